@@ -1,4 +1,4 @@
-"""pyproject.toml: what an installed copy needs is in it."""
+"""pyproject.toml includes everything that an installed copy needs."""
 
 import re
 import tomllib
@@ -9,7 +9,7 @@ from tests.forked import ROOT
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
-def test_every_file_of_the_package_is_code_or_installed_with_it():
+def test_every_package_file_is_installed():
     patterns = ["*.py", "*.pyc", *PROJECT["tool"]["setuptools"]["package-data"]["*"]]
     files = [path for path in (ROOT / "hyvideo").rglob("*") if path.is_file()]
     assert len(files) > 150
@@ -17,7 +17,7 @@ def test_every_file_of_the_package_is_code_or_installed_with_it():
     assert not [path.parent for path in files if not (path.parent / "__init__.py").exists() if path.suffix == ".py"]
 
 
-def test_requirements_are_pinned_once_and_those_of_the_tests_are_extra():
+def test_requirements_are_pinned_once_and_test_requirements_are_separate():
     dynamic = PROJECT["tool"]["setuptools"]["dynamic"]
     names = []
     for file in (*dynamic["dependencies"]["file"], *dynamic["optional-dependencies"]["dev"]["file"]):

@@ -1,4 +1,4 @@
-"""Settings from flags and files: one path for both, and a clear refusal of what they do not know."""
+"""Settings from flags and files: both are read alike, and unknown names raise a clear error."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from hyvideo.records.run_files import write_config
 
 @pytest.fixture
 def write(tmp_path):
-    """Writes a YAML file and gives its path."""
+    """Write a YAML file and return its path."""
 
     def _write(text):
         path = tmp_path / "run.yaml"
@@ -24,7 +24,7 @@ def write(tmp_path):
     return _write
 
 
-def refused(capsys, *argv):
+def error_of(capsys, *argv):
     with pytest.raises(SystemExit) as exit_:
         parse(list(argv))
     assert exit_.value.code == 2
@@ -39,7 +39,7 @@ def test_a_flag_overrides_the_file_and_the_file_the_default(write):
 
 
 @pytest.mark.parametrize(
-    "text, said",
+    "text, message",
     [
         ("etta: 0.7", "unknown setting 'etta'; did you mean eta?"),
         ("zzz: 0.7", "unknown setting 'zzz'; --help lists the settings"),
@@ -57,12 +57,12 @@ def test_a_flag_overrides_the_file_and_the_file_the_default(write):
         ("eta: [", "is not valid YAML"),
     ],
 )
-def test_a_file_with_a_mistake_is_refused_with_code_2(write, capsys, text, said):
-    assert said in refused(capsys, "--config", write(text))
+def test_an_invalid_file_exits_with_code_2(write, capsys, text, message):
+    assert message in error_of(capsys, "--config", write(text))
 
 
 @pytest.mark.parametrize(
-    "argv, said",
+    "argv, message",
     [
         (["--etta", "1"], "unknown flag --etta; did you mean --eta?"),
         (
@@ -77,8 +77,8 @@ def test_a_file_with_a_mistake_is_refused_with_code_2(write, capsys, text, said)
         (["--config", "nowhere.yaml"], "must be a readable YAML file"),
     ],
 )
-def test_a_command_line_with_a_mistake_is_refused_with_code_2(capsys, argv, said):
-    assert said in refused(capsys, *argv)
+def test_an_invalid_command_line_exits_with_code_2(capsys, argv, message):
+    assert message in error_of(capsys, *argv)
 
 
 @pytest.mark.parametrize(
@@ -93,12 +93,12 @@ def test_a_command_line_with_a_mistake_is_refused_with_code_2(capsys, argv, said
         (["--kl_target", "1e-3", "--match_noise="], {"kl_target": 1e-3, "match_noise": ""}),
     ],
 )
-def test_flags_have_the_forms_of_the_reference(argv, values):
+def test_flags_accept_the_forms_of_the_reference(argv, values):
     settings = parse(argv).config.flat()
     assert {name: settings[name] for name in values} == values
 
 
-def test_numbers_of_a_file_are_decimal_and_dates_are_text(write):
+def test_yaml_numbers_are_decimal_and_dates_are_text(write):
     path = write("seed: 12\nlearning_rate: 1e-5\neta: -.5\nkl_weight: 1e3\noutput_dir: 2026-01-01\nuse_muon: on\n")
     settings = load_config(path).flat()
     given = {"seed": 12, "learning_rate": 1e-5, "eta": -0.5, "kl_weight": 1000.0, "output_dir": "2026-01-01"}
@@ -109,16 +109,16 @@ def test_numbers_of_a_file_are_decimal_and_dates_are_text(write):
 
 
 @pytest.mark.parametrize("where", ["load_config", "file", "flag"])
-def test_a_setting_that_went_is_accepted_with_a_line_on_stderr(write, capsys, where):
+def test_a_removed_setting_is_ignored_with_a_line_on_stderr(write, capsys, where):
     path = write("spool_rounds: 1\nseed: 3\n")
     argv = ["--config", path] if where == "file" else ["--spool_rounds=1", "--seed=3"]
     config = load_config(path) if where == "load_config" else parse(argv).config
     assert config.data.seed == 3
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "ignored flags: spool_rounds 1; a removed setting" in said
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1 and "ignored flags: spool_rounds 1; a removed setting" in message
 
 
-def test_help_is_grouped_by_section_and_has_every_flag_once(capsys):
+def test_help_lists_every_flag_once_by_section(capsys):
     with pytest.raises(SystemExit) as exit_:
         parse(["--help"])
     text = capsys.readouterr().out
@@ -139,7 +139,7 @@ def test_reward_weights_are_a_preset_or_json(write):
     assert parse(["--config", path]).config.reward_weights == {"VQ": 1, "TA": 2, "CLIPScore": 3}
 
 
-def test_prompts_are_one_file_or_several_and_ship_with_the_project(write):
+def test_prompts_csv_accepts_one_or_several_files(write):
     assert parse([]).config.data.prompts_csv == ["assets/prompts/train.csv"]
     assert parse(["--prompts_csv", "a.csv", "b.csv", "--valid_video_csv", ""]).config.data.prompts_csv == [
         "a.csv",
@@ -150,7 +150,7 @@ def test_prompts_are_one_file_or_several_and_ship_with_the_project(write):
     assert load_config("configs/smoke.yaml", valid_video_csv="").data.valid_video_csv == []
 
 
-def test_options_of_scorers_are_a_file_or_json(write, tmp_path):
+def test_scorer_options_are_a_file_or_json(write, tmp_path):
     options = {"miniature": {"path": "here"}}
     (tmp_path / "options.yaml").write_text("miniature: {path: here}\n")
     for text in (str(tmp_path / "options.yaml"), json.dumps(options)):
@@ -170,7 +170,7 @@ def test_options_of_scorers_are_a_file_or_json(write, tmp_path):
         reward_options(replace(reward, reward_config="{"))
 
 
-def test_the_config_that_a_run_leaves_reads_back(tmp_path, tiny_config):
+def test_the_config_of_a_run_can_be_loaded(tmp_path, tiny_config):
     import torch
 
     write_config(tmp_path, tiny_config.flat(), torch.device("cpu"), world_size=1)

@@ -1,4 +1,4 @@
-"""What the settings make the same: a run that goes on, an experiment, an evaluation."""
+"""Settings that must agree for a resumed run, an experiment and an evaluation."""
 
 import json
 
@@ -30,8 +30,8 @@ MEASURED = set(
 )
 
 
-def test_what_a_setting_decides_is_what_was_agreed(tiny_config):
-    """A setting that is moved from one list to another makes other runs the same: say so here, too."""
+def test_every_setting_affects_what_these_lists_say(tiny_config):
+    """Moving a setting to another list changes which runs count as the same, so the lists are repeated here."""
     decides = {name: traits.decides for name, traits in TRAITS.items()}
     assert {name for name, kind in decides.items() if kind == "machine"} == MACHINE
     assert {name for name, kind in decides.items() if kind == "records"} == RECORDS
@@ -48,28 +48,28 @@ def changes(config, same_rollouts=True, **others):
     return changed_settings(saved, config.with_settings(**others).flat(), same_rollouts=same_rollouts)
 
 
-def test_a_run_may_go_on_with_another_machine_and_not_with_another_method(tiny_config):
+def test_a_resumed_run_may_change_the_machine_but_not_the_method(tiny_config):
     found = changes(tiny_config, gate_interval=7, sp_size=2, log_num_videos=9, eta=0.1, resume_from_checkpoint="latest")
     assert [sentence.split()[0] for sentence in found.free] == ["gate_interval", "sp_size", "log_num_videos"]
     assert found.of_the_method == ["eta is 0.1 and was 0.7"]
 
 
-def test_the_layout_is_free_where_an_iteration_has_as_many_rollouts(tiny_config):
+def test_the_layout_may_change_if_the_number_of_rollouts_stays(tiny_config):
     assert not changes(tiny_config, batch_size=4).of_the_method
     assert changes(tiny_config, False, batch_size=4).of_the_method == ["batch_size is 4 and was 8"]
 
 
-def test_a_setting_that_only_an_old_checkpoint_has_or_that_it_lacks_at_its_default_is_no_change(tiny_config):
+def test_removed_settings_and_new_settings_at_their_default_are_no_change(tiny_config):
     now = tiny_config.flat()
     saved = {name: value for name, value in now.items() if name != "gate_interval"} | {"spool_rounds": 1}
     assert changed_settings(saved, now, same_rollouts=True) == ([], [])
 
 
-def test_a_setting_that_an_old_checkpoint_lacks_had_its_default(tiny_config):
+def test_a_setting_missing_in_an_old_checkpoint_had_its_default(tiny_config):
     now = tiny_config.with_settings(negative_prompt="blurry").flat()
     saved = {name: value for name, value in now.items() if name != "negative_prompt"}
-    (said,) = changed_settings(saved, now, same_rollouts=True).of_the_method
-    assert said == "negative_prompt is 'blurry' and was ''"
+    (sentence,) = changed_settings(saved, now, same_rollouts=True).of_the_method
+    assert sentence == "negative_prompt is 'blurry' and was ''"
 
 
 def test_an_eta_matched_by_an_older_release_may_differ_in_its_last_bit(tiny_config):
@@ -80,24 +80,24 @@ def test_an_eta_matched_by_an_older_release_may_differ_in_its_last_bit(tiny_conf
         assert bool(changed_settings(saved, now, same_rollouts=True).of_the_method) is is_change
 
 
-def test_a_word_of_an_old_checkpoint_is_the_list_of_it(tiny_config):
+def test_a_word_in_an_old_checkpoint_equals_a_list_of_it(tiny_config):
     now = tiny_config.flat()
     (csv,) = now["prompts_csv"]
     saved = now | {"prompts_csv": csv, "valid_video_csv": ""}
     assert changed_settings(saved, now, same_rollouts=True) == ([], [])
     saved["prompts_csv"] = "other.csv"
-    (said,) = changed_settings(saved, now, same_rollouts=True).of_the_method
-    assert said == f"prompts_csv is ['{csv}'] and was 'other.csv'"
+    (sentence,) = changed_settings(saved, now, same_rollouts=True).of_the_method
+    assert sentence == f"prompts_csv is ['{csv}'] and was 'other.csv'"
 
 
-def test_a_checkpoint_with_the_old_name_of_the_miniatures_scorer_says_what_to_set(tiny_config):
+def test_the_old_name_of_the_miniature_scorer_is_reported_with_the_fix(tiny_config):
     now = tiny_config.with_settings(reward_model="miniature_videoalign").flat()
-    (said,) = changed_settings(now | {"reward_model": ["videoalign_local"]}, now, same_rollouts=True).of_the_method
-    assert said.endswith("an older name of the same scorer: resume with allow_changed_settings")
+    (sentence,) = changed_settings(now | {"reward_model": ["videoalign_local"]}, now, same_rollouts=True).of_the_method
+    assert sentence.endswith("an older name of the same scorer: resume with allow_changed_settings")
 
 
 @pytest.mark.parametrize("was, now", [("", []), ("attn", ["attn"])])
-def test_a_list_that_was_one_text_in_an_earlier_version_is_no_change(tiny_config, was, now):
+def test_a_list_that_was_text_in_an_earlier_version_is_no_change(tiny_config, was, now):
     settings = tiny_config.with_settings(lora_target_modules=now).flat()
     saved = settings | {"lora_target_modules": was}
     assert changed_settings(saved, settings, same_rollouts=True) == ([], [])
@@ -105,17 +105,17 @@ def test_a_list_that_was_one_text_in_an_earlier_version_is_no_change(tiny_config
     assert other.of_the_method == [f"lora_target_modules is {now} and was 'ff'"]
 
 
-def test_no_text_of_an_earlier_version_is_no_module(tiny_config):
+def test_an_empty_text_of_an_earlier_version_is_an_empty_list(tiny_config):
     assert tiny_config.with_settings(lora_target_modules=[""]).optimizer.lora_target_modules == []
 
 
-def test_what_a_resume_may_change_makes_no_other_experiment(tiny_config):
+def test_settings_that_may_change_on_resume_do_not_define_the_experiment(tiny_config):
     same = {"gate_interval": 9, "vae_tile_size": 0, "mini_batch_size_per_update": 1, "pretrained_model_root": "b"}
     assert experiment_settings(tiny_config.with_settings(**same)) == experiment_settings(tiny_config)
     assert experiment_settings(tiny_config.with_settings(eta=0.1)) != experiment_settings(tiny_config)
 
 
-def test_an_experiment_names_its_trust_region_whichever_flags_chose_it(tiny_config):
+def test_an_experiment_is_identified_by_its_kl_strategy(tiny_config):
     flags = tiny_config.with_settings(use_dual_kl=False)
     assert experiment_settings(flags) == experiment_settings(tiny_config.with_settings(kl_strategy="moving"))
     without = experiment_settings(tiny_config.with_settings(kl_weight=0.0, kl_coef=0.5))

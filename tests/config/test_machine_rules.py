@@ -1,4 +1,4 @@
-"""Rules that a machine must keep for a run."""
+"""Rules that depend on the machine."""
 
 import sys
 
@@ -9,7 +9,7 @@ from hyvideo.config.rules import check
 
 
 @pytest.mark.parametrize("report", ["wandb", "tensorboard"])
-def test_a_report_that_is_not_installed_is_refused(tiny_config, monkeypatch, report):
+def test_a_missing_tracker_package_raises(tiny_config, monkeypatch, report):
     monkeypatch.setitem(sys.modules, "wandb", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=f'report_to has "{report}", which is not installed'):
@@ -17,14 +17,14 @@ def test_a_report_that_is_not_installed_is_refused(tiny_config, monkeypatch, rep
     check(tiny_config)
 
 
-def test_a_folder_of_the_name_is_no_package(tmp_path, monkeypatch):
+def test_a_folder_with_the_name_is_not_a_package(tmp_path, monkeypatch):
     (tmp_path / "some_reports").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     assert not is_installed("some_reports") and not is_installed("no_such_package")
     assert is_installed("yaml")
 
 
-def test_a_checkpoint_that_is_missing_is_said_to_be_missing(tiny_config, tmp_path):
+def test_a_missing_checkpoint_raises(tiny_config, tmp_path):
     for wanted, problem in ((tmp_path / "nowhere", "it does not exist"), (tmp_path, "state.json not found")):
         with pytest.raises(ValueError, match=f"a checkpoint folder, got '{wanted}': {problem}"):
             check(tiny_config.with_settings(resume_from_checkpoint=str(wanted)))

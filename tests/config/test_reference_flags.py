@@ -1,4 +1,4 @@
-"""Command lines of the public reference: every flag is a setting here, has no effect and says so, or is refused."""
+"""Command lines of the public reference: every flag is a setting here, is ignored with a note, or raises an error."""
 
 import re
 from pathlib import Path
@@ -19,7 +19,7 @@ LINE = (
     "--update_ref_model_step 10 --use_dual_kl True --dual_kl_moving_weight 1.0 --dual_kl_step_weight 0.1 "
     "--reference_mode_offload True"
 ).split()
-# The flags of the reference that are known, beside those of its line.
+# Known flags of the reference besides those of its training command.
 KNOWN = (
     "pretrained_transformer_version train_video_csv valid_video_csv validation_global_seed validation_fixed_size "
     "validation_num_inference_steps validate_video_length validation_timestep_shift validate_at_step0 "
@@ -35,14 +35,14 @@ def settings_of(*flags):
     return parse([*flags]).config.flat()
 
 
-def refused(capsys, *flags):
+def error_of(capsys, *flags):
     with pytest.raises(SystemExit) as exit_:
         parse([*flags])
     assert exit_.value.code == 2
     return capsys.readouterr().err
 
 
-def test_the_training_line_of_the_reference_sets_what_it_says(capsys):
+def test_the_training_command_of_the_reference_is_accepted(capsys):
     settings = settings_of(*LINE)
     assert (settings["validation_num_frames"], settings["validation_shift"]) == (121, 5.0)
     assert settings["validate_at_step0"] is False and settings["enable_fsdp"] is settings["use_dual_kl"] is True
@@ -92,12 +92,12 @@ def test_every_flag_of_the_reference_is_a_setting_or_a_row():
         ),
     ],
 )
-def test_a_flag_of_another_name_is_the_setting(flags, expected, tmp_path):
+def test_a_renamed_flag_sets_the_setting(flags, expected, tmp_path):
     settings = settings_of(*flags.split())
     assert {name: settings[name] for name in expected} == expected
 
 
-def test_files_may_have_names_of_the_reference_and_flags_override_them(tmp_path, capsys):
+def test_files_may_use_reference_names_and_flags_override_them(tmp_path, capsys):
     path = tmp_path / "run.yaml"
     path.write_text("use_lora: true\ntrain_video_csv: [a.csv, b.csv]\nvideo_fps: 16\nnum_workers: 4\n")
     data = load_config(path).data
@@ -114,7 +114,7 @@ def test_files_may_have_names_of_the_reference_and_flags_override_them(tmp_path,
 
 
 @pytest.mark.parametrize(
-    "flags, said",
+    "flags, message",
     [
         ("--neg_prompt a --validation_negative_prompt b", "training and validation share one negative prompt"),
         ("--neg_prompt a --negative_prompt b", "training and validation share one negative prompt"),
@@ -156,13 +156,13 @@ def test_files_may_have_names_of_the_reference_and_flags_override_them(tmp_path,
         ("--world_size 0 --print_config", "--world_size must be positive and needs --print_config, got 0"),
     ],
 )
-def test_what_contradicts_itself_or_cannot_be_is_refused_in_words(capsys, flags, said):
-    err = refused(capsys, *flags.split())
-    assert said in err and "ignored flags" not in err
+def test_contradictions_and_invalid_values_raise_a_clear_error(capsys, flags, message):
+    err = error_of(capsys, *flags.split())
+    assert message in err and "ignored flags" not in err
 
 
 @pytest.mark.parametrize("word", ["", "none", "None"])
-def test_a_task_type_may_be_left_open(capsys, word):
+def test_task_type_may_be_empty(capsys, word):
     assert settings_of("--task_type", word) == Config().resolved().flat()
     assert capsys.readouterr().err.startswith(f"ignored flags: task_type {word or chr(34) * 2}; ")
 
@@ -186,7 +186,7 @@ def test_a_task_type_may_be_left_open(capsys, word):
         ("debug_overfit:", {"transformer_version": "480p_t2v"}),
     ],
 )
-def test_a_value_in_a_file_under_a_name_of_the_reference_is_read_as_the_settings_is(tmp_path, line, expected):
+def test_a_value_under_a_reference_name_is_checked_like_the_setting(tmp_path, line, expected):
     path = tmp_path / "run.yaml"
     path.write_text(line)
     if isinstance(expected, str):
@@ -197,23 +197,23 @@ def test_a_value_in_a_file_under_a_name_of_the_reference_is_read_as_the_settings
         assert {name: settings[name] for name in expected} == expected
 
 
-def test_a_message_names_the_flag_that_was_typed():
+def test_a_message_names_the_given_flag():
     flags = parse("--validate_video_length 16 --adv_clip_max 9 --task_type t2v --fps 8".split()).flags
-    said = with_flags("validation_num_frames must be, advantage_clip, the task, fps, sample_n_frames", flags)
+    message = with_flags("validation_num_frames must be, advantage_clip, the task, fps, sample_n_frames", flags)
     named = "validation_num_frames (given as --validate_video_length) must be, advantage_clip (given as --adv_clip_max)"
-    assert said == f"{named}, the task, fps, sample_n_frames"
+    assert message == f"{named}, the task, fps, sample_n_frames"
 
 
 WITHOUT_EFFECT = [name for name, row in TRAINING.items() if row.no_effect]
 
 
 @pytest.mark.parametrize("name", WITHOUT_EFFECT)
-def test_a_flag_that_changes_nothing_says_so(capsys, monkeypatch, name):
+def test_an_ignored_flag_is_reported_with_the_reason(capsys, monkeypatch, name):
     row, flag = TRAINING[name], name.replace("*", "sampler")
     value = "t2v" if row.values else str(row.only[0]) if row.only else "1"
     assert settings_of(f"--{flag}", value) == Config().resolved().flat()
     assert capsys.readouterr().err == f"ignored flags: {flag} {value}; {row.no_effect}\n"
-    monkeypatch.setenv("RANK", "1")  # one process says it
+    monkeypatch.setenv("RANK", "1")  # only rank 0 prints
     settings_of(f"--{flag}={value}")
     assert capsys.readouterr().err == ""
 
@@ -221,20 +221,20 @@ def test_a_flag_that_changes_nothing_says_so(capsys, monkeypatch, name):
 @pytest.mark.parametrize(
     "flags", ["--post_train_type standard", "--lora_dropout 0.1", "--data_type image", "--debug_overfit true"]
 )
-def test_a_value_that_would_change_something_is_refused_with_the_reason(capsys, flags):
+def test_an_unsupported_value_raises_with_the_reason(capsys, flags):
     name = flags.split()[0][2:]
     row = TRAINING["debug_*" if name.startswith("debug") else name]
-    assert f"{flags[2:]} is not supported: {row.rejected}" in refused(capsys, *flags.split())
+    assert f"{flags[2:]} is not supported: {row.rejected}" in error_of(capsys, *flags.split())
     assert row.rejected
 
 
-def test_the_name_of_the_miniatures_scorer_is_not_taken_for_the_real_one(capsys, tmp_path):
+def test_videoalign_local_is_rejected_for_the_miniature(capsys, tmp_path):
     assert load_config("configs/miniature.yaml").reward.reward_model == ["miniature_videoalign"]
-    said = "use miniature_videoalign, the reward model of the miniature"
+    message = "use miniature_videoalign, the reward model of the miniature"
     flags = ["--config", "configs/miniature.yaml", "--reward_model", "videoalign_local"]
-    assert said in refused(capsys, *flags)
+    assert message in error_of(capsys, *flags)
     (tmp_path / "old.yaml").write_text("transformer_version: miniature\nreward_model: [videoalign_local]\n")
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         load_config(tmp_path / "old.yaml")
 
 
@@ -246,7 +246,7 @@ def shown(value):
 
 
 def line_of(name, row):
-    """The row as the page shows it."""
+    """Return the row of the page."""
     sets = ", ".join(f"`{setting}`" for setting in row.sets)
     values = [
         f"{shown(value)}: {', '.join(f'{k} {v}' if v != '' else f'no {k}' for k, v in of.items())}"
@@ -266,7 +266,7 @@ def line_of(name, row):
     return f"| `{name}` | {shown(row.default)} | {'; '.join(filter(None, parts))} |".replace("|  |", "| |")
 
 
-def test_the_page_has_every_row_and_the_defaults_of_today():
+def test_the_page_has_every_row_and_the_current_defaults():
     page = (ROOT / "docs/reference_flags.md").read_text()
     for rows in (TRAINING, GENERATION):
         lines = "\n".join(line_of(name, row) for name, row in rows.items())

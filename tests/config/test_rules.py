@@ -1,4 +1,4 @@
-"""Rules of settings: what breaks one is named, with its value."""
+"""Rules between settings: a violation is reported with its value."""
 
 import re
 from contextlib import nullcontext
@@ -10,12 +10,12 @@ from hyvideo.config.rules import check, every_rank_has_a_head, layout_problems
 from hyvideo.config.settings import Config
 
 
-def test_the_settings_of_the_shipped_configs_are_sound(tiny_config):
+def test_the_settings_of_a_shipped_config_break_no_rule(tiny_config):
     check(tiny_config)
 
 
 @pytest.mark.parametrize(
-    "changes, said",
+    "changes, message",
     [
         ({"eta": -1.0}, "eta must not be negative, got -1.0"),
         ({"eta": float("nan")}, "eta must be a finite number"),
@@ -80,36 +80,36 @@ def test_the_settings_of_the_shipped_configs_are_sound(tiny_config):
         ({"output_dir": "README.md/run"}, "README.md is not a folder"),
     ],
 )
-def test_a_broken_rule_is_named_with_its_value(tiny_config, changes, said):
-    with pytest.raises(ValueError, match=said):
+def test_a_broken_rule_is_reported_with_its_value(tiny_config, changes, message):
+    with pytest.raises(ValueError, match=message):
         check(tiny_config.with_settings(**changes))
 
 
-def test_groups_may_be_shared_by_neighbouring_replicas(tiny_config):
+def test_adjacent_replicas_may_share_a_group(tiny_config):
     check(tiny_config.with_settings(batch_size=2, num_generations=4), world_size=2)
     with pytest.raises(ValueError, match="batch_size must be a multiple or a divisor of num_generations"):
         check(tiny_config.with_settings(batch_size=4, num_generations=6), world_size=3)
 
 
 @pytest.mark.parametrize(
-    "layout, said",
+    "layout, message",
     [
         ((8, 2, 2), None),
-        ((12, 3), None),  # heads need not be shared evenly
+        ((12, 3), None),  # heads may be split unevenly
         ((17, 17), "sp_size must be at most the 16 attention heads .* got 17; 1, 2, 4, 8, 16 give every rank"),
         ((8, 3), "must divide the number of processes, got sp_size 3 and 8 processes; possible values: 1, 2, 4, 8"),
         ((8, 2, 3), "dp_replicate must divide the 4 data-parallel replicas .* got 3; possible values: 1, 2, 4"),
         ((1, 2), "must divide the number of processes, got sp_size 2 and 1 processes; possible values: 1"),
     ],
 )
-def test_a_layout_has_whole_replicas_and_a_head_for_every_rank(layout, said):
+def test_a_layout_has_whole_replicas_and_a_head_for_every_rank(layout, message):
     problems = [*layout_problems(*layout), *every_rank_has_a_head(layout[1], 16)]
-    assert len(problems) == (0 if said is None else 1)
-    assert said is None or re.search(said, problems[0])
+    assert len(problems) == (0 if message is None else 1)
+    assert message is None or re.search(message, problems[0])
 
 
 @pytest.mark.parametrize(
-    "settings, said",
+    "settings, message",
     [
         (
             {"transformer_version": "480p_i2v"},
@@ -130,28 +130,28 @@ def test_a_layout_has_whole_replicas_and_a_head_for_every_rank(layout, said):
         ({"transformer_version": "mine", "width": 625, "prompts_csv": "images.csv"}, None),
     ],
 )
-def test_what_a_released_version_cannot_make_is_refused_without_its_files(tmp_path, monkeypatch, settings, said):
+def test_limits_of_a_released_version_are_checked_without_its_files(tmp_path, monkeypatch, settings, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.csv").write_text("prompt\na\n")
     (tmp_path / "images.csv").write_text("prompt,ref_image_path\na,image.png\nb,\n")
     Image.new("RGB", (8, 8)).save(tmp_path / "image.png")
     config = Config().with_settings(batch_size=4, **settings).resolved()
-    with pytest.raises(ValueError, match=said) if said else nullcontext():
+    with pytest.raises(ValueError, match=message) if message else nullcontext():
         check(config, on_this_machine=False)
 
 
-def test_all_problems_are_told_at_once(tiny_config):
+def test_all_problems_are_reported_together(tiny_config):
     with pytest.raises(ValueError) as error:
         check(tiny_config.with_settings(eta=-1.0, grpo_sampling_steps=0))
     assert len(str(error.value).splitlines()) == 2
 
 
-def test_services_that_do_not_answer_are_given_up_before_the_deadline_for_rewards(tiny_config):
+def test_reward_services_must_time_out_before_the_reward_deadline(tiny_config):
     services = {"remote_reward_url": "http://a:1, http://b:1", "batch_size": 4, "watchdog_seconds": 0.0}
     config = tiny_config.with_settings(**services, remote_reward_timeout=14.0, collective_timeout=100.0)
     check(config)
-    said = "3 attempts at 2 reward services must take at most 0.8 of collective_timeout, got 84 s and 80 s"
-    with pytest.raises(ValueError, match=said):
+    message = "3 attempts at 2 reward services must take at most 0.8 of collective_timeout, got 84 s and 80 s"
+    with pytest.raises(ValueError, match=message):
         check(config, 2)
     check(config.with_settings(collective_timeout=105.0), 2)
     check(config.with_settings(remote_reward_url="http://a:1"), 2)

@@ -1,42 +1,43 @@
-"""The arithmetic of a run."""
+"""Plan of a run."""
 
 from hyvideo.config.run_plan import describe, make_plan, num_stochastic_steps
 
 
-def test_the_arithmetic_of_the_large_setting(tiny_config):
+def test_the_plan_of_64_ranks(tiny_config):
     config = tiny_config.with_settings(batch_size=2, num_generations=4, sp_size=2)
     plan = make_plan(config, world_size=64)
     assert (plan.replicas, plan.rollouts, plan.groups) == (32, 64, 16)
 
 
-def test_it_is_said_whether_the_clip_can_bind(tiny_config):
+def test_the_plan_reports_whether_the_clip_can_bind(tiny_config):
     assert not make_plan(tiny_config).clip_can_bind
     twice = tiny_config.with_settings(num_updates_per_rollout=2)
     assert make_plan(twice).clip_can_bind
     assert "active after the first update" in describe(twice, make_plan(twice))
 
 
-def test_steps_that_sage_cannot_make_stochastic_are_not_counted(tiny_config):
+def test_deterministic_steps_of_sage_are_not_counted(tiny_config):
     config = tiny_config.with_settings(grpo_sampling_steps=100, shift=5.0, last_step="stochastic")
     assert num_stochastic_steps(config.rollout) == 99
 
 
-def test_what_cps_leaves_of_the_velocity_distance_is_said_where_it_counts(tiny_config):
+def test_the_scale_of_the_cps_log_ratio_is_reported_if_it_matters(tiny_config):
     several = {"num_updates_per_rollout": 2, "grpo_sampling_steps": 20, "shift": 5.0, "eta": 0.5}
 
-    def said(**changes):
+    def is_reported(**changes):
         config = tiny_config.with_settings(**several | changes)
         return (
             "the log_ratio of cps is 2 std^2 times the KL: 0.98 times at the first and 0.043 times at the last"
             in describe(config, make_plan(config))
         )
 
-    assert said(sde_type="cps") and said(sde_type="cps", kl_strategy="stepwise")
-    assert not said() and not said(sde_type="cps", kl_velocity="gaussian")
-    assert not said(sde_type="cps", kl_strategy="moving") and not said(sde_type="cps", num_updates_per_rollout=1)
+    assert is_reported(sde_type="cps") and is_reported(sde_type="cps", kl_strategy="stepwise")
+    assert not is_reported() and not is_reported(sde_type="cps", kl_velocity="gaussian")
+    assert not is_reported(sde_type="cps", kl_strategy="moving")
+    assert not is_reported(sde_type="cps", num_updates_per_rollout=1)
 
 
-def test_a_step_with_more_noise_than_a_model_takes_away_is_warned_of(tiny_config):
+def test_too_much_noise_in_a_step_prints_a_warning(tiny_config):
     for sde_type, eta, is_too_much in (
         ("sage_grpo", 50.0, True),
         ("flow_grpo", 50.0, True),
@@ -46,17 +47,17 @@ def test_a_step_with_more_noise_than_a_model_takes_away_is_warned_of(tiny_config
         ("cps", 1.0, False),
     ):
         config = tiny_config.with_settings(sde_type=sde_type, eta=eta, grpo_sampling_steps=20, shift=5.0)
-        said = describe(config, make_plan(config))
-        assert (f"WARNING                eta {eta:g} adds noise of up to " in said) == is_too_much
+        text = describe(config, make_plan(config))
+        assert (f"WARNING                eta {eta:g} adds noise of up to " in text) == is_too_much
 
 
-def test_passes_that_are_not_full_are_told(tiny_config):
-    def said(size):
+def test_partial_batches_are_reported(tiny_config):
+    def note(size):
         config = tiny_config.with_settings(batch_size=8, mini_batch_size_per_update=size, batched_forward="true")
         (line,) = [line for line in describe(config, make_plan(config)).splitlines() if line.startswith("updates")]
         return line.partition("groups")[2]
 
     words = "; mini_batch_size_per_update {} does not divide a replica's 8 rollouts: "
-    assert said(3) == words.format(3) + "the last pass has 2"
-    assert said(64) == words.format(64) + "one pass of 8"
-    assert said(4) == said(1) == ""
+    assert note(3) == words.format(3) + "the last pass has 2"
+    assert note(64) == words.format(64) + "one pass of 8"
+    assert note(4) == note(1) == ""

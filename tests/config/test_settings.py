@@ -1,4 +1,4 @@
-"""Every setting and its traits, and what follows from the settings alone."""
+"""Settings, their traits, and the values derived from them."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from hyvideo.config.setting import Traits
 from hyvideo.config.settings import FIELDS, SECTIONS, TRAITS, Config
 
 
-def test_every_setting_has_a_sentence_and_says_what_it_decides():
+def test_every_setting_has_a_help_text_and_a_category():
     assert list(FIELDS) == list(TRAITS) == list(Config().flat())
     for name, traits in TRAITS.items():
         assert traits.sentence.endswith("."), name
@@ -21,7 +21,7 @@ def test_every_default_is_within_its_range():
 
 
 def test_every_number_has_a_range():
-    """But for what may be below 0, which no default can show."""
+    """Except for settings that may be negative."""
     unbounded = {
         name
         for name, field in FIELDS.items()
@@ -31,7 +31,7 @@ def test_every_number_has_a_range():
 
 
 @pytest.mark.parametrize(
-    "bounds, bad, good, said",
+    "bounds, bad, good, message",
     [
         ({"at_least": 0}, -1, 0, "must not be negative"),
         ({"at_least": 1}, 0, 1, "must be at least 1"),
@@ -42,9 +42,9 @@ def test_every_number_has_a_range():
         ({}, float("inf"), True, "must be a finite number"),
     ],
 )
-def test_a_number_is_within_its_bounds(bounds, bad, good, said):
+def test_a_number_is_within_its_bounds(bounds, bad, good, message):
     traits = Traits("A number.", "learning", **bounds)
-    assert traits.range_problem(bad) == said
+    assert traits.range_problem(bad) == message
     assert traits.range_problem(good) is None
 
 
@@ -59,10 +59,10 @@ def test_a_number_is_within_its_bounds(bounds, bad, good, said):
         ({"kl_strategy": "stepwise"}, "stepwise"),
     ],
 )
-def test_the_flags_of_the_reference_say_the_strategy(flags, strategy):
+def test_flags_of_the_reference_select_the_kl_strategy(flags, strategy):
     assert load_config("configs/smoke.yaml", **flags).kl_strategy == strategy
 
 
-def test_a_number_of_branches_follows_from_guidance(tiny_config):
+def test_guidance_determines_the_number_of_branches(tiny_config):
     assert tiny_config.num_branches == 1
     assert tiny_config.with_settings(cfg_scale=2.0).num_branches == 2

@@ -1,4 +1,4 @@
-"""The configurations that ship: legal on the number of GPUs that they name, within their memory, and the paper's."""
+"""Shipped configs: legal on the number of GPUs that they name, within their memory, and with the paper's settings."""
 
 import re
 from pathlib import Path
@@ -27,7 +27,7 @@ def named(paths):
 
 
 def num_gpus(path: Path) -> int:
-    """The number of GPUs in a file's first line."""
+    """Return the number of GPUs in the first line of a file."""
     return int(re.search(r"(\d+) GPUs", path.read_text().splitlines()[0])[1])
 
 
@@ -36,7 +36,7 @@ def config_of(path: Path) -> Config:
 
 
 @named(LARGE)
-def test_a_config_can_be_printed_with_its_length_and_fits_80_gigabytes(path, tmp_path, monkeypatch, capsys):
+def test_a_large_config_is_printed_with_its_length_and_fits_80_gib(path, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("WORLD_SIZE", str(num_gpus(path)))
     flags = ["--config", str(path), "--pretrained_model_root", str(tmp_path), "--output_dir", str(tmp_path / "out")]
@@ -50,17 +50,17 @@ def test_a_config_can_be_printed_with_its_length_and_fits_80_gigabytes(path, tmp
 
 @named(LARGE)
 @pytest.mark.parametrize("network", [50.0, 3.0])
-def test_a_config_is_the_planners_choice_on_fast_and_slow_networks(path, network):
+def test_a_large_config_is_the_fastest_on_fast_and_slow_networks(path, network):
     run = PlannedRun(config_of(path), num_gpus(path), Architecture(), hardware=Hardware(network=network))
     assert fastest_change(run) == {}
 
 
-def test_there_are_two_settings_on_two_numbers_of_gpus():
+def test_both_settings_of_the_paper_have_configs_for_8_and_64_gpus():
     assert [path.stem for path in PAPER] == [f"table2_{x}_{n}gpu" for x in "ab" for n in (64, 8)]
 
 
 @named(PAPER)
-def test_a_config_of_the_paper_makes_its_batches_and_updates(path):
+def test_a_paper_config_has_the_batches_and_updates_of_the_paper(path):
     config, gpus = config_of(path), num_gpus(path)
     plan = make_plan(config, gpus)
     assert (plan.replicas, plan.rollouts, plan.groups) == {8: (4, 32, 8), 64: (32, 256, 64)}[gpus]
@@ -70,7 +70,7 @@ def test_a_config_of_the_paper_makes_its_batches_and_updates(path):
 
 
 @named(PAPER)
-def test_a_config_of_the_paper_has_its_settings(path):
+def test_a_paper_config_has_the_settings_of_the_paper(path):
     config, setting = config_of(path), path.stem[7]
     weights = {"a": (1.0, 1.0, 1.0), "b": (0.5, 0.5, 1.0)}[setting]
     assert config.reward_weights == dict(zip(("VQ", "MQ", "TA"), weights))
@@ -87,9 +87,9 @@ def test_a_config_of_the_paper_has_its_settings(path):
     assert {name: values[name] for name in constants} == constants
 
 
-def test_configs_of_the_paper_differ_in_the_reward_the_sharding_and_their_folder_alone():
-    def differing(one: Path, other: Path) -> set[str]:
-        first, second = (config_of(path).flat() for path in (one, other))
+def test_paper_configs_differ_only_in_reward_sharding_and_folder():
+    def differing(path: Path, other: Path) -> set[str]:
+        first, second = config_of(path).flat(), config_of(other).flat()
         return {name for name in first if first[name] != second[name]} - {"output_dir"}
 
     a64, a8, b64, b8 = PAPER
@@ -98,7 +98,7 @@ def test_configs_of_the_paper_differ_in_the_reward_the_sharding_and_their_folder
 
 
 @pytest.mark.parametrize("name, world_size, gpu_memory", [("wan21_1gpu_nft", 1, 24.0), ("wan21_8gpu_nft", 8, 80.0)])
-def test_a_config_of_wan_is_legal_and_fits_the_cards_that_it_names(name, world_size, gpu_memory, monkeypatch):
+def test_a_wan_config_is_legal_and_fits_its_gpus(name, world_size, gpu_memory, monkeypatch):
     monkeypatch.chdir(ROOT)
     path = ROOT / "configs" / f"{name}.yaml"
     assert re.search(f"{gpu_memory:g} GB|{world_size} GPUs", path.read_text().splitlines()[0])

@@ -1,4 +1,4 @@
-"""``sde_type FILE.py:NAME``: read from flags and files, checked before a run, and part of the identity of the run."""
+"""Setting ``sde_type FILE.py:NAME``: accepted in flags and files, checked before a run, compared on resume."""
 
 import json
 import subprocess
@@ -38,13 +38,13 @@ def file(tmp_path):
     return path
 
 
-def test_a_file_is_taken_from_flags_and_from_a_config(file, tmp_path, tiny_config):
+def test_a_sampler_file_is_accepted_from_flags_and_config(file, tmp_path, tiny_config):
     (tmp_path / "run.yaml").write_text(f"sde_type: {file}:linear\neta: 0.3\n")
     for config in (load_config(tmp_path / "run.yaml"), parse(["--sde_type", f"{file}:linear"]).config):
         assert config.rollout.sde_type == f"{file}:linear"
 
 
-def test_a_sound_file_passes_the_check_and_is_described(file, tiny_config):
+def test_a_valid_sampler_file_passes_the_check_and_is_described(file, tiny_config):
     config = tiny_config.with_settings(sde_type=f"{file}:linear")
     check(config)
     plan = make_plan(config)
@@ -52,18 +52,18 @@ def test_a_sound_file_passes_the_check_and_is_described(file, tiny_config):
     assert settings_without_effect(config, plan, 1) == settings_without_effect(tiny_config, make_plan(tiny_config), 1)
 
 
-def test_an_unnormalised_log_prob_of_a_file_is_described_as_that_of_cps(file, tiny_config):
+def test_an_unnormalized_log_prob_is_described_like_that_of_cps(file, tiny_config):
     changes = dict(kl_strategy="stepwise", num_updates_per_rollout=2, update_ref_model_step=2)
-    said = {}
+    message = {}
     for name in ("cps", f"{file}:cps"):
         config = tiny_config.with_settings(sde_type=name, **changes)
-        said[name] = describe(config, make_plan(config)).replace(name, "NAME")
-    assert "the log_ratio of NAME is 2 std^2 times the KL" in said["cps"]
-    assert said["cps"] == said[f"{file}:cps"]
+        message[name] = describe(config, make_plan(config)).replace(name, "NAME")
+    assert "the log_ratio of NAME is 2 std^2 times the KL" in message["cps"]
+    assert message["cps"] == message[f"{file}:cps"]
 
 
 @pytest.mark.parametrize(
-    "name, eta, said",
+    "name, eta, message",
     [
         ("absent", 0.5, "my.py:absent must name a function or a Sampler in the file, got None"),
         ("broken", 0.5, "my.py:broken is not defined at step 4 of 4 with .*sigma_next=0, .*raised ZeroDivisionError"),
@@ -71,17 +71,17 @@ def test_an_unnormalised_log_prob_of_a_file_is_described_as_that_of_cps(file, ti
         ("cps", 1.5, r"eta must be within \[0, 1\] for .*my.py:cps, got 1.5"),
     ],
 )
-def test_a_broken_sampler_is_refused_once_before_a_run(file, tiny_config, tmp_path, name, eta, said):
+def test_a_broken_sampler_is_reported_once_before_a_run(file, tiny_config, tmp_path, name, eta, message):
     for objective in ("grpo", "nft"):
         config = tiny_config.with_settings(sde_type=f"{file}:{name}", eta=eta, objective=objective)
-        with pytest.raises(ValueError, match=said) as refusal:
+        with pytest.raises(ValueError, match=message) as error:
             check(config)
-        assert len(str(refusal.value).splitlines()) == 1
-    with pytest.raises(ValueError, match=said):
+        assert len(str(error.value).splitlines()) == 1
+    with pytest.raises(ValueError, match=message):
         check_sampling(config.with_settings(validation_steps=4), output=tmp_path)
 
 
-def test_what_does_not_sample_by_it_does_not_need_the_file(tiny_config, tmp_path):
+def test_programs_that_do_not_use_the_sampler_do_not_need_its_file(tiny_config, tmp_path):
     config = tiny_config.with_settings(sde_type=f"{tmp_path}/gone.py:f", match_noise="sage_grpo:0.5").resolved()
     check_evaluation(config, output=tmp_path, has_model=True)
     check_sampling(config, output=tmp_path, is_stochastic=False)
@@ -91,7 +91,7 @@ def test_what_does_not_sample_by_it_does_not_need_the_file(tiny_config, tmp_path
 
 @pytest.mark.parametrize("code", ["exit(0)", "def f(*_):\n    exit(0)"])
 @pytest.mark.parametrize("more", [[], ["--match_noise", "sage_grpo:0.5"]])
-def test_a_file_that_exits_ends_the_program_with_code_2(tmp_path, tiny_config, monkeypatch, capsys, code, more):
+def test_a_sampler_file_that_exits_ends_post_train_with_code_2(tmp_path, tiny_config, monkeypatch, capsys, code, more):
     import post_train
 
     (tmp_path / "my.py").write_text(code)
@@ -101,7 +101,7 @@ def test_a_file_that_exits_ends_the_program_with_code_2(tmp_path, tiny_config, m
     assert "SystemExit: 0" in capsys.readouterr().err
 
 
-def test_the_check_of_a_file_imports_no_torch(file, tiny_config):
+def test_checking_a_sampler_file_imports_no_torch(file, tiny_config):
     code = f"""
 import sys
 from hyvideo.config.command_line import load_config
@@ -116,7 +116,7 @@ assert "torch" not in sys.modules
 # --- noise matching ----------------------------------------------------------------------------
 
 
-def test_a_file_is_matched_and_is_a_target(file, tiny_config):
+def test_a_sampler_file_can_be_matched_and_be_a_target(file, tiny_config):
     """``V = eta d`` without the last step sums to ``eta (1 - sigma_3)``."""
     place, levels = f"{file}:linear", shifted_levels(4, 3.0)
     wanted = total_variance("sage_grpo", levels, 0.5, "deterministic")
@@ -127,7 +127,7 @@ def test_a_file_is_matched_and_is_a_target(file, tiny_config):
     assert config.rollout.eta == pytest.approx(0.5, rel=1e-12)
 
 
-def test_a_target_of_a_missing_file_is_refused(tiny_config, tmp_path):
+def test_a_target_in_a_missing_file_raises(tiny_config, tmp_path):
     with pytest.raises(ValueError, match="gone.py:f cannot be loaded"):
         check(tiny_config.with_settings(match_noise=f"{tmp_path}/gone.py:f:0.5").resolved())
 
@@ -135,18 +135,18 @@ def test_a_target_of_a_missing_file_is_refused(tiny_config, tmp_path):
 # --- identity ----------------------------------------------------------------------------------
 
 
-def test_the_file_is_among_those_that_a_run_names(file, tiny_config):
+def test_named_files_include_the_sampler_file(file, tiny_config):
     assert named_files(tiny_config.with_settings(sde_type=f"{file}:linear").flat())["sde_type"] == [file]
     assert "sde_type" not in named_files(tiny_config.flat())
 
 
-def test_another_function_of_the_file_is_another_run(file, tiny_config):
+def test_another_function_of_the_file_is_a_changed_setting(file, tiny_config):
     before, now = (tiny_config.with_settings(sde_type=f"{file}:{name}").flat() for name in ("linear", "cps"))
-    (said,) = changed_settings(before, now, same_rollouts=True).of_the_method
-    assert said.startswith("sde_type is") and not changed_settings(now, now, same_rollouts=True).of_the_method
+    (message,) = changed_settings(before, now, same_rollouts=True).of_the_method
+    assert message.startswith("sde_type is") and not changed_settings(now, now, same_rollouts=True).of_the_method
 
 
-def test_a_run_trains_with_the_file_resumes_and_refuses_an_edited_one(file, tiny_config, mesh):
+def test_a_run_trains_with_a_sampler_file_resumes_and_rejects_an_edited_one(file, tiny_config, mesh):
     import torch
 
     config = tiny_config.with_settings(sde_type=f"{file}:linear", max_steps=1, save_interval=1)
@@ -163,7 +163,7 @@ def test_a_run_trains_with_the_file_resumes_and_refuses_an_edited_one(file, tiny
 # --- studies -----------------------------------------------------------------------------------
 
 
-def test_a_study_takes_a_file_as_a_method(file, tmp_path, tiny_config, capsys):
+def test_a_study_accepts_a_sampler_file_as_a_method(file, tmp_path, tiny_config, capsys):
     place = f"{file}:cps"
     flags = ["--world", "miniature", "--methods", place, "sage_grpo"]
     options = grid_parser("", makes="figure").parse_args(flags)

@@ -1,4 +1,4 @@
-"""Settings that do nothing are named, and those that do something are not."""
+"""Settings that have no effect are reported, and others are not."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from hyvideo.grpo.trust_region import KLCoefficient, KLScheduleSettings, positio
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 
 
-def told(config, world_size=1):
+def report(config, world_size=1):
     return settings_without_effect(config, make_plan(config, world_size), world_size)
 
 
@@ -22,7 +22,7 @@ def mentions(sentences, words):
 
 
 @pytest.mark.parametrize(
-    "idle, at_work, words",
+    "idle, effective, words",
     [
         ({}, {"num_updates_per_rollout": 2, "update_ref_model_step": 4}, "clip_range"),
         ({}, {"num_updates_per_rollout": 2, "update_ref_model_step": 4}, "the velocity KL (kl_velocity log_ratio)"),
@@ -63,7 +63,7 @@ def mentions(sentences, words):
         ),
         ({"hacking_threshold": 2.0}, {"hacking_threshold": 2.0, "valid_video_csv": "some.csv"}, "hacking_threshold"),
         ({"keep_every": 10, "save_total_limit": 0}, {"keep_every": 10}, "keep_every"),
-        # From here on both sides of a bound; the run has 3 updates.
+        # The remaining cases are on both sides of a bound; the run has 3 updates.
         ({"kl_feedback": "lagrangian"}, {"kl_feedback": "lagrangian", "kl_warmup_updates": 1}, "kl_feedback: "),
         ({"kl_gain": 0.3}, {"kl_gain": 0.3, "kl_warmup_updates": 1}, "kl_gain: the run has"),
         ({"kl_window": 3}, {"kl_window": 3, "max_steps": 4}, "kl_window: the run has"),
@@ -82,7 +82,7 @@ def mentions(sentences, words):
             {"advantage_clip": 1.73},
             "advantage_clip: with num_generations 4 no advantage exceeds 1.73",
         ),
-        ({"advantage_clip": 6.0}, {"advantage_clip": 5.0}, "advantage_clip"),  # the default is never said
+        ({"advantage_clip": 6.0}, {"advantage_clip": 5.0}, "advantage_clip"),  # defaults are not reported
         (
             {"ema_decay": 0.8},
             {"ema_decay": 0.79},
@@ -90,38 +90,38 @@ def mentions(sentences, words):
         ),
     ],
 )
-def test_a_setting_is_named_only_where_it_does_nothing(tiny_config, idle, at_work, words):
-    assert mentions(told(tiny_config.with_settings(**idle)), words)
-    assert not mentions(told(tiny_config.with_settings(**at_work)), words)
+def test_a_setting_is_reported_only_if_it_has_no_effect(tiny_config, idle, effective, words):
+    assert mentions(report(tiny_config.with_settings(**idle)), words)
+    assert not mentions(report(tiny_config.with_settings(**effective)), words)
 
 
 @pytest.mark.parametrize("lacking", [0, 1])
-def test_stop_does_nothing_with_fewer_videos_than_the_rule_believes(tiny_config, tmp_path, lacking):
+def test_on_reward_hacking_stop_has_no_effect_with_too_few_videos(tiny_config, tmp_path, lacking):
     path = tmp_path / "prompts.csv"
     path.write_text("prompt\n" + "a\n" * (FEWEST_TO_STOP - lacking))
     config = tiny_config.with_settings(on_reward_hacking="stop", valid_video_csv=str(path))
     words = f"on_reward_hacking: a validation needs {FEWEST_TO_STOP} videos to stop a run"
-    assert mentions(told(config), words) == bool(lacking)
-    assert not mentions(told(config.with_settings(validation_repeats=2)), words)
+    assert mentions(report(config), words) == bool(lacking)
+    assert not mentions(report(config.with_settings(validation_repeats=2)), words)
 
 
-def test_sharding_one_process_is_named(tiny_config):
+def test_sharding_with_one_process_is_reported(tiny_config):
     config = tiny_config.with_settings(enable_fsdp=True)
-    assert mentions(told(config), "enable_fsdp: one process")
-    assert not mentions(told(config, 2), "enable_fsdp")
+    assert mentions(report(config), "enable_fsdp: one process")
+    assert not mentions(report(config, 2), "enable_fsdp")
 
 
 WEAK = {"kl_weight": 1e-5, "kl_coef": 1e-7, "kl_min_coef": 1e-7, "kl_target": None}
 
 
 def sentence_of_kl_weight(config):
-    return [one for one in told(config) if one.startswith("kl_weight")]
+    return [sentence for sentence in report(config) if sentence.startswith("kl_weight")]
 
 
-def test_the_papers_own_constants_are_said_to_be_weak(tiny_config):
+def test_the_kl_constants_of_the_paper_are_reported_as_weak(tiny_config):
     paper = tiny_config.with_settings(**WEAK, grpo_sampling_steps=20, shift=5.0, eta=0.5, last_step="stochastic")
     (sentence,) = sentence_of_kl_weight(paper)
-    # The equalizer weighs the last step's advantages by 0.06.
+    # The equalizer weight of the last step is 0.06.
     assert "at most 8e-07 times that of an advantage of 1; it" in sentence
     assert sentence.endswith(
         "anchor costs 20 forward passes per rollout: kl_weight 0 saves all of them, anchor_fraction a part"
@@ -134,15 +134,15 @@ def test_the_papers_own_constants_are_said_to_be_weak(tiny_config):
     assert "at most 4e-08 times that of an advantage of 1" in sentence
 
 
-def test_the_weight_of_the_distance_counts(tiny_config):
+def test_the_weights_of_the_kl_terms_count(tiny_config):
     assert sentence_of_kl_weight(tiny_config.with_settings(**WEAK))
     assert not sentence_of_kl_weight(tiny_config.with_settings(**WEAK, dual_kl_moving_weight=1e5))
-    # The gradient of a log-ratio does not fall with the distance.
+    # The gradient of a log-ratio does not vanish with the KL.
     assert not sentence_of_kl_weight(tiny_config.with_settings(**WEAK, kl_strategy="stepwise"))
 
 
 @pytest.mark.parametrize("sde_type", ["sage_grpo", "cps"])
-def test_the_pull_is_that_of_the_gradients(tiny_config, sde_type):
+def test_the_predicted_strength_of_the_kl_equals_that_of_the_gradients(tiny_config, sde_type):
     config = tiny_config.with_settings(kl_strategy="fixed", sde_type=sde_type, kl_weight=0.3)
     rollout, distance = config.rollout, 0.02
     scheduler = FlowMatchDiscreteScheduler(rollout.shift, rollout.last_step)
@@ -165,20 +165,20 @@ def test_the_pull_is_that_of_the_gradients(tiny_config, sde_type):
     assert max(forces) == pytest.approx(strength * (2 * distance) ** 0.5, rel=0.02)
 
 
-def test_a_feedback_by_the_papers_protocol_is_said_to_compare_nothing():
-    """100 updates, and a warm-up of as many by default; from the 102nd on the feedback tells the two apart."""
+def test_100_updates_are_reported_as_too_few_for_the_feedback():
+    """The default warmup has 100 updates, too; the feedback affects the coefficient from update 102 on."""
     ablation = load_config("configs/hunyuanvideo15_480p_8gpu.yaml", kl_feedback="lagrangian", sp_size=1, max_steps=100)
     reason = "kl_feedback: the run has 100 updates, and the feedback starts after kl_warmup_updates 100"
-    assert mentions(told(ablation, 8), reason)
-    assert mentions(told(ablation.with_settings(max_steps=101), 8), "kl_feedback")
-    assert not mentions(told(ablation.with_settings(max_steps=102), 8), "kl_feedback")
+    assert mentions(report(ablation, 8), reason)
+    assert mentions(report(ablation.with_settings(max_steps=101), 8), "kl_feedback")
+    assert not mentions(report(ablation.with_settings(max_steps=102), 8), "kl_feedback")
     values = {feedback: coefficients(feedback, 103) for feedback in ("paper", "lagrangian")}
     assert values["paper"][:101] == values["lagrangian"][:101]
-    assert values["paper"][101] != values["lagrangian"][101]  # that of update 102
+    assert values["paper"][101] != values["lagrangian"][101]  # coefficient of update 102
 
 
 def coefficients(feedback: str, num_updates: int) -> list[float]:
-    """The coefficient that each update is made with, at a KL above the target."""
+    """Return the coefficient of each update at a KL above the target."""
     coefficient = KLCoefficient(KLScheduleSettings(feedback=feedback, warmup_updates=100))
     values = []
     for _ in range(num_updates):
@@ -187,13 +187,13 @@ def coefficients(feedback: str, num_updates: int) -> list[float]:
     return values
 
 
-def test_a_clip_at_the_root_of_the_others_never_binds(tiny_config):
-    """The largest advantage of a group: one rollout is right and all others are alike."""
+def test_no_advantage_exceeds_the_root_of_the_group_size_minus_one(tiny_config):
+    """The largest advantage occurs if one rollout has reward 1 and all others 0."""
     for size in (2, 4, 9):
         rewards = torch.zeros(size).index_fill(0, torch.tensor([0]), 1.0)
         largest = group_advantages(rewards, size, clip=1e9).max().item()
         assert largest == pytest.approx((size - 1) ** 0.5, rel=1e-5)
 
 
-def test_the_sentence_of_timestep_fraction_says_which_steps_it_trains():
+def test_the_help_of_timestep_fraction_names_the_trained_steps():
     assert "the noisiest, unless permuted" in TRAITS["timestep_fraction"].sentence

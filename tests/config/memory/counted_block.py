@@ -1,9 +1,9 @@
-"""Bytes of one block on a GPU that does not exist, as JSON: ``python -m tests.config.memory.counted_block``.
+"""Bytes of one block on a simulated GPU, as JSON: ``python -m tests.config.memory.counted_block``.
 
-Of one sample and branch of 81 frames of 480 x 864: what its forward holds and keeps, and what its backward holds.
+For one sample and branch of 81 frames of 480 x 864: peak and kept bytes of the forward pass, peak of the backward pass.
 """
 
-import tests.fake_cuda.device as fake  # isort: skip - before torch looks for CUDA
+import tests.fake_cuda.device as fake  # isort: skip - before torch initializes CUDA
 
 import json
 import os
@@ -30,7 +30,7 @@ def block_of(lora_rank: int) -> nn.Module:
 
 
 def counted(lora_rank: int, *, with_gradient: bool, recompute: bool = False) -> dict[str, int]:
-    """Bytes that operators allocate: most in the forward, left after it, and most in the backward."""
+    """Return bytes allocated by operators: peak of the forward pass, kept after it, and peak of the backward pass."""
     block = block_of(lora_rank)
     with fake.fake_mode():
         fake.on_device(block, torch.bfloat16)
@@ -66,4 +66,4 @@ if __name__ == "__main__":
         json.dumps({f"{kind} {way}": counted(rank, **how) for kind, rank in kinds.items() for way, how in ways.items()})
     )
     sys.stdout.flush()
-    os._exit(0)  # torch's threads would look for the device's end
+    os._exit(0)  # at a normal exit, torch's threads would access the device

@@ -1,4 +1,4 @@
-"""The run that was simulated with fake tensors: one forward and backward pass of 121 frames, fused AdamW."""
+"""Run that was simulated with fake tensors: one forward and backward pass of 121 frames, fused AdamW."""
 
 from hyvideo.config.memory.phases import GIB, memory
 from hyvideo.config.memory.planned_run import PlannedRun
@@ -38,11 +38,11 @@ def simulated(world_size: int = 8, **changes) -> PlannedRun:
 
 
 def transformer_gib(run: PlannedRun) -> float:
-    """Peak of the transformer and its training, without the models around it, and with an anchor in bf16."""
+    """Return the peak of the transformer and its training, without other models, and with an anchor in bf16."""
     peaks = (sum(items.get(name, 0.0) for name in TRANSFORMER) for items in memory(run).phases.values())
     anchor = memory(run).phases["rollout"]["anchor"]
     return (max(peaks) - anchor * (1 - 2 / run.master_bytes)) / GIB
 
 
-# The block that is counted on a GPU that does not exist: 81 frames of 480 x 864.
+# Block counted on the simulated GPU: 81 frames of 480 x 864.
 BLOCK_TOKENS, BLOCK_TEXT = 21 * 30 * 54, 200

@@ -1,4 +1,4 @@
-"""What a block holds, against the operators of the project's own block on a GPU that does not exist."""
+"""Activations of a block, compared with the allocations of the real block on a simulated GPU."""
 
 from dataclasses import replace
 
@@ -12,17 +12,19 @@ from tests.fake_cuda.counting import counted as counted_by
 ONE_BLOCK = {"text_tokens": BLOCK_TEXT, "architecture": Architecture(num_layers=1)}
 SIZE = {"sample_n_frames": 81, "height": 480, "width": 864}
 RUNS = {"all": replace(simulated(**SIZE), **ONE_BLOCK), "lora": replace(simulated(**SIZE, lora_rank=32), **ONE_BLOCK)}
-INPUT = activations.tokens_outside_attention(RUNS["all"]) * 2048 * 2  # of a block, or its output, or its gradient
+INPUT = (
+    activations.tokens_outside_attention(RUNS["all"]) * 2048 * 2
+)  # of a block; also the size of its output and gradient
 KINDS = pytest.mark.parametrize("kind", RUNS)
 
 
 @pytest.fixture(scope="module")
 def counted():
-    """Bytes by what is trained and what is recomputed: of the forward, kept after it, and of the backward."""
+    """Bytes of forward and backward passes, by trained weights and activation checkpointing."""
     return counted_by("tests.config.memory.counted_block")
 
 
-def test_a_block_keeps_what_its_forward_pass_keeps(counted):
+def test_kept_bytes_of_a_block_match_its_forward_pass(counted):
     kept = {
         kind: activations.kept_bytes(run.with_settings(enable_gradient_checkpointing=False))
         for kind, run in RUNS.items()
@@ -37,13 +39,13 @@ def test_a_recomputed_block_keeps_its_input(counted, kind):
 
 
 @KINDS
-def test_a_forward_without_gradient_holds_its_input_and_what_operators_allocate(counted, kind):
+def test_inference_bytes_match_the_allocations_of_a_forward_pass(counted, kind):
     held = counted[f"{kind} sampled"]["forward"] + INPUT
     assert activations.inference_bytes(RUNS[kind], 1) == pytest.approx(held, rel=0.03)
 
 
 @KINDS
-def test_a_backward_holds_what_is_recomputed_and_gradients_of_activations(counted, kind):
+def test_block_bytes_match_the_allocations_of_a_backward_pass(counted, kind):
     weights = 2 * (Architecture().block_parameters if kind == "all" else Architecture().lora_parameters(32) / 54)
     held = counted[f"{kind} recomputed"]["backward"] + INPUT - weights
     assert activations.block_bytes(RUNS[kind]) == pytest.approx(held, rel=0.03)
@@ -51,7 +53,7 @@ def test_a_backward_holds_what_is_recomputed_and_gradients_of_activations(counte
     assert activations.block_bytes(apart) < activations.block_bytes(RUNS[kind]) / 2
 
 
-def test_samples_and_branches_together_hold_as_much_as_all_of_them():
+def test_batched_samples_and_branches_hold_the_sum_of_their_bytes():
     run = RUNS["all"].with_settings(cfg_scale=6.0, mini_batch_size_per_update=2)
     together = run.with_settings(batched_forward=True)
     assert activations.block_bytes(together) == 4 * activations.block_bytes(run)

@@ -1,4 +1,4 @@
-"""The advice names the cheapest change, and the change that it names works."""
+"""The planner suggests the cheapest change, and the change works."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ CONFIG = load_config(
     precompute_conditions=False,
 )
 
-# Two rollouts and their branches in one training forward, without the models around.
+# Two rollouts and their branches in one training forward pass, without other models.
 PAIRS = {
     "precompute_conditions": True,
     "reward_offload": True,
@@ -38,7 +38,7 @@ def run_of(world_size=8, gpu_memory=80.0, network=50.0, **changes):
 
 
 def advised(run):
-    """The advised change and the run with it, which must fit, be legal, and be what the verdict says in one line."""
+    """Return the suggested change and the changed run; assert that it fits, is legal, and is in the verdict."""
     gpu_memory = run.hardware.gpu_memory
     assert not memory(run).fits(gpu_memory)
     change = cheapest_change(run)
@@ -50,7 +50,7 @@ def advised(run):
     return change, after
 
 
-def test_what_fits_needs_no_change():
+def test_a_run_that_fits_needs_no_change():
     assert verdict(run_of()).startswith("fits: ")
 
 
@@ -76,12 +76,12 @@ def test_what_fits_needs_no_change():
         ),
     ],
 )
-def test_the_cheapest_change_is_named(changes, gpu_memory, advice):
+def test_the_cheapest_change_is_suggested(changes, gpu_memory, advice):
     assert advised(run_of(gpu_memory=gpu_memory, **changes))[0] == advice
 
 
 @pytest.mark.parametrize("gpu_memory", [22, 26, 30, 34, 38, 42])
-def test_no_cheaper_single_change_works_and_none_of_several_is_needless(gpu_memory):
+def test_no_cheaper_single_change_works_and_every_change_is_needed(gpu_memory):
     run = run_of(gpu_memory=gpu_memory, enable_gradient_checkpointing=False, reference_mode_offload=False, **LARGE)
     change, _ = advised(run)
     for single in changes_in_order(run):
@@ -94,15 +94,15 @@ def test_no_cheaper_single_change_works_and_none_of_several_is_needless(gpu_memo
         assert fewer.problems or not memory(fewer).fits(gpu_memory)
 
 
-def test_a_change_that_is_not_legal_is_not_advised():
-    """2 replicas of 2 rollouts hold one group of 4; with sp 8 the only replica would hold half of one."""
+def test_an_illegal_change_is_not_suggested():
+    """Two replicas of 2 rollouts hold one group of 4; with sp_size 8 the only replica would hold half a group."""
     run = run_of(gpu_memory=20, precompute_conditions=True, sp_size=4)
     assert run.with_settings(sp_size=8).problems and {"sp_size": 8} in changes_in_order(run)
     assert advised(run)[1].settings.sp_size == 4
 
 
-def test_a_change_that_breaks_another_rule_of_the_run_is_not_advised():
-    """The anchor cannot be offloaded where its means are computed in the update."""
+def test_a_change_that_breaks_another_rule_is_not_suggested():
+    """The anchor cannot be offloaded if its means are computed in the update."""
     changes = {"reference_mode_offload": False, "kl_compute_mode": "training_phase"}
     run = run_of(gpu_memory=36, precompute_conditions=True, **changes)
     with pytest.raises(ValueError, match="reference_mode_offload with kl_compute_mode training_phase"):
@@ -110,15 +110,15 @@ def test_a_change_that_breaks_another_rule_of_the_run_is_not_advised():
     assert "reference_mode_offload" not in advised(run)[0]
 
 
-def test_one_gpu_is_advised_to_train_an_adapter():
+def test_a_lora_is_suggested_on_one_gpu():
     assert "--lora_rank 64" in verdict(run_of(1, sp_size=1, batch_size=4, enable_fsdp=False))
 
 
-def test_it_is_said_when_nothing_helps():
+def test_the_verdict_reports_that_no_change_helps():
     assert "no known change makes it fit 8 GPUs" in verdict(run_of(gpu_memory=5))
 
 
-def test_an_illegal_run_is_answered_with_the_nearest_legal_one():
+def test_the_nearest_legal_run_is_suggested_for_an_illegal_one():
     line = verdict(run_of(batch_size=3))
     assert line.startswith("illegal: ") and "nearest legal combination that fits: world_size 8, sp_size 2" in line
 
@@ -138,6 +138,6 @@ def test_a_small_gpu_shards_further_and_recomputes_more():
     assert smaller == {"precompute_conditions": True} and fastest_change(run_of(64, gpu_memory=5)) is None
 
 
-def test_where_every_gather_crosses_a_slow_network_samples_and_branches_go_together():
+def test_batching_is_fastest_if_every_gather_crosses_a_slow_network():
     change = {"precompute_conditions": True, "batched_forward": "true"}
     assert fastest_change(run_of(64, gpu_memory=22.5, network=3)) == change

@@ -1,4 +1,4 @@
-"""FLOPs as torch counts them on the real model, and what an iteration makes of them."""
+"""FLOPs, compared with torch's counter on the real model, and seconds of an iteration."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -22,17 +22,17 @@ def planned(rate=400.0, **changes):
     return PlannedRun(load_config(CONFIG, **changes), 8, RELEASED, hardware=Hardware(rate=rate))
 
 
-def test_a_forward_of_49290_tokens():
+def test_flops_of_a_forward_pass_of_49290_tokens():
     forward = RELEASED.forward(49_290, 0)
     assert forward.total / 1e12 == pytest.approx(1343, rel=1e-3)
     assert forward.attention / 1e12 == pytest.approx(1075, rel=1e-3)
 
 
 @pytest.mark.parametrize(
-    "tokens, text, linear, attention",  # TFLOP, by torch's FlopCounter
+    "tokens, text, linear, attention",  # TFLOP of torch's FlopCounter
     [(14_040, 150, 77, 89), (33_390, 1985, 192, 554), (49_290, 1985, 279, 1163), (111_600, 150, 608, 5524)],
 )
-def test_forwards_are_as_counted_by_torch(tokens, text, linear, attention):
+def test_flops_of_forward_passes_match_torch(tokens, text, linear, attention):
     forward = RELEASED.forward(tokens, text)
     assert (forward.image + forward.text) / 1e12 == pytest.approx(linear, rel=0.01)
     assert forward.attention / 1e12 == pytest.approx(attention, rel=0.01)
@@ -48,7 +48,7 @@ def test_forwards_are_as_counted_by_torch(tokens, text, linear, attention):
         (81, 480, 848, 256, 1.05),
     ],
 )
-def test_decoding_is_as_counted_by_torch(frames, height, width, tile, petaflops):
+def test_flops_of_decoding_match_torch(frames, height, width, tile, petaflops):
     run = simulated(sample_n_frames=frames, height=height, width=width, vae_tile_size=tile)
     assert decode_flops(run) / 1e15 == pytest.approx(petaflops, rel=0.02)
 
@@ -71,7 +71,7 @@ def test_decoding_is_as_counted_by_torch(frames, height, width, tile, petaflops)
         ({"activation_checkpointing": "full", "guidance_interval": "0.8:1"}, 32 + 4 * 32 + 32),
     ],
 )
-def test_forwards_count_guidance_training_and_anchor(changes, forwards):
+def test_forward_passes_include_guidance_training_and_anchor(changes, forwards):
     assert cost(planned(**changes)).forwards_per_rollout == forwards
 
 
@@ -108,7 +108,7 @@ def test_videoalign_sees_two_frames_a_second_and_a_service_computes_elsewhere():
     assert scoring_flops(planned(remote_reward_url="http://127.0.0.1:8000")) == 0 == scoring_flops(simulated())
 
 
-def test_of_computing_and_gathering_the_longer_counts_and_token_exchanges_always():
+def test_the_longer_of_computing_and_gathering_counts_and_token_exchanges_always_do():
     fast, slow = (replace(planned(), hardware=Hardware(link=link)) for link in (450.0, 10.0))
     waits, stalls = duration(fast), duration(slow)
     assert waits.waiting == pytest.approx(traffic(fast).exchanged / 450e9)

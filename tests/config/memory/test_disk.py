@@ -1,4 +1,4 @@
-"""The room that checkpoints need is that of the tensors in them, and is compared with the disk."""
+"""Size of checkpoints and the check of the free disk space."""
 
 import pytest
 
@@ -24,8 +24,8 @@ def planned(config=None, world_size=8, **settings):
 @pytest.mark.parametrize(
     "settings, of_bound", [({"lora_rank": 2, "use_muon": False}, 0.98), ({"ema_decay": 0.9, "use_muon": True}, 0.3)]
 )
-def test_the_size_is_that_of_what_a_run_saves_and_never_less(tiny_config, mesh, settings, of_bound):
-    """The miniature freezes most of its parameters, whose prompts have no glyphs and images."""
+def test_the_predicted_size_bounds_the_saved_checkpoint(tiny_config, mesh, settings, of_bound):
+    """The miniature freezes most of its parameters, since its prompts have no glyphs or images."""
     config = tiny_config.with_settings(**settings, save_asynchronously=False)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
     trainer.iteration = 1
@@ -44,30 +44,30 @@ def test_the_size_does_not_depend_on_the_ranks_and_is_known_for_the_released_mod
 
 
 @pytest.mark.parametrize("limit, every, most", [(3, 0, 4), (3, 20, 9), (0, 0, 10), (20, 0, 10), (1, 0, 2), (0, 20, 10)])
-def test_checkpoints_stay_as_the_settings_say_and_one_is_written_beside_them(limit, every, most):
+def test_the_number_of_checkpoints_includes_the_one_being_written(limit, every, most):
     run = planned(max_steps=100, save_interval=10, save_total_limit=limit, keep_every=every)
     assert most_checkpoints(run) == most
 
 
-def test_a_disk_without_room_for_one_is_refused_and_for_fewer_than_stay_is_told(tmp_path, monkeypatch, capsys):
+def test_a_disk_without_room_for_one_raises_and_for_all_warns(tmp_path, monkeypatch, capsys):
     run = planned(output_dir=str(tmp_path))
     rule = "output_dir must have room for 4 more checkpoints of 103.8 GiB, got "
-    for free, said in ((100, None), (300, f"WARNING: {rule}"), (420, "")):
+    for free, expected in ((100, None), (300, f"WARNING: {rule}"), (420, "")):
         monkeypatch.setattr(disk, "free_disk", lambda folder, free=free: free * GIB)
-        if said is None:
+        if expected is None:
             with pytest.raises(ValueError, match=f"{rule}.* with 100.0 GiB free"):
                 check_room(run)
             continue
         check_room(run)
-        assert said in (told := capsys.readouterr().err) and bool(said) == bool(told)
-    for number in (50, 100, 150):  # of the run that this one goes on with
+        assert expected in (printed := capsys.readouterr().err) and bool(expected) == bool(printed)
+    for number in (50, 100, 150):  # checkpoints of the run that is resumed
         (tmp_path / "checkpoints" / f"{number:06d}").mkdir(parents=True)
     monkeypatch.setattr(disk, "free_disk", lambda folder: 110 * GIB)
     check_room(run)
     assert capsys.readouterr().err == ""
 
 
-def test_the_cost_of_a_kill_is_told_where_it_is_more_than_an_hour():
+def test_the_loss_in_a_crash_is_reported_above_one_hour():
     [line] = checkpoint_lines(planned())
     assert (
         "103.8 GiB each, at most 4: 415 GiB; a crash loses up to" in line

@@ -1,4 +1,4 @@
-"""Bytes that ranks send each other, by the calls of the transformer, and the links that they go over."""
+"""Bytes exchanged by ranks, counted by forward passes and by link."""
 
 from pathlib import Path
 
@@ -20,8 +20,8 @@ def sent(world_size=64, **changes):
     return traffic(PlannedRun(load_config(CONFIG, **changes), world_size, Architecture()))
 
 
-def test_64_shards_receive_3_6_terabytes_an_iteration_and_twice_that_with_branches_and_samples_apart():
-    """Together: 20 steps, 40 anchor passes and 40 passes that gather twice and reduce float32 once."""
+def test_64_shards_receive_3_6_tb_per_batched_iteration_and_twice_as_much_unbatched():
+    """Batched: 20 steps, 40 anchor passes, and 40 training passes that gather twice and reduce float32 once."""
     together = sent(**TOGETHER)
     assert (together.sampling, together.training, together.reduced) == (60 * WEIGHTS, 80 * WEIGHTS, 80 * WEIGHTS)
     assert together.received - together.exchanged == pytest.approx(3.6e12, rel=0.01)
@@ -29,16 +29,16 @@ def test_64_shards_receive_3_6_terabytes_an_iteration_and_twice_that_with_branch
     assert (apart.sampling, apart.training, apart.reduced) == (160 * WEIGHTS, 160 * WEIGHTS, 160 * WEIGHTS)
 
 
-def test_a_drawn_part_of_the_anchor_and_the_levels_of_nft_gather_less():
+def test_anchor_fraction_and_nft_gather_less():
     assert sent(**TOGETHER, anchor_fraction=0.25).sampling == (20 + 10) * WEIGHTS
     nft = TOGETHER | {"objective": "nft", "nft_levels": 4}
     assert (sent(**nft).sampling, sent(**nft).training) == ((20 + 8) * WEIGHTS, 16 * WEIGHTS)
-    assert sent(**nft, num_updates_per_rollout=2).sampling == (20 + 8 + 8) * WEIGHTS  # and the old velocities
+    assert sent(**nft, num_updates_per_rollout=2).sampling == (20 + 8 + 8) * WEIGHTS  # including the old velocities
     assert sent(**nft, kl_weight=0.0).sampling == 20 * WEIGHTS
 
 
-def test_steps_that_a_group_shares_spare_calls_where_samples_go_apart():
-    """Of two rollouts and two branches half of the first 10 steps' calls."""
+def test_steps_shared_by_a_group_save_calls_without_batching():
+    """With two rollouts and two branches, half of the calls of the first 10 steps are saved."""
     window = {"sde_window": "fixed:10:4", "batch_size": 2}
     for together, spared in (({}, 10 * 2), (TOGETHER, 0)):
         alone, shared = (sent(use_same_noise=is_same, **window, **together).sampling for is_same in (False, True))
@@ -52,7 +52,7 @@ def test_shards_within_a_node_send_only_the_gradients_of_an_update_to_other_node
     assert run.from_other_nodes == run.averaged * 7 / 8 < sent(**TOGETHER).from_other_nodes / 50
 
 
-def test_what_is_kept_or_not_sharded_is_not_gathered():
+def test_kept_or_unsharded_weights_are_not_gathered():
     kept = sent(reshard_after_forward=False, **TOGETHER)
     assert (kept.sampling, kept.training) == (2 * WEIGHTS, 40 * WEIGHTS)
     whole = sent(enable_fsdp=False)
@@ -60,7 +60,7 @@ def test_what_is_kept_or_not_sharded_is_not_gathered():
     assert sent(1, sp_size=1, batch_size=4).received == 0
 
 
-def test_an_adapter_sends_its_gradients_once_an_update():
+def test_a_lora_reduces_its_gradients_once_per_update():
     lora = sent(lora_rank=64)
     assert lora.reduced == 4 * Architecture().lora_parameters(64) and lora.sampling == sent().sampling
 
@@ -72,9 +72,9 @@ def test_sequence_parallelism_exchanges_the_tokens_of_other_ranks_and_heads(sp_s
     assert sent(sp_size=sp_size).exchanged == pytest.approx(part * tokens)
 
 
-def test_a_ring_is_as_fast_as_its_slowest_link_and_enters_a_node_by_all_its_cards():
+def test_a_ring_is_as_fast_as_its_slowest_link_and_uses_all_network_cards():
     hardware = Hardware(link=400.0, network=50.0)
     assert Group(8, 1).seconds(8e9, hardware) == pytest.approx(7 / 400)
-    assert Group(64, 8).seconds(64e9, hardware) == pytest.approx(63 / 400)  # 56 GB by 8 cards would take as long
+    assert Group(64, 8).seconds(64e9, hardware) == pytest.approx(63 / 400)  # 56 GB over 8 cards take as long
     assert Group(64, 8).seconds(64e9, Hardware(network=5.0)) == pytest.approx(56 / 40)
     assert Group(8, 8).seconds(8e9, hardware) == pytest.approx(7 / 50)

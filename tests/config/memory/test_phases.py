@@ -14,7 +14,7 @@ from tests.config.memory.simulated import LORA, simulated, transformer_gib
 RELEASED = Architecture()
 HD = {"height": 720, "width": 1280}
 
-# Of 6 blocks: 480p, 121 frames, full checkpointing, bf16 anchor. The norm of queries and keys keeps what CUDA's does.
+# 6 blocks, 480p, 121 frames, full checkpointing, bf16 anchor; query and key norms keep the activations of CUDA's norm.
 SIMULATED = [
     (6.47, 8, 8, {"enable_gradient_checkpointing": False}),
     (9.76, 8, 1, {}),
@@ -29,7 +29,7 @@ SIMULATED = [
 
 
 @pytest.mark.parametrize("gib, world_size, sp_size, changes", SIMULATED)
-def test_what_was_simulated_is_reproduced(gib, world_size, sp_size, changes):
+def test_peaks_match_the_simulation(gib, world_size, sp_size, changes):
     run = replace(simulated(world_size, sp_size=sp_size, **changes), architecture=Architecture(num_layers=6))
     assert transformer_gib(run) == pytest.approx(gib, rel=0.07)
 
@@ -38,12 +38,12 @@ def test_what_was_simulated_is_reproduced(gib, world_size, sp_size, changes):
     "frames, height, width, gib",
     [(81, 256, 256, 8.93), (121, 256, 256, 13.38), (81, 480, 848, 57.2), (121, 480, 848, 86.9)],
 )
-def test_decoding_is_that_of_the_simulated_vae(frames, height, width, gib):
+def test_decoding_matches_the_simulated_vae(frames, height, width, gib):
     run = simulated(sample_n_frames=frames, height=height, width=width, vae_tile_size=0)
     assert decoding_bytes(run) / GIB == pytest.approx(gib, rel=0.02)
 
 
-def test_recomputation_that_is_left_to_the_machine_is_selective_where_it_fits():
+def test_auto_checkpointing_is_selective_if_it_fits():
     auto, needed = simulated(activation_checkpointing="auto"), {}
     for kind in ("selective", "full"):
         needed[kind] = memory(simulated(activation_checkpointing=kind)).needed_gib
@@ -54,7 +54,7 @@ def test_recomputation_that_is_left_to_the_machine_is_selective_where_it_fits():
     assert settled(auto.with_settings(enable_gradient_checkpointing=False)).checkpointing == "none"
 
 
-def test_tiles_bound_what_decoding_holds():
+def test_tiling_bounds_the_memory_of_decoding():
     whole, tiled = (decoding_bytes(simulated(vae_tile_size=size)) for size in (0, 256))
     assert tiled < whole / 5
 
@@ -80,7 +80,7 @@ def test_settings_change_the_bytes_per_parameter(changes, sizes):
     assert {name: items[name] * 8 / RELEASED.parameters for name in sizes} == sizes
 
 
-def test_an_offloaded_anchor_and_average_are_never_beside_the_policy():
+def test_an_offloaded_anchor_and_ema_take_no_gpu_memory():
     offloaded = memory(simulated(reference_mode_offload=True, ema_decay=0.99))
     for items in offloaded.phases.values():
         assert items["anchor"] == items["EMA"] == 0
@@ -91,12 +91,12 @@ def test_replicas_of_the_shards_hold_larger_shards():
     assert twice == 2 * once
 
 
-def test_blocks_that_are_not_resharded_are_all_there():
+def test_without_resharding_all_blocks_stay_gathered():
     kept = memory(simulated(reshard_after_forward=False)).phases["rollout"]["working weights"]
     assert kept == 2 * RELEASED.parameters
 
 
-def test_without_fsdp_every_weight_is_whole_and_cast():
+def test_without_fsdp_all_weights_are_unsharded_and_cast():
     whole, in_float32 = (
         memory(simulated(enable_fsdp=False, dtype=dtype)).phases["rollout"] for dtype in ("bf16", "fp32")
     )
@@ -105,21 +105,21 @@ def test_without_fsdp_every_weight_is_whole_and_cast():
     assert in_float32["working weights"] == 0
 
 
-def test_gradients_meet_the_next_activations_when_they_accumulate():
-    """The simulation has one backward pass; a run has many before its update."""
-    one, many = (memory(simulated(timestep_fraction=n / 20)).phases["backward begins"] for n in (1, 20))
-    assert one["gradients"] == 0
+def test_accumulated_gradients_coexist_with_the_next_activations():
+    """The simulation has one backward pass per update, a run has many."""
+    single, many = (memory(simulated(timestep_fraction=n / 20)).phases["backward begins"] for n in (1, 20))
+    assert single["gradients"] == 0
     assert many["gradients"] == pytest.approx(4 * RELEASED.parameters / 8)
 
 
 def test_guidance_in_two_passes_keeps_both_inputs_and_recomputes_one():
-    one, *both = (
+    single, *both = (
         simulated(cfg_scale=scale, batched_forward=batch) for scale, batch in ((1, True), (6, True), (6, False))
     )
     for run in both:
-        assert activations.kept_bytes(run) == 2 * activations.kept_bytes(one)
+        assert activations.kept_bytes(run) == 2 * activations.kept_bytes(single)
     together, apart = (activations.block_bytes(run) for run in both)
-    assert together == 2 * apart == 2 * activations.block_bytes(one)
+    assert together == 2 * apart == 2 * activations.block_bytes(single)
 
 
 def test_trajectories_are_float32_latents_means_and_anchor_means():
@@ -133,29 +133,29 @@ def test_trajectories_are_float32_latents_means_and_anchor_means():
 def test_trajectories_of_nft_are_latents_and_the_velocities_of_its_levels():
     run = simulated(batch_size=2, sp_size=8, objective="nft", nft_levels=4)
     latent = 32 * 31 * 30 * 53 * 4
-    several = run.with_settings(num_updates_per_rollout=2)  # which need the old velocities
+    several = run.with_settings(num_updates_per_rollout=2)  # needs the old velocities
     without = several.with_settings(kl_weight=0.0)
-    found = [memory(one).phases["decode"]["trajectories"] / 2 / latent for one in (run, several, without)]
+    found = [memory(each).phases["decode"]["trajectories"] / 2 / latent for each in (run, several, without)]
     assert found == [21 + 4, 21 + 4 + 4, 21 + 4]
 
 
-def test_precomputed_conditions_leave_no_encoder():
+def test_precomputed_conditions_need_no_encoder():
     assert memory(simulated()).phases["decode"]["encoders"] / GIB == pytest.approx(14.0, rel=0.01)
     assert memory(simulated(precompute_conditions=True)).phases["decode"]["encoders"] == 0
 
 
-def test_an_image_version_needs_its_encoder_too():
+def test_an_image_to_video_version_needs_its_image_encoder():
     versions = ("480p_t2v", "480p_i2v")
     text_only, with_images = (encoder_bytes(simulated(transformer_version=version)) for version in versions)
     assert with_images - text_only == pytest.approx(2 * 0.428e9)
 
 
-def test_videos_that_are_decoded_together_hold_their_maps_together():
+def test_memory_of_decoding_is_proportional_to_the_batch_size():
     one, two = (decoding_bytes(simulated(decode_batch_size=n)) for n in (1, 2))
     assert two == pytest.approx(2 * one, rel=0.02)
 
 
-def test_the_sum_is_that_of_the_items_and_the_peak_the_largest():
+def test_the_peak_is_the_largest_sum_of_items():
     counted = memory(simulated())
     totals = {phase: sum(items.values()) for phase, items in counted.phases.items()}
     assert counted.peak() == max(totals.values()) == totals[counted.peak_phase()]

@@ -1,4 +1,4 @@
-"""The planner as a program, and the tables of docs/memory.md."""
+"""The program scripts.plan, and the tables of docs/memory.md."""
 
 import subprocess
 import sys
@@ -40,7 +40,7 @@ VARIANTS = {
 
 @pytest.fixture
 def plan(capsys, monkeypatch):
-    """What the program prints, in this process."""
+    """Output of the program, run in this process."""
     monkeypatch.chdir(ROOT)
 
     def run(*arguments):
@@ -53,7 +53,6 @@ def plan(capsys, monkeypatch):
 
 
 def test_a_plan_has_memory_cost_combinations_and_a_verdict(plan):
-    """The entry as it is called."""
     command = [sys.executable, "-m", "scripts.plan", *CONFIG, "--gpu_memory", "80", "--rate", "400", "--sp_size", "4"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and not done.stderr
@@ -70,12 +69,12 @@ def test_a_flag_of_the_run_changes_the_plan_and_the_verdict_is_the_last_line(pla
     assert "makes it fit: --enable_gradient_checkpointing true" in last
 
 
-def test_a_world_that_sp_size_does_not_divide_is_answered_with_legal_ones(plan):
+def test_an_illegal_world_size_prints_legal_ones(plan):
     last = plan(*CONFIG, "--world_size", "7").splitlines()[-1]
     assert last.startswith("illegal: ") and "got sp_size 2 and 7 processes" in last and "world_size 8" in last
 
 
-def test_the_miniature_is_planned_from_its_own_configuration(plan):
+def test_the_miniature_is_planned_from_its_config_json(plan):
     assert "4 blocks of width 96" in plan("--config", "configs/miniature.yaml", "--world_size", "1")
 
 
@@ -83,7 +82,7 @@ def table(rows):
     return "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows)
 
 
-def test_the_tables_in_the_documentation_are_the_ones_that_are_made(plan):
+def test_memory_tables_of_the_documentation_are_up_to_date(plan):
     document = (ROOT / "docs" / "memory.md").read_text()
     assert f"\n\n{plan(*CONFIG, '--table')}\n" in document
 
@@ -95,7 +94,7 @@ def test_the_tables_in_the_documentation_are_the_ones_that_are_made(plan):
     assert f"\n{table((name, gib(**changes)) for name, changes in VARIANTS.items())}\n\n" in document
 
 
-def test_the_times_in_the_documentation_are_the_ones_that_are_predicted(monkeypatch):
+def test_times_in_the_documentation_are_up_to_date(monkeypatch):
     monkeypatch.chdir(ROOT)
 
     def row(name, gpus):
@@ -116,7 +115,7 @@ def test_the_times_in_the_documentation_are_the_ones_that_are_predicted(monkeypa
     assert f"\n{rows}\n\n" in (ROOT / "docs" / "memory.md").read_text(), rows
 
 
-def test_the_messages_in_the_documentation_are_the_ones_that_are_counted():
+def test_traffic_in_the_documentation_is_up_to_date():
     def row(gpus, replicas, batched):
         changes = {"dp_replicate": replicas, "batched_forward": batched, "batch_size": 2}
         fast = PlannedRun(load_config(ROOT / CONFIG[1], **changes), gpus, Architecture())
@@ -146,7 +145,7 @@ def test_the_messages_in_the_documentation_are_the_ones_that_are_counted():
         (("--config", "nowhere.yaml"), "must be a readable YAML file"),
     ],
 )
-def test_bad_input_ends_with_2_and_one_message(arguments, words, capsys, monkeypatch):
+def test_invalid_input_exits_with_code_2_and_one_message(arguments, words, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", ["plan.py"])
     with pytest.raises(SystemExit) as ended:

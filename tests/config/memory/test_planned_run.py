@@ -1,4 +1,4 @@
-"""What the settings decide; and legal runs are those that post_train.py takes, nearest first."""
+"""Quantities derived from settings; legal runs are those that post_train.py accepts, nearest first."""
 
 from itertools import islice
 from pathlib import Path
@@ -18,11 +18,11 @@ def run_of(world_size, **changes):
     return PlannedRun(CONFIG.with_settings(**changes), world_size, RELEASED)
 
 
-def dealt(run):
+def layout(run):
     return run.world_size, run.settings.sp_size, run.settings.batch_size, run.settings.num_generations
 
 
-def test_what_follows_from_the_settings_of_the_shipped_run():
+def test_quantities_derived_from_the_shipped_config():
     run = run_of(8)
     assert (run.replicas, run.num_shards, run.rollouts_per_replica, run.plan.num_trained_steps) == (4, 8, 2, 20)
     assert run.backwards_per_update == 2 * 20
@@ -30,7 +30,7 @@ def test_what_follows_from_the_settings_of_the_shipped_run():
     assert run_of(8, dp_replicate=2).num_shards == 4
 
 
-def test_samples_and_branches_go_through_the_transformer_apart_or_together():
+def test_batch_sizes_and_calls_with_and_without_batching():
     apart, together = run_of(8), run_of(8, batched_forward=True)
     assert (apart.samples_at_once(3), apart.calls_of(3, 2)) == (1, 6)
     assert (together.samples_at_once(3), together.calls_of(3, 2)) == (6, 1)
@@ -47,35 +47,35 @@ def test_samples_and_branches_go_through_the_transformer_apart_or_together():
         ({"reward_model": ["videoalign", "clip"]}, 4.57 + 1.72),
     ],
 )
-def test_reward_models_count_where_they_are(changes, gigabytes):
+def test_only_reward_models_on_the_gpu_count(changes, gigabytes):
     assert run_of(8, **changes).reward_bytes == pytest.approx(gigabytes * 1e9)
 
 
 @pytest.mark.parametrize("world_size, sp_size", [(8, 2), (64, 8), (7, 2), (1, 2), (9, 4), (12, 3)])
-def test_every_run_near_is_legal_and_the_nearest_is_first(world_size, sp_size):
-    asked = run_of(world_size, sp_size=sp_size)
-    found = list(islice(asked.legal_near(), 10))
+def test_nearby_runs_are_legal_and_the_nearest_is_first(world_size, sp_size):
+    requested = run_of(world_size, sp_size=sp_size)
+    found = list(islice(requested.legal_near(), 10))
     assert found
     for near in found:
         sp_size = near.settings.sp_size
         assert near.world_size == near.replicas * sp_size and sp_size <= RELEASED.num_attention_heads
         rollout, distributed, loss = near.config.rollout, near.config.distributed, near.config.loss
         assert not list(batch_problems(rollout, distributed, loss.num_updates_per_rollout, near.world_size))
-    if not asked.problems:
-        assert found[0] == asked
+    if not requested.problems:
+        assert found[0] == requested
 
 
-def test_numbers_are_halved_and_doubled_one_before_two():
-    near = [dealt(run) for run in run_of(8).legal_near()]
+def test_fewer_doublings_come_first():
+    near = [layout(run) for run in run_of(8).legal_near()]
     assert near[0] == (8, 2, 2, 4)
-    assert near.index((8, 1, 2, 4)) < near.index((4, 2, 2, 4))  # another number of GPUs weighs twice
+    assert near.index((8, 1, 2, 4)) < near.index((4, 2, 2, 4))  # a change of world_size counts twice
     assert near.index((8, 2, 4, 4)) < near.index((8, 2, 4, 8))
 
 
-def test_an_odd_world_is_led_to_the_multiples_beside_it():
+def test_nearby_runs_of_an_odd_world_size_include_adjacent_multiples():
     found = list(run_of(7).legal_near())
     assert {6, 7, 8} <= {near.world_size for near in found}
-    assert dealt(found[0]) == (8, 2, 2, 4)
+    assert layout(found[0]) == (8, 2, 2, 4)
     assert str(found[0]) == "world_size 8, sp_size 2, batch_size 2, num_generations 4 (dp 4)"
 
 
@@ -89,9 +89,9 @@ def test_an_odd_world_is_led_to_the_multiples_beside_it():
         (8, {"num_generations": 1}, "at least 2"),
     ],
 )
-def test_what_is_not_legal_is_named(world_size, changes, words):
+def test_the_reason_for_an_illegal_run_is_reported(world_size, changes, words):
     assert any(words in problem for problem in run_of(world_size, **changes).problems)
 
 
-def test_heads_that_do_not_divide_are_legal_as_they_are_to_the_trainer():
+def test_an_uneven_split_of_heads_is_legal():
     assert not run_of(12, sp_size=3, batch_size=4).problems

@@ -1,4 +1,4 @@
-"""The length of a run: sums of what a rank computes, told as hours where a GPU's rate is known."""
+"""Length of a run: the time of a rank, printed in hours if the rate of the GPU is known."""
 
 from pathlib import Path
 
@@ -30,15 +30,15 @@ def seconds(run):
     return duration(run).total
 
 
-def test_a_validation_on_one_gpu_is_its_videos_forwards_and_decoding():
+def test_the_time_of_a_validation_on_one_gpu_is_sampling_and_decoding():
     run = planned(world_size=1, sp_size=1)
     forward = RELEASED.forward(RELEASED.image_tokens(121, 480, 864), 300).total
-    one = planned(sample_n_frames=121, height=480, width=864)
-    of_video = decode_flops(one) + scoring_flops(one)
-    assert validation_seconds(run, 64) == pytest.approx(64 * (40 * 2 * forward + of_video) / 400e12)
+    rollouts = planned(sample_n_frames=121, height=480, width=864)
+    per_video = decode_flops(rollouts) + scoring_flops(rollouts)
+    assert validation_seconds(run, 64) == pytest.approx(64 * (40 * 2 * forward + per_video) / 400e12)
 
 
-def test_replicas_share_the_videos_of_a_validation_and_the_fullest_is_waited_for():
+def test_replicas_share_validation_videos_and_the_largest_share_counts():
     on = {gpus: validation_seconds(planned(world_size=gpus), 64) for gpus in (8, 16, 64)}
     assert on[8] == pytest.approx(2 * on[16]) == pytest.approx(8 * on[64])
     assert validation_seconds(planned(), 61) == on[8] > validation_seconds(planned(), 60)
@@ -52,11 +52,11 @@ def test_a_validation_waits_for_weights_that_come_over_a_slow_network():
 
 def test_ranks_that_share_a_batch_share_its_decoding():
     alone, pairs = (validation_seconds(planned(validation_batch_size=size), 64) for size in (1, 2))
-    of_video = (decode_flops(planned().validation) + scoring_flops(planned().validation)) / 400e12
-    assert alone - pairs == pytest.approx(8 * of_video)  # 16 videos of a replica, 8 times two at once
+    per_video = (decode_flops(planned().validation) + scoring_flops(planned().validation)) / 400e12
+    assert alone - pairs == pytest.approx(8 * per_video)  # a replica decodes its 16 videos in 8 pairs
 
 
-def test_a_validation_of_fewer_steps_than_a_window_reaches_to_has_a_length_too():
+def test_a_validation_may_have_fewer_steps_than_the_window_needs():
     short = {"validation_steps": 4, "valid_video_csv": ["assets/miniature/prompts/smoke.csv"]}
     plain, windowed = (whole_run(planned(**short, sde_window=window)) for window in ("", "fixed:8:2"))
     assert windowed.validation_seconds == plain.validation_seconds > 0
@@ -64,13 +64,13 @@ def test_a_validation_of_fewer_steps_than_a_window_reaches_to_has_a_length_too()
 
 @pytest.mark.parametrize("at_step0", [True, False])
 @pytest.mark.parametrize("max_steps, interval", [(100, 10), (60, 20), (5, 10), (101, 10), (1, 1)])
-def test_validations_are_those_that_the_trainer_makes(max_steps, interval, at_step0):
+def test_the_number_of_validations_matches_the_trainer(max_steps, interval, at_step0):
     record = planned(validation_interval=interval, validate_at_step0=at_step0).config.record
     due = [i for i in range(1, max_steps + 1) if i % interval == 0 or i == max_steps]
     assert num_validations(record, max_steps) == at_step0 + len(due)
 
 
-def test_the_whole_run_is_its_iterations_and_its_validations():
+def test_the_whole_run_is_the_sum_of_iterations_and_validations():
     run = planned(validation_repeats=2)
     length = whole_run(run)
     assert (length.iterations, length.validations, length.validation_videos) == (100, 11, 128)
@@ -81,7 +81,7 @@ def test_the_whole_run_is_its_iterations_and_its_validations():
     assert whole_run(without).seconds == 100 * seconds(without)
 
 
-def test_a_validation_is_guided_at_its_own_scale_and_in_the_interval():
+def test_validation_guidance_uses_its_scale_and_the_interval():
     guided, unguided = (whole_run(planned(cfg_scale=1.0, validation_cfg_scale=scale)) for scale in (2.0, None))
     assert guided.forwards - unguided.forwards == 11 * 64 * 40
     assert guided.validation_seconds > unguided.validation_seconds
@@ -90,7 +90,7 @@ def test_a_validation_is_guided_at_its_own_scale_and_in_the_interval():
     assert unguided.forwards < inside.forwards < guided.forwards
 
 
-def test_hours_are_told_with_their_source():
+def test_hours_are_printed_with_their_assumptions():
     first, source = length_lines(planned())
     assert first.startswith("whole run              100 iterations x 559 s + 11 validations of 64 videos x 2,312 s = ")
     assert first.endswith("= 22.6 h on 8 GPUs, 181 GPU-hours")
@@ -101,7 +101,7 @@ def test_hours_are_told_with_their_source():
     assert "300 TFLOP/s per GPU, 450" in length_lines(planned(hardware=Hardware(rate=300.0)))[1]
 
 
-def test_a_run_of_more_than_a_week_is_warned_of_with_the_iterations_of_a_week():
+def test_a_run_longer_than_a_week_warns_with_the_iterations_of_a_week():
     run = planned("hunyuanvideo15_480p_8gpu", valid_video_csv="")
     *_, warning = length_lines(run)
     assert "WARNING: longer than a week" in warning and "max_steps (now 10000)" in warning
@@ -110,7 +110,7 @@ def test_a_run_of_more_than_a_week_is_warned_of_with_the_iterations_of_a_week():
     assert len(length_lines(run.with_settings(max_steps=in_a_week))) == 2
 
 
-def test_a_cpu_and_the_miniature_get_forwards_and_no_hours():
+def test_a_cpu_run_and_the_miniature_print_forward_passes_instead_of_hours():
     run = planned(device="cpu")
     [line] = length_lines(run)
     forwards = 100 * 32 * cost(run).forwards_per_rollout + 11 * 64 * 40 * 2
@@ -123,13 +123,13 @@ def test_a_cpu_and_the_miniature_get_forwards_and_no_hours():
         assert "GPU" not in line and "TFLOP" not in line
 
 
-def test_a_start_takes_the_device_that_was_found():
+def test_start_lines_depend_on_the_device():
     config = planned().config
     assert start_lines(config, 8, "cuda") == start_lines(config, 8, "auto") != start_lines(config, 8, "cpu")
     assert "GPU-hours" in "".join(start_lines(config, 8, "cuda")) and len(start_lines(config, 8, "cpu")) == 2
 
 
-def test_the_start_says_what_is_recomputed_and_how_much_of_the_gpu_that_needs():
+def test_start_lines_report_checkpointing_and_its_memory():
     config, run = planned().config, planned()
     kinds = ("selective", "full")
     needed = {kind: memory(run.with_settings(activation_checkpointing=kind)).needed_gib for kind in kinds}
@@ -142,7 +142,7 @@ def test_the_start_says_what_is_recomputed_and_how_much_of_the_gpu_that_needs():
     assert not any("recomputation" in line for line in start_lines(without, 8, "cuda"))
 
 
-def test_a_transformer_that_is_not_there_has_no_length(tmp_path):
+def test_a_missing_transformer_has_no_start_lines(tmp_path):
     config = planned(pretrained_model_root=str(tmp_path), transformer_version="mine").config
     assert start_lines(config, 8, "auto") == []
 

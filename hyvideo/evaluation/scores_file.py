@@ -28,7 +28,7 @@ def gather_rewards(local: Mapping[int, Reward], num_videos: int, mesh: Mesh) -> 
 
 
 def summarise_rewards(rewards: list[Reward]) -> tuple[dict[str, float], dict[str, Dispersion]]:
-    """Return the means over the scored videos with the number of missing ones, and the spread of ``reward``."""
+    """Return means over the scored videos, with the number of missing ones, and the spread of ``reward``."""
     scored = [reward for reward in rewards if not reward.is_missing]
     totals = [reward.total for reward in scored]
     spreads = {"reward": Dispersion(statistics.pstdev(totals), len(totals))} if totals else {}

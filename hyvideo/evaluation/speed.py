@@ -80,7 +80,7 @@ sample = torch.no_grad()(forward)
 
 
 def train(model: nn.Module, inputs: dict) -> Tensor:
-    """Run forward, recomputation and backward without the optimizer; return the gradient of the first parameter."""
+    """Run a forward and backward pass without the optimizer; return the gradient of the first parameter."""
     forward(model, inputs).float().square().mean().backward()
     gradient = next(model.parameters()).grad
     model.zero_grad(set_to_none=True)

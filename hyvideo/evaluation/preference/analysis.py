@@ -95,7 +95,7 @@ def question_results(given: list[SimpleNamespace], methods: list[str]) -> dict:
 
 
 def analyse(study: Study, most_failed: float) -> str:
-    """Write table3, pairs.csv and analysis to the study's folder; return the text. ValueError if no answers remain."""
+    """Write table3, pairs.csv and the analysis; return its text. Raises ValueError if no answers remain."""
     key, questions = parse_json((study.folder / KEY).read_text(encoding="utf-8")), list(study.questions)
     given = judgements(study, key["pairs"])
     checks: dict[str, list[bool]] = {j.rater: [] for j in given}

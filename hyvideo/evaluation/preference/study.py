@@ -22,7 +22,7 @@ DATE = 946_684_800  # modification time of every file: 1 January 2000
 def design(num_methods: int, num_units: int, *, raters: int, pairs: int, checks: int, seed: int = 0) -> list[list]:
     """Return each rater's screens: kind (pair, repeat, identical), unit, and methods of the first and second video.
 
-    All combinations of methods and units are arranged cyclically and each rater gets the next contiguous slice. In any
+    All combinations of method pairs and units are arranged cyclically; each rater gets the next slice. In any
     slice the counts of the pairs of methods differ by at most one, those of the units by at most two. For each rater,
     the counts of the earlier method on the two sides differ by at most one. Raises ValueError for impossible sizes.
     """

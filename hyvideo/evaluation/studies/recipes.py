@@ -43,7 +43,7 @@ class Budget(NamedTuple):
 
 
 def read_recipes(path: str) -> tuple[str, list[str], list[Recipe]]:
-    """Read base config, common flags and recipes from a file. Raises ValueError for another content."""
+    """Read base config, common flags and recipes from a file. Raises ValueError for invalid content."""
     content = read_yaml(path)
     match content:
         case {"base": str(base), "recipes": dict(recipes), **rest} if recipes and not rest.keys() - {"common"}:

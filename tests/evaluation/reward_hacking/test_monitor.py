@@ -156,7 +156,7 @@ def test_the_program_exits_with_code_3(greedy_config, mesh, monkeypatch, capsys,
     "changes, output",
     [
         ({"hacking_threshold": 0.0}, "hacking_threshold must be positive"),
-        ({"on_reward_hacking": "stop", "valid_video_csv": ""}, "on_reward_hacking stop needs validations"),
+        ({"on_reward_hacking": "stop", "valid_video_csv": ""}, "on_reward_hacking stop needs validation prompts"),
     ],
 )
 def test_settings_that_prevent_monitoring_are_rejected(greedy_config, changes, output):
@@ -225,7 +225,7 @@ def test_few_videos_raise_a_warning_and_do_not_stop_the_run(tmp_path, mesh, caps
         assert watch.ends_run == ends
     output = capsys.readouterr().err
     assert output.count("reward hacking at iteration") == 2
-    assert output.count("stop only warns: it needs at least 16 videos") == (0 if ends else 1)
+    assert output.count("stop only warns with fewer than 16 videos") == (0 if ends else 1)
 
 
 def test_distances_over_different_numbers_of_videos_are_not_compared_and_one_warning_is_printed(tmp_path, mesh, capsys):

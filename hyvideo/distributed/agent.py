@@ -64,9 +64,9 @@ def main(arguments: list[str], last_iteration: Callable[[list[str]], int]) -> in
 
     ``last_iteration`` returns the last finished iteration of a run with the given flags.
     """
-    # Slurm sends SIGUSR1 to all processes. The launch script sends SIGTERM here; SIG_IGN would be inherited.
+    # Slurm sends SIGUSR1 to all processes; this one acts on SIGTERM. SIG_IGN would be inherited by the workers.
     signal.signal(signal.SIGUSR1, lambda *_: None)
-    # A store that outlives a restart keeps entries of the previous processes, and the new ones hang.
+    # A store that outlives a restart keeps entries of the previous processes, which make the new ones hang.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     flags = run.parse_args(arguments).training_script_args
     api.LocalElasticAgent = functools.partial(Agent, last_iteration=lambda: last_iteration(flags))

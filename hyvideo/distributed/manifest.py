@@ -81,7 +81,7 @@ def fingerprint(paths: Iterable[Path]) -> str:
     """Return a hash of the names and contents of files and of files below folders; missing paths are skipped.
 
     A checkpoint file whose size matches its manifest and that is not newer is not hashed again: the manifest's hash is
-    used, because a checkpoint can have 100 GB and more. Names that start with a dot are excluded.
+    used, because with optimizer states a checkpoint can exceed 100 GB. Names that start with a dot are excluded.
     """
     names = [(path, file) for path in paths for file in _files_below(path)]
     with ThreadPoolExecutor() as pool:  # hashing releases the GIL: 57 GB of weights at disk speed

@@ -51,7 +51,7 @@ class Ownership:
         while waits:
             with failing_together(self.mesh, errors=(NotOwner, ValueError)):
                 waits = self.mesh.is_main and self._take_or_wait()
-            waits = anywhere(waits, self.mesh)  # together: other ranks could time out in a collective
+            waits = anywhere(waits, self.mesh)  # all ranks wait together, so that no collective times out
             time.sleep(self.beat_s / 10 if waits else 0)
         self._is_taken = True
 
@@ -68,7 +68,7 @@ class Ownership:
             with suppress(OSError):  # an unreadable file may belong to another process
                 if (_read(self.path)[0] or {}).get("token") == self.token:
                     self.path.unlink(missing_ok=True)
-                    if self._is_new:  # a start that failed leaves no empty folder
+                    if self._is_new:  # remove the folder if it is still empty
                         self.path.parent.rmdir()
 
     def holds(self) -> bool:

@@ -105,7 +105,7 @@ def try_all_reduce(mesh: Mesh, device: torch.device, timeout_s: float, *, collec
     if not outcome[-1]:
         return ""
     hint = "; set NCCL_DEBUG=INFO to see the connections" if device.type == "cuda" else ""
-    return f"the all-reduce on {device.type}: {outcome[-1]}{hint}"
+    return f"the all-reduce on {device.type} failed: {outcome[-1]}{hint}"
 
 
 def _grouped(pairs: Iterable[tuple[str, NodeReport]]) -> dict[str, list[NodeReport]]:

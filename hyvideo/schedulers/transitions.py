@@ -71,9 +71,9 @@ def dance_variance(sigma: float, sigma_next: float, eta: float, sigma_after_firs
 
 
 def cps_transition(sigma: float, sigma_next: float, eta: float, sigma_after_first: float) -> Transition:
-    """Return ``mean = (1 - sigma') x0_hat + sqrt(sigma'^2 - std^2) x1_hat`` with ``std = sigma' sin(eta pi / 2)``.
+    """Return the step of coefficient-preserving sampling, with ``std = sigma' sin(eta pi / 2)``.
 
-    The predictions of data and noise are ``x0_hat = x - sigma v`` and ``x1_hat = x + (1 - sigma) v``.
+    ``mean = (1 - sigma') x0_hat + sqrt(sigma'^2 - std^2) x1_hat``; x0_hat = x - sigma v, x1_hat = x + (1 - sigma) v.
     """
     std = sigma_next * math.sin(eta * math.pi / 2)
     if std <= 0:

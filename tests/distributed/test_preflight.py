@@ -127,9 +127,9 @@ def test_a_collective_that_hangs_fails_or_returns_a_wrong_sum_is_reported(monkey
         raise RuntimeError("connection\nrefused")
 
     assert outcome(lambda tensor: tensor.fill_(3)) == ""
-    assert outcome(lambda tensor: time.sleep(5)) == "the all-reduce on cpu: did not finish within 0.2 s"
-    assert outcome(fail) == "the all-reduce on cpu: connection refused"
-    assert outcome(lambda tensor: tensor) == "the all-reduce on cpu: returned 1 instead of 3"
+    assert outcome(lambda tensor: time.sleep(5)) == "the all-reduce on cpu failed: did not finish within 0.2 s"
+    assert outcome(fail) == "the all-reduce on cpu failed: connection refused"
+    assert outcome(lambda tensor: tensor) == "the all-reduce on cpu failed: returned 1 instead of 3"
 
 
 @pytest.fixture

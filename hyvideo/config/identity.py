@@ -69,6 +69,6 @@ def experiment_settings(config: Config) -> dict[str, object]:
 
 
 def evaluation_settings(settings: Mapping[str, object]) -> dict[str, object]:
-    """Return the settings, except paths, that affect an evaluation of a policy, as for validation videos."""
+    """Return the settings, except paths, that affect an evaluation; frames, size and shift are those of validation."""
     sampled = Config().with_settings(**settings).sampled_as_validation().flat()
     return {name: value for name, value in sampled.items() if TRAITS[name].measured}

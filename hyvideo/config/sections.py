@@ -24,7 +24,7 @@ class ModelSettings:
     encoder_dtype: Literal["fp16", "bf16", "fp32"] = learning("fp16", "Precision of the encoders.", measured=True)
     vae_dtype: Literal["fp16", "bf16", "fp32"] = learning("fp16", "Precision of the VAE.", measured=True)
     vae_tile_size: int = machine(256, "Tile size of VAE decoding in pixels; 0 disables tiling.", measured=True)
-    vae_tile_overlap: float = machine(0.125, "Fraction shared by adjacent tiles.", no.TILES, below=1, measured=True)
+    vae_tile_overlap: float = machine(0.125, "Overlap as a fraction of a tile.", no.TILES, below=1, measured=True)
     precompute_conditions: bool = machine(False, "Encode all prompts before training, then free the encoders.")
     conditions_dir: str = machine("", "Folder of encoded prompts; with precompute_conditions <output_dir>/conditions.")
     random_weights: bool = learning(False, "Initialize weights at random, for smoke tests.", measured=True)
@@ -57,7 +57,7 @@ class RolloutSettings:
     eta: float = learning(0.5, "Noise scale of the SDE.", at_most=1000)
     match_noise: str = learning("", "Choose eta to match the noise of `SAMPLER:ETA`; `recommended`: its paper's eta.")
     grpo_sampling_steps: int = learning(20, "Denoising steps of a rollout.", at_least=1)
-    shift: float | None = learning(None, "Shift of the schedule; default: version's.", at_least=0.001, measured=True)
+    shift: float | None = learning(None, "Sigma shift; default: the model version's.", at_least=0.001, measured=True)
     cfg_scale: float | None = learning(
         None, "Guidance scale; 1 or less disables guidance. Default: the model version's.", at_least=None, measured=True
     )
@@ -95,7 +95,7 @@ class RewardSettings:
     reward_retries: int = machine(1, "Retries of a failed batch before its videos are scored one at a time.")
     check_reward: bool = machine(True, "Check the scorers on a test video before training.")
     max_missing_fraction: float = machine(0.25, "Fraction of failed rewards above which the run stops.", at_most=1)
-    remote_reward_url: str = machine("", "URLs of reward services, comma-separated; replace scorers.", measured=True)
+    remote_reward_url: str = machine("", "Comma-separated URLs of services that replace scorers.", measured=True)
     remote_reward_timeout: float = machine(120.0, "Timeout of a reward request in seconds.", no.SERVICE, above=0)
     advantage_clip: float = learning(5.0, "Advantages are clipped to plus or minus this value.", no.CLIP, above=0)
 
@@ -142,7 +142,7 @@ class TrustRegionSettings:
     kl_weight: float = learning(1e-5, "Largest coefficient of the KL term; 0 disables it.")
     kl_coef: float = learning(1e-7, "Initial KL coefficient.", no.KL, no.RISE)
     kl_min_coef: float = learning(1e-7, "Smallest KL coefficient.", no.KL, no.ADAPTATION)
-    kl_schedule: Literal["constant", "two_stage", "adaptive"] = learning("adaptive", "Coefficient schedule.", no.KL)
+    kl_schedule: Literal["constant", "two_stage", "adaptive"] = learning("adaptive", "KL coefficient schedule.", no.KL)
     kl_feedback: Literal["paper", "lagrangian"] = learning(
         "paper", "A KL above the target lowers the coefficient (paper) or raises it (lagrangian).", *no.FEEDBACK
     )
@@ -218,13 +218,13 @@ class RecordSettings:
     report_to: list[str] = records(["tensorboard"], "Trackers besides metrics.jsonl: tensorboard, wandb, both or none.")
     report: bool = records(True, "Write report.html at every validation and at the end of the run.")
     save_interval: int = records(50, "Iterations between checkpoints; the last iteration is always saved.", at_least=1)
-    save_minutes: float = records(0.0, "Minutes after which an iteration also ends with a checkpoint; 0: never.")
+    save_minutes: float = records(0.0, "Also save after this many minutes, at the end of an iteration; 0: never.")
     save_total_limit: int = records(3, "Checkpoints to keep; 0 keeps all.")
     keep_every: int = records(0, "Interval of checkpoints that save_total_limit does not delete; 0: none.", no.LIMIT)
     save_asynchronously: bool = records(True, "Write checkpoints in the background, from a copy on the CPU.")
     resume_from_checkpoint: str = start("", "Checkpoint folder, or `latest` (`auto`) for the newest complete one.")
     allow_changed_settings: bool = start(False, "Resume although settings that affect learning have changed.")
-    log_video_interval: int = records(10, "Iterations between those whose videos are saved; 0 saves none.")
+    log_video_interval: int = records(10, "Iterations between saved rollout videos; 0 saves none.")
     log_num_videos: int = records(4, "Videos to save per iteration or validation.", no.VIDEOS)
     validation_interval: int = records(50, "Iterations between validations.", no.VALIDATION, at_least=1)
     validation_steps: int = records(40, "ODE steps of a validation video.", no.VALIDATION, at_least=1, measured=True)

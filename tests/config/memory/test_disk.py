@@ -22,9 +22,9 @@ def planned(config=None, world_size=8, **settings):
 
 
 @pytest.mark.parametrize(
-    "settings, of_bound", [({"lora_rank": 2, "use_muon": False}, 0.98), ({"ema_decay": 0.9, "use_muon": True}, 0.3)]
+    "settings, fraction", [({"lora_rank": 2, "use_muon": False}, 0.98), ({"ema_decay": 0.9, "use_muon": True}, 0.3)]
 )
-def test_the_predicted_size_bounds_the_saved_checkpoint(tiny_config, mesh, settings, of_bound):
+def test_the_predicted_size_bounds_the_saved_checkpoint(tiny_config, mesh, settings, fraction):
     """The miniature freezes most of its parameters, since its prompts have no glyphs or images."""
     config = tiny_config.with_settings(**settings, save_asynchronously=False)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
@@ -32,7 +32,7 @@ def test_the_predicted_size_bounds_the_saved_checkpoint(tiny_config, mesh, setti
     trainer.run_iteration()
     found = sum(tensor.nbytes for tensor in trainer.policy.tensors().values())
     bound = checkpoint_bytes(planned(config, 1))
-    assert of_bound * bound <= found <= 1.001 * bound  # counters
+    assert fraction * bound <= found <= 1.001 * bound  # counters
 
 
 def test_the_size_does_not_depend_on_the_ranks_and_is_known_for_the_released_model():

@@ -17,7 +17,7 @@ from pathlib import Path
 from hyvideo.config import processes
 from hyvideo.config.command_line import read_settings, truth
 from hyvideo.config.reference_flags import add_flags, meanings, size_of_text, table, with_flags
-from hyvideo.data.outside import Parser, brief, shown
+from hyvideo.data.outside import Parser, quote, shorten
 
 # Flags of this program and the settings of a run that they set.
 SETTINGS = {"model_path": "pretrained_model_root", "num_inference_steps": "validation_steps", "stochastic": "sde_type"}
@@ -87,7 +87,7 @@ def check(options: argparse.Namespace) -> None:
     for name, (least, most) in limits.items():
         value = getattr(options, name)
         if value is not None and not least <= value <= most:
-            raise ValueError(f"--{name} must be a number from {least:,} to {most:,}, got {shown(value, 40)[1:-1]}")
+            raise ValueError(f"--{name} must be a number from {least:,} to {most:,}, got {quote(value, 40)[1:-1]}")
     if (options.height is None) != (options.width is None):
         raise ValueError(f"--height and --width must be given together, got {options.height} and {options.width}")
     if options.aspect_ratio and options.height is not None and processes.rank() == 0:
@@ -105,7 +105,7 @@ def take_reference_forms(options: argparse.Namespace) -> None:
     if options.fixed_size is None:
         return
     if not (size := size_of_text(options.fixed_size)):
-        raise ValueError(f"--fixed_size must be height x width, e.g. 480x864, got {shown(options.fixed_size)}")
+        raise ValueError(f"--fixed_size must be height x width, e.g. 480x864, got {quote(options.fixed_size)}")
     height, width = map(int, size)
     if (options.height or height, options.width or width) != (height, width):
         raise ValueError(
@@ -172,7 +172,7 @@ def main() -> int:
     try:
         run(options)
     except ValueError as error:
-        print(f"generate.py: {brief(with_flags(str(error), options.flags))}", file=sys.stderr)
+        print(f"generate.py: {shorten(with_flags(str(error), options.flags))}", file=sys.stderr)
         return 2
     return 0
 

@@ -20,7 +20,7 @@ from hyvideo.config.rules import batch_problems, check, check_ranges
 from hyvideo.config.run_plan import describe, labelled, make_plan
 from hyvideo.config.settings import Config
 from hyvideo.config.without_effect import settings_without_effect
-from hyvideo.data.outside import brief
+from hyvideo.data.outside import shorten
 from hyvideo.evaluation.reward_hacking.rule import RewardHacking, check_output_dir
 
 
@@ -43,7 +43,7 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
         trainer = build(config, at_end)
     except ValueError as error:  # user errors; later errors keep their traceback
         processes.wait_for_turn()
-        print(f"post_train.py: {brief(with_flags(str(error), command.flags))}", file=sys.stderr)
+        print(f"post_train.py: {shorten(with_flags(str(error), command.flags))}", file=sys.stderr)
         return 2
 
     from hyvideo.distributed import mesh as ranks
@@ -86,9 +86,9 @@ def show(command: CommandLine) -> None:
         print("                       the batches need several processes; --world_size N plans for N processes")
     print_plan(config, world_size, start_lines(config, world_size, config.model.device))
 
-    from hyvideo.training.machine import lacks
+    from hyvideo.training.machine import missing_requirements
 
-    for line in labelled("missing on this host", lacks(config, world_size)):
+    for line in labelled("missing on this host", missing_requirements(config, world_size)):
         print(line)
 
 

@@ -29,9 +29,9 @@ from hyvideo.evaluation.validation import Validation
 from hyvideo.models.reward_models.rewards import Scorer
 from hyvideo.records.metrics import MetricsWriter
 from hyvideo.records.progress_bar import ProgressBar
-from hyvideo.records.run_files import reported_if_unwritable, write_config
+from hyvideo.records.run_files import warn_if_unwritable, write_config
 from hyvideo.records.stage_timer import StageTimer, peak_memory_gib
-from hyvideo.training.machine import settled
+from hyvideo.training.machine import resolve_auto
 from hyvideo.training.on_policy_check import OffPolicyError
 from hyvideo.training.preemption import Stopped
 from hyvideo.training.rewards import TooManyMissingRewards
@@ -55,7 +55,7 @@ class Trainer(RunParts):
         scorers: dict[str, Scorer] | None = None,  # scorers by name; default: those of the settings
         on_stage: Callable[[str, int], None] = lambda stage, iteration: None,  # called with stage and iteration
     ):
-        config = settled(config, mesh, device)
+        config = resolve_auto(config, mesh, device)
         self.config, self.mesh, self.device = config, mesh, device
         self.output_dir = Path(config.record.output_dir)
         self.bar = ProgressBar(config.optimizer.max_steps, is_shown=mesh.is_main)
@@ -74,7 +74,7 @@ class Trainer(RunParts):
             callbacks = self.progress.enter, self.signals.all_ready
             self.validation = Validation(self.config, self.mesh, self.pipeline, self.encoder, self.scorer, *callbacks)
         self._corrupted: list[Path] = []
-        found = checkpoint.find_undamaged(self.output_dir, wanted, self.mesh, self._corrupted) if wanted else None
+        found = checkpoint.find_intact(self.output_dir, wanted, self.mesh, self._corrupted) if wanted else None
         self.resumed = self.state.resume(found)
 
     @property
@@ -151,7 +151,7 @@ class Trainer(RunParts):
         with timer("record"):
             self.recorder.keep(rollouts, pending.videos, self.iteration, num_missing=num_missing, writer=writer)
         divergence = self.update.nonfinite.divergence(self.iteration)
-        self.rewards.refuse_too_many_missing(reward_metrics, rewards, self.iteration, divergence=divergence)
+        self.rewards.check_failed_rewards(reward_metrics, rewards, self.iteration, divergence=divergence)
         with timer("update"):
             update_metrics = self.update(rollouts, anchor_means, self.iteration)
         return {
@@ -177,7 +177,7 @@ class Trainer(RunParts):
     def _report(self) -> None:
         """Write report.html if ``report`` is set."""
         if self.mesh.is_main and self.config.record.report:
-            with reported_if_unwritable("REPORT", (OSError, ValueError)):
+            with warn_if_unwritable("REPORT", (OSError, ValueError)):
                 write_report([self.output_dir], self.output_dir / REPORT_FILE)
 
     def _open_records(self) -> MetricsWriter:
@@ -193,7 +193,7 @@ class Trainer(RunParts):
             resume_iteration=self.iteration - bool(self.state.unvalidated) if self.resumed else before_any_checkpoint,
         )
         if record.resume_from_checkpoint:
-            checkpoint.drop_after(self.output_dir, self.iteration, self._corrupted)
+            checkpoint.remove_after(self.output_dir, self.iteration, self._corrupted)
         write_config(self.output_dir, self.config.flat(), self.device, self.mesh.world_size)
         return writer
 

@@ -32,7 +32,7 @@ import torch
 from torch import nn
 
 from hyvideo.config.command_line import load_config
-from hyvideo.data.outside import Parser, refusals
+from hyvideo.data.outside import Parser, exit_on_error
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.parallelize import parallelize
 from hyvideo.evaluation.speed import Workload, peak_gib, product_rates, relative_difference, sample, take_turns, train
@@ -204,7 +204,7 @@ def main(argv: list[str] | None = None) -> None:
         command.add_argument("--repeats", type=int, default=repeats, help=f"repetitions ({repeats})")
         command.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(argv)
-    with refusals("benchmark.py"):
+    with exit_on_error("benchmark.py"):
         numbers = options.run(options)
     texts = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in numbers.items()}
     print(json.dumps(numbers) if options.json else "\n".join(f"{name}: {value}" for name, value in texts.items()))

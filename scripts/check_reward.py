@@ -13,7 +13,7 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from hyvideo.data.outside import Parser, refusals
+from hyvideo.data.outside import Parser, exit_on_error
 
 
 def main() -> int:
@@ -43,7 +43,7 @@ def main() -> int:
 
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     tolerance = TOLERANCE if args.tolerance is None else args.tolerance
-    with refusals("check_reward.py", (ValueError, FileNotFoundError)):
+    with exit_on_error("check_reward.py", (ValueError, FileNotFoundError)):
         options = ({"path": args.model_path} if args.model_path else {}) | parse_options(args.options)
         trial = make_trial(args)
         scorer = make_scorer(args.reward_model, args.pretrained_model_root, device=device, **options)

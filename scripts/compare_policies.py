@@ -18,10 +18,10 @@ from pathlib import Path
 from hyvideo.config import processes
 from hyvideo.config.command_line import parse
 from hyvideo.config.rules import check_sampling
-from hyvideo.data.outside import Parser, refusals
+from hyvideo.data.outside import Parser, exit_on_error
 
 
-@refusals("compare_policies.py")
+@exit_on_error("compare_policies.py")
 def main(argv: list[str] | None = None) -> None:
     parser = Parser(__doc__)
     parser.add_argument("--policies", nargs="+", required=True, metavar="NAME=PATH", help="policies: base or NAME=PATH")

@@ -11,13 +11,13 @@ pareto.png. A verdict needs at least two seeds; use five or more. The exit code 
 
 import sys
 
-from hyvideo.data.outside import refusals
+from hyvideo.data.outside import exit_on_error
 from hyvideo.evaluation.studies.recipes import Budget, read_recipes, within
 from hyvideo.evaluation.studies.runs import Study, runs_of
 from hyvideo.evaluation.studies.study_command import plan_and_train, study_parser
 
 
-@refusals("compare_recipes.py")
+@exit_on_error("compare_recipes.py")
 def main() -> int:
     parser = study_parser(__doc__, out="outputs/recipes", makes="table")
     parser.add_argument("recipes", help="YAML file with base, common and recipes")

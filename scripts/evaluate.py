@@ -15,10 +15,10 @@ from pathlib import Path
 
 from hyvideo.config.command_line import parse
 from hyvideo.config.rules import check_evaluation
-from hyvideo.data.outside import Parser, make_folder, refusals
+from hyvideo.data.outside import Parser, exit_on_error, make_folder
 
 
-@refusals("evaluate.py")
+@exit_on_error("evaluate.py")
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("--checkpoint_path", type=Path, help="checkpoint of a run; default: the base model")

@@ -11,7 +11,7 @@
 import argparse
 from pathlib import Path
 
-from hyvideo.data.outside import Parser, refusals
+from hyvideo.data.outside import Parser, exit_on_error
 
 
 def main() -> None:
@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--transformer_version", help="version of the base model; default: the run's")
     parser.add_argument("--dtype", choices=["bf16", "fp16", "fp32"], default="bf16", help="precision of the files")
     options = parser.parse_args()
-    with refusals("export.py"):
+    with exit_on_error("export.py"):
         run(options)
     print(f"written to {options.out}")
 

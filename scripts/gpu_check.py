@@ -16,7 +16,7 @@ from pathlib import Path
 
 import yaml
 
-from hyvideo.data.outside import Parser, make_folder, refusals
+from hyvideo.data.outside import Parser, exit_on_error, make_folder
 from tests.isolated_checks import Check, run_checks
 
 CALLS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", default="outputs/gpu_check", help="output folder (outputs/gpu_check)")
     options = parser.parse_args(argv)
     checks = {name: check for call in options.call for name, check in CHECKS[call].items()}
-    with refusals("gpu_check.py"):
+    with exit_on_error("gpu_check.py"):
         make_folder(Path(options.out))
         if unknown := sorted(set(options.only or ()) - set(checks)):
             raise ValueError(f"--only must name checks among {', '.join(checks)}, got {', '.join(unknown)}")

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from hyvideo.config.command_line import parse
 from hyvideo.distributed import agent
-from hyvideo.records.metrics_file import whole_lines
+from hyvideo.records.metrics_file import complete_lines
 
 
 def last_finished(flags: list[str]) -> int:
     path = Path(parse(flags).config.record.output_dir) / "metrics.jsonl"
-    return max((iteration for iteration, _ in whole_lines(path)), default=0) if path.is_file() else 0
+    return max((iteration for iteration, _ in complete_lines(path)), default=0) if path.is_file() else 0
 
 
 if __name__ == "__main__":

@@ -10,12 +10,12 @@ deviation. A figure for which the runs are missing is skipped, with the reason.
 
 from pathlib import Path
 
-from hyvideo.data.outside import Parser, parse_json, refusals
+from hyvideo.data.outside import Parser, exit_on_error, parse_json
 
 THEORY_ONLY = "theory only: pass measured norms of scripts.measure_gradient_norms with --gradients"
 
 
-@refusals("make_figures.py")
+@exit_on_error("make_figures.py")
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="folder of one run or of several")

@@ -18,7 +18,7 @@ from hyvideo.config import processes
 from hyvideo.config.command_line import parse
 from hyvideo.config.rules import check
 from hyvideo.config.settings import Config
-from hyvideo.data.outside import Parser, refusals
+from hyvideo.data.outside import Parser, exit_on_error
 from hyvideo.distributed import mesh as ranks
 from post_train import build
 
@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> None:
         parser.error("--print_config is a flag of post_train.py only")
     folder = options.out.with_name(f".{options.out.name}.run")  # same for all ranks: they may share conditions
     try:
-        with refusals("measure_gradient_norms.py"):
+        with exit_on_error("measure_gradient_norms.py"):
             measure(command.config, options.out, folder, num_rounds=options.rounds, rollouts=options.rollouts)
     finally:
         if processes.rank() == 0:
@@ -57,7 +57,7 @@ def measure(config: Config, out: Path, folder: Path, *, num_rounds: int, rollout
     with ExitStack() as at_end:
         trainer = build(config, at_end)
         trainer.bar.total = trainer.iteration + num_rounds
-        rounds = [norms_per_visit(trainer.update, scored_round(trainer)) for _ in range(num_rounds)]
+        rounds = [norms_per_visit(trainer.update, scored_rollouts(trainer)) for _ in range(num_rounds)]
     if trainer.mesh.is_main:
         result = summarise(config.flat(), trainer.pipeline.scheduler, trainer.update.step_weights, rounds)
         write_json(out, result | {"rollouts": rollouts})
@@ -65,7 +65,7 @@ def measure(config: Config, out: Path, folder: Path, *, num_rounds: int, rollout
         print(f"written to {out}")
 
 
-def scored_round(trainer):
+def scored_rollouts(trainer):
     """Return the next iteration's rollouts with advantages."""
     from hyvideo.records.stage_timer import StageTimer
 
@@ -73,7 +73,7 @@ def scored_round(trainer):
     rollouts, pending = trainer.collector.collect(trainer.iteration, StageTimer(trainer.device, trainer.progress.enter))
     rewards = trainer.rewards.wait(pending)
     advantages, metrics = trainer.rewards.advantages(rollouts.indices, rewards)
-    trainer.rewards.refuse_too_many_missing(metrics, rewards, trainer.iteration)
+    trainer.rewards.check_failed_rewards(metrics, rewards, trainer.iteration)
     trainer.update.refresh_step_weights()
     return rollouts.scored(rewards, advantages.to(trainer.device))
 

@@ -14,7 +14,7 @@ from hyvideo.config.memory.hardware import Hardware
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.memory.report import memory_table, report
 from hyvideo.config.rules import check_ranges
-from hyvideo.data.outside import Parser, refusals
+from hyvideo.data.outside import Parser, exit_on_error
 from hyvideo.models.sizes import read_architecture
 
 
@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> None:
         if not (value > 0 and math.isfinite(value)):
             parser.error(f"--{name} must be a positive number, got {value}")
     config = parse(settings).config
-    with refusals("plan.py"):
+    with exit_on_error("plan.py"):
         check_ranges(config.flat())
         architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
         hardware = Hardware(**{name: vars(options)[name] for name in assumed})

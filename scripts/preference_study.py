@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hyvideo.config.command_line import parse
-from hyvideo.data.outside import Parser, refusals, shown
+from hyvideo.data.outside import Parser, exit_on_error, quote
 from hyvideo.data.prompts import read_requests
 from hyvideo.evaluation.preference.rating import DATABASE, VIDEOS, Study, create_app
 from hyvideo.models.reward_models.service.connections import make_server
@@ -22,7 +22,7 @@ from scripts import compare_policies
 
 def make(options: argparse.Namespace, flags: list[str]) -> None:
     requests, generated = read_requests(*parse(flags).config.data.valid_video_csv), options.study / "made"
-    if old := [shown(path) for name in (VIDEOS, DATABASE) for path in options.study.glob(f"{name}*")]:
+    if old := [quote(path) for name in (VIDEOS, DATABASE) for path in options.study.glob(f"{name}*")]:
         raise ValueError(f"the folder already contains a study: delete {', '.join(old)}, or choose another folder")
 
     from hyvideo.evaluation.preference.study import design, make_study  # slow to import
@@ -30,7 +30,7 @@ def make(options: argparse.Namespace, flags: list[str]) -> None:
     sizes = {name: getattr(options, name) for name in ("raters", "pairs", "checks")}
     paths = dict(word.partition("=")[::2] for word in options.methods)
     if not 2 <= len(paths) == len(options.methods) or not all(Path(path).exists() for path in paths.values()):
-        given = " ".join(map(shown, options.methods))
+        given = " ".join(map(quote, options.methods))
         raise ValueError(f"--methods needs two or more different names, base or an existing NAME=PATH, got {given}")
     folders = {name: Path(path) for name, path in paths.items() if path and any(Path(path).glob("*.mp4"))}
     if policies := [word for word in options.methods if word.partition("=")[0] not in folders]:
@@ -48,7 +48,7 @@ def serve(study: Study, host: str, port: int) -> None:
         make_server(create_app(study)).run(sockets=[listener])
 
 
-@refusals("preference_study.py", (ValueError, OSError, OverflowError, sqlite3.Error))
+@exit_on_error("preference_study.py", (ValueError, OSError, OverflowError, sqlite3.Error))
 def main() -> None:
     parser = Parser(__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -75,7 +75,7 @@ def main() -> None:
         from hyvideo.evaluation.preference.analysis import analyse
 
         for path in options.answers:
-            with refusals(f"preference_study.py: {path}"):
+            with exit_on_error(f"preference_study.py: {path}"):
                 study.add(path.read_bytes())
         print(analyse(study, options.most_failed))
     elif options.static:

@@ -14,13 +14,13 @@ from hyvideo.config.identity import named_files
 from hyvideo.config.memory.disk import check_room
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.rules import check
-from hyvideo.data.outside import refusals
+from hyvideo.data.outside import exit_on_error
 from hyvideo.distributed import mesh as ranks
 from hyvideo.evaluation.reward_hacking.rule import check_output_dir
 from hyvideo.models.sizes import read_architecture
 
 
-@refusals("preflight")
+@exit_on_error("preflight")
 def main() -> None:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--timeout", type=float, default=60.0)

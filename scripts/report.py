@@ -5,11 +5,11 @@ python -m scripts.report outputs/run [outputs/other ...] --out report.html
 
 from pathlib import Path
 
-from hyvideo.data.outside import Parser, refusals
+from hyvideo.data.outside import Parser, exit_on_error
 from hyvideo.evaluation.report.page import REPORT_FILE, write_report
 
 
-@refusals("report.py", (ValueError, OSError))
+@exit_on_error("report.py", (ValueError, OSError))
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="output_dir of a run")

@@ -17,12 +17,12 @@
 import itertools
 import sys
 
-from hyvideo.data.outside import refusals
+from hyvideo.data.outside import exit_on_error
 from hyvideo.evaluation.studies.cells import KL_FLAGS, SCHEDULES, TRAINED_FIGURES, runs_of_figure
 from hyvideo.evaluation.studies.study_command import finished, grid_parser, grid_study, plan_and_train
 
 
-@refusals("reproduce_figures.py")
+@exit_on_error("reproduce_figures.py")
 def main() -> int:
     parser = grid_parser(__doc__, makes="figure")
     parser.set_defaults(settings=["B"])

@@ -13,12 +13,12 @@ between rows. A verdict needs at least two seeds; use five or more. The exit cod
 
 import sys
 
-from hyvideo.data.outside import refusals
+from hyvideo.data.outside import exit_on_error
 from hyvideo.evaluation.studies.cells import KL_FLAGS, METHODS, grid
 from hyvideo.evaluation.studies.study_command import grid_parser, grid_study, named, plan_and_train
 
 
-@refusals("reproduce_table2.py")
+@exit_on_error("reproduce_table2.py")
 def main() -> int:
     parser = grid_parser(__doc__, makes="table")
     parser.set_defaults(methods=METHODS)

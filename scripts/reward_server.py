@@ -12,7 +12,7 @@ import os
 import socket
 from pathlib import Path
 
-from hyvideo.data.outside import Parser, refusals
+from hyvideo.data.outside import Parser, exit_on_error
 from hyvideo.models.reward_models.rewards import make_scorer, parse_options
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--max_videos", type=int, default=16, help="videos scored in one batch (default: 16)")
     parser.add_argument("--max_waiting", type=int, default=64, help="active requests before a 503 (default: 64)")
     options = parser.parse_args()
-    with refusals("reward_server.py", (ValueError, OSError)):
+    with exit_on_error("reward_server.py", (ValueError, OSError)):
         token = read_token(options)
         scorer_options = parse_options(options.options)
         bound_socket = bind(options.host, options.port)  # before loading weights, so that a port in use fails early

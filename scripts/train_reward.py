@@ -9,12 +9,12 @@ import json
 import sys
 from pathlib import Path
 
-from hyvideo.data.outside import Parser, make_folder, refusals
+from hyvideo.data.outside import Parser, exit_on_error, make_folder
 
 FIT = ("learning_rate", "weight_decay", "lora_rank", "seed", "max_epochs")
 
 
-@refusals("train_reward.py", (ValueError, OSError))
+@exit_on_error("train_reward.py", (ValueError, OSError))
 def main() -> int:
     parser = Parser(__doc__)
     parser.add_argument("--pairs", type=Path, required=True, help="CSV: prompt, first, second, dimension, answer")

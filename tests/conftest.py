@@ -97,7 +97,7 @@ def tiny_config(tmp_path, monkeypatch) -> Config:
 
 
 @pytest.fixture
-def files_of_at_most():
+def limited_file_size():
     """A context that limits the size of written files, as on a full disk."""
 
     @contextmanager

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 
-from hyvideo.data.outside import brief
+from hyvideo.data.outside import shorten
 
 LONGEST = 5_000  # characters of an error message
 ODD = [
@@ -58,7 +58,7 @@ def outcome(action, *, seconds: float = 5.0):
         assert message.count("error:") >= 1
     except ValueError as error:
         assert type(error) is ValueError, f"{type(error).__name__} must be a plain ValueError: {error}"
-        message = brief(str(error))
+        message = shorten(str(error))
     finally:
         assert time.perf_counter() - start < seconds
     assert 10 < len(message) <= LONGEST and "Traceback" not in message and "\x1b" not in message

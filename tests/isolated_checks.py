@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from hyvideo.data.outside import brief, replacing
+from hyvideo.data.outside import replacing, shorten
 
 _ROWS = "CHECK_ROWS"  # environment variable: the file for a check's rows
 
@@ -71,7 +71,7 @@ def _run(check: Check, rows: Path, log: Path, seconds: float) -> str | None:
         process.wait()
     errors = re.findall(r"^(?:E +)?([\w.]*Error\b.*)", log.read_text(errors="replace"), re.M)
     reason = f"signal {-code}" if code < 0 else f"exit code {code}"
-    return brief(": ".join([reason, *errors[-1:]]), 400) if code else None
+    return shorten(": ".join([reason, *errors[-1:]]), 400) if code else None
 
 
 def pytest_runtest_logreport(report) -> None:

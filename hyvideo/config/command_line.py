@@ -22,7 +22,7 @@ from hyvideo.config.reference_flags import TASK, Row, add_flags, flags_in, meani
 from hyvideo.config.sections import RewardSettings
 from hyvideo.config.setting import TRUTHS, Switch
 from hyvideo.config.settings import FIELDS, SECTIONS, TRAITS, Config, in_form, is_json
-from hyvideo.data.outside import Parser, file_problem, parse_json, shown
+from hyvideo.data.outside import Parser, file_problem, parse_json, quote
 from hyvideo.models.versions import version_defaults
 
 MAX_BYTES = 2**20  # largest YAML file
@@ -97,7 +97,7 @@ def _translated(given: dict, by_flag: dict[str, list[str]], inherited: dict) -> 
             continue
         if setting in values and in_form(setting, values[setting]) != value:
             texts = (" ".join(v) if isinstance(v, list) else v for v in (in_form(setting, values[setting]), value))
-            both = f"{names[setting]} and {flag} set {setting} to {' and '.join(map(shown, texts))}"
+            both = f"{names[setting]} and {flag} set {setting} to {' and '.join(map(quote, texts))}"
             why = row.conflict or ("they are two names of one setting" if row.sets else "they contradict each other")
             raise ValueError(f"{both}; {why}: remove one of them")
         values[setting], names[setting] = value, flag
@@ -109,7 +109,7 @@ def _value_of_words(name: str, flag: str, words: list[str]) -> Any:
         if get_origin(FIELDS[name].type) is list:
             return in_form(name, [value_of(name, word) for word in words])
         if len(words) != 1:
-            raise argparse.ArgumentTypeError(f"takes one value, got {shown(' '.join(words))}")
+            raise argparse.ArgumentTypeError(f"takes one value, got {quote(' '.join(words))}")
         return value_of(name, words[0])
     except argparse.ArgumentTypeError as error:
         raise ValueError(f"{flag} {error}") from error
@@ -192,7 +192,7 @@ def value_of(name: str, text: str) -> Any:
             return text
         hint = nearest(text, choices)
         others = " or FILE.py:NAME" if kind is str else ""
-        message = f"invalid choice: {shown(text)} (choose from {', '.join(choices)}{others})"
+        message = f"invalid choice: {quote(text)} (choose from {', '.join(choices)}{others})"
         raise argparse.ArgumentTypeError(f"{message}; {hint}" if hint else message)
     if kind is bool:
         return truth(text)
@@ -200,13 +200,13 @@ def value_of(name: str, text: str) -> Any:
     try:
         return number(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"invalid {number.__name__} value: {shown(text)}") from error
+        raise argparse.ArgumentTypeError(f"invalid {number.__name__} value: {quote(text)}") from error
 
 
 def truth(text: str) -> bool:
     """Return the truth value of ``true``, ``off`` etc. Raises argparse.ArgumentTypeError for other text."""
     if text.lower() not in TRUTHS:
-        raise argparse.ArgumentTypeError(f"invalid bool value: {shown(text)} (choose from true, false)")
+        raise argparse.ArgumentTypeError(f"invalid bool value: {quote(text)} (choose from true, false)")
     return TRUTHS[text.lower()]
 
 
@@ -225,7 +225,7 @@ class _Loader(yaml.SafeLoader):
         names = [key.value for key, _ in node.value]
         for number, (key, _) in enumerate(node.value):
             if key.value in names[:number]:
-                raise yaml.YAMLError(f"line {key.start_mark.line + 1} repeats {shown(key.value, 80)}")
+                raise yaml.YAMLError(f"line {key.start_mark.line + 1} repeats {quote(key.value, 80)}")
         return super().construct_mapping(node, deep)
 
 
@@ -244,13 +244,13 @@ _YAML_ERRORS = (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeErr
 def read_yaml(path: str | Path) -> object:
     """Return the content of a YAML file. Raises ValueError for an unreadable file or invalid YAML."""
     if problem := file_problem(path, MAX_BYTES):
-        raise ValueError(f"{shown(path)} must be a readable YAML file: {problem}")
+        raise ValueError(f"{quote(path)} must be a readable YAML file: {problem}")
     try:
         return _Loader(Path(path).read_text(encoding="utf-8-sig")).get_single_data()
     except OSError as error:
-        raise ValueError(f"{shown(path)} must be a readable YAML file: {error.strerror}") from error
+        raise ValueError(f"{quote(path)} must be a readable YAML file: {error.strerror}") from error
     except _YAML_ERRORS as error:
-        raise ValueError(f"{shown(path)} is not valid YAML: {' '.join(str(error).split())[:500]}") from error
+        raise ValueError(f"{quote(path)} is not valid YAML: {' '.join(str(error).split())[:500]}") from error
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:
@@ -264,7 +264,7 @@ def read_settings(path: str | Path) -> dict[str, Any]:
         row = flags_in([str(name)], table("post_train")).get(name)
         if not row and name not in FIELDS:
             hint = nearest(str(name), FIELDS) or "--help lists the settings"
-            raise ValueError(f"{path}: unknown setting {shown(name, 80)}; {hint}")
+            raise ValueError(f"{path}: unknown setting {quote(name, 80)}; {hint}")
         try:
             if row:
                 words_by_flag[name] = _words_of_yaml(row, value)
@@ -292,7 +292,7 @@ def _value_of_yaml(name: str, value: object) -> Any:
     if get_origin(kind) is list:
         words = value if isinstance(value, list) else [value]
         if others := [word for word in words if not isinstance(word, str)]:
-            raise TypeError(f"must be a list of text, got the element {shown(others[0], 80)}; put it in quotes")
+            raise TypeError(f"must be a list of text, got the element {quote(others[0], 80)}; put it in quotes")
         return words
     if isinstance(value, dict) and name in ("reward_weights", "reward_config"):
         return json.dumps(value)
@@ -323,7 +323,7 @@ def reward_options(reward: RewardSettings) -> dict[str, dict]:
         name = REFERENCE_SCORERS.get(key, key)
         if name not in options or not isinstance(given, dict):
             raise ValueError(
-                f"reward_config {path} must map {', '.join(options)} to a mapping of options, got {shown(key)}"
+                f"reward_config {path} must map {', '.join(options)} to a mapping of options, got {quote(key)}"
             )
         if reserved := sorted(given.keys() & {"name", "root", "device"}):
             raise ValueError(f"reward_config {path} must not set {', '.join(reserved)} of {name}; remove it")

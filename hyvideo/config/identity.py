@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from hyvideo.config.command_line import reward_options
 from hyvideo.config.sections import TrustRegionSettings
 from hyvideo.config.settings import TRAITS, Config, in_form, is_json
-from hyvideo.data.outside import located
+from hyvideo.data.outside import find_path
 from hyvideo.models.reward_models.rewards import code_files
 
 
@@ -51,11 +51,11 @@ def named_files(settings: Mapping[str, Any]) -> dict[str, list[Path]]:
     named["reward_config"] = [options] if options and not is_json(options) else []
     for scorer_options in reward_options(Config().with_settings(**settings).reward).values():
         values = [value for name, value in scorer_options.items() if name != "path" and isinstance(value, str)]
-        named["reward_config"] += [value for value in values if os.path.isfile(located(value))]
+        named["reward_config"] += [value for value in values if os.path.isfile(find_path(value))]
     named["reward_model"] = [] if settings["remote_reward_url"] else code_files(settings["reward_model"])
     named["sde_type"] = code_files([settings["sde_type"]])
     named["pretrained_lora_path"] = lora_files(lora) if lora else []
-    return {name: [located(path) for path in paths] for name, paths in named.items() if paths}
+    return {name: [find_path(path) for path in paths] for name, paths in named.items() if paths}
 
 
 def experiment_settings(config: Config) -> dict[str, object]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hyvideo.config.sections import DataSettings, ModelSettings, OptimizerSettings, RecordSettings
 from hyvideo.data.images import check_image
-from hyvideo.data.outside import file_problem, folder_problem, located, shown, unwritable
+from hyvideo.data.outside import file_problem, find_path, folder_problem, quote, write_problem
 from hyvideo.data.prompts import Request, read_requests
 from hyvideo.models.sizes import read_architecture
 from hyvideo.models.versions import RELEASED
@@ -24,10 +24,10 @@ def machine_problems(
     """Yield what this machine lacks for the run."""
     yield from chain(
         packages_are_installed(record.report_to, optimizer.use_8bit_adam),
-        prompts_are_readable(data, that_are_there=False),
-        checkpoints_are_there(model.pretrained_model_root),
-        a_lora_to_start_from_is_there(optimizer.pretrained_lora_path),
-        a_checkpoint_to_go_on_from_is_there(record.resume_from_checkpoint),
+        prompts_are_readable(data, existing=False),
+        checkpoints_exist(model.pretrained_model_root),
+        initial_lora_exists(optimizer.pretrained_lora_path),
+        checkpoint_to_resume_exists(record.resume_from_checkpoint),
         folders_can_be_written("output_dir", record.output_dir),
         folders_can_be_written("conditions_dir", model.conditions_dir) if model.conditions_dir else (),
     )
@@ -55,10 +55,10 @@ def is_installed(package: str) -> bool:
     return spec is not None and spec.origin is not None
 
 
-def prompts_are_readable(data: DataSettings, *, that_are_there: bool) -> Problems:
+def prompts_are_readable(data: DataSettings, *, existing: bool) -> Problems:
     """Yield prompt files that cannot be read, among those that exist or among those that do not."""
     for path in dict.fromkeys([*data.prompts_csv, *data.valid_video_csv]):
-        if os.path.isfile(located(path)) == that_are_there:
+        if os.path.isfile(find_path(path)) == existing:
             yield from problem_of(lambda path=path: _read_prompts(path))
 
 
@@ -100,26 +100,26 @@ def images_fit_the_task(task: str | None, requests: list[Request], version: str,
         )
 
 
-def checkpoints_are_there(root: str) -> Problems:
+def checkpoints_exist(root: str) -> Problems:
     if problem := folder_problem(root):
         reason = "which does not exist" if problem == "it does not exist" else problem
         yield (
-            f"pretrained_model_root must be a checkpoint folder, got {shown(root)}, {reason}; download the weights "
+            f"pretrained_model_root must be a checkpoint folder, got {quote(root)}, {reason}; download the weights "
             "(checkpoints-download.md), or use configs/miniature.yaml, which needs no download"
         )
 
 
-def a_lora_to_start_from_is_there(path: str) -> Problems:
+def initial_lora_exists(path: str) -> Problems:
     if path and folder_problem(path) and (problem := file_problem(path, 2**40)):
-        yield f"pretrained_lora_path must be a LoRA file or folder, got {shown(path)}: {problem}"
+        yield f"pretrained_lora_path must be a LoRA file or folder, got {quote(path)}: {problem}"
 
 
-def a_checkpoint_to_go_on_from_is_there(wanted: str) -> Problems:
+def checkpoint_to_resume_exists(wanted: str) -> Problems:
     if wanted not in ("", "latest", "auto") and (problem := file_problem(Path(wanted) / "state.json", 2**30)):
         reason = folder_problem(wanted) or f"state.json {problem}".replace("it does not exist", "not found")
-        yield f"resume_from_checkpoint must be `latest`, `auto` or a checkpoint folder, got {shown(wanted)}: {reason}"
+        yield f"resume_from_checkpoint must be `latest`, `auto` or a checkpoint folder, got {quote(wanted)}: {reason}"
 
 
 def folders_can_be_written(name: str, folder: str | Path) -> Problems:
-    if problem := unwritable(folder):
-        yield f"{name} must be a writable folder, got {shown(folder)}: {problem}"
+    if problem := write_problem(folder):
+        yield f"{name} must be a writable folder, got {quote(folder)}: {problem}"

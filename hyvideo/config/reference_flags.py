@@ -16,7 +16,7 @@ import yaml
 
 from hyvideo.config import processes
 from hyvideo.config.setting import TRUTHS
-from hyvideo.data.outside import shown
+from hyvideo.data.outside import quote
 
 TASK = "task"  # set by task_type; not a setting: it must be the task of transformer_version
 
@@ -86,7 +86,7 @@ def meanings(given: Mapping[str, list[str]], rows: Mapping[str, Row], known: Map
         if chosen is not None:
             found += [Meaning(name, flag, [str(value)], row) for name, value in chosen.items()]
         elif row.only and not any(_is(words, value) for value in row.only) or row.values and not row.sets:
-            raise ValueError(f"{shown(text)[1:-1]} is not supported: {row.rejected}")
+            raise ValueError(f"{quote(text)[1:-1]} is not supported: {row.rejected}")
         else:
             found += [Meaning(name, flag, part, row) for name, part in zip(row.sets, _parts(row, text, words))]
         if row.no_effect and not chosen:
@@ -99,7 +99,7 @@ def print_ignored(ignored: Mapping[str, list[str]]) -> None:
     """Print the flags that have no effect, by reason, on stderr of rank 0."""
     for reason, texts in ignored.items():
         if processes.rank() == 0:
-            print(f"ignored flags: {shown(', '.join(texts), 500)[1:-1]}; {reason}", file=sys.stderr)
+            print(f"ignored flags: {quote(', '.join(texts), 500)[1:-1]}; {reason}", file=sys.stderr)
 
 
 def with_flags(message: str, flags: Mapping[str, str]) -> str:
@@ -121,7 +121,7 @@ def _parts(row: Row, text: str, words: list[str]) -> list[list[str]]:
     if len(row.sets) < 2:
         return [words]
     if len(words) != 1 or not (size := size_of_text(words[0])):
-        raise ValueError(f"{shown(text)[1:-1]} is not a size; write height x width, such as 480x864")
+        raise ValueError(f"{quote(text)[1:-1]} is not a size; write height x width, such as 480x864")
     return [[side] for side in size]
 
 

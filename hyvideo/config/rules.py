@@ -24,7 +24,7 @@ from hyvideo.config.sections import (
     TrustRegionSettings,
 )
 from hyvideo.config.settings import REWARD_PRESETS, TRAITS, Config, eta_of, flat_weights
-from hyvideo.data.outside import parse_json, shown
+from hyvideo.data.outside import parse_json, quote
 from hyvideo.data.prompts import check_prompt
 from hyvideo.models.reward_models.rewards import RECORDED, SCORERS, SERVICE_ATTEMPTS, scorer_class
 from hyvideo.models.versions import version_defaults
@@ -50,7 +50,7 @@ def check(config: Config, world_size: int = 1, *, on_this_machine: bool = True) 
         weight_problems(config.model.dtype, config.model.master_weight_type, config.optimizer),
         record_problems(config.record, config.optimizer, config.data.valid_video_csv),
         () if config.data.prompts_csv else ["prompts_csv is empty: name a CSV file with a column `prompt`"],
-        machine.prompts_are_readable(config.data, that_are_there=True),
+        machine.prompts_are_readable(config.data, existing=True),
         machine.videos_fit_the_version(config.model, config.data, config.video_sizes),
         machine.machine_problems(config.model, config.data, config.optimizer, config.record) if on_this_machine else (),
     )
@@ -64,7 +64,7 @@ def check_sampling(config: Config, *, output: Path, is_stochastic: bool = True) 
         ranges,
         noise_can_be_matched(config.rollout) if is_stochastic and not ranges else (),
         problem_of(lambda: stochastic_transitions(as_sampled)) if is_stochastic and not ranges else (),
-        machine.checkpoints_are_there(config.model.pretrained_model_root),
+        machine.checkpoints_exist(config.model.pretrained_model_root),
         machine.folders_can_be_written("the output", output),
     )
 
@@ -74,7 +74,7 @@ def check_evaluation(config: Config, *, output: Path, has_model: bool) -> None:
     _raise(
         range_problems(config.flat()),
         reward_problems(config.reward),
-        machine.checkpoints_are_there(config.model.pretrained_model_root) if has_model else (),
+        machine.checkpoints_exist(config.model.pretrained_model_root) if has_model else (),
         machine.folders_can_be_written("--out", output),
     )
 
@@ -107,7 +107,7 @@ def range_problems(values: Mapping[str, Any]) -> Problems:
         yield from problem_of(lambda: check_prompt(negative_prompt, "as negative_prompt"))
     version = values["transformer_version"]
     if "/" in version or "\\" in version or version in (".", ".."):
-        yield f"transformer_version must be the name of a folder in transformer/, not a path, got {shown(version)}"
+        yield f"transformer_version must be the name of a folder in transformer/, not a path, got {quote(version)}"
 
 
 def layout_problems(world_size: int, sp_size: int, dp_replicate: int = 1) -> Problems:
@@ -216,7 +216,7 @@ def nft_problems(model: ModelSettings, rollout: RolloutSettings) -> Problems:
             "only covers the levels of its few steps; use another version or objective grpo"
         )
     if rollout.sde_window:
-        yield f"sde_window has no meaning with objective nft, got {shown(rollout.sde_window)}; remove it"
+        yield f"sde_window has no meaning with objective nft, got {quote(rollout.sde_window)}; remove it"
     if rollout.use_same_noise and rollout.eta == 0:
         yield "use_same_noise with eta 0 makes all rollouts of a group identical; remove use_same_noise or raise eta"
 
@@ -250,7 +250,7 @@ def reward_problems(reward: RewardSettings) -> Problems:
         yield f"reward_model is empty: name one or more of {', '.join(SCORERS)} or FILE.py:CLASS"
     if unknown := [name for name in reward.reward_model if name not in SCORERS and ":" not in name]:
         hint, names = nearest(unknown[0], SCORERS), ", ".join(SCORERS)
-        got = ", ".join(map(shown, unknown))
+        got = ", ".join(map(quote, unknown))
         yield f"reward_model must be of {names} or FILE.py:CLASS, got {got}{hint and '; ' + hint}"
     if len(set(reward.reward_model)) < len(reward.reward_model):
         yield f"reward_model must name each scorer once, got {', '.join(reward.reward_model)}"
@@ -272,7 +272,7 @@ def weights_are_numbers(text: str) -> Problems:
     if not are_numbers or not any(weights.values()):
         yield (
             f"reward_weights must be {', '.join(REWARD_PRESETS)} or a JSON object with a number for each dimension, "
-            f"such as VQ, MQ and TA, at least one of them not 0, got {shown(text)}"
+            f"such as VQ, MQ and TA, at least one of them not 0, got {quote(text)}"
         )
     if taken := weights.keys() & RECORDED:
         yield f"reward_weights: a dimension cannot be named {', '.join(sorted(taken))}, which the records use"
@@ -310,4 +310,4 @@ def weight_problems(dtype: str, master_weight_type: str, optimizer: OptimizerSet
         try:
             re.compile(pattern)
         except re.error as error:
-            yield f"lora_target_modules must be regular expressions, got {shown(pattern)}: {error}"
+            yield f"lora_target_modules must be regular expressions, got {quote(pattern)}: {error}"

@@ -53,7 +53,7 @@ class Config:
         except ValueError:
             return config
 
-    def settled(self, *, on_gpu: bool, recompute: str = "full") -> "Config":
+    def resolve_auto(self, *, on_gpu: bool, recompute: str = "full") -> "Config":
         """Return a copy with ``auto`` replaced by its value on the device; ``recompute`` is that of checkpointing."""
         chosen = {"batched_forward": not on_gpu, "enable_compile": on_gpu, "activation_checkpointing": recompute}
         given = self.flat()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image, ImageOps
 
-from hyvideo.data.outside import file_problem, shown
+from hyvideo.data.outside import file_problem, quote
 
 if TYPE_CHECKING:  # images are checked before anything slow is imported
     from torch import Tensor
@@ -70,7 +70,7 @@ def _opened(path: str | os.PathLike) -> Iterator[Image.Image]:
     except _UNREADABLE as error:
         raise ValueError(
             f"an image must be a readable {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file of at most "
-            f"{MAX_PIXELS} pixels, got {shown(path)} ({error})"
+            f"{MAX_PIXELS} pixels, got {quote(path)} ({error})"
         ) from error
 
 
@@ -113,7 +113,7 @@ def size_of_aspect_ratio(aspect_ratio: str, sizes: list[tuple[int, int]]) -> tup
     width, height = map(float, match.groups()) if match else (0.0, 0.0)
     if not 0 < max(width, height) <= MAX_RATIO * min(width, height):
         rule = f"width:height from 1:{MAX_RATIO} to {MAX_RATIO}:1, such as 16:9"
-        raise ValueError(f"aspect ratio must be {rule}, got {shown(aspect_ratio)}")
+        raise ValueError(f"aspect ratio must be {rule}, got {quote(aspect_ratio)}")
     return nearest_size(height, width, sizes)
 
 

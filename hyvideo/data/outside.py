@@ -38,7 +38,7 @@ def file_problem(path: str | Path, max_bytes: int) -> str | None:
     return None if os.access(path, os.R_OK) else "no permission to read it"
 
 
-def located(path: str | Path) -> Path:
+def find_path(path: str | Path) -> Path:
     """Return the path of a file to read; files below ``assets`` ship with the project and are found from any folder."""
     path = Path(path)
     is_asset = path.parts[:1] == ("assets",) and not os.path.isfile(path)
@@ -55,13 +55,13 @@ def folder_problem(path: str | Path) -> str | None:
     return None if os.access(path, os.R_OK | os.X_OK) else "no permission to read it"
 
 
-def unusable(path: str | Path) -> str | None:
+def path_problem(path: str | Path) -> str | None:
     """Return why the file system rejects a path, None if it is valid, whether or not something exists there."""
     status = _status(path)
     return status if isinstance(status, str) and status not in _CAN_BE_MADE else None
 
 
-def unwritable(folder: str | Path) -> str | None:
+def write_problem(folder: str | Path) -> str | None:
     """Return why files cannot be written to ``folder``, None if they can, possibly after creating the folder."""
     if not str(folder).strip():
         return "its name is empty"
@@ -92,19 +92,19 @@ def free_disk(folder: Path) -> int:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder for output. Raises ValueError if that fails, which `unwritable` cannot always predict."""
+    """Create a folder for output. Raises ValueError if that fails, which `write_problem` cannot always predict."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(
-            f"the output must be a folder that can be created, got {shown(folder)}: {error.strerror}"
+            f"the output must be a folder that can be created, got {quote(folder)}: {error.strerror}"
         ) from error
     with suppress(OSError):  # write permission does not imply read permission
         sync(folder.parent)
 
 
 _LONGEST_NAME = 255  # bytes, of a file or folder on every common file system
-_CAN_BE_MADE = ("it does not exist", "a part of it is not a folder")  # `unwritable` reports the second for the part
+_CAN_BE_MADE = ("it does not exist", "a part of it is not a folder")  # `write_problem` reports the second for the part
 
 
 def _status(path: str | Path) -> os.stat_result | str:
@@ -139,13 +139,13 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from error
 
 
-def shown(text: object, longest: int = 200) -> str:
+def quote(text: object, longest: int = 200) -> str:
     """Return ``text`` in quotes for a message: truncated, with escapes for characters that cannot be printed."""
     text = str(text)
     return repr(text if len(text) <= longest else f"{text[:longest]}...")
 
 
-def brief(message: str, longest: int = MAX_MESSAGE) -> str:
+def shorten(message: str, longest: int = MAX_MESSAGE) -> str:
     """Return a message with its middle cut out if it is long, and without characters that control a terminal."""
     clean = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in message[: 100 * longest])
     if len(clean) <= longest:
@@ -167,16 +167,16 @@ class Parser(argparse.ArgumentParser):
         super().__init__(description=description, allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
-        super().error(brief(message, 1_000))
+        super().error(shorten(message, 1_000))
 
 
 @contextmanager
-def refusals(program: str, errors: type[Exception] | tuple[type[Exception], ...] = ValueError) -> Iterator[None]:
+def exit_on_error(program: str, errors: type[Exception] | tuple[type[Exception], ...] = ValueError) -> Iterator[None]:
     """Context manager or decorator that turns user errors into one message and exit code 2."""
     try:
         yield
     except errors as error:
-        print(f"{program}: {brief(str(error))}", file=sys.stderr)
+        print(f"{program}: {shorten(str(error))}", file=sys.stderr)
         raise SystemExit(2) from error
 
 

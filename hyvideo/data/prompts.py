@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyvideo.data.outside import MAX_PROMPT_BYTES, file_problem, located, shown, text_problem
+from hyvideo.data.outside import MAX_PROMPT_BYTES, file_problem, find_path, quote, text_problem
 from hyvideo.data.randomness import permutation
 
 MAX_CSV_BYTES = 2**28
@@ -33,20 +33,20 @@ def read_requests(*paths: str | Path) -> list[Request]:
     without an image is text-to-video. Raises ValueError if a file is missing, is not text or lacks the column
     ``prompt``, if a row has no valid prompt, or if an image does not exist.
     """
-    return [request for path in paths for request in _requests_of(located(path))]
+    return [request for path in paths for request in _requests_of(find_path(path))]
 
 
 def _requests_of(path: Path) -> list[Request]:
     rows = read_rows(path)
     if not rows:
-        raise ValueError(f"a prompts CSV must have at least one row, got none in {shown(path)}")
+        raise ValueError(f"a prompts CSV must have at least one row, got none in {quote(path)}")
     find_image = functools.cache(functools.partial(_find_image, path))  # many rows may share one
     requests = []
     for number, row in enumerate(rows, start=1):
         if None in row:
             raise ValueError(
                 f"row {number} of {path} has more cells than columns; put a prompt that contains a comma in double "
-                f"quotes: {shown(row['prompt'])}"
+                f"quotes: {quote(row['prompt'])}"
             )
         # Files from Windows have CRLF inside quotes, too.
         prompt, image = (
@@ -74,30 +74,30 @@ def check_prompt(prompt: str, where: str) -> None:
     """Raise ValueError if a prompt is empty, too long, or has characters that are not text."""
     problem = text_problem(prompt, MAX_PROMPT_BYTES) if prompt.strip() else "it is empty"
     if problem:
-        raise ValueError(f"a prompt must be printable text, got {shown(prompt, 60)} {where}: {problem}")
+        raise ValueError(f"a prompt must be printable text, got {quote(prompt, 60)} {where}: {problem}")
 
 
 def read_rows(path: Path) -> list[dict[str, str | None]]:
     """Read the rows of a CSV file with a column ``prompt``. Raises ValueError if it is not one."""
     if problem := file_problem(path, MAX_CSV_BYTES):
-        raise ValueError(f"a prompts CSV must be a readable file, got {shown(path)} ({problem})")
+        raise ValueError(f"a prompts CSV must be a readable file, got {quote(path)} ({problem})")
     try:
         csv.field_size_limit(MAX_CSV_BYTES)  # prompts have a separate limit, other columns need none
         with open(path, newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, strict=True)  # otherwise an unclosed quote swallows the rows after it
             columns = list(reader.fieldnames or [])
             if "prompt" not in columns:
-                got = shown(", ".join(columns), 300)[1:-1] or "no columns"
+                got = quote(", ".join(columns), 300)[1:-1] or "no columns"
                 raise ValueError(f"a prompts CSV needs a column named `prompt`, got {got} in {path}")
             for column in ("prompt", "ref_image_path"):
                 if (count := columns.count(column)) > 1:
                     raise ValueError(f"a prompts CSV must have one column `{column}`, got {count} in {path}")
             return list(reader)
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"a prompts CSV must be UTF-8 text in CSV form, got {shown(path)} ({error})") from error
+        raise ValueError(f"a prompts CSV must be UTF-8 text in CSV form, got {quote(path)} ({error})") from error
     except csv.Error as error:
         raise ValueError(
-            f"a prompts CSV must be UTF-8 text in CSV form, got {shown(path)} ({error}, line {reader.reader.line_num}; "
+            f"a prompts CSV must be UTF-8 text in CSV form, got {quote(path)} ({error}, line {reader.reader.line_num}; "
             "put a cell that contains a comma, a line break or quotes in double quotes, and double the quotes in it)"
         ) from error
 
@@ -107,7 +107,7 @@ def _find_image(csv_path: Path, name: str) -> str:
     for path in tried:
         if os.path.isfile(path):  # Path.is_file raises for a name that is too long
             return str(path.resolve())
-    raise ValueError("looked for " + " and ".join(dict.fromkeys(f"{shown(path)[1:-1]}" for path in tried)))
+    raise ValueError("looked for " + " and ".join(dict.fromkeys(f"{quote(path)[1:-1]}" for path in tried)))
 
 
 @dataclass(frozen=True)

@@ -92,9 +92,7 @@ def find(output_dir: Path, resume_from: str) -> Path | None:
     return folder
 
 
-def find_undamaged(
-    output_dir: Path, resume_from: str, mesh: Mesh, passed_over: list[Path] | None = None
-) -> Path | None:
+def find_intact(output_dir: Path, resume_from: str, mesh: Mesh, passed_over: list[Path] | None = None) -> Path | None:
     """Return the best checkpoint whose files match its manifest; report corrupted ones and add them to ``passed_over``.
 
     Collective: the main rank chooses, because another node's directory listing may be stale. Raises ValueError if a
@@ -121,9 +119,9 @@ def find_undamaged(
     return None
 
 
-def refuse_different(iteration: int, own_hash: str, mesh: Mesh) -> None:
+def require_same_checkpoint(iteration: int, manifest_hash: str, mesh: Mesh) -> None:
     """Raise ValueError on all ranks unless all resume from the same checkpoint. Collective."""
-    chosen = all_objects(f"iteration {iteration} with manifest {own_hash}", mesh)
+    chosen = all_objects(f"iteration {iteration} with manifest {manifest_hash}", mesh)
     if len(set(chosen)) > 1:
         ranks = {name: name_ranks(rank for rank, other in enumerate(chosen) if other == name) for name in chosen}
         raise ValueError(
@@ -153,7 +151,7 @@ def _restore_replaced(output_dir: Path) -> None:
             sync(folder.parent)
 
 
-def drop_after(output_dir: Path, iteration: int, corrupted: Collection[Path] = ()) -> None:
+def remove_after(output_dir: Path, iteration: int, corrupted: Collection[Path] = ()) -> None:
     """Remove partial files and everything after ``iteration``; ``corrupted`` checkpoints are renamed instead."""
     for hidden in (output_dir / FOLDER).glob(".[0-9]*"):
         shutil.rmtree(hidden, ignore_errors=True)

@@ -97,7 +97,7 @@ def from_main(value: T, mesh: Mesh) -> T:
     return all_objects(value, mesh)[0]
 
 
-def anywhere(condition: bool, mesh: Mesh) -> bool:
+def any_rank(condition: bool, mesh: Mesh) -> bool:
     """Return whether the condition holds on any rank."""
     return bool(gather_ranks(torch.tensor(condition), mesh).any())
 

@@ -29,7 +29,7 @@ def write(folder: Path, shares: list[dict[str, dict]]) -> None:
     (folder / NAME).write_text(json.dumps(dict(ChainMap(*shares)), indent=1, sort_keys=True))
 
 
-def own_hash(folder: Path) -> str:
+def manifest_hash(folder: Path) -> str:
     """Return the hash of the manifest, which identifies the checkpoint."""
     return hashlib.blake2b((folder / NAME).read_bytes(), digest_size=8).hexdigest()
 

@@ -38,7 +38,7 @@ class Mesh:
     def is_main(self) -> bool:
         return self.rank == 0
 
-    def own_share(self, rows: list[int]) -> list[int]:
+    def rank_share(self, rows: list[int]) -> list[int]:
         """Return the rows of a replica that this rank decodes and scores."""
         return rows[self.rank % self.sp_size :: self.sp_size]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from hyvideo.data.outside import free_disk, unwritable
+from hyvideo.data.outside import free_disk, write_problem
 from hyvideo.distributed import checkpoint
 from hyvideo.models.download_check.integrity import size_of
 from hyvideo.models.loading import find_transformer
@@ -45,7 +45,7 @@ def inspect_node(
     size = size_of(folder)
     if not size:
         problems.append(f"the transformer folder {folder} does not exist; see checkpoints-download.md")
-    if reason := unwritable(output_dir):
+    if reason := write_problem(output_dir):
         problems.append(f"output_dir {str(output_dir)!r} cannot be written to: {reason}")
     resumed, resume_from = None, settings["resume_from_checkpoint"]
     try:

@@ -19,8 +19,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from hyvideo.data.outside import make_folder, parse_json, replacing, shown
-from hyvideo.distributed.collectives import anywhere, failing_together, from_main
+from hyvideo.data.outside import make_folder, parse_json, quote, replacing
+from hyvideo.distributed.collectives import any_rank, failing_together, from_main
 from hyvideo.distributed.mesh import Mesh
 
 _NAMESPACE = Path("/proc/self/ns/pid")  # containers share a hostname but not process ids
@@ -51,7 +51,7 @@ class Ownership:
         while waits:
             with failing_together(self.mesh, errors=(NotOwner, ValueError)):
                 waits = self.mesh.is_main and self._take_or_wait()
-            waits = anywhere(waits, self.mesh)  # all ranks wait together, so that no collective times out
+            waits = any_rank(waits, self.mesh)  # all ranks wait together, so that no collective times out
             time.sleep(self.beat_s / 10 if waits else 0)
         self._is_taken = True
 
@@ -82,7 +82,7 @@ class Ownership:
 
     def check(self) -> None:
         """Raise NotOwner on all ranks if another process has taken the folder. Collective."""
-        if anywhere(self.mesh.is_main and not self.holds(), self.mesh):
+        if any_rank(self.mesh.is_main and not self.holds(), self.mesh):
             raise NotOwner(f"another process now owns {self.path.parent}; this process stops and writes nothing more")
 
     def _beat(self) -> None:
@@ -102,7 +102,7 @@ class Ownership:
                 partial.write_text(json.dumps(_this_process() | {"token": self.token}))
         except OSError as error:
             raise NotOwner(
-                f"the owner file {shown(self.path)} must be readable and writable, got: {error.strerror}; fix or "
+                f"the owner file {quote(self.path)} must be readable and writable, got: {error.strerror}; fix or "
                 "delete it, or choose another output_dir"
             ) from error
         self._thread.start()
@@ -123,7 +123,7 @@ class Ownership:
             print(f"output_dir is owned by {who}: {wait}", file=sys.stderr)
         if beat != self._seen[0]:
             raise NotOwner(
-                f"output_dir {shown(self.path.parent)} is in use by {who}; stop that run or choose another "
+                f"output_dir {quote(self.path.parent)} is in use by {who}; stop that run or choose another "
                 f"output_dir; deleting {self.path} also stops it"
             )
         return time.monotonic() < self._seen[1]

@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from hyvideo.data.outside import shown
+from hyvideo.data.outside import quote
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.sequence_parallel import SplitSequence
 from hyvideo.models.family import blocks, install
@@ -81,7 +81,7 @@ def _compile(transformer: nn.Module, backend: str) -> None:
     benchmark could differ between ranks, or with and without gradient.
     """
     if backend not in (known := [*torch._dynamo.list_backends(), "aot_eager", "eager"]):
-        raise ValueError(f"compile_backend must be one of {', '.join(known)}, got {shown(backend)}")
+        raise ValueError(f"compile_backend must be one of {', '.join(known)}, got {quote(backend)}")
     torch._dynamo.config.recompile_limit = _RECOMPILE_LIMIT
     torch._inductor.config.emulate_precision_casts = True
     torch._inductor.config.deterministic = True

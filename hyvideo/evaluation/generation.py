@@ -21,7 +21,7 @@ from hyvideo.config.command_line import read_settings
 from hyvideo.config.sections import DataSettings, ModelSettings
 from hyvideo.config.settings import Config
 from hyvideo.data.images import bucket_sizes, check_image, nearest_size, read_image, size_of_aspect_ratio
-from hyvideo.data.outside import make_folder, shown, unusable
+from hyvideo.data.outside import make_folder, path_problem, quote
 from hyvideo.data.prompts import Request, check_prompt, read_requests
 from hyvideo.data.randomness import normal
 from hyvideo.data.videos import write_video
@@ -59,8 +59,8 @@ class Source:
 
     def __post_init__(self) -> None:
         for name, path in (("checkpoint_path", self.checkpoint), ("lora_path", self.lora)):
-            if path and (problem := unusable(path)):
-                raise ValueError(f"--{name} must be a readable path, got {shown(path)}: {problem}")
+            if path and (problem := path_problem(path)):
+                raise ValueError(f"--{name} must be a readable path, got {quote(path)}: {problem}")
         if self.lora_scale != 1.0 and not (self.lora and math.isfinite(self.lora_scale)):
             raise ValueError(f"--lora_scale must be a finite number and needs --lora_path, got {self.lora_scale}")
 
@@ -79,8 +79,8 @@ class Source:
             trained = saved_policy.negative_prompt(self.checkpoint)
             for given in (request.prompt for request in negative_requests if trained not in (None, request.prompt)):
                 raise ValueError(
-                    f"checkpoint {self.checkpoint} was trained with negative_prompt {shown(trained)}, got "
-                    f"{shown(given)}; set --negative_prompt {shown(trained)}, or export it (scripts.export) first"
+                    f"checkpoint {self.checkpoint} was trained with negative_prompt {quote(trained)}, got "
+                    f"{quote(given)}; set --negative_prompt {quote(trained)}, or export it (scripts.export) first"
                 )
         if self.lora:
             check_lora(loading.transformer_without_memory(root, version), read_lora(self.lora))

@@ -11,7 +11,7 @@ from hyvideo.evaluation.validation import Validation
 from hyvideo.models.attention_kernels import profiled_attention_kernel
 from hyvideo.models.sizes import read_architecture
 from hyvideo.pipelines.grpo_pipeline import DTYPES
-from hyvideo.records.metrics_file import whole_lines
+from hyvideo.records.metrics_file import complete_lines
 
 _PROFILED_TOKENS = 2048  # at most; more take seconds on a CPU and run on the same kernel
 
@@ -35,7 +35,7 @@ def print_summary(output_dir: Path, iteration: int, validation: Validation | Non
     if values["before"] and values["after"]:
         values["picture"] = validation.picture(iteration)
     else:
-        rewards = [json.loads(line)["reward/mean"] for _, line in whole_lines(output_dir / "metrics.jsonl")]
+        rewards = [json.loads(line)["reward/mean"] for _, line in complete_lines(output_dir / "metrics.jsonl")]
         values["rewards"] = [reward for reward in rewards if reward is not None]
     template = Path(__file__).with_name("summary.txt.jinja")
     print(fill(template, output_dir=output_dir, iteration=iteration, **values))

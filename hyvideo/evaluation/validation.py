@@ -19,7 +19,7 @@ from hyvideo.data.videos import read_video
 from hyvideo.distributed.collectives import all_objects
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation.reward_hacking.held_out_metrics import measure_all, measure_sets
-from hyvideo.evaluation.reward_hacking.monitor import HackingWatch, read_validation, write_validation
+from hyvideo.evaluation.reward_hacking.monitor import HackingMonitor, read_validation, write_validation
 from hyvideo.evaluation.reward_hacking.rule import ValidationStats
 from hyvideo.evaluation.scores_file import gather_rewards, summarise_rewards
 from hyvideo.models.conditions import to_device
@@ -28,7 +28,7 @@ from hyvideo.models.reward_models.rewards import Reward
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.records.contact_sheet import contact_sheet
-from hyvideo.records.run_files import evenly_spaced, reported_if_unwritable, score_entry, write_json, write_videos
+from hyvideo.records.run_files import evenly_spaced, score_entry, warn_if_unwritable, write_json, write_videos
 from hyvideo.training.rollout_batch import select
 
 FOLDER = "samples"
@@ -71,7 +71,7 @@ class Validation:
         if config.rollout.guidance_interval:
             self.made_with["guidance"].append(config.rollout.guidance_interval)
         action, threshold = self.settings.on_reward_hacking, self.settings.hacking_threshold
-        self.watch = HackingWatch(action, threshold, mesh, self.output, self.made_with)
+        self.watch = HackingMonitor(action, threshold, mesh, self.output, self.made_with)
 
     def run(self, iteration: int) -> dict[str, float]:
         """Validate the policy after ``iteration``, write samples/<iteration>/ and return ``validation/...`` metrics."""
@@ -88,7 +88,7 @@ class Validation:
         stats = ValidationStats(iteration, measures, spreads | set_spreads | reward_spread)
         hacking = self.watch.check(stats)
         names = self._keep(iteration, videos)
-        with reported_if_unwritable(f"VALIDATION {self.folder(iteration)}"):
+        with warn_if_unwritable(f"VALIDATION {self.folder(iteration)}"):
             if self.mesh.is_main:
                 self._record(iteration, rewards, names)
                 write_validation(self.folder(iteration), stats, self.watch.shifts, self.made_with)
@@ -137,7 +137,7 @@ class Validation:
             conditions = self.encoder([self.requests[row] for row in batch], height=height, width=width)
             noise = to_device(torch.stack([self._noise(row) for row in batch]), self.pipeline.device)
             latents = self.pipeline.sample_ode(conditions.to(self.pipeline.device), noise)
-            share = self.mesh.own_share(list(range(len(batch))))
+            share = self.mesh.rank_share(list(range(len(batch))))
             if share:
                 self.on_stage("validation", f"decoding {part}")
                 decoded = self.pipeline.decode(select(latents, share), batch_size=self.decode_batch_size)
@@ -154,7 +154,7 @@ class Validation:
         rows = [row for row in rows if row % self.mesh.num_replicas == self.mesh.replica]  # repeated rows once
         kept = {row: videos[row] for row in rows if videos.get(row) is not None}
         names: dict[int, str] = {}
-        with reported_if_unwritable(f"VIDEOS OF {self.folder(iteration)}"):
+        with warn_if_unwritable(f"VIDEOS OF {self.folder(iteration)}"):
             names = write_videos(self.folder(iteration), kept, self.fps)
         return {row: name for part in all_objects(names, self.mesh) for row, name in part.items()}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hyvideo.data.outside import folder_problem, parse_json, shown
+from hyvideo.data.outside import folder_problem, parse_json, quote
 from hyvideo.data.prompts import Request
 from hyvideo.data.videos import mp4_factor, read_video
 
@@ -29,7 +29,7 @@ def find_clips(folder: Path, requests: list[Request]) -> list[Clip]:
     paths = sorted(folder.glob("*.mp4"))
     if not paths:
         problem = folder_problem(folder) or "it has none"
-        raise ValueError(f"--videos must be a folder with mp4 files, got {shown(folder)}: {problem}")
+        raise ValueError(f"--videos must be a folder with mp4 files, got {quote(folder)}: {problem}")
     if recorded := _recorded(folder):
         return recorded
     with_settings = [path for path in paths if path.with_suffix(".json").is_file()]

@@ -33,7 +33,7 @@ class Condition:
     image: ImageCondition | None = None  # image-to-video only
 
     @staticmethod
-    def of_parts(parts: Mapping[str, dict[str, Tensor]]) -> "Condition":
+    def from_parts(parts: Mapping[str, dict[str, Tensor]]) -> "Condition":
         """Return the condition made of encoded parts, given by kind."""
         return Condition(
             **{kind: part["states"] if "states" in part else ImageCondition(**part) for kind, part in parts.items()}

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hyvideo.data.outside import shown
+from hyvideo.data.outside import quote
 from hyvideo.models import weight_files
 from hyvideo.models.weight_files import Folder, Weights, labelled, shapes_of
 
@@ -127,7 +127,7 @@ class PromptEncoder:
     def _warn_of_truncation(self, num_tokens: int, limit: int, dropped: list[int], template: str = "") -> None:
         text = self.tokenizer.decode(dropped, skip_special_tokens=True).removesuffix(template).strip()
         warnings.warn(
-            f"a prompt has {num_tokens} tokens, but the model reads at most {limit}; truncated text: {shown(text)}",
+            f"a prompt has {num_tokens} tokens, but the model reads at most {limit}; truncated text: {quote(text)}",
             stacklevel=2,
         )
 

@@ -52,7 +52,7 @@ def transformer_without_memory(root: str | Path, version: str | None) -> nn.Modu
     return build_without_memory(read_family(folder).transformer, folder)[0]
 
 
-def transformer_of(path: Path) -> nn.Module:
+def transformer_from_config(path: Path) -> nn.Module:
     """Return the transformer described by a JSON file of diffusers' settings, on the meta device."""
     config = weight_files.read_json(path, "transformer")
     component = family_of_config(config, "transformer").transformer

@@ -123,7 +123,7 @@ def merge(transformer: nn.Module) -> None:
     transformer.unload_lora()
 
 
-def lora_of(transformer: nn.Module, *, gather: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> Lora:
+def current_lora(transformer: nn.Module, *, gather: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> Lora:
     """Return the current adapter of the transformer; ``gather`` returns the full tensor of a sharded one."""
     state = {
         name.replace(".default.", "."): gather(parameter.detach()).cpu()

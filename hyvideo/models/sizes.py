@@ -30,7 +30,7 @@ class Forward:
     def total(self) -> float:
         return self.image + self.text + self.attention
 
-    def of_rank(self, sp_size: int) -> float:
+    def per_rank(self, sp_size: int) -> float:
         """Return the FLOPs of one rank of a sequence-parallel group."""
         return (self.image + self.attention) / sp_size + self.text
 

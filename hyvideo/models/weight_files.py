@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from hyvideo.data.outside import parse_json, shown
+from hyvideo.data.outside import parse_json, quote
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -72,7 +72,7 @@ def weight_paths(folder: Folder, stem: str) -> list[Path]:
     weight_map = read_json(index, folder.label).get("weight_map")
     names = list(weight_map.values()) if isinstance(weight_map, dict) else []
     if not names or not all(isinstance(name, str) and PurePath(name).name == name for name in names):
-        raise ValueError(f"{folder.label}: {index} must list files in its own folder, got {shown(weight_map)}")
+        raise ValueError(f"{folder.label}: {index} must list files in its own folder, got {quote(weight_map)}")
     paths = [folder.path / name for name in sorted(set(names))]
     if missing := [path.name for path in paths if not path.is_file()]:
         raise ValueError(f"{folder.label}: {index.name} lists {missing}, which are missing in {folder.path}")

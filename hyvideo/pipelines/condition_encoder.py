@@ -73,7 +73,7 @@ class ConditionEncoder:
             encoded = self._encode(part, list(dict.fromkeys(contents.values())), height, width)
             for request, content in contents.items():
                 found[request][part.kind] = encoded[content]
-        conditions = {request: Condition.of_parts(parts) for request, parts in found.items()}
+        conditions = {request: Condition.from_parts(parts) for request, parts in found.items()}
         return Conditions(tuple(conditions[request] for request in requests))
 
     def release(self) -> None:

@@ -16,7 +16,7 @@ def iteration_of(line: bytes) -> int | None:
     return iteration if isinstance(iteration, int) else None
 
 
-def whole_lines(path: Path) -> list[tuple[int, bytes]]:
+def complete_lines(path: Path) -> list[tuple[int, bytes]]:
     """Return iteration and text of each line, without an incomplete last one. Raises ValueError for an invalid file."""
     try:
         lines = path.read_bytes().splitlines()
@@ -33,12 +33,12 @@ class Lines:
     """Appends lines to metrics.jsonl. If the disk is full, a warning is printed and the line is retried with the next.
 
     A resumed run drops the lines after ``resume_iteration``. Raises ValueError if a new run (None) would append to the
-    lines of another one, or if `whole_lines` does.
+    lines of another one, or if `complete_lines` does.
     """
 
     def __init__(self, path: Path, resume_iteration: int | None):
         if resume_iteration is not None and path.exists():
-            kept = [line for iteration, line in whole_lines(path) if iteration <= resume_iteration]
+            kept = [line for iteration, line in complete_lines(path) if iteration <= resume_iteration]
             with replacing(path) as aside:  # a crash here loses no lines
                 aside.write_bytes(b"".join(line + b"\n" for line in kept))
         elif path.exists() and path.stat().st_size > 0:

@@ -64,7 +64,7 @@ def write_videos(folder: Path, videos: dict[int, Tensor], fps: float) -> dict[in
 
 
 @contextmanager
-def reported_if_unwritable(what: str, errors: tuple[type[Exception], ...] = (OSError,)) -> Iterator[None]:
+def warn_if_unwritable(what: str, errors: tuple[type[Exception], ...] = (OSError,)) -> Iterator[None]:
     """Context for optional records: ``errors``, such as a full disk, are printed and do not stop training."""
     try:
         yield

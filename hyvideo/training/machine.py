@@ -12,10 +12,10 @@ from hyvideo.config.command_line import reward_options
 from hyvideo.config.machine_rules import machine_problems
 from hyvideo.config.memory.hardware import Hardware
 from hyvideo.config.memory.phases import GIB
-from hyvideo.config.memory.phases import settled as recomputation
+from hyvideo.config.memory.phases import resolve_auto as recomputation
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.settings import Config
-from hyvideo.data.outside import folder_problem, located
+from hyvideo.data.outside import find_path, folder_problem
 from hyvideo.data.prompts import read_requests
 from hyvideo.distributed.collectives import all_objects
 from hyvideo.distributed.mesh import Mesh
@@ -24,20 +24,20 @@ from hyvideo.models.sizes import read_architecture
 from hyvideo.training.model_setup import check_checkpoint
 
 
-def settled(config: Config, mesh: Mesh, device: torch.device) -> Config:
+def resolve_auto(config: Config, mesh: Mesh, device: torch.device) -> Config:
     """Return the settings with every ``auto`` replaced by its value on this ``device``.
 
     Activation checkpointing follows the smallest GPU, on all ranks: ranks that share a video run the same collectives
     when they recompute. Raises ValueError if compiling needs a C compiler that is missing.
     """
     if device.type != "cuda":
-        return config.settled(on_gpu=False)
+        return config.resolve_auto(on_gpu=False)
     smallest, recompute = min(all_objects(gpu_memory(device), mesh)), "full"
     with suppress(ValueError):  # an unusable transformer is reported when it is read
         architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
         run = PlannedRun(config, mesh.world_size, architecture, hardware=Hardware(gpu_memory=smallest))
         recompute = recomputation(run).settings.activation_checkpointing
-    config = config.settled(on_gpu=True, recompute=recompute)
+    config = config.resolve_auto(on_gpu=True, recompute=recompute)
     distributed, compilers = config.distributed, (os.environ.get("CC") or "cc", "gcc", "clang")
     needs_compiler = distributed.enable_compile == "true" and distributed.compile_backend == "inductor"
     if needs_compiler and not any(map(shutil.which, compilers)):
@@ -53,7 +53,7 @@ def gpu_memory(device: torch.device) -> float:
     return torch.cuda.get_device_properties(device).total_memory / GIB if device.type == "cuda" else 0.0
 
 
-def lacks(config: Config, world_size: int) -> Iterator[str]:
+def missing_requirements(config: Config, world_size: int) -> Iterator[str]:
     """Yield a message for each package, file, disk space and GPU that a run of ``world_size`` processes lacks here."""
     yield from machine_problems(config.model, config.data, config.optimizer, config.record)
     if problem := gpu_problem(config.model.device, world_size):
@@ -62,7 +62,7 @@ def lacks(config: Config, world_size: int) -> Iterator[str]:
     if folder_problem(root):
         return
     named = {"prompts_csv": config.data.prompts_csv, "valid_video_csv": config.data.valid_video_csv}
-    existing = {name: [path for path in paths if os.path.isfile(located(path))] for name, paths in named.items()}
+    existing = {name: [path for path in paths if os.path.isfile(find_path(path))] for name, paths in named.items()}
     try:
         check_checkpoint(
             config, {name: read_requests(*paths) for name, paths in existing.items()}, [*config.video_sizes.values()]

@@ -104,7 +104,7 @@ def load_pipeline(
         options = {"dtype": weights_dtype, "device": device, "random_weights_seed": weights_seed(config.model)}
         transformer = loading.load_transformer(root, version, **options)
     prepare(transformer.eval(), kinds)
-    rollout = config.settled(on_gpu=device.type == "cuda").rollout
+    rollout = config.resolve_auto(on_gpu=device.type == "cuda").rollout
     return make_pipeline(rollout, config.model.dtype, transformer, vae, negative)
 
 

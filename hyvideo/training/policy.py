@@ -21,7 +21,7 @@ from hyvideo.distributed.parallelize import GradientSync, parallelize
 from hyvideo.distributed.sharded_tensors import copy_whole, fill_shards, reshard, whole
 from hyvideo.models import loading
 from hyvideo.models.family import family_of, prepare
-from hyvideo.models.lora import Lora, lora_of, start_lora
+from hyvideo.models.lora import Lora, current_lora, start_lora
 from hyvideo.pipelines.grpo_pipeline import DTYPES
 from hyvideo.training.anchor import Anchor, WeightCopy
 from hyvideo.training.model_setup import adapter_config, read_start, weights_seed
@@ -108,7 +108,7 @@ class Policy:
         if not self.is_lora:
             return None
         reshard(self.transformer)  # weights left gathered by a forward pass have its lower precision
-        return lora_of(self.transformer, gather=whole)
+        return current_lora(self.transformer, gather=whole)
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ stayed to save would wait for that rank.
 import os
 import signal
 
-from hyvideo.distributed.collectives import anywhere
+from hyvideo.distributed.collectives import any_rank
 from hyvideo.distributed.mesh import Mesh
 
 EXIT_CODE = 75  # EX_TEMPFAIL: the same command resumes the run
@@ -43,14 +43,14 @@ class PreemptionSignals:
 
     def check(self) -> None:
         """Raise Stopped on all ranks if any of them received a signal. All ranks must call this."""
-        if anywhere(self.received is not None, self.mesh):
+        if any_rank(self.received is not None, self.mesh):
             source = self.received or "a signal to another rank"
             raise Stopped(f"stopped by {source}; resume with --resume_from_checkpoint latest")
 
     def all_ready(self, is_ready: bool) -> bool:
         """Return whether every rank is ready. All ranks must call this repeatedly until then. Raises like `check`."""
         self.check()
-        return not anywhere(not is_ready, self.mesh)
+        return not any_rank(not is_ready, self.mesh)
 
     def _handle(self, number: int, _frame) -> None:
         if number == signal.SIGINT and self.received == "SIGINT":

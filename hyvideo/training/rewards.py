@@ -56,7 +56,7 @@ class GroupRewards:
         metrics |= overall({name: metrics[f"reward/{name}"] for name in dimensions}, "reward/Overall")
         return advantages[numbers].float(), metrics
 
-    def refuse_too_many_missing(
+    def check_failed_rewards(
         self, metrics: dict[str, float], rewards: dict[int, Reward], iteration: int, *, divergence: str = ""
     ) -> None:
         """Warn of missing rewards; raise TooManyMissingRewards, on all ranks together, if there are too many.

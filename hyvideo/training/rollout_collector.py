@@ -158,7 +158,7 @@ class RolloutCollector:
                 timesteps, shared = self.pipeline.scheduler.timesteps, self.pipeline.num_shared_steps
                 spared = part_spared(rollout) * self.pipeline.num_forwards(timesteps[:shared])
                 self.cost.forwards += len(rows) * (self.pipeline.num_forwards(timesteps) - spared)
-            share = self.mesh.own_share(rows)
+            share = self.mesh.rank_share(rows)
             if not share:
                 continue
             with timer("decode", f"batch {number}/{len(starts)}"):

@@ -11,7 +11,7 @@ from hyvideo.config.sections import DataSettings, RecordSettings
 from hyvideo.distributed.collectives import all_objects
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.records.metrics import MetricsWriter
-from hyvideo.records.run_files import evenly_spaced, reported_if_unwritable, score_entry, write_json, write_videos
+from hyvideo.records.run_files import evenly_spaced, score_entry, warn_if_unwritable, write_json, write_videos
 from hyvideo.training.rollout_batch import RolloutBatch
 
 FOLDER = "rollouts"
@@ -48,7 +48,7 @@ class RolloutRecorder:
             if video is not None and (numbers[row] in due or rollouts.rewards[row].is_missing)
         }
         files: dict[int, str] = {}
-        with reported_if_unwritable(f"VIDEOS OF {folder}"):
+        with warn_if_unwritable(f"VIDEOS OF {folder}"):
             files = write_videos(folder, {numbers[row]: video for row, video in kept.items()}, self.fps)
         self._write_scores(folder, iteration, rollouts, numbers, files)
         for row in kept if writer else ():
@@ -75,5 +75,5 @@ class RolloutRecorder:
         gathered = all_objects(entries, self.mesh)
         if self.mesh.is_main:
             in_order = sorted((entry for part in gathered for entry in part), key=lambda entry: entry["number"])
-            with reported_if_unwritable(f"SCORES OF {folder}"):
+            with warn_if_unwritable(f"SCORES OF {folder}"):
                 write_json(folder / "scores.json", in_order)

@@ -14,7 +14,7 @@ from hyvideo.config.identity import Changes, changed_settings, named_files
 from hyvideo.config.settings import TRAITS, Config
 from hyvideo.distributed import checkpoint, manifest
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
-from hyvideo.distributed.collectives import anywhere, failing_together
+from hyvideo.distributed.collectives import any_rank, failing_together
 from hyvideo.models.lora import save_lora
 from hyvideo.training.policy import Policy
 from hyvideo.training.policy_update import PolicyUpdate
@@ -67,7 +67,7 @@ class RunState:
     def is_old(self) -> bool:
         """Return whether the last checkpoint is older than ``save_minutes``; the same on all ranks."""
         minutes, mesh = self.config.record.save_minutes, self.checkpoints.mesh
-        return minutes > 0 and anywhere(mesh.is_main and time.monotonic() - self._saved_at >= 60 * minutes, mesh)
+        return minutes > 0 and any_rank(mesh.is_main and time.monotonic() - self._saved_at >= 60 * minutes, mesh)
 
     def save(self) -> Path:
         """Start writing a checkpoint and return its folder. All ranks must call this."""
@@ -111,8 +111,8 @@ class RunState:
         if folder is None:
             return False
         with failing_together(self.checkpoints.mesh, errors=(ValueError, OSError)):
-            state, digest = checkpoint.read_state(folder, needed=STATE), manifest.own_hash(folder)
-        checkpoint.refuse_different(state["iteration"], digest, self.checkpoints.mesh)
+            state, digest = checkpoint.read_state(folder, needed=STATE), manifest.manifest_hash(folder)
+        checkpoint.require_same_checkpoint(state["iteration"], digest, self.checkpoints.mesh)
         settings, same_rollouts = self.config.flat(), state.get("rollouts") in (None, self.num_rollouts)
         changes = changed_settings(state["settings"], settings, same_rollouts=same_rollouts)
         changes.of_the_method.extend(changed_contents(state.get("contents", {}), self.contents, settings))

@@ -86,7 +86,7 @@ def load(folder: Path, dtype: torch.dtype) -> nn.Module:
     """Load a new transformer from a folder that has all weights of the policy."""
     if not _is_checkpoint(folder):
         return loading.load_transformer(_transformer_folder(folder), None, dtype=dtype)
-    transformer = loading.transformer_of(folder / MODEL_FILE)
+    transformer = loading.transformer_from_config(folder / MODEL_FILE)
     transformer.type(dtype).to_empty(device="cpu")
     _fill(transformer, folder)
     return transformer.eval()

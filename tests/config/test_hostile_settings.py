@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hyvideo.config.command_line import MAX_BYTES, load_config, parse, read_yaml
 from hyvideo.config.rules import check
 from hyvideo.config.settings import Config
-from hyvideo.data.outside import file_problem, folder_problem, unwritable
+from hyvideo.data.outside import file_problem, folder_problem, write_problem
 from hyvideo.data.prompts import read_requests
 from hyvideo.distributed.checkpoint import read_state
 from hyvideo.models.weight_files import Folder, weight_paths
@@ -264,5 +264,5 @@ def test_missing_permissions_are_reported():
         open_.chmod(0o755)
         with without_root():
             assert file_problem(open_ / "file", 9) == folder_problem(closed) == "no permission to read it"
-            assert file_problem(closed / "file", 9) == unwritable(closed / "a/b") == "permission denied"
-            assert unwritable(open_ / "run") == f"no permission to write in {open_}"
+            assert file_problem(closed / "file", 9) == write_problem(closed / "a/b") == "permission denied"
+            assert write_problem(open_ / "run") == f"no permission to write in {open_}"

@@ -241,7 +241,7 @@ def test_videoalign_local_is_rejected_for_the_miniature(capsys, tmp_path):
 # --- docs/reference_flags.md ------------------------------------------------------------------------------------------
 
 
-def shown(value):
+def quote(value):
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -249,11 +249,11 @@ def line_of(name, row):
     """Return the row of the page."""
     sets = ", ".join(f"`{setting}`" for setting in row.sets)
     values = [
-        f"{shown(value)}: {', '.join(f'{k} {v}' if v != '' else f'no {k}' for k, v in of.items())}"
+        f"{quote(value)}: {', '.join(f'{k} {v}' if v != '' else f'no {k}' for k, v in of.items())}"
         for value, of in row.values.items()
         if of and TASK not in of
     ]
-    accepted = ", ".join(map(shown, row.only)) or ('"", none, the version\'s' if row.values else "any value")
+    accepted = ", ".join(map(quote, row.only)) or ('"", none, the version\'s' if row.values else "any value")
     parts = [
         sets + (", height x width" if len(row.sets) == 2 else ""),
         *values,
@@ -263,7 +263,7 @@ def line_of(name, row):
         f"otherwise an error: {row.rejected}" if row.rejected else "",
         row.conflict,
     ]
-    return f"| `{name}` | {shown(row.default)} | {'; '.join(filter(None, parts))} |".replace("|  |", "| |")
+    return f"| `{name}` | {quote(row.default)} | {'; '.join(filter(None, parts))} |".replace("|  |", "| |")
 
 
 def test_the_page_has_every_row_and_the_current_defaults():

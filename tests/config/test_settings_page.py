@@ -46,7 +46,7 @@ def type_of(field):
     return ", ".join([{bool: "bool", int: "integer", float: "number", str: "text"}[types[0]], *words])
 
 
-def shown(value):
+def quote(value):
     words = " ".join(value) if isinstance(value, list) else str(value).lower() if isinstance(value, bool) else value
     return "" if words in ("", None) else f"`{words}`"
 
@@ -60,7 +60,7 @@ def page():
         )
         for field in dataclasses.fields(cls):
             traits = TRAITS[field.name]
-            cells = [f"`{field.name}`", type_of(field), shown(defaults[field.name]), traits.decides]
+            cells = [f"`{field.name}`", type_of(field), quote(defaults[field.name]), traits.decides]
             parts.append(f"| {' | '.join(cells)} | {traits.sentence.replace('|', ' or ').replace('<', '&lt;')} |\n")
     return "".join(parts).replace("|  |", "| |")
 

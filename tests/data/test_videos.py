@@ -98,10 +98,10 @@ def test_a_crash_while_writing_keeps_the_old_file(tmp_path, monkeypatch):
     assert (tmp_path / "old.mp4").read_bytes() == before
 
 
-def test_a_full_disk_raises_oserror(tmp_path, files_of_at_most):
+def test_a_full_disk_raises_oserror(tmp_path, limited_file_size):
     """The disk has room for the first 64 KiB of a full-size video."""
     noise = torch.randint(0, 256, (4, 3, 256, 256), dtype=torch.uint8)
-    with files_of_at_most(2**16), pytest.raises(OSError, match="File too large"):
+    with limited_file_size(2**16), pytest.raises(OSError, match="File too large"):
         write_video(tmp_path / "clip.mp4", noise, fps=8)
     assert not list(tmp_path.iterdir())
     write_video(tmp_path / "clip.mp4", noise, fps=8)

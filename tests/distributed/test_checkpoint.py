@@ -237,7 +237,7 @@ def test_everything_after_the_resumed_iteration_is_removed(tmp_path):
     for iteration in (2, 4):
         save(tmp_path, iteration)
         (tmp_path / "rollouts" / f"{iteration:06d}").mkdir(parents=True)
-    checkpoint.drop_after(tmp_path, 2)
+    checkpoint.remove_after(tmp_path, 2)
     assert [path.name for path in checkpoint.complete(tmp_path)] == ["000002"]
     assert [path.name for path in (tmp_path / "rollouts").iterdir()] == ["000002"]
 
@@ -321,8 +321,8 @@ def test_a_kill_during_replacement_loses_no_checkpoint(tmp_path, monkeypatch):
             save(tmp_path, 2, keep=1)
     assert not checkpoint.complete(tmp_path)
     hidden = tmp_path / "checkpoints" / ".000002.replaced"
-    assert checkpoint.find_undamaged(tmp_path, "latest", ALONE).name == "000002" and not hidden.exists()
-    checkpoint.drop_after(tmp_path, 2)
+    assert checkpoint.find_intact(tmp_path, "latest", ALONE).name == "000002" and not hidden.exists()
+    checkpoint.remove_after(tmp_path, 2)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["000002", "latest"]
 
 
@@ -352,12 +352,12 @@ def test_only_the_link_of_a_linked_checkpoint_is_removed(tmp_path):
     for remove in (
         lambda: save(tmp_path, 4, keep=1),
         lambda: save(tmp_path, 2),
-        lambda: checkpoint.drop_after(tmp_path, 1),
+        lambda: checkpoint.remove_after(tmp_path, 1),
     ):
         link.symlink_to(elsewhere)
         remove()
         assert not link.is_symlink() and (elsewhere / "state.json").is_file()
-        checkpoint.drop_after(tmp_path, 1)
+        checkpoint.remove_after(tmp_path, 1)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["latest"]
 
 
@@ -369,16 +369,16 @@ def choose_with_a_stale_listing(folder):
     complete = checkpoint.complete
     if mesh.rank == 1:
         checkpoint.complete = lambda output_dir: complete(output_dir)[:1]
-    chosen = checkpoint.find_undamaged(folder, "latest", mesh)
-    checkpoint.refuse_different(4, manifest.own_hash(chosen), mesh)
+    chosen = checkpoint.find_intact(folder, "latest", mesh)
+    checkpoint.require_same_checkpoint(4, manifest.manifest_hash(chosen), mesh)
     messages = []
     for folder_of_rank, iteration in ((complete(folder)[1 - mesh.rank], 4), (chosen, 4 - mesh.rank)):
         try:
-            checkpoint.refuse_different(iteration, manifest.own_hash(folder_of_rank), mesh)
+            checkpoint.require_same_checkpoint(iteration, manifest.manifest_hash(folder_of_rank), mesh)
         except ValueError as error:
             messages.append(str(error))
     try:
-        checkpoint.find_undamaged(folder, str(folder / "nowhere") if mesh.is_main else str(chosen), mesh)
+        checkpoint.find_intact(folder, str(folder / "nowhere") if mesh.is_main else str(chosen), mesh)
     except ValueError as error:
         messages.append(str(error))
     return chosen.name, messages
@@ -387,7 +387,7 @@ def choose_with_a_stale_listing(folder):
 def test_ranks_resume_the_checkpoint_of_the_main_rank_or_stop_with_an_error_that_names_both(tmp_path):
     for iteration in (2, 4):
         save(tmp_path, iteration)
-    hashes = [manifest.own_hash(folder) for folder in checkpoint.complete(tmp_path)]
+    hashes = [manifest.manifest_hash(folder) for folder in checkpoint.complete(tmp_path)]
     for chosen, messages in launch("tests.distributed.test_checkpoint:choose_with_a_stale_listing", 2, str(tmp_path)):
         assert chosen == "000004"
         different_files, different_states, invalid_name = messages
@@ -437,14 +437,14 @@ def test_a_corrupted_checkpoint_is_reported_and_skipped(tmp_path, capsys, corrup
         save(tmp_path, iteration, weight=torch.arange(1000.0))
     newest = tmp_path / "checkpoints" / "000004"
     corrupt(newest)
-    assert checkpoint.find_undamaged(tmp_path, "latest", ALONE).name == "000002"
+    assert checkpoint.find_intact(tmp_path, "latest", ALONE).name == "000002"
     stderr = capsys.readouterr().err
     assert re.search(f"skipping corrupted checkpoint .*000004: {message}", stderr)
     with pytest.raises(ValueError, match="000004 is corrupted"):
-        checkpoint.find_undamaged(tmp_path, str(newest), ALONE)
+        checkpoint.find_intact(tmp_path, str(newest), ALONE)
     corrupt(tmp_path / "checkpoints" / "000002")
     with pytest.raises(ValueError, match="all checkpoints in .* are corrupted"):
-        checkpoint.find_undamaged(tmp_path, "auto", ALONE)
+        checkpoint.find_intact(tmp_path, "auto", ALONE)
 
 
 @pytest.mark.parametrize("owner, name", [(manifest, "_describe"), (Path, "read_text"), (Path, "stat")])
@@ -461,8 +461,8 @@ def test_a_file_that_cannot_be_read_stops_the_run_and_is_not_treated_as_corrupte
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, fail)
         with pytest.raises(ValueError, match="(?s)Input/output error.*000004|000004.*Input/output error.*restart"):
-            checkpoint.find_undamaged(tmp_path, "latest", ALONE)
-    assert checkpoint.find_undamaged(tmp_path, "latest", ALONE).name == "000004"
+            checkpoint.find_intact(tmp_path, "latest", ALONE)
+    assert checkpoint.find_intact(tmp_path, "latest", ALONE).name == "000004"
 
 
 def test_an_unreadable_checkpoints_folder_is_not_treated_as_empty(tmp_path, monkeypatch):
@@ -474,7 +474,7 @@ def test_an_unreadable_checkpoints_folder_is_not_treated_as_empty(tmp_path, monk
     monkeypatch.setattr(os, "listdir", fail)
     monkeypatch.setattr(os, "scandir", fail)
     with pytest.raises(ValueError, match="Input/output error"):
-        checkpoint.find_undamaged(tmp_path, "latest", ALONE)
+        checkpoint.find_intact(tmp_path, "latest", ALONE)
 
 
 def test_skipped_checkpoints_are_renamed_and_not_deleted(tmp_path, capsys):
@@ -483,9 +483,9 @@ def test_skipped_checkpoints_are_renamed_and_not_deleted(tmp_path, capsys):
     flip(tmp_path / "checkpoints" / "000006" / "state.json")
     flip(tmp_path / "checkpoints" / "000004" / "state.json")
     corrupted = []
-    assert checkpoint.find_undamaged(tmp_path, "latest", ALONE, corrupted).name == "000002"
+    assert checkpoint.find_intact(tmp_path, "latest", ALONE, corrupted).name == "000002"
     (tmp_path / "checkpoints" / "000008").mkdir()
-    checkpoint.drop_after(tmp_path, 2, corrupted)
+    checkpoint.remove_after(tmp_path, 2, corrupted)
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert names == ["000002", "000004-damaged", "000006-damaged", "latest"]
     assert [path.name for path in checkpoint.complete(tmp_path)] == ["000002"]
@@ -506,7 +506,7 @@ def look_with_a_fault(folder):
 
         Path.stat = fail
         try:
-            checkpoint.find_undamaged(Path(folder), "latest", mesh)
+            checkpoint.find_intact(Path(folder), "latest", mesh)
         except ValueError as error:
             messages.append(str(error))
         finally:
@@ -538,7 +538,7 @@ def test_partially_written_or_removed_folders_are_deleted_on_resume(tmp_path):
     save(tmp_path, 2)
     for name in (".000003.partial", ".000001.removed"):
         (tmp_path / "checkpoints" / name / "tensors").mkdir(parents=True)
-    checkpoint.drop_after(tmp_path, 2)
+    checkpoint.remove_after(tmp_path, 2)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["000002", "latest"]
 
 
@@ -554,12 +554,12 @@ def test_folders_that_cannot_be_deleted_do_not_stop_the_run(tmp_path, monkeypatc
             raise PermissionError(1, "Operation not permitted", str(folder))
 
     monkeypatch.setattr(checkpoint.shutil, "rmtree", rmtree)
-    checkpoint.drop_after(tmp_path, 2)
+    checkpoint.remove_after(tmp_path, 2)
     assert partial.is_dir() and owner.is_file() and not newer.exists()
     assert "000004 NOT DELETED" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("remove", [lambda run: checkpoint.drop_after(run, 2), lambda run: save(run, 1, keep=1)])
+@pytest.mark.parametrize("remove", [lambda run: checkpoint.remove_after(run, 2), lambda run: save(run, 1, keep=1)])
 def test_a_checkpoint_partially_removed_by_a_crash_is_ignored(tmp_path, monkeypatch, remove):
     for iteration in (2, 4):
         save(tmp_path, iteration)

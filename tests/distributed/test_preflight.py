@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hyvideo.config.identity import named_files
-from hyvideo.data.outside import unwritable
+from hyvideo.data.outside import write_problem
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.node_report import ABSENT, code_hash, file_hash, inspect_node
 from hyvideo.distributed.preflight import preflight, problems_of, table, try_all_reduce
@@ -221,11 +221,11 @@ def test_files_in_settings_are_compared_by_content(tiny_config, tmp_path):
 
 
 def test_unwritable_leaves_no_file_behind(tmp_path):
-    assert unwritable(tmp_path) is None and unwritable(tmp_path / "new" / "run") is None
+    assert write_problem(tmp_path) is None and write_problem(tmp_path / "new" / "run") is None
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
-    assert "is not a folder" in unwritable(tmp_path / "file" / "run")
-    assert unwritable("/proc/run") == "no file can be created in /proc: No such file or directory"
+    assert "is not a folder" in write_problem(tmp_path / "file" / "run")
+    assert write_problem("/proc/run") == "no file can be created in /proc: No such file or directory"
 
 
 def test_consecutive_ranks_are_named_as_ranges():

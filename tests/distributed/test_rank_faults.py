@@ -140,18 +140,18 @@ def resume_apart(folder, mesh):
     """Return the error if rank 1 resumes the first checkpoint and rank 0 the newest."""
     from hyvideo.distributed import checkpoint
 
-    find = checkpoint.find_undamaged
+    find = checkpoint.find_intact
 
     def find_apart(*arguments):
         return find(*arguments).with_name("000003" if mesh.is_main else "000001")
 
-    checkpoint.find_undamaged = find_apart
+    checkpoint.find_intact = find_apart
     try:
         make(folder, mesh, resume_from_checkpoint="latest", max_steps=4)
     except ValueError as error:
         return str(error)
     finally:
-        checkpoint.find_undamaged = find
+        checkpoint.find_intact = find
 
 
 def resume_unreadable(folder, mesh):
@@ -199,8 +199,8 @@ def count_waits(folder, mesh):
     """Return the number of collectives while waiting for a stale owner that only the main rank sees."""
     from hyvideo.distributed import ownership
 
-    anywhere, calls = ownership.anywhere, []
-    ownership.anywhere = lambda *arguments: (calls.append(1), anywhere(*arguments))[1]
+    any_rank, calls = ownership.any_rank, []
+    ownership.any_rank = lambda *arguments: (calls.append(1), any_rank(*arguments))[1]
     try:
         folder.mkdir(exist_ok=True)
         if mesh.is_main:
@@ -208,7 +208,7 @@ def count_waits(folder, mesh):
         with ownership.Ownership(folder, mesh, beat_s=0.5, silence_s=0.5):
             return len(calls)
     finally:
-        ownership.anywhere = anywhere
+        ownership.any_rank = any_rank
 
 
 def start_with_foreign_metrics(folder, mesh):

@@ -7,7 +7,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.distributed.launch import launch
-from tests.distributed.test_same_run import FSDP, LORA, SETTINGS, Choosy
+from tests.distributed.test_same_run import FSDP, LORA, SETTINGS, ThresholdScorer
 
 MODULE = "tests.distributed.test_resharding"
 EVERYTHING = -1.0  # below every reward
@@ -38,7 +38,7 @@ def train(folder, settings, max_steps, resume):
     )
     cpu = torch.device("cpu")
     mesh = ranks.start(config.distributed.sp_size, cpu)
-    trainer = Trainer(config, mesh, cpu, scorers={"test": Choosy(EVERYTHING)})
+    trainer = Trainer(config, mesh, cpu, scorers={"test": ThresholdScorer(EVERYTHING)})
     trainer.train()
     tensors = {name: whole(tensor).contiguous().clone() for name, tensor in trainer.policy.tensors().items()}
     if mesh.is_main:

@@ -96,7 +96,7 @@ COMPARED = (
 QUANTUM = 0.0025
 
 
-class Choosy:
+class ThresholdScorer:
     """Scorer that rewards red minus blue; rewards below ``least`` are missing."""
 
     def __init__(self, least):
@@ -123,7 +123,7 @@ def train(folder, settings, least, iterations=2):
 
     config = load_config("configs/smoke.yaml", output_dir=str(Path(folder) / "run"), **SETTINGS | settings)
     mesh = ranks.start(config.distributed.sp_size, CPU, dp_replicate=config.distributed.dp_replicate)
-    trainer = Trainer(config, mesh, CPU, scorers={"test": Choosy(least)})
+    trainer = Trainer(config, mesh, CPU, scorers={"test": ThresholdScorer(least)})
     for _ in range(iterations):
         trainer.iteration += 1
         metrics = trainer.run_iteration()

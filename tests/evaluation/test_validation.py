@@ -19,12 +19,12 @@ def validate(folder, sp_size):
     from hyvideo.config.command_line import load_config
     from hyvideo.distributed import mesh as ranks
     from hyvideo.trainer import Trainer
-    from tests.distributed.test_same_run import Choosy
+    from tests.distributed.test_same_run import ThresholdScorer
 
     settings = {"log_num_videos": 5, "sp_size": sp_size, "batch_size": 4, "validation_batch_size": 1}
     prompts = Path(folder) / "five.csv"
     config = load_config("configs/smoke.yaml", output_dir=folder, valid_video_csv=str(prompts), **settings)
-    trainer = Trainer(config, ranks.start(sp_size, CPU, timeout=60), CPU, scorers={"test": Choosy(-9.0)})
+    trainer = Trainer(config, ranks.start(sp_size, CPU, timeout=60), CPU, scorers={"test": ThresholdScorer(-9.0)})
     return trainer.validation.run(0)
 
 

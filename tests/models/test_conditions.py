@@ -44,6 +44,6 @@ def test_a_condition_without_quotes_or_image_has_no_tokens_for_them(t2v, i2v):
 
 def test_a_condition_is_built_from_encoded_parts_by_kind(t2v, i2v):
     parts = {"text": {"states": i2v.text}, "glyph": {"states": i2v.glyph}, "image": vars(i2v.image)}
-    assert Condition.of_parts(parts) == i2v
-    alone = Condition.of_parts({"text": {"states": t2v.text}})
+    assert Condition.from_parts(parts) == i2v
+    alone = Condition.from_parts({"text": {"states": t2v.text}})
     assert alone.text is t2v.text and alone.glyph is alone.image is None

@@ -19,7 +19,7 @@ from hyvideo.models.lora import (
     Pair,
     add_lora,
     check_lora,
-    lora_of,
+    current_lora,
     merge,
     read_lora,
     save_lora,
@@ -104,7 +104,7 @@ def test_diffusers_reads_the_diffusers_format(transformer, inputs, tmp_path):
     twin = copy.deepcopy(transformer)
     save_lora(lora, tmp_path, form="diffusers")
     twin.load_lora_adapter(str(tmp_path), prefix=None, use_safetensors=True, adapter_name="default")
-    assert_same(lora_of(twin), lora)
+    assert_same(current_lora(twin), lora)
 
 
 def tree(state):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from hyvideo.records.metrics_file import whole_lines
+from hyvideo.records.metrics_file import complete_lines
 from hyvideo.trainer import Trainer
 from tests.forked import ROOT, python
 from tests.test_trainer import CPU, Redness
@@ -125,7 +125,7 @@ class Run:
         return [tuple(map(int, line.split())) for line in self.log.read_text().splitlines()]
 
     def metrics(self):
-        lines = [json.loads(line) for _, line in whole_lines(self.out / "metrics.jsonl")]
+        lines = [json.loads(line) for _, line in complete_lines(self.out / "metrics.jsonl")]
         return [{k: v for k, v in line.items() if not k.startswith(("time/", "memory/"))} for line in lines]
 
     def checkpoints(self):

@@ -8,18 +8,18 @@ import torch
 from hyvideo.config.command_line import load_config
 from hyvideo.config.rules import check
 from hyvideo.training import machine
-from hyvideo.training.machine import gpu_problem, lacks, settled
+from hyvideo.training.machine import gpu_problem, missing_requirements, resolve_auto
 
 
 def test_a_complete_machine_has_no_messages(tiny_config):
-    assert list(lacks(tiny_config, 1)) == []
+    assert list(missing_requirements(tiny_config, 1)) == []
 
 
 def test_an_unsupported_video_size_is_reported_with_its_use(tiny_config):
     config = tiny_config.with_settings(valid_video_csv="assets/miniature/prompts/smoke.csv")
-    (message,) = lacks(config.with_settings(validation_height=33, validation_width=16), 1)
+    (message,) = missing_requirements(config.with_settings(validation_height=33, validation_width=16), 1)
     assert message.startswith("height and width must be") and message.endswith("33 x 16 for a validation video")
-    (message,) = lacks(config.with_settings(height=33), 1)
+    (message,) = missing_requirements(config.with_settings(height=33), 1)
     assert message.endswith("got 33 x 16")
 
 
@@ -30,7 +30,7 @@ def test_missing_files_are_named(tiny_config, tmp_path):
     shutil.rmtree(root / "VideoReward")
     changes = {"pretrained_model_root": str(root), "valid_video_csv": "nowhere.csv", "reward_model": "videoalign"}
     config = tiny_config.with_settings(**changes, resume_from_checkpoint="no_checkpoint", use_8bit_adam=True)
-    messages = list(lacks(config, 1))
+    messages = list(missing_requirements(config, 1))
     expected = ["torchao", "'nowhere.csv'", "'no_checkpoint'", "cannot be used", "vae", "of reward_model videoalign in"]
     for words in expected:
         assert sum(words in message for message in messages) == 1, (words, messages)
@@ -52,7 +52,7 @@ def test_activation_checkpointing_is_selective_if_the_plan_fits_the_gpu_and_full
 
     def chosen(config, device, gib=80.0):
         monkeypatch.setattr(machine, "gpu_memory", lambda device: gib)
-        return settled(config, mesh, torch.device(device)).distributed.activation_checkpointing
+        return resolve_auto(config, mesh, torch.device(device)).distributed.activation_checkpointing
 
     assert [chosen(config, "cuda", gib) for gib in (80.0, 30.0)] == ["selective", "full"]
     assert chosen(config, "cpu") == "full" == chosen(config.with_settings(activation_checkpointing="full"), "cuda")

@@ -21,10 +21,10 @@ def adapter_is_unchanged(folder):
     from hyvideo.config.command_line import load_config
     from hyvideo.distributed import mesh as ranks
     from hyvideo.trainer import Trainer
-    from tests.distributed.test_same_run import Choosy
+    from tests.distributed.test_same_run import ThresholdScorer
 
     config = load_config("configs/smoke.yaml", output_dir=str(Path(folder)), valid_video_csv="", **SETTINGS)
-    trainer = Trainer(config, ranks.start(1, CPU, timeout=60), CPU, scorers={"test": Choosy(-9.0)})
+    trainer = Trainer(config, ranks.start(1, CPU, timeout=60), CPU, scorers={"test": ThresholdScorer(-9.0)})
     before = trainer.policy.lora()
     collector, indices = trainer.collector, trainer.collector.indices()
     collector.sample(1, indices, trainer.encoder(collector.requests_of(1, indices)))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hyvideo.records.metrics_file import whole_lines
+from hyvideo.records.metrics_file import complete_lines
 from hyvideo.trainer import Trainer
 from hyvideo.training.preemption import Stopped
 from tests.test_trainer import CPU, TIMING, Redness
@@ -64,7 +64,7 @@ def train(config, mesh, stage="", number=0, iteration=0):
 
 def lines(config):
     path = Path(config.record.output_dir) / "metrics.jsonl"
-    metrics = [json.loads(line) for _, line in whole_lines(path)]
+    metrics = [json.loads(line) for _, line in complete_lines(path)]
     return [{name: value for name, value in line.items() if not name.startswith(TIMING)} for line in metrics]
 
 

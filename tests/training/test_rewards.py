@@ -151,9 +151,9 @@ def test_a_run_stops_if_more_than_the_allowed_fraction_of_rewards_is_missing(tin
     rewards = GroupRewards(
         tiny_config.reward, make_async_scorer(tiny_config, CPU, {}), mesh, group_size=4, num_rollouts=4
     )
-    rewards.refuse_too_many_missing({"reward/missing": 1.0}, local, 7)
+    rewards.check_failed_rewards({"reward/missing": 1.0}, local, 7)
     with pytest.raises(TooManyMissingRewards, match="2 of 4 rewards of iteration 7 are missing.*test: broken"):
-        rewards.refuse_too_many_missing({"reward/missing": 2.0}, local, 7)
+        rewards.check_failed_rewards({"reward/missing": 2.0}, local, 7)
 
 
 def missing_slow_rewards():
@@ -173,7 +173,7 @@ def missing_slow_rewards():
     barrier(mesh)
     collected = rewards.wait(PendingRewards(clips, [scorer.submit([*clips.values()], [PROMPT] * 4, fps=8)]))
     _, metrics = rewards.advantages(indices, collected)
-    rewards.refuse_too_many_missing(metrics, collected, 1)
+    rewards.check_failed_rewards(metrics, collected, 1)
     is_over.set()
     return metrics["reward/missing"], collected[0].reason
 

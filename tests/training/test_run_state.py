@@ -10,7 +10,7 @@ import post_train
 from hyvideo.config.command_line import load_config
 from hyvideo.config.identity import changed_settings
 from hyvideo.models.lora import Pair, save_lora
-from hyvideo.records.metrics_file import whole_lines
+from hyvideo.records.metrics_file import complete_lines
 from hyvideo.trainer import Trainer
 from hyvideo.training.run_state import changed_contents, check_changes, contents
 from tests.test_trainer import CPU, TIMING, Redness
@@ -174,4 +174,4 @@ def test_post_train_rejects_changed_method_settings_unless_allowed_and_lists_the
     assert code == 0
     for name in ("max_steps is 2 and was 1", "save_interval", "learning_rate is 0.0001 and was 0.001", "clip_range"):
         assert f"changed settings       {name}" in output
-    assert [iteration for iteration, _ in whole_lines(out / "metrics.jsonl")] == [1, 2]
+    assert [iteration for iteration, _ in complete_lines(out / "metrics.jsonl")] == [1, 2]

@@ -28,7 +28,7 @@ from hyvideo.distributed import checkpoint, manifest
 from hyvideo.distributed.checkpoint_reader import read_shapes
 from hyvideo.distributed.watchdog import Watchdog
 from hyvideo.miniature import reward  # noqa: F401
-from hyvideo.records.metrics_file import whole_lines
+from hyvideo.records.metrics_file import complete_lines
 from hyvideo.trainer import Trainer
 from tests.forked import python
 
@@ -138,7 +138,7 @@ def results(run: Path) -> dict:
     last = run / "checkpoints" / f"{ITERATIONS:06d}"
     state = json.loads((last / "state.json").read_text())
     files = json.loads((last / "manifest.json").read_text())
-    lines = [json.loads(line) for _, line in whole_lines(run / "metrics.jsonl")]
+    lines = [json.loads(line) for _, line in complete_lines(run / "metrics.jsonl")]
     # A run that is stopped between two saves has additional checkpoints.
     earlier = [path for path in last.parent.glob("[0-9]*") if path != last]
     kept = (path for path in run.rglob("*") if not any(path.is_relative_to(folder) for folder in earlier))

@@ -5,7 +5,7 @@ import itertools
 from hyvideo.config.machine_rules import problem_of
 from hyvideo.config.memory.cost import duration
 from hyvideo.config.memory.network import traffic
-from hyvideo.config.memory.phases import memory, settled
+from hyvideo.config.memory.phases import memory, resolve_auto
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.rules import check
 
@@ -62,7 +62,7 @@ def fastest_change(run: PlannedRun) -> dict | None:
     Among equally fast runs, prefers no batching of samples and branches, then the least traffic between nodes, then the
     smallest memory.
     """
-    run = settled(run)
+    run = resolve_auto(run)
     choices = {
         "dp_replicate": range(1, run.world_size + 1) if run.settings.enable_fsdp else [1],
         "precompute_conditions": [False, True],

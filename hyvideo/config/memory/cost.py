@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from hyvideo.config.memory.network import gathered_bytes, traffic
-from hyvideo.config.memory.phases import settled
+from hyvideo.config.memory.phases import resolve_auto
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.models.sizes import Forward
 
@@ -51,7 +51,7 @@ def training_forwards(run: PlannedRun) -> float:
     """Return the cost of a training forward and backward in forward passes: 3, plus what is recomputed."""
     forward = run.architecture.forward(run.image_tokens, run.text_tokens)
     linear = (forward.image + forward.text) / forward.total
-    return 3 + {"none": 0.0, "selective": linear, "full": 1.0}[settled(run).checkpointing]
+    return 3 + {"none": 0.0, "selective": linear, "full": 1.0}[resolve_auto(run).checkpointing]
 
 
 def cost(run: PlannedRun) -> Cost:
@@ -82,7 +82,7 @@ def duration(run: PlannedRun) -> Duration:
     """Return the seconds of one iteration. The ranks of a sequence-parallel group share decoding and scoring."""
     hardware, spent, sent, sp_size = run.hardware, cost(run), traffic(run), run.settings.sp_size
     rate = hardware.rate * 1e12
-    forwards = run.rollouts_per_replica * spent.forward.of_rank(sp_size) / rate
+    forwards = run.rollouts_per_replica * spent.forward.per_rank(sp_size) / rate
     sampling = forwards * run.forwards_without_gradient
     training = forwards * training_forwards(run) * run.forwards_with_gradient
     videos = math.ceil(run.settings.batch_size / sp_size) * run.settings.gradient_accumulation_steps
@@ -104,7 +104,7 @@ def validation_seconds(run: PlannedRun, num_videos: int) -> float:
     steps = sampling.settings.grpo_sampling_steps
     videos, batch = math.ceil(num_videos / run.replicas), sampling.settings.batch_size
     decoded = sum(math.ceil(min(batch, videos - done) / sp_size) for done in range(0, videos, batch))
-    computing = videos * steps * sampling.plan.sampled_branches * spent.forward.of_rank(sp_size) / rate
+    computing = videos * steps * sampling.plan.sampled_branches * spent.forward.per_rank(sp_size) / rate
     calls = math.ceil(videos / batch) * steps * sampling.calls_of(batch, sampling.plan.sampled_branches)
     gathering = traffic(run).shards.seconds(calls * gathered_bytes(run), run.hardware)
     return max(computing, gathering) + decoded * spent.video_flops / rate

@@ -9,7 +9,7 @@ from hyvideo.config.memory.persistent import optimizer_bytes, trained_bytes
 from hyvideo.config.memory.phases import GIB
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.run_plan import labelled
-from hyvideo.data.outside import free_disk, shown
+from hyvideo.data.outside import free_disk, quote
 
 
 def checkpoint_bytes(run: PlannedRun) -> float:
@@ -31,7 +31,7 @@ def check_room(run: PlannedRun) -> None:
     folder, each = Path(run.settings.output_dir), checkpoint_bytes(run)
     free, more = free_disk(folder), max(1, most_checkpoints(run) - len(list(folder.glob("checkpoints/[0-9]*"))))
     rule = (
-        f"output_dir must have room for {more} more checkpoints of {each / GIB:.1f} GiB, got {shown(folder)} with "
+        f"output_dir must have room for {more} more checkpoints of {each / GIB:.1f} GiB, got {quote(folder)} with "
         f"{free / GIB:.1f} GiB free; free some space, lower save_total_limit, or use another output_dir"
     )
     if free < each:

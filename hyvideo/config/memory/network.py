@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from hyvideo.config.memory.hardware import Hardware
 from hyvideo.config.memory.persistent import trained_parameters
-from hyvideo.config.memory.phases import settled
+from hyvideo.config.memory.phases import resolve_auto
 from hyvideo.config.memory.planned_run import PlannedRun
 
 
@@ -102,6 +102,6 @@ def _exchanged_bytes(run: PlannedRun) -> float:
     """Return the bytes of queries, keys, values and attention outputs that a rank receives in all-to-alls."""
     sp_size, model = run.settings.sp_size, run.architecture
     forward = 4 * run.image_tokens / sp_size * (sp_size - 1) / sp_size * model.width * model.num_layers
-    passes = 2 if settled(run).checkpointing == "none" else 3  # forward, backward, recomputation
+    passes = 2 if resolve_auto(run).checkpointing == "none" else 3  # forward, backward, recomputation
     forwards = run.forwards_without_gradient + passes * run.forwards_with_gradient
     return run.rollouts_per_replica * forwards * forward * run.compute_bytes

@@ -44,7 +44,7 @@ class Memory:
         return self.peak() / GIB * (1 + FRAGMENTATION) + CONTEXT_GIB
 
 
-def settled(run: PlannedRun) -> PlannedRun:
+def resolve_auto(run: PlannedRun) -> PlannedRun:
     """Return the run with ``auto`` checkpointing replaced: selective if it fits the GPU, else full; full on a CPU."""
     if run.settings.activation_checkpointing != "auto":
         return run
@@ -55,7 +55,7 @@ def settled(run: PlannedRun) -> PlannedRun:
 
 def memory(run: PlannedRun) -> Memory:
     """Return the bytes on one rank of the run."""
-    run = settled(run)
+    run = resolve_auto(run)
     update, is_offloaded = run.settings.mini_batch_size_per_update, run.settings.reference_mode_offload
     gradients = copied = states.trained_bytes(run)  # an offloaded copy swaps places with the policy
     resident = {

@@ -23,7 +23,7 @@ _SCORERS = {"clip": 0.43e9 * 4, "pickscore": 0.99e9 * 4}
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """Settings and a transformer on ``world_size`` GPUs; `phases.settled` replaces ``auto`` checkpointing."""
+    """Settings and a transformer on ``world_size`` GPUs; `phases.resolve_auto` replaces ``auto`` checkpointing."""
 
     config: Config
     world_size: int
@@ -35,7 +35,7 @@ class PlannedRun:
     def settings(self) -> SimpleNamespace:
         """Settings by flag name, without sections."""
         on_gpu = self.config.model.device != "cpu"
-        return SimpleNamespace(**self.config.settled(on_gpu=on_gpu, recompute="auto").flat())
+        return SimpleNamespace(**self.config.resolve_auto(on_gpu=on_gpu, recompute="auto").flat())
 
     @property
     def image_tokens(self) -> int:

@@ -9,7 +9,7 @@ from hyvideo.config.memory.cost import cost, duration
 from hyvideo.config.memory.disk import checkpoint_lines
 from hyvideo.config.memory.network import traffic
 from hyvideo.config.memory.persistent import trained_bytes
-from hyvideo.config.memory.phases import GIB, memory, settled
+from hyvideo.config.memory.phases import GIB, memory, resolve_auto
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.memory.whole_run import length_lines
 from hyvideo.data.templates import fill, number
@@ -29,7 +29,7 @@ def report(run: PlannedRun) -> str:
     return fill(
         Path(__file__).with_name("plan.txt.jinja"),
         run=run,
-        recomputation=settled(run).checkpointing,
+        recomputation=resolve_auto(run).checkpointing,
         anchor_gib=trained_bytes(run) / GIB,
         counted=counted,
         items=items | {"sum": [counted.total(phase) / GIB for phase in counted.phases]},

@@ -7,7 +7,7 @@ from pathlib import Path
 from hyvideo.config.memory.cost import cost, duration, validation_seconds
 from hyvideo.config.memory.disk import checkpoint_lines
 from hyvideo.config.memory.hardware import Hardware
-from hyvideo.config.memory.phases import memory, settled
+from hyvideo.config.memory.phases import memory, resolve_auto
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.run_plan import labelled
 from hyvideo.config.sections import RecordSettings
@@ -84,7 +84,7 @@ def recomputation_lines(run: PlannedRun) -> list[str]:
     """Return a line on activation checkpointing and the GiB that a rank needs; none on a CPU."""
     if run.config.model.device == "cpu" or run.checkpointing == "none":
         return []
-    chosen, selective = settled(run), run.with_settings(activation_checkpointing="selective")
+    chosen, selective = resolve_auto(run), run.with_settings(activation_checkpointing="selective")
     line = f"{chosen.checkpointing}: {memory(chosen).needed_gib:.1f} of {run.hardware.gpu_memory:.4g} GiB"
     if chosen.checkpointing == "full":
         line += f"; selective is faster but needs {memory(selective).needed_gib:.1f} GiB"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hyvideo.config.settings import Config
-from hyvideo.data.outside import shown, unusable
+from hyvideo.data.outside import path_problem, quote
 from hyvideo.data.prompts import Request
 from hyvideo.data.videos import read_video, write_video
 from hyvideo.distributed.checkpoint import complete
@@ -28,19 +28,19 @@ def read_policies(words: list[str]) -> dict[str, Source]:
     for word in words:
         name, has_path, path = word.partition("=")
         if not has_path and name != BASE:
-            raise ValueError(f"a policy must be `{BASE}` or `name=path`, got {shown(word)}")
+            raise ValueError(f"a policy must be `{BASE}` or `name=path`, got {quote(word)}")
         if name in (*policies, TOGETHER):
-            raise ValueError(f"policies need different names, other than {TOGETHER}, got {shown(name)}")
+            raise ValueError(f"policies need different names, other than {TOGETHER}, got {quote(name)}")
         if not re.fullmatch(r"\w[\w.+-]{0,39}", name):
-            raise ValueError(f"a policy's name must be at most 40 letters, digits and _ . + -, got {shown(name)}")
+            raise ValueError(f"a policy's name must be at most 40 letters, digits and _ . + -, got {quote(name)}")
         policies[name] = source_of(Path(path)) if has_path else Source()
     return policies
 
 
 def source_of(path: Path) -> Source:
     """Return the policy of a LoRA file or folder, of a checkpoint, or of a run (its newest checkpoint)."""
-    if problem := unusable(path) or (None if path.exists() else "it does not exist"):
-        raise ValueError(f"a policy must be a run's folder, a checkpoint or a LoRA, got {shown(path)}: {problem}")
+    if problem := path_problem(path) or (None if path.exists() else "it does not exist"):
+        raise ValueError(f"a policy must be a run's folder, a checkpoint or a LoRA, got {quote(path)}: {problem}")
     if path.is_file() or any((path / name).is_file() for name in LORA_FILES):
         return Source(lora=path)
     checkpoints = complete(path)

@@ -20,7 +20,7 @@ from hyvideo.evaluation.reward_hacking.rule import MetricShift, ValidationStats
 from hyvideo.evaluation.scores_file import by_prompt
 from hyvideo.evaluation.studies.intervals import Interval, t_interval
 from hyvideo.evaluation.validation import FOLDER as SAMPLES
-from hyvideo.records.metrics_file import whole_lines
+from hyvideo.records.metrics_file import complete_lines
 from hyvideo.training.rollout_records import FOLDER as ROLLOUTS
 
 
@@ -69,7 +69,7 @@ def read_run(folder: Path) -> Run:
         raise ValueError(f"{folder} must be the output_dir of a run: {problem}")
     config, path, samples = load_config(folder / "config.yaml"), folder / "metrics.jsonl", folder / SAMPLES
     environment = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))["environment"]
-    lines = [json.loads(text) for _, text in whole_lines(path)] if path.is_file() else []
+    lines = [json.loads(text) for _, text in complete_lines(path)] if path.is_file() else []
     history: list[ValidationStats] = []
     if newest := max(samples.glob(f"[0-9]*/{MEASURES_FILE}"), default=None):
         made_with = parse_json(newest.read_text(encoding="utf-8"))["made_with"]

@@ -20,7 +20,7 @@ from hyvideo.records.run_files import write_json
 MEASURES_FILE = "measures.json"
 
 
-class HackingWatch:
+class HackingMonitor:
     """Checks each validation of a run, which stops if ``action`` is ``stop`` and validations have at least 16 videos.
 
     ``threshold`` is the allowed shift of a held-out metric in base standard deviations. Validations with other settings

@@ -22,8 +22,8 @@ from typing import Literal, NamedTuple
 
 from hyvideo.config.sections import RecordSettings
 from hyvideo.config.unused import FEWEST_TO_STOP
-from hyvideo.data.outside import shown
-from hyvideo.records.metrics_file import whole_lines
+from hyvideo.data.outside import quote
+from hyvideo.records.metrics_file import complete_lines
 
 MARKER = "reward_hacking.json"  # in the output_dir of a run that was stopped
 REWARD = "reward"
@@ -88,7 +88,7 @@ class MetricShift:
 
     @property
     def is_bad(self) -> bool:
-        """Whether the metric left the base model's range in its bad direction."""
+        """Return whether the metric left the base model's range in its bad direction."""
         bad = WATCHED.get(self.name, OTHER_METRIC).bad
         return {"up": self.shift, "down": -self.shift, "either": abs(self.shift)}[bad] > self.allowed
 
@@ -193,13 +193,13 @@ def check_output_dir(settings: RecordSettings) -> None:
         return
     if not settings.resume_from_checkpoint:
         raise ValueError(
-            f"output_dir {shown(settings.output_dir)} already contains a run; resume it with --resume_from_checkpoint "
+            f"output_dir {quote(settings.output_dir)} already contains a run; resume it with --resume_from_checkpoint "
             "latest, or set another output_dir"
         )
-    whole_lines(path)
+    complete_lines(path)
     marker = path.with_name(MARKER)
     if settings.on_reward_hacking != "warn" and marker.is_file():
         raise ValueError(
-            f"the run in output_dir {shown(settings.output_dir)} was stopped for reward hacking and would stop again; "
+            f"the run in output_dir {quote(settings.output_dir)} was stopped for reward hacking and would stop again; "
             f"see docs/reward_hacking.md for what to change, or delete {marker} or set on_reward_hacking warn to resume"
         )

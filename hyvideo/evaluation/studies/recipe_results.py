@@ -26,7 +26,7 @@ from hyvideo.evaluation.studies.runs import Run, Study
 from hyvideo.evaluation.studies.study_command import finished
 from hyvideo.evaluation.studies.table import Row, make_table, write_table
 from hyvideo.models.reward_models.rewards import DIMENSIONS
-from hyvideo.records.metrics_file import whole_lines
+from hyvideo.records.metrics_file import complete_lines
 from hyvideo.records.run_files import or_none, write_text
 
 Trace = dict[str, np.ndarray]  # cost and metrics of a run at each validation; (validations,)
@@ -44,7 +44,7 @@ def read_trace(study: Study, run: Run) -> Trace:
     rollouts, base = make_plan(config, study.world_size).rollouts, folder / "samples/000000/measures.json"
     if base.is_file():
         points.append(dict(zip(AXES, spent)) | parse_json(base.read_text(encoding="utf-8")))
-    for line in (json.loads(text) for _, text in whole_lines(folder / "metrics.jsonl")):
+    for line in (json.loads(text) for _, text in complete_lines(folder / "metrics.jsonl")):
         spent = spent + [rollouts, rollouts * line["cost/forwards"], line["time/iteration"] * study.world_size]
         if "validation/reward" in line:
             points.append(dict(zip(AXES, spent)) | {k.removeprefix("validation/"): v for k, v in line.items()})

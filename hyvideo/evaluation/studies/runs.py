@@ -13,7 +13,7 @@ from hyvideo.config.command_line import load_config, parse
 from hyvideo.config.identity import experiment_settings
 from hyvideo.config.settings import Config
 from hyvideo.distributed.checkpoint import complete
-from hyvideo.records.metrics_file import whole_lines
+from hyvideo.records.metrics_file import complete_lines
 
 THREADS = ["--num_threads", "1"]  # several runs may share a machine
 RUN_FLAGS = ("config", "output_dir", "seed", "resume_from_checkpoint")
@@ -117,7 +117,7 @@ def progress(folder: Path, config: Config) -> Progress:
     Raises ValueError if it was started with other settings or has more iterations than ``max_steps``.
     """
     metrics = folder / "metrics.jsonl"
-    lines = whole_lines(metrics) if metrics.is_file() else []
+    lines = complete_lines(metrics) if metrics.is_file() else []
     if not lines:
         return Progress(0, None)
     started = experiment_settings(load_config(folder / "config.yaml"))

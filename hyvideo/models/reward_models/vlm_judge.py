@@ -27,7 +27,7 @@ from httpx_retries import Retry, RetryTransport
 from PIL import Image
 from torch import Tensor
 
-from hyvideo.data.outside import brief, parse_json, shown
+from hyvideo.data.outside import parse_json, quote, shorten
 from hyvideo.data.videos import check_clip, check_fps
 from hyvideo.models.reward_models.clip_metrics import frame_indices
 from hyvideo.models.reward_models.rewards import Scorer, ScoreResult, Scores
@@ -61,14 +61,14 @@ class VlmJudge(Scorer):
         retries: int = 4,  # after no answer or a status in ``RETRIED``
     ):
         if not model or not is_address(url) or set("@?#") & set(url):
-            raise ValueError(f"vlm_judge needs a model and a url (https://HOST/v1, no key or query), got {shown(url)}")
+            raise ValueError(f"vlm_judge needs a model and a url (https://HOST/v1, no key or query), got {quote(url)}")
         if not (0 < parallel <= 100 and min(num_frames, timeout, retries + 1) > 0):
             raise ValueError("vlm_judge: num_frames and timeout must be positive, retries 0 or more, parallel 1 to 100")
         key = os.environ.get(key_env, "")
         is_safe = LOCAL.match(url) or not key_env or (key and url.startswith("https:"))
         if not is_safe or not re.fullmatch("[!-~]*", key):
             needed = f"https and an ASCII key in environment variable {key_env}, or key_env '' to send no key"
-            raise ValueError(f"vlm_judge needs {needed}, got {shown(url)}")
+            raise ValueError(f"vlm_judge needs {needed}, got {quote(url)}")
         try:
             self.rubric = yaml.safe_load(Path(rubric).read_text(encoding="utf-8"))
             self.dimensions = tuple(self.rubric["dimensions"])
@@ -77,7 +77,7 @@ class VlmJudge(Scorer):
             self.model, self.num_frames, self.parallel = model, num_frames, parallel
             self._request(torch.zeros(1, 3, 8, 8, dtype=torch.uint8), "", 1.0)
         except (OSError, yaml.YAMLError, RecursionError, jinja2.TemplateError, *MALFORMED) as error:
-            raise ValueError(f"vlm_judge: rubric {shown(rubric)} must be like {RUBRIC.name}: {error!r}") from error
+            raise ValueError(f"vlm_judge: rubric {quote(rubric)} must be like {RUBRIC.name}: {error!r}") from error
         self.url, self._key, self.timeout, self.retries = f"{url.rstrip('/')}/chat/completions", key, timeout, retries
         self.cost = {"requests": 0, "prompt_tokens": 0, "completion_tokens": 0}
         weakref.finalize(self, print, f"vlm_judge {model}:", self.cost, file=sys.stderr)  # printed at process exit
@@ -99,7 +99,7 @@ class VlmJudge(Scorer):
                 return ScoreResult(self._scores(parse_json(response.content)))
             except (TimeoutError, httpx.HTTPError, *MALFORMED) as error:
                 reason = f"{type(error).__name__}: {error}"
-                return ScoreResult({}, brief(reason.replace(self._key or "\0", "***"), 500))
+                return ScoreResult({}, shorten(reason.replace(self._key or "\0", "***"), 500))
 
         headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {self._key}"} if self._key else {})
         retry = Retry(self.retries, ["POST"], RETRIED, backoff_factor=self.backoff, max_backoff_wait=self.timeout)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hyvideo.data.outside import shown
+from hyvideo.data.outside import quote
 from hyvideo.models.encoders import PromptEncoder, class_problems, frozen, load_tokenizer, plain_t5, with_tokenizer
 from hyvideo.models.family import Part
 from hyvideo.models.wan.settings import TEXT_SLOTS
@@ -43,7 +43,7 @@ def clean(prompt: str) -> str:
     if _OUTSIDE_PLAIN_TEXT.search(prompt) and not pipeline_wan.is_ftfy_available():
         raise ValueError(
             "Wan was trained on prompts cleaned by ftfy, which may change characters of this prompt: "
-            f"{shown(prompt)}. Run: pip install ftfy"
+            f"{quote(prompt)}. Run: pip install ftfy"
         )
     return pipeline_wan.prompt_clean(prompt)
 

@@ -7,7 +7,7 @@ import pytest
 from hyvideo.config.memory import activations
 from hyvideo.config.memory.hardware import Hardware
 from hyvideo.config.memory.persistent import decoding_bytes, encoder_bytes
-from hyvideo.config.memory.phases import GIB, memory, settled
+from hyvideo.config.memory.phases import GIB, memory, resolve_auto
 from hyvideo.models.hunyuan_video15.sizes import Architecture
 from tests.config.memory.simulated import LORA, simulated, transformer_gib
 
@@ -49,9 +49,9 @@ def test_auto_checkpointing_is_selective_if_it_fits():
         needed[kind] = memory(simulated(activation_checkpointing=kind)).needed_gib
     for gib, kind in ((needed["selective"], "selective"), (needed["selective"] - 0.1, "full"), (1.0, "full")):
         run = replace(auto, hardware=Hardware(gpu_memory=gib))
-        assert settled(run).checkpointing == kind and memory(run).needed_gib == needed[kind]
-    assert settled(auto.with_settings(device="cpu")).checkpointing == "full"
-    assert settled(auto.with_settings(enable_gradient_checkpointing=False)).checkpointing == "none"
+        assert resolve_auto(run).checkpointing == kind and memory(run).needed_gib == needed[kind]
+    assert resolve_auto(auto.with_settings(device="cpu")).checkpointing == "full"
+    assert resolve_auto(auto.with_settings(enable_gradient_checkpointing=False)).checkpointing == "none"
 
 
 def test_tiling_bounds_the_memory_of_decoding():

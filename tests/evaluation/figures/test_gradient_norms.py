@@ -10,7 +10,7 @@ import torch
 from hyvideo.distributed import mesh as ranks
 from hyvideo.evaluation.figures.gradient_norms import measurement, norms_per_visit, rank_correlation, summarise, table
 from hyvideo.trainer import Trainer
-from scripts.measure_gradient_norms import main, scored_round
+from scripts.measure_gradient_norms import main, scored_rollouts
 from tests.distributed.launch import launch
 
 CPU = torch.device("cpu")
@@ -29,7 +29,7 @@ def norms_under(trainer, rollouts, weights):
 
 def test_weighted_norms_divided_by_the_weights_are_unweighted_norms(measured, mesh):
     trainer = Trainer(measured, mesh, CPU)
-    rollouts, weights = scored_round(trainer), trainer.update.step_weights
+    rollouts, weights = scored_rollouts(trainer), trainer.update.step_weights
     before = [parameter.detach().clone() for parameter in trainer.policy.parameters]
     weighted = norms_under(trainer, rollouts, weights)
     without = norms_under(trainer, rollouts, torch.ones_like(weights))
@@ -45,7 +45,7 @@ def test_weighted_norms_divided_by_the_weights_are_unweighted_norms(measured, me
 
 def test_the_norm_of_a_step_is_that_of_an_update_on_this_step(measured, mesh):
     trainer = Trainer(measured, mesh, CPU)
-    rollouts = scored_round(trainer)
+    rollouts = scored_rollouts(trainer)
     norms = norms_per_visit(trainer.update, rollouts)
     last = dataclasses.replace(rollouts, trained_steps=rollouts.trained_steps[:, -1:])
     metrics = trainer.update(last, None, iteration=1)
@@ -57,13 +57,13 @@ def norms_on_several(settings):
     from hyvideo.config.command_line import load_config
 
     mesh = ranks.start(1, CPU)
-    return norms_per_visit((trainer := Trainer(load_config(**settings), mesh, CPU)).update, scored_round(trainer))
+    return norms_per_visit((trainer := Trainer(load_config(**settings), mesh, CPU)).update, scored_rollouts(trainer))
 
 
 @pytest.mark.parametrize("enable_fsdp", [False, True], ids=["whole", "sharded"])
 def test_two_processes_measure_the_same_as_one(measured, mesh, tmp_path, enable_fsdp):
     trainer = Trainer(measured, mesh, CPU)
-    expected = norms_per_visit(trainer.update, scored_round(trainer))
+    expected = norms_per_visit(trainer.update, scored_rollouts(trainer))
     shared = {"batch_size": 4, "enable_fsdp": enable_fsdp, "max_steps": 1}
     shared |= {"output_dir": str(tmp_path / "two")}
     settings = {"path": "configs/smoke.yaml"} | measured.with_settings(**shared).flat()

@@ -15,7 +15,7 @@ from hyvideo.config.rules import check
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation import run_summary
-from hyvideo.evaluation.reward_hacking.monitor import HackingWatch, read_history, read_validation, write_validation
+from hyvideo.evaluation.reward_hacking.monitor import HackingMonitor, read_history, read_validation, write_validation
 from hyvideo.evaluation.reward_hacking.rule import MARKER, Dispersion, RewardHacking, ValidationStats, check_output_dir
 from hyvideo.models.reward_models.rewards import SetMeasure
 from hyvideo.trainer import Trainer
@@ -214,7 +214,7 @@ def watch_of(folder, mesh, *, base):
     samples = folder / "samples"
     (samples / "000000").mkdir(parents=True)
     write_validation(samples / "000000", base, [], {})
-    return HackingWatch("stop", 1.5, mesh, samples, {})
+    return HackingMonitor("stop", 1.5, mesh, samples, {})
 
 
 @pytest.mark.parametrize("count, ends", [(15, False), (16, True)])
@@ -240,7 +240,7 @@ def test_distances_over_different_numbers_of_videos_are_not_compared_and_one_war
 def check_with_broken_records(folder):
     """Return this rank's verdict on a validation with a partly broken history."""
     mesh = ranks.start(1, CPU) if processes.world_size() > 1 else Mesh(0, 1, 1)
-    watch = HackingWatch("warn", 1.5, mesh, Path(folder) / "samples", {"seed": 1})
+    watch = HackingMonitor("warn", 1.5, mesh, Path(folder) / "samples", {"seed": 1})
     return watch.check(stats_of(20, reward=2.0, motion=0.0)), [shift.name for shift in watch.shifts]
 
 

@@ -179,10 +179,10 @@ def test_a_video_that_cannot_be_encoded_is_a_missing_reward(scorer_of):
     assert "the video could not be written to a file" in rewards[0].reason and not rewards[1].is_missing
 
 
-def test_a_full_disk_gives_a_missing_reward(scorer_of, files_of_at_most, monkeypatch):
+def test_a_full_disk_gives_a_missing_reward(scorer_of, limited_file_size, monkeypatch):
     async_scorer = scorer_of(Brightness(), through_file=True)
     noise = torch.randint(0, 256, (4, 3, 256, 256), dtype=torch.uint8)
-    with files_of_at_most(2**15):
+    with limited_file_size(2**15):
         rewards = async_scorer.score([noise, *videos(3)], ["a", "b"], fps=8)
     assert "the video could not be written to a file: [Errno 27]" in rewards[0].reason and not rewards[1].is_missing
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere")

@@ -46,7 +46,7 @@ def saved(root):
 def described(root):
     """Build the model from its description file, as for a checkpoint's policy, and fill it."""
     saved_policy.write_model_file(loaded(root), root)
-    model = loading.transformer_of(root / saved_policy.MODEL_FILE)
+    model = loading.transformer_from_config(root / saved_policy.MODEL_FILE)
     model.type(torch.float32).to_empty(device="cpu")
     model.load_state_dict(loaded(root).state_dict())
     return model.eval()

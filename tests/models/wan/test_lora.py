@@ -10,7 +10,7 @@ from hyvideo.models.lora import (
     FORMS,
     Pair,
     add_lora,
-    lora_of,
+    current_lora,
     merge,
     read_lora,
     save_lora,
@@ -45,7 +45,7 @@ def test_a_new_adapter_has_ten_layers_per_block_and_no_effect():
             if ".lora_B." in name:
                 parameter.zero_()
         assert torch.equal(model(**inputs()), plain(**inputs()))
-    assert len(lora_of(model)) == 10 * 3
+    assert len(current_lora(model)) == 10 * 3
     model(**inputs()).sum().backward()
     parameters = [p for name, p in model.named_parameters() if ".lora_B." in name]
     assert len(parameters) == 30 and all(p.grad.any() for p in parameters)

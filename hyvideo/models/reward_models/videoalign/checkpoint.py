@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from hyvideo.data.outside import shown
+from hyvideo.data.outside import quote
 from hyvideo.models.reward_models.rewards import DIMENSIONS, RECORDED, is_finite
 from hyvideo.models.reward_models.videoalign.preprocessing import MIN_PIXELS
 from hyvideo.models.reward_models.videoalign.prompt import TEMPLATES
@@ -127,7 +127,7 @@ def check_dimensions(names: Sequence[str], where: str) -> tuple[str, ...]:
     """Return the names of the scores at the reward tokens, in order. Raises ValueError for invalid names."""
     if {type(name) for name in names} != {str} or not len(set(names) - {"", "Overall", *RECORDED}) == len(names) <= 3:
         taken = f"Overall, {', '.join(RECORDED)}"
-        raise ValueError(f"{where} must be one to three different names, none of them {taken}, got {shown(names)}")
+        raise ValueError(f"{where} must be one to three different names, none of them {taken}, got {quote(names)}")
     return tuple(names)
 
 

@@ -258,7 +258,7 @@ def test_docstrings_begin_with_a_noun_or_a_verb():
 
 def test_the_files_on_the_architecture_page_exist():
     page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
-    table = page[page.index("## Where each stage is implemented") : page.index("## Add a sampler")]
+    table = page[page.index("## Where each stage is implemented") : page.index("## Add your own parts")]
     rows = [row.split("|")[2] for row in table.splitlines() if row.startswith("| ")]
     named = [path for row in rows for path in re.findall(r"`([^`]+)`", row)]
     assert len(named) > 20

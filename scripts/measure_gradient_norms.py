@@ -1,9 +1,9 @@
 """Measure the policy's gradient norm at each denoising step and compare it with theory: Figure 4 of the paper.
 
-    python -m scripts.measure_gradient_norms --config configs/miniature.yaml --out gradients.json
+    python -m scripts.measure_gradient_norms --config configs/miniature.yaml --out outputs/gradients.json
     python -m scripts.measure_gradient_norms --config configs/miniature.yaml --out g.json --rounds 4 --sde_type cps
     torchrun --nproc_per_node=8 -m scripts.measure_gradient_norms --config configs/hunyuanvideo15_480p_8gpu.yaml \\
-        --out gradients.json --rollouts 16
+        --out outputs/gradients.json --rollouts 16
 
 Also accepts the flags of post_train.py; --resume_from_checkpoint measures a checkpoint instead of the base model. Does
 not train. Writes only the JSON, and encoded prompts with --conditions_dir; hyvideo/evaluation/figures/gradient_norms.py

@@ -1,8 +1,7 @@
 """Train a reward model on rated pairs of videos, as described in docs/own_reward.md.
 
-    python -m scripts.train_reward --pairs pairs.csv --model ckpts/VideoReward --out own/VideoReward
-    python -m scripts.train_reward --pairs pairs.csv --model assets/miniature/VideoReward --out own/VideoReward \\
-        --dimensions SIZE --learning_rate 3e-3 --lora_rank 16 --batch_size 16
+    python -m scripts.train_reward --pairs outputs/study/pairs.csv --model ckpts/VideoReward \\
+        --out outputs/own/VideoReward --dimensions SIZE
 """
 
 import json

@@ -26,7 +26,7 @@ class ModelSettings:
     vae_tile_size: int = machine(256, "Tile size of VAE decoding in pixels; 0 disables tiling.", measured=True)
     vae_tile_overlap: float = machine(0.125, "Overlap as a fraction of a tile.", no.TILES, below=1, measured=True)
     precompute_conditions: bool = machine(False, "Encode all prompts before training, then free the encoders.")
-    conditions_dir: str = machine("", "Folder of encoded prompts; with precompute_conditions <output_dir>/conditions.")
+    conditions_dir: str = machine("", "Folder of encoded prompts; default if precomputed: <output_dir>/conditions.")
     random_weights: bool = learning(False, "Initialize weights at random, for smoke tests.", measured=True)
     device: Literal["auto", "cuda", "cpu"] = machine("auto", "Device; auto uses a GPU if there is one.")
     num_threads: int = machine(0, "CPU threads per process; 0 uses PyTorch's default.")
@@ -36,13 +36,13 @@ class ModelSettings:
 class DataSettings:
     """Prompts and video size."""
 
-    prompts_csv: list[str] = learning(["assets/prompts/train.csv"], "CSV files of prompts: `prompt`, `ref_image_path`.")
-    valid_video_csv: list[str] = records([], "CSV files of validation prompts, same columns; none by default.")
-    negative_prompt: str = learning("", "Negative prompt, for training and validation.", no.GUIDANCE, measured=True)
+    prompts_csv: list[str] = learning(["assets/prompts/train.csv"], "CSV files: `prompt`, optionally `ref_image_path`.")
+    valid_video_csv: list[str] = records([], "Validation prompts, with the same columns; default: none.")
+    negative_prompt: str = learning("", "Negative prompt of rollouts and validation.", no.GUIDANCE, measured=True)
     height: int = learning(352, "Height of a rollout in pixels.", at_least=1, measured=True)
     width: int = learning(624, "Width of a rollout in pixels.", at_least=1, measured=True)
     sample_n_frames: int = learning(81, "Frames of a rollout, 4n + 1.", at_least=1, measured=True)
-    fps: float = learning(24.0, "Frames per second of files and for scorers.", at_least=0.01, measured=True)
+    fps: float = learning(24.0, "Frames per second, of files and for scorers.", at_least=0.01, measured=True)
     seed: int = learning(42, "Random seed of the run.")
 
 
@@ -50,24 +50,24 @@ class DataSettings:
 class RolloutSettings:
     """Number of rollouts, and the sampler."""
 
-    batch_size: int = layout(2, "Rollouts per batch and data-parallel replica.", at_least=1)
+    batch_size: int = layout(2, "Rollouts per batch of a replica.", at_least=1)
     num_generations: int = learning(4, "Group size: rollouts per prompt.", at_least=1)
-    gradient_accumulation_steps: int = layout(1, "Rollout batches per iteration.", at_least=1)
-    sde_type: str = learning("sage_grpo", "Sampler: a name from docs/sde.md, or FILE.py:NAME.", choices=SAMPLERS)
+    gradient_accumulation_steps: int = layout(1, "Batches of rollouts per replica and iteration.", at_least=1)
+    sde_type: str = learning("sage_grpo", "SDE of the rollouts (docs/samplers.md), or FILE.py:NAME.", choices=SAMPLERS)
     eta: float = learning(0.5, "Noise scale of the SDE.", at_most=1000)
-    match_noise: str = learning("", "Choose eta to match the noise of `SAMPLER:ETA`; `recommended`: its paper's eta.")
+    match_noise: str = learning("", "Choose eta: that with the noise of `SAMPLER:ETA`, or the paper's (`recommended`).")
     grpo_sampling_steps: int = learning(20, "Denoising steps of a rollout.", at_least=1)
     shift: float | None = learning(None, "Sigma shift; default: the model version's.", at_least=0.001, measured=True)
     cfg_scale: float | None = learning(
-        None, "Guidance scale; 1 or less disables guidance. Default: the model version's.", at_least=None, measured=True
+        None, "Guidance scale; 1 or less disables guidance; default: the version's.", at_least=None, measured=True
     )
-    guidance_interval: str = learning("", "Guided noise levels LOW:HIGH; all by default.", no.GUIDANCE, measured=True)
-    batched_forward: Switch = machine("auto", "Share a forward pass among samples and branches; auto: on CPU.")
-    sde_window: str = learning("", "Steps with noise: fixed:START:LENGTH, random:LENGTH, sliding:LENGTH[:STRIDE].")
+    guidance_interval: str = learning("", "Sigmas with guidance, LOW:HIGH; default: all.", no.GUIDANCE, measured=True)
+    batched_forward: Switch = machine("auto", "Batch samples and guidance branches in a forward pass; auto: on a CPU.")
+    sde_window: str = learning("", "SDE window: fixed:START:LENGTH, random:LENGTH or sliding:LENGTH[:STRIDE].")
     last_step: Literal["stochastic", "deterministic"] = learning(
-        "stochastic", "Whether the last step adds noise, or takes the mean and is not trained."
+        "stochastic", "The last step adds noise, or takes the mean and is not trained."
     )
-    use_same_noise: bool = learning(False, "Share initial noise, and steps before a window, within a group.")
+    use_same_noise: bool = learning(False, "Share the initial noise and the steps before the window in a group.")
     decode_batch_size: int = machine(1, "Videos that the VAE decodes together.", at_least=1)
 
 
@@ -81,15 +81,15 @@ class RewardSettings:
         "Weights of the dimensions: `averaged` or A (VQ, MQ, TA 1, 1, 1), `alignment` or B (0.5, 0.5, 1), or JSON.",
         measured=True,
     )
-    reward_config: str = learning("", "Options by scorer, `videoalign: {batch_size: 8}`: YAML file, JSON.", no.SCORERS)
+    reward_config: str = learning("", "Options by scorer: a YAML file, or JSON.", no.SCORERS)
     reward_checkpoint_mode: Literal["auto", "v1", "v2", "v3"] = learning(
-        "auto", "VideoAlign's tensor names: v1, v3 as released, v2 newer transformers.", *no.VIDEOALIGN, measured=True
+        "auto", "VideoAlign tensor names: v1, v3 (released) or v2 (newer transformers).", *no.VIDEOALIGN, measured=True
     )
     reward_precision: Literal["bf16", "fp32_math"] = learning(
         "bf16", "VideoAlign: bf16 as published; fp32_math separates close scores.", *no.VIDEOALIGN, measured=True
     )
     reward_video: Literal["memory", "file"] = learning(
-        "memory", "Score decoded frames, or frames read back from an H.264 file as published.", measured=True
+        "memory", "Score the decoded frames, or read them back from an H.264 file, as published.", measured=True
     )
     reward_offload: bool = machine(False, "Keep scorers on the CPU while idle.", no.SCORERS)
     reward_retries: int = machine(1, "Retries of a failed batch before its videos are scored one at a time.")
@@ -97,7 +97,7 @@ class RewardSettings:
     max_missing_fraction: float = machine(0.25, "Fraction of failed rewards above which the run stops.", at_most=1)
     remote_reward_url: str = machine("", "Comma-separated URLs of services that replace scorers.", measured=True)
     remote_reward_timeout: float = machine(120.0, "Timeout of a reward request in seconds.", no.SERVICE, above=0)
-    advantage_clip: float = learning(5.0, "Advantages are clipped to plus or minus this value.", no.CLIP, above=0)
+    advantage_clip: float = learning(5.0, "Clip advantages to plus or minus this value.", no.CLIP, above=0)
 
 
 @dataclass(frozen=True)
@@ -108,17 +108,17 @@ class LossSettings:
         "grpo", "Loss: grpo (clipped ratios), or nft (DiffusionNFT, a velocity loss on re-noised rollouts)."
     )
     nft_levels: int = learning(4, "Noise levels per rollout that nft trains.", no.NFT, at_least=1)
-    clip_range: float = learning(1e-4, "Ratios are clipped to 1 plus or minus this value.", no.RATIO, above=0)
-    use_grad_balancing: bool = learning(True, "Weight steps with the temporal gradient equalizer.", no.RATIO)
+    clip_range: float = learning(1e-4, "Clip ratios to 1 plus or minus this value.", no.RATIO, above=0)
+    use_grad_balancing: bool = learning(True, "Use the temporal gradient equalizer.", no.RATIO)
     enable_timestep_permutation: bool = learning(True, "Train a rollout's steps in random order.", no.RATIO)
     timestep_fraction: float = learning(
         1.0, "Fraction of the stochastic steps to train: the noisiest, unless permuted.", no.RATIO, above=0, at_most=1
     )
-    num_updates_per_rollout: int = learning(1, "Optimizer updates per iteration, each on whole groups.", at_least=1)
+    num_updates_per_rollout: int = learning(1, "Updates per iteration, each on whole groups.", at_least=1)
     mini_batch_size_per_update: int = machine(1, "Rollouts per training forward pass.", no.APART, at_least=1)
     gate_interval: int = machine(1, "Iterations between on-policy checks (ratio 1 on fresh rollouts); 0 disables them.")
     gate_tolerance: float | None = machine(
-        None, "Largest allowed log-ratio; default: 1e-6, or clip_range in bf16 for other shapes.", no.CHECK, above=0
+        None, "Largest allowed log-ratio; default: 1e-6, or clip_range if bf16 batch shapes differ.", no.CHECK, above=0
     )
 
 
@@ -127,17 +127,17 @@ class TrustRegionSettings:
     """KL terms and their coefficient."""
 
     kl_strategy: Literal["flags", "none", "fixed", "stepwise", "moving", "dual_moving", "dual_fixed"] = learning(
-        "flags", "KL terms of the trust region; `flags` derives them from kl_weight, use_moving_KL and use_dual_kl."
+        "flags", "KL terms of the trust region; flags: set by kl_weight, use_moving_KL and use_dual_kl."
     )
-    use_moving_KL: bool = learning(True, "Use a moving anchor (reference model) instead of a fixed one.", no.FLAGS)
-    use_dual_kl: bool = learning(True, "Use both position KL (anchor) and velocity KL (rollout policy).", no.FLAGS)
+    use_moving_KL: bool = learning(True, "Use a moving anchor instead of the base model.", no.FLAGS)
+    use_dual_kl: bool = learning(True, "Use both position KL and velocity KL.", no.FLAGS)
     update_ref_model_step: int = learning(
-        10, "Optimizer updates between refreshes of a moving anchor.", no.MOVING_ANCHOR, no.REFRESH, at_least=1
+        10, "Updates between refreshes of a moving anchor.", no.MOVING_ANCHOR, no.REFRESH, at_least=1
     )
     dual_kl_moving_weight: float = learning(1.0, "Weight of the position KL in dual strategies.", no.DUAL)
     dual_kl_step_weight: float = learning(0.1, "Weight of the velocity KL in dual strategies.", no.DUAL)
     kl_velocity: Literal["log_ratio", "gaussian"] = learning(
-        "log_ratio", "Velocity KL: mean log-ratio of actions, or closed form of the means.", no.VELOCITY, no.RATIO
+        "log_ratio", "Velocity KL: the mean log-ratio, or the closed form for two Gaussians.", no.VELOCITY, no.RATIO
     )
     kl_weight: float = learning(1e-5, "Largest coefficient of the KL term; 0 disables it.")
     kl_coef: float = learning(1e-7, "Initial KL coefficient.", no.KL, no.RISE)
@@ -161,13 +161,13 @@ class TrustRegionSettings:
 class OptimizerSettings:
     """Optimizer, EMA and LoRA."""
 
-    max_steps: int = machine(10000, "Iterations; each samples rollouts and trains on them.", at_least=1)
+    max_steps: int = machine(10000, "Number of iterations.", at_least=1)
     learning_rate: float = learning(1e-5, "Learning rate.", above=0)
     weight_decay: float = learning(0.01, "Decoupled weight decay.")
     adam_beta1: float = learning(0.9, "Decay rate of AdamW's first moment.", below=1)
     adam_beta2: float = learning(0.999, "Decay rate of AdamW's second moment.", below=1)
     adam_epsilon: float = learning(1e-8, "AdamW's epsilon.", above=0)
-    max_grad_norm: float = learning(1.0, "Gradients are clipped to this global norm.", above=0)
+    max_grad_norm: float = learning(1.0, "Clip gradients to this global norm.", above=0)
     max_bad_updates: int = machine(3, "Consecutive updates with NaN or inf that end the run.", at_least=1)
     warmup_steps: int = learning(0, "Updates of linear learning-rate warmup.")
     use_muon: bool = learning(True, "Use Muon for matrices and AdamW for the rest; false: AdamW for all.", no.MATRICES)
@@ -176,10 +176,10 @@ class OptimizerSettings:
     use_8bit_adam: bool = learning(False, "Keep AdamW's state in 8 bits; needs torchao.")
     ema_decay: float = learning(0.0, "EMA decay of the weights per update; 0 disables the EMA.", no.AVERAGE, below=1)
     lora_rank: int = learning(0, "Rank of the LoRA to train; 0 trains all weights.")
-    lora_alpha: float = learning(0.0, "LoRA scale is alpha / rank; 0 uses the rank.", no.LORA)
-    pretrained_lora_path: str = learning("", "Initial LoRA: trained or, with lora_rank 0, merged into the base model.")
+    lora_alpha: float = learning(0.0, "The LoRA is scaled by alpha / rank; 0: alpha is the rank.", no.LORA)
+    pretrained_lora_path: str = learning("", "LoRA to continue or, with lora_rank 0, to merge into the base model.")
     lora_target_modules: list[str] = learning(
-        [], "Modules that get a LoRA: regular expressions of names or their endings; default: the blocks' matrices."
+        [], "Modules that get a LoRA, as name endings or regular expressions; default: the matrices of the blocks."
     )
 
 
@@ -190,19 +190,19 @@ class DistributedSettings:
     sp_size: int = machine(1, "Ranks that share one video by sequence parallelism.", at_least=1)
     dp_replicate: int = machine(1, "Copies of the sharded model; 1 shards over all ranks.", at_least=1)
     enable_fsdp: bool = machine(False, "Shard parameters, gradients and optimizer state with FSDP.", no.OTHER_PROCESS)
-    reshard_after_forward: bool = machine(True, "Free gathered weights after each pass; false keeps them.", no.SHARDING)
+    reshard_after_forward: bool = machine(True, "Free gathered weights after each forward pass.", no.SHARDING)
     gradient_sync: Literal["auto", "every", "last"] = machine(
-        "auto", "Reduce gradients in every backward pass, or in an update's last one; auto: last for LoRA.", no.SHARDING
+        "auto", "Reduce gradients in every or the last backward pass of an update; auto: last for LoRA.", no.SHARDING
     )
     enable_gradient_checkpointing: bool = machine(False, "Use activation checkpointing, which saves memory.")
     activation_checkpointing: Literal["auto", "full", "selective"] = machine(
-        "auto", "Recompute blocks, or all but attention; auto: the latter if it fits.", no.RECOMPUTATION
+        "auto", "Recompute all (full), or all but attention (selective); auto: selective if it fits.", no.RECOMPUTATION
     )
     enable_compile: Switch = machine("auto", "Compile the transformer's blocks; auto: on a GPU.")
-    compile_backend: str = machine("inductor", "Backend of torch.compile; aot_eager finds breaks fast.", no.COMPILE)
-    deterministic: bool = machine(False, "Use only deterministic kernels on a GPU; slower.")
-    collective_timeout: float = machine(1800.0, "Seconds until a silent rank ends the run.", no.OTHER_PROCESS, above=0)
-    watchdog_seconds: float = machine(900.0, "Seconds in one stage until all stages and the stack are printed; 0: off.")
+    compile_backend: str = machine("inductor", "Backend of torch.compile.", no.COMPILE)
+    deterministic: bool = machine(False, "Use only deterministic GPU kernels; slower.")
+    collective_timeout: float = machine(1800.0, "Seconds until a hanging rank ends the run.", no.OTHER_PROCESS, above=0)
+    watchdog_seconds: float = machine(900.0, "Seconds in one stage until the watchdog reports it; 0: off.")
 
     @property
     def reward_deadline(self) -> float:
@@ -220,9 +220,9 @@ class RecordSettings:
     save_interval: int = records(50, "Iterations between checkpoints; the last iteration is always saved.", at_least=1)
     save_minutes: float = records(0.0, "Also save after this many minutes, at the end of an iteration; 0: never.")
     save_total_limit: int = records(3, "Checkpoints to keep; 0 keeps all.")
-    keep_every: int = records(0, "Interval of checkpoints that save_total_limit does not delete; 0: none.", no.LIMIT)
+    keep_every: int = records(0, "Also keep the checkpoints of every N-th iteration; 0: none.", no.LIMIT)
     save_asynchronously: bool = records(True, "Write checkpoints in the background, from a copy on the CPU.")
-    resume_from_checkpoint: str = start("", "Checkpoint folder, or `latest` (`auto`) for the newest complete one.")
+    resume_from_checkpoint: str = start("", "Checkpoint to resume: a folder, or `latest` for the newest complete one.")
     allow_changed_settings: bool = start(False, "Resume although settings that affect learning have changed.")
     log_video_interval: int = records(10, "Iterations between saved rollout videos; 0 saves none.")
     log_num_videos: int = records(4, "Videos to save per iteration or validation.", no.VIDEOS)
@@ -242,4 +242,6 @@ class RecordSettings:
     on_reward_hacking: Literal["warn", "stop"] = records(
         "warn", "When the reward rises and a held-out metric degrades: warn, or save and stop.", no.FEW_VIDEOS
     )
-    hacking_threshold: float = records(1.5, "Allowed held-out shift in base deviations.", no.VALIDATION, above=0)
+    hacking_threshold: float = records(
+        1.5, "Allowed held-out shift in base standard deviations.", no.VALIDATION, above=0
+    )

@@ -1,6 +1,6 @@
 """The example of docs/own_reward.md: pairs whose raters prefer the larger shape, and a scorer that measures its area.
 
-python -m tests.models.reward_models.videoalign.sizes study
+python -m tests.models.reward_models.videoalign.sizes outputs/study
 """
 
 import csv

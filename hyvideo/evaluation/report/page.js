@@ -101,7 +101,7 @@ function drawCurves() {
   draw("#health .plots", "Standard deviation of the reward within a group", traces("reward/std", "standard deviation"), toZero);
   draw("#health .plots", "Zero groups", traces("advantage/zero_groups", "groups"), toZero);
   const where = (found) => found.filter((each) => each.y.some((value) => value > 0));
-  draw("#health .plots", "Missing rewards", where(traces("reward/missing", "rollouts")), toZero);
+  draw("#health .plots", "Failed rewards", where(traces("reward/missing", "rollouts")), toZero);
   draw("#health .plots", "Skipped updates", where(traces("update/skipped", "updates")), toZero);
   draw("#cost .plots", "Peak memory, GiB", traces("memory/peak_gib", "peak"), toZero);
   draw("#cost .plots", "Forward passes per rollout", traces("cost/forwards", "forward passes"), toZero);

@@ -9,6 +9,7 @@ from tests.evaluation.samplers.tables import search, search_report, tables_repor
 PAGE = Path(__file__).parents[3] / "docs" / "sde.md"
 TABLE = re.compile(r"^\|.*\n(?:\|.*\n)+", re.MULTILINE)
 STDS, REGIMES, MARGINALS, SEARCH, MATCHES = 1, 3, 4, 5, 6  # the other tables are written by hand
+STEPS = (1, 2, 3, 5, 10, 15, 18, 19, 20)  # shown on the page
 
 
 def tables_of(report: str) -> list[str]:
@@ -18,6 +19,8 @@ def tables_of(report: str) -> list[str]:
 def fast_tables() -> dict[int, str]:
     """Return tables by their index on the page."""
     stds, matches, _norms, _factors, regimes = tables_of(tables_report(20, 5.0, 0.5, "stochastic"))
+    head, ruler, *rows = stds.splitlines(keepends=True)
+    stds = "".join([head, ruler, *(rows[step - 1] for step in STEPS)])
     return {STDS: stds, REGIMES: regimes, MATCHES: matches}
 
 

@@ -19,8 +19,7 @@ reference that have another name here: [reference_flags.md](reference_flags.md).
 |---|---|---|
 | learning | samples, rewards or updates | error, unless `allow_changed_settings` is true |
 | layout | how the rollouts of an iteration are distributed | accepted if their number stays |
-| machine, records | speed, memory and duration; which outputs are saved, and where | accepted |
-| start | this start of the program only | accepted |
+| machine, records, start | speed, memory and duration; saved outputs; this start of the program only | accepted |
 """
 
 

@@ -59,7 +59,7 @@ def parse() -> argparse.Namespace:
         "those of its validation; with --stochastic, frames, size and shift are those of its rollouts.",
     )
     sampling.add_argument("--num_inference_steps", type=int, help="denoising steps")
-    sampling.add_argument("--guidance_scale", type=float, help="guidance scale; 1 or less evaluates one branch")
+    sampling.add_argument("--guidance_scale", type=float, help="guidance scale; 1 or less disables guidance")
     sampling.add_argument("--shift", type=float, help="shift of the sigma schedule")
     sampling.add_argument("--video_length", type=int, help="number of frames; 4n + 1")
     sampling.add_argument("--aspect_ratio", help="width:height, e.g. 16:9; default: that of the image")

@@ -177,4 +177,4 @@ class PlannedRun:
 
     def __str__(self) -> str:
         layout = "".join(f", {name} {getattr(self.settings, name)}" for name in _LAYOUT)
-        return f"world_size {self.world_size}{layout} (dp {self.replicas})"
+        return f"world_size {self.world_size}{layout} ({self.replicas} replicas)"

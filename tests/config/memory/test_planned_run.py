@@ -76,7 +76,7 @@ def test_nearby_runs_of_an_odd_world_size_include_adjacent_multiples():
     found = list(run_of(7).legal_near())
     assert {6, 7, 8} <= {near.world_size for near in found}
     assert layout(found[0]) == (8, 2, 2, 4)
-    assert str(found[0]) == "world_size 8, sp_size 2, batch_size 2, num_generations 4 (dp 4)"
+    assert str(found[0]) == "world_size 8, sp_size 2, batch_size 2, num_generations 4 (4 replicas)"
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def parse() -> argparse.Namespace:
     sampling.add_argument("--height", type=int, help="height in pixels; with --width")
     sampling.add_argument("--width", type=int, help="width in pixels; with --height")
     sampling.add_argument("--fixed_size", help="height x width in one flag, e.g. 480x864")
-    sampling.add_argument("--stochastic", metavar="SDE_TYPE", help="sample by an SDE: sage_grpo, ..., FILE.py:NAME")
+    sampling.add_argument("--stochastic", metavar="SDE_TYPE", help="sample with an SDE: sage_grpo, ..., FILE.py:NAME")
     sampling.add_argument("--eta", type=float, help="noise scale of the SDE; with --stochastic")
     renamed = add_flags(parser, sys.argv[1:], table("generate"))
     options = parser.parse_args()
@@ -81,7 +81,7 @@ def check(options: argparse.Namespace) -> None:
     if not options.prompt and not options.valid_video_csv:
         raise ValueError("no prompts: give --prompt, --valid_video_csv, or both")
     if options.image_path and not options.prompt:
-        raise ValueError("--image_path needs --prompt; for a CSV, name the images in its column ref_image_path")
+        raise ValueError("--image_path needs --prompt; for a CSV, set images in its column ref_image_path")
     limits = {"num_videos": (1, MOST_VIDEOS), "seed": (-(2**63), 2**64 - 1)}
     limits |= {"height": (1, MOST_PIXELS), "width": (1, MOST_PIXELS)}
     for name, (least, most) in limits.items():
@@ -98,7 +98,7 @@ def check(options: argparse.Namespace) -> None:
         raise ValueError("--cfg_distilled and --enable_step_distill exclude each other: no released version has both")
 
 
-def take_reference_forms(options: argparse.Namespace) -> None:
+def convert_reference_flags(options: argparse.Namespace) -> None:
     """Convert the public reference's forms: ``--image_path none``, and ``--fixed_size`` to height and width."""
     if options.image_path and options.image_path.lower() == "none":
         options.image_path = None
@@ -124,7 +124,7 @@ def config_of(options: argparse.Namespace, has_images: bool):
     if options.checkpoint_path and not options.config:
         file_settings, options.config = settings_of_run(options.checkpoint_path)
         if options.config and processes.rank() == 0:
-            moved = "" if options.config.suffix == ".yaml" else " (no config.yaml of its run two folders above)"
+            moved = "" if options.config.suffix == ".yaml" else " (config.yaml not found two folders above it)"
             print(f"using the settings of the checkpoint's run: {options.config}{moved}", file=sys.stderr)
     given = {setting: getattr(options, flag) for setting, flag in options.flags.items()}
     given |= {} if options.eta is None else {"match_noise": ""}
@@ -145,7 +145,7 @@ def size_of(options: argparse.Namespace, config, image: str | None) -> tuple[int
 
 
 def run(options: argparse.Namespace) -> None:
-    take_reference_forms(options)
+    convert_reference_flags(options)
     check(options)
 
     from hyvideo.config.rules import check_sampling  # slow to import

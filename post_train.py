@@ -26,7 +26,7 @@ from hyvideo.evaluation.reward_hacking.rule import RewardHacking, check_output_d
 
 def main() -> int:
     command = parse()
-    sys.excepthook = lambda *error: (processes.wait_for_turn(), sys.__excepthook__(*error))
+    sys.excepthook = lambda *error: (processes.wait_for_rank_0(), sys.__excepthook__(*error))
     with ExitStack() as at_end:
         return run(command, at_end)
 
@@ -42,7 +42,7 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
         check_output_dir(config.record)
         trainer = build(config, at_end)
     except ValueError as error:  # user errors; later errors keep their traceback
-        processes.wait_for_turn()
+        processes.wait_for_rank_0()
         print(f"post_train.py: {shorten(with_flags(str(error), command.flags))}", file=sys.stderr)
         return 2
 

@@ -127,10 +127,10 @@ class Trainer(RunParts):
                 if self._is_due(self.config.record.validation_interval):
                     self._report()
                 self.state.unvalidated = {}
-                if self.validation and self.validation.watch.ends_run:  # the same on all ranks
+                if self.validation and self.validation.monitor.ends_run:  # the same on all ranks
                     saved = self.state.save()
                     self.checkpoints.wait()
-                    self.validation.watch.end(saved)
+                    self.validation.monitor.end(saved)
                 if self._is_due(self.config.record.save_interval) or self.state.is_old():
                     self.state.save()
             self.checkpoints.wait()

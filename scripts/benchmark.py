@@ -116,7 +116,7 @@ def run_iteration(trainer) -> dict[str, float]:
 
 
 def bare_calls(trainer) -> None:
-    """Make only the model calls of the next iteration."""
+    """Run only the model calls of the next iteration."""
     config, pipeline, plan, anchor = trainer.config, trainer.pipeline, trainer.plan, trainer.policy.anchor
     has_anchor = anchor is not None and not anchor.equals_policy
     batch, part = config.rollout.batch_size, config.rows_per_pass

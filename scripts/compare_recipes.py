@@ -12,7 +12,7 @@ pareto.png. A verdict needs at least two seeds; use five or more. The exit code 
 import sys
 
 from hyvideo.data.outside import exit_on_error
-from hyvideo.evaluation.studies.recipes import Budget, read_recipes, within
+from hyvideo.evaluation.studies.recipes import Budget, limit_to_budget, read_recipes
 from hyvideo.evaluation.studies.runs import Study, runs_of
 from hyvideo.evaluation.studies.study_command import plan_and_train, study_parser
 
@@ -27,7 +27,7 @@ def main() -> int:
     budget = Budget.of(options.budget)
     base, common, recipes = read_recipes(options.recipes)
     study = Study(base, options.out, common, options.num_gpus)
-    runs = runs_of(within(budget, study, recipes), range(options.seeds))
+    runs = runs_of(limit_to_budget(budget, study, recipes), range(options.seeds))
     code = plan_and_train(study, runs, options)
     if options.dry_run or options.only_cell:
         return code

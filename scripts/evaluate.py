@@ -32,7 +32,7 @@ def main() -> None:
         from hyvideo.training.saved_policy import settings_of_run
 
         run_settings, file = settings_of_run(options.checkpoint_path)
-        print(f"using the settings of {file or 'the defaults (the checkpoint has no run)'}")
+        print(f"using {f'the settings of {file}' if file else 'default settings: the checkpoint has no run'}")
     config = parse(settings, run_settings).config
     if options.videos and (options.checkpoint_path or options.lora_path):
         raise ValueError("--videos scores existing videos: leave out --checkpoint_path and --lora_path")
@@ -40,7 +40,7 @@ def main() -> None:
         raise ValueError(f"--out must differ from --videos, whose scores.json it would overwrite: got {options.out}")
     check_evaluation(config, output=options.out, has_model=not options.videos)
 
-    from hyvideo.evaluation.contents import policy_identity, world_identity
+    from hyvideo.evaluation.contents import joint_identity, policy_identity
     from hyvideo.evaluation.generation import Source
     from hyvideo.evaluation.policy_scores import Evaluator
     from hyvideo.evaluation.scores_file import as_text, summarise, write_csv, write_evaluation
@@ -52,7 +52,7 @@ def main() -> None:
     make_folder(options.out)
     try:
         sources = {"checkpoint": options.checkpoint_path, "lora": options.lora_path, "videos": options.videos}
-        world = world_identity(config.flat(), config.reward, has_model=not options.videos)
+        world = joint_identity(config.flat(), config.reward, has_model=not options.videos)
         identity = policy_identity(**sources) | {"lora_scale": options.lora_scale} | world
         evaluation = evaluator.folder(options.videos) if options.videos else evaluator.policy(source)
     finally:

@@ -25,9 +25,9 @@ CHECKS = {call: {name: Check(**row) for name, row in rows["checks"].items()} for
 
 def main(argv: list[str] | None = None) -> int:
     parser = Parser(__doc__)
-    parser.add_argument("call", nargs="+", choices=CHECKS, help="right, fast and weights: one or more")
+    parser.add_argument("call", nargs="+", choices=CHECKS, help="one or more of right, fast and weights")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="device to check (cuda)")
-    parser.add_argument("--tiny", action="store_true", help="tiny models; always so on a CPU")
+    parser.add_argument("--tiny", action="store_true", help="use tiny models; always with --device cpu")
     parser.add_argument("--only", nargs="+", help="run only these checks")
     parser.add_argument("--model_path", help="folder of the checkpoints (weights only)")
     parser.add_argument("--transformer_version", default="480p_t2v", help="version to check (weights only; 480p_t2v)")
@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
         if unknown := sorted(set(options.only or ()) - set(checks)):
             raise ValueError(f"--only must name checks among {', '.join(checks)}, got {', '.join(unknown)}")
         if "weights" in options.call and not (options.model_path or options.tiny):
-            raise ValueError("weights needs --model_path with the folder of the checkpoints")
+            raise ValueError("weights needs --model_path, the folder of the checkpoints")
         if options.device == "cuda":
             from hyvideo.training.model_setup import choose_device
 

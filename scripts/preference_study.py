@@ -31,7 +31,7 @@ def make(options: argparse.Namespace, flags: list[str]) -> None:
     paths = dict(word.partition("=")[::2] for word in options.methods)
     if not 2 <= len(paths) == len(options.methods) or not all(Path(path).exists() for path in paths.values()):
         given = " ".join(map(quote, options.methods))
-        raise ValueError(f"--methods needs two or more different names, base or an existing NAME=PATH, got {given}")
+        raise ValueError(f"--methods needs two or more different names: base or an existing NAME=PATH, got {given}")
     folders = {name: Path(path) for name, path in paths.items() if path and any(Path(path).glob("*.mp4"))}
     if policies := [word for word in options.methods if word.partition("=")[0] not in folders]:
         design(len(paths), options.pairs, **sizes)  # raises before hours of sampling

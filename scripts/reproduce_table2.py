@@ -15,7 +15,7 @@ import sys
 
 from hyvideo.data.outside import exit_on_error
 from hyvideo.evaluation.studies.cells import KL_FLAGS, METHODS, grid
-from hyvideo.evaluation.studies.study_command import grid_parser, grid_study, named, plan_and_train
+from hyvideo.evaluation.studies.study_command import grid_parser, grid_study, plan_and_train, select_runs
 
 
 @exit_on_error("reproduce_table2.py")
@@ -37,7 +37,7 @@ def main() -> int:
     from hyvideo.evaluation.studies.table2 import evaluate_runs, write_results  # slow to import
 
     if options.only_cell:
-        evaluate_runs(study, named(runs, options.only_cell))
+        evaluate_runs(study, select_runs(runs, options.only_cell))
     else:
         write_results(study, runs)
         for name in ("table2.md", "comparisons.md"):

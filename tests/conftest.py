@@ -30,12 +30,12 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    forked.announce()
+    forked.become_server_owner()
     fuzzing.run_all_examples = config.getoption("--slow")
     if config.getoption("numprocesses", None):  # the workers run the tests
         config.option.tx = [f"popen//python={forked.python()}"] * len(config.option.tx)
     else:
-        forked.remember_drawn_weights()
+        forked.cache_random_weights()
 
 
 def pytest_collection_modifyitems(config, items):

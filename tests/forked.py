@@ -62,7 +62,7 @@ os._exit(code)
 """
 
 
-def announce() -> None:
+def become_server_owner() -> None:
     """Make this process the owner of the server, for all processes that it starts."""
     if OWNER not in os.environ:
         os.environ[OWNER] = str(os.getpid())
@@ -75,7 +75,7 @@ def _folder() -> Path:
 
 def python() -> str:
     """Return the path of the client program, and start the server if it is not running."""
-    announce()
+    become_server_owner()
     folder = _folder()
     folder.mkdir(mode=0o700, exist_ok=True)
     program = folder / "python"
@@ -91,7 +91,7 @@ def python() -> str:
     return str(program)
 
 
-def remember_drawn_weights() -> None:
+def cache_random_weights() -> None:
     """Cache the random weights of each seed for all models of this process and of processes forked from it."""
     from hyvideo.models import weight_files
 
@@ -133,7 +133,7 @@ class Server:
         pid = os.fork()
         if pid == 0:
             self.listener.close()
-            _become(client)
+            _run_for_client(client)
         pidfd = os.pidfd_open(pid)
         self.events.register(client, select.POLLRDHUP)
         self.events.register(pidfd, select.POLLIN)
@@ -158,7 +158,7 @@ def _import_all() -> None:
     import hyvideo
 
     torch.set_num_threads(1)
-    remember_drawn_weights()
+    cache_random_weights()
     for name in LATE:
         importlib.import_module(name)
     for module in pkgutil.walk_packages(hyvideo.__path__, "hyvideo."):
@@ -183,7 +183,7 @@ def _send(client: socket.socket, number: int) -> None:
         pass
 
 
-def _become(client: socket.socket) -> None:
+def _run_for_client(client: socket.socket) -> None:
     """Run the client's program in this process."""
     os.setpgid(0, 0)
     size, descriptors, *_ = socket.recv_fds(client, 8, 3)

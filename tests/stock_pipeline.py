@@ -39,7 +39,7 @@ def sample_diffusers(
     num_steps: int,
     negative_prompt: str = "",
 ) -> Tensor:
-    """Sample latents with a `stock_pipeline`. Shape, as of ``noise``: (1, channels, frames, height, width)."""
+    """Sample latents with a `stock_pipeline`. Shape, like ``noise``: (1, channels, frames, height, width)."""
     inputs = {"num_frames": num_frames, "num_inference_steps": num_steps, "output_type": "latent"}
     if isinstance(stock, WanPipeline):
         inputs |= {"guidance_scale": stock.scale}

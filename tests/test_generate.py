@@ -181,7 +181,7 @@ def test_distillation_flags_select_the_version_or_raise(monkeypatch, flags, has_
     options = generate.parse()
     if version is None:
         with pytest.raises(
-            ValueError, match="is not (other than )?(cfg|step)_distilled, which|no listed version is 480p"
+            ValueError, match="must (not )?be (cfg|step)_distilled with these flags|no listed version is 480p"
         ):
             generate.config_of(options, has_images)
     else:
@@ -220,7 +220,7 @@ def test_the_file_of_one_video_can_be_named(make, tmp_path):
             ["--prompt", "a", "--cfg_distilled", "--enable_step_distill"],
             "exclude each other: no released version has both",
         ),
-        (["--prompt", "a", "--cfg_distilled"], "480p_t2v is not cfg_distilled, which the flags require; released"),
+        (["--prompt", "a", "--cfg_distilled"], "must be cfg_distilled with these flags, got 480p_t2v; released"),
         (["--prompt", "a", "--height", "64"], "--height and --width must be given together"),
         (["--prompt", "a", "--eta", "0.5"], "--eta needs --stochastic: the ODE adds no noise"),
         (["--prompt", "a", "--stochastic", "euler"], "sde_type (given as --stochastic) must be one of"),
@@ -316,7 +316,7 @@ def test_a_checkpoint_uses_the_settings_of_its_run(tmp_path, monkeypatch, capsys
     assert "using the settings" not in capsys.readouterr().err
     moved = checkpoint.rename(tmp_path / "kept")
     assert sampled_settings(moved)[0] == (5, 32, 48, 4, 2)
-    assert f"{moved / 'state.json'} (no config.yaml of its run two folders above)" in capsys.readouterr().err
+    assert f"{moved / 'state.json'} (config.yaml not found two folders above it)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

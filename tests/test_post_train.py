@@ -99,7 +99,7 @@ def hostile(tmp_path, name):
 @pytest.mark.parametrize(
     "name, output",
     [
-        ("aliases", "must be a list of text, got"),
+        ("aliases", "must be a list of strings, got"),
         ("loop", "output_dir must be a writable folder"),
         ("control", "in row 2 of"),
         ("no gpu", "device cuda needs a GPU that torch can use, and none was found"),

@@ -1,4 +1,4 @@
-"""Tests that the tests' checkpoint is complete, can be sampled, and has the same weights in both layouts."""
+"""The small test checkpoint is complete, can be sampled, and has the same weights in both layouts."""
 
 import inspect
 import json

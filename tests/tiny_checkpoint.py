@@ -1,6 +1,6 @@
 """A small complete checkpoint of the real classes with the layout of a download: 37 MB, 30 MB of them a transformer.
 
-All weights are random, without zeros that would block a signal. The language model is the miniature's. It is written
+All weights are random; no layer keeps a zero initialization. The language model is the miniature's. It is written
 in the original layout. diffusers' pipeline with the same weights, built without this project's loaders, is their
 reference.
 """

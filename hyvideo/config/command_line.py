@@ -58,7 +58,7 @@ def parse(argv: list[str] | None = None, saved: Mapping[str, Any] | None = None)
     path, print_config, world_size = (given.pop(name) for name in ("config", "print_config", "world_size"))
     if world_size is not None and not (print_config and world_size > 0):
         parser.error(
-            f"--world_size must be positive and needs --print_config, got {world_size}; a run gets it from torchrun"
+            f"--world_size must be positive and needs --print_config, got {world_size}; torchrun sets it for a run"
         )
     try:
         inherited = read_settings(path) if path else dict(saved or {})
@@ -67,27 +67,27 @@ def parse(argv: list[str] | None = None, saved: Mapping[str, Any] | None = None)
     try:
         words_by_flag = {name: given.pop(name) for name in renamed if name in given}
         values, flags = _translated(given, words_by_flag, inherited)
-        requested = Config().with_settings(**_settled(inherited | values))
+        requested = Config().with_settings(**_resolve_reference_names(inherited | values))
     except ValueError as error:
         parser.error(str(error))
     config = requested.resolved()
     if requested.rollout.eta != config.rollout.eta and "eta" in given:
         parser.error(
-            f"--eta {requested.rollout.eta:g} contradicts match_noise {config.rollout.match_noise}, which chooses eta "
-            f"{config.rollout.eta:.4g}; remove --eta, or disable the matching with --match_noise="
+            f"--eta {requested.rollout.eta:g} contradicts match_noise {config.rollout.match_noise}, which sets eta to "
+            f"{config.rollout.eta:.4g}; remove --eta, or disable noise matching with --match_noise="
         )
     return CommandLine(config, print_config, world_size or processes.world_size(), flags)
 
 
 def load_config(path: str | Path, **overrides) -> Config:
     """Return the settings of a YAML file with overrides. Raises ValueError for an invalid file."""
-    return Config().with_settings(**_settled(read_settings(path) | overrides)).resolved()
+    return Config().with_settings(**_resolve_reference_names(read_settings(path) | overrides)).resolved()
 
 
 def _translated(given: dict, by_flag: dict[str, list[str]], inherited: dict) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the settings of one source (flags or a file) and the name by which each was given.
 
-    Raises ValueError if two names of a setting have different values, and as `meanings` does.
+    Raises ValueError if two names of a setting have different values, or like `meanings`.
     """
     values, names = dict(given), {name: name for name in given}
     found = meanings(by_flag, table("post_train"), inherited | given)
@@ -115,8 +115,8 @@ def _value_of_words(name: str, flag: str, words: list[str]) -> Any:
         raise ValueError(f"{flag} {error}") from error
 
 
-def _settled(values: dict[str, Any]) -> dict[str, Any]:
-    """Return settings by current names. Raises ValueError for another version's task or an ambiguous scorer name."""
+def _resolve_reference_names(values: dict[str, Any]) -> dict[str, Any]:
+    """Return settings without the reference's task and scorer names. Raises ValueError if one is wrong or ambiguous."""
     version = values.get("transformer_version", Config().model.transformer_version)
     task, known = values.pop(TASK, None), version_defaults(version)
     expected = known.task or task
@@ -144,8 +144,8 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=partial(argparse.HelpFormatter, max_help_position=36, width=120),
     )
     parser.add_argument("--config", default=None, metavar="FILE.yaml", help="YAML file of settings")
-    parser.add_argument("--print_config", action="store_true", default=False, help="print the plan of the run and exit")
-    parser.add_argument("--world_size", type=int, default=None, metavar="INT", help="processes for --print_config")
+    parser.add_argument("--print_config", action="store_true", default=False, help="print settings and plan, then exit")
+    parser.add_argument("--world_size", type=int, default=None, metavar="INT", help="processes to plan for")
     defaults = Config().flat()
     for section, cls in SECTIONS.items():
         group = parser.add_argument_group(f"{section}: {cls.__doc__.rstrip('.')}")
@@ -237,7 +237,7 @@ for _tag, _pattern, _first in (
     ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", list("-+.")),
 ):
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"({_pattern})$"), _first)
-# Errors of the loader for invalid YAML, a tag that does not fit its value, and unbounded depth.
+# Errors of the loader for invalid YAML, a tag that does not fit its value, and too deep nesting.
 _YAML_ERRORS = (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
@@ -279,7 +279,7 @@ def read_settings(path: str | Path) -> dict[str, Any]:
 
 
 def _words_of_yaml(row: Row, value: object) -> list[str]:
-    """Return the words of a reference flag. Raises TypeError for a value that its setting cannot have."""
+    """Return the words of a reference flag. Raises TypeError for a value of the wrong type."""
     value = "none" if value is None and ("none" in row.values or not row.sets) else value
     if len(row.sets) == 1:
         _value_of_yaml(row.sets[0], value)
@@ -287,12 +287,12 @@ def _words_of_yaml(row: Row, value: object) -> list[str]:
 
 
 def _value_of_yaml(name: str, value: object) -> Any:
-    """Return the value of a setting. Raises TypeError if YAML's type cannot be the setting's."""
+    """Return the value of a setting. Raises TypeError for a YAML value of the wrong type."""
     kind = FIELDS[name].type
     if get_origin(kind) is list:
         words = value if isinstance(value, list) else [value]
         if others := [word for word in words if not isinstance(word, str)]:
-            raise TypeError(f"must be a list of text, got the element {quote(others[0], 80)}; put it in quotes")
+            raise TypeError(f"must be a list of strings, got the element {quote(others[0], 80)}; put it in quotes")
         return words
     if isinstance(value, dict) and name in ("reward_weights", "reward_config"):
         return json.dumps(value)

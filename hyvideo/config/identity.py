@@ -14,20 +14,20 @@ from hyvideo.models.reward_models.rewards import code_files
 
 
 class Changes(NamedTuple):
-    """Sentences on settings that differ from those of the checkpoint that a run resumes from."""
+    """Descriptions of settings that differ from those of the checkpoint that a run resumes from."""
 
     free: list[str]  # may change
-    of_the_method: list[str]  # affect learning
+    affecting_learning: list[str]  # need allow_changed_settings
 
 
 def changed_settings(saved: Mapping[str, object], now: Mapping[str, object], *, same_rollouts: bool) -> Changes:
     """Compare the settings of a checkpoint, as read from JSON, with the current ones.
 
-    An older checkpoint may have a word where a setting is now a list; settings that it lacks had their default. With
+    An older checkpoint may have a string where a setting is now a list; settings that it lacks had their default. With
     ``same_rollouts`` the number of rollouts per iteration is unchanged, so that their layout may change.
     """
     free: list[str] = []
-    of_the_method: list[str] = []
+    affecting_learning: list[str] = []
     before = Config().flat() | dict(saved)
     for name, value in now.items():
         decides, was = TRAITS[name].decides, in_form(name, before[name])
@@ -38,8 +38,8 @@ def changed_settings(saved: Mapping[str, object], now: Mapping[str, object], *, 
         sentence = f"{name} is {value!r} and was {before[name]!r}"
         if name == "reward_model" and "videoalign_local" in before[name] and "miniature_videoalign" in value:
             sentence += ", an older name of the same scorer: resume with allow_changed_settings"
-        (free if is_free else of_the_method).append(sentence)
-    return Changes(free, of_the_method)
+        (free if is_free else affecting_learning).append(sentence)
+    return Changes(free, affecting_learning)
 
 
 def named_files(settings: Mapping[str, Any]) -> dict[str, list[Path]]:
@@ -59,7 +59,7 @@ def named_files(settings: Mapping[str, Any]) -> dict[str, list[Path]]:
 
 
 def experiment_settings(config: Config) -> dict[str, object]:
-    """Return the settings that affect learning, equal up to the seed in one experiment; the KL strategy by name."""
+    """Return the settings that affect learning, with the KL strategy by name."""
     settings = {name: value for name, value in config.flat().items() if TRAITS[name].decides in ("learning", "layout")}
     unused = {"use_moving_KL", "use_dual_kl"}
     if config.kl_strategy == "none":

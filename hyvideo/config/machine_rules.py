@@ -21,7 +21,7 @@ REPORTS = ("tensorboard", "wandb")
 def machine_problems(
     model: ModelSettings, data: DataSettings, optimizer: OptimizerSettings, record: RecordSettings
 ) -> Problems:
-    """Yield what this machine lacks for the run."""
+    """Yield a message for each package, file or folder of the run that this machine lacks."""
     yield from chain(
         packages_are_installed(record.report_to, optimizer.use_8bit_adam),
         prompts_are_readable(data, existing=False),
@@ -44,9 +44,9 @@ def problem_of(check: Callable[[], object]) -> Problems:
 def packages_are_installed(report_to: list[str], use_8bit_adam: bool) -> Problems:
     for name in REPORTS:
         if name in report_to and not is_installed(name):
-            yield f'report_to has "{name}", which is not installed; pip install {name} or remove it from report_to'
+            yield f"report_to needs {name}, which is not installed; run `pip install {name}` or remove it"
     if use_8bit_adam and not is_installed("torchao"):
-        yield "use_8bit_adam needs torchao, which is not installed; pip install torchao"
+        yield "use_8bit_adam needs torchao, which is not installed; run `pip install torchao` or set it to false"
 
 
 def is_installed(package: str) -> bool:
@@ -56,7 +56,7 @@ def is_installed(package: str) -> bool:
 
 
 def prompts_are_readable(data: DataSettings, *, existing: bool) -> Problems:
-    """Yield prompt files that cannot be read, among those that exist or among those that do not."""
+    """Yield a message for each prompts file that exists but is unreadable or, if not ``existing``, that is missing."""
     for path in dict.fromkeys([*data.prompts_csv, *data.valid_video_csv]):
         if os.path.isfile(find_path(path)) == existing:
             yield from problem_of(lambda path=path: _read_prompts(path))
@@ -114,10 +114,10 @@ def initial_lora_exists(path: str) -> Problems:
         yield f"pretrained_lora_path must be a LoRA file or folder, got {quote(path)}: {problem}"
 
 
-def checkpoint_to_resume_exists(wanted: str) -> Problems:
-    if wanted not in ("", "latest", "auto") and (problem := file_problem(Path(wanted) / "state.json", 2**30)):
-        reason = folder_problem(wanted) or f"state.json {problem}".replace("it does not exist", "not found")
-        yield f"resume_from_checkpoint must be `latest`, `auto` or a checkpoint folder, got {quote(wanted)}: {reason}"
+def checkpoint_to_resume_exists(path: str) -> Problems:
+    if path not in ("", "latest", "auto") and (problem := file_problem(Path(path) / "state.json", 2**30)):
+        reason = folder_problem(path) or f"state.json {problem}".replace("it does not exist", "not found")
+        yield f"resume_from_checkpoint must be `latest`, `auto` or a checkpoint folder, got {quote(path)}: {reason}"
 
 
 def folders_can_be_written(name: str, folder: str | Path) -> Problems:

@@ -1,4 +1,4 @@
-"""Number and rank of this process as set by torchrun, read without torch."""
+"""Number of processes and rank of this one, as set by torchrun. Imports no torch."""
 
 import os
 import time
@@ -19,6 +19,6 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
-def wait_for_turn() -> None:
-    """Wait on all ranks but the first: when rank 0 exits, torchrun ends the others, so a common message prints once."""
+def wait_for_rank_0() -> None:
+    """Delay all ranks except rank 0, so that a common error prints once: torchrun ends them when rank 0 exits."""
     time.sleep(2.0 * ((rank() > 0) + (local_rank() > 0)))

@@ -1,6 +1,6 @@
 """Rules that settings must satisfy: functions that yield a message for every violation.
 
-No torch, no model and no written file, so that mistakes are reported within the first second.
+They import no torch, load no model and write no file, so that mistakes are reported within the first second.
 """
 
 import math
@@ -49,7 +49,7 @@ def check(config: Config, world_size: int = 1, *, on_this_machine: bool = True) 
         reward_problems(config.reward),
         weight_problems(config.model.dtype, config.model.master_weight_type, config.optimizer),
         record_problems(config.record, config.optimizer, config.data.valid_video_csv),
-        () if config.data.prompts_csv else ["prompts_csv is empty: name a CSV file with a column `prompt`"],
+        () if config.data.prompts_csv else ["prompts_csv must name a CSV file with a column `prompt`, got none"],
         machine.prompts_are_readable(config.data, existing=True),
         machine.videos_fit_the_version(config.model, config.data, config.video_sizes),
         machine.machine_problems(config.model, config.data, config.optimizer, config.record) if on_this_machine else (),
@@ -80,7 +80,7 @@ def check_evaluation(config: Config, *, output: Path, has_model: bool) -> None:
 
 
 def check_ranges(settings: Mapping[str, Any]) -> None:
-    """Raise ValueError for values, by setting, that are invalid whatever the other settings are."""
+    """Raise ValueError for values that are invalid regardless of the other settings."""
     _raise(range_problems(settings))
 
 
@@ -90,7 +90,7 @@ def _raise(*problems: Iterable[str]) -> None:
 
 
 def range_problems(values: Mapping[str, Any]) -> Problems:
-    """Yield values, by setting, that are invalid whatever the other settings are."""
+    """Yield a message for each value that is invalid regardless of the other settings."""
     for name, value in values.items():
         if problem := TRAITS[name].range_problem(value):
             yield f"{name} {problem}, got {value}"
@@ -111,7 +111,7 @@ def range_problems(values: Mapping[str, Any]) -> Problems:
 
 
 def layout_problems(world_size: int, sp_size: int, dp_replicate: int = 1) -> Problems:
-    """Yield why the ranks of a run or plan cannot have this layout, with the values that are possible."""
+    """Yield why this layout of ranks is not possible, and the possible values."""
     if world_size % sp_size:
         yield (
             f"sp_size must divide the number of processes, got sp_size {sp_size} and {world_size} processes; "
@@ -139,7 +139,7 @@ def _divisors(number: int) -> str:
 def batch_problems(
     rollout: RolloutSettings, distributed: DistributedSettings, num_updates: int, world_size: int
 ) -> Problems:
-    """Yield why the rollouts of an iteration are not whole groups, evenly distributed over the replicas."""
+    """Yield why the rollouts of an iteration do not form whole groups that are evenly distributed over the replicas."""
     if problems := [*layout_problems(world_size, distributed.sp_size, distributed.dp_replicate)]:
         yield from problems
         return
@@ -163,7 +163,7 @@ def batch_problems(
 
 
 def process_problems(distributed: DistributedSettings, reward: RewardSettings, world_size: int) -> Problems:
-    """Yield replicas without sharding, and reports or rewards that may arrive after the collective timeout."""
+    """Yield problems of replicas without sharding, and of watchdog or reward timeouts above the collective timeout."""
     if distributed.dp_replicate > 1 and not distributed.enable_fsdp:
         yield f"dp_replicate {distributed.dp_replicate} needs enable_fsdp; set enable_fsdp true or dp_replicate 1"
     report, timeout = distributed.watchdog_seconds, distributed.collective_timeout
@@ -247,11 +247,11 @@ def anchor_problems(trust: TrustRegionSettings, num_updates: int, *, is_moving: 
 def reward_problems(reward: RewardSettings) -> Problems:
     """Yield unknown scorers and invalid options or weights."""
     if not reward.reward_model:
-        yield f"reward_model is empty: name one or more of {', '.join(SCORERS)} or FILE.py:CLASS"
+        yield f"reward_model must name at least one of {', '.join(SCORERS)} or FILE.py:CLASS, got none"
     if unknown := [name for name in reward.reward_model if name not in SCORERS and ":" not in name]:
         hint, names = nearest(unknown[0], SCORERS), ", ".join(SCORERS)
         got = ", ".join(map(quote, unknown))
-        yield f"reward_model must be of {names} or FILE.py:CLASS, got {got}{hint and '; ' + hint}"
+        yield f"reward_model must be one of {names} or FILE.py:CLASS, got {got}{hint and '; ' + hint}"
     if len(set(reward.reward_model)) < len(reward.reward_model):
         yield f"reward_model must name each scorer once, got {', '.join(reward.reward_model)}"
     for name in () if reward.remote_reward_url else reward.reward_model:
@@ -275,7 +275,7 @@ def weights_are_numbers(text: str) -> Problems:
             f"such as VQ, MQ and TA, at least one of them not 0, got {quote(text)}"
         )
     if taken := weights.keys() & RECORDED:
-        yield f"reward_weights: a dimension cannot be named {', '.join(sorted(taken))}, which the records use"
+        yield f"reward_weights must not use the names {', '.join(sorted(taken))}, which are reserved for records"
 
 
 def record_problems(record: RecordSettings, optimizer: OptimizerSettings, valid_video_csv: list[str]) -> Problems:

@@ -91,8 +91,8 @@ def num_stochastic_steps(rollout: RolloutSettings) -> int:
     return window.length if window else number
 
 
-def part_spared(rollout: RolloutSettings) -> float:
-    """Return the fraction of forward passes before the first noise that a rollout shares with its group in a batch."""
+def shared_fraction(rollout: RolloutSettings) -> float:
+    """Return the fraction of forward passes before the first noise that sharing within a group and batch saves."""
     return 1 - 1 / min(rollout.batch_size, rollout.num_generations) if rollout.use_same_noise else 0.0
 
 

@@ -54,7 +54,7 @@ class Config:
             return config
 
     def resolve_auto(self, *, on_gpu: bool, recompute: str = "full") -> "Config":
-        """Return a copy with ``auto`` replaced by its value on the device; ``recompute`` is that of checkpointing."""
+        """Return a copy with ``auto`` replaced for the device, and by ``recompute`` in activation_checkpointing."""
         chosen = {"batched_forward": not on_gpu, "enable_compile": on_gpu, "activation_checkpointing": recompute}
         given = self.flat()
         return self.with_settings(**{name: value for name, value in chosen.items() if given[name] == "auto"})

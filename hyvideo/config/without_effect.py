@@ -29,10 +29,10 @@ def settings_without_effect(config: Config, plan: Plan, world_size: int) -> list
         reason = next((condition.reason for condition in traits.unused if condition.holds(config, world_size)), None)
         if reason:
             names.setdefault(reason.format_map(words), []).append(name)
-    return [*_of_the_loss(config, plan), *(f"{', '.join(given)}: {reason}" for reason, given in names.items())]
+    return [*_unused_by_the_loss(config, plan), *(f"{', '.join(given)}: {reason}" for reason, given in names.items())]
 
 
-def _of_the_loss(config: Config, plan: Plan) -> list[str]:
+def _unused_by_the_loss(config: Config, plan: Plan) -> list[str]:
     settings = config.trust_region
     if config.loss.objective == "nft":  # the rest concerns ratios
         return []

@@ -26,11 +26,11 @@ from hyvideo.models.reward_models.rewards import SCORERS, Entry, code_files
 from hyvideo.models.weight_files import Folder
 
 
-def world_identity(settings: Mapping[str, Any], reward: RewardSettings, *, has_model: bool = True) -> dict[str, object]:
+def joint_identity(settings: Mapping[str, Any], reward: RewardSettings, *, has_model: bool = True) -> dict[str, object]:
     """Return the part of the identity that evaluations of several policies share, from all settings by flag.
 
-    Set ``has_model`` to False to evaluate given videos, which leaves out the model's weights. Raises ValueError for
-    unreadable prompts or options.
+    Without ``has_model``, for existing videos, it omits the model's weights. Raises ValueError for unreadable prompts
+    or options.
     """
     root, csvs = Path(settings["pretrained_model_root"]), settings["valid_video_csv"]
     base = named_files(settings).get("pretrained_lora_path", [])

@@ -64,8 +64,8 @@ class Source:
         if self.lora_scale != 1.0 and not (self.lora and math.isfinite(self.lora_scale)):
             raise ValueError(f"--lora_scale must be a finite number and needs --lora_path, got {self.lora_scale}")
 
-    def or_start(self, lora_path: str) -> "Source":
-        """Return the source; the base model gets the LoRA at ``lora_path`` that runs start from, if there is one."""
+    def with_initial_lora(self, lora_path: str) -> "Source":
+        """Return the source; if it is the base model, with the initial LoRA of the run's settings, if there is one."""
         return self if self.checkpoint or self.lora or not lora_path else replace(self, lora=Path(lora_path))
 
     def check(self, model: ModelSettings, negative_requests: list[Request]) -> None:
@@ -127,8 +127,8 @@ def sampling_config(
         if is_required not in (None, version.kind == name):
             known = ", ".join(version.name for version in RELEASED.values() if version.kind == name)
             raise ValueError(
-                f"transformer_version {config.model.transformer_version} is not {'' if is_required else 'other than '}"
-                f"{name}, which the flags require; released versions of that kind: {known}"
+                f"transformer_version must {'' if is_required else 'not '}be {name} with these flags, got "
+                f"{config.model.transformer_version}; released {name} versions: {known}"
             )
     return config
 
@@ -183,7 +183,7 @@ def generate(config: Config, videos: list[Video], *, source: Source, seed: int, 
     """
     sizes = [(config.data.sample_n_frames, video.height, video.width) for video in videos]
     needs = model_setup.check_checkpoint(config, {"this call": [video.request for video in videos]}, sizes)
-    source = source.or_start(config.optimizer.pretrained_lora_path)
+    source = source.with_initial_lora(config.optimizer.pretrained_lora_path)
     source.check(config.model, config.negative_requests)
     if config.distributed.deterministic:
         model_setup.make_deterministic()
@@ -201,7 +201,7 @@ def generate(config: Config, videos: list[Video], *, source: Source, seed: int, 
     pipeline = source.load(config, device, encoder, vae, needs).with_steps(config.record.validation_steps)
     loaded = time.perf_counter()
     for video, condition in zip(tqdm(local, unit="video", disable=processes.rank() > 0 or None), conditions):
-        _make(pipeline, config.data, video, condition, seed=seed, is_stochastic=is_stochastic)
+        _generate_one(pipeline, config.data, video, condition, seed=seed, is_stochastic=is_stochastic)
         write_json(video.path.with_suffix(".json"), _settings(config, video, source, seed, is_stochastic))
     if processes.rank() == 0 and local:
         each = (time.perf_counter() - loaded) / len(local)
@@ -211,7 +211,7 @@ def generate(config: Config, videos: list[Video], *, source: Source, seed: int, 
         )
 
 
-def _make(
+def _generate_one(
     pipeline: GRPOPipeline, data: DataSettings, video: Video, conditions: Conditions, *, seed: int, is_stochastic: bool
 ) -> None:
     shape = pipeline.latent_shape(data.sample_n_frames, video.height, video.width)
@@ -228,7 +228,7 @@ def _make(
         latents = pipeline.sample_ode(conditions, noise())
     (frames,) = pipeline.decode(latents)
     if frames is None:
-        raise FloatingPointError(f"{video.path}: the video is not finite; try --dtype fp32 or another checkpoint")
+        raise FloatingPointError(f"{video.path}: the video contains NaN or inf; try --dtype fp32 or another checkpoint")
     write_video(video.path, frames, data.fps)
 
 

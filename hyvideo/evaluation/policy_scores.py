@@ -53,13 +53,13 @@ class Evaluator:
         if not self.requests:
             raise ValueError("valid_video_csv must name a CSV with the prompts to evaluate on; it is empty")
         needs = check_checkpoint(config, {"valid_video_csv": self.requests}, [self.size])
-        source.or_start(config.optimizer.pretrained_lora_path).check(config.model, config.negative_requests)
+        source.with_initial_lora(config.optimizer.pretrained_lora_path).check(config.model, config.negative_requests)
         return needs
 
     def policy(self, source: Source) -> Evaluation:
         """Evaluate a policy. Raises ValueError like `check` and for invalid scorers, before reading its weights."""
         config, needs, scorer = self.config, self.check(source), self.scorer
-        source = source.or_start(config.optimizer.pretrained_lora_path)
+        source = source.with_initial_lora(config.optimizer.pretrained_lora_path)
         encoder, vae = self._encoder_and_vae
         pipeline = source.load(config, self.device, encoder, vae, needs)
         validation = Validation(config, Mesh(0, 1, 1), pipeline, encoder, scorer)

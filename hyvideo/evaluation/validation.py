@@ -45,7 +45,7 @@ class Validation:
         encoder: ConditionEncoder,
         scorer: AsyncScorer,
         on_stage: Callable[..., None] = lambda *stage: None,  # called for each batch
-        may_end: Callable[[bool], bool] = bool,  # before batches and while waiting for rewards; raises to stop
+        may_end: Callable[[bool], bool] = bool,  # called before batches and while waiting for rewards; may raise
     ):
         self.settings, self.mesh, self.scorer, self.encoder = config.record, mesh, scorer, encoder
         self.on_stage, self.may_end = on_stage, may_end
@@ -71,7 +71,7 @@ class Validation:
         if config.rollout.guidance_interval:
             self.made_with["guidance"].append(config.rollout.guidance_interval)
         action, threshold = self.settings.on_reward_hacking, self.settings.hacking_threshold
-        self.watch = HackingMonitor(action, threshold, mesh, self.output, self.made_with)
+        self.monitor = HackingMonitor(action, threshold, mesh, self.output, self.made_with)
 
     def run(self, iteration: int) -> dict[str, float]:
         """Validate the policy after ``iteration``, write samples/<iteration>/ and return ``validation/...`` metrics."""
@@ -86,12 +86,12 @@ class Validation:
         reward_means, reward_spread = summarise_rewards(rewards)
         measures = means | reward_means | sets
         stats = ValidationStats(iteration, measures, spreads | set_spreads | reward_spread)
-        hacking = self.watch.check(stats)
-        names = self._keep(iteration, videos)
+        hacking = self.monitor.check(stats)
+        names = self._write_videos(iteration, videos)
         with warn_if_unwritable(f"VALIDATION {self.folder(iteration)}"):
             if self.mesh.is_main:
                 self._record(iteration, rewards, names)
-                write_validation(self.folder(iteration), stats, self.watch.shifts, self.made_with)
+                write_validation(self.folder(iteration), stats, self.monitor.shifts, self.made_with)
         return {f"validation/{name}": value for name, value in measures.items()} | {"validation/hacking": hacking}
 
     def folder(self, iteration: int) -> Path:
@@ -124,7 +124,7 @@ class Validation:
         return [min(self.mesh.replica + i * self.mesh.num_replicas, last) for i in range(count)]
 
     def videos(self, rows: list[int]) -> dict[int, Tensor | None]:
-        """Return the videos that this rank decodes, by row; ranks that sample a batch together divide its videos."""
+        """Return the videos that this rank decodes, by row; the ranks of a replica divide the videos of a batch."""
         batch_size = self.settings.validation_batch_size
         videos: dict[int, Tensor | None] = {}
         starts = range(0, len(rows), batch_size)
@@ -148,7 +148,7 @@ class Validation:
         prompt, repeat = divmod(row, self.settings.validation_repeats)
         return normal(self.latent_shape, self.settings.validation_seed, "validation noise", prompt, repeat)
 
-    def _keep(self, iteration: int, videos: dict[int, Tensor | None]) -> dict[int, str]:
+    def _write_videos(self, iteration: int, videos: dict[int, Tensor | None]) -> dict[int, str]:
         """Write this rank's videos that are kept, and return the file names of all ranks by row."""
         rows = evenly_spaced(self.settings.log_num_videos, len(self.prompts))
         rows = [row for row in rows if row % self.mesh.num_replicas == self.mesh.replica]  # repeated rows once

@@ -28,7 +28,7 @@ def find_clips(folder: Path, requests: list[Request]) -> list[Clip]:
     """
     paths = sorted(folder.glob("*.mp4"))
     if not paths:
-        problem = folder_problem(folder) or "it has none"
+        problem = folder_problem(folder) or "it contains no mp4 file"
         raise ValueError(f"--videos must be a folder with mp4 files, got {quote(folder)}: {problem}")
     if recorded := _recorded(folder):
         return recorded
@@ -44,15 +44,15 @@ def find_clips(folder: Path, requests: list[Request]) -> list[Clip]:
         )
     if not requests or len(paths) % len(requests):
         raise ValueError(
-            f"videos without JSON files must number a multiple of the rows of valid_video_csv: got {len(paths)} videos "
-            f"in {folder} and {len(requests)} rows"
+            f"the number of videos without JSON files must be a multiple of the rows of valid_video_csv, got "
+            f"{len(paths)} videos in {folder} and {len(requests)} rows"
         )
     each = len(paths) // len(requests)
     return [Clip(path, requests[i // each].prompt, i // each) for i, path in enumerate(paths)]
 
 
 def read_clips(clips: list[Clip], height: int, width: int) -> tuple[list[Tensor], float]:
-    """Read the videos, those enlarged for mp4 at their original ``height`` x ``width``, and their common frame rate."""
+    """Return the videos and their common frame rate; those enlarged for mp4 are reduced to ``height`` x ``width``."""
     read = [read_video(clip.path) for clip in clips]
     rates = sorted({fps for _, fps in read})
     if len(rates) > 1:

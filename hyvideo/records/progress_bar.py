@@ -16,7 +16,7 @@ CONSOLE_TEXTS = {  # by metric
 }
 # Text before the part of a stage; other stages are not shown.
 STAGE_TEXTS = {"load": "loading", "conditions": "encoding", "rollout": "sampling", "decode": "decoding"}
-STAGE_TEXTS |= {"anchor": "reference model,", "reward": "scoring", "update": "training,", "save": "saving"}
+STAGE_TEXTS |= {"anchor": "anchor means,", "reward": "scoring", "update": "training,", "save": "saving"}
 STAGE_TEXTS |= {"validation": "validation:", "validation reward": "validation: scoring"}
 
 

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hyvideo.config.run_plan import Plan, part_spared
+from hyvideo.config.run_plan import Plan, shared_fraction
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import PromptOrder, Request
 from hyvideo.data.randomness import generator
@@ -156,7 +156,7 @@ class RolloutCollector:
                 batch = [indices[row] for row in rows]
                 parts.append(self.sample(iteration, batch, conditions.select(rows), mean_steps=kept))
                 timesteps, shared = self.pipeline.scheduler.timesteps, self.pipeline.num_shared_steps
-                spared = part_spared(rollout) * self.pipeline.num_forwards(timesteps[:shared])
+                spared = shared_fraction(rollout) * self.pipeline.num_forwards(timesteps[:shared])
                 self.cost.forwards += len(rows) * (self.pipeline.num_forwards(timesteps) - spared)
             share = self.mesh.rank_share(rows)
             if not share:

@@ -115,10 +115,10 @@ class RunState:
         checkpoint.require_same_checkpoint(state["iteration"], digest, self.checkpoints.mesh)
         settings, same_rollouts = self.config.flat(), state.get("rollouts") in (None, self.num_rollouts)
         changes = changed_settings(state["settings"], settings, same_rollouts=same_rollouts)
-        changes.of_the_method.extend(changed_contents(state.get("contents", {}), self.contents, settings))
+        changes.affecting_learning.extend(changed_contents(state.get("contents", {}), self.contents, settings))
         if not self.config.record.allow_changed_settings:
             check_changes(changes)
-        self.changed_settings = changes.free + changes.of_the_method
+        self.changed_settings = changes.free + changes.affecting_learning
         self.policy.load(folder, state["anchor_age"])
         self.update.kl_coefficient.load_state_dict(state["kl_coefficient"])
         self.update.nonfinite.load_state_dict(state["health"])
@@ -150,9 +150,9 @@ def changed_contents(saved: Mapping[str, str], now: Mapping[str, str], settings:
 
 def check_changes(changes: Changes) -> None:
     """Raise ValueError if settings of the method have changed."""
-    if changes.of_the_method:
+    if changes.affecting_learning:
         raise ValueError(
             "the checkpoint was written with other settings:\n  "
-            + "\n  ".join(changes.of_the_method)
+            + "\n  ".join(changes.affecting_learning)
             + "\nRestore them, start a new run in another output_dir, or set allow_changed_settings true"
         )

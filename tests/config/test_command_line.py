@@ -1,4 +1,4 @@
-"""Settings from flags and files: both are read alike, and unknown names raise a clear error."""
+"""Settings from flags and files: both accept the same values, and unknown names raise a clear error."""
 
 import json
 import re
@@ -44,7 +44,7 @@ def test_a_flag_overrides_the_file_and_the_file_the_default(write):
         ("etta: 0.7", "unknown setting 'etta'; did you mean eta?"),
         ("zzz: 0.7", "unknown setting 'zzz'; --help lists the settings"),
         ("use_muon: perhaps", "invalid bool value: 'perhaps' (choose from true, false)"),
-        ("report_to: [none, 1]", "must be a list of text, got the element '1'"),
+        ("report_to: [none, 1]", "must be a list of strings, got the element '1'"),
         ("eta: 0.5\neta: 0.6", "line 2 repeats 'eta'"),
         ("on_reward_hacking: rollback", "invalid choice: 'rollback' (choose from warn, stop)"),
         ("eta: lots", "invalid float value: 'lots'"),

@@ -111,7 +111,7 @@ def test_any_bytes_are_yaml_or_an_error(folder, content):
         st.sampled_from(["a", "/", "..", ".", "\0", "\udcff", "é", "🐱", " ", "loop/", "x" * 260]), max_size=8
     ),
 )
-def test_any_path_is_used_or_an_error(folder, name, parts):
+def test_any_path_is_read_or_raises_an_error(folder, name, parts):
     if not (folder / "loop").is_symlink():
         (folder / "loop").symlink_to(folder / "loop")
     before = contents(folder)
@@ -129,7 +129,7 @@ def test_any_path_is_used_or_an_error(folder, name, parts):
         ("height: 1:30", "invalid int value: '1:30'"),
         ("eta: 2026-01-01", "invalid float value: '2026-01-01'"),
         ("eta: {a: {b: 1}}", "must be a single value, got a mapping"),
-        ("report_to: [[none]]", "must be a list of text, got"),
+        ("report_to: [[none]]", "must be a list of strings, got"),
         ("eta: 0.5\neta: 0.6", "line 2 repeats 'eta'"),
         ("<<: {eta: 1}", "unknown setting '<<'"),
         ("eta: !!python/name:os.system", "is not valid YAML: could not determine a constructor for the tag"),

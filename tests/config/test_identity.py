@@ -30,7 +30,7 @@ MEASURED = set(
 )
 
 
-def test_every_setting_affects_what_these_lists_say(tiny_config):
+def test_every_setting_is_in_the_list_of_what_it_affects(tiny_config):
     """Moving a setting to another list changes which runs count as the same, so the lists are repeated here."""
     decides = {name: traits.decides for name, traits in TRAITS.items()}
     assert {name for name, kind in decides.items() if kind == "machine"} == MACHINE
@@ -51,12 +51,12 @@ def changes(config, same_rollouts=True, **others):
 def test_a_resumed_run_may_change_the_machine_but_not_the_method(tiny_config):
     found = changes(tiny_config, gate_interval=7, sp_size=2, log_num_videos=9, eta=0.1, resume_from_checkpoint="latest")
     assert [sentence.split()[0] for sentence in found.free] == ["gate_interval", "sp_size", "log_num_videos"]
-    assert found.of_the_method == ["eta is 0.1 and was 0.7"]
+    assert found.affecting_learning == ["eta is 0.1 and was 0.7"]
 
 
 def test_the_layout_may_change_if_the_number_of_rollouts_stays(tiny_config):
-    assert not changes(tiny_config, batch_size=4).of_the_method
-    assert changes(tiny_config, False, batch_size=4).of_the_method == ["batch_size is 4 and was 8"]
+    assert not changes(tiny_config, batch_size=4).affecting_learning
+    assert changes(tiny_config, False, batch_size=4).affecting_learning == ["batch_size is 4 and was 8"]
 
 
 def test_removed_settings_and_new_settings_at_their_default_are_no_change(tiny_config):
@@ -68,7 +68,7 @@ def test_removed_settings_and_new_settings_at_their_default_are_no_change(tiny_c
 def test_a_setting_missing_in_an_old_checkpoint_had_its_default(tiny_config):
     now = tiny_config.with_settings(negative_prompt="blurry").flat()
     saved = {name: value for name, value in now.items() if name != "negative_prompt"}
-    (sentence,) = changed_settings(saved, now, same_rollouts=True).of_the_method
+    (sentence,) = changed_settings(saved, now, same_rollouts=True).affecting_learning
     assert sentence == "negative_prompt is 'blurry' and was ''"
 
 
@@ -77,22 +77,24 @@ def test_an_eta_matched_by_an_older_release_may_differ_in_its_last_bit(tiny_conf
     for factor, is_change in ((1 + 4e-16, False), (1 + 1e-9, True)):
         saved = now | {"eta": now["eta"] * factor}
         assert saved["eta"] != now["eta"]
-        assert bool(changed_settings(saved, now, same_rollouts=True).of_the_method) is is_change
+        assert bool(changed_settings(saved, now, same_rollouts=True).affecting_learning) is is_change
 
 
-def test_a_word_in_an_old_checkpoint_equals_a_list_of_it(tiny_config):
+def test_a_string_in_an_old_checkpoint_equals_a_list_of_it(tiny_config):
     now = tiny_config.flat()
     (csv,) = now["prompts_csv"]
     saved = now | {"prompts_csv": csv, "valid_video_csv": ""}
     assert changed_settings(saved, now, same_rollouts=True) == ([], [])
     saved["prompts_csv"] = "other.csv"
-    (sentence,) = changed_settings(saved, now, same_rollouts=True).of_the_method
+    (sentence,) = changed_settings(saved, now, same_rollouts=True).affecting_learning
     assert sentence == f"prompts_csv is ['{csv}'] and was 'other.csv'"
 
 
 def test_the_old_name_of_the_miniature_scorer_is_reported_with_the_fix(tiny_config):
     now = tiny_config.with_settings(reward_model="miniature_videoalign").flat()
-    (sentence,) = changed_settings(now | {"reward_model": ["videoalign_local"]}, now, same_rollouts=True).of_the_method
+    (sentence,) = changed_settings(
+        now | {"reward_model": ["videoalign_local"]}, now, same_rollouts=True
+    ).affecting_learning
     assert sentence.endswith("an older name of the same scorer: resume with allow_changed_settings")
 
 
@@ -102,7 +104,7 @@ def test_a_list_that_was_text_in_an_earlier_version_is_no_change(tiny_config, wa
     saved = settings | {"lora_target_modules": was}
     assert changed_settings(saved, settings, same_rollouts=True) == ([], [])
     other = changed_settings(saved | {"lora_target_modules": "ff"}, settings, same_rollouts=True)
-    assert other.of_the_method == [f"lora_target_modules is {now} and was 'ff'"]
+    assert other.affecting_learning == [f"lora_target_modules is {now} and was 'ff'"]
 
 
 def test_an_empty_text_of_an_earlier_version_is_an_empty_list(tiny_config):

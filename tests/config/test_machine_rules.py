@@ -12,7 +12,7 @@ from hyvideo.config.rules import check
 def test_a_missing_tracker_package_raises(tiny_config, monkeypatch, report):
     monkeypatch.setitem(sys.modules, "wandb", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=f'report_to has "{report}", which is not installed'):
+    with pytest.raises(ValueError, match=f"report_to needs {report}, which is not installed"):
         check(tiny_config.with_settings(report_to=[report]))
     check(tiny_config)
 

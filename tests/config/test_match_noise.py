@@ -58,7 +58,7 @@ def test_match_noise_overrides_eta_of_the_file_and_contradicts_the_flag(tiny_con
         with pytest.raises(SystemExit) as exit_:
             parse([*FLAGS, *eta])
         assert exit_.value.code == 2
-        assert "--eta 0.3 contradicts match_noise sage_grpo:0.5, which chooses eta" in capsys.readouterr().err
+        assert "--eta 0.3 contradicts match_noise sage_grpo:0.5, which sets eta to" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

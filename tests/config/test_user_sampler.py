@@ -142,8 +142,8 @@ def test_named_files_include_the_sampler_file(file, tiny_config):
 
 def test_another_function_of_the_file_is_a_changed_setting(file, tiny_config):
     before, now = (tiny_config.with_settings(sde_type=f"{file}:{name}").flat() for name in ("linear", "cps"))
-    (message,) = changed_settings(before, now, same_rollouts=True).of_the_method
-    assert message.startswith("sde_type is") and not changed_settings(now, now, same_rollouts=True).of_the_method
+    (message,) = changed_settings(before, now, same_rollouts=True).affecting_learning
+    assert message.startswith("sde_type is") and not changed_settings(now, now, same_rollouts=True).affecting_learning
 
 
 def test_a_run_trains_with_a_sampler_file_resumes_and_rejects_an_edited_one(file, tiny_config, mesh):

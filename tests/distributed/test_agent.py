@@ -30,7 +30,7 @@ sys.exit(75 if signals.received else 1)
 """
 ALL_RANKS_FAIL = """
 from hyvideo.config import processes
-processes.wait_for_turn()
+processes.wait_for_rank_0()
 print("common message", flush=True)
 sys.exit(1)
 """

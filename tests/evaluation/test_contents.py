@@ -37,8 +37,8 @@ def world(tmp_path, tiny_config):
     )
 
 
-def world_identity(config):
-    return contents.world_identity(config.flat(), config.reward)
+def joint_identity(config):
+    return contents.joint_identity(config.flat(), config.reward)
 
 
 def change_a_byte(path):
@@ -50,8 +50,8 @@ def change_a_byte(path):
 
 
 def test_identical_content_at_other_paths_has_the_same_identity(world, tmp_path):
-    before = world_identity(world)
-    assert json.loads(json.dumps(before)) == before == world_identity(world)
+    before = joint_identity(world)
+    assert json.loads(json.dumps(before)) == before == joint_identity(world)
     shutil.copytree("assets/miniature", tmp_path / "moved")
     (tmp_path / "moved" / ".cache").mkdir()
     (tmp_path / "moved" / "vae" / ".notes").write_text("of a download")
@@ -65,9 +65,9 @@ def test_identical_content_at_other_paths_has_the_same_identity(world, tmp_path)
         validation_height=world.data.height,
         validation_shift=world.rollout.shift,
     )
-    assert world_identity(moved) == before
+    assert joint_identity(moved) == before
     named = {"path": str(tmp_path / "moved"), "batch_size": 8}
-    assert world_identity(moved.with_settings(reward_config=json.dumps({"miniature_videoalign": named}))) == before
+    assert joint_identity(moved.with_settings(reward_config=json.dumps({"miniature_videoalign": named}))) == before
 
 
 def test_a_lora_that_runs_start_from_is_identified_by_its_bytes(world, tmp_path):
@@ -75,7 +75,7 @@ def test_a_lora_that_runs_start_from_is_identified_by_its_bytes(world, tmp_path)
         pair = Pair(torch.ones(1, 96), torch.ones(96, 1), scale)
         save_lora({"transformer_blocks.0.attn.to_q": pair}, tmp_path / place)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
-    a, b, c = (world_identity(world.with_settings(pretrained_lora_path=str(tmp_path / place))) for place in "abc")
+    a, b, c = (joint_identity(world.with_settings(pretrained_lora_path=str(tmp_path / place))) for place in "abc")
     assert a == b != c
 
 
@@ -83,7 +83,7 @@ def test_every_file_of_the_base_is_hashed_once(world, tmp_path, monkeypatch):
     nested = next(path for path in (tmp_path / "ckpts/text_encoder/llm").iterdir() if path.is_file())
     read, describe = [], manifest._describe
     monkeypatch.setattr(manifest, "_describe", lambda path: read.append(path) or describe(path))
-    world_identity(world.with_settings(remote_reward_url="http://127.0.0.1:8000"))
+    joint_identity(world.with_settings(remote_reward_url="http://127.0.0.1:8000"))
     assert len(read) == len(set(read)) and nested in read
 
 
@@ -102,24 +102,24 @@ def test_every_file_of_the_base_is_hashed_once(world, tmp_path, monkeypatch):
     ids=["csv", "image", "options", "scorer", "statistics", "transformer", "vae", "encoder"],
 )
 def test_a_changed_file_changes_the_identity(world, tmp_path, part, change):
-    before = world_identity(world)
+    before = joint_identity(world)
     change(tmp_path)
-    after = world_identity(world)
+    after = joint_identity(world)
     assert {name for name in before if before[name] != after[name]} == {part}
 
 
 def test_weights_are_ignored_for_given_videos(world, tmp_path):
-    before = contents.world_identity(world.flat(), world.reward, has_model=False)
+    before = contents.joint_identity(world.flat(), world.reward, has_model=False)
     change_a_byte(next((tmp_path / "ckpts/vae").glob("*.safetensors")))
-    assert contents.world_identity(world.flat(), world.reward, has_model=False) == before
+    assert contents.joint_identity(world.flat(), world.reward, has_model=False) == before
 
 
 def test_other_csv_columns_and_model_versions_are_ignored(world, tmp_path):
-    before = world_identity(world)
+    before = joint_identity(world)
     (tmp_path / "prompts.csv").write_text(CSV.replace("path\n", "path,note\n").replace("png\n", "png,seen\n"))
     (tmp_path / "ckpts/transformer/other").mkdir()
     (tmp_path / "ckpts/transformer/other/config.json").write_text("{}")
-    assert world_identity(world) == before
+    assert joint_identity(world) == before
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_other_csv_columns_and_model_versions_are_ignored(world, tmp_path):
     ids=lambda settings: next(iter(settings)),
 )
 def test_settings_that_affect_videos_or_scores_change_the_identity(world, settings):
-    assert world_identity(world.with_settings(**settings)) != world_identity(world)
+    assert joint_identity(world.with_settings(**settings)) != joint_identity(world)
 
 
 def test_the_code_of_a_custom_scorer_is_part_of_the_identity(world, tmp_path, monkeypatch):
@@ -148,11 +148,11 @@ def test_the_code_of_a_custom_scorer_is_part_of_the_identity(world, tmp_path, mo
     for name in ("my_rewards:Brightness", f"{tmp_path}/my_rewards.py:Brightness"):
         options = json.dumps({name: {"path": str(tmp_path / "weights")}})
         config = world.with_settings(reward_model=[name], reward_config=options)
-        before = world_identity(config)
+        before = joint_identity(config)
         for file in ("my_rewards.py", "weights"):
             (tmp_path / file).write_text((tmp_path / file).read_text() + "# more")
-            assert world_identity(config)["scorers"] != before["scorers"]
-            before = world_identity(config)
+            assert joint_identity(config)["scorers"] != before["scorers"]
+            before = joint_identity(config)
 
 
 def test_a_checkpoint_is_identified_by_its_manifest_and_newer_files_by_their_bytes(tmp_path, monkeypatch):

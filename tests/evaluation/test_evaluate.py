@@ -70,10 +70,10 @@ def test_a_lora_that_runs_start_from_is_part_of_the_base_model(score, tmp_path):
 
 
 def test_a_given_source_replaces_the_lora_that_runs_start_from(tmp_path):
-    assert Source().or_start("") == Source()
-    assert Source().or_start("start") == Source(lora=Path("start"))
+    assert Source().with_initial_lora("") == Source()
+    assert Source().with_initial_lora("start") == Source(lora=Path("start"))
     for given in (Source(checkpoint=tmp_path), Source(lora=tmp_path, lora_scale=0.5)):
-        assert given.or_start("start") == given
+        assert given.with_initial_lora("start") == given
 
 
 @pytest.fixture

@@ -56,7 +56,7 @@ def test_methods_are_folders_or_policies_whose_videos_are_generated(call, tmp_pa
     (tmp_path / "study/answers.sqlite").unlink()
     (tmp_path / "other.json").write_text('{"token": "of another study", "answers": {"x": {}}}')
     code, output = call("analyse", tmp_path / "study", "--answers", tmp_path / "other.json")
-    assert code == 2 and output.startswith(f"preference_study.py: {tmp_path}/other.json: answers must be to one of")
+    assert code == 2 and output.startswith(f"preference_study.py: {tmp_path}/other.json: answers must belong to")
     code, output = call("serve", tmp_path / "study", "--static", tmp_path / "pages")
     assert code == 0 and f"wrote the pages of 2 raters to {tmp_path}/pages" in output
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hyvideo.config.run_plan import make_plan, part_spared, steps_before_noise
+from hyvideo.config.run_plan import make_plan, shared_fraction, steps_before_noise
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.trainer import Trainer
 from hyvideo.training.rollout_batch import indices_of_replica
@@ -41,7 +41,7 @@ def test_rollouts_with_separate_noise_share_no_steps(tiny_config, mesh):
     trainer = Trainer(tiny_config.with_settings(**SHARED | {"use_same_noise": False}), mesh, CPU)
     sizes, indices = count_samples(trainer), trainer.collector.indices()
     trainer.collector.sample(1, indices, trainer.encoder(trainer.collector.requests_of(1, indices)))
-    assert sizes == [8] * 6 and part_spared(trainer.config.rollout) == 0
+    assert sizes == [8] * 6 and shared_fraction(trainer.config.rollout) == 0
 
 
 @pytest.mark.parametrize("batch_size, spared", [(8, 2 * 3 / 4), (2, 2 * 1 / 2)])  # two groups, and half of one
@@ -49,7 +49,7 @@ def test_the_plan_counts_the_forward_passes_of_an_iteration(tiny_config, mesh, b
     """The first iteration needs no forward passes of the anchor, which equals the policy."""
     changes = {"batch_size": batch_size, "gradient_accumulation_steps": 8 // batch_size, "kl_strategy": "none"}
     config = tiny_config.with_settings(**SHARED | changes, kl_weight=0.0)
-    assert part_spared(config.rollout) * steps_before_noise(config.rollout) == spared
+    assert shared_fraction(config.rollout) * steps_before_noise(config.rollout) == spared
     trainer = Trainer(config, mesh, CPU)
     trainer.iteration += 1
     assert trainer.run_iteration()["cost/forwards"] == 6 - spared + 3 * make_plan(config).num_trained_steps
@@ -65,7 +65,7 @@ def test_every_batch_of_every_replica_has_the_same_number_of_groups(tiny_config,
     meshes = [Mesh(rank, num_replicas, 1) for rank in range(num_replicas)]
     batches = [indices_of_replica(settings, mesh, batch) for mesh in meshes for batch in range(3)]
     (count,) = {len({index.group for index in batch}) for batch in batches}
-    assert count == pytest.approx(batch_size * (1 - part_spared(settings)))
+    assert count == pytest.approx(batch_size * (1 - shared_fraction(settings)))
 
 
 def test_a_moving_window_saves_the_mean_over_its_positions(tiny_config):

@@ -102,29 +102,29 @@ def find_changes(config, **changes):
 
 def test_settings_survive_the_round_trip_through_json(tiny_config):
     found = find_changes(tiny_config, resume_from_checkpoint="latest", allow_changed_settings=True)
-    assert found.free == found.of_the_method == []
+    assert found.free == found.affecting_learning == []
 
 
 def test_machine_settings_may_change_and_method_settings_may_not(tiny_config):
     found = find_changes(tiny_config, save_interval=7, max_steps=99, sp_size=2, learning_rate=1.0, seed=3)
     assert sorted(message.split()[0] for message in found.free) == ["max_steps", "save_interval", "sp_size"]
-    assert sorted(message.split()[0] for message in found.of_the_method) == ["learning_rate", "seed"]
-    assert "learning_rate is 1.0 and was 0.0001" in found.of_the_method
+    assert sorted(message.split()[0] for message in found.affecting_learning) == ["learning_rate", "seed"]
+    assert "learning_rate is 1.0 and was 0.0001" in found.affecting_learning
     with pytest.raises(ValueError, match="written with other settings:\n.*\n.*\nRestore them"):
         check_changes(found)
 
 
 def test_the_layout_may_change_if_the_number_of_rollouts_stays(tiny_config):
     saved, settings = tiny_config.flat(), tiny_config.with_settings(batch_size=4).flat()
-    assert not changed_settings(saved, settings, same_rollouts=True).of_the_method
-    assert changed_settings(saved, settings, same_rollouts=False).of_the_method == ["batch_size is 4 and was 8"]
+    assert not changed_settings(saved, settings, same_rollouts=True).affecting_learning
+    assert changed_settings(saved, settings, same_rollouts=False).affecting_learning == ["batch_size is 4 and was 8"]
 
 
 def test_a_changed_initial_lora_is_detected(tiny_config, tmp_path):
     pair = Pair(torch.ones(2, 4), torch.ones(4, 2), 4.0)
     save_lora({"transformer_blocks.0.attn.to_q": pair}, tmp_path, form="peft")
     config = tiny_config.with_settings(pretrained_lora_path=str(tmp_path))
-    assert find_changes(tiny_config, pretrained_lora_path=str(tmp_path)).of_the_method
+    assert find_changes(tiny_config, pretrained_lora_path=str(tmp_path)).affecting_learning
     before = contents(config.flat())
     save_lora({"transformer_blocks.0.attn.to_q": dataclasses.replace(pair, alpha=2.0)}, tmp_path, form="peft")
     found = changed_contents(before, contents(config.flat()), config.flat())

@@ -15,7 +15,7 @@ def tokens_outside_attention(run: PlannedRun) -> float:
 
 
 def tokens_inside_attention(run: PlannedRun) -> float:
-    """Return the number of tokens of full width with as many values as all tokens of the first rank's heads."""
+    """Return the tokens of a sample inside attention: all of them, times the share of heads of the first rank."""
     heads = run.architecture.num_attention_heads
     return (run.image_tokens + run.block_text_tokens) * (math.ceil(heads / run.settings.sp_size) / heads)
 

@@ -1,4 +1,4 @@
-"""The cheapest change that makes a run fit, and the fastest settings that fit; both are evaluated and break no rule."""
+"""The cheapest change that makes a run fit, and the fastest settings that fit, computed by the planner."""
 
 import itertools
 
@@ -10,7 +10,7 @@ from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.rules import check
 
 _SMALL_TILE = 128  # pixels; smaller tiles have visible seams
-_NO_FASTER = 1.01  # runs within this factor of the fastest count as equal, given the accuracy of the prediction
+_EQUALLY_FAST = 1.01  # runs within this factor of the fastest count as equal, within the accuracy of the prediction
 
 
 def changes_in_order(run: PlannedRun) -> list[dict]:
@@ -36,7 +36,7 @@ def changes_in_order(run: PlannedRun) -> list[dict]:
 
 
 def cheapest_change(run: PlannedRun) -> dict | None:
-    """Return the first single change that makes a run fit, else a combination; None if none does."""
+    """Return the first legal change that makes a run fit, else a combination of changes, else None."""
     broken = _broken_rules(run)
 
     def joined(changes: list[dict]) -> dict:  # a larger sp_size replaces a smaller one
@@ -75,7 +75,7 @@ def fastest_change(run: PlannedRun) -> dict | None:
     if not legal:
         return None
     seconds = [duration(other).total for other in legal]
-    limit = _NO_FASTER * min(seconds)
+    limit = _EQUALLY_FAST * min(seconds)
     fast = [other for other, time in zip(legal, seconds) if time <= limit]
     best = min(fast, key=lambda r: (r.settings.batched_forward, traffic(r).from_other_nodes, memory(r).peak()))
     before, after = vars(run.settings), vars(best.settings)

@@ -16,8 +16,8 @@ from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.models.sizes import Forward
 
 # VideoAlign's Qwen2-VL-2B: per second of video, which is one pair of frames and 256 tokens, and for the question.
-_SCORE_FLOPS_OF_SECOND = 2 * 256 * (4 * 0.665e9 + 1.31e9)
-_SCORE_FLOPS_OF_QUESTION = 2 * 1000 * 1.31e9
+_SCORE_FLOPS_PER_VIDEO_SECOND = 2 * 256 * (4 * 0.665e9 + 1.31e9)
+_SCORE_FLOPS_PER_QUESTION = 2 * 1000 * 1.31e9
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def scoring_flops(run: PlannedRun) -> float:
     reward, data = run.config.reward, run.config.data
     if "videoalign" not in reward.reward_model or reward.remote_reward_url:
         return 0.0
-    return _SCORE_FLOPS_OF_SECOND * data.sample_n_frames / data.fps + _SCORE_FLOPS_OF_QUESTION
+    return _SCORE_FLOPS_PER_VIDEO_SECOND * data.sample_n_frames / data.fps + _SCORE_FLOPS_PER_QUESTION
 
 
 def duration(run: PlannedRun) -> Duration:
@@ -105,7 +105,7 @@ def validation_seconds(run: PlannedRun, num_videos: int) -> float:
     videos, batch = math.ceil(num_videos / run.replicas), sampling.settings.batch_size
     decoded = sum(math.ceil(min(batch, videos - done) / sp_size) for done in range(0, videos, batch))
     computing = videos * steps * sampling.plan.sampled_branches * spent.forward.per_rank(sp_size) / rate
-    calls = math.ceil(videos / batch) * steps * sampling.calls_of(batch, sampling.plan.sampled_branches)
+    calls = math.ceil(videos / batch) * steps * sampling.num_calls(batch, sampling.plan.sampled_branches)
     gathering = traffic(run).shards.seconds(calls * gathered_bytes(run), run.hardware)
     return max(computing, gathering) + decoded * spent.video_flops / rate
 

@@ -51,18 +51,18 @@ class Traffic:
     exchanged: float  # tokens that a rank receives
 
     @property
-    def of_shards(self) -> float:
+    def shard_traffic(self) -> float:
         return self.sampling + self.training + self.reduced
 
     @property
     def received(self) -> float:
         """Bytes received by a rank."""
-        return self.shards.received(self.of_shards) + self.replicas.received(self.averaged) + self.exchanged
+        return self.shards.received(self.shard_traffic) + self.replicas.received(self.averaged) + self.exchanged
 
     @property
     def from_other_nodes(self) -> float:
         """Bytes of weights and gradients that come over the network, per GPU of a node."""
-        return self.shards.from_other_nodes(self.of_shards) + self.replicas.from_other_nodes(self.averaged)
+        return self.shards.from_other_nodes(self.shard_traffic) + self.replicas.from_other_nodes(self.averaged)
 
 
 def traffic(run: PlannedRun) -> Traffic:
@@ -74,10 +74,10 @@ def traffic(run: PlannedRun) -> Traffic:
     steps = run.sampling_forwards if is_unbatched else settings.grpo_sampling_steps
     batches = settings.gradient_accumulation_steps * steps
     updates = settings.num_updates_per_rollout
-    calls_of_pass = run.calls_of(settings.mini_batch_size_per_update, run.plan.trained_branches)
-    calls = updates * run.backwards_per_update * calls_of_pass
+    calls_per_pass = run.num_calls(settings.mini_batch_size_per_update, run.plan.trained_branches)
+    calls = updates * run.backwards_per_update * calls_per_pass
     compared = calls * (run.anchor_forwards + run.old_forwards) // max(1, run.plan.num_trained_steps)
-    without_gradient = batches * run.calls_of(settings.batch_size, run.plan.sampled_branches) + compared
+    without_gradient = batches * run.num_calls(settings.batch_size, run.plan.sampled_branches) + compared
     gathered = gathered_bytes(run)
     gradients = trained_parameters(run) * 4
     only_last = settings.gradient_sync == "last" or (settings.gradient_sync == "auto" and settings.lora_rank)
@@ -88,7 +88,7 @@ def traffic(run: PlannedRun) -> Traffic:
         training=gathered * calls * (2 if settings.reshard_after_forward else 1),
         reduced=gradients * (updates if only_last else calls),
         # Each forward pass of the last batch has its own backward pass, which reduces its gradients.
-        averaged=2 * gradients / run.num_shards * updates * calls_of_pass,
+        averaged=2 * gradients / run.num_shards * updates * calls_per_pass,
         exchanged=_exchanged_bytes(run),
     )
 

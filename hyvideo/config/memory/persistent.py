@@ -69,7 +69,7 @@ def decoding_bytes(run: PlannedRun) -> float:
 
 
 def trajectory_bytes(run: PlannedRun) -> float:
-    """Return the largest bytes of float32 latents of all steps, means or nft's old velocities, and anchor means."""
+    """Return the peak bytes of float32 trajectories: latents, means or nft's old velocities, and anchor means."""
     latent = run.architecture.out_channels * math.prod(run.architecture.latent_size(*run.config.rollout_size))
     num_steps = run.settings.grpo_sampling_steps
     states = num_steps + 1 + (run.old_forwards if run.settings.objective == "nft" else num_steps)

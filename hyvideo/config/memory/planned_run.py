@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 from hyvideo.config.memory.hardware import Hardware
 from hyvideo.config.rules import batch_problems, every_rank_has_a_head
-from hyvideo.config.run_plan import Plan, make_plan, part_spared, steps_before_noise
+from hyvideo.config.run_plan import Plan, make_plan, shared_fraction, steps_before_noise
 from hyvideo.config.settings import Config
 from hyvideo.models.sizes import Sizes
 
@@ -116,7 +116,7 @@ class PlannedRun:
     def sampling_forwards(self) -> float:
         """Forward passes to sample one rollout, per branch, without those shared by its group."""
         rollout = self.config.rollout
-        return rollout.grpo_sampling_steps - part_spared(rollout) * steps_before_noise(rollout)
+        return rollout.grpo_sampling_steps - shared_fraction(rollout) * steps_before_noise(rollout)
 
     @property
     def forwards_without_gradient(self) -> float:
@@ -133,7 +133,7 @@ class PlannedRun:
         """Return the batch size of a forward pass, branches included, for ``samples`` videos."""
         return samples * self.config.num_branches if self.settings.batched_forward == "true" else 1
 
-    def calls_of(self, samples: int, branches: float) -> float:
+    def num_calls(self, samples: int, branches: float) -> float:
         """Return the forward passes that compute the velocity of ``samples`` videos in ``branches``."""
         return 1 if self.settings.batched_forward == "true" else samples * branches
 

@@ -56,7 +56,7 @@ def flags(change: dict) -> str:
 
 
 def verdict(run: PlannedRun) -> str:
-    """Return one line: that the run fits, or what to change."""
+    """Return one line: whether the run fits, and what to change if it does not."""
     gpu_memory = run.hardware.gpu_memory
     if run.problems:
         near = list(run.legal_near())

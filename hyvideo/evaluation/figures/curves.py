@@ -86,7 +86,7 @@ def by_schedule(run: Run) -> Run:
 
 
 def compare(runs: list[Run], name: str, *, may_lack: Iterable[str] = ()) -> list[Comparison]:
-    """Group runs that differ only in ``name``. A run without the settings ``may_lack`` joins every matching group."""
+    """Group runs that differ only in ``name``. Runs without the settings in ``may_lack`` join all matching groups."""
     grouped: dict = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))  # fixed, optional settings, variant
     for run in runs:
         if name not in run.settings:  # such as the KL schedule of a run without a trust region
@@ -101,7 +101,7 @@ def compare(runs: list[Run], name: str, *, may_lack: Iterable[str] = ()) -> list
         comparisons |= {fixed + optional: variants | lacking for optional, variants in by_optional.items()}
     found = [(dict(fixed), variants) for fixed, variants in comparisons.items() if len(variants) > 1]
     names = dict.fromkeys(name for fixed, _ in found for name in fixed)
-    # A setting that only some runs have (of a trust region) follows from another one, which itself has two values.
+    # A setting that only some comparisons have is implied by another one, so its absence is no difference.
     distinct = tuple(name for name in names if len({fixed[name] for fixed, _ in found if name in fixed}) > 1)
     return [Comparison(fixed, distinct, dict(sorted(variants.items(), key=str))) for fixed, variants in found]
 

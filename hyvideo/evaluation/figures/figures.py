@@ -203,7 +203,7 @@ def _draw(axes: Axes, variants: dict, metric: str, label: str, window: int, *, t
         if points is None:
             plt.close("all")
             source = f"metrics.jsonl of {runs[0].folder} and its other seeds"
-            raise MissingRuns(f"{source} must have {window} iterations of {metric} or more")
+            raise MissingRuns(f"{source} must contain at least {window} iterations of {metric}")
         (line,) = axes.plot(points.iterations, points.mean, label=f"{variant} ({len(runs)} seed(s))")
         if len(runs) > 1:
             low, high = points.mean - points.std, points.mean + points.std

@@ -48,7 +48,7 @@ class Study:
         rater = self.raters.get(given.token, {"name": None, "pairs": ()})
         for pair, answers in given.answers.items():
             if pair not in rater["pairs"] or answers.keys() != self.questions.keys():
-                raise ValueError(f"answers must be to one of the rater's pairs and cover {', '.join(self.questions)}")
+                raise ValueError(f"answers must belong to the rater's pairs and cover {', '.join(self.questions)}")
         rows = [(rater["name"], pair, *each) for pair, answers in given.answers.items() for each in answers.items()]
         with self._lock, self._database:
             insert = "INSERT OR IGNORE INTO answers (rater, pair, dimension, answer) VALUES (?, ?, ?, ?)"

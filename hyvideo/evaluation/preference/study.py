@@ -22,13 +22,13 @@ DATE = 946_684_800  # modification time of every file: 1 January 2000
 def design(num_methods: int, num_units: int, *, raters: int, pairs: int, checks: int, seed: int = 0) -> list[list]:
     """Return each rater's screens: kind (pair, repeat, identical), unit, and methods of the first and second video.
 
-    All combinations of method pairs and units are arranged cyclically; each rater gets the next slice. In any
-    slice the counts of the pairs of methods differ by at most one, those of the units by at most two. For each rater,
+    Combinations of method pairs and units (videos of common prompts) are arranged cyclically; each rater gets the next
+    slice. In a slice, the counts of method pairs differ by at most one, those of units by at most two. For each rater,
     the counts of the earlier method on the two sides differ by at most one. Raises ValueError for impossible sizes.
     """
     versus = list(itertools.combinations(range(num_methods), 2))
-    circle, lap, half = len(versus) * num_units, math.lcm(len(versus), num_units), pairs // 2
-    bounds = {"pairs": (1, pairs, circle), "raters": (1, raters, 9999), "checks": (0, checks, half)}
+    num_combinations, period, half = len(versus) * num_units, math.lcm(len(versus), num_units), pairs // 2
+    bounds = {"pairs": (1, pairs, num_combinations), "raters": (1, raters, 9999), "checks": (0, checks, half)}
     for name, (least, given, most) in bounds.items():
         if not least <= given <= most:
             what = f"{num_methods} methods with {num_units} videos of common prompts"
@@ -37,8 +37,8 @@ def design(num_methods: int, num_units: int, *, raters: int, pairs: int, checks:
     units = random.permutation(num_units).tolist()
     for rater in range(raters):
         screens, sides = [], (random.permutation(pairs) + rater) % 2
-        for place, side in zip((random.permutation(pairs) + rater * pairs) % circle, sides):
-            unit, methods = units[(place + place // lap) % num_units], versus[place % len(versus)]
+        for place, side in zip((random.permutation(pairs) + rater * pairs) % num_combinations, sides):
+            unit, methods = units[(place + place // period) % num_units], versus[place % len(versus)]
             screens.append(("pair", unit, methods[side], methods[1 - side]))
         for repeated in random.permutation(half)[:checks]:  # pairs of the first half, repeated in the second
             _, unit, first, second = screens[repeated]

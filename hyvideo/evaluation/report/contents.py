@@ -36,7 +36,7 @@ class Run:
     history: list[ValidationStats]  # validations with the same settings as the newest
     base: ValidationStats | None  # validation of the base model, if there is a later one
     shifts: list[list[MetricShift]]  # of the held-out metrics, by validation
-    hacking: str  # description of reward hacking in the last validation; empty without
+    hacking: str  # description of reward hacking in the last validation; empty if none
     before: dict[int, dict]  # scores.json of the base model's validation, by number of the video
     after: dict[int, dict]  # scores.json of the newest validation; empty if that is the base model's
     reasons: Counter  # of missing rewards

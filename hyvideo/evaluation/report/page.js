@@ -251,8 +251,8 @@ function drawGallery() {
   byId("gallery").replaceChildren(...kept.slice(0, shown).map(card));
   document.querySelectorAll(".gallery article").forEach((each) => visible.observe(each));
   byId("more").hidden = kept.length <= shown;
-  if (!kept.length) byId("kept").textContent = "This run kept no videos; log_num_videos sets how many a validation keeps.";
-  else byId("kept").textContent = `${kept.length} of ${VIDEOS.length} validation videos are shown (log_num_videos, and at most what fits in this page); a run selects them before scoring.`;
+  if (!kept.length) byId("kept").textContent = "This run saved no videos; log_num_videos sets how many a validation saves.";
+  else byId("kept").textContent = `${kept.length} of ${VIDEOS.length} validation videos are shown (limited by log_num_videos and the size of this page); a run selects them before scoring.`;
 }
 
 /** A few randomly selected videos beside the verdict. */

@@ -17,7 +17,7 @@ from hyvideo.records.run_files import evenly_spaced, write_text
 REPORT_FILE = "report.html"
 MOST_POINTS = 1500  # iterations in the curves of all runs
 MOST_CLIP_BYTES = 5_500_000  # of all runs; base64 adds a third
-SURE = 4  # worst and best videos that are included before a random sample
+NUM_EXTREMES = 4  # worst and best videos that are each included before a random sample
 
 
 def write_report(folders: Iterable[Path], out: Path) -> None:
@@ -60,7 +60,7 @@ def compared_videos(run: Run, clips: dict[str, str], room: int) -> list[dict]:
     """Return validation videos, smallest gain first; adds base64 ``clips`` by digest, at most ``room`` bytes."""
     numbers = sorted(run.after or run.before, key=lambda number: run.gains.get(number, 0.0))
     drawn = random.Random(0).sample(numbers, len(numbers))
-    for number in dict.fromkeys([*numbers[:SURE], *numbers[-SURE:], *drawn]):
+    for number in dict.fromkeys([*numbers[:NUM_EXTREMES], *numbers[-NUM_EXTREMES:], *drawn]):
         entries = [scores[number] for scores in (run.before, run.after) if number in scores]
         files = [(entry, Path(entry["file"]).read_bytes()) for entry in entries if entry["file"]]
         room -= sum(len(content) for _, content in files)

@@ -21,7 +21,7 @@ MEASURES_FILE = "measures.json"
 
 
 class HackingMonitor:
-    """Checks each validation of a run, which stops if ``action`` is ``stop`` and validations have at least 16 videos.
+    """Checks each validation for reward hacking, which ends the run with ``action`` stop and at least 16 videos.
 
     ``threshold`` is the allowed shift of a held-out metric in base standard deviations. Validations with other settings
     than ``made_with`` are ignored.
@@ -60,11 +60,11 @@ class HackingMonitor:
         base = rule.base_stats(history)
         if base is None:
             self._warn_once(
-                f"{self.samples} has no validation of the base model with these settings: hacking cannot be detected"
+                f"{self.samples} has no validation of the base model with these settings to detect reward hacking"
             )
             return False, shifts, reason, False
-        for name, (before, after) in rule.other_sets(base, now).items():
-            self._warn_once(f"{name} is not compared with the base model: {after} videos now, {before} then")
+        for name, (before, after) in rule.sets_of_other_size(base, now).items():
+            self._warn_once(f"{name} is not compared with the base model: over {after} videos now, {before} then")
         stops = self.action == "stop" and rule.may_stop(base, now)
         if self.action == "stop" and not stops:
             self._warn_once(f"on_reward_hacking stop only warns with fewer than {rule.FEWEST_TO_STOP} videos")

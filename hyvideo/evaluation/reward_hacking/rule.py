@@ -28,7 +28,7 @@ from hyvideo.records.metrics_file import complete_lines
 MARKER = "reward_hacking.json"  # in the output_dir of a run that was stopped
 REWARD = "reward"
 REWARD_RISE = 0.25  # base standard deviations; a smaller rise is not a sign of hacking
-ERRORS = 4.0
+ERRORS = 4.0  # standard errors
 FEWEST_VIDEOS = 4  # fewer give no verdict
 
 
@@ -119,7 +119,7 @@ def all_shifts(base: ValidationStats, now: ValidationStats, threshold: float) ->
     for name in now.means:
         watched = WATCHED.get(name, OTHER_METRIC)
         unit = _unit(name, base, watched) if name in base.spreads else 0.0
-        if name == REWARD or not unit > 0 or name in other_sets(base, now):
+        if name == REWARD or not unit > 0 or name in sets_of_other_size(base, now):
             continue
         error, student = _error(name, base, now)
         shift, allowed = _difference(name, base, now) / unit, max(threshold, student * error / unit)
@@ -127,7 +127,7 @@ def all_shifts(base: ValidationStats, now: ValidationStats, threshold: float) ->
     return shifts
 
 
-def other_sets(base: ValidationStats, now: ValidationStats) -> dict[str, tuple[int, int]]:
+def sets_of_other_size(base: ValidationStats, now: ValidationStats) -> dict[str, tuple[int, int]]:
     """Return the metrics of the whole set that were measured on different numbers of videos, with both numbers."""
     counts = {name: (_count(name, base), _count(name, now)) for name in SET_MEASURES}
     measured = base.means.keys() & now.means.keys()
@@ -140,7 +140,7 @@ def may_stop(base: ValidationStats, now: ValidationStats) -> bool:
 
 
 def student_quantile(deviate: float, freedom: float) -> float:
-    """Return a bound on Student's t quantile as rare as the normal quantile ``deviate`` (Wallace 1959)."""
+    """Return a bound on Student's t quantile at the probability of the normal quantile ``deviate`` (Wallace 1959)."""
     scaled = deviate * (8 * freedom + 3) / (8 * freedom + 1)
     return math.sqrt(freedom * math.expm1(scaled**2 / freedom))
 

@@ -16,7 +16,7 @@ KL_FLAGS = {
     "none": ["--kl_strategy", "flags", "--kl_weight", "0"],
     **{name: ["--kl_strategy", name] for name in ("fixed", "stepwise", "moving", "dual_moving", "dual_fixed")},
 }
-SCHEDULES = ("constant", "two_stage", "adaptive", "milder")  # of the KL coefficient; see `milder_schedule` for the last
+SCHEDULES = ("constant", "two_stage", "adaptive", "milder")  # of the KL coefficient; `milder_schedule` defines the last
 CELL_FLAGS = ("reward_weights", "sde_type", "use_grad_balancing", "kl_strategy", "match_noise")
 
 # Recipes that a figure compares; by default SAGE-GRPO with the dual moving KL.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hyvideo.evaluation.scores_file import Evaluation
 from hyvideo.evaluation.studies.columns import REWARD, Column, intervals
 from hyvideo.evaluation.studies.intervals import Interval
-from hyvideo.evaluation.studies.table import in_words, markdown_table, seeds_in_words
+from hyvideo.evaluation.studies.table import format_interval, format_seeds, markdown_table
 
 VIDEO = ("number", "prompt", "seed", "group")  # keys that identify a video
 NO_CORRECTION = "Without correction for multiple tests, about 1 in 20 null comparisons is flagged by chance."
@@ -56,19 +56,19 @@ def compare(
 
 def difference(first: Evaluation, second: Evaluation, question: str) -> Evaluation:
     """Return the scores of the first minus those of the second, by video. Raises ValueError for different videos."""
-    videos = [[[entry.get(name) for name in VIDEO] for entry in of.videos] for of in (first, second)]
+    videos = [[[entry.get(name) for name in VIDEO] for entry in each.videos] for each in (first, second)]
     if videos[0] != videos[1]:
         raise ValueError(
             f"{question}: the evaluations must have the same prompts and noise; delete their files in scores/ to "
             "evaluate them again"
         )
-    entries = [_less(entry, other) | {"group": entry["group"]} for entry, other in zip(first.videos, second.videos)]
-    return Evaluation(entries, _less(first.measures, second.measures))
+    entries = [_subtract(entry, other) | {"group": entry["group"]} for entry, other in zip(first.videos, second.videos)]
+    return Evaluation(entries, _subtract(first.measures, second.measures))
 
 
-def _less(values: dict, others: dict) -> dict[str, float]:
+def _subtract(values: dict, others: dict) -> dict[str, float]:
     """Return the differences of the numbers that both have."""
-    names = [name for name in values if all(isinstance(of.get(name), (int, float)) for of in (values, others))]
+    names = [name for name in values if all(isinstance(each.get(name), (int, float)) for each in (values, others))]
     return {name: values[name] - others[name] for name in names}
 
 
@@ -77,11 +77,11 @@ def as_markdown(comparisons: list[Comparison], columns: Iterable[Column], notes:
     names = [column.name for column in columns if any(column.name in c.differences for c in comparisons)]
     by_setting, rows = any(c.setting for c in comparisons), []
     for c in comparisons:
-        cells = ["".join(in_words(c.differences[n], sign="+")) if n in c.differences else "-" for n in names]
+        cells = ["".join(format_interval(c.differences[n], sign="+")) if n in c.differences else "-" for n in names]
         if by_setting:
-            rows.append([c.question, c.setting, seeds_in_words(len(c.seeds)), *cells, c.reading])
+            rows.append([c.question, c.setting, format_seeds(len(c.seeds)), *cells, c.reading])
         else:
             verdicts = [f"{cell}: {c.verdict(name)}" for name, cell in zip(names, cells)]
-            rows.append([c.question, seeds_in_words(len(c.seeds)), *verdicts])
+            rows.append([c.question, format_seeds(len(c.seeds)), *verdicts])
     heads = ["Question", "Setting", "Seeds", *names, "Verdict"] if by_setting else ["Question", "Seeds", *names]
     return markdown_table(heads, rows, notes)

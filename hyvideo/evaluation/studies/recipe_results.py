@@ -61,7 +61,7 @@ def columns_of(trace: Trace) -> list[Column]:
     return [titled.get(name, Column(name, of_set=name)) for name in trace]
 
 
-def reading(trace: Trace, axis: str, amount: float) -> Evaluation:
+def at_cost(trace: Trace, axis: str, amount: float) -> Evaluation:
     """Return the metrics of a run at the given cost, or at its end if it cost less."""
     found = {name: np.interp(amount, trace[axis], values) for name, values in trace.items()}
     return Evaluation([], {name: or_none(float(value)) for name, value in found.items()})
@@ -71,7 +71,7 @@ def curve(traces: list[Trace], axis: str, end: float = np.inf) -> list[Point]:
     """Return means and intervals over seeds at the validations of the first seed up to ``end``, and at ``end``."""
     amounts = traces[0][axis]
     amounts = [*amounts[amounts < end], end] if end < amounts[-1] else amounts
-    return [intervals([reading(trace, axis, amount) for trace in traces], columns_of(traces[0])) for amount in amounts]
+    return [intervals([at_cost(trace, axis, amount) for trace in traces], columns_of(traces[0])) for amount in amounts]
 
 
 def write_results(study: Study, runs: list[Run], budget: Budget) -> None:
@@ -101,7 +101,7 @@ def write_results(study: Study, runs: list[Run], budget: Budget) -> None:
         notes.append(f"Unfinished runs, not included: {', '.join(missing)}.")
     columns = columns_of(firsts[min(firsts)])[len(AXES) :]
     write_table(make_table(HEADS, {"": ""}, columns, rows, notes), study.out / "recipes")
-    ends = {n: {s: reading(t, *budget) for s, t in traces.items()} for n, traces in by_recipe.items()}
+    ends = {n: {s: at_cost(t, *budget) for s, t in traces.items()} for n, traces in by_recipe.items()}
     verdicts = [compare(f"{name} against {against}", ends[name], ends[against], COMPARED) for name, _ in others]
     note = "Differences are paired by training seed, with 95 % intervals (Student's t) over seeds. " + NO_CORRECTION
     write_text(study.out / "verdicts.md", as_markdown(verdicts, COMPARED, [note]))

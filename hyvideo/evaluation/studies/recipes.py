@@ -38,7 +38,7 @@ class Budget(NamedTuple):
     def of(text: str) -> "Budget":
         """Parse text like ``forwards=20000``. Raises ValueError for other text."""
         if not (match := re.fullmatch(rf"({'|'.join(AXES)})=([1-9][0-9]*)", text)):
-            raise ValueError(f"--budget must be {', '.join(f'{axis}=N' for axis in AXES)}, got {text!r}")
+            raise ValueError(f"--budget must be {' or '.join(f'{axis}=N' for axis in AXES)}, got {text!r}")
         return Budget(match[1], int(match[2]))
 
 
@@ -69,7 +69,7 @@ def _flags(settings: dict[str, Any], path: str) -> list[str]:
     return words
 
 
-def within(budget: Budget, study: Study, recipes: list[Recipe]) -> list[Recipe]:
+def limit_to_budget(budget: Budget, study: Study, recipes: list[Recipe]) -> list[Recipe]:
     """Return the recipes with the iterations that the budget allows. Raises ValueError if they are not comparable."""
     found, measured = [], {}
     for recipe in recipes:

@@ -20,8 +20,8 @@ MINIATURE_NOISE = "sage_grpo:0.7"
 def study_parser(doc: str, *, out: str, makes: str) -> argparse.ArgumentParser:
     """Return a parser with the flags of every study; ``makes`` is ``table`` or ``figures``."""
     parser = Parser(doc)
-    parser.add_argument("--out", type=Path, default=Path(out))
-    parser.add_argument("--jobs", type=int, default=1, help="number of runs to train at the same time")
+    parser.add_argument("--out", type=Path, default=Path(out), help=f"output folder ({out})")
+    parser.add_argument("--jobs", type=int, default=1, help="number of runs to train at the same time (1)")
     parser.add_argument("--num_gpus", type=int, default=0, help="processes of torchrun for each run; 0 for no torchrun")
     parser.add_argument("--only_cell", metavar="NAME", help="train only this run, without a table or figure")
     parser.add_argument("--dry_run", action="store_true", help="print the plan and its cost without writing anything")
@@ -38,10 +38,10 @@ def grid_parser(doc: str, *, makes: str) -> argparse.ArgumentParser:
     where.add_argument("--config", help="YAML file of a run, with valid_video_csv")
     parser.add_argument("--settings", nargs="+", choices=list(SETTINGS), default=list(SETTINGS), help="reward weights")
     parser.add_argument("--methods", nargs="+", type=partial(value_of, "sde_type"), metavar="SDE_TYPE", help="samplers")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="training seeds (0 1 2)")
     parser.add_argument(
         "--match_noise",
-        help=f"sde_type:eta; every sampler adds as much noise as this one. Default: {MINIATURE_NOISE} with --world, "
+        help=f"sde_type:eta of the sampler whose noise all others match; default: {MINIATURE_NOISE} with --world, "
         'none with --config; "" for none',
     )
     parser.add_argument("--extra", default="", help='flags of post_train.py for every cell: "max_steps 30 eta 0.5"')
@@ -72,9 +72,9 @@ def plan_and_train(study: Study, runs: list[Run], options: argparse.Namespace) -
     """Print the plan, train unfinished runs and return the exit code. Raises ValueError for invalid flags or runs."""
     jobs, num_gpus = options.jobs, study.num_gpus
     if jobs < 1 or num_gpus < 0 or (num_gpus and jobs > 1):
-        raise ValueError(f"--jobs must be at least 1, and 1 with --num_gpus above 0, got {jobs} and {num_gpus}")
+        raise ValueError(f"--jobs must be at least 1 (1 with GPUs), --num_gpus at least 0, got {jobs} and {num_gpus}")
     trains = not (options.dry_run or options.trains_nothing)
-    plans = [plan_run(study, run, trains=trains) for run in named(runs, options.only_cell)]
+    plans = [plan_run(study, run, trains=trains) for run in select_runs(runs, options.only_cell)]
     check_evaluation(study.evaluation_config(), output=study.out, has_model=trains)
     print(describe(study, plans), flush=True)
     to_run = [plan.run for plan in plans if not plan.progress.is_finished]
@@ -84,7 +84,7 @@ def plan_and_train(study: Study, runs: list[Run], options: argparse.Namespace) -
     return 1 if failed else 0
 
 
-def named(runs: list[Run], name: str | None) -> list[Run]:
+def select_runs(runs: list[Run], name: str | None) -> list[Run]:
     """Return the run of that name, or all runs if it is None. Raises ValueError for an unknown name."""
     chosen = [run for run in runs if name in (None, run.name)]
     if not chosen:

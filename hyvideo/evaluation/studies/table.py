@@ -87,11 +87,11 @@ def as_latex(table: Table) -> str:
     return fill(Path(__file__).with_name("table.tex.jinja"), table=table, rows=rows) + "\n"
 
 
-def seeds_in_words(count: int) -> str:
+def format_seeds(count: int) -> str:
     return "one seed" if count == 1 else str(count)
 
 
-def in_words(interval: Interval, *, sign: str = "", minus: str = "-") -> tuple[str, str]:
+def format_interval(interval: Interval, *, sign: str = "", minus: str = "-") -> tuple[str, str]:
     """Format the mean and the interval in brackets, which is empty for a mean of one value."""
     mean, low, high = (f"{x:{sign}.3f}".replace("-", minus) for x in (interval.mean, interval.low, interval.high))
     return mean, f" [{low}, {high}]" if math.isfinite(interval.low) else ""
@@ -103,9 +103,9 @@ def _title(group: str, column: Column, between: str = " ") -> str:
 
 def _cells(table: Table, row: Row, *, bold: str, minus: str = "-") -> list[str]:
     """Return labels, number of training seeds (of each group if they differ) and values of a row."""
-    cells = [*row.labels, " / ".join(dict.fromkeys(map(seeds_in_words, row.num_seeds.values())))]
+    cells = [*row.labels, " / ".join(dict.fromkeys(map(format_seeds, row.num_seeds.values())))]
     for group, column in table.places:
         value = row.values.get((group, column.name))
-        mean, interval = in_words(value, minus=minus) if value else ("-", "")
+        mean, interval = format_interval(value, minus=minus) if value else ("-", "")
         cells.append((bold.format(mean) if value and table.best(group, column) is row else mean) + interval)
     return cells

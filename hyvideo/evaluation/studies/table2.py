@@ -13,7 +13,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 from hyvideo.data.templates import fill
-from hyvideo.evaluation.contents import policy_identity, world_identity
+from hyvideo.evaluation.contents import joint_identity, policy_identity
 from hyvideo.evaluation.generation import Source
 from hyvideo.evaluation.policy_scores import Evaluator
 from hyvideo.evaluation.scores_file import Evaluation, read_evaluation, write_evaluation
@@ -42,7 +42,7 @@ def evaluate_runs(study: Study, runs: list[Run]) -> tuple[Evaluation, dict[Run, 
     for run in runs:
         if checkpoint := progress(study.folder(run), study.config(run)).checkpoint:
             checkpoints[run.name] = checkpoint
-    world = world_identity(config.flat(), config.reward)
+    world = joint_identity(config.flat(), config.reward)
     identities = {name: policy_identity(checkpoint=checkpoint) | world for name, checkpoint in checkpoints.items()}
     files = {name: study.out / "scores" / f"{name}.json" for name in checkpoints}
     evaluations = {name: read_evaluation(file, identities[name]) for name, file in files.items()}

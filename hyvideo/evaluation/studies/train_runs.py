@@ -46,7 +46,7 @@ def planned(study: Study, run: Run, *, trains: bool) -> PlannedRun:
     check(config, study.world_size, on_this_machine=trains)
     try:
         architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
-    except ValueError:  # a transformer that is neither here nor released: its hours are not predicted
+    except ValueError:  # a transformer that is neither on disk nor released: its hours are not predicted
         version = next(iter(RELEASED.values()))
         architecture = replace(sizes_module(version.family).released(version.name), is_released=False)
     return PlannedRun(config, study.world_size, architecture)
@@ -88,7 +88,7 @@ def command(study: Study, run: Run) -> list[str]:
 
 
 def train_runs(study: Study, runs: list[Run], *, jobs: int) -> dict[Run, Path]:
-    """Train runs, ``jobs`` at a time, and return the logs of those that failed. Stopping this stops them."""
+    """Train runs, ``jobs`` at a time, and return the logs of those that failed. An interruption terminates them."""
     logs = study.out / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     running: set[subprocess.Popen] = set()

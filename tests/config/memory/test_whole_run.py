@@ -95,7 +95,7 @@ def test_hours_are_printed_with_their_assumptions():
     assert first.startswith("whole run              100 iterations x 559 s + 11 validations of 64 videos x 2,312 s = ")
     assert first.endswith("= 22.6 h on 8 GPUs, 181 GPU-hours")
     assert (
-        "400 TFLOP/s per GPU (H100, H800), 450 GB/s within a node and 50 GB/s per GPU between nodes; 2.5% comm"
+        "400 TFLOP/s per GPU (H100, H800), 450 GB/s within a node and 50 GB/s per GPU between nodes; 2.5% exposed comm"
         in source
     )
     assert "300 TFLOP/s per GPU, 450" in length_lines(planned(hardware=Hardware(rate=300.0)))[1]

@@ -240,7 +240,7 @@ def test_a_rater_answers_with_the_keyboard_and_resumes(study, served, browser):
         assert given == {"VQ": chosen, "MQ": "both_bad", "TA": "tie", "Overall": chosen}
     browser.reload()
     browser.locator("#count", has_text="Pair 5 of 12").wait_for()
-    assert browser.title() == "Which clip is better?"
+    assert browser.title() == "Which video is better?"
     assert browser.locator("#prompt").text_content() in PROMPTS
     assert browser.logged_errors == []
 

@@ -11,8 +11,8 @@ from matplotlib.text import Text
 
 from hyvideo.evaluation.studies import recipe_results
 from hyvideo.evaluation.studies.intervals import Interval
-from hyvideo.evaluation.studies.recipe_results import curve, draw, read_trace, reading
-from hyvideo.evaluation.studies.recipes import Budget, read_recipes, within
+from hyvideo.evaluation.studies.recipe_results import at_cost, curve, draw, read_trace
+from hyvideo.evaluation.studies.recipes import Budget, limit_to_budget, read_recipes
 from hyvideo.evaluation.studies.runs import Recipe, Run, Study
 from scripts import compare_recipes
 
@@ -124,7 +124,7 @@ def test_settings_of_a_file_become_flags(file):
 
 @pytest.mark.parametrize("text", ["rollouts", "rollouts=0", "rollouts=-3", "hours=3", "seconds=1e3"])
 def test_an_invalid_budget_raises_value_error(text):
-    with pytest.raises(ValueError, match="--budget must be rollouts=N, forwards=N, seconds=N, got"):
+    with pytest.raises(ValueError, match="--budget must be rollouts=N or forwards=N or seconds=N, got"):
         Budget.of(text)
 
 
@@ -133,11 +133,11 @@ def test_a_budget_of_forwards_gives_the_cheaper_recipe_more_iterations(tmp_path,
     recipes = [Recipe("full", ()), Recipe("window", ("--sde_window", "sliding:2"))]
     full, window = (
         study.config(Run(recipe, 0)).optimizer.max_steps
-        for recipe in within(Budget("forwards", 40_000), study, recipes)
+        for recipe in limit_to_budget(Budget("forwards", 40_000), study, recipes)
     )
     # 8 steps, 7 trained at 3 each and 7 of the anchor; the window has 2 trained steps, and the anchor only there.
     assert full == 40_000 // (32 * 36) and window == 40_000 // (32 * (8 + 2 + 3 * 2))
-    (timed,) = within(Budget("seconds", 9), study, recipes[:1])
+    (timed,) = limit_to_budget(Budget("seconds", 9), study, recipes[:1])
     assert study.config(Run(timed, 0)).optimizer.max_steps == 60  # of the config
 
 
@@ -146,7 +146,7 @@ def test_a_recipe_with_a_config_shares_the_common_settings(file, tmp_path, tiny_
     text += "recipes: {sage: {}, nft: {config: configs/miniature_nft.yaml, kl_weight: 0.5}}"
     base, common, recipes = read_recipes(file(text))
     study = Study(base, tmp_path / "out", common)
-    sage, nft = (study.config(Run(recipe, 0)) for recipe in within(Budget("rollouts", 640), study, recipes))
+    sage, nft = (study.config(Run(recipe, 0)) for recipe in limit_to_budget(Budget("rollouts", 640), study, recipes))
     assert (sage.loss.objective, nft.loss.objective) == ("grpo", "nft") and sage.data == nft.data
     assert (nft.trust_region.kl_coef, nft.trust_region.kl_weight, nft.rollout.eta) == (0.03, 0.5, 0)  # file, flag, file
     assert sage.record.validation_interval == nft.record.validation_interval == 5
@@ -176,8 +176,8 @@ def trace(seconds, reward):
 
 def test_metrics_are_interpolated_at_the_budget_and_curves_end_there():
     slow, fast = trace([0, 10, 20], [1.0, 2.0, 4.0]), trace([0, 5, 10], [1.0, 3.0, 5.0])
-    assert reading(slow, "seconds", 15).measures == {"seconds": 15, "reward": 3.0, "true/reward": None}
-    assert reading(fast, "seconds", 15).measures["seconds"] == 10  # the run ended before
+    assert at_cost(slow, "seconds", 15).measures == {"seconds": 15, "reward": 3.0, "true/reward": None}
+    assert at_cost(fast, "seconds", 15).measures["seconds"] == 10  # the run ended before
     points = curve([slow, fast], "seconds", 15)
     assert [point["Reward"].mean for point in points] == [1.0, 3.5, 4.0]
     assert [point["seconds"].mean for point in points] == [0, 10, 12.5]

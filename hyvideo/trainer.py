@@ -1,11 +1,11 @@
-"""Training loop of SAGE-GRPO (arXiv:2603.21872). The steps of an iteration and their files:
+"""Training loop of SAGE-GRPO (arXiv:2603.21872). Stages of an iteration and the files that implement them:
 
 1. Prompts, one for each group of rollouts                          training/rollout_collector.py
 2. Rollouts with an SDE whose variance is the exact integral over
    a step (SAGE), and their log-probabilities                       schedulers/transitions.py, pipelines/
 3. Rewards of the decoded videos, in the background                 models/reward_models/async_scorer.py
 4. Advantages within each group                                     grpo/advantages.py
-5. Clipped policy loss, its steps weighted by the equalizer (SAGE)  grpo/loss.py, grpo/equalizer.py
+5. Clipped policy loss, each step weighted by the equalizer (SAGE)  grpo/loss.py, grpo/equalizer.py
 6. Trust region: KL to a moving anchor and to the rollout policy,
    with an adaptive coefficient (SAGE)                              grpo/trust_region.py, training/anchor.py
 7. Gradients over all rollouts and steps, then one optimizer step   training/policy_update.py
@@ -21,7 +21,7 @@ import torch
 
 from hyvideo.config.settings import Config
 from hyvideo.distributed import checkpoint
-from hyvideo.distributed.collectives import failing_together
+from hyvideo.distributed.collectives import raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.ownership import NotOwner, Ownership
 from hyvideo.evaluation.report.page import REPORT_FILE, write_report
@@ -42,8 +42,8 @@ from hyvideo.training.run_state import Progress
 class Trainer(RunParts):
     """Trains the policy on this process's share of the rollouts.
 
-    It owns the run's folder until `train` or the process ends. Raises ValueError for unusable checkpoints or prompts,
-    before any weights are read, and NotOwner if another process owns the folder.
+    It owns ``output_dir`` until `train` returns or the process exits. Raises ValueError for unusable checkpoints or
+    prompts before any weights are read, and NotOwner if another process owns ``output_dir``.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class Trainer(RunParts):
         mesh: Mesh,
         device: torch.device,
         *,
-        scorers: dict[str, Scorer] | None = None,  # scorers by name; default: those of the settings
-        on_stage: Callable[[str, int], None] = lambda stage, iteration: None,  # called with stage and iteration
+        scorers: dict[str, Scorer] | None = None,  # by name; default: created from the settings
+        on_stage: Callable[[str, int], None] = lambda stage, iteration: None,  # called at the start of a stage
     ):
         config = resolve_auto(config, mesh, device)
         self.config, self.mesh, self.device = config, mesh, device
@@ -63,23 +63,23 @@ class Trainer(RunParts):
         self.progress.enter("load")
         self.owner = Ownership(self.output_dir, mesh)
         with ExitStack() as on_error:
-            on_error.enter_context(self.owner)  # before a checkpoint is chosen: another process could write a newer one
+            on_error.enter_context(self.owner)  # first, so that no other process can write a newer checkpoint
             super().__init__(config, mesh, device, self.progress, self.owner, scorers)
             self._resume(config.record.resume_from_checkpoint)
             on_error.pop_all()
 
-    def _resume(self, wanted: str) -> None:
+    def _resume(self, resume_from: str) -> None:
         self.validation = None
         if self.config.data.valid_video_csv:
             callbacks = self.progress.enter, self.signals.all_ready
             self.validation = Validation(self.config, self.mesh, self.pipeline, self.encoder, self.scorer, *callbacks)
         self._corrupted: list[Path] = []
-        found = checkpoint.find_intact(self.output_dir, wanted, self.mesh, self._corrupted) if wanted else None
-        self.resumed = self.state.resume(found)
+        search = self.output_dir, resume_from, self.mesh, self._corrupted
+        self.resumed = self.state.resume(checkpoint.find_intact(*search) if resume_from else None)
 
     @property
     def iteration(self) -> int:
-        """Current or last finished iteration; 0 before the first."""
+        """Current iteration, or the last finished one between iterations; 0 before the first."""
         return self.progress.iteration
 
     @iteration.setter
@@ -90,10 +90,10 @@ class Trainer(RunParts):
         """Train until iteration ``max_steps`` and write all results to ``output_dir``.
 
         A run that ends early saves its last finished iteration. Raises Stopped after a signal, RewardHacking if
-        ``on_reward_hacking`` ends the run, NotOwner if another process owns the folder, TooManyMissingRewards and
+        ``on_reward_hacking`` ends the run, NotOwner if another process owns ``output_dir``, TooManyMissingRewards, and
         OffPolicyError.
         """
-        with self.owner, self.bar.begin(self.iteration):  # checks the ownership again before any write
+        with self.owner, self.bar.begin(self.iteration):  # checks the ownership again before the first write
             self._train()
         self.progress.enter("end")
         if self.checkpoints.last_failed:
@@ -101,7 +101,7 @@ class Trainer(RunParts):
 
     def _train(self) -> None:
         max_steps, started = self.config.optimizer.max_steps, time.perf_counter()
-        with failing_together(self.mesh, errors=(NotOwner, ValueError)):
+        with raise_on_all_ranks(self.mesh, errors=(NotOwner, ValueError)):
             writer = self._open_records() if self.mesh.is_main else None
         if self.validation and self.iteration == 0 and self.config.record.validate_at_step0:
             self.validate()
@@ -119,7 +119,7 @@ class Trainer(RunParts):
                         metrics = metrics | self.validate()
                 except (Stopped, TooManyMissingRewards, OffPolicyError):
                     self.scorer.close(wait=False)
-                    self.state.save_unfinished()
+                    self.state.save_last_finished()
                     raise
                 if writer:
                     writer.log(metrics, self.iteration)
@@ -131,25 +131,25 @@ class Trainer(RunParts):
                     saved = self.state.save()
                     self.checkpoints.wait()
                     self.validation.monitor.end(saved)
-                if self._is_due(self.config.record.save_interval) or self.state.is_old():
+                if self._is_due(self.config.record.save_interval) or self.state.is_save_due():
                     self.state.save()
             self.checkpoints.wait()
 
     def run_iteration(self, writer: MetricsWriter | None = None) -> dict[str, float]:
-        """Run one iteration: rollouts, rewards, advantages, updates. Returns its metrics by name."""
+        """Run one iteration (rollouts, rewards, advantages, updates) and return its metrics by name."""
         timer = StageTimer(self.device, self.progress.enter)
         self.cost.forwards = 0
         # Each batch is scored while the next one is sampled.
-        rollouts, pending = self.collector.collect(self.iteration, timer, keep_means=self.update.reads_means())
+        rollouts, pending = self.collector.collect(self.iteration, timer, keep_means=self.update.needs_means())
         with timer("anchor"):  # while the last batch is scored
             anchor_means = self.update.anchor_means(rollouts)
         with timer("reward", f"{self.plan.rollouts} videos"):
             rewards = self.rewards.wait(pending, self.signals.all_ready)
         advantages, reward_metrics = self.rewards.advantages(rollouts.indices, rewards)
-        rollouts = rollouts.scored(rewards, advantages.to(self.device))
+        rollouts = rollouts.with_rewards(rewards, advantages.to(self.device))
         num_missing = reward_metrics["reward/missing"]
         with timer("record"):
-            self.recorder.keep(rollouts, pending.videos, self.iteration, num_missing=num_missing, writer=writer)
+            self.recorder.record(rollouts, pending.videos, self.iteration, num_missing=num_missing, writer=writer)
         divergence = self.update.nonfinite.divergence(self.iteration)
         self.rewards.check_failed_rewards(reward_metrics, rewards, self.iteration, divergence=divergence)
         with timer("update"):
@@ -171,7 +171,7 @@ class Trainer(RunParts):
         self.progress.enter("validation")
         with self.policy.with_ema_weights():
             metrics = self.validation.run(self.iteration)
-        self.scorer.take_seconds()  # discarded: they belong to no iteration
+        self.scorer.take_seconds()  # not part of any iteration's time/scoring
         return metrics
 
     def _report(self) -> None:
@@ -181,16 +181,16 @@ class Trainer(RunParts):
                 write_report([self.output_dir], self.output_dir / REPORT_FILE)
 
     def _open_records(self) -> MetricsWriter:
-        """Open the metrics, which must fit the resumed iteration, then write config.yaml and return the writer."""
+        """Return the metrics writer, positioned at the resumed iteration, after writing config.yaml."""
         record = self.config.record
-        # -1 starts over: the run ended before its first checkpoint.
-        before_any_checkpoint = -1 if record.resume_from_checkpoint else None
+        # A previous run that ended before its first checkpoint starts over (-1).
+        without_checkpoint = -1 if record.resume_from_checkpoint else None
         writer = MetricsWriter(
             self.output_dir,
             report_to=[name for name in record.report_to if name != "none"],
             run_name=self.output_dir.name,
             config=self.config.flat(),
-            resume_iteration=self.iteration - bool(self.state.unvalidated) if self.resumed else before_any_checkpoint,
+            resume_iteration=self.iteration - bool(self.state.unvalidated) if self.resumed else without_checkpoint,
         )
         if record.resume_from_checkpoint:
             checkpoint.remove_after(self.output_dir, self.iteration, self._corrupted)

@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> None:
     from hyvideo.models.lora import read_lora, save_lora
     from hyvideo.models.saving import save_original
     from hyvideo.pipelines.grpo_pipeline import DTYPES
-    from hyvideo.training.export import export_other_parts, load_policy, share_mode
+    from hyvideo.training.export import copy_permissions, export_components, load_policy
     from hyvideo.training.saved_policy import settings_of_run
 
     dtype = DTYPES[options.dtype]
@@ -70,8 +70,8 @@ def run(options: argparse.Namespace) -> None:
     family = family_of(transformer)
     del transformer
     if options.with_pipeline:
-        export_other_parts(family, root, version, options.out, task=task, dtype=dtype)
-    share_mode(options.out)
+        export_components(family, root, version, options.out, task=task, dtype=dtype)
+    copy_permissions(options.out)
 
 
 if __name__ == "__main__":

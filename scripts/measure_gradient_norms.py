@@ -75,7 +75,7 @@ def scored_rollouts(trainer):
     advantages, metrics = trainer.rewards.advantages(rollouts.indices, rewards)
     trainer.rewards.check_failed_rewards(metrics, rewards, trainer.iteration)
     trainer.update.refresh_step_weights()
-    return rollouts.scored(rewards, advantages.to(trainer.device))
+    return rollouts.with_rewards(rewards, advantages.to(trainer.device))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""torchrun's agent, which starts the processes of a run on a node, with changed shutdown and restart rules.
+"""torchrun's agent, which starts the processes of a run on a node, with other rules for shutdown and restart.
 
 - On SIGTERM or Ctrl-C it sends SIGUSR1 to its processes, which have ``--shutdown-timeout`` to save and exit. A second
   signal ends them with SIGTERM.
-- If a process fails, here or on another node, it ends the others with SIGTERM, which they do not handle.
+- If a process fails, on this or another node, it ends the others with SIGTERM, which they do not handle.
 - A run is not restarted after an exit code of ``post_train.py`` in `FINAL_CODES`, because it would fail again.
 - ``--max-restarts`` counts the failures since the run last reached a new iteration.
 """
@@ -30,16 +30,16 @@ class Agent(LocalElasticAgent):
 
     def __init__(self, *arguments, last_iteration: Callable[[], int], **options):
         super().__init__(*arguments, **options)
-        self._last_iteration, self._furthest, self._allowed = last_iteration, 0, self._remaining_restarts
+        self._last_iteration, self._reached, self._allowed = last_iteration, 0, self._remaining_restarts
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result = super()._monitor_workers(worker_group)
         if result.state == WorkerState.FAILED and self._allowed:
             if final_code(result.failures):
                 self._remaining_restarts = 0
-            elif (iteration := self._last_iteration()) > self._furthest:
-                self._furthest = iteration
-                # The total grows because restarts are numbered by it.
+            elif (iteration := self._last_iteration()) > self._reached:
+                self._reached = iteration
+                # A restart is numbered max_restarts - _remaining_restarts, which must not repeat.
                 worker_group.spec.max_restarts += self._allowed - self._remaining_restarts
                 self._remaining_restarts = self._allowed
         return result
@@ -64,9 +64,9 @@ def main(arguments: list[str], last_iteration: Callable[[list[str]], int]) -> in
 
     ``last_iteration`` returns the last finished iteration of a run with the given flags.
     """
-    # Slurm sends SIGUSR1 to all processes; this one acts on SIGTERM. SIG_IGN would be inherited by the workers.
+    # Slurm sends SIGUSR1 to all processes, but the agent acts on SIGTERM. The workers would inherit SIG_IGN.
     signal.signal(signal.SIGUSR1, lambda *_: None)
-    # A store that outlives a restart keeps entries of the previous processes, which make the new ones hang.
+    # A store that survives a restart keeps entries of the previous processes, which make the new ones hang.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     flags = run.parse_args(arguments).training_script_args
     api.LocalElasticAgent = functools.partial(Agent, last_iteration=lambda: last_iteration(flags))

@@ -24,10 +24,10 @@ from torch import Tensor
 from hyvideo.data.outside import parse_json, sync
 from hyvideo.distributed import manifest
 from hyvideo.distributed.checkpoint_reader import SafeReader, read_shapes
-from hyvideo.distributed.collectives import all_objects, failing_together, from_main
+from hyvideo.distributed.collectives import all_objects, from_main, raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.rank_agreement import name_ranks
-from hyvideo.distributed.sharded_tensors import assign_ranks, local, replica_group
+from hyvideo.distributed.sharded_tensors import assign_ranks, local_shard, replica_group
 
 FOLDER = "checkpoints"
 LATEST, AUTO = "latest", "auto"
@@ -49,7 +49,7 @@ def read_state(folder: Path, needed: Mapping[str, type] | None = None) -> dict:
 def load_tensors(folder: Path, targets: dict[str, Tensor], mesh: Mesh | None = None) -> None:
     """Load the tensors of a checkpoint into ``targets``, which may be sharded in any way. Collective.
 
-    Tensors that several ranks hold, such as the replicas of a model, are read once: each of these ranks reads some and
+    Parts that several ranks hold, as model replicas do, are read once: each of these ranks reads some tensors and
     broadcasts them to the others. Raises ValueError on every rank if a name is missing, a shape differs, or a file
     cannot be read on any rank.
     """
@@ -58,7 +58,7 @@ def load_tensors(folder: Path, targets: dict[str, Tensor], mesh: Mesh | None = N
     group = replica_group(targets.values(), mesh)
     readers = assign_ranks([targets[name] for name in names], group)
     group_rank = dist.get_rank(group) if group else 0
-    with failing_together(mesh):
+    with raise_on_all_ranks(mesh):
         check_shapes(folder, targets)
         read = {name: targets[name] for name, reader in zip(names, readers) if reader == group_rank}
         try:
@@ -66,7 +66,7 @@ def load_tensors(folder: Path, targets: dict[str, Tensor], mesh: Mesh | None = N
         except (dcp.api.CheckpointException, OSError, RuntimeError) as error:
             raise ValueError(f"checkpoint {folder} cannot be read: {error}") from error
     for name, reader in zip(names, readers) if group else ():
-        dist.broadcast(local(targets[name]), group=group, group_src=reader)
+        dist.broadcast(local_shard(targets[name]), group=group, group_src=reader)
 
 
 def check_shapes(folder: Path, targets: Mapping[str, Tensor]) -> None:
@@ -81,7 +81,7 @@ def check_shapes(folder: Path, targets: Mapping[str, Tensor]) -> None:
 
 
 def find(output_dir: Path, resume_from: str) -> Path | None:
-    """Return the checkpoint to resume, None if ``latest`` finds none. Raises ValueError if the named one is partial."""
+    """Return the checkpoint to resume; None if `latest` finds none. Raises ValueError if a named one is incomplete."""
     if resume_from in (LATEST, AUTO):
         return next((path for path in candidates(output_dir) if manifest.size_problem(path) is None), None)
     folder = Path(resume_from)
@@ -92,14 +92,14 @@ def find(output_dir: Path, resume_from: str) -> Path | None:
     return folder
 
 
-def find_intact(output_dir: Path, resume_from: str, mesh: Mesh, passed_over: list[Path] | None = None) -> Path | None:
-    """Return the best checkpoint whose files match its manifest; report corrupted ones and add them to ``passed_over``.
+def find_intact(output_dir: Path, resume_from: str, mesh: Mesh, skipped: list[Path] | None = None) -> Path | None:
+    """Return the first of `candidates` whose files match its manifest; report others and add them to ``skipped``.
 
     Collective: the main rank chooses, because another node's directory listing may be stale. Raises ValueError if a
     named checkpoint or every checkpoint of the run is corrupted, or if a file cannot be read.
     """
     is_named, folders = resume_from not in (LATEST, AUTO), []
-    with failing_together(mesh, errors=(ValueError, OSError)):
+    with raise_on_all_ranks(mesh, errors=(ValueError, OSError)):
         if mesh.is_main:
             _restore_replaced(output_dir)
             folders = [find(output_dir, resume_from)] if is_named else candidates(output_dir)
@@ -110,8 +110,8 @@ def find_intact(output_dir: Path, resume_from: str, mesh: Mesh, passed_over: lis
             return folder
         if is_named:
             raise _corrupted(folder, problem)
-        if passed_over is not None:
-            passed_over.append(folder)
+        if skipped is not None:
+            skipped.append(folder)
         if mesh.is_main:
             print(f"skipping corrupted checkpoint {folder}: {problem}", file=sys.stderr)
     if folders:
@@ -123,7 +123,7 @@ def require_same_checkpoint(iteration: int, manifest_hash: str, mesh: Mesh) -> N
     """Raise ValueError on all ranks unless all resume from the same checkpoint. Collective."""
     chosen = all_objects(f"iteration {iteration} with manifest {manifest_hash}", mesh)
     if len(set(chosen)) > 1:
-        ranks = {name: name_ranks(rank for rank, other in enumerate(chosen) if other == name) for name in chosen}
+        ranks = {name: name_ranks(rank for rank, choice in enumerate(chosen) if choice == name) for name in chosen}
         raise ValueError(
             f"all ranks must resume one checkpoint, got {'; '.join(f'{name} on {ranks[name]}' for name in ranks)}; "
             "restart when all nodes see the same output_dir"
@@ -135,7 +135,7 @@ def _corrupted(folder: Path, problem: str) -> ValueError:
 
 
 def candidates(output_dir: Path) -> list[Path]:
-    """Return the checkpoints to resume from: first the one named by ``latest``, then the others, newest first."""
+    """Return the complete checkpoints: the one that ``latest`` names, then the others, newest first."""
     newest_first = complete(output_dir)[::-1]
     pointer = output_dir / FOLDER / LATEST
     name = pointer.read_text(errors="replace").strip() if pointer.is_file() else ""
@@ -143,7 +143,7 @@ def candidates(output_dir: Path) -> list[Path]:
 
 
 def _restore_replaced(output_dir: Path) -> None:
-    """Restore checkpoints that were hidden when a process was killed before their replacement became visible."""
+    """Restore checkpoints that were hidden for a replacement that a killed process did not publish."""
     for hidden in (output_dir / FOLDER).glob(".[0-9]*.replaced"):
         folder = hidden.with_name(hidden.name.split(".")[1])
         if not os.path.lexists(folder) and manifest.size_problem(hidden) is None:
@@ -152,7 +152,7 @@ def _restore_replaced(output_dir: Path) -> None:
 
 
 def remove_after(output_dir: Path, iteration: int, corrupted: Collection[Path] = ()) -> None:
-    """Remove partial files and everything after ``iteration``; ``corrupted`` checkpoints are renamed instead."""
+    """Remove partial files and all results after ``iteration``; ``corrupted`` checkpoints are renamed instead."""
     for hidden in (output_dir / FOLDER).glob(".[0-9]*"):
         shutil.rmtree(hidden, ignore_errors=True)
     for partial in (*output_dir.glob(".*.partial"), *(output_dir / FOLDER).glob(".*.partial")):
@@ -166,12 +166,12 @@ def remove_after(output_dir: Path, iteration: int, corrupted: Collection[Path] =
 
 
 def _keep_corrupted(folder: Path) -> None:
-    kept = folder.rename(folder.with_name(f"{folder.name}-damaged"))
-    print(f"corrupted checkpoint {folder} is kept as {kept.name}; delete it manually", file=sys.stderr)
+    renamed = folder.rename(folder.with_name(f"{folder.name}-damaged"))
+    print(f"corrupted checkpoint {folder} is kept as {renamed.name}; delete it manually", file=sys.stderr)
 
 
 def delete(path: Path, function: Callable[[Path], object]) -> None:
-    """Delete a path with ``function``, such as `discard` or `remove`; a failure is only reported."""
+    """Delete a path with ``function``, such as `discard` or `remove`. A failure is reported and not raised."""
     try:
         function(path)
     except OSError as error:
@@ -179,7 +179,7 @@ def delete(path: Path, function: Callable[[Path], object]) -> None:
 
 
 def complete(output_dir: Path) -> list[Path]:
-    """Return the complete checkpoints, oldest first, without partial or renamed ones (such as 000010-good)."""
+    """Return the complete checkpoints, oldest first. Renamed ones, such as 000010-good, are excluded."""
     found: list[Path] = []
     with suppress(FileNotFoundError):  # unlike iterdir, glob treats an unreadable folder as empty
         found = list((output_dir / FOLDER).iterdir())
@@ -187,7 +187,7 @@ def complete(output_dir: Path) -> list[Path]:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder after hiding it, so that a crash leaves no partial checkpoint that looks complete."""
+    """Hide a folder, then delete it, so that a crash leaves no partial checkpoint that looks complete."""
     discard(hide(folder))
 
 

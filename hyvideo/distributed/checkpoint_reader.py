@@ -1,7 +1,7 @@
 """Safe reading of torch.distributed.checkpoint files from untrusted sources.
 
-Their ``.metadata`` is a pickle, which the library loads without restrictions. Here only the classes that describe
-tensors can be unpickled, and only files inside the folder are opened.
+Their ``.metadata`` is a pickle, which the library loads without restrictions. This module unpickles only classes that
+describe tensors and opens only files inside the folder.
 """
 
 import io
@@ -32,7 +32,7 @@ _ALLOWED = {
 
 
 class SafeReader(dcp.FileSystemReader):
-    """Reader of the library with a ``.metadata`` that can only describe tensors."""
+    """`FileSystemReader` that reads ``.metadata`` with `read_metadata`."""
 
     def read_metadata(self, *_arguments, **_options) -> Metadata:
         metadata = read_metadata(Path(self.path))

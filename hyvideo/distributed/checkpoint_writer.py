@@ -19,7 +19,7 @@ from hyvideo.data.outside import replacing, sync
 from hyvideo.distributed import manifest
 from hyvideo.distributed.checkpoint import FOLDER, LATEST, TENSORS, complete, delete, discard, hide, remove
 from hyvideo.distributed.checkpoint_reader import read_metadata
-from hyvideo.distributed.collectives import all_objects, failing_together
+from hyvideo.distributed.collectives import all_objects, raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.ownership import Ownership
 
@@ -56,7 +56,7 @@ class CheckpointWriter:
         state: dict,  # JSON: counters and small values
         files: Callable[[Path], None] = lambda folder: None,  # writes additional files; called on the main rank
     ) -> Path:
-        """Start writing a checkpoint, after the previous one is finished. A failure is only reported. Collective."""
+        """Start writing a checkpoint after the previous one and return its folder. Reports failures. Collective."""
         self.wait()
         copied = {name: tensor.detach().to("cpu", copy=self.is_asynchronous) for name, tensor in tensors.items()}
         target = self.output_dir / FOLDER / f"{iteration:06d}"
@@ -66,12 +66,12 @@ class CheckpointWriter:
         return target
 
     def check(self) -> None:
-        """Report a failed write without waiting for a running one, instead of at the next checkpoint."""
+        """Report the failure of a finished write now rather than at the next checkpoint."""
         if self._pending is not None and self._pending.done():
             self.wait()
 
     def wait(self) -> None:
-        """Wait until the current checkpoint is visible or has failed. A failure is only reported."""
+        """Wait until the current checkpoint is visible or has failed. A failure is reported and not raised."""
         if self._pending is None:
             return
         pending, self._pending = self._pending, None
@@ -89,7 +89,7 @@ class CheckpointWriter:
         partial = target.with_name(f".{target.name}{token}.partial")
         try:
             shares = self._write_partial(partial, tensors, state, files)
-            with self._failing_together():
+            with self._raise_on_all_ranks():
                 if self.mesh.is_main:
                     manifest.write(partial, shares)
                     self._publish(partial, target)
@@ -102,33 +102,33 @@ class CheckpointWriter:
         self, partial: Path, tensors: dict[str, Tensor], state: str, files: Callable[[Path], None]
     ) -> list[dict[str, dict]]:
         """Write everything except the manifest and return every rank's share of the manifest."""
-        with self._failing_together():  # no rank continues before the folder exists
+        with self._raise_on_all_ranks():  # no rank continues before the folder exists
             if self.mesh.is_main:
                 shutil.rmtree(partial, ignore_errors=True)
                 partial.mkdir(parents=True)
         dcp.save(
             tensors,
-            # All tensors are on the CPU. Without copies ahead, the library requests no CUDA stream; in this thread it
-            # would be on the first GPU, where every process of the node would allocate memory.
+            # All tensors are on the CPU. With copy-ahead, the library would request a CUDA stream, which in this thread
+            # would be on the first GPU, so that every process of the node would allocate memory there.
             storage_writer=dcp.FileSystemWriter(partial / TENSORS, per_thread_copy_ahead=0),
             process_group=self._group,
             no_dist=self._group is None,
         )
-        with self._failing_together():
+        with self._raise_on_all_ranks():
             if self.mesh.is_main:
                 _check_files(partial / TENSORS)
                 files(partial)
                 (partial / "state.json").write_text(state)
         hashed: dict[str, dict] = {}
-        with self._failing_together():  # separate, because a rank that fails would miss the next collective
+        with self._raise_on_all_ranks():  # before the next collective, which a rank that fails would miss
             hashed = manifest.hash_share(partial, self.mesh)
         return all_objects(hashed, self.mesh, self._group)
 
-    def _failing_together(self) -> AbstractContextManager:
-        return failing_together(self.mesh, self._group, (RuntimeError, OSError, ValueError, SafetensorError))
+    def _raise_on_all_ranks(self) -> AbstractContextManager:
+        return raise_on_all_ranks(self.mesh, self._group, (RuntimeError, OSError, ValueError, SafetensorError))
 
     def _publish(self, partial: Path, target: Path) -> None:
-        """Make a complete checkpoint visible and remove those beyond the number to keep."""
+        """Make a complete checkpoint visible and delete those beyond ``keep``."""
         for path in (*partial.rglob("*"), partial):
             sync(path)
         self._check_ownership()
@@ -150,8 +150,8 @@ class CheckpointWriter:
                 delete(folder, function)
 
     def _check_ownership(self) -> None:
-        """Raise RuntimeError if another process owns the folder, so that its checkpoints are not changed."""
-        if self.owner and not self.owner.holds():
+        """Raise RuntimeError if another process owns the folder, whose checkpoints must then not be changed."""
+        if self.owner and not self.owner.is_held():
             raise RuntimeError(f"another process now owns {self.output_dir}")
 
 

@@ -1,4 +1,4 @@
-"""Collectives for rewards, metrics, gradients and small objects. With one process each is the identity."""
+"""Collectives for rewards, metrics, gradients and small objects. With one process they communicate nothing."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.distributed.sharded_tensors import whole
+from hyvideo.distributed.sharded_tensors import full_tensor
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ def sum_over_replicas(values: Tensor, mesh: Mesh) -> Tensor:
 
 
 def merge_rows(local: Mapping[int, Sequence[float]], num_rows: int, width: int, mesh: Mesh) -> Tensor:
-    """Return the rows of all ranks, from the lowest rank if several have one, else NaN. Shape: (num_rows, width)."""
+    """Return a table of all ranks' rows, the lowest rank's if several have one, else NaN. Shape: (num_rows, width)."""
     table = torch.full((num_rows, width), math.nan, dtype=torch.float64)
     for rows in reversed(all_objects(dict(local), mesh)):
         for row, values in rows.items():
@@ -44,11 +44,11 @@ def merge_rows(local: Mapping[int, Sequence[float]], num_rows: int, width: int, 
 
 
 def average_gradients(parameters: Iterable[nn.Parameter], mesh: Mesh, *, is_sharded: bool) -> None:
-    """Average the gradients over the ranks in place, unless they are sharded. A missing gradient counts as zero."""
+    """Average unsharded gradients over the ranks in place. A missing gradient is set to zero, also if sharded."""
     gradients = []
     for parameter in parameters:
         if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)  # so that the optimizer behaves equally on any number of ranks
+            parameter.grad = torch.zeros_like(parameter)  # so that the optimizer behaves equally in every layout
         gradients.append(parameter.grad)
     if mesh.world_size == 1 or is_sharded:
         return
@@ -59,13 +59,13 @@ def average_gradients(parameters: Iterable[nn.Parameter], mesh: Mesh, *, is_shar
         gradient.copy_(part.view_as(gradient))
 
 
-def clip_gradients(parameters: Sequence[nn.Parameter], largest: float) -> float:
-    """Clip the gradients to a global norm of ``largest`` and return the norm before clipping, over all shards."""
-    return whole(nn.utils.clip_grad_norm_(parameters, largest)).item()
+def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> float:
+    """Clip the gradients to a global norm of ``max_norm`` over all shards and return the norm before clipping."""
+    return full_tensor(nn.utils.clip_grad_norm_(parameters, max_norm)).item()
 
 
 def all_objects(value: T, mesh: Mesh, group: "dist.ProcessGroup | None" = None) -> list[T]:
-    """Return the values of all ranks, in rank order, on every rank. For small objects."""
+    """Return the values of all ranks, in rank order. For small objects."""
     if mesh.world_size == 1:
         return [value]
     gathered: list = [None] * mesh.world_size
@@ -73,27 +73,27 @@ def all_objects(value: T, mesh: Mesh, group: "dist.ProcessGroup | None" = None) 
     return gathered
 
 
-def share_reason(reason: str | None, mesh: Mesh, group: "dist.ProcessGroup | None" = None) -> str | None:
-    """Return on every rank the reason of the first rank that has one, so that all stop together; None if none has."""
+def first_reason(reason: str | None, mesh: Mesh, group: "dist.ProcessGroup | None" = None) -> str | None:
+    """Return the reason of the first rank that has one, equal on all ranks; None if none has."""
     return next(filter(None, all_objects(reason, mesh, group)), None)
 
 
 @contextmanager
-def failing_together(
+def raise_on_all_ranks(
     mesh: Mesh, group: "dist.ProcessGroup | None" = None, errors: tuple[type[Exception], ...] = (ValueError,)
 ) -> Iterator[None]:
-    """Context in which one of ``errors`` on any rank raises ``errors[0]`` on all ranks, so that no rank waits."""
+    """Raise ``errors[0]`` on all ranks if the body raises one of ``errors`` on any rank, so that no rank waits."""
     problem = None
     try:
         yield
     except errors as error:
         problem = str(error)
-    if shared := share_reason(problem, mesh, group):
+    if shared := first_reason(problem, mesh, group):
         raise errors[0](shared)
 
 
 def from_main(value: T, mesh: Mesh) -> T:
-    """Return the main rank's value on every rank. For small objects."""
+    """Return the main rank's value. For small objects."""
     return all_objects(value, mesh)[0]
 
 

@@ -1,6 +1,6 @@
 """Manifest of a checkpoint: names, sizes and hashes of its files, written with it and verified before resuming.
 
-The ranks share the hashing. The same hashes identify the contents of a policy.
+Hashing is split over the ranks. The same hashes identify the contents of a policy.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from hyvideo.distributed.collectives import all_objects, failing_together, share_reason
+from hyvideo.distributed.collectives import all_objects, first_reason, raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.rank_agreement import name_ranks
 
@@ -19,7 +19,7 @@ NAME = "manifest.json"
 
 
 def hash_share(folder: Path, mesh: Mesh) -> dict[str, dict]:
-    """Return size and hash, by path, of this rank's share of the files below ``folder``."""
+    """Return the size and hash of each file of this rank's share of ``folder``, by relative path."""
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     return {name: _describe(folder / name) for name in names[mesh.rank :: mesh.world_size] if name != NAME}
 
@@ -54,34 +54,34 @@ def size_problem(folder: Path) -> str | None:
 def corruption(folder: Path, mesh: Mesh) -> str | None:
     """Return why sizes or hashes differ from the manifest, or None. Collective.
 
-    Raises ValueError on all ranks if one cannot read a file, or if the ranks do not see the same files.
+    Raises ValueError on all ranks if a rank cannot read a file, or if the ranks do not see the same files.
     """
     problem = None
-    with failing_together(mesh):
+    with raise_on_all_ranks(mesh):
         problem = size_problem(folder)
     problems = all_objects(problem, mesh)
     if all(problems):
         return problems[0]
     if any(problems):
-        whole, broken = (
-            name_ranks(rank for rank, found in enumerate(problems) if bool(found) is b) for b in (False, True)
+        complete, incomplete = (
+            name_ranks(rank for rank, found in enumerate(problems) if bool(found) is is_bad) for is_bad in (False, True)
         )
         raise ValueError(
-            f"all ranks must see the same checkpoint {folder}: it is complete on {whole}, but on {broken}: "
+            f"all ranks must see the same checkpoint {folder}: it is complete on {complete}, but on {incomplete}: "
             f"{next(filter(None, problems))}; restart when all nodes see the same output_dir"
         )
-    with failing_together(mesh):
+    with raise_on_all_ranks(mesh):
         files = json.loads((folder / NAME).read_text())
         share = sorted(files)[mesh.rank :: mesh.world_size]
         problem = next(filter(None, (_content_problem(folder / name, files[name], name) for name in share)), None)
-    return share_reason(problem, mesh)
+    return first_reason(problem, mesh)
 
 
 def fingerprint(paths: Iterable[Path]) -> str:
-    """Return a hash of the names and contents of files and of files below folders; missing paths are skipped.
+    """Return a hash of the names and contents of files and of all files below folders; missing paths are skipped.
 
-    A checkpoint file whose size matches its manifest and that is not newer is not hashed again: the manifest's hash is
-    used, because with optimizer states a checkpoint can exceed 100 GB. Names that start with a dot are excluded.
+    A checkpoint with optimizer states can exceed 100 GB. The manifest's hash is therefore used for a file that has the
+    size in the manifest and is not newer than it. Names that start with a dot are excluded.
     """
     names = [(path, file) for path in paths for file in _files_below(path)]
     with ThreadPoolExecutor() as pool:  # hashing releases the GIL: 57 GB of weights at disk speed

@@ -2,7 +2,7 @@
 
     rank 0  1   2  3   4  5   6  7      8 GPUs, sp_size 2, dp_replicate 2
          [0  1] [2  3] [4  5] [6  7]     replicas: each splits the tokens of its videos over its ranks
-         [0  1   2  3] [4  5   6  7]     parameters are sharded within (e.g. a node), gradients averaged between
+         [0  1   2  3] [4  5   6  7]     model replicas (nodes): parameters sharded within, gradients averaged across
 
 Without dp_replicate, parameters are sharded over all ranks.
 """
@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 @dataclass(frozen=True)
 class Mesh:
-    """Position of this process. Neighboring ranks form a sequence-parallel replica; replicas are data parallel."""
+    """Rank and process groups of this process. Consecutive ranks form a sequence-parallel replica."""
 
     rank: int
     world_size: int
@@ -44,7 +44,7 @@ class Mesh:
 
 
 def start(sp_size: int, device: torch.device, *, dp_replicate: int = 1, timeout: float = 1800.0) -> Mesh:
-    """Join the process group of torchrun and return the mesh. Collectives fail after ``timeout`` seconds."""
+    """Join torchrun's process group and return the mesh. Collectives fail after ``timeout`` seconds."""
     join(device, timeout=timeout)
     world_size = dist.get_world_size() if dist.is_initialized() else 1
     assert world_size % (sp_size * dp_replicate) == 0, f"sizes do not divide: {world_size}, {sp_size}, {dp_replicate}"
@@ -53,16 +53,16 @@ def start(sp_size: int, device: torch.device, *, dp_replicate: int = 1, timeout:
     numbers = torch.arange(world_size)
     group = _new_group(numbers.view(-1, sp_size), timeout) if sp_size > 1 else None
     if dp_replicate > 1:
-        places = numbers.view(dp_replicate, -1)
-        groups = [_new_group(places.T, timeout), _new_group(places, timeout)]
-        shards = DeviceMesh.from_group(groups, device.type, mesh=places, mesh_dim_names=("replicate", "shard"))
+        grid = numbers.view(dp_replicate, -1)  # (model replicas, ranks of each)
+        groups = [_new_group(grid.T, timeout), _new_group(grid, timeout)]
+        shards = DeviceMesh.from_group(groups, device.type, mesh=grid, mesh_dim_names=("replicate", "shard"))
     else:
         shards = init_device_mesh(device.type, (world_size,), mesh_dim_names=("shard",))
     return Mesh(dist.get_rank(), world_size, sp_size, group, shards)
 
 
 def join(device: torch.device, *, timeout: float) -> None:
-    """Join the process group, once, if torchrun started several processes; ``timeout`` as in `start`."""
+    """Join the process group if torchrun started several processes and it is not joined; ``timeout`` as in `start`."""
     is_gpu = device.type == "cuda"
     if is_gpu:
         torch.cuda.set_device(device)
@@ -73,13 +73,13 @@ def join(device: torch.device, *, timeout: float) -> None:
 
 
 def _new_group(rows: torch.Tensor, timeout: float) -> dist.ProcessGroup:
-    """Return this rank's group; each row is one group. Groups created by DeviceMesh would have torch's timeout."""
+    """Create a group for each row and return this rank's. Groups created by DeviceMesh would have torch's timeout."""
     group, _ = dist.new_subgroups_by_enumeration(rows.tolist(), timeout=timedelta(seconds=timeout))
     return group
 
 
 def stop() -> None:
-    """Leave the process group. The barrier keeps a fast rank from closing connections that others still use."""
+    """Leave the process group, after a barrier, because other ranks may still use connections to this one."""
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()

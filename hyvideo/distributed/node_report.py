@@ -1,4 +1,4 @@
-"""Report of a rank on its node before a run: values that must be equal on all ranks, device, free disk, problems."""
+"""Report of a rank before a run: values that must be equal on all ranks, device, free disk space, and problems."""
 
 import hashlib
 import platform
@@ -30,7 +30,7 @@ class NodeReport:
     host: str
     device: str  # name and memory
     gpu_id: str  # unique per GPU; empty without a GPU
-    compared: dict[str, str]  # name -> value or hash that must be the same on all ranks
+    compared: dict[str, str]  # values and hashes that must be the same on all ranks, by name
     free_disk: int  # bytes
     problems: list[str]
 
@@ -38,7 +38,7 @@ class NodeReport:
 def inspect_node(
     settings: Mapping[str, Any], files: Mapping[str, list[Path]], rank: int, device: torch.device, problem: str = ""
 ) -> NodeReport:
-    """Return this rank's report on ``settings`` and ``files``, both by flag; the caller's ``problem`` comes first."""
+    """Return this rank's report; ``settings`` and ``files`` are keyed by flag, and ``problem`` is the caller's."""
     problems, output_dir = [problem] if problem else [], Path(settings["output_dir"])
     root, version = Path(settings["pretrained_model_root"]), settings["transformer_version"]
     folder = find_transformer(root, version) or root / "transformer" / version

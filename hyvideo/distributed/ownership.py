@@ -4,8 +4,8 @@
                           "namespace": "pid:[4026531836]", "pid": 4711, "token": "1f0c88ab"}
 
 Another process takes over if the owner no longer exists on this host, or if no heartbeat is seen for a minute. A
-previous owner that reappears, such as one on a node that was unreachable, finds another token, publishes no more
-checkpoints and stops. A heartbeat updates the file's modification time; only its changes count, so clocks may differ.
+previous owner that reappears, such as one on a node that was unreachable, finds another token and stops without
+publishing a checkpoint. A heartbeat updates the file's modification time; only changes count, so clocks may differ.
 """
 
 import atexit
@@ -20,10 +20,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from hyvideo.data.outside import make_folder, parse_json, quote, replacing
-from hyvideo.distributed.collectives import any_rank, failing_together, from_main
+from hyvideo.distributed.collectives import any_rank, from_main, raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
 
-_NAMESPACE = Path("/proc/self/ns/pid")  # containers share a hostname but not process ids
+_NAMESPACE = Path("/proc/self/ns/pid")  # containers may share a hostname but not process ids
 _BOOT = Path("/proc/sys/kernel/random/boot_id")  # hosts may share a name and namespace numbers
 
 
@@ -32,7 +32,7 @@ class NotOwner(ValueError):
 
 
 class Ownership:
-    """Context in which this process owns the output folder. Every rank creates and enters it; the main rank acts.
+    """Context in which this run owns the output folder. Every rank enters it; only the main rank accesses the file.
 
     `take`, or entering the context, acquires the folder; leaving the context or the end of the process releases it. The
     owner sends a heartbeat every ``beat_s`` seconds and loses the folder after ``silence_s`` seconds without one.
@@ -47,12 +47,12 @@ class Ownership:
 
     def take(self) -> None:
         """Acquire the folder, waiting for a stale owner. Raises NotOwner on all ranks if the other process is alive."""
-        waits = True
-        while waits:
-            with failing_together(self.mesh, errors=(NotOwner, ValueError)):
-                waits = self.mesh.is_main and self._take_or_wait()
-            waits = any_rank(waits, self.mesh)  # all ranks wait together, so that no collective times out
-            time.sleep(self.beat_s / 10 if waits else 0)
+        must_wait = True
+        while must_wait:
+            with raise_on_all_ranks(self.mesh, errors=(NotOwner, ValueError)):
+                must_wait = self.mesh.is_main and self._take_or_wait()
+            must_wait = any_rank(must_wait, self.mesh)  # all ranks wait together, so that no collective times out
+            time.sleep(self.beat_s / 10 if must_wait else 0)
         self._is_taken = True
 
     def __enter__(self) -> None:
@@ -71,28 +71,28 @@ class Ownership:
                     if self._is_new:  # remove the folder if it is still empty
                         self.path.parent.rmdir()
 
-    def holds(self) -> bool:
-        """Return whether no other process has taken the folder. For the main rank only."""
+    def is_held(self) -> bool:
+        """Return whether this run still owns the folder. For the main rank only."""
         try:
             found, _ = _read(self.path)
-        except OSError:  # an unresponsive disk does not mean another owner
+        except OSError:  # an unresponsive disk does not imply another owner
             return True
-        # A missing file was deleted by the user, unless the heartbeat has not started yet or has ended.
+        # While the heartbeat runs, a missing file means that the user deleted it.
         return found.get("token") == self.token if found is not None else not self._thread.is_alive()
 
     def check(self) -> None:
         """Raise NotOwner on all ranks if another process has taken the folder. Collective."""
-        if any_rank(self.mesh.is_main and not self.holds(), self.mesh):
+        if any_rank(self.mesh.is_main and not self.is_held(), self.mesh):
             raise NotOwner(f"another process now owns {self.path.parent}; this process stops and writes nothing more")
 
     def _beat(self) -> None:
         while not self._ended.wait(self.beat_s):
             with suppress(OSError):  # the next heartbeat may succeed
-                if self.holds():
+                if self.is_held():
                     os.utime(self.path)
 
     def _take_or_wait(self) -> bool:
-        """Take the folder, or return True if a stale owner may still be alive. Raises NotOwner if it is."""
+        """Take the folder, or return True if the owner may be stale. Raises NotOwner if the owner is alive."""
         try:
             if self._must_wait():
                 return True
@@ -110,20 +110,20 @@ class Ownership:
         return False
 
     def _must_wait(self) -> bool:
-        (found, beat), here = _read(self.path), _this_process()
-        if found is None:
+        (owner, beat), current = _read(self.path), _this_process()
+        if owner is None:
             return False
-        is_here = all(found.get(name) == here[name] for name in ("host", "boot", "namespace"))
-        if is_here and (found.get("pid") == here["pid"] or not os.path.exists(f"/proc/{found.get('pid')}")):
+        is_local = all(owner.get(name) == current[name] for name in ("host", "boot", "namespace"))
+        if is_local and (owner.get("pid") == current["pid"] or not os.path.exists(f"/proc/{owner.get('pid')}")):
             return False
-        who = f"process {found.get('pid')} on {found.get('host')}"
+        owner_name = f"process {owner.get('pid')} on {owner.get('host')}"
         if self._seen is None:
             self._seen = beat, time.monotonic() + self.silence_s
             wait = f"waiting up to {self.silence_s:.0f} s for its heartbeat"
-            print(f"output_dir is owned by {who}: {wait}", file=sys.stderr)
+            print(f"output_dir is owned by {owner_name}: {wait}", file=sys.stderr)
         if beat != self._seen[0]:
             raise NotOwner(
-                f"output_dir {quote(self.path.parent)} is in use by {who}; stop that run or choose another "
+                f"output_dir {quote(self.path.parent)} is in use by {owner_name}; stop that run or choose another "
                 f"output_dir; deleting {self.path} also stops it"
             )
         return time.monotonic() < self._seen[1]
@@ -135,7 +135,7 @@ def _this_process() -> dict:
 
 
 def _read(path: Path) -> tuple[dict | None, int | None]:
-    """Return contents and modification time: ({}, time) if the contents are invalid, (None, None) without a file."""
+    """Return the owner and the modification time: ({}, time) for invalid contents, (None, None) without a file."""
     try:
         with open(path, "rb") as file:  # network file systems may cache the time of a path
             found, changed = file.read(), os.fstat(file.fileno()).st_mtime_ns

@@ -1,7 +1,7 @@
 """Parallelization of a transformer: sequence parallelism, activation checkpointing, compile and FSDP2, in that order.
 
-The order matters. Adapters must exist already. Checkpointing is compiled together with the block, because from outside
-it could not see and keep attention's output; FSDP wraps both. Parameter names do not change.
+The order matters. Adapters must exist already. Checkpointing is compiled together with the block, because around a
+compiled block it could not see attention's output to save it; FSDP wraps both. Parameter names do not change.
 """
 
 import functools
@@ -17,7 +17,7 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.sequence_parallel import SplitSequence
 from hyvideo.models.family import blocks, install
 
-# Outputs kept by "selective": attention is 80 % of a forward pass's FLOPs at 480p and 121 frames, and its output is
+# Outputs saved by "selective": attention is 80 % of a forward pass's FLOPs at 480p and 121 frames, and its output is
 # one tensor per block. FlashAttention 3 uses the name of torch's operator; the math fallback has no such operator.
 _ATTENTION = (
     torch.ops.aten._scaled_dot_product_flash_attention.default,
@@ -25,7 +25,7 @@ _ATTENTION = (
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
 )
-# Graphs of all blocks: kinds of block, with and without gradient, checkpointing, adapter. torch's default is 8.
+# Blocks of several kinds, each with and without gradient, checkpointing and adapter; torch's default is 8.
 _RECOMPILE_LIMIT = 64
 
 
@@ -55,17 +55,17 @@ def parallelize(
 def _recompute(transformer: nn.Module, kind: str) -> None:
     """Apply activation checkpointing inside each block's forward, so that compile sees it and FSDP's hooks wrap it."""
     for block in blocks(transformer):
-        if not hasattr(block, "forward_once"):  # a second call only changes the kind
-            block.forward_once, block.forward = block.forward, types.MethodType(_forward, block)
+        if not hasattr(block, "original_forward"):  # if called again, only the kind changes
+            block.original_forward, block.forward = block.forward, types.MethodType(_forward, block)
     transformer.enable_gradient_checkpointing(lambda block, *inputs: block(*inputs, recompute=kind))
 
 
 def _forward(block: nn.Module, *inputs, recompute: str = "none"):
     if recompute == "none":
-        return block.forward_once(*inputs)
-    keep_attention = functools.partial(create_selective_checkpoint_contexts, _policy)
-    contexts = {"context_fn": keep_attention} if recompute == "selective" else {}
-    return checkpoint(block.forward_once, *inputs, use_reentrant=False, **contexts)
+        return block.original_forward(*inputs)
+    save_attention = functools.partial(create_selective_checkpoint_contexts, _policy)
+    contexts = {"context_fn": save_attention} if recompute == "selective" else {}
+    return checkpoint(block.original_forward, *inputs, use_reentrant=False, **contexts)
 
 
 def _policy(_context, operator, *_arguments, **_options) -> CheckpointPolicy:
@@ -73,12 +73,12 @@ def _policy(_context, operator, *_arguments, **_options) -> CheckpointPolicy:
 
 
 def _compile(transformer: nn.Module, backend: str) -> None:
-    """Compile each block, as one graph if the texts of a batch have equal lengths; blocks of one kind share it.
+    """Compile each block: one graph for all blocks of a kind, if the texts of a batch have equal lengths.
 
-    Rollout and update must compute the same numbers. Therefore values are rounded to bf16 where eager mode rounds them,
-    because kernels are fused differently with and without gradient. Shapes are dynamic from the first call, so that the
-    first text length gets no specialized kernels. Inductor chooses kernels deterministically where it can: a choice by
-    benchmark could differ between ranks, or with and without gradient.
+    Rollout and update must compute the same numbers, but kernels are fused differently with and without gradient.
+    Therefore values are rounded to bf16 where eager mode rounds them. Inductor chooses kernels deterministically where
+    it can, because a choice by benchmark could also differ between ranks. Shapes are dynamic from the first call, so
+    that no kernels are specialized for the first text length.
     """
     if backend not in (known := [*torch._dynamo.list_backends(), "aot_eager", "eager"]):
         raise ValueError(f"compile_backend must be one of {', '.join(known)}, got {quote(backend)}")
@@ -90,10 +90,10 @@ def _compile(transformer: nn.Module, backend: str) -> None:
 
 
 def _shard(transformer: nn.Module, mesh: Mesh, compute_dtype: torch.dtype, *, reshard_after_forward: bool) -> None:
-    """Apply FSDP2 to each block and to the root.
+    """Apply FSDP2 to each block and to the root module.
 
     Inputs are not cast: bf16 would round timestep 937 to 936. Gradients are reduced in float32. The root is resharded
-    after a forward pass too, because gathered parameters would hide an anchor swapped into the shards.
+    after a forward pass too, because an anchor swapped into the shards would have no effect on gathered parameters.
     """
     param_dtype = None if compute_dtype == torch.float32 else compute_dtype
     policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)

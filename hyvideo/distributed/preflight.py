@@ -1,4 +1,4 @@
-"""Preflight check: reports of all ranks on their nodes, compared before any weights are loaded."""
+"""Preflight: the comparison of all ranks' node reports, and a first all-reduce, before any weights are loaded."""
 
 import threading
 from collections import Counter, defaultdict
@@ -23,13 +23,13 @@ def preflight(
     mesh: Mesh,
     device: torch.device,
     *,
-    timeout_s: float = 60.0,  # time to wait for a rank; five times that for the first all-reduce
+    timeout_s: float = 60.0,  # limit for a rank's answer; five times that for the first all-reduce
     problem: str = "",
 ) -> None:
-    """Raise ValueError on every rank if the nodes do not fit the run or each other; the main rank reports the reasons.
+    """Raise ValueError on every rank if the nodes do not fit the run or each other; the main rank's has the reasons.
 
-    The main rank prints a table of the nodes. The process group is joined if it does not exist: called before
-    ``mesh.start``, this reports a rank for which ``mesh.start`` would wait. The caller's ``problem`` is also reported.
+    The main rank prints a table of the nodes. Call this before ``mesh.start``: it joins the process group and reports a
+    missing rank, for which ``mesh.start`` would wait. The caller's ``problem`` is also reported.
     """
     try:
         store = open_store(mesh, timeout_s=timeout_s)
@@ -46,7 +46,7 @@ def preflight(
 
 
 def judge(answers: list[dict]) -> list[str]:
-    """Print the table of the nodes and return the problems of these reports."""
+    """Print the table of the nodes and return the problems of the answers, which are `NodeReport` as dictionaries."""
     reports = [NodeReport(**answer) for answer in answers]
     print(table(reports), flush=True)
     return problems_of(reports)
@@ -58,20 +58,20 @@ def problems_of(reports: list[NodeReport]) -> list[str]:
     by_gpu = _grouped((report.gpu_id, report) for report in reports if report.gpu_id)
     keys = dict.fromkeys(key for report in reports for key in report.compared)
     return [
-        *(f"{_places(those)}: {problem}" for problem, those in by_problem.items()),
+        *(f"{_locations(affected)}: {problem}" for problem, affected in by_problem.items()),
         *(
-            f"{_places(users)} share one GPU; start at most one process per GPU"
+            f"{_locations(users)} share one GPU; start at most one process per GPU"
             for users in by_gpu.values()
             if len(users) > 1
         ),
-        *(text for key in keys for text in difference(key, reports)),
+        *(message for key in keys for message in difference(key, reports)),
     ]
 
 
 def difference(key: str, reports: Sequence[NodeReport]) -> list[str]:
-    """Return a message with the ranks of each value, most frequent first; nothing if all are equal."""
+    """Return a message with the ranks of each value, most frequent first, as a list; empty if all are equal."""
     groups = _grouped((report.compared.get(key, ABSENT), report) for report in reports)
-    parts = [f"{value} on {_places(groups[value])}" for value in sorted(groups, key=lambda value: -len(groups[value]))]
+    parts = [f"{name} on {_locations(groups[name])}" for name in sorted(groups, key=lambda name: -len(groups[name]))]
     return [f"{key} must be the same on all ranks, got {'; '.join(parts)}"] if len(parts) > 1 else []
 
 
@@ -86,7 +86,7 @@ def table(reports: list[NodeReport]) -> str:
 
 
 def try_all_reduce(mesh: Mesh, device: torch.device, timeout_s: float, *, collective_timeout: float = 1800.0) -> str:
-    """Join the process group and sum over the ranks, in a thread because it may hang. Return the problem, or ``""``."""
+    """Join the process group and all-reduce, in a thread because this may hang. Return the problem, or ``""``."""
     outcome = [f"did not finish within {timeout_s:g} s"]
 
     def run() -> None:
@@ -115,7 +115,7 @@ def _grouped(pairs: Iterable[tuple[str, NodeReport]]) -> dict[str, list[NodeRepo
     return groups
 
 
-def _places(reports: Sequence[NodeReport]) -> str:
+def _locations(reports: Sequence[NodeReport]) -> str:
     """Return the names of ranks and of at most four of their hosts."""
     hosts = list(dict.fromkeys(report.host for report in reports))
     more = f" and {len(hosts) - 4} more hosts" if len(hosts) > 4 else ""

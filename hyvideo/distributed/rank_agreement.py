@@ -1,6 +1,6 @@
-"""Agreement of ranks through the key-value store: each sends an answer, and the main rank judges them.
+"""Agreement of ranks through the key-value store: each rank sends an answer, and the main rank checks all of them.
 
-It reports a rank that does not answer. No process group is needed, so it also works where a collective would hang.
+A rank that does not answer is reported. No process group is needed, so this also works where a collective would hang.
 """
 
 import json
@@ -27,7 +27,7 @@ def open_store(mesh: Mesh, *, timeout_s: float) -> dist.Store:
         mesh.world_size,
         is_master=mesh.is_main and not served_by_torchrun,
         timeout=timedelta(seconds=timeout_s),
-        wait_for_workers=False,  # waiting would not report which rank is missing
+        wait_for_workers=False,  # this would not report which rank is missing
         multi_tenant=True,  # the process group uses the same port
     )
     # torchrun's store keeps old entries across a restart; the main rank's does not.
@@ -38,20 +38,20 @@ def open_store(mesh: Mesh, *, timeout_s: float) -> dist.Store:
 def agree(
     store: dist.Store, mesh: Mesh, stage: str, answer: dict, judge: Callable[[list[dict]], list[str]], timeout_s: float
 ) -> None:
-    """Raise ValueError on every rank if the main rank finds problems; its message lists them.
+    """Raise ValueError on every rank if the main rank finds problems; the main rank's message lists them.
 
-    On the main rank, ``judge`` returns the problems of the answers, given in rank order after a JSON round trip. Each
-    ``stage`` may be used once. Raises DistError if the main rank does not answer.
+    On the main rank, ``judge`` receives the answers in rank order, after a JSON round trip, and returns the problems.
+    Each ``stage`` may be used once. Raises DistError if the main rank does not answer.
     """
     keys = [f"{stage}/{rank}" for rank in range(mesh.world_size)]
     verdict, read = f"{stage}/verdict", [f"{key}/read" for key in keys]
     store.set(keys[mesh.rank], json.dumps(answer))
     if not mesh.is_main:
-        store.wait([verdict], timedelta(seconds=2 * timeout_s))  # the main rank may start late and then waits itself
+        store.wait([verdict], timedelta(seconds=2 * timeout_s))  # the main rank may start late and then wait for others
         is_sound = store.get(verdict) == b"sound"
         store.set(read[mesh.rank], "yes")
         if not is_sound:
-            time.sleep(2)  # torchrun ends all ranks after the first exit; the main rank must report the reason first
+            time.sleep(2)  # the main rank must report the reason before torchrun ends all ranks after the first exit
             raise ValueError(f"rank {mesh.rank} stops; see the message of rank 0")
         return
     with suppress(dist.DistError):

@@ -1,9 +1,9 @@
-"""Ulysses sequence parallelism (arXiv:2309.14509): ranks split the image tokens of a video, and in attention its heads.
+"""Ulysses sequence parallelism (arXiv:2309.14509): image tokens, and attention heads, split over the ranks.
 
 Between blocks, a rank holds its part of the image tokens and all text tokens. In attention, one all-to-all exchanges
 query, key and value from (some tokens, all heads) to (all tokens, some heads). A second all-to-all reverses this for
 the result, and an all-gather over the heads collects the text. Image tokens are padded to divide evenly; the padding is
-removed before attention, so no mask is needed. If heads do not divide evenly, the first ranks have one more.
+removed before attention, so no mask is needed. If the heads do not divide evenly, the first ranks have one more.
 
 Gradients: the backward pass of every collective is the exact adjoint of its forward pass, and all ranks of a group
 compute the same loss L on the joined output. The ranks' gradients therefore sum to ``sp_size * dL``, and the mean over
@@ -22,14 +22,14 @@ from hyvideo.models.attention import Layout, QueryKeyValue, WholeSequence, atten
 
 
 class SplitSequence(WholeSequence):
-    """Image tokens split over the ranks of a group, in rank order; the last rank may hold padding."""
+    """Sequence whose image tokens are split over the ranks of a group, in rank order, with padding at the end."""
 
     def __init__(self, group: dist.ProcessGroup):
         self.group = group
         self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
 
     def attend(self, image: QueryKeyValue, text: QueryKeyValue | None, layout: Layout) -> tuple[Tensor, Tensor]:
-        """Return attended image tokens of this rank, and text tokens, as `WholeSequence.attend`."""
+        """Return the attended image tokens of this rank and all text tokens, as `WholeSequence.attend` does."""
         query, key, value = image
         del image
         heads = head_shares(value.shape[2], self.size)
@@ -70,9 +70,9 @@ def _to_tokens(tensor: Tensor, heads: list[int], group: dist.ProcessGroup) -> Te
     """Exchange all tokens of local heads for local tokens of all heads. Shape: (batch, tokens, heads, head dim)."""
     parts = tensor.chunk(len(heads), dim=1)
     batch, tokens, _, dim = parts[0].shape
-    sizes = [batch * tokens * number * dim for number in heads]
+    sizes = [batch * tokens * count * dim for count in heads]
     flat = _exchange(parts, sizes, group).split(sizes)
-    return torch.cat([part.view(batch, tokens, number, dim) for part, number in zip(flat, heads)], dim=2)
+    return torch.cat([part.view(batch, tokens, count, dim) for part, count in zip(flat, heads)], dim=2)
 
 
 def _exchange(parts: Sequence[Tensor], received: list[int], group: dist.ProcessGroup) -> Tensor:
@@ -84,19 +84,19 @@ def _exchange(parts: Sequence[Tensor], received: list[int], group: dist.ProcessG
 
 
 def _gather_heads(text: Tensor, heads: list[int], group: dist.ProcessGroup) -> Tensor:
-    """Return the text of all heads. Backward: a reduce-scatter, because each rank has a part of the text's gradient."""
+    """Return the text with all heads. Backward is a reduce-scatter: each rank has part of the text's gradient."""
     largest = max(heads)
     padded = _pad(text, 2, largest - text.shape[2]).contiguous()
     gathered = collectives.wait_tensor(collectives.all_gather_single_autograd(padded, 2, group))
     if min(heads) == largest:
         return gathered
-    return torch.cat([part[:, :, :number] for part, number in zip(gathered.split(largest, dim=2), heads)], dim=2)
+    return torch.cat([part[:, :, :count] for part, count in zip(gathered.split(largest, dim=2), heads)], dim=2)
 
 
 class _Join(torch.autograd.Function):
     """All-gather of the image tokens. Shape: (batch, local tokens, dim) to (batch, tokens, dim).
 
-    All ranks have the same loss, so the sum of their gradients is ``size`` times each: backward needs no communication.
+    All ranks have the same loss and gradient, so their sum is ``size`` times the local one, without communication.
     """
 
     @staticmethod

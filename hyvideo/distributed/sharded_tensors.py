@@ -1,4 +1,4 @@
-"""Helpers for tensors that may be sharded (DTensor): local part, full tensor, copies, and loading into shards."""
+"""Functions of tensors that may be sharded (DTensor): local shard, full tensor, copying, and loading of weights."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
@@ -12,25 +12,25 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from hyvideo.distributed.mesh import Mesh
 
 
-def local(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a tensor, sharing its memory."""
+def local_shard(tensor: Tensor) -> Tensor:
+    """Return this rank's shard of a tensor, sharing its memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """Return the full tensor on every rank. Collective."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def copy_whole(target: Tensor, value: Tensor) -> None:
-    """Copy a full tensor that every rank holds into a tensor that may be sharded, without communication."""
+def copy_full(target: Tensor, value: Tensor) -> None:
+    """Copy a full tensor, which every rank holds, into a tensor that may be sharded, without communication."""
     value = value.to(target.device, target.dtype)
     if isinstance(target, DTensor):
         value = distribute_tensor(value, target.device_mesh, target.placements, src_data_rank=None).to_local()
-    local(target).copy_(value)
+    local_shard(target).copy_(value)
 
 
-def like(template: Tensor, part: Tensor) -> Tensor:
+def sharded_like(template: Tensor, part: Tensor) -> Tensor:
     """Return a tensor sharded like ``template``, with ``part`` as this rank's shard."""
     if not isinstance(template, DTensor):
         return part
@@ -40,14 +40,14 @@ def like(template: Tensor, part: Tensor) -> Tensor:
 
 
 def reshard(model: nn.Module) -> None:
-    """Free gathered parameters, so that the next forward pass gathers the current shards."""
+    """Free gathered parameters, so that the next forward pass gathers current shards."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
 def replica_group(tensors: Iterable[Tensor], mesh: Mesh) -> "dist.ProcessGroup | None":
-    """Return the group of ranks that hold the same parts of these tensors as this rank; None if all parts differ."""
+    """Return the group of ranks that hold the same shards of these tensors as this rank; None if none do."""
     sharded = next((tensor for tensor in tensors if isinstance(tensor, DTensor)), None)
     if mesh.world_size == 1:
         return None
@@ -57,7 +57,7 @@ def replica_group(tensors: Iterable[Tensor], mesh: Mesh) -> "dist.ProcessGroup |
 
 
 def assign_ranks(tensors: Sequence[Tensor], group: "dist.ProcessGroup | None") -> list[int]:
-    """Return a rank of the group for each tensor: contiguous runs of about equal size in bytes."""
+    """Return a rank of the group for each tensor, consecutive tensors of about equal total size for each rank."""
     ends = list(accumulate(tensor.nbytes for tensor in tensors))
     num_ranks = dist.get_world_size(group) if group else 1
     return [(end - tensor.nbytes) * num_ranks // max(1, ends[-1]) for end, tensor in zip(ends, tensors)]
@@ -70,9 +70,9 @@ def fill_shards(model: nn.Module, weights: Iterator[tuple[str, Tensor]], *, devi
     Every rank keeps its shards and holds at most one full tensor in addition. Model replicas exchange only shards.
 
     Args:
-        model: On the meta device, optionally sharded by ``fully_shard``.
-        weights: From ``loading.stream_transformer`` with ``read`` on the first rank only; names and order are the same
-            on every rank. The caller initializes adapters.
+        model: A model on the meta device, optionally sharded by ``fully_shard``.
+        weights: Weights from ``loading.stream_transformer`` with ``read`` only on the first rank; names and order are
+            the same on every rank. The caller initializes adapters.
     """
     buffers = [name for name, buffer in model.named_buffers() if buffer.is_meta]
     assert not buffers, f"buffers outside the state dict would stay uninitialized: {buffers}"

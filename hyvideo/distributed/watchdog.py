@@ -1,10 +1,10 @@
 """Watchdog: reports which rank has been in which stage for how long when a run hangs.
 
-It stops nothing; ``collective_timeout`` does. A thread of each rank writes a heartbeat (stage, iteration, seconds) to
-the store at torchrun's address, and the main rank's thread reads them all. Process groups are not used, because they
-hang with the training. Seconds are measured by each rank's monotonic clock, and the age of a heartbeat by that of the
-main rank, so changing the system clock raises no alarm. A rank over the limit prints its Python stack even if the store
-does not answer; if the main rank hangs, these stacks are the only report.
+It does not stop the run; ``collective_timeout`` does. A thread of each rank writes a heartbeat (stage, iteration,
+seconds) to the store at torchrun's address, and the main rank's thread reads them all. Process groups are not used,
+because they hang together with the training. Seconds are measured by each rank's monotonic clock, and the age of a
+heartbeat by that of the main rank, so changing the system clock raises no alarm. A rank over the limit prints its
+Python stack even if the store does not answer; if the main rank hangs, these stacks are the only report.
 """
 
 import faulthandler
@@ -21,7 +21,7 @@ from hyvideo.data.outside import align_columns
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.rank_agreement import name_ranks, open_store
 
-# A report is at most two heartbeats, a tenth of the limit, late; ``config.rules`` keeps that below collective_timeout.
+# A report is at most two heartbeats late, a tenth of the limit; ``config.rules`` keeps it within collective_timeout.
 LONGEST_BEAT_S = 5.0
 BEATS_PER_LIMIT = 20
 ENDED = "ended"
@@ -52,7 +52,7 @@ class Heartbeat:
 
 
 class Watchdog:
-    """Context that reports ranks in one stage for more than ``limit_s`` seconds, on stderr; 0 disables it."""
+    """Context that reports on stderr the ranks in one stage for more than ``limit_s`` seconds; 0 disables it."""
 
     def __init__(self, mesh: Mesh, limit_s: float):
         self.mesh, self.limit_s = mesh, limit_s
@@ -103,7 +103,7 @@ class Watchdog:
                 current = [heartbeat] if store is None else table.current(time.monotonic())
                 if alarm.is_due(max(beat.seconds for beat in current)):
                     note = "; the store does not answer, so other ranks are unknown" if store is None else ""
-                    sys.stderr.write(f"{describe(current, self.limit_s)}{note}\n")  # one write: lines do not mix
+                    sys.stderr.write(f"{describe(current, self.limit_s)}{note}\n")  # one write: one block
 
     def _heartbeat(self, entry: StageEntry) -> Heartbeat:
         seconds = time.monotonic() - entry.since
@@ -131,7 +131,7 @@ class HeartbeatTable:
         self._last = dict.fromkeys(range(mesh.world_size), (Heartbeat("?", "?", 0, 0.0, "?"), start))
 
     def read(self, store: dist.Store) -> None:
-        """Read the heartbeats of the other ranks that exist; the store would wait for missing ones."""
+        """Read the existing heartbeats of other ranks; reading a missing one would wait."""
         for rank in self._last:
             if rank != self._rank and store.check([str(rank)]):
                 self.update(rank, Heartbeat(**json.loads(store.get(str(rank)))), time.monotonic())
@@ -152,7 +152,7 @@ class HeartbeatTable:
 
 
 class Alarm:
-    """Schedule of reports: at the limit, and each time the elapsed time has doubled."""
+    """Schedule of reports: at the limit, and whenever the time in the stage has doubled."""
 
     def __init__(self, limit_s: float):
         self.limit_s = self._next = limit_s
@@ -170,11 +170,11 @@ class Alarm:
 def describe(states: list[Heartbeat], limit_s: float) -> str:
     """Return the report on all ranks: stage, time in it, and ranks without heartbeats."""
     rows = [("rank", "host", "stage", "iteration", "seconds", "since", "")]
-    for rank, last in enumerate(states):
-        note = f"no heartbeat for {last.silent_s:.0f} s" if last.silent_s else ""
-        rows.append((str(rank), last.host, last.stage, str(last.iteration), f"{last.seconds:.0f}", last.since, note))
-    over = name_ranks(rank for rank, last in enumerate(states) if last.seconds >= limit_s)
-    silent = [rank for rank, last in enumerate(states) if last.silent_s]
+    for rank, beat in enumerate(states):
+        note = f"no heartbeat for {beat.silent_s:.0f} s" if beat.silent_s else ""
+        rows.append((str(rank), beat.host, beat.stage, str(beat.iteration), f"{beat.seconds:.0f}", beat.since, note))
+    over = name_ranks(rank for rank, beat in enumerate(states) if beat.seconds >= limit_s)
+    silent = [rank for rank, beat in enumerate(states) if beat.silent_s]
     return "\n".join(
         [
             f"watchdog: {over} in one stage for more than {limit_s:g} s",

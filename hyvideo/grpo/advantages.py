@@ -10,10 +10,10 @@ MAX_ADVANTAGE = 5.0
 def group_advantages(rewards: Tensor, group_size: int, *, clip: float = MAX_ADVANTAGE) -> Tensor:
     """Return ``(R - mean) / (std + 1e-8)`` within each group of consecutive rollouts, clamped to ``[-clip, clip]``.
 
-    ``std`` is the population standard deviation over the scored rollouts. A group of equal rewards has advantage 0.
-    A rollout without a finite reward is excluded from its group's statistics and has advantage NaN, and so have all
-    rollouts of a group with fewer than two finite rewards. The loss excludes them.
-    Source: arXiv:2603.21872, Section 3.1; GRPO, arXiv:2402.03300. Shape: (groups * group_size,), input and output.
+    ``std`` is the population standard deviation over the scored rollouts. A group of equal rewards has advantage 0. A
+    rollout without a finite reward is excluded from its group's statistics and has advantage NaN, like all rollouts of
+    a group with fewer than two finite rewards. The loss excludes these rollouts. Source: arXiv:2603.21872, Section 3.1;
+    GRPO, arXiv:2402.03300. Shape of input and output: (groups * group_size,).
     """
     if group_size < 1 or rewards.ndim != 1 or len(rewards) % group_size:
         raise ValueError(f"rewards must be a vector of whole groups of {group_size}, got shape {tuple(rewards.shape)}")

@@ -1,6 +1,6 @@
 """Temporal gradient equalizer: per-step loss weights that make the steps' gradients equally large.
 
-Without them the last steps dominate the loss, because the gradient of the log-probability grows by two orders of
+Without it the last steps dominate the loss, because the gradient of the log-probability grows by two orders of
 magnitude from the first step to the last. Source: arXiv:2603.21872, Section 3.2.1 and Figure 4; values in docs/sde.md.
 """
 

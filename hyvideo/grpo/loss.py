@@ -31,9 +31,9 @@ class LossTerms:
     policy: Tensor
     position: Tensor
     velocity: Tensor
-    kl: Tensor
+    kl: Tensor  # weighted sum of position and velocity, without the coefficient
     ratio: Tensor
-    is_clipped: Tensor  # where the ratio is outside the clip range
+    is_clipped: Tensor  # whether the ratio is outside the clip range
     log_prob: Tensor
 
     # Metric name -> field.
@@ -70,17 +70,17 @@ def grpo_terms(inputs: LossInputs, *, clip_range: float, kl_weights: KLWeights, 
     if inputs.anchor_mean is not None:
         position = inputs.anchor_weight * position_kl(inputs.mean, inputs.anchor_mean, inputs.std)
     return LossTerms(
-        **in_trust_region(policy, position, velocity, kl_weights, kl_coefficient),
+        **with_kl_terms(policy, position, velocity, kl_weights, kl_coefficient),
         ratio=ratio,
         is_clipped=(ratio - 1).abs() > clip_range,
         log_prob=inputs.log_prob,
     )
 
 
-def in_trust_region(
+def with_kl_terms(
     policy: Tensor, position: Tensor, velocity: Tensor, weights: KLWeights, coefficient: float
 ) -> dict[str, Tensor]:
-    """Return the loss and its parts, keyed by their field in `LossTerms`. Shape: (batch,) each."""
+    """Return the loss with KL terms and its parts, keyed by field of `LossTerms`. Shape of each: (batch,)."""
     kl = weights.position * position + weights.velocity * velocity
     loss = policy + coefficient * kl
     return {"loss": loss, "policy": policy, "position": position, "velocity": velocity, "kl": kl}
@@ -91,7 +91,7 @@ def clipped_policy_loss(
 ) -> tuple[Tensor, Tensor]:
     """Return ``S max(-A ratio, -A clamp(ratio, 1 - clip, 1 + clip))`` and the detached ``ratio = exp(log_prob - old)``.
 
-    Only ``log_prob`` carries a gradient. Shape: (batch,), arguments and results. Source: PPO, arXiv:1707.06347.
+    Only ``log_prob`` carries a gradient. Shape of arguments and results: (batch,). Source: PPO, arXiv:1707.06347.
     """
     ratio = torch.exp(log_prob - old_log_prob)
     clamped = ratio.clamp(1 - clip_range, 1 + clip_range)

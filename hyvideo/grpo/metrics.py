@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """Means of one optimizer update over its ranks, rollouts and steps."""
+    """Metrics of one optimizer update, averaged over its ranks, rollouts and steps."""
 
     metrics: dict[str, float]
     num_terms: int  # (rollout, step) pairs
@@ -18,7 +18,7 @@ class UpdateResult:
 
 
 def reward_metrics(rewards: Tensor, advantages: Tensor, group_size: int, dimensions: Sequence[str]) -> dict[str, float]:
-    """Return means and standard deviations over the scored rollouts of an iteration.
+    """Return the reward metrics of an iteration: means and standard deviations over the scored rollouts, and counts.
 
     Shapes: rewards (rollouts, 1 + dimensions), the total in the first column; advantages (rollouts,).
     """
@@ -26,12 +26,12 @@ def reward_metrics(rewards: Tensor, advantages: Tensor, group_size: int, dimensi
     means = rewards[scored].nanmean(0).tolist()
     groups = torch.where(scored, rewards[:, 0], torch.nan).view(-1, group_size)
     deviations = ((groups - groups.nanmean(1, keepdim=True)) ** 2).nanmean(1).sqrt()
-    can_differ = groups.isfinite().sum(1) >= 2
+    has_two_scores = groups.isfinite().sum(1) >= 2
     by_group = advantages.view(-1, group_size)
     is_zero = ((by_group == 0) | by_group.isnan()).all(1) & (by_group == 0).any(1)
     return {f"reward/{name}": mean for name, mean in zip(dimensions, means[1:])} | {
         "reward/mean": means[0],
-        "reward/std": deviations[can_differ].mean().item(),
+        "reward/std": deviations[has_two_scores].mean().item(),
         "reward/missing": float((~scored).sum()),
         "advantage/zero_groups": float(is_zero.sum()),
     }
@@ -50,9 +50,9 @@ def sums_by_step(ratios: Tensor, kls: Tensor, steps: Tensor, num_steps: int) -> 
 
 
 def average(results: list[UpdateResult]) -> dict[str, float | list[float | None]]:
-    """Return means over the updates of an iteration, weighted by their number of terms; empty without updates.
+    """Return the metrics of an iteration: means over its updates, weighted by their number of terms; empty without any.
 
-    ``ratio_first_deviation``, of the first update, must be 0 up to rounding. Lists have one value per denoising step.
+    ``policy/ratio_first_deviation`` is that of the first update, 0 up to rounding. Lists have one value per step.
     """
     if not results:
         return {}

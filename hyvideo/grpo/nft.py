@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hyvideo.grpo.loss import LossTerms, in_trust_region
+from hyvideo.grpo.loss import LossTerms, with_kl_terms
 from hyvideo.grpo.trust_region import KLWeights
 
 
@@ -33,8 +33,8 @@ class NFTInputs:
 def nft_terms(inputs: NFTInputs, *, advantage_clip: float, kl_weights: KLWeights, kl_coefficient: float) -> LossTerms:
     """Return the loss of each pair, with mean squared velocity differences in place of the KL terms.
 
-    ``ratio`` is ``1 + sqrt(|v - v_old|^2 / |v_old - target|^2)``, so 1 before the first update; ``is_clipped`` marks
-    advantages at the clip; ``log_prob`` is the negative error, ``-|v - target|^2``.
+    The fields of `LossTerms` are reused: ``ratio`` is ``1 + sqrt(|v - v_old|^2 / |v_old - target|^2)``, 1 before the
+    first update; ``is_clipped`` marks advantages at the clip; ``log_prob`` is ``-|v - target|^2``.
     """
     weight = (1 + (inputs.advantages / advantage_clip).clamp(-1, 1)) / 2
     error = mean_square(inputs.velocity - inputs.target)
@@ -44,10 +44,10 @@ def nft_terms(inputs: NFTInputs, *, advantage_clip: float, kl_weights: KLWeights
     position = torch.zeros_like(velocity)
     if inputs.anchor_velocity is not None:
         position = inputs.anchor_weight * mean_square(inputs.velocity - inputs.anchor_velocity)
-    moved = (velocity / mean_square(inputs.old_velocity - inputs.target)).sqrt().detach()
+    distance = (velocity / mean_square(inputs.old_velocity - inputs.target)).sqrt().detach()
     return LossTerms(
-        **in_trust_region(policy, position, velocity, kl_weights, kl_coefficient),
-        ratio=1 + moved,
+        **with_kl_terms(policy, position, velocity, kl_weights, kl_coefficient),
+        ratio=1 + distance,
         is_clipped=inputs.advantages.abs() >= advantage_clip,
         log_prob=-error,
     )

@@ -25,8 +25,8 @@ def velocity_kl(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
 
     With one update per iteration it is 0 and its gradient is zero on average. The closed form is
     ``position_kl(mean, rollout_mean, std)``. With cps, whose log-probability is ``-(x' - mean)^2``, the estimate is
-    ``2 std^2`` times the KL: with 20 steps, shift 5 and eta 0.5, 0.98 times the KL at the first stochastic step and
-    0.04 times at the last. The closed form is exact at every step. Source: docs/sde.md.
+    ``2 std^2`` times the KL: with 20 steps, shift 5 and eta 0.5, 0.98 times at the first stochastic step and 0.04 times
+    at the last. The closed form is exact at every step. Source: docs/sde.md.
     """
     return old_log_prob - log_prob
 
@@ -118,7 +118,7 @@ class KLCoefficient:
         return {"value": self.value, "num_updates": self.num_updates, "recent": recent, "settings": settings}
 
     def load_state_dict(self, state: dict) -> None:
-        """Restore a state. If it was saved with other settings, the current ones apply at once."""
+        """Restore a saved state. The current settings apply, also if it was saved with others."""
         self.num_updates = state["num_updates"]
         self.recent = deque(state["recent"], maxlen=self.settings.window)
         self.value = self._scheduled(state["value"])

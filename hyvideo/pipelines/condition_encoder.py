@@ -1,8 +1,8 @@
-"""Conditions from prompts and reference images; every distinct part is encoded once.
+"""Encoding of prompts and reference images to conditions, whose distinct parts are encoded once.
 
 The model family defines the kinds of parts (`Part`): text for every request, quoted text and images if present. An
-encoder is loaded when a part first needs it. With a `PartStore`, encoded parts are reused by later runs, which then
-load no encoder for the same prompts.
+encoder is loaded when it is first needed. With a `PartStore`, later runs reuse encoded parts and load no encoder for
+the same prompts.
 """
 
 import functools
@@ -20,7 +20,7 @@ from hyvideo.data.prompts import Request
 from hyvideo.models.conditions import Condition, Conditions
 from hyvideo.models.family import Part
 
-_MAX_IN_MEMORY = 256  # parts kept in memory if they are also on disk
+_MAX_IN_MEMORY = 256  # parts in memory if they are also on disk
 
 Encoded = dict[str, Tensor]  # one part in its stored form
 
@@ -46,9 +46,9 @@ class PartStore:
 
 
 class ConditionEncoder:
-    """Encoder of requests to conditions, on the CPU, in ``dtype``.
+    """Encoder of requests to conditions on the CPU, in ``dtype``.
 
-    ``load`` returns the encoder of one of the ``parts``; ``identity`` distinguishes these encoders in a shared store.
+    ``load`` returns the encoder of one of the ``parts``; ``identity`` distinguishes encoders in a shared store.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class ConditionEncoder:
         self.dtype, self.identity, self.store = dtype, identity, store
 
     def __call__(self, requests: list[Request], *, height: int = 0, width: int = 0) -> Conditions:
-        """Return one condition per request; equal requests share an object. Images are fitted to the size in pixels."""
+        """Return one condition per request, one object for equal requests. Images are fitted to the size in pixels."""
         found: dict[Request, dict[str, Encoded]] = {request: {} for request in requests}
         for part in self.parts:
             contents = {request: content for request in found if (content := part.content(request)) is not None}
@@ -77,13 +77,13 @@ class ConditionEncoder:
         return Conditions(tuple(conditions[request] for request in requests))
 
     def release(self) -> None:
-        """Free the encoders. A later part that is not known yet loads them again."""
+        """Free the encoders. They are loaded again if a new part must be encoded."""
         self._loaded.clear()
 
     def _encode(self, part: Part, contents: list[str], height: int, width: int) -> dict[str, Encoded]:
-        """Return parts by content; unknown parts are encoded in one batch."""
+        """Return the encoded parts by content; those that are not stored are encoded in one batch."""
         keys = {
-            content: self._key(part.kind, f"{height} x {width} {_content_of(content)}" if part.is_file else content)
+            content: self._key(part.kind, f"{height} x {width} {_file_hash(content)}" if part.is_file else content)
             for content in contents
         }
         known = {content: self._find(key) for content, key in keys.items()}
@@ -91,18 +91,18 @@ class ConditionEncoder:
             if part.kind not in self._loaded:
                 self._loaded[part.kind] = self._load(part)
             for content, encoded in zip(missing, self._loaded[part.kind](missing, height, width)):
-                known[content] = self._keep(keys[content], encoded)
+                known[content] = self._store_part(keys[content], encoded)
         return known
 
     def _key(self, kind: str, content: str) -> str:
-        described = f"{kind}\0{self.identity}\0{self.dtype}\0{content}".encode(errors="surrogatepass")
-        return f"{kind}-{hashlib.blake2b(described, digest_size=16).hexdigest()}"
+        text = f"{kind}\0{self.identity}\0{self.dtype}\0{content}".encode(errors="surrogatepass")
+        return f"{kind}-{hashlib.blake2b(text, digest_size=16).hexdigest()}"
 
     def _find(self, key: str) -> Encoded | None:
         part = self._parts.pop(key, None) or (self.store and self.store.get(key))
         return self._remember(key, part) if part else None
 
-    def _keep(self, key: str, part: Encoded) -> Encoded:
+    def _store_part(self, key: str, part: Encoded) -> Encoded:
         # Image latents are combined with the sampled latents, which stay float32.
         part = {name: tensor if name == "latents" else tensor.to(self.dtype) for name, tensor in part.items()}
         if self.store:
@@ -117,7 +117,7 @@ class ConditionEncoder:
 
 
 @functools.lru_cache(maxsize=4096)
-def _content_of(path: str) -> str:
+def _file_hash(path: str) -> str:
     """Return the hash of a file, so that a replaced image is encoded again."""
     try:
         return hashlib.blake2b(Path(path).read_bytes(), digest_size=16).hexdigest()

@@ -1,7 +1,7 @@
-"""Sampling and decoding: one sampler for rollouts (SDE), validation and generation (eta = 0).
+"""Sampling and decoding: one sampler for rollouts (SDE), and for validation and generation (eta = 0).
 
-The policy is the guided model: the sampler uses the velocity after guidance in the rollout, in the update and for the
-anchor. Latents are float32 for every model precision.
+The policy is the guided model: rollout, update and anchor use the velocity after guidance. Latents are float32 for
+every model precision.
 """
 
 import copy
@@ -27,12 +27,12 @@ class Trajectories:
 
     latents: Tensor  # (batch, steps + 1, channels, frames, height, width), from noise to final latents
     log_probs: Tensor  # (batch, steps), 0 at deterministic steps
-    # (batch, kept steps, channels, frames, height, width), means of the sampled transitions; None if not kept
+    # (batch, stored steps, channels, frames, height, width), means of the sampled transitions; None if not stored
     means: Tensor | None = None
 
     @property
     def final(self) -> Tensor:
-        """Latents to decode. Shape: (batch, channels, frames, height, width)."""
+        """Final latents, to be decoded. Shape: (batch, channels, frames, height, width)."""
         return self.latents[:, -1]
 
     @staticmethod
@@ -48,11 +48,11 @@ class SamplerSettings:
     sde_type: str = "sage_grpo"
     eta: float = 0.5
     guidance_scale: float = 6.0
-    batched_forward: bool = True  # one forward pass for all samples and branches, else one for each
+    batched_forward: bool = True  # one forward pass for all samples and branches, else one each
     guidance_interval: tuple[float, float] = (0.0, 1.0)  # range of sigma with guidance
 
-    def guides(self, timestep: float) -> bool:
-        """Return whether the velocity at this timestep is guided, which needs two branches."""
+    def is_guided(self, timestep: float) -> bool:
+        """Return whether guidance applies at this timestep, which then needs two branches."""
         low, high = self.guidance_interval
         return self.guidance_scale > 1 and low <= timestep / 1000 <= high
 
@@ -94,14 +94,14 @@ class GRPOPipeline:
 
     @property
     def num_shared_steps(self) -> int:
-        """Number of steps before the first noise, which rollouts with equal initial latents share."""
+        """Number of steps before the first stochastic one, shared by rollouts with equal initial latents."""
         stochastic = self.scheduler.stochastic_steps(eta=self.sampling.eta, sde_type=self.sampling.sde_type)
         return min(stochastic, default=len(self.scheduler.timesteps))
 
     def with_steps(
         self, num_steps: int, *, shift: float | None = None, guidance_scale: float | None = None
     ) -> "GRPOPipeline":
-        """Return a pipeline of the same models with another schedule and, if given, shift and guidance scale."""
+        """Return a pipeline with the same models, another number of steps and, if given, shift and guidance scale."""
         pipeline = copy.copy(self)
         if guidance_scale is not None:
             pipeline.sampling = replace(self.sampling, guidance_scale=guidance_scale)
@@ -129,28 +129,28 @@ class GRPOPipeline:
         Args:
             noise: Initial latents. Shape: (batch, channels, frames, height, width).
             step_noise: Function from a stochastic step to its noise, of the same shape.
-            mean_steps: Steps whose means are kept, in that order, on the CPU. Shape: (batch, kept).
+            mean_steps: Steps whose means are stored, in this order, on the CPU. Shape: (batch, stored steps).
             origins: For each row, the first row with the same condition and initial latents. Steps before the first
-                noise are computed once for such rows.
+                stochastic step are computed once for these rows.
         """
         latents, log_probs, means = [noise.float()], [], None
         if mean_steps is not None:
             means = latents[0].new_empty(*mean_steps.shape, *noise.shape[1:])
-        for i, step in enumerate(self._walk(conditions, noise, step_noise, self.sampling.eta, origins)):
+        for i, step in enumerate(self._sample_steps(conditions, noise, step_noise, self.sampling.eta, origins)):
             latents.append(step.prev_sample)
             log_probs.append(step.log_prob)
-            for row, place in [] if means is None else (mean_steps == i).nonzero().tolist():
-                means[row, place] = step.prev_sample_mean[row]
+            for row, column in [] if means is None else (mean_steps == i).nonzero().tolist():
+                means[row, column] = step.prev_sample_mean[row]
         return Trajectories(torch.stack(latents, 1), torch.stack(log_probs, 1), means)
 
     def sample_ode(self, conditions: Conditions, noise: Tensor) -> Tensor:
         """Return the final latents of deterministic sampling, without a trajectory. Shape: that of ``noise``."""
-        for step in self._walk(conditions, noise, None, 0.0):
+        for step in self._sample_steps(conditions, noise, None, 0.0):
             latents = step.prev_sample
         return latents
 
     @torch.no_grad()
-    def _walk(self, conditions: Conditions, noise: Tensor, step_noise, eta: float, origins=None):
+    def _sample_steps(self, conditions: Conditions, noise: Tensor, step_noise, eta: float, origins=None):
         latents = noise.float()
         # A custom sampler may add noise at eta 0; the built-in one does not.
         sde = {"eta": eta, "sde_type": self.sampling.sde_type if step_noise else "sage_grpo"}
@@ -164,13 +164,13 @@ class GRPOPipeline:
                 velocity = torch.stack([velocities[rows.index(row)] for row in origins])
             else:
                 velocity = self.velocity(latents, timestep, conditions)
-            fresh = step_noise(i) if i in stochastic else None
-            step = self.scheduler.sde_step_with_logprob(velocity, latents, timestep, noise=fresh, **sde)
+            new_noise = step_noise(i) if i in stochastic else None
+            step = self.scheduler.sde_step_with_logprob(velocity, latents, timestep, noise=new_noise, **sde)
             latents = step.prev_sample
             yield step
 
     def replay(self, sample: Tensor, prev_sample: Tensor, timestep: Tensor, conditions: Conditions) -> SdeStepOutput:
-        """Score stored transitions under the current weights of the transformer, the policy's or the anchor's.
+        """Return stored transitions, scored under the current weights of the transformer (policy or anchor).
 
         Shapes: both latents (batch, channels, frames, height, width); timesteps (batch,), on the CPU, may differ.
         """
@@ -184,21 +184,21 @@ class GRPOPipeline:
         Shapes: latents (batch, channels, frames, height, width); timesteps ``1000 sigma`` (batch,), on the CPU.
         """
         times = timestep.tolist()
-        rows = [row for row, time in enumerate(times) if self.sampling.guides(time)]
-        negatives = conditions.select(rows).with_text_of(self.negative)
-        both = torch.stack([*(latents[row] for row in rows), *latents])
-        both = self._forwards(both, [times[row] for row in rows] + times, negatives + conditions)
-        negative, velocities = both[: len(rows)], list(both[len(rows) :])
-        for row, away in zip(rows, negative):
-            velocities[row] = away + self.sampling.guidance_scale * (velocities[row] - away)
+        rows = [row for row, time in enumerate(times) if self.sampling.is_guided(time)]
+        unconditional = conditions.select(rows).with_text_of(self.negative)
+        stacked = torch.stack([*(latents[row] for row in rows), *latents])
+        stacked = self._forwards(stacked, [times[row] for row in rows] + times, unconditional + conditions)
+        negatives, velocities = stacked[: len(rows)], list(stacked[len(rows) :])
+        for row, negative in zip(rows, negatives):
+            velocities[row] = negative + self.sampling.guidance_scale * (velocities[row] - negative)
         return torch.stack(velocities)
 
     def num_forwards(self, timestep: Tensor) -> int:
-        """Return the number of forward passes for the velocities of samples at these timesteps."""
-        return sum(1 + self.sampling.guides(time) for time in timestep.tolist())
+        """Return the number of forward passes that the velocities at these timesteps need. Shape: (batch,)."""
+        return sum(1 + self.sampling.is_guided(time) for time in timestep.tolist())
 
     def _forwards(self, latents: Tensor, times: list[float], conditions: Conditions) -> Tensor:
-        """Return the velocity of each sample, from one forward pass or from one per sample."""
+        """Return the velocity of each sample, from one forward pass for all samples or one for each."""
         if self.sampling.batched_forward or len(latents) == 1:
             return self._forward(latents, times, conditions)
         rows = range(len(latents))
@@ -208,7 +208,7 @@ class GRPOPipeline:
         """Return the velocities of one forward pass of the transformer."""
         is_mixed = self.compute_dtype != torch.float32
         autocast = torch.autocast(latents.device.type, self.compute_dtype) if is_mixed else nullcontext()
-        # Step-distilled models also take the timestep at the end of the step as an input.
+        # Step-distilled models also take the timestep at the end of the step.
         ends = self.scheduler.next_timesteps(times) if self.transformer.reads_ends else None
         timestep, ends = (None if values is None else filled(values, latents.device) for values in (times, ends))
         with autocast:
@@ -217,7 +217,7 @@ class GRPOPipeline:
 
     @torch.no_grad()
     def decode(self, latents: Tensor, *, batch_size: int = 1) -> list[Tensor | None]:
-        """Return uint8 videos (frames, channels, height, width) on the CPU; None for a video with non-finite values."""
+        """Return uint8 videos on the CPU, None for those with NaN or inf. Shapes: (frames, channels, height, width)."""
         videos: list[Tensor] = []
         finite: list[Tensor] = []
         for part in latents.split(batch_size):

@@ -1,6 +1,6 @@
-"""Noise matching: the eta at which one sampler injects as much noise as another, to compare them at equal exploration.
+"""Noise matching: the eta at which one SDE adds as much noise as another, for comparisons at equal exploration.
 
-At equal eta, samplers inject very different amounts of noise (docs/sde.md). ``match_noise: "sage_grpo:0.5"`` sets the
+At equal eta, samplers add very different amounts of noise (docs/sde.md). ``match_noise: "sage_grpo:0.5"`` sets the
 eta at which the run's sampler has the total variance ``sum_t std_t^2`` of sage_grpo at eta 0.5, summed over the
 stochastic steps; in a run with an SDE window, over the window, averaged over its positions.
 
@@ -31,19 +31,19 @@ def matched_eta(
             known = ", ".join(name for name, built_in in SAMPLERS.items() if built_in.recommended_eta is not None)
             raise ValueError(f"match_noise recommended is defined for {known}, not for {sde_type}; set eta instead")
         return sampler.recommended_eta
-    named, target_eta = parse_target(target)
+    target_type, target_eta = parse_target(target)
     if num_steps < 1 or not 0 < shift < math.inf:
         raise ValueError(f"match_noise needs at least 1 step and a positive shift, got {num_steps} and {shift}")
     levels = shifted_levels(num_steps, shift)
-    goal = total_variance(named, levels, target_eta, last_step)
+    goal = total_variance(target_type, levels, target_eta, last_step)
     variances = _variances_around(
         goal, lambda eta: total_variance(sde_type, levels, eta, last_step, sde_window), sampler.max_eta
     )
     found, largest = min(variances, key=lambda eta: abs(variances[eta] - goal)), max(variances.values())
     where = f"at {num_steps} steps with shift {shift:g} and last_step {last_step}"
     if goal == 0 or largest == 0:
-        name = sde_type if goal else named
-        raise ValueError(f"match_noise {target} cannot be reached: {name} injects no noise {where}; use more steps")
+        name = sde_type if goal else target_type
+        raise ValueError(f"match_noise {target} cannot be reached: {name} adds no noise {where}; use more steps")
     for (eta, variance), (larger, after) in itertools.pairwise(sorted(variances.items())):
         if after < variance * (1 - 1e-9):  # a smaller decrease is rounding
             raise ValueError(
@@ -52,7 +52,7 @@ def matched_eta(
             )
     if not math.isclose(variances[found], goal, rel_tol=1e-9):
         inside = sde_window and f" in sde_window {sde_window}"
-        reason = f"reaches at most {largest:.4g}{inside}, at eta {max(variances):g}; lower the eta of {named}"
+        reason = f"reaches at most {largest:.4g}{inside}, at eta {max(variances):g}; lower the eta of {target_type}"
         reason = reason if largest < goal else f"jumps past it at eta {found:.4g}; set eta instead"
         raise ValueError(
             f"match_noise {target} cannot be reached: the target variance is {goal:.4g} {where}, and "
@@ -62,7 +62,7 @@ def matched_eta(
 
 
 def _variances_around(goal: float, variance: Callable[[float], float], max_eta: float) -> dict[float, float]:
-    """Return {eta: variance} on a grid that reaches the goal if possible, and along a bisection for the goal."""
+    """Return variances by eta, on a grid that reaches the goal if possible and along a bisection for the goal."""
     high = min(1.0, max_eta)
     while high < max_eta and variance(high) < goal:
         high = min(2 * high, max_eta)

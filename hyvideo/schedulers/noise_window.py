@@ -1,4 +1,4 @@
-"""SDE window: noise and training on some steps of the schedule, deterministic (ODE) steps elsewhere.
+"""SDE window: the steps that add noise and are trained; the other steps use the ODE.
 
     fixed:2:4      4 stochastic steps, starting at the third
     random:4       4 consecutive stochastic steps, drawn in each iteration
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Window:
-    """Consecutive stochastic steps that keep their noise."""
+    """An SDE window: consecutive stochastic steps."""
 
     kind: str  # fixed, random or sliding
     length: int
@@ -27,7 +27,7 @@ class Window:
         if self.kind == "fixed":
             return range(self.start, self.start + 1)
         num_starts = num_stochastic - self.length + 1
-        return range(0, num_starts, math.gcd(self.stride, num_starts))  # stride 1, so all positions, if random
+        return range(0, num_starts, math.gcd(self.stride, num_starts))  # a random window has stride 1, so all positions
 
     def sums(self, values: Sequence[float]) -> list[float]:
         """Return the sum over the window at each of its positions, given one value per stochastic step."""
@@ -47,7 +47,7 @@ class Window:
 
 
 def parse_window(text: str, num_stochastic: int) -> Window | None:
-    """Return the window of a setting, None if empty. Raises ValueError if it does not fit the stochastic steps."""
+    """Return the window of a setting; None if empty. Raises ValueError if it does not fit the stochastic steps."""
     if not text:
         return None
     kind, *numbers = text.split(":")

@@ -1,4 +1,4 @@
-"""Flow-matching schedule and stochastic sampler with log-probabilities.
+"""Flow-matching schedule, and sampling steps with log-probabilities.
 
 ``x = (1 - sigma) x0 + sigma x1`` with data x0 and noise x1. The schedule is ``shift u / (1 + (shift - 1) u)`` for an
 even grid u from 1 to 0. The model takes ``timestep = 1000 sigma`` and predicts the velocity ``x1 - x0``.
@@ -77,7 +77,7 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
         return [self._levels[self._index_of(value) + 1] * NUM_TRAIN_TIMESTEPS for value in timesteps]
 
     def std_devs(self, *, eta: float = 0.5, sde_type: str = "sage_grpo") -> Tensor:
-        """Return the standard deviation of each step, 0 for deterministic steps. Shape: (steps,)."""
+        """Return the standard deviation of each step, 0 at deterministic steps. Shape: (steps,)."""
         return torch.tensor([step.std for step in self._transitions(sde_type, eta)])
 
     def sde_step_with_logprob(
@@ -93,7 +93,7 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
         generator: torch.Generator | None = None,
         deterministic: bool = False,
     ) -> SdeStepOutput:
-        """Sample one step, or score a given ``prev_sample``.
+        """Return the result of one sampled step, or of scoring a given ``prev_sample``.
 
         The transition ``x' ~ N(a x + b v, std^2)`` is given in docs/sde.md. ``log_prob`` is the mean over a sample's
         elements of ``-(x' - mean)^2 / (2 std^2) - log(sqrt(2 pi) std)``, for cps ``-(x' - mean)^2``; x' is detached.
@@ -132,7 +132,7 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
         )
 
     def compute_log_prob_grad_norms(self, *, eta: float = 0.5, sde_type: str = "sage_grpo") -> Tensor:
-        """Return the gradient scale ``N_t`` of each step, see `Sampler.log_prob_grad_norm`. Shape: (steps,)."""
+        """Return the gradient scale ``N_t`` of each step (`Sampler.log_prob_grad_norm`). Shape: (steps,)."""
         norms = [sampler_of(sde_type).log_prob_grad_norm(step) for step in self._transitions(sde_type, eta)]
         return torch.tensor(norms, dtype=torch.float32)
 
@@ -181,14 +181,14 @@ def _per_sample(values, sample: Tensor) -> Tensor:
 
 
 def filled(values: Iterable[float], device: torch.device) -> Tensor:
-    """Return a float32 tensor of host values, filled on the device without a copy. Shape: (values,)."""
+    """Return a float32 tensor of Python numbers, filled on the device without a copy. Shape: (values,)."""
     return torch.cat([torch.full((1,), value, dtype=torch.float32, device=device) for value in values])
 
 
 def _log_prob(outcome: Tensor, mean: Tensor, std: Tensor, *, normalised: bool) -> Tensor:
     """Return the mean log-density over a sample's elements, 0 where std is 0. Shape: (batch,).
 
-    Summed in float64, because the order of a GPU's sum depends on the batch, which differs between rollout and update.
+    Sums are float64, because their order on a GPU depends on the batch shape, which may differ in rollout and update.
     """
     is_stochastic = std > 0
     squared = torch.where(is_stochastic, (outcome - mean) ** 2, 0.0)

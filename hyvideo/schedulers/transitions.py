@@ -78,13 +78,13 @@ def cps_transition(sigma: float, sigma_next: float, eta: float, sigma_after_firs
     std = sigma_next * math.sin(eta * math.pi / 2)
     if std <= 0:
         return ode_transition(sigma, sigma_next)
-    kept = math.sqrt(max(sigma_next**2 - std**2, 0.0))
-    return Transition(a=(1 - sigma_next) + kept, b=-sigma * (1 - sigma_next) + (1 - sigma) * kept, std=std)
+    noise = math.sqrt(max(sigma_next**2 - std**2, 0.0))  # coefficient of x1_hat
+    return Transition(a=(1 - sigma_next) + noise, b=-sigma * (1 - sigma_next) + (1 - sigma) * noise, std=std)
 
 
 @dataclass(frozen=True, eq=False)
 class Sampler:
-    """A stochastic sampler: its step and the properties that the rest of the program uses."""
+    """A stochastic sampler: its step and its properties."""
 
     label: str  # in figures and tables
     # (sigma, sigma_next, eta, second level of the schedule) -> variance of a marginal-preserving SDE, or a Transition
@@ -111,7 +111,7 @@ class Sampler:
         return step
 
     def log_prob_scale(self, step: Transition) -> float:
-        """Return the ratio of the log-probability to the Gaussian one, both without constants: 1, or ``2 std^2``."""
+        """Return the log-probability divided by the Gaussian one, both without constants: 1, or ``2 std^2`` (cps)."""
         return 1.0 if self.is_normalised else 2 * step.std**2
 
     def log_prob_grad_norm(self, step: Transition) -> float:
@@ -130,7 +130,7 @@ SAMPLERS = {
 
 
 def sampler_of(sde_type: str) -> Sampler:
-    """Return a built-in sampler or that of ``FILE.py:NAME``; the file runs once. Raises ValueError if invalid."""
+    """Return a built-in sampler or that of ``FILE.py:NAME``, a file that runs once. Raises ValueError if invalid."""
     if sde_type in SAMPLERS:
         return SAMPLERS[sde_type]
     file, _, name = sde_type.rpartition(":")
@@ -155,9 +155,9 @@ def _sampler_of_file(file: str, name: str) -> Sampler:
 
 def shifted_levels(num_steps: int, shift: float) -> tuple[float, ...]:
     """Return ``shift u / (1 + (shift - 1) u)`` for an even grid u from 1 to 0. Shape: (num_steps + 1,)."""
-    even = [1 - i / num_steps for i in range(num_steps + 1)]
-    # This form of the denominator is exact at both ends: a first level rounded below 1 would miss the pole.
-    return tuple(shift * u / (shift * u + (1 - u)) for u in even)
+    grid = [1 - i / num_steps for i in range(num_steps + 1)]
+    # This denominator is exact at both ends. A first level rounded to less than 1 would not be treated as the pole.
+    return tuple(shift * u / (shift * u + (1 - u)) for u in grid)
 
 
 def schedule(sde_type: str, levels: tuple[float, ...], eta: float, last_step: str) -> tuple[Transition, ...]:
@@ -173,11 +173,11 @@ def _schedule(sde_type: str, sampler: Sampler, levels: tuple[float, ...], eta: f
     if not 0 <= eta <= sampler.max_eta:
         raise ValueError(f"eta must be within [0, {sampler.max_eta:g}] for {sde_type}, got {eta}")
     steps, second = [], levels[1]
-    for sigma, below in zip(levels, levels[1:]):
+    for sigma, sigma_next in zip(levels, levels[1:]):
         try:
-            steps.append(sampler.transition(sigma, below, eta, second))
+            steps.append(sampler.transition(sigma, sigma_next, eta, second))
         except ValueError as error:
-            given = f"sigma={sigma:.4g}, sigma_next={below:.4g}, eta={eta:.4g}, sigma_after_first={second:.4g}"
+            given = f"sigma={sigma:.4g}, sigma_next={sigma_next:.4g}, eta={eta:.4g}, sigma_after_first={second:.4g}"
             where = f"step {len(steps) + 1} of {len(levels) - 1} with {given}"
             raise ValueError(f"sde_type {sde_type} is not defined at {where}: {error}") from error
     if last_step == "deterministic":

@@ -1,4 +1,4 @@
-"""Export of a trained policy: its transformer and the other components of a diffusers pipeline."""
+"""Export of a trained policy as a diffusers pipeline: the transformer and the other components."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from hyvideo.training import saved_policy
 def load_policy(
     root: Path, version: str | None, *, checkpoint: Path | None, lora: Path | None, dtype: torch.dtype
 ) -> nn.Module:
-    """Load a base model or the policy of a checkpoint, and merge its LoRA and ``lora`` into it, if any.
+    """Return the base model or a checkpoint's policy, with the checkpoint's adapter and ``lora`` merged, if any.
 
     LoRAs are merged in float32, which takes 33 GB of memory at full size, and rounded once. Merging into bf16 weights
     would lose most of the change, which is smaller than the spacing of bf16 numbers.
@@ -36,16 +36,16 @@ def load_policy(
     return transformer.type(dtype)  # diffusers' to(dtype) would warn about float32 modules
 
 
-def share_mode(out: Path) -> None:
-    """Give weight files the permissions of the config.json beside them; safetensors makes them private to the user."""
+def copy_permissions(out: Path) -> None:
+    """Copy the permissions of config.json to the weight files beside it, which safetensors makes private."""
     for file in out.rglob("*.safetensors"):
         file.chmod(file.with_name("config.json").stat().st_mode)
 
 
-def export_other_parts(
+def export_components(
     family: Family, root: Path, version: str | None, out: Path, *, task: str, dtype: torch.dtype
 ) -> None:
-    """Write everything but the transformer of a diffusers pipeline for ``task``, ``t2v`` or ``i2v``, to ``out``.
+    """Write all components of a diffusers pipeline except the transformer to ``out``; ``task`` is t2v or i2v.
 
     Raises ValueError if a component in ``root`` is missing or does not fit.
     """
@@ -55,7 +55,7 @@ def export_other_parts(
     index["transformer"] = "diffusers", family.transformer.class_name
     parts = family.export_parts(root, out, version=version, task=task, dtype=dtype, load_vae=loading.load_vae)
     for name, part in parts:
-        if not isinstance(part, tuple):  # a tuple names library and class of a component that is already written
+        if not isinstance(part, tuple):  # a tuple has the library and class of a component that is already written
             part.save_pretrained(out / name)
             part = type(part).__module__.partition(".")[0], type(part).__name__
         index[name] = part

@@ -1,4 +1,4 @@
-"""Checks of the machine: settings that depend on it, and missing files, packages or GPUs, listed by --print_config."""
+"""Settings that depend on the machine, and checks for missing files, packages and GPUs (used by --print_config)."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ from hyvideo.config.command_line import reward_options
 from hyvideo.config.machine_rules import machine_problems
 from hyvideo.config.memory.hardware import Hardware
 from hyvideo.config.memory.phases import GIB
-from hyvideo.config.memory.phases import resolve_auto as recomputation
+from hyvideo.config.memory.phases import resolve_auto as resolve_checkpointing
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.settings import Config
 from hyvideo.data.outside import find_path, folder_problem
@@ -27,16 +27,16 @@ from hyvideo.training.model_setup import check_checkpoint
 def resolve_auto(config: Config, mesh: Mesh, device: torch.device) -> Config:
     """Return the settings with every ``auto`` replaced by its value on this ``device``.
 
-    Activation checkpointing follows the smallest GPU, on all ranks: ranks that share a video run the same collectives
-    when they recompute. Raises ValueError if compiling needs a C compiler that is missing.
+    Activation checkpointing follows the smallest GPU and is equal on all ranks, because ranks that share a video must
+    run the same collectives when they recompute. Raises ValueError if compiling needs a missing C compiler.
     """
     if device.type != "cuda":
         return config.resolve_auto(on_gpu=False)
     smallest, recompute = min(all_objects(gpu_memory(device), mesh)), "full"
-    with suppress(ValueError):  # an unusable transformer is reported when it is read
+    with suppress(ValueError):  # an unusable transformer is reported when it is loaded
         architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
         run = PlannedRun(config, mesh.world_size, architecture, hardware=Hardware(gpu_memory=smallest))
-        recompute = recomputation(run).settings.activation_checkpointing
+        recompute = resolve_checkpointing(run).settings.activation_checkpointing
     config = config.resolve_auto(on_gpu=True, recompute=recompute)
     distributed, compilers = config.distributed, (os.environ.get("CC") or "cc", "gcc", "clang")
     needs_compiler = distributed.enable_compile == "true" and distributed.compile_backend == "inductor"
@@ -54,7 +54,7 @@ def gpu_memory(device: torch.device) -> float:
 
 
 def missing_requirements(config: Config, world_size: int) -> Iterator[str]:
-    """Yield a message for each package, file, disk space and GPU that a run of ``world_size`` processes lacks here."""
+    """Yield a message for each package, file, disk space and GPU that a run of ``world_size`` processes lacks."""
     yield from machine_problems(config.model, config.data, config.optimizer, config.record)
     if problem := gpu_problem(config.model.device, world_size):
         yield problem

@@ -50,7 +50,7 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
 def make_deterministic() -> None:
     """Restrict torch to deterministic kernels; call before anything runs on a GPU. See docs/determinism.md.
 
-    An operation without a deterministic kernel then raises RuntimeError.
+    Operations without a deterministic kernel then raise RuntimeError.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at the first matrix product
     torch.use_deterministic_algorithms(True)  # also covers attention's backward pass and inductor
@@ -73,7 +73,7 @@ def load_encoder(config: Config, device: torch.device) -> tuple[ConditionEncoder
         family.parts,
         lambda part: part.load(root, vae=vae, dtype=dtype, **common),
         dtype=DTYPES[model.dtype],
-        identity=_identity(root, family.folders, model.encoder_dtype, model.vae_dtype, model.random_weights),
+        identity=_encoder_hash(root, family.folders, model.encoder_dtype, model.vae_dtype, model.random_weights),
         store=PartStore(folder) if folder else None,
     )
     return encoder, vae
@@ -92,9 +92,9 @@ def load_pipeline(
     """Load a transformer in one process and return its sampling pipeline, which computes in ``config.model.dtype``.
 
     Args:
-        kinds: Kinds of conditions used in training; parameters that none of them reach are frozen.
-        weights_dtype: Type of the weights; sampling needs no more than ``config.model.dtype``.
-        is_overwritten: The caller sets every weight, so the 33 GB of the base model are not read.
+        kinds: Kinds of conditions used in training; parameters that none of them use are frozen.
+        weights_dtype: Dtype of the weights; for sampling, ``config.model.dtype`` is sufficient.
+        is_overwritten: The caller sets every weight, so the base model (33 GB) is not read.
     """
     negative = negative_condition(config.negative_requests, encoder, device)
     root, version = config.model.pretrained_model_root, config.model.transformer_version
@@ -114,8 +114,8 @@ def negative_condition(requests: list[Request], encoder: ConditionEncoder, devic
     return samples[0] if samples else None
 
 
-def read_start(optimizer: OptimizerSettings) -> Lora | None:
-    """Read the LoRA that a run starts from: its initial adapter or, with lora_rank 0, merged into the weights."""
+def read_initial_lora(optimizer: OptimizerSettings) -> Lora | None:
+    """Return the LoRA that a run starts from, or None; with lora_rank 0 the caller merges it into the weights."""
     return read_lora(optimizer.pretrained_lora_path) if optimizer.pretrained_lora_path else None
 
 
@@ -127,8 +127,8 @@ def adapter_config(transformer: nn.Module, optimizer: OptimizerSettings, start: 
 
 
 def check_adapter(model: ModelSettings, optimizer: OptimizerSettings) -> None:
-    """Raise ValueError if the adapter or the initial LoRA does not fit the transformer, whose weights are not read."""
-    start = read_start(optimizer)
+    """Raise ValueError if the adapter or the initial LoRA does not fit the transformer. Reads no weights."""
+    start = read_initial_lora(optimizer)
     if start or optimizer.lora_rank:
         empty = loading.transformer_without_memory(model.pretrained_model_root, model.transformer_version)
         check_lora(empty, start or {})
@@ -155,10 +155,10 @@ def weights_seed(model: ModelSettings) -> int | None:
 
 
 def precompute_conditions(
-    encoder: ConditionEncoder, requests_of_sizes: Iterable[tuple[list[Request], tuple[int, int, int]]], mesh: Mesh
+    encoder: ConditionEncoder, requests_and_sizes: Iterable[tuple[list[Request], tuple[int, int, int]]], mesh: Mesh
 ) -> None:
-    """Encode all requests, given with their video sizes, split over the ranks; then unload the encoders."""
-    for requests, (_, height, width) in requests_of_sizes:
+    """Encode all requests at their (frames, height, width), split over the ranks; then unload the encoders."""
+    for requests, (_, height, width) in requests_and_sizes:
         for request in requests[mesh.rank :: mesh.world_size]:
             encoder([request], height=height, width=width)
     encoder.release()
@@ -168,10 +168,10 @@ def precompute_conditions(
 def check_checkpoint(
     config: Config, requests: Mapping[str, list[Request]], sizes: Iterable[tuple[int, int, int]]
 ) -> frozenset[str]:
-    """Check the checkpoint folder and the images of a run, and return the kinds of conditions that it uses.
+    """Return the kinds of conditions that a run uses, after checking its checkpoint folder and images.
 
-    Reads only file headers. ``requests`` are by their source, for messages; ``sizes`` are frames, height and width.
-    Raises ValueError that lists every problem.
+    Reads only file headers. ``requests`` are keyed by the setting that names their file; ``sizes`` are (frames, height,
+    width). Raises ValueError with all problems.
     """
     model = config.model
     root, version = model.pretrained_model_root, model.transformer_version
@@ -195,17 +195,17 @@ def check_checkpoint(
     return family.kinds(all_requests)
 
 
-_SAMPLE = 2**16  # bytes
+_SAMPLE_BYTES = 2**16
 
 
-def _identity(root: Path, folders: Iterable[str], *settings: object) -> str:
-    """Return a hash of the encoders: name, size and sampled bytes of every file."""
+def _encoder_hash(root: Path, folders: Iterable[str], *settings: object) -> str:
+    """Return a hash of ``settings`` and of the name, size and sampled bytes of every file of the encoders."""
     digest = hashlib.blake2b(repr(settings).encode(), digest_size=16)
     for path in (path for folder in folders for path in sorted((root / folder).glob("*")) if path.is_file()):
         size = path.stat().st_size
         digest.update(f"{path.relative_to(root)} {size}".encode())
         with open(path, "rb") as file:
-            for start in (0, size // 2, max(0, size - _SAMPLE)):
+            for start in (0, size // 2, max(0, size - _SAMPLE_BYTES)):
                 file.seek(start)
-                digest.update(file.read(_SAMPLE))
+                digest.update(file.read(_SAMPLE_BYTES))
     return digest.hexdigest()

@@ -1,11 +1,11 @@
-"""Muon: orthogonalized momentum with AdamW's update size, also for sharded matrices.
+"""Muon: an optimizer with orthogonalized momentum and AdamW's update size, also for sharded matrices.
 
     M <- momentum M + (1 - momentum) G          U = orthogonal(G + momentum (M - G))   (Nesterov)
     W <- (1 - lr * weight_decay) W - lr * 0.2 sqrt(max(rows, columns)) U
 
 ``orthogonal`` is five Newton-Schulz steps (K. Jordan, 2024). The factor gives updates the root mean square of AdamW's,
-so that both optimizers share a learning rate (Liu et al., "Muon is scalable", 2025). A sharded matrix is gathered once
-and every rank keeps its part of the result: 0.3 PFLOP for all 8.3 billion parameters, little compared to an iteration.
+so that both optimizers can use one learning rate (Liu et al., "Muon is scalable", 2025). A sharded matrix is gathered
+once, and every rank keeps its part of the result. This costs 0.3 PFLOP for 8.3 billion parameters, little per update.
 """
 
 import math
@@ -13,14 +13,14 @@ import math
 import torch
 from torch import Tensor, nn
 
-from hyvideo.distributed.sharded_tensors import copy_whole, whole
+from hyvideo.distributed.sharded_tensors import copy_full, full_tensor
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _STEPS = 5
 
 
 class Muon(torch.optim.Optimizer):
-    """Optimizer of matrices; dimensions after the first are flattened. Newton-Schulz computes in ``dtype``."""
+    """Optimizer for matrices; dimensions after the first are flattened. Newton-Schulz steps compute in ``dtype``."""
 
     def __init__(
         self,
@@ -48,16 +48,16 @@ class Muon(torch.optim.Optimizer):
         if "momentum" not in state:
             state["momentum"] = torch.zeros_like(gradient)
         state["momentum"].lerp_(gradient, 1 - group["momentum"])
-        direction = whole(gradient.lerp(state["momentum"], group["momentum"]))
+        direction = full_tensor(gradient.lerp(state["momentum"], group["momentum"]))
         matrix = direction.flatten(1)
         update = torch.zeros_like(parameter)
-        copy_whole(update, orthogonal(matrix.to(self.dtype)).view(direction.shape))
+        copy_full(update, orthogonal(matrix.to(self.dtype)).view(direction.shape))
         parameter.mul_(1 - group["lr"] * group["weight_decay"])
         parameter.add_(update, alpha=-group["lr"] * 0.2 * math.sqrt(max(matrix.shape)))
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
-    """Return the matrix with singular values near 1 (between 0.7 and 1.2). Shape: (rows, columns)."""
+    """Return the matrix with its singular values moved near 1 (between 0.7 and 1.2). Shape: (rows, columns)."""
     a, b, c = _COEFFICIENTS
     is_tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.T if is_tall else matrix

@@ -20,9 +20,9 @@ from hyvideo.records.run_files import or_none, write_json
 from hyvideo.training.rollout_batch import RolloutBatch
 
 FOLDER = "bad_updates"
-_REMEMBERED = 50  # number of gradient norms in the median
-_SPIKE = 10.0
-_KEPT = 3  # saved updates per rank
+_NORM_WINDOW = 50  # number of gradient norms in the median
+_SPIKE = 10.0  # ratio to the median that is reported
+_MAX_SAVED = 3  # updates per rank
 
 
 class NonFiniteUpdates:
@@ -32,7 +32,7 @@ class NonFiniteUpdates:
         self.folder, self.mesh, self.max_bad_updates = output_dir / FOLDER, mesh, max_bad_updates
         self.bad_in_a_row = 0
         self.last_outlier = 0  # iteration in which loss or gradient last left the usual range; 0: never
-        self.norms: deque[float] = deque(maxlen=_REMEMBERED)
+        self.norms: deque[float] = deque(maxlen=_NORM_WINDOW)
 
     def record_finite(self) -> None:
         self.bad_in_a_row = 0
@@ -53,16 +53,16 @@ class NonFiniteUpdates:
             )
 
     def divergence(self, iteration: int) -> str:
-        """Return the explanation for videos with NaN in ``iteration``; empty before the first update."""
+        """Return a message that explains videos with NaN by divergence of the policy; empty in the first iteration."""
         if iteration == 1:
             return ""
         outlier = f"loss or gradient left the usual range in iteration {self.last_outlier}"
         sudden = f"in the update of iteration {iteration - 1}; loss and gradient were in the usual range before it"
-        is_recent = 0 < self.last_outlier >= iteration - _REMEMBERED
+        is_recent = 0 < self.last_outlier >= iteration - _NORM_WINDOW
         return f"The policy has diverged: {outlier if is_recent else sudden}. Lower learning_rate"
 
     def spike(self, norm: float, iteration: int) -> float:
-        """Return the gradient norm divided by the median of previous norms; 1 for the first. Warns of a large ratio."""
+        """Return the gradient norm divided by the median of previous norms, or 1 without any; warn if it is large."""
         ratio = norm / statistics.median(self.norms) if self.norms and statistics.median(self.norms) > 0 else 1.0
         self.last_outlier = iteration if ratio > _SPIKE else self.last_outlier
         if ratio > _SPIKE and self.mesh.is_main:
@@ -75,7 +75,7 @@ class NonFiniteUpdates:
 
     def load_state_dict(self, state: dict) -> None:
         self.bad_in_a_row, self.last_outlier = state["bad_in_a_row"], state.get("strayed", 0)
-        self.norms = deque(state["norms"], maxlen=_REMEMBERED)
+        self.norms = deque(state["norms"], maxlen=_NORM_WINDOW)
 
     def _save(self, rollouts: RolloutBatch, ranks: list[int], iteration: int) -> None:
         name = f"{iteration:06d}-rank{self.mesh.rank}"
@@ -87,13 +87,13 @@ class NonFiniteUpdates:
         }
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with replacing(self.folder / f"{name}.safetensors") as aside:
-                save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, aside)
+            with replacing(self.folder / f"{name}.safetensors") as partial:
+                save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, partial)
             rewards = {row: reward.scores | {"total": reward.total} for row, reward in rollouts.rewards.items()}
             finite = {row: {k: or_none(v) for k, v in scores.items()} for row, scores in rewards.items()}
             write_json(self.folder / f"{name}.json", {"ranks": ranks, "prompts": rollouts.prompts, "rewards": finite})
             saved = self.folder.glob(f"*-rank{self.mesh.rank}.safetensors")
-            for old in sorted(saved, key=lambda file: file.stat().st_mtime_ns)[:-_KEPT]:
+            for old in sorted(saved, key=lambda file: file.stat().st_mtime_ns)[:-_MAX_SAVED]:
                 old.unlink()
                 old.with_suffix(".json").unlink(missing_ok=True)
         except (OSError, SafetensorError) as error:  # a full disk must not end the run

@@ -1,6 +1,6 @@
 """Diagnosis of a failed on-policy check: the worst pass is repeated with one suspected cause switched at a time.
 
-The module outputs of the update and the rollout are also compared, to find the first module that differs.
+The module outputs of rollout and update are also compared, to find the first module that differs.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -16,19 +16,19 @@ from hyvideo.models.attention import WholeSequence
 from hyvideo.models.family import blocks, family_of, install
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 
-_ROUNDING = 1e-4  # relative to the largest value of an output
+_ROUNDING = 1e-4  # largest relative difference explained by rounding
 
 
 @dataclass(frozen=True)
 class Transitions:
     """Stored transitions and the functions that recompute them as in the update and as in the rollout."""
 
-    replay: Callable[[], Tensor]  # log-probabilities of the training path, with gradient (batch,)
-    replay_as_rollout: Callable[[], Tensor]  # that of the last row in its rollout batch, without gradient ()
-    log_probs: Tensor  # recorded by the rollout (batch,)
+    replay: Callable[[], Tensor]  # log-probabilities of the training path, with gradient; (batch,)
+    replay_as_rollout: Callable[[], Tensor]  # log-probability of the last row in its rollout batch, no gradient; ()
+    log_probs: Tensor  # recorded by the rollout; (batch,)
     dtype: torch.dtype  # of the conditions
-    is_even: bool  # all ranks replay equally many, so that FSDP ranks may replay row by row
-    shapes: str | None  # of the transformer calls in rollout and update, if they differ
+    is_even: bool  # all ranks replay the same number of rows, so that FSDP ranks may replay row by row
+    shapes: str | None  # shapes of the transformer calls in rollout and update, if they differ
 
     def deviation(self) -> float:
         """Return the largest |log ratio| of the training path."""
@@ -36,14 +36,14 @@ class Transitions:
 
 
 def explain(transitions: Transitions, pipeline: GRPOPipeline, *, tolerance: float, rank: int, iteration: int) -> str:
-    """Return the error message: deviation, causes and the first module that differs. All ranks must call this."""
+    """Return the error message, with deviation, causes and the first module that differs. All ranks must call this."""
     measured = transitions.deviation()
     with torch.no_grad():
         same_batch = (transitions.replay_as_rollout() - transitions.log_probs[-1]).abs().item()
-    switched = {}
+    deviations = {}
     for name, switch in suspects(transitions, pipeline).items():
         with switch:
-            switched[name] = transitions.deviation()
+            deviations[name] = transitions.deviation()
     return fill(
         Path(__file__).with_suffix(".txt.jinja"),
         iteration=iteration,
@@ -52,29 +52,29 @@ def explain(transitions: Transitions, pipeline: GRPOPipeline, *, tolerance: floa
         tolerance=tolerance,
         shapes=transitions.shapes,
         same_batch=same_batch,
-        causes={name: ratio for name, ratio in switched.items() if ratio <= tolerance},
+        causes={name: deviation for name, deviation in deviations.items() if deviation <= tolerance},
         where=first_difference(transitions, pipeline.transformer),
     )
 
 
 def suspects(transitions: Transitions, pipeline: GRPOPipeline) -> dict[str, AbstractContextManager]:
-    """Return the possible causes except the batch shape: by name, a context manager that switches each one."""
+    """Return a context manager that switches each possible cause, by name; the batch shape is tested separately."""
     transformer, layers = pipeline.transformer, blocks(pipeline.transformer)
     sampling = replace(pipeline.sampling, batched_forward=not pipeline.sampling.batched_forward)
-    other = torch.float32 if pipeline.compute_dtype != torch.float32 else torch.bfloat16
+    other_dtype = torch.float32 if pipeline.compute_dtype != torch.float32 else torch.bfloat16
     has_dropout = any(isinstance(module, nn.Dropout) and module.p > 0 for module in transformer.modules())
     found = [
-        ("dropout or train mode", transformer.training or has_dropout, _with(transformer.modules(), "training", False)),
+        ("dropout or train mode", transformer.training or has_dropout, _set(transformer.modules(), "training", False)),
         # Without autocast, bf16 conditions would meet float32 weights.
-        ("dtype or autocast", transitions.dtype == torch.float32, _with([pipeline], "compute_dtype", other)),
-        ("batched forward", transitions.is_even, _with([pipeline], "sampling", sampling)),
+        ("dtype or autocast", transitions.dtype == torch.float32, _set([pipeline], "compute_dtype", other_dtype)),
+        ("batched forward", transitions.is_even, _set([pipeline], "sampling", sampling)),
         ("timestep rounding", True, _rounded_timesteps(transformer)),
         (
             "activation checkpointing",
             transformer.gradient_checkpointing,
-            _with([transformer], "gradient_checkpointing", False),
+            _set([transformer], "gradient_checkpointing", False),
         ),
-        ("compile", any(block._compiled_call_impl for block in layers), _with(layers, "_compiled_call_impl", None)),
+        ("compile", any(block._compiled_call_impl for block in layers), _set(layers, "_compiled_call_impl", None)),
         ("sequence parallelism", type(transformer.sequence) is not WholeSequence, _whole_sequence(transformer)),
     ]
     return {name: switch for name, is_present, switch in found if is_present}
@@ -101,12 +101,12 @@ def _outputs(transformer: nn.Module, run: Callable[[], Tensor]) -> dict[str, Ten
     outputs: dict[str, Tensor] = {}
 
     def hook(name: str):
-        def keep(_module, _inputs, output):
+        def store(_module, _inputs, output):
             first = output[0] if isinstance(output, tuple) else output
             if isinstance(first, Tensor) and first.ndim and first.numel():  # a module may receive no tokens
                 outputs[name] = first[-1].detach().float().cpu()
 
-        return keep
+        return store
 
     parts = {name: part for name, part in transformer.named_children() if not isinstance(part, nn.ModuleList)}
     parts |= {f"{family_of(transformer).blocks}.{i}": block for i, block in enumerate(blocks(transformer))}
@@ -118,8 +118,8 @@ def _outputs(transformer: nn.Module, run: Callable[[], Tensor]) -> dict[str, Ten
 
 
 @contextmanager
-def _with(owners: Iterable[object], name: str, value: object) -> Iterator[None]:
-    """Set an attribute of each owner to ``value`` within the context."""
+def _set(owners: Iterable[object], name: str, value: object) -> Iterator[None]:
+    """Set attribute ``name`` of each owner to ``value`` within the context."""
     before = [(owner, getattr(owner, name)) for owner in owners]
     for owner, _ in before:
         setattr(owner, name, value)

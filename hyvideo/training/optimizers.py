@@ -1,4 +1,4 @@
-"""Optimizers of a run, their learning rate and their state."""
+"""AdamW and Muon as one optimizer, with the learning rate schedule."""
 
 import re
 from collections.abc import Mapping
@@ -17,18 +17,18 @@ class Optimizers:
         self.optimizers = optimizers
         self._owners = {p: owner for owner in optimizers for group in owner.param_groups for p in group["params"]}
 
-    def step(self, rate: float) -> None:
-        """Apply the gradients with learning rate ``rate`` and clear them."""
+    def step(self, lr: float) -> None:
+        """Apply the gradients with learning rate ``lr`` and clear them."""
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                if isinstance(group["lr"], Tensor):  # torchao's optimizers need a tensor
-                    group["lr"].fill_(rate)
+                if isinstance(group["lr"], Tensor):  # torchao's optimizers keep it in a tensor
+                    group["lr"].fill_(lr)
                 else:
-                    group["lr"] = rate
+                    group["lr"] = lr
             optimizer.step()
-        self.drop_gradients()
+        self.zero_grad()
 
-    def drop_gradients(self) -> None:
+    def zero_grad(self) -> None:
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
 
@@ -37,7 +37,7 @@ class Optimizers:
         return dict(self._owners[parameter].state.get(parameter, {}))
 
     def restore(self, parameter: nn.Parameter, state: Mapping[str, Tensor]) -> None:
-        """Restore the optimizer state of a parameter. Step counts move to the device where the optimizer keeps them."""
+        """Set the optimizer state of a parameter. A step count moves to the device where the optimizer keeps it."""
         owner = self._owners[parameter]
         on_device = any(group.get("fused") or group.get("capturable") for group in owner.param_groups)
         owner.state[parameter] = {
@@ -51,19 +51,19 @@ def make_optimizers(
     """Create the optimizers of the trained parameters. Muon computes in ``dtype``.
 
     ``hidden`` is a regular expression for the matrices of the blocks. Modulation, embedders and output layer see few
-    samples per pass, so their gradients have a low rank, which orthogonalization would turn into full rank.
+    samples per pass, so their gradients have a low rank, which orthogonalization would raise to full rank.
     """
     matrices = {name: p for name, p in trained.items() if settings.use_muon and _is_for_muon(settings, name, p, hidden)}
     others = [parameter for name, parameter in trained.items() if name not in matrices]
     optimizers = [_adam(settings, others)] if others else []
     if matrices:
-        rates = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
-        optimizers.append(Muon(list(matrices.values()), **rates, momentum=settings.muon_momentum, dtype=dtype))
+        options = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
+        optimizers.append(Muon(list(matrices.values()), **options, momentum=settings.muon_momentum, dtype=dtype))
     return Optimizers(*optimizers)
 
 
 def learning_rate(settings: OptimizerSettings, num_updates: int) -> float:
-    """Return the learning rate of the update after ``num_updates``: a linear warm-up, then constant."""
+    """Return the learning rate after ``num_updates`` updates: a linear warm-up, then constant."""
     scale = min(1.0, (num_updates + 1) / settings.warmup_steps) if settings.warmup_steps else 1.0
     return settings.learning_rate * scale
 

@@ -15,21 +15,21 @@ from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal
 from hyvideo.distributed import checkpoint
 from hyvideo.distributed.checkpoint_reader import read_shapes
-from hyvideo.distributed.collectives import failing_together
+from hyvideo.distributed.collectives import raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.parallelize import GradientSync, parallelize
-from hyvideo.distributed.sharded_tensors import copy_whole, fill_shards, reshard, whole
+from hyvideo.distributed.sharded_tensors import copy_full, fill_shards, full_tensor, reshard
 from hyvideo.models import loading
 from hyvideo.models.family import family_of, prepare
 from hyvideo.models.lora import Lora, current_lora, start_lora
 from hyvideo.pipelines.grpo_pipeline import DTYPES
 from hyvideo.training.anchor import Anchor, WeightCopy
-from hyvideo.training.model_setup import adapter_config, read_start, weights_seed
+from hyvideo.training.model_setup import adapter_config, read_initial_lora, weights_seed
 from hyvideo.training.optimizers import make_optimizers
 
 
 class Policy:
-    """The transformer and its trained parameters; parameters that no input of ``requests`` reaches are frozen.
+    """The transformer and its trained parameters; parameters that no condition of ``requests`` uses are frozen.
 
     Raises ValueError if checkpoints and settings do not fit together.
     """
@@ -52,14 +52,14 @@ class Policy:
         if config.needs_anchor:
             refresh_every = config.trust_region.update_ref_model_step if config.anchor_moves else None
             self.anchor = Anchor(self.transformer, self.trained, refresh_every=refresh_every, offload=offload)
-        self.average: WeightCopy | None = None
+        self.ema: WeightCopy | None = None
         if config.optimizer.ema_decay:
-            self.average = WeightCopy(self.transformer, self.trained, offload=offload)
+            self.ema = WeightCopy(self.transformer, self.trained, offload=offload)
 
     def _load(self, device: torch.device, requests: list[Request]) -> nn.Module:
         """Load the transformer on this rank and prepare it for training."""
         model, distributed, optimizer = self.config.model, self.config.distributed, self.config.optimizer
-        start = read_start(optimizer)
+        start = read_initial_lora(optimizer)
         transformer, weights = loading.stream_transformer(
             model.pretrained_model_root,
             model.transformer_version,
@@ -68,7 +68,7 @@ class Policy:
             random_weights_seed=weights_seed(model),
             lora=None if self.is_lora else start,
         )
-        # Frozen weights need no more precision than the computation.
+        # Frozen weights need only the precision of the computation.
         transformer.type(DTYPES[model.dtype if self.is_lora else model.master_weight_type])
         prepare(transformer, family_of(transformer).kinds(requests))
         if self.is_lora:
@@ -94,26 +94,26 @@ class Policy:
 
     def after_update(self) -> None:
         """Update the EMA and the anchor's age after an optimizer update."""
-        if self.average:
-            self.average.move_towards(1 - self.config.optimizer.ema_decay)
+        if self.ema:
+            self.ema.move_towards(1 - self.config.optimizer.ema_decay)
         if self.anchor:
             self.anchor.age += 1
 
     def with_ema_weights(self) -> AbstractContextManager:
         """Return a context in which the model uses the EMA weights, if the run has them."""
-        return self.average.in_place() if self.average else nullcontext()
+        return self.ema.swapped_in() if self.ema else nullcontext()
 
     def lora(self) -> Lora | None:
         """Return the current adapter, gathered on the CPU; None in full training. All ranks must call this."""
         if not self.is_lora:
             return None
-        reshard(self.transformer)  # weights left gathered by a forward pass have its lower precision
-        return current_lora(self.transformer, gather=whole)
+        reshard(self.transformer)  # weights gathered by a forward pass have its lower precision
+        return current_lora(self.transformer, gather=full_tensor)
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that a checkpoint needs to resume, by their names in `distributed.checkpoint`."""
+        """Return the tensors of a checkpoint by name; see `distributed.checkpoint`."""
         tensors = self._policy_tensors()
         for name, parameter in self.trained.items():
             for key, value in self.optimizers.state_of(parameter).items():
@@ -125,7 +125,7 @@ class Policy:
     def load(self, folder: Path, anchor_age: int) -> None:
         """Load a checkpoint, written by any number of ranks. Raises ValueError if it does not fit."""
         policy = self._policy_tensors()
-        with failing_together(self.mesh):  # before the other ranks wait for this one in a collective
+        with raise_on_all_ranks(self.mesh):  # otherwise the other ranks would wait for this one in the next collective
             optimizer = dict(self._optimizer_targets(folder))
         copies = self._copies(anchor_age)
         saved = {kind: {name: torch.zeros_like(p) for name, p in self.trained.items()} for kind in copies}
@@ -141,19 +141,20 @@ class Policy:
         if self.anchor:
             self.anchor.age = anchor_age
             if not anchor_age:
-                self.anchor.take()
+                self.anchor.refresh()
 
     def _copies(self, anchor_age: int | None) -> dict[str, WeightCopy]:
-        """Return the weight copies by their name in a checkpoint, without an anchor that equals the policy."""
+        """Return the weight copies by name in a checkpoint; an anchor of age 0 equals the policy and is not stored."""
         anchor = {"anchor": self.anchor} if self.anchor and anchor_age else {}
-        return anchor | ({"average": self.average} if self.average else {})
+        return anchor | ({"average": self.ema} if self.ema else {})
 
     def _policy_tensors(self) -> dict[str, Tensor]:
-        """Return the adapter or, in full training, all weights, by their names in a checkpoint."""
+        """Return the adapter's weights or, in full training, all weights, by their names in a checkpoint."""
         tensors = self.trained if self.is_lora else self.transformer.state_dict()
         return {f"policy.{name}": tensor.detach() for name, tensor in tensors.items()}
 
     def _optimizer_targets(self, folder: Path) -> Iterator[tuple[str, Tensor]]:
+        """Yield the name and a zero tensor, sharded like the parameter if their shapes agree, of each stored state."""
         shapes = read_shapes(folder / checkpoint.TENSORS)
         by_name = {f"optimizer.{name}": parameter for name, parameter in self.trained.items()}
         for key, stored in shapes.items():
@@ -167,13 +168,13 @@ class Policy:
 
 @torch.no_grad()
 def _fill_adapter(transformer: nn.Module, start: Lora | None, seed: int) -> None:
-    """Initialize an adapter from ``start``, or with random A (the variance of peft's default) and B = 0: no effect."""
+    """Initialize an adapter from ``start``, or with random A (of peft's default variance) and B = 0, without effect."""
     for name, parameter in transformer.named_parameters():
-        module, _, side = name.partition(".lora_")
-        if side and start:
-            copy_whole(parameter, start[module].a if side.startswith("A.") else start[module].b)
-        elif side.startswith("B."):
+        module, _, factor = name.partition(".lora_")
+        if factor and start:
+            copy_full(parameter, start[module].a if factor.startswith("A.") else start[module].b)
+        elif factor.startswith("B."):
             parameter.zero_()
-        elif side:
+        elif factor:
             drawn = normal(tuple(parameter.shape), seed, "adapter", name)
-            copy_whole(parameter, drawn / (3 * parameter.shape[1]) ** 0.5)
+            copy_full(parameter, drawn / (3 * parameter.shape[1]) ** 0.5)

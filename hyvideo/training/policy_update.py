@@ -1,8 +1,8 @@
 """Policy update of GRPO: anchor means, clipped loss with KL terms, accumulated gradients, optimizer step.
 
 The rollouts of an iteration are trained in one or several updates. Every update accumulates gradients over all its
-rollouts and trained steps. Gathering sharded weights is a collective, so all ranks make the same number of passes, with
-empty ones on replicas that have fewer rollouts.
+rollouts and trained steps. Gathering sharded weights is a collective, so all ranks make the same number of passes;
+replicas with fewer rollouts make empty passes.
 """
 
 import math
@@ -39,10 +39,10 @@ T = TypeVar("T")
 
 
 class Pass(NamedTuple):
-    """Rows of one training forward and backward pass, each at the ``turn``-th of its trained steps."""
+    """One training forward and backward pass over some rollouts, each at one of its trained steps."""
 
-    rows: list[int]  # empty if this replica has fewer rollouts than others
-    turn: int
+    rows: list[int]  # of `RolloutBatch`; empty if this replica has fewer rollouts than others
+    column: int  # of `RolloutBatch.trained_steps`
 
 
 class UpdateWork(NamedTuple):
@@ -50,10 +50,10 @@ class UpdateWork(NamedTuple):
 
     rollouts: RolloutBatch
     passes: list[Pass]
-    num_terms: int  # over all replicas
+    num_terms: int  # (rollout, step) pairs over all replicas
     anchor_means: Tensor | None  # from `PolicyUpdate.anchor_means`
     iteration: int
-    is_fresh: bool  # the policy still is the rollout policy
+    is_fresh: bool  # whether the policy is still the rollout policy
 
 
 class PolicyUpdate:
@@ -68,8 +68,8 @@ class PolicyUpdate:
         *,
         num_updates: int,  # optimizer updates per iteration
         cost: Cost,  # counts transformer evaluations
-        on_stage: Callable[..., None] = lambda *stage: None,  # called with ``anchor`` or ``update`` and the pass
-        check: Callable[[], None] = lambda: None,  # called on all ranks until the first step; raises to stop the run
+        on_stage: Callable[..., None] = lambda *stage: None,  # called with the stage and the current pass
+        check: Callable[[], None] = lambda: None,  # called before each pass until the first step; may raise
     ):
         self.config, self.mesh, self.pipeline, self.policy = config, mesh, pipeline, policy
         self.num_updates, self.cost, self.on_stage, self.check = num_updates, cost, on_stage, check
@@ -95,17 +95,17 @@ class PolicyUpdate:
         weights = balancing if self.config.loss.use_grad_balancing else (balancing > 0).float()
         self.step_weights = weights.to(self.pipeline.device)
 
-    def reads_means(self) -> bool:
-        """Return whether the next updates need the rollouts' transition means: the closed form of the velocity KL does,
-        and so does the position KL while the anchor equals the policy."""
+    def needs_means(self) -> bool:
+        """Return whether the updates need the rollouts' transition means: for the closed form of the velocity KL, or
+        for the position KL while the anchor equals the policy."""
         anchor = self.policy.anchor
         return self._is_gaussian or (anchor is not None and anchor.equals_policy)
 
     def anchor_means(self, rollouts: RolloutBatch) -> Tensor | None:
         """Return the anchor's means at the trained transitions; None if not needed or computed during the update.
 
-        An anchor that equals the rollout policy has the rollouts' means, at all turns and without a forward pass.
-        Shape: (rollouts, ``anchor_turns`` or turns, channels, frames, height, width).
+        An anchor that equals the rollout policy has the rollouts' means at all trained steps, without a forward pass.
+        Shape: (rollouts, ``anchor_columns`` or ``columns``, channels, frames, height, width).
         """
         anchor = self.policy.anchor
         if anchor is None:
@@ -114,18 +114,18 @@ class PolicyUpdate:
             return rollouts.trajectories.means
         if self.config.trust_region.kl_compute_mode == "training_phase":
             return None
-        with anchor.in_place():
-            return self._means(rollouts, rollouts.anchor_turns)
+        with anchor.swapped_in():
+            return self._means(rollouts, rollouts.anchor_columns)
 
-    def _means(self, rollouts: RolloutBatch, turns: Sequence[int]) -> Tensor:
-        """Compute the means at these turns with the current weights. Shape: (rollouts, turns, channels, ...)."""
+    def _means(self, rollouts: RolloutBatch, columns: Sequence[int]) -> Tensor:
+        """Return the means at these columns under the current weights. Shape: (rollouts, columns, channels, ...)."""
         latents = rollouts.trajectories.latents
-        means = latents.new_empty(len(rollouts), len(turns), *latents.shape[2:])
-        passes = list(product(chunks(range(len(rollouts)), self.config.rows_per_pass), enumerate(turns)))
-        for number, (rows, (place, turn)) in enumerate(passes, 1):
+        means = latents.new_empty(len(rollouts), len(columns), *latents.shape[2:])
+        passes = list(product(chunks(range(len(rollouts)), self.config.rows_per_pass), enumerate(columns)))
+        for number, (rows, (index, column)) in enumerate(passes, 1):
             self.on_stage("anchor", f"pass {number}/{len(passes)}")
             self.check()
-            means[rows[0] : rows[-1] + 1, place] = self._mean(rollouts, Pass(rows, turn))
+            means[rows[0] : rows[-1] + 1, index] = self._mean(rollouts, Pass(rows, column))
         return means
 
     def __call__(self, rollouts: RolloutBatch, anchor_means: Tensor | None, iteration: int) -> dict[str, float | list]:
@@ -134,14 +134,14 @@ class PolicyUpdate:
         all_rows = [rollouts.rows_of_update(update, self.num_updates, iteration) for update in range(self.num_updates)]
         num_rollouts = sum_over_replicas(torch.tensor([len(rows) for rows in all_rows]), self.mesh).tolist()
         all_batches = [chunks(rows, self.config.rows_per_pass) for rows in all_rows]
-        largest = gather_replicas(torch.tensor([len(batches) for batches in all_batches]), self.mesh).amax(0).tolist()
+        lengths = gather_replicas(torch.tensor([len(batches) for batches in all_batches]), self.mesh).amax(0).tolist()
         results: list[UpdateResult | None] = []
-        for batches, num_batches, count in zip(all_batches, largest, num_rollouts):
-            if count == 0:  # all rewards of its groups are missing
+        for batches, num_batches, count in zip(all_batches, lengths, num_rollouts):
+            if count == 0:  # all rewards of the update are missing
                 continue
             batches = batches + [[]] * (num_batches - len(batches))
-            passes = [Pass(rows, turn) for rows in batches for turn in rollouts.turns]
-            num_terms = count * len(rollouts.turns)
+            passes = [Pass(rows, column) for rows in batches for column in rollouts.columns]
+            num_terms = count * len(rollouts.columns)
             work = UpdateWork(rollouts, passes, num_terms, anchor_means, iteration, is_fresh=not results)
             results.append(self._one_update(work))
         if self.policy.anchor:
@@ -152,19 +152,19 @@ class PolicyUpdate:
     def _one_update(self, work: UpdateWork) -> UpdateResult | None:
         """Run one optimizer update and return its metrics; None if it was skipped because of NaN or inf."""
         sums, deviations, by_term = self._accumulate(work)
-        if work.is_fresh and self.num_updates > 1:  # with one update, the step ends the iteration
+        if work.is_fresh and self.num_updates > 1:  # with one update, the iteration ends right after the step
             self.check()
-        used = {"kl/coef": self.kl_coefficient.value, "lr": learning_rate(self.config.optimizer, self.update_count)}
-        # Copied to the CPU before the step, since a later copy would wait for it.
+        applied = {"kl/coef": self.kl_coefficient.value, "lr": learning_rate(self.config.optimizer, self.update_count)}
+        # Copied to the CPU before the optimizer step, because a later copy would wait for it.
         sums = sum_over_replicas(sums, self.mesh).cpu() / work.num_terms
-        largest = gather_ranks(deviations.amax(), self.mesh).cpu()
+        by_rank = gather_ranks(deviations.amax(), self.mesh).cpu()
         by_step = self._by_step(work, by_term.cpu())
-        grad_norm = self._step(used["lr"], sums, largest, work)
+        grad_norm = self._step(applied["lr"], sums, by_rank, work)
         if grad_norm is None:
             return None
-        metrics = dict(zip(LossTerms.SUMMED, sums.tolist())) | used
+        metrics = dict(zip(LossTerms.SUMMED, sums.tolist())) | applied
         metrics |= {
-            "policy/ratio_max_deviation": largest.amax().item(),
+            "policy/ratio_max_deviation": by_rank.amax().item(),
             "grad/norm": grad_norm,
             "grad/spike": self.nonfinite.spike(grad_norm, work.iteration),
         }
@@ -175,45 +175,45 @@ class PolicyUpdate:
         return UpdateResult(metrics, work.num_terms, by_step)
 
     def _accumulate(self, work: UpdateWork) -> tuple[Tensor, Tensor, Tensor]:
-        """Accumulate gradients; return sums of terms, largest ratio deviation by pass, ratio and KL by term (2, terms).
+        """Accumulate gradients; return sums of terms (8,), largest |ratio - 1| (passes,), and ratio and KL (2, terms).
 
         Every replica divides by ``num_terms``, the number over all replicas, so that each term has the same weight in
-        any layout. Gradients are later averaged over the replicas; the factor ``num_replicas`` makes that a sum.
+        any layout. Gradients are later averaged over the replicas; the factor ``num_replicas`` turns that into a sum.
         """
         sums = torch.zeros(len(LossTerms.SUMMED), dtype=torch.float64, device=self.pipeline.device)
         deviations: list[Tensor] = []
         pairs = [sums.new_empty(2, 0)]
         rollouts, passes = work.rollouts, work.passes
-        is_checked = work.is_fresh and self.on_policy_check.is_due(work.iteration)
-        turns = self._anchor_turns(rollouts, work.anchor_means)
-        for number, (rows, turn) in enumerate(passes):
+        needs_check = work.is_fresh and self.on_policy_check.is_due(work.iteration)
+        columns = self._anchor_columns(rollouts, work.anchor_means)
+        for number, (rows, column) in enumerate(passes):
             self.on_stage("update", f"pass {number + 1}/{len(passes)} of update {self.update_count + 1}")
             if work.is_fresh:
                 self.check()
-            anchor_mean = self._anchor_mean(rollouts, Pass(rows, turn), work.anchor_means) if turn in turns else None
+            anchor_mean = self._anchor_mean(rollouts, passes[number], work.anchor_means) if column in columns else None
             self.policy.gradient_sync.before_backward(is_last=number == len(passes) - 1)
             if rows:
-                terms = self.terms(rollouts, rows, turn, anchor_mean, len(rollouts.turns) / len(turns))
+                terms = self.terms(rollouts, rows, column, anchor_mean, len(rollouts.columns) / len(columns))
                 (terms.loss.sum() * self.mesh.num_replicas / work.num_terms).backward()
                 sums += terms.sums()
                 deviations.append(terms.largest_deviation())
                 pairs.append(torch.stack([terms.ratio, terms.kl.detach()]))
             else:
-                if self.policy.is_sharded:  # takes part in the collectives of the other ranks
-                    (self._dummy_velocity(rollouts, turn).sum() * 0.0).backward()
+                if self.policy.is_sharded:  # joins the collectives of the other ranks
+                    (self._dummy_velocity(rollouts, column).sum() * 0.0).backward()
                 deviations.append(sums.new_zeros((), dtype=torch.float32))
-            if is_checked and number in (0, len(passes) - 1):  # early, and before the weights change
+            if needs_check and number in (0, len(passes) - 1):  # early, and again before the weights change
                 self._check_fresh(work, deviations)
         num_forwards = sum(self.pipeline.num_forwards(self._timesteps(rollouts, *a_pass)) for a_pass in passes)
         self.cost.forwards += num_forwards * self.cost.per_training_pass
         return sums, torch.stack(deviations), torch.cat(pairs, dim=1)
 
     def _by_step(self, work: UpdateWork, pairs: Tensor) -> Tensor | None:
-        """Return sums and largest deviations over all replicas by denoising step; None for the noise levels of nft."""
+        """Return `sums_by_step` over all replicas; None for nft, which trains noise levels. Shape: (4, steps)."""
         trained_steps = work.rollouts.trained_steps
         if trained_steps.is_floating_point():
             return None
-        steps = torch.cat([trained_steps[rows, turn] for rows, turn in work.passes])
+        steps = torch.cat([trained_steps[rows, column] for rows, column in work.passes])
         local = sums_by_step(*pairs, steps, len(self.pipeline.scheduler.timesteps))
         gathered = gather_replicas(local, self.mesh)  # (replicas, 4, steps)
         return torch.cat([gathered[:, :3].sum(0), gathered[:, 3:].amax(0)])
@@ -222,10 +222,10 @@ class PolicyUpdate:
         self.on_policy_check(work.rollouts, work.passes, deviations, work.iteration)
 
     def terms(
-        self, rollouts: RolloutBatch, rows: list[int], turn: int, anchor_mean: Tensor | None, anchor_weight: float = 1.0
+        self, rollouts: RolloutBatch, rows: list[int], column: int, anchor_mean: Tensor | None, anchor_weight: float = 1
     ) -> LossTerms:
-        """Compute the loss terms of one training forward pass, each row at the ``turn``-th of its trained steps."""
-        steps = rollouts.trained_steps[rows, turn]
+        """Return the loss terms of ``rows`` at their trained steps in ``column``, from one training forward pass."""
+        steps = rollouts.trained_steps[rows, column]
         step = rollouts.replay(self.pipeline, rows, steps)
         inputs = LossInputs(
             log_prob=step.log_prob,
@@ -236,7 +236,7 @@ class PolicyUpdate:
             step_weights=select(self.step_weights, steps),
             anchor_mean=anchor_mean,
             anchor_weight=anchor_weight,
-            rollout_mean=select(rollouts.trajectories.means[:, turn], rows) if self._is_gaussian else None,
+            rollout_mean=select(rollouts.trajectories.means[:, column], rows) if self._is_gaussian else None,
         )
         return grpo_terms(
             inputs,
@@ -245,58 +245,58 @@ class PolicyUpdate:
             kl_coefficient=self.kl_coefficient.value,
         )
 
-    def _step(self, rate: float, sums: Tensor, deviations: Tensor, work: UpdateWork) -> float | None:
-        """Average, clip and apply the gradients. Returns their norm before clipping; None if a rank has NaN or inf."""
+    def _step(self, lr: float, sums: Tensor, deviations: Tensor, work: UpdateWork) -> float | None:
+        """Average, clip and apply the gradients; return the norm before clipping, or None if a rank has NaN or inf."""
         average_gradients(self.policy.parameters, self.mesh, is_sharded=self.policy.is_sharded)
         grad_norm = clip_gradients(self.policy.parameters, self.config.optimizer.max_grad_norm)
         if math.isfinite(grad_norm) and sums.isfinite().all():
             self.nonfinite.record_finite()
-            self.policy.optimizers.step(rate)
+            self.policy.optimizers.step(lr)
             self.update_count += 1
             return grad_norm
-        self.policy.optimizers.drop_gradients()
+        self.policy.optimizers.zero_grad()
         ranks = (~deviations.isfinite()).nonzero().flatten().tolist()
         self.nonfinite.record_skipped(work.rollouts, ranks=ranks, iteration=work.iteration)
         return None
 
-    def _anchor_turns(self, rollouts: RolloutBatch, means: Tensor | None) -> Sequence[int]:
-        """Return the turns at which the position KL is measured: the drawn ones, or all if ``means`` has all."""
-        has_all = means is not None and means.shape[1] == len(rollouts.turns)
-        return rollouts.turns if has_all else rollouts.anchor_turns
+    def _anchor_columns(self, rollouts: RolloutBatch, means: Tensor | None) -> Sequence[int]:
+        """Return the columns at which the position KL is measured: all if ``means`` has them, else the drawn ones."""
+        has_all = means is not None and means.shape[1] == len(rollouts.columns)
+        return rollouts.columns if has_all else rollouts.anchor_columns
 
     def _anchor_mean(self, rollouts: RolloutBatch, a_pass: Pass, means: Tensor | None) -> Tensor | None:
-        """Return the anchor's means of a pass, stored or computed now; None if not needed."""
+        """Return the anchor's means for a pass, taken from ``means`` or computed; None if not needed."""
         if means is not None or self.policy.anchor is None or self.policy.anchor.equals_policy:
             if means is None or not a_pass.rows:
                 return None
-            return select(means[:, self._anchor_turns(rollouts, means).index(a_pass.turn)], a_pass.rows)
-        with self.policy.anchor.in_place():
+            return select(means[:, self._anchor_columns(rollouts, means).index(a_pass.column)], a_pass.rows)
+        with self.policy.anchor.swapped_in():
             if a_pass.rows:
                 return self._mean(rollouts, a_pass)
             if self.policy.is_sharded:
                 with torch.no_grad():
-                    self._dummy_velocity(rollouts, a_pass.turn)
+                    self._dummy_velocity(rollouts, a_pass.column)
         return None
 
     @torch.no_grad()
     def _mean(self, rollouts: RolloutBatch, a_pass: Pass) -> Tensor:
-        """Compute the means of a pass with the current weights. Shape: (rows, channels, frames, height, width)."""
-        rows, turn = a_pass
+        """Return the means of a pass under the current weights. Shape: (rows, channels, frames, height, width)."""
+        rows, column = a_pass
         self.cost.forwards += self.pipeline.num_forwards(self._timesteps(rollouts, *a_pass))
-        return rollouts.replay(self.pipeline, rows, rollouts.trained_steps[rows, turn]).prev_sample_mean
+        return rollouts.replay(self.pipeline, rows, rollouts.trained_steps[rows, column]).prev_sample_mean
 
-    def _timesteps(self, rollouts: RolloutBatch, rows: list[int], turn: int) -> Tensor:
+    def _timesteps(self, rollouts: RolloutBatch, rows: list[int], column: int) -> Tensor:
         """Return the timesteps of the rows of a pass, on the CPU. Shape: (rows,)."""
-        return self.pipeline.scheduler.timesteps[rollouts.trained_steps[rows, turn]]
+        return self.pipeline.scheduler.timesteps[rollouts.trained_steps[rows, column]]
 
-    def _dummy_velocity(self, rollouts: RolloutBatch, turn: int) -> Tensor:
-        """Compute a velocity with the turn's branches, of zeros because rollouts without a reward may contain NaN."""
+    def _dummy_velocity(self, rollouts: RolloutBatch, column: int) -> Tensor:
+        """Return the velocity of zero latents with the column's branches; rollouts without a reward may contain NaN."""
         zeros = torch.zeros_like(rollouts.trajectories.latents[:1, 0])
-        return self.pipeline.velocity(zeros, self._timesteps(rollouts, [0], turn), rollouts.conditions.select([0]))
+        return self.pipeline.velocity(zeros, self._timesteps(rollouts, [0], column), rollouts.conditions.select([0]))
 
 
 def chunks(values: Sequence[T], size: int) -> list[list[T]]:
-    """Split values into lists of ``size`` neighbors; the last may be shorter."""
+    """Split values into consecutive lists of ``size``; the last may be shorter."""
     return [list(values[start : start + size]) for start in range(0, len(values), size)]
 
 

@@ -4,10 +4,10 @@
     SIGTERM                                                         the same; under torchrun, exit at once
     Ctrl-C twice                                                    exit at once
 
-A signal may reach any number of ranks at any moment. Between transformer passes the ranks agree on it with a CPU
-collective, so that all stop at the same pass. After the first optimizer step of an iteration they do not check until
-its end, because the previous state is gone. torchrun also sends SIGTERM when another rank has failed; a rank that
-stayed to save would wait for that rank.
+A signal may reach any subset of the ranks at any time. The ranks check for signals with a CPU collective
+between transformer passes, so that all stop at the same pass. After the first optimizer step of an iteration they do
+not check until its end, because the state before the iteration is gone. Under torchrun, SIGTERM may also mean that
+another rank has failed; saving would then wait for that rank.
 """
 
 import os
@@ -20,7 +20,7 @@ EXIT_CODE = 75  # EX_TEMPFAIL: the same command resumes the run
 
 
 class Stopped(RuntimeError):
-    """A signal stopped the run; its state is that after the last finished iteration."""
+    """Raised when a signal stops the run. The state of the last finished iteration can be saved."""
 
 
 class PreemptionSignals:

@@ -14,7 +14,7 @@ from hyvideo.config.command_line import reward_options
 from hyvideo.config.processes import world_size
 from hyvideo.config.sections import DataSettings, RewardSettings
 from hyvideo.config.settings import Config
-from hyvideo.distributed.collectives import all_objects, merge_rows, share_reason
+from hyvideo.distributed.collectives import all_objects, first_reason, merge_rows
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.grpo.advantages import group_advantages
 from hyvideo.grpo.metrics import reward_metrics
@@ -41,13 +41,13 @@ class GroupRewards:
         self.max_missing_fraction = settings.max_missing_fraction
 
     def wait(self, pending: PendingRewards, may_end: Callable[[bool], bool] = bool) -> dict[int, Reward]:
-        """Return the rewards of this rank's videos by row, once scored; ``may_end`` as in `AsyncScorer.collect`."""
+        """Wait for this rank's rewards and return them by row; ``may_end`` as in `AsyncScorer.collect`."""
         return dict(zip(pending.videos, self.scorer.collect(pending.batches, may_end)))
 
     def advantages(
         self, indices: Sequence[RolloutIndex], rewards: dict[int, Reward]
     ) -> tuple[Tensor, dict[str, float]]:
-        """Return the advantages of this replica's rollouts, shape (rollouts,), and metrics; ``rewards`` are by row."""
+        """Return this replica's advantages, shape (rollouts,), and the reward metrics; ``rewards`` are by row."""
         numbers = [index.number(self.group_size) for index in indices]
         local = {numbers[row]: reward for row, reward in rewards.items()}
         dimensions, in_order = merge_rewards(local, self.num_rollouts, self.mesh)
@@ -59,13 +59,13 @@ class GroupRewards:
     def check_failed_rewards(
         self, metrics: dict[str, float], rewards: dict[int, Reward], iteration: int, *, divergence: str = ""
     ) -> None:
-        """Warn of missing rewards; raise TooManyMissingRewards, on all ranks together, if there are too many.
+        """Warn of missing rewards, or raise TooManyMissingRewards on all ranks if there are too many.
         The error includes ``divergence`` if videos contain NaN."""
         missing = metrics["reward/missing"]
         if not missing:
             return
         local = next((reward.reason for reward in rewards.values() if reward.reason), None)
-        reason = share_reason(local, self.mesh) or "no reason given"
+        reason = first_reason(local, self.mesh) or "no reason given"
         summary = f"{missing:.0f} of {self.num_rollouts} rewards of iteration {iteration} are missing"
         if missing > self.max_missing_fraction * self.num_rollouts:
             raise TooManyMissingRewards(
@@ -77,19 +77,19 @@ class GroupRewards:
 
 
 def merge_rewards(local: dict[int, Reward], num_rewards: int, mesh: Mesh) -> tuple[list[str], Tensor]:
-    """Gather the rewards of all ranks, in order, and the names of the dimensions that any rank's scorers returned.
+    """Return the names of the dimensions that any rank's scorers returned, and the rewards of all ranks in order.
 
-    Shape: (num_rewards, 1 + dimensions), float64: the total and each dimension, NaN where it is missing.
+    Shape: (num_rewards, 1 + dimensions), float64: the total and each dimension, NaN where missing.
     """
     scores = {row: {k: v for k, v in r.scores.items() if isinstance(v, int | float)} for row, r in local.items()}
-    found = {*chain(*all_objects([*chain(*scores.values())], mesh))} - {"Overall"}  # a sum of dimensions
+    found = {*chain(*all_objects([*chain(*scores.values())], mesh))} - {"Overall"}  # the sum of other dimensions
     names = [*filter(found.__contains__, DIMENSIONS), *sorted(found - {*DIMENSIONS})]
     rows = {row: [reward.total, *(scores[row].get(name, math.nan) for name in names)] for row, reward in local.items()}
     return names, merge_rows(rows, num_rewards, 1 + len(names), mesh)
 
 
 def make_async_scorer(config: Config, device: torch.device, scorers: dict[str, Scorer] | None = None) -> AsyncScorer:
-    """Create the scorer of a run from ``scorers``, services or models. Raises ValueError for invalid options."""
+    """Return the scorer of a run, from ``scorers`` or the settings. Raises ValueError for invalid options."""
     settings = config.reward
     return AsyncScorer(
         _make_scorers(settings, config.model.pretrained_model_root, device) if scorers is None else scorers,
@@ -111,17 +111,17 @@ def _make_scorers(settings: RewardSettings, root: str, device: torch.device) -> 
         token = os.environ.get("REWARD_SERVER_TOKEN")
         return {"remote": RemoteScorer(urls, token=token, timeout=settings.remote_reward_timeout)}
     options = reward_options(settings).items()
-    return {name: make_scorer(name, root, device=device, **given) for name, given in options}
+    return {name: make_scorer(name, root, device=device, **values) for name, values in options}
 
 
 def try_scorers(scorer: AsyncScorer, data: DataSettings, prompt: str) -> None:
-    """Check the scorers on a video of the run's size. Raises ValueError if one fails; warns of possible rounding."""
-    clip = synthetic_trial(data.sample_n_frames, data.height, data.width, data.fps)
+    """Check the scorers on a video of the run's size. Raises ValueError if one fails, and warns of other problems."""
+    trial = synthetic_trial(data.sample_n_frames, data.height, data.width, data.fps)
     # A single scorer must return every weighted dimension; with several, each must return the dimensions it declares.
     needed = [name for name, weight in scorer.weights.items() if weight] if len(scorer.scorers) == 1 else None
     for name, model in scorer.scorers.items():
         with scorer.in_place():
-            checks = check_scorer(model, Trial(clip.video, prompt, data.fps), dimensions=needed, quick=True)
+            checks = check_scorer(model, Trial(trial.video, prompt, data.fps), dimensions=needed, quick=True)
         problems = "\n".join(lines([check for check in checks if check.state != "ok"]))
         if has_failed(checks):
             raise ValueError(
@@ -130,4 +130,4 @@ def try_scorers(scorer: AsyncScorer, data: DataSettings, prompt: str) -> None:
         if problems:
             warnings.warn(f"reward {name}:\n{problems}", stacklevel=2)
     if data.valid_video_csv:
-        scorer.held_out([clip.video], [prompt])  # as validation does
+        scorer.held_out([trial.video], [prompt])  # as validation does

@@ -14,12 +14,12 @@ from hyvideo.models.reward_models.rewards import Reward
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, Trajectories
 from hyvideo.schedulers.scheduling_flow_match_discrete import SdeStepOutput
 
-_LEVELS = 0.02, 0.999  # range of trained noise levels; nearer to 0 the noise is invisible
+_LEVELS = 0.02, 0.999  # range of trained noise levels; below it the noise is invisible
 
 
 @dataclass(frozen=True)
 class RolloutIndex:
-    """Group and member of a rollout, independent of the layout over ranks."""
+    """Group and member of a rollout within an iteration, independent of the layout."""
 
     group: int
     member: int  # index within the group
@@ -31,34 +31,34 @@ class RolloutIndex:
 
 @dataclass(frozen=True)
 class RolloutBatch:
-    """Rollouts of this replica, one row each: lists and tensors have (rollouts,) as first dimension."""
+    """Rollouts of this replica, one row each: ``rollouts`` is the first dimension of lists and tensors."""
 
     indices: list[RolloutIndex]
     prompts: list[str]
     conditions: Conditions
     trajectories: Trajectories
-    # Step indices in the order of training, or noise levels (nft), on the CPU: (rollouts, turns).
+    # Step indices, or noise levels (nft), in the order of training, on the CPU: (rollouts, trained steps).
     trained_steps: Tensor
-    anchor_turns: list[int] = field(default_factory=list)  # turns at which the position KL is measured
+    anchor_columns: list[int] = field(default_factory=list)  # columns whose position KL is measured
     rewards: dict[int, Reward] = field(default_factory=dict)  # by row, for the rows that this rank scored
-    advantages: Tensor = torch.empty(0)  # NaN for rollouts that are left out of the loss
-    # New noise for a finished rollout at a turn (nft), on the CPU.
+    advantages: Tensor = torch.empty(0)  # NaN for rollouts that the loss excludes
+    # Returns the noise for re-noising a rollout at its noise level in a column (nft), on the CPU.
     new_noise: Callable[[RolloutIndex, int], Tensor] | None = None
 
     def __len__(self) -> int:
         return len(self.indices)
 
     @property
-    def turns(self) -> range:
-        """Indices into the trained steps of a rollout; one of them is a ``turn``."""
+    def columns(self) -> range:
+        """Columns of ``trained_steps``."""
         return range(self.trained_steps.shape[1])
 
-    def scored(self, rewards: dict[int, Reward], advantages: Tensor) -> "RolloutBatch":
+    def with_rewards(self, rewards: dict[int, Reward], advantages: Tensor) -> "RolloutBatch":
         """Return a copy with rewards and advantages."""
         return replace(self, rewards=rewards, advantages=advantages)
 
     def rows_of_update(self, update: int, num_updates: int, iteration: int) -> list[int]:
-        """Return the scored rows of the ``update``-th update; groups alternate, so that all replicas have work."""
+        """Return the scored rows of an update. Updates alternate over groups, so that all replicas have work."""
         is_scored = self.advantages.isfinite().tolist()
         return [
             row
@@ -67,7 +67,7 @@ class RolloutBatch:
         ]
 
     def replay(self, pipeline: GRPOPipeline, rows: list[int], steps: Tensor) -> SdeStepOutput:
-        """Recompute the transition of each row at its step with the current model. ``steps`` is (rows,), on the CPU."""
+        """Recompute each row's transition at its step under the current weights. ``steps``: (rows,), on the CPU."""
         latents = self.trajectories.latents
         return pipeline.replay(
             select(latents, rows, steps),
@@ -79,12 +79,12 @@ class RolloutBatch:
 
 def select(values: Tensor, *indices: list[int] | Tensor) -> Tensor:
     """Return ``values[indices]`` for indices on the CPU, without copying them to a GPU or synchronizing with it."""
-    lists = (index.tolist() if isinstance(index, Tensor) else index for index in indices)
-    return torch.stack([values[place] for place in zip(*lists, strict=True)])
+    lists = (each.tolist() if isinstance(each, Tensor) else each for each in indices)
+    return torch.stack([values[index] for index in zip(*lists, strict=True)])
 
 
 def indices_of_replica(settings: RolloutSettings, mesh: Mesh, batch: int) -> list[RolloutIndex]:
-    """Return this replica's rollouts in the ``batch``-th batch of the iteration. Consecutive numbers share a group."""
+    """Return the indices of this replica's rollouts in a batch. Consecutive rollouts share a group."""
     size, group_size = settings.batch_size, settings.num_generations
     first = (batch * mesh.num_replicas + mesh.replica) * size
     return [RolloutIndex(*divmod(number, group_size)) for number in range(first, first + size)]
@@ -92,24 +92,24 @@ def indices_of_replica(settings: RolloutSettings, mesh: Mesh, batch: int) -> lis
 
 @dataclass(frozen=True)
 class RolloutNoise:
-    """Noise of the rollouts: each draw depends only on seed and indices, so every rank can reproduce it."""
+    """Random draws for rollouts. Each depends only on the seed and its arguments, so every rank can reproduce it."""
 
     seed: int
     shape: tuple[int, ...]  # latents of one rollout
-    is_shared: bool = False  # the rollouts of a group share their initial noise
+    is_shared: bool = False  # whether the rollouts of a group share their initial noise
 
     def initial(self, iteration: int, index: RolloutIndex) -> Tensor:
         """Return the initial latents of a rollout. Shape: ``shape``."""
         member = 0 if self.is_shared else index.member
         return normal(self.shape, self.seed, "initial noise", iteration, index.group, member)
 
-    def renewed(self, iteration: int, index: RolloutIndex, turn: int) -> Tensor:
-        """Return the noise that is added to a finished rollout at a turn (nft). Shape: ``shape``."""
-        return normal(self.shape, self.seed, "new noise", iteration, index.group, index.member, turn)
+    def for_renoising(self, iteration: int, index: RolloutIndex, column: int) -> Tensor:
+        """Return the noise that re-noises a rollout to its noise level in ``column`` (nft). Shape: ``shape``."""
+        return normal(self.shape, self.seed, "new noise", iteration, index.group, index.member, column)
 
     def levels(self, iteration: int, indices: list[RolloutIndex], count: int, shift: float) -> Tensor:
-        """Draw noise levels in (0, 1): one from each of ``count`` equal intervals, shifted like the schedule, in random
-        order. Shape: (rollouts, count)."""
+        """Return noise levels in (0, 1): one from each of ``count`` equal intervals, shifted like the schedule, in
+        random order. Shape: (rollouts, count)."""
 
         def draw(index: RolloutIndex) -> list[float]:
             random = generator(self.seed, "noise levels", iteration, index.group, index.member)
@@ -118,9 +118,9 @@ class RolloutNoise:
 
         return torch.tensor([draw(index) for index in indices])
 
-    def anchor_turns(self, iteration: int, num_turns: int, count: int) -> list[int]:
-        """Draw the turns at which an iteration measures the position KL; the same for all rollouts and ranks."""
-        return sorted(permutation(num_turns, self.seed, "anchor turns", iteration)[:count])
+    def anchor_columns(self, iteration: int, num_columns: int, count: int) -> list[int]:
+        """Return the columns whose position KL an iteration measures; the same for all rollouts and ranks."""
+        return sorted(permutation(num_columns, self.seed, "anchor turns", iteration)[:count])
 
     def for_step(self, iteration: int, index: RolloutIndex, step: int) -> Tensor:
         """Return the noise of one denoising step of a rollout. Shape: ``shape``."""
@@ -130,7 +130,7 @@ class RolloutNoise:
 def timestep_permutations(
     loss: LossSettings, data: DataSettings, iteration: int, indices: list[RolloutIndex], steps: list[int], count: int
 ) -> Tensor:
-    """Draw the trained steps of each rollout, in the order of training. Shape: (rollouts, count)."""
+    """Return the trained steps of each rollout, in the order of training. Shape: (rollouts, count)."""
     if not loss.enable_timestep_permutation:
         return torch.tensor([steps[:count]] * len(indices))
     orders = [

@@ -32,7 +32,7 @@ from hyvideo.training.rollout_batch import (
 class Cost:
     """Transformer evaluations of this replica in an iteration."""
 
-    per_training_pass: float  # evaluations that a training forward and backward pass counts as
+    per_training_pass: float  # cost of a training forward and backward pass, in evaluations
     forwards: float = 0.0
 
 
@@ -40,7 +40,7 @@ class Cost:
 class PendingRewards:
     """Videos that this rank has decoded and their pending rewards, in the same order."""
 
-    videos: dict[int, Tensor | None] = field(default_factory=dict)  # by row; None if decoding failed
+    videos: dict[int, Tensor | None] = field(default_factory=dict)  # by row; None if it contains NaN or inf
     batches: list[PendingBatch] = field(default_factory=list)
 
 
@@ -73,7 +73,7 @@ class RolloutCollector:
     def collect(
         self, iteration: int, timer: StageTimer, *, keep_means: bool = True
     ) -> tuple[RolloutBatch, PendingRewards]:
-        """Sample the iteration's rollouts; returns them without advantages, and their videos and pending rewards."""
+        """Sample an iteration; return its rollouts, without advantages, and this rank's videos and pending rewards."""
         steps = self.noisy_steps(iteration)
         indices = self.indices()
         requests = self.requests_of(iteration, indices)
@@ -81,22 +81,22 @@ class RolloutCollector:
             size = {"height": self.config.data.height, "width": self.config.data.width}
             conditions = self.encoder(requests, **size).to(self.pipeline.device)
         prompts = [request.prompt for request in requests]
-        # With a guidance interval, all FSDP ranks must train the same step at a time, to make equal calls.
-        is_shared = self.config.rollout.guidance_interval and self.config.num_branches == 2
-        drawn = [RolloutIndex(0, 0)] * len(indices) if is_shared else indices
+        # With a guidance interval, all FSDP ranks must train the same step at the same time, to make the same calls.
+        has_shared_order = self.config.rollout.guidance_interval and self.config.num_branches == 2
+        order_of = [RolloutIndex(0, 0)] * len(indices) if has_shared_order else indices
         count = self.plan.num_trained_steps
         if self.config.loss.objective == "nft":
-            trained = self.noise.levels(iteration, drawn, count, self.config.rollout.shift)
+            trained = self.noise.levels(iteration, order_of, count, self.config.rollout.shift)
         else:
-            trained = timestep_permutations(self.config.loss, self.config.data, iteration, drawn, steps, count)
-        kept = trained if keep_means else None
-        trajectories, pending = self._sample_and_submit(iteration, indices, conditions, prompts, kept, timer)
-        draws = partial(self.noise.renewed, iteration)
-        turns = self.noise.anchor_turns(iteration, count, self.plan.num_anchor_steps)
-        return RolloutBatch(indices, prompts, conditions, trajectories, trained, turns, new_noise=draws), pending
+            trained = timestep_permutations(self.config.loss, self.config.data, iteration, order_of, steps, count)
+        mean_steps = trained if keep_means else None
+        trajectories, pending = self._sample_and_submit(iteration, indices, conditions, prompts, mean_steps, timer)
+        new_noise = partial(self.noise.for_renoising, iteration)
+        columns = self.noise.anchor_columns(iteration, count, self.plan.num_anchor_steps)
+        return RolloutBatch(indices, prompts, conditions, trajectories, trained, columns, new_noise=new_noise), pending
 
     def noisy_steps(self, iteration: int) -> list[int]:
-        """Return the steps that add noise in this iteration; those outside the SDE window use the ODE."""
+        """Return the steps that add noise in this iteration, and set the scheduler to use the ODE for the others."""
         if self.window is None:
             return self.stochastic_steps
         random = generator(self.config.data.seed, "sde window", iteration)
@@ -117,10 +117,10 @@ class RolloutCollector:
     def sample(
         self, iteration: int, indices: list[RolloutIndex], conditions: Conditions, *, mean_steps: Tensor | None = None
     ) -> Trajectories:
-        """Sample a batch of rollouts, with noise that depends on the rollout and not on the batch.
+        """Sample a batch of rollouts, whose noise does not depend on it. ``mean_steps``: (rollouts, trained steps).
 
-        Every batch has the same number of whole groups, or a part of one group, on all ranks. Shared steps therefore
-        give the same number of transformer calls on all ranks.
+        On all ranks, a batch has the same number of whole groups, or a part of one group. All ranks therefore make the
+        same number of transformer calls, even if groups share their first steps.
         """
         groups = [index.group for index in indices]
 
@@ -151,13 +151,13 @@ class RolloutCollector:
         for number, start in enumerate(starts, 1):
             self.check()
             rows = list(range(start, min(start + rollout.batch_size, len(indices))))
-            kept = None if mean_steps is None else mean_steps[rows]
+            batch_steps = None if mean_steps is None else mean_steps[rows]
             with timer("rollout", f"batch {number}/{len(starts)}"):
                 batch = [indices[row] for row in rows]
-                parts.append(self.sample(iteration, batch, conditions.select(rows), mean_steps=kept))
+                parts.append(self.sample(iteration, batch, conditions.select(rows), mean_steps=batch_steps))
                 timesteps, shared = self.pipeline.scheduler.timesteps, self.pipeline.num_shared_steps
-                spared = shared_fraction(rollout) * self.pipeline.num_forwards(timesteps[:shared])
-                self.cost.forwards += len(rows) * (self.pipeline.num_forwards(timesteps) - spared)
+                saved = shared_fraction(rollout) * self.pipeline.num_forwards(timesteps[:shared])
+                self.cost.forwards += len(rows) * (self.pipeline.num_forwards(timesteps) - saved)
             share = self.mesh.rank_share(rows)
             if not share:
                 continue

@@ -1,6 +1,6 @@
 """Recording of rollouts: all scores, some videos, and every video without a reward.
 
-``seed``, ``iteration``, ``group`` and ``member`` of an entry of scores.json determine its noise (`RolloutNoise`).
+The noise of an entry in scores.json follows from ``seed``, ``iteration``, ``group`` and ``member`` (`RolloutNoise`).
 """
 
 from pathlib import Path
@@ -26,32 +26,32 @@ class RolloutRecorder:
         self.seed, self.fps = data.seed, data.fps
         self.folder = Path(settings.output_dir) / FOLDER
 
-    def keep(
+    def record(
         self,
         rollouts: RolloutBatch,
         videos: dict[int, Tensor | None],
         iteration: int,
         *,
         num_missing: float,  # missing rewards over all ranks
-        writer: MetricsWriter | None,  # of the main rank, which also logs the videos
+        writer: MetricsWriter | None,  # on the main rank, which also logs the videos
     ) -> None:
-        """Write this rank's due ``videos``, given by row, and all scores. All ranks must call this."""
+        """Write those of this rank's ``videos`` (by row) that are due or unscored, and all scores. Collective."""
         is_due = self.interval and iteration % self.interval == 0
         if not self.interval or not (is_due or num_missing):
             return
         folder = self.folder / f"{iteration:06d}"
         numbers = {row: rollouts.indices[row].number(self.group_size) for row in videos}
         due = set(evenly_spaced(self.num_videos if is_due else 0, self.num_rollouts))
-        kept = {
+        recorded = {
             row: video
             for row, video in videos.items()
             if video is not None and (numbers[row] in due or rollouts.rewards[row].is_missing)
         }
         files: dict[int, str] = {}
         with warn_if_unwritable(f"VIDEOS OF {folder}"):
-            files = write_videos(folder, {numbers[row]: video for row, video in kept.items()}, self.fps)
+            files = write_videos(folder, {numbers[row]: video for row, video in recorded.items()}, self.fps)
         self._write_scores(folder, iteration, rollouts, numbers, files)
-        for row in kept if writer else ():
+        for row in recorded if writer else ():
             if file := files.get(numbers[row]):
                 writer.add_video(f"rollout/{row}", videos[row], self.fps, iteration, file=folder / file)
 

@@ -12,7 +12,7 @@ from hyvideo.config.sections import RecordSettings
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import read_requests
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
-from hyvideo.distributed.collectives import failing_together
+from hyvideo.distributed.collectives import raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.ownership import Ownership
 from hyvideo.models.reward_models.rewards import Scorer
@@ -32,13 +32,13 @@ from hyvideo.training.preemption import PreemptionSignals
 from hyvideo.training.rewards import GroupRewards, make_async_scorer, try_scorers
 from hyvideo.training.rollout_collector import Cost, RolloutCollector
 from hyvideo.training.rollout_records import RolloutRecorder
-from hyvideo.training.run_state import Progress, RunState, contents
+from hyvideo.training.run_state import Progress, RunState, hash_files
 
 UPDATES = {"grpo": PolicyUpdate, "nft": NFTUpdate}
 
 
 class RunParts:
-    """Components that the trainer calls: checks the settings, loads the models and connects them.
+    """Base class of the trainer that checks the settings, loads the models and creates the components.
 
     Raises ValueError for unusable checkpoints, prompts or scorers, before any weights are read.
     """
@@ -50,17 +50,17 @@ class RunParts:
         device: torch.device,
         progress: Progress,
         owner: Ownership,  # of the run's folder
-        scorers: dict[str, Scorer] | None = None,  # scorers by name; default: those of the settings
+        scorers: dict[str, Scorer] | None = None,  # by name; default: created from the settings
     ):
         self.plan = plan = make_plan(config, mesh.world_size)
-        requests, hashes = read_requests(*config.data.prompts_csv), contents(config.flat())
+        requests, hashes = read_requests(*config.data.prompts_csv), hash_files(config.flat())
         validated = read_requests(*config.data.valid_video_csv)
         encoded, sources = requests + config.negative_requests, {"prompts_csv": requests, "valid_video_csv": validated}
         check_checkpoint(config, sources, [*config.video_sizes.values()])
         check_adapter(config.model, config.optimizer)
         architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
         run = PlannedRun(config, mesh.world_size, architecture)
-        with failing_together(mesh):
+        with raise_on_all_ranks(mesh):
             if mesh.is_main:
                 check_room(run)
         progress.enter("load", "the reward model")

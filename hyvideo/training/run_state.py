@@ -1,7 +1,7 @@
-"""State of a run: the content of checkpoints, and the settings that may change on resume.
+"""State of a run: the contents of a checkpoint, and the settings that may change on resume.
 
 Settings of the machine, the records and the layout may change. Settings that affect rollouts, rewards, loss or updates
-may not, unless ``allow_changed_settings`` is set.
+may change only with ``allow_changed_settings``.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from hyvideo.config.identity import Changes, changed_settings, named_files
 from hyvideo.config.settings import TRAITS, Config
 from hyvideo.distributed import checkpoint, manifest
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
-from hyvideo.distributed.collectives import any_rank, failing_together
+from hyvideo.distributed.collectives import any_rank, raise_on_all_ranks
 from hyvideo.models.lora import save_lora
 from hyvideo.training.policy import Policy
 from hyvideo.training.policy_update import PolicyUpdate
@@ -25,26 +25,26 @@ STATE = {"iteration": int, "update": int, "anchor_age": int, "kl_coefficient": d
 
 
 class Progress:
-    """Current iteration; reports stage and iteration to ``on_stage``, and with the part of the stage to ``show``."""
+    """Current iteration and stage: calls ``on_stage(stage, iteration)`` and ``show(stage, iteration, part)``."""
 
     def __init__(self, on_stage: Callable[[str, int], None], show: Callable[[str, int, str], None]):
         self.iteration, self._on_stage, self._show = 0, on_stage, show
 
     def enter(self, stage: str, part: str = "") -> None:
-        """Report a stage of the current iteration, or a ``part`` of it."""
+        """Report that the run enters a stage of the current iteration, or a ``part`` of it."""
         self._stage, self._part = stage, part
         self._on_stage(stage, self.iteration)
         self._show(stage, self.iteration, part)
 
     def steps(self, schedule: Sequence[int]) -> Iterator[int]:
-        """Iterate over the sampler's steps and show each of them."""
+        """Yield the sampler's steps and show each in the progress."""
         for number, step in enumerate(schedule, 1):
             self._show(self._stage, self.iteration, f"{self._part}, step {number}/{len(schedule)}")
             yield step
 
 
 class RunState:
-    """Everything that a run needs to resume bit for bit, saved to and loaded from checkpoints."""
+    """State that a run needs to resume bit for bit, saved to and loaded from checkpoints."""
 
     def __init__(
         self,
@@ -55,17 +55,17 @@ class RunState:
         progress: Progress,
         *,
         num_rollouts: int,  # per iteration, over all replicas
-        contents: Mapping[str, str],  # hashes of the files that settings name, at the start of the run
+        contents: Mapping[str, str],  # hashes of the files named in settings, at the start of the run
     ):
         self.config, self.policy, self.update = config, policy, update
         self.checkpoints, self.progress = checkpoints, progress
         self.num_rollouts, self.contents = num_rollouts, contents
         self.saved_iteration, self._saved_at = 0, time.monotonic()
         self.unvalidated: dict[str, float] = {}  # metrics of an iteration whose validation is not finished
-        self.changed_settings: list[str] = []  # since the checkpoint that was resumed
+        self.changed_settings: list[str] = []  # relative to the checkpoint that was resumed
 
-    def is_old(self) -> bool:
-        """Return whether the last checkpoint is older than ``save_minutes``; the same on all ranks."""
+    def is_save_due(self) -> bool:
+        """Return whether the last checkpoint is older than ``save_minutes``; the same on all ranks. Collective."""
         minutes, mesh = self.config.record.save_minutes, self.checkpoints.mesh
         return minutes > 0 and any_rank(mesh.is_main and time.monotonic() - self._saved_at >= 60 * minutes, mesh)
 
@@ -97,9 +97,9 @@ class RunState:
         self.saved_iteration, self._saved_at = self.progress.iteration, time.monotonic()
         return self.checkpoints.save(self.progress.iteration, self.policy.tensors(), state, write_files)
 
-    def save_unfinished(self) -> None:
-        """Save the last finished iteration if needed, and discard an unfinished one. All ranks must call this."""
-        self.policy.optimizers.drop_gradients()
+    def save_last_finished(self) -> None:
+        """Save the last finished iteration unless it is saved; an unfinished one is discarded. Collective."""
+        self.policy.optimizers.zero_grad()
         self.progress.iteration -= not self.unvalidated
         self.checkpoints.wait()
         if self.progress.iteration > self.saved_iteration or self.checkpoints.last_failed:
@@ -110,7 +110,7 @@ class RunState:
         """Load a checkpoint and return whether one was given. Raises ValueError if it does not fit the settings."""
         if folder is None:
             return False
-        with failing_together(self.checkpoints.mesh, errors=(ValueError, OSError)):
+        with raise_on_all_ranks(self.checkpoints.mesh, errors=(ValueError, OSError)):
             state, digest = checkpoint.read_state(folder, needed=STATE), manifest.manifest_hash(folder)
         checkpoint.require_same_checkpoint(state["iteration"], digest, self.checkpoints.mesh)
         settings, same_rollouts = self.config.flat(), state.get("rollouts") in (None, self.num_rollouts)
@@ -133,8 +133,8 @@ class RunState:
         return True
 
 
-def contents(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return hashes of the files that affect training, by the setting that names them."""
+def hash_files(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return hashes of the files that affect training, keyed by the setting that names them."""
     return {
         name: hashlib.blake2b(b"".join(path.read_bytes() for path in paths)).hexdigest()
         for name, paths in named_files(settings).items()
@@ -143,13 +143,13 @@ def contents(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def changed_contents(saved: Mapping[str, str], now: Mapping[str, str], settings: Mapping[str, Any]) -> list[str]:
-    """Return a message for each setting whose files have other hashes than the saved ones."""
+    """Return a message for each setting whose files have changed since the hashes were saved."""
     changed = {name: named_files(settings)[name] for name, digest in now.items() if saved.get(name, digest) != digest}
     return [f"the contents of {name} {', '.join(map(str, paths))} have changed" for name, paths in changed.items()]
 
 
 def check_changes(changes: Changes) -> None:
-    """Raise ValueError if settings of the method have changed."""
+    """Raise ValueError if settings that affect learning have changed."""
     if changes.affecting_learning:
         raise ValueError(
             "the checkpoint was written with other settings:\n  "

@@ -1,7 +1,7 @@
 """Loading of a saved policy in one process, for sampling and export; any number of ranks may have written it.
 
-A folder is a checkpoint of full training, a checkpoint of LoRA training, which has only the adapter, or a transformer
-written by ``save_pretrained``. If the run kept an EMA, its weights are the policy.
+The folder of a policy is a checkpoint of full training, a checkpoint of LoRA training (adapter only), or a transformer
+written by ``save_pretrained``. If the run has an EMA, its weights are loaded as the policy.
 """
 
 import json
@@ -32,7 +32,7 @@ def write_model_file(transformer: nn.Module, folder: Path) -> None:
 
 
 def check_policy(root: str | Path, version: str | None, folder: Path) -> None:
-    """Raise ValueError if a folder's policy does not fit the base model; reads only configurations and headers."""
+    """Raise ValueError if a folder's policy does not fit the base model. Reads only configurations and headers."""
     transformer = loading.transformer_without_memory(root, version)
     if is_lora(folder):
         check_lora(transformer, read_lora(folder / LORA_FOLDER))
@@ -49,7 +49,7 @@ def negative_prompt(folder: Path) -> str | None:
 
 
 def settings_of_run(folder: Path) -> tuple[dict, Path | None]:
-    """Return the settings of the run that wrote a checkpoint and their file; empty and None if no run wrote it.
+    """Return the settings of the run that wrote a checkpoint, and their file; ({}, None) if no run wrote it.
 
     The file is the run's config.yaml or, if the checkpoint was moved out of the run's folder, its state.json.
     """
@@ -83,7 +83,7 @@ def load_into(transformer: nn.Module, folder: Path) -> None:
 
 
 def load(folder: Path, dtype: torch.dtype) -> nn.Module:
-    """Load a new transformer from a folder that has all weights of the policy."""
+    """Return a new transformer, loaded from a folder that has all weights of the policy."""
     if not _is_checkpoint(folder):
         return loading.load_transformer(_transformer_folder(folder), None, dtype=dtype)
     transformer = loading.transformer_from_config(folder / MODEL_FILE)
@@ -108,7 +108,7 @@ def _fill(transformer: nn.Module, folder: Path) -> None:
 
 
 def _by_stored_name(transformer: nn.Module, stored: Collection[str]) -> dict[str, Tensor]:
-    """Return the transformer's tensors by their names in a checkpoint, those of the EMA if it is stored."""
+    """Return the transformer's tensors by their names in a checkpoint: the EMA's names if it is stored."""
     return {
         f"average.{name}" if f"average.{name}" in stored else f"policy.{name}": tensor
         for name, tensor in transformer.state_dict().items()

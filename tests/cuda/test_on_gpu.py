@@ -93,14 +93,14 @@ def test_weights_are_swapped_with_their_copy_and_restored(gpu, offload):
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).to(gpu)
     start = copy.deepcopy(model)
     kept = WeightCopy(model, dict(model.named_parameters()), offload=offload)
-    assert not offload or gpu.type == "cpu" or all(part.is_pinned() for part in kept._parts.values())
+    assert not offload or gpu.type == "cpu" or all(part.is_pinned() for part in kept._copies.values())
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(2)
     moved = copy.deepcopy(model)
     inputs = torch.randn(8, 64, device=gpu)
     for _ in range(3):
-        with kept.in_place():
+        with kept.swapped_in():
             assert torch.equal(model(inputs), start(inputs))
         assert torch.equal(model(inputs), moved(inputs))
 

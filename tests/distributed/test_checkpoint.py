@@ -16,7 +16,7 @@ from hyvideo.distributed import checkpoint, checkpoint_writer, manifest
 from hyvideo.distributed.checkpoint_reader import SafeReader, read_metadata, read_shapes
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.distributed.sharded_tensors import local, whole
+from hyvideo.distributed.sharded_tensors import full_tensor, local_shard
 from tests.distributed.launch import launch
 
 ALONE = Mesh(0, 1, 1)
@@ -53,7 +53,7 @@ def test_the_writing_thread_uses_no_gpu(tmp_path, monkeypatch):
     checkpoint.load_tensors(save(tmp_path, 1, weight=torch.zeros(3)), {"weight": torch.zeros(3)})
 
 
-def save_apart(folder):
+def save_without_shared_folder(folder):
     """Save on ranks that share no folder; return the printed error, seconds, and the number of complete checkpoints."""
     import time
 
@@ -73,7 +73,9 @@ def save_apart(folder):
 
 
 def test_nodes_without_a_shared_folder_report_it_at_once_and_leave_no_checkpoint(tmp_path):
-    (main, *first), (other, *second) = launch("tests.distributed.test_checkpoint:save_apart", 2, str(tmp_path))
+    (main, *first), (other, *second) = launch(
+        "tests.distributed.test_checkpoint:save_without_shared_folder", 2, str(tmp_path)
+    )
     assert "CHECKPOINT NOT WRITTEN" in main and not other  # printed once
     assert "output_dir must be on a file system that all nodes share" in main
     assert all(seconds < 30 and complete == 0 for seconds, complete in (first, second))
@@ -104,7 +106,7 @@ def save_twice(folder, failing):
 
 
 @pytest.mark.parametrize("failing", ["mkdir", "hash"])
-def test_a_failure_on_one_rank_costs_one_checkpoint_and_not_the_next(tmp_path, failing):
+def test_a_failure_on_one_rank_loses_only_one_checkpoint(tmp_path, failing):
     for found in launch("tests.distributed.test_checkpoint:save_twice", 2, str(tmp_path), failing):
         assert found == [[True, False], ["000002"]]
 
@@ -195,8 +197,8 @@ def load_among_four(folder, is_sharded, dp_replicate, is_corrupted):
     except ValueError as error:
         message = str(error)
     SafeReader.read_data = read_data
-    is_right = all(torch.equal(whole(found[name]), tensor) for name, tensor in saved.items())
-    return sum(read), sum(local(tensor).numel() for tensor in found.values()), is_right, message
+    is_right = all(torch.equal(full_tensor(found[name]), tensor) for name, tensor in saved.items())
+    return sum(read), sum(local_shard(tensor).numel() for tensor in found.values()), is_right, message
 
 
 def test_replicated_tensors_are_read_once_and_corruption_is_reported_on_all_ranks(tmp_path):
@@ -331,13 +333,13 @@ def test_an_old_checkpoint_that_cannot_be_deleted_is_reported_and_the_new_one_is
 
     rmtree = checkpoint.shutil.rmtree
 
-    def refuse(folder, **options):
+    def fail(folder, **options):
         if folder.name == ".000002.removed":
             raise PermissionError(1, "Operation not permitted", str(folder))
         rmtree(folder, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint.shutil, "rmtree", refuse)
+        patch.setattr(checkpoint.shutil, "rmtree", fail)
         writer = CheckpointWriter(tmp_path, ALONE, keep=1, is_asynchronous=False)
         writer.save(4, {"policy": torch.zeros(3)}, {})
     assert not writer.last_failed
@@ -492,7 +494,7 @@ def test_skipped_checkpoints_are_renamed_and_not_deleted(tmp_path, capsys):
     assert "000006 is kept as 000006-damaged" in capsys.readouterr().err
 
 
-def look_with_a_fault(folder):
+def find_with_a_fault(folder):
     """Return the errors on two ranks if rank 1 does not see a file of a checkpoint, and then if it cannot read it."""
     from hyvideo.distributed import mesh as ranks
 
@@ -517,7 +519,7 @@ def look_with_a_fault(folder):
 def test_a_file_missing_or_unreadable_on_one_rank_stops_all_ranks(tmp_path):
     for iteration in (2, 4):
         save(tmp_path, iteration)
-    first, second = launch("tests.distributed.test_checkpoint:look_with_a_fault", 2, str(tmp_path))
+    first, second = launch("tests.distributed.test_checkpoint:find_with_a_fault", 2, str(tmp_path))
     unseen, unread = first
     assert first == second
     assert "000004: it is complete on rank 0, but on rank 1: tensors/.metadata is missing" in unseen
@@ -572,6 +574,6 @@ def test_a_checkpoint_partially_removed_by_a_crash_is_ignored(tmp_path, monkeypa
     monkeypatch.setattr(checkpoint.shutil, "rmtree", crash)
     with pytest.raises(KeyboardInterrupt):
         remove(tmp_path)
-    left = checkpoint.complete(tmp_path)
-    assert len(left) < whole or left[0].name == "000001"
-    assert all((folder / "tensors" / ".metadata").is_file() for folder in left)
+    remaining = checkpoint.complete(tmp_path)
+    assert len(remaining) < whole or remaining[0].name == "000001"
+    assert all((folder / "tensors" / ".metadata").is_file() for folder in remaining)

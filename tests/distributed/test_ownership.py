@@ -33,7 +33,7 @@ def ownership_of(folder, **times):
 
 
 @pytest.fixture
-def other(tmp_path):
+def other_process(tmp_path):
     """Start another process that owns the folder."""
     process = subprocess.Popen([python(), "-c", OWNER, tmp_path], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "ready\n"
@@ -42,7 +42,7 @@ def other(tmp_path):
     process.communicate()
 
 
-def test_a_live_owner_raises_an_error_and_a_killed_one_is_replaced_at_once(tmp_path, other):
+def test_a_live_owner_raises_an_error_and_a_killed_one_is_replaced_at_once(tmp_path, other_process):
     lock = tmp_path / ".owner"
     with pytest.raises(
         NotOwner, match=f"in use by process .* stop that run or choose another output_dir; deleting {lock}"
@@ -50,11 +50,11 @@ def test_a_live_owner_raises_an_error_and_a_killed_one_is_replaced_at_once(tmp_p
         ownership_of(tmp_path, silence_s=20).take()
     previous = lock.read_text()
     os.kill(json.loads(previous)["pid"], signal.SIGKILL)
-    other.wait()
+    other_process.wait()
     began = time.monotonic()
     owner = ownership_of(tmp_path, silence_s=20)
     with owner:
-        assert owner.holds() and lock.read_text() != previous
+        assert owner.is_held() and lock.read_text() != previous
     assert time.monotonic() - began < 10 and not lock.exists()
 
 
@@ -94,7 +94,7 @@ def test_a_previous_owner_that_reappears_stops_and_does_not_touch_the_new_owner(
             time.sleep(0.15)  # some heartbeats of the first
             assert lock.read_text() == text and lock.stat().st_mtime_ns == when
             first.__exit__()
-            assert second.holds() and lock.exists()
+            assert second.is_held() and lock.exists()
 
 
 def test_deleting_the_owner_file_stops_the_run(tmp_path):

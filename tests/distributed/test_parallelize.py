@@ -16,7 +16,7 @@ def compare(sp_size):
 
     from hyvideo.distributed import mesh as ranks
     from hyvideo.distributed.parallelize import parallelize
-    from hyvideo.distributed.sharded_tensors import whole
+    from hyvideo.distributed.sharded_tensors import full_tensor
     from hyvideo.models.family import freeze_dead_parameters, install
 
     mesh = ranks.start(sp_size, torch.device("cpu"), timeout=300)
@@ -32,7 +32,7 @@ def compare(sp_size):
         output = max((sharded(**inputs(case)) - plain(**inputs(case))).abs().max().item() for case in CASES)
     for expected, found in zip(plain.parameters(), sharded.parameters()):
         if expected.grad is not None and (scale := expected.grad.abs().max()) > 1e-5:
-            worst = max(worst, ((whole(found.grad) - expected.grad).abs().max() / scale).item())
+            worst = max(worst, ((full_tensor(found.grad) - expected.grad).abs().max() / scale).item())
     return output, worst, sum(counters["graph_break"].values())
 
 

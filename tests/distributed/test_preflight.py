@@ -220,7 +220,7 @@ def test_files_in_settings_are_compared_by_content(tiny_config, tmp_path):
     assert report.compared["the file of prompts_csv"] == file_hash(file) != first
 
 
-def test_unwritable_leaves_no_file_behind(tmp_path):
+def test_the_write_check_leaves_no_file_behind(tmp_path):
     assert write_problem(tmp_path) is None and write_problem(tmp_path / "new" / "run") is None
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()

@@ -60,7 +60,7 @@ def start():
 # --- a rank that is killed ------------------------------------------------------------------------------------------
 
 
-def train_and_lose_a_rank(folder):
+def train_with_a_killed_rank(folder):
     """Train, and kill rank 1 in the third iteration while it computes the anchor's means."""
     mesh = start()
     trainer = make(folder, mesh)
@@ -80,7 +80,7 @@ def lost_rank(tmp_path_factory):
     """Return the folder of a run that lost a rank, its result and its duration in seconds."""
     folder = tmp_path_factory.mktemp("lost") / "run"
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    target = [f"{MODULE}:train_and_lose_a_rank", json.dumps([str(folder)]), str(folder.parent)]
+    target = [f"{MODULE}:train_with_a_killed_rank", json.dumps([str(folder)]), str(folder.parent)]
     command = [python(), *launcher, "-m", "tests.distributed.launch", *target]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHON_EXEC": python()}
     began = time.monotonic()
@@ -104,7 +104,7 @@ def run_cases(folder, lost):
     return {
         "uninterrupted": train(folder / "uninterrupted", mesh),
         "lost rank": train(lost, mesh, resume_from_checkpoint="latest"),
-        "apart": resume_apart(folder / "uninterrupted", mesh),
+        "apart": resume_different_checkpoints(folder / "uninterrupted", mesh),
         "unreadable": resume_unreadable(folder / "uninterrupted", mesh),
         "replaced": replace_owner(folder / "replaced", mesh),
         "waits": count_waits(folder / "stale", mesh),
@@ -115,7 +115,7 @@ def run_cases(folder, lost):
             for case in ("reward", "memory", "loss", "gradient", "gradient fsdp")
         },
         "full disk": fill_disk(folder / "full", mesh),
-        "too many": too_many(folder / "many", mesh),
+        "too many": exceed_max_bad_updates(folder / "many", mesh),
     }
 
 
@@ -127,25 +127,25 @@ def train(folder, mesh, **settings):
 
 def digest(trainer):
     """Return a hash of all tensors that this rank holds."""
-    from hyvideo.distributed.sharded_tensors import local
+    from hyvideo.distributed.sharded_tensors import local_shard
 
     found = hashlib.blake2b(digest_size=16)
     for name, tensor in sorted(trainer.policy.tensors().items()):
         found.update(name.encode())
-        found.update(local(tensor).contiguous().reshape(-1).view(torch.uint8).numpy())
+        found.update(local_shard(tensor).contiguous().reshape(-1).view(torch.uint8).numpy())
     return found.hexdigest()
 
 
-def resume_apart(folder, mesh):
+def resume_different_checkpoints(folder, mesh):
     """Return the error if rank 1 resumes the first checkpoint and rank 0 the newest."""
     from hyvideo.distributed import checkpoint
 
     find = checkpoint.find_intact
 
-    def find_apart(*arguments):
+    def find_different(*arguments):
         return find(*arguments).with_name("000003" if mesh.is_main else "000001")
 
-    checkpoint.find_intact = find_apart
+    checkpoint.find_intact = find_different
     try:
         make(folder, mesh, resume_from_checkpoint="latest", max_steps=4)
     except ValueError as error:
@@ -160,12 +160,12 @@ def resume_unreadable(folder, mesh):
 
     read = policy.read_shapes
 
-    def read_badly(path):
+    def raise_read_error(path):
         if mesh.rank == 1:
             raise ValueError("the disk does not answer")
         return read(path)
 
-    policy.read_shapes = read_badly
+    policy.read_shapes = raise_read_error
     try:
         make(folder, mesh, resume_from_checkpoint="latest", max_steps=4)
     except ValueError as error:
@@ -190,9 +190,9 @@ def replace_owner(folder, mesh):
     try:
         trainer.train()
     except NotOwner as error:
-        left = [path.name for path in sorted((folder / "checkpoints").iterdir())]
+        remaining = [path.name for path in sorted((folder / "checkpoints").iterdir())]
         lines = (folder / "metrics.jsonl").read_text().count("\n")
-        return {"error": str(error), "left": left, "lines": lines, "owner": (folder / ".owner").read_text()}
+        return {"error": str(error), "remaining": remaining, "lines": lines, "owner": (folder / ".owner").read_text()}
 
 
 def count_waits(folder, mesh):
@@ -313,7 +313,7 @@ def plant_nan(folder, mesh, case):
     return {"lines": lines, "digest": whole, "updates": updates, "dumps": dumps, "ranks": ranks}
 
 
-def too_many(folder, mesh):
+def exceed_max_bad_updates(folder, mesh):
     """Make every update non-finite on rank 1; return the error and whether the policy is unchanged."""
     trainer = make(folder, mesh, max_bad_updates=3)
     before = digest(trainer)
@@ -356,7 +356,7 @@ def test_a_process_that_loses_its_folder_stops_on_all_ranks_and_writes_nothing_m
     for rank in results:
         result = rank["replaced"]
         assert "another process now owns" in result["error"] and result["owner"] == '{"token": "later"}'
-        assert result["left"] == ["000001", "latest"] and result["lines"] == 1
+        assert result["remaining"] == ["000001", "latest"] and result["lines"] == 1
 
 
 def test_all_ranks_wait_together_for_a_stale_owner(results):
@@ -377,7 +377,7 @@ def test_a_signal_to_one_rank_stops_all_and_the_iteration_is_repeated(results):
         assert result["digest"] == rank["uninterrupted"]
 
 
-def test_a_full_disk_on_one_rank_costs_both_only_one_checkpoint(results):
+def test_a_full_disk_on_one_rank_loses_only_one_checkpoint(results):
     for rank in results:
         assert rank["full disk"]["failed"] == [False, True, False]
         assert rank["full disk"]["names"] == ["000001", "000003", "latest"]

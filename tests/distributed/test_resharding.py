@@ -26,7 +26,7 @@ def train(folder, settings, max_steps, resume):
 
     from hyvideo.config.command_line import load_config
     from hyvideo.distributed import mesh as ranks
-    from hyvideo.distributed.sharded_tensors import whole
+    from hyvideo.distributed.sharded_tensors import full_tensor
     from hyvideo.trainer import Trainer
 
     config = load_config(
@@ -40,7 +40,7 @@ def train(folder, settings, max_steps, resume):
     mesh = ranks.start(config.distributed.sp_size, cpu)
     trainer = Trainer(config, mesh, cpu, scorers={"test": ThresholdScorer(EVERYTHING)})
     trainer.train()
-    tensors = {name: whole(tensor).contiguous().clone() for name, tensor in trainer.policy.tensors().items()}
+    tensors = {name: full_tensor(tensor).contiguous().clone() for name, tensor in trainer.policy.tensors().items()}
     if mesh.is_main:
         save_file(tensors, Path(folder) / "tensors.safetensors")
 

@@ -97,14 +97,14 @@ QUANTUM = 0.0025
 
 
 class ThresholdScorer:
-    """Scorer that rewards red minus blue; rewards below ``least`` are missing."""
+    """Scorer that rewards red minus blue; rewards below ``threshold`` are missing."""
 
-    def __init__(self, least):
-        self.least = least
+    def __init__(self, threshold):
+        self.threshold = threshold
 
     def score(self, videos, prompts, *, fps):
         values = [(video[:, 0].float() - video[:, 2].float()).mean().item() / 255 for video in videos]
-        values = [QUANTUM * round(value / QUANTUM) if value >= self.least else float("nan") for value in values]
+        values = [QUANTUM * round(value / QUANTUM) if value >= self.threshold else float("nan") for value in values]
         return [{"VQ": value, "MQ": value, "TA": value} for value in values]
 
     def check_prompts(self, prompts):
@@ -114,23 +114,23 @@ class ThresholdScorer:
         return {}
 
 
-def train(folder, settings, least, iterations=2):
+def train(folder, settings, threshold, iterations=2):
     """Return the last metrics and a digest of this rank's rollouts; the main rank writes all tensors."""
     from hyvideo.config.command_line import load_config
     from hyvideo.distributed import mesh as ranks
-    from hyvideo.distributed.sharded_tensors import whole
+    from hyvideo.distributed.sharded_tensors import full_tensor
     from hyvideo.trainer import Trainer
 
     config = load_config("configs/smoke.yaml", output_dir=str(Path(folder) / "run"), **SETTINGS | settings)
     mesh = ranks.start(config.distributed.sp_size, CPU, dp_replicate=config.distributed.dp_replicate)
-    trainer = Trainer(config, mesh, CPU, scorers={"test": ThresholdScorer(least)})
+    trainer = Trainer(config, mesh, CPU, scorers={"test": ThresholdScorer(threshold)})
     for _ in range(iterations):
         trainer.iteration += 1
         metrics = trainer.run_iteration()
     collector, indices = trainer.collector, trainer.collector.indices()
     conditions = trainer.encoder(collector.requests_of(trainer.iteration, indices))
     latents = collector.sample(trainer.iteration, indices, conditions).final
-    tensors = {name: whole(tensor).contiguous().clone() for name, tensor in trainer.policy.tensors().items()}
+    tensors = {name: full_tensor(tensor).contiguous().clone() for name, tensor in trainer.policy.tensors().items()}
     if mesh.is_main:
         Path(folder).mkdir(parents=True, exist_ok=True)
         save_file(tensors, Path(folder) / "tensors.safetensors")
@@ -140,8 +140,8 @@ def train(folder, settings, least, iterations=2):
     return {"metrics": metrics, "rollouts": rollouts}
 
 
-def train_all(folder, layouts, least, iterations):
-    return {name: train(Path(folder) / name, settings, least, iterations) for name, settings in layouts.items()}
+def train_all(folder, layouts, threshold, iterations):
+    return {name: train(Path(folder) / name, settings, threshold, iterations) for name, settings in layouts.items()}
 
 
 # Two updates, so that the rollout policy differs from the policy. In the second iteration, the anchor is still the base
@@ -166,7 +166,7 @@ KINDS = {
 # update the weights agree to a fraction of the update. tests/training/test_muon.py compares it on equal gradients.
 ITERATIONS = {"muon": 1}
 # Between the second and third smallest reward of the first iteration, so that two rewards are missing.
-LEAST = {"nft": 0.07}
+THRESHOLDS = {"nft": 0.07}
 TOLERANCES = {"muon": 2e-5}
 
 
@@ -174,9 +174,9 @@ TOLERANCES = {"muon": 2e-5}
 def runs(request, tmp_path_factory):
     """Return the runs of one kind of training: on one process and in all layouts of four."""
     folder = tmp_path_factory.mktemp(request.param)
-    kind, least = KINDS[request.param], LEAST.get(request.param, -0.2257)
+    kind, threshold = KINDS[request.param], THRESHOLDS.get(request.param, -0.2257)
     iterations = ITERATIONS.get(request.param, 2)
-    single = launch(f"{MODULE}:train", 1, str(folder / "single"), kind | {"batch_size": 8}, least, iterations)[0]
+    single = launch(f"{MODULE}:train", 1, str(folder / "single"), kind | {"batch_size": 8}, threshold, iterations)[0]
     all_layouts = request.config.getoption("--slow")
     layouts = (
         {n: LAYOUTS[n] for n in LAYOUTS if all_layouts or n in ESSENTIAL}
@@ -184,7 +184,7 @@ def runs(request, tmp_path_factory):
         else {n: LAYOUTS[n] for n in ("fsdp 2 x sp 2",)}
     )
     settings = {name: kind | layout for name, layout in layouts.items()}
-    ranks = launch(f"{MODULE}:train_all", 4, str(folder), settings, least, iterations, timeout=600)
+    ranks = launch(f"{MODULE}:train_all", 4, str(folder), settings, threshold, iterations, timeout=600)
     return folder, single, ranks, TOLERANCES.get(request.param, 1e-6)
 
 

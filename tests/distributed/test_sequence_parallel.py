@@ -22,7 +22,7 @@ CASES = {
 }
 
 
-def tiny(num_heads=4, num_layers=3):
+def tiny_transformer(num_heads=4, num_layers=3):
     """Return a small transformer of the real class with nonzero random weights."""
     from diffusers import HunyuanVideo15Transformer3DModel
 
@@ -68,7 +68,7 @@ def inputs(case):
     return {"latents": latents, "timestep": timestep, "conditions": conditions}
 
 
-def loss_of(model, case):
+def output_and_gradients(model, case):
     """Return the output and the gradients of a loss that mixes all tokens."""
     model.zero_grad()
     out = model(**inputs(case))
@@ -88,20 +88,20 @@ def compare(num_processes):
     mesh = ranks.start(num_processes, torch.device("cpu"))
     found = {}
     for heads in (4, 5):
-        plain = tiny(heads)
+        plain = tiny_transformer(heads)
         install(plain)
         freeze_dead_parameters(plain)
-        single = {case: loss_of(plain, case) for case in CASES}
+        single = {case: output_and_gradients(plain, case) for case in CASES}
         for recompute in ("none", "full", "selective"):
             if heads == 5 and recompute != "none":
                 continue
-            split = tiny(heads)
+            split = tiny_transformer(heads)
             install(split)
             freeze_dead_parameters(split)
             parallelize(split, mesh, recompute=recompute)
             for case in CASES:
                 expected, gradients = single[case]
-                out, local = loss_of(split, case)
+                out, local = output_and_gradients(split, case)
                 assert local.keys() == gradients.keys()
                 flat = torch.cat([gradient.flatten() for gradient in local.values()])
                 dist.all_reduce(flat)
@@ -129,11 +129,11 @@ def train_quoted_and_plain():
     """Return the gradients that differ from one process if only rank 0 has quoted text and an image."""
     from hyvideo.distributed import mesh as ranks
     from hyvideo.distributed.parallelize import parallelize
-    from hyvideo.distributed.sharded_tensors import whole
+    from hyvideo.distributed.sharded_tensors import full_tensor
     from hyvideo.models.family import freeze_dead_parameters, install
 
     mesh = ranks.start(1, torch.device("cpu"), timeout=60)
-    plain, sharded = tiny(), tiny()
+    plain, sharded = tiny_transformer(), tiny_transformer()
     for model in (plain, sharded):
         install(model)
         freeze_dead_parameters(model)
@@ -144,7 +144,8 @@ def train_quoted_and_plain():
     return [
         name
         for (name, expected), found in zip(plain.named_parameters(), sharded.parameters())
-        if expected.grad is not None and not torch.allclose(whole(found.grad), expected.grad, rtol=1e-4, atol=1e-6)
+        if expected.grad is not None
+        and not torch.allclose(full_tensor(found.grad), expected.grad, rtol=1e-4, atol=1e-6)
     ]
 
 
@@ -161,7 +162,7 @@ def count_messages(num_processes):
     from hyvideo.models.family import install
 
     mesh = ranks.start(num_processes, torch.device("cpu"))
-    model = tiny()
+    model = tiny_transformer()
     install(model)
     parallelize(model, mesh)
     with profile(activities=[ProfilerActivity.CPU]) as forward:

@@ -34,13 +34,13 @@ LIMIT = 2.0
 
 @contextmanager
 def stderr_in(path: Path):
-    kept = os.dup(2)
+    saved_stderr = os.dup(2)
     with open(path, "wb") as file:
         os.dup2(file.fileno(), 2)
         try:
             yield
         finally:
-            os.dup2(kept, 2)
+            os.dup2(saved_stderr, 2)
 
 
 def watched(folder: str, behave) -> str:
@@ -49,36 +49,36 @@ def watched(folder: str, behave) -> str:
     barrier(mesh)
     path = Path(folder) / f"{mesh.rank}.err"
     with stderr_in(path):
-        with Watchdog(mesh, LIMIT) as dog:
-            behave(dog, mesh)
-        assert dog._thread not in threading.enumerate()
+        with Watchdog(mesh, LIMIT) as watchdog:
+            behave(watchdog, mesh)
+        assert watchdog._thread not in threading.enumerate()
     return path.read_text()
 
 
-def no_hang(folder):
-    def behave(dog, mesh):
+def train_without_hang(folder):
+    def behave(watchdog, mesh):
         for iteration in range(1, 9):
-            dog.enter("rollout", iteration)
+            watchdog.enter("rollout", iteration)
             time.sleep(LIMIT / 4)
             barrier(mesh)
 
     return watched(folder, behave)
 
 
-def one_sleeps_in_reward(folder):
-    def behave(dog, mesh):
-        dog.enter("reward", 7)
+def sleep_in_reward(folder):
+    def behave(watchdog, mesh):
+        watchdog.enter("reward", 7)
         if mesh.rank == 1:
             time.sleep(2.5 * LIMIT)
-        dog.enter("after reward", 7)
+        watchdog.enter("after reward", 7)
         barrier(mesh)
 
     return watched(folder, behave)
 
 
-def one_is_stopped(folder):
-    def behave(dog, mesh):
-        dog.enter("update", 3)
+def stop_one_rank(folder):
+    def behave(watchdog, mesh):
+        watchdog.enter("update", 3)
         if mesh.rank == 2:
             time.sleep(0.5)
             waker = subprocess.Popen(["sh", "-c", f"sleep {3 * LIMIT}; kill -CONT {os.getpid()}"])
@@ -91,11 +91,11 @@ def one_is_stopped(folder):
 
 @pytest.mark.slow
 def test_a_healthy_run_prints_nothing(tmp_path):
-    assert launch("tests.distributed.test_watchdog:no_hang", 2, str(tmp_path)) == ["", ""]
+    assert launch("tests.distributed.test_watchdog:train_without_hang", 2, str(tmp_path)) == ["", ""]
 
 
 def test_a_sleeping_rank_is_reported_with_its_stage_and_seconds(tmp_path):
-    main, sleeper = launch("tests.distributed.test_watchdog:one_sleeps_in_reward", 2, str(tmp_path))
+    main, sleeper = launch("tests.distributed.test_watchdog:sleep_in_reward", 2, str(tmp_path))
     assert main.count("in one stage for more than 2 s") == 2  # at the limit and when the time has doubled
     first = main.split("all ranks respond")[0]
     row = re.search(rf"^1 +{re.escape(HOST)} +reward +7 +(\d+)", main, re.MULTILINE)
@@ -107,7 +107,7 @@ def test_a_sleeping_rank_is_reported_with_its_stage_and_seconds(tmp_path):
 
 
 def test_a_stopped_rank_is_reported_as_having_no_heartbeat(tmp_path):
-    main, other, _ = launch("tests.distributed.test_watchdog:one_is_stopped", 3, str(tmp_path))
+    main, other, _ = launch("tests.distributed.test_watchdog:stop_one_rank", 3, str(tmp_path))
     assert "no heartbeat (stopped, exited or unreachable): rank 2\n" in main
     assert re.search(rf"^2 +{re.escape(HOST)} +update +3 .*no heartbeat for \d+ s$", main, re.MULTILINE), main
     assert other.count("watchdog: rank 1") == 1 and "no heartbeat" not in other
@@ -151,8 +151,8 @@ def test_without_the_store_a_rank_still_reports_itself(capfd, monkeypatch):
     server = torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     client = torch.distributed.TCPStore("localhost", server.port, timeout=timedelta(seconds=2))
     monkeypatch.setattr(watchdog, "open_store", lambda mesh, timeout_s: client)
-    with Watchdog(Mesh(rank=0, world_size=2, sp_size=1), 1.0) as dog:
-        dog.enter("rollout", 2)
+    with Watchdog(Mesh(rank=0, world_size=2, sp_size=1), 1.0) as running:
+        running.enter("rollout", 2)
         time.sleep(0.2)
         del server
         time.sleep(1.2)

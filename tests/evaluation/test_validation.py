@@ -66,7 +66,7 @@ def test_the_ema_is_validated_instead_of_the_policy(tiny_config, mesh):
         return run(iteration)
 
     trainer.validation.run = watched
-    average = {name: tensor.clone() for name, tensor in trainer.policy.average.tensors().items()}
+    average = {name: tensor.clone() for name, tensor in trainer.policy.ema.tensors().items()}
     trainer.validate()
     assert all(torch.equal(validated[0][name], average[name]) for name in average)
     policy = trainer.policy.trained

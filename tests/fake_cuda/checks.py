@@ -132,7 +132,7 @@ def exchange(count, model, *, offload):
     with count:
         weights = WeightCopy(model, parameters, offload=offload)
         count.clear()
-        with weights.in_place():
+        with weights.swapped_in():
             pass
     return take_counts(count) | {"tensors": len(parameters)}
 

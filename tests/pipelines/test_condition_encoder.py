@@ -83,7 +83,7 @@ def test_an_image_is_encoded_again_for_another_size_and_after_its_file_changed(t
     request = Request("a cat", str(path))
     for height, width in ((32, 32), (32, 32), (32, 48), (48, 32)):
         encoder([request], height=height, width=width)
-    condition_encoder._content_of.cache_clear()  # a process reads each file once
+    condition_encoder._file_hash.cache_clear()  # a process reads each file once
     path.write_bytes(b"another image")
     encoder([request], height=32, width=32)
     sizes = [(32, 32), (32, 48), (48, 32), (32, 32)]

@@ -1,4 +1,4 @@
-"""Tests of noise matching: the chosen eta injects the target variance, or an error says why none can."""
+"""Tests of noise matching: the chosen eta adds the target variance, or an error says why none can."""
 
 import pytest
 
@@ -14,7 +14,7 @@ RUN = dict(num_steps=20, shift=5.0, last_step="stochastic")
 @pytest.mark.parametrize("sde_type", list(SAMPLERS))
 @pytest.mark.parametrize("target", ["sage_grpo:0.5", "flow_grpo:0.7", "dance_grpo:0.25", "cps:0.2"])
 @pytest.mark.parametrize("num_steps, shift, last_step", [(20, 5.0, "stochastic"), (100, 7.0, "deterministic")])
-def test_the_scheduler_injects_the_variance_of_the_target(sde_type, target, num_steps, shift, last_step):
+def test_the_scheduler_adds_the_variance_of_the_target(sde_type, target, num_steps, shift, last_step):
     """The variance is computed from the standard deviations that the scheduler samples with."""
     scheduler = FlowMatchDiscreteScheduler(shift=shift, last_step=last_step)
     scheduler.set_timesteps(num_steps)
@@ -89,7 +89,7 @@ def test_more_noise_than_cps_has_at_eta_1_raises_an_error_with_the_numbers():
 
 @pytest.mark.parametrize("target, sde_type", [("cps:0.5", "sage_grpo"), ("sage_grpo:0.5", "cps")])
 def test_a_schedule_without_noise_raises_an_error(target, sde_type):
-    with pytest.raises(ValueError, match="cps injects no noise at 1 steps"):
+    with pytest.raises(ValueError, match="cps adds no noise at 1 steps"):
         matched_eta(target, sde_type, **RUN | {"num_steps": 1})
 
 

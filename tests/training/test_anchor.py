@@ -69,7 +69,7 @@ def test_the_model_uses_the_copy_inside_the_context_and_its_own_weights_after_it
     before = model(inputs)
     move(model, 0.5)
     now, after = values(model), model(inputs)
-    with copy.in_place():
+    with copy.swapped_in():
         assert torch.equal(model(inputs), before)
     assert torch.equal(model(inputs), after) and equal(values(model), now)
 
@@ -96,4 +96,4 @@ def test_copying_weights_with_nan_raises(model):
     copy = WeightCopy(model, trained(model))
     move(model, float("nan"))
     with pytest.raises(RuntimeError, match="differs from the weights in 2 tensors"):
-        copy.take()
+        copy.refresh()

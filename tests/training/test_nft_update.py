@@ -26,9 +26,9 @@ def trainer(tiny_config, mesh, tmp_path):
 
 def sample_rollouts(trainer):
     trainer.iteration = 1
-    rollouts, pending = trainer.collector.collect(1, StageTimer(CPU), keep_means=trainer.update.reads_means())
+    rollouts, pending = trainer.collector.collect(1, StageTimer(CPU), keep_means=trainer.update.needs_means())
     rewards = trainer.rewards.wait(pending)
-    return rollouts.scored(rewards, trainer.rewards.advantages(rollouts.indices, rewards)[0])
+    return rollouts.with_rewards(rewards, trainer.rewards.advantages(rollouts.indices, rewards)[0])
 
 
 def test_each_rollout_has_separate_noise_levels_that_cover_the_range(trainer):
@@ -73,8 +73,8 @@ def change_the_old_policy(trainer, rollouts):
 
 
 def change_inputs(trainer, change):
-    terms_of = trainer.update._terms_of
-    trainer.update._terms_of = lambda inputs: terms_of(change(inputs))
+    nft_terms = trainer.update._nft_terms
+    trainer.update._nft_terms = lambda inputs: nft_terms(change(inputs))
 
 
 def use_the_policy_in_the_mirrored_branch(trainer, rollouts):

@@ -15,7 +15,7 @@ from hyvideo.training.rollout_batch import RolloutBatch, RolloutIndex
 def rollouts(number):
     trajectories = Trajectories(torch.full((1, 2, 1, 1, 1, 1), float(number)), torch.zeros(1), torch.zeros(1, 1))
     batch = RolloutBatch([RolloutIndex(0, 0)], ["a"], None, trajectories, torch.zeros(1, 1, dtype=torch.long))
-    return batch.scored({0: Reward(1.0, {"VQ": float("nan")})}, torch.zeros(1))
+    return batch.with_rewards({0: Reward(1.0, {"VQ": float("nan")})}, torch.zeros(1))
 
 
 def test_the_newest_three_bad_updates_of_each_rank_are_kept(tmp_path):
@@ -27,8 +27,8 @@ def test_the_newest_three_bad_updates_of_each_rank_are_kept(tmp_path):
         main.record_skipped(rollouts(iteration), ranks=[0], iteration=iteration)
         for file in folder.glob(f"*{iteration}-rank0*"):
             os.utime(file, (time, time))
-    kept = ["000001-rank0", "000002-rank0", "000009-rank0", "000009-rank1"]
-    assert sorted(os.listdir(folder)) == [name + end for name in kept for end in (".json", ".safetensors")]
+    expected = ["000001-rank0", "000002-rank0", "000009-rank0", "000009-rank1"]
+    assert sorted(os.listdir(folder)) == [name + end for name in expected for end in (".json", ".safetensors")]
     assert (load_file(folder / "000002-rank0.safetensors")["latents"] == 2).all()
 
 

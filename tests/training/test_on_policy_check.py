@@ -115,7 +115,7 @@ def test_an_injected_fault_is_found_and_named(tiny_config, mesh, settings, befor
     assert f"first module that differs: {module}" in message, message
 
 
-def test_a_fault_of_unknown_kind_is_traced_to_its_module(tiny_config, mesh):
+def test_an_unknown_fault_is_traced_to_its_module(tiny_config, mesh):
     def fault(trainer):
         part = trainer.policy.transformer.context_embedder
         part.register_forward_hook(in_training(lambda output: output * 1.01))
@@ -175,7 +175,7 @@ def test_the_bf16_tolerance_is_wide_only_for_calls_of_different_shapes(tiny_conf
     assert log_ratio_tolerances(dataclasses.replace(config.loss, gate_tolerance=1e-2), "bf16") == (1e-2, 1e-2)
 
 
-def join_wrongly(settings):
+def train_with_a_wrong_join(settings):
     """Return each rank's message for a fault in the join of sequence parallelism."""
     from hyvideo.config.command_line import load_config
     from hyvideo.distributed import mesh as ranks
@@ -202,6 +202,6 @@ def join_wrongly(settings):
 def test_a_fault_of_sequence_parallelism_is_named_on_every_rank(tmp_path, shard):
     settings = {"output_dir": str(tmp_path), "valid_video_csv": "", "sp_size": 2, "enable_fsdp": shard}
     settings |= {"log_video_interval": 0, "num_threads": 1}
-    messages = launch("tests.training.test_on_policy_check:join_wrongly", 2, settings)
+    messages = launch("tests.training.test_on_policy_check:train_with_a_wrong_join", 2, settings)
     assert all("cause: sequence parallelism" in message for message in messages), messages
     assert "On rank 0" in messages[0] and "On rank 1" in messages[1]

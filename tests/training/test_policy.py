@@ -72,7 +72,7 @@ def test_a_lora_file_is_the_initial_adapter_and_anchor(tiny_config, mesh, tmp_pa
     with torch.no_grad():
         for parameter in policy.parameters:
             parameter.add_(1)
-    with policy.anchor.in_place():
+    with policy.anchor.swapped_in():
         assert same(policy.lora(), lora)
     assert not same(policy.lora(), lora)
 
@@ -116,12 +116,12 @@ def start(folder, settings):
     """Return the norms of the weights of a policy that starts from a LoRA, and whether it has its adapter."""
     from hyvideo.config.command_line import load_config
     from hyvideo.distributed import mesh as ranks
-    from hyvideo.distributed.sharded_tensors import whole
+    from hyvideo.distributed.sharded_tensors import full_tensor
 
     flags = {"enable_fsdp": True, "batch_size": 4, "pretrained_lora_path": str(folder), **settings}
     config = load_config("configs/smoke.yaml", valid_video_csv="", **flags)
     policy = Policy(config, ranks.start(1, CPU, timeout=60), CPU, REQUESTS)
-    weights = {name: whole(tensor).norm().item() for name, tensor in policy.transformer.state_dict().items()}
+    weights = {name: full_tensor(tensor).norm().item() for name, tensor in policy.transformer.state_dict().items()}
     return weights, policy.lora() is not None and same(policy.lora(), draw())
 
 

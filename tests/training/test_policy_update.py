@@ -70,11 +70,11 @@ def test_the_gradient_equals_the_equations(tiny_config, mesh, kl_velocity):
     rollouts, pending = trainer.collector.collect(1, StageTimer(CPU))
     rewards = trainer.rewards.wait(pending)
     advantages, _ = trainer.rewards.advantages(rollouts.indices, rewards)
-    rollouts = rollouts.scored(rewards, advantages)
+    rollouts = rollouts.with_rewards(rewards, advantages)
     orders = rollouts.trained_steps.tolist()
     assert len({tuple(order) for order in orders}) > 1 and all(sorted(order) == [0, 1, 2] for order in orders)
 
-    with trainer.policy.anchor.in_place(), torch.no_grad():
+    with trainer.policy.anchor.swapped_in(), torch.no_grad():
         move(trainer.policy, 5e-3, seed=2)  # an anchor that differs from the rollout policy
         anchors = [[log_prob_and_mean(trainer, rollouts, row, step)[1] for step in range(3)] for row in range(8)]
     move(trainer.policy, 1e-2, seed=1)  # ratios leave 1, some beyond the clip range
@@ -106,13 +106,13 @@ def test_the_gradient_equals_the_equations(tiny_config, mesh, kl_velocity):
     assert metrics["loss/total"] == pytest.approx(torch.stack(terms).mean().item(), rel=1e-4)
 
 
-def gradient_and_position(trainer, rollouts, turns):
-    """Return the gradient of an update that measures the position KL at these turns, and its position KL."""
+def gradient_and_position(trainer, rollouts, columns):
+    """Return the gradient of an update that measures the position KL at these columns, and its position KL."""
     applied = []
     trainer.policy.optimizers.step = lambda rate: applied.extend(p.grad.clone() for p in trainer.policy.parameters)
-    rollouts = replace(rollouts, anchor_turns=turns)
+    rollouts = replace(rollouts, anchor_columns=columns)
     metrics = trainer.update(rollouts, trainer.update.anchor_means(rollouts), 1)
-    trainer.policy.optimizers.drop_gradients()
+    trainer.policy.optimizers.zero_grad()
     return torch.cat([gradient.flatten().double() for gradient in applied]), metrics["kl/position"]
 
 
@@ -130,14 +130,14 @@ def test_the_position_kl_at_drawn_steps_is_unbiased(tiny_config, mesh, settings)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
     trainer.iteration = 1
     rollouts, pending = trainer.collector.collect(1, StageTimer(CPU))
-    assert len(rollouts.anchor_turns) == 1
+    assert len(rollouts.anchor_columns) == 1
     rewards = trainer.rewards.wait(pending)
-    rollouts = rollouts.scored(rewards, trainer.rewards.advantages(rollouts.indices, rewards)[0])
-    with trainer.policy.anchor.in_place():
+    rollouts = rollouts.with_rewards(rewards, trainer.rewards.advantages(rollouts.indices, rewards)[0])
+    with trainer.policy.anchor.swapped_in():
         move(trainer.policy, 5e-3, seed=2)
     trainer.policy.anchor.age += 1
     full, distance = gradient_and_position(trainer, rollouts, [0, 1, 2])
-    parts, distances = zip(*(gradient_and_position(trainer, rollouts, [turn]) for turn in range(3)))
+    parts, distances = zip(*(gradient_and_position(trainer, rollouts, [column]) for column in range(3)))
     assert distance > 0 and sum(distances) / 3 == pytest.approx(distance, rel=1e-5)
     assert (sum(parts) / 3 - full).norm() < 1e-5 * full.norm()
     assert min((part - full).norm() for part in parts) > 1e-2 * full.norm()  # no single draw gives the full gradient
@@ -212,7 +212,7 @@ def test_the_ema_follows_the_policy_with_its_decay(tiny_config, mesh):
     trainer.iteration = 1
     trainer.run_iteration()
     moved = 0.0
-    for name, average in trainer.policy.average.tensors().items():
+    for name, average in trainer.policy.ema.tensors().items():
         policy = trainer.policy.trained[name].detach()
         torch.testing.assert_close(average, 0.9 * start[name] + 0.1 * policy)
         moved += (policy - start[name]).abs().sum().item()

@@ -29,14 +29,14 @@ def config(tiny_config, tmp_path):
 
 
 class Slow(Redness):
-    """Waits for the event ``free`` before it scores."""
+    """Waits for the event ``released`` before it scores."""
 
     def __init__(self):
-        self.free = threading.Event()
-        self.free.set()
+        self.released = threading.Event()
+        self.released.set()
 
     def score(self, videos, prompts, *, fps):
-        assert self.free.wait(60)
+        assert self.released.wait(60)
         return super().score(videos, prompts, fps=fps)
 
 
@@ -50,14 +50,14 @@ def train(config, mesh, stage="", number=0, iteration=0):
         if (name, at) == (stage, iteration) and entered.count(stage) == number + 1:
             entered[:] = ["signaled"]
             if stage == "reward":
-                scorer.free.clear()
+                scorer.released.clear()
             os.kill(os.getpid(), signal.SIGUSR1)
 
     trainer = Trainer(config, mesh, CPU, scorers={"test": scorer}, on_stage=on_stage)
     try:
         trainer.train()
     except Stopped as error:
-        scorer.free.set()
+        scorer.released.set()
         return trainer, str(error), entered[1:]
     return trainer, "", []
 

@@ -55,14 +55,14 @@ def test_step_noise_differs_even_with_shared_initial_noise():
     assert not any(torch.equal(a, b) for i, a in enumerate(draws) for b in draws[:i])
 
 
-def test_anchor_turns_are_uniform_new_in_each_iteration_and_the_same_on_all_ranks():
+def test_anchor_columns_are_uniform_new_in_each_iteration_and_the_same_on_all_ranks():
     noise = RolloutNoise(42, SHAPE)
-    draws = [noise.anchor_turns(iteration, 5, 2) for iteration in range(1, 1001)]
+    draws = [noise.anchor_columns(iteration, 5, 2) for iteration in range(1, 1001)]
     assert all(len(set(draw)) == 2 and draw == sorted(draw) for draw in draws)
-    counts = [sum(turn in draw for draw in draws) for turn in range(5)]
+    counts = [sum(column in draw for draw in draws) for column in range(5)]
     assert all(abs(count - 400) < 5 * (1000 * 0.4 * 0.6) ** 0.5 for count in counts)
-    assert draws == [RolloutNoise(42, (9,)).anchor_turns(iteration, 5, 2) for iteration in range(1, 1001)]
-    assert noise.anchor_turns(1, 3, 3) == [0, 1, 2]
+    assert draws == [RolloutNoise(42, (9,)).anchor_columns(iteration, 5, 2) for iteration in range(1, 1001)]
+    assert noise.anchor_columns(1, 3, 3) == [0, 1, 2]
 
 
 def test_every_rollout_trains_every_stochastic_step_in_its_own_order():

@@ -25,11 +25,11 @@ def test_steps_before_the_first_noise_are_computed_once_for_a_group(tiny_config,
     collector, sizes = trainer.collector, count_samples(trainer)
     collector.noisy_steps(1)
     indices = collector.indices()
-    conditions, kept = trainer.encoder(collector.requests_of(1, indices)), torch.tensor([[3, 2]] * 8)
-    shared = collector.sample(1, indices, conditions, mean_steps=kept)
+    conditions, mean_steps = trainer.encoder(collector.requests_of(1, indices)), torch.tensor([[3, 2]] * 8)
+    shared = collector.sample(1, indices, conditions, mean_steps=mean_steps)
     assert sizes == calls
     monkeypatch.setattr(type(trainer.pipeline), "num_shared_steps", 0)
-    separate = collector.sample(1, indices, conditions, mean_steps=kept)
+    separate = collector.sample(1, indices, conditions, mean_steps=mean_steps)
     assert len({tuple(row.flatten().tolist()) for row in shared.final}) == 8
     tolerance = {"rtol": 0, "atol": 0} if batched == "false" else {"rtol": 1e-5, "atol": 1e-5}
     for first, second in ((shared.latents, separate.latents), (shared.log_probs, separate.log_probs)):

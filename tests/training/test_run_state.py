@@ -12,7 +12,7 @@ from hyvideo.config.identity import changed_settings
 from hyvideo.models.lora import Pair, save_lora
 from hyvideo.records.metrics_file import complete_lines
 from hyvideo.trainer import Trainer
-from hyvideo.training.run_state import changed_contents, check_changes, contents
+from hyvideo.training.run_state import changed_contents, check_changes, hash_files
 from tests.test_trainer import CPU, TIMING, Redness
 
 SETTINGS = {
@@ -127,7 +127,7 @@ def test_a_changed_initial_lora_is_detected(tiny_config, tmp_path):
     assert find_changes(tiny_config, pretrained_lora_path=str(tmp_path)).affecting_learning
     before = contents(config.flat())
     save_lora({"transformer_blocks.0.attn.to_q": dataclasses.replace(pair, alpha=2.0)}, tmp_path, form="peft")
-    found = changed_contents(before, contents(config.flat()), config.flat())
+    found = changed_contents(before, hash_files(config.flat()), config.flat())
     names = ", ".join(str(tmp_path / name) for name in ("adapter_model.safetensors", "adapter_config.json"))
     assert found == [f"the contents of pretrained_lora_path {names} have changed"]
 
@@ -139,10 +139,10 @@ def test_a_changed_rubric_of_a_judge_is_detected(tiny_config, tmp_path, as_json)
     (tmp_path / "judge.yaml").write_text(json.dumps(options))
     reward_config = json.dumps(options) if as_json else str(tmp_path / "judge.yaml")
     settings = tiny_config.with_settings(reward_model=["vlm_judge"], reward_config=reward_config).flat()
-    before = contents(settings)
-    assert not changed_contents(before, contents(settings), settings)
+    before = hash_files(settings)
+    assert not changed_contents(before, hash_files(settings), settings)
     rubric.write_text("dimensions: {VQ: {}}")
-    (found,) = changed_contents(before, contents(settings), settings)
+    (found,) = changed_contents(before, hash_files(settings), settings)
     assert found.startswith("the contents of reward_config ") and f"{rubric} have changed" in found
 
 

@@ -141,12 +141,12 @@ def results(run: Path) -> dict:
     lines = [json.loads(line) for _, line in complete_lines(run / "metrics.jsonl")]
     # A run that is stopped between two saves has additional checkpoints.
     earlier = [path for path in last.parent.glob("[0-9]*") if path != last]
-    kept = (path for path in run.rglob("*") if not any(path.is_relative_to(folder) for folder in earlier))
+    remaining = (path for path in run.rglob("*") if not any(path.is_relative_to(folder) for folder in earlier))
     return {
         "metrics": [{k: v for k, v in line.items() if not k.startswith(("time/", "memory/"))} for line in lines],
         "tensors": {name: entry for name, entry in files.items() if name.endswith(".distcp")},
         "numbers": {name: value for name, value in state.items() if name != "settings"},
-        "files": sorted(str(path.relative_to(run)) for path in kept),
+        "files": sorted(str(path.relative_to(run)) for path in remaining),
     }
 
 

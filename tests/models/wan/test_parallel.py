@@ -45,17 +45,17 @@ def compare_sharded(sp_size=1, **options):
     """Return this rank's number of rows of a one-row table, and the deviation of the gradient of both samples."""
     from hyvideo.distributed import mesh as ranks
     from hyvideo.distributed.parallelize import parallelize
-    from hyvideo.distributed.sharded_tensors import local, whole
+    from hyvideo.distributed.sharded_tensors import full_tensor, local_shard
 
     mesh = ranks.start(sp_size, torch.device("cpu"), timeout=300)
     plain, sharded = installed(), installed()
     parallelize(sharded, mesh, shard=True, **options)
-    rows = len(local(sharded.blocks[0].scale_shift_table))
+    rows = len(local_shard(sharded.blocks[0].scale_shift_table))
     seeds = [rank // sp_size for rank in range(2)]  # ranks of a sequence-parallel group share a sample
     for seed in seeds:
         plain(**inputs(1, seed=seed)).square().mean().div(2).backward()
     sharded(**inputs(1, seed=seeds[mesh.rank])).square().mean().backward()
-    found = {name: whole(parameter.grad) for name, parameter in sharded.named_parameters()}
+    found = {name: full_tensor(parameter.grad) for name, parameter in sharded.named_parameters()}
     return rows, distance(found, {name: parameter.grad for name, parameter in plain.named_parameters()})
 
 

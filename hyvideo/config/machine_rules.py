@@ -78,10 +78,10 @@ def videos_fit_the_version(model: ModelSettings, data: DataSettings, sizes: dict
     for source in ("prompts_csv", "valid_video_csv"):
         with suppress(ValueError):  # `prompts_are_readable` reports unreadable files
             requests = read_requests(*getattr(data, source))
-            yield from images_fit_the_task(released.task, requests, f"transformer_version {version}", source)
+            yield from image_problems(released.task, requests, f"transformer_version {version}", source)
 
 
-def images_fit_the_task(task: str | None, requests: list[Request], version: str, source: str) -> Problems:
+def image_problems(task: str | None, requests: list[Request], version: str, source: str) -> Problems:
     """Yield images given to a text-to-video version, or no image at all for an image-to-video version.
 
     An image-to-video version also accepts rows without an image. If all rows lack one, the images were forgotten or

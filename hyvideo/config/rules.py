@@ -124,7 +124,7 @@ def layout_problems(world_size: int, sp_size: int, dp_replicate: int = 1) -> Pro
         )
 
 
-def every_rank_has_a_head(sp_size: int, num_heads: int) -> Problems:
+def head_problems(sp_size: int, num_heads: int) -> Problems:
     if sp_size > num_heads:
         yield (
             f"sp_size must be at most the {num_heads} attention heads of the transformer, got {sp_size}; "

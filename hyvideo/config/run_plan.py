@@ -98,7 +98,7 @@ def shared_fraction(rollout: RolloutSettings) -> float:
 
 def steps_before_noise(rollout: RolloutSettings) -> float:
     """Return the number of steps before the first noise, averaged over the positions of a window."""
-    stochastic = [place for place, step in enumerate(_transitions(rollout)) if step.is_stochastic]
+    stochastic = [index for index, step in enumerate(_transitions(rollout)) if step.is_stochastic]
     window = parse_window(rollout.sde_window, len(stochastic))
     starts = window.starts(len(stochastic)) if window else range(1)
     return fmean(stochastic[start] for start in starts) if stochastic else rollout.grpo_sampling_steps

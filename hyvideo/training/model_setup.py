@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from hyvideo.config.machine_rules import images_fit_the_task
-from hyvideo.config.rules import every_rank_has_a_head
+from hyvideo.config.machine_rules import image_problems
+from hyvideo.config.rules import head_problems
 from hyvideo.config.run_plan import parse_interval
 from hyvideo.config.sections import ModelSettings, OptimizerSettings, RolloutSettings
 from hyvideo.config.settings import Config
@@ -186,10 +186,10 @@ def check_checkpoint(
         is_validation = (frames, height, width) == config.validation_size != config.rollout_size
         found = fit_checks.size_problems(root, version, num_frames=frames, height=height, width=width)
         problems += [problem + " for a validation video" * is_validation for problem in found]
-    problems += every_rank_has_a_head(config.distributed.sp_size, loading.read_num_heads(root, version))
+    problems += head_problems(config.distributed.sp_size, loading.read_num_heads(root, version))
     task = loading.read_task(root, version)
     for source, prompts in requests.items():
-        problems += images_fit_the_task(task, prompts, f"transformer_version {version}", source)
+        problems += image_problems(task, prompts, f"transformer_version {version}", source)
     if problems:
         raise ValueError("\n".join(dict.fromkeys(problems)))
     return family.kinds(all_requests)

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import pytest
 from PIL import Image
 
-from hyvideo.config.rules import check, every_rank_has_a_head, layout_problems
+from hyvideo.config.rules import check, head_problems, layout_problems
 from hyvideo.config.settings import Config
 
 
@@ -103,7 +103,7 @@ def test_adjacent_replicas_may_share_a_group(tiny_config):
     ],
 )
 def test_a_layout_has_whole_replicas_and_a_head_for_every_rank(layout, message):
-    problems = [*layout_problems(*layout), *every_rank_has_a_head(layout[1], 16)]
+    problems = [*layout_problems(*layout), *head_problems(layout[1], 16)]
     assert len(problems) == (0 if message is None else 1)
     assert message is None or re.search(message, problems[0])
 

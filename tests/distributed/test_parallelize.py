@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.distributed.launch import launch
-from tests.distributed.test_sequence_parallel import inputs, tiny
+from tests.distributed.test_sequence_parallel import inputs, tiny_transformer
 
 MODULE = "tests.distributed.test_parallelize"
 CASES = ("even", "even, quoted", "odd tokens")
@@ -20,7 +20,7 @@ def compare(sp_size):
     from hyvideo.models.family import freeze_dead_parameters, install
 
     mesh = ranks.start(sp_size, torch.device("cpu"), timeout=300)
-    plain, sharded = tiny(num_layers=2), tiny(num_layers=2)
+    plain, sharded = tiny_transformer(num_layers=2), tiny_transformer(num_layers=2)
     for model in (plain, sharded):
         install(model)
         freeze_dead_parameters(model)

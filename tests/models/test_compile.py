@@ -17,7 +17,7 @@ from hyvideo.models.conditions import Condition
 from hyvideo.models.family import freeze_dead_parameters, install
 from hyvideo.models.lora import start_lora, training_config
 from hyvideo.training.anchor import WeightCopy
-from tests.distributed.test_sequence_parallel import tiny
+from tests.distributed.test_sequence_parallel import tiny_transformer
 
 SLOW = pytest.mark.slow
 NEEDS_COMPILER = [SLOW, pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")]
@@ -35,7 +35,7 @@ def without_graphs_of_other_tests():
 
 
 def small(num_layers=1):
-    model = tiny(num_layers=num_layers)
+    model = tiny_transformer(num_layers=num_layers)
     install(model)
     freeze_dead_parameters(model)
     return model

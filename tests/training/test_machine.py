@@ -1,4 +1,4 @@
-"""Messages about files, packages and GPUs that a machine lacks for a run, which are no errors."""
+"""Messages about files, packages and GPUs that a machine lacks for a run; they are not errors."""
 
 import shutil
 

@@ -203,10 +203,10 @@ class Shade:
 """
 
 
-def test_the_reward_of_the_docs_trains_with_one_of_a_module_and_its_scores_are_recorded(
+def test_a_custom_reward_from_the_docs_trains_and_its_scores_are_recorded(
     tiny_config, mesh, tmp_path, monkeypatch, capsys
 ):
-    """The run resumes only with an unchanged file."""
+    """It is combined with a reward from a module. The run resumes only if their files are unchanged."""
     page = Path("docs/own_reward.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```python\n(from \S+ import Scorer\n\n\nclass Brightness.*?)```", page, re.S)
     (flags,) = re.findall(r"post_train.py .*\\\n +(--reward_model .*)\n", page)

@@ -44,15 +44,15 @@ def test_rollouts_with_separate_noise_share_no_steps(tiny_config, mesh):
     assert sizes == [8] * 6 and shared_fraction(trainer.config.rollout) == 0
 
 
-@pytest.mark.parametrize("batch_size, spared", [(8, 2 * 3 / 4), (2, 2 * 1 / 2)])  # two groups, and half of one
-def test_the_plan_counts_the_forward_passes_of_an_iteration(tiny_config, mesh, batch_size, spared):
+@pytest.mark.parametrize("batch_size, saved", [(8, 2 * 3 / 4), (2, 2 * 1 / 2)])  # two groups, and half of one
+def test_the_plan_counts_the_forward_passes_of_an_iteration(tiny_config, mesh, batch_size, saved):
     """The first iteration needs no forward passes of the anchor, which equals the policy."""
     changes = {"batch_size": batch_size, "gradient_accumulation_steps": 8 // batch_size, "kl_strategy": "none"}
     config = tiny_config.with_settings(**SHARED | changes, kl_weight=0.0)
-    assert shared_fraction(config.rollout) * steps_before_noise(config.rollout) == spared
+    assert shared_fraction(config.rollout) * steps_before_noise(config.rollout) == saved
     trainer = Trainer(config, mesh, CPU)
     trainer.iteration += 1
-    assert trainer.run_iteration()["cost/forwards"] == 6 - spared + 3 * make_plan(config).num_trained_steps
+    assert trainer.run_iteration()["cost/forwards"] == 6 - saved + 3 * make_plan(config).num_trained_steps
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from functools import cached_property
 from types import SimpleNamespace
 
 from hyvideo.config.memory.hardware import Hardware
-from hyvideo.config.rules import batch_problems, every_rank_has_a_head
+from hyvideo.config.rules import batch_problems, head_problems
 from hyvideo.config.run_plan import Plan, make_plan, shared_fraction, steps_before_noise
 from hyvideo.config.settings import Config
 from hyvideo.models.sizes import Sizes
@@ -149,7 +149,7 @@ class PlannedRun:
         config, heads = self.config, self.architecture.num_attention_heads
         updates = config.loss.num_updates_per_rollout
         batch = batch_problems(config.rollout, config.distributed, updates, self.world_size)
-        return [*every_rank_has_a_head(self.settings.sp_size, heads), *batch]
+        return [*head_problems(self.settings.sp_size, heads), *batch]
 
     def with_settings(self, **changes) -> "PlannedRun":
         """Return the run with other settings."""

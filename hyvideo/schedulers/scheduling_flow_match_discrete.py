@@ -115,7 +115,6 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
         chosen = [(self._ode if deterministic else table)[i] for i in indices]
         a, b, std = (_per_sample(values, sample) for values in zip(*((t.a, t.b, t.std) for t in chosen)))
         sigma = _per_sample([self._levels[i] for i in indices], sample)
-
         mean = a * sample + b * velocity
         if prev_sample is None:
             prev_sample = mean

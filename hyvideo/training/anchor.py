@@ -95,7 +95,7 @@ class Anchor(WeightCopy):
 
     @property
     def equals_policy(self) -> bool:
-        """Whether the position KL and its gradient are exactly 0, so that it needs no forward pass."""
+        """Return whether the position KL and its gradient are exactly 0, so that it needs no forward pass."""
         return self.age == 0
 
     def after_iteration(self) -> None:

@@ -87,10 +87,8 @@ class NFTUpdate(PolicyUpdate):
             velocity, target = self._velocity(rollouts, [row], noisiest)
             replay_distance, zero_error = self._replay_distance(rollouts, row), mean_square(target)
         scored = {(rollouts.indices[i].group, r.total) for i, r in rollouts.rewards.items() if not r.is_missing}
-        rewards_differ = len(scored) > len({group for group, _ in scored})
-        is_flat = zero_error.new_tensor(
-            rewards_differ and not rollouts.advantages.nan_to_num().any(), dtype=torch.float
-        )
+        differs = len(scored) > len({group for group, _ in scored})
+        is_flat = zero_error.new_tensor(differs and not rollouts.advantages.nan_to_num().any(), dtype=torch.float)
         return {
             "the distance between a rollout's first step and its replay is": (replay_distance, self._tolerance),
             "the velocity error on re-noised rollouts, relative to that of a zero velocity, is": (

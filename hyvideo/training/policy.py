@@ -154,7 +154,6 @@ class Policy:
         return {f"policy.{name}": tensor.detach() for name, tensor in tensors.items()}
 
     def _optimizer_targets(self, folder: Path) -> Iterator[tuple[str, Tensor]]:
-        """Yield the name and a zero tensor, sharded like the parameter if their shapes agree, of each stored state."""
         shapes = read_shapes(folder / checkpoint.TENSORS)
         by_name = {f"optimizer.{name}": parameter for name, parameter in self.trained.items()}
         for key, stored in shapes.items():

@@ -50,7 +50,7 @@ class OnPolicyCheck:
     def __call__(
         self, rollouts: RolloutBatch, passes: list[tuple[list[int], int]], deviations: list[Tensor], iteration: int
     ) -> None:
-        """Raise OffPolicyError on all ranks if any of ``deviations``, the largest |ratio - 1| of each pass, is too large."""
+        """Raise OffPolicyError on all ranks if one of ``deviations``, the largest |ratio - 1| by pass, is too large."""
         shapes = [self._shape_difference(rollouts, *a_pass) for a_pass in passes[: len(deviations)]]
         limits = [self.tolerances[difference is not None] for difference in shapes]
         local = torch.stack(deviations) / filled(limits, deviations[0].device)

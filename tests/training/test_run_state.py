@@ -125,7 +125,7 @@ def test_a_changed_initial_lora_is_detected(tiny_config, tmp_path):
     save_lora({"transformer_blocks.0.attn.to_q": pair}, tmp_path, form="peft")
     config = tiny_config.with_settings(pretrained_lora_path=str(tmp_path))
     assert find_changes(tiny_config, pretrained_lora_path=str(tmp_path)).affecting_learning
-    before = contents(config.flat())
+    before = hash_files(config.flat())
     save_lora({"transformer_blocks.0.attn.to_q": dataclasses.replace(pair, alpha=2.0)}, tmp_path, form="peft")
     found = changed_contents(before, hash_files(config.flat()), config.flat())
     names = ", ".join(str(tmp_path / name) for name in ("adapter_model.safetensors", "adapter_config.json"))

@@ -23,8 +23,8 @@ from hyvideo.data.outside import Parser, quote, shorten
 SETTINGS = {"model_path": "pretrained_model_root", "num_inference_steps": "validation_steps", "stochastic": "sde_type"}
 SETTINGS |= {"guidance_scale": "cfg_scale", "video_length": "sample_n_frames"}
 SETTINGS |= {name: name for name in ("transformer_version", "shift", "negative_prompt", "eta", "dtype", "device")}
-MOST_VIDEOS = 100_000  # per call
-MOST_PIXELS = 8_192  # per side
+MAX_VIDEOS = 100_000  # per call
+MAX_PIXELS = 8_192  # per side
 
 
 def parse() -> argparse.Namespace:
@@ -82,8 +82,8 @@ def check(options: argparse.Namespace) -> None:
         raise ValueError("no prompts: give --prompt, --valid_video_csv, or both")
     if options.image_path and not options.prompt:
         raise ValueError("--image_path needs --prompt; for a CSV, set images in its column ref_image_path")
-    limits = {"num_videos": (1, MOST_VIDEOS), "seed": (-(2**63), 2**64 - 1)}
-    limits |= {"height": (1, MOST_PIXELS), "width": (1, MOST_PIXELS)}
+    limits = {"num_videos": (1, MAX_VIDEOS), "seed": (-(2**63), 2**64 - 1)}
+    limits |= {"height": (1, MAX_PIXELS), "width": (1, MAX_PIXELS)}
     for name, (least, most) in limits.items():
         value = getattr(options, name)
         if value is not None and not least <= value <= most:
@@ -153,9 +153,9 @@ def run(options: argparse.Namespace) -> None:
 
     source = generation.Source(options.checkpoint_path, options.lora_path, options.lora_scale)
     requests = generation.make_and_read_requests(options.prompt, options.image_path, options.valid_video_csv)
-    if len(requests) * options.num_videos > MOST_VIDEOS:
+    if len(requests) * options.num_videos > MAX_VIDEOS:
         raise ValueError(
-            f"one call generates at most {MOST_VIDEOS:,} videos, got {len(requests):,} prompts and --num_videos "
+            f"one call generates at most {MAX_VIDEOS:,} videos, got {len(requests):,} prompts and --num_videos "
             f"{options.num_videos:,}"
         )
     config = config_of(options, has_images=any(request.image for request in requests))

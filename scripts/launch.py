@@ -1,4 +1,4 @@
-"""Start the processes of a run on this node: torchrun with its own handling of signals, failures and restarts.
+"""Start the processes of a run on this node: torchrun with this project's handling of signals and restarts.
 
 python -m scripts.launch [flags of torchrun] post_train.py --config FILE.yaml [flags]
 """

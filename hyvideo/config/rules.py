@@ -216,7 +216,7 @@ def nft_problems(model: ModelSettings, rollout: RolloutSettings) -> Problems:
             "only covers the levels of its few steps; use another version or objective grpo"
         )
     if rollout.sde_window:
-        yield f"sde_window has no meaning with objective nft, got {quote(rollout.sde_window)}; remove it"
+        yield f"sde_window cannot be used with objective nft, got {quote(rollout.sde_window)}; remove it"
     if rollout.use_same_noise and rollout.eta == 0:
         yield "use_same_noise with eta 0 makes all rollouts of a group identical; remove use_same_noise or raise eta"
 

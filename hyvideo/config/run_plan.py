@@ -11,7 +11,7 @@ from hyvideo.data.templates import fill
 from hyvideo.schedulers.noise_window import parse_window
 from hyvideo.schedulers.transitions import Transition, sampler_of, schedule, shifted_levels
 
-MOST_NOISE = 5.0  # largest sensible std of a step relative to the noise level after it; eta 1 reaches 2.5 in 50 steps
+MAX_NOISE = 5.0  # largest sensible std of a step relative to the noise level after it; eta 1 reaches 2.5 in 50 steps
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def describe(config: Config, plan: Plan) -> str:
         variances=variances,
         inside=window.sums(variances) if window else [],
         noise=max((step.std / level for step, level in zip(_transitions(rollout), levels[1:-1])), default=0.0),
-        most_noise=MOST_NOISE,
+        max_noise=MAX_NOISE,
         ratio_note=_ratio_note(rollout) if by_ratio else "",
     )
 

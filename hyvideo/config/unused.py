@@ -9,13 +9,13 @@ from contextlib import suppress
 from hyvideo.config.setting import Unused
 from hyvideo.data.prompts import read_requests
 
-FEWEST_TO_STOP = 16  # fewest validation videos that can stop a run for reward hacking
+MIN_VIDEOS_TO_STOP = 16  # fewest validation videos that can stop a run for reward hacking
 
 
 def _has_too_few_videos(c, n: int) -> bool:
     """Return whether a validation has too few videos to stop a run."""
     with suppress(ValueError):  # `prompts_are_readable` reports unreadable files
-        return len(read_requests(*c.data.valid_video_csv)) * c.record.validation_repeats < FEWEST_TO_STOP
+        return len(read_requests(*c.data.valid_video_csv)) * c.record.validation_repeats < MIN_VIDEOS_TO_STOP
     return False
 
 
@@ -76,6 +76,6 @@ GUIDANCE = Unused("cfg_scale {cfg_scale:g}", lambda c, n: not c.negative_request
 LIMIT = Unused("save_total_limit 0", lambda c, n: c.record.save_total_limit == 0)
 VALIDATION = Unused("no valid_video_csv", lambda c, n: not c.data.valid_video_csv)
 FEW_VIDEOS = Unused(
-    f"a validation needs {FEWEST_TO_STOP} videos to stop a run; raise validation_repeats", _has_too_few_videos
+    f"a validation needs {MIN_VIDEOS_TO_STOP} videos to stop a run; raise validation_repeats", _has_too_few_videos
 )
 VIDEOS = Unused("log_video_interval 0", lambda c, n: c.record.log_video_interval == 0 and not c.data.valid_video_csv)

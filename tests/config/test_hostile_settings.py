@@ -167,8 +167,8 @@ def test_shipped_configs_are_within_the_size_limit():
     [
         (["--lora_rank", "4", "--lora_target_modules", "(("], "lora_target_modules must be regular expressions"),
         (["--fps", "1e-300"], "fps must be at least 0.01"),
-        (["--remote_reward_url", "http://a:99999"], "reward services need URLs such as"),
-        (["--remote_reward_url", "file:///etc/passwd"], "reward services need URLs such as"),
+        (["--remote_reward_url", "http://a:99999"], "remote_reward_url must be URLs such as"),
+        (["--remote_reward_url", "file:///etc/passwd"], "remote_reward_url must be URLs such as"),
         (["--reward_config", "miniature: {path: 5}"], "have the wrong type: got path 5"),
         (["--reward_config", "miniature: {device: cuda}"], "must not set device of miniature"),
     ],

@@ -7,7 +7,7 @@ from hyvideo.config.command_line import load_config
 from hyvideo.config.run_plan import make_plan
 from hyvideo.config.settings import TRAITS
 from hyvideo.config.without_effect import _strength_of_kl, settings_without_effect
-from hyvideo.evaluation.reward_hacking.rule import FEWEST_TO_STOP
+from hyvideo.evaluation.reward_hacking.rule import MIN_VIDEOS_TO_STOP
 from hyvideo.grpo.advantages import group_advantages
 from hyvideo.grpo.trust_region import KLCoefficient, KLScheduleSettings, position_kl
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
@@ -98,9 +98,9 @@ def test_a_setting_is_reported_only_if_it_has_no_effect(tiny_config, idle, effec
 @pytest.mark.parametrize("lacking", [0, 1])
 def test_on_reward_hacking_stop_has_no_effect_with_too_few_videos(tiny_config, tmp_path, lacking):
     path = tmp_path / "prompts.csv"
-    path.write_text("prompt\n" + "a\n" * (FEWEST_TO_STOP - lacking))
+    path.write_text("prompt\n" + "a\n" * (MIN_VIDEOS_TO_STOP - lacking))
     config = tiny_config.with_settings(on_reward_hacking="stop", valid_video_csv=str(path))
-    words = f"on_reward_hacking: a validation needs {FEWEST_TO_STOP} videos to stop a run"
+    words = f"on_reward_hacking: a validation needs {MIN_VIDEOS_TO_STOP} videos to stop a run"
     assert mentions(report(config), words) == bool(lacking)
     assert not mentions(report(config.with_settings(validation_repeats=2)), words)
 

@@ -18,7 +18,7 @@ def checkpoint_bytes(run: PlannedRun) -> float:
     return run.num_shards * (copies * trained_bytes(run) + optimizer_bytes(run))
 
 
-def most_checkpoints(run: PlannedRun) -> int:
+def max_checkpoints(run: PlannedRun) -> int:
     """Return the largest number of checkpoints on disk: those that are kept, and the one being written."""
     record, steps = run.config.record, run.settings.max_steps
     every = record.keep_every if record.save_total_limit else 1
@@ -29,7 +29,7 @@ def most_checkpoints(run: PlannedRun) -> int:
 def check_room(run: PlannedRun) -> None:
     """Warn on stderr if ``output_dir`` lacks space for all checkpoints. Raises ValueError if it lacks space for one."""
     folder, each = Path(run.settings.output_dir), checkpoint_bytes(run)
-    free, more = free_disk(folder), max(1, most_checkpoints(run) - len(list(folder.glob("checkpoints/[0-9]*"))))
+    free, more = free_disk(folder), max(1, max_checkpoints(run) - len(list(folder.glob("checkpoints/[0-9]*"))))
     rule = (
         f"output_dir must have room for {more} more checkpoints of {each / GIB:.1f} GiB, got {quote(folder)} with "
         f"{free / GIB:.1f} GiB free; free some space, lower save_total_limit, or use another output_dir"
@@ -44,7 +44,7 @@ def checkpoint_lines(run: PlannedRun) -> list[str]:
     """Return a line on size and number of checkpoints and the loss in a crash; none for a model without timing."""
     if not run.is_timed:
         return []
-    each, most, record = checkpoint_bytes(run) / GIB, most_checkpoints(run), run.config.record
+    each, most, record = checkpoint_bytes(run) / GIB, max_checkpoints(run), run.config.record
     line = f"{each:.1f} GiB each, at most {most}: {each * most:,.0f} GiB"
     if not record.save_minutes and (between := record.save_interval * duration(run).total / 3600) > 1:
         line += f"; a crash loses up to {between:.1f} h (1 h + 1 iteration with --save_minutes 60)"

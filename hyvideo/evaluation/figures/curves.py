@@ -74,7 +74,7 @@ def _read_run(folder: Path) -> Run:
     return Run(folder, config, settings, [json.loads(line) for _, line in complete_lines(folder / "metrics.jsonl")])
 
 
-def by_schedule(run: Run) -> Run:
+def merge_schedule(run: Run) -> Run:
     """Return the run with the KL schedule, its warm-up and gain merged into one readable setting, ``kl_schedule``."""
     if "kl_schedule" not in run.settings:
         return run

@@ -20,7 +20,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hyvideo.evaluation.figures.curves import TRUST_REGION_SETTINGS, Comparison, Run, by_schedule, compare, curve
+from hyvideo.evaluation.figures.curves import TRUST_REGION_SETTINGS, Comparison, Run, compare, curve, merge_schedule
 from hyvideo.evaluation.studies.cells import METHODS
 from hyvideo.schedulers import transitions
 from hyvideo.schedulers.transitions import sampler_of
@@ -128,7 +128,7 @@ def _draw_measured(axes: Axes, steps: list[dict]) -> None:
 def figure_7(runs: list[Run], folder: Path, *, window: int) -> list[Path]:
     """Draw VQ, MQ, TA and the KL coefficient by KL schedule."""
     names = {"reward/VQ": "VQ", "reward/MQ": "MQ", "reward/TA": "TA", "kl/coef": "KL coefficient"}
-    comparisons = _compare([*map(by_schedule, runs)], "kl_schedule", whose="runs with a trust region")
+    comparisons = _compare([*map(merge_schedule, runs)], "kl_schedule", whose="runs with a trust region")
     return [_by_variant(c, names, folder, "figure7", n, window) for n, c in enumerate(comparisons)]
 
 

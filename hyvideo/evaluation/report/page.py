@@ -15,8 +15,8 @@ from hyvideo.evaluation.report.contents import Run, read_run
 from hyvideo.records.run_files import evenly_spaced, write_text
 
 REPORT_FILE = "report.html"
-MOST_POINTS = 1500  # iterations in the curves of all runs
-MOST_CLIP_BYTES = 5_500_000  # of all runs; base64 adds a third
+MAX_POINTS = 1500  # iterations in the curves of all runs
+MAX_CLIP_BYTES = 5_500_000  # of all runs; base64 adds a third
 NUM_EXTREMES = 4  # worst and best videos that are each included before a random sample
 
 
@@ -44,7 +44,7 @@ def _page(places: list[Path]) -> str:
 def page_data(run: Run, clips: dict[str, str], num_runs: int) -> dict:
     """Return the data that the page draws of a run, thinned for long runs; adds videos to ``clips``."""
     last = len(run.lines) - 1
-    rows = [*evenly_spaced(MOST_POINTS // (2 + num_runs), last), last] if run.lines else []
+    rows = [*evenly_spaced(MAX_POINTS // (2 + num_runs), last), last] if run.lines else []
     names = dict.fromkeys(name for line in run.lines for name in line)
     shifts = [{shift.name: shift.shift / shift.allowed for shift in each} for each in run.shifts]
     return {
@@ -52,7 +52,7 @@ def page_data(run: Run, clips: dict[str, str], num_runs: int) -> dict:
         "hours": [run.hours[row] for row in rows],
         "metrics": {name: [run.lines[row].get(name) for row in rows] for name in names},
         "validations": [asdict(stats) | {"shifts": each} for stats, each in zip(run.history, shifts)],
-        "videos": compared_videos(run, clips, MOST_CLIP_BYTES // num_runs),
+        "videos": compared_videos(run, clips, MAX_CLIP_BYTES // num_runs),
     }
 
 

@@ -71,7 +71,7 @@ def diversity(thumbnails: Tensor, groups: Sequence[Hashable]) -> Tensor:
         if thumbnails[number].isfinite().all():
             members.setdefault(group, []).append(number)
     pairs = [list(combinations(numbers, 2)) for numbers in members.values() if len(numbers) > 1]
-    means = [torch.stack([(thumbnails[a] - thumbnails[b]).abs().mean() for a, b in some]).mean() for some in pairs]
+    means = [torch.stack([(thumbnails[a] - thumbnails[b]).abs().mean() for a, b in group]).mean() for group in pairs]
     return torch.stack(means) if means else torch.empty(0)
 
 

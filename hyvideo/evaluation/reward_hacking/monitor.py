@@ -67,7 +67,7 @@ class HackingMonitor:
             self._warn_once(f"{name} is not compared with the base model: over {after} videos now, {before} then")
         stops = self.action == "stop" and rule.may_stop(base, now)
         if self.action == "stop" and not stops:
-            self._warn_once(f"on_reward_hacking stop only warns with fewer than {rule.FEWEST_TO_STOP} videos")
+            self._warn_once(f"on_reward_hacking stop only warns with fewer than {rule.MIN_VIDEOS_TO_STOP} videos")
         if reason:
             _warn(reason)
         return True, shifts, reason, bool(shifts) and stops

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from hyvideo.config.sections import RecordSettings
-from hyvideo.config.unused import FEWEST_TO_STOP
+from hyvideo.config.unused import MIN_VIDEOS_TO_STOP
 from hyvideo.data.outside import quote
 from hyvideo.records.metrics_file import complete_lines
 
@@ -29,7 +29,7 @@ MARKER = "reward_hacking.json"  # in the output_dir of a run that was stopped
 REWARD = "reward"
 REWARD_RISE = 0.25  # base standard deviations; a smaller rise is not a sign of hacking
 ERRORS = 4.0  # standard errors
-FEWEST_VIDEOS = 4  # fewer give no verdict
+MIN_VIDEOS = 4  # fewer give no verdict
 
 
 class RewardHacking(RuntimeError):
@@ -47,7 +47,7 @@ class WatchedMetric(NamedTuple):
     """Bad direction of a metric, and a lower bound on its base standard deviation."""
 
     bad: Literal["up", "down", "either"]
-    least_spread: float = 0.0
+    min_spread: float = 0.0
 
 
 WATCHED = {
@@ -62,7 +62,7 @@ WATCHED = {
 }
 # Other scores of each video: true rewards, CLIPScore, a dimension without weight.
 OTHER_METRIC = WatchedMetric("down")
-RELATIVE_LEAST = 0.02  # lower bound on the base standard deviation, as a fraction of the base mean
+MIN_RELATIVE = 0.02  # lower bound on the base standard deviation, as a fraction of the base mean
 SET_MEASURES = ("frechet_distance",)  # one value per set; it depends on the number of videos
 NUM_PARTS = 16  # parts of a set for the jackknife
 
@@ -136,7 +136,7 @@ def sets_of_other_size(base: ValidationStats, now: ValidationStats) -> dict[str,
 
 def may_stop(base: ValidationStats, now: ValidationStats) -> bool:
     """Return whether both validations have enough videos to stop a run."""
-    return min(_count(REWARD, base), _count(REWARD, now)) >= FEWEST_TO_STOP
+    return min(_count(REWARD, base), _count(REWARD, now)) >= MIN_VIDEOS_TO_STOP
 
 
 def student_quantile(deviate: float, freedom: float) -> float:
@@ -163,7 +163,7 @@ def _difference(name: str, base: ValidationStats, now: ValidationStats) -> float
 def _unit(name: str, base: ValidationStats, watched: WatchedMetric) -> float:
     """Return the base standard deviation of a metric, at least its lower bounds."""
     value = abs(base.means.get(name, math.nan))
-    return max(value if name in SET_MEASURES else base.spreads[name].std, watched.least_spread, RELATIVE_LEAST * value)
+    return max(value if name in SET_MEASURES else base.spreads[name].std, watched.min_spread, MIN_RELATIVE * value)
 
 
 def _count(name: str, stats: ValidationStats) -> int:
@@ -172,7 +172,7 @@ def _count(name: str, stats: ValidationStats) -> int:
 
 def _error(name: str, base: ValidationStats, now: ValidationStats) -> tuple[float, float]:
     """Return the standard error of the difference of two means, infinite for few videos, and its Student factor."""
-    if min(_count(name, base), _count(name, now)) < FEWEST_VIDEOS:
+    if min(_count(name, base), _count(name, now)) < MIN_VIDEOS:
         return math.inf, ERRORS
     sets = base.spreads[name], now.spreads[name]
     # Two sets without spread, such as scores that are all 1 and all 0: the spread of both together.

@@ -4,7 +4,7 @@ import pytest
 
 from hyvideo.config.command_line import load_config
 from hyvideo.config.memory import disk
-from hyvideo.config.memory.disk import check_room, checkpoint_bytes, checkpoint_lines, most_checkpoints
+from hyvideo.config.memory.disk import check_room, checkpoint_bytes, checkpoint_lines, max_checkpoints
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.models.hunyuan_video15.sizes import Architecture
 from hyvideo.models.sizes import read_architecture
@@ -46,7 +46,7 @@ def test_the_size_does_not_depend_on_the_ranks_and_is_known_for_the_released_mod
 @pytest.mark.parametrize("limit, every, most", [(3, 0, 4), (3, 20, 9), (0, 0, 10), (20, 0, 10), (1, 0, 2), (0, 20, 10)])
 def test_the_number_of_checkpoints_includes_the_one_being_written(limit, every, most):
     run = planned(max_steps=100, save_interval=10, save_total_limit=limit, keep_every=every)
-    assert most_checkpoints(run) == most
+    assert max_checkpoints(run) == most
 
 
 def test_a_disk_without_room_for_one_raises_and_for_all_warns(tmp_path, monkeypatch, capsys):

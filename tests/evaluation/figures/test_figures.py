@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from hyvideo.config.command_line import load_config
-from hyvideo.evaluation.figures.curves import TRUST_REGION_SETTINGS, by_schedule, compare, curve, find_runs
+from hyvideo.evaluation.figures.curves import TRUST_REGION_SETTINGS, compare, curve, find_runs, merge_schedule
 from hyvideo.evaluation.figures.figures import Sampling, gradient_scale
 from scripts import make_figures
 
@@ -86,14 +86,14 @@ def test_a_schedule_is_named_with_its_warm_up_and_gain(make_run, tmp_path):
     make_run("milder", kl_schedule="adaptive", kl_warmup_updates=4, kl_gain=0.05)
     runs = find_runs([tmp_path / "runs"])
     assert not compare(runs[1:], "kl_schedule"), "their warm-up differs"
-    (comparison,) = compare([by_schedule(run) for run in runs], "kl_schedule")
+    (comparison,) = compare([merge_schedule(run) for run in runs], "kl_schedule")
     assert list(comparison.variants) == [
         "adaptive, rises over 4 updates, gain 0.05",
         "constant",
         "two_stage, rises over 2 updates",
     ]
     without = find_runs([make_run("none", kl_weight=0.0)])[0]
-    assert by_schedule(without) is without
+    assert merge_schedule(without) is without
 
 
 def test_runs_without_a_trust_region_join_every_comparison(make_run, tmp_path):

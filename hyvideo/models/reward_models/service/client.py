@@ -48,7 +48,7 @@ class RemoteScorer(Scorer):
         cooldown: float = 30.0,  # seconds for which a service that failed is skipped
     ):
         if not urls or not all(map(is_address, urls)):
-            raise ValueError(f"reward services need URLs such as http://127.0.0.1:8000, got {list(urls)!r:.300}")
+            raise ValueError(f"remote_reward_url must be URLs such as http://127.0.0.1:8000, got {list(urls)!r:.300}")
         self.urls = [url.rstrip("/") for url in urls]
         self.timeout, self.retries, self.backoff, self.cooldown = timeout, retries, backoff, cooldown
         self._headers = {"authorization": f"Bearer {token}"} if token else {}

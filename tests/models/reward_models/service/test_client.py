@@ -211,7 +211,7 @@ def test_a_rejected_request_is_not_sent_to_other_services(misbehaving):
 def test_an_unreachable_service_at_the_start_raises_a_clear_error():
     with pytest.raises(ValueError, match="no reward service answered .http://127.0.0.1:9"):
         remote("http://127.0.0.1:9").check_prompts(["a"])
-    with pytest.raises(ValueError, match="need URLs such as"):
+    with pytest.raises(ValueError, match="must be URLs such as"):
         RemoteScorer(["127.0.0.1:8000"])
 
 

@@ -26,7 +26,7 @@ from hyvideo.config.sections import (
 from hyvideo.config.settings import REWARD_PRESETS, TRAITS, Config, eta_of, flat_weights
 from hyvideo.data.outside import parse_json, quote
 from hyvideo.data.prompts import check_prompt
-from hyvideo.models.reward_models.rewards import RECORDED, SCORERS, SERVICE_ATTEMPTS, scorer_class
+from hyvideo.models.reward_models.rewards import ROW_KEYS, SCORERS, SERVICE_ATTEMPTS, scorer_class
 from hyvideo.models.versions import version_defaults
 from hyvideo.schedulers.transitions import sampler_of
 
@@ -274,7 +274,7 @@ def weights_are_numbers(text: str) -> Problems:
             f"reward_weights must be {', '.join(REWARD_PRESETS)} or a JSON object with a number for each dimension, "
             f"such as VQ, MQ and TA, at least one of them not 0, got {quote(text)}"
         )
-    if taken := weights.keys() & RECORDED:
+    if taken := weights.keys() & ROW_KEYS:
         yield f"reward_weights must not use the names {', '.join(sorted(taken))}, which are reserved for records"
 
 

@@ -188,17 +188,17 @@ def replacing(path: str | Path) -> Iterator[Path]:
     of new files, also if its writer makes files that only this user can read, as safetensors does.
     """
     path = Path(path)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        aside.touch()
-        mode = aside.stat().st_mode
-        yield aside
-        aside.chmod(mode)
-        sync(aside)
-        os.replace(aside, path)
+        temporary.touch()
+        mode = temporary.stat().st_mode
+        yield temporary
+        temporary.chmod(mode)
+        sync(temporary)
+        os.replace(temporary, path)
         sync(path.parent)
     finally:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def sync(path: Path) -> None:

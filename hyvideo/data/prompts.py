@@ -33,10 +33,10 @@ def read_requests(*paths: str | Path) -> list[Request]:
     without an image is text-to-video. Raises ValueError if a file is missing, is not text or lacks the column
     ``prompt``, if a row has no valid prompt, or if an image does not exist.
     """
-    return [request for path in paths for request in _requests_of(find_path(path))]
+    return [request for path in paths for request in _read_csv(find_path(path))]
 
 
-def _requests_of(path: Path) -> list[Request]:
+def _read_csv(path: Path) -> list[Request]:
     rows = read_rows(path)
     if not rows:
         raise ValueError(f"a prompts CSV must have at least one row, got none in {quote(path)}")
@@ -62,7 +62,7 @@ def _requests_of(path: Path) -> list[Request]:
     return requests
 
 
-def contents_of(requests: Sequence[Request]) -> str:
+def hash_requests(requests: Sequence[Request]) -> str:
     """Return a hash of the prompts in order and of their images' bytes, independent of file names."""
     paths = dict.fromkeys(request.image for request in requests if request.image)
     images = {path: hashlib.blake2b(Path(path).read_bytes()).hexdigest() for path in paths}

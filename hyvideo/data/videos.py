@@ -40,7 +40,7 @@ def pixels(video: Tensor) -> Tensor:
     return ((video.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
 
 
-def check_clip(video: Tensor) -> None:
+def check_video(video: Tensor) -> None:
     """Raise ValueError unless ``video`` is a uint8 RGB video with at least one frame."""
     if video.dtype != torch.uint8 or video.ndim != 4 or video.shape[1] != 3 or 0 in video.shape:
         raise ValueError(
@@ -80,7 +80,7 @@ def write_video(path: str | os.PathLike, video: Tensor, fps: float) -> None:
     Raises ValueError for another tensor, a name that does not end in .mp4, and odd sizes from 256 pixels upwards.
     """
     path = Path(path)
-    check_clip(video)
+    check_video(video)
     check_fps(fps)
     if path.suffix != ".mp4":
         raise ValueError(f"a video's file name must end in .mp4, got {path.name!r}")
@@ -89,8 +89,8 @@ def write_video(path: str | os.PathLike, video: Tensor, fps: float) -> None:
     if pixels.shape[1] % 2 or pixels.shape[2] % 2:
         height, width = video.shape[-2:]
         raise ValueError(f"H.264 in yuv420p needs an even height and width, got {height} x {width}; crop the video")
-    with replacing(path) as aside:
-        aside.write_bytes(_mp4(pixels.numpy(), Fraction(fps).limit_denominator(65535)))
+    with replacing(path) as temporary:
+        temporary.write_bytes(_mp4(pixels.numpy(), Fraction(fps).limit_denominator(65535)))
 
 
 def _mp4(pixels: np.ndarray, rate: Fraction) -> bytes:
@@ -148,7 +148,7 @@ def write_gif_bytes(video: Tensor, fps: float) -> bytes:
     Small videos are enlarged by an integer to at least 128 pixels on the shorter side, large ones reduced to 320 on the
     longer. GIF counts in 1/100 s: the end times of frames are rounded, so that the total length is kept.
     """
-    check_clip(video)
+    check_video(video)
     check_fps(fps)
     least, greatest = GIF_SIDES
     video = enlarge(video.detach().cpu(), max(1, math.ceil(least / min(video.shape[-2:]))))

@@ -19,7 +19,7 @@ from typing import Any
 from hyvideo.config.command_line import reward_options
 from hyvideo.config.identity import evaluation_settings, named_files
 from hyvideo.config.sections import RewardSettings
-from hyvideo.data.prompts import contents_of, read_requests
+from hyvideo.data.prompts import hash_requests, read_requests
 from hyvideo.distributed.manifest import fingerprint
 from hyvideo.models import loading
 from hyvideo.models.reward_models.rewards import SCORERS, Entry, code_files
@@ -44,7 +44,7 @@ def joint_identity(settings: Mapping[str, Any], reward: RewardSettings, *, has_m
     }
     return {
         "settings": evaluation_settings(settings),
-        "prompts": contents_of(read_requests(*csvs)) if csvs else None,
+        "prompts": hash_requests(read_requests(*csvs)) if csvs else None,
         "base": fingerprint(base) if has_model else None,
         "scorers": scorers,
     }

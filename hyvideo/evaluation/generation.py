@@ -83,7 +83,7 @@ class Source:
                     f"{quote(given)}; set --negative_prompt {quote(trained)}, or export it (scripts.export) first"
                 )
         if self.lora:
-            check_lora(loading.transformer_without_memory(root, version), read_lora(self.lora))
+            check_lora(loading.transformer_on_meta(root, version), read_lora(self.lora))
 
     def load(
         self, config: Config, device: torch.device, encoder: ConditionEncoder, vae: nn.Module, kinds: frozenset[str]

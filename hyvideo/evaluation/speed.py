@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hyvideo.models.conditions import Condition
 from hyvideo.models.family import Family, families
-from hyvideo.models.sizes import Forward, Sizes, sizes_module
+from hyvideo.models.sizes import ForwardFlops, Sizes, sizes_module
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Workload:
         return sizes_module(self.family.name).read({"_class_name": class_name} | self.sizes, {})
 
     @property
-    def flops(self) -> Forward:
+    def flops(self) -> ForwardFlops:
         """FLOP of one forward pass of one branch."""
         return self.architecture.forward(self.tokens, self.text_tokens)
 

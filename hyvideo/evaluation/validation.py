@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hyvideo.config.settings import Config
-from hyvideo.data.prompts import contents_of, read_requests
+from hyvideo.data.prompts import hash_requests, read_requests
 from hyvideo.data.randomness import normal
 from hyvideo.data.videos import read_video
 from hyvideo.distributed.collectives import all_objects
@@ -60,7 +60,7 @@ class Validation:
         self.size = config.validation_size
         self.latent_shape = self.pipeline.latent_shape(*self.size)
         self.made_with = {
-            "prompts": contents_of(requests),
+            "prompts": hash_requests(requests),
             "steps": self.settings.validation_steps,
             "seed": self.settings.validation_seed,
             "repeats": self.settings.validation_repeats,

@@ -43,26 +43,26 @@ class _Object:
 def measure(videos: Tensor, labels: Tensor) -> Measures:
     """Score uint8 videos (batch, frames, 3, height, width) with respect to their captions' labels (batch, 3)."""
     pixels = videos.float() / 255
-    thing = _find_object(pixels)
-    shape_overlap, templates = _shape_overlap(thing)
-    velocity, wobble = _motion(thing)
+    obj = _find_object(pixels)
+    shape_overlap, templates = _shape_overlap(obj)
+    velocity, wobble = _motion(obj)
 
-    color_probability = _color_probability(pixels, thing)
+    color_probability = _color_probability(pixels, obj)
     shape_probability = torch.softmax(shape_overlap / 0.03, dim=1)
     direction_probability = torch.softmax(velocity @ HEADINGS.T / 2.0, dim=1)
-    beliefs = (color_probability, shape_probability, direction_probability)
+    probabilities = (color_probability, shape_probability, direction_probability)
     index = torch.arange(len(labels))
 
     crispness = ((shape_overlap.amax(1) - 0.5) / 0.4).clamp(0, 1)
     cleanness = torch.exp(-_background_spread(pixels, templates) / 0.04)
     steadiness = torch.exp(-wobble / 0.8)
-    area_change = thing.area.std(1) / (thing.area.mean(1) + EPSILON)
+    area_change = obj.area.std(1) / (obj.area.mean(1) + EPSILON)
     speed = (velocity.norm(dim=1) / 9).clamp(0, 1)
-    alignment = torch.stack([belief[index, labels[:, k]] for k, belief in enumerate(beliefs)]).mean(0)
-    correct = [(b.argmax(1) == labels[:, k]).float() * (thing.visible > 0.5) for k, b in enumerate(beliefs)]
-    visual_quality = thing.visible * (crispness + cleanness) / 2
-    motion_quality = thing.visible * (steadiness + torch.exp(-area_change / 0.25) + speed) / 3
-    scores = torch.stack([visual_quality, motion_quality, thing.visible * alignment], dim=1)
+    alignment = torch.stack([probability[index, labels[:, k]] for k, probability in enumerate(probabilities)]).mean(0)
+    correct = [(b.argmax(1) == labels[:, k]).float() * (obj.visible > 0.5) for k, b in enumerate(probabilities)]
+    visual_quality = obj.visible * (crispness + cleanness) / 2
+    motion_quality = obj.visible * (steadiness + torch.exp(-area_change / 0.25) + speed) / 3
+    scores = torch.stack([visual_quality, motion_quality, obj.visible * alignment], dim=1)
     return Measures(scores, torch.stack(correct, dim=1))
 
 
@@ -70,33 +70,33 @@ def _find_object(pixels: Tensor) -> _Object:
     saturation = pixels.amax(2) - pixels.amin(2)
     cover = ((saturation - 0.2) / 0.35).clamp(0, 1)
     area = cover.sum((2, 3))
-    centre = [(cover * axis).sum((2, 3)) / (area + EPSILON) for axis in pixel_grid(*cover.shape[-2:])]
-    return _Object(cover, area, torch.stack(centre, dim=-1), torch.sigmoid((area - 20) / 5).mean(1))
+    center = [(cover * axis).sum((2, 3)) / (area + EPSILON) for axis in pixel_grid(*cover.shape[-2:])]
+    return _Object(cover, area, torch.stack(center, dim=-1), torch.sigmoid((area - 20) / 5).mean(1))
 
 
-def _shape_overlap(thing: _Object) -> tuple[Tensor, Tensor]:
+def _shape_overlap(obj: _Object) -> tuple[Tensor, Tensor]:
     """Return the soft IoU with each shape of equal area and center (batch, shapes), and the shapes' templates."""
-    x, y = pixel_grid(*thing.cover.shape[-2:])
-    dx, dy = x - thing.path[..., 0, None, None], y - thing.path[..., 1, None, None]
-    radius = (thing.area / math.pi).clamp(min=1.0).sqrt()[..., None, None]
+    x, y = pixel_grid(*obj.cover.shape[-2:])
+    dx, dy = x - obj.path[..., 0, None, None], y - obj.path[..., 1, None, None]
+    radius = (obj.area / math.pi).clamp(min=1.0).sqrt()[..., None, None]
     templates = torch.sigmoid(-signed_distances(dx, dy, radius) / 0.5)
-    intersection = torch.minimum(thing.cover, templates).sum((3, 4))
-    union = torch.maximum(thing.cover, templates).sum((3, 4))
+    intersection = torch.minimum(obj.cover, templates).sum((3, 4))
+    union = torch.maximum(obj.cover, templates).sum((3, 4))
     return (intersection / (union + EPSILON)).mean(2).T, templates
 
 
-def _motion(thing: _Object) -> tuple[Tensor, Tensor]:
+def _motion(obj: _Object) -> tuple[Tensor, Tensor]:
     """Return displacement from a line fit (batch, 2) and RMS distance from the line (batch,), in pixels."""
-    time = torch.linspace(-0.5, 0.5, thing.area.shape[1])
-    velocity = (thing.path * time[:, None]).sum(1) / (time**2).sum()
-    residual = thing.path - thing.path.mean(1, keepdim=True) - velocity[:, None] * time[:, None]
+    time = torch.linspace(-0.5, 0.5, obj.area.shape[1])
+    velocity = (obj.path * time[:, None]).sum(1) / (time**2).sum()
+    residual = obj.path - obj.path.mean(1, keepdim=True) - velocity[:, None] * time[:, None]
     return velocity, (residual**2).sum(-1).mean(1).sqrt()
 
 
-def _color_probability(pixels: Tensor, thing: _Object) -> Tensor:
+def _color_probability(pixels: Tensor, obj: _Object) -> Tensor:
     """Return the probability of each palette color for the object. Shape: (batch, colors)."""
-    weighted = (pixels * thing.cover[:, :, None]).sum((1, 3, 4))
-    color = weighted / (thing.cover.sum((1, 2, 3))[:, None] + EPSILON)
+    weighted = (pixels * obj.cover[:, :, None]).sum((1, 3, 4))
+    color = weighted / (obj.cover.sum((1, 2, 3))[:, None] + EPSILON)
     return torch.softmax(-((color[:, None] - PALETTE) ** 2).sum(-1) / 0.06, dim=1)
 
 

@@ -74,12 +74,12 @@ def train(root: Path, clips: tuple[Tensor, Tensor], *, num_steps: int, batch_siz
     rng, mean_error = generator(seed, "reward model"), EMA(0.02)
     bar = steps(num_steps, "reward model")
     for _ in bar:
-        videos, labels, shown = _batch(clips, batch_size, rng)
+        videos, labels, rendered_labels = _batch(clips, batch_size, rng)
         prompts = [world.caption(label) for label in labels]
-        answers = model.answers(**scorer.prepare(list(videos), prompts, [world.FPS] * len(videos)))
-        error = model.head(answers)[..., 0] - measure(videos, labels).scores
-        video_loss = _cross_entropy(model.video_head(answers[: len(shown), 1]), shown)
-        caption_loss = _cross_entropy(model.caption_head(answers[:, 2]), labels)
+        reward_states = model.reward_states(**scorer.prepare(list(videos), prompts, [world.FPS] * len(videos)))
+        error = model.head(reward_states)[..., 0] - measure(videos, labels).scores
+        video_loss = _cross_entropy(model.video_head(reward_states[: len(rendered_labels), 1]), rendered_labels)
+        caption_loss = _cross_entropy(model.caption_head(reward_states[:, 2]), labels)
         optimizer.step((error / SPREADS).square().mean() + 0.1 * (video_loss + caption_loss))
         bar.set_postfix(rms=f"{math.sqrt(mean_error(error.detach().square().mean().item())):.4f}", refresh=False)
     save_weights(folder / "checkpoint-1", model.model.state_dict(), model.head.weight)
@@ -115,11 +115,11 @@ def _batch(clips: tuple[Tensor, Tensor], size: int, rng) -> tuple[Tensor, Tensor
     about half of their attributes.
     """
     half = size // 2
-    shown = world.random_labels(half, rng)
-    rendered = to_uint8(world.render(shown, rng, world.corruption_strengths(half, rng))).transpose(1, 2)
+    rendered_labels = world.random_labels(half, rng)
+    rendered = to_uint8(world.render(rendered_labels, rng, world.corruption_strengths(half, rng))).transpose(1, 2)
     rows = torch.from_numpy(rng.integers(len(clips[0]), size=size - half))
-    videos, labels = torch.cat([rendered, clips[0][rows]]), torch.cat([shown, clips[1][rows]])
+    videos, labels = torch.cat([rendered, clips[0][rows]]), torch.cat([rendered_labels, clips[1][rows]])
     is_wrong = rng.random((size, 1)) < 0.5
     others = world.random_labels(size, rng)
     replaced = torch.from_numpy(is_wrong & (rng.random((size, 3)) < 0.5))
-    return videos, torch.where(replaced, others, labels), shown
+    return videos, torch.where(replaced, others, labels), rendered_labels

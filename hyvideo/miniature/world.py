@@ -103,13 +103,13 @@ def render(labels: Tensor, rng: np.random.Generator, corruption: Tensor | float 
     defect = torch.from_numpy(rng.integers(4, size=batch))
     noise, blur, jitter, flicker = (corruption * (defect == kind) for kind in range(4))
 
-    centres = _path(labels, rng) + jitter[:, None, None] * 2.5 * _tensor(rng.standard_normal((batch, NUM_FRAMES, 2)))
+    centers = _path(labels, rng) + jitter[:, None, None] * 2.5 * _tensor(rng.standard_normal((batch, NUM_FRAMES, 2)))
     radius = _tensor(rng.uniform(6.3, 8.0, (batch, 1)))
     scale = 1 + flicker[:, None] * 0.35 * _tensor(rng.standard_normal((batch, NUM_FRAMES)))
     radius = radius * scale.clamp(0.4, 1.6)  # (batch, frames)
 
     x, y = pixel_grid(SIZE, SIZE)
-    dx, dy = x - centres[..., 0, None, None], y - centres[..., 1, None, None]
+    dx, dy = x - centers[..., 0, None, None], y - centers[..., 1, None, None]
     distances = signed_distances(dx, dy, radius[..., None, None])  # (shapes, batch, frames, height, width)
     distance = distances[labels[:, 1], torch.arange(batch)]
     softness = (0.5 + 2.5 * blur)[:, None, None, None]

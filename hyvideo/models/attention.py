@@ -5,8 +5,8 @@ a gigabyte per sample, and it rules out the fast attention kernels. The mask is 
 tokens, which is exact because a masked token does not affect any other token. If the texts of a batch differ in
 length, attention runs separately on each group of consecutive samples of equal length, and padded outputs are 0.
 
-The lengths are Python integers and are passed to every block together with the rotary tables. A recomputed block
-has them too, and reading them needs no GPU synchronization.
+The lengths are Python integers, so reading them needs no GPU synchronization. They are passed to every block together
+with the rotary tables, so that activation checkpointing recomputes a block with the same lengths.
 """
 
 import itertools
@@ -39,16 +39,16 @@ class QueryKeyValue(NamedTuple):
 
 
 class WholeSequence:
-    """Attention over unsplit image tokens. ``distributed.sequence_parallel`` has the version that splits them."""
+    """Attention on a single rank. ``distributed.sequence_parallel`` has the version that splits the image tokens."""
 
     def attend(self, image: QueryKeyValue, text: QueryKeyValue | None, layout: Layout) -> tuple[Tensor, Tensor]:
         """Apply rotary embeddings to the image tokens and return the attention outputs of image and text.
 
-        Text is padded on the right. Without text in this attention, pass None; the text output is then empty.
+        Text is padded on the right. If ``text`` is None, as in pure self-attention, the text output is empty.
         Shape of each: (batch, tokens, heads, head dim).
         """
         query, key, value = image
-        del image  # if the caller keeps no reference, each tensor is freed as soon as it is copied
+        del image  # each tensor is then freed as soon as it is copied, unless the caller holds a reference
         query = rotated(query, layout, text and text.query)
         key = rotated(key, layout, text and text.key)
         value = torch.cat((value, text.value), dim=1) if text else value
@@ -67,9 +67,9 @@ class WholeSequence:
 
 
 def unpatchify(tokens: Tensor, grid: Size, patch: Size, order: str) -> Tensor:
-    """Return tokens as a video that owns its memory; ``order`` is the order within a patch, such as "c pf ph pw".
+    """Return tokens as a video; ``order`` is the order of the values within a patch, such as "c pf ph pw".
 
-    The result is never a view: FSDP2 warns about views, because an in-place change of one drops its backward hook.
+    The result is never a view, because FSDP2 warns about views: an in-place change of one drops its backward hook.
     Shape: (batch, tokens, patch) to (batch, channels, frames, height, width).
     """
     sizes = dict(zip(("f", "h", "w", "pf", "ph", "pw"), (*grid, *patch)))
@@ -112,20 +112,20 @@ class _Rotated(torch.autograd.Function):
 
 
 def _rotate(heads: Tensor, cos: Tensor, sin: Tensor, sign: int, *, out: Tensor) -> Tensor:
-    """Multiply pairs, as complex numbers, by ``cos + sign i sin`` in float32. Shape: (tokens, batch, heads, dim)."""
+    """Multiply pairs of values, as complex numbers, by ``cos + sign i sin``. Shape: (tokens, batch, heads, dim)."""
     swapped = heads.unflatten(3, (-1, 2)).flip(4).flatten(3)
     return torch.addcmul(heads * cos[:, None, None], swapped, sin[:, None, None], value=sign, out=out)
 
 
 def attend(joint: QueryKeyValue, lengths: Sequence[int]) -> Tensor:
-    """Return attention among the first ``lengths[i]`` tokens of sample i, else 0. (batch, tokens, heads, head dim)"""
+    """Return attention over the first ``lengths[i]`` tokens of sample i, 0 for padding: (batch, tokens, heads, dim)."""
     by_head = QueryKeyValue(*(tensor.transpose(1, 2) for tensor in joint))
     if min(lengths) == by_head.query.shape[2]:
         return F.scaled_dot_product_attention(*by_head).transpose(1, 2)
     return _attend_in_runs(by_head, lengths).transpose(1, 2)
 
 
-# Compiled, every pattern of lengths would be a separate graph.
+# If it were compiled, every combination of lengths would be a separate graph.
 @torch.compiler.disable
 def _attend_in_runs(by_head: QueryKeyValue, lengths: Sequence[int]) -> Tensor:
     """Return attention for samples of unequal length. Shape: (batch, heads, tokens, head dim)."""

@@ -1,4 +1,4 @@
-"""Choice of the attention kernel: the order in which torch tries its kernels, and the kernel that a profile shows."""
+"""Choice of the attention kernel: the order in which torch tries its kernels, and the profiled kernel."""
 
 import importlib.util
 
@@ -14,8 +14,8 @@ NAMES = {SDPBackend.CUDNN_ATTENTION: "cuDNN", SDPBackend.FLASH_ATTENTION: "Flash
 _MIN_CUDNN = 91501
 
 
-def order_of_kernels(capability: tuple[int, int], cudnn: int, *, has_fa3: bool) -> list[SDPBackend]:
-    """Return the attention kernels in the order in which torch should try them; empty keeps torch's order.
+def kernel_order(capability: tuple[int, int], cudnn: int, *, has_fa3: bool) -> list[SDPBackend]:
+    """Return the attention kernels in the order in which torch should try them; an empty list keeps torch's order.
 
     On Hopper, the published rate of cuDNN's kernel is 1.6 times that of FlashAttention 2, and FlashAttention 3 is close
     to cuDNN. ``cudnn`` is torch's version number: 91501 is 9.15.1. With ``has_fa3``, FLASH_ATTENTION is version 3.
@@ -46,7 +46,7 @@ def use_fastest_kernels() -> str:
     has_fa3 = capability[0] == 9 and importlib.util.find_spec("flash_attn_interface") is not None
     if has_fa3:
         torch.nn.attention.activate_flash_attention_impl("FA3")
-    kernels = order_of_kernels(capability, torch.backends.cudnn.version() or 0, has_fa3=has_fa3)
+    kernels = kernel_order(capability, torch.backends.cudnn.version() or 0, has_fa3=has_fa3)
     if not kernels:
         return "torch"
     # The first attention call resets the order, so make one before setting it.
@@ -57,7 +57,7 @@ def use_fastest_kernels() -> str:
 
 @torch.no_grad()
 def profiled_attention_kernel(device: torch.device, dtype: torch.dtype, heads: int, head_dim: int, tokens: int) -> str:
-    """Return the name of the kernel that took most of the time of one attention call; on the CPU, torch's operator."""
+    """Return the name of the slowest kernel of one attention call; on the CPU, the name of torch's operator."""
     states = torch.randn(1, heads, tokens, head_dim, device=device, dtype=dtype)
     if torch.device(device).type != "cuda":
         with _Operator() as operator:

@@ -1,4 +1,4 @@
-"""Conditions of the transformer for each video: text, quoted text and reference image, without padding."""
+"""Conditions of the transformer: text, quoted text and reference image of each video, without padding."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -29,12 +29,12 @@ class Condition:
     """Inputs of the transformer that describe one video."""
 
     text: Tensor  # (tokens, dim)
-    glyph: Tensor | None = None  # quoted text, if the prompt has any (tokens, dim)
+    glyph: Tensor | None = None  # (tokens, dim), quoted text, if the prompt has any
     image: ImageCondition | None = None  # image-to-video only
 
     @staticmethod
     def from_parts(parts: Mapping[str, dict[str, Tensor]]) -> "Condition":
-        """Return the condition made of encoded parts, given by kind."""
+        """Return the condition that consists of these encoded parts, by kind."""
         return Condition(
             **{kind: part["states"] if "states" in part else ImageCondition(**part) for kind, part in parts.items()}
         )

@@ -1,6 +1,6 @@
-"""Strict loading of frozen encoders: file headers are compared with the tensors of the class first.
+"""Strict loading of frozen encoders: tensor names and shapes in the files are checked before anything is loaded.
 
-``class_name`` is the name of a transformers class, which is imported only when it is needed.
+``class_name`` is the name of a transformers class; transformers is imported only when it is needed.
 """
 
 import os
@@ -14,41 +14,41 @@ from torch import Tensor, nn
 
 from hyvideo.data.outside import quote
 from hyvideo.models import weight_files
-from hyvideo.models.weight_files import Folder, Weights, labelled, shapes_of
+from hyvideo.models.weight_files import Folder, Weights, shapes_of, with_label
 
 _BATCH_SIZE = 8  # prompts
 
 
 def class_problems(
-    class_name: str, folder: Folder, weights_needed: bool = True, *, plain: Callable[[str], str] = str
+    class_name: str, folder: Folder, weights_needed: bool = True, *, rename: Callable[[str], str] = str
 ) -> list[str]:
-    """Return the problems that keep a transformers class from loading a folder; extra tensors are not a problem.
+    """Return the problems that prevent a transformers class from loading a folder; extra tensors are allowed.
 
-    ``plain`` normalizes tensor names that differ between published files of the class.
+    ``rename`` normalizes tensor names that differ between published files of the class.
     """
     config = read_config(class_name, folder)
     if not weights_needed:
         return []
     with torch.device("meta"):
-        expected = {plain(name): shape for name, shape in shapes_of(_class(class_name)(config).state_dict()).items()}
+        expected = {rename(name): shape for name, shape in shapes_of(_class(class_name)(config).state_dict()).items()}
     header = weight_files.read_header(folder, "model")
-    shapes = {plain(name): shape for name, shape in header.shapes.items() if plain(name) in expected}
-    files = {plain(name): path for name, path in header.files.items()}
-    return labelled(folder, weight_files.tensor_problems(folder, expected, Weights(shapes, files, drawn={})))
+    shapes = {rename(name): shape for name, shape in header.shapes.items() if rename(name) in expected}
+    files = {rename(name): path for name, path in header.files.items()}
+    return with_label(folder, weight_files.tensor_problems(folder, expected, Weights(shapes, files, drawn={})))
 
 
-def frozen(
+def load_model(
     class_name: str,
     folder: Folder,
     *,
     dtype: torch.dtype,
     device: str | torch.device = "cpu",
     random_weights_seed: int | None = None,
-    plain: Callable[[str], str] = str,
+    rename: Callable[[str], str] = str,
 ) -> nn.Module:
-    """Return the model of a folder, read or random, in eval mode. Raises ValueError if its files do not fit."""
+    """Load a frozen model in eval mode, with random weights if a seed is given. ValueError if its files do not fit."""
     if random_weights_seed is None:
-        weight_files.raise_problems(folder, class_problems(class_name, folder, plain=plain))
+        weight_files.raise_problems(folder, class_problems(class_name, folder, rename=rename))
         model = _pretrained(class_name, folder, dtype, device)
     else:
         model = _random(class_name, folder, random_weights_seed, dtype, device)
@@ -57,7 +57,7 @@ def frozen(
 
 
 def _pretrained(class_name: str, folder: Folder, dtype: torch.dtype, device: str | torch.device) -> nn.Module:
-    """Load checked files by ``from_pretrained``, which also handles the tensor names of old checkpoints."""
+    """Load the checked files with ``from_pretrained``, which also handles the tensor names of old checkpoints."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # it would interrupt the progress bar of this project
@@ -78,7 +78,7 @@ def _random(class_name: str, folder: Folder, seed: int, dtype: torch.dtype, devi
     from accelerate import init_empty_weights
 
     # Buffers are allocated because rotary frequencies are computed at construction and are not in the state dict.
-    # The initialization of the weights has no effect and must not change the caller's random state.
+    # The initial weights are replaced below; creating them must not change the caller's random state.
     with torch.random.fork_rng(devices=[]), init_empty_weights(include_buffers=False):
         model = _class(class_name)(read_config(class_name, folder))
     weights = weight_files.draw_tensors(seed, shapes_of(model.state_dict()), device)
@@ -86,10 +86,10 @@ def _random(class_name: str, folder: Folder, seed: int, dtype: torch.dtype, devi
     return model
 
 
-def with_tokenizer(folder: Path, label: str) -> Path:
-    """Return the folder of a tokenizer. Raises ValueError if its files are missing or corrupted."""
+def find_tokenizer(folder: Path, label: str) -> Path:
+    """Return ``folder`` after checking its tokenizer. Raises ValueError if files are missing or corrupted."""
     if not (folder / "tokenizer_config.json").is_file():
-        raise ValueError(f"{label}: no tokenizer_config.json in {folder}; download or build it there")
+        raise ValueError(f"{label}: no tokenizer_config.json in {folder}; download or build the tokenizer")
     # transformers accepts any JSON here and fails later with an unclear error.
     for name, needed in (("tokenizer_config.json", set()), ("tokenizer.json", {"added_tokens", "model"})):
         if (folder / name).is_file() and (missing := needed - weight_files.read_json(folder / name, label).keys()):
@@ -111,7 +111,7 @@ class PromptEncoder:
 
     @torch.no_grad()
     def __call__(self, prompts: list[str]) -> list[Tensor]:
-        """Return each prompt's states (tokens, dim) on the CPU. Prompts of equal length form batches, unpadded."""
+        """Return each prompt's states (tokens, dim) on the CPU. Prompts of equal length are batched, unpadded."""
         token_ids = [self._token_ids(prompt) for prompt in prompts]
         by_length: dict[int, list[int]] = {}
         for index, ids in enumerate(token_ids):
@@ -132,8 +132,8 @@ class PromptEncoder:
         )
 
 
-def plain_t5(name: str) -> str:
-    """Return a single name for T5's token embedding, which files store under one of two names or under both."""
+def rename_t5(name: str) -> str:
+    """Return one name for T5's token embedding, which files store under either of two names or under both."""
     return "shared.weight" if name == "encoder.embed_tokens.weight" else name
 
 
@@ -146,7 +146,7 @@ def read_config(class_name: str, folder: Folder) -> Any:
     try:
         return _class(class_name).config_class.from_pretrained(folder.path, local_files_only=True)
     except (StrictDataclassError, TypeError, ValueError) as error:
-        raise ValueError(f"{folder.label}: {path} has settings that {class_name} rejects: {error}") from error
+        raise ValueError(f"{folder.label}: {path} has settings that {class_name} does not accept: {error}") from error
 
 
 def _class(name: str) -> Any:

@@ -1,8 +1,8 @@
 """Interface between a model family and the rest of the program: one `Family` of data and functions per package.
 
 A family is a package in ``hyvideo/models``. Its ``__init__`` lists ``CLASS_NAMES``, the ``_class_name`` values in its
-models' config.json; its ``family.py`` defines ``FAMILY``; its ``sizes.py`` has the planner's arithmetic. A model's
-class determines its family. docs/add_a_model.md shows how to write one.
+models' config.json; its ``family.py`` defines ``FAMILY``; its ``sizes.py`` counts parameters and FLOPs for the planner.
+A model's class determines its family. docs/add_a_model.md shows how to write one.
 """
 
 import importlib
@@ -23,14 +23,14 @@ from hyvideo.models.versions import FAMILIES
 
 
 class Component(NamedTuple):
-    """A diffusers class, and the conversions between it and the original's files."""
+    """A diffusers class, and the conversions between its tensors and settings and those of the original."""
 
     class_name: str
     to_diffusers: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
     to_original: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
     config_to_diffusers: Callable[[Mapping[str, Any]], dict[str, Any]]
     config_to_original: Callable[[Mapping[str, Any]], dict[str, Any]]
-    notes: frozenset[str] = frozenset()  # settings that the forward pass ignores
+    ignored: frozenset[str] = frozenset()  # settings that the forward pass ignores
     finish: Callable[[nn.Module], None] = lambda model: None  # called on every new model
 
 
@@ -48,23 +48,23 @@ class Part(NamedTuple):
 
 
 class Latents(NamedTuple):
-    """Shape and scale of a VAE's latents; the transformer's inputs are ``(latents - mean) * divisor``."""
+    """Shape and scale of a VAE's latents; the transformer's inputs are ``(latents - mean) * scaling_factor``."""
 
     channels: int
     temporal: int  # video frames per latent frame, after the first
     spatial: int  # pixels per latent along a side
     mean: tuple[float, ...]  # one number, or one per channel
-    divisor: tuple[float, ...]
+    scaling_factor: tuple[float, ...]
 
     def scaled(self, latents: Tensor) -> Tensor:
         """Return the VAE's latents scaled for the transformer. Shape: (batch, channels, frames, height, width)."""
         shifted = latents - _broadcast(self.mean, latents) if any(self.mean) else latents
-        return shifted * _broadcast(self.divisor, latents)
+        return shifted * _broadcast(self.scaling_factor, latents)
 
     def unscaled(self, latents: Tensor) -> Tensor:
         """Return the transformer's latents scaled for the VAE. Shape: (batch, channels, frames, height, width)."""
-        divided = latents / _broadcast(self.divisor, latents)
-        return divided + _broadcast(self.mean, latents) if any(self.mean) else divided
+        shifted = latents / _broadcast(self.scaling_factor, latents)
+        return shifted + _broadcast(self.mean, latents) if any(self.mean) else shifted
 
 
 def _broadcast(values: tuple[float, ...], latents: Tensor) -> float | Tensor:
@@ -76,14 +76,14 @@ def _broadcast(values: tuple[float, ...], latents: Tensor) -> float | Tensor:
 
 @dataclass(frozen=True)
 class Family:
-    """A family of models. docs/add_a_model.md shows how to write one."""
+    """A family of models: its classes, conversions, encoders and latents."""
 
     name: str  # name of its package
     transformer: Component
     vae: Component
     blocks: str  # name of the transformer's list of blocks
     matrices: str  # regular expression matching the blocks' matrices: targets of a LoRA and of Muon
-    original_modules: str  # regular expression matching the start of module names that only the original has
+    original_modules: str  # regular expression for the start of module names that occur only in the original
     # (module, forward pass) pairs: the modules whose forward pass this project replaces. The transformer's is called
     # as transformer(latents, timestep=..., conditions=..., ends=...).
     forwards: Callable[[nn.Module], Iterable[tuple[nn.Module, Callable]]]
@@ -93,11 +93,11 @@ class Family:
     patch: Callable[[Mapping[str, Any]], tuple[int, int, int]]  # frames, height, width of a token, from the config
     prepare_vae: Callable[[nn.Module], None]  # replaces layers of the VAE
     set_tiling: Callable[[nn.Module, int, float], None]  # (vae, tile size in pixels, overlap of adjacent tiles)
-    pipelines: Mapping[str, str]  # diffusers' pipeline class by the transformer's task
-    export_parts: Callable[..., dict[str, Any]]  # the other parts of a diffusers pipeline
-    without_gradient: Callable[[nn.Module], tuple[str, ...]] = lambda transformer: ()  # unused modules
+    pipelines: Mapping[str, str]  # task (t2v, i2v) -> diffusers' pipeline class
+    export_parts: Callable[..., Iterable[tuple[str, Any]]]  # (name, part) pairs of a diffusers pipeline, for export
+    without_gradient: Callable[[nn.Module], tuple[str, ...]] = lambda transformer: ()  # modules that get no gradient
     reads_ends: Callable[[Mapping[str, Any]], bool] = lambda config: False  # whether the forward pass uses `ends`
-    lora_prefix: str = ""  # of module names in the original's LoRA files, which then store alpha as a tensor
+    lora_prefix: str = ""  # prefix in the original's LoRA files; if set, alpha is stored as a tensor
 
     def kinds(self, requests: Iterable[Request]) -> frozenset[str]:
         """Return the kinds of conditions that occur in the requests."""
@@ -105,7 +105,7 @@ class Family:
         return frozenset(part.kind for part in self.parts if any(part.content(r) is not None for r in requests))
 
     def install(self, transformer: nn.Module, sequence: WholeSequence | None = None) -> None:
-        """Replace a transformer's forward pass by this project's, over a sequence that may be split. Idempotent."""
+        """Replace a transformer's forward pass by this project's; a second call only replaces ``sequence``."""
         is_first = not hasattr(transformer, "sequence")  # later, activation checkpointing may wrap a block's forward
         transformer.reads_ends = self.reads_ends(transformer.config)
         sequence = sequence or WholeSequence()
@@ -121,7 +121,7 @@ class Family:
 
 
 def family_of(model: nn.Module | str) -> Family:
-    """Return the family of a model or of a class name of diffusers or the original. Raises ValueError if unknown."""
+    """Return the family of a model or of a class name, diffusers' or the original's. Raises ValueError if unknown."""
     names = [model] if isinstance(model, str) else [cls.__name__ for cls in type(model).__mro__]  # FSDP2 subclasses it
     for name in names:
         if name in packages():
@@ -180,22 +180,22 @@ def install(transformer: nn.Module, sequence: WholeSequence | None = None) -> No
 
 
 def prepare(transformer: nn.Module, kinds: Iterable[str]) -> None:
-    """Install this project's forward pass and freeze modules that get no gradient with these kinds of conditions."""
+    """Install this project's forward pass and freeze the modules that these kinds of conditions do not use."""
     install(transformer)
-    freeze_dead_parameters(transformer)
+    freeze_unused_parameters(transformer)
     for part in family_of(transformer).parts:
         if part.feeds and part.kind not in kinds:
             transformer.get_submodule(part.feeds).requires_grad_(False)
 
 
-def freeze_dead_parameters(transformer: nn.Module) -> None:
+def freeze_unused_parameters(transformer: nn.Module) -> None:
     """Freeze parameters that never get a gradient, so that optimizers and reductions skip them."""
     for name in family_of(transformer).without_gradient(transformer):
         transformer.get_submodule(name).requires_grad_(False)
 
 
 def stock_twin(transformer: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
-    """Return the same model with diffusers' forward pass; weights are shared unless ``dtype`` differs."""
+    """Return a copy of the model with diffusers' own forward pass; the weights are shared unless ``dtype`` differs."""
     import diffusers
     from accelerate import init_empty_weights
 

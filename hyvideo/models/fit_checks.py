@@ -1,6 +1,6 @@
-"""Checks of a checkpoint folder before anything is loaded: missing, corrupted and mismatched files, as messages.
+"""Checks of a checkpoint folder before anything is loaded: messages on missing, corrupted and mismatched files.
 
-Only configs and headers of weight files are read, which takes a second or two for the full-size model.
+Only configs and the headers of weight files are read, which takes a second or two for the full-size model.
 """
 
 from collections.abc import Iterable
@@ -11,13 +11,13 @@ from hyvideo.data.prompts import Request
 from hyvideo.models import loading
 from hyvideo.models.family import Family, family_named
 from hyvideo.models.versions import version_defaults
-from hyvideo.models.weight_files import Folder, labelled, problems_of, read_header, read_json, tensor_problems
+from hyvideo.models.weight_files import Folder, problems_of, read_header, read_json, tensor_problems, with_label
 
 
 def check_checkpoint(
     root: str | Path, version: str | None, requests: Iterable[Request], *, weights_needed: bool = True
 ) -> list[str]:
-    """Return the problems that keep the parts needed by the requests from loading; empty if there are none.
+    """Return the problems that prevent loading the parts that the requests need; empty if there are none.
 
     ``weights_needed=False`` checks only configs and tokenizers, the files that ``random_weights_seed`` needs.
     """
@@ -34,7 +34,7 @@ def check_checkpoint(
 
 
 def _family(root: Path, version: str | None) -> Family:
-    """Return the family of a folder's transformer; if it is missing or corrupted, the family of its version."""
+    """Return the family of a folder's transformer or, if it is missing or corrupted, the family of ``version``."""
     with suppress(ValueError):  # reported among the problems
         return loading.read_family(loading.transformer_folder(root, version))
     return family_named(version_defaults(version).family)
@@ -43,30 +43,30 @@ def _family(root: Path, version: str | None) -> Family:
 def model_problems(
     folder: Folder, part: str = "transformer", *, family: Family | None = None, weights_needed: bool = True
 ) -> list[str]:
-    """Return the problems that keep the ``transformer`` or ``vae`` of a folder from loading, from config and headers.
+    """Return the problems that prevent loading a folder's ``transformer`` or ``vae``, from its config and file headers.
 
-    ``family`` is the family it must belong to; by default, the one that its config names.
+    ``family`` is the required family; by default, the one that the config names.
     """
     component = getattr(family or loading.read_family(folder, part), part)
-    model, is_original = loading.build_without_memory(component, folder)
+    model, is_original = loading.build_on_meta(component, folder)
     if not weights_needed:
         return []
     expected = loading.expected_shapes(component, model.state_dict(), is_original)
-    return labelled(folder, tensor_problems(folder, expected, read_header(folder, loading.WEIGHTS_STEM)))
+    return with_label(folder, tensor_problems(folder, expected, read_header(folder, loading.WEIGHTS_STEM)))
 
 
 def pipeline_problems(root: Path) -> list[str]:
-    """Return the problems of the pipeline in a model_index.json: only a single transformer can be trained."""
+    """Return the problems in a pipeline's model_index.json: a second transformer is not supported."""
     path = root / "model_index.json"
     parts = read_json(path, "pipeline") if path.is_file() else {}
-    others = sorted(
+    extra = sorted(
         name for name, value in parts.items() if name.startswith("transformer_") and value not in (None, [None, None])
     )
-    return [f"{path} also has {', '.join(others)}: models with two transformers are not supported"] if others else []
+    return [f"{path} also has {', '.join(extra)}: models with two transformers are not supported"] if extra else []
 
 
 def size_problems(root: str | Path, version: str | None, *, num_frames: int, height: int, width: int) -> list[str]:
-    """Return the reasons why a folder's models cannot generate videos of this size. Reads only configs."""
+    """Return the reasons why a folder's models cannot generate videos of this size, from their configs."""
     folder, vae_folder = loading.transformer_folder(root, version), loading.vae_folder(root)
     family = loading.read_family(folder)
     settings = loading.read_arguments(family.transformer, folder)[0]

@@ -1,16 +1,16 @@
-"""Loading of transformer and VAE from a checkpoint folder, in the original layout or in diffusers'.
+"""Loading of the transformer and VAE from a checkpoint folder in the original layout or in diffusers' layout.
 
     original    root/transformer/<version>/{config.json, diffusion_pytorch_model.safetensors}
                 root/vae/{config.json, diffusion_pytorch_model.safetensors}
     diffusers   root/{transformer, vae}/, weights possibly in several files
 
-The ``_class_name`` in config.json determines which names the tensors have. The root may also be a folder that
-``save_pretrained`` wrote for a single transformer.
+The ``_class_name`` in config.json determines the tensor names. The root may also be a folder that ``save_pretrained``
+wrote for a single transformer.
 
 The model is built on the meta device and its tensors are compared with the headers of the files. Tensors are read,
-one by one, only if all names and shapes agree. A compact checkpoint may omit tensors that are random and never
-trained: the metadata of its file then has a key ``drawn``, a JSON object {prefix: seed}, from which
-`weight_files.draw_tensor` generates them again.
+one by one, only if all names and shapes match. A compact checkpoint omits random tensors that are never trained: the
+metadata of its file has a key ``drawn``, a JSON object {prefix: seed}, from which `weight_files.draw_tensor` generates
+them again.
 """
 
 import inspect
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from hyvideo.models import weight_files
 from hyvideo.models.family import Component, Family, family_of, family_of_config, new_model
-from hyvideo.models.lora import Lora, with_changes
+from hyvideo.models.lora import Lora, with_lora
 from hyvideo.models.versions import version_defaults
 from hyvideo.models.weight_files import Folder, Shapes
 
@@ -39,17 +39,17 @@ def load_transformer(
     device: str | torch.device = "cpu",
     **kwargs: Any,
 ) -> nn.Module:
-    """Load the diffusers transformer in eval mode, with trainable parameters; `stream_transformer` takes ``kwargs``.
+    """Load the diffusers transformer in eval mode, with trainable parameters; ``kwargs`` as in `stream_transformer`.
 
-    Raises ValueError, naming tensor, file and version, if something is missing, corrupted or does not fit.
+    Raises ValueError, naming tensor, file and version, if a file or a tensor is missing, corrupted or does not fit.
     """
-    return _filled(*stream_transformer(root, version, device=device, **kwargs), dtype, device)
+    return _load_weights(*stream_transformer(root, version, device=device, **kwargs), dtype, device)
 
 
-def transformer_without_memory(root: str | Path, version: str | None) -> nn.Module:
-    """Return the transformer on the meta device: names and shapes, no weights."""
+def transformer_on_meta(root: str | Path, version: str | None) -> nn.Module:
+    """Return the transformer on the meta device, without weights."""
     folder = transformer_folder(root, version)
-    return build_without_memory(read_family(folder).transformer, folder)[0]
+    return build_on_meta(read_family(folder).transformer, folder)[0]
 
 
 def transformer_from_config(path: Path) -> nn.Module:
@@ -75,15 +75,15 @@ def stream_transformer(
     ValueError as `load_transformer` does, before the first weight.
 
     Args:
-        version: Name of the transformer in the original layout (``480p_t2v``); other folders contain a single one.
+        version: Name of the transformer in the original layout (``480p_t2v``); other layouts have a single transformer.
         read: False yields meta tensors in the same order, for ranks that get the values from another rank.
-        random_weights_seed: Build a random model from config.json alone, identical on every CPU.
+        random_weights_seed: Generate random weights, identical on every CPU; only config.json is read.
         lora: LoRA to add to the weights, in float32.
     """
     folder = transformer_folder(root, version)
     component = read_family(folder).transformer
     model, weights = _stream(component, folder, random_weights_seed, device if read else "meta")
-    return model, weights if lora is None else with_changes(weights, lora)
+    return model, weights if lora is None else with_lora(weights, lora)
 
 
 def load_vae(
@@ -93,10 +93,10 @@ def load_vae(
     device: str | torch.device = "cpu",
     random_weights_seed: int | None = None,
 ) -> nn.Module:
-    """Load the diffusers VAE in eval mode; it accepts batches. `Family.latents` has the scale of its latents."""
+    """Load the diffusers VAE in eval mode, with support for batches. `Family.latents` has the scale of its latents."""
     folder = vae_folder(root)
     family = read_family(folder, "vae")
-    vae = _filled(*_stream(family.vae, folder, random_weights_seed, device), dtype, device)
+    vae = _load_weights(*_stream(family.vae, folder, random_weights_seed, device), dtype, device)
     family.prepare_vae(vae)
     return vae
 
@@ -104,13 +104,13 @@ def load_vae(
 def load_transformer_weights(transformer: nn.Module, folder: str | Path) -> None:
     """Copy the weights that ``save_pretrained`` wrote to `folder` into `transformer`, keeping its dtype and device.
 
-    Call it before sharding the transformer or adding adapters. On the meta device, only headers are read. Raises
-    ValueError if a tensor or a setting differs from the transformer's.
+    Call it before sharding the transformer or adding adapters. If it is on the meta device, only headers are read.
+    Raises ValueError if the shape of a tensor or a setting differs from the transformer's.
     """
     source = Folder(Path(folder), "transformer weights")
     component = family_of(transformer).transformer
     arguments, is_original = read_arguments(component, source)
-    weight_files.raise_problems(source, setting_problems(transformer.config, arguments, ignored=component.notes))
+    weight_files.raise_problems(source, setting_problems(transformer.config, arguments, ignored=component.ignored))
     targets = transformer.state_dict()
     read = not any(target.is_meta for target in targets.values())
     for name, tensor in _stream_state(component, source, targets, is_original, read=read):
@@ -144,7 +144,7 @@ def find_transformer(root: str | Path, version: str | None = None) -> Path | Non
     """Return the folder of the transformer's config.json in the original or diffusers' layout, or ``root`` itself."""
     versions = Path(root) / "transformer"
     candidates = [*([versions / version] if version else []), versions]
-    # If there is a folder of versions, ``root`` itself is no substitute for a missing version.
+    # If there is a folder of versions, do not replace a missing version by ``root`` itself.
     candidates += [] if versions.is_dir() else [Path(root)]
     return next((folder for folder in candidates if (folder / "config.json").is_file()), None)
 
@@ -182,7 +182,7 @@ def checked_family(root: str | Path, version: str) -> Family:
     return family
 
 
-def build_without_memory(component: Component, folder: Folder) -> tuple[nn.Module, bool]:
+def build_on_meta(component: Component, folder: Folder) -> tuple[nn.Module, bool]:
     """Return the model on the meta device, and whether the folder is in the original layout."""
     arguments, is_original = read_arguments(component, folder)
     try:
@@ -211,7 +211,7 @@ def expected_shapes(component: Component, state: Mapping[str, Tensor], is_origin
 
 
 def setting_problems(config: Mapping[str, Any], arguments: Mapping[str, Any], ignored: Iterable[str] = ()) -> list[str]:
-    """Return a message for each setting in which the arguments from a config.json differ from a model's config."""
+    """Return a message for each setting that differs between a model's config and the arguments from a config.json."""
     current, saved = (
         {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
         for settings in (_plain(config), arguments)
@@ -223,7 +223,7 @@ def setting_problems(config: Mapping[str, Any], arguments: Mapping[str, Any], ig
     ]
 
 
-def _filled(
+def _load_weights(
     model: nn.Module, weights: Iterator[tuple[str, Tensor]], dtype: torch.dtype, device: str | torch.device
 ) -> nn.Module:
     state = {name: tensor.to(device=device, dtype=dtype) for name, tensor in weights}
@@ -237,7 +237,7 @@ def _stream(
     component: Component, folder: Folder, random_seed: int | None, device: str | torch.device
 ) -> tuple[nn.Module, Iterator[tuple[str, Tensor]]]:
     """Return the model on the meta device, in eval mode, and an iterator over its weights."""
-    model, is_original = build_without_memory(component, folder)
+    model, is_original = build_on_meta(component, folder)
     # Taken now because the caller may change the model before it reads the first weight.
     state = model.eval().state_dict()
     if random_seed is None:

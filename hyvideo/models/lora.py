@@ -1,15 +1,15 @@
-"""LoRA files in all common formats, applied by peft to the diffusers transformer.
+"""Reading and writing of LoRA files in all common formats, and LoRA adapters (peft) of the diffusers transformer.
 
     peft        adapter_model.safetensors, adapter_config.json    base_model.model.<module>.lora_A.weight
     diffusers   pytorch_lora_weights.safetensors, its metadata     <module>.lora_A.weight or transformer.<module>...
     original    pytorch_lora_weights.safetensors, its metadata     <module>.lora_A.weight with the original's modules;
                 with a `lora_prefix`, no metadata: <prefix><module>.lora_A.weight and <prefix><module>.alpha
 
-diffusers' ``load_lora_adapter``, which the original's programs also use, reads alpha from the metadata; without them,
-alpha is the rank. Other programs may write ``lora_down`` and ``lora_up`` instead of ``lora_A`` and ``lora_B``.
+diffusers' ``load_lora_adapter``, which the original's programs also use, reads alpha from the metadata; without
+metadata, alpha is the rank. Some programs write ``lora_down`` and ``lora_up`` instead of ``lora_A`` and ``lora_B``.
 
 A LoRA adds ``alpha / rank * B A`` to a weight. Where diffusers and the original order a weight's rows differently, the
-rows of B are reordered and A is unchanged, so the original's LoRA converts exactly.
+rows of B are reordered and A is unchanged, so conversion is exact.
 """
 
 import difflib
@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from hyvideo.data.outside import parse_json, replacing
 from hyvideo.models.family import Component, families, family_of
 from hyvideo.models.original_checkpoint import renamed_by_family
-from hyvideo.models.weight_files import read_json, read_safetensors, shortened
+from hyvideo.models.weight_files import read_json, read_safetensors, truncate
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -38,7 +38,7 @@ FORMS = ("diffusers", "peft", "original")
 LORA_FILES = _PEFT_FILE, _DIFFUSERS_FILE = "adapter_model.safetensors", "pytorch_lora_weights.safetensors"
 _PEFT_CONFIG = "adapter_config.json"
 _METADATA = "lora_adapter_metadata"  # diffusers' key for a LoRA's configuration
-# The only settings written to the metadata: an older peft rejects files with settings it does not know.
+# Only these settings are written to the metadata, because an older peft rejects files with unknown settings.
 _SETTINGS = ("r", "lora_alpha", "target_modules", "rank_pattern", "alpha_pattern")
 _KEY = re.compile(r"(?P<module>.+)\.lora_(?P<side>A|B|down|up)(?:\.\w+)?\.weight")
 _SIDES = {"down": "A", "up": "B"}
@@ -49,7 +49,7 @@ _UNSUPPORTED = ("use_dora", "use_rslora", "modules_to_save", "fan_in_fan_out", "
 
 @dataclass(frozen=True)
 class Pair:
-    """The two LoRA matrices of a module, and alpha."""
+    """LoRA matrices of a module, and alpha."""
 
     a: Tensor  # (rank, in features)
     b: Tensor  # (out features, rank)
@@ -60,12 +60,12 @@ class Pair:
         return len(self.a)
 
 
-Lora = dict[str, Pair]  # by module of the diffusers transformer
+Lora = dict[str, Pair]  # module name in the diffusers transformer -> matrices
 
 
 def read_lora(path: str | Path) -> Lora:
     """Read a LoRA in any format from a file or its folder. Raises ValueError if missing, invalid or unsupported."""
-    file = _file_of(Path(path))
+    file = _find_file(Path(path))
     tensors, metadata = read_safetensors(file, "LoRA")
     try:
         settings = parse_json(metadata[_METADATA]) if _METADATA in metadata else {}
@@ -114,7 +114,7 @@ def check_lora(transformer: nn.Module, lora: Lora) -> None:
         elif tuple(module.weight.shape) != needed:
             problems.append(f"{name} has shape {tuple(module.weight.shape)}, but the LoRA is for {needed}")
     if problems:
-        raise ValueError("the LoRA does not fit the transformer:\n  " + "\n  ".join(shortened(problems)))
+        raise ValueError("the LoRA does not fit the transformer:\n  " + "\n  ".join(truncate(problems)))
 
 
 def merge(transformer: nn.Module) -> None:
@@ -124,7 +124,7 @@ def merge(transformer: nn.Module) -> None:
 
 
 def current_lora(transformer: nn.Module, *, gather: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> Lora:
-    """Return the current adapter of the transformer; ``gather`` returns the full tensor of a sharded one."""
+    """Return the transformer's adapter as a LoRA on the CPU; ``gather`` turns a sharded tensor into a full one."""
     state = {
         name.replace(".default.", "."): gather(parameter.detach()).cpu()
         for name, parameter in transformer.named_parameters()
@@ -136,16 +136,16 @@ def current_lora(transformer: nn.Module, *, gather: Callable[[Tensor], Tensor] =
 def training_config(
     transformer: nn.Module, *, rank: int, alpha: float, targets: Sequence[str] = (), start: Lora | None = None
 ) -> "LoraConfig":
-    """Return peft's settings of the adapter to train: ``start``, or a new one on all trainable matrices of the blocks.
+    """Return peft's config of the adapter to train: that of the LoRA ``start`` or, if None, of a new adapter.
 
-    ``targets`` selects other modules, as in `target_modules`. Raises ValueError for targets without a match, and for a
-    ``start`` with another rank, another alpha or other modules.
+    A new adapter covers all trainable matrices of the blocks, or the modules that ``targets`` selects.
+    Raises ValueError for targets without a match, and if ``start`` has another rank, another alpha or other modules.
     """
     from peft import LoraConfig
 
     if start is None:
         names = target_modules(transformer, targets or [family_of(transformer).matrices])
-        return LoraConfig(r=rank, lora_alpha=alpha, target_modules=_exactly(names))
+        return LoraConfig(r=rank, lora_alpha=alpha, target_modules=_exact_pattern(names))
     check_lora(transformer, start)
     found = {(pair.rank, pair.alpha) for pair in start.values()}
     if found != {(rank, alpha)}:
@@ -154,8 +154,8 @@ def training_config(
             "lora_rank and lora_alpha must equal those of the LoRA in pretrained_lora_path, which is trained further: "
             f"got {rank} and {alpha:g}, need {needed}. Set these, or lora_rank 0 to merge it and train all weights"
         )
-    dead = family_of(transformer).without_gradient(transformer)
-    modules = {name for name in start if not name.startswith(dead)}
+    unused = family_of(transformer).without_gradient(transformer)
+    modules = {name for name in start if not name.startswith(unused)}
     if targets and (different := modules.symmetric_difference(target_modules(transformer, targets))):
         raise ValueError(
             "lora_target_modules must select the modules of the LoRA in pretrained_lora_path: "
@@ -165,13 +165,13 @@ def training_config(
 
 
 def target_modules(transformer: nn.Module, targets: Sequence[str]) -> list[str]:
-    """Return the names of the trainable linear layers that any of ``targets`` matches.
+    """Return the names of the trainable linear layers that match one of ``targets``.
 
     A target is a regular expression for whole names in the transformer or, if none matches, for ends of names in the
     transformer or the original: ``img_attn_q`` selects ``attn.to_q`` in all blocks. Raises ValueError without a match.
     """
     family = family_of(transformer)
-    dead = family.without_gradient(transformer)
+    unused = family.without_gradient(transformer)
     linear = [name for name, module in transformer.named_modules() if isinstance(module, nn.Linear)]
     names = [(name, name) for name in linear] + _with_original_names(linear, family.transformer)
     ends = [(name[dot.end() :], module) for name, module in names for dot in re.finditer(r"^|\.", name)]
@@ -180,7 +180,7 @@ def target_modules(transformer: nn.Module, targets: Sequence[str]) -> list[str]:
         pattern = re.compile(target)
         found = [name for name in linear if pattern.fullmatch(name)]
         found = found or [module for end, module in ends if pattern.fullmatch(end)]
-        found = [name for name in found if not name.startswith(dead)]
+        found = [name for name in found if not name.startswith(unused)]
         if not found:
             near = difflib.get_close_matches(target, {end for end, _ in ends}, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
@@ -199,11 +199,8 @@ def _with_original_names(linear: Sequence[str], component: Component) -> list[tu
     ]
 
 
-def start_lora(transformer: nn.Module, config: "LoraConfig") -> None:
-    """Add a trainable float32 adapter and freeze everything else, including adapters of frozen layers.
-
-    The caller sets the adapter's values.
-    """
+def add_trainable_lora(transformer: nn.Module, config: "LoraConfig") -> None:
+    """Add a trainable float32 adapter, whose values the caller sets; freeze all else, and adapters of frozen layers."""
     frozen = {name.removesuffix(".weight") for name, value in transformer.named_parameters() if not value.requires_grad}
     _add_adapter(transformer, config)
     for name, parameter in transformer.named_parameters():
@@ -220,8 +217,8 @@ def _add_adapter(transformer: nn.Module, config: "LoraConfig") -> None:
             module.cast_input_dtype_enabled = False  # leave casting to autocast: peft would cast all tokens to float32
 
 
-def with_changes(weights: Iterable[tuple[str, Tensor]], lora: Lora) -> Iterator[tuple[str, Tensor]]:
-    """Yield the named weights with the LoRA added in float32; meta tensors are yielded unchanged."""
+def with_lora(weights: Iterable[tuple[str, Tensor]], lora: Lora) -> Iterator[tuple[str, Tensor]]:
+    """Yield (name, weight) pairs with the LoRA added in float32; meta tensors are yielded unchanged."""
     for name, weight in weights:
         pair = lora.get(name.removesuffix(".weight"))
         if pair and not weight.is_meta:
@@ -231,7 +228,7 @@ def with_changes(weights: Iterable[tuple[str, Tensor]], lora: Lora) -> Iterator[
 
 
 def save_lora(lora: Lora, folder: str | Path, *, form: str = "diffusers") -> None:
-    """Save a LoRA; `read_lora` reads it back bit for bit. Raises ValueError if the format cannot represent it."""
+    """Save a LoRA in the format ``form``, bit-exact for `read_lora`. ValueError if the format cannot represent it."""
     if form not in FORMS:
         raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}")
     folder = Path(folder)
@@ -247,29 +244,29 @@ def save_lora(lora: Lora, folder: str | Path, *, form: str = "diffusers") -> Non
     if form == "original" and prefix:  # the original's programs read no metadata
         metadata, exact = {}, torch.float64
         tensors |= {f"{prefix}{name}.alpha": torch.tensor(pair.alpha, dtype=exact) for name, pair in pairs.items()}
-    with replacing(folder / file) as aside:
-        save_file(tensors, aside, metadata={"format": "pt"} | metadata)
+    with replacing(folder / file) as temporary:
+        save_file(tensors, temporary, metadata={"format": "pt"} | metadata)
 
 
 def lora_files(path: str | Path) -> list[Path]:
     """Return the files that a LoRA is read from. Raises ValueError if there are none."""
-    file = _file_of(Path(path))
+    file = _find_file(Path(path))
     config = file.with_name(_PEFT_CONFIG)
     return [file, config] if file.name == _PEFT_FILE and config.is_file() else [file]
 
 
-def _file_of(path: Path) -> Path:
+def _find_file(path: Path) -> Path:
     if path.is_file():
         return path
     for name in (*LORA_FILES, f"lora/{_DIFFUSERS_FILE}"):  # the last is in a run's checkpoint
         if (path / name).is_file():
             return path / name
-    hint = "" if path.exists() else "; it does not exist"
+    hint = "" if path.exists() else "; this path does not exist"
     raise ValueError(f"LoRA: {path} must be a safetensors file, or a folder with {' or '.join(LORA_FILES)}{hint}")
 
 
 def _pairs(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], file: Path) -> Lora:
-    """Return A and B by module; alpha defaults to the rank."""
+    """Return the LoRA matrices by module; alpha defaults to the rank."""
     from peft.utils.other import get_pattern_key
 
     sides: dict[str, dict[str, Tensor]] = {}
@@ -331,14 +328,14 @@ def _config_of(lora: Lora) -> "LoraConfig":
     return LoraConfig(
         r=first.rank,
         lora_alpha=first.alpha,
-        target_modules=_exactly(list(lora)),
+        target_modules=_exact_pattern(list(lora)),
         rank_pattern={f"^{name}": pair.rank for name, pair in lora.items() if pair.rank != first.rank},
         alpha_pattern={f"^{name}": pair.alpha for name, pair in lora.items() if pair.alpha != first.alpha},
     )
 
 
-def _exactly(names: list[str]) -> str:
-    """Return a regular expression for exactly these names; peft would also match longer names against a list."""
+def _exact_pattern(names: list[str]) -> str:
+    """Return a regular expression that matches only these names; a list would also match longer names in peft."""
     return "|".join(re.escape(name) for name in names)
 
 

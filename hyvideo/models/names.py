@@ -1,15 +1,15 @@
-"""Conversion of tensor and setting names between original checkpoints and diffusers, by a family's table.
+"""Conversion of tensor and setting names between original checkpoints and diffusers, by a table of the family.
 
 A table (``<family>/names.yaml``) has these keys:
 
     placeholders   regular expressions by name; rows refer to them in braces
     <model>
-      modules      names of modules; "leaves" matches the rest of a tensor's name
+      modules      names of modules; "leaves" is a regular expression for the rest of a tensor's name
       tensors      whole names of tensors
       settings     settings of config.json that differ only in name, by kind
       only_values  settings of the original for which only this value is supported
-      defaults     settings that may be missing in the original's config.json
-      left_out     settings that it never has; written only if the value differs
+      defaults     settings that may be missing in the original's config.json, with their values
+      omitted      settings that it lacks, with the value that is then assumed; written only if the value differs
       arguments    fixed arguments of diffusers' class
 """
 
@@ -60,7 +60,7 @@ def _pattern(name: str, leaf: str, placeholders: Mapping[str, str]) -> re.Patter
 def _rename(
     renamings: list[tuple[re.Pattern[str], str]], kind: str, state_dict: "Mapping[str, Tensor]"
 ) -> "dict[str, Tensor]":
-    """Return tensors under new names: the template of the matching pattern, filled in with the match's groups."""
+    """Return the tensors under new names: the template of the matching pattern, filled in with the matched groups."""
     renamed = {}
     for name, tensor in state_dict.items():
         matches = ((pattern.fullmatch(name), template) for pattern, template in renamings)
@@ -72,7 +72,7 @@ def _rename(
 
 
 def setting(config: Mapping[str, Any], key: str, kind: str) -> Any:
-    """Return a setting of the original as diffusers' argument. Raises ValueError if it is not of this kind."""
+    """Return a setting of the original, converted for diffusers. Raises ValueError if it is not of this kind."""
     rule, is_valid, to_type = _KINDS[kind]
     if not is_valid(config.get(key)):
         raise ValueError(f"config key {key!r} must be {rule}, got {config.get(key)!r}")
@@ -87,7 +87,7 @@ def settings_to_diffusers(table: Mapping[str, Any], config: Mapping[str, Any]) -
     for key, value in table.get("only_values", {}).items():
         if config.get(key, value) != value:
             raise ValueError(f"config key {key!r} must be {value!r}, the only supported value, got {config[key]!r}")
-    config = table.get("left_out", {}) | table.get("defaults", {}) | dict(config)
+    config = table.get("omitted", {}) | table.get("defaults", {}) | dict(config)
     names = [(kind, key, name) for kind, keys in table["settings"].items() for key, name in keys.items()]
     return table.get("arguments", {}) | {name: setting(config, key, kind) for kind, key, name in names}
 
@@ -98,5 +98,5 @@ def settings_to_original(
     """Return the original's config: the settings that differ from diffusers' only in name, and ``others``."""
     values = {key: config[name] for keys in table["settings"].values() for key, name in keys.items()}
     values = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
-    left_out = table.get("left_out", {}).items()
-    return dict(pair for pair in (values | others).items() if pair not in left_out)
+    omitted = table.get("omitted", {}).items()
+    return dict(pair for pair in (values | others).items() if pair not in omitted)

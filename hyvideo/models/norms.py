@@ -7,7 +7,7 @@ from torch import Tensor, nn
 _EPS = 1e-6  # of diffusers' layer norms
 
 
-def modulated(tokens: Tensor, shift: Tensor, scale: Tensor, *, eps: float = _EPS) -> Tensor:
+def modulated_norm(tokens: Tensor, shift: Tensor, scale: Tensor, *, eps: float = _EPS) -> Tensor:
     """Return ``norm(tokens) * (1 + scale) + shift`` in the dtype of ``shift``. Shape: (batch, tokens, dim)."""
     size = tokens.shape[2:]
     if len(tokens) > 1:
@@ -18,20 +18,20 @@ def modulated(tokens: Tensor, shift: Tensor, scale: Tensor, *, eps: float = _EPS
         return F.layer_norm(tokens, size, weight, bias, eps).to(shift.dtype)
 
 
-def layer_normalised(norm: nn.LayerNorm, tokens: Tensor) -> Tensor:
+def layer_norm(norm: nn.LayerNorm, tokens: Tensor) -> Tensor:
     """Return the layer norm over the last dimension, with the norm's weights, in one kernel."""
     weight, bias = (value.to(tokens.dtype) for value in (norm.weight, norm.bias))
     with torch.autocast(tokens.device.type, enabled=False):
         return F.layer_norm(tokens, norm.normalized_shape, weight, bias, norm.eps)
 
 
-def rms_normalised(norm: nn.Module, tokens: Tensor) -> Tensor:
+def rms_norm(norm: nn.Module, tokens: Tensor) -> Tensor:
     """Return the RMS norm over the last dimension, in one kernel that is float32 internally."""
     with torch.autocast(tokens.device.type, enabled=False):
         return F.rms_norm(tokens, norm.weight.shape, norm.weight.to(tokens.dtype), norm.eps)
 
 
-def channels_normalised(norm: nn.Module, hidden: Tensor) -> Tensor:
+def channel_rms_norm(norm: nn.Module, hidden: Tensor) -> Tensor:
     """Return the RMS norm over channels, in float32 or higher precision. Shape: (batch, channels, ...)."""
     squares = hidden.to(torch.promote_types(hidden.dtype, torch.float32)).square()
     # diffusers clamps the length at 1e-12.

@@ -19,7 +19,7 @@ from hyvideo.models.versions import RELEASED, UNSUPPORTED, version_defaults
 
 
 @dataclass(frozen=True)
-class Forward:
+class ForwardFlops:
     """FLOPs of one forward pass of the transformer for one video and one guidance branch."""
 
     image: float  # linear layers on image tokens
@@ -63,7 +63,7 @@ class Sizes:
 
     lora_parameters: Callable[[int], int]  # rank -> parameters of an adapter on all trainable matrices of the blocks
     block_text_tokens: Callable[[int], int]  # prompt tokens -> text tokens that pass through the blocks
-    forward: Callable[[int, int], Forward]  # (image tokens, text tokens) -> FLOPs
+    forward: Callable[[int, int], ForwardFlops]  # (image tokens, text tokens) -> FLOPs
     encoder_bytes: Callable[..., float]  # (bytes per number, *, with_images) -> bytes of the released encoders
     # (videos, frames, height, width) -> peak number of values while decoding tiles of this size, without the videos
     decoding_values: Callable[[int, int, int, int], float]
@@ -82,7 +82,7 @@ class Sizes:
         return self.num_layers * self.block_parameters + self.root_parameters
 
     @property
-    def kept_widths(self) -> float:
+    def saved_widths(self) -> float:
         """Widths that a block saves per token for its backward pass."""
         return self.fixed_widths + 2 * self.mlp_ratio
 
@@ -130,7 +130,7 @@ def read_architecture(root: str | Path, version: str) -> Sizes:
                 family = packages().get(str(config.get("_class_name"))) or version_defaults(version).family
                 sizes = sizes_module(family).read(config, vae_config)
                 # Settings of the wrong type raise here.
-                assert sizes.parameters and sizes.kept_widths and sizes.latent_size(1, 0, 0)
+                assert sizes.parameters and sizes.saved_widths and sizes.latent_size(1, 0, 0)
                 return sizes
             except (OSError, ValueError, TypeError, ArithmeticError, LookupError) as error:
                 raise ValueError(f"{path} is not the configuration of a known model ({error})") from error

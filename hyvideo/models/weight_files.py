@@ -1,8 +1,8 @@
-"""Weight files: checks of their headers against a model, and streaming of their tensors.
+"""Weight files: comparison of their headers with a model, and streaming of their tensors.
 
 `read_header` and `tensor_problems` check from the headers alone whether a folder fits a model. `stream_tensors` then
-reads the tensors into separate buffers, so that the peak of host memory is the model plus one tensor. Nothing is
-memory-mapped: a map of a 33 GB file counts as used memory once it is read, and fails on machines with less memory.
+reads the tensors into separate buffers, so that the peak of host memory is the model plus one tensor. Files are not
+memory-mapped: the pages of a 33 GB file count as used memory once they are read, which fails if memory is smaller.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ class Folder(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """Contents of the headers of a folder's weight files."""
+    """Headers of a folder's weight files."""
 
     shapes: Shapes
     files: dict[str, Path]  # tensor name -> file that contains it
@@ -62,7 +62,7 @@ def read_header(folder: Folder, stem: str) -> Weights:
 
 
 def weight_paths(folder: Folder, stem: str) -> list[Path]:
-    """Return a folder's weight files: ``<stem>.safetensors`` or those in its index. Raises ValueError if missing."""
+    """Return a folder's weight files: ``<stem>.safetensors``, or the files in its index. ValueError if missing."""
     whole = folder.path / f"{stem}.safetensors"
     index = folder.path / f"{stem}.safetensors.index.json"
     if whole.is_file():
@@ -75,14 +75,14 @@ def weight_paths(folder: Folder, stem: str) -> list[Path]:
         raise ValueError(f"{folder.label}: {index} must list files in its own folder, got {quote(weight_map)}")
     paths = [folder.path / name for name in sorted(set(names))]
     if missing := [path.name for path in paths if not path.is_file()]:
-        raise ValueError(f"{folder.label}: {index.name} lists {missing}, which are missing in {folder.path}")
+        raise ValueError(f"{folder.label}: {index.name} lists {missing}, which are missing from {folder.path}")
     return paths
 
 
 def stream_tensors(weights: Weights, expected: Shapes, *, read: bool = True) -> Iterator[tuple[str, Tensor]]:
-    """Yield the expected tensors with their names, on the CPU: read, or generated if the files omit them.
+    """Yield (name, tensor) pairs on the CPU: those in the files, then the expected ones that the files omit, generated.
 
-    ``read=False`` yields meta tensors in the same order, for ranks that get the values from another rank.
+    ``read=False`` yields meta tensors in the same order, for ranks that receive the values from another rank.
     """
     for path in sorted(set(weights.files.values())):
         with safe_open(path, framework="pt", backend="pread") as file:
@@ -98,7 +98,7 @@ def stream_tensors(weights: Weights, expected: Shapes, *, read: bool = True) -> 
 
 
 def tensor_problems(folder: Folder, expected: Shapes, weights: Weights) -> list[str]:
-    """Return a message for each tensor that is missing, unexpected or has another shape than the model's."""
+    """Return a message for each tensor that is missing, unexpected or of another shape than the model's."""
     problems = []
     for name in sorted(set(expected) | set(weights.shapes)):
         shape, needed = weights.shapes.get(name), expected.get(name)
@@ -107,7 +107,7 @@ def tensor_problems(folder: Folder, expected: Shapes, weights: Weights) -> list[
             problems.append(f"{tensor} is unexpected: the model of {folder.path / 'config.json'} does not have it")
         elif shape is None and seed_for(name, weights.drawn) is None:
             files = ", ".join(sorted({path.name for path in weights.files.values()})) or "the weight file"
-            problems.append(f"tensor {name!r} of shape {needed} is missing in {folder.path / files}")
+            problems.append(f"tensor {name!r} of shape {needed} is missing from {folder.path / files}")
         elif shape not in (None, needed):
             problems.append(f"{tensor} has shape {shape}, but the model needs {needed}")
     return problems
@@ -118,9 +118,10 @@ def shapes_of(state_dict: Mapping[str, Tensor]) -> Shapes:
 
 
 def draw_tensors(seed: int, shapes: Shapes, device: str | torch.device) -> Iterator[tuple[str, Tensor]]:
-    """Yield the random weights of a model one by one; meta tensors if ``device`` is meta.
+    """Yield the random weights of a model one by one, as (name, tensor) pairs; meta tensors if ``device`` is meta.
 
-    Large models are generated on the GPU, in seconds for 8 billion parameters. Small ones do not depend on the device.
+    Large models are generated on the GPU, in seconds for 8 billion parameters. Small models are always generated on the
+    CPU, so that they do not depend on the device.
     """
     is_small = sum(map(math.prod, shapes.values())) < _LARGE
     source = "cpu" if is_small and torch.device(device).type != "meta" else device
@@ -129,11 +130,11 @@ def draw_tensors(seed: int, shapes: Shapes, device: str | torch.device) -> Itera
 
 
 def draw_tensor(seed: int, name: str, shape: tuple[int, ...], device: str | torch.device = "cpu") -> Tensor:
-    """Return the random float32 weight for a seed and a tensor's name; it is bit-identical on every CPU.
+    """Return the random float32 weight of a tensor, determined by seed and name; it is bit-identical on every CPU.
 
     Matrices and kernels are normal with variance 1 / fan-in, token embeddings are standard normal, scales of norms are
-    1 and biases 0. ``name`` is the original checkpoint's, so that both layouts give the same model. GPUs generate other
-    values than CPUs.
+    1 and biases 0. ``name`` is the name in the original layout, so that both layouts give the same model. Values on a
+    GPU differ.
     """
     device = torch.device(device)
     if name.endswith(".bias"):
@@ -202,16 +203,16 @@ def problems_of(check: Callable[[], Iterable[str]]) -> list[str]:
 def raise_problems(folder: Folder, problems: list[str]) -> None:
     """Raise one ValueError that lists the problems, if there are any."""
     if problems:
-        listed = "\n  ".join(shortened(problems))
+        listed = "\n  ".join(truncate(problems))
         raise ValueError(f"{folder.label}: {folder.path} does not fit:\n  {listed}")
 
 
-def labelled(folder: Folder, problems: list[str]) -> list[str]:
-    """Return the shortened list of problems, each prefixed with the folder's label."""
-    return [f"{folder.label}: {problem}" for problem in shortened(problems)]
+def with_label(folder: Folder, problems: list[str]) -> list[str]:
+    """Return the first problems, each prefixed with the folder's label."""
+    return [f"{folder.label}: {problem}" for problem in truncate(problems)]
 
 
-def shortened(problems: list[str]) -> list[str]:
-    """Return the first problems and the number of the others: a wrong checkpoint may differ in a thousand tensors."""
+def truncate(problems: list[str]) -> list[str]:
+    """Return the first problems and a count of the rest: a wrong checkpoint may differ in a thousand tensors."""
     more = len(problems) - _NUM_PROBLEMS_SHOWN
     return problems if more <= 0 else [*problems[:_NUM_PROBLEMS_SHOWN], f"and {more} more"]

@@ -99,7 +99,7 @@ def load_pipeline(
     negative = negative_condition(config.negative_requests, encoder, device)
     root, version = config.model.pretrained_model_root, config.model.transformer_version
     if is_overwritten:
-        transformer = loading.transformer_without_memory(root, version).type(weights_dtype).to_empty(device=device)
+        transformer = loading.transformer_on_meta(root, version).type(weights_dtype).to_empty(device=device)
     else:
         options = {"dtype": weights_dtype, "device": device, "random_weights_seed": weights_seed(config.model)}
         transformer = loading.load_transformer(root, version, **options)
@@ -130,7 +130,7 @@ def check_adapter(model: ModelSettings, optimizer: OptimizerSettings) -> None:
     """Raise ValueError if the adapter or the initial LoRA does not fit the transformer. Reads no weights."""
     start = read_initial_lora(optimizer)
     if start or optimizer.lora_rank:
-        empty = loading.transformer_without_memory(model.pretrained_model_root, model.transformer_version)
+        empty = loading.transformer_on_meta(model.pretrained_model_root, model.transformer_version)
         check_lora(empty, start or {})
         if optimizer.lora_rank:
             adapter_config(empty, optimizer, start)

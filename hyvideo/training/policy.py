@@ -21,7 +21,7 @@ from hyvideo.distributed.parallelize import GradientSync, parallelize
 from hyvideo.distributed.sharded_tensors import copy_full, fill_shards, full_tensor, reshard
 from hyvideo.models import loading
 from hyvideo.models.family import family_of, prepare
-from hyvideo.models.lora import Lora, current_lora, start_lora
+from hyvideo.models.lora import Lora, add_trainable_lora, current_lora
 from hyvideo.pipelines.grpo_pipeline import DTYPES
 from hyvideo.training.anchor import Anchor, WeightCopy
 from hyvideo.training.model_setup import adapter_config, read_initial_lora, weights_seed
@@ -72,7 +72,7 @@ class Policy:
         transformer.type(DTYPES[model.dtype if self.is_lora else model.master_weight_type])
         prepare(transformer, family_of(transformer).kinds(requests))
         if self.is_lora:
-            start_lora(transformer, adapter_config(transformer, optimizer, start))
+            add_trainable_lora(transformer, adapter_config(transformer, optimizer, start))
         parallelize(
             transformer,
             self.mesh,

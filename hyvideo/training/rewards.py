@@ -120,7 +120,7 @@ def try_scorers(scorer: AsyncScorer, data: DataSettings, prompt: str) -> None:
     # A single scorer must return every weighted dimension; with several, each must return the dimensions it declares.
     needed = [name for name, weight in scorer.weights.items() if weight] if len(scorer.scorers) == 1 else None
     for name, model in scorer.scorers.items():
-        with scorer.in_place():
+        with scorer.on_device():
             checks = check_scorer(model, Trial(trial.video, prompt, data.fps), dimensions=needed, quick=True)
         problems = "\n".join(lines([check for check in checks if check.state != "ok"]))
         if has_failed(checks):

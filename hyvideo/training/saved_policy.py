@@ -33,7 +33,7 @@ def write_model_file(transformer: nn.Module, folder: Path) -> None:
 
 def check_policy(root: str | Path, version: str | None, folder: Path) -> None:
     """Raise ValueError if a folder's policy does not fit the base model. Reads only configurations and headers."""
-    transformer = loading.transformer_without_memory(root, version)
+    transformer = loading.transformer_on_meta(root, version)
     if is_lora(folder):
         check_lora(transformer, read_lora(folder / LORA_FOLDER))
     elif _is_checkpoint(folder):

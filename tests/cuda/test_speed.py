@@ -21,7 +21,7 @@ from hyvideo.models.attention_kernels import profiled_attention_kernel
 from hyvideo.models.conditions import Conditions
 from hyvideo.models.family import prepare
 from hyvideo.models.hunyuan_video15.vae import install_layers, set_tiling
-from hyvideo.models.lora import start_lora, training_config
+from hyvideo.models.lora import add_trainable_lora, training_config
 from hyvideo.training.optimizers import make_optimizers
 from tests.cuda.workload import (
     DEVICE,
@@ -148,7 +148,7 @@ def test_lora(work, record):
     """Records time and peak memory of a LoRA update of rank 32, and the planned peak."""
     pipeline = sampler(work)
     transformer, settings = pipeline.transformer, OptimizerSettings(lora_rank=32)
-    start_lora(transformer, training_config(transformer, rank=32, alpha=32.0))
+    add_trainable_lora(transformer, training_config(transformer, rank=32, alpha=32.0))
     arrange(transformer, recompute="selective", compile=not IS_TINY)
     trained = {name: parameter for name, parameter in transformer.named_parameters() if parameter.requires_grad}
     optimizers = make_optimizers(settings, trained, work.dtype, hidden=work.family.matrices)

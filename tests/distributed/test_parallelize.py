@@ -17,13 +17,13 @@ def compare(sp_size):
     from hyvideo.distributed import mesh as ranks
     from hyvideo.distributed.parallelize import parallelize
     from hyvideo.distributed.sharded_tensors import full_tensor
-    from hyvideo.models.family import freeze_dead_parameters, install
+    from hyvideo.models.family import freeze_unused_parameters, install
 
     mesh = ranks.start(sp_size, torch.device("cpu"), timeout=300)
     plain, sharded = tiny_transformer(num_layers=2), tiny_transformer(num_layers=2)
     for model in (plain, sharded):
         install(model)
-        freeze_dead_parameters(model)
+        freeze_unused_parameters(model)
     parallelize(sharded, mesh, recompute="selective", compile=True, compile_backend="aot_eager", shard=True)
     worst = 0.0
     for model in (plain, sharded):

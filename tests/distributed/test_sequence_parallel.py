@@ -83,21 +83,21 @@ def compare(num_processes):
 
     from hyvideo.distributed import mesh as ranks
     from hyvideo.distributed.parallelize import parallelize
-    from hyvideo.models.family import freeze_dead_parameters, install
+    from hyvideo.models.family import freeze_unused_parameters, install
 
     mesh = ranks.start(num_processes, torch.device("cpu"))
     found = {}
     for heads in (4, 5):
         plain = tiny_transformer(heads)
         install(plain)
-        freeze_dead_parameters(plain)
+        freeze_unused_parameters(plain)
         single = {case: output_and_gradients(plain, case) for case in CASES}
         for recompute in ("none", "full", "selective"):
             if heads == 5 and recompute != "none":
                 continue
             split = tiny_transformer(heads)
             install(split)
-            freeze_dead_parameters(split)
+            freeze_unused_parameters(split)
             parallelize(split, mesh, recompute=recompute)
             for case in CASES:
                 expected, gradients = single[case]
@@ -130,13 +130,13 @@ def train_quoted_and_plain():
     from hyvideo.distributed import mesh as ranks
     from hyvideo.distributed.parallelize import parallelize
     from hyvideo.distributed.sharded_tensors import full_tensor
-    from hyvideo.models.family import freeze_dead_parameters, install
+    from hyvideo.models.family import freeze_unused_parameters, install
 
     mesh = ranks.start(1, torch.device("cpu"), timeout=60)
     plain, sharded = tiny_transformer(), tiny_transformer()
     for model in (plain, sharded):
         install(model)
-        freeze_dead_parameters(model)
+        freeze_unused_parameters(model)
     for case in ("even, quoted", "even"):
         plain(**inputs(case)).square().mean().div(2).backward()
     parallelize(sharded, mesh, shard=True)

@@ -21,9 +21,9 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.parallelize import parallelize
 from hyvideo.models.attention import Layout
 from hyvideo.models.conditions import Condition, Conditions, ImageCondition
-from hyvideo.models.family import family_of, freeze_dead_parameters, install
+from hyvideo.models.family import family_of, freeze_unused_parameters, install
 from hyvideo.models.hunyuan_video15.vae import install_layers, set_tiling
-from hyvideo.models.lora import start_lora, training_config
+from hyvideo.models.lora import add_trainable_lora, training_config
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from hyvideo.training.anchor import WeightCopy
@@ -43,9 +43,9 @@ def transformer(recompute, *, lora=False, num_layers=1):
     with torch.device("meta"):
         model = HunyuanVideo15Transformer3DModel(num_layers=num_layers).eval()
         install(model)
-        freeze_dead_parameters(model)
+        freeze_unused_parameters(model)
         if lora:
-            start_lora(model, training_config(model, rank=32, alpha=32))
+            add_trainable_lora(model, training_config(model, rank=32, alpha=32))
     on_device(model, BF16)
     for name, parameter in model.named_parameters():
         if ".lora_" in name:

@@ -12,7 +12,7 @@ from hyvideo.data.videos import to_uint8
 from hyvideo.miniature import reward_model, world
 from hyvideo.miniature.measures import measure
 from hyvideo.miniature.reward import LearnedMiniatureScorer
-from hyvideo.models.reward_models.rewards import DIMENSIONS, weighted
+from hyvideo.models.reward_models.rewards import DIMENSIONS, weighted_sum
 from hyvideo.models.reward_models.videoalign import VideoAlignScorer
 from hyvideo.training.model_setup import load_encoder, load_pipeline
 
@@ -78,7 +78,7 @@ def test_the_shipped_reward_model_ranks_the_rollouts_of_one_prompt():
     videos = pipeline.decode(rollout.final, batch_size=48)
     scores = LearnedMiniatureScorer("assets/miniature").score(videos, prompts, fps=world.FPS)
     weights = config.reward_weights
-    given = torch.tensor([weighted(score, weights) for score in scores]).view(-1, 8)
+    given = torch.tensor([weighted_sum(score, weights) for score in scores]).view(-1, 8)
     truth = measure(torch.stack(videos), labels).scores @ torch.tensor([weights[name] for name in DIMENSIONS])
     deviations = [values - values.mean(1, keepdim=True) for values in (given, truth.view(-1, 8))]
     assert torch.corrcoef(torch.stack([part.flatten() for part in deviations]))[0, 1] > 0.88

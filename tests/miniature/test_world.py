@@ -111,8 +111,8 @@ def test_the_object_moves_in_the_captions_direction():
     weight = bright(render(LABELS, rng("move")))
     x, y = pixel_grid(32, 32)
     mass = weight.sum((2, 3))
-    centre = torch.stack([(weight * x).sum((2, 3)) / mass, (weight * y).sum((2, 3)) / mass], dim=-1)
-    moved = centre[:, -1] - centre[:, 0]
+    center = torch.stack([(weight * x).sum((2, 3)) / mass, (weight * y).sum((2, 3)) / mass], dim=-1)
+    moved = center[:, -1] - center[:, 0]
     heading = HEADINGS[LABELS[:, 2]]
     along = (moved * heading).sum(1)
     across = (moved * heading.flip(1)).sum(1)

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend
 
-from hyvideo.models.attention_kernels import order_of_kernels, profiled_attention_kernel, set_order, use_fastest_kernels
+from hyvideo.models.attention_kernels import kernel_order, profiled_attention_kernel, set_order, use_fastest_kernels
 
 CUDNN, FLASH, EFFICIENT, MATH = (
     SDPBackend.CUDNN_ATTENTION,
@@ -27,7 +27,7 @@ CUDNN, FLASH, EFFICIENT, MATH = (
     ],
 )
 def test_cudnn_is_first_on_hopper_if_it_is_recent_and_flash_attention_3_is_missing(capability, cudnn, has_fa3, order):
-    assert order_of_kernels(capability, cudnn, has_fa3=has_fa3) == order
+    assert kernel_order(capability, cudnn, has_fa3=has_fa3) == order
 
 
 def test_set_order_affects_the_process_and_keeps_all_kernels():

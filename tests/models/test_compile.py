@@ -14,8 +14,8 @@ from torch.autograd.profiler import profile
 
 from hyvideo.distributed.parallelize import parallelize
 from hyvideo.models.conditions import Condition
-from hyvideo.models.family import freeze_dead_parameters, install
-from hyvideo.models.lora import start_lora, training_config
+from hyvideo.models.family import freeze_unused_parameters, install
+from hyvideo.models.lora import add_trainable_lora, training_config
 from hyvideo.training.anchor import WeightCopy
 from tests.distributed.test_sequence_parallel import tiny_transformer
 
@@ -37,7 +37,7 @@ def without_graphs_of_other_tests():
 def small(num_layers=1):
     model = tiny_transformer(num_layers=num_layers)
     install(model)
-    freeze_dead_parameters(model)
+    freeze_unused_parameters(model)
     return model
 
 
@@ -132,7 +132,7 @@ def test_an_anchor_swapped_in_place_uses_the_same_graph(mesh, backend):
 def test_an_adapter_is_compiled_with_its_block(mesh, backend):
     model, plain = small(), small()
     for each in (model, plain):
-        start_lora(each, training_config(each, rank=2, alpha=2.0))
+        add_trainable_lora(each, training_config(each, rank=2, alpha=2.0))
         generator = torch.Generator().manual_seed(3)
         for name, parameter in each.named_parameters():
             if ".lora_" in name:

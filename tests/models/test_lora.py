@@ -18,12 +18,12 @@ from hyvideo.models.lora import (
     FORMS,
     Pair,
     add_lora,
+    add_trainable_lora,
     check_lora,
     current_lora,
     merge,
     read_lora,
     save_lora,
-    start_lora,
     target_modules,
     training_config,
 )
@@ -239,7 +239,7 @@ def test_targets_are_names_in_diffusers_or_in_the_original(transformer, targets,
 
 def test_an_adapter_of_a_frozen_layer_is_not_trained(transformer):
     transformer.get_submodule(TARGETS[0]).requires_grad_(False)
-    start_lora(transformer, training_config(transformer, rank=2, alpha=2, targets=TARGETS))
+    add_trainable_lora(transformer, training_config(transformer, rank=2, alpha=2, targets=TARGETS))
     trained = {name.partition(".lora_")[0] for name, p in transformer.named_parameters() if p.requires_grad}
     assert trained == set(TARGETS[1:])
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hyvideo.data.prompts import Request
-from hyvideo.models.loading import load_transformer, transformer_without_memory
+from hyvideo.models.loading import load_transformer, transformer_on_meta
 from hyvideo.models.lora import FORMS, Pair, save_lora
 from hyvideo.training.model_setup import check_adapter
 from hyvideo.training.policy import Policy
@@ -45,7 +45,7 @@ REQUESTS = [Request("a red circle moves up")]
 
 
 def draw(targets=TARGETS, rank=2, alpha=4.0):
-    transformer, generator = transformer_without_memory(*MINIATURE), torch.Generator().manual_seed(0)
+    transformer, generator = transformer_on_meta(*MINIATURE), torch.Generator().manual_seed(0)
     lora = {}
     for name in targets:
         out, into = transformer.get_submodule(name).weight.shape

@@ -24,7 +24,7 @@ def kept_bytes(run: PlannedRun) -> float:
     """Return the bytes that all blocks keep from the forward pass to the backward pass."""
     samples = run.settings.mini_batch_size_per_update * run.config.num_branches
     if run.checkpointing == "none":
-        per_block = tokens_outside_attention(run) * run.architecture.kept_widths
+        per_block = tokens_outside_attention(run) * run.architecture.saved_widths
     else:
         per_block = tokens_outside_attention(run)  # the block's input
     if run.checkpointing == "selective":
@@ -36,7 +36,7 @@ def block_bytes(run: PlannedRun) -> float:
     """Return the additional bytes of the backward pass of one block: recomputed activations and gradients."""
     widths = run.architecture.backward_widths + _adapted_widths(run)
     if run.checkpointing != "none":
-        widths += run.architecture.kept_widths
+        widths += run.architecture.saved_widths
     samples = run.samples_at_once(run.settings.mini_batch_size_per_update)
     return samples * tokens_outside_attention(run) * widths * _width_bytes(run)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from hyvideo.config.memory.network import gathered_bytes, traffic
 from hyvideo.config.memory.phases import resolve_auto
 from hyvideo.config.memory.planned_run import PlannedRun
-from hyvideo.models.sizes import Forward
+from hyvideo.models.sizes import ForwardFlops
 
 # VideoAlign's Qwen2-VL-2B: per second of video, which is one pair of frames and 256 tokens, and for the question.
 _SCORE_FLOPS_PER_VIDEO_SECOND = 2 * 256 * (4 * 0.665e9 + 1.31e9)
@@ -24,7 +24,7 @@ _SCORE_FLOPS_PER_QUESTION = 2 * 1000 * 1.31e9
 class Cost:
     """FLOPs of one iteration on all ranks."""
 
-    forward: Forward
+    forward: ForwardFlops
     forwards_per_rollout: float  # forward passes of all branches: sampling, anchor means and training
     rollouts: int
     video_flops: float  # to decode and score one video

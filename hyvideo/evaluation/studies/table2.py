@@ -22,7 +22,7 @@ from hyvideo.evaluation.studies.columns import FRECHET, REWARD, TRUE_REWARD, Col
 from hyvideo.evaluation.studies.comparisons import NO_CORRECTION, Comparison, as_markdown, compare
 from hyvideo.evaluation.studies.runs import Run, Study, progress
 from hyvideo.evaluation.studies.table import Row, Table, make_table, write_table
-from hyvideo.models.weight_files import shortened
+from hyvideo.models.weight_files import truncate
 from hyvideo.records.run_files import write_json, write_text
 from hyvideo.schedulers.transitions import sampler_of
 
@@ -111,7 +111,7 @@ def table_of(base: Evaluation, runs: list[Run], evaluations: dict[Run, Evaluatio
 def notes(settings: list[str], num_videos: int, seeds: set[int], unfinished: list[str]) -> list[str]:
     """Return notes on the numbers and on unfinished runs; ``seeds`` has the number of seeds of each row."""
     template, numbers = Path(__file__).with_name("table2_notes.txt.jinja"), {"num_videos": num_videos, "seeds": seeds}
-    return fill(template, settings=settings, names=SETTINGS, unfinished=shortened(unfinished), **numbers).splitlines()
+    return fill(template, settings=settings, names=SETTINGS, unfinished=truncate(unfinished), **numbers).splitlines()
 
 
 def comparisons_of(evaluations: dict[Run, Evaluation]) -> list[Comparison]:

@@ -20,7 +20,7 @@ from hyvideo.models.encoders import class_problems
 from hyvideo.models.family import Family
 from hyvideo.models.reward_models.videoalign.checkpoint import find_checkpoint
 from hyvideo.models.versions import UNSUPPORTED
-from hyvideo.models.weight_files import Folder, problems_of, read_pickle, shapes_of, shortened, weight_paths
+from hyvideo.models.weight_files import Folder, problems_of, read_pickle, shapes_of, truncate, weight_paths
 
 State = Literal["ok", "missing", "incomplete", "does not fit"]
 
@@ -135,7 +135,7 @@ def videoalign_problems(root: Path, folder: str) -> list[str]:
     if not heads:
         return [f"{weights} has {len(shapes)} tensors, but no rm_head.weight"]
     rows = heads | {name: checkpoint.settings.lora_rank for name in shapes if ".lora_A." in name}
-    return shortened(
+    return truncate(
         [
             f"tensor {name!r} in {weights} has shape {shapes[name]}, but model_config.json requires {number} rows"
             for name, number in rows.items()

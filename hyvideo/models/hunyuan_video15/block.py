@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hyvideo.models.attention import Layout, QueryKeyValue
-from hyvideo.models.norms import modulated, rms_normalised
+from hyvideo.models.norms import modulated_norm, rms_norm
 
 
 def forward(self: nn.Module, image: Tensor, text: Tensor, time: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
@@ -16,12 +16,12 @@ def forward(self: nn.Module, image: Tensor, text: Tensor, time: Tensor, layout: 
     norms = self.norm1, self.norm1_context
     # Shift, scale and gate of attention, then of the feed-forward network.
     image_mod, text_mod = (norm.linear(norm.silu(time)).unsqueeze(1).chunk(6, dim=2) for norm in norms)
-    attended = self.attn(modulated(image, *image_mod[:2]), modulated(text, *text_mod[:2]), layout)
+    attended = self.attn(modulated_norm(image, *image_mod[:2]), modulated_norm(text, *text_mod[:2]), layout)
     image = torch.addcmul(image, attended[0], image_mod[2])
     text = torch.addcmul(text, attended[1], text_mod[2])
     del attended  # lowers the peak, which is in the feed-forward network
-    image = torch.addcmul(image, self.ff(modulated(image, *image_mod[3:5])), image_mod[5])
-    return image, torch.addcmul(text, self.ff_context(modulated(text, *text_mod[3:5])), text_mod[5])
+    image = torch.addcmul(image, self.ff(modulated_norm(image, *image_mod[3:5])), image_mod[5])
+    return image, torch.addcmul(text, self.ff_context(modulated_norm(text, *text_mod[3:5])), text_mod[5])
 
 
 def attention(self: nn.Module, image: Tensor, text: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
@@ -38,4 +38,4 @@ def attention(self: nn.Module, image: Tensor, text: Tensor, layout: Layout) -> t
 def _projected(tokens: Tensor, heads: int, to_query, to_key, to_value, norm_query, norm_key) -> QueryKeyValue:
     """Return query, key and value of tokens; query and key are normalized per head."""
     query, key, value = (linear(tokens).unflatten(2, (heads, -1)) for linear in (to_query, to_key, to_value))
-    return QueryKeyValue(rms_normalised(norm_query, query), rms_normalised(norm_key, key), value)
+    return QueryKeyValue(rms_norm(norm_query, query), rms_norm(norm_key, key), value)

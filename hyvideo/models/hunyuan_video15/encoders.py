@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from hyvideo.models import weight_files
-from hyvideo.models.encoders import class_problems, frozen, load_tokenizer, plain_t5, read_config, with_tokenizer
-from hyvideo.models.weight_files import Folder, Weights, labelled, shapes_of
+from hyvideo.models.encoders import class_problems, find_tokenizer, load_model, load_tokenizer, read_config, rename_t5
+from hyvideo.models.weight_files import Folder, Weights, shapes_of, with_label
 
 _TEXT_MODEL, _GLYPH_MODEL, _IMAGE_MODEL = "Qwen2_5_VLTextModel", "T5EncoderModel", "SiglipVisionModel"
 _GLYPH_PREFIX = "module.text_tower.encoder."
@@ -28,11 +28,11 @@ _GLYPH_PREFIX = "module.text_tower.encoder."
 _TEXT_PREFIX = re.compile(r"^(model\.language_model|language_model\.model|language_model|model)\.")
 
 
-def _plain_text(name: str) -> str:
+def _rename_text(name: str) -> str:
     return _TEXT_PREFIX.sub("", name)
 
 
-def _plain_image(name: str) -> str:
+def _rename_image(name: str) -> str:
     return name.removeprefix("vision_model.")
 
 
@@ -42,7 +42,7 @@ def load_text_encoder(root: str | Path, *, dtype: torch.dtype = torch.float32, *
     Like the other loaders, raises ValueError if a file or a tensor is missing or does not fit.
     """
     folder, tokenizer = _text_encoder_folders(Path(root))
-    return load_tokenizer(tokenizer), frozen(_TEXT_MODEL, folder, dtype=dtype, plain=_plain_text, **kwargs)
+    return load_tokenizer(tokenizer), load_model(_TEXT_MODEL, folder, dtype=dtype, rename=_rename_text, **kwargs)
 
 
 def load_glyph_encoder(
@@ -57,7 +57,7 @@ def load_glyph_encoder(
     tokenizer = load_tokenizer(tokenizer_folder)
     if random_weights_seed is not None or weights is None:
         kwargs = {"device": device, "random_weights_seed": random_weights_seed}
-        return tokenizer, frozen(_GLYPH_MODEL, folder, dtype=torch.float32, plain=plain_t5, **kwargs)
+        return tokenizer, load_model(_GLYPH_MODEL, folder, dtype=torch.float32, rename=rename_t5, **kwargs)
     weight_files.raise_problems(folder, glyph_encoder_problems(root))
     tokenizer.add_tokens(_glyph_tokens(weights, folder.label), special_tokens=True)
     state = _glyph_state(weights, folder.label)
@@ -73,19 +73,19 @@ def load_vision_encoder(
     """Load SigLIP's preprocessor_config.json and vision model, frozen."""
     folder, preprocessor = vision_folders(Path(root))
     values = weight_files.read_json(preprocessor, folder.label)
-    return values, frozen(_IMAGE_MODEL, folder, dtype=dtype, plain=_plain_image, **kwargs)
+    return values, load_model(_IMAGE_MODEL, folder, dtype=dtype, rename=_rename_image, **kwargs)
 
 
 def text_encoder_problems(root: str | Path, weights_needed: bool = True) -> list[str]:
     """Return the problems that keep the language model from loading; other parts of Qwen2.5-VL are ignored."""
-    return class_problems(_TEXT_MODEL, _text_encoder_folders(Path(root))[0], weights_needed, plain=_plain_text)
+    return class_problems(_TEXT_MODEL, _text_encoder_folders(Path(root))[0], weights_needed, rename=_rename_text)
 
 
 def glyph_encoder_problems(root: str | Path, weights_needed: bool = True) -> list[str]:
     """Return the problems that keep the glyph encoder from loading."""
     folder, tokenizer, pickled = _glyph_folders(Path(root))
     if pickled is None or not weights_needed:
-        return class_problems(_GLYPH_MODEL, folder, weights_needed, plain=plain_t5)
+        return class_problems(_GLYPH_MODEL, folder, weights_needed, rename=rename_t5)
     state = _glyph_state(pickled, folder.label, "meta")
     with torch.device("meta"):
         model = _glyph_model(folder, state)
@@ -95,14 +95,14 @@ def glyph_encoder_problems(root: str | Path, weights_needed: bool = True) -> lis
     num_added, rows = len(_glyph_tokens(pickled, folder.label)), model.config.vocab_size
     if num_plain + num_added > rows:
         problems.append(f"{rows} embedding rows are too few for {num_plain} tokens and {num_added} colors and fonts")
-    return labelled(folder, problems)
+    return with_label(folder, problems)
 
 
 def vision_encoder_problems(root: str | Path, weights_needed: bool = True) -> list[str]:
     """Return the problems that keep the vision encoder from loading; a text tower in the file is ignored."""
     folder, preprocessor = vision_folders(Path(root))
     weight_files.read_json(preprocessor, folder.label)
-    return class_problems(_IMAGE_MODEL, folder, weights_needed, plain=_plain_image)
+    return class_problems(_IMAGE_MODEL, folder, weights_needed, rename=_rename_image)
 
 
 def _glyph_model(folder: Folder, state: Mapping[str, Tensor]) -> nn.Module:
@@ -141,17 +141,17 @@ def _text_encoder_folders(root: Path) -> tuple[Folder, Path]:
     """Return the folders of the language model and of its tokenizer."""
     llm = root / "text_encoder" / "llm"
     folder, tokenizer = (llm, llm) if llm.is_dir() else (root / "text_encoder", root / "tokenizer")
-    return Folder(folder, "text encoder"), with_tokenizer(tokenizer, "text encoder")
+    return Folder(folder, "text encoder"), find_tokenizer(tokenizer, "text encoder")
 
 
 def _glyph_folders(root: Path) -> tuple[Folder, Path, Path | None]:
     """Return the folders of configuration and tokenizer, and the original's weight file."""
     label = "glyph encoder (ByT5, for text in quotes)"
     if (root / "text_encoder_2").is_dir():
-        return Folder(root / "text_encoder_2", label), with_tokenizer(root / "tokenizer_2", label), None
+        return Folder(root / "text_encoder_2", label), find_tokenizer(root / "tokenizer_2", label), None
     original = root / "text_encoder" / "byt5-small"
     weights = root / "text_encoder" / "Glyph-SDXL-v2" / "checkpoints" / "byt5_model.pt"
-    return Folder(original, label), with_tokenizer(original, label), weights
+    return Folder(original, label), find_tokenizer(original, label), weights
 
 
 def vision_folders(root: Path) -> tuple[Folder, Path]:

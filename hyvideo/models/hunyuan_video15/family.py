@@ -33,7 +33,7 @@ def _load_image(root: Path, *, vae: nn.Module, **kwargs: Any) -> Encoder:
 
 def _latents(config: Mapping[str, Any]) -> Latents:
     sizes = (config[key] for key in ("latent_channels", "temporal_compression_ratio", "spatial_compression_ratio"))
-    return Latents(*sizes, mean=(0.0,), divisor=(config["scaling_factor"],))
+    return Latents(*sizes, mean=(0.0,), scaling_factor=(config["scaling_factor"],))
 
 
 def _export_parts(
@@ -66,7 +66,7 @@ FAMILY = Family(
         names.transformer_to_original,
         settings.transformer_config_to_diffusers,
         settings.transformer_config_to_original,
-        notes=frozenset({"target_size", "task_type"}),
+        ignored=frozenset({"target_size", "task_type"}),
     ),
     vae=Component(
         "AutoencoderKLHunyuanVideo15",
@@ -124,5 +124,5 @@ FAMILY = Family(
     set_tiling=vae.set_tiling,
     pipelines={"t2v": "HunyuanVideo15Pipeline", "i2v": "HunyuanVideo15ImageToVideoPipeline"},
     export_parts=_export_parts,
-    without_gradient=transformer.dead_modules,
+    without_gradient=transformer.unused_modules,
 )

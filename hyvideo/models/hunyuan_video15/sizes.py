@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from hyvideo.models.hunyuan_video15.settings import transformer_config_to_diffusers, vae_config_to_diffusers
-from hyvideo.models.sizes import Forward, Sizes, fields_of, linear
+from hyvideo.models.sizes import ForwardFlops, Sizes, fields_of, linear
 from hyvideo.models.versions import RELEASED
 
 _MEASURES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
@@ -43,7 +43,7 @@ class Architecture(Sizes):
     temporal_compression_ratio: int = 4
     block_out_channels: tuple[int, ...] = (128, 256, 512, 1024, 1024)
 
-    num_attentions, fixed_widths, backward_widths = 1, sum(_MEASURES["kept"].values()), _MEASURES["backward"]
+    num_attentions, fixed_widths, backward_widths = 1, sum(_MEASURES["saved"].values()), _MEASURES["backward"]
 
     @property
     def patch(self) -> tuple[int, int, int]:
@@ -88,11 +88,11 @@ class Architecture(Sizes):
     def block_text_tokens(self, text_tokens: int) -> int:
         return text_tokens
 
-    def forward(self, image_tokens: int, text_tokens: int) -> Forward:
+    def forward(self, image_tokens: int, text_tokens: int) -> ForwardFlops:
         """Return the FLOPs without modulation and embedders, which are less than a thousandth."""
         per_token = 2 * self.num_layers * self._token_parameters
         attention = 4 * (image_tokens + text_tokens) ** 2 * self.width * self.num_layers
-        return Forward(per_token * image_tokens, per_token * text_tokens, attention)
+        return ForwardFlops(per_token * image_tokens, per_token * text_tokens, attention)
 
     @property
     def inference_widths(self) -> float:

@@ -155,7 +155,7 @@ def rotary_tables(
         return cos, sin
 
 
-def dead_modules(transformer: nn.Module) -> tuple[str, ...]:
+def unused_modules(transformer: nn.Module) -> tuple[str, ...]:
     """Return the names of the layers without a gradient: they only compute the text's last output, which is unused."""
     last = f"transformer_blocks.{len(transformer.transformer_blocks) - 1}"
     return f"{last}.attn.to_add_out", f"{last}.ff_context"

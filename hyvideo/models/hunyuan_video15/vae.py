@@ -6,7 +6,7 @@ import torch
 from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import HunyuanVideo15AttnBlock, HunyuanVideo15RMS_norm
 from torch import Tensor, nn
 
-from hyvideo.models.norms import channels_normalised
+from hyvideo.models.norms import channel_rms_norm
 
 
 def install_layers(vae: nn.Module) -> None:
@@ -21,7 +21,7 @@ def install_layers(vae: nn.Module) -> None:
             # The mask is the same for every sample.
             module.prepare_causal_attention_mask = lambda *args, batch_size=None: causal_mask(*args)
         elif isinstance(module, HunyuanVideo15RMS_norm):
-            module.forward = functools.partial(channels_normalised, module)
+            module.forward = functools.partial(channel_rms_norm, module)
 
 
 def set_tiling(vae: nn.Module, tile_size: int, overlap: float) -> None:

@@ -28,7 +28,7 @@ from hyvideo.models.reward_models.rewards import (
     Scores,
     SetMeasure,
     is_finite,
-    weighted,
+    weighted_sum,
 )
 
 NOT_FINITE = "the decoded video has values that are not finite"
@@ -69,7 +69,7 @@ class AsyncScorer:
             self._move("cpu")
 
     @contextmanager
-    def in_place(self) -> Iterator[None]:
+    def on_device(self) -> Iterator[None]:
         """Context manager that brings offloaded scorers to their device, and back to the CPU afterwards."""
         if self.offload:
             self._move(None)
@@ -90,7 +90,7 @@ class AsyncScorer:
         while not may_end(is_over):
             left = max(0.0, end - time.monotonic())
             is_over = not wait([batch.rewards for batch in pending], timeout=min(left, 1.0))[1] or not left
-        return [reward for batch in pending for reward in self._arrived(batch)]
+        return [reward for batch in pending for reward in self._finished_rewards(batch)]
 
     def score(self, videos: list[Tensor | None], prompts: list[str], *, fps: float) -> list[Reward]:
         """Return the rewards of a batch."""
@@ -110,7 +110,7 @@ class AsyncScorer:
         """Return held-out metrics of the whole set of videos. Raises ValueError for another type than SetMeasure."""
         measures: dict[str, SetMeasure] = {}
         for name, scorer in self.scorers.items() if videos else ():
-            with self.in_place():
+            with self.on_device():
                 given = scorer.held_out(videos, prompts)
             if wrong := [key for key, measure in given.items() if not isinstance(measure, SetMeasure)]:
                 raise ValueError(
@@ -125,7 +125,7 @@ class AsyncScorer:
         measures: list[Scores] = [{} for _ in videos]
         for scorer in self.scorers.values() if videos else ():
             if hasattr(scorer, "held_out_each"):
-                with self.in_place():
+                with self.on_device():
                     given = scorer.held_out_each(videos, prompts)
                 measures = [row | more for row, more in zip(measures, given)]
         return measures
@@ -133,7 +133,7 @@ class AsyncScorer:
     def close(self, *, wait: bool = True) -> None:
         self._pool.shutdown(wait=wait, cancel_futures=True)
 
-    def _arrived(self, batch: PendingBatch) -> list[Reward]:
+    def _finished_rewards(self, batch: PendingBatch) -> list[Reward]:
         """Return the rewards of a batch, or missing rewards if it is not done; a batch not yet started is canceled."""
         if batch.rewards.done():
             return batch.rewards.result()
@@ -144,7 +144,7 @@ class AsyncScorer:
     def _score_in_stream(self, videos: list[Tensor | None], prompts: list[str], fps: float) -> list[Reward]:
         start = time.perf_counter()
         try:
-            with torch.cuda.stream(self._stream) if self._stream else nullcontext(), self.in_place():
+            with torch.cuda.stream(self._stream) if self._stream else nullcontext(), self.on_device():
                 rewards = self._score(videos, prompts, fps)
         except torch.OutOfMemoryError as error:  # while the scorers move to the GPU
             rewards = [Reward(math.nan, {}, f"OutOfMemoryError: {error}")] * len(videos)
@@ -153,7 +153,7 @@ class AsyncScorer:
 
     def _score(self, videos: list[Tensor | None], prompts: list[str], fps: float) -> list[Reward]:
         reasons = [NOT_FINITE if v is None else None for v in videos]
-        videos = self._through_files(videos, reasons, fps) if self.through_file else videos
+        videos = self._compress(videos, reasons, fps) if self.through_file else videos
         results = [ScoreResult({}, reason) for reason in reasons]
         rows = [row for row, reason in enumerate(reasons) if reason is None]
         for name, scorer in self.scorers.items() if rows else ():
@@ -166,14 +166,14 @@ class AsyncScorer:
         return [self._reward(result) for result in results]
 
     def _reward(self, result: ScoreResult) -> Reward:
-        total = weighted(result.scores, self.weights)
+        total = weighted_sum(result.scores, self.weights)
         reason = result.reason
         if reason is None and not math.isfinite(total):
             missing = [name for name, weight in self.weights.items() if weight and not is_finite(result.scores, name)]
             reason = f"no finite score for {', '.join(missing)}"
         return Reward(math.nan if reason else total, result.scores, reason)
 
-    def _through_files(self, videos: list[Tensor | None], reasons: list[str | None], fps: float) -> list[Tensor | None]:
+    def _compress(self, videos: list[Tensor | None], reasons: list[str | None], fps: float) -> list[Tensor | None]:
         """Return the videos after compression to mp4; sets the reason of each that cannot be written."""
         kept = list(videos)
         for number, video in enumerate(videos):

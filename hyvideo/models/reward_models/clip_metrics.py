@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from safetensors import SafetensorError
 from torch import Tensor
 
-from hyvideo.data.videos import check_clip
+from hyvideo.data.videos import check_video
 from hyvideo.models.reward_models.rewards import Scorer, Scores
 
 NUM_FRAMES = 8
@@ -86,7 +86,7 @@ class FrameTextScorer(Scorer):
         if len(videos) != len(prompts):
             raise ValueError(f"every video needs one prompt, got {len(videos)} videos and {len(prompts)} prompts")
         for video in videos:
-            check_clip(video)
+            check_video(video)
         scores: list[Scores] = []
         for start in range(0, len(videos), self.batch_size):
             part = slice(start, start + self.batch_size)

@@ -26,7 +26,7 @@ Scores = dict[str, float]
 
 DIMENSIONS = ("VQ", "MQ", "TA")  # visual quality, motion quality, text alignment
 # Keys of records beside the scores. No dimension may have one of these names.
-RECORDED = "number prompt seed iteration group member file reward reward_std advantage missing reason mean std".split()
+ROW_KEYS = "number prompt seed iteration group member file reward reward_std advantage missing reason mean std".split()
 
 
 class Entry(NamedTuple):
@@ -47,7 +47,7 @@ SCORERS = {
     "vlm_judge": Entry("hyvideo.models.reward_models.vlm_judge:VlmJudge", ".", ()),
 }
 
-NOT_OPTIONS = ("name", "root", "device")
+RESERVED = ("name", "root", "device")
 SERVICE_ATTEMPTS = 3  # requests to every reward service before the rewards count as missing
 
 
@@ -121,7 +121,7 @@ def parse_options(text: str) -> dict:
         options = None
     if not isinstance(options, dict):
         raise ValueError(f"--options must be a JSON object, got {text:.200}")
-    if reserved := sorted(options.keys() & {*NOT_OPTIONS}):
+    if reserved := sorted(options.keys() & {*RESERVED}):
         raise ValueError(f"a scorer's options cannot have {', '.join(reserved)}; set its folder by the option path")
     return options
 
@@ -137,7 +137,7 @@ def scorer_class(name: str) -> type:
     if not place:
         raise ValueError(f"reward_model must be one of {', '.join(SCORERS)}, or FILE.py:CLASS, got {name!r}")
     try:
-        module = _run(Path(place).resolve()) if place.endswith(".py") else importlib.import_module(place)
+        module = _import_file(Path(place).resolve()) if place.endswith(".py") else importlib.import_module(place)
         cls = getattr(module, class_name)
     except (ImportError, AttributeError, SyntaxError, OSError) as error:
         raise ValueError(f"reward_model {name} must be a class that can be imported: {error}") from error
@@ -150,7 +150,7 @@ def scorer_class(name: str) -> type:
 
 
 @cache
-def _run(file: Path) -> types.ModuleType:
+def _import_file(file: Path) -> types.ModuleType:
     """Import a file as a module, once."""
     spec = importlib.util.spec_from_file_location(str(file), file)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look up their module there
@@ -172,7 +172,7 @@ def make_scorer(name: str, root: str | Path, *, device: "str | torch.device" = "
     """
     cls, entry = scorer_class(name), SCORERS.get(name)
     parameters = inspect.signature(cls).parameters
-    known = {key for key, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)} - {*NOT_OPTIONS}
+    known = {key for key, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)} - {*RESERVED}
     known |= {"path"} if entry else set()
     if unknown := sorted(set(options) - known):
         raise ValueError(f"reward model {name} has no option {', '.join(unknown)}; it has {', '.join(sorted(known))}")
@@ -192,7 +192,7 @@ def _fits(value: object, parameter: inspect.Parameter | None) -> bool:
     return not is_plain or (isinstance(value, expected) and (expected is bool or not isinstance(value, bool)))
 
 
-def weighted(scores: Scores, weights: Mapping[str, float]) -> float:
+def weighted_sum(scores: Scores, weights: Mapping[str, float]) -> float:
     """Return ``R = w_VQ VQ + w_MQ MQ + w_TA TA``, NaN if a weighted dimension is absent or not finite."""
     weights = {name: weight for name, weight in weights.items() if weight}
     if not all(is_finite(scores, name) for name in weights):

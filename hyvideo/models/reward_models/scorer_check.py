@@ -93,7 +93,7 @@ class ScorerUnderTest:
                 raise InvalidAnswer(f"score returned no scores: {result.reason}")
         return [result.scores for result in results]
 
-    def gives_number(self, video: Tensor, prompt: str, fps: float) -> bool:
+    def returns_score(self, video: Tensor, prompt: str, fps: float) -> bool:
         """Return whether the scorer returns a finite score for invalid input."""
         try:
             with warnings.catch_warnings(action="ignore"):  # about the mean of an empty tensor
@@ -116,7 +116,7 @@ class ScorerUnderTest:
         """Return the largest difference in any dimension; inf if a score is not finite in only one of the two."""
         return max(_distance(a.get(name), b.get(name)) for name in self.dimensions)
 
-    def answer(self) -> Outcome:
+    def check_answer(self) -> Outcome:
         """Check that the prompt is accepted and score returns one dict without changing the video."""
         before = self.trial.video.clone()
         if self.rejects(self.trial.prompt):
@@ -126,7 +126,7 @@ class ScorerUnderTest:
             return "failed", "score modifies the input video in place; let it work on a copy"
         return "ok", _text(self.clean_scores)
 
-    def dimensions_are_finite(self) -> Outcome:
+    def check_dimensions(self) -> Outcome:
         if bad := [name for name in self.dimensions if not is_finite(self.clean_scores, name)]:
             hint = (
                 "return finite Python numbers (tensor.item()), and check the class's `dimensions` and --reward_weights"
@@ -134,7 +134,7 @@ class ScorerUnderTest:
             return "failed", f"no finite number for {', '.join(bad)}: score returned {_text(self.clean_scores)}; {hint}"
         return "ok", f"finite scores for {', '.join(self.dimensions)}"
 
-    def repeats(self) -> Outcome:
+    def check_repeat(self) -> Outcome:
         """Check that scoring the same video twice gives the same bits."""
         (again,) = self.score(self.trial.video)
         if repr(sorted(again.items())) != repr(sorted(self.clean_scores.items())):  # repr, so that NaN equals NaN
@@ -143,13 +143,13 @@ class ScorerUnderTest:
             return "failed", f"the same video scores {_text(again)} the second time; a reward must be deterministic"
         return "ok", "scoring the same video twice gives the same bits"
 
-    def batch_equals_single(self) -> Outcome:
+    def check_batch(self) -> Outcome:
         (self.noisy_scores,) = self.score(self.noisy)
         together = self.score(self.trial.video, self.noisy)
         apart = max(map(self.difference, together, (self.clean_scores, self.noisy_scores)))
         return self.rounding(apart, "between scoring two videos in a batch and one by one")
 
-    def order_does_not_matter(self) -> Outcome:
+    def check_order(self) -> Outcome:
         """Check that three inputs, batched in two orders, score the same as each alone."""
         clip, prompt, foreign = self.trial.video, self.trial.prompt, self.trial.foreign_prompt
         (self.foreign_scores,) = self.score(clip, prompts=[foreign])
@@ -159,7 +159,7 @@ class ScorerUnderTest:
         apart = max(map(self.difference, first + moved, alone + alone[2:] + alone[:2]))
         return self.rounding(apart, "when the order of videos in a batch changes")
 
-    def invalid_input_is_rejected(self) -> Outcome:
+    def check_invalid_input(self) -> Outcome:
         """Check videos without frames, prompts with reserved texts and, if the scores depend on it, invalid fps."""
         clip, prompt, fps = self.trial.video, self.trial.prompt, self.trial.fps
         reserved = {text: f"{prompt} {text} and more" for text in getattr(self.scorer, "reserved", ())}
@@ -167,13 +167,13 @@ class ScorerUnderTest:
         inputs |= {f"a prompt with {text}": (clip, marked, fps) for text, marked in reserved.items()}
         if self.difference(self.score(clip, fps=fps / 3)[0], self.clean_scores):
             inputs |= {f"a video at {rate} frames per second": (clip, prompt, rate) for rate in (0.0, math.nan)}
-        if scored := [name for name, values in inputs.items() if self.gives_number(*values)]:
+        if scored := [name for name, values in inputs.items() if self.returns_score(*values)]:
             return "failed", f"score returns a number for {', '.join(scored)}; raise ValueError or return NaN"
         if passing := [text for text, marked in reserved.items() if not self.rejects(marked)]:
             return "failed", f"check_prompts accepts prompts with {' '.join(passing)}; raise ValueError for them"
         return "ok", f"no score for {', '.join(inputs)}"
 
-    def has_no_doubts(self) -> Outcome:
+    def check_scorer_warnings(self) -> Outcome:
         doubts = self.scorer.doubts(len(self.trial.video), self.trial.fps) if hasattr(self.scorer, "doubts") else []
         return ("warning", "; ".join(doubts)) if doubts else ("ok", "no problem reported for such videos")
 
@@ -196,22 +196,22 @@ class ScorerUnderTest:
 
 
 QUICK: dict[str, Callable[[ScorerUnderTest], Outcome]] = {
-    "answer": ScorerUnderTest.answer,
-    "dimensions": ScorerUnderTest.dimensions_are_finite,
-    "repeat": ScorerUnderTest.repeats,
-    "batch": ScorerUnderTest.batch_equals_single,
+    "answer": ScorerUnderTest.check_answer,
+    "dimensions": ScorerUnderTest.check_dimensions,
+    "repeat": ScorerUnderTest.check_repeat,
+    "batch": ScorerUnderTest.check_batch,
 }
 FULL: dict[str, Callable[[ScorerUnderTest], Outcome]] = {
-    "order": ScorerUnderTest.order_does_not_matter,
-    "invalid input": ScorerUnderTest.invalid_input_is_rejected,
-    "doubts": ScorerUnderTest.has_no_doubts,
+    "order": ScorerUnderTest.check_order,
+    "invalid input": ScorerUnderTest.check_invalid_input,
+    "doubts": ScorerUnderTest.check_scorer_warnings,
     "sign: noise": lambda tested: tested.decreases("VQ", tested.noisy_scores, "noise in the video"),
     "sign: prompt": lambda tested: tested.decreases("TA", tested.foreign_scores, "a prompt that does not fit"),
 }
 
 
 def _distance(a: object, b: object) -> float:
-    """Return the absolute difference; 0 for two NaN, because `dimensions_are_finite` reports those."""
+    """Return the absolute difference; 0 for two NaN, because `check_dimensions` reports those."""
     if a == b or (a != a and b != b):
         return 0.0
     are_numbers = all(isinstance(value, (int, float)) and math.isfinite(value) for value in (a, b))

@@ -28,9 +28,9 @@ def synthetic_trial(num_frames: int = 49, height: int = 256, width: int = 448, f
     y, x = torch.meshgrid(torch.arange(height) + 0.5, torch.arange(width) + 0.5, indexing="ij")
     frames = []
     for time in torch.linspace(0, 1, num_frames):
-        centre_x = width * (0.2 + 0.6 * time)
-        centre_y = height * (0.6 - 0.2 * math.sin(math.pi * time))
-        distance = ((x - centre_x) ** 2 + (y - centre_y) ** 2).sqrt() - height / 6
+        center_x = width * (0.2 + 0.6 * time)
+        center_y = height * (0.6 - 0.2 * math.sin(math.pi * time))
+        distance = ((x - center_x) ** 2 + (y - center_y) ** 2).sqrt() - height / 6
         cover = torch.sigmoid(-distance / 1.5)
         behind = wall.roll(-int(width / 8 * time), dims=-1).expand(3, -1, -1)
         frames.append(behind * (1 - cover) + torch.tensor([0.9, 0.1, 0.1])[:, None, None] * cover)

@@ -28,7 +28,7 @@ from PIL import Image
 from torch import Tensor
 
 from hyvideo.data.outside import parse_json, quote, shorten
-from hyvideo.data.videos import check_clip, check_fps
+from hyvideo.data.videos import check_fps, check_video
 from hyvideo.models.reward_models.clip_metrics import frame_indices
 from hyvideo.models.reward_models.rewards import Scorer, ScoreResult, Scores
 from hyvideo.models.reward_models.service.client import is_address
@@ -109,7 +109,7 @@ class VlmJudge(Scorer):
 
     def _request(self, video: Tensor, prompt: str, fps: float) -> str:
         """Return the request's JSON, made of the task, the rubric, the frames and the prompt."""
-        check_clip(video), check_fps(fps)
+        check_video(video), check_fps(fps)
         frames = []
         for frame in video[frame_indices(len(video), self.num_frames)].permute(0, 2, 3, 1).cpu().numpy():
             Image.fromarray(frame).save(file := io.BytesIO(), "jpeg", quality=95)

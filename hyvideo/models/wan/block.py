@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyvideo.models.attention import Layout, QueryKeyValue
-from hyvideo.models.norms import layer_normalised, modulated, rms_normalised
+from hyvideo.models.norms import layer_norm, modulated_norm, rms_norm
 
 
 def forward(self: nn.Module, tokens: Tensor, context: Tensor, time: Tensor, layout: Layout) -> Tensor:
@@ -20,11 +20,11 @@ def forward(self: nn.Module, tokens: Tensor, context: Tensor, time: Tensor, layo
             added. Shape: (batch, 6, dim).
     """
     modulation = (self.scale_shift_table + time).to(tokens.dtype).chunk(6, dim=1)
-    attended = _self_attention(self, modulated(tokens, *modulation[:2], eps=self.norm1.eps), layout)
+    attended = _self_attention(self, modulated_norm(tokens, *modulation[:2], eps=self.norm1.eps), layout)
     tokens = torch.addcmul(tokens, attended, modulation[2])
     del attended  # lowers the peak, which is in the feed-forward network
-    tokens = tokens + _cross_attention(self.attn2, layer_normalised(self.norm2, tokens), context)
-    hidden = self.ffn(modulated(tokens, *modulation[3:5], eps=self.norm3.eps))
+    tokens = tokens + _cross_attention(self.attn2, layer_norm(self.norm2, tokens), context)
+    hidden = self.ffn(modulated_norm(tokens, *modulation[3:5], eps=self.norm3.eps))
     return torch.addcmul(tokens, hidden, modulation[5])
 
 
@@ -42,6 +42,6 @@ def _cross_attention(attention: nn.Module, tokens: Tensor, context: Tensor) -> T
 
 def _projected(attention: nn.Module, tokens: Tensor, context: Tensor) -> QueryKeyValue:
     """Return query, key and value; query and key are normalized over all heads together."""
-    query = rms_normalised(attention.norm_q, attention.to_q(tokens))
-    key = rms_normalised(attention.norm_k, attention.to_k(context))
+    query = rms_norm(attention.norm_q, attention.to_q(tokens))
+    key = rms_norm(attention.norm_k, attention.to_k(context))
     return QueryKeyValue(*(part.unflatten(2, (attention.heads, -1)) for part in (query, key, attention.to_v(context))))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hyvideo.data.outside import quote
-from hyvideo.models.encoders import PromptEncoder, class_problems, frozen, load_tokenizer, plain_t5, with_tokenizer
+from hyvideo.models.encoders import PromptEncoder, class_problems, find_tokenizer, load_model, load_tokenizer, rename_t5
 from hyvideo.models.family import Part
 from hyvideo.models.wan.settings import TEXT_SLOTS
 from hyvideo.models.weight_files import Folder
@@ -59,7 +59,7 @@ def load_text_encoder(root: str | Path, *, dtype: torch.dtype = torch.float32, *
     tokenizer = load_tokenizer(_tokenizer_folder(Path(root)), "PreTrainedTokenizerFast")
     dtype = torch.bfloat16 if dtype == torch.float16 else dtype
     folder = Folder(Path(root) / "text_encoder", _LABEL)
-    return tokenizer, frozen(_MODEL, folder, dtype=dtype, plain=plain_t5, **kwargs)
+    return tokenizer, load_model(_MODEL, folder, dtype=dtype, rename=rename_t5, **kwargs)
 
 
 def _load(root: Path, *, vae: nn.Module, **kwargs: Any):
@@ -69,11 +69,11 @@ def _load(root: Path, *, vae: nn.Module, **kwargs: Any):
 
 def _problems(root: Path, weights_needed: bool = True) -> list[str]:
     _tokenizer_folder(root)
-    return class_problems(_MODEL, Folder(root / "text_encoder", _LABEL), weights_needed, plain=plain_t5)
+    return class_problems(_MODEL, Folder(root / "text_encoder", _LABEL), weights_needed, rename=rename_t5)
 
 
 def _tokenizer_folder(root: Path) -> Path:
-    folder = with_tokenizer(root / "tokenizer", _LABEL)
+    folder = find_tokenizer(root / "tokenizer", _LABEL)
     if not (folder / "tokenizer.json").is_file():
         raise ValueError(f"{_LABEL}: no tokenizer.json in {folder}; download it there")
     return folder

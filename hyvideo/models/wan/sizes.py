@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from hyvideo.models.sizes import Forward, Sizes, fields_of, linear
+from hyvideo.models.sizes import ForwardFlops, Sizes, fields_of, linear
 from hyvideo.models.wan.settings import TEXT_SLOTS, transformer_config_to_diffusers
 
 _MEASURES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
@@ -34,7 +34,7 @@ class Architecture(Sizes):
     spatial_compression_ratio: int = 8
     temporal_compression_ratio: int = 4
 
-    num_attentions, fixed_widths = 2, sum(_MEASURES["kept"].values())
+    num_attentions, fixed_widths = 2, sum(_MEASURES["saved"].values())
 
     @property
     def mlp_ratio(self) -> float:
@@ -68,14 +68,14 @@ class Architecture(Sizes):
         """Return 0: the text is an input of cross-attention and does not pass through the blocks."""
         return 0
 
-    def forward(self, image_tokens: int, text_tokens: int) -> Forward:
+    def forward(self, image_tokens: int, text_tokens: int) -> ForwardFlops:
         """Return the FLOPs; texts are padded to 512 tokens, of which each block computes keys and values."""
         d, layers = self.width, self.num_layers
         ends = (self.in_channels + self.out_channels) * math.prod(self.patch) * d
         image = image_tokens * (layers * (self._matrices - 2 * d**2) + ends)
         text = TEXT_SLOTS * (layers * 2 * d**2 + self.text_width * d + d**2)
         time = (self.freq_dim + 7 * d) * d
-        return Forward(2 * image, 2 * (text + time), 4 * layers * d * image_tokens * (image_tokens + TEXT_SLOTS))
+        return ForwardFlops(2 * image, 2 * (text + time), 4 * layers * d * image_tokens * (image_tokens + TEXT_SLOTS))
 
     @property
     def inference_widths(self) -> float:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from hyvideo.models.family import Latents
-from hyvideo.models.norms import channels_normalised
+from hyvideo.models.norms import channel_rms_norm
 from hyvideo.models.versions import version_defaults
 from hyvideo.models.wan.encoders import load_text_encoder
 
@@ -38,7 +38,7 @@ def prepare(vae: nn.Module) -> None:
     for module in vae.modules():
         if isinstance(module, WanRMS_norm):
             assert module.channel_first and isinstance(module.bias, float), "the VAE's norms have no bias"
-            module.forward = functools.partial(channels_normalised, module)
+            module.forward = functools.partial(channel_rms_norm, module)
     if vae.dtype == torch.float16:
         warnings.warn(
             "Wan's VAE was published for float32 and may overflow with vae_dtype fp16. Set vae_dtype to fp32",
@@ -74,7 +74,7 @@ def latents(config: Mapping[str, Any]) -> Latents:
         if not are_numbers or len(values) != channels or (values is std and min(values) <= 0):
             raise ValueError(f"{name} must be a list of {channels} numbers, positive in latents_std, got {values}")
     # Inverted in float32, so that the result is bit-identical to diffusers'.
-    return Latents(channels, temporal, spatial, tuple(mean), divisor=tuple((1.0 / torch.tensor(std)).tolist()))
+    return Latents(channels, temporal, spatial, tuple(mean), scaling_factor=tuple((1.0 / torch.tensor(std)).tolist()))
 
 
 def export_parts(

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hyvideo.models.attention import Layout
 from hyvideo.models.family import install
-from hyvideo.models.lora import start_lora, training_config
+from hyvideo.models.lora import add_trainable_lora, training_config
 from tests.config.memory.simulated import BLOCK_TEXT, BLOCK_TOKENS
 
 
@@ -25,7 +25,7 @@ def block_of(lora_rank: int) -> nn.Module:
         model = HunyuanVideo15Transformer3DModel(num_layers=2, num_refiner_layers=1)
         install(model)
         if lora_rank:
-            start_lora(model, training_config(model, rank=lora_rank, alpha=lora_rank))
+            add_trainable_lora(model, training_config(model, rank=lora_rank, alpha=lora_rank))
     return model.transformer_blocks[0]
 
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from hyvideo.models import attention
 from hyvideo.models.conditions import Condition, ImageCondition
-from hyvideo.models.family import freeze_dead_parameters, install
+from hyvideo.models.family import freeze_unused_parameters, install
 from hyvideo.models.hunyuan_video15 import block
 from hyvideo.models.hunyuan_video15.transformer import _image_channels, rotary_tables, stock_inputs
 from hyvideo.models.loading import load_transformer
@@ -263,6 +263,6 @@ def test_a_compiled_block_is_a_single_graph_with_the_same_output(transformer, go
 def test_exactly_the_parameters_without_gradient_are_frozen(transformer, golden_inputs):
     model = installed(transformer)
     trained = set(gradients(model, model(**trimmed(golden_inputs("i2v_mixed", (20, 11), (0, 7))))))
-    freeze_dead_parameters(model)
+    freeze_unused_parameters(model)
     dead = {name for name, p in model.named_parameters() if not p.requires_grad}
     assert dead == {name for name, _ in model.named_parameters()} - trained and len(dead) == 6

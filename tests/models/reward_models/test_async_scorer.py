@@ -214,7 +214,7 @@ def test_a_scorer_is_offloaded_again_after_an_error(scorer_of):
             self.places.append(device)
 
     scorer = Movable()
-    with pytest.raises(ValueError, match="broken"), scorer_of(scorer, offload=True).in_place():
+    with pytest.raises(ValueError, match="broken"), scorer_of(scorer, offload=True).on_device():
         assert scorer.places == ["cpu", None]
         raise ValueError("broken")
     assert scorer.places == ["cpu", None, "cpu"]

@@ -9,7 +9,7 @@ import pytest
 
 from hyvideo.config.rules import reward_problems
 from hyvideo.config.sections import RewardSettings
-from hyvideo.models.reward_models.rewards import DIMENSIONS, make_scorer, overall, weighted
+from hyvideo.models.reward_models.rewards import DIMENSIONS, make_scorer, overall, weighted_sum
 
 
 def test_the_registry_and_versions_import_without_torch():
@@ -20,9 +20,9 @@ def test_the_registry_and_versions_import_without_torch():
 
 def test_the_reward_is_the_sum_over_weighted_dimensions():
     scores = {"VQ": 1.0, "MQ": math.nan, "TA": -2.0}
-    assert weighted(scores, {"VQ": 0.5, "TA": 2.0, "MQ": 0.0}) == -3.5
-    assert math.isnan(weighted(scores, {"VQ": 0.5, "MQ": 1.0}))
-    assert math.isnan(weighted(scores, {"CLIP": 1.0}))
+    assert weighted_sum(scores, {"VQ": 0.5, "TA": 2.0, "MQ": 0.0}) == -3.5
+    assert math.isnan(weighted_sum(scores, {"VQ": 0.5, "MQ": 1.0}))
+    assert math.isnan(weighted_sum(scores, {"CLIP": 1.0}))
 
 
 def test_the_overall_score_is_unweighted_and_needs_all_dimensions():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hyvideo.data.videos import check_clip, read_video
+from hyvideo.data.videos import check_video, read_video
 from hyvideo.miniature.reward import MiniatureScorer, miniature_trial
 from hyvideo.models.reward_models.scorer_check import check_scorer, has_failed, lines
 from hyvideo.models.reward_models.trial_clips import Trial, noisy, synthetic_trial
@@ -58,7 +58,7 @@ class DropsAScore(Wrapped):
         return scores[:1] if len(scores) > 1 else scores
 
 
-class Centred(Wrapped):
+class Centered(Wrapped):
     """Returns scores relative to the batch mean."""
 
     def modify(self, scores):
@@ -197,7 +197,7 @@ def test_videoalign_doubts_raw_scores_and_short_videos(exact, monkeypatch):
         (NotANumber, "dimensions"),
         (Incomplete, "dimensions"),
         (DropsAScore, "batch"),
-        (Centred, "batch"),
+        (Centered, "batch"),
         (Swapped, "batch"),
         (Raises, "answer"),
         (NotAList, "answer"),
@@ -217,7 +217,7 @@ def test_a_broken_scorer_fails_the_quick_and_the_full_check(scorer, rule, quick)
         (NotANumber, {"dimensions"}),
         (Incomplete, {"dimensions"}),
         (DropsAScore, {"batch", "order"}),
-        (Centred, {"batch", "order"}),
+        (Centered, {"batch", "order"}),
         (Swapped, {"batch", "order"}),
         (ScoresEmptyVideos, {"invalid input"}),
         (AcceptsAnyRate, {"invalid input"}),
@@ -267,7 +267,7 @@ def test_a_scorer_may_have_custom_dimensions():
 
 def test_the_trials_are_valid_videos():
     for trial in (TRIAL, synthetic_trial()):
-        check_clip(trial.video)
+        check_video(trial.video)
         assert trial.prompt != trial.foreign_prompt and trial.fps > 0
         other = noisy(trial.video)
         assert torch.equal(other, noisy(trial.video)) and other.dtype == torch.uint8
@@ -277,7 +277,7 @@ def test_the_trials_are_valid_videos():
 def test_the_ball_moves_to_the_right_and_the_wall_to_the_left():
     video = synthetic_trial().video.float()
     redness = (video[:, 0] - video[:, 1]).clamp(min=50) - 50
-    centres = (redness.sum(1) * torch.arange(video.shape[-1])).sum(-1) / redness.sum((1, 2))
-    assert (centres.diff() > 0).all()
+    centers = (redness.sum(1) * torch.arange(video.shape[-1])).sum(-1) / redness.sum((1, 2))
+    assert (centers.diff() > 0).all()
     top = video[:, 0, :20]
     assert torch.equal(top[-1], top[0].roll(-(video.shape[-1] // 8), dims=-1))

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from hyvideo.models.attention import Layout
 from hyvideo.models.conditions import Condition
 from hyvideo.models.family import install, new_model
-from hyvideo.models.lora import start_lora, training_config
+from hyvideo.models.lora import add_trainable_lora, training_config
 from hyvideo.models.wan import transformer
 from tests.models.wan.tiny import FAMILY
 
@@ -31,7 +31,7 @@ def block_of(version: str, lora_rank: int) -> nn.Module:
         model = new_model(FAMILY.transformer, {"num_layers": 1, "num_attention_heads": heads, "ffn_dim": hidden})
         install(model)
         if lora_rank:
-            start_lora(model, training_config(model, rank=lora_rank, alpha=lora_rank))
+            add_trainable_lora(model, training_config(model, rank=lora_rank, alpha=lora_rank))
     return model.blocks[0]
 
 

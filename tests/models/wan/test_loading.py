@@ -34,7 +34,7 @@ def streamed(root):
 
 
 def overwritten(root):
-    model = loading.transformer_without_memory(root, None).to_empty(device="cpu")
+    model = loading.transformer_on_meta(root, None).to_empty(device="cpu")
     loading.load_transformer_weights(model, root / "transformer")
     return model.eval()
 

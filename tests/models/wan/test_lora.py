@@ -10,11 +10,11 @@ from hyvideo.models.lora import (
     FORMS,
     Pair,
     add_lora,
+    add_trainable_lora,
     current_lora,
     merge,
     read_lora,
     save_lora,
-    start_lora,
     target_modules,
     training_config,
 )
@@ -39,7 +39,7 @@ def draw(model, alpha=4.0, rank=2, names=None):
 
 def test_a_new_adapter_has_ten_layers_per_block_and_no_effect():
     model, plain = installed(num_layers=3), installed(num_layers=3)
-    start_lora(model, training_config(model, rank=2, alpha=2.0))
+    add_trainable_lora(model, training_config(model, rank=2, alpha=2.0))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if ".lora_B." in name:

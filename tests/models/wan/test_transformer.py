@@ -10,7 +10,7 @@ from torch._dynamo.utils import counters
 from hyvideo.distributed.parallelize import parallelize
 from hyvideo.models.conditions import Condition, ImageCondition
 from hyvideo.models.family import install, new_model, stock_twin
-from hyvideo.models.lora import start_lora, training_config
+from hyvideo.models.lora import add_trainable_lora, training_config
 from hyvideo.models.wan.transformer import rotary_tables, stock_inputs
 from tests.models.wan.tiny import FAMILY, SIZES, distance, gradients, inputs, installed, loss_of, tiny
 
@@ -95,7 +95,9 @@ def test_the_time_embedding_is_float32_in_a_bf16_model_and_under_autocast():
 
 def test_an_adapter_of_the_time_embedder_has_an_effect():
     model, arguments = installed(), inputs(1)
-    start_lora(model, training_config(model, rank=2, alpha=2.0, targets=["time_proj", "time_embedder.linear_1"]))
+    add_trainable_lora(
+        model, training_config(model, rank=2, alpha=2.0, targets=["time_proj", "time_embedder.linear_1"])
+    )
     before = model(**arguments)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

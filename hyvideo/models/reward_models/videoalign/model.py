@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hyvideo.models.reward_models.videoalign.checkpoint import LABEL, Settings, Weights, plain_name
-from hyvideo.models.weight_files import shortened
+from hyvideo.models.weight_files import truncate
 
 
 class RewardModel(nn.Module):
@@ -58,9 +58,9 @@ class RewardModel(nn.Module):
 
     def forward(self, **inputs: Tensor) -> Tensor:
         """Return raw scores in the order VQ, MQ, TA. Shape: (batch, 3)."""
-        return self.head(self.answers(**inputs))[..., 0]
+        return self.head(self.reward_states(**inputs))[..., 0]
 
-    def answers(
+    def reward_states(
         self, input_ids: Tensor, attention_mask: Tensor, pixel_values_videos: Tensor, video_grid_thw: Tensor
     ) -> Tensor:
         """Return the hidden states at the three reward tokens. Shape: (batch, 3, hidden)."""
@@ -108,4 +108,4 @@ def _check_tensors(expected: Mapping[str, torch.Size], given: Mapping[str, Tenso
         if name in given and given[name].shape != shape
     ]
     if problems:
-        raise ValueError("\n  ".join([f"{LABEL}: the weights do not fit the base model:", *shortened(problems)]))
+        raise ValueError("\n  ".join([f"{LABEL}: the weights do not fit the base model:", *truncate(problems)]))

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from hyvideo.data.videos import check_clip, read_video
+from hyvideo.data.videos import check_video, read_video
 from hyvideo.models.reward_models.rewards import Scorer, Scores
 from hyvideo.models.reward_models.videoalign.checkpoint import EMBEDDING, CheckpointMode, find_checkpoint, read_weights
 from hyvideo.models.reward_models.videoalign.model import RewardModel
@@ -105,7 +105,7 @@ class VideoAlignScorer(Scorer):
         """Return the model's inputs for a batch, padded on the right."""
         pixels, grids, texts = [], [], []
         for video, prompt, rate in zip(videos, prompts, rates):
-            values, grid = patches(self.look(video, rate).to(self.device))
+            values, grid = patches(self.sample_frames(video, rate).to(self.device))
             pixels.append(values)
             grids.append(grid)
             texts.append(question(prompt, grid[0] * grid[1] * grid[2] // MERGE**2, self.settings.template))
@@ -117,10 +117,10 @@ class VideoAlignScorer(Scorer):
             "video_grid_thw": torch.tensor(grids, device=self.device),
         }
 
-    def look(self, video: Tensor, rate: float) -> Tensor:
+    def sample_frames(self, video: Tensor, rate: float) -> Tensor:
         """Return the sampled, resized frames of a video, on the CPU; sampling again at ``settings.fps`` keeps all."""
         settings = self.settings
-        check_clip(video)
+        check_video(video)
         frames = video[frame_indices(len(video), rate, fps=settings.fps, num_sampled=settings.num_frames)]
         # Resized on the CPU like the original, because a GPU rounds some pixels differently.
         return resize(frames.cpu(), max_pixels=settings.max_pixels, min_pixels=settings.min_pixels)

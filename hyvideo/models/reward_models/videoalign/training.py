@@ -28,7 +28,7 @@ from hyvideo.models.weight_files import read_json
 THETA = 5.0  # as VideoReward
 TARGETS = r"language_model\..*_proj"  # modules of a new LoRA, as VideoReward
 PATIENCE = 4  # epochs without a lower loss
-CLIPS_KEPT = 2048  # sampled and resized videos in memory, 3.5 MB each at full size
+CACHED_VIDEOS = 2048  # sampled and resized videos in memory, 3.5 MB each at full size
 TIE = 2
 COLUMNS = ("prompt", "first", "second", "dimension", "answer")
 OUTCOMES = {"first": 0, "second": 1, "tie": TIE, "both_bad": TIE}  # by answer
@@ -91,14 +91,14 @@ class PairTraining:
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.load = partial(VideoAlignScorer, device=self.device, precision="fp32_math")
         self.scorer = self.load(root)
-        self.look = lru_cache(CLIPS_KEPT)(lambda path: self.scorer.look(*read_video(path)))
+        self.frames = lru_cache(CACHED_VIDEOS)(lambda path: self.scorer.sample_frames(*read_video(path)))
 
     def scores(self, pairs: Sequence[Pair]) -> Tensor:
         """Return the raw scores of both videos, on the CPU. Shape: (pairs, 2, 3)."""
         parts = []
         for start in range(0, len(pairs), self.batch_size):
             batch = pairs[start : start + self.batch_size]
-            videos, prompts = zip(*[(self.look(video), pair.prompt) for pair in batch for video in pair.videos])
+            videos, prompts = zip(*[(self.frames(video), pair.prompt) for pair in batch for video in pair.videos])
             with torch.autocast("cuda", torch.bfloat16, enabled=self.device == "cuda"):
                 inputs = self.scorer.prepare(videos, prompts, [self.scorer.settings.fps] * len(videos))
                 parts.append(self.scorer.model(**inputs).float().cpu())

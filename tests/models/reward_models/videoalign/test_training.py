@@ -213,7 +213,7 @@ def test_invalid_input_is_one_error_before_a_model_is_loaded(tmp_path, monkeypat
 def train(out, videos, pairs, *, max_epochs):
     """Train, and return the quality on the test pairs before and after, with the losses in between."""
     training = PairTraining(SHIPPED, split_by_prompt(pairs, [], 0), ["SIZE"], 8)
-    training.look = functools.cache(lambda path: training.scorer.look(videos[path], world.FPS))
+    training.frames = functools.cache(lambda path: training.scorer.sample_frames(videos[path], world.FPS))
     out.mkdir()
     before = training.quality(out / "before.png")["SIZE"]
     losses = training.fit(learning_rate=3e-3, weight_decay=1.0, lora_rank=16, seed=0, max_epochs=max_epochs)
@@ -271,7 +271,7 @@ def test_the_lora_of_a_released_checkpoint_is_trained_and_merged(tmp_path):
     pairs = [Pair(prompt, tuple(clips), [("VQ", 0), ("TA", 1)]) for prompt in "abc"]
     training = PairTraining(golden / "VideoReward", split_by_prompt(pairs, [], 0), ["VQ", "MQ", "TA"], 1)
     assert training.scorer.settings.has_lora
-    training.look = lambda path: training.scorer.look(clips[path], 8.0)
+    training.frames = lambda path: training.scorer.sample_frames(clips[path], 8.0)
     losses = training.fit(learning_rate=1e-4, weight_decay=0.0, lora_rank=64, seed=0, max_epochs=1)
     assert losses[1] < losses[0]
     with torch.no_grad():

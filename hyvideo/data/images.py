@@ -1,7 +1,7 @@
-"""The first frame for image-to-video: an image file, resized and cropped to a size of the model.
+"""The first frame for image-to-video: an image file, resized and cropped to a video size of the model.
 
-A model supports a few sizes, or per resolution one area in many shapes ("buckets"). An image is assigned to the size
-with the nearest aspect ratio.
+A model supports a few sizes, or for each resolution "buckets", sizes of about equal area. An image is assigned to the
+size with the nearest aspect ratio.
 """
 
 import os
@@ -19,23 +19,23 @@ from hyvideo.data.outside import file_problem, quote
 if TYPE_CHECKING:  # images are checked before anything slow is imported
     from torch import Tensor
 
-RESOLUTIONS = {"360p": 480, "480p": 640, "720p": 960, "1080p": 1440}  # pixels, side of the square of equal area
-STRIDE = 16  # pixels of the video per latent pixel
+RESOLUTIONS = {"360p": 480, "480p": 640, "720p": 960, "1080p": 1440}  # side of a square of the same area, in pixels
+STRIDE = 16  # video pixels per latent pixel
 MAX_RATIO = 4  # longer side / shorter side of a bucket
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP")  # Pillow reads more formats, some of which run programs (EPS)
-MAX_BYTES = 1 << 28  # of a file
-MAX_PIXELS = 1 << 26  # of an image, as stored and while it is resized
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP")  # not all of Pillow's formats, some of which run programs (EPS)
+MAX_BYTES = 1 << 28  # per file
+MAX_PIXELS = 1 << 26  # per image, as stored and while it is resized
 
-# All exceptions of Pillow's decoders of FORMATS for a corrupted file; `_opened` turns the warning into an error.
+# What Pillow's decoders of FORMATS raise for a corrupted file; `_open_image` turns the warning into an error.
 _UNREADABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning)
 _ASPECT_RATIO = re.compile(r"([0-9]{1,5}(?:\.[0-9]{1,9})?):([0-9]{1,5}(?:\.[0-9]{1,9})?)")
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Convert an image of any mode to 8-bit RGB, without applying color profiles.
+    """Convert an image of any mode to 8-bit RGB, ignoring color profiles.
 
-    Transparent pixels become white, as on a web page; dropping the alpha channel would reveal hidden colors, mostly
-    black. 16-bit gray values are divided by 256, whereas Pillow clips them to white.
+    Transparent pixels become white, as on a web page, instead of their hidden color, which is often black. 16-bit gray
+    values are divided by 256; Pillow would clip them to white.
     """
     if image.has_transparency_data:
         image = image.convert("RGBA")
@@ -46,18 +46,18 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def read_image(path: str | os.PathLike) -> Image.Image:
-    """Read an image file as RGB, rotated by its EXIF orientation; only the first frame of an animation.
+    """Read an image file as RGB, rotated by its EXIF orientation; of an animation, the first frame.
 
     Raises ValueError for a file that is missing, corrupted, in a format outside ``FORMATS`` or larger than
     ``MAX_PIXELS``. The size is read from the header before anything is decoded.
     """
-    with _opened(path) as file:
+    with _open_image(path) as file:
         return to_rgb(ImageOps.exif_transpose(file))
 
 
 @contextmanager
-def _opened(path: str | os.PathLike) -> Iterator[Image.Image]:
-    """Open an image file and read its header; errors in the context become one ValueError that names the file."""
+def _open_image(path: str | os.PathLike) -> Iterator[Image.Image]:
+    """Open an image file and read its header; errors in the context become a ValueError that names the file."""
     try:
         if problem := file_problem(path, MAX_BYTES):
             raise ValueError(problem)
@@ -75,8 +75,8 @@ def _opened(path: str | os.PathLike) -> Iterator[Image.Image]:
 
 
 def check_image(path: str | os.PathLike) -> None:
-    """Raise ValueError like `read_image`, but read only the header, fast enough for all images of a prompts file."""
-    with _opened(path):
+    """Raise ValueError like `read_image`, but read only the header, which is fast."""
+    with _open_image(path):
         pass
 
 
@@ -100,9 +100,9 @@ def bucket_sizes(resolution: str) -> list[tuple[int, int]]:
 def nearest_size(height: float, width: float, sizes: list[tuple[int, int]]) -> tuple[int, int]:
     """Return the size (height, width) whose ratio height / width is nearest to the image's, by absolute difference.
 
-    The sizes' ratios are rounded to 5 digits, which decides near ties; of equal ones the first is chosen, for buckets
-    the tallest. An image beyond 4:1 gets the most extreme bucket and is cropped. diffusers rounds the same way, but
-    considers only ratios between the image's and the square's, and so chooses another bucket for half of the images.
+    The sizes' ratios are rounded to 5 digits, which decides near ties. Among equal ratios the first size is chosen, the
+    tallest bucket. An image beyond 4:1 gets the most extreme bucket and is cropped. diffusers rounds the same way, but
+    considers only ratios between the image's and the square's, so that half of the images get another bucket.
     """
     return min(sizes, key=lambda size: abs(round(size[0] / size[1], 5) - height / width))
 
@@ -118,16 +118,16 @@ def size_of_aspect_ratio(aspect_ratio: str, sizes: list[tuple[int, int]]) -> tup
 
 
 def fit(image: Image.Image, height: int, width: int) -> Image.Image:
-    """Resize an RGB image (Lanczos) until it just covers height x width, then crop it around its center.
+    """Resize an RGB image (Lanczos) to the smallest size that covers height x width, and crop it to its center.
 
     ``scale = max(width / w, height / h)`` in Python floats; the covering size is ``round(w scale) x round(h scale)``
     and the crop starts at ``round((covering - frame) / 2)``, halves to even. diffusers truncates both to whole pixels,
-    so its pipeline scales or shifts six of ten images by a fraction of a pixel.
+    which scales or shifts six of ten images by a fraction of a pixel.
     Raises ValueError for an image so elongated that it would exceed ``MAX_PIXELS`` when resized.
     """
     scale = max(width / image.width, height / image.height)
     covering = round(image.width * scale), round(image.height * scale)
-    assert covering[0] >= width and covering[1] >= height  # w (W / w) equals W up to the last bit
+    assert covering[0] >= width and covering[1] >= height  # w (W / w) equals W up to rounding of the last bit
     if covering[0] * covering[1] > MAX_PIXELS:
         raise ValueError(
             f"an image of {image.height} x {image.width} pixels is too elongated for {height} x {width}; crop it first"

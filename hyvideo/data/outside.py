@@ -1,6 +1,6 @@
 """Checks of user-supplied paths and text, error messages that quote them, and atomic file writes.
 
-``Path.exists`` returns False for a loop of links and raises for a name that is too long; the checks here describe both.
+``Path.exists`` returns False for a loop of links and raises for a name that is too long; these checks report both.
 """
 
 import argparse
@@ -20,14 +20,14 @@ from typing import Any, NoReturn
 MAX_PROMPT_BYTES = 100_000  # in UTF-8; the language model reads about 5,000 of them
 MAX_MESSAGE = 4_000  # characters
 
-ROOT = Path(__file__).resolve().parents[2]  # of the project
+ROOT = Path(__file__).resolve().parents[2]  # root of the project
 
 # Control characters except newline and tab, and lone surrogates, which UTF-8 cannot encode.
 _NO_TEXT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def file_problem(path: str | Path, max_bytes: int) -> str | None:
-    """Return why a path is not a readable regular file (pipes are endless) of at most ``max_bytes``, None if it is."""
+    """Return why a path is not a readable regular file of at most ``max_bytes``; None if it is. Pipes are rejected."""
     status = _status(path)
     if isinstance(status, str):
         return status
@@ -39,7 +39,7 @@ def file_problem(path: str | Path, max_bytes: int) -> str | None:
 
 
 def find_path(path: str | Path) -> Path:
-    """Return the path of a file to read; files below ``assets`` ship with the project and are found from any folder."""
+    """Return the path of a file to read; files in the project's ``assets`` folder are found from any folder."""
     path = Path(path)
     is_asset = path.parts[:1] == ("assets",) and not os.path.isfile(path)
     return ROOT / path if is_asset else path
@@ -56,13 +56,13 @@ def folder_problem(path: str | Path) -> str | None:
 
 
 def path_problem(path: str | Path) -> str | None:
-    """Return why the file system rejects a path, None if it is valid, whether or not something exists there."""
+    """Return why the file system rejects a path; None if it is valid, even if nothing exists there."""
     status = _status(path)
     return status if isinstance(status, str) and status not in _CAN_BE_MADE else None
 
 
 def write_problem(folder: str | Path) -> str | None:
-    """Return why files cannot be written to ``folder``, None if they can, possibly after creating the folder."""
+    """Return why files cannot be written to ``folder``, which may have to be created; None if they can."""
     if not str(folder).strip():
         return "its name is empty"
     existing = Path(folder)
@@ -76,7 +76,7 @@ def write_problem(folder: str | Path) -> str | None:
         existing = existing.parent
     if not stat.S_ISDIR(status.st_mode):
         return f"{existing} is not a folder"
-    try:  # with an unnamed file: permission bits do not reveal a file system that cannot hold files, such as /proc
+    try:  # create an unnamed file, because permission bits do not show that a file system such as /proc has no files
         tempfile.TemporaryFile(dir=existing).close()
     except PermissionError:
         return f"no permission to write in {existing}"
@@ -87,12 +87,12 @@ def write_problem(folder: str | Path) -> str | None:
 
 def free_disk(folder: Path) -> int:
     """Return the free bytes on the disk of a folder, which may not exist yet."""
-    above = (folder.absolute(), *folder.absolute().parents)
-    return shutil.disk_usage(next(folder for folder in above if os.path.exists(folder))).free
+    candidates = (folder.absolute(), *folder.absolute().parents)
+    return shutil.disk_usage(next(folder for folder in candidates if os.path.exists(folder))).free
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder for output. Raises ValueError if that fails, which `write_problem` cannot always predict."""
+    """Create a folder for output. Raises ValueError if this fails, which `write_problem` cannot always predict."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -103,7 +103,7 @@ def make_folder(folder: Path) -> None:
         sync(folder.parent)
 
 
-_LONGEST_NAME = 255  # bytes, of a file or folder on every common file system
+_LONGEST_NAME = 255  # bytes in the name of a file or folder, on every common file system
 _CAN_BE_MADE = ("it does not exist", "a part of it is not a folder")  # `write_problem` reports the second for the part
 
 
@@ -146,7 +146,7 @@ def quote(text: object, longest: int = 200) -> str:
 
 
 def shorten(message: str, longest: int = MAX_MESSAGE) -> str:
-    """Return a message with its middle cut out if it is long, and without characters that control a terminal."""
+    """Return a message without its middle if it is long, with control characters escaped."""
     clean = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in message[: 100 * longest])
     if len(clean) <= longest:
         return clean
@@ -160,7 +160,7 @@ def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 class Parser(argparse.ArgumentParser):
-    """Argument parser without abbreviated flags, whose errors are shortened: a shell may expand a file into a flag."""
+    """Argument parser without abbreviated flags that shortens error messages, which may quote a whole file."""
 
     def __init__(self, description: str | None = None, **options):
         options = {"formatter_class": argparse.RawDescriptionHelpFormatter} | options
@@ -185,7 +185,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
     """Context manager that yields a temporary path, which replaces ``path`` unless an error is raised.
 
     Readers of ``path`` see either the old or the new content, even after a power cut. The file gets the default mode
-    of new files, also if its writer makes files that only this user can read, as safetensors does.
+    of new files, even if it is written with another mode, as safetensors does.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")

@@ -1,6 +1,6 @@
 """Prompts from CSV files, and the prompts of each training iteration.
 
-The position in the data is a function of the iteration, so a resumed run needs no saved data position.
+The prompts of an iteration depend only on its number and the seed, so a resumed run needs no saved data position.
 """
 
 import csv
@@ -48,7 +48,7 @@ def _read_csv(path: Path) -> list[Request]:
                 f"row {number} of {path} has more cells than columns; put a prompt that contains a comma in double "
                 f"quotes: {quote(row['prompt'])}"
             )
-        # Files from Windows have CRLF inside quotes, too.
+        # Files from Windows also have CRLF inside quotes.
         prompt, image = (
             (row.get(column) or "").replace("\r\n", "\n").strip() for column in ("prompt", "ref_image_path")
         )
@@ -63,7 +63,7 @@ def _read_csv(path: Path) -> list[Request]:
 
 
 def hash_requests(requests: Sequence[Request]) -> str:
-    """Return a hash of the prompts in order and of their images' bytes, independent of file names."""
+    """Return a hash of the prompts, in order, and of the contents of their images, independent of file names."""
     paths = dict.fromkeys(request.image for request in requests if request.image)
     images = {path: hashlib.blake2b(Path(path).read_bytes()).hexdigest() for path in paths}
     rows = [[request.prompt, request.image and images[request.image]] for request in requests]
@@ -82,9 +82,11 @@ def read_rows(path: Path) -> list[dict[str, str | None]]:
     if problem := file_problem(path, MAX_CSV_BYTES):
         raise ValueError(f"a prompts CSV must be a readable file, got {quote(path)} ({problem})")
     try:
-        csv.field_size_limit(MAX_CSV_BYTES)  # prompts have a separate limit, other columns need none
+        csv.field_size_limit(MAX_CSV_BYTES)  # prompts have a separate limit, other columns have none
         with open(path, newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, strict=True)  # otherwise an unclosed quote swallows the rows after it
+            reader = csv.DictReader(
+                file, strict=True
+            )  # otherwise an unclosed quote includes the following rows in its cell
             columns = list(reader.fieldnames or [])
             if "prompt" not in columns:
                 got = quote(", ".join(columns), 300)[1:-1] or "no columns"
@@ -112,7 +114,7 @@ def _find_image(csv_path: Path, name: str) -> str:
 
 @dataclass(frozen=True)
 class PromptOrder:
-    """Iterates over all prompts in random order, with a new order in each epoch."""
+    """Random order of the prompts, which visits each prompt once per epoch, with a new order in each epoch."""
 
     num_prompts: int
     prompts_per_iteration: int

@@ -1,4 +1,4 @@
-"""Random numbers that depend on their purpose, not on the process that draws them.
+"""Random numbers that are determined by the seed and their purpose, in any process.
 
 Every draw is keyed by a tuple such as ``(seed, "step noise", iteration, prompt, rollout, step)``. The ranks of a
 sequence-parallel group therefore draw equal numbers without communication, a run with another number of ranks samples
@@ -25,12 +25,12 @@ def generator(*key: int | str) -> np.random.Generator:
 
 
 def normal(shape: tuple[int, ...], *key: int | str) -> "Tensor":
-    """Draw standard normal float32 numbers on the CPU. Shape: ``shape``."""
+    """Return standard normal float32 numbers on the CPU, determined by the key. Shape: ``shape``."""
     import torch
 
     return torch.from_numpy(generator(*key).standard_normal(shape, dtype=np.float32))
 
 
 def permutation(length: int, *key: int | str) -> list[int]:
-    """Return a random order of ``range(length)``."""
+    """Return a random order of ``range(length)``, determined by the key."""
     return generator(*key).permutation(length).tolist()

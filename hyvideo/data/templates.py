@@ -1,4 +1,4 @@
-"""Rendering of the Jinja templates, which are stored next to the code that fills them in."""
+"""Rendering of Jinja templates, which are stored next to the code that uses them."""
 
 from pathlib import Path
 

@@ -24,7 +24,7 @@ GIF_SIDES = (128, 320)  # pixels: minimum of the shorter side, maximum of the lo
 
 
 def to_uint8(video: Tensor) -> Tensor:
-    """Convert a decoded video from [-1, 1] to 0..255, rounded and clamped. ValueError for integers, NaN and inf."""
+    """Convert a decoded video from [-1, 1] to uint8. Raises ValueError for integers, NaN and inf."""
     if not video.is_floating_point():
         raise ValueError(f"to_uint8 takes floats in [-1, 1], got {video.dtype}")
     if not video.isfinite().all():
@@ -36,7 +36,7 @@ def to_uint8(video: Tensor) -> Tensor:
 
 
 def pixels(video: Tensor) -> Tensor:
-    """Convert like `to_uint8`, without the checks that synchronize with a GPU; NaN becomes an arbitrary color."""
+    """Convert like `to_uint8`, without its checks, which synchronize with the GPU; NaN becomes an arbitrary color."""
     return ((video.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
 
 
@@ -61,7 +61,7 @@ def enlarge(video: Tensor, factor: int) -> Tensor:
 
 
 def mp4_factor(height: int, width: int) -> int:
-    """Return the integer by which ``write_video`` enlarges a video; 1 if the shorter side has 256 pixels or more.
+    """Return the integer factor by which ``write_video`` enlarges a video; 1 from 256 pixels on the shorter side.
 
     yuv420p stores one color per 2 x 2 pixels, which at 32 x 32 changes what a scorer sees. The factor is even if a side
     is odd, because yuv420p needs even sizes.
@@ -77,7 +77,7 @@ def write_video(path: str | os.PathLike, video: Tensor, fps: float) -> None:
     """Write a video, uint8 (frames, 3, height, width), as H.264 mp4 at ``fps`` frames per second.
 
     Videos with less than 256 pixels on the shorter side are enlarged by ``mp4_factor``. The file is written atomically.
-    Raises ValueError for another tensor, a name that does not end in .mp4, and odd sizes from 256 pixels upwards.
+    Raises ValueError for an invalid tensor, a name that does not end in .mp4, and odd sizes from 256 pixels upwards.
     """
     path = Path(path)
     check_video(video)
@@ -131,7 +131,7 @@ def read_video(path: str | os.PathLike, *, max_frames: int | None = None) -> tup
 
 
 def _frames(file, stream, path: Path, max_frames: int | None) -> list[np.ndarray]:
-    """Decode the frames to RGB; ValueError if they contradict the container. Shape of each: (height, width, 3)."""
+    """Return the frames as RGB. Raises ValueError if they contradict the header. Shape of each: (height, width, 3)."""
     size, frames, converter = [stream.height, stream.width, 3], [], av.video.reformatter.VideoReformatter()
     for picture in file.decode(stream):
         frame = converter.reformat(picture, format="rgb24").to_ndarray()

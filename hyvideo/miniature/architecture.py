@@ -1,6 +1,6 @@
 """The miniature's models: the classes of HunyuanVideo-1.5 in small sizes, and a small tokenizer.
 
-`wan` defines the same names for Wan2.1.
+`wan` has the same functions and constants for Wan2.1.
 """
 
 import json
@@ -20,10 +20,10 @@ from hyvideo.models.saving import save_original
 VERSION = "miniature"
 CONFIGS = yaml.safe_load(Path(__file__).with_name("models.yaml").read_text(encoding="utf-8"))
 STAGES = ["text_encoder", "vae", "statistics", "base", "reward_model"]
-# Only used with quoted text or a reference image, so not saved in the file but redrawn on loading. Original names.
+# Only used with quoted text or a reference image, so not saved but drawn again on loading. Names of the original.
 DRAWN_PARTS = ("byt5_in.", "vision_in.")
-LOG_VARIANCES = "encoder.conv_out.conv.bias"  # of the VAE: outputs means, then log variances
-RESIDUAL_ENDS = ("conv2.conv", "proj_out")  # in the names of the last layers of the VAE's residual branches
+LOG_VARIANCES = "encoder.conv_out.conv.bias"  # VAE parameter whose second half is the log variances' bias
+RESIDUAL_ENDS = ("conv2.conv", "proj_out")  # parts of the names of the last layers of the VAE's residual branches
 
 
 def build_tokenizer():
@@ -58,9 +58,9 @@ def save_text_encoder(out: Path, seed: int) -> None:
 
 
 def draw_encoder(encoder: nn.Module, embeddings: str, seed: int) -> nn.Module:
-    """Draw the weights of a text encoder and return it in float16; ``embeddings`` is part of its embeddings' name.
+    """Draw the weights of a text encoder and return it in float16; ``embeddings`` is part of the embeddings' name.
 
-    Embeddings are unit normal and other weights small, so that a word remains recognizable in its hidden state.
+    Embeddings are standard normal and other weights small, so that words remain recognizable in their hidden states.
     """
     with torch.no_grad():
         for name, weight in encoder.named_parameters():
@@ -83,6 +83,6 @@ def save_vae(vae: nn.Module, latents: Tensor, out: Path) -> None:
 
 
 def save_transformer(transformer: nn.Module, out: Path, seed: int) -> None:
-    """Write the transformer without the parts that are redrawn from ``seed``."""
+    """Write the transformer without the parts that loading draws from ``seed``."""
     drawn = {part: seed for part in DRAWN_PARTS}
     save_original(transformer, out / "transformer" / VERSION, drawn=drawn)

@@ -2,7 +2,7 @@
 
 Five stages: a random frozen text encoder, a VAE trained on rendered videos, the reference statistics for the held-out
 Fréchet distance, a base policy trained by flow matching on videos with wrong captions and defects, and a reward model
-trained on the true scores of videos, which the Wan miniature does not have.
+trained on the true scores of videos (not for Wan).
 The folder has the layout of the released checkpoints. All randomness comes from ``--seed``: the same machine with the
 same number of threads builds the same files.
 """
@@ -33,14 +33,14 @@ from hyvideo.models.reward_models.rewards import DIMENSIONS
 from hyvideo.models.weight_files import draw_tensor
 from hyvideo.training.model_setup import load_encoder, load_pipeline
 
-# Weight of the VAE's KL term: makes latents smooth enough to learn from while reconstructions stay sharp.
+# Weight of the VAE's KL term: latents are smooth enough for the transformer, and reconstructions are still sharp.
 KL_WEIGHT = 5e-2
 REFERENCE_CLIPS = 8  # per caption, for the reference statistics
 FAMILIES = {"hunyuan_video15": architecture, "wan": wan}
 
 
 def build_vae(family: ModuleType, out: Path, *, num_steps: int, seed: int) -> None:
-    """Train the VAE and write it with the scale that gives its latents unit variance."""
+    """Train the VAE and write it, with latents scaled to unit variance."""
     torch.manual_seed(seed)
     vae = _new_vae(family)
     optimizer = MuonAndAdamW(vae, num_steps=num_steps, warmup=20, decay_from=0.4, adamw_lr=3e-3)
@@ -109,7 +109,7 @@ def build_base(family: ModuleType, out: Path, *, num_steps: int, num_clips: int,
 
 
 def _draw_unused_parts(family: ModuleType, transformer: nn.Module, seed: int) -> None:
-    """Set the parts that are not saved to the weights that are redrawn on loading."""
+    """Set the parts that are not saved to the weights that loading will draw."""
     component = family_of(transformer).transformer
     weights = component.to_original(transformer.state_dict())
     for name, tensor in weights.items():
@@ -133,7 +133,7 @@ def _web_data(vae: nn.Module, num_clips: int, seed: int) -> tuple[Tensor, Tensor
 
 
 def _flow_matching_loss(transformer: nn.Module, clean: Tensor, conditions: Conditions, rng) -> Tensor:
-    """Return the mean squared error of the velocity at stratified noise levels of a schedule with shift 3."""
+    """Return the mean squared error of the velocity at stratified sigmas with shift 3. ``clean``: latents."""
     batch = len(clean)
     uniform = torch.from_numpy((rng.permutation(batch) + rng.random(batch)) / batch).float()
     sigma = 3 * uniform / (1 + 2 * uniform)

@@ -1,6 +1,6 @@
-"""True visual quality, motion quality and text alignment of a miniature video, the counterparts of VideoAlign's scores.
+"""The true reward's dimensions in the miniature: VQ, MQ and TA, computed from the pixels as VideoAlign's counterparts.
 
-VQ, MQ and TA lie in [0, 1] and are smooth in the pixels. They are computed from the saturated pixels, which show the
+They lie in [0, 1] and are smooth functions of the pixels. They are computed from the saturated pixels, which show the
 position, motion, color and shape of the object. Clean videos score about 0.81, 0.99 and 0.98.
 """
 
@@ -18,7 +18,7 @@ EPSILON = 1e-3
 
 @dataclass(frozen=True)
 class Measures:
-    """Scores of a batch of videos with respect to their captions."""
+    """Scores of a batch of videos, given their captions."""
 
     # VQ: a crisp shape on a clean background. MQ: a straight path at constant size and sufficient speed. TA: mean
     # probability of the caption's color, shape and direction.
@@ -41,7 +41,7 @@ class _Object:
 
 
 def measure(videos: Tensor, labels: Tensor) -> Measures:
-    """Score uint8 videos (batch, frames, 3, height, width) with respect to their captions' labels (batch, 3)."""
+    """Return the scores of uint8 videos (batch, frames, 3, height, width), given their captions' labels (batch, 3)."""
     pixels = videos.float() / 255
     obj = _find_object(pixels)
     shape_overlap, templates = _shape_overlap(obj)
@@ -86,7 +86,7 @@ def _shape_overlap(obj: _Object) -> tuple[Tensor, Tensor]:
 
 
 def _motion(obj: _Object) -> tuple[Tensor, Tensor]:
-    """Return displacement from a line fit (batch, 2) and RMS distance from the line (batch,), in pixels."""
+    """Return the displacement by a line fit (batch, 2) and the RMS distance from the line (batch,), in pixels."""
     time = torch.linspace(-0.5, 0.5, obj.area.shape[1])
     velocity = (obj.path * time[:, None]).sum(1) / (time**2).sum()
     residual = obj.path - obj.path.mean(1, keepdim=True) - velocity[:, None] * time[:, None]
@@ -110,7 +110,7 @@ def _background_spread(pixels: Tensor, templates: Tensor) -> Tensor:
 
 
 def features(videos: Tensor) -> Tensor:
-    """Return features for the Fréchet distance, from a fixed random convolutional net. Shape: float64 (batch, 64)."""
+    """Return the features for the Fréchet distance, from a fixed random convolutional network: float64 (batch, 64)."""
     hidden = videos.float().transpose(1, 2) / 127.5 - 1  # (batch, channels, frames, height, width)
     for layer, (inputs, outputs) in enumerate([(3, 16), (16, 32), (32, 32)]):
         weight = normal((outputs, inputs, 3, 3, 3), "frechet features", layer) / math.sqrt(27 * inputs)

@@ -1,4 +1,4 @@
-"""The optimizer that trains the miniature's models, and a training loop with a progress bar."""
+"""Optimizer of the miniature's models, and a training loop's progress bar."""
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +8,7 @@ from tqdm import tqdm, trange
 class MuonAndAdamW:
     """Muon for tensors of two or more dimensions (filters flattened to matrices), AdamW for the rest.
 
-    Both learning rates warm up, stay constant, then decrease linearly. It needs a third of the steps of AdamW alone.
+    Both learning rates warm up, stay constant, then decrease linearly. AdamW alone would need three times the steps.
     """
 
     def __init__(self, module: nn.Module, *, num_steps: int, warmup: int, decay_from: float, adamw_lr: float):
@@ -38,5 +38,5 @@ class MuonAndAdamW:
 
 
 def steps(num_steps: int, title: str) -> tqdm:
-    """Return an iterator over the steps that shows a progress bar."""
+    """Return an iterator over the training steps that shows a progress bar."""
     return trange(num_steps, desc=title, unit="step", disable=None)

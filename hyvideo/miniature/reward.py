@@ -41,7 +41,7 @@ class MiniatureScorer:
         """Return the Fréchet distance of the whole set to clean videos."""
         if self.reference is None:
             return {}
-        # One by one, so that the bits of a video's features do not depend on the other videos of its rank.
+        # One by one, so that a video's features do not depend on its rank's other videos, not even by rounding.
         rows = torch.cat([features(video[None].cpu()) for video in videos])
         return {"frechet_distance": SetMeasure(rows, self._frechet_distance)}
 
@@ -49,7 +49,7 @@ class MiniatureScorer:
         return frechet_distance(moments(rows), self.reference) if len(rows) > 1 else math.nan
 
     def held_out_each(self, videos: list[Tensor], prompts: list[str]) -> list[dict[str, float]]:
-        """Return 1 or 0 for whether color, shape, direction and all three match the caption."""
+        """Return for each video whether color, shape, direction and all three match the caption, as 1 or 0."""
         measured = measure(torch.stack(videos).cpu(), labels_of(prompts))
         names = ("color_correct", "shape_correct", "direction_correct", "all_correct")
         rows = torch.cat([measured.correct, measured.all_correct[:, None]], dim=1).tolist()
@@ -57,7 +57,7 @@ class MiniatureScorer:
 
 
 class LearnedMiniatureScorer(MiniatureScorer):
-    """Scorer that runs the miniature's reward model through VideoAlign's code; the true scores are held out."""
+    """Scorer that runs the miniature's reward model with VideoAlign's code; the true scores are held-out metrics."""
 
     def __init__(self, root: str | Path, *, device: str | torch.device = "cpu", batch_size: int = 32):
         from hyvideo.models.reward_models.videoalign import VideoAlignScorer
@@ -78,7 +78,7 @@ class LearnedMiniatureScorer(MiniatureScorer):
 
 
 def miniature_trial() -> Trial:
-    """Return a clean miniature video; its foreign caption differs in color, shape and direction."""
+    """Return a clean miniature video with its caption and one that differs in color, shape and direction."""
     foreign = (LABELS != LABELS[0]).all(1).nonzero()[0].item()
     video = render(LABELS[:1], np.random.default_rng(0))[0]
     return Trial(to_uint8(video).transpose(0, 1).contiguous(), CAPTIONS[0], FPS, CAPTIONS[foreign])

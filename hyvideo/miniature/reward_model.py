@@ -1,7 +1,7 @@
 """The miniature's VideoAlign: a small Qwen2-VL with a reward head, trained on the true scores.
 
-It has the classes and files of the released VideoReward, so that the miniature is scored by the same code as a
-full-size run. It reads 8 frames of 56 x 56 pixels and a short prompt.
+It has the classes and files of the released VideoReward, so that the same code scores the miniature and full-size runs.
+It reads 8 frames of 56 x 56 pixels and a short prompt.
 """
 
 import json
@@ -67,8 +67,8 @@ def train(root: Path, clips: tuple[Tensor, Tensor], *, num_steps: int, batch_siz
     write_untrained(folder, seed)
     scorer = VideoAlignScorer(folder, precision="fp32_math")
     model = scorer.model.requires_grad_(True).train()
-    # Auxiliary heads, used only in training, predict the labels of the video and of the caption. Without them the model
-    # hardly learns to compare the two. The video's head reads a token that precedes the prompt.
+    # Two auxiliary heads, used only in training, predict the labels of the video and of the caption. Without them, the
+    # model hardly learns to compare the two. The video head reads a token that precedes the prompt.
     model.video_head, model.caption_head = (nn.Linear(model.head.in_features, sum(NUM_LABELS)) for _ in range(2))
     optimizer = MuonAndAdamW(model, num_steps=num_steps, warmup=100, decay_from=0.3, adamw_lr=2e-3)
     rng, mean_error = generator(seed, "reward model"), EMA(0.02)
@@ -76,17 +76,17 @@ def train(root: Path, clips: tuple[Tensor, Tensor], *, num_steps: int, batch_siz
     for _ in bar:
         videos, labels, rendered_labels = _batch(clips, batch_size, rng)
         prompts = [world.caption(label) for label in labels]
-        reward_states = model.reward_states(**scorer.prepare(list(videos), prompts, [world.FPS] * len(videos)))
-        error = model.head(reward_states)[..., 0] - measure(videos, labels).scores
-        video_loss = _cross_entropy(model.video_head(reward_states[: len(rendered_labels), 1]), rendered_labels)
-        caption_loss = _cross_entropy(model.caption_head(reward_states[:, 2]), labels)
+        states = model.reward_states(**scorer.prepare(list(videos), prompts, [world.FPS] * len(videos)))
+        error = model.head(states)[..., 0] - measure(videos, labels).scores
+        video_loss = _cross_entropy(model.video_head(states[: len(rendered_labels), 1]), rendered_labels)
+        caption_loss = _cross_entropy(model.caption_head(states[:, 2]), labels)
         optimizer.step((error / SPREADS).square().mean() + 0.1 * (video_loss + caption_loss))
         bar.set_postfix(rms=f"{math.sqrt(mean_error(error.detach().square().mean().item())):.4f}", refresh=False)
     save_weights(folder / "checkpoint-1", model.model.state_dict(), model.head.weight)
 
 
 def policy_clips(pipeline: GRPOPipeline, encoder, *, count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Sample videos from the policy, every other batch with the SDE of rollouts, and return them with their labels."""
+    """Sample videos from the policy and return them with their labels; every other batch uses the rollouts' SDE."""
     labels = world.LABELS.repeat(-(-count // len(world.LABELS)), 1)[:count]
     videos = []
     for number, part in enumerate(labels.split(96)):
@@ -111,8 +111,8 @@ def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 def _batch(clips: tuple[Tensor, Tensor], size: int, rng) -> tuple[Tensor, Tensor, Tensor]:
     """Return videos, the labels of their captions, and the true labels of the rendered videos.
 
-    The first half are rendered videos with defects, the second half the policy's. Half of the captions are wrong, in
-    about half of their attributes.
+    The first half is rendered, with defects; the second half is the policy's. Half of the captions are wrong, each in
+    about half of its attributes.
     """
     half = size // 2
     rendered_labels = world.random_labels(half, rng)

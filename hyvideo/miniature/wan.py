@@ -1,6 +1,6 @@
 """The miniature's models: the classes of Wan2.1 in small sizes, in diffusers' layout.
 
-`architecture` defines the same names for HunyuanVideo-1.5.
+`architecture` has the same functions and constants for HunyuanVideo-1.5.
 """
 
 import json
@@ -33,7 +33,7 @@ def build_tokenizer():
 
 
 def save_text_encoder(out: Path, seed: int) -> None:
-    """Write the tokenizer, a random frozen UMT5 encoder in float16, and the files that make ``out`` a WanPipeline."""
+    """Write tokenizer, a random frozen UMT5 encoder in float16, scheduler and the model index of a WanPipeline."""
     from diffusers import FlowMatchEulerDiscreteScheduler
     from transformers import UMT5Config, UMT5EncoderModel
 

@@ -1,8 +1,8 @@
-"""Captioned videos of moving colored shapes, a dataset that can be learned on a laptop's CPU.
+"""Captioned videos of moving colored shapes, a dataset that is small enough to train on a laptop's CPU.
 
 A video has 9 frames of 32 x 32 pixels at 8 fps. Its caption names color, shape and direction; there are 48 captions.
-The "web data" for the base policy contains wrong captions and defective videos on purpose, so that the base model is
-often wrong and post-training has something to improve.
+The "web data" for the base policy contains wrong captions and defective videos on purpose, so that post-training can
+improve the base model.
 """
 
 import itertools
@@ -77,7 +77,7 @@ def random_labels(number: int, rng: np.random.Generator) -> Tensor:
 
 
 def web_labels(labels: Tensor, rng: np.random.Generator) -> Tensor:
-    """Replace attributes by random ones with the probabilities in ``CAPTION_NOISE``. Shape: (batch, 3)."""
+    """Return labels with attributes replaced at random, with probabilities ``CAPTION_NOISE``. Shape: (batch, 3)."""
     labels = labels.clone()
     for column, probability in enumerate(CAPTION_NOISE.values()):
         num_values = int(LABELS[:, column].max()) + 1
@@ -94,10 +94,10 @@ def corruption_strengths(batch: int, rng: np.random.Generator) -> Tensor:
 
 
 def render(labels: Tensor, rng: np.random.Generator, corruption: Tensor | float = 0.0) -> Tensor:
-    """Render videos of the labels with random other attributes. Shape: (batch, channels, frames, height, width).
+    """Render videos of the labels, otherwise random, in [-1, 1]. Shape: (batch, channels, frames, height, width).
 
-    Values are in [-1, 1]. ``corruption`` is the strength, from 0 (clean) to 1, of one of four defects, drawn per video:
-    pixel noise, blur, a jittering path, a flickering size. Shape: (batch,).
+    ``corruption``, a number or of shape (batch,), is the strength from 0 (clean) to 1 of a random defect of each video:
+    pixel noise, blur, a jittering path or a flickering size.
     """
     batch = len(labels)
     defect = torch.from_numpy(rng.integers(4, size=batch))

@@ -48,22 +48,22 @@ class Part(NamedTuple):
 
 
 class Latents(NamedTuple):
-    """Shape and scale of a VAE's latents; the transformer's inputs are ``(latents - mean) * scaling_factor``."""
+    """Shape and scale of a VAE's latents; the transformer's inputs are ``(latents - mean) * scale``."""
 
     channels: int
     temporal: int  # video frames per latent frame, after the first
     spatial: int  # pixels per latent along a side
     mean: tuple[float, ...]  # one number, or one per channel
-    scaling_factor: tuple[float, ...]
+    scale: tuple[float, ...]
 
     def scaled(self, latents: Tensor) -> Tensor:
         """Return the VAE's latents scaled for the transformer. Shape: (batch, channels, frames, height, width)."""
         shifted = latents - _broadcast(self.mean, latents) if any(self.mean) else latents
-        return shifted * _broadcast(self.scaling_factor, latents)
+        return shifted * _broadcast(self.scale, latents)
 
     def unscaled(self, latents: Tensor) -> Tensor:
         """Return the transformer's latents scaled for the VAE. Shape: (batch, channels, frames, height, width)."""
-        shifted = latents / _broadcast(self.scaling_factor, latents)
+        shifted = latents / _broadcast(self.scale, latents)
         return shifted + _broadcast(self.mean, latents) if any(self.mean) else shifted
 
 

@@ -1,4 +1,4 @@
-"""Conversion of state dicts and settings between original checkpoints of any family and diffusers' names.
+"""Conversion of state dicts and settings between diffusers and the original checkpoints of any family.
 
 Each function infers the family from the names in its argument and raises ValueError if no family matches. If the model
 is known, use its family's `Component` instead.
@@ -14,11 +14,11 @@ from hyvideo.models.family import Family, families, family_of_config
 
 
 def renamed_by_family(part: str, direction: str, rows: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Family]:
-    """Rename tensors of a ``transformer`` or ``vae`` (``to_diffusers``, ``to_original``) and return their family."""
+    """Rename tensors of a ``transformer`` or ``vae`` (``to_diffusers``, ``to_original``); also return their family."""
     reasons = []
     for family in families():
         convert = getattr(getattr(family, part), direction)
-        if convert is dict:  # a model without other names: it would accept any tensor
+        if convert is dict:  # only diffusers' layout is supported, and dict would accept any tensor
             continue
         try:
             return convert(rows), family

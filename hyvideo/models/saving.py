@@ -1,4 +1,4 @@
-"""Saving of transformer and VAE in the original layout, complete or without tensors that a seed reproduces."""
+"""Saving of the transformer and VAE in the original layout, optionally without tensors that a seed reproduces."""
 
 import json
 from collections.abc import Mapping
@@ -41,6 +41,6 @@ def save_original(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     metadata = {"format": "pt"} | ({"drawn": json.dumps(drawn)} if drawn else {})
-    # This process or another one may be reading the existing file.
+    # This or another process may be reading the existing file.
     with replacing(folder / f"{WEIGHTS_STEM}.safetensors") as path:
         save_file(tensors, path, metadata=metadata)

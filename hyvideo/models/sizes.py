@@ -1,7 +1,7 @@
-"""Sizes of a transformer and its VAE, from config.json or as released, for counting parameters, bytes and FLOPs.
+"""Sizes of a transformer and its VAE, for counting parameters, bytes and FLOPs.
 
-Pure arithmetic, without torch. A family's ``sizes.py`` defines ``read`` for the settings of a transformer and a VAE,
-and ``released`` for a version.
+Pure arithmetic, without torch. A family's ``sizes.py`` defines ``read``, which takes the settings of transformer and
+VAE, and ``released``, which takes a version.
 """
 
 import functools
@@ -36,9 +36,9 @@ class ForwardFlops:
 
 
 class Sizes:
-    """Sizes of a transformer and its VAE; a family's frozen dataclass defines these names by fields, methods etc.
+    """Sizes of a transformer and its VAE; a family's frozen dataclass defines these as fields, properties or methods.
 
-    "Widths" count memory in tensors of the transformer's width, per token.
+    "Widths" measure memory per token, in units of the transformer's width.
     """
 
     num_layers: int
@@ -48,14 +48,14 @@ class Sizes:
     patch: tuple[int, int, int]  # frames, height and width of a token, in latents
     out_channels: int  # channels of the latents
     text_width: int  # width of the text encoder's states
-    is_released: bool  # whether the encoders are the released ones; only their size is known
+    is_released: bool  # whether the encoders are the released ones, the only ones of known size
     spatial_compression_ratio: int
     temporal_compression_ratio: int
     block_parameters: int
     root_parameters: int  # parameters outside the blocks
     matrix_parameters: int  # parameters of the blocks' matrices, which Muon trains
     num_attentions: int  # attention layers per block
-    fixed_widths: float  # saved by a block for its backward pass, without the MLP's hidden layer, which is saved twice
+    fixed_widths: float  # saved by a block for its backward pass, except the MLP's hidden layer, which is saved twice
     inference_widths: float  # peak of a block without gradients
     backward_widths: float  # peak of a block's backward pass, beyond the saved tensors
     vae_parameters: float
@@ -106,7 +106,7 @@ def linear(inputs: int, outputs: int) -> int:
 
 @functools.cache
 def packages() -> dict[str, str]:
-    """Return the package of each family by the class names of its models."""
+    """Return the name of the family's package for each class name of a model."""
     found: dict[str, str] = {}
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
         if module.ispkg:
@@ -116,9 +116,9 @@ def packages() -> dict[str, str]:
 
 
 def read_architecture(root: str | Path, version: str) -> Sizes:
-    """Return the sizes in the config.json of ``root/transformer/<version>`` if it exists, else the released sizes.
+    """Return the sizes from the transformer's config.json below ``root`` if it exists, else those of the release.
 
-    Raises ValueError if the version is unsupported, is neither released nor present, or its config.json is corrupted.
+    Raises ValueError if the version is unsupported or neither released nor present, or if its config.json is corrupted.
     """
     if version in UNSUPPORTED:
         raise ValueError(f"transformer_version {version} is not supported: {UNSUPPORTED[version]}")
@@ -129,7 +129,7 @@ def read_architecture(root: str | Path, version: str) -> Sizes:
                 config, vae_config = _read(path), _read(vae) if vae.is_file() else {}
                 family = packages().get(str(config.get("_class_name"))) or version_defaults(version).family
                 sizes = sizes_module(family).read(config, vae_config)
-                # Settings of the wrong type raise here.
+                # Raises for settings of the wrong type.
                 assert sizes.parameters and sizes.saved_widths and sizes.latent_size(1, 0, 0)
                 return sizes
             except (OSError, ValueError, TypeError, ArithmeticError, LookupError) as error:
@@ -155,9 +155,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def fields_of(cls: type, config: Mapping[str, Any], names: Mapping[str, str] = {}) -> dict[str, Any]:
-    """Return the settings of a config.json that are fields of a dataclass of sizes, with lists as tuples.
+    """Return those settings of a config.json that are fields of the dataclass ``cls``, with lists as tuples.
 
-    ``names`` maps settings to fields that have another name.
+    ``names`` maps the names of settings to names of fields, where they differ.
     """
     settings = {
         names.get(name, name): tuple(value) if isinstance(value, list) else value for name, value in config.items()

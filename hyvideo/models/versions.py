@@ -13,7 +13,7 @@ Task = Literal["t2v", "i2v"]
 
 
 class Version(NamedTuple):
-    """A transformer and its sampling settings; the defaults apply to versions that are not listed."""
+    """Sampling settings of a version; the defaults apply to versions that are not listed."""
 
     name: str
     family: str  # package name
@@ -24,7 +24,7 @@ class Version(NamedTuple):
     num_steps: int = 40
     num_frames: int = 121
     fps: float = 24.0
-    sizes: list[tuple[int, int]] = []  # recommended heights and widths, if they are few
+    sizes: list[tuple[int, int]] = []  # recommended (height, width), if only a few are supported
     negative_prompt: str = ""
     vae_dtype: Literal["fp16", "bf16", "fp32"] = "fp16"
     kind: Literal["base", "cfg_distilled", "step_distilled"] = "base"
@@ -44,12 +44,12 @@ UNSUPPORTED: dict[str, str] = _TABLE["unsupported"]  # version -> reason
 
 
 def version_defaults(name: str | None) -> Version:
-    """Return the settings of a version; an unlisted one gets the defaults and the first family."""
+    """Return the settings of a version; an unlisted version gets the defaults and the first family."""
     return _VERSIONS.get(name) or Version(name or "", FAMILIES[0])
 
 
 def version_for(resolution: str, task: Task, kind: str) -> str:
-    """Return the name of the listed version with these properties. Raises ValueError if there is none."""
+    """Return the name of the version with these properties. Raises ValueError if none is listed."""
     for version in _VERSIONS.values():
         if (version.resolution, version.task, version.kind) == (resolution, task, kind):
             return version.name

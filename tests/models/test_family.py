@@ -68,19 +68,19 @@ def test_the_stock_twin_shares_the_weights_and_has_diffusers_forward_pass(transf
 
 def test_latents_are_shifted_and_scaled_by_channel_and_back():
     latents = torch.randn(2, 3, 2, 4, 5)
-    scale = Latents(channels=3, temporal=4, spatial=8, mean=(0.5, -1.0, 0.0), scaling_factor=(2.0, 0.5, 1.0))
-    scaled = scale.scaled(latents)
+    layout = Latents(channels=3, temporal=4, spatial=8, mean=(0.5, -1.0, 0.0), scale=(2.0, 0.5, 1.0))
+    scaled = layout.scaled(latents)
     for channel in range(3):
-        expected = (latents[:, channel] - scale.mean[channel]) * scale.scaling_factor[channel]
+        expected = (latents[:, channel] - layout.mean[channel]) * layout.scale[channel]
         torch.testing.assert_close(scaled[:, channel], expected)
-    torch.testing.assert_close(scale.unscaled(scaled), latents)
+    torch.testing.assert_close(layout.unscaled(scaled), latents)
 
 
 def test_latents_with_a_single_factor_are_only_multiplied():
     latents = torch.randn(2, 3, 2, 4, 5)
-    scale = Latents(channels=3, temporal=4, spatial=8, mean=(0.0,), scaling_factor=(1.03682,))
-    assert torch.equal(scale.scaled(latents), latents * 1.03682)
-    assert torch.equal(scale.unscaled(latents), latents / 1.03682)
+    layout = Latents(channels=3, temporal=4, spatial=8, mean=(0.0,), scale=(1.03682,))
+    assert torch.equal(layout.scaled(latents), latents * 1.03682)
+    assert torch.equal(layout.unscaled(latents), latents / 1.03682)
 
 
 def test_settings_without_a_class_name_belong_to_the_first_family(transformer):

@@ -70,7 +70,7 @@ def test_a_user_video_is_scored(monkeypatch, tmp_path, capsys):
         (["--reward_model", "clip", "--model_path", "./nowhere"], "no CLIP model could be read from ./nowhere"),
         (["--reward_model", "nowhere.py:Own"], "No such file"),
         ([*MINIATURE, "--options", '{"depth": 3}'], "has no option depth"),
-        ([*MINIATURE, "--options", '{"device": "cpu", "root": "."}'], "options cannot have device, root"),
+        ([*MINIATURE, "--options", '{"device": "cpu", "root": "."}'], "has no option device, root"),
         ([*MINIATURE, "--options", "[]"], "--options must be a JSON object"),
         ([*MINIATURE, "--options", "{"], "--options must be a JSON object"),
         ([*MINIATURE, "--video", "a.mp4"], "--video needs --prompt"),

@@ -1,7 +1,7 @@
 """Integrity checks of single files: truncated or empty files, git-lfs pointers and unfinished downloads.
 
-Only headers and sizes are read, so a check takes as long for 33 GB as for one kilobyte. Whether a complete file fits
-the model is checked elsewhere.
+Only headers and sizes are read, so the time of a check does not depend on the file size. report.py checks whether
+complete files fit their model.
 """
 
 import zipfile
@@ -18,13 +18,13 @@ _TEMPORARY = "._____temp"  # ModelScope's folder for unfinished files, which alr
 
 
 def file_problem(path: Path) -> str | None:
-    """Return the problem of an incomplete file as a predicate, such as "is empty", or None for a complete one."""
+    """Return the problem of a file as a phrase such as "is empty", or None if the file is complete."""
     if path.stat().st_size == 0:
         return "is empty"
     with path.open("rb") as file:
         start = file.read(len(_POINTER))
     if start == _POINTER:
-        return "is a git-lfs pointer instead of the file: download the file, or run `git lfs pull`"
+        return "is a git-lfs pointer, not the file itself: download the file or run `git lfs pull`"
     try:
         if path.suffix == ".safetensors":
             safe_open(path, framework="np").__exit__(None, None, None)
@@ -42,7 +42,7 @@ def file_problem(path: Path) -> str | None:
 def unfinished_bytes(root: Path, folder: Path) -> int | None:
     """Return the size in bytes of unfinished downloads into `folder`, or None if there are none.
 
-    Download programs keep them in the folder itself or in a hidden folder of `root`, their target.
+    Download programs store them in the folder itself or in a hidden folder of `root`.
     """
     inside = folder.relative_to(root)
     folders = folder, root / ".cache/huggingface/download" / inside, root / _TEMPORARY / inside

@@ -1,6 +1,6 @@
-"""Parts of a checkpoint folder: the folder, files, uses and download command of each.
+"""Parts of a checkpoint folder, each with its folder, files, uses and download command.
 
-A family's ``parts.yaml`` lists its parts for each layout; the one in this folder lists those of rewards and metrics.
+A family's ``parts.yaml`` lists its parts by layout; the one in this folder lists those of rewards and metrics.
 """
 
 import json
@@ -40,9 +40,9 @@ class Part:
 
 
 def parts_of(root: Path) -> tuple[Family, list[Part]]:
-    """Return the model family of a folder and the parts to check, according to the folder's layout.
+    """Return the model family of a checkpoint folder, and the parts to check for its layout.
 
-    If neither the files nor the folder's name identify a family, return the first family and its original layout.
+    If neither the files nor the folder's name identify a family, the first family and its original layout are assumed.
     """
     family = _family(root)
     table = _table(Path(__file__).parents[1] / family.name)
@@ -66,7 +66,7 @@ def parts_of(root: Path) -> tuple[Family, list[Part]]:
 
 
 def _family(root: Path) -> Family:
-    """Return the family of the folder's transformer or VAE, else of the version that the folder is named after."""
+    """Return the family of the folder's transformer or VAE or, without both, of the version in the folder's name."""
     for folder in (root / "transformer", *sorted((root / "transformer").glob("*"))):
         with suppress(ValueError):
             return read_family(Folder(folder, "transformer"))
@@ -76,7 +76,7 @@ def _family(root: Path) -> Family:
 
 
 def _repository(root: Path, repositories: dict[str, str]) -> str:
-    """Return the repository of the version that matches the transformer's number of heads, else the folder's name.
+    """Return the repository whose version matches the transformer's number of heads else the folder's name.
 
     The default is the first repository, or an empty string if the family lists none.
     """
@@ -93,7 +93,7 @@ def _table(folder: Path) -> Any:
 
 
 def _parts(root: Path, rows: list[dict[str, Any]], **names: str) -> list[Part]:
-    """Return the parts of rows, with {version}, {task}, {repository} and {root} filled in."""
+    """Return a part for each row, with {version}, {task}, {repository} and {root} filled in."""
     text = json.dumps(rows)
     for name, value in (names | {"root": shlex.quote(str(root))}).items():
         text = text.replace(f"{{{name}}}", json.dumps(value)[1:-1])

@@ -1,7 +1,6 @@
-"""Report on the parts of a checkpoint folder and on what can run with them; no weights are loaded.
+"""Report on the state of each part of a checkpoint folder, and on what can run with them. No weights are loaded.
 
-Each part is checked separately, so the report is also useful during a download. ``scripts/check_checkpoints.py``
-prints it.
+Parts are checked separately, so the report is useful during a download. ``scripts/check_checkpoints.py`` prints it.
 """
 
 from collections.abc import Callable
@@ -54,7 +53,7 @@ class CheckpointReport:
     rows: tuple[Row, ...]
 
     def missing_for(self, use: Use) -> list[Row]:
-        """Return the parts that are missing for `use`, empty if it can run. One transformer is enough."""
+        """Return the parts that `use` still needs, empty if it can run. One transformer is enough."""
         rows = [row for row in self.rows if use in row.part.uses]
         transformers = [row for row in rows if row.part.is_transformer]
         if any(row.is_ok for row in transformers):
@@ -66,15 +65,15 @@ class CheckpointReport:
 
     @property
     def has_a_model(self) -> bool:
-        """True if a transformer for either task, the VAE and the text encoder are complete."""
-        others = [row for row in self.rows if not row.part.is_transformer]
-        tasks = {"t2v", "i2v"}.intersection(*[set(row.part.uses) for row in others if "t2v" in row.part.uses])
-        core = [row for row in others if tasks <= set(row.part.uses)]
-        return any(row.is_ok for row in self.rows if row.part.is_transformer) and all(row.is_ok for row in core)
+        """Whether a transformer, the VAE and the text encoder are complete, for either task."""
+        rows = [row for row in self.rows if not row.part.is_transformer]
+        tasks = {"t2v", "i2v"}.intersection(*[set(row.part.uses) for row in rows if "t2v" in row.part.uses])
+        required = [row for row in rows if tasks <= set(row.part.uses)]
+        return any(row.is_ok for row in self.rows if row.part.is_transformer) and all(row.is_ok for row in required)
 
 
 def report(root: str | Path) -> CheckpointReport:
-    """Return the report on a folder in the original layout or in diffusers' layout."""
+    """Return the report on a checkpoint folder in the original layout or in diffusers' layout."""
     root = Path(root)
     family, parts = parts_of(root)
     return CheckpointReport(tuple(_examine(part, root, family, parts) for part in parts))
@@ -88,7 +87,7 @@ def _examine(part: Part, root: Path, family: Family, parts: list[Part]) -> Row:
     if problems:
         unfinished = unfinished_bytes(root, folder)
         if unfinished is not None:
-            problems.insert(0, f"the download is running or was interrupted: {_bytes(unfinished)} so far")
+            problems.insert(0, f"the download is still running or was interrupted after {_bytes(unfinished)}")
         state = "missing" if not present and unfinished is None else "incomplete"
         return Row(part, state, size, tuple(problems))
     check = CHECKS.get(part.check) or (lambda root, _: family_problems(root, family, part.check, parts))
@@ -97,7 +96,7 @@ def _examine(part: Part, root: Path, family: Family, parts: list[Part]) -> Row:
 
 
 def _files(part: Part, folder: Path) -> tuple[list[Path], list[str]]:
-    """Return the part's files that exist, and a problem for each missing file."""
+    """Return the existing files of the part, and a problem for each missing file."""
     present: dict[Path, None] = {}  # an ordered set
     problems = []
     for patterns in (alternatives.split("|") for alternatives in part.files):
@@ -125,7 +124,7 @@ def transformer_problems(root: Path, folder: str) -> list[str]:
 def videoalign_problems(root: Path, folder: str) -> list[str]:
     """Return the problems of the newest VideoAlign checkpoint: its settings, reward head and LoRA rank.
 
-    The base model's config is not part of the download, so the other shapes are checked when it is loaded.
+    The other shapes are checked on loading, because the base model's config is not part of the download.
     """
     checkpoint = find_checkpoint(root / folder)
     whole = checkpoint.folder / "model.pth"
@@ -133,7 +132,7 @@ def videoalign_problems(root: Path, folder: str) -> list[str]:
     shapes = shapes_of(read_pickle(weights, "VideoAlign", device="meta"))
     heads = {name: 1 for name in shapes if name.endswith("rm_head.weight")}
     if not heads:
-        return [f"{weights} has {len(shapes)} tensors, but no rm_head.weight"]
+        return [f"{weights} has no tensor rm_head.weight among its {len(shapes)} tensors; it is not a reward model"]
     rows = heads | {name: checkpoint.settings.lora_rank for name in shapes if ".lora_A." in name}
     return truncate(
         [
@@ -145,7 +144,7 @@ def videoalign_problems(root: Path, folder: str) -> list[str]:
 
 
 def family_problems(root: Path, family: Family, kind: str, parts: list[Part]) -> list[str]:
-    """Return the problems of the VAE or a condition's encoder. The encoder's tokenizer may be a separate download."""
+    """Return the problems of the VAE or of the encoder of ``kind``; an encoder is checked once its tokenizer exists."""
     if kind == "vae":
         return fit_checks.model_problems(loading.vae_folder(root), "vae", family=family)
     encoder = next(part for part in family.parts if part.kind == kind)
@@ -154,8 +153,8 @@ def family_problems(root: Path, family: Family, kind: str, parts: list[Part]) ->
     return encoder.problems(root, True) if has_tokenizer or encoder.is_file else []
 
 
-# Checks that complete files fit their model, from headers alone. They are the loaders' checks where possible, so that
-# this report agrees with the start of a run. `family_problems` checks the other parts.
+# Checks that complete files fit their model, from headers alone. Most are also used for loading, so that this report
+# agrees with the start of a run. `family_problems` checks the other parts.
 CHECKS: dict[str | None, Callable[[Path, str], list[str]]] = {
     "transformer": transformer_problems,
     "videoalign": videoalign_problems,
@@ -164,7 +163,7 @@ CHECKS: dict[str | None, Callable[[Path, str], list[str]]] = {
 
 
 def lines(checkpoints: CheckpointReport) -> list[str]:
-    """Return the text of the report: table, problems, download commands and what can run."""
+    """Return the lines of the report: table, problems, download commands, and what can run."""
     rows = checkpoints.rows
     cells = [
         (row.part.name, row.part.folder, row.state, _bytes(row.size), ", ".join(row.part.uses) or "not used")

@@ -1,7 +1,7 @@
 """Memory-efficient forward pass of a transformer block, with diffusers' layers and the same results.
 
-The operations between a block's matrix products are limited by memory bandwidth. Each norm, including its modulation,
-is therefore a single kernel with inputs and outputs in the compute dtype and float32 internally.
+The operations between matrix products are limited by memory bandwidth. Each norm, including its modulation, is
+therefore a single kernel with inputs and outputs in the compute dtype and float32 arithmetic.
 """
 
 import torch

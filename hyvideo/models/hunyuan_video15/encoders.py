@@ -7,7 +7,7 @@
     vision_encoder/siglip/image_encoder/             image_encoder/
     vision_encoder/siglip/feature_extractor/         feature_extractor/
 
-They are transformers classes, loaded by ``models.encoders``; ``kwargs`` are ``device`` and ``random_weights_seed``.
+They are transformers classes, loaded by ``models.encoders``, which documents ``kwargs``.
 """
 
 import re
@@ -51,7 +51,7 @@ def load_glyph_encoder(
     """Load ByT5's tokenizer and the glyph-trained encoder, frozen, in float32 as in the original.
 
     ``byt5-small`` provides only configuration and tokenizer. The weights are those of Glyph-SDXL-v2, which also has
-    tokens for colors and fonts; a prompt selects one by containing it.
+    special tokens for colors and fonts, such as <color-3>, that a prompt may contain.
     """
     folder, tokenizer_folder, weights = _glyph_folders(Path(root))
     tokenizer = load_tokenizer(tokenizer_folder)
@@ -77,12 +77,12 @@ def load_vision_encoder(
 
 
 def text_encoder_problems(root: str | Path, weights_needed: bool = True) -> list[str]:
-    """Return the problems that keep the language model from loading; other parts of Qwen2.5-VL are ignored."""
+    """Return the problems that prevent loading the language model; other parts of Qwen2.5-VL are ignored."""
     return class_problems(_TEXT_MODEL, _text_encoder_folders(Path(root))[0], weights_needed, rename=_rename_text)
 
 
 def glyph_encoder_problems(root: str | Path, weights_needed: bool = True) -> list[str]:
-    """Return the problems that keep the glyph encoder from loading."""
+    """Return the problems that prevent loading the glyph encoder."""
     folder, tokenizer, pickled = _glyph_folders(Path(root))
     if pickled is None or not weights_needed:
         return class_problems(_GLYPH_MODEL, folder, weights_needed, rename=rename_t5)
@@ -99,14 +99,14 @@ def glyph_encoder_problems(root: str | Path, weights_needed: bool = True) -> lis
 
 
 def vision_encoder_problems(root: str | Path, weights_needed: bool = True) -> list[str]:
-    """Return the problems that keep the vision encoder from loading; a text tower in the file is ignored."""
+    """Return the problems that prevent loading the vision encoder; a text tower in the file is ignored."""
     folder, preprocessor = vision_folders(Path(root))
     weight_files.read_json(preprocessor, folder.label)
     return class_problems(_IMAGE_MODEL, folder, weights_needed, rename=_rename_image)
 
 
 def _glyph_model(folder: Folder, state: Mapping[str, Tensor]) -> nn.Module:
-    """Return the model of a config, with the vocabulary size of the state dict."""
+    """Return a new model with the folder's config and the vocabulary size of the state dict."""
     from transformers import T5EncoderModel
 
     config = read_config(_GLYPH_MODEL, folder)
@@ -115,7 +115,7 @@ def _glyph_model(folder: Folder, state: Mapping[str, Tensor]) -> nn.Module:
 
 
 def _glyph_tokens(weights: Path, label: str) -> list[str]:
-    """Return the tokens of colors, then of fonts, in embedding order; font tokens begin with a language code."""
+    """Return the color tokens, then the font tokens, in embedding order; font tokens begin with a language code."""
     assets = weights.parent.parent / "assets"
     colors = weight_files.read_json(assets / "color_idx.json", label)
     fonts = weight_files.read_json(assets / "multilingual_10-lang_idx.json", label)
@@ -123,7 +123,7 @@ def _glyph_tokens(weights: Path, label: str) -> list[str]:
 
 
 def _glyph_state(path: Path, label: str, device: str = "cpu") -> dict[str, Tensor]:
-    """Return the encoder's tensors in the pickle of Glyph-SDXL-v2, under T5Stack's names."""
+    """Return the encoder's tensors from the pickle of Glyph-SDXL-v2, under the names of transformers' T5Stack."""
     state = weight_files.read_pickle(path, label, device=device)
     encoder = {name.removeprefix(_GLYPH_PREFIX): t for name, t in state.items() if name.startswith(_GLYPH_PREFIX)}
     encoder = encoder or {name.removeprefix("encoder."): tensor for name, tensor in state.items()}
@@ -145,7 +145,7 @@ def _text_encoder_folders(root: Path) -> tuple[Folder, Path]:
 
 
 def _glyph_folders(root: Path) -> tuple[Folder, Path, Path | None]:
-    """Return the folders of configuration and tokenizer, and the original's weight file."""
+    """Return the folders of the configuration and tokenizer, and the weight file (None in diffusers' layout)."""
     label = "glyph encoder (ByT5, for text in quotes)"
     if (root / "text_encoder_2").is_dir():
         return Folder(root / "text_encoder_2", label), find_tokenizer(root / "tokenizer_2", label), None

@@ -33,7 +33,7 @@ def _load_image(root: Path, *, vae: nn.Module, **kwargs: Any) -> Encoder:
 
 def _latents(config: Mapping[str, Any]) -> Latents:
     sizes = (config[key] for key in ("latent_channels", "temporal_compression_ratio", "spatial_compression_ratio"))
-    return Latents(*sizes, mean=(0.0,), scaling_factor=(config["scaling_factor"],))
+    return Latents(*sizes, mean=(0.0,), scale=(config["scaling_factor"],))
 
 
 def _export_parts(

@@ -6,7 +6,7 @@ Most tensors differ only in name, according to ``names.yaml``. Two also differ i
 - the last modulation, ``final_layer.adaLN_modulation.1``, returns (shift, scale), but diffusers' ``norm_out.linear``
   returns (scale, shift): the two halves of the rows are swapped.
 
-Both conversions are exact and can be inverted bit for bit. An unknown name raises ValueError and is never skipped.
+Both conversions are exact and round-trip bit for bit. An unknown name raises ValueError and is never skipped.
 """
 
 import re
@@ -28,7 +28,7 @@ def transformer_to_diffusers(state_dict: Mapping[str, Tensor]) -> dict[str, Tens
 
 
 def transformer_to_original(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert a state dict of diffusers' transformer to the original names, bit-identical to the original file.
+    """Convert a state dict of diffusers' transformer to the original names and layout, the exact inverse.
 
     Raises ValueError for unknown names, such as those of a LoRA adapter, which must be merged first.
     """
@@ -45,7 +45,7 @@ def _split_refiner_qkv(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, tensor in state_dict.items():
         if match := _FUSED.fullmatch(name):
             for part, rows in zip("qkv", _row_chunks(name, tensor, 3)):
-                # Cloned, so that the three are separate parameters and not views of one.
+                # Cloned, so that the three parameters are not views of one tensor.
                 split[f"{match[1]}.to_{part}.{match[2]}"] = rows.clone()
         else:
             split[name] = tensor

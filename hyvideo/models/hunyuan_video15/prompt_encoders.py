@@ -1,4 +1,4 @@
-"""Frozen encoders of conditions: a prompt's text, the quoted text in it, and a reference image.
+"""Frozen encoders of conditions: the prompt, quoted text in the prompt, and a reference image.
 
 The chat template and its system message are taken from the installed diffusers at run time.
 """
@@ -20,7 +20,7 @@ MAX_GLYPH_TOKENS = 256
 
 
 class TextEncoder(PromptEncoder):
-    """Encoder of prompts by Qwen2.5-VL's language model, as HunyuanVideo-1.5 was trained with.
+    """Encoder of prompts by Qwen2.5-VL's language model, with which HunyuanVideo-1.5 was trained.
 
     It returns the output of the third layer from the end, without the final norm, starting at the first token of the
     user's text. Unused layers are removed from the model.
@@ -63,7 +63,7 @@ def system_message() -> str:
 
 
 class GlyphEncoder:
-    """Encoder of quoted text by glyph-trained ByT5: the spelling of text that should appear in the video."""
+    """Encoder of quoted text, which should appear in the video, by glyph-trained ByT5."""
 
     def __init__(self, tokenizer, model: nn.Module):
         self.tokenizer, self.model = tokenizer, model
@@ -85,8 +85,8 @@ def glyph_text(prompt: str) -> str:
 class ImageEncoder:
     """Encoder of a reference image, resized and cropped to the video size, into SigLIP features and VAE latents.
 
-    ``preprocessor`` contains SigLIP's preprocessor_config.json. The VAE encodes the whole frame, because tiling would
-    change the latents.
+    ``preprocessor`` is the content of SigLIP's preprocessor_config.json. Tiling is disabled while the VAE encodes the
+    image, because it would change the latents.
     """
 
     def __init__(self, preprocessor: dict[str, Any], model: nn.Module, vae: nn.Module):
@@ -106,10 +106,10 @@ class ImageEncoder:
 
 
 def siglip_pixels(image: Image.Image, preprocessor: Mapping[str, Any]) -> Tensor:
-    """Return SigLIP's input, (x * rescale_factor - image_mean) / image_std of the resized image.
+    """Return SigLIP's input: (x * rescale_factor - image_mean) / image_std of the resized image.
 
-    ``preprocessor`` contains preprocessor_config.json. The image is resized regardless of ``do_resize``, as in the
-    pipeline, because the model accepts only one size. Pillow is used even if torchvision is installed. Raises
+    ``preprocessor`` is the content of preprocessor_config.json. The image is resized regardless of ``do_resize``, as in
+    the pipeline, because the model accepts only one size. Pillow is used even if torchvision is installed. Raises
     ValueError for missing values and unsupported steps. Shape: float32 (3, size, size).
     """
     from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
@@ -120,7 +120,7 @@ def siglip_pixels(image: Image.Image, preprocessor: Mapping[str, Any]) -> Tensor
     size = preprocessor.get("size")
     if missing or unsupported or not isinstance(size, Mapping) or set(size) != {"height", "width"}:
         raise ValueError(
-            "SigLIP's preprocessor_config.json must resize to a height and width, rescale and normalize, nothing else: "
+            "SigLIP's preprocessor_config.json must only resize to height and width, rescale, normalize: "
             f"got size {size!r}; unsupported: {', '.join(unsupported) or 'none'}; "
             f"missing: {', '.join(missing) or 'none'}"
         )

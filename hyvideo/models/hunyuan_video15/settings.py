@@ -1,4 +1,4 @@
-"""Conversion of settings between config.json of original HunyuanVideo-1.5 checkpoints and diffusers' arguments."""
+"""Conversion between config.json of original HunyuanVideo-1.5 checkpoints and the arguments of diffusers' classes."""
 
 from collections.abc import Mapping
 from pathlib import Path

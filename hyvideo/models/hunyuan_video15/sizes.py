@@ -51,7 +51,7 @@ class Architecture(Sizes):
 
     @property
     def block_parameters(self) -> int:
-        """Parameters of a double block: modulation, attention and MLP of image and text, and four per-head norms."""
+        """Parameters of a double block: modulation, attention and MLP for image and text, and four per-head norms."""
         d = self.width
         return 2 * (linear(d, 6 * d) + 4 * linear(d, d) + self._mlp) + 4 * self.attention_head_dim
 
@@ -76,11 +76,11 @@ class Architecture(Sizes):
 
     @property
     def _token_parameters(self) -> int:
-        """Parameters of a block's matrices that process each token of a stream: no modulation, norms or biases."""
+        """Parameters of a block's matrices for one stream, image or text, without modulation, norms and biases."""
         return 4 * self.width**2 + 2 * self.hidden * self.width
 
     def lora_parameters(self, rank: int) -> int:
-        """Return the parameters of an adapter on all attention and MLP layers that have a gradient."""
+        """Return the number of parameters of an adapter on all attention and MLP layers that have a gradient."""
         d = self.width
         mlp = 2 * (d + self.hidden)
         return rank * (2 * self.num_layers * (8 * d + mlp) - 2 * d - mlp)
@@ -89,7 +89,7 @@ class Architecture(Sizes):
         return text_tokens
 
     def forward(self, image_tokens: int, text_tokens: int) -> ForwardFlops:
-        """Return the FLOPs without modulation and embedders, which are less than a thousandth."""
+        """Return the FLOPs without modulation and embedders, which are less than 0.1 %."""
         per_token = 2 * self.num_layers * self._token_parameters
         attention = 4 * (image_tokens + text_tokens) ** 2 * self.width * self.num_layers
         return ForwardFlops(per_token * image_tokens, per_token * text_tokens, attention)
@@ -104,7 +104,7 @@ class Architecture(Sizes):
 
     @property
     def vae_parameters(self) -> float:
-        """Parameters of the VAE: those of the released one, scaled by the squares of the channels."""
+        """Parameters of the VAE: those of the released VAE, scaled by the sum of the squared channels."""
         channels, released = (sum(c**2 for c in a.block_out_channels) for a in (self, Architecture))
         return _MEASURES["vae"]["parameters"] * channels / released
 

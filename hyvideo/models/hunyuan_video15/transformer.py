@@ -1,8 +1,8 @@
 """Forward pass of the transformer over trimmed conditions of any length, without masks or GPU synchronization.
 
-The layers are those of diffusers' class. Its ``forward`` pads each text to 1,000 + 256 + 729 slots and synchronizes
-with the GPU in every call to find the valid ones. Here, each condition is a tensor of its valid tokens, so all lengths
-are known on the host. The results are the same (tested against the original's and diffusers').
+The layers are those of diffusers' class. Its ``forward`` pads the conditions to 1,000 + 256 + 729 tokens and
+synchronizes with the GPU in every call to find the valid ones. Here, each condition is a tensor of its valid tokens, so
+all lengths are known on the host. The results match those of the original and of diffusers (tested).
 """
 
 import functools
@@ -26,7 +26,7 @@ TEXT_SLOTS, GLYPH_SLOTS, IMAGE_SLOTS = 1000, 256, 729  # padded lengths in the o
 
 
 def forwards(transformer: nn.Module) -> Iterator[tuple[nn.Module, Callable]]:
-    """Yield each module whose forward pass this project replaces, with the new forward pass."""
+    """Yield (module, forward pass) pairs of the modules whose forward pass this project replaces."""
     yield transformer, forward
     for block in transformer.transformer_blocks:
         yield block, block_forward
@@ -61,7 +61,7 @@ def forward(
     for block in self.transformer_blocks:
         arguments = (image, context, time, layout)
         image, context = self._gradient_checkpointing_func(block, *arguments) if recompute else block(*arguments)
-    # Joined after the projection, so that 32 numbers per token are communicated instead of 2048.
+    # Joined after the projection, so that ranks exchange 32 numbers per token instead of 2048.
     patches = self.sequence.join(self.proj_out(self.norm_out(image, time)), num_tokens)
     return unpatchify(patches, grid, patch, "c pf ph pw")
 
@@ -106,7 +106,7 @@ def _image_channels(latents: Tensor, conditions: Sequence[Condition]) -> Tensor:
 
 
 def _tokens(model: nn.Module, conditions: Sequence[Condition]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Return text, quoted text and image features (tokens, width) of each sample, empty tensors if it has none."""
+    """Return text, quoted text and image features (tokens, width) of each sample; missing ones are empty tensors."""
     texts = [condition.text for condition in conditions]
     zeros, config = texts[0].new_zeros, model.config
     glyphs = [zeros(0, config.text_embed_2_dim) if c.glyph is None else c.glyph for c in conditions]
@@ -130,10 +130,10 @@ def _context(model: nn.Module, timestep: Tensor, conditions: Sequence[Condition]
 
 
 def _embedded(samples: Sequence[Tensor], embed) -> list[Tensor]:
-    """Return the samples after ``embed(states, rows)``, called once per run of consecutive samples of equal length.
+    """Embed the samples by ``embed(states, rows)``, called once per run of consecutive samples of equal length.
 
-    Empty inputs also pass through the layer, so that its gradient is zero instead of missing. FSDP reduces only the
-    gradients that a rank has: if they differed between ranks, the ranks would deadlock or add unrelated gradients.
+    Empty inputs also pass through the layer, so that its gradient is zero instead of missing. FSDP reduces only
+    existing gradients: if they differed between ranks, the ranks would deadlock or add unrelated gradients.
     """
     embedded: list[Tensor] = []
     for rows, _ in equal_runs([len(sample) for sample in samples]):
@@ -156,6 +156,6 @@ def rotary_tables(
 
 
 def unused_modules(transformer: nn.Module) -> tuple[str, ...]:
-    """Return the names of the layers without a gradient: they only compute the text's last output, which is unused."""
+    """Return the names of the layers without a gradient, which only compute the last block's unused text output."""
     last = f"transformer_blocks.{len(transformer.transformer_blocks) - 1}"
     return f"{last}.attn.to_add_out", f"{last}.ff_context"

@@ -1,10 +1,10 @@
-"""Scoring in a background thread. A scorer that fails yields a missing reward with the reason, never a number.
+"""Scoring in a background thread. If a scorer fails, the reward is missing, with a reason, and never a number.
 
-    videos -> (optional mp4 round trip) -> every scorer -> one dict of scores per video, or the reason for its absence
+    videos -> (optional mp4 round trip) -> every scorer -> one dict of scores per video, or the reason why it is missing
 
-A failed batch is retried; then its videos are scored one by one, so that a broken video loses only its own reward. If a
+A failed batch is retried; then its videos are scored one by one, so that a bad video affects only its own reward. If a
 scorer is unreachable (`ScorerUnavailable`), the rewards of the whole batch are missing. One thread scores the batches
-in order, while the next rollouts are sampled or the anchor's means are computed.
+in order while the main thread samples the next rollouts or computes the anchor's means.
 """
 
 import math
@@ -35,30 +35,30 @@ NOT_FINITE = "the decoded video has values that are not finite"
 
 
 class PendingBatch(NamedTuple):
-    """Rewards that are being computed."""
+    """A batch whose rewards are being computed."""
 
     rewards: "Future[list[Reward]]"
     num_videos: int
 
 
 class AsyncScorer:
-    """The scorers of a run by name, working in a background thread."""
+    """The scorers of a run, by name, called in a background thread."""
 
     def __init__(
         self,
         scorers: Mapping[str, Scorer],
-        weights: Mapping[str, float],  # in the reward, by dimension; any scorer may supply a dimension
+        weights: Mapping[str, float],  # weight of each dimension in the reward; any scorer may return the dimension
         *,
         retries: int = 1,  # of a failed batch, before its videos are scored one by one
-        through_file: bool = False,  # score videos after H.264 compression, as for published numbers
-        num_threads: int = 0,  # CPU threads of the background thread; 0 leaves the choice to torch
+        through_file: bool = False,  # score videos after H.264 compression, as in published evaluations
+        num_threads: int = 0,  # CPU threads for scoring; 0 is torch's default
         offload: bool = False,  # keep scorers that have `move_to` on the CPU while they are idle
-        device: torch.device | None = None,  # of the scorers; on a GPU they use a separate stream
-        deadline: float | None = None,  # seconds that `collect` waits before rewards count as missing; None: no limit
+        device: torch.device | None = None,  # device of the scorers; on a GPU they use a separate stream
+        deadline: float | None = None,  # seconds after which `collect` counts rewards as missing; None: no limit
     ):
         self.scorers, self.weights, self.deadline = dict(scorers), dict(weights), deadline
         self.retries, self.through_file, self.offload = retries, through_file, offload
-        self._seconds = 0.0  # of background scoring since the last `take_seconds`
+        self._seconds = 0.0  # background scoring since the last `take_seconds`
         is_cuda = device is not None and device.type == "cuda"
         if is_cuda:
             torch.cuda.synchronize(device)  # wait until the weights are on the GPU
@@ -70,7 +70,7 @@ class AsyncScorer:
 
     @contextmanager
     def on_device(self) -> Iterator[None]:
-        """Context manager that brings offloaded scorers to their device, and back to the CPU afterwards."""
+        """Context manager that moves offloaded scorers to their device, and back to the CPU afterwards."""
         if self.offload:
             self._move(None)
         try:
@@ -80,20 +80,22 @@ class AsyncScorer:
                 self._move("cpu")
 
     def submit(self, videos: list[Tensor | None], prompts: list[str], *, fps: float) -> PendingBatch:
-        """Start scoring; `collect` waits for the result. A video that could not be decoded is None."""
+        """Start scoring a batch, to be passed to `collect`. Pass None for a video that could not be decoded."""
         return PendingBatch(self._pool.submit(self._score_in_stream, videos, prompts, fps), len(videos))
 
     def collect(self, pending: list[PendingBatch], may_end: Callable[[bool], bool] = bool) -> list[Reward]:
-        """Return the rewards of several batches, in order. Every second, ``may_end`` decides whether to stop waiting,
-        given whether this process is done."""
-        end, is_over = time.monotonic() + (self.deadline or math.inf), False
-        while not may_end(is_over):
-            left = max(0.0, end - time.monotonic())
-            is_over = not wait([batch.rewards for batch in pending], timeout=min(left, 1.0))[1] or not left
+        """Wait for batches and return their rewards in order; rewards that are not ready in time are missing.
+
+        ``may_end(is_done)``, with whether this process is done, is called every second and returns whether to stop.
+        """
+        end, is_done = time.monotonic() + (self.deadline or math.inf), False
+        while not may_end(is_done):
+            remaining = max(0.0, end - time.monotonic())
+            is_done = not wait([batch.rewards for batch in pending], timeout=min(remaining, 1.0))[1] or not remaining
         return [reward for batch in pending for reward in self._finished_rewards(batch)]
 
     def score(self, videos: list[Tensor | None], prompts: list[str], *, fps: float) -> list[Reward]:
-        """Return the rewards of a batch."""
+        """Score a batch and wait for its rewards."""
         return self.collect([self.submit(videos, prompts, fps=fps)])
 
     def take_seconds(self) -> float:
@@ -107,17 +109,17 @@ class AsyncScorer:
             scorer.check_prompts(prompts)
 
     def held_out(self, videos: list[Tensor], prompts: list[str]) -> dict[str, SetMeasure]:
-        """Return held-out metrics of the whole set of videos. Raises ValueError for another type than SetMeasure."""
+        """Return the held-out metrics of the whole set of videos. Raises ValueError for other types than SetMeasure."""
         measures: dict[str, SetMeasure] = {}
         for name, scorer in self.scorers.items() if videos else ():
             with self.on_device():
-                given = scorer.held_out(videos, prompts)
-            if wrong := [key for key, measure in given.items() if not isinstance(measure, SetMeasure)]:
+                metrics = scorer.held_out(videos, prompts)
+            if wrong := [key for key, measure in metrics.items() if not isinstance(measure, SetMeasure)]:
                 raise ValueError(
                     f"held_out of reward {name} must return a dict of SetMeasure, got another type for "
                     f"{', '.join(wrong)}; return metrics of single videos from held_out_each"
                 )
-            measures |= given
+            measures |= metrics
         return measures
 
     def held_out_each(self, videos: list[Tensor], prompts: list[str]) -> list[Scores]:
@@ -126,19 +128,19 @@ class AsyncScorer:
         for scorer in self.scorers.values() if videos else ():
             if hasattr(scorer, "held_out_each"):
                 with self.on_device():
-                    given = scorer.held_out_each(videos, prompts)
-                measures = [row | more for row, more in zip(measures, given)]
+                    rows = scorer.held_out_each(videos, prompts)
+                measures = [measure | row for measure, row in zip(measures, rows)]
         return measures
 
     def close(self, *, wait: bool = True) -> None:
         self._pool.shutdown(wait=wait, cancel_futures=True)
 
     def _finished_rewards(self, batch: PendingBatch) -> list[Reward]:
-        """Return the rewards of a batch, or missing rewards if it is not done; a batch not yet started is canceled."""
+        """Return a batch's rewards; if it is not done, cancel it if it has not started and return missing rewards."""
         if batch.rewards.done():
             return batch.rewards.result()
         batch.rewards.cancel()
-        reason = f"no reward within {self.deadline:g} s, the deadline of an iteration"
+        reason = f"no reward within the deadline of {self.deadline:g} s"
         return [Reward(math.nan, {}, reason)] * batch.num_videos
 
     def _score_in_stream(self, videos: list[Tensor | None], prompts: list[str], fps: float) -> list[Reward]:
@@ -174,25 +176,25 @@ class AsyncScorer:
         return Reward(math.nan if reason else total, result.scores, reason)
 
     def _compress(self, videos: list[Tensor | None], reasons: list[str | None], fps: float) -> list[Tensor | None]:
-        """Return the videos after compression to mp4; sets the reason of each that cannot be written."""
-        kept = list(videos)
+        """Return the videos after an mp4 round trip; set the reason for each video that cannot be written."""
+        compressed = list(videos)
         for number, video in enumerate(videos):
             if video is None:
                 continue
             try:
                 with tempfile.TemporaryDirectory() as folder:
                     write_video(path := Path(folder) / "video.mp4", video, fps)
-                    kept[number] = read_video(path)[0]
+                    compressed[number] = read_video(path)[0]
             except (ValueError, OSError) as error:
                 reasons[number] = f"the video could not be written to a file: {error}"
-        return kept
+        return compressed
 
     def _move(self, device: str | None) -> None:
         """Move the scorers that can be moved; None moves each to its own device."""
         for scorer in self.scorers.values():
             if hasattr(scorer, "move_to"):
                 scorer.move_to(device)
-        if device == "cpu" and self._stream:  # other streams cannot reuse memory that is cached for this one
+        if device == "cpu" and self._stream:  # other streams cannot reuse memory that is cached for this stream
             torch.cuda.empty_cache()
 
 
@@ -212,15 +214,15 @@ def score_safely(
 
 
 def try_score(scorer: Scorer, videos: list[Tensor], prompts: list[str], *, fps: float) -> list[ScoreResult] | Exception:
-    """Return the result of each video, or the error if the scorer raised or returned something else."""
-    # Any exception of a scorer becomes the reason of a missing reward and does not stop the run.
+    """Return the result of each video, or the error if the scorer raised one or returned another type."""
+    # Any exception of a scorer becomes the reason for a missing reward and does not stop the run.
     try:
         scores = scorer.score(videos, prompts, fps=fps)
     except Exception as error:
-        return error.with_traceback(None)  # its frames hold memory that the next attempt may need
+        return error.with_traceback(None)  # the traceback's frames hold memory that the next attempt may need
     is_list = isinstance(scores, list)
     if is_list and len(scores) == len(videos) and all(isinstance(row, (dict, ScoreResult)) for row in scores):
         return [row if isinstance(row, ScoreResult) else ScoreResult(row) for row in scores]
     types = " or ".join(sorted({type(row).__name__ for row in scores})) if is_list else ""
-    given = f"a list of {len(scores)} {types}".rstrip() if is_list else type(scores).__name__
-    return RuntimeError(f"score must return a list with one dict per video ({len(videos)}), got {given}")
+    got = f"a list of {len(scores)} {types}".rstrip() if is_list else type(scores).__name__
+    return RuntimeError(f"score must return a list with one dict per video ({len(videos)}), got {got}")

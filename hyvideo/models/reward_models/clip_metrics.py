@@ -1,12 +1,12 @@
-"""CLIPScore and PickScore, the match between the frames of a video and its prompt, as metrics or rewards.
+"""CLIPScore and PickScore: similarity of a video's frames to its prompt, as metrics or rewards.
 
     cosine_f = <image_f, text> / (|image_f| |text|)      f: 8 frames, evenly spaced
     CLIPScore    = mean_f 2.5 max(cosine_f, 0)            Hessel et al. 2021, openai/clip-vit-large-patch14
-    CLIPScore_30 = mean_f 100 cosine_f / 30               as flow_grpo's later clip_scorer
-    PickScore    = mean_f exp(logit_scale) cosine_f / 26  as flow_grpo, yuvalkirstain/PickScore_v1
+    CLIPScore_30 = mean_f 100 cosine_f / 30               flow_grpo's later clip_scorer
+    PickScore    = mean_f exp(logit_scale) cosine_f / 26  flow_grpo, yuvalkirstain/PickScore_v1
 
-Publications do not state which scaling they use, so each score comes with the plain mean cosine. All in float32. Only
-the central square of a frame is scored, as in CLIP's preprocessing.
+Publications do not state which scaling they use, so the mean cosine is also returned. All arithmetic is in float32.
+Only the central square of a frame is scored, as in CLIP's preprocessing.
 """
 
 import re
@@ -39,11 +39,11 @@ class FrameTextScorer(Scorer):
 
     def __init__(
         self,
-        path: str | Path,  # a local folder (nothing is downloaded then) or a name on the hub ("owner/model")
+        path: str | Path,  # a local folder, or a name on the hub ("owner/model"), which is downloaded
         *,
         device: str | torch.device = "cpu",
-        batch_size: int = 4,  # videos in one forward pass, 8 frames each
-        processor: str | Path | None = None,  # folder or hub name of the tokenizer, if it is not beside the weights
+        batch_size: int = 4,  # videos per forward pass, 8 frames each
+        processor: str | Path | None = None,  # folder or hub name of the tokenizer; by default that of the weights
     ):
         from transformers import CLIPImageProcessorPil
 
@@ -58,7 +58,7 @@ class FrameTextScorer(Scorer):
         vocabulary = self.model.config.text_config.vocab_size
         if len(self.tokenizer) != vocabulary:
             tokens = f"the tokenizer has {len(self.tokenizer)} tokens, the model in {path} has {vocabulary}"
-            raise ValueError(f"{self.label}: {tokens}; they belong to different models, download both again")
+            raise ValueError(f"{self.label}: {tokens}; they belong to different models. Download both again")
         self._texts: dict[str, Tensor] = {}  # unit embedding of each prompt scored so far
 
     @staticmethod
@@ -67,7 +67,7 @@ class FrameTextScorer(Scorer):
         return path
 
     def scaled(self, cosines: Tensor) -> Scores:
-        """Return the scores of one video from the cosines of its frames. Shape: (frames,)."""
+        """Return a video's scores from the cosines of its frames. Shape: (frames,)."""
         raise NotImplementedError
 
     def move_to(self, device: str | torch.device | None) -> None:
@@ -139,7 +139,7 @@ class PickScorer(FrameTextScorer):
 
     @staticmethod
     def default_processor(path: str | Path) -> str | Path:
-        """Return the weights' folder or laion's beside it; laion's on the hub if the weights come from the hub."""
+        """Return the weights' folder or, without a tokenizer, laion's beside it; laion's hub name for hub weights."""
         if is_hub_name(path):
             return PICKSCORE_PROCESSOR
         beside = Path(path).parent / PICKSCORE_PROCESSOR.partition("/")[2]

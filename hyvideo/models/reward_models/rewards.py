@@ -1,7 +1,7 @@
-"""The reward interface: the registry of scorers, their scores, and the weighted sum that is the reward.
+"""The reward interface: scorers and their registry, scores, and the reward as their weighted sum.
 
 A custom reward is a class with the methods of `Scorer`, named by its location: ``my_rewards.py:Brightness`` or
-``package.module:Brightness``. This file must not import torch, since the rules of the settings import it earlier.
+``package.module:Brightness``. This file must not import torch, because the rules between settings import it first.
 """
 
 import importlib.util
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Scores = dict[str, float]
 
 DIMENSIONS = ("VQ", "MQ", "TA")  # visual quality, motion quality, text alignment
-# Keys of records beside the scores. No dimension may have one of these names.
+# Keys of a recorded video besides its scores. No dimension may have one of these names.
 ROW_KEYS = "number prompt seed iteration group member file reward reward_std advantage missing reason mean std".split()
 
 
@@ -33,8 +33,8 @@ class Entry(NamedTuple):
     """A scorer in the registry."""
 
     class_path: str  # module:class, imported only if the run uses the scorer
-    folder: str  # of its files, below the checkpoint folder
-    files: tuple[str, ...] = (".",)  # in that folder; if they change, a stored evaluation is recomputed
+    folder: str  # folder of its files, below the checkpoint folder
+    files: tuple[str, ...] = (".",)  # files in it; if they change, a stored evaluation is recomputed
 
 
 _MINIATURE = ("reference_statistics.safetensors",)
@@ -48,7 +48,7 @@ SCORERS = {
 }
 
 RESERVED = ("name", "root", "device")
-SERVICE_ATTEMPTS = 3  # requests to every reward service before the rewards count as missing
+SERVICE_ATTEMPTS = 3  # requests to each reward service before the rewards count as missing
 
 
 class Scorer(Protocol):
@@ -58,7 +58,7 @@ class Scorer(Protocol):
     """
 
     def score(self, videos: "list[Tensor]", prompts: list[str], *, fps: float) -> list[Scores]:
-        """Return the scores of each video by dimension; a value that is not finite means "could not score".
+        """Return the scores of each video by dimension; a value that is not finite means that scoring failed.
 
         Shape of each video: uint8 (frames, channels, height, width).
         """
@@ -67,40 +67,40 @@ class Scorer(Protocol):
         """Raise ValueError for a prompt that cannot be scored. Called before a run starts."""
 
     def held_out(self, videos: "list[Tensor]", prompts: list[str]) -> "dict[str, SetMeasure]":
-        """Return held-out metrics of a whole set of videos for validation, never part of the reward. May be empty.
+        """Return held-out metrics of the set of validation videos, which are never part of the reward. May be empty.
 
-        ``videos`` are those of one rank. Metrics of single videos, where higher is better, belong in an optional
-        method ``held_out_each(videos, prompts)``.
+        ``videos`` are those of this rank. Metrics of single videos, for which higher is better, are returned by an
+        optional method ``held_out_each(videos, prompts)``.
         """
         return {}
 
 
 class SetMeasure(NamedTuple):
-    """A metric of a set of videos, possibly spread over ranks, computed from a vector of numbers per video."""
+    """A metric of a set of videos, possibly spread over ranks, computed from one vector per video."""
 
-    rows: "Tensor"  # (videos, numbers), of the videos on this rank
-    of_set: "Callable[[Tensor], float]"  # metric from the float64 rows of all ranks; NaN for too few videos
+    rows: "Tensor"  # (videos, dim), the vectors of the videos on this rank
+    of_set: "Callable[[Tensor], float]"  # float64 rows of all ranks -> metric, NaN for too few videos
 
 
 @dataclass(frozen=True)
 class ScoreResult:
-    """Scores of one video, or the reason why there are none."""
+    """Scores of one video, or the reason why they are missing."""
 
     scores: Scores
     reason: str | None = None
 
 
 class ScorerUnavailable(RuntimeError):
-    """A scorer is unreachable, such as a service that is down; scoring the videos one by one would not help."""
+    """Raised if a scorer is unreachable, such as a service, so that scoring the videos one by one would not help."""
 
 
 @dataclass(frozen=True)
 class Reward:
-    """Reward of one rollout. ``total`` is NaN if the reward is missing, never a substitute number."""
+    """Reward of one rollout. ``total`` is NaN if the reward is missing."""
 
     total: float
     scores: Scores
-    reason: str | None = None  # if the reward is missing
+    reason: str | None = None  # why the reward is missing
 
     @property
     def is_missing(self) -> bool:
@@ -122,7 +122,7 @@ def parse_options(text: str) -> dict:
     if not isinstance(options, dict):
         raise ValueError(f"--options must be a JSON object, got {text:.200}")
     if reserved := sorted(options.keys() & {*RESERVED}):
-        raise ValueError(f"a scorer's options cannot have {', '.join(reserved)}; set its folder by the option path")
+        raise ValueError(f"a scorer has no option {', '.join(reserved)}; the option path sets its folder")
     return options
 
 
@@ -144,7 +144,7 @@ def scorer_class(name: str) -> type:
     missing = [method for method in ("score", "check_prompts", "held_out") if not hasattr(cls, method)]
     if missing or not isinstance(cls, type):
         got = f"a class without {', '.join(missing)}" if isinstance(cls, type) else f"{cls!r:.80}"
-        hint = f"inherit from {__name__}.Scorer and define only score"
+        hint = f"inherit from {__name__}.Scorer and define score"
         raise ValueError(f"reward_model {name} must be a class with all methods of a scorer, got {got}; {hint}")
     return cls
 
@@ -165,7 +165,7 @@ def code_files(names: Iterable[str]) -> list[Path]:
 
 
 def make_scorer(name: str, root: str | Path, *, device: "str | torch.device" = "cpu", **options) -> Scorer:
-    """Return the scorer ``name``, loaded from below the checkpoint folder ``root`` or from the folder in option path.
+    """Load the scorer ``name`` from its folder below the checkpoint folder ``root``, or from that in the option path.
 
     A custom class receives ``root`` and ``device`` if its constructor accepts them. Raises ValueError like
     `scorer_class`, for unknown, missing or mistyped options, and for files that cannot be used.

@@ -1,11 +1,11 @@
-"""Checks of a scorer on one video: its scores are complete, repeatable, and depend only on the video and its prompt.
+"""Checks that a scorer's scores are complete, repeatable, and depend only on the video and its prompt.
 
     failed     rewards would be wrong or missing: do not train with this scorer
     warning    the scorer works, but its scores may not mean what the run assumes
 
 A `Scorer` may define ``dimensions`` if they are not VQ, MQ and TA; ``reserved``, texts that a prompt must not contain;
-``noise``, the largest difference between two scores of the same video; and a method ``doubts(num_frames, fps)``, which
-returns reasons to doubt the scores of such videos.
+``noise``, the largest difference between two scores of the same video; and ``input_warnings(num_frames, fps)``, which
+returns warnings about the scores of videos of this length and frame rate.
 """
 
 import math
@@ -21,10 +21,10 @@ from hyvideo.models.reward_models.async_scorer import try_score
 from hyvideo.models.reward_models.rewards import DIMENSIONS, Scorer, Scores, is_finite
 from hyvideo.models.reward_models.trial_clips import Trial, noisy
 
-Outcome = tuple[str, str]  # state and detail of a Check
+Outcome = tuple[str, str]  # (state, detail) of a Check
 
 EXACT = 1e-4  # rounding differences of float32 between a batch and a single video
-TOLERANCE = 0.1  # those of VideoAlign in bf16: the original's noise is 0.07, before division by about 2
+TOLERANCE = 0.1  # for VideoAlign in bf16: the original's noise is 0.07, before division by about 2
 
 
 class Check(NamedTuple):
@@ -36,16 +36,16 @@ class Check(NamedTuple):
 
 
 class InvalidAnswer(Exception):
-    """The scorer raised an error or did not return the scores of each video."""
+    """Raised if the scorer raises an error or does not return scores for each video."""
 
 
 def check_scorer(
     scorer: Scorer,
     trial: Trial,
     *,
-    dimensions: Collection[str] | None = None,  # that the run weighs; by default those that the scorer declares
-    tolerance: float = TOLERANCE,  # in the scorer's units; rounding from 1e-4 up to it is a warning
-    quick: bool = False,  # only the checks before a run, on five videos: complete, finite, repeatable, batch as single
+    dimensions: Collection[str] | None = None,  # those that must be scored; by default the scorer's
+    tolerance: float = TOLERANCE,  # in units of the scores; smaller differences above 1e-4 are warnings
+    quick: bool = False,  # only the checks before a run (``QUICK``), which score five videos
 ) -> list[Check]:
     """Run the checks and return their results. Errors of the scorer become failed checks."""
     if not tolerance > 0:
@@ -78,12 +78,12 @@ class ScorerUnderTest:
     def __init__(self, scorer: Scorer, trial: Trial, dimensions: tuple[str, ...], tolerance: float):
         self.scorer, self.trial, self.dimensions, self.tolerance = scorer, trial, dimensions, tolerance
         self.noisy = noisy(trial.video)
-        self.clean_scores: Scores = {}  # of the unchanged video, set by the first check
+        self.clean_scores: Scores = {}  # of the unchanged video; the checks set these scores
         self.noisy_scores: Scores = {}
-        self.foreign_scores: Scores = {}  # of the video with the foreign prompt
+        self.foreign_scores: Scores = {}  # of the video with the prompt that does not fit
 
     def score(self, *videos: Tensor, prompts: list[str] | None = None, fps: float | None = None) -> list[Scores]:
-        """Score videos with the trial's prompt and frame rate unless others are given. Raises InvalidAnswer."""
+        """Score videos, by default with the trial's prompt and frame rate. Raises InvalidAnswer."""
         prompts = [self.trial.prompt] * len(videos) if prompts is None else prompts
         results = try_score(self.scorer, list(videos), prompts, fps=self.trial.fps if fps is None else fps)
         if isinstance(results, Exception):
@@ -94,9 +94,9 @@ class ScorerUnderTest:
         return [result.scores for result in results]
 
     def returns_score(self, video: Tensor, prompt: str, fps: float) -> bool:
-        """Return whether the scorer returns a finite score for invalid input."""
+        """Return whether the scorer returns a finite score for this input."""
         try:
-            with warnings.catch_warnings(action="ignore"):  # about the mean of an empty tensor
+            with warnings.catch_warnings(action="ignore"):  # such as for the mean of an empty tensor
                 (scores,) = self.score(video, prompts=[prompt], fps=fps)
         except InvalidAnswer:
             return False
@@ -113,17 +113,17 @@ class ScorerUnderTest:
         return False
 
     def difference(self, a: Scores, b: Scores) -> float:
-        """Return the largest difference in any dimension; inf if a score is not finite in only one of the two."""
+        """Return the largest difference in any dimension; inf if only one of two scores is finite."""
         return max(_distance(a.get(name), b.get(name)) for name in self.dimensions)
 
     def check_answer(self) -> Outcome:
-        """Check that the prompt is accepted and score returns one dict without changing the video."""
+        """Check that the prompt is accepted and that score returns one dict without modifying the video."""
         before = self.trial.video.clone()
         if self.rejects(self.trial.prompt):
             return "failed", f"check_prompts rejects the prompt {self.trial.prompt!r}"
         (self.clean_scores,) = self.score(self.trial.video)
         if not torch.equal(before, self.trial.video):
-            return "failed", "score modifies the input video in place; let it work on a copy"
+            return "failed", "score modifies the input video in place; modify a copy"
         return "ok", _text(self.clean_scores)
 
     def check_dimensions(self) -> Outcome:
@@ -135,38 +135,38 @@ class ScorerUnderTest:
         return "ok", f"finite scores for {', '.join(self.dimensions)}"
 
     def check_repeat(self) -> Outcome:
-        """Check that scoring the same video twice gives the same bits."""
+        """Check that scoring the same video twice gives bit-identical scores."""
         (again,) = self.score(self.trial.video)
         if repr(sorted(again.items())) != repr(sorted(self.clean_scores.items())):  # repr, so that NaN equals NaN
             if self.difference(again, self.clean_scores) <= getattr(self.scorer, "noise", -1.0):
-                return "warning", f"the same video scores {_text(again)} the second time; rewards have this noise"
-            return "failed", f"the same video scores {_text(again)} the second time; a reward must be deterministic"
-        return "ok", "scoring the same video twice gives the same bits"
+                return "warning", f"scoring the same video again returns {_text(again)}: rewards have this noise"
+            return "failed", f"scoring the same video again returns {_text(again)}: a reward must be deterministic"
+        return "ok", "scoring the same video twice gives bit-identical scores"
 
     def check_batch(self) -> Outcome:
         (self.noisy_scores,) = self.score(self.noisy)
         together = self.score(self.trial.video, self.noisy)
-        apart = max(map(self.difference, together, (self.clean_scores, self.noisy_scores)))
-        return self.rounding(apart, "between scoring two videos in a batch and one by one")
+        largest = max(map(self.difference, together, (self.clean_scores, self.noisy_scores)))
+        return self.rounding(largest, "between scoring two videos in a batch and one by one")
 
     def check_order(self) -> Outcome:
-        """Check that three inputs, batched in two orders, score the same as each alone."""
-        clip, prompt, foreign = self.trial.video, self.trial.prompt, self.trial.foreign_prompt
-        (self.foreign_scores,) = self.score(clip, prompts=[foreign])
+        """Check that three inputs, batched in two orders, have the scores that each has alone."""
+        video, prompt, foreign = self.trial.video, self.trial.prompt, self.trial.foreign_prompt
+        (self.foreign_scores,) = self.score(video, prompts=[foreign])
         alone = [self.clean_scores, self.noisy_scores, self.foreign_scores]
-        first = self.score(clip, self.noisy, clip, prompts=[prompt, prompt, foreign])
-        moved = self.score(clip, clip, self.noisy, prompts=[foreign, prompt, prompt])
-        apart = max(map(self.difference, first + moved, alone + alone[2:] + alone[:2]))
-        return self.rounding(apart, "when the order of videos in a batch changes")
+        first = self.score(video, self.noisy, video, prompts=[prompt, prompt, foreign])
+        rotated = self.score(video, video, self.noisy, prompts=[foreign, prompt, prompt])
+        largest = max(map(self.difference, first + rotated, alone + alone[2:] + alone[:2]))
+        return self.rounding(largest, "when the order of videos in a batch changes")
 
     def check_invalid_input(self) -> Outcome:
-        """Check videos without frames, prompts with reserved texts and, if the scores depend on it, invalid fps."""
-        clip, prompt, fps = self.trial.video, self.trial.prompt, self.trial.fps
+        """Check videos without frames, prompts with reserved texts and, if fps affects the scores, invalid fps."""
+        video, prompt, fps = self.trial.video, self.trial.prompt, self.trial.fps
         reserved = {text: f"{prompt} {text} and more" for text in getattr(self.scorer, "reserved", ())}
-        inputs = {"a video without frames": (clip[:0], prompt, fps)}
-        inputs |= {f"a prompt with {text}": (clip, marked, fps) for text, marked in reserved.items()}
-        if self.difference(self.score(clip, fps=fps / 3)[0], self.clean_scores):
-            inputs |= {f"a video at {rate} frames per second": (clip, prompt, rate) for rate in (0.0, math.nan)}
+        inputs = {"a video without frames": (video[:0], prompt, fps)}
+        inputs |= {f"a prompt with {text}": (video, marked, fps) for text, marked in reserved.items()}
+        if self.difference(self.score(video, fps=fps / 3)[0], self.clean_scores):
+            inputs |= {f"a video at {rate} frames per second": (video, prompt, rate) for rate in (0.0, math.nan)}
         if scored := [name for name, values in inputs.items() if self.returns_score(*values)]:
             return "failed", f"score returns a number for {', '.join(scored)}; raise ValueError or return NaN"
         if passing := [text for text, marked in reserved.items() if not self.rejects(marked)]:
@@ -174,19 +174,20 @@ class ScorerUnderTest:
         return "ok", f"no score for {', '.join(inputs)}"
 
     def check_scorer_warnings(self) -> Outcome:
-        doubts = self.scorer.doubts(len(self.trial.video), self.trial.fps) if hasattr(self.scorer, "doubts") else []
-        return ("warning", "; ".join(doubts)) if doubts else ("ok", "no problem reported for such videos")
+        method = getattr(self.scorer, "input_warnings", lambda *_: [])
+        found = method(len(self.trial.video), self.trial.fps)
+        return ("warning", "; ".join(found)) if found else ("ok", "none for videos of this length and frame rate")
 
-    def rounding(self, apart: float, where: str) -> Outcome:
-        """Return the outcome for a difference that should only be rounding."""
-        if apart <= EXACT:
-            return "ok", f"largest difference {apart:.1g} {where}"
-        if apart <= self.tolerance:
-            return "warning", f"scores differ by {apart:.3g} {where}: smaller differences within a group are noise"
-        return "failed", f"scores differ by {apart:.3g} {where}, more than the rounding tolerance {self.tolerance:g}"
+    def rounding(self, difference: float, where: str) -> Outcome:
+        """Return the outcome for a difference that should be at most a rounding difference."""
+        if difference <= EXACT:
+            return "ok", f"largest difference {difference:.1g} {where}"
+        if difference <= self.tolerance:
+            return "warning", f"scores differ by {difference:.3g} {where}: smaller differences are noise"
+        return "failed", f"scores differ by {difference:.3g} {where}, more than the tolerance {self.tolerance:g}"
 
     def decreases(self, dimension: str, worse: Scores, cause: str) -> Outcome:
-        """Return the outcome for scores that should decrease in ``dimension``, or in sum for a scorer without it."""
+        """Return the outcome for scores that should decrease in ``dimension``, or in their sum if it is not scored."""
         names, clean = (dimension,) if dimension in self.dimensions else self.dimensions, self.clean_scores
         detail = f"{_text(clean, names)} -> {_text(worse, names)}"
         if not all(is_finite(scores, name) for scores in (clean, worse) for name in names):
@@ -204,14 +205,14 @@ QUICK: dict[str, Callable[[ScorerUnderTest], Outcome]] = {
 FULL: dict[str, Callable[[ScorerUnderTest], Outcome]] = {
     "order": ScorerUnderTest.check_order,
     "invalid input": ScorerUnderTest.check_invalid_input,
-    "doubts": ScorerUnderTest.check_scorer_warnings,
+    "warnings": ScorerUnderTest.check_scorer_warnings,
     "sign: noise": lambda tested: tested.decreases("VQ", tested.noisy_scores, "noise in the video"),
     "sign: prompt": lambda tested: tested.decreases("TA", tested.foreign_scores, "a prompt that does not fit"),
 }
 
 
 def _distance(a: object, b: object) -> float:
-    """Return the absolute difference; 0 for two NaN, because `check_dimensions` reports those."""
+    """Return the absolute difference; 0 for two NaN, which `check_dimensions` reports."""
     if a == b or (a != a and b != b):
         return 0.0
     are_numbers = all(isinstance(value, (int, float)) and math.isfinite(value) for value in (a, b))

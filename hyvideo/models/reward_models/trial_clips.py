@@ -1,4 +1,4 @@
-"""Trial videos to check a scorer on, each with its prompt and a prompt that does not fit."""
+"""Trial videos for checking scorers, each with its prompt and a prompt that does not fit."""
 
 import math
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Trial:
 
 
 def synthetic_trial(num_frames: int = 49, height: int = 256, width: int = 448, fps: float = 24.0) -> Trial:
-    """Render a red ball in front of a textured wall that drifts the other way, for scorers of natural videos."""
+    """Render a red ball before a textured wall that moves the opposite way, for scorers trained on natural videos."""
     rng = np.random.default_rng(0)
     coarse = torch.from_numpy(rng.uniform(0.25, 0.65, (1, 1, height // 8, width // 8))).float()
     wall = torch.nn.functional.interpolate(coarse, (height, width), mode="bicubic", antialias=True)[0]
@@ -39,10 +39,10 @@ def synthetic_trial(num_frames: int = 49, height: int = 256, width: int = 448, f
 
 
 def noisy(video: Tensor, strength: float = 40.0) -> Tensor:
-    """Add fixed Gaussian noise with a standard deviation of ``strength`` levels. Shape: that of ``video``."""
+    """Add fixed Gaussian noise with a standard deviation of ``strength`` gray levels. Shape: as ``video``."""
     generator = torch.Generator().manual_seed(0)
     noisy_frames = []
-    for frame in video.cpu():  # one by one: a long video in float32 would take gigabytes
+    for frame in video.cpu():  # frame by frame, because a long video in float32 would take gigabytes
         noise = strength * torch.randn(frame.shape, generator=generator)
         noisy_frames.append((frame + noise).round().clamp(0, 255).to(torch.uint8))
     return torch.stack(noisy_frames).to(video.device)

@@ -1,9 +1,9 @@
-"""VLM judge: a vision-language model behind an OpenAI-compatible endpoint grades frames of each video by a rubric.
+"""VLM judge: a vision-language model behind an OpenAI-compatible endpoint that grades videos by a rubric.
 
     score_d = sum_k k p_k / sum_k p_k    k: 1..5; p_k: probability of digit k at the grade of dimension d
 
 Without probabilities the score is the grade in the answer; an invalid answer is a missing reward. The prompt is
-enclosed in marks that contain its SHA-256. No text can contain its own hash, so a prompt cannot close the marks, and
+enclosed in delimiters that contain its SHA-256: no text can contain its own hash, so a prompt cannot close them, and
 the same video and prompt give the same request on every rank and in every run.
 """
 
@@ -43,12 +43,12 @@ RETRIED = (408, 409, 429, 500, 502, 503, 504, 529)
 class VlmJudge(Scorer):
     """Scorer with grades from 1 to 5 in the dimensions of a rubric. Raises ValueError for invalid options."""
 
-    noise = 1.0  # one grade: most endpoints round differently from one batch of requests to the next
-    backoff = 1.0  # seconds before the first retry; then at most doubled, or as long as the endpoint requests
+    noise = 1.0  # one grade: on most endpoints, rounding depends on the batch of concurrent requests
+    backoff = 1.0  # seconds before the first retry, at most doubled each time, or as long as the endpoint requests
 
     def __init__(
         self,
-        path: object = None,  # unused, like the device: the judge has no local weights
+        path: object = None,  # unused, like ``device``, because the judge has no local weights
         *,
         device: object = None,
         url: str = "",  # such as https://api.openai.com/v1
@@ -56,9 +56,9 @@ class VlmJudge(Scorer):
         rubric: str = str(RUBRIC),
         key_env: str = "OPENAI_API_KEY",  # environment variable of the API key; "" sends none
         num_frames: int = 8,
-        parallel: int = 8,  # concurrent requests of each process
-        timeout: int | float = 60,  # seconds without a byte of the answer, and the longest pause before a retry
-        retries: int = 4,  # after no answer or a status in ``RETRIED``
+        parallel: int = 8,  # concurrent requests per process
+        timeout: int | float = 60,  # maximum seconds without receiving a byte, and maximum pause before a retry
+        retries: int = 4,  # if there is no answer, or a status in ``RETRIED``
     ):
         if not model or not is_address(url) or set("@?#") & set(url):
             raise ValueError(f"vlm_judge needs a model and a url (https://HOST/v1, no key or query), got {quote(url)}")
@@ -83,7 +83,7 @@ class VlmJudge(Scorer):
         weakref.finalize(self, print, f"vlm_judge {model}:", self.cost, file=sys.stderr)  # printed at process exit
 
     def score(self, videos: list[Tensor], prompts: list[str], *, fps: float) -> list[ScoreResult]:
-        """Return the scores of each video, or the reason why there are none."""
+        """Return the scores of each video, or the reason why they are missing."""
         return asyncio.run(self._results(videos, prompts, fps))
 
     async def _results(self, videos: list[Tensor], prompts: list[str], fps: float) -> list[ScoreResult]:
@@ -91,7 +91,7 @@ class VlmJudge(Scorer):
 
         async def result(video: Tensor, prompt: str) -> ScoreResult:
             try:
-                async with slots, asyncio.timeout((self.retries + 1) * 2 * self.timeout):  # also if bytes trickle in
+                async with slots, asyncio.timeout((self.retries + 1) * 2 * self.timeout):  # for slowly arriving bytes
                     self.cost["requests"] += 1
                     response = await client.post(self.url, content=self._request(video, prompt, fps))
                 if response.status_code != 200:
@@ -108,7 +108,7 @@ class VlmJudge(Scorer):
             return await asyncio.gather(*map(result, videos, prompts))
 
     def _request(self, video: Tensor, prompt: str, fps: float) -> str:
-        """Return the request's JSON, made of the task, the rubric, the frames and the prompt."""
+        """Return the JSON of a request, with the task, the rubric, the frames and the prompt."""
         check_video(video), check_fps(fps)
         frames = []
         for frame in video[frame_indices(len(video), self.num_frames)].permute(0, 2, 3, 1).cpu().numpy():
@@ -136,7 +136,7 @@ class VlmJudge(Scorer):
 
 
 def expected(stated: Scores, tokens: list[dict]) -> Scores:
-    """Return the expectation of each grade over its token's alternatives; the stated grade if tokens do not match."""
+    """Return each grade's expectation over the token's alternatives; the stated grade if the tokens do not match it."""
     digits = [token for token in tokens if re.fullmatch(r"\s*[1-5]\s*", token["token"])]
     if [int(token["token"]) for token in digits] != [*stated.values()]:
         digits = [{}] * len(stated)

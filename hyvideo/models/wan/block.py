@@ -1,6 +1,7 @@
 """Forward pass of a block of Wan's transformer, with diffusers' layers and the same results.
 
-Each norm, including its modulation, is a single kernel: inputs and outputs in the compute dtype, float32 internally.
+Each norm, including its modulation, is a single kernel with inputs and outputs in the compute dtype and float32
+arithmetic.
 """
 
 import torch
@@ -15,8 +16,8 @@ def forward(self: nn.Module, tokens: Tensor, context: Tensor, time: Tensor, layo
     """Return the tokens after the block. Shape: (batch, tokens, dim).
 
     Args:
-        context: Embedded texts with their padding. Shape: (batch, 512, dim).
-        time: Shift, scale and gate of self-attention, then of the feed-forward network, before the block's table is
+        context: Embedded texts, including padding. Shape: (batch, 512, dim).
+        time: Shift, scale and gate of self-attention, then of the feed-forward network, to which the block's table is
             added. Shape: (batch, 6, dim).
     """
     modulation = (self.scale_shift_table + time).to(tokens.dtype).chunk(6, dim=1)

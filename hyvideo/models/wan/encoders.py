@@ -15,7 +15,7 @@ from hyvideo.models.weight_files import Folder
 
 _MODEL = "UMT5EncoderModel"
 _LABEL = "text encoder (UMT5-XXL in diffusers' layout, as in Wan-AI/Wan2.1-T2V-1.3B-Diffusers)"
-_OUTSIDE_PLAIN_TEXT = re.compile(r"[^\t\n\r -%'-~]")  # includes "&", which begins an HTML entity
+_MAY_NEED_FTFY = re.compile(r"[^\t\n\r -%'-~]")  # not plain ASCII, or "&", which begins an HTML entity
 
 
 class TextEncoder(PromptEncoder):
@@ -34,13 +34,13 @@ class TextEncoder(PromptEncoder):
 
 
 def clean(prompt: str) -> str:
-    """Return the prompt cleaned as in the original: repaired by ftfy, without HTML entities and repeated whitespace.
+    """Return the prompt cleaned as in the original: repaired by ftfy, HTML entities decoded, whitespace collapsed.
 
-    Raises ValueError if the prompt needs ftfy and it is not installed, because diffusers would silently skip this step.
+    Raises ValueError if the prompt may need ftfy and it is not installed; diffusers would silently skip this step.
     """
     from diffusers.pipelines.wan import pipeline_wan
 
-    if _OUTSIDE_PLAIN_TEXT.search(prompt) and not pipeline_wan.is_ftfy_available():
+    if _MAY_NEED_FTFY.search(prompt) and not pipeline_wan.is_ftfy_available():
         raise ValueError(
             "Wan was trained on prompts cleaned by ftfy, which may change characters of this prompt: "
             f"{quote(prompt)}. Run: pip install ftfy"
@@ -75,7 +75,7 @@ def _problems(root: Path, weights_needed: bool = True) -> list[str]:
 def _tokenizer_folder(root: Path) -> Path:
     folder = find_tokenizer(root / "tokenizer", _LABEL)
     if not (folder / "tokenizer.json").is_file():
-        raise ValueError(f"{_LABEL}: no tokenizer.json in {folder}; download it there")
+        raise ValueError(f"{_LABEL}: no tokenizer.json in {folder}; download it to this folder")
     return folder
 
 

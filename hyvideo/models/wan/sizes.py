@@ -16,7 +16,7 @@ _MEASURES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encodin
 
 @dataclass(frozen=True)
 class Architecture(Sizes):
-    """Sizes of a model under diffusers' names; the defaults are diffusers', those of the 14B model."""
+    """Sizes of a model under diffusers' names; the defaults are those of the 14B model."""
 
     num_layers: int = 40
     num_attention_heads: int = 40
@@ -42,12 +42,12 @@ class Architecture(Sizes):
 
     @property
     def block_parameters(self) -> int:
-        """Parameters of a block: matrices, their biases, four norms of queries and keys, a layer norm and a table."""
+        """Parameters of a block: matrices and biases, four query and key norms, a layer norm and modulation."""
         return self._matrices + (9 + 4 + 2 + 6) * self.width + self.ffn_dim
 
     @property
     def root_parameters(self) -> int:
-        """Parameters outside the blocks: embedders, output and its table."""
+        """Parameters outside the blocks: embedders, output layer and its modulation."""
         d, patch, time_and_text = self.width, math.prod(self.patch), self.freq_dim + self.text_width
         embedders = linear(time_and_text, d) + linear(d, d) * 2 + linear(d, 6 * d) + d
         ends = linear(self.in_channels * patch, d) + linear(d, self.out_channels * patch)
@@ -69,7 +69,7 @@ class Architecture(Sizes):
         return 0
 
     def forward(self, image_tokens: int, text_tokens: int) -> ForwardFlops:
-        """Return the FLOPs; texts are padded to 512 tokens, of which each block computes keys and values."""
+        """Return the FLOPs; each block computes keys and values of 512 text tokens, including padding."""
         d, layers = self.width, self.num_layers
         ends = (self.in_channels + self.out_channels) * math.prod(self.patch) * d
         image = image_tokens * (layers * (self._matrices - 2 * d**2) + ends)
@@ -94,7 +94,7 @@ class Architecture(Sizes):
 
     @property
     def _vae(self) -> dict[str, float]:
-        """Measured values of the released VAE of this kind."""
+        """Measured values of the released VAE of this type (Wan2.1 or Wan2.2)."""
         return _MEASURES["vae"][self.is_residual]
 
     @property
@@ -103,7 +103,7 @@ class Architecture(Sizes):
 
     @property
     def _vae_scale(self) -> float:
-        """Size of the convolutions relative to the released VAE: proportional to the product of their channels."""
+        """Size of the convolutions relative to the released VAE, proportional to the product of their channels."""
         return (self._vae_channels / self._vae["channels"]) ** 2
 
     @property
@@ -115,7 +115,7 @@ class Architecture(Sizes):
         return self._vae["decode_flops"] * self._vae_scale
 
     def decoding_values(self, videos: int, frames: int, height: int, width: int) -> float:
-        """Return the number of values in the feature maps of one latent frame; latent frames are decoded one by one."""
+        """Return the number of values in the feature maps of one latent frame, as frames are decoded one by one."""
         pixels = min(frames, self.temporal_compression_ratio) * height * width
         return videos * pixels * self._vae["maps"] * self._vae_channels
 

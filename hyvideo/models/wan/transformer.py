@@ -1,8 +1,7 @@
 """Forward pass of Wan's transformer on the layers of diffusers' class, with optional sequence parallelism.
 
 Texts are padded with zeros to 512 tokens, and attention does not mask the padding, as in the model's training. Rotary
-tables are computed on demand, because buffers would be lost when the model is built on the meta device, and rounded
-when it is cast.
+tables are computed on demand: as buffers, they would be lost on the meta device and rounded when the model is cast.
 """
 
 import functools
@@ -36,14 +35,14 @@ def finish(transformer: nn.Module) -> None:
 
 
 def forwards(transformer: nn.Module) -> list[tuple[nn.Module, Callable]]:
-    """Return each module whose forward pass this project replaces, with the new forward pass."""
+    """Return (module, forward pass) pairs of the modules whose forward pass this project replaces."""
     return [(transformer, forward), *((block, block_forward) for block in transformer.blocks)]
 
 
 def forward(
     self: nn.Module, latents: Tensor, timestep: Tensor, conditions: Sequence[Condition], ends: Tensor | None = None
 ) -> Tensor:
-    """Return the velocity. Shape: (batch, channels, frames, height, width).
+    """Return the velocity, with the shape of ``latents``.
 
     Args:
         latents: Noisy latents. Shape: (batch, channels, frames, height, width).
@@ -67,7 +66,7 @@ def forward(
     for block in self.blocks:
         arguments = (tokens, context, block_time, layout)
         tokens = self._gradient_checkpointing_func(block, *arguments) if recompute else block(*arguments)
-    # In float32, as in diffusers: a bf16 scale would increase the error of the bf16 velocity by 3 to 6 %.
+    # In float32, as in diffusers; in bf16 the error of the bf16 velocity would be 3 to 6 % larger.
     shift, scale = (self.scale_shift_table + time.unsqueeze(1)).chunk(2, dim=1)
     modulated = torch.addcmul(shift, self.norm_out(tokens.float()), 1 + scale).to(tokens.dtype)
     return unpatchify(self.sequence.join(self.proj_out(modulated), num_tokens), grid, patch, "pf ph pw c")
@@ -82,7 +81,7 @@ def stock_inputs(
 
 
 def padded_texts(conditions: Sequence[Condition]) -> Tensor:
-    """Return the texts padded with zeros (batch, 512, dim). Raises ValueError for longer texts and reference images."""
+    """Return the texts padded with zeros (batch, 512, dim). Raises ValueError for longer texts or a reference image."""
     if any(sample.image is not None for sample in conditions):
         raise ValueError("Wan's text-to-video models do not accept a reference image. Remove the images")
     if (longest := max(len(sample.text) for sample in conditions)) > TEXT_SLOTS:
@@ -98,7 +97,7 @@ def _time_embedding(embedder: nn.Module, timestep: Tensor) -> tuple[Tensor, Tens
 
 
 def _in_float32(module: nn.Module, values: Tensor) -> Tensor:
-    """Call a module, including its adapters, with float32 copies of its parameters."""
+    """Return the output of a module, including its adapters, computed with float32 copies of its parameters."""
     return functional_call(module, {name: value.float() for name, value in module.named_parameters()}, values)
 
 

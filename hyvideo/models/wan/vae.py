@@ -1,7 +1,6 @@
 """VAE of Wan2.1 and Wan2.2 TI2V-5B, which differ only in settings: diffusers' class with a faster norm.
 
-It decodes groups of frames one by one and caches features of the previous group on the module, so only one decoding
-may run at a time.
+It decodes one group of frames after another and caches features on the module, so only one decoding may run at a time.
 """
 
 import functools
@@ -30,8 +29,8 @@ def only_diffusers(config: Mapping[str, Any]) -> dict[str, Any]:
 def prepare(vae: nn.Module) -> None:
     """Replace diffusers' vector norm over channels with a faster sum of squares; warn if the VAE is float16.
 
-    An overflow becomes NaN in the norms, which the clamp at the end of decoding preserves. The clamp hides an infinity
-    from the last convolution.
+    The norms turn an overflow into NaN, which the clamp at the end of decoding preserves. An infinity from the last
+    convolution is hidden by the clamp.
     """
     from diffusers.models.autoencoders.autoencoder_kl_wan import WanRMS_norm
 
@@ -41,7 +40,7 @@ def prepare(vae: nn.Module) -> None:
             module.forward = functools.partial(channel_rms_norm, module)
     if vae.dtype == torch.float16:
         warnings.warn(
-            "Wan's VAE was published for float32 and may overflow with vae_dtype fp16. Set vae_dtype to fp32",
+            "Wan's VAE was published in float32 and may overflow with vae_dtype fp16. Set vae_dtype to fp32",
             stacklevel=2,
         )
 
@@ -74,7 +73,7 @@ def latents(config: Mapping[str, Any]) -> Latents:
         if not are_numbers or len(values) != channels or (values is std and min(values) <= 0):
             raise ValueError(f"{name} must be a list of {channels} numbers, positive in latents_std, got {values}")
     # Inverted in float32, so that the result is bit-identical to diffusers'.
-    return Latents(channels, temporal, spatial, tuple(mean), scaling_factor=tuple((1.0 / torch.tensor(std)).tolist()))
+    return Latents(channels, temporal, spatial, tuple(mean), scale=tuple((1.0 / torch.tensor(std)).tolist()))
 
 
 def export_parts(

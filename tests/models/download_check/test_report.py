@@ -203,7 +203,7 @@ def test_an_interrupted_download_is_incomplete(ckpts, file):
     (ckpts / file).write_bytes(bytes(5000))
     row = row_of(report(ckpts), "transformer/480p_i2v")
     assert row.state == "incomplete"
-    assert "5.00kB so far" in row.problems[0]
+    assert "interrupted after 5.00kB" in row.problems[0]
 
 
 def test_leftovers_of_a_download_do_not_affect_a_complete_part(ckpts):

@@ -153,7 +153,7 @@ def test_rewards_after_the_deadline_are_missing_and_unstarted_batches_are_cancel
     rewards = async_scorer.collect([async_scorer.submit(*batch, fps=8) for batch in batches])
     assert 0.3 <= time.monotonic() - start < 5
     assert [reward.is_missing for reward in rewards] == [False, True, True, True]
-    assert {reward.reason for reward in rewards[1:]} == {"no reward within 0.3 s, the deadline of an iteration"}
+    assert {reward.reason for reward in rewards[1:]} == {"no reward within the deadline of 0.3 s"}
     released.set()
     assert not async_scorer.score(videos(4), ["a"], fps=8)[0].is_missing
     assert scorer.calls == [1, 1, 1]

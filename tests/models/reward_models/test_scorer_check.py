@@ -166,7 +166,7 @@ def test_videoalign_passes_in_bf16():
     checks = check_scorer(scorer, Trial(video, "a boat on a lake", fps))
     assert not has_failed(checks), lines(checks)
     found = {check.name: check for check in checks}
-    assert found["invalid input"].state == found["doubts"].state == "ok"
+    assert found["invalid input"].state == found["warnings"].state == "ok"
 
 
 @pytest.fixture(scope="module")
@@ -179,14 +179,14 @@ def test_videoalign_passes_on_the_synthetic_video(exact):
     assert {name for name, state in found.items() if state != "ok"} <= {"sign: noise", "sign: prompt"}
 
 
-def test_videoalign_doubts_raw_scores_and_short_videos(exact, monkeypatch):
-    assert exact.doubts(81, 24.0) == []
-    (doubt,) = exact.doubts(9, 24.0)
-    assert "4 of 9 frames are sampled" in doubt and "more than 2 per second" in doubt
+def test_videoalign_warns_of_raw_scores_and_short_videos(exact, monkeypatch):
+    assert exact.input_warnings(81, 24.0) == []
+    (warning,) = exact.input_warnings(9, 24.0)
+    assert "4 of 9 frames are sampled" in warning and "more than 2 per second" in warning
     monkeypatch.setattr(exact, "settings", dataclasses.replace(exact.settings, normalisation=None))
-    (doubt,) = exact.doubts(81, 24.0)
-    assert "scores are raw" in doubt
-    assert states(exact, synthetic_trial(num_frames=9, height=64, width=64))["doubts"] == "warning"
+    (warning,) = exact.input_warnings(81, 24.0)
+    assert "scores are raw" in warning
+    assert states(exact, synthetic_trial(num_frames=9, height=64, width=64))["warnings"] == "warning"
 
 
 @pytest.mark.parametrize("quick", [False, True])

@@ -1,4 +1,4 @@
-"""Client of the reward service, with a time limit for every request."""
+"""Client of the reward service, with a time limit for each request."""
 
 import asyncio
 import json
@@ -23,18 +23,18 @@ _CONTINUE_TIMEOUT = 1.0  # seconds to wait for "100 Continue" before the body is
 
 
 class RequestRejected(RuntimeError):
-    """The service rejects a request as too large or malformed."""
+    """Raised if the service rejects a request as too large or malformed."""
 
 
 class _Busy(ValueError):
-    """The service is busy; the arguments are its message and the seconds after which to retry."""
+    """Raised if the service is busy; the arguments are its message and the seconds until a retry."""
 
 
 class RemoteScorer(Scorer):
-    """Scorer that sends videos to reward services, ``http://host:port``, in turn.
+    """Scorer that sends videos to reward services, ``http://host:port``, in rotation.
 
     A service that is unreachable, too slow or returns an invalid answer is skipped during a cooldown. A busy service is
-    retried after the seconds in its Retry-After header.
+    retried after the time in its Retry-After header.
     """
 
     def __init__(
@@ -42,9 +42,9 @@ class RemoteScorer(Scorer):
         urls: Sequence[str],
         *,
         token: str | None = None,
-        timeout: float = 120.0,  # seconds for one request, from the first byte sent to the last received
-        retries: int = SERVICE_ATTEMPTS - 1,  # times that all services are tried again
-        backoff: float = 1.0,  # seconds before the first retry, doubled each time; more if a busy service requests it
+        timeout: float = 120.0,  # seconds per request, from the first byte sent to the last received
+        retries: int = SERVICE_ATTEMPTS - 1,  # how often all services are tried again
+        backoff: float = 1.0,  # seconds before the first retry, doubled each time; longer if a service requests it
         cooldown: float = 30.0,  # seconds for which a service that failed is skipped
     ):
         if not urls or not all(map(is_address, urls)):
@@ -57,7 +57,7 @@ class RemoteScorer(Scorer):
         self._turn = 0
 
     def score(self, videos: list[Tensor], prompts: list[str], *, fps: float) -> list[ScoreResult]:
-        """Return the result of each video. Raises ScorerUnavailable without a timely answer, or RequestRejected."""
+        """Return the result of each video. Raises RequestRejected, or ScorerUnavailable without an answer in time."""
         body = protocol.encode_request(protocol.ScoreRequest([video.cpu() for video in videos], prompts, fps))
         return self._request("/score", body, lambda answer: protocol.decode_answer(answer, len(videos)))
 
@@ -72,13 +72,13 @@ class RemoteScorer(Scorer):
             raise ValueError(problem)
 
     def _request(self, path: str, body: bytes, read: Callable[[bytes], T]) -> T:
-        """Return the result of ``read`` for the first valid answer."""
+        """Return the first valid answer of a service, decoded by ``read``."""
         problems: dict[str, str] = {}
         pause = 0.0
         for attempt in range(self.retries + 1):
             time.sleep(pause)
             pause = self.backoff * 2**attempt
-            for url in self._in_turn():
+            for url in self._available_urls():
                 try:
                     answer = read(self._post(url + path, body))
                 except _Busy as error:
@@ -94,8 +94,8 @@ class RemoteScorer(Scorer):
         details = "; ".join(f"{url}: {problem}" for url, problem in problems.items())
         raise ScorerUnavailable(f"no reward service answered ({details})")
 
-    def _in_turn(self) -> list[str]:
-        """Return the services that are not skipped, starting with the next one; all services if all are skipped."""
+    def _available_urls(self) -> list[str]:
+        """Return the services that are not skipped, starting with the next one; all of them if all are skipped."""
         self._turn += 1
         order = [self.urls[(self._turn + i) % len(self.urls)] for i in range(len(self.urls))]
         now = time.monotonic()
@@ -140,7 +140,7 @@ class RemoteScorer(Scorer):
                 event = await asyncio.wait_for(receive(), _CONTINUE_TIMEOUT)
             if not isinstance(event, h11.Response):
                 writer.write(connection.send(h11.Data(body)))
-                connection.send(h11.EndOfMessage())  # sends no bytes, because the header has the length
+                connection.send(h11.EndOfMessage())  # no bytes to send, because the header has the length
                 await writer.drain()
             while not isinstance(event, h11.Response):
                 event = await receive()

@@ -1,4 +1,4 @@
-"""Connections of the reward service, with limits on their number and on the time that a request's headers may take.
+"""Connections of the reward service, with limits on their number and on the time until a request's headers arrive.
 
 The body of a rejected request is not read; its connection is closed after the answer.
 """
@@ -21,9 +21,9 @@ def make_server(app: FastAPI, limits: Limits | None = None) -> uvicorn.Server:
 
 
 class GuardedProtocol(H11Protocol):
-    """One connection. If there are too many, the connection that has been idle for longest is dropped.
+    """A connection. If there are too many connections, the one that has been idle for longest is dropped.
 
-    ``idle`` maps the server's connections without a request, oldest first, to the timers that drop them.
+    ``idle`` maps connections without an active request, oldest first, to the timers that drop them.
     """
 
     def __init__(self, limits: Limits, idle: "dict[GuardedProtocol, asyncio.TimerHandle]", **options):
@@ -55,7 +55,7 @@ class GuardedProtocol(H11Protocol):
         self._watch()
 
     def _watch(self) -> None:
-        """Start the timer for a request's headers if the connection is idle, else cancel it."""
+        """Start the timer for the next headers if the connection is idle, cancel it otherwise."""
         if self.transport.is_closing() or (self.cycle and not self.cycle.response_complete):
             if timer := self.idle.pop(self, None):
                 timer.cancel()

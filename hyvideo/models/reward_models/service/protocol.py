@@ -27,7 +27,7 @@ class BadRequest(ValueError):
 
 
 class TooLarge(BadRequest):
-    """A request beyond the limits."""
+    """A request that exceeds the limits."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def _check_entry(name: str, entry: object, limits: Limits) -> None:
 
 
 def check_texts(prompts: object) -> list[str]:
-    """Return ``prompts``. Raises ValueError unless they are a list of valid prompts."""
+    """Return ``prompts`` unchanged. Raises ValueError unless it is a list of valid prompts."""
     if not isinstance(prompts, list) or not all(isinstance(prompt, str) for prompt in prompts):
         raise ValueError("prompts must be a list of strings")
     for number, prompt in enumerate(prompts):
@@ -136,5 +136,5 @@ def _result(scores: object, reason: object) -> ScoreResult:
 
 
 def printable(text: str) -> str:
-    """Return ``text`` with escapes for characters that UTF-8 cannot encode."""
+    """Return ``text`` with characters that UTF-8 cannot encode replaced by escapes."""
     return text.encode(errors="backslashreplace").decode()

@@ -1,4 +1,4 @@
-"""The reward service: one frozen scorer behind HTTP, for training runs without memory for it.
+"""The reward service: a frozen scorer behind HTTP, for training runs without enough memory for it.
 
 POST /score          scores of videos (protocol.py); waiting requests are scored in batches, 503 if there are too many
 POST /check_prompts  {"prompts": [...]} -> {"problem": null or a sentence}
@@ -28,7 +28,7 @@ from hyvideo.models.reward_models.rewards import Scorer, ScoreResult
 from hyvideo.models.reward_models.service import protocol
 from hyvideo.models.reward_models.service.limits import Limits
 
-_DECODERS = 4  # requests that are decoded concurrently, each of which holds its body twice
+_DECODERS = 4  # concurrently decoded requests, each of which needs memory for two copies of its body
 
 
 class _QueuedVideo(NamedTuple):
@@ -39,10 +39,10 @@ class _QueuedVideo(NamedTuple):
 
 
 class Batcher:
-    """Scores videos in one thread, in the order of their requests, batching those that arrive while it works.
+    """Scores videos in one thread, in the order of their requests, and batches those that arrive meanwhile.
 
-    The videos of a batch have one frame rate. A batch waits ``wait`` seconds for up to ``max_videos`` videos. A request
-    with more videos is scored in several batches.
+    All videos of a batch have the same frame rate. A batch has up to ``max_videos`` videos, for which it waits ``wait``
+    seconds. A request with more videos is scored in several batches.
     """
 
     def __init__(self, scorer: Scorer, *, max_videos: int = 16, wait: float = 0.01):
@@ -89,7 +89,7 @@ class Batcher:
                 future.set_result(result)
 
     def _next_batch(self) -> list[_QueuedVideo]:
-        """Return queued videos with equal frame rate, without canceled ones; empty when the service stops."""
+        """Wait for queued videos and return some of equal frame rate, without canceled ones; empty when closed."""
         batch: list[_QueuedVideo] = []
         with self._changed:
             while not batch:
@@ -139,9 +139,9 @@ def create_app(
 
     @app.get("/metrics", dependencies=protected)
     async def metrics() -> PlainTextResponse:
-        figures = {f"{name}_total": value for name, value in batcher.counts.items()}
-        figures |= {"seconds_total": f"{batcher.seconds:.3f}", "waiting": active.slots.borrowed_tokens}
-        return PlainTextResponse("".join(f"reward_{name} {value}\n" for name, value in figures.items()))
+        values = {f"{name}_total": value for name, value in batcher.counts.items()}
+        values |= {"seconds_total": f"{batcher.seconds:.3f}", "waiting": active.slots.borrowed_tokens}
+        return PlainTextResponse("".join(f"reward_{name} {value}\n" for name, value in values.items()))
 
     counted = [*protected, Depends(active.slot)]
 
@@ -193,10 +193,10 @@ async def _until_disconnect(request: Request) -> None:
 
 
 def _token_check(token: str | None) -> Callable[[Request], Coroutine[Any, Any, None]]:
-    # Asynchronous, since otherwise each check would occupy one of the threads that check prompts.
+    # Asynchronous, because otherwise each check would occupy one of the threads that check prompts.
     async def check(request: Request) -> None:
-        given = request.headers.get("authorization", "").encode()
-        if token is not None and not hmac.compare_digest(given, f"Bearer {token}".encode()):
+        header = request.headers.get("authorization", "").encode()
+        if token is not None and not hmac.compare_digest(header, f"Bearer {token}".encode()):
             raise HTTPException(401, "the bearer token is missing or wrong")
 
     return check
@@ -218,10 +218,10 @@ class _ActiveRequests:
             yield
 
     async def body(self, request: Request, largest: int) -> bytes:
-        """Read the body. Rejects it as soon as it exceeds ``largest`` bytes or is too slow."""
+        """Return the body. Raises HTTPException as soon as it exceeds ``largest`` bytes or is too slow."""
         too_large = HTTPException(413, f"a request may have at most {largest} bytes")
-        claimed = request.headers.get("content-length", "0")
-        if claimed.isdigit() and int(claimed) > largest:
+        length = request.headers.get("content-length", "0")
+        if length.isdigit() and int(length) > largest:
             raise too_large
         body, start = bytearray(), asyncio.get_running_loop().time()
         deadline = asyncio.timeout(self.limits.seconds)
@@ -244,7 +244,7 @@ class _ActiveRequests:
         return bytes(body)
 
     def _drop_slowest(self) -> bool:
-        """Drop the body that is furthest behind ``rate``; False if none is behind by 5 % of ``limits.seconds``."""
+        """Drop the body that lags most behind ``limits.rate``; False if none lags by 5 % of ``limits.seconds``."""
         now = asyncio.get_running_loop().time()
         slowest = min(self._deadlines, key=asyncio.Timeout.when, default=None)
         if slowest is None or slowest.when() > now + 0.95 * self.limits.seconds:

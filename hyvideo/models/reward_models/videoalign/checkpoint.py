@@ -1,9 +1,9 @@
-"""The released files of VideoAlign: settings, tokenizer and weights, in both layouts.
+"""Files of a VideoAlign checkpoint: settings, tokenizer and weights, in both released layouts.
 
     VideoReward/model_config.json
-    VideoReward/checkpoint-11352/model.pth                      everything; no other weights are needed
+    VideoReward/checkpoint-11352/model.pth                      all weights
     VideoReward/checkpoint-11352/{adapter_model.safetensors, non_lora_state_dict.pth}    on top of Qwen2-VL-2B's weights
-    VideoReward/checkpoint-11352/tokenizer/                     or that of the base model
+    VideoReward/checkpoint-11352/tokenizer/                     if missing, that of the base model
 
 Tensor names changed between releases of transformers; both variants are mapped to ``Qwen2VLModel`` of transformers 5.
 """
@@ -32,7 +32,7 @@ _BASE_NAME = "Qwen/Qwen2-VL-2B-Instruct"
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of model_config.json: how frames are sampled and resized, and how scores are normalized."""
+    """Settings of model_config.json: sampling and resizing of frames, prompt, LoRA, and normalization of scores."""
 
     fps: float
     num_frames: int | None
@@ -50,7 +50,7 @@ class Settings:
 class Weights:
     """Tensors under the names of Qwen2VLModel; a LoRA pair is ``<module>.lora_A.weight`` and ``lora_B``."""
 
-    model: dict[str, Tensor]  # and LoRA
+    model: dict[str, Tensor]  # including the LoRA
     head: Tensor  # (1, hidden)
 
 
@@ -59,12 +59,12 @@ class Checkpoint:
     """Paths of a checkpoint's parts, and its settings."""
 
     folder: Path  # checkpoint-<step>
-    base: Path | None  # of the base model, if it exists
+    base: Path | None  # folder of the base model, if it exists
     settings: Settings
 
     @property
     def config(self) -> dict[str, Any]:
-        """The base model's config.json; the bundled one of Qwen2-VL-2B if there is no base model."""
+        """The base model's config.json or, without a base model, the bundled one of Qwen2-VL-2B."""
         bundled = Path(__file__).with_name("qwen2_vl_2b.json")
         return read_json(self.base / "config.json" if self.base else bundled, LABEL)
 
@@ -77,9 +77,9 @@ class Checkpoint:
 
 
 def find_checkpoint(root: str | Path, *, step: int | None = None, base: str | Path | None = None) -> Checkpoint:
-    """Find the newest checkpoint below ``root``, or that of ``step``. Raises ValueError if there is no usable one.
+    """Find the newest checkpoint below ``root``, or that of ``step``. Raises ValueError if none is usable.
 
-    ``base`` is the folder of Qwen2-VL-2B-Instruct; by default, it is searched in and beside ``root``.
+    ``base`` is the folder of Qwen2-VL-2B-Instruct; by default, it is searched for in and beside ``root``.
     """
     root = Path(root)
     config = read_json(root / "model_config.json", LABEL)
@@ -98,10 +98,10 @@ def find_checkpoint(root: str | Path, *, step: int | None = None, base: str | Pa
 
 
 def read_weights(checkpoint: Checkpoint, *, mode: CheckpointMode = "auto") -> Weights:
-    """Read the tensors of a checkpoint, memory-mapped if the file allows it. Raises ValueError for unusable files.
+    """Read the tensors of a checkpoint, memory-mapped if possible. Raises ValueError for unusable files.
 
-    ``mode`` is the reference's name for the mapping of tensor names: v1 and v3 for files of older transformers, such as
-    the released one, v2 for newer ones. ``auto`` detects the mapping; any other value must match the files.
+    ``mode`` is the public reference's name for the mapping of tensor names: v1 and v3 for files of older transformers,
+    such as the released file, v2 for newer ones. ``auto`` detects the mapping; any other value must match the files.
     """
     whole = checkpoint.folder / "model.pth"
     parts = [read_pickle(whole, LABEL)] if whole.is_file() else _adapter_on_base(checkpoint)
@@ -114,10 +114,10 @@ def read_weights(checkpoint: Checkpoint, *, mode: CheckpointMode = "auto") -> We
     if head is None:
         raise ValueError(f"{LABEL}: no tensor rm_head.weight in {checkpoint.folder}; it is not a reward model")
     if output is not None and not torch.equal(output, tensors.get(EMBEDDING, output)):
-        # The model ties the two tensors; the original loads this one last.
+        # The model ties the two tensors, and the original loads the output layer last.
         tensors[EMBEDDING] = output
     has_lora = any(".lora_" in name for name in tensors)
-    if has_lora != checkpoint.settings.has_lora:  # the scores would silently change
+    if has_lora != checkpoint.settings.has_lora:  # would silently change the scores
         setting, has = ("false", "has a LoRA") if has_lora else ("true", "has no LoRA")
         raise ValueError(f"{LABEL}: model_config.json has lora_enable {setting}, but {checkpoint.folder} {has}")
     return Weights(tensors, head)
@@ -132,13 +132,13 @@ def check_dimensions(names: Sequence[str], where: str) -> tuple[str, ...]:
 
 
 def save_weights(folder: Path, state: Mapping[str, Tensor], head: Tensor) -> None:
-    """Write model.pth in bfloat16: the state of a ``Qwen2VLModel`` without separate LoRA, and the head."""
+    """Write model.pth in bfloat16: the state dict of a ``Qwen2VLModel`` without a separate LoRA, and the head."""
     tensors = {f"model.{name}": tensor.detach().cpu().bfloat16() for name, tensor in state.items()}
     torch.save(tensors | {"rm_head.weight": head.detach().cpu().bfloat16().clone()}, folder / "model.pth")
 
 
 def plain_name(name: str) -> str:
-    """Return the name in Qwen2VLModel, without peft's prefixes, of a tensor saved with transformers 4 or 5."""
+    """Return a tensor's name in Qwen2VLModel, without peft's prefixes, for files of transformers 4 and 5."""
     name = name.removeprefix("base_model.model.").replace(".base_layer.", ".").replace(".default.", ".")
     if name.startswith(("rm_head.", "lm_head.")):
         return name
@@ -179,7 +179,7 @@ def _read_settings(config: dict[str, Any], path: Path) -> Settings:
 
 
 def _find_base(root: Path, name: str, given: str | Path | None) -> Path | None:
-    """Return the folder with the base model's config.json; None if the bundled one of Qwen2-VL-2B is sufficient."""
+    """Return the folder with the base model's config.json; None if the bundled config of Qwen2-VL-2B suffices."""
     short = Path(name).name
     folders = [Path(given)] if given else [root / short, root.parent / short, root.parent / name, Path(name)]
     for folder in folders:
@@ -191,7 +191,7 @@ def _find_base(root: Path, name: str, given: str | Path | None) -> Path | None:
 
 
 def _adapter_on_base(checkpoint: Checkpoint) -> list[dict[str, Tensor]]:
-    """Read the second layout: the base model's tensors, the fully trained ones that replace some, and the LoRA."""
+    """Read the adapter layout: the base model's tensors, fully trained replacements of some of them, and the LoRA."""
     files = sorted(checkpoint.base.glob("*.safetensors")) if checkpoint.base else []
     if not files:
         raise ValueError(

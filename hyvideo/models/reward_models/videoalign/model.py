@@ -1,6 +1,6 @@
 """Qwen2-VL with a reward head, which maps videos and questions to three logits.
 
-Two details are needed to match the original's scores: tokens have positions 0, 1, 2... on all three axes of the
+Two details are required to match the original's scores: tokens have positions 0, 1, 2... on all three axes of the
 rotary embedding (no M-RoPE), and the rotary frequencies are rounded to bf16 like the weights.
 """
 
@@ -25,7 +25,7 @@ class RewardModel(nn.Module):
         reward_token_ids: list[int],
         merge_lora: bool,  # add the LoRA to the weights: fewer small matrix products, one more rounding
         dtype: torch.dtype,  # of weights and arithmetic
-        rope_dtype: torch.dtype,  # to which the rotary frequencies are rounded
+        rope_dtype: torch.dtype,  # precision to which the rotary frequencies are rounded
         device: str | torch.device,
     ):
         from accelerate import init_empty_weights
@@ -57,7 +57,7 @@ class RewardModel(nn.Module):
         self.requires_grad_(False).eval()
 
     def forward(self, **inputs: Tensor) -> Tensor:
-        """Return raw scores in the order VQ, MQ, TA. Shape: (batch, 3)."""
+        """Return raw scores in the order of the reward tokens: VQ, MQ, TA. Shape: (batch, 3)."""
         return self.head(self.reward_states(**inputs))[..., 0]
 
     def reward_states(
@@ -79,7 +79,7 @@ class RewardModel(nn.Module):
 
 
 class _RoundedVisionRotary(nn.Module):
-    """The vision tower's rotary embedding with positions, frequencies and angles in one precision."""
+    """The vision tower's rotary embedding with positions, frequencies and angles rounded to ``dtype``."""
 
     def __init__(self, rotary: nn.Module, dtype: torch.dtype):
         super().__init__()
@@ -92,7 +92,7 @@ class _RoundedVisionRotary(nn.Module):
 
 
 def _round_rotary(model: nn.Module, dtype: torch.dtype) -> None:
-    """Round the rotary frequencies, which are computed in float32."""
+    """Round the rotary frequencies, which transformers computes in float32, to ``dtype``."""
     if dtype != torch.float32:
         table = model.language_model.rotary_emb.inv_freq
         table.copy_(table.to(dtype).float())

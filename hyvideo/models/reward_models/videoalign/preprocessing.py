@@ -25,7 +25,7 @@ MIN_FRAMES, MAX_FRAMES = 4, 768
 def frame_indices(num_frames: int, video_fps: float, *, fps: float = 2.0, num_sampled: int | None = None) -> list[int]:
     """Return the indices of an even number of evenly spaced frames, including the first and the last.
 
-    Samples ``fps`` frames per second from a video with ``video_fps``, or ``num_sampled`` in all if that is given.
+    Samples ``fps`` frames per second from a video with ``video_fps``, or ``num_sampled`` frames in total if given.
     """
     if num_frames < TEMPORAL_PATCH:
         raise ValueError(f"a video needs at least {TEMPORAL_PATCH} frames to be scored, got {num_frames}")
@@ -34,15 +34,15 @@ def frame_indices(num_frames: int, video_fps: float, *, fps: float = 2.0, num_sa
     if num_sampled is None:
         most = min(MAX_FRAMES, num_frames) // TEMPORAL_PATCH * TEMPORAL_PATCH
         num_sampled = min(max(num_frames / video_fps * fps, MIN_FRAMES), most)
-    # Python's round, like the original, rounds halves to even.
+    # Python's round rounds halves to even, as the original does.
     count = min(round(num_sampled / TEMPORAL_PATCH) * TEMPORAL_PATCH, num_frames)
     return torch.linspace(0, num_frames - 1, count).round().long().tolist()
 
 
 def resize(frames: Tensor, *, max_pixels: int, min_pixels: int = MIN_PIXELS) -> Tensor:
-    """Resize frames to the nearest size whose sides are multiples of 28 and whose area lies within the bounds.
+    """Resize frames to the nearest size with sides that are multiples of 28 and an area within the bounds.
 
-    The upper bound is not checked again after enlarging to the lower one. Shape: uint8 (frames, 3, height, width).
+    Frames that are enlarged to the lower bound may exceed the upper bound. Shape: uint8 (frames, 3, height, width).
     """
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
@@ -54,13 +54,13 @@ def resize(frames: Tensor, *, max_pixels: int, min_pixels: int = MIN_PIXELS) -> 
 
 
 def patches(frames: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
-    """Return normalized patches, and their number along time, height and width.
+    """Return normalized patches, and the number of patches along time, height and width.
 
     Shape: uint8 (frames, 3, height, width) to float32 (patches, 3 * 2 * 14 * 14), with the patches of a token adjacent.
     """
     if len(frames) % TEMPORAL_PATCH:
         frames = torch.cat([frames, frames[-1:]])
-    table = _normalised_levels().to(frames.device)
+    table = _normalized_levels().to(frames.device)
     values = torch.stack([table[channel][frames[:, channel].long()] for channel in range(3)], dim=1)
     tokens = rearrange(
         values,
@@ -71,7 +71,7 @@ def patches(frames: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
 
 
 @functools.cache
-def _normalised_levels() -> Tensor:
+def _normalized_levels() -> Tensor:
     """Return (level / 255 - mean) / std per channel, in the original's precisions. Shape: (3, 256)."""
     from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD  # Qwen2-VL was trained with these
 

@@ -17,13 +17,13 @@ _TAIL = "<|im_end|>\n<|im_start|>assistant\n"
 
 
 def check_prompt(prompt: str) -> None:
-    """Raise ValueError for a prompt that contains one of the special tokens of the conversation."""
+    """Raise ValueError for a prompt that contains a special token of the conversation."""
     if reserved := [token for token in _RESERVED if token in prompt]:
         raise ValueError(f"VideoAlign cannot score a prompt with the reserved text {reserved[0]}: {prompt!r}")
 
 
 def question(prompt: str, num_video_tokens: int, template: str = "detailed_special") -> str:
-    """Return the conversation about a video of ``num_video_tokens`` tokens, using one of ``TEMPLATES``."""
+    """Return the model's text input for a video of ``num_video_tokens`` tokens; ``template`` is a key of TEMPLATES."""
     check_prompt(prompt)
     text = _template(TEMPLATES[template]).replace("{text_prompt}", prompt)
     return f"{_HEAD}{VIDEO_TOKEN * num_video_tokens}<|vision_end|>{text}{_TAIL}"

@@ -1,4 +1,4 @@
-"""VideoAlign: visual quality, motion quality and text alignment of videos, matching the original's scores."""
+"""VideoAlign: scores for visual quality, motion quality and text alignment that match the original's."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,11 +16,11 @@ from hyvideo.models.reward_models.videoalign.prompt import REWARD_TOKENS, VIDEO_
 
 
 class VideoAlignScorer(Scorer):
-    """Scorer that uses the frozen reward model in the released layout.
+    """Scorer that runs the frozen reward model of a ``VideoReward`` folder.
 
-    Precision ``fp32_math`` keeps the published rotary frequencies and computes in float32. This avoids bf16's grid of
-    0.016 to 0.03 in the scores, which can cause ties in a group of similar videos. Raises ValueError, naming the file,
-    if a file is missing, corrupted or does not fit.
+    With precision ``fp32_math``, arithmetic is in float32 with the published (bf16) rotary frequencies. Scores in bf16
+    are multiples of 0.016 to 0.03, which can cause ties in a group of similar videos. Raises ValueError, naming the
+    file, if a file is missing, corrupted or does not fit.
     """
 
     reserved = (*REWARD_TOKENS, VIDEO_TOKEN)  # special tokens that a prompt must not contain
@@ -33,7 +33,7 @@ class VideoAlignScorer(Scorer):
         dtype: torch.dtype = torch.bfloat16,  # as published, or float32 throughout, including rotary frequencies
         precision: Literal["bf16", "fp32_math"] | None = None,
         merge_lora: bool = False,  # add the LoRA to the weights: slightly faster, scores differ by bf16 rounding
-        batch_size: int = 4,  # videos in one forward pass
+        batch_size: int = 4,  # videos per forward pass
         mode: CheckpointMode = "auto",
         step: int | None = None,
         base: str | Path | None = None,  # folder of Qwen2-VL-2B-Instruct, needed only for an adapter checkpoint
@@ -118,26 +118,26 @@ class VideoAlignScorer(Scorer):
         }
 
     def sample_frames(self, video: Tensor, rate: float) -> Tensor:
-        """Return the sampled, resized frames of a video, on the CPU; sampling again at ``settings.fps`` keeps all."""
+        """Return a video's sampled, resized frames, on the CPU; passing them again at ``settings.fps`` keeps all."""
         settings = self.settings
         check_video(video)
         frames = video[frame_indices(len(video), rate, fps=settings.fps, num_sampled=settings.num_frames)]
         # Resized on the CPU like the original, because a GPU rounds some pixels differently.
         return resize(frames.cpu(), max_pixels=settings.max_pixels, min_pixels=settings.min_pixels)
 
-    def doubts(self, num_frames: int, fps: float) -> list[str]:
-        """Return reasons to doubt the scores of videos of this length and frame rate."""
-        doubts = []
+    def input_warnings(self, num_frames: int, fps: float) -> list[str]:
+        """Return warnings about the scores of videos of this length and frame rate."""
+        found = []
         # The model samples 2 frames per second but at least 4, so videos under 2 seconds are sampled more densely.
         sampled = len(frame_indices(num_frames, fps, fps=self.settings.fps, num_sampled=self.settings.num_frames))
         if self.settings.num_frames is None and sampled > num_frames / fps * self.settings.fps + 1:
-            doubts.append(
+            found.append(
                 f"the video is only {num_frames / fps:.2f} s long: {sampled} of {num_frames} frames are sampled, more "
                 f"than {self.settings.fps:g} per second, which shifts the scores"
             )
         if not self.settings.normalisation:
-            doubts.append("no normalization constants: scores are raw, and dimensions differ in scale")
-        return doubts
+            found.append("no normalization constants: scores are raw, and dimensions differ in scale")
+        return found
 
     def _scaled(self, row: list[float], normalize: bool) -> Scores:
         scores = dict(zip(self.dimensions, row))

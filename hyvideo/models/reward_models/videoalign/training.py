@@ -1,8 +1,8 @@
-"""Fine-tuning of VideoAlign on compared pairs of videos with VideoReward's loss, Bradley-Terry with ties.
+"""Fine-tuning of VideoAlign on compared pairs of videos with VideoReward's loss, the Bradley-Terry model with ties.
 
     P(first) = s1 / (s1 + theta s2)     P(second) = s2 / (s2 + theta s1)     the rest is a tie; s = exp(score)
 
-Trains the head and a LoRA on the language model: the checkpoint's, or a new one. Uses bf16 autocast on a GPU.
+The head and a LoRA on the language model are trained: the checkpoint's LoRA, or a new one. On a GPU, in bf16 autocast.
 """
 
 import json
@@ -25,19 +25,19 @@ from hyvideo.models.reward_models.videoalign.prompt import check_prompt
 from hyvideo.models.reward_models.videoalign.scorer import VideoAlignScorer
 from hyvideo.models.weight_files import read_json
 
-THETA = 5.0  # as VideoReward
-TARGETS = r"language_model\..*_proj"  # modules of a new LoRA, as VideoReward
-PATIENCE = 4  # epochs without a lower loss
+THETA = 5.0  # as in VideoReward
+TARGETS = r"language_model\..*_proj"  # modules of a new LoRA, as in VideoReward
+PATIENCE = 4  # epochs without a lower loss before training stops
 CACHED_VIDEOS = 2048  # sampled and resized videos in memory, 3.5 MB each at full size
 TIE = 2
 COLUMNS = ("prompt", "first", "second", "dimension", "answer")
-OUTCOMES = {"first": 0, "second": 1, "tie": TIE, "both_bad": TIE}  # by answer
+OUTCOMES = {"first": 0, "second": 1, "tie": TIE, "both_bad": TIE}  # answer -> outcome
 PARTS = ("test", "stop", "train")
-HELD_OUT = 0.15  # of the prompts, for each of the two parts that are not trained on
+HELD_OUT = 0.15  # share of the prompts in each of the parts ``test`` and ``stop``
 
 
 class Pair(NamedTuple):
-    """Two videos of one prompt and the raters' answers: (dimension, index of the preferred video or TIE)."""
+    """Two videos of a prompt, and the raters' answers as (dimension, index of the preferred video or TIE)."""
 
     prompt: str
     videos: tuple[Path, Path]
@@ -45,7 +45,7 @@ class Pair(NamedTuple):
 
 
 def read_pairs(path: Path, names: Sequence[str]) -> list[Pair]:
-    """Read the pairs of a CSV with ``COLUMNS``, except dimensions outside ``names`` and pairs of identical videos.
+    """Read the pairs of a CSV with ``COLUMNS``, skipping dimensions outside ``names`` and pairs of identical videos.
 
     Video paths are relative to the folder of the CSV. Raises ValueError for an invalid row.
     """
@@ -57,7 +57,7 @@ def read_pairs(path: Path, names: Sequence[str]) -> list[Pair]:
         check_prompt(prompt)
         videos = (path.parent / first, path.parent / second)
         if not prompt or answer not in OUTCOMES or not all(map(os.path.isfile, videos)):
-            needed = f"a prompt, two existing videos, and an answer out of {', '.join(OUTCOMES)}"
+            needed = f"a prompt, two existing videos, and one of the answers {', '.join(OUTCOMES)}"
             raise ValueError(f"row {number} of {path} needs {needed}, got {row}")
         if dimension in names and first != second:
             answers.setdefault((prompt, videos), []).append((dimension, OUTCOMES[answer]))
@@ -73,7 +73,7 @@ def split_by_prompt(pairs: Sequence[Pair], needed: Iterable[str], seed: int) -> 
     places = dict(zip(prompts, permutation(len(prompts), seed, "pairs")))
     size = max(1, round(HELD_OUT * len(prompts)))
     split = {part: [p for p in pairs if PARTS[min(2, places[p.prompt] // size)] == part] for part in PARTS}
-    rated = {part: {name for p in group for name, place in p.answers if place != TIE} for part, group in split.items()}
+    rated = {part: {name for p in group for name, k in p.answers if k != TIE} for part, group in split.items()}
     for name in sorted({*needed, *(name for pair in pairs for name, _ in pair.answers)}):
         if missing := [part for part in PARTS if name not in rated[part]]:
             raise ValueError(
@@ -84,7 +84,7 @@ def split_by_prompt(pairs: Sequence[Pair], needed: Iterable[str], seed: int) -> 
 
 
 class PairTraining:
-    """Training of a scorer on ``split``, with dimension ``names`` in the order of the reward tokens."""
+    """Training of a scorer on ``split``; ``names`` are its dimensions, in the order of the reward tokens."""
 
     def __init__(self, root: Path, split: dict[str, list[Pair]], names: Sequence[str], batch_size: int):
         self.root, self.split, self.names, self.batch_size = root, split, list(names), batch_size
@@ -94,7 +94,7 @@ class PairTraining:
         self.frames = lru_cache(CACHED_VIDEOS)(lambda path: self.scorer.sample_frames(*read_video(path)))
 
     def scores(self, pairs: Sequence[Pair]) -> Tensor:
-        """Return the raw scores of both videos, on the CPU. Shape: (pairs, 2, 3)."""
+        """Return the raw scores of both videos of each pair, on the CPU. Shape: (pairs, 2, 3)."""
         parts = []
         for start in range(0, len(pairs), self.batch_size):
             batch = pairs[start : start + self.batch_size]
@@ -106,11 +106,11 @@ class PairTraining:
 
     def answers(self, pairs: Sequence[Pair], names: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Return the log-probabilities of first, second and tie (answers, 3), and the raters' answers (answers,)."""
-        given = [(k, self.names.index(n), place) for k, p in enumerate(pairs) for n, place in p.answers if n in names]
-        rows, columns, places = torch.tensor(given).T
+        answers = [(i, self.names.index(n), k) for i, p in enumerate(pairs) for n, k in p.answers if n in names]
+        rows, columns, outcomes = torch.tensor(answers).T
         difference = self.scores(pairs).diff(dim=1)[rows, 0, columns]  # second minus first
         first, second = (F.logsigmoid(side - math.log(THETA)) for side in (-difference, difference))
-        return torch.stack([first, second, first + second + math.log(THETA**2 - 1)], dim=1), places
+        return torch.stack([first, second, first + second + math.log(THETA**2 - 1)], dim=1), outcomes
 
     def fit(
         self, *, learning_rate: float, weight_decay: float, lora_rank: int, seed: int, max_epochs: int
@@ -142,7 +142,7 @@ class PairTraining:
         return losses
 
     def _trainable(self, lora_rank: int, seed: int) -> list[Tensor]:
-        """Return the LoRA and the head after freezing all other weights."""
+        """Freeze all weights except the LoRA and the head, and return these."""
         from peft import LoraConfig, inject_adapter_in_model
 
         model = self.scorer.model
@@ -159,7 +159,7 @@ class PairTraining:
 
     @torch.no_grad()
     def write(self, out: Path) -> None:
-        """Write a VideoReward folder with merged LoRA and normalization from the training videos, and reload it."""
+        """Write a VideoReward folder, with the LoRA merged and normalization from the training videos, and load it."""
         from peft.tuners.lora import LoraLayer
 
         raw, model = self.scores(self.split["train"]).flatten(0, 1), self.scorer.model.model
@@ -180,21 +180,21 @@ class PairTraining:
 
     @torch.no_grad()
     def quality(self, picture: Path) -> dict[str, dict[str, float]]:
-        """Return accuracy on the preferences of ``test`` and loss on its answers; plot calibration to ``picture``."""
+        """Return the accuracy on preferences and the loss on all answers of ``test``; plot the calibration."""
         from matplotlib.figure import Figure
 
         axes, quality = (figure := Figure(dpi=120)).subplots(), {}
         axes.set(xlabel="predicted probability of first", ylabel="fraction of answers that are first")
         axes.plot([0, 1], [0, 1], color="0.8")
         for name in sorted({name for pair in self.split["test"] for name, _ in pair.answers}):
-            log_probs, places = self.answers(self.split["test"], [name])
-            sides = (log_probs[:, 0] - log_probs[:, 1]).sign() * (1 - 2 * places)
-            right = (sides[places != TIE] + 1) / 2  # 0.5 if both scores are equal
-            quality[name] = {"accuracy": right.mean().item(), "preferences": len(right)}
-            quality[name]["loss"] = F.nll_loss(log_probs, places).item()
+            log_probs, outcomes = self.answers(self.split["test"], [name])
+            signs = (log_probs[:, 0] - log_probs[:, 1]).sign() * (1 - 2 * outcomes)
+            correct = (signs[outcomes != TIE] + 1) / 2  # 0.5 if both scores are equal
+            quality[name] = {"accuracy": correct.mean().item(), "preferences": len(correct)}
+            quality[name]["loss"] = F.nll_loss(log_probs, outcomes).item()
             probability = log_probs[:, 0].exp()
             bins = (10 * probability).long().clamp(max=9)
-            count, x, y = (torch.bincount(bins, weights, 10) for weights in (bins >= 0, probability, places == 0))
+            count, x, y = (torch.bincount(bins, weights, 10) for weights in (bins >= 0, probability, outcomes == 0))
             axes.plot(x / count, y / count, "o", label=f"{name}, {len(bins)} answers")
         axes.legend()
         figure.savefig(picture)

@@ -133,7 +133,7 @@ def _web_data(vae: nn.Module, num_clips: int, seed: int) -> tuple[Tensor, Tensor
 
 
 def _flow_matching_loss(transformer: nn.Module, clean: Tensor, conditions: Conditions, rng) -> Tensor:
-    """Return the mean squared error of the velocity at stratified sigmas with shift 3. ``clean``: latents."""
+    """Return the mean squared error of the velocity at stratified sigmas (shift 3) for clean latents."""
     batch = len(clean)
     uniform = torch.from_numpy((rng.permutation(batch) + rng.random(batch)) / batch).float()
     sigma = 3 * uniform / (1 + 2 * uniform)

@@ -66,7 +66,7 @@ def measure(videos: Tensor, labels: Tensor) -> Measures:
     return Measures(scores, torch.stack(correct, dim=1))
 
 
-def _find_object(pixels: Tensor) -> _Object:
+def _find_object(pixels: Tensor) -> _Object:  # (batch, frames, 3, height, width), in [0, 1]
     saturation = pixels.amax(2) - pixels.amin(2)
     cover = ((saturation - 0.2) / 0.35).clamp(0, 1)
     area = cover.sum((2, 3))
@@ -110,7 +110,7 @@ def _background_spread(pixels: Tensor, templates: Tensor) -> Tensor:
 
 
 def features(videos: Tensor) -> Tensor:
-    """Return the features for the Fréchet distance, from a fixed random convolutional network: float64 (batch, 64)."""
+    """Return features of a fixed random convolutional net: uint8 (batch, frames, 3, height, width) to (batch, 64)."""
     hidden = videos.float().transpose(1, 2) / 127.5 - 1  # (batch, channels, frames, height, width)
     for layer, (inputs, outputs) in enumerate([(3, 16), (16, 32), (32, 32)]):
         weight = normal((outputs, inputs, 3, 3, 3), "frechet features", layer) / math.sqrt(27 * inputs)

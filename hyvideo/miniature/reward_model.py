@@ -86,7 +86,7 @@ def train(root: Path, clips: tuple[Tensor, Tensor], *, num_steps: int, batch_siz
 
 
 def policy_clips(pipeline: GRPOPipeline, encoder, *, count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Sample videos from the policy and return them with their labels; every other batch uses the rollouts' SDE."""
+    """Sample videos from the policy and return them with labels, as for `train`; every other batch uses the SDE."""
     labels = world.LABELS.repeat(-(-count // len(world.LABELS)), 1)[:count]
     videos = []
     for number, part in enumerate(labels.split(96)):

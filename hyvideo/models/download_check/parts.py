@@ -76,7 +76,7 @@ def _family(root: Path) -> Family:
 
 
 def _repository(root: Path, repositories: dict[str, str]) -> str:
-    """Return the repository whose version matches the transformer's number of heads else the folder's name.
+    """Return the repository of the version that matches the transformer's number of heads, else the folder's name.
 
     The default is the first repository, or an empty string if the family lists none.
     """

@@ -85,7 +85,7 @@ def stock_inputs(
 
 
 def _padded(samples: Sequence[Tensor], slots: int) -> tuple[Tensor, Tensor]:
-    """Return tokens padded with zeros to ``slots``, and a mask of the valid tokens."""
+    """Return tokens padded with zeros (batch, slots, dim), and a mask of the valid tokens (batch, slots)."""
     lengths = torch.tensor([len(sample) for sample in samples], device=samples[0].device)
     padded = torch.stack([F.pad(sample, (0, 0, 0, slots - len(sample))) for sample in samples])
     return padded, (torch.arange(slots, device=lengths.device) < lengths[:, None]).long()

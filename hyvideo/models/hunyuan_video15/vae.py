@@ -10,7 +10,7 @@ from hyvideo.models.norms import channel_rms_norm
 
 
 def install_layers(vae: nn.Module) -> None:
-    """Replace the attention mask and the norm of this VAE's layers, keeping the names and shapes of its weights.
+    """Replace the attention masks and norms of the VAE, keeping the names and shapes of its weights.
 
     diffusers 0.42.1 builds a (batch, S, S) mask for (batch, 1, S, channels) queries, which fails for more than one
     sample, and fills it row by row in Python in every call. Its norm uses torch's vector norm over channels, which on a

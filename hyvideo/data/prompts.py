@@ -84,9 +84,7 @@ def read_rows(path: Path) -> list[dict[str, str | None]]:
     try:
         csv.field_size_limit(MAX_CSV_BYTES)  # prompts have a separate limit, other columns have none
         with open(path, newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(
-                file, strict=True
-            )  # otherwise an unclosed quote includes the following rows in its cell
+            reader = csv.DictReader(file, strict=True)  # otherwise an unclosed quote includes the next rows in its cell
             columns = list(reader.fieldnames or [])
             if "prompt" not in columns:
                 got = quote(", ".join(columns), 300)[1:-1] or "no columns"

@@ -65,7 +65,7 @@ class CheckpointReport:
 
     @property
     def has_a_model(self) -> bool:
-        """Whether a transformer, the VAE and the text encoder are complete, for either task."""
+        """True if a transformer, the VAE and the text encoder are complete, for either task."""
         rows = [row for row in self.rows if not row.part.is_transformer]
         tasks = {"t2v", "i2v"}.intersection(*[set(row.part.uses) for row in rows if "t2v" in row.part.uses])
         required = [row for row in rows if tasks <= set(row.part.uses)]

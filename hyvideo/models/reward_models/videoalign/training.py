@@ -57,7 +57,7 @@ def read_pairs(path: Path, names: Sequence[str]) -> list[Pair]:
         check_prompt(prompt)
         videos = (path.parent / first, path.parent / second)
         if not prompt or answer not in OUTCOMES or not all(map(os.path.isfile, videos)):
-            needed = f"a prompt, two existing videos, and one of the answers {', '.join(OUTCOMES)}"
+            needed = f"a prompt, two existing videos, and an answer out of {', '.join(OUTCOMES)}"
             raise ValueError(f"row {number} of {path} needs {needed}, got {row}")
         if dimension in names and first != second:
             answers.setdefault((prompt, videos), []).append((dimension, OUTCOMES[answer]))

@@ -180,7 +180,7 @@ def missing_slow_rewards():
 
 def test_a_slow_reward_on_one_rank_is_missing_before_the_collectives_time_out():
     (missing, none), (same, reason) = launch("tests.training.test_rewards:missing_slow_rewards", 2)
-    assert missing == same == 4 and none is None and "no reward within 1.6 s" in reason
+    assert missing == same == 4 and none is None and "no reward within the deadline of 1.6 s" in reason
 
 
 def test_the_error_reports_a_diverged_policy(tiny_config, mesh):

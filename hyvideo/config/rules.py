@@ -256,6 +256,11 @@ def reward_problems(reward: RewardSettings) -> Problems:
         yield f"reward_model must name each scorer once, got {', '.join(reward.reward_model)}"
     for name in () if reward.remote_reward_url else reward.reward_model:
         yield from problem_of(lambda name=name: ":" in name and scorer_class(name))
+    if reward.score_between_stages and not (reward.reward_offload or reward.remote_reward_url):
+        yield (
+            "score_between_stages needs reward_offload true, which takes the scorers off the GPU during the other "
+            "stages, got false; set reward_offload true or remove score_between_stages"
+        )
     yield from problem_of(lambda: reward_options(reward))
     yield from weights_are_numbers(reward.reward_weights)
 

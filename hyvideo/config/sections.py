@@ -25,6 +25,7 @@ class ModelSettings:
     vae_dtype: Literal["fp16", "bf16", "fp32"] = learning("fp16", "Precision of the VAE.", measured=True)
     vae_tile_size: int = machine(256, "Tile size of VAE decoding in pixels; 0 disables tiling.", measured=True)
     vae_tile_overlap: float = machine(0.125, "Overlap as a fraction of a tile.", no.TILES, below=1, measured=True)
+    vae_offload: bool = machine(False, "Keep the VAE on the CPU except while it decodes or encodes.", no.GPU)
     precompute_conditions: bool = machine(False, "Encode all prompts before training, then free the encoders.")
     conditions_dir: str = machine("", "Folder of encoded prompts; default if precomputed: <output_dir>/conditions.")
     random_weights: bool = learning(False, "Initialize weights at random, for smoke tests.", measured=True)
@@ -92,6 +93,9 @@ class RewardSettings:
         "memory", "Score the decoded frames, or read them back from an H.264 file, as published.", measured=True
     )
     reward_offload: bool = machine(False, "Keep scorers on the CPU while idle.", no.SCORERS)
+    score_between_stages: bool = machine(
+        False, "Score after all rollouts of an iteration instead of beside them; needs reward_offload.", no.SCORERS
+    )
     reward_retries: int = machine(1, "Retries of a failed batch before its videos are scored one at a time.")
     check_reward: bool = machine(True, "Check the scorers on a test video before training.")
     max_missing_fraction: float = machine(0.25, "Fraction of failed rewards above which the run stops.", at_most=1)

@@ -34,6 +34,7 @@ COPIES = Unused(
     "no anchor or EMA on a GPU",
     lambda c, n: c.model.device == "cpu" or not (c.needs_anchor or c.optimizer.ema_decay > 0),
 )
+GPU = Unused("device cpu", lambda c, n: c.model.device == "cpu")
 RISE = Unused("kl_schedule constant", lambda c, n: c.trust_region.kl_schedule == "constant")
 ADAPTATION = Unused("kl_schedule {kl_schedule}", lambda c, n: c.trust_region.kl_schedule != "adaptive")
 # The first feedback follows update w + 1 and affects update w + 2 (w: kl_warmup_updates).

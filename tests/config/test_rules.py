@@ -55,6 +55,7 @@ def test_the_settings_of_a_shipped_config_break_no_rule(tiny_config):
         ({"reward_model": ["beauty"]}, "reward_model must be one of .*, got 'beauty'$"),
         ({"reward_model": ["miniture"]}, "got 'miniture'; did you mean miniature\\?"),
         ({"reward_model": ["miniature", "miniature"]}, "each scorer once"),
+        ({"score_between_stages": True}, "score_between_stages needs reward_offload true, .*, got false"),
         ({"reward_weights": "{VQ"}, "reward_weights must be"),
         ({"reward_weights": '{"VQ": 0}'}, "at least one of them not 0"),
         ({"reward_weights": '{"VQ": 1, "seed": 1, "reward": 0}'}, "must not use the names reward, seed, which"),

@@ -48,6 +48,7 @@ def check(config: Config, world_size: int = 1, *, on_this_machine: bool = True) 
         some_step_is_guided(config.rollout),
         reward_problems(config.reward),
         weight_problems(config.model.dtype, config.model.master_weight_type, config.optimizer),
+        fp8_problems(config.optimizer, config.distributed) if config.model.base_weight_dtype == "fp8" else (),
         record_problems(config.record, config.optimizer, config.data.valid_video_csv),
         () if config.data.prompts_csv else ["prompts_csv must name a CSV file with a column `prompt`, got none"],
         machine.prompts_are_readable(config.data, existing=True),
@@ -316,3 +317,17 @@ def weight_problems(dtype: str, master_weight_type: str, optimizer: OptimizerSet
             re.compile(pattern)
         except re.error as error:
             yield f"lora_target_modules must be regular expressions, got {quote(pattern)}: {error}"
+
+
+def fp8_problems(optimizer: OptimizerSettings, distributed: DistributedSettings) -> Problems:
+    if not optimizer.lora_rank:
+        merged = " after merging the LoRA in pretrained_lora_path" if optimizer.pretrained_lora_path else ""
+        yield (
+            f"base_weight_dtype fp8 needs a lora_rank above 0, got 0, which trains the base weights{merged}; set "
+            "lora_rank or base_weight_dtype bf16"
+        )
+    if distributed.enable_fsdp:
+        yield (
+            "base_weight_dtype fp8 cannot be used with enable_fsdp true, since FSDP cannot shard fp8 weights; set "
+            "enable_fsdp false or base_weight_dtype bf16"
+        )

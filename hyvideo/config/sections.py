@@ -21,6 +21,11 @@ class ModelSettings:
     master_weight_type: Literal["fp32", "bf16"] = learning(
         "fp32", "Precision of trained weights and optimizer state; frozen weights use dtype."
     )
+    base_weight_dtype: Literal["bf16", "fp8"] = learning(
+        "bf16",
+        "Storage of the frozen block matrices of a LoRA run: bf16 (the precision of dtype), or fp8; needs torchao.",
+        no.LORA,
+    )
     encoder_dtype: Literal["fp16", "bf16", "fp32"] = learning("fp16", "Precision of the encoders.", measured=True)
     vae_dtype: Literal["fp16", "bf16", "fp32"] = learning("fp16", "Precision of the VAE.", measured=True)
     vae_tile_size: int = machine(256, "Tile size of VAE decoding in pixels; 0 disables tiling.", measured=True)

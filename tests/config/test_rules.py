@@ -66,7 +66,15 @@ def test_the_settings_of_a_shipped_config_break_no_rule(tiny_config):
         ({"adam_beta1": 1.0}, "adam_beta1 must be below 1, got 1.0"),
         ({"sp_size": 2}, "sp_size must divide the number of processes"),
         ({"dp_replicate": 2, "enable_fsdp": True}, "dp_replicate must divide the 1 data-parallel replicas"),
-        ({"use_8bit_adam": True}, "needs torchao, which is not installed"),
+        ({"base_weight_dtype": "fp8"}, "base_weight_dtype fp8 needs a lora_rank above 0, got 0, which trains the base"),
+        (
+            {"base_weight_dtype": "fp8", "pretrained_lora_path": "assets"},
+            "trains the base weights after merging the LoRA in pretrained_lora_path; set lora_rank or",
+        ),
+        (
+            {"base_weight_dtype": "fp8", "lora_rank": 2, "enable_fsdp": True},
+            "base_weight_dtype fp8 cannot be used with enable_fsdp true, .*; set enable_fsdp false or",
+        ),
         ({"master_weight_type": "bf16", "dtype": "fp32"}, "master_weight_type bf16 needs dtype bf16"),
         (
             {"master_weight_type": "bf16", "dtype": "bf16", "ema_decay": 0.99},
@@ -84,6 +92,19 @@ def test_the_settings_of_a_shipped_config_break_no_rule(tiny_config):
 def test_a_broken_rule_is_reported_with_its_value(tiny_config, changes, message):
     with pytest.raises(ValueError, match=message):
         check(tiny_config.with_settings(**changes))
+
+
+def test_settings_that_need_torchao_name_its_version_if_it_is_missing(tiny_config, monkeypatch):
+    fp8 = tiny_config.with_settings(base_weight_dtype="fp8", lora_rank=2)
+    check(fp8)
+    monkeypatch.setattr("hyvideo.config.machine_rules.is_installed", lambda package: package != "torchao")
+    message = "which is not installed; run `pip install torchao==0.18.0` or set it to"
+    for config, name in (
+        (fp8, "base_weight_dtype fp8"),
+        (tiny_config.with_settings(use_8bit_adam=True), "use_8bit_adam"),
+    ):
+        with pytest.raises(ValueError, match=f"{name} needs torchao, {message}"):
+            check(config)
 
 
 def test_adjacent_replicas_may_share_a_group(tiny_config):

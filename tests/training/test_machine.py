@@ -23,13 +23,14 @@ def test_an_unsupported_video_size_is_reported_with_its_use(tiny_config):
     assert message.endswith("got 33 x 16")
 
 
-def test_missing_files_are_named(tiny_config, tmp_path):
+def test_missing_files_are_named(tiny_config, tmp_path, monkeypatch):
     root = tmp_path / "ckpts"
     shutil.copytree("assets/miniature", root)
     shutil.rmtree(root / "vae")
     shutil.rmtree(root / "VideoReward")
     changes = {"pretrained_model_root": str(root), "valid_video_csv": "nowhere.csv", "reward_model": "videoalign"}
     config = tiny_config.with_settings(**changes, resume_from_checkpoint="no_checkpoint", use_8bit_adam=True)
+    monkeypatch.setattr("hyvideo.config.machine_rules.is_installed", lambda package: package != "torchao")
     messages = list(missing_requirements(config, 1))
     expected = ["torchao", "'nowhere.csv'", "'no_checkpoint'", "cannot be used", "vae", "of reward_model videoalign in"]
     for words in expected:

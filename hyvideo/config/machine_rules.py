@@ -59,7 +59,7 @@ def is_installed(package: str) -> bool:
 
 
 def prompts_are_readable(data: DataSettings, *, existing: bool) -> Problems:
-    """Yield a message for each prompts file that exists but is unreadable or, if not ``existing``, that is missing."""
+    """Yield a message for each unreadable prompts file. Checks only files that exist, or only those that do not."""
     for path in dict.fromkeys([*data.prompts_csv, *data.valid_video_csv]):
         if os.path.isfile(find_path(path)) == existing:
             yield from problem_of(lambda path=path: _read_prompts(path))

@@ -40,7 +40,7 @@ def _read_csv(path: Path) -> list[Request]:
     rows = read_rows(path)
     if not rows:
         raise ValueError(f"a prompts CSV must have at least one row, got none in {quote(path)}")
-    find_image = functools.cache(functools.partial(_find_image, path))  # many rows may share one
+    find_image = functools.cache(functools.partial(_find_image, path))  # many rows may share an image
     requests = []
     for number, row in enumerate(rows, start=1):
         if None in row:
@@ -78,7 +78,7 @@ def check_prompt(prompt: str, where: str) -> None:
 
 
 def read_rows(path: Path) -> list[dict[str, str | None]]:
-    """Read the rows of a CSV file with a column ``prompt``. Raises ValueError if it is not one."""
+    """Read the rows of a CSV file with a column ``prompt``. Raises ValueError for any other file."""
     if problem := file_problem(path, MAX_CSV_BYTES):
         raise ValueError(f"a prompts CSV must be a readable file, got {quote(path)} ({problem})")
     try:
@@ -119,7 +119,7 @@ class PromptOrder:
     seed: int
 
     def indices(self, iteration: int) -> list[int]:
-        """Return the prompts of an iteration, counted from 1. A prompt may occur twice where two epochs meet."""
+        """Return the indices of the prompts of ``iteration`` (from 1); one may occur twice where two epochs meet."""
         first = (iteration - 1) * self.prompts_per_iteration
         places = (divmod(first + number, self.num_prompts) for number in range(self.prompts_per_iteration))
         return [permutation(self.num_prompts, self.seed, "prompt order", epoch)[place] for epoch, place in places]

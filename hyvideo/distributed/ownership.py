@@ -5,7 +5,7 @@
 
 Another process takes over if the owner no longer exists on this host, or if no heartbeat is seen for a minute. A
 previous owner that reappears, such as one on a node that was unreachable, finds another token and stops without
-publishing a checkpoint. A heartbeat updates the file's modification time; only changes count, so clocks may differ.
+publishing a checkpoint. A heartbeat changes the file's modification time; hosts' clocks may differ.
 """
 
 import atexit
@@ -32,7 +32,7 @@ class NotOwner(ValueError):
 
 
 class Ownership:
-    """Context in which this run owns the output folder. Every rank enters it; only the main rank accesses the file.
+    """Context manager: this run owns the output folder in it. All ranks enter it; only the main rank uses the file.
 
     `take`, or entering the context, acquires the folder; leaving the context or the end of the process releases it. The
     owner sends a heartbeat every ``beat_s`` seconds and loses the folder after ``silence_s`` seconds without one.
@@ -46,7 +46,7 @@ class Ownership:
         self._thread = threading.Thread(target=self._beat, name="owner", daemon=True)
 
     def take(self) -> None:
-        """Acquire the folder, waiting for a stale owner. Raises NotOwner on all ranks if the other process is alive."""
+        """Acquire the folder, after waiting if its owner may be stale. Raises NotOwner on all ranks if it is alive."""
         must_wait = True
         while must_wait:
             with raise_on_all_ranks(self.mesh, errors=(NotOwner, ValueError)):

@@ -18,7 +18,7 @@ from hyvideo.distributed.rank_agreement import agree, name_ranks, open_store
 
 
 def preflight(
-    settings: Mapping[str, Any],  # this and `files` as in `inspect_node`
+    settings: Mapping[str, Any],  # `settings` and `files` are those of `inspect_node`
     files: Mapping[str, list[Path]],
     mesh: Mesh,
     device: torch.device,
@@ -26,7 +26,7 @@ def preflight(
     timeout_s: float = 60.0,  # limit for a rank's answer; five times that for the first all-reduce
     problem: str = "",
 ) -> None:
-    """Raise ValueError on every rank if the nodes do not fit the run or each other; the main rank's has the reasons.
+    """Raise ValueError on every rank if the nodes do not fit the run or each other; rank 0's error has the reasons.
 
     The main rank prints a table of the nodes. Call this before ``mesh.start``: it joins the process group and reports a
     missing rank, for which ``mesh.start`` would wait. The caller's ``problem`` is also reported.
@@ -69,7 +69,7 @@ def problems_of(reports: list[NodeReport]) -> list[str]:
 
 
 def difference(key: str, reports: Sequence[NodeReport]) -> list[str]:
-    """Return a message with the ranks of each value, most frequent first, as a list; empty if all are equal."""
+    """Return a list with one message on the ranks of each value, most frequent first; empty if all are equal."""
     groups = _grouped((report.compared.get(key, ABSENT), report) for report in reports)
     parts = [f"{name} on {_locations(groups[name])}" for name in sorted(groups, key=lambda name: -len(groups[name]))]
     return [f"{key} must be the same on all ranks, got {'; '.join(parts)}"] if len(parts) > 1 else []

@@ -1,4 +1,4 @@
-"""Watchdog: reports which rank has been in which stage for how long when a run hangs.
+"""Watchdog: reports each rank's stage, and the time spent in it, when a run hangs.
 
 It does not stop the run; ``collective_timeout`` does. A thread of each rank writes a heartbeat (stage, iteration,
 seconds) to the store at torchrun's address, and the main rank's thread reads them all. Process groups are not used,
@@ -52,7 +52,7 @@ class Heartbeat:
 
 
 class Watchdog:
-    """Context that reports on stderr the ranks in one stage for more than ``limit_s`` seconds; 0 disables it."""
+    """Context manager that reports ranks in one stage for more than ``limit_s`` seconds on stderr; 0 disables it."""
 
     def __init__(self, mesh: Mesh, limit_s: float):
         self.mesh, self.limit_s = mesh, limit_s
@@ -168,7 +168,7 @@ class Alarm:
 
 
 def describe(states: list[Heartbeat], limit_s: float) -> str:
-    """Return the report on all ranks: stage, time in it, and ranks without heartbeats."""
+    """Return the report: every rank's stage and time in it, and the ranks without heartbeats."""
     rows = [("rank", "host", "stage", "iteration", "seconds", "since", "")]
     for rank, beat in enumerate(states):
         note = f"no heartbeat for {beat.silent_s:.0f} s" if beat.silent_s else ""

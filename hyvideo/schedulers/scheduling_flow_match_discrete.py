@@ -28,7 +28,7 @@ class SdeStepOutput:
     A deterministic step has ``std_dev_t`` 0, ``prev_sample`` equal to the mean, and ``log_prob`` 0 without a gradient.
     """
 
-    prev_sample: Tensor  # (batch, ...), the latent at the next, smaller sigma
+    prev_sample: Tensor  # (batch, ...), latent at the next (smaller) sigma
     log_prob: Tensor  # (batch,), mean over the elements of a sample
     prev_sample_mean: Tensor  # (batch, ...)
     std_dev_t: Tensor  # (batch, 1, ..., 1)

@@ -1,7 +1,7 @@
 """Copies of the trained weights: the anchor of the KL term and the EMA.
 
 Each rank copies only its own shards, so nothing is gathered. There is no second model: the copy and the policy's
-weights are exchanged in place, and exchanged back after use. Frozen weights are shared.
+weights are swapped in place, and swapped back after use. Frozen weights are shared.
 """
 
 from collections.abc import Iterator, Mapping
@@ -95,7 +95,7 @@ class Anchor(WeightCopy):
 
     @property
     def equals_policy(self) -> bool:
-        """Return whether the position KL and its gradient are exactly 0, so that it needs no forward pass."""
+        """Return whether the position KL and its gradient are exactly 0, so that the anchor needs no forward pass."""
         return self.age == 0
 
     def after_iteration(self) -> None:

@@ -19,7 +19,7 @@ from hyvideo.training.on_policy_check import OffPolicyError
 from hyvideo.training.policy_update import Pass, PolicyUpdate, UpdateWork
 from hyvideo.training.rollout_batch import RolloutBatch, select
 
-# Relative rounding errors of a step: with another order of additions, and in bf16 with other batch shapes.
+# Relative rounding error of a step if additions are reordered, and if batch shapes differ in bf16.
 EXACT_STEP, ROUNDED_STEP = 1e-4, 5e-2
 
 
@@ -69,7 +69,7 @@ class NFTUpdate(PolicyUpdate):
     def _check_fresh(self, work: UpdateWork, deviations: list[Tensor]) -> None:
         """Raise OffPolicyError, on all ranks together, if the first update violates an invariant: the policy equals the
         rollout policy and the old policy, its velocity is closer to the target than zero is, and the best and the worst
-        rollouts have opposite gradients. Checks with extra forward passes run only after the first pass."""
+        rollouts have opposite gradients. Checks that need extra forward passes run only after the first pass."""
         rows = [row for a_pass in work.passes for row in a_pass.rows]
         checked = self._checked_values(work.rollouts, rows[0] if rows else 0) if len(deviations) == 1 else {}
         checked["the distance to the old policy before any update is"] = torch.stack(deviations).amax(), self._tolerance

@@ -21,7 +21,7 @@ from hyvideo.training.rollout_batch import RolloutBatch
 
 FOLDER = "bad_updates"
 _NORM_WINDOW = 50  # number of gradient norms in the median
-_SPIKE = 10.0  # ratio to the median that is reported
+_SPIKE = 10.0  # a larger ratio to the median is reported
 _MAX_SAVED = 3  # updates per rank
 
 
@@ -66,7 +66,7 @@ class NonFiniteUpdates:
         ratio = norm / statistics.median(self.norms) if self.norms and statistics.median(self.norms) > 0 else 1.0
         self.last_outlier = iteration if ratio > _SPIKE else self.last_outlier
         if ratio > _SPIKE and self.mesh.is_main:
-            print(f"\ngradient norm is {ratio:.0f} times the median of the last {len(self.norms)}", file=sys.stderr)
+            print(f"\ngradient norm is {ratio:.0f} times its median over {len(self.norms)} updates", file=sys.stderr)
         self.norms.append(norm)
         return ratio
 

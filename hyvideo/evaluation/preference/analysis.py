@@ -21,7 +21,7 @@ FIRST_SHARE = {"first": 1.0, "second": 0.0, "tie": 0.5, "both_bad": 0.5}  # shar
 
 
 def judgements(study: Study, pairs: dict) -> list[SimpleNamespace]:
-    """Join the answers with the key of their pairs and derive wins and checks; values are None if not defined."""
+    """Join the answers with the key of their pairs and derive wins and failed checks; undefined values are None."""
     given, before = [SimpleNamespace(**row, **pairs[row["pair"]]) for row in study.rows()], {}
     for j in given:
         won, j.versus = FIRST_SHARE[j.answer], tuple(sorted(j.methods))
@@ -37,7 +37,7 @@ def judgements(study: Study, pairs: dict) -> list[SimpleNamespace]:
 
 @functools.cache
 def scores_of(folder: Path) -> dict[str, dict]:
-    """Return the scores of a folder's videos by file, from a run or from scripts.evaluate in scores/, else empty."""
+    """Return the scores that a run or scripts.evaluate wrote for a folder's videos, by file; empty without them."""
     for path in (folder / "scores.json", folder / "scores" / "scores.json"):
         if path.is_file():
             content = parse_json(path.read_text(encoding="utf-8"))

@@ -5,7 +5,7 @@
     error   e^2 = s_0^2 / (n_0 - 1) + s^2 / (n - 1), of m - m_0 for independent sets of videos
     fires   m - m_0 of the reward      > max(0.25 s_0, e)
             and of a held-out metric   > max(threshold s_0, t e) in its bad direction, for one or more metrics
-            t is Student's with Welch's degrees of freedom, as rare as 4 standard errors of a normal variable (3e-5)
+            t: Student's quantile, Welch's degrees of freedom, at the tail of 4 normal standard deviations (3e-5)
 
 A run of 10 validations and 14 metrics that do not move raises a false alarm in at most 1 of 100 cases
 (docs/reward_hacking.md has the rates). For a metric of the whole set, s_0 is its base value, and it is compared only
@@ -146,7 +146,7 @@ def student_quantile(deviate: float, freedom: float) -> float:
 
 
 def describe(history: Sequence[ValidationStats], shifts: Sequence[MetricShift]) -> str:
-    """Describe the rise of the reward and every shift in one line."""
+    """Return one line with the rise of the reward and every shift."""
     base, now = base_stats(history), history[-1]
     rise = _difference(REWARD, base, now) / base.spreads[REWARD].std
     return (
@@ -175,9 +175,9 @@ def _error(name: str, base: ValidationStats, now: ValidationStats) -> tuple[floa
     if min(_count(name, base), _count(name, now)) < MIN_VIDEOS:
         return math.inf, ERRORS
     sets = base.spreads[name], now.spreads[name]
-    # Two sets without spread, such as scores that are all 1 and all 0: the spread of both together.
+    # If neither set has a spread (all scores were 1 and are now 0, for example), use that of both together.
     pooled = abs(_difference(name, base, now)) / 2 if not any(spread.std for spread in sets) else 0.0
-    most = NUM_PARTS if name in SET_MEASURES else math.inf  # values that the error was computed from
+    most = NUM_PARTS if name in SET_MEASURES else math.inf  # number of values behind the error
     parts = [((spread.std or pooled) ** 2 / (spread.count - 1), min(spread.count, most) - 1) for spread in sets]
     variance = sum(part for part, _ in parts)
     if not variance > 0:
@@ -201,5 +201,5 @@ def check_output_dir(settings: RecordSettings) -> None:
     if settings.on_reward_hacking != "warn" and marker.is_file():
         raise ValueError(
             f"the run in output_dir {quote(settings.output_dir)} was stopped for reward hacking and would stop again; "
-            f"see docs/reward_hacking.md for what to change, or delete {marker} or set on_reward_hacking warn to resume"
+            f"docs/reward_hacking.md describes what to change; to resume, delete {marker} or set on_reward_hacking warn"
         )

@@ -1,6 +1,6 @@
 """VLM judge: a vision-language model behind an OpenAI-compatible endpoint that grades videos by a rubric.
 
-    score_d = sum_k k p_k / sum_k p_k    k: 1..5; p_k: probability of digit k at the grade of dimension d
+    score_d = sum_k k p_k / sum_k p_k    k: 1..5; p_k: probability that the grade of dimension d is digit k
 
 Without probabilities the score is the grade in the answer; an invalid answer is a missing reward. The prompt is
 enclosed in delimiters that contain its SHA-256: no text can contain its own hash, so a prompt cannot close them, and
@@ -130,7 +130,7 @@ class VlmJudge(Scorer):
         stated = parse_json(text) if text[:1] + text[-1:] == "{}" else {}
         if {*stated} != {*self.dimensions} or not all(type(k) is int and 1 <= k <= 5 for k in stated.values()):
             raise ValueError(
-                f"an answer needs grades from 1 to 5 for only {', '.join(self.dimensions)}, got {message!r}"
+                f"an answer must grade {', '.join(self.dimensions)}, and nothing else, from 1 to 5, got {message!r}"
             )
         return expected(stated, logprobs.get("content") or [])
 

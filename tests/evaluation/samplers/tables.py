@@ -109,7 +109,7 @@ def _matches(stds: dict[str, Tensor], num_steps: int, shift: float, eta: float, 
         except ValueError:  # more noise than cps can add
             match = math.nan
         rows.append([name, f"{stds[name].square().sum():.4f}", f"{match:.4f}"])
-    return markdown_table(["SDE", f"variance at eta {eta:g}", f"eta with that of sage_grpo:{eta:g}"], rows)
+    return markdown_table(["SDE", f"variance at eta {eta:g}", f"eta with the variance of sage_grpo:{eta:g}"], rows)
 
 
 class BadStep(NamedTuple):

@@ -32,7 +32,7 @@ class NotOwner(ValueError):
 
 
 class Ownership:
-    """Context manager: this run owns the output folder in it. All ranks enter it; only the main rank uses the file.
+    """Context manager: within it, this run owns the output folder. All ranks enter it; only rank 0 uses the file.
 
     `take`, or entering the context, acquires the folder; leaving the context or the end of the process releases it. The
     owner sends a heartbeat every ``beat_s`` seconds and loses the folder after ``silence_s`` seconds without one.

@@ -130,7 +130,7 @@ class VlmJudge(Scorer):
         stated = parse_json(text) if text[:1] + text[-1:] == "{}" else {}
         if {*stated} != {*self.dimensions} or not all(type(k) is int and 1 <= k <= 5 for k in stated.values()):
             raise ValueError(
-                f"an answer must grade {', '.join(self.dimensions)}, and nothing else, from 1 to 5, got {message!r}"
+                f"an answer must have grades from 1 to 5 for exactly {', '.join(self.dimensions)}, got {message!r}"
             )
         return expected(stated, logprobs.get("content") or [])
 

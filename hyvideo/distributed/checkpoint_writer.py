@@ -56,7 +56,7 @@ class CheckpointWriter:
         state: dict,  # JSON: counters and small values
         files: Callable[[Path], None] = lambda folder: None,  # writes additional files; called on the main rank
     ) -> Path:
-        """Start writing a checkpoint after the previous one and return its folder. Reports failures. Collective."""
+        """Wait for the previous checkpoint, then start writing this one and return its folder. Collective."""
         self.wait()
         copied = {name: tensor.detach().to("cpu", copy=self.is_asynchronous) for name, tensor in tensors.items()}
         target = self.output_dir / FOLDER / f"{iteration:06d}"

@@ -1,4 +1,4 @@
-"""Validation: videos of the same prompts and seeds, sampled with the ODE, which measure the progress of the policy.
+"""Validation: the policy's progress, measured on videos of fixed prompts and fixed noise, sampled with the ODE.
 
 Validation during a run and evaluation after it (`policy_scores`) both use `Validation.videos`, with batches of the same
 shapes: on one machine the same policy generates the same videos, byte for byte.

@@ -117,7 +117,7 @@ class RolloutCollector:
     def sample(
         self, iteration: int, indices: list[RolloutIndex], conditions: Conditions, *, mean_steps: Tensor | None = None
     ) -> Trajectories:
-        """Sample a batch of rollouts, whose noise does not depend on it. ``mean_steps``: (rollouts, trained steps).
+        """Sample a batch of rollouts; the batch does not affect their noise. ``mean_steps``: (rollouts, trained steps).
 
         On all ranks, a batch has the same number of whole groups, or a part of one group. All ranks therefore make the
         same number of transformer calls, even if groups share their first steps.

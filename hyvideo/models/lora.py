@@ -101,7 +101,7 @@ def add_lora(transformer: nn.Module, lora: Lora, *, scale: float = 1.0) -> None:
 
 
 def check_lora(transformer: nn.Module, lora: Lora) -> None:
-    """Raise ValueError if modules or shapes of the LoRA do not match the transformer, which may be on meta."""
+    """Raise ValueError if modules or shapes of the LoRA do not match the transformer; it may be on the meta device."""
     expected, modules = family_of(transformer), dict(transformer.named_modules())
     for family in families() if lora.keys().isdisjoint(modules) else ():  # families may share names of modules
         if family is not expected and any(re.match(family.matrices, module) for module in lora):

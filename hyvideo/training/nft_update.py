@@ -19,7 +19,7 @@ from hyvideo.training.on_policy_check import OffPolicyError
 from hyvideo.training.policy_update import Pass, PolicyUpdate, UpdateWork
 from hyvideo.training.rollout_batch import RolloutBatch, select
 
-# Relative rounding error of a step if additions are reordered, and if batch shapes differ in bf16.
+# Relative rounding errors of a step: if only the order of additions differs; if batch shapes differ in bf16.
 EXACT_STEP, ROUNDED_STEP = 1e-4, 5e-2
 
 

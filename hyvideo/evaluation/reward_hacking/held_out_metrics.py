@@ -76,8 +76,8 @@ def diversity(thumbnails: Tensor, groups: Sequence[Hashable]) -> Tensor:
 
 
 def measure_all(
-    videos: Mapping[int, Tensor | None],  # this rank's by number; None for one that could not be decoded
-    rewards: Mapping[int, Reward],  # this rank's by number
+    videos: Mapping[int, Tensor | None],  # this rank's videos, by number; None if not decodable
+    rewards: Mapping[int, Reward],  # this rank's rewards, by number
     prompts: Sequence[str],  # of all ranks' videos, by number
     groups: Sequence[Hashable],  # likewise; the videos of a group share a prompt
     scorer: AsyncScorer,
@@ -116,7 +116,7 @@ def measure_sets(
     """
     decoded = {row: video for row, video in videos.items() if video is not None}
     local = scorer.held_out(list(decoded.values()), [prompts[row] for row in decoded])
-    # Including metrics that only other ranks have.
+    # Includes metrics that only other ranks have measured.
     widths = dict(ChainMap(*all_objects({name: metric.rows.shape[1] for name, metric in local.items()}, mesh)))
     means, spreads = {}, {}
     for name in sorted(widths):

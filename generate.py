@@ -27,7 +27,7 @@ MAX_VIDEOS = 100_000  # per call
 MAX_PIXELS = 8_192  # per side
 
 
-def parse() -> argparse.Namespace:
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser(__doc__)
     inputs = parser.add_argument_group("prompts and output")
     inputs.add_argument("--prompt", nargs="+", default=[], help="one or more prompts")
@@ -68,8 +68,8 @@ def parse() -> argparse.Namespace:
     sampling.add_argument("--fixed_size", help="height x width in one flag, e.g. 480x864")
     sampling.add_argument("--stochastic", metavar="SDE_TYPE", help="sample with an SDE: sage_grpo, ..., FILE.py:NAME")
     sampling.add_argument("--eta", type=float, help="noise scale of the SDE; with --stochastic")
-    renamed = add_flags(parser, sys.argv[1:], table("generate"))
-    options = parser.parse_args()
+    renamed = add_flags(parser, sys.argv[1:] if argv is None else argv, table("generate"))
+    options = parser.parse_args(argv)
     options.reference_flags = {name: getattr(options, name) for name in renamed}
     options.flags = {setting: flag for flag, setting in SETTINGS.items() if getattr(options, flag) is not None}
     return options

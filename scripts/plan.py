@@ -2,24 +2,32 @@
 
     python -m scripts.plan --config configs/hunyuanvideo15_480p_8gpu.yaml --world_size 8 --sp_size 4
 
-Also accepts every flag of post_train.py. Reads the settings and, if present, the transformer's config.json; no weights.
+Also accepts every flag of post_train.py or, with --generate, of generate.py, whose memory it then predicts:
+
+    python -m scripts.plan --generate --resolution 480p --video_length 121 --gpu_memory 24
+
+Prints the command with the fastest settings that fit. Reads the settings and, if present, the transformer's
+config.json; no weights.
 The exit code is 0 for any plan, even of a run that does not fit, and 2 for a usage error.
 """
 
 import dataclasses
 import math
 
+import generate
 from hyvideo.config.command_line import parse
+from hyvideo.config.memory.generation import generation_report
 from hyvideo.config.memory.hardware import Hardware
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.memory.report import memory_table, report
 from hyvideo.config.rules import check_ranges
+from hyvideo.config.settings import Config
 from hyvideo.data.outside import Parser, exit_on_error
 from hyvideo.models.sizes import read_architecture
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = Parser(__doc__, prog="plan.py")
+    parser = Parser(__doc__, prog="plan.py", usage="plan.py [options] [flags of post_train.py or generate.py]")
     parser.add_argument("--world_size", type=int, default=8, help="number of GPUs (8)")
     assumed = {field.name: field for field in dataclasses.fields(Hardware)}
     for name, field in assumed.items():
@@ -27,20 +35,31 @@ def main(argv: list[str] | None = None) -> None:
         parser.add_argument(f"--{name}", type=field.type, default=field.default, help=words)
     parser.add_argument("--text_tokens", type=int, default=300, help="tokens of the longest prompt (300)")
     parser.add_argument("--table", action="store_true", help="print only the memory by number of GPUs and sp_size")
+    parser.add_argument("--generate", action="store_true", help="plan generate.py, whose flags follow")
     options, settings = parser.parse_known_args(argv)
     for name in ("world_size", "text_tokens", *assumed):
         value = vars(options)[name]
         if not (value > 0 and math.isfinite(value)):
             parser.error(f"--{name} must be a positive number, got {value}")
-    config = parse(settings).config
     with exit_on_error("plan.py"):
+        config = _config_of_video(settings) if options.generate else parse(settings).config
         check_ranges(config.flat())
         architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
         hardware = Hardware(**{name: vars(options)[name] for name in assumed})
         run = PlannedRun(config, options.world_size, architecture, options.text_tokens, hardware)
         for size in (config.rollout_size, config.validation_size):
             architecture.latent_size(*size)
-        print(memory_table(run) if options.table else report(run))
+        make = generation_report if options.generate else report
+        print(memory_table(run) if options.table else make(run, settings))
+
+
+def _config_of_video(words: list[str]) -> Config:
+    """Return the settings of generate.py with the flags ``words``, with the video as the rollout."""
+    options = generate.parse(words)
+    generate.convert_reference_flags(options)
+    config = generate.config_of(options, has_images=bool(options.image_path))
+    height, width = generate.size_of(options, config, options.image_path)
+    return config.with_settings(height=height, width=width)
 
 
 if __name__ == "__main__":

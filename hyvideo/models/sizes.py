@@ -64,7 +64,7 @@ class Sizes:
     lora_parameters: Callable[[int], int]  # rank -> parameters of an adapter on all trainable matrices of the blocks
     block_text_tokens: Callable[[int], int]  # prompt tokens -> text tokens that pass through the blocks
     forward: Callable[[int, int], ForwardFlops]  # (image tokens, text tokens) -> FLOPs
-    encoder_bytes: Callable[..., float]  # (bytes per number, *, with_images) -> bytes of the released encoders
+    encoder_bytes: Callable[..., float]  # (bytes per number, *, with_images, in_groups) -> bytes of the encoders
     # (videos, frames, height, width) -> peak number of values while decoding tiles of this size, without the videos
     decoding_values: Callable[[int, int, int, int], float]
 

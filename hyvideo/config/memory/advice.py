@@ -9,45 +9,49 @@ from hyvideo.config.memory.phases import memory, resolve_auto
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.rules import check
 
-_SMALL_TILE = 128  # pixels; smaller tiles have visible seams
+SMALL_TILE = 128  # pixels; smaller tiles have visible seams
 _EQUALLY_FAST = 1.01  # runs within this factor of the fastest count as equal, within the accuracy of the prediction
 
 
 def changes_in_order(run: PlannedRun) -> list[dict]:
-    """Return possible changes, cheapest first: those that cost time, then work, then trained parameters."""
+    """Return possible changes in the order of lost speed, then those to the precision and number of trained weights."""
     settings, sizes = vars(run.settings), range(run.settings.sp_size + 1, run.world_size + 1)
-    has_small_tiles = 0 < settings["vae_tile_size"] < _SMALL_TILE
+    has_small_tiles = 0 < settings["vae_tile_size"] < SMALL_TILE
     changes = [
-        {"enable_gradient_checkpointing": True, "activation_checkpointing": "full"},
         {"precompute_conditions": True},
         {"reference_mode_offload": True},
-        {"reward_offload": True},
+        {"vae_offload": True},
+        {"reward_offload": True, "score_between_stages": True} if run.reward_bytes else {},
         {"batched_forward": "false"},
         {"mini_batch_size_per_update": 1},
         {"validation_batch_size": 1},
-        {} if has_small_tiles else {"vae_tile_size": _SMALL_TILE},
-        {"enable_fsdp": True},
+        {"enable_gradient_checkpointing": True, "activation_checkpointing": "full"},
+        {} if has_small_tiles else {"vae_tile_size": SMALL_TILE},
+        {"enable_fsdp": True} if run.world_size > 1 else {},
         *({"sp_size": n} for n in sizes if run.world_size % n == run.architecture.num_attention_heads % n == 0),
     ]
-    if not settings["lora_rank"]:
+    if settings["lora_rank"]:
+        changes += [{"base_weight_dtype": "fp8"}]
+    else:
         changes += [{"master_weight_type": "bf16"}, {"use_muon": True}, {"lora_rank": 64}]
+        changes += [{"lora_rank": 64, "base_weight_dtype": "fp8"}]
     different = ({name: v for name, v in change.items() if settings[name] != v} for change in changes)
     return [change for change in different if change]
 
 
 def cheapest_change(run: PlannedRun) -> dict | None:
-    """Return the first legal change that makes a run fit, else a combination of changes, else None."""
+    """Return the legal combination of changes that makes a run fit with the least loss of speed, or None."""
     broken = _broken_rules(run)
 
     def joined(changes: list[dict]) -> dict:  # a larger sp_size replaces a smaller one
         return {name: value for change in changes for name, value in change.items()}
 
     def fits(changes: list[dict]) -> bool:
-        return memory(run.with_settings(**joined(changes))).fits(run.hardware.gpu_memory)
+        changed = run.with_settings(**joined(changes))
+        return memory(changed).fits(run.hardware.gpu_memory) and _broken_rules(changed) <= broken
 
     legal = [change for change in changes_in_order(run) if _broken_rules(run.with_settings(**change)) <= broken]
-    combinations = [[change] for change in legal] + [legal[:number] for number in range(2, len(legal) + 1)]
-    needed = next(filter(fits, combinations), None)
+    needed = next(filter(fits, (legal[:number] for number in range(1, len(legal) + 1))), None)
     if needed is None:
         return None
     for change in reversed(needed):  # most expensive first

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+SLOWER_RATE = 150.0  # TFLOP/s of an A100; hours are printed for it too
+
 
 def _assumed(value: float, sentence: str) -> Any:
     return field(default=value, metadata={"help": sentence})

@@ -17,9 +17,17 @@ def trained_bytes(run: PlannedRun) -> float:
 
 
 def parameter_bytes(run: PlannedRun) -> float:
-    """Return the bytes of the policy; the frozen weights under a LoRA are kept in the compute precision."""
-    frozen = run.architecture.parameters * run.compute_bytes / run.num_shards if run.settings.lora_rank else 0.0
-    return trained_bytes(run) + frozen
+    """Return the bytes of the policy: trained weights and, under a LoRA, frozen weights."""
+    return trained_bytes(run) + (frozen_bytes(run) / run.num_shards if run.settings.lora_rank else 0.0)
+
+
+def frozen_bytes(run: PlannedRun) -> float:
+    """Return the bytes of the base model under a LoRA; fp8 stores a byte per weight and a float32 scale per row."""
+    model = run.architecture
+    if run.settings.base_weight_dtype != "fp8":
+        return model.parameters * run.compute_bytes
+    in_fp8 = model.matrix_parameters
+    return in_fp8 * (1 + 4 / model.width) + (model.parameters - in_fp8) * run.compute_bytes
 
 
 def optimizer_bytes(run: PlannedRun) -> float:
@@ -39,8 +47,11 @@ def working_weight_bytes(run: PlannedRun, *, with_gradient: bool) -> float:
     FSDP gathers the current block and prefetches the next; the flat buffer of a gather exists alongside its copy, and
     the root's parameters stay gathered. The backward pass adds the block's gradient in the compute precision and the
     float32 buffer that is reduced. Without FSDP, autocast keeps a cast copy of every weight during the forward pass.
+    fp8 weights are converted one matrix at a time.
     """
     model, settings = run.architecture, run.settings
+    if settings.lora_rank and settings.base_weight_dtype == "fp8":
+        return 10 * model.hidden * model.width  # the largest matrix: two float32 copies and one in bf16
     if not settings.enable_fsdp:
         needs_cast = run.compute_bytes < run.master_bytes and not settings.lora_rank
         return model.parameters * run.compute_bytes if needs_cast else 0.0
@@ -51,12 +62,13 @@ def working_weight_bytes(run: PlannedRun, *, with_gradient: bool) -> float:
     return total
 
 
-def encoder_bytes(run: PlannedRun) -> float:
-    """Return the bytes of the encoders, unsharded on every rank; 0 if conditions are precomputed or sizes unknown."""
-    if run.settings.precompute_conditions or not run.architecture.is_released:
+def encoder_bytes(run: PlannedRun, *, in_groups: bool = False) -> float:
+    """Return the bytes of the encoders, unsharded on every rank; 0 if their sizes are unknown."""
+    if not run.architecture.is_released:
         return 0.0
     with_images = "i2v" in run.settings.transformer_version
-    return run.architecture.encoder_bytes(BYTES[run.settings.encoder_dtype], with_images=with_images)
+    size = BYTES[run.settings.encoder_dtype]
+    return run.architecture.encoder_bytes(size, with_images=with_images, in_groups=in_groups)
 
 
 def decoding_bytes(run: PlannedRun) -> float:

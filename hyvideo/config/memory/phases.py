@@ -1,9 +1,11 @@
-"""Bytes on one GPU in every phase of an iteration: what all phases hold, and what each one adds.
+"""Bytes on one GPU in every phase of a run: what all phases of an iteration hold, and what each one adds.
 
-    rollout -> decode -> anchor -> update: forward, backward, many times -> optimizer -> perhaps validation
+    encode, once, before the transformer is loaded
+    rollout -> decode -> score -> anchor -> update: forward, backward, many times -> optimizer -> perhaps validation
 
-Memory peaks twice in the update: when a backward pass begins (all kept activations) and when it ends (all gradients).
-From the second backward pass of an update on, the first peak includes the gradients.
+Scorers run in the background, beside rollout, decode, anchor and validation, unless ``score_between_stages`` gives them
+a separate phase. Memory peaks twice in the update: when a backward pass begins (all kept activations) and when it
+ends (all gradients). From the second backward pass of an update on, the first peak includes the gradients.
 """
 
 from dataclasses import dataclass
@@ -14,8 +16,8 @@ from hyvideo.config.memory.planned_run import BYTES, PlannedRun
 
 GIB = 2**30
 
-# Reserved for what is not counted: CUDA's context and NCCL's buffers take 1 to 3 GiB, fragmentation a few percent.
-CONTEXT_GIB = 3.0
+# Reserved for what is not counted: CUDA's context, NCCL's buffers with several ranks, and a few percent fragmentation.
+CONTEXT_GIB, CONTEXT_AND_NCCL_GIB = 0.8, 3.0
 FRAGMENTATION = 0.05
 
 
@@ -24,6 +26,7 @@ class Memory:
     """Bytes by phase and item."""
 
     phases: dict[str, dict[str, float]]
+    context_gib: float = CONTEXT_AND_NCCL_GIB
 
     def total(self, phase: str) -> float:
         return sum(self.phases[phase].values())
@@ -41,7 +44,7 @@ class Memory:
     @property
     def needed_gib(self) -> float:
         """Peak with the reserve for CUDA's context and fragmentation."""
-        return self.peak() / GIB * (1 + FRAGMENTATION) + CONTEXT_GIB
+        return self.peak() / GIB * (1 + FRAGMENTATION) + self.context_gib
 
 
 def resolve_auto(run: PlannedRun) -> PlannedRun:
@@ -56,25 +59,30 @@ def resolve_auto(run: PlannedRun) -> PlannedRun:
 def memory(run: PlannedRun) -> Memory:
     """Return the bytes on one rank of the run."""
     run = resolve_auto(run)
-    update, is_offloaded = run.settings.mini_batch_size_per_update, run.settings.reference_mode_offload
+    settings = run.settings
+    update, is_offloaded = settings.mini_batch_size_per_update, settings.reference_mode_offload
     gradients = copied = states.trained_bytes(run)  # an offloaded copy swaps places with the policy
     resident = {
         "parameters": states.parameter_bytes(run),
         "optimizer state": states.optimizer_bytes(run),
-        "EMA": copied if run.settings.ema_decay and not is_offloaded else 0.0,
+        "EMA": copied if settings.ema_decay and not is_offloaded else 0.0,
         "anchor": copied if run.config.needs_anchor and not is_offloaded else 0.0,
-        "encoders": states.encoder_bytes(run),
-        "VAE": run.architecture.vae_parameters * BYTES[run.settings.vae_dtype],
-        "reward models": run.reward_bytes,
+        "encoders": 0.0 if settings.precompute_conditions else states.encoder_bytes(run),
         "trajectories": states.trajectory_bytes(run),
     }
+    vae = {"VAE": run.architecture.vae_parameters * BYTES[settings.vae_dtype]}
+    scorers = {"reward models": run.reward_bytes}
+    resident |= ({} if settings.vae_offload else vae) | ({} if settings.reward_offload else scorers)
+    scoring = scorers | {"scoring": run.scoring_bytes}
+    beside = {} if settings.score_between_stages else scoring
     gathered = {"working weights": states.working_weight_bytes(run, with_gradient=False)}
     training = {"working weights": states.working_weight_bytes(run, with_gradient=True)}
     kept, block = activations.kept_bytes(run), activations.block_bytes(run)
     phases = {
-        "rollout": {"activations": activations.inference_bytes(run, run.settings.batch_size)} | gathered,
-        "decode": {"decoding": states.decoding_bytes(run)},
-        "anchor": {"activations": activations.inference_bytes(run, update)} | gathered,
+        "rollout": {"activations": activations.inference_bytes(run, settings.batch_size)} | gathered | beside,
+        "decode": {"decoding": states.decoding_bytes(run)} | vae | beside,
+        "score": scoring,
+        "anchor": {"activations": activations.inference_bytes(run, update)} | gathered | beside,
         "backward begins": training
         | {"gradients": gradients if run.backwards_per_update > 1 else 0.0, "activations": kept + block},
         "backward ends": training | {"gradients": gradients, "activations": kept / run.architecture.num_layers + block},
@@ -82,9 +90,14 @@ def memory(run: PlannedRun) -> Memory:
     }
     if not run.config.needs_anchor:
         del phases["anchor"]
+    if beside or not run.reward_bytes:
+        del phases["score"]
     if validation := run.validation:
         sampling = activations.inference_bytes(validation, validation.settings.batch_size)
         decoding = states.decoding_bytes(validation)
-        is_larger = sampling + sum(gathered.values()) > decoding
-        phases["validation"] = {"activations": sampling} | gathered if is_larger else {"decoding": decoding}
-    return Memory({phase: resident | items for phase, items in phases.items()})
+        parts = {"activations": sampling} | gathered, {"decoding": decoding} | vae
+        phases["validation"] = max(parts, key=lambda items: sum((resident | items).values())) | beside
+    counted = {phase: resident | items for phase, items in phases.items()}
+    if settings.precompute_conditions:
+        counted = {"encode": {"encoders": states.encoder_bytes(run)} | ({} if settings.vae_offload else vae)} | counted
+    return Memory(counted, CONTEXT_GIB if run.world_size == 1 else CONTEXT_AND_NCCL_GIB)

@@ -19,6 +19,7 @@ _LAYOUT = ("sp_size", "batch_size", "num_generations")  # with the number of GPU
 # Bytes of weights. VideoAlign is Qwen2-VL-2B without its head; CLIP's ViT-L and PickScore's ViT-H are in float32.
 _VIDEOALIGN = {"bf16": 4.57e9, "fp32_math": 9.2e9}
 _SCORERS = {"clip": 0.43e9 * 4, "pickscore": 0.99e9 * 4}
+_SCORING = 1.5 * 2**30  # activations of VideoAlign, estimated at 1 to 1.5 GiB; those of other scorers are not counted
 
 
 @dataclass(frozen=True)
@@ -71,12 +72,17 @@ class PlannedRun:
 
     @property
     def reward_bytes(self) -> float:
-        """Bytes of the scorers' weights on the GPU."""
+        """Bytes of the scorers' weights while they are on the GPU; 0 with a reward service."""
         reward = self.config.reward
-        if reward.reward_offload or reward.remote_reward_url:
+        if reward.remote_reward_url:
             return 0.0
         sizes = _SCORERS | {"videoalign": _VIDEOALIGN[reward.reward_precision]}
         return sum(sizes.get(name, 0.0) for name in reward.reward_model)
+
+    @property
+    def scoring_bytes(self) -> float:
+        """Bytes of the scorers' activations."""
+        return _SCORING if "videoalign" in self.config.reward.reward_model and self.reward_bytes else 0.0
 
     @cached_property
     def validation(self) -> "PlannedRun | None":

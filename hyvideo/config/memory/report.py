@@ -1,5 +1,6 @@
 """The planner's report: memory by phase, cost, legal combinations, and one line of advice."""
 
+import shlex
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -9,7 +10,7 @@ from hyvideo.config.memory.cost import cost, duration
 from hyvideo.config.memory.disk import checkpoint_lines
 from hyvideo.config.memory.network import traffic
 from hyvideo.config.memory.persistent import trained_bytes
-from hyvideo.config.memory.phases import GIB, memory, resolve_auto
+from hyvideo.config.memory.phases import GIB, Memory, memory, resolve_auto
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.memory.whole_run import length_lines
 from hyvideo.data.templates import fill, number
@@ -18,11 +19,10 @@ _NEAREST = 12
 _TABLE_WORLDS, _TABLE_SP_SIZES = (8, 16, 64), (1, 2, 4, 8)
 
 
-def report(run: PlannedRun) -> str:
-    """Return the report of a run; without times if the run is illegal."""
+def report(run: PlannedRun, words: list[str]) -> str:
+    """Return the report of a run with the flags ``words``; without times if the run is illegal."""
     counted, timing = memory(run), {}
-    names = dict.fromkeys(name for phase in counted.phases.values() for name in phase)
-    items = {name: [phase.get(name, 0.0) / GIB for phase in counted.phases.values()] for name in names}
+    line, change = verdict(run)
     if not run.problems:
         timing = {"spent": cost(run), "sent": traffic(run), "time": duration(run), "fastest": fastest(run)}
         timing["length"] = [*length_lines(run), *checkpoint_lines(run)]
@@ -32,14 +32,39 @@ def report(run: PlannedRun) -> str:
         recomputation=resolve_auto(run).checkpointing,
         anchor_gib=trained_bytes(run) / GIB,
         counted=counted,
-        items=items | {"sum": [counted.total(phase) / GIB for phase in counted.phases]},
+        items=items_in_gib(counted),
         nearest=[
             (near, memory(near), duration(near).total, cost(near).rollouts)
             for near in islice(run.legal_near(), _NEAREST)
         ],
-        verdict=verdict(run),
+        verdict=line,
+        command="" if change is None else training_command(run, words, change),
         **timing,
     )
+
+
+def items_in_gib(counted: Memory) -> dict[str, list[float]]:
+    """Return the rows of the table of memory: GiB in each phase, and their sums."""
+    names = dict.fromkeys(name for phase in counted.phases.values() for name in phase)
+    items = {name: [phase.get(name, 0.0) / GIB for phase in counted.phases.values()] for name in names}
+    return items | {"sum": [counted.total(phase) / GIB for phase in counted.phases]}
+
+
+def training_command(run: PlannedRun, words: list[str], change: dict) -> str:
+    """Return the command of a run with the flags ``words`` and a change; a timed run also saves every hour."""
+    many = run.world_size > run.hardware.gpus_per_node
+    launcher = "run_post_train_multinode.sh" if many else "run_post_train.sh"
+    hourly = {"save_minutes": 60} if run.is_timed and not run.settings.save_minutes else {}
+    return command(f"{'' if many else f'NPROC={run.world_size} '}bash {launcher}", words, change | hourly)
+
+
+def command(program: str, words: list[str], change: dict) -> str:
+    """Return a command line in which the flags of ``change`` replace those in ``words``."""
+    kept, is_replaced = [], False
+    for word in words:
+        is_replaced = word.removeprefix("--").partition("=")[0] in change if word.startswith("--") else is_replaced
+        kept += [] if is_replaced else [word]
+    return " ".join(part for part in (program, shlex.join(kept), flags(change)) if part)
 
 
 def fastest(run: PlannedRun) -> str:
@@ -55,23 +80,23 @@ def flags(change: dict) -> str:
     return " ".join(f"--{name} {str(value).lower()}" for name, value in change.items())
 
 
-def verdict(run: PlannedRun) -> str:
-    """Return one line: whether the run fits, and what to change if it does not."""
+def verdict(run: PlannedRun) -> tuple[str, dict | None]:
+    """Return a line on whether the run fits and what to change, and the change: empty if it fits, None if unknown."""
     gpu_memory = run.hardware.gpu_memory
     if run.problems:
         near = list(run.legal_near())
         fitting = [other for other in near if memory(other).fits(gpu_memory)]
         suffix = f"nearest legal combination{' that fits' if fitting else ''}: {(fitting or near)[0]}" if near else ""
-        return f"illegal: {run.problems[0]}; {suffix or 'none near'}"
+        return f"illegal: {run.problems[0]}; {suffix or 'none near'}", None
     gpus, counted = run.world_size, memory(run)
     size = f"{counted.needed_gib:.1f} of {gpu_memory:g} GiB, including CUDA context and fragmentation"
     if counted.fits(gpu_memory):
-        return f"fits: {size}"
+        return f"fits: {size}", {}
     change = cheapest_change(run)
     if change is None:
-        return f"too large: {size}; no known change makes it fit {gpus} GPUs; use more GPUs or smaller videos"
+        return f"too large: {size}; no known change makes it fit {gpus} GPUs; use more GPUs or smaller videos", None
     after = memory(run.with_settings(**change)).needed_gib
-    return f"too large: {size}; the cheapest change that makes it fit: {flags(change)} ({after:.1f} GiB)"
+    return f"too large: {size}; the cheapest change that makes it fit: {flags(change)} ({after:.1f} GiB)", change
 
 
 def memory_table(run: PlannedRun) -> str:

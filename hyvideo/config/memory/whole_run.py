@@ -1,12 +1,12 @@
 """Predicted length of the whole run: hours if the rate of the GPU can be predicted, else forward passes."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hyvideo.config.memory.cost import cost, duration, validation_seconds
 from hyvideo.config.memory.disk import checkpoint_lines
-from hyvideo.config.memory.hardware import Hardware
+from hyvideo.config.memory.hardware import SLOWER_RATE, Hardware
 from hyvideo.config.memory.phases import memory, resolve_auto
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.run_plan import labelled
@@ -97,6 +97,8 @@ def length_lines(run: PlannedRun) -> list[str]:
         Path(__file__).with_name("length.txt.jinja"),
         run=run,
         usual_rate=Hardware.rate,
+        slower_rate=SLOWER_RATE,
+        slower=whole_run(replace(run, hardware=replace(run.hardware, rate=SLOWER_RATE))).seconds / 86400,
         length=whole_run(run),
         rollouts=cost(run).rollouts,
         waiting=duration(run).waiting,

@@ -98,8 +98,9 @@ class Architecture(Sizes):
     def inference_widths(self) -> float:
         return _MEASURES["inference"] + 2 * self.mlp_ratio
 
-    def encoder_bytes(self, size: int, *, with_images: bool) -> float:
+    def encoder_bytes(self, size: int, *, with_images: bool, in_groups: bool = False) -> float:
         text, glyph, image = _MEASURES["encoders"].values()
+        text = _MEASURES["text_in_groups"] if in_groups else text
         return (text + image * with_images) * size + glyph * 4
 
     @property

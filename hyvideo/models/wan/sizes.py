@@ -89,8 +89,8 @@ class Architecture(Sizes):
     def is_released(self) -> bool:
         return self.text_width == Architecture.text_width
 
-    def encoder_bytes(self, size: int, *, with_images: bool) -> float:
-        return _MEASURES["text_encoder"] * size
+    def encoder_bytes(self, size: int, *, with_images: bool, in_groups: bool = False) -> float:
+        return _MEASURES["text_in_groups" if in_groups else "text_encoder"] * size
 
     @property
     def _vae(self) -> dict[str, float]:

@@ -139,9 +139,54 @@ def test_trajectories_of_nft_are_latents_and_the_velocities_of_its_levels():
     assert found == [21 + 4, 21 + 4 + 4, 21 + 4]
 
 
-def test_precomputed_conditions_need_no_encoder():
-    assert memory(simulated()).phases["decode"]["encoders"] / GIB == pytest.approx(14.0, rel=0.01)
-    assert memory(simulated(precompute_conditions=True)).phases["decode"]["encoders"] == 0
+def test_precomputed_conditions_need_encoders_only_before_the_transformer_is_loaded():
+    resident, before = memory(simulated()), memory(simulated(precompute_conditions=True))
+    assert resident.phases["decode"]["encoders"] / GIB == pytest.approx(14.0, rel=0.01)
+    assert before.phases["decode"]["encoders"] == 0 and "encode" not in resident.phases
+    assert before.phases["encode"].keys() == {"encoders", "VAE"}
+    assert memory(simulated(precompute_conditions=True, vae_offload=True)).phases["encode"].keys() == {"encoders"}
+
+
+def phases_with(item, **changes):
+    """Return the phases in which an item is on the GPU."""
+    run = simulated(valid_video_csv=["assets/prompts/valid.csv"], **changes)
+    return {phase for phase, items in memory(run).phases.items() if items.get(item)}
+
+
+ALL = {"rollout", "decode", "anchor", "backward begins", "backward ends", "optimizer", "validation"}
+SCORED = {"reward_model": ["videoalign"]}
+
+
+def test_an_offloaded_vae_is_on_the_gpu_only_to_decode():
+    assert phases_with("VAE") == ALL
+    assert phases_with("VAE", vae_offload=True) == {"decode", "validation"}
+    sampling = {"vae_offload": True, "vae_tile_size": 64, "batched_forward": True, "validation_batch_size": 8}
+    assert phases_with("VAE", **sampling) == {"decode"}  # sampling is then the peak of a validation
+
+
+def test_scorers_run_beside_other_phases_or_between_them():
+    beside, offloaded = {"rollout", "decode", "anchor", "validation"}, SCORED | {"reward_offload": True}
+    assert phases_with("reward models", **SCORED) == ALL
+    assert phases_with("scoring", **SCORED) == beside
+    assert phases_with("reward models", **offloaded) == phases_with("scoring", **offloaded) == beside
+    between = offloaded | {"score_between_stages": True}
+    assert phases_with("reward models", **between) == phases_with("scoring", **between) == {"score"}
+    remote = between | {"remote_reward_url": "http://127.0.0.1:8000"}
+    assert not phases_with("reward models", **remote) and not phases_with("scoring", **remote)
+
+
+def test_fp8_stores_a_byte_per_frozen_matrix_weight_and_a_scale_per_row():
+    bf16, fp8 = (memory(simulated(**LORA, enable_fsdp=False, base_weight_dtype=kind)) for kind in ("bf16", "fp8"))
+    saved = bf16.phases["rollout"]["parameters"] - fp8.phases["rollout"]["parameters"]
+    assert saved == pytest.approx(RELEASED.matrix_parameters, rel=0.003)
+    one_matrix = 4 * 2048 * 2048
+    assert one_matrix * 2 < fp8.phases["rollout"]["working weights"] < one_matrix * 12
+
+
+def test_one_gpu_needs_no_buffers_of_nccl():
+    one, two = (memory(simulated(n, enable_fsdp=False)) for n in (1, 2))
+    assert one.needed_gib == pytest.approx(one.peak() / GIB * 1.05 + 0.8)
+    assert two.needed_gib == pytest.approx(two.peak() / GIB * 1.05 + 3)
 
 
 def test_an_image_to_video_version_needs_its_image_encoder():

@@ -42,12 +42,11 @@ def test_batch_sizes_and_calls_with_and_without_batching():
     [
         ({}, 4.57),
         ({"reward_precision": "fp32_math"}, 9.2),
-        ({"reward_offload": True}, 0),
         ({"remote_reward_url": "http://127.0.0.1:8000"}, 0),
         ({"reward_model": ["videoalign", "clip"]}, 4.57 + 1.72),
     ],
 )
-def test_only_reward_models_on_the_gpu_count(changes, gigabytes):
+def test_only_local_reward_models_count(changes, gigabytes):
     assert run_of(8, **changes).reward_bytes == pytest.approx(gigabytes * 1e9)
 
 

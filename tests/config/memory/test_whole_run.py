@@ -93,7 +93,7 @@ def test_validation_guidance_uses_its_scale_and_the_interval():
 def test_hours_are_printed_with_their_assumptions():
     first, source = length_lines(planned())
     assert first.startswith("whole run              100 iterations x 559 s + 11 validations of 64 videos x 2,312 s = ")
-    assert first.endswith("= 22.6 h on 8 GPUs, 181 GPU-hours")
+    assert first.endswith("= 22.6 h on 8 GPUs, 181 GPU-hours; 2.5 days at 150 TFLOP/s (A100)")
     assert (
         "400 TFLOP/s per GPU (H100, H800), 450 GB/s within a node and 50 GB/s per GPU between nodes; 2.5% exposed comm"
         in source

@@ -1,0 +1,77 @@
+"""Bytes on the GPU in every phase of generate.py, and the fastest way of offloading that fits.
+
+    encode -> sample -> decode
+
+With ``offloading`` each phase holds only the models that it uses. With ``group_offloading`` the blocks of
+the transformer come one after another: that in use and the next one (``overlap_group_offloading``), or four at a time.
+The language model then has one layer on the GPU.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hyvideo.config.memory import activations
+from hyvideo.config.memory import persistent as states
+from hyvideo.config.memory.advice import SMALL_TILE
+from hyvideo.config.memory.phases import CONTEXT_GIB, Memory
+from hyvideo.config.memory.planned_run import BYTES, PlannedRun
+from hyvideo.config.memory.report import command, items_in_gib
+from hyvideo.data.templates import fill
+
+
+@dataclass(frozen=True)
+class Offloading:
+    """Settings of generate.py that take models off the GPU while they are not used."""
+
+    offloading: bool = False
+    group_offloading: bool = False
+    overlap_group_offloading: bool = True
+
+    def __str__(self) -> str:
+        return "group offloading" if self.group_offloading else "offloading" if self.offloading else "no offloading"
+
+
+WAYS = Offloading(), Offloading(offloading=True), Offloading(offloading=True, group_offloading=True)  # fastest first
+
+
+def generation_memory(run: PlannedRun, way: Offloading) -> Memory:
+    """Return the bytes by phase for one video of the size of the run's rollouts."""
+    model, settings = run.architecture, run.settings
+    parameters = model.parameters
+    if way.group_offloading:
+        parameters = model.root_parameters + (2 if way.overlap_group_offloading else 4) * model.block_parameters
+    vae = {"VAE": model.vae_parameters * BYTES[settings.vae_dtype]}
+    transformer = {"transformer": parameters * run.compute_bytes}
+    phases = {
+        "encode": {"encoders": states.encoder_bytes(run, in_groups=way.group_offloading)},
+        "sample": transformer | {"activations": activations.inference_bytes(run, 1)},
+        "decode": vae | {"decoding": states.decoding_bytes(run)},
+    }
+    if not way.offloading:
+        phases = {phase: items | vae for phase, items in phases.items()}
+        phases["decode"] |= transformer
+    return Memory(phases, CONTEXT_GIB)
+
+
+def fastest_way(run: PlannedRun) -> tuple[PlannedRun, Offloading] | None:
+    """Return the fastest way of offloading that fits the GPU, with smaller tiles if necessary; None if none fits."""
+    small = run.with_settings(vae_tile_size=min(SMALL_TILE, run.settings.vae_tile_size or SMALL_TILE))
+    ways = ((tiled, way) for tiled in (run, small) for way in WAYS)
+    return next((found for found in ways if generation_memory(*found).fits(run.hardware.gpu_memory)), None)
+
+
+def generation_report(run: PlannedRun, words: list[str]) -> str:
+    """Return the memory of generate.py with the flags ``words``, and the command that fits the GPU."""
+    found = fastest_way(run)
+    planned, way = found or (run, WAYS[-1])
+    counted, tile = generation_memory(planned, way), planned.settings.vae_tile_size
+    change = {"offloading": way.offloading, "group_offloading": way.group_offloading}
+    change |= {"vae_tile_size": tile} if tile != run.settings.vae_tile_size else {}
+    return fill(
+        Path(__file__).with_name("generation.txt.jinja"),
+        run=run,
+        counted=counted,
+        items=items_in_gib(counted),
+        needed={way: generation_memory(run, way).needed_gib for way in WAYS},
+        command=command("python generate.py", words, change) if found else "",
+    )

@@ -168,6 +168,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def main() -> int:
+    processes.use_expandable_segments()
     options = parse()
     try:
         run(options)

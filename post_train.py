@@ -25,6 +25,7 @@ from hyvideo.evaluation.reward_hacking.rule import RewardHacking, check_output_d
 
 
 def main() -> int:
+    processes.use_expandable_segments()
     command = parse()
     sys.excepthook = lambda *error: (processes.wait_for_rank_0(), sys.__excepthook__(*error))
     with ExitStack() as at_end:

@@ -26,7 +26,7 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.ownership import NotOwner, Ownership
 from hyvideo.evaluation.report.page import REPORT_FILE, write_report
 from hyvideo.evaluation.validation import Validation
-from hyvideo.models.reward_models.rewards import Scorer
+from hyvideo.models.reward_models.rewards import Reward, Scorer
 from hyvideo.records.metrics import MetricsWriter
 from hyvideo.records.progress_bar import ProgressBar
 from hyvideo.records.run_files import warn_if_unwritable, write_config
@@ -35,6 +35,7 @@ from hyvideo.training.machine import resolve_auto
 from hyvideo.training.on_policy_check import OffPolicyError
 from hyvideo.training.preemption import Stopped
 from hyvideo.training.rewards import TooManyMissingRewards
+from hyvideo.training.rollout_collector import PendingRewards
 from hyvideo.training.run_setup import RunParts
 from hyvideo.training.run_state import Progress
 
@@ -139,12 +140,14 @@ class Trainer(RunParts):
         """Run one iteration (rollouts, rewards, advantages, updates) and return its metrics by name."""
         timer = StageTimer(self.device, self.progress.enter)
         self.cost.forwards = 0
-        # Each batch is scored while the next one is sampled.
+        # Each batch is scored while the next one is sampled, the last one beside the anchor's forward passes. With
+        # `score_between_stages`, all are scored before the anchor, and the GPU does nothing else.
         rollouts, pending = self.collector.collect(self.iteration, timer, keep_means=self.update.needs_means())
-        with timer("anchor"):  # while the last batch is scored
+        is_between = self.config.reward.scores_between_stages
+        rewards = self._wait_for_rewards(pending, timer) if is_between else {}
+        with timer("anchor"):
             anchor_means = self.update.anchor_means(rollouts)
-        with timer("reward", f"{self.plan.rollouts} videos"):
-            rewards = self.rewards.wait(pending, self.signals.all_ready)
+        rewards = rewards if is_between else self._wait_for_rewards(pending, timer)
         advantages, reward_metrics = self.rewards.advantages(rollouts.indices, rewards)
         rollouts = rollouts.with_rewards(rewards, advantages.to(self.device))
         num_missing = reward_metrics["reward/missing"]
@@ -164,7 +167,12 @@ class Trainer(RunParts):
             **timer.metrics(),
             "time/scoring": self.scorer.take_seconds(),
             "memory/peak_gib": peak_memory_gib(self.device),
+            "memory/peak_reserved_gib": peak_memory_gib(self.device, reserved=True),
         }
+
+    def _wait_for_rewards(self, pending: PendingRewards, timer: StageTimer) -> dict[int, Reward]:
+        with timer("reward", f"{self.plan.rollouts} videos"):
+            return self.rewards.wait(pending, self.signals.all_ready)
 
     def validate(self) -> dict[str, float]:
         """Validate the EMA weights if the run keeps them, else the policy, and return the metrics."""

@@ -82,6 +82,36 @@ def test_a_user_error_is_reported_within_a_second_and_a_half_without_torch(progr
     assert float(words[3]) < 1.5
 
 
+ALLOCATOR = """
+import os, runpy, sys
+
+class AtImportOfTorch:
+    def find_spec(self, name, *_):
+        if name == "torch":
+            sys.exit(" ".join(str(os.environ.get(name)) for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")))
+
+sys.meta_path.insert(0, AtImportOfTorch())
+runpy.run_path(sys.argv.pop(1), run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(
+    "name, given, found",
+    [
+        ("post_train.py", {}, "None expandable_segments:True"),
+        ("generate.py", {}, "None expandable_segments:True"),
+        ("post_train.py", {"PYTORCH_ALLOC_CONF": "backend:native"}, "None backend:native"),
+        ("post_train.py", {"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}, "backend:native None"),
+    ],
+)
+def test_expandable_segments_are_set_before_torch_is_imported(program, tmp_path, monkeypatch, name, given, found):
+    for variable in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(variable, raising=False)
+    flags = {"post_train.py": [*SMOKE, "--output_dir", tmp_path / "out"], "generate.py": ["--prompt", "a red circle"]}
+    result = program("-c", ALLOCATOR, name, *flags[name], fresh=True, **given)
+    assert result.stderr.splitlines()[-1] == found
+
+
 def hostile(tmp_path, name):
     """Return flags with a hostile configuration, path or prompts file."""
     if name == "aliases":

@@ -108,6 +108,11 @@ class RewardSettings:
     remote_reward_timeout: float = machine(120.0, "Timeout of a reward request in seconds.", no.SERVICE, above=0)
     advantage_clip: float = learning(5.0, "Clip advantages to plus or minus this value.", no.CLIP, above=0)
 
+    @property
+    def scores_between_stages(self) -> bool:
+        """Whether scoring starts after the last rollout is decoded. Reward services use no memory of this GPU."""
+        return self.score_between_stages and not self.remote_reward_url
+
 
 @dataclass(frozen=True)
 class LossSettings:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from hyvideo.data.videos import pixels
 from hyvideo.models.conditions import Condition, Conditions
 from hyvideo.models.family import Latents, family_of
+from hyvideo.models.offload import device_of, on_device
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler, SdeStepOutput, filled
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -85,7 +86,7 @@ class GRPOPipeline:
 
     @property
     def device(self) -> torch.device:
-        return self.vae.device
+        return device_of(self.vae)
 
     @functools.cached_property
     def latents(self) -> Latents:
@@ -220,10 +221,11 @@ class GRPOPipeline:
         """Return uint8 videos on the CPU, None for those with NaN or inf. Shapes: (frames, channels, height, width)."""
         videos: list[Tensor] = []
         finite: list[Tensor] = []
-        for part in latents.split(batch_size):
-            decoded = self.vae.decode(self.latents.unscaled(part).to(self.vae.dtype), return_dict=False)[0]
-            for video in decoded.transpose(1, 2):
-                finite.append(video.isfinite().all())
-                videos.append(pixels(video).to("cpu", non_blocking=True))  # into pinned memory
+        with on_device(self.vae):
+            for part in latents.split(batch_size):
+                decoded = self.vae.decode(self.latents.unscaled(part).to(self.vae.dtype), return_dict=False)[0]
+                for video in decoded.transpose(1, 2):
+                    finite.append(video.isfinite().all())
+                    videos.append(pixels(video).to("cpu", non_blocking=True))  # into pinned memory
         are_finite = torch.stack(finite).tolist()  # the only synchronization; it also waits for the copies
         return [video if is_finite else None for video, is_finite in zip(videos, are_finite)]

@@ -32,8 +32,12 @@ class StageTimer:
         return self.seconds | {"time/iteration": time.perf_counter() - self._start}
 
 
-def peak_memory_gib(device: torch.device) -> float:
-    """Return the peak memory so far in GiB: of the GPU, or of the process without one."""
+def peak_memory_gib(device: torch.device, *, reserved: bool = False) -> float:
+    """Return the peak memory so far in GiB: of the GPU, or of the process without one.
+
+    ``reserved`` also counts the GPU memory that torch's allocator keeps for reuse.
+    """
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**30
+        peak = torch.cuda.max_memory_reserved if reserved else torch.cuda.max_memory_allocated
+        return peak(device) / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

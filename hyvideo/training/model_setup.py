@@ -23,6 +23,7 @@ from hyvideo.models.attention_kernels import use_fastest_kernels
 from hyvideo.models.conditions import Condition
 from hyvideo.models.family import prepare
 from hyvideo.models.lora import Lora, check_lora, read_lora, training_config
+from hyvideo.models.offload import device_of, offload
 from hyvideo.models.versions import UNSUPPORTED
 from hyvideo.pipelines.condition_encoder import ConditionEncoder, PartStore
 from hyvideo.pipelines.grpo_pipeline import DTYPES, GRPOPipeline, SamplerSettings
@@ -67,6 +68,8 @@ def load_encoder(config: Config, device: torch.device) -> tuple[ConditionEncoder
     vae = loading.load_vae(root, dtype=DTYPES[model.vae_dtype], **common)
     if model.vae_tile_size:
         family.set_tiling(vae, model.vae_tile_size, model.vae_tile_overlap)
+    if model.vae_offload:
+        offload(vae)
     default_folder = Path(config.record.output_dir) / "conditions" if model.precompute_conditions else ""
     folder = model.conditions_dir or default_folder
     encoder = ConditionEncoder(
@@ -140,7 +143,7 @@ def make_pipeline(
     rollout: RolloutSettings, dtype: str, transformer: nn.Module, vae: nn.Module, negative: Condition | None
 ) -> GRPOPipeline:
     """Return the sampling pipeline of a transformer, configured by the settings."""
-    if vae.device.type == "cuda":
+    if device_of(vae).type == "cuda":
         use_fastest_kernels()
     scheduler = FlowMatchDiscreteScheduler(shift=rollout.shift, last_step=rollout.last_step)
     scheduler.set_timesteps(rollout.grpo_sampling_steps)

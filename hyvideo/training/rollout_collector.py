@@ -1,4 +1,4 @@
-"""Sampling of rollouts: a batch is scored in the background while the next one is sampled."""
+"""Sampling of rollouts: a batch is scored in the background while the next one is sampled, or after all of them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -144,9 +144,12 @@ class RolloutCollector:
         mean_steps: Tensor | None,
         timer: StageTimer,
     ) -> tuple[Trajectories, PendingRewards]:
-        """Sample batches and submit them for scoring; ranks that share a batch split its videos for decoding."""
+        """Sample batches and submit them for scoring, each at once, or all at the end (``scores_between_stages``).
+
+        Ranks that share a batch split its videos for decoding.
+        """
         rollout = self.config.rollout
-        parts, pending = [], PendingRewards()
+        parts, unscored, pending = [], [], PendingRewards()
         starts = range(0, len(indices), rollout.batch_size)
         for number, start in enumerate(starts, 1):
             self.check()
@@ -164,7 +167,11 @@ class RolloutCollector:
             with timer("decode", f"batch {number}/{len(starts)}"):
                 latents = select(parts[-1].final, [row - start for row in share])
                 decoded = self.pipeline.decode(latents, batch_size=rollout.decode_batch_size)
-            shared_prompts = [prompts[row] for row in share]
-            pending.batches.append(self.scorer.submit(decoded, shared_prompts, fps=self.config.data.fps))
             pending.videos.update(zip(share, decoded))
+            unscored.append((decoded, [prompts[row] for row in share]))
+            if not self.config.reward.scores_between_stages:
+                pending.batches.append(self.scorer.submit_batches(unscored, fps=self.config.data.fps))
+                unscored = []
+        if unscored:
+            pending.batches.append(self.scorer.submit_batches(unscored, fps=self.config.data.fps))
         return Trajectories.cat(parts), pending

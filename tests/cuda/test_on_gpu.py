@@ -12,6 +12,7 @@ from hyvideo.models.conditions import Condition, Conditions
 from hyvideo.models.family import install
 from hyvideo.models.hunyuan_video15.vae import set_tiling
 from hyvideo.models.loading import load_transformer, load_vae
+from hyvideo.models.offload import offload
 from hyvideo.models.reward_models.async_scorer import AsyncScorer
 from hyvideo.models.weight_files import draw_tensor
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
@@ -136,6 +137,17 @@ def test_decoded_videos_match_the_cpu(gpu, tile_size):
         videos.append(torch.stack(pipeline.decode(latents)).int())
     assert videos[0].shape == (2, 9, 3, 48, 48)
     assert (videos[0] - videos[1]).abs().max() <= 1  # of 255: rounding
+
+
+def test_an_offloaded_vae_decodes_the_same_video(gpu):
+    vae = load_vae(MINIATURE, device=gpu)
+    pipeline = GRPOPipeline(vae, vae, FlowMatchDiscreteScheduler(), sampling=SamplerSettings(guidance_scale=1.0))
+    latents = normal((2, *pipeline.latent_shape(9, 48, 48)), 0, "latents").to(gpu)
+    expected = pipeline.decode(latents)
+    offload(vae)
+    for _ in range(2):
+        assert all(map(torch.equal, pipeline.decode(latents), expected))
+        assert vae.device == CPU and pipeline.device.type == gpu.type
 
 
 def test_an_iteration_matches_the_cpu(gpu, tiny_config, mesh):

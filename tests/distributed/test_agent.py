@@ -31,7 +31,7 @@ sys.exit(75 if signals.received else 1)
 ALL_RANKS_FAIL = """
 from hyvideo.config import processes
 processes.wait_for_rank_0()
-print("common message", flush=True)
+print("common message", os.environ["PYTORCH_ALLOC_CONF"], flush=True)
 sys.exit(1)
 """
 PROGRESSES = """
@@ -117,7 +117,8 @@ def test_restarts_are_counted_since_the_last_new_iteration(start, tmp_path):
     assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 2
 
 
-def test_a_message_common_to_all_ranks_is_printed_once(start):
+def test_a_message_common_to_all_ranks_is_printed_once_and_the_allocator_is_configured(start, monkeypatch):
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
     agent = start(ALL_RANKS_FAIL)
     output = agent.communicate(timeout=60)[0]
-    assert agent.returncode == 1 and output.count("common message") == 1, output
+    assert agent.returncode == 1 and output.count("common message expandable_segments:True") == 1, output

@@ -24,6 +24,7 @@ from hyvideo.models.conditions import Condition, Conditions, ImageCondition
 from hyvideo.models.family import family_of, freeze_unused_parameters, install
 from hyvideo.models.hunyuan_video15.vae import install_layers, set_tiling
 from hyvideo.models.lora import add_trainable_lora, training_config
+from hyvideo.models.offload import offload
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from hyvideo.training.anchor import WeightCopy
@@ -143,6 +144,23 @@ def decode(count, pipeline):
     return take_counts(count)
 
 
+def offloaded_vae(count, pipeline):
+    """Count a decode by an offloaded VAE. The devices are those of its weights outside and inside."""
+    inside = set()
+    pipeline.vae.decoder.register_forward_pre_hook(lambda module, _: inside.update(devices(module)))
+    with count:
+        offload(pipeline.vae)
+        before = devices(pipeline.vae)
+        count.clear()
+        pipeline.decode(empty(1, 32, 3, 12, 24, dtype=torch.float32))
+    places = {"before": before, "inside": sorted(inside), "after": devices(pipeline.vae)}
+    return take_counts(count) | places | {"left": count.live, "pipeline": pipeline.device.type}
+
+
+def devices(module):
+    return sorted({parameter.device.type for parameter in module.parameters()})
+
+
 def the_device(count):
     """Count known transfers and waits, and return the error for a tensor on the wrong device."""
     here, there = empty(10_000, dtype=torch.float32), torch.empty(100_000)
@@ -184,6 +202,7 @@ def main():
             "decode": decode(Count(), pipeline),
             "exchange": exchange(Count(), pipeline.transformer, offload=False),
             "offloaded exchange": exchange(Count(), pipeline.transformer, offload=True),
+            "offloaded VAE": offloaded_vae(Count(), pipeline),  # last: it changes the pipeline
         }
     print(json.dumps(found))
     sys.stdout.flush()

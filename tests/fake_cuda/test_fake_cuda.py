@@ -44,6 +44,15 @@ def test_decoding_waits_once(counted):
     assert found["waits"] == {"_local_scalar_dense": 1} and sum(found["copies"].values()) == 1
 
 
+def test_an_offloaded_vae_is_on_the_device_only_while_it_decodes(counted):
+    """The copies come from pinned memory, and decoding waits no more often than with a VAE on the device."""
+    found = counted["offloaded VAE"]
+    assert (found["before"], found["inside"], found["after"]) == (["cpu"], ["cuda"], ["cpu"])
+    assert found["pipeline"] == "cuda" and found["left"] == 0
+    assert {kind for kind in found["copies"] if kind.endswith("to device")} == {"pinned to device", "small to device"}
+    assert found["waits"] == counted["decode"]["waits"]
+
+
 @pytest.mark.parametrize(
     "block, part, gigabytes, peak",
     [

@@ -5,6 +5,7 @@ import torch
 
 from hyvideo.config.run_plan import make_plan, shared_fraction, steps_before_noise
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.models.reward_models.rewards import Scorer
 from hyvideo.trainer import Trainer
 from hyvideo.training.rollout_batch import indices_of_replica
 
@@ -76,3 +77,45 @@ def test_a_moving_window_saves_the_mean_over_its_positions(tiny_config):
 
     assert [before(text) for text in ("", "fixed:3:1", "random:2", "sliding:2:2")] == [0, 3, 1.5, 1]
     assert [before(text, grpo_sampling_steps=40, shift=9.0) for text in ("", "fixed:3:1")] == [1, 4]
+
+
+class Movable(Scorer):
+    """Scores red minus blue, and adds its events to a list."""
+
+    def __init__(self, events):
+        self.events = events
+
+    def move_to(self, device):
+        self.events.append(device or "to its device")
+
+    def score(self, videos, prompts, *, fps):
+        self.events.append("score")
+        values = [(video[:, 0].float() - video[:, 2].float()).mean().item() / 255 for video in videos]
+        return [{"VQ": value, "MQ": value, "TA": value} for value in values]
+
+
+def test_scoring_between_stages_gives_the_same_metrics_and_overlaps_with_no_stage(tiny_config, mesh):
+    batches = {"batch_size": 4, "gradient_accumulation_steps": 2, "learning_rate": 1e-3}
+    runs = []
+    for settings in ({}, {"reward_offload": True, "score_between_stages": True}):
+        events = []
+        trainer = Trainer(
+            tiny_config.with_settings(**batches, **settings),
+            mesh,
+            CPU,
+            scorers={"test": Movable(events)},
+            on_stage=lambda stage, iteration, events=events: events.append(stage.split(",")[0]),
+        )
+        lines = []
+        for iteration in (1, 2, 3):
+            trainer.iteration = iteration
+            events.clear()
+            line = trainer.run_iteration()
+            lines.append({key: value for key, value in line.items() if not key.startswith(("time/", "memory/"))})
+        runs.append((lines, [parameter.detach().clone() for parameter in trainer.policy.parameters]))
+    (asynchronous, weights), (between, same_weights) = runs
+    assert asynchronous == between
+    assert all(torch.equal(*pair) for pair in zip(weights, same_weights))
+    first, last = events.index("to its device"), len(events) - events[::-1].index("cpu") - 1
+    assert {"rollout", "decode"} <= {*events[:first]} and {"anchor", "update"} <= {*events[last:]}
+    assert {*events[first:last]} <= {"to its device", "score", "reward"} and events.count("score") == 2

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hyvideo.data.images import fit, read_image, to_pixels
 from hyvideo.models.conditions import ImageCondition
 from hyvideo.models.encoders import PromptEncoder
+from hyvideo.models.offload import device_of, on_device
 
 MAX_TEXT_TOKENS = 1000
 MAX_GLYPH_TOKENS = 256
@@ -98,9 +99,10 @@ class ImageEncoder:
         image = fit(read_image(path), height, width)
         pixels = siglip_pixels(image, self.preprocessor).to(self.model.device, self.model.dtype)
         embeds = self.model(pixel_values=pixels[None]).last_hidden_state[0]
-        frame = to_pixels(image).to(self.vae.device, self.vae.dtype)
+        frame = to_pixels(image).to(device_of(self.vae), self.vae.dtype)
         tiling, self.vae.use_tiling = self.vae.use_tiling, False
-        latents = self.vae.encode(frame[None, :, None]).latent_dist.mode()[0, :, 0]
+        with on_device(self.vae):
+            latents = self.vae.encode(frame[None, :, None]).latent_dist.mode()[0, :, 0]
         self.vae.use_tiling = tiling
         return ImageCondition(embeds.cpu(), (latents.float() * self.vae.config.scaling_factor).cpu())
 

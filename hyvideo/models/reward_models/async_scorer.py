@@ -4,7 +4,7 @@
 
 A failed batch is retried; then its videos are scored one by one, so that a bad video affects only its own reward. If a
 scorer is unreachable (`ScorerUnavailable`), the rewards of the whole batch are missing. One thread scores the batches
-in order while the main thread samples the next rollouts or computes the anchor's means.
+in order while the main thread samples the next rollouts or computes the anchor's means, or waits.
 """
 
 import math
@@ -31,11 +31,12 @@ from hyvideo.models.reward_models.rewards import (
     weighted_sum,
 )
 
+Batch = tuple[list[Tensor | None], list[str]]  # videos and their prompts
 NOT_FINITE = "the decoded video has values that are not finite"
 
 
 class PendingBatch(NamedTuple):
-    """A batch whose rewards are being computed."""
+    """One or more batches whose rewards are being computed."""
 
     rewards: "Future[list[Reward]]"
     num_videos: int
@@ -81,7 +82,11 @@ class AsyncScorer:
 
     def submit(self, videos: list[Tensor | None], prompts: list[str], *, fps: float) -> PendingBatch:
         """Start scoring a batch, to be passed to `collect`. Pass None for a video that could not be decoded."""
-        return PendingBatch(self._pool.submit(self._score_in_stream, videos, prompts, fps), len(videos))
+        return self.submit_batches([(videos, prompts)], fps=fps)
+
+    def submit_batches(self, batches: list[Batch], *, fps: float) -> PendingBatch:
+        """Start scoring several batches in order, for which offloaded scorers are moved to their device once."""
+        return PendingBatch(self._pool.submit(self._score_in_stream, batches, fps), sum(len(b[0]) for b in batches))
 
     def collect(self, pending: list[PendingBatch], may_end: Callable[[bool], bool] = bool) -> list[Reward]:
         """Wait for batches and return their rewards in order; rewards that are not ready in time are missing.
@@ -143,13 +148,13 @@ class AsyncScorer:
         reason = f"no reward within the deadline of {self.deadline:g} s"
         return [Reward(math.nan, {}, reason)] * batch.num_videos
 
-    def _score_in_stream(self, videos: list[Tensor | None], prompts: list[str], fps: float) -> list[Reward]:
+    def _score_in_stream(self, batches: list[Batch], fps: float) -> list[Reward]:
         start = time.perf_counter()
         try:
             with torch.cuda.stream(self._stream) if self._stream else nullcontext(), self.on_device():
-                rewards = self._score(videos, prompts, fps)
+                rewards = [reward for batch in batches for reward in self._score(*batch, fps)]
         except torch.OutOfMemoryError as error:  # while the scorers move to the GPU
-            rewards = [Reward(math.nan, {}, f"OutOfMemoryError: {error}")] * len(videos)
+            rewards = [Reward(math.nan, {}, f"OutOfMemoryError: {error}") for videos, _ in batches for _ in videos]
         self._seconds += time.perf_counter() - start
         return rewards
 

@@ -1,0 +1,37 @@
+"""Offloading of frozen modules. tests/fake_cuda checks the copies between a CPU and a GPU, tests/cuda the videos."""
+
+import copy
+
+import pytest
+import torch
+
+from hyvideo.models.loading import load_vae
+from hyvideo.models.offload import device_of, offload, on_device
+from tests.forked import ROOT
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("folder, channels", [("miniature", 8), ("miniature_wan", 4)])
+@torch.no_grad()
+def test_an_offloaded_vae_decodes_the_same_video(folder, channels):
+    """The meta device, which cannot compute, stands for the memory where the weights are between decodes."""
+    vae = load_vae(ROOT / "assets" / folder)
+    latents = torch.linspace(-1, 1, channels * 2 * 16).reshape(1, channels, 2, 4, 4)
+    offloaded = copy.deepcopy(vae).to("meta")
+    offloaded.home, offloaded.hosts = CPU, dict(vae.named_parameters())
+    assert device_of(offloaded) == CPU and offloaded.device.type == "meta"
+    with on_device(offloaded), on_device(offloaded):
+        assert torch.equal(offloaded.decode(latents).sample, vae.decode(latents).sample)
+    offloaded.to("meta")
+    with pytest.raises(RuntimeError, match="out of memory"), on_device(offloaded):
+        raise RuntimeError("out of memory")
+    assert all(tensor is offloaded.hosts[name] for name, tensor in offloaded.named_parameters())
+
+
+def test_offloading_has_no_effect_on_a_cpu():
+    module = torch.nn.Linear(2, 2)
+    weight = module.weight
+    offload(module)
+    with on_device(module):
+        assert module.weight is weight and device_of(module) == CPU

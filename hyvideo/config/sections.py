@@ -110,7 +110,7 @@ class RewardSettings:
 
     @property
     def scores_between_stages(self) -> bool:
-        """Whether scoring starts after the last rollout is decoded. Reward services use no memory of this GPU."""
+        """Return whether scoring starts after the last decode. Reward services use no memory here, so they never wait."""
         return self.score_between_stages and not self.remote_reward_url
 
 

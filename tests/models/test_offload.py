@@ -12,12 +12,12 @@ from tests.forked import ROOT
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("folder, channels", [("miniature", 8), ("miniature_wan", 4)])
+@pytest.mark.parametrize("folder", ["miniature", "miniature_wan"])
 @torch.no_grad()
-def test_an_offloaded_vae_decodes_the_same_video(folder, channels):
+def test_an_offloaded_vae_decodes_the_same_video(folder):
     """The meta device, which cannot compute, stands for the memory where the weights are between decodes."""
     vae = load_vae(ROOT / "assets" / folder)
-    latents = torch.linspace(-1, 1, channels * 2 * 16).reshape(1, channels, 2, 4, 4)
+    latents = torch.linspace(-1, 1, 4 * 2 * 16).reshape(1, 4, 2, 4, 4)
     offloaded = copy.deepcopy(vae).to("meta")
     offloaded.home, offloaded.hosts = CPU, dict(vae.named_parameters())
     assert device_of(offloaded) == CPU and offloaded.device.type == "meta"

@@ -141,7 +141,7 @@ class Trainer(RunParts):
         timer = StageTimer(self.device, self.progress.enter)
         self.cost.forwards = 0
         # Each batch is scored while the next one is sampled, the last one beside the anchor's forward passes. With
-        # `score_between_stages`, all are scored before the anchor, and the GPU does nothing else.
+        # `score_between_stages`, all are scored before the anchor, while the GPU is otherwise idle.
         rollouts, pending = self.collector.collect(self.iteration, timer, keep_means=self.update.needs_means())
         is_between = self.config.reward.scores_between_stages
         rewards = self._wait_for_rewards(pending, timer) if is_between else {}

@@ -110,7 +110,7 @@ class RewardSettings:
 
     @property
     def scores_between_stages(self) -> bool:
-        """Return whether scoring starts after the last decode. Reward services use no memory here, so they never wait."""
+        """Return whether scoring starts after the last decode; reward services score beside the other stages."""
         return self.score_between_stages and not self.remote_reward_url
 
 

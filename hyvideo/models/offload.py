@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 @torch.no_grad()
 def offload(module: nn.Module) -> None:
-    """Move a frozen module from its device to pinned CPU memory, until `on_device`. Does nothing on a CPU."""
+    """Move a frozen module from its device to pinned CPU memory, until `on_device`. Has no effect on a CPU."""
     if (home := device_of(module)).type == "cpu":
         return
     module.home, module.hosts = home, {}

@@ -62,6 +62,10 @@ def run(options: argparse.Namespace) -> None:
     root = options.model_path or Path(run_settings.get("pretrained_model_root", "ckpts"))
     version = options.transformer_version or run_settings.get("transformer_version")
     transformer = load_policy(root, version, checkpoint=options.checkpoint_path, lora=options.lora_path, dtype=dtype)
+    if run_settings.get("base_weight_dtype") == "fp8":
+        print(
+            "the LoRA was trained on a base model in fp8; it is merged into the weights of the files, before rounding"
+        )
     if options.form == "original":
         save_original(transformer, options.out, dtype=dtype)
         return

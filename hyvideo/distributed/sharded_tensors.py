@@ -10,6 +10,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.models.fp8 import Fp8Linear
 
 
 def local_shard(tensor: Tensor) -> Tensor:
@@ -67,7 +68,8 @@ def assign_ranks(tensors: Sequence[Tensor], group: "dist.ProcessGroup | None") -
 def fill_shards(model: nn.Module, weights: Iterator[tuple[str, Tensor]], *, device: torch.device) -> None:
     """Allocate a model from the meta device on ``device`` and fill it with weights that only the first rank reads.
 
-    Every rank keeps its shards and holds at most one full tensor in addition. Model replicas exchange only shards.
+    Every rank keeps its shards and holds at most one full tensor in addition. Model replicas exchange only shards. The
+    weights of `Fp8Linear` layers are quantized one by one.
 
     Args:
         model: A model on the meta device, optionally sharded by ``fully_shard``.
@@ -76,14 +78,20 @@ def fill_shards(model: nn.Module, weights: Iterator[tuple[str, Tensor]], *, devi
     """
     buffers = [name for name, buffer in model.named_buffers() if buffer.is_meta]
     assert not buffers, f"buffers outside the state dict would stay uninitialized: {buffers}"
-    model.to_empty(device=device)
     # peft nests the adapted layer one level deeper.
-    state = model.state_dict().items()
-    targets = {name.replace(".base_layer.", "."): tensor for name, tensor in state if ".lora_" not in name}
-    missing = set(targets)
+    layers = {_plain(f"{name}.weight"): part for name, part in model.named_modules() if isinstance(part, Fp8Linear)}
+    dtypes = {name: layer.weight.dtype for name, layer in layers.items()}
+    for layer in layers.values():
+        layer.weight = None  # not allocated before it is quantized
+    model.to_empty(device=device)
+    targets = {_plain(name): tensor for name, tensor in model.state_dict().items() if ".lora_" not in name}
+    missing = {*targets, *layers}
     for name, weight in weights:
-        target = targets[name]
         missing.discard(name)
+        if name in layers:
+            _store(layers[name], weight, device=device, dtype=dtypes[name])
+            continue
+        target = targets[name]
         if not isinstance(target, DTensor):
             if not weight.is_meta:  # on the reading rank
                 target.copy_(weight)
@@ -99,3 +107,15 @@ def fill_shards(model: nn.Module, weights: Iterator[tuple[str, Tensor]], *, devi
         if has_replicas:
             dist.broadcast(part, group=mesh.get_group(0), group_src=0)
     assert not missing, f"no weights for {sorted(missing)}"
+
+
+def _plain(name: str) -> str:
+    return name.replace(".base_layer.", ".")
+
+
+def _store(layer: Fp8Linear, weight: Tensor, *, device: torch.device, dtype: torch.dtype) -> None:
+    """Quantize the weight that the first rank reads; the other ranks, whose weight is on meta, receive the result."""
+    layer.store(torch.zeros_like(weight, device=device, dtype=dtype) if weight.is_meta else weight.to(device, dtype))
+    if dist.is_initialized():
+        for part in (layer.weight.qdata.view(torch.uint8), layer.weight.scale):  # gloo cannot send fp8
+            dist.broadcast(part, src=0)

@@ -23,6 +23,7 @@ from hyvideo.evaluation.reward_hacking.monitor import HackingMonitor, read_valid
 from hyvideo.evaluation.reward_hacking.rule import ValidationStats
 from hyvideo.evaluation.scores_file import gather_rewards, summarise_rewards
 from hyvideo.models.conditions import to_device
+from hyvideo.models.fp8 import Fp8Linear
 from hyvideo.models.reward_models.async_scorer import AsyncScorer
 from hyvideo.models.reward_models.rewards import Reward
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
@@ -70,6 +71,8 @@ class Validation:
         }
         if config.rollout.guidance_interval:
             self.made_with["guidance"].append(config.rollout.guidance_interval)
+        if any(isinstance(layer, Fp8Linear) for layer in pipeline.transformer.modules()):
+            self.made_with["base_weight_dtype"] = "fp8"
         action, threshold = self.settings.on_reward_hacking, self.settings.hacking_threshold
         self.monitor = HackingMonitor(action, threshold, mesh, self.output, self.made_with)
 

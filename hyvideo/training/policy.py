@@ -21,6 +21,7 @@ from hyvideo.distributed.parallelize import GradientSync, parallelize
 from hyvideo.distributed.sharded_tensors import copy_full, fill_shards, full_tensor, reshard
 from hyvideo.models import loading
 from hyvideo.models.family import family_of, prepare
+from hyvideo.models.fp8 import use_fp8
 from hyvideo.models.lora import Lora, add_trainable_lora, current_lora
 from hyvideo.pipelines.grpo_pipeline import DTYPES
 from hyvideo.training.anchor import Anchor, WeightCopy
@@ -72,6 +73,8 @@ class Policy:
         transformer.type(DTYPES[model.dtype if self.is_lora else model.master_weight_type])
         prepare(transformer, family_of(transformer).kinds(requests))
         if self.is_lora:
+            if model.base_weight_dtype == "fp8":
+                use_fp8(transformer)
             add_trainable_lora(transformer, adapter_config(transformer, optimizer, start))
         parallelize(
             transformer,

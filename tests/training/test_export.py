@@ -147,13 +147,15 @@ def test_the_call_in_the_docs_applies_an_exported_lora(run, root, tmp_path, monk
     assert_same(loaded, expected)
 
 
-def test_the_lora_of_an_image_to_video_run_is_exported_with_the_settings_of_its_run(run, root, tmp_path, monkeypatch):
+def test_the_lora_of_an_image_to_video_run_is_exported_with_the_settings_of_its_run(
+    run, root, tmp_path, monkeypatch, capsys
+):
     pair = Pair(torch.randn(2, 32), torch.randn(32, 2), 4.0)
     lora = {f"transformer_blocks.0.attn.to_{name}": pair for name in "qkv"}
     checkpoint = tmp_path / "run" / "checkpoints" / "000001"
     (checkpoint / "tensors").mkdir(parents=True)
     save_lora(lora, checkpoint / "lora")
-    settings = {"pretrained_model_root": str(root), "transformer_version": VERSION}
+    settings = {"pretrained_model_root": str(root), "transformer_version": VERSION, "base_weight_dtype": "fp8"}
     (checkpoint / "state.json").write_text(json.dumps({"settings": settings}))
     expected = load_transformer(root, VERSION)
     add_lora(expected, lora)
@@ -162,6 +164,7 @@ def test_the_lora_of_an_image_to_video_run_is_exported_with_the_settings_of_its_
         sys, "argv", ["export.py", "--checkpoint_path", str(checkpoint), "--out", str(tmp_path / "whole")]
     )
     export.main()
+    assert "the LoRA was trained on a base model in fp8; it is merged into" in capsys.readouterr().out
     read = load_transformer(tmp_path / "whole", None)
     assert read.config.task_type == "i2v"
     assert_same(read, expected.bfloat16())

@@ -42,6 +42,7 @@ CASES = {
     "moving, a window": {"kl_strategy": "moving", "sde_window": "random:1"},
     "dual_moving, bf16 throughout": {"kl_strategy": "dual_moving", **BF16, "master_weight_type": "bf16"},
     "dual_moving, LoRA, bf16, Muon": {"kl_strategy": "dual_moving", **LORA, **BF16, "use_muon": True},
+    "moving, LoRA on fp8, bf16": {"kl_strategy": "moving", **LORA, **BF16, "base_weight_dtype": "fp8"},
     "dual_fixed, Muon, guidance": {"kl_strategy": "dual_fixed", "use_muon": True, "cfg_scale": 2.0},
 }
 
@@ -106,11 +107,12 @@ def test_settings_survive_the_round_trip_through_json(tiny_config):
 
 
 def test_machine_settings_may_change_and_method_settings_may_not(tiny_config):
-    found = find_changes(tiny_config, save_interval=7, max_steps=99, sp_size=2, learning_rate=1.0, seed=3)
+    method = {"learning_rate": 1.0, "seed": 3, "base_weight_dtype": "fp8"}
+    found = find_changes(tiny_config, save_interval=7, max_steps=99, sp_size=2, **method)
     assert sorted(message.split()[0] for message in found.free) == ["max_steps", "save_interval", "sp_size"]
-    assert sorted(message.split()[0] for message in found.affecting_learning) == ["learning_rate", "seed"]
+    assert sorted(message.split()[0] for message in found.affecting_learning) == sorted(method)
     assert "learning_rate is 1.0 and was 0.0001" in found.affecting_learning
-    with pytest.raises(ValueError, match="written with other settings:\n.*\n.*\nRestore them"):
+    with pytest.raises(ValueError, match="written with other settings:\n.*\n.*\n.*\nRestore them"):
         check_changes(found)
 
 

@@ -64,14 +64,22 @@ def test_the_ratio_is_exactly_1_before_the_first_update(config, mesh, sde_type):
         {"use_muon": True},
         {"lora_rank": 2, "enable_gradient_checkpointing": True, "activation_checkpointing": "selective"},
         # The on-policy check needs a model that predicts better than zero velocity, unlike random weights.
-        {"objective": "nft", "nft_levels": 2, "eta": 0.0, "cfg_scale": 1.0, "lora_rank": 2, "gate_interval": 0},
+        {
+            "objective": "nft",
+            "nft_levels": 2,
+            "eta": 0.0,
+            "cfg_scale": 1.0,
+            "lora_rank": 2,
+            "base_weight_dtype": "fp8",
+            "gate_interval": 0,
+        },
         pytest.param(
             {"enable_compile": True, "compile_backend": "aot_eager", "enable_gradient_checkpointing": True},
             marks=pytest.mark.slow,
         ),
         {"ema_decay": 0.5, "kl_strategy": "dual_moving", "kl_weight": 0.1, "update_ref_model_step": 1},
     ],
-    ids=["all weights", "muon", "LoRA", "NFT", "compiled", "anchor and EMA"],
+    ids=["all weights", "muon", "LoRA", "NFT on fp8", "compiled", "anchor and EMA"],
 )
 def test_every_training_method_changes_the_weights(config, mesh, settings):
     trainer, metrics = iterations(config.with_settings(learning_rate=1e-3, **settings), mesh, 2)

@@ -21,7 +21,7 @@ from hyvideo.data.outside import Parser, quote, shorten
 
 # Flags of this program and the settings of a run that they set.
 SETTINGS = {"model_path": "pretrained_model_root", "num_inference_steps": "validation_steps", "stochastic": "sde_type"}
-SETTINGS |= {"guidance_scale": "cfg_scale", "video_length": "sample_n_frames"}
+SETTINGS |= {"guidance_scale": "cfg_scale", "video_length": "sample_n_frames", "vae_tile_size": "vae_tile_size"}
 SETTINGS |= {name: name for name in ("transformer_version", "shift", "negative_prompt", "eta", "dtype", "device")}
 MAX_VIDEOS = 100_000  # per call
 MAX_PIXELS = 8_192  # per side
@@ -68,6 +68,17 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     sampling.add_argument("--fixed_size", help="height x width in one flag, e.g. 480x864")
     sampling.add_argument("--stochastic", metavar="SDE_TYPE", help="sample with an SDE: sage_grpo, ..., FILE.py:NAME")
     sampling.add_argument("--eta", type=float, help="noise scale of the SDE; with --stochastic")
+    memory = parser.add_argument_group(
+        "memory",
+        "By default, a GPU with less than 60 GiB offloads models in groups, and a larger one keeps them. "
+        "Offloading does not change the videos.",
+    )
+    memory.add_argument("--offloading", **boolean, help="keep models on the CPU except while they compute")
+    words = "copy the blocks of transformer and text encoder to the GPU in groups; needs --offloading"
+    memory.add_argument("--group_offloading", **boolean, help=words)
+    words = "copy a block while the previous one computes (true); false: copy groups of four blocks, without overlap"
+    memory.add_argument("--overlap_group_offloading", **boolean, help=words)
+    memory.add_argument("--vae_tile_size", type=int, help="tile size of VAE decoding in pixels; 0 disables tiling")
     renamed = add_flags(parser, sys.argv[1:] if argv is None else argv, table("generate"))
     options = parser.parse_args(argv)
     options.reference_flags = {name: getattr(options, name) for name in renamed}
@@ -150,7 +161,9 @@ def run(options: argparse.Namespace) -> None:
 
     from hyvideo.config.rules import check_sampling  # slow to import
     from hyvideo.evaluation import generation
+    from hyvideo.evaluation.offloading import Offloading
 
+    offloading = Offloading(options.offloading, options.group_offloading, options.overlap_group_offloading)
     source = generation.Source(options.checkpoint_path, options.lora_path, options.lora_scale)
     requests = generation.make_and_read_requests(options.prompt, options.image_path, options.valid_video_csv)
     if len(requests) * options.num_videos > MAX_VIDEOS:
@@ -164,7 +177,9 @@ def run(options: argparse.Namespace) -> None:
     check_sampling(config, output=folder, is_stochastic=is_stochastic)
     sizes = {request: size_of(options, config, request.image) for request in requests}
     videos = generation.list_videos(sizes, [r for r in requests for _ in range(options.num_videos)], output)
-    generation.generate(config, videos, source=source, seed=options.seed, is_stochastic=is_stochastic)
+    generation.generate(
+        config, videos, source=source, seed=options.seed, is_stochastic=is_stochastic, offloading=offloading
+    )
 
 
 def main() -> int:

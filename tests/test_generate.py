@@ -145,8 +145,8 @@ def test_the_command_of_the_reference_generates_the_prompts_and_those_of_the_csv
     }
     notes = [note for note in output.err.splitlines() if note.startswith("ignored flags: ")]
     assert notes == [
-        "ignored flags: offloading false, rewrite false, sparse_attn false, use_sageattn false, enable_cache false, "
-        "overlap_group_offloading false, sr false; not available",
+        "ignored flags: rewrite false, sparse_attn false, use_sageattn false, enable_cache false, sr false; "
+        "not available",
         "ignored flags: cache_type deepcache; steps are not cached",
         "ignored flags: save_pre_sr_video true; there is no super-resolution",
         "ignored flags: aspect_ratio 16:9; --height and --width set the size",
@@ -217,6 +217,11 @@ def test_the_file_of_one_video_can_be_named(make, tmp_path):
         (["--prompt", "a", "--fixed_size", "32x48", "--height", "64"], "--fixed_size 32x48 contradicts --height 64"),
         (["--prompt", "a", "--fixed_size", "0x48"], "--fixed_size must be height x width"),
         (
+            ["--prompt", "a", "--group_offloading", "--offloading", "false"],
+            "--group_offloading true needs --offloading true: the transformer cannot",
+        ),
+        (["--prompt", "a", "--vae_tile_size", "-1"], "vae_tile_size"),
+        (
             ["--prompt", "a", "--cfg_distilled", "--enable_step_distill"],
             "exclude each other: no released version has both",
         ),
@@ -229,7 +234,7 @@ def test_the_file_of_one_video_can_be_named(make, tmp_path):
         (["--prompt", "a", "--height", "40", "--width", "64"], "multiples of 16, got 40 x 64"),
         (["--prompt", "a", "--checkpoint_path", "nowhere"], "nowhere does not exist"),
         (["--prompt", "a", "--lora_path", "nowhere"], "nowhere must be a safetensors file"),
-        (["--prompt", "a", "--lora_path", "nowhere"], "; it does not exist"),
+        (["--prompt", "a", "--lora_path", "nowhere"], "; this path does not exist"),
         (
             ["--prompt", "a", "--config", "nowhere.yaml"],
             "'nowhere.yaml' must be a readable YAML file: it does not exist",

@@ -25,9 +25,11 @@ from hyvideo.data.outside import make_folder, path_problem, quote
 from hyvideo.data.prompts import Request, check_prompt, read_requests
 from hyvideo.data.randomness import normal
 from hyvideo.data.videos import write_video
+from hyvideo.evaluation.offloading import AUTO, Offloading
 from hyvideo.models import loading
 from hyvideo.models.conditions import Conditions, to_device
 from hyvideo.models.lora import add_lora, check_lora, read_lora
+from hyvideo.models.offload import on_device
 from hyvideo.models.versions import RELEASED, version_defaults, version_for
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import DTYPES, GRPOPipeline
@@ -86,12 +88,20 @@ class Source:
             check_lora(loading.transformer_on_meta(root, version), read_lora(self.lora))
 
     def load(
-        self, config: Config, device: torch.device, encoder: ConditionEncoder, vae: nn.Module, kinds: frozenset[str]
+        self,
+        config: Config,
+        device: torch.device,
+        encoder: ConditionEncoder,
+        vae: nn.Module,
+        kinds: frozenset[str],
+        *,
+        weights_device: torch.device | None = None,
     ) -> GRPOPipeline:
         """Load the pipeline of the policy, with weights in its compute precision."""
         is_overwritten = self.checkpoint is not None and not saved_policy.is_lora(self.checkpoint)
         options = {"kinds": kinds, "weights_dtype": DTYPES[config.model.dtype], "is_overwritten": is_overwritten}
-        pipeline = model_setup.load_pipeline(config, device, encoder=encoder, vae=vae, **options)
+        options |= {"encoder": encoder, "vae": vae, "weights_device": weights_device}
+        pipeline = model_setup.load_pipeline(config, device, **options)
         if self.checkpoint:
             saved_policy.load_into(pipeline.transformer, self.checkpoint)
         if self.lora:
@@ -175,7 +185,15 @@ def list_videos(sizes: dict[Request, tuple[int, int]], requests: list[Request], 
     ]
 
 
-def generate(config: Config, videos: list[Video], *, source: Source, seed: int, is_stochastic: bool) -> None:
+def generate(
+    config: Config,
+    videos: list[Video],
+    *,
+    source: Source,
+    seed: int,
+    is_stochastic: bool,
+    offloading: Offloading = AUTO,
+) -> None:
     """Generate the videos, each with a JSON file of its settings; the processes of torchrun share them.
 
     Sampling takes ``validation_steps`` steps and uses ``sde_type`` and ``eta`` only if ``is_stochastic``. Raises
@@ -188,21 +206,27 @@ def generate(config: Config, videos: list[Video], *, source: Source, seed: int, 
     if config.distributed.deterministic:
         model_setup.make_deterministic()
     device = model_setup.choose_device(config.model.device, processes.local_rank())
+    offloading = offloading.resolve(device)
+    config = config.with_settings(vae_offload=offloading.offloading or config.model.vae_offload)
     for folder in {video.path.parent for video in videos}:
         make_folder(folder)
     local = videos[processes.rank() :: processes.world_size()]
 
     start = time.perf_counter()
-    encoder, vae = model_setup.load_encoder(config, device)
+    encoder, vae = model_setup.load_encoder(config, device, group_offload=offloading.group_offloading)
     conditions = [encoder([video.request], height=video.height, width=video.width) for video in local]
     encoder(config.negative_requests)
     encoder.release()  # before the transformer is loaded
     gc.collect()
-    pipeline = source.load(config, device, encoder, vae, needs).with_steps(config.record.validation_steps)
+    place = torch.device("cpu") if offloading.group_offloading else device
+    pipeline = source.load(config, device, encoder, vae, needs, weights_device=place)
+    pipeline = pipeline.with_steps(config.record.validation_steps)
+    offloading.apply(pipeline.transformer, device)
     loaded = time.perf_counter()
     for video, condition in zip(tqdm(local, unit="video", disable=processes.rank() > 0 or None), conditions):
         _generate_one(pipeline, config.data, video, condition, seed=seed, is_stochastic=is_stochastic)
-        write_json(video.path.with_suffix(".json"), _settings(config, video, source, seed, is_stochastic))
+        settings = _settings(config, video, source, seed, is_stochastic) | asdict(offloading)
+        write_json(video.path.with_suffix(".json"), settings)
     if processes.rank() == 0 and local:
         each = (time.perf_counter() - loaded) / len(local)
         print(
@@ -222,10 +246,11 @@ def _generate_one(
         return to_device(normal(shape, seed, "generate", video.number, *step)[None], pipeline.device)
 
     conditions = conditions.to(pipeline.device)
-    if is_stochastic:
-        latents = pipeline.sample(conditions, noise(), noise).final
-    else:
-        latents = pipeline.sample_ode(conditions, noise())
+    with on_device(pipeline.transformer):
+        if is_stochastic:
+            latents = pipeline.sample(conditions, noise(), noise).final
+        else:
+            latents = pipeline.sample_ode(conditions, noise())
     (frames,) = pipeline.decode(latents)
     if frames is None:
         raise FloatingPointError(f"{video.path}: the video contains NaN or inf; try --dtype fp32 or another checkpoint")
@@ -256,4 +281,5 @@ def _settings(config: Config, video: Video, source: Source, seed: int, is_stocha
         "fps": config.data.fps,
         "dtype": config.model.dtype,
         "vae_dtype": config.model.vae_dtype,
+        "vae_tile_size": config.model.vae_tile_size,
     }

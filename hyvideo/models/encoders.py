@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from hyvideo.data.outside import quote
 from hyvideo.models import weight_files
+from hyvideo.models.group_offloading import offload_in_groups
 from hyvideo.models.weight_files import Folder, Weights, shapes_of, with_label
 
 _BATCH_SIZE = 8  # prompts
@@ -45,15 +46,22 @@ def load_model(
     device: str | torch.device = "cpu",
     random_weights_seed: int | None = None,
     rename: Callable[[str], str] = str,
+    group_offload: bool = False,
 ) -> nn.Module:
-    """Load a frozen model in eval mode, with random weights if a seed is given. ValueError if its files do not fit."""
+    """Load a frozen model in eval mode, with random weights if a seed is given. ValueError if its files do not fit.
+
+    With ``group_offload``, its weights stay on the CPU, and ``device`` is where it computes.
+    """
+    place = "cpu" if group_offload else device
     if random_weights_seed is None:
         weight_files.raise_problems(folder, class_problems(class_name, folder, rename=rename))
-        model = _pretrained(class_name, folder, dtype, device)
+        model = _pretrained(class_name, folder, dtype, place)
     else:
-        model = _random(class_name, folder, random_weights_seed, dtype, device)
+        model = _random(class_name, folder, random_weights_seed, dtype, place)
     # Not to(dtype), which would round the rotary frequencies: they stay float32 in a model of any dtype.
-    return model.to(device).requires_grad_(False).eval()
+    model = model.to(place).requires_grad_(False).eval()
+    # Groups of one layer, because the caller may remove the last layers.
+    return offload_in_groups(model, device, blocks_per_group=1, overlap=False) if group_offload else model
 
 
 def _pretrained(class_name: str, folder: Folder, dtype: torch.dtype, device: str | torch.device) -> nn.Module:

@@ -40,7 +40,8 @@ class Part(NamedTuple):
     kind: str  # field of `Condition`
     content: Callable[[Request], str | None]  # the encoder's input; None if a request has no such condition
     folders: tuple[str, ...]  # folders with its files in the checkpoint folder, in either layout
-    # (root, *, vae, dtype, device, random_weights_seed) -> encoder: (contents, height, width) -> tensors per content
+    # (root, *, vae, dtype, device, random_weights_seed, group_offload) -> encoder: (contents, height, width) -> tensors
+    # per content; large encoders keep their weights on the CPU with group_offload
     load: Callable[..., Callable[..., list[dict[str, Tensor]]]]
     problems: Callable[[Path, bool], list[str]]  # (root, weights_needed) -> loading problems, from the file headers
     is_file: bool = False  # the content is the path of an image, which is resized and cropped to the video size

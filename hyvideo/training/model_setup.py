@@ -59,7 +59,9 @@ def make_deterministic() -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs time
 
 
-def load_encoder(config: Config, device: torch.device) -> tuple[ConditionEncoder, nn.Module]:
+def load_encoder(
+    config: Config, device: torch.device, *, group_offload: bool = False
+) -> tuple[ConditionEncoder, nn.Module]:
     """Return the condition encoder of a run, which loads its models lazily, and the VAE."""
     model = config.model
     root, dtype = Path(model.pretrained_model_root), DTYPES[model.encoder_dtype]
@@ -74,7 +76,7 @@ def load_encoder(config: Config, device: torch.device) -> tuple[ConditionEncoder
     folder = model.conditions_dir or default_folder
     encoder = ConditionEncoder(
         family.parts,
-        lambda part: part.load(root, vae=vae, dtype=dtype, **common),
+        lambda part: part.load(root, vae=vae, dtype=dtype, group_offload=group_offload, **common),
         dtype=DTYPES[model.dtype],
         identity=_encoder_hash(root, family.folders, model.encoder_dtype, model.vae_dtype, model.random_weights),
         store=PartStore(folder) if folder else None,
@@ -91,6 +93,7 @@ def load_pipeline(
     kinds: frozenset[str],
     weights_dtype: torch.dtype = torch.float32,
     is_overwritten: bool = False,
+    weights_device: torch.device | None = None,
 ) -> GRPOPipeline:
     """Load a transformer in one process and return its sampling pipeline, which computes in ``config.model.dtype``.
 
@@ -98,13 +101,15 @@ def load_pipeline(
         kinds: Kinds of conditions used in training; parameters that none of them use are frozen.
         weights_dtype: Dtype of the weights; for sampling, ``config.model.dtype`` is sufficient.
         is_overwritten: The caller sets every weight, so the base model (33 GB) is not read.
+        weights_device: Where the weights are, if not on ``device``.
     """
+    weights_device = weights_device or device
     negative = negative_condition(config.negative_requests, encoder, device)
     root, version = config.model.pretrained_model_root, config.model.transformer_version
     if is_overwritten:
-        transformer = loading.transformer_on_meta(root, version).type(weights_dtype).to_empty(device=device)
+        transformer = loading.transformer_on_meta(root, version).type(weights_dtype).to_empty(device=weights_device)
     else:
-        options = {"dtype": weights_dtype, "device": device, "random_weights_seed": weights_seed(config.model)}
+        options = {"dtype": weights_dtype, "device": weights_device, "random_weights_seed": weights_seed(config.model)}
         transformer = loading.load_transformer(root, version, **options)
     prepare(transformer.eval(), kinds)
     rollout = config.resolve_auto(on_gpu=device.type == "cuda").rollout

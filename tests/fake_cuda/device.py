@@ -6,6 +6,7 @@ results, the choice of kernels, and fusion by a compiler are not covered.
 """
 
 import collections
+import contextlib
 import ctypes
 import hashlib
 import importlib.util
@@ -184,19 +185,44 @@ def _flop(name: str, given: list) -> int:
     return 0
 
 
-def on_device(module: torch.nn.Module, dtype: torch.dtype) -> None:
+def on_device(module: torch.nn.Module, dtype: torch.dtype, device: str = "cuda") -> None:
     """Replace meta parameters and buffers of a module by ones on the fake device. Requires the FakeTensorMode."""
     for part in module.modules():
         for name, value in part._parameters.items():
             if value is not None:
                 part._parameters[name] = torch.nn.Parameter(
-                    torch.empty(value.shape, dtype=dtype, device="cuda"), value.requires_grad
+                    torch.empty(value.shape, dtype=dtype, device=device), value.requires_grad
                 )
         for name, value in part._buffers.items():
             if value is not None:
-                part._buffers[name] = torch.empty(value.shape, dtype=value.dtype, device="cuda")
+                part._buffers[name] = torch.empty(value.shape, dtype=value.dtype, device=device)
 
 
 def fake_mode() -> FakeTensorMode:
     """Return the mode in which tensors are created; real tensors of the host are allowed."""
     return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def let_modules_move() -> None:
+    """Let ``Module.to`` and diffusers' group offloading move FakeTensors, on the device's only stream."""
+    from diffusers.hooks import group_offloading
+
+    def move(tensor, source):
+        tensor.data, tensor.fake_device = source, source.fake_device
+
+    def apply(module, function, recurse=True):
+        for tensor in [*module.parameters(), *module.buffers()]:
+            move(tensor, function(tensor))
+        return module
+
+    class Stream:
+        def synchronize(self):
+            pass
+
+    torch.nn.Module._apply = apply
+    torch.Tensor.is_pinned = lambda tensor: True
+    group_offloading.ModuleGroup._to_cpu = staticmethod(lambda tensor, low: tensor.cpu().clone())
+    torch.cuda.Stream, torch.cuda.current_stream = Stream, Stream
+    torch.cuda.stream, torch.cuda.empty_cache = contextlib.nullcontext, lambda: None
+    group_offloading._is_torchao_tensor = lambda tensor: True  # these are moved by the next two functions
+    group_offloading._swap_torchao_tensor = group_offloading._restore_torchao_tensor = move

@@ -21,12 +21,14 @@ def _load_text(root: Path, *, vae: nn.Module, **kwargs: Any) -> Encoder:
     return lambda prompts, *size: [{"states": states} for states in encode(prompts)]
 
 
-def _load_glyph(root: Path, *, vae: nn.Module, dtype: torch.dtype, **kwargs: Any) -> Encoder:
+def _load_glyph(
+    root: Path, *, vae: nn.Module, dtype: torch.dtype, group_offload: bool = False, **kwargs: Any
+) -> Encoder:
     encode = GlyphEncoder(*encoders.load_glyph_encoder(root, **kwargs))  # float32, as in the original
     return lambda texts, *size: [{"states": encode(text)} for text in texts]
 
 
-def _load_image(root: Path, *, vae: nn.Module, **kwargs: Any) -> Encoder:
+def _load_image(root: Path, *, vae: nn.Module, group_offload: bool = False, **kwargs: Any) -> Encoder:
     encode = ImageEncoder(*encoders.load_vision_encoder(root, **kwargs), vae)
     return lambda paths, height, width: [vars(encode(path, height, width)) for path in paths]
 

@@ -1,0 +1,97 @@
+"""Prints the GPU memory in GiB of each stage of generate.py with group offloading, as JSON, in a separate process.
+
+HunyuanVideo-1.5 at full width, 480 x 848, 121 frames; weights are counted. Fewer blocks than in the real models change
+nothing, because only a group of them is on the GPU.
+"""
+
+from tests.fake_cuda import device  # first, before torch looks for CUDA
+
+# isort: split
+
+import gc
+import json
+import os
+import sys
+
+import torch
+from diffusers import HunyuanVideo15Transformer3DModel
+from transformers import Qwen2_5_VLTextModel
+
+from hyvideo.evaluation.offloading import Offloading
+from hyvideo.models.conditions import Condition, Conditions
+from hyvideo.models.family import prepare
+from hyvideo.models.group_offloading import offload_in_groups
+from hyvideo.models.offload import offload, on_device
+from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
+from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+from tests.fake_cuda.checks import autoencoder, empty
+
+NUM_BLOCKS = 5
+GRID = (31, 30, 53)
+CUDA = torch.device("cuda", 0)
+LANGUAGE_MODEL = {
+    "vocab_size": 152_064,
+    "hidden_size": 3584,
+    "intermediate_size": 18_944,
+    "num_hidden_layers": NUM_BLOCKS,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "attn_implementation": "eager",
+    "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+}
+
+
+def encode():
+    with torch.device("meta"):
+        model = Qwen2_5_VLTextModel(Qwen2_5_VLTextModel.config_class(**LANGUAGE_MODEL)).eval()
+    device.on_device(model, torch.float16, "cpu")
+    with device.Count() as count, torch.no_grad():
+        offload_in_groups(model, CUDA, blocks_per_group=1, overlap=False)
+        model(input_ids=torch.zeros(1, 308, dtype=torch.long, device=CUDA), use_cache=False)
+    return count.peak / 2**30
+
+
+def sample_and_decode(offloading, timestep, scheduler):
+    with torch.device("meta"):
+        model = HunyuanVideo15Transformer3DModel(num_layers=NUM_BLOCKS).eval().requires_grad_(False)
+        prepare(model, ("text",))
+    device.on_device(model, torch.bfloat16, "cpu")
+    with device.Count() as count:
+        offloading.apply(model, CUDA)
+        vae = autoencoder()
+        offload(vae)
+        text = Condition(empty(200, 3584), empty(12, 1472))
+        sampling = SamplerSettings(guidance_scale=1, batched_forward=False)
+        pipeline = GRPOPipeline(model, vae, scheduler, sampling=sampling, negative=text, compute_dtype=torch.bfloat16)
+        latents = empty(1, 32, *GRID, dtype=torch.float32)
+        count.clear()
+        with on_device(model), torch.no_grad():
+            for _ in range(2):  # the first pass finds the order of the groups
+                pipeline.velocity(latents, timestep, Conditions((text,)))
+        sampling = count.peak / 2**30
+        gc.collect()
+        count.clear()
+        pipeline.decode(latents[..., :16, :16])  # one tile
+    return {"sampling": sampling, "tile": count.peak / 2**30}
+
+
+def main():
+    torch.set_num_threads(1)
+    gc.freeze()  # objects of the imports are not garbage
+    scheduler = FlowMatchDiscreteScheduler()
+    scheduler.set_timesteps(20)
+    timestep = scheduler.timesteps[5].expand(1).clone()  # a real tensor on the host
+    device.let_modules_move()
+    with device.fake_mode():
+        found = {
+            "encoding": encode(),
+            "groups": sample_and_decode(Offloading(True, True, False), timestep, scheduler),
+            "overlap": sample_and_decode(Offloading(True, True, True), timestep, scheduler),
+        }
+    print(json.dumps(found))
+    sys.stdout.flush()
+    os._exit(0)  # torch's threads would try to shut down the fake device
+
+
+if __name__ == "__main__":
+    main()

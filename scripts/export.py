@@ -63,9 +63,7 @@ def run(options: argparse.Namespace) -> None:
     version = options.transformer_version or run_settings.get("transformer_version")
     transformer = load_policy(root, version, checkpoint=options.checkpoint_path, lora=options.lora_path, dtype=dtype)
     if run_settings.get("base_weight_dtype") == "fp8":
-        print(
-            "the LoRA was trained on a base model in fp8; it is merged into the weights of the files, before rounding"
-        )
+        print("the LoRA was trained on a base model in fp8; it is merged into the unquantized weights of the files")
     if options.form == "original":
         save_original(transformer, options.out, dtype=dtype)
         return

@@ -6,12 +6,15 @@ the dequantized matrix for the backward pass; `Fp8Linear` dequantizes it again. 
 """
 
 import re
+import warnings
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyvideo.models.family import family_of
+
+warnings.filterwarnings("ignore", message="Float8Tensor does not implement _stable_hash_for_caching")  # of compile
 
 
 class Fp8Linear(nn.Linear):

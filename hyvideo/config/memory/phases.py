@@ -3,9 +3,10 @@
     encode, once, before the transformer is loaded
     rollout -> decode -> score -> anchor -> update: forward, backward, many times -> optimizer -> perhaps validation
 
-Scorers run in the background, beside rollout, decode, anchor and validation, unless ``score_between_stages`` gives them
-a separate phase. Memory peaks twice in the update: when a backward pass begins (all kept activations) and when it
-ends (all gradients). From the second backward pass of an update on, the first peak includes the gradients.
+Scorers run in the background, beside rollout, decode and anchor, unless ``score_between_stages`` gives them a separate
+phase. A validation is scored after all its videos are decoded. Memory peaks twice in the update: when a backward pass
+begins (all kept activations) and when it ends (all gradients). From the second backward pass of an update on, the first
+peak includes the gradients.
 """
 
 from dataclasses import dataclass
@@ -96,7 +97,7 @@ def memory(run: PlannedRun) -> Memory:
         sampling = activations.inference_bytes(validation, validation.settings.batch_size)
         decoding = states.decoding_bytes(validation)
         parts = {"activations": sampling} | gathered, {"decoding": decoding} | vae
-        phases["validation"] = max(parts, key=lambda items: sum((resident | items).values())) | beside
+        phases["validation"] = max(parts, key=lambda items: sum((resident | items).values()))
     counted = {phase: resident | items for phase, items in phases.items()}
     if settings.precompute_conditions:
         counted = {"encode": {"encoders": states.encoder_bytes(run)} | ({} if settings.vae_offload else vae)} | counted

@@ -1,5 +1,6 @@
 """The program scripts.plan, and the tables of docs/memory.md."""
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -7,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hyvideo.config.command_line import load_config
-from hyvideo.config.memory.cost import duration
-from hyvideo.config.memory.hardware import Hardware
+from hyvideo.config.command_line import load_config, parse
+from hyvideo.config.memory.cost import cost, duration
+from hyvideo.config.memory.hardware import SLOWER_RATE, Hardware
 from hyvideo.config.memory.network import traffic
 from hyvideo.config.memory.phases import GIB, memory
 from hyvideo.config.memory.planned_run import PlannedRun
@@ -99,13 +100,13 @@ def test_times_in_the_documentation_are_up_to_date(monkeypatch):
 
     def row(name, gpus):
         run = PlannedRun(load_config(f"configs/{name}.yaml"), gpus, Architecture())
-        length = whole_run(run)
+        length, slower = whole_run(run), whole_run(replace(run, hardware=Hardware(rate=SLOWER_RATE)))
         times = (length.iteration_seconds, length.validation_seconds, length.seconds / 3600, length.gpu_hours)
         return (
             f"`{name}`",
             gpus,
             length.iterations,
-            *(f"{time:,.0f}" for time in times),
+            *(f"{time:,.0f}" for time in (*times, slower.seconds / 3600)),
             f"{memory(run).peak() / GIB:.1f}",
         )
 
@@ -113,6 +114,55 @@ def test_times_in_the_documentation_are_up_to_date(monkeypatch):
     general = [(f"hunyuanvideo15_480p_{kind}", gpus) for kind, gpus in (("8gpu_nft", 8), ("8gpu", 8), ("64gpu", 64))]
     rows = table(row(name, gpus) for name, gpus in paper + general)
     assert f"\n{rows}\n\n" in (ROOT / "docs" / "memory.md").read_text(), rows
+
+
+GPUS = (
+    ("RTX 4090, 24 GB", 1, 24, 80, "1gpu_24gb"),
+    ("L40S or RTX 6000 Ada, 48 GB", 1, 48, 120, "1gpu_48gb"),
+    ("A100, 80 GB", 1, 80, 150, "1gpu_80gb"),
+    ("H100, 80 GB", 1, 80, 400, "1gpu_80gb"),
+    ("8 A100, 80 GB", 8, 80, 150, "480p_8gpu_nft"),
+    ("8 H100, 80 GB", 8, 80, 400, "480p_8gpu_nft"),
+)
+
+
+def test_the_table_of_gpus_in_the_documentation_is_up_to_date(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+    def row(gpu, world_size, gpu_memory, rate, name):
+        config = load_config(f"configs/hunyuanvideo15_{name}.yaml")
+        run = PlannedRun(config, world_size, Architecture(), hardware=Hardware(gpu_memory=gpu_memory, rate=rate))
+        length, needed = whole_run(run), memory(run).needed_gib
+        assert needed <= gpu_memory - 1.2  # 22.8 of 24
+        seconds, hours = f"{length.iteration_seconds:,.0f}", f"{length.seconds / 3600:.1f}"
+        return gpu, rate, f"`hunyuanvideo15_{name}`", seconds, length.iterations, hours, f"{needed:.1f}"
+
+    rows = table(row(*gpu) for gpu in GPUS)
+    assert f"\n{rows}\n\n" in (ROOT / "docs" / "train_hunyuanvideo.md").read_text(), rows
+
+
+LORA_FLAGS = "--lora_rank 32 --lora_alpha 64 --sp_size 1 --enable_fsdp false --batch_size 2".split()
+RUNS = {
+    "LoRA, DiffusionNFT": ("hunyuanvideo15_480p_8gpu_nft", LORA_FLAGS),
+    "DiffusionNFT": ("hunyuanvideo15_480p_8gpu_nft", []),
+    "SAGE-GRPO, noise on 10 steps": ("hunyuanvideo15_480p_8gpu", ["--max_steps", "300", "--sde_window", "fixed:0:10"]),
+    "SAGE-GRPO": ("hunyuanvideo15_480p_8gpu", ["--max_steps", "300"]),
+    "SAGE-GRPO as in Table 2 (B)": ("paper/table2_b_8gpu", []),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_hours_of_the_recipes_in_the_documentation_are_up_to_date(name, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    path, flags = RUNS[name]
+    run = PlannedRun(parse(["--config", f"configs/{path}.yaml", *flags]).config, 8, Architecture())
+    fast, slow = whole_run(run), whole_run(replace(run, hardware=Hardware(rate=SLOWER_RATE)))
+    [row] = re.findall(rf"^\| {re.escape(name)} \| (.*) \|$", (ROOT / "docs" / "recipes.md").read_text(), re.M)
+    _, seconds, rollouts, hours, gpu_hours, on_a100 = row.split(" | ")
+    assert (seconds, gpu_hours) == (f"{fast.iteration_seconds:.0f}", f"{fast.gpu_hours:.0f}")
+    assert int(rollouts) == cost(run).rollouts
+    for text, length in ((hours, fast), (on_a100, slow)):
+        assert float(text.split()[0]) == pytest.approx(length.seconds / 3600, rel=0.02)
 
 
 def test_traffic_in_the_documentation_is_up_to_date():

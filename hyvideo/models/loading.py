@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from hyvideo.models import weight_files
+from hyvideo.models.decoding import use_channels_last
 from hyvideo.models.family import Component, Family, family_of, family_of_config, new_model
 from hyvideo.models.lora import Lora, with_lora
 from hyvideo.models.versions import version_defaults
@@ -98,6 +99,8 @@ def load_vae(
     family = read_family(folder, "vae")
     vae = _load_weights(*_stream(family.vae, folder, random_weights_seed, device), dtype, device)
     family.prepare_vae(vae)
+    if vae.device.type == "cuda":
+        use_channels_last(vae)
     return vae
 
 

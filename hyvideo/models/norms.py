@@ -33,6 +33,16 @@ def rms_norm(norm: nn.Module, tokens: Tensor) -> Tensor:
 
 def channel_rms_norm(norm: nn.Module, hidden: Tensor) -> Tensor:
     """Return the RMS norm over channels, in float32 or higher precision. Shape: (batch, channels, ...)."""
+    if hidden.is_cuda:
+        return fused_channel_rms_norm(norm.gamma, hidden)
     squares = hidden.to(torch.promote_types(hidden.dtype, torch.float32)).square()
     inverse_length = squares.sum(1, keepdim=True).clamp_min(1e-24).rsqrt()  # diffusers clamps the length at 1e-12
     return (hidden * (inverse_length * norm.scale)).to(hidden.dtype) * norm.gamma
+
+
+def fused_channel_rms_norm(gamma: Tensor, hidden: Tensor) -> Tensor:
+    """Return the RMS norm over channels in one pass over memory, if they are the innermost dimension in memory.
+
+    The result is in this channels-last layout; other inputs are first copied to it.
+    """
+    return F.rms_norm(hidden.movedim(1, -1), (len(gamma),), gamma.flatten(), eps=1e-24).movedim(-1, 1)

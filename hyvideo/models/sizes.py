@@ -8,7 +8,7 @@ import functools
 import importlib
 import math
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -93,6 +93,19 @@ class Sizes:
             if pixels % (ratio * patch):
                 raise ValueError(f"{name} must be a multiple of {ratio * patch}, got {pixels}")
         return (frames - 1) // self.temporal_compression_ratio + 1, height // ratio, width // ratio
+
+    def video_size(self, frames: int, height: int, width: int) -> tuple[int, int, int]:
+        """Return frames, height and width of the video of latents; the inverse of `latent_size`."""
+        ratio = self.spatial_compression_ratio
+        return (frames - 1) * self.temporal_compression_ratio + 1, height * ratio, width * ratio
+
+    def decoding_bytes(self, videos: int, size: Sequence[int], tile: int, value_bytes: int) -> float:
+        """Return the peak bytes of decoding videos (frames, height, width) in tiles, and of the videos."""
+        frames, *sides = size
+        height, width = (min(tile or side, side) for side in sides)
+        values = self.decoding_values(videos, frames, height, width)
+        # The tiles, and the video into which they are blended.
+        return (values + videos * 2 * 3 * math.prod(size)) * value_bytes
 
     def image_tokens(self, frames: int, height: int, width: int) -> int:
         """Return the number of tokens of a video."""

@@ -13,7 +13,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from hyvideo.data.randomness import normal
 from hyvideo.data.videos import pixels
+from hyvideo.models import decoding
 from hyvideo.models.conditions import Condition, Conditions
 from hyvideo.models.family import Latents, family_of
 from hyvideo.models.offload import device_of, on_device
@@ -223,9 +225,16 @@ class GRPOPipeline:
         finite: list[Tensor] = []
         with on_device(self.vae):
             for part in latents.split(batch_size):
-                decoded = self.vae.decode(self.latents.unscaled(part).to(self.vae.dtype), return_dict=False)[0]
+                decoded = decoding.decode(self.vae, self.latents.unscaled(part).to(self.vae.dtype))
                 for video in decoded.transpose(1, 2):
                     finite.append(video.isfinite().all())
                     videos.append(pixels(video).to("cpu", non_blocking=True))  # into pinned memory
         are_finite = torch.stack(finite).tolist()  # the only synchronization; it also waits for the copies
         return [video if is_finite else None for video, is_finite in zip(videos, are_finite)]
+
+    def try_decoding(self, num_frames: int, height: int, width: int, *, batch_size: int = 1) -> None:
+        """Decode one tile of noise on a GPU, so that a lack of memory shows before the first video is sampled."""
+        if self.device.type == "cuda":
+            tile = decoding.tile_size_of(self.vae)
+            shape = self.latent_shape(num_frames, *(min(tile or side, side) for side in (height, width)))
+            self.decode(normal((batch_size, *shape), 0, "tile").to(self.device), batch_size=batch_size)

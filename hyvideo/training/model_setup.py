@@ -21,6 +21,7 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.models import fit_checks, loading
 from hyvideo.models.attention_kernels import use_fastest_kernels
 from hyvideo.models.conditions import Condition
+from hyvideo.models.decoding import Tiling, set_tiling
 from hyvideo.models.family import prepare
 from hyvideo.models.lora import Lora, check_lora, read_lora, training_config
 from hyvideo.models.offload import device_of, offload
@@ -68,8 +69,7 @@ def load_encoder(
     family = loading.read_family(loading.transformer_folder(root, model.transformer_version))
     common = {"device": device, "random_weights_seed": weights_seed(model)}
     vae = loading.load_vae(root, dtype=DTYPES[model.vae_dtype], **common)
-    if model.vae_tile_size:
-        family.set_tiling(vae, model.vae_tile_size, model.vae_tile_overlap)
+    set_tiling(vae, Tiling(model.vae_tile_size, model.vae_tile_overlap))
     if model.vae_offload:
         offload(vae)
     default_folder = Path(config.record.output_dir) / "conditions" if model.precompute_conditions else ""

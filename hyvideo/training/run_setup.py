@@ -80,6 +80,8 @@ class RunParts:
         self.policy = Policy(config, mesh, device, trained)
         self.pipeline = make_pipeline(config.rollout, config.model.dtype, self.policy.transformer, vae, negative)
         self.pipeline.with_progress = progress.steps
+        for size in dict.fromkeys(config.video_sizes.values()):
+            self.pipeline.try_decoding(*size, batch_size=config.rollout.decode_batch_size)
         sizes = {"group_size": config.rollout.num_generations, "num_rollouts": plan.rollouts}
         self.cost, self.signals = Cost(training_forwards(run)), PreemptionSignals(mesh)
         common = {"cost": self.cost, "check": self.signals.check}

@@ -21,8 +21,9 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.parallelize import parallelize
 from hyvideo.models.attention import Layout
 from hyvideo.models.conditions import Condition, Conditions, ImageCondition
+from hyvideo.models.decoding import Tiling, set_tiling, use_channels_last
 from hyvideo.models.family import family_of, freeze_unused_parameters, install
-from hyvideo.models.hunyuan_video15.vae import install_layers, set_tiling
+from hyvideo.models.hunyuan_video15.vae import install_layers
 from hyvideo.models.lora import add_trainable_lora, training_config
 from hyvideo.models.offload import offload
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
@@ -59,12 +60,13 @@ def trained(model):
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
-def autoencoder():
+def autoencoder(layers_per_block=1):
     with torch.device("meta"):
-        vae = AutoencoderKLHunyuanVideo15(layers_per_block=1).eval()
+        vae = AutoencoderKLHunyuanVideo15(layers_per_block=layers_per_block).eval()
     install_layers(vae)
     on_device(vae, torch.float16)
-    set_tiling(vae, 256, 0.25)
+    use_channels_last(vae)
+    set_tiling(vae, Tiling(256, 0.25))
     return vae
 
 
@@ -161,6 +163,17 @@ def devices(module):
     return sorted({parameter.device.type for parameter in module.parameters()})
 
 
+def tiles(count, pipeline):
+    """Count the decoding of one tile of the released VAE, by the number of frames."""
+    pipeline.vae = autoencoder(layers_per_block=2)
+    found = {}
+    with count:
+        for frames in (81, 121):
+            pipeline.try_decoding(frames, 480, 864)
+            found[frames] = take_counts(count)
+    return found
+
+
 def the_device(count):
     """Count known transfers and waits, and return the error for a tensor on the wrong device."""
     here, there = empty(10_000, dtype=torch.float32), torch.empty(100_000)
@@ -200,6 +213,7 @@ def main():
             "LoRA block": one_block(Count(), lora=True),
             "passes": passes(Count(), pipeline, timestep),
             "decode": decode(Count(), pipeline),
+            "tiles": tiles(Count(), pipeline),
             "exchange": exchange(Count(), pipeline.transformer, offload=False),
             "offloaded exchange": exchange(Count(), pipeline.transformer, offload=True),
             "offloaded VAE": offloaded_vae(Count(), pipeline),  # last: it changes the pipeline

@@ -60,6 +60,8 @@ def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False
 F.scaled_dot_product_attention = _attention
 torch.cuda.amp.common.amp_definitely_not_available = lambda: False
 torch.cuda.is_bf16_supported = lambda: True
+torch.cuda.mem_get_info = lambda device: (80 * 2**30, 80 * 2**30)
+torch.cuda.memory_reserved = torch.cuda.memory_allocated = lambda device: 0
 
 
 def _never(*_arguments):
@@ -135,7 +137,8 @@ class Count(TorchDispatchMode):
             self.flop[name] += flop
             if not flop:
                 self.kernels[name] += 1
-                moved = [tensor for tensor in given if tensor is not options.get("out")] + made  # out is only written
+                outputs = given[0] if name == "copy_" else options.get("out")  # only written
+                moved = [tensor for tensor in given if tensor is not outputs] + made
                 self.bytes[name] += sum(_bytes(tensor) for tensor in moved if tensor.is_cuda)
         return result
 

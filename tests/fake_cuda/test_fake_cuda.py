@@ -2,6 +2,7 @@
 
 import pytest
 
+from hyvideo.models.hunyuan_video15.sizes import Architecture
 from tests.fake_cuda.counting import counted as counted_by
 
 
@@ -51,6 +52,15 @@ def test_an_offloaded_vae_is_on_the_device_only_while_it_decodes(counted):
     assert found["pipeline"] == "cuda" and found["left"] == 0
     assert {kind for kind in found["copies"] if kind.endswith("to device")} == {"pinned to device", "small to device"}
     assert found["waits"] == counted["decode"]["waits"]
+
+
+@pytest.mark.parametrize("frames, gigabytes, peak", [(81, 154, 4.5), (121, 229, 6.8)])
+def test_a_tile_stays_within_its_traffic_and_the_planned_memory(counted, frames, gigabytes, peak):
+    """256 x 256 pixels, float16; traffic in GB, convolutions included, memory in GiB."""
+    found = counted["tiles"][str(frames)]
+    planned = Architecture().decoding_bytes(1, (frames, 256, 256), 256, 2) / 2**30
+    assert found["gigabytes"] <= gigabytes and found["peak"] <= peak
+    assert found["peak"] == pytest.approx(planned, rel=0.02)
 
 
 @pytest.mark.parametrize(

@@ -73,11 +73,8 @@ def encoder_bytes(run: PlannedRun, *, in_groups: bool = False) -> float:
 
 def decoding_bytes(run: PlannedRun) -> float:
     """Return the bytes of decoding a tile, and of the videos."""
-    videos, (frames, *sides) = run.settings.decode_batch_size, run.config.rollout_size
-    height, width = (min(run.settings.vae_tile_size or max(sides), side) for side in sides)
-    values = run.architecture.decoding_values(videos, frames, height, width)
-    # The tiles, and the video into which they are blended.
-    return (values + videos * 2 * 3 * math.prod(run.config.rollout_size)) * BYTES[run.settings.vae_dtype]
+    videos, tile = run.settings.decode_batch_size, run.settings.vae_tile_size
+    return run.architecture.decoding_bytes(videos, run.config.rollout_size, tile, BYTES[run.settings.vae_dtype])
 
 
 def trajectory_bytes(run: PlannedRun) -> float:

@@ -1,9 +1,17 @@
-"""diffusers' VAE with two replaced layers: attention that supports batches, and a norm that is also fast on a CPU."""
+"""diffusers' VAE with replaced layers: attention that supports batches, faster norms, and convolutions on CUDA."""
 
 import functools
+import math
+from collections.abc import Callable, Sequence
 
 import torch
-from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import HunyuanVideo15AttnBlock, HunyuanVideo15RMS_norm
+from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import (
+    HunyuanVideo15AttnBlock,
+    HunyuanVideo15CausalConv3d,
+    HunyuanVideo15Decoder3D,
+    HunyuanVideo15ResnetBlock,
+    HunyuanVideo15RMS_norm,
+)
 from torch import Tensor, nn
 
 from hyvideo.models.norms import channel_rms_norm
@@ -22,13 +30,79 @@ def install_layers(vae: nn.Module) -> None:
             module.prepare_causal_attention_mask = lambda *args, batch_size=None: causal_mask(*args)
         elif isinstance(module, HunyuanVideo15RMS_norm):
             module.forward = functools.partial(channel_rms_norm, module)
+        for kind, forward in _WITHOUT_GRADIENT_ON_CUDA.items():
+            if isinstance(module, kind):
+                module.forward = functools.partial(_choose, module, forward)
+
+
+def _choose(module: nn.Module, forward: Callable[[nn.Module, Tensor], Tensor], hidden: Tensor) -> Tensor:
+    """Run a forward pass that needs less memory, or off a GPU and with gradients diffusers' own."""
+    is_fast = hidden.is_cuda and not torch.is_grad_enabled()
+    return forward(module, hidden) if is_fast else type(module).forward(module, hidden)
+
+
+def decoder_forward(decoder: nn.Module, hidden: Tensor) -> Tensor:
+    """Return the decoder's output; unlike diffusers', the pass keeps only the current layer's input."""
+    hidden = decoder.conv_in(hidden) + hidden.repeat_interleave(repeats=decoder.repeat, dim=1)
+    hidden = decoder.mid_block(hidden)
+    for block in decoder.up_blocks:
+        for layer in (*block.resnets, *(block.upsamplers or ())):
+            hidden = layer(hidden)
+    hidden = decoder.norm_out(hidden)
+    hidden = replication_pad(hidden, decoder.conv_out.time_causal_padding, silu=True)
+    return decoder.conv_out.conv(hidden)
+
+
+def resnet_forward(block: nn.Module, hidden: Tensor) -> Tensor:
+    """Return the output of a residual block, with at most three feature maps in memory, its input included."""
+    residual = hidden
+    for norm, layer in ((block.norm1, block.conv1), (block.norm2, block.conv2)):
+        hidden = norm(hidden)
+        hidden = replication_pad(hidden, layer.time_causal_padding, silu=True)
+        hidden = layer.conv(hidden)
+    return hidden.add_(residual if block.conv_shortcut is None else block.conv_shortcut(residual))
+
+
+def causal_conv_forward(layer: nn.Module, hidden: Tensor) -> Tensor:
+    """Return the output of a causal convolution. Shape: (batch, channels, frames, height, width)."""
+    return layer.conv(replication_pad(hidden, layer.time_causal_padding))
+
+
+_WITHOUT_GRADIENT_ON_CUDA = {
+    HunyuanVideo15Decoder3D: decoder_forward,
+    HunyuanVideo15ResnetBlock: resnet_forward,
+    HunyuanVideo15CausalConv3d: causal_conv_forward,
+}
+
+
+def replication_pad(hidden: Tensor, padding: Sequence[int], *, silu: bool = False) -> Tensor:
+    """Return ``hidden``, perhaps after SiLU, with replicated borders, in channels-last layout, which F.pad loses."""
+    sides = list(zip((-1, -2, -3), padding[::2], padding[1::2]))  # width, height, frames
+    added = [0, 0, *(before + after for _, before, after in reversed(sides))]
+    shape = [size + more for size, more in zip(hidden.shape, added)]
+    layout = {"dtype": hidden.dtype, "device": hidden.device, "memory_format": torch.channels_last_3d}
+    padded = inner = torch.empty(shape, **layout)
+    for dim, before, _ in sides:
+        inner = inner.narrow(dim, before, hidden.shape[dim])
+    torch.ops.aten.silu.out(hidden, out=inner) if silu else inner.copy_(hidden)
+    for dim, before, after in sides:  # in this order, the last copies include the corners
+        end = shape[dim] - after
+        padded.narrow(dim, 0, before).copy_(padded.narrow(dim, before, 1))
+        padded.narrow(dim, end, after).copy_(padded.narrow(dim, end - 1, 1))
+    return padded
 
 
 def set_tiling(vae: nn.Module, tile_size: int, overlap: float) -> None:
-    """Decode videos larger than ``tile_size`` pixels in tiles of that size; smaller videos are decoded whole."""
-    latent = tile_size // vae.config.spatial_compression_ratio
+    """Decode videos larger than ``tile_size`` pixels in tiles of that size; smaller videos are decoded whole.
+
+    The overlap is rounded up to whole latents, because diffusers shifts the decoded tiles otherwise.
+    """
+    side = vae.config.spatial_compression_ratio
+    latent = tile_size // side
+    if latent < 1:
+        raise ValueError(f"vae_tile_size must be at least {side} pixels or 0 (no tiling), got {tile_size}")
     vae.enable_tiling(tile_size, tile_size, latent, latent)
-    vae.tile_overlap_factor = overlap  # enable_tiling would ignore 0
+    vae.tile_overlap_factor = math.ceil(latent * overlap) / latent  # enable_tiling would ignore 0
 
 
 # Tiles have at most four shapes: inner, right edge, bottom edge and corner. A mask has S^2 values.

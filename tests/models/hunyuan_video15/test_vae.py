@@ -1,12 +1,30 @@
 """The VAE's replaced mask and norm, compared with diffusers'."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
-from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import HunyuanVideo15AttnBlock, HunyuanVideo15RMS_norm
+import torch.nn.functional as F
+from diffusers import AutoencoderKLHunyuanVideo15
+from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import (
+    HunyuanVideo15AttnBlock,
+    HunyuanVideo15CausalConv3d,
+    HunyuanVideo15Decoder3D,
+    HunyuanVideo15ResnetBlock,
+    HunyuanVideo15RMS_norm,
+)
 
-from hyvideo.models.hunyuan_video15.vae import causal_mask, install_layers
+from hyvideo.models.hunyuan_video15.vae import (
+    causal_conv_forward,
+    causal_mask,
+    decoder_forward,
+    install_layers,
+    replication_pad,
+    resnet_forward,
+    set_tiling,
+)
+from hyvideo.models.norms import fused_channel_rms_norm
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -47,3 +65,47 @@ def test_the_norm_matches_diffusers_within_rounding_for_small_and_large_values(d
     assert actual.dtype == dtype
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(gradient[:, :, 2], expected_gradient[:, :, 2], rtol=0, atol=100 * tolerance)
+
+
+# --- forward passes for a GPU, run on the CPU -----------------------------------------------------------------------
+
+ON_CUDA = {
+    HunyuanVideo15Decoder3D: decoder_forward,
+    HunyuanVideo15ResnetBlock: resnet_forward,
+    HunyuanVideo15CausalConv3d: causal_conv_forward,
+    HunyuanVideo15RMS_norm: lambda norm, hidden: fused_channel_rms_norm(norm.gamma, hidden),
+}
+
+
+@torch.no_grad()
+def test_the_gpu_passes_match_diffusers():
+    stock = AutoencoderKLHunyuanVideo15(block_out_channels=(8, 16, 16, 32, 32), latent_channels=4).eval()
+    ours = copy.deepcopy(stock)
+    for module in ours.modules():
+        if type(module) in ON_CUDA:
+            module.forward = partial(ON_CUDA[type(module)], module)
+    latents = torch.randn(1, 4, 3, 3, 4, generator=torch.Generator().manual_seed(0))
+    frames = stock.decode(latents).sample
+    torch.testing.assert_close(ours.decode(latents).sample, frames, rtol=0, atol=1e-5 * frames.abs().max().item())
+    posteriors = (vae.encode(frames).latent_dist.mode() for vae in (ours, stock))
+    torch.testing.assert_close(*posteriors, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("padding", [(1, 1, 1, 1, 2, 0), (0, 0, 0, 0, 0, 0), (1, 2, 0, 3, 0, 1)])
+def test_the_padding_equals_torch(padding):
+    hidden = torch.randn(2, 3, 4, 5, 6)
+    padded = replication_pad(hidden, padding)
+    assert torch.equal(padded, F.pad(hidden, padding, mode="replicate"))
+    assert padded.is_contiguous(memory_format=torch.channels_last_3d)
+
+
+@pytest.mark.parametrize("overlap", [0.0, 0.125, 0.2, 0.25, 0.5])
+@pytest.mark.parametrize("tile", [64, 128, 192, 256, 320])
+def test_tiles_are_placed_where_they_are_cropped(tile, overlap):
+    vae = AutoencoderKLHunyuanVideo15(block_out_channels=(8,) * 5, latent_channels=4, layers_per_block=1)
+    set_tiling(vae, tile, overlap)
+    stride = int(vae.tile_latent_min_height * (1 - vae.tile_overlap_factor))
+    assert 16 * stride == tile - int(tile * vae.tile_overlap_factor)
+    assert overlap <= vae.tile_overlap_factor < overlap + 16 / tile
+    with pytest.raises(ValueError, match="vae_tile_size must be at least 16 pixels.*got 15"):
+        set_tiling(vae, 15, overlap)

@@ -1,0 +1,92 @@
+"""Decoding of videos in tiles that fit the GPU memory; local to a rank."""
+
+import math
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from hyvideo.models.family import family_of
+from hyvideo.models.sizes import Sizes, sizes_module
+
+_SMALLER_TILES = (256, 192, 128, 64)  # pixels
+_RESERVE, _FRAGMENTATION = 0.5 * 2**30, 0.1  # workspaces of kernels in bytes; fraction of the needed memory
+
+
+class Tiling(NamedTuple):
+    """Side of a tile in pixels, 0 for whole frames, and overlap as a fraction of a tile."""
+
+    size: int = 0
+    overlap: float = 0.125
+
+
+def set_tiling(vae: nn.Module, tiling: Tiling) -> None:
+    """Set the tiles of `decode`. Raises ValueError if they are too small."""
+    if tiling.size:
+        family_of(vae).set_tiling(vae, tiling.size, tiling.overlap)
+    vae.tiling = tiling
+
+
+def tile_size_of(vae: nn.Module) -> int:
+    return getattr(vae, "tiling", Tiling()).size
+
+
+def use_channels_last(vae: nn.Module) -> None:
+    """Store the weights of 3D convolutions channels-last, so that cuDNN computes in this layout."""
+    for module in vae.modules():
+        if isinstance(module, nn.Conv3d):
+            module.weight.data = module.weight.data.contiguous(memory_format=torch.channels_last_3d)
+
+
+def free_bytes(device: torch.device) -> float:
+    """Return the bytes that torch can still allocate on a GPU, its cache included; infinity on a CPU."""
+    if device.type != "cuda":
+        return math.inf
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + cached
+
+
+def decode(vae: nn.Module, latents: Tensor) -> Tensor:
+    """Return the decoded videos. Shapes: (batch, channels, frames, height, width).
+
+    If the memory that `Sizes` predicts for the current tiles is not free, or after an OutOfMemoryError, tiles become
+    smaller and remain so.
+    """
+    sizes, (videos, _, *latent_size) = _sizes(vae), latents.shape
+    size = sizes.video_size(*latent_size)
+    needed = {tile: sizes.decoding_bytes(videos, size, tile, vae.dtype.itemsize) for tile in _tiles(vae, size)}
+    available = free_bytes(latents.device)
+    fitting = [tile for tile in needed if needed[tile] * (1 + _FRAGMENTATION) + _RESERVE <= available]
+    _reduce(vae, next(iter(fitting), min(needed, key=needed.get)), f"{available / 2**30:.1f} GiB are free")
+    while True:
+        try:
+            return vae.decode(latents, return_dict=False)[0]
+        except torch.OutOfMemoryError as error:
+            current, *smaller = _tiles(vae, size)
+            half = [tile for tile in smaller if tile <= (current or max(size[1:])) / 2]
+            if not half:
+                error.add_note("The VAE's smallest tile does not fit. Set reward_offload true or decode_batch_size 1")
+                raise
+        torch.cuda.empty_cache()  # the failed decoding's tensors were released with the error
+        _reduce(vae, half[0], "the GPU is out of memory")
+
+
+def _tiles(vae: nn.Module, size: Sequence[int]) -> list[int]:
+    """Return the current tile size and the smaller ones for videos of a size (frames, height, width)."""
+    current = tile_size_of(vae)
+    return [current, *(tile for tile in _SMALLER_TILES if tile < min(current or math.inf, max(size[1:])))]
+
+
+def _reduce(vae: nn.Module, tile: int, reason: str) -> None:
+    if tile != (old := tile_size_of(vae)):
+        before = f"{old} pixels" if old else "whole frames"
+        print(f"\nVAE decodes in tiles of {tile} pixels instead of {before}: {reason}", file=sys.stderr, flush=True)
+        set_tiling(vae, Tiling(tile, getattr(vae, "tiling", Tiling()).overlap))
+
+
+def _sizes(vae: nn.Module) -> Sizes:
+    family = family_of(vae)
+    names = {"_class_name": family.transformer.class_name}, {"_class_name": family.vae.class_name}
+    return sizes_module(family.name).read(names[0], dict(vae.config) | names[1])

@@ -28,6 +28,7 @@ from hyvideo.data.videos import write_video
 from hyvideo.evaluation.offloading import AUTO, Offloading
 from hyvideo.models import loading
 from hyvideo.models.conditions import Conditions, to_device
+from hyvideo.models.decoding import tile_size_of
 from hyvideo.models.lora import add_lora, check_lora, read_lora
 from hyvideo.models.offload import on_device
 from hyvideo.models.versions import RELEASED, version_defaults, version_for
@@ -222,10 +223,13 @@ def generate(
     pipeline = source.load(config, device, encoder, vae, needs, weights_device=place)
     pipeline = pipeline.with_steps(config.record.validation_steps)
     offloading.apply(pipeline.transformer, device)
+    for size in dict.fromkeys(sizes):
+        pipeline.try_decoding(*size)
     loaded = time.perf_counter()
     for video, condition in zip(tqdm(local, unit="video", disable=processes.rank() > 0 or None), conditions):
         _generate_one(pipeline, config.data, video, condition, seed=seed, is_stochastic=is_stochastic)
         settings = _settings(config, video, source, seed, is_stochastic) | asdict(offloading)
+        settings["vae_tile_size"] = tile_size_of(vae)  # may have been reduced
         write_json(video.path.with_suffix(".json"), settings)
     if processes.rank() == 0 and local:
         each = (time.perf_counter() - loaded) / len(local)
@@ -281,5 +285,4 @@ def _settings(config: Config, video: Video, source: Source, seed: int, is_stocha
         "fps": config.data.fps,
         "dtype": config.model.dtype,
         "vae_dtype": config.model.vae_dtype,
-        "vae_tile_size": config.model.vae_tile_size,
     }

@@ -8,10 +8,12 @@ import pytest
 import torch
 
 import generate
+from hyvideo.config.memory import generation as planner
 from hyvideo.evaluation.offloading import Offloading
 from hyvideo.models.lora import Pair, save_lora
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from tests import tiny_checkpoint
+from tests.config.memory.test_generation import VIDEO
 from tests.fake_cuda.counting import counted
 from tests.tiny_wan import write_wan
 
@@ -98,4 +100,7 @@ def test_offloaded_models_stay_on_the_cpu_between_stages_and_fit_small_gpus():
     gib = counted("tests.fake_cuda.generation")
     assert gib["encoding"] < 1.6, "embedding, one layer and the activations"
     assert gib["groups"]["sampling"] < 3.7 and gib["overlap"]["sampling"] < 3.1
+    for mode, overlap in (("groups", False), ("overlap", True)):
+        planned = planner.generation_memory(VIDEO, planner.Offloading(True, True, overlap)).total("sample") / 2**30
+        assert gib[mode]["sampling"] == pytest.approx(planned, rel=0.1)
     assert max(gib[mode]["tile"] for mode in ("groups", "overlap")) < 18

@@ -17,26 +17,11 @@ from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.memory.whole_run import whole_run
 from hyvideo.models.hunyuan_video15.sizes import Architecture
 from scripts.plan import main
-from tests.config.memory.simulated import LORA, simulated, transformer_gib
 
 ROOT = Path(__file__).parents[3]
 CONFIG = ("--config", "configs/hunyuanvideo15_480p_8gpu.yaml")
 
 HD = {"height": 720, "width": 1280}
-VARIANTS = {
-    "8 GPUs, sp 8, no checkpointing": {"sp_size": 8, "enable_gradient_checkpointing": False},
-    "8 GPUs, sp 8, selective checkpointing": {"sp_size": 8, "activation_checkpointing": "selective"},
-    "64 GPUs, sp 8, selective checkpointing": {
-        "world_size": 64,
-        "sp_size": 8,
-        "activation_checkpointing": "selective",
-    },
-    "8 GPUs, sp 8, 720 x 1280": {"sp_size": 8} | HD,
-    "64 GPUs, sp 8, 720 x 1280": {"world_size": 64, "sp_size": 8} | HD,
-    "8 GPUs, sp 8, bf16 parameters and optimizer": {"sp_size": 8, "master_weight_type": "bf16"},
-    "8 GPUs, sp 8, LoRA of rank 64": {"sp_size": 8} | LORA,
-    "1 GPU, 33 frames, LoRA of rank 64": {"world_size": 1, "sample_n_frames": 33} | LORA,
-}
 
 
 @pytest.fixture
@@ -86,13 +71,6 @@ def table(rows):
 def test_memory_tables_of_the_documentation_are_up_to_date(plan):
     document = (ROOT / "docs" / "memory.md").read_text()
     assert f"\n\n{plan(*CONFIG, '--table')}\n" in document
-
-    def gib(**changes):
-        return f"{transformer_gib(simulated(**changes)):.1f}"
-
-    rows = ((world, *(gib(world_size=world, sp_size=sp) for sp in (1, 2, 4, 8))) for world in (8, 16, 64))
-    assert f"\n{table(rows)}\n\n" in document
-    assert f"\n{table((name, gib(**changes)) for name, changes in VARIANTS.items())}\n\n" in document
 
 
 def test_times_in_the_documentation_are_up_to_date(monkeypatch):

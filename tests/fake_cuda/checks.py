@@ -23,6 +23,7 @@ from hyvideo.models.attention import Layout
 from hyvideo.models.conditions import Condition, Conditions, ImageCondition
 from hyvideo.models.decoding import Tiling, set_tiling, use_channels_last
 from hyvideo.models.family import family_of, freeze_unused_parameters, install
+from hyvideo.models.fp8 import Fp8Linear, use_fp8
 from hyvideo.models.hunyuan_video15.vae import install_layers
 from hyvideo.models.lora import add_trainable_lora, training_config
 from hyvideo.models.offload import offload
@@ -41,17 +42,22 @@ def empty(*shape, dtype=BF16, device="cuda"):
     return torch.empty(*shape, dtype=dtype, device=device)
 
 
-def transformer(recompute, *, lora=False, num_layers=1):
+def transformer(recompute, *, lora=False, fp8=False, num_layers=1):
     with torch.device("meta"):
         model = HunyuanVideo15Transformer3DModel(num_layers=num_layers).eval()
         install(model)
         freeze_unused_parameters(model)
+        if fp8:
+            use_fp8(model)
         if lora:
             add_trainable_lora(model, training_config(model, rank=32, alpha=32))
     on_device(model, BF16)
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
             parameter.data = parameter.data.float()
+    for module in model.modules():
+        if isinstance(module, Fp8Linear):
+            module.store(module.weight.detach())
     parallelize(model, MESH, recompute=recompute)
     return model
 

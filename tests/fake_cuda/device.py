@@ -114,6 +114,8 @@ class Count(TorchDispatchMode):
         return sum(self.bytes.values()) / 1e9
 
     def __torch_dispatch__(self, operator, types, arguments=(), options=None):
+        if not all(issubclass(kind, FakeTensor) for kind in types):
+            return NotImplemented  # a tensor of tensors, which are counted instead
         options = options or {}
         name = operator.overloadpacket.__name__
         needs_data = name in _RESULTS and isinstance(arguments[0], FakeTensor)

@@ -1,0 +1,94 @@
+"""Prints the peak GPU memory in GiB of phases of the 24 GB recipe, as JSON, by type of the frozen weights.
+
+Weights, optimizer state, gradients and the VAE are counted. test_phases.py runs it in a separate process.
+"""
+
+from tests.fake_cuda import checks, device  # first, before torch looks for CUDA
+
+# isort: split
+
+import gc
+import json
+import os
+
+import torch
+
+from hyvideo.grpo.nft import NFTInputs, nft_terms
+from hyvideo.grpo.trust_region import KLWeights
+from hyvideo.models.conditions import Condition, Conditions
+from hyvideo.models.family import family_of
+from hyvideo.models.offload import offload
+from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
+from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+from hyvideo.training.anchor import Anchor
+from hyvideo.training.optimizers import make_optimizers
+from tests.fake_cuda.test_phases import recipe
+
+
+def iteration(run, timestep, scheduler, with_decode):
+    """Return the peak of each phase."""
+    peaks, settings = {}, run.settings
+
+    def end(phase):
+        peaks[phase] = max(peaks.get(phase, 0), count.peak / 2**30)
+        gc.collect()
+        count.clear()
+
+    def split(block, inputs, outputs):
+        """End a phase when the backward pass of the first block, the last one, begins."""
+        if outputs[0].requires_grad:
+            outputs[0].register_hook(lambda gradient: end("backward begins"))
+
+    with device.Count() as count:
+        vae, fp8 = checks.autoencoder(layers_per_block=2), settings.base_weight_dtype == "fp8"
+        offload(vae)
+        model = checks.transformer(run.checkpointing, lora=True, fp8=fp8, num_layers=run.architecture.num_layers)
+        model.transformer_blocks[0].register_forward_hook(split)
+        parameters = checks.trained(model)
+        anchor = Anchor(model, parameters, refresh_every=None, offload=True)
+        optimizers = make_optimizers(run.config.optimizer, parameters, checks.BF16, hidden=family_of(model).matrices)
+        for parameter in parameters.values():
+            parameter.grad = torch.empty_like(parameter)
+        optimizers.step(1e-5)  # creates the optimizer state
+        optimizers.zero_grad()
+        sampling = SamplerSettings(guidance_scale=settings.cfg_scale, batched_forward=run.config.is_batched)
+        pipeline = GRPOPipeline(model, vae, scheduler, sampling=sampling, compute_dtype=checks.BF16)
+        shape, rows = pipeline.latent_shape(*run.config.rollout_size), settings.batch_size
+        latents, one = checks.empty(rows, *shape, dtype=torch.float32), checks.empty(1, *shape, dtype=torch.float32)
+        text = Conditions((Condition(checks.empty(run.text_tokens - 12, 3584), checks.empty(12, 1472)),))
+        gc.collect()
+        count.clear()
+        with torch.no_grad():
+            pipeline.velocity(latents, timestep.expand(rows), text.select([0] * rows))
+            end("rollout")
+            if with_decode:
+                pipeline.decode(one)
+                end("decode")
+            with anchor.swapped_in():
+                reference = pipeline.velocity(one, timestep, text)
+            end("anchor")
+        for _ in range(2):  # the second pass has gradients from its beginning
+            inputs = NFTInputs(pipeline.velocity(one, timestep, text), one, one, checks.empty(1), reference)
+            terms = nft_terms(inputs, advantage_clip=5, kl_weights=KLWeights(1, 0.1, True), kl_coefficient=0.03)
+            terms.loss.sum().backward()
+            end("backward ends")
+        optimizers.step(1e-5)
+        end("optimizer")
+    return peaks
+
+
+def main():
+    torch.set_num_threads(1)
+    gc.freeze()  # objects of the imports are not garbage
+    scheduler = FlowMatchDiscreteScheduler()
+    scheduler.set_timesteps(20)
+    timestep = scheduler.timesteps[5].expand(1).clone()  # a real tensor on the host
+    with device.fake_mode():  # decoding is the same for both
+        with_decode = {"bf16": False, "fp8": True}
+        counted = {kind: iteration(recipe(kind), timestep, scheduler, decode) for kind, decode in with_decode.items()}
+    print(json.dumps(counted), flush=True)
+    os._exit(0)  # torch's threads would try to shut down the fake device
+
+
+if __name__ == "__main__":
+    main()

@@ -30,7 +30,7 @@ def test_every_check_passes_with_tiny_models_on_a_cpu(tmp_path, monkeypatch, for
     "arguments, message",
     [
         (["right", "--device", "cpu", "--tiny", "--only", "speed"], "--only must name checks among machine, tests"),
-        (["weights", "--device", "cpu"], "weights needs --model_path with the folder"),
+        (["weights", "--device", "cpu"], "weights needs --model_path, the folder"),
         (["right", "--out", "/proc/no/folder"], "the output must be a folder that can be created"),
     ],
 )

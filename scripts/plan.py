@@ -41,6 +41,8 @@ def main(argv: list[str] | None = None) -> None:
         value = vars(options)[name]
         if not (value > 0 and math.isfinite(value)):
             parser.error(f"--{name} must be a positive number, got {value}")
+    if options.generate and options.table:
+        parser.error("--table needs a training run; remove --table or --generate")
     with exit_on_error("plan.py"):
         config = _config_of_video(settings) if options.generate else parse(settings).config
         check_ranges(config.flat())

@@ -208,7 +208,7 @@ def generate(
         model_setup.make_deterministic()
     device = model_setup.choose_device(config.model.device, processes.local_rank())
     offloading = offloading.resolve(device)
-    config = config.with_settings(vae_offload=offloading.offloading or config.model.vae_offload)
+    config = config.with_settings(vae_offload=offloading.offloading)
     for folder in {video.path.parent for video in videos}:
         make_folder(folder)
     local = videos[processes.rank() :: processes.world_size()]

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ from hyvideo.config.memory import generation as planner
 from hyvideo.evaluation.offloading import Offloading
 from hyvideo.models.lora import Pair, save_lora
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
+from hyvideo.training import model_setup
 from tests import tiny_checkpoint
 from tests.config.memory.test_generation import VIDEO
 from tests.fake_cuda.counting import counted
@@ -74,6 +76,22 @@ def test_offloading_changes_neither_latents_nor_videos(tmp_path, monkeypatch, fa
             videos = [(tmp_path / folder / f"000{number}.mp4").read_bytes() for folder in (name, "plain")]
             assert videos[0] == videos[1]
     assert not torch.equal(*latents["plain"])
+
+
+@pytest.mark.parametrize("flag", ["true", "false"])
+def test_the_flag_overrides_vae_offload_of_the_run(tmp_path, monkeypatch, flag):
+    class Loading(Exception):
+        pass
+
+    def load_encoder(config, device, **options):
+        raise Loading(config.model.vae_offload)
+
+    (tmp_path / "run.yaml").write_text(Path("configs/miniature.yaml").read_text() + "\nvae_offload: true\n")
+    monkeypatch.setattr(model_setup, "load_encoder", load_encoder)
+    arguments = ["generate.py", "--config", tmp_path / "run.yaml", "--prompt", "a", "--offloading", flag]
+    monkeypatch.setattr(sys, "argv", [*map(str, arguments), "--output_path", str(tmp_path / "out")])
+    with pytest.raises(Loading, match=f"^{flag.title()}$"):
+        generate.main()
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,8 @@ def generation_memory(run: PlannedRun, way: Offloading) -> Memory:
     vae = {"VAE": model.vae_parameters * BYTES[settings.vae_dtype]}
     transformer = {"transformer": parameters * run.compute_bytes}
     phases = {
-        "encode": {"encoders": states.encoder_bytes(run, in_groups=way.group_offloading)},
+        "encode": {"encoders": states.encoder_bytes(run, in_groups=way.group_offloading)}
+        | (vae if run.has_images else {}),
         "sample": transformer | {"activations": activations.inference_bytes(run, 1)},
         "decode": vae | {"decoding": states.decoding_bytes(run)},
     }

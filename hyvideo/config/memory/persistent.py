@@ -66,9 +66,8 @@ def encoder_bytes(run: PlannedRun, *, in_groups: bool = False) -> float:
     """Return the bytes of the encoders, unsharded on every rank; 0 if their sizes are unknown."""
     if not run.architecture.is_released:
         return 0.0
-    with_images = "i2v" in run.settings.transformer_version
     size = BYTES[run.settings.encoder_dtype]
-    return run.architecture.encoder_bytes(size, with_images=with_images, in_groups=in_groups)
+    return run.architecture.encoder_bytes(size, with_images=run.has_images, in_groups=in_groups)
 
 
 def decoding_bytes(run: PlannedRun) -> float:

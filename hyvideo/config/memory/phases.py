@@ -100,5 +100,7 @@ def memory(run: PlannedRun) -> Memory:
         phases["validation"] = max(parts, key=lambda items: sum((resident | items).values()))
     counted = {phase: resident | items for phase, items in phases.items()}
     if settings.precompute_conditions:
-        counted = {"encode": {"encoders": states.encoder_bytes(run)} | ({} if settings.vae_offload else vae)} | counted
+        encode = {"encoders": states.encoder_bytes(run)} | ({} if settings.reward_offload else scorers)
+        encode |= vae if run.has_images or not settings.vae_offload else {}
+        counted = {"encode": encode} | counted
     return Memory(counted, CONTEXT_GIB if run.world_size == 1 else CONTEXT_AND_NCCL_GIB)

@@ -80,6 +80,11 @@ class PlannedRun:
         return sum(sizes.get(name, 0.0) for name in reward.reward_model)
 
     @property
+    def has_images(self) -> bool:
+        """Return whether the version encodes reference images, also with the VAE."""
+        return "i2v" in self.settings.transformer_version
+
+    @property
     def scoring_bytes(self) -> float:
         """Bytes of the scorers' activations."""
         return _SCORING if "videoalign" in self.config.reward.reward_model and self.reward_bytes else 0.0

@@ -9,6 +9,7 @@ in order while the main thread samples the next rollouts or computes the anchor'
 
 import math
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -40,6 +41,8 @@ class PendingBatch(NamedTuple):
 
     rewards: "Future[list[Reward]]"
     num_videos: int
+    finished: list[Reward]  # of the batches that are done
+    is_canceled: threading.Event  # ends the scoring after the current batch
 
 
 class AsyncScorer:
@@ -59,7 +62,7 @@ class AsyncScorer:
     ):
         self.scorers, self.weights, self.deadline = dict(scorers), dict(weights), deadline
         self.retries, self.through_file, self.offload = retries, through_file, offload
-        self._seconds = 0.0  # background scoring since the last `take_seconds`
+        self._seconds, self._is_closed = 0.0, False  # background scoring since the last `take_seconds`
         is_cuda = device is not None and device.type == "cuda"
         if is_cuda:
             torch.cuda.synchronize(device)  # wait until the weights are on the GPU
@@ -86,7 +89,9 @@ class AsyncScorer:
 
     def submit_batches(self, batches: list[Batch], *, fps: float) -> PendingBatch:
         """Start scoring several batches in order, for which offloaded scorers are moved to their device once."""
-        return PendingBatch(self._pool.submit(self._score_in_stream, batches, fps), sum(len(b[0]) for b in batches))
+        finished, is_canceled = [], threading.Event()
+        rewards = self._pool.submit(self._score_in_stream, batches, fps, finished, is_canceled)
+        return PendingBatch(rewards, sum(len(videos) for videos, _ in batches), finished, is_canceled)
 
     def collect(self, pending: list[PendingBatch], may_end: Callable[[bool], bool] = bool) -> list[Reward]:
         """Wait for batches and return their rewards in order; rewards that are not ready in time are missing.
@@ -138,25 +143,33 @@ class AsyncScorer:
         return measures
 
     def close(self, *, wait: bool = True) -> None:
+        self._is_closed = True
         self._pool.shutdown(wait=wait, cancel_futures=True)
 
     def _finished_rewards(self, batch: PendingBatch) -> list[Reward]:
-        """Return a batch's rewards; if it is not done, cancel it if it has not started and return missing rewards."""
+        """Return the rewards; if some are not ready, return them as missing and cancel what has not started."""
         if batch.rewards.done():
             return batch.rewards.result()
         batch.rewards.cancel()
-        reason = f"no reward within the deadline of {self.deadline:g} s"
-        return [Reward(math.nan, {}, reason)] * batch.num_videos
+        batch.is_canceled.set()
+        finished, reason = [*batch.finished], f"no reward within the deadline of {self.deadline:g} s"
+        return finished + [Reward(math.nan, {}, reason)] * (batch.num_videos - len(finished))
 
-    def _score_in_stream(self, batches: list[Batch], fps: float) -> list[Reward]:
+    def _score_in_stream(
+        self, batches: list[Batch], fps: float, finished: list[Reward], is_canceled: threading.Event
+    ) -> list[Reward]:
         start = time.perf_counter()
         try:
             with torch.cuda.stream(self._stream) if self._stream else nullcontext(), self.on_device():
-                rewards = [reward for batch in batches for reward in self._score(*batch, fps)]
+                for batch in batches:
+                    if self._is_closed or is_canceled.is_set():
+                        break
+                    finished.extend(self._score(*batch, fps))
         except torch.OutOfMemoryError as error:  # while the scorers move to the GPU
-            rewards = [Reward(math.nan, {}, f"OutOfMemoryError: {error}") for videos, _ in batches for _ in videos]
+            num_missing = sum(len(videos) for videos, _ in batches) - len(finished)
+            finished += [Reward(math.nan, {}, f"OutOfMemoryError: {error}")] * num_missing
         self._seconds += time.perf_counter() - start
-        return rewards
+        return finished
 
     def _score(self, videos: list[Tensor | None], prompts: list[str], fps: float) -> list[Reward]:
         reasons = [NOT_FINITE if v is None else None for v in videos]

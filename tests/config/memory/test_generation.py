@@ -37,6 +37,8 @@ def test_without_offloading_the_vae_and_the_transformer_stay_once_they_are_loade
 
 def test_with_offloading_a_phase_holds_what_it_uses():
     assert set(phase_of(STAGES, "encode")) == {"encoders"}
+    with_images = generation_memory(VIDEO.with_settings(transformer_version="480p_i2v"), STAGES)
+    assert set(with_images.phases["encode"]) == {"encoders", "VAE"}
     assert set(phase_of(STAGES, "sample")) == {"transformer", "activations"}
     assert set(phase_of(STAGES, "decode")) == {"VAE", "decoding"}
 
@@ -88,6 +90,12 @@ def test_the_plan_ends_with_a_command_that_generate_accepts_and_a_verdict(plan):
 def test_a_gpu_that_is_too_small_gets_no_command(plan):
     printed = plan("--resolution", "480p", "--gpu_memory", "3")
     assert "command " not in printed and printed.splitlines()[-1].startswith("too large: ")
+
+
+def test_a_table_of_training_is_rejected(plan, capsys):
+    with pytest.raises(SystemExit):
+        plan("--table")
+    assert "--table needs a training run; remove --table or --generate" in capsys.readouterr().err
 
 
 def test_the_sizes_of_a_version_are_planned(plan):

@@ -143,8 +143,11 @@ def test_precomputed_conditions_need_encoders_only_before_the_transformer_is_loa
     resident, before = memory(simulated()), memory(simulated(precompute_conditions=True))
     assert resident.phases["decode"]["encoders"] / GIB == pytest.approx(14.0, rel=0.01)
     assert before.phases["decode"]["encoders"] == 0 and "encode" not in resident.phases
-    assert before.phases["encode"].keys() == {"encoders", "VAE"}
-    assert memory(simulated(precompute_conditions=True, vae_offload=True)).phases["encode"].keys() == {"encoders"}
+    assert before.phases["encode"].keys() == {"encoders", "VAE", "reward models"}
+    offloaded = {"precompute_conditions": True, "vae_offload": True, "reward_offload": True}
+    assert memory(simulated(**offloaded)).phases["encode"].keys() == {"encoders"}
+    with_images = simulated(**offloaded, transformer_version="480p_i2v")
+    assert memory(with_images).phases["encode"].keys() == {"encoders", "VAE"}
 
 
 def phases_with(item, **changes):

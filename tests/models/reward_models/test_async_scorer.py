@@ -159,6 +159,31 @@ def test_rewards_after_the_deadline_are_missing_and_unstarted_batches_are_cancel
     assert scorer.calls == [1, 1, 1]
 
 
+@pytest.mark.parametrize("ends_by", ["deadline", "close"])
+def test_batches_submitted_together_keep_finished_rewards_and_end_after_the_current_batch(scorer_of, ends_by):
+    started, released = threading.Event(), threading.Event()
+
+    class Slow(Brightness):
+        def score(self, videos, prompts, *, fps):
+            if prompts == ["slow"]:
+                started.set()
+                assert released.wait(10)
+            return super().score(videos, prompts, fps=fps)
+
+    scorer = Slow()
+    async_scorer = scorer_of(scorer, deadline=0.3)
+    batches = [(videos(1), ["a"]), (videos(2), ["slow"]), (videos(3, 3), ["a", "b"])]
+    pending = async_scorer.submit_batches(batches, fps=8)
+    assert started.wait(10)
+    if ends_by == "deadline":
+        assert [reward.is_missing for reward in async_scorer.collect([pending])] == [False, True, True, True]
+    else:
+        async_scorer.close(wait=False)
+    released.set()
+    pending.rewards.result(10)
+    assert scorer.calls == [1, 1]
+
+
 def test_through_file_scores_the_compressed_video(scorer_of, tmp_path):
     noise = torch.randint(0, 256, (4, 3, 256, 256), dtype=torch.uint8)
     seen = []

@@ -3,7 +3,7 @@
 One sample at a time, as on a GPU: 480 x 864, 81 frames, a block of full width, bf16, 200 text tokens.
 """
 
-from tests.fake_cuda.device import Count, fake_mode, on_device  # first, before torch looks for CUDA
+from tests.fake_cuda.device import Count, fake_mode, on_device, prepare_process  # first, before torch looks for CUDA
 
 # isort: split
 
@@ -28,7 +28,6 @@ from hyvideo.models.hunyuan_video15.vae import install_layers
 from hyvideo.models.lora import add_trainable_lora, training_config
 from hyvideo.models.offload import offload
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
-from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from hyvideo.training.anchor import WeightCopy
 from hyvideo.training.optimizers import make_optimizers
 from hyvideo.training.rollout_batch import select
@@ -198,11 +197,7 @@ def the_device(count):
 
 
 def main():
-    torch.set_num_threads(1)
-    gc.freeze()  # objects of the imports are not garbage
-    scheduler = FlowMatchDiscreteScheduler()
-    scheduler.set_timesteps(20)
-    timestep = scheduler.timesteps[5].expand(1).clone()  # a real tensor on the host
+    scheduler, timestep = prepare_process()
     with fake_mode():
         negative = Condition(empty(12, 3584))
         pipeline = GRPOPipeline(

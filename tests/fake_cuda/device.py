@@ -8,6 +8,7 @@ results, the choice of kernels, and fusion by a compiler are not covered.
 import collections
 import contextlib
 import ctypes
+import gc
 import hashlib
 import importlib.util
 import os
@@ -231,3 +232,14 @@ def let_modules_move() -> None:
     torch.cuda.stream, torch.cuda.empty_cache = contextlib.nullcontext, lambda: None
     group_offloading._is_torchao_tensor = lambda tensor: True  # these are moved by the next two functions
     group_offloading._swap_torchao_tensor = group_offloading._restore_torchao_tensor = move
+
+
+def prepare_process():
+    """Configure torch and return a scheduler of 20 steps and one of its timesteps, a real tensor on the host."""
+    from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+
+    torch.set_num_threads(1)
+    gc.freeze()  # objects of the imports are not garbage
+    scheduler = FlowMatchDiscreteScheduler()
+    scheduler.set_timesteps(20)
+    return scheduler, scheduler.timesteps[5].expand(1).clone()

@@ -23,7 +23,6 @@ from hyvideo.models.family import prepare
 from hyvideo.models.group_offloading import offload_in_groups
 from hyvideo.models.offload import offload, on_device
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
-from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from tests.fake_cuda.checks import autoencoder, empty
 
 NUM_BLOCKS = 5
@@ -76,11 +75,7 @@ def sample_and_decode(offloading, timestep, scheduler):
 
 
 def main():
-    torch.set_num_threads(1)
-    gc.freeze()  # objects of the imports are not garbage
-    scheduler = FlowMatchDiscreteScheduler()
-    scheduler.set_timesteps(20)
-    timestep = scheduler.timesteps[5].expand(1).clone()  # a real tensor on the host
+    scheduler, timestep = device.prepare_process()
     device.let_modules_move()
     with device.fake_mode():
         found = {

@@ -19,7 +19,6 @@ from hyvideo.models.conditions import Condition, Conditions
 from hyvideo.models.family import family_of
 from hyvideo.models.offload import offload
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
-from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from hyvideo.training.anchor import Anchor
 from hyvideo.training.optimizers import make_optimizers
 from tests.fake_cuda.test_phases import recipe
@@ -78,11 +77,7 @@ def iteration(run, timestep, scheduler, with_decode):
 
 
 def main():
-    torch.set_num_threads(1)
-    gc.freeze()  # objects of the imports are not garbage
-    scheduler = FlowMatchDiscreteScheduler()
-    scheduler.set_timesteps(20)
-    timestep = scheduler.timesteps[5].expand(1).clone()  # a real tensor on the host
+    scheduler, timestep = device.prepare_process()
     with device.fake_mode():  # decoding is the same for both
         with_decode = {"bf16": False, "fp8": True}
         counted = {kind: iteration(recipe(kind), timestep, scheduler, decode) for kind, decode in with_decode.items()}

@@ -159,9 +159,9 @@ def run(options: argparse.Namespace) -> None:
     convert_reference_flags(options)
     check(options)
 
+    from hyvideo.config.offloading import Offloading
     from hyvideo.config.rules import check_sampling  # slow to import
     from hyvideo.evaluation import generation
-    from hyvideo.evaluation.offloading import Offloading
 
     offloading = Offloading(options.offloading, options.group_offloading, options.overlap_group_offloading)
     source = generation.Source(options.checkpoint_path, options.lora_path, options.lora_scale)

@@ -13,7 +13,7 @@ PHRASES = {
     r"\b(?:go|goes|going|went|gone) on\b": "resume, continue",
     r"\b(?:life|lives)\b": "process, run, restart",
     r"\bwhoever\b": "users who, or nothing",
-    r"\bthe short of it\b": "a first sentence that says what the page covers",
+    r"\bthe short of it\b": "state what the page covers",
     r"\bof (?:one's|your|its|their|my) own\b|\bone's own\b": "custom, separate",
     r"\b(?:told|tells)\b": "reports, prints, passes",
     r"\bwants\b": "needs, requires",

@@ -105,9 +105,8 @@ def image_problems(task: str | None, requests: list[Request], version: str, sour
 
 def checkpoints_exist(root: str) -> Problems:
     if problem := folder_problem(root):
-        reason = "which does not exist" if problem == "it does not exist" else problem
         yield (
-            f"pretrained_model_root must be a checkpoint folder, got {quote(root)}, {reason}; download the weights "
+            f"pretrained_model_root must be a checkpoint folder, got {quote(root)}: {problem}; download the weights "
             "(checkpoints-download.md), or use configs/miniature.yaml, which needs no download"
         )
 
@@ -119,7 +118,7 @@ def initial_lora_exists(path: str) -> Problems:
 
 def checkpoint_to_resume_exists(path: str) -> Problems:
     if path not in ("", "latest", "auto") and (problem := file_problem(Path(path) / "state.json", 2**30)):
-        reason = folder_problem(path) or f"state.json {problem}".replace("it does not exist", "not found")
+        reason = folder_problem(path) or f"state.json: {problem}"
         yield f"resume_from_checkpoint must be `latest`, `auto` or a checkpoint folder, got {quote(path)}: {reason}"
 
 

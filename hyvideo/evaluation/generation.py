@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from hyvideo.config import processes
 from hyvideo.config.command_line import read_settings
+from hyvideo.config.offloading import AUTO, Offloading
 from hyvideo.config.sections import DataSettings, ModelSettings
 from hyvideo.config.settings import Config
 from hyvideo.data.images import bucket_sizes, check_image, nearest_size, read_image, size_of_aspect_ratio
@@ -25,7 +26,7 @@ from hyvideo.data.outside import make_folder, path_problem, quote
 from hyvideo.data.prompts import Request, check_prompt, read_requests
 from hyvideo.data.randomness import normal
 from hyvideo.data.videos import write_video
-from hyvideo.evaluation.offloading import AUTO, Offloading
+from hyvideo.evaluation.offloading import apply, resolve
 from hyvideo.models import loading
 from hyvideo.models.conditions import Conditions, to_device
 from hyvideo.models.decoding import tile_size_of
@@ -207,7 +208,7 @@ def generate(
     if config.distributed.deterministic:
         model_setup.make_deterministic()
     device = model_setup.choose_device(config.model.device, processes.local_rank())
-    offloading = offloading.resolve(device)
+    offloading = resolve(offloading, device)
     config = config.with_settings(vae_offload=offloading.offloading)
     for folder in {video.path.parent for video in videos}:
         make_folder(folder)
@@ -222,7 +223,7 @@ def generate(
     place = torch.device("cpu") if offloading.group_offloading else device
     pipeline = source.load(config, device, encoder, vae, needs, weights_device=place)
     pipeline = pipeline.with_steps(config.record.validation_steps)
-    offloading.apply(pipeline.transformer, device)
+    apply(offloading, pipeline.transformer, device)
     for size in dict.fromkeys(sizes):
         pipeline.try_decoding(*size)
     loaded = time.perf_counter()

@@ -2,7 +2,7 @@
 
 torchao's Float8Tensor is the storage; its ``dtype`` is the one that it dequantizes to. torchao's own linear layer keeps
 the dequantized matrix for the backward pass; `Fp8Linear` dequantizes it again. A layer's output has a relative error of
-0.026 for Gaussian weights (measured; nf4: 0.091).
+0.027 for Gaussian weights and inputs (measured in bf16 on a CPU).
 """
 
 import re

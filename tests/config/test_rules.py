@@ -85,7 +85,7 @@ def test_the_settings_of_a_shipped_config_break_no_rule(tiny_config):
         ({"ema_decay": 1.0}, "ema_decay must be below 1"),
         ({"prompts_csv": ""}, "prompts_csv must name a CSV file with a column `prompt`, got none"),
         ({"prompts_csv": "README.md"}, "column named `prompt`"),
-        ({"pretrained_model_root": "nowhere"}, "which does not exist"),
+        ({"pretrained_model_root": "nowhere"}, "nowhere': it does not exist; download"),
         ({"output_dir": "README.md/run"}, "README.md is not a folder"),
     ],
 )

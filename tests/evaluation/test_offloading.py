@@ -10,7 +10,8 @@ import torch
 
 import generate
 from hyvideo.config.memory import generation as planner
-from hyvideo.evaluation.offloading import Offloading
+from hyvideo.config.offloading import Offloading
+from hyvideo.evaluation.offloading import resolve
 from hyvideo.models.lora import Pair, save_lora
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.training import model_setup
@@ -111,7 +112,7 @@ def test_the_flag_overrides_vae_offload_of_the_run(tmp_path, monkeypatch, flag):
 def test_small_gpus_offload_in_groups_by_default(monkeypatch, given, gigabytes, used):
     memory = SimpleNamespace(total_memory=gigabytes * 2**30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: memory)
-    assert Offloading(*given).resolve(torch.device("cuda" if gigabytes else "cpu")) == Offloading(*used)
+    assert resolve(Offloading(*given), torch.device("cuda" if gigabytes else "cpu")) == Offloading(*used)
 
 
 def test_offloaded_models_stay_on_the_cpu_between_stages_and_fit_small_gpus():
@@ -119,6 +120,6 @@ def test_offloaded_models_stay_on_the_cpu_between_stages_and_fit_small_gpus():
     assert gib["encoding"] < 1.6, "embedding, one layer and the activations"
     assert gib["groups"]["sampling"] < 3.7 and gib["overlap"]["sampling"] < 3.1
     for mode, overlap in (("groups", False), ("overlap", True)):
-        planned = planner.generation_memory(VIDEO, planner.Offloading(True, True, overlap)).total("sample") / 2**30
+        planned = planner.generation_memory(VIDEO, Offloading(True, True, overlap)).total("sample") / 2**30
         assert gib[mode]["sampling"] == pytest.approx(planned, rel=0.1)
     assert max(gib[mode]["tile"] for mode in ("groups", "overlap")) < 18

@@ -17,7 +17,8 @@ import torch
 from diffusers import HunyuanVideo15Transformer3DModel
 from transformers import Qwen2_5_VLTextModel
 
-from hyvideo.evaluation.offloading import Offloading
+from hyvideo.config.offloading import Offloading
+from hyvideo.evaluation.offloading import apply
 from hyvideo.models.conditions import Condition, Conditions
 from hyvideo.models.family import prepare
 from hyvideo.models.group_offloading import offload_in_groups
@@ -56,7 +57,7 @@ def sample_and_decode(offloading, timestep, scheduler):
         prepare(model, ("text",))
     device.on_device(model, torch.bfloat16, "cpu")
     with device.Count() as count:
-        offloading.apply(model, CUDA)
+        apply(offloading, model, CUDA)
         vae = autoencoder()
         offload(vae)
         text = Condition(empty(200, 3584), empty(12, 1472))

@@ -7,7 +7,6 @@ the transformer come one after another: that in use and the next one (``overlap_
 The language model then has one layer on the GPU.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from hyvideo.config.memory import activations
@@ -16,22 +15,10 @@ from hyvideo.config.memory.advice import SMALL_TILE
 from hyvideo.config.memory.phases import CONTEXT_GIB, Memory
 from hyvideo.config.memory.planned_run import BYTES, PlannedRun
 from hyvideo.config.memory.report import command, items_in_gib
+from hyvideo.config.offloading import Offloading
 from hyvideo.data.templates import fill
 
-
-@dataclass(frozen=True)
-class Offloading:
-    """Settings of generate.py that take models off the GPU while they are not used."""
-
-    offloading: bool = False
-    group_offloading: bool = False
-    overlap_group_offloading: bool = True
-
-    def __str__(self) -> str:
-        return "group offloading" if self.group_offloading else "offloading" if self.offloading else "no offloading"
-
-
-WAYS = Offloading(), Offloading(offloading=True), Offloading(offloading=True, group_offloading=True)  # fastest first
+WAYS = Offloading(False, False), Offloading(True, False), Offloading(True, True, True)  # fastest first
 
 
 def generation_memory(run: PlannedRun, way: Offloading) -> Memory:
@@ -39,7 +26,8 @@ def generation_memory(run: PlannedRun, way: Offloading) -> Memory:
     model, settings = run.architecture, run.settings
     parameters = model.parameters
     if way.group_offloading:
-        parameters = model.root_parameters + (2 if way.overlap_group_offloading else 4) * model.block_parameters
+        blocks = 2 if way.overlap_group_offloading else way.blocks_per_group  # with overlap, the next block too
+        parameters = model.root_parameters + blocks * model.block_parameters
     vae = {"VAE": model.vae_parameters * BYTES[settings.vae_dtype]}
     transformer = {"transformer": parameters * run.compute_bytes}
     phases = {

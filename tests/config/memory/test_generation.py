@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 import generate
-from hyvideo.config.memory.generation import WAYS, Offloading, fastest_way, generation_memory
+from hyvideo.config.memory.generation import WAYS, fastest_way, generation_memory
 from hyvideo.config.memory.hardware import Hardware
 from hyvideo.config.memory.phases import GIB
 from hyvideo.config.memory.planned_run import PlannedRun
+from hyvideo.config.offloading import Offloading
 from hyvideo.config.settings import Config
 from hyvideo.models.hunyuan_video15.sizes import Architecture
 from scripts.plan import main

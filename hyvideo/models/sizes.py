@@ -30,9 +30,14 @@ class ForwardFlops:
     def total(self) -> float:
         return self.image + self.text + self.attention
 
-    def per_rank(self, sp_size: int) -> float:
+    @property
+    def products(self) -> float:
+        """FLOPs of matrix products outside attention."""
+        return self.image + self.text
+
+    def per_rank(self, sp_size: int) -> "ForwardFlops":
         """Return the FLOPs of one rank of a sequence-parallel group."""
-        return (self.image + self.attention) / sp_size + self.text
+        return ForwardFlops(self.image / sp_size, self.text, self.attention / sp_size)
 
 
 class Sizes:

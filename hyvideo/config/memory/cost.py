@@ -18,6 +18,7 @@ from hyvideo.models.sizes import ForwardFlops
 # VideoAlign's Qwen2-VL-2B: per second of video, which is one pair of frames and 256 tokens, and for the question.
 _SCORE_FLOPS_PER_VIDEO_SECOND = 2 * 256 * (4 * 0.665e9 + 1.31e9)
 _SCORE_FLOPS_PER_QUESTION = 2 * 1000 * 1.31e9
+ATTENTION_BACKWARD = 2.5  # forwards: five products of the size of its two, as FlashAttention, cuDNN and torch count
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,40 @@ def cost(run: PlannedRun) -> Cost:
     return Cost(forward, forwards, run.replicas * run.rollouts_per_replica, decode_flops(run) + scoring_flops(run))
 
 
+def training_flops(run: PlannedRun) -> ForwardFlops:
+    """Return the FLOPs of a training forward and backward pass on one rank, including recomputation, by kind.
+
+    A matrix product's backward pass is one product for the gradient of the input and, except for the frozen weights of
+    a LoRA, one for the weights. The products of the LoRA itself, 2 % at rank 32, are not counted.
+    """
+    forward = run.architecture.forward(run.image_tokens, run.text_tokens).per_rank(run.settings.sp_size)
+    kind = resolve_auto(run).checkpointing
+    products = (2 if run.settings.lora_rank else 3) + (kind != "none")
+    attention = 1 + ATTENTION_BACKWARD + (kind == "full")
+    return ForwardFlops(products * forward.image, products * forward.text, attention * forward.attention)
+
+
+def stage_flops(run: PlannedRun) -> dict[str, float]:
+    """Return the FLOPs of one rank in the stages of an iteration, by the names that `StageTimer` measures.
+
+    Counted are matrix products, attention and the convolutions of decoding, as executed: with recomputation. With
+    sequence parallelism some ranks may have no video to decode; these are the FLOPs of a rank with most videos.
+    """
+    forward = run.architecture.forward(run.image_tokens, run.text_tokens).per_rank(run.settings.sp_size).total
+    rollouts = run.rollouts_per_replica
+    return {
+        "rollout": rollouts * run.plan.sampled_branches * run.sampling_forwards * forward,
+        "decode": videos_per_rank(run) * decode_flops(run),
+        "anchor": rollouts * run.compared_forwards * forward,
+        "update": rollouts * run.forwards_with_gradient * training_flops(run).total,
+    }
+
+
+def videos_per_rank(run: PlannedRun) -> int:
+    """Return the largest number of videos that a rank decodes; a sequence-parallel group shares those of a batch."""
+    return math.ceil(run.settings.batch_size / run.settings.sp_size) * run.settings.gradient_accumulation_steps
+
+
 def decode_flops(run: PlannedRun) -> float:
     """Return the FLOPs of decoding one video; overlaps of tiles are decoded twice."""
     ratio = run.architecture.spatial_compression_ratio
@@ -82,11 +117,10 @@ def duration(run: PlannedRun) -> Duration:
     """Return the seconds of one iteration. The ranks of a sequence-parallel group share decoding and scoring."""
     hardware, spent, sent, sp_size = run.hardware, cost(run), traffic(run), run.settings.sp_size
     rate = hardware.rate * 1e12
-    forwards = run.rollouts_per_replica * spent.forward.per_rank(sp_size) / rate
+    forwards = run.rollouts_per_replica * spent.forward.per_rank(sp_size).total / rate
     sampling = forwards * run.forwards_without_gradient
     training = forwards * training_forwards(run) * run.forwards_with_gradient
-    videos = math.ceil(run.settings.batch_size / sp_size) * run.settings.gradient_accumulation_steps
-    decoding = videos * spent.video_flops / rate  # and scoring
+    decoding = videos_per_rank(run) * spent.video_flops / rate  # and scoring
     gathering = sent.shards.seconds(sent.sampling, hardware)
     reducing = sent.shards.seconds(sent.training + sent.reduced, hardware)
     reducing += sent.replicas.seconds(sent.averaged, hardware)
@@ -104,7 +138,7 @@ def validation_seconds(run: PlannedRun, num_videos: int) -> float:
     steps = sampling.settings.grpo_sampling_steps
     videos, batch = math.ceil(num_videos / run.replicas), sampling.settings.batch_size
     decoded = sum(math.ceil(min(batch, videos - done) / sp_size) for done in range(0, videos, batch))
-    computing = videos * steps * sampling.plan.sampled_branches * spent.forward.per_rank(sp_size) / rate
+    computing = videos * steps * sampling.plan.sampled_branches * spent.forward.per_rank(sp_size).total / rate
     calls = math.ceil(videos / batch) * steps * sampling.num_calls(batch, sampling.plan.sampled_branches)
     gathering = traffic(run).shards.seconds(calls * gathered_bytes(run), run.hardware)
     return max(computing, gathering) + decoded * spent.video_flops / rate

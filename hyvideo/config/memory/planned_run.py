@@ -132,8 +132,12 @@ class PlannedRun:
     @property
     def forwards_without_gradient(self) -> float:
         """Forward passes per rollout, all branches: sampling, anchor means and nft's old velocities."""
-        compared = self.plan.trained_branches * (self.anchor_forwards + self.old_forwards)
-        return self.plan.sampled_branches * self.sampling_forwards + compared
+        return self.plan.sampled_branches * self.sampling_forwards + self.compared_forwards
+
+    @property
+    def compared_forwards(self) -> float:
+        """Forward passes per rollout, all branches: anchor means and nft's old velocities, the stage ``anchor``."""
+        return self.plan.trained_branches * (self.anchor_forwards + self.old_forwards)
 
     @property
     def forwards_with_gradient(self) -> float:

@@ -6,7 +6,15 @@ from pathlib import Path
 import pytest
 
 from hyvideo.config.command_line import load_config
-from hyvideo.config.memory.cost import cost, decode_flops, duration, scoring_flops, training_forwards
+from hyvideo.config.memory.cost import (
+    cost,
+    decode_flops,
+    duration,
+    scoring_flops,
+    stage_flops,
+    training_flops,
+    training_forwards,
+)
 from hyvideo.config.memory.hardware import Hardware
 from hyvideo.config.memory.network import traffic
 from hyvideo.config.memory.planned_run import PlannedRun
@@ -90,6 +98,19 @@ def test_an_iteration_is_the_sum_of_its_rollouts():
     assert spent.rollouts == 8
     assert spent.video_flops == decode_flops(planned()) + scoring_flops(planned())
     assert spent.flops == 8 * (spent.forwards_per_rollout * spent.forward.total + spent.video_flops)
+
+
+def test_flops_of_the_stages_are_those_of_a_rank():
+    run = planned(**NFT, num_updates_per_rollout=2, sp_size=1, cfg_scale=1.0)
+    forward, stages = RELEASED.forward(run.image_tokens, 300), stage_flops(run)
+    assert stages["rollout"] == 2 * 20 * forward.total and stages["anchor"] == 2 * (4 + 4) * forward.total
+    assert stages["update"] == 2 * 4 * training_flops(run).total
+    assert training_flops(run).total == 4 * forward.products + 4.5 * forward.attention
+    assert stages["decode"] == 2 * decode_flops(run)
+    pairs = stage_flops(run.with_settings(sp_size=2))
+    assert pairs["decode"] == stages["decode"] / 2
+    for stage in ("rollout", "anchor", "update"):  # text is repeated on both ranks
+        assert stages[stage] / 2 < pairs[stage] < 0.51 * stages[stage]
 
 
 def test_time_falls_with_the_rate_and_with_ranks_but_text_and_decoding_are_repeated():

@@ -73,7 +73,8 @@ class Trainer(RunParts):
         self.validation = None
         if self.config.data.valid_video_csv:
             callbacks = self.progress.enter, self.signals.all_ready
-            self.validation = Validation(self.config, self.mesh, self.pipeline, self.encoder, self.scorer, *callbacks)
+            parts = self.config, self.mesh, self.pipeline, self.encoder, self.scorer, *callbacks
+            self.validation = Validation(*parts, trained_on=self.collector.requests)
         self._corrupted: list[Path] = []
         search = self.output_dir, resume_from, self.mesh, self._corrupted
         self.resumed = self.state.resume(checkpoint.find_intact(*search) if resume_from else None)
@@ -123,6 +124,8 @@ class Trainer(RunParts):
                     self.state.save_last_finished()
                     raise
                 if writer:
+                    if self.iteration == 1 and self.validation and (base := self.validation.measures(0)):
+                        writer.log({f"validation/{name}": value for name, value in base.items()}, 0)
                     writer.log(metrics, self.iteration)
                     self.bar.update(metrics)
                 if self._is_due(self.config.record.validation_interval):

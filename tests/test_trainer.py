@@ -1,5 +1,6 @@
 """The training loop on random weights of the real classes: invariants of GRPO, the trust region, and output files."""
 
+import csv
 import json
 import math
 import time
@@ -12,6 +13,7 @@ from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.run_plan import make_plan
 from hyvideo.distributed import checkpoint
 from hyvideo.distributed.ownership import NotOwner
+from hyvideo.evaluation.run_summary import print_summary
 from hyvideo.models.sizes import read_architecture
 from hyvideo.trainer import Trainer
 from hyvideo.training.rollout_batch import RolloutBatch
@@ -353,7 +355,7 @@ def lines(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_run_writes_the_documented_files(tiny_config, mesh, tmp_path):
+def test_a_run_writes_the_documented_files(tiny_config, mesh, tmp_path, capsys):
     config = tiny_config.with_settings(
         valid_video_csv="assets/miniature/prompts/smoke.csv",
         max_steps=2,
@@ -380,9 +382,20 @@ def test_a_run_writes_the_documented_files(tiny_config, mesh, tmp_path):
     assert keys == [(config.data.seed, 2, group, member) for group in range(2) for member in range(4)], (
         "the keys of the noise"
     )
-    assert {"reward/Overall", "validation/Overall"} <= lines(out)[1].keys(), "the same names in files and metrics"
-    assert [line["iteration"] for line in lines(out)] == [1, 2]
-    assert "validation/frechet_distance" in lines(out)[1] and undocumented(lines(out)[1]) == []
+    assert {"reward/Overall", "validation/Overall"} <= lines(out)[2].keys(), "the same names in files and metrics"
+    base, _, last = lines(out)
+    assert (base["iteration"], last["iteration"]) == (0, 2) and base.keys() <= last.keys() - {"validation/hacking"}
+    assert base["validation/reward"] == json.loads((out / "samples/000000/measures.json").read_text())["reward"]
+    with open(config.data.prompts_csv[0]) as file:
+        seen = {row["prompt"] for row in csv.DictReader(file)}
+    scores = json.loads((out / "samples/000002/scores.json").read_text())
+    for name, kind in (("seen", True), ("unseen", False)):
+        rewards = [entry["reward"] for entry in scores if (entry["prompt"] in seen) is kind]
+        assert last[f"validation/{name}/reward"] == pytest.approx(sum(rewards) / len(rewards))
+    print_summary(out, 2, trainer.validation)
+    printed = f"unseen/reward        {base['validation/unseen/reward']:.3f} -> {last['validation/unseen/reward']:.3f}, "
+    assert f"{printed}{len(rewards)} videos, prompts not used in training" in capsys.readouterr().out
+    assert "validation/frechet_distance" in last and undocumented(last) == []
     assert trainer.validation.picture(2).is_file()
     written = [path.name for path in (*out.iterdir(), *(out / "checkpoints/000002").iterdir())]
     measures = {"spreads", "hacking", "made_with"} & json.loads(

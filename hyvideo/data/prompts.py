@@ -8,7 +8,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +60,12 @@ def _read_csv(path: Path) -> list[Request]:
         except ValueError as error:
             raise ValueError(f"ref_image_path in row {number} of {path} must be an image file, {error}") from error
     return requests
+
+
+def are_seen(prompts: Iterable[str], training: Iterable[Request]) -> list[bool]:
+    """Return for each prompt whether ``training`` has the same words, ignoring case and white space."""
+    known = {" ".join(request.prompt.split()).casefold() for request in training}
+    return [" ".join(prompt.split()).casefold() in known for prompt in prompts]
 
 
 def hash_requests(requests: Sequence[Request]) -> str:

@@ -1,6 +1,5 @@
 """Summary that a run prints at its end, and the attention kernel that it prints at its start."""
 
-import json
 from pathlib import Path
 
 import torch
@@ -11,7 +10,7 @@ from hyvideo.evaluation.validation import Validation
 from hyvideo.models.attention_kernels import profiled_attention_kernel
 from hyvideo.models.sizes import read_architecture
 from hyvideo.pipelines.grpo_pipeline import DTYPES
-from hyvideo.records.metrics_file import complete_lines
+from hyvideo.records.metrics_file import read_metrics
 
 _PROFILED_TOKENS = 2048  # at most; more take seconds on a CPU and run on the same kernel
 
@@ -30,12 +29,12 @@ def print_summary(output_dir: Path, iteration: int, validation: Validation | Non
     values: dict = {"before": {}, "after": {}, "rewards": []}
     if validation:
         values["before"], values["after"] = (validation.measures(k) for k in (0, iteration))
-        values["videos"], values["folders"] = len(validation.prompts), [validation.folder(k) for k in (0, iteration)]
+        values["seen"], values["folders"] = validation.seen, [validation.folder(k) for k in (0, iteration)]
         values["size"], values["weights"] = validation.size, validation.scorer.weights
     if values["before"] and values["after"]:
         values["picture"] = validation.picture(iteration)
     else:
-        rewards = [json.loads(line)["reward/mean"] for _, line in complete_lines(output_dir / "metrics.jsonl")]
+        rewards = [line["reward/mean"] for line in read_metrics(output_dir / "metrics.jsonl")]
         values["rewards"] = [reward for reward in rewards if reward is not None]
     template = Path(__file__).with_name("summary.txt.jinja")
     print(fill(template, output_dir=output_dir, iteration=iteration, **values))

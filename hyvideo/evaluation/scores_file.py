@@ -5,12 +5,13 @@ import io
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from hyvideo.data.prompts import Request, are_seen
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation.reward_hacking.rule import Dispersion
 from hyvideo.evaluation.studies.intervals import Interval, t_interval
@@ -18,7 +19,7 @@ from hyvideo.models.reward_models.rewards import Reward, overall
 from hyvideo.records.run_files import write_json, write_text
 from hyvideo.training.rewards import merge_rewards
 
-NOT_SCORES = ("number", "seed", "group", "missing")
+NOT_SCORES = ("number", "seed", "group", "missing", "seen")
 
 
 def gather_rewards(local: Mapping[int, Reward], num_videos: int, mesh: Mesh) -> list[Reward]:
@@ -43,12 +44,27 @@ def summarise_rewards(rewards: list[Reward]) -> tuple[dict[str, float], dict[str
     return measures, spreads
 
 
+def split_reward(rewards: list[Reward], seen: Sequence[bool]) -> dict[str, float]:
+    """Return the mean rewards of the videos with prompts seen and unseen in training; empty without both kinds."""
+    if len(set(seen)) < 2:
+        return {}
+    pairs = [("seen" if is_seen else "unseen", reward.total) for reward, is_seen in zip(rewards, seen)]
+    return {f"{kind}/reward": _finite_mean([v for k, v in pairs if k == kind]) for kind in ("seen", "unseen")}
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """Scores of one policy, or of a folder of videos."""
 
     videos: list[dict]  # number, prompt, group (index of the prompt), reward, scores, held-out metrics of the video
     measures: dict[str, float | None]  # held-out metrics of the whole set, such as frechet_distance
+
+
+def mark_seen(evaluation: Evaluation, training: Iterable[Request]) -> Evaluation:
+    """Add ``seen`` to every video: whether its prompt is a ``training`` prompt. No change if all or none are."""
+    seen = are_seen((entry["prompt"] for entry in evaluation.videos), training)
+    videos = [entry | {"seen": each} for entry, each in zip(evaluation.videos, seen)]
+    return replace(evaluation, videos=videos) if len(set(seen)) > 1 else evaluation
 
 
 def summarise(evaluation: Evaluation) -> dict[str, Interval]:

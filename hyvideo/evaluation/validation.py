@@ -6,14 +6,14 @@ shapes: on one machine the same policy generates the same videos, byte for byte.
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from hyvideo.config.settings import Config
-from hyvideo.data.prompts import hash_requests, read_requests
+from hyvideo.data.prompts import Request, are_seen, hash_requests, read_requests
 from hyvideo.data.randomness import normal
 from hyvideo.data.videos import read_video
 from hyvideo.distributed.collectives import all_objects
@@ -21,7 +21,7 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation.reward_hacking.held_out_metrics import measure_all, measure_sets
 from hyvideo.evaluation.reward_hacking.monitor import HackingMonitor, read_validation, write_validation
 from hyvideo.evaluation.reward_hacking.rule import ValidationStats
-from hyvideo.evaluation.scores_file import gather_rewards, summarise_rewards
+from hyvideo.evaluation.scores_file import gather_rewards, split_reward, summarise_rewards
 from hyvideo.models.conditions import to_device
 from hyvideo.models.fp8 import Fp8Linear
 from hyvideo.models.reward_models.async_scorer import AsyncScorer
@@ -47,6 +47,7 @@ class Validation:
         scorer: AsyncScorer,
         on_stage: Callable[..., None] = lambda *stage: None,  # called for each batch
         may_end: Callable[[bool], bool] = bool,  # called before batches and while waiting for rewards; may raise
+        trained_on: Iterable[Request] = (),  # training prompts
     ):
         self.settings, self.mesh, self.scorer, self.encoder = config.record, mesh, scorer, encoder
         self.on_stage, self.may_end = on_stage, may_end
@@ -56,6 +57,7 @@ class Validation:
         requests = read_requests(*config.data.valid_video_csv)
         self.requests = [request for request in requests for _ in range(self.settings.validation_repeats)]
         self.prompts = [request.prompt for request in self.requests]
+        self.seen = are_seen(self.prompts, trained_on)
         self.groups = [row // self.settings.validation_repeats for row in range(len(self.prompts))]
         self.output = Path(self.settings.output_dir) / FOLDER
         self.size = config.validation_size
@@ -87,7 +89,7 @@ class Validation:
         means, spreads = measure_all(videos, local, self.prompts, self.groups, self.scorer, self.mesh)
         sets, set_spreads = measure_sets(videos, self.prompts, self.scorer, self.mesh)
         reward_means, reward_spread = summarise_rewards(rewards)
-        measures = means | reward_means | sets
+        measures = means | reward_means | split_reward(rewards, self.seen) | sets
         stats = ValidationStats(iteration, measures, spreads | set_spreads | reward_spread)
         hacking = self.monitor.check(stats)
         names = self._write_videos(iteration, videos)

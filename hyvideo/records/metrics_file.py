@@ -1,5 +1,9 @@
-"""Reading and writing of metrics.jsonl: one JSON object per iteration, read again on resume and by evaluations."""
+"""Reading and writing of metrics.jsonl: one JSON object per iteration, read again on resume and by evaluations.
 
+The line of iteration 0, written with that of iteration 1, has the base model's validation only.
+"""
+
+import json
 import os
 import sys
 from pathlib import Path
@@ -27,6 +31,11 @@ def complete_lines(path: Path) -> list[tuple[int, bytes]]:
         number = iterations.index(None) + 1
         raise ValueError(f"line {number} of {path} is not a JSON object with an iteration; repair or remove the line")
     return [(iteration, line) for iteration, line in zip(iterations, lines) if iteration is not None]
+
+
+def read_metrics(path: Path) -> list[dict]:
+    """Return the metrics of each iteration, without the base model's. Raises ValueError like `complete_lines`."""
+    return [json.loads(line) for iteration, line in complete_lines(path) if iteration > 0]
 
 
 class Lines:

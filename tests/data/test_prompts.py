@@ -2,7 +2,7 @@
 
 import pytest
 
-from hyvideo.data.prompts import PromptOrder, Request, read_requests
+from hyvideo.data.prompts import PromptOrder, Request, are_seen, read_requests
 
 
 @pytest.fixture
@@ -93,6 +93,12 @@ def test_the_file_must_be_utf_8(write):
 def test_a_comma_outside_quotes_raises_an_error(write):
     with pytest.raises(ValueError, match="row 2 of .* more cells than columns.*'a red cat'"):
         read_requests(write("prompt\na dog\na red cat, running on grass\n"))
+
+
+def test_a_prompt_is_seen_if_a_training_prompt_has_the_same_words():
+    prompts = ["A red circle  moves up", "a red circle moves up ", "a red circle moves up.", "a red circle"]
+    training = [Request("a red circle\nmoves up"), Request("a blue circle moves up")]
+    assert are_seen(prompts, training) == [True, True, False, False]
 
 
 # --- reference images --------------------------------------------------------------------------

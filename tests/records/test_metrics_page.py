@@ -7,7 +7,7 @@ import torch
 
 from hyvideo.evaluation.reward_hacking.held_out_metrics import measure_all
 from hyvideo.evaluation.reward_hacking.rule import SET_MEASURES
-from hyvideo.evaluation.scores_file import summarise_rewards
+from hyvideo.evaluation.scores_file import split_reward, summarise_rewards
 from hyvideo.miniature.reward import MiniatureScorer
 from hyvideo.models.reward_models.async_scorer import AsyncScorer
 from hyvideo.models.reward_models.rewards import Reward
@@ -46,7 +46,8 @@ def validation_metrics(mesh):
     videos = {k: torch.zeros(5, 3, 32, 32, dtype=torch.uint8) for k in (0, 1)}
     prompts, asynchronous = ["a red circle moves up"] * 2, AsyncScorer({"test": scorer}, {"VQ": 1.0})
     measures, _ = measure_all(videos, rewards, prompts, [0, 0], asynchronous, mesh)
-    return {f"validation/{name}" for name in (*measures, *summarise_rewards([*rewards.values()])[0], *SET_MEASURES)}
+    of_rewards = summarise_rewards([*rewards.values()])[0] | split_reward([*rewards.values()], [True, False])
+    return {f"validation/{name}" for name in (*measures, *of_rewards, *SET_MEASURES)}
 
 
 def test_the_page_lists_exactly_the_metrics_of_a_run(mesh):

@@ -16,6 +16,7 @@ from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.collectives import barrier
 from hyvideo.evaluation import run_summary
 from hyvideo.models.reward_models.rewards import Reward
+from hyvideo.records.metrics_file import read_metrics
 from hyvideo.trainer import Trainer
 from hyvideo.training.rewards import GroupRewards, TooManyMissingRewards, make_async_scorer, try_scorers
 from hyvideo.training.rollout_batch import RolloutIndex
@@ -227,7 +228,7 @@ def test_a_custom_reward_from_the_docs_trains_and_its_scores_are_recorded(
     trainer = Trainer(config, mesh, CPU)
     trainer.train()
     run_summary.print_summary(tmp_path / "run", 1, trainer.validation)
-    (line,) = map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())
+    (line,) = read_metrics(tmp_path / "run/metrics.jsonl")
     names = {"brightness", "shade", "VQ"}
     assert {f"reward/{name}" for name in (*names, "mean", "std", "missing")} == {
         n for n in line if n.startswith("reward/")

@@ -3,7 +3,6 @@
 runs -> comparisons (equal except for the compared setting) -> variants (equal except for the seed) -> mean and band
 """
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
@@ -16,7 +15,7 @@ from hyvideo.config.identity import experiment_settings
 from hyvideo.config.sections import TrustRegionSettings
 from hyvideo.config.settings import Config
 from hyvideo.data.outside import folder_problem
-from hyvideo.records.metrics_file import complete_lines
+from hyvideo.records.metrics_file import read_metrics
 
 # Settings that have no effect without a trust region.
 TRUST_REGION_SETTINGS = tuple(name for name in asdict(TrustRegionSettings()) if name != "kl_strategy")
@@ -71,7 +70,7 @@ def _read_run(folder: Path) -> Run:
     config = load_config(folder / "config.yaml")
     settings = {name: tuple(v) if isinstance(v, list) else v for name, v in experiment_settings(config).items()}
     del settings["seed"]
-    return Run(folder, config, settings, [json.loads(line) for _, line in complete_lines(folder / "metrics.jsonl")])
+    return Run(folder, config, settings, read_metrics(folder / "metrics.jsonl"))
 
 
 def merge_schedule(run: Run) -> Run:

@@ -1,7 +1,7 @@
 """Content of a report, read from the output files of a run. `page` renders it."""
 
-import json
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +13,7 @@ from hyvideo.config.command_line import load_config
 from hyvideo.config.run_plan import make_plan
 from hyvideo.config.settings import Config
 from hyvideo.data.outside import folder_problem, parse_json
+from hyvideo.data.prompts import are_seen, read_requests
 from hyvideo.distributed.checkpoint import complete
 from hyvideo.evaluation.reward_hacking import rule
 from hyvideo.evaluation.reward_hacking.monitor import MEASURES_FILE, read_history
@@ -20,7 +21,7 @@ from hyvideo.evaluation.reward_hacking.rule import MetricShift, ValidationStats
 from hyvideo.evaluation.scores_file import by_prompt
 from hyvideo.evaluation.studies.intervals import Interval, t_interval
 from hyvideo.evaluation.validation import FOLDER as SAMPLES
-from hyvideo.records.metrics_file import complete_lines
+from hyvideo.records.metrics_file import read_metrics
 from hyvideo.training.rollout_records import FOLDER as ROLLOUTS
 
 
@@ -51,8 +52,20 @@ class Run:
     @cached_property
     def gain(self) -> Interval | None:
         """Mean gain with its interval over the prompts; None without both validations."""
-        means = by_prompt([self.after[number] for number in self.gains], lambda entry: self.gains[entry["number"]])
+        return self.gain_over(self.gains)
+
+    def gain_over(self, numbers: Iterable[int]) -> Interval | None:
+        means = by_prompt([self.after[number] for number in numbers], lambda entry: self.gains[entry["number"]])
         return t_interval(np.array([[*means.values()]])) if means else None
+
+    @cached_property
+    def unseen(self) -> list[int]:
+        """Videos of ``gains`` whose prompt is not in prompts_csv, by number; none if that file has moved."""
+        try:
+            training = read_requests(*self.config.data.prompts_csv)
+        except ValueError:
+            return []
+        return [n for n in self.gains if not any(are_seen([self.after[n]["prompt"]], training))]
 
     @property
     def verdict(self) -> str:
@@ -69,7 +82,7 @@ def read_run(folder: Path) -> Run:
         raise ValueError(f"{folder} must be the output_dir of a run: {problem}")
     config, path, samples = load_config(folder / "config.yaml"), folder / "metrics.jsonl", folder / SAMPLES
     environment = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))["environment"]
-    lines = [json.loads(text) for _, text in complete_lines(path)] if path.is_file() else []
+    lines = read_metrics(path) if path.is_file() else []
     history: list[ValidationStats] = []
     if newest := max(samples.glob(f"[0-9]*/{MEASURES_FILE}"), default=None):
         made_with = parse_json(newest.read_text(encoding="utf-8"))["made_with"]

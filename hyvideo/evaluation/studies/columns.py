@@ -14,6 +14,8 @@ from hyvideo.evaluation.scores_file import Evaluation, by_prompt
 from hyvideo.evaluation.studies.cells import SETTINGS
 from hyvideo.evaluation.studies.intervals import Interval, t_interval
 
+UNSEEN = ", unseen prompts"  # suffix of columns over the prompts that are no training prompts
+
 
 @dataclass(frozen=True)
 class Column:
@@ -24,9 +26,12 @@ class Column:
     higher_is_better: bool = True
 
     def video_value(self, entry: dict, setting: str) -> float | None:
-        if self in (REWARD, TRUE_REWARD):
-            return weighted_reward(entry, setting, "true/" if self == TRUE_REWARD else "")
-        return entry.get(self.name)
+        name = self.name.removesuffix(UNSEEN)
+        if name != self.name and entry.get("seen", True):
+            return None
+        if name in (REWARD.name, TRUE_REWARD.name):
+            return weighted_reward(entry, setting, "true/" if name == TRUE_REWARD.name else "")
+        return entry.get(name)
 
     def by_prompt(self, evaluation: Evaluation, setting: str) -> dict[int, float]:
         """Return the mean of each prompt that has a value; a metric of a whole set counts as one prompt."""

@@ -62,7 +62,8 @@ def difference(first: Evaluation, second: Evaluation, question: str) -> Evaluati
             f"{question}: the evaluations must have the same prompts and noise; delete their files in scores/ to "
             "evaluate them again"
         )
-    entries = [_subtract(entry, other) | {"group": entry["group"]} for entry, other in zip(first.videos, second.videos)]
+    kept = [{name: entry[name] for name in ("group", "seen") if name in entry} for entry in first.videos]
+    entries = [_subtract(entry, other) | same for entry, other, same in zip(first.videos, second.videos, kept)]
     return Evaluation(entries, _subtract(first.measures, second.measures))
 
 

@@ -5,7 +5,6 @@ interpolated linearly between validations. Seconds are those of iterations times
 startup, validations and checkpoints.
 """
 
-import json
 from pathlib import Path
 
 import matplotlib
@@ -18,7 +17,7 @@ from matplotlib.axes import Axes
 from hyvideo.config.run_plan import make_plan
 from hyvideo.data.outside import parse_json
 from hyvideo.evaluation.scores_file import Evaluation
-from hyvideo.evaluation.studies.columns import FRECHET, Column, intervals
+from hyvideo.evaluation.studies.columns import FRECHET, UNSEEN, Column, intervals
 from hyvideo.evaluation.studies.comparisons import NO_CORRECTION, as_markdown, compare
 from hyvideo.evaluation.studies.intervals import Interval
 from hyvideo.evaluation.studies.recipes import AXES, Budget
@@ -26,14 +25,16 @@ from hyvideo.evaluation.studies.runs import Run, Study
 from hyvideo.evaluation.studies.study_command import finished
 from hyvideo.evaluation.studies.table import Row, make_table, write_table
 from hyvideo.models.reward_models.rewards import DIMENSIONS
-from hyvideo.records.metrics_file import complete_lines
+from hyvideo.records.metrics_file import read_metrics
 from hyvideo.records.run_files import or_none, write_text
 
 Trace = dict[str, np.ndarray]  # cost and metrics of a run at each validation; (validations,)
 Point = dict[str, Interval]  # cost and metrics of a recipe at one cost, over its seeds
 
 REWARD, TRUE_REWARD = Column("Reward", of_set="reward"), Column("True reward", of_set="true/reward")
-COMPARED = (REWARD, TRUE_REWARD, FRECHET, Column("Diversity", of_set="held_out/diversity"))
+UNSEEN_REWARD = Column(f"Reward{UNSEEN}", of_set="unseen/reward")
+DIVERSITY = Column("Diversity", of_set="held_out/diversity")
+COMPARED = (REWARD, UNSEEN_REWARD, TRUE_REWARD, FRECHET, DIVERSITY)
 COLORS = [*(f"C{number}" for number in range(10)), "black", "navy", "lime", "gold"]
 HEADS = ["Recipe", "Rollouts", "Forwards", "Seconds", "Forwards a rollout"]
 
@@ -44,7 +45,7 @@ def read_trace(study: Study, run: Run) -> Trace:
     rollouts, base = make_plan(config, study.world_size).rollouts, folder / "samples/000000/measures.json"
     if base.is_file():
         points.append(dict(zip(AXES, spent)) | parse_json(base.read_text(encoding="utf-8")))
-    for line in (json.loads(text) for _, text in complete_lines(folder / "metrics.jsonl")):
+    for line in read_metrics(folder / "metrics.jsonl"):
         spent = spent + [rollouts, rollouts * line["cost/forwards"], line["time/iteration"] * study.world_size]
         if "validation/reward" in line:
             points.append(dict(zip(AXES, spent)) | {k.removeprefix("validation/"): v for k, v in line.items()})
@@ -88,7 +89,8 @@ def write_results(study: Study, runs: list[Run], budget: Budget) -> None:
         draw(curves, [(axis, column.name) for column in COMPARED], study.out / f"curves_{axis}.png")
         if axis == budget.axis:
             reward = TRUE_REWARD if all(TRUE_REWARD.name in points[0] for points in curves.values()) else REWARD
-            draw(curves, [(c.name, reward.name) for c in COMPARED[2:]], study.out / "pareto.png", compares_ends=True)
+            panels = [(column.name, reward.name) for column in (FRECHET, DIVERSITY)]
+            draw(curves, panels, study.out / "pareto.png", compares_ends=True)
             rows = [_row(name, points[-1], len(by_recipe[name])) for name, points in curves.items()]
     (against, firsts), *others = by_recipe.items()
     base = curve([*firsts.values()][:1], budget.axis)[0]

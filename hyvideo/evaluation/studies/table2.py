@@ -12,13 +12,14 @@ from contextlib import closing
 from dataclasses import asdict, fields
 from pathlib import Path
 
+from hyvideo.data.prompts import read_requests
 from hyvideo.data.templates import fill
 from hyvideo.evaluation.contents import joint_identity, policy_identity
 from hyvideo.evaluation.generation import Source
 from hyvideo.evaluation.policy_scores import Evaluator
-from hyvideo.evaluation.scores_file import Evaluation, read_evaluation, write_evaluation
+from hyvideo.evaluation.scores_file import Evaluation, mark_seen, read_evaluation, write_evaluation
 from hyvideo.evaluation.studies.cells import KL_FLAGS, SETTINGS, Cell
-from hyvideo.evaluation.studies.columns import FRECHET, REWARD, TRUE_REWARD, Column, intervals
+from hyvideo.evaluation.studies.columns import FRECHET, REWARD, TRUE_REWARD, UNSEEN, Column, intervals
 from hyvideo.evaluation.studies.comparisons import NO_CORRECTION, Comparison, as_markdown, compare
 from hyvideo.evaluation.studies.runs import Run, Study, progress
 from hyvideo.evaluation.studies.table import Row, Table, make_table, write_table
@@ -26,8 +27,9 @@ from hyvideo.models.weight_files import truncate
 from hyvideo.records.run_files import write_json, write_text
 from hyvideo.schedulers.transitions import sampler_of
 
-COLUMNS = (*map(Column, ("Overall", "VQ", "MQ", "TA", "CLIPScore", "PickScore")), TRUE_REWARD, FRECHET)
-COMPARED = (REWARD, TRUE_REWARD, FRECHET)
+SCORES = ("Overall", f"Overall{UNSEEN}", "VQ", "MQ", "TA", "CLIPScore", "PickScore")
+COLUMNS = (*map(Column, SCORES), TRUE_REWARD, FRECHET)
+COMPARED = (REWARD, Column(f"Reward{UNSEEN}"), TRUE_REWARD, FRECHET)
 NOTES = (
     "Differences are the first minus the second, paired by training seed, prompt and noise, over the seeds that both "
     "have, with 95 % intervals (Student's t) over seeds and prompts (Fréchet distance: over seeds).",
@@ -53,6 +55,8 @@ def evaluate_runs(study: Study, runs: list[Run]) -> tuple[Evaluation, dict[Run, 
                 evaluations[name] = evaluator.policy(Source(checkpoints[name]))
                 write_evaluation(files[name], evaluations[name], identities[name])
                 print(f"evaluated {name}: {files[name]}", flush=True)
+    training = read_requests(*config.data.prompts_csv)
+    evaluations = {name: mark_seen(evaluation, training) for name, evaluation in evaluations.items()}
     return evaluations["base"], {run: evaluations[run.name] for run in runs if run.name in evaluations}
 
 
@@ -104,13 +108,13 @@ def table_of(base: Evaluation, runs: list[Run], evaluations: dict[Run, Evaluatio
         rows.append(row(labels, {setting: list(by_seed.values()) for setting, by_seed in by_setting.items()}, seeds))
     groups = {setting: f"Setting {setting} ({SETTINGS[setting]})" for setting in settings}
     counts = {count for each in rows for count in each.num_seeds.values() if count}
-    below = notes(settings, len(base.videos), counts, [run.name for run in runs if run not in evaluations])
+    below = notes(settings, base, counts, [run.name for run in runs if run not in evaluations])
     return make_table(["Method", "KL", *equalizer], groups, COLUMNS, rows, below)
 
 
-def notes(settings: list[str], num_videos: int, seeds: set[int], unfinished: list[str]) -> list[str]:
+def notes(settings: list[str], base: Evaluation, seeds: set[int], unfinished: list[str]) -> list[str]:
     """Return notes on the numbers and on unfinished runs; ``seeds`` has the number of seeds of each row."""
-    template, numbers = Path(__file__).with_name("table2_notes.txt.jinja"), {"num_videos": num_videos, "seeds": seeds}
+    template, numbers = Path(__file__).with_name("table2_notes.txt.jinja"), {"videos": base.videos, "seeds": seeds}
     return fill(template, settings=settings, names=SETTINGS, unfinished=truncate(unfinished), **numbers).splitlines()
 
 

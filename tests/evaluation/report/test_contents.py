@@ -16,6 +16,15 @@ def test_the_gain_is_paired_by_video_with_an_interval_over_prompts(tmp_path):
     assert run.hours[-1] == pytest.approx(27 / 3600)
 
 
+def test_the_gain_on_unseen_prompts_is_read_from_older_records_too(tmp_path):
+    (tmp_path / "train.csv").write_text("prompt\nprompt 0\nPROMPT 2\nprompt 4\n")
+    run = read_run(record_run(tmp_path / "run", gains=(0.2, 0.4), prompts_csv=str(tmp_path / "train.csv")))
+    assert run.unseen == [0, 2, 4, 6, 7]  # prompt k is video k + 1
+    assert run.gain_over(run.unseen).mean == pytest.approx((4 * 0.2 + 0.4) / 5)
+    (tmp_path / "train.csv").unlink()
+    assert not read_run(tmp_path / "run").unseen
+
+
 @pytest.mark.parametrize(
     "verdict, records",
     [

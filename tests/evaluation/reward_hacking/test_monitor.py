@@ -18,6 +18,7 @@ from hyvideo.evaluation import run_summary
 from hyvideo.evaluation.reward_hacking.monitor import HackingMonitor, read_history, read_validation, write_validation
 from hyvideo.evaluation.reward_hacking.rule import MARKER, Dispersion, RewardHacking, ValidationStats, check_output_dir
 from hyvideo.models.reward_models.rewards import SetMeasure
+from hyvideo.records.metrics_file import read_metrics
 from hyvideo.trainer import Trainer
 from tests.distributed.launch import launch
 
@@ -80,7 +81,7 @@ def recorded(folder, iteration):
 def test_warn_prints_a_warning_and_continues(greedy_config, mesh, tmp_path, capsys):
     trainer_of(greedy_config, mesh).train()
     run = tmp_path / "run"
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = read_metrics(run / "metrics.jsonl")
     fired = [line["iteration"] for line in lines if line["validation/hacking"]]
     assert len(lines) == 3 and 1 not in fired and 3 in fired
     warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: reward hacking")]

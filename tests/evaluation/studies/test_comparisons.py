@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from hyvideo.evaluation.scores_file import Evaluation
+from hyvideo.data.prompts import Request
+from hyvideo.evaluation.scores_file import Evaluation, mark_seen
 from hyvideo.evaluation.studies.cells import Cell
 from hyvideo.evaluation.studies.comparisons import as_markdown
 from hyvideo.evaluation.studies.intervals import t_quantile
@@ -67,6 +68,17 @@ def test_a_verdict_needs_two_seeds_and_an_interval_without_0(gains, reading):
         {seed: evaluation(seed, gain) for seed, gain in enumerate(gains)}, {seed: evaluation(seed) for seed in range(3)}
     )
     assert found.reading == reading and f"| {reading} |" in as_markdown([found], COMPARED, NOTES)
+
+
+def test_a_difference_on_unseen_prompts_excludes_the_training_prompts():
+    training = [Request("prompt 0"), Request("Prompt 3")]
+    sage, flow = evaluation(0, 0.1), evaluation(0)
+    for group in (1, 2):
+        sage.videos[group]["TA"] += 0.4
+    found = sage_against_flow({0: mark_seen(sage, training)}, {0: mark_seen(flow, training)}).differences
+    assert (found["Reward"].mean, found["Reward, unseen prompts"].mean) == pytest.approx((0.3, 0.5))
+    unsplit = sage_against_flow({0: sage}, {0: mark_seen(flow, [Request("another prompt")])})
+    assert "Reward, unseen prompts" not in unsplit.differences
 
 
 def test_only_common_seeds_and_videos_are_compared():

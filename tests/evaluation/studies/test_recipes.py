@@ -14,6 +14,7 @@ from hyvideo.evaluation.studies.intervals import Interval
 from hyvideo.evaluation.studies.recipe_results import at_cost, curve, draw, read_trace
 from hyvideo.evaluation.studies.recipes import Budget, limit_to_budget, read_recipes
 from hyvideo.evaluation.studies.runs import Recipe, Run, Study
+from hyvideo.records.metrics_file import read_metrics
 from scripts import compare_recipes
 
 FILE = """
@@ -51,7 +52,7 @@ def test_recipes_are_trained_to_the_budget_and_compared_once(compare, tmp_path):
     assert code == 0 and output.out.count(": trained") == 4, output
     rows = {row["Recipe"]: row for row in csv.DictReader((out / "recipes.csv").open())}
     assert list(rows) == ["Base model", "one_update", "two.updates"]
-    line = [json.loads(x) for x in (out / "cells/two.updates-seed1/metrics.jsonl").read_text().splitlines()]
+    line = read_metrics(out / "cells/two.updates-seed1/metrics.jsonl")
     other = json.loads((out / "cells/two.updates-seed0/metrics.jsonl").read_text().splitlines()[-1])
     assert [x["iteration"] for x in line] == [1, 2]  # two iterations of 8 rollouts are within the budget
     row = rows["two.updates"]
@@ -191,12 +192,14 @@ def test_costs_are_cumulative_and_true_rewards_are_weighted(tmp_path, tiny_confi
     (study.folder(run) / "samples/000000").mkdir(parents=True)
     (study.folder(run) / "samples/000000/measures.json").write_text('{"reward": 1.0, "spreads": {}}')
     line = {"cost/forwards": 36, "time/iteration": 2.0}
-    end = {"validation/reward": 2.0} | {f"validation/true/{name}": v for name, v in (("VQ", 1), ("MQ", 3), ("TA", 5))}
-    lines = [line | {"iteration": 1}, line | {"iteration": 2} | end]
+    end = {"validation/reward": 2.0, "validation/unseen/reward": 1.5}
+    end |= {f"validation/true/{name}": v for name, v in (("VQ", 1), ("MQ", 3), ("TA", 5))}
+    lines = [{"iteration": 0, "validation/reward": 1.0}, line | {"iteration": 1}, line | {"iteration": 2} | end]
     (study.folder(run) / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
     values = read_trace(study, run)
     assert values["rollouts"].tolist() == [0, 128] and values["forwards"].tolist() == [0, 128 * 36]
     assert values["seconds"].tolist() == [0, 8] and values["reward"].tolist() == [1, 2]
+    assert math.isnan(values["unseen/reward"][0]) and values["unseen/reward"][1] == 1.5
     assert values["true/reward"][1] == 0.5 + 1.5 + 5 and math.isnan(values["true/reward"][0])
 
 

@@ -1,5 +1,6 @@
 import csv
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -79,6 +80,14 @@ def test_the_notes_explain_the_interval_of_one_seed(num_seeds):
     text = as_markdown(table_of(evaluation([0.0]), cells, {cell: evaluation([0.1, 0.2]) for cell in cells}))
     assert f"over {num_seeds} training seed(s), 95 % intervals (Student's t) over seeds and prompts" in text
     assert ("the interval is over prompts" in text) == ("| one seed |" in text) == (num_seeds == 1)
+
+
+def test_unseen_prompts_have_a_column_and_a_number_of_videos():
+    marked = [replace(e, videos=[entry | {"seen": entry["group"] == 0} for entry in e.videos])
+              for e in (evaluation([0.0, 0.1, 0.2]), evaluation([0.4, 0.5, 0.7]))]  # fmt: skip
+    table = table_of(marked[0], SAGE[:1], {SAGE[0]: marked[1]})
+    assert [row.values["A", "Overall, unseen prompts"].mean for row in table.rows] == pytest.approx([0.45, 1.8])
+    assert "3 validation videos per policy, 2 of them with prompts unseen in training" in table.notes[0]
 
 
 def test_the_equalizer_column_exists_only_if_it_differs():

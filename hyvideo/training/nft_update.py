@@ -2,21 +2,21 @@
 
     old velocities (with several updates per iteration) -> anchor velocities -> loss, gradients, step (`PolicyUpdate`)
 
-The loss needs no log-probabilities, so rollouts may come from any sampler. With one update per iteration, the policy is
-still the rollout policy, and its own velocity serves as the old one without another forward pass.
+The loss needs no log-probabilities, so rollouts may come from any sampler. In the first update of an iteration, the
+policy is still the rollout policy, and its own velocity serves as the old one without another forward pass.
 """
 
 import torch
 from torch import Tensor
 
-from hyvideo.distributed.collectives import gather_ranks
+from hyvideo.distributed.collectives import gather_ranks, gather_replicas
 from hyvideo.grpo.loss import LossTerms
 from hyvideo.grpo.metrics import UpdateResult
 from hyvideo.grpo.nft import NFTInputs, mean_square, nft_terms
 from hyvideo.models.conditions import to_device
 from hyvideo.schedulers.scheduling_flow_match_discrete import filled
 from hyvideo.training.on_policy_check import OffPolicyError
-from hyvideo.training.policy_update import Pass, PolicyUpdate, UpdateWork
+from hyvideo.training.policy_update import Pass, PolicyUpdate, UpdateWork, chunks
 from hyvideo.training.rollout_batch import RolloutBatch, select
 
 # Relative rounding errors of a step: if only the order of additions differs; if batch shapes differ in bf16.
@@ -26,27 +26,66 @@ EXACT_STEP, ROUNDED_STEP = 1e-4, 5e-2
 class NFTUpdate(PolicyUpdate):
     """Trains the policy with the DiffusionNFT loss; see `PolicyUpdate` for the arguments."""
 
-    old_velocities: Tensor | None = None  # (rollouts, columns, channels, ...); None with one update per iteration
+    _anchor_is_old = False  # whether the old velocities are also the anchor's
     _has_moved = False  # whether the last update had a nonzero gradient
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.old_velocities: dict[tuple[int, int], Tensor] = {}  # by row and column, of the later updates' rows
+        self.checked: dict[int, Tensor] = {}  # the same of a row of the first update in column 0, by row
+        self._distances: list[Tensor] = []  # from them to the velocities of the training pass
 
     def needs_means(self) -> bool:
         return False
 
     def anchor_means(self, rollouts: RolloutBatch) -> Tensor | None:
         """Return the anchor's velocities like `PolicyUpdate.anchor_means`, and store those of the rollout policy."""
-        self.old_velocities = self._means(rollouts, rollouts.columns) if self.num_updates > 1 else None
-        if self.policy.anchor and self.policy.anchor.equals_policy:
-            return self.old_velocities
-        return super().anchor_means(rollouts)
+        anchor, has_several = self.policy.anchor, self.num_updates > 1
+        if has_several:
+            self._compute_old_velocities(rollouts)
+        self._anchor_is_old = has_several and anchor is not None and anchor.equals_policy
+        return None if anchor and anchor.equals_policy else super().anchor_means(rollouts)
+
+    def _compute_old_velocities(self, rollouts: RolloutBatch) -> None:
+        """Store the velocities of the rows of later updates, and of one row of the first update for the check.
+
+        All replicas make the same number of passes.
+        """
+        updates = rollouts.updates_of_rows(self.num_updates)
+        batches = chunks([row for row, update in enumerate(updates) if update > 0], self.config.rows_per_pass)
+        num_batches = int(gather_replicas(torch.tensor([len(batches)]), self.mesh).amax())
+        batches += [[]] * (num_batches - len(batches))
+        checked = [row for row, update in enumerate(updates) if update == 0][:1]
+        passes = [Pass(checked, 0), *(Pass(rows, column) for rows in batches for column in rollouts.columns)]
+        self.old_velocities, self._distances = {}, []
+        for number, (rows, column) in enumerate(passes, 1):
+            self.on_stage("anchor", f"pass {number}/{len(passes)}")
+            self.check()
+            if rows:
+                self.old_velocities |= zip(((row, column) for row in rows), self._mean(rollouts, Pass(rows, column)))
+            else:
+                self._empty_pass(rollouts, column)
+        self.checked = {row: self.old_velocities.pop((row, 0)) for row in checked}
+
+    def _anchor_mean(self, rollouts: RolloutBatch, a_pass: Pass, means: Tensor | None) -> Tensor | None:
+        return None if self._anchor_is_old else super()._anchor_mean(rollouts, a_pass, means)
 
     def terms(
         self, rollouts: RolloutBatch, rows: list[int], column: int, anchor_mean: Tensor | None, anchor_weight: float = 1
     ) -> LossTerms:
         """Return the loss terms of ``rows`` at their noise levels in ``column``, from one training forward pass."""
         velocity, target = self._velocity(rollouts, rows, column)
-        old = velocity.detach() if self.old_velocities is None else select(self.old_velocities[:, column], rows)
+        own = velocity.detach()
+        old = torch.stack([self.old_velocities.get((row, column), own[i]) for i, row in enumerate(rows)])
+        if self._anchor_is_old:
+            anchor_mean, anchor_weight = old, 1
         advantages = select(rollouts.advantages, rows)
-        return self._nft_terms(NFTInputs(velocity, old, target, advantages, anchor_mean, anchor_weight))
+        terms = self._nft_terms(NFTInputs(velocity, old, target, advantages, anchor_mean, anchor_weight))
+        for row in self.checked.keys() & {*rows} if column == 0 else ():
+            i = rows.index(row)
+            inputs = NFTInputs(own[i : i + 1], self.checked[row][None], target[i : i + 1], advantages[i : i + 1])
+            self._distances.append(self._nft_terms(inputs).largest_deviation())
+        return terms
 
     def _nft_terms(self, inputs: NFTInputs) -> LossTerms:
         return nft_terms(
@@ -72,7 +111,8 @@ class NFTUpdate(PolicyUpdate):
         rollouts have opposite gradients. Checks that need extra forward passes run only after the first pass."""
         rows = [row for a_pass in work.passes for row in a_pass.rows]
         checked = self._checked_values(work.rollouts, rows[0] if rows else 0) if len(deviations) == 1 else {}
-        checked["the distance to the old policy before any update is"] = torch.stack(deviations).amax(), self._tolerance
+        distance = torch.stack(deviations + self._distances).amax()
+        checked["the distance to the old policy before any update is"] = distance, self._tolerance
         values = torch.stack([value.flatten()[0] for value, _ in checked.values()])
         # Rollouts without a reward may contain NaN.
         largest = gather_ranks(values if rows else torch.full_like(values, -1.0), self.mesh).amax(0).tolist()

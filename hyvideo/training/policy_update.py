@@ -131,7 +131,7 @@ class PolicyUpdate:
     def __call__(self, rollouts: RolloutBatch, anchor_means: Tensor | None, iteration: int) -> dict[str, float | list]:
         """Run the updates of an iteration and return their metrics, averaged over the trained terms."""
         self.refresh_step_weights()
-        all_rows = [rollouts.rows_of_update(update, self.num_updates, iteration) for update in range(self.num_updates)]
+        all_rows = [rollouts.rows_of_update(update, self.num_updates) for update in range(self.num_updates)]
         num_rollouts = sum_over_replicas(torch.tensor([len(rows) for rows in all_rows]), self.mesh).tolist()
         all_batches = [chunks(rows, self.config.rows_per_pass) for rows in all_rows]
         lengths = gather_replicas(torch.tensor([len(batches) for batches in all_batches]), self.mesh).amax(0).tolist()
@@ -271,12 +271,13 @@ class PolicyUpdate:
                 return None
             return select(means[:, self._anchor_columns(rollouts, means).index(a_pass.column)], a_pass.rows)
         with self.policy.anchor.swapped_in():
-            if a_pass.rows:
-                return self._mean(rollouts, a_pass)
-            if self.policy.is_sharded:
-                with torch.no_grad():
-                    self._dummy_velocity(rollouts, a_pass.column)
-        return None
+            return self._mean(rollouts, a_pass) if a_pass.rows else self._empty_pass(rollouts, a_pass.column)
+
+    @torch.no_grad()
+    def _empty_pass(self, rollouts: RolloutBatch, column: int) -> None:
+        """Join the forward pass of the other ranks if the weights are sharded."""
+        if self.policy.is_sharded:
+            self._dummy_velocity(rollouts, column)
 
     @torch.no_grad()
     def _mean(self, rollouts: RolloutBatch, a_pass: Pass) -> Tensor:

@@ -40,6 +40,7 @@ class RolloutBatch:
     # Step indices, or noise levels (nft), in the order of training, on the CPU: (rollouts, trained steps).
     trained_steps: Tensor
     anchor_columns: list[int] = field(default_factory=list)  # columns whose position KL is measured
+    iteration: int = 0
     rewards: dict[int, Reward] = field(default_factory=dict)  # by row, for the rows that this rank scored
     advantages: Tensor = torch.empty(0)  # NaN for rollouts that the loss excludes
     # Returns the noise for re-noising a rollout at its noise level in a column (nft), on the CPU.
@@ -57,14 +58,14 @@ class RolloutBatch:
         """Return a copy with rewards and advantages."""
         return replace(self, rewards=rewards, advantages=advantages)
 
-    def rows_of_update(self, update: int, num_updates: int, iteration: int) -> list[int]:
-        """Return the scored rows of an update. Updates alternate over groups, so that all replicas have work."""
+    def updates_of_rows(self, num_updates: int) -> list[int]:
+        """Return the update of each row. Updates alternate over groups, so that all replicas have work."""
+        return [(index.group + self.iteration) % num_updates for index in self.indices]
+
+    def rows_of_update(self, update: int, num_updates: int) -> list[int]:
+        """Return the scored rows of an update."""
         is_scored = self.advantages.isfinite().tolist()
-        return [
-            row
-            for row, index in enumerate(self.indices)
-            if is_scored[row] and (index.group + iteration) % num_updates == update
-        ]
+        return [row for row, of in enumerate(self.updates_of_rows(num_updates)) if is_scored[row] and of == update]
 
     def replay(self, pipeline: GRPOPipeline, rows: list[int], steps: Tensor) -> SdeStepOutput:
         """Recompute each row's transition at its step under the current weights. ``steps``: (rows,), on the CPU."""

@@ -93,7 +93,8 @@ class RolloutCollector:
         trajectories, pending = self._sample_and_submit(iteration, indices, conditions, prompts, mean_steps, timer)
         new_noise = partial(self.noise.for_renoising, iteration)
         columns = self.noise.anchor_columns(iteration, count, self.plan.num_anchor_steps)
-        return RolloutBatch(indices, prompts, conditions, trajectories, trained, columns, new_noise=new_noise), pending
+        drawn = {"anchor_columns": columns, "iteration": iteration, "new_noise": new_noise}
+        return RolloutBatch(indices, prompts, conditions, trajectories, trained, **drawn), pending
 
     def noisy_steps(self, iteration: int) -> list[int]:
         """Return the steps that add noise in this iteration, and set the scheduler to use the ODE for the others."""

@@ -118,10 +118,12 @@ class PlannedRun:
         return self.plan.num_anchor_steps if self.config.needs_anchor else 0
 
     @property
-    def old_forwards(self) -> int:
-        """Forward passes for nft's old velocities per rollout and branch; none with one update per iteration."""
-        has_old = self.settings.objective == "nft" and self.settings.num_updates_per_rollout > 1
-        return self.plan.num_trained_steps if has_old else 0
+    def old_forwards(self) -> float:
+        """Forward passes for nft's old velocities per rollout and branch: all levels of the rollouts of later updates,
+        and one level of one rollout per replica, for the check; none with one update per iteration."""
+        if self.settings.objective != "nft" or self.plan.updates == 1:
+            return 0.0
+        return self.plan.num_trained_steps * (1 - 1 / self.plan.updates) + 1 / self.rollouts_per_replica
 
     @property
     def sampling_forwards(self) -> float:

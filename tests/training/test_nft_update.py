@@ -45,7 +45,8 @@ def test_with_a_guidance_interval_all_rollouts_train_the_same_levels_and_the_cos
     assert levels.shape == (8, 2) and torch.equal(levels, levels[:1].expand_as(levels))
     trainer.cost.forwards = 0
     trainer.update.anchor_means(rollouts)
-    assert trainer.cost.forwards == 8 * (2 + (levels[0] >= 0.5).sum().item())
+    branches = 1 + (levels[0] >= 0.5).int()
+    assert trainer.cost.forwards == 4 * branches.sum() + branches[0]  # four rows of the second update, and one row
 
 
 def test_an_iteration_trains_and_the_old_policy_stays_the_rollout_policy(trainer):
@@ -59,7 +60,24 @@ def test_an_iteration_trains_and_the_old_policy_stays_the_rollout_policy(trainer
     assert not [name for name in metrics if name.startswith("by_step/")]  # noise levels are trained, not steps
     with torch.no_grad():  # the policy has moved away from the old policy
         now = trainer.update._velocity(rollouts, [0], 0)[0]
-    assert not torch.equal(now, trainer.update.old_velocities[:1, 0])
+    assert {row for row, _ in trainer.update.old_velocities} == {0, 1, 2, 3}
+    assert not torch.equal(now[0], trainer.update.old_velocities[0, 0])
+
+
+def test_old_velocities_of_the_first_update_would_change_no_metric(trainer):
+    """In iteration 1 the old velocities are also the anchor's. Rows 4 to 7 belong to the first update."""
+    found = []
+    for computes_all in (False, True):
+        trainer = Trainer(trainer.config.with_settings(anchor_fraction=0.5), trainer.mesh, CPU)
+        rollouts = sample_rollouts(trainer)
+        anchor = trainer.update.anchor_means(rollouts)
+        for column in rollouts.columns if computes_all else ():
+            a_pass = Pass([4, 5, 6, 7], column)
+            trainer.update.old_velocities |= zip(
+                ((row, column) for row in a_pass.rows), trainer.update._mean(rollouts, a_pass)
+            )
+        found.append(trainer.update(rollouts, anchor, 1))
+    assert found[0] == found[1] and found[0]["kl/position"] > 0
 
 
 def change_the_policy(trainer, rollouts):
@@ -69,7 +87,7 @@ def change_the_policy(trainer, rollouts):
 
 
 def change_the_old_policy(trainer, rollouts):
-    trainer.update.old_velocities = trainer.update.old_velocities * 1.1
+    trainer.update.checked = {row: velocity * 1.1 for row, velocity in trainer.update.checked.items()}
 
 
 def change_inputs(trainer, change):
@@ -127,7 +145,7 @@ def test_noise_levels_in_the_wrong_unit_stop_the_run(trainer, monkeypatch):
 def test_an_old_policy_that_follows_the_policy_stops_the_run_at_the_second_update(trainer):
     rollouts = sample_rollouts(trainer)
     anchor = trainer.update.anchor_means(rollouts)
-    trainer.update.old_velocities = None  # so that each pass uses the policy's own velocity
+    trainer.update.old_velocities = {}  # so that each pass uses the policy's own velocity
     with pytest.raises(AssertionError, match="still equals the policy"):
         trainer.update(rollouts, anchor, 1)
     assert trainer.update.update_count == 2

@@ -149,7 +149,7 @@ def test_the_position_kl_at_drawn_steps_is_unbiased(tiny_config, mesh, settings)
         ({"anchor_fraction": 0.5}, 2),
         ({"anchor_fraction": 0.5, "kl_compute_mode": "training_phase"}, 2),
         (NFT, 4),
-        (NFT | {"anchor_fraction": 0.25, "num_updates_per_rollout": 2, "update_ref_model_step": 2}, 1 + 4),
+        (NFT | {"anchor_fraction": 0.25, "num_updates_per_rollout": 2, "update_ref_model_step": 2}, 1 + 2 + 1 / 8),
     ],
 )
 def test_a_run_makes_as_many_forward_passes_as_the_planner_predicts(tiny_config, mesh, settings, anchor):

@@ -76,7 +76,7 @@ def traffic(run: PlannedRun) -> Traffic:
     updates = settings.num_updates_per_rollout
     calls_per_pass = run.num_calls(settings.mini_batch_size_per_update, run.plan.trained_branches)
     calls = updates * run.backwards_per_update * calls_per_pass
-    compared = calls * (run.anchor_forwards + run.old_forwards) // max(1, run.plan.num_trained_steps)
+    compared = math.ceil(calls * (run.anchor_forwards + run.old_forwards) / max(1, run.plan.num_trained_steps))
     without_gradient = batches * run.num_calls(settings.batch_size, run.plan.sampled_branches) + compared
     gathered = gathered_bytes(run)
     gradients = trained_parameters(run) * 4

@@ -33,7 +33,7 @@ def test_anchor_fraction_and_nft_gather_less():
     assert sent(**TOGETHER, anchor_fraction=0.25).sampling == (20 + 10) * WEIGHTS
     nft = TOGETHER | {"objective": "nft", "nft_levels": 4}
     assert (sent(**nft).sampling, sent(**nft).training) == ((20 + 8) * WEIGHTS, 16 * WEIGHTS)
-    assert sent(**nft, num_updates_per_rollout=2).sampling == (20 + 8 + 8) * WEIGHTS  # including the old velocities
+    assert sent(**nft, num_updates_per_rollout=2).sampling == (20 + 8 + 4 + 1) * WEIGHTS  # with old velocities
     assert sent(**nft, kl_weight=0.0).sampling == 20 * WEIGHTS
 
 

@@ -74,7 +74,7 @@ def test_flops_of_decoding_match_torch(frames, height, width, tile, petaflops):
         (NFT | {"nft_levels": 2}, 2 * (20 + 5 * 2)),
         (NFT | {"kl_weight": 0.0}, 2 * (20 + 4 * 4)),
         (NFT | {"anchor_fraction": 0.25}, 2 * (20 + 4 * 4 + 1)),
-        (NFT | {"num_updates_per_rollout": 2}, 2 * (20 + 6 * 4)),
+        (NFT | {"num_updates_per_rollout": 2}, 2 * (20 + 5 * 4 + 2 + 0.5)),  # two rollouts per replica, one checked
         # With shift 5 the first 12 of 20 steps begin above 0.8.
         ({"activation_checkpointing": "full", "guidance_interval": "0.8:1"}, 32 + 4 * 32 + 32),
     ],
@@ -103,7 +103,7 @@ def test_an_iteration_is_the_sum_of_its_rollouts():
 def test_flops_of_the_stages_are_those_of_a_rank():
     run = planned(**NFT, num_updates_per_rollout=2, sp_size=1, cfg_scale=1.0)
     forward, stages = RELEASED.forward(run.image_tokens, 300), stage_flops(run)
-    assert stages["rollout"] == 2 * 20 * forward.total and stages["anchor"] == 2 * (4 + 4) * forward.total
+    assert stages["rollout"] == 2 * 20 * forward.total and stages["anchor"] == 2 * (4 + 2.5) * forward.total
     assert stages["update"] == 2 * 4 * training_flops(run).total
     assert training_flops(run).total == 4 * forward.products + 4.5 * forward.attention
     assert stages["decode"] == 2 * decode_flops(run)

@@ -1,14 +1,15 @@
 """Check that the project computes correctly on a GPU, and measure its speed. Results are tables that can be shared.
 
-    python -m scripts.gpu_check right                            8 minutes: kernels, tests, ratios, runs, resume
-    python -m scripts.gpu_check fast                             9 minutes: the 8.3 B model at 480 x 864 x 81
+    python -m scripts.gpu_check right                            23 minutes: kernels, tests, ratios, runs, resume
+    python -m scripts.gpu_check fast                             24 minutes: the 8.3 B model at 480 x 864 x 81
     python -m scripts.gpu_check right fast --tiny --device cpu   all of it, with tiny models, on any machine
     python -m scripts.gpu_check weights --model_path ckpts --transformer_version 480p_i2v
                                                                  the released weights: samples against diffusers'
 
 `right` and `fast` need no weights and no network. Each check runs tests of tests/cuda in a separate process with a time
-limit. Writes gpu.json and gpu.md to --out after every check, and each check's log and results after every test. The
-exit code is 1 if a check failed. docs/performance.md has the expected results.
+limit. All checks share the compiled kernels in --out, and the check `compile` creates them. Writes gpu.json and gpu.md
+to --out after every check, and each check's log and results after every test. The exit code is 1 if a check failed.
+docs/performance.md has the expected results.
 """
 
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 import yaml
 
 from hyvideo.data.outside import Parser, exit_on_error, make_folder
+from tests import forked
 from tests.isolated_checks import Check, run_checks
 
 CALLS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
@@ -47,6 +49,7 @@ def main(argv: list[str] | None = None) -> int:
     variables = {"CHECK_DEVICE": options.device, "CHECK_VERSION": options.transformer_version}
     variables |= {"CHECK_TINY": "1"} if options.tiny else {}
     variables |= {"CHECK_MODEL_PATH": options.model_path} if options.model_path else {}
+    variables |= {"TORCHINDUCTOR_CACHE_DIR": str(Path(options.out, "compiled").resolve())}
     all_passed = run_checks(
         {
             name: check._replace(environment=check.environment | variables)
@@ -56,6 +59,7 @@ def main(argv: list[str] | None = None) -> int:
         Path(options.out),
         seconds=sum(CALLS[call]["seconds"] for call in options.call),
         title=f"gpu_check {' '.join(options.call)}{' --tiny' * options.tiny} on {options.device}",
+        python=forked.python() if options.device == "cpu" else sys.executable,  # a used GPU cannot be forked
         on_row=lambda check, row: print(f"{check}: {row}", flush=True),
     )
     return 0 if all_passed else 1

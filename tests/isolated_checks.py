@@ -30,19 +30,26 @@ class Check(NamedTuple):
 
 
 def run_checks(
-    checks: Mapping[str, Check], out: Path, *, seconds: float, title: str, on_row: Callable[[str, dict], None]
+    checks: Mapping[str, Check],
+    out: Path,
+    *,
+    seconds: float,
+    title: str,
+    on_row: Callable[[str, dict], None],
+    python: str = sys.executable,
 ) -> bool:
     """Run all checks and return whether all passed. Writes ``gpu.json``, ``gpu.md``, rows and logs to ``out``.
 
     Args:
         seconds: Time limit of all checks together.
         on_row: Called with the name of a finished check and each of its rows.
+        python: Interpreter of the checks.
     """
     end, results = time.monotonic() + seconds, []
     for name, check in checks.items():
         start, lines = time.monotonic(), out / f"{name}.jsonl"
         lines.write_text("")
-        reason = _run(check, lines, out / f"{name}.log", min(check.seconds, end - start))
+        reason = _run(python, check, lines, out / f"{name}.log", min(check.seconds, end - start))
         rows = [json.loads(line) for line in lines.read_text().splitlines()]
         seconds_taken = round(time.monotonic() - start, 1)
         results.append({"check": name, "ok": not reason, "seconds": seconds_taken, "reason": reason, "rows": rows})
@@ -52,11 +59,11 @@ def run_checks(
     return all(result["ok"] for result in results)
 
 
-def _run(check: Check, rows: Path, log: Path, seconds: float) -> str | None:
+def _run(python: str, check: Check, rows: Path, log: Path, seconds: float) -> str | None:
     """Run a check. Return None if all tests passed, else the reason of the failure."""
     if seconds <= 0:
         return "no time was left"
-    command = [sys.executable, "-m", "pytest", "-p", __name__, "-p", "no:cacheprovider", *check.arguments]
+    command = [python, "-m", "pytest", "-p", __name__, "-p", "no:cacheprovider", *check.arguments]
     no_plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # loading them takes longer than a small check
     environment = os.environ | check.environment | no_plugins | {_ROWS: str(rows.resolve())}
     with open(log, "w") as output:

@@ -1,14 +1,15 @@
 """gpu_check with tiny models on the CPU, so that every check has run before it runs on a GPU."""
 
 import json
+import re
 
 import pytest
 
-from scripts.gpu_check import CHECKS, main
+from scripts.gpu_check import CALLS, CHECKS, main
 from tests.conftest import ROOT
 
 
-def test_every_check_passes_with_tiny_models_on_a_cpu(tmp_path, monkeypatch, forked_programs):
+def test_every_check_passes_with_tiny_models_on_a_cpu(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     code = main([*CHECKS, "--tiny", "--device", "cpu", "--out", str(tmp_path)])
     results = json.loads((tmp_path / "gpu.json").read_text())
@@ -17,6 +18,7 @@ def test_every_check_passes_with_tiny_models_on_a_cpu(tmp_path, monkeypatch, for
     rows = {result["check"]: result["rows"] for result in results}
     assert list(rows) == list(CHECKS["right"] | CHECKS["fast"] | CHECKS["weights"])
     assert len(rows["tests"]) > 8  # one row per test
+    check_order_of_compilation(rows)
     assert len(rows["profile"][0].keys() - {"what", "ok", "seconds"}) == 20
     assert [row["difference"] < 0.02 for row in rows["forward"]] == [True] * 3  # eager, compiled and diffusers'
     for how in ("eager", "compiled"):
@@ -26,10 +28,27 @@ def test_every_check_passes_with_tiny_models_on_a_cpu(tmp_path, monkeypatch, for
         assert [(row["deterministic"], row["bit for bit"]) for row in resumed] == [(is_deterministic, True)]
 
 
+def check_order_of_compilation(rows):
+    """The check `compile` fills a cache that later checks share, and a check has its eager rows first."""
+    assert {row["cache"] for row in rows["compile"]} == {"compiled"}
+    for check, results in rows.items():
+        is_compiled = ["compiled" in row["what"] for row in results if re.search("eager|compiled", row["what"])]
+        assert is_compiled == sorted(is_compiled)
+        assert not any(is_compiled) or list(rows).index("compile") < list(rows).index(check)
+
+
+def test_a_cold_compilation_fits_into_the_limits_of_its_check_and_call():
+    """Each of the four models is compiled for two sizes with and without gradient, in at most 90 s (an estimate)."""
+    for call in ("right", "fast"):
+        checks = CHECKS[call]
+        assert checks["compile"].seconds >= 8 * 90
+        assert CALLS[call]["seconds"] >= checks["compile"].seconds + 480
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["right", "--device", "cpu", "--tiny", "--only", "speed"], "--only must name checks among machine, tests"),
+        (["right", "--device", "cpu", "--tiny", "--only", "speed"], "--only must name checks among machine, compile"),
         (["weights", "--device", "cpu"], "weights needs --model_path, the folder"),
         (["right", "--out", "/proc/no/folder"], "the output must be a folder that can be created"),
     ],

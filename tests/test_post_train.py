@@ -210,7 +210,7 @@ def test_print_config_for_several_gpus_prints_the_launch_command(capsys, monkeyp
     assert post_train.main() == 0
     output = capsys.readouterr().out
     assert f"planned for            {line} {file}" in output and "--world_size N plans for N processes" in output
-    assert f"replicas               {32 if '64gpu' in file else 4} (sp_size 2)" in output
+    assert f"replicas               {64 if '64gpu' in file else 8} (sp_size 1)" in output
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_both_settings_of_the_paper_have_configs_for_8_and_64_gpus():
 def test_a_paper_config_has_the_batches_and_updates_of_the_paper(path):
     config, gpus = config_of(path), num_gpus(path)
     plan = make_plan(config, gpus)
-    assert (plan.replicas, plan.rollouts, plan.groups) == {8: (4, 32, 8), 64: (32, 256, 64)}[gpus]
+    assert (plan.replicas, plan.rollouts, plan.groups) == {8: (8, 32, 8), 64: (64, 256, 64)}[gpus]
     assert f"{plan.groups} prompts, {plan.rollouts} rollouts" in path.read_text().splitlines()[0]
     assert config.num_updates == 100 and plan.num_trained_steps == 20
     assert config.kl_strategy == "dual_moving"

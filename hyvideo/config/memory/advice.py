@@ -1,6 +1,7 @@
 """The cheapest change that makes a run fit, and the fastest settings that fit, computed by the planner."""
 
 import itertools
+from collections.abc import Iterator
 
 from hyvideo.config.machine_rules import problem_of
 from hyvideo.config.memory.cost import duration
@@ -10,7 +11,8 @@ from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.rules import check
 
 SMALL_TILE = 128  # pixels; smaller tiles have visible seams
-_EQUALLY_FAST = 1.01  # runs within this factor of the fastest count as equal, within the accuracy of the prediction
+_EQUALLY_FAST = 1.03  # runs within this factor of the fastest count as equal, within the accuracy of the prediction
+_LAYOUT = "sp_size", "batch_size", "gradient_accumulation_steps"
 
 
 def changes_in_order(run: PlannedRun) -> list[dict]:
@@ -61,29 +63,48 @@ def cheapest_change(run: PlannedRun) -> dict | None:
 
 
 def fastest_change(run: PlannedRun) -> dict | None:
-    """Return the change of sharding, checkpointing, conditions and batching for the fastest iteration, or None.
+    """Return the change for the fastest iteration with as many rollouts, or None if nothing fits.
 
-    Among equally fast runs, prefers no batching of samples and branches, then the least traffic between nodes, then the
-    smallest memory.
+    Tried are sequence parallelism, sharding, checkpointing, conditions and batching. Among equally fast runs, prefers
+    no batching of samples and branches, then the least traffic between nodes, then the smallest memory.
     """
     run = resolve_auto(run)
+    world, broken = range(1, run.world_size + 1), _broken_rules(run)
     choices = {
-        "dp_replicate": range(1, run.world_size + 1) if run.settings.enable_fsdp else [1],
+        "dp_replicate": [n for n in world if run.world_size % n == 0] if run.settings.enable_fsdp else [1],
         "precompute_conditions": [False, True],
         "batched_forward": ["false", "true"],
     }
     if run.checkpointing != "none":
         choices["activation_checkpointing"] = ["selective", "full"]
-    changed = [run.with_settings(**dict(zip(choices, values))) for values in itertools.product(*choices.values())]
+    changed = [
+        layout.with_settings(**dict(zip(choices, values)))
+        for layout in _layouts(run)
+        for values in itertools.product(*choices.values())
+    ]
     legal = [other for other in changed if not other.problems and memory(other).fits(run.hardware.gpu_memory)]
     if not legal:
         return None
     seconds = [duration(other).total for other in legal]
     limit = _EQUALLY_FAST * min(seconds)
     fast = [other for other, time in zip(legal, seconds) if time <= limit]
-    best = min(fast, key=lambda r: (r.settings.batched_forward, traffic(r).from_other_nodes, memory(r).peak()))
+    fast.sort(key=lambda r: (r.settings.batched_forward, traffic(r).from_other_nodes, memory(r).peak()))
+    best = next((other for other in fast if _broken_rules(other) <= broken), run)
     before, after = vars(run.settings), vars(best.settings)
-    return {name: after[name] for name in choices if after[name] != before[name]}
+    return {name: after[name] for name in (*_LAYOUT, *choices) if after[name] != before[name]}
+
+
+def _layouts(run: PlannedRun) -> Iterator[PlannedRun]:
+    """Yield the run with every legal sp_size, and with the batches that keep the number of rollouts."""
+    settings, num_gpus = run.settings, min(run.world_size, run.hardware.gpus_per_node)
+    for sp_size in range(1, num_gpus + 1):
+        if run.world_size % sp_size or run.architecture.num_attention_heads % sp_size:
+            continue
+        for name in ("batch_size", "gradient_accumulation_steps"):
+            number, rest = divmod(getattr(settings, name) * sp_size, settings.sp_size)
+            if not rest:
+                yield run.with_settings(sp_size=sp_size, **{name: number})
+                break
 
 
 def _broken_rules(run: PlannedRun) -> set[str]:

@@ -1,16 +1,19 @@
 """Floating-point operations and seconds of an iteration and a validation, for given GPUs and links.
 
-    forward = 2 x tokens x parameters of a token's stream  +  4 x tokens^2 x width, in each block
-    seconds = max(sampling, its gathers) + max(training, its gathers and reductions) + decoding + scoring + exchanges
+    forward  = 2 x tokens x parameters of a token's stream  +  4 x tokens^2 x width, in each block
+    backward = 2 x matrix products of a forward pass  +  2.5 x its attention  +  recomputation
+    seconds of a stage = max(computing, gathers and reductions) + exchanges of tokens
 
-FSDP gathers a block while another is computed, so the longer of computing and gathering counts. A scorer shares the GPU
-with the sampling of the next batch: its operations are counted, but nothing waits for it.
+FSDP gathers a block while another is computed, so the longer of computing and gathering counts. Matrix products,
+attention, convolutions and memory-bound kernels have separate rates (`Hardware`), and a block needs a fixed time in
+addition, so a pass over fewer tokens reaches a lower rate.
 """
 
 import math
 from dataclasses import dataclass
 
-from hyvideo.config.memory.network import gathered_bytes, traffic
+from hyvideo.config.memory.activations import tokens_outside_attention
+from hyvideo.config.memory.network import exchange_seconds, gathered_bytes, traffic
 from hyvideo.config.memory.phases import resolve_auto
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.models.sizes import ForwardFlops
@@ -18,38 +21,87 @@ from hyvideo.models.sizes import ForwardFlops
 # VideoAlign's Qwen2-VL-2B: per second of video, which is one pair of frames and 256 tokens, and for the question.
 _SCORE_FLOPS_PER_VIDEO_SECOND = 2 * 256 * (4 * 0.665e9 + 1.31e9)
 _SCORE_FLOPS_PER_QUESTION = 2 * 1000 * 1.31e9
-ATTENTION_BACKWARD = 2.5  # forwards: five products of the size of its two, as FlashAttention, cuDNN and torch count
+_ATTENTION_BACKWARD = 2.5  # forward passes: five products instead of two, because kernels compute the scores again
+# Traffic of a block's memory-bound kernels in its forward and backward pass, in units of its input, without and with a
+# LoRA, and of decoding, in bytes per FLOP: 154 GB for a tile of 0.133 PFLOP. Counted on a fake CUDA device.
+_TRAFFIC, _LORA_TRAFFIC, _DECODING_TRAFFIC = (42, 81), (87, 106), 1.16e-3
+# Seconds of a block's pass that do not depend on its tokens, such as launches and partly filled waves; estimated.
+_BLOCK_SECONDS = 0.5e-3
+COMPILATION = 270.0  # seconds that the first iteration takes longer, estimated at 3 to 6 minutes
 
 
 @dataclass(frozen=True)
 class Cost:
-    """FLOPs of one iteration on all ranks."""
+    """FLOPs of one iteration on all ranks, and its forward passes."""
 
     forward: ForwardFlops
     forwards_per_rollout: float  # forward passes of all branches: sampling, anchor means and training
     rollouts: int
     video_flops: float  # to decode and score one video
-
-    @property
-    def flops(self) -> float:
-        return self.rollouts * (self.forwards_per_rollout * self.forward.total + self.video_flops)
+    flops: float
 
 
 @dataclass(frozen=True)
 class Duration:
     """Seconds of an iteration."""
 
-    computing: float
+    stages: dict[str, float]  # by the names that `StageTimer` measures
     network: float  # all messages
     waiting: float  # messages that computing does not hide
 
     @property
     def total(self) -> float:
-        return self.computing + self.waiting
+        return sum(self.stages.values())
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Work of a pass of the transformer for one video and branch on one rank, in units of a forward pass."""
+
+    products: int = 1
+    attention: int = 1
+    attention_backward: float = 0.0
+    forwards: int = 1  # including recomputation
+    backwards: int = 0
+
+    def flops(self, run: PlannedRun) -> ForwardFlops:
+        forward, attention = _forward(run), self.attention + self.attention_backward
+        return ForwardFlops(self.products * forward.image, self.products * forward.text, attention * forward.attention)
+
+    def seconds(self, run: PlannedRun) -> float:
+        """Return the seconds of computing, without exchanges."""
+        forward, hardware, model = _forward(run), run.hardware, run.architecture
+        to_forward, to_backward = _LORA_TRAFFIC if run.settings.lora_rank else _TRAFFIC
+        size = tokens_outside_attention(run) * model.width * run.compute_bytes * model.num_layers
+        return (
+            hardware.seconds("products", self.products * forward.products)
+            + hardware.seconds("attention", self.attention * forward.attention)
+            + hardware.seconds("attention backward", self.attention_backward * forward.attention)
+            + hardware.seconds("memory", (self.forwards * to_forward + self.backwards * to_backward) * size)
+            + model.num_layers * (self.forwards + 2 * self.backwards) * _BLOCK_SECONDS
+        )
+
+
+def _forward(run: PlannedRun) -> ForwardFlops:
+    return run.architecture.forward(run.image_tokens, run.text_tokens).per_rank(run.settings.sp_size)
+
+
+def training_pass(run: PlannedRun) -> Pass:
+    """Return the work of a training forward and backward pass.
+
+    A matrix product's backward pass is one product for the gradient of the input and, except for the frozen weights of
+    a LoRA, one for the weights. The products of the LoRA itself, 2 % at rank 32, are not counted.
+    """
+    kind = resolve_auto(run).checkpointing
+    products, forwards = 2 if run.settings.lora_rank else 3, 1 + (kind != "none")
+    return Pass(products + forwards - 1, 1 + (kind == "full"), _ATTENTION_BACKWARD, forwards, backwards=1)
 
 
 def training_forwards(run: PlannedRun) -> float:
-    """Return the cost of a training forward and backward in forward passes: 3, plus what is recomputed."""
+    """Return the cost of a training forward and backward pass in forward passes: 3, plus what is recomputed.
+
+    In this unit, in which runs are compared, a backward pass counts 2. `training_pass` counts FLOPs.
+    """
     forward = run.architecture.forward(run.image_tokens, run.text_tokens)
     linear = (forward.image + forward.text) / forward.total
     return 3 + {"none": 0.0, "selective": linear, "full": 1.0}[resolve_auto(run).checkpointing]
@@ -59,20 +111,19 @@ def cost(run: PlannedRun) -> Cost:
     """Return the FLOPs of an iteration of this run."""
     forward = run.architecture.forward(run.image_tokens, run.text_tokens)
     forwards = run.forwards_without_gradient + training_forwards(run) * run.forwards_with_gradient
-    return Cost(forward, forwards, run.replicas * run.rollouts_per_replica, decode_flops(run) + scoring_flops(run))
+    rollouts, per_video = run.replicas * run.rollouts_per_replica, decode_flops(run) + scoring_flops(run)
+    transformer = sum(flops for stage, flops in stage_flops(run).items() if stage != "decode")
+    return Cost(forward, forwards, rollouts, per_video, run.world_size * transformer + rollouts * per_video)
 
 
-def training_flops(run: PlannedRun) -> ForwardFlops:
-    """Return the FLOPs of a training forward and backward pass on one rank, including recomputation, by kind.
-
-    A matrix product's backward pass is one product for the gradient of the input and, except for the frozen weights of
-    a LoRA, one for the weights. The products of the LoRA itself, 2 % at rank 32, are not counted.
-    """
-    forward = run.architecture.forward(run.image_tokens, run.text_tokens).per_rank(run.settings.sp_size)
-    kind = resolve_auto(run).checkpointing
-    products = (2 if run.settings.lora_rank else 3) + (kind != "none")
-    attention = 1 + ATTENTION_BACKWARD + (kind == "full")
-    return ForwardFlops(products * forward.image, products * forward.text, attention * forward.attention)
+def passes_by_stage(run: PlannedRun) -> dict[str, tuple[float, Pass]]:
+    """Return the number and kind of the transformer's passes in each stage of an iteration on a rank."""
+    numbers = {
+        "rollout": (run.plan.sampled_branches * run.sampling_forwards, Pass()),
+        "anchor": (run.compared_forwards, Pass()),
+        "update": (run.forwards_with_gradient, training_pass(run)),
+    }
+    return {stage: (run.rollouts_per_replica * number, kind) for stage, (number, kind) in numbers.items()}
 
 
 def stage_flops(run: PlannedRun) -> dict[str, float]:
@@ -81,19 +132,18 @@ def stage_flops(run: PlannedRun) -> dict[str, float]:
     Counted are matrix products, attention and the convolutions of decoding, as executed: with recomputation. With
     sequence parallelism some ranks may have no video to decode; these are the FLOPs of a rank with most videos.
     """
-    forward = run.architecture.forward(run.image_tokens, run.text_tokens).per_rank(run.settings.sp_size).total
-    rollouts = run.rollouts_per_replica
-    return {
-        "rollout": rollouts * run.plan.sampled_branches * run.sampling_forwards * forward,
-        "decode": videos_per_rank(run) * decode_flops(run),
-        "anchor": rollouts * run.compared_forwards * forward,
-        "update": rollouts * run.forwards_with_gradient * training_flops(run).total,
-    }
+    stages = {stage: number * kind.flops(run).total for stage, (number, kind) in passes_by_stage(run).items()}
+    return stages | {"decode": _videos_per_rank(run) * decode_flops(run)}
 
 
-def videos_per_rank(run: PlannedRun) -> int:
+def _videos_per_rank(run: PlannedRun) -> int:
     """Return the largest number of videos that a rank decodes; a sequence-parallel group shares those of a batch."""
     return math.ceil(run.settings.batch_size / run.settings.sp_size) * run.settings.gradient_accumulation_steps
+
+
+def forward_rate(run: PlannedRun) -> float:
+    """Return the FLOP/s that a rank reaches in forward passes, with exchanges of tokens but no other communication."""
+    return _forward(run).total / (Pass().seconds(run) + exchange_seconds(run))
 
 
 def decode_flops(run: PlannedRun) -> float:
@@ -113,35 +163,42 @@ def scoring_flops(run: PlannedRun) -> float:
     return _SCORE_FLOPS_PER_VIDEO_SECOND * data.sample_n_frames / data.fps + _SCORE_FLOPS_PER_QUESTION
 
 
+def video_seconds(run: PlannedRun) -> tuple[float, float]:
+    """Return the seconds to decode one video and to score it."""
+    hardware, flops = run.hardware, decode_flops(run)
+    decoding = hardware.seconds("convolutions", flops) + hardware.seconds("memory", flops * _DECODING_TRAFFIC)
+    return decoding, hardware.seconds("products", scoring_flops(run))
+
+
 def duration(run: PlannedRun) -> Duration:
     """Return the seconds of one iteration. The ranks of a sequence-parallel group share decoding and scoring."""
-    hardware, spent, sent, sp_size = run.hardware, cost(run), traffic(run), run.settings.sp_size
-    rate = hardware.rate * 1e12
-    forwards = run.rollouts_per_replica * spent.forward.per_rank(sp_size).total / rate
-    sampling = forwards * run.forwards_without_gradient
-    training = forwards * training_forwards(run) * run.forwards_with_gradient
-    decoding = videos_per_rank(run) * spent.video_flops / rate  # and scoring
-    gathering = sent.shards.seconds(sent.sampling, hardware)
-    reducing = sent.shards.seconds(sent.training + sent.reduced, hardware)
-    reducing += sent.replicas.seconds(sent.averaged, hardware)
-    link = hardware.link if sp_size <= hardware.gpus_per_node else hardware.network
-    exchanging = sent.exchanged / (link * 1e9)
-    waiting = max(0.0, gathering - sampling) + max(0.0, reducing - training) + exchanging
-    return Duration(sampling + training + decoding, gathering + reducing + exchanging, waiting)
+    hardware, sent, stages, network, waiting = run.hardware, traffic(run), {}, 0.0, 0.0
+    for stage, (number, kind) in passes_by_stage(run).items():
+        copied = 2 * sent.gathered[stage] * (run.num_shards > 1)  # out of the gathered buffer
+        computing = number * kind.seconds(run) + hardware.seconds("memory", copied)
+        messages = sent.shards.seconds(sent.gathered[stage] + sent.reduced * (stage == "update"), hardware)
+        messages += sent.replicas.seconds(sent.averaged, hardware) * (stage == "update")
+        exchanges = number * (kind.forwards + kind.backwards) * exchange_seconds(run)
+        exposed = max(0.0, messages - computing) + exchanges
+        stages[stage], network, waiting = computing + exposed, network + messages + exchanges, waiting + exposed
+    decoding, scoring = (_videos_per_rank(run) * seconds for seconds in video_seconds(run))
+    # Scoring counts in full even if it overlaps other stages, because it shares the GPU with them.
+    return Duration(stages | {"decode": decoding, "reward": scoring}, network, waiting)
 
 
 def validation_seconds(run: PlannedRun, num_videos: int) -> float:
     """Return the seconds of a validation of ``num_videos``, shared by the replicas; 0 without validation."""
     if not (sampling := run.validation):
         return 0.0
-    spent, rate, sp_size = cost(sampling), run.hardware.rate * 1e12, run.settings.sp_size
+    sp_size, branches = run.settings.sp_size, sampling.plan.sampled_branches
     steps = sampling.settings.grpo_sampling_steps
     videos, batch = math.ceil(num_videos / run.replicas), sampling.settings.batch_size
     decoded = sum(math.ceil(min(batch, videos - done) / sp_size) for done in range(0, videos, batch))
-    computing = videos * steps * sampling.plan.sampled_branches * spent.forward.per_rank(sp_size).total / rate
-    calls = math.ceil(videos / batch) * steps * sampling.num_calls(batch, sampling.plan.sampled_branches)
+    calls = math.ceil(videos / batch) * steps * sampling.num_calls(batch, branches)
     gathering = traffic(run).shards.seconds(calls * gathered_bytes(run), run.hardware)
-    return max(computing, gathering) + decoded * spent.video_flops / rate
+    passes = videos * steps * branches
+    computing = max(passes * Pass().seconds(sampling), gathering)
+    return computing + passes * exchange_seconds(sampling) + decoded * sum(video_seconds(sampling))
 
 
 def _tiled(side: int, tile: int, overlap: float) -> int:

@@ -17,6 +17,8 @@ from hyvideo.config.memory.persistent import trained_parameters
 from hyvideo.config.memory.phases import resolve_auto
 from hyvideo.config.memory.planned_run import PlannedRun
 
+_EXCHANGE_LATENCY = 60e-6  # seconds of a block's two exchanges, estimated
+
 
 @dataclass(frozen=True)
 class Group:
@@ -44,15 +46,14 @@ class Traffic:
 
     shards: Group  # ranks that share one copy of the parameters
     replicas: Group
-    sampling: float  # weights gathered for rollouts, anchor means and old velocities
-    training: float  # weights gathered for training
+    gathered: dict[str, float]  # weights, by stage
     reduced: float  # gradients reduced to their shards
     averaged: float  # gradients of a shard averaged over replicas: twice their size
     exchanged: float  # tokens that a rank receives
 
     @property
     def shard_traffic(self) -> float:
-        return self.sampling + self.training + self.reduced
+        return sum(self.gathered.values()) + self.reduced
 
     @property
     def received(self) -> float:
@@ -77,19 +78,20 @@ def traffic(run: PlannedRun) -> Traffic:
     calls_per_pass = run.num_calls(settings.mini_batch_size_per_update, run.plan.trained_branches)
     calls = updates * run.backwards_per_update * calls_per_pass
     compared = math.ceil(calls * (run.anchor_forwards + run.old_forwards) / max(1, run.plan.num_trained_steps))
-    without_gradient = batches * run.num_calls(settings.batch_size, run.plan.sampled_branches) + compared
-    gathered = gathered_bytes(run)
+    sampled = batches * run.num_calls(settings.batch_size, run.plan.sampled_branches)
+    gathers = {"rollout": sampled, "anchor": compared, "update": 2 * calls}
+    if not settings.reshard_after_forward:
+        gathers = {"rollout": min(1, sampled), "anchor": min(1, compared), "update": calls}
     gradients = trained_parameters(run) * 4
     only_last = settings.gradient_sync == "last" or (settings.gradient_sync == "auto" and settings.lora_rank)
     return Traffic(
         shards=Group(run.num_shards, math.ceil(run.num_shards / run.hardware.gpus_per_node)),
         replicas=Group(num_replicas, min(num_replicas, num_nodes)),
-        sampling=gathered * (without_gradient if settings.reshard_after_forward else min(2, without_gradient)),
-        training=gathered * calls * (2 if settings.reshard_after_forward else 1),
+        gathered={stage: gathered_bytes(run) * number for stage, number in gathers.items()},
         reduced=gradients * (updates if only_last else calls),
         # Each forward pass of the last batch has its own backward pass, which reduces its gradients.
         averaged=2 * gradients / run.num_shards * updates * calls_per_pass,
-        exchanged=_exchanged_bytes(run),
+        exchanged=run.rollouts_per_replica * _exchanging_passes(run) * exchanged_bytes(run),
     )
 
 
@@ -98,10 +100,24 @@ def gathered_bytes(run: PlannedRun) -> int:
     return run.architecture.parameters * run.compute_bytes
 
 
-def _exchanged_bytes(run: PlannedRun) -> float:
-    """Return the bytes of queries, keys, values and attention outputs that a rank receives in all-to-alls."""
+def exchanged_bytes(run: PlannedRun) -> float:
+    """Return the bytes of queries, keys, values and attention outputs that a rank receives in a forward pass."""
     sp_size, model = run.settings.sp_size, run.architecture
-    forward = 4 * run.image_tokens / sp_size * (sp_size - 1) / sp_size * model.width * model.num_layers
+    tokens = 4 * run.image_tokens / sp_size * (sp_size - 1) / sp_size
+    return tokens * model.width * model.num_layers * run.compute_bytes
+
+
+def _exchanging_passes(run: PlannedRun) -> float:
     passes = 2 if resolve_auto(run).checkpointing == "none" else 3  # forward, backward, recomputation
-    forwards = run.forwards_without_gradient + passes * run.forwards_with_gradient
-    return run.rollouts_per_replica * forwards * forward * run.compute_bytes
+    return run.forwards_without_gradient + passes * run.forwards_with_gradient
+
+
+def exchange_seconds(run: PlannedRun) -> float:
+    """Return the seconds of the exchanges of a forward pass: messages, copies that order the tokens, and latency."""
+    sp_size, hardware, size = run.settings.sp_size, run.hardware, exchanged_bytes(run)
+    if sp_size == 1:
+        return 0.0
+    link = hardware.link if sp_size <= hardware.gpus_per_node else hardware.network
+    copied = 2 * size * sp_size / (sp_size - 1)  # read and written, with the rank's own part
+    latency = run.architecture.num_layers * _EXCHANGE_LATENCY
+    return size / (link * 1e9) + hardware.seconds("memory", copied) + latency

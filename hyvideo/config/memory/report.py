@@ -6,7 +6,7 @@ from itertools import islice
 from pathlib import Path
 
 from hyvideo.config.memory.advice import cheapest_change, fastest_change
-from hyvideo.config.memory.cost import cost, duration
+from hyvideo.config.memory.cost import cost, duration, forward_rate
 from hyvideo.config.memory.disk import checkpoint_lines
 from hyvideo.config.memory.network import traffic
 from hyvideo.config.memory.persistent import trained_bytes
@@ -25,6 +25,7 @@ def report(run: PlannedRun, words: list[str]) -> str:
     line, change = verdict(run)
     if not run.problems:
         timing = {"spent": cost(run), "sent": traffic(run), "time": duration(run), "fastest": fastest(run)}
+        timing["rate"] = forward_rate(run) / 1e12
         timing["length"] = [*length_lines(run), *checkpoint_lines(run)]
     return fill(
         Path(__file__).with_name("plan.txt.jinja"),

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hyvideo.config.memory.cost import cost, duration, validation_seconds
+from hyvideo.config.memory.cost import COMPILATION, cost, duration, validation_seconds
 from hyvideo.config.memory.disk import checkpoint_lines
 from hyvideo.config.memory.hardware import SLOWER_RATE, Hardware
 from hyvideo.config.memory.phases import memory, resolve_auto
@@ -19,19 +19,21 @@ from hyvideo.models.sizes import read_architecture
 
 @dataclass(frozen=True)
 class WholeRun:
-    """Number and seconds of the iterations and validations of a run."""
+    """Number and seconds of the iterations and validations of a run, and of its compilation."""
 
     iterations: int
     iteration_seconds: float
     validations: int
     validation_videos: int
     validation_seconds: float
+    compilation_seconds: float
     num_gpus: int
     forwards: float  # forward passes in total; a training forward and backward counts as 3 to 4
 
     @property
     def seconds(self) -> float:
-        return self.iterations * self.iteration_seconds + self.validations * self.validation_seconds
+        computing = self.iterations * self.iteration_seconds + self.validations * self.validation_seconds
+        return computing + self.compilation_seconds
 
     @property
     def gpu_hours(self) -> float:
@@ -52,6 +54,7 @@ def whole_run(run: PlannedRun) -> WholeRun:
         validations=validations,
         validation_videos=videos,
         validation_seconds=validation_seconds(run, videos),
+        compilation_seconds=COMPILATION if settings.enable_compile == "true" else 0.0,
         num_gpus=run.world_size,
         forwards=settings.max_steps * spent.rollouts * spent.forwards_per_rollout + validations * videos * per_video,
     )

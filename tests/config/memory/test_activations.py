@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from hyvideo.config.memory import activations
-from hyvideo.config.memory.cost import training_flops
+from hyvideo.config.memory.cost import training_pass
 from hyvideo.models.hunyuan_video15.sizes import Architecture
 from tests.config.memory.simulated import BLOCK_TEXT, simulated
 from tests.fake_cuda.counting import counted as counted_by
@@ -63,7 +63,8 @@ def test_flops_of_a_block_match_torch_forward_and_backward(counted, kind, way, c
     run, found = RUNS[kind], counted[f"{kind} {way}"]
     changes = {"enable_gradient_checkpointing": checkpointing != "none", "activation_checkpointing": checkpointing}
     forward = run.architecture.forward(run.image_tokens, run.text_tokens)
-    planned = training_flops(run.with_settings(**changes)) if checkpointing else forward
+    changed = run.with_settings(**changes)
+    planned = training_pass(changed).flops(changed) if checkpointing else forward
     assert planned.attention == pytest.approx(found["attention"], rel=1e-6)
     assert planned.products == pytest.approx(found["products"], rel=1e-3 if kind == "all" else 0.035)
 

@@ -22,6 +22,8 @@ CONFIG = load_config(
     use_muon=False,
     activation_checkpointing="full",
     precompute_conditions=False,
+    sp_size=2,
+    batch_size=2,
 )
 
 # Two rollouts and their branches in one training forward pass, without other models.
@@ -145,7 +147,8 @@ def test_the_nearest_legal_run_is_suggested_for_an_illegal_one():
 
 
 def test_the_fastest_run_shards_within_a_node_keeps_attention_and_no_encoders():
-    fastest = {"dp_replicate": 8, "activation_checkpointing": "selective", "precompute_conditions": True}
+    layout = {"sp_size": 1, "batch_size": 1}
+    fastest = layout | {"dp_replicate": 8, "activation_checkpointing": "selective", "precompute_conditions": True}
     assert fastest_change(run_of(64)) == fastest_change(run_of(64, network=3)) == fastest
     slow, best = run_of(64, network=3), run_of(64, network=3, **fastest)
     assert duration(slow).total > 1.5 * duration(best).total and fastest_change(best) == {}
@@ -153,13 +156,23 @@ def test_the_fastest_run_shards_within_a_node_keeps_attention_and_no_encoders():
     assert without["precompute_conditions"] and "activation_checkpointing" not in without
 
 
-def test_a_small_gpu_shards_further_and_recomputes_more():
+def test_a_small_gpu_shards_further_and_splits_videos():
     options = {"vae_tile_size": 128, "sample_n_frames": 161}
     small, smaller = (fastest_change(run_of(64, gpu_memory=gib, **options)) for gib in (40, 25))
-    assert small == {"dp_replicate": 4, "activation_checkpointing": "selective", "precompute_conditions": True}
-    assert smaller == {"precompute_conditions": True} and fastest_change(run_of(64, gpu_memory=5)) is None
+    common = {"activation_checkpointing": "selective", "precompute_conditions": True}
+    assert small == common | {"dp_replicate": 4} and smaller == common | {"sp_size": 4, "batch_size": 4}
+    assert fastest_change(run_of(64, gpu_memory=5)) is None
+
+
+@pytest.mark.parametrize("changes", [{}, {"batch_size": 1, "gradient_accumulation_steps": 2}])
+def test_the_fastest_run_has_as_many_rollouts_and_is_legal(changes):
+    run = run_of(num_generations=4, **changes)
+    best = run.with_settings(**fastest_change(run))
+    check(best.config, 8, on_this_machine=False)
+    assert (run.settings.sp_size, best.settings.sp_size) == (2, 1) and best.plan.rollouts == run.plan.rollouts
+    assert duration(best).total < duration(run).total / 1.1
 
 
 def test_batching_is_fastest_if_every_gather_crosses_a_slow_network():
-    change = {"precompute_conditions": True, "batched_forward": "true", "activation_checkpointing": "selective"}
-    assert fastest_change(run_of(64, gpu_memory=25, network=3, vae_tile_size=128)) == change
+    change = {"dp_replicate": 2, "precompute_conditions": True, "batched_forward": "true"}
+    assert fastest_change(run_of(64, gpu_memory=25, network=2, vae_tile_size=128)) == change

@@ -1,4 +1,4 @@
-"""FLOPs, compared with torch's counter on the real model, and seconds of an iteration."""
+"""FLOPs and seconds of an iteration; test_activations.py compares the FLOPs of a block with torch's counter."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,24 +10,27 @@ from hyvideo.config.memory.cost import (
     cost,
     decode_flops,
     duration,
+    forward_rate,
     scoring_flops,
     stage_flops,
-    training_flops,
     training_forwards,
+    training_pass,
+    video_seconds,
 )
 from hyvideo.config.memory.hardware import Hardware
-from hyvideo.config.memory.network import traffic
+from hyvideo.config.memory.network import exchange_seconds, traffic
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.models.hunyuan_video15.sizes import Architecture
 from tests.config.memory.simulated import simulated
 
 CONFIG = Path(__file__).parents[3] / "configs" / "hunyuanvideo15_480p_8gpu.yaml"
 RELEASED = Architecture()
+PAIRS = {"sp_size": 2, "batch_size": 2}
 NFT = {"activation_checkpointing": "full", "objective": "nft", "nft_levels": 4}
 
 
-def planned(rate=400.0, **changes):
-    return PlannedRun(load_config(CONFIG, **changes), 8, RELEASED, hardware=Hardware(rate=rate))
+def planned(config=CONFIG, hardware=None, **changes):
+    return PlannedRun(load_config(config, **(PAIRS | changes)), 8, RELEASED, hardware=hardware or Hardware())
 
 
 def test_flops_of_a_forward_pass_of_49290_tokens():
@@ -97,30 +100,21 @@ def test_an_iteration_is_the_sum_of_its_rollouts():
     spent = cost(planned())
     assert spent.rollouts == 8
     assert spent.video_flops == decode_flops(planned()) + scoring_flops(planned())
-    assert spent.flops == 8 * (spent.forwards_per_rollout * spent.forward.total + spent.video_flops)
+    transformer = sum(flops for stage, flops in stage_flops(planned()).items() if stage != "decode")
+    assert spent.flops == 8 * (transformer + spent.video_flops)
 
 
 def test_flops_of_the_stages_are_those_of_a_rank():
     run = planned(**NFT, num_updates_per_rollout=2, sp_size=1, cfg_scale=1.0)
     forward, stages = RELEASED.forward(run.image_tokens, 300), stage_flops(run)
     assert stages["rollout"] == 2 * 20 * forward.total and stages["anchor"] == 2 * (4 + 2.5) * forward.total
-    assert stages["update"] == 2 * 4 * training_flops(run).total
-    assert training_flops(run).total == 4 * forward.products + 4.5 * forward.attention
+    assert stages["update"] == 2 * 4 * training_pass(run).flops(run).total
+    assert training_pass(run).flops(run).total == 4 * forward.products + 4.5 * forward.attention
     assert stages["decode"] == 2 * decode_flops(run)
     pairs = stage_flops(run.with_settings(sp_size=2))
     assert pairs["decode"] == stages["decode"] / 2
     for stage in ("rollout", "anchor", "update"):  # text is repeated on both ranks
         assert stages[stage] / 2 < pairs[stage] < 0.51 * stages[stage]
-
-
-def test_time_falls_with_the_rate_and_with_ranks_but_text_and_decoding_are_repeated():
-    run = planned()
-    assert duration(planned(rate=200.0)).computing == pytest.approx(2 * duration(run).computing)
-    per_rollout = [duration(run.with_settings(sp_size=s)).computing * s for s in (1, 2, 4)]
-    assert per_rollout == sorted(per_rollout) and per_rollout[-1] < 1.1 * per_rollout[0]
-    without_sp = run.with_settings(sp_size=1)
-    assert duration(without_sp).computing * 8 * 400e12 == pytest.approx(cost(without_sp).flops)
-    assert duration(run).computing * 8 * 400e12 > cost(run).flops
 
 
 def test_videoalign_sees_two_frames_a_second_and_a_service_computes_elsewhere():
@@ -129,9 +123,70 @@ def test_videoalign_sees_two_frames_a_second_and_a_service_computes_elsewhere():
     assert scoring_flops(planned(remote_reward_url="http://127.0.0.1:8000")) == 0 == scoring_flops(simulated())
 
 
+def test_time_falls_with_the_rate_except_for_communication_and_the_fixed_time_of_a_block():
+    run = planned()
+    fast, slow = (duration(planned(hardware=Hardware(rate=rate))).stages for rate in (580.0, 290.0))
+    assert slow["decode"] == pytest.approx(2 * fast["decode"])
+    assert 1.8 < slow["rollout"] / fast["rollout"] < 2 and 1.8 < slow["update"] / fast["update"] < 2
+    per_rollout = [duration(run.with_settings(sp_size=s)).stages["rollout"] * s for s in (1, 2, 4)]
+    assert per_rollout == sorted(per_rollout) and per_rollout[-1] < 1.4 * per_rollout[0]
+
+
 def test_the_longer_of_computing_and_gathering_counts_and_token_exchanges_always_do():
-    fast, slow = (replace(planned(), hardware=Hardware(link=link)) for link in (450.0, 10.0))
-    waits, stalls = duration(fast), duration(slow)
-    assert waits.waiting == pytest.approx(traffic(fast).exchanged / 450e9)
-    assert stalls.waiting > stalls.network - stalls.computing > 0
-    assert duration(planned(sp_size=1)).waiting == 0 and stalls.total == stalls.computing + stalls.waiting
+    fast, slow = (planned(hardware=Hardware(link=link)) for link in (450.0, 10.0))
+    assert duration(fast).waiting == pytest.approx(2 * 2 * (20 + 20 + 3 * 20) * exchange_seconds(fast))
+    assert exchange_seconds(fast) > traffic(fast).exchanged / 400 / 450e9 + 54 * 60e-6
+    assert duration(slow).waiting > duration(slow).network / 2 and duration(planned(sp_size=1)).waiting == 0
+
+
+# Seconds of rollout, anchor with old velocities, update, decode and an iteration, from an independent model of an H100
+# with a rate for each kind of kernel, but no fixed time per block. Differences are -2 to +3 % for iterations.
+SMALL, LARGE = {"height": 352, "width": 624}, {"height": 480, "width": 864}
+NFT_CONFIG = CONFIG.with_stem("hunyuanvideo15_480p_8gpu_nft")
+
+
+@pytest.mark.parametrize(
+    "config, changes, expected",
+    [
+        (NFT_CONFIG, {"sp_size": 2, "batch_size": 4} | SMALL, (47, 18, 36, 13, 118)),
+        (NFT_CONFIG, {"sp_size": 1, "batch_size": 2} | SMALL, (42, 16, 33, 13, 107)),
+        (NFT_CONFIG, {"sp_size": 2, "batch_size": 4} | LARGE, (120, 48, 92, 27, 290)),
+        (CONFIG, SMALL, (23, 23, 89, 3, 143)),
+        (CONFIG, LARGE, (60, 60, 231, 7, 360)),
+    ],
+)
+def test_stages_are_within_15_percent_of_a_roofline_model(config, changes, expected):
+    run = planned(config=config, activation_checkpointing="selective", **changes)
+    seconds = duration(run)
+    *transformer, decoding = (seconds.stages[stage] for stage in ("rollout", "anchor", "update", "decode"))
+    as_then = 2 * run.anchor_forwards / (run.anchor_forwards + run.old_forwards) if run.old_forwards else 1
+    transformer[1] *= as_then  # the model computes the old velocities of all rollouts
+    assert transformer == pytest.approx(expected[:3], rel=0.15)
+    assert decoding == pytest.approx(expected[3], rel=0.2)  # there with an unfused norm
+    assert sum(transformer) + decoding == pytest.approx(expected[4], rel=0.05)
+
+
+@pytest.mark.parametrize("frames, steps, seconds", [(121, 50, 259.4), (33, 30, 29.9)])
+def test_generation_is_within_20_percent_of_published_measurements(frames, steps, seconds):
+    """vLLM-Omni on one H200, 480 x 832, two branches, with text encoding (its pull request 1516)."""
+    run = planned(sp_size=1, sample_n_frames=frames, height=480, width=832)
+    forwards = 2 * steps * RELEASED.forward(run.image_tokens, run.text_tokens).total / forward_rate(run)
+    assert forwards + video_seconds(run)[0] == pytest.approx(seconds, rel=0.2)
+
+
+def test_more_tokens_reach_a_higher_rate_and_a_lora_moves_more_but_computes_less():
+    rates = [forward_rate(planned(sp_size=1, sample_n_frames=frames)) / 1e12 for frames in (5, 33, 81, 121)]
+    assert rates == sorted(rates) and rates[0] < 300 < 500 < rates[-1] < 580
+    lora, full = planned(lora_rank=32), planned()
+    assert forward_rate(lora) < forward_rate(full)
+    assert training_pass(lora).flops(lora).total < 0.93 * training_pass(full).flops(full).total
+
+
+def test_recomputation_repeats_traffic_and_exchanges():
+    kinds = {"enable_gradient_checkpointing": False}, {"activation_checkpointing": "selective"}
+    none, selective, full = (planned(**kind) for kind in (*kinds, {"activation_checkpointing": "full"}))
+    seconds = [training_pass(run).seconds(run) for run in (none, selective, full)]
+    assert seconds == sorted(seconds)
+    assert duration(selective).waiting == duration(full).waiting > duration(none).waiting
+    half = replace(none, hardware=Hardware(rate=290.0))
+    assert exchange_seconds(half) > exchange_seconds(none)  # copies are as slow as the memory

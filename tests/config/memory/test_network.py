@@ -15,33 +15,39 @@ WEIGHTS = 2 * Architecture().parameters
 TOGETHER = {"batched_forward": True}
 
 
+def sampling(traffic):
+    """Return the bytes gathered for passes without gradient."""
+    return traffic.gathered["rollout"] + traffic.gathered["anchor"]
+
+
 def sent(world_size=64, **changes):
-    changes = {"dp_replicate": 1} | changes
+    changes = {"dp_replicate": 1, "sp_size": 2, "batch_size": 2} | changes
     return traffic(PlannedRun(load_config(CONFIG, **changes), world_size, Architecture()))
 
 
 def test_64_shards_receive_3_6_tb_per_batched_iteration_and_twice_as_much_unbatched():
     """Batched: 20 steps, 40 anchor passes, and 40 training passes that gather twice and reduce float32 once."""
     together = sent(**TOGETHER)
-    assert (together.sampling, together.training, together.reduced) == (60 * WEIGHTS, 80 * WEIGHTS, 80 * WEIGHTS)
+    assert (sampling(together), together.gathered["update"]) == (60 * WEIGHTS, 80 * WEIGHTS)
+    assert together.reduced == 80 * WEIGHTS
     assert together.received - together.exchanged == pytest.approx(3.6e12, rel=0.01)
     apart = sent()
-    assert (apart.sampling, apart.training, apart.reduced) == (160 * WEIGHTS, 160 * WEIGHTS, 160 * WEIGHTS)
+    assert (sampling(apart), apart.gathered["update"], apart.reduced) == (160 * WEIGHTS, 160 * WEIGHTS, 160 * WEIGHTS)
 
 
 def test_anchor_fraction_and_nft_gather_less():
-    assert sent(**TOGETHER, anchor_fraction=0.25).sampling == (20 + 10) * WEIGHTS
+    assert sampling(sent(**TOGETHER, anchor_fraction=0.25)) == (20 + 10) * WEIGHTS
     nft = TOGETHER | {"objective": "nft", "nft_levels": 4}
-    assert (sent(**nft).sampling, sent(**nft).training) == ((20 + 8) * WEIGHTS, 16 * WEIGHTS)
-    assert sent(**nft, num_updates_per_rollout=2).sampling == (20 + 8 + 4 + 1) * WEIGHTS  # with old velocities
-    assert sent(**nft, kl_weight=0.0).sampling == 20 * WEIGHTS
+    assert (sampling(sent(**nft)), sent(**nft).gathered["update"]) == ((20 + 8) * WEIGHTS, 16 * WEIGHTS)
+    assert sampling(sent(**nft, num_updates_per_rollout=2)) == (20 + 8 + 4 + 1) * WEIGHTS  # with old velocities
+    assert sampling(sent(**nft, kl_weight=0.0)) == 20 * WEIGHTS
 
 
 def test_steps_shared_by_a_group_save_calls_without_batching():
     """With two rollouts and two branches, half of the calls of the first 10 steps are saved."""
     window = {"sde_window": "fixed:10:4", "batch_size": 2}
     for together, spared in (({}, 10 * 2), (TOGETHER, 0)):
-        alone, shared = (sent(use_same_noise=is_same, **window, **together).sampling for is_same in (False, True))
+        alone, shared = (sampling(sent(use_same_noise=is_same, **window, **together)) for is_same in (False, True))
         assert alone - shared == spared * WEIGHTS
 
 
@@ -54,15 +60,15 @@ def test_shards_within_a_node_send_only_the_gradients_of_an_update_to_other_node
 
 def test_kept_or_unsharded_weights_are_not_gathered():
     kept = sent(reshard_after_forward=False, **TOGETHER)
-    assert (kept.sampling, kept.training) == (2 * WEIGHTS, 40 * WEIGHTS)
+    assert (sampling(kept), kept.gathered["update"]) == (2 * WEIGHTS, 40 * WEIGHTS)
     whole = sent(enable_fsdp=False)
-    assert whole.shards.received(whole.sampling) == 0 and whole.replicas == Group(64, 8)
+    assert whole.shards.received(sampling(whole)) == 0 and whole.replicas == Group(64, 8)
     assert sent(1, sp_size=1, batch_size=4).received == 0
 
 
 def test_a_lora_reduces_its_gradients_once_per_update():
     lora = sent(lora_rank=64)
-    assert lora.reduced == 4 * Architecture().lora_parameters(64) and lora.sampling == sent().sampling
+    assert lora.reduced == 4 * Architecture().lora_parameters(64) and sampling(lora) == sampling(sent())
 
 
 @pytest.mark.parametrize("sp_size, part", [(1, 0), (2, 1 / 2 / 2), (4, 3 / 4 / 4)])

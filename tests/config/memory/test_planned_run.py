@@ -11,7 +11,7 @@ from hyvideo.config.rules import batch_problems
 from hyvideo.models.hunyuan_video15.sizes import Architecture
 
 RELEASED = Architecture()
-CONFIG = load_config(Path(__file__).parents[3] / "configs" / "hunyuanvideo15_480p_8gpu.yaml")
+CONFIG = load_config(Path(__file__).parents[3] / "configs" / "hunyuanvideo15_480p_8gpu.yaml", sp_size=2, batch_size=2)
 
 
 def run_of(world_size, **changes):

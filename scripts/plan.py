@@ -51,8 +51,10 @@ def main(argv: list[str] | None = None) -> None:
         run = PlannedRun(config, options.world_size, architecture, options.text_tokens, hardware)
         for size in (config.rollout_size, config.validation_size):
             architecture.latent_size(*size)
-        make = generation_report if options.generate else report
-        print(memory_table(run) if options.table else make(run, settings))
+        if options.generate:
+            print(generation_report(run, settings, generate.parse(settings).overlap_group_offloading is not False))
+        else:
+            print(memory_table(run) if options.table else report(run, settings))
 
 
 def _config_of_video(words: list[str]) -> Config:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from hyvideo.config.memory.activations import tokens_outside_attention
 from hyvideo.config.memory.network import exchange_seconds, gathered_bytes, traffic
 from hyvideo.config.memory.phases import resolve_auto
-from hyvideo.config.memory.planned_run import PlannedRun
+from hyvideo.config.memory.planned_run import BYTES, PlannedRun
 from hyvideo.models.sizes import ForwardFlops
 
 # VideoAlign's Qwen2-VL-2B: per second of video, which is one pair of frames and 256 tokens, and for the question.
@@ -165,7 +165,7 @@ def scoring_flops(run: PlannedRun) -> float:
 
 def video_seconds(run: PlannedRun) -> tuple[float, float]:
     """Return the seconds to decode one video and to score it."""
-    hardware, flops = run.hardware, decode_flops(run)
+    hardware, flops = run.hardware, decode_flops(run) * BYTES[run.settings.vae_dtype] / 2  # float32 takes twice as long
     decoding = hardware.seconds("convolutions", flops) + hardware.seconds("memory", flops * _DECODING_TRAFFIC)
     return decoding, hardware.seconds("products", scoring_flops(run))
 

@@ -18,7 +18,10 @@ from hyvideo.config.memory.report import command, items_in_gib
 from hyvideo.config.offloading import Offloading
 from hyvideo.data.templates import fill
 
-WAYS = Offloading(False, False), Offloading(True, False), Offloading(True, True, True)  # fastest first
+
+def ways(overlap: bool = True) -> list[Offloading]:
+    """Return the ways of offloading, the fastest first; in groups with the given ``overlap_group_offloading``."""
+    return [Offloading(False, False), Offloading(True, False), Offloading(True, True, overlap)]
 
 
 def generation_memory(run: PlannedRun, way: Offloading) -> Memory:
@@ -42,17 +45,17 @@ def generation_memory(run: PlannedRun, way: Offloading) -> Memory:
     return Memory(phases, CONTEXT_GIB)
 
 
-def fastest_way(run: PlannedRun) -> tuple[PlannedRun, Offloading] | None:
+def fastest_way(run: PlannedRun, overlap: bool = True) -> tuple[PlannedRun, Offloading] | None:
     """Return the fastest way of offloading that fits the GPU, with smaller tiles if necessary; None if none fits."""
     small = run.with_settings(vae_tile_size=min(SMALL_TILE, run.settings.vae_tile_size or SMALL_TILE))
-    ways = ((tiled, way) for tiled in (run, small) for way in WAYS)
-    return next((found for found in ways if generation_memory(*found).fits(run.hardware.gpu_memory)), None)
+    choices = ((tiled, way) for tiled in (run, small) for way in ways(overlap))
+    return next((found for found in choices if generation_memory(*found).fits(run.hardware.gpu_memory)), None)
 
 
-def generation_report(run: PlannedRun, words: list[str]) -> str:
+def generation_report(run: PlannedRun, words: list[str], overlap: bool = True) -> str:
     """Return the memory of generate.py with the flags ``words``, and the command that fits the GPU."""
-    found = fastest_way(run)
-    planned, way = found or (run, WAYS[-1])
+    found = fastest_way(run, overlap)
+    planned, way = found or (run, ways(overlap)[-1])
     counted, tile = generation_memory(planned, way), planned.settings.vae_tile_size
     change = {"offloading": way.offloading, "group_offloading": way.group_offloading}
     change |= {"vae_tile_size": tile} if tile != run.settings.vae_tile_size else {}
@@ -61,6 +64,6 @@ def generation_report(run: PlannedRun, words: list[str]) -> str:
         run=run,
         counted=counted,
         items=items_in_gib(counted),
-        needed={way: generation_memory(run, way).needed_gib for way in WAYS},
+        needed={way: generation_memory(run, way).needed_gib for way in ways(overlap)},
         command=command("python generate.py", words, change) if found else "",
     )

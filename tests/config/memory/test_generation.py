@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import generate
-from hyvideo.config.memory.generation import WAYS, fastest_way, generation_memory
+from hyvideo.config.memory.generation import fastest_way, generation_memory, ways
 from hyvideo.config.memory.hardware import Hardware
 from hyvideo.config.memory.phases import GIB
 from hyvideo.config.memory.planned_run import PlannedRun
@@ -19,7 +19,7 @@ from scripts.plan import main
 VIDEO = PlannedRun(
     Config().with_settings(sample_n_frames=121, height=480, width=848, cfg_scale=6.0, shift=5.0), 1, Architecture()
 )
-PLAIN, STAGES, GROUPS = WAYS
+PLAIN, STAGES, GROUPS = ways()
 
 
 def on(gib):
@@ -86,6 +86,17 @@ def test_the_plan_ends_with_a_command_that_generate_accepts_and_a_verdict(plan):
     assert (options.video_length, options.resolution) == (121, "480p")
     table = [line.split() for line in printed.splitlines() if line.startswith("sum")][0]
     assert max(map(float, table[1:])) == round(generation_memory(VIDEO, STAGES).peak() / GIB, 2)
+
+
+def test_groups_without_overlap_are_planned_with_four_blocks(plan):
+    held, words = [], ("--resolution", "480p", "--gpu_memory", "10")
+    for flags in ((), ("--overlap_group_offloading", "false")):
+        printed = plan(*words, *flags)
+        [line] = [line for line in printed.splitlines() if line.startswith("transformer")]
+        *_, command, verdict = printed.splitlines()
+        held.append(float(line.split()[2]))
+        assert " ".join(flags) in command and "--group_offloading true" in command and verdict.startswith("fits: ")
+    assert held == [0.88, 1.44]
 
 
 def test_a_gpu_that_is_too_small_gets_no_command(plan):

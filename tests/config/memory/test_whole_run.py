@@ -97,8 +97,8 @@ def test_hours_are_printed_with_their_assumptions():
     )
     assert first.endswith("s of compilation = 19.7 h on 8 GPUs, 158 GPU-hours; 2.1 days at 220 TFLOP/s (A100)")
     assert (
-        "580 TFLOP/s per GPU in matrix products (H100, H800), 300 GB/s within a node and 50 GB/s per GPU between nodes; "
-        "0.0% exposed comm" in source
+        "580 TFLOP/s per GPU in matrix products (H100, H800), 300 GB/s within a node and 50 GB/s "
+        "per GPU between nodes; 0.0% exposed comm" in source
     )
     assert "300 TFLOP/s per GPU in matrix products, 300" in length_lines(planned(hardware=Hardware(rate=300.0)))[1]
 

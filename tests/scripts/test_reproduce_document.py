@@ -63,7 +63,7 @@ def test_a_command_of_the_page_can_be_called(module, flags, tmp_path, monkeypatc
     row = next(row for row in TEXT.splitlines() if flags in row)
     if row.startswith(("| Figure 3", "| Figure 7", "| Figure 8")) and "--num_gpus" in flags:
         hours = row.split("|")[4].split("(")[0].strip()
-        assert f"\n{hours} GPU-hours at 400 TFLOP/s per GPU (predicted" in printed.out
+        assert f"\n{hours} GPU-hours at 580 TFLOP/s per GPU (predicted" in printed.out
 
 
 def test_every_measured_table_and_figure_has_a_row():
@@ -72,7 +72,7 @@ def test_every_measured_table_and_figure_has_a_row():
     assert expected <= rows and len(COMMANDS) > 12
 
 
-@pytest.mark.parametrize("sampler, anchor, none", [("sage_grpo", 181, 158), ("cps", 176, 154)])
+@pytest.mark.parametrize("sampler, anchor, none", [("sage_grpo", 158, 139), ("cps", 153, 135)])
 def test_the_hours_of_a_run_are_the_planners(sampler, anchor, none, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     column = 2 if sampler == "sage_grpo" else 3

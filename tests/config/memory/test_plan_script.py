@@ -119,7 +119,7 @@ def test_the_table_of_gpus_in_the_documentation_is_up_to_date(monkeypatch):
     assert f"\n{rows}\n\n" in (ROOT / "docs" / "train_hunyuanvideo.md").read_text(), rows
 
 
-LORA_FLAGS = "--lora_rank 32 --lora_alpha 64 --sp_size 1 --enable_fsdp false --batch_size 2".split()
+LORA_FLAGS = "--lora_rank 32 --lora_alpha 64 --enable_fsdp false".split()
 RUNS = {
     "LoRA, DiffusionNFT": ("hunyuanvideo15_480p_8gpu_nft", LORA_FLAGS),
     "DiffusionNFT": ("hunyuanvideo15_480p_8gpu_nft", []),

@@ -102,15 +102,17 @@ def print_plan(config: Config, world_size: int, cost: list[str]) -> None:
 
 def print_start(command: CommandLine, trainer) -> None:
     """Print the plan, the number of trained parameters, the attention kernel and the first iteration."""
-    from hyvideo.evaluation.run_summary import attention_kernel
+    from hyvideo.training.gpu_driver import cudnn_problem
     from hyvideo.training.machine import gpu_memory
 
     config, world_size, device = command.config, trainer.mesh.world_size, trainer.device
     trained = trainer.policy.parameters
     print_plan(config, world_size, start_lines(trainer.config, world_size, device.type, gpu_memory(device)))
     print(f"training               {sum(p.numel() for p in trained) / 1e6:.2f} million parameters on {device}")
-    kernel = attention_kernel(config.model, config.distributed.sp_size, config.rollout_size, device)
-    print(f"attention              {kernel}")
+    kernel, rejected = trainer.attention
+    lines = [f"{kernel} kernel", *(f"not {name}: {reason}" for name, reason in rejected.items())]
+    warnings = filter(None, [device.type == "cuda" and cudnn_problem()])
+    print("\n".join([*labelled("attention", lines), *labelled("warning", warnings)]))
     for sentence in trainer.state.changed_settings:
         print(f"changed settings       {sentence}")
     begin = f"resuming from iteration {trainer.iteration}" if trainer.resumed else "new run"

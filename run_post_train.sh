@@ -24,7 +24,8 @@ first_free_folder() { # outputs/miniature, outputs/miniature-2, ...
     echo "$folder"
 }
 
-num_gpus="$(nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU ' || true)"
+# torch respects CUDA_VISIBLE_DEVICES and counts only GPUs that it can use.
+num_gpus="$(python -c 'import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)')"
 arguments=("$@")
 if ! has_flag --config "$@"; then
     if [ "$num_gpus" -gt 0 ]; then

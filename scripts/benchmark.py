@@ -37,7 +37,7 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.parallelize import parallelize
 from hyvideo.evaluation.speed import Workload, peak_gib, product_rates, relative_difference, sample, take_turns, train
 from hyvideo.miniature.reward import miniature_trial
-from hyvideo.models.attention_kernels import use_fastest_kernels
+from hyvideo.models.attention_kernels import Shape, choose_kernel
 from hyvideo.models.family import blocks, install, stock_twin
 from hyvideo.models.reward_models.rewards import make_scorer
 from hyvideo.models.reward_models.trial_clips import synthetic_trial
@@ -64,7 +64,7 @@ def benchmark_transformer(options: argparse.Namespace) -> dict:
     grid = tuple(options.grid or (Workload.grid if options.full else (5, 20, 20)))
     work = Workload(device, torch.bfloat16 if device.type == "cuda" else torch.float32, sizes, grid, options.valid)
     where = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
-    numbers = {"on": where, "dtype": str(work.dtype), "attention by": use_fastest_kernels()}
+    numbers = {"on": where, "dtype": str(work.dtype), "attention by": choose_kernel("auto", Shape(), device).kernel}
     models, rates = build_models(work, options), product_rates(work)
     inputs = work.inputs(models["ours"])
     numbers |= {"latents": grid, "valid text tokens": options.valid}

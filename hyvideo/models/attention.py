@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
+from hyvideo.models.attention_kernels import scaled_dot_product
+
 Size = tuple[int, int, int]  # frames, height, width
 
 
@@ -121,7 +123,7 @@ def attend(joint: QueryKeyValue, lengths: Sequence[int]) -> Tensor:
     """Return attention over the first ``lengths[i]`` tokens of sample i, 0 for padding: (batch, tokens, heads, dim)."""
     by_head = QueryKeyValue(*(tensor.transpose(1, 2) for tensor in joint))
     if min(lengths) == by_head.query.shape[2]:
-        return F.scaled_dot_product_attention(*by_head).transpose(1, 2)
+        return scaled_dot_product(*by_head).transpose(1, 2)
     return _attend_in_runs(by_head, lengths).transpose(1, 2)
 
 
@@ -133,7 +135,7 @@ def _attend_in_runs(by_head: QueryKeyValue, lengths: Sequence[int]) -> Tensor:
     for rows, length in equal_runs(lengths):
         valid = (tensor[rows, :, :length] for tensor in by_head)
         padding = (0, 0, 0, by_head.query.shape[2] - length)
-        parts.append(F.pad(F.scaled_dot_product_attention(*valid), padding))
+        parts.append(F.pad(scaled_dot_product(*valid), padding))
     return torch.cat(parts)
 
 

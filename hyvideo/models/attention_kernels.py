@@ -1,86 +1,142 @@
-"""Choice of the attention kernel: the order in which torch tries its kernels, and the profiled kernel."""
+"""Choice of the attention kernel of this process, by a trial of each candidate."""
 
 import importlib.util
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch.autograd import DeviceType
-from torch.autograd.profiler import profile
+from torch import Tensor
+from torch.nn import attention as torch_attention
 from torch.nn.attention import SDPBackend
-from torch.utils._python_dispatch import TorchDispatchMode
 
-NAMES = {SDPBackend.CUDNN_ATTENTION: "cuDNN", SDPBackend.FLASH_ATTENTION: "FlashAttention"}
+BACKENDS = {
+    "flash3": SDPBackend.FLASH_ATTENTION,  # replaces torch's FlashAttention 2
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+}
 # According to torch's sources, older versions may be wrong for lengths that are not a multiple of 128; not tested here.
 _MIN_CUDNN = 91501
+_kernel = "torch"  # of this process
 
 
-def kernel_order(capability: tuple[int, int], cudnn: int, *, has_fa3: bool) -> list[SDPBackend]:
-    """Return the attention kernels in the order in which torch should try them; an empty list keeps torch's order.
+class Shape(NamedTuple):
+    """Inputs of attention for one sample."""
+
+    heads: int = 16
+    head_dim: int = 128
+    tokens: int = 2048
+    dtype: torch.dtype = torch.bfloat16
+
+
+class Choice(NamedTuple):
+    """The kernel of a process, or ``torch`` for torch's own choice, and why faster ones are not used, by kernel."""
+
+    kernel: str
+    rejected: dict[str, str]
+
+
+def scaled_dot_product(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Return attention by the kernel of this process. Shape of each: (batch, heads, tokens, head dim).
+
+    torch requests the log-sum-exp from cuDNN only if a gradient is needed, and cuDNN may choose another kernel for each
+    case. It is always requested here, so that rollout and update compute the same numbers.
+    """
+    if _kernel == "cudnn" and query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
+        return torch.ops.aten._scaled_dot_product_cudnn_attention(query, key, value, None, True)[0]
+    return F.scaled_dot_product_attention(query, key, value)
+
+
+def choose_kernel(
+    setting: str,
+    shape: Shape,
+    device: torch.device,
+    *,
+    with_gradient: bool = True,
+    gather: Callable[[dict], list[dict]] = lambda found: [found],
+) -> Choice:
+    """Try the candidates for ``attention_kernel`` and use the first without a problem on any rank.
+
+    ``gather`` returns the problems of all ranks, by kernel. Raises ValueError if ``setting`` names a kernel with one.
+    """
+    if not (names := candidates(setting, device)):
+        return Choice("torch", {})
+    scaled_dot_product(*_inputs(Shape(tokens=8), device))  # the first call would reset the order of kernels
+    by_rank = gather({name: problem_of(name, shape, device, with_gradient=with_gradient) for name in names})
+    rejected: dict[str, str] = {}
+    for name in by_rank[0]:
+        problems = filter(None, (found.get(name, "another rank does not have it") for found in by_rank))
+        if not (problem := next(problems, None)):
+            use(name)
+            return Choice(name, rejected)
+        rejected[name] = problem
+    if setting != "auto":
+        raise ValueError(f"attention_kernel {setting} cannot be used: {rejected[setting]}. Set attention_kernel auto")
+    use("torch")
+    return Choice("torch", rejected)
+
+
+def candidates(setting: str, device: torch.device) -> list[str]:
+    """Return the kernels to try for ``attention_kernel``, in order; none on a CPU.
 
     On Hopper, the published rate of cuDNN's kernel is 1.6 times that of FlashAttention 2, and FlashAttention 3 is close
-    to cuDNN. ``cudnn`` is torch's version number: 91501 is 9.15.1. With ``has_fa3``, FLASH_ATTENTION is version 3.
+    to cuDNN. torch also prefers cuDNN on the B200.
     """
-    if capability[0] != 9:
+    if device.type != "cuda" or setting == "torch":
         return []
-    fast = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]
-    if has_fa3 or cudnn < _MIN_CUDNN:
-        fast.reverse()
-    return [*fast, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    if setting != "auto":
+        return [setting]
+    capability, cudnn = torch.cuda.get_device_capability(device), torch.backends.cudnn.version() or 0
+    has_fa3 = capability[0] == 9 and importlib.util.find_spec("flash_attn_interface") is not None
+    has_cudnn = capability in ((9, 0), (10, 0)) and cudnn >= _MIN_CUDNN
+    return ["flash3"] * has_fa3 + ["cudnn"] * has_cudnn + ["flash", "efficient"]
+
+
+def problem_of(kernel: str, shape: Shape, device: torch.device, *, with_gradient: bool) -> str | None:
+    """Return why a kernel cannot be used, or None. The process uses it afterwards.
+
+    With ``with_gradient``, it must run backward and compute the same numbers with and without gradient.
+    """
+    try:
+        use(kernel)
+        inputs = [tensor.requires_grad_(with_gradient) for tensor in _inputs(shape, device)]
+        if SDPBackend(torch._fused_sdp_choice(*inputs)) != BACKENDS[kernel]:
+            mode = " and deterministic algorithms" * torch.are_deterministic_algorithms_enabled()
+            return f"torch does not support it with {shape.dtype}, head dimension {shape.head_dim}{mode} on this GPU"
+        with torch.no_grad():
+            sampled = scaled_dot_product(*inputs)
+        if with_gradient:
+            trained = scaled_dot_product(*inputs)
+            trained.backward(torch.ones_like(trained))
+            if not torch.equal(sampled, trained):
+                return "its outputs with and without gradient differ"
+    # A package may be missing or built for another torch, and memory may be too small.
+    except (ImportError, OSError, RuntimeError, TypeError, AttributeError) as error:
+        return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    return None
+
+
+def use(kernel: str) -> None:
+    """Use a kernel in this process wherever it supports the inputs; ``torch`` keeps the order of torch's kernels."""
+    global _kernel
+    _kernel = kernel
+    if torch_attention.current_flash_attention_impl():
+        torch_attention.restore_flash_attention_impl()
+    if kernel == "flash3":
+        torch_attention.activate_flash_attention_impl("FA3")
+    if kernel in BACKENDS:
+        set_order([BACKENDS[kernel], SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
 
 def set_order(kernels: list[SDPBackend]) -> None:
     """Make torch try these kernels first, in this order, then the others. Affects the whole process."""
-    first = [int(kernel) for kernel in kernels]
+    first = list(dict.fromkeys(map(int, kernels)))
     others = [kernel for kernel in torch._C._get_sdp_priority_order() if kernel not in first]
     torch._C._set_sdp_priority_order(first + others)
 
 
-def use_fastest_kernels() -> str:
-    """Set the kernel order for this process's GPU, with FlashAttention 3 if installed; return the first kernel's name.
-
-    Which kernel runs also depends on the inputs: `profiled_attention_kernel` returns the one that ran.
-    """
-    if not torch.cuda.is_available():
-        return "torch"
-    capability = torch.cuda.get_device_capability()
-    has_fa3 = capability[0] == 9 and importlib.util.find_spec("flash_attn_interface") is not None
-    if has_fa3:
-        torch.nn.attention.activate_flash_attention_impl("FA3")
-    kernels = kernel_order(capability, torch.backends.cudnn.version() or 0, has_fa3=has_fa3)
-    if not kernels:
-        return "torch"
-    # The first attention call resets the order, so make one before setting it.
-    _attend(torch.zeros(1, 1, 8, 128, dtype=torch.bfloat16, device="cuda"))
-    set_order(kernels)
-    return "FlashAttention 3" if has_fa3 else NAMES[kernels[0]]
-
-
-@torch.no_grad()
-def profiled_attention_kernel(device: torch.device, dtype: torch.dtype, heads: int, head_dim: int, tokens: int) -> str:
-    """Return the name of the slowest kernel of one attention call; on the CPU, the name of torch's operator."""
-    states = torch.randn(1, heads, tokens, head_dim, device=device, dtype=dtype)
-    if torch.device(device).type != "cuda":
-        with _Operator() as operator:
-            _attend(states)
-        return operator.name
-    _attend(states)  # warm-up: the first call loads and builds kernels
-    with profile(use_device="cuda") as profiled:
-        _attend(states)
-        torch.cuda.synchronize(device)
-    kernels = [call for call in profiled.key_averages() if call.device_type == DeviceType.CUDA]
-    return max(kernels, key=lambda call: call.self_device_time_total).key
-
-
-class _Operator(TorchDispatchMode):
-    """Records the name of torch's attention operator. The CPU profiler is not used because it prints to stderr."""
-
-    name = "aten::_scaled_dot_product_attention_math"  # not dispatched: torch decomposes it into matmuls and softmax
-
-    def __torch_dispatch__(self, operator, types, arguments=(), options=None):
-        if "scaled_dot_product" in operator.name():
-            self.name = operator.name()
-        return operator(*arguments, **(options or {}))
-
-
-def _attend(states: torch.Tensor) -> torch.Tensor:
-    return F.scaled_dot_product_attention(states, states, states)
+def _inputs(shape: Shape, device: torch.device) -> list[Tensor]:
+    """Return random query, key and value in a block's memory layout. Shape of each: (1, heads, tokens, head dim)."""
+    size = 3, 1, shape.tokens, shape.heads, shape.head_dim
+    return [*torch.randn(size, device=device, dtype=shape.dtype).transpose(2, 3)]

@@ -33,9 +33,9 @@ def tile_size_of(vae: nn.Module) -> int:
     return getattr(vae, "tiling", Tiling()).size
 
 
-def use_channels_last(vae: nn.Module) -> None:
+def use_channels_last(model: nn.Module) -> None:
     """Store the weights of 3D convolutions channels-last, so that cuDNN computes in this layout."""
-    for module in vae.modules():
+    for module in model.modules():
         if isinstance(module, nn.Conv3d):
             module.weight.data = module.weight.data.contiguous(memory_format=torch.channels_last_3d)
 

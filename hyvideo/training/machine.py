@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sysconfig
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +22,7 @@ from hyvideo.distributed.collectives import all_objects
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.reward_models.rewards import SCORERS
 from hyvideo.models.sizes import read_architecture
+from hyvideo.training.gpu_driver import cudnn_problem, driver_problem
 from hyvideo.training.model_setup import check_checkpoint
 
 
@@ -28,7 +30,7 @@ def resolve_auto(config: Config, mesh: Mesh, device: torch.device) -> Config:
     """Return the settings with every ``auto`` replaced by its value on this ``device``.
 
     Activation checkpointing follows the smallest GPU and is equal on all ranks, because ranks that share a video must
-    run the same collectives when they recompute. Raises ValueError if compiling needs a missing C compiler.
+    run the same collectives when they recompute. Raises ValueError if what compiling needs is missing.
     """
     if device.type != "cuda":
         return config.resolve_auto(on_gpu=False)
@@ -39,12 +41,12 @@ def resolve_auto(config: Config, mesh: Mesh, device: torch.device) -> Config:
         recompute = resolve_checkpointing(run).settings.activation_checkpointing
     config = config.resolve_auto(on_gpu=True, recompute=recompute)
     distributed, compilers = config.distributed, (os.environ.get("CC") or "cc", "gcc", "clang")
-    needs_compiler = distributed.enable_compile == "true" and distributed.compile_backend == "inductor"
-    if needs_compiler and not any(map(shutil.which, compilers)):
-        raise ValueError(
-            "enable_compile, the default on a GPU, needs a C compiler, and none was found. Install gcc, set the "
-            "environment variable CC, or set enable_compile false"
-        )
+    header = Path(sysconfig.get_path("include"), "Python.h")  # included by the code that Triton compiles
+    missing = [] if any(map(shutil.which, compilers)) else ["a C compiler (install gcc, or set the variable CC)"]
+    missing += [] if header.is_file() else [f"{header} (install python3-dev)"]
+    if missing and distributed.enable_compile == "true" and distributed.compile_backend == "inductor":
+        names = " and ".join(missing)
+        raise ValueError(f"enable_compile, the default on a GPU, needs {names}; or set enable_compile false")
     return config
 
 
@@ -57,6 +59,8 @@ def missing_requirements(config: Config, world_size: int) -> Iterator[str]:
     """Yield a message for each package, file, disk space and GPU that a run of ``world_size`` processes lacks."""
     yield from machine_problems(config.model, config.data, config.optimizer, config.record)
     if problem := gpu_problem(config.model.device, world_size):
+        yield problem
+    if config.model.device != "cpu" and (problem := cudnn_problem()):
         yield problem
     root = config.model.pretrained_model_root
     if folder_problem(root):
@@ -76,7 +80,9 @@ def missing_requirements(config: Config, world_size: int) -> Iterator[str]:
 
 
 def gpu_problem(device: str, world_size: int) -> str | None:
-    """Return a message if this machine has fewer GPUs than processes that need one, else None."""
+    """Return a message if this machine has fewer usable GPUs than processes that need one, else None."""
+    if device != "cpu" and (problem := driver_problem()):
+        return problem
     num_local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
     gpus = torch.cuda.device_count()
     if device == "cpu" or gpus >= num_local:

@@ -19,16 +19,18 @@ from hyvideo.data.prompts import Request
 from hyvideo.distributed.collectives import barrier
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models import fit_checks, loading
-from hyvideo.models.attention_kernels import use_fastest_kernels
+from hyvideo.models.attention_kernels import Choice, Shape, choose_kernel
 from hyvideo.models.conditions import Condition
 from hyvideo.models.decoding import Tiling, set_tiling
 from hyvideo.models.family import prepare
 from hyvideo.models.lora import Lora, check_lora, read_lora, training_config
-from hyvideo.models.offload import device_of, offload
+from hyvideo.models.offload import offload
+from hyvideo.models.sizes import read_architecture
 from hyvideo.models.versions import UNSUPPORTED
 from hyvideo.pipelines.condition_encoder import ConditionEncoder, PartStore
 from hyvideo.pipelines.grpo_pipeline import DTYPES, GRPOPipeline, SamplerSettings
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+from hyvideo.training.gpu_driver import driver_problem
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -37,7 +39,12 @@ RANDOM_WEIGHTS_SEED = 0
 
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:
-    """Return the device of this process; ``auto`` prefers a GPU. Raises ValueError if ``cuda`` is not available."""
+    """Return the device of this process; ``auto`` prefers a GPU.
+
+    Raises ValueError for ``cuda`` without a GPU, and for GPUs that torch cannot use, unless ``name`` is ``cpu``.
+    """
+    if name != "cpu" and (problem := driver_problem()):
+        raise ValueError(problem)
     if name == "cuda" and not torch.cuda.is_available():
         raise ValueError("device cuda needs a GPU that torch can use, and none was found; set device auto or cpu")
     use_gpu = name == "cuda" or (name == "auto" and torch.cuda.is_available())
@@ -104,6 +111,7 @@ def load_pipeline(
         weights_device: Where the weights are, if not on ``device``.
     """
     weights_device = weights_device or device
+    choose_attention(config.model, device, with_gradient=False)
     negative = negative_condition(config.negative_requests, encoder, device)
     root, version = config.model.pretrained_model_root, config.model.transformer_version
     if is_overwritten:
@@ -148,13 +156,21 @@ def make_pipeline(
     rollout: RolloutSettings, dtype: str, transformer: nn.Module, vae: nn.Module, negative: Condition | None
 ) -> GRPOPipeline:
     """Return the sampling pipeline of a transformer, configured by the settings."""
-    if device_of(vae).type == "cuda":
-        use_fastest_kernels()
     scheduler = FlowMatchDiscreteScheduler(shift=rollout.shift, last_step=rollout.last_step)
     scheduler.set_timesteps(rollout.grpo_sampling_steps)
     is_batched, interval = rollout.batched_forward == "true", parse_interval(rollout.guidance_interval)
     sampling = SamplerSettings(rollout.sde_type, rollout.eta, rollout.cfg_scale, is_batched, interval)
     return GRPOPipeline(transformer, vae, scheduler, sampling=sampling, negative=negative, compute_dtype=DTYPES[dtype])
+
+
+def choose_attention(
+    model: ModelSettings, device: torch.device, *, tokens: int = Shape().tokens, sp_size: int = 1, **options
+) -> Choice:
+    """Choose the attention kernel of this process for one rank's heads; see `choose_kernel` for ``options``."""
+    sizes = read_architecture(model.pretrained_model_root, model.transformer_version)
+    heads = max(1, sizes.num_attention_heads // sp_size)
+    shape = Shape(heads, sizes.attention_head_dim, tokens, DTYPES[model.dtype])
+    return choose_kernel(model.attention_kernel, shape, device, **options)
 
 
 def weights_seed(model: ModelSettings) -> int | None:

@@ -6,6 +6,8 @@ The loss needs no log-probabilities, so rollouts may come from any sampler. In t
 policy is still the rollout policy, and its own velocity serves as the old one without another forward pass.
 """
 
+import sys
+
 import torch
 from torch import Tensor
 
@@ -27,6 +29,7 @@ class NFTUpdate(PolicyUpdate):
     """Trains the policy with the DiffusionNFT loss; see `PolicyUpdate` for the arguments."""
 
     _anchor_is_old = False  # whether the old velocities are also the anchor's
+    _has_warned = False  # about different kernels in rollout and update
     _has_moved = False  # whether the last update had a nonzero gradient
 
     def __init__(self, *arguments, **options):
@@ -119,6 +122,11 @@ class NFTUpdate(PolicyUpdate):
         for (text, (_, limit)), value in zip(checked.items(), largest):
             if not value <= limit:
                 raise OffPolicyError(f"iteration {work.iteration}, objective nft: {text} {value:.3g}, above {limit:g}")
+            is_rounded = limit == ROUNDED_STEP and value > EXACT_STEP and not self.config.is_batched
+            if is_rounded and not self._has_warned and self.mesh.is_main:
+                message = f"{text} {value:.3g}, above {EXACT_STEP:g}: rollout and update use different kernels"
+                print(f"\nwarning: {message}. nft tolerates up to {limit:g}", file=sys.stderr, flush=True)
+                self._has_warned = True
 
     def _checked_values(self, rollouts: RolloutBatch, row: int) -> dict[str, tuple[Tensor, float]]:
         """Return checked values and their limits for one rollout, by the text of the error. Shape of each: ()."""
@@ -152,8 +160,8 @@ class NFTUpdate(PolicyUpdate):
 
     @property
     def _tolerance(self) -> float:
-        """Largest difference explained by rounding."""
-        return EXACT_STEP if self.config.model.dtype == "fp32" or not self.config.is_batched else ROUNDED_STEP
+        """Largest difference explained by rounding, if kernels or batch shapes differ in bf16."""
+        return EXACT_STEP if self.config.model.dtype == "fp32" else ROUNDED_STEP
 
     def _replay_distance(self, rollouts: RolloutBatch, row: int) -> Tensor:
         """Return the distance between a rollout's first step and its replay, in units of the step. Shape: ()."""

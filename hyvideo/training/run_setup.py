@@ -1,5 +1,6 @@
 """Construction of the parts of a run from its settings, with checks before any weights are read."""
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,7 +13,7 @@ from hyvideo.config.sections import RecordSettings
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import read_requests
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
-from hyvideo.distributed.collectives import raise_on_all_ranks
+from hyvideo.distributed.collectives import all_objects, raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.ownership import Ownership
 from hyvideo.models.reward_models.rewards import Scorer
@@ -20,6 +21,7 @@ from hyvideo.models.sizes import read_architecture
 from hyvideo.training.model_setup import (
     check_adapter,
     check_checkpoint,
+    choose_attention,
     load_encoder,
     make_pipeline,
     negative_condition,
@@ -63,6 +65,9 @@ class RunParts:
         with raise_on_all_ranks(mesh):
             if mesh.is_main:
                 check_room(run)
+        options = {"tokens": architecture.image_tokens(*config.rollout_size), "sp_size": mesh.sp_size}
+        options |= {"gather": partial(all_objects, mesh=mesh)}
+        self.attention = choose_attention(config.model, device, **options)
         progress.enter("load", "the reward model")
         self.scorer = make_async_scorer(config, device, scorers)
         self.scorer.check_prompts([request.prompt for request in requests + validated])

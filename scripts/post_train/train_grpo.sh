@@ -20,7 +20,8 @@ RDZV_ID="${RDZV_ID:-grpo}"
 MAX_RESTARTS="${MAX_RESTARTS:-3}"
 
 if [ -z "${NPROC_PER_NODE:-}" ]; then
-    NPROC_PER_NODE="$(nvidia-smi --list-gpus 2> /dev/null | grep -c '^GPU ' || true)"
+    # torch respects CUDA_VISIBLE_DEVICES and counts only GPUs that it can use.
+    NPROC_PER_NODE="$(python -c 'import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)')"
     [ "$NPROC_PER_NODE" -gt 0 ] || NPROC_PER_NODE=1
 fi
 

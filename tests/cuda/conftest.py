@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hyvideo.evaluation.speed import Workload
-from hyvideo.models.attention_kernels import use_fastest_kernels
+from hyvideo.models.attention_kernels import Shape, choose_kernel
 from hyvideo.training.model_setup import make_deterministic
 from tests.cuda.workload import DEVICE, IS_TINY, TINY_MODEL
 
@@ -16,7 +16,7 @@ def gpu():
     if "CHECK_DETERMINISTIC" in os.environ:
         make_deterministic()
     torch.backends.cudnn.allow_tf32 = False  # with TF32, a float32 convolution has an error of 1e-3
-    use_fastest_kernels()
+    choose_kernel("auto", Shape(), DEVICE)
     return DEVICE
 
 

@@ -10,14 +10,13 @@ from importlib.metadata import version
 import pytest
 import torch
 from diffusers import AutoencoderKLHunyuanVideo15
-from torch.nn.functional import scaled_dot_product_attention
 
 from hyvideo.config.memory.phases import memory
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.sections import OptimizerSettings
 from hyvideo.config.settings import Config
 from hyvideo.evaluation.speed import Workload, peak_gib, product_rates, relative_difference, sample, seconds_of, train
-from hyvideo.models.attention_kernels import profiled_attention_kernel
+from hyvideo.models.attention_kernels import scaled_dot_product
 from hyvideo.models.conditions import Conditions
 from hyvideo.models.family import prepare
 from hyvideo.models.hunyuan_video15.vae import install_layers, set_tiling
@@ -34,6 +33,7 @@ from tests.cuda.workload import (
     drawn,
     median_seconds,
     only,
+    profiled_kernel,
     sampler,
 )
 
@@ -104,10 +104,10 @@ def test_attention(work, record, kernel):
         (3, 1, heads, tokens, head_dim), dtype=work.dtype, device=DEVICE, requires_grad=True
     )
     with only(kernel):
-        name = profiled_attention_kernel(DEVICE, work.dtype, heads, head_dim, tokens)
-        forward = torch.no_grad()(partial(scaled_dot_product_attention, query, key, value))
+        name = profiled_kernel(torch.no_grad()(partial(scaled_dot_product, query, key, value)))
+        forward = torch.no_grad()(partial(scaled_dot_product, query, key, value))
         seconds = median_seconds(forward, 5)
-        both = median_seconds(lambda: scaled_dot_product_attention(query, key, value).sum().backward(), 3)
+        both = median_seconds(lambda: scaled_dot_product(query, key, value).sum().backward(), 3)
     flops = 4 * tokens**2 * sizes.width / 1e12
     record({"kernel": name, "TFLOP/s": flops / seconds, "with backward": 3.5 * flops / both})
     assert "attention" in name or DEVICE.type == "cuda"

@@ -2,15 +2,19 @@
 
 import os
 import statistics
-from contextlib import nullcontext
+from contextlib import contextmanager
 
 import torch
+from torch.autograd import DeviceType
+from torch.autograd.profiler import profile
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hyvideo.data.randomness import normal
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.parallelize import parallelize
 from hyvideo.evaluation.speed import take_turns
+from hyvideo.models import attention_kernels
 from hyvideo.models.conditions import Condition
 from hyvideo.models.family import prepare
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
@@ -29,9 +33,43 @@ if DEVICE.type == "cuda":
 WAYS = {f"eager-{kernel}": (False, kernel) for kernel in KERNELS} | {"compiled-default": (True, "default")}
 
 
+@contextmanager
 def only(kernel):
-    """Return a context in which attention uses only this kernel."""
-    return sdpa_kernel([KERNELS[kernel]]) if KERNELS[kernel] else nullcontext()
+    """Context in which attention uses only this kernel."""
+    if not KERNELS[kernel]:
+        yield
+        return
+    before = attention_kernels._kernel
+    attention_kernels.use(kernel)
+    with sdpa_kernel([KERNELS[kernel]]):
+        yield
+    attention_kernels.use(before)
+
+
+def profiled_kernel(attend):
+    """Return the name of the slowest kernel of an attention call; on the CPU, the name of torch's operator."""
+    if DEVICE.type != "cuda":
+        with Operator() as operator:
+            attend()
+        return operator.name
+    attend()  # warm-up: the first call loads and builds kernels
+    with profile(use_device="cuda") as profiled:
+        attend()
+        torch.cuda.synchronize(DEVICE)
+    kernels = [call for call in profiled.key_averages() if call.device_type == DeviceType.CUDA]
+    slowest = max(kernels, key=lambda call: call.self_device_time_total, default=None)
+    return slowest.key if slowest else "not recorded"  # CUPTI is missing, or another profiler uses it
+
+
+class Operator(TorchDispatchMode):
+    """Records the name of torch's attention operator. The CPU profiler is not used because it prints to stderr."""
+
+    name = "aten::_scaled_dot_product_attention_math"  # not dispatched: torch decomposes it into matmuls and softmax
+
+    def __torch_dispatch__(self, operator, types, arguments=(), options=None):
+        if "scaled_dot_product" in operator.name():
+            self.name = operator.name()
+        return operator(*arguments, **(options or {}))
 
 
 def arrange(transformer, **how):

@@ -14,11 +14,13 @@ import sys
 
 import torch
 from diffusers import AutoencoderKLHunyuanVideo15, HunyuanVideo15Transformer3DModel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hyvideo.config.sections import OptimizerSettings
 from hyvideo.distributed.collectives import average_gradients, clip_gradients
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.parallelize import parallelize
+from hyvideo.models import attention_kernels
 from hyvideo.models.attention import Layout
 from hyvideo.models.conditions import Condition, Conditions, ImageCondition
 from hyvideo.models.decoding import Tiling, set_tiling, use_channels_last
@@ -105,6 +107,34 @@ def one_block(count, *, lora):
             found[name] = take_counts(count)
         torch.autograd.backward(out, gradients)
         return found | {"backward": take_counts(count)}
+
+
+class LogSumExp(TorchDispatchMode):
+    """Records whether each call of cuDNN's attention requests the log-sum-exp."""
+
+    def __init__(self):
+        super().__init__()
+        self.requested = []
+
+    def __torch_dispatch__(self, operator, types, arguments=(), options=None):
+        if operator.overloadpacket.__name__ == "_scaled_dot_product_cudnn_attention":
+            self.requested.append(arguments[4])
+        return operator(*arguments, **(options or {}))
+
+
+def cudnn_requests():
+    """Return what a block requests of cuDNN's attention without gradient, with gradient, and in a recomputation."""
+    attention_kernels.use("cudnn")
+    block = transformer("full", num_layers=2).transformer_blocks[0]
+    cos, sin = empty(100, 128, dtype=torch.float32), empty(100, 128, dtype=torch.float32)
+    image, text = (empty(1, number, 2048).requires_grad_() for number in (100, 20))
+    with LogSumExp() as found, torch.autocast("cuda", BF16):
+        with torch.no_grad():
+            block(image, text, empty(1, 2048), Layout(cos, sin, (20,), 100))
+        out = block(image, text, empty(1, 2048), Layout(cos, sin, (20,), 100), recompute="full")
+        torch.autograd.backward(out, tuple(torch.empty_like(tensor) for tensor in out))
+    attention_kernels.use("torch")
+    return found.requested
 
 
 def passes(count, pipeline, timestep):
@@ -210,6 +240,7 @@ def main():
         )
         found = {
             "device": the_device(Count()),
+            "cudnn": cudnn_requests(),
             "block": one_block(Count(), lora=False),
             "LoRA block": one_block(Count(), lora=True),
             "passes": passes(Count(), pipeline, timestep),

@@ -19,6 +19,10 @@ def test_the_device_detects_wrong_devices_transfers_and_waits(counted):
     assert device["copies"] == {"pageable to device": 2, "pinned to device": 1, "small to host": 1}
 
 
+def test_rollout_and_update_request_the_same_outputs_of_cudnn(counted):
+    assert counted["cudnn"] == [True, True, True]
+
+
 @pytest.mark.parametrize("part", ["rollout step", "replay", "backward", "optimizer step"])
 def test_passes_have_no_waits_and_no_transfers(counted, part):
     found = counted["passes"][part]

@@ -1,67 +1,160 @@
-"""Tests of the order of attention kernels for each GPU, and of the profiled kernel."""
+"""Tests of the choice of the attention kernel: candidates of each GPU, their trial, and the agreement of ranks."""
+
+import importlib.util
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend
 
-from hyvideo.models.attention_kernels import kernel_order, profiled_attention_kernel, set_order, use_fastest_kernels
-
-CUDNN, FLASH, EFFICIENT, MATH = (
-    SDPBackend.CUDNN_ATTENTION,
-    SDPBackend.FLASH_ATTENTION,
-    SDPBackend.EFFICIENT_ATTENTION,
-    SDPBackend.MATH,
+from hyvideo.models import attention_kernels
+from hyvideo.models.attention_kernels import (
+    BACKENDS,
+    Choice,
+    Shape,
+    candidates,
+    choose_kernel,
+    problem_of,
+    scaled_dot_product,
+    set_order,
+    use,
 )
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+SMALL = Shape(heads=2, head_dim=16, tokens=40, dtype=torch.float32)
+
+
+@pytest.fixture(autouse=True)
+def order():
+    """The order of torch's kernels, restored after the test."""
+    before = torch._C._get_sdp_priority_order()
+    yield before
+    use("torch")
+    torch._C._set_sdp_priority_order(before)
 
 
 @pytest.mark.parametrize(
-    "capability, cudnn, has_fa3, order",
+    "capability, cudnn, has_fa3, names",
     [
-        ((9, 0), 91501, False, [CUDNN, FLASH, EFFICIENT, MATH]),
-        ((9, 0), 92000, True, [FLASH, CUDNN, EFFICIENT, MATH]),
-        ((9, 0), 91500, False, [FLASH, CUDNN, EFFICIENT, MATH]),  # this version's backward pass is wrong
-        ((9, 0), 0, False, [FLASH, CUDNN, EFFICIENT, MATH]),
-        ((8, 0), 92000, False, []),
-        ((10, 0), 92000, False, []),
+        ((9, 0), 91501, False, ["cudnn", "flash", "efficient"]),
+        ((9, 0), 92000, True, ["flash3", "cudnn", "flash", "efficient"]),
+        ((9, 0), 91500, False, ["flash", "efficient"]),  # this version's backward pass is wrong
+        ((9, 0), 0, True, ["flash3", "flash", "efficient"]),
+        ((8, 0), 92000, True, ["flash", "efficient"]),
+        ((10, 0), 92000, True, ["cudnn", "flash", "efficient"]),
+        ((12, 0), 92000, False, ["flash", "efficient"]),
     ],
 )
-def test_cudnn_is_first_on_hopper_if_it_is_recent_and_flash_attention_3_is_missing(capability, cudnn, has_fa3, order):
-    assert kernel_order(capability, cudnn, has_fa3=has_fa3) == order
+def test_candidates_depend_on_the_gpu_the_version_of_cudnn_and_flash_attention_3(
+    monkeypatch, capability, cudnn, has_fa3, names
+):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: cudnn)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: "found" if has_fa3 else None)
+    assert candidates("auto", GPU) == names
+    assert candidates("efficient", GPU) == ["efficient"] and candidates("torch", GPU) == candidates("auto", CPU) == []
 
 
-def test_set_order_affects_the_process_and_keeps_all_kernels():
-    before = torch._C._get_sdp_priority_order()
-    try:
-        set_order([CUDNN, FLASH, EFFICIENT, MATH])
-        F.scaled_dot_product_attention(*torch.zeros(3, 1, 1, 4, 8))
-        after = torch._C._get_sdp_priority_order()
-        assert after[:4] == [int(kernel) for kernel in (CUDNN, FLASH, EFFICIENT, MATH)]
-        assert sorted(after) == sorted(before)
-    finally:
-        torch._C._set_sdp_priority_order(before)
+def test_set_order_affects_the_process_and_keeps_all_kernels(order):
+    kernels = [BACKENDS["cudnn"], BACKENDS["flash"], BACKENDS["efficient"], SDPBackend.MATH]
+    set_order([*kernels, BACKENDS["flash"]])
+    F.scaled_dot_product_attention(*torch.zeros(3, 1, 1, 4, 8))
+    after = torch._C._get_sdp_priority_order()
+    assert after[:4] == [int(kernel) for kernel in kernels] and sorted(after) == sorted(order)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-def test_torch_chooses_the_kernel_without_a_gpu():
-    before = torch._C._get_sdp_priority_order()
-    assert use_fastest_kernels() == "torch" and torch._C._get_sdp_priority_order() == before
+def test_torch_chooses_the_kernel_on_a_cpu(order):
+    assert choose_kernel("auto", SMALL, CPU) == choose_kernel("cudnn", SMALL, CPU) == Choice("torch", {})
+    assert torch._C._get_sdp_priority_order() == order
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_profiled_kernel_is_the_one_that_ran(dtype):
-    cpu = torch.device("cpu")
-    fused = "aten::_scaled_dot_product_flash_attention_for_cpu"
-    assert profiled_attention_kernel(cpu, dtype, heads=4, head_dim=16, tokens=40) == fused
-    with torch.nn.attention.sdpa_kernel(MATH):
-        unfused = profiled_attention_kernel(cpu, dtype, heads=4, head_dim=16, tokens=40)
-    assert unfused == "aten::_scaled_dot_product_attention_math"
+@pytest.mark.parametrize("with_gradient", [False, True])
+def test_a_trial_runs_the_kernel_and_names_what_is_missing(with_gradient):
+    def problem(kernel):
+        return problem_of(kernel, SMALL, CPU, with_gradient=with_gradient)
+
+    assert problem("flash") is None
+    assert problem("efficient") == "torch does not support it with torch.float32, head dimension 16 on this GPU"
+    assert problem("flash3").startswith("ModuleNotFoundError: No module named 'flash_attn_interface'")
+    assert torch.nn.attention.current_flash_attention_impl() is None
+
+
+def fails_without_gradient(query, key, value):
+    if not torch.is_grad_enabled():
+        raise TypeError("fwd() takes 12 positional arguments but 34 were given\nand a second line")
+    return stock_attention(query, key, value)
+
+
+def depends_on_the_mode(query, key, value):
+    return stock_attention(query, key, value) * (1 + 1e-6 * torch.is_grad_enabled())
+
+
+def is_nan(query, key, value):
+    return stock_attention(query, key, value) * torch.nan
+
+
+stock_attention = F.scaled_dot_product_attention
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """A function that replaces kernels by functions; the others are torch's attention on the CPU."""
+
+    def replace(**functions):
+        def attend(query, key, value):
+            return functions.get(attention_kernels._kernel, stock_attention)(query, key, value)
+
+        monkeypatch.setattr(F, "scaled_dot_product_attention", attend)
+        supported = lambda *inputs: BACKENDS[attention_kernels._kernel].value  # noqa: E731
+        monkeypatch.setattr(torch, "_fused_sdp_choice", supported)
+        monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", lambda name: None)
+        names = lambda setting, device: [*BACKENDS] if setting == "auto" else [setting]  # noqa: E731
+        monkeypatch.setattr(attention_kernels, "candidates", names)
+
+    return replace
+
+
+def test_the_first_kernel_that_works_and_agrees_with_and_without_gradient_is_used(kernels):
+    kernels(flash3=fails_without_gradient, cudnn=depends_on_the_mode)
+    kernel, rejected = choose_kernel("auto", SMALL, CPU)
+    assert kernel == attention_kernels._kernel == "flash"
+    assert rejected == {
+        "flash3": "TypeError: fwd() takes 12 positional arguments but 34 were given",
+        "cudnn": "its outputs with and without gradient differ",
+    }
+    assert torch._C._get_sdp_priority_order()[0] == BACKENDS["flash"].value
+    assert choose_kernel("auto", SMALL, CPU, with_gradient=False).kernel == "cudnn"  # for sampling alone
+
+
+def test_a_named_kernel_is_used_or_the_run_stops_before_it_loads_anything(kernels):
+    kernels(cudnn=depends_on_the_mode, efficient=is_nan)
+    assert choose_kernel("flash", SMALL, CPU) == Choice("flash", {})
+    with pytest.raises(ValueError, match="attention_kernel cudnn cannot be used: its outputs .* attention_kernel auto"):
+        choose_kernel("cudnn", SMALL, CPU)
+    with pytest.raises(ValueError, match="attention_kernel efficient cannot be used"):
+        choose_kernel("efficient", SMALL, CPU)
+
+
+def test_all_ranks_use_the_same_kernel(kernels):
+    kernels()
+    works = dict.fromkeys(BACKENDS)
+    without_fa3 = {name: None for name in works if name != "flash3"}
+    old = works | {"cudnn": "outputs differ"}
+    kernel, rejected = choose_kernel("auto", SMALL, CPU, gather=lambda found: [found, without_fa3, old])
+    assert kernel == attention_kernels._kernel == "flash"
+    assert rejected == {"flash3": "another rank does not have it", "cudnn": "outputs differ"}
+    broken = dict.fromkeys(works, "broken")
+    kernel, rejected = choose_kernel("auto", SMALL, CPU, gather=lambda found: [found, broken])
+    assert kernel == attention_kernels._kernel == "torch" and rejected == broken
+
+
+def test_on_a_cpu_and_in_float32_every_kernel_is_that_of_torch():
+    inputs = torch.randn(3, 1, 2, 5, 8)
+    use("cudnn")
+    assert torch.equal(scaled_dot_product(*inputs), stock_attention(*inputs))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_the_profiled_kernel_on_hopper_is_the_first_in_the_order():
-    if torch.cuda.get_device_capability()[0] != 9:
-        pytest.skip("needs Hopper")
-    name = use_fastest_kernels()
-    kernel = profiled_attention_kernel(torch.device("cuda"), torch.bfloat16, heads=16, head_dim=128, tokens=1000)
-    assert {"cuDNN": "cudnn", "FlashAttention": "flash", "FlashAttention 3": "flash"}[name] in kernel.lower()
+def test_a_kernel_is_chosen_on_a_gpu():
+    device = torch.device("cuda", torch.cuda.current_device())
+    assert choose_kernel("auto", Shape(), device).kernel in candidates("auto", device)

@@ -15,8 +15,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = ["bash", "scripts/post_train/train_grpo.sh"]
 
-# A fake agent: logs its arguments and, if WAIT is set, waits for SIGTERM.
+# A fake agent: logs its arguments and, if WAIT is set, waits for SIGTERM. Asked for the number of GPUs, it prints 3.
 PYTHON = """#!/usr/bin/env bash
+[ "$1" != -c ] || { echo 3; exit; }
 {
     printf '[%s]\\n' "$@"
     env | grep '^NCCL_\\|^SECRET'
@@ -119,6 +120,11 @@ def test_the_agent_receives_the_node_settings_and_all_arguments(start, tmp_path)
     words = "--nnodes=4 --nproc_per_node=8 --rdzv-backend=c10d --rdzv-endpoint=node1:1234 --rdzv-id=x --max-restarts=3"
     assert arguments[:2] == ["-m", "scripts.launch"] and set(words.split()) <= set(arguments)
     assert arguments[-5:] == ["post_train.py", "--resume_from_checkpoint", "latest", "--prompt", "a  'b' $c"]
+
+
+def test_each_gpu_that_torch_counts_gets_a_process(start, tmp_path):
+    assert finish(start(TRAIN, {"python": PYTHON, "nvidia-smi": "echo GPU 0: of another user"}))[0] == 0
+    assert "--nproc_per_node=3" in agent_arguments(tmp_path / "log")
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,29 @@ def test_activation_checkpointing_is_selective_if_the_plan_fits_the_gpu_and_full
     assert chosen(config.with_settings(transformer_version="mine"), "cuda") == "full"
 
 
+@pytest.mark.parametrize(
+    "program, header, missing",
+    [
+        ("cc", True, None),
+        ("", True, "needs a C compiler .install gcc.*; or set enable_compile false"),
+        ("cc", False, "needs .*/Python.h .install python3-dev.; or set enable_compile false"),
+        ("", False, "needs a C compiler .* and .*/Python.h"),
+    ],
+)
+def test_compilation_needs_a_compiler_and_the_headers_of_python(mesh, monkeypatch, tmp_path, program, header, missing):
+    config = load_config("configs/hunyuanvideo15_480p_8gpu.yaml", pretrained_model_root=str(tmp_path))
+    monkeypatch.setattr(machine, "gpu_memory", lambda device: 80.0)
+    monkeypatch.setattr(shutil, "which", lambda name: program)
+    monkeypatch.setattr(machine.sysconfig, "get_path", lambda name: str(tmp_path))
+    if header:
+        (tmp_path / "Python.h").touch()
+    if missing:
+        with pytest.raises(ValueError, match=missing):
+            resolve_auto(config, mesh, torch.device("cuda"))
+        config = config.with_settings(enable_compile="false")
+    resolve_auto(config, mesh, torch.device("cuda"))
+
+
 def test_each_process_of_a_machine_needs_a_gpu(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
     assert gpu_problem("cpu", 8) is gpu_problem("auto", 4) is None

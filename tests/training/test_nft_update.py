@@ -162,6 +162,24 @@ def test_equal_rewards_give_no_gradient_and_do_not_stop_the_run(trainer):
     assert metrics["grad/norm"] < 1e-3 and trainer.update.update_count == 2  # with weight decay only
 
 
+@pytest.mark.parametrize(
+    "dtype, distance, outcome",
+    [("bf16", 5e-5, "exact"), ("bf16", 4e-2, "warns"), ("bf16", 6e-2, "stops"), ("fp32", 4e-2, "stops")],
+)
+def test_rounding_of_bf16_is_a_warning_and_a_larger_distance_stops_the_run(trainer, capsys, dtype, distance, outcome):
+    rollouts = sample_rollouts(trainer)
+    trainer.update.config = trainer.config.with_settings(dtype=dtype, batched_forward="false")
+    work = UpdateWork(rollouts, [Pass([0], 0)], 1, None, iteration=1, is_fresh=True)
+    deviations = [torch.tensor(distance), torch.tensor(0.0)]
+    if outcome == "stops":
+        with pytest.raises(OffPolicyError, match="distance to the old policy before any update is 0.0"):
+            trainer.update._check_fresh(work, deviations)
+        return
+    for _ in range(2):
+        trainer.update._check_fresh(work, deviations)
+    assert capsys.readouterr().err.count("rollout and update use different kernels") == (outcome == "warns")
+
+
 def test_a_replica_without_scored_rollouts_does_not_fail_the_check_because_of_nan(trainer):
     rollouts = sample_rollouts(trainer)
     trainer.update.anchor_means(rollouts)

@@ -67,8 +67,14 @@ class AsyncScorer:
         if is_cuda:
             torch.cuda.synchronize(device)  # wait until the weights are on the GPU
         self._stream = torch.cuda.Stream(device) if is_cuda else None
-        set_threads = (lambda: torch.set_num_threads(num_threads)) if num_threads else None
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="reward", initializer=set_threads)
+
+        def prepare_thread() -> None:
+            if num_threads:
+                torch.set_num_threads(num_threads)
+            if self._stream:  # a new thread starts on GPU 0, where leaving the stream would create a CUDA context
+                torch.cuda.set_device(self._stream.device)
+
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="reward", initializer=prepare_thread)
         if offload:
             self._move("cpu")
 

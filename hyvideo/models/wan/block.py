@@ -5,10 +5,10 @@ arithmetic.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyvideo.models.attention import Layout, QueryKeyValue
+from hyvideo.models.attention_kernels import scaled_dot_product
 from hyvideo.models.norms import layer_norm, modulated_norm, rms_norm
 
 
@@ -38,7 +38,7 @@ def _self_attention(block: nn.Module, tokens: Tensor, layout: Layout) -> Tensor:
 def _cross_attention(attention: nn.Module, tokens: Tensor, context: Tensor) -> Tensor:
     """Return cross-attention of this rank's tokens to the text, including its padding. Shape: (batch, tokens, dim)."""
     by_head = (tensor.transpose(1, 2) for tensor in _projected(attention, tokens, context))
-    return attention.to_out[0](F.scaled_dot_product_attention(*by_head).transpose(1, 2).flatten(2))
+    return attention.to_out[0](scaled_dot_product(*by_head).transpose(1, 2).flatten(2))
 
 
 def _projected(attention: nn.Module, tokens: Tensor, context: Tensor) -> QueryKeyValue:

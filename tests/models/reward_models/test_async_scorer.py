@@ -50,6 +50,60 @@ def videos(*levels):
     return [torch.full((4, 3, 16, 16), level, dtype=torch.uint8) for level in levels]
 
 
+class Stream:
+    """Stands for torch.cuda.Stream of GPU 3."""
+
+    stream_id, device_index, device_type, device = 7, 3, 1, torch.device("cuda", 3)
+
+    def __init__(self, device=None):
+        pass
+
+
+@pytest.fixture
+def devices(monkeypatch):
+    """Device of each thread, and the devices that were set, with the functions of CUDA that torch's streams call."""
+    current, was_set = threading.local(), []
+
+    def set_device(index):
+        current.index = index
+        was_set.append(index)
+
+    class Device:
+        def __init__(self, device):
+            self.index = device.index
+
+        def __enter__(self):
+            self.before = device_of_thread()
+            current.index = self.index
+
+        def __exit__(self, *error):
+            current.index = self.before
+
+    def device_of_thread():
+        return getattr(current, "index", 0)  # CUDA's device in a new thread
+
+    def stream_of(index):
+        return 0, device_of_thread() if index is None or index < 0 else index, 1
+
+    def set_stream(stream_id, device_index, device_type):
+        if device_of_thread() != device_index:
+            set_device(device_index)
+
+    functions = {"_cuda_getDevice": device_of_thread, "_cuda_setDevice": set_device}
+    for name, function in (functions | {"_cuda_getCurrentStream": stream_of, "_cuda_setStream": set_stream}).items():
+        monkeypatch.setattr(torch._C, name, function, raising=False)
+    for name, value in {"Stream": Stream, "device": Device, "_lazy_init": lambda: None}.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    return was_set
+
+
+def test_the_thread_of_a_rank_sets_no_device_but_its_own(scorer_of, devices):
+    scorer = scorer_of(Brightness(), device=torch.device("cuda", 3))
+    assert len(scorer.score(videos(9), ["a"], fps=8.0)) == 1
+    assert devices == [3]
+
+
 @pytest.fixture
 def scorer_of():
     made = []

@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 import anyio.to_thread
+import torch
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import PlainTextResponse
 from starlette.requests import ClientDisconnect
@@ -77,6 +78,9 @@ class Batcher:
         self._thread.join()
 
     def _work(self) -> None:
+        device = getattr(self.scorer, "device", None)
+        if isinstance(device, torch.device) and device.index:
+            torch.cuda.set_device(device)  # a new thread starts on GPU 0
         while batch := self._next_batch():
             start = time.perf_counter()
             videos, prompts, rates, pending = map(list, zip(*batch))

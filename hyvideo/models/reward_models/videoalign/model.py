@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from hyvideo.models.decoding import use_channels_last
 from hyvideo.models.reward_models.videoalign.checkpoint import LABEL, Settings, Weights, plain_name
 from hyvideo.models.weight_files import truncate
 
@@ -47,6 +48,8 @@ class RewardModel(nn.Module):
         state = {names[plain]: tensor.to(device, dtype) for plain, tensor in weights.model.items()}
         model.load_state_dict(state, strict=True, assign=True)
         model.to(device)
+        if torch.device(device).type == "cuda":
+            use_channels_last(model)
         _round_rotary(model, rope_dtype)
         for layer in model.modules() if merge_lora else ():
             if isinstance(layer, LoraLayer):

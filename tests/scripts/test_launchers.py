@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = ["bash", "scripts/post_train/train_grpo.sh"]
 
-# A fake agent: logs its arguments and, if WAIT is set, waits for SIGTERM. Asked for the number of GPUs, it prints 3.
+# A fake agent: logs its arguments and, if WAIT is set, waits for SIGTERM. With -c, it prints 3, the number of GPUs.
 PYTHON = """#!/usr/bin/env bash
 [ "$1" != -c ] || { echo 3; exit; }
 {

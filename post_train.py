@@ -27,9 +27,12 @@ from hyvideo.evaluation.reward_hacking.rule import RewardHacking, check_output_d
 def main() -> int:
     processes.use_expandable_segments()
     command = parse()
-    sys.excepthook = lambda *error: (processes.wait_for_rank_0(), sys.__excepthook__(*error))
+    sys.excepthook = lambda *error: (processes.wait_for_rank_0(), sys.__excepthook__(*error), processes.end_soon(1))
     with ExitStack() as at_end:
-        return run(command, at_end)
+        try:
+            return run(command, at_end)
+        except SystemExit as error:
+            raise RuntimeError(f"a part of the run, such as a scorer, called sys.exit({error.code!r})") from error
 
 
 def run(command: CommandLine, at_end: ExitStack) -> int:
@@ -50,7 +53,7 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
     from hyvideo.distributed import mesh as ranks
     from hyvideo.distributed.ownership import NotOwner
     from hyvideo.evaluation.run_summary import print_summary
-    from hyvideo.training.preemption import EXIT_CODE, Stopped
+    from hyvideo.training.preemption import Stopped
 
     if trainer.mesh.is_main:
         print_start(command, trainer)
@@ -58,7 +61,7 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
     try:
         trainer.train()
     except (RewardHacking, Stopped, NotOwner) as error:
-        code = {RewardHacking: 3, Stopped: EXIT_CODE, NotOwner: 2}[type(error)]
+        code = {RewardHacking: 3, Stopped: processes.STOPPED_CODE, NotOwner: 2}[type(error)]
         if trainer.mesh.is_main:
             print(f"post_train.py: {error}", file=sys.stderr)
     if trainer.mesh.is_main and code in (0, 3):
@@ -146,4 +149,5 @@ def build(config: Config, at_end: ExitStack):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    processes.exit_on_signals()
+    sys.exit(processes.end_soon(main()))

@@ -105,10 +105,9 @@ class Trainer(RunParts):
         max_steps, started = self.config.optimizer.max_steps, time.perf_counter()
         with raise_on_all_ranks(self.mesh, errors=(NotOwner, ValueError)):
             writer = self._open_records() if self.mesh.is_main else None
-        if self.validation and self.iteration == 0 and self.config.record.validate_at_step0:
-            self.validate()
-            self._report()
         with self.signals, writer or nullcontext():
+            if self.validation and self.iteration == 0 and self.config.record.validate_at_step0:
+                self._validate_base()
             while self.iteration < max_steps or self.state.unvalidated:
                 try:
                     if not self.state.unvalidated:
@@ -185,10 +184,18 @@ class Trainer(RunParts):
         self.scorer.take_seconds()  # not part of any iteration's time/scoring
         return metrics
 
+    def _validate_base(self) -> None:
+        try:
+            self.validate()
+        except Stopped:  # there is nothing to save
+            self.scorer.close(wait=False)
+            raise
+        self._report()
+
     def _report(self) -> None:
         """Write report.html if ``report`` is set."""
         if self.mesh.is_main and self.config.record.report:
-            with warn_if_unwritable("REPORT", (OSError, ValueError)):
+            with warn_if_unwritable("REPORT", (OSError, ValueError, OverflowError)):
                 write_report([self.output_dir], self.output_dir / REPORT_FILE)
 
     def _open_records(self) -> MetricsWriter:

@@ -88,7 +88,9 @@ import os, runpy, sys
 class AtImportOfTorch:
     def find_spec(self, name, *_):
         if name == "torch":
-            sys.exit(" ".join(str(os.environ.get(name)) for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")))
+            names = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
+            os.write(2, " ".join(str(os.environ.get(name)) for name in names).encode())
+            os._exit(1)
 
 sys.meta_path.insert(0, AtImportOfTorch())
 runpy.run_path(sys.argv.pop(1), run_name="__main__")
@@ -129,7 +131,7 @@ def hostile(tmp_path, name):
 @pytest.mark.parametrize(
     "name, output",
     [
-        ("aliases", "must be a list of strings, got"),
+        ("aliases", "line 1: replace the alias *a by its value"),
         ("loop", "output_dir must be a writable folder"),
         ("control", "in row 2 of"),
         ("no gpu", "device cuda needs a GPU that torch can use, and none was found"),
@@ -166,6 +168,16 @@ def test_a_prompt_that_the_reward_cannot_score_is_rejected(program, tmp_path):
     flags = ["--output_dir", tmp_path / "out", "--prompts_csv", tmp_path / "prompts.csv"]
     result = program("post_train.py", *SMOKE, *flags)
     assert result.returncode == 2 and "purple" in result.stderr and "Traceback" not in result.stderr
+
+
+def test_a_reward_that_exits_does_not_end_the_run_with_code_0(tmp_path, monkeypatch):
+    (tmp_path / "rewards.py").write_text("import sys\nsys.exit(0)\n")
+    flags = ["--reward_model", f"{tmp_path}/rewards.py:Reward", "--output_dir", str(tmp_path / "out")]
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["post_train.py", *SMOKE, *flags])
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    with pytest.raises(RuntimeError, match=r"a part of the run, such as a scorer, called sys.exit\(0\)"):
+        post_train.main()
 
 
 def test_print_config_prints_settings_and_plan_and_exits(program, tmp_path):

@@ -217,9 +217,15 @@ def nearest(word: str, names: Iterable[str]) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe loader with decimal numbers, including ``1e-5``, and dates as text; rejects duplicate names."""
+    """Safe loader with decimal numbers, including ``1e-5``, and dates as text; rejects duplicate names and aliases."""
 
     yaml_implicit_resolvers: dict = {}
+
+    def compose_node(self, parent, index):
+        if self.check_event(yaml.AliasEvent):  # aliases of aliases make a short file expand without bound
+            event = self.peek_event()
+            raise yaml.YAMLError(f"line {event.start_mark.line + 1}: replace the alias *{event.anchor} by its value")
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node, deep=False):
         names = [key.value for key, _ in node.value]

@@ -1,7 +1,15 @@
-"""Number of processes and rank of this one, as set by torchrun. Imports no torch."""
+"""Number of processes and rank of this one, as set by torchrun, and how a process ends. Imports no torch."""
 
+import ctypes
 import os
+import signal
+import sys
+import threading
 import time
+
+STOPPED_CODE = 75  # EX_TEMPFAIL: stopped by a signal; the same command resumes the run
+_PR_SET_PDEATHSIG = 1  # of Linux' prctl
+_GRACE_S = 5.0
 
 
 def world_size() -> int:
@@ -31,3 +39,39 @@ def use_expandable_segments() -> None:
 def wait_for_rank_0() -> None:
     """Delay all ranks except rank 0, so that a common error prints once: torchrun ends them when rank 0 exits."""
     time.sleep(2.0 * ((rank() > 0) + (local_rank() > 0)))
+
+
+def is_torchrun_rank() -> bool:
+    """Return whether torchrun or ``scripts.launch`` started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def stop_signals() -> set[signal.Signals]:
+    """Return the signals that stop a run. Under torchrun, SIGTERM ends it at once: another rank may have failed."""
+    return {signal.SIGUSR1, signal.SIGINT} | (set() if is_torchrun_rank() else {signal.SIGTERM})
+
+
+def exit_on_signals() -> None:
+    """Exit with code 75 on a stop signal, before and after training, when there is nothing to save.
+
+    A rank also receives SIGUSR1 when its launcher is gone, so that it does not train on as an orphan.
+    """
+    for number in stop_signals():
+        signal.signal(number, _exit_stopped)
+    if is_torchrun_rank() and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGUSR1)
+
+
+def _exit_stopped(number: int, _frame) -> None:
+    name = signal.Signals(number).name
+    os.write(2, f"\nstopped by {name} outside of training; resume with --resume_from_checkpoint latest\n".encode())
+    os._exit(STOPPED_CODE)
+
+
+def end_soon(code: int) -> int:
+    """Return the exit code, and exit with it in a few seconds even if a thread, such as a hanging scorer's, runs on."""
+    sys.stdout.flush()
+    timer = threading.Timer(_GRACE_S, os._exit, [code])
+    timer.daemon = True
+    timer.start()
+    return code

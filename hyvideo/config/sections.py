@@ -10,6 +10,8 @@ from hyvideo.config import unused as no
 from hyvideo.config.setting import Switch, layout, learning, machine, records, start
 from hyvideo.schedulers.transitions import SAMPLERS
 
+MAX_SIDE, MAX_FRAMES, MAX_STEPS = 16_384, 10_001, 1000  # beyond any model, so that planning a typo takes no minutes
+
 
 @dataclass(frozen=True)
 class ModelSettings:
@@ -48,10 +50,12 @@ class DataSettings:
     prompts_csv: list[str] = learning(["assets/prompts/train.csv"], "CSV files: `prompt`, optionally `ref_image_path`.")
     valid_video_csv: list[str] = records([], "Validation prompts, with the same columns; default: none.")
     negative_prompt: str = learning("", "Negative prompt of rollouts and validation.", no.GUIDANCE, measured=True)
-    height: int = learning(352, "Height of a rollout in pixels.", at_least=1, measured=True)
-    width: int = learning(624, "Width of a rollout in pixels.", at_least=1, measured=True)
-    sample_n_frames: int = learning(81, "Frames of a rollout, 4n + 1.", at_least=1, measured=True)
-    fps: float = learning(24.0, "Frames per second, of files and for scorers.", at_least=0.01, measured=True)
+    height: int = learning(352, "Height of a rollout in pixels.", at_least=1, at_most=MAX_SIDE, measured=True)
+    width: int = learning(624, "Width of a rollout in pixels.", at_least=1, at_most=MAX_SIDE, measured=True)
+    sample_n_frames: int = learning(81, "Frames of a rollout, 4n + 1.", at_least=1, at_most=MAX_FRAMES, measured=True)
+    fps: float = learning(
+        24.0, "Frames per second, of files and for scorers.", at_least=0.01, at_most=1000, measured=True
+    )
     seed: int = learning(42, "Random seed of the run.")
 
 
@@ -65,7 +69,7 @@ class RolloutSettings:
     sde_type: str = learning("sage_grpo", "SDE of the rollouts (docs/samplers.md), or FILE.py:NAME.", choices=SAMPLERS)
     eta: float = learning(0.5, "Noise scale of the SDE.", at_most=1000)
     match_noise: str = learning("", "Choose eta: that with the noise of `SAMPLER:ETA`, or the paper's (`recommended`).")
-    grpo_sampling_steps: int = learning(20, "Denoising steps of a rollout.", at_least=1)
+    grpo_sampling_steps: int = learning(20, "Denoising steps of a rollout.", at_least=1, at_most=MAX_STEPS)
     shift: float | None = learning(None, "Sigma shift; default: the model version's.", at_least=0.001, measured=True)
     cfg_scale: float | None = learning(
         None, "Guidance scale; 1 or less disables guidance; default: the version's.", at_least=None, measured=True
@@ -244,18 +248,26 @@ class RecordSettings:
     log_video_interval: int = records(10, "Iterations between saved rollout videos; 0 saves none.")
     log_num_videos: int = records(4, "Videos to save per iteration or validation.", no.VIDEOS)
     validation_interval: int = records(50, "Iterations between validations.", no.VALIDATION, at_least=1)
-    validation_steps: int = records(40, "ODE steps of a validation video.", no.VALIDATION, at_least=1, measured=True)
+    validation_steps: int = records(
+        40, "ODE steps of a validation video.", no.VALIDATION, at_least=1, at_most=MAX_STEPS, measured=True
+    )
     validation_seed: int = records(930, "Seed of the validation noise.", no.VALIDATION, measured=True)
     validation_repeats: int = records(1, "Videos per validation prompt.", no.VALIDATION, at_least=1, measured=True)
     validation_batch_size: int = records(1, "Validation videos sampled together.", no.VALIDATION, at_least=1)
-    validation_num_frames: int = records(0, "Frames of a validation video, 4n + 1; 0: sample_n_frames.", no.VALIDATION)
+    validation_num_frames: int = records(
+        0, "Frames of a validation video, 4n + 1; 0: sample_n_frames.", no.VALIDATION, at_most=MAX_FRAMES
+    )
     validation_shift: float | None = records(None, "Shift in validation; default: shift.", no.VALIDATION, above=0)
     validation_cfg_scale: float | None = records(
         None, "Guidance scale in validation; default: cfg_scale.", no.VALIDATION, at_least=None
     )
     validate_at_step0: bool = records(True, "Validate the base model before training.", no.VALIDATION)
-    validation_height: int = records(0, "Height of a validation video in pixels; 0: height.", no.VALIDATION)
-    validation_width: int = records(0, "Width of a validation video in pixels; 0: width.", no.VALIDATION)
+    validation_height: int = records(
+        0, "Height of a validation video in pixels; 0: height.", no.VALIDATION, at_most=MAX_SIDE
+    )
+    validation_width: int = records(
+        0, "Width of a validation video in pixels; 0: width.", no.VALIDATION, at_most=MAX_SIDE
+    )
     on_reward_hacking: Literal["warn", "stop"] = records(
         "warn", "When the reward rises and a held-out metric degrades: warn, or save and stop.", no.FEW_VIDEOS
     )

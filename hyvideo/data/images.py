@@ -75,9 +75,13 @@ def _open_image(path: str | os.PathLike) -> Iterator[Image.Image]:
 
 
 def check_image(path: str | os.PathLike) -> None:
-    """Raise ValueError like `read_image`, but read only the header, which is fast."""
-    with _open_image(path):
-        pass
+    """Raise ValueError like `read_image`, also for a truncated file, but decode as little as possible."""
+    with _open_image(path) as file:
+        if file.format == "PNG":
+            file.verify()  # reads the checksums
+        elif file.format != "WEBP":  # opening a WEBP file has read all of it
+            file.draft("RGB", (1, 1))  # an eighth of the resolution of a JPEG
+            file.load()
 
 
 def bucket_sizes(resolution: str) -> list[tuple[int, int]]:

@@ -153,6 +153,14 @@ def shorten(message: str, longest: int = MAX_MESSAGE) -> str:
     return f"{clean[: longest // 2]} ... {clean[-longest // 2 :]}"
 
 
+def describe_error(error: BaseException) -> str:
+    """Return the type and the text of any exception, shortened so that it can be printed and recorded."""
+    try:
+        return shorten(f"{type(error).__name__}: {error}")
+    except Exception:  # the exception's own __str__ failed
+        return f"{type(error).__name__}, whose text cannot be read"
+
+
 def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return one line of text per row, with the cells aligned in columns."""
     widths = [max(map(len, column)) for column in zip(*rows)]

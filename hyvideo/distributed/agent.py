@@ -21,6 +21,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher import api
 
+KILL_AFTER_S = 5
 STOPPED_CODE = 75
 FINAL_CODES = (2, 3, STOPPED_CODE)  # invalid settings, reward hacking, stopped by a signal
 
@@ -46,7 +47,7 @@ class Agent(LocalElasticAgent):
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
         if not isinstance(sys.exception(), SignalException):
-            return super()._shutdown(signal.SIGTERM, timeout)
+            return super()._shutdown(signal.SIGTERM, min(timeout, KILL_AFTER_S))  # a stopped process ignores SIGTERM
         try:
             super()._shutdown(signal.SIGUSR1, timeout)
         except SignalException:  # a second signal

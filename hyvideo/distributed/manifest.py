@@ -37,6 +37,8 @@ def manifest_hash(folder: Path) -> str:
 def size_problem(folder: Path) -> str | None:
     """Return why names or sizes differ from the manifest, or None. Raises ValueError if a file cannot be read."""
     name = NAME
+    if (folder / NAME).is_fifo():
+        return f"{NAME} is a pipe"
     try:
         files = json.loads((folder / NAME).read_text())
         for name, entry in files.items():

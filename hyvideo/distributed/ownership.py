@@ -9,6 +9,7 @@ publishing a checkpoint. A heartbeat changes the file's modification time; hosts
 """
 
 import atexit
+import errno
 import json
 import os
 import secrets
@@ -137,6 +138,8 @@ def _this_process() -> dict:
 def _read(path: Path) -> tuple[dict | None, int | None]:
     """Return the owner and the modification time: ({}, time) for invalid contents, (None, None) without a file."""
     try:
+        if path.is_fifo():
+            raise OSError(errno.EINVAL, "it is a pipe")
         with open(path, "rb") as file:  # network file systems may cache the time of a path
             found, changed = file.read(), os.fstat(file.fileno()).st_mtime_ns
         contents = parse_json(found)

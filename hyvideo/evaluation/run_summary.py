@@ -5,6 +5,7 @@ from pathlib import Path
 from hyvideo.data.templates import fill
 from hyvideo.evaluation.validation import Validation
 from hyvideo.records.metrics_file import read_metrics
+from hyvideo.records.run_files import warn_if_unwritable
 
 
 def print_summary(output_dir: Path, iteration: int, validation: Validation | None) -> None:
@@ -15,7 +16,9 @@ def print_summary(output_dir: Path, iteration: int, validation: Validation | Non
         values["seen"], values["folders"] = validation.seen, [validation.folder(k) for k in (0, iteration)]
         values["size"], values["weights"] = validation.size, validation.scorer.weights
     if values["before"] and values["after"]:
-        values["picture"] = validation.picture(iteration)
+        values["picture"] = None
+        with warn_if_unwritable("before_after.png", (OSError, ValueError, LookupError, TypeError)):
+            values["picture"] = validation.picture(iteration)
     else:
         rewards = [line["reward/mean"] for line in read_metrics(output_dir / "metrics.jsonl")]
         values["rewards"] = [reward for reward in rewards if reward is not None]

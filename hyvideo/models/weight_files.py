@@ -54,7 +54,7 @@ def read_header(folder: Folder, stem: str) -> Weights:
                 found.files.update(dict.fromkeys(names, path))
                 drawn = parse_json((file.metadata() or {}).get("drawn", "{}"))
                 found.drawn.update((prefix, int(seed)) for prefix, seed in drawn.items())
-        except (SafetensorError, ValueError, AttributeError, TypeError, OSError) as error:
+        except (SafetensorError, ValueError, AttributeError, TypeError, OSError, OverflowError) as error:
             raise ValueError(
                 f"{folder.label}: {path} is truncated or not a safetensors file ({error}); download it again"
             ) from error

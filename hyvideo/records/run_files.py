@@ -15,7 +15,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from hyvideo.data.outside import replacing
+from hyvideo.data.outside import describe_error, replacing
 from hyvideo.data.videos import write_video
 from hyvideo.models.reward_models.rewards import Reward, overall
 
@@ -69,7 +69,7 @@ def warn_if_unwritable(what: str, errors: tuple[type[Exception], ...] = (OSError
     try:
         yield
     except errors as error:
-        print(f"\n{what} NOT WRITTEN ({error}); training continues", file=sys.stderr, flush=True)
+        print(f"\n{what} NOT WRITTEN ({describe_error(error)}); the run continues", file=sys.stderr, flush=True)
 
 
 def write_json(path: Path, content: list | dict) -> None:

@@ -13,10 +13,9 @@ another rank has failed; saving would then wait for that rank.
 import os
 import signal
 
+from hyvideo.config.processes import stop_signals
 from hyvideo.distributed.collectives import any_rank
 from hyvideo.distributed.mesh import Mesh
-
-EXIT_CODE = 75  # EX_TEMPFAIL: the same command resumes the run
 
 
 class Stopped(RuntimeError):
@@ -32,8 +31,7 @@ class PreemptionSignals:
         self._previous: dict[int, object] = {}
 
     def __enter__(self) -> "PreemptionSignals":
-        not_handled = {signal.SIGTERM} if "TORCHELASTIC_RUN_ID" in os.environ else set()
-        for number in {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT} - not_handled:
+        for number in stop_signals():
             self._previous[number] = signal.signal(number, self._handle)
         return self
 

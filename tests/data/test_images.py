@@ -16,6 +16,7 @@ from hyvideo.data import images
 from hyvideo.data.images import (
     RESOLUTIONS,
     bucket_sizes,
+    check_image,
     fit,
     nearest_size,
     read_image,
@@ -105,8 +106,10 @@ def test_truncated_files_raise_an_error_that_names_them(tmp_path, extension):
     data = whole.read_bytes()
     for length in range(0, len(data) * 3 // 4, 7):
         cut.write_bytes(data[:length])
-        with pytest.raises(ValueError, match=f"cut.{extension}"):
-            read_image(cut)
+        for read in (read_image, check_image):
+            with pytest.raises(ValueError, match=f"cut.{extension}"):
+                read(cut)
+    check_image(whole)
 
 
 @pytest.mark.parametrize("width, height", [(0, 5), (5, 0), (8193, 8192), (12000, 9000), (60000, 60000)])

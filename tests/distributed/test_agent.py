@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -98,6 +99,26 @@ def test_a_second_signal_ends_the_processes(start, tmp_path):
     agent.send_signal(signal.SIGINT)
     agent.communicate(timeout=20)
     assert agent.returncode == 75
+
+
+RANK = """
+import time
+from hyvideo.config import processes
+processes.exit_on_signals()
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_rank_ends_when_its_launcher_is_gone():
+    launcher = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {RANK!r}])"
+    environment = os.environ | {"TORCHELASTIC_RUN_ID": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", launcher], env=environment, cwd=ROOT, **pipes) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.kill()
+        _, errors = process.communicate(timeout=20)  # until the rank has closed its pipes, too
+    assert "stopped by SIGUSR1 outside of training" in errors
 
 
 @pytest.mark.parametrize("code", [2, 75])

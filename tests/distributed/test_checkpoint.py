@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from hyvideo.distributed import checkpoint, checkpoint_writer, manifest
@@ -150,6 +151,24 @@ def test_metadata_cannot_run_code_or_refer_to_files_elsewhere(tmp_path, monkeypa
     (tensors / ".metadata").write_bytes(pickle.dumps(metadata))
     with pytest.raises(ValueError, match="outside its folder"):
         read_shapes(tensors)
+
+
+def change(cls, name, value):
+    """Return a pickle that sets an attribute of a class: the class, the state (None, {name: value}), BUILD."""
+    parts = cls.__module__.encode(), cls.__qualname__.encode(), name.encode()
+    module, qualname, attribute = (b"\x8c" + bytes([len(part)]) + part for part in parts)
+    return b"\x80\x04" + module + qualname + b"\x93N}" + attribute + value + b"s\x86b."
+
+
+def test_metadata_cannot_change_classes(tmp_path):
+    before = Path.is_file
+    for cls, name in ((Metadata, "planner_data"), (type(tmp_path), "is_file"), (type(tmp_path), "__slots__")):
+        attributes = {**vars(cls)}
+        (tmp_path / ".metadata").write_bytes(change(cls, name, b"K\x01"))
+        with pytest.raises(ValueError, match="is not tensor metadata"):
+            read_metadata(tmp_path)
+        assert {**vars(cls)} == attributes
+    assert type(tmp_path).is_file is before
 
 
 def test_truncated_tensors_raise_an_error(tmp_path):
@@ -524,6 +543,14 @@ def test_a_file_missing_or_unreadable_on_one_rank_stops_all_ranks(tmp_path):
     assert first == second
     assert "000004: it is complete on rank 0, but on rank 1: tensors/.metadata is missing" in unseen
     assert "000004/tensors/.metadata cannot be read (Input/output error)" in unread
+
+
+def test_a_pipe_as_manifest_is_a_corrupted_checkpoint(tmp_path):
+    folder = save(tmp_path, 1)
+    (folder / "manifest.json").unlink()
+    os.mkfifo(folder / "manifest.json")
+    with pytest.raises(ValueError, match="manifest.json is a pipe"):
+        checkpoint.find(tmp_path, str(folder))
 
 
 def test_an_invalid_checkpoint_folder_raises_an_error(tmp_path):

@@ -131,6 +131,12 @@ def test_an_unreadable_owner_file_raises_an_error_and_is_kept(tmp_path):
         ownership_of(tmp_path).take()
 
 
+def test_a_pipe_as_owner_file_raises_an_error(tmp_path):
+    os.mkfifo(tmp_path / ".owner")
+    with pytest.raises(NotOwner, match="the owner file .*got: it is a pipe"):
+        ownership_of(tmp_path).take()
+
+
 def test_a_process_that_exits_without_training_releases_the_folder(tmp_path):
     program = OWNER.replace("with ", "").replace("beat_s=0.05):", "beat_s=9).take()").split("    print")[0]
     subprocess.run([python(), "-c", program, tmp_path], cwd=ROOT, check=True, timeout=60)

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from hyvideo.config.command_line import load_config
+from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation.run_summary import print_summary
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.trainer import Trainer
@@ -132,3 +134,25 @@ def test_without_a_base_validation_the_summary_has_no_comparison_and_one_warning
     output = capsys.readouterr().out
     assert "validation videos of iteration 2: reward" in output and "there is no comparison" in output
     assert not (trainer.output_dir / "before_after.png").exists()
+
+
+@pytest.mark.parametrize("content", ["[{", '[{"file": "000.mp4"}]', "[[]]", "video"])
+def test_damaged_records_cost_only_the_picture_of_the_summary(capsys, validated, content):
+    folder = validated.folder(0)
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    (folder / ("000.mp4" if content == "video" else "scores.json")).write_text("" if content == "video" else content)
+    print_summary(folder.parents[1], 1, validated)
+    for path, old in before.items():
+        path.write_bytes(old)
+    captured = capsys.readouterr()
+    assert "before_after.png NOT WRITTEN" in captured.err and "iteration 0 -> 1" in captured.out
+
+
+@pytest.fixture(scope="module")
+def validated(tmp_path_factory):
+    """Return the validation of a run of one iteration."""
+    settings = VALIDATED | {"cfg_scale": 1.0, "max_steps": 1, "validation_steps": 1, "report_to": ["none"]}
+    config = load_config("configs/smoke.yaml", output_dir=str(tmp_path_factory.mktemp("validated") / "run"))
+    trainer = Trainer(config.with_settings(**settings), Mesh(0, 1, 1), CPU, scorers={"test": Redness()})
+    trainer.train()
+    return trainer.validation

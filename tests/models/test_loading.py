@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 from functools import partial
@@ -13,7 +14,7 @@ from hyvideo.models.fit_checks import check_checkpoint
 from hyvideo.models.hunyuan_video15.encoders import load_text_encoder
 from hyvideo.models.loading import load_transformer, load_transformer_weights, load_vae, stream_transformer
 from hyvideo.models.saving import save_original
-from hyvideo.models.weight_files import draw_tensor, draw_tensors
+from hyvideo.models.weight_files import Folder, draw_tensor, draw_tensors, read_header
 from tests.models.checkpoint_files import (
     FILE,
     TENSOR,
@@ -127,6 +128,13 @@ def test_a_truncated_file_raises_an_error(root_copy):
     path.write_bytes(path.read_bytes()[:-1000])
     with pytest.raises(ValueError, match=f"{FILE} is truncated"):
         load_transformer(root_copy, VERSION)
+
+
+def test_a_seed_that_is_not_finite_raises_an_error(tmp_path):
+    header = json.dumps({"__metadata__": {"drawn": '{"": 1e999}'}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(ValueError, match="cannot convert float infinity to integer"):
+        read_header(Folder(tmp_path, "model"), "model")
 
 
 def test_a_git_lfs_pointer_raises_an_error(root_copy):

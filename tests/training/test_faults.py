@@ -23,9 +23,11 @@ from tests.training.test_run_state import SETTINGS, train_iterations
 PROGRAM = """
 import sys
 import post_train
+from hyvideo.config import processes
 from tests.training import test_faults
 test_faults.{}(*{})
-sys.exit(post_train.main())
+processes.exit_on_signals()
+sys.exit(processes.end_soon(post_train.main()))
 """
 STAGES = ("conditions", "rollout", "reward", "anchor", "update", "save")
 FAULT_ITERATIONS = {stage: number for number, stage in enumerate(STAGES, start=2)}
@@ -197,6 +199,52 @@ def test_ctrl_c_exits_after_the_stage_and_twice_exits_at_once(uninterrupted, tmp
     result = run.start("update", 2, "INT", max_steps=3)
     assert result.code == 75 and run.checkpoints() == ["000001", "000002"]
     assert run.metrics() == uninterrupted.metrics()[:2]
+
+
+# --- signals while a scorer hangs, and outside of training ----------------------------------------------------------
+
+
+def hang_in_scorer():
+    """Send this process a signal while a scorer hangs."""
+    import post_train
+
+    build = post_train.build
+
+    def build_hanging(*arguments):
+        def score(*_, **__):
+            os.kill(os.getpid(), signal.SIGUSR1)
+            time.sleep(1000)
+
+        trainer = build(*arguments)
+        for scorer in trainer.scorer.scorers.values():
+            scorer.score = score
+        return trainer
+
+    post_train.build = build_hanging
+
+
+def signal_outside_of_training(place, number):
+    """Send this process a signal while it loads, or while it prints the summary."""
+    import post_train
+    from hyvideo.evaluation import run_summary
+
+    module, name = (post_train, "build") if place == "load" else (run_summary, "print_summary")
+    function = getattr(module, name)
+    setattr(module, name, lambda *arguments: (os.kill(os.getpid(), number), function(*arguments))[1])
+
+
+def test_a_scorer_that_hangs_does_not_keep_a_stopped_run_alive(tmp_path):
+    result = Run(tmp_path).start_with(hang_in_scorer, max_steps=1)  # raises TimeoutExpired if it stays alive
+    assert result.code == 75 and "stopped by SIGUSR1" in result.output, result
+
+
+@pytest.mark.parametrize("place, kind, left", [("load", "TERM", []), ("load", "INT", []), ("summary", "USR1", [1])])
+def test_a_signal_outside_of_training_ends_the_run_at_once_with_code_75(tmp_path, place, kind, left):
+    run, number = Run(tmp_path), signal.Signals[f"SIG{kind}"]
+    result = run.start_with(signal_outside_of_training, place, int(number), max_steps=1)
+    assert result.code == 75 and f"stopped by SIG{kind} outside of training" in result.output, result
+    assert "Traceback" not in result.output
+    assert sorted(path.name for path in run.out.glob("checkpoints/0*")) == [f"{iteration:06d}" for iteration in left]
 
 
 # --- a full disk ----------------------------------------------------------------------------------------------------

@@ -86,6 +86,16 @@ def test_a_run_stops_at_the_next_pass_and_resumes_to_the_results_of_the_uninterr
     assert all(tensor.equal(expected[name]) for name, tensor in tensors.items())
 
 
+def test_a_signal_during_the_base_validation_stops_the_run_with_nothing_to_save(config, mesh):
+    settings = {"validate_at_step0": True, "max_steps": 1, "resume_from_checkpoint": "latest"}
+    config = config.with_settings(**settings)
+    trainer, message, entered = train(config, mesh, "validation", 0, 0)
+    assert "SIGUSR1" in message and set(entered) <= {"validation"}
+    assert not [*trainer.output_dir.glob("checkpoints/*"), *trainer.output_dir.glob("samples/*")]
+    trainer, message, _ = train(config, mesh)
+    assert not message and trainer.validation.measures(0)
+
+
 def test_after_its_first_optimizer_step_an_iteration_is_finished(config, mesh):
     trainer, message, entered = train(config.with_settings(save_minutes=1e-9), mesh, *SECOND_UPDATE)
     assert "SIGUSR1" in message and trainer.iteration == 3 and trainer.update.update_count == 6

@@ -92,7 +92,11 @@ def create_app(study: Study) -> FastAPI:
     @app.get("/{token}/clips/{pair}-{side}.mp4")
     def clip(token: str, pair: str, side: str) -> FileResponse:
         file = study.folder / study.raters[token]["pairs"][pair][side]
-        return FileResponse(file, headers={"cache-control": "private, max-age=86400"})
+        if not file.is_file():
+            raise HTTPException(404, "the clip is missing; please contact the person who invited you")
+        # By default the tag depends on the file, so that equal files could be recognized.
+        headers = {"cache-control": "private, max-age=86400", "etag": f'"{pair}-{side}"'}
+        return FileResponse(file, headers=headers)
 
     @app.post("/{token}/answers", status_code=204)
     async def add(request: Request) -> None:

@@ -15,6 +15,7 @@ These are pure functions of numbers: ranks with the same history reach the same 
 """
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,7 @@ from typing import Literal, NamedTuple
 from hyvideo.config.sections import RecordSettings
 from hyvideo.config.unused import MIN_VIDEOS_TO_STOP
 from hyvideo.data.outside import quote
-from hyvideo.records.metrics_file import complete_lines
+from hyvideo.records.metrics_file import complete_lines, iteration_of
 
 MARKER = "reward_hacking.json"  # in the output_dir of a run that was stopped
 REWARD = "reward"
@@ -189,7 +190,9 @@ def _error(name: str, base: ValidationStats, now: ValidationStats) -> tuple[floa
 def check_output_dir(settings: RecordSettings) -> None:
     """Raise ValueError if ``output_dir`` contains a run that is not resumed, or that was stopped for reward hacking."""
     path = Path(settings.output_dir) / "metrics.jsonl"
-    if not path.exists() or path.stat().st_size == 0:
+    if settings.resume_from_checkpoint not in ("", "latest", "auto"):
+        _check_results_of_another_run(Path(settings.resume_from_checkpoint), path)
+    if not os.path.exists(path) or path.stat().st_size == 0:  # False also for a path that is too long
         return
     if not settings.resume_from_checkpoint:
         raise ValueError(
@@ -202,4 +205,21 @@ def check_output_dir(settings: RecordSettings) -> None:
         raise ValueError(
             f"the run in output_dir {quote(settings.output_dir)} was stopped for reward hacking and would stop again; "
             f"docs/reward_hacking.md describes what to change; to resume, delete {marker} or set on_reward_hacking warn"
+        )
+
+
+def _check_results_of_another_run(checkpoint: Path, metrics: Path) -> None:
+    """Raise ValueError if results beside ``metrics`` would be replaced by, or mixed with, those after ``checkpoint``.
+
+    A run that was started from the checkpoint of another run and saved none yet may start again.
+    """
+    own = metrics.with_name("checkpoints")
+    if not os.path.exists(metrics.parent) or checkpoint.resolve().parent == own.resolve():
+        return
+    iteration = iteration_of((checkpoint / "state.json").read_bytes()) or 0
+    recorded = [number for number, _ in complete_lines(metrics)] if metrics.is_file() else []
+    if any(own.glob("[0-9]*")) or min(recorded, default=iteration + 1) <= iteration:
+        raise ValueError(
+            f"output_dir {quote(metrics.parent)} contains another run than resume_from_checkpoint {quote(checkpoint)}; "
+            "choose a new output_dir, or resume the run in it with --resume_from_checkpoint latest"
         )

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hyvideo.data.outside import describe_error, shorten
 from hyvideo.data.videos import read_video, write_video
 from hyvideo.models.reward_models.rewards import (
     Reward,
@@ -28,6 +29,7 @@ from hyvideo.models.reward_models.rewards import (
     ScorerUnavailable,
     Scores,
     SetMeasure,
+    clean_scores,
     is_finite,
     weighted_sum,
 )
@@ -145,7 +147,7 @@ class AsyncScorer:
             if hasattr(scorer, "held_out_each"):
                 with self.on_device():
                     rows = scorer.held_out_each(videos, prompts)
-                measures = [measure | row for measure, row in zip(measures, rows)]
+                measures = [measure | clean_scores(row) for measure, row in zip(measures, rows)]
         return measures
 
     def close(self, *, wait: bool = True) -> None:
@@ -196,7 +198,7 @@ class AsyncScorer:
         reason = result.reason
         if reason is None and not math.isfinite(total):
             missing = [name for name, weight in self.weights.items() if weight and not is_finite(result.scores, name)]
-            reason = f"no finite score for {', '.join(missing)}"
+            reason = f"no finite score for {', '.join(missing) or 'the weighted sum'}"
         return Reward(math.nan if reason else total, result.scores, reason)
 
     def _compress(self, videos: list[Tensor | None], reasons: list[str | None], fps: float) -> list[Tensor | None]:
@@ -234,19 +236,24 @@ def score_safely(
             break
         if len(videos) > 1 and attempt == retries:
             return [score_safely(scorer, [v], [p], fps=fps, retries=0)[0] for v, p in zip(videos, prompts)]
-    return [ScoreResult({}, f"{type(results).__name__}: {results}")] * len(videos)
+    return [ScoreResult({}, describe_error(results))] * len(videos)
 
 
-def try_score(scorer: Scorer, videos: list[Tensor], prompts: list[str], *, fps: float) -> list[ScoreResult] | Exception:
+def try_score(
+    scorer: Scorer, videos: list[Tensor], prompts: list[str], *, fps: float
+) -> list[ScoreResult] | BaseException:
     """Return the result of each video, or the error if the scorer raised one or returned another type."""
-    # Any exception of a scorer becomes the reason for a missing reward and does not stop the run.
+    # Any exception of a scorer becomes the reason for a missing reward and does not stop the run, even SystemExit.
     try:
         scores = scorer.score(videos, prompts, fps=fps)
-    except Exception as error:
+        is_list = isinstance(scores, list)
+        if is_list and len(scores) == len(videos) and all(isinstance(row, (dict, ScoreResult)) for row in scores):
+            results = [row if isinstance(row, ScoreResult) else ScoreResult(row) for row in scores]
+            return [ScoreResult(clean_scores(r.scores), r.reason and shorten(str(r.reason))) for r in results]
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            raise
         return error.with_traceback(None)  # the traceback's frames hold memory that the next attempt may need
-    is_list = isinstance(scores, list)
-    if is_list and len(scores) == len(videos) and all(isinstance(row, (dict, ScoreResult)) for row in scores):
-        return [row if isinstance(row, ScoreResult) else ScoreResult(row) for row in scores]
     types = " or ".join(sorted({type(row).__name__ for row in scores})) if is_list else ""
     got = f"a list of {len(scores)} {types}".rstrip() if is_list else type(scores).__name__
     return RuntimeError(f"score must return a list with one dict per video ({len(videos)}), got {got}")

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from hyvideo.data.outside import parse_json
+from hyvideo.data.outside import parse_json, quote
 
 if TYPE_CHECKING:
     import torch
@@ -48,6 +48,7 @@ SCORERS = {
 }
 
 RESERVED = ("name", "root", "device")
+MAX_SCORE = 1e30  # larger scores overflow in statistics
 SERVICE_ATTEMPTS = 3  # requests to each reward service before the rewards count as missing
 
 
@@ -197,9 +198,26 @@ def weighted_sum(scores: Scores, weights: Mapping[str, float]) -> float:
     weights = {name: weight for name, weight in weights.items() if weight}
     if not all(is_finite(scores, name) for name in weights):
         return math.nan
-    return sum(weight * scores[name] for name, weight in weights.items())
+    return as_score(sum(weight * scores[name] for name, weight in weights.items()))
+
+
+def clean_scores(scores: Mapping[str, object]) -> Scores:
+    """Return the numbers among the scores of a video, like `as_score`. Raises ValueError for an unusable dimension."""
+    if wrong := [key for key in scores if not isinstance(key, str) or not key.isprintable() or key in ROW_KEYS]:
+        raise ValueError(f"a dimension must be printable text and none of {', '.join(ROW_KEYS)}, got {quote(wrong[0])}")
+    numbers = {name: as_score(value) for name, value in scores.items()}
+    return {name: value for name, value in numbers.items() if value is not None}
+
+
+def as_score(value: object) -> float | None:
+    """Return a number of Python, NumPy or torch as a float, NaN if it is not finite or above MAX_SCORE; else None."""
+    value = value.item() if hasattr(value, "item") else value
+    if not isinstance(value, (int, float)):
+        return None
+    return float(value) if abs(value) <= MAX_SCORE else math.nan
 
 
 def is_finite(scores: Mapping[str, object], name: str) -> bool:
-    """Return whether a score is present and a finite number."""
-    return isinstance(scores.get(name), (int, float)) and math.isfinite(scores[name])
+    """Return whether a score is present and finite."""
+    value = as_score(scores.get(name))
+    return value is not None and math.isfinite(value)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hyvideo.data.outside import align_columns
+from hyvideo.data.outside import align_columns, describe_error
 from hyvideo.models.reward_models.async_scorer import try_score
 from hyvideo.models.reward_models.rewards import DIMENSIONS, Scorer, Scores, is_finite
 from hyvideo.models.reward_models.trial_clips import Trial, noisy
@@ -86,8 +86,8 @@ class ScorerUnderTest:
         """Score videos, by default with the trial's prompt and frame rate. Raises InvalidAnswer."""
         prompts = [self.trial.prompt] * len(videos) if prompts is None else prompts
         results = try_score(self.scorer, list(videos), prompts, fps=self.trial.fps if fps is None else fps)
-        if isinstance(results, Exception):
-            raise InvalidAnswer(f"score: {type(results).__name__}: {results}")
+        if isinstance(results, BaseException):
+            raise InvalidAnswer(f"score: {describe_error(results)}")
         for result in results:
             if result.reason:
                 raise InvalidAnswer(f"score returned no scores: {result.reason}")
@@ -109,7 +109,7 @@ class ScorerUnderTest:
         except ValueError:
             return True
         except Exception as error:
-            raise InvalidAnswer(f"check_prompts raised {type(error).__name__}, not ValueError: {error}") from error
+            raise InvalidAnswer(f"check_prompts must raise ValueError, got {describe_error(error)}") from error
         return False
 
     def difference(self, a: Scores, b: Scores) -> float:

@@ -27,11 +27,11 @@ from httpx_retries import Retry, RetryTransport
 from PIL import Image
 from torch import Tensor
 
-from hyvideo.data.outside import parse_json, quote, shorten
+from hyvideo.data.outside import describe_error, parse_json, quote, shorten
 from hyvideo.data.videos import check_fps, check_video
 from hyvideo.models.reward_models.clip_metrics import frame_indices
 from hyvideo.models.reward_models.rewards import Scorer, ScoreResult, Scores
-from hyvideo.models.reward_models.service.client import is_address
+from hyvideo.models.reward_models.service.client import MAX_ANSWER, is_address
 
 RUBRIC = Path(__file__).with_suffix(".yaml")
 REQUEST = jinja2.Template(RUBRIC.with_suffix(".jinja").read_text(), undefined=jinja2.StrictUndefined)
@@ -93,15 +93,18 @@ class VlmJudge(Scorer):
             try:
                 async with slots, asyncio.timeout((self.retries + 1) * 2 * self.timeout):  # for slowly arriving bytes
                     self.cost["requests"] += 1
-                    response = await client.post(self.url, content=self._request(video, prompt, fps))
+                    request = self._request(video, prompt, fps)
+                    async with client.stream("POST", self.url, content=request) as response:
+                        answer = await _read_answer(response)
                 if response.status_code != 200:
-                    raise ValueError(f"status {response.status_code}: {response.text}")
-                return ScoreResult(self._scores(parse_json(response.content)))
+                    raise ValueError(f"status {response.status_code}: {answer.decode(errors='replace')}")
+                return ScoreResult(self._scores(parse_json(answer)))
             except (TimeoutError, httpx.HTTPError, *MALFORMED) as error:
-                reason = f"{type(error).__name__}: {error}"
-                return ScoreResult({}, shorten(reason.replace(self._key or "\0", "***"), 500))
+                return ScoreResult({}, shorten(describe_error(error).replace(self._key or "\0", "***"), 500))
 
-        headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {self._key}"} if self._key else {})
+        # An uncompressed answer is as long in memory as on the wire.
+        headers = {"content-type": "application/json", "accept-encoding": "identity"}
+        headers |= {"authorization": f"Bearer {self._key}"} if self._key else {}
         retry = Retry(self.retries, ["POST"], RETRIED, backoff_factor=self.backoff, max_backoff_wait=self.timeout)
         transport = RetryTransport(httpx.AsyncHTTPTransport(verify=not self.url.startswith("http:")), retry)
         async with httpx.AsyncClient(transport=transport, headers=headers, timeout=self.timeout) as client:
@@ -122,7 +125,8 @@ class VlmJudge(Scorer):
     def _scores(self, answer: dict) -> Scores:
         """Return the scores in a chat completion. Raises one of ``MALFORMED`` for an invalid answer."""
         for name in ("prompt_tokens", "completion_tokens"):
-            self.cost[name] += (answer.get("usage") or {}).get(name, 0)
+            count = usage.get(name) if isinstance(usage := answer.get("usage"), dict) else 0
+            self.cost[name] += count if isinstance(count, int) else 0
         if "choices" not in answer or answer["choices"][0]["finish_reason"] != "stop":
             raise ValueError(f"finish_reason of a chat completion must be 'stop', got {answer!r}")
         message, logprobs = answer["choices"][0]["message"], answer["choices"][0].get("logprobs") or {}
@@ -133,6 +137,18 @@ class VlmJudge(Scorer):
                 f"an answer must have grades from 1 to 5 for exactly {', '.join(self.dimensions)}, got {message!r}"
             )
         return expected(stated, logprobs.get("content") or [])
+
+
+async def _read_answer(response: httpx.Response) -> bytes:
+    """Return the body of an answer. Raises ValueError if it is compressed or longer than MAX_ANSWER."""
+    answer, encoding = bytearray(), response.headers.get("content-encoding", "identity")
+    if encoding != "identity":
+        raise ValueError(f"the endpoint must send uncompressed answers, got content-encoding {encoding}")
+    async for part in response.aiter_raw():
+        answer += part
+        if len(answer) > MAX_ANSWER:
+            raise ValueError(f"the answer is longer than {MAX_ANSWER} bytes")
+    return bytes(answer)
 
 
 def expected(stated: Scores, tokens: list[dict]) -> Scores:

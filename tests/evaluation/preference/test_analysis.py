@@ -193,4 +193,5 @@ def test_names_of_methods_are_escaped_in_latex_and_csv():
     folder = jinja2.FileSystemLoader(Path(analysis.__file__).parent)
     macros = jinja2.Environment(loader=folder).get_template("macros.jinja").module
     assert macros.escaped("50% a_b^2~c & $d#") == r"50\% a\_b\textasciicircum{}2\textasciitilde{}c \& \$d\#"
+    assert macros.escaped(r"\input{/etc/passwd}") == r"\textbackslash{}input\{/etc/passwd\}"
     assert next(csv.reader([str(macros.quoted('a, "b"'))])) == ['a, "b"']

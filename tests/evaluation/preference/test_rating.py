@@ -122,12 +122,20 @@ def test_served_content_does_not_reveal_the_method(study, client, folders, tmp_p
         for pair in rater["pairs"]:
             clips = [client.get(f"/{token}/clips/{pair}-{side}.mp4") for side in ("first", "second")]
             assert len({(clip.headers["last-modified"], clip.status_code) for clip in clips}) == 1
+            assert [clip.headers["etag"] for clip in clips] == [f'"{pair}-first"', f'"{pair}-second"']
             replies += [*clips, client.post(f"/{token}/answers", json=content(study, token, pair, "tie"))]
         assert {reply.status_code for reply in replies} == {200, 204}
         seen += [reply.content + repr(reply.headers).encode() + str(reply.url).encode() for reply in replies]
         assert waiting(study, token) == []
     for file in seen:
         assert not [secret for secret in secrets if secret.encode() in file]
+
+
+def test_a_missing_clip_is_reported_to_the_rater(study, client):
+    token, (pair, *_) = token_and_pairs(study)
+    (study.folder / study.raters[token]["pairs"][pair]["first"]).unlink()
+    answer = client.get(f"/{token}/clips/{pair}-first.mp4")
+    assert answer.status_code == 404 and "the clip is missing" in answer.text
 
 
 def test_tokens_give_access_to_the_raters_pairs_only(study, client):

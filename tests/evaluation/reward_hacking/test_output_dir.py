@@ -47,3 +47,40 @@ def test_a_run_stopped_for_reward_hacking_resumes_only_with_warn(tmp_path):
     with pytest.raises(ValueError, match="was stopped for reward hacking and would stop again"):
         check(tmp_path, resumes=True)
     check(tmp_path, resumes=True, action="warn")
+
+
+@pytest.fixture
+def start_from(tmp_path):
+    """Check the start of a run in ``own`` from checkpoint 2 of another run."""
+    other = tmp_path / "other" / "checkpoints" / "000002"
+    other.mkdir(parents=True)
+    (other / "state.json").write_text('{"iteration": 2}')
+
+    def start(source=other):
+        check_output_dir(RecordSettings(output_dir=str(tmp_path / "own"), resume_from_checkpoint=str(source)))
+
+    return start
+
+
+def test_a_run_is_not_started_from_another_one_in_a_folder_with_results(tmp_path, start_from):
+    own = tmp_path / "own"
+    start_from()
+    (own / "checkpoints").mkdir(parents=True)
+    (own / "metrics.jsonl").write_text('{"iteration": 3}\n')  # it was killed before its first checkpoint
+    start_from()
+    (own / "metrics.jsonl").write_text('{"iteration": 2}\n{"iteration": 3}\n')
+    with pytest.raises(
+        ValueError, match="own' contains another run than resume_from_checkpoint '.*other/checkpoints/0"
+    ):
+        start_from()
+    (own / "metrics.jsonl").unlink()
+    for name in ("000002", "000005"):
+        (own / "checkpoints" / name).mkdir()
+        with pytest.raises(ValueError, match="choose a new output_dir, or resume the run in it"):
+            start_from()
+    (own / "checkpoints" / "000002" / "state.json").write_text('{"iteration": 2}')
+    start_from(own / "checkpoints" / "000002")
+
+
+def test_a_path_that_is_too_long_is_not_a_run():
+    check("/".join(["a" * 200] * 25), resumes=False)

@@ -1,17 +1,19 @@
 """Tests of background scoring: failures become missing rewards with a reason."""
 
+import asyncio
 import math
 import tempfile
 import threading
 import time
 import weakref
 
+import numpy as np
 import pytest
 import torch
 
 from hyvideo.data.videos import write_video
 from hyvideo.models.reward_models.async_scorer import AsyncScorer, score_safely
-from hyvideo.models.reward_models.rewards import ScorerUnavailable, SetMeasure
+from hyvideo.models.reward_models.rewards import ScoreResult, ScorerUnavailable, SetMeasure
 
 WEIGHTS = {"VQ": 0.5, "TA": 1.0}
 
@@ -158,6 +160,14 @@ def test_a_transient_failure_is_retried():
         ([{"VQ": math.inf, "TA": 1.0}], "no finite score for VQ"),
         ([{"VQ": 1.0}], "no finite score for TA"),
         ([{"VQ": "1", "TA": 1.0}], "no finite score for VQ"),
+        ([{"VQ": 10**400, "TA": 1.0}], "no finite score for VQ"),
+        ([{"VQ": -1.7e308, "TA": 1.0}], "no finite score for VQ"),
+        ([{"VQ": 9e29, "TA": 9e29}], "no finite score for the weighted sum"),
+        ([{"VQ": torch.zeros(2), "TA": 1.0}], "RuntimeError"),
+        ([{"VQ": 1.0, "TA": 1.0, "number": 7.5}], "must be printable text and none of number,"),
+        ([{"VQ": 1.0, "TA": 1.0, 3: 0.4}], "got '3'"),
+        ([{"VQ": 1.0, "TA": 1.0, "\udce9": 0.4}], r"got '\udce9'"),
+        ([ScoreResult({}, "cannot open \udce9.png")], r"cannot open \udce9.png"),
         ([], "one dict per video (1), got a list of 0"),
         ([{}, {}], "got a list of 2 dict"),
         (None, "got NoneType"),
@@ -167,6 +177,41 @@ def test_a_transient_failure_is_retried():
 def test_invalid_results_are_missing_rewards(scorer_of, result, reason):
     (reward,) = scorer_of(Returns(result)).score(videos(1), ["a"], fps=8)
     assert reward.is_missing and math.isnan(reward.total) and reason in reward.reason
+
+
+class TextFails(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    "error, reason",
+    [
+        (SystemExit(0), "SystemExit: 0"),
+        (KeyboardInterrupt(), "KeyboardInterrupt: "),
+        (asyncio.CancelledError(), "CancelledError: "),
+        (TextFails(), "TextFails, whose text cannot be read"),
+        (RuntimeError("cannot open \udce9.png"), r"RuntimeError: cannot open \udce9.png"),
+        (RuntimeError("x" * 1_000_000 + "\ud800\x1b[2J"), "RuntimeError: xxx"),
+    ],
+)
+def test_any_exception_of_a_scorer_is_a_missing_reward_with_a_reason_that_can_be_recorded(scorer_of, error, reason):
+    scorer = Brightness(accepts=lambda video: video.max() > 0, error=error)
+    bad, good = scorer_of(scorer).score(videos(0, 51), ["a", "b"], fps=8)
+    assert bad.is_missing and reason in bad.reason and not good.is_missing
+    assert len(bad.reason.encode()) < 5_000
+
+
+@pytest.mark.parametrize("number", [0.5, np.float32(0.5), np.float64(0.5), torch.tensor(0.5), torch.tensor([0.5])])
+def test_numbers_of_numpy_and_torch_are_scores(scorer_of, number):
+    (reward,) = scorer_of(Returns([{"VQ": number, "TA": np.int64(2)}])).score(videos(1), ["a"], fps=8)
+    assert reward.total == 2.25 and reward.scores == {"VQ": 0.5, "TA": 2.0}
+    assert {type(score) for score in reward.scores.values()} == {float}
+
+
+def test_ctrl_c_while_a_scorer_is_tried_is_no_score():
+    with pytest.raises(KeyboardInterrupt):
+        score_safely(Brightness(lambda video: False, KeyboardInterrupt()), videos(0), ["a"], fps=8)
 
 
 def test_a_dimension_without_weight_may_be_missing(scorer_of):

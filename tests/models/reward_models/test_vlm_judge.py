@@ -2,6 +2,7 @@
 
 import base64
 import gc
+import gzip
 import http.server
 import io
 import json
@@ -18,6 +19,7 @@ from PIL import Image
 from hyvideo.models.reward_models.async_scorer import AsyncScorer
 from hyvideo.models.reward_models.rewards import make_scorer
 from hyvideo.models.reward_models.scorer_check import check_scorer
+from hyvideo.models.reward_models.service.client import MAX_ANSWER
 from hyvideo.models.reward_models.trial_clips import Trial
 from hyvideo.models.reward_models.vlm_judge import RUBRIC, VlmJudge
 
@@ -204,6 +206,8 @@ def test_probabilities_that_contradict_the_answer_are_ignored(endpoint):
         (["no"], "AttributeError"),
         (b"<html>", "JSONDecodeError"),
         (b"\xff", "UnicodeDecodeError"),
+        ((200, {"content-encoding": "gzip"}, gzip.compress(json.dumps(GOOD).encode())), "must send uncompressed"),
+        (json.dumps(GOOD).encode() + b" " * MAX_ANSWER, "longer than 16777216 bytes"),
         ((302, {"location": "http://127.0.0.1:9/"}, {}), "status 302"),
         ((401, {}, {"error": "bad key"}), "status 401"),
         ((400, {}, {"error": "unknown field response_format"}), "unknown field response_format"),
@@ -213,6 +217,17 @@ def test_invalid_answers_are_missing_with_a_reason_and_not_retried(endpoint, ans
     server = endpoint(answer)
     result = score(server)
     assert result.scores == {} and message in result.reason and len(server.requests) == 1
+
+
+def test_compression_is_not_requested(endpoint):
+    server = endpoint(GOOD)
+    score(server)
+    assert server.headers[0]["accept-encoding"] == "identity"
+
+
+@pytest.mark.parametrize("usage", [None, [1], "x", {"prompt_tokens": None, "completion_tokens": "9"}, {}])
+def test_grades_count_whatever_usage_the_endpoint_reports(endpoint, usage):
+    assert score(endpoint(GOOD | {"usage": usage})).scores == {"VQ": 2.0, "MQ": 3.0, "TA": 4.0}
 
 
 def test_a_nan_log_probability_falls_back_to_the_stated_grade(endpoint):

@@ -18,7 +18,7 @@ from hyvideo.models.reward_models.service import protocol
 
 T = TypeVar("T")
 
-_MAX_ANSWER = 2**24  # bytes
+MAX_ANSWER = 2**24  # bytes
 _CONTINUE_TIMEOUT = 1.0  # seconds to wait for "100 Continue" before the body is sent without it
 
 
@@ -146,8 +146,8 @@ class RemoteScorer(Scorer):
                 event = await receive()
             while isinstance(part := await receive(), h11.Data):
                 answer += part.data
-                if len(answer) > _MAX_ANSWER:
-                    raise ValueError(f"the answer is longer than {_MAX_ANSWER} bytes")
+                if len(answer) > MAX_ANSWER:
+                    raise ValueError(f"the answer is longer than {MAX_ANSWER} bytes")
         finally:
             writer.transport.abort()
             await asyncio.sleep(0)  # lets the event loop close the socket

@@ -23,12 +23,13 @@ def make_server(app: FastAPI, limits: Limits | None = None) -> uvicorn.Server:
 class GuardedProtocol(H11Protocol):
     """A connection. If there are too many connections, the one that has been idle for longest is dropped.
 
-    ``idle`` maps connections without an active request, oldest first, to the timers that drop them.
+    ``idle`` maps connections that wait for their client, oldest first, to the timers that drop them. A connection waits
+    for its client if it has no active request, is being closed, or has more of an answer than the client has read.
     """
 
     def __init__(self, limits: Limits, idle: "dict[GuardedProtocol, asyncio.TimerHandle]", **options):
         super().__init__(**options)
-        self.limits, self.idle = limits, idle
+        self.limits, self.idle, self.is_over = limits, idle, False
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
@@ -46,17 +47,28 @@ class GuardedProtocol(H11Protocol):
         super().on_response_complete()
         self._watch()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._watch()
+
     def connection_lost(self, exc: Exception | None) -> None:
+        self.is_over = True
         super().connection_lost(exc)
         self._watch()
 
     def drop(self) -> None:
+        self.is_over = True
         self.transport.abort()
         self._watch()
 
     def _watch(self) -> None:
-        """Start the timer for the next headers if the connection is idle, cancel it otherwise."""
-        if self.transport.is_closing() or (self.cycle and not self.cycle.response_complete):
+        """Start the timer if the connection waits for its client, cancel it otherwise."""
+        is_busy = self.cycle and not self.cycle.response_complete and not self.flow.write_paused
+        if self.is_over or (is_busy and not self.transport.is_closing()):
             if timer := self.idle.pop(self, None):
                 timer.cancel()
         elif self not in self.idle:

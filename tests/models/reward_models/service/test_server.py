@@ -5,7 +5,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import httpx
 import pytest
@@ -45,6 +45,7 @@ def running(scorer, **options):
     """Run the app for a scorer in a thread and yield its URL."""
     server = make_server(create_app(scorer, name="held", token=TOKEN, **options), options.get("limits"))
     with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # small, so that unread answers block soon
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
@@ -212,6 +213,42 @@ def test_the_longest_idle_connection_is_dropped_beyond_the_limit():
         assert httpx.get(f"{url}/health").json() == {"status": "ok"}
         scorer.released.set()
         assert answer.result(10)[0].scores == {"VQ": 3.0}
+
+
+@contextmanager
+def unread(url, request, count):
+    """Open a connection that sends requests and reads no answer."""
+    host, port = url.removeprefix("http://").split(":")
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        connection.settimeout(5)
+        connection.connect((host, int(port)))
+        connection.sendall(request * count)
+        yield connection
+
+
+def is_healthy(url):
+    try:
+        return httpx.get(f"{url}/health", timeout=5).json() == {"status": "ok"}
+    except httpx.TransportError:
+        return False
+
+
+def num_received(connection):
+    """Return the bytes received until the connection is closed or reset."""
+    size = 0
+    with suppress(ConnectionResetError):
+        while data := connection.recv(2**16):
+            size += len(data)
+    return size
+
+
+def test_clients_that_read_no_answer_are_dropped():
+    with running(HeldScorer(), limits=Limits(connections=2, seconds=1.0)) as url, ExitStack() as stack:
+        slow = [stack.enter_context(unread(url, HEALTH, 1000)) for _ in range(2)]
+        until(lambda: is_healthy(url))  # the first to block is dropped for the new connection
+        time.sleep(1.5)
+        assert max(map(num_received, slow)) < 120_000  # 1000 answers have 144,000 bytes
 
 
 @pytest.mark.parametrize("token, status", [("guess", b"HTTP/1.1 401"), (TOKEN, b"HTTP/1.1 503")])

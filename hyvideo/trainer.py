@@ -107,7 +107,8 @@ class Trainer(RunParts):
             writer = self._open_records() if self.mesh.is_main else None
         with self.signals, writer or nullcontext():
             if self.validation and self.iteration == 0 and self.config.record.validate_at_step0:
-                self._validate_base()
+                self.validate()
+                self._report()
             while self.iteration < max_steps or self.state.unvalidated:
                 try:
                     if not self.state.unvalidated:
@@ -183,14 +184,6 @@ class Trainer(RunParts):
             metrics = self.validation.run(self.iteration)
         self.scorer.take_seconds()  # not part of any iteration's time/scoring
         return metrics
-
-    def _validate_base(self) -> None:
-        try:
-            self.validate()
-        except Stopped:  # there is nothing to save
-            self.scorer.close(wait=False)
-            raise
-        self._report()
 
     def _report(self) -> None:
         """Write report.html if ``report`` is set."""

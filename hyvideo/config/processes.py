@@ -8,8 +8,7 @@ import threading
 import time
 
 STOPPED_CODE = 75  # EX_TEMPFAIL: stopped by a signal; the same command resumes the run
-_PR_SET_PDEATHSIG = 1  # of Linux' prctl
-_GRACE_S = 5.0
+_GRACE_S = 5.0  # for threads, at the end of the process
 
 
 def world_size() -> int:
@@ -41,14 +40,9 @@ def wait_for_rank_0() -> None:
     time.sleep(2.0 * ((rank() > 0) + (local_rank() > 0)))
 
 
-def is_torchrun_rank() -> bool:
-    """Return whether torchrun or ``scripts.launch`` started this process."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
-
-
 def stop_signals() -> set[signal.Signals]:
     """Return the signals that stop a run. Under torchrun, SIGTERM ends it at once: another rank may have failed."""
-    return {signal.SIGUSR1, signal.SIGINT} | (set() if is_torchrun_rank() else {signal.SIGTERM})
+    return {signal.SIGUSR1, signal.SIGINT} | (set() if "TORCHELASTIC_RUN_ID" in os.environ else {signal.SIGTERM})
 
 
 def exit_on_signals() -> None:
@@ -58,8 +52,8 @@ def exit_on_signals() -> None:
     """
     for number in stop_signals():
         signal.signal(number, _exit_stopped)
-    if is_torchrun_rank() and sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGUSR1)
+    if signal.SIGTERM not in stop_signals() and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGUSR1)  # PR_SET_PDEATHSIG
 
 
 def _exit_stopped(number: int, _frame) -> None:

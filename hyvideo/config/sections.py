@@ -53,9 +53,7 @@ class DataSettings:
     height: int = learning(352, "Height of a rollout in pixels.", at_least=1, at_most=MAX_SIDE, measured=True)
     width: int = learning(624, "Width of a rollout in pixels.", at_least=1, at_most=MAX_SIDE, measured=True)
     sample_n_frames: int = learning(81, "Frames of a rollout, 4n + 1.", at_least=1, at_most=MAX_FRAMES, measured=True)
-    fps: float = learning(
-        24.0, "Frames per second, of files and for scorers.", at_least=0.01, at_most=1000, measured=True
-    )
+    fps: float = learning(24.0, "Frames per second of the videos.", at_least=0.01, at_most=1000, measured=True)
     seed: int = learning(42, "Random seed of the run.")
 
 
@@ -248,26 +246,18 @@ class RecordSettings:
     log_video_interval: int = records(10, "Iterations between saved rollout videos; 0 saves none.")
     log_num_videos: int = records(4, "Videos to save per iteration or validation.", no.VIDEOS)
     validation_interval: int = records(50, "Iterations between validations.", no.VALIDATION, at_least=1)
-    validation_steps: int = records(
-        40, "ODE steps of a validation video.", no.VALIDATION, at_least=1, at_most=MAX_STEPS, measured=True
-    )
+    validation_steps: int = records(40, "ODE steps.", no.VALIDATION, at_least=1, at_most=MAX_STEPS, measured=True)
     validation_seed: int = records(930, "Seed of the validation noise.", no.VALIDATION, measured=True)
     validation_repeats: int = records(1, "Videos per validation prompt.", no.VALIDATION, at_least=1, measured=True)
     validation_batch_size: int = records(1, "Validation videos sampled together.", no.VALIDATION, at_least=1)
-    validation_num_frames: int = records(
-        0, "Frames of a validation video, 4n + 1; 0: sample_n_frames.", no.VALIDATION, at_most=MAX_FRAMES
-    )
+    validation_num_frames: int = records(0, "Frames, 4n + 1; 0: sample_n_frames.", no.VALIDATION, at_most=MAX_FRAMES)
     validation_shift: float | None = records(None, "Shift in validation; default: shift.", no.VALIDATION, above=0)
     validation_cfg_scale: float | None = records(
         None, "Guidance scale in validation; default: cfg_scale.", no.VALIDATION, at_least=None
     )
     validate_at_step0: bool = records(True, "Validate the base model before training.", no.VALIDATION)
-    validation_height: int = records(
-        0, "Height of a validation video in pixels; 0: height.", no.VALIDATION, at_most=MAX_SIDE
-    )
-    validation_width: int = records(
-        0, "Width of a validation video in pixels; 0: width.", no.VALIDATION, at_most=MAX_SIDE
-    )
+    validation_height: int = records(0, "Height in pixels; 0: height.", no.VALIDATION, at_most=MAX_SIDE)
+    validation_width: int = records(0, "Width in pixels; 0: width.", no.VALIDATION, at_most=MAX_SIDE)
     on_reward_hacking: Literal["warn", "stop"] = records(
         "warn", "When the reward rises and a held-out metric degrades: warn, or save and stop.", no.FEW_VIDEOS
     )

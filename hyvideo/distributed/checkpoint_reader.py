@@ -7,8 +7,6 @@ describe tensors and opens only files inside the folder.
 import io
 import pickle
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import product
 from pathlib import Path, PurePath
 
@@ -46,12 +44,15 @@ class SafeReader(dcp.FileSystemReader):
 
 def read_metadata(folder: Path) -> Metadata:
     """Return the metadata of a checkpoint. Raises ValueError if it is invalid."""
+    classes: dict[type, dict] = {}
     try:
-        unpickler = _Unpickler(io.BytesIO((folder / ".metadata").read_bytes()))
-        with unpickler.unchanged_classes():
-            metadata = unpickler.load()
+        metadata = _Unpickler(io.BytesIO((folder / ".metadata").read_bytes()), classes).load()
     except Exception as error:  # a corrupted pickle can raise anything
         raise ValueError(f"{folder}/.metadata is missing, corrupted or not tensor metadata: {error}") from error
+    finally:  # a pickle can set attributes of the classes themselves
+        for found, before in classes.items():
+            for name in [name for name, value in vars(found).items() if before.get(name) is not value]:
+                setattr(found, name, before[name]) if name in before else delattr(found, name)
     if not isinstance(metadata, Metadata):
         raise ValueError(f"{folder}/.metadata is not tensor metadata")
     for info in metadata.storage_data.values():
@@ -67,27 +68,15 @@ def read_shapes(folder: Path) -> dict[str, TensorStorageMetadata]:
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO):
+    def __init__(self, file: io.BytesIO, classes: dict[type, dict]):
         super().__init__(file)
-        self.attributes: dict[type, dict] = {}  # by class
+        self.classes = classes  # with their attributes before the load
 
     def find_class(self, module: str, name: str):
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if is_dtype or (module, name) in _ALLOWED:
             found = super().find_class(module, name)
             if isinstance(found, type):
-                self.attributes.setdefault(found, {**vars(found)})
+                self.classes.setdefault(found, {**vars(found)})
             return found
         raise pickle.UnpicklingError(f"{module}.{name} is not allowed")
-
-    @contextmanager
-    def unchanged_classes(self) -> Iterator[None]:
-        """Undo changes of the classes themselves, which a pickle can make with its instruction BUILD."""
-        try:
-            yield
-        finally:
-            for found, attributes in self.attributes.items():
-                for name in [name for name, value in vars(found).items() if attributes.get(name) is not value]:
-                    delattr(found, name)
-                for name in attributes.keys() - vars(found).keys():
-                    setattr(found, name, attributes[name])

@@ -209,10 +209,7 @@ def check_output_dir(settings: RecordSettings) -> None:
 
 
 def _check_results_of_another_run(checkpoint: Path, metrics: Path) -> None:
-    """Raise ValueError if results beside ``metrics`` would be replaced by, or mixed with, those after ``checkpoint``.
-
-    A run that was started from the checkpoint of another run and saved none yet may start again.
-    """
+    """Raise ValueError if the run of ``metrics`` would be replaced by, or mixed with, one from ``checkpoint``."""
     own = metrics.with_name("checkpoints")
     if not os.path.exists(metrics.parent) or checkpoint.resolve().parent == own.resolve():
         return

@@ -128,9 +128,7 @@ class ScorerUnderTest:
 
     def check_dimensions(self) -> Outcome:
         if bad := [name for name in self.dimensions if not is_finite(self.clean_scores, name)]:
-            hint = (
-                "return finite Python numbers (tensor.item()), and check the class's `dimensions` and --reward_weights"
-            )
+            hint = "return finite numbers, and check the class's `dimensions` and --reward_weights"
             return "failed", f"no finite number for {', '.join(bad)}: score returned {_text(self.clean_scores)}; {hint}"
         return "ok", f"finite scores for {', '.join(self.dimensions)}"
 

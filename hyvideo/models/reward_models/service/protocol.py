@@ -16,7 +16,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from hyvideo.data.outside import MAX_PROMPT_BYTES, parse_json, text_problem
-from hyvideo.models.reward_models.rewards import ScoreResult, is_finite
+from hyvideo.models.reward_models.rewards import ScoreResult, as_score, is_finite
 from hyvideo.models.reward_models.service.limits import Limits
 
 _MAX_HEADER = 2**20  # bytes
@@ -129,10 +129,7 @@ def _result(scores: object, reason: object) -> ScoreResult:
         return ScoreResult({}, printable(str(reason or "the service returned neither scores nor a reason")))
     if not isinstance(scores, dict) or not all(type(value) in (int, float, NoneType) for value in scores.values()):
         raise ValueError(f"scores must be numbers by dimension, got {scores!r:.200}")
-    try:
-        return ScoreResult({name: math.nan if value is None else float(value) for name, value in scores.items()})
-    except OverflowError as error:
-        raise ValueError("scores must be numbers, got an integer that is too large for a float") from error
+    return ScoreResult({name: math.nan if value is None else as_score(value) for name, value in scores.items()})
 
 
 def printable(text: str) -> str:

@@ -19,7 +19,7 @@ from hyvideo.config.command_line import parse
 from hyvideo.config.memory.generation import generation_report
 from hyvideo.config.memory.hardware import Hardware
 from hyvideo.config.memory.planned_run import PlannedRun
-from hyvideo.config.memory.report import memory_table, report
+from hyvideo.config.memory.report import report
 from hyvideo.config.rules import check_ranges
 from hyvideo.config.settings import Config
 from hyvideo.data.outside import Parser, exit_on_error
@@ -34,15 +34,12 @@ def main(argv: list[str] | None = None) -> None:
         words = f"{field.metadata['help']} ({field.default:g})"
         parser.add_argument(f"--{name}", type=field.type, default=field.default, help=words)
     parser.add_argument("--text_tokens", type=int, default=300, help="tokens of the longest prompt (300)")
-    parser.add_argument("--table", action="store_true", help="print only the memory by number of GPUs and sp_size")
     parser.add_argument("--generate", action="store_true", help="plan generate.py, whose flags follow")
     options, settings = parser.parse_known_args(argv)
     for name in ("world_size", "text_tokens", *assumed):
         value = vars(options)[name]
         if not (value > 0 and math.isfinite(value)):
             parser.error(f"--{name} must be a positive number, got {value}")
-    if options.generate and options.table:
-        parser.error("--table needs a training run; remove --table or --generate")
     with exit_on_error("plan.py"):
         config = _config_of_video(settings) if options.generate else parse(settings).config
         check_ranges(config.flat())
@@ -54,7 +51,7 @@ def main(argv: list[str] | None = None) -> None:
         if options.generate:
             print(generation_report(run, settings, generate.parse(settings).overlap_group_offloading is not False))
         else:
-            print(memory_table(run) if options.table else report(run, settings))
+            print(report(run, settings))
 
 
 def _config_of_video(words: list[str]) -> Config:

@@ -1,6 +1,7 @@
 """The cheapest change that makes a run fit, and the fastest settings that fit, computed by the planner."""
 
 import itertools
+import math
 from collections.abc import Iterator
 
 from hyvideo.config.machine_rules import problem_of
@@ -95,16 +96,12 @@ def fastest_change(run: PlannedRun) -> dict | None:
 
 
 def _layouts(run: PlannedRun) -> Iterator[PlannedRun]:
-    """Yield the run with every legal sp_size, and with the batches that keep the number of rollouts."""
-    settings, num_gpus = run.settings, min(run.world_size, run.hardware.gpus_per_node)
-    for sp_size in range(1, num_gpus + 1):
-        if run.world_size % sp_size or run.architecture.num_attention_heads % sp_size:
-            continue
-        for name in ("batch_size", "gradient_accumulation_steps"):
-            number, rest = divmod(getattr(settings, name) * sp_size, settings.sp_size)
-            if not rest:
-                yield run.with_settings(sp_size=sp_size, **{name: number})
-                break
+    """Yield the run with every legal sp_size within a node, and with batches that keep the number of rollouts."""
+    for sp_size in range(1, min(run.world_size, run.hardware.gpus_per_node) + 1):
+        rows, rest = divmod(run.rollouts_per_replica * sp_size, run.settings.sp_size)
+        if rest == run.world_size % sp_size == run.architecture.num_attention_heads % sp_size == 0:
+            batch = math.gcd(rows, run.settings.batch_size)
+            yield run.with_settings(sp_size=sp_size, batch_size=batch, gradient_accumulation_steps=rows // batch)
 
 
 def _broken_rules(run: PlannedRun) -> set[str]:

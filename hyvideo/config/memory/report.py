@@ -1,7 +1,6 @@
 """The planner's report: memory by phase, cost, legal combinations, and one line of advice."""
 
 import shlex
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from hyvideo.config.memory.whole_run import length_lines
 from hyvideo.data.templates import fill, number
 
 _NEAREST = 12
-_TABLE_WORLDS, _TABLE_SP_SIZES = (8, 16, 64), (1, 2, 4, 8)
 
 
 def report(run: PlannedRun, words: list[str]) -> str:
@@ -98,13 +96,3 @@ def verdict(run: PlannedRun) -> tuple[str, dict | None]:
         return f"too large: {size}; no known change makes it fit {gpus} GPUs; use more GPUs or smaller videos", None
     after = memory(run.with_settings(**change)).needed_gib
     return f"too large: {size}; the cheapest change that makes it fit: {flags(change)} ({after:.1f} GiB)", change
-
-
-def memory_table(run: PlannedRun) -> str:
-    """Return a Markdown table of the peak in GiB by number of GPUs and sp_size, legal or not."""
-    rows = ["| GPUs | " + " | ".join(f"sp {sp_size}" for sp_size in _TABLE_SP_SIZES) + " |"]
-    rows.append("|" + "---|" * (1 + len(_TABLE_SP_SIZES)))
-    for world_size in _TABLE_WORLDS:
-        runs = (replace(run.with_settings(sp_size=sp_size), world_size=world_size) for sp_size in _TABLE_SP_SIZES)
-        rows.append(f"| {world_size} | " + " | ".join(f"{memory(other).peak() / GIB:.1f}" for other in runs) + " |")
-    return "\n".join(rows)

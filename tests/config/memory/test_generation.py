@@ -104,11 +104,5 @@ def test_a_gpu_that_is_too_small_gets_no_command(plan):
     assert "command " not in printed and printed.splitlines()[-1].startswith("too large: ")
 
 
-def test_a_table_of_training_is_rejected(plan, capsys):
-    with pytest.raises(SystemExit):
-        plan("--table")
-    assert "--table needs a training run; remove --table or --generate" in capsys.readouterr().err
-
-
 def test_the_sizes_of_a_version_are_planned(plan):
     assert "81 frames of 480 x 832" in plan("--transformer_version", "wan2.1_t2v_1.3b", "--gpu_memory", "24")

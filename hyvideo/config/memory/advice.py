@@ -100,7 +100,7 @@ def _layouts(run: PlannedRun) -> Iterator[PlannedRun]:
     for sp_size in range(1, min(run.world_size, run.hardware.gpus_per_node) + 1):
         rows, rest = divmod(run.rollouts_per_replica * sp_size, run.settings.sp_size)
         if rest == run.world_size % sp_size == run.architecture.num_attention_heads % sp_size == 0:
-            batch = math.gcd(rows, run.settings.batch_size)
+            batch = math.gcd(rows, run.settings.batch_size * sp_size // run.settings.sp_size)
             yield run.with_settings(sp_size=sp_size, batch_size=batch, gradient_accumulation_steps=rows // batch)
 
 

@@ -1,0 +1,79 @@
+"""References in docstrings and comments can be opened: pages, files, modules and sections of papers."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.forked import ROOT
+from tests.test_docs import TEXTS, anchors
+
+FOLDERS = ("hyvideo", "scripts", "tests")
+SOURCES = sorted(
+    {*ROOT.glob("*.py"), *(p for folder in FOLDERS for p in (ROOT / folder).rglob("*.py"))} - {Path(__file__)}
+)
+PAGE = re.compile(r"(?<![\w/<>*])((?:[\w-]+/)*[\w-]+\.md)(?:#([\w-]+))?")
+FILE = re.compile(r"(?<![\w./<>*-])((?:[\w-]+/)+[\w.-]+\.(?:py|sh|yaml|csv|jinja|html|sbatch))\b")
+MODULE = re.compile(r"\b((?:hyvideo|scripts|tests)(?:\.\w+)+)(?!\w|\*)")
+SECTION = re.compile(r"\b(?:Section|Equation|Appendix) [\dA-Z]")
+EXAMPLES = ("outputs/", "ckpts/", "my_", "a/", "x/")  # files of users
+
+
+def prose_of(text):
+    """Yield the docstrings and comments of a file, and the pages of docs/ that its strings name."""
+    nodes = [ast.parse(text)]
+    while nodes:
+        node = nodes.pop()
+        yield ast.get_docstring(node) or ""
+        nodes += [child for child in node.body if isinstance(child, ast.ClassDef | ast.FunctionDef)]
+    yield from re.findall(r"(?:^|\s)# .*", text)
+    yield from re.findall(r"\bdocs/\w+\.md(?:#[\w-]+)?", text)
+
+
+def is_module(name):
+    """Return whether ``a.b.c`` is a module, or a name in one."""
+    parts = name.split(".")
+    if ROOT.joinpath(*parts).is_dir() or ROOT.joinpath(*parts).with_suffix(".py").is_file():
+        return True
+    module = ROOT.joinpath(*parts[:-1]).with_suffix(".py")
+    return module.is_file() and parts[-1] in module.read_text(encoding="utf-8")
+
+
+def dead_references(text, source):
+    """Return the references of a text that cannot be opened. Pages that a program writes are named in docs/."""
+    dead = []
+    for page, anchor in PAGE.findall(text):
+        found = [name for name in (page, f"docs/{page}") if name in TEXTS]
+        is_output = "docs/" not in page and any(f"`{page}`" in other for other in TEXTS.values())
+        if not found and not is_output or (found and anchor and anchor not in anchors(TEXTS[found[0]])):
+            dead.append(page)
+    for path in FILE.findall(text.replace("...", "*")):
+        folders = (ROOT, ROOT / "hyvideo", source.parent, ROOT / "tests")
+        if not path.startswith(EXAMPLES) and not any((folder / path).exists() for folder in folders):
+            dead.append(path)
+    dead += [name for name in MODULE.findall(text) if not is_module(name)]
+    return dead + [name for name in SECTION.findall(text) if "arXiv:" not in text]
+
+
+def test_references_in_docstrings_and_comments_can_be_opened():
+    dead = [
+        f"{source.relative_to(ROOT)}: {name}"
+        for source in SOURCES
+        for text in prose_of(source.read_text(encoding="utf-8"))
+        for name in dead_references(text, source)
+    ]
+    assert not dead
+
+
+@pytest.mark.parametrize(
+    "text, dead",
+    [
+        ("The loss of method.md, Section 8.", ["method.md", "Section 8"]),
+        ("See docs/sde.md#the-transitions and docs/sde.md#nothing.", ["docs/sde.md"]),
+        ("Written to verdicts.md by scripts.compare_recipes; scripts.nothing.", ["scripts.nothing."]),
+        ("training/policy_update.py, training/nothing.py, arXiv:2603.21872, Section 3.2.1", ["training/nothing.py"]),
+    ],
+)
+def test_a_dead_reference_is_found(text, dead):
+    assert [name.rstrip(".") for name in dead_references(text, ROOT / "post_train.py")] == [d.rstrip(".") for d in dead]

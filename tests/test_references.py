@@ -69,7 +69,7 @@ def test_references_in_docstrings_and_comments_can_be_opened():
 @pytest.mark.parametrize(
     "text, dead",
     [
-        ("The loss of method.md, Section 8.", ["method.md", "Section 8"]),
+        ("The loss of paper.md, Section 8.", ["paper.md", "Section 8"]),
         ("See docs/sde.md#the-transitions and docs/sde.md#nothing.", ["docs/sde.md"]),
         ("Written to verdicts.md by scripts.compare_recipes; scripts.nothing.", ["scripts.nothing."]),
         ("training/policy_update.py, training/nothing.py, arXiv:2603.21872, Section 3.2.1", ["training/nothing.py"]),

@@ -1,5 +1,7 @@
 """Tests of the DiffusionNFT loss: its gradient, its minimum, the KL terms and the count of clipped advantages."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -60,3 +62,50 @@ def test_the_ratio_is_1_before_an_update():
 def test_advantages_at_the_clip_are_counted(advantage, clipped):
     batch = inputs(torch.zeros(SHAPE), advantages=torch.full((3,), advantage))
     assert terms_of(batch).is_clipped.all() == clipped
+
+
+def published_gradient(batch, *, beta=1.0, sigma=None):
+    """Return the gradient of DiffusionNFT as published; with ``sigma``, of its errors of the predicted video."""
+    velocity, old = batch.velocity.detach().clone().requires_grad_(), batch.old_velocity
+    weight = (1 + ADVANTAGES / 5) / 2
+    losses = []
+    for prediction in ((1 - beta) * old + beta * velocity, (1 + beta) * old - beta * velocity):
+        error = (prediction - batch.target).flatten(1)
+        if sigma is None:
+            losses.append(error.square().mean(1))
+        else:  # x0 = x - sigma v, so that its error is sigma times that of the velocity
+            losses.append(5 * (sigma * error).square().mean(1) / (sigma * error).abs().mean(1).detach())
+    ((weight * losses[0] + (1 - weight) * losses[1]) / beta).sum().backward()
+    return velocity.grad
+
+
+def our_gradient(batch):
+    batch = replace(batch, velocity=batch.velocity.detach().clone().requires_grad_())
+    terms_of(batch).policy.sum().backward()
+    return batch.velocity.grad
+
+
+def test_beta_scales_only_the_pull_to_the_rollout_policy():
+    """docs/samplers.md: the gradient is 2 ((2 r - 1) (v_old - u) + beta (v - v_old)), per element."""
+    start = inputs(None).old_velocity
+    torch.testing.assert_close(published_gradient(inputs(start), beta=0.1), our_gradient(inputs(start)))
+    moved = inputs(start + 0.3 * torch.randn(SHAPE, generator=torch.Generator().manual_seed(1)))
+    shift = moved.velocity - moved.old_velocity
+    signed = (ADVANTAGES / 5).view(-1, 1, 1, 1, 1) * (moved.old_velocity - moved.target)
+    torch.testing.assert_close(published_gradient(moved, beta=0.1), 2 * (signed + 0.1 * shift) / 8)
+    torch.testing.assert_close(our_gradient(moved), 2 * (signed + shift) / 8)
+
+
+@pytest.mark.parametrize("sigma, ratio", [(1.0, 22), (0.8, 17), (0.2, 4.6), (0.02, 0.43)])
+def test_the_published_weight_of_a_sample_is_proportional_to_the_noise_level(sigma, ratio):
+    """docs/samplers.md has these ratios, measured with normal errors of 0.3; 64 elements vary by a tenth."""
+    target, noise = torch.randn(2, 3, 1, 4, 4, 4, generator=torch.Generator().manual_seed(0))
+    batch = NFTInputs(target + 0.3 * noise, target + 0.3 * noise, target, ADVANTAGES)
+    published, ours = (
+        gradient[[0, 2]].flatten(1) for gradient in (published_gradient(batch, sigma=sigma), our_gradient(batch))
+    )
+    torch.testing.assert_close(
+        published.norm(dim=1) / ours.norm(dim=1), 5 * sigma / (0.3 * noise[[0, 2]]).abs().flatten(1).mean(1)
+    )
+    assert (published.norm(dim=1) / ours.norm(dim=1)).mean().item() == pytest.approx(ratio, rel=0.15)
+    assert torch.cosine_similarity(published, ours).min() > 0.9999

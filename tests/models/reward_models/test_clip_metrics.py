@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from tokenizers.pre_tokenizers import ByteLevel
 
 from hyvideo.models.reward_models.clip_metrics import ClipScorer, PickScorer, frame_indices, is_hub_name
@@ -97,6 +98,24 @@ def test_scores_match_transformers(folder, batch_size):
             abs=2e-6,
         )
         assert by_pick == pytest.approx({"Pick_cosine": mean, "PickScore": scale * mean / 26}, abs=2e-6)
+
+
+def test_a_bilinear_resize_of_floats_changes_the_cosine_as_documented(folder):
+    """flow_grpo's later clip_scorer resizes in this way; docs/rewards.md has the differences."""
+    scorer, differences = ClipScorer(folder), []
+    mean, std = (
+        torch.tensor(getattr(scorer.image_processor, name)).view(3, 1, 1) for name in ("image_mean", "image_std")
+    )
+    for video, prompt in zip(CLIPS, PROMPTS):
+        frames = video[frame_indices(len(video))].float() / 255
+        size = [round(side * SIZE / min(frames.shape[2:])) for side in frames.shape[2:]]
+        top, left = ((side - SIZE) // 2 for side in size)
+        frames = F.interpolate(frames, size, mode="bilinear", antialias=True)[..., top : top + SIZE, left : left + SIZE]
+        with torch.no_grad():
+            pooled = scorer.model.vision_model(pixel_values=(frames - mean) / std).pooler_output
+            cosine = (F.normalize(scorer.model.visual_projection(pooled), dim=-1) @ scorer._text(prompt)).mean()
+        differences.append(abs(cosine.item() - scorer.score([video], [prompt], fps=8)[0]["CLIP_cosine"]))
+    assert differences == pytest.approx([0.013, 0.012, 0.004], abs=1e-3)
 
 
 def test_the_small_model_distinguishes_videos_and_prompts(folder):

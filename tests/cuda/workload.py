@@ -1,5 +1,6 @@
 """Shared parts of the tests marked cuda: the device, a sampler on random weights, and its inputs."""
 
+import importlib.util
 import os
 import statistics
 from contextlib import contextmanager
@@ -25,10 +26,13 @@ IS_TINY = DEVICE.type == "cpu" or "CHECK_TINY" in os.environ
 TINY_MODEL = {"num_layers": 1, "num_attention_heads": 2, "attention_head_dim": 16, "rope_axes_dim": (4, 6, 6)}
 TINY_MODEL |= {"num_refiner_layers": 1, "text_embed_dim": 64, "image_embed_dim": 24}
 TINY_MODEL |= {"in_channels": 9, "out_channels": 4}
+TINY_VAE = {"block_out_channels": (16,) * 5, "latent_channels": 4, "layers_per_block": 1}
 # Attention kernels to compare; "default" is the choice of a run. A CPU has only that one.
 KERNELS = {"default": None}
 if DEVICE.type == "cuda":
     KERNELS |= {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
+    if importlib.util.find_spec("flash_attn_interface"):
+        KERNELS["flash3"] = SDPBackend.FLASH_ATTENTION
 # Compiled or eager, and the attention kernel. A compiled block keeps the kernel of its first call.
 WAYS = {f"eager-{kernel}": (False, kernel) for kernel in KERNELS} | {"compiled-default": (True, "default")}
 
@@ -41,9 +45,11 @@ def only(kernel):
         return
     before = attention_kernels._kernel
     attention_kernels.use(kernel)
-    with sdpa_kernel([KERNELS[kernel]]):
-        yield
-    attention_kernels.use(before)
+    try:
+        with sdpa_kernel([KERNELS[kernel]]):
+            yield
+    finally:
+        attention_kernels.use(before)
 
 
 def profiled_kernel(attend):
@@ -80,10 +86,11 @@ def arrange(transformer, **how):
     parallelize(transformer, Mesh(rank=0, world_size=1, sp_size=1), compile_backend=backend, **how)
 
 
-def sampler(work, num_steps=20):
+def sampler(work, num_steps=20, transformer=None):
     """Return the sampler of a run with guidance scale 6 and our forward pass, without a VAE."""
-    transformer = work.transformer()
-    prepare(transformer, {"text"})
+    if transformer is None:
+        transformer = work.transformer()
+        prepare(transformer, {"text"})
     scheduler = FlowMatchDiscreteScheduler(shift=5.0)
     scheduler.set_timesteps(num_steps)
     return GRPOPipeline(

@@ -3,18 +3,20 @@
 One sample at a time, as on a GPU: 480 x 864, 81 frames, a block of full width, bf16, 200 text tokens.
 """
 
-from tests.fake_cuda.device import Count, fake_mode, on_device, prepare_process  # first, before torch looks for CUDA
+from tests.fake_cuda import device, sharded, streams  # first, before torch looks for CUDA
+from tests.fake_cuda.device import Count, fake_mode, on_device, prepare_process
 
 # isort: split
 
 import gc
+import itertools
 import json
 import os
 import sys
+import threading
 
 import torch
 from diffusers import AutoencoderKLHunyuanVideo15, HunyuanVideo15Transformer3DModel
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hyvideo.config.sections import OptimizerSettings
 from hyvideo.distributed.collectives import average_gradients, clip_gradients
@@ -29,6 +31,7 @@ from hyvideo.models.fp8 import Fp8Linear, use_fp8
 from hyvideo.models.hunyuan_video15.vae import install_layers
 from hyvideo.models.lora import add_trainable_lora, training_config
 from hyvideo.models.offload import offload
+from hyvideo.models.reward_models.async_scorer import AsyncScorer
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
 from hyvideo.training.anchor import WeightCopy
 from hyvideo.training.optimizers import make_optimizers
@@ -80,6 +83,7 @@ def autoencoder(layers_per_block=1):
 def take_counts(count):
     """Return the counts so far and reset them."""
     counts = {
+        "teraflop": count.teraflop,
         "gigabytes": count.gigabytes,
         "peak": count.peak / 2**30,
         "waits": dict(count.waits),
@@ -107,34 +111,6 @@ def one_block(count, *, lora):
             found[name] = take_counts(count)
         torch.autograd.backward(out, gradients)
         return found | {"backward": take_counts(count)}
-
-
-class LogSumExp(TorchDispatchMode):
-    """Records whether each call of cuDNN's attention requests the log-sum-exp."""
-
-    def __init__(self):
-        super().__init__()
-        self.requested = []
-
-    def __torch_dispatch__(self, operator, types, arguments=(), options=None):
-        if operator.overloadpacket.__name__ == "_scaled_dot_product_cudnn_attention":
-            self.requested.append(arguments[4])
-        return operator(*arguments, **(options or {}))
-
-
-def cudnn_requests():
-    """Return what a block requests of cuDNN's attention without gradient, with gradient, and in a recomputation."""
-    attention_kernels.use("cudnn")
-    block = transformer("full", num_layers=2).transformer_blocks[0]
-    cos, sin = empty(100, 128, dtype=torch.float32), empty(100, 128, dtype=torch.float32)
-    image, text = (empty(1, number, 2048).requires_grad_() for number in (100, 20))
-    with LogSumExp() as found, torch.autocast("cuda", BF16):
-        with torch.no_grad():
-            block(image, text, empty(1, 2048), Layout(cos, sin, (20,), 100))
-        out = block(image, text, empty(1, 2048), Layout(cos, sin, (20,), 100), recompute="full")
-        torch.autograd.backward(out, tuple(torch.empty_like(tensor) for tensor in out))
-    attention_kernels.use("torch")
-    return found.requested
 
 
 def passes(count, pipeline, timestep):
@@ -226,8 +202,64 @@ def the_device(count):
     return found | take_counts(count)
 
 
+def kernels(count):
+    """Count attention in passes through a block, by its kernel and the kind of activation checkpointing.
+
+    The kernel "torch" is torch's own choice of cuDNN. The log-sum-exp is requested without and with gradient.
+    """
+    tokens, text = GRID[0] * GRID[1] * GRID[2], 200
+    cos, sin = empty(tokens, 128, dtype=torch.float32), empty(tokens, 128, dtype=torch.float32)
+    inputs = empty(1, 2048), Layout(cos, sin, (text,), tokens)
+    image, context = (empty(1, number, 2048).requires_grad_() for number in (tokens, text))
+    gradients = empty(1, tokens, 2048), empty(1, text, 2048)
+    block = transformer("full", num_layers=2).transformer_blocks[0]
+    found = {}
+    for kernel, recompute in itertools.product(("flash", "cudnn", "torch"), ("selective", "full")):
+        attention_kernels.use(kernel)
+        device.attention_kernel = "flash" if kernel == "flash" else "cudnn"
+        with count, torch.autocast("cuda", BF16):
+            count.clear()
+            with torch.no_grad():
+                block(image, context, *inputs)
+            requested = [[*count.log_sum_exp]]
+            count.clear()
+            out = block(image, context, *inputs, recompute=recompute)
+            torch.autograd.backward(out, gradients)
+            requested.append([*count.log_sum_exp])
+            found[f"{kernel}, {recompute}"] = {"log-sum-exp": requested, "teraflop": count.teraflop["attention"]}
+            del out
+    device.attention_kernel = "flash"
+    attention_kernels.use("torch")
+    return found
+
+
+def reward_thread(count):
+    """Score on device 3; return the devices and streams of the thread's operators, and its devices with a context."""
+    gpu, videos = torch.device("cuda", 3), empty(2, 3, dtype=torch.float32, device="cuda:3")
+
+    class Brightness:
+        def score(self, batch, prompts, *, fps):
+            with count:  # modes belong to a thread
+                videos.mean(1)
+            return [{"VQ": 1.0} for _ in batch]
+
+    torch.cuda.set_device(gpu)
+    scorer = AsyncScorer({"test": Brightness()}, {"VQ": 1.0}, device=gpu)
+    rewards = scorer.score([empty(1, dtype=torch.uint8, device="cpu")] * 2, ["", ""], fps=8)
+    thread, *after = scorer._pool.submit(lambda: (threading.get_native_id(), *streams.current())).result()
+    scorer.close()
+    torch.cuda.set_device(0)
+    return {
+        "rewards": [reward.total for reward in rewards],
+        "operators": [*count.places],
+        "after": after,
+        "contexts": streams.contexts(thread),
+    }
+
+
 def main():
     scheduler, timestep = prepare_process()
+    mesh = sharded.mesh()
     with fake_mode():
         negative = Condition(empty(12, 3584))
         pipeline = GRPOPipeline(
@@ -240,11 +272,13 @@ def main():
         )
         found = {
             "device": the_device(Count()),
-            "cudnn": cudnn_requests(),
             "block": one_block(Count(), lora=False),
             "LoRA block": one_block(Count(), lora=True),
             "passes": passes(Count(), pipeline, timestep),
             "decode": decode(Count(), pipeline),
+            "kernels": kernels(Count()),
+            "reward thread": reward_thread(Count()),
+            "sharded": sharded.sharded(mesh, GRID),
             "tiles": tiles(Count(), pipeline),
             "exchange": exchange(Count(), pipeline.transformer, offload=False),
             "offloaded exchange": exchange(Count(), pipeline.transformer, offload=True),

@@ -6,7 +6,6 @@ results, the choice of kernels, and fusion by a compiler are not covered.
 """
 
 import collections
-import contextlib
 import ctypes
 import gc
 import hashlib
@@ -20,8 +19,8 @@ from pathlib import Path
 SOURCE = Path(__file__).with_name("guard.cpp")
 
 
-def _load() -> None:
-    """Compile guard.cpp against the installed torch, once per version of both, and load it."""
+def _load() -> ctypes.CDLL:
+    """Compile guard.cpp against the installed torch, once per version of both; return the loaded library."""
     root = Path(importlib.util.find_spec("torch").origin).parent
     version = (root / "version.py").read_bytes()
     key = hashlib.sha256(SOURCE.read_bytes() + version + str(root).encode()).hexdigest()[:16]
@@ -36,10 +35,10 @@ def _load() -> None:
         draft.rename(library)
     for name in ("libc10.so", "libtorch_cpu.so"):
         ctypes.CDLL(str(root / "lib" / name), mode=ctypes.RTLD_GLOBAL)
-    ctypes.CDLL(str(library))
+    return ctypes.CDLL(str(library))
 
 
-_load()
+_library = _load()
 
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
@@ -47,15 +46,24 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E4
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
 
+from tests.fake_cuda import streams  # noqa: E402
+
+streams.install(_library)
+attention_kernel = "flash"  # or "cudnn": which kernel `_attention` calls
 _stock_attention = F.scaled_dot_product_attention
 
 
 def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **options):
-    """Call FlashAttention if a GPU would use it: a CPU build of torch cannot choose kernels for CUDA."""
-    if query.is_cuda and attn_mask is None and query.dtype != torch.float32:
-        operator = torch.ops.aten._scaled_dot_product_flash_attention
-        return operator(query, key, value, dropout_p, is_causal, False, **options)[0]
-    return _stock_attention(query, key, value, attn_mask, dropout_p, is_causal, **options)
+    """Call the kernel that a GPU would use: a CPU build of torch cannot choose kernels for CUDA."""
+    if not query.is_cuda or attn_mask is not None or query.dtype == torch.float32:
+        return _stock_attention(query, key, value, attn_mask, dropout_p, is_causal, **options)
+    if attention_kernel == "cudnn":
+        # torch requests the log-sum-exp only for a backward pass.
+        with_gradient = torch.is_grad_enabled() and any(part.requires_grad for part in (query, key, value))
+        operator, mask = torch.ops.aten._scaled_dot_product_cudnn_attention, (None, with_gradient)
+    else:
+        operator, mask = torch.ops.aten._scaled_dot_product_flash_attention, ()
+    return operator(query, key, value, *mask, dropout_p, is_causal, False, **options)[0]
 
 
 F.scaled_dot_product_attention = _attention
@@ -82,8 +90,10 @@ _COPIES = {"_to_copy", "copy_"}
 _FREE = set(
     """view _unsafe_view _reshape_alias reshape transpose permute t expand squeeze unsqueeze unflatten unfold slice
     select narrow split split_with_sizes chunk unbind alias detach lift_fresh as_strided diagonal view_as_real
-    view_as_complex empty empty_like empty_strided new_empty new_empty_strided""".split()
+    view_as_complex empty empty_like empty_strided new_empty new_empty_strided
+    all_gather_copy_in""".split()  # the last copies only this rank's shards
 )
+_COUNTED = {"aten", "fsdp"}  # namespaces of operators
 _SMALL = 64 * 2**10  # bytes; the driver copies these at once from any memory
 
 
@@ -91,7 +101,8 @@ class Count(TorchDispatchMode):
     """Dispatch mode that counts the work a GPU would do.
 
     Bytes are those that memory-bound operators read and write, expanded tensors once. Matrix products and attention are
-    counted in FLOP instead. Memory is what operators allocate within the mode, without weights and inputs.
+    counted in FLOP instead, convolutions in both. Memory is what operators allocate within the mode, without weights
+    and inputs.
     """
 
     def __init__(self):
@@ -107,7 +118,17 @@ class Count(TorchDispatchMode):
         self.flop = collections.Counter()  # by operator
         self.waits = collections.Counter()  # by operator; blocking copies to the host are among them
         self.copies = collections.Counter()  # by kind of host memory and direction, e.g. "pinned to device"
+        self.places = collections.Counter()  # operators by thread, device and stream
+        self.log_sum_exp = set()  # whether cuDNN's attention also returned the log-sum-exp
         self.peak = self.live
+
+    @property
+    def teraflop(self) -> dict[str, float]:
+        """Matrix products, attention and convolutions, forward and backward."""
+        kinds = {"attention": "scaled_dot", "convolutions": "convolution"}
+        found = {kind: sum(flop for name, flop in self.flop.items() if part in name) for kind, part in kinds.items()}
+        found["products"] = sum(self.flop.values()) - sum(found.values())
+        return {kind: flop / 1e12 for kind, flop in found.items() if flop}
 
     @property
     def gigabytes(self) -> float:
@@ -135,10 +156,16 @@ class Count(TorchDispatchMode):
             self._hold(tensor, new=False)
         for tensor in made:
             self._hold(tensor)
-        if name not in _FREE and operator.namespace == "aten":
-            flop = _flop(name, given)
+        if name not in _FREE:
+            self.places[streams.current()] += 1
+        if operator.namespace in ("c10d", "fsdp") or "scaled_dot_product" in name:
+            streams.note(streams.current()[2], name)
+        if "cudnn_attention" in name and "backward" not in name:
+            self.log_sum_exp.add(arguments[4])
+        if name not in _FREE and operator.namespace in _COUNTED:
+            flop = _flop(name, given, made, arguments)
             self.flop[name] += flop
-            if not flop:
+            if not flop or "convolution" in name:
                 self.kernels[name] += 1
                 outputs = given[0] if name == "copy_" else options.get("out")  # only written
                 moved = [tensor for tensor in given if tensor is not outputs] + made
@@ -176,7 +203,12 @@ def _bytes(tensor) -> int:
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
 
 
-def _flop(name: str, given: list) -> int:
+def _flop(name: str, given: list, made: list, arguments: tuple) -> int:
+    if name in ("convolution", "convolution_backward"):
+        is_backward = name == "convolution_backward"
+        output, weight = (given[0], given[2]) if is_backward else (made[0], given[1])
+        passes = sum(arguments[-1][:2]) if is_backward else 1  # gradients of the input and of the weight
+        return passes * 2 * output.numel() * weight.numel() // weight.shape[0]
     if name in ("mm", "addmm"):
         (rows, inner), (_, columns) = (tensor.shape for tensor in given[-2:])
         return 2 * rows * inner * columns
@@ -210,7 +242,7 @@ def fake_mode() -> FakeTensorMode:
 
 
 def let_modules_move() -> None:
-    """Let ``Module.to`` and diffusers' group offloading move FakeTensors, on the device's only stream."""
+    """Let ``Module.to`` and diffusers' group offloading move FakeTensors."""
     from diffusers.hooks import group_offloading
 
     def move(tensor, source):
@@ -221,15 +253,9 @@ def let_modules_move() -> None:
             move(tensor, function(tensor))
         return module
 
-    class Stream:
-        def synchronize(self):
-            pass
-
     torch.nn.Module._apply = apply
     torch.Tensor.is_pinned = lambda tensor: True
     group_offloading.ModuleGroup._to_cpu = staticmethod(lambda tensor, low: tensor.cpu().clone())
-    torch.cuda.Stream, torch.cuda.current_stream = Stream, Stream
-    torch.cuda.stream, torch.cuda.empty_cache = contextlib.nullcontext, lambda: None
     group_offloading._is_torchao_tensor = lambda tensor: True  # these are moved by the next two functions
     group_offloading._swap_torchao_tensor = group_offloading._restore_torchao_tensor = move
 

@@ -1,9 +1,14 @@
 """Work of a GPU for a rollout and an update, counted on the fake CUDA device."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from hyvideo.models.hunyuan_video15.sizes import Architecture
 from tests.fake_cuda.counting import counted as counted_by
+
+COUNTS = Path(__file__).with_name("counts.json")
 
 
 @pytest.fixture(scope="module")
@@ -19,8 +24,80 @@ def test_the_device_detects_wrong_devices_transfers_and_waits(counted):
     assert device["copies"] == {"pageable to device": 2, "pinned to device": 1, "small to host": 1}
 
 
+def summary(counted):
+    """Return the counts that gpu_check prints beside its measurements."""
+    parts = {f"{name} of a block": counted["block"][name] for name in ("forward", "backward")}
+    parts |= {f"{name} of a LoRA block": counted["LoRA block"][name] for name in ("forward", "backward")}
+    parts |= {f"tile of {frames} frames": found for frames, found in counted["tiles"].items()}
+    rounded = {
+        part: {f"{kind} TFLOP": found["teraflop"][kind] for kind in found["teraflop"]}
+        | {"GB": found["gigabytes"], "peak GiB": found["peak"]}
+        for part, found in parts.items()
+    }
+    return {part: {name: float(f"{value:.4g}") for name, value in row.items()} for part, row in rounded.items()}
+
+
+def test_the_counts_in_the_repository_are_current(counted):
+    """``python -m tests.fake_cuda.test_fake_cuda`` writes them."""
+    assert json.loads(COUNTS.read_text()) == summary(counted)
+
+
 def test_rollout_and_update_request_the_same_outputs_of_cudnn(counted):
-    assert counted["cudnn"] == [True, True, True]
+    """With torch's own choice of cuDNN, they would not."""
+    requested = {kernel: counted["kernels"][f"{kernel}, full"]["log-sum-exp"] for kernel in ("cudnn", "torch")}
+    assert requested == {"cudnn": [[True], [True]], "torch": [[False], [True]]}
+
+
+@pytest.mark.parametrize("kernel", ["flash", "cudnn", "torch"])
+def test_selective_checkpointing_computes_attention_once_with_each_kernel(counted, kernel):
+    """Forward 1, backward 2.5, and with full checkpointing a second forward pass."""
+    found, forward = counted["kernels"], counted["block"]["forward"]["teraflop"]["attention"]
+    assert found[f"{kernel}, selective"]["teraflop"] == pytest.approx(3.5 * forward)
+    assert found[f"{kernel}, full"]["teraflop"] == pytest.approx(4.5 * forward)
+
+
+def test_rewards_are_computed_on_the_device_of_the_rank_in_a_stream(counted):
+    found = counted["reward thread"]
+    assert found["rewards"] == [1.0, 1.0]
+    ((thread, device, stream),) = found["operators"]
+    assert thread.startswith("reward") and device == 3 and stream != 0
+    assert found["after"][1:] == [3, 0] and set(found["contexts"]) == {3}
+
+
+@pytest.mark.parametrize("part, gathers, reductions", [("sampling", 4, 0), ("training", 8, 4)])
+def test_blocks_are_gathered_while_others_are_computed(counted, part, gathers, reductions):
+    """Three sharded blocks and the root; only the first gather of a forward or backward pass has nothing beside it."""
+    found = counted["sharded"][part]
+    collectives = [(stream, what) for stream, what in found["steps"] if what.startswith("_")]
+    assert collectives.count(("all_gather", "_allgather_base_")) == gathers
+    assert collectives.count(("reduce_scatter", "_reduce_scatter_base_")) == reductions
+    assert not found["waits"]
+    assert attentions_beside_gathers(found["steps"]).count(0) == gathers // 4
+
+
+def attentions_beside_gathers(steps):
+    """Return for each all-gather the number of attention calls that can run at the same time."""
+    submitted, awaited, before_event, awaited_by, found = 0, 0, {}, [], []
+    for stream, what in steps:
+        if stream == "default":
+            submitted += "attention" in what
+            before_event[what.replace("record", "wait for default")] = submitted
+            if what.startswith("wait for all_gather "):
+                found.append(submitted - awaited_by[len(found)])
+        elif stream.startswith("all_gather"):
+            awaited = max(awaited, before_event.get(what, 0))
+            if what == "_allgather_base_":
+                awaited_by.append(awaited)
+    return found
+
+
+def test_sharded_weights_are_copied_once_after_each_gather(counted):
+    """The copy of bf16 weights from the gathered buffer reads and writes 2 bytes per parameter."""
+    released = Architecture(num_layers=3)
+    parameters = released.num_layers * released.block_parameters + released.root_parameters
+    for part, copies in (("sampling", 1), ("training", 2)):
+        copied = counted["sharded"][part]["gigabytes"]["split_with_sizes_copy"]
+        assert copied == pytest.approx(copies * 4 * parameters / 1e9, rel=0.01)
 
 
 @pytest.mark.parametrize("part", ["rollout step", "replay", "backward", "optimizer step"])
@@ -65,6 +142,8 @@ def test_a_tile_stays_within_its_traffic_and_the_planned_memory(counted, frames,
     planned = Architecture().decoding_bytes(1, (frames, 256, 256), 256, 2) / 2**30
     assert found["gigabytes"] <= gigabytes and found["peak"] <= peak
     assert found["peak"] == pytest.approx(planned, rel=0.02)
+    flops = Architecture().decode_flops * frames * 256 * 256
+    assert sum(found["teraflop"].values()) == pytest.approx(flops / 1e12, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -82,3 +161,7 @@ def test_a_block_stays_within_its_traffic_and_memory(counted, block, part, gigab
     """480 x 864, 81 frames, eager: traffic of the memory-bound operators in GB, memory in GiB."""
     assert counted[block][part]["gigabytes"] <= gigabytes
     assert counted[block][part]["peak"] <= peak
+
+
+if __name__ == "__main__":
+    COUNTS.write_text(json.dumps(summary(counted_by("tests.fake_cuda.checks")), indent=1) + "\n")

@@ -113,7 +113,8 @@ def print_start(command: CommandLine, trainer) -> None:
     print_plan(config, world_size, start_lines(trainer.config, world_size, device.type, gpu_memory(device)))
     print(f"training               {sum(p.numel() for p in trained) / 1e6:.2f} million parameters on {device}")
     kernel, rejected = trainer.attention
-    lines = [f"{kernel} kernel", *(f"not {name}: {reason}" for name, reason in rejected.items())]
+    name = "chosen by torch" if kernel == "torch" else f"{kernel} kernel"
+    lines = [name, *(f"not {name}: {reason}" for name, reason in rejected.items())]
     warnings = filter(None, [device.type == "cuda" and cudnn_problem()])
     print("\n".join([*labelled("attention", lines), *labelled("warning", warnings)]))
     for sentence in trainer.state.changed_settings:

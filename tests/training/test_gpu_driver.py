@@ -28,7 +28,7 @@ def driver(tmp_path, monkeypatch):
     return install
 
 
-@pytest.mark.parametrize("device", ["auto", "cuda"])
+@pytest.mark.parametrize("device", ["auto", "cuda"], ids="device_{}".format)
 def test_a_driver_that_is_too_old_is_an_error_with_both_versions_and_the_fix(driver, device):
     driver("550.54.15")
     with pytest.raises(ValueError, match="driver 550.54.15 and torch .* for CUDA 13.0. Install driver 580 or newer"):

@@ -14,6 +14,7 @@ import torch
 from hyvideo.data.videos import write_video
 from hyvideo.models.reward_models.async_scorer import AsyncScorer, score_safely
 from hyvideo.models.reward_models.rewards import ScoreResult, ScorerUnavailable, SetMeasure
+from hyvideo.models.reward_models.service.server import Batcher
 
 WEIGHTS = {"VQ": 0.5, "TA": 1.0}
 
@@ -103,6 +104,13 @@ def devices(monkeypatch):
 def test_the_thread_of_a_rank_sets_no_device_but_its_own(scorer_of, devices):
     scorer = scorer_of(Brightness(), device=torch.device("cuda", 3))
     assert len(scorer.score(videos(9), ["a"], fps=8.0)) == 1
+    assert devices == [3]
+
+
+def test_the_thread_of_a_reward_service_uses_the_device_of_its_scorer(devices):
+    scorer = Brightness()
+    scorer.device = torch.device("cuda", 3)
+    Batcher(scorer).close()
     assert devices == [3]
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from hyvideo.data.videos import read_video
+from hyvideo.models.decoding import use_channels_last
 from hyvideo.models.reward_models.videoalign import VideoAlignScorer
 from hyvideo.models.reward_models.videoalign import checkpoint as checkpoints
 from hyvideo.models.reward_models.videoalign.checkpoint import find_checkpoint, plain_name, read_weights
@@ -323,3 +324,11 @@ def test_the_released_file_fits_the_bundled_base_model_config(monkeypatch, tmp_p
     assert sum(p.numel() for p in model.parameters()) == sum(
         t.numel() for name, t in tensors.items() if "lm_head" not in name
     )
+
+
+def test_a_channels_last_patch_embedding_gives_the_same_scores(exact):
+    scorer = load(dtype=torch.float32)
+    use_channels_last(scorer.model)
+    (embedding,) = (module for module in scorer.model.modules() if isinstance(module, torch.nn.Conv3d))
+    assert embedding.weight.is_contiguous(memory_format=torch.channels_last_3d)
+    assert difference(scorer.score_files(VIDEOS[:1], PROMPTS[:1]), exact.score_files(VIDEOS[:1], PROMPTS[:1])) <= FLOAT

@@ -1,7 +1,4 @@
-"""Reading and writing of metrics.jsonl: one JSON object per iteration, read again on resume and by evaluations.
-
-The line of iteration 0, written with that of iteration 1, has the base model's validation only.
-"""
+"""Reading and writing of metrics.jsonl: one JSON object per iteration; iteration 0 has the base's validation only."""
 
 import json
 import os

@@ -16,7 +16,7 @@ from hyvideo.distributed.parallelize import GradientSync, parallelize
 from hyvideo.models.conditions import Condition
 from hyvideo.models.family import prepare
 
-RANKS, NUM_BLOCKS = 8, 3
+RANKS, NUM_BLOCKS = 8, 2
 NAMES = ("all_gather_copy_in", "all_gather", "reduce_scatter", "all_reduce")
 
 

@@ -1,6 +1,6 @@
 """Check that the project computes correctly on a GPU, and measure its speed. Results are tables that can be shared.
 
-    python -m scripts.gpu_check right                            23 minutes: kernels, tests, ratios, runs, resume
+    python -m scripts.gpu_check right                            27 minutes: kernels, tests, ratios, runs, resume
     python -m scripts.gpu_check fast                             26 minutes: the 8.3 B model at 480 x 864 x 81
     python -m scripts.gpu_check right fast --tiny --device cpu   all of it, with tiny models, on any machine
     python -m scripts.gpu_check weights --model_path ckpts --transformer_version 480p_i2v

@@ -21,6 +21,12 @@ def test_every_check_passes_with_tiny_models_on_a_cpu(tmp_path, monkeypatch):
     check_order_of_compilation(rows)
     assert len(rows["profile"][0].keys() - {"what", "ok", "seconds"}) == 20
     assert [row["difference"] < 0.02 for row in rows["forward"]] == [True] * 3  # eager, compiled and diffusers'
+    known = {
+        frames: [row["vLLM-Omni on an H200, s"] for row in rows["guided_step"] if f"-{frames}" in row["what"]]
+        for frames in (121, 33)
+    }
+    assert known == {121: [2.59, 2.59], 33: [0.50, 0.50]}  # eager and compiled
+    assert [row["counted GB"] for row in rows["counts"]] == [5.95, 11.41, 153.7, 228.6]
     for how in ("eager", "compiled"):
         assert [row["grad"] for row in rows[f"on_policy_{how}"] if "grad" in row] == [0]
     for check, is_deterministic in (("runs", False), ("deterministic", True)):

@@ -15,11 +15,13 @@ import torch
 
 from tests.distributed.launch import launch
 from tests.forked import ROOT, python
+from tests.shallow import SHALLOW
 from tests.test_trainer import TIMING, Redness
 
 MODULE = "tests.distributed.test_rank_faults"
 CPU = torch.device("cpu")
 SETTINGS = {
+    "pretrained_model_root": SHALLOW,
     "valid_video_csv": "",
     "report_to": ["none"],
     "cfg_scale": 1.0,

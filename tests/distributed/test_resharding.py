@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 
 from tests.distributed.launch import launch
 from tests.distributed.test_same_run import FSDP, LORA, SETTINGS, ThresholdScorer
+from tests.shallow import SHALLOW
 
 MODULE = "tests.distributed.test_resharding"
 EVERYTHING = -1.0  # below every reward
@@ -102,7 +103,7 @@ def test_one_process_loads_the_policy_of_a_sharded_run(two_rank_run):
     run, _ = two_rank_run
     tensors = load_file(run / "tensors.safetensors")
     folder = run / "checkpoints" / "000002"
-    saved_policy.check_policy("assets/miniature", "miniature", folder)
+    saved_policy.check_policy(SHALLOW, "miniature", folder)
     model = saved_policy.load(folder, torch.float32)
     for name, tensor in model.state_dict().items():
         expected = tensors.get(f"average.{name}", tensors[f"policy.{name}"])

@@ -7,10 +7,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.distributed.launch import launch
+from tests.shallow import SHALLOW, write_trained
 
 MODULE = "tests.distributed.test_same_run"
 CPU = torch.device("cpu")
 SETTINGS = {
+    "pretrained_model_root": SHALLOW,
     "valid_video_csv": "",
     "num_updates_per_rollout": 1,
     "mini_batch_size_per_update": 2,
@@ -27,6 +29,7 @@ SETTINGS = {
     "ema_decay": 0.5,
     "max_missing_fraction": 0.6,
     "num_threads": 1,
+    "seed": 52,
 }
 LORA = {"lora_rank": 3, "enable_gradient_checkpointing": True}
 FSDP = {"enable_fsdp": True}
@@ -151,7 +154,7 @@ NFT = LORA | {
     "nft_levels": 2,
     "eta": 0.0,
     "random_weights": False,
-    "seed": 43,
+    "seed": 55,
     "num_updates_per_rollout": 2,
     "use_moving_KL": True,
     "update_ref_model_step": 4,
@@ -166,7 +169,7 @@ KINDS = {
 # update the weights agree to a fraction of the update. tests/training/test_muon.py compares it on equal gradients.
 ITERATIONS = {"muon": 1}
 # Between the second and third smallest reward of the first iteration, so that two rewards are missing.
-THRESHOLDS = {"nft": 0.07}
+THRESHOLDS = {"nft": 0.202}
 TOLERANCES = {"muon": 2e-5}
 
 
@@ -175,6 +178,8 @@ def runs(request, tmp_path_factory):
     """Return the runs of one kind of training: on one process and in all layouts of four."""
     folder = tmp_path_factory.mktemp(request.param)
     kind, threshold = KINDS[request.param], THRESHOLDS.get(request.param, -0.2257)
+    if not kind.get("random_weights", True):
+        kind = kind | {"pretrained_model_root": write_trained(folder / "checkpoint")}
     iterations = ITERATIONS.get(request.param, 2)
     single = launch(f"{MODULE}:train", 1, str(folder / "single"), kind | {"batch_size": 8}, threshold, iterations)[0]
     all_layouts = request.config.getoption("--slow")

@@ -1,6 +1,7 @@
 """Tests of the miniature build: repeatable and loadable; and of the shipped miniatures: small and complete."""
 
 import json
+from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -16,6 +17,7 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.miniature import build, world
 from hyvideo.miniature.architecture import DRAWN_PARTS, VERSION
 from hyvideo.miniature.measures import measure
+from hyvideo.miniature.reward_model import train as train_reward_model
 from hyvideo.models.family import family_of
 from hyvideo.models.fit_checks import check_checkpoint
 from hyvideo.models.loading import load_transformer, load_vae
@@ -32,9 +34,11 @@ WEIGHTS = {"hunyuan_video15": ("transformer/miniature", "vae"), "wan": ("transfo
 def small_build(monkeypatch):
     def run(out, family):
         flags = ["--family", family, "--out", str(out), "--vae_steps", "2", "--base_steps", "2", "--num_clips", "48"]
-        flags += ["--reward_steps", "2", "--reward_clips", "48"]
+        flags += ["--reward_steps", "2", "--reward_clips", "8"]
         monkeypatch.setattr("sys.argv", ["build", *flags])
         monkeypatch.setattr(build, "REFERENCE_CLIPS", 1)
+        train = partial(train_reward_model, batch_size=8)
+        monkeypatch.setattr(build, "train_reward_model", lambda *clips, batch_size, **options: train(*clips, **options))
         build.main()
         return [load_file(next((out / part).glob("*.safetensors"))) for part in WEIGHTS[family]]
 

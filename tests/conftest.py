@@ -12,7 +12,6 @@ import pytest
 from hyvideo.config.command_line import load_config
 from hyvideo.config.settings import Config
 from tests import forked, fuzzing
-from tests.shallow import SHALLOW
 
 ROOT = Path(__file__).parent.parent
 
@@ -86,7 +85,6 @@ def tiny_config(tmp_path, monkeypatch) -> Config:
     monkeypatch.chdir(ROOT)
     return load_config(
         "configs/smoke.yaml",
-        pretrained_model_root=SHALLOW,
         output_dir=str(tmp_path / "run"),
         valid_video_csv="",
         cfg_scale=1.0,

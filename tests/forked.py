@@ -2,6 +2,8 @@
 
     subprocess.run([python(), "post_train.py", "--eta", "1"], ...)
 
+`python(preload)` is an interpreter that has imported that module instead, and what the module imports.
+
 The program at that path connects to a server and passes arguments, environment, working directory and output. The
 server forks a process that does the work; signals and the exit code are passed on. All pytest workers share one server,
 which the first of them starts and which ends with pytest.
@@ -32,8 +34,10 @@ OWNER = "FORKED_FOR"  # environment variable: PID of the process with which the 
 
 # Modules that hyvideo imports lazily and that most programs need.
 LATE = (
+    "hypothesis",
     "diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5",
     "pytest",
+    "torch._inductor.compile_fx",
     "torch.distributed.checkpoint.state_dict",
     "torch.distributed.fsdp",
     "torch.distributed.run",
@@ -73,17 +77,17 @@ def _folder() -> Path:
     return Path(tempfile.gettempdir()) / f"forked-{os.getuid()}-{os.environ[OWNER]}"
 
 
-def python() -> str:
+def python(preload: str = "") -> str:
     """Return the path of the client program, and start the server if it is not running."""
     become_server_owner()
-    folder = _folder()
-    folder.mkdir(mode=0o700, exist_ok=True)
+    folder = _folder() / preload
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     program = folder / "python"
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not program.exists():
             environment = os.environ | ALLOCATOR | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-            command = [sys.executable, "-m", "tests.forked", os.environ[OWNER], str(folder)]
+            command = [sys.executable, "-m", "tests.forked", os.environ[OWNER], str(folder), preload]
             server = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, cwd=ROOT, text=True)
             assert server.stdout.readline() == "ready\n", "the server of forked processes did not start"
             program.write_text(f"#!{sys.executable} -IS\n{CLIENT}")
@@ -235,8 +239,11 @@ def _execute(arguments: list[str]) -> None:
         runpy.run_path(first, run_name="__main__")
 
 
-def main(owner: int, folder: Path) -> None:
-    _import_all()
+def main(owner: int, folder: Path, preload: str) -> None:
+    if preload:
+        importlib.import_module(preload)
+    else:
+        _import_all()
     assert len(os.listdir("/proc/self/task")) == 1, "a process with threads must not fork"
     gc.collect()
     gc.freeze()
@@ -244,8 +251,8 @@ def main(owner: int, folder: Path) -> None:
     print("ready", flush=True)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     server.run(owner)
-    shutil.rmtree(folder)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])

@@ -19,9 +19,15 @@ from hyvideo.trainer import Trainer
 from hyvideo.training.rollout_batch import RolloutBatch
 from tests.forked import ROOT
 from tests.records.test_metrics_page import undocumented
+from tests.shallow import SHALLOW
 
 CPU = torch.device("cpu")
 TIMING = ("time/", "memory/")
+
+
+@pytest.fixture
+def tiny_config(tiny_config):
+    return tiny_config.with_settings(pretrained_model_root=SHALLOW)
 
 
 class Redness:

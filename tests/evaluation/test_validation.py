@@ -12,9 +12,15 @@ from hyvideo.evaluation.run_summary import print_summary
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.trainer import Trainer
 from tests.distributed.launch import launch
+from tests.shallow import SHALLOW
 from tests.test_trainer import Redness
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def tiny_config(tiny_config):
+    return tiny_config.with_settings(pretrained_model_root=SHALLOW)
 
 
 def validate(folder, sp_size):
@@ -24,6 +30,7 @@ def validate(folder, sp_size):
     from tests.distributed.test_same_run import ThresholdScorer
 
     settings = {"log_num_videos": 5, "sp_size": sp_size, "batch_size": 4, "validation_batch_size": 1}
+    settings |= {"pretrained_model_root": SHALLOW}
     prompts = Path(folder) / "five.csv"
     config = load_config("configs/smoke.yaml", output_dir=folder, valid_video_csv=str(prompts), **settings)
     trainer = Trainer(config, ranks.start(sp_size, CPU, timeout=60), CPU, scorers={"test": ThresholdScorer(-9.0)})

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.forked import ROOT, python
+from tests.shallow import SHALLOW
+
 TRAIN = ["bash", "scripts/post_train/train_grpo.sh"]
 
 # A fake agent: logs its arguments and, if WAIT is set, waits for SIGTERM. With -c, it prints 3, the number of GPUs.
@@ -72,6 +74,14 @@ def start(tmp_path, monkeypatch):
         process.communicate(timeout=30)
 
 
+@pytest.fixture
+def start_real(start):
+    """Start a script whose ``python`` has already imported torch."""
+    environment = {"PYTHON_EXEC": python(), "PYTHONPATH": str(ROOT)}
+    program = {"python": f'#!/usr/bin/env bash\nexec {python()} "$@"\n'}
+    return lambda command, **variables: start(command, program, **environment | variables)
+
+
 def finish(process):
     output = process.communicate(timeout=240)[0]
     return process.returncode, output
@@ -95,12 +105,13 @@ def free_port():
         return server.getsockname()[1]
 
 
-def test_two_nodes_train_one_run(start, tmp_path):
+def test_two_nodes_train_one_run(start_real, tmp_path):
     out = tmp_path / "run with spaces"
     flags = ["--config", "configs/smoke.yaml", "--max_steps", "1", "--output_dir", out, "--batch_size", "4"]
     flags += ["--valid_video_csv", "", "--num_threads", "1", "--report_to", "none", "--cfg_scale", "1"]
+    flags += ["--pretrained_model_root", SHALLOW]
     places = {"NNODES": "2", "NPROC_PER_NODE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
-    nodes = [start([*TRAIN, *flags], MAX_RESTARTS="0", **places) for _ in range(2)]
+    nodes = [start_real([*TRAIN, *flags], MAX_RESTARTS="0", **places) for _ in range(2)]
     for code, output in map(finish, nodes):
         assert code == 0, output
     (line,) = (out / "metrics.jsonl").read_text().splitlines()
@@ -108,8 +119,8 @@ def test_two_nodes_train_one_run(start, tmp_path):
     assert "resume_from_checkpoint: latest" in (out / "config.yaml").read_text()
 
 
-def test_a_user_error_is_not_restarted_and_exits_with_2(start):
-    code, output = finish(start([*TRAIN, "--config", "configs/smoke.yaml", "--eta", "-1"], NPROC_PER_NODE="1"))
+def test_a_user_error_is_not_restarted_and_exits_with_2(start_real):
+    code, output = finish(start_real([*TRAIN, "--config", "configs/smoke.yaml", "--eta", "-1"], NPROC_PER_NODE="1"))
     assert code == 2 and output.count("eta must not be negative") == 1, output
 
 

@@ -11,6 +11,7 @@ from hyvideo.models.sizes import read_architecture
 from hyvideo.records.stage_timer import StageTimer
 from hyvideo.schedulers.transitions import shifted_levels
 from hyvideo.trainer import Trainer
+from tests.shallow import SHALLOW
 from tests.test_trainer import CPU, Redness, run
 
 # Guidance, permuted steps, two mini-batches, two batches of rollouts, both KL terms.
@@ -31,6 +32,12 @@ SETTINGS = {
     "dual_kl_step_weight": 0.4,
     "clip_range": 2e-3,
 }
+
+
+@pytest.fixture
+def tiny_config(tiny_config):
+    return tiny_config.with_settings(pretrained_model_root=SHALLOW)
+
 
 NFT = {"objective": "nft", "nft_levels": 4, "eta": 0.0, "gate_interval": 0}
 

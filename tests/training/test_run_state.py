@@ -13,9 +13,11 @@ from hyvideo.models.lora import Pair, save_lora
 from hyvideo.records.metrics_file import complete_lines
 from hyvideo.trainer import Trainer
 from hyvideo.training.run_state import changed_contents, check_changes, hash_files
+from tests.shallow import SHALLOW
 from tests.test_trainer import CPU, TIMING, Redness
 
 SETTINGS = {
+    "pretrained_model_root": SHALLOW,
     "batch_size": 2,
     "gradient_accumulation_steps": 2,
     "num_generations": 2,

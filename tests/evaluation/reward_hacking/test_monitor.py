@@ -21,6 +21,7 @@ from hyvideo.models.reward_models.rewards import SetMeasure
 from hyvideo.records.metrics_file import read_metrics
 from hyvideo.trainer import Trainer
 from tests.distributed.launch import launch
+from tests.shallow import SHALLOW
 
 MODULE = "tests.evaluation.reward_hacking.test_monitor"
 CPU = torch.device("cpu")
@@ -31,6 +32,11 @@ VALIDATION = {
     "save_interval": 1,
 }
 GREEDY = {"learning_rate": 3e-3, "kl_weight": 0.0, "max_steps": 3}
+
+
+@pytest.fixture
+def tiny_config(tiny_config):
+    return tiny_config.with_settings(pretrained_model_root=SHALLOW)
 
 
 class Brightness:

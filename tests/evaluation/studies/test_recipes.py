@@ -20,7 +20,7 @@ from scripts import compare_recipes
 FILE = """
 base: configs/smoke.yaml
 common: {grpo_sampling_steps: 2, cfg_scale: 1, validation_interval: 2, validation_steps: 2, check_reward: false,
-         log_num_videos: 0, validate_at_step0: true}
+         log_num_videos: 0, validate_at_step0: true, pretrained_model_root: tests/shallow_miniature}
 recipes:
   one update: {num_updates_per_rollout: 1}
   two.updates: {config: %s, learning_rate: 1e-2}

@@ -3,7 +3,12 @@
 import pytest
 import torch
 
+from hyvideo.config.memory.persistent import optimizer_bytes
+from hyvideo.config.memory.planned_run import PlannedRun
+from hyvideo.data.prompts import Request
+from hyvideo.models.sizes import read_architecture
 from hyvideo.training.optimizers import Optimizers
+from hyvideo.training.policy import Policy
 
 
 @pytest.mark.parametrize("start", [0.5, torch.tensor(0.5)])
@@ -14,3 +19,22 @@ def test_the_learning_rate_is_set_in_optimizers_that_store_it_as_a_number_or_as_
     Optimizers(sgd).step(0.25)
     assert weight.tolist() == [-0.25, -0.25] and weight.grad is None
     assert type(sgd.param_groups[0]["lr"]) is type(start)
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+@pytest.mark.parametrize("scope", ["none", "hidden", "all"])
+def test_the_planner_counts_the_state_of_the_real_optimizers(tiny_config, mesh, rank, scope):
+    settings = {"lora_rank": rank, "kl_weight": 0.0, "use_muon": scope != "none"}
+    config = tiny_config.with_settings(**settings, **({"muon_scope": scope} if scope != "none" else {}))
+    policy = Policy(config, mesh, torch.device("cpu"), [Request("a red circle moves up")])
+    for parameter in policy.parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    policy.optimizers.step(0.0)
+    states = [state for parameter in policy.parameters for state in policy.optimizers.state_of(parameter).values()]
+    counted = sum(state.nbytes for state in states if state.ndim)  # without step counts
+    model = config.model
+    planned = optimizer_bytes(PlannedRun(config, 1, read_architecture(model.pretrained_model_root, "miniature")))
+    if not rank:  # the planner also counts parameters that are frozen because no request uses them
+        frozen = sum(parameter.numel() for parameter in policy.transformer.parameters() if not parameter.requires_grad)
+        planned -= 4 * frozen * (1 if scope == "all" else 2)
+    assert planned == pytest.approx(counted, rel=0.04)

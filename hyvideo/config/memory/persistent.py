@@ -33,11 +33,12 @@ def frozen_bytes(run: PlannedRun) -> float:
 def optimizer_bytes(run: PlannedRun) -> float:
     """Return the bytes of the optimizer state: two moments of AdamW, one of Muon, in the precision of the parameters.
 
-    Muon trains the matrices of attention and feed-forward, about two thirds of the parameters, or nearly all.
+    Muon trains the matrices of attention and feed-forward, about two thirds of the parameters and none of a LoRA, or
+    nearly all.
     """
     model = run.architecture
-    hidden = model.matrix_parameters / model.parameters
-    by_muon = 1.0 if run.settings.muon_scope == "all" or run.settings.lora_rank else hidden
+    hidden = 0.0 if run.settings.lora_rank else model.matrix_parameters / model.parameters
+    by_muon = 1.0 if run.settings.muon_scope == "all" else hidden
     return (2 - (by_muon if run.settings.use_muon else 0.0)) * trained_bytes(run)
 
 

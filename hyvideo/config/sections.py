@@ -248,7 +248,7 @@ class RecordSettings:
     validation_interval: int = records(50, "Iterations between validations.", no.VALIDATION, at_least=1)
     validation_steps: int = records(40, "ODE steps.", no.VALIDATION, at_least=1, at_most=MAX_STEPS, measured=True)
     validation_seed: int = records(930, "Seed of the validation noise.", no.VALIDATION, measured=True)
-    validation_repeats: int = records(1, "Videos per validation prompt.", no.VALIDATION, at_least=1, measured=True)
+    validation_repeats: int = records(1, "Videos per prompt.", no.VALIDATION, at_least=1, at_most=1000, measured=True)
     validation_batch_size: int = records(1, "Validation videos sampled together.", no.VALIDATION, at_least=1)
     validation_num_frames: int = records(0, "Frames, 4n + 1; 0: sample_n_frames.", no.VALIDATION, at_most=MAX_FRAMES)
     validation_shift: float | None = records(None, "Shift in validation; default: shift.", no.VALIDATION, above=0)

@@ -21,7 +21,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher import api
 
-KILL_AFTER_S = 5
+KILL_AFTER_S = 3
 STOPPED_CODE = 75
 FINAL_CODES = (2, 3, STOPPED_CODE)  # invalid settings, reward hacking, stopped by a signal
 

@@ -144,7 +144,7 @@ def test_without_a_base_validation_the_summary_has_no_comparison_and_one_warning
 
 
 @pytest.mark.parametrize("content", ["[{", '[{"file": "000.mp4"}]', "[[]]", "video"])
-def test_damaged_records_cost_only_the_picture_of_the_summary(capsys, validated, content):
+def test_corrupted_records_cost_only_the_picture_of_the_summary(capsys, validated, content):
     folder = validated.folder(0)
     before = {path: path.read_bytes() for path in folder.iterdir()}
     (folder / ("000.mp4" if content == "video" else "scores.json")).write_text("" if content == "video" else content)

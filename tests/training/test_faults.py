@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -49,11 +50,14 @@ RUN = SETTINGS | {
     "ema_decay": 0.0,
     "resume_from_checkpoint": "latest",
 }
-SIGNALS = {"KILL": signal.SIGKILL, "TERM": signal.SIGTERM, "INT": signal.SIGINT}
+SIGNALS = {"KILL": signal.SIGKILL, "TERM": signal.SIGTERM, "INT": signal.SIGINT, "STOP": signal.SIGSTOP}
 
 
-def inject(log, stage="", iteration=0, kind="KILL"):
-    """Send this process a signal in the middle of a stage of an iteration, and log every call of the sampler."""
+def inject(log, stage="", iteration=0, kind="KILL", rank=0):
+    """Send this process a signal in the middle of a stage of an iteration, and log every call of the sampler.
+
+    Of several processes, only ``rank`` receives it, and only before their first restart.
+    """
     import post_train
     from hyvideo.distributed import manifest
 
@@ -63,7 +67,9 @@ def inject(log, stage="", iteration=0, kind="KILL"):
         trainer = build(*arguments)
 
         def send_signals():
-            if trainer.iteration == iteration:
+            is_first_start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+            if trainer.iteration == iteration and trainer.mesh.rank == rank and is_first_start:
+                time.sleep(0.5 if kind == "STOP" else 0)  # until the watchdog has reported the stage
                 for name in kind.split():
                     os.kill(os.getpid(), SIGNALS[name])
                     time.sleep(0.05)  # lets a second signal of the same kind arrive separately
@@ -245,6 +251,35 @@ def test_a_signal_outside_of_training_ends_the_run_at_once_with_code_75(tmp_path
     assert result.code == 75 and f"stopped by SIG{kind} outside of training" in result.output, result
     assert "Traceback" not in result.output
     assert sorted(path.name for path in run.out.glob("checkpoints/0*")) == [f"{iteration:06d}" for iteration in left]
+
+
+# --- a rank that hangs ----------------------------------------------------------------------------------------------
+
+
+def launch_with_hanging_rank(folder, stage):
+    """Run two ranks with a launcher; the second is stopped in a stage of iteration 2. Return the run and the result."""
+    run = Run(folder)
+    call = "inject", (str(run.log), stage, 2, "STOP", 1)
+    (folder / "program.py").write_text(PROGRAM.format(*call))
+    launcher = ["-m", "scripts.launch", "--standalone", "--nproc_per_node=2", "--max-restarts=3"]
+    limits = {"collective_timeout": 8, "watchdog_seconds": 3, "max_steps": 2, "gradient_accumulation_steps": 1}
+    flags = [f"--{name}={value}" for name, value in (RUN | {"output_dir": str(run.out)} | limits).items()]
+    command = [python(), *launcher, str(folder / "program.py"), "--config", "configs/smoke.yaml", *flags]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHON_EXEC": python()}
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300)
+    return run, Result(result.returncode, result.stdout + result.stderr)
+
+
+@pytest.mark.parametrize(
+    "stage", [stage if stage == "anchor" else pytest.param(stage, marks=pytest.mark.slow) for stage in STAGES]
+)
+def test_a_rank_that_hangs_is_reported_with_its_stage_ended_and_the_run_resumed(tmp_path, stage):
+    run, result = launch_with_hanging_rank(tmp_path, stage)
+    assert result.code == 0, result.output
+    assert re.search(rf"^1 .* {stage} +2 .*no heartbeat for \d+ s$", result.output, re.MULTILINE), result.output
+    assert "no heartbeat (stopped, exited or unreachable): rank 1" in result.output
+    assert "resuming from iteration 1" in result.output
+    assert [line["iteration"] for line in run.metrics()] == [1, 2] and run.checkpoints() == ["000001", "000002"]
 
 
 # --- a full disk ----------------------------------------------------------------------------------------------------

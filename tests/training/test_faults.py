@@ -262,7 +262,7 @@ def launch_with_hanging_rank(folder, stage):
     call = "inject", (str(run.log), stage, 2, "STOP", 1)
     (folder / "program.py").write_text(PROGRAM.format(*call))
     launcher = ["-m", "scripts.launch", "--standalone", "--nproc_per_node=2", "--max-restarts=3"]
-    limits = {"collective_timeout": 8, "watchdog_seconds": 3, "max_steps": 2, "gradient_accumulation_steps": 1}
+    limits = {"collective_timeout": 8, "watchdog_seconds": 3, "max_steps": 2}
     flags = [f"--{name}={value}" for name, value in (RUN | {"output_dir": str(run.out)} | limits).items()]
     command = [python(), *launcher, str(folder / "program.py"), "--config", "configs/smoke.yaml", *flags]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHON_EXEC": python()}

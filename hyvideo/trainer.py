@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from hyvideo.config.memory.hardware import peak_tflops
 from hyvideo.config.settings import Config
 from hyvideo.distributed import checkpoint
 from hyvideo.distributed.collectives import raise_on_all_ranks
@@ -30,7 +31,7 @@ from hyvideo.models.reward_models.rewards import Reward, Scorer
 from hyvideo.records.metrics import MetricsWriter
 from hyvideo.records.progress_bar import ProgressBar
 from hyvideo.records.run_files import warn_if_unwritable, write_config
-from hyvideo.records.stage_timer import StageTimer, peak_memory_gib
+from hyvideo.records.stage_timer import StageTimer, Timeline, peak_memory_gib
 from hyvideo.training.machine import resolve_auto
 from hyvideo.training.on_policy_check import OffPolicyError
 from hyvideo.training.preemption import Stopped
@@ -59,6 +60,7 @@ class Trainer(RunParts):
         config = resolve_auto(config, mesh, device)
         self.config, self.mesh, self.device = config, mesh, device
         self.output_dir = Path(config.record.output_dir)
+        self.timeline = Timeline(self.output_dir)
         self.bar = ProgressBar(config.optimizer.max_steps, is_shown=mesh.is_main)
         self.progress = Progress(on_stage, self.bar.stage)
         self.progress.enter("load")
@@ -66,6 +68,7 @@ class Trainer(RunParts):
         with ExitStack() as on_error:
             on_error.enter_context(self.owner)  # first, so that no other process can write a newer checkpoint
             super().__init__(config, mesh, device, self.progress, self.owner, scorers)
+            self._start_timer()  # for the validation of the base model
             self._resume(config.record.resume_from_checkpoint)
             on_error.pop_all()
 
@@ -136,13 +139,15 @@ class Trainer(RunParts):
                     self.checkpoints.wait()
                     self.validation.monitor.end(saved)
                 if self._is_due(self.config.record.save_interval) or self.state.is_save_due():
-                    self.state.save()
+                    with self.timer("save"):
+                        self.state.save()
+                self._write_timeline()
             self.checkpoints.wait()
+            self._write_timeline()  # with the end of the last checkpoint
 
     def run_iteration(self, writer: MetricsWriter | None = None) -> dict[str, float]:
         """Run one iteration (rollouts, rewards, advantages, updates) and return its metrics by name."""
-        timer = StageTimer(self.device, self.progress.enter)
-        self.cost.forwards = 0
+        timer = self._start_timer()
         # Each batch is scored while the next one is sampled, the last one beside the anchor's forward passes. With
         # `score_between_stages`, all are scored before the anchor, while the GPU is otherwise idle.
         rollouts, pending = self.collector.collect(self.iteration, timer, keep_means=self.update.needs_means())
@@ -168,7 +173,7 @@ class Trainer(RunParts):
             "anchor/age": self.policy.anchor.age if self.policy.anchor else 0,
             "cost/forwards": self.cost.forwards / len(rollouts),
             **timer.metrics(),
-            "time/scoring": self.scorer.take_seconds(),
+            "time/scoring": sum(end - start for start, end in self.scorer.spans),
             "memory/peak_gib": peak_memory_gib(self.device),
             "memory/peak_reserved_gib": peak_memory_gib(self.device, reserved=True),
         }
@@ -179,15 +184,27 @@ class Trainer(RunParts):
 
     def validate(self) -> dict[str, float]:
         """Validate the EMA weights if the run keeps them, else the policy, and return the metrics."""
-        self.progress.enter("validation")
-        with self.policy.with_ema_weights():
-            metrics = self.validation.run(self.iteration)
-        self.scorer.take_seconds()  # not part of any iteration's time/scoring
-        return metrics
+        with self.timer("validation"), self.policy.with_ema_weights():
+            return self.validation.run(self.iteration)
+
+    def _start_timer(self) -> StageTimer:
+        """Return the timer of an iteration, whose timeline also has the validation and the checkpoint after it."""
+        self.scorer.spans.clear()
+        has_peak = self.device.type == "cuda" and self.config.model.dtype != "fp32"
+        peak = peak_tflops(torch.cuda.get_device_name(self.device)) if has_peak else None
+        self.timer = StageTimer(self.device, self.progress.enter, flops=lambda: self.cost.flops, peak=peak)
+        return self.timer
+
+    def _write_timeline(self) -> None:
+        if self.mesh.is_main:
+            background = {"scoring": self.scorer.spans, "writing": self.checkpoints.spans}
+            spans = [(stage, span) for stage, spans in background.items() for span in spans]
+            self.timeline.write(self.iteration, self.timer.start, self.timer.spans() + spans)
 
     def _report(self) -> None:
         """Write report.html if ``report`` is set."""
         if self.mesh.is_main and self.config.record.report:
+            self._write_timeline()
             with warn_if_unwritable("REPORT", (OSError, ValueError, OverflowError)):
                 write_report([self.output_dir], self.output_dir / REPORT_FILE)
 

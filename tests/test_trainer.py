@@ -22,7 +22,7 @@ from tests.records.test_metrics_page import undocumented
 from tests.shallow import SHALLOW
 
 CPU = torch.device("cpu")
-TIMING = ("time/", "memory/")
+TIMING = ("time/", "memory/", "perf/")
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -43,6 +44,7 @@ class CheckpointWriter:
         self.output_dir, self.mesh, self.is_asynchronous = output_dir, mesh, is_asynchronous
         self.keep, self.keep_every, self.owner = keep, keep_every, owner
         self.last_failed = False  # whether the newest checkpoint could not be written
+        self.spans: list[list[float]] = []  # start and, once it has ended, end of the newest write (`perf_counter`)
         # A separate group, so that the thread's collectives cannot mix with those of the training.
         limit = timedelta(seconds=timeout)
         self._group = dist.new_group(backend="gloo", timeout=limit) if mesh.world_size > 1 else None
@@ -60,6 +62,7 @@ class CheckpointWriter:
         self.wait()
         copied = {name: tensor.detach().to("cpu", copy=self.is_asynchronous) for name, tensor in tensors.items()}
         target = self.output_dir / FOLDER / f"{iteration:06d}"
+        self.spans = [[time.perf_counter()]]
         self._pending = self._thread.submit(self._write, target, copied, json.dumps(state, indent=2), files)
         if not self.is_asynchronous:
             self.wait()
@@ -97,6 +100,8 @@ class CheckpointWriter:
             if self.mesh.is_main:  # a partial checkpoint must not fill the disk
                 shutil.rmtree(partial, ignore_errors=True)
             raise
+        finally:
+            self.spans[0].append(time.perf_counter())
 
     def _write_partial(
         self, partial: Path, tensors: dict[str, Tensor], state: str, files: Callable[[Path], None]

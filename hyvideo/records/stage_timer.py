@@ -1,35 +1,96 @@
-"""Time of each stage of an iteration, and peak memory."""
+"""Time and TFLOP/s of each stage of an iteration, its timeline, and peak memory."""
 
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
+from hyvideo.records.run_files import warn_if_unwritable, write_json
+
+TIMELINE_FILE = "timeline.json"
+
 
 class StageTimer:
-    """Measures the seconds of each stage as ``time/<stage>`` and calls ``on_stage`` at its start and end."""
+    """Measures the stages of an iteration and calls ``on_stage`` at their start and end.
 
-    def __init__(self, device: torch.device, on_stage: Callable[..., None] = lambda *stage: None):
-        self.device, self.on_stage = device, on_stage
-        self.seconds: dict[str, float] = {}
-        self._start = time.perf_counter()
+    On a GPU, events in the current stream mark the stages, so that the CPU does not wait at the end of a stage.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        on_stage: Callable[..., None] = lambda *stage: None,
+        *,
+        flops: Callable[[], float] = lambda: 0.0,  # returns the FLOPs that the stages have computed so far
+        peak: float | None = None,  # TFLOP/s of the device; None: unknown
+    ):
+        self.on_stage, self._flops, self._peak = on_stage, flops, peak
+        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        self._stages: list[tuple] = []  # name, mark of the start, mark of the end, FLOPs
+        self._synchronize()  # the first event and the CPU's clock have the same origin
+        self.start = time.perf_counter()
+        self._origin = self._mark()
 
     @contextmanager
     def __call__(self, stage: str, part: str = "") -> Iterator[None]:
-        start = time.perf_counter()
+        start, flops = self._mark(), self._flops()
         self.on_stage(stage, part)
         yield
-        if self.device.type == "cuda":
-            # Only this stream: rewards are computed concurrently on another one.
-            torch.cuda.current_stream(self.device).synchronize()
-        name = f"time/{stage}"
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+        self._stages.append((stage, start, self._mark(), self._flops() - flops))
         self.on_stage(f"after {stage}")
 
+    def spans(self) -> list[tuple[str, tuple[float, float]]]:
+        """Return each finished stage with its start and end on the clock of `time.perf_counter`. Waits for the GPU."""
+        self._synchronize()
+        return [(stage, (self._seconds(start), self._seconds(end))) for stage, start, end, _ in self._stages]
+
     def metrics(self) -> dict[str, float]:
-        return self.seconds | {"time/iteration": time.perf_counter() - self._start}
+        """Return ``time/<stage>``, ``perf/tflops/<stage>`` of stages with FLOPs, and ``perf/mfu/<stage>``."""
+        seconds, flops = Counter(), Counter()
+        for (stage, (start, end)), (*_, count) in zip(self.spans(), self._stages):
+            seconds[stage] += end - start
+            flops[stage] += count
+        seconds["iteration"], flops["iteration"] = time.perf_counter() - self.start, flops.total()
+        metrics = {f"time/{stage}": value for stage, value in seconds.items()}
+        for stage in (stage for stage in flops if flops[stage] and seconds[stage]):
+            rate = metrics[f"perf/tflops/{stage}"] = flops[stage] / seconds[stage] / 1e12
+            metrics |= {f"perf/mfu/{stage}": rate / self._peak} if self._peak else {}
+        return metrics
+
+    def _synchronize(self) -> None:
+        if self._stream:  # only this stream: rewards are computed concurrently on another one
+            self._stream.synchronize()
+
+    def _mark(self) -> "float | torch.cuda.Event":
+        return self._stream.record_event(torch.cuda.Event(enable_timing=True)) if self._stream else time.perf_counter()
+
+    def _seconds(self, mark: "float | torch.cuda.Event") -> float:
+        return self.start + self._origin.elapsed_time(mark) / 1000 if self._stream else mark
+
+
+class Timeline:
+    """Writes timeline.json: the newest iteration with the most stages, such as one with a validation."""
+
+    def __init__(self, output_dir: Path):
+        self.path, self._shown = output_dir / TIMELINE_FILE, (0, 0.0, [])
+
+    def write(self, iteration: int, start: float, spans: list[tuple[str, Sequence[float]]]) -> None:
+        """Write the stages of an iteration that began at ``start``; keep the file's if they are more, with new ends.
+
+        ``spans``: stage, and its start and, once it has ended, its end. Those that ended before ``start`` are left out.
+        """
+        spans = [(stage, span) for stage, span in spans if len(span) == 1 or span[1] > start]
+        if len(dict(spans)) >= len(dict(self._shown[2])):
+            self._shown = iteration, start, spans
+        iteration, start, spans = self._shown
+        now = time.perf_counter()
+        relative = [[stage, *(round(max(0.0, t - start), 4) for t in (*span, now)[:2])] for stage, span in spans]
+        with warn_if_unwritable("TIMELINE"):
+            write_json(self.path, {"iteration": iteration, "spans": relative})
 
 
 def peak_memory_gib(device: torch.device, *, reserved: bool = False) -> float:

@@ -28,15 +28,12 @@ EXACT_STEP, ROUNDED_STEP = 1e-4, 5e-2
 class NFTUpdate(PolicyUpdate):
     """Trains the policy with the DiffusionNFT loss; see `PolicyUpdate` for the arguments."""
 
+    old_velocities: dict[tuple[int, int], Tensor] = {}  # of the later updates' rows, by row and column
+    checked: dict[int, Tensor] = {}  # old velocity of a row of the first update in column 0, by row
+    _distances: tuple[Tensor, ...] = ()  # from ``checked`` to the velocity of its training pass
     _anchor_is_old = False  # whether the old velocities are also the anchor's
     _has_warned = False  # about different kernels in rollout and update
     _has_moved = False  # whether the last update had a nonzero gradient
-
-    def __init__(self, *arguments, **options):
-        super().__init__(*arguments, **options)
-        self.old_velocities: dict[tuple[int, int], Tensor] = {}  # by row and column, of the later updates' rows
-        self.checked: dict[int, Tensor] = {}  # the same of a row of the first update in column 0, by row
-        self._distances: list[Tensor] = []  # from them to the velocities of the training pass
 
     def needs_means(self) -> bool:
         return False
@@ -60,7 +57,7 @@ class NFTUpdate(PolicyUpdate):
         batches += [[]] * (num_batches - len(batches))
         checked = [row for row, update in enumerate(updates) if update == 0][:1]
         passes = [Pass(checked, 0), *(Pass(rows, column) for rows in batches for column in rollouts.columns)]
-        self.old_velocities, self._distances = {}, []
+        self.old_velocities, self._distances = {}, ()
         for number, (rows, column) in enumerate(passes, 1):
             self.on_stage("anchor", f"pass {number}/{len(passes)}")
             self.check()
@@ -87,7 +84,7 @@ class NFTUpdate(PolicyUpdate):
         for row in self.checked.keys() & {*rows} if column == 0 else ():
             i = rows.index(row)
             inputs = NFTInputs(own[i : i + 1], self.checked[row][None], target[i : i + 1], advantages[i : i + 1])
-            self._distances.append(self._nft_terms(inputs).largest_deviation())
+            self._distances = (self._nft_terms(inputs).largest_deviation(),)
         return terms
 
     def _nft_terms(self, inputs: NFTInputs) -> LossTerms:
@@ -114,7 +111,7 @@ class NFTUpdate(PolicyUpdate):
         rollouts have opposite gradients. Checks that need extra forward passes run only after the first pass."""
         rows = [row for a_pass in work.passes for row in a_pass.rows]
         checked = self._checked_values(work.rollouts, rows[0] if rows else 0) if len(deviations) == 1 else {}
-        distance = torch.stack(deviations + self._distances).amax()
+        distance = torch.stack([*deviations, *self._distances]).amax()
         checked["the distance to the old policy before any update is"] = distance, self._tolerance
         values = torch.stack([value.flatten()[0] for value, _ in checked.values()])
         # Rollouts without a reward may contain NaN.
@@ -174,7 +171,7 @@ class NFTUpdate(PolicyUpdate):
 
     @torch.no_grad()
     def _mean(self, rollouts: RolloutBatch, a_pass: Pass) -> Tensor:
-        self.cost.forwards += self.pipeline.num_forwards(self._timesteps(rollouts, *a_pass))
+        self.cost.add(self.pipeline.num_forwards(self._timesteps(rollouts, *a_pass)))
         return self._velocity(rollouts, *a_pass)[0]
 
     def _velocity(self, rollouts: RolloutBatch, rows: list[int], column: int) -> tuple[Tensor, Tensor]:

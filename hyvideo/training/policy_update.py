@@ -67,7 +67,7 @@ class PolicyUpdate:
         policy: Policy,
         *,
         num_updates: int,  # optimizer updates per iteration
-        cost: Cost,  # counts transformer evaluations
+        cost: Cost,  # counts forward passes and FLOPs
         on_stage: Callable[..., None] = lambda *stage: None,  # called with the stage and the current pass
         check: Callable[[], None] = lambda: None,  # called before each pass until the first step; may raise
     ):
@@ -205,7 +205,7 @@ class PolicyUpdate:
             if needs_check and number in (0, len(passes) - 1):  # early, and again before the weights change
                 self._check_fresh(work, deviations)
         num_forwards = sum(self.pipeline.num_forwards(self._timesteps(rollouts, *a_pass)) for a_pass in passes)
-        self.cost.forwards += num_forwards * self.cost.per_training_pass
+        self.cost.add(num_forwards, kind="training")
         return sums, torch.stack(deviations), torch.cat(pairs, dim=1)
 
     def _by_step(self, work: UpdateWork, pairs: Tensor) -> Tensor | None:
@@ -283,7 +283,7 @@ class PolicyUpdate:
     def _mean(self, rollouts: RolloutBatch, a_pass: Pass) -> Tensor:
         """Return the means of a pass under the current weights. Shape: (rows, channels, frames, height, width)."""
         rows, column = a_pass
-        self.cost.forwards += self.pipeline.num_forwards(self._timesteps(rollouts, *a_pass))
+        self.cost.add(self.pipeline.num_forwards(self._timesteps(rollouts, *a_pass)))
         return rollouts.replay(self.pipeline, rows, rollouts.trained_steps[rows, column]).prev_sample_mean
 
     def _timesteps(self, rollouts: RolloutBatch, rows: list[int], column: int) -> Tensor:

@@ -1,12 +1,15 @@
 """Sampling of rollouts: a batch is scored in the background while the next one is sampled, or after all of them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from statistics import fmean
 
 import torch
 from torch import Tensor
 
+from hyvideo.config.memory.cost import decode_flops, training_flops, training_forwards
+from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.run_plan import Plan, shared_fraction
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import PromptOrder, Request
@@ -28,12 +31,28 @@ from hyvideo.training.rollout_batch import (
 )
 
 
-@dataclass
 class Cost:
-    """Transformer evaluations of this replica in an iteration."""
+    """Forward passes of the transformer for this replica's rollouts in an iteration, and the FLOPs of this rank.
 
-    per_training_pass: float  # cost of a training forward and backward pass, in evaluations
-    forwards: float = 0.0
+    FLOPs are those of forward and backward passes, without recomputation, and of decoding.
+    """
+
+    def __init__(self, run: PlannedRun):
+        self.run, self.per_training_pass = run, training_forwards(run)
+        self.decode_flops = decode_flops(run) if run.architecture.is_released else 0.0  # unknown for other VAEs
+        self.start(run.text_tokens)
+
+    def start(self, text_tokens: int) -> None:
+        """Start an iteration whose prompts have ``text_tokens`` on average."""
+        run = replace(self.run.with_settings(enable_gradient_checkpointing=False), text_tokens=text_tokens)
+        forward = run.architecture.forward(run.image_tokens, text_tokens).per_rank(run.settings.sp_size)
+        self._flops_of = {"forward": forward.total, "training": training_flops(run).total}
+        self.forwards = self.flops = 0.0
+
+    def add(self, passes: float, *, kind: str = "forward") -> None:
+        """Count passes: ``forward``, or ``training`` for forward and backward."""
+        self.forwards += passes * (self.per_training_pass if kind == "training" else 1)
+        self.flops += passes * self._flops_of[kind]
 
 
 @dataclass(frozen=True)
@@ -57,7 +76,7 @@ class RolloutCollector:
         requests: list[Request],  # all prompts of the data set
         *,
         plan: Plan,  # prompts per iteration and trained steps per rollout
-        cost: Cost,  # counts transformer evaluations
+        cost: Cost,  # counts forward passes and FLOPs
         check: Callable[[], None] = lambda: None,  # called before each batch on all ranks; raises to stop the run
     ):
         self.config, self.mesh = config, mesh
@@ -80,6 +99,7 @@ class RolloutCollector:
         with timer("conditions", f"{len(requests)} prompts"):
             size = {"height": self.config.data.height, "width": self.config.data.width}
             conditions = self.encoder(requests, **size).to(self.pipeline.device)
+        self.cost.start(round(fmean(len(sample.text) for sample in conditions.samples)))
         prompts = [request.prompt for request in requests]
         # With a guidance interval, all FSDP ranks must train the same step at the same time, to make the same calls.
         has_shared_order = self.config.rollout.guidance_interval and self.config.num_branches == 2
@@ -161,13 +181,14 @@ class RolloutCollector:
                 parts.append(self.sample(iteration, batch, conditions.select(rows), mean_steps=batch_steps))
                 timesteps, shared = self.pipeline.scheduler.timesteps, self.pipeline.num_shared_steps
                 saved = shared_fraction(rollout) * self.pipeline.num_forwards(timesteps[:shared])
-                self.cost.forwards += len(rows) * (self.pipeline.num_forwards(timesteps) - saved)
+                self.cost.add(len(rows) * (self.pipeline.num_forwards(timesteps) - saved))
             share = self.mesh.rank_share(rows)
             if not share:
                 continue
             with timer("decode", f"batch {number}/{len(starts)}"):
                 latents = select(parts[-1].final, [row - start for row in share])
                 decoded = self.pipeline.decode(latents, batch_size=rollout.decode_batch_size)
+                self.cost.flops += len(share) * self.cost.decode_flops
             pending.videos.update(zip(share, decoded))
             unscored.append((decoded, [prompts[row] for row in share]))
             if not self.config.reward.scores_between_stages:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import torch
 
-from hyvideo.config.memory.cost import training_forwards
 from hyvideo.config.memory.disk import check_room
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.run_plan import make_plan
@@ -88,7 +87,7 @@ class RunParts:
         for size in dict.fromkeys(config.video_sizes.values()):
             self.pipeline.try_decoding(*size, batch_size=config.rollout.decode_batch_size)
         sizes = {"group_size": config.rollout.num_generations, "num_rollouts": plan.rollouts}
-        self.cost, self.signals = Cost(training_forwards(run)), PreemptionSignals(mesh)
+        self.cost, self.signals = Cost(run), PreemptionSignals(mesh)
         common = {"cost": self.cost, "check": self.signals.check}
         self.collector = RolloutCollector(
             config, mesh, self.pipeline, self.encoder, self.scorer, requests, plan=plan, **common

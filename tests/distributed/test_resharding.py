@@ -53,7 +53,9 @@ def train_each(runs):
 
 def metrics(folder):
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{name: v for name, v in line.items() if not name.startswith(("time/", "memory/"))} for line in lines]
+    return [
+        {name: v for name, v in line.items() if not name.startswith(("time/", "memory/", "perf/"))} for line in lines
+    ]
 
 
 @pytest.fixture(scope="module")

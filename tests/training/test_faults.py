@@ -134,7 +134,7 @@ class Run:
 
     def metrics(self):
         lines = [json.loads(line) for _, line in complete_lines(self.out / "metrics.jsonl")]
-        return [{k: v for k, v in line.items() if not k.startswith(("time/", "memory/"))} for line in lines]
+        return [{k: v for k, v in line.items() if not k.startswith(("time/", "memory/", "perf/"))} for line in lines]
 
     def checkpoints(self):
         return sorted(path.name for path in (self.out / "checkpoints").iterdir() if path.name[0] == "0")

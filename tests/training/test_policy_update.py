@@ -1,11 +1,12 @@
 """The gradient of an update against the equations, its cost, and the input of the KL coefficient."""
 
 from dataclasses import replace
+from statistics import fmean
 
 import pytest
 import torch
 
-from hyvideo.config.memory.cost import cost, training_forwards
+from hyvideo.config.memory.cost import cost, stage_flops, training_forwards
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.models.sizes import read_architecture
 from hyvideo.records.stage_timer import StageTimer
@@ -171,6 +172,13 @@ def test_a_run_makes_as_many_forward_passes_as_the_planner_predicts(tiny_config,
     assert metrics["cost/forwards"] == pytest.approx(cost(planned).forwards_per_rollout)
     assert metrics["cost/forwards"] == pytest.approx(4 + anchor + trained * training_forwards(planned))
     assert 3 < training_forwards(planned) < 4
+    requests = trainer.collector.requests_of(2, trainer.collector.indices())
+    conditions = trainer.encoder(requests, height=config.data.height, width=config.data.width)
+    tokens = round(fmean(len(sample.text) for sample in conditions.samples))
+    plain = replace(planned.with_settings(enable_gradient_checkpointing=False), text_tokens=tokens)
+    flops = stage_flops(plain)
+    assert trainer.cost.flops == pytest.approx(flops["rollout"] + flops["anchor"] + flops["update"])
+    assert metrics["perf/tflops/update"] * metrics["time/update"] > 0.9e-12 * flops["update"]
 
 
 @pytest.mark.parametrize(

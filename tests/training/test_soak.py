@@ -143,7 +143,9 @@ def results(run: Path) -> dict:
     earlier = [path for path in last.parent.glob("[0-9]*") if path != last]
     remaining = (path for path in run.rglob("*") if not any(path.is_relative_to(folder) for folder in earlier))
     return {
-        "metrics": [{k: v for k, v in line.items() if not k.startswith(("time/", "memory/"))} for line in lines],
+        "metrics": [
+            {k: v for k, v in line.items() if not k.startswith(("time/", "memory/", "perf/"))} for line in lines
+        ],
         "tensors": {name: entry for name, entry in files.items() if name.endswith(".distcp")},
         "numbers": {name: value for name, value in state.items() if name != "settings"},
         "files": sorted(str(path.relative_to(run)) for path in remaining),

@@ -22,6 +22,7 @@ from hyvideo.evaluation.scores_file import by_prompt
 from hyvideo.evaluation.studies.intervals import Interval, t_interval
 from hyvideo.evaluation.validation import FOLDER as SAMPLES
 from hyvideo.records.metrics_file import read_metrics
+from hyvideo.records.stage_timer import TIMELINE_FILE
 from hyvideo.training.rollout_records import FOLDER as ROLLOUTS
 
 
@@ -42,6 +43,7 @@ class Run:
     after: dict[int, dict]  # scores.json of the newest validation; empty if that is the base model's
     reasons: Counter  # of missing rewards
     checkpoints: list[int]
+    timeline: dict | None  # contents of timeline.json; runs of earlier versions have none
 
     @cached_property
     def gains(self) -> dict[int, float]:
@@ -107,6 +109,7 @@ def read_run(folder: Path) -> Run:
         after,
         Counter(entry["reason"] or "unknown" for entry in entries if entry["missing"]),
         [int(path.name) for path in complete(folder)],
+        parse_json(timeline.read_text(encoding="utf-8")) if (timeline := folder / TIMELINE_FILE).is_file() else None,
     )
 
 

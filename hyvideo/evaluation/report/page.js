@@ -13,6 +13,8 @@ function element(tag, text, attributes = {}) {
   return made;
 }
 
+const BACKGROUND = ["scoring", "writing"];  // stages that run beside the others
+
 // --- curves -----------------------------------------------------------------------------------------------------------
 
 function xOf(run, iterations) {
@@ -131,7 +133,7 @@ function drawDetails() {
   const run = DATA.runs[byId("run") ? byId("run").value : RUNS[0][0]];
   const x = xOf(run, run.metrics.iteration || []);
   const maps = [["by_step/ratio_mean", "Mean ratio", { colorscale: "RdBu", zmid: 1 }], ["by_step/ratio_max_deviation", "Largest deviation of a ratio from 1", { colorscale: "Cividis" }], ["by_step/kl", "KL", { colorscale: "Cividis" }]];
-  document.querySelectorAll("#steps .plots figure, #cost figure.stages").forEach((figure) => figure.remove());
+  document.querySelectorAll("#steps .plots figure, #cost figure.stages, #timeline figure").forEach((figure) => figure.remove());
   for (const [metric, title, scale] of maps) {
     const rows = (run.metrics[metric] || []).map((row) => row || []);
     const steps = Math.max(0, ...rows.map((row) => row.length));
@@ -144,9 +146,39 @@ function drawDetails() {
     document.querySelector("#steps .plots").append(element("p", "No metrics by step: the nft objective trains noise levels, and older runs did not record them.", { className: "quiet" }));
   const stages = Object.keys(run.metrics).filter((name) => name.startsWith("time/") && !["time/iteration", "time/since_start", "time/scoring"].includes(name));
   const bars = stages.map((name) => ({ type: "bar", name: name.slice(5), x, y: run.metrics[name], marker: { line: { width: 0 } } }));
-  draw("#cost .plots", "Seconds by stage", bars, { barmode: "stack", bargap: 0.1, height: 280 });
-  const figure = [...document.querySelectorAll("#cost figure")].at(-1);
-  if (figure && bars.length) figure.classList.add("stages");
+  drawStages("Seconds by stage", bars, { barmode: "stack", bargap: 0.1, height: 280 });
+  const rates = (prefix) => Object.keys(run.metrics).filter((name) => name.startsWith(prefix)).map((name, place) => (
+    { x, y: run.metrics[name], type: "scatter", mode: x.length < 3 ? "lines+markers" : "lines", name: name.slice(prefix.length), line: { color: colourOf(place), width: 2 } }
+  ));
+  const toZero = { yaxis: { rangemode: "tozero" }, height: 280 };
+  drawStages("TFLOP/s of a rank, without recomputation", rates("perf/tflops/"), toZero);
+  drawStages("MFU: share of the GPU's peak", rates("perf/mfu/"), toZero);
+  if (run.timeline) drawTimeline(run.timeline);
+}
+
+/** A plot of the section on cost that `drawDetails` removes before it draws another run. */
+function drawStages(title, data, layout) {
+  draw("#cost .plots", title, data, layout);
+  if (data.length) [...document.querySelectorAll("#cost > .plots:first-of-type figure")].at(-1).classList.add("stages");
+}
+
+/** Stages of one iteration, one row each, in the order of their first start. */
+function drawTimeline({ iteration, spans }) {
+  const ordered = [...spans].sort((a, b) => a[1] - b[1]);
+  const rows = [...new Set(ordered.map(([stage]) => stage))];
+  const bars = [["one after the other", (stage) => !BACKGROUND.includes(stage)], ["in the background", (stage) => BACKGROUND.includes(stage)]].map(([name, isIn], place) => {
+    const own = ordered.filter(([stage]) => isIn(stage));
+    return {
+      type: "bar", orientation: "h", name, meta: name, y: own.map(([stage]) => stage), base: own.map(([, start]) => start), x: own.map(([, start, end]) => end - start),
+      marker: { color: colourOf(place), line: { color: CSS("--card"), width: 1 } }, hovertemplate: "%{y}: %{x:.3g} s, from %{base:.3g} s<extra></extra>",
+    };
+  }).filter((each) => each.y.length);
+  const seconds = (stage) => format(Number(spans.reduce((sum, [each, start, end]) => sum + (each === stage) * (end - start), 0).toFixed(2)));
+  draw("#timeline", "Timeline of one iteration", bars, {
+    barmode: "overlay", bargap: 0.25, height: 110 + 24 * rows.length, legend: { orientation: "h", y: -56 / (24 * rows.length), yanchor: "top", font: { size: 11 } },
+    xaxis: { title: { text: `seconds since the start of iteration ${iteration}`, standoff: 4 }, rangemode: "tozero" },
+    yaxis: { categoryorder: "array", categoryarray: rows, tickvals: rows, ticktext: rows.map((stage) => `${stage}, ${seconds(stage)} s`), autorange: "reversed", showgrid: false },
+  });
 }
 
 // --- videos -----------------------------------------------------------------------------------------------------------

@@ -52,6 +52,7 @@ def page_data(run: Run, clips: dict[str, str], num_runs: int) -> dict:
         "hours": [run.hours[row] for row in rows],
         "metrics": {name: [run.lines[row].get(name) for row in rows] for name in names},
         "validations": [asdict(stats) | {"shifts": each} for stats, each in zip(run.history, shifts)],
+        "timeline": run.timeline,
         "videos": compared_videos(run, clips, MAX_CLIP_BYTES // num_runs),
     }
 

@@ -64,7 +64,8 @@ class AsyncScorer:
     ):
         self.scorers, self.weights, self.deadline = dict(scorers), dict(weights), deadline
         self.retries, self.through_file, self.offload = retries, through_file, offload
-        self._seconds, self._is_closed = 0.0, False  # background scoring since the last `take_seconds`
+        self.spans: list[tuple[float, float]] = []  # start and end of the jobs, on the clock of `time.perf_counter`
+        self._is_closed = False
         is_cuda = device is not None and device.type == "cuda"
         if is_cuda:
             torch.cuda.synchronize(device)  # wait until the weights are on the GPU
@@ -115,11 +116,6 @@ class AsyncScorer:
     def score(self, videos: list[Tensor | None], prompts: list[str], *, fps: float) -> list[Reward]:
         """Score a batch and wait for its rewards."""
         return self.collect([self.submit(videos, prompts, fps=fps)])
-
-    def take_seconds(self) -> float:
-        """Return the seconds of background scoring since the last call."""
-        seconds, self._seconds = self._seconds, 0.0
-        return seconds
 
     def check_prompts(self, prompts: list[str]) -> None:
         """Raise ValueError if a scorer cannot score one of the prompts."""
@@ -176,7 +172,7 @@ class AsyncScorer:
         except torch.OutOfMemoryError as error:  # while the scorers move to the GPU
             num_missing = sum(len(videos) for videos, _ in batches) - len(finished)
             finished += [Reward(math.nan, {}, f"OutOfMemoryError: {error}")] * num_missing
-        self._seconds += time.perf_counter() - start
+        self.spans.append((start, time.perf_counter()))
         return finished
 
     def _score(self, videos: list[Tensor | None], prompts: list[str], fps: float) -> list[Reward]:

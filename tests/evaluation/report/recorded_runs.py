@@ -1,6 +1,7 @@
 """Folders of synthetic runs, written by the code that writes the records of real runs."""
 
 import math
+import time
 
 import torch
 
@@ -10,6 +11,7 @@ from hyvideo.evaluation.reward_hacking.rule import Dispersion, ValidationStats
 from hyvideo.models.reward_models.rewards import Reward
 from hyvideo.records.metrics import MetricsWriter
 from hyvideo.records.run_files import score_entry, write_config, write_json, write_videos
+from hyvideo.records.stage_timer import Timeline
 
 HOSTILE = '</script><script>window.hacked = 1</script> "quoted" & {{ 7 * 7 }}'
 PROMPTS = [HOSTILE, *(f"prompt {k}" for k in range(7))]
@@ -34,8 +36,12 @@ def record_run(folder, *, gains=(0.2, 0.3), sharpness=0.0, missing=0, clocks=(10
             numbers = {"reward/mean": 1.0, "reward/VQ": 0.5, "reward/missing": num_missing, "kl/position": 1e-3}
             numbers |= {"advantage/zero_groups": 1.0, "update/skipped": 0.0, "grad/norm": 1.0, "grad/spike": 1.0}
             numbers |= {"time/iteration": 9.0, "time/update": 4.0, "time/rollout": 5.0, "time/since_start": clock}
+            numbers |= {"perf/tflops/update": 2.0, "perf/mfu/update": 0.4}
             steps = {"by_step/kl": [0.1, 0.2, None], "by_step/ratio_mean": [1.0, 1.1, None]}
             writer.log(numbers | steps | {"by_step/ratio_max_deviation": [0.0, 0.2, None]}, iteration)
+    seconds = time.perf_counter()
+    spans = [("rollout", (seconds, seconds + 5)), ("scoring", (seconds + 1, seconds + 3)), ("writing", (seconds,))]
+    Timeline(folder).write(3, seconds, spans)
     for iteration, share in ((0, 0), (3, 1)):
         place = folder / "samples" / f"{iteration:06d}"
         rewards = [0.1 * k + share * gains[k % len(gains)] for k in range(len(PROMPTS))]

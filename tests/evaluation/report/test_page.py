@@ -104,6 +104,11 @@ def test_a_browser_draws_plots_plays_videos_and_handles_keys(opened):
     drawn = "[...document.querySelectorAll('.plot')].map((plot) => plot.querySelectorAll('.trace, .hm').length)"
     page.wait_for_function(f"{drawn}.length >= 13 && Math.min(...{drawn}) > 0")
     assert page.locator("#steps .hm").count() == 3
+    assert page.locator("#timeline .trace").count() == 2 and page.locator("#timeline .point").count() == 3
+    assert "scoring, 2 s" in page.locator("#timeline .ytick").all_text_contents()
+    assert {"TFLOP/s", "MFU"} <= {
+        title.split()[0].strip(":") for title in page.locator("#cost figcaption").all_inner_texts()
+    }
     first = "[...document.querySelectorAll('.glance article:first-child video')].map((clip) => clip.currentTime)"
     page.wait_for_function(f"Math.min(...{first}) > 0.1")
     times = page.evaluate(first)

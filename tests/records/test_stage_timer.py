@@ -1,0 +1,101 @@
+"""Times, FLOPs and the timeline of stages, on a CPU and with events of a stream."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from hyvideo.config.memory.hardware import peak_tflops
+from hyvideo.records import stage_timer
+from hyvideo.records.stage_timer import StageTimer, Timeline
+
+
+class Clock:
+    """Seconds that pass on the CPU and in the stream; the stream runs behind and marks events when it gets there."""
+
+    def __init__(self, monkeypatch):
+        self.cpu, self.stream, self.waits = 0.0, 0.0, 0
+        monkeypatch.setattr(stage_timer, "time", SimpleNamespace(perf_counter=lambda: self.cpu))
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: self)
+        monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: SimpleNamespace())
+
+    def submit(self, *, cpu, stream):
+        self.cpu += cpu
+        self.stream = max(self.stream, self.cpu) + stream
+
+    def record_event(self, event):
+        at = max(self.cpu, self.stream)
+        event.elapsed_time = lambda other: 1000 * (other.at - at)
+        event.at = at
+        return event
+
+    def synchronize(self):
+        self.waits += 1
+        self.cpu = max(self.cpu, self.stream)
+
+
+def measure(clock, device):
+    """An iteration whose update takes 1 s on the CPU and 4 s more in the stream, then 2 s of work on the CPU alone."""
+    done = [0.0]
+    timer = StageTimer(torch.device(device), flops=lambda: done[0], peak=10.0)
+    with timer("update"):
+        clock.submit(cpu=1.0, stream=4.0)
+        done[0] += 12e12
+    with timer("record"):
+        clock.submit(cpu=2.0, stream=0.0)
+    return timer
+
+
+def test_events_measure_the_stream_and_no_stage_waits_for_it(monkeypatch):
+    clock = Clock(monkeypatch)
+    timer = measure(clock, "cuda")
+    assert clock.waits == 1 and clock.cpu == 3.0  # at the start only
+    assert timer.spans() == [("update", (0.0, 5.0)), ("record", (5.0, 5.0))] and clock.waits == 2
+    rates = {
+        "perf/tflops/update": 2.4,
+        "perf/mfu/update": 0.24,
+        "perf/tflops/iteration": 2.4,
+        "perf/mfu/iteration": 0.24,
+    }
+    assert timer.metrics() == pytest.approx({"time/update": 5.0, "time/record": 0.0, "time/iteration": 5.0} | rates)
+
+
+def test_a_cpu_is_measured_by_its_clock(monkeypatch):
+    timer = measure(Clock(monkeypatch), "cpu")
+    assert timer.spans() == [("update", (0.0, 1.0)), ("record", (1.0, 3.0))]
+    assert timer.metrics()["perf/tflops/iteration"] == pytest.approx(4.0)
+
+
+def test_the_timeline_keeps_the_iteration_with_the_most_stages_and_adds_the_end_of_a_write(monkeypatch, tmp_path):
+    clock, timeline = Clock(monkeypatch), Timeline(tmp_path)
+    written, clock.cpu = [12.0], 13.0
+
+    def shown():
+        return json.loads((tmp_path / "timeline.json").read_text())
+
+    timeline.write(1, 10.0, [("update", (10.0, 12.0)), ("writing", written), ("scoring", (8.0, 9.0))])
+    assert shown() == {"iteration": 1, "spans": [["update", 0.0, 2.0], ["writing", 2.0, 3.0]]}
+    written.append(15.0)
+    timeline.write(2, 14.0, [("update", (14.0, 16.0))])
+    assert shown() == {"iteration": 1, "spans": [["update", 0.0, 2.0], ["writing", 2.0, 5.0]]}
+    timeline.write(3, 14.5, [("update", (16.0, 18.0)), ("writing", written)])  # it began in the previous iteration
+    assert shown() == {"iteration": 3, "spans": [["update", 1.5, 3.5], ["writing", 0.0, 0.5]]}
+
+
+@pytest.mark.parametrize(
+    "name, peak",
+    [
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA H200", 989),
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA A100 80GB PCIe", 312),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA L40", None),
+        ("NVIDIA H20", None),
+    ],
+)
+def test_peaks_are_those_of_whole_known_gpus(name, peak):
+    assert peak_tflops(name) == peak

@@ -110,6 +110,10 @@ def test_a_run_writes_its_report_and_continues_if_it_cannot(tiny_config, mesh, c
     page.rmdir()
     trainer._report()
     assert "2 iterations, 16 rollouts" in page.read_text()
+    timeline = json.loads((trainer.output_dir / "timeline.json").read_text())
+    ends = {stage: end for stage, start, end in timeline["spans"] if 0 <= start <= end}
+    assert {"rollout", "decode", "scoring", "anchor", "update", "save"} <= ends.keys() and timeline["iteration"] == 2
+    assert ends["update"] <= ends["save"] <= ends["writing"] + 0.1  # the thread starts to write within `save`
     page.unlink()
     trainer.config = tiny_config
     trainer._report()

@@ -8,7 +8,7 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from hyvideo.config.memory.cost import decode_flops, training_flops, training_forwards
+from hyvideo.config.memory.cost import Pass, decode_flops, training_forwards, training_pass
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.run_plan import Plan, shared_fraction
 from hyvideo.config.settings import Config
@@ -45,8 +45,7 @@ class Cost:
     def start(self, text_tokens: int) -> None:
         """Start an iteration whose prompts have ``text_tokens`` on average."""
         run = replace(self.run.with_settings(enable_gradient_checkpointing=False), text_tokens=text_tokens)
-        forward = run.architecture.forward(run.image_tokens, text_tokens).per_rank(run.settings.sp_size)
-        self._flops_of = {"forward": forward.total, "training": training_flops(run).total}
+        self._flops_of = {"forward": Pass().flops(run).total, "training": training_pass(run).flops(run).total}
         self.forwards = self.flops = 0.0
 
     def add(self, passes: float, *, kind: str = "forward") -> None:

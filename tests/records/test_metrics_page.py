@@ -21,9 +21,10 @@ NO_METRICS = {"agreement", "assets", "configs", "docs", "outputs", "rollout", "t
 
 
 def undocumented(names, open_names=("VQ", "MQ", "TA", "seen")):
-    """Return the names without a row; names chosen by scorers have a row such as ``reward/<dimension>``."""
+    """Return the names without a row; those of scorers and stages have one such as ``reward/<dimension>``."""
     rows = {re.sub(r"<\w+>", "<>", row) for row in DOCUMENTED}
-    return sorted(name for name in names if re.sub(rf"\b({'|'.join(open_names)})$|<\w+>", "<>", name) not in rows)
+    parts = rf"\b({'|'.join(open_names)})$|(?<=^perf/tflops/)\w+$|(?<=^perf/mfu/)\w+$|<\w+>"
+    return sorted(name for name in names if re.sub(parts, "<>", name) not in rows)
 
 
 def written_in_code():

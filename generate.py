@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hyvideo.config import processes
 from hyvideo.config.command_line import read_settings, truth
-from hyvideo.config.reference_flags import add_flags, meanings, size_of_text, table, with_flags
+from hyvideo.config.reference_flags import add_flags, meanings, print_ignored, size_of_text, table, with_flags
 from hyvideo.data.outside import Parser, quote, shorten
 
 # Flags of this program and the settings of a run that they set.
@@ -33,7 +33,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     inputs.add_argument("--prompt", nargs="+", default=[], help="one or more prompts")
     inputs.add_argument("--image_path", help="first frame for the videos of --prompt (image-to-video)")
     inputs.add_argument(
-        "--valid_video_csv", nargs="+", default=[], help="CSV files with `prompt`, optionally `ref_image_path`"
+        "--valid_video_csv", nargs="+", default=[], help="CSV files: `prompt`, optionally `ref_image_path` and `seed`"
     )
     inputs.add_argument("--negative_prompt", help="prompt that guidance steers away from")
     inputs.add_argument("--num_videos", type=int, default=1, help="videos per prompt (1)")
@@ -67,6 +67,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     sampling.add_argument("--width", type=int, help="width in pixels; with --height")
     sampling.add_argument("--fixed_size", help="height x width in one flag, e.g. 480x864")
     sampling.add_argument("--stochastic", metavar="SDE_TYPE", help="sample with an SDE: sage_grpo, ..., FILE.py:NAME")
+    words = "initial noise: default, or that of HunyuanVideo-1.5 for the seed (reference)"
+    sampling.add_argument("--initial_noise", choices=["default", "reference"], default="default", help=words)
     sampling.add_argument("--eta", type=float, help="noise scale of the SDE; with --stochastic")
     memory = parser.add_argument_group(
         "memory",
@@ -90,7 +92,7 @@ def check(options: argparse.Namespace) -> None:
     """Raise ValueError for flags that are out of range or contradict one another."""
     meanings(options.reference_flags, table("generate"), {})
     if not options.prompt and not options.valid_video_csv:
-        raise ValueError("no prompts: give --prompt, --valid_video_csv, or both")
+        raise ValueError("no prompts: give --prompt or --valid_video_csv")
     if options.image_path and not options.prompt:
         raise ValueError("--image_path needs --prompt; for a CSV, set images in its column ref_image_path")
     limits = {"num_videos": (1, MAX_VIDEOS), "seed": (-(2**63), 2**64 - 1)}
@@ -110,9 +112,17 @@ def check(options: argparse.Namespace) -> None:
 
 
 def convert_reference_flags(options: argparse.Namespace) -> None:
-    """Convert the public reference's forms: ``--image_path none``, and ``--fixed_size`` to height and width."""
-    if options.image_path and options.image_path.lower() == "none":
-        options.image_path = None
+    """Convert the public reference's forms: no image or size as ``none``, ``--fixed_size`` to height and width.
+
+    As in the public reference, ``--valid_video_csv`` replaces ``--prompt`` and its image.
+    """
+    options.image_path, options.fixed_size = (
+        None if value and value.lower() == "none" else value for value in (options.image_path, options.fixed_size)
+    )
+    if options.prompt and options.valid_video_csv:
+        unused = ["prompt", "image_path"] if options.image_path else ["prompt"]
+        print_ignored({"--valid_video_csv names the prompts": unused})
+        options.prompt, options.image_path = [], None
     if options.fixed_size is None:
         return
     if not (size := size_of_text(options.fixed_size)):
@@ -171,15 +181,18 @@ def run(options: argparse.Namespace) -> None:
             f"one call generates at most {MAX_VIDEOS:,} videos, got {len(requests):,} prompts and --num_videos "
             f"{options.num_videos:,}"
         )
+    has_fixed_noise = options.initial_noise == "reference" or any(request.seed is not None for request in requests)
+    if options.num_videos > 1 and has_fixed_noise:
+        text = f"--num_videos must be 1 with --initial_noise reference or seeds in the CSV, got {options.num_videos}"
+        raise ValueError(f"{text}: the videos of a prompt would be identical; write one row with its own seed for each")
     config = config_of(options, has_images=any(request.image for request in requests))
     output = options.output_path
     folder, is_stochastic = output.parent if output.suffix == ".mp4" else output, options.stochastic is not None
     check_sampling(config, output=folder, is_stochastic=is_stochastic)
     sizes = {request: size_of(options, config, request.image) for request in requests}
     videos = generation.list_videos(sizes, [r for r in requests for _ in range(options.num_videos)], output)
-    generation.generate(
-        config, videos, source=source, seed=options.seed, is_stochastic=is_stochastic, offloading=offloading
-    )
+    noise = {"seed": options.seed, "initial_noise": options.initial_noise, "is_stochastic": is_stochastic}
+    generation.generate(config, videos, source=source, offloading=offloading, **noise)
 
 
 def main() -> int:

@@ -9,7 +9,9 @@ import torch
 
 import generate
 from hyvideo.config.reference_flags import table
+from hyvideo.data.prompts import Request
 from hyvideo.data.videos import read_video
+from hyvideo.evaluation import generation
 from hyvideo.models import loading
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.lora import Pair, save_lora
@@ -86,6 +88,27 @@ def test_a_csv_can_mix_rows_with_and_without_image(make, image, tmp_path):
     assert [entry["image"] for entry in settings] == [image, None]
 
 
+def test_the_noise_depends_on_the_seed_of_the_row_or_on_the_seed_and_the_position():
+    def noise(number, seed, *step, own=None, initial="default"):
+        video = generation.Video(Request("a cat", seed=own), 32, 48, number, Path("video.mp4"))
+        return generation._noise(video, seed, initial, (4, 2, 2, 3), *step)
+
+    assert torch.equal(noise(0, 3, own=7), noise(5, 4, own=7)) and torch.equal(noise(0, 3), noise(0, 3))
+    different = [noise(0, 3), noise(1, 3), noise(0, 4), noise(0, 3, own=7), noise(0, 3, own=8), noise(0, 3, 0)]
+    assert len({each.sum().item() for each in different}) == 6
+    # The original draws bf16 numbers of a batch of one from torch's CPU generator.
+    expected = torch.randn(1, 4, 2, 2, 3, generator=torch.Generator().manual_seed(123), dtype=torch.bfloat16)[0].float()
+    assert torch.equal(noise(4, 123, initial="reference"), expected)
+    assert torch.equal(noise(4, 3, own=123, initial="reference"), expected)
+    assert torch.equal(noise(4, 123, 2, initial="reference"), noise(4, 123, 2))  # noise of a step of an SDE
+
+
+def test_several_videos_of_a_prompt_cannot_share_a_seed(make, tmp_path):
+    (tmp_path / "prompts.csv").write_text("prompt,seed\na cat,7\n")
+    code, _, output = make("--valid_video_csv", tmp_path / "prompts.csv", "--num_videos", "2")
+    assert code == 2 and "seeds in the CSV, got 2: the videos of a prompt would be identical" in output.err
+
+
 def test_several_processes_share_the_videos_and_match_one_process(make, root, tmp_path):
     prompts = ["--prompt", "one", "two", "three"]
     flags = ["--transformer_version", "480p_t2v", *prompts, *SMALL]
@@ -129,26 +152,29 @@ def test_a_checkpoint_and_a_lora_change_the_video(make, root, tmp_path, monkeypa
         assert not torch.equal(pixels(tmp_path / "base" / "0000.mp4"), pixels(tmp_path / f"{name}_videos" / "0000.mp4"))
 
 
-def test_the_command_of_the_reference_generates_the_prompts_and_those_of_the_csv(make, tmp_path):
-    (tmp_path / "prompts.csv").write_text("prompt\na dog\na cow\n")
+def test_the_command_of_the_reference_generates_the_prompts_of_the_csv(make, tmp_path):
+    (tmp_path / "prompts.csv").write_text("prompt,seed\na dog,\na cow,7\n")
     line = (
         "--resolution 480p --fixed_size 32x48 --aspect_ratio 16:9 --seed 930 --num_inference_steps 2 "
         "--offloading false --rewrite false --cfg_distilled false --enable_step_distill false --sparse_attn false "
         "--use_sageattn false --enable_cache false --cache_type deepcache --overlap_group_offloading false --sr false "
-        "--save_pre_sr_video --image_path none --video_length 5 --guidance_scale 1 --device cpu"
+        "--save_pre_sr_video --image_path none --video_length 5 --guidance_scale 1 --device cpu "
+        "--initial_noise reference --save_generation_config true --cache_start_step 11 --quant_type none"
     )
     code, settings, output = make("--prompt", "a cat", "--valid_video_csv", tmp_path / "prompts.csv", *line.split())
     assert code == 0, output.err
-    assert [entry["prompt"] for entry in settings] == ["a cat", "a dog", "a cow"]
-    assert {(entry["height"], entry["width"], entry["seed"], entry["image"]) for entry in settings} == {
-        (32, 48, 930, None)
-    }
+    assert [entry["prompt"] for entry in settings] == ["a dog", "a cow"]
+    assert {(entry["height"], entry["width"], entry["image"]) for entry in settings} == {(32, 48, None)}
+    assert [(entry["seed"], entry["initial_noise"]) for entry in settings] == [(930, "reference"), (7, "reference")]
     notes = [note for note in output.err.splitlines() if note.startswith("ignored flags: ")]
     assert notes == [
+        "ignored flags: prompt; --valid_video_csv names the prompts",
         "ignored flags: rewrite false, sparse_attn false, use_sageattn false, enable_cache false, sr false; "
         "not available",
-        "ignored flags: cache_type deepcache; steps are not cached",
+        "ignored flags: cache_type deepcache, cache_start_step 11; steps are not cached",
+        "ignored flags: quant_type none; weights are not quantized",
         "ignored flags: save_pre_sr_video true; there is no super-resolution",
+        "ignored flags: save_generation_config true; the settings of every video are saved as JSON beside it",
         "ignored flags: aspect_ratio 16:9; --height and --width set the size",
     ]
 
@@ -210,9 +236,13 @@ def test_the_file_of_one_video_can_be_named(make, tmp_path):
 @pytest.mark.parametrize(
     "flags, output",
     [
-        ([], "no prompts: give --prompt, --valid_video_csv, or both"),
+        ([], "no prompts: give --prompt or --valid_video_csv"),
         (["--prompt", "a", "--valid_video_csv", "x.csv"], "a prompts CSV must be a readable file, got 'x.csv'"),
         (["--valid_video_csv", "x.csv", "--image_path", "a.png"], "--image_path needs --prompt; for a CSV"),
+        (
+            ["--prompt", "a", "--initial_noise", "reference", "--num_videos", "2"],
+            "--num_videos must be 1 with --initial",
+        ),
         (["--prompt", "a", "--fixed_size", "480"], "--fixed_size must be height x width, e.g. 480x864, got '480'"),
         (["--prompt", "a", "--fixed_size", "32x48", "--height", "64"], "--fixed_size 32x48 contradicts --height 64"),
         (["--prompt", "a", "--fixed_size", "0x48"], "--fixed_size must be height x width"),
@@ -331,6 +361,7 @@ def test_a_checkpoint_uses_the_settings_of_its_run(tmp_path, monkeypatch, capsys
         (["--resolution", "720p"], (720, 1280)),
         (["--resolution", "480p", "--aspect_ratio", "9:16"], (848, 480)),
         (["--resolution", "480p", "--height", "64", "--width", "32"], (64, 32)),
+        (["--resolution", "480p", "--fixed_size", "none"], (480, 848)),
         ([], (32, 32)),
     ],
 )
@@ -338,6 +369,7 @@ def test_the_size_comes_from_the_flags_or_the_resolution(monkeypatch, flags, siz
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", ["generate.py", "--prompt", "a", *flags])
     options = generate.parse()
+    generate.convert_reference_flags(options)
     assert generate.size_of(options, generate.config_of(options, has_images=False), None) == size
 
 

@@ -63,7 +63,7 @@ def stochastic_transitions(rollout: RolloutSettings) -> list[Transition]:
 
 def _transitions(rollout: RolloutSettings) -> tuple[Transition, ...]:
     levels = shifted_levels(rollout.grpo_sampling_steps, rollout.shift)
-    return schedule(rollout.sde_type, levels, rollout.eta, rollout.last_step)
+    return schedule(rollout.sde_type, levels, rollout.eta, rollout.last_step, rollout.reference_conventions)
 
 
 def parse_interval(text: str) -> tuple[float, float]:

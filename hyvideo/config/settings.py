@@ -134,6 +134,15 @@ class Config:
         return self.kl_strategy == "stepwise" or self.kl_strategy.startswith("dual")
 
     @property
+    def kl_warmup(self) -> float:
+        """Updates of the KL warm-up. The public reference counts (rollout, step) pairs of a replica instead."""
+        rollout, loss = self.rollout, self.loss
+        steps = rollout.grpo_sampling_steps * loss.timestep_fraction / loss.num_updates_per_rollout
+        pairs = rollout.batch_size * rollout.gradient_accumulation_steps * steps
+        counts_pairs = rollout.reference_conventions and loss.objective == "grpo"
+        return self.trust_region.kl_warmup_updates / (pairs if counts_pairs else 1)
+
+    @property
     def num_branches(self) -> int:
         """Forward passes per velocity in training: 2 with guidance (at most), 1 without."""
         return 2 if self.rollout.cfg_scale > 1 else 1
@@ -142,7 +151,7 @@ class Config:
     def negative_requests(self) -> list[Request]:
         """Request of the negative branch of guidance; empty without guidance."""
         is_guided = max(self.rollout.cfg_scale, self.validation_cfg_scale) > 1
-        return [Request(self.data.negative_prompt)] if is_guided else []
+        return [Request(self.data.negative_prompt, is_negative=True)] if is_guided else []
 
     @property
     def num_updates(self) -> int:

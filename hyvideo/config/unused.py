@@ -40,7 +40,7 @@ ADAPTATION = Unused("kl_schedule {kl_schedule}", lambda c, n: c.trust_region.kl_
 # The first feedback follows update w + 1 and affects update w + 2 (w: kl_warmup_updates).
 TIME_FOR_FEEDBACK = Unused(
     "the run has {num_updates} updates, and the feedback starts after kl_warmup_updates {kl_warmup_updates}",
-    lambda c, n: c.num_updates <= c.trust_region.kl_warmup_updates + 1,
+    lambda c, n: c.num_updates <= math.ceil(c.kl_warmup) + 1,
 )
 FEEDBACK = (KL, ADAPTATION, TIME_FOR_FEEDBACK)
 CLIP = Unused(

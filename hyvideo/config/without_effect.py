@@ -59,7 +59,7 @@ def _strength_of_kl(
     )
     weight = weights.position + (weights.velocity if settings.kl_velocity == "gaussian" else 0.0)
     steps = stochastic_transitions(rollout)
-    sampler = sampler_of(rollout.sde_type)
+    sampler = sampler_of(rollout.sde_type, rollout.reference_conventions)
     norms = [sampler.log_prob_grad_norm(step) for step in steps]
     balance = [statistics.median_low(norms) / norm if is_balanced else 1.0 for norm in norms]
     scales = [sampler.log_prob_scale(step) for step in steps]

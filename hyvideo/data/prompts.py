@@ -8,6 +8,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 from hyvideo.data.outside import MAX_PROMPT_BYTES, file_problem, find_path, quote, text_problem
 from hyvideo.data.randomness import permutation
 
+COLUMNS = ("prompt", "ref_image_path", "seed")
 MAX_CSV_BYTES = 2**28
 
 
@@ -24,14 +26,19 @@ class Request:
 
     prompt: str
     image: str | None = None
+    seed: int | None = None  # of the initial noise in validation and generation; None: the run's or the call's seed
+    is_negative: bool = False  # the negative prompt, whose quoted text is not encoded, as in the original pipeline
+
+    def seed_or(self, default: int) -> int:
+        return default if self.seed is None else self.seed
 
 
 def read_requests(*paths: str | Path) -> list[Request]:
-    """Read the rows of CSV files in order: column ``prompt`` and, optionally, ``ref_image_path``.
+    """Read the rows of CSV files in order: column ``prompt`` and, optionally, ``ref_image_path`` and ``seed``.
 
     An image path is relative to the folder of the CSV or, if there is no such file, to the working directory. A row
     without an image is text-to-video. Raises ValueError if a file is missing, is not text or lacks the column
-    ``prompt``, if a row has no valid prompt, or if an image does not exist.
+    ``prompt``, if a row has no valid prompt or seed, or if an image does not exist.
     """
     return [request for path in paths for request in _read_csv(find_path(path))]
 
@@ -49,14 +56,15 @@ def _read_csv(path: Path) -> list[Request]:
                 f"quotes: {quote(row['prompt'])}"
             )
         # Files from Windows also have CRLF inside quotes.
-        prompt, image = (
-            (row.get(column) or "").replace("\r\n", "\n").strip() for column in ("prompt", "ref_image_path")
-        )
+        prompt, image, seed = ((row.get(column) or "").replace("\r\n", "\n").strip() for column in COLUMNS)
         if not prompt:
             raise ValueError(f"every row of a prompts CSV needs a prompt, row {number} of {path} has none")
         check_prompt(prompt, f"in row {number} of {path}")
+        if seed and not (re.fullmatch(r"-?\d{1,20}", seed) and -(2**63) <= int(seed) < 2**64):
+            where = f"row {number} of {path}"
+            raise ValueError(f"seed in {where} must be an integer from -2^63 to 2^64 - 1, got {quote(seed, 40)}")
         try:
-            requests.append(Request(prompt, find_image(image) if image else None))
+            requests.append(Request(prompt, find_image(image) if image else None, int(seed) if seed else None))
         except ValueError as error:
             raise ValueError(f"ref_image_path in row {number} of {path} must be an image file, {error}") from error
     return requests
@@ -69,10 +77,11 @@ def are_seen(prompts: Iterable[str], training: Iterable[Request]) -> list[bool]:
 
 
 def hash_requests(requests: Sequence[Request]) -> str:
-    """Return a hash of the prompts, in order, and of the contents of their images, independent of file names."""
+    """Return a hash of the prompts, in order, their seeds and the contents of their images, not of file names."""
     paths = dict.fromkeys(request.image for request in requests if request.image)
     images = {path: hashlib.blake2b(Path(path).read_bytes()).hexdigest() for path in paths}
-    rows = [[request.prompt, request.image and images[request.image]] for request in requests]
+    seeds = [[] if request.seed is None else [request.seed] for request in requests]
+    rows = [[request.prompt, request.image and images[request.image], *seed] for request, seed in zip(requests, seeds)]
     return hashlib.blake2b(json.dumps(rows).encode(), digest_size=16).hexdigest()
 
 
@@ -95,7 +104,7 @@ def read_rows(path: Path) -> list[dict[str, str | None]]:
             if "prompt" not in columns:
                 got = quote(", ".join(columns), 300)[1:-1] or "no columns"
                 raise ValueError(f"a prompts CSV needs a column named `prompt`, got {got} in {path}")
-            for column in ("prompt", "ref_image_path"):
+            for column in COLUMNS:
                 if (count := columns.count(column)) > 1:
                     raise ValueError(f"a prompts CSV must have one column `{column}`, got {count} in {path}")
             return list(reader)

@@ -31,6 +31,14 @@ def normal(shape: tuple[int, ...], *key: int | str) -> "Tensor":
     return torch.from_numpy(generator(*key).standard_normal(shape, dtype=np.float32))
 
 
+def reference_normal(shape: tuple[int, ...], seed: int) -> "Tensor":
+    """Return the original pipeline's initial noise for a seed: bf16 numbers of torch's generator. Shape: ``shape``."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(1, *shape, generator=generator, dtype=torch.bfloat16)[0].float()
+
+
 def permutation(length: int, *key: int | str) -> list[int]:
     """Return a random order of ``range(length)``, determined by the key."""
     return generator(*key).permutation(length).tolist()

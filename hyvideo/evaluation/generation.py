@@ -24,7 +24,7 @@ from hyvideo.config.settings import Config
 from hyvideo.data.images import bucket_sizes, check_image, nearest_size, read_image, size_of_aspect_ratio
 from hyvideo.data.outside import make_folder, path_problem, quote
 from hyvideo.data.prompts import Request, check_prompt, read_requests
-from hyvideo.data.randomness import normal
+from hyvideo.data.randomness import normal, reference_normal
 from hyvideo.data.videos import write_video
 from hyvideo.evaluation.offloading import apply, resolve
 from hyvideo.models import loading
@@ -195,6 +195,7 @@ def generate(
     seed: int,
     is_stochastic: bool,
     offloading: Offloading = AUTO,
+    initial_noise: str = "default",  # or "reference"
 ) -> None:
     """Generate the videos, each with a JSON file of its settings; the processes of torchrun share them.
 
@@ -228,8 +229,10 @@ def generate(
         pipeline.try_decoding(*size)
     loaded = time.perf_counter()
     for video, condition in zip(tqdm(local, unit="video", disable=processes.rank() > 0 or None), conditions):
-        _generate_one(pipeline, config.data, video, condition, seed=seed, is_stochastic=is_stochastic)
+        noise = partial(_noise, video, seed, initial_noise)
+        _generate_one(pipeline, config.data, video, condition, noise, is_stochastic=is_stochastic)
         settings = _settings(config, video, source, seed, is_stochastic) | asdict(offloading)
+        settings["initial_noise"] = initial_noise
         settings["vae_tile_size"] = tile_size_of(vae)  # may have been reduced
         write_json(video.path.with_suffix(".json"), settings)
     if processes.rank() == 0 and local:
@@ -241,14 +244,14 @@ def generate(
 
 
 def _generate_one(
-    pipeline: GRPOPipeline, data: DataSettings, video: Video, conditions: Conditions, *, seed: int, is_stochastic: bool
+    pipeline: GRPOPipeline, data: DataSettings, video: Video, conditions: Conditions, draw, *, is_stochastic: bool
 ) -> None:
     shape = pipeline.latent_shape(data.sample_n_frames, video.height, video.width)
     is_silent = processes.rank() > 0 or len(pipeline.scheduler.timesteps) == 1 or None  # None: without a terminal
     pipeline.with_progress = partial(tqdm, desc=video.path.name, unit="step", leave=False, disable=is_silent)
 
     def noise(*step: int) -> torch.Tensor:
-        return to_device(normal(shape, seed, "generate", video.number, *step)[None], pipeline.device)
+        return to_device(draw(shape, *step)[None], pipeline.device)
 
     conditions = conditions.to(pipeline.device)
     with on_device(pipeline.transformer):
@@ -262,11 +265,20 @@ def _generate_one(
     write_video(video.path, frames, data.fps)
 
 
+def _noise(video: Video, seed: int, initial_noise: str, shape: tuple[int, ...], *step: int) -> torch.Tensor:
+    """Return the initial noise of a video, or that of a step, on the CPU; a request's own seed is all it depends on."""
+    number = video.number if video.request.seed is None else 0
+    seed = video.request.seed_or(seed)
+    is_original = initial_noise == "reference" and not step
+    return reference_normal(shape, seed) if is_original else normal(shape, seed, "generate", number, *step)
+
+
 def _settings(config: Config, video: Video, source: Source, seed: int, is_stochastic: bool) -> dict:
     """Return the content of the JSON file beside a video: everything needed to reproduce it."""
     return {
-        **asdict(video.request),
-        "seed": seed,
+        "prompt": video.request.prompt,
+        "image": video.request.image,
+        "seed": video.request.seed_or(seed),
         "number": video.number,
         "model": config.model.pretrained_model_root,
         "version": config.model.transformer_version,

@@ -88,13 +88,13 @@ class Evaluator:
     ) -> Evaluation:
         """Evaluate given videos. One that could not be decoded is None and gets a missing reward."""
         rewards = self.scorer.score(videos, prompts, fps=fps)
-        seed = self.config.record.validation_seed
         decoded = {number: video for number, video in enumerate(videos) if video is not None}
         clips = list(decoded.values()), [prompts[number] for number in decoded]
         held_out = dict(zip(decoded, self.scorer.held_out_each(*clips)))
         entries = []
         for number, (prompt, group, reward) in enumerate(zip(prompts, groups, rewards)):
             file = files[number] if files else None
+            seed = self.requests[group].seed_or(self.config.record.validation_seed)
             entry = score_entry(prompt, seed, group, reward, file=file, advantage=math.nan, number=number)
             del entry["advantage"]
             entries.append(entry | {name: or_none(value) for name, value in held_out.get(number, {}).items()})

@@ -151,7 +151,9 @@ class Validation:
 
     def _noise(self, row: int) -> Tensor:
         prompt, repeat = divmod(row, self.settings.validation_repeats)
-        return normal(self.latent_shape, self.settings.validation_seed, "validation noise", prompt, repeat)
+        key = self.settings.validation_seed, "validation noise", prompt, repeat
+        seed = self.requests[row].seed
+        return normal(self.latent_shape, *(key if seed is None else (seed, "validation noise", repeat)))
 
     def _write_videos(self, iteration: int, videos: dict[int, Tensor | None]) -> dict[int, str]:
         """Write this rank's videos that are kept, and return the file names of all ranks by row."""
@@ -164,9 +166,9 @@ class Validation:
         return {row: name for part in all_objects(names, self.mesh) for row, name in part.items()}
 
     def _record(self, iteration: int, rewards: list[Reward], names: dict[int, str]) -> None:
-        seed, entries = self.settings.validation_seed, []
+        entries = []
         for row, (prompt, group, reward) in enumerate(zip(self.prompts, self.groups, rewards)):
-            file = names.get(row)
+            file, seed = names.get(row), self.requests[row].seed_or(self.settings.validation_seed)
             entries.append(score_entry(prompt, seed, group, reward, file=file, advantage=math.nan, number=row))
         write_json(self.folder(iteration) / "scores.json", entries)
 

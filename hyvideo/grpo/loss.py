@@ -19,7 +19,7 @@ class LossInputs:
     advantages: Tensor  # (batch,), finite
     step_weights: Tensor  # (batch,), from the equalizer
     anchor_mean: Tensor | None = None  # like ``mean``; None if the position KL is exactly 0 or not computed
-    anchor_weight: float = 1.0  # 1 / fraction of the pairs whose position KL is computed
+    anchor_weight: Tensor | float = 1.0  # factor of the position KL; a tensor has one per pair, (batch,)
     rollout_mean: Tensor | None = None  # like ``mean``, for the closed-form velocity KL; None: log-ratio
 
 

@@ -20,6 +20,11 @@ def position_kl(mean: Tensor, anchor_mean: Tensor, std: Tensor) -> Tensor:
     return ((mean - anchor_mean) ** 2 / (2 * std**2 + 1e-6)).flatten(1).mean(1)
 
 
+def reference_kl_weight(std: float, width: float) -> float:
+    """Return the public reference's position KL, with denominator ``2 (std^2 / width + 1e-6)``, over `position_kl`."""
+    return (2 * std**2 + 1e-6) / (2 * (std**2 / width + 1e-6))
+
+
 def velocity_kl(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
     """Return ``old_log_prob - log_prob``, an unbiased estimate of the KL to the rollout policy. Shape: (batch,).
 
@@ -64,7 +69,7 @@ class KLScheduleSettings:
     initial: float = 1e-7
     minimum: float = 1e-7
     maximum: float = 1e-5
-    warmup_updates: int = 100
+    warmup_updates: float = 100
     window: int = 10
     gain: float = 0.1
     target: float = 1e-5
@@ -90,7 +95,7 @@ class KLCoefficient:
         self.num_updates += 1
         if math.isfinite(kl):
             self.recent.append(kl)
-        is_adaptive = self.settings.schedule == "adaptive" and self.num_updates > self.settings.warmup_updates
+        is_adaptive = self.settings.schedule == "adaptive" and self.num_updates - 1 >= self.settings.warmup_updates
         factor = self._feedback_factor() if is_adaptive and self.recent else 1.0
         self.value = self._scheduled(self.value * factor)
 
@@ -99,9 +104,9 @@ class KLCoefficient:
         settings, is_warm = self.settings, self.num_updates >= self.settings.warmup_updates
         if settings.schedule == "constant" or (settings.schedule == "two_stage" and is_warm):
             return settings.maximum
-        if 0 < self.num_updates <= settings.warmup_updates:
-            start = self._clip(settings.initial)
-            return start + (settings.maximum - start) * self.num_updates / settings.warmup_updates
+        if 0 < self.num_updates < settings.warmup_updates + 1:
+            start, passed = self._clip(settings.initial), min(self.num_updates, settings.warmup_updates)
+            return start + (settings.maximum - start) * passed / settings.warmup_updates
         return self._clip(value)
 
     def _feedback_factor(self) -> float:

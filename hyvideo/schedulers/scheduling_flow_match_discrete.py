@@ -15,6 +15,7 @@ from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
 from hyvideo.grpo.equalizer import balancing_factors
+from hyvideo.grpo.trust_region import reference_kl_weight
 from hyvideo.schedulers import transitions
 from hyvideo.schedulers.transitions import Transition, sampler_of
 
@@ -39,13 +40,14 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
     """Shifted sigma schedule and the step of every sampler; ``sde_type`` is a built-in name or ``FILE.py:NAME``.
 
     ``last_step="stochastic"`` leaves the noise of the last step in the final latent, as the paper's configurations do.
-    ``last_step="deterministic"`` ends at x0_hat and excludes that step from training.
+    ``last_step="deterministic"`` ends at x0_hat and excludes that step from training. ``reference_conventions`` selects
+    `REFERENCE_SAMPLERS`.
     """
 
     order = 1
 
     @register_to_config
-    def __init__(self, shift: float = 5.0, last_step: str = "stochastic"):
+    def __init__(self, shift: float = 5.0, last_step: str = "stochastic", reference_conventions: bool = False):
         if not 0 < shift < math.inf:
             raise ValueError(f"shift must be positive and finite, got {shift}")
         if last_step not in ("stochastic", "deterministic"):
@@ -132,17 +134,28 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
 
     def compute_log_prob_grad_norms(self, *, eta: float = 0.5, sde_type: str = "sage_grpo") -> Tensor:
         """Return the gradient scale ``N_t`` of each step (`Sampler.log_prob_grad_norm`). Shape: (steps,)."""
-        norms = [sampler_of(sde_type).log_prob_grad_norm(step) for step in self._transitions(sde_type, eta)]
+        sampler = sampler_of(sde_type, self.config.reference_conventions)
+        norms = [sampler.log_prob_grad_norm(step) for step in self._transitions(sde_type, eta)]
         return torch.tensor(norms, dtype=torch.float32)
 
     def compute_grad_balancing_factors(self, *, eta: float = 0.5, sde_type: str = "sage_grpo") -> Tensor:
         """Return the equalizer's weights ``S_t``, 0 at deterministic steps. Shape: (steps,)."""
         return balancing_factors(self.compute_log_prob_grad_norms(eta=eta, sde_type=sde_type))
 
+    def position_kl_weights(self, *, eta: float = 0.5, sde_type: str = "sage_grpo") -> Tensor:
+        """Return the factor of the KL to the anchor at each step: 1, or `reference_kl_weight`. Shape: (steps,)."""
+        if not self.config.reference_conventions:
+            return torch.ones(len(self._ode))
+        has_widths = sampler_of(sde_type, True).has_kl_per_sigma
+        steps = zip(self._transitions(sde_type, eta), self._ode)
+        return torch.tensor([reference_kl_weight(step.std, -ode.b if has_widths else 1.0) for step, ode in steps])
+
     def _transitions(self, sde_type: str, eta: float) -> tuple[Transition, ...]:
         if not self._levels:
             raise ValueError("the scheduler has no timesteps: call set_timesteps first")
-        table = transitions.schedule(sde_type, self._levels, eta, self.config.last_step)
+        table = transitions.schedule(
+            sde_type, self._levels, eta, self.config.last_step, self.config.reference_conventions
+        )
         if self._window is None:
             return table
         return tuple(step if i in self._window else self._ode[i] for i, step in enumerate(table))

@@ -16,7 +16,7 @@ import math
 import os
 import runpy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # The diffusion coefficient of sage has a pole at sigma = 1, where every schedule starts. Its integral is clamped here.
 # This is a convention; with few steps it changes the noise of the first step noticeably (docs/sde.md).
@@ -82,6 +82,12 @@ def cps_transition(sigma: float, sigma_next: float, eta: float, sigma_after_firs
     return Transition(a=(1 - sigma_next) + noise, b=-sigma * (1 - sigma_next) + (1 - sigma) * noise, std=std)
 
 
+def reference_cps_transition(sigma: float, sigma_next: float, eta: float, sigma_after_first: float) -> Transition:
+    """Return `cps_transition`, with std 1e-12 in the last step, which the public reference also trains."""
+    step = cps_transition(sigma, sigma_next, eta, sigma_after_first)
+    return step if sigma_next > 0 or eta == 0 else replace(step, std=1e-12)
+
+
 @dataclass(frozen=True, eq=False)
 class Sampler:
     """A stochastic sampler: its step and its properties."""
@@ -92,6 +98,8 @@ class Sampler:
     max_eta: float = MAX_ETA
     recommended_eta: float | None = None  # from the method's published video recipe
     is_normalised: bool = True  # False: the log-probability is -(x' - mean)^2, without 1 / (2 std^2)
+    has_gaussian_norm: bool = False  # True: the equalizer uses |b| / std without is_normalised too
+    has_kl_per_sigma: bool = False  # True: the KL to the anchor uses std^2 / (sigma - sigma') instead of std^2
 
     def transition(self, sigma: float, sigma_next: float, eta: float, sigma_after_first: float) -> Transition:
         """Return the step from ``sigma`` to ``sigma_next``. Raises ValueError if ``step`` is invalid there."""
@@ -116,9 +124,10 @@ class Sampler:
 
     def log_prob_grad_norm(self, step: Transition) -> float:
         """Return ``N_t``, the scale of the log-probability's gradient in v: ``|b| / std``, or ``2 |b| std`` (cps)."""
+        is_gaussian = self.is_normalised or self.has_gaussian_norm
         if not step.is_stochastic:
             return 0.0
-        return abs(step.b) / step.std if self.is_normalised else 2 * abs(step.b) * step.std
+        return abs(step.b) / step.std if is_gaussian else 2 * abs(step.b) * step.std
 
 
 SAMPLERS = {
@@ -127,12 +136,17 @@ SAMPLERS = {
     "dance_grpo": Sampler("DanceGRPO", dance_variance, recommended_eta=0.25),  # its recipe for video
     "cps": Sampler("CPS", cps_transition, max_eta=1.0, is_normalised=False),
 }
+# Samplers with `reference_conventions`: those that the public reference treats in another way (docs/reproduce.md).
+REFERENCE_SAMPLERS = SAMPLERS | {
+    "flow_grpo": replace(SAMPLERS["flow_grpo"], has_kl_per_sigma=True),
+    "cps": replace(SAMPLERS["cps"], step=reference_cps_transition, has_gaussian_norm=True),
+}
 
 
-def sampler_of(sde_type: str) -> Sampler:
+def sampler_of(sde_type: str, reference_conventions: bool = False) -> Sampler:
     """Return a built-in sampler or that of ``FILE.py:NAME``, a file that runs once. Raises ValueError if invalid."""
     if sde_type in SAMPLERS:
-        return SAMPLERS[sde_type]
+        return (REFERENCE_SAMPLERS if reference_conventions else SAMPLERS)[sde_type]
     file, _, name = sde_type.rpartition(":")
     if not file.endswith(".py"):
         raise ValueError(f"sde_type must be one of {', '.join(SAMPLERS)} or FILE.py:NAME, got {sde_type!r}")
@@ -160,12 +174,14 @@ def shifted_levels(num_steps: int, shift: float) -> tuple[float, ...]:
     return tuple(shift * u / (shift * u + (1 - u)) for u in grid)
 
 
-def schedule(sde_type: str, levels: tuple[float, ...], eta: float, last_step: str) -> tuple[Transition, ...]:
+def schedule(
+    sde_type: str, levels: tuple[float, ...], eta: float, last_step: str, reference_conventions: bool = False
+) -> tuple[Transition, ...]:
     """Return all steps of a schedule. ``last_step`` is ``stochastic``, or ``deterministic`` to end at x0_hat.
 
     Raises ValueError if the sampler is invalid (`sampler_of`), eta is out of range, or a step is not defined.
     """
-    return _schedule(sde_type, sampler_of(sde_type), levels, eta, last_step)
+    return _schedule(sde_type, sampler_of(sde_type, reference_conventions), levels, eta, last_step)
 
 
 @functools.lru_cache(maxsize=256)

@@ -156,7 +156,8 @@ def make_pipeline(
     rollout: RolloutSettings, dtype: str, transformer: nn.Module, vae: nn.Module, negative: Condition | None
 ) -> GRPOPipeline:
     """Return the sampling pipeline of a transformer, configured by the settings."""
-    scheduler = FlowMatchDiscreteScheduler(shift=rollout.shift, last_step=rollout.last_step)
+    names = ("shift", "last_step", "reference_conventions")
+    scheduler = FlowMatchDiscreteScheduler(**{name: getattr(rollout, name) for name in names})
     scheduler.set_timesteps(rollout.grpo_sampling_steps)
     is_batched, interval = rollout.batched_forward == "true", parse_interval(rollout.guidance_interval)
     sampling = SamplerSettings(rollout.sde_type, rollout.eta, rollout.cfg_scale, is_batched, interval)

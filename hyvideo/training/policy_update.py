@@ -78,7 +78,7 @@ class PolicyUpdate:
             config.kl_strategy, dual_position=settings.dual_kl_moving_weight, dual_velocity=settings.dual_kl_step_weight
         )
         self._is_gaussian = config.measures_velocity and settings.kl_velocity == "gaussian"
-        self.kl_coefficient = KLCoefficient(kl_schedule(settings, config.kl_strategy))
+        self.kl_coefficient = KLCoefficient(kl_schedule(settings, config.kl_strategy, config.kl_warmup))
         self.update_count = 0
         self.nonfinite = NonFiniteUpdates(
             Path(config.record.output_dir), mesh, max_bad_updates=config.optimizer.max_bad_updates
@@ -90,10 +90,12 @@ class PolicyUpdate:
 
     def refresh_step_weights(self) -> None:
         """Recompute the loss weights of the steps, since an SDE window may have changed the stochastic steps."""
-        rollout = self.config.rollout
-        balancing = self.pipeline.scheduler.compute_grad_balancing_factors(eta=rollout.eta, sde_type=rollout.sde_type)
+        rollout, scheduler = self.config.rollout, self.pipeline.scheduler
+        sde = {"eta": rollout.eta, "sde_type": rollout.sde_type}
+        balancing = scheduler.compute_grad_balancing_factors(**sde)
         weights = balancing if self.config.loss.use_grad_balancing else (balancing > 0).float()
         self.step_weights = weights.to(self.pipeline.device)
+        self.position_weights = scheduler.position_kl_weights(**sde).to(self.pipeline.device)
 
     def needs_means(self) -> bool:
         """Return whether the updates need the rollouts' transition means: for the closed form of the velocity KL, or
@@ -235,7 +237,7 @@ class PolicyUpdate:
             advantages=select(rollouts.advantages, rows),
             step_weights=select(self.step_weights, steps),
             anchor_mean=anchor_mean,
-            anchor_weight=anchor_weight,
+            anchor_weight=anchor_weight * select(self.position_weights, steps),
             rollout_mean=select(rollouts.trajectories.means[:, column], rows) if self._is_gaussian else None,
         )
         return grpo_terms(
@@ -301,8 +303,8 @@ def chunks(values: Sequence[T], size: int) -> list[list[T]]:
     return [list(values[start : start + size]) for start in range(0, len(values), size)]
 
 
-def kl_schedule(settings: TrustRegionSettings, strategy: str) -> KLScheduleSettings:
-    """Return the schedule of the KL coefficient; constant 0 without a trust region."""
+def kl_schedule(settings: TrustRegionSettings, strategy: str, warmup: float) -> KLScheduleSettings:
+    """Return the schedule of the KL coefficient, with a warm-up in updates; constant 0 without a trust region."""
     if strategy == "none":
         return KLScheduleSettings(schedule="constant", minimum=0.0, maximum=0.0)
     return KLScheduleSettings(
@@ -311,7 +313,7 @@ def kl_schedule(settings: TrustRegionSettings, strategy: str) -> KLScheduleSetti
         initial=settings.kl_coef,
         minimum=settings.kl_min_coef,
         maximum=settings.kl_weight,
-        warmup_updates=settings.kl_warmup_updates,
+        warmup_updates=warmup,
         window=settings.kl_window,
         gain=settings.kl_gain,
         target=settings.kl_weight if settings.kl_target is None else settings.kl_target,

@@ -51,6 +51,8 @@ def changes(config, same_rollouts=True, **others):
 
 def test_a_resumed_run_may_change_the_machine_but_not_the_method(tiny_config):
     found = changes(tiny_config, gate_interval=7, sp_size=2, log_num_videos=9, eta=0.1, resume_from_checkpoint="latest")
+    conventions = changes(tiny_config, reference_conventions=True).affecting_learning
+    assert conventions == ["reference_conventions is True and was False"]
     assert [sentence.split()[0] for sentence in found.free] == ["gate_interval", "sp_size", "log_num_videos"]
     assert found.affecting_learning == ["eta is 0.1 and was 0.7"]
 

@@ -27,7 +27,8 @@ KNOWN = (
     "pretrained_lora_path video_fps infer_flow_shift_video adv_clip_max precision vae_precision "
     "video_bucket_hw_base_size reward_model reward_weights reward_config post_train_type task_type data_type i2v_prob "
     "train_timestep_shift snr_type flow_snr_type num_workers prefetch_factor log_interval model_type vae_name "
-    "multitask_mask_training_type debug_* save_interval warmup_steps muon_scope"
+    "multitask_mask_training_type debug_* save_interval warmup_steps muon_scope validation_video_length video_length "
+    "validation_prompts debug_train_diagnostics_interval"
 ).split()
 
 
@@ -66,8 +67,11 @@ def test_every_flag_of_the_reference_is_a_setting_or_a_row():
         ("--valid_video_csv a.csv b.csv", {"valid_video_csv": ["a.csv", "b.csv"]}),
         ("--validation_global_seed 7", {"validation_seed": 7}),
         ("--validation_fixed_size 480x864", {"validation_height": 480, "validation_width": 864}),
+        ("--validation_fixed_size none", {"validation_height": 0, "validation_width": 0}),
         ("--validation_num_inference_steps 30", {"validation_steps": 30}),
         ("--validate_video_length 121", {"validation_num_frames": 121}),
+        ("--validation_video_length 121", {"validation_num_frames": 121}),
+        ("--video_length 121 --validate_video_length 121", {"validation_num_frames": 121}),
         ("--validation_timestep_shift 3.0", {"validation_shift": 3.0}),
         ("--validate_at_step0 off", {"validate_at_step0": False}),
         ("--neg_prompt blurry", {"negative_prompt": "blurry"}),
@@ -148,6 +152,8 @@ def test_files_may_use_reference_names_and_flags_override_them(tmp_path, capsys)
         ("--validation_fixed_size 480", "validation_fixed_size 480 is not a size; write height x width"),
         ("--video_bucket_hw_base_size 512", "512 is not supported: the buckets are 480 and 640"),
         ("--precision fp16", "precision invalid choice: 'fp16' (choose from bf16, fp32)"),
+        ("--validation_prompts cat dog", "validation_prompts cat dog is not supported: write the prompts to a CSV"),
+        ("--video_length 81 --validate_video_length 121", "set validation_num_frames to '81' and '121'; they"),
         ("--video_fps 8 9", "video_fps takes one value, got '8 9'"),
         ("--video_fps many", "video_fps invalid float value: 'many'"),
         ("--task_type i2v", "task_type must be t2v for transformer_version 480p_t2v, got i2v"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hyvideo.data.prompts import PromptOrder, Request, are_seen, read_requests
+from hyvideo.data.prompts import PromptOrder, Request, are_seen, hash_requests, read_requests
 
 
 @pytest.fixture
@@ -99,6 +99,21 @@ def test_a_prompt_is_seen_if_a_training_prompt_has_the_same_words():
     prompts = ["A red circle  moves up", "a red circle moves up ", "a red circle moves up.", "a red circle"]
     training = [Request("a red circle\nmoves up"), Request("a blue circle moves up")]
     assert are_seen(prompts, training) == [True, True, False, False]
+
+
+def test_a_row_may_have_a_seed_which_is_part_of_the_identity(write):
+    requests = read_requests(write("prompt,seed\na cat,7\na dog,\na cow,-1\n"))
+    assert [request.seed for request in requests] == [7, None, -1]
+    assert [request.seed_or(3) for request in requests] == [7, 3, -1]
+    without = [Request(request.prompt) for request in requests]
+    assert hash_requests(requests) != hash_requests(without)
+    assert hash_requests(without[1:2]) == hash_requests(requests[1:2]) == "61b9235fe870ead82e3dfc15b8b16276"
+
+
+@pytest.mark.parametrize("seed", ["7.5", "red", "1e3", str(2**64), str(-(2**63) - 1)])
+def test_a_seed_must_be_an_integer(write, seed):
+    with pytest.raises(ValueError, match=r"seed in row 2 of .*prompts.csv must be an integer from .*, got '"):
+        read_requests(write(f"prompt,seed\na cat,7\na dog,{seed}\n"))
 
 
 # --- reference images --------------------------------------------------------------------------

@@ -99,6 +99,21 @@ def test_validation_noise_depends_on_validation_seed_only(tiny_config, mesh):
     assert len({row.sum().item() for row in first}) == len(first)  # each video has different noise
 
 
+def test_a_row_with_a_seed_has_the_noise_of_that_seed(tiny_config, mesh, tmp_path):
+    (tmp_path / "seeds.csv").write_text("prompt,seed\na red circle,7\na red circle,\na red circle,7\n")
+    settings = {"valid_video_csv": str(tmp_path / "seeds.csv"), "validation_steps": 1, "validation_repeats": 2}
+    trainer = Trainer(tiny_config.with_settings(**settings), mesh, CPU, scorers={"test": Redness()})
+    noise = [trainer.validation._noise(row) for row in range(6)]
+    assert torch.equal(noise[0], noise[4]) and torch.equal(noise[1], noise[5])
+    assert len({each.sum().item() for each in noise}) == 4
+    other = Trainer(tiny_config.with_settings(**settings, validation_seed=1), mesh, CPU, scorers={"test": Redness()})
+    same = [torch.equal(other.validation._noise(row), noise[row]) for row in range(6)]
+    assert same == [True, True, False, False, True, True]
+    trainer.validation.run(0)
+    entries = json.loads((trainer.output_dir / "samples/000000/scores.json").read_text())
+    assert [entry["seed"] for entry in entries] == [7, 7, 930, 930, 7, 7]
+
+
 def test_validation_settings_do_not_change_those_of_rollouts(tiny_config, mesh, monkeypatch):
     calls = []
     sample_ode = GRPOPipeline.sample_ode

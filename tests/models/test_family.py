@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from hyvideo.config.settings import Config
 from hyvideo.data.prompts import Request
 from hyvideo.models.family import Latents, blocks, families, family_of, family_of_config, install, prepare, stock_twin
 from hyvideo.models.loading import load_vae
@@ -37,6 +38,15 @@ def test_requests_determine_the_kinds_of_conditions(transformer):
     assert kinds([]) == set() and kinds([Request("")]) == {"text"}
     assert kinds([Request("a cat"), Request('a "cat"')]) == {"text", "glyph"}
     assert kinds([Request("a cat", "image.png")]) == {"text", "image"}
+    assert kinds([Request('a "cat"', is_negative=True)]) == {"text"}  # as in HunyuanVideo-1.5
+
+
+def test_quoted_text_of_the_negative_prompt_is_not_encoded(transformer):
+    guided = Config().with_settings(negative_prompt='bad text "LOREM"', cfg_scale=6.0, validation_cfg_scale=6.0)
+    (request,) = guided.negative_requests
+    assert request.prompt == 'bad text "LOREM"'
+    contents = {part.kind: part.content(request) for part in family_of(transformer).parts}
+    assert contents == {"text": 'bad text "LOREM"', "glyph": None, "image": None}
 
 
 @pytest.mark.parametrize(

@@ -232,3 +232,23 @@ def test_the_ema_follows_the_policy_with_its_decay(tiny_config, mesh):
         torch.testing.assert_close(average, 0.9 * start[name] + 0.1 * policy)
         moved += (policy - start[name]).abs().sum().item()
     assert moved > 0
+
+
+def test_the_last_step_of_cps_is_trained_by_its_kl_with_the_conventions_of_the_reference(tiny_config, mesh):
+    settings = SETTINGS | {"sde_type": "cps", "eta": 0.5, "last_step": "stochastic", "reference_conventions": True}
+    trainer = Trainer(tiny_config.with_settings(**settings), mesh, CPU, scorers={"test": Redness()})
+    trainer.iteration = 1
+    rollouts, pending = trainer.collector.collect(1, StageTimer(CPU))
+    rewards = trainer.rewards.wait(pending)
+    rollouts = rollouts.with_rewards(rewards, trainer.rewards.advantages(rollouts.indices, rewards)[0])
+    assert all(sorted(order) == [0, 1, 2, 3] for order in rollouts.trained_steps.tolist())
+    column = rollouts.trained_steps[0].tolist().index(3)
+    mean = rollouts.replay(trainer.pipeline, [0], torch.tensor([3])).prev_sample_mean.detach()
+    terms = trainer.update.terms(rollouts, [0], column, mean + 0.1)
+    assert terms.position.item() == pytest.approx(0.1**2 / 2e-6, rel=1e-3)
+    assert terms.ratio.item() == 1 and abs(terms.log_prob.item()) < 1e-9
+    terms.loss.sum().backward()
+    assert any(parameter.grad.abs().sum() > 0 for parameter in trainer.policy.parameters if parameter.grad is not None)
+    trainer.policy.optimizers.zero_grad()
+    metrics = trainer.update(rollouts, trainer.update.anchor_means(rollouts), 1)
+    assert metrics["kl/position"] < 1e-6 and metrics["policy/ratio_max_deviation"] <= 1e-6

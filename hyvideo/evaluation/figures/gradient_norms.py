@@ -59,6 +59,7 @@ def measurement(config: Config, *, rollouts: int, replicas: int, folder: Path) -
         sde_window="",
         match_noise="",  # eta keeps the value that was matched for the window
         use_grad_balancing=True,
+        reference_conventions=False,
         enable_timestep_permutation=False,
         timestep_fraction=1.0,
         num_updates_per_rollout=1,

@@ -49,6 +49,8 @@ class Cell:
         flags += ["--use_grad_balancing", str(self.has_equalizer).lower(), *KL_FLAGS[self.kl]]
         if self.schedule and any(word.partition("=")[0] == "--kl_schedule" for word in before):
             raise ValueError("--extra cannot set kl_schedule, which differs between the cells")
+        if self.schedule:  # the reference's warm-up ends within the first updates and would make the schedules equal
+            flags += ["--reference_conventions", "false"]
         if self.schedule == "milder":
             return flags + milder_schedule(parse(before + flags).config.trust_region)
         return flags + (["--kl_schedule", self.schedule] if self.schedule else [])

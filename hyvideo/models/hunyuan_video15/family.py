@@ -94,7 +94,7 @@ FAMILY = Family(
         ),
         Part(
             "glyph",
-            content=lambda request: glyph_text(request.prompt) or None,
+            content=lambda request: (not request.is_negative and glyph_text(request.prompt)) or None,
             folders=(
                 "text_encoder/byt5-small",
                 "text_encoder/Glyph-SDXL-v2/checkpoints",

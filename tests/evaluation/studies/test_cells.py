@@ -33,8 +33,9 @@ def test_the_runs_of_each_figure():
 @pytest.mark.parametrize("kl", [0.0, 1e-3, 1.0])
 def test_milder_never_exceeds_two_stage_which_never_exceeds_constant(tmp_path, tiny_config, kl):
     study = Study("configs/miniature_paper.yaml", tmp_path)
+    configs = [study.config(run) for run in runs_of_figure(7, "B", [0])]
     constant, two_stage, milder = (
-        KLCoefficient(kl_schedule(study.config(run).trust_region, "dual_moving")) for run in runs_of_figure(7, "B", [0])
+        KLCoefficient(kl_schedule(config.trust_region, "dual_moving", config.kl_warmup)) for config in configs
     )
     for update in range(120):
         assert milder.value <= two_stage.value <= constant.value == 0.2
@@ -43,6 +44,13 @@ def test_milder_never_exceeds_two_stage_which_never_exceeds_constant(tmp_path, t
         for coefficient in (constant, two_stage, milder):
             coefficient.observe(kl)
     assert two_stage.value == 0.2 and (milder.value < 0.2) == (kl > 1e-3)
+
+
+def test_the_schedules_of_figure_7_count_updates(tmp_path):
+    study = Study("configs/paper/table2_b_8gpu.yaml", tmp_path)
+    assert [study.config(run).kl_warmup for run in runs_of_figure(7, "B", [0])] == [100, 100, 200]
+    (table2,) = (study.config(run) for run in runs_of_figure(3, "B", [0], methods=["cps"]) if run.recipe.has_equalizer)
+    assert table2.rollout.reference_conventions and table2.kl_warmup == 0.625
 
 
 def test_the_milder_schedule_changes_only_warm_up_and_gain(tmp_path, tiny_config):

@@ -1,6 +1,7 @@
 """generate.py on a small checkpoint in the original layout: sizes, versions, images, LoRA, checkpoints, bad input."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -172,11 +173,21 @@ def test_the_command_of_the_reference_generates_the_prompts_of_the_csv(make, tmp
         "ignored flags: rewrite false, sparse_attn false, use_sageattn false, enable_cache false, sr false; "
         "not available",
         "ignored flags: cache_type deepcache, cache_start_step 11; steps are not cached",
-        "ignored flags: quant_type none; weights are not quantized",
         "ignored flags: save_pre_sr_video true; there is no super-resolution",
         "ignored flags: save_generation_config true; the settings of every video are saved as JSON beside it",
+        "ignored flags: quant_type none; weights are not quantized",
         "ignored flags: aspect_ratio 16:9; --height and --width set the size",
     ]
+
+
+def test_flags_of_the_original_are_accepted_where_they_have_no_effect(monkeypatch, capsys):
+    line = "--original_noise_dir none --sage_blocks_range 0-53 --enable_torch_compile false --no_cache_block_id 53 "
+    line += "--cache_start_step 11 --cache_end_step 45 --total_steps 50 --cache_step_interval 4 --use_fp8_gemm false "
+    line += "--save_generation_config --quant_type fp8-per-block --include_patterns double_blocks"
+    monkeypatch.setattr(sys, "argv", ["generate.py", "--prompt", "a", *line.split()])
+    generate.check(generate.parse())
+    output = capsys.readouterr().err
+    assert all(flag in output for flag in re.findall(r"--(\w+)", line))
 
 
 @pytest.mark.parametrize("name", [name for name, row in table("generate").items() if row.rejected])

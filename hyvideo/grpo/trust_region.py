@@ -95,9 +95,8 @@ class KLCoefficient:
         self.num_updates += 1
         if math.isfinite(kl):
             self.recent.append(kl)
-        is_adaptive = self.settings.schedule == "adaptive" and self.num_updates - 1 >= self.settings.warmup_updates
-        factor = self._feedback_factor() if is_adaptive and self.recent else 1.0
-        self.value = self._scheduled(self.value * factor)
+        factor = self._feedback_factor() if self.settings.schedule == "adaptive" and self.recent else 1.0
+        self.value = self._scheduled(self.value * factor)  # the warm-up sets its own values
 
     def _scheduled(self, value: float) -> float:
         """Return the scheduled coefficient, or ``value`` within the bounds if the schedule does not determine it."""

@@ -130,7 +130,7 @@ def test_the_conventions_change_the_loss_and_not_the_samples():
     "settings, updates",
     [
         ({}, 2.5),  # the launch line of the reference: 100 / (2 x 20)
-        ({"gradient_accumulation_steps": 4}, 0.625),  # configs/paper
+        ({"batch_size": 1, "gradient_accumulation_steps": 4}, 1.25),  # configs/paper
         ({"num_updates_per_rollout": 2}, 5),
         ({"timestep_fraction": 0.5}, 5),
         ({"reference_conventions": False}, 100),

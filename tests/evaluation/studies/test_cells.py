@@ -50,7 +50,7 @@ def test_the_schedules_of_figure_7_count_updates(tmp_path):
     study = Study("configs/paper/table2_b_8gpu.yaml", tmp_path)
     assert [study.config(run).kl_warmup for run in runs_of_figure(7, "B", [0])] == [100, 100, 200]
     (table2,) = (study.config(run) for run in runs_of_figure(3, "B", [0], methods=["cps"]) if run.recipe.has_equalizer)
-    assert table2.rollout.reference_conventions and table2.kl_warmup == 0.625
+    assert table2.rollout.reference_conventions and table2.kl_warmup == 1.25
 
 
 def test_the_milder_schedule_changes_only_warm_up_and_gain(tmp_path, tiny_config):

@@ -52,6 +52,7 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
 
     from hyvideo.distributed import mesh as ranks
     from hyvideo.distributed.ownership import NotOwner
+    from hyvideo.evaluation.pilot import print_pilot
     from hyvideo.evaluation.run_summary import print_summary
     from hyvideo.training.preemption import Stopped
 
@@ -64,8 +65,10 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
         code = {RewardHacking: 3, Stopped: processes.STOPPED_CODE, NotOwner: 2}[type(error)]
         if trainer.mesh.is_main:
             print(f"post_train.py: {error}", file=sys.stderr)
-    if trainer.mesh.is_main and code in (0, 3):
+    if trainer.mesh.is_main and code in (0, 3) and not command.pilot:
         print_summary(trainer.output_dir, trainer.iteration, trainer.validation)
+    if trainer.mesh.is_main and code == 0 and command.pilot:
+        print_pilot(trainer.config, trainer.mesh.world_size, trainer.device)
     ranks.stop()
     return code
 

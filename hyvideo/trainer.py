@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from hyvideo.config.memory.hardware import peak_tflops
+from hyvideo.config.memory.hardware import gpu_rates
 from hyvideo.config.settings import Config
 from hyvideo.distributed import checkpoint
 from hyvideo.distributed.collectives import raise_on_all_ranks
@@ -191,7 +191,7 @@ class Trainer(RunParts):
         """Return the timer of an iteration, whose timeline also has the validation and the checkpoint after it."""
         self.scorer.spans.clear()
         has_peak = self.device.type == "cuda" and self.config.model.dtype != "fp32"
-        peak = peak_tflops(torch.cuda.get_device_name(self.device)) if has_peak else None
+        peak, _ = gpu_rates(torch.cuda.get_device_name(self.device)) if has_peak else (0.0, 0.0)
         self.timer = StageTimer(self.device, self.progress.enter, flops=lambda: self.cost.flops, peak=peak)
         return self.timer
 

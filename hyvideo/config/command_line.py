@@ -31,10 +31,11 @@ REFERENCE_SCORERS = {"videoalign_local": "videoalign"}  # names of scorers in th
 
 @dataclasses.dataclass(frozen=True)
 class CommandLine:
-    """Settings of a command line, the flags that set them, and whether to print them only."""
+    """Settings of a command line, the flags that set them, and whether to print them only or to try them."""
 
     config: Config
     print_config: bool
+    pilot: bool  # the settings are those of a pilot
     world_size: int  # processes
     flags: Mapping[str, str]  # flag by setting
 
@@ -55,7 +56,7 @@ def parse(argv: list[str] | None = None, saved: Mapping[str, Any] | None = None)
         hint = f"if it is a value, write {flag}={word}" if is_value else nearest(word, names)
         parser.error(f"unknown flag {word}; {hint or '--help lists them'}")
     given = vars(options)
-    path, print_config, world_size = (given.pop(name) for name in ("config", "print_config", "world_size"))
+    path, print_config, pilot, world_size = map(given.pop, ("config", "print_config", "pilot", "world_size"))
     if world_size is not None and not (print_config and world_size > 0):
         parser.error(
             f"--world_size must be positive and needs --print_config, got {world_size}; torchrun sets it for a run"
@@ -76,7 +77,8 @@ def parse(argv: list[str] | None = None, saved: Mapping[str, Any] | None = None)
             f"--eta {requested.rollout.eta:g} contradicts match_noise {config.rollout.match_noise}, which sets eta to "
             f"{config.rollout.eta:.4g}; remove --eta, or disable noise matching with --match_noise="
         )
-    return CommandLine(config, print_config, world_size or processes.world_size(), flags)
+    config = config.as_pilot() if pilot else config
+    return CommandLine(config, print_config, pilot, world_size or processes.world_size(), flags)
 
 
 def load_config(path: str | Path, **overrides) -> Config:
@@ -145,6 +147,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--config", default=None, metavar="FILE.yaml", help="YAML file of settings")
     parser.add_argument("--print_config", action="store_true", default=False, help="print settings and plan, then exit")
+    parser.add_argument(
+        "--pilot", action="store_true", default=False, help="run two iterations and compare them with the plan"
+    )
     parser.add_argument("--world_size", type=int, default=None, metavar="INT", help="processes to plan for")
     defaults = Config().flat()
     for section, cls in SECTIONS.items():

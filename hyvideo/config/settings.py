@@ -106,6 +106,12 @@ class Config:
         values = {"shift": self.validation_shift, "cfg_scale": self.validation_cfg_scale, "validation_cfg_scale": None}
         return self.with_settings(sample_n_frames=frames, height=height, width=width, **values)
 
+    def as_pilot(self) -> "Config":
+        """Return a copy for a pilot: two iterations without validation, in the folder ``<output_dir>-pilot``."""
+        folder = f"{self.record.output_dir.rstrip('/')}-pilot"
+        no_validation = {"valid_video_csv": [], "on_reward_hacking": "warn"}
+        return self.with_settings(max_steps=2, output_dir=folder, resume_from_checkpoint="", **no_validation)
+
     @property
     def kl_strategy(self) -> str:
         """Name of the KL strategy, whichever flags chose it."""

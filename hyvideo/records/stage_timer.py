@@ -26,7 +26,7 @@ class StageTimer:
         on_stage: Callable[..., None] = lambda *stage: None,
         *,
         flops: Callable[[], float] = lambda: 0.0,  # returns the FLOPs that the stages have computed so far
-        peak: float | None = None,  # TFLOP/s of the device; None: unknown
+        peak: float = 0.0,  # TFLOP/s of the device; 0: unknown
     ):
         self.on_stage, self._flops, self._peak = on_stage, flops, peak
         self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hyvideo.config.memory.hardware import peak_tflops
+from hyvideo.config.memory.hardware import gpu_rates
 from hyvideo.records import stage_timer
 from hyvideo.records.stage_timer import StageTimer, Timeline
 
@@ -91,11 +91,11 @@ def test_the_timeline_keeps_the_iteration_with_the_most_stages_and_adds_the_end_
         ("NVIDIA H200", 989),
         ("NVIDIA A100-SXM4-80GB", 312),
         ("NVIDIA A100 80GB PCIe", 312),
-        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
-        ("NVIDIA L40", None),
-        ("NVIDIA H20", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 0),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", 0),
+        ("NVIDIA L40", 0),
+        ("NVIDIA H20", 0),
     ],
 )
 def test_peaks_are_those_of_whole_known_gpus(name, peak):
-    assert peak_tflops(name) == peak
+    assert gpu_rates(name)[0] == peak

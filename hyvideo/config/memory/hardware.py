@@ -8,14 +8,16 @@ from typing import Any
 # measurements of kernels, such as cuDNN's attention. Other GPUs are assumed to have the same proportions.
 H100 = {"products": 580.0, "attention": 580.0, "attention backward": 500.0, "convolutions": 200.0, "memory": 2.6}
 SLOWER_RATE = 220.0  # matrix products of an A100; hours are printed for it too
-PEAK_TFLOPS = {  # bf16 and fp16 without sparsity, from NVIDIA's data sheets, by name of the device in torch
-    r"NVIDIA A[18]00(-SXM4-\d+GB|-PCIE-\d+GB| \d+GB PCIe)": 312.0,
-    r"NVIDIA H100 \d+GB HBM\de?|NVIDIA H800|NVIDIA H200": 989.0,
-    r"NVIDIA H[18]00 PCIe": 756.0,
-    r"NVIDIA B200": 2250.0,
-    r"NVIDIA L40S": 362.0,
-    r"NVIDIA GeForce RTX 4090": 165.0,
-    r"NVIDIA GeForce RTX 5090": 209.0,
+# By name of the device in torch: peak TFLOP/s in bf16 and fp16 without sparsity, from NVIDIA's data sheets, and the
+# rate of matrix products, assumed from the power limit.
+GPUS = {
+    r"NVIDIA A[18]00(-SXM4-\d+GB|-PCIE-\d+GB| \d+GB PCIe)": (312.0, SLOWER_RATE),
+    r"NVIDIA H100 \d+GB HBM\de?|NVIDIA H800|NVIDIA H200": (989.0, H100["products"]),
+    r"NVIDIA H[18]00 PCIe": (756.0, 440.0),
+    r"NVIDIA B200": (2250.0, 1300.0),
+    r"NVIDIA L40S": (362.0, 175.0),
+    r"NVIDIA GeForce RTX 4090": (165.0, 125.0),
+    r"NVIDIA GeForce RTX 5090": (209.0, 160.0),
 }
 
 
@@ -38,6 +40,7 @@ class Hardware:
         return amount / (H100[kind] * 1e12 * self.rate / H100["products"])
 
 
-def peak_tflops(device_name: str) -> float | None:
-    """Return the peak rate of a GPU; None if it is not in the table, such as a part of a GPU (MIG)."""
-    return next((rate for name, rate in PEAK_TFLOPS.items() if re.fullmatch(name, device_name)), None)
+def gpu_rates(device_name: str) -> tuple[float, float]:
+    """Return the peak and the assumed rate of a GPU, in TFLOP/s; 0 for one that is not in the table, such as a part of
+    a GPU (MIG)."""
+    return next((rates for name, rates in GPUS.items() if re.fullmatch(name, device_name)), (0.0, 0.0))

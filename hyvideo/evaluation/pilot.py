@@ -1,0 +1,78 @@
+"""A pilot: times of its last iteration and peak memory, compared with the plan."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from hyvideo.config.memory.cost import duration
+from hyvideo.config.memory.hardware import Hardware, gpu_rates
+from hyvideo.config.memory.phases import GIB, memory
+from hyvideo.config.memory.planned_run import PlannedRun
+from hyvideo.config.settings import Config
+from hyvideo.data.templates import fill
+from hyvideo.models.sizes import read_architecture
+from hyvideo.records.metrics_file import read_metrics
+from hyvideo.training.machine import gpu_memory
+
+_SLOWER, _LARGER = 1.3, 1.1  # measured values up to these multiples of the plan count as planned
+_NEGLIGIBLE = 0.05  # share of an iteration; shorter delays are not reported
+SETTINGS = {
+    "time/conditions": "precompute_conditions",
+    "time/rollout": "attention_kernel, enable_compile",
+    "time/decode": "vae_tile_size, and the version of cuDNN",
+    "time/reward": "reward_model, remote_reward_url, reward_offload",
+    "time/anchor": "anchor_fraction, attention_kernel",
+    "time/record": "the disk of output_dir",
+    "time/update": "activation_checkpointing, attention_kernel, enable_compile",
+    "memory/peak_gib": "activation_checkpointing full, vae_tile_size 128, reward_offload",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A metric of the pilot beside its plan."""
+
+    metric: str
+    measured: float
+    planned: float | None  # None: cannot be predicted
+    deviates: bool = False
+
+    @property
+    def setting(self) -> str:
+        return SETTINGS.get(self.metric, "")
+
+
+def compare(run: PlannedRun, metrics: Mapping[str, float]) -> list[Row]:
+    """Return the times and the memory in ``metrics`` of an iteration beside those of the plan.
+
+    Times are planned for a released model at a known rate (``run.hardware.rate`` above 0), memory on GPUs.
+    """
+    planned: dict[str, float] = {}
+    if run.is_timed:
+        planned["memory/peak_gib"] = memory(run).peak() / GIB
+    if run.is_timed and run.hardware.rate:
+        planned |= {f"time/{stage}": seconds for stage, seconds in duration(run).stages.items()}
+        planned |= {name: 0.0 for name in ("time/conditions", "time/reward", "time/record")}
+        planned["time/iteration"] = duration(run).total
+    delay = _NEGLIGIBLE * planned.get("time/iteration", 0.0)
+    rows = []
+    for name in (*SETTINGS, "time/iteration"):
+        value, limit = metrics.get(name, 0.0), planned.get(name)
+        factor, slack = (_LARGER, 0.0) if name.startswith("memory") else (_SLOWER, delay)
+        rows.append(Row(name, value, limit, limit is not None and value > max(factor * limit, limit + slack)))
+    return rows
+
+
+def print_pilot(config: Config, world_size: int, device: torch.device) -> None:
+    """Print the comparison of a finished pilot with the plan of its settings on this device."""
+    is_gpu, folder = device.type == "cuda", Path(config.record.output_dir)
+    name = torch.cuda.get_device_name(device) if is_gpu else "the CPU"
+    hardware = Hardware(gpu_memory=gpu_memory(device), rate=(gpu_rates(name) or (0.0, 0.0))[1])
+    architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
+    run = PlannedRun(config.with_settings(device=device.type), world_size, architecture, hardware=hardware)
+    first, second = read_metrics(folder / "metrics.jsonl")
+    values = {"run": run, "rows": compare(run, second), "name": name, "folder": folder}
+    values["longer"] = first["time/iteration"] - second["time/iteration"]
+    print(fill(Path(__file__).with_name("pilot.txt.jinja"), **values))

@@ -68,7 +68,7 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
     if trainer.mesh.is_main and code in (0, 3) and not command.pilot:
         print_summary(trainer.output_dir, trainer.iteration, trainer.validation)
     if trainer.mesh.is_main and code == 0 and command.pilot:
-        print_pilot(trainer.config, trainer.mesh.world_size, trainer.device)
+        print_pilot(trainer.planned_run, trainer.device)
     ranks.stop()
     return code
 

@@ -1,18 +1,16 @@
 """A pilot: times of its last iteration and peak memory, compared with the plan."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from hyvideo.config.memory.cost import duration
-from hyvideo.config.memory.hardware import Hardware, gpu_rates
+from hyvideo.config.memory.hardware import gpu_rates
 from hyvideo.config.memory.phases import GIB, memory
 from hyvideo.config.memory.planned_run import PlannedRun
-from hyvideo.config.settings import Config
 from hyvideo.data.templates import fill
-from hyvideo.models.sizes import read_architecture
 from hyvideo.records.metrics_file import read_metrics
 from hyvideo.training.machine import gpu_memory
 
@@ -65,14 +63,11 @@ def compare(run: PlannedRun, metrics: Mapping[str, float]) -> list[Row]:
     return rows
 
 
-def print_pilot(config: Config, world_size: int, device: torch.device) -> None:
-    """Print the comparison of a finished pilot with the plan of its settings on this device."""
-    is_gpu, folder = device.type == "cuda", Path(config.record.output_dir)
-    name = torch.cuda.get_device_name(device) if is_gpu else "the CPU"
-    hardware = Hardware(gpu_memory=gpu_memory(device), rate=(gpu_rates(name) or (0.0, 0.0))[1])
-    architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
-    run = PlannedRun(config.with_settings(device=device.type), world_size, architecture, hardware=hardware)
-    first, second = read_metrics(folder / "metrics.jsonl")
-    values = {"run": run, "rows": compare(run, second), "name": name, "folder": folder}
-    values["longer"] = first["time/iteration"] - second["time/iteration"]
-    print(fill(Path(__file__).with_name("pilot.txt.jinja"), **values))
+def print_pilot(run: PlannedRun, device: torch.device) -> None:
+    """Print the comparison of a finished pilot on ``device`` with its plan."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
+    hardware = replace(run.hardware, gpu_memory=gpu_memory(device), rate=(gpu_rates(name) or (0.0, 0.0))[1])
+    run = replace(run.with_settings(device=device.type), hardware=hardware)
+    first, second = read_metrics(Path(run.settings.output_dir) / "metrics.jsonl")
+    values = {"run": run, "name": name, "longer": first["time/iteration"] - second["time/iteration"]}
+    print(fill(Path(__file__).with_name("pilot.txt.jinja"), rows=compare(run, second), **values))

@@ -60,7 +60,7 @@ class RunParts:
         check_checkpoint(config, sources, [*config.video_sizes.values()])
         check_adapter(config.model, config.optimizer)
         architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
-        run = PlannedRun(config, mesh.world_size, architecture)
+        self.planned_run = run = PlannedRun(config, mesh.world_size, architecture)
         with raise_on_all_ranks(mesh):
             if mesh.is_main:
                 check_room(run)

@@ -66,7 +66,7 @@ def compare(run: PlannedRun, metrics: Mapping[str, float]) -> list[Row]:
 def print_pilot(run: PlannedRun, device: torch.device) -> None:
     """Print the comparison of a finished pilot on ``device`` with its plan."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
-    hardware = replace(run.hardware, gpu_memory=gpu_memory(device), rate=(gpu_rates(name) or (0.0, 0.0))[1])
+    hardware = replace(run.hardware, gpu_memory=gpu_memory(device), rate=gpu_rates(name)[1])
     run = replace(run.with_settings(device=device.type), hardware=hardware)
     first, second = read_metrics(Path(run.settings.output_dir) / "metrics.jsonl")
     values = {"run": run, "name": name, "longer": first["time/iteration"] - second["time/iteration"]}

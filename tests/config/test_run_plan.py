@@ -1,5 +1,7 @@
 """Plan of a run."""
 
+import pytest
+
 from hyvideo.config.run_plan import describe, make_plan, num_stochastic_steps
 
 
@@ -61,3 +63,15 @@ def test_partial_batches_are_reported(tiny_config):
     assert note(3) == words.format(3) + "the last pass has 2"
     assert note(64) == words.format(64) + "one pass of 8"
     assert note(4) == note(1) == ""
+
+
+@pytest.mark.parametrize(
+    "steps, fraction, trained", [(3, 0.5, 2), (16, 0.6, 10), (5, 0.5, 2), (3, 0.1, 1), (3, 1.0, 3)]
+)
+def test_a_fraction_of_the_steps_is_rounded_to_the_nearest_and_halves_to_even(tiny_config, steps, fraction, trained):
+    """All steps of this schedule but the last are stochastic."""
+    config = tiny_config.with_settings(grpo_sampling_steps=steps + 1, timestep_fraction=fraction)
+    plan = make_plan(config)
+    assert (plan.stochastic_steps, plan.num_trained_steps) == (steps, trained)
+    anchored = make_plan(config.with_settings(timestep_fraction=1.0, anchor_fraction=fraction))
+    assert (anchored.num_trained_steps, anchored.num_anchor_steps) == (steps, trained)

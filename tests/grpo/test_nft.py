@@ -52,6 +52,13 @@ def test_kl_terms_are_mean_squares_added_with_their_weights():
     assert len(terms.sums()) == len(LossTerms.SUMMED)
 
 
+def test_the_ratio_has_no_gradient():
+    """It is kept until the end of the update, and would keep the graph of every pass."""
+    terms = terms_of(inputs(torch.zeros(SHAPE, requires_grad=True)))
+    assert terms.policy.requires_grad and terms.velocity.requires_grad and not terms.ratio.requires_grad
+    assert not terms.sums().requires_grad
+
+
 def test_the_ratio_is_1_before_an_update():
     batch = inputs(inputs(None).old_velocity)
     assert terms_of(batch).largest_deviation() == 0

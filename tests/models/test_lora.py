@@ -244,6 +244,15 @@ def test_an_adapter_of_a_frozen_layer_is_not_trained(transformer):
     assert trained == set(TARGETS[1:])
 
 
+def test_the_adapter_of_a_bf16_base_is_float32(transformer):
+    """In bf16, small updates would round to nothing."""
+    transformer.bfloat16()
+    add_trainable_lora(transformer, training_config(transformer, rank=2, alpha=2, targets=TARGETS))
+    trained = {name: p.dtype for name, p in transformer.named_parameters() if p.requires_grad}
+    assert len(trained) == 2 * len(TARGETS) and set(trained.values()) == {torch.float32}
+    assert {p.dtype for name, p in transformer.named_parameters() if name not in trained} == {torch.bfloat16}
+
+
 def test_a_lora_is_added_before_the_weights_are_rounded(root, transformer):
     """Added to bf16 weights, a small LoRA would be lost in rounding."""
     lora = draw(transformer)

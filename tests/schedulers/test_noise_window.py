@@ -54,6 +54,13 @@ def test_an_empty_setting_is_no_window():
     assert parse_window("", 6) is None
 
 
+@pytest.mark.parametrize("text", ["fixed:4:2", "fixed:5:1", "fixed:0:6", "random:6", "random:1", "sliding:6:9"])
+def test_a_window_may_end_at_the_last_stochastic_step(text):
+    assert len(windows_of(text, 1)[0]) == parse_window(text, len(STEPS)).length
+    with pytest.raises(ValueError, match="fit the"):
+        parse_window(text, parse_window(text, len(STEPS)).start + parse_window(text, len(STEPS)).length - 1)
+
+
 @pytest.mark.parametrize(
     "text",
     ["fixed:3", "fixed:0:0", "fixed:5:2", "random:7", "random:", "sliding:2:0", "sliding:-1", "all", "random:1.5"],

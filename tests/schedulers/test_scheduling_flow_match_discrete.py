@@ -71,6 +71,23 @@ def test_log_prob_of_cps_is_the_negative_squared_distance(latent):
 
 
 @pytest.mark.parametrize("sde_type", list(SAMPLERS))
+def test_log_prob_does_not_depend_on_the_order_of_the_elements(latent, sde_type):
+    """Sums in float32 depend on it, and on a GPU the order depends on the shape of the batch."""
+    scheduler, shape = make_scheduler(), (4, 4, 5, 32, 48)
+    inputs = latent(shape), latent(shape), latent(shape)
+
+    def log_prob(orders):
+        v, x, outcome = (values.flatten(1)[:, orders].view(shape) for values in inputs)
+        step = scheduler.sde_step_with_logprob(v, x, scheduler.timesteps[7], sde_type=sde_type, prev_sample=outcome)
+        return step.log_prob
+
+    size = inputs[0][0].numel()
+    expected = log_prob(torch.arange(size))
+    for seed in range(4):
+        assert torch.equal(log_prob(torch.randperm(size, generator=torch.Generator().manual_seed(seed))), expected)
+
+
+@pytest.mark.parametrize("sde_type", list(SAMPLERS))
 @pytest.mark.parametrize("place", [0, 5, 18])
 def test_gradient_norm_equals_autograd(latent, sde_type, place):
     """With noise 1 everywhere, the gradient of the summed log-probability is N_t in every element."""

@@ -80,6 +80,74 @@ def test_old_velocities_of_the_first_update_would_change_no_metric(trainer):
     assert found[0] == found[1] and found[0]["kl/position"] > 0
 
 
+EQUATION = NFT | {
+    "gate_interval": 0,
+    "cfg_scale": 2.0,
+    "max_grad_norm": 1e9,
+    "advantage_clip": 2.0,
+    "kl_strategy": "dual_fixed",
+    "kl_weight": 0.3,
+    "kl_coef": 0.3,
+    "kl_schedule": "constant",
+    "dual_kl_moving_weight": 0.7,
+    "dual_kl_step_weight": 0.4,
+}
+
+
+def velocities_and_targets(trainer, rollouts, column):
+    """Compute the guided velocity of every re-noised rollout and its target, as docs/samplers.md defines them."""
+    pipeline, levels = trainer.pipeline, rollouts.trained_steps[:, column]
+    final = rollouts.trajectories.latents[:, -1]
+    noise = torch.stack([rollouts.new_noise(index, column) for index in rollouts.indices])
+    noised = torch.stack([(1 - s) * x + s * e for s, x, e in zip(levels, final, noise)])
+    times = [1000.0 * level for level in levels.tolist()]
+    conditional = pipeline._forward(noised, times, rollouts.conditions)
+    unconditional = pipeline._forward(noised, times, rollouts.conditions.with_text_of(pipeline.negative))
+    return unconditional + 2.0 * (conditional - unconditional), noise - final
+
+
+@pytest.mark.parametrize("num_updates", [1, 2])
+def test_the_gradient_equals_the_equation(tiny_config, mesh, num_updates):
+    """The loss is r |v - t|^2 + (1 - r) |2 v_old - v - t|^2 + 0.3 (0.7 |v - v_anchor|^2 + 0.4 |v - v_old|^2).
+
+    The old velocities are computed before the first update; in iteration 1 the anchor's are the same. One rollout has
+    no reward.
+    """
+    config = tiny_config.with_settings(**EQUATION | {"num_updates_per_rollout": num_updates, "learning_rate": 1e-3})
+    trainer = Trainer(config, mesh, CPU)
+    rollouts, parameters = sample_rollouts(trainer), trainer.policy.parameters
+    rollouts.advantages[:] = torch.tensor([1.5, -0.5, 3.0, torch.nan, 0.3, -2.0, 0.0, 0.9])  # 3 is clipped
+    weights = [1.75 / 2, 0.75 / 2, 1.0, None, 1.15 / 2, 0.0, 1 / 2, 1.45 / 2]
+    with torch.no_grad():
+        old = [velocities_and_targets(trainer, rollouts, column)[0] for column in range(2)]
+
+    def equation(weights, rows):
+        losses = []
+        for column in range(2):
+            for row, (v, t, v_old) in enumerate(zip(*velocities_and_targets(trainer, rollouts, column), old[column])):
+                if row in rows and weights[row] is not None:
+                    policy = weights[row] * (v - t) ** 2 + (1 - weights[row]) * (2 * v_old - v - t) ** 2
+                    losses.append((policy + 0.3 * (0.7 + 0.4) * (v - v_old) ** 2).mean())
+        gradients = torch.autograd.grad(torch.stack(losses).mean(), parameters, allow_unused=True)
+        return torch.cat([torch.zeros(p.numel()) if g is None else g.flatten() for p, g in zip(parameters, gradients)])
+
+    found, step = [], trainer.policy.optimizers.step
+    rows_of_updates = [range(8)] if num_updates == 1 else [range(4, 8), range(4)]  # group 1 first in iteration 1
+
+    def compare_and_step(rate):
+        applied = torch.cat([p.grad.flatten() for p in parameters])
+        expected = equation(weights, rows_of_updates[len(found)])
+        assert (applied - expected).norm() < 1e-4 * expected.norm()
+        found.append(applied)
+        step(rate)
+
+    mirrored = equation([w if w is None else 1 - w for w in weights], rows_of_updates[0])
+    trainer.policy.optimizers.step = compare_and_step
+    trainer.update(rollouts, trainer.update.anchor_means(rollouts), 1)
+    assert len(found) == num_updates
+    torch.testing.assert_close(mirrored, -found[0], rtol=1e-3, atol=1e-4 * found[0].abs().max().item())
+
+
 def change_the_policy(trainer, rollouts):
     with torch.no_grad():
         for parameter in trainer.policy.parameters:

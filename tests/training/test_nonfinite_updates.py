@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -44,3 +45,37 @@ def test_a_divergence_is_reported_with_the_iteration_of_the_first_outlier(tmp_pa
     for iteration in (7, 8):
         resumed.record_skipped(rollouts(1), ranks=[0], iteration=iteration)
     assert "left the usual range in iteration 7" in resumed.divergence(9)
+
+
+def test_only_skipped_updates_in_a_row_end_the_run(tmp_path):
+    monitor = NonFiniteUpdates(tmp_path, Mesh(0, 1, 1), max_bad_updates=2)
+    for _ in range(3):
+        monitor.record_skipped(rollouts(1), ranks=[0], iteration=1)
+        monitor.record_finite()
+    monitor.record_skipped(rollouts(1), ranks=[0], iteration=1)
+    with pytest.raises(FloatingPointError, match="the last of max_bad_updates=2 skipped updates in a row"):
+        monitor.record_skipped(rollouts(1), ranks=[0], iteration=1)
+
+
+def test_an_outlier_is_old_after_50_iterations_and_a_later_one_replaces_it(tmp_path):
+    monitor = NonFiniteUpdates(tmp_path, Mesh(0, 1, 1), max_bad_updates=2)
+    for iteration in (1, 2):
+        monitor.spike(1.0, iteration)
+    monitor.spike(100.0, 3)
+    assert "in iteration 3." in monitor.divergence(53) and "in the usual range before it" in monitor.divergence(54)
+    monitor.spike(1.0, 60)
+    monitor.record_skipped(rollouts(1), ranks=[0], iteration=61)
+    monitor.record_finite()
+    assert "in iteration 61." in monitor.divergence(62)
+    monitor.record_skipped(rollouts(1), ranks=[0], iteration=63)
+    assert "in iteration 63." in monitor.divergence(64)
+
+
+def test_a_spike_is_relative_to_the_median_of_the_norms_before_it(tmp_path):
+    monitor = NonFiniteUpdates(tmp_path, Mesh(0, 1, 1), max_bad_updates=2)
+    assert [monitor.spike(norm, 1) for norm in (2.0, 4.0, 9.0, 8.0)] == [1, 2, 3, 2]
+    for _ in range(60):
+        monitor.spike(5.0, 2)
+    assert monitor.spike(50.0, 3) == 10 and monitor.last_outlier == 0  # a ratio of 10 is not reported, 10.2 is
+    assert monitor.spike(51.0, 4) == 10.2 and monitor.last_outlier == 4
+    assert len(monitor.norms) == 50

@@ -5,9 +5,11 @@ import torch
 
 from hyvideo.config.memory.persistent import optimizer_bytes
 from hyvideo.config.memory.planned_run import PlannedRun
+from hyvideo.config.sections import OptimizerSettings
 from hyvideo.data.prompts import Request
 from hyvideo.models.sizes import read_architecture
-from hyvideo.training.optimizers import Optimizers
+from hyvideo.training.muon import Muon
+from hyvideo.training.optimizers import Optimizers, learning_rate, make_optimizers
 from hyvideo.training.policy import Policy
 
 
@@ -38,3 +40,31 @@ def test_the_planner_counts_the_state_of_the_real_optimizers(tiny_config, mesh, 
         frozen = sum(parameter.numel() for parameter in policy.transformer.parameters() if not parameter.requires_grad)
         planned -= 4 * frozen * (1 if scope == "all" else 2)
     assert planned == pytest.approx(counted, rel=0.04)
+
+
+HIDDEN = r"blocks\.\d+\.ff\.weight|blocks\.\d+\.ff\.lora_[AB]\.weight"
+
+
+def by_muon(**settings):
+    """Return the names of the parameters that Muon trains."""
+    shapes = {"blocks.0.ff.weight": (4, 4), "blocks.0.ff.bias": (4,), "embed.weight": (4, 4)}
+    shapes |= {"blocks.0.ff.lora_A.weight": (2, 4), "blocks.0.ff.lora_B.weight": (4, 2)}
+    trained = {name: torch.nn.Parameter(torch.zeros(shape)) for name, shape in shapes.items()}
+    optimizers = make_optimizers(OptimizerSettings(**settings), trained, torch.float32, hidden=HIDDEN).optimizers
+    names = {id(parameter): name for name, parameter in trained.items()}
+    of = {type(o): {names[id(p)] for group in o.param_groups for p in group["params"]} for o in optimizers}
+    assert set().union(*of.values()) == set(trained)
+    return of.get(Muon, set())
+
+
+def test_the_factors_of_a_lora_are_trained_by_muon_only_with_scope_all():
+    factors = {"blocks.0.ff.lora_A.weight", "blocks.0.ff.lora_B.weight"}
+    assert by_muon(muon_scope="hidden") == {"blocks.0.ff.weight"}
+    assert by_muon(muon_scope="all") == {"blocks.0.ff.weight", "embed.weight"} | factors
+    assert by_muon(muon_scope="all", use_muon=False) == set()
+
+
+def test_the_learning_rate_rises_linearly_and_reaches_its_value_at_the_last_update_of_the_warmup():
+    rates = [learning_rate(OptimizerSettings(learning_rate=0.8, warmup_steps=4), n) for n in range(6)]
+    assert rates == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8, 0.8])
+    assert learning_rate(OptimizerSettings(learning_rate=0.8), 0) == 0.8

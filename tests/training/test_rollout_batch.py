@@ -1,5 +1,6 @@
 """Distribution of rollouts over replicas, their noise, and the order of their trained steps."""
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -9,6 +10,7 @@ from hyvideo.config.sections import DataSettings, LossSettings
 from hyvideo.config.settings import Config
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.training.rollout_batch import (
+    RolloutBatch,
     RolloutIndex,
     RolloutNoise,
     indices_of_replica,
@@ -17,6 +19,7 @@ from hyvideo.training.rollout_batch import (
 
 SHAPE = (2, 3)
 STEPS = [0, 1, 3, 4]
+INDICES = [RolloutIndex(0, 0), RolloutIndex(0, 1), RolloutIndex(1, 0)]
 
 
 def config(**settings):
@@ -49,10 +52,56 @@ def test_the_rollouts_of_a_group_share_initial_noise_only_if_set(same):
 def test_step_noise_differs_even_with_shared_initial_noise():
     """It depends on seed, iteration, group, member and step."""
     noise = RolloutNoise(42, SHAPE, is_shared=True)
-    indices = [RolloutIndex(0, 0), RolloutIndex(0, 1), RolloutIndex(1, 0)]
-    draws = [noise.for_step(*key) for key in product((1, 2), indices, (0, 1))]
+    draws = [noise.for_step(*key) for key in product((1, 2), INDICES, (0, 1))]
     draws.append(RolloutNoise(43, SHAPE, is_shared=True).for_step(1, RolloutIndex(0, 0), 0))
     assert not any(torch.equal(a, b) for i, a in enumerate(draws) for b in draws[:i])
+
+
+def test_the_noise_that_renoises_a_rollout_depends_on_seed_iteration_group_member_and_column():
+    draws = [RolloutNoise(42, SHAPE).for_renoising(*key) for key in product((1, 2), INDICES, (0, 1))]
+    draws.append(RolloutNoise(43, SHAPE).for_renoising(1, RolloutIndex(0, 0), 0))
+    assert not any(torch.equal(a, b) for i, a in enumerate(draws) for b in draws[:i])
+    assert torch.equal(draws[0], RolloutNoise(42, SHAPE).for_renoising(1, RolloutIndex(0, 0), 0))
+
+
+def test_noise_levels_depend_on_seed_iteration_group_and_member():
+    draws = [level for iteration in (1, 2) for level in RolloutNoise(42, SHAPE).levels(iteration, INDICES, 2, 1.0)]
+    draws += RolloutNoise(43, SHAPE).levels(1, INDICES[:1], 2, 1.0)
+    assert not any(torch.equal(a, b) for i, a in enumerate(draws) for b in draws[:i])
+
+
+def test_orders_of_steps_depend_on_seed_iteration_group_and_member():
+    """Each key gives 20 steps their own order."""
+    steps = [*range(20)]
+    orders = [
+        order for i in (1, 2) for order in timestep_permutations(LossSettings(), DataSettings(), i, INDICES, steps, 20)
+    ]
+    orders += timestep_permutations(LossSettings(), DataSettings(seed=43), 1, INDICES[:1], steps, 20)
+    assert not any(torch.equal(a, b) for i, a in enumerate(orders) for b in orders[:i])
+
+
+def test_anchor_columns_depend_on_the_seed():
+    draws = [[RolloutNoise(seed, SHAPE).anchor_columns(i, 9, 2) for i in range(5)] for seed in (42, 43)]
+    assert draws[0] != draws[1]
+
+
+def test_updates_alternate_over_groups_and_every_group_is_first_in_some_iterations():
+    """With two updates, the groups of the first update of iteration 1 are those of the second update of iteration 2."""
+    indices = [RolloutIndex(group, member) for group in range(4) for member in range(2)]
+    batch = RolloutBatch(indices, [], None, None, None, advantages=torch.zeros(8))
+    rows = {
+        (iteration, update): replace(batch, iteration=iteration).rows_of_update(update, 2)
+        for iteration in (1, 2)
+        for update in (0, 1)
+    }
+    assert rows[1, 0] == rows[2, 1] == [2, 3, 6, 7] and rows[1, 1] == rows[2, 0] == [0, 1, 4, 5]
+
+
+def test_rollouts_without_an_advantage_are_not_trained():
+    indices = [RolloutIndex(0, member) for member in range(3)]
+    advantages = torch.tensor([0.0, torch.nan, 1.0])
+    batch = RolloutBatch(indices, [], None, None, None, advantages=advantages)
+    assert batch.rows_of_update(0, 1) == [0, 2]
 
 
 def test_anchor_columns_are_uniform_new_in_each_iteration_and_the_same_on_all_ranks():

@@ -179,3 +179,19 @@ def test_post_train_rejects_changed_method_settings_unless_allowed_and_lists_the
     for name in ("max_steps is 2 and was 1", "save_interval", "learning_rate is 0.0001 and was 0.001", "clip_range"):
         assert f"changed settings       {name}" in output
     assert [iteration for iteration, _ in complete_lines(out / "metrics.jsonl")] == [1, 2]
+
+
+def test_save_minutes_are_counted_from_the_last_checkpoint(tiny_config, mesh, monkeypatch):
+    now = 0.0
+    monkeypatch.setattr("hyvideo.training.run_state.time.monotonic", lambda: now)
+    trainer = Trainer(tiny_config.with_settings(save_minutes=2.0), mesh, CPU, scorers={"test": Redness()})
+    due = []
+    for now in (0, 119, 120, 121, 239, 240, 300):
+        due.append(trainer.state.is_save_due())
+        if due[-1]:
+            trainer.state.save()
+    trainer.checkpoints.wait()
+    assert due == [False, False, True, False, False, True, False]
+    trainer.state.config = tiny_config.with_settings(save_minutes=0.0)
+    now = 1e9
+    assert not trainer.state.is_save_due()

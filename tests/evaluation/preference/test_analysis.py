@@ -131,6 +131,29 @@ def test_checks_use_the_last_question_and_ties_pass_repeats(study):
     assert found["left_out"] == []
 
 
+def test_a_repeat_is_compared_with_the_answer_of_the_same_rater_to_the_same_question_of_the_same_pair(study):
+    """Each question is answered differently; raters, prompts and pairs of methods differ too. No repeat fails."""
+    key = json.loads((study.folder / "key.json").read_text())["pairs"]
+    failed = []
+
+    def preferred(rater, question, pair):
+        low_first = pair["methods"] == sorted(pair["methods"])
+        likes_low = sum(map(ord, f"{rater}{question}{pair['unit']}{sorted(pair['methods'])}")) % 2
+        return "first" if low_first == likes_low else "second"
+
+    for token, rater in study.raters.items():
+        for pair in rater["pairs"]:
+            given = content(study, token, pair, "tie")
+            if key[pair]["kind"] != "identical":
+                given["answers"][pair] = {q: preferred(rater["name"], q, key[pair]) for q in study.questions}
+            study.add(json.dumps(given).encode())
+    judged = analysis.judgements(study, key)
+    assert sum(j.kind == "repeat" for j in judged) >= len(study.raters)
+    assert len({j.value for j in judged if j.kind == "repeat"}) > 1
+    failed = [j for j in judged if j.is_failed]
+    assert not failed
+
+
 def judged(rows):
     names = ("unit", "versus", "value", "rater", "prompt", "is_first", "is_scored_higher")
     return [SimpleNamespace(**dict(zip(names, (unit, (0, 1), value, k, unit, None, None)))) for k, unit, value in rows]

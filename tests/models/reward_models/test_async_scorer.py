@@ -128,6 +128,19 @@ def scorer_of():
         async_scorer.close()
 
 
+def test_a_video_on_which_a_scorer_without_a_weight_fails_has_a_missing_reward(scorer_of):
+    """Its group would otherwise be compared by scorers of which one has not seen the video."""
+
+    class Other(Brightness):
+        def score(self, videos, prompts, *, fps):
+            return [ScoreResult({"other": 1.0}, None if video.any() else "black") for video in videos]
+
+    failed, scored = scorer_of({"test": Brightness(), "other": Other()}).score(videos(0, 255), ["ab", "c"], fps=8)
+    assert math.isnan(failed.total) and failed.is_missing and failed.reason == "other: black"
+    assert failed.scores == pytest.approx({"VQ": 0.0, "TA": 2.0, "other": 1.0})
+    assert scored.total == pytest.approx(0.5 + 1) and not scored.is_missing
+
+
 def test_the_reward_is_the_weighted_sum(scorer_of):
     first, second = scorer_of(Brightness()).score(videos(51, 255), ["ab", "c"], fps=8)
     assert first.total == pytest.approx(0.5 * 0.2 + 2) and second.total == pytest.approx(0.5 + 1)

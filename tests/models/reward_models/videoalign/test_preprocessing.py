@@ -95,3 +95,11 @@ def test_an_odd_number_of_frames_repeats_the_last_frame():
 def test_invalid_lengths_and_frame_rates_are_rejected(total, fps):
     with pytest.raises(ValueError, match="at least 2 frames|must be positive"):
         frame_indices(total, fps)
+
+
+@pytest.mark.parametrize(
+    "total, fps, count", [(25, 10.0, 4), (35, 10.0, 8), (30, 10.0, 6), (60, 24.0, 4), (24, 10.0, 4)]
+)
+def test_half_a_pair_of_frames_is_rounded_to_an_even_number_of_pairs(total, fps, count):
+    """2.5 pairs are two, 3.5 pairs are four: Python's rounding, as in the original."""
+    assert len(frame_indices(total, fps)) == count

@@ -161,7 +161,8 @@ NFT = LORA | {
 }
 KINDS = {
     "full": {},
-    "lora": LORA,
+    # Two updates, so that the second has ratios other than 1, of two groups on each of two replicas.
+    "lora": LORA | {"num_generations": 2, "num_updates_per_rollout": 2},
     "nft": NFT,
     "muon": {"use_muon": True, "learning_rate": 1e-4},
 }
@@ -186,7 +187,8 @@ def runs(request, tmp_path_factory):
     layouts = (
         {n: LAYOUTS[n] for n in LAYOUTS if all_layouts or n in ESSENTIAL}
         if request.param == "full"
-        else {n: LAYOUTS[n] for n in ("fsdp 2 x sp 2",)}
+        # Ranks that share videos also average gradients without FSDP.
+        else {n: LAYOUTS[n] for n in ("dp 2 x sp 2" if request.param == "lora" else "fsdp 2 x sp 2",)}
     )
     settings = {name: kind | layout for name, layout in layouts.items()}
     ranks = launch(f"{MODULE}:train_all", 4, str(folder), settings, threshold, iterations, timeout=600)
@@ -194,8 +196,9 @@ def runs(request, tmp_path_factory):
 
 
 def by_step(metrics):
-    """Return the KL of the trained denoising steps; empty if noise levels are trained instead."""
-    return [value for value in metrics.get("by_step/kl", []) if value is not None]
+    """Return the metrics of the trained denoising steps; empty if noise levels are trained instead."""
+    names = ("by_step/kl", "by_step/ratio_mean", "by_step/ratio_max_deviation")
+    return [value for name in names for value in metrics.get(name, []) if value is not None]
 
 
 def test_every_layout_trains_the_same_as_one_process(runs):

@@ -186,7 +186,8 @@ def test_save_minutes_are_counted_from_the_last_checkpoint(tiny_config, mesh, mo
     monkeypatch.setattr("hyvideo.training.run_state.time.monotonic", lambda: now)
     trainer = Trainer(tiny_config.with_settings(save_minutes=2.0), mesh, CPU, scorers={"test": Redness()})
     due = []
-    for now in (0, 119, 120, 121, 239, 240, 300):
+    for seconds in (0, 119, 120, 121, 239, 240, 300):
+        now = seconds
         due.append(trainer.state.is_save_due())
         if due[-1]:
             trainer.state.save()

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import pytest
 from PIL import Image
 
-from hyvideo.config.rules import check, head_problems, layout_problems
+from hyvideo.config.rules import SERVICE_ATTEMPTS, check, head_problems, layout_problems, process_problems
 from hyvideo.config.settings import Config
 
 
@@ -190,6 +190,22 @@ def test_limits_of_a_released_version_are_checked_without_its_files(tmp_path, mo
     config = Config().with_settings(batch_size=4, **settings).resolved()
     with pytest.raises(ValueError, match=message) if message else nullcontext():
         check(config, on_this_machine=False)
+
+
+@pytest.mark.parametrize(
+    "settings, num_problems",
+    [
+        ({"watchdog_seconds": 900.0, "collective_timeout": 1000.0}, 0),
+        ({"watchdog_seconds": 901.0, "collective_timeout": 1000.0}, 1),
+        ({"dp_replicate": 2, "enable_fsdp": True}, 0),
+        ({"dp_replicate": 2}, 1),
+        ({"remote_reward_url": "http://a,http://b", "remote_reward_timeout": 1440 / SERVICE_ATTEMPTS / 2}, 0),
+        ({"remote_reward_url": "http://a,http://b", "remote_reward_timeout": 1441 / SERVICE_ATTEMPTS / 2}, 1),
+    ],
+)
+def test_timeouts_may_be_equal_to_their_limits(settings, num_problems):
+    config = Config().with_settings(**settings)
+    assert len([*process_problems(config.distributed, config.reward, 2)]) == num_problems
 
 
 def test_all_problems_are_reported_together(tiny_config):

@@ -30,6 +30,24 @@ def test_every_number_has_a_range():
     assert unbounded == {"cfg_scale", "validation_cfg_scale"}  # 1 or less runs one branch
 
 
+def test_a_value_at_an_inclusive_bound_is_allowed_and_its_neighbor_is_not():
+    for name, traits in TRAITS.items():
+        unit = 1 if FIELDS[name].type is int else 1e-9
+        if FIELDS[name].type not in (int, float, float | None):
+            continue
+        for bound, sign, is_allowed in (
+            (traits.at_least, -1, True),
+            (traits.at_most, 1, True),
+            (traits.above, -1, False),
+            (traits.below, 1, False),
+        ):
+            if bound is not None and not (sign < 0 and traits.above is not None and is_allowed):
+                step = sign * unit * (1 if unit == 1 else max(1.0, abs(bound)))
+                assert (traits.range_problem(bound) is None) is is_allowed, (name, bound)
+                assert traits.range_problem(bound + step) is not None, (name, bound)
+                assert traits.range_problem(bound - step) is None, (name, bound)
+
+
 @pytest.mark.parametrize(
     "bounds, bad, good, message",
     [

@@ -38,6 +38,14 @@ def test_a_group_of_equal_rewards_has_advantage_0(value):
     assert torch.equal(group_advantages(torch.full((7,), value), 7), torch.zeros(7))
 
 
+def test_close_rewards_far_from_0_are_told_apart():
+    """Float32 would round the mean of these rewards by a sixth of their distance."""
+    rewards = torch.tensor([1000.0, 1000.0, 1000.0 + 2.0**-14])
+    torch.testing.assert_close(
+        group_advantages(rewards, 3), torch.tensor([-0.5, -0.5, 1.0]) * 2**0.5, rtol=1e-3, atol=0
+    )
+
+
 def test_advantages_are_clipped_on_both_sides():
     rewards = torch.zeros(100)
     rewards[3] = 1.0  # its standard score is sqrt(99)

@@ -106,6 +106,13 @@ def test_the_closed_form_velocity_kl_is_the_kl_to_the_rollout_policy():
     assert gradient.sum().item() == pytest.approx(2 * 0.3 / (2 * 0.5**2 + 1e-6))
 
 
+def test_sums_over_the_batch_are_float64():
+    """In float32, 2^24 + 1 + 1 is 2^24."""
+    log_prob = torch.tensor([2.0**24, 1.0, 1.0])
+    sums = terms_of(log_prob, log_prob, torch.ones(3), torch.ones(3), clip_range=0.1).sums()
+    assert sums.dtype == torch.float64 and sums[-1] == 2**24 + 2 and not sums.requires_grad
+
+
 def test_without_an_anchor_the_position_kl_is_0_and_sums_follow_the_order_of_their_names():
     log_prob, old = torch.tensor([-1.0, -2.0]), torch.tensor([-1.0, -2.5])
     advantages, weights = torch.tensor([1.0, -1.0]), torch.tensor([1.0, 3.0])

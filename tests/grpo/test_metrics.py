@@ -63,3 +63,9 @@ def test_ratio_and_kl_are_reported_by_denoising_step_over_all_updates():
     assert metrics_by_step["by_step/ratio_mean"] == pytest.approx([5 / 3, None, 0.625, None])
     assert metrics_by_step["by_step/kl"] == pytest.approx([4.0, None, 6.0, None])
     assert metrics_by_step["by_step/ratio_max_deviation"] == [2.0, None, 0.75, None]
+
+
+def test_sums_by_step_are_float64_and_the_largest_deviation_is_a_maximum():
+    ratios, kls = torch.tensor([2.0**24, 1.0, 1.0, 0.5]), torch.tensor([-(2.0**24), -1.0, -1.0, 3.0])
+    sums = sums_by_step(ratios, kls, torch.tensor([1, 1, 1, 0]), 3)
+    assert sums.tolist() == [[1, 3, 0], [0.5, 2**24 + 2, 0], [3, -(2**24) - 2, 0], [0.5, 2**24 - 1, 0]]

@@ -48,6 +48,13 @@ def test_both_layouts_and_a_single_folder_give_the_same_transformer(root, transf
     assert tuple(load_transformer(tmp_path, None).config.rope_axes_dim) == transformer.config.rope_axes_dim
 
 
+@pytest.mark.parametrize("seed", [None, 3])
+def test_a_rank_that_receives_the_weights_reads_none(root, seed):
+    streams = [stream_transformer(root, VERSION, read=read, random_weights_seed=seed)[1] for read in (True, False)]
+    for (name, tensor), (same, meta) in zip(*streams, strict=True):
+        assert (name, tensor.shape) == (same, meta.shape) and meta.is_meta and not tensor.is_meta
+
+
 def test_weights_have_the_requested_dtype(root, transformer):
     half = load_transformer(root, VERSION, dtype=torch.bfloat16)
     assert {parameter.dtype for parameter in half.parameters()} == {torch.bfloat16}

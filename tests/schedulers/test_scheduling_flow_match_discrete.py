@@ -246,6 +246,16 @@ def test_bfloat16_inputs_are_computed_in_float32(latent, sde_type):
         assert torch.equal(getattr(low, name), getattr(full, name))
 
 
+@pytest.mark.parametrize("sde_type", list(SAMPLERS))
+def test_a_bfloat16_outcome_is_scored_in_float32(latent, sde_type):
+    scheduler, sample, velocity, outcome = make_scheduler(), latent(), latent(), latent().bfloat16()
+    settings = dict(timestep=scheduler.timesteps[4], sde_type=sde_type)
+    low = scheduler.sde_step_with_logprob(velocity, sample, **settings, prev_sample=outcome)
+    full = scheduler.sde_step_with_logprob(velocity, sample, **settings, prev_sample=outcome.float())
+    for name in FIELDS:
+        assert getattr(low, name).dtype == torch.float32 and torch.equal(getattr(low, name), getattr(full, name))
+
+
 def test_noise_is_drawn_from_the_generator(latent):
     scheduler = make_scheduler()
     sample, velocity, noise = latent(), latent(), torch.randn(LATENT, generator=torch.Generator().manual_seed(7))

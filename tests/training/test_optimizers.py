@@ -51,6 +51,7 @@ def by_muon(**settings):
     shapes |= {"blocks.0.ff.lora_A.weight": (2, 4), "blocks.0.ff.lora_B.weight": (4, 2)}
     trained = {name: torch.nn.Parameter(torch.zeros(shape)) for name, shape in shapes.items()}
     optimizers = make_optimizers(OptimizerSettings(**settings), trained, torch.float32, hidden=HIDDEN).optimizers
+    assert all(optimizer.dtype == torch.float32 for optimizer in optimizers if isinstance(optimizer, Muon))
     names = {id(parameter): name for name, parameter in trained.items()}
     of = {type(o): {names[id(p)] for group in o.param_groups for p in group["params"]} for o in optimizers}
     assert set().union(*of.values()) == set(trained)

@@ -157,6 +157,40 @@ def test_a_run_stops_if_more_than_the_allowed_fraction_of_rewards_is_missing(tin
         rewards.check_failed_rewards({"reward/missing": 2.0}, local, 7)
 
 
+def test_exactly_the_allowed_fraction_may_be_missing_in_every_iteration(tiny_config, mesh, capsys):
+    local = {0: Reward(math.nan, {}, "test: broken")}
+    config = tiny_config.with_settings(max_missing_fraction=0.5)
+    rewards = GroupRewards(config.reward, make_async_scorer(config, CPU, {}), mesh, group_size=4, num_rollouts=4)
+    for missing in (2.0, 0.0, 2.0):
+        rewards.check_failed_rewards({"reward/missing": missing}, local, 7)
+    assert capsys.readouterr().err.count("2 of 4 rewards of iteration 7 are missing; first reason: test: broken") == 2
+    with pytest.raises(TooManyMissingRewards):
+        rewards.check_failed_rewards({"reward/missing": 3.0}, local, 8)
+
+
+def test_advantages_are_float32_from_rewards_in_float64(tiny_config, mesh):
+    """The rewards differ by less than float32 can represent at 1000."""
+    totals = dict(enumerate([1000.0, 1000.0, 1000.0, 1000.0 + 1e-6]))
+    rewards = GroupRewards(
+        tiny_config.reward, make_async_scorer(tiny_config, CPU, {}), mesh, group_size=4, num_rollouts=4
+    )
+    indices = [RolloutIndex(0, member) for member in range(4)]
+    advantages, _ = rewards.advantages(indices, {row: Reward(total, {}) for row, total in totals.items()})
+    assert advantages.dtype == torch.float32
+    assert advantages.tolist() == pytest.approx([-(3**-0.5)] * 3 + [3**0.5], rel=1e-1)
+
+
+def test_settings_of_scoring_arrive_at_the_scorer(make_scorer, monkeypatch):
+    settings = {"reward_retries": 3, "reward_video": "file", "num_threads": 2, "reward_offload": True}
+    settings |= {"reward_weights": '{"VQ": 2, "TA": -1}', "collective_timeout": 50.0}
+    for num_ranks, deadline in ((1, None), (2, 40.0)):
+        monkeypatch.setattr("hyvideo.training.rewards.world_size", lambda num=num_ranks: num)
+        _, scorer = make_scorer({"fixed": Fixed(VQ=1.0)}, **settings)
+        assert (scorer.retries, scorer.through_file, scorer.offload, scorer.deadline) == (3, True, True, deadline)
+        assert scorer.weights == {"VQ": 2, "TA": -1}
+        assert scorer._pool.submit(torch.get_num_threads).result() == 2
+
+
 def missing_slow_rewards():
     """Return the number of missing rewards and a reason with a scorer on rank 1 that exceeds the collective timeout."""
     mesh, is_over = ranks.start(1, CPU, timeout=15.0), threading.Event()

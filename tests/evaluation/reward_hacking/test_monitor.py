@@ -235,6 +235,14 @@ def test_few_videos_raise_a_warning_and_do_not_stop_the_run(tmp_path, mesh, caps
     assert output.count("stop only warns with fewer than 16 videos") == (0 if ends else 1)
 
 
+def test_every_validation_is_judged_by_itself(tmp_path, mesh, capsys):
+    watch = watch_of(tmp_path, mesh, base=stats_of(0, reward=1.0, motion=1.0))
+    for iteration, motion, is_hacked in ((10, 0.0, True), (20, 1.0, False), (30, 0.0, True)):
+        assert watch.check(stats_of(iteration, reward=2.0, motion=motion)) == is_hacked
+        assert (watch.ends_run, bool(watch.reason), len(watch.shifts)) == (is_hacked, is_hacked, is_hacked)
+    assert capsys.readouterr().err.count("reward hacking at iteration") == 2
+
+
 def test_distances_over_different_numbers_of_videos_are_not_compared_and_one_warning_is_printed(tmp_path, mesh, capsys):
     """The base was recorded with 96 videos, later validations with 12."""
     watch = watch_of(tmp_path, mesh, base=stats_of(0, 96, 0.01, reward=1.0, frechet_distance=0.0054))

@@ -141,6 +141,19 @@ def test_a_video_on_which_a_scorer_without_a_weight_fails_has_a_missing_reward(s
     assert scored.total == pytest.approx(0.5 + 1) and not scored.is_missing
 
 
+def test_every_batch_has_all_retries(scorer_of):
+    class EveryOther(Brightness):
+        def score(self, videos, prompts, *, fps):
+            self.calls.append(len(videos))
+            if len(self.calls) % 3:
+                raise RuntimeError("busy")
+            return [{"VQ": 1.0, "TA": 1.0} for _ in videos]
+
+    scorer = EveryOther()
+    rewards = [reward for _ in range(3) for reward in scorer_of(scorer, retries=2).score(videos(1, 2), "ab", fps=8)]
+    assert not any(reward.is_missing for reward in rewards) and scorer.calls == [2] * 9
+
+
 def test_the_reward_is_the_weighted_sum(scorer_of):
     first, second = scorer_of(Brightness()).score(videos(51, 255), ["ab", "c"], fps=8)
     assert first.total == pytest.approx(0.5 * 0.2 + 2) and second.total == pytest.approx(0.5 + 1)

@@ -67,8 +67,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     sampling.add_argument("--width", type=int, help="width in pixels; with --height")
     sampling.add_argument("--fixed_size", help="height x width in one flag, e.g. 480x864")
     sampling.add_argument("--stochastic", metavar="SDE_TYPE", help="sample with an SDE: sage_grpo, ..., FILE.py:NAME")
-    words = "initial noise: default, or that of HunyuanVideo-1.5 for the seed (reference)"
-    sampling.add_argument("--initial_noise", choices=["default", "reference"], default="default", help=words)
+    noises = {"choices": ["default", "reference"], "default": "default"}
+    sampling.add_argument("--initial_noise", **noises, help="reference: that of HunyuanVideo-1.5 for the seed")
     sampling.add_argument("--eta", type=float, help="noise scale of the SDE; with --stochastic")
     memory = parser.add_argument_group(
         "memory",

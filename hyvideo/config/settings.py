@@ -142,11 +142,11 @@ class Config:
     @property
     def kl_warmup(self) -> float:
         """Updates of the KL warm-up. The public reference counts (rollout, step) pairs of a replica instead."""
-        rollout, loss = self.rollout, self.loss
-        steps = rollout.grpo_sampling_steps * loss.timestep_fraction / loss.num_updates_per_rollout
-        pairs = rollout.batch_size * rollout.gradient_accumulation_steps * steps
-        counts_pairs = rollout.reference_conventions and loss.objective == "grpo"
-        return self.trust_region.kl_warmup_updates / (pairs if counts_pairs else 1)
+        rollout, loss, pairs = self.rollout, self.loss, 1.0
+        if rollout.reference_conventions and loss.objective == "grpo":
+            pairs = rollout.grpo_sampling_steps * loss.timestep_fraction / loss.num_updates_per_rollout
+            pairs *= rollout.batch_size * rollout.gradient_accumulation_steps
+        return self.trust_region.kl_warmup_updates / pairs
 
     @property
     def num_branches(self) -> int:

@@ -61,8 +61,7 @@ def _read_csv(path: Path) -> list[Request]:
             raise ValueError(f"every row of a prompts CSV needs a prompt, row {number} of {path} has none")
         check_prompt(prompt, f"in row {number} of {path}")
         if seed and not (re.fullmatch(r"-?\d{1,20}", seed) and -(2**63) <= int(seed) < 2**64):
-            where = f"row {number} of {path}"
-            raise ValueError(f"seed in {where} must be an integer from -2^63 to 2^64 - 1, got {quote(seed, 40)}")
+            raise ValueError(f"seed must be an integer (64 bits), got {quote(seed, 40)} in row {number} of {path}")
         try:
             requests.append(Request(prompt, find_image(image) if image else None, int(seed) if seed else None))
         except ValueError as error:
@@ -80,8 +79,7 @@ def hash_requests(requests: Sequence[Request]) -> str:
     """Return a hash of the prompts, in order, their seeds and the contents of their images, not of file names."""
     paths = dict.fromkeys(request.image for request in requests if request.image)
     images = {path: hashlib.blake2b(Path(path).read_bytes()).hexdigest() for path in paths}
-    seeds = [[] if request.seed is None else [request.seed] for request in requests]
-    rows = [[request.prompt, request.image and images[request.image], *seed] for request, seed in zip(requests, seeds)]
+    rows = [[r.prompt, r.image and images[r.image], *([] if r.seed is None else [r.seed])] for r in requests]
     return hashlib.blake2b(json.dumps(rows).encode(), digest_size=16).hexdigest()
 
 

@@ -134,9 +134,8 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
 
     def compute_log_prob_grad_norms(self, *, eta: float = 0.5, sde_type: str = "sage_grpo") -> Tensor:
         """Return the gradient scale ``N_t`` of each step (`Sampler.log_prob_grad_norm`). Shape: (steps,)."""
-        sampler = sampler_of(sde_type, self.config.reference_conventions)
-        norms = [sampler.log_prob_grad_norm(step) for step in self._transitions(sde_type, eta)]
-        return torch.tensor(norms, dtype=torch.float32)
+        norm = sampler_of(sde_type, self.config.reference_conventions).log_prob_grad_norm
+        return torch.tensor([*map(norm, self._transitions(sde_type, eta))], dtype=torch.float32)
 
     def compute_grad_balancing_factors(self, *, eta: float = 0.5, sde_type: str = "sage_grpo") -> Tensor:
         """Return the equalizer's weights ``S_t``, 0 at deterministic steps. Shape: (steps,)."""

@@ -136,7 +136,7 @@ SAMPLERS = {
     "dance_grpo": Sampler("DanceGRPO", dance_variance, recommended_eta=0.25),  # its recipe for video
     "cps": Sampler("CPS", cps_transition, max_eta=1.0, is_normalised=False),
 }
-# Samplers with `reference_conventions`: those that the public reference treats in another way (docs/reproduce.md).
+# With `reference_conventions` (docs/reproduce.md).
 REFERENCE_SAMPLERS = SAMPLERS | {
     "flow_grpo": replace(SAMPLERS["flow_grpo"], has_kl_per_sigma=True),
     "cps": replace(SAMPLERS["cps"], step=reference_cps_transition, has_gaussian_norm=True),

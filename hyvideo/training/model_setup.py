@@ -156,8 +156,7 @@ def make_pipeline(
     rollout: RolloutSettings, dtype: str, transformer: nn.Module, vae: nn.Module, negative: Condition | None
 ) -> GRPOPipeline:
     """Return the sampling pipeline of a transformer, configured by the settings."""
-    names = ("shift", "last_step", "reference_conventions")
-    scheduler = FlowMatchDiscreteScheduler(**{name: getattr(rollout, name) for name in names})
+    scheduler = FlowMatchDiscreteScheduler(rollout.shift, rollout.last_step, rollout.reference_conventions)
     scheduler.set_timesteps(rollout.grpo_sampling_steps)
     is_batched, interval = rollout.batched_forward == "true", parse_interval(rollout.guidance_interval)
     sampling = SamplerSettings(rollout.sde_type, rollout.eta, rollout.cfg_scale, is_batched, interval)

@@ -42,7 +42,7 @@ VAE = {
     "in_channels": 3,
     "out_channels": 3,
     "latent_channels": 4,
-    "block_out_channels": [16, 16, 16, 16, 16],
+    "block_out_channels": [8, 8, 8, 8, 8],
     "layers_per_block": 1,
     "ffactor_spatial": 16,
     "ffactor_temporal": 4,

@@ -32,7 +32,8 @@ class Config:
 
     def flat(self) -> dict:
         """Return all settings in one dict, by flag name."""
-        return {name: value for section in dataclasses.asdict(self).values() for name, value in section.items()}
+        values = {name: value for section in vars(self).values() for name, value in vars(section).items()}
+        return {name: list(value) if isinstance(value, list) else value for name, value in values.items()}
 
     def with_settings(self, **changes) -> "Config":
         """Return a copy with the given settings changed."""

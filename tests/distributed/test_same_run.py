@@ -174,7 +174,10 @@ THRESHOLDS = {"nft": 0.202}
 TOLERANCES = {"muon": 2e-5}
 
 
-@pytest.fixture(scope="module", params=["full", "lora", "nft", pytest.param("muon", marks=pytest.mark.slow)])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("lora", "muon")]  # nft trains a LoRA, too
+
+
+@pytest.fixture(scope="module", params=["full", "nft", *SLOW])
 def runs(request, tmp_path_factory):
     """Return the runs of one kind of training: on one process and in all layouts of four."""
     folder = tmp_path_factory.mktemp(request.param)

@@ -1,4 +1,4 @@
-"""Tests of merge_rows and average_gradients on two processes."""
+"""Tests of merge_rows, average_gradients and the precision of FSDP's gradients on two processes."""
 
 from dataclasses import replace
 
@@ -8,10 +8,14 @@ from torch import nn
 
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.collectives import average_gradients, merge_rows
+from hyvideo.distributed.parallelize import parallelize
+from hyvideo.models.conditions import Condition
+from hyvideo.models.family import prepare
 from tests.distributed.launch import launch
+from tests.distributed.test_sequence_parallel import tiny_transformer
 
 
-def merged_and_averaged() -> list:
+def on_two_ranks() -> dict:
     mesh = ranks.start(1, torch.device("cpu"))
     rows = merge_rows({mesh.rank: [1.0, mesh.rank], 2: [0.1, mesh.rank]}, 4, 2, mesh)
     parameters = [nn.Parameter(torch.zeros(2, 3)), nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(1))]
@@ -23,11 +27,41 @@ def merged_and_averaged() -> list:
     # Two ranks that share a video: each has half of its tokens and twice their gradient.
     parameters[2].grad = torch.full((1,), 4.0 * mesh.rank)
     average_gradients(parameters[2:], replace(mesh, sp_size=2), is_sharded=False)
-    return [rows.nan_to_num(-1.0).tolist(), averaged, parameters[2].grad.item()]
+    found = {"rows": rows.nan_to_num(-1.0).tolist(), "gradients": averaged, "of one video": parameters[2].grad.item()}
+    return found | {"beyond bf16": gradient_beyond_bf16(mesh)}
 
 
-def test_rows_come_from_the_lowest_rank_and_gradients_are_averaged():
-    for rows, gradients, of_one_video in launch(f"{__name__}:merged_and_averaged", 2):
-        assert rows == [[1, 0], [1, 1], [0.1, 0], [-1, -1]]
-        assert gradients == [[[1.5] * 3] * 2, pytest.approx([0, 0.5, 1, 1.5]), [0]]
-        assert of_one_video == 2
+def gradient_beyond_bf16(mesh) -> float:
+    """Return the fraction of the gradient of a sharded bf16 model that bf16 cannot represent."""
+    model = tiny_transformer(num_layers=1)
+    prepare(model, {"text"})
+    parallelize(model, mesh, shard=True, compute_dtype=torch.bfloat16)
+    latents = torch.randn(1, 4, 2, 4, 4, generator=torch.Generator().manual_seed(mesh.rank))
+    with torch.autocast("cpu", torch.bfloat16):
+        out = model(latents, timestep=torch.tensor([500.0]), conditions=[Condition(torch.ones(5, 12).bfloat16())])
+    out[0].float().square().sum().backward()
+    gradients = [parameter.grad.to_local() for parameter in model.parameters() if parameter.grad is not None]
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    assert flat.dtype == torch.float32 and flat.any()
+    return (flat != flat.bfloat16().float()).float().mean().item()
+
+
+@pytest.fixture(scope="module")
+def results():
+    return launch(f"{__name__}:on_two_ranks", 2)
+
+
+def test_rows_come_from_the_lowest_rank(results):
+    for found in results:
+        assert found["rows"] == [[1, 0], [1, 1], [0.1, 0], [-1, -1]]
+
+
+def test_gradients_are_averaged_over_all_ranks(results):
+    for found in results:
+        assert found["gradients"] == [[[1.5] * 3] * 2, pytest.approx([0, 0.5, 1, 1.5]), [0]]
+        assert found["of one video"] == 2
+
+
+def test_fsdp_averages_the_gradients_of_a_bf16_model_in_float32(results):
+    """The mean of two bf16 numbers has more digits than bf16."""
+    assert min(found["beyond bf16"] for found in results) > 0.1

@@ -9,6 +9,7 @@ import torch
 from hyvideo.config.command_line import load_config
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation.run_summary import print_summary
+from hyvideo.evaluation.validation import Validation
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.trainer import Trainer
 from tests.distributed.launch import launch
@@ -158,6 +159,38 @@ def test_without_a_base_validation_the_summary_has_no_comparison_and_one_warning
     assert not (trainer.output_dir / "before_after.png").exists()
 
 
+READ_WITH = {
+    "log_num_videos": 1,
+    "validation_batch_size": 3,
+    "decode_batch_size": 2,
+    "hacking_threshold": 9.0,
+    "seed": 3,
+}
+READ_WITH |= {"shift": 4.0, "validation_shift": 3.0}  # the shift of a validation is as before
+NOT_READ_WITH = {
+    "valid_video_csv": "assets/prompts/valid.csv",
+    "validation_steps": 2,
+    "validation_seed": 931,
+    "validation_repeats": 2,
+    "validation_num_frames": 9,
+    "validation_height": 32,
+    "validation_width": 32,
+    "validation_shift": 7.0,
+    "validation_cfg_scale": 2.0,
+    "negative_prompt": "blurry",
+    "guidance_interval": "0.2:0.8",
+}
+
+
+def test_a_validation_is_read_only_with_the_settings_that_made_it(validated):
+    def is_read(**changes):
+        config = validated_config(validated.output.parent).with_settings(**changes)
+        return bool(Validation(config, validated.mesh, validated.pipeline, validated.encoder, None).measures(0))
+
+    assert is_read() and is_read(**READ_WITH)
+    assert not [name for name, value in NOT_READ_WITH.items() if is_read(**{name: value})]
+
+
 @pytest.mark.parametrize("content", ["[{", '[{"file": "000.mp4"}]', "[[]]", "video"])
 def test_corrupted_records_cost_only_the_picture_of_the_summary(capsys, validated, content):
     folder = validated.folder(0)
@@ -170,11 +203,15 @@ def test_corrupted_records_cost_only_the_picture_of_the_summary(capsys, validate
     assert "before_after.png NOT WRITTEN" in captured.err and "iteration 0 -> 1" in captured.out
 
 
+def validated_config(folder):
+    settings = VALIDATED | {"cfg_scale": 1.0, "max_steps": 1, "validation_steps": 1, "report_to": ["none"]}
+    return load_config("configs/smoke.yaml", output_dir=str(folder)).with_settings(**settings)
+
+
 @pytest.fixture(scope="module")
 def validated(tmp_path_factory):
     """Return the validation of a run of one iteration."""
-    settings = VALIDATED | {"cfg_scale": 1.0, "max_steps": 1, "validation_steps": 1, "report_to": ["none"]}
-    config = load_config("configs/smoke.yaml", output_dir=str(tmp_path_factory.mktemp("validated") / "run"))
-    trainer = Trainer(config.with_settings(**settings), Mesh(0, 1, 1), CPU, scorers={"test": Redness()})
+    config = validated_config(tmp_path_factory.mktemp("validated") / "run")
+    trainer = Trainer(config, Mesh(0, 1, 1), CPU, scorers={"test": Redness()})
     trainer.train()
     return trainer.validation

@@ -1,11 +1,18 @@
 """Every setting reaches the component that uses it, tested with values other than the defaults."""
 
+import inspect
+
 import pytest
 import torch
 
+from hyvideo.config.command_line import load_config
 from hyvideo.config.settings import Config
+from hyvideo.data.randomness import normal
+from hyvideo.distributed.mesh import Mesh
+from hyvideo.distributed.parallelize import parallelize
+from hyvideo.records.stage_timer import StageTimer
 from hyvideo.trainer import Trainer
-from hyvideo.training import run_setup
+from hyvideo.training import policy, run_setup
 from tests.test_trainer import CPU, Redness
 
 OFF_DEFAULT = {
@@ -124,3 +131,159 @@ def test_muon_trains_every_matrix_with_scope_all(tiny_config, mesh):
     trainer = Trainer(tiny_config.with_settings(use_muon=True, muon_scope="all"), mesh, CPU, scorers={"t": Redness()})
     _, muon = trainer.policy.optimizers.optimizers
     assert {id(p) for p in muon.param_groups[0]["params"]} == {id(p) for p in trainer.policy.parameters if p.ndim >= 2}
+
+
+# Settings of rollouts, decoding, loading, parallelism, validation and records.
+ELSEWHERE = {
+    "seed": 7,
+    "fps": 12.0,
+    "sde_type": "flow_grpo",
+    "eta": 0.3,
+    "last_step": "deterministic",
+    "shift": 2.5,
+    "cfg_scale": 2.0,
+    "guidance_interval": "0.1:0.9",
+    "batched_forward": "false",
+    "sde_window": "fixed:0:1",
+    "use_same_noise": True,
+    "decode_batch_size": 3,
+    "timestep_fraction": 0.9,
+    "max_missing_fraction": 0.75,
+    "vae_dtype": "bf16",
+    "encoder_dtype": "fp32",
+    "dtype": "bf16",
+    "vae_tile_size": 64,
+    "vae_tile_overlap": 0.25,
+    "conditions_dir": "conditions",
+    "lora_rank": 2,
+    "lora_alpha": 6.0,
+    "lora_target_modules": ["attn.to_q", "ff.net.2"],
+    "gradient_sync": "every",
+    "enable_gradient_checkpointing": True,
+    "activation_checkpointing": "selective",
+    "reshard_after_forward": False,
+    "reference_mode_offload": True,
+    "save_total_limit": 5,
+    "keep_every": 4,
+    "save_asynchronously": False,
+    "collective_timeout": 1234.0,
+    "log_video_interval": 3,
+    "log_num_videos": 2,
+    "valid_video_csv": ["assets/miniature/prompts/smoke.csv"],
+    "validation_steps": 3,
+    "validation_seed": 11,
+    "validation_repeats": 2,
+    "validation_batch_size": 4,
+    "validation_num_frames": 9,
+    "validation_shift": 4.0,
+    "validation_cfg_scale": 3.0,
+    "validation_height": 32,
+    "validation_width": 48,
+    "on_reward_hacking": "stop",
+    "hacking_threshold": 0.7,
+}
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory):
+    """Return a trainer with these settings, and the arguments of `parallelize`."""
+    folder, calls = tmp_path_factory.mktemp("elsewhere"), []
+    kept = {"prompts_csv": "assets/miniature/prompts/smoke.csv", "output_dir": str(folder / "run"), "report": False}
+    settings = ELSEWHERE | kept | {"conditions_dir": str(folder / "conditions")}
+    config = load_config("configs/smoke.yaml", num_updates_per_rollout=1, **settings)
+
+    def record(*arguments, **options):
+        calls.append(options)
+        return parallelize(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(policy, "parallelize", record)
+        yield Trainer(config, Mesh(0, 1, 1), CPU, scorers={"test": Redness()}), *calls
+
+
+def test_these_values_differ_from_the_defaults():
+    defaults = Config().flat()
+    assert [name for name, value in ELSEWHERE.items() if value == defaults[name]] == ["dtype"]  # smoke.yaml: fp32
+
+
+def test_the_sampler_follows_the_settings(elsewhere):
+    trainer, _ = elsewhere
+    sampling, scheduler = trainer.pipeline.sampling, trainer.pipeline.scheduler
+    assert (sampling.sde_type, sampling.eta, sampling.guidance_scale) == ("flow_grpo", 0.3, 2.0)
+    assert not sampling.batched_forward and sampling.guidance_interval == pytest.approx((0.1, 0.9), abs=1e-5)
+    assert (scheduler.config.shift, scheduler.config.last_step) == (2.5, "deterministic")
+    assert len(scheduler.timesteps) == trainer.config.rollout.grpo_sampling_steps
+    collector = trainer.collector
+    assert (collector.noise.seed, collector.noise.is_shared, collector.order.seed) == (7, True, 7)
+    assert collector.noisy_steps(1) == collector.stochastic_steps[:1]
+
+
+def test_models_are_loaded_as_the_settings_say(elsewhere):
+    trainer, _ = elsewhere
+    assert trainer.pipeline.compute_dtype == trainer.encoder.dtype == torch.bfloat16
+    assert {parameter.dtype for parameter in trainer.pipeline.vae.parameters()} == {torch.bfloat16}
+    assert trainer.encoder.store.folder.name == "conditions"
+    assert trainer.pipeline.vae.tiling == (64, 0.25) and trainer.pipeline.vae.tile_overlap_factor == 0.25
+    text = trainer.encoder.parts[0]
+    loaded = trainer.encoder._load(text)
+    text_encoder = inspect.getclosurevars(loaded).nonlocals["encode"]
+    assert {parameter.dtype for parameter in text_encoder.model.parameters()} == {torch.float32}
+
+
+def test_the_policy_is_parallelized_and_adapted_as_the_settings_say(elsewhere):
+    trainer, options = elsewhere
+    assert options == {
+        "recompute": "selective",
+        "compile": False,
+        "compile_backend": "inductor",
+        "shard": False,  # one process
+        "reshard_after_forward": False,
+        "compute_dtype": torch.bfloat16,
+    }
+    lora = trainer.policy.lora()
+    assert {(pair.rank, pair.alpha) for pair in lora.values()} == {(2, 6.0)}
+    assert {name.partition(".attn.")[2] or name.partition(".ff.")[2] for name in lora} == {"to_q", "net.2"}
+    assert not trainer.policy.gradient_sync._only_last
+
+
+def test_validation_follows_the_settings(elsewhere):
+    validation = elsewhere[0].validation
+    pipeline = validation.pipeline
+    assert (len(pipeline.scheduler.timesteps), pipeline.scheduler.config.shift) == (3, 4.0)
+    assert pipeline.sampling.guidance_scale == 3.0
+    assert (validation.size, validation.decode_batch_size, validation.fps) == ((9, 32, 48), 3, 12.0)
+    assert validation.groups[:4] == [0, 0, 1, 1] and validation.prompts[0] == validation.prompts[1]
+    assert (validation.monitor.action, validation.monitor.threshold) == ("stop", 0.7)
+    noise = normal(validation.latent_shape, 11, "validation noise", 1, 0)
+    assert torch.equal(validation._noise(2), noise)
+    sampled, sample_ode = [], pipeline.sample_ode
+    pipeline.sample_ode = lambda conditions, noise: sampled.append(len(noise)) or sample_ode(conditions, noise)
+    decoded = decode_sizes(pipeline)
+    validation.videos([0, 1, 2, 3, 4])
+    assert sampled == [4, 1] and decoded == [3, 1, 1]
+
+
+def decode_sizes(pipeline):
+    """Return a list that receives the number of videos of each call of the VAE's decoder from now on."""
+    sizes, decode = [], pipeline.vae.decode
+    pipeline.vae.decode = lambda latents, **others: sizes.append(len(latents)) or decode(latents, **others)
+    return sizes
+
+
+def test_records_follow_the_settings(elsewhere):
+    trainer, _ = elsewhere
+    checkpoints, recorder = trainer.checkpoints, trainer.recorder
+    assert (checkpoints.keep, checkpoints.keep_every, checkpoints.is_asynchronous) == (5, 4, False)
+    assert (recorder.interval, recorder.num_videos, recorder.seed, recorder.fps) == (3, 2, 7, 12.0)
+    assert trainer.rewards.max_missing_fraction == 0.75
+
+
+def test_rollouts_are_decoded_and_scored_as_the_settings_say(elsewhere):
+    trainer, _ = elsewhere
+    scored, submit = [], trainer.scorer.submit_batches
+    trainer.scorer.submit_batches = lambda batches, fps: scored.append(fps) or submit(batches, fps=fps)
+    decoded = decode_sizes(trainer.pipeline)
+    _, pending = trainer.collector.collect(1, StageTimer(CPU))
+    trainer.rewards.wait(pending)
+    size = trainer.config.rollout.batch_size
+    assert decoded == [3] * (size // 3) + [size % 3] * (size % 3 > 0) and set(scored) == {12.0}

@@ -70,9 +70,18 @@ def log_prob_and_mean(trainer, rollouts, row, step):
     return log_prob, mean, variance.item()
 
 
-@pytest.mark.parametrize("kl_velocity", ["log_ratio", "gaussian"])
-def test_the_gradient_equals_the_equations(tiny_config, mesh, kl_velocity):
-    config = tiny_config.with_settings(**SETTINGS, kl_velocity=kl_velocity)
+def equalizer_weights(trainer, variances):
+    """Compute the median of the gradient norms |d mean / d v| / std of the first steps, divided by that of each."""
+    levels = shifted_levels(trainer.config.rollout.grpo_sampling_steps, trainer.config.rollout.shift)
+    norms = []
+    for sigma, sigma_next, variance in zip(levels, levels[1:], variances):
+        norms.append((sigma - sigma_next + variance / 2 * (1 - sigma) / sigma) / variance**0.5)
+    return [sorted(norms)[(len(norms) - 1) // 2] / norm for norm in norms]
+
+
+@pytest.mark.parametrize("kl_velocity, is_balanced", [("log_ratio", True), ("gaussian", False)])
+def test_the_gradient_equals_the_equations(tiny_config, mesh, kl_velocity, is_balanced):
+    config = tiny_config.with_settings(**SETTINGS, kl_velocity=kl_velocity, use_grad_balancing=is_balanced)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
     trainer.iteration = 1
     rollouts, pending = trainer.collector.collect(1, StageTimer(CPU))
@@ -87,7 +96,10 @@ def test_the_gradient_equals_the_equations(tiny_config, mesh, kl_velocity):
         anchors = [[log_prob_and_mean(trainer, rollouts, row, step)[1] for step in range(3)] for row in range(8)]
     move(trainer.policy, 1e-2, seed=1)  # ratios leave 1, some beyond the clip range
     trainer.policy.anchor.age += 1
-    terms, weights, is_clipped = [], trainer.update.step_weights, []
+    variances = [log_prob_and_mean(trainer, rollouts, 0, step)[2] for step in range(3)]
+    terms, is_clipped = [], []
+    weights = equalizer_weights(trainer, variances) if is_balanced else [1.0] * 3
+    assert max(weights) > 1.5 * min(weights) or not is_balanced
     for row in range(8):
         for step in range(3):
             log_prob, mean, variance = log_prob_and_mean(trainer, rollouts, row, step)

@@ -17,11 +17,20 @@ ROOT = Path(__file__).parent.parent
 
 # The longest tests start first, so that no worker finishes long after the others.
 LONGEST = (
+    "distributed/test_rank_faults.py",
     "distributed/test_same_run.py",
     "distributed/test_sequence_parallel.py",
+    "fake_cuda/test_phases.py",
+    "miniature/test_build.py",
+    "models/test_compile.py",
+    "reward_hacking/test_monitor.py",
+    "scripts/test_gpu_check.py",
     "test_trainer.py",
     "training/test_faults.py",
-    "miniature/test_build.py",
+    "training/test_nft_update.py",
+    "training/test_on_policy_check.py",
+    "training/test_policy_update.py",
+    "training/test_run_state.py",
 )
 
 

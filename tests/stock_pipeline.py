@@ -10,11 +10,12 @@ from torch import Tensor
 from hyvideo.config.sections import ModelSettings
 from hyvideo.data.images import fit, read_image
 from hyvideo.data.prompts import Request
-from hyvideo.models.family import family_of, stock_twin
+from hyvideo.models.family import family_of
 from hyvideo.models.hunyuan_video15 import encoders
 from hyvideo.models.wan.encoders import load_text_encoder
 from hyvideo.pipelines.grpo_pipeline import DTYPES, GRPOPipeline
 from hyvideo.training.model_setup import weights_seed
+from tests.stock_models import stock_twin
 
 
 class GivenSigmas(FlowMatchEulerDiscreteScheduler):

@@ -269,7 +269,6 @@ NOT_RUN = {  # programs that are not run here, with the reason
     "download_weights": "downloads gigabytes",
     "hyvideo.miniature.build": "takes an hour",
     "pytest": "runs tests",
-    "scripts.benchmark": "tests/scripts/test_benchmark.py runs it",
     "scripts.gpu_check": "needs a GPU",
     "scripts.preflight": "needs nodes",
     "scripts.preference_study": "needs raters",

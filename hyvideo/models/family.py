@@ -88,7 +88,6 @@ class Family:
     # (module, forward pass) pairs: the modules whose forward pass this project replaces. The transformer's is called
     # as transformer(latents, timestep=..., conditions=..., ends=...).
     forwards: Callable[[nn.Module], Iterable[tuple[nn.Module, Callable]]]
-    stock_inputs: Callable[..., dict[str, Any]]  # (transformer, latents, timestep, conditions) -> diffusers' inputs
     parts: tuple[Part, ...]
     latents: Callable[[Mapping[str, Any]], Latents]  # from the VAE's config
     patch: Callable[[Mapping[str, Any]], tuple[int, int, int]]  # frames, height, width of a token, from the config
@@ -193,15 +192,3 @@ def freeze_unused_parameters(transformer: nn.Module) -> None:
     """Freeze parameters that never get a gradient, so that optimizers and reductions skip them."""
     for name in family_of(transformer).without_gradient(transformer):
         transformer.get_submodule(name).requires_grad_(False)
-
-
-def stock_twin(transformer: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
-    """Return a copy of the model with diffusers' own forward pass; the weights are shared unless ``dtype`` differs."""
-    import diffusers
-    from accelerate import init_empty_weights
-
-    with init_empty_weights(include_buffers=False):
-        twin = getattr(diffusers, family_of(transformer).transformer.class_name).from_config(transformer.config)
-    state = {name: tensor.to(dtype) for name, tensor in transformer.state_dict().items()}
-    twin.load_state_dict(state, strict=True, assign=True)
-    return twin.eval()

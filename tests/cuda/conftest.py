@@ -5,9 +5,9 @@ import os
 import pytest
 import torch
 
-from hyvideo.evaluation.speed import Workload
 from hyvideo.models.attention_kernels import Shape, choose_kernel
 from hyvideo.training.model_setup import make_deterministic
+from tests.cuda.speed import Workload
 from tests.cuda.workload import DEVICE, IS_TINY, TINY_MODEL
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hyvideo.evaluation.speed import sample, seconds_of, train
 from hyvideo.models.family import prepare
 from hyvideo.models.lora import add_trainable_lora, training_config
+from tests.cuda.speed import sample, seconds_of, train
 from tests.cuda.workload import DEVICE, IS_TINY, arrange
 
 pytestmark = pytest.mark.cuda

@@ -8,12 +8,12 @@ import pytest
 import torch
 from diffusers import AutoencoderKLHunyuanVideo15
 
-from hyvideo.evaluation.speed import Workload, peak_gib
 from hyvideo.models.attention import Layout
 from hyvideo.models.decoding import use_channels_last
 from hyvideo.models.family import prepare
 from hyvideo.models.hunyuan_video15.vae import install_layers
 from tests.conftest import ROOT
+from tests.cuda.speed import Workload, peak_gib
 from tests.cuda.workload import DEVICE, IS_TINY, TINY_MODEL, TINY_VAE, drawn, median_seconds
 
 pytestmark = pytest.mark.cuda

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from hyvideo.data.randomness import normal
-from hyvideo.evaluation.speed import relative_difference
 from hyvideo.models.conditions import Condition, Conditions
 from hyvideo.models.family import install
 from hyvideo.models.hunyuan_video15.vae import set_tiling
@@ -20,6 +19,7 @@ from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteS
 from hyvideo.schedulers.transitions import SAMPLERS
 from hyvideo.trainer import Trainer
 from hyvideo.training.anchor import WeightCopy
+from tests.cuda.speed import relative_difference
 
 pytestmark = pytest.mark.cuda
 CPU = torch.device("cpu")

@@ -8,10 +8,10 @@ import pytest
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal
-from hyvideo.evaluation.speed import relative_difference, seconds_of
 from hyvideo.models.versions import version_defaults
 from hyvideo.pipelines.grpo_pipeline import DTYPES
 from hyvideo.training.model_setup import check_checkpoint, load_encoder, load_pipeline
+from tests.cuda.speed import relative_difference, seconds_of
 from tests.cuda.workload import DEVICE
 from tests.stock_pipeline import sample_diffusers, stock_pipeline
 from tests.tiny_checkpoint import write_image, write_original

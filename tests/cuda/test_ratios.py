@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hyvideo.evaluation.speed import Workload
 from hyvideo.models.conditions import Conditions
 from hyvideo.training.on_policy_check import EXACT
+from tests.cuda.speed import Workload
 from tests.cuda.workload import DEVICE, IS_TINY, WAYS, arrange, condition, drawn, only, sampler
 
 pytestmark = pytest.mark.cuda

@@ -10,10 +10,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from hyvideo.config.command_line import load_config
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.parallelize import parallelize
-from hyvideo.evaluation.speed import Workload, forward
 from hyvideo.models.family import install
 from hyvideo.trainer import Trainer
 from tests.conftest import ROOT
+from tests.cuda.speed import Workload, forward
 from tests.cuda.workload import TINY_MODEL
 
 pytestmark = pytest.mark.cuda

@@ -15,13 +15,13 @@ from hyvideo.config.memory.phases import memory
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.sections import OptimizerSettings
 from hyvideo.config.settings import Config
-from hyvideo.evaluation.speed import Workload, peak_gib, product_rates, relative_difference, sample, seconds_of, train
 from hyvideo.models.attention_kernels import scaled_dot_product
 from hyvideo.models.conditions import Conditions
 from hyvideo.models.family import prepare
 from hyvideo.models.hunyuan_video15.vae import install_layers, set_tiling
 from hyvideo.models.lora import add_trainable_lora, training_config
 from hyvideo.training.optimizers import make_optimizers
+from tests.cuda.speed import Workload, peak_gib, product_rates, relative_difference, sample, seconds_of, train
 from tests.cuda.workload import (
     DEVICE,
     IS_TINY,

@@ -14,12 +14,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hyvideo.data.randomness import normal
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.parallelize import parallelize
-from hyvideo.evaluation.speed import take_turns
 from hyvideo.models import attention_kernels
 from hyvideo.models.conditions import Condition
 from hyvideo.models.family import prepare
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+from tests.cuda.speed import take_turns
 
 DEVICE = torch.device(os.environ.get("CHECK_DEVICE", "cuda"))
 IS_TINY = DEVICE.type == "cpu" or "CHECK_TINY" in os.environ

@@ -6,9 +6,10 @@ from torch import nn
 
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import Request
-from hyvideo.models.family import Latents, blocks, families, family_of, family_of_config, install, prepare, stock_twin
+from hyvideo.models.family import Latents, blocks, families, family_of, family_of_config, install, prepare
 from hyvideo.models.loading import load_vae
 from hyvideo.models.sizes import packages, sizes_module
+from tests.stock_models import stock_twin
 
 CLASS_NAMES = [name for name, package in packages().items() if package == "hunyuan_video15"]
 

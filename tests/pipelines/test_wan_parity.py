@@ -9,10 +9,10 @@ from diffusers import UniPCMultistepScheduler, WanPipeline
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal
-from hyvideo.evaluation.speed import relative_difference
 from hyvideo.models.fit_checks import size_problems
 from hyvideo.training.model_setup import check_checkpoint, load_encoder, load_pipeline
 from scripts import export
+from tests.cuda.speed import relative_difference
 from tests.stock_pipeline import GivenSigmas
 from tests.tiny_checkpoint import write_image
 from tests.tiny_wan import wan_pipeline, write_wan

@@ -83,7 +83,6 @@ FAMILY = Family(
     original_modules=r"double_blocks\.|txt_in\.|img_in\.|byt5_in\.|vision_in\.|time_in\.|final_layer\.",
     forwards=transformer.forwards,
     reads_ends=lambda config: config["use_meanflow"],
-    stock_inputs=transformer.stock_inputs,
     parts=(
         Part(
             "text",

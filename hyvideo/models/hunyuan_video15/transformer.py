@@ -7,10 +7,8 @@ all lengths are known on the host. The results match those of the original and o
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from diffusers.models.transformers.transformer_hunyuan_video15 import HunyuanVideo15RotaryPosEmbed
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
@@ -22,7 +20,6 @@ from hyvideo.models.hunyuan_video15.block import forward as block_forward
 
 # Rows of cond_type_embed.
 _TEXT, _GLYPH, _IMAGE = range(3)
-TEXT_SLOTS, GLYPH_SLOTS, IMAGE_SLOTS = 1000, 256, 729  # padded lengths in the original and in diffusers
 
 
 def forwards(transformer: nn.Module) -> Iterator[tuple[nn.Module, Callable]]:
@@ -64,31 +61,6 @@ def forward(
     # Joined after the projection, so that ranks exchange 32 numbers per token instead of 2048.
     patches = self.sequence.join(self.proj_out(self.norm_out(image, time)), num_tokens)
     return unpatchify(patches, grid, patch, "c pf ph pw")
-
-
-def stock_inputs(
-    transformer: nn.Module, latents: Tensor, timestep: Tensor, conditions: Sequence[Condition]
-) -> dict[str, Any]:
-    """Return the arguments of diffusers' forward pass for the same samples: padded conditions and their masks."""
-    slots = TEXT_SLOTS, GLYPH_SLOTS, IMAGE_SLOTS
-    padded, masks = zip(*map(_padded, _tokens(transformer, conditions), slots))
-    return {
-        "hidden_states": torch.cat([latents, _image_channels(latents, conditions)], dim=1),
-        "timestep": timestep,
-        "encoder_hidden_states": padded[0],
-        "encoder_attention_mask": masks[0],
-        "encoder_hidden_states_2": padded[1],
-        "encoder_attention_mask_2": masks[1],
-        "image_embeds": padded[2],
-        "return_dict": False,
-    }
-
-
-def _padded(samples: Sequence[Tensor], slots: int) -> tuple[Tensor, Tensor]:
-    """Return tokens padded with zeros (batch, slots, dim), and a mask of the valid tokens (batch, slots)."""
-    lengths = torch.tensor([len(sample) for sample in samples], device=samples[0].device)
-    padded = torch.stack([F.pad(sample, (0, 0, 0, slots - len(sample))) for sample in samples])
-    return padded, (torch.arange(slots, device=lengths.device) < lengths[:, None]).long()
 
 
 def _image_channels(latents: Tensor, conditions: Sequence[Condition]) -> Tensor:

@@ -21,7 +21,6 @@ FAMILY = Family(
     original_modules=r"blocks\.\d+\.((self|cross)_attn\.|ffn\.\d)|text_embedding\.|time_embedding\.|time_projection\.|head\.",
     lora_prefix="diffusion_model.",
     forwards=transformer.forwards,
-    stock_inputs=transformer.stock_inputs,
     parts=encoders.PARTS,
     latents=vae.latents,
     patch=lambda config: tuple(config["patch_size"]),

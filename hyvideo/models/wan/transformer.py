@@ -6,7 +6,6 @@ tables are computed on demand: as buffers, they would be lost on the meta device
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -70,14 +69,6 @@ def forward(
     shift, scale = (self.scale_shift_table + time.unsqueeze(1)).chunk(2, dim=1)
     modulated = torch.addcmul(shift, self.norm_out(tokens.float()), 1 + scale).to(tokens.dtype)
     return unpatchify(self.sequence.join(self.proj_out(modulated), num_tokens), grid, patch, "pf ph pw c")
-
-
-def stock_inputs(
-    transformer: nn.Module, latents: Tensor, timestep: Tensor, conditions: Sequence[Condition]
-) -> dict[str, Any]:
-    """Return the arguments of diffusers' forward pass for the same samples."""
-    texts = padded_texts(conditions)
-    return {"hidden_states": latents, "timestep": timestep, "encoder_hidden_states": texts, "return_dict": False}
 
 
 def padded_texts(conditions: Sequence[Condition]) -> Tensor:

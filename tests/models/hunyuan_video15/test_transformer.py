@@ -11,9 +11,10 @@ from hyvideo.models import attention
 from hyvideo.models.conditions import Condition, ImageCondition
 from hyvideo.models.family import freeze_unused_parameters, install
 from hyvideo.models.hunyuan_video15 import block
-from hyvideo.models.hunyuan_video15.transformer import _image_channels, rotary_tables, stock_inputs
+from hyvideo.models.hunyuan_video15.transformer import _image_channels, rotary_tables
 from hyvideo.models.loading import load_transformer
 from tests.models.conftest import transformer_weight, write_model
+from tests.stock_models import stock_inputs
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 CASES = {

@@ -9,11 +9,12 @@ import torch
 from hyvideo.data.prompts import Request
 from hyvideo.distributed.sharded_tensors import fill_shards
 from hyvideo.models import loading
-from hyvideo.models.family import install, stock_twin
+from hyvideo.models.family import install
 from hyvideo.models.fit_checks import check_checkpoint, model_problems, size_problems
 from hyvideo.models.sizes import read_architecture
 from hyvideo.training import saved_policy
 from tests.models.wan.tiny import inputs, tiny
+from tests.stock_models import stock_twin
 from tests.tiny_wan import write_wan
 
 

@@ -11,13 +11,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from hyvideo.config.memory import activations
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.settings import Config
-from hyvideo.models.family import stock_twin
 from hyvideo.models.lora import training_config
 from hyvideo.models.sizes import read_architecture
 from hyvideo.models.wan.sizes import Architecture, read, released
-from hyvideo.models.wan.transformer import stock_inputs
 from tests.fake_cuda.counting import counted as counted_by
 from tests.models.wan.tiny import SIZES, inputs, tiny
+from tests.stock_models import stock_inputs, stock_twin
 
 VERSIONS = {"wan2.1_t2v_1.3b": 1_418_996_800, "wan2.1_t2v_14b": 14_288_491_584, "wan2.2_ti2v_5b": 4_999_787_712}
 WAN22_VAE = {

@@ -9,10 +9,11 @@ from torch._dynamo.utils import counters
 
 from hyvideo.distributed.parallelize import parallelize
 from hyvideo.models.conditions import Condition, ImageCondition
-from hyvideo.models.family import install, new_model, stock_twin
+from hyvideo.models.family import install, new_model
 from hyvideo.models.lora import add_trainable_lora, training_config
-from hyvideo.models.wan.transformer import rotary_tables, stock_inputs
+from hyvideo.models.wan.transformer import rotary_tables
 from tests.models.wan.tiny import FAMILY, SIZES, distance, gradients, inputs, installed, loss_of, tiny
+from tests.stock_models import stock_inputs, stock_twin
 
 
 def relative(found, expected):

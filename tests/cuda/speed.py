@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from hyvideo.models.conditions import Condition
 from hyvideo.models.family import Family, families
 from hyvideo.models.sizes import ForwardFlops, Sizes, sizes_module
+from tests.stock_models import stock_inputs
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Workload:
             "timestep": torch.tensor([700.0], device=self.device),
             "conditions": [Condition(randn(self.text_tokens, self.architecture.text_width))],
         }
-        return {"ours": ours, "stock": self.family.stock_inputs(transformer, **ours)}
+        return {"ours": ours, "stock": stock_inputs(transformer, **ours)}
 
 
 def forward(model: nn.Module, inputs: dict) -> Tensor:

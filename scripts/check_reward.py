@@ -9,7 +9,6 @@ Exit code: 0 if no check failed (warnings are allowed), 1 if a check failed, 2 f
 """
 
 import argparse
-import dataclasses
 import sys
 from pathlib import Path
 
@@ -23,31 +22,25 @@ def main() -> int:
     parser.add_argument("--model_path", help="folder of the scorer's files (clip and pickscore: or hub name)")
     parser.add_argument("--options", default="{}", help="""scorer options as JSON: '{"precision": "fp32_math"}'""")
     parser.add_argument("--device", help="cuda or cpu (default: cuda if available)")
-    parser.add_argument("--clip", choices=("miniature", "synthetic"), help="rendered video (default: by scorer)")
     parser.add_argument("--video", type=Path, help="mp4 file to score instead of a rendered video")
     parser.add_argument("--prompt", help="prompt of --video")
-    parser.add_argument("--foreign_prompt", help="prompt that does not fit the video")
     parser.add_argument("--dimensions", nargs="+", help="dimensions that must be scored (default: the scorer's)")
-    parser.add_argument("--tolerance", type=float, help="largest score difference that counts as rounding")
     parser.add_argument("--quick", action="store_true", help="run only the checks that precede every training run")
     args = parser.parse_args()
     if (args.video is None) != (args.prompt is None):
         parser.error("--video needs --prompt and vice versa; omit both to use a rendered video")
-    if args.video is not None and args.clip is not None:
-        parser.error("--video and --clip exclude each other; use one of them")
 
     import torch  # not needed for --help, which it would slow down
 
     from hyvideo.models.reward_models.rewards import make_scorer, parse_options
-    from hyvideo.models.reward_models.scorer_check import TOLERANCE, check_scorer, has_failed, lines
+    from hyvideo.models.reward_models.scorer_check import check_scorer, has_failed, lines
 
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    tolerance = TOLERANCE if args.tolerance is None else args.tolerance
     with exit_on_error("check_reward.py", (ValueError, FileNotFoundError)):
         options = ({"path": args.model_path} if args.model_path else {}) | parse_options(args.options)
         trial = make_trial(args)
         scorer = make_scorer(args.reward_model, args.pretrained_model_root, device=device, **options)
-        checks = check_scorer(scorer, trial, dimensions=args.dimensions, tolerance=tolerance, quick=args.quick)
+        checks = check_scorer(scorer, trial, dimensions=args.dimensions, quick=args.quick)
     print("\n".join(lines(checks)))
     return 1 if has_failed(checks) else 0
 
@@ -56,16 +49,13 @@ def make_trial(args: argparse.Namespace):
     """Return the trial video that the arguments select."""
     from hyvideo.data.videos import read_video
     from hyvideo.miniature.reward import miniature_trial
-    from hyvideo.models.reward_models.trial_clips import synthetic_trial
+    from hyvideo.models.reward_models.trial_clips import Trial, synthetic_trial
 
-    is_miniature = (args.clip or args.reward_model) in ("miniature", "miniature_videoalign")
-    trial = miniature_trial() if is_miniature else synthetic_trial()
-    if args.foreign_prompt is not None:
-        trial = dataclasses.replace(trial, foreign_prompt=args.foreign_prompt)
     if args.video is not None:
         video, fps = read_video(args.video)
-        trial = dataclasses.replace(trial, video=video, prompt=args.prompt, fps=fps)
-    return trial
+        return Trial(video, args.prompt, fps)
+    is_miniature = args.reward_model in ("miniature", "miniature_videoalign")
+    return miniature_trial() if is_miniature else synthetic_trial()
 
 
 if __name__ == "__main__":

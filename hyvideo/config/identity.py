@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from hyvideo.config.command_line import reward_options
 from hyvideo.config.sections import TrustRegionSettings
-from hyvideo.config.settings import TRAITS, Config, in_form, is_json
+from hyvideo.config.settings import TRAITS, Config, is_json
 from hyvideo.data.outside import find_path
 from hyvideo.models.reward_models.rewards import code_files
 
@@ -23,21 +23,19 @@ class Changes(NamedTuple):
 def changed_settings(saved: Mapping[str, object], now: Mapping[str, object], *, same_rollouts: bool) -> Changes:
     """Compare the settings of a checkpoint, as read from JSON, with the current ones.
 
-    An older checkpoint may have a string where a setting is now a list; settings that it lacks had their default. With
-    ``same_rollouts`` the number of rollouts per iteration is unchanged, so that their layout may change.
+    Settings that the checkpoint lacks had their default. With ``same_rollouts`` the number of rollouts per iteration is
+    unchanged, so that their layout may change.
     """
     free: list[str] = []
     affecting_learning: list[str] = []
     before = Config().flat() | dict(saved)
     for name, value in now.items():
-        decides, was = TRAITS[name].decides, in_form(name, before[name])
+        decides, was = TRAITS[name].decides, before[name]
         # A matched eta may differ in its last bit between releases.
         if decides == "start" or was == value or (name == "eta" and math.isclose(was, value, rel_tol=1e-12)):
             continue
         is_free = decides in ("machine", "records") or (decides == "layout" and same_rollouts)
-        sentence = f"{name} is {value!r} and was {before[name]!r}"
-        if name == "reward_model" and "videoalign_local" in before[name] and "miniature_videoalign" in value:
-            sentence += ", an older name of the same scorer: resume with allow_changed_settings"
+        sentence = f"{name} is {value!r} and was {was!r}"
         (free if is_free else affecting_learning).append(sentence)
     return Changes(free, affecting_learning)
 

@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 from hyvideo.config.identity import changed_settings, evaluation_settings, experiment_settings
 from hyvideo.config.settings import TRAITS
 
@@ -81,33 +79,6 @@ def test_an_eta_matched_by_an_older_release_may_differ_in_its_last_bit(tiny_conf
         saved = now | {"eta": now["eta"] * factor}
         assert saved["eta"] != now["eta"]
         assert bool(changed_settings(saved, now, same_rollouts=True).affecting_learning) is is_change
-
-
-def test_a_string_in_an_old_checkpoint_equals_a_list_of_it(tiny_config):
-    now = tiny_config.flat()
-    (csv,) = now["prompts_csv"]
-    saved = now | {"prompts_csv": csv, "valid_video_csv": ""}
-    assert changed_settings(saved, now, same_rollouts=True) == ([], [])
-    saved["prompts_csv"] = "other.csv"
-    (sentence,) = changed_settings(saved, now, same_rollouts=True).affecting_learning
-    assert sentence == f"prompts_csv is ['{csv}'] and was 'other.csv'"
-
-
-def test_the_old_name_of_the_miniature_scorer_is_reported_with_the_fix(tiny_config):
-    now = tiny_config.with_settings(reward_model="miniature_videoalign").flat()
-    (sentence,) = changed_settings(
-        now | {"reward_model": ["videoalign_local"]}, now, same_rollouts=True
-    ).affecting_learning
-    assert sentence.endswith("an older name of the same scorer: resume with allow_changed_settings")
-
-
-@pytest.mark.parametrize("was, now", [("", []), ("attn", ["attn"])])
-def test_a_list_that_was_text_in_an_earlier_version_is_no_change(tiny_config, was, now):
-    settings = tiny_config.with_settings(lora_target_modules=now).flat()
-    saved = settings | {"lora_target_modules": was}
-    assert changed_settings(saved, settings, same_rollouts=True) == ([], [])
-    other = changed_settings(saved | {"lora_target_modules": "ff"}, settings, same_rollouts=True)
-    assert other.affecting_learning == [f"lora_target_modules is {now} and was 'ff'"]
 
 
 def test_an_empty_text_of_an_earlier_version_is_an_empty_list(tiny_config):

@@ -52,7 +52,7 @@ def test_a_command_of_the_page_can_be_called(module, flags, tmp_path, monkeypatc
     if "reproduce" in module:  # finished runs would be missing from the plan
         words += ["--out", str(tmp_path)]
     if "table2_b" in flags and "reproduce" in module:  # a plan needs no weights
-        words += ["--extra", f"pretrained_model_root {tmp_path / 'absent'}"]
+        words += ["--extra", f"--pretrained_model_root {tmp_path / 'absent'}"]
     monkeypatch.setattr("sys.argv", [module, *words])
     try:
         code = import_module(module).main() or 0

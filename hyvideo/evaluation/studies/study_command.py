@@ -44,28 +44,18 @@ def grid_parser(doc: str, *, makes: str) -> argparse.ArgumentParser:
         help=f"sde_type:eta of the sampler whose noise all others match; default: {MINIATURE_NOISE} with --world, "
         'none with --config; "" for none',
     )
-    parser.add_argument("--extra", default="", help='flags of post_train.py for every cell: "max_steps 30 eta 0.5"')
+    parser.add_argument("--extra", default="", help='flags of post_train.py for every cell: "--max_steps 30 --eta 0.5"')
     return parser
 
 
 def grid_study(options: argparse.Namespace, *, scorers: list[str] | None = None) -> Study:
     """Return the study for the flags of `grid_parser`. Raises ValueError for incompatible flags."""
-    extra, noise = split_extra(options.extra), options.match_noise
+    extra, noise = shlex.split(options.extra), options.match_noise
     reject_flags(extra, CELL_FLAGS)
     if noise is None and options.world:
         noise = MINIATURE_NOISE
     extra = (["--match_noise", noise] if noise else []) + extra
     return Study(WORLDS.get(options.world, options.config), options.out, extra, options.num_gpus, scorers or [])
-
-
-def split_extra(text: str) -> list[str]:
-    """Split ``"max_steps 30 eta 0.5"`` or ``"--max_steps 30 --eta 0.5"`` into flags of post_train.py."""
-    words = shlex.split(text)
-    if not words or words[0].startswith("--"):
-        return words
-    if len(words) % 2:
-        raise ValueError(f"--extra must be pairs of a name and a value, or flags with dashes, got {text!r}")
-    return [word for name, value in zip(words[::2], words[1::2]) for word in (f"--{name}", value)]
 
 
 def plan_and_train(study: Study, runs: list[Run], options: argparse.Namespace) -> int:

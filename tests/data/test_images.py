@@ -190,6 +190,7 @@ def test_an_image_beyond_4_to_1_gets_the_most_extreme_bucket():
         ("1:1", "480p", (640, 640)),
         ("4:3", "480p", (544, 720)),
         ("1.0:4", "480p", (1280, 320)),
+        ("4:1", "480p", (320, 1280)),
         ("16:9", "720p", (720, 1280)),
         ("9:16", "720p", (1280, 720)),
         ("4:3", "720p", (832, 1104)),
@@ -300,6 +301,15 @@ def test_an_image_of_the_frame_size_is_unchanged():
 def test_pixels_range_from_minus_one_to_one():
     image = Image.fromarray(np.array([[[0, 51, 255]]], np.uint8))
     torch.testing.assert_close(to_pixels(image), torch.tensor([-1, -0.6, 1]).view(3, 1, 1))
+
+
+def test_an_image_of_the_largest_number_of_pixels_is_read(monkeypatch, tmp_path):
+    monkeypatch.setattr(images, "MAX_PIXELS", 6 * 8)
+    noise(6, 8).save(tmp_path / "largest.png")
+    assert read_image(tmp_path / "largest.png").size == (8, 6)
+    noise(7, 7).save(tmp_path / "larger.png")
+    with pytest.raises(ValueError, match="it has 7 x 7 pixels"):
+        read_image(tmp_path / "larger.png")
 
 
 def test_fit_rejects_images_that_become_too_large(monkeypatch):

@@ -179,3 +179,15 @@ def test_a_late_iteration_needs_no_earlier_ones():
 def test_the_shipped_prompts_can_be_read(name):
     requests = read_requests(f"assets/{name}.csv")
     assert len(requests) >= 32 and all(request.image is None for request in requests)
+
+
+def test_the_hash_of_requests_depends_on_each_part_alone_and_not_on_file_names(tmp_path):
+    for name, content in (("one", b"1"), ("two", b"2"), ("copy", b"1")):
+        (tmp_path / name).write_bytes(content)
+    one, two, copy = (str(tmp_path / name) for name in ("one", "two", "copy"))
+    first = Request("a", one)
+    variants = [[first], [Request("b", one)], [Request("a", two)], [Request("a")], [first, first]]
+    variants += [[Request("a", one, seed=0)], [Request("a", one, seed=1)]]
+    variants += [[first, Request("b")], [Request("b"), first]]  # the order
+    assert len({hash_requests(requests) for requests in variants}) == len(variants)
+    assert hash_requests([first]) == hash_requests([Request("a", copy)])

@@ -279,6 +279,23 @@ def test_a_failed_write_is_reported_and_earlier_checkpoints_are_kept(tmp_path, m
     assert checkpoint.find(tmp_path, "latest").name == "000004"
 
 
+def test_only_the_newest_write_counts_as_failed(tmp_path, monkeypatch):
+    writer = CheckpointWriter(tmp_path, ALONE, keep=0, is_asynchronous=True)
+
+    def crash(*_, **__):
+        raise OSError("disk full")
+
+    found = []
+    for iteration, fails in enumerate((True, False, True, False), 1):
+        with monkeypatch.context() as patch:
+            if fails:
+                patch.setattr(checkpoint_writer.dcp, "save", crash)
+            writer.save(iteration, {"policy": torch.arange(3.0)}, {"iteration": iteration})
+            writer.wait()
+        found.append(writer.last_failed)
+    assert found == [True, False, True, False]
+
+
 def test_a_checkpoint_is_synced_before_it_is_visible_and_before_an_older_one_is_deleted(tmp_path, monkeypatch):
     events = []
 

@@ -14,7 +14,7 @@ from hyvideo.data.videos import write_video
 from hyvideo.evaluation.generation import Source
 from hyvideo.evaluation.scores_file import Evaluation, as_text, summarise
 from hyvideo.evaluation.studies.columns import weighted_reward
-from hyvideo.evaluation.video_folder import find_clips, read_clips
+from hyvideo.evaluation.video_folder import _at_original_size, find_clips, read_clips
 from hyvideo.models.lora import Pair, save_lora
 from scripts import evaluate
 
@@ -227,3 +227,10 @@ def test_a_summary_averages_by_prompt_and_skips_missing_scores():
     assert as_text(summary).endswith("frechet_distance        0.1000")
     assert summary["frechet_distance"].mean == 0.1
     assert list(summary) == ["VQ", "frechet_distance"]
+
+
+def test_an_enlarged_video_is_reduced_to_rounded_means():
+    """A file of 64 x 64 pixels is enlarged by 4. One of the 16 pixels of a block differs by 12, 8 or 7."""
+    video = torch.full((1, 3, 256, 256), 100, dtype=torch.uint8)
+    video[0, :, 0, 0], video[0, :, 0, 4], video[0, :, 0, 8] = 112, 108, 107
+    assert _at_original_size(video, 64, 64)[0, 0, 0, :4].tolist() == [101, 100, 100, 100]

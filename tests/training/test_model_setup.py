@@ -1,9 +1,10 @@
-"""Deterministic runs: the torch settings before models are loaded."""
+"""Deterministic runs, and the identity of the encoders of stored conditions."""
 
 import json
 from contextlib import ExitStack
 from pathlib import Path
 
+from hyvideo.training.model_setup import _SAMPLE_BYTES, _encoder_hash
 from tests.distributed.launch import launch
 
 
@@ -42,3 +43,24 @@ def test_a_deterministic_run_works_and_has_the_same_results_on_a_cpu(tmp_path):
     assert after == {"algorithms": True, "cudnn": True, "cublas": ":4096:8", "filled": False}
     compared = [name for name in plain if not name.startswith(("time/", "memory/", "perf/"))]
     assert len(compared) > 20 and [name for name in compared if plain[name] != deterministic[name]] == []
+
+
+def test_the_identity_of_the_encoders_depends_on_settings_names_sizes_and_sampled_bytes(tmp_path):
+    folder, size = tmp_path / "encoder", 3 * _SAMPLE_BYTES
+    folder.mkdir()
+    file = folder / "weights"
+
+    def identity(content=bytes(size), settings=("fp16", "bf16", False), folders=("encoder",)):
+        file.write_bytes(content)
+        return _encoder_hash(tmp_path, folders, *settings)
+
+    def changed_at(place):
+        return bytes(place) + b"1" + bytes(size - place - 1)
+
+    found = [identity(), identity(bytes(size + 1)), *(identity(changed_at(at)) for at in (0, size // 2, size - 1))]
+    found += [identity(settings=each) for each in (("bf16", "bf16", False), ("fp16", "fp16", False))]
+    found += [identity(settings=("fp16", "bf16", True)), identity(folders=()), identity()]
+    assert found.pop() == found[0]
+    file.rename(folder / "renamed")
+    found.append(_encoder_hash(tmp_path, ("encoder",), "fp16", "bf16", False))
+    assert len(set(found)) == len(found)

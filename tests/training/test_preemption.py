@@ -10,7 +10,7 @@ import pytest
 
 from hyvideo.records.metrics_file import complete_lines
 from hyvideo.trainer import Trainer
-from hyvideo.training.preemption import Stopped
+from hyvideo.training.preemption import PreemptionSignals, Stopped
 from tests.test_trainer import CPU, TIMING, Redness
 from tests.training.test_run_state import SETTINGS, snapshot
 
@@ -102,3 +102,15 @@ def test_after_its_first_optimizer_step_an_iteration_is_finished(config, mesh):
     assert "after update" in entered and "rollout" not in entered
     folder = Path(config.record.output_dir) / "checkpoints"
     assert sorted(path.name for path in folder.glob("0*")) == ["000001", "000002", "000003"]  # because of save_minutes
+
+
+def test_only_a_second_ctrl_c_exits_at_once(mesh, monkeypatch):
+    exits = []
+    monkeypatch.setattr(os, "_exit", exits.append)
+    signals = PreemptionSignals(mesh)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signals._handle(number, None)
+    assert exits == [] and signals.received == "SIGUSR1"
+    for _ in range(2):
+        signals._handle(signal.SIGINT, None)
+    assert exits == [130]

@@ -359,6 +359,13 @@ def test_a_stable_endpoint_passes_the_check_and_a_noisy_one_warns(endpoint):
 
 
 @pytest.mark.parametrize(
+    "options", [{"parallel": 100}, {"parallel": 1, "retries": 0}, {"num_frames": 1, "timeout": 1e-3}]
+)
+def test_options_at_their_limits_are_allowed(options):
+    make_scorer("vlm_judge", ".", url="http://127.0.0.1:9/v1", model="a", **options)
+
+
+@pytest.mark.parametrize(
     "options, message",
     [
         ({"url": ""}, "needs a model and a url"),
@@ -369,6 +376,7 @@ def test_a_stable_endpoint_passes_the_check_and_a_noisy_one_warns(endpoint):
         ({"url": "https://host/v1"}, "OPENAI_API_KEY"),  # not set
         ({"num_frames": 0}, "must be positive"),
         ({"parallel": 0}, "parallel 1 to 100"),
+        ({"parallel": 101}, "parallel 1 to 100"),
         ({"timeout": 0}, "must be positive"),
         ({"retries": -1}, "retries 0 or more"),
         ({"rubric": "/nowhere.yaml"}, "FileNotFoundError"),

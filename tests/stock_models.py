@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from accelerate import init_empty_weights
 
 from hyvideo.models.family import family_of
-from hyvideo.models.hunyuan_video15.transformer import _image_channels, _tokens
+from hyvideo.models.hunyuan_video15.transformer import _image_channels
 from hyvideo.models.wan.transformer import padded_texts
 
 TEXT_SLOTS, GLYPH_SLOTS, IMAGE_SLOTS = 1000, 256, 729  # padded lengths of HunyuanVideo-1.5
@@ -27,7 +27,10 @@ def stock_inputs(transformer, latents, timestep, conditions):
     if family_of(transformer).name == "wan":
         return common | {"hidden_states": latents, "encoder_hidden_states": padded_texts(conditions)}
     slots = TEXT_SLOTS, GLYPH_SLOTS, IMAGE_SLOTS
-    padded, masks = zip(*map(_padded, _tokens(transformer, conditions), slots))
+    texts, config = [c.text for c in conditions], transformer.config
+    glyphs = [texts[0].new_zeros(0, config.text_embed_2_dim) if c.glyph is None else c.glyph for c in conditions]
+    images = [texts[0].new_zeros(0, config.image_embed_dim) if c.image is None else c.image.embeds for c in conditions]
+    padded, masks = zip(*map(_padded, (texts, glyphs, images), slots))
     return common | {
         "hidden_states": torch.cat([latents, _image_channels(latents, conditions)], dim=1),
         "encoder_hidden_states": padded[0],

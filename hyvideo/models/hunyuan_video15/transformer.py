@@ -77,22 +77,15 @@ def _image_channels(latents: Tensor, conditions: Sequence[Condition]) -> Tensor:
     return image_channels
 
 
-def _tokens(model: nn.Module, conditions: Sequence[Condition]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Return text, quoted text and image features (tokens, width) of each sample; missing ones are empty tensors."""
-    texts = [condition.text for condition in conditions]
-    zeros, config = texts[0].new_zeros, model.config
-    glyphs = [zeros(0, config.text_embed_2_dim) if c.glyph is None else c.glyph for c in conditions]
-    images = [zeros(0, config.image_embed_dim) if c.image is None else c.image.embeds for c in conditions]
-    return texts, glyphs, images
-
-
 def _context(model: nn.Module, timestep: Tensor, conditions: Sequence[Condition]) -> tuple[Tensor, tuple[int, ...]]:
     """Return the embedded tokens of all conditions, padded on the right, and the number of each sample's tokens.
 
     Image features come first, then quoted text, then text, as in the original. Shape: (batch, tokens, dim).
     """
-    texts, glyphs, images = _tokens(model, conditions)
-    kinds = model.cond_type_embed.weight
+    texts, kinds, config = [c.text for c in conditions], model.cond_type_embed.weight, model.config
+    zeros = texts[0].new_zeros
+    glyphs = [zeros(0, config.text_embed_2_dim) if c.glyph is None else c.glyph for c in conditions]
+    images = [zeros(0, config.image_embed_dim) if c.image is None else c.image.embeds for c in conditions]
     text = _embedded(texts, lambda states, rows: model.context_embedder(states, timestep[rows]) + kinds[_TEXT])
     glyph = _embedded(glyphs, lambda states, rows: model.context_embedder_2(states) + kinds[_GLYPH])
     image = _embedded(images, lambda states, rows: model.image_embedder(states) + kinds[_IMAGE])

@@ -68,7 +68,7 @@ def main() -> None:
         device = choose_device(options.device)
         scorer = make_scorer(options.reward_model, options.model_path, device=device, **scorer_options)
         counts = {"max_videos": options.max_videos, "max_waiting": options.max_waiting}
-        app = create_app(scorer, name=options.reward_model, token=token, **counts)
+        app = create_app(scorer, token=token, **counts)
         bound_socket.listen(100)
     host = f"[{options.host}]" if ":" in options.host else options.host
     print(f"listening on http://{host}:{bound_socket.getsockname()[1]}", flush=True)

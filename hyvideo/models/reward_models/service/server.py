@@ -2,7 +2,7 @@
 
 POST /score          scores of videos (protocol.py); waiting requests are scored in batches, 503 if there are too many
 POST /check_prompts  {"prompts": [...]} -> {"problem": null or a sentence}
-GET  /health /info /metrics
+GET  /health /metrics
 """
 
 import asyncio
@@ -112,7 +112,6 @@ class Batcher:
 def create_app(
     scorer: Scorer,
     *,
-    name: str,
     token: str | None = None,
     limits: Limits | None = None,
     max_videos: int = 16,
@@ -136,10 +135,6 @@ def create_app(
     @app.get("/health")
     async def health() -> dict:
         return {"status": "ok"}
-
-    @app.get("/info", dependencies=protected)
-    async def info() -> dict:
-        return {"reward_model": name, "max_videos": limits.videos, "max_body": limits.body}
 
     @app.get("/metrics", dependencies=protected)
     async def metrics() -> PlainTextResponse:

@@ -43,7 +43,7 @@ class HeldScorer:
 @contextmanager
 def running(scorer, **options):
     """Run the app for a scorer in a thread and yield its URL."""
-    server = make_server(create_app(scorer, name="held", token=TOKEN, **options), options.get("limits"))
+    server = make_server(create_app(scorer, token=TOKEN, **options), options.get("limits"))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # small, so that unread answers block soon
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -80,7 +80,7 @@ def test_sixty_waiting_requests_do_not_block_other_routes():
         until(lambda: num_waiting(url) == 60, seconds=20)
         start = time.monotonic()
         with httpx.Client(headers={"authorization": f"Bearer {TOKEN}"}, timeout=5) as client:
-            for path in ("health", "info", "metrics"):
+            for path in ("health", "metrics"):
                 assert client.get(f"{url}/{path}").status_code == 200
             assert client.post(f"{url}/check_prompts", json={"prompts": ["a"]}).json() == {"problem": None}
         assert time.monotonic() - start < 2

@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -398,3 +399,19 @@ def test_a_bf16_video_is_close_to_the_float32_video(make, image, tmp_path):
     assert code == 0 and settings["dtype"] == "bf16", output.err
     one, other = (pixels(tmp_path / name / "0000.mp4") for name in ("fp32", "bf16"))
     assert 0 < (one - other).abs().mean() < 5
+
+
+def test_a_lora_is_added_with_its_scale(tmp_path, tiny_config, monkeypatch):
+    transformer = loading.transformer_on_meta("assets/miniature", "miniature")
+    name = "transformer_blocks.0.attn.to_q"
+    out, into = transformer.get_submodule(name).weight.shape
+    save_lora({name: Pair(torch.ones(2, into), torch.ones(out, 2), 4.0)}, tmp_path)
+    transformer = load_transformer("assets/miniature", "miniature")
+    monkeypatch.setattr(
+        generation.model_setup, "load_pipeline", lambda *_, **__: SimpleNamespace(transformer=transformer)
+    )
+    source = generation.Source(lora=tmp_path, lora_scale=0.25)
+    source.load(tiny_config, torch.device("cpu"), None, None, frozenset())
+    layer = transformer.get_submodule(name)
+    added = layer(torch.ones(1, into)) - layer.base_layer(torch.ones(1, into))
+    torch.testing.assert_close(added, torch.full((1, out), 0.25 * 4.0 / 2 * 2 * into))

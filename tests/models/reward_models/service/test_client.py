@@ -235,3 +235,12 @@ def test_the_problem_of_a_prompt_is_printable(misbehaving):
     with pytest.raises(ValueError) as caught:
         remote(misbehaving(b'{"problem": "\\ud800 is wrong"}').url).check_prompts(["a"])
     assert str(caught.value) == "\\ud800 is wrong"
+
+
+def test_the_pause_doubles_with_every_retry_of_a_request(monkeypatch):
+    scorer, pauses = remote("http://127.0.0.1:1", retries=3, backoff=2.0, cooldown=0.0), []
+    monkeypatch.setattr("hyvideo.models.reward_models.service.client.time.sleep", pauses.append)
+    for _ in range(2):
+        with pytest.raises(ScorerUnavailable):
+            scorer.score([torch.zeros(1, 3, 8, 8, dtype=torch.uint8)], ["a"], fps=8)
+    assert pauses == [0, 2, 4, 8] * 2

@@ -1,6 +1,7 @@
-"""Tests of merge_rows, average_gradients and the precision of FSDP's gradients on two processes."""
+"""Tests of rows, gradients and metrics that two processes merge, and of the precision of FSDP's gradients."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from hyvideo.distributed.collectives import average_gradients, merge_rows
 from hyvideo.distributed.parallelize import parallelize
 from hyvideo.models.conditions import Condition
 from hyvideo.models.family import prepare
+from hyvideo.training.policy_update import Pass, PolicyUpdate
 from tests.distributed.launch import launch
 from tests.distributed.test_sequence_parallel import tiny_transformer
 
@@ -28,7 +30,19 @@ def on_two_ranks() -> dict:
     parameters[2].grad = torch.full((1,), 4.0 * mesh.rank)
     average_gradients(parameters[2:], replace(mesh, sp_size=2), is_sharded=False)
     found = {"rows": rows.nan_to_num(-1.0).tolist(), "gradients": averaged, "of one video": parameters[2].grad.item()}
-    return found | {"beyond bf16": gradient_beyond_bf16(mesh)}
+    return found | {"by step": metrics_by_step(mesh), "beyond bf16": gradient_beyond_bf16(mesh)}
+
+
+def metrics_by_step(mesh) -> list:
+    """Return the metrics of three steps in an update in which each rank trains one rollout at steps 1 and 0."""
+    scheduler = SimpleNamespace(timesteps=range(3))
+    update = SimpleNamespace(mesh=mesh, pipeline=SimpleNamespace(scheduler=scheduler))
+    rollouts = SimpleNamespace(trained_steps=torch.tensor([[1, 0]]))
+    work = SimpleNamespace(rollouts=rollouts, passes=[Pass([0], 0), Pass([0], 1)])
+    ratios_and_kls = (
+        torch.tensor([[1.5, 0.75], [4.0, 2.0]]) if mesh.is_main else torch.tensor([[0.75, 1.5], [1.0, 0.0]])
+    )
+    return PolicyUpdate._by_step(update, work, ratios_and_kls).tolist()
 
 
 def gradient_beyond_bf16(mesh) -> float:
@@ -60,6 +74,11 @@ def test_gradients_are_averaged_over_all_ranks(results):
     for found in results:
         assert found["gradients"] == [[[1.5] * 3] * 2, pytest.approx([0, 0.5, 1, 1.5]), [0]]
         assert found["of one video"] == 2
+
+
+def test_metrics_by_step_are_sums_over_the_replicas_and_the_largest_deviation_is_the_larger_one(results):
+    counts, ratios, kls, deviations = [2, 2, 0], [2.25, 2.25, 0], [2, 5, 0], [0.5, 0.5, 0]
+    assert [found["by step"] for found in results] == [[counts, ratios, kls, deviations]] * 2
 
 
 def test_fsdp_averages_the_gradients_of_a_bf16_model_in_float32(results):

@@ -160,9 +160,9 @@ NFT = LORA | {
     "update_ref_model_step": 4,
 }
 KINDS = {
+    "full": {},
     # Two updates, so that the second has ratios other than 1; with two replicas, each trains a group in each update.
-    "full": {"num_generations": 2, "num_updates_per_rollout": 2},
-    "lora": LORA,
+    "lora": LORA | {"num_generations": 2, "num_updates_per_rollout": 2},
     "nft": NFT,
     "muon": {"use_muon": True, "learning_rate": 1e-4},
 }

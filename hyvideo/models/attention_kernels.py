@@ -63,6 +63,7 @@ def choose_kernel(
     if not (names := candidates(setting, device)):
         return Choice("torch", {})
     scaled_dot_product(*_inputs(Shape(tokens=8), device))  # the first call would reset the order of kernels
+    order = torch._C._get_sdp_priority_order()
     by_rank = gather({name: problem_of(name, shape, device, with_gradient=with_gradient) for name in names})
     rejected: dict[str, str] = {}
     for name in by_rank[0]:
@@ -74,6 +75,7 @@ def choose_kernel(
     if setting != "auto":
         raise ValueError(f"attention_kernel {setting} cannot be used: {rejected[setting]}. Set attention_kernel auto")
     use("torch")
+    torch._C._set_sdp_priority_order(order)
     return Choice("torch", rejected)
 
 

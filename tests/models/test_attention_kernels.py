@@ -143,9 +143,10 @@ def test_all_ranks_use_the_same_kernel(kernels):
     kernel, rejected = choose_kernel("auto", SMALL, CPU, gather=lambda found: [found, without_fa3, old])
     assert kernel == attention_kernels._kernel == "flash"
     assert rejected == {"flash3": "another rank does not have it", "cudnn": "outputs differ"}
-    broken = dict.fromkeys(works, "broken")
+    broken, before = dict.fromkeys(works, "broken"), torch._C._get_sdp_priority_order()
     kernel, rejected = choose_kernel("auto", SMALL, CPU, gather=lambda found: [found, broken])
     assert kernel == attention_kernels._kernel == "torch" and rejected == broken
+    assert torch._C._get_sdp_priority_order() == before  # not that of the last trial
 
 
 def test_on_a_cpu_and_in_float32_every_kernel_is_that_of_torch():

@@ -37,6 +37,10 @@ if ! has_flag --config "$@"; then
         fi
         arguments=(--config configs/hunyuanvideo15_480p_8gpu.yaml "$@")
     else
+        if command -v nvidia-smi > /dev/null; then # an old driver must not go unnoticed
+            python -c 'import sys; from hyvideo.training.gpu_driver import driver_problem; sys.exit(driver_problem())' ||
+                echo "run_post_train.sh: the miniature runs on the CPU" >&2
+        fi
         arguments=(--config configs/miniature.yaml "$@")
         if ! has_flag --output_dir "$@" && ! has_flag --resume_from_checkpoint "$@"; then
             arguments+=(--output_dir "$(first_free_folder outputs/miniature)")

@@ -37,10 +37,6 @@ class Row:
     planned: float | None  # None: cannot be predicted
     deviates: bool = False
 
-    @property
-    def setting(self) -> str:
-        return SETTINGS.get(self.metric, "")
-
 
 def compare(run: PlannedRun, metrics: Mapping[str, float]) -> list[Row]:
     """Return the times and the memory in ``metrics`` of an iteration beside those of the plan.
@@ -70,4 +66,4 @@ def print_pilot(run: PlannedRun, device: torch.device) -> None:
     run = replace(run.with_settings(device=device.type), hardware=hardware)
     first, second = read_metrics(Path(run.settings.output_dir) / "metrics.jsonl")
     values = {"run": run, "name": name, "longer": first["time/iteration"] - second["time/iteration"]}
-    print(fill(Path(__file__).with_name("pilot.txt.jinja"), rows=compare(run, second), **values))
+    print(fill(Path(__file__).with_name("pilot.txt.jinja"), rows=compare(run, second), settings=SETTINGS, **values))

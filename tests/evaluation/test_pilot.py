@@ -1,8 +1,10 @@
 """Comparison of a pilot's last iteration with the plan, and a pilot run on the CPU."""
 
+import json
 from pathlib import Path
 
 import pytest
+import torch
 
 import post_train
 from hyvideo.config.command_line import load_config, parse
@@ -10,7 +12,8 @@ from hyvideo.config.memory.cost import duration
 from hyvideo.config.memory.hardware import Hardware
 from hyvideo.config.memory.phases import GIB, memory
 from hyvideo.config.memory.planned_run import PlannedRun
-from hyvideo.evaluation.pilot import SETTINGS, compare
+from hyvideo.evaluation import pilot
+from hyvideo.evaluation.pilot import SETTINGS, compare, print_pilot
 from hyvideo.models.hunyuan_video15.sizes import Architecture
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -52,6 +55,23 @@ def test_times_on_an_unknown_gpu_are_not_planned_but_memory_is():
     late = {name: 10 * value + 1 for name, value in MEASURED.items()}
     assert [row.metric for row in compare(run, late) if row.planned is not None] == ["memory/peak_gib"]
     assert deviating(late, run) == ["memory/peak_gib"]
+
+
+def test_what_deviates_is_printed_with_the_setting_to_look_at(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
+    monkeypatch.setattr(pilot, "gpu_memory", lambda device: 80.0)
+
+    def printed(changes):
+        lines = [{"iteration": 1, "time/iteration": ITERATION + 270}, {"iteration": 2, **MEASURED, **changes}]
+        (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        print_pilot(RUN.with_settings(output_dir=str(tmp_path)), torch.device("cuda"))
+        return capsys.readouterr().out
+
+    planned = printed({})
+    assert "\nas planned\n" in planned and "iteration took 270 s longer" in planned and "x the plan" not in planned
+    late = printed({"time/decode": 4 * MEASURED["time/decode"], "time/record": ITERATION})
+    assert "4.0 x the plan; see vae_tile_size" in late and "not planned; see the disk of output_dir" in late
+    assert "2 of 9 values deviate from the plan: time/decode, time/record." in late and "as planned" not in late
 
 
 def test_a_pilot_on_the_cpu_runs_two_iterations_without_validation_in_its_own_folder(tmp_path, capsys):

@@ -15,7 +15,7 @@ GPUS = {
     r"NVIDIA H100 \d+GB HBM\de?|NVIDIA H800|NVIDIA H200": (989.0, H100["products"]),
     r"NVIDIA H[18]00 PCIe": (756.0, 440.0),
     r"NVIDIA B200": (2250.0, 1300.0),
-    r"NVIDIA L40S": (362.0, 175.0),
+    r"NVIDIA L40S|NVIDIA RTX 6000 Ada Generation": (362.0, 175.0),
     r"NVIDIA GeForce RTX 4090": (165.0, 125.0),
     r"NVIDIA GeForce RTX 5090": (209.0, 160.0),
 }

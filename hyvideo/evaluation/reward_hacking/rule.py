@@ -197,7 +197,7 @@ def check_output_dir(settings: RecordSettings) -> None:
     if not settings.resume_from_checkpoint:
         raise ValueError(
             f"output_dir {quote(settings.output_dir)} already contains a run; resume it with --resume_from_checkpoint "
-            "latest, or set another output_dir"
+            "latest, delete the folder, or set another output_dir"
         )
     complete_lines(path)
     marker = path.with_name(MARKER)

@@ -19,7 +19,7 @@ ENDS = {
     "scripts.compare_policies": (["--num_prompts", "0"], 2, "--num_prompts must be at least 1"),
     "scripts.measure_gradient_norms": (["--rounds", "0"], 2, "--rounds must be at least 1"),
     "scripts.make_figures": (["--window", "0"], 2, "--window must be at least 1"),
-    "scripts.plan": ([], 0, "legal combinations"),
+    "scripts.plan": ([], 0, "whole run"),
 }
 
 

@@ -1,8 +1,6 @@
-"""A planned run on a number of GPUs: quantities derived from its settings, and legal combinations near it."""
+"""A planned run on a number of GPUs: quantities derived from its settings."""
 
-import itertools
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import SimpleNamespace
@@ -15,7 +13,6 @@ from hyvideo.models.sizes import Sizes
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
-_LAYOUT = ("sp_size", "batch_size", "num_generations")  # with the number of GPUs they determine the layout of rollouts
 # Bytes of weights. VideoAlign is Qwen2-VL-2B without its head; CLIP's ViT-L and PickScore's ViT-H are in float32.
 _VIDEOALIGN = {"bf16": 4.57e9, "fp32_math": 9.2e9}
 _SCORERS = {"clip": 0.43e9 * 4, "pickscore": 0.99e9 * 4}
@@ -171,27 +168,3 @@ class PlannedRun:
     def with_settings(self, **changes) -> "PlannedRun":
         """Return the run with other settings."""
         return replace(self, config=self.config.with_settings(**changes))
-
-    def legal_near(self) -> Iterator["PlannedRun"]:
-        """Yield legal runs, nearest first, by the number of doublings; doublings of the world size count twice.
-
-        Candidates have half, the same or twice each number, and the multiples of sp_size around the world size.
-        """
-        requested = (self.world_size, *(getattr(self.settings, name) for name in _LAYOUT))
-        around = [{max(1, number // 2), number, 2 * number} for number in requested]
-        for sp_size in around[1]:
-            if rest := self.world_size % sp_size:
-                around[0] |= {self.world_size - rest, self.world_size - rest + sp_size} - {0}
-
-        def distance(numbers: tuple[int, ...]) -> tuple:
-            doublings = [abs(math.log2(number / start)) for number, start in zip(numbers, requested)]
-            return doublings[0] + sum(doublings), *numbers
-
-        for world_size, *layout in sorted(itertools.product(*around), key=distance):
-            near = replace(self.with_settings(**dict(zip(_LAYOUT, layout))), world_size=world_size)
-            if not near.problems:
-                yield near
-
-    def __str__(self) -> str:
-        layout = "".join(f", {name} {getattr(self.settings, name)}" for name in _LAYOUT)
-        return f"world_size {self.world_size}{layout} ({self.replicas} replicas)"

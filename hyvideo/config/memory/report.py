@@ -1,7 +1,6 @@
-"""The planner's report: memory by phase, cost, legal combinations, and one line of advice."""
+"""The planner's report: memory by phase, cost, and one line of advice."""
 
 import shlex
-from itertools import islice
 from pathlib import Path
 
 from hyvideo.config.memory.advice import cheapest_change, fastest_change
@@ -13,8 +12,6 @@ from hyvideo.config.memory.phases import GIB, Memory, memory, resolve_auto
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.memory.whole_run import length_lines
 from hyvideo.data.templates import fill, number
-
-_NEAREST = 12
 
 
 def report(run: PlannedRun, words: list[str]) -> str:
@@ -32,10 +29,6 @@ def report(run: PlannedRun, words: list[str]) -> str:
         anchor_gib=trained_bytes(run) / GIB,
         counted=counted,
         items=items_in_gib(counted),
-        nearest=[
-            (near, memory(near), duration(near).total, cost(near).rollouts)
-            for near in islice(run.legal_near(), _NEAREST)
-        ],
         verdict=line,
         command="" if change is None else training_command(run, words, change),
         **timing,
@@ -83,10 +76,7 @@ def verdict(run: PlannedRun) -> tuple[str, dict | None]:
     """Return a line on whether the run fits and what to change, and the change: empty if it fits, None if unknown."""
     gpu_memory = run.hardware.gpu_memory
     if run.problems:
-        near = list(run.legal_near())
-        fitting = [other for other in near if memory(other).fits(gpu_memory)]
-        suffix = f"nearest legal combination{' that fits' if fitting else ''}: {(fitting or near)[0]}" if near else ""
-        return f"illegal: {run.problems[0]}; {suffix or 'none near'}", None
+        return f"illegal: {run.problems[0]}", None
     gpus, counted = run.world_size, memory(run)
     size = f"{counted.needed_gib:.1f} of {gpu_memory:g} GiB, including CUDA context and fragmentation"
     if counted.fits(gpu_memory):

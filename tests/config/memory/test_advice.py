@@ -141,9 +141,9 @@ def test_the_verdict_reports_that_no_change_helps():
     assert "no known change makes it fit 8 GPUs" in verdict(run_of(gpu_memory=5))[0]
 
 
-def test_the_nearest_legal_run_is_suggested_for_an_illegal_one():
-    line = verdict(run_of(batch_size=3))[0]
-    assert line.startswith("illegal: ") and "nearest legal combination that fits: world_size 8, sp_size 2" in line
+def test_an_illegal_run_has_the_rule_as_its_verdict():
+    rule = "batch_size must be a multiple or a divisor of num_generations, got batch_size 3 and num_generations 4"
+    assert verdict(run_of(batch_size=3)) == (f"illegal: {rule}", None)
 
 
 def test_the_fastest_run_shards_within_a_node_keeps_attention_and_no_encoders():

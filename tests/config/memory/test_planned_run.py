@@ -1,13 +1,11 @@
-"""Quantities derived from settings; legal runs are those that post_train.py accepts, nearest first."""
+"""Quantities derived from settings; legal runs are those that post_train.py accepts."""
 
-from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from hyvideo.config.command_line import load_config
 from hyvideo.config.memory.planned_run import PlannedRun
-from hyvideo.config.rules import batch_problems
 from hyvideo.models.hunyuan_video15.sizes import Architecture
 
 RELEASED = Architecture()
@@ -16,10 +14,6 @@ CONFIG = load_config(Path(__file__).parents[3] / "configs" / "hunyuanvideo15_480
 
 def run_of(world_size, **changes):
     return PlannedRun(CONFIG.with_settings(**changes), world_size, RELEASED)
-
-
-def layout(run):
-    return run.world_size, run.settings.sp_size, run.settings.batch_size, run.settings.num_generations
 
 
 def test_quantities_derived_from_the_shipped_config():
@@ -48,34 +42,6 @@ def test_batch_sizes_and_calls_with_and_without_batching():
 )
 def test_only_local_reward_models_count(changes, gigabytes):
     assert run_of(8, **changes).reward_bytes == pytest.approx(gigabytes * 1e9)
-
-
-@pytest.mark.parametrize("world_size, sp_size", [(8, 2), (64, 8), (7, 2), (1, 2), (9, 4), (12, 3)])
-def test_nearby_runs_are_legal_and_the_nearest_is_first(world_size, sp_size):
-    requested = run_of(world_size, sp_size=sp_size)
-    found = list(islice(requested.legal_near(), 10))
-    assert found
-    for near in found:
-        sp_size = near.settings.sp_size
-        assert near.world_size == near.replicas * sp_size and sp_size <= RELEASED.num_attention_heads
-        rollout, distributed, loss = near.config.rollout, near.config.distributed, near.config.loss
-        assert not list(batch_problems(rollout, distributed, loss.num_updates_per_rollout, near.world_size))
-    if not requested.problems:
-        assert found[0] == requested
-
-
-def test_fewer_doublings_come_first():
-    near = [layout(run) for run in run_of(8).legal_near()]
-    assert near[0] == (8, 2, 2, 4)
-    assert near.index((8, 1, 2, 4)) < near.index((4, 2, 2, 4))  # a change of world_size counts twice
-    assert near.index((8, 2, 4, 4)) < near.index((8, 2, 4, 8))
-
-
-def test_nearby_runs_of_an_odd_world_size_include_adjacent_multiples():
-    found = list(run_of(7).legal_near())
-    assert {6, 7, 8} <= {near.world_size for near in found}
-    assert layout(found[0]) == (8, 2, 2, 4)
-    assert str(found[0]) == "world_size 8, sp_size 2, batch_size 2, num_generations 4 (4 replicas)"
 
 
 @pytest.mark.parametrize(

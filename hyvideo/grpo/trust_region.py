@@ -9,8 +9,6 @@ from dataclasses import asdict, dataclass
 
 from torch import Tensor
 
-STRATEGIES = ("none", "fixed", "stepwise", "moving", "dual_moving", "dual_fixed")
-
 
 def position_kl(mean: Tensor, anchor_mean: Tensor, std: Tensor) -> Tensor:
     """Return the KL of two Gaussians of equal variance, the mean of ``(mean - anchor)^2 / (2 std^2 + 1e-6)``.
@@ -42,22 +40,13 @@ class KLWeights:
 
     position: float
     velocity: float
-    anchor_moves: bool
 
 
 def kl_weights(strategy: str, *, dual_position: float = 1.0, dual_velocity: float = 0.1) -> KLWeights:
-    """Return the weights of a KL strategy. Raises ValueError if the strategy is unknown."""
-    weights = {
-        "none": KLWeights(0.0, 0.0, False),
-        "fixed": KLWeights(1.0, 0.0, False),
-        "stepwise": KLWeights(0.0, 1.0, False),
-        "moving": KLWeights(1.0, 0.0, True),
-        "dual_moving": KLWeights(dual_position, dual_velocity, True),
-        "dual_fixed": KLWeights(dual_position, dual_velocity, False),
-    }
-    if strategy not in weights:
-        raise ValueError(f"kl_strategy must be one of {', '.join(STRATEGIES)}, got {strategy!r}")
-    return weights[strategy]
+    """Return the weights of a KL strategy, by its name."""
+    if strategy.startswith("dual"):
+        return KLWeights(dual_position, dual_velocity)
+    return KLWeights(float(strategy in ("fixed", "moving")), float(strategy == "stepwise"))
 
 
 @dataclass(frozen=True)

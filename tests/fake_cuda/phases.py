@@ -68,7 +68,7 @@ def iteration(run, timestep, scheduler, with_decode):
             end("anchor")
         for _ in range(2):  # the second pass has gradients from its beginning
             inputs = NFTInputs(pipeline.velocity(one, timestep, text), one, one, checks.empty(1), reference)
-            terms = nft_terms(inputs, advantage_clip=5, kl_weights=KLWeights(1, 0.1, True), kl_coefficient=0.03)
+            terms = nft_terms(inputs, advantage_clip=5, kl_weights=KLWeights(1, 0.1), kl_coefficient=0.03)
             terms.loss.sum().backward()
             end("backward ends")
         optimizers.step(1e-5)

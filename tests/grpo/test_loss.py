@@ -23,7 +23,7 @@ def terms_of(log_prob, old, advantages, weights, *, clip_range, kl=(0.0, 0.0), c
         step_weights=weights,
         **means,
     )
-    kl_weights = KLWeights(*kl, anchor_moves=False)
+    kl_weights = KLWeights(*kl)
     return grpo_terms(inputs, clip_range=clip_range, kl_weights=kl_weights, kl_coefficient=coefficient)
 
 

@@ -45,7 +45,7 @@ def parse(argv: list[str] | None = None, saved: Mapping[str, Any] | None = None)
 
     Exits with code 2 and one message for an unknown name, a value of the wrong type or an unreadable file.
     """
-    words = [*map(_as_flag, sys.argv[1:] if argv is None else argv)]
+    words = sys.argv[1:] if argv is None else argv
     parser = _parser()
     renamed = add_flags(parser, words, table("post_train"))
     options, unknown = parser.parse_known_args(words)
@@ -173,18 +173,6 @@ def _flag_options(name: str, kind: Any, default: Any) -> dict[str, Any]:
     if TRAITS[name].choices:
         return options | {"metavar": "|".join([*TRAITS[name].choices, "FILE.py:NAME"])}
     return options | {"metavar": {str: "TEXT", int: "INT"}.get(kind, "NUMBER")}
-
-
-def _as_flag(word: str) -> str:
-    """Return ``--learning_rate=1e-5`` for ``--learning-rate=1e-5``, and ``--use_muon=false`` for ``--no_use_muon``."""
-    if not word.startswith("--"):
-        return word
-    flag, equals, value = word.partition("=")
-    name = flag[2:].replace("-", "_")
-    negated = FIELDS.get(name.removeprefix("no_"))
-    if name not in FIELDS and negated and negated.type in (bool, Switch) and not equals:
-        return f"--{negated.name}=false"
-    return f"--{name}{equals}{value}"
 
 
 def value_of(name: str, text: str) -> Any:

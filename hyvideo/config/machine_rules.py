@@ -23,7 +23,7 @@ def machine_problems(
 ) -> Problems:
     """Yield a message for each package, file or folder of the run that this machine lacks."""
     yield from chain(
-        packages_are_installed(record.report_to, optimizer.use_8bit_adam, model.base_weight_dtype),
+        packages_are_installed(record.report_to, model.base_weight_dtype),
         prompts_are_readable(data, existing=False),
         checkpoints_exist(model.pretrained_model_root),
         initial_lora_exists(optimizer.pretrained_lora_path),
@@ -41,15 +41,13 @@ def problem_of(check: Callable[[], object]) -> Problems:
         yield str(error)
 
 
-def packages_are_installed(report_to: list[str], use_8bit_adam: bool, base_weight_dtype: str) -> Problems:
+def packages_are_installed(report_to: list[str], base_weight_dtype: str) -> Problems:
     for name in REPORTS:
         if name in report_to and not is_installed(name):
             yield f"report_to needs {name}, which is not installed; run `pip install {name}` or remove it"
-    users = {"use_8bit_adam": (use_8bit_adam, "false"), "base_weight_dtype fp8": (base_weight_dtype == "fp8", "bf16")}
-    for name, (is_used, other) in users.items():
-        if is_used and not is_installed("torchao"):
-            install = "`pip install torchao==0.18.0`"
-            yield f"{name} needs torchao, which is not installed; run {install} or set it to {other}"
+    if base_weight_dtype == "fp8" and not is_installed("torchao"):
+        install = "`pip install torchao==0.18.0`"
+        yield f"base_weight_dtype fp8 needs torchao, which is not installed; run {install} or set it to bf16"
 
 
 def is_installed(package: str) -> bool:

@@ -49,7 +49,7 @@ def check(config: Config, world_size: int = 1, *, on_this_machine: bool = True) 
         reward_problems(config.reward),
         weight_problems(config.model.dtype, config.model.master_weight_type, config.optimizer),
         fp8_problems(config.optimizer, config.distributed) if config.model.base_weight_dtype == "fp8" else (),
-        record_problems(config.record, config.optimizer, config.data.valid_video_csv),
+        record_problems(config.record, config.data.valid_video_csv),
         () if config.data.prompts_csv else ["prompts_csv must name a CSV file with a column `prompt`, got none"],
         machine.prompts_are_readable(config.data, existing=True),
         machine.videos_fit_the_version(config.model, config.data, config.video_sizes),
@@ -284,14 +284,9 @@ def weights_are_numbers(text: str) -> Problems:
         yield f"reward_weights must not use the names {', '.join(sorted(taken))}, which are reserved for records"
 
 
-def record_problems(record: RecordSettings, optimizer: OptimizerSettings, valid_video_csv: list[str]) -> Problems:
+def record_problems(record: RecordSettings, valid_video_csv: list[str]) -> Problems:
     if unknown := set(record.report_to) - {*machine.REPORTS, "none"}:
         yield f"report_to must be tensorboard, wandb or none, got {', '.join(sorted(unknown))}"
-    if optimizer.use_8bit_adam and record.resume_from_checkpoint:
-        yield (
-            "use_8bit_adam cannot resume from a checkpoint, since its state would be restored in full precision; "
-            "set it to false"
-        )
     if record.on_reward_hacking == "warn":
         return
     action = f"on_reward_hacking {record.on_reward_hacking}"

@@ -195,7 +195,6 @@ class OptimizerSettings:
     use_muon: bool = learning(True, "Use Muon for matrices and AdamW for the rest; false: AdamW for all.", no.MATRICES)
     muon_momentum: float = learning(0.95, "Muon's momentum.", no.MUON, no.MATRICES, below=1)
     muon_scope: Literal["hidden", "all"] = learning("hidden", "Matrices for Muon: the blocks', or all.", no.MUON)
-    use_8bit_adam: bool = learning(False, "Keep AdamW's state in 8 bits; needs torchao.")
     ema_decay: float = learning(0.0, "EMA decay of the weights per update; 0 disables the EMA.", no.AVERAGE, below=1)
     lora_rank: int = learning(0, "Rank of the LoRA to train; 0 trains all weights.")
     lora_alpha: float = learning(0.0, "The LoRA is scaled by alpha / rank; 0: alpha is the rank.", no.LORA)

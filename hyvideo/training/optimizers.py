@@ -21,10 +21,7 @@ class Optimizers:
         """Apply the gradients with learning rate ``lr`` and clear them."""
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                if isinstance(group["lr"], Tensor):  # torchao's optimizers keep it in a tensor
-                    group["lr"].fill_(lr)
-                else:
-                    group["lr"] = lr
+                group["lr"] = lr
             optimizer.step()
         self.zero_grad()
 
@@ -77,14 +74,11 @@ def _is_for_muon(settings: OptimizerSettings, name: str, parameter: nn.Parameter
 
 
 def _adam(settings: OptimizerSettings, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    options = {
-        "lr": settings.learning_rate,
-        "betas": (settings.adam_beta1, settings.adam_beta2),
-        "eps": settings.adam_epsilon,
-        "weight_decay": settings.weight_decay,
-    }
-    if settings.use_8bit_adam:
-        from torchao.optim import AdamW8bit  # supports shards; `config.machine_rules` checks that it is installed
-
-        return AdamW8bit(parameters, **options)
-    return torch.optim.AdamW(parameters, **options, fused=parameters[0].device.type == "cuda")
+    return torch.optim.AdamW(
+        parameters,
+        lr=settings.learning_rate,
+        betas=(settings.adam_beta1, settings.adam_beta2),
+        eps=settings.adam_epsilon,
+        weight_decay=settings.weight_decay,
+        fused=parameters[0].device.type == "cuda",
+    )

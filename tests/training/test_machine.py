@@ -29,7 +29,9 @@ def test_missing_files_are_named(tiny_config, tmp_path, monkeypatch):
     shutil.rmtree(root / "vae")
     shutil.rmtree(root / "VideoReward")
     changes = {"pretrained_model_root": str(root), "valid_video_csv": "nowhere.csv", "reward_model": "videoalign"}
-    config = tiny_config.with_settings(**changes, resume_from_checkpoint="no_checkpoint", use_8bit_adam=True)
+    config = tiny_config.with_settings(
+        **changes, resume_from_checkpoint="no_checkpoint", base_weight_dtype="fp8", lora_rank=2
+    )
     monkeypatch.setattr("hyvideo.config.machine_rules.is_installed", lambda package: package != "torchao")
     messages = list(missing_requirements(config, 1))
     expected = ["torchao", "'nowhere.csv'", "'no_checkpoint'", "cannot be used", "vae", "of reward_model videoalign in"]

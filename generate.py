@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hyvideo.config import processes
 from hyvideo.config.command_line import read_settings, truth
-from hyvideo.config.reference_flags import add_flags, meanings, print_ignored, size_of_text, table, with_flags
+from hyvideo.config.reference_flags import add_flags, meanings, print_ignored, table, with_flags
 from hyvideo.data.outside import Parser, quote, shorten
 
 # Flags of this program and the settings of a run that they set.
@@ -65,7 +65,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     sampling.add_argument("--aspect_ratio", help="width:height, e.g. 16:9; default: that of the image")
     sampling.add_argument("--height", type=int, help="height in pixels; with --width")
     sampling.add_argument("--width", type=int, help="width in pixels; with --height")
-    sampling.add_argument("--fixed_size", help="height x width in one flag, e.g. 480x864")
     sampling.add_argument("--stochastic", metavar="SDE_TYPE", help="sample with an SDE: sage_grpo, ..., FILE.py:NAME")
     noises = {"choices": ["default", "reference"], "default": "default"}
     sampling.add_argument("--initial_noise", **noises, help="reference: that of HunyuanVideo-1.5 for the seed")
@@ -90,7 +89,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 def check(options: argparse.Namespace) -> None:
     """Raise ValueError for flags that are out of range or contradict one another."""
-    meanings(options.reference_flags, table("generate"), {})
     if not options.prompt and not options.valid_video_csv:
         raise ValueError("no prompts: give --prompt or --valid_video_csv")
     if options.image_path and not options.prompt:
@@ -112,28 +110,20 @@ def check(options: argparse.Namespace) -> None:
 
 
 def convert_reference_flags(options: argparse.Namespace) -> None:
-    """Convert the public reference's forms: no image or size as ``none``, ``--fixed_size`` to height and width.
+    """Convert the public reference's forms: ``--image_path none``, and flags with another name here.
 
     As in the public reference, ``--valid_video_csv`` replaces ``--prompt`` and its image.
     """
-    options.image_path, options.fixed_size = (
-        None if value and value.lower() == "none" else value for value in (options.image_path, options.fixed_size)
-    )
+    if options.image_path and options.image_path.lower() == "none":
+        options.image_path = None
     if options.prompt and options.valid_video_csv:
         unused = ["prompt", "image_path"] if options.image_path else ["prompt"]
         print_ignored({"--valid_video_csv names the prompts": unused})
         options.prompt, options.image_path = [], None
-    if options.fixed_size is None:
-        return
-    if not (size := size_of_text(options.fixed_size)):
-        raise ValueError(f"--fixed_size must be height x width, e.g. 480x864, got {quote(options.fixed_size)}")
-    height, width = map(int, size)
-    if (options.height or height, options.width or width) != (height, width):
-        raise ValueError(
-            f"--fixed_size {options.fixed_size} contradicts --height {options.height} --width {options.width}; "
-            "give only one of them"
-        )
-    options.height, options.width = height, width
+    for side, flag, (word,), _ in meanings(options.reference_flags, table("generate"), {}):
+        if getattr(options, side) not in (None, int(word)):
+            raise ValueError(f"--{flag} contradicts --{side} {getattr(options, side)}; give only one of them")
+        setattr(options, side, int(word))
 
 
 def config_of(options: argparse.Namespace, has_images: bool):

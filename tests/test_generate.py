@@ -186,7 +186,7 @@ def test_flags_of_the_original_are_accepted_where_they_have_no_effect(monkeypatc
     line += "--cache_start_step 11 --cache_end_step 45 --total_steps 50 --cache_step_interval 4 --use_fp8_gemm false "
     line += "--save_generation_config --quant_type fp8-per-block --include_patterns double_blocks"
     monkeypatch.setattr(sys, "argv", ["generate.py", "--prompt", "a", *line.split()])
-    generate.check(generate.parse())
+    generate.convert_reference_flags(generate.parse())
     output = capsys.readouterr().err
     assert all(flag in output for flag in re.findall(r"--(\w+)", line))
 
@@ -255,9 +255,12 @@ def test_the_file_of_one_video_can_be_named(make, tmp_path):
             ["--prompt", "a", "--initial_noise", "reference", "--num_videos", "2"],
             "--num_videos must be 1 with --initial",
         ),
-        (["--prompt", "a", "--fixed_size", "480"], "--fixed_size must be height x width, e.g. 480x864, got '480'"),
-        (["--prompt", "a", "--fixed_size", "32x48", "--height", "64"], "--fixed_size 32x48 contradicts --height 64"),
-        (["--prompt", "a", "--fixed_size", "0x48"], "--fixed_size must be height x width"),
+        (["--prompt", "a", "--fixed_size", "480"], "fixed_size 480 is not a size; write height x width"),
+        (
+            ["--prompt", "a", "--fixed_size", "32x48", "--height", "64"],
+            "--fixed_size contradicts --height 64; give only one",
+        ),
+        (["--prompt", "a", "--fixed_size", "0x48"], "fixed_size 0x48 is not a size"),
         (
             ["--prompt", "a", "--group_offloading", "--offloading", "false"],
             "--group_offloading true needs --offloading true: the transformer cannot",

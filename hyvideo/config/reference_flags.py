@@ -110,19 +110,13 @@ def with_flags(message: str, flags: Mapping[str, str]) -> str:
     return message
 
 
-def size_of_text(text: str) -> tuple[str, str] | None:
-    """Return height and width of ``480x864``, both above 0; None for other text."""
-    match = re.fullmatch(r"([1-9][0-9]{0,4})[xX*]([1-9][0-9]{0,4})", text)
-    return (match[1], match[2]) if match else None
-
-
 def _parts(row: Row, text: str, words: list[str]) -> list[list[str]]:
     """Return the words for each of the row's settings."""
     if len(row.sets) < 2:
         return [words]
-    if len(words) != 1 or not (size := size_of_text(words[0])):
+    if not (match := re.fullmatch(r"([1-9][0-9]{0,4})[xX*]([1-9][0-9]{0,4})", " ".join(words))):
         raise ValueError(f"{quote(text)[1:-1]} is not a size; write height x width, such as 480x864")
-    return [[side] for side in size]
+    return [[side] for side in match.groups()]
 
 
 def _is(words: list[str], value: object) -> bool:

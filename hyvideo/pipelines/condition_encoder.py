@@ -1,8 +1,8 @@
 """Encoding of prompts and reference images to conditions, whose distinct parts are encoded once.
 
 The model family defines the kinds of parts (`Part`): text for every request, quoted text and images if present. An
-encoder is loaded when it is first needed. With a `PartStore`, later runs reuse encoded parts and load no encoder for
-the same prompts.
+encoder is loaded when it is first needed. Encoded parts stay in memory or, with a `PartStore`, on disk, where later
+runs find them.
 """
 
 import functools
@@ -20,8 +20,6 @@ from hyvideo.data.prompts import Request
 from hyvideo.models.conditions import Condition, Conditions
 from hyvideo.models.family import Part
 
-_MAX_IN_MEMORY = 256  # parts in memory if they are also on disk
-
 Encoded = dict[str, Tensor]  # one part in its stored form
 
 
@@ -38,7 +36,7 @@ class PartStore:
         except (FileNotFoundError, SafetensorError):
             return None
 
-    def put(self, key: str, part: Encoded) -> None:
+    def __setitem__(self, key: str, part: Encoded) -> None:
         """Store a part atomically."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with replacing(self.folder / f"{key}.safetensors") as path:
@@ -62,8 +60,8 @@ class ConditionEncoder:
     ):
         self.parts, self._load = parts, load
         self._loaded: dict[str, Callable[..., list[Encoded]]] = {}
-        self._parts: dict[str, Encoded] = {}  # least recently used first
-        self.dtype, self.identity, self.store = dtype, identity, store
+        self.dtype, self.identity = dtype, identity
+        self.store: PartStore | dict[str, Encoded] = {} if store is None else store
 
     def __call__(self, requests: list[Request], *, height: int = 0, width: int = 0) -> Conditions:
         """Return one condition per request, one object for equal requests. Images are fitted to the size in pixels."""
@@ -86,34 +84,19 @@ class ConditionEncoder:
             content: self._key(part.kind, f"{height} x {width} {_file_hash(content)}" if part.is_file else content)
             for content in contents
         }
-        known = {content: self._find(key) for content, key in keys.items()}
+        known = {content: self.store.get(key) for content, key in keys.items()}
         if missing := [content for content, encoded in known.items() if encoded is None]:
             if part.kind not in self._loaded:
                 self._loaded[part.kind] = self._load(part)
             for content, encoded in zip(missing, self._loaded[part.kind](missing, height, width)):
-                known[content] = self._store_part(keys[content], encoded)
+                # Image latents are combined with the sampled latents, which stay float32.
+                part = {name: x if name == "latents" else x.to(self.dtype) for name, x in encoded.items()}
+                known[content] = self.store[keys[content]] = part
         return known
 
     def _key(self, kind: str, content: str) -> str:
         text = f"{kind}\0{self.identity}\0{self.dtype}\0{content}".encode(errors="surrogatepass")
         return f"{kind}-{hashlib.blake2b(text, digest_size=16).hexdigest()}"
-
-    def _find(self, key: str) -> Encoded | None:
-        part = self._parts.pop(key, None) or (self.store and self.store.get(key))
-        return self._remember(key, part) if part else None
-
-    def _store_part(self, key: str, part: Encoded) -> Encoded:
-        # Image latents are combined with the sampled latents, which stay float32.
-        part = {name: tensor if name == "latents" else tensor.to(self.dtype) for name, tensor in part.items()}
-        if self.store:
-            self.store.put(key, part)
-        return self._remember(key, part)
-
-    def _remember(self, key: str, part: Encoded) -> Encoded:
-        self._parts[key] = part
-        if self.store and len(self._parts) > _MAX_IN_MEMORY:
-            del self._parts[next(iter(self._parts))]
-        return part
 
 
 @functools.lru_cache(maxsize=4096)

@@ -102,17 +102,15 @@ def test_a_second_run_loads_the_parts_that_the_first_encoded(make, tmp_path):
     assert encoded == []
 
 
-def test_the_least_recently_used_parts_are_evicted_from_memory(make, tmp_path, monkeypatch):
-    monkeypatch.setattr(condition_encoder, "_MAX_IN_MEMORY", 2)
+def test_stored_parts_are_read_again_instead_of_kept_in_memory(make, tmp_path):
     encoder, encoded = make(PartStore(tmp_path))
-    for number in (0, 1, 0, 2):
+    for number in (0, 1, 0):
         encoder(REQUESTS[number : number + 1])
+    assert encoded == PROMPTS[:2]
     for file in tmp_path.iterdir():
         file.unlink()
-    encoder([REQUESTS[0], REQUESTS[2]])
-    assert encoded == PROMPTS[:3]
-    encoder(REQUESTS[1:2])
-    assert encoded == [*PROMPTS[:3], PROMPTS[1]]
+    encoder(REQUESTS[:1])
+    assert encoded == [*PROMPTS[:2], PROMPTS[0]]
 
 
 def test_parts_are_not_shared_between_encoders_or_dtypes(make, tmp_path):

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from hyvideo.config import processes
-from hyvideo.config.command_line import read_settings, truth
+from hyvideo.config.command_line import flag_options, read_settings, truth
 from hyvideo.config.reference_flags import add_flags, meanings, print_ignored, table, with_flags
 from hyvideo.data.outside import Parser, quote, shorten
 
@@ -35,40 +35,29 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     inputs.add_argument(
         "--valid_video_csv", nargs="+", default=[], help="CSV files: `prompt`, optionally `ref_image_path` and `seed`"
     )
-    inputs.add_argument("--negative_prompt", help="prompt that guidance steers away from")
     inputs.add_argument("--num_videos", type=int, default=1, help="videos per prompt (1)")
     inputs.add_argument("--seed", type=int, default=0, help="random seed (0)")
     inputs.add_argument("--output_path", type=Path, default=Path("outputs/videos"), help="folder or mp4 file to write")
     model = parser.add_argument_group("model")
     words = "YAML of a run; default: that of --checkpoint_path, or configs/miniature.yaml if no model is given"
     model.add_argument("--config", help=words)
-    model.add_argument("--model_path", help="folder of the checkpoints (./ckpts)")
     model.add_argument("--resolution", choices=["480p", "720p"], help="select the version by resolution and task")
-    model.add_argument("--transformer_version", help="version by name, e.g. 480p_i2v_step_distilled")
     boolean = {"nargs": "?", "const": True, "type": truth, "metavar": "BOOL"}
     model.add_argument("--cfg_distilled", **boolean, help="select the guidance-distilled version; with --resolution")
     model.add_argument("--enable_step_distill", **boolean, help="select the step-distilled version; with --resolution")
     model.add_argument("--checkpoint_path", type=Path, help="checkpoint of a training run; default: the base model")
     model.add_argument("--lora_path", type=Path, help="file or folder of a LoRA")
     model.add_argument("--lora_scale", type=float, default=1.0, help="factor of the LoRA's weights (1)")
-    model.add_argument("--dtype", choices=["bf16", "fp32"], help="precision of the transformer")
-    model.add_argument("--device", choices=["auto", "cuda", "cpu"], help="device to compute on")
     sampling = parser.add_argument_group(
         "sampling",
         "Defaults are those of the version. With --config or a checkpoint of a run, frames, size, shift and steps are "
         "those of its validation; with --stochastic, frames, size and shift are those of its rollouts.",
     )
-    sampling.add_argument("--num_inference_steps", type=int, help="denoising steps")
-    sampling.add_argument("--guidance_scale", type=float, help="guidance scale; 1 or less disables guidance")
-    sampling.add_argument("--shift", type=float, help="shift of the sigma schedule")
-    sampling.add_argument("--video_length", type=int, help="number of frames; 4n + 1")
     sampling.add_argument("--aspect_ratio", help="width:height, e.g. 16:9; default: that of the image")
     sampling.add_argument("--height", type=int, help="height in pixels; with --width")
     sampling.add_argument("--width", type=int, help="width in pixels; with --height")
-    sampling.add_argument("--stochastic", metavar="SDE_TYPE", help="sample with an SDE: sage_grpo, ..., FILE.py:NAME")
     noises = {"choices": ["default", "reference"], "default": "default"}
     sampling.add_argument("--initial_noise", **noises, help="reference: that of HunyuanVideo-1.5 for the seed")
-    sampling.add_argument("--eta", type=float, help="noise scale of the SDE; with --stochastic")
     memory = parser.add_argument_group(
         "memory",
         "By default, a GPU with less than 60 GiB offloads models in groups, and a larger one keeps them. "
@@ -79,7 +68,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     memory.add_argument("--group_offloading", **boolean, help=words)
     words = "copy a block while the previous one computes (true); false: copy groups of four blocks, without overlap"
     memory.add_argument("--overlap_group_offloading", **boolean, help=words)
-    memory.add_argument("--vae_tile_size", type=int, help="tile size of VAE decoding in pixels; 0 disables tiling")
+    settings = parser.add_argument_group("settings", "Each flag replaces a setting; --stochastic samples with its SDE.")
+    for flag, name in SETTINGS.items():
+        options = flag_options(name)
+        settings.add_argument(f"--{flag}", **options | {"help": f"{name}: {options['help']}"})
     renamed = add_flags(parser, sys.argv[1:] if argv is None else argv, table("generate"))
     options = parser.parse_args(argv)
     options.reference_flags = {name: getattr(options, name) for name in renamed}

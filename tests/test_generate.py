@@ -273,7 +273,6 @@ def test_the_file_of_one_video_can_be_named(make, tmp_path):
         (["--prompt", "a", "--cfg_distilled"], "must be cfg_distilled with these flags, got 480p_t2v; released"),
         (["--prompt", "a", "--height", "64"], "--height and --width must be given together"),
         (["--prompt", "a", "--eta", "0.5"], "--eta needs --stochastic: the ODE adds no noise"),
-        (["--prompt", "a", "--stochastic", "euler"], "sde_type (given as --stochastic) must be one of"),
         (["--prompt", "a", "--image_path", "nowhere.png"], "got 'nowhere.png'"),
         (["--prompt", "a", "--video_length", "6"], "must be 4n + 1, got 6"),
         (["--prompt", "a", "--height", "40", "--width", "64"], "multiples of 16, got 40 x 64"),
@@ -298,6 +297,16 @@ def test_bad_input_exits_with_one_message_and_writes_nothing(root, tmp_path, mon
     assert generate.main() == 2
     assert output in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_flag_of_a_setting_is_checked_like_the_setting(capsys):
+    for flags, message in (
+        (["--stochastic", "euler"], "invalid choice: 'euler' (choose from sage_grpo"),
+        (["--video_length", "five"], "invalid int value: 'five'"),
+    ):
+        with pytest.raises(SystemExit):
+            generate.parse(["--prompt", "a", *flags])
+        assert f"argument {flags[0]}: {message}" in capsys.readouterr().err
 
 
 def test_a_lora_of_another_model_is_rejected_before_loading(make, tmp_path):

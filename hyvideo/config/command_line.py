@@ -155,12 +155,13 @@ def _parser() -> argparse.ArgumentParser:
     for section, cls in SECTIONS.items():
         group = parser.add_argument_group(f"{section}: {cls.__doc__.rstrip('.')}")
         for field in dataclasses.fields(cls):
-            group.add_argument(f"--{field.name}", **_flag_options(field.name, field.type, defaults[field.name]))
+            group.add_argument(f"--{field.name}", **flag_options(field.name, defaults[field.name]))
     return parser
 
 
-def _flag_options(name: str, kind: Any, default: Any) -> dict[str, Any]:
+def flag_options(name: str, default: Any = None) -> dict[str, Any]:
     """Return the arguments of ``add_argument`` for a setting."""
+    kind = FIELDS[name].type
     words = str(default).lower() if kind is bool else " ".join(default) if isinstance(default, list) else default
     sentence = TRAITS[name].sentence + ("" if words in (None, "") else f" ({words})")
     options = {"type": partial(value_of, name), "help": sentence.replace("%", "%%")}

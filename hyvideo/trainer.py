@@ -31,7 +31,7 @@ from hyvideo.models.reward_models.rewards import Reward, Scorer
 from hyvideo.records.metrics import MetricsWriter
 from hyvideo.records.progress_bar import ProgressBar
 from hyvideo.records.run_files import warn_if_unwritable, write_config
-from hyvideo.records.stage_timer import StageTimer, Timeline, peak_memory_gib
+from hyvideo.records.stage_timer import StageTimer, peak_memory_gib, write_timeline
 from hyvideo.training.machine import resolve_auto
 from hyvideo.training.on_policy_check import OffPolicyError
 from hyvideo.training.preemption import Stopped
@@ -60,7 +60,6 @@ class Trainer(RunParts):
         config = resolve_auto(config, mesh, device)
         self.config, self.mesh, self.device = config, mesh, device
         self.output_dir = Path(config.record.output_dir)
-        self.timeline = Timeline(self.output_dir)
         self.bar = ProgressBar(config.optimizer.max_steps, is_shown=mesh.is_main)
         self.progress = Progress(on_stage, self.bar.stage)
         self.progress.enter("load")
@@ -199,7 +198,7 @@ class Trainer(RunParts):
         if self.mesh.is_main:
             background = {"scoring": self.scorer.spans, "writing": self.checkpoints.spans}
             spans = [(stage, span) for stage, spans in background.items() for span in spans]
-            self.timeline.write(self.iteration, self.timer.start, self.timer.spans() + spans)
+            write_timeline(self.output_dir, self.iteration, self.timer.start, self.timer.spans() + spans)
 
     def _report(self) -> None:
         """Write report.html if ``report`` is set."""

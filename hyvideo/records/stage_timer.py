@@ -3,7 +3,7 @@
 import resource
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -72,25 +72,18 @@ class StageTimer:
         return self.start + self._origin.elapsed_time(mark) / 1000 if self._stream else mark
 
 
-class Timeline:
-    """Writes timeline.json: the newest iteration with the most stages, such as one with a validation."""
+def write_timeline(
+    output_dir: Path, iteration: int, start: float, spans: Iterable[tuple[str, Sequence[float]]]
+) -> None:
+    """Write timeline.json: the stages of an iteration that began at ``start``.
 
-    def __init__(self, output_dir: Path):
-        self.path, self._shown = output_dir / TIMELINE_FILE, (0, 0.0, [])
-
-    def write(self, iteration: int, start: float, spans: list[tuple[str, Sequence[float]]]) -> None:
-        """Write the stages of an iteration that began at ``start``; keep the file's if they are more, with new ends.
-
-        ``spans``: stage, and its start and, once it has ended, its end. Those that ended before ``start`` are left out.
-        """
-        spans = [(stage, span) for stage, span in spans if len(span) == 1 or span[1] > start]
-        if len(dict(spans)) >= len(dict(self._shown[2])):
-            self._shown = iteration, start, spans
-        iteration, start, spans = self._shown
-        now = time.perf_counter()
-        relative = [[stage, *(round(max(0.0, t - start), 4) for t in (*span, now)[:2])] for stage, span in spans]
-        with warn_if_unwritable("TIMELINE"):
-            write_json(self.path, {"iteration": iteration, "spans": relative})
+    ``spans``: stage, and its start and, once it has ended, its end. Those that ended before ``start`` are left out.
+    """
+    now = time.perf_counter()
+    spans = [(stage, (*span, now)[:2]) for stage, span in spans]
+    relative = [[stage, *(round(max(0.0, t - start), 4) for t in span)] for stage, span in spans if span[1] > start]
+    with warn_if_unwritable("TIMELINE"):
+        write_json(output_dir / TIMELINE_FILE, {"iteration": iteration, "spans": relative})
 
 
 def peak_memory_gib(device: torch.device, *, reserved: bool = False) -> float:

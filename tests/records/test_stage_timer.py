@@ -8,7 +8,7 @@ import torch
 
 from hyvideo.config.memory.hardware import gpu_rates
 from hyvideo.records import stage_timer
-from hyvideo.records.stage_timer import StageTimer, Timeline
+from hyvideo.records.stage_timer import StageTimer, write_timeline
 
 
 class Clock:
@@ -67,20 +67,12 @@ def test_a_cpu_is_measured_by_its_clock(monkeypatch):
     assert timer.metrics()["perf/tflops/iteration"] == pytest.approx(4.0)
 
 
-def test_the_timeline_keeps_the_iteration_with_the_most_stages_and_adds_the_end_of_a_write(monkeypatch, tmp_path):
-    clock, timeline = Clock(monkeypatch), Timeline(tmp_path)
-    written, clock.cpu = [12.0], 13.0
-
-    def shown():
-        return json.loads((tmp_path / "timeline.json").read_text())
-
-    timeline.write(1, 10.0, [("update", (10.0, 12.0)), ("writing", written), ("scoring", (8.0, 9.0))])
-    assert shown() == {"iteration": 1, "spans": [["update", 0.0, 2.0], ["writing", 2.0, 3.0]]}
-    written.append(15.0)
-    timeline.write(2, 14.0, [("update", (14.0, 16.0))])
-    assert shown() == {"iteration": 1, "spans": [["update", 0.0, 2.0], ["writing", 2.0, 5.0]]}
-    timeline.write(3, 14.5, [("update", (16.0, 18.0)), ("writing", written)])  # it began in the previous iteration
-    assert shown() == {"iteration": 3, "spans": [["update", 1.5, 3.5], ["writing", 0.0, 0.5]]}
+def test_the_timeline_has_what_runs_during_the_iteration(monkeypatch, tmp_path):
+    Clock(monkeypatch).cpu = 13.0
+    spans = [("update", (10.0, 12.0)), ("scoring", (8.0, 9.0)), ("writing", (9.5, 11.0)), ("writing", (12.0,))]
+    write_timeline(tmp_path, 3, 10.0, spans)
+    shown = [["update", 0.0, 2.0], ["writing", 0.0, 1.0], ["writing", 2.0, 3.0]]
+    assert json.loads((tmp_path / "timeline.json").read_text()) == {"iteration": 3, "spans": shown}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hyvideo.evaluation.reward_hacking.rule import Dispersion, ValidationStats
 from hyvideo.models.reward_models.rewards import Reward
 from hyvideo.records.metrics import MetricsWriter
 from hyvideo.records.run_files import score_entry, write_config, write_json, write_videos
-from hyvideo.records.stage_timer import Timeline
+from hyvideo.records.stage_timer import write_timeline
 
 HOSTILE = '</script><script>window.hacked = 1</script> "quoted" & {{ 7 * 7 }}'
 PROMPTS = [HOSTILE, *(f"prompt {k}" for k in range(7))]
@@ -41,7 +41,7 @@ def record_run(folder, *, gains=(0.2, 0.3), sharpness=0.0, missing=0, clocks=(10
             writer.log(numbers | steps | {"by_step/ratio_max_deviation": [0.0, 0.2, None]}, iteration)
     seconds = time.perf_counter()
     spans = [("rollout", (seconds, seconds + 5)), ("scoring", (seconds + 1, seconds + 3)), ("writing", (seconds,))]
-    Timeline(folder).write(3, seconds, spans)
+    write_timeline(folder, 3, seconds, spans)
     for iteration, share in ((0, 0), (3, 1)):
         place = folder / "samples" / f"{iteration:06d}"
         rewards = [0.1 * k + share * gains[k % len(gains)] for k in range(len(PROMPTS))]

@@ -115,7 +115,6 @@ def describe(config: Config, plan: Plan) -> str:
     variances = [step.std**2 for step in stochastic_transitions(rollout)]
     window = parse_window(rollout.sde_window, len(variances)) if variances else None
     levels = shifted_levels(rollout.grpo_sampling_steps, rollout.shift)
-    by_ratio = config.measures_velocity and config.trust_region.kl_velocity == "log_ratio" and plan.clip_can_bind
     return fill(
         Path(__file__).with_suffix(".txt.jinja"),
         config=config,
@@ -126,17 +125,5 @@ def describe(config: Config, plan: Plan) -> str:
         inside=window.sums(variances) if window else [],
         noise=max((step.std / level for step, level in zip(_transitions(rollout), levels[1:-1])), default=0.0),
         max_noise=MAX_NOISE,
-        ratio_note=_ratio_note(rollout) if by_ratio else "",
-    )
-
-
-def _ratio_note(rollout: RolloutSettings) -> str:
-    """Return a note on the velocity KL of a log-probability without ``1 / (2 std^2)``; empty for other samplers."""
-    sampler = sampler_of(rollout.sde_type)
-    if sampler.is_normalised:
-        return ""
-    scales = [sampler.log_prob_scale(step) for step in stochastic_transitions(rollout)]
-    return (
-        f"; the log_ratio of {rollout.sde_type} is 2 std^2 times the KL: {scales[0]:.2g} times at the first and "
-        f"{scales[-1]:.2g} times at the last stochastic step; kl_velocity gaussian measures the KL"
+        sampler=sampler_of(rollout.sde_type),
     )

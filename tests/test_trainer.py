@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from hyvideo.config.memory.cost import cost
+from hyvideo.config.memory.cost import forwards_per_rollout
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.run_plan import make_plan
 from hyvideo.distributed import checkpoint
@@ -229,8 +229,8 @@ def test_steps_outside_the_guidance_interval_cost_one_branch_in_rollout_update_a
     history, trainer = run(config, mesh, iterations=2)
     rollout, trained = 1 + 2 + 2 + 1, 1 + 2 + 2  # sigma 1, 0.9, 0.75 and 0.5; the last step is not trained
     assert [line["cost/forwards"] for line in history] == [rollout + 3 * trained, rollout + 3 * trained + trained]
-    planned = cost(PlannedRun(trainer.config, 1, read_architecture("assets/miniature", "miniature")))
-    assert planned.forwards_per_rollout == pytest.approx(history[1]["cost/forwards"])
+    planned = PlannedRun(trainer.config, 1, read_architecture("assets/miniature", "miniature"))
+    assert forwards_per_rollout(planned) == pytest.approx(history[1]["cost/forwards"])
     assert history[0]["policy/ratio_max_deviation"] < 1e-6
 
 

@@ -31,17 +31,6 @@ COMPILATION = 270.0  # seconds that the first iteration takes longer, estimated 
 
 
 @dataclass(frozen=True)
-class Cost:
-    """FLOPs of one iteration on all ranks, and its forward passes."""
-
-    forward: ForwardFlops
-    forwards_per_rollout: float  # forward passes of all branches: sampling, anchor means and training
-    rollouts: int
-    video_flops: float  # to decode and score one video
-    flops: float
-
-
-@dataclass(frozen=True)
 class Duration:
     """Seconds of an iteration."""
 
@@ -107,13 +96,15 @@ def training_forwards(run: PlannedRun) -> float:
     return 3 + {"none": 0.0, "selective": linear, "full": 1.0}[resolve_auto(run).checkpointing]
 
 
-def cost(run: PlannedRun) -> Cost:
-    """Return the FLOPs of an iteration of this run."""
-    forward = run.architecture.forward(run.image_tokens, run.text_tokens)
-    forwards = run.forwards_without_gradient + training_forwards(run) * run.forwards_with_gradient
-    rollouts, per_video = run.replicas * run.rollouts_per_replica, decode_flops(run) + scoring_flops(run)
+def forwards_per_rollout(run: PlannedRun) -> float:
+    """Return the forward passes of all branches for a rollout: sampling, anchor means and training."""
+    return run.forwards_without_gradient + training_forwards(run) * run.forwards_with_gradient
+
+
+def iteration_flops(run: PlannedRun) -> float:
+    """Return the FLOPs of an iteration on all ranks."""
     transformer = sum(flops for stage, flops in stage_flops(run).items() if stage != "decode")
-    return Cost(forward, forwards, rollouts, per_video, run.world_size * transformer + rollouts * per_video)
+    return run.world_size * transformer + run.plan.rollouts * (decode_flops(run) + scoring_flops(run))
 
 
 def passes_by_stage(run: PlannedRun) -> dict[str, tuple[float, Pass]]:

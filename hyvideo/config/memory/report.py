@@ -3,8 +3,9 @@
 import shlex
 from pathlib import Path
 
+from hyvideo.config.memory import cost
 from hyvideo.config.memory.advice import cheapest_change, fastest_change
-from hyvideo.config.memory.cost import cost, duration, forward_rate
+from hyvideo.config.memory.cost import duration
 from hyvideo.config.memory.disk import checkpoint_lines
 from hyvideo.config.memory.network import traffic
 from hyvideo.config.memory.persistent import trained_bytes
@@ -16,22 +17,20 @@ from hyvideo.data.templates import fill, number
 
 def report(run: PlannedRun, words: list[str]) -> str:
     """Return the report of a run with the flags ``words``; without times if the run is illegal."""
-    counted, timing = memory(run), {}
-    line, change = verdict(run)
-    if not run.problems:
-        timing = {"spent": cost(run), "sent": traffic(run), "time": duration(run), "fastest": fastest(run)}
-        timing["rate"] = forward_rate(run) / 1e12
-        timing["length"] = [*length_lines(run), *checkpoint_lines(run)]
+    counted, (line, change) = memory(run), verdict(run)
     return fill(
         Path(__file__).with_name("plan.txt.jinja"),
         run=run,
+        cost=cost,
+        traffic=traffic,
         recomputation=resolve_auto(run).checkpointing,
         anchor_gib=trained_bytes(run) / GIB,
         counted=counted,
         items=items_in_gib(counted),
         verdict=line,
         command="" if change is None else training_command(run, words, change),
-        **timing,
+        fastest="" if run.problems else fastest(run),
+        length=[] if run.problems else [*length_lines(run), *checkpoint_lines(run)],
     )
 
 

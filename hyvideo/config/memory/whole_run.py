@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hyvideo.config.memory.cost import COMPILATION, cost, duration, validation_seconds
+from hyvideo.config.memory.cost import COMPILATION, duration, forwards_per_rollout, validation_seconds
 from hyvideo.config.memory.disk import checkpoint_lines
 from hyvideo.config.memory.hardware import SLOWER_RATE, Hardware
 from hyvideo.config.memory.phases import memory, resolve_auto
@@ -46,7 +46,6 @@ def whole_run(run: PlannedRun) -> WholeRun:
     if run.validation:
         videos = len(read_requests(*settings.valid_video_csv)) * settings.validation_repeats
         validations = num_validations(run.config.record, settings.max_steps)
-    spent = cost(run)
     per_video = settings.validation_steps * (run.validation or run).plan.sampled_branches
     return WholeRun(
         iterations=settings.max_steps,
@@ -56,7 +55,7 @@ def whole_run(run: PlannedRun) -> WholeRun:
         validation_seconds=validation_seconds(run, videos),
         compilation_seconds=COMPILATION if settings.enable_compile == "true" else 0.0,
         num_gpus=run.world_size,
-        forwards=settings.max_steps * spent.rollouts * spent.forwards_per_rollout + validations * videos * per_video,
+        forwards=settings.max_steps * run.plan.rollouts * forwards_per_rollout(run) + validations * videos * per_video,
     )
 
 
@@ -75,7 +74,7 @@ def start_lines(config: Config, world_size: int, device: str, gpu_memory: float 
         architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
         run = PlannedRun(config, world_size, architecture, hardware=Hardware(gpu_memory=gpu_memory))
         run = run.with_settings(device=device)
-        forwards = [f"{cost(run).forwards_per_rollout:.4g} forward passes"]
+        forwards = [f"{forwards_per_rollout(run):.4g} forward passes"]
         recomputation = labelled("recomputation", recomputation_lines(run))
         lines = [*labelled("cost per rollout", forwards), *recomputation, *length_lines(run)]
         return lines + checkpoint_lines(run)
@@ -103,6 +102,5 @@ def length_lines(run: PlannedRun) -> list[str]:
         slower_rate=SLOWER_RATE,
         slower=whole_run(replace(run, hardware=replace(run.hardware, rate=SLOWER_RATE))).seconds / 86400,
         length=whole_run(run),
-        rollouts=cost(run).rollouts,
         waiting=duration(run).waiting,
     ).splitlines()

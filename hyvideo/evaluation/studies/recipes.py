@@ -15,7 +15,7 @@ import re
 from typing import Any, NamedTuple
 
 from hyvideo.config.command_line import read_yaml
-from hyvideo.config.memory.cost import cost
+from hyvideo.config.memory.cost import forwards_per_rollout
 from hyvideo.evaluation.studies.runs import RUN_FLAGS, Recipe, Run, Study, reject_flags
 from hyvideo.evaluation.studies.train_runs import planned
 
@@ -81,12 +81,12 @@ def limit_to_budget(budget: Budget, study: Study, recipes: list[Recipe]) -> list
         except ValueError as error:
             raise ValueError(f"recipe {recipe.name}: {error}") from error
         resolved = {name: getattr(run.config, name) for name in ("validation_cfg_scale", "validation_shift")}
-        settings, spent = run.config.flat() | resolved, cost(run)
+        settings = run.config.flat() | resolved
         measured = measured or {name: settings[name] for name in MEASURED}
         if others := [name for name in MEASURED if settings[name] != measured[name]]:
             raise ValueError(f"recipe {recipe.name} must have the same {', '.join(others)} as the first recipe")
-        each = {"rollouts": 1, "forwards": spent.forwards_per_rollout}.get(budget.axis)
-        steps = int(budget.amount // (spent.rollouts * each)) if each else run.config.optimizer.max_steps
+        each = {"rollouts": 1, "forwards": forwards_per_rollout(run)}.get(budget.axis)
+        steps = int(budget.amount // (run.plan.rollouts * each)) if each else run.config.optimizer.max_steps
         if not steps:
             raise ValueError(f"a budget of {budget.amount:,} {budget.axis} is less than one iteration of {recipe.name}")
         found.append(Recipe(recipe.name, (*recipe.words, f"--max_steps={steps}")))

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hyvideo.config.memory.cost import cost
 from hyvideo.config.memory.hardware import Hardware
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.memory.whole_run import whole_run
@@ -59,7 +58,7 @@ def plan_run(study: Study, run: Run, *, trains: bool = True) -> RunPlan:
     check_output_dir(config.record)
     if not config.data.valid_video_csv:
         raise ValueError("valid_video_csv must name a CSV with the prompts to evaluate policies on; it is empty")
-    length, steps, rollouts = whole_run(whole), config.optimizer.max_steps, cost(whole).rollouts
+    length, steps, rollouts = whole_run(whole), config.optimizer.max_steps, whole.plan.rollouts
     hours = length.gpu_hours if whole.architecture.is_released else 0.0
     return RunPlan(run, progress(study.folder(run), config), steps, rollouts * steps, length.forwards, hours)
 

@@ -7,10 +7,11 @@ import pytest
 
 from hyvideo.config.command_line import load_config
 from hyvideo.config.memory.cost import (
-    cost,
     decode_flops,
     duration,
     forward_rate,
+    forwards_per_rollout,
+    iteration_flops,
     scoring_flops,
     stage_flops,
     training_forwards,
@@ -83,7 +84,7 @@ def test_flops_of_decoding_match_torch(frames, height, width, tile, petaflops):
     ],
 )
 def test_forward_passes_include_guidance_training_and_anchor(changes, forwards):
-    assert cost(planned(**changes)).forwards_per_rollout == forwards
+    assert forwards_per_rollout(planned(**changes)) == forwards
 
 
 def test_selective_checkpointing_recomputes_all_but_attention():
@@ -97,11 +98,10 @@ def test_selective_checkpointing_recomputes_all_but_attention():
 
 
 def test_an_iteration_is_the_sum_of_its_rollouts():
-    spent = cost(planned())
-    assert spent.rollouts == 8
-    assert spent.video_flops == decode_flops(planned()) + scoring_flops(planned())
-    transformer = sum(flops for stage, flops in stage_flops(planned()).items() if stage != "decode")
-    assert spent.flops == 8 * (transformer + spent.video_flops)
+    run = planned()
+    assert run.plan.rollouts == 8
+    transformer = sum(flops for stage, flops in stage_flops(run).items() if stage != "decode")
+    assert iteration_flops(run) == 8 * (transformer + decode_flops(run) + scoring_flops(run))
 
 
 def test_flops_of_the_stages_are_those_of_a_rank():

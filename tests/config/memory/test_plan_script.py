@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hyvideo.config.command_line import load_config, parse
-from hyvideo.config.memory.cost import cost, duration
+from hyvideo.config.memory.cost import duration
 from hyvideo.config.memory.hardware import SLOWER_RATE, Hardware
 from hyvideo.config.memory.network import traffic
 from hyvideo.config.memory.phases import GIB, memory
@@ -143,7 +143,7 @@ def test_hours_of_the_recipes_in_the_documentation_are_up_to_date(name, monkeypa
     [row] = re.findall(rf"^\| {re.escape(name)} \| (.*) \|$", (ROOT / "docs" / "recipes.md").read_text(), re.M)
     _, seconds, rollouts, hours, gpu_hours, on_a100 = row.split(" | ")
     assert (seconds, gpu_hours) == (f"{fast.iteration_seconds:.0f}", f"{fast.gpu_hours:.0f}")
-    assert int(rollouts) == cost(run).rollouts
+    assert int(rollouts) == run.plan.rollouts
     for text, length in ((hours, fast), (on_a100, slow)):
         assert float(text.split()[0]) == pytest.approx(length.seconds / 3600, rel=0.02)
 

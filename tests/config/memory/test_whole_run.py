@@ -5,7 +5,14 @@ from pathlib import Path
 import pytest
 
 from hyvideo.config.command_line import load_config
-from hyvideo.config.memory.cost import COMPILATION, cost, duration, forward_rate, validation_seconds, video_seconds
+from hyvideo.config.memory.cost import (
+    COMPILATION,
+    duration,
+    forward_rate,
+    forwards_per_rollout,
+    validation_seconds,
+    video_seconds,
+)
 from hyvideo.config.memory.hardware import Hardware
 from hyvideo.config.memory.phases import memory
 from hyvideo.config.memory.planned_run import PlannedRun
@@ -115,7 +122,7 @@ def test_a_run_longer_than_a_week_warns_with_the_iterations_of_a_week():
 def test_a_cpu_run_and_the_miniature_print_forward_passes_instead_of_hours():
     run = planned(device="cpu")
     [line] = length_lines(run)
-    forwards = 100 * 32 * cost(run).forwards_per_rollout + 11 * 64 * 40 * 2
+    forwards = 100 * 32 * forwards_per_rollout(run) + 11 * 64 * 40 * 2
     assert f"= {forwards:,.0f} forward passes, duration unknown" in line and "GPU" not in line
     miniature = load_config("configs/miniature.yaml")
     for device in ("cpu", "cuda"):

@@ -106,6 +106,7 @@ def test_one_process_loads_the_policy_of_a_sharded_run(two_rank_run):
     tensors = load_file(run / "tensors.safetensors")
     folder = run / "checkpoints" / "000002"
     saved_policy.check_policy(SHALLOW, "miniature", folder)
+    assert {tensor.dtype for tensor in saved_policy.load(folder, torch.bfloat16).parameters()} == {torch.bfloat16}
     model = saved_policy.load(folder, torch.float32)
     for name, tensor in model.state_dict().items():
         expected = tensors.get(f"average.{name}", tensors[f"policy.{name}"])

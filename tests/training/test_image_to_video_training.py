@@ -85,14 +85,14 @@ def test_an_image_to_video_version_without_any_image_is_rejected_before_loading(
         Trainer(config.with_settings(**{without: str(csv)}), mesh, CPU)
 
 
-def test_quoted_text_of_the_negative_prompt_is_encoded_and_its_embedder_is_trained(config, mesh):
+def test_quoted_text_of_the_negative_prompt_is_not_encoded(config, mesh):
     """The prompts themselves have no quoted text."""
     config = config.with_settings(negative_prompt='blurry, a sign says "NO"', precompute_conditions=True)
     trainer = Trainer(config, mesh, CPU)
-    assert len(trainer.pipeline.negative.glyph) > 0 and trainer.pipeline.negative.image is None
+    assert trainer.pipeline.negative.glyph is None and trainer.pipeline.negative.image is None
     stored = sorted(path.name.split("-")[0] for path in (trainer.output_dir / "conditions").iterdir())
-    assert stored == ["glyph", "image", "text", "text", "text"]
-    assert any(name.startswith("context_embedder_2.") for name in trainer.policy.trained)
+    assert stored == ["image", "text", "text", "text"]
+    assert not any(name.startswith("context_embedder_2.") for name in trainer.policy.trained)
 
 
 def test_an_unsupported_video_size_is_rejected_before_loading(config, mesh, monkeypatch):

@@ -47,8 +47,8 @@ def compare(run: PlannedRun, metrics: Mapping[str, float]) -> list[Row]:
     if run.is_timed:
         planned["memory/peak_gib"] = memory(run).peak() / GIB
     if run.is_timed and run.hardware.rate:
+        planned |= {name: 0.0 for name in ("time/conditions", "time/record")}
         planned |= {f"time/{stage}": seconds for stage, seconds in duration(run).stages.items()}
-        planned |= {name: 0.0 for name in ("time/conditions", "time/reward", "time/record")}
         planned["time/iteration"] = duration(run).total
     delay = _NEGLIGIBLE * planned.get("time/iteration", 0.0)
     rows = []

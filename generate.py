@@ -154,6 +154,7 @@ def run(options: argparse.Namespace) -> None:
     from hyvideo.config.offloading import Offloading
     from hyvideo.config.rules import check_sampling  # slow to import
     from hyvideo.evaluation import generation
+    from hyvideo.models.versions import version_defaults
 
     offloading = Offloading(options.offloading, options.group_offloading, options.overlap_group_offloading)
     source = generation.Source(options.checkpoint_path, options.lora_path, options.lora_scale)
@@ -168,6 +169,9 @@ def run(options: argparse.Namespace) -> None:
         text = f"--num_videos must be 1 with --initial_noise reference or seeds in the CSV, got {options.num_videos}"
         raise ValueError(f"{text}: the videos of a prompt would be identical; write one row with its own seed for each")
     config = config_of(options, has_images=any(request.image for request in requests))
+    family = version_defaults(config.model.transformer_version).family
+    if options.initial_noise == "reference" and family != "hunyuan_video15":
+        raise ValueError(f"--initial_noise reference needs a version of HunyuanVideo-1.5, got one of family {family}")
     output = options.output_path
     folder, is_stochastic = output.parent if output.suffix == ".mp4" else output, options.stochastic is not None
     check_sampling(config, output=folder, is_stochastic=is_stochastic)

@@ -255,6 +255,10 @@ def test_the_file_of_one_video_can_be_named(make, tmp_path):
             ["--prompt", "a", "--initial_noise", "reference", "--num_videos", "2"],
             "--num_videos must be 1 with --initial",
         ),
+        (
+            ["--prompt", "a", "--config", "configs/miniature_wan.yaml", "--initial_noise", "reference"],
+            "--initial_noise reference needs a version of HunyuanVideo-1.5, got one of family wan",
+        ),
         (["--prompt", "a", "--fixed_size", "480"], "fixed_size 480 is not a size; write height x width"),
         (
             ["--prompt", "a", "--fixed_size", "32x48", "--height", "64"],

@@ -8,7 +8,8 @@ import threading
 import time
 
 STOPPED_CODE = 75  # EX_TEMPFAIL: stopped by a signal; the same command resumes the run
-_GRACE_S = 5.0  # for threads, at the end of the process
+CHECKPOINT_THREAD = "checkpoint"  # start of the names of the threads of `CheckpointWriter`
+_GRACE_S = 5.0  # for other threads, at the end of the process
 
 
 def world_size() -> int:
@@ -63,9 +64,19 @@ def _exit_stopped(number: int, _frame) -> None:
 
 
 def end_soon(code: int) -> int:
-    """Return the exit code, and exit with it in a few seconds even if a thread, such as a hanging scorer's, runs on."""
+    """Return the exit code, and exit with it in a few seconds even if a thread, such as a hanging scorer's, runs on.
+
+    Only the writing of a checkpoint, by the threads named `CHECKPOINT_THREAD`, is waited for.
+    """
+
+    def end() -> None:
+        for thread in threading.enumerate():
+            if thread.name.startswith(CHECKPOINT_THREAD):
+                thread.join()
+        os._exit(code)
+
     sys.stdout.flush()
-    timer = threading.Timer(_GRACE_S, os._exit, [code])
+    timer = threading.Timer(_GRACE_S, end)
     timer.daemon = True
     timer.start()
     return code

@@ -48,7 +48,7 @@ class CheckpointWriter:
         # A separate group, so that the thread's collectives cannot mix with those of the training.
         limit = timedelta(seconds=timeout)
         self._group = dist.new_group(backend="gloo", timeout=limit) if mesh.world_size > 1 else None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")  # named in config/processes.py
         self._pending: Future | None = None
 
     def save(

@@ -6,6 +6,8 @@ import io
 import os
 import pickle
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
+from hyvideo.config import processes
 from hyvideo.distributed import checkpoint, checkpoint_writer, manifest
 from hyvideo.distributed.checkpoint_reader import SafeReader, read_metadata, read_shapes
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
@@ -621,3 +624,23 @@ def test_a_checkpoint_partially_removed_by_a_crash_is_ignored(tmp_path, monkeypa
     remaining = checkpoint.complete(tmp_path)
     assert len(remaining) < whole or remaining[0].name == "000001"
     assert all((folder / "tensors" / ".metadata").is_file() for folder in remaining)
+
+
+ENDS_WITH_AN_ERROR = """
+import pathlib, sys, time
+from concurrent.futures import ThreadPoolExecutor
+from hyvideo.config import processes
+
+processes._GRACE_S = 0.2
+ThreadPoolExecutor(1, thread_name_prefix="reward").submit(time.sleep, 1e6)
+writes = ThreadPoolExecutor(1, thread_name_prefix=processes.CHECKPOINT_THREAD)
+writes.submit(lambda: (time.sleep(1), pathlib.Path(sys.argv[1]).touch()))
+sys.exit(processes.end_soon(1))
+"""
+
+
+def test_a_process_ends_despite_a_hanging_scorer_but_completes_its_checkpoint(tmp_path):
+    assert CheckpointWriter(tmp_path, ALONE)._thread._thread_name_prefix == processes.CHECKPOINT_THREAD
+    command = [sys.executable, "-c", ENDS_WITH_AN_ERROR, str(tmp_path / "written")]
+    assert subprocess.run(command, timeout=20).returncode == 1
+    assert (tmp_path / "written").exists()

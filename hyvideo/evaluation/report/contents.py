@@ -67,7 +67,8 @@ class Run:
             training = read_requests(*self.config.data.prompts_csv)
         except ValueError:
             return []
-        return [n for n in self.gains if not any(are_seen([self.after[n]["prompt"]], training))]
+        seen = are_seen([self.after[number]["prompt"] for number in self.gains], training)
+        return [number for number, is_seen in zip(self.gains, seen) if not is_seen]
 
     @property
     def verdict(self) -> str:

@@ -42,7 +42,8 @@ class GuardedProtocol(H11Protocol):
         self._watch()
 
     def on_response_complete(self) -> None:
-        if self.conn.their_state is h11.SEND_BODY:
+        is_pipelining = self.conn.trailing_data[0]  # requests sent ahead keep a connection busy that reads no answer
+        if self.conn.their_state is h11.SEND_BODY or is_pipelining:
             self.transport.close()
         super().on_response_complete()
         self._watch()

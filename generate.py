@@ -154,7 +154,7 @@ def run(options: argparse.Namespace) -> None:
     from hyvideo.config.offloading import Offloading
     from hyvideo.config.rules import check_sampling  # slow to import
     from hyvideo.evaluation import generation
-    from hyvideo.models.versions import version_defaults
+    from hyvideo.models.versions import FAMILIES, version_defaults
 
     offloading = Offloading(options.offloading, options.group_offloading, options.overlap_group_offloading)
     source = generation.Source(options.checkpoint_path, options.lora_path, options.lora_scale)
@@ -170,8 +170,8 @@ def run(options: argparse.Namespace) -> None:
         raise ValueError(f"{text}: the videos of a prompt would be identical; write one row with its own seed for each")
     config = config_of(options, has_images=any(request.image for request in requests))
     family = version_defaults(config.model.transformer_version).family
-    if options.initial_noise == "reference" and family != "hunyuan_video15":
-        raise ValueError(f"--initial_noise reference needs a version of HunyuanVideo-1.5, got one of family {family}")
+    if options.initial_noise == "reference" and family != FAMILIES[0]:
+        raise ValueError(f"--initial_noise reference needs a version of the family {FAMILIES[0]}, got one of {family}")
     output = options.output_path
     folder, is_stochastic = output.parent if output.suffix == ".mp4" else output, options.stochastic is not None
     check_sampling(config, output=folder, is_stochastic=is_stochastic)

@@ -256,8 +256,8 @@ def test_the_file_of_one_video_can_be_named(make, tmp_path):
             "--num_videos must be 1 with --initial",
         ),
         (
-            ["--prompt", "a", "--config", "configs/miniature_wan.yaml", "--initial_noise", "reference"],
-            "--initial_noise reference needs a version of HunyuanVideo-1.5, got one of family wan",
+            ["--prompt", "a", "--transformer_version", "wan2.1_t2v_1.3b", "--initial_noise", "reference"],
+            "--initial_noise reference needs a version of the family hunyuan_video15, got one of wan",
         ),
         (["--prompt", "a", "--fixed_size", "480"], "fixed_size 480 is not a size; write height x width"),
         (

@@ -640,7 +640,8 @@ sys.exit(processes.end_soon(1))
 
 
 def test_a_process_ends_despite_a_hanging_scorer_but_completes_its_checkpoint(tmp_path):
-    assert CheckpointWriter(tmp_path, ALONE)._thread._thread_name_prefix == processes.CHECKPOINT_THREAD
+    writer = CheckpointWriter(tmp_path, ALONE, keep=0, is_asynchronous=True)
+    assert writer._thread._thread_name_prefix == processes.CHECKPOINT_THREAD
     command = [sys.executable, "-c", ENDS_WITH_AN_ERROR, str(tmp_path / "written")]
     assert subprocess.run(command, timeout=20).returncode == 1
     assert (tmp_path / "written").exists()

@@ -8,6 +8,7 @@ from typing import get_origin
 from hyvideo.config import sections
 from hyvideo.config.setting import Switch, Traits
 from hyvideo.data.prompts import Request
+from hyvideo.grpo.trust_region import KLWeights
 from hyvideo.models.versions import version_defaults
 from hyvideo.schedulers.noise_matching import matched_eta
 
@@ -125,10 +126,17 @@ class Config:
         return f"dual_{moving}" if settings.use_dual_kl else moving
 
     @property
+    def kl_weights(self) -> KLWeights:
+        """Weights of the two KL terms, by the strategy."""
+        settings, name = self.trust_region, self.kl_strategy
+        if name.startswith("dual"):
+            return KLWeights(settings.dual_kl_moving_weight, settings.dual_kl_step_weight)
+        return KLWeights(float(name in ("fixed", "moving")), float(name == "stepwise"))
+
+    @property
     def needs_anchor(self) -> bool:
         """True if the strategy has a KL to the anchor."""
-        has_no_weight = self.kl_strategy.startswith("dual") and self.trust_region.dual_kl_moving_weight == 0
-        return self.kl_strategy not in ("none", "stepwise") and not has_no_weight
+        return self.kl_weights.position != 0
 
     @property
     def anchor_moves(self) -> bool:

@@ -8,6 +8,7 @@ from hyvideo.config.run_plan import Plan, stochastic_transitions
 from hyvideo.config.sections import RolloutSettings, TrustRegionSettings
 from hyvideo.config.settings import TRAITS, Config
 from hyvideo.data.templates import fill
+from hyvideo.grpo.trust_region import KLWeights
 from hyvideo.schedulers.transitions import sampler_of
 
 _WEAK = 1e-3  # gradient of the KL term relative to that of the policy loss below which it is negligible
@@ -36,7 +37,7 @@ def _unused_by_the_loss(config: Config, plan: Plan) -> list[str]:
     settings = config.trust_region
     if config.loss.objective == "nft":  # the rest concerns ratios
         return []
-    strength = _strength_of_kl(config.kl_strategy, config.rollout, settings, is_balanced=config.loss.use_grad_balancing)
+    strength = _strength_of_kl(config.kl_weights, config.rollout, settings, is_balanced=config.loss.use_grad_balancing)
     target = settings.kl_weight if settings.kl_target is None else settings.kl_target
     numbers = {"strength": strength, "pull": strength * math.sqrt(2 * target), "target": target, "weak": _WEAK}
     template = Path(__file__).with_suffix(".txt.jinja")
@@ -44,7 +45,7 @@ def _unused_by_the_loss(config: Config, plan: Plan) -> list[str]:
 
 
 def _strength_of_kl(
-    strategy: str, rollout: RolloutSettings, settings: TrustRegionSettings, *, is_balanced: bool
+    weights: KLWeights, rollout: RolloutSettings, settings: TrustRegionSettings, *, is_balanced: bool
 ) -> float:
     """Return the gradient of the KL term divided by that of an advantage of 1 and by ``sqrt(2 KL)``; 0 without a KL.
 
@@ -52,11 +53,6 @@ def _strength_of_kl(
     With V = std^2 and n elements the norms are ``sqrt(2 KL / (n V))`` and, with equalizer weight S, ``S / sqrt(n V)``
     or, if the log-probability omits ``1 / (2 V)`` like that of cps, ``2 V S / sqrt(n V)``.
     """
-    from hyvideo.grpo.trust_region import kl_weights  # imports torch
-
-    weights = kl_weights(
-        strategy, dual_position=settings.dual_kl_moving_weight, dual_velocity=settings.dual_kl_step_weight
-    )
     weight = weights.position + (weights.velocity if settings.kl_velocity == "gaussian" else 0.0)
     steps = stochastic_transitions(rollout)
     sampler = sampler_of(rollout.sde_type, rollout.reference_conventions)

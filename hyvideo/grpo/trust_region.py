@@ -6,11 +6,13 @@ Source: arXiv:2603.21872, Section 3.2 (macro level), Figures 7 and 8.
 import math
 from collections import deque
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
-from torch import Tensor
+if TYPE_CHECKING:  # settings are checked before torch is imported
+    from torch import Tensor
 
 
-def position_kl(mean: Tensor, anchor_mean: Tensor, std: Tensor) -> Tensor:
+def position_kl(mean: "Tensor", anchor_mean: "Tensor", std: "Tensor") -> "Tensor":
     """Return the KL of two Gaussians of equal variance, the mean of ``(mean - anchor)^2 / (2 std^2 + 1e-6)``.
 
     Shapes: both means (batch, ...); std (batch, 1, ..., 1); result (batch,).
@@ -23,7 +25,7 @@ def reference_kl_weight(std: float, width: float) -> float:
     return (2 * std**2 + 1e-6) / (2 * (std**2 / width + 1e-6))
 
 
-def velocity_kl(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
+def velocity_kl(log_prob: "Tensor", old_log_prob: "Tensor") -> "Tensor":
     """Return ``old_log_prob - log_prob``, an unbiased estimate of the KL to the rollout policy. Shape: (batch,).
 
     With one update per iteration it is 0 and its gradient is zero on average. The closed form is
@@ -34,19 +36,11 @@ def velocity_kl(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
     return old_log_prob - log_prob
 
 
-@dataclass(frozen=True)
-class KLWeights:
+class KLWeights(NamedTuple):
     """Weights of the two KL terms in the loss: ``position * KL_pos + velocity * KL_vel``."""
 
     position: float
     velocity: float
-
-
-def kl_weights(strategy: str, *, dual_position: float = 1.0, dual_velocity: float = 0.1) -> KLWeights:
-    """Return the weights of a KL strategy, by its name."""
-    if strategy.startswith("dual"):
-        return KLWeights(dual_position, dual_velocity)
-    return KLWeights(float(strategy in ("fixed", "moving")), float(strategy == "stepwise"))
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ class NFTUpdate(PolicyUpdate):
         return nft_terms(
             inputs,
             advantage_clip=self.config.reward.advantage_clip,
-            kl_weights=self.kl_weights,
+            kl_weights=self.config.kl_weights,
             kl_coefficient=self.kl_coefficient.value,
         )
 

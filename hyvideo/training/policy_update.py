@@ -26,7 +26,7 @@ from hyvideo.distributed.collectives import (
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.grpo.loss import LossInputs, LossTerms, grpo_terms
 from hyvideo.grpo.metrics import UpdateResult, average, sums_by_step
-from hyvideo.grpo.trust_region import KLCoefficient, KLScheduleSettings, kl_weights
+from hyvideo.grpo.trust_region import KLCoefficient, KLScheduleSettings
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.training.nonfinite_updates import NonFiniteUpdates
 from hyvideo.training.on_policy_check import OnPolicyCheck
@@ -74,9 +74,6 @@ class PolicyUpdate:
         self.config, self.mesh, self.pipeline, self.policy = config, mesh, pipeline, policy
         self.num_updates, self.cost, self.on_stage, self.check = num_updates, cost, on_stage, check
         settings = config.trust_region
-        self.kl_weights = kl_weights(
-            config.kl_strategy, dual_position=settings.dual_kl_moving_weight, dual_velocity=settings.dual_kl_step_weight
-        )
         self._is_gaussian = config.measures_velocity and settings.kl_velocity == "gaussian"
         self.kl_coefficient = KLCoefficient(kl_schedule(settings, config.kl_strategy, config.kl_warmup))
         self.update_count = 0
@@ -243,7 +240,7 @@ class PolicyUpdate:
         return grpo_terms(
             inputs,
             clip_range=self.config.loss.clip_range,
-            kl_weights=self.kl_weights,
+            kl_weights=self.config.kl_weights,
             kl_coefficient=self.kl_coefficient.value,
         )
 

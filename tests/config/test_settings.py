@@ -81,6 +81,25 @@ def test_flags_of_the_reference_select_the_kl_strategy(flags, strategy):
     assert load_config("configs/smoke.yaml", **flags).kl_strategy == strategy
 
 
+@pytest.mark.parametrize(
+    "strategy, weights, needs_anchor",
+    [
+        ("none", (0, 0), False),
+        ("fixed", (1, 0), True),
+        ("stepwise", (0, 1), False),
+        ("moving", (1, 0), True),
+        ("dual_moving", (0.3, 0.7), True),
+        ("dual_fixed", (0.3, 0.7), True),
+    ],
+)
+def test_a_strategy_weights_the_two_kl_terms(tiny_config, strategy, weights, needs_anchor):
+    changes = {"kl_strategy": strategy, "dual_kl_moving_weight": 0.3, "dual_kl_step_weight": 0.7}
+    config = tiny_config.with_settings(**changes)
+    assert config.kl_weights == weights and config.needs_anchor == needs_anchor
+    without = config.with_settings(dual_kl_moving_weight=0.0)
+    assert without.needs_anchor == (needs_anchor and not strategy.startswith("dual"))
+
+
 def test_guidance_determines_the_number_of_branches(tiny_config):
     assert tiny_config.num_branches == 1
     assert tiny_config.with_settings(cfg_scale=2.0).num_branches == 2

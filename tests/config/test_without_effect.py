@@ -161,7 +161,7 @@ def test_the_predicted_strength_of_the_kl_equals_that_of_the_gradients(tiny_conf
         kl = 0.3 * position_kl(step.prev_sample_mean, anchor, step.std_dev_t).sum()
         pulls = [torch.autograd.grad(f, v, retain_graph=True)[0].norm() for f in (kl, weights[place] * step.log_prob)]
         forces.append((pulls[0] / pulls[1]).item())
-    strength = _strength_of_kl(config.kl_strategy, rollout, config.trust_region, is_balanced=True)
+    strength = _strength_of_kl(config.kl_weights, rollout, config.trust_region, is_balanced=True)
     assert max(forces) == pytest.approx(strength * (2 * distance) ** 0.5, rel=0.02)
 
 

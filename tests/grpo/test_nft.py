@@ -7,7 +7,7 @@ import torch
 
 from hyvideo.grpo.loss import LossTerms
 from hyvideo.grpo.nft import NFTInputs, nft_terms
-from hyvideo.grpo.trust_region import kl_weights
+from hyvideo.grpo.trust_region import KLWeights
 
 SHAPE = (3, 2, 1, 2, 2)
 ADVANTAGES = torch.tensor([2.5, 0.0, -1.0])
@@ -21,7 +21,7 @@ def inputs(velocity, **others):
 
 
 def terms_of(batch, coefficient=0.0):
-    weights = kl_weights("dual_moving", dual_position=1.0, dual_velocity=0.5)
+    weights = KLWeights(position=1.0, velocity=0.5)
     return nft_terms(batch, advantage_clip=5.0, kl_weights=weights, kl_coefficient=coefficient)
 
 

@@ -1,4 +1,4 @@
-"""Tests of the trust region: both KL terms, the strategies, and schedules of the coefficient computed by hand."""
+"""Tests of the trust region: both KL terms and schedules of the coefficient computed by hand."""
 
 import math
 
@@ -8,7 +8,6 @@ import torch
 from hyvideo.grpo.trust_region import (
     KLCoefficient,
     KLScheduleSettings,
-    kl_weights,
     position_kl,
     velocity_kl,
 )
@@ -78,25 +77,6 @@ def test_velocity_kl_under_cps_is_2_std_squared_times_the_kl(latent):
     expected = [2 * std**2 for std in scheduler.std_devs(sde_type="cps").tolist()[:-1]]
     assert parts == pytest.approx(expected, rel=1e-3)
     assert (round(parts[0], 2), round(parts[-1], 2)) == (0.98, 0.04)
-
-
-# --- strategies --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "strategy, position, velocity",
-    [
-        ("none", 0.0, 0.0),
-        ("fixed", 1.0, 0.0),
-        ("stepwise", 0.0, 1.0),
-        ("moving", 1.0, 0.0),
-        ("dual_moving", 0.3, 0.7),
-        ("dual_fixed", 0.3, 0.7),
-    ],
-)
-def test_strategies_weight_the_two_kl_terms(strategy, position, velocity):
-    weights = kl_weights(strategy, dual_position=0.3, dual_velocity=0.7)
-    assert (weights.position, weights.velocity) == (position, velocity)
 
 
 # --- coefficient -------------------------------------------------------------------------------

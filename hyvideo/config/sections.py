@@ -66,7 +66,7 @@ class RolloutSettings:
     gradient_accumulation_steps: int = layout(1, "Batches of rollouts per replica and iteration.", at_least=1)
     sde_type: str = learning("sage_grpo", "SDE of the rollouts (docs/samplers.md), or FILE.py:NAME.", choices=SAMPLERS)
     eta: float = learning(0.5, "Noise scale of the SDE.", at_most=1000)
-    match_noise: str = learning("", "Choose eta: that with the noise of `SAMPLER:ETA`, or the paper's (`recommended`).")
+    match_noise: str = learning("", "Choose the eta at which the sampler has the noise of `SAMPLER:ETA`.")
     grpo_sampling_steps: int = learning(20, "Denoising steps of a rollout.", at_least=1, at_most=MAX_STEPS)
     shift: float | None = learning(None, "Sigma shift; default: the model version's.", at_least=0.001, measured=True)
     cfg_scale: float | None = learning(

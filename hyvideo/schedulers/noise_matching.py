@@ -5,7 +5,6 @@ eta at which the run's sampler has the total variance ``sum_t std_t^2`` of sage_
 stochastic steps; in a run with an SDE window, over the window, averaged over its positions.
 
 Bisection finds that eta for any sampler whose total variance increases with eta. Matching is idempotent.
-``match_noise: recommended`` takes the eta of the method's published video recipe (sources in docs/sde.md).
 """
 
 import math
@@ -21,15 +20,9 @@ def matched_eta(
 ) -> float:
     """Return the eta at which ``sde_type`` has the total variance of ``target``, such as ``sage_grpo:0.5``.
 
-    Raises ValueError if the target is malformed, if ``sde_type`` cannot reach it or has no recommended eta, or if the
-    window does not fit.
+    Raises ValueError if the target is malformed, if ``sde_type`` cannot reach it, or if the window does not fit.
     """
     sampler = sampler_of(sde_type)
-    if target == "recommended":
-        if sampler.recommended_eta is None:
-            known = ", ".join(name for name, built_in in SAMPLERS.items() if built_in.recommended_eta is not None)
-            raise ValueError(f"match_noise recommended is defined for {known}, not for {sde_type}; set eta instead")
-        return sampler.recommended_eta
     target_type, target_eta = parse_target(target)
     if num_steps < 1 or not 0 < shift < math.inf:
         raise ValueError(f"match_noise needs at least 1 step and a positive shift, got {num_steps} and {shift}")

@@ -96,7 +96,6 @@ class Sampler:
     # (sigma, sigma_next, eta, second level of the schedule) -> variance of a marginal-preserving SDE, or a Transition
     step: Callable[[float, float, float, float], float | Transition]
     max_eta: float = MAX_ETA
-    recommended_eta: float | None = None  # from the method's published video recipe
     is_normalised: bool = True  # False: the log-probability is -(x' - mean)^2, without 1 / (2 std^2)
     has_gaussian_norm: bool = False  # True: the equalizer uses |b| / std without is_normalised too
     has_kl_per_sigma: bool = False  # True: the KL to the anchor uses std^2 / (sigma - sigma') instead of std^2
@@ -131,9 +130,9 @@ class Sampler:
 
 
 SAMPLERS = {
-    "sage_grpo": Sampler("SAGE-GRPO", sage_variance, recommended_eta=0.5),
+    "sage_grpo": Sampler("SAGE-GRPO", sage_variance),
     "flow_grpo": Sampler("FlowGRPO", flow_variance),
-    "dance_grpo": Sampler("DanceGRPO", dance_variance, recommended_eta=0.25),  # its recipe for video
+    "dance_grpo": Sampler("DanceGRPO", dance_variance),
     "cps": Sampler("CPS", cps_transition, max_eta=1.0, is_normalised=False),
 }
 # With `reference_conventions` (docs/reproduce.md).

@@ -111,18 +111,6 @@ def test_an_eta_flag_of_generate_overrides_the_matched_one(matched, tmp_path, mo
     assert config_of("--stochastic", "flow_grpo").rollout.eta == matched.rollout.eta
 
 
-@pytest.mark.parametrize("sde_type, eta", [("sage_grpo", 0.5), ("dance_grpo", 0.25)])
-def test_recommended_is_the_eta_of_the_samplers_paper(tiny_config, sde_type, eta):
-    config = tiny_config.with_settings(sde_type=sde_type, match_noise="recommended").resolved()
-    check(config)
-    assert config.rollout.eta == eta
-
-
-def test_recommended_raises_for_a_sampler_without_a_known_eta(tiny_config):
-    with pytest.raises(ValueError, match="recommended is defined for sage_grpo, dance_grpo, not for cps; set eta"):
-        check(tiny_config.with_settings(sde_type="cps", match_noise="recommended").resolved())
-
-
 def test_a_window_is_matched_by_the_noise_of_all_steps(tiny_config):
     changes = {"sde_type": "dance_grpo", "match_noise": "sage_grpo:0.5", "sde_window": "random:2"}
     config = tiny_config.with_settings(**changes).resolved()

@@ -35,7 +35,7 @@ def cps(sigma, sigma_next, eta, sigma_after_first):
     kept = math.sqrt(max(sigma_next**2 - std**2, 0.0))
     return Transition(a=(1 - sigma_next) + kept, b=-sigma * (1 - sigma_next) + (1 - sigma) * kept, std=std)
 
-full = Sampler("Custom CPS", cps, max_eta=1.0, recommended_eta=0.3, is_normalised=False)
+full = Sampler("Custom CPS", cps, max_eta=1.0, is_normalised=False)
 unbounded = Sampler("Unbounded", cps, max_eta="all")
 number = 3
 """
@@ -95,7 +95,6 @@ def test_bisection_finds_the_closed_form_of_built_in_samplers(sde_type, target):
             "dance_grpo:2",
             "cannot be reached: .* variance is 4 .* custom.py:jump jumps past it at eta 0.3; set eta",
         ),
-        ("linear", "recommended", "is defined for sage_grpo, dance_grpo, not for custom.py:linear; set eta"),
     ],
 )
 def test_noise_that_cannot_be_matched_raises_an_error(place, name, target, message):
@@ -150,7 +149,6 @@ def test_the_log_prob_is_normalized_unless_the_sampler_declares_otherwise(place)
     assert cps.log_prob_grad_norm(steps[3]) == pytest.approx(abs(steps[3].b) / steps[3].std)
     assert full.log_prob_grad_norm(steps[3]) == pytest.approx(2 * abs(steps[3].b) * steps[3].std)
     assert (cps.label, full.label, full.max_eta) == ("cps", "Custom CPS", 1.0)
-    assert matched_eta("recommended", place("full"), **RUN) == 0.3
 
 
 def test_a_file_is_run_once(tmp_path):

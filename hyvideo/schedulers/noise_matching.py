@@ -8,7 +8,6 @@ Bisection finds that eta for any sampler whose total variance increases with eta
 """
 
 import math
-from collections.abc import Callable
 from statistics import fmean
 
 from hyvideo.schedulers.noise_window import parse_window
@@ -22,15 +21,23 @@ def matched_eta(
 
     Raises ValueError if the target is malformed, if ``sde_type`` cannot reach it, or if the window does not fit.
     """
-    sampler = sampler_of(sde_type)
+    max_eta = sampler_of(sde_type).max_eta
     target_type, target_eta = parse_target(target)
     if num_steps < 1 or not 0 < shift < math.inf:
         raise ValueError(f"match_noise needs at least 1 step and a positive shift, got {num_steps} and {shift}")
     levels = shifted_levels(num_steps, shift)
     goal = total_variance(target_type, levels, target_eta, last_step)
-    variances = _variances_around(
-        goal, lambda eta: total_variance(sde_type, levels, eta, last_step, sde_window), sampler.max_eta
-    )
+
+    def variance(eta: float) -> float:
+        return total_variance(sde_type, levels, eta, last_step, sde_window)
+
+    low, high = 0.0, min(1.0, max_eta)
+    while high < max_eta and variance(high) < goal:
+        high = min(2 * high, max_eta)
+    variances = {high: variance(high)}  # by eta
+    while low < (middle := (low + high) / 2) < high:
+        variances[middle] = variance(middle)
+        low, high = (middle, high) if variances[middle] < goal else (low, middle)
     found, largest = min(variances, key=lambda eta: abs(variances[eta] - goal)), max(variances.values())
     where = f"at {num_steps} steps with shift {shift:g} and last_step {last_step}"
     if goal == 0 or largest == 0:
@@ -45,18 +52,6 @@ def matched_eta(
             f"{sde_type} {reason}"
         )
     return found
-
-
-def _variances_around(goal: float, variance: Callable[[float], float], max_eta: float) -> dict[float, float]:
-    """Return variances by eta, of a bisection that starts at the eta that reaches the goal, or at ``max_eta``."""
-    low, high = 0.0, min(1.0, max_eta)
-    while high < max_eta and variance(high) < goal:
-        high = min(2 * high, max_eta)
-    variances = {high: variance(high)}
-    while low < (middle := (low + high) / 2) < high:
-        variances[middle] = variance(middle)
-        low, high = (middle, high) if variances[middle] < goal else (low, middle)
-    return variances
 
 
 def total_variance(sde_type: str, levels: tuple[float, ...], eta: float, last_step: str, sde_window: str = "") -> float:

@@ -82,6 +82,8 @@ def traffic(run: PlannedRun) -> Traffic:
     gathers = {"rollout": sampled, "anchor": compared, "update": 2 * calls}
     if not settings.reshard_after_forward:
         gathers = {"rollout": min(1, sampled), "anchor": min(1, compared), "update": calls}
+    exchanging = 2 if resolve_auto(run).checkpointing == "none" else 3  # forward, backward, recomputation
+    passes = run.forwards_without_gradient + exchanging * run.forwards_with_gradient
     gradients = trained_parameters(run) * 4
     only_last = settings.gradient_sync == "last" or (settings.gradient_sync == "auto" and settings.lora_rank)
     return Traffic(
@@ -91,7 +93,7 @@ def traffic(run: PlannedRun) -> Traffic:
         reduced=gradients * (updates if only_last else calls),
         # Each forward pass of the last batch has its own backward pass, which reduces its gradients.
         averaged=2 * gradients / run.num_shards * updates * calls_per_pass,
-        exchanged=run.rollouts_per_replica * _exchanging_passes(run) * exchanged_bytes(run),
+        exchanged=run.rollouts_per_replica * passes * exchanged_bytes(run),
     )
 
 
@@ -105,11 +107,6 @@ def exchanged_bytes(run: PlannedRun) -> float:
     sp_size, model = run.settings.sp_size, run.architecture
     tokens = 4 * run.image_tokens / sp_size * (sp_size - 1) / sp_size
     return tokens * model.width * model.num_layers * run.compute_bytes
-
-
-def _exchanging_passes(run: PlannedRun) -> float:
-    passes = 2 if resolve_auto(run).checkpointing == "none" else 3  # forward, backward, recomputation
-    return run.forwards_without_gradient + passes * run.forwards_with_gradient
 
 
 def exchange_seconds(run: PlannedRun) -> float:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from hyvideo.config.memory import activations
 from hyvideo.config.memory import persistent as states
-from hyvideo.config.memory.planned_run import BYTES, PlannedRun
+from hyvideo.config.memory.planned_run import BYTES, SCORING, PlannedRun
 
 GIB = 2**30
 
@@ -74,7 +74,8 @@ def memory(run: PlannedRun) -> Memory:
     vae = {"VAE": run.architecture.vae_parameters * BYTES[settings.vae_dtype]}
     scorers = {"reward models": run.reward_bytes}
     resident |= ({} if settings.vae_offload else vae) | ({} if settings.reward_offload else scorers)
-    scoring = scorers | {"scoring": run.scoring_bytes}
+    has_videoalign = "videoalign" in settings.reward_model and run.reward_bytes
+    scoring = scorers | {"scoring": SCORING if has_videoalign else 0.0}
     beside = {} if settings.score_between_stages else scoring
     gathered = {"working weights": states.working_weight_bytes(run, with_gradient=False)}
     training = {"working weights": states.working_weight_bytes(run, with_gradient=True)}

@@ -16,7 +16,7 @@ BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 # Bytes of weights. VideoAlign is Qwen2-VL-2B without its head; CLIP's ViT-L and PickScore's ViT-H are in float32.
 _VIDEOALIGN = {"bf16": 4.57e9, "fp32_math": 9.2e9}
 _SCORERS = {"clip": 0.43e9 * 4, "pickscore": 0.99e9 * 4}
-_SCORING = 1.5 * 2**30  # activations of VideoAlign, estimated at 1 to 1.5 GiB; those of other scorers are not counted
+SCORING = 1.5 * 2**30  # activations of VideoAlign, estimated at 1 to 1.5 GiB; those of other scorers are not counted
 
 
 @dataclass(frozen=True)
@@ -80,11 +80,6 @@ class PlannedRun:
     def has_images(self) -> bool:
         """Return whether the version encodes reference images, also with the VAE."""
         return "i2v" in self.settings.transformer_version
-
-    @property
-    def scoring_bytes(self) -> float:
-        """Bytes of the scorers' activations."""
-        return _SCORING if "videoalign" in self.config.reward.reward_model and self.reward_bytes else 0.0
 
     @cached_property
     def validation(self) -> "PlannedRun | None":

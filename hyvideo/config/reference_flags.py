@@ -88,7 +88,11 @@ def meanings(given: Mapping[str, list[str]], rows: Mapping[str, Row], known: Map
         elif row.only and not any(_is(words, value) for value in row.only) or row.values and not row.sets:
             raise ValueError(f"{quote(text)[1:-1]} is not supported: {row.rejected}")
         else:
-            found += [Meaning(name, flag, part, row) for name, part in zip(row.sets, _parts(row, text, words))]
+            sides = re.fullmatch(r"([1-9][0-9]{0,4})[xX*]([1-9][0-9]{0,4})", " ".join(words))
+            if len(row.sets) > 1 and not sides:
+                raise ValueError(f"{quote(text)[1:-1]} is not a size; write height x width, such as 480x864")
+            parts = [[side] for side in sides.groups()] if len(row.sets) > 1 else [words]
+            found += [Meaning(name, flag, part, row) for name, part in zip(row.sets, parts)]
         if row.no_effect and not chosen:
             ignored.setdefault(row.no_effect, []).append(text)
     print_ignored(ignored)
@@ -108,15 +112,6 @@ def with_flags(message: str, flags: Mapping[str, str]) -> str:
         if setting not in (flag, TASK):
             message = re.sub(rf"\b{setting}\b", f"{setting} (given as --{flag})", message, count=1)
     return message
-
-
-def _parts(row: Row, text: str, words: list[str]) -> list[list[str]]:
-    """Return the words for each of the row's settings."""
-    if len(row.sets) < 2:
-        return [words]
-    if not (match := re.fullmatch(r"([1-9][0-9]{0,4})[xX*]([1-9][0-9]{0,4})", " ".join(words))):
-        raise ValueError(f"{quote(text)[1:-1]} is not a size; write height x width, such as 480x864")
-    return [[side] for side in match.groups()]
 
 
 def _is(words: list[str], value: object) -> bool:

@@ -5,7 +5,7 @@ Source: arXiv:2603.21872, Section 3.2 (macro level), Figures 7 and 8.
 
 import math
 from collections import deque
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:  # settings are checked before torch is imported
@@ -101,11 +101,10 @@ class KLCoefficient:
         return min(self.settings.maximum, max(self.settings.minimum, value))
 
     def state_dict(self) -> dict:
-        settings, recent = asdict(self.settings), list(self.recent)
-        return {"value": self.value, "num_updates": self.num_updates, "recent": recent, "settings": settings}
+        return {"value": self.value, "num_updates": self.num_updates, "recent": list(self.recent)}
 
     def load_state_dict(self, state: dict) -> None:
-        """Restore a saved state. The current settings apply, also if it was saved with others."""
+        """Restore a saved state. The current settings apply, also if the run had others."""
         self.num_updates = state["num_updates"]
         self.recent = deque(state["recent"], maxlen=self.settings.window)
         self.value = self._scheduled(state["value"])

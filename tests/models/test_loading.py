@@ -15,6 +15,7 @@ from hyvideo.models.hunyuan_video15.encoders import load_text_encoder
 from hyvideo.models.loading import load_transformer, load_transformer_weights, load_vae, stream_transformer
 from hyvideo.models.saving import save_original
 from hyvideo.models.weight_files import Folder, draw_tensor, draw_tensors, read_header
+from tests.forked import python
 from tests.models.checkpoint_files import (
     FILE,
     TENSOR,
@@ -351,7 +352,7 @@ def test_loading_needs_little_more_memory_than_the_model(tmp_path):
         parameter.data.fill_(0.1)
     save_original(model, tmp_path / "transformer" / "big")
     result = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(tmp_path)], capture_output=True, text=True, cwd=Path(__file__).parents[2]
+        [python(), "-c", MEASURE, str(tmp_path)], capture_output=True, text=True, cwd=Path(__file__).parents[2]
     )
     assert result.returncode == 0, result.stderr
     peak, size = map(int, result.stdout.split())

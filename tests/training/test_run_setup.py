@@ -61,7 +61,8 @@ def test_the_values_differ_from_the_defaults():
 
 def test_loss_and_trust_region_follow_the_settings(trainer):
     update = trainer.update
-    assert (update.kl_weights.position, update.kl_weights.velocity) == (0.6, 0.3)
+    weights = update.config.kl_weights
+    assert (weights.position, weights.velocity) == (0.6, 0.3)
     schedule = update.kl_coefficient.settings
     assert (schedule.schedule, schedule.feedback, schedule.initial) == ("adaptive", "lagrangian", 0.02)
     assert (schedule.minimum, schedule.maximum, schedule.target) == (0.01, 0.5, 0.07)

@@ -4,6 +4,7 @@ import gc
 import os
 import resource
 import sys
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -73,6 +74,21 @@ def _one_thread():
     torch.set_num_threads(1)
     gc.collect()
     gc.freeze()  # imported modules need no garbage collection
+
+
+@pytest.fixture(autouse=True)
+def _ended_runs():
+    """End the threads of a test's runs: a stack trace shows at most 100."""
+    from hyvideo.distributed.ownership import Ownership
+
+    owners, enter = [], Ownership.__enter__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ownership, "__enter__", lambda owner: (owners.append(owner), enter(owner))[1])
+        yield
+    for owner in owners:
+        owner.__exit__()
+    if threading.active_count() > 40:
+        gc.collect()  # ends the threads that score the rewards of deleted runs
 
 
 @pytest.fixture

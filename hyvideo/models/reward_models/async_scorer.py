@@ -69,13 +69,13 @@ class AsyncScorer:
         is_cuda = device is not None and device.type == "cuda"
         if is_cuda:
             torch.cuda.synchronize(device)  # wait until the weights are on the GPU
-        self._stream = torch.cuda.Stream(device) if is_cuda else None
+        self._stream = stream = torch.cuda.Stream(device) if is_cuda else None
 
-        def prepare_thread() -> None:
+        def prepare_thread() -> None:  # without self, whose deletion ends the thread
             if num_threads:
                 torch.set_num_threads(num_threads)
-            if self._stream:  # a new thread starts on GPU 0, where leaving the stream would create a CUDA context
-                torch.cuda.set_device(self._stream.device)
+            if stream:  # a new thread starts on GPU 0, where leaving the stream would create a CUDA context
+                torch.cuda.set_device(stream.device)
 
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="reward", initializer=prepare_thread)
         if offload:

@@ -1,6 +1,7 @@
 """Tests of background scoring: failures become missing rewards with a reason."""
 
 import asyncio
+import gc
 import math
 import tempfile
 import threading
@@ -418,3 +419,13 @@ def test_a_scorer_that_cannot_move_back_to_the_gpu_gives_missing_rewards(scorer_
 
     [reward] = scorer_of({"large": TooLarge()}, offload=True).score(videos(0.2), [""], fps=8)
     assert reward.reason == "OutOfMemoryError: no room on the GPU"
+
+
+def test_a_deleted_scorer_ends_its_thread():
+    scorer = AsyncScorer({"test": Brightness()}, WEIGHTS)
+    scorer.collect([scorer.submit(videos(10), ["a"], fps=8)])
+    (thread,) = scorer._pool._threads
+    del scorer
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()

@@ -61,7 +61,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     memory = parser.add_argument_group(
         "memory",
         "By default, a GPU with less than 60 GiB offloads models in groups, and a larger one keeps them. "
-        "Offloading does not change the videos.",
+        "On a CPU, where it was tested, offloading does not change the videos.",
     )
     memory.add_argument("--offloading", **boolean, help="keep models on the CPU except while they compute")
     words = "copy the blocks of transformer and text encoder to the GPU in groups; needs --offloading"

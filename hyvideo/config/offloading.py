@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Offloading:
-    """Flags of offloading; with None, the memory of the GPU decides. No flag changes the result of a computation."""
+    """Flags of offloading; with None, the memory of the GPU decides. On a CPU, no flag changes a video (tested)."""
 
     offloading: bool | None = None  # the VAE is on the GPU only to encode and decode, the transformer only to sample
     group_offloading: bool | None = None  # transformer and text encoder are on the GPU only in groups of blocks

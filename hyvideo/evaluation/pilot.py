@@ -35,7 +35,7 @@ class Row:
     metric: str
     measured: float
     planned: float | None  # None: cannot be predicted
-    deviates: bool = False
+    deviates: bool
 
 
 def compare(run: PlannedRun, metrics: Mapping[str, float]) -> list[Row]:

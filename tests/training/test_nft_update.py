@@ -13,6 +13,7 @@ from hyvideo.trainer import Trainer
 from hyvideo.training.nft_update import NFTUpdate
 from hyvideo.training.on_policy_check import OffPolicyError
 from hyvideo.training.policy_update import Pass, UpdateWork
+from tests.training.test_policy_update import BOTH_KL_TERMS
 
 CPU = torch.device("cpu")
 NFT = {"objective": "nft", "nft_levels": 2, "eta": 0.0, "random_weights": False, "num_updates_per_rollout": 2}
@@ -80,18 +81,16 @@ def test_old_velocities_of_the_first_update_would_change_no_metric(trainer):
     assert found[0] == found[1] and found[0]["kl/position"] > 0
 
 
-EQUATION = NFT | {
-    "gate_interval": 0,
-    "cfg_scale": 2.0,
-    "max_grad_norm": 1e9,
-    "advantage_clip": 2.0,
-    "kl_strategy": "dual_fixed",
-    "kl_weight": 0.3,
-    "kl_coef": 0.3,
-    "kl_schedule": "constant",
-    "dual_kl_moving_weight": 0.7,
-    "dual_kl_step_weight": 0.4,
-}
+EQUATION = (
+    NFT
+    | BOTH_KL_TERMS
+    | {
+        "gate_interval": 0,
+        "cfg_scale": 2.0,
+        "max_grad_norm": 1e9,
+        "advantage_clip": 2.0,
+    }
+)
 
 
 def velocities_and_targets(trainer, rollouts, column):

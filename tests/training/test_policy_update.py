@@ -15,8 +15,16 @@ from hyvideo.trainer import Trainer
 from tests.shallow import SHALLOW
 from tests.test_trainer import CPU, Redness, run
 
+BOTH_KL_TERMS = {
+    "kl_strategy": "dual_fixed",
+    "kl_weight": 0.3,
+    "kl_coef": 0.3,
+    "kl_schedule": "constant",
+    "dual_kl_moving_weight": 0.7,
+    "dual_kl_step_weight": 0.4,
+}
 # Guidance, permuted steps, two mini-batches, two batches of rollouts, both KL terms.
-SETTINGS = {
+SETTINGS = BOTH_KL_TERMS | {
     "cfg_scale": 2.0,
     "batch_size": 4,
     "gradient_accumulation_steps": 2,
@@ -25,12 +33,6 @@ SETTINGS = {
     "eta": 0.7,
     "max_grad_norm": 1e9,
     "gate_interval": 0,
-    "kl_strategy": "dual_fixed",
-    "kl_weight": 0.3,
-    "kl_coef": 0.3,
-    "kl_schedule": "constant",
-    "dual_kl_moving_weight": 0.7,
-    "dual_kl_step_weight": 0.4,
     "clip_range": 2e-3,
 }
 

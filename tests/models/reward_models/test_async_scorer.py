@@ -130,7 +130,7 @@ def scorer_of():
 
 
 def test_a_video_on_which_a_scorer_without_a_weight_fails_has_a_missing_reward(scorer_of):
-    """Its group would otherwise be compared by scorers of which one has not seen the video."""
+    """All videos of a group must be scored by the same scorers."""
 
     class Other(Brightness):
         def score(self, videos, prompts, *, fps):

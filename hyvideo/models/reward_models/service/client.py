@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import h11
 from torch import Tensor
 
-from hyvideo.data.outside import parse_json
+from hyvideo.data.outside import describe_error, parse_json
 from hyvideo.models.reward_models.rewards import SERVICE_ATTEMPTS, Scorer, ScoreResult, ScorerUnavailable
 from hyvideo.models.reward_models.service import protocol
 
@@ -86,7 +86,7 @@ class RemoteScorer(Scorer):
                     self._excluded_until[url] = time.monotonic() + seconds
                     pause = max(pause, seconds)
                 except (h11.ProtocolError, OSError, ValueError) as error:
-                    problems[url] = f"{type(error).__name__}: {error}"
+                    problems[url] = describe_error(error)
                     self._excluded_until[url] = time.monotonic() + self.cooldown
                 else:
                     self._excluded_until[url] = 0.0

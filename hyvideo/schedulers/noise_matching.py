@@ -38,14 +38,15 @@ def matched_eta(
     while low < (middle := (low + high) / 2) < high:
         variances[middle] = variance(middle)
         low, high = (middle, high) if variances[middle] < goal else (low, middle)
-    found, largest = min(variances, key=lambda eta: abs(variances[eta] - goal)), max(variances.values())
+    found, at_most = min(variances, key=lambda eta: abs(variances[eta] - goal)), max(variances, key=variances.get)
+    largest = variances[at_most]
     where = f"at {num_steps} steps with shift {shift:g} and last_step {last_step}"
     if goal == 0 or largest == 0:
         name = sde_type if goal else target_type
         raise ValueError(f"match_noise {target} cannot be reached: {name} adds no noise {where}; use more steps")
     if not math.isclose(variances[found], goal, rel_tol=1e-9):
         inside = sde_window and f" in sde_window {sde_window}"
-        reason = f"reaches at most {largest:.4g}{inside}, at eta {max(variances):g}; lower the eta of {target_type}"
+        reason = f"reaches at most {largest:.4g}{inside}, at eta {at_most:g}; lower the eta of {target_type}"
         reason = reason if largest < goal else f"jumps past it at eta {found:.4g}; set eta instead"
         raise ValueError(
             f"match_noise {target} cannot be reached: the target variance is {goal:.4g} {where}, and "

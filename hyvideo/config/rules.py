@@ -40,12 +40,19 @@ def check(config: Config, world_size: int = 1, *, on_this_machine: bool = True) 
         process_problems(config.distributed, config.reward, world_size),
         noise_can_be_matched(config.rollout),
         problem_of(lambda: stochastic_transitions(config.rollout)),  # checks eta and a custom sampler
-        trust_region_problems(config.trust_region, config.kl_strategy),
-        anchor_problems(config.trust_region, updates, is_moving=config.anchor_moves) if config.needs_anchor else (),
+        trust_region_problems(config.trust_region, config.kl_strategy, config.reward),
+        anchor_problems(
+            config.trust_region,
+            updates,
+            is_moving=config.anchor_moves,
+            has_own_guidance=config.anchor_has_own_guidance,
+        )
+        if config.needs_anchor
+        else (),
         some_step_is_stochastic(config.rollout)
         if config.loss.objective == "grpo"
         else nft_problems(config.model, config.rollout),
-        some_step_is_guided(config.rollout),
+        some_step_is_guided(config.rollout, max(config.rollout.cfg_scale, config.anchor_cfg_scale)),
         reward_problems(config.reward),
         weight_problems(config.model.dtype, config.model.master_weight_type, config.optimizer),
         fp8_problems(config.optimizer, config.distributed) if config.model.base_weight_dtype == "fp8" else (),
@@ -201,8 +208,8 @@ def some_step_is_stochastic(rollout: RolloutSettings) -> Problems:
         )
 
 
-def some_step_is_guided(rollout: RolloutSettings) -> Problems:
-    if rollout.cfg_scale > 1 and max(branches_of_steps(rollout)) == 1:
+def some_step_is_guided(rollout: RolloutSettings, scale: float) -> Problems:
+    if scale > 1 and max(branches_of_steps(rollout, scale)) == 1:
         yield (
             f"guidance_interval must contain at least one step of the schedule, got {rollout.guidance_interval} and "
             f"{rollout.grpo_sampling_steps} steps with shift {rollout.shift:g}; widen the interval"
@@ -222,7 +229,9 @@ def nft_problems(model: ModelSettings, rollout: RolloutSettings) -> Problems:
         yield "use_same_noise with eta 0 makes all rollouts of a group identical; remove use_same_noise or raise eta"
 
 
-def trust_region_problems(trust: TrustRegionSettings, strategy: str) -> Problems:
+def trust_region_problems(trust: TrustRegionSettings, strategy: str, reward: RewardSettings) -> Problems:
+    if reward.ignore_rewards and strategy == "none":
+        yield "ignore_rewards trains on the KL terms alone, got kl_strategy none; set kl_weight and a strategy"
     if trust.kl_strategy not in ("flags", "none") and trust.kl_weight == 0:
         yield f"kl_strategy {trust.kl_strategy} needs kl_weight > 0, got 0; set kl_weight or use kl_strategy none"
     if trust.kl_strategy == "none" and trust.kl_weight > 0:
@@ -232,7 +241,14 @@ def trust_region_problems(trust: TrustRegionSettings, strategy: str) -> Problems
         yield f"the coefficients must satisfy kl_min_coef <= kl_coef <= kl_weight, got {got}"
 
 
-def anchor_problems(trust: TrustRegionSettings, num_updates: int, *, is_moving: bool) -> Problems:
+def anchor_problems(
+    trust: TrustRegionSettings, num_updates: int, *, is_moving: bool, has_own_guidance: bool
+) -> Problems:
+    if is_moving and has_own_guidance:
+        yield (
+            "anchor_cfg_scale needs a fixed anchor, since each refresh would guide what was learned from guidance, got "
+            f"{trust.anchor_cfg_scale:g} with a moving anchor; set kl_strategy fixed or dual_fixed"
+        )
     if is_moving and trust.update_ref_model_step % num_updates:
         yield (
             "update_ref_model_step must be a multiple of num_updates_per_rollout (the anchor is refreshed between "

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from statistics import fmean
 
@@ -28,6 +29,7 @@ class Plan:
     clip_can_bind: bool  # false: every ratio is 1
     sampled_branches: float  # forward passes per step, mean over the steps of a rollout
     trained_branches: float  # mean over the steps that can be trained; levels of nft are distributed like the steps
+    anchor_branches: float  # like ``trained_branches``, with the anchor's guidance
 
 
 def make_plan(config: Config, world_size: int = 1) -> Plan:
@@ -40,8 +42,8 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
     is_nft = loss.objective == "nft"
     trained = loss.nft_levels if is_nft else trained
     measured = max(1, round(trained * config.trust_region.anchor_fraction))
-    branches = branches_of_steps(rollout)
-    noisy_branches = [number for number, step in zip(branches, _transitions(rollout)) if step.is_stochastic]
+    branches, of_anchor = branches_of_steps(rollout), branches_of_steps(rollout, config.anchor_cfg_scale)
+    is_noisy = [step.is_stochastic and not is_nft for step in _transitions(rollout)]
     return Plan(
         replicas=replicas,
         rollouts=rollouts,
@@ -52,7 +54,8 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
         num_anchor_steps=min(trained, measured),
         clip_can_bind=loss.num_updates_per_rollout > 1 and not is_nft,
         sampled_branches=fmean(branches),
-        trained_branches=fmean(branches if is_nft or not noisy_branches else noisy_branches),
+        trained_branches=fmean([*compress(branches, is_noisy)] or branches),
+        anchor_branches=fmean([*compress(of_anchor, is_noisy)] or of_anchor),
     )
 
 
@@ -77,11 +80,12 @@ def parse_interval(text: str) -> tuple[float, float]:
     return low - 1e-6, high + 1e-6  # levels in float32 are rounded
 
 
-def branches_of_steps(rollout: RolloutSettings) -> list[int]:
-    """Return the number of forward passes of each step of a rollout."""
+def branches_of_steps(rollout: RolloutSettings, scale: float | None = None) -> list[int]:
+    """Return the number of forward passes of each step of a rollout, with guidance ``scale`` (``cfg_scale``)."""
+    scale = rollout.cfg_scale if scale is None else scale
     low, high = parse_interval(rollout.guidance_interval)
     levels = shifted_levels(rollout.grpo_sampling_steps, rollout.shift)[:-1]
-    return [2 if rollout.cfg_scale > 1 and low <= level <= high else 1 for level in levels]
+    return [2 if scale > 1 and low <= level <= high else 1 for level in levels]
 
 
 def num_stochastic_steps(rollout: RolloutSettings) -> int:

@@ -114,6 +114,7 @@ class RewardSettings:
     max_missing_fraction: float = machine(0.25, "Fraction of failed rewards above which the run stops.", at_most=1)
     remote_reward_url: str = machine("", "Comma-separated URLs of services that replace scorers.", measured=True)
     remote_reward_timeout: float = machine(120.0, "Timeout of a reward request in seconds.", no.SERVICE, above=0)
+    ignore_rewards: bool = learning(False, "Control run: set all advantages to 0 and train on the KL terms alone.")
     advantage_clip: float = learning(5.0, "Clip advantages to plus or minus this value.", no.CLIP, above=0)
 
     @property
@@ -172,6 +173,9 @@ class TrustRegionSettings:
     kl_window: int = learning(10, "Updates over which the feedback averages the KL.", *no.FEEDBACK, at_least=1)
     kl_gain: float = learning(0.1, "Gain of the feedback.", *no.FEEDBACK)
     kl_target: float | None = learning(None, "Target KL; default: kl_weight.", *no.FEEDBACK, above=0)
+    anchor_cfg_scale: float | None = learning(
+        None, "Guidance scale of a fixed anchor; default: cfg_scale.", no.ANCHOR, at_least=None
+    )
     anchor_fraction: float = learning(1.0, "Fraction of steps with an anchor KL.", no.ANCHOR, above=0, at_most=1)
     kl_compute_mode: Literal["rollout_phase", "training_phase"] = machine(
         "rollout_phase", "Compute the anchor's means once after the rollout, or step by step in the update.", no.ANCHOR

@@ -144,6 +144,17 @@ class Config:
         return self.needs_anchor and self.kl_strategy.endswith("moving")
 
     @property
+    def anchor_cfg_scale(self) -> float:
+        """Guidance scale of the anchor; by default that of the policy."""
+        scale = self.trust_region.anchor_cfg_scale
+        return self.rollout.cfg_scale if scale is None or not self.needs_anchor else scale
+
+    @property
+    def anchor_has_own_guidance(self) -> bool:
+        """True if the anchor differs from the policy even if their weights are equal."""
+        return max(1.0, self.anchor_cfg_scale) != max(1.0, self.rollout.cfg_scale)
+
+    @property
     def measures_velocity(self) -> bool:
         """True if the strategy has a KL to the rollout policy."""
         return self.kl_strategy == "stepwise" or self.kl_strategy.startswith("dual")
@@ -165,7 +176,7 @@ class Config:
     @property
     def negative_requests(self) -> list[Request]:
         """Request of the negative branch of guidance; empty without guidance."""
-        is_guided = max(self.rollout.cfg_scale, self.validation_cfg_scale) > 1
+        is_guided = max(self.rollout.cfg_scale, self.validation_cfg_scale, self.anchor_cfg_scale) > 1
         return [Request(self.data.negative_prompt, is_negative=True)] if is_guided else []
 
     @property

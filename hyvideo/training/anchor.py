@@ -87,16 +87,22 @@ class Anchor(WeightCopy):
     """
 
     def __init__(
-        self, model: nn.Module, trained: Mapping[str, nn.Parameter], *, refresh_every: int | None, offload: bool = False
+        self,
+        model: nn.Module,
+        trained: Mapping[str, nn.Parameter],
+        *,
+        refresh_every: int | None,
+        offload: bool = False,
+        has_own_guidance: bool = False,
     ):
         super().__init__(model, trained, offload=offload)
-        self.refresh_every = refresh_every
+        self.refresh_every, self.has_own_guidance = refresh_every, has_own_guidance
         self.age = 0  # optimizer updates since the last refresh
 
     @property
     def equals_policy(self) -> bool:
         """Return whether the position KL and its gradient are exactly 0, so that the anchor needs no forward pass."""
-        return self.age == 0
+        return self.age == 0 and not self.has_own_guidance
 
     def after_iteration(self) -> None:
         """Refresh the anchor if due. Call between iterations only: an iteration uses the same anchor throughout."""

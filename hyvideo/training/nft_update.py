@@ -132,7 +132,7 @@ class NFTUpdate(PolicyUpdate):
             velocity, target = self._velocity(rollouts, [row], noisiest)
             replay_distance, zero_error = self._replay_distance(rollouts, row), mean_square(target)
         scored = {(rollouts.indices[i].group, r.total) for i, r in rollouts.rewards.items() if not r.is_missing}
-        differs = len(scored) > len({group for group, _ in scored})
+        differs = len(scored) > len({group for group, _ in scored}) and not self.config.reward.ignore_rewards
         is_flat = zero_error.new_tensor(differs and not rollouts.advantages.nan_to_num().any(), dtype=torch.float)
         return {
             "the distance between a rollout's first step and its replay is": (replay_distance, self._tolerance),

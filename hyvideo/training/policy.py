@@ -52,7 +52,8 @@ class Policy:
         self.anchor: Anchor | None = None
         if config.needs_anchor:
             refresh_every = config.trust_region.update_ref_model_step if config.anchor_moves else None
-            self.anchor = Anchor(self.transformer, self.trained, refresh_every=refresh_every, offload=offload)
+            options = {"offload": offload, "has_own_guidance": config.anchor_has_own_guidance}
+            self.anchor = Anchor(self.transformer, self.trained, refresh_every=refresh_every, **options)
         self.ema: WeightCopy | None = None
         if config.optimizer.ema_decay:
             self.ema = WeightCopy(self.transformer, self.trained, offload=offload)

@@ -6,7 +6,9 @@ replicas with fewer rollouts make empty passes.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -28,6 +30,7 @@ from hyvideo.grpo.loss import LossInputs, LossTerms, grpo_terms
 from hyvideo.grpo.metrics import UpdateResult, average, sums_by_step
 from hyvideo.grpo.trust_region import KLCoefficient, KLScheduleSettings
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
+from hyvideo.training.anchor import Anchor
 from hyvideo.training.nonfinite_updates import NonFiniteUpdates
 from hyvideo.training.on_policy_check import OnPolicyCheck
 from hyvideo.training.optimizers import learning_rate
@@ -113,8 +116,19 @@ class PolicyUpdate:
             return rollouts.trajectories.means
         if self.config.trust_region.kl_compute_mode == "training_phase":
             return None
-        with anchor.swapped_in():
+        with self._as_anchor(anchor):
             return self._means(rollouts, rollouts.anchor_columns)
+
+    @contextmanager
+    def _as_anchor(self, anchor: Anchor) -> Iterator[None]:
+        """Use the anchor's weights and guidance scale within the context."""
+        sampling = self.pipeline.sampling
+        with anchor.swapped_in():
+            self.pipeline.sampling = replace(sampling, guidance_scale=self.config.anchor_cfg_scale)
+            try:
+                yield
+            finally:
+                self.pipeline.sampling = sampling
 
     def _means(self, rollouts: RolloutBatch, columns: Sequence[int]) -> Tensor:
         """Return the means at these columns under the current weights. Shape: (rollouts, columns, channels, ...)."""
@@ -269,7 +283,7 @@ class PolicyUpdate:
             if means is None or not a_pass.rows:
                 return None
             return select(means[:, self._anchor_columns(rollouts, means).index(a_pass.column)], a_pass.rows)
-        with self.policy.anchor.swapped_in():
+        with self._as_anchor(self.policy.anchor):
             return self._mean(rollouts, a_pass) if a_pass.rows else self._empty_pass(rollouts, a_pass.column)
 
     @torch.no_grad()

@@ -38,6 +38,7 @@ class GroupRewards:
     ):
         self.mesh, self.scorer, self.num_rollouts = mesh, scorer, num_rollouts
         self.group_size, self.clip = group_size, settings.advantage_clip
+        self.weight = 0.0 if settings.ignore_rewards else 1.0
         self.max_missing_fraction = settings.max_missing_fraction
 
     def wait(self, pending: PendingRewards, may_end: Callable[[bool], bool] = bool) -> dict[int, Reward]:
@@ -51,7 +52,7 @@ class GroupRewards:
         numbers = [index.number(self.group_size) for index in indices]
         local = {numbers[row]: reward for row, reward in rewards.items()}
         dimensions, in_order = merge_rewards(local, self.num_rollouts, self.mesh)
-        advantages = group_advantages(in_order[:, 0], self.group_size, clip=self.clip)
+        advantages = group_advantages(in_order[:, 0], self.group_size, clip=self.clip) * self.weight
         metrics = reward_metrics(in_order, advantages, self.group_size, dimensions)
         metrics |= overall({name: metrics[f"reward/{name}"] for name in dimensions}, "reward/Overall")
         return advantages[numbers].float(), metrics

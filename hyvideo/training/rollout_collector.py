@@ -101,7 +101,8 @@ class RolloutCollector:
         self.cost.start(round(fmean(len(sample.text) for sample in conditions.samples)))
         prompts = [request.prompt for request in requests]
         # With a guidance interval, all FSDP ranks must train the same step at the same time, to make the same calls.
-        has_shared_order = self.config.rollout.guidance_interval and self.config.num_branches == 2
+        is_guided = max(self.config.rollout.cfg_scale, self.config.anchor_cfg_scale) > 1
+        has_shared_order = self.config.rollout.guidance_interval and is_guided
         order_of = [RolloutIndex(0, 0)] * len(indices) if has_shared_order else indices
         count = self.plan.num_trained_steps
         if self.config.loss.objective == "nft":

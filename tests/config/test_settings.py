@@ -27,7 +27,7 @@ def test_every_number_has_a_range():
         for name, field in FIELDS.items()
         if field.type in (int, float, float | None) and TRAITS[name].at_least is None and TRAITS[name].above is None
     }
-    assert unbounded == {"cfg_scale", "validation_cfg_scale"}  # 1 or less runs one branch
+    assert unbounded == {"cfg_scale", "anchor_cfg_scale", "validation_cfg_scale"}  # 1 or less runs one branch
 
 
 def test_a_value_at_an_inclusive_bound_is_allowed_and_its_neighbor_is_not():
@@ -103,3 +103,6 @@ def test_a_strategy_weights_the_two_kl_terms(tiny_config, strategy, weights, nee
 def test_guidance_determines_the_number_of_branches(tiny_config):
     assert tiny_config.num_branches == 1
     assert tiny_config.with_settings(cfg_scale=2.0).num_branches == 2
+    guided = tiny_config.with_settings(anchor_cfg_scale=3.0)
+    assert guided.num_branches == 1 and len(guided.negative_requests) == 1 and not tiny_config.negative_requests
+    assert not guided.with_settings(kl_weight=0.0).negative_requests  # no anchor

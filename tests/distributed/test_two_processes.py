@@ -43,6 +43,7 @@ INTERVAL = {
     "use_moving_KL": False,
     "kl_compute_mode": "training_phase",
 }
+GUIDED_ANCHOR = {"objective": "nft", "nft_levels": 4, "cfg_scale": 1.0, "anchor_cfg_scale": 3.0}
 COMPARED = ("reward/mean", "reward/std", "loss/policy", "kl/position", "policy/log_prob", "weights")
 
 
@@ -78,6 +79,13 @@ def metrics_of(folder, num_processes, **settings):
             4,
             {"batch_size": 8, **INTERVAL},
             {"batch_size": 4, "enable_fsdp": True, **INTERVAL},
+            marks=pytest.mark.slow,
+        ),
+        # only the anchor is guided
+        pytest.param(
+            4,
+            {"batch_size": 8, **INTERVAL, **GUIDED_ANCHOR},
+            {"batch_size": 4, "enable_fsdp": True, **INTERVAL, **GUIDED_ANCHOR},
             marks=pytest.mark.slow,
         ),
     ],

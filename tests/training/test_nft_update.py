@@ -93,7 +93,7 @@ EQUATION = (
 )
 
 
-def velocities_and_targets(trainer, rollouts, column):
+def velocities_and_targets(trainer, rollouts, column, scale):
     """Compute the guided velocity of every re-noised rollout and its target, as docs/samplers.md defines them."""
     pipeline, levels = trainer.pipeline, rollouts.trained_steps[:, column]
     final = rollouts.trajectories.latents[:, -1]
@@ -102,31 +102,43 @@ def velocities_and_targets(trainer, rollouts, column):
     times = [1000.0 * level for level in levels.tolist()]
     conditional = pipeline._forward(noised, times, rollouts.conditions)
     unconditional = pipeline._forward(noised, times, rollouts.conditions.with_text_of(pipeline.negative))
-    return unconditional + 2.0 * (conditional - unconditional), noise - final
+    return unconditional + scale * (conditional - unconditional), noise - final
 
 
-@pytest.mark.parametrize("num_updates", [1, 2])
-def test_the_gradient_equals_the_equation(tiny_config, mesh, num_updates):
+@pytest.mark.parametrize(
+    "num_updates, scale, settings",
+    [
+        (1, 2.0, {}),
+        (2, 2.0, {}),
+        (1, 1.0, {"anchor_cfg_scale": 3.0}),
+        (2, 1.0, {"anchor_cfg_scale": 3.0, "kl_compute_mode": "training_phase"}),
+    ],
+)
+def test_the_gradient_equals_the_equation(tiny_config, mesh, num_updates, scale, settings):
     """The loss is r |v - t|^2 + (1 - r) |2 v_old - v - t|^2 + 0.3 (0.7 |v - v_anchor|^2 + 0.4 |v - v_old|^2).
 
-    The old velocities are computed before the first update; in iteration 1 the anchor's are the same. One rollout has
-    no reward.
+    The old velocities are computed before the first update; in iteration 1 the anchor has the same weights, and by
+    default the same guidance. One rollout has no reward.
     """
-    config = tiny_config.with_settings(**EQUATION | {"num_updates_per_rollout": num_updates, "learning_rate": 1e-3})
+    settings = settings | {"num_updates_per_rollout": num_updates, "cfg_scale": scale, "learning_rate": 1e-3}
+    config = tiny_config.with_settings(**EQUATION | settings)
     trainer = Trainer(config, mesh, CPU)
     rollouts, parameters = sample_rollouts(trainer), trainer.policy.parameters
     rollouts.advantages[:] = torch.tensor([1.5, -0.5, 3.0, torch.nan, 0.3, -2.0, 0.0, 0.9])  # 3 is clipped
     weights = [1.75 / 2, 0.75 / 2, 1.0, None, 1.15 / 2, 0.0, 1 / 2, 1.45 / 2]
     with torch.no_grad():
-        old = [velocities_and_targets(trainer, rollouts, column)[0] for column in range(2)]
+        old = [velocities_and_targets(trainer, rollouts, column, scale)[0] for column in range(2)]
+        of_anchor = settings.get("anchor_cfg_scale", scale)
+        anchor = [velocities_and_targets(trainer, rollouts, column, of_anchor)[0] for column in range(2)]
 
     def equation(weights, rows):
         losses = []
         for column in range(2):
-            for row, (v, t, v_old) in enumerate(zip(*velocities_and_targets(trainer, rollouts, column), old[column])):
-                if row in rows and weights[row] is not None:
-                    policy = weights[row] * (v - t) ** 2 + (1 - weights[row]) * (2 * v_old - v - t) ** 2
-                    losses.append((policy + 0.3 * (0.7 + 0.4) * (v - v_old) ** 2).mean())
+            v, t = velocities_and_targets(trainer, rollouts, column, scale)
+            for row in {*rows} - {3}:
+                policy = weights[row] * (v - t)[row] ** 2 + (1 - weights[row]) * (2 * old[column] - v - t)[row] ** 2
+                kl = 0.7 * (v - anchor[column])[row] ** 2 + 0.4 * (v - old[column])[row] ** 2
+                losses.append((policy + 0.3 * kl).mean())
         gradients = torch.autograd.grad(torch.stack(losses).mean(), parameters, allow_unused=True)
         return torch.cat([torch.zeros(p.numel()) if g is None else g.flatten() for p, g in zip(parameters, gradients)])
 
@@ -140,11 +152,14 @@ def test_the_gradient_equals_the_equation(tiny_config, mesh, num_updates):
         found.append(applied)
         step(rate)
 
+    kl_alone = equation([0.5] * 8, rows_of_updates[0])  # with r = 1/2 the branches cancel
     mirrored = equation([w if w is None else 1 - w for w in weights], rows_of_updates[0])
     trainer.policy.optimizers.step = compare_and_step
     trainer.update(rollouts, trainer.update.anchor_means(rollouts), 1)
     assert len(found) == num_updates
-    torch.testing.assert_close(mirrored, -found[0], rtol=1e-3, atol=1e-4 * found[0].abs().max().item())
+    largest = found[0].abs().max().item()
+    torch.testing.assert_close(mirrored - kl_alone, kl_alone - found[0], rtol=1e-3, atol=1e-4 * largest)
+    assert (kl_alone.abs().max() > 0.01 * largest) == ("anchor_cfg_scale" in settings)
 
 
 def change_the_policy(trainer, rollouts):
@@ -216,6 +231,22 @@ def test_an_old_policy_that_follows_the_policy_stops_the_run_at_the_second_updat
     with pytest.raises(AssertionError, match="still equals the policy"):
         trainer.update(rollouts, anchor, 1)
     assert trainer.update.update_count == 2
+
+
+def test_a_control_run_drops_the_rewards_and_follows_the_guided_anchor(trainer):
+    """The gradient is 2 w |v - v_anchor| as in the equation with advantage 0; a rollout without reward stays out."""
+    changes = {"ignore_rewards": True, "kl_strategy": "fixed", "anchor_cfg_scale": 3.0, "num_updates_per_rollout": 1}
+    trainer = Trainer(trainer.config.with_settings(**changes), trainer.mesh, CPU)
+    trainer.rewards.wait = lambda pending: {row: Reward(float(row) if row else float("nan"), {}) for row in range(8)}
+    rollouts = sample_rollouts(trainer)
+    assert rollouts.advantages.isnan().tolist() == [True] + 7 * [False] and not rollouts.advantages[1:].any()
+    metrics = trainer.update(rollouts, trainer.update.anchor_means(rollouts), 1)
+    assert metrics["kl/position"] > 0 and metrics["grad/norm"] > 0
+    changes = {"anchor_cfg_scale": None}
+    trainer = Trainer(trainer.config.with_settings(**changes), trainer.mesh, CPU)
+    rollouts = sample_rollouts(trainer)
+    metrics = trainer.update(rollouts, trainer.update.anchor_means(rollouts), 1)
+    assert metrics["grad/norm"] == metrics["kl/position"] == 0  # nothing is left to train on
 
 
 def test_equal_rewards_give_no_gradient_and_do_not_stop_the_run(trainer):

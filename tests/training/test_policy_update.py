@@ -52,7 +52,7 @@ def move(policy, scale, seed):
         parameter.add_(scale * torch.randn(parameter.shape, generator=generator))
 
 
-def log_prob_and_mean(trainer, rollouts, row, step):
+def log_prob_and_mean(trainer, rollouts, row, step, scale=2.0):
     """Compute the transition of docs/sde.md in the order of the page, with SAGE's variance from Python floats."""
     pipeline, rollout = trainer.pipeline, trainer.config.rollout
     levels = shifted_levels(rollout.grpo_sampling_steps, rollout.shift)
@@ -61,7 +61,7 @@ def log_prob_and_mean(trainer, rollouts, row, step):
     x, x_next = (rollouts.trajectories.latents[[row], step + i] for i in (0, 1))
     conditional = pipeline._forward(x, [1000.0 * sigma], conditions)
     unconditional = pipeline._forward(x, [1000.0 * sigma], conditions.with_text_of(pipeline.negative))
-    v = unconditional + rollout.cfg_scale * (conditional - unconditional)
+    v = unconditional + scale * (conditional - unconditional)
     d = sigma - sigma_next
     variance = rollout.eta**2 * (torch.log(torch.tensor((1 - sigma_next) / (1 - min(sigma, 0.997)))).double() - d)
     score = -(x + (1 - sigma) * v) / sigma
@@ -81,9 +81,13 @@ def equalizer_weights(trainer, variances):
     return [sorted(norms)[(len(norms) - 1) // 2] / norm for norm in norms]
 
 
-@pytest.mark.parametrize("kl_velocity, is_balanced", [("log_ratio", True), ("gaussian", False)])
-def test_the_gradient_equals_the_equations(tiny_config, mesh, kl_velocity, is_balanced):
-    config = tiny_config.with_settings(**SETTINGS, kl_velocity=kl_velocity, use_grad_balancing=is_balanced)
+@pytest.mark.parametrize(
+    "kl_velocity, is_balanced, of_anchor",
+    [("log_ratio", True, None), ("gaussian", False, None), ("gaussian", True, 3.0)],
+)
+def test_the_gradient_equals_the_equations(tiny_config, mesh, kl_velocity, is_balanced, of_anchor):
+    settings = {"kl_velocity": kl_velocity, "use_grad_balancing": is_balanced, "anchor_cfg_scale": of_anchor}
+    config = tiny_config.with_settings(**SETTINGS, **settings)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
     trainer.iteration = 1
     rollouts, pending = trainer.collector.collect(1, StageTimer(CPU))
@@ -95,7 +99,8 @@ def test_the_gradient_equals_the_equations(tiny_config, mesh, kl_velocity, is_ba
 
     with trainer.policy.anchor.swapped_in(), torch.no_grad():
         move(trainer.policy, 5e-3, seed=2)  # an anchor that differs from the rollout policy
-        anchors = [[log_prob_and_mean(trainer, rollouts, row, step)[1] for step in range(3)] for row in range(8)]
+        scale = of_anchor or 2.0
+        anchors = [[log_prob_and_mean(trainer, rollouts, row, step, scale)[1] for step in range(3)] for row in range(8)]
     move(trainer.policy, 1e-2, seed=1)  # ratios leave 1, some beyond the clip range
     trainer.policy.anchor.age += 1
     variances = [log_prob_and_mean(trainer, rollouts, 0, step)[2] for step in range(3)]
@@ -171,6 +176,7 @@ def test_the_position_kl_at_drawn_steps_is_unbiased(tiny_config, mesh, settings)
         ({"anchor_fraction": 0.5}, 2),
         ({"anchor_fraction": 0.5, "kl_compute_mode": "training_phase"}, 2),
         (NFT, 4),
+        (NFT | {"anchor_cfg_scale": 2.0, "anchor_fraction": 0.5}, 2 * 2),
         (NFT | {"anchor_fraction": 0.25, "num_updates_per_rollout": 2, "update_ref_model_step": 2}, 1 + 2 + 1 / 8),
     ],
 )

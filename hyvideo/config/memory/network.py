@@ -76,14 +76,17 @@ def traffic(run: PlannedRun) -> Traffic:
     batches = settings.gradient_accumulation_steps * steps
     updates = settings.num_updates_per_rollout
     calls_per_pass = run.num_calls(settings.mini_batch_size_per_update, run.plan.trained_branches)
-    calls = updates * run.backwards_per_update * calls_per_pass
-    compared = math.ceil(calls * (run.anchor_forwards + run.old_forwards) / max(1, run.plan.num_trained_steps))
+    calls_of_anchor = run.num_calls(settings.mini_batch_size_per_update, run.plan.anchor_branches)
+    passes = updates * run.backwards_per_update
+    calls = passes * calls_per_pass
+    compared = calls_of_anchor * run.anchor_forwards + calls_per_pass * run.old_forwards  # for every column
+    compared = math.ceil(passes * compared / max(1, run.plan.num_trained_steps))
     sampled = batches * run.num_calls(settings.batch_size, run.plan.sampled_branches)
     gathers = {"rollout": sampled, "anchor": compared, "update": 2 * calls}
     if not settings.reshard_after_forward:
         gathers = {"rollout": min(1, sampled), "anchor": min(1, compared), "update": calls}
     exchanging = 2 if resolve_auto(run).checkpointing == "none" else 3  # forward, backward, recomputation
-    passes = run.forwards_without_gradient + exchanging * run.forwards_with_gradient
+    exchanges = run.forwards_without_gradient + exchanging * run.forwards_with_gradient
     gradients = trained_parameters(run) * 4
     only_last = settings.gradient_sync == "last" or (settings.gradient_sync == "auto" and settings.lora_rank)
     return Traffic(
@@ -93,7 +96,7 @@ def traffic(run: PlannedRun) -> Traffic:
         reduced=gradients * (updates if only_last else calls),
         # Each forward pass of the last batch has its own backward pass, which reduces its gradients.
         averaged=2 * gradients / run.num_shards * updates * calls_per_pass,
-        exchanged=run.rollouts_per_replica * passes * exchanged_bytes(run),
+        exchanged=run.rollouts_per_replica * exchanges * exchanged_bytes(run),
     )
 
 

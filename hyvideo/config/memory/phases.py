@@ -62,6 +62,7 @@ def memory(run: PlannedRun) -> Memory:
     run = resolve_auto(run)
     settings = run.settings
     update, is_offloaded = settings.mini_batch_size_per_update, settings.reference_mode_offload
+    compared = run.with_settings(cfg_scale=max(settings.cfg_scale, run.config.anchor_cfg_scale))
     gradients = copied = states.trained_bytes(run)  # an offloaded copy swaps places with the policy
     resident = {
         "parameters": states.parameter_bytes(run),
@@ -84,7 +85,7 @@ def memory(run: PlannedRun) -> Memory:
         "rollout": {"activations": activations.inference_bytes(run, settings.batch_size)} | gathered | beside,
         "decode": {"decoding": states.decoding_bytes(run)} | vae | beside,
         "score": scoring,
-        "anchor": {"activations": activations.inference_bytes(run, update)} | gathered | beside,
+        "anchor": {"activations": activations.inference_bytes(compared, update)} | gathered | beside,
         "backward begins": training
         | {"gradients": gradients if run.backwards_per_update > 1 else 0.0, "activations": kept + block},
         "backward ends": training | {"gradients": gradients, "activations": kept / run.architecture.num_layers + block},

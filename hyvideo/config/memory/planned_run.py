@@ -106,7 +106,7 @@ class PlannedRun:
 
     @property
     def anchor_forwards(self) -> int:
-        """Forward passes of the anchor per rollout and branch."""
+        """Velocities of the anchor per rollout."""
         return self.plan.num_anchor_steps if self.config.needs_anchor else 0
 
     @property
@@ -131,7 +131,8 @@ class PlannedRun:
     @property
     def compared_forwards(self) -> float:
         """Forward passes per rollout, all branches: anchor means and nft's old velocities, the stage ``anchor``."""
-        return self.plan.trained_branches * (self.anchor_forwards + self.old_forwards)
+        of_anchor = self.plan.anchor_branches * self.anchor_forwards
+        return of_anchor + self.plan.trained_branches * self.old_forwards
 
     @property
     def forwards_with_gradient(self) -> float:

@@ -41,6 +41,8 @@ def test_anchor_fraction_and_nft_gather_less():
     assert (sampling(sent(**nft)), sent(**nft).gathered["update"]) == ((20 + 8) * WEIGHTS, 16 * WEIGHTS)
     assert sampling(sent(**nft, num_updates_per_rollout=2)) == (20 + 8 + 4 + 1) * WEIGHTS  # with old velocities
     assert sampling(sent(**nft, kl_weight=0.0)) == 20 * WEIGHTS
+    guided = {"objective": "nft", "nft_levels": 4, "cfg_scale": 1.0, "anchor_cfg_scale": 6.0}
+    assert sampling(sent(**guided)) == (20 + 2 * 4) * 2 * WEIGHTS  # two rollouts per batch, two branches of the anchor
 
 
 def test_steps_shared_by_a_group_save_calls_without_batching():

@@ -5,8 +5,9 @@
     python -m scripts.compare_recipes ... --only_table                  the table of the finished runs
 
 Interrupted runs resume and finished runs are skipped. Writes to --out: cells/, logs/, recipes.md, .csv and .tex,
-verdicts.md (each recipe against the first, paired by seed), curves over rollouts, forward passes and seconds, and
-pareto.png. A verdict needs at least two seeds; use five or more. The exit code is 1 if a run failed.
+verdicts.md (each recipe against the first and against its control, paired by seed), curves over rollouts, forward
+passes and seconds, and pareto.png. A verdict needs at least two seeds; use five or more. The exit code is 1 if a run
+failed.
 """
 
 import sys
@@ -22,19 +23,23 @@ def main() -> int:
     parser = study_parser(__doc__, out="outputs/recipes", makes="table")
     parser.add_argument("recipes", help="YAML file with base, common and recipes")
     parser.add_argument("--seeds", type=int, default=5, help="number of training seeds (5)")
+    parser.add_argument("--first_seed", type=int, default=0, help="first training seed (0)")
     parser.add_argument("--budget", required=True, help="budget of each run: rollouts=N, forwards=N or seconds=N")
+    words = "also evaluate the base model with this guidance scale"
+    parser.add_argument("--guided_base", type=float, metavar="SCALE", help=words)
     options = parser.parse_args()
     budget = Budget.of(options.budget)
     base, common, recipes = read_recipes(options.recipes)
     study = Study(base, options.out, common, options.num_gpus)
-    runs = runs_of(limit_to_budget(budget, study, recipes), range(options.seeds))
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    runs = runs_of(limit_to_budget(budget, study, recipes), seeds)
     code = plan_and_train(study, runs, options)
     if options.dry_run or options.only_cell:
         return code
 
     from hyvideo.evaluation.studies.recipe_results import write_results  # slow to import
 
-    write_results(study, runs, budget)
+    write_results(study, runs, budget, options.guided_base)
     for name in ("recipes.md", "verdicts.md"):
         print((study.out / name).read_text(encoding="utf-8"))
     return code

@@ -41,14 +41,7 @@ def check(config: Config, world_size: int = 1, *, on_this_machine: bool = True) 
         noise_can_be_matched(config.rollout),
         problem_of(lambda: stochastic_transitions(config.rollout)),  # checks eta and a custom sampler
         trust_region_problems(config.trust_region, config.kl_strategy, config.reward),
-        anchor_problems(
-            config.trust_region,
-            updates,
-            is_moving=config.anchor_moves,
-            has_own_guidance=config.anchor_has_own_guidance,
-        )
-        if config.needs_anchor
-        else (),
+        anchor_problems(config.trust_region, updates, is_moving=config.anchor_moves) if config.needs_anchor else (),
         some_step_is_stochastic(config.rollout)
         if config.loss.objective == "grpo"
         else nft_problems(config.model, config.rollout),
@@ -236,19 +229,17 @@ def trust_region_problems(trust: TrustRegionSettings, strategy: str, reward: Rew
         yield f"kl_strategy {trust.kl_strategy} needs kl_weight > 0, got 0; set kl_weight or use kl_strategy none"
     if trust.kl_strategy == "none" and trust.kl_weight > 0:
         yield f"kl_strategy none needs kl_weight 0, got {trust.kl_weight}; set kl_weight 0 or choose a strategy"
+    if trust.anchor_cfg_scale is not None and strategy.endswith("moving"):
+        yield (
+            "anchor_cfg_scale needs a fixed anchor, since each refresh would guide what was learned from guidance, got "
+            f"{trust.anchor_cfg_scale:g} with kl_strategy {strategy}; set kl_strategy fixed or dual_fixed"
+        )
     if strategy != "none" and not trust.kl_min_coef <= trust.kl_coef <= trust.kl_weight:
         got = f"{trust.kl_min_coef:g}, {trust.kl_coef:g} and {trust.kl_weight:g}"
         yield f"the coefficients must satisfy kl_min_coef <= kl_coef <= kl_weight, got {got}"
 
 
-def anchor_problems(
-    trust: TrustRegionSettings, num_updates: int, *, is_moving: bool, has_own_guidance: bool
-) -> Problems:
-    if is_moving and has_own_guidance:
-        yield (
-            "anchor_cfg_scale needs a fixed anchor, since each refresh would guide what was learned from guidance, got "
-            f"{trust.anchor_cfg_scale:g} with a moving anchor; set kl_strategy fixed or dual_fixed"
-        )
+def anchor_problems(trust: TrustRegionSettings, num_updates: int, *, is_moving: bool) -> Problems:
     if is_moving and trust.update_ref_model_step % num_updates:
         yield (
             "update_ref_model_step must be a multiple of num_updates_per_rollout (the anchor is refreshed between "

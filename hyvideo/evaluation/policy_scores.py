@@ -5,6 +5,8 @@ policy -> validation videos (ODE, fixed seeds) -> scorers -> one entry per video
 """
 
 import math
+from collections.abc import Mapping
+from contextlib import closing
 from functools import cached_property
 from pathlib import Path
 
@@ -12,11 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from hyvideo.config.settings import Config
-from hyvideo.data.prompts import Request
+from hyvideo.data.prompts import Request, read_requests
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.evaluation.contents import joint_identity, policy_identity
 from hyvideo.evaluation.generation import Source, make_and_read_requests
 from hyvideo.evaluation.reward_hacking.held_out_metrics import measure_sets
-from hyvideo.evaluation.scores_file import Evaluation
+from hyvideo.evaluation.scores_file import Evaluation, mark_seen, read_evaluation, write_evaluation
 from hyvideo.evaluation.validation import Validation
 from hyvideo.evaluation.video_folder import find_clips, read_clips
 from hyvideo.models.reward_models.async_scorer import AsyncScorer
@@ -104,3 +107,20 @@ class Evaluator:
     def close(self) -> None:
         if "scorer" in vars(self):
             self.scorer.close()
+
+
+def evaluate_policies(config: Config, checkpoints: Mapping[str, Path | None], folder: Path) -> dict[str, Evaluation]:
+    """Return evaluations by name; those that ``folder`` does not have yet are computed. None is the base model."""
+    world = joint_identity(config.flat(), config.reward)
+    identities = {name: policy_identity(checkpoint=checkpoint) | world for name, checkpoint in checkpoints.items()}
+    files = {name: folder / f"{name}.json" for name in checkpoints}
+    evaluations = {name: read_evaluation(file, identities[name]) for name, file in files.items()}
+    missing = [name for name, evaluation in evaluations.items() if evaluation is None]
+    if missing:
+        with closing(Evaluator(config)) as evaluator:
+            for name in missing:
+                evaluations[name] = evaluator.policy(Source(checkpoints[name]))
+                write_evaluation(files[name], evaluations[name], identities[name])
+                print(f"evaluated {name}: {files[name]}", flush=True)
+    training = read_requests(*config.data.prompts_csv)
+    return {name: mark_seen(evaluation, training) for name, evaluation in evaluations.items()}

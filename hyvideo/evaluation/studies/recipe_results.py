@@ -5,6 +5,7 @@ interpolated linearly between validations. Seconds are those of iterations times
 startup, validations and checkpoints.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import matplotlib
@@ -14,9 +15,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 
-from hyvideo.config.run_plan import make_plan
+from hyvideo.config.run_plan import branches_of_steps, make_plan
+from hyvideo.config.settings import Config
 from hyvideo.data.outside import parse_json
-from hyvideo.evaluation.scores_file import Evaluation
+from hyvideo.evaluation.policy_scores import evaluate_policies
+from hyvideo.evaluation.scores_file import Evaluation, summarise
 from hyvideo.evaluation.studies.columns import FRECHET, UNSEEN, Column, intervals
 from hyvideo.evaluation.studies.comparisons import NO_CORRECTION, as_markdown, compare
 from hyvideo.evaluation.studies.intervals import Interval
@@ -34,9 +37,10 @@ Point = dict[str, Interval]  # cost and metrics of a recipe at one cost, over it
 REWARD, TRUE_REWARD = Column("Reward", of_set="reward"), Column("True reward", of_set="true/reward")
 UNSEEN_REWARD = Column(f"Reward{UNSEEN}", of_set="unseen/reward")
 DIVERSITY = Column("Diversity", of_set="held_out/diversity")
-COMPARED = (REWARD, UNSEEN_REWARD, TRUE_REWARD, FRECHET, DIVERSITY)
+SEEN_REWARD = Column("Reward, seen prompts", of_set="seen/reward")
+COMPARED = (REWARD, SEEN_REWARD, UNSEEN_REWARD, TRUE_REWARD, FRECHET, DIVERSITY)
 COLORS = [*(f"C{number}" for number in range(10)), "black", "navy", "lime", "gold"]
-HEADS = ["Recipe", "Rollouts", "Forwards", "Seconds", "Forwards a rollout"]
+HEADS = ["Recipe", "Rollouts", "Forwards", "Seconds", "Forwards a rollout", "Forwards a video"]
 
 
 def read_trace(study: Study, run: Run) -> Trace:
@@ -49,12 +53,32 @@ def read_trace(study: Study, run: Run) -> Trace:
         spent = spent + [rollouts, rollouts * line["cost/forwards"], line["time/iteration"] * study.world_size]
         if "validation/reward" in line:
             points.append(dict(zip(AXES, spent)) | {k.removeprefix("validation/"): v for k, v in line.items()})
-    for point in points:
-        truths = [point.get(f"true/{name}") for name in config.reward_weights]
-        if None not in truths:
-            point["true/reward"] = np.dot(truths, [*config.reward_weights.values()])
+    points = [point | _true_reward(point, config.reward_weights) for point in points]
     names = dict.fromkeys([*AXES, *(column.of_set for column in COMPARED), *DIMENSIONS, *config.reward_weights])
     return {name: np.array([point.get(name) for point in points], dtype=float) for name in names}
+
+
+def _true_reward(values: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, float]:
+    truths = [values.get(f"true/{name}") for name in weights]
+    return {} if None in truths else {"true/reward": np.dot(truths, [*weights.values()])}
+
+
+def guided_base(study: Study, scale: float) -> tuple[dict[str, float], float]:
+    """Return the metrics of the base model with guidance, and its forward passes per video; stored in scores/."""
+    config = study.evaluation_config().with_settings(validation_cfg_scale=scale)
+    (evaluation,) = evaluate_policies(config, {f"base-guided-{scale:g}": None}, study.out / "scores").values()
+    values = {name: value.mean for name, value in summarise(evaluation).items()}
+    for kind, is_seen in (("seen", True), ("unseen", False)):
+        rewards = [entry["reward"] for entry in evaluation.videos if entry.get("seen") is is_seen]
+        rewards = [reward for reward in rewards if reward is not None]
+        values |= {f"{kind}/reward": np.mean(rewards)} if rewards else {}
+    return values | _true_reward(values, config.reward_weights), forwards_per_video(config)
+
+
+def forwards_per_video(config: Config) -> float:
+    """Return the forward passes to sample a validation video."""
+    sampled = config.sampled_as_validation().with_settings(grpo_sampling_steps=config.record.validation_steps)
+    return sum(branches_of_steps(sampled.rollout))
 
 
 def columns_of(trace: Trace) -> list[Column]:
@@ -75,8 +99,11 @@ def curve(traces: list[Trace], axis: str, end: float = np.inf) -> list[Point]:
     return [intervals([at_cost(trace, axis, amount) for trace in traces], columns_of(traces[0])) for amount in amounts]
 
 
-def write_results(study: Study, runs: list[Run], budget: Budget) -> None:
-    """Write the results of the finished runs: recipes.md, .csv, .tex, verdicts.md, curves_<axis>.png and pareto.png."""
+def write_results(study: Study, runs: list[Run], budget: Budget, guidance: float | None = None) -> None:
+    """Write the results of the finished runs: recipes.md, .csv, .tex, verdicts.md, curves_<axis>.png and pareto.png.
+
+    With ``guidance``, the table also has the base model with this guidance scale.
+    """
     by_recipe: dict[str, dict[int, Trace]] = {}
     trained = finished(study, runs)
     for run in trained:
@@ -91,10 +118,16 @@ def write_results(study: Study, runs: list[Run], budget: Budget) -> None:
             reward = TRUE_REWARD if all(TRUE_REWARD.name in points[0] for points in curves.values()) else REWARD
             panels = [(column.name, reward.name) for column in (FRECHET, DIVERSITY)]
             draw(curves, panels, study.out / "pareto.png", compares_ends=True)
-            rows = [_row(name, points[-1], len(by_recipe[name])) for name, points in curves.items()]
+            of_video = forwards_per_video(study.config(trained[0]))
+            rows = [_row(name, points[-1], of_video, len(by_recipe[name])) for name, points in curves.items()]
     (against, firsts), *others = by_recipe.items()
     base = curve([*firsts.values()][:1], budget.axis)[0]
-    rows = [*([] if base["rollouts"].mean else [_row("Base model", base, 0)]), *rows]
+    bases = [] if base["rollouts"].mean else [_row("Base model", base, of_video, 0)]
+    if guidance:
+        values, forwards = guided_base(study, guidance)
+        found = intervals([Evaluation([], dict.fromkeys(AXES, 0.0) | values)], columns_of(firsts[min(firsts)]))
+        bases.append(_row(f"Base model, guidance {guidance:g}", found, forwards, 0))
+    rows = bases + rows
     notes = [
         f"At {budget.amount:,} {budget.axis} per run, or at its end if earlier; from the validations of the runs, with "
         "the same prompts and noise. 95 % intervals (Student's t) over training seeds, none for one seed.",
@@ -104,17 +137,20 @@ def write_results(study: Study, runs: list[Run], budget: Budget) -> None:
     columns = columns_of(firsts[min(firsts)])[len(AXES) :]
     write_table(make_table(HEADS, {"": ""}, columns, rows, notes), study.out / "recipes")
     ends = {n: {s: at_cost(t, *budget) for s, t in traces.items()} for n, traces in by_recipe.items()}
-    verdicts = [compare(f"{name} against {against}", ends[name], ends[against], COMPARED) for name, _ in others]
+    controls = {run.recipe.control_of: run.recipe.name for run in trained if run.recipe.control_of}
+    pairs = [(name, against) for name, _ in others if name not in controls.values()]
+    pairs += [pair for pair in controls.items() if pair[0] in ends]
+    verdicts = [compare(f"{name} against {other}", ends[name], ends[other], COMPARED) for name, other in pairs]
     note = "Differences are paired by training seed, with 95 % intervals (Student's t) over seeds. " + NO_CORRECTION
     write_text(study.out / "verdicts.md", as_markdown(verdicts, COMPARED, [note]))
 
 
-def _row(name: str, end: Point, num_seeds: int) -> Row:
+def _row(name: str, end: Point, of_video: float, num_seeds: int) -> Row:
     rollouts, forwards, seconds = (end[axis].mean for axis in AXES)
     spent = [f"{amount:.0f}" for amount in (rollouts, forwards, seconds)]
     each = f"{forwards / rollouts:.4g}" if rollouts else ""
     values = {("", column): value for column, value in end.items()}
-    return Row([name, *spent, each], values, {"": num_seeds} if num_seeds else {})
+    return Row([name, *spent, each, f"{of_video:g}"], values, {"": num_seeds} if num_seeds else {})
 
 
 def draw(curves: dict[str, list[Point]], panels: list[tuple[str, str]], path: Path, *, compares_ends: bool = False):

@@ -2,9 +2,10 @@
 
     base: configs/miniature.yaml            base config of all recipes
     common: {validation_interval: 5}        settings of all recipes
-    recipes: {sage: {}, fast: {learning_rate: 6e-4}, nft: {config: configs/miniature_nft.yaml}}
+    recipes: {sage: {}, fast: {learning_rate: 6e-4}, nft: {config: configs/miniature_nft.yaml, control: true}}
 
-A recipe with a ``config`` uses it instead of the base config, together with the common settings.
+A recipe with a ``config`` uses it instead of the base config, together with the common settings. One with ``control``
+is also trained without the reward (``ignore_rewards``), as the recipe ``<name>_control``.
 
 With a budget of rollouts or forwards, a run ends with the last whole iteration within the budget. With a budget of
 seconds, it runs to max_steps, and its metrics are read at the time when the budget was spent.
@@ -12,6 +13,7 @@ seconds, it runs to max_steps, and its metrics are read at the time when the bud
 
 import json
 import re
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from hyvideo.config.command_line import read_yaml
@@ -53,8 +55,14 @@ def read_recipes(path: str) -> tuple[str, list[str], list[Recipe]]:
     for name, settings in parts.items():
         if not re.fullmatch(r"[\w.+-]+", str(name)) or not isinstance(settings, dict | None):
             raise ValueError(f"{path}: {name!r} must be a name of letters, digits and _.+- with a mapping of settings")
-    flags = {str(name): [*map(str, _flags(settings or {}, path))] for name, settings in parts.items()}
-    return base, flags.pop("common"), [Recipe(name, tuple(words)) for name, words in flags.items()]
+    common, found = _flags(parts.pop("common") or {}, path), []
+    for name, settings in parts.items():
+        settings = dict(settings or {})
+        has_control = settings.pop("control", False)
+        found.append(Recipe(str(name), tuple(_flags(settings, path))))
+        if has_control:
+            found.append(Recipe(f"{name}_control", (*found[-1].words, "--ignore_rewards=true"), str(name)))
+    return base, common, found
 
 
 def _flags(settings: dict[str, Any], path: str) -> list[str]:
@@ -89,5 +97,5 @@ def limit_to_budget(budget: Budget, study: Study, recipes: list[Recipe]) -> list
         steps = int(budget.amount // (run.plan.rollouts * each)) if each else run.config.optimizer.max_steps
         if not steps:
             raise ValueError(f"a budget of {budget.amount:,} {budget.axis} is less than one iteration of {recipe.name}")
-        found.append(Recipe(recipe.name, (*recipe.words, f"--max_steps={steps}")))
+        found.append(replace(recipe, words=(*recipe.words, f"--max_steps={steps}")))
     return found

@@ -25,6 +25,7 @@ class Recipe:
 
     name: str
     words: tuple[str, ...]
+    control_of: str = ""  # name of the recipe that this one repeats without the reward
 
     def flags(self, before: list[str]) -> list[str]:
         """Return the recipe's flags of post_train.py, which follow those ``before`` that all recipes share."""

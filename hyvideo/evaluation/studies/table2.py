@@ -8,16 +8,12 @@ trust regions.
 """
 
 import itertools
-from contextlib import closing
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from hyvideo.data.prompts import read_requests
 from hyvideo.data.templates import fill
-from hyvideo.evaluation.contents import joint_identity, policy_identity
-from hyvideo.evaluation.generation import Source
-from hyvideo.evaluation.policy_scores import Evaluator
-from hyvideo.evaluation.scores_file import Evaluation, mark_seen, read_evaluation, write_evaluation
+from hyvideo.evaluation.policy_scores import evaluate_policies
+from hyvideo.evaluation.scores_file import Evaluation
 from hyvideo.evaluation.studies.cells import KL_FLAGS, SETTINGS, Cell
 from hyvideo.evaluation.studies.columns import FRECHET, REWARD, TRUE_REWARD, UNSEEN, Column, intervals
 from hyvideo.evaluation.studies.comparisons import NO_CORRECTION, Comparison, as_markdown, compare
@@ -44,19 +40,7 @@ def evaluate_runs(study: Study, runs: list[Run]) -> tuple[Evaluation, dict[Run, 
     for run in runs:
         if checkpoint := progress(study.folder(run), study.config(run)).checkpoint:
             checkpoints[run.name] = checkpoint
-    world = joint_identity(config.flat(), config.reward)
-    identities = {name: policy_identity(checkpoint=checkpoint) | world for name, checkpoint in checkpoints.items()}
-    files = {name: study.out / "scores" / f"{name}.json" for name in checkpoints}
-    evaluations = {name: read_evaluation(file, identities[name]) for name, file in files.items()}
-    missing = [name for name, evaluation in evaluations.items() if evaluation is None]
-    if missing:
-        with closing(Evaluator(config)) as evaluator:
-            for name in missing:
-                evaluations[name] = evaluator.policy(Source(checkpoints[name]))
-                write_evaluation(files[name], evaluations[name], identities[name])
-                print(f"evaluated {name}: {files[name]}", flush=True)
-    training = read_requests(*config.data.prompts_csv)
-    evaluations = {name: mark_seen(evaluation, training) for name, evaluation in evaluations.items()}
+    evaluations = evaluate_policies(config, checkpoints, study.out / "scores")
     return evaluations["base"], {run: evaluations[run.name] for run in runs if run.name in evaluations}
 
 

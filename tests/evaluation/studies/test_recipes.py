@@ -47,11 +47,18 @@ def compare(exit_code, tmp_path, file, forked_programs, capfd):
 
 
 def test_recipes_are_trained_to_the_budget_and_compared_once(compare, tmp_path):
-    code, output = compare("--budget", "rollouts=17")
+    with_control = FILE.replace("1e-2}", "1e-2, control: true}")
+    code, output = compare("--budget", "rollouts=17", "--guided_base", 2, text=with_control)
     out = tmp_path / "out"
-    assert code == 0 and output.out.count(": trained") == 4, output
+    assert code == 0 and output.out.count(": trained") == 6, output
     rows = {row["Recipe"]: row for row in csv.DictReader((out / "recipes.csv").open())}
-    assert list(rows) == ["Base model", "one_update", "two.updates"]
+    bases = ["Base model", "Base model, guidance 2"]
+    assert list(rows) == [*bases, "one_update", "two.updates", "two.updates_control"]
+    assert [row["Forwards a video"] for row in rows.values()] == ["2", "4", "2", "2", "2"]  # two steps
+    assert rows[bases[0]]["Reward"] != rows[bases[1]]["Reward"] and (out / "scores/base-guided-2.json").is_file()
+    scores = json.loads((out / "scores/base-guided-2.json").read_text())
+    assert float(rows[bases[1]]["Reward"]) == pytest.approx(scores["summary"]["reward"]["mean"], 1e-4)
+    assert "ignore_rewards: true" in (out / "cells/two.updates_control-seed1/config.yaml").read_text()
     line = read_metrics(out / "cells/two.updates-seed1/metrics.jsonl")
     other = json.loads((out / "cells/two.updates-seed0/metrics.jsonl").read_text().splitlines()[-1])
     assert [x["iteration"] for x in line] == [1, 2]  # two iterations of 8 rollouts are within the budget
@@ -63,11 +70,14 @@ def test_recipes_are_trained_to_the_budget_and_compared_once(compare, tmp_path):
     assert (out / "recipes.md").read_text() in output.out and "| two.updates against one_update | 2 |" in output.out
     gain = float(row["Reward"]) - float(rows["one_update"]["Reward"])
     assert f"| two.updates against one_update | 2 | {gain:+.3f} [" in (out / "verdicts.md").read_text()
+    gain = float(row["Reward"]) - float(rows["two.updates_control"]["Reward"])
+    assert f"| two.updates against two.updates_control | 2 | {gain:+.3f} [" in (out / "verdicts.md").read_text()
+    assert "two.updates_control against" not in (out / "verdicts.md").read_text()
     for name in ("curves_rollouts", "curves_forwards", "curves_seconds", "pareto"):
         assert (out / f"{name}.png").stat().st_size > 10_000
 
-    code, output = compare("--budget", "rollouts=17")
-    assert code == 0 and "4 cells, 0 to run" in output.out and ": trained" not in output.out
+    code, output = compare("--budget", "rollouts=17", text=with_control)
+    assert code == 0 and "6 cells, 0 to run" in output.out and ": trained" not in output.out
     code, output = compare("--budget", "rollouts=17", text=FILE.replace("1e-2", "2e-2"))
     assert code == 2 and "was started with learning_rate 0.01 instead of 0.02; use another --out" in output.err
     code, output = compare("--budget", "rollouts=8")

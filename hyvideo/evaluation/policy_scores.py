@@ -6,7 +6,6 @@ policy -> validation videos (ODE, fixed seeds) -> scorers -> one entry per video
 
 import math
 from collections.abc import Mapping
-from contextlib import closing
 from functools import cached_property
 from pathlib import Path
 
@@ -71,6 +70,19 @@ class Evaluator:
         groups = [validation.groups[row] for row in videos]
         return self.score(list(videos.values()), prompts, groups, fps=config.data.fps)
 
+    def policies(self, checkpoints: Mapping[str, Path | None], folder: Path) -> dict[str, Evaluation]:
+        """Return evaluations by name; those that ``folder`` does not have yet are computed. None is the base model."""
+        world, evaluations = joint_identity(self.config.flat(), self.config.reward), {}
+        for name, checkpoint in checkpoints.items():
+            file, identity = folder / f"{name}.json", policy_identity(checkpoint=checkpoint) | world
+            evaluation = read_evaluation(file, identity)
+            if evaluation is None:
+                evaluation = self.policy(Source(checkpoint))
+                write_evaluation(file, evaluation, identity)
+                print(f"evaluated {name}: {file}", flush=True)
+            evaluations[name] = mark_seen(evaluation, read_requests(*self.config.data.prompts_csv))
+        return evaluations
+
     def folder(self, folder: Path) -> Evaluation:
         """Evaluate the mp4 files in a folder; `find_clips` assigns their prompts."""
         clips = find_clips(folder, self.requests)
@@ -107,20 +119,3 @@ class Evaluator:
     def close(self) -> None:
         if "scorer" in vars(self):
             self.scorer.close()
-
-
-def evaluate_policies(config: Config, checkpoints: Mapping[str, Path | None], folder: Path) -> dict[str, Evaluation]:
-    """Return evaluations by name; those that ``folder`` does not have yet are computed. None is the base model."""
-    world = joint_identity(config.flat(), config.reward)
-    identities = {name: policy_identity(checkpoint=checkpoint) | world for name, checkpoint in checkpoints.items()}
-    files = {name: folder / f"{name}.json" for name in checkpoints}
-    evaluations = {name: read_evaluation(file, identities[name]) for name, file in files.items()}
-    missing = [name for name, evaluation in evaluations.items() if evaluation is None]
-    if missing:
-        with closing(Evaluator(config)) as evaluator:
-            for name in missing:
-                evaluations[name] = evaluator.policy(Source(checkpoints[name]))
-                write_evaluation(files[name], evaluations[name], identities[name])
-                print(f"evaluated {name}: {files[name]}", flush=True)
-    training = read_requests(*config.data.prompts_csv)
-    return {name: mark_seen(evaluation, training) for name, evaluation in evaluations.items()}

@@ -6,6 +6,7 @@ startup, validations and checkpoints.
 """
 
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 
 import matplotlib
@@ -15,10 +16,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 
-from hyvideo.config.run_plan import branches_of_steps, make_plan
-from hyvideo.config.settings import Config
+from hyvideo.config.memory.planned_run import PlannedRun
+from hyvideo.config.run_plan import make_plan
 from hyvideo.data.outside import parse_json
-from hyvideo.evaluation.policy_scores import evaluate_policies
+from hyvideo.evaluation.policy_scores import Evaluator
 from hyvideo.evaluation.scores_file import Evaluation, summarise
 from hyvideo.evaluation.studies.columns import FRECHET, UNSEEN, Column, intervals
 from hyvideo.evaluation.studies.comparisons import NO_CORRECTION, as_markdown, compare
@@ -27,6 +28,7 @@ from hyvideo.evaluation.studies.recipes import AXES, Budget
 from hyvideo.evaluation.studies.runs import Run, Study
 from hyvideo.evaluation.studies.study_command import finished
 from hyvideo.evaluation.studies.table import Row, make_table, write_table
+from hyvideo.evaluation.studies.train_runs import planned
 from hyvideo.models.reward_models.rewards import DIMENSIONS
 from hyvideo.records.metrics_file import read_metrics
 from hyvideo.records.run_files import or_none, write_text
@@ -63,22 +65,22 @@ def _true_reward(values: Mapping[str, float], weights: Mapping[str, float]) -> d
     return {} if None in truths else {"true/reward": np.dot(truths, [*weights.values()])}
 
 
-def guided_base(study: Study, scale: float) -> tuple[dict[str, float], float]:
-    """Return the metrics of the base model with guidance, and its forward passes per video; stored in scores/."""
+def guided_base(study: Study, scale: float) -> dict[str, float]:
+    """Return the metrics of the base model with guidance; stored in scores/."""
     config = study.evaluation_config().with_settings(validation_cfg_scale=scale)
-    (evaluation,) = evaluate_policies(config, {f"base-guided-{scale:g}": None}, study.out / "scores").values()
+    with closing(Evaluator(config)) as evaluator:
+        (evaluation,) = evaluator.policies({f"base-guided-{scale:g}": None}, study.out / "scores").values()
     values = {name: value.mean for name, value in summarise(evaluation).items()}
     for kind, is_seen in (("seen", True), ("unseen", False)):
         rewards = [entry["reward"] for entry in evaluation.videos if entry.get("seen") is is_seen]
         rewards = [reward for reward in rewards if reward is not None]
         values |= {f"{kind}/reward": np.mean(rewards)} if rewards else {}
-    return values | _true_reward(values, config.reward_weights), forwards_per_video(config)
+    return values | _true_reward(values, config.reward_weights)
 
 
-def forwards_per_video(config: Config) -> float:
+def forwards_per_video(run: PlannedRun) -> float:
     """Return the forward passes to sample a validation video."""
-    sampled = config.sampled_as_validation().with_settings(grpo_sampling_steps=config.record.validation_steps)
-    return sum(branches_of_steps(sampled.rollout))
+    return run.validation.plan.sampled_branches * run.validation.settings.grpo_sampling_steps
 
 
 def columns_of(trace: Trace) -> list[Column]:
@@ -110,6 +112,7 @@ def write_results(study: Study, runs: list[Run], budget: Budget, guidance: float
         by_recipe.setdefault(run.recipe.name, {})[run.seed] = read_trace(study, run)
     if not trained:
         raise ValueError(f"{study.out} contains no finished run yet")
+    whole = planned(study, trained[0], trains=False)
     for axis in AXES:
         end = budget.amount if axis == budget.axis else np.inf
         curves = {name: curve([*traces.values()], axis, end) for name, traces in by_recipe.items()}
@@ -118,15 +121,18 @@ def write_results(study: Study, runs: list[Run], budget: Budget, guidance: float
             reward = TRUE_REWARD if all(TRUE_REWARD.name in points[0] for points in curves.values()) else REWARD
             panels = [(column.name, reward.name) for column in (FRECHET, DIVERSITY)]
             draw(curves, panels, study.out / "pareto.png", compares_ends=True)
-            of_video = forwards_per_video(study.config(trained[0]))
-            rows = [_row(name, points[-1], of_video, len(by_recipe[name])) for name, points in curves.items()]
+            rows = [
+                _row(name, points[-1], forwards_per_video(whole), len(by_recipe[name]))
+                for name, points in curves.items()
+            ]
     (against, firsts), *others = by_recipe.items()
     base = curve([*firsts.values()][:1], budget.axis)[0]
-    bases = [] if base["rollouts"].mean else [_row("Base model", base, of_video, 0)]
+    bases = [] if base["rollouts"].mean else [_row("Base model", base, forwards_per_video(whole), 0)]
     if guidance:
-        values, forwards = guided_base(study, guidance)
-        found = intervals([Evaluation([], dict.fromkeys(AXES, 0.0) | values)], columns_of(firsts[min(firsts)]))
-        bases.append(_row(f"Base model, guidance {guidance:g}", found, forwards, 0))
+        values = dict.fromkeys(AXES, 0.0) | guided_base(study, guidance)
+        found = intervals([Evaluation([], values)], columns_of(firsts[min(firsts)]))
+        of_video = forwards_per_video(whole.with_settings(validation_cfg_scale=guidance))
+        bases.append(_row(f"Base model, guidance {guidance:g}", found, of_video, 0))
     rows = bases + rows
     notes = [
         f"At {budget.amount:,} {budget.axis} per run, or at its end if earlier; from the validations of the runs, with "

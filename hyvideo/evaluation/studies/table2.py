@@ -8,11 +8,12 @@ trust regions.
 """
 
 import itertools
+from contextlib import closing
 from dataclasses import asdict, fields
 from pathlib import Path
 
 from hyvideo.data.templates import fill
-from hyvideo.evaluation.policy_scores import evaluate_policies
+from hyvideo.evaluation.policy_scores import Evaluator
 from hyvideo.evaluation.scores_file import Evaluation
 from hyvideo.evaluation.studies.cells import KL_FLAGS, SETTINGS, Cell
 from hyvideo.evaluation.studies.columns import FRECHET, REWARD, TRUE_REWARD, UNSEEN, Column, intervals
@@ -35,12 +36,12 @@ NOTES = (
 
 def evaluate_runs(study: Study, runs: list[Run]) -> tuple[Evaluation, dict[Run, Evaluation]]:
     """Return the evaluations of the base model and of the finished runs; those not stored yet are computed."""
-    config = study.evaluation_config()
     checkpoints: dict[str, Path | None] = {"base": None}
     for run in runs:
         if checkpoint := progress(study.folder(run), study.config(run)).checkpoint:
             checkpoints[run.name] = checkpoint
-    evaluations = evaluate_policies(config, checkpoints, study.out / "scores")
+    with closing(Evaluator(study.evaluation_config())) as evaluator:
+        evaluations = evaluator.policies(checkpoints, study.out / "scores")
     return evaluations["base"], {run: evaluations[run.name] for run in runs if run.name in evaluations}
 
 

@@ -23,6 +23,12 @@ from hyvideo.data.outside import Parser, quote, shorten
 SETTINGS = {"model_path": "pretrained_model_root", "num_inference_steps": "validation_steps", "stochastic": "sde_type"}
 SETTINGS |= {"guidance_scale": "cfg_scale", "video_length": "sample_n_frames", "vae_tile_size": "vae_tile_size"}
 SETTINGS |= {name: name for name in ("transformer_version", "shift", "negative_prompt", "eta", "dtype", "device")}
+REWRITING = {  # defaults and descriptions of the flags --rewrite_*
+    "url": ("", "OpenAI-compatible endpoint, such as http://localhost:8000/v1"),
+    "model": ("", "model of the endpoint"),
+    "key_env": ("OPENAI_API_KEY", 'environment variable of the API key (OPENAI_API_KEY); "" sends none'),
+    "prompt_file": (None, "text file with the instruction for the model; default: our own"),
+}
 MAX_VIDEOS = 100_000  # per call
 MAX_PIXELS = 8_192  # per side
 
@@ -68,6 +74,15 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     memory.add_argument("--group_offloading", **boolean, help=words)
     words = "copy a block while the previous one computes (true); false: copy groups of four blocks, without overlap"
     memory.add_argument("--overlap_group_offloading", **boolean, help=words)
+    rewriting = parser.add_argument_group("prompt rewriting")
+    words = "a language model rewrites the prompts; the JSON file of a video has both"
+    rewriting.add_argument("--rewrite", **boolean, help=words)
+    for flag, (default, words) in REWRITING.items():
+        rewriting.add_argument(f"--rewrite_{flag}", default=default, help=words)
+    words = "use a prompt as it is if it cannot be rewritten; otherwise that is an error"
+    rewriting.add_argument("--rewrite_fallback", action="store_true", help=words)
+    words = "write the prompts to this CSV and exit, for training; the same command resumes"
+    rewriting.add_argument("--rewritten_csv", type=Path, help=words)
     settings = parser.add_argument_group("settings", "Each flag replaces a setting; --stochastic samples with its SDE.")
     for flag, name in SETTINGS.items():
         options = flag_options(name)
@@ -97,6 +112,14 @@ def check(options: argparse.Namespace) -> None:
         print(f"ignored flags: aspect_ratio {options.aspect_ratio}; --height and --width set the size", file=sys.stderr)
     if options.eta is not None and not options.stochastic:
         raise ValueError("--eta needs --stochastic: the ODE adds no noise")
+    for name in ("rewrite_url", "rewrite_model", "rewrite_prompt_file", "rewrite_fallback", "rewritten_csv"):
+        if getattr(options, name) and not options.rewrite:
+            raise ValueError(f"--{name} needs --rewrite true")
+    if options.rewrite and processes.world_size() > 1:
+        raise ValueError(
+            "--rewrite must run in one process: rewrite the prompts with python generate.py --rewrite true "
+            "--rewritten_csv prompts.csv first, and use torchrun with --valid_video_csv prompts.csv"
+        )
     if options.cfg_distilled and options.enable_step_distill:
         raise ValueError("--cfg_distilled and --enable_step_distill exclude each other: no released version has both")
 
@@ -154,6 +177,7 @@ def run(options: argparse.Namespace) -> None:
     from hyvideo.config.offloading import Offloading
     from hyvideo.config.rules import check_sampling  # slow to import
     from hyvideo.evaluation import generation
+    from hyvideo.models.prompt_rewriting import Rewriter
     from hyvideo.models.versions import FAMILIES, version_defaults
 
     offloading = Offloading(options.offloading, options.group_offloading, options.overlap_group_offloading)
@@ -164,6 +188,9 @@ def run(options: argparse.Namespace) -> None:
             f"one call generates at most {MAX_VIDEOS:,} videos, got {len(requests):,} prompts and --num_videos "
             f"{options.num_videos:,}"
         )
+    if options.rewrite:
+        given = {flag: value for flag in REWRITING if (value := getattr(options, f"rewrite_{flag}")) is not None}
+        rewriter = Rewriter(**given, fallback=options.rewrite_fallback)
     has_fixed_noise = options.initial_noise == "reference" or any(request.seed is not None for request in requests)
     if options.num_videos > 1 and has_fixed_noise:
         text = f"--num_videos must be 1 with --initial_noise reference or seeds in the CSV, got {options.num_videos}"
@@ -175,6 +202,10 @@ def run(options: argparse.Namespace) -> None:
     output = options.output_path
     folder, is_stochastic = output.parent if output.suffix == ".mp4" else output, options.stochastic is not None
     check_sampling(config, output=folder, is_stochastic=is_stochastic)
+    if options.rewrite:
+        requests = rewriter.rewrite(requests, options.rewritten_csv)
+    if options.rewritten_csv:
+        return
     sizes = {request: size_of(options, config, request.image) for request in requests}
     videos = generation.list_videos(sizes, [r for r in requests for _ in range(options.num_videos)], output)
     noise = {"seed": options.seed, "initial_noise": options.initial_noise, "is_stochastic": is_stochastic}

@@ -18,6 +18,7 @@ from hyvideo.models import loading
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.lora import Pair, save_lora
 from tests.distributed.launch import start
+from tests.models.chat_server import completion, endpoints
 from tests.tiny_checkpoint import write_image, write_original
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -88,6 +89,24 @@ def test_a_csv_can_mix_rows_with_and_without_image(make, image, tmp_path):
     code, settings, output = make("--transformer_version", "480p_i2v", "--valid_video_csv", csv, *SMALL)
     assert code == 0, output.err
     assert [entry["image"] for entry in settings] == [image, None]
+
+
+def test_a_rewritten_prompt_is_recorded_beside_the_video(make):
+    with endpoints() as start:
+        server = start(completion('a cat and a sign "OPEN"'))
+        flags = ["--rewrite", "true", "--rewrite_url", server.url, "--rewrite_model", "a-model"]
+        code, (settings,), output = make("--resolution", "480p", "--prompt", "a cat", *flags, *SMALL)
+    assert code == 0, output.err
+    assert (settings["prompt"], settings["original_prompt"]) == ('a cat and a sign "OPEN"', "a cat")
+
+
+def test_a_failed_rewriting_stops_before_a_model_is_loaded(make, monkeypatch):
+    monkeypatch.setattr(generation.model_setup, "check_checkpoint", lambda *_: pytest.fail("loads the model"))
+    with endpoints() as start:
+        server = start((401, {}, {"error": "no key"}))
+        flags = ["--rewrite", "true", "--rewrite_url", server.url, "--rewrite_model", "a-model"]
+        code, _, output = make("--resolution", "480p", "--prompt", "a cat", *flags, *SMALL)
+    assert code == 2 and "1 of 1 prompts failed: 'a cat' was not rewritten: ValueError: status 401" in output.err
 
 
 def test_the_noise_depends_on_the_seed_of_the_row_or_on_the_seed_and_the_position():
@@ -171,8 +190,7 @@ def test_the_command_of_the_reference_generates_the_prompts_of_the_csv(make, tmp
     notes = [note for note in output.err.splitlines() if note.startswith("ignored flags: ")]
     assert notes == [
         "ignored flags: prompt; --valid_video_csv names the prompts",
-        "ignored flags: rewrite false, sparse_attn false, use_sageattn false, enable_cache false, sr false; "
-        "not available",
+        "ignored flags: sparse_attn false, use_sageattn false, enable_cache false, sr false; not available",
         "ignored flags: cache_type deepcache, cache_start_step 11; steps are not cached",
         "ignored flags: save_pre_sr_video true; there is no super-resolution",
         "ignored flags: save_generation_config true; the settings of every video are saved as JSON beside it",

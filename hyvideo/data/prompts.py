@@ -13,10 +13,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyvideo.data.outside import MAX_PROMPT_BYTES, file_problem, find_path, quote, text_problem
+from hyvideo.data.outside import MAX_PROMPT_BYTES, file_problem, find_path, quote, replacing, text_problem
 from hyvideo.data.randomness import permutation
 
-COLUMNS = ("prompt", "ref_image_path", "seed")
+COLUMNS = ("prompt", "ref_image_path", "seed", "original_prompt")
 MAX_CSV_BYTES = 2**28
 
 
@@ -28,13 +28,14 @@ class Request:
     image: str | None = None
     seed: int | None = None  # of the initial noise in validation and generation; None: the run's or the call's seed
     is_negative: bool = False  # the negative prompt, whose quoted text is not encoded, as in the original pipeline
+    original_prompt: str | None = None  # the prompt before it was rewritten
 
     def seed_or(self, default: int) -> int:
         return default if self.seed is None else self.seed
 
 
 def read_requests(*paths: str | Path) -> list[Request]:
-    """Read the rows of CSV files in order: column ``prompt`` and, optionally, ``ref_image_path`` and ``seed``.
+    """Read the rows of CSV files in order: column ``prompt`` and, optionally, the others of ``COLUMNS``.
 
     An image path is relative to the folder of the CSV or, if there is no such file, to the working directory. A row
     without an image is text-to-video. Raises ValueError if a file is missing, is not text or lacks the column
@@ -56,17 +57,28 @@ def _read_csv(path: Path) -> list[Request]:
                 f"quotes: {quote(row['prompt'])}"
             )
         # Files from Windows also have CRLF inside quotes.
-        prompt, image, seed = ((row.get(column) or "").replace("\r\n", "\n").strip() for column in COLUMNS)
+        prompt, image, seed, original = ((row.get(column) or "").replace("\r\n", "\n").strip() for column in COLUMNS)
         if not prompt:
             raise ValueError(f"every row of a prompts CSV needs a prompt, row {number} of {path} has none")
         check_prompt(prompt, f"in row {number} of {path}")
         if seed and not (re.fullmatch(r"-?\d{1,20}", seed) and -(2**63) <= int(seed) < 2**64):
             raise ValueError(f"seed must be an integer (64 bits), got {quote(seed, 40)} in row {number} of {path}")
         try:
-            requests.append(Request(prompt, find_image(image) if image else None, int(seed) if seed else None))
+            picture = find_image(image) if image else None
         except ValueError as error:
             raise ValueError(f"ref_image_path in row {number} of {path} must be an image file, {error}") from error
+        requests.append(Request(prompt, picture, int(seed) if seed else None, original_prompt=original or None))
     return requests
+
+
+def write_requests(path: Path, requests: Sequence[Request]) -> None:
+    """Write a prompts CSV. The paths of images are relative to its folder."""
+    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        for request in requests:
+            image = request.image and os.path.relpath(request.image, path.parent.resolve())
+            writer.writerow([request.prompt, image, request.seed, request.original_prompt])
 
 
 def are_seen(prompts: Iterable[str], training: Iterable[Request]) -> list[bool]:

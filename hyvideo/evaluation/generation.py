@@ -277,6 +277,7 @@ def _settings(config: Config, video: Video, source: Source, seed: int, is_stocha
     """Return the content of the JSON file beside a video: everything needed to reproduce it."""
     return {
         "prompt": video.request.prompt,
+        "original_prompt": video.request.original_prompt,
         "image": video.request.image,
         "seed": video.request.seed_or(seed),
         "number": video.number,

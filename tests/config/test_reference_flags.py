@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import generate
 from hyvideo.config.command_line import load_config, parse
 from hyvideo.config.reference_flags import TASK, table, with_flags
 from hyvideo.config.settings import FIELDS, Config
@@ -29,6 +30,15 @@ KNOWN = (
     "train_timestep_shift snr_type flow_snr_type num_workers prefetch_factor log_interval model_type vae_name "
     "multitask_mask_training_type debug_* save_interval warmup_steps muon_scope validation_video_length video_length "
     "validation_prompts debug_train_diagnostics_interval"
+).split()
+# Flags of generate.py in HunyuanVideo-1.5 and in SAGE-GRPO.
+KNOWN_OF_GENERATE = (
+    "prompt negative_prompt image_path resolution aspect_ratio video_length num_inference_steps seed dtype model_path "
+    "output_path checkpoint_path lora_path cfg_distilled enable_step_distill sparse_attn rewrite offloading "
+    "group_offloading overlap_group_offloading sr save_pre_sr_video save_generation_config use_sageattn "
+    "sage_blocks_range enable_torch_compile enable_cache cache_type no_cache_block_id cache_start_step cache_end_step "
+    "total_steps cache_step_interval use_fp8_gemm quant_type include_patterns valid_video_csv fixed_size "
+    "original_noise_dir"
 ).split()
 
 
@@ -57,6 +67,12 @@ def test_every_flag_of_the_reference_is_a_setting_or_a_row():
     assert not TRAINING.keys() & FIELDS.keys()
     sets = {name for row in TRAINING.values() for of in (row.sets, *row.values.values()) for name in of}
     assert sets - FIELDS.keys() == {TASK}
+
+
+def test_generate_knows_every_flag_of_the_reference():
+    options = vars(generate.parse(["--prompt", "a"]))
+    assert not [name for name in KNOWN_OF_GENERATE if (name in options) == (name in GENERATION)]
+    assert GENERATION.keys() <= {*KNOWN_OF_GENERATE}
 
 
 @pytest.mark.parametrize(

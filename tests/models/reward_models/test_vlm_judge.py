@@ -3,12 +3,10 @@
 import base64
 import gc
 import gzip
-import http.server
 import io
 import json
 import math
 import re
-import threading
 import time
 
 import pytest
@@ -22,6 +20,7 @@ from hyvideo.models.reward_models.scorer_check import check_scorer
 from hyvideo.models.reward_models.service.client import MAX_ANSWER
 from hyvideo.models.reward_models.trial_clips import Trial
 from hyvideo.models.reward_models.vlm_judge import RUBRIC, VlmJudge
+from tests.models.chat_server import completion
 
 NAMES = ("VQ", "MQ", "TA")
 KEY = "sk-a-secret"
@@ -31,14 +30,6 @@ CLIP = torch.arange(12).view(12, 1, 1, 1).expand(12, 3, 16, 24).mul(20).to(torch
 @pytest.fixture(autouse=True)
 def _no_key(monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    monkeypatch.setattr(VlmJudge, "backoff", 0.005)
-
-
-def completion(content, *, end="stop", tokens=None, **message):
-    logprobs = tokens and {"content": tokens}
-    choice = {"finish_reason": end, "message": {"role": "assistant", "content": content} | message}
-    usage = {"prompt_tokens": 100, "completion_tokens": 9, "total_tokens": 109, "details": {"cached_tokens": 0}}
-    return {"choices": [choice | {"logprobs": logprobs}], "usage": usage}
 
 
 def graded(vq, mq, ta, **options):
@@ -46,64 +37,6 @@ def graded(vq, mq, ta, **options):
 
 
 GOOD = graded(2, 3, 4)
-
-
-class Endpoint:
-    """A server in a thread that sends what ``answer(request, call)`` returns: JSON, bytes, or (status, headers, JSON).
-
-    None closes the connection.
-    """
-
-    def __init__(self, answer):
-        self.requests, self.headers, self.most_at_once = [], [], 0
-        at_once, lock, owner = [0], threading.Lock(), self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_POST(self):
-                with lock:
-                    owner.requests.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
-                    owner.headers.append(dict(self.headers) | {"path": self.path})
-                    number, at_once[0] = len(owner.requests) - 1, at_once[0] + 1
-                    owner.most_at_once = max(owner.most_at_once, at_once[0])
-                result = answer(owner.requests[number], number) if callable(answer) else answer
-                with lock:
-                    at_once[0] -= 1
-                if result is None:
-                    self.connection.close()
-                    return
-                status, headers, content = result if isinstance(result, tuple) else (200, {}, result)
-                if not callable(content):
-                    content = content if isinstance(content, bytes) else json.dumps(content).encode()
-                    headers = {"content-length": str(len(content))} | headers
-                try:
-                    self.send_response(status)
-                    for name, value in headers.items():
-                        self.send_header(name, value)
-                    self.end_headers()
-                    content(self.wfile) if callable(content) else self.wfile.write(content)
-                except OSError:
-                    pass  # the client disconnected
-
-            def log_message(self, *_):
-                pass
-
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/v1"
-        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
-
-
-@pytest.fixture
-def endpoint():
-    started = []
-
-    def start(answer):
-        started.append(Endpoint(answer))
-        return started[-1]
-
-    yield start
-    for server in started:
-        server.server.shutdown()
-        server.server.server_close()
 
 
 def judge(server, **options):
@@ -453,7 +386,7 @@ def test_the_cost_is_counted_and_printed_at_exit(endpoint, capsys):
     server = endpoint(lambda _, call: (429, {}, {}) if call == 0 else GOOD)
     scorer = judge(server, parallel=1)
     scorer.score([CLIP] * 2, ["a", "b"], fps=8)
-    assert scorer.cost == {"requests": 2, "prompt_tokens": 200, "completion_tokens": 18}
+    assert scorer.endpoint.cost == {"requests": 2, "prompt_tokens": 200, "completion_tokens": 18}
     del scorer
     gc.collect()
     assert "vlm_judge a-model: " in (output := capsys.readouterr().err) and "'requests': 2" in output

@@ -1,0 +1,106 @@
+"""Client of an OpenAI-compatible endpoint: chat completions of limited size, retried and timed out."""
+
+import asyncio
+import os
+import re
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import httpx
+from httpx_retries import Retry, RetryTransport
+
+from hyvideo.data.outside import describe_error, parse_json, quote, shorten
+from hyvideo.models.reward_models.service.client import MAX_ANSWER, is_address
+
+T = TypeVar("T")
+
+LOCAL = re.compile(r"https?://(localhost|127(\.[0-9]+){3}|\[::1\])(:[0-9]+)?(/|$)")  # endpoints on this machine
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError, OverflowError)  # raised for malformed answers
+RETRIED = (408, 409, 429, 500, 502, 503, 504, 529)
+MAX_CONNECT_S = 10.0
+
+
+class ChatEndpoint:
+    """Endpoint that answers several requests at a time. Raises ValueError, naming ``user``, for invalid options."""
+
+    backoff = 1.0  # seconds before the first retry, at most doubled each time, or as long as the endpoint requests
+
+    def __init__(
+        self,
+        user: str,
+        *,
+        url: str,  # such as https://api.openai.com/v1
+        model: str,
+        key_env: str,  # environment variable of the API key; "" sends none
+        parallel: int,  # concurrent requests
+        timeout: int | float,  # maximum seconds without receiving a byte, and maximum pause before a retry
+        retries: int,  # if there is no answer, or a status in ``RETRIED``
+    ):
+        if not model or not is_address(url) or set("@?#") & set(url):
+            raise ValueError(f"{user} needs a model and a url (https://HOST/v1, no key or query), got {quote(url)}")
+        if not (0 < parallel <= 100 and min(timeout, retries + 1) > 0):
+            raise ValueError(f"{user}: timeout must be positive, retries 0 or more, parallel 1 to 100")
+        key = os.environ.get(key_env, "")
+        is_safe = LOCAL.match(url) or not key_env or (key and url.startswith("https:"))
+        if not is_safe or not re.fullmatch("[!-~]*", key):
+            needed = f"https and an ASCII key in environment variable {key_env}, or key_env '' to send no key"
+            raise ValueError(f"{user} needs {needed}, got {quote(url)}")
+        self.url, self.model, self._key = f"{url.rstrip('/')}/chat/completions", model, key
+        self.parallel, self.timeout, self.retries = parallel, timeout, retries
+        self.cost = {"requests": 0, "prompt_tokens": 0, "completion_tokens": 0}
+        weakref.finalize(self, print, f"{user} {model}:", self.cost, file=sys.stderr)  # printed at process exit
+
+    def ask(self, requests: Sequence[Callable[[], str]], read: Callable[[dict], T]) -> list[tuple[T | None, str]]:
+        """Send requests, and return what ``read`` makes of each completion, or None with the reason of the failure.
+
+        Each request is a function that returns JSON, so that at most ``parallel`` of them are in memory. ``read``
+        receives the completion's first choice and raises one of ``MALFORMED`` if it is invalid.
+        """
+        return asyncio.run(self._ask(requests, read))
+
+    async def _ask(self, requests: Sequence[Callable[[], str]], read: Callable[[dict], T]):
+        slots = asyncio.Semaphore(self.parallel)
+
+        async def result(request: Callable[[], str]) -> tuple[T | None, str]:
+            try:
+                async with slots, asyncio.timeout((self.retries + 1) * 2 * self.timeout):  # for slowly arriving bytes
+                    self.cost["requests"] += 1
+                    async with client.stream("POST", self.url, content=request()) as response:
+                        answer = await _read_answer(response)
+                if response.status_code != 200:
+                    raise ValueError(f"status {response.status_code}: {answer.decode(errors='replace')}")
+                return read(self._choice(parse_json(answer))), ""
+            except (TimeoutError, httpx.HTTPError, *MALFORMED) as error:
+                return None, shorten(describe_error(error).replace(self._key or "\0", "***"), 500)
+
+        # An uncompressed answer is as long in memory as on the wire.
+        headers = {"content-type": "application/json", "accept-encoding": "identity"}
+        headers |= {"authorization": f"Bearer {self._key}"} if self._key else {}
+        retry = Retry(self.retries, ["POST"], RETRIED, backoff_factor=self.backoff, max_backoff_wait=self.timeout)
+        transport = RetryTransport(httpx.AsyncHTTPTransport(verify=not self.url.startswith("http:")), retry)
+        limits = httpx.Timeout(self.timeout, connect=min(self.timeout, MAX_CONNECT_S))
+        async with httpx.AsyncClient(transport=transport, headers=headers, timeout=limits) as client:
+            return await asyncio.gather(*map(result, requests))
+
+    def _choice(self, answer: dict) -> dict:
+        """Return the first choice of a chat completion, and count its tokens."""
+        for name in ("prompt_tokens", "completion_tokens"):
+            count = usage.get(name) if isinstance(usage := answer.get("usage"), dict) else 0
+            self.cost[name] += count if isinstance(count, int) else 0
+        if "choices" not in answer or answer["choices"][0]["finish_reason"] != "stop":
+            raise ValueError(f"finish_reason of a chat completion must be 'stop', got {answer!r}")
+        return answer["choices"][0]
+
+
+async def _read_answer(response: httpx.Response) -> bytes:
+    """Return the body of an answer. Raises ValueError if it is compressed or longer than MAX_ANSWER."""
+    answer, encoding = bytearray(), response.headers.get("content-encoding", "identity")
+    if encoding != "identity":
+        raise ValueError(f"the endpoint must send uncompressed answers, got content-encoding {encoding}")
+    async for part in response.aiter_raw():
+        answer += part
+        if len(answer) > MAX_ANSWER:
+            raise ValueError(f"the answer is longer than {MAX_ANSWER} bytes")
+    return bytes(answer)

@@ -43,7 +43,7 @@ INTERVAL = {
     "use_moving_KL": False,
     "kl_compute_mode": "training_phase",
 }
-GUIDED_ANCHOR = {"objective": "nft", "nft_levels": 4, "cfg_scale": 1.0, "anchor_cfg_scale": 3.0}
+GUIDED_ANCHOR = {"objective": "nft", "random_weights": False, "cfg_scale": 1.0, "anchor_cfg_scale": 3.0}
 COMPARED = ("reward/mean", "reward/std", "loss/policy", "kl/position", "policy/log_prob", "weights")
 
 

@@ -16,22 +16,26 @@ from tests import forked, fuzzing
 
 ROOT = Path(__file__).parent.parent
 
-# The longest tests start first, so that no worker finishes long after the others.
+# The longest tests start first, in this order, so that no worker finishes long after the others.
 LONGEST = (
-    "distributed/test_rank_faults.py",
-    "distributed/test_same_run.py",
-    "distributed/test_sequence_parallel.py",
-    "fake_cuda/test_phases.py",
-    "miniature/test_build.py",
-    "models/test_compile.py",
-    "reward_hacking/test_monitor.py",
-    "scripts/test_gpu_check.py",
-    "test_trainer.py",
     "training/test_faults.py",
-    "training/test_nft_update.py",
-    "training/test_on_policy_check.py",
-    "training/test_policy_update.py",
+    "test_trainer.py",
+    "distributed/test_same_run.py",
+    "distributed/test_rank_faults.py",
+    "scripts/test_gpu_check.py",
+    "fake_cuda/test_phases.py",
     "training/test_run_state.py",
+    "miniature/test_reward_model.py",
+    "models/test_compile.py",
+    "distributed/test_agent.py",
+    "evaluation/reward_hacking/test_monitor.py",
+    "evaluation/test_validation.py",
+    "distributed/test_resharding.py",
+    "training/test_policy_update.py",
+    "training/test_on_policy_check.py",
+    "training/test_nft_update.py",
+    "distributed/test_sequence_parallel.py",
+    "miniature/test_build.py",
 )
 
 
@@ -45,12 +49,13 @@ def pytest_configure(config):
     if config.getoption("numprocesses", None):  # the workers run the tests
         config.option.tx = [f"popen//python={forked.python()}"] * len(config.option.tx)
     else:
-        forked.cache_random_weights()
+        forked.cache_models()
 
 
 def pytest_collection_modifyitems(config, items):
     """Run long files first, and skip tests marked slow or that need a GPU."""
-    items.sort(key=lambda item: not str(item.path).endswith(LONGEST))
+    order = {ROOT / "tests" / name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path, len(order)))
     on_gpu = [item for item in items if "cuda" in item.keywords]
     if on_gpu and not _can_check_gpu():
         for item in on_gpu:

@@ -10,6 +10,7 @@ which the first of them starts and which ends with pytest.
 """
 
 import atexit
+import copy
 import fcntl
 import functools
 import gc
@@ -27,7 +28,10 @@ import sys
 import tempfile
 import threading
 import traceback
+from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 OWNER = "FORKED_FOR"  # environment variable: PID of the process with which the server ends
@@ -95,14 +99,42 @@ def python(preload: str = "") -> str:
     return str(program)
 
 
-def cache_random_weights() -> None:
-    """Cache the random weights of each seed for all models of this process and of processes forked from it."""
-    from hyvideo.models import weight_files
+def cache_models() -> None:
+    """Cache untrained models and the random weights of each seed, for this process and processes forked from it."""
+    from hyvideo.models import encoders, loading, weight_files
 
     draw = functools.lru_cache(4000)(weight_files.draw_tensor)
     weight_files.draw_tensor = lambda seed, name, shape, device="cpu": draw(
         seed, name, tuple(shape), str(device)
     ).clone()
+    loading.new_model = _copying(loading.new_model)  # on the meta device
+    encoders._random = _copying(encoders._random)
+
+
+def _copying(build: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that builds a model only for new arguments and otherwise returns a copy of the first one."""
+    models: dict[str, Any] = {}
+
+    def copy_or_build(*arguments: Any) -> Any:
+        key = repr(arguments)
+        if key not in models:
+            models[key] = build(*arguments)
+        return _copy(models[key])
+
+    return copy_or_build
+
+
+def _copy(module: Any) -> Any:
+    """Return a copy of a module with its own submodules, parameters and hooks; faster than `copy.deepcopy`."""
+    copied = copy.copy(module)
+    own = {name: value.copy() for name, value in vars(module).items() if type(value) in (dict, OrderedDict)}
+    vars(copied).update(own)
+    copied._modules.update({name: _copy(part) for name, part in module._modules.items() if part is not None})
+    for name, parameter in module._parameters.items():
+        copied._parameters[name] = copy.deepcopy(parameter)
+    for name, buffer in module._buffers.items():
+        copied._buffers[name] = copy.deepcopy(buffer)
+    return copied
 
 
 # --- the server -----------------------------------------------------------------------------------------------------
@@ -162,7 +194,7 @@ def _import_all() -> None:
     import hyvideo
 
     torch.set_num_threads(1)
-    cache_random_weights()
+    cache_models()
     for name in LATE:
         importlib.import_module(name)
     for module in pkgutil.walk_packages(hyvideo.__path__, "hyvideo."):

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.distributed.sharded_tensors import full_tensor
+from hyvideo.distributed.sharded_tensors import full_tensor, local_shard
 
 T = TypeVar("T")
 
@@ -61,7 +61,10 @@ def average_gradients(parameters: Iterable[nn.Parameter], mesh: Mesh, *, is_shar
 
 def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> float:
     """Clip the gradients to a global norm of ``max_norm`` over all shards and return the norm before clipping."""
-    return full_tensor(nn.utils.clip_grad_norm_(parameters, max_norm)).item()
+    norm = full_tensor(nn.utils.get_total_norm([parameter.grad for parameter in parameters]))
+    shards = [local_shard(parameter.grad) for parameter in parameters]  # a product of DTensors takes a second at first
+    torch._foreach_mul_(shards, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+    return norm.item()
 
 
 def all_objects(value: T, mesh: Mesh, group: "dist.ProcessGroup | None" = None) -> list[T]:

@@ -21,7 +21,7 @@ from hyvideo.models.offload import offload
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
 from hyvideo.training.anchor import Anchor
 from hyvideo.training.optimizers import make_optimizers
-from tests.fake_cuda.test_phases import recipe
+from tests.fake_cuda.test_phases import narrow, recipe
 
 
 def iteration(run, timestep, scheduler, with_decode):
@@ -61,7 +61,8 @@ def iteration(run, timestep, scheduler, with_decode):
             pipeline.velocity(latents, timestep.expand(rows), text.select([0] * rows))
             end("rollout")
             if with_decode:
-                pipeline.decode(one)
+                shape = pipeline.latent_shape(*narrow(settings.base_weight_dtype).config.rollout_size)
+                pipeline.decode(checks.empty(1, *shape, dtype=torch.float32))
                 end("decode")
             with anchor.swapped_in():
                 reference = pipeline.velocity(one, timestep, text)

@@ -25,7 +25,7 @@ def rendered(count=12):
 
 def test_short_training_lowers_the_error_and_writes_the_released_layout(tmp_path):
     videos, labels = rendered()
-    reward_model.train(tmp_path, (videos, labels), num_steps=30, batch_size=8, seed=0)
+    reward_model.train(tmp_path, (videos, labels), num_steps=20, batch_size=6, seed=0)
     folder = tmp_path / reward_model.FOLDER
     names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert {"model_config.json", "checkpoint-1/model.pth", "checkpoint-1/tokenizer/tokenizer_config.json"} <= names

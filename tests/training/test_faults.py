@@ -256,8 +256,8 @@ def test_a_signal_outside_of_training_ends_the_run_at_once_with_code_75(tmp_path
 # --- a rank that hangs ----------------------------------------------------------------------------------------------
 
 
-def launch_with_hanging_rank(folder, stage):
-    """Run two ranks with a launcher; the second is stopped in a stage of iteration 2. Return the run and the result."""
+def start_with_hanging_rank(folder, stage):
+    """Start two ranks with a launcher; the second is stopped in a stage of iteration 2. Return the run and launcher."""
     run = Run(folder)
     call = "inject", (str(run.log), stage, 2, "STOP", 1)
     (folder / "program.py").write_text(PROGRAM.format(*call))
@@ -266,20 +266,19 @@ def launch_with_hanging_rank(folder, stage):
     flags = [f"--{name}={value}" for name, value in (RUN | {"output_dir": str(run.out)} | limits).items()]
     command = [python(), *launcher, str(folder / "program.py"), "--config", "configs/smoke.yaml", *flags]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHON_EXEC": python()}
-    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300)
-    return run, Result(result.returncode, result.stdout + result.stderr)
+    with open(folder / "output", "w") as output:
+        return run, subprocess.Popen(command, stdout=output, stderr=output, cwd=ROOT, env=environment)
 
 
-@pytest.mark.parametrize(
-    "stage", [stage if stage == "anchor" else pytest.param(stage, marks=pytest.mark.slow) for stage in STAGES]
-)
-def test_a_rank_that_hangs_is_reported_with_its_stage_ended_and_the_run_resumed(tmp_path, stage):
-    run, result = launch_with_hanging_rank(tmp_path, stage)
-    assert result.code == 0, result.output
-    assert re.search(rf"^1 .* {stage} +2 .*no heartbeat for \d+ s$", result.output, re.MULTILINE), result.output
-    assert "no heartbeat (stopped, exited or unreachable): rank 1" in result.output
-    assert "resuming from iteration 1" in result.output
-    assert [line["iteration"] for line in run.metrics()] == [1, 2] and run.checkpoints() == ["000001", "000002"]
+@pytest.fixture(scope="module", autouse=True)
+def hanging(request, tmp_path_factory):
+    """The run whose rank hangs in the stage ``anchor``: it mostly waits, so it starts before the tests of this file."""
+    if not any("a_rank_that_hangs" in item.name for item in request.session.items):
+        yield
+        return
+    started = start_with_hanging_rank(tmp_path_factory.mktemp("hanging"), "anchor")
+    yield started
+    started[1].kill()
 
 
 # --- a full disk ----------------------------------------------------------------------------------------------------
@@ -376,3 +375,20 @@ def test_clocks_that_jump_do_not_change_the_results(tiny_config, mesh, monkeypat
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + next(jumps))
     assert history(config, mesh, Redness(), 2) == expected
+
+
+# --- the end of the rank that hangs ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "stage", [stage if stage == "anchor" else pytest.param(stage, marks=pytest.mark.slow) for stage in STAGES]
+)
+def test_a_rank_that_hangs_is_reported_with_its_stage_ended_and_the_run_resumed(tmp_path, stage, hanging):
+    run, launcher = hanging if stage == "anchor" else start_with_hanging_rank(tmp_path, stage)
+    code = launcher.wait(timeout=300)
+    output = (run.log.parent / "output").read_text()
+    assert code == 0, output
+    assert re.search(rf"^1 .* {stage} +2 .*no heartbeat for \d+ s$", output, re.MULTILINE), output
+    assert "no heartbeat (stopped, exited or unreachable): rank 1" in output
+    assert "resuming from iteration 1" in output
+    assert [line["iteration"] for line in run.metrics()] == [1, 2] and run.checkpoints() == ["000001", "000002"]

@@ -47,6 +47,7 @@ CASES = {
     "moving, LoRA on fp8, bf16": {"kl_strategy": "moving", **LORA, **BF16, "base_weight_dtype": "fp8"},
     "dual_fixed, Muon, guidance": {"kl_strategy": "dual_fixed", "use_muon": True, "cfg_scale": 2.0},
 }
+COVERED = ("none", "fixed, LoRA")  # by the other cases
 
 
 def train_iterations(trainer, iterations):
@@ -72,7 +73,9 @@ def snapshot(trainer):
     return tensors, numbers
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slow) if case in COVERED else case for case in CASES]
+)
 def test_a_resumed_run_equals_the_uninterrupted_run_bit_for_bit(tiny_config, mesh, case):
     config = tiny_config.with_settings(**SETTINGS | CASES[case])
     uninterrupted = Trainer(config, mesh, CPU, scorers={"test": Redness()})

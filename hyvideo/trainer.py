@@ -93,9 +93,8 @@ class Trainer(RunParts):
     def train(self) -> None:
         """Train until iteration ``max_steps`` and write all results to ``output_dir``.
 
-        A run that ends early saves its last finished iteration. Raises Stopped after a signal, RewardHacking if
-        ``on_reward_hacking`` ends the run, NotOwner if another process owns ``output_dir``, TooManyMissingRewards, and
-        OffPolicyError.
+        A run that ends early saves its last finished iteration. Raises Stopped after a signal, RewardHacking, NotOwner,
+        TooManyMissingRewards and OffPolicyError.
         """
         with self.owner, self.bar.begin(self.iteration):  # checks the ownership again before the first write
             self._train()

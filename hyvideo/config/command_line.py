@@ -1,8 +1,4 @@
-"""Settings from a YAML file and from flags; flags override the file.
-
-Mistakes end in one message before any slow import: an unknown name, with the closest known one, a value of the wrong
-type, or a file that cannot be read.
-"""
+"""Settings from a YAML file and from flags, which override the file. Mistakes end in one message."""
 
 import argparse
 import dataclasses
@@ -87,10 +83,7 @@ def load_config(path: str | Path, **overrides) -> Config:
 
 
 def _translated(given: dict, by_flag: dict[str, list[str]], inherited: dict) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the settings of one source (flags or a file) and the name by which each was given.
-
-    Raises ValueError if two names of a setting have different values, or like `meanings`.
-    """
+    """Return the settings of flags or of a file, and the name that gave each. ValueError for contradicting names."""
     values, names = dict(given), {name: name for name in given}
     found = meanings(by_flag, table("post_train"), inherited | given)
     for setting, flag, words, row in sorted(found, key=lambda meaning: meaning.row.unless_set):

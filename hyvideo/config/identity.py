@@ -21,10 +21,9 @@ class Changes(NamedTuple):
 
 
 def changed_settings(saved: Mapping[str, object], now: Mapping[str, object], *, same_rollouts: bool) -> Changes:
-    """Compare the settings of a checkpoint, as read from JSON, with the current ones.
+    """Compare the settings of a checkpoint, as read from JSON, with the current ones; absent ones had their default.
 
-    Settings that the checkpoint lacks had their default. With ``same_rollouts`` the number of rollouts per iteration is
-    unchanged, so that their layout may change.
+    With ``same_rollouts``, the number of rollouts per iteration is unchanged, so that their layout may change.
     """
     free: list[str] = []
     affecting_learning: list[str] = []

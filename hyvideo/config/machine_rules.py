@@ -83,11 +83,7 @@ def videos_fit_the_version(model: ModelSettings, data: DataSettings, sizes: dict
 
 
 def image_problems(task: str | None, requests: list[Request], version: str, source: str) -> Problems:
-    """Yield images given to a text-to-video version, or no image at all for an image-to-video version.
-
-    An image-to-video version also accepts rows without an image. If all rows lack one, the images were forgotten or
-    the text-to-video version is meant.
-    """
+    """Yield images given to a text-to-video version, or no image in any row for an image-to-video version."""
     with_image = sum(request.image is not None for request in requests)
     if task == "t2v" and with_image:
         yield (

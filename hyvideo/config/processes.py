@@ -28,10 +28,7 @@ def local_rank() -> int:
 
 
 def use_expandable_segments() -> None:
-    """Let torch's GPU allocator extend its segments, which avoids fragmentation. Call before torch is imported.
-
-    PYTORCH_ALLOC_CONF of the user takes precedence, or PYTORCH_CUDA_ALLOC_CONF, which torch reads first.
-    """
+    """Let torch's GPU allocator extend its segments, unless the user configured it. Call before torch is imported."""
     if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 

@@ -1,7 +1,4 @@
-"""Flags of the public reference that have another name here, or none, as listed in reference_flags.yaml.
-
-Values are words, as on a command line; `command_line` converts them to the types of the settings.
-"""
+"""Flags of the public reference that have another name here, or none, as listed in reference_flags.yaml."""
 
 import argparse
 import fnmatch
@@ -65,10 +62,7 @@ def flags_in(names: Iterable[str], rows: Mapping[str, Row]) -> dict[str, Row]:
 
 
 def meanings(given: Mapping[str, list[str]], rows: Mapping[str, Row], known: Mapping[str, Any]) -> list[Meaning]:
-    """Return the settings that flags stand for; prints ignored flags and the reason on stderr.
-
-    ``known`` are settings given elsewhere. Raises ValueError for a value that is not supported here.
-    """
+    """Return the settings that flags stand for; ``known`` are given elsewhere. ValueError for an unsupported value."""
     found: list[Meaning] = []
     ignored: dict[str, list[str]] = {}
     for flag, row in flags_in(given, rows).items():

@@ -1,7 +1,4 @@
-"""Rules that settings must satisfy: functions that yield a message for every violation.
-
-They import no torch, load no model and write no file, so that mistakes are reported within the first second.
-"""
+"""Rules that settings must satisfy: functions that yield a message for every violation, without importing torch."""
 
 import math
 import re

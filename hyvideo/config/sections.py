@@ -1,7 +1,4 @@
-"""All settings by section: name, default, help text and traits, each declared once.
-
-Flags keep the names and meaning of the public reference implementation.
-"""
+"""All settings by section, each declared once, under the names of the public reference implementation."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,4 @@
-"""Conditions under which a setting has no effect, named by what is missing; imported as ``no``: ``no.LORA``.
-
-Every condition is arithmetic on the settings of the run (``c``) and the number of processes (``n``).
-"""
+"""Conditions on settings (``c``) and number of processes (``n``) under which a setting has no effect."""
 
 import math
 from contextlib import suppress

@@ -1,8 +1,4 @@
-"""The first frame for image-to-video: an image file, resized and cropped to a video size of the model.
-
-A model supports a few sizes, or for each resolution "buckets", sizes of about equal area. An image is assigned to the
-size with the nearest aspect ratio.
-"""
+"""The first frame for image-to-video: an image file, resized and cropped to the nearest video size of the model."""
 
 import os
 import re
@@ -46,11 +42,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def read_image(path: str | os.PathLike) -> Image.Image:
-    """Read an image file as RGB, rotated by its EXIF orientation; of an animation, the first frame.
-
-    Raises ValueError for a file that is missing, corrupted, in a format outside ``FORMATS`` or larger than
-    ``MAX_PIXELS``. The size is read from the header before anything is decoded.
-    """
+    """Read an image file, or the first frame of an animation, as RGB, rotated by EXIF. ValueError if it is unusable."""
     with _open_image(path) as file:
         return to_rgb(ImageOps.exif_transpose(file))
 
@@ -125,9 +117,8 @@ def fit(image: Image.Image, height: int, width: int) -> Image.Image:
     """Resize an RGB image (Lanczos) to the smallest size that covers height x width, and crop it to its center.
 
     ``scale = max(width / w, height / h)`` in Python floats; the covering size is ``round(w scale) x round(h scale)``
-    and the crop starts at ``round((covering - frame) / 2)``, halves to even. diffusers truncates both to whole pixels,
-    which scales or shifts six of ten images by a fraction of a pixel.
-    Raises ValueError for an image so elongated that it would exceed ``MAX_PIXELS`` when resized.
+    and the crop starts at ``round((covering - frame) / 2)``, halves to even. Raises ValueError for a too elongated
+    image.
     """
     scale = max(width / image.width, height / image.height)
     covering = round(image.width * scale), round(image.height * scale)

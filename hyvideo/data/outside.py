@@ -1,7 +1,4 @@
-"""Checks of user-supplied paths and text, error messages that quote them, and atomic file writes.
-
-``Path.exists`` returns False for a loop of links and raises for a name that is too long; these checks report both.
-"""
+"""Checks of user-supplied paths and text, error messages that quote them, and atomic file writes."""
 
 import argparse
 import errno

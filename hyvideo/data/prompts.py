@@ -1,7 +1,4 @@
-"""Prompts from CSV files, and the prompts of each training iteration.
-
-The prompts of an iteration depend only on its number and the seed, so a resumed run needs no saved data position.
-"""
+"""Prompts from CSV files, and the prompts of each training iteration, which depend only on its number and the seed."""
 
 import csv
 import functools
@@ -37,9 +34,8 @@ class Request:
 def read_requests(*paths: str | Path) -> list[Request]:
     """Read the rows of CSV files in order: column ``prompt`` and, optionally, the others of ``COLUMNS``.
 
-    An image path is relative to the folder of the CSV or, if there is no such file, to the working directory. A row
-    without an image is text-to-video. Raises ValueError if a file is missing, is not text or lacks the column
-    ``prompt``, if a row has no valid prompt or seed, or if an image does not exist.
+    An image path is relative to the folder of the CSV or to the working directory; a row without an image is
+    text-to-video. Raises ValueError for a file without prompts, an invalid prompt or seed, or a missing image.
     """
     return [request for path in paths for request in _read_csv(find_path(path))]
 

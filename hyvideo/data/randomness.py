@@ -1,10 +1,8 @@
 """Random numbers that are determined by the seed and their purpose, in any process.
 
-Every draw is keyed by a tuple such as ``(seed, "step noise", iteration, prompt, rollout, step)``. The ranks of a
-sequence-parallel group therefore draw equal numbers without communication, a run with another number of ranks samples
-the same rollouts, and a resumed run needs no saved generator state.
-
-numpy's Philox gives the same bits on every machine; torch's CPU generator depends on the instruction set.
+Every draw is keyed by a tuple such as ``(seed, "step noise", iteration, prompt, rollout, step)``: ranks draw equal
+numbers without communication, and a resumed run needs no saved generator state. numpy's Philox gives the same bits on
+every machine; torch's CPU generator depends on the instruction set.
 """
 
 import hashlib

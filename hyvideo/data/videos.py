@@ -1,7 +1,6 @@
-"""Reading and writing of video files: H.264 mp4 for scorers and viewers, GIF for TensorBoard.
+"""Reading and writing of video files: H.264 mp4 for scorers and viewers, GIF for TensorBoard, without ffmpeg.
 
-A video is a uint8 RGB tensor (frames, channels, height, width). PyAV encodes in this process, so no ffmpeg program has
-to be installed.
+A video is a uint8 RGB tensor (frames, channels, height, width).
 """
 
 import io

@@ -61,10 +61,7 @@ def final_code(failures: dict) -> int | None:
 
 
 def main(arguments: list[str], last_iteration: Callable[[list[str]], int]) -> int:
-    """Run torchrun with these arguments. Return a code of `FINAL_CODES`, 75 after a signal, otherwise 0 or 1.
-
-    ``last_iteration`` returns the last finished iteration of a run with the given flags.
-    """
+    """Run torchrun. Return a code of `FINAL_CODES`, else 0 or 1; ``last_iteration`` takes the flags of a run."""
     # Slurm sends SIGUSR1 to all processes, but the agent acts on SIGTERM. The workers would inherit SIG_IGN.
     signal.signal(signal.SIGUSR1, lambda *_: None)
     # A store that survives a restart keeps entries of the previous processes, which make the new ones hang.

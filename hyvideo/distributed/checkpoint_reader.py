@@ -1,7 +1,6 @@
 """Safe reading of torch.distributed.checkpoint files from untrusted sources.
 
-Their ``.metadata`` is a pickle, which the library loads without restrictions. This module unpickles only classes that
-describe tensors and opens only files inside the folder.
+Their ``.metadata`` is a pickle. Only classes that describe tensors are unpickled, and only files inside are opened.
 """
 
 import io

@@ -1,7 +1,4 @@
-"""Manifest of a checkpoint: names, sizes and hashes of its files, written with it and verified before resuming.
-
-Hashing is split over the ranks. The same hashes identify the contents of a policy.
-"""
+"""Manifest of a checkpoint: names, sizes and hashes of its files, written with it and verified before resuming."""
 
 import hashlib
 import json
@@ -54,10 +51,7 @@ def size_problem(folder: Path) -> str | None:
 
 
 def corruption(folder: Path, mesh: Mesh) -> str | None:
-    """Return why sizes or hashes differ from the manifest, or None. Collective.
-
-    Raises ValueError on all ranks if a rank cannot read a file, or if the ranks do not see the same files.
-    """
+    """Return why sizes or hashes differ from the manifest, or None. Collective; ValueError for unreadable files."""
     problem = None
     with raise_on_all_ranks(mesh):
         problem = size_problem(folder)

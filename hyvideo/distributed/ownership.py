@@ -35,8 +35,7 @@ class NotOwner(ValueError):
 class Ownership:
     """Context manager: within it, this run owns the output folder. All ranks enter it; only rank 0 uses the file.
 
-    `take`, or entering the context, acquires the folder; leaving the context or the end of the process releases it. The
-    owner sends a heartbeat every ``beat_s`` seconds and loses the folder after ``silence_s`` seconds without one.
+    The owner sends a heartbeat every ``beat_s`` seconds and loses the folder after ``silence_s`` seconds without one.
     """
 
     def __init__(self, folder: Path, mesh: Mesh, *, beat_s: float = 10.0, silence_s: float = 60.0):

@@ -76,9 +76,8 @@ def _compile(transformer: nn.Module, backend: str) -> None:
     """Compile each block: one graph for all blocks of a kind, if the texts of a batch have equal lengths.
 
     Rollout and update must compute the same numbers, but kernels are fused differently with and without gradient.
-    Therefore values are rounded to bf16 where eager mode rounds them. Inductor chooses kernels deterministically where
-    it can, because a choice by benchmark could also differ between ranks. Shapes are dynamic from the first call, so
-    that no kernels are specialized for the first text length.
+    Therefore values are rounded to bf16 where eager mode rounds them, and Inductor chooses kernels deterministically.
+    Shapes are dynamic from the first call, so that no kernels are specialized for the first text length.
     """
     if backend not in (known := [*torch._dynamo.list_backends(), "aot_eager", "eager"]):
         raise ValueError(f"compile_backend must be one of {', '.join(known)}, got {quote(backend)}")

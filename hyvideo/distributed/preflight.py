@@ -28,8 +28,7 @@ def preflight(
 ) -> None:
     """Raise ValueError on every rank if the nodes do not fit the run or each other; rank 0's error has the reasons.
 
-    The main rank prints a table of the nodes. Call this before ``mesh.start``: it joins the process group and reports a
-    missing rank, for which ``mesh.start`` would wait. The caller's ``problem`` is also reported.
+    Call it before ``mesh.start``, which would wait for a missing rank. The caller's ``problem`` is also reported.
     """
     try:
         store = open_store(mesh, timeout_s=timeout_s)

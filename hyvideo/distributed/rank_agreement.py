@@ -1,7 +1,4 @@
-"""Agreement of ranks through the key-value store: each rank sends an answer, and the main rank checks all of them.
-
-A rank that does not answer is reported. No process group is needed, so this also works where a collective would hang.
-"""
+"""Agreement of ranks through the key-value store, without a process group: the main rank checks all ranks' answers."""
 
 import json
 import os

@@ -68,13 +68,9 @@ def assign_ranks(tensors: Sequence[Tensor], group: "dist.ProcessGroup | None") -
 def fill_shards(model: nn.Module, weights: Iterator[tuple[str, Tensor]], *, device: torch.device) -> None:
     """Allocate a model from the meta device on ``device`` and fill it with weights that only the first rank reads.
 
-    Every rank keeps its shards and holds at most one full tensor in addition. Model replicas exchange only shards. The
-    weights of `Fp8Linear` layers are quantized one by one.
-
-    Args:
-        model: A model on the meta device, optionally sharded by ``fully_shard``.
-        weights: Weights from ``loading.stream_transformer`` with ``read`` only on the first rank; names and order are
-            the same on every rank. The caller initializes adapters.
+    Every rank keeps its shards and holds at most one full tensor in addition. ``weights`` are those of
+    `loading.stream_transformer`, with ``read`` only on the first rank; the caller initializes adapters. The weights of
+    `Fp8Linear` layers are quantized one by one.
     """
     buffers = [name for name, buffer in model.named_buffers() if buffer.is_meta]
     assert not buffers, f"buffers outside the state dict would stay uninitialized: {buffers}"

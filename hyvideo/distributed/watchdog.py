@@ -1,10 +1,8 @@
-"""Watchdog: reports each rank's stage, and the time spent in it, when a run hangs.
+"""Watchdog: reports each rank's stage, and the time spent in it, when a run hangs; it does not stop the run.
 
-It does not stop the run; ``collective_timeout`` does. A thread of each rank writes a heartbeat (stage, iteration,
-seconds) to the store at torchrun's address, and the main rank's thread reads them all. Process groups are not used,
-because they hang together with the training. Seconds are measured by each rank's monotonic clock, and the age of a
-heartbeat by that of the main rank, so changing the system clock raises no alarm. A rank over the limit prints its
-Python stack even if the store does not answer; if the main rank hangs, these stacks are the only report.
+A thread of each rank writes a heartbeat (stage, iteration, seconds) to the store at torchrun's address, and the main
+rank's thread reads them all. Process groups are not used, because they hang together with the training. All times are
+on monotonic clocks. A rank over the limit prints its Python stack even if the store does not answer.
 """
 
 import faulthandler

@@ -8,8 +8,7 @@ A stored evaluation is reused if its identity is the same (`scores_file.read_eva
                 code of a scorer from outside this project
     policy      its path; all bytes of a LoRA, a transformer or videos; for a checkpoint, its `fingerprint`
 
-It does not cover the models of a reward service or of the hub (only their address or name), a base model of Qwen2-VL
-that an adapter of VideoAlign finds beside its folder, paths other than the policy's, this code or installed packages.
+It does not cover the models of a reward service or of the hub, this code or installed packages.
 """
 
 from collections.abc import Mapping
@@ -27,11 +26,7 @@ from hyvideo.models.weight_files import Folder
 
 
 def joint_identity(settings: Mapping[str, Any], reward: RewardSettings, *, has_model: bool = True) -> dict[str, object]:
-    """Return the part of the identity that evaluations of several policies share, from all settings by flag.
-
-    Without ``has_model``, for existing videos, it omits the model's weights. Raises ValueError for unreadable prompts
-    or options.
-    """
+    """Return the part of the identity that evaluations share, of a model or, without ``has_model``, of videos."""
     root, csvs = Path(settings["pretrained_model_root"]), settings["valid_video_csv"]
     base = named_files(settings).get("pretrained_lora_path", [])
     if transformer := loading.find_transformer(root, settings["transformer_version"]):

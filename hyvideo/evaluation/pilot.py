@@ -39,10 +39,7 @@ class Row:
 
 
 def compare(run: PlannedRun, metrics: Mapping[str, float]) -> list[Row]:
-    """Return the times and the memory in ``metrics`` of an iteration beside those of the plan.
-
-    Times are planned for a released model at a known rate (``run.hardware.rate`` above 0), memory on GPUs.
-    """
+    """Return the times and the memory in ``metrics`` of an iteration beside those of the plan, where it has them."""
     planned: dict[str, float] = {}
     if run.is_timed:
         planned["memory/peak_gib"] = memory(run).peak() / GIB

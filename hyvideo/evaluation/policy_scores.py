@@ -1,8 +1,4 @@
-"""Evaluation of a policy on the validation prompts: every score of every video, and metrics of the whole set.
-
-policy -> validation videos (ODE, fixed seeds) -> scorers -> one entry per video
-                                               -> held-out metrics of each video and of the whole set
-"""
+"""Evaluation of a policy on the validation prompts: every score of every video, and metrics of the whole set."""
 
 import math
 from collections.abc import Mapping

@@ -1,7 +1,6 @@
 """Validation: the policy's progress, measured on videos of fixed prompts and fixed noise, sampled with the ODE.
 
-Validation during a run and evaluation after it (`policy_scores`) both use `Validation.videos`, with batches of the same
-shapes: on one machine the same policy generates the same videos, byte for byte.
+Evaluation after a run (`policy_scores`) uses `Validation.videos` too: the same policy generates the same videos.
 """
 
 import json

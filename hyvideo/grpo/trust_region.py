@@ -1,7 +1,4 @@
-"""Trust region: KL to an anchor (position), KL to the rollout policy (velocity), and the coefficient of both.
-
-Source: arXiv:2603.21872, Section 3.2 (macro level), Figures 7 and 8.
-"""
+"""Trust region: KL to an anchor (position), KL to the rollout policy (velocity), and the coefficient of both."""
 
 import math
 from collections import deque

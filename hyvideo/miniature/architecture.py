@@ -1,7 +1,4 @@
-"""The miniature's models: the classes of HunyuanVideo-1.5 in small sizes, and a small tokenizer.
-
-`wan` has the same functions and constants for Wan2.1.
-"""
+"""The miniature's models: the classes of HunyuanVideo-1.5 in small sizes (`wan`: of Wan2.1), and a small tokenizer."""
 
 import json
 from pathlib import Path

@@ -1,8 +1,4 @@
-"""The miniature's VideoAlign: a small Qwen2-VL with a reward head, trained on the true scores.
-
-It has the classes and files of the released VideoReward, so that the same code scores the miniature and full-size runs.
-It reads 8 frames of 56 x 56 pixels and a short prompt.
-"""
+"""The miniature's VideoAlign: a small Qwen2-VL with a reward head, with the classes and files of the released one."""
 
 import json
 import math
@@ -111,8 +107,7 @@ def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 def _batch(clips: tuple[Tensor, Tensor], size: int, rng) -> tuple[Tensor, Tensor, Tensor]:
     """Return videos, the labels of their captions, and the true labels of the rendered videos.
 
-    The first half is rendered, with defects; the second half is the policy's. Half of the captions are wrong, each in
-    about half of its attributes.
+    The first half is rendered, with defects; the second half is the policy's. Half of the captions are wrong.
     """
     half = size // 2
     rendered_labels = world.random_labels(half, rng)

@@ -1,7 +1,4 @@
-"""The miniature's models: the classes of Wan2.1 in small sizes, in diffusers' layout.
-
-`architecture` has the same functions and constants for HunyuanVideo-1.5.
-"""
+"""The miniature's models: the classes of Wan2.1 in small sizes, in diffusers' layout; see `architecture`."""
 
 import json
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""Strict loading of frozen encoders: tensor names and shapes in the files are checked before anything is loaded.
-
-``class_name`` is the name of a transformers class; transformers is imported only when it is needed.
-"""
+"""Strict loading of frozen encoders: tensor names and shapes in the files are checked before anything is loaded."""
 
 import os
 import warnings

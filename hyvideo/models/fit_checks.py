@@ -1,7 +1,4 @@
-"""Checks of a checkpoint folder before anything is loaded: messages on missing, corrupted and mismatched files.
-
-Only configs and the headers of weight files are read, which takes a second or two for the full-size model.
-"""
+"""Checks of a checkpoint folder, from configs and headers alone: missing, corrupted and mismatched files."""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -43,10 +40,7 @@ def _family(root: Path, version: str | None) -> Family:
 def model_problems(
     folder: Folder, part: str = "transformer", *, family: Family | None = None, weights_needed: bool = True
 ) -> list[str]:
-    """Return the problems that prevent loading a folder's ``transformer`` or ``vae``, from its config and file headers.
-
-    ``family`` is the required family; by default, the one that the config names.
-    """
+    """Return the problems that prevent loading a folder's ``transformer`` or ``vae``, of ``family`` if given."""
     component = getattr(family or loading.read_family(folder, part), part)
     model, is_original = loading.build_on_meta(component, folder)
     if not weights_needed:

@@ -7,9 +7,8 @@ from torch import nn
 def offload_in_groups(model: nn.Module, device: torch.device, *, blocks_per_group: int, overlap: bool) -> nn.Module:
     """Keep a frozen model on the CPU and copy its blocks to ``device`` in groups during the forward pass.
 
-    The output is bit-identical (tested on a CPU). With ``overlap``, a group is copied from pinned memory while the
-    previous one computes; this needs a GPU and groups of one block. Call it last: adapters added later would not be
-    copied.
+    With ``overlap``, a group is copied from pinned memory while the previous one computes; this needs a GPU and groups
+    of one block. Call it last: adapters added later would not be copied.
     """
     from diffusers.hooks import apply_group_offloading
 

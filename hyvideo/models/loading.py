@@ -2,15 +2,11 @@
 
     original    root/transformer/<version>/{config.json, diffusion_pytorch_model.safetensors}
                 root/vae/{config.json, diffusion_pytorch_model.safetensors}
-    diffusers   root/{transformer, vae}/, weights possibly in several files
+    diffusers   root/{transformer, vae}/, weights possibly in several files; or root as a single transformer
 
-The ``_class_name`` in config.json determines the tensor names. The root may also be a folder that ``save_pretrained``
-wrote for a single transformer.
-
-The model is built on the meta device and its tensors are compared with the headers of the files. Tensors are read,
-one by one, only if all names and shapes match. A compact checkpoint omits random tensors that are never trained: the
-metadata of its file has a key ``drawn``, a JSON object {prefix: seed}, from which `weight_files.draw_tensor` generates
-them again.
+The model is built on the meta device. Tensors are read, one by one, only if all names and shapes match the headers of
+the files. A compact checkpoint omits random tensors that are never trained: the metadata of its file has a key
+``drawn``, a JSON object {prefix: seed}, from which `weight_files.draw_tensor` generates them again.
 """
 
 import inspect

@@ -41,8 +41,5 @@ def channel_rms_norm(norm: nn.Module, hidden: Tensor) -> Tensor:
 
 
 def fused_channel_rms_norm(gamma: Tensor, hidden: Tensor) -> Tensor:
-    """Return the RMS norm over channels in one pass over memory, if they are the innermost dimension in memory.
-
-    The result is in this channels-last layout; other inputs are first copied to it.
-    """
+    """Return the RMS norm over channels in one pass over channels-last memory; other inputs are first copied."""
     return F.rms_norm(hidden.movedim(1, -1), (len(gamma),), gamma.flatten(), eps=1e-24).movedim(-1, 1)

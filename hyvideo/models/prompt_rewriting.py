@@ -22,10 +22,7 @@ ROWS_PER_WRITE = 32
 
 
 class Rewriter:
-    """Rewrites prompts. Raises ValueError for an unusable endpoint or instruction file.
-
-    Raises ValueError also if a prompt cannot be rewritten, unless ``fallback`` is set, which keeps that prompt.
-    """
+    """Rewrites prompts. ValueError for an unusable endpoint or file, or a failure that ``fallback`` does not allow."""
 
     def __init__(self, *, url: str, model: str, key_env: str, prompt_file: str | Path = INSTRUCTION, fallback: bool):
         if problem := file_problem(prompt_file, MAX_PROMPT_BYTES):

@@ -19,9 +19,8 @@ def save_original(
 ) -> None:
     """Save a model to `folder` (``root/transformer/<version>`` or ``root/vae``) in the original layout.
 
-    ``drawn`` maps prefixes of original tensor names to seeds. These tensors are omitted from the file; they must equal
-    the result of `draw_tensor`, as in a model loaded with that ``random_weights_seed``.
-    Raises ValueError if the original layout cannot represent the model, or a weight overflows `dtype`.
+    ``drawn`` maps prefixes of original tensor names to the seeds of `draw_tensor`; these tensors are omitted from the
+    file. Raises ValueError if the original layout cannot represent the model, or a weight overflows `dtype`.
     """
     component, drawn = component_of(model), dict(drawn or {})
     config = component.config_to_original(model.config)

@@ -1,7 +1,6 @@
-"""Sizes of a transformer and its VAE, for counting parameters, bytes and FLOPs.
+"""Sizes of a transformer and its VAE, for counting parameters, bytes and FLOPs, without torch.
 
-Pure arithmetic, without torch. A family's ``sizes.py`` defines ``read``, which takes the settings of transformer and
-VAE, and ``released``, which takes a version.
+A family's ``sizes.py`` defines ``read``, from the settings of transformer and VAE, and ``released``, from a version.
 """
 
 import functools

@@ -1,8 +1,4 @@
-"""Model versions: their families, tasks and recommended sampling settings.
-
-A version is a folder in ``<root>/transformer``; ``versions.yaml`` lists the released versions. A post-trained policy
-keeps the settings of the version it started from.
-"""
+"""Model versions, which are folders in ``<root>/transformer``: families, tasks and recommended sampling settings."""
 
 from pathlib import Path
 from typing import Literal, NamedTuple

@@ -1,8 +1,7 @@
 """Weight files: comparison of their headers with a model, and streaming of their tensors.
 
-`read_header` and `tensor_problems` check from the headers alone whether a folder fits a model. `stream_tensors` then
-reads the tensors into separate buffers, so that the peak of host memory is the model plus one tensor. Files are not
-memory-mapped: the pages of a 33 GB file count as used memory once they are read, which fails if memory is smaller.
+`stream_tensors` reads tensors into separate buffers, so that the peak of host memory is the model plus one tensor.
+Files are not memory-mapped: pages of a 33 GB file count as used memory once they are read.
 """
 
 import hashlib
@@ -120,8 +119,7 @@ def shapes_of(state_dict: Mapping[str, Tensor]) -> Shapes:
 def draw_tensors(seed: int, shapes: Shapes, device: str | torch.device) -> Iterator[tuple[str, Tensor]]:
     """Yield the random weights of a model one by one, as (name, tensor) pairs; meta tensors if ``device`` is meta.
 
-    Large models are generated on the GPU, in seconds for 8 billion parameters. Small models are always generated on the
-    CPU, so that they do not depend on the device.
+    Large models are generated on the GPU; small ones on the CPU, so that they do not depend on the device.
     """
     is_small = sum(map(math.prod, shapes.values())) < _LARGE
     source = "cpu" if is_small and torch.device(device).type != "meta" else device

@@ -1,8 +1,6 @@
 """Encoding of prompts and reference images to conditions, whose distinct parts are encoded once.
 
-The model family defines the kinds of parts (`Part`): text for every request, quoted text and images if present. An
-encoder is loaded when it is first needed. Encoded parts stay in memory or, with a `PartStore`, on disk, where later
-runs find them.
+An encoder is loaded when it is first needed. Encoded parts stay in memory or, with a `PartStore`, on disk.
 """
 
 import functools

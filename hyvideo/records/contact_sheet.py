@@ -29,8 +29,7 @@ def contact_sheet(
 ) -> None:
     """Write a PNG with a row for each prompt: its text and caption, then frames of each policy from left to right.
 
-    ``clips`` maps the title of a column to one video for each prompt, uint8 (frames, 3, height, width) of any size. A
-    caption is a short line under a prompt, such as its scores: "0.81 -> 1.42".
+    ``clips`` maps the title of a column to one video for each prompt, uint8 (frames, 3, height, width) of any size.
     """
     columns = {
         title: [[fit_frame(frame) for frame in even_frames(clip)] for clip in column] for title, column in clips.items()

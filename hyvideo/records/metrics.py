@@ -1,7 +1,4 @@
-"""Writer of metrics: one flat dict of floats per iteration -> metrics.jsonl, TensorBoard and W&B.
-
-Names are stable and have the form ``group/name``, so that runs can be compared. Only the main rank creates a writer.
-"""
+"""Writer of metrics: one flat dict of floats, ``group/name``, per iteration -> metrics.jsonl, TensorBoard and W&B."""
 
 import json
 import sys
@@ -20,7 +17,6 @@ class MetricsWriter(AbstractContextManager):
     """Writes the metrics of a run to metrics.jsonl in ``output_dir`` and to the trackers in ``report_to``.
 
     ``resume_iteration`` is the last finished iteration, None for a new run, or -1 to start over in the same folder.
-    Later lines of metrics.jsonl are dropped.
     """
 
     def __init__(

@@ -38,8 +38,8 @@ def read_metrics(path: Path) -> list[dict]:
 class Lines:
     """Appends lines to metrics.jsonl. If the disk is full, a warning is printed and the line is retried with the next.
 
-    A resumed run drops the lines after ``resume_iteration``. Raises ValueError if a new run (None) would append to the
-    lines of another one, or if `complete_lines` does.
+    A resumed run drops the lines after ``resume_iteration``. Raises ValueError if a new run (None) would append to
+    others.
     """
 
     def __init__(self, path: Path, resume_iteration: int | None):

@@ -1,7 +1,4 @@
-"""Trackers that show metrics and videos during a run: TensorBoard and Weights & Biases.
-
-``config.rules`` checks that they are installed. They are imported late because importing them is slow.
-"""
+"""Trackers that show metrics and videos during a run: TensorBoard and Weights & Biases, imported late."""
 
 import io
 import json
@@ -48,8 +45,7 @@ class TensorBoardReport:
 class WandbReport:
     """Scalars and mp4 files in Weights & Biases, with ``iteration`` as the horizontal axis.
 
-    The project is ``WANDB_PROJECT`` or "sage-grpo". A resumed run keeps its W&B id; W&B also keeps what was logged
-    after the checkpoint, so repeated iterations appear twice.
+    The project is ``WANDB_PROJECT`` or "sage-grpo". A resumed run keeps its id, so repeated iterations appear twice.
     """
 
     def __init__(self, output_dir: Path, *, run_name: str, config: dict, resume_iteration: int | None):

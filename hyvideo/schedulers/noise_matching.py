@@ -1,10 +1,8 @@
 """Noise matching: the eta at which one SDE adds as much noise as another, for comparisons at equal exploration.
 
-At equal eta, samplers add very different amounts of noise (docs/sde.md). ``match_noise: "sage_grpo:0.5"`` sets the
-eta at which the run's sampler has the total variance ``sum_t std_t^2`` of sage_grpo at eta 0.5, summed over the
-stochastic steps; in a run with an SDE window, over the window, averaged over its positions.
-
-Bisection finds that eta for any sampler whose total variance increases with eta. Matching is idempotent.
+At equal eta, samplers add very different amounts of noise (docs/sde.md). ``match_noise: "sage_grpo:0.5"`` sets the eta
+at which the run's sampler has the total variance ``sum_t std_t^2`` of sage_grpo at eta 0.5, found by bisection. With an
+SDE window, the variance is summed over the window and averaged over its positions.
 """
 
 import math
@@ -56,10 +54,7 @@ def matched_eta(
 
 
 def total_variance(sde_type: str, levels: tuple[float, ...], eta: float, last_step: str, sde_window: str = "") -> float:
-    """Return ``sum_t std_t^2`` over the stochastic steps, or over a window of them, averaged over its positions.
-
-    Raises ValueError if the window does not fit.
-    """
+    """Return ``sum_t std_t^2`` over the stochastic steps, or over a window of them, averaged over its positions."""
     variances = [step.std**2 for step in schedule(sde_type, levels, eta, last_step) if step.is_stochastic]
     window = parse_window(sde_window, len(variances)) if variances else None
     return fmean(window.sums(variances)) if window else sum(variances)

@@ -1,7 +1,6 @@
 """Copies of the trained weights: the anchor of the KL term and the EMA.
 
-Each rank copies only its own shards, so nothing is gathered. There is no second model: the copy and the policy's
-weights are swapped in place, and swapped back after use. Frozen weights are shared.
+Each rank copies only its own shards. The copy and the policy's weights are swapped in place, and back after use.
 """
 
 from collections.abc import Iterator, Mapping

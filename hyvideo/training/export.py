@@ -19,8 +19,6 @@ def load_policy(
 
     LoRAs are merged in float32, which takes 33 GB of memory at full size, and rounded once. Merging into bf16 weights
     would lose most of the change, which is smaller than the spacing of bf16 numbers.
-
-    Raises ValueError if a file is missing or does not fit.
     """
     has_adapter_only = checkpoint is not None and saved_policy.is_lora(checkpoint)
     paths = [*([checkpoint / saved_policy.LORA_FOLDER] if has_adapter_only else []), *([lora] if lora else [])]
@@ -45,10 +43,7 @@ def copy_permissions(out: Path) -> None:
 def export_components(
     family: Family, root: Path, version: str | None, out: Path, *, task: str, dtype: torch.dtype
 ) -> None:
-    """Write all components of a diffusers pipeline except the transformer to ``out``; ``task`` is t2v or i2v.
-
-    Raises ValueError if a component in ``root`` is missing or does not fit.
-    """
+    """Write all components of a diffusers pipeline except the transformer to ``out``; ``task`` is t2v or i2v."""
     import diffusers
 
     index = {"_class_name": family.pipelines[task], "_diffusers_version": diffusers.__version__}

@@ -5,7 +5,7 @@
 
 ``orthogonal`` is five Newton-Schulz steps (K. Jordan, 2024). The factor gives updates the root mean square of AdamW's,
 so that both optimizers can use one learning rate (Liu et al., "Muon is scalable", 2025). A sharded matrix is gathered
-once, and every rank keeps its part of the result. This costs 0.3 PFLOP for 8.3 billion parameters, little per update.
+once, and every rank keeps its part of the result.
 """
 
 import math

@@ -1,8 +1,7 @@
 """On-policy check: before the first update, the training path must reproduce the log-probabilities of the rollouts.
 
-Before the first update of an iteration the policy is the rollout policy, so every ratio is 1. Any other ratio means
-that rollout and update compute different numbers, and that the trained policy is not the sampled one. The check needs
-no extra forward passes unless it fails. It runs after the first pass of the first update and before its optimizer step.
+The policy is then still the rollout policy, so every ratio is 1. Any other ratio means that rollout and update compute
+different numbers, and that the trained policy is not the sampled one.
 """
 
 import math

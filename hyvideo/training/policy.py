@@ -30,10 +30,7 @@ from hyvideo.training.optimizers import make_optimizers
 
 
 class Policy:
-    """The transformer and its trained parameters; parameters that no condition of ``requests`` uses are frozen.
-
-    Raises ValueError if checkpoints and settings do not fit together.
-    """
+    """The transformer and its trained parameters; parameters that no condition of ``requests`` uses are frozen."""
 
     def __init__(self, config: Config, mesh: Mesh, device: torch.device, requests: list[Request]):
         self.config, self.mesh = config, mesh

@@ -4,10 +4,9 @@
     SIGTERM                                                         the same; under torchrun, exit at once
     Ctrl-C twice                                                    exit at once
 
-A signal may reach any subset of the ranks at any time. The ranks check for signals with a CPU collective
-between transformer passes, so that all stop at the same pass. After the first optimizer step of an iteration they do
-not check until its end, because the state before the iteration is gone. Under torchrun, SIGTERM may also mean that
-another rank has failed; saving would then wait for that rank.
+The ranks check for signals with a CPU collective between transformer passes, so that all stop at the same pass. After
+the first optimizer step of an iteration they do not check until its end, because the state before the iteration is
+gone. Under torchrun, SIGTERM may also mean that another rank has failed; saving would wait for that rank.
 """
 
 import os

@@ -1,7 +1,6 @@
 """State of a run: the contents of a checkpoint, and the settings that may change on resume.
 
-Settings of the machine, the records and the layout may change. Settings that affect rollouts, rewards, loss or updates
-may change only with ``allow_changed_settings``.
+Settings that affect rollouts, rewards, loss or updates may change only with ``allow_changed_settings``.
 """
 
 import hashlib

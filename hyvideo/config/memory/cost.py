@@ -4,9 +4,7 @@
     backward = 2 x matrix products of a forward pass  +  2.5 x its attention  +  recomputation
     seconds of a stage = max(computing, gathers and reductions) + exchanges of tokens
 
-FSDP gathers a block while another is computed, so the longer of computing and gathering counts. Matrix products,
-attention, convolutions and memory-bound kernels have separate rates (`Hardware`), and a block needs a fixed time in
-addition, so a pass over fewer tokens reaches a lower rate.
+`Hardware` has separate rates for matrix products, attention, convolutions and memory-bound kernels.
 """
 
 import math
@@ -87,10 +85,7 @@ def training_pass(run: PlannedRun) -> Pass:
 
 
 def training_forwards(run: PlannedRun) -> float:
-    """Return the cost of a training forward and backward pass in forward passes: 3, plus what is recomputed.
-
-    In this unit, in which runs are compared, a backward pass counts 2. `training_pass` counts FLOPs.
-    """
+    """Return the cost of a training forward and backward pass in forward passes: 1 + 2, plus what is recomputed."""
     forward = run.architecture.forward(run.image_tokens, run.text_tokens)
     linear = (forward.image + forward.text) / forward.total
     return 3 + {"none": 0.0, "selective": linear, "full": 1.0}[resolve_auto(run).checkpointing]

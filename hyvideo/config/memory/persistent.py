@@ -31,11 +31,7 @@ def frozen_bytes(run: PlannedRun) -> float:
 
 
 def optimizer_bytes(run: PlannedRun) -> float:
-    """Return the bytes of the optimizer state: two moments of AdamW, one of Muon, in the precision of the parameters.
-
-    Muon trains the matrices of attention and feed-forward, about two thirds of the parameters and none of a LoRA, or
-    nearly all.
-    """
+    """Return the bytes of the optimizer state: two moments of AdamW, one of Muon, in the precision of parameters."""
     model = run.architecture
     hidden = 0.0 if run.settings.lora_rank else model.matrix_parameters / model.parameters
     by_muon = 1.0 if run.settings.muon_scope == "all" else hidden
@@ -45,10 +41,8 @@ def optimizer_bytes(run: PlannedRun) -> float:
 def working_weight_bytes(run: PlannedRun, *, with_gradient: bool) -> float:
     """Return the bytes of gathered or cast weights, and of gradients before they are reduced to shards.
 
-    FSDP gathers the current block and prefetches the next; the flat buffer of a gather exists alongside its copy, and
-    the root's parameters stay gathered. The backward pass adds the block's gradient in the compute precision and the
-    float32 buffer that is reduced. Without FSDP, autocast keeps a cast copy of every weight during the forward pass.
-    fp8 weights are converted one matrix at a time.
+    FSDP gathers the current block and the next, through a flat buffer, and keeps the root's parameters. The backward
+    pass adds the block's gradient and its float32 buffer. Without FSDP, autocast keeps a cast copy of every weight.
     """
     model, settings = run.architecture, run.settings
     if settings.lora_rank and settings.base_weight_dtype == "fp8":

@@ -3,10 +3,8 @@
     encode, once, before the transformer is loaded
     rollout -> decode -> score -> anchor -> update: forward, backward, many times -> optimizer -> perhaps validation
 
-Scorers run in the background, beside rollout, decode and anchor, unless ``score_between_stages`` gives them a separate
-phase. A validation is scored after all its videos are decoded. Memory peaks twice in the update: when a backward pass
-begins (all kept activations) and when it ends (all gradients). From the second backward pass of an update on, the first
-peak includes the gradients.
+Scorers run beside rollout, decode and anchor, unless ``score_between_stages`` gives them a separate phase. Memory peaks
+twice in the update: when a backward pass begins (all kept activations) and when it ends (all gradients).
 """
 
 from dataclasses import dataclass

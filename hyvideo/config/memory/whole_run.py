@@ -65,11 +65,7 @@ def num_validations(record: RecordSettings, max_steps: int) -> int:
 
 
 def start_lines(config: Config, world_size: int, device: str, gpu_memory: float = Hardware.gpu_memory) -> list[str]:
-    """Return lines on the cost, activation checkpointing, length and checkpoints of a run, printed at its start.
-
-    Empty for a missing unreleased transformer or missing validation prompts; errors are reported when they are read.
-    ``device`` may be ``auto``; ``gpu_memory`` is in GiB.
-    """
+    """Return lines on cost, checkpointing, length and checkpoints of a run; empty if a file for them is missing."""
     try:
         architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
         run = PlannedRun(config, world_size, architecture, hardware=Hardware(gpu_memory=gpu_memory))

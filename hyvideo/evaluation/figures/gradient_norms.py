@@ -1,10 +1,9 @@
 """Figure 4: norm of the policy's gradient at each denoising step, beside the equalizer's theoretical norm.
 
-For each stochastic step t of a batch of rollouts, the loss is the mean over rollouts of the policy term of that step
-alone, without the KL term; its gradient norm is taken over all trained parameters. The equalizer multiplies the term by
-``S_t``, so one backward pass gives both norms: the weighted one is measured, and dividing it by ``S_t`` gives the
-unweighted one. The theoretical norm ``N_t`` is that of the log-probability's gradient with respect to the velocity. It
-does not include the path from the velocity to the parameters, nor a factor common to all steps.
+For each stochastic step t, the loss is the mean over rollouts of the policy term of that step alone; its gradient norm
+is taken over all trained parameters. The equalizer multiplies the term by ``S_t``: the weighted norm is measured, and
+dividing it by ``S_t`` gives the unweighted one. The theoretical norm ``N_t``, of the log-probability's gradient with
+respect to the velocity, omits the path from the velocity to the parameters and a factor common to all steps.
 
 `summarise` returns the JSON that ``scripts/measure_gradient_norms.py`` writes:
 
@@ -14,8 +13,7 @@ does not include the path from the velocity to the parameters, nor a factor comm
     steps                                  a list, one object for each stochastic step, from noise to data:
       step, sigma, sigma_next              index in the schedule, and noise levels before and after the step
       std, inverse_std                     of the step's noise
-      theory                               N_t
-      weight                               S_t = median(N) / N_t
+      theory, weight                       N_t and S_t = median(N) / N_t
       norm, norms                          unweighted: mean over the measurements, and of each one
       norm_weighted, norms_weighted        weighted, likewise
     rank_correlation                       Spearman's, of norm with `theory` and with `inverse_std`; null if undefined

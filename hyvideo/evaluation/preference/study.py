@@ -52,8 +52,7 @@ def design(num_methods: int, num_units: int, *, raters: int, pairs: int, checks:
 def make_study(out: Path, folders: dict[str, Path], requests: list[Request], **sizes: int) -> None:
     """Write a study of ``folders`` of videos by method; ``sizes`` are those of `design`.
 
-    Methods are compared on the videos that all of them have: same prompt, same index among the videos of that prompt.
-    Videos get random names, the same encoder and the same date. The key is a separate file that is never served.
+    Methods are compared on the videos that all of them have. Videos get random names, and the key is never served.
     """
     clips: list[dict[tuple[str, int], Path]] = []
     for folder in folders.values():

@@ -1,8 +1,7 @@
 """Held-out metrics: properties of videos that are never rewarded and that change under reward hacking.
 
-Over-exposure, saturated color, frozen motion, grids and blur can raise a learned reward without improving the video; a
-policy that exploits one of them also loses diversity. Each metric is computed from pixels, with levels and distances
-as fractions of the full range. Long videos are measured on a subset of their frames.
+Over-exposure, saturated color, frozen motion, grids and blur can raise a learned reward without improving the video.
+Each metric is computed from pixels, as a fraction of the full range, on a subset of the frames of long videos.
 """
 
 import math

@@ -1,8 +1,4 @@
-"""Monitor that applies the reward-hacking rule to each validation of a run and can stop the run.
-
-The main rank reads the history of validations from samples/*/measures.json, so that a resumed run has all of it, and
-broadcasts its verdict to the other ranks.
-"""
+"""Monitor that applies the reward-hacking rule to all recorded validations of a run and can stop the run."""
 
 import math
 import sys
@@ -23,8 +19,7 @@ MEASURES_FILE = "measures.json"
 class HackingMonitor:
     """Checks each validation for reward hacking, which ends the run with ``action`` stop and at least 16 videos.
 
-    ``threshold`` is the allowed shift of a held-out metric in base standard deviations. Validations with other settings
-    than ``made_with`` are ignored.
+    Validations with other settings than ``made_with`` are ignored.
     """
 
     def __init__(self, action: str, threshold: float, mesh: Mesh, samples: Path, made_with: dict):

@@ -7,11 +7,8 @@
             and of a held-out metric   > max(threshold s_0, t e) in its bad direction, for one or more metrics
             t: Student's quantile, Welch's degrees of freedom, at the tail of 4 normal standard deviations (3e-5)
 
-A run of 10 validations and 14 metrics that do not move raises a false alarm in at most 1 of 100 cases
-(docs/reward_hacking.md has the rates). For a metric of the whole set, s_0 is its base value, and it is compared only
-between equal numbers of videos. Fewer than 4 videos give no verdict; fewer than 16 never stop a run.
-
-These are pure functions of numbers: ranks with the same history reach the same verdict.
+For a metric of the whole set, s_0 is its base value, and it is compared only between equal numbers of videos. Fewer
+than 4 videos give no verdict; fewer than 16 never stop a run. docs/reward_hacking.md has the rates of false alarms.
 """
 
 import math

@@ -1,8 +1,4 @@
-"""Integrity checks of single files: truncated or empty files, git-lfs pointers and unfinished downloads.
-
-Only headers and sizes are read, so the time of a check does not depend on the file size. report.py checks whether
-complete files fit their model.
-"""
+"""Integrity checks of single files by header and size: truncated files, git-lfs pointers and unfinished downloads."""
 
 import zipfile
 from pathlib import Path
@@ -40,10 +36,7 @@ def file_problem(path: Path) -> str | None:
 
 
 def unfinished_bytes(root: Path, folder: Path) -> int | None:
-    """Return the size in bytes of unfinished downloads into `folder`, or None if there are none.
-
-    Download programs store them in the folder itself or in a hidden folder of `root`.
-    """
+    """Return the bytes of unfinished downloads into `folder`, there or hidden in `root`; None without any."""
     inside = folder.relative_to(root)
     folders = folder, root / ".cache/huggingface/download" / inside, root / _TEMPORARY / inside
     files = {path for parent in folders for path in parent.rglob("*") if path.is_file()}

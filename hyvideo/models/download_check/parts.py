@@ -1,7 +1,4 @@
-"""Parts of a checkpoint folder, each with its folder, files, uses and download command.
-
-A family's ``parts.yaml`` lists its parts by layout; the one in this folder lists those of rewards and metrics.
-"""
+"""Parts of a checkpoint folder, each with its folder, files, uses and download command, from ``parts.yaml`` files."""
 
 import json
 import shlex
@@ -40,10 +37,7 @@ class Part:
 
 
 def parts_of(root: Path) -> tuple[Family, list[Part]]:
-    """Return the model family of a checkpoint folder, and the parts to check for its layout.
-
-    If neither the files nor the folder's name identify a family, the first family and its original layout are assumed.
-    """
+    """Return the family of a checkpoint folder, the first one if unknown, and the parts to check for its layout."""
     family = _family(root)
     table = _table(Path(__file__).parents[1] / family.name)
     common = _parts(root, _table(Path(__file__).parent))
@@ -76,10 +70,7 @@ def _family(root: Path) -> Family:
 
 
 def _repository(root: Path, repositories: dict[str, str]) -> str:
-    """Return the repository of the version that matches the transformer's number of heads, else the folder's name.
-
-    The default is the first repository, or an empty string if the family lists none.
-    """
+    """Return the repository of the version that matches the transformer's number of heads, else the folder's name."""
     with suppress(ValueError):
         heads = read_num_heads(root, None)
         for version, repository in repositories.items():

@@ -1,7 +1,4 @@
-"""Report on the state of each part of a checkpoint folder, and on what can run with them. No weights are loaded.
-
-Parts are checked separately, so the report is useful during a download. ``scripts/check_checkpoints.py`` prints it.
-"""
+"""Report on the state of each part of a checkpoint folder, also during a download. No weights are loaded."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -122,10 +119,7 @@ def transformer_problems(root: Path, folder: str) -> list[str]:
 
 
 def videoalign_problems(root: Path, folder: str) -> list[str]:
-    """Return the problems of the newest VideoAlign checkpoint: its settings, reward head and LoRA rank.
-
-    The other shapes are checked on loading, because the base model's config is not part of the download.
-    """
+    """Return the problems of the newest VideoAlign checkpoint: its settings, reward head and LoRA rank."""
     checkpoint = find_checkpoint(root / folder)
     whole = checkpoint.folder / "model.pth"
     weights = whole if whole.is_file() else checkpoint.folder / "non_lora_state_dict.pth"

@@ -3,8 +3,7 @@
     videos -> (optional mp4 round trip) -> every scorer -> one dict of scores per video, or the reason why it is missing
 
 A failed batch is retried; then its videos are scored one by one, so that a bad video affects only its own reward. If a
-scorer is unreachable (`ScorerUnavailable`), the rewards of the whole batch are missing. One thread scores the batches
-in order while the main thread samples the next rollouts or computes the anchor's means, or waits.
+scorer is unreachable (`ScorerUnavailable`), the rewards of the whole batch are missing.
 """
 
 import math

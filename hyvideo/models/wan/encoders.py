@@ -49,10 +49,9 @@ def clean(prompt: str) -> str:
 
 
 def load_text_encoder(root: str | Path, *, dtype: torch.dtype = torch.float32, **kwargs: Any) -> tuple[Any, nn.Module]:
-    """Load the tokenizer and UMT5's encoder, frozen and in eval mode.
+    """Load the tokenizer and UMT5's encoder, frozen and in eval mode. Raises ValueError if a file does not fit.
 
-    float16 is replaced with bfloat16, the original's dtype, because T5's gated layers can overflow in float16. Raises
-    ValueError if a file or a tensor is missing or does not fit.
+    float16 is replaced with bfloat16, the original's dtype, because T5's gated layers can overflow in float16.
     """
     # tokenizer.json is used unchanged: T5Tokenizer of transformers 5 would rebuild it without byte fallback and with
     # T5's unknown token.

@@ -29,8 +29,7 @@ def only_diffusers(config: Mapping[str, Any]) -> dict[str, Any]:
 def prepare(vae: nn.Module) -> None:
     """Replace diffusers' RMS norms, which use a slow vector norm, with faster ones; warn if the VAE is float16.
 
-    The norms turn an overflow into NaN, which the clamp at the end of decoding preserves. An infinity from the last
-    convolution is hidden by the clamp.
+    The norms turn an overflow into NaN, which the clamp at the end of decoding preserves, unlike an infinity.
     """
     from diffusers.models.autoencoders.autoencoder_kl_wan import WanRMS_norm
 

@@ -1,7 +1,4 @@
-"""Connections of the reward service, with limits on their number and on the time until a request's headers arrive.
-
-The body of a rejected request is not read; its connection is closed after the answer.
-"""
+"""Connections of the reward service, with limits on their number and on the time until a request's headers arrive."""
 
 import asyncio
 from functools import partial

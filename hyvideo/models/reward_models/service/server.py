@@ -42,8 +42,7 @@ class _QueuedVideo(NamedTuple):
 class Batcher:
     """Scores videos in one thread, in the order of their requests, and batches those that arrive meanwhile.
 
-    All videos of a batch have the same frame rate. A batch has up to ``max_videos`` videos, for which it waits ``wait``
-    seconds. A request with more videos is scored in several batches.
+    A batch has up to ``max_videos`` videos of one frame rate, for which it waits ``wait`` seconds.
     """
 
     def __init__(self, scorer: Scorer, *, max_videos: int = 16, wait: float = 0.01):

@@ -1,11 +1,9 @@
 """Files of a VideoAlign checkpoint: settings, tokenizer and weights, in both released layouts.
 
-    VideoReward/model_config.json
-    VideoReward/checkpoint-11352/model.pth                      all weights
-    VideoReward/checkpoint-11352/{adapter_model.safetensors, non_lora_state_dict.pth}    on top of Qwen2-VL-2B's weights
-    VideoReward/checkpoint-11352/tokenizer/                     if missing, that of the base model
-
-Tensor names changed between releases of transformers; both variants are mapped to ``Qwen2VLModel`` of transformers 5.
+VideoReward/model_config.json
+VideoReward/checkpoint-11352/model.pth                      all weights
+VideoReward/checkpoint-11352/{adapter_model.safetensors, non_lora_state_dict.pth}    on top of Qwen2-VL-2B's weights
+VideoReward/checkpoint-11352/tokenizer/                     if missing, that of the base model
 """
 
 import math

@@ -37,10 +37,7 @@ class CommandLine:
 
 
 def parse(argv: list[str] | None = None, saved: Mapping[str, Any] | None = None) -> CommandLine:
-    """Return the settings of ``--config file.yaml``, or of a ``saved`` run without it, overridden by flags.
-
-    Exits with code 2 and one message for an unknown name, a value of the wrong type or an unreadable file.
-    """
+    """Return the settings of ``--config file.yaml``, or of a ``saved`` run, overridden by flags. Exits on mistakes."""
     words = sys.argv[1:] if argv is None else argv
     parser = _parser()
     renamed = add_flags(parser, words, table("post_train"))

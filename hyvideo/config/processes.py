@@ -44,10 +44,7 @@ def stop_signals() -> set[signal.Signals]:
 
 
 def exit_on_signals() -> None:
-    """Exit with code 75 on a stop signal, before and after training, when there is nothing to save.
-
-    A rank also receives SIGUSR1 when its launcher is gone, so that it does not train on as an orphan.
-    """
+    """Exit with code 75 on a stop signal, before and after training; a rank also gets SIGUSR1 if its launcher is gone."""
     for number in stop_signals():
         signal.signal(number, _exit_stopped)
     if signal.SIGTERM not in stop_signals() and sys.platform == "linux":

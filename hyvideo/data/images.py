@@ -30,8 +30,7 @@ _ASPECT_RATIO = re.compile(r"([0-9]{1,5}(?:\.[0-9]{1,9})?):([0-9]{1,5}(?:\.[0-9]
 def to_rgb(image: Image.Image) -> Image.Image:
     """Convert an image of any mode to 8-bit RGB, ignoring color profiles.
 
-    Transparent pixels become white, as on a web page, instead of their hidden color, which is often black. 16-bit gray
-    values are divided by 256; Pillow would clip them to white.
+    Transparent pixels become white, as on a web page. 16-bit gray values are divided by 256; Pillow would clip them.
     """
     if image.has_transparency_data:
         image = image.convert("RGBA")
@@ -96,9 +95,8 @@ def bucket_sizes(resolution: str) -> list[tuple[int, int]]:
 def nearest_size(height: float, width: float, sizes: list[tuple[int, int]]) -> tuple[int, int]:
     """Return the size (height, width) whose ratio height / width is nearest to the image's, by absolute difference.
 
-    The sizes' ratios are rounded to 5 digits, which decides near ties. Among equal ratios the first size is chosen, the
-    tallest bucket. An image beyond 4:1 gets the most extreme bucket and is cropped. diffusers rounds the same way, but
-    considers only ratios between the image's and the square's, so that half of the images get another bucket.
+    The sizes' ratios are rounded to 5 digits, which decides near ties; among equal ratios the first size is chosen.
+    diffusers considers only ratios between the image's and the square's, so half of the images get another bucket.
     """
     return min(sizes, key=lambda size: abs(round(size[0] / size[1], 5) - height / width))
 

@@ -189,8 +189,7 @@ def exit_on_error(program: str, errors: type[Exception] | tuple[type[Exception],
 def replacing(path: str | Path) -> Iterator[Path]:
     """Context manager that yields a temporary path, which replaces ``path`` unless an error is raised.
 
-    Readers of ``path`` see either the old or the new content, even after a power cut. The file gets the default mode
-    of new files, even if it is written with another mode, as safetensors does.
+    Readers see the old or the new content, even after a power cut. The file gets the default mode of new files.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")

@@ -11,10 +11,7 @@ def number(value: float) -> str:
 
 
 def fill(template: Path, **values: object) -> str:
-    """Render a template, without a trailing newline. Lines that contain only a statement leave no empty line.
-
-    Values are escaped only in HTML, JSON keeps the order of its keys, and an undefined name raises an error.
-    """
+    """Render a template, without a trailing newline. Escapes values only in HTML; an undefined name raises an error."""
     pages = Environment(loader=FileSystemLoader(template.parent), undefined=StrictUndefined)
     pages.autoescape = ".html" in template.name
     pages.trim_blocks = pages.lstrip_blocks = True

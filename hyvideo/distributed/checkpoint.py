@@ -49,9 +49,8 @@ def read_state(folder: Path, needed: Mapping[str, type] | None = None) -> dict:
 def load_tensors(folder: Path, targets: dict[str, Tensor], mesh: Mesh | None = None) -> None:
     """Load the tensors of a checkpoint into ``targets``, which may be sharded in any way. Collective.
 
-    Parts that several ranks hold, as model replicas do, are read once: each of these ranks reads some tensors and
-    broadcasts them to the others. Raises ValueError on every rank if a name is missing, a shape differs, or a file
-    cannot be read on any rank.
+    Parts that several ranks hold are read once and broadcast. Raises ValueError on every rank if any cannot load a
+    tensor.
     """
     mesh = mesh or Mesh(0, 1, 1)
     names = sorted(targets)
@@ -95,8 +94,7 @@ def find(output_dir: Path, resume_from: str) -> Path | None:
 def find_intact(output_dir: Path, resume_from: str, mesh: Mesh, skipped: list[Path] | None = None) -> Path | None:
     """Return the first of `candidates` whose files match its manifest; report others and add them to ``skipped``.
 
-    Collective: the main rank chooses, because another node's directory listing may be stale. Raises ValueError if a
-    named checkpoint or every checkpoint of the run is corrupted, or if a file cannot be read.
+    Collective: the main rank chooses. Raises ValueError if a named checkpoint, or every one, is corrupted.
     """
     is_named, folders = resume_from not in (LATEST, AUTO), []
     with raise_on_all_ranks(mesh, errors=(ValueError, OSError)):

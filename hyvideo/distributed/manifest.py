@@ -74,10 +74,9 @@ def corruption(folder: Path, mesh: Mesh) -> str | None:
 
 
 def fingerprint(paths: Iterable[Path]) -> str:
-    """Return a hash of the names and contents of files and of all files below folders; missing paths are skipped.
+    """Return a hash of the names and contents of files and of all files below folders, without hidden and missing ones.
 
-    A checkpoint with optimizer states can exceed 100 GB. The manifest's hash is therefore used for a file that has the
-    size in the manifest and is not newer than it. Names that start with a dot are excluded.
+    The manifest's hash is used for a file that has the size in the manifest and is not newer than it.
     """
     names = [(path, file) for path in paths for file in _files_below(path)]
     with ThreadPoolExecutor() as pool:  # hashing releases the GIL: 57 GB of weights at disk speed

@@ -3,9 +3,8 @@
     output_dir/.owner    {"host": "node1", "boot": "845b14d3-25fa-45fa-a811-d9ebc5e27e4d",
                           "namespace": "pid:[4026531836]", "pid": 4711, "token": "1f0c88ab"}
 
-Another process takes over if the owner no longer exists on this host, or if no heartbeat is seen for a minute. A
-previous owner that reappears, such as one on a node that was unreachable, finds another token and stops without
-publishing a checkpoint. A heartbeat changes the file's modification time; hosts' clocks may differ.
+Another process takes over if the owner no longer exists on this host, or if no heartbeat, a new modification time, is
+seen for a minute. A previous owner that reappears finds another token and stops without publishing a checkpoint.
 """
 
 import atexit

@@ -1,7 +1,6 @@
 """Parallelization of a transformer: sequence parallelism, activation checkpointing, compile and FSDP2, in that order.
 
-The order matters. Adapters must exist already. Checkpointing is compiled together with the block, because around a
-compiled block it could not see attention's output to save it; FSDP wraps both. Parameter names do not change.
+Adapters must exist already. Checkpointing is compiled with the block, since it must see attention's output to save it.
 """
 
 import functools
@@ -103,8 +102,7 @@ def _shard(transformer: nn.Module, mesh: Mesh, compute_dtype: torch.dtype, *, re
 class GradientSync:
     """Gradient reduction over the ranks, in every backward pass or only in the last of an update.
 
-    Without reduction, a rank keeps unsharded gradients, which do not fit in memory for a full-size model. Between model
-    replicas (dp_replicate) gradients are always reduced in the last pass only, because a rank keeps only its shards.
+    Without reduction, a rank keeps unsharded gradients. Between model replicas, only the last pass reduces.
     """
 
     def __init__(self, transformer: nn.Module, *, only_last: bool):

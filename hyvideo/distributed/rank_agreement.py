@@ -37,8 +37,7 @@ def agree(
 ) -> None:
     """Raise ValueError on every rank if the main rank finds problems; the main rank's message lists them.
 
-    On the main rank, ``judge`` receives the answers in rank order, after a JSON round trip, and returns the problems.
-    Each ``stage`` may be used once. Raises DistError if the main rank does not answer.
+    ``judge`` receives all ranks' answers, after a JSON round trip. Each ``stage`` may be used once.
     """
     keys = [f"{stage}/{rank}" for rank in range(mesh.world_size)]
     verdict, read = f"{stage}/verdict", [f"{key}/read" for key in keys]

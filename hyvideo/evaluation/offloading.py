@@ -4,8 +4,7 @@ import torch
 from torch import nn
 
 from hyvideo.config.offloading import Offloading
-from hyvideo.models.group_offloading import offload_in_groups
-from hyvideo.models.offload import offload
+from hyvideo.models.offload import offload, offload_in_groups
 
 GROUPS_BELOW = 60 * 2**30  # bytes of GPU memory, as in the original
 

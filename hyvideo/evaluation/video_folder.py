@@ -23,8 +23,7 @@ class Clip:
 def find_clips(folder: Path, requests: list[Request]) -> list[Clip]:
     """List the mp4 files of a folder with their prompts, from a run's scores.json or from JSON files beside them.
 
-    Without either, the files belong to ``requests`` in order, the same number of consecutive files to each. Raises
-    ValueError if the folder has no videos or if their prompts are unknown.
+    Without either, the files belong to ``requests`` in order, equally many to each. ValueError for unknown prompts.
     """
     paths = sorted(folder.glob("*.mp4"))
     if not paths:

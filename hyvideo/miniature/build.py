@@ -1,10 +1,8 @@
 """Build a miniature checkpoint from scratch: ``python -m hyvideo.miniature.build --out ckpts/miniature``.
 
-Five stages: a random frozen text encoder, a VAE trained on rendered videos, the reference statistics for the held-out
-Fréchet distance, a base policy trained by flow matching on videos with wrong captions and defects, and a reward model
-trained on the true scores of videos (not for Wan).
-The folder has the layout of the released checkpoints. All randomness comes from ``--seed``: the same machine with the
-same number of threads builds the same files.
+A random frozen text encoder, a VAE trained on rendered videos, the reference statistics for the held-out Fréchet
+distance, a base policy trained on videos with wrong captions and defects, and a reward model (not for Wan). The same
+machine with the same number of threads builds the same files from ``--seed``.
 """
 
 import argparse

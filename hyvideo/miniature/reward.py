@@ -18,10 +18,7 @@ REFERENCE_STATISTICS = "reference_statistics.safetensors"
 
 
 class MiniatureScorer:
-    """Scorer that computes VQ, MQ and TA in [0, 1] from the pixels, always on the CPU.
-
-    The Fréchet distance to clean videos is a held-out metric if the checkpoint ``root`` has reference statistics.
-    """
+    """Scorer of VQ, MQ and TA in [0, 1] from the pixels, and of a Fréchet distance if ``root`` has its statistics."""
 
     def __init__(self, root: str | Path, *, device: str | torch.device = "cpu"):
         path = Path(root) / REFERENCE_STATISTICS

@@ -96,8 +96,8 @@ def corruption_strengths(batch: int, rng: np.random.Generator) -> Tensor:
 def render(labels: Tensor, rng: np.random.Generator, corruption: Tensor | float = 0.0) -> Tensor:
     """Render videos of the labels, otherwise random, in [-1, 1]. Shape: (batch, channels, frames, height, width).
 
-    ``corruption``, a number or of shape (batch,), is the strength from 0 (clean) to 1 of a random defect of each video:
-    pixel noise, blur, a jittering path or a flickering size.
+    ``corruption`` is the strength, from 0 to 1, of a random defect: pixel noise, blur, a jittering path or flickering
+    size.
     """
     batch = len(labels)
     defect = torch.from_numpy(rng.integers(4, size=batch))

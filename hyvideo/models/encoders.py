@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hyvideo.data.outside import quote
 from hyvideo.models import weight_files
-from hyvideo.models.group_offloading import offload_in_groups
+from hyvideo.models.offload import offload_in_groups
 from hyvideo.models.weight_files import Folder, Weights, shapes_of, with_label
 
 _BATCH_SIZE = 8  # prompts
@@ -20,10 +20,7 @@ _BATCH_SIZE = 8  # prompts
 def class_problems(
     class_name: str, folder: Folder, weights_needed: bool = True, *, rename: Callable[[str], str] = str
 ) -> list[str]:
-    """Return the problems that prevent a transformers class from loading a folder; extra tensors are allowed.
-
-    ``rename`` normalizes tensor names that differ between published files of the class.
-    """
+    """Return the problems that prevent a class from loading a folder; ``rename`` normalizes published tensor names."""
     config = read_config(class_name, folder)
     if not weights_needed:
         return []

@@ -38,10 +38,7 @@ _KINDS: dict[str, tuple[str, Callable[[Any], bool], type]] = {
 
 
 def both_directions(table: Mapping[str, Any], model: str, kind: str) -> tuple[Rename, Rename]:
-    """Return the functions that rename a model's tensors to diffusers' names and to the original's.
-
-    For a tensor that no row matches, they raise a ValueError that names the ``kind`` of model.
-    """
+    """Return the functions that rename a model's tensors to diffusers' and to the original's; ``kind`` names the model."""
     rows = [(*row, rf"\.(?P<leaf>{table[model]['leaves']})", ".{leaf}") for row in table[model]["modules"].items()]
     rows += [(*row, "", "") for row in table[model].get("tensors", {}).items()]
     placeholders = table["placeholders"]

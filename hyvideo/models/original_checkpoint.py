@@ -1,7 +1,6 @@
 """Conversion of state dicts and settings between diffusers and the original checkpoints of any family.
 
-Each function infers the family from the names in its argument and raises ValueError if no family matches. If the model
-is known, use its family's `Component` instead.
+Each function infers the family from the names in its argument; of a known model, use the family's `Component`.
 """
 
 from collections.abc import Mapping

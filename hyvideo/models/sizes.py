@@ -172,10 +172,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def fields_of(cls: type, config: Mapping[str, Any], names: Mapping[str, str] = {}) -> dict[str, Any]:
-    """Return those settings of a config.json that are fields of the dataclass ``cls``, with lists as tuples.
-
-    ``names`` maps the names of settings to names of fields, where they differ.
-    """
+    """Return the settings of a config.json that are fields of ``cls``, renamed by ``names``, with lists as tuples."""
     settings = {
         names.get(name, name): tuple(value) if isinstance(value, list) else value for name, value in config.items()
     }

@@ -81,8 +81,8 @@ class WeightCopy:
 class Anchor(WeightCopy):
     """The reference model of the position KL: the initial policy, or the policy at the last refresh.
 
-    It is refreshed every ``refresh_every`` optimizer updates; None keeps it fixed. In LoRA training it consists of
-    adapter weights; the initial anchor then equals the base model, or the LoRA that the run starts from.
+    It is refreshed every ``refresh_every`` optimizer updates; None keeps it fixed. Of a LoRA run, it has adapter
+    weights.
     """
 
     def __init__(

@@ -29,8 +29,8 @@ from hyvideo.training.model_setup import check_checkpoint
 def resolve_auto(config: Config, mesh: Mesh, device: torch.device) -> Config:
     """Return the settings with every ``auto`` replaced by its value on this ``device``.
 
-    Activation checkpointing follows the smallest GPU and is equal on all ranks, because ranks that share a video must
-    run the same collectives when they recompute. Raises ValueError if what compiling needs is missing.
+    Checkpointing follows the smallest GPU, since ranks that share a video must run the same collectives when they
+    recompute.
     """
     if device.type != "cuda":
         return config.resolve_auto(on_gpu=False)

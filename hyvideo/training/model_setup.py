@@ -189,10 +189,9 @@ def precompute_conditions(
 def check_checkpoint(
     config: Config, requests: Mapping[str, list[Request]], sizes: Iterable[tuple[int, int, int]]
 ) -> frozenset[str]:
-    """Return the kinds of conditions that a run uses, after checking its checkpoint folder and images.
+    """Return the kinds of conditions that a run uses, after checking its checkpoint folder and images by their headers.
 
-    Reads only file headers. ``requests`` are keyed by the setting that names their file; ``sizes`` are (frames, height,
-    width). Raises ValueError with all problems.
+    ``requests`` are keyed by the setting that names their file; ``sizes`` are (frames, height, width).
     """
     model = config.model
     root, version = model.pretrained_model_root, model.transformer_version

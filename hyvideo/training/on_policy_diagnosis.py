@@ -1,7 +1,4 @@
-"""Diagnosis of a failed on-policy check: the worst pass is repeated with one suspected cause switched at a time.
-
-The module outputs of rollout and update are also compared, to find the first module that differs.
-"""
+"""Diagnosis of a failed on-policy check: the worst pass is repeated with one suspected cause switched at a time."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager

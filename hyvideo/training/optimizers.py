@@ -47,8 +47,8 @@ def make_optimizers(
 ) -> Optimizers:
     """Create the optimizers of the trained parameters. Muon computes in ``dtype``.
 
-    ``hidden`` is a regular expression for the matrices of the blocks. Modulation, embedders and output layer see few
-    samples per pass, so their gradients have a low rank, which orthogonalization would raise to full rank.
+    ``hidden`` is a regular expression for the blocks' matrices. Other layers see few samples, so their gradients have a
+    low rank, which orthogonalization would raise to full rank.
     """
     matrices = {name: p for name, p in trained.items() if settings.use_muon and _is_for_muon(settings, name, p, hidden)}
     others = [parameter for name, parameter in trained.items() if name not in matrices]

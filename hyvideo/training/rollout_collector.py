@@ -32,10 +32,7 @@ from hyvideo.training.rollout_batch import (
 
 
 class Cost:
-    """Forward passes of the transformer for this replica's rollouts in an iteration, and the FLOPs of this rank.
-
-    FLOPs are those of forward and backward passes, without recomputation, and of decoding.
-    """
+    """Forward passes of the transformer for this replica's rollouts, and the FLOPs of this rank, without recomputation."""
 
     def __init__(self, run: PlannedRun):
         self.run, self.per_training_pass = run, training_forwards(run)

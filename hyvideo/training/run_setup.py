@@ -39,10 +39,7 @@ UPDATES = {"grpo": PolicyUpdate, "nft": NFTUpdate}
 
 
 class RunParts:
-    """Base class of the trainer that checks the settings, loads the models and creates the components.
-
-    Raises ValueError for unusable checkpoints, prompts or scorers, before any weights are read.
-    """
+    """Base class of the trainer that checks the settings, loads the models and creates the components."""
 
     def __init__(
         self,

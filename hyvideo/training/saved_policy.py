@@ -1,7 +1,6 @@
 """Loading of a saved policy in one process, for sampling and export; any number of ranks may have written it.
 
-The folder of a policy is a checkpoint of full training, a checkpoint of LoRA training (adapter only), or a transformer
-written by ``save_pretrained``. If the run has an EMA, its weights are loaded as the policy.
+The folder is a checkpoint of full or LoRA training, or written by ``save_pretrained``. An EMA is loaded as the policy.
 """
 
 import json

@@ -21,8 +21,7 @@ from hyvideo.config.offloading import Offloading
 from hyvideo.evaluation.offloading import apply
 from hyvideo.models.conditions import Condition, Conditions
 from hyvideo.models.family import prepare
-from hyvideo.models.group_offloading import offload_in_groups
-from hyvideo.models.offload import offload, on_device
+from hyvideo.models.offload import offload, offload_in_groups, on_device
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
 from tests.fake_cuda.checks import autoencoder, empty
 

@@ -1,6 +1,7 @@
 import torch
 
-from hyvideo.records.side_by_side import GAP, side_by_side
+from hyvideo.records.contact_sheet import VIDEO_GAP as GAP
+from hyvideo.records.contact_sheet import side_by_side
 
 
 def plain(value: int, num_frames: int = 3, height: int = 64, width: int = 80) -> torch.Tensor:

@@ -1,7 +1,6 @@
 """Bytes of activations on one rank: tokens x width x bytes x number of such tensors per block.
 
-Sequence parallelism splits the image tokens over ranks, but not the text tokens; inside attention every rank has all
-tokens and a part of the heads.
+Sequence parallelism splits the image tokens over ranks; inside attention every rank has all tokens of some heads.
 """
 
 import math

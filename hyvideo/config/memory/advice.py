@@ -66,8 +66,8 @@ def cheapest_change(run: PlannedRun) -> dict | None:
 def fastest_change(run: PlannedRun) -> dict | None:
     """Return the change for the fastest iteration with as many rollouts, or None if nothing fits.
 
-    Tried are sequence parallelism, sharding, checkpointing, conditions and batching. Among equally fast runs, prefers
-    no batching of samples and branches, then the least traffic between nodes, then the smallest memory.
+    Among equally fast runs, prefers no batching of samples and branches, the least traffic between nodes, the smallest
+    memory.
     """
     run = resolve_auto(run)
     world, broken = range(1, run.world_size + 1), _broken_rules(run)

@@ -76,8 +76,7 @@ def _forward(run: PlannedRun) -> ForwardFlops:
 def training_pass(run: PlannedRun) -> Pass:
     """Return the work of a training forward and backward pass.
 
-    A matrix product's backward pass is one product for the gradient of the input and, except for the frozen weights of
-    a LoRA, one for the weights. The products of the LoRA itself, 2 % at rank 32, are not counted.
+    A backward pass has a product for the gradient of the input and, except under a LoRA, one for that of the weights.
     """
     kind = resolve_auto(run).checkpointing
     products, forwards = 2 if run.settings.lora_rank else 3, 1 + (kind != "none")
@@ -113,11 +112,7 @@ def passes_by_stage(run: PlannedRun) -> dict[str, tuple[float, Pass]]:
 
 
 def stage_flops(run: PlannedRun) -> dict[str, float]:
-    """Return the FLOPs of one rank in the stages of an iteration, by the names that `StageTimer` measures.
-
-    Counted are matrix products, attention and the convolutions of decoding, as executed: with recomputation. With
-    sequence parallelism some ranks may have no video to decode; these are the FLOPs of a rank with most videos.
-    """
+    """Return the FLOPs of a rank with most videos in the stages of an iteration, as executed: with recomputation."""
     stages = {stage: number * kind.flops(run).total for stage, (number, kind) in passes_by_stage(run).items()}
     return stages | {"decode": _videos_per_rank(run) * decode_flops(run)}
 

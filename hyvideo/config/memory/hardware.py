@@ -2,23 +2,14 @@
 
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-# TFLOP/s of an H100 in half precision under its power limit, and TB/s of its memory, estimated from published
-# measurements of kernels, such as cuDNN's attention. Other GPUs are assumed to have the same proportions.
-H100 = {"products": 580.0, "attention": 580.0, "attention backward": 500.0, "convolutions": 200.0, "memory": 2.6}
+import yaml
+
+_TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+H100, GPUS = _TABLE["h100"], _TABLE["gpus"]
 SLOWER_RATE = 220.0  # matrix products of an A100; hours are printed for it too
-# By name of the device in torch: peak TFLOP/s in bf16 and fp16 without sparsity, from NVIDIA's data sheets, and the
-# rate of matrix products, assumed from the power limit.
-GPUS = {
-    r"NVIDIA A[18]00(-SXM4-\d+GB|-PCIE-\d+GB| \d+GB PCIe)": (312.0, SLOWER_RATE),
-    r"NVIDIA H100 \d+GB HBM\de?|NVIDIA H800|NVIDIA H200": (989.0, H100["products"]),
-    r"NVIDIA H[18]00 PCIe": (756.0, 440.0),
-    r"NVIDIA B200": (2250.0, 1300.0),
-    r"NVIDIA L40S|NVIDIA RTX 6000 Ada Generation": (362.0, 175.0),
-    r"NVIDIA GeForce RTX 4090": (165.0, 125.0),
-    r"NVIDIA GeForce RTX 5090": (209.0, 160.0),
-}
 
 
 def _assumed(value: float, sentence: str) -> Any:
@@ -41,6 +32,6 @@ class Hardware:
 
 
 def gpu_rates(device_name: str) -> tuple[float, float]:
-    """Return the peak and the assumed rate of a GPU, in TFLOP/s; 0 for one that is not in the table, such as a part of
-    a GPU (MIG)."""
-    return next((rates for name, rates in GPUS.items() if re.fullmatch(name, device_name)), (0.0, 0.0))
+    """Return the peak and the assumed rate of a GPU, in TFLOP/s; 0 for one that is not in the table."""
+    peak, rate = next((rates for name, rates in GPUS.items() if re.fullmatch(name, device_name)), (0.0, 0.0))
+    return peak, rate

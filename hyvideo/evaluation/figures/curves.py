@@ -1,7 +1,4 @@
-"""Curves of several runs from their metrics.jsonl, averaged over the seeds of equal settings.
-
-runs -> comparisons (equal except for the compared setting) -> variants (equal except for the seed) -> mean and band
-"""
+"""Curves of several runs from their metrics.jsonl, averaged over the seeds of equal settings."""
 
 from collections import defaultdict
 from collections.abc import Iterable

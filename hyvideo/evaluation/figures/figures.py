@@ -83,8 +83,7 @@ def figure_3(runs: list[Run], folder: Path, *, window: int) -> list[Path]:
 def figure_4(runs: list[Run], folder: Path, *, window: int, measured: Sequence[dict] = ()) -> list[Path]:
     """Draw the log-probability's gradient norm by noise level beside 1 / std, for the runs' samplers or the paper's.
 
-    ``measured`` norms over the parameters (`gradient_norms`) are drawn with the theory of their sampler. The theory
-    leaves a common factor open, so the measured norms are scaled to agree at the middle step.
+    ``measured`` norms over the parameters are scaled to agree with the theory of their sampler at the middle step.
     """
     used = [(m["sde_type"], Sampling(m["num_steps"], m["shift"], m["eta"], m["last_step"])) for m in measured]
     for rollout in [] if measured else [run.config.rollout for run in runs]:

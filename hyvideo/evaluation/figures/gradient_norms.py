@@ -40,8 +40,8 @@ from hyvideo.training.rollout_batch import RolloutBatch
 def measurement(config: Config, *, rollouts: int, replicas: int, folder: Path) -> Config:
     """Return the settings of a run, changed to measure its policy term over ``rollouts`` without training.
 
-    All steps add noise and are visited in order, even with an SDE window. A missing reward stops the measurement, since
-    a gradient over fewer rollouts is larger. Raises ValueError if ``replicas`` cannot divide the rollouts equally.
+    All steps add noise and are visited in order; a missing reward stops. ValueError if ``replicas`` cannot divide the
+    rollouts.
     """
     batch_size = min(config.rollout.batch_size, max(1, rollouts // replicas))
     if rollouts < 1 or rollouts % (batch_size * replicas):

@@ -16,8 +16,7 @@ from hyvideo.data.videos import read_video, write_video
 from hyvideo.distributed.checkpoint import complete
 from hyvideo.evaluation.generation import Source, generate, list_videos
 from hyvideo.models.lora import LORA_FILES
-from hyvideo.records.contact_sheet import contact_sheet, even_frames
-from hyvideo.records.side_by_side import side_by_side
+from hyvideo.records.contact_sheet import contact_sheet, even_frames, side_by_side
 
 BASE, TOGETHER, SHEET = "base", "side_by_side", "policies.png"
 

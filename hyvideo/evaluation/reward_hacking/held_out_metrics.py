@@ -110,8 +110,8 @@ def measure_sets(
 ) -> tuple[dict[str, float], dict[str, Dispersion]]:
     """Return the metrics of the whole set of videos of all ranks, with a spread for those in `SET_MEASURES`.
 
-    The spread is defined so that, as for a mean, ``std / sqrt(count - 1)`` is the standard error; ``count`` is the
-    number of videos. ``videos`` and ``prompts`` are those of `measure_all`.
+    As for a mean, ``std / sqrt(count - 1)`` is the standard error. ``videos`` and ``prompts`` are those of
+    `measure_all`.
     """
     decoded = {row: video for row, video in videos.items() if video is not None}
     local = scorer.held_out(list(decoded.values()), [prompts[row] for row in decoded])

@@ -28,10 +28,7 @@ PICKSCORE_PROCESSOR = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
 
 
 class FrameTextScorer(Scorer):
-    """Cosine similarity of frames and prompt in a CLIP model; subclasses define the scaling.
-
-    Raises ValueError, naming the file, if a file is missing, corrupted or does not fit.
-    """
+    """Cosine similarity of frames and prompt in a CLIP model; subclasses define the scaling. ValueError for bad files."""
 
     label: str
     dimensions: tuple[str, ...]

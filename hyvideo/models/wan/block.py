@@ -1,8 +1,4 @@
-"""Forward pass of a block of Wan's transformer, with diffusers' layers and the same results.
-
-Each norm, including its modulation, is a single kernel with inputs and outputs in the compute dtype and float32
-arithmetic.
-"""
+"""Forward pass of a block of Wan's transformer, with diffusers' layers; a norm with its modulation is one kernel."""
 
 import torch
 from torch import Tensor, nn

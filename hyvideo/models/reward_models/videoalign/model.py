@@ -1,7 +1,7 @@
 """Qwen2-VL with a reward head, which maps videos and questions to three logits.
 
-Two details are required to match the original's scores: tokens have positions 0, 1, 2... on all three axes of the
-rotary embedding (no M-RoPE), and the rotary frequencies are rounded to bf16 like the weights.
+As in the original, tokens have positions 0, 1, 2... on all axes (no M-RoPE), and rotary frequencies are rounded to
+bf16.
 """
 
 from collections.abc import Mapping

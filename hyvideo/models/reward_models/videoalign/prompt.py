@@ -1,7 +1,6 @@
 """The prompt of VideoAlign: instructions, the video's prompt, and three reward tokens at which the scores are read.
 
-``prompt_template.txt`` is KwaiVGI/VideoAlign's (MIT license), byte for byte. The scores depend on every token of it,
-including trailing spaces.
+``prompt_template.txt`` is KwaiVGI/VideoAlign's (MIT license), byte for byte: the scores depend on every token of it.
 """
 
 import functools

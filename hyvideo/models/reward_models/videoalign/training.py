@@ -45,10 +45,7 @@ class Pair(NamedTuple):
 
 
 def read_pairs(path: Path, names: Sequence[str]) -> list[Pair]:
-    """Read the pairs of a CSV with ``COLUMNS``, skipping dimensions outside ``names`` and pairs of identical videos.
-
-    Video paths are relative to the folder of the CSV. Raises ValueError for an invalid row.
-    """
+    """Read the pairs of a CSV with ``COLUMNS`` and videos in its folder, except other dimensions and identical videos."""
     answers: dict[tuple, list] = {}
     for number, row in enumerate(read_rows(path), start=1):
         if missing := [column for column in COLUMNS if column not in row]:

@@ -50,7 +50,8 @@ class ChatEndpoint:
         self.url, self.model, self._key = f"{url.rstrip('/')}/chat/completions", model, key
         self.parallel, self.timeout, self.retries = parallel, timeout, retries
         self.cost = {"requests": 0, "prompt_tokens": 0, "completion_tokens": 0}
-        weakref.finalize(self, print, f"{user} {model}:", self.cost, file=sys.stderr)  # printed at process exit
+        # Printed at process exit, or when the endpoint is no longer used.
+        weakref.finalize(self, lambda cost: print(f"{user} {model}:", cost, file=sys.stderr), self.cost)
 
     def ask(self, requests: Sequence[Callable[[], str]], read: Callable[[dict], T]) -> list[tuple[T | None, str]]:
         """Send requests, and return what ``read`` makes of each completion, or None with the reason of the failure.

@@ -64,6 +64,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     sampling.add_argument("--width", type=int, help="width in pixels; with --height")
     noises = {"choices": ["default", "reference"], "default": "default"}
     sampling.add_argument("--initial_noise", **noises, help="reference: that of HunyuanVideo-1.5 for the seed")
+    words = "processes of torchrun that share one video (1); 1: each process generates its own videos"
+    sampling.add_argument("--sp_size", type=int, default=1, help=words)
     memory = parser.add_argument_group(
         "memory",
         "By default, a GPU with less than 60 GiB offloads models in groups, and a larger one keeps them. "
@@ -100,7 +102,7 @@ def check(options: argparse.Namespace) -> None:
         raise ValueError("no prompts: give --prompt or --valid_video_csv")
     if options.image_path and not options.prompt:
         raise ValueError("--image_path needs --prompt; for a CSV, set images in its column ref_image_path")
-    limits = {"num_videos": (1, MAX_VIDEOS), "seed": (-(2**63), 2**64 - 1)}
+    limits = {"num_videos": (1, MAX_VIDEOS), "sp_size": (1, 1024), "seed": (-(2**63), 2**64 - 1)}
     limits |= {"height": (1, MAX_PIXELS), "width": (1, MAX_PIXELS)}
     for name, (least, most) in limits.items():
         value = getattr(options, name)
@@ -209,6 +211,7 @@ def run(options: argparse.Namespace) -> None:
     sizes = {request: size_of(options, config, request.image) for request in requests}
     videos = generation.list_videos(sizes, [r for r in requests for _ in range(options.num_videos)], output)
     noise = {"seed": options.seed, "initial_noise": options.initial_noise, "is_stochastic": is_stochastic}
+    noise |= {"sp_size": options.sp_size}
     generation.generate(config, videos, source=source, offloading=offloading, **noise)
 
 

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from tqdm import tqdm
 
 from hyvideo.config import processes
 from hyvideo.config.command_line import read_settings
 from hyvideo.config.offloading import AUTO, Offloading
+from hyvideo.config.rules import layout_problems
 from hyvideo.config.sections import DataSettings, ModelSettings
 from hyvideo.config.settings import Config
 from hyvideo.data.images import bucket_sizes, check_image, nearest_size, read_image, size_of_aspect_ratio
@@ -26,15 +26,20 @@ from hyvideo.data.outside import make_folder, path_problem, quote
 from hyvideo.data.prompts import Request, check_prompt, read_requests
 from hyvideo.data.randomness import normal, reference_normal
 from hyvideo.data.videos import write_video
+from hyvideo.distributed import mesh as ranks
+from hyvideo.distributed.mesh import Mesh
+from hyvideo.distributed.parallelize import parallelize
+from hyvideo.distributed.shared_tiles import SharedTiles
 from hyvideo.evaluation.offloading import apply, resolve
 from hyvideo.models import loading
 from hyvideo.models.conditions import Conditions, to_device
-from hyvideo.models.decoding import tile_size_of
+from hyvideo.models.decoding import Tiles, tile_size_of
 from hyvideo.models.lora import add_lora, check_lora, read_lora
 from hyvideo.models.offload import on_device
 from hyvideo.models.versions import RELEASED, version_defaults, version_for
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import DTYPES, GRPOPipeline
+from hyvideo.records.progress_bar import stage_bar
 from hyvideo.records.run_files import write_json
 from hyvideo.records.stage_timer import peak_memory_gib
 from hyvideo.training import model_setup, saved_policy
@@ -196,12 +201,17 @@ def generate(
     is_stochastic: bool,
     offloading: Offloading = AUTO,
     initial_noise: str = "default",  # or "reference"
+    sp_size: int = 1,
 ) -> None:
     """Generate the videos, each with a JSON file of its settings; the processes of torchrun share them.
 
+    ``sp_size`` processes share a video. Its noise is the same for any number of processes.
     Sampling takes ``validation_steps`` steps and uses ``sde_type`` and ``eta`` only if ``is_stochastic``. Raises
     ValueError for invalid input before any weights are read.
     """
+    for problem in layout_problems(processes.world_size(), sp_size):
+        raise ValueError(problem)
+    config = config.with_settings(sp_size=sp_size)
     sizes = [(config.data.sample_n_frames, video.height, video.width) for video in videos]
     needs = model_setup.check_checkpoint(config, {"this call": [video.request for video in videos]}, sizes)
     source = source.with_initial_lora(config.optimizer.pretrained_lora_path)
@@ -213,29 +223,38 @@ def generate(
     config = config.with_settings(vae_offload=offloading.offloading)
     for folder in {video.path.parent for video in videos}:
         make_folder(folder)
-    local = videos[processes.rank() :: processes.world_size()]
+    mesh = Mesh(processes.rank(), processes.world_size(), sp_size)
+    if sp_size > 1:
+        mesh = ranks.start(sp_size, device, timeout=config.distributed.collective_timeout)
+    local = videos[mesh.replica :: mesh.num_replicas]
 
-    start = time.perf_counter()
+    start, bar = time.perf_counter(), partial(stage_bar, is_shown=mesh.is_main)
     encoder, vae = model_setup.load_encoder(config, device, group_offload=offloading.group_offloading)
-    conditions = [encoder([video.request], height=video.height, width=video.width) for video in local]
+    encoded = bar("encoding", "prompt")(local)
+    conditions = [encoder([video.request], height=video.height, width=video.width) for video in encoded]
     encoder(config.negative_requests)
     encoder.release()  # before the transformer is loaded
     gc.collect()
     place = torch.device("cpu") if offloading.group_offloading else device
     pipeline = source.load(config, device, encoder, vae, needs, weights_device=place)
     pipeline = pipeline.with_steps(config.record.validation_steps)
+    parallelize(pipeline.transformer, mesh)
     apply(offloading, pipeline.transformer, device)
     for size in dict.fromkeys(sizes):
         pipeline.try_decoding(*size)
     loaded = time.perf_counter()
-    for video, condition in zip(tqdm(local, unit="video", disable=processes.rank() > 0 or None), conditions):
+    for video, condition in zip(bar("videos", "video")(local), conditions):
         noise = partial(_noise, video, seed, initial_noise)
-        _generate_one(pipeline, config.data, video, condition, noise, is_stochastic=is_stochastic)
+        _generate_one(pipeline, config.data, video, condition, noise, mesh, is_stochastic=is_stochastic)
+        if not mesh.is_first:
+            continue
         settings = _settings(config, video, source, seed, is_stochastic) | asdict(offloading)
-        settings["initial_noise"] = initial_noise
+        settings |= {"initial_noise": initial_noise, "sp_size": sp_size}
         settings["vae_tile_size"] = tile_size_of(vae)  # may have been reduced
         write_json(video.path.with_suffix(".json"), settings)
-    if processes.rank() == 0 and local:
+    if sp_size > 1:
+        ranks.stop()
+    if mesh.is_main and local:
         each = (time.perf_counter() - loaded) / len(local)
         print(
             f"{len(local)} video{'s' if len(local) > 1 else ''} in {local[0].path.parent}: {each:.2f} s each after "
@@ -244,11 +263,19 @@ def generate(
 
 
 def _generate_one(
-    pipeline: GRPOPipeline, data: DataSettings, video: Video, conditions: Conditions, draw, *, is_stochastic: bool
+    pipeline: GRPOPipeline,
+    data: DataSettings,
+    video: Video,
+    conditions: Conditions,
+    draw,
+    mesh: Mesh,
+    *,
+    is_stochastic: bool,
 ) -> None:
     shape = pipeline.latent_shape(data.sample_n_frames, video.height, video.width)
-    is_silent = processes.rank() > 0 or len(pipeline.scheduler.timesteps) == 1 or None  # None: without a terminal
-    pipeline.with_progress = partial(tqdm, desc=video.path.name, unit="step", leave=False, disable=is_silent)
+    pipeline.with_progress = stage_bar(f"{video.path.name}: sampling", "step", is_shown=mesh.is_main)
+    decoding_bar = stage_bar(f"{video.path.name}: decoding", "tile", is_shown=mesh.is_main)
+    pipeline.tiles = SharedTiles(mesh.sp_group, decoding_bar) if mesh.sp_group else Tiles(decoding_bar)
 
     def noise(*step: int) -> torch.Tensor:
         return to_device(draw(shape, *step)[None], pipeline.device)
@@ -262,7 +289,8 @@ def _generate_one(
     (frames,) = pipeline.decode(latents)
     if frames is None:
         raise FloatingPointError(f"{video.path}: the video contains NaN or inf; try --dtype fp32 or another checkpoint")
-    write_video(video.path, frames, data.fps)
+    if mesh.is_first:
+        write_video(video.path, frames, data.fps)
 
 
 def _noise(video: Video, seed: int, initial_noise: str, shape: tuple[int, ...], *step: int) -> torch.Tensor:

@@ -85,6 +85,7 @@ class GRPOPipeline:
         self.negative = negative
         self.compute_dtype = compute_dtype
         self.with_progress = iter  # wraps the loop over steps, e.g. in a progress bar
+        self.tiles: decoding.Tiles | None = None  # decodes tile by tile, e.g. on several ranks
 
     @property
     def device(self) -> torch.device:
@@ -225,7 +226,7 @@ class GRPOPipeline:
         finite: list[Tensor] = []
         with on_device(self.vae):
             for part in latents.split(batch_size):
-                decoded = decoding.decode(self.vae, self.latents.unscaled(part).to(self.vae.dtype))
+                decoded = decoding.decode(self.vae, self.latents.unscaled(part).to(self.vae.dtype), self.tiles)
                 for video in decoded.transpose(1, 2):
                     finite.append(video.isfinite().all())
                     videos.append(pixels(video).to("cpu", non_blocking=True))  # into pinned memory

@@ -3,7 +3,9 @@
 import os
 import sys
 import time
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import TextIO
 
 from tqdm import tqdm
@@ -23,6 +25,11 @@ STAGE_TEXTS |= {"validation": "validation:", "validation reward": "validation: s
 def console_text(metrics: dict[str, float]) -> str:
     """Format reward, KL and the largest deviation of a ratio from 1, as far as the metrics contain them."""
     return ", ".join(text.format(metrics[name]) for name, text in CONSOLE_TEXTS.items() if name in metrics)
+
+
+def stage_bar(text: str, unit: str, *, is_shown: bool = True) -> Callable[[Iterable], Iterable]:
+    """Return a function that shows a loop as a bar with the time left, removed at its end; only in a terminal."""
+    return partial(tqdm, desc=text, unit=unit, leave=False, disable=None if is_shown else True)
 
 
 class ProgressBar(AbstractContextManager):

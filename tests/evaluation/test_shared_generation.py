@@ -1,0 +1,80 @@
+"""One video sampled and decoded by several gloo processes, against one process."""
+
+import json
+import sys
+
+import pytest
+import torch
+
+import generate
+from hyvideo.config import processes
+from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
+from tests.distributed.launch import launch
+from tests.evaluation.test_offloading import hunyuan, wan
+
+SMALL = "--height 48 --width 80 --video_length 5 --num_inference_steps 2 --device cpu --seed 3 --guidance_scale 6"
+SMALL += " --dtype fp32 --vae_tile_size 32"
+
+
+def run(arguments, out):
+    """Run generate.py in this process and save each video's latents and pixels by their first latent."""
+    decode, kept = GRPOPipeline.decode, []
+
+    def keep(self, latents):
+        (frames,) = decode(self, latents)
+        kept.append((latents, frames))
+        return [frames]
+
+    GRPOPipeline.decode, sys.argv = keep, ["generate.py", *arguments]
+    try:
+        code = generate.main()
+    finally:
+        GRPOPipeline.decode = decode
+    torch.save(kept, f"{out}-{processes.rank()}.pt")
+    return code
+
+
+# Two replicas of two ranks, one video each; and one replica with a LoRA, an image and group offloading.
+@pytest.mark.parametrize(
+    "family, num_processes, flags, prompts",
+    [(wan, 4, [], ["one", "two"]), (hunyuan, 2, ["--group_offloading"], ["one"])],
+)
+def test_processes_share_a_video_and_one_writes_it(tmp_path, monkeypatch, family, num_processes, flags, prompts):
+    arguments = [*map(str, family(tmp_path, monkeypatch)), *SMALL.split(), "--prompt", *prompts]
+    assert run([*arguments, "--output_path", str(tmp_path / "one")], tmp_path / "one") == 0
+    shared = [*arguments, *flags, "--sp_size", "2", "--output_path", str(tmp_path / "shared")]
+    codes = launch("tests.evaluation.test_shared_generation:run", num_processes, shared, str(tmp_path / "shared"))
+    assert codes == [0] * num_processes
+    expected = torch.load(tmp_path / "one-0.pt")
+    for rank in range(num_processes):
+        ((latents, pixels),) = torch.load(tmp_path / f"shared-{rank}.pt")
+        number = rank // 2
+        # Matrix products of fewer tokens may round differently.
+        torch.testing.assert_close(latents, expected[number][0], rtol=1e-5, atol=1e-5)
+        print(
+            "DIFF",
+            (latents - expected[number][0]).abs().max(),
+            (pixels.float() - expected[number][1].float()).abs().max(),
+        )
+        assert (pixels.float() - expected[number][1].float()).abs().max() <= 1
+    for number in range(len(prompts)):
+        assert (tmp_path / "shared" / f"{number:04d}.mp4").is_file()
+        one, two = (json.loads((tmp_path / name / f"{number:04d}.json").read_text()) for name in ("one", "shared"))
+        assert (one.pop("sp_size"), two.pop("sp_size")) == (1, 2)
+        assert one == two or flags
+
+
+@pytest.mark.parametrize(
+    "sp_size, num_processes, message",
+    [
+        (2, 1, "sp_size must divide the number of processes, got sp_size 2 and 1 processes; possible values: 1"),
+        (0, 1, "--sp_size must be a number from 1 to 1,024, got 0"),
+        (8, 8, "sp_size must be at most the 3 attention heads of the transformer, got 8; 1, 3 give every rank"),
+    ],
+)
+def test_sp_size_is_checked_before_weights_are_read(tmp_path, monkeypatch, capsys, sp_size, num_processes, message):
+    monkeypatch.setattr(processes, "world_size", lambda: num_processes)
+    arguments = ["generate.py", *wan(tmp_path, monkeypatch), "--prompt", "a", *SMALL.split(), "--sp_size", sp_size]
+    monkeypatch.setattr(sys, "argv", [*map(str, arguments), "--output_path", str(tmp_path / "out")])
+    assert generate.main() == 2
+    assert message in capsys.readouterr().err

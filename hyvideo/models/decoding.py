@@ -69,7 +69,7 @@ class Tiles:
         calls: list = []
         with _decoder_replaced(vae, lambda *inputs, **options: calls.append((inputs, options)) or inputs[0].to("meta")):
             vae.decode(latents)
-        # Wan's decoder is called for one latent frame after another; the calls of a tile share a cache of features.
+        # A decoder may take one latent frame after another; the calls of a tile then share a cache of features.
         each = latents.shape[2] // calls[0][0][0].shape[2]
         tiles = [calls[i : i + each] for i in range(0, len(calls), each)]
         calls.clear()

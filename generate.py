@@ -64,8 +64,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     sampling.add_argument("--width", type=int, help="width in pixels; with --height")
     noises = {"choices": ["default", "reference"], "default": "default"}
     sampling.add_argument("--initial_noise", **noises, help="reference: that of HunyuanVideo-1.5 for the seed")
-    words = "processes of torchrun that share one video (1); 1: each process generates its own videos"
-    sampling.add_argument("--sp_size", type=int, default=1, help=words)
+    sampling.add_argument("--sp_size", type=int, default=1, help="processes of torchrun that share one video (1)")
     memory = parser.add_argument_group(
         "memory",
         "By default, a GPU with less than 60 GiB offloads models in groups, and a larger one keeps them. "
@@ -179,6 +178,7 @@ def run(options: argparse.Namespace) -> None:
     from hyvideo.config.offloading import Offloading
     from hyvideo.config.rules import check_sampling  # slow to import
     from hyvideo.evaluation import generation
+    from hyvideo.evaluation.report.gallery import PAGE_FILE, write_gallery
     from hyvideo.models.prompt_rewriting import Rewriter
     from hyvideo.models.versions import FAMILIES, version_defaults
 
@@ -211,8 +211,9 @@ def run(options: argparse.Namespace) -> None:
     sizes = {request: size_of(options, config, request.image) for request in requests}
     videos = generation.list_videos(sizes, [r for r in requests for _ in range(options.num_videos)], output)
     noise = {"seed": options.seed, "initial_noise": options.initial_noise, "is_stochastic": is_stochastic}
-    noise |= {"sp_size": options.sp_size}
-    generation.generate(config, videos, source=source, offloading=offloading, **noise)
+    generation.generate(config, videos, source=source, offloading=offloading, sp_size=options.sp_size, **noise)
+    if processes.rank() % options.sp_size == 0 and (len(videos) > 1 or (output / PAGE_FILE).is_file()):
+        write_gallery(folder)
 
 
 def main() -> int:

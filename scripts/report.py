@@ -1,22 +1,27 @@
 """Write an HTML report of one run, or of several side by side, as one file that needs no network.
 
 python -m scripts.report outputs/run [outputs/other ...] --out report.html
+python -m scripts.report --videos outputs/videos [outputs/other]   # of generate.py, as outputs/videos/index.html
 """
 
 from pathlib import Path
 
 from hyvideo.data.outside import Parser, exit_on_error
+from hyvideo.evaluation.report.gallery import write_gallery
 from hyvideo.evaluation.report.page import REPORT_FILE, write_report
 
 
 @exit_on_error("report.py", (ValueError, OSError))
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="output_dir of a run")
+    parser.add_argument("runs", type=Path, nargs="*", metavar="RUN", help="output_dir of a run")
+    parser.add_argument("--videos", type=Path, nargs="+", metavar="FOLDER", help="one or two folders of videos")
     parser.add_argument("--out", type=Path, default=Path(REPORT_FILE), help="HTML file to write (report.html)")
     options = parser.parse_args()
-    write_report(options.runs, options.out)
-    print(f"written to {options.out}")
+    if bool(options.runs) == bool(options.videos) or len(options.videos or ()) > 2:
+        raise ValueError("give either one or several runs, or --videos with one or two folders")
+    out = write_gallery(*options.videos) if options.videos else write_report(options.runs, options.out)
+    print(f"written to {out or options.out}")
 
 
 if __name__ == "__main__":

@@ -38,11 +38,6 @@ class Mesh:
     def is_main(self) -> bool:
         return self.rank == 0
 
-    @property
-    def is_first(self) -> bool:
-        """Whether this is the first rank of its replica."""
-        return self.rank % self.sp_size == 0
-
     def rank_share(self, rows: list[int]) -> list[int]:
         """Return the rows of a replica that this rank decodes and scores."""
         return rows[self.rank % self.sp_size :: self.sp_size]

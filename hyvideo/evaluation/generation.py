@@ -19,7 +19,7 @@ from hyvideo.config import processes
 from hyvideo.config.command_line import read_settings
 from hyvideo.config.offloading import AUTO, Offloading
 from hyvideo.config.rules import layout_problems
-from hyvideo.config.sections import DataSettings, ModelSettings
+from hyvideo.config.sections import ModelSettings
 from hyvideo.config.settings import Config
 from hyvideo.data.images import bucket_sizes, check_image, nearest_size, read_image, size_of_aspect_ratio
 from hyvideo.data.outside import make_folder, path_problem, quote
@@ -27,13 +27,12 @@ from hyvideo.data.prompts import Request, check_prompt, read_requests
 from hyvideo.data.randomness import normal, reference_normal
 from hyvideo.data.videos import write_video
 from hyvideo.distributed import mesh as ranks
-from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.parallelize import parallelize
-from hyvideo.distributed.shared_tiles import SharedTiles
+from hyvideo.distributed.tiles import Tiles
 from hyvideo.evaluation.offloading import apply, resolve
 from hyvideo.models import loading
 from hyvideo.models.conditions import Conditions, to_device
-from hyvideo.models.decoding import Tiles, tile_size_of
+from hyvideo.models.decoding import tile_size_of
 from hyvideo.models.lora import add_lora, check_lora, read_lora
 from hyvideo.models.offload import on_device
 from hyvideo.models.versions import RELEASED, version_defaults, version_for
@@ -203,35 +202,26 @@ def generate(
     initial_noise: str = "default",  # or "reference"
     sp_size: int = 1,
 ) -> None:
-    """Generate the videos, each with a JSON file of its settings; the processes of torchrun share them.
+    """Generate the videos, each with a JSON file of its settings; ``sp_size`` processes of torchrun share each video.
 
-    ``sp_size`` processes share a video. Its noise is the same for any number of processes.
     Sampling takes ``validation_steps`` steps and uses ``sde_type`` and ``eta`` only if ``is_stochastic``. Raises
     ValueError for invalid input before any weights are read.
     """
-    for problem in layout_problems(processes.world_size(), sp_size):
-        raise ValueError(problem)
     config = config.with_settings(sp_size=sp_size)
     sizes = [(config.data.sample_n_frames, video.height, video.width) for video in videos]
     needs = model_setup.check_checkpoint(config, {"this call": [video.request for video in videos]}, sizes)
     source = source.with_initial_lora(config.optimizer.pretrained_lora_path)
     source.check(config.model, config.negative_requests)
-    if config.distributed.deterministic:
-        model_setup.make_deterministic()
-    device = model_setup.choose_device(config.model.device, processes.local_rank())
+    device, mesh = _start(config.model.device, sp_size, is_deterministic=config.distributed.deterministic)
     offloading = resolve(offloading, device)
     config = config.with_settings(vae_offload=offloading.offloading)
     for folder in {video.path.parent for video in videos}:
         make_folder(folder)
-    mesh = Mesh(processes.rank(), processes.world_size(), sp_size)
-    if sp_size > 1:
-        mesh = ranks.start(sp_size, device, timeout=config.distributed.collective_timeout)
     local = videos[mesh.replica :: mesh.num_replicas]
 
     start, bar = time.perf_counter(), partial(stage_bar, is_shown=mesh.is_main)
     encoder, vae = model_setup.load_encoder(config, device, group_offload=offloading.group_offloading)
-    encoded = bar("encoding", "prompt")(local)
-    conditions = [encoder([video.request], height=video.height, width=video.width) for video in encoded]
+    conditions = [encoder([v.request], height=v.height, width=v.width) for v in bar("encoding", "prompt")(local)]
     encoder(config.negative_requests)
     encoder.release()  # before the transformer is loaded
     gc.collect()
@@ -244,13 +234,14 @@ def generate(
         pipeline.try_decoding(*size)
     loaded = time.perf_counter()
     for video, condition in zip(bar("videos", "video")(local), conditions):
-        noise = partial(_noise, video, seed, initial_noise)
-        _generate_one(pipeline, config.data, video, condition, noise, mesh, is_stochastic=is_stochastic)
-        if not mesh.is_first:
-            continue
+        shape = pipeline.latent_shape(config.data.sample_n_frames, video.height, video.width)
+        noise = partial(_noise, video, seed, initial_noise, shape)
+        frames = _generate_one(pipeline, video, condition, noise, mesh, is_sde=is_stochastic)
+        if mesh.rank % sp_size:
+            continue  # the first rank of a replica writes
+        write_video(video.path, frames, config.data.fps)
         settings = _settings(config, video, source, seed, is_stochastic) | asdict(offloading)
-        settings |= {"initial_noise": initial_noise, "sp_size": sp_size}
-        settings["vae_tile_size"] = tile_size_of(vae)  # may have been reduced
+        settings |= {"initial_noise": initial_noise, "sp_size": sp_size, "vae_tile_size": tile_size_of(vae)}
         write_json(video.path.with_suffix(".json"), settings)
     if sp_size > 1:
         ranks.stop()
@@ -262,35 +253,38 @@ def generate(
         )
 
 
+def _start(name: str, sp_size: int, *, is_deterministic: bool) -> tuple[torch.device, ranks.Mesh]:
+    """Return the device of this process and its place among the processes, which it joins if they share videos."""
+    for problem in layout_problems(processes.world_size(), sp_size):
+        raise ValueError(problem)
+    if is_deterministic:
+        model_setup.make_deterministic()
+    device = model_setup.choose_device(name, processes.local_rank())
+    if sp_size == 1:
+        return device, ranks.Mesh(processes.rank(), processes.world_size(), 1)
+    return device, ranks.start(sp_size, device, timeout=86400.0)  # at the end, replicas wait for one with more videos
+
+
 def _generate_one(
-    pipeline: GRPOPipeline,
-    data: DataSettings,
-    video: Video,
-    conditions: Conditions,
-    draw,
-    mesh: Mesh,
-    *,
-    is_stochastic: bool,
-) -> None:
-    shape = pipeline.latent_shape(data.sample_n_frames, video.height, video.width)
-    pipeline.with_progress = stage_bar(f"{video.path.name}: sampling", "step", is_shown=mesh.is_main)
-    decoding_bar = stage_bar(f"{video.path.name}: decoding", "tile", is_shown=mesh.is_main)
-    pipeline.tiles = SharedTiles(mesh.sp_group, decoding_bar) if mesh.sp_group else Tiles(decoding_bar)
+    pipeline: GRPOPipeline, video: Video, conditions: Conditions, draw, mesh: ranks.Mesh, *, is_sde: bool
+) -> torch.Tensor:
+    bar = partial(stage_bar, is_shown=mesh.is_main)
+    pipeline.with_progress = bar(f"{video.path.name}: sampling", "step")
+    pipeline.tiles = Tiles(mesh.sp_group, bar(f"{video.path.name}: decoding", "tile"))
 
     def noise(*step: int) -> torch.Tensor:
-        return to_device(draw(shape, *step)[None], pipeline.device)
+        return to_device(draw(*step)[None], pipeline.device)
 
     conditions = conditions.to(pipeline.device)
     with on_device(pipeline.transformer):
-        if is_stochastic:
+        if is_sde:
             latents = pipeline.sample(conditions, noise(), noise).final
         else:
             latents = pipeline.sample_ode(conditions, noise())
-    (frames,) = pipeline.decode(latents)
-    if frames is None:
+    (decoded,) = pipeline.decode(latents)
+    if decoded is None:
         raise FloatingPointError(f"{video.path}: the video contains NaN or inf; try --dtype fp32 or another checkpoint")
-    if mesh.is_first:
-        write_video(video.path, frames, data.fps)
+    return decoded
 
 
 def _noise(video: Video, seed: int, initial_noise: str, shape: tuple[int, ...], *step: int) -> torch.Tensor:

@@ -1,10 +1,9 @@
-"""Decoding of videos in tiles that fit the GPU memory, in one process or shared by several."""
+"""Decoding of videos in tiles that fit the GPU memory."""
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +13,6 @@ from hyvideo.models.sizes import Sizes, sizes_module
 
 _SMALLER_TILES = (256, 192, 128, 64)  # pixels
 _RESERVE, _FRAGMENTATION = 0.5 * 2**30, 0.1  # workspaces of kernels in bytes; fraction of the needed memory
-
-
-T = TypeVar("T")
 
 
 class Tiling(NamedTuple):
@@ -52,67 +48,10 @@ def free_bytes(device: torch.device) -> float:
     return torch.cuda.mem_get_info(device)[0] + cached
 
 
-class Tiles:
-    """Decodes tile by tile with a progress bar; ``distributed.shared_tiles`` has the version for several ranks.
+def decode(vae: nn.Module, latents: Tensor, tiles: Any = None) -> Tensor:
+    """Return the decoded videos. Shapes: (batch, channels, frames, height, width).
 
-    The VAE's own decoding runs twice: with a decoder that only records its inputs, and, after the tiles are decoded,
-    with one that returns them to be blended. The numbers are those of a single pass.
-    """
-
-    rank, size = 0, 1
-
-    def __init__(self, with_progress: Callable[[Iterable], Iterable] = iter):
-        self.with_progress = with_progress  # wraps the loop over this rank's tiles
-
-    def decode(self, vae: nn.Module, latents: Tensor) -> Tensor:
-        """Return the decoded videos. Shapes: (batch, channels, frames, height, width)."""
-        calls: list = []
-        with _decoder_replaced(vae, lambda *inputs, **options: calls.append((inputs, options)) or inputs[0].to("meta")):
-            vae.decode(latents)
-        # A decoder may take one latent frame after another; the calls of a tile then share a cache of features.
-        each = latents.shape[2] // calls[0][0][0].shape[2]
-        tiles = [calls[i : i + each] for i in range(0, len(calls), each)]
-        calls.clear()
-        own = self.together(lambda: self._decode_own(vae, tiles))
-        outputs = self.join(own, len(tiles), each, latents)
-        with _decoder_replaced(vae, lambda *inputs, **options: outputs.pop(0)):
-            return self.together(lambda: vae.decode(latents, return_dict=False)[0])
-
-    def _decode_own(self, vae: nn.Module, tiles: list) -> list[Tensor]:
-        outputs = []
-        for number in self.with_progress(range(self.rank, len(tiles), self.size)):
-            outputs += [vae.decoder(*inputs, **options) for inputs, options in tiles[number]]
-            tiles[number] = None  # frees the cache
-        return outputs
-
-    def smallest(self, value: float) -> float:
-        """Return the smallest value of all ranks."""
-        return value
-
-    def together(self, compute: Callable[[], T]) -> T:
-        """Return ``compute()``. Raises OutOfMemoryError on all ranks if any rank does."""
-        return compute()
-
-    def join(self, own: list[Tensor], num_tiles: int, each: int, like: Tensor) -> list[Tensor]:
-        """Return all ranks' outputs in the order of the tiles, ``each`` outputs per tile."""
-        return own
-
-
-@contextmanager
-def _decoder_replaced(vae: nn.Module, forward: Callable[..., Tensor]) -> Iterator[None]:
-    own = vars(vae.decoder).get("forward")
-    vae.decoder.forward = forward
-    try:
-        yield
-    finally:
-        del vae.decoder.forward
-        if own:
-            vae.decoder.forward = own
-
-
-def decode(vae: nn.Module, latents: Tensor, tiles: Tiles | None = None) -> Tensor:
-    """Return the decoded videos, with ``tiles`` as it decodes them. Shapes: (batch, channels, frames, height, width).
-
+    ``tiles`` (`distributed.tiles.Tiles`) decodes one tile after another, perhaps on several ranks.
     If the memory that `Sizes` predicts for the current tiles is not free, or after an OutOfMemoryError, tiles become
     smaller and remain so.
     """
@@ -122,8 +61,8 @@ def decode(vae: nn.Module, latents: Tensor, tiles: Tiles | None = None) -> Tenso
     available = free_bytes(latents.device)
     fitting = [tile for tile in needed if needed[tile] * (1 + _FRAGMENTATION) + _RESERVE <= available]
     tile = next(iter(fitting), min(needed, key=needed.get))
-    agreed = tiles.smallest(tile or math.inf) if tiles else tile
-    _reduce(vae, 0 if agreed == math.inf else agreed, f"{available / 2**30:.1f} GiB are free")
+    tile = min(tiles.of_all(tile) if tiles else [tile], key=lambda side: side or math.inf)
+    _reduce(vae, tile, f"{available / 2**30:.1f} GiB are free")
     while True:
         try:
             return tiles.decode(vae, latents) if tiles else vae.decode(latents, return_dict=False)[0]

@@ -85,7 +85,7 @@ class GRPOPipeline:
         self.negative = negative
         self.compute_dtype = compute_dtype
         self.with_progress = iter  # wraps the loop over steps, e.g. in a progress bar
-        self.tiles: decoding.Tiles | None = None  # decodes tile by tile, e.g. on several ranks
+        self.tiles = None  # decodes tile by tile, perhaps on several ranks
 
     @property
     def device(self) -> torch.device:

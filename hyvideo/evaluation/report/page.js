@@ -1,8 +1,5 @@
-"use strict";
-
 const RUNS = Object.entries(DATA.runs);
 const COLOURS = ["#3f7fe0", "#e0862f", "#2fa277", "#c9508b", "#8467d7", "#9a8a3c", "#39a7bd", "#8b95a1"];
-const byId = (id) => document.getElementById(id);
 const colourOf = (place) => COLOURS[place % COLOURS.length];
 const format = (value) => (Number.isFinite(value) ? String(Number(value.toPrecision(4))) : "–");
 const signed = (value) => (value > 0 ? "+" : "") + String(Number(value.toPrecision(3)));
@@ -225,23 +222,7 @@ const ORDERS = {
   best: (a, b) => b.gain - a.gain,
   number: (a, b) => a.number - b.number,
 };
-let playing = !matchMedia("(prefers-reduced-motion: reduce)").matches;
 let shown = 6;
-
-/** Plays the videos of a card in step: all restart when the longest has ended. */
-function inStep(card) {
-  const clips = [...card.querySelectorAll("video")];
-  const restart = () => {
-    if (!clips.every((clip) => clip.ended)) return;
-    clips.forEach((clip) => { clip.currentTime = 0; });
-    if (playing) clips.forEach((clip) => clip.play().catch(() => {}));
-  };
-  clips.forEach((clip) => clip.addEventListener("ended", restart));
-}
-
-const visible = new IntersectionObserver((entries) => entries.forEach(({ target, isIntersecting }) => {
-  target.querySelectorAll("video").forEach((clip) => (isIntersecting && playing ? clip.play().catch(() => {}) : clip.pause()));
-}));
 
 function gainText(gain) {
   return Number.isFinite(gain) ? element("b", signed(gain), { className: gain < 0 ? "down" : "up" }) : element("span", "no gain available");
@@ -316,16 +297,6 @@ function drawGains() {
   }
 }
 
-function togglePlay() {
-  playing = !playing;
-  byId("play").firstChild.textContent = playing ? "Pause all " : "Play all ";
-  document.querySelectorAll(".gallery video").forEach((clip) => {
-    if (!playing) return clip.pause();
-    if (clip.ended) clip.currentTime = 0;
-    clip.play().catch(() => {});
-  });
-}
-
 // --- the page ---------------------------------------------------------------------------------------------------------
 
 document.querySelectorAll(".swatch").forEach((each) => {
@@ -336,11 +307,7 @@ byId("run")?.addEventListener("change", drawDetails);
 byId("order").addEventListener("change", drawGallery);
 byId("play").addEventListener("click", togglePlay);
 byId("more").addEventListener("click", () => { shown += 12; drawGallery(); });
-document.addEventListener("keydown", (event) => {
-  if (event.key === "k" && !event.ctrlKey && !event.metaKey && !event.altKey && event.target.tagName !== "SELECT") togglePlay();
-});
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawCurves);
-if (!playing) byId("play").firstChild.textContent = "Play all ";
 drawGlance();
 drawGallery();
 drawGains();

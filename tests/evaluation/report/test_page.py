@@ -1,15 +1,12 @@
 """The report page, as text and in a browser."""
 
 import re
-import shutil
 
 import pytest
 
 from hyvideo.evaluation.report.contents import read_run
 from hyvideo.evaluation.report.page import page_data, write_report
 from tests.evaluation.report.recorded_runs import HOSTILE, record_run
-
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
 
 @pytest.fixture(scope="module")
@@ -70,17 +67,6 @@ def test_corrupted_records_raise_value_error_with_the_folder(tmp_path, file, con
 
 
 # --- in a browser -----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    if CHROMIUM is None:
-        pytest.skip("needs Chromium")
-    with playwright.sync_playwright() as running:
-        started = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield started
-        started.close()
 
 
 @pytest.fixture

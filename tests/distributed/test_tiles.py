@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from hyvideo.distributed import mesh as ranks
-from hyvideo.distributed.shared_tiles import SharedTiles
+from hyvideo.distributed.tiles import Tiles
 from hyvideo.models import decoding
-from hyvideo.models.decoding import Tiles, Tiling, decode, set_tiling, tile_size_of
+from hyvideo.models.decoding import Tiling, decode, set_tiling, tile_size_of
 from hyvideo.models.family import family_of
 from tests.distributed.launch import launch
 from tests.models.test_decoding import FAMILIES, small_vae, tiled
@@ -30,7 +30,7 @@ def test_tiles_with_a_progress_bar_give_the_same_numbers(name, size):
     vae, latents = two_frames(name, size)
     shown = []
     with torch.no_grad():
-        video = decode(vae, latents, Tiles(lambda loop: shown.extend(loop) or shown))
+        video = decode(vae, latents, Tiles(None, lambda loop: shown.extend(loop) or shown))
         assert torch.equal(video, tiled(name, size, latents))
         assert torch.equal(vae.decode(latents).sample, video)  # by the real decoder again
     assert shown == list(range(len(shown))) and len(shown) == (6 if size else 1)
@@ -52,7 +52,7 @@ def outcome(mesh, name, size, cause):
 
     def limited(hidden, *inputs, **options):
         if cause == "raised" and hidden.shape[-1] == latents.shape[-1]:
-            raise torch.OutOfMemoryError
+            raise torch.OutOfMemoryError("no memory")
         return forward(hidden, *inputs, **options)
 
     if mesh.rank == 0:  # it has the only tile of a whole video
@@ -61,7 +61,7 @@ def outcome(mesh, name, size, cause):
     free, decoding.free_bytes = decoding.free_bytes, lambda device: 0.0 if lacks_memory else math.inf
     with torch.no_grad():
         video = decode(
-            vae, latents, SharedTiles(mesh.sp_group, lambda loop: [own.append(number) or number for number in loop])
+            vae, latents, Tiles(mesh.sp_group, lambda loop: [own.append(number) or number for number in loop])
         )
     decoding.free_bytes = free
     return digest(video), own, tile_size_of(vae)
@@ -72,7 +72,7 @@ def digest(video):
 
 
 def test_ranks_share_the_tiles_and_return_the_same_video():
-    outcomes = launch("tests.distributed.test_shared_tiles:share", 3)
+    outcomes = launch("tests.distributed.test_tiles:share", 3)
     for number, (name, size, cause) in enumerate(CASES):
         used = 64 if cause else size
         with torch.no_grad():

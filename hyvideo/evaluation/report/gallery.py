@@ -1,0 +1,61 @@
+"""Page of the videos that generate.py wrote into a folder, perhaps beside those of a second folder."""
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path
+from urllib.parse import quote as quote_url
+
+from hyvideo.data.outside import folder_problem, parse_json, quote
+from hyvideo.data.templates import fill
+from hyvideo.records.run_files import write_text
+
+PAGE_FILE = "index.html"
+APART = ("prompt", "image", "seed", "number", "link")  # shown with a video; the other settings are in a table
+
+
+def write_gallery(*folders: Path) -> Path:
+    """Write index.html of one folder, or of two side by side, into the first, with relative links; return its path.
+
+    It shows every mp4 file with a JSON file of its settings. If several processes write it, the last one shows all.
+    """
+    names, written = [place.resolve().name for place in folders], None
+    names = names if len(set(names)) == len(names) else [*map(str, folders)]
+    while (rows := _rows(folders)) != written:
+        columns = [[video for video in column if video] for column in zip(*rows)]
+        settings = {  # values of each setting, by folder
+            name: [list(dict.fromkeys(video.get(name, "–") for video in column)) for column in columns]
+            for name in dict.fromkeys(chain(*chain(*columns)))
+            if name not in APART
+        }
+        template = Path(__file__).with_name("gallery.html.j2")
+        write_text(folders[0] / PAGE_FILE, fill(template, names=names, rows=rows, settings=settings))
+        written = rows
+    return folders[0] / PAGE_FILE
+
+
+def _rows(folders: tuple[Path, ...]) -> list[list[dict | None]]:
+    """Return videos of equal prompt, image and seed side by side, the first with the first; None if there is none."""
+    rows: dict[tuple, list[dict | None]] = {}
+    for column, place in enumerate(folders):
+        counts: Counter = Counter()
+        for video in _videos(place, folders[0]):
+            key = video["prompt"], video.get("image"), video.get("seed")
+            counts[key] += 1
+            rows.setdefault((*key, counts[key]), [None] * len(folders))[column] = video
+        if not counts:
+            problem = folder_problem(place) or "it has no mp4 file with its JSON file"
+            raise ValueError(f"a folder must have videos of generate.py, got {quote(place)}: {problem}")
+    return list(rows.values())
+
+
+def _videos(folder: Path, start: Path) -> Iterator[dict[str, str]]:
+    """Yield the settings of each video as text, with its URL relative to ``start``; skip unreadable settings."""
+    for file in sorted(folder.glob("*.mp4")):
+        with suppress(OSError, ValueError):
+            settings = parse_json(file.with_suffix(".json").read_text(encoding="utf-8"))
+            if isinstance(settings, dict) and isinstance(settings.get("prompt"), str):
+                texts = {name: "–" if value in (None, "") else str(value) for name, value in settings.items()}
+                yield texts | {"link": quote_url(os.path.relpath(file, start))}

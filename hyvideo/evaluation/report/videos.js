@@ -1,0 +1,33 @@
+// Playing of the videos of a page: those on screen, those of a card in step.
+const byId = (id) => document.getElementById(id);
+let playing = !matchMedia("(prefers-reduced-motion: reduce)").matches;
+
+/** Plays the videos of a card in step: all restart when the longest has ended. */
+function inStep(card) {
+  const clips = [...card.querySelectorAll("video")];
+  const restart = () => {
+    if (!clips.every((clip) => clip.ended)) return;
+    clips.forEach((clip) => { clip.currentTime = 0; });
+    if (playing) clips.forEach((clip) => clip.play().catch(() => {}));
+  };
+  clips.forEach((clip) => clip.addEventListener("ended", restart));
+}
+
+const visible = new IntersectionObserver((entries) => entries.forEach(({ target, isIntersecting }) => {
+  target.querySelectorAll("video").forEach((clip) => (isIntersecting && playing ? clip.play().catch(() => {}) : clip.pause()));
+}));
+
+function togglePlay() {
+  playing = !playing;
+  byId("play").firstChild.textContent = playing ? "Pause all " : "Play all ";
+  document.querySelectorAll(".gallery video").forEach((clip) => {
+    if (!playing) return clip.pause();
+    if (clip.ended) clip.currentTime = 0;
+    clip.play().catch(() => {});
+  });
+}
+
+document.addEventListener("keydown", (event) => {
+  if (event.key === "k" && !event.ctrlKey && !event.metaKey && !event.altKey && event.target.tagName !== "SELECT") togglePlay();
+});
+if (!playing) byId("play").firstChild.textContent = "Play all ";

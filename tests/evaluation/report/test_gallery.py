@@ -24,7 +24,7 @@ def write(folder, file, prompt, seed=3, clip=b"", **settings):
 
 @pytest.fixture
 def folders(tmp_path):
-    """Two folders: two prompts are in both, the first twice with one seed; each has one of its own."""
+    """Two folders: two prompts are in both, the first twice with one seed; a third is in one folder."""
     one, two = tmp_path / "one", tmp_path / "t w?o#"
     for folder, steps in ((one, 4), (two, 8)):
         write(folder, "0000", HOSTILE, steps=steps, height=32)

@@ -32,6 +32,7 @@ def folders(tmp_path):
         write(folder, "0002", "a cat", seed=7, steps=steps, height=32)
     write(one, "0003", "a cat", seed=8)
     write(two, "0003", "a cat", seed=7, image="<i>.png")
+    write(two, "0004", "a cat", seed=9)
     return one, two
 
 
@@ -72,9 +73,11 @@ def test_two_folders_are_compared_by_prompt_image_and_seed(folders):
         *([one / f"000{number}.mp4", two / f"000{number}.mp4"] for number in range(3)),
         [one / "0003.mp4"],
         [two / "0003.mp4"],
+        [two / "0004.mp4"],
     ]
+    assert cards(page)[0][2] == ["0000.mp4", "../t%20w%3Fo%23/0000.mp4"]
     text = page.read_text(encoding="utf-8")
-    assert text.count("no such video") == 2
+    assert text.count("no such video") == 3
     different = texts("<tr>.*?</tr>", text[: text.index("All settings")])
     assert "steps 4 8, 4" in [" ".join(row.split()) for row in different] and "lora" not in " ".join(different)
     assert cards(page)[4][1] == "seed 7, video 0, image <i>.png"

@@ -159,9 +159,10 @@ def test_a_recipe_with_a_config_shares_the_common_settings(file, tmp_path, tiny_
     study = Study(base, tmp_path / "out", common)
     sage, nft = (study.config(Run(recipe, 0)) for recipe in limit_to_budget(Budget("rollouts", 640), study, recipes))
     assert (sage.loss.objective, nft.loss.objective) == ("grpo", "nft") and sage.data == nft.data
-    assert (nft.trust_region.kl_coef, nft.trust_region.kl_weight, nft.rollout.eta) == (0.03, 0.5, 0)  # file, flag, file
+    trust = nft.trust_region
+    assert (trust.anchor_cfg_scale, trust.kl_weight, nft.rollout.eta) == (3.25, 0.5, 0)  # file, flag, file
     assert sage.record.validation_interval == nft.record.validation_interval == 5
-    assert sage.optimizer.max_steps == nft.optimizer.max_steps == 20
+    assert (sage.optimizer.max_steps, nft.optimizer.max_steps) == (640 // 32, 640 // 8)
 
 
 def test_names_beside_the_pareto_plot_do_not_overlap(tmp_path, monkeypatch):

@@ -160,7 +160,7 @@ def test_a_recipe_with_a_config_shares_the_common_settings(file, tmp_path, tiny_
     sage, nft = (study.config(Run(recipe, 0)) for recipe in limit_to_budget(Budget("rollouts", 640), study, recipes))
     assert (sage.loss.objective, nft.loss.objective) == ("grpo", "nft") and sage.data == nft.data
     trust = nft.trust_region
-    assert (trust.anchor_cfg_scale, trust.kl_weight, nft.rollout.eta) == (3.25, 0.5, 0)  # file, flag, file
+    assert (trust.anchor_cfg_scale, trust.kl_weight, nft.rollout.eta) == (3, 0.5, 0)  # file, flag, file
     assert sage.record.validation_interval == nft.record.validation_interval == 5
     assert (sage.optimizer.max_steps, nft.optimizer.max_steps) == (640 // 32, 640 // 8)
 

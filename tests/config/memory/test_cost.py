@@ -144,8 +144,8 @@ def test_the_longer_of_computing_and_gathering_counts_and_token_exchanges_always
 # with a rate for each kind of kernel, but no fixed time per block. Differences are -2 to +3 % for iterations.
 SMALL, LARGE = {"height": 352, "width": 624}, {"height": 480, "width": 864}
 NFT_CONFIG = CONFIG.with_stem("hunyuanvideo15_480p_8gpu_nft")
-AS_MODELED = {"grpo_sampling_steps": 20, "nft_levels": 4, "num_updates_per_rollout": 2, "gradient_accumulation_steps": 2}
-AS_MODELED |= {"num_generations": 8, "anchor_cfg_scale": None}
+AS_MODELED = {"grpo_sampling_steps": 20, "nft_levels": 4, "num_updates_per_rollout": 2, "num_generations": 8}
+AS_MODELED |= {"gradient_accumulation_steps": 2, "anchor_cfg_scale": None}
 
 
 @pytest.mark.parametrize(

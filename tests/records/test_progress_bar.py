@@ -3,11 +3,12 @@
 import contextlib
 import io
 import os
+import sys
 import termios
 
 import pytest
 
-from hyvideo.records.progress_bar import ProgressBar, console_text
+from hyvideo.records.progress_bar import ProgressBar, console_text, stage_bar
 
 METRICS = {"reward/mean": 0.8123, "kl/position": 1.23e-5, "policy/ratio_max_deviation": 3e-7, "lr": 1e-5}
 METRICS_TEXT = "reward 0.8123, KL 1.2e-05, max |ratio - 1| 3.0e-07"
@@ -118,3 +119,19 @@ def test_narrow_terminals_show_progress(columns):
         assert "| " in text and all(len(picture) < columns for picture in text.rstrip().split("\r"))
     else:
         assert "base validation" in text and "iteration 2/2 done" in text
+
+
+@pytest.mark.parametrize("is_terminal, is_shown", [(True, True), (True, False), (False, True)])
+def test_a_stage_shows_its_steps_and_the_time_left_only_in_a_terminal(monkeypatch, is_terminal, is_shown):
+    class Stream(io.StringIO):
+        def isatty(self):
+            return is_terminal
+
+    monkeypatch.setattr("sys.stderr", Stream())
+    wrap = stage_bar("0000.mp4: decoding", "tile", is_shown=is_shown)
+    shown = []
+    for step in wrap(range(3)):
+        shown.append(step)
+        if is_terminal and is_shown:
+            assert "0000.mp4: decoding:" in sys.stderr.getvalue() and "<" in sys.stderr.getvalue()
+    assert shown == [0, 1, 2] and bool(sys.stderr.getvalue()) == (is_terminal and is_shown)

@@ -199,9 +199,14 @@ def _import_all() -> None:
         importlib.import_module(name)
     for module in pkgutil.walk_packages(hyvideo.__path__, "hyvideo."):
         importlib.import_module(module.name)
-    loading, miniature = hyvideo.models.loading, ROOT / "assets" / "miniature"
-    loading.load_transformer(miniature, "miniature", random_weights_seed=0)  # the model of smoke runs
-    loading.load_vae(miniature, random_weights_seed=0)
+    for root in ("assets/miniature", "tests/shallow_miniature"):  # the models of smoke runs
+        config = hyvideo.config.command_line.load_config("configs/smoke.yaml", pretrained_model_root=root)
+        encoder, _ = hyvideo.training.model_setup.load_encoder(config, torch.device("cpu"))
+        encoder([hyvideo.data.prompts.Request("a red circle")])  # loads the text encoder
+        hyvideo.models.loading.load_transformer(root, "miniature", random_weights_seed=0)
+    for template in (ROOT / "hyvideo").rglob("*.j*"):
+        if template.suffix in (".jinja", ".j2"):
+            hyvideo.data.templates._pages(template.parent, ".html" in template.name).get_template(template.name)
 
 
 def _kill(pid: int) -> None:

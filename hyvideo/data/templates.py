@@ -1,5 +1,6 @@
 """Rendering of Jinja templates, which are stored next to the code that uses them."""
 
+import functools
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -12,8 +13,12 @@ def number(value: float) -> str:
 
 def fill(template: Path, **values: object) -> str:
     """Render a template, without a trailing newline. Escapes values only in HTML; an undefined name raises an error."""
-    pages = Environment(loader=FileSystemLoader(template.parent), undefined=StrictUndefined)
-    pages.autoescape = ".html" in template.name
+    return _pages(template.parent, ".html" in template.name).get_template(template.name).render(values).rstrip("\n")
+
+
+@functools.cache
+def _pages(folder: Path, has_html: bool) -> Environment:  # keeps compiled templates
+    pages = Environment(loader=FileSystemLoader(folder), undefined=StrictUndefined, autoescape=has_html)
     pages.trim_blocks = pages.lstrip_blocks = True
     pages.filters["number"], pages.policies["json.dumps_kwargs"] = number, {}
-    return pages.get_template(template.name).render(values).rstrip("\n")
+    return pages

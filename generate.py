@@ -29,8 +29,15 @@ REWRITING = {  # defaults and descriptions of the flags --rewrite_*
     "key_env": ("OPENAI_API_KEY", 'environment variable of the API key (OPENAI_API_KEY); "" sends none'),
     "prompt_file": (None, "text file with the instruction for the model; default: our own"),
 }
+BOOLEAN = {"nargs": "?", "const": True, "type": truth, "metavar": "BOOL"}
 MAX_VIDEOS = 100_000  # per call
 MAX_PIXELS = 8_192  # per side
+CACHE_SCHEDULE = {
+    "total_steps": "number of steps of the schedule (50)",
+    "cache_start_step": "all blocks run before this step (11)",
+    "cache_end_step": "all blocks run from this step (45)",
+    "cache_step_interval": "in between, all blocks run at every such step (4)",
+}
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -48,9 +55,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     words = "YAML of a run; default: that of --checkpoint_path, or configs/miniature.yaml if no model is given"
     model.add_argument("--config", help=words)
     model.add_argument("--resolution", choices=["480p", "720p"], help="select the version by resolution and task")
-    boolean = {"nargs": "?", "const": True, "type": truth, "metavar": "BOOL"}
-    model.add_argument("--cfg_distilled", **boolean, help="select the guidance-distilled version; with --resolution")
-    model.add_argument("--enable_step_distill", **boolean, help="select the step-distilled version; with --resolution")
+    model.add_argument("--cfg_distilled", **BOOLEAN, help="select the guidance-distilled version; with --resolution")
+    model.add_argument("--enable_step_distill", **BOOLEAN, help="select the step-distilled version; with --resolution")
     model.add_argument("--checkpoint_path", type=Path, help="checkpoint of a training run; default: the base model")
     model.add_argument("--lora_path", type=Path, help="file or folder of a LoRA")
     model.add_argument("--lora_scale", type=float, default=1.0, help="factor of the LoRA's weights (1)")
@@ -70,20 +76,21 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         "By default, a GPU with less than 60 GiB offloads models in groups, and a larger one keeps them. "
         "On a CPU, where it was tested, offloading does not change the videos.",
     )
-    memory.add_argument("--offloading", **boolean, help="keep models on the CPU except while they compute")
+    memory.add_argument("--offloading", **BOOLEAN, help="keep models on the CPU except while they compute")
     words = "copy the blocks of transformer and text encoder to the GPU in groups; needs --offloading"
-    memory.add_argument("--group_offloading", **boolean, help=words)
+    memory.add_argument("--group_offloading", **BOOLEAN, help=words)
     words = "copy a block while the previous one computes (true); false: copy groups of four blocks, without overlap"
-    memory.add_argument("--overlap_group_offloading", **boolean, help=words)
+    memory.add_argument("--overlap_group_offloading", **BOOLEAN, help=words)
     rewriting = parser.add_argument_group("prompt rewriting")
     words = "a language model rewrites the prompts; the JSON file of a video has both"
-    rewriting.add_argument("--rewrite", **boolean, help=words)
+    rewriting.add_argument("--rewrite", **BOOLEAN, help=words)
     for flag, (default, words) in REWRITING.items():
         rewriting.add_argument(f"--rewrite_{flag}", default=default, help=words)
     words = "use a prompt as it is if it cannot be rewritten; otherwise that is an error"
     rewriting.add_argument("--rewrite_fallback", action="store_true", help=words)
     words = "write the prompts to this CSV and exit, for training; the same command resumes"
     rewriting.add_argument("--rewritten_csv", type=Path, help=words)
+    add_speed_flags(parser)
     settings = parser.add_argument_group("settings", "Each flag replaces a setting; --stochastic samples with its SDE.")
     for flag, name in SETTINGS.items():
         options = flag_options(name)
@@ -93,6 +100,18 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     options.reference_flags = {name: getattr(options, name) for name in renamed}
     options.flags = {setting: flag for flag, setting in SETTINGS.items() if getattr(options, flag) is not None}
     return options
+
+
+def add_speed_flags(parser: argparse.ArgumentParser) -> None:
+    speed = parser.add_argument_group("speed", "These flags change the videos.")
+    words = "run most blocks only at some steps; the defaults are for 50 steps, counted from 0"
+    speed.add_argument("--enable_cache", **BOOLEAN, help=words)
+    kinds = ("deepcache", "teacache", "taylorcache")
+    speed.add_argument("--cache_type", choices=kinds, help="kind of step caching (deepcache)")
+    for name, words in CACHE_SCHEDULE.items():
+        speed.add_argument(f"--{name}", type=int, help=words)
+    words = "blocks that deepcache runs at every step (the last)"
+    speed.add_argument("--no_cache_block_id", type=int, nargs="+", help=words)
 
 
 def check(options: argparse.Namespace) -> None:
@@ -180,8 +199,14 @@ def run(options: argparse.Namespace) -> None:
     from hyvideo.evaluation import generation
     from hyvideo.evaluation.report.gallery import PAGE_FILE, write_gallery
     from hyvideo.models.prompt_rewriting import Rewriter
+    from hyvideo.models.step_cache import StepCaching
     from hyvideo.models.versions import FAMILIES, version_defaults
 
+    names = ("cache_type", *CACHE_SCHEDULE, "no_cache_block_id")
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    caching = StepCaching(**given) if options.enable_cache else None
+    if given and not caching:
+        print_ignored({"enable_cache is not set": [f"{name} {value}" for name, value in given.items()]})
     offloading = Offloading(options.offloading, options.group_offloading, options.overlap_group_offloading)
     source = generation.Source(options.checkpoint_path, options.lora_path, options.lora_scale)
     requests = generation.make_and_read_requests(options.prompt, options.image_path, options.valid_video_csv)
@@ -211,7 +236,8 @@ def run(options: argparse.Namespace) -> None:
     sizes = {request: size_of(options, config, request.image) for request in requests}
     videos = generation.list_videos(sizes, [r for r in requests for _ in range(options.num_videos)], output)
     noise = {"seed": options.seed, "initial_noise": options.initial_noise, "is_stochastic": is_stochastic}
-    generation.generate(config, videos, source=source, offloading=offloading, sp_size=options.sp_size, **noise)
+    how = {"offloading": offloading, "caching": caching, "sp_size": options.sp_size}
+    generation.generate(config, videos, source=source, **how, **noise)
     if processes.rank() % options.sp_size == 0 and (len(videos) > 1 or (output / PAGE_FILE).is_file()):
         write_gallery(folder)
 

@@ -11,12 +11,14 @@ import torch
 
 import generate
 from hyvideo.config.reference_flags import table
+from hyvideo.config.sections import ModelSettings, RolloutSettings
 from hyvideo.data.prompts import Request
 from hyvideo.data.videos import read_video
 from hyvideo.evaluation import generation
 from hyvideo.models import loading
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.lora import Pair, save_lora
+from hyvideo.models.step_cache import StepCaching
 from tests.distributed.launch import start
 from tests.models.chat_server import completion, endpoints
 from tests.tiny_checkpoint import write_image, write_original
@@ -190,18 +192,17 @@ def test_the_command_of_the_reference_generates_the_prompts_of_the_csv(make, tmp
     notes = [note for note in output.err.splitlines() if note.startswith("ignored flags: ")]
     assert notes == [
         "ignored flags: prompt; --valid_video_csv names the prompts",
-        "ignored flags: sparse_attn false, use_sageattn false, enable_cache false, sr false; not available",
-        "ignored flags: cache_type deepcache, cache_start_step 11; steps are not cached",
+        "ignored flags: sparse_attn false, use_sageattn false, sr false; not available",
         "ignored flags: save_pre_sr_video true; there is no super-resolution",
         "ignored flags: save_generation_config true; the settings of every video are saved as JSON beside it",
         "ignored flags: quant_type none; weights are not quantized",
         "ignored flags: aspect_ratio 16:9; --height and --width set the size",
+        "ignored flags: cache_type deepcache, cache_start_step 11; enable_cache is not set",
     ]
 
 
 def test_flags_of_the_original_are_accepted_where_they_have_no_effect(monkeypatch, capsys):
-    line = "--original_noise_dir none --sage_blocks_range 0-53 --enable_torch_compile false --no_cache_block_id 53 "
-    line += "--cache_start_step 11 --cache_end_step 45 --total_steps 50 --cache_step_interval 4 --use_fp8_gemm false "
+    line = "--original_noise_dir none --sage_blocks_range 0-53 --enable_torch_compile false --use_fp8_gemm false "
     line += "--save_generation_config --quant_type fp8-per-block --include_patterns double_blocks"
     monkeypatch.setattr(sys, "argv", ["generate.py", "--prompt", "a", *line.split()])
     generate.convert_reference_flags(generate.parse())
@@ -243,6 +244,26 @@ def test_distillation_flags_select_the_version_or_raise(monkeypatch, flags, has_
     else:
         config = generate.config_of(options, has_images)
         assert (config.model.transformer_version, config.data.negative_prompt) == (version, "blurry")
+
+
+def test_step_caching_changes_the_video_and_starts_anew_for_each(make, tmp_path):
+    (tmp_path / "prompts.csv").write_text("prompt,seed\na cat,3\na cat,3\n")
+    flags = ["--transformer_version", "480p_t2v", *SMALL, "--num_inference_steps", "5"]
+    schedule = ["--total_steps", "5", "--cache_start_step", "3", "--cache_end_step", "5", "--cache_step_interval", "2"]
+    assert make(*flags, "--prompt", "a cat", "--seed", "3", out="plain")[1][0]["step_caching"] is None
+    flags += ["--valid_video_csv", tmp_path / "prompts.csv"]
+    code, settings, output = make(*flags, "--enable_cache", "--cache_type", "taylorcache", *schedule)
+    assert code == 0, output.err
+    recorded = {"cache_type": "taylorcache", "total_steps": 5, "cache_start_step": 3, "cache_end_step": 5}
+    assert settings[0]["step_caching"] == recorded | {"cache_step_interval": 2, "no_cache_block_id": []}
+    first, again = ((tmp_path / "videos" / name).read_bytes() for name in ("0000.mp4", "0001.mp4"))
+    assert first == again != (tmp_path / "plain" / "0000.mp4").read_bytes()
+    for model, rollout, message in (
+        (ModelSettings(transformer_version="480p_i2v_step_distilled"), RolloutSettings(), "a step-distilled version"),
+        (ModelSettings(), RolloutSettings(guidance_interval="0.2,0.8"), "guidance_interval: each step must have the"),
+    ):
+        with pytest.raises(ValueError, match=f"--enable_cache cannot be combined with {message}"):
+            generation._checked_cache(StepCaching(), model, rollout, 50, is_stochastic=False)
 
 
 def test_the_negative_prompt_changes_a_guided_video_and_is_saved_with_it(make, tmp_path):
@@ -288,6 +309,13 @@ def test_the_file_of_one_video_can_be_named(make, tmp_path):
             "--group_offloading true needs --offloading true: the transformer cannot",
         ),
         (["--prompt", "a", "--vae_tile_size", "-1"], "vae_tile_size"),
+        (
+            ["--prompt", "a", "--enable_cache", "--num_inference_steps", "25"],
+            "--total_steps must equal the number of steps, 25, got 50; the default schedule is for 50 steps. Scaled: "
+            "--total_steps 25 --cache_start_step 6 --cache_end_step 22",
+        ),
+        (["--prompt", "a", "--enable_cache", "--stochastic", "cps"], "--enable_cache cannot be combined with --stoch"),
+        (["--prompt", "a", "--enable_cache", "--no_cache_block_id", "2"], "of the blocks 0 to 1, got 2"),
         (
             ["--prompt", "a", "--cfg_distilled", "--enable_step_distill"],
             "exclude each other: no released version has both",

@@ -8,6 +8,7 @@ Without ``sde_type`` the sampler solves the ODE; with it, it samples a rollout a
 import gc
 import math
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from hyvideo.config import processes
 from hyvideo.config.command_line import read_settings
 from hyvideo.config.offloading import AUTO, Offloading
 from hyvideo.config.rules import layout_problems
-from hyvideo.config.sections import ModelSettings
+from hyvideo.config.sections import ModelSettings, RolloutSettings
 from hyvideo.config.settings import Config
 from hyvideo.data.images import bucket_sizes, check_image, nearest_size, read_image, size_of_aspect_ratio
 from hyvideo.data.outside import make_folder, path_problem, quote
@@ -35,6 +36,8 @@ from hyvideo.models.conditions import Conditions, to_device
 from hyvideo.models.decoding import tile_size_of
 from hyvideo.models.lora import add_lora, check_lora, read_lora
 from hyvideo.models.offload import on_device
+from hyvideo.models.sizes import read_architecture
+from hyvideo.models.step_cache import StepCache, StepCaching
 from hyvideo.models.versions import RELEASED, version_defaults, version_for
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import DTYPES, GRPOPipeline
@@ -201,15 +204,17 @@ def generate(
     offloading: Offloading = AUTO,
     initial_noise: str = "default",  # or "reference"
     sp_size: int = 1,
+    caching: StepCaching | None = None,
 ) -> None:
     """Generate the videos, each with a JSON file of its settings; ``sp_size`` processes of torchrun share each video.
 
     Sampling takes ``validation_steps`` steps and uses ``sde_type`` and ``eta`` only if ``is_stochastic``. Raises
     ValueError for invalid input before any weights are read.
     """
-    config = config.with_settings(sp_size=sp_size)
+    config, num_steps = config.with_settings(sp_size=sp_size), config.record.validation_steps
     sizes = [(config.data.sample_n_frames, video.height, video.width) for video in videos]
     needs = model_setup.check_checkpoint(config, {"this call": [video.request for video in videos]}, sizes)
+    new_cache = caching and _checked_cache(caching, config.model, config.rollout, num_steps, is_stochastic)
     source = source.with_initial_lora(config.optimizer.pretrained_lora_path)
     source.check(config.model, config.negative_requests)
     device, mesh = _start(config.model.device, sp_size, is_deterministic=config.distributed.deterministic)
@@ -226,31 +231,35 @@ def generate(
     encoder.release()  # before the transformer is loaded
     gc.collect()
     place = torch.device("cpu") if offloading.group_offloading else device
-    pipeline = source.load(config, device, encoder, vae, needs, weights_device=place)
-    pipeline = pipeline.with_steps(config.record.validation_steps)
+    pipeline = source.load(config, device, encoder, vae, needs, weights_device=place).with_steps(num_steps)
     parallelize(pipeline.transformer, mesh)
-    apply(offloading, pipeline.transformer, device)
+    apply(offloading, pipeline.transformer, device, skips_blocks=caching is not None)
     for size in dict.fromkeys(sizes):
         pipeline.try_decoding(*size)
     loaded = time.perf_counter()
     for video, condition in zip(bar("videos", "video")(local), conditions):
         shape = pipeline.latent_shape(config.data.sample_n_frames, video.height, video.width)
         noise = partial(_noise, video, seed, initial_noise, shape)
+        pipeline.transformer.step_cache = new_cache and new_cache()
         frames = _generate_one(pipeline, video, condition, noise, mesh, is_sde=is_stochastic)
         if mesh.rank % sp_size:
             continue  # the first rank of a replica writes
         write_video(video.path, frames, config.data.fps)
         settings = _settings(config, video, source, seed, is_stochastic) | asdict(offloading)
         settings |= {"initial_noise": initial_noise, "sp_size": sp_size, "vae_tile_size": tile_size_of(vae)}
+        settings["step_caching"] = caching and asdict(caching)
         write_json(video.path.with_suffix(".json"), settings)
     if sp_size > 1:
         ranks.stop()
     if mesh.is_main and local:
         each = (time.perf_counter() - loaded) / len(local)
-        print(
-            f"{len(local)} video{'s' if len(local) > 1 else ''} in {local[0].path.parent}: {each:.2f} s each after "
-            f"{loaded - start:.1f} s of loading, {peak_memory_gib(device):.2f} GiB peak memory"
-        )
+        print(_summary(local, each, loading=loaded - start, peak=peak_memory_gib(device)))
+
+
+def _summary(videos: list[Video], each: float, *, loading: float, peak: float) -> str:
+    name = "video" if len(videos) == 1 else "videos"
+    times = f"{each:.2f} s each after {loading:.1f} s of loading"
+    return f"{len(videos)} {name} in {videos[0].path.parent}: {times}, {peak:.2f} GiB peak memory"
 
 
 def _start(name: str, sp_size: int, *, is_deterministic: bool) -> tuple[torch.device, ranks.Mesh]:
@@ -281,10 +290,27 @@ def _generate_one(
             latents = pipeline.sample(conditions, noise(), noise).final
         else:
             latents = pipeline.sample_ode(conditions, noise())
+    pipeline.transformer.step_cache = None  # frees its tokens
     (decoded,) = pipeline.decode(latents)
     if decoded is None:
         raise FloatingPointError(f"{video.path}: the video contains NaN or inf; try --dtype fp32 or another checkpoint")
     return decoded
+
+
+def _checked_cache(
+    caching: StepCaching, model: ModelSettings, rollout: RolloutSettings, num_steps: int, is_stochastic: bool
+) -> Callable[[], StepCache]:
+    """Return the constructor of a video's step cache. Raises ValueError if it cannot be used with these settings."""
+    problems = {
+        "--stochastic: the SDE samples rollouts, which run all blocks": is_stochastic,
+        "a step-distilled version": version_defaults(model.transformer_version).kind == "step_distilled",
+        "guidance_interval: each step must have the same branches": rollout.guidance_interval,
+    }
+    for problem in (text for text, applies in problems.items() if applies):
+        raise ValueError(f"--enable_cache cannot be combined with {problem}. Remove one of the two")
+    num_blocks = read_architecture(model.pretrained_model_root, model.transformer_version).num_layers
+    caching.check(num_steps, num_blocks)
+    return partial(StepCache, caching, caching.num_skipped(num_blocks))
 
 
 def _noise(video: Video, seed: int, initial_noise: str, shape: tuple[int, ...], *step: int) -> torch.Tensor:

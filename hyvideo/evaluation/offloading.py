@@ -19,10 +19,14 @@ def resolve(flags: Offloading, device: torch.device) -> Offloading:
     return Offloading(whole, groups, groups and flags.overlap_group_offloading is not False)
 
 
-def apply(flags: Offloading, transformer: nn.Module, device: torch.device) -> None:
-    """Offload a transformer that is on ``device`` or, for group offloading, on the CPU; adapters must be added."""
+def apply(flags: Offloading, transformer: nn.Module, device: torch.device, *, skips_blocks: bool = False) -> None:
+    """Offload a transformer that is on ``device`` or, for group offloading, on the CPU; adapters must be added.
+
+    With ``skips_blocks``, groups have one block: diffusers copies a group only if its first block runs.
+    """
     if flags.group_offloading:
-        size = flags.blocks_per_group
-        offload_in_groups(transformer, device, blocks_per_group=size, overlap=size == 1 and device.type == "cuda")
+        size = 1 if skips_blocks else flags.blocks_per_group
+        overlap = bool(flags.overlap_group_offloading) and device.type == "cuda"
+        offload_in_groups(transformer, device, blocks_per_group=size, overlap=overlap)
     elif flags.offloading:
         offload(transformer)

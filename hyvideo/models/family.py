@@ -108,6 +108,7 @@ class Family:
         """Replace a transformer's forward pass by this project's; a second call only replaces ``sequence``."""
         is_first = not hasattr(transformer, "sequence")  # later, activation checkpointing may wrap a block's forward
         transformer.reads_ends = self.reads_ends(transformer.config)
+        transformer.step_cache = None  # a `StepCache` in generate.py
         sequence = sequence or WholeSequence()
         for module, forward in self.forwards(transformer):
             module.sequence = sequence

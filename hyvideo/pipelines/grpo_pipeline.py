@@ -206,12 +206,14 @@ class GRPOPipeline:
         if self.sampling.batched_forward or len(latents) == 1:
             return self._forward(latents, times, conditions)
         rows = range(len(latents))
-        return torch.cat([self._forward(latents[i : i + 1], times[i : i + 1], conditions.select([i])) for i in rows])
+        return torch.cat([self._forward(latents[i : i + 1], times[i : i + 1], conditions.select([i]), i) for i in rows])
 
-    def _forward(self, latents: Tensor, times: list[float], conditions: Conditions) -> Tensor:
+    def _forward(self, latents: Tensor, times: list[float], conditions: Conditions, row: int = 0) -> Tensor:
         """Return the velocities of one forward pass of the transformer."""
         is_mixed = self.compute_dtype != torch.float32
         autocast = torch.autocast(latents.device.type, self.compute_dtype) if is_mixed else nullcontext()
+        if cache := self.transformer.step_cache:
+            cache.step, cache.row = self.scheduler.index_of(times[0]), row
         # Step-distilled models also take the timestep at the end of the step.
         ends = self.scheduler.next_timesteps(times) if self.transformer.reads_ends else None
         timestep, ends = (None if values is None else filled(values, latents.device) for values in (times, ends))

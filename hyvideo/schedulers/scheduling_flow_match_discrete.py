@@ -76,7 +76,7 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
 
     def next_timesteps(self, timesteps: Iterable[float]) -> list[float]:
         """Return the timestep that follows each of ``timesteps``; 0 after the last."""
-        return [self._levels[self._index_of(value) + 1] * NUM_TRAIN_TIMESTEPS for value in timesteps]
+        return [self._levels[self.index_of(value) + 1] * NUM_TRAIN_TIMESTEPS for value in timesteps]
 
     def std_devs(self, *, eta: float = 0.5, sde_type: str = "sage_grpo") -> Tensor:
         """Return the standard deviation of each step, 0 at deterministic steps. Shape: (steps,)."""
@@ -164,10 +164,10 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
         values = torch.as_tensor(timestep, dtype=torch.float32).flatten().tolist()
         if len(values) not in (1, batch):
             raise ValueError(f"timestep must be a scalar or one value for each of {batch} samples, got {len(values)}")
-        indices = [self._index_of(value) for value in values]
+        indices = [self.index_of(value) for value in values]
         return indices * batch if len(indices) == 1 else indices
 
-    def _index_of(self, value: float) -> int:
+    def index_of(self, value: float) -> int:
         index = min(range(self.num_inference_steps), key=lambda i: abs(self._levels[i] * NUM_TRAIN_TIMESTEPS - value))
         if not abs(self._levels[index] * NUM_TRAIN_TIMESTEPS - value) <= 1e-3:  # also rejects NaN
             raise ValueError(

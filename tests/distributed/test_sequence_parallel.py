@@ -8,6 +8,7 @@ from torch import nn
 
 from hyvideo.distributed.sequence_parallel import head_shares
 from hyvideo.models.conditions import Condition, ImageCondition
+from hyvideo.models.step_cache import StepCache, StepCaching
 from tests.distributed.launch import launch
 
 MODULE = "tests.distributed.test_sequence_parallel"
@@ -77,6 +78,18 @@ def output_and_gradients(model, case):
     return out.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
+@torch.no_grad()
+def cached_output(model):
+    """Return the output of a cached step, extrapolated from two full steps with odd numbers of tokens."""
+    caching = StepCaching("taylorcache", total_steps=5, cache_start_step=2, cache_end_step=5)
+    model.step_cache = StepCache(caching, num_skipped=2)
+    for model.step_cache.step, scale in enumerate((1.0, 1.1, 1.2, 1.3)):
+        arguments = inputs("odd tokens")
+        out = model(**arguments | {"timestep": arguments["timestep"] / scale})
+    model.step_cache = None
+    return out
+
+
 def compare(num_processes):
     """Return the largest deviation of the output and the largest relative deviation of averaged gradients."""
     import torch.distributed as dist
@@ -99,6 +112,8 @@ def compare(num_processes):
             install(split)
             freeze_unused_parameters(split)
             parallelize(split, mesh, recompute=recompute)
+            cached = [cached_output(model) for model in (split, plain)]
+            found[f"{heads} heads, {recompute}, cached step"] = (cached[0] - cached[1]).abs().max().item(), 0.0
             for case in CASES:
                 expected, gradients = single[case]
                 out, local = output_and_gradients(split, case)
@@ -120,7 +135,7 @@ def compare(num_processes):
 def test_output_and_gradients_equal_those_of_one_process(num_processes):
     results = launch(f"{MODULE}:compare", num_processes, num_processes)
     for found in results:
-        assert len(found) == 4 * len(CASES)
+        assert len(found) == 4 * (len(CASES) + 1)
         for case, (output, gradient) in found.items():
             assert output <= 2e-6 and gradient <= 5e-6, (case, output, gradient)
 

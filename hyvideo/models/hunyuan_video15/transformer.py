@@ -55,9 +55,12 @@ def forward(
     layout = Layout(cos, sin, lengths, num_tokens)
     image = self.sequence.split(image, 1)
     recompute = torch.is_grad_enabled() and self.gradient_checkpointing
-    for block in self.transformer_blocks:
+    skipped, image, context = self.step_cache.start(image, context) if self.step_cache else (0, image, context)
+    for number, block in enumerate(list(self.transformer_blocks)[skipped:], start=skipped + 1):
         arguments = (image, context, time, layout)
         image, context = self._gradient_checkpointing_func(block, *arguments) if recompute else block(*arguments)
+        if self.step_cache:
+            self.step_cache.keep(number, image, context)
     # Joined after the projection, so that ranks exchange 32 numbers per token instead of 2048.
     patches = self.sequence.join(self.proj_out(self.norm_out(image, time)), num_tokens)
     return unpatchify(patches, grid, patch, "c pf ph pw")

@@ -1,0 +1,93 @@
+"""Step caching: at cached steps, the tokens of earlier steps replace the output of most or all blocks.
+
+Kinds and schedule are the original's, whose program stores the tokens after every block. Only those after the last
+skipped block are needed, and they are all that is stored here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class StepCaching:
+    """Flags of step caching, with the original's defaults. Steps and blocks are counted from 0."""
+
+    cache_type: str = "deepcache"  # or "teacache", "taylorcache"
+    total_steps: int = 50
+    cache_start_step: int = 11  # steps before this one are full: they run all blocks
+    cache_end_step: int = 45  # this step and all later ones are full
+    cache_step_interval: int = 4  # distance of the full steps in between
+    no_cache_block_id: Sequence[int] = ()  # deepcache: blocks that are not skipped; empty: the last one
+
+    def check(self, num_steps: int, num_blocks: int) -> None:
+        """Raise ValueError for an invalid schedule, or one for another number of steps or blocks."""
+        total, start, end, interval = (
+            self.total_steps,
+            self.cache_start_step,
+            self.cache_end_step,
+            self.cache_step_interval,
+        )
+        if total != num_steps:
+            first, last = (round(step * num_steps / max(total, 1)) for step in (start, end))
+            raise ValueError(
+                f"--total_steps must equal the number of steps, {num_steps}, got {total}; the default schedule is for "
+                f"50 steps. Scaled: --total_steps {num_steps} --cache_start_step {first} --cache_end_step {last}"
+            )
+        least = int(self.cache_type == "taylorcache")  # it ignores step 0, as in the original
+        if not least <= start <= end <= total or interval < 1:
+            raise ValueError(
+                f"{least} <= --cache_start_step <= --cache_end_step <= {total} and 1 <= --cache_step_interval must "
+                f"hold, got {start}, {end} and {interval}"
+            )
+        if not set(self.no_cache_block_id) < set(range(num_blocks)):
+            found = " ".join(map(str, self.no_cache_block_id))
+            raise ValueError(f"--no_cache_block_id must be some of the blocks 0 to {num_blocks - 1}, got {found}")
+
+    def is_full(self, step: int) -> bool:
+        """Return whether a step runs all blocks."""
+        start, end = self.cache_start_step, self.cache_end_step
+        return not start <= step < end or (step - start) % self.cache_step_interval == 0
+
+    def num_skipped(self, num_blocks: int) -> int:
+        """Return the number of blocks, from the first, that cached steps skip."""
+        kept = set(self.no_cache_block_id or [num_blocks - 1]) if self.cache_type == "deepcache" else set()
+        return max(set(range(num_blocks)) - kept) + 1
+
+
+@dataclass
+class StepCache:
+    """Stored tokens of one video, on each rank its own. Set ``step`` and ``row`` before each forward pass.
+
+    ``row`` identifies the branches of the forward pass, which must be the same at every step.
+    """
+
+    settings: StepCaching
+    num_skipped: int
+    step: int = 0
+    row: int = 0
+    # By row: step, text tokens, and image tokens; for taylorcache also their first and second difference per step.
+    _stored: dict[int, tuple[int, Tensor, list[Tensor]]] = field(default_factory=dict)
+
+    def start(self, image: Tensor, text: Tensor) -> tuple[int, Tensor, Tensor]:
+        """Return the number of blocks to skip, and the input of the next: image and text tokens."""
+        if self.settings.is_full(self.step):
+            return 0, image, text
+        step, text, [*lower, image] = self._stored[self.row]
+        for order in range(len(lower), 0, -1):  # Taylor series by Horner's rule
+            image = torch.add(lower[order - 1], image, alpha=(self.step - step) / order)
+        return self.num_skipped, image, text
+
+    def keep(self, num_run: int, image: Tensor, text: Tensor) -> None:
+        """Store the tokens after the first ``num_run`` blocks if cached steps need them."""
+        is_taylor = self.settings.cache_type == "taylorcache"
+        if num_run != self.num_skipped or not self.settings.is_full(self.step) or is_taylor and self.step == 0:
+            return
+        values = [image]
+        if is_taylor and self.row in self._stored:
+            step, _, old = self._stored[self.row]
+            for value in old[:2]:
+                values.append((values[-1] - value) / (self.step - step))
+        self._stored[self.row] = self.step, text, values

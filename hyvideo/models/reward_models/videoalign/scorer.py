@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from hyvideo.data.videos import check_video
+from hyvideo.data.videos import check_video, read_video
 from hyvideo.models.reward_models.rewards import Scorer, Scores
 from hyvideo.models.reward_models.videoalign.checkpoint import EMBEDDING, CheckpointMode, find_checkpoint, read_weights
 from hyvideo.models.reward_models.videoalign.model import RewardModel
@@ -84,6 +84,11 @@ class VideoAlignScorer(Scorer):
         ValueError for a video that is too short or of another type, and for a prompt with a special token.
         """
         return self._score(videos, prompts, [fps] * len(videos), normalize)
+
+    def score_files(self, paths: list[str | Path], prompts: list[str], *, normalize: bool = True) -> list[Scores]:
+        """Score video files like `score`, with the frames per second that the files specify."""
+        clips, rates = zip(*(read_video(path) for path in paths))
+        return self._score(list(clips), prompts, list(rates), normalize)
 
     @torch.no_grad()
     def _score(self, videos: list[Tensor], prompts: list[str], rates: list[float], normalize: bool) -> list[Scores]:

@@ -34,12 +34,6 @@ def exact():
     return load(dtype=torch.float32)
 
 
-def score_files(scorer, paths, prompts, *, normalize=True):
-    """Return the scores of video files, each with the frames per second that the file specifies."""
-    clips, rates = zip(*map(read_video, paths))
-    return scorer._score(list(clips), prompts, list(rates), normalize)
-
-
 def difference(scores, expected):
     assert len(scores) == len(expected)
     return max(abs(a[name] - b[name]) for a, b in zip(scores, expected) for name in ("VQ", "MQ", "TA", "Overall"))
@@ -68,7 +62,7 @@ def test_batches_are_padded_on_the_right_like_the_original(exact):
 @pytest.mark.parametrize("normalize", [False, True])
 def test_float32_scores_match_the_original(exact, batch_size, run, normalize):
     exact.batch_size = batch_size
-    scores = score_files(exact, VIDEOS, PROMPTS, normalize=normalize)
+    scores = exact.score_files(VIDEOS, PROMPTS, normalize=normalize)
     assert difference(scores, golden["fp32"][f"{run}_{'norm' if normalize else 'raw'}"]) <= FLOAT
 
 
@@ -78,31 +72,31 @@ def test_float32_scores_match_the_original(exact, batch_size, run, normalize):
 def test_other_frame_samplings_match_the_original(change, run):
     scorer = load(dtype=torch.float32)
     scorer.settings = dataclasses.replace(scorer.settings, **change)
-    assert difference(score_files(scorer, VIDEOS[:1], PROMPTS[:1], normalize=False), golden["fp32"][run]) <= FLOAT
+    assert difference(scorer.score_files(VIDEOS[:1], PROMPTS[:1], normalize=False), golden["fp32"][run]) <= FLOAT
 
 
 def test_a_smaller_frame_area_matches_the_original():
     scorer = load(dtype=torch.float32)
     scorer.settings = dataclasses.replace(scorer.settings, max_pixels=120000)
-    scores = score_files(scorer, VIDEOS[2:], PROMPTS[2:], normalize=False)
+    scores = scorer.score_files(VIDEOS[2:], PROMPTS[2:], normalize=False)
     assert difference(scores, golden["fp32"]["max_pixels_120000_raw_c"]) <= FLOAT
 
 
 @pytest.mark.parametrize("options", [{"merge_lora": True}, {"root": "VideoReward_adapter"}], ids=["merged", "adapter"])
 def test_merged_lora_and_the_adapter_layout_give_the_same_scores(options):
-    scores = score_files(load(dtype=torch.float32, **options), VIDEOS[:1], PROMPTS[:1], normalize=False)
+    scores = load(dtype=torch.float32, **options).score_files(VIDEOS[:1], PROMPTS[:1], normalize=False)
     assert difference(scores, golden["fp32"]["single_raw"][:1]) <= FLOAT
 
 
 @pytest.mark.parametrize("batch_size, run", [(1, "single_raw"), (3, "batch_raw")])
 def test_bf16_scores_match_the_original_within_its_noise(batch_size, run):
-    scores = score_files(load(batch_size=batch_size), VIDEOS, PROMPTS, normalize=False)
+    scores = load(batch_size=batch_size).score_files(VIDEOS, PROMPTS, normalize=False)
     assert difference(scores, golden["bf16"][run]) <= BFLOAT
 
 
 def test_float32_arithmetic_gives_the_center_of_the_bf16_scores():
     scorer = load(precision="fp32_math")
-    assert difference(score_files(scorer, VIDEOS, PROMPTS, normalize=False), center["single_raw"]) <= FLOAT
+    assert difference(scorer.score_files(VIDEOS, PROMPTS, normalize=False), center["single_raw"]) <= FLOAT
 
 
 # --- videos in memory ----------------------------------------------------------------------------
@@ -110,7 +104,7 @@ def test_float32_arithmetic_gives_the_center_of_the_bf16_scores():
 
 def test_a_video_in_memory_scores_like_its_file(exact):
     video, fps = read_video(VIDEOS[1])
-    (from_file,) = score_files(exact, VIDEOS[1:2], PROMPTS[1:2])
+    (from_file,) = exact.score_files(VIDEOS[1:2], PROMPTS[1:2])
     (in_memory,) = exact.score([video], PROMPTS[1:2], fps=fps)
     assert in_memory == from_file
 
@@ -211,8 +205,7 @@ def test_a_fully_trained_checkpoint_without_lora_loads(copy, exact, merge_lora):
     rewrite(copy, put_merged)
     set_lora(copy, {"lora_enable": False})
     scorer = VideoAlignScorer(copy, dtype=torch.float32, merge_lora=merge_lora)
-    expected = score_files(exact, VIDEOS[:1], PROMPTS[:1])
-    assert difference(score_files(scorer, VIDEOS[:1], PROMPTS[:1]), expected) <= FLOAT
+    assert difference(scorer.score_files(VIDEOS[:1], PROMPTS[:1]), exact.score_files(VIDEOS[:1], PROMPTS[:1])) <= FLOAT
 
 
 @pytest.mark.parametrize("merge_lora", [False, True])
@@ -292,7 +285,7 @@ def test_a_file_with_newer_tensor_names_loads(copy, exact):
 
     rewrite(copy, rename)
     scorer = VideoAlignScorer(copy, dtype=torch.float32, mode="v2")
-    assert score_files(scorer, VIDEOS[:1], PROMPTS[:1]) == score_files(exact, VIDEOS[:1], PROMPTS[:1])
+    assert scorer.score_files(VIDEOS[:1], PROMPTS[:1]) == exact.score_files(VIDEOS[:1], PROMPTS[:1])
     with pytest.raises(ValueError, match="v1 does not fit"):
         read_weights(find_checkpoint(copy), mode="v1")
 
@@ -338,5 +331,4 @@ def test_a_channels_last_patch_embedding_gives_the_same_scores(exact):
     use_channels_last(scorer.model)
     (embedding,) = (module for module in scorer.model.modules() if isinstance(module, torch.nn.Conv3d))
     assert embedding.weight.is_contiguous(memory_format=torch.channels_last_3d)
-    expected = score_files(exact, VIDEOS[:1], PROMPTS[:1])
-    assert difference(score_files(scorer, VIDEOS[:1], PROMPTS[:1]), expected) <= FLOAT
+    assert difference(scorer.score_files(VIDEOS[:1], PROMPTS[:1]), exact.score_files(VIDEOS[:1], PROMPTS[:1])) <= FLOAT

@@ -200,7 +200,6 @@ class Trainer(RunParts):
             write_timeline(self.output_dir, self.iteration, self.timer.start, self.timer.spans() + spans)
 
     def _report(self) -> None:
-        """Write report.html if ``report`` is set."""
         if self.mesh.is_main and self.config.record.report:
             self._write_timeline()
             with warn_if_unwritable("REPORT", (OSError, ValueError, OverflowError)):

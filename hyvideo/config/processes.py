@@ -44,7 +44,7 @@ def stop_signals() -> set[signal.Signals]:
 
 
 def exit_on_signals() -> None:
-    """Exit with code 75 on a stop signal, before and after training; a rank also gets SIGUSR1 if its launcher is gone."""
+    """Exit with code 75 on a stop signal, before and after training; a lost launcher also sends a rank SIGUSR1."""
     for number in stop_signals():
         signal.signal(number, _exit_stopped)
     if signal.SIGTERM not in stop_signals() and sys.platform == "linux":

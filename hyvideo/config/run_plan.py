@@ -114,7 +114,6 @@ def labelled(label: str, lines: Iterable[str]) -> list[str]:
 
 
 def describe(config: Config, plan: Plan) -> str:
-    """Return the plan as text."""
     rollout = config.rollout
     variances = [step.std**2 for step in stochastic_transitions(rollout)]
     window = parse_window(rollout.sde_window, len(variances)) if variances else None

@@ -186,7 +186,6 @@ class Config:
 
     @property
     def reward_weights(self) -> dict[str, float]:
-        """Weight of each reward dimension."""
         text = self.reward.reward_weights
         return REWARD_PRESETS[text] if text in REWARD_PRESETS else flat_weights(json.loads(text))
 

@@ -10,7 +10,6 @@ MIN_VIDEOS_TO_STOP = 16  # fewest validation videos that can stop a run for rewa
 
 
 def _has_too_few_videos(c, n: int) -> bool:
-    """Return whether a validation has too few videos to stop a run."""
     with suppress(ValueError):  # `prompts_are_readable` reports unreadable files
         return len(read_requests(*c.data.valid_video_csv)) * c.record.validation_repeats < MIN_VIDEOS_TO_STOP
     return False

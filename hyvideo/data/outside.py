@@ -136,6 +136,19 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from error
 
 
+def read_json(path: Path, label: str) -> dict[str, Any]:
+    """Return the JSON object in a file. Raises ValueError, naming the file, if it is missing or invalid."""
+    if not path.is_file():
+        raise ValueError(f"{label}: {path} does not exist")
+    try:
+        content = parse_json(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{label}: {path} is not valid JSON ({error})") from error
+    if isinstance(content, dict):
+        return content
+    raise ValueError(f"{label}: {path} must contain a JSON object, got {type(content).__name__}")
+
+
 def quote(text: object, longest: int = 200) -> str:
     """Return ``text`` in quotes for a message: truncated, with escapes for characters that cannot be printed."""
     text = str(text)

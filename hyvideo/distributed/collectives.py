@@ -101,7 +101,6 @@ def from_main(value: T, mesh: Mesh) -> T:
 
 
 def any_rank(condition: bool, mesh: Mesh) -> bool:
-    """Return whether the condition holds on any rank."""
     return bool(gather_ranks(torch.tensor(condition), mesh).any())
 
 

@@ -22,7 +22,6 @@ def hash_share(folder: Path, mesh: Mesh) -> dict[str, dict]:
 
 
 def write(folder: Path, shares: list[dict[str, dict]]) -> None:
-    """Write the manifest from the shares of all ranks."""
     (folder / NAME).write_text(json.dumps(dict(ChainMap(*shares)), indent=1, sort_keys=True))
 
 

@@ -25,8 +25,6 @@ ABSENT = "absent"
 
 @dataclass(frozen=True)
 class NodeReport:
-    """Report of one rank."""
-
     rank: int
     host: str
     device: str  # name and memory

@@ -126,6 +126,5 @@ def write_csv(path: Path, rows: Iterable[Mapping]) -> None:
 
 
 def _finite_mean(values: list[float]) -> float:
-    """Return the mean of the finite values, or NaN without any."""
     finite = [value for value in values if math.isfinite(value)]
     return statistics.fmean(finite) if finite else math.nan

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hyvideo.data.outside import quote
+from hyvideo.data.outside import quote, read_json
 from hyvideo.models import weight_files
 from hyvideo.models.offload import offload_in_groups
 from hyvideo.models.weight_files import Folder, Weights, shapes_of, with_label
@@ -94,13 +94,12 @@ def find_tokenizer(folder: Path, label: str) -> Path:
         raise ValueError(f"{label}: no tokenizer_config.json in {folder}; download or build the tokenizer")
     # transformers accepts any JSON here and fails later with an unclear error.
     for name, needed in (("tokenizer_config.json", set()), ("tokenizer.json", {"added_tokens", "model"})):
-        if (folder / name).is_file() and (missing := needed - weight_files.read_json(folder / name, label).keys()):
+        if (folder / name).is_file() and (missing := needed - read_json(folder / name, label).keys()):
             raise ValueError(f"{label}: {folder / name} has no {' and no '.join(sorted(missing))}; download it again")
     return folder
 
 
 def load_tokenizer(folder: Path, class_name: str = "AutoTokenizer") -> Any:
-    """Load the tokenizer of a folder."""
     return _class(class_name).from_pretrained(folder, local_files_only=True)
 
 
@@ -144,7 +143,7 @@ def read_config(class_name: str, folder: Folder) -> Any:
     from huggingface_hub.errors import StrictDataclassError
 
     path = folder.path / "config.json"
-    weight_files.read_json(path, folder.label)
+    read_json(path, folder.label)
     try:
         return _class(class_name).config_class.from_pretrained(folder.path, local_files_only=True)
     except (StrictDataclassError, TypeError, ValueError) as error:

@@ -161,7 +161,6 @@ def family_of_config(config: Mapping[str, Any], part: str) -> Family:
 
 
 def family_named(package: str) -> Family:
-    """Return the family of a package in ``hyvideo/models``."""
     return importlib.import_module(f"hyvideo.models.{package}.family").FAMILY
 
 

@@ -4,11 +4,12 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from hyvideo.data.outside import read_json
 from hyvideo.data.prompts import Request
 from hyvideo.models import loading
 from hyvideo.models.family import Family, family_named
 from hyvideo.models.versions import version_defaults
-from hyvideo.models.weight_files import Folder, problems_of, read_header, read_json, tensor_problems, with_label
+from hyvideo.models.weight_files import Folder, problems_of, read_header, tensor_problems, with_label
 
 
 def check_checkpoint(

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hyvideo.data.outside import read_json
 from hyvideo.models import weight_files
 from hyvideo.models.decoding import use_channels_last
 from hyvideo.models.family import Component, Family, family_of, family_of_config, new_model
@@ -51,7 +52,7 @@ def transformer_on_meta(root: str | Path, version: str | None) -> nn.Module:
 
 def transformer_from_config(path: Path) -> nn.Module:
     """Return the transformer described by a JSON file of diffusers' settings, on the meta device."""
-    config = weight_files.read_json(path, "transformer")
+    config = read_json(path, "transformer")
     component = family_of_config(config, "transformer").transformer
     with torch.device("meta"):
         return new_model(component, _diffusers_arguments(component, config))
@@ -125,11 +126,11 @@ def read_task(root: str | Path, version: str | None) -> str | None:
     folder = transformer_folder(root, version)
     tasks = {name: task for task, name in read_family(folder).pipelines.items()}
     index = folder.path.parent / "model_index.json"
-    if index.is_file() and (task := tasks.get(str(weight_files.read_json(index, "pipeline").get("_class_name")))):
+    if index.is_file() and (task := tasks.get(str(read_json(index, "pipeline").get("_class_name")))):
         return task
     if len(tasks) == 1:
         return next(iter(tasks.values()))
-    config = weight_files.read_json(folder.path / "config.json", folder.label)
+    config = read_json(folder.path / "config.json", folder.label)
     return config.get("ideal_task", config.get("task_type"))
 
 
@@ -166,7 +167,7 @@ def vae_folder(root: str | Path) -> Folder:
 
 def read_family(folder: Folder, part: str = "transformer") -> Family:
     """Return the family of the ``transformer`` or ``vae`` in a folder. Raises ValueError without a config.json."""
-    return family_of_config(weight_files.read_json(folder.path / "config.json", folder.label), part)
+    return family_of_config(read_json(folder.path / "config.json", folder.label), part)
 
 
 def checked_family(root: str | Path, version: str) -> Family:
@@ -195,7 +196,7 @@ def build_on_meta(component: Component, folder: Folder) -> tuple[nn.Module, bool
 def read_arguments(component: Component, folder: Folder) -> tuple[dict[str, Any], bool]:
     """Return the constructor arguments from a folder's config.json, and whether it uses the original's names."""
     path = folder.path / "config.json"
-    config = weight_files.read_json(path, folder.label)
+    config = read_json(path, folder.label)
     try:
         if config.get("_class_name") != component.class_name:
             return component.config_to_diffusers(config), True

@@ -38,7 +38,7 @@ _KINDS: dict[str, tuple[str, Callable[[Any], bool], type]] = {
 
 
 def both_directions(table: Mapping[str, Any], model: str, kind: str) -> tuple[Rename, Rename]:
-    """Return the functions that rename a model's tensors to diffusers' and to the original's; ``kind`` names the model."""
+    """Return the functions that rename a model's tensors to diffusers' and to the original's; ``kind`` is its name."""
     rows = [(*row, rf"\.(?P<leaf>{table[model]['leaves']})", ".{leaf}") for row in table[model]["modules"].items()]
     rows += [(*row, "", "") for row in table[model].get("tensors", {}).items()]
     placeholders = table["placeholders"]

@@ -61,7 +61,6 @@ class Rewriter:
         return done
 
     def _body(self, request: Request) -> str:
-        """Return the JSON of a request for a chat completion."""
         content = [{"type": "text", "text": request.prompt}]
         if request.image:
             image = read_image(request.image)

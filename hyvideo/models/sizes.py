@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hyvideo.data.outside import parse_json
+from hyvideo.data.outside import read_json
 from hyvideo.models.versions import RELEASED, UNSUPPORTED, version_defaults
 
 
@@ -143,7 +143,7 @@ def read_architecture(root: str | Path, version: str) -> Sizes:
     for path in (folder / version / "config.json", folder / "config.json"):
         if path.is_file():
             try:
-                config, vae_config = _read(path), _read(vae) if vae.is_file() else {}
+                config, vae_config = read_json(path, "transformer"), read_json(vae, "VAE") if vae.is_file() else {}
                 family = packages().get(str(config.get("_class_name"))) or version_defaults(version).family
                 sizes = sizes_module(family).read(config, vae_config)
                 # Raises for settings of the wrong type.
@@ -162,13 +162,6 @@ def read_architecture(root: str | Path, version: str) -> Sizes:
 def sizes_module(package: str) -> ModuleType:
     """Import the ``sizes`` module of a family, which defines ``read`` and ``released``."""
     return importlib.import_module(f"hyvideo.models.{package}.sizes")
-
-
-def _read(path: Path) -> dict[str, Any]:
-    config = parse_json(path.read_text(encoding="utf-8"))
-    if not isinstance(config, dict):
-        raise ValueError(f"it must contain a JSON object, got {type(config).__name__}")
-    return config
 
 
 def fields_of(cls: type, config: Mapping[str, Any], names: Mapping[str, str] = {}) -> dict[str, Any]:

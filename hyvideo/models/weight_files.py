@@ -10,14 +10,14 @@ import pickle
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from hyvideo.data.outside import parse_json, quote
+from hyvideo.data.outside import parse_json, quote, read_json
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -154,19 +154,6 @@ def draw_tensor(seed: int, name: str, shape: tuple[int, ...], device: str | torc
 def seed_for(name: str, drawn: Mapping[str, int]) -> int | None:
     """Return the seed of a tensor that a compact file omits, or None."""
     return next((seed for prefix, seed in drawn.items() if name.startswith(prefix)), None)
-
-
-def read_json(path: Path, label: str) -> dict[str, Any]:
-    """Return the JSON object in a file. Raises ValueError, naming the file, if it is missing or invalid."""
-    if not path.is_file():
-        raise ValueError(f"{label}: {path} does not exist")
-    try:
-        content = parse_json(path.read_text())
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{label}: {path} is not valid JSON ({error})") from error
-    if isinstance(content, dict):
-        return content
-    raise ValueError(f"{label}: {path} must contain a JSON object, got {type(content).__name__}")
 
 
 def read_safetensors(path: Path, label: str) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -124,6 +124,5 @@ class OnPolicyCheck:
             return rollouts.replay(self.pipeline, batch, torch.full((len(batch),), step)).log_prob[-1]
 
     def _sampled_with(self, rollouts: RolloutBatch, row: int) -> list[int]:
-        """Return the rows of the batch in which a row was sampled."""
         first = row // self.batch_size * self.batch_size
         return list(range(first, min(first + self.batch_size, len(rollouts))))

@@ -55,7 +55,6 @@ class RolloutBatch:
         return range(self.trained_steps.shape[1])
 
     def with_rewards(self, rewards: dict[int, Reward], advantages: Tensor) -> "RolloutBatch":
-        """Return a copy with rewards and advantages."""
         return replace(self, rewards=rewards, advantages=advantages)
 
     def updates_of_rows(self, num_updates: int) -> list[int]:

@@ -32,7 +32,7 @@ from hyvideo.training.rollout_batch import (
 
 
 class Cost:
-    """Forward passes of the transformer for this replica's rollouts, and the FLOPs of this rank, without recomputation."""
+    """Forward passes of the transformer for this replica's rollouts; FLOPs of this rank without recomputation."""
 
     def __init__(self, run: PlannedRun):
         self.run, self.per_training_pass = run, training_forwards(run)
@@ -128,7 +128,6 @@ class RolloutCollector:
         return [index for batch in batches for index in indices_of_replica(self.config.rollout, self.mesh, batch)]
 
     def requests_of(self, iteration: int, indices: list[RolloutIndex]) -> list[Request]:
-        """Return the prompts of the rollouts."""
         prompts = self.order.indices(iteration)
         return [self.requests[prompts[index.group]] for index in indices]
 

@@ -58,7 +58,6 @@ class RolloutRecorder:
     def _write_scores(
         self, folder: Path, iteration: int, rollouts: RolloutBatch, numbers: dict[int, int], files: dict[int, str]
     ) -> None:
-        """Write the scores of all ranks on the main rank."""
         entries = [
             score_entry(
                 rollouts.prompts[row],

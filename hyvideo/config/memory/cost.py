@@ -96,7 +96,6 @@ def forwards_per_rollout(run: PlannedRun) -> float:
 
 
 def iteration_flops(run: PlannedRun) -> float:
-    """Return the FLOPs of an iteration on all ranks."""
     transformer = sum(flops for stage, flops in stage_flops(run).items() if stage != "decode")
     return run.world_size * transformer + run.plan.rollouts * (decode_flops(run) + scoring_flops(run))
 

@@ -66,7 +66,6 @@ def encoder_bytes(run: PlannedRun, *, in_groups: bool = False) -> float:
 
 
 def decoding_bytes(run: PlannedRun) -> float:
-    """Return the bytes of decoding a tile, and of the videos."""
     videos, tile = run.settings.decode_batch_size, run.settings.vae_tile_size
     return run.architecture.decoding_bytes(videos, run.config.rollout_size, tile, BYTES[run.settings.vae_dtype])
 

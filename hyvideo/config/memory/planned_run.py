@@ -162,5 +162,4 @@ class PlannedRun:
         return [*head_problems(self.settings.sp_size, heads), *batch]
 
     def with_settings(self, **changes) -> "PlannedRun":
-        """Return the run with other settings."""
         return replace(self, config=self.config.with_settings(**changes))

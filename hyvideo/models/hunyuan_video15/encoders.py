@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hyvideo.data.outside import read_json
 from hyvideo.models import weight_files
 from hyvideo.models.encoders import class_problems, find_tokenizer, load_model, load_tokenizer, read_config, rename_t5
 from hyvideo.models.weight_files import Folder, Weights, shapes_of, with_label
@@ -72,7 +73,7 @@ def load_vision_encoder(
 ) -> tuple[dict, nn.Module]:
     """Load SigLIP's preprocessor_config.json and vision model, frozen."""
     folder, preprocessor = vision_folders(Path(root))
-    values = weight_files.read_json(preprocessor, folder.label)
+    values = read_json(preprocessor, folder.label)
     return values, load_model(_IMAGE_MODEL, folder, dtype=dtype, rename=_rename_image, **kwargs)
 
 
@@ -101,7 +102,7 @@ def glyph_encoder_problems(root: str | Path, weights_needed: bool = True) -> lis
 def vision_encoder_problems(root: str | Path, weights_needed: bool = True) -> list[str]:
     """Return the problems that prevent loading the vision encoder; a text tower in the file is ignored."""
     folder, preprocessor = vision_folders(Path(root))
-    weight_files.read_json(preprocessor, folder.label)
+    read_json(preprocessor, folder.label)
     return class_problems(_IMAGE_MODEL, folder, weights_needed, rename=_rename_image)
 
 
@@ -117,8 +118,8 @@ def _glyph_model(folder: Folder, state: Mapping[str, Tensor]) -> nn.Module:
 def _glyph_tokens(weights: Path, label: str) -> list[str]:
     """Return the color tokens, then the font tokens, in embedding order; font tokens begin with a language code."""
     assets = weights.parent.parent / "assets"
-    colors = weight_files.read_json(assets / "color_idx.json", label)
-    fonts = weight_files.read_json(assets / "multilingual_10-lang_idx.json", label)
+    colors = read_json(assets / "color_idx.json", label)
+    fonts = read_json(assets / "multilingual_10-lang_idx.json", label)
     return [f"<color-{i}>" for i in range(len(colors))] + [f"<{code[:2]}-font-{i}>" for code, i in fonts.items()]
 
 

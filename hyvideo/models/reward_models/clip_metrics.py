@@ -28,7 +28,7 @@ PICKSCORE_PROCESSOR = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
 
 
 class FrameTextScorer(Scorer):
-    """Cosine similarity of frames and prompt in a CLIP model; subclasses define the scaling. ValueError for bad files."""
+    """Cosine similarity of frames and prompt in a CLIP model; subclasses define the scaling."""
 
     label: str
     dimensions: tuple[str, ...]

@@ -152,7 +152,6 @@ def scorer_class(name: str) -> type:
 
 @cache
 def _import_file(file: Path) -> types.ModuleType:
-    """Import a file as a module, once."""
     spec = importlib.util.spec_from_file_location(str(file), file)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look up their module there
     spec.loader.exec_module(module)
@@ -218,6 +217,5 @@ def as_score(value: object) -> float | None:
 
 
 def is_finite(scores: Mapping[str, object], name: str) -> bool:
-    """Return whether a score is present and finite."""
     value = as_score(scores.get(name))
     return value is not None and math.isfinite(value)

@@ -65,7 +65,6 @@ def has_failed(checks: list[Check]) -> bool:
 
 
 def lines(checks: list[Check]) -> list[str]:
-    """Format the checks as the lines of a table."""
     return align_columns([(check.state, check.name, check.detail) for check in checks])
 
 

@@ -132,5 +132,4 @@ def read(transformer: Mapping[str, Any], vae: Mapping[str, Any]) -> Architecture
 
 
 def released(version: str) -> Architecture:
-    """Return the sizes of a released version."""
     return Architecture(**_MEASURES["released"][version])

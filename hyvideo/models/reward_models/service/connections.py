@@ -12,7 +12,6 @@ from hyvideo.models.reward_models.service.limits import Limits
 
 
 def make_server(app: FastAPI, limits: Limits | None = None) -> uvicorn.Server:
-    """Return the HTTP server of an app made by `create_app`."""
     protocol = partial(GuardedProtocol, limits or Limits(), {})
     return uvicorn.Server(uvicorn.Config(app, http=protocol, ws="none", log_level="warning"))
 

@@ -15,11 +15,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from hyvideo.data.outside import quote
+from hyvideo.data.outside import quote, read_json
 from hyvideo.models.reward_models.rewards import DIMENSIONS, ROW_KEYS, is_finite
 from hyvideo.models.reward_models.videoalign.preprocessing import MIN_PIXELS
 from hyvideo.models.reward_models.videoalign.prompt import TEMPLATES
-from hyvideo.models.weight_files import read_json, read_pickle, read_safetensors
+from hyvideo.models.weight_files import read_pickle, read_safetensors
 
 LABEL = "VideoAlign"
 CheckpointMode = Literal["auto", "v1", "v2", "v3"]

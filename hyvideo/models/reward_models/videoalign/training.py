@@ -17,13 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hyvideo.data.outside import read_json
 from hyvideo.data.prompts import read_rows
 from hyvideo.data.randomness import permutation
 from hyvideo.data.videos import read_video
 from hyvideo.models.reward_models.videoalign.checkpoint import plain_name, save_weights
 from hyvideo.models.reward_models.videoalign.prompt import check_prompt
 from hyvideo.models.reward_models.videoalign.scorer import VideoAlignScorer
-from hyvideo.models.weight_files import read_json
 
 THETA = 5.0  # as in VideoReward
 TARGETS = r"language_model\..*_proj"  # modules of a new LoRA, as in VideoReward
@@ -45,7 +45,7 @@ class Pair(NamedTuple):
 
 
 def read_pairs(path: Path, names: Sequence[str]) -> list[Pair]:
-    """Read the pairs of a CSV with ``COLUMNS`` and videos in its folder, except other dimensions and identical videos."""
+    """Read the pairs of a CSV and of videos in its folder, except those of other dimensions or of identical videos."""
     answers: dict[tuple, list] = {}
     for number, row in enumerate(read_rows(path), start=1):
         if missing := [column for column in COLUMNS if column not in row]:

@@ -73,6 +73,10 @@ def test_generate_knows_every_flag_of_the_reference():
     options = vars(generate.parse(["--prompt", "a"]))
     assert not [name for name in KNOWN_OF_GENERATE if (name in options) == (name in GENERATION)]
     assert GENERATION.keys() <= {*KNOWN_OF_GENERATE}
+    for name, row in GENERATION.items():
+        if row.rejected:
+            alternatives = re.findall(r"--(\w+)", row.rejected)
+            assert alternatives and options.keys() >= {*alternatives}, f"{name}: {row.rejected}"
 
 
 @pytest.mark.parametrize(

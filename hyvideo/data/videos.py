@@ -62,8 +62,7 @@ def enlarge(video: Tensor, factor: int) -> Tensor:
 def mp4_factor(height: int, width: int) -> int:
     """Return the integer factor by which ``write_video`` enlarges a video; 1 from 256 pixels on the shorter side.
 
-    yuv420p stores one color per 2 x 2 pixels, which at 32 x 32 changes what a scorer sees. The factor is even if a side
-    is odd, because yuv420p needs even sizes.
+    yuv420p, with one color per 2 x 2 pixels, would change what a scorer sees, and needs even sizes.
     """
     shorter = min(height, width)
     if shorter >= MIN_MP4_SIDE:

@@ -55,10 +55,7 @@ def save_text_encoder(out: Path, seed: int) -> None:
 
 
 def draw_encoder(encoder: nn.Module, embeddings: str, seed: int) -> nn.Module:
-    """Draw the weights of a text encoder and return it in float16; ``embeddings`` is part of the embeddings' name.
-
-    Embeddings are standard normal and other weights small, so that words remain recognizable in their hidden states.
-    """
+    """Draw the weights of a text encoder and return it in float16; ``embeddings`` is part of the embeddings' name."""
     with torch.no_grad():
         for name, weight in encoder.named_parameters():
             if weight.ndim > 1:

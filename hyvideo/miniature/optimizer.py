@@ -6,10 +6,7 @@ from tqdm import tqdm, trange
 
 
 class MuonAndAdamW:
-    """Muon for tensors of two or more dimensions (filters flattened to matrices), AdamW for the rest.
-
-    Both learning rates warm up, stay constant, then decrease linearly. AdamW alone would need three times the steps.
-    """
+    """Muon for tensors of two or more dimensions (filters flattened to matrices), AdamW for the rest."""
 
     def __init__(self, module: nn.Module, *, num_steps: int, warmup: int, decay_from: float, adamw_lr: float):
         self.parameters = trained = [p for p in module.parameters() if p.requires_grad]

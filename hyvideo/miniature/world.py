@@ -1,8 +1,7 @@
 """Captioned videos of moving colored shapes, a dataset that is small enough to train on a laptop's CPU.
 
 A video has 9 frames of 32 x 32 pixels at 8 fps. Its caption names color, shape and direction; there are 48 captions.
-The "web data" for the base policy contains wrong captions and defective videos on purpose, so that post-training can
-improve the base model.
+The "web data" for the base policy has wrong captions and defective videos, which post-training can improve.
 """
 
 import itertools

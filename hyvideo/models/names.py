@@ -77,10 +77,7 @@ def setting(config: Mapping[str, Any], key: str, kind: str) -> Any:
 
 
 def settings_to_diffusers(table: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the diffusers arguments that differ from the original's config only in name, and the fixed arguments.
-
-    Raises ValueError for a setting of the wrong kind or with an unsupported value.
-    """
+    """Return the diffusers arguments that differ from the original's config only in name, and the fixed arguments."""
     for key, value in table.get("only_values", {}).items():
         if config.get(key, value) != value:
             raise ValueError(f"config key {key!r} must be {value!r}, the only supported value, got {config[key]!r}")

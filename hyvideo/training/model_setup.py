@@ -39,10 +39,7 @@ RANDOM_WEIGHTS_SEED = 0
 
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:
-    """Return the device of this process; ``auto`` prefers a GPU.
-
-    Raises ValueError for ``cuda`` without a GPU, and for GPUs that torch cannot use, unless ``name`` is ``cpu``.
-    """
+    """Return the device of this process; ``auto`` prefers a GPU. Raises ValueError for an unusable GPU."""
     if name != "cpu" and (problem := driver_problem()):
         raise ValueError(problem)
     if name == "cuda" and not torch.cuda.is_available():

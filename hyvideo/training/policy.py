@@ -1,7 +1,4 @@
-"""The policy during training: the parallelized transformer, its trained parameters, optimizer, anchor and EMA.
-
-weights -> forward pass -> adapter -> sequence parallelism, activation checkpointing, compile, FSDP -> optimizer ...
-"""
+"""The policy during training: the parallelized transformer, its trained parameters, optimizer, anchor and EMA."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext

@@ -161,10 +161,7 @@ class RolloutCollector:
         mean_steps: Tensor | None,
         timer: StageTimer,
     ) -> tuple[Trajectories, PendingRewards]:
-        """Sample batches and submit them for scoring, each at once, or all at the end (``scores_between_stages``).
-
-        Ranks that share a batch split its videos for decoding.
-        """
+        """Sample batches and submit them for scoring, each at once, or all at the end (``scores_between_stages``)."""
         rollout = self.config.rollout
         parts, unscored, pending = [], [], PendingRewards()
         starts = range(0, len(indices), rollout.batch_size)

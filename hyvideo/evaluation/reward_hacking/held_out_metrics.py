@@ -61,10 +61,7 @@ def thumbnail(video: Tensor) -> Tensor:
 
 
 def diversity(thumbnails: Tensor, groups: Sequence[Hashable]) -> Tensor:
-    """Return the mean distance ``mean |a - b|`` of two videos of a group, for groups of two or more. Shape: (groups,).
-
-    ``groups`` has the prompt of each thumbnail (videos, values); thumbnails with non-finite values are skipped.
-    """
+    """Return the mean distance ``mean |a - b|`` of two finite thumbnails of a group, for each group of two or more."""
     members: dict[Hashable, list[int]] = {}
     for number, group in enumerate(groups):
         if thumbnails[number].isfinite().all():

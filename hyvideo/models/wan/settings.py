@@ -16,10 +16,7 @@ transformer_to_diffusers, transformer_to_original = both_directions(NAMES, "tran
 
 
 def transformer_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of ``diffusers.WanTransformer3DModel`` for the original's ``config.json``.
-
-    Raises ValueError if a key is missing or has the wrong type, or the model is not a text-to-video model.
-    """
+    """Return the arguments of ``diffusers.WanTransformer3DModel`` for the original's ``config.json``, or ValueError."""
     if config.get("model_type") not in ("t2v", "ti2v"):
         raise ValueError(f"config key 'model_type' must be 't2v' or 'ti2v', got {config.get('model_type')!r}")
     width, num_heads = (setting(config, key, "integers") for key in ("dim", "num_heads"))

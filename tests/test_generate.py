@@ -249,12 +249,12 @@ def test_distillation_flags_select_the_version_or_raise(monkeypatch, flags, has_
 def test_step_caching_changes_the_video_and_starts_anew_for_each(make, tmp_path):
     (tmp_path / "prompts.csv").write_text("prompt,seed\na cat,3\na cat,3\n")
     flags = ["--transformer_version", "480p_t2v", *SMALL, "--num_inference_steps", "5"]
-    schedule = ["--total_steps", "5", "--cache_start_step", "3", "--cache_end_step", "5", "--cache_step_interval", "2"]
+    schedule = ["--total_steps", "5", "--cache_start_step", "2", "--cache_end_step", "5", "--cache_step_interval", "2"]
     assert make(*flags, "--prompt", "a cat", "--seed", "3", out="plain")[1][0]["step_caching"] is None
     flags += ["--valid_video_csv", tmp_path / "prompts.csv"]
     code, settings, output = make(*flags, "--enable_cache", "--cache_type", "taylorcache", *schedule)
     assert code == 0, output.err
-    recorded = {"cache_type": "taylorcache", "total_steps": 5, "cache_start_step": 3, "cache_end_step": 5}
+    recorded = {"cache_type": "taylorcache", "total_steps": 5, "cache_start_step": 2, "cache_end_step": 5}
     assert settings[0]["step_caching"] == recorded | {"cache_step_interval": 2, "no_cache_block_id": []}
     first, again = ((tmp_path / "videos" / name).read_bytes() for name in ("0000.mp4", "0001.mp4"))
     assert first == again != (tmp_path / "plain" / "0000.mp4").read_bytes()

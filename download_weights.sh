@@ -3,6 +3,7 @@
 #   bash download_weights.sh --version 480p_t2v --with quoted_text,reward --out ./ckpts
 #
 #   --version NAMES   transformers, comma-separated or repeated (480p_t2v): 480p_i2v, 720p_t2v, 720p_i2v, ..._distilled;
+#                     super-resolution: 720p_sr_distilled (for 480p), 1080p_sr_distilled (for 720p);
 #                     or one version of Wan: wan2.1_t2v_1.3b, wan2.1_t2v_14b, wan2.2_ti2v_5b
 #   --with PARTS      parts besides transformer, VAE and language model (quoted_text,reward; for Wan: reward), any of
 #                     i2v (SigLIP; gated, needs HF_TOKEN), quoted_text (glyph encoder, from ModelScope),
@@ -57,7 +58,8 @@ for version in "${versions[@]}"; do
         480p_t2v | 480p_i2v | 720p_t2v | 720p_i2v | 480p_t2v_distilled | 480p_i2v_distilled) ;;
         720p_i2v_distilled | 480p_i2v_step_distilled) ;;
         720p_t2v_distilled) echo "download_weights.sh: $version was announced, and may not be on the hub yet" >&2 ;;
-        *_sparse | *_sr_distilled) fail "version $version is not supported: no sparse attention, no super-resolution" ;;
+        720p_sr_distilled | 1080p_sr_distilled) ;;
+        *_sparse) fail "version $version is not supported: no sparse attention" ;;
         *) fail "unknown version $version; see --help" ;;
     esac
     if [ -n "$wan" ] && [ ${#versions[@]} -gt 1 ]; then
@@ -155,6 +157,7 @@ if includes metrics; then
 fi
 for version in "${versions[@]}"; do
     [ -n "$wan" ] || from_either "${hunyuan[@]}" "" --include "transformer/$version/*"
+    case "$version" in *_sr_distilled) from_either "${hunyuan[@]}" "" --include "upsampler/$version/*" ;; esac
 done
 
 if ! $dry_run && ! python -c "import diffusers, torch, transformers" 2> /dev/null; then

@@ -45,9 +45,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     inputs = parser.add_argument_group("prompts and output")
     inputs.add_argument("--prompt", nargs="+", default=[], help="one or more prompts")
     inputs.add_argument("--image_path", help="first frame for the videos of --prompt (image-to-video)")
-    inputs.add_argument(
-        "--valid_video_csv", nargs="+", default=[], help="CSV files: `prompt`, optionally `ref_image_path` and `seed`"
-    )
+    words = "CSV files: `prompt`, optionally `ref_image_path` and `seed`"
+    inputs.add_argument("--valid_video_csv", nargs="+", default=[], help=words)
     inputs.add_argument("--num_videos", type=int, default=1, help="videos per prompt (1)")
     inputs.add_argument("--seed", type=int, default=0, help="random seed (0)")
     inputs.add_argument("--output_path", type=Path, default=Path("outputs/videos"), help="folder or mp4 file to write")
@@ -68,9 +67,11 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     sampling.add_argument("--aspect_ratio", help="width:height, e.g. 16:9; default: that of the image")
     sampling.add_argument("--height", type=int, help="height in pixels; with --width")
     sampling.add_argument("--width", type=int, help="width in pixels; with --height")
-    noises = {"choices": ["default", "reference"], "default": "default"}
-    sampling.add_argument("--initial_noise", **noises, help="reference: that of HunyuanVideo-1.5 for the seed")
+    words = "reference: that of HunyuanVideo-1.5 for the seed"
+    sampling.add_argument("--initial_noise", choices=["default", "reference"], default="default", help=words)
     sampling.add_argument("--sp_size", type=int, default=1, help="processes of torchrun that share one video (1)")
+    sampling.add_argument("--sr", **BOOLEAN, help="super-resolution of the videos: 480p to 720p, or 720p to 1080p")
+    sampling.add_argument("--save_pre_sr_video", **BOOLEAN, help="with --sr, also write NAME_before_sr.mp4")
     memory = parser.add_argument_group(
         "memory",
         "By default, a GPU with less than 60 GiB offloads models in groups, and a larger one keeps them. "
@@ -82,8 +83,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     words = "copy a block while the previous one computes (true); false: copy groups of four blocks, without overlap"
     memory.add_argument("--overlap_group_offloading", **BOOLEAN, help=words)
     rewriting = parser.add_argument_group("prompt rewriting")
-    words = "a language model rewrites the prompts; the JSON file of a video has both"
-    rewriting.add_argument("--rewrite", **BOOLEAN, help=words)
+    rewriting.add_argument("--rewrite", **BOOLEAN, help="rewrite the prompts by a language model; the JSON has both")
     for flag, (default, words) in REWRITING.items():
         rewriting.add_argument(f"--rewrite_{flag}", default=default, help=words)
     words = "use a prompt as it is if it cannot be rewritten; otherwise that is an error"
@@ -155,6 +155,8 @@ def convert_reference_flags(options: argparse.Namespace) -> None:
         unused = ["prompt", "image_path"] if options.image_path else ["prompt"]
         print_ignored({"--valid_video_csv names the prompts": unused})
         options.prompt, options.image_path = [], None
+    if options.save_pre_sr_video and not options.sr:
+        print_ignored({"without --sr there is no super-resolution": ["save_pre_sr_video true"]})
     for side, flag, (word,), _ in meanings(options.reference_flags, table("generate"), {}):
         if getattr(options, side) not in (None, int(word)):
             raise ValueError(f"--{flag} contradicts --{side} {getattr(options, side)}; give only one of them")
@@ -235,9 +237,9 @@ def run(options: argparse.Namespace) -> None:
         return
     sizes = {request: size_of(options, config, request.image) for request in requests}
     videos = generation.list_videos(sizes, [r for r in requests for _ in range(options.num_videos)], output)
-    noise = {"seed": options.seed, "initial_noise": options.initial_noise, "is_stochastic": is_stochastic}
-    how = {"offloading": offloading, "caching": caching, "sp_size": options.sp_size}
-    generation.generate(config, videos, source=source, **how, **noise)
+    names = ("seed", "initial_noise", "sp_size", "sr", "save_pre_sr_video")
+    how = {"source": source, "offloading": offloading, "caching": caching, "is_stochastic": is_stochastic}
+    generation.generate(config, videos, **how, **{name: getattr(options, name) for name in names})
     if processes.rank() % options.sp_size == 0 and (len(videos) > 1 or (output / PAGE_FILE).is_file()):
         write_gallery(folder)
 

@@ -11,10 +11,12 @@ import torch
 
 import generate
 from hyvideo.config.reference_flags import table
-from hyvideo.config.sections import ModelSettings, RolloutSettings
+from hyvideo.config.sections import DataSettings, ModelSettings, RolloutSettings
 from hyvideo.data.prompts import Request
 from hyvideo.data.videos import read_video
+from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation import generation
+from hyvideo.evaluation.video_sampler import STAGE, Video, VideoSampler
 from hyvideo.models import loading
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.lora import Pair, save_lora
@@ -113,15 +115,18 @@ def test_a_failed_rewriting_stops_before_a_model_is_loaded(make, monkeypatch):
 
 def test_the_noise_depends_on_the_seed_of_the_row_or_on_the_seed_and_the_position():
     def noise(number, seed, *step, own=None, initial="default"):
-        video = generation.Video(Request("a cat", seed=own), 32, 48, number, Path("video.mp4"))
-        return generation._noise(video, seed, initial, (4, 2, 2, 3), *step)
+        video = Video(Request("a cat", seed=own), 32, 48, number, Path("video.mp4"))
+        pipeline = SimpleNamespace(latent_shape=lambda *size: (4, 2, 2, 3), device="cpu")
+        return VideoSampler(DataSettings(), Mesh(0, 1, 1), seed, initial).noise(pipeline, video, *step)
 
     assert torch.equal(noise(0, 3, own=7), noise(5, 4, own=7)) and torch.equal(noise(0, 3), noise(0, 3))
     different = [noise(0, 3), noise(1, 3), noise(0, 4), noise(0, 3, own=7), noise(0, 3, own=8), noise(0, 3, 0)]
-    assert len({each.sum().item() for each in different}) == 6
+    different += [noise(0, 3, STAGE), noise(0, 3, STAGE, "augmentation")]
+    assert len({each.sum().item() for each in different}) == 8
     # The original draws bf16 numbers of a batch of one from torch's CPU generator.
-    expected = torch.randn(1, 4, 2, 2, 3, generator=torch.Generator().manual_seed(123), dtype=torch.bfloat16)[0].float()
+    expected = torch.randn(1, 4, 2, 2, 3, generator=torch.Generator().manual_seed(123), dtype=torch.bfloat16).float()
     assert torch.equal(noise(4, 123, initial="reference"), expected)
+    assert torch.equal(noise(4, 123, STAGE, initial="reference"), expected)
     assert torch.equal(noise(4, 3, own=123, initial="reference"), expected)
     assert torch.equal(noise(4, 123, 2, initial="reference"), noise(4, 123, 2))  # noise of a step of an SDE
 
@@ -192,8 +197,8 @@ def test_the_command_of_the_reference_generates_the_prompts_of_the_csv(make, tmp
     notes = [note for note in output.err.splitlines() if note.startswith("ignored flags: ")]
     assert notes == [
         "ignored flags: prompt; --valid_video_csv names the prompts",
-        "ignored flags: sparse_attn false, use_sageattn false, sr false; not available",
-        "ignored flags: save_pre_sr_video true; there is no super-resolution",
+        "ignored flags: save_pre_sr_video true; without --sr there is no super-resolution",
+        "ignored flags: sparse_attn false, use_sageattn false; not available",
         "ignored flags: save_generation_config true; the settings of every video are saved as JSON beside it",
         "ignored flags: quant_type none; weights are not quantized",
         "ignored flags: aspect_ratio 16:9; --height and --width set the size",

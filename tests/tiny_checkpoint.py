@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
+from hyvideo.models.hunyuan_video15 import upsamplers
 from hyvideo.models.hunyuan_video15.names import transformer_to_diffusers, vae_to_diffusers
 from hyvideo.models.hunyuan_video15.settings import transformer_config_to_diffusers, vae_config_to_diffusers
 from hyvideo.models.loading import load_transformer, load_vae
@@ -52,6 +53,16 @@ VAE = {
     "shift_factor": None,
     "downsample_match_channel": True,
     "upsample_match_channel": True,
+}
+UPSAMPLERS = {
+    "720p_sr_distilled": {
+        "in_channels": 4,
+        "out_channels": 4,
+        "hidden_channels": 8,
+        "num_blocks": 1,
+        "global_residual": True,
+    },
+    "1080p_sr_distilled": {"z_channels": 4, "out_channels": 4, "block_out_channels": [8, 16], "num_res_blocks": 0},
 }
 GLYPHS = {
     "vocab_size": 384,
@@ -98,6 +109,23 @@ def write_original(root: Path, versions: tuple[str, ...] = ("480p_t2v",), *, see
     _write_vision(root / "vision_encoder" / "siglip", seed)
     (root / "scheduler").mkdir()
     (root / "scheduler" / "scheduler_config.json").write_text('{"_class_name": "FlowMatchDiscreteScheduler"}')
+    return root
+
+
+def write_super_resolution(root: Path, name: str = "720p_sr_distilled", *, seed: int = 1) -> Path:
+    """Add a super-resolution model with random weights, its transformer and its upsampler, to a folder."""
+    channels = TRANSFORMER["out_channels"]
+    config = {"in_channels": 3 * channels + 2, "concat_condition": False, "use_meanflow": True, "ideal_task": None}
+    folder = root / "transformer" / name
+    _write_config(folder, TRANSFORMER | config | {"ideal_resolution": name.split("_")[0]})
+    save_original(load_transformer(root, name, random_weights_seed=seed), folder, dtype=torch.float32)
+    folder = root / "upsampler" / name
+    _write_config(folder, UPSAMPLERS[name])
+    model = upsamplers.build(**upsamplers.arguments_of(UPSAMPLERS[name]))
+    weights = {
+        key: draw_tensor(seed, key, tuple(t.shape)) for key, t in upsamplers.to_original(model.state_dict()).items()
+    }
+    save_file(weights, folder / "diffusion_pytorch_model.safetensors")
     return root
 
 

@@ -1,5 +1,6 @@
 """The first frame for image-to-video: an image file, resized and cropped to the nearest video size of the model."""
 
+import math
 import os
 import re
 import warnings
@@ -86,7 +87,7 @@ def bucket_sizes(resolution: str) -> list[tuple[int, int]]:
     num_cells = (RESOLUTIONS[resolution] // STRIDE) ** 2
     return [
         (STRIDE * h, STRIDE * w)
-        for h in range(num_cells, 0, -1)
+        for h in range(math.isqrt(MAX_RATIO * num_cells), 0, -1)  # h <= MAX_RATIO * w and h * w <= num_cells
         for w in range(max(1, num_cells // (h + 1)), num_cells // h + 1)
         if max(h, w) <= MAX_RATIO * min(h, w)
     ]
@@ -99,6 +100,14 @@ def nearest_size(height: float, width: float, sizes: list[tuple[int, int]]) -> t
     diffusers considers only ratios between the image's and the square's, so half of the images get another bucket.
     """
     return min(sizes, key=lambda size: abs(round(size[0] / size[1], 5) - height / width))
+
+
+def larger_size(height: int, width: int, resolution: str) -> tuple[int, int]:
+    """Return the bucket (height, width) of a higher resolution whose ratio width / height is nearest to a bucket's.
+
+    As in the original, the ratios are not rounded, and of two equally near buckets the wider one is chosen.
+    """
+    return min(reversed(bucket_sizes(resolution)), key=lambda size: abs(size[1] / size[0] - width / height))
 
 
 def size_of_aspect_ratio(aspect_ratio: str, sizes: list[tuple[int, int]]) -> tuple[int, int]:

@@ -5,7 +5,6 @@
 Without ``sde_type`` the sampler solves the ODE; with it, it samples a rollout as in training.
 """
 
-import gc
 import math
 import time
 from collections.abc import Callable
@@ -25,39 +24,23 @@ from hyvideo.config.settings import Config
 from hyvideo.data.images import bucket_sizes, check_image, nearest_size, read_image, size_of_aspect_ratio
 from hyvideo.data.outside import make_folder, path_problem, quote
 from hyvideo.data.prompts import Request, check_prompt, read_requests
-from hyvideo.data.randomness import normal, reference_normal
-from hyvideo.data.videos import write_video
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.parallelize import parallelize
-from hyvideo.distributed.tiles import Tiles
 from hyvideo.evaluation.offloading import apply, resolve
+from hyvideo.evaluation.super_resolution import Refiner
+from hyvideo.evaluation.video_sampler import Video, VideoSampler
 from hyvideo.models import loading
-from hyvideo.models.conditions import Conditions, to_device
-from hyvideo.models.decoding import tile_size_of
 from hyvideo.models.lora import add_lora, check_lora, read_lora
-from hyvideo.models.offload import on_device
 from hyvideo.models.sizes import read_architecture
 from hyvideo.models.step_cache import StepCache, StepCaching
 from hyvideo.models.versions import RELEASED, version_defaults, version_for
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import DTYPES, GRPOPipeline
 from hyvideo.records.progress_bar import stage_bar
-from hyvideo.records.run_files import write_json
 from hyvideo.records.stage_timer import peak_memory_gib
 from hyvideo.training import model_setup, saved_policy
 
 MINIATURE = "configs/miniature.yaml"
-
-
-@dataclass(frozen=True)
-class Video:
-    """A video to generate."""
-
-    request: Request
-    height: int
-    width: int
-    number: int  # index in this call; the noise depends on it and on the seed
-    path: Path
 
 
 @dataclass(frozen=True)
@@ -205,15 +188,17 @@ def generate(
     initial_noise: str = "default",  # or "reference"
     sp_size: int = 1,
     caching: StepCaching | None = None,
+    sr: bool | None = None,
+    save_pre_sr_video: bool | None = None,
 ) -> None:
     """Generate the videos, each with a JSON file of its settings; ``sp_size`` processes of torchrun share each video.
 
-    Sampling takes ``validation_steps`` steps and uses ``sde_type`` and ``eta`` only if ``is_stochastic``. Raises
-    ValueError for invalid input before any weights are read.
+    Uses ``sde_type`` and ``eta`` only if ``is_stochastic``. Raises ValueError for bad input before weights are read.
     """
     config, num_steps = config.with_settings(sp_size=sp_size), config.record.validation_steps
     sizes = [(config.data.sample_n_frames, video.height, video.width) for video in videos]
     needs = model_setup.check_checkpoint(config, {"this call": [video.request for video in videos]}, sizes)
+    refiner = Refiner(config.model, videos) if sr else None
     new_cache = caching and _checked_cache(caching, config.model, config.rollout, num_steps, is_stochastic)
     source = source.with_initial_lora(config.optimizer.pretrained_lora_path)
     source.check(config.model, config.negative_requests)
@@ -227,9 +212,10 @@ def generate(
     start, bar = time.perf_counter(), partial(stage_bar, is_shown=mesh.is_main)
     encoder, vae = model_setup.load_encoder(config, device, group_offload=offloading.group_offloading)
     conditions = [encoder([v.request], height=v.height, width=v.width) for v in bar("encoding", "prompt")(local)]
+    if refiner:
+        refiner.encode(encoder, local)
     encoder(config.negative_requests)
     encoder.release()  # before the transformer is loaded
-    gc.collect()
     place = torch.device("cpu") if offloading.group_offloading else device
     pipeline = source.load(config, device, encoder, vae, needs, weights_device=place).with_steps(num_steps)
     parallelize(pipeline.transformer, mesh)
@@ -237,28 +223,25 @@ def generate(
     for size in dict.fromkeys(sizes):
         pipeline.try_decoding(*size)
     loaded = time.perf_counter()
-    for video, condition in zip(bar("videos", "video")(local), conditions):
-        shape = pipeline.latent_shape(config.data.sample_n_frames, video.height, video.width)
-        noise = partial(_noise, video, seed, initial_noise, shape)
-        pipeline.transformer.step_cache = new_cache and new_cache()
-        frames = _generate_one(pipeline, video, condition, noise, mesh, is_sde=is_stochastic)
-        if mesh.rank % sp_size:
-            continue  # the first rank of a replica writes
-        write_video(video.path, frames, config.data.fps)
+    sampler = VideoSampler(config.data, mesh, seed, initial_noise)
+    jobs = zip(bar("videos", "video")(local), conditions)
+    finals = (sampler.sample(pipeline, *job, new_cache=new_cache, is_sde=is_stochastic) for job in jobs)
+    if refiner:
+        finals = refiner.refine(zip(finals, local), pipeline, sampler, offloading, saves_base=save_pre_sr_video)
+    for latents, video in zip(finals, local):
         settings = _settings(config, video, source, seed, is_stochastic) | asdict(offloading)
-        settings |= {"initial_noise": initial_noise, "sp_size": sp_size, "vae_tile_size": tile_size_of(vae)}
-        settings["step_caching"] = caching and asdict(caching)
-        write_json(video.path.with_suffix(".json"), settings)
+        settings |= {"initial_noise": initial_noise, "sp_size": sp_size, "step_caching": caching and asdict(caching)}
+        settings["super_resolution"] = refiner and refiner.record(video)
+        sampler.write(pipeline, latents, video.path, settings)
     if sp_size > 1:
         ranks.stop()
     if mesh.is_main and local:
-        each = (time.perf_counter() - loaded) / len(local)
-        print(_summary(local, each, loading=loaded - start, peak=peak_memory_gib(device)))
+        print(_summary(local, time.perf_counter() - loaded, loading=loaded - start, peak=peak_memory_gib(device)))
 
 
-def _summary(videos: list[Video], each: float, *, loading: float, peak: float) -> str:
+def _summary(videos: list[Video], seconds: float, *, loading: float, peak: float) -> str:
     name = "video" if len(videos) == 1 else "videos"
-    times = f"{each:.2f} s each after {loading:.1f} s of loading"
+    times = f"{seconds / len(videos):.2f} s each after {loading:.1f} s of loading"
     return f"{len(videos)} {name} in {videos[0].path.parent}: {times}, {peak:.2f} GiB peak memory"
 
 
@@ -272,29 +255,6 @@ def _start(name: str, sp_size: int, *, is_deterministic: bool) -> tuple[torch.de
     if sp_size == 1:
         return device, ranks.Mesh(processes.rank(), processes.world_size(), 1)
     return device, ranks.start(sp_size, device, timeout=86400.0)  # at the end, replicas wait for one with more videos
-
-
-def _generate_one(
-    pipeline: GRPOPipeline, video: Video, conditions: Conditions, draw, mesh: ranks.Mesh, *, is_sde: bool
-) -> torch.Tensor:
-    bar = partial(stage_bar, is_shown=mesh.is_main)
-    pipeline.with_progress = bar(f"{video.path.name}: sampling", "step")
-    pipeline.tiles = Tiles(mesh.sp_group, bar(f"{video.path.name}: decoding", "tile"))
-
-    def noise(*step: int) -> torch.Tensor:
-        return to_device(draw(*step)[None], pipeline.device)
-
-    conditions = conditions.to(pipeline.device)
-    with on_device(pipeline.transformer):
-        if is_sde:
-            latents = pipeline.sample(conditions, noise(), noise).final
-        else:
-            latents = pipeline.sample_ode(conditions, noise())
-    pipeline.transformer.step_cache = None  # frees its tokens
-    (decoded,) = pipeline.decode(latents)
-    if decoded is None:
-        raise FloatingPointError(f"{video.path}: the video contains NaN or inf; try --dtype fp32 or another checkpoint")
-    return decoded
 
 
 def _checked_cache(
@@ -311,14 +271,6 @@ def _checked_cache(
     num_blocks = read_architecture(model.pretrained_model_root, model.transformer_version).num_layers
     caching.check(num_steps, num_blocks)
     return partial(StepCache, caching, caching.num_skipped(num_blocks))
-
-
-def _noise(video: Video, seed: int, initial_noise: str, shape: tuple[int, ...], *step: int) -> torch.Tensor:
-    """Return the initial noise of a video, or that of a step, on the CPU; a request's own seed is all it depends on."""
-    number = video.number if video.request.seed is None else 0
-    seed = video.request.seed_or(seed)
-    is_original = initial_noise == "reference" and not step
-    return reference_normal(shape, seed) if is_original else normal(shape, seed, "generate", number, *step)
 
 
 def _settings(config: Config, video: Video, source: Source, seed: int, is_stochastic: bool) -> dict:

@@ -31,6 +31,7 @@ class Condition:
     text: Tensor  # (tokens, dim)
     glyph: Tensor | None = None  # (tokens, dim), quoted text, if the prompt has any
     image: ImageCondition | None = None  # image-to-video only
+    low_resolution: Tensor | None = None  # (channels, frames, height, width), float32; super-resolution only
 
     @staticmethod
     def from_parts(parts: Mapping[str, dict[str, Tensor]]) -> "Condition":
@@ -46,8 +47,10 @@ class Condition:
         return tuple(0 if part is None else len(part) for part in parts)
 
     def to(self, device: torch.device | str) -> "Condition":
-        glyph = None if self.glyph is None else to_device(self.glyph, device)
-        return Condition(to_device(self.text, device), glyph, self.image and self.image.to(device))
+        text, glyph, low = (
+            None if part is None else to_device(part, device) for part in (self.text, self.glyph, self.low_resolution)
+        )
+        return Condition(text, glyph, self.image and self.image.to(device), low)
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ class Component(NamedTuple):
     config_to_original: Callable[[Mapping[str, Any]], dict[str, Any]]
     ignored: frozenset[str] = frozenset()  # settings that the forward pass ignores
     finish: Callable[[nn.Module], None] = lambda model: None  # called on every new model
+    build: Callable[..., nn.Module] | None = None  # builds the model if it has no class in diffusers
 
 
 class Part(NamedTuple):
@@ -97,6 +98,9 @@ class Family:
     export_parts: Callable[..., Iterable[tuple[str, Any]]]  # (name, part) pairs of a diffusers pipeline, for export
     without_gradient: Callable[[nn.Module], tuple[str, ...]] = lambda transformer: ()  # modules that get no gradient
     reads_ends: Callable[[Mapping[str, Any]], bool] = lambda config: False  # whether the forward pass uses `ends`
+    # Network of super-resolution, with a method condition(latents, noise) -> `Condition.low_resolution`; see
+    # evaluation/super_resolution.py.
+    upsampler: Component | None = None
     lora_prefix: str = ""  # prefix in the original's LoRA files; if set, alpha is stored as a tensor
 
     def kinds(self, requests: Iterable[Request]) -> frozenset[str]:
@@ -134,7 +138,7 @@ def new_model(component: Component, arguments: Mapping[str, Any]) -> nn.Module:
     """Build a model of diffusers' class with diffusers' initialization."""
     import diffusers
 
-    model = getattr(diffusers, component.class_name)(**arguments)
+    model = (component.build or getattr(diffusers, component.class_name))(**arguments)
     component.finish(model)
     return model
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from hyvideo.data.outside import read_json
@@ -58,6 +59,19 @@ def pipeline_problems(root: Path) -> list[str]:
         name for name, value in parts.items() if name.startswith("transformer_") and value not in (None, [None, None])
     )
     return [f"{path} also has {', '.join(extra)}: models with two transformers are not supported"] if extra else []
+
+
+def super_resolution_problems(root: str | Path, version: str, name: str, *, weights_needed: bool = True) -> list[str]:
+    """Return the problems that prevent refining a version's videos with the super-resolution model ``name``."""
+    base, upsampler = loading.transformer_folder(root, version), loading.upsampler_folder(root, name)
+    folder, family = Folder(Path(root) / "transformer" / name, f"transformer {name!r}"), loading.read_family(base)
+    check = partial(model_problems, family=family, weights_needed=weights_needed)
+    if problems := problems_of(lambda: check(folder)) + problems_of(lambda: check(upsampler, "upsampler")):
+        return problems
+    known, found = (loading.read_arguments(family.transformer, each)[0] for each in (base, folder))
+    needed = {key: known[key] for key in ("text_embed_dim", "image_embed_dim", "out_channels")}
+    needed |= {"in_channels": known["in_channels"] + known["out_channels"] + 1}  # the upsampled latents and a mask
+    return [f"{folder.path} needs {key} {needed[key]}, got {found[key]}" for key in needed if found[key] != needed[key]]
 
 
 def size_problems(root: str | Path, version: str | None, *, num_frames: int, height: int, width: int) -> list[str]:

@@ -101,6 +101,17 @@ def load_vae(
     return vae
 
 
+def load_upsampler(
+    root: str | Path, version: str, *, device: str | torch.device = "cpu", random_weights_seed: int | None = None
+) -> nn.Module:
+    """Load the float32 upsampler of a super-resolution version in eval mode."""
+    family, folder = read_family(transformer_folder(root, version)), upsampler_folder(root, version)
+    stream = _stream(family.upsampler, folder, random_weights_seed, device)
+    upsampler = _load_weights(*stream, torch.float32, device)
+    family.prepare_vae(upsampler)  # it consists of layers of the VAE
+    return upsampler
+
+
 def load_transformer_weights(transformer: nn.Module, folder: str | Path) -> None:
     """Copy the weights that ``save_pretrained`` wrote to `folder` into `transformer`, keeping its dtype and device.
 
@@ -163,6 +174,10 @@ def transformer_folder(root: str | Path, version: str | None) -> Folder:
 
 def vae_folder(root: str | Path) -> Folder:
     return Folder(Path(root) / "vae", "VAE")
+
+
+def upsampler_folder(root: str | Path, version: str) -> Folder:
+    return Folder(Path(root) / "upsampler" / version, f"upsampler {version!r}")
 
 
 def read_family(folder: Folder, part: str = "transformer") -> Family:

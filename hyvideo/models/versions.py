@@ -14,7 +14,7 @@ class Version(NamedTuple):
     name: str
     family: str  # package name
     task: Task | None = None
-    resolution: Literal["480p", "720p"] | None = None
+    resolution: Literal["480p", "720p", "1080p"] | None = None
     guidance_scale: float = 6.0
     shift: float = 5.0
     num_steps: int = 40
@@ -23,7 +23,8 @@ class Version(NamedTuple):
     sizes: list[tuple[int, int]] = []  # recommended (height, width), if only a few are supported
     negative_prompt: str = ""
     vae_dtype: Literal["fp16", "bf16", "fp32"] = "fp16"
-    kind: Literal["base", "cfg_distilled", "step_distilled"] = "base"
+    kind: Literal["base", "cfg_distilled", "step_distilled", "super_resolution"] = "base"
+    refines: Literal["480p", "720p"] | None = None  # resolution of the videos that a super-resolution model refines
 
 
 _TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
@@ -35,8 +36,13 @@ _VERSIONS = {
 FAMILIES = tuple(_TABLE["versions"])  # the first is the default for files and versions that name no family
 ANNOUNCED = frozenset(_TABLE["announced"])
 _EMBEDDED = frozenset(_TABLE["embedded"])
-RELEASED = {name: version for name, version in _VERSIONS.items() if name not in ANNOUNCED | _EMBEDDED}
-UNSUPPORTED: dict[str, str] = _TABLE["unsupported"]  # version -> reason
+SUPER_RESOLUTION = {name: version for name, version in _VERSIONS.items() if version.refines}
+_OTHERS = ANNOUNCED | _EMBEDDED | SUPER_RESOLUTION.keys()
+RELEASED = {name: version for name, version in _VERSIONS.items() if name not in _OTHERS}
+UNSUPPORTED: dict[str, str] = _TABLE["unsupported"] | {  # version -> reason
+    name: f"it is a super-resolution model: use generate.py --sr with a {version.refines} version"
+    for name, version in SUPER_RESOLUTION.items()
+}
 
 
 def version_defaults(name: str | None) -> Version:

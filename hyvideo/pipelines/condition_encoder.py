@@ -4,6 +4,7 @@ An encoder is loaded when it is first needed. Encoded parts stay in memory or, w
 """
 
 import functools
+import gc
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
@@ -75,6 +76,7 @@ class ConditionEncoder:
     def release(self) -> None:
         """Free the encoders. They are loaded again if a new part must be encoded."""
         self._loaded.clear()
+        gc.collect()
 
     def _encode(self, part: Part, contents: list[str], height: int, width: int) -> dict[str, Encoded]:
         """Return the encoded parts by content; those that are not stored are encoded in one batch."""

@@ -8,10 +8,13 @@ import torch
 
 import generate
 from hyvideo.config import processes
-from hyvideo.evaluation import generation
+from hyvideo.data import images
+from hyvideo.evaluation import video_sampler
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from tests.distributed.launch import launch
 from tests.evaluation.test_offloading import hunyuan, wan
+from tests.evaluation.test_super_resolution import TINY
+from tests.tiny_checkpoint import write_super_resolution
 
 SMALL = "--height 48 --width 80 --video_length 5 --num_inference_steps 2 --device cpu --seed 3 --guidance_scale 6"
 SMALL += " --dtype fp32 --vae_tile_size 32"
@@ -19,7 +22,7 @@ SMALL += " --dtype fp32 --vae_tile_size 32"
 
 def run(arguments, out):
     """Run generate.py in this process; save the latents and pixels of its videos, and the files that it wrote."""
-    decode, write, kept, written = GRPOPipeline.decode, generation.write_video, [], []
+    decode, write, kept, written = GRPOPipeline.decode, video_sampler.write_video, [], []
 
     def keep(self, latents):
         (frames,) = decode(self, latents)
@@ -28,20 +31,27 @@ def run(arguments, out):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(GRPOPipeline, "decode", keep)
-        patch.setattr(generation, "write_video", lambda path, *video: written.append(path.name) or write(path, *video))
+        patch.setattr(
+            video_sampler, "write_video", lambda path, *video: written.append(path.name) or write(path, *video)
+        )
         patch.setattr(sys, "argv", ["generate.py", *arguments])
+        for name, side in TINY.items():
+            patch.setitem(images.RESOLUTIONS, name, side)
         assert generate.main() == 0
     torch.save(kept, f"{out}-{processes.rank()}.pt")
     return written
 
 
-# Two replicas of two ranks, one video each; and one replica with a LoRA, an image and group offloading.
+# Two replicas of two ranks, one video each; and one replica with a LoRA, an image, super-resolution and offloading.
 @pytest.mark.parametrize(
     "family, num_processes, flags, prompts",
     [(wan, 4, [], ["one", "two"]), (hunyuan, 2, ["--group_offloading"], ["one"])],
 )
 def test_processes_share_a_video_and_one_writes_it(tmp_path, monkeypatch, family, num_processes, flags, prompts):
     arguments = [*map(str, family(tmp_path, monkeypatch)), *SMALL.split(), "--prompt", *prompts]
+    if family is hunyuan:
+        write_super_resolution(tmp_path / "ckpts")
+        arguments.append("--sr=true")
     run([*arguments, "--output_path", str(tmp_path / "one")], tmp_path / "one")
     shared = [*arguments, *flags, "--sp_size", "2", "--output_path", str(tmp_path / "shared")]
     written = launch("tests.evaluation.test_shared_generation:run", num_processes, shared, str(tmp_path / "shared"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hyvideo.models.download_check.parts import parts_of
-from hyvideo.models.versions import ANNOUNCED, RELEASED, UNSUPPORTED
+from hyvideo.models.versions import ANNOUNCED, RELEASED, SUPER_RESOLUTION, UNSUPPORTED
 
 ROOT = Path(__file__).resolve().parents[2]
 WAN = [name for name, version in RELEASED.items() if version.family == "wan"]
@@ -92,11 +92,17 @@ def test_every_version_can_be_downloaded(name):
     assert any(f"{folder}/*" in command for command in planned("--version", name))
 
 
+@pytest.mark.parametrize("name", SUPER_RESOLUTION)
+def test_a_super_resolution_model_has_two_folders(name):
+    patterns = [command[4] for command in planned("--version", name, "--with", "none") if "--include" in command]
+    assert patterns[2:] == [f"transformer/{name}/*", f"upsampler/{name}/*"]
+
+
 @pytest.mark.parametrize(
     "flags, words",
     [
         (["--version", "480p"], "unknown version 480p"),
-        *((["--version", name], "not supported") for name in UNSUPPORTED),
+        *((["--version", name], "not supported") for name in UNSUPPORTED if name not in SUPER_RESOLUTION),
         (["--version", f"480p_t2v,{WAN[0]}"], "download one version at a time: each version of Wan has its own folder"),
         (["--version", WAN[0], "--version", "480p_t2v"], "download one version at a time"),
         (["--version", ",".join(WAN[:2])], "download one version at a time"),

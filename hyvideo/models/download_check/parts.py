@@ -13,10 +13,10 @@ import yaml
 from hyvideo.models.family import Family, family_named
 from hyvideo.models.loading import read_family, read_num_heads, read_task
 from hyvideo.models.sizes import sizes_module
-from hyvideo.models.versions import RELEASED, version_defaults
+from hyvideo.models.versions import RELEASED, SUPER_RESOLUTION, version_defaults
 from hyvideo.models.weight_files import Folder
 
-Use = Literal["t2v", "i2v", "quoted text", "reward", "metrics"]
+Use = Literal["t2v", "i2v", "quoted text", "super-resolution", "reward", "metrics"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Part:
 
     @property
     def is_transformer(self) -> bool:
-        return self.folder.split("/")[0] == "transformer"
+        return self.folder.split("/")[0] == "transformer" and "super-resolution" not in self.uses
 
 
 def parts_of(root: Path) -> tuple[Family, list[Part]]:
@@ -54,8 +54,11 @@ def parts_of(root: Path) -> tuple[Family, list[Part]]:
     for version in (version for version in RELEASED.values() if version.family == family.name):
         if version.task not in tasks.values():
             tasks[version.name] = version.task
-    rows = table["original transformer"]
-    transformers = [_parts(root, rows, version=name, task=task)[0] for name, task in tasks.items()]
+    transformers = [
+        part
+        for name, task in tasks.items()
+        for part in _parts(root, table.get(f"original {task}", table["original transformer"]), version=name, task=task)
+    ]
     return family, transformers + _parts(root, table["original"]) + common
 
 
@@ -93,6 +96,8 @@ def _parts(root: Path, rows: list[dict[str, Any]], **names: str) -> list[Part]:
 
 def _task(root: Path, version: str | None) -> str:
     """Return the task of a transformer, from its files, the table of versions or its name."""
+    if version in SUPER_RESOLUTION:
+        return "super-resolution"
     try:
         task = read_task(root, version)
     except ValueError:  # reported as a problem of the transformer

@@ -15,7 +15,7 @@ from hyvideo.models.download_check.parts import Part, Use, parts_of
 from hyvideo.models.encoders import class_problems
 from hyvideo.models.family import Family
 from hyvideo.models.reward_models.videoalign.checkpoint import find_checkpoint
-from hyvideo.models.versions import UNSUPPORTED
+from hyvideo.models.versions import SUPER_RESOLUTION, UNSUPPORTED
 from hyvideo.models.weight_files import Folder, problems_of, read_pickle, shapes_of, truncate, weight_paths
 
 State = Literal["ok", "missing", "incomplete", "does not fit"]
@@ -24,6 +24,7 @@ _NAMES: dict[Use, str] = {
     "t2v": "text-to-video",
     "i2v": "image-to-video",
     "quoted text": "quoted text",
+    "super-resolution": "super-resolution",
     "reward": "VideoAlign reward",
     "metrics": "CLIPScore and PickScore",
 }
@@ -87,7 +88,7 @@ def _examine(part: Part, root: Path, family: Family, parts: list[Part]) -> Row:
             problems.insert(0, f"the download is still running or was interrupted after {_bytes(unfinished)}")
         state = "missing" if not present and unfinished is None else "incomplete"
         return Row(part, state, size, tuple(problems))
-    check = CHECKS.get(part.check) or (lambda root, _: family_problems(root, family, part.check, parts))
+    check = CHECKS.get(part.check) or (lambda root, _: family_problems(root, family, part, parts))
     misfits = problems_of(lambda: check(root, part.folder)) if part.check else []
     return Row(part, "does not fit" if misfits else "ok", size, tuple(misfits))
 
@@ -112,7 +113,7 @@ def _files(part: Part, folder: Path) -> tuple[list[Path], list[str]]:
 def transformer_problems(root: Path, folder: str) -> list[str]:
     """Return the problems of ``transformer/<version>``, or of the single transformer of the diffusers layout."""
     version = folder.partition("/")[2] or None
-    if version in UNSUPPORTED:
+    if version in UNSUPPORTED and version not in SUPER_RESOLUTION:
         return [f"this version is not supported: {UNSUPPORTED[version]}"]
     problems = fit_checks.model_problems(loading.transformer_folder(root, version))
     return problems + fit_checks.pipeline_problems(root)
@@ -137,11 +138,11 @@ def videoalign_problems(root: Path, folder: str) -> list[str]:
     )
 
 
-def family_problems(root: Path, family: Family, kind: str, parts: list[Part]) -> list[str]:
-    """Return the problems of the VAE or of the encoder of ``kind``; an encoder is checked once its tokenizer exists."""
-    if kind == "vae":
-        return fit_checks.model_problems(loading.vae_folder(root), "vae", family=family)
-    encoder = next(part for part in family.parts if part.kind == kind)
+def family_problems(root: Path, family: Family, part: Part, parts: list[Part]) -> list[str]:
+    """Return the problems of the VAE, an upsampler or an encoder, which is checked once its tokenizer exists."""
+    if part.check in ("vae", "upsampler"):
+        return fit_checks.model_problems(Folder(root / part.folder, part.name), part.check, family=family)
+    encoder = next(encoder for encoder in family.parts if encoder.kind == part.check)
     tokenizers = [p.folder for p in parts if p.folder in encoder.folders and "tokenizer_config.json" in p.files]
     has_tokenizer = any((root / folder / "tokenizer_config.json").is_file() for folder in tokenizers)
     return encoder.problems(root, True) if has_tokenizer or encoder.is_file else []

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hyvideo.models.family import Component, Family, Latents, Part
-from hyvideo.models.hunyuan_video15 import encoders, names, settings, transformer, vae
+from hyvideo.models.hunyuan_video15 import encoders, names, settings, transformer, upsamplers, vae
 from hyvideo.models.hunyuan_video15.prompt_encoders import GlyphEncoder, ImageEncoder, TextEncoder, glyph_text
 from hyvideo.models.versions import version_defaults
 
@@ -126,4 +126,12 @@ FAMILY = Family(
     pipelines={"t2v": "HunyuanVideo15Pipeline", "i2v": "HunyuanVideo15ImageToVideoPipeline"},
     export_parts=_export_parts,
     without_gradient=transformer.unused_modules,
+    upsampler=Component(
+        "Upsampler",
+        upsamplers.to_diffusers,
+        upsamplers.to_original,
+        upsamplers.arguments_of,
+        dict,
+        build=upsamplers.build,
+    ),
 )

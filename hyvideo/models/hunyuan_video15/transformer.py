@@ -20,6 +20,7 @@ from hyvideo.models.hunyuan_video15.block import forward as block_forward
 
 # Rows of cond_type_embed.
 _TEXT, _GLYPH, _IMAGE = range(3)
+_SMALLEST_TIMESTEP = 700  # with the condition of super-resolution
 
 
 def forwards(transformer: nn.Module) -> Iterator[tuple[nn.Module, Callable]]:
@@ -43,7 +44,8 @@ def forward(
     """
     if timestep.dtype != torch.float32:
         raise ValueError(f"timesteps must be float32, got {timestep.dtype}, which rounds them (bf16: 991.7 to 992)")
-    hidden_states = torch.cat([latents, _image_channels(latents, conditions)], dim=1)
+    channels = [latents, _image_channels(latents, conditions), *_low_resolution_channels(timestep, conditions)]
+    hidden_states = torch.cat(channels, dim=1)
     patch = (self.config.patch_size_t, self.config.patch_size, self.config.patch_size)
     grid = tuple(size // p for size, p in zip(hidden_states.shape[2:], patch))
     time = self.time_embed(timestep, timestep_r=ends)
@@ -78,6 +80,18 @@ def _image_channels(latents: Tensor, conditions: Sequence[Condition]) -> Tensor:
             image_channels[row, :channels, 0] = condition.image.latents
             image_channels[row, channels, 0] = 1.0
     return image_channels
+
+
+def _low_resolution_channels(timestep: Tensor, conditions: Sequence[Condition]) -> list[Tensor]:
+    """Return the further channels of super-resolution: the upsampled latents and a mask, zero at small timesteps.
+
+    Shape: (batch, channels + 1, frames, height, width). The list is empty for other models.
+    """
+    if conditions[0].low_resolution is None:
+        return []
+    upsampled = torch.stack([condition.low_resolution for condition in conditions])
+    is_given = (timestep >= _SMALLEST_TIMESTEP).view(-1, 1, 1, 1, 1)
+    return [torch.cat([upsampled, torch.ones_like(upsampled[:, :1])], dim=1) * is_given]
 
 
 def _context(model: nn.Module, timestep: Tensor, conditions: Sequence[Condition]) -> tuple[Tensor, tuple[int, ...]]:

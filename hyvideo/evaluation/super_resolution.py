@@ -1,0 +1,127 @@
+"""Super-resolution: a second model refines the final latents of each video at a higher resolution, for generate.py.
+
+    latents of the base -> resized, upsampled, mixed with noise -> condition of the second model -> latents -> video
+
+The models are those of ``versions.yaml``; a family with an ``upsampler`` supports them.
+"""
+
+import gc
+import shlex
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from hyvideo.config.offloading import Offloading
+from hyvideo.config.sections import ModelSettings
+from hyvideo.data.images import bucket_sizes, larger_size, nearest_size, read_image
+from hyvideo.distributed.mesh import Mesh
+from hyvideo.distributed.parallelize import parallelize
+from hyvideo.evaluation.offloading import apply
+from hyvideo.evaluation.video_sampler import STAGE, Video, VideoSampler
+from hyvideo.models import fit_checks, loading
+from hyvideo.models.conditions import Condition, Conditions, to_device
+from hyvideo.models.family import install
+from hyvideo.models.offload import offload, on_device
+from hyvideo.models.versions import SUPER_RESOLUTION, Version, version_defaults
+from hyvideo.pipelines.condition_encoder import ConditionEncoder
+from hyvideo.pipelines.grpo_pipeline import DTYPES, GRPOPipeline
+from hyvideo.records.progress_bar import stage_bar
+from hyvideo.training.model_setup import weights_seed
+
+
+class Refiner:
+    """Super-resolution model for the videos of a call: first `encode`, then `refine`.
+
+    Raises ValueError if the family has no such model, it was not trained on a size, or its files do not fit.
+    """
+
+    def __init__(self, settings: ModelSettings, videos: Iterable[Video]):
+        self.settings, root, base = settings, settings.pretrained_model_root, settings.transformer_version
+        family = version_defaults(base).family
+        if not (models := [model for model in SUPER_RESOLUTION.values() if model.family == family]):
+            raise ValueError(f"--sr needs a family with super-resolution models; {base} is of {family}, which has none")
+        chosen = {model.name: model for model in (_model_for(models, video) for video in videos)}
+        self.model, *others = chosen.values()
+        if others:
+            raise ValueError(f"--sr needs videos of one resolution, got {self.model.refines} and {others[0].refines}")
+        name, needed = self.model.name, not settings.random_weights
+        if problems := fit_checks.super_resolution_problems(root, base, name, weights_needed=needed):
+            command = f"bash download_weights.sh --version {name} --with none --out {shlex.quote(root)}"
+            raise ValueError("\n".join([f"--sr needs {name} in {root}. Download it: {command}", *problems]))
+
+    def size(self, video: Video) -> dict[str, int]:
+        """Return height and width of a refined video."""
+        return dict(zip(("height", "width"), larger_size(video.height, video.width, self.model.resolution)))
+
+    def encode(self, encoder: ConditionEncoder, videos: list[Video]) -> None:
+        """Encode the images at the refined size; texts are not encoded again."""
+        self.conditions = [self._encode(encoder, video) for video in videos]
+
+    def _encode(self, encoder: ConditionEncoder, video: Video) -> Condition:
+        (condition,) = encoder([video.request], **self.size(video)).samples
+        if condition.image is None:
+            return condition
+        # As in the original, the features are those of the image's nearest bucket, the latents those of the video.
+        picture = read_image(video.request.image)
+        height, width = nearest_size(picture.height, picture.width, bucket_sizes(self.model.resolution))
+        (nearest,) = encoder([video.request], height=height, width=width).samples
+        return replace(condition, image=replace(condition.image, embeds=nearest.image.embeds))
+
+    def refine(
+        self,
+        finals: Iterable[tuple[Tensor, Video]],
+        base: GRPOPipeline,
+        sampler: VideoSampler,
+        offloading: Offloading,
+        *,
+        saves_base: bool | None,
+    ) -> Iterator[Tensor]:
+        """Yield the refined latents of each video, once the base model has sampled all of them."""
+        kept = []
+        for latents, video in finals:
+            kept.append((latents.cpu(), replace(video, **self.size(video))))
+            if saves_base:
+                sampler.write(base, latents, video.path.with_stem(f"{video.path.stem}_before_sr"))
+        pipeline, upsampler = self._load(base, offloading, sampler.mesh)
+        bar = stage_bar(STAGE, "video", is_shown=sampler.mesh.is_main)
+        for (latents, video), condition in zip(bar(kept), self.conditions):
+            latents, noise = to_device(latents, base.device), sampler.noise(pipeline, video, STAGE, "augmentation")
+            with on_device(upsampler), torch.no_grad():
+                condition = replace(condition, low_resolution=upsampler.condition(latents, noise)[0])
+            yield sampler.sample(pipeline, video, Conditions((condition,)), STAGE)
+
+    def _load(self, base: GRPOPipeline, offloading: Offloading, mesh: Mesh) -> tuple[GRPOPipeline, nn.Module]:
+        """Return the pipeline and the upsampler. The transformer of ``base`` is removed first, to free its memory."""
+        model, root, device = self.model, self.settings.pretrained_model_root, base.device
+        seed = weights_seed(self.settings)
+        pipeline = base.with_steps(model.num_steps, shift=model.shift, guidance_scale=model.guidance_scale)
+        base.transformer = pipeline.transformer = None
+        gc.collect()
+        upsampler = loading.load_upsampler(root, model.name, device=device, random_weights_seed=seed)
+        if offloading.offloading:
+            offload(upsampler)
+        options = {"device": "cpu" if offloading.group_offloading else device, "random_weights_seed": seed}
+        transformer = loading.load_transformer(root, model.name, dtype=DTYPES[self.settings.dtype], **options)
+        install(transformer)
+        parallelize(transformer, mesh)
+        apply(offloading, transformer, device)
+        pipeline.transformer = transformer
+        return pipeline, upsampler
+
+    def record(self, video: Video) -> dict:
+        """Return the entry in the JSON file of a video."""
+        return {"version": self.model.name, "steps": self.model.num_steps, "shift": self.model.shift} | self.size(video)
+
+
+def _model_for(models: list[Version], video: Video) -> Version:
+    size, nearest = (video.height, video.width), []
+    for model in models:
+        if size in (sizes := bucket_sizes(model.refines)):
+            return model
+        nearest.append("--height {} --width {}".format(*nearest_size(*size, sizes)))
+    raise ValueError(
+        f"--sr needs a size that the super-resolution models were trained on, got {size[0]} x {size[1]}. "
+        f"Use --resolution, perhaps with --aspect_ratio, or a near size: {' or '.join(nearest)}"
+    )

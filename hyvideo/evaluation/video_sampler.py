@@ -1,0 +1,90 @@
+"""Sampling and writing of one video of generate.py, by one process or by those that share it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from hyvideo.config.sections import DataSettings
+from hyvideo.data.prompts import Request
+from hyvideo.data.randomness import normal, reference_normal
+from hyvideo.data.videos import write_video
+from hyvideo.distributed.mesh import Mesh
+from hyvideo.distributed.tiles import Tiles
+from hyvideo.models.conditions import Conditions, to_device
+from hyvideo.models.decoding import tile_size_of
+from hyvideo.models.offload import on_device
+from hyvideo.models.step_cache import StepCache
+from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
+from hyvideo.records.progress_bar import stage_bar
+from hyvideo.records.run_files import write_json
+
+STAGE = "super-resolution"  # has separate noise
+
+
+@dataclass(frozen=True)
+class Video:
+    """A video to generate."""
+
+    request: Request
+    height: int
+    width: int
+    number: int  # index in this call; the noise depends on it and on the seed
+    path: Path
+
+
+@dataclass(frozen=True)
+class VideoSampler:
+    """Sampler of the videos of a call. ``seed`` applies to requests without one."""
+
+    data: DataSettings
+    mesh: Mesh
+    seed: int
+    initial_noise: str  # "default" or "reference"
+
+    def sample(
+        self,
+        pipeline: GRPOPipeline,
+        video: Video,
+        conditions: Conditions,
+        *stage: str,
+        new_cache: Callable[[], StepCache] | None = None,
+        is_sde: bool = False,
+    ) -> Tensor:
+        """Return the final latents of a video; a further ``stage`` has separate noise. Shape: (1, channels, ...)."""
+        pipeline.with_progress = stage_bar(f"{video.path.name}: sampling", "step", is_shown=self.mesh.is_main)
+        pipeline.transformer.step_cache = new_cache and new_cache()
+
+        def noise(*step: int) -> Tensor:
+            return self.noise(pipeline, video, *stage, *step)
+
+        conditions = conditions.to(pipeline.device)
+        with on_device(pipeline.transformer):
+            if is_sde:
+                latents = pipeline.sample(conditions, noise(), noise).final
+            else:
+                latents = pipeline.sample_ode(conditions, noise())
+        pipeline.transformer.step_cache = None  # frees its tokens
+        return latents
+
+    def noise(self, pipeline: GRPOPipeline, video: Video, *key: int | str) -> Tensor:
+        """Return the initial noise of a stage, or the noise of a step; a request's own seed is all it depends on."""
+        shape = pipeline.latent_shape(self.data.sample_n_frames, video.height, video.width)
+        number = video.number if video.request.seed is None else 0
+        seed = video.request.seed_or(self.seed)
+        is_original = self.initial_noise == "reference" and key in ((), (STAGE,))
+        drawn = reference_normal(shape, seed) if is_original else normal(shape, seed, "generate", number, *key)
+        return to_device(drawn[None], pipeline.device)
+
+    def write(self, pipeline: GRPOPipeline, latents: Tensor, path: Path, settings: dict | None = None) -> None:
+        """Decode final latents; the first rank of a replica writes the video and, as JSON, its settings."""
+        bar = stage_bar(f"{path.name}: decoding", "tile", is_shown=self.mesh.is_main)
+        pipeline.tiles = Tiles(self.mesh.sp_group, bar)
+        (frames,) = pipeline.decode(latents)
+        if frames is None:
+            raise FloatingPointError(f"{path}: the video contains NaN or inf; try --dtype fp32 or another checkpoint")
+        if self.mesh.rank % self.mesh.sp_size == 0:
+            write_video(path, frames, self.data.fps)
+            if settings:
+                write_json(path.with_suffix(".json"), settings | {"vae_tile_size": tile_size_of(pipeline.vae)})

@@ -1,0 +1,82 @@
+"""The upsamplers and the sampling of super-resolution, compared with the original's outputs."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hyvideo.models.conditions import Condition, Conditions, ImageCondition
+from hyvideo.models.family import family_named, install, new_model
+from hyvideo.models.versions import SUPER_RESOLUTION
+from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
+from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+from tests.models.conftest import GOLDEN, seeded_normal, transformer_weight, vae_weight
+
+FAMILY = family_named("hunyuan_video15")
+EXPECTED = json.loads((GOLDEN / "super_resolution.json").read_text())
+# Tolerances are relative norms. One timestep of the original is 799.99994, not 800, and its embedding's frequencies
+# come from another machine: each changes a velocity by up to 1e-5.
+TOLERANCE, STAGE_TOLERANCE = 2e-6, 4e-6
+
+
+@pytest.fixture(scope="module")
+def golden():
+    return load_file(GOLDEN / "super_resolution.safetensors")
+
+
+def drawn(component, config, draw):
+    """Return a model whose weights are drawn by the original's tensor names."""
+    model = new_model(component, component.config_to_diffusers(config)).eval()
+    original = component.to_original(model.state_dict())
+    weights = {name: draw(name, tuple(tensor.shape)) for name, tensor in original.items()}
+    model.load_state_dict(component.to_diffusers(weights), strict=True)
+    FAMILY.prepare_vae(model)  # replaces layers of upsamplers
+    return model
+
+
+def assert_close(actual, expected, tolerance=TOLERANCE):
+    assert actual.shape == expected.shape
+    assert (actual - expected).norm() <= tolerance * expected.norm()
+
+
+@pytest.mark.parametrize("case", EXPECTED["upsamplers"])
+def test_the_upsamplers_match_the_original(golden, case):
+    upsampler = drawn(FAMILY.upsampler, EXPECTED["upsamplers"][case], vae_weight)
+    with torch.no_grad():
+        assert_close(upsampler(seeded_normal(f"{case}/x", 2, 4, 3, 5, 7)), golden[case])
+
+
+def conditions_of(case, low_resolution):
+    """Return the original's condition of a case, with its valid tokens only."""
+    settings, image = EXPECTED["cases"][case], None
+    text, glyph = seeded_normal(f"{case}/text", 1, 7, 24)[0, :5], seeded_normal(f"{case}/byt5", 1, 4, 1472)[0]
+    if settings["is_i2v"]:
+        embeds = seeded_normal(f"{case}/image_embeds", 1, 3, 20)[0]
+        frame = seeded_normal(f"{case}/image_latents", 1, 32, 1, *settings["shape"][-2:])[0, :, 0]
+        image = ImageCondition(embeds, frame)
+    return Conditions((Condition(text, glyph[: settings["byt5"]], image, low_resolution[0]),))
+
+
+@pytest.mark.parametrize("case", EXPECTED["cases"])
+def test_the_stage_matches_the_original(golden, case):
+    settings = EXPECTED["cases"][case]
+    dtype, shape = getattr(torch, settings["dtype"]), settings["shape"]
+    noise, eps = (torch.randn(shape, generator=torch.Generator().manual_seed(s), dtype=dtype) for s in (123, 77))
+    expected = golden[f"{case}/lr_condition"]
+    upsampler = drawn(FAMILY.upsampler, settings["upsampler"], vae_weight)
+    with torch.no_grad():
+        condition = upsampler.condition(seeded_normal(f"{case}/lr_latents", *settings["lr_shape"]), eps.float())
+    is_rounded = dtype == torch.bfloat16  # the original rounds the upsampled latents to the dtype of the noise
+    assert_close(condition, expected, 2**-8 if is_rounded else TOLERANCE)
+
+    transformer = drawn(FAMILY.transformer, EXPECTED["transformer"] | settings["transformer"], transformer_weight)
+    install(transformer)
+    (model,) = [m for m in SUPER_RESOLUTION.values() if m.num_steps == settings["steps"]]
+    scheduler = FlowMatchDiscreteScheduler(5.0)
+    vae = SimpleNamespace()  # not used
+    base = GRPOPipeline(transformer, vae, scheduler, sampling=SamplerSettings(), negative=Condition(torch.zeros(1, 24)))
+    pipeline = base.with_steps(model.num_steps, shift=model.shift, guidance_scale=model.guidance_scale)
+    latents = pipeline.sample_ode(conditions_of(case, expected if is_rounded else condition), noise)
+    assert_close(latents, golden[f"{case}/latents"], STAGE_TOLERANCE)

@@ -7,7 +7,6 @@ python -m scripts.preference_study analyse study      add --answers FILE ... fro
 """
 
 import argparse
-import socket
 import sqlite3
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +15,7 @@ from hyvideo.config.command_line import parse
 from hyvideo.data.outside import Parser, exit_on_error, quote
 from hyvideo.data.prompts import read_requests
 from hyvideo.evaluation.preference.rating import DATABASE, VIDEOS, Study, create_app
-from hyvideo.models.reward_models.service.connections import make_server
+from hyvideo.models.reward_models.service.connections import listen, make_server
 from scripts import compare_policies
 
 
@@ -41,10 +40,10 @@ def make(options: argparse.Namespace, flags: list[str]) -> None:
 
 
 def serve(study: Study, host: str, port: int) -> None:
-    url_host, family = (f"[{host}]", socket.AF_INET6) if ":" in host else (host, socket.AF_INET)
-    with suppress(KeyboardInterrupt), socket.create_server((host, port), family=family) as listener:
+    listener, url = listen(host, port)
+    with suppress(KeyboardInterrupt), listener:
         for token, rater in study.raters.items():
-            print(rater["name"], f"http://{url_host}:{listener.getsockname()[1]}/{token}/", flush=True)
+            print(rater["name"], f"{url}/{token}/", flush=True)
         make_server(create_app(study)).run(sockets=[listener])
 
 

@@ -1,6 +1,7 @@
 """Connections of the reward service, with limits on their number and on the time until a request's headers arrive."""
 
 import asyncio
+import socket
 from functools import partial
 
 import h11
@@ -9,6 +10,16 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from hyvideo.models.reward_models.service.limits import Limits
+
+
+def listen(host: str, port: int) -> tuple[socket.socket, str]:
+    """Return a listening socket, on a free port if it is 0, and its URL. Raises OSError for an unavailable address."""
+    name, family = (f"[{host}]", socket.AF_INET6) if ":" in host else (host, socket.AF_INET)
+    try:
+        listener = socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise OSError(f"cannot listen on {host} port {port}: {error}") from error
+    return listener, f"http://{name}:{listener.getsockname()[1]}"
 
 
 def make_server(app: FastAPI, limits: Limits | None = None) -> uvicorn.Server:

@@ -18,6 +18,7 @@ from hyvideo.miniature.reward import MiniatureScorer
 from hyvideo.models.reward_models.async_scorer import AsyncScorer
 from hyvideo.models.reward_models.rewards import ScorerUnavailable
 from hyvideo.models.reward_models.service.client import RequestRejected
+from hyvideo.models.reward_models.service.connections import listen
 from hyvideo.models.reward_models.service.protocol import (
     ScoreRequest,
     encode_request,
@@ -191,9 +192,9 @@ def test_a_non_local_address_needs_a_token(usage_error, monkeypatch):
 
 def test_the_service_can_listen_on_ipv6():
     try:
-        bound = reward_server.bind("::1", 0)
+        listener, url = listen("::1", 0)
     except OSError as error:
         assert "family" not in str(error), error
         pytest.skip("this machine has no ::1")
-    with bound:
-        assert bound.family == socket.AF_INET6
+    with listener:
+        assert listener.family == socket.AF_INET6 and url == f"http://[::1]:{listener.getsockname()[1]}"

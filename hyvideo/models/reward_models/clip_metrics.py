@@ -32,7 +32,6 @@ class FrameTextScorer(Scorer):
 
     label: str
     dimensions: tuple[str, ...]
-    reserved = ("<|startoftext|>", "<|endoftext|>")  # CLIP ignores the text that follows them in a prompt
 
     def __init__(
         self,
@@ -111,9 +110,8 @@ class FrameTextScorer(Scorer):
     def _tokens(self, prompt: str) -> list[int]:
         ids = self.tokenizer(prompt, truncation=True, max_length=NUM_TOKENS).input_ids
         if {self.tokenizer.bos_token_id, self.tokenizer.eos_token_id} & set(ids[1:-1]):
-            raise ValueError(
-                f"{self.label} cannot score a prompt with the reserved text {' or '.join(self.reserved)}: {prompt!r}"
-            )
+            reserved = "<|startoftext|> or <|endoftext|>"  # CLIP ignores the text that follows
+            raise ValueError(f"{self.label} cannot score a prompt with the reserved text {reserved}: {prompt!r}")
         return ids
 
 

@@ -3,13 +3,11 @@
     failed     rewards would be wrong or missing: do not train with this scorer
     warning    the scorer works, but its scores may not mean what the run assumes
 
-A `Scorer` may define ``dimensions`` if they are not VQ, MQ and TA; ``reserved``, texts that a prompt must not contain;
-``noise``, the largest difference between two scores of the same video; and ``input_warnings(num_frames, fps)``, which
-returns warnings about the scores of videos of this length and frame rate.
+A `Scorer` may define ``dimensions`` if they are not VQ, MQ and TA, and ``noise``, the largest difference between two
+scores of the same video.
 """
 
 import math
-import warnings
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
@@ -78,25 +76,16 @@ class ScorerUnderTest:
         self.noisy_scores: Scores = {}
         self.foreign_scores: Scores = {}  # of the video with the prompt that does not fit
 
-    def score(self, *videos: Tensor, prompts: list[str] | None = None, fps: float | None = None) -> list[Scores]:
-        """Score videos, by default with the trial's prompt and frame rate. Raises InvalidAnswer."""
+    def score(self, *videos: Tensor, prompts: list[str] | None = None) -> list[Scores]:
+        """Score videos, by default with the trial's prompt. Raises InvalidAnswer."""
         prompts = [self.trial.prompt] * len(videos) if prompts is None else prompts
-        results = try_score(self.scorer, list(videos), prompts, fps=self.trial.fps if fps is None else fps)
+        results = try_score(self.scorer, list(videos), prompts, fps=self.trial.fps)
         if isinstance(results, BaseException):
             raise InvalidAnswer(f"score: {describe_error(results)}")
         for result in results:
             if result.reason:
                 raise InvalidAnswer(f"score returned no scores: {result.reason}")
         return [result.scores for result in results]
-
-    def returns_score(self, video: Tensor, prompt: str, fps: float) -> bool:
-        """Return whether the scorer returns a finite score for this input."""
-        try:
-            with warnings.catch_warnings(action="ignore"):  # such as for the mean of an empty tensor
-                (scores,) = self.score(video, prompts=[prompt], fps=fps)
-        except InvalidAnswer:
-            return False
-        return any(is_finite(scores, name) for name in self.dimensions)
 
     def rejects(self, prompt: str) -> bool:
         """Return whether ``check_prompts`` raises ValueError for a prompt. Raises InvalidAnswer for other errors."""
@@ -153,25 +142,6 @@ class ScorerUnderTest:
         largest = max(map(self.difference, first + rotated, alone + alone[2:] + alone[:2]))
         return self.rounding(largest, "when the order of videos in a batch changes")
 
-    def check_invalid_input(self) -> Outcome:
-        """Check videos without frames, prompts with reserved texts and, if fps affects the scores, invalid fps."""
-        video, prompt, fps = self.trial.video, self.trial.prompt, self.trial.fps
-        reserved = {text: f"{prompt} {text} and more" for text in getattr(self.scorer, "reserved", ())}
-        inputs = {"a video without frames": (video[:0], prompt, fps)}
-        inputs |= {f"a prompt with {text}": (video, marked, fps) for text, marked in reserved.items()}
-        if self.difference(self.score(video, fps=fps / 3)[0], self.clean_scores):
-            inputs |= {f"a video at {rate} frames per second": (video, prompt, rate) for rate in (0.0, math.nan)}
-        if scored := [name for name, values in inputs.items() if self.returns_score(*values)]:
-            return "failed", f"score returns a number for {', '.join(scored)}; raise ValueError or return NaN"
-        if passing := [text for text, marked in reserved.items() if not self.rejects(marked)]:
-            return "failed", f"check_prompts accepts prompts with {' '.join(passing)}; raise ValueError for them"
-        return "ok", f"no score for {', '.join(inputs)}"
-
-    def check_scorer_warnings(self) -> Outcome:
-        method = getattr(self.scorer, "input_warnings", lambda *_: [])
-        found = method(len(self.trial.video), self.trial.fps)
-        return ("warning", "; ".join(found)) if found else ("ok", "none for videos of this length and frame rate")
-
     def rounding(self, difference: float, where: str) -> Outcome:
         """Return the outcome for a difference that should be at most a rounding difference."""
         if difference <= EXACT:
@@ -198,8 +168,6 @@ QUICK: dict[str, Callable[[ScorerUnderTest], Outcome]] = {
 }
 FULL: dict[str, Callable[[ScorerUnderTest], Outcome]] = {
     "order": ScorerUnderTest.check_order,
-    "invalid input": ScorerUnderTest.check_invalid_input,
-    "warnings": ScorerUnderTest.check_scorer_warnings,
     "sign: noise": lambda tested: tested.decreases("VQ", tested.noisy_scores, "noise in the video"),
     "sign: prompt": lambda tested: tested.decreases("TA", tested.foreign_scores, "a prompt that does not fit"),
 }

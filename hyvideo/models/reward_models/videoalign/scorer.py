@@ -12,7 +12,7 @@ from hyvideo.models.reward_models.rewards import Scorer, Scores
 from hyvideo.models.reward_models.videoalign.checkpoint import EMBEDDING, CheckpointMode, find_checkpoint, read_weights
 from hyvideo.models.reward_models.videoalign.model import RewardModel
 from hyvideo.models.reward_models.videoalign.preprocessing import MERGE, frame_indices, patches, resize
-from hyvideo.models.reward_models.videoalign.prompt import REWARD_TOKENS, VIDEO_TOKEN, check_prompt, question
+from hyvideo.models.reward_models.videoalign.prompt import REWARD_TOKENS, check_prompt, question
 
 
 class VideoAlignScorer(Scorer):
@@ -22,8 +22,6 @@ class VideoAlignScorer(Scorer):
     are multiples of 0.016 to 0.03, which can cause ties in a group of similar videos. Raises ValueError, naming the
     file, if a file is missing, corrupted or does not fit.
     """
-
-    reserved = (*REWARD_TOKENS, VIDEO_TOKEN)  # special tokens that a prompt must not contain
 
     def __init__(
         self,
@@ -124,20 +122,6 @@ class VideoAlignScorer(Scorer):
         frames = video[frame_indices(len(video), rate, fps=settings.fps, num_sampled=settings.num_frames)]
         # Resized on the CPU like the original, because a GPU rounds some pixels differently.
         return resize(frames.cpu(), max_pixels=settings.max_pixels, min_pixels=settings.min_pixels)
-
-    def input_warnings(self, num_frames: int, fps: float) -> list[str]:
-        """Return warnings about the scores of videos of this length and frame rate."""
-        found = []
-        # The model samples 2 frames per second but at least 4, so videos under 2 seconds are sampled more densely.
-        sampled = len(frame_indices(num_frames, fps, fps=self.settings.fps, num_sampled=self.settings.num_frames))
-        if self.settings.num_frames is None and sampled > num_frames / fps * self.settings.fps + 1:
-            found.append(
-                f"the video is only {num_frames / fps:.2f} s long: {sampled} of {num_frames} frames are sampled, more "
-                f"than {self.settings.fps:g} per second, which shifts the scores"
-            )
-        if not self.settings.normalisation:
-            found.append("no normalization constants: scores are raw, and dimensions differ in scale")
-        return found
 
     def _scaled(self, row: list[float], normalize: bool) -> Scores:
         scores = dict(zip(self.dimensions, row))

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+import yaml
 
 from hyvideo.config.memory.cost import duration
 from hyvideo.config.memory.hardware import gpu_rates
@@ -16,16 +17,7 @@ from hyvideo.training.machine import gpu_memory
 
 _SLOWER, _LARGER = 1.3, 1.1  # measured values up to these multiples of the plan count as planned
 _NEGLIGIBLE = 0.05  # share of an iteration; shorter delays are not reported
-SETTINGS = {
-    "time/conditions": "precompute_conditions",
-    "time/rollout": "attention_kernel, enable_compile",
-    "time/decode": "vae_tile_size, and the version of cuDNN",
-    "time/reward": "reward_model, remote_reward_url, reward_offload",
-    "time/anchor": "anchor_fraction, attention_kernel",
-    "time/record": "the disk of output_dir",
-    "time/update": "activation_checkpointing, attention_kernel, enable_compile",
-    "memory/peak_gib": "activation_checkpointing full, vae_tile_size 128, reward_offload",
-}
+SETTINGS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())  # by metric
 
 
 @dataclass(frozen=True)

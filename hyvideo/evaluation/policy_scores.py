@@ -13,7 +13,7 @@ from hyvideo.data.prompts import Request, read_requests
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation.contents import joint_identity, policy_identity
 from hyvideo.evaluation.generation import Source, make_and_read_requests
-from hyvideo.evaluation.reward_hacking.held_out_metrics import measure_sets
+from hyvideo.evaluation.reward_hacking.held_out_metrics import diversity, measure_sets, thumbnail
 from hyvideo.evaluation.scores_file import Evaluation, mark_seen, read_evaluation, write_evaluation
 from hyvideo.evaluation.validation import Validation
 from hyvideo.evaluation.video_folder import find_clips, read_clips
@@ -110,7 +110,8 @@ class Evaluator:
             del entry["advantage"]
             entries.append(entry | {name: or_none(value) for name, value in held_out.get(number, {}).items()})
         measures, _ = measure_sets(decoded, prompts, self.scorer, Mesh(0, 1, 1))
-        return Evaluation(entries, dict(measures))
+        apart = diversity([thumbnail(video) for video in decoded.values()], [groups[number] for number in decoded])
+        return Evaluation(entries, measures | ({"held_out/diversity": apart.mean().item()} if len(apart) else {}))
 
     def close(self) -> None:
         if "scorer" in vars(self):

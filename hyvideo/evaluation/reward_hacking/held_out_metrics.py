@@ -60,7 +60,7 @@ def thumbnail(video: Tensor) -> Tensor:
     return (F.adaptive_avg_pool2d(video[index].float(), (height, width)) / 255).flatten().cpu()
 
 
-def diversity(thumbnails: Tensor, groups: Sequence[Hashable]) -> Tensor:
+def diversity(thumbnails: Sequence[Tensor], groups: Sequence[Hashable]) -> Tensor:
     """Return the mean distance ``mean |a - b|`` of two finite thumbnails of a group, for each group of two or more."""
     members: dict[Hashable, list[int]] = {}
     for number, group in enumerate(groups):

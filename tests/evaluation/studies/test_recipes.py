@@ -11,8 +11,8 @@ from matplotlib.text import Text
 
 from hyvideo.evaluation.studies import recipe_results
 from hyvideo.evaluation.studies.intervals import Interval
-from hyvideo.evaluation.studies.recipe_results import at_cost, curve, draw, read_trace
-from hyvideo.evaluation.studies.recipes import Budget, limit_to_budget, read_recipes
+from hyvideo.evaluation.studies.recipe_results import at_cost, curve, draw, guided_base, read_trace
+from hyvideo.evaluation.studies.recipes import AXES, Budget, limit_to_budget, read_recipes
 from hyvideo.evaluation.studies.runs import Recipe, Run, Study
 from hyvideo.records.metrics_file import read_metrics
 from scripts import compare_recipes
@@ -20,7 +20,8 @@ from scripts import compare_recipes
 FILE = """
 base: configs/smoke.yaml
 common: {grpo_sampling_steps: 2, cfg_scale: 1, validation_interval: 2, validation_steps: 2, check_reward: false,
-         log_num_videos: 0, validate_at_step0: true, pretrained_model_root: tests/shallow_miniature}
+         log_num_videos: 0, validation_repeats: 2, validate_at_step0: true,
+         pretrained_model_root: tests/shallow_miniature}
 recipes:
   one update: {num_updates_per_rollout: 1}
   two.updates: {config: %s, learning_rate: 1e-2}
@@ -58,6 +59,11 @@ def test_recipes_are_trained_to_the_budget_and_compared_once(compare, tmp_path):
     assert rows[bases[0]]["Reward"] != rows[bases[1]]["Reward"] and (out / "scores/base-guided-2.json").is_file()
     scores = json.loads((out / "scores/base-guided-2.json").read_text())
     assert float(rows[bases[1]]["Reward"]) == pytest.approx(scores["summary"]["reward"]["mean"], 1e-4)
+    study = Study("configs/smoke.yaml", out, read_recipes(str(tmp_path / "recipes.yaml"))[1])
+    unguided, trace = guided_base(study, 1.0), read_trace(study, Run(Recipe("one_update", ()), 0))
+    measured = {name: values[0] for name, values in trace.items() if math.isfinite(values[0]) and name not in AXES}
+    assert {"held_out/diversity", "frechet_distance", "reward", "seen/reward", "unseen/reward"} <= measured.keys()
+    assert {name: unguided[name] for name in measured} == pytest.approx(measured, rel=1e-5)
     assert "ignore_rewards: true" in (out / "cells/two.updates_control-seed1/config.yaml").read_text()
     line = read_metrics(out / "cells/two.updates-seed1/metrics.jsonl")
     other = json.loads((out / "cells/two.updates-seed0/metrics.jsonl").read_text().splitlines()[-1])

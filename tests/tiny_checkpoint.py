@@ -122,9 +122,8 @@ def write_super_resolution(root: Path, name: str = "720p_sr_distilled", *, seed:
     folder = root / "upsampler" / name
     _write_config(folder, UPSAMPLERS[name])
     model = upsamplers.build(**upsamplers.arguments_of(UPSAMPLERS[name]))
-    weights = {
-        key: draw_tensor(seed, key, tuple(t.shape)) for key, t in upsamplers.to_original(model.state_dict()).items()
-    }
+    state = upsamplers.COMPONENT.to_original(model.state_dict())
+    weights = {key: draw_tensor(seed, key, tuple(tensor.shape)) for key, tensor in state.items()}
     save_file(weights, folder / "diffusion_pytorch_model.safetensors")
     return root
 

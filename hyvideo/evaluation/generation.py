@@ -198,7 +198,7 @@ def generate(
     config, num_steps = config.with_settings(sp_size=sp_size), config.record.validation_steps
     sizes = [(config.data.sample_n_frames, video.height, video.width) for video in videos]
     needs = model_setup.check_checkpoint(config, {"this call": [video.request for video in videos]}, sizes)
-    refiner = Refiner(config.model, videos) if sr else None
+    refiner = Refiner(config.model, videos, saves_base=save_pre_sr_video) if sr else None
     new_cache = caching and _checked_cache(caching, config.model, config.rollout, num_steps, is_stochastic)
     source = source.with_initial_lora(config.optimizer.pretrained_lora_path)
     source.check(config.model, config.negative_requests)
@@ -227,7 +227,7 @@ def generate(
     jobs = zip(bar("videos", "video")(local), conditions)
     finals = (sampler.sample(pipeline, *job, new_cache=new_cache, is_sde=is_stochastic) for job in jobs)
     if refiner:
-        finals = refiner.refine(zip(finals, local), pipeline, sampler, offloading, saves_base=save_pre_sr_video)
+        finals = refiner.refine(zip(finals, local), pipeline, sampler, offloading)
     for latents, video in zip(finals, local):
         settings = _settings(config, video, source, seed, is_stochastic) | asdict(offloading)
         settings |= {"initial_noise": initial_noise, "sp_size": sp_size, "step_caching": caching and asdict(caching)}

@@ -24,7 +24,7 @@ from hyvideo.models import fit_checks, loading
 from hyvideo.models.conditions import Condition, Conditions, to_device
 from hyvideo.models.family import install
 from hyvideo.models.offload import offload, on_device
-from hyvideo.models.versions import SUPER_RESOLUTION, Version, version_defaults
+from hyvideo.models.versions import SUPER_RESOLUTION, version_defaults
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import DTYPES, GRPOPipeline
 from hyvideo.records.progress_bar import stage_bar
@@ -35,21 +35,27 @@ class Refiner:
     """Super-resolution model for the videos of a call: first `encode`, then `refine`.
 
     Raises ValueError if the family has no such model, it was not trained on a size, or its files do not fit.
+    ``saves_base`` also writes the videos of the base model.
     """
 
-    def __init__(self, settings: ModelSettings, videos: Iterable[Video]):
-        self.settings, root, base = settings, settings.pretrained_model_root, settings.transformer_version
+    def __init__(self, settings: ModelSettings, videos: list[Video], *, saves_base: bool | None = None):
+        self.settings, self.saves_base = settings, saves_base
+        root, base = settings.pretrained_model_root, settings.transformer_version
         family = version_defaults(base).family
-        if not (models := [model for model in SUPER_RESOLUTION.values() if model.family == family]):
+        buckets = {m.name: bucket_sizes(m.refines) for m in SUPER_RESOLUTION.values() if m.family == family}
+        if not buckets:
             raise ValueError(f"--sr needs a family with super-resolution models; {base} is of {family}, which has none")
-        chosen = {model.name: model for model in (_model_for(models, video) for video in videos)}
-        self.model, *others = chosen.values()
-        if others:
-            raise ValueError(f"--sr needs videos of one resolution, got {self.model.refines} and {others[0].refines}")
-        name, needed = self.model.name, not settings.random_weights
-        if problems := fit_checks.super_resolution_problems(root, base, name, weights_needed=needed):
-            command = f"bash download_weights.sh --version {name} --with none --out {shlex.quote(root)}"
-            raise ValueError("\n".join([f"--sr needs {name} in {root}. Download it: {command}", *problems]))
+        sizes = {(video.height, video.width) for video in videos}
+        if not (names := [name for name in buckets if sizes <= set(buckets[name])]):
+            wrong = min(sizes - set(max(buckets.values(), key=lambda bucket: len(sizes & set(bucket)))))
+            near = " or ".join("--height {} --width {}".format(*nearest_size(*wrong, b)) for b in buckets.values())
+            text = f"that the super-resolution models were trained on, got {wrong[0]} x {wrong[1]}"
+            raise ValueError(f"--sr needs a size {text}. Use --resolution, perhaps with --aspect_ratio, or {near}")
+        self.model = SUPER_RESOLUTION[names[0]]
+        needed = not settings.random_weights
+        if problems := fit_checks.super_resolution_problems(root, base, names[0], weights_needed=needed):
+            command = f"bash download_weights.sh --version {names[0]} --with none --out {shlex.quote(root)}"
+            raise ValueError("\n".join([f"--sr needs {names[0]} in {root}. Download it: {command}", *problems]))
 
     def size(self, video: Video) -> dict[str, int]:
         """Return height and width of a refined video."""
@@ -70,19 +76,13 @@ class Refiner:
         return replace(condition, image=replace(condition.image, embeds=nearest.image.embeds))
 
     def refine(
-        self,
-        finals: Iterable[tuple[Tensor, Video]],
-        base: GRPOPipeline,
-        sampler: VideoSampler,
-        offloading: Offloading,
-        *,
-        saves_base: bool | None,
+        self, finals: Iterable[tuple[Tensor, Video]], base: GRPOPipeline, sampler: VideoSampler, offloading: Offloading
     ) -> Iterator[Tensor]:
         """Yield the refined latents of each video, once the base model has sampled all of them."""
         kept = []
         for latents, video in finals:
             kept.append((latents.cpu(), replace(video, **self.size(video))))
-            if saves_base:
+            if self.saves_base:
                 sampler.write(base, latents, video.path.with_stem(f"{video.path.stem}_before_sr"))
         pipeline, upsampler = self._load(base, offloading, sampler.mesh)
         bar = stage_bar(STAGE, "video", is_shown=sampler.mesh.is_main)
@@ -95,14 +95,14 @@ class Refiner:
     def _load(self, base: GRPOPipeline, offloading: Offloading, mesh: Mesh) -> tuple[GRPOPipeline, nn.Module]:
         """Return the pipeline and the upsampler. The transformer of ``base`` is removed first, to free its memory."""
         model, root, device = self.model, self.settings.pretrained_model_root, base.device
-        seed = weights_seed(self.settings)
+        options = {"device": device, "random_weights_seed": weights_seed(self.settings)}
         pipeline = base.with_steps(model.num_steps, shift=model.shift, guidance_scale=model.guidance_scale)
         base.transformer = pipeline.transformer = None
         gc.collect()
-        upsampler = loading.load_upsampler(root, model.name, device=device, random_weights_seed=seed)
+        upsampler = loading.load_vae(root, upsampler=model.name, **options)
         if offloading.offloading:
             offload(upsampler)
-        options = {"device": "cpu" if offloading.group_offloading else device, "random_weights_seed": seed}
+        options |= {"device": "cpu"} if offloading.group_offloading else {}
         transformer = loading.load_transformer(root, model.name, dtype=DTYPES[self.settings.dtype], **options)
         install(transformer)
         parallelize(transformer, mesh)
@@ -113,15 +113,3 @@ class Refiner:
     def record(self, video: Video) -> dict:
         """Return the entry in the JSON file of a video."""
         return {"version": self.model.name, "steps": self.model.num_steps, "shift": self.model.shift} | self.size(video)
-
-
-def _model_for(models: list[Version], video: Video) -> Version:
-    size, nearest = (video.height, video.width), []
-    for model in models:
-        if size in (sizes := bucket_sizes(model.refines)):
-            return model
-        nearest.append("--height {} --width {}".format(*nearest_size(*size, sizes)))
-    raise ValueError(
-        f"--sr needs a size that the super-resolution models were trained on, got {size[0]} x {size[1]}. "
-        f"Use --resolution, perhaps with --aspect_ratio, or a near size: {' or '.join(nearest)}"
-    )

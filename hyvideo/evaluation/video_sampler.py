@@ -1,6 +1,5 @@
 """Sampling and writing of one video of generate.py, by one process or by those that share it."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from hyvideo.distributed.tiles import Tiles
 from hyvideo.models.conditions import Conditions, to_device
 from hyvideo.models.decoding import tile_size_of
 from hyvideo.models.offload import on_device
-from hyvideo.models.step_cache import StepCache
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.records.progress_bar import stage_bar
 from hyvideo.records.run_files import write_json
@@ -44,15 +42,12 @@ class VideoSampler:
     initial_noise: str  # "default" or "reference"
 
     def sample(
-        self,
-        pipeline: GRPOPipeline,
-        video: Video,
-        conditions: Conditions,
-        *stage: str,
-        new_cache: Callable[[], StepCache] | None = None,
-        is_sde: bool = False,
+        self, pipeline: GRPOPipeline, video: Video, conditions: Conditions, *stage: str, new_cache=None, is_sde=False
     ) -> Tensor:
-        """Return the final latents of a video; a further ``stage`` has separate noise. Shape: (1, channels, ...)."""
+        """Return the final latents of a video. Shape: (1, channels, frames, height, width).
+
+        A further ``stage`` has separate noise; ``new_cache`` makes a step cache, ``is_sde`` adds noise at each step.
+        """
         pipeline.with_progress = stage_bar(f"{video.path.name}: sampling", "step", is_shown=self.mesh.is_main)
         pipeline.transformer.step_cache = new_cache and new_cache()
 

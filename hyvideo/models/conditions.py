@@ -47,10 +47,9 @@ class Condition:
         return tuple(0 if part is None else len(part) for part in parts)
 
     def to(self, device: torch.device | str) -> "Condition":
-        text, glyph, low = (
-            None if part is None else to_device(part, device) for part in (self.text, self.glyph, self.low_resolution)
-        )
-        return Condition(text, glyph, self.image and self.image.to(device), low)
+        parts = (self.text, self.glyph, self.low_resolution)
+        text, glyph, low_resolution = (None if part is None else to_device(part, device) for part in parts)
+        return Condition(text, glyph, self.image and self.image.to(device), low_resolution)
 
 
 @dataclass(frozen=True)

@@ -98,9 +98,7 @@ class Family:
     export_parts: Callable[..., Iterable[tuple[str, Any]]]  # (name, part) pairs of a diffusers pipeline, for export
     without_gradient: Callable[[nn.Module], tuple[str, ...]] = lambda transformer: ()  # modules that get no gradient
     reads_ends: Callable[[Mapping[str, Any]], bool] = lambda config: False  # whether the forward pass uses `ends`
-    # Network of super-resolution, with a method condition(latents, noise) -> `Condition.low_resolution`; see
-    # evaluation/super_resolution.py.
-    upsampler: Component | None = None
+    upsampler: Component | None = None  # has a method condition(latents, noise), the input of super-resolution
     lora_prefix: str = ""  # prefix in the original's LoRA files; if set, alpha is stored as a tensor
 
     def kinds(self, requests: Iterable[Request]) -> frozenset[str]:

@@ -69,9 +69,8 @@ def super_resolution_problems(root: str | Path, version: str, name: str, *, weig
     if problems := problems_of(lambda: check(folder)) + problems_of(lambda: check(upsampler, "upsampler")):
         return problems
     known, found = (loading.read_arguments(family.transformer, each)[0] for each in (base, folder))
-    needed = {key: known[key] for key in ("text_embed_dim", "image_embed_dim", "out_channels")}
-    needed |= {"in_channels": known["in_channels"] + known["out_channels"] + 1}  # the upsampled latents and a mask
-    return [f"{folder.path} needs {key} {needed[key]}, got {found[key]}" for key in needed if found[key] != needed[key]]
+    needed = known["in_channels"] + known["out_channels"] + 1  # the upsampled latents and a mask
+    return [f"{folder.path} needs in_channels {needed}, got {found['in_channels']}"] * (found["in_channels"] != needed)
 
 
 def size_problems(root: str | Path, version: str | None, *, num_frames: int, height: int, width: int) -> list[str]:

@@ -90,26 +90,20 @@ def load_vae(
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
     random_weights_seed: int | None = None,
+    upsampler: str = "",
 ) -> nn.Module:
-    """Load the diffusers VAE in eval mode, with support for batches. `Family.latents` has the scale of its latents."""
-    folder = vae_folder(root)
-    family = read_family(folder, "vae")
-    vae = _load_weights(*_stream(family.vae, folder, random_weights_seed, device), dtype, device)
+    """Load the diffusers VAE in eval mode, with support for batches. `Family.latents` has the scale of its latents.
+
+    With the name of an ``upsampler``, load that instead; it consists of layers of the VAE.
+    """
+    folder = upsampler_folder(root, upsampler) if upsampler else vae_folder(root)
+    family = read_family(vae_folder(root), "vae")
+    component = family.upsampler if upsampler else family.vae
+    vae = _load_weights(*_stream(component, folder, random_weights_seed, device), dtype, device)
     family.prepare_vae(vae)
-    if vae.device.type == "cuda":
+    if torch.device(device).type == "cuda":
         use_channels_last(vae)
     return vae
-
-
-def load_upsampler(
-    root: str | Path, version: str, *, device: str | torch.device = "cpu", random_weights_seed: int | None = None
-) -> nn.Module:
-    """Load the float32 upsampler of a super-resolution version in eval mode."""
-    family, folder = read_family(transformer_folder(root, version)), upsampler_folder(root, version)
-    stream = _stream(family.upsampler, folder, random_weights_seed, device)
-    upsampler = _load_weights(*stream, torch.float32, device)
-    family.prepare_vae(upsampler)  # it consists of layers of the VAE
-    return upsampler
 
 
 def load_transformer_weights(transformer: nn.Module, folder: str | Path) -> None:

@@ -126,12 +126,5 @@ FAMILY = Family(
     pipelines={"t2v": "HunyuanVideo15Pipeline", "i2v": "HunyuanVideo15ImageToVideoPipeline"},
     export_parts=_export_parts,
     without_gradient=transformer.unused_modules,
-    upsampler=Component(
-        "Upsampler",
-        upsamplers.to_diffusers,
-        upsamplers.to_original,
-        upsamplers.arguments_of,
-        dict,
-        build=upsamplers.build,
-    ),
+    upsampler=upsamplers.COMPONENT,
 )

@@ -83,10 +83,7 @@ def _image_channels(latents: Tensor, conditions: Sequence[Condition]) -> Tensor:
 
 
 def _low_resolution_channels(timestep: Tensor, conditions: Sequence[Condition]) -> list[Tensor]:
-    """Return the further channels of super-resolution: the upsampled latents and a mask, zero at small timesteps.
-
-    Shape: (batch, channels + 1, frames, height, width). The list is empty for other models.
-    """
+    """Return the channels of super-resolution, if any: the upsampled latents and a mask, zero at small timesteps."""
     if conditions[0].low_resolution is None:
         return []
     upsampled = torch.stack([condition.low_resolution for condition in conditions])

@@ -4,12 +4,14 @@ Modules have the original's names. The networks do not change the size: `Upsampl
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch.nn.functional as F
 from diffusers.models.autoencoders import autoencoder_kl_hunyuanvideo15 as layers
 from torch import Tensor, nn
 
+from hyvideo.models.family import Component
 from hyvideo.models.hunyuan_video15.settings import NAMES
 from hyvideo.models.names import settings_to_diffusers
 
@@ -78,9 +80,10 @@ def arguments_of(config: Mapping[str, Any]) -> dict[str, Any]:
     return settings_to_diffusers(NAMES["upsampler_720p" if "num_blocks" in config else "upsampler_1080p"], config)
 
 
-def to_diffusers(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.replace("nin_shortcut", "conv_shortcut"): tensor for name, tensor in state_dict.items()}
+def _renamed(names: tuple[str, str], state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.replace(*names): tensor for name, tensor in state_dict.items()}
 
 
-def to_original(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.replace("conv_shortcut", "nin_shortcut"): tensor for name, tensor in state_dict.items()}
+_SHORTCUT = "nin_shortcut", "conv_shortcut"  # the original's name of a layer, and diffusers'
+_renaming = partial(_renamed, _SHORTCUT), partial(_renamed, _SHORTCUT[::-1])
+COMPONENT = Component("Upsampler", *_renaming, arguments_of, dict, build=build)

@@ -6,6 +6,7 @@ machine with the same number of threads builds the same files from ``--seed``.
 """
 
 import argparse
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -34,16 +35,18 @@ from hyvideo.training.model_setup import load_encoder, load_pipeline
 # Weight of the VAE's KL term: latents are smooth enough for the transformer, and reconstructions are still sharp.
 KL_WEIGHT = 5e-2
 REFERENCE_CLIPS = 8  # per caption, for the reference statistics
+VAE_STEPS, BASE_STEPS, REWARD_STEPS = 1200, 6000, 2600  # training steps
+WEB_CLIPS, REWARD_CLIPS = 48 * 400, 1920  # web videos (a multiple of 48), and the base policy's for the reward model
 FAMILIES = {"hunyuan_video15": architecture, "wan": wan}
 
 
-def build_vae(family: ModuleType, out: Path, *, num_steps: int, seed: int) -> None:
+def build_vae(family: ModuleType, out: Path, seed: int) -> None:
     """Train the VAE and write it, with latents scaled to unit variance."""
     torch.manual_seed(seed)
     vae = _new_vae(family)
-    optimizer = MuonAndAdamW(vae, num_steps=num_steps, warmup=20, decay_from=0.4, adamw_lr=3e-3)
+    optimizer = MuonAndAdamW(vae, num_steps=VAE_STEPS, warmup=20, decay_from=0.4, adamw_lr=3e-3)
     rng = generator(seed, "vae")
-    bar = steps(num_steps, "VAE")
+    bar = steps(VAE_STEPS, "VAE")
     for _ in bar:
         labels = world.random_labels(8, rng)
         strength = torch.from_numpy((rng.random(8) < 0.35) * rng.random(8)).float()
@@ -74,22 +77,22 @@ def _new_vae(family: ModuleType) -> nn.Module:
     return vae
 
 
-def build_base(family: ModuleType, out: Path, *, num_steps: int, num_clips: int, seed: int) -> None:
+def build_base(family: ModuleType, out: Path, seed: int) -> None:
     """Train the transformer by flow matching on web data and write the EMA of its weights."""
     vae = load_vae(out, dtype=torch.float32, device="cpu")
     encode = next(part for part in family_of(vae).parts if part.kind == "text").load(out, vae=vae)
     texts = [encoded["states"] for encoded in encode([*world.CAPTIONS, ""])]
     conditions = Conditions(tuple(Condition(text) for text in texts))
-    latents, captions = _web_data(vae, num_clips, seed)
+    latents, captions = _web_data(vae, seed)
 
     torch.manual_seed(seed)
     transformer = family.new_model("transformer")
     _draw_unused_parts(family, transformer, seed)
     prepare(transformer, {"text"})
-    optimizer = MuonAndAdamW(transformer, num_steps=num_steps, warmup=50, decay_from=0.3, adamw_lr=2e-3)
+    optimizer = MuonAndAdamW(transformer, num_steps=BASE_STEPS, warmup=50, decay_from=0.3, adamw_lr=2e-3)
     average = [p.detach().clone() for p in optimizer.parameters]
     rng, mean_loss = generator(seed, "base"), EMA(0.02)
-    bar = steps(num_steps, "base policy")
+    bar = steps(BASE_STEPS, "base policy")
     for step in bar:
         rows = torch.from_numpy(rng.integers(len(latents), size=48))
         prompts = captions[rows].clone()
@@ -117,10 +120,10 @@ def _draw_unused_parts(family: ModuleType, transformer: nn.Module, seed: int) ->
 
 
 @torch.no_grad()
-def _web_data(vae: nn.Module, num_clips: int, seed: int) -> tuple[Tensor, Tensor]:
+def _web_data(vae: nn.Module, seed: int) -> tuple[Tensor, Tensor]:
     """Return latents of web videos (videos, channels, frames, height, width) and their caption indices (videos,)."""
     rng = generator(seed, "web")
-    labels = world.LABELS.repeat(num_clips // len(world.LABELS), 1)
+    labels = world.LABELS.repeat(WEB_CLIPS // len(world.LABELS), 1)
     web = world.web_labels(labels, rng)
     strength = world.corruption_strengths(len(labels), rng)
     latents = []
@@ -157,14 +160,14 @@ def build_reference_statistics(out: Path, seed: int) -> None:
     print(f"VAE reconstructions: {scores}, all correct {measured.all_correct.mean():.1%}")
 
 
-def build_reward_model(out: Path, *, num_steps: int, num_clips: int, seed: int) -> None:
+def build_reward_model(out: Path, seed: int) -> None:
     """Train the miniature's VideoAlign on rendered videos and on videos of the base policy in ``out``."""
     config = load_config("configs/miniature.yaml", pretrained_model_root=str(out))
     device = torch.device("cpu")
     encoder, vae = load_encoder(config, device)
     pipeline = load_pipeline(config, device, encoder=encoder, vae=vae, kinds=frozenset({"text"}))
-    clips = policy_clips(pipeline, encoder, count=num_clips, seed=seed)
-    train_reward_model(out, clips, num_steps=num_steps, batch_size=64, seed=seed)
+    clips = policy_clips(pipeline, encoder, count=REWARD_CLIPS, seed=seed)
+    train_reward_model(out, clips, num_steps=REWARD_STEPS, batch_size=64, seed=seed)
 
 
 def main() -> None:
@@ -172,11 +175,6 @@ def main() -> None:
     parser.add_argument("--family", default="hunyuan_video15", choices=FAMILIES, help="model family of the classes")
     parser.add_argument("--out", type=Path, default=Path("ckpts/miniature"), help="folder to write")
     parser.add_argument("--seed", type=int, default=0, help="seed of all stages")
-    parser.add_argument("--vae_steps", type=int, default=1200, help="training steps of the VAE")
-    parser.add_argument("--base_steps", type=int, default=6000, help="training steps of the base policy")
-    parser.add_argument("--num_clips", type=int, default=48 * 400, help="number of web videos, a multiple of 48")
-    parser.add_argument("--reward_steps", type=int, default=2600, help="training steps of the reward model")
-    parser.add_argument("--reward_clips", type=int, default=1920, help="base policy videos for the reward model")
     parser.add_argument("--stages", nargs="+", choices=architecture.STAGES, help="stages to run (default: all)")
     options = parser.parse_args()
     out, seed, family = options.out, options.seed, FAMILIES[options.family]
@@ -184,16 +182,15 @@ def main() -> None:
     if unknown := sorted(set(stages) - set(family.STAGES)):
         parser.error(f"the miniature of {options.family} has no stage {unknown}; its stages are {family.STAGES}")
     out.mkdir(parents=True, exist_ok=True)
-    if "text_encoder" in stages:
-        family.save_text_encoder(out, seed)
-    if "vae" in stages:
-        build_vae(family, out, num_steps=options.vae_steps, seed=seed)
-    if "statistics" in stages:
-        build_reference_statistics(out, seed)
-    if "base" in stages:
-        build_base(family, out, num_steps=options.base_steps, num_clips=options.num_clips, seed=seed)
-    if "reward_model" in stages:
-        build_reward_model(out, num_steps=options.reward_steps, num_clips=options.reward_clips, seed=seed)
+    builders = {
+        "text_encoder": family.save_text_encoder,
+        "vae": partial(build_vae, family),
+        "statistics": build_reference_statistics,
+        "base": partial(build_base, family),
+        "reward_model": build_reward_model,
+    }
+    for stage in filter(stages.__contains__, builders):
+        builders[stage](out, seed)
     print(f"wrote {out}")
 
 

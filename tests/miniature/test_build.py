@@ -33,10 +33,10 @@ WEIGHTS = {"hunyuan_video15": ("transformer/miniature", "vae"), "wan": ("transfo
 @pytest.fixture
 def small_build(monkeypatch):
     def run(out, family):
-        flags = ["--family", family, "--out", str(out), "--vae_steps", "2", "--base_steps", "2", "--num_clips", "48"]
-        flags += ["--reward_steps", "2", "--reward_clips", "8"]
-        monkeypatch.setattr("sys.argv", ["build", *flags])
-        monkeypatch.setattr(build, "REFERENCE_CLIPS", 1)
+        monkeypatch.setattr("sys.argv", ["build", "--family", family, "--out", str(out)])
+        sizes = {"VAE_STEPS": 2, "BASE_STEPS": 2, "REWARD_STEPS": 2, "WEB_CLIPS": 48, "REWARD_CLIPS": 8}
+        for name, size in (sizes | {"REFERENCE_CLIPS": 1}).items():
+            monkeypatch.setattr(build, name, size)
         train = partial(train_reward_model, batch_size=8)
         monkeypatch.setattr(build, "train_reward_model", lambda *clips, batch_size, **options: train(*clips, **options))
         build.main()

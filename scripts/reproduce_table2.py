@@ -7,8 +7,8 @@
     python -m scripts.reproduce_table2 ... --only_table                                 the table of the finished cells
 
 Interrupted cells resume and finished cells are skipped. Cells are named <setting>-<method>-<kl>-eq|noeq-seed<k>. Writes
-to --out: cells/, scores/, logs/, results.json, table2.md, .csv and .tex, and comparisons.md with paired differences
-between rows. A verdict needs at least two seeds; use five or more. The exit code is 1 if a cell failed.
+to --out: cells/, scores/, logs/, table2.md, .csv and .tex, and comparisons.md with paired differences between rows.
+A verdict needs at least two seeds; use five or more. The exit code is 1 if a cell failed.
 """
 
 import sys

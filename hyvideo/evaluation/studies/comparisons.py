@@ -35,11 +35,6 @@ class Comparison:
         significant = "higher" if difference.mean > 0 else "lower"
         return significant if difference.excludes_zero else "no significant difference"
 
-    @property
-    def reading(self) -> str:
-        """Verdict on the reward."""
-        return self.verdict(REWARD.name)
-
 
 def compare(
     question: str,
@@ -80,7 +75,7 @@ def as_markdown(comparisons: list[Comparison], columns: Iterable[Column], notes:
     for c in comparisons:
         cells = ["".join(format_interval(c.differences[n], sign="+")) if n in c.differences else "-" for n in names]
         if by_setting:
-            rows.append([c.question, c.setting, format_seeds(len(c.seeds)), *cells, c.reading])
+            rows.append([c.question, c.setting, format_seeds(len(c.seeds)), *cells, c.verdict(REWARD.name)])
         else:
             verdicts = [f"{cell}: {c.verdict(name)}" for name, cell in zip(names, cells)]
             rows.append([c.question, format_seeds(len(c.seeds)), *verdicts])

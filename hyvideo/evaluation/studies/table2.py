@@ -1,7 +1,7 @@
 """Table 2: evaluations of finished runs and the base model, the table, and differences between its rows.
 
 <out>/cells/<run>/         runs of post_train.py         <out>/logs/<run>.log    their output
-<out>/scores/<run>.json    evaluations; base.json        <out>/results.json, table2.md, .csv, .tex, comparisons.md
+<out>/scores/<run>.json    evaluations; base.json        <out>/table2.md, .csv, .tex, comparisons.md
 
 Comparisons are between rows that differ in one setting: SAGE-GRPO and another sampler, equalizer on and off, or two
 trust regions.
@@ -9,7 +9,7 @@ trust regions.
 
 import itertools
 from contextlib import closing
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 
 from hyvideo.data.templates import fill
@@ -21,7 +21,7 @@ from hyvideo.evaluation.studies.comparisons import NO_CORRECTION, Comparison, as
 from hyvideo.evaluation.studies.runs import Run, Study, progress
 from hyvideo.evaluation.studies.table import Row, Table, make_table, write_table
 from hyvideo.models.weight_files import truncate
-from hyvideo.records.run_files import write_json, write_text
+from hyvideo.records.run_files import write_text
 from hyvideo.schedulers.transitions import sampler_of
 
 SCORES = ("Overall", f"Overall{UNSEEN}", "VQ", "MQ", "TA", "CLIPScore", "PickScore")
@@ -46,24 +46,10 @@ def evaluate_runs(study: Study, runs: list[Run]) -> tuple[Evaluation, dict[Run, 
 
 
 def write_results(study: Study, runs: list[Run]) -> None:
-    """Evaluate the finished runs and write the table, the comparisons and results.json."""
+    """Evaluate the finished runs and write the table and the comparisons."""
     base, evaluations = evaluate_runs(study, runs)
-    comparisons = comparisons_of(evaluations)
     write_table(table_of(base, runs, evaluations), study.out / "table2")
-    write_text(study.out / "comparisons.md", as_markdown(comparisons, COMPARED, NOTES))
-    results = {  # includes every video
-        "config": study.config_file,
-        "extra": study.extra,
-        "comparisons": [
-            asdict(c) | {"differences": {name: value.as_json() for name, value in c.differences.items()}}
-            | {"reading": c.reading}
-            for c in comparisons
-        ],
-        "base": asdict(base),
-        "cells": {run.name: asdict(run.recipe) | {"seed": run.seed} | asdict(e) for run, e in evaluations.items()},
-        "unfinished": [run.name for run in runs if run not in evaluations],
-    }  # fmt: skip
-    write_json(study.out / "results.json", results)
+    write_text(study.out / "comparisons.md", as_markdown(comparisons_of(evaluations), COMPARED, NOTES))
 
 
 def by_row(evaluations: dict[Run, Evaluation]) -> dict[Cell, dict[str, dict[int, Evaluation]]]:

@@ -52,7 +52,7 @@ def test_pairing_removes_effects_that_both_runs_share():
     frechet = found.differences["Frechet distance"]
     assert (frechet.mean, frechet.high - frechet.mean) == pytest.approx((0.1, 10 * half_width))
     assert found.question == "SAGE-GRPO against FlowGRPO, KL dual moving" and found.seeds == [0, 1, 2]
-    assert found.reading == "higher" and "True reward" not in found.differences
+    assert found.verdict("Reward") == "higher" and "True reward" not in found.differences
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_verdict_needs_two_seeds_and_an_interval_without_0(gains, reading):
     found = sage_against_flow(
         {seed: evaluation(seed, gain) for seed, gain in enumerate(gains)}, {seed: evaluation(seed) for seed in range(3)}
     )
-    assert found.reading == reading and f"| {reading} |" in as_markdown([found], COMPARED, NOTES)
+    assert found.verdict("Reward") == reading and f"| {reading} |" in as_markdown([found], COMPARED, NOTES)
 
 
 def test_a_difference_on_unseen_prompts_excludes_the_training_prompts():
@@ -87,13 +87,13 @@ def test_only_common_seeds_and_videos_are_compared():
     )
     assert found.seeds == [1] and found.differences["Reward"].mean == pytest.approx(0.3)
     none = sage_against_flow({0: evaluation(0)}, {1: evaluation(1)})
-    assert none.reading == "no common seed: no verdict" and not none.differences
+    assert none.verdict("Reward") == "no common seed: no verdict" and not none.differences
 
 
 def test_a_seed_without_scores_prevents_a_verdict():
     unscored = evaluation(1, missing=range(4))
     found = sage_against_flow({0: evaluation(0, 0.1), 1: unscored}, {0: evaluation(0), 1: evaluation(1)})
-    assert found.reading == "not measured" and not found.differences
+    assert found.verdict("Reward") == "not measured" and not found.differences
 
 
 def test_evaluations_of_different_videos_raise_value_error():

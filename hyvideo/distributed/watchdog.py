@@ -7,6 +7,7 @@ on monotonic clocks. A rank over the limit prints its Python stack even if the s
 
 import faulthandler
 import json
+import math
 import socket
 import sys
 import threading
@@ -76,7 +77,7 @@ class Watchdog:
         self._entry = StageEntry(stage, iteration, time.monotonic())
 
     def _run(self) -> None:
-        table, alarm = HeartbeatTable(self.mesh, silent_after=max(4 * self.beat_s, 2.0)), Alarm(self.limit_s)
+        table, reported = HeartbeatTable(self.mesh, silent_after=max(4 * self.beat_s, 2.0)), 0
         try:
             store = dist.PrefixStore("watchdog", open_store(self.mesh, timeout_s=_CONNECT_S))
         except dist.DistError:
@@ -99,7 +100,8 @@ class Watchdog:
                 table.update(self.mesh.rank, heartbeat, time.monotonic())
                 # Without a store, the heartbeats of other ranks are out of date.
                 current = [heartbeat] if store is None else table.current(time.monotonic())
-                if alarm.is_due(max(beat.seconds for beat in current)):
+                before, reported = reported, num_reports(max(beat.seconds for beat in current), self.limit_s)
+                if reported > before:
                     note = "; the store does not answer, so other ranks are unknown" if store is None else ""
                     sys.stderr.write(f"{describe(current, self.limit_s)}{note}\n")  # one write: one block
 
@@ -149,20 +151,9 @@ class HeartbeatTable:
         return states
 
 
-class Alarm:
-    """Schedule of reports: at the limit, and whenever the time in the stage has doubled."""
-
-    def __init__(self, limit_s: float):
-        self.limit_s = self._next = limit_s
-
-    def is_due(self, seconds: float) -> bool:
-        if seconds < self.limit_s:
-            self._next = self.limit_s
-        if seconds < self._next:
-            return False
-        while self._next <= seconds:
-            self._next *= 2
-        return True
+def num_reports(seconds: float, limit_s: float) -> int:
+    """Return the number of reports after ``seconds`` in a stage: at the limit, and whenever the time has doubled."""
+    return math.floor(math.log2(seconds / limit_s)) + 1 if seconds >= limit_s else 0
 
 
 def describe(states: list[Heartbeat], limit_s: float) -> str:

@@ -20,7 +20,7 @@ from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed import watchdog
 from hyvideo.distributed.collectives import barrier
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.distributed.watchdog import ENDED, Alarm, Heartbeat, HeartbeatTable, StageEntry, Watchdog, describe
+from hyvideo.distributed.watchdog import ENDED, Heartbeat, HeartbeatTable, StageEntry, Watchdog, describe, num_reports
 from hyvideo.trainer import Trainer
 from tests.distributed.launch import launch
 
@@ -173,10 +173,8 @@ def test_an_unreachable_store_does_not_delay_the_end_of_the_run(monkeypatch, cap
 
 
 def test_a_report_is_due_at_the_limit_and_when_the_time_has_doubled():
-    alarm = Alarm(10)
-    due = [seconds for seconds in (0, 9.9, 10, 15, 19, 20, 39, 45, 79, 80) if alarm.is_due(seconds)]
-    assert due == [10, 20, 45, 80]
-    assert not alarm.is_due(1) and alarm.is_due(12)
+    reports = {seconds: num_reports(seconds, 10.0) for seconds in (0, 9.9, 10, 19.9, 20, 39, 45, 79, 80)}
+    assert list(reports.values()) == [0, 0, 1, 1, 2, 2, 3, 3, 4]
 
 
 def test_ranks_that_never_started_and_ranks_that_ended_are_distinguished():

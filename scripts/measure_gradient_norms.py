@@ -1,7 +1,7 @@
 """Measure the policy's gradient norm at each denoising step and compare it with theory: Figure 4 of the paper.
 
     python -m scripts.measure_gradient_norms --config configs/miniature.yaml --out outputs/gradients.json
-    python -m scripts.measure_gradient_norms --config configs/miniature.yaml --out g.json --rounds 4 --sde_type cps
+    python -m scripts.measure_gradient_norms --config configs/miniature.yaml --out g.json --rollouts 32 --sde_type cps
     torchrun --nproc_per_node=8 -m scripts.measure_gradient_norms --config configs/hunyuanvideo15_480p_8gpu.yaml \\
         --out outputs/gradients.json --rollouts 16
 
@@ -26,8 +26,7 @@ from post_train import build
 def main(argv: list[str] | None = None) -> None:
     parser = Parser(__doc__)
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
-    parser.add_argument("--rounds", type=int, default=1, help="number of measured iterations (1)")
-    parser.add_argument("--rollouts", type=int, default=8, help="rollouts per iteration, over all processes (8)")
+    parser.add_argument("--rollouts", type=int, default=8, help="number of rollouts, over all processes (8)")
     options, flags = parser.parse_known_args(argv)
     command = parse(flags)
     if command.print_config:
@@ -35,20 +34,18 @@ def main(argv: list[str] | None = None) -> None:
     folder = options.out.with_name(f".{options.out.name}.run")  # same for all ranks: they may share conditions
     try:
         with exit_on_error("measure_gradient_norms.py"):
-            measure(command.config, options.out, folder, num_rounds=options.rounds, rollouts=options.rollouts)
+            measure(command.config, options.out, folder, options.rollouts)
     finally:
         if processes.rank() == 0:
             shutil.rmtree(folder, ignore_errors=True)
     ranks.stop()
 
 
-def measure(config: Config, out: Path, folder: Path, *, num_rounds: int, rollouts: int) -> None:
+def measure(config: Config, out: Path, folder: Path, rollouts: int) -> None:
     """Write the measurement to ``out``. Raises ValueError for settings that cannot be measured."""
     from hyvideo.evaluation.figures.gradient_norms import measurement, norms_per_visit, summarise, table
     from hyvideo.records.run_files import write_json
 
-    if num_rounds < 1:
-        raise ValueError(f"--rounds must be at least 1, got {num_rounds}")
     if not out.parent.is_dir():
         raise ValueError(f"the folder of --out must exist, got {str(out)!r}")
     replicas = max(1, processes.world_size() // config.distributed.sp_size)
@@ -56,10 +53,10 @@ def measure(config: Config, out: Path, folder: Path, *, num_rounds: int, rollout
     check(config, processes.world_size())
     with ExitStack() as at_end:
         trainer = build(config, at_end)
-        trainer.bar.total = trainer.iteration + num_rounds
-        rounds = [norms_per_visit(trainer.update, scored_rollouts(trainer)) for _ in range(num_rounds)]
+        trainer.bar.total = trainer.iteration + 1
+        norms = norms_per_visit(trainer.update, scored_rollouts(trainer))
     if trainer.mesh.is_main:
-        result = summarise(config.flat(), trainer.pipeline.scheduler, trainer.update.step_weights, rounds)
+        result = summarise(config.flat(), trainer.pipeline.scheduler, trainer.update.step_weights, norms)
         write_json(out, result | {"rollouts": rollouts})
         print(table(result))
         print(f"written to {out}")

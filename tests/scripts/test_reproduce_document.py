@@ -17,7 +17,7 @@ ENDS = {
     "scripts.reproduce_table2": (["--dry_run"], 0, "to run: "),
     "scripts.reproduce_figures": (["--dry_run"], 0, "to run: "),
     "scripts.compare_policies": (["--num_prompts", "0"], 2, "--num_prompts must be at least 1"),
-    "scripts.measure_gradient_norms": (["--rounds", "0"], 2, "--rounds must be at least 1"),
+    "scripts.measure_gradient_norms": (["--rollouts", "0"], 2, "rollouts must be a multiple"),
     "scripts.make_figures": (["--window", "0"], 2, "--window must be at least 1"),
     "scripts.plan": ([], 0, "whole run"),
 }

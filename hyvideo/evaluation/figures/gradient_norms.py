@@ -9,13 +9,12 @@ respect to the velocity, omits the path from the velocity to the parameters and 
 
     sde_type, eta, num_steps, shift, last_step, cfg_scale, seed    of the sampler
     transformer_version, checkpoint        of the policy; checkpoint is null for the base model
-    rounds, rollouts                       number of measurements, and of rollouts in each
+    rollouts                               number of rollouts
     steps                                  a list, one object for each stochastic step, from noise to data:
       step, sigma, sigma_next              index in the schedule, and noise levels before and after the step
       std, inverse_std                     of the step's noise
       theory, weight                       N_t and S_t = median(N) / N_t
-      norm, norms                          unweighted: mean over the measurements, and of each one
-      norm_weighted, norms_weighted        weighted, likewise
+      norm, norm_weighted                  unweighted and weighted norm
     rank_correlation                       Spearman's, of norm with `theory` and with `inverse_std`; null if undefined
     spread                                 largest over smallest `norm` and `norm_weighted`; null if one is 0
 """
@@ -28,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hyvideo.config.command_line import read_yaml
 from hyvideo.config.settings import Config
 from hyvideo.data.templates import fill
 from hyvideo.distributed import checkpoint
@@ -51,27 +51,9 @@ def measurement(config: Config, *, rollouts: int, replicas: int, folder: Path) -
     resumed = checkpoint.find(Path(config.record.output_dir), named) if named else None
     if named and resumed is None:
         raise ValueError(f"output_dir {config.record.output_dir!r} has no complete checkpoint to measure")
-    return config.with_settings(
-        batch_size=batch_size,
-        gradient_accumulation_steps=rollouts // (batch_size * replicas),
-        sde_window="",
-        match_noise="",  # eta keeps the value that was matched for the window
-        use_grad_balancing=True,
-        reference_conventions=False,
-        enable_timestep_permutation=False,
-        timestep_fraction=1.0,
-        num_updates_per_rollout=1,
-        kl_strategy="flags",
-        kl_weight=0.0,
-        allow_changed_settings=True,
-        check_reward=False,
-        max_missing_fraction=0.0,
-        valid_video_csv=[],
-        report_to=["none"],
-        max_steps=10**9,  # above the iteration of any checkpoint
-        resume_from_checkpoint=str(resumed or ""),
-        output_dir=str(folder),
-    )
+    fixed = read_yaml(Path(__file__).with_suffix(".yaml"))
+    fixed |= {"resume_from_checkpoint": str(resumed or ""), "output_dir": str(folder), "batch_size": batch_size}
+    return config.with_settings(**fixed, gradient_accumulation_steps=rollouts // (batch_size * replicas))
 
 
 def norms_per_visit(update: PolicyUpdate, rollouts: RolloutBatch) -> list[float]:
@@ -91,37 +73,32 @@ def norms_per_visit(update: PolicyUpdate, rollouts: RolloutBatch) -> list[float]
 
 
 def summarise(
-    settings: Mapping[str, Any], scheduler: FlowMatchDiscreteScheduler, step_weights: Tensor, rounds: list[list[float]]
+    settings: Mapping[str, Any], scheduler: FlowMatchDiscreteScheduler, step_weights: Tensor, norms: list[float]
 ) -> dict:
-    """Return the content of the JSON without ``rollouts``. ``step_weights`` (steps,) are those of the ``rounds``."""
+    """Return the content of the JSON without ``rollouts``; ``norms`` were measured with ``step_weights`` (steps,)."""
     sampler = {name: settings[name] for name in ("eta", "sde_type")}
     theory = scheduler.compute_log_prob_grad_norms(**sampler).tolist()
     stds, weights, sigmas = scheduler.std_devs(**sampler).tolist(), step_weights.tolist(), scheduler.sigmas.tolist()
-    steps = []
-    for place, weighted in zip(scheduler.stochastic_steps(**sampler), zip(*rounds, strict=True), strict=True):
-        without = [norm / weights[place] for norm in weighted]
-        steps.append(
-            {
-                "step": place,
-                "sigma": sigmas[place],
-                "sigma_next": sigmas[place + 1],
-                "std": stds[place],
-                "inverse_std": 1 / stds[place],
-                "theory": theory[place],
-                "weight": weights[place],
-                "norm": sum(without) / len(rounds),
-                "norms": without,
-                "norm_weighted": sum(weighted) / len(rounds),
-                "norms_weighted": list(weighted),
-            }
-        )
+    steps = [
+        {
+            "step": place,
+            "sigma": sigmas[place],
+            "sigma_next": sigmas[place + 1],
+            "std": stds[place],
+            "inverse_std": 1 / stds[place],
+            "theory": theory[place],
+            "weight": weights[place],
+            "norm": weighted / weights[place],
+            "norm_weighted": weighted,
+        }
+        for place, weighted in zip(scheduler.stochastic_steps(**sampler), norms, strict=True)
+    ]
     measured = [step["norm"] for step in steps]
     return {
         **sampler,
         "num_steps": settings["grpo_sampling_steps"],
         **{name: settings[name] for name in ("shift", "last_step", "cfg_scale", "seed", "transformer_version")},
         "checkpoint": settings["resume_from_checkpoint"] or None,
-        "rounds": len(rounds),
         "steps": steps,
         "rank_correlation": {
             name: rank_correlation(measured, [step[name] for step in steps]) for name in ("theory", "inverse_std")

@@ -33,11 +33,10 @@ def test_weighted_norms_divided_by_the_weights_are_unweighted_norms(measured, me
     before = [parameter.detach().clone() for parameter in trainer.policy.parameters]
     weighted = norms_under(trainer, rollouts, weights)
     without = norms_under(trainer, rollouts, torch.ones_like(weights))
-    result = summarise(measured.flat(), trainer.pipeline.scheduler, weights, [weighted, weighted])
+    result = summarise(measured.flat(), trainer.pipeline.scheduler, weights, weighted)
     assert [step["norm"] for step in result["steps"]] == pytest.approx(without, rel=1e-5)
     assert [step["norm_weighted"] for step in result["steps"]] == pytest.approx(weighted)
     assert [step["step"] for step in result["steps"]] == [0, 1, 2] and min(without) > 0
-    assert result["rounds"] == 2 and result["steps"][0]["norms_weighted"] == [weighted[0]] * 2
     assert all(map(torch.equal, before, trainer.policy.parameters))
     assert all(parameter.grad is None for parameter in trainer.policy.parameters)
     assert len(table(result).splitlines()) == 1 + 3 + 2
@@ -98,13 +97,13 @@ def test_a_checkpoint_can_be_measured(tiny_config, mesh, tmp_path):
 def test_the_program_writes_only_its_file(tiny_config, tmp_path, capsys):
     out = tmp_path / "gradients.json"
     flags = ["--config", "configs/smoke.yaml", "--output_dir", str(tmp_path / "run"), "--num_threads", "1"]
-    main([*flags, "--precompute_conditions", "true", "--out", str(out), "--rounds", "2"])
+    main([*flags, "--precompute_conditions", "true", "--out", str(out)])
     assert [path.name for path in tmp_path.iterdir()] == [out.name]
     result = json.loads(out.read_text())
-    assert (result["rounds"], result["rollouts"], result["checkpoint"]) == (2, 8, None)
+    assert (result["rollouts"], result["checkpoint"]) == (8, None)
     for step in result["steps"]:
         assert step["inverse_std"] * step["std"] == pytest.approx(1)
-        assert step["norm"] == pytest.approx(sum(step["norms"]) / 2)
+        assert step["norm"] * step["weight"] == pytest.approx(step["norm_weighted"])
     assert result["rank_correlation"].keys() == {"theory", "inverse_std"}
     assert "rank correlation of norm with theory" in capsys.readouterr().out
 
@@ -112,7 +111,6 @@ def test_the_program_writes_only_its_file(tiny_config, tmp_path, capsys):
 @pytest.mark.parametrize(
     "flags, message",
     [
-        (["--rounds", "0"], "--rounds must be at least 1, got 0"),
         (["--rollouts", "6"], "6 is not a multiple of num_generations 4"),
         (["--out", "nowhere/g.json"], "the folder of --out must exist"),
     ],

@@ -10,7 +10,7 @@ deviation. A figure for which the runs are missing is skipped, with the reason.
 
 from pathlib import Path
 
-from hyvideo.data.outside import Parser, exit_on_error, parse_json
+from hyvideo.data.outside import Parser, exit_on_error, read_json
 
 THEORY_ONLY = "theory only: pass measured norms of scripts.measure_gradient_norms with --gradients"
 
@@ -43,14 +43,9 @@ def main() -> None:
 
 def read_measured(path: Path) -> dict:
     """Return the content of a file of measure_gradient_norms. Raises ValueError for any other file."""
-    try:
-        content = parse_json(path.read_text(encoding="utf-8"))
-        if not isinstance(content, dict) or not {"sde_type", "num_steps", "steps"} <= content.keys():
-            raise ValueError("sde_type, num_steps or steps is missing")
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"--gradients must be JSON files of scripts.measure_gradient_norms, got {path}: {error}"
-        ) from error
+    content = read_json(path, "--gradients")
+    if not {"sde_type", "num_steps", "steps"} <= content.keys():
+        raise ValueError(f"--gradients must be JSON files of scripts.measure_gradient_norms, got {path}")
     return content
 
 

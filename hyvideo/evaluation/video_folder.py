@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hyvideo.data.outside import folder_problem, parse_json, quote
+from hyvideo.data.outside import folder_problem, parse_json, quote, read_json
 from hyvideo.data.prompts import Request
 from hyvideo.data.videos import mp4_factor, read_video
 
@@ -77,7 +77,7 @@ def _recorded(folder: Path) -> list[Clip]:
 
 
 def _prompt_of(path: Path) -> str:
-    content = parse_json(path.read_text(encoding="utf-8"))
-    if not isinstance(content, dict) or not isinstance(content.get("prompt"), str):
+    prompt = read_json(path, "--videos").get("prompt")
+    if not isinstance(prompt, str):
         raise ValueError(f"{path} must contain a JSON object with a prompt")
-    return content["prompt"]
+    return prompt

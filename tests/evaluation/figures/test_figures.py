@@ -193,7 +193,7 @@ def test_measured_norms_are_drawn_beside_the_theory(monkeypatch, tmp_path, capsy
     run()
     assert (tmp_path / "f" / "figure4.png").is_file()
     assert "theory only" not in capsys.readouterr().out
-    path.write_text("[1]")
+    path.write_text("{}")
     with pytest.raises(SystemExit, match="2"):
         run()
     assert "--gradients must be JSON files of scripts.measure_gradient_norms" in capsys.readouterr().err

@@ -11,6 +11,7 @@ Each video's settings are saved beside it as JSON. Ignored flags of the public r
 """
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -135,6 +136,10 @@ def check(options: argparse.Namespace) -> None:
     for name in ("rewrite_url", "rewrite_model", "rewrite_prompt_file", "rewrite_fallback", "rewritten_csv"):
         if getattr(options, name) and not options.rewrite:
             raise ValueError(f"--{name} needs --rewrite true")
+    csvs = [os.path.realpath(csv) for csv in options.valid_video_csv]
+    if options.rewritten_csv and os.path.realpath(options.rewritten_csv) in csvs:
+        text = "must be another file than --valid_video_csv, whose other columns it would lose"
+        raise ValueError(f"--rewritten_csv {text}, got {quote(options.rewritten_csv)}")
     if options.rewrite and processes.world_size() > 1:
         raise ValueError(
             "--rewrite must run in one process: rewrite the prompts with python generate.py --rewrite true "
@@ -240,7 +245,8 @@ def run(options: argparse.Namespace) -> None:
     names = ("seed", "initial_noise", "sp_size", "sr", "save_pre_sr_video")
     how = {"source": source, "offloading": offloading, "caching": caching, "is_stochastic": is_stochastic}
     generation.generate(config, videos, **how, **{name: getattr(options, name) for name in names})
-    if processes.rank() % options.sp_size == 0 and (len(videos) > 1 or (output / PAGE_FILE).is_file()):
+    replica, place = divmod(processes.rank(), options.sp_size)  # an idle replica may end before there is a video
+    if place == 0 and replica < len(videos) and (len(videos) > 1 or (output / PAGE_FILE).is_file()):
         write_gallery(folder)
 
 

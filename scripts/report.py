@@ -16,12 +16,17 @@ def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("runs", type=Path, nargs="*", metavar="RUN", help="output_dir of a run")
     parser.add_argument("--videos", type=Path, nargs="+", metavar="FOLDER", help="one or two folders of videos")
-    parser.add_argument("--out", type=Path, default=Path(REPORT_FILE), help="HTML file to write (report.html)")
+    parser.add_argument("--out", type=Path, help=f"HTML file to write ({REPORT_FILE})")
     options = parser.parse_args()
     if bool(options.runs) == bool(options.videos) or len(options.videos or ()) > 2:
         raise ValueError("give either one or several runs, or --videos with one or two folders")
-    out = write_gallery(*options.videos) if options.videos else write_report(options.runs, options.out)
-    print(f"written to {out or options.out}")
+    if options.videos and options.out:
+        raise ValueError(f"--out needs runs: --videos writes index.html into its first folder, got {options.out}")
+    if options.videos:
+        out = write_gallery(*options.videos)
+    else:
+        write_report(options.runs, out := options.out or Path(REPORT_FILE))
+    print(f"written to {out}")
 
 
 if __name__ == "__main__":

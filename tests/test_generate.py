@@ -10,12 +10,13 @@ import pytest
 import torch
 
 import generate
+from hyvideo.config import processes
 from hyvideo.config.reference_flags import table
 from hyvideo.config.sections import DataSettings, ModelSettings, RolloutSettings
 from hyvideo.data.prompts import Request
 from hyvideo.data.videos import read_video
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.evaluation import generation
+from hyvideo.evaluation import generation, video_sampler
 from hyvideo.evaluation.video_sampler import STAGE, Video, VideoSampler
 from hyvideo.models import loading
 from hyvideo.models.loading import load_transformer
@@ -135,6 +136,20 @@ def test_several_videos_of_a_prompt_cannot_share_a_seed(make, tmp_path):
     (tmp_path / "prompts.csv").write_text("prompt,seed\na cat,7\n")
     code, _, output = make("--valid_video_csv", tmp_path / "prompts.csv", "--num_videos", "2")
     assert code == 2 and "seeds in the CSV, got 2: the videos of a prompt would be identical" in output.err
+
+
+def test_a_process_without_a_video_does_not_look_for_one(make, monkeypatch):
+    monkeypatch.setattr(processes, "rank", lambda: 2)
+    monkeypatch.setattr(processes, "world_size", lambda: 3)
+    code, settings, output = make("--transformer_version", "480p_t2v", "--prompt", "one", "two", *SMALL)
+    assert (code, settings) == (0, []), output.err
+
+
+def test_a_video_without_its_settings_is_not_shown_with_those_of_an_earlier_one(make, monkeypatch, tmp_path):
+    monkeypatch.setattr(video_sampler, "write_json", lambda *_: None)  # the process ends before it
+    (tmp_path / "videos").mkdir()
+    (tmp_path / "videos" / "0000.json").write_text("{}")
+    assert make("--transformer_version", "480p_t2v", "--prompt", "one", *SMALL)[:2] == (0, [])
 
 
 def test_several_processes_share_the_videos_and_match_one_process(make, root, tmp_path):

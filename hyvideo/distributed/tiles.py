@@ -49,12 +49,13 @@ class Tiles:
 
     def _gather(self, own: list[Tensor], num_tiles: int, each: int, like: Tensor) -> list[Tensor]:
         """Return all ranks' outputs in the order of the tiles, ``each`` outputs per tile."""
-        shapes, outputs = self.of_all([part.shape for part in own]), []
-        for rank in (number % len(shapes) for number in range(num_tiles) for _ in range(each)):
-            shape = shapes[rank].pop(0)
-            part = own.pop(0).contiguous() if rank == self.ranks.rank else like.new_empty(shape)
+        shapes = self.of_all([part.shape for part in own])
+        owners = [number % len(shapes) for number in range(num_tiles) for _ in range(each)]
+        with raise_on_all_ranks(self.ranks, self.group, (torch.OutOfMemoryError,)):  # no rank may miss a broadcast
+            parts = ((own if rank == self.ranks.rank else shapes[rank]).pop(0) for rank in owners)
+            outputs = [part.contiguous() if isinstance(part, Tensor) else like.new_empty(part) for part in parts]
+        for rank, part in zip(owners, outputs):
             dist.broadcast(part, dist.get_global_rank(self.group, rank), group=self.group)
-            outputs.append(part)
         return outputs
 
 

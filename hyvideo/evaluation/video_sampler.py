@@ -80,6 +80,8 @@ class VideoSampler:
         if frames is None:
             raise FloatingPointError(f"{path}: the video contains NaN or inf; try --dtype fp32 or another checkpoint")
         if self.mesh.rank % self.mesh.sp_size == 0:
+            record = path.with_suffix(".json")
+            record.unlink(missing_ok=True)  # an earlier video's
             write_video(path, frames, self.data.fps)
             if settings:
-                write_json(path.with_suffix(".json"), settings | {"vae_tile_size": tile_size_of(pipeline.vae)})
+                write_json(record, settings | {"vae_tile_size": tile_size_of(pipeline.vae)})

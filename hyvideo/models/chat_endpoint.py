@@ -39,7 +39,7 @@ class ChatEndpoint:
         retries: int,  # if there is no answer, or a status in ``RETRIED``
     ):
         if not model or not is_address(url) or set("@?#") & set(url):
-            raise ValueError(f"{user} needs a model and a url (https://HOST/v1, no key or query), got {quote(url)}")
+            raise ValueError(f"{user} needs a model and a url (https://HOST/v1, no key or query), got {(model, url)}")
         if not (0 < parallel <= 100 and min(timeout, retries + 1) > 0):
             raise ValueError(f"{user}: timeout must be positive, retries 0 or more, parallel 1 to 100")
         key = os.environ.get(key_env, "")

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from hyvideo.data.images import read_image
-from hyvideo.data.outside import MAX_PROMPT_BYTES, file_problem, quote
+from hyvideo.data.outside import MAX_PROMPT_BYTES, file_problem, make_folder, quote, write_problem
 from hyvideo.data.prompts import Request, check_prompt, read_requests, write_requests
 from hyvideo.models.chat_endpoint import ChatEndpoint
 
@@ -38,10 +38,15 @@ class Rewriter:
         With ``path``, they are also written to this CSV, part by part, and the same call resumes.
         """
         done = list(requests)
+        if path and (problem := write_problem(path.parent)):
+            raise ValueError(f"--rewritten_csv must be a file in a writable folder, got {quote(path)}: {problem}")
         if path and path.exists():
             done = read_requests(path)
             if [*map(_given, done)] != [*map(_given, requests)]:
-                raise ValueError(f"--rewritten_csv must be a new file or have the same prompts, got {quote(path)}")
+                rule = "must be a new file or have the same prompts, images and seeds"
+                raise ValueError(f"--rewritten_csv {rule}, got {quote(path)}")
+        elif path:
+            make_folder(path.parent)
         for start in range(0, len(done), ROWS_PER_WRITE):
             part = range(start, min(start + ROWS_PER_WRITE, len(done)))
             rows, problems = [row for row in part if done[row].original_prompt is None], []
@@ -72,9 +77,10 @@ class Rewriter:
         return json.dumps({"model": self.endpoint.model, "messages": messages} | FIELDS)
 
 
-def _given(request: Request) -> tuple[str, str | None]:
-    """Return prompt and image as the user gave them, in a form that a CSV preserves."""
-    return (request.original_prompt or request.prompt).strip(), request.image and os.path.realpath(request.image)
+def _given(request: Request) -> tuple[str, str | None, int | None]:
+    """Return prompt, image and seed as the user gave them, in a form that a CSV preserves."""
+    prompt = (request.original_prompt or request.prompt).strip()
+    return prompt, request.image and os.path.realpath(request.image), request.seed
 
 
 def _prompt(choice: dict) -> str:

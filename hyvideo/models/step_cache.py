@@ -30,13 +30,13 @@ class StepCaching:
             self.cache_end_step,
             self.cache_step_interval,
         )
+        least = int(self.cache_type == "taylorcache")  # it ignores step 0, as in the original
         if total != num_steps:
-            first, last = (round(step * num_steps / max(total, 1)) for step in (start, end))
+            first, last = (max(round(step * num_steps / max(total, end, 1)), least) for step in (start, end))
             raise ValueError(
                 f"--total_steps must equal the number of steps, {num_steps}, got {total}; the default schedule is for "
                 f"50 steps. Scaled: --total_steps {num_steps} --cache_start_step {first} --cache_end_step {last}"
             )
-        least = int(self.cache_type == "taylorcache")  # it ignores step 0, as in the original
         if not least <= start <= end <= total or interval < 1:
             raise ValueError(
                 f"{least} <= --cache_start_step <= --cache_end_step <= {total} and 1 <= --cache_step_interval must "

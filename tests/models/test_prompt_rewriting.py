@@ -2,6 +2,7 @@
 
 import base64
 import io
+from dataclasses import replace
 
 import pytest
 from PIL import Image
@@ -106,7 +107,6 @@ def test_a_csv_is_resumed_and_can_be_used_for_training(endpoint, tmp_path, monke
     Image.new("RGB", (8, 8)).save(tmp_path / "image.png")
     given = [Request(f'clip, "{n}"\nnew line', seed=n) for n in range(4)] + [Request("x", str(tmp_path / "image.png"))]
     out = tmp_path / "folder" / "out.csv"
-    out.parent.mkdir()
     down = endpoint(lambda request, call: (400, {}, {}) if '"2"' in asked(request) else longer(request, call))
     with pytest.raises(ValueError, match="1 of 5 prompts failed: .*start the same command again"):
         rewriter(down).rewrite(given, out)
@@ -118,8 +118,9 @@ def test_a_csv_is_resumed_and_can_be_used_for_training(endpoint, tmp_path, monke
     assert requests == read_requests(out)
     assert [(r.original_prompt, r.image, r.seed) for r in requests] == [(r.prompt, r.image, r.seed) for r in given]
     assert requests[2].prompt == 'clip, "2"\nnew line, in the rain'
-    with pytest.raises(ValueError, match="must be a new file or have the same prompts"):
-        rewriter(server).rewrite(given[1:], out)
+    for other in (given[1:], [replace(given[0], seed=9), *given[1:]]):
+        with pytest.raises(ValueError, match="must be a new file or have the same prompts, images and seeds"):
+            rewriter(server).rewrite(other, out)
 
 
 # --- generate.py ------------------------------------------------------------------------------------------------------
@@ -145,12 +146,23 @@ def test_a_flag_writes_a_csv_and_exits_without_a_model(endpoint, tmp_path, capsy
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "out.csv"]
 
 
+def test_a_csv_that_cannot_be_written_is_rejected_before_anything_is_sent(endpoint, tmp_path, capsys):
+    (tmp_path / "in.csv").write_text("prompt,category\na cat,animals\n")
+    server = endpoint(longer)
+    flags = ["--valid_video_csv", tmp_path / "in.csv", "--rewrite", "--rewrite_url", server.url, "--rewrite_model", "m"]
+    assert "in a writable folder" in run(capsys, *flags, "--rewritten_csv", tmp_path / "in.csv" / "out.csv")
+    (tmp_path / "link.csv").symlink_to("in.csv")
+    assert "must be another file" in run(capsys, *flags, "--rewritten_csv", tmp_path / "link.csv")
+    assert not server.requests and "animals" in (tmp_path / "in.csv").read_text()
+
+
 @pytest.mark.parametrize(
     "flags, message",
     [
         ("--rewrite_url http://127.0.0.1/v1", "--rewrite_url needs --rewrite true"),
         ("--rewrite false --rewrite_fallback", "--rewrite_fallback needs --rewrite true"),
         ("--rewrite", "--rewrite needs a model and a url"),
+        ("--rewrite --rewrite_url http://127.0.0.1/v1", "got ('', 'http://127.0.0.1/v1')"),
         ("--rewrite --rewrite_url http://h/v1 --rewrite_model m", "--rewrite needs https and an ASCII key"),
         ("--rewrite --rewrite_prompt_file /nowhere", "--rewrite_prompt_file must be a text file, got '/nowhere'"),
     ],

@@ -124,8 +124,13 @@ def test_the_default_schedule_runs_half_of_fifty_steps():
     "changes, message",
     [
         (
-            {"total_steps": 30},
-            "number of steps, 50, got 30; .*: --total_steps 50 --cache_start_step 18 --cache_end_step 75",
+            {"total_steps": 100, "cache_start_step": 22, "cache_end_step": 90},
+            "number of steps, 50, got 100; .*: --total_steps 50 --cache_start_step 11 --cache_end_step 45",
+        ),
+        ({"total_steps": 30}, "--total_steps 50 --cache_start_step 12 --cache_end_step 50"),  # 45 is no step of 30
+        (
+            {"total_steps": 0, "cache_start_step": -3, "cache_type": "taylorcache"},
+            "--cache_start_step 1 --cache_end_step 50",
         ),
         ({"cache_start_step": 46}, "0 <= --cache_start_step <= --cache_end_step <= 50 and 1 .* got 46, 45 and 4"),
         ({"cache_end_step": 51}, "must hold, got 11, 51 and 4"),

@@ -96,12 +96,14 @@ def test_the_command_writes_the_page_or_names_the_folder_without_videos(folders,
     monkeypatch.setattr("sys.argv", ["report.py", "--videos", *map(str, folders)])
     report.main()
     assert str(folders[0] / "index.html") in capsys.readouterr().out
-    for flags in (["--videos", str(folders[0]), str(tmp_path)], [], ["run", "--videos", str(tmp_path)]):
+    given = ["--videos", str(folders[0])]
+    for flags in ([*given, str(tmp_path)], [], ["run", "--videos", str(tmp_path)], [*given, "--out", "a.html"]):
         monkeypatch.setattr("sys.argv", ["report.py", *flags])
         with pytest.raises(SystemExit):
             report.main()
     output = capsys.readouterr().err
     assert f"got {str(tmp_path)!r}: it has no mp4 file with its JSON file" in output and "or --videos with" in output
+    assert "--out needs runs: --videos writes index.html into its first folder, got a.html" in output
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hyvideo.data.outside import align_columns
 from hyvideo.data.prompts import Request, are_seen
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation.reward_hacking.rule import Dispersion
@@ -91,11 +92,8 @@ def by_prompt(videos: Iterable[dict], value_of: Callable[[dict], float | None]) 
 
 def as_text(summary: dict[str, Interval]) -> str:
     """Format mean and interval, one line per metric."""
-    lines = []
-    for name, value in summary.items():
-        interval = f"  [{value.low:.4f}, {value.high:.4f}]" if value.low < value.high else ""
-        lines.append(f"{name:<20} {value.mean:>9.4f}{interval}")
-    return "\n".join(lines)
+    intervals = {name: f"[{v.low:.4f}, {v.high:.4f}]" if v.low < v.high else "" for name, v in summary.items()}
+    return "\n".join(align_columns([(name, f"{v.mean:9.4f}", intervals[name]) for name, v in summary.items()]))
 
 
 def write_evaluation(path: Path, evaluation: Evaluation, identity: dict) -> None:

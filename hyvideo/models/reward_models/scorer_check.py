@@ -87,16 +87,6 @@ class ScorerUnderTest:
                 raise InvalidAnswer(f"score returned no scores: {result.reason}")
         return [result.scores for result in results]
 
-    def rejects(self, prompt: str) -> bool:
-        """Return whether ``check_prompts`` raises ValueError for a prompt. Raises InvalidAnswer for other errors."""
-        try:
-            self.scorer.check_prompts([prompt])
-        except ValueError:
-            return True
-        except Exception as error:
-            raise InvalidAnswer(f"check_prompts must raise ValueError, got {describe_error(error)}") from error
-        return False
-
     def difference(self, a: Scores, b: Scores) -> float:
         """Return the largest difference in any dimension; inf if only one of two scores is finite."""
         return max(_distance(a.get(name), b.get(name)) for name in self.dimensions)
@@ -104,8 +94,12 @@ class ScorerUnderTest:
     def check_answer(self) -> Outcome:
         """Check that the prompt is accepted and that score returns one dict without modifying the video."""
         before = self.trial.video.clone()
-        if self.rejects(self.trial.prompt):
+        try:
+            self.scorer.check_prompts([self.trial.prompt])
+        except ValueError:
             return "failed", f"check_prompts rejects the prompt {self.trial.prompt!r}"
+        except Exception as error:
+            raise InvalidAnswer(f"check_prompts must raise ValueError, got {describe_error(error)}") from error
         (self.clean_scores,) = self.score(self.trial.video)
         if not torch.equal(before, self.trial.video):
             return "failed", "score modifies the input video in place; modify a copy"

@@ -12,8 +12,13 @@ import generate
 from hyvideo.config.settings import Config
 from hyvideo.data import images
 from hyvideo.data.images import bucket_sizes, larger_size, nearest_size
+from hyvideo.data.randomness import normal
 from hyvideo.evaluation import video_sampler
 from hyvideo.evaluation.super_resolution import Refiner
+from hyvideo.evaluation.video_sampler import STAGE
+from hyvideo.models.download_check.report import report
+from hyvideo.models.hunyuan_video15.prompt_encoders import ImageEncoder
+from hyvideo.models.loading import load_vae
 from hyvideo.models.lora import Pair, save_lora
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from tests.models.conftest import GOLDEN
@@ -82,24 +87,36 @@ def test_a_video_is_refined_and_both_are_written(run, tmp_path):
     assert record["super_resolution"] == expected
 
 
-def test_an_image_a_checkpoint_and_a_lora_are_used_at_both_sizes(run, tmp_path, monkeypatch):
-    samples = []
-    sample = GRPOPipeline.sample_ode
-    monkeypatch.setattr(
-        GRPOPipeline, "sample_ode", lambda self, *inputs: [samples.append((self, *inputs)), sample(self, *inputs)][1]
-    )
+def test_an_image_is_encoded_at_both_sizes_and_a_lora_is_the_base_models(run, root, tmp_path, monkeypatch):
+    samples, images_at = [], {}
+    sample, encode = GRPOPipeline.sample_ode, ImageEncoder.__call__
+
+    def sampled(self, conditions, noise):
+        samples.append((self, *conditions.samples, noise, sample(self, conditions, noise)))
+        return samples[-1][-1]
+
+    def encoded(self, path, *size):
+        images_at[size] = encode(self, path, *size)
+        return images_at[size]
+
+    monkeypatch.setattr(GRPOPipeline, "sample_ode", sampled)
+    monkeypatch.setattr(ImageEncoder, "__call__", encoded)
     save_lora({"transformer_blocks.0.attn.to_q": Pair(torch.ones(1, 32), torch.ones(32, 1), 8.0)}, tmp_path / "lora")
-    image = write_image(tmp_path / "image.png", height=90, width=80)
+    image = write_image(tmp_path / "image.png", height=110, width=80)
     flags = ["--transformer_version", "480p_i2v", "--image_path", image, "--lora_path", tmp_path / "lora"]
-    code, error, _ = run(
-        "--sr", *flags, "--initial_noise", "reference", "--guidance_scale", "1", "--height", "64", "--width", "64"
-    )
+    flags += "--initial_noise reference --guidance_scale 1 --height 64 --width 64".split()
+    code, error, _ = run("--sr", *flags)
     assert code == 0, error
-    (_, (base,), first), (pipeline, (refined,), noise) = [(p, c.samples, x) for p, c, x in samples]
+    (_, base, _, final), (pipeline, refined, noise, _) = samples
     assert torch.equal(base.text, refined.text) and base.low_resolution is None
-    assert refined.low_resolution.shape == noise.shape[1:] == (4, 2, 6, 6)
-    assert base.image.latents.shape == (4, 4, 4) and refined.image.latents.shape == (4, 6, 6)
-    assert not torch.equal(base.image.embeds, refined.image.embeds)
+    nearest = nearest_size(110, 80, bucket_sizes("720p"))
+    assert list(images_at) == [(64, 64), (96, 96), nearest] and nearest != (96, 96)
+    assert torch.equal(refined.image.latents, images_at[96, 96].latents)
+    assert torch.equal(refined.image.embeds, images_at[nearest].embeds)
+    upsampler = load_vae(root, upsampler="720p_sr_distilled")
+    added = normal((4, 2, 6, 6), 3, "generate", 0, STAGE, "augmentation")[None]
+    with torch.no_grad():
+        assert torch.equal(refined.low_resolution, upsampler.condition(final, added)[0])
     expected = torch.randn(1, 4, 2, 6, 6, generator=torch.Generator().manual_seed(3), dtype=torch.bfloat16)
     assert torch.equal(noise, expected.float()), "the original's noise for the seed"
     assert pipeline.transformer.config.in_channels == 14 and not hasattr(pipeline.transformer, "peft_config")
@@ -161,3 +178,17 @@ def rename_tensor(folder):
 
 def copy_base(root):
     shutil.copytree(root / "transformer/480p_t2v", root / "transformer/720p_sr_distilled", dirs_exist_ok=True)
+
+
+def test_the_download_check_reports_both_parts(root, tmp_path):
+    model = shutil.copytree(root, tmp_path / "ckpts")
+    rows = {row.part.folder: row.state for row in report(model).rows if row.part.uses == ["super-resolution"]}
+    assert rows == {
+        f"{part}/{r}_sr_distilled": "ok" for part in ("transformer", "upsampler") for r in ("1080p", "720p")
+    }
+    rename_tensor(model / "upsampler/720p_sr_distilled")
+    (broken,) = report(model).missing_for("super-resolution")
+    assert (broken.part.folder, broken.state) == ("upsampler/720p_sr_distilled", "does not fit")
+    shutil.rmtree(model / "transformer/480p_t2v")
+    shutil.rmtree(model / "transformer/480p_i2v")
+    assert not report(model).has_a_model, "a super-resolution model alone generates no video"

@@ -15,8 +15,7 @@ import torch
 from hyvideo.data.videos import write_video
 from hyvideo.models.reward_models.async_scorer import AsyncScorer, score_safely
 from hyvideo.models.reward_models.rewards import ScoreResult, ScorerUnavailable, SetMeasure
-from hyvideo.models.reward_models.service.protocol import ScoreRequest
-from hyvideo.models.reward_models.service.server import ScorerThread
+from hyvideo.models.reward_models.service.server import Batcher
 
 WEIGHTS = {"VQ": 0.5, "TA": 1.0}
 
@@ -112,9 +111,7 @@ def test_the_thread_of_a_rank_sets_no_device_but_its_own(scorer_of, devices):
 def test_the_thread_of_a_reward_service_uses_the_device_of_its_scorer(devices):
     scorer = Brightness()
     scorer.device = torch.device("cuda", 3)
-    thread = ScorerThread(scorer)
-    asyncio.run(thread.score(ScoreRequest(videos(9), ["a"], 8.0)))
-    thread.close()
+    Batcher(scorer).close()
     assert devices == [3]
 
 

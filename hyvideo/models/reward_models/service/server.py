@@ -1,6 +1,6 @@
 """The reward service: a frozen scorer behind HTTP, for training runs without enough memory for it.
 
-POST /score          scores of videos (protocol.py), one request after the other; 503 if too many are waiting
+POST /score          scores of videos (protocol.py); waiting requests are scored in batches, 503 if there are too many
 POST /check_prompts  {"prompts": [...]} -> {"problem": null or a sentence}
 GET  /health /metrics
 """
@@ -8,12 +8,13 @@ GET  /health /metrics
 import asyncio
 import hmac
 import math
+import threading
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio.to_thread
 import torch
@@ -31,46 +32,80 @@ from hyvideo.models.reward_models.service.limits import Limits
 _DECODERS = 4  # concurrently decoded requests, each of which needs memory for two copies of its body
 
 
-class ScorerThread:
-    """Scores requests in one thread, in the order of their arrival and at most ``max_videos`` videos at a time."""
+class _QueuedVideo(NamedTuple):
+    video: Tensor
+    prompt: str
+    fps: float
+    result: "Future[ScoreResult]"
 
-    def __init__(self, scorer: Scorer, *, max_videos: int = 16):
+
+class Batcher:
+    """Scores videos in one thread, in the order of their requests, and batches those that arrive meanwhile.
+
+    A batch has up to ``max_videos`` videos of one frame rate, for which it waits ``wait`` seconds.
+    """
+
+    def __init__(self, scorer: Scorer, *, max_videos: int = 16, wait: float = 0.01):
         if max_videos < 1:
             raise ValueError(f"max_videos must be at least 1, got {max_videos}")
-        self.scorer, self.max_videos = scorer, max_videos
+        self.scorer, self.max_videos, self.wait = scorer, max_videos, wait
         self.counts = {"requests": 0, "batches": 0, "videos": 0, "failures": 0}
         self.seconds = 0.0
-        device = getattr(scorer, "device", None)
-        # A new thread starts on GPU 0.
-        prepare = partial(torch.cuda.set_device, device) if isinstance(device, torch.device) and device.index else None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="scorer", initializer=prepare)
+        self._waiting: deque[_QueuedVideo] = deque()
+        self._is_closed, self._changed = False, threading.Condition()
+        self._thread = threading.Thread(target=self._work, name="scorer", daemon=True)
+        self._thread.start()
 
-    def seconds_for(self, num_requests: int) -> int:
-        """Estimate the seconds needed for requests from the mean time per batch so far, between 1 and 60."""
-        return min(60, math.ceil(num_requests * self.seconds / max(1, self.counts["batches"])) or 1)
+    def seconds_left(self) -> int:
+        """Estimate the seconds needed for the queue from the mean time per video so far, between 1 and 60."""
+        return min(60, math.ceil(len(self._waiting) * self.seconds / max(1, self.counts["videos"])) or 1)
 
-    async def score(self, request: protocol.ScoreRequest) -> list[ScoreResult]:
-        """Return the result of each video; if this is canceled, videos whose scoring has not started are not scored."""
+    def submit(self, request: protocol.ScoreRequest) -> "list[Future[ScoreResult]]":
+        """Queue a request and return one future per video; a future canceled before its batch starts is not scored."""
         self.counts["requests"] += 1
-        results: list[ScoreResult] = []
-        for start in range(0, len(request.videos), self.max_videos):
-            part = slice(start, start + self.max_videos)
-            score = partial(self._score, request.videos[part], request.prompts[part], request.fps)
-            results += await asyncio.get_running_loop().run_in_executor(self._thread, score)
-        return results
+        videos = [_QueuedVideo(v, prompt, request.fps, Future()) for v, prompt in zip(request.videos, request.prompts)]
+        with self._changed:
+            self._waiting += videos
+            self._changed.notify()
+        return [video.result for video in videos]
 
     def close(self) -> None:
-        """Stop the thread after it has scored the current videos."""
-        self._thread.shutdown(cancel_futures=True)
+        """Stop the thread after it has scored the submitted videos."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+        self._thread.join()
 
-    def _score(self, videos: list[Tensor], prompts: list[str], fps: float) -> list[ScoreResult]:
-        start = time.perf_counter()
-        results = score_safely(self.scorer, videos, prompts, fps=fps, retries=0)
-        self.seconds += time.perf_counter() - start
-        self.counts["batches"] += 1
-        self.counts["videos"] += len(results)
-        self.counts["failures"] += sum(result.reason is not None for result in results)
-        return results
+    def _work(self) -> None:
+        device = getattr(self.scorer, "device", None)
+        if isinstance(device, torch.device) and device.index:
+            torch.cuda.set_device(device)  # a new thread starts on GPU 0
+        while batch := self._next_batch():
+            start = time.perf_counter()
+            videos, prompts, rates, pending = map(list, zip(*batch))
+            results = score_safely(self.scorer, videos, prompts, fps=rates[0], retries=0)
+            self.seconds += time.perf_counter() - start
+            self.counts["batches"] += 1
+            self.counts["videos"] += len(results)
+            self.counts["failures"] += sum(result.reason is not None for result in results)
+            for future, result in zip(pending, results):
+                future.set_result(result)
+
+    def _next_batch(self) -> list[_QueuedVideo]:
+        """Wait for queued videos and return some of equal frame rate, without canceled ones; empty when closed."""
+        batch: list[_QueuedVideo] = []
+        with self._changed:
+            while not batch:
+                self._changed.wait_for(lambda: self._waiting or self._is_closed)
+                if not self._waiting:
+                    break
+                self._changed.wait_for(lambda: len(self._waiting) >= self.max_videos or self._is_closed, self.wait)
+                fps = self._waiting[0].fps
+                while self._waiting and self._waiting[0].fps == fps and len(batch) < self.max_videos:
+                    video = self._waiting.popleft()
+                    if video.result.set_running_or_notify_cancel():
+                        batch.append(video)
+        return batch
 
 
 def create_app(
@@ -85,12 +120,13 @@ def create_app(
     if max_waiting < 1:
         raise ValueError(f"max_waiting must be at least 1, got {max_waiting}")
     limits, decoders = limits or Limits(), anyio.CapacityLimiter(_DECODERS)
-    scoring, slots = ScorerThread(scorer, max_videos=max_videos), anyio.CapacityLimiter(max_waiting)
+    batcher = Batcher(scorer, max_videos=max_videos)
+    active = _ActiveRequests(limits, max_waiting, batcher)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        await anyio.to_thread.run_sync(scoring.close)
+        await anyio.to_thread.run_sync(batcher.close)
 
     app = FastAPI(title="reward service", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     protected = [Depends(_token_check(token))]
@@ -101,23 +137,15 @@ def create_app(
 
     @app.get("/metrics", dependencies=protected)
     async def metrics() -> PlainTextResponse:
-        values = {f"{name}_total": value for name, value in scoring.counts.items()}
-        values |= {"seconds_total": f"{scoring.seconds:.3f}", "waiting": slots.borrowed_tokens}
+        values = {f"{name}_total": value for name, value in batcher.counts.items()}
+        values |= {"seconds_total": f"{batcher.seconds:.3f}", "waiting": active.slots.borrowed_tokens}
         return PlainTextResponse("".join(f"reward_{name} {value}\n" for name, value in values.items()))
 
-    async def slot() -> AsyncIterator[None]:
-        """Hold one of the slots for active requests. Raises HTTPException if none is free."""
-        if not slots.available_tokens:
-            headers = {"retry-after": str(scoring.seconds_for(max_waiting))}
-            raise HTTPException(503, f"{max_waiting} requests are already waiting", headers=headers)
-        async with slots:
-            yield
-
-    counted = [*protected, Depends(slot)]
+    counted = [*protected, Depends(active.slot)]
 
     @app.post("/check_prompts", dependencies=counted)
     async def check_prompts(request: Request) -> dict:
-        prompts = _prompts(await _body(request, limits.prompts, limits))
+        prompts = _prompts(await active.body(request, limits.prompts))
         try:
             await anyio.to_thread.run_sync(scorer.check_prompts, prompts)
         except ValueError as error:
@@ -126,8 +154,8 @@ def create_app(
 
     @app.post("/score", dependencies=counted)
     async def score(request: Request) -> dict:
-        decoded = await _decoded(await _body(request, limits.body, limits), limits, decoders)
-        return protocol.encode_answer(await _unless_disconnected(scoring.score(decoded), request))
+        decoded = await _decoded(await active.body(request, limits.body), limits, decoders)
+        return protocol.encode_answer(await _answer(batcher.submit(decoded), request))
 
     return app
 
@@ -139,17 +167,22 @@ async def _decoded(body: bytes, limits: Limits, decoders: anyio.CapacityLimiter)
         raise HTTPException(413 if isinstance(error, protocol.TooLarge) else 422, str(error)) from error
 
 
-async def _unless_disconnected(scoring: Coroutine[Any, Any, list[ScoreResult]], request: Request) -> list[ScoreResult]:
-    """Return the results, or cancel the scoring if the client disconnects."""
-    answer, disconnect = asyncio.ensure_future(scoring), asyncio.ensure_future(_until_disconnect(request))
+async def _answer(results: "list[Future[ScoreResult]]", request: Request) -> list[ScoreResult]:
+    """Wait for the results without blocking a thread; cancel them if the client disconnects."""
+    answer = asyncio.ensure_future(_gather(results))
+    disconnect = asyncio.ensure_future(_until_disconnect(request))
     try:
         await asyncio.wait([answer, disconnect], return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
             raise HTTPException(499, "the client disconnected")
         return answer.result()
     finally:
-        answer.cancel()
-        disconnect.cancel()
+        for pending in (*results, answer, disconnect):
+            pending.cancel()
+
+
+async def _gather(results: "list[Future[ScoreResult]]") -> list[ScoreResult]:
+    return [await asyncio.wrap_future(result) for result in results]
 
 
 async def _until_disconnect(request: Request) -> None:
@@ -167,26 +200,56 @@ def _token_check(token: str | None) -> Callable[[Request], Coroutine[Any, Any, N
     return check
 
 
-async def _body(request: Request, largest: int, limits: Limits) -> bytes:
-    """Return the body. Raises HTTPException as soon as it exceeds ``largest`` bytes or is too slow."""
-    too_large = HTTPException(413, f"a request may have at most {largest} bytes")
-    length = request.headers.get("content-length", "0")
-    if length.isdigit() and int(length) > largest:
-        raise too_large
-    body, start = bytearray(), asyncio.get_running_loop().time()
-    try:
-        async with asyncio.timeout(limits.seconds) as deadline:
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > largest:
-                    raise too_large
-                deadline.reschedule(start + limits.seconds + len(body) / limits.rate)
-    except TimeoutError as error:
-        rule = f"within {limits.seconds} s, or at {limits.rate:g} bytes/s"
-        raise HTTPException(408, f"a request must arrive {rule}") from error
-    except ClientDisconnect as error:
-        raise HTTPException(499, "the client disconnected") from error
-    return bytes(body)
+class _ActiveRequests:
+    """Active requests, and the deadlines of those whose bodies are arriving. Every byte extends a deadline."""
+
+    def __init__(self, limits: Limits, max_waiting: int, batcher: Batcher):
+        self.limits, self.batcher, self.slots = limits, batcher, anyio.CapacityLimiter(max_waiting)
+        self._deadlines: set[asyncio.Timeout] = set()
+
+    async def slot(self) -> AsyncIterator[None]:
+        """Hold one of the slots; if none is free, drop the slowest body or answer 503."""
+        if self.slots.available_tokens < 1 and not self._drop_slowest():
+            headers = {"retry-after": str(self.batcher.seconds_left())}
+            raise HTTPException(503, f"{self.slots.total_tokens} requests are already waiting", headers=headers)
+        async with self.slots:
+            yield
+
+    async def body(self, request: Request, largest: int) -> bytes:
+        """Return the body. Raises HTTPException as soon as it exceeds ``largest`` bytes or is too slow."""
+        too_large = HTTPException(413, f"a request may have at most {largest} bytes")
+        length = request.headers.get("content-length", "0")
+        if length.isdigit() and int(length) > largest:
+            raise too_large
+        body, start = bytearray(), asyncio.get_running_loop().time()
+        deadline = asyncio.timeout(self.limits.seconds)
+        try:
+            async with deadline:
+                self._deadlines.add(deadline)
+                async for chunk in request.stream():
+                    body += chunk
+                    if len(body) > largest:
+                        raise too_large
+                    if deadline in self._deadlines:
+                        deadline.reschedule(start + self.limits.seconds + len(body) / self.limits.rate)
+        except TimeoutError as error:
+            seconds, rate = self.limits.seconds, self.limits.rate
+            raise HTTPException(408, f"a request must arrive within {seconds} s, or at {rate:g} bytes/s") from error
+        except ClientDisconnect as error:
+            raise HTTPException(499, "the client disconnected") from error
+        finally:
+            self._deadlines.discard(deadline)
+        return bytes(body)
+
+    def _drop_slowest(self) -> bool:
+        """Drop the body that lags most behind ``limits.rate``; False if none lags by 5 % of ``limits.seconds``."""
+        now = asyncio.get_running_loop().time()
+        slowest = min(self._deadlines, key=asyncio.Timeout.when, default=None)
+        if slowest is None or slowest.when() > now + 0.95 * self.limits.seconds:
+            return False
+        self._deadlines.discard(slowest)
+        slowest.reschedule(now)
+        return True
 
 
 def _prompts(body: bytes) -> list[str]:

@@ -13,6 +13,7 @@ import torch
 from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
 
+from hyvideo.miniature.reward import MiniatureScorer
 from hyvideo.models.reward_models.rewards import ScorerUnavailable
 from hyvideo.models.reward_models.service.connections import make_server
 from hyvideo.models.reward_models.service.limits import Limits
@@ -20,8 +21,8 @@ from hyvideo.models.reward_models.service.protocol import (
     ScoreRequest,
     encode_request,
 )
-from hyvideo.models.reward_models.service.server import create_app
-from tests.models.reward_models.service.test_client import TOKEN, remote
+from hyvideo.models.reward_models.service.server import Batcher, create_app
+from tests.models.reward_models.service.test_client import CLIP, TOKEN, remote
 
 
 class HeldScorer:
@@ -163,6 +164,18 @@ def test_check_prompts_takes_a_slot_and_has_a_lower_size_limit():
         assert response.status_code == 413 and "may have at most 2000 bytes" in response.text
 
 
+def test_slow_bodies_are_dropped_for_a_fast_client():
+    scorer = HeldScorer()
+    scorer.released.set()
+    with running(scorer, max_waiting=2) as url, half_sent(url) as oldest, half_sent(url, "check_prompts") as other:
+        until(lambda: num_waiting(url) == 2)
+        time.sleep(1.2)  # now they are behind by 5 % of the time limit
+        assert remote(url).score(numbered(7), ["a"], fps=8)[0].scores == {"VQ": 7.0}
+        assert oldest.recv(1000).startswith(b"HTTP/1.1 408")
+        other.sendall(b"1" * 996)
+        assert other.recv(1000).startswith(b"HTTP/1.1 422")
+
+
 def test_only_a_body_above_the_minimum_rate_extends_its_deadline():
     limits = Limits(seconds=0.5, rate=100.0)
     with running(HeldScorer(), limits=limits) as url, half_sent(url) as trickling, half_sent(url) as steady:
@@ -293,17 +306,17 @@ def test_a_large_request_is_scored_in_batches_and_answered_in_order():
     assert [len(batch) for batch in scorer.batches] == [16, 16, 8]
 
 
-def test_a_request_is_scored_without_videos_of_other_requests_and_in_order_of_arrival():
+def test_concurrent_requests_share_batches_and_keep_their_order():
     scorer = HeldScorer()
-    with running(scorer, max_videos=4) as url, ThreadPoolExecutor(3) as pool:
-        answers = []
-        for numbers in ((0,), (1, 2, 3), (4, 5, 6)):
-            answers.append(pool.submit(remote(url).score, numbered(*numbers), ["a"] * len(numbers), fps=8))
-            until(lambda: num_waiting(url) == len(answers))
-            assert scorer.started.wait(10)
-        scorer.released.set()
-        scores = [[result.scores["VQ"] for result in answer.result(10)] for answer in answers]
-    assert scores == [[0], [1, 2, 3], [4, 5, 6]] == scorer.batches
+    batcher = Batcher(scorer, max_videos=4, wait=0.2)
+    first = batcher.submit(ScoreRequest(numbered(0), ["a"], 8.0))
+    assert scorer.started.wait(10)
+    others = [batcher.submit(ScoreRequest(numbered(*numbers), ["a"] * 3, 8.0)) for numbers in ((1, 2, 3), (4, 5, 6))]
+    scorer.released.set()
+    scores = [[video.result(10).scores["VQ"] for video in answer] for answer in (first, *others)]
+    batcher.close()
+    assert scores == [[0], [1, 2, 3], [4, 5, 6]]
+    assert [len(batch) for batch in scorer.batches] == [1, 4, 2]
 
 
 def test_requests_of_disconnected_clients_are_not_scored():
@@ -329,3 +342,25 @@ def test_the_rest_of_a_request_is_dropped_when_its_client_disconnects():
         scorer.released.set()
         assert remote(url).score(numbered(50), ["a"], fps=8)[0].scores == {"VQ": 50.0}
     assert scorer.batches == [[0, 1, 2, 3], [50]]
+
+
+def test_waiting_requests_with_equal_frame_rates_are_batched():
+    started, released, batches = threading.Event(), threading.Event(), []
+
+    class Slow(MiniatureScorer):
+        def score(self, videos, prompts, *, fps):
+            batches.append((len(videos), fps))
+            started.set()
+            assert released.wait(10)
+            return [{"VQ": float(len(prompt))} for prompt in prompts]
+
+    batcher = Batcher(Slow("assets/miniature"), max_videos=4, wait=0.05)
+    first = batcher.submit(ScoreRequest(CLIP, ["a"], 8.0))
+    assert started.wait(10)
+    others = [batcher.submit(ScoreRequest(CLIP, ["a" * i], 8.0)) for i in (2, 3)]
+    other_rate = batcher.submit(ScoreRequest(CLIP, ["aaaa"], 24.0))
+    released.set()
+    answers = [video.result(10).scores["VQ"] for (video,) in (first, *others, other_rate)]
+    batcher.close()
+    assert answers == [1, 2, 3, 4]
+    assert batches == [(1, 8.0), (2, 8.0), (1, 24.0)]

@@ -28,6 +28,8 @@ def main() -> int:
     words = "also evaluate the base model with this guidance scale"
     parser.add_argument("--guided_base", type=float, metavar="SCALE", help=words)
     options = parser.parse_args()
+    if options.guided_base is not None and not 1 < options.guided_base < float("inf"):
+        raise ValueError(f"--guided_base must be a finite guidance scale above 1, got {options.guided_base:g}")
     budget = Budget.of(options.budget)
     base, common, recipes = read_recipes(options.recipes)
     study = Study(base, options.out, common, options.num_gpus)

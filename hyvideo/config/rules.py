@@ -37,7 +37,7 @@ def check(config: Config, world_size: int = 1, *, on_this_machine: bool = True) 
         process_problems(config.distributed, config.reward, world_size),
         noise_can_be_matched(config.rollout),
         problem_of(lambda: stochastic_transitions(config.rollout)),  # checks eta and a custom sampler
-        trust_region_problems(config.trust_region, config.kl_strategy, config.reward),
+        trust_region_problems(config.trust_region, config.kl_strategy, config.reward, config.model.transformer_version),
         anchor_problems(config.trust_region, updates, is_moving=config.anchor_moves) if config.needs_anchor else (),
         some_step_is_stochastic(config.rollout)
         if config.loss.objective == "grpo"
@@ -219,7 +219,7 @@ def nft_problems(model: ModelSettings, rollout: RolloutSettings) -> Problems:
         yield "use_same_noise with eta 0 makes all rollouts of a group identical; remove use_same_noise or raise eta"
 
 
-def trust_region_problems(trust: TrustRegionSettings, strategy: str, reward: RewardSettings) -> Problems:
+def trust_region_problems(trust: TrustRegionSettings, strategy: str, reward: RewardSettings, version: str) -> Problems:
     if reward.ignore_rewards and strategy == "none":
         yield "ignore_rewards trains on the KL terms alone, got kl_strategy none; set kl_weight and a strategy"
     if trust.kl_strategy not in ("flags", "none") and trust.kl_weight == 0:
@@ -231,6 +231,9 @@ def trust_region_problems(trust: TrustRegionSettings, strategy: str, reward: Rew
             "anchor_cfg_scale needs a fixed anchor, since each refresh would guide what was learned from guidance, got "
             f"{trust.anchor_cfg_scale:g} with kl_strategy {strategy}; set kl_strategy fixed or dual_fixed"
         )
+    if (trust.anchor_cfg_scale or 0) > 1 and version_defaults(version).kind.endswith("distilled"):
+        got = f"{trust.anchor_cfg_scale:g} with transformer_version {version}"
+        yield f"anchor_cfg_scale must be 1 if guidance is distilled into the weights, got {got}; set it to 1"
     if strategy != "none" and not trust.kl_min_coef <= trust.kl_coef <= trust.kl_weight:
         got = f"{trust.kl_min_coef:g}, {trust.kl_coef:g} and {trust.kl_weight:g}"
         yield f"the coefficients must satisfy kl_min_coef <= kl_coef <= kl_weight, got {got}"

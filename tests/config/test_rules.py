@@ -49,6 +49,10 @@ from hyvideo.config.settings import Config
         ({"kl_strategy": "fixed", "kl_weight": 0.0}, "kl_strategy fixed needs kl_weight > 0"),
         ({"kl_strategy": "none"}, "kl_strategy none needs kl_weight 0"),
         ({"anchor_cfg_scale": 3.0}, "needs a fixed anchor, .*, got 3 with kl_strategy dual_moving; set"),
+        (
+            {"anchor_cfg_scale": 6.0, "kl_strategy": "fixed", "transformer_version": "480p_t2v_distilled"},
+            "anchor_cfg_scale must be 1 if .*, got 6 with transformer_version 480p_t2v_distilled; set it",
+        ),
         ({"ignore_rewards": True, "kl_strategy": "none", "kl_weight": 0.0}, "the KL terms alone, got kl_strategy none"),
         (
             {"guidance_interval": "0.3:0.45", "anchor_cfg_scale": 2.0, "kl_strategy": "fixed"},

@@ -65,9 +65,9 @@ def _true_reward(values: Mapping[str, float], weights: Mapping[str, float]) -> d
     return {} if None in truths else {"true/reward": np.dot(truths, [*weights.values()])}
 
 
-def guided_base(study: Study, scale: float) -> dict[str, float]:
-    """Return the metrics of the base model with guidance; stored in scores/."""
-    config = study.evaluation_config().with_settings(validation_cfg_scale=scale)
+def guided_base(study: Study, run: Run, scale: float) -> dict[str, float]:
+    """Return the metrics of the base model with guidance in the validation of a run; stored in scores/."""
+    config = study.config(run).with_settings(validation_cfg_scale=scale)
     with closing(Evaluator(config)) as evaluator:
         (evaluation,) = evaluator.policies({f"base-guided-{scale:g}": None}, study.out / "scores").values()
     values = {name: value.mean for name, value in summarise(evaluation).items()}
@@ -129,7 +129,7 @@ def write_results(study: Study, runs: list[Run], budget: Budget, guidance: float
     base = curve([*firsts.values()][:1], budget.axis)[0]
     bases = [] if base["rollouts"].mean else [_row("Base model", base, forwards_per_video(whole), 0)]
     if guidance:
-        values = dict.fromkeys(AXES, 0.0) | guided_base(study, guidance)
+        values = dict.fromkeys(AXES, 0.0) | guided_base(study, trained[0], guidance)
         found = intervals([Evaluation([], values)], columns_of(firsts[min(firsts)]))
         of_video = forwards_per_video(whole.with_settings(validation_cfg_scale=guidance))
         bases.append(_row(f"Base model, guidance {guidance:g}", found, of_video, 0))

@@ -58,10 +58,13 @@ def read_recipes(path: str) -> tuple[str, list[str], list[Recipe]]:
     common, found = _flags(parts.pop("common") or {}, path), []
     for name, settings in parts.items():
         settings = dict(settings or {})
-        has_control = settings.pop("control", False)
+        has_control, control = settings.pop("control", False), f"{name}_control"
+        if not isinstance(has_control, bool) or (has_control and control in parts):
+            got = "another recipe" if control in parts else repr(has_control)
+            raise ValueError(f"{path}: control must be true, for a recipe {control}, or false, got {got}")
         found.append(Recipe(str(name), tuple(_flags(settings, path))))
         if has_control:
-            found.append(Recipe(f"{name}_control", (*found[-1].words, "--ignore_rewards=true"), str(name)))
+            found.append(Recipe(control, (*found[-1].words, "--ignore_rewards=true"), str(name)))
     return base, common, found
 
 

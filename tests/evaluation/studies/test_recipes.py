@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +49,10 @@ def compare(exit_code, tmp_path, file, forked_programs, capfd):
 
 
 def test_recipes_are_trained_to_the_budget_and_compared_once(compare, tmp_path):
-    with_control = FILE.replace("1e-2}", "1e-2, control: true}")
+    with_control = FILE.replace("1e-2}", "1e-2, control: true, validation_steps: 2}")
+    with_control = with_control.replace("validation_steps: 2, ch", "ch").replace(
+        "r_rollout: 1", "r_rollout: 1, validation_steps: 2"
+    )
     code, output = compare("--budget", "rollouts=17", "--guided_base", 2, text=with_control)
     out = tmp_path / "out"
     assert code == 0 and output.out.count(": trained") == 6, output
@@ -60,10 +64,12 @@ def test_recipes_are_trained_to_the_budget_and_compared_once(compare, tmp_path):
     scores = json.loads((out / "scores/base-guided-2.json").read_text())
     assert float(rows[bases[1]]["Reward"]) == pytest.approx(scores["summary"]["reward"]["mean"], 1e-4)
     study = Study("configs/smoke.yaml", out, read_recipes(str(tmp_path / "recipes.yaml"))[1])
-    unguided, trace = guided_base(study, 1.0), read_trace(study, Run(Recipe("one_update", ()), 0))
+    run = Run(Recipe("one_update", ("--validation_steps=2",)), 0)
+    unguided, trace = guided_base(study, run, 1.0), read_trace(study, run)
     measured = {name: values[0] for name, values in trace.items() if math.isfinite(values[0]) and name not in AXES}
     assert {"held_out/diversity", "frechet_distance", "reward", "seen/reward", "unseen/reward"} <= measured.keys()
     assert {name: unguided[name] for name in measured} == pytest.approx(measured, rel=1e-5)
+    assert scores["of"]["settings"]["validation_steps"] == 2  # of the recipes, not of the base config
     assert "ignore_rewards: true" in (out / "cells/two.updates_control-seed1/config.yaml").read_text()
     line = read_metrics(out / "cells/two.updates-seed1/metrics.jsonl")
     other = json.loads((out / "cells/two.updates-seed0/metrics.jsonl").read_text().splitlines()[-1])
@@ -118,6 +124,11 @@ def test_a_dry_run_writes_nothing_and_a_table_needs_a_finished_run(compare, tmp_
             "must have the same vali",
         ),
         (FILE.replace("learning_rate: 1e-2", "batch_size: 7"), "recipe two.updates: "),
+        (FILE.replace("1e-2", "1e-2, control: 'false'"), "control must be true, .*, or false, got 'false'"),
+        (
+            FILE.replace("1e-2}", "1e-2, control: true}\n  two.updates_control: {}"),
+            "two.updates_control, .*, got another",
+        ),
         (
             FILE.replace("learning_rate: 1e-2", "batch_size: 24"),
             "17 rollouts is less than one iteration of two.updates",
@@ -126,7 +137,14 @@ def test_a_dry_run_writes_nothing_and_a_table_needs_a_finished_run(compare, tmp_
 )
 def test_invalid_and_incomparable_recipes_are_errors(compare, text, message):
     code, output = compare("--budget", "rollouts=17", "--dry_run", text=text)
-    assert code == 2 and message in output.err
+    assert code == 2 and (message in output.err or re.search(message, output.err))
+
+
+@pytest.mark.parametrize("scale", ["nan", "inf", "1", "-1"])
+def test_an_invalid_scale_of_the_guided_base_is_an_error_before_training(compare, scale):
+    code, output = compare("--budget", "rollouts=17", f"--guided_base={scale}")
+    assert code == 2 and f"must be a finite guidance scale above 1, got {scale}" in output.err
+    assert "trained" not in output.out
 
 
 def test_settings_of_a_file_become_flags(file):

@@ -1,7 +1,7 @@
 """Sampling and decoding: one sampler for rollouts (SDE), and for validation and generation (eta = 0).
 
-The policy is the guided model: rollout, update and anchor use the velocity after guidance. Latents are float32 for
-every model precision.
+The policy is the guided model: rollout, update and anchor use the velocity after guidance, the anchor with
+``anchor_cfg_scale`` if it is set. Latents are float32 for every model precision.
 """
 
 import copy

@@ -63,7 +63,7 @@ def test_a_reversed_video_moves_in_the_opposite_direction(clips):
 
 @pytest.mark.parametrize("value", [0, 20, 128, 255])
 def test_an_empty_video_scores_zero(value):
-    result = measure(torch.full((48, 9, 3, 32, 32), value, dtype=torch.uint8), LABELS)
+    result = measure(torch.full((4, 9, 3, 32, 32), value, dtype=torch.uint8), LABELS[::12])
     assert result.scores.max() < 0.05
     assert result.all_correct.sum() == 0
 
@@ -104,9 +104,9 @@ def test_defective_videos_score_lower_on_average(clean):
     assert result.scores[:, MOTION_QUALITY].mean() < clean.scores[:, MOTION_QUALITY].mean() - 0.05
 
 
-def test_scores_lie_in_the_unit_interval_for_any_pixels(clips):
+def test_scores_lie_in_the_unit_interval_for_any_pixels(clips, clean):
     random = torch.from_numpy(generator(0, "test pixels").integers(0, 256, size=clips.shape, dtype="uint8"))
-    for result in (measure(random, LABELS), measure(clips, LABELS)):
+    for result in (measure(random, LABELS), clean):
         for values in (result.scores, result.correct):
             assert values.shape == (48, 3)
             assert values.min() >= 0 and values.max() <= 1

@@ -73,12 +73,20 @@ def _can_check_gpu() -> bool:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _one_thread():
-    import torch
+def _frozen_modules():
+    import torch  # noqa: F401 - the largest of them
 
-    torch.set_num_threads(1)
     gc.collect()
     gc.freeze()  # imported modules need no garbage collection
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Use one thread, also after a test that ran a program, which sets its number of threads."""
+    import torch
+
+    if torch.get_num_threads() > 1:
+        torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)

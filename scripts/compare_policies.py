@@ -1,4 +1,4 @@
-"""Compare policies on the same prompts and seeds, as an image and as mp4 side by side: figures 6 and 10 to 12.
+"""Compare policies on the same prompts and seeds, as mp4 files and one image: figures 6 and 10 to 12.
 
     python -m scripts.compare_policies --config configs/miniature.yaml --out outputs/policies \\
         --policies base sage=outputs/miniature --prompt "a green triangle moves left" "a red circle moves up"
@@ -9,8 +9,8 @@
 A policy is `base` (the base model of the settings) or NAME=PATH, where PATH is a run (its newest checkpoint is used), a
 checkpoint, or a LoRA file or folder. Also accepts every flag of post_train.py. Videos have the frames, size, shift and
 steps of validation and the noise that generate.py draws for seed validation_seed, which differs from validation's. The
-prompts are rows spread evenly over valid_video_csv, or those of --prompt. Writes policies.png, side_by_side/ and one
-folder per policy to --out.
+prompts are rows spread evenly over valid_video_csv, or those of --prompt. Writes policies.png and one folder per policy
+to --out; `python -m scripts.report --videos` plays two of the folders side by side.
 """
 
 from pathlib import Path
@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> None:
     comparison.make()
     barrier(mesh)
     if mesh.is_main:
-        print(f"wrote {', '.join(map(str, comparison.draw()))}")
+        print(f"wrote {comparison.draw()}")
     ranks.stop()
 
 

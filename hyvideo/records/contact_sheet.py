@@ -1,4 +1,4 @@
-"""Videos of the same prompts before and after training, or of several policies: a contact sheet, or side by side."""
+"""A contact sheet of videos of the same prompts, before and after training or of several policies."""
 
 import itertools
 import os
@@ -6,11 +6,9 @@ import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 from torch import Tensor
-from torch.nn.functional import pad
 
 from hyvideo.data.outside import replacing
 
@@ -23,7 +21,6 @@ FRAME_GAP, GUTTER, ROW_GAP = 5, 44, 26  # between frames, between columns, betwe
 TEXT_SIZE, LINE_HEIGHT = 14, 20
 MAX_PROMPT_LINES, LINE_LENGTH = 7, 28  # lines, characters
 WIDE = "\u1100"  # characters from here on are about twice as wide
-VIDEO_GAP = 4  # pixels between videos side by side; H.264 needs an even number
 WIDE_FONTS = ("Noto Sans CJK SC", "Source Han Sans SC", "WenQuanYi Micro Hei", "PingFang SC", "Microsoft YaHei")
 
 
@@ -93,34 +90,3 @@ def _draw(texts: list[tuple[list[str], str]], columns: dict[str, list[list[Image
             for place, image in enumerate(column[row]):
                 figure.figimage(image, left + place * cell_width, height - top - image.height, origin="upper")
     return figure
-
-
-def side_by_side(clips: Mapping[str, Tensor]) -> Tensor:
-    """Place videos side by side, from left to right; shorter ones hold their last frame.
-
-    Shape: uint8 (frames, 3, height, width), of one even size, to (frames, 3, label + height, clips * width + gaps).
-    """
-    num_frames = max(map(len, clips.values()))
-    height, width = next(iter(clips.values())).shape[-2:]
-    labels = _labels(list(clips), width, height)
-    panels = []
-    for label, clip in zip(labels, clips.values(), strict=True):
-        clip = torch.cat([clip, clip[-1:].expand(num_frames - len(clip), -1, -1, -1)])
-        labelled = torch.cat([label.expand(num_frames, -1, -1, -1), clip], dim=-2)
-        panels.append(pad(labelled, (0, VIDEO_GAP), value=255))
-    return torch.cat(panels, dim=-1)[..., :-VIDEO_GAP]
-
-
-def _labels(names: list[str], width: int, height: int) -> list[Tensor]:
-    """Return strips with the names, in the largest font size that fits them all. Shape: uint8 (3, label, width)."""
-    from matplotlib.font_manager import findfont  # slow to import
-
-    path, size = findfont("DejaVu Sans"), max(14, height // 18)
-    while size > 6 and max(ImageFont.truetype(path, size).getlength(name) for name in names) > width - 8:
-        size -= 1
-    strips = []
-    for name in names:
-        strip = Image.new("RGB", (width, 2 * size), "white")
-        ImageDraw.Draw(strip).text((width / 2, size), name, "black", ImageFont.truetype(path, size), anchor="mm")
-        strips.append(torch.from_numpy(np.array(strip)).permute(2, 0, 1))
-    return strips

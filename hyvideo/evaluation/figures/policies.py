@@ -1,7 +1,6 @@
 """Videos of several policies for the same prompts and seeds, like figures 6 and 10 to 12 of the paper.
 
 <out>/<policy>/0000.mp4, 0000.json    videos of each policy, as written by generate.py
-<out>/side_by_side/0000.mp4           the videos of all policies side by side, under their names
 <out>/policies.png                    a row for each prompt with frames of each policy
 """
 
@@ -12,13 +11,13 @@ from pathlib import Path
 from hyvideo.config.settings import Config
 from hyvideo.data.outside import path_problem, quote
 from hyvideo.data.prompts import Request
-from hyvideo.data.videos import read_video, write_video
+from hyvideo.data.videos import read_video
 from hyvideo.distributed.checkpoint import complete
 from hyvideo.evaluation.generation import Source, generate, list_videos
 from hyvideo.models.lora import LORA_FILES
-from hyvideo.records.contact_sheet import contact_sheet, even_frames, side_by_side
+from hyvideo.records.contact_sheet import contact_sheet, even_frames
 
-BASE, TOGETHER, SHEET = "base", "side_by_side", "policies.png"
+BASE, SHEET = "base", "policies.png"
 
 
 def read_policies(words: list[str]) -> dict[str, Source]:
@@ -28,8 +27,8 @@ def read_policies(words: list[str]) -> dict[str, Source]:
         name, has_path, path = word.partition("=")
         if not has_path and name != BASE:
             raise ValueError(f"a policy must be `{BASE}` or `name=path`, got {quote(word)}")
-        if name in (*policies, TOGETHER):
-            raise ValueError(f"policies need different names, other than {TOGETHER}, got {quote(name)}")
+        if name in policies:
+            raise ValueError(f"policies need different names, got {quote(name)} twice")
         if not re.fullmatch(r"\w[\w.+-]{0,39}", name):
             raise ValueError(f"a policy's name must be at most 40 letters, digits and _ . + -, got {quote(name)}")
         policies[name] = source_of(Path(path)) if has_path else Source()
@@ -68,18 +67,14 @@ class PolicyComparison:
             videos = list_videos(sizes, self.requests, self.out / name)
             generate(config, videos, source=source, seed=config.record.validation_seed, is_stochastic=False)
 
-    def draw(self) -> list[Path]:
-        """Write the contact sheet and the side-by-side mp4 files, and return their paths."""
-        sheet, together = self.out / SHEET, self.out / TOGETHER
-        together.mkdir(exist_ok=True)
+    def draw(self) -> Path:
+        """Write the contact sheet and return its path."""
         frames: dict[str, list] = {name: [] for name in self.policies}
         captions = []
         for number in range(len(self.requests)):
             file = f"{number:04d}.mp4"
-            clips = {name: read_video(self.out / name / file)[0] for name in self.policies}
-            write_video(together / file, side_by_side(clips), self.config.data.fps)
-            for name, clip in clips.items():
-                frames[name].append(even_frames(clip))
+            for name in self.policies:
+                frames[name].append(even_frames(read_video(self.out / name / file)[0]))
             captions.append(f"seed {self.config.record.validation_seed}, video {number}")
-        contact_sheet(sheet, [request.prompt for request in self.requests], frames, captions)
-        return [sheet, together]
+        contact_sheet(self.out / SHEET, [request.prompt for request in self.requests], frames, captions)
+        return self.out / SHEET

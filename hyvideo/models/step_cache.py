@@ -24,12 +24,8 @@ class StepCaching:
 
     def check(self, num_steps: int, num_blocks: int) -> None:
         """Raise ValueError for an invalid schedule, or one for another number of steps or blocks."""
-        total, start, end, interval = (
-            self.total_steps,
-            self.cache_start_step,
-            self.cache_end_step,
-            self.cache_step_interval,
-        )
+        total, interval = self.total_steps, self.cache_step_interval
+        start, end = self.cache_start_step, self.cache_end_step
         least = int(self.cache_type == "taylorcache")  # it ignores step 0, as in the original
         if total != num_steps:
             first, last = (max(round(step * num_steps / max(total, end, 1)), least) for step in (start, end))

@@ -19,7 +19,7 @@ from tests.tiny_wan import write_wan
 CASES = json.loads((GOLDEN / "step_cache.json").read_text())
 KINDS = {kind: kind.partition("_")[0] for kind in ("deepcache", "deepcache_two", "deepcache_inner")}
 KINDS |= {kind: kind for kind in ("teacache", "taylorcache")}
-TOLERANCE = 1e-5  # of the largest value; measured: 1.0e-6
+TOLERANCE = 2e-5  # of the largest value; the largest difference was 9.8e-6 (measured)
 
 
 @pytest.fixture(scope="module")

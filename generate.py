@@ -13,6 +13,7 @@ Each video's settings are saved beside it as JSON. Ignored flags of the public r
 import argparse
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from hyvideo.config import processes
@@ -24,6 +25,7 @@ from hyvideo.data.outside import Parser, quote, shorten
 SETTINGS = {"model_path": "pretrained_model_root", "num_inference_steps": "validation_steps", "stochastic": "sde_type"}
 SETTINGS |= {"guidance_scale": "cfg_scale", "video_length": "sample_n_frames", "vae_tile_size": "vae_tile_size"}
 SETTINGS |= {name: name for name in ("transformer_version", "shift", "negative_prompt", "eta", "dtype", "device")}
+SPEED = {"use_sageattn": ("attention_kernel", "sage"), "enable_torch_compile": ("enable_compile", "true")}
 REWRITING = {  # defaults and descriptions of the flags --rewrite_*
     "url": ("", "OpenAI-compatible endpoint, such as http://localhost:8000/v1"),
     "model": ("", "model of the endpoint"),
@@ -104,7 +106,11 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def add_speed_flags(parser: argparse.ArgumentParser) -> None:
-    speed = parser.add_argument_group("speed", "These flags change the videos.")
+    speed = parser.add_argument_group("speed", "These flags change the videos; torch.compile, only by rounding.")
+    speed.add_argument(
+        "--use_sageattn", **BOOLEAN, help="attention of the blocks by the package sageattention (8 bits)"
+    )
+    speed.add_argument("--enable_torch_compile", **BOOLEAN, help="compile the transformer's blocks at the first step")
     words = "run most blocks only at some steps; the defaults are for 50 steps, counted from 0"
     speed.add_argument("--enable_cache", **BOOLEAN, help=words)
     kinds = ("deepcache", "teacache", "taylorcache")
@@ -180,7 +186,10 @@ def config_of(options: argparse.Namespace, has_images: bool):
             moved = "" if options.config.suffix == ".yaml" else " (config.yaml not found two folders above it)"
             print(f"using the settings of the checkpoint's run: {options.config}{moved}", file=sys.stderr)
     given = {setting: getattr(options, flag) for setting, flag in options.flags.items()}
-    given |= {} if options.eta is None else {"match_noise": ""}
+    given |= {"enable_compile": "false"} | ({} if options.eta is None else {"match_noise": ""})
+    for flag, (setting, value) in SPEED.items():
+        if getattr(options, flag):
+            given[setting], options.flags[setting] = value, flag
     kinds = {"cfg_distilled": options.cfg_distilled, "step_distilled": options.enable_step_distill}
     return sampling_config(file_settings, given, options.resolution, has_images, kinds)
 
@@ -236,15 +245,19 @@ def run(options: argparse.Namespace) -> None:
     output = options.output_path
     folder, is_stochastic = output.parent if output.suffix == ".mp4" else output, options.stochastic is not None
     check_sampling(config, output=folder, is_stochastic=is_stochastic)
-    if options.rewrite:
-        requests = rewriter.rewrite(requests, options.rewritten_csv)
     if options.rewritten_csv:
+        rewriter.rewrite(requests, options.rewritten_csv)
         return
     sizes = {request: size_of(options, config, request.image) for request in requests}
     videos = generation.list_videos(sizes, [r for r in requests for _ in range(options.num_videos)], output)
     names = ("seed", "initial_noise", "sp_size", "sr", "save_pre_sr_video")
     how = {"source": source, "offloading": offloading, "caching": caching, "is_stochastic": is_stochastic}
-    generation.generate(config, videos, **how, **{name: getattr(options, name) for name in names})
+    how |= {name: getattr(options, name) for name in names}
+    if options.rewrite:  # after all checks, because it calls a service
+        generation.generate(config, videos, **how, only_checks=True)
+        requests = rewriter.rewrite(requests)
+        videos = [replace(video, request=requests[video.number // options.num_videos]) for video in videos]
+    generation.generate(config, videos, **how)
     replica, place = divmod(processes.rank(), options.sp_size)  # an idle replica may end before there is a video
     if place == 0 and replica < len(videos) and (len(videos) > 1 or (output / PAGE_FILE).is_file()):
         write_gallery(folder)

@@ -106,7 +106,7 @@ def test_a_rewritten_prompt_is_recorded_beside_the_video(make):
 
 
 def test_a_failed_rewriting_stops_before_a_model_is_loaded(make, monkeypatch):
-    monkeypatch.setattr(generation.model_setup, "check_checkpoint", lambda *_: pytest.fail("loads the model"))
+    monkeypatch.setattr(generation.model_setup, "load_encoder", lambda *_: pytest.fail("loads the model"))
     with endpoints() as start:
         server = start((401, {}, {"error": "no key"}))
         flags = ["--rewrite", "true", "--rewrite_url", server.url, "--rewrite_model", "a-model"]
@@ -213,7 +213,7 @@ def test_the_command_of_the_reference_generates_the_prompts_of_the_csv(make, tmp
     assert notes == [
         "ignored flags: prompt; --valid_video_csv names the prompts",
         "ignored flags: save_pre_sr_video true; without --sr there is no super-resolution",
-        "ignored flags: sparse_attn false, use_sageattn false; not available",
+        "ignored flags: sparse_attn false; not available",
         "ignored flags: save_generation_config true; the settings of every video are saved as JSON beside it",
         "ignored flags: quant_type none; weights are not quantized",
         "ignored flags: aspect_ratio 16:9; --height and --width set the size",
@@ -222,7 +222,7 @@ def test_the_command_of_the_reference_generates_the_prompts_of_the_csv(make, tmp
 
 
 def test_flags_of_the_original_are_accepted_where_they_have_no_effect(monkeypatch, capsys):
-    line = "--original_noise_dir none --sage_blocks_range 0-53 --enable_torch_compile false --use_fp8_gemm false "
+    line = "--original_noise_dir none --sage_blocks_range 0-53 --use_fp8_gemm false "
     line += "--save_generation_config --quant_type fp8-per-block --include_patterns double_blocks"
     monkeypatch.setattr(sys, "argv", ["generate.py", "--prompt", "a", *line.split()])
     generate.convert_reference_flags(generate.parse())

@@ -34,8 +34,8 @@ class ModelSettings:
     conditions_dir: str = machine("", "Folder of encoded prompts; default if precomputed: <output_dir>/conditions.")
     random_weights: bool = learning(False, "Initialize weights at random, for smoke tests.", measured=True)
     device: Literal["auto", "cuda", "cpu"] = machine("auto", "Device; auto uses a GPU if there is one.")
-    attention_kernel: Literal["auto", "cudnn", "flash", "flash3", "efficient", "torch"] = machine(
-        "auto", "Attention kernel; auto: the fastest that works; torch: torch's choice, without a trial.", no.GPU
+    attention_kernel: Literal["auto", "cudnn", "flash", "flash3", "efficient", "torch", "sage"] = machine(
+        "auto", "Attention kernel; auto: the fastest that works; torch: torch's choice; sage: only to generate.", no.GPU
     )
     num_threads: int = machine(0, "CPU threads per process; 0 uses PyTorch's default.")
 

@@ -35,6 +35,7 @@ def parallelize(
     recompute: str = "none",  # none, full (whole blocks) or selective (all except attention)
     compile: bool = False,
     compile_backend: str = "inductor",
+    is_hooked: bool = False,  # later hooks on a block's forward pass, as for offloading, are then not compiled
     shard: bool = False,  # shard parameters, gradients and optimizer state with FSDP2
     reshard_after_forward: bool = True,
     compute_dtype: torch.dtype = torch.float32,
@@ -46,7 +47,7 @@ def parallelize(
     if recompute != "none":
         _recompute(transformer, recompute)
     if compile:
-        _compile(transformer, compile_backend)
+        _compile(transformer, compile_backend, is_hooked)
     if shard:
         _shard(transformer, mesh, compute_dtype, reshard_after_forward=reshard_after_forward)
 
@@ -71,7 +72,7 @@ def _policy(_context, operator, *_arguments, **_options) -> CheckpointPolicy:
     return CheckpointPolicy.MUST_SAVE if operator in _ATTENTION else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def _compile(transformer: nn.Module, backend: str) -> None:
+def _compile(transformer: nn.Module, backend: str, is_hooked: bool) -> None:
     """Compile each block: one graph for all blocks of a kind, if the texts of a batch have equal lengths.
 
     Rollout and update must compute the same numbers, but kernels are fused differently with and without gradient.
@@ -84,7 +85,10 @@ def _compile(transformer: nn.Module, backend: str) -> None:
     torch._inductor.config.emulate_precision_casts = True
     torch._inductor.config.deterministic = True
     for block in blocks(transformer):
-        block.compile(backend=backend, dynamic=True)
+        if is_hooked:
+            block.forward = torch.compile(block.forward, backend=backend, dynamic=True)
+        else:
+            block.compile(backend=backend, dynamic=True)
 
 
 def _shard(transformer: nn.Module, mesh: Mesh, compute_dtype: torch.dtype, *, reshard_after_forward: bool) -> None:

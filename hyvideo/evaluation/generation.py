@@ -19,14 +19,13 @@ from hyvideo.config import processes
 from hyvideo.config.command_line import read_settings
 from hyvideo.config.offloading import AUTO, Offloading
 from hyvideo.config.rules import layout_problems
-from hyvideo.config.sections import ModelSettings, RolloutSettings
+from hyvideo.config.sections import DistributedSettings, ModelSettings, RolloutSettings
 from hyvideo.config.settings import Config
 from hyvideo.data.images import bucket_sizes, check_image, nearest_size, read_image, size_of_aspect_ratio
 from hyvideo.data.outside import make_folder, path_problem, quote
 from hyvideo.data.prompts import Request, check_prompt, read_requests
 from hyvideo.distributed import mesh as ranks
-from hyvideo.distributed.parallelize import parallelize
-from hyvideo.evaluation.offloading import apply, resolve
+from hyvideo.evaluation.offloading import place, resolve
 from hyvideo.evaluation.super_resolution import Refiner
 from hyvideo.evaluation.video_sampler import Video, VideoSampler
 from hyvideo.models import loading
@@ -39,6 +38,7 @@ from hyvideo.pipelines.grpo_pipeline import DTYPES, GRPOPipeline
 from hyvideo.records.progress_bar import stage_bar
 from hyvideo.records.stage_timer import peak_memory_gib
 from hyvideo.training import model_setup, saved_policy
+from hyvideo.training.machine import check_compiler
 
 MINIATURE = "configs/miniature.yaml"
 
@@ -190,6 +190,7 @@ def generate(
     caching: StepCaching | None = None,
     sr: bool | None = None,
     save_pre_sr_video: bool | None = None,
+    only_checks: bool = False,
 ) -> None:
     """Generate the videos, each with a JSON file of its settings; ``sp_size`` processes of torchrun share each video.
 
@@ -198,15 +199,16 @@ def generate(
     config, num_steps = config.with_settings(sp_size=sp_size), config.record.validation_steps
     sizes = [(config.data.sample_n_frames, video.height, video.width) for video in videos]
     needs = model_setup.check_checkpoint(config, {"this call": [video.request for video in videos]}, sizes)
-    refiner = Refiner(config.model, videos, saves_base=save_pre_sr_video) if sr else None
+    refiner = Refiner(config.model, config.distributed, videos, save_pre_sr_video) if sr else None
     new_cache = caching and _checked_cache(caching, config.model, config.rollout, num_steps, is_stochastic)
     source = source.with_initial_lora(config.optimizer.pretrained_lora_path)
     source.check(config.model, config.negative_requests)
-    device, mesh = _start(config.model.device, sp_size, is_deterministic=config.distributed.deterministic)
+    device, mesh = _start(config.model, config.distributed)
+    if only_checks:
+        return
     offloading = resolve(offloading, device)
     config = config.with_settings(vae_offload=offloading.offloading)
-    for folder in {video.path.parent for video in videos}:
-        make_folder(folder)
+    make_folder(videos[0].path.parent)
     local = videos[mesh.replica :: mesh.num_replicas]
 
     start, bar = time.perf_counter(), partial(stage_bar, is_shown=mesh.is_main)
@@ -216,10 +218,9 @@ def generate(
         refiner.encode(encoder, local)
     encoder(config.negative_requests)
     encoder.release()  # before the transformer is loaded
-    place = torch.device("cpu") if offloading.group_offloading else device
-    pipeline = source.load(config, device, encoder, vae, needs, weights_device=place).with_steps(num_steps)
-    parallelize(pipeline.transformer, mesh)
-    apply(offloading, pipeline.transformer, device, skips_blocks=caching is not None)
+    home = torch.device("cpu") if offloading.group_offloading else device
+    pipeline = source.load(config, device, encoder, vae, needs, weights_device=home).with_steps(num_steps)
+    place(pipeline.transformer, mesh, device, config.distributed, offloading, caching is not None)
     for size in dict.fromkeys(sizes):
         pipeline.try_decoding(*size)
     loaded = time.perf_counter()
@@ -233,8 +234,7 @@ def generate(
         settings |= {"initial_noise": initial_noise, "sp_size": sp_size, "step_caching": caching and asdict(caching)}
         settings["super_resolution"] = refiner and refiner.record(video)
         sampler.write(pipeline, latents, video.path, settings)
-    if sp_size > 1:
-        ranks.stop()
+    ranks.stop()
     if mesh.is_main and local:
         print(_summary(local, time.perf_counter() - loaded, loading=loaded - start, peak=peak_memory_gib(device)))
 
@@ -245,16 +245,18 @@ def _summary(videos: list[Video], seconds: float, *, loading: float, peak: float
     return f"{len(videos)} {name} in {videos[0].path.parent}: {times}, {peak:.2f} GiB peak memory"
 
 
-def _start(name: str, sp_size: int, *, is_deterministic: bool) -> tuple[torch.device, ranks.Mesh]:
+def _start(model: ModelSettings, distributed: DistributedSettings) -> tuple[torch.device, ranks.Mesh]:
     """Return the device of this process and its place among the processes, which it joins if they share videos."""
-    for problem in layout_problems(processes.world_size(), sp_size):
+    for problem in layout_problems(processes.world_size(), distributed.sp_size):
         raise ValueError(problem)
-    if is_deterministic:
+    if distributed.deterministic:
         model_setup.make_deterministic()
-    device = model_setup.choose_device(name, processes.local_rank())
-    if sp_size == 1:
+    device = model_setup.choose_device(model.device, processes.local_rank())
+    model_setup.choose_attention(model, device, with_gradient=False)
+    check_compiler(distributed)
+    if distributed.sp_size == 1:
         return device, ranks.Mesh(processes.rank(), processes.world_size(), 1)
-    return device, ranks.start(sp_size, device, timeout=86400.0)  # at the end, replicas wait for one with more videos
+    return device, ranks.start(distributed.sp_size, device, timeout=86400.0)  # replicas wait for one with more videos
 
 
 def _checked_cache(
@@ -298,5 +300,7 @@ def _settings(config: Config, video: Video, source: Source, seed: int, is_stocha
         "width": video.width,
         "fps": config.data.fps,
         "dtype": config.model.dtype,
+        "use_sageattn": config.model.attention_kernel == "sage",
+        "enable_torch_compile": config.distributed.enable_compile == "true",
         "vae_dtype": config.model.vae_dtype,
     }

@@ -1,9 +1,12 @@
-"""Offloading in generation: models that are not in use are on the CPU. The default is the original's."""
+"""Compilation and offloading in generation: models that are not in use are on the CPU, by the original's default."""
 
 import torch
 from torch import nn
 
 from hyvideo.config.offloading import Offloading
+from hyvideo.config.sections import DistributedSettings
+from hyvideo.distributed.mesh import Mesh
+from hyvideo.distributed.parallelize import parallelize
 from hyvideo.models.offload import offload, offload_in_groups
 
 GROUPS_BELOW = 60 * 2**30  # bytes of GPU memory, as in the original
@@ -19,13 +22,22 @@ def resolve(flags: Offloading, device: torch.device) -> Offloading:
     return Offloading(whole, groups, groups and flags.overlap_group_offloading is not False)
 
 
-def apply(flags: Offloading, transformer: nn.Module, device: torch.device, *, skips_blocks: bool = False) -> None:
-    """Offload a transformer that is on ``device`` or, for group offloading, on the CPU; adapters must be added.
+def place(
+    transformer: nn.Module,
+    mesh: Mesh,
+    device: torch.device,
+    run: DistributedSettings,
+    flags: Offloading,
+    is_cached: bool,
+) -> None:
+    """Split, compile and offload a transformer that is on ``device`` or, for group offloading, on the CPU.
 
-    With ``skips_blocks``, groups have one block: diffusers copies a group only if its first block runs.
+    With step caching, groups have one block: diffusers copies a group only if its first block runs.
     """
+    compile = {"compile": run.enable_compile == "true", "compile_backend": run.compile_backend, "is_hooked": True}
+    parallelize(transformer, mesh, **compile)
     if flags.group_offloading:
-        size = 1 if skips_blocks else flags.blocks_per_group
+        size = 1 if is_cached else flags.blocks_per_group
         overlap = bool(flags.overlap_group_offloading) and device.type == "cuda"
         offload_in_groups(transformer, device, blocks_per_group=size, overlap=overlap)
     elif flags.offloading:

@@ -14,11 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from hyvideo.config.offloading import Offloading
-from hyvideo.config.sections import ModelSettings
+from hyvideo.config.sections import DistributedSettings, ModelSettings
 from hyvideo.data.images import bucket_sizes, larger_size, nearest_size, read_image
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.distributed.parallelize import parallelize
-from hyvideo.evaluation.offloading import apply
+from hyvideo.evaluation.offloading import place
 from hyvideo.evaluation.video_sampler import STAGE, Video, VideoSampler
 from hyvideo.models import fit_checks, loading
 from hyvideo.models.conditions import Condition, Conditions, to_device
@@ -38,8 +37,8 @@ class Refiner:
     ``saves_base`` also writes the videos of the base model.
     """
 
-    def __init__(self, settings: ModelSettings, videos: list[Video], *, saves_base: bool | None = None):
-        self.settings, self.saves_base = settings, saves_base
+    def __init__(self, settings: ModelSettings, run: DistributedSettings, videos: list[Video], saves_base: bool | None):
+        self.settings, self.run, self.saves_base = settings, run, saves_base
         root, base = settings.pretrained_model_root, settings.transformer_version
         family = version_defaults(base).family
         buckets = {m.name: bucket_sizes(m.refines) for m in SUPER_RESOLUTION.values() if m.family == family}
@@ -105,8 +104,7 @@ class Refiner:
         options |= {"device": "cpu"} if offloading.group_offloading else {}
         transformer = loading.load_transformer(root, model.name, dtype=DTYPES[self.settings.dtype], **options)
         install(transformer)
-        parallelize(transformer, mesh)
-        apply(offloading, transformer, device)
+        place(transformer, mesh, device, self.run, offloading, False)
         pipeline.transformer = transformer
         return pipeline, upsampler
 

@@ -19,6 +19,7 @@ BACKENDS = {
 # According to torch's sources, older versions may be wrong for lengths that are not a multiple of 128; not tested here.
 _MIN_CUDNN = 91501
 _kernel = "torch"  # of this process
+_sageattn: Callable[..., Tensor]  # of the package, for the kernel "sage"
 
 
 class Shape(NamedTuple):
@@ -43,6 +44,8 @@ def scaled_dot_product(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     torch requests the log-sum-exp from cuDNN only if a gradient is needed, and cuDNN may choose another kernel for each
     case. It is always requested here, so that rollout and update compute the same numbers.
     """
+    if _kernel == "sage":
+        return _sageattn(query, key, value, tensor_layout="HND", is_causal=False)
     if _kernel == "cudnn" and query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
         return torch.ops.aten._scaled_dot_product_cudnn_attention(query, key, value, None, True)[0]
     return F.scaled_dot_product_attention(query, key, value)
@@ -60,6 +63,7 @@ def choose_kernel(
 
     ``gather`` returns the problems of all ranks, by kernel. Raises ValueError if ``setting`` names a kernel with one.
     """
+    use("torch")
     if not (names := candidates(setting, device)):
         return Choice("torch", {})
     scaled_dot_product(*_inputs(Shape(tokens=8), device))  # the first call would reset the order of kernels
@@ -80,12 +84,12 @@ def choose_kernel(
 
 
 def candidates(setting: str, device: torch.device) -> list[str]:
-    """Return the kernels to try for ``attention_kernel``, in order; none on a CPU.
+    """Return the kernels to try for ``attention_kernel``, in order; on a CPU only SageAttention's, if requested.
 
     On Hopper, the published rate of cuDNN's kernel is 1.6 times that of FlashAttention 2, and FlashAttention 3 is close
     to cuDNN. torch also prefers cuDNN on the B200.
     """
-    if device.type != "cuda" or setting == "torch":
+    if setting == "torch" or device.type != "cuda" and setting != "sage":
         return []
     if setting != "auto":
         return [setting]
@@ -100,10 +104,12 @@ def problem_of(kernel: str, shape: Shape, device: torch.device, *, with_gradient
 
     With ``with_gradient``, it must run backward and compute the same numbers with and without gradient.
     """
+    if kernel == "sage" and (problem := "it has no backward pass" if with_gradient else _sage_problem(shape, device)):
+        return problem
     try:
         use(kernel)
         inputs = [tensor.requires_grad_(with_gradient) for tensor in _inputs(shape, device)]
-        if SDPBackend(torch._fused_sdp_choice(*inputs)) != BACKENDS[kernel]:
+        if kernel in BACKENDS and SDPBackend(torch._fused_sdp_choice(*inputs)) != BACKENDS[kernel]:
             mode = " and deterministic algorithms" * torch.are_deterministic_algorithms_enabled()
             return f"torch does not support it with {shape.dtype}, head dimension {shape.head_dim}{mode} on this GPU"
         with torch.no_grad():
@@ -113,16 +119,27 @@ def problem_of(kernel: str, shape: Shape, device: torch.device, *, with_gradient
             trained.backward(torch.ones_like(trained))
             if not torch.equal(sampled, trained):
                 return "its outputs with and without gradient differ"
-    # A package may be missing or built for another torch, and memory may be too small.
-    except (ImportError, OSError, RuntimeError, TypeError, AttributeError) as error:
+    # A package may be missing or built for another torch or GPU, and memory may be too small.
+    except (ImportError, OSError, RuntimeError, TypeError, AttributeError, ValueError, AssertionError) as error:
         return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     return None
 
 
+def _sage_problem(shape: Shape, device: torch.device) -> str | None:
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else ()
+    if shape.head_dim not in (64, 96, 128) or shape.dtype.itemsize != 2 or () < capability < (8, 0):
+        needs = "it needs head dimension 64, 96 or 128, dtype bf16 or fp16, and compute capability 8.0 or later"
+        return f"{needs}, got {shape.head_dim}, {shape.dtype} and {'.'.join(map(str, capability)) or 'a CPU'}"
+    text = "it is not installed: pip install --no-build-isolation git+https://github.com/thu-ml/SageAttention"
+    return None if importlib.util.find_spec("sageattention") else text
+
+
 def use(kernel: str) -> None:
     """Use a kernel in this process wherever it supports the inputs; ``torch`` keeps the order of torch's kernels."""
-    global _kernel
+    global _kernel, _sageattn
     _kernel = kernel
+    if kernel == "sage":  # its kernels are not made for torch.compile
+        _sageattn = torch.compiler.disable(importlib.import_module("sageattention").sageattn)
     if torch_attention.current_flash_attention_impl():
         torch_attention.restore_flash_attention_impl()
     if kernel == "flash3":

@@ -15,6 +15,7 @@ from hyvideo.config.memory.hardware import Hardware
 from hyvideo.config.memory.phases import GIB
 from hyvideo.config.memory.phases import resolve_auto as resolve_checkpointing
 from hyvideo.config.memory.planned_run import PlannedRun
+from hyvideo.config.sections import DistributedSettings
 from hyvideo.config.settings import Config
 from hyvideo.data.outside import find_path, folder_problem
 from hyvideo.data.prompts import read_requests
@@ -40,14 +41,19 @@ def resolve_auto(config: Config, mesh: Mesh, device: torch.device) -> Config:
         run = PlannedRun(config, mesh.world_size, architecture, hardware=Hardware(gpu_memory=smallest))
         recompute = resolve_checkpointing(run).settings.activation_checkpointing
     config = config.resolve_auto(on_gpu=True, recompute=recompute)
-    distributed, compilers = config.distributed, (os.environ.get("CC") or "cc", "gcc", "clang")
+    check_compiler(config.distributed)
+    return config
+
+
+def check_compiler(distributed: DistributedSettings) -> None:
+    """Raise ValueError if blocks are compiled and this machine lacks what that needs."""
+    compilers = os.environ.get("CC") or "cc", "gcc", "clang"
     header = Path(sysconfig.get_path("include"), "Python.h")  # included by the code that Triton compiles
     missing = [] if any(map(shutil.which, compilers)) else ["a C compiler (install gcc, or set the variable CC)"]
     missing += [] if header.is_file() else [f"{header} (install python3-dev)"]
     if missing and distributed.enable_compile == "true" and distributed.compile_backend == "inductor":
         names = " and ".join(missing)
-        raise ValueError(f"enable_compile, the default on a GPU, needs {names}; or set enable_compile false")
-    return config
+        raise ValueError(f"enable_compile needs {names}; or set enable_compile false")
 
 
 def gpu_memory(device: torch.device) -> float:

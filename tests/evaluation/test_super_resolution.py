@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import generate
+from hyvideo.config.sections import DistributedSettings
 from hyvideo.config.settings import Config
 from hyvideo.data import images
 from hyvideo.data.images import bucket_sizes, larger_size, nearest_size
@@ -139,7 +140,7 @@ def test_what_cannot_be_refined_is_rejected(run, tmp_path, flags, message):
 def test_a_family_without_super_resolution_is_rejected():
     settings = Config().with_settings(transformer_version="wan2.1_t2v_1.3b").model
     with pytest.raises(ValueError, match="--sr needs a family with super-resolution models; wan2.1.* is of wan, which"):
-        Refiner(settings, [])
+        Refiner(settings, DistributedSettings(), [], None)
 
 
 @pytest.mark.parametrize(

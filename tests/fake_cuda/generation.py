@@ -18,7 +18,9 @@ from diffusers import HunyuanVideo15Transformer3DModel
 from transformers import Qwen2_5_VLTextModel
 
 from hyvideo.config.offloading import Offloading
-from hyvideo.evaluation.offloading import apply
+from hyvideo.config.sections import DistributedSettings
+from hyvideo.distributed.mesh import Mesh
+from hyvideo.evaluation.offloading import place
 from hyvideo.models.conditions import Condition, Conditions
 from hyvideo.models.family import prepare
 from hyvideo.models.offload import offload, offload_in_groups, on_device
@@ -57,7 +59,7 @@ def sample_and_decode(offloading, times, scheduler, *, skips_blocks=False):
         prepare(model, ("text",))
     device.on_device(model, torch.bfloat16, "cpu")
     with device.Count() as count:
-        apply(offloading, model, CUDA, skips_blocks=skips_blocks)
+        place(model, Mesh(0, 1, 1), CUDA, DistributedSettings(), offloading, skips_blocks)
         vae = autoencoder()
         offload(vae)
         text = Condition(empty(200, 3584), empty(12, 1472))

@@ -39,6 +39,7 @@ def check(config: Config, world_size: int = 1, *, on_this_machine: bool = True) 
         problem_of(lambda: stochastic_transitions(config.rollout)),  # checks eta and a custom sampler
         trust_region_problems(config.trust_region, config.kl_strategy, config.reward, config.model.transformer_version),
         anchor_problems(config.trust_region, updates, is_moving=config.anchor_moves) if config.needs_anchor else (),
+        guided_anchor_problems(config.anchor_cfg_scale, config.kl_strategy) if config.anchor_has_own_guidance else (),
         some_step_is_stochastic(config.rollout)
         if config.loss.objective == "grpo"
         else nft_problems(config.model, config.rollout),
@@ -226,17 +227,21 @@ def trust_region_problems(trust: TrustRegionSettings, strategy: str, reward: Rew
         yield f"kl_strategy {trust.kl_strategy} needs kl_weight > 0, got 0; set kl_weight or use kl_strategy none"
     if trust.kl_strategy == "none" and trust.kl_weight > 0:
         yield f"kl_strategy none needs kl_weight 0, got {trust.kl_weight}; set kl_weight 0 or choose a strategy"
-    if trust.anchor_cfg_scale is not None and strategy.endswith("moving"):
-        yield (
-            "anchor_cfg_scale needs a fixed anchor, since each refresh would guide what was learned from guidance, got "
-            f"{trust.anchor_cfg_scale:g} with kl_strategy {strategy}; set kl_strategy fixed or dual_fixed"
-        )
     if (trust.anchor_cfg_scale or 0) > 1 and version_defaults(version).kind.endswith("distilled"):
         got = f"{trust.anchor_cfg_scale:g} with transformer_version {version}"
         yield f"anchor_cfg_scale must be 1 if guidance is distilled into the weights, got {got}; set it to 1"
     if strategy != "none" and not trust.kl_min_coef <= trust.kl_coef <= trust.kl_weight:
         got = f"{trust.kl_min_coef:g}, {trust.kl_coef:g} and {trust.kl_weight:g}"
         yield f"the coefficients must satisfy kl_min_coef <= kl_coef <= kl_weight, got {got}"
+
+
+def guided_anchor_problems(scale: float, strategy: str) -> Problems:
+    if strategy.endswith("moving"):
+        yield (
+            "anchor_cfg_scale needs a fixed anchor, since each refresh would guide what was learned from guidance, got "
+            f"{scale:g} with kl_strategy {strategy}; set kl_strategy fixed or dual_fixed, or anchor_cfg_scale to "
+            "that of the policy"
+        )
 
 
 def anchor_problems(trust: TrustRegionSettings, num_updates: int, *, is_moving: bool) -> Problems:

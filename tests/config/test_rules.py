@@ -118,6 +118,7 @@ def test_a_broken_rule_is_reported_with_its_value(tiny_config, changes, message)
         {"kl_coef": 0.5, "kl_min_coef": 0.5, "kl_weight": 0.5},
         {"kl_strategy": "none", "kl_weight": 0.0},
         {"anchor_cfg_scale": 3.0, "kl_strategy": "dual_fixed", "ignore_rewards": True},
+        {"anchor_cfg_scale": 1.0},  # the policy's
         {"score_between_stages": True, "reward_offload": True},
         {"reward_weights": '{"VQ": 0, "MQ": -1}'},
         {"timestep_fraction": 1.0, "anchor_fraction": 1.0},

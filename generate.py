@@ -212,6 +212,7 @@ def run(options: argparse.Namespace) -> None:
 
     from hyvideo.config.offloading import Offloading
     from hyvideo.config.rules import check_sampling  # slow to import
+    from hyvideo.distributed import mesh as ranks
     from hyvideo.evaluation import generation
     from hyvideo.evaluation.report.gallery import PAGE_FILE, write_gallery
     from hyvideo.models.prompt_rewriting import Rewriter
@@ -258,6 +259,7 @@ def run(options: argparse.Namespace) -> None:
         requests = rewriter.rewrite(requests)
         videos = [replace(video, request=requests[video.number // options.num_videos]) for video in videos]
     generation.generate(config, videos, **how)
+    ranks.stop()
     replica, place = divmod(processes.rank(), options.sp_size)  # an idle replica may end before there is a video
     if place == 0 and replica < len(videos) and (len(videos) > 1 or (output / PAGE_FILE).is_file()):
         write_gallery(folder)

@@ -234,7 +234,6 @@ def generate(
         settings |= {"initial_noise": initial_noise, "sp_size": sp_size, "step_caching": caching and asdict(caching)}
         settings["super_resolution"] = refiner and refiner.record(video)
         sampler.write(pipeline, latents, video.path, settings)
-    ranks.stop()
     if mesh.is_main and local:
         print(_summary(local, time.perf_counter() - loaded, loading=loaded - start, peak=peak_memory_gib(device)))
 

@@ -25,7 +25,7 @@ LONGEST = (
     "scripts/test_gpu_check.py",
     "fake_cuda/test_phases.py",
     "training/test_run_state.py",
-    "miniature/test_reward_model.py",
+    "examples/miniature_from_scratch/test_reward_model.py",
     "models/test_compile.py",
     "distributed/test_agent.py",
     "evaluation/reward_hacking/test_monitor.py",
@@ -35,7 +35,7 @@ LONGEST = (
     "training/test_on_policy_check.py",
     "training/test_nft_update.py",
     "distributed/test_sequence_parallel.py",
-    "miniature/test_build.py",
+    "examples/miniature_from_scratch/test_build.py",
 )
 
 

@@ -77,7 +77,7 @@ class Command:
 LAUNCHERS = ("run_post_train.sh", "run_post_train_multinode.sh", "train_grpo.sh", "slurm.sbatch")
 # Other programs, such as git, docker or cd, are not checked.
 BEGINS = re.compile(r"(?:\$ |do )?((?:[A-Z_]+=\S+ +)*(?:(?:\S*/)?python3?|torchrun|bash|sbatch) +\S.*)")
-OURS = re.compile(r"hyvideo\.|scripts\.|tests\.|pytest$|-c$|.*\.(py|sh|sbatch)$")
+OURS = re.compile(r"hyvideo\.|scripts\.|examples\.|tests\.|pytest$|-c$|.*\.(py|sh|sbatch)$")
 
 
 def lines_of(text):
@@ -226,7 +226,8 @@ def test_a_command_of_a_page_is_valid(command, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     monkeypatch.setattr(sys, "argv", [program, *words])
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", and_then_stop(argparse.ArgumentParser.parse_args))
-    module = importlib.import_module(program)
+    is_package = (ROOT / program.replace(".", "/")).is_dir()
+    module = importlib.import_module(f"{program}.__main__" if is_package else program)
     if program != "post_train" and getattr(module, "parse", None) is command_line.parse:
         monkeypatch.setattr(module, "parse", and_then_stop(command_line.parse))
     output, code = io.StringIO(), 0
@@ -267,7 +268,7 @@ SMALL = {  # flags that shorten a command
 }
 NOT_RUN = {  # programs that are not run here, with the reason
     "download_weights": "downloads gigabytes",
-    "hyvideo.miniature.build": "takes an hour",
+    "examples.miniature_from_scratch": "takes an hour",
     "pytest": "runs tests",
     "scripts.gpu_check": "needs a GPU",
     "scripts.preflight": "needs nodes",

@@ -9,13 +9,13 @@ import pytest
 from tests.forked import ROOT
 from tests.test_docs import TEXTS, anchors
 
-FOLDERS = ("hyvideo", "scripts", "tests")
+FOLDERS = ("hyvideo", "scripts", "examples", "tests")
 SOURCES = sorted(
     {*ROOT.glob("*.py"), *(p for folder in FOLDERS for p in (ROOT / folder).rglob("*.py"))} - {Path(__file__)}
 )
 PAGE = re.compile(r"(?<![\w/<>*])((?:[\w-]+/)*[\w-]+\.md)(?:#([\w-]+))?")
 FILE = re.compile(r"(?<![\w./<>*-])((?:[\w-]+/)+[\w.-]+\.(?:py|sh|yaml|csv|jinja|html|sbatch))\b")
-MODULE = re.compile(r"\b((?:hyvideo|scripts|tests)(?:\.\w+)+)(?!\w|\*)")
+MODULE = re.compile(r"\b((?:hyvideo|scripts|examples|tests)(?:\.\w+)+)(?!\w|\*)")
 SECTION = re.compile(r"\b(?:Section|Equation|Appendix) [\dA-Z]")
 EXAMPLES = ("outputs/", "ckpts/", "my_", "a/", "x/")  # files of users
 

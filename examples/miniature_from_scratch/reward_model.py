@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from tqdm.std import EMA
 
+from examples.miniature_from_scratch.architecture import CONFIGS, build_tokenizer
+from examples.miniature_from_scratch.optimizer import MuonAndAdamW, steps
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import generator, normal
 from hyvideo.data.videos import to_uint8
 from hyvideo.miniature import world
-from hyvideo.miniature.architecture import CONFIGS, build_tokenizer
 from hyvideo.miniature.measures import measure
-from hyvideo.miniature.optimizer import MuonAndAdamW, steps
 from hyvideo.models.reward_models.videoalign import VideoAlignScorer
 from hyvideo.models.reward_models.videoalign.checkpoint import save_weights
 from hyvideo.models.reward_models.videoalign.prompt import REWARD_TOKENS

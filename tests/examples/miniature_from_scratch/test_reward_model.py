@@ -5,11 +5,12 @@ from functools import partial
 import pytest
 import torch
 
+from examples.miniature_from_scratch import reward_model
 from hyvideo.config.command_line import load_config
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import generator, normal
 from hyvideo.data.videos import to_uint8
-from hyvideo.miniature import reward_model, world
+from hyvideo.miniature import world
 from hyvideo.miniature.measures import measure
 from hyvideo.miniature.reward import LearnedMiniatureScorer
 from hyvideo.models.reward_models.rewards import DIMENSIONS, weighted_sum

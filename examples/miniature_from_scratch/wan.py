@@ -5,8 +5,8 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from hyvideo.miniature.architecture import CONFIGS as ALL_CONFIGS
-from hyvideo.miniature.architecture import draw_encoder
+from examples.miniature_from_scratch.architecture import CONFIGS as ALL_CONFIGS
+from examples.miniature_from_scratch.architecture import draw_encoder
 from hyvideo.miniature.world import CAPTIONS
 from hyvideo.models import family
 from hyvideo.models.wan.family import FAMILY

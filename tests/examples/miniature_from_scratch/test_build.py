@@ -9,15 +9,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from examples.miniature_from_scratch import __main__ as build
+from examples.miniature_from_scratch.architecture import DRAWN_PARTS, VERSION
+from examples.miniature_from_scratch.reward_model import train as train_reward_model
 from hyvideo.config.command_line import load_config
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import generator
 from hyvideo.data.videos import to_uint8
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.miniature import build, world
-from hyvideo.miniature.architecture import DRAWN_PARTS, VERSION
+from hyvideo.miniature import world
 from hyvideo.miniature.measures import measure
-from hyvideo.miniature.reward_model import train as train_reward_model
 from hyvideo.models.family import family_of
 from hyvideo.models.fit_checks import check_checkpoint
 from hyvideo.models.loading import load_transformer, load_vae

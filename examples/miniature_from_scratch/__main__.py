@@ -1,4 +1,4 @@
-"""Build a miniature checkpoint from scratch: ``python -m hyvideo.miniature.build --out ckpts/miniature``.
+"""Build a miniature checkpoint from scratch: ``python -m examples.miniature_from_scratch --out ckpts/miniature``.
 
 A random frozen text encoder, a VAE trained on rendered videos, the reference statistics for the held-out Fréchet
 distance, a base policy trained on videos with wrong captions and defects, and a reward model (not for Wan). The same
@@ -16,15 +16,16 @@ from torch import Tensor, nn
 from tqdm import tqdm
 from tqdm.std import EMA
 
+from examples.miniature_from_scratch import architecture, wan
+from examples.miniature_from_scratch.optimizer import MuonAndAdamW, steps
+from examples.miniature_from_scratch.reward_model import policy_clips
+from examples.miniature_from_scratch.reward_model import train as train_reward_model
 from hyvideo.config.command_line import load_config
 from hyvideo.data.randomness import generator
 from hyvideo.data.videos import to_uint8
-from hyvideo.miniature import architecture, wan, world
+from hyvideo.miniature import world
 from hyvideo.miniature.measures import features, measure, moments
-from hyvideo.miniature.optimizer import MuonAndAdamW, steps
 from hyvideo.miniature.reward import REFERENCE_STATISTICS
-from hyvideo.miniature.reward_model import policy_clips
-from hyvideo.miniature.reward_model import train as train_reward_model
 from hyvideo.models.conditions import Condition, Conditions
 from hyvideo.models.family import family_of, prepare
 from hyvideo.models.loading import load_vae
@@ -171,7 +172,7 @@ def build_reward_model(out: Path, seed: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser("examples.miniature_from_scratch", description=__doc__.splitlines()[0])
     parser.add_argument("--family", default="hunyuan_video15", choices=FAMILIES, help="model family of the classes")
     parser.add_argument("--out", type=Path, default=Path("ckpts/miniature"), help="folder to write")
     parser.add_argument("--seed", type=int, default=0, help="seed of all stages")

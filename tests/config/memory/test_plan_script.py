@@ -1,4 +1,4 @@
-"""The program scripts.plan, and the tables of docs/memory.md."""
+"""The program scripts.plan, and the tables of docs/memory.md and docs/performance.md."""
 
 import re
 import subprocess
@@ -96,7 +96,7 @@ def test_times_in_the_documentation_are_up_to_date(monkeypatch):
     paper = [(f"paper/table2_{setting}_{gpus}gpu", gpus) for setting in "ab" for gpus in (8, 64)]
     general = [(f"hunyuanvideo15_480p_{kind}", gpus) for kind, gpus in (("8gpu_nft", 8), ("8gpu", 8), ("64gpu", 64))]
     rows = table(row(name, gpus) for name, gpus in paper + general)
-    assert f"\n{rows}\n\n" in (ROOT / "docs" / "memory.md").read_text(), rows
+    assert f"\n{rows}\n\n" in (ROOT / "docs" / "performance.md").read_text(), rows
 
 
 GPUS = (
@@ -160,7 +160,7 @@ def test_traffic_in_the_documentation_is_up_to_date():
 
     cells = [(8, 1), (16, 1), (16, 2), (64, 1), (64, 8)]
     rows = [row(*cell, "false") for cell in cells] + [row(64, 1, "true")]
-    assert f"\n{table(rows)}\n\n" in (ROOT / "docs" / "memory.md").read_text(), table(rows)
+    assert f"\n{table(rows)}\n\n" in (ROOT / "docs" / "performance.md").read_text(), table(rows)
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ LONGEST = (
 
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
+    parser.addoption("--regenerate", action="store_true", help="write generated files instead of comparing them")
 
 
 def pytest_configure(config):
@@ -148,6 +149,20 @@ def limited_file_size():
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
     return limited
+
+
+@pytest.fixture
+def check_generated(request):
+    """Return a function that compares a file with its generated text; with --regenerate, it writes the file first."""
+
+    def check(path: Path, text: str):
+        if request.config.getoption("--regenerate"):
+            path.write_text(text, encoding="utf-8")
+        slow = " --slow" if "slow" in request.keywords else ""
+        command = f"python -m pytest {request.path.relative_to(ROOT)}{slow} --regenerate"
+        assert path.read_text(encoding="utf-8") == text, f"{path.name} is outdated; regenerate it: {command}"
+
+    return check
 
 
 @pytest.fixture

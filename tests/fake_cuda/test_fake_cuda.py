@@ -37,9 +37,8 @@ def summary(counted):
     return {part: {name: float(f"{value:.4g}") for name, value in row.items()} for part, row in rounded.items()}
 
 
-def test_the_counts_in_the_repository_are_current(counted):
-    """``python -m tests.fake_cuda.test_fake_cuda`` writes them."""
-    assert json.loads(COUNTS.read_text()) == summary(counted)
+def test_the_counts_in_the_repository_are_current(counted, check_generated):
+    check_generated(COUNTS, json.dumps(summary(counted), indent=1) + "\n")
 
 
 def test_rollout_and_update_request_the_same_outputs_of_cudnn(counted):
@@ -160,7 +159,3 @@ def test_a_block_stays_within_its_traffic_and_memory(counted, block, part, gigab
     """480 x 864, 81 frames, eager: traffic of the memory-bound operators in GB, memory in GiB."""
     assert counted[block][part]["gigabytes"] <= gigabytes
     assert counted[block][part]["peak"] <= peak
-
-
-if __name__ == "__main__":
-    COUNTS.write_text(json.dumps(summary(counted_by("tests.fake_cuda.checks")), indent=1) + "\n")

@@ -54,6 +54,6 @@ def expected_of(sde_type: str) -> Expected:
     assert sde_type in SAMPLERS, f"{sde_type} has a row in EXPECTED ({__file__}) but not in SAMPLERS"
     assert sde_type in EXPECTED, (
         f"SAMPLERS in hyvideo/schedulers/transitions.py has {sde_type}: add its row to EXPECTED in "
-        "tests/schedulers/expected.py, then run python -m tests.evaluation.samplers.page (docs/add_a_sampler.md)"
+        "tests/schedulers/expected.py, then regenerate the tables of docs/sde.md (docs/add_a_sampler.md)"
     )
     return EXPECTED[sde_type]

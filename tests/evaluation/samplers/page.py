@@ -1,5 +1,6 @@
-"""The computed tables of docs/sde.md. To regenerate them (one minute): python -m tests.evaluation.samplers.page"""
+"""The computed tables of docs/sde.md."""
 
+import itertools
 import re
 from pathlib import Path
 
@@ -32,11 +33,7 @@ def slow_tables() -> dict[int, str]:
     return {MARGINALS: marginals, SEARCH: "".join([head, ruler, *shown])}
 
 
-def write_page() -> None:
-    tables, text = fast_tables() | slow_tables(), PAGE.read_text(encoding="utf-8")
-    number = iter(range(text.count("\n")))
-    PAGE.write_text(TABLE.sub(lambda found: tables.get(next(number), found[0]), text), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    write_page()
+def page_with(tables: dict[int, str]) -> str:
+    """Return the page with the given tables, by index, in place of the current ones."""
+    number = itertools.count()
+    return TABLE.sub(lambda found: tables.get(next(number), found[0]), PAGE.read_text(encoding="utf-8"))

@@ -272,9 +272,5 @@ def test_the_tables_have_the_expected_values():
 
 
 @pytest.mark.parametrize("tables", [page.fast_tables, pytest.param(page.slow_tables, marks=pytest.mark.slow)])
-def test_the_page_shows_the_computed_tables(tables):
-    on_page = page.TABLE.findall(page.PAGE.read_text(encoding="utf-8"))
-    outdated = [place for place, table in tables().items() if on_page[place] != table]
-    assert not outdated, (
-        "the tables of docs/sde.md are outdated; regenerate them: python -m tests.evaluation.samplers.page"
-    )
+def test_the_page_shows_the_computed_tables(tables, check_generated):
+    check_generated(page.PAGE, page.page_with(tables()))

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from examples.size_preference import Area, rated_pairs
 from hyvideo.config.command_line import load_config
 from hyvideo.data.videos import write_video
 from hyvideo.distributed.mesh import Mesh
@@ -28,7 +29,6 @@ from hyvideo.models.reward_models.videoalign.training import (
 )
 from hyvideo.trainer import Trainer
 from scripts.train_reward import main
-from tests.models.reward_models.videoalign.sizes import Area, rated_pairs
 
 ROOT = Path(__file__).parents[4]
 SHIPPED = ROOT / "assets" / "miniature" / "VideoReward"

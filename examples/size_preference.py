@@ -1,10 +1,10 @@
-"""The example of docs/own_reward.md: pairs whose raters prefer the larger shape, and a scorer that measures its area.
+"""Write 500 rated pairs of miniature videos (docs/own_reward.md): ``python -m examples.size_preference outputs/study``.
 
-python -m tests.models.reward_models.videoalign.sizes outputs/study
+Simulated raters prefer the larger shape. `Area` is a scorer that measures the size of the shape.
 """
 
+import argparse
 import csv
-import sys
 from pathlib import Path
 
 import torch.nn.functional as F
@@ -58,5 +58,11 @@ def write_study(folder, count, seed):
             rows.writerow([prompt, *names, "SIZE", answer])
 
 
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=Path, help="folder to write, which must not exist")
+    write_study(parser.parse_args().out, 500, seed=0)
+
+
 if __name__ == "__main__":
-    write_study(Path(sys.argv[1]), 500, seed=0)
+    main()

@@ -21,8 +21,8 @@ MAX_CSV_BYTES = 2**28
 class Request:
     """A video to generate: a prompt and, for image-to-video, the file of its first frame."""
 
-    prompt: str
-    image: str | None = None
+    prompt: str  # what the video shows
+    image: str | None = None  # path of the first frame; None: text-to-video
     seed: int | None = None  # of the initial noise in validation and generation; None: the run's or the call's seed
     is_negative: bool = False  # the negative prompt, whose quoted text is not encoded, as in the original pipeline
     original_prompt: str | None = None  # the prompt before it was rewritten

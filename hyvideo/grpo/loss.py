@@ -14,7 +14,7 @@ class LossInputs:
 
     log_prob: Tensor  # (batch,), of the sampled transition under the current policy
     mean: Tensor  # (batch, channels, frames, height, width), under the current policy
-    std: Tensor  # (batch, 1, 1, 1, 1)
+    std: Tensor  # (batch, 1, 1, 1, 1), of the transition
     old_log_prob: Tensor  # (batch,), under the rollout policy
     advantages: Tensor  # (batch,), finite
     step_weights: Tensor  # (batch,), from the equalizer
@@ -27,14 +27,14 @@ class LossInputs:
 class LossTerms:
     """Loss terms of each pair, (batch,) each; the caller divides their sum by the number of pairs in the update."""
 
-    loss: Tensor  # with gradient
-    policy: Tensor
-    position: Tensor
-    velocity: Tensor
+    loss: Tensor  # policy loss plus weighted KL, with gradient
+    policy: Tensor  # clipped policy loss
+    position: Tensor  # KL to the anchor
+    velocity: Tensor  # KL to the rollout policy
     kl: Tensor  # weighted sum of position and velocity, without the coefficient
-    ratio: Tensor
+    ratio: Tensor  # likelihood under the policy divided by that under the rollout policy, detached
     is_clipped: Tensor  # whether the ratio is outside the clip range
-    log_prob: Tensor
+    log_prob: Tensor  # under the policy
 
     # Metric name -> field.
     SUMMED = {

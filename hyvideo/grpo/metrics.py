@@ -12,7 +12,7 @@ from torch import Tensor
 class UpdateResult:
     """Metrics of one optimizer update, averaged over its ranks, rollouts and steps."""
 
-    metrics: dict[str, float]
+    metrics: dict[str, float]  # by name, as in metrics.jsonl
     num_terms: int  # (rollout, step) pairs
     by_step: Tensor | None = None  # `sums_by_step` over all replicas; None if no denoising steps are trained
 

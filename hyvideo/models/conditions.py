@@ -28,9 +28,9 @@ class ImageCondition:
 class Condition:
     """Inputs of the transformer that describe one video."""
 
-    text: Tensor  # (tokens, dim)
+    text: Tensor  # (tokens, dim), hidden states of the text encoder
     glyph: Tensor | None = None  # (tokens, dim), quoted text, if the prompt has any
-    image: ImageCondition | None = None  # image-to-video only
+    image: ImageCondition | None = None  # image features and first-frame latents; image-to-video only
     low_resolution: Tensor | None = None  # (channels, frames, height, width), float32; super-resolution only
 
     @staticmethod
@@ -56,7 +56,7 @@ class Condition:
 class Conditions:
     """Conditions of a batch of videos, which may differ in length. Samples of one prompt share one object."""
 
-    samples: tuple[Condition, ...]
+    samples: tuple[Condition, ...]  # one per video
 
     def __len__(self) -> int:
         return len(self.samples)

@@ -31,8 +31,8 @@ class SdeStepOutput:
 
     prev_sample: Tensor  # (batch, ...), latent at the next (smaller) sigma
     log_prob: Tensor  # (batch,), mean over the elements of a sample
-    prev_sample_mean: Tensor  # (batch, ...)
-    std_dev_t: Tensor  # (batch, 1, ..., 1)
+    prev_sample_mean: Tensor  # (batch, ...), mean of the transition
+    std_dev_t: Tensor  # (batch, 1, ..., 1), standard deviation of the transition
     pred_original_sample: Tensor  # (batch, ...), x0_hat = x - sigma v
 
 

@@ -21,7 +21,7 @@ _LEVELS = 0.02, 0.999  # range of trained noise levels; below it the noise is in
 class RolloutIndex:
     """Group and member of a rollout within an iteration, independent of the layout."""
 
-    group: int
+    group: int  # index of the prompt within the iteration
     member: int  # index within the group
 
     def number(self, group_size: int) -> int:
@@ -33,17 +33,16 @@ class RolloutIndex:
 class RolloutBatch:
     """Rollouts of this replica, one row each: ``rollouts`` is the first dimension of lists and tensors."""
 
-    indices: list[RolloutIndex]
-    prompts: list[str]
-    conditions: Conditions
-    trajectories: Trajectories
-    # Step indices, or noise levels (nft), in the order of training, on the CPU: (rollouts, trained steps).
-    trained_steps: Tensor
+    indices: list[RolloutIndex]  # group and member of each rollout
+    prompts: list[str]  # equal within a group
+    conditions: Conditions  # encoded prompts
+    trajectories: Trajectories  # latents and log-probabilities
+    trained_steps: Tensor  # (rollouts, trained steps), steps or noise levels (nft) in training order; on the CPU
     anchor_columns: list[int] = field(default_factory=list)  # columns whose position KL is measured
-    iteration: int = 0
+    iteration: int = 0  # counted from 1
     rewards: dict[int, Reward] = field(default_factory=dict)  # by row, for the rows that this rank scored
-    advantages: Tensor = torch.empty(0)  # NaN for rollouts that the loss excludes
-    # Returns the noise for re-noising a rollout at its noise level in a column (nft), on the CPU.
+    advantages: Tensor = torch.empty(0)  # (rollouts,), NaN for rollouts that the loss excludes
+    # Noise that re-noises a rollout to its noise level in a column (nft), on the CPU.
     new_noise: Callable[[RolloutIndex, int], Tensor] | None = None
 
     def __len__(self) -> int:

@@ -73,15 +73,15 @@ class RunState:
         self.progress.enter("save", "a checkpoint")
         anchor = self.policy.anchor
         state = {
-            "iteration": self.progress.iteration,
-            "update": self.update.update_count,
-            "anchor_age": anchor.age if anchor else 0,
-            "kl_coefficient": self.update.kl_coefficient.state_dict(),
-            "health": self.update.nonfinite.state_dict(),
-            "unvalidated": self.unvalidated,
-            "rollouts": self.num_rollouts,
-            "settings": self.config.flat(),
-            "contents": self.contents,
+            "iteration": self.progress.iteration,  # last finished iteration
+            "update": self.update.update_count,  # optimizer updates so far
+            "anchor_age": anchor.age if anchor else 0,  # updates since the anchor was refreshed
+            "kl_coefficient": self.update.kl_coefficient.state_dict(),  # value, number of updates, recent KL values
+            "health": self.update.nonfinite.state_dict(),  # recent gradient norms and skipped updates
+            "unvalidated": self.unvalidated,  # metrics of the iteration, if its validation is not finished
+            "rollouts": self.num_rollouts,  # per iteration, over all replicas
+            "settings": self.config.flat(),  # all settings by name
+            "contents": self.contents,  # hashes of the files that settings name
         }
         lora = None
         if self.policy.is_lora:

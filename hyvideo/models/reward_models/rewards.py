@@ -99,8 +99,8 @@ class ScorerUnavailable(RuntimeError):
 class Reward:
     """Reward of one rollout. ``total`` is NaN if the reward is missing."""
 
-    total: float
-    scores: Scores
+    total: float  # weighted sum of the scores
+    scores: Scores  # by dimension
     reason: str | None = None  # why the reward is missing
 
     @property

@@ -136,7 +136,7 @@ def test_the_call_in_the_docs_applies_an_exported_lora(run, root, tmp_path, monk
     (call,) = re.findall(r"`pipeline\.transformer\.(load_lora_adapter\(.+\))`", text)
     lora = {"transformer_blocks.0.attn.to_q": Pair(torch.randn(2, 32), torch.randn(32, 2), 4.0)}
     save_lora(lora, tmp_path / "lora", form="peft")
-    assert run("--lora_path", tmp_path / "lora", out="exported_lora")[0] == 0
+    assert run("--lora_path", tmp_path / "lora", out="outputs/exported_lora")[0] == 0
     monkeypatch.chdir(tmp_path)
     loaded, expected = load_transformer(root, VERSION), load_transformer(root, VERSION)
     eval(f"loaded.{call}", {"loaded": loaded})

@@ -21,25 +21,26 @@ from hyvideo.config.command_line import flag_options, read_settings, truth
 from hyvideo.config.reference_flags import add_flags, meanings, print_ignored, table, with_flags
 from hyvideo.data.outside import Parser, quote, shorten
 
+SAME_NAME = "pretrained_model_root transformer_version vae_tile_size shift negative_prompt eta dtype device"
 # Flags of this program and the settings of a run that they set.
-SETTINGS = {"model_path": "pretrained_model_root", "num_inference_steps": "validation_steps", "stochastic": "sde_type"}
-SETTINGS |= {"guidance_scale": "cfg_scale", "video_length": "sample_n_frames", "vae_tile_size": "vae_tile_size"}
-SETTINGS |= {name: name for name in ("transformer_version", "shift", "negative_prompt", "eta", "dtype", "device")}
+SETTINGS = {"num_inference_steps": "validation_steps", "stochastic": "sde_type"}
+SETTINGS |= {"guidance_scale": "cfg_scale", "video_length": "sample_n_frames"}
+SETTINGS |= {name: name for name in SAME_NAME.split()}
 SPEED = {"use_sageattn": ("attention_kernel", "sage"), "enable_torch_compile": ("enable_compile", "true")}
 REWRITING = {  # defaults and descriptions of the flags --rewrite_*
     "url": ("", "OpenAI-compatible endpoint, such as http://localhost:8000/v1"),
     "model": ("", "model of the endpoint"),
-    "key_env": ("OPENAI_API_KEY", 'environment variable of the API key (OPENAI_API_KEY); "" sends none'),
+    "key_env": ("OPENAI_API_KEY", 'environment variable of the API key; "" sends none'),
     "prompt_file": (None, "text file with the instruction for the model; default: our own"),
 }
 BOOLEAN = {"nargs": "?", "const": True, "type": truth, "metavar": "BOOL"}
 MAX_VIDEOS = 100_000  # per call
 MAX_PIXELS = 8_192  # per side
 CACHE_SCHEDULE = {
-    "total_steps": "number of steps of the schedule (50)",
-    "cache_start_step": "all blocks run before this step (11)",
-    "cache_end_step": "all blocks run from this step (45)",
-    "cache_step_interval": "in between, all blocks run at every such step (4)",
+    "total_steps": "number of steps of the schedule (default: 50)",
+    "cache_start_step": "all blocks run before this step (default: 11)",
+    "cache_end_step": "all blocks run from this step (default: 45)",
+    "cache_step_interval": "in between, all blocks run at every such step (default: 4)",
 }
 
 
@@ -50,8 +51,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     inputs.add_argument("--image_path", help="first frame for the videos of --prompt (image-to-video)")
     words = "CSV files: `prompt`, optionally `ref_image_path` and `seed`"
     inputs.add_argument("--valid_video_csv", nargs="+", default=[], help=words)
-    inputs.add_argument("--num_videos", type=int, default=1, help="videos per prompt (1)")
-    inputs.add_argument("--seed", type=int, default=0, help="random seed (0)")
+    inputs.add_argument("--num_videos", type=int, default=1, help="videos per prompt")
+    inputs.add_argument("--seed", type=int, default=0, help="random seed")
     inputs.add_argument("--output_path", type=Path, default=Path("outputs/videos"), help="folder or mp4 file to write")
     model = parser.add_argument_group("model")
     words = "YAML of a run; default: that of --checkpoint_path, or configs/miniature.yaml if no model is given"
@@ -61,10 +62,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     model.add_argument("--enable_step_distill", **BOOLEAN, help="select the step-distilled version; with --resolution")
     model.add_argument("--checkpoint_path", type=Path, help="checkpoint of a training run; default: the base model")
     model.add_argument("--lora_path", type=Path, help="file or folder of a LoRA")
-    model.add_argument("--lora_scale", type=float, default=1.0, help="factor of the LoRA's weights (1)")
+    model.add_argument("--lora_scale", type=float, default=1.0, help="factor of the LoRA's weights")
     sampling = parser.add_argument_group(
         "sampling",
-        "Defaults are those of the version. With --config or a checkpoint of a run, frames, size, shift and steps are "
+        "Defaults are those of the version. With --config or a checkpoint of a run, frames, size, shift and steps are\n"
         "those of its validation; with --stochastic, frames, size and shift are those of its rollouts.",
     )
     sampling.add_argument("--aspect_ratio", help="width:height, e.g. 16:9; default: that of the image")
@@ -72,18 +73,18 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     sampling.add_argument("--width", type=int, help="width in pixels; with --height")
     words = "reference: that of HunyuanVideo-1.5 for the seed"
     sampling.add_argument("--initial_noise", choices=["default", "reference"], default="default", help=words)
-    sampling.add_argument("--sp_size", type=int, default=1, help="processes of torchrun that share one video (1)")
+    sampling.add_argument("--sp_size", type=int, default=1, help="processes of torchrun that share one video")
     sampling.add_argument("--sr", **BOOLEAN, help="super-resolution of the videos: 480p to 720p, or 720p to 1080p")
     sampling.add_argument("--save_pre_sr_video", **BOOLEAN, help="with --sr, also write NAME_before_sr.mp4")
     memory = parser.add_argument_group(
         "memory",
-        "By default, a GPU with less than 60 GiB offloads models in groups, and a larger one keeps them. "
+        "By default, a GPU with less than 60 GiB offloads models in groups, and a larger one keeps them.\n"
         "On a CPU, where it was tested, offloading does not change the videos.",
     )
     memory.add_argument("--offloading", **BOOLEAN, help="keep models on the CPU except while they compute")
     words = "copy the blocks of transformer and text encoder to the GPU in groups; needs --offloading"
     memory.add_argument("--group_offloading", **BOOLEAN, help=words)
-    words = "copy a block while the previous one computes (true); false: copy groups of four blocks, without overlap"
+    words = "copy a block while the previous one computes (default); false: groups of four blocks, without overlap"
     memory.add_argument("--overlap_group_offloading", **BOOLEAN, help=words)
     rewriting = parser.add_argument_group("prompt rewriting")
     rewriting.add_argument("--rewrite", **BOOLEAN, help="rewrite the prompts by a language model; the JSON has both")
@@ -96,8 +97,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add_speed_flags(parser)
     settings = parser.add_argument_group("settings", "Each flag replaces a setting; --stochastic samples with its SDE.")
     for flag, name in SETTINGS.items():
-        options = flag_options(name)
-        settings.add_argument(f"--{flag}", **options | {"help": f"{name}: {options['help']}"})
+        settings.add_argument(f"--{flag}", **flag_options(name, label="" if flag == name else f"{name}: "))
     renamed = add_flags(parser, sys.argv[1:] if argv is None else argv, table("generate"))
     options = parser.parse_args(argv)
     options.reference_flags = {name: getattr(options, name) for name in renamed}
@@ -114,10 +114,10 @@ def add_speed_flags(parser: argparse.ArgumentParser) -> None:
     words = "run most blocks only at some steps; the defaults are for 50 steps, counted from 0"
     speed.add_argument("--enable_cache", **BOOLEAN, help=words)
     kinds = ("deepcache", "teacache", "taylorcache")
-    speed.add_argument("--cache_type", choices=kinds, help="kind of step caching (deepcache)")
+    speed.add_argument("--cache_type", choices=kinds, help="kind of step caching (default: deepcache)")
     for name, words in CACHE_SCHEDULE.items():
         speed.add_argument(f"--{name}", type=int, help=words)
-    words = "blocks that deepcache runs at every step (the last)"
+    words = "blocks that deepcache runs at every step (default: the last)"
     speed.add_argument("--no_cache_block_id", type=int, nargs="+", help=words)
 
 

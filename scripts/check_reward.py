@@ -1,9 +1,10 @@
 """Check whether a reward is usable for training, on one video that is scored about twenty times.
 
     python -m scripts.check_reward --reward_model videoalign
-    python -m scripts.check_reward --reward_model miniature --model_path assets/miniature
+    python -m scripts.check_reward --reward_model miniature --reward_path assets/miniature
     python -m scripts.check_reward --reward_model clip --video clip.mp4 --prompt "a cat jumps"
     python -m scripts.check_reward --reward_model my_rewards.py:Brightness
+    python -m scripts.check_reward --reward_model clip --reward_config '{"clip": {"path": "ckpts/my_clip"}}'
 
 Exit code: 0 if no check failed (warnings are allowed), 1 if a check failed, 2 for invalid arguments or unusable files.
 """
@@ -18,9 +19,10 @@ from hyvideo.data.outside import Parser, exit_on_error
 def main() -> int:
     parser = Parser(__doc__)
     parser.add_argument("--reward_model", required=True, help="scorer, as in post_train.py: NAME or FILE.py:CLASS")
-    parser.add_argument("--pretrained_model_root", default="ckpts", help="checkpoint folder (default: ckpts)")
-    parser.add_argument("--model_path", help="folder of the scorer's files (clip and pickscore: or hub name)")
-    parser.add_argument("--options", default="{}", help="""scorer options as JSON: '{"precision": "fp32_math"}'""")
+    parser.add_argument("--pretrained_model_root", default="ckpts", help="checkpoint folder")
+    parser.add_argument("--reward_path", help="folder of the scorer's files (clip and pickscore: or hub name)")
+    parser.add_argument("--reward_config", default="", help="options by scorer, as in post_train.py: YAML file or JSON")
+    parser.add_argument("--options", help=argparse.SUPPRESS)  # old form: the options of this scorer
     parser.add_argument("--device", help="cuda or cpu (default: cuda if available)")
     parser.add_argument("--video", type=Path, help="mp4 file to score instead of a rendered video")
     parser.add_argument("--prompt", help="prompt of --video")
@@ -32,12 +34,14 @@ def main() -> int:
 
     import torch  # not needed for --help, which it would slow down
 
-    from hyvideo.models.reward_models.rewards import make_scorer, parse_options
+    from hyvideo.config.command_line import options_of_scorer
+    from hyvideo.models.reward_models.rewards import make_scorer
     from hyvideo.models.reward_models.scorer_check import check_scorer, has_failed, lines
 
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     with exit_on_error("check_reward.py", (ValueError, FileNotFoundError)):
-        options = ({"path": args.model_path} if args.model_path else {}) | parse_options(args.options)
+        options = options_of_scorer(args.reward_model, args.reward_config, args.options)
+        options = ({"path": args.reward_path} if args.reward_path else {}) | options
         trial = make_trial(args)
         scorer = make_scorer(args.reward_model, args.pretrained_model_root, device=device, **options)
         checks = check_scorer(scorer, trial, dimensions=args.dimensions, quick=args.quick)

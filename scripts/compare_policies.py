@@ -1,16 +1,16 @@
 """Compare policies on the same prompts and seeds, as mp4 files and one image: figures 6 and 10 to 12.
 
-    python -m scripts.compare_policies --config configs/miniature.yaml --out outputs/policies \\
+    python -m scripts.compare_policies --config configs/miniature.yaml --output_dir outputs/policies \\
         --policies base sage=outputs/miniature --prompt "a green triangle moves left" "a red circle moves up"
     python -m scripts.compare_policies --config configs/hunyuanvideo15_480p_8gpu.yaml --valid_video_csv prompts.csv \\
-        --out outputs/policies --policies base sage=outputs/table2/cells/B-sage_grpo-dual_moving-eq-seed0 lora=my_lora
+        --output_dir outputs/policies --policies base sage=outputs/run lora=my_lora
     torchrun --nproc_per_node=8 -m scripts.compare_policies ...                         on several GPUs
 
 A policy is `base` (the base model of the settings) or NAME=PATH, where PATH is a run (its newest checkpoint is used), a
 checkpoint, or a LoRA file or folder. Also accepts every flag of post_train.py. Videos have the frames, size, shift and
 steps of validation and the noise that generate.py draws for seed validation_seed, which differs from validation's. The
 prompts are rows spread evenly over valid_video_csv, or those of --prompt. Writes policies.png and one folder per policy
-to --out; `python -m scripts.report --videos` plays two of the folders side by side.
+to --output_dir; `python -m scripts.report --videos` plays two of the folders side by side.
 """
 
 from pathlib import Path
@@ -26,15 +26,15 @@ def main(argv: list[str] | None = None) -> None:
     parser = Parser(__doc__)
     parser.add_argument("--policies", nargs="+", required=True, metavar="NAME=PATH", help="policies: base or NAME=PATH")
     parser.add_argument("--prompt", nargs="+", help="prompts to use instead of valid_video_csv")
-    parser.add_argument("--num_prompts", type=int, default=8, help="number of rows of valid_video_csv to use (8)")
-    parser.add_argument("--out", type=Path, required=True, help="output folder for images and videos")
+    parser.add_argument("--num_prompts", type=int, default=8, help="number of rows of valid_video_csv to use")
+    parser.add_argument("--output_dir", type=Path, required=True, help="output folder for images and videos")
     options, flags = parser.parse_known_args(argv)
     config = parse(flags).config
     if options.num_prompts < 1:
         raise ValueError(f"--num_prompts must be at least 1, got {options.num_prompts}")
     if not (options.prompt or config.data.valid_video_csv):
         raise ValueError("no prompts: give --prompt or --valid_video_csv")
-    check_sampling(config, output=options.out, is_stochastic=False)
+    check_sampling(config, output=options.output_dir, is_stochastic=False)
 
     from hyvideo.distributed import mesh as ranks  # slow to import
     from hyvideo.distributed.collectives import barrier
@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> None:
     requests = make_and_read_requests(options.prompt or [], None, csvs)
     if not options.prompt:
         requests = [requests[row] for row in evenly_spaced(options.num_prompts, len(requests))]
-    comparison = PolicyComparison(config, read_policies(options.policies), requests, options.out)
+    comparison = PolicyComparison(config, read_policies(options.policies), requests, options.output_dir)
     comparison.check()
     device = choose_device(config.model.device, processes.local_rank())
     mesh = ranks.start(1, device, timeout=config.distributed.collective_timeout)

@@ -4,7 +4,7 @@
     python -m scripts.compare_recipes ... --dry_run                     the runs and their predicted cost
     python -m scripts.compare_recipes ... --only_table                  the table of the finished runs
 
-Interrupted runs resume and finished runs are skipped. Writes to --out: cells/, logs/, recipes.md, .csv and .tex,
+Interrupted runs resume and finished runs are skipped. Writes to --output_dir: cells/, logs/, recipes.md, .csv and .tex,
 verdicts.md (each recipe against the first and against its control, paired by seed), curves over rollouts, forward
 passes and seconds, and pareto.png. A verdict needs at least two seeds; use five or more. The exit code is 1 if a run
 failed.
@@ -22,8 +22,8 @@ from hyvideo.evaluation.studies.study_command import plan_and_train, study_parse
 def main() -> int:
     parser = study_parser(__doc__, out="outputs/recipes", makes="table")
     parser.add_argument("recipes", help="YAML file with base, common and recipes")
-    parser.add_argument("--seeds", type=int, default=5, help="number of training seeds (5)")
-    parser.add_argument("--first_seed", type=int, default=0, help="first training seed (0)")
+    parser.add_argument("--seeds", type=int, default=5, help="number of training seeds")
+    parser.add_argument("--first_seed", type=int, default=0, help="first training seed")
     parser.add_argument("--budget", required=True, help="budget of each run: rollouts=N, forwards=N or seconds=N")
     words = "also evaluate the base model with this guidance scale"
     parser.add_argument("--guided_base", type=float, metavar="SCALE", help=words)
@@ -32,7 +32,7 @@ def main() -> int:
         raise ValueError(f"--guided_base must be a finite guidance scale above 1, got {options.guided_base:g}")
     budget = Budget.of(options.budget)
     base, common, recipes = read_recipes(options.recipes)
-    study = Study(base, options.out, common, options.num_gpus)
+    study = Study(base, options.output_dir, common, options.num_gpus)
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     runs = runs_of(limit_to_budget(budget, study, recipes), seeds)
     code = plan_and_train(study, runs, options)

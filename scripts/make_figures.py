@@ -1,8 +1,8 @@
-"""Draw figures 3, 4, 7, 8 and 9 of the paper from runs: ``python -m scripts.make_figures RUN... --out DIR``.
+"""Draw figures 3, 4, 7, 8 and 9 of the paper from runs: ``python -m scripts.make_figures RUN... --output_dir DIR``.
 
-    python -m scripts.make_figures outputs/miniature --out outputs/figures         the learning curve of a run
-    python -m scripts.make_figures outputs/table2/cells --out outputs/figures      all runs in a folder
-    python -m scripts.make_figures --out outputs/figures                           figures 4 and 9, which need no run
+    python -m scripts.make_figures outputs/miniature --output_dir outputs/figures     the learning curve of a run
+    python -m scripts.make_figures outputs/table2/cells --output_dir outputs/figures  all runs in a folder
+    python -m scripts.make_figures --output_dir outputs/figures                       figures 4 and 9, which need no run
 
 Runs are grouped by the settings in their config.yaml. Curves are means over seeds, with a band of one standard
 deviation. A figure for which the runs are missing is skipped, with the reason.
@@ -19,14 +19,14 @@ THEORY_ONLY = "theory only: pass measured norms of scripts.measure_gradient_norm
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="folder of one run or of several")
-    parser.add_argument("--out", type=Path, required=True, help="output folder")
+    parser.add_argument("--output_dir", type=Path, required=True, help="output folder")
     words = "figures of the paper; 0 is the learning curve of one run or of the seeds of one setting"
     numbers = [0, 3, 4, 7, 8, 9]
     parser.add_argument("--figures", nargs="+", type=int, choices=numbers, default=numbers, help=words)
     parser.add_argument(
         "--gradients", nargs="+", type=Path, default=[], help="JSON files of scripts.measure_gradient_norms (figure 4)"
     )
-    parser.add_argument("--window", type=int, default=5, help="smooth curves over this many iterations (5)")
+    parser.add_argument("--window", type=int, default=5, help="smooth curves over this many iterations")
     options = parser.parse_args()
     if options.window < 1:
         raise ValueError(f"--window must be at least 1, got {options.window}")
@@ -38,7 +38,7 @@ def main() -> None:
     measured = [read_measured(path) for path in options.gradients]
     for number in options.figures:
         hint = f" ({THEORY_ONLY})" if number == 4 and not measured else ""
-        print(draw(number, runs, options.out, window=options.window, measured=measured) + hint)
+        print(draw(number, runs, options.output_dir, window=options.window, measured=measured) + hint)
 
 
 def read_measured(path: Path) -> dict:

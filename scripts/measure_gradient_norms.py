@@ -1,9 +1,9 @@
 """Measure the policy's gradient norm at each denoising step and compare it with theory: Figure 4 of the paper.
 
-    python -m scripts.measure_gradient_norms --config configs/miniature.yaml --out outputs/gradients.json
-    python -m scripts.measure_gradient_norms --config configs/miniature.yaml --out g.json --rollouts 32 --sde_type cps
+    python -m scripts.measure_gradient_norms --config configs/miniature.yaml --output_path outputs/gradients.json
+    python -m scripts.measure_gradient_norms --config configs/miniature.yaml --output_path cps.json --sde_type cps
     torchrun --nproc_per_node=8 -m scripts.measure_gradient_norms --config configs/hunyuanvideo15_480p_8gpu.yaml \\
-        --out outputs/gradients.json --rollouts 16
+        --output_path outputs/gradients.json --rollouts 16
 
 Also accepts the flags of post_train.py; --resume_from_checkpoint measures a checkpoint instead of the base model. Does
 not train. Writes only the JSON, and encoded prompts with --conditions_dir; hyvideo/evaluation/figures/gradient_norms.py
@@ -25,16 +25,18 @@ from post_train import build
 
 def main(argv: list[str] | None = None) -> None:
     parser = Parser(__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
-    parser.add_argument("--rollouts", type=int, default=8, help="number of rollouts, over all processes (8)")
+    parser.add_argument("--output_path", type=Path, required=True, help="JSON file to write")
+    parser.add_argument("--rollouts", type=int, default=8, help="number of rollouts, over all processes")
     options, flags = parser.parse_known_args(argv)
     command = parse(flags)
     if command.print_config:
         parser.error("--print_config is a flag of post_train.py only")
-    folder = options.out.with_name(f".{options.out.name}.run")  # same for all ranks: they may share conditions
+    folder = options.output_path.with_name(
+        f".{options.output_path.name}.run"
+    )  # same for all ranks: they may share conditions
     try:
         with exit_on_error("measure_gradient_norms.py"):
-            measure(command.config, options.out, folder, options.rollouts)
+            measure(command.config, options.output_path, folder, options.rollouts)
     finally:
         if processes.rank() == 0:
             shutil.rmtree(folder, ignore_errors=True)
@@ -47,7 +49,7 @@ def measure(config: Config, out: Path, folder: Path, rollouts: int) -> None:
     from hyvideo.records.run_files import write_json
 
     if not out.parent.is_dir():
-        raise ValueError(f"the folder of --out must exist, got {str(out)!r}")
+        raise ValueError(f"the folder of --output_path must exist, got {str(out)!r}")
     replicas = max(1, processes.world_size() // config.distributed.sp_size)
     config = measurement(config, rollouts=rollouts, replicas=replicas, folder=folder)
     check(config, processes.world_size())

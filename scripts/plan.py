@@ -28,12 +28,11 @@ from hyvideo.models.sizes import read_architecture
 
 def main(argv: list[str] | None = None) -> None:
     parser = Parser(__doc__, prog="plan.py", usage="plan.py [options] [flags of post_train.py or generate.py]")
-    parser.add_argument("--world_size", type=int, default=8, help="number of GPUs (8)")
+    parser.add_argument("--world_size", type=int, default=8, help="number of GPUs")
     assumed = {field.name: field for field in dataclasses.fields(Hardware)}
     for name, field in assumed.items():
-        words = f"{field.metadata['help']} ({field.default:g})"
-        parser.add_argument(f"--{name}", type=field.type, default=field.default, help=words)
-    parser.add_argument("--text_tokens", type=int, default=300, help="tokens of the longest prompt (300)")
+        parser.add_argument(f"--{name}", type=field.type, default=field.default, help=field.metadata["help"])
+    parser.add_argument("--text_tokens", type=int, default=300, help="tokens of the longest prompt")
     parser.add_argument("--generate", action="store_true", help="plan generate.py, whose flags follow")
     options, settings = parser.parse_known_args(argv)
     for name in ("world_size", "text_tokens", *assumed):

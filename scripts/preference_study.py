@@ -34,7 +34,9 @@ def make(options: argparse.Namespace, flags: list[str]) -> None:
     folders = {name: Path(path) for name, path in paths.items() if path and any(Path(path).glob("*.mp4"))}
     if policies := [word for word in options.methods if word.partition("=")[0] not in folders]:
         design(len(paths), options.pairs, **sizes)  # raises before hours of sampling
-        compare_policies.main(["--policies", *policies, f"--num_prompts={options.pairs}", f"--out={generated}", *flags])
+        compare_policies.main(
+            ["--policies", *policies, f"--num_prompts={options.pairs}", f"--output_dir={generated}", *flags]
+        )
     make_study(options.study, {name: folders.get(name, generated / name) for name in paths}, requests, **sizes)
     print(f"wrote a study for {options.raters} raters to {options.study}; next: serve {options.study}")
 
@@ -53,16 +55,16 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     making = commands.add_parser("make", help="create a study")
     making.add_argument("--methods", nargs="+", required=True, help="ours first: base, NAME=videos or NAME=policy")
-    making.add_argument("--raters", type=int, default=10, help="number of raters (10)")
-    making.add_argument("--pairs", type=int, default=20, help="pairs per rater without the checks (20)")
-    making.add_argument("--checks", type=int, default=2, help="repeated pairs per rater, and identical pairs (2)")
+    making.add_argument("--raters", type=int, default=10, help="number of raters")
+    making.add_argument("--pairs", type=int, default=20, help="pairs per rater without the checks")
+    making.add_argument("--checks", type=int, default=2, help="repeated pairs per rater, and identical pairs")
     serving = commands.add_parser("serve", help="serve the rating pages")
-    serving.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
-    serving.add_argument("--port", type=int, default=8010, help="port to listen on; 0 picks a free one (8010)")
+    serving.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    serving.add_argument("--port", type=int, default=8010, help="port to listen on; 0 picks a free one")
     serving.add_argument("--static", type=Path, help="write a page per rater to this folder instead")
     analysing = commands.add_parser("analyse", help="write table3, analysis and pairs.csv")
     analysing.add_argument("--answers", type=Path, nargs="+", default=[], help="files from raters of static pages")
-    analysing.add_argument("--most_failed", type=float, default=0.5, help="share of checks that a rater may fail (0.5)")
+    analysing.add_argument("--most_failed", type=float, default=0.5, help="share of checks that a rater may fail")
     for command in (making, serving, analysing):
         command.add_argument("study", type=Path, help="folder of the study")
     options, flags = parser.parse_known_args()

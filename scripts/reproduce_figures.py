@@ -10,8 +10,8 @@
     7  SAGE-GRPO dual moving under three schedules of the KL coefficient: constant, two-stage, milder
     8  SAGE-GRPO under five trust regions: none, fixed, stepwise, moving, dual moving
 
---methods, --kl and --schedules select others. The runs are cells of Table 2 or similar ones; cells that are finished in
---out are not trained again. Writes cells/, logs/ and figures/ to --out. The exit code is 1 if a cell failed.
+--methods, --kl and --schedules select others. The runs are cells of Table 2 or similar ones; finished ones
+are not trained again. Writes cells/, logs/ and figures/ to --output_dir. The exit code is 1 if a cell failed.
 """
 
 import itertools
@@ -30,7 +30,7 @@ def main() -> int:
     parser.add_argument("--figures", nargs="+", type=int, choices=numbers, default=numbers, help="figures to draw")
     parser.add_argument("--kl", nargs="+", choices=list(KL_FLAGS), help="trust regions instead of the figure's")
     parser.add_argument("--schedules", nargs="+", choices=SCHEDULES, help="schedules of figure 7 instead of its three")
-    parser.add_argument("--window", type=int, default=5, help="smooth curves over this many iterations (5)")
+    parser.add_argument("--window", type=int, default=5, help="smooth curves over this many iterations")
     options = parser.parse_args()
     if options.window < 1:
         raise ValueError(f"--window must be at least 1, got {options.window}")

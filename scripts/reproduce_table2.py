@@ -2,13 +2,13 @@
 
     python -m scripts.reproduce_table2 --world miniature --jobs 4                       all cells, four at a time
     python -m scripts.reproduce_table2 --world miniature --dry_run                      the predicted cost
-    python -m scripts.reproduce_table2 --config configs/hunyuanvideo15_480p_8gpu.yaml --num_gpus 8 \\
+    python -m scripts.reproduce_table2 --config configs/paper/table2_b_8gpu.yaml --num_gpus 8 \\
         --only_cell B-sage_grpo-dual_moving-eq-seed0                                    one job on a cluster
     python -m scripts.reproduce_table2 ... --only_table                                 the table of the finished cells
 
 Interrupted cells resume and finished cells are skipped. Cells are named <setting>-<method>-<kl>-eq|noeq-seed<k>. Writes
-to --out: cells/, scores/, logs/, table2.md, .csv and .tex, and comparisons.md with paired differences between rows.
-A verdict needs at least two seeds; use five or more. The exit code is 1 if a cell failed.
+to --output_dir: cells/, scores/, logs/, table2.md, .csv and .tex, and comparisons.md with paired differences between
+rows. A verdict needs at least two seeds; use five or more. The exit code is 1 if a cell failed.
 """
 
 import sys

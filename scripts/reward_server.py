@@ -1,36 +1,39 @@
 """Serve a frozen reward model over HTTP, for runs without GPU memory for it.
 
-    python -m scripts.reward_server --reward_model videoalign --model_path ckpts --port 8000
+    python -m scripts.reward_server --reward_model videoalign --pretrained_model_root ckpts --port 8000
     post_train.py ... --remote_reward_url http://127.0.0.1:8000
 
 By default, the server listens on this machine only. Listening on another address (--host) requires a token in the
 environment variable REWARD_SERVER_TOKEN, of the server and of the run.
 """
 
+import argparse
 import os
 
+from hyvideo.config.command_line import options_of_scorer
 from hyvideo.data.outside import Parser, exit_on_error
-from hyvideo.models.reward_models.rewards import make_scorer, parse_options
+from hyvideo.models.reward_models.rewards import make_scorer
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("--reward_model", default="videoalign", help="scorer to serve (default: videoalign)")
-    parser.add_argument("--model_path", default="ckpts", help="checkpoint folder (default: ckpts)")
-    parser.add_argument("--options", default="{}", help="scorer options as a JSON object")
-    parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto", help="device (default: auto)")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
-    parser.add_argument("--port", type=int, default=8000, help="port; 0 selects a free one (default: 8000)")
-    parser.add_argument("--max_videos", type=int, default=16, help="videos scored in one batch (default: 16)")
-    parser.add_argument("--max_waiting", type=int, default=64, help="active requests before a 503 reply (default: 64)")
+    parser.add_argument("--reward_model", default="videoalign", help="scorer to serve")
+    parser.add_argument("--pretrained_model_root", default="ckpts", help="checkpoint folder")
+    parser.add_argument("--reward_config", default="", help="options by scorer, as in post_train.py: YAML file or JSON")
+    parser.add_argument("--options", help=argparse.SUPPRESS)  # old form: the options of this scorer
+    parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto", help="device")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--port", type=int, default=8000, help="port; 0 selects a free one")
+    parser.add_argument("--max_videos", type=int, default=16, help="videos scored in one batch")
+    parser.add_argument("--max_waiting", type=int, default=64, help="active requests before a 503 reply")
     options = parser.parse_args()
     with exit_on_error("reward_server.py", (ValueError, OSError, OverflowError)):
         token = os.environ.get("REWARD_SERVER_TOKEN", "").strip() or None
         if not token and options.host not in LOCAL:
             raise ValueError(f"listening on {options.host} needs a token: set REWARD_SERVER_TOKEN")
-        scorer_options = parse_options(options.options)
+        scorer_options = options_of_scorer(options.reward_model, options.reward_config, options.options)
 
         from hyvideo.models.reward_models.service.connections import listen, make_server
         from hyvideo.models.reward_models.service.server import create_app
@@ -38,7 +41,7 @@ def main() -> None:
 
         listener, url = listen(options.host, options.port)  # before loading weights, so that a port in use fails early
         device = choose_device(options.device)
-        scorer = make_scorer(options.reward_model, options.model_path, device=device, **scorer_options)
+        scorer = make_scorer(options.reward_model, options.pretrained_model_root, device=device, **scorer_options)
         app = create_app(scorer, token=token, max_videos=options.max_videos, max_waiting=options.max_waiting)
     print(f"listening on {url}", flush=True)
     make_server(app).run(sockets=[listener])

@@ -1,7 +1,7 @@
 """Train a reward model on rated pairs of videos, as described in docs/own_reward.md.
 
-    python -m scripts.train_reward --pairs outputs/study/pairs.csv --model ckpts/VideoReward \\
-        --out outputs/own/VideoReward --dimensions SIZE
+    python -m scripts.train_reward --pairs outputs/study/pairs.csv --reward_path ckpts/VideoReward \\
+        --output_dir outputs/own/VideoReward --dimensions SIZE
 """
 
 import json
@@ -17,15 +17,15 @@ FIT = ("learning_rate", "weight_decay", "lora_rank", "seed", "max_epochs")
 def main() -> int:
     parser = Parser(__doc__)
     parser.add_argument("--pairs", type=Path, required=True, help="CSV: prompt, first, second, dimension, answer")
-    parser.add_argument("--model", type=Path, required=True, help="VideoReward folder to start from")
-    parser.add_argument("--out", type=Path, required=True, help="VideoReward folder to write")
+    parser.add_argument("--reward_path", type=Path, required=True, help="VideoReward folder to start from")
+    parser.add_argument("--output_dir", type=Path, required=True, help="VideoReward folder to write")
     parser.add_argument("--dimensions", nargs="+", metavar="NAME", help="up to three names in place of VQ, MQ, TA")
-    parser.add_argument("--seed", type=int, default=0, help="seed of split, new LoRA and order of pairs (default: 0)")
-    parser.add_argument("--learning_rate", type=float, default=1e-5, help="initial learning rate (default: 1e-5)")
-    parser.add_argument("--weight_decay", type=float, default=0.0, help="weight decay of LoRA and head (default: 0)")
-    parser.add_argument("--batch_size", type=int, default=8, help="pairs per update (default: 8)")
-    parser.add_argument("--lora_rank", type=int, default=64, help="rank of the LoRA if it is new (default: 64)")
-    parser.add_argument("--max_epochs", type=int, default=10, help="maximum number of epochs (default: 10)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of split, new LoRA and order of pairs")
+    parser.add_argument("--learning_rate", type=float, default=1e-5, help="initial learning rate")
+    parser.add_argument("--weight_decay", type=float, default=0.0, help="weight decay of LoRA and head")
+    parser.add_argument("--batch_size", type=int, default=8, help="pairs per update")
+    parser.add_argument("--lora_rank", type=int, default=64, help="rank of the LoRA if it is new")
+    parser.add_argument("--max_epochs", type=int, default=10, help="maximum number of epochs")
     options = parser.parse_args()
     if not (0 < options.learning_rate < 1 and min(options.batch_size, options.lora_rank, options.max_epochs) > 0):
         raise ValueError("--learning_rate must be in (0, 1); --batch_size, --lora_rank and --max_epochs positive")
@@ -33,22 +33,22 @@ def main() -> int:
     from hyvideo.models.reward_models.videoalign.checkpoint import check_dimensions, find_checkpoint
     from hyvideo.models.reward_models.videoalign.training import PairTraining, read_pairs, split_by_prompt
 
-    if (options.out / "model_config.json").exists():
-        raise ValueError(f"--out must not contain a model, but {options.out} does; choose another folder")
-    known = find_checkpoint(options.model).settings.dimensions
+    if (options.output_dir / "model_config.json").exists():
+        raise ValueError(f"--output_dir must not contain a model, but {options.output_dir} does; choose another folder")
+    known = find_checkpoint(options.reward_path).settings.dimensions
     names = check_dimensions(options.dimensions or known, "--dimensions")
     pairs = read_pairs(options.pairs, names)
     moved = dict({*enumerate(names)} - {*enumerate(known)}).values()  # names that are new at their token
     split = split_by_prompt(pairs, moved if pairs else names, options.seed)
-    make_folder(options.out)
-    training = PairTraining(options.model, split, names, options.batch_size)
+    make_folder(options.output_dir)
+    training = PairTraining(options.reward_path, split, names, options.batch_size)
     report: dict = {"pairs": {part: len(members) for part, members in split.items()}}
-    report["before"] = training.quality(options.out / "calibration_before.png")
+    report["before"] = training.quality(options.output_dir / "calibration_before.png")
     report["losses"] = training.fit(**{name: getattr(options, name) for name in FIT})
-    training.write(options.out)
-    report["after"] = training.quality(options.out / "calibration.png")
+    training.write(options.output_dir)
+    report["after"] = training.quality(options.output_dir / "calibration.png")
     print(text := json.dumps(report, indent=1))
-    (options.out / "training.json").write_text(text + "\n")
+    (options.output_dir / "training.json").write_text(text + "\n")
     return 0
 
 

@@ -2,11 +2,10 @@
 
 import argparse
 import dataclasses
-import difflib
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -18,7 +17,7 @@ from hyvideo.config.reference_flags import TASK, Row, add_flags, flags_in, meani
 from hyvideo.config.sections import RewardSettings
 from hyvideo.config.setting import TRUTHS, Switch
 from hyvideo.config.settings import FIELDS, SECTIONS, TRAITS, Config, in_form, is_json
-from hyvideo.data.outside import Parser, file_problem, parse_json, quote
+from hyvideo.data.outside import Parser, file_problem, nearest, parse_json, quote
 from hyvideo.models.versions import version_defaults
 
 MAX_BYTES = 2**20  # largest YAML file
@@ -128,12 +127,11 @@ def _resolve_reference_names(values: dict[str, Any]) -> dict[str, Any]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
-        "Post-train a video flow-matching model with SAGE-GRPO. Flags override the settings of --config FILE.yaml. "
-        "--print_config prints the resolved settings and the plan of the run. Flags of the public reference that have "
-        "another name here are accepted: see docs/reference_flags.md.",
+        "Post-train a video flow-matching model with SAGE-GRPO. Flags override the settings of --config FILE.yaml.\n"
+        "Flags of the public reference that have another name here are accepted: see docs/reference_flags.md.",
+        old_names={},
         usage="%(prog)s --config FILE.yaml [--setting value ...]",
         argument_default=argparse.SUPPRESS,
-        formatter_class=partial(argparse.HelpFormatter, max_help_position=36, width=120),
     )
     parser.add_argument("--config", default=None, metavar="FILE.yaml", help="YAML file of settings")
     parser.add_argument("--print_config", action="store_true", default=False, help="print settings and plan, then exit")
@@ -149,12 +147,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def flag_options(name: str, default: Any = None) -> dict[str, Any]:
-    """Return the arguments of ``add_argument`` for a setting."""
+def flag_options(name: str, default: Any = None, label: str = "") -> dict[str, Any]:
+    """Return the arguments of ``add_argument`` for a setting; its help starts with ``label``."""
     kind = FIELDS[name].type
     words = str(default).lower() if kind is bool else " ".join(default) if isinstance(default, list) else default
-    sentence = TRAITS[name].sentence + ("" if words in (None, "") else f" ({words})")
-    options = {"type": partial(value_of, name), "help": sentence.replace("%", "%%")}
+    sentence = TRAITS[name].sentence + ("" if words in (None, "") else f" (default: {words})")
+    options = {"type": partial(value_of, name), "help": label + sentence.replace("%", "%%")}
     if kind in (bool, Switch):
         return options | {"nargs": "?", "const": in_form(name, True), "metavar": "BOOL"}
     if get_origin(kind) is list:
@@ -192,12 +190,6 @@ def truth(text: str) -> bool:
     if text.lower() not in TRUTHS:
         raise argparse.ArgumentTypeError(f"invalid bool value: {quote(text)} (choose from true, false)")
     return TRUTHS[text.lower()]
-
-
-def nearest(word: str, names: Iterable[str]) -> str:
-    """Return ``did you mean NAME?`` for the name closest to a word, empty if none is close."""
-    near = difflib.get_close_matches(word[:100].partition("=")[0], names, n=1)
-    return f"did you mean {near[0]}?" if near else ""
 
 
 class _Loader(yaml.SafeLoader):
@@ -319,3 +311,9 @@ def reward_options(reward: RewardSettings) -> dict[str, dict]:
             raise ValueError(f"reward_config {path} must not set {', '.join(reserved)} of {name}; remove it")
         options[name] = options[name] | given
     return options
+
+
+def options_of_scorer(name: str, reward_config: str, options: str | None = None) -> dict:
+    """Return the options of a scorer in ``reward_config`` or, in the old form, a JSON object of ``options``."""
+    reward_config = f"{{{json.dumps(name)}: {options}}}" if options else reward_config
+    return reward_options(RewardSettings(reward_model=[name], reward_config=reward_config))[name]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hyvideo.config import machine_rules as machine
-from hyvideo.config.command_line import nearest, reward_options
+from hyvideo.config.command_line import reward_options
 from hyvideo.config.machine_rules import Problems, problem_of
 from hyvideo.config.run_plan import branches_of_steps, num_stochastic_steps, parse_interval, stochastic_transitions
 from hyvideo.config.sections import (
@@ -21,7 +21,7 @@ from hyvideo.config.sections import (
     TrustRegionSettings,
 )
 from hyvideo.config.settings import REWARD_PRESETS, TRAITS, Config, eta_of, flat_weights
-from hyvideo.data.outside import parse_json, quote
+from hyvideo.data.outside import nearest, parse_json, quote
 from hyvideo.data.prompts import check_prompt
 from hyvideo.models.reward_models.rewards import ROW_KEYS, SCORERS, SERVICE_ATTEMPTS, scorer_class
 from hyvideo.models.versions import version_defaults
@@ -74,7 +74,7 @@ def check_evaluation(config: Config, *, output: Path, has_model: bool) -> None:
         range_problems(config.flat()),
         reward_problems(config.reward),
         machine.checkpoints_exist(config.model.pretrained_model_root) if has_model else (),
-        machine.folders_can_be_written("--out", output),
+        machine.folders_can_be_written("the output", output),
     )
 
 

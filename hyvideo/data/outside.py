@@ -1,6 +1,7 @@
 """Checks of user-supplied paths and text, error messages that quote them, and atomic file writes."""
 
 import argparse
+import difflib
 import errno
 import json
 import os
@@ -9,7 +10,7 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,6 +18,12 @@ from typing import Any, NoReturn
 MAX_PROMPT_BYTES = 100_000  # in UTF-8; the language model reads about 5,000 of them
 MAX_MESSAGE = 4_000  # characters
 
+# Earlier names of flags, with the names that replace them.
+OLD_NAMES = {
+    "--out": ("--output_dir", "--output_path"),
+    "--model_path": ("--reward_path", "--pretrained_model_root"),
+    "--model": ("--reward_path",),
+}
 ROOT = Path(__file__).resolve().parents[2]  # root of the project
 
 # Control characters except newline and tab, and lone surrogates, which UTF-8 cannot encode.
@@ -177,15 +184,52 @@ def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
 
 
-class Parser(argparse.ArgumentParser):
-    """Argument parser without abbreviated flags that shortens error messages, which may quote a whole file."""
+def nearest(word: str, names: Iterable[str]) -> str:
+    """Return ``did you mean NAME?`` for the name closest to a word, empty if none is close."""
+    near = difflib.get_close_matches(word[:100].partition("=")[0], names, n=1)
+    return f"did you mean {near[0]}?" if near else ""
 
-    def __init__(self, description: str | None = None, **options):
-        options = {"formatter_class": argparse.RawDescriptionHelpFormatter} | options
-        super().__init__(description=description, allow_abbrev=False, **options)
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Help of 120 columns that shows the defaults."""
+
+    def __init__(self, prog: str):
+        super().__init__(prog, max_help_position=36, width=120)
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        default, is_flag = action.default, bool(action.option_strings)
+        if not (is_flag and action.help) or default in (None, "", [], argparse.SUPPRESS) or default is False:
+            return action.help
+        words = (
+            " ".join(map(str, default)) if isinstance(default, Iterable) and not isinstance(default, str) else default
+        )
+        return f"{action.help} (default: {str(words).replace('%', '%%')})"
+
+
+class Parser(argparse.ArgumentParser):
+    """Argument parser whose ``--help`` shows defaults, and that suggests a flag instead of an unknown one.
+
+    It accepts no abbreviated flags. A flag in ``old_names`` stands for the first of its new names that is known. Error
+    messages, which may quote a whole file, are shortened.
+    """
+
+    def __init__(self, description: str | None = None, *, old_names=OLD_NAMES, **options):
+        super().__init__(
+            **{"description": description, "formatter_class": _HelpFormatter, "allow_abbrev": False} | options
+        )
+        self._old_names = old_names
+
+    def parse_known_args(self, args=None, namespace=None):
+        known = self._option_string_actions  # also of argument groups
+        for old, names in self._old_names.items():
+            if old not in known and (new := next(filter(known.__contains__, names), None)):
+                known[old] = known[new]
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        super().error(shorten(message, 1_000))
+        unknown = re.match(r"unrecognized arguments: (--\S+)", message)
+        hint = nearest(unknown[1], self._option_string_actions) if unknown else ""
+        super().error(shorten(f"{message}; {hint}" if hint else message, 1_000))
 
 
 @contextmanager

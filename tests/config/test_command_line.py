@@ -127,7 +127,7 @@ def test_help_lists_every_flag_once_by_section(capsys):
         assert len(re.findall(rf"^  --{name} ", text, re.MULTILINE)) == 1, name
     titles = re.findall(r"^(\w+): [A-Z]", text, re.MULTILINE)
     assert titles == list(SECTIONS)
-    assert "Noise scale of the SDE. (0.5)" in text
+    assert "Noise scale of the SDE. (default: 0.5)" in text
 
 
 def test_reward_weights_are_a_preset_or_json(write):

@@ -70,7 +70,8 @@ def test_every_flag_of_the_reference_is_a_setting_or_a_row():
 
 
 def test_generate_knows_every_flag_of_the_reference():
-    options = vars(generate.parse(["--prompt", "a"]))
+    options = vars(generate.parse(["--prompt", "a", "--model_path", "b"]))
+    options["model_path"] = options["pretrained_model_root"]  # an old name
     assert not [name for name in KNOWN_OF_GENERATE if (name in options) == (name in GENERATION)]
     assert GENERATION.keys() <= {*KNOWN_OF_GENERATE}
     for name, row in GENERATION.items():

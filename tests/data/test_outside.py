@@ -1,10 +1,12 @@
-"""Tests of atomic file writes, including durability after a power cut."""
+"""Tests of atomic file writes, including durability after a power cut, and of the parser of command lines."""
 
 import os
+import re
+from pathlib import Path
 
 import pytest
 
-from hyvideo.data.outside import replacing
+from hyvideo.data.outside import OLD_NAMES, Parser, replacing
 
 
 def test_a_replacing_file_is_synced_before_the_rename_and_the_folder_after(tmp_path, monkeypatch):
@@ -28,3 +30,39 @@ def test_an_incomplete_file_replaces_nothing(tmp_path):
         aside.write_text("n")
         raise OSError("disk full")
     assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
+
+
+def make_parser():
+    parser = Parser("Draw.")
+    group = parser.add_argument_group("files")
+    group.add_argument("--output_dir", type=Path, default=Path("outputs/a"), help="folder")
+    group.add_argument("--pretrained_model_root", help="checkpoints; default: the run's")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1], help="seeds, 100 %% of them")
+    parser.add_argument("--jobs", type=int, default=0, help="jobs")
+    parser.add_argument("--quick", action="store_true", help="fewer")
+    return parser
+
+
+def test_help_shows_defaults_and_no_old_names():
+    words = " ".join(make_parser().format_help().split())
+    for line in ("folder (default: outputs/a)", "100 % of them (default: 0 1)", "jobs (default: 0)", "fewer"):
+        assert line in words
+    assert "None" not in words and "False" not in words and "--out " not in words
+
+
+def test_old_names_of_flags_are_accepted_in_groups_too():
+    options = make_parser().parse_args(["--out", "x", "--model_path=ckpts"])
+    assert (options.output_dir, options.pretrained_model_root) == (Path("x"), "ckpts")
+
+
+def test_an_unknown_flag_is_answered_with_the_nearest(capsys):
+    with pytest.raises(SystemExit):
+        make_parser().parse_args(["--output_path", "x"])
+    assert "unrecognized arguments: --output_path x; did you mean --output_dir?" in capsys.readouterr().err
+
+
+def test_programs_have_one_name_for_an_option():
+    root = Path(__file__).parents[2]
+    programs = [root / "generate.py", *root.glob("scripts/*.py"), root / "hyvideo/evaluation/studies/study_command.py"]
+    flags = {flag for program in programs for flag in re.findall(r'add_argument\(\s*"(--\w+)"', program.read_text())}
+    assert not flags & OLD_NAMES.keys() and {"--output_dir", "--output_path", "--pretrained_model_root"} <= flags

@@ -190,7 +190,7 @@ def test_videos_of_a_run_have_the_prompts_of_its_scores_file(folder):
 
 def test_the_records_of_a_run_are_not_overwritten(score, folder, capsys):
     code, _ = score("--videos", folder, out=folder.name)
-    assert code == 2 and "--out must differ from --videos" in capsys.readouterr().err
+    assert code == 2 and "--output_dir must differ from --videos" in capsys.readouterr().err
 
 
 def test_enlarged_videos_are_read_at_their_original_size(folder):

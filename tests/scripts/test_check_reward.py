@@ -10,7 +10,7 @@ from hyvideo.miniature.reward import MiniatureScorer, miniature_trial
 from scripts.check_reward import main
 
 ROOT = Path(__file__).parents[2]
-MINIATURE = ["--reward_model", "miniature", "--model_path", str(ROOT / "assets" / "miniature")]
+MINIATURE = ["--reward_model", "miniature", "--reward_path", str(ROOT / "assets" / "miniature")]
 
 
 def run(monkeypatch, *arguments):
@@ -48,8 +48,9 @@ def test_a_scorer_in_a_custom_file_is_checked(monkeypatch, tmp_path, capsys):
     (tmp_path / "custom.py").write_text(code)
     monkeypatch.chdir(tmp_path)
     words = ["--reward_model", "custom.py:Frames", "--dimensions", "frames", "--quick"]
-    assert run(monkeypatch, *words, "--options", '{"scale": 0.5}') == 0
-    assert "frames 24.5" in capsys.readouterr().out
+    for options in ('--reward_config={"custom.py:Frames": {"scale": 0.5}}', '--options={"scale": 0.5}'):
+        assert run(monkeypatch, *words, options) == 0
+        assert "frames 24.5" in capsys.readouterr().out
 
 
 def test_a_user_video_is_scored(monkeypatch, tmp_path, capsys):
@@ -70,9 +71,10 @@ def test_a_user_video_is_scored(monkeypatch, tmp_path, capsys):
         (["--reward_model", "clip", "--model_path", "./nowhere"], "no CLIP model could be read from ./nowhere"),
         (["--reward_model", "nowhere.py:Own"], "No such file"),
         ([*MINIATURE, "--options", '{"depth": 3}'], "has no option depth"),
-        ([*MINIATURE, "--options", '{"device": "cpu", "root": "."}'], "has no option device, root"),
-        ([*MINIATURE, "--options", "[]"], "--options must be a JSON object"),
-        ([*MINIATURE, "--options", "{"], "--options must be a JSON object"),
+        ([*MINIATURE, "--options", '{"device": "cpu", "root": "."}'], "must not set device, root of miniature"),
+        ([*MINIATURE, "--options", "[]"], "must map miniature to a mapping of options"),
+        ([*MINIATURE, "--options", "{"], "reward_config"),
+        ([*MINIATURE, "--reward_config", '{"clip": {}}'], "must map miniature to a mapping of options, got 'clip'"),
         ([*MINIATURE, "--video", "a.mp4"], "--video needs --prompt"),
         ([*MINIATURE, "--video", "a.mp4", "--prompt", "a"], "no video file a.mp4"),
     ],

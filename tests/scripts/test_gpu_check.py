@@ -55,7 +55,7 @@ def test_a_cold_compilation_fits_into_the_limits_of_its_check_and_call():
     "arguments, message",
     [
         (["right", "--device", "cpu", "--tiny", "--only", "speed"], "--only must name checks among machine, compile"),
-        (["weights", "--device", "cpu"], "weights needs --model_path, the folder"),
+        (["weights", "--device", "cpu"], "weights needs --pretrained_model_root, the folder"),
         (["right", "--out", "/proc/no/folder"], "the output must be a folder that can be created"),
     ],
 )

@@ -125,7 +125,7 @@ def progress(folder: Path, config: Config) -> Progress:
     requested = experiment_settings(config)
     if names := [name for name in {**started, **requested} if started.get(name) != requested.get(name)]:
         changes = ", ".join(f"{name} {started.get(name)!r} instead of {requested.get(name)!r}" for name in names)
-        raise ValueError(f"{folder} was started with {changes}; use another --out or move the folder")
+        raise ValueError(f"{folder} was started with {changes}; use another --output_dir or move the folder")
     last, max_steps = lines[-1][0], config.optimizer.max_steps
     if last > max_steps:
         raise ValueError(f"{folder} has {last} iterations, more than max_steps {max_steps}; use another --out")

@@ -20,8 +20,8 @@ MINIATURE_NOISE = "sage_grpo:0.7"
 def study_parser(doc: str, *, out: str, makes: str) -> argparse.ArgumentParser:
     """Return a parser with the flags of every study; ``makes`` is ``table`` or ``figures``."""
     parser = Parser(doc)
-    parser.add_argument("--out", type=Path, default=Path(out), help=f"output folder ({out})")
-    parser.add_argument("--jobs", type=int, default=1, help="number of runs to train at the same time (1)")
+    parser.add_argument("--output_dir", type=Path, default=Path(out), help="output folder")
+    parser.add_argument("--jobs", type=int, default=1, help="number of runs to train at the same time")
     parser.add_argument("--num_gpus", type=int, default=0, help="processes of torchrun for each run; 0 for no torchrun")
     parser.add_argument("--only_cell", metavar="NAME", help="train only this run, without a table or figure")
     parser.add_argument("--dry_run", action="store_true", help="print the plan and its cost without writing anything")
@@ -38,7 +38,7 @@ def grid_parser(doc: str, *, makes: str) -> argparse.ArgumentParser:
     where.add_argument("--config", help="YAML file of a run, with valid_video_csv")
     parser.add_argument("--settings", nargs="+", choices=list(SETTINGS), default=list(SETTINGS), help="reward weights")
     parser.add_argument("--methods", nargs="+", type=partial(value_of, "sde_type"), metavar="SDE_TYPE", help="samplers")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="training seeds (0 1 2)")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="training seeds")
     parser.add_argument(
         "--match_noise",
         help=f"sde_type:eta of the sampler whose noise all others match; default: {MINIATURE_NOISE} with --world, "
@@ -55,7 +55,7 @@ def grid_study(options: argparse.Namespace, *, scorers: list[str] | None = None)
     if noise is None and options.world:
         noise = MINIATURE_NOISE
     extra = (["--match_noise", noise] if noise else []) + extra
-    return Study(WORLDS.get(options.world, options.config), options.out, extra, options.num_gpus, scorers or [])
+    return Study(WORLDS.get(options.world, options.config), options.output_dir, extra, options.num_gpus, scorers or [])
 
 
 def plan_and_train(study: Study, runs: list[Run], options: argparse.Namespace) -> int:

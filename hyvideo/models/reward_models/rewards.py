@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from hyvideo.data.outside import parse_json, quote
+from hyvideo.data.outside import quote
 
 if TYPE_CHECKING:
     import torch
@@ -112,19 +112,6 @@ def overall(scores: Scores, name: str) -> Scores:
     """Return {name: VQ + MQ + TA}, the unweighted sum for reports; empty if a dimension is not scored."""
     values = [scores.get(dimension) for dimension in DIMENSIONS]
     return {name: sum(values)} if all(isinstance(value, int | float) for value in values) else {}
-
-
-def parse_options(text: str) -> dict:
-    """Parse the flag --options, a JSON object of the scorer's options. Raises ValueError if it is not one."""
-    try:
-        options = parse_json(text)
-    except ValueError:
-        options = None
-    if not isinstance(options, dict):
-        raise ValueError(f"--options must be a JSON object, got {text:.200}")
-    if reserved := sorted(options.keys() & {*RESERVED}):
-        raise ValueError(f"a scorer has no option {', '.join(reserved)}; the option path sets its folder")
-    return options
 
 
 def scorer_class(name: str) -> type:

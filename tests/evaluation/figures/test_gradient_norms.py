@@ -112,7 +112,7 @@ def test_the_program_writes_only_its_file(tiny_config, tmp_path, capsys):
     "flags, message",
     [
         (["--rollouts", "6"], "6 is not a multiple of num_generations 4"),
-        (["--out", "nowhere/g.json"], "the folder of --out must exist"),
+        (["--out", "nowhere/g.json"], "the folder of --output_path must exist"),
     ],
 )
 def test_invalid_flags_exit_with_code_2(tiny_config, tmp_path, capsys, flags, message):

@@ -91,7 +91,7 @@ def test_recipes_are_trained_to_the_budget_and_compared_once(compare, tmp_path):
     code, output = compare("--budget", "rollouts=17", text=with_control)
     assert code == 0 and "6 cells, 0 to run" in output.out and ": trained" not in output.out
     code, output = compare("--budget", "rollouts=17", text=FILE.replace("1e-2", "2e-2"))
-    assert code == 2 and "was started with learning_rate 0.01 instead of 0.02; use another --out" in output.err
+    assert code == 2 and "was started with learning_rate 0.01 instead of 0.02; use another --output_dir" in output.err
     code, output = compare("--budget", "rollouts=8")
     assert code == 2 and "2 iterations, more than max_steps 1" in output.err
 

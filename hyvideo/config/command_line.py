@@ -291,7 +291,7 @@ def _value_of_yaml(name: str, value: object) -> Any:
 
 def reward_options(reward: RewardSettings) -> dict[str, dict]:
     """Return the options of each scorer; ``reward_config`` overrides settings. Raises ValueError if it is invalid."""
-    options: dict[str, dict] = {name: {} for name in reward.reward_model}
+    options: dict[str, dict] = {name: {} for name in [*reward.reward_model, *reward.held_out_reward_model]}
     if "videoalign" in options:
         options["videoalign"] = {"mode": reward.reward_checkpoint_mode, "precision": reward.reward_precision}
     if not reward.reward_config:

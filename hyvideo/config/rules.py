@@ -261,13 +261,16 @@ def reward_problems(reward: RewardSettings) -> Problems:
     """Yield unknown scorers and invalid options or weights."""
     if not reward.reward_model:
         yield f"reward_model must name at least one of {', '.join(SCORERS)} or FILE.py:CLASS, got none"
-    if unknown := [name for name in reward.reward_model if name not in SCORERS and ":" not in name]:
-        hint, names = nearest(unknown[0], SCORERS), ", ".join(SCORERS)
-        got = ", ".join(map(quote, unknown))
-        yield f"reward_model must be one of {names} or FILE.py:CLASS, got {got}{hint and '; ' + hint}"
-    if len(set(reward.reward_model)) < len(reward.reward_model):
-        yield f"reward_model must name each scorer once, got {', '.join(reward.reward_model)}"
-    for name in () if reward.remote_reward_url else reward.reward_model:
+    for setting in ("reward_model", "held_out_reward_model"):
+        if unknown := [name for name in getattr(reward, setting) if name not in SCORERS and ":" not in name]:
+            hint, names = nearest(unknown[0], SCORERS), ", ".join(SCORERS)
+            got = ", ".join(map(quote, unknown))
+            yield f"{setting} must be one of {names} or FILE.py:CLASS, got {got}{hint and '; ' + hint}"
+    named = [*reward.reward_model, *reward.held_out_reward_model]
+    if twice := sorted({name for name in named if named.count(name) > 1}):
+        both = "reward_model and held_out_reward_model together" if reward.held_out_reward_model else "reward_model"
+        yield f"{both} must name each scorer once, got {', '.join(twice)} more than once; remove one"
+    for name in reward.loaded_scorers:
         yield from problem_of(lambda name=name: ":" in name and scorer_class(name))
     if reward.score_between_stages and not (reward.reward_offload or reward.remote_reward_url):
         yield (

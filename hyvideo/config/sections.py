@@ -92,6 +92,12 @@ class RewardSettings:
         "Weights of the dimensions: `averaged` or A (VQ, MQ, TA 1, 1, 1), `alignment` or B (0.5, 0.5, 1), or JSON.",
         measured=True,
     )
+    reward_normalization: Literal["none", "group"] = learning(
+        "none", "group: divide each dimension by its standard deviation in the group before weighting.", no.ONE_REWARD
+    )
+    held_out_reward_model: list[str] = records(
+        [], "Scorers that only measure validation videos and never reward.", no.VALIDATION
+    )
     reward_config: str = learning("", "Options by scorer: a YAML file, or JSON.", no.SCORERS)
     reward_checkpoint_mode: Literal["auto", "v1", "v2", "v3"] = learning(
         "auto", "VideoAlign tensor names: v1, v3 (released) or v2 (newer transformers).", *no.VIDEOALIGN, measured=True
@@ -113,6 +119,11 @@ class RewardSettings:
     remote_reward_timeout: float = machine(120.0, "Timeout of a reward request in seconds.", no.SERVICE, above=0)
     ignore_rewards: bool = learning(False, "Control run: set all advantages to 0 and train on the KL terms alone.")
     advantage_clip: float = learning(5.0, "Clip advantages to plus or minus this value.", no.CLIP, above=0)
+
+    @property
+    def loaded_scorers(self) -> list[str]:
+        """Scorers that run in this process; reward services replace those that reward."""
+        return [*([] if self.remote_reward_url else self.reward_model), *self.held_out_reward_model]
 
     @property
     def scores_between_stages(self) -> bool:

@@ -32,7 +32,7 @@ def joint_identity(settings: Mapping[str, Any], reward: RewardSettings, *, has_m
     if transformer := loading.find_transformer(root, settings["transformer_version"]):
         folders = loading.read_family(Folder(transformer, "transformer")).folders
         base = [transformer, *(root / folder for folder in folders if not folder.startswith("text_encoder/")), *base]
-    options = {} if reward.remote_reward_url else reward_options(reward)
+    options = {name: given for name, given in reward_options(reward).items() if name in reward.loaded_scorers}
     scorers = {
         name: {"options": given | {"path": None}, "files": fingerprint(_scorer_files(name, root, given))}
         for name, given in options.items()

@@ -38,7 +38,7 @@ class Evaluator:
     @cached_property
     def scorer(self) -> AsyncScorer:
         scorer = make_async_scorer(self.config, self.device)
-        scorer.check_prompts([request.prompt for request in self.requests])
+        scorer.check_prompts([], validated=[request.prompt for request in self.requests])
         return scorer
 
     @cached_property
@@ -83,7 +83,7 @@ class Evaluator:
         """Evaluate the mp4 files in a folder; `find_clips` assigns their prompts."""
         clips = find_clips(folder, self.requests)
         prompts = [clip.prompt for clip in clips]
-        self.scorer.check_prompts(prompts)
+        self.scorer.check_prompts([], validated=prompts)
         videos, fps = read_clips(clips, *self.size[1:])
         files = [clip.path.name for clip in clips]
         return self.score(videos, prompts, [clip.group for clip in clips], fps=fps, files=files)
@@ -98,7 +98,7 @@ class Evaluator:
         files: list[str] | None = None,
     ) -> Evaluation:
         """Evaluate given videos. One that could not be decoded is None and gets a missing reward."""
-        rewards = self.scorer.score(videos, prompts, fps=fps)
+        rewards = self.scorer.measure(videos, prompts, fps=fps)
         decoded = {number: video for number, video in enumerate(videos) if video is not None}
         clips = list(decoded.values()), [prompts[number] for number in decoded]
         held_out = dict(zip(decoded, self.scorer.held_out_each(*clips)))

@@ -82,8 +82,8 @@ class Validation:
         videos = self.videos(self.rows())
         prompts = [self.prompts[row] for row in videos]
         self.on_stage("validation reward", f"{len(self.prompts)} videos")
-        pending = self.scorer.submit(list(videos.values()), prompts, fps=self.fps)
-        local = dict(zip(videos, self.scorer.collect([pending], self.may_end)))
+        scored = self.scorer.measure(list(videos.values()), prompts, fps=self.fps, may_end=self.may_end)
+        local = dict(zip(videos, scored))
         rewards = gather_rewards(local, len(self.prompts), self.mesh)
         means, spreads = measure_all(videos, local, self.prompts, self.groups, self.scorer, self.mesh)
         sets, set_spreads = measure_sets(videos, self.prompts, self.scorer, self.mesh)

@@ -29,3 +29,14 @@ def group_advantages(rewards: Tensor, group_size: int, *, clip: float = MAX_ADVA
     all_equal = highest.amax(1, keepdim=True) == lowest.amin(1, keepdim=True)
     advantages = torch.where(all_equal, 0.0, advantages)
     return torch.where(scored & (count >= 2), advantages, torch.nan).flatten().to(rewards.dtype)
+
+
+def normalized_rewards(scores: Tensor, weights: Tensor, group_size: int) -> Tensor:
+    """Return ``sum_d w_d (s_d - mean_d) / (std_d + 1e-8)``, with mean and std over the scored rollouts of a group.
+
+    A dimension that is constant in a group contributes 0. The result is NaN for a rollout without all scores. Shapes:
+    scores (groups * group_size, dimensions), weights (dimensions,) -> (groups * group_size,).
+    """
+    complete = torch.where(scores.isfinite().all(1, keepdim=True), scores, torch.nan)
+    columns = [group_advantages(column, group_size, clip=torch.inf) for column in complete.T]
+    return torch.stack(columns, dim=1) @ weights

@@ -79,8 +79,9 @@ def missing_requirements(config: Config, world_size: int) -> Iterator[str]:
         )
     except ValueError as error:
         yield from str(error).splitlines()
-    for name, options in ({} if config.reward.remote_reward_url else reward_options(config.reward)).items():
-        folder = options.get("path", Path(root) / SCORERS[name].folder) if name in SCORERS else root
+    options = reward_options(config.reward)
+    for name in config.reward.loaded_scorers:
+        folder = options[name].get("path", Path(root) / SCORERS[name].folder) if name in SCORERS else root
         if problem := folder_problem(folder):
             yield f"the files of reward_model {name} in {folder}: {problem}"
 

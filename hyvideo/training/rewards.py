@@ -5,6 +5,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain
 
 import torch
@@ -16,7 +17,7 @@ from hyvideo.config.sections import DataSettings, RewardSettings
 from hyvideo.config.settings import Config
 from hyvideo.distributed.collectives import all_objects, first_reason, merge_rows
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.grpo.advantages import group_advantages
+from hyvideo.grpo.advantages import group_advantages, normalized_rewards
 from hyvideo.grpo.metrics import reward_metrics
 from hyvideo.models.reward_models.async_scorer import NOT_FINITE, AsyncScorer
 from hyvideo.models.reward_models.rewards import DIMENSIONS, Reward, Scorer, make_scorer, overall
@@ -38,6 +39,7 @@ class GroupRewards:
     ):
         self.mesh, self.scorer, self.num_rollouts = mesh, scorer, num_rollouts
         self.group_size, self.clip = group_size, settings.advantage_clip
+        self.is_normalized = settings.reward_normalization == "group"
         self.weight = 0.0 if settings.ignore_rewards else 1.0
         self.max_missing_fraction = settings.max_missing_fraction
 
@@ -52,10 +54,18 @@ class GroupRewards:
         numbers = [index.number(self.group_size) for index in indices]
         local = {numbers[row]: reward for row, reward in rewards.items()}
         dimensions, in_order = merge_rewards(local, self.num_rollouts, self.mesh)
-        advantages = group_advantages(in_order[:, 0], self.group_size, clip=self.clip) * self.weight
+        totals = self._normalized(in_order, dimensions) if self.is_normalized else in_order[:, 0]
+        advantages = group_advantages(totals, self.group_size, clip=self.clip) * self.weight
         metrics = reward_metrics(in_order, advantages, self.group_size, dimensions)
         metrics |= overall({name: metrics[f"reward/{name}"] for name in dimensions}, "reward/Overall")
         return advantages[numbers].float(), metrics
+
+    def _normalized(self, rewards: Tensor, dimensions: list[str]) -> Tensor:
+        """Return the rewards with each weighted dimension normalized within its group; ``rewards`` as merged."""
+        weights = {name: weight for name, weight in self.scorer.weights.items() if weight and name in dimensions}
+        scores = rewards[:, [1 + dimensions.index(name) for name in weights]]
+        scores = torch.where(rewards[:, :1].isfinite(), scores, torch.nan)
+        return normalized_rewards(scores, scores.new_tensor([*weights.values()]), self.group_size)
 
     def check_failed_rewards(
         self, metrics: dict[str, float], rewards: dict[int, Reward], iteration: int, *, divergence: str = ""
@@ -92,16 +102,21 @@ def merge_rewards(local: dict[int, Reward], num_rewards: int, mesh: Mesh) -> tup
 def make_async_scorer(config: Config, device: torch.device, scorers: dict[str, Scorer] | None = None) -> AsyncScorer:
     """Return the scorer of a run, from ``scorers`` or the settings. Raises ValueError for invalid options."""
     settings = config.reward
-    return AsyncScorer(
-        _make_scorers(settings, config.model.pretrained_model_root, device) if scorers is None else scorers,
-        config.reward_weights,
+    make = partial(
+        AsyncScorer,
         retries=settings.reward_retries,
         through_file=settings.reward_video == "file",
         num_threads=config.model.num_threads,
-        offload=settings.reward_offload,
         device=device,
         deadline=config.distributed.reward_deadline if world_size() > 1 else None,
     )
+    names, held_out = settings.held_out_reward_model if config.data.valid_video_csv else [], None
+    if names:
+        loaded = _load_scorers(names, settings, config.model.pretrained_model_root, device)
+        held_out = make(loaded, {}, offload=True, is_held_out=True)
+    if scorers is None:
+        scorers = _make_scorers(settings, config.model.pretrained_model_root, device)
+    return make(scorers, config.reward_weights, offload=settings.reward_offload, held_out=held_out)
 
 
 def _make_scorers(settings: RewardSettings, root: str, device: torch.device) -> dict[str, Scorer]:
@@ -111,8 +126,12 @@ def _make_scorers(settings: RewardSettings, root: str, device: torch.device) -> 
         urls = [url.strip() for url in settings.remote_reward_url.split(",")]
         token = os.environ.get("REWARD_SERVER_TOKEN")
         return {"remote": RemoteScorer(urls, token=token, timeout=settings.remote_reward_timeout)}
-    options = reward_options(settings).items()
-    return {name: make_scorer(name, root, device=device, **values) for name, values in options}
+    return _load_scorers(settings.reward_model, settings, root, device)
+
+
+def _load_scorers(names: Sequence[str], settings: RewardSettings, root: str, device: torch.device) -> dict[str, Scorer]:
+    options = reward_options(settings)
+    return {name: make_scorer(name, root, device=device, **options[name]) for name in names}
 
 
 def try_scorers(scorer: AsyncScorer, data: DataSettings, prompt: str) -> None:

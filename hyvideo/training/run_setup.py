@@ -66,9 +66,11 @@ class RunParts:
         self.attention = choose_attention(config.model, device, **options)
         progress.enter("load", "the reward model")
         self.scorer = make_async_scorer(config, device, scorers)
-        self.scorer.check_prompts([request.prompt for request in requests + validated])
+        self.scorer.check_prompts(*([request.prompt for request in each] for each in (requests, validated)))
         if config.reward.check_reward and scorers is None:
             try_scorers(self.scorer, config.data, requests[0].prompt)
+            if self.scorer.held_out_scorers:
+                try_scorers(self.scorer.held_out_scorers, config.data, validated[0].prompt)
         progress.enter("load", "the text encoders and the VAE")
         self.encoder, vae = load_encoder(config, device)
         if config.model.precompute_conditions:

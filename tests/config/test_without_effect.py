@@ -61,6 +61,16 @@ def mentions(sentences, words):
             {"reward_model": ["videoalign"], "reward_precision": "fp32_math"},
             "reward_precision: remote_reward_url",
         ),
+        (
+            {"remote_reward_url": "http://a", "reward_precision": "fp32_math"},
+            {"remote_reward_url": "http://a", "held_out_reward_model": ["videoalign"], "reward_precision": "fp32_math"},
+            "reward_precision: remote_reward_url",
+        ),
+        (
+            {"reward_weights": '{"TA": 1, "VQ": 0}', "reward_normalization": "group"},
+            {"reward_weights": '{"TA": 1, "VQ": 0.1}', "reward_normalization": "group"},
+            "reward_normalization: one weighted dimension",
+        ),
         ({"hacking_threshold": 2.0}, {"hacking_threshold": 2.0, "valid_video_csv": "some.csv"}, "hacking_threshold"),
         ({"keep_every": 10, "save_total_limit": 0}, {"keep_every": 10}, "keep_every"),
         # The remaining cases are on both sides of a bound; the run has 3 updates.

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from hyvideo.grpo.advantages import group_advantages
+from hyvideo.grpo.advantages import group_advantages, normalized_rewards
 
 NAN = math.nan
 
@@ -84,3 +84,27 @@ def test_dtype_and_shape_are_those_of_the_rewards(dtype):
 def test_rewards_must_be_whole_groups(shape, group_size):
     with pytest.raises(ValueError, match=f"vector of whole groups of {group_size}, got shape"):
         group_advantages(torch.zeros(shape), group_size)
+
+
+# --- several dimensions -----------------------------------------------------------------------------------------------
+
+SCORES = torch.tensor([[1.0, 5.0], [2.0, 5.0], [3.0, 8.0], [0.0, 4.0], [9.0, 4.0], [9.0, 4.0]], dtype=torch.float64)
+WEIGHTS = torch.tensor([0.5, -2.0], dtype=torch.float64)
+
+
+def test_each_dimension_is_a_standard_score_of_its_group_before_it_is_weighted():
+    first = 0.5 * torch.tensor([-1.0, 0.0, 1.0]) / math.sqrt(2 / 3) - 2 * torch.tensor([-1.0, -1.0, 2.0]) / math.sqrt(2)
+    second = 0.5 * torch.tensor([-2.0, 1.0, 1.0]) / math.sqrt(2)  # the other dimension is constant and contributes 0
+    torch.testing.assert_close(normalized_rewards(SCORES, WEIGHTS, 3), torch.cat([first, second]).double())
+
+
+def test_the_scale_of_a_dimension_has_no_effect():
+    scaled = SCORES * torch.tensor([1.0, 100.0]) + torch.tensor([0.0, -7.0])
+    torch.testing.assert_close(normalized_rewards(scaled, WEIGHTS, 3), normalized_rewards(SCORES, WEIGHTS, 3))
+
+
+def test_a_rollout_without_all_scores_is_excluded_from_every_dimension():
+    scores = torch.cat([SCORES[:3], torch.tensor([[50.0, NAN]], dtype=torch.float64)])
+    rewards = normalized_rewards(scores, WEIGHTS, 4)
+    torch.testing.assert_close(rewards[:3], normalized_rewards(SCORES[:3], WEIGHTS, 3))
+    assert rewards[3].isnan()

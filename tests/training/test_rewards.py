@@ -4,7 +4,10 @@ import json
 import math
 import re
 import shlex
+import statistics
 import threading
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,8 @@ from hyvideo.config.rules import check
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.collectives import barrier
 from hyvideo.evaluation import run_summary
+from hyvideo.evaluation.reward_hacking.monitor import read_validation
+from hyvideo.evaluation.reward_hacking.rule import all_shifts
 from hyvideo.models.reward_models.rewards import Reward
 from hyvideo.records.metrics_file import read_metrics
 from hyvideo.trainer import Trainer
@@ -22,6 +27,7 @@ from hyvideo.training.rewards import GroupRewards, TooManyMissingRewards, make_a
 from hyvideo.training.rollout_batch import RolloutIndex
 from hyvideo.training.rollout_collector import PendingRewards
 from tests.distributed.launch import launch
+from tests.shallow import SHALLOW
 
 CPU = torch.device("cpu")
 PROMPT = "a red circle moves up"
@@ -180,6 +186,24 @@ def test_advantages_are_float32_from_rewards_in_float64(tiny_config, mesh):
     assert advantages.tolist() == pytest.approx([-(3**-0.5)] * 3 + [3**0.5], rel=1e-1)
 
 
+def test_normalized_rewards_change_the_advantages_and_not_the_record(tiny_config, mesh):
+    """SIZE has 100 times the scale of TA; the last rollout has no TA, so its reward is missing."""
+    scores = [{"TA": 1.0, "SIZE": 100.0}, {"TA": 2.0, "SIZE": 300.0}, {"TA": 6.0, "SIZE": 200.0}, {"SIZE": 900.0}]
+    local = {row: Reward(each.get("TA", math.nan) + each["SIZE"], each) for row, each in enumerate(scores)}
+    local[3] = Reward(math.nan, scores[3], "no finite score for TA")
+    indices, found = [RolloutIndex(0, member) for member in range(4)], {}
+    for kind in ("none", "group"):
+        config = tiny_config.with_settings(reward_weights='{"TA": 1, "SIZE": 1}', reward_normalization=kind)
+        rewards = GroupRewards(config.reward, make_async_scorer(config, CPU, {}), mesh, group_size=4, num_rollouts=4)
+        found[kind] = rewards.advantages(indices, local)
+    assert found["none"][1] == found["group"][1] and found["group"][1]["reward/mean"] == 203
+    plain, normalized = (found[kind][0] for kind in ("none", "group"))
+    assert plain.argsort()[:3].tolist() == [0, 2, 1] and plain[3].isnan()
+    sums = torch.tensor([-2.0, -1.0, 3.0]) / math.sqrt(14 / 3) + torch.tensor([-1.0, 1.0, 0.0]) / math.sqrt(2 / 3)
+    torch.testing.assert_close(normalized[:3], sums / sums.std(correction=0), rtol=1e-4, atol=1e-4)
+    assert normalized[3].isnan()
+
+
 def test_settings_of_scoring_arrive_at_the_scorer(make_scorer, monkeypatch):
     settings = {"reward_retries": 3, "reward_video": "file", "num_threads": 2, "reward_offload": True}
     settings |= {"reward_weights": '{"VQ": 2, "TA": -1}', "collective_timeout": 50.0}
@@ -225,6 +249,69 @@ def test_the_error_reports_a_diverged_policy(tiny_config, mesh):
     )
     with pytest.raises(TooManyMissingRewards, match=message):
         Trainer(config, mesh, CPU, scorers={"test": Fixed(VQ=1.0, MQ=1.0, TA=1.0)}).train()
+
+
+HELD_OUT = """
+from hyvideo.models.reward_models.rewards import Scorer
+class Red(Scorer):
+    dimensions, calls = ("red",), []
+    def __init__(self, fails: bool = False):
+        self.fails = fails
+    def score(self, videos, prompts, *, fps):
+        self.calls.append(prompts)
+        return [{"red": float("nan") if self.fails else video[:, 0].float().mean().item()} for video in videos]
+    def check_prompts(self, prompts):
+        assert "a yellow square moves left" not in prompts
+    def held_out_each(self, videos, prompts):
+        return [{"seen": 1.0} for _ in videos]
+"""
+
+
+def test_a_held_out_scorer_measures_validations_only(tiny_config, mesh, tmp_path, capsys):
+    """It is never called for rollouts, its scores do not enter the reward, and the hacking rule watches them."""
+    (tmp_path / "red.py").write_text(HELD_OUT)
+    name, prompts = f"{tmp_path}/red.py:Red", [f"a {color} circle moves up" for color in ("red", "blue", "green")]
+    for file, rows in (("train.csv", ["a yellow square moves left"]), ("valid.csv", prompts)):
+        (tmp_path / file).write_text("\n".join(["prompt", *rows]))
+    settings = {"prompts_csv": str(tmp_path / "train.csv"), "valid_video_csv": str(tmp_path / "valid.csv")}
+    settings |= {"held_out_reward_model": [name], "validation_steps": 2, "pretrained_model_root": SHALLOW}
+    config = tiny_config.with_settings(**settings, validation_repeats=2, log_num_videos=0)
+    check(config)
+    trainer = Trainer(config, mesh, CPU)
+    validation, trainer.iteration = trainer.validation, 1
+    before, _, after = validation.run(0), trainer.run_iteration(), validation.run(1)
+    (scorer,) = trainer.scorer.held_out_scorers.scorers.values()
+    assert {*chain(*scorer.calls)} == {*prompts}
+    for iteration, metrics in enumerate((before, after)):
+        assert {n for n in metrics if "red" in n} == {"validation/held_out/Red/red"} and metrics["validation/seen"] == 1
+        entries = json.loads((validation.folder(iteration) / "scores.json").read_text())
+        values = [entry["held_out/Red/red"] for entry in entries]
+        recorded = read_validation(validation.folder(iteration), validation.made_with)
+        assert recorded.means["held_out/Red/red"] == pytest.approx(statistics.fmean(values)) and len({*values}) > 3
+        assert recorded.spreads["held_out/Red/red"] == pytest.approx((statistics.pstdev(values), 6))
+        totals = [0.5 * entry["VQ"] + 0.5 * entry["MQ"] + entry["TA"] for entry in entries]
+        assert [entry["reward"] for entry in entries] == pytest.approx(totals)
+    base = read_validation(validation.folder(0), validation.made_with)
+    worse = replace(base, iteration=1, means={n: v - 1e3 * (n == "held_out/Red/red") for n, v in base.means.items()})
+    assert [s.name for s in all_shifts(base, worse, 1.5) if s.is_bad] == ["held_out/Red/red"]
+
+    options = json.dumps({name: {"fails": True}})
+    scorer = make_async_scorer(config.with_settings(reward_config=options), CPU)
+    clips = [torch.zeros(5, 3, 16, 16, dtype=torch.uint8)] * 2
+    rewards = scorer.measure(clips, prompts[:2], fps=8)
+    assert not any(reward.is_missing or reward.reason for reward in rewards)
+    assert "2 of 2 videos lack held-out scores" not in capsys.readouterr().err  # NaN is a score that is not finite
+    scorer.held_out_scorers.scorers[name].score = None
+    rewards = scorer.measure(clips, prompts[:2], fps=8)
+    assert not any(reward.is_missing or "held_out/Red/red" in reward.scores for reward in rewards)
+    assert "2 of 2 videos lack held-out scores; first reason: " in capsys.readouterr().err
+    scorer.close()
+
+
+def test_no_held_out_scorer_is_loaded_without_validation(tiny_config):
+    scorer = make_async_scorer(tiny_config.with_settings(held_out_reward_model=["videoalign"]), CPU)
+    assert scorer.held_out_scorers is None
+    scorer.close()
 
 
 MODULE = """

@@ -7,12 +7,14 @@ scorer is unreachable (`ScorerUnavailable`), the rewards of the whole batch are 
 """
 
 import math
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,11 +60,14 @@ class AsyncScorer:
         through_file: bool = False,  # score videos after H.264 compression, as in published evaluations
         num_threads: int = 0,  # CPU threads for scoring; 0 is torch's default
         offload: bool = False,  # keep scorers that have `move_to` on the CPU while they are idle
+        held_out: "AsyncScorer | None" = None,  # scorers that only `measure` uses
+        is_held_out: bool = False,  # name dimensions held_out/SCORER/DIMENSION
         device: torch.device | None = None,  # device of the scorers; on a GPU they use a separate stream
         deadline: float | None = None,  # seconds after which `collect` counts rewards as missing; None: no limit
     ):
         self.scorers, self.weights, self.deadline = dict(scorers), dict(weights), deadline
         self.retries, self.through_file, self.offload = retries, through_file, offload
+        self.held_out_scorers, self._is_held_out = held_out, is_held_out
         self.spans: list[tuple[float, float]] = []  # start and end of the jobs, on the clock of `time.perf_counter`
         self._is_closed = False
         is_cuda = device is not None and device.type == "cuda"
@@ -116,10 +121,31 @@ class AsyncScorer:
         """Score a batch and wait for its rewards."""
         return self.collect([self.submit(videos, prompts, fps=fps)])
 
-    def check_prompts(self, prompts: list[str]) -> None:
-        """Raise ValueError if a scorer cannot score one of the prompts."""
+    def measure(
+        self,
+        videos: list[Tensor | None],
+        prompts: list[str],
+        *,
+        fps: float,
+        may_end: Callable[[bool], bool] = bool,  # as in `collect`
+    ) -> list[Reward]:
+        """Score videos also with the held-out scorers. Their failures make only their own scores missing."""
+        rewards = [self.submit(videos, prompts, fps=fps)]
+        if not self.held_out_scorers:
+            return self.collect(rewards, may_end)
+        together = self.collect([*rewards, self.held_out_scorers.submit(videos, prompts, fps=fps)], may_end)
+        rewards, others = together[: len(videos)], together[len(videos) :]
+        if reasons := [other.reason for other in others if other.reason]:
+            message = f"{len(reasons)} of {len(others)} videos lack held-out scores; first reason: {reasons[0]}"
+            print(f"\n{message}", file=sys.stderr, flush=True)
+        return [replace(reward, scores=reward.scores | other.scores) for reward, other in zip(rewards, others)]
+
+    def check_prompts(self, prompts: Iterable[str], validated: Iterable[str] = ()) -> None:
+        """Raise ValueError if a scorer cannot score one of its prompts; held-out scorers see only ``validated``."""
         for scorer in self.scorers.values():
-            scorer.check_prompts(prompts)
+            scorer.check_prompts([*prompts, *validated])
+        if self.held_out_scorers:
+            self.held_out_scorers.check_prompts(validated)
 
     def held_out(self, videos: list[Tensor], prompts: list[str]) -> dict[str, SetMeasure]:
         """Return the held-out metrics of the whole set of videos. Raises ValueError for other types than SetMeasure."""
@@ -133,7 +159,7 @@ class AsyncScorer:
                     f"{', '.join(wrong)}; return metrics of single videos from held_out_each"
                 )
             measures |= metrics
-        return measures
+        return measures | (self.held_out_scorers.held_out(videos, prompts) if self.held_out_scorers else {})
 
     def held_out_each(self, videos: list[Tensor], prompts: list[str]) -> list[Scores]:
         """Return the held-out metrics of each video, from the scorers that define ``held_out_each``."""
@@ -143,9 +169,12 @@ class AsyncScorer:
                 with self.on_device():
                     rows = scorer.held_out_each(videos, prompts)
                 measures = [measure | clean_scores(row) for measure, row in zip(measures, rows)]
-        return measures
+        others = self.held_out_scorers.held_out_each(videos, prompts) if self.held_out_scorers else measures
+        return [measure | other for measure, other in zip(measures, others)]
 
     def close(self, *, wait: bool = True) -> None:
+        if self.held_out_scorers:
+            self.held_out_scorers.close(wait=wait)
         self._is_closed = True
         self._pool.shutdown(wait=wait, cancel_futures=True)
 
@@ -185,7 +214,9 @@ class AsyncScorer:
             )
             for row, result in zip(rows, new):
                 reason = results[row].reason or (result.reason and f"{name}: {result.reason}")
-                results[row] = ScoreResult(results[row].scores | result.scores, reason)
+                prefix = f"held_out/{name.rpartition(':')[2]}/" if self._is_held_out else ""
+                scores = {f"{prefix}{dimension}": score for dimension, score in result.scores.items()}
+                results[row] = ScoreResult(results[row].scores | scores, reason)
         return [self._reward(result) for result in results]
 
     def _reward(self, result: ScoreResult) -> Reward:

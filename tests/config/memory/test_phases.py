@@ -174,6 +174,9 @@ def test_scorers_run_beside_other_phases_or_between_them():
     assert phases_with("reward models", **offloaded) == phases_with("scoring", **offloaded) == beside
     between = offloaded | {"score_between_stages": True}
     assert phases_with("reward models", **between) == phases_with("scoring", **between) == {"score"}
+    held_out = {"held_out_reward_model": ["videoalign"]} | {"vae_offload": True}
+    small = {"validation_height": 256, "validation_width": 256, "vae_tile_size": 64, "vae_tile_overlap": 16}
+    assert phases_with("held-out reward models", **held_out, **small) == {"validation"}
     remote = between | {"remote_reward_url": "http://127.0.0.1:8000"}
     assert not phases_with("reward models", **remote) and not phases_with("scoring", **remote)
 

@@ -187,10 +187,10 @@ def test_advantages_are_float32_from_rewards_in_float64(tiny_config, mesh):
 
 
 def test_normalized_rewards_change_the_advantages_and_not_the_record(tiny_config, mesh):
-    """SIZE has 100 times the scale of TA; the last rollout has no TA, so its reward is missing."""
-    scores = [{"TA": 1.0, "SIZE": 100.0}, {"TA": 2.0, "SIZE": 300.0}, {"TA": 6.0, "SIZE": 200.0}, {"SIZE": 900.0}]
-    local = {row: Reward(each.get("TA", math.nan) + each["SIZE"], each) for row, each in enumerate(scores)}
-    local[3] = Reward(math.nan, scores[3], "no finite score for TA")
+    """SIZE has 100 times the scale of TA; the reward of the last rollout is missing because a third scorer failed."""
+    scores = [{"TA": a, "SIZE": b} for a, b in ((1.0, 100.0), (2.0, 300.0), (6.0, 200.0), (9.0, 900.0))]
+    local = {row: Reward(sum(each.values()), each) for row, each in enumerate(scores)}
+    local[3] = Reward(math.nan, scores[3], "other: broken")
     indices, found = [RolloutIndex(0, member) for member in range(4)], {}
     for kind in ("none", "group"):
         config = tiny_config.with_settings(reward_weights='{"TA": 1, "SIZE": 1}', reward_normalization=kind)
@@ -303,7 +303,7 @@ def test_a_held_out_scorer_measures_validations_only(tiny_config, mesh, tmp_path
     assert "2 of 2 videos lack held-out scores" not in capsys.readouterr().err  # NaN is a score that is not finite
     scorer.held_out_scorers.scorers[name].score = None
     rewards = scorer.measure(clips, prompts[:2], fps=8)
-    assert not any(reward.is_missing or "held_out/Red/red" in reward.scores for reward in rewards)
+    assert not any(reward.is_missing or reward.reason or "held_out/Red/red" in reward.scores for reward in rewards)
     assert "2 of 2 videos lack held-out scores; first reason: " in capsys.readouterr().err
     scorer.close()
 

@@ -250,11 +250,6 @@ def anchor_problems(trust: TrustRegionSettings, num_updates: int, *, is_moving: 
             "update_ref_model_step must be a multiple of num_updates_per_rollout (the anchor is refreshed between "
             f"iterations), got {trust.update_ref_model_step} and {num_updates}"
         )
-    if trust.reference_mode_offload and trust.kl_compute_mode == "training_phase":
-        yield (
-            "reference_mode_offload with kl_compute_mode training_phase would move all weights to the CPU and back "
-            "twice in every pass; use kl_compute_mode rollout_phase or remove reference_mode_offload"
-        )
 
 
 def reward_problems(reward: RewardSettings) -> Problems:

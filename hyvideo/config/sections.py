@@ -185,9 +185,6 @@ class TrustRegionSettings:
         None, "Guidance scale of a fixed anchor; default: cfg_scale.", no.ANCHOR, at_least=None
     )
     anchor_fraction: float = learning(1.0, "Fraction of steps with an anchor KL.", no.ANCHOR, above=0, at_most=1)
-    kl_compute_mode: Literal["rollout_phase", "training_phase"] = machine(
-        "rollout_phase", "Compute the anchor's means once after the rollout, or step by step in the update.", no.ANCHOR
-    )
     reference_mode_offload: bool = machine(False, "Keep the anchor and the EMA on the CPU while unused.", no.COPIES)
 
 

@@ -46,6 +46,7 @@ class NFTUpdate(PolicyUpdate):
         self._anchor_is_old = has_several and anchor is not None and anchor.equals_policy
         return None if anchor and anchor.equals_policy else super().anchor_means(rollouts)
 
+    @torch.no_grad()
     def _compute_old_velocities(self, rollouts: RolloutBatch) -> None:
         """Store the velocities of the rows of later updates, and of one row of the first update for the check.
 
@@ -63,12 +64,9 @@ class NFTUpdate(PolicyUpdate):
             self.check()
             if rows:
                 self.old_velocities |= zip(((row, column) for row in rows), self._mean(rollouts, Pass(rows, column)))
-            else:
-                self._empty_pass(rollouts, column)
+            elif self.policy.is_sharded:  # joins the forward pass of the other ranks
+                self._dummy_velocity(rollouts, column)
         self.checked = {row: self.old_velocities.pop((row, 0)) for row in checked}
-
-    def _anchor_mean(self, rollouts: RolloutBatch, a_pass: Pass, means: Tensor | None) -> Tensor | None:
-        return None if self._anchor_is_old else super()._anchor_mean(rollouts, a_pass, means)
 
     def terms(
         self, rollouts: RolloutBatch, rows: list[int], column: int, anchor_mean: Tensor | None, anchor_weight: float = 1

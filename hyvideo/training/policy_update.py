@@ -104,7 +104,7 @@ class PolicyUpdate:
         return self._is_gaussian or (anchor is not None and anchor.equals_policy)
 
     def anchor_means(self, rollouts: RolloutBatch) -> Tensor | None:
-        """Return the anchor's means at the trained transitions; None if not needed or computed during the update.
+        """Return the anchor's means at the trained transitions; None if not needed.
 
         An anchor that equals the rollout policy has the rollouts' means at all trained steps, without a forward pass.
         Shape: (rollouts, ``anchor_columns`` or ``columns``, channels, frames, height, width).
@@ -114,8 +114,6 @@ class PolicyUpdate:
             return None
         if anchor.equals_policy:
             return rollouts.trajectories.means
-        if self.config.trust_region.kl_compute_mode == "training_phase":
-            return None
         with self._as_anchor(anchor):
             return self._means(rollouts, rollouts.anchor_columns)
 
@@ -278,19 +276,10 @@ class PolicyUpdate:
         return rollouts.columns if has_all else rollouts.anchor_columns
 
     def _anchor_mean(self, rollouts: RolloutBatch, a_pass: Pass, means: Tensor | None) -> Tensor | None:
-        """Return the anchor's means for a pass, taken from ``means`` or computed; None if not needed."""
-        if means is not None or self.policy.anchor is None or self.policy.anchor.equals_policy:
-            if means is None or not a_pass.rows:
-                return None
-            return select(means[:, self._anchor_columns(rollouts, means).index(a_pass.column)], a_pass.rows)
-        with self._as_anchor(self.policy.anchor):
-            return self._mean(rollouts, a_pass) if a_pass.rows else self._empty_pass(rollouts, a_pass.column)
-
-    @torch.no_grad()
-    def _empty_pass(self, rollouts: RolloutBatch, column: int) -> None:
-        """Join the forward pass of the other ranks if the weights are sharded."""
-        if self.policy.is_sharded:
-            self._dummy_velocity(rollouts, column)
+        """Return the anchor's means for a pass; None if not needed."""
+        if means is None or not a_pass.rows:
+            return None
+        return select(means[:, self._anchor_columns(rollouts, means).index(a_pass.column)], a_pass.rows)
 
     @torch.no_grad()
     def _mean(self, rollouts: RolloutBatch, a_pass: Pass) -> Tensor:

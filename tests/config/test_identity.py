@@ -9,7 +9,7 @@ MACHINE = set(
     "pretrained_model_root precompute_conditions conditions_dir device num_threads vae_tile_size vae_tile_overlap "
     "batched_forward decode_batch_size reward_offload reward_retries check_reward max_missing_fraction "
     "vae_offload score_between_stages attention_kernel "
-    "remote_reward_url remote_reward_timeout mini_batch_size_per_update gate_interval gate_tolerance kl_compute_mode "
+    "remote_reward_url remote_reward_timeout mini_batch_size_per_update gate_interval gate_tolerance "
     "reference_mode_offload max_steps max_bad_updates sp_size dp_replicate enable_fsdp reshard_after_forward "
     "gradient_sync enable_gradient_checkpointing activation_checkpointing enable_compile compile_backend "
     "deterministic collective_timeout watchdog_seconds".split()

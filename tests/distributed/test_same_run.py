@@ -48,17 +48,16 @@ LAYOUTS = {
         "gradient_sync": "last",
         "reshard_after_forward": False,
     },
-    "fsdp 4, unbatched, reduced once, kept gathered, anchor in training, selective": {
+    "fsdp 4, unbatched, reduced once, kept gathered, selective": {
         "batch_size": 2,
         **FSDP,
         "batched_forward": False,
         "gradient_sync": "last",
         "reshard_after_forward": False,
-        "kl_compute_mode": "training_phase",
         "enable_gradient_checkpointing": True,
         "activation_checkpointing": "selective",
     },
-    "fsdp 2 x sp 2, two model replicas, unbatched, reduced once, kept gathered, anchor in training, selective": {
+    "fsdp 2 x sp 2, two model replicas, unbatched, reduced once, kept gathered, selective": {
         "batch_size": 4,
         "sp_size": 2,
         **FSDP,
@@ -66,14 +65,12 @@ LAYOUTS = {
         "batched_forward": False,
         "gradient_sync": "last",
         "reshard_after_forward": False,
-        "kl_compute_mode": "training_phase",
         "enable_gradient_checkpointing": True,
         "activation_checkpointing": "selective",
     },
-    "fsdp 4, anchor in training, selective": {
+    "fsdp 4, selective": {
         "batch_size": 2,
         **FSDP,
-        "kl_compute_mode": "training_phase",
         "enable_gradient_checkpointing": True,
         "activation_checkpointing": "selective",
     },
@@ -81,7 +78,7 @@ LAYOUTS = {
 # The other layouts use subsets of its features; batched forward passes are covered by LoRA below.
 ESSENTIAL = (
     # Some ranks have missing rewards: with batched forward passes, ranks would make different numbers of calls.
-    "fsdp 2 x sp 2, two model replicas, unbatched, reduced once, kept gathered, anchor in training, selective",
+    "fsdp 2 x sp 2, two model replicas, unbatched, reduced once, kept gathered, selective",
 )
 COMPARED = (
     "reward/mean",

@@ -41,7 +41,6 @@ INTERVAL = {
     "guidance_interval": "0.6:0.95",
     "batched_forward": False,
     "use_moving_KL": False,
-    "kl_compute_mode": "training_phase",
 }
 GUIDED_ANCHOR = {"objective": "nft", "random_weights": False, "cfg_scale": 1.0, "anchor_cfg_scale": 3.0}
 COMPARED = ("reward/mean", "reward/std", "loss/policy", "kl/position", "policy/log_prob", "weights")

@@ -147,7 +147,6 @@ def gradient_and_position(trainer, rollouts, columns):
     "settings",
     [
         {},
-        {"kl_compute_mode": "training_phase"},
         {"objective": "nft", "nft_levels": 3},  # one update per iteration, since the test skips the optimizer step
     ],
 )
@@ -174,7 +173,6 @@ def test_the_position_kl_at_drawn_steps_is_unbiased(tiny_config, mesh, settings)
     "settings, anchor",
     [
         ({"anchor_fraction": 0.5}, 2),
-        ({"anchor_fraction": 0.5, "kl_compute_mode": "training_phase"}, 2),
         (NFT, 4),
         (NFT | {"anchor_cfg_scale": 2.0, "anchor_fraction": 0.5}, 2 * 2),
         (NFT | {"anchor_fraction": 0.25, "num_updates_per_rollout": 2, "update_ref_model_step": 2}, 1 + 2 + 1 / 8),

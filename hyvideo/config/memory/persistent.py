@@ -75,6 +75,4 @@ def trajectory_bytes(run: PlannedRun) -> float:
     latent = run.architecture.out_channels * math.prod(run.architecture.latent_size(*run.config.rollout_size))
     num_steps = run.settings.grpo_sampling_steps
     states = num_steps + 1 + (run.old_forwards if run.settings.objective == "nft" else num_steps)
-    if run.settings.kl_compute_mode == "rollout_phase":
-        states += run.anchor_forwards
-    return 4 * latent * states * run.rollouts_per_replica
+    return 4 * latent * (states + run.anchor_forwards) * run.rollouts_per_replica

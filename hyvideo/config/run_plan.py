@@ -95,19 +95,6 @@ def num_stochastic_steps(rollout: RolloutSettings) -> int:
     return window.length if window else number
 
 
-def shared_fraction(rollout: RolloutSettings) -> float:
-    """Return the fraction of forward passes before the first noise that sharing within a group and batch saves."""
-    return 1 - 1 / min(rollout.batch_size, rollout.num_generations) if rollout.use_same_noise else 0.0
-
-
-def steps_before_noise(rollout: RolloutSettings) -> float:
-    """Return the number of steps before the first noise, averaged over the positions of a window."""
-    stochastic = [index for index, step in enumerate(_transitions(rollout)) if step.is_stochastic]
-    window = parse_window(rollout.sde_window, len(stochastic))
-    starts = window.starts(len(stochastic)) if window else range(1)
-    return fmean(stochastic[start] for start in starts) if stochastic else rollout.grpo_sampling_steps
-
-
 def labelled(label: str, lines: Iterable[str]) -> list[str]:
     """Return lines with a label before the first."""
     return [f"{'' if number else label:<23}{line}" for number, line in enumerate(lines)]

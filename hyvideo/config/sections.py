@@ -78,7 +78,7 @@ class RolloutSettings:
     reference_conventions: bool = learning(
         False, "Follow the public reference where its loss differs from the equations (docs/reproduce.md).", no.RATIO
     )
-    use_same_noise: bool = learning(False, "Share the initial noise and the steps before the window in a group.")
+    use_same_noise: bool = learning(False, "Share the initial noise in a group.")
     decode_batch_size: int = machine(1, "Videos that the VAE decodes together.", at_least=1)
 
 

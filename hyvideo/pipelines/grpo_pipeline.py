@@ -96,12 +96,6 @@ class GRPOPipeline:
         """Shape and scale of the VAE's latents."""
         return family_of(self.vae).latents(self.vae.config)
 
-    @property
-    def num_shared_steps(self) -> int:
-        """Number of steps before the first stochastic one, shared by rollouts with equal initial latents."""
-        stochastic = self.scheduler.stochastic_steps(eta=self.sampling.eta, sde_type=self.sampling.sde_type)
-        return min(stochastic, default=len(self.scheduler.timesteps))
-
     def with_steps(
         self, num_steps: int, *, shift: float | None = None, guidance_scale: float | None = None
     ) -> "GRPOPipeline":
@@ -126,7 +120,6 @@ class GRPOPipeline:
         step_noise: Callable[[int], Tensor],
         *,
         mean_steps: Tensor | None = None,
-        origins: list[int] | None = None,
     ) -> Trajectories:
         """Sample one rollout per condition, without gradient.
 
@@ -134,13 +127,11 @@ class GRPOPipeline:
             noise: Initial latents. Shape: (batch, channels, frames, height, width).
             step_noise: Function from a stochastic step to its noise, of the same shape.
             mean_steps: Steps whose means are stored, in this order, on the CPU. Shape: (batch, stored steps).
-            origins: For each row, the first row with the same condition and initial latents. Steps before the first
-                stochastic step are computed once for these rows.
         """
         latents, log_probs, means = [noise.float()], [], None
         if mean_steps is not None:
             means = latents[0].new_empty(*mean_steps.shape, *noise.shape[1:])
-        for i, step in enumerate(self._sample_steps(conditions, noise, step_noise, self.sampling.eta, origins)):
+        for i, step in enumerate(self._sample_steps(conditions, noise, step_noise, self.sampling.eta)):
             latents.append(step.prev_sample)
             log_probs.append(step.log_prob)
             for row, column in [] if means is None else (mean_steps == i).nonzero().tolist():
@@ -154,20 +145,14 @@ class GRPOPipeline:
         return latents
 
     @torch.no_grad()
-    def _sample_steps(self, conditions: Conditions, noise: Tensor, step_noise, eta: float, origins=None):
+    def _sample_steps(self, conditions: Conditions, noise: Tensor, step_noise, eta: float):
         latents = noise.float()
         # A custom sampler may add noise at eta 0; the built-in one does not.
         sde = {"eta": eta, "sde_type": self.sampling.sde_type if step_noise else "sage_grpo"}
         stochastic = set(self.scheduler.stochastic_steps(**sde))
         for i in self.with_progress(range(len(self.scheduler.timesteps))):
             timestep = self.scheduler.timesteps[i].expand(len(latents))
-            if origins and i < self.num_shared_steps:
-                rows = sorted(set(origins))
-                distinct = torch.stack([latents[row] for row in rows])
-                velocities = self.velocity(distinct, timestep[: len(rows)], conditions.select(rows))
-                velocity = torch.stack([velocities[rows.index(row)] for row in origins])
-            else:
-                velocity = self.velocity(latents, timestep, conditions)
+            velocity = self.velocity(latents, timestep, conditions)
             new_noise = step_noise(i) if i in stochastic else None
             step = self.scheduler.sde_step_with_logprob(velocity, latents, timestep, noise=new_noise, **sde)
             latents = step.prev_sample

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -80,9 +79,7 @@ class PolicyUpdate:
         self._is_gaussian = config.measures_velocity and settings.kl_velocity == "gaussian"
         self.kl_coefficient = KLCoefficient(kl_schedule(settings, config.kl_strategy, config.kl_warmup))
         self.update_count = 0
-        self.nonfinite = NonFiniteUpdates(
-            Path(config.record.output_dir), mesh, max_bad_updates=config.optimizer.max_bad_updates
-        )
+        self.nonfinite = NonFiniteUpdates(mesh, max_bad_updates=config.optimizer.max_bad_updates)
         self.on_policy_check = OnPolicyCheck(
             mesh, pipeline, config.loss, dtype=config.model.dtype, batch_size=config.rollout.batch_size
         )
@@ -267,7 +264,7 @@ class PolicyUpdate:
             return grad_norm
         self.policy.optimizers.zero_grad()
         ranks = (~deviations.isfinite()).nonzero().flatten().tolist()
-        self.nonfinite.record_skipped(work.rollouts, ranks=ranks, iteration=work.iteration)
+        self.nonfinite.record_skipped(ranks=ranks, iteration=work.iteration)
         return None
 
     def _anchor_columns(self, rollouts: RolloutBatch, means: Tensor | None) -> Sequence[int]:

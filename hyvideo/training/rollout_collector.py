@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hyvideo.config.memory.cost import Pass, decode_flops, training_forwards, training_pass
 from hyvideo.config.memory.planned_run import PlannedRun
-from hyvideo.config.run_plan import Plan, shared_fraction
+from hyvideo.config.run_plan import Plan
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import PromptOrder, Request
 from hyvideo.data.randomness import generator
@@ -134,12 +134,7 @@ class RolloutCollector:
     def sample(
         self, iteration: int, indices: list[RolloutIndex], conditions: Conditions, *, mean_steps: Tensor | None = None
     ) -> Trajectories:
-        """Sample a batch of rollouts; the batch does not affect their noise. ``mean_steps``: (rollouts, trained steps).
-
-        On all ranks, a batch has the same number of whole groups, or a part of one group. All ranks therefore make the
-        same number of transformer calls, even if groups share their first steps.
-        """
-        groups = [index.group for index in indices]
+        """Sample a batch of rollouts; the batch does not affect their noise. ``mean_steps``: (rollouts, trained steps)."""
 
         def stack(parts: list[Tensor]) -> Tensor:
             return to_device(torch.stack(parts), self.pipeline.device)
@@ -149,7 +144,6 @@ class RolloutCollector:
             stack([self.noise.initial(iteration, index) for index in indices]),
             lambda step: stack([self.noise.for_step(iteration, index, step) for index in indices]),
             mean_steps=mean_steps,
-            origins=[groups.index(group) for group in groups] if self.noise.is_shared else None,
         )
 
     def _sample_and_submit(
@@ -172,9 +166,7 @@ class RolloutCollector:
             with timer("rollout", f"batch {number}/{len(starts)}"):
                 batch = [indices[row] for row in rows]
                 parts.append(self.sample(iteration, batch, conditions.select(rows), mean_steps=batch_steps))
-                timesteps, shared = self.pipeline.scheduler.timesteps, self.pipeline.num_shared_steps
-                saved = shared_fraction(rollout) * self.pipeline.num_forwards(timesteps[:shared])
-                self.cost.add(len(rows) * (self.pipeline.num_forwards(timesteps) - saved))
+                self.cost.add(len(rows) * self.pipeline.num_forwards(self.pipeline.scheduler.timesteps))
             share = self.mesh.rank_share(rows)
             if not share:
                 continue

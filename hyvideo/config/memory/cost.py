@@ -103,7 +103,7 @@ def iteration_flops(run: PlannedRun) -> float:
 def passes_by_stage(run: PlannedRun) -> dict[str, tuple[float, Pass]]:
     """Return the number and kind of the transformer's passes in each stage of an iteration on a rank."""
     numbers = {
-        "rollout": (run.plan.sampled_branches * run.sampling_forwards, Pass()),
+        "rollout": (run.plan.sampled_branches * run.settings.grpo_sampling_steps, Pass()),
         "anchor": (run.compared_forwards, Pass()),
         "update": (run.forwards_with_gradient, training_pass(run)),
     }

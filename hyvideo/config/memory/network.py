@@ -71,9 +71,7 @@ def traffic(run: PlannedRun) -> Traffic:
     settings = run.settings
     num_nodes = math.ceil(run.world_size / run.hardware.gpus_per_node)
     num_replicas = run.world_size // run.num_shards
-    is_unbatched = run.samples_at_once(2) == 1  # then steps shared by a group also save calls
-    steps = run.sampling_forwards if is_unbatched else settings.grpo_sampling_steps
-    batches = settings.gradient_accumulation_steps * steps
+    batches = settings.gradient_accumulation_steps * settings.grpo_sampling_steps
     updates = settings.num_updates_per_rollout
     calls_per_pass = run.num_calls(settings.mini_batch_size_per_update, run.plan.trained_branches)
     calls_of_anchor = run.num_calls(settings.mini_batch_size_per_update, run.plan.anchor_branches)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from hyvideo.config.memory.hardware import Hardware
 from hyvideo.config.rules import batch_problems, head_problems
-from hyvideo.config.run_plan import Plan, make_plan, shared_fraction, steps_before_noise
+from hyvideo.config.run_plan import Plan, make_plan
 from hyvideo.config.settings import Config
 from hyvideo.models.sizes import Sizes
 
@@ -123,15 +123,9 @@ class PlannedRun:
         return self.plan.num_trained_steps * (1 - 1 / self.plan.updates) + 1 / self.rollouts_per_replica
 
     @property
-    def sampling_forwards(self) -> float:
-        """Forward passes to sample one rollout, per branch, without those shared by its group."""
-        rollout = self.config.rollout
-        return rollout.grpo_sampling_steps - shared_fraction(rollout) * steps_before_noise(rollout)
-
-    @property
     def forwards_without_gradient(self) -> float:
         """Forward passes per rollout, all branches: sampling, anchor means and nft's old velocities."""
-        return self.plan.sampled_branches * self.sampling_forwards + self.compared_forwards
+        return self.plan.sampled_branches * self.settings.grpo_sampling_steps + self.compared_forwards
 
     @property
     def compared_forwards(self) -> float:

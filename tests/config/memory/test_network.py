@@ -45,14 +45,6 @@ def test_anchor_fraction_and_nft_gather_less():
     assert sampling(sent(**guided)) == (20 + 2 * 4) * 2 * WEIGHTS  # two rollouts per batch, two branches of the anchor
 
 
-def test_steps_shared_by_a_group_save_calls_without_batching():
-    """With two rollouts and two branches, half of the calls of the first 10 steps are saved."""
-    window = {"sde_window": "fixed:10:4", "batch_size": 2}
-    for together, spared in (({}, 10 * 2), (TOGETHER, 0)):
-        alone, shared = (sampling(sent(use_same_noise=is_same, **window, **together)) for is_same in (False, True))
-        assert alone - shared == spared * WEIGHTS
-
-
 def test_shards_within_a_node_send_only_the_gradients_of_an_update_to_other_nodes():
     run = sent(dp_replicate=8, **TOGETHER)
     assert (run.shards, run.replicas) == (Group(8, 1), Group(8, 8))

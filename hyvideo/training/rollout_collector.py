@@ -134,7 +134,7 @@ class RolloutCollector:
     def sample(
         self, iteration: int, indices: list[RolloutIndex], conditions: Conditions, *, mean_steps: Tensor | None = None
     ) -> Trajectories:
-        """Sample a batch of rollouts; the batch does not affect their noise. ``mean_steps``: (rollouts, trained steps)."""
+        """Sample a batch of rollouts, which does not affect their noise. ``mean_steps``: (rollouts, trained steps)."""
 
         def stack(parts: list[Tensor]) -> Tensor:
             return to_device(torch.stack(parts), self.pipeline.device)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hyvideo.data.outside import Parser, exit_on_error, read_json
 
-THEORY_ONLY = "theory only: pass measured norms of scripts.measure_gradient_norms with --gradients"
+THEORY_ONLY = "theory only: pass measured norms of examples.gradient_norms with --gradients"
 
 
 @exit_on_error("make_figures.py")
@@ -24,7 +24,7 @@ def main() -> None:
     numbers = [0, 3, 4, 7, 8, 9]
     parser.add_argument("--figures", nargs="+", type=int, choices=numbers, default=numbers, help=words)
     parser.add_argument(
-        "--gradients", nargs="+", type=Path, default=[], help="JSON files of scripts.measure_gradient_norms (figure 4)"
+        "--gradients", nargs="+", type=Path, default=[], help="JSON files of examples.gradient_norms (figure 4)"
     )
     parser.add_argument("--window", type=int, default=5, help="smooth curves over this many iterations")
     options = parser.parse_args()
@@ -42,10 +42,10 @@ def main() -> None:
 
 
 def read_measured(path: Path) -> dict:
-    """Return the content of a file of measure_gradient_norms. Raises ValueError for any other file."""
+    """Return the content of a file of examples.gradient_norms. Raises ValueError for any other file."""
     content = read_json(path, "--gradients")
     if not {"sde_type", "num_steps", "steps"} <= content.keys():
-        raise ValueError(f"--gradients must be JSON files of scripts.measure_gradient_norms, got {path}")
+        raise ValueError(f"--gradients must be JSON files of examples.gradient_norms, got {path}")
     return content
 
 

@@ -11,13 +11,13 @@ from scripts import plan
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs/reproduce.md").read_text(encoding="utf-8")
-COMMANDS = re.findall(r"`(?:python|torchrun --nproc_per_node=8) -m (scripts\.\w+) ([^`]*--[^`]*)`", TEXT)
+COMMANDS = re.findall(r"`(?:python|torchrun --nproc_per_node=8) -m ((?:scripts|examples)\.\w+) ([^`]*--[^`]*)`", TEXT)
 # By program: flags that end it right after parsing, the exit code, and a part of the output.
 ENDS = {
     "scripts.reproduce_table2": (["--dry_run"], 0, "to run: "),
     "scripts.reproduce_figures": (["--dry_run"], 0, "to run: "),
     "scripts.compare_policies": (["--num_prompts", "0"], 2, "--num_prompts must be at least 1"),
-    "scripts.measure_gradient_norms": (["--rollouts", "0"], 2, "rollouts must be a multiple"),
+    "examples.gradient_norms": (["--rollouts", "0"], 2, "rollouts must be a multiple"),
     "scripts.make_figures": (["--window", "0"], 2, "--window must be at least 1"),
     "scripts.plan": ([], 0, "whole run"),
 }

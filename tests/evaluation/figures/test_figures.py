@@ -129,7 +129,7 @@ def test_figures_are_drawn_from_runs(make_run, figures, tmp_path):
     code, made, output = figures(tmp_path / "runs")
     # Figure 8 is drawn twice, since the runs with a trust region have two schedules.
     assert code == 0 and made == [f"figure{n}.png" for n in (3, 4, 7, 8)] + ["figure8_2.png", "figure9.png"]
-    assert "theory only: pass measured norms of scripts.measure_gradient_norms with --gradients" in output.out
+    assert "theory only: pass measured norms of examples.gradient_norms with --gradients" in output.out
 
 
 def test_the_learning_curve_needs_runs_of_one_setting(make_run, figures, tmp_path, monkeypatch):
@@ -196,4 +196,4 @@ def test_measured_norms_are_drawn_beside_the_theory(monkeypatch, tmp_path, capsy
     path.write_text("{}")
     with pytest.raises(SystemExit, match="2"):
         run()
-    assert "--gradients must be JSON files of scripts.measure_gradient_norms" in capsys.readouterr().err
+    assert "--gradients must be JSON files of examples.gradient_norms" in capsys.readouterr().err

@@ -7,10 +7,17 @@ import math
 import pytest
 import torch
 
+from examples.gradient_norms import (
+    main,
+    measurement,
+    norms_per_visit,
+    rank_correlation,
+    scored_rollouts,
+    summarise,
+    table,
+)
 from hyvideo.distributed import mesh as ranks
-from hyvideo.evaluation.figures.gradient_norms import measurement, norms_per_visit, rank_correlation, summarise, table
 from hyvideo.trainer import Trainer
-from scripts.measure_gradient_norms import main, scored_rollouts
 from tests.distributed.launch import launch
 
 CPU = torch.device("cpu")
@@ -66,7 +73,7 @@ def test_two_processes_measure_the_same_as_one(measured, mesh, tmp_path, enable_
     shared = {"batch_size": 4, "enable_fsdp": enable_fsdp, "max_steps": 1}
     shared |= {"output_dir": str(tmp_path / "two")}
     settings = {"path": "configs/smoke.yaml"} | measured.with_settings(**shared).flat()
-    first, second = launch("tests.evaluation.figures.test_gradient_norms:norms_on_several", 2, settings)
+    first, second = launch("tests.examples.test_gradient_norms:norms_on_several", 2, settings)
     assert first == second == pytest.approx(expected, rel=1e-4)
 
 

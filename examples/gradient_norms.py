@@ -1,11 +1,19 @@
-"""Figure 4: norm of the policy's gradient at each denoising step, beside the equalizer's theoretical norm.
+"""Measure the policy's gradient norm at each denoising step and compare it with theory: Figure 4 of the paper.
+
+    python -m examples.gradient_norms --config configs/miniature.yaml --output_path outputs/gradients.json
+    python -m examples.gradient_norms --config configs/miniature.yaml --output_path cps.json --sde_type cps
+    torchrun --nproc_per_node=8 -m examples.gradient_norms --config configs/hunyuanvideo15_480p_8gpu.yaml \\
+        --output_path outputs/gradients.json --rollouts 16
+
+Also accepts the flags of post_train.py; --resume_from_checkpoint measures a checkpoint instead of the base model. Does
+not train. Writes only the JSON, and encoded prompts with --conditions_dir. The exit code is 2 for a usage error.
 
 For each stochastic step t, the loss is the mean over rollouts of the policy term of that step alone; its gradient norm
 is taken over all trained parameters. The equalizer multiplies the term by ``S_t``: the weighted norm is measured, and
 dividing it by ``S_t`` gives the unweighted one. The theoretical norm ``N_t``, of the log-probability's gradient with
 respect to the velocity, omits the path from the velocity to the parameters and a factor common to all steps.
 
-`summarise` returns the JSON that ``scripts/measure_gradient_norms.py`` writes:
+The JSON has these fields:
 
     sde_type, eta, num_steps, shift, last_step, cfg_scale, seed    of the sampler
     transformer_version, checkpoint        of the policy; checkpoint is null for the base model
@@ -20,21 +28,77 @@ respect to the velocity, omits the path from the velocity to the parameters and 
 """
 
 import math
+import shutil
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hyvideo.config.command_line import read_yaml
+from hyvideo.config import processes
+from hyvideo.config.command_line import parse, read_yaml
+from hyvideo.config.rules import check
 from hyvideo.config.settings import Config
+from hyvideo.data.outside import Parser, exit_on_error
 from hyvideo.data.templates import fill
 from hyvideo.distributed import checkpoint
+from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.collectives import average_gradients, clip_gradients
+from hyvideo.records.run_files import write_json
+from hyvideo.records.stage_timer import StageTimer
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from hyvideo.training.policy_update import PolicyUpdate, chunks
 from hyvideo.training.rollout_batch import RolloutBatch
+from post_train import build
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = Parser(__doc__)
+    parser.add_argument("--output_path", type=Path, required=True, help="JSON file to write")
+    parser.add_argument("--rollouts", type=int, default=8, help="number of rollouts, over all processes")
+    options, flags = parser.parse_known_args(argv)
+    command = parse(flags)
+    if command.print_config:
+        parser.error("--print_config is a flag of post_train.py only")
+    folder = options.output_path.with_name(f".{options.output_path.name}.run")  # ranks may share conditions in it
+    try:
+        with exit_on_error("gradient_norms.py"):
+            measure(command.config, options.output_path, folder, options.rollouts)
+    finally:
+        if processes.rank() == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+    ranks.stop()
+
+
+def measure(config: Config, out: Path, folder: Path, rollouts: int) -> None:
+    """Write the measurement to ``out``. Raises ValueError for settings that cannot be measured."""
+    if not out.parent.is_dir():
+        raise ValueError(f"the folder of --output_path must exist, got {str(out)!r}")
+    replicas = max(1, processes.world_size() // config.distributed.sp_size)
+    config = measurement(config, rollouts=rollouts, replicas=replicas, folder=folder)
+    check(config, processes.world_size())
+    with ExitStack() as at_end:
+        trainer = build(config, at_end)
+        trainer.bar.total = trainer.iteration + 1
+        norms = norms_per_visit(trainer.update, scored_rollouts(trainer))
+    if trainer.mesh.is_main:
+        result = summarise(config.flat(), trainer.pipeline.scheduler, trainer.update.step_weights, norms)
+        write_json(out, result | {"rollouts": rollouts})
+        print(table(result))
+        print(f"written to {out}")
+
+
+def scored_rollouts(trainer):
+    """Return the next iteration's rollouts with advantages."""
+    trainer.iteration += 1
+    rollouts, pending = trainer.collector.collect(trainer.iteration, StageTimer(trainer.device, trainer.progress.enter))
+    rewards = trainer.rewards.wait(pending)
+    advantages, metrics = trainer.rewards.advantages(rollouts.indices, rewards)
+    trainer.rewards.check_failed_rewards(metrics, rewards, trainer.iteration)
+    trainer.update.refresh_step_weights()
+    return rollouts.with_rewards(rewards, advantages.to(trainer.device))
 
 
 def measurement(config: Config, *, rollouts: int, replicas: int, folder: Path) -> Config:
@@ -122,3 +186,7 @@ def rank_correlation(first: list[float], second: list[float]) -> float | None:
 
 def _spread(values: list[float]) -> float | None:
     return max(values) / min(values) if min(values) > 0 else None
+
+
+if __name__ == "__main__":
+    main()

@@ -105,11 +105,11 @@ def _mp4(pixels: np.ndarray, rate: Fraction) -> bytes:
     return buffer.getvalue()
 
 
-def read_video(path: str | os.PathLike, *, max_frames: int | None = None) -> tuple[Tensor, float]:
+def read_video(path: str | os.PathLike) -> tuple[Tensor, float]:
     """Read a video file's frames as stored and its frames per second. Shape: uint8 (frames, 3, height, width).
 
-    Raises FileNotFoundError, and ValueError if the file has no video, no frame rate, more than ``max_frames`` frames,
-    or frames that contradict its header.
+    Raises FileNotFoundError, and ValueError if the file has no video, no frame rate, or frames that contradict its
+    header.
     """
     path = Path(path)
     if not path.is_file():
@@ -117,7 +117,7 @@ def read_video(path: str | os.PathLike, *, max_frames: int | None = None) -> tup
     try:
         with av.open(os.fspath(path)) as file:
             stream = file.streams.video[0]
-            frames = _frames(file, stream, path, max_frames)
+            frames = _frames(file, stream, path)
             fps, num_frames = float(stream.guessed_rate or 0), stream.frames
     except (av.FFmpegError, IndexError) as error:
         raise ValueError(f"{path} is not a video: it is corrupted, truncated or has no video stream") from error
@@ -128,12 +128,12 @@ def read_video(path: str | os.PathLike, *, max_frames: int | None = None) -> tup
     return torch.from_numpy(np.stack(frames)).permute(0, 3, 1, 2).contiguous(), fps
 
 
-def _frames(file, stream, path: Path, max_frames: int | None) -> list[np.ndarray]:
+def _frames(file, stream, path: Path) -> list[np.ndarray]:
     """Return the frames as RGB. Raises ValueError if they contradict the header. Shape of each: (height, width, 3)."""
     size, frames, converter = [stream.height, stream.width, 3], [], av.video.reformatter.VideoReformatter()
     for picture in file.decode(stream):
         frame = converter.reformat(picture, format="rgb24").to_ndarray()
-        if list(frame.shape) != size or len(frames) == max_frames:
+        if list(frame.shape) != size:
             declared = f"{stream.frames} frames of {size}"
             raise ValueError(f"{path} declares {declared}, got frame {len(frames)} of {frame.shape}")
         frames.append(frame)

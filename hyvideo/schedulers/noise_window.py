@@ -22,16 +22,12 @@ class Window:
     start: int = 0  # for fixed
     stride: int = 1  # for sliding
 
-    def starts(self, num_stochastic: int) -> range:
-        """Return the start positions among the stochastic steps; all are equally frequent."""
-        if self.kind == "fixed":
-            return range(self.start, self.start + 1)
-        num_starts = num_stochastic - self.length + 1
-        return range(0, num_starts, math.gcd(self.stride, num_starts))  # a random window has stride 1, so all positions
-
     def sums(self, values: Sequence[float]) -> list[float]:
         """Return the sum over the window at each of its positions, given one value per stochastic step."""
-        return [sum(values[start : start + self.length]) for start in self.starts(len(values))]
+        num_starts = len(values) - self.length + 1
+        # All are equally frequent. A random window has stride 1, and thus all positions.
+        starts = [self.start] if self.kind == "fixed" else range(0, num_starts, math.gcd(self.stride, num_starts))
+        return [sum(values[start : start + self.length]) for start in starts]
 
     def steps(self, stochastic: list[int], iteration: int, draw: Callable[[int], int]) -> list[int]:
         """Return the stochastic steps in the window of an iteration, counted from 1.

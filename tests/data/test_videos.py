@@ -200,13 +200,6 @@ def test_files_without_frame_rate_or_with_missing_frames_are_rejected(tmp_path, 
                 read_video(tmp_path / "clip.mp4")
 
 
-def test_a_file_with_more_than_max_frames_is_rejected(tmp_path):
-    write_video(tmp_path / "clip.mp4", moving_square(4), fps=8)
-    assert len(read_video(tmp_path / "clip.mp4", max_frames=4)[0]) == 4
-    with pytest.raises(ValueError, match="got frame 3"):
-        read_video(tmp_path / "clip.mp4", max_frames=3)
-
-
 def test_floats_become_the_nearest_pixel_value():
     video = torch.tensor([-1.0, 1.0, 0.0, -5.0, 5.0, -1 + 2 * 100.4 / 255, -1 + 2 * 100.6 / 255])
     assert to_uint8(video).tolist() == [0, 255, 128, 0, 255, 100, 101]

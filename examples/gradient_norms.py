@@ -41,7 +41,7 @@ from hyvideo.config import processes
 from hyvideo.config.command_line import parse, read_yaml
 from hyvideo.config.rules import check
 from hyvideo.config.settings import Config
-from hyvideo.data.outside import Parser, exit_on_error
+from hyvideo.data.outside import Parser, exit_on_error, make_folder
 from hyvideo.data.templates import fill
 from hyvideo.distributed import checkpoint
 from hyvideo.distributed import mesh as ranks
@@ -74,11 +74,10 @@ def main(argv: list[str] | None = None) -> None:
 
 def measure(config: Config, out: Path, folder: Path, rollouts: int) -> None:
     """Write the measurement to ``out``. Raises ValueError for settings that cannot be measured."""
-    if not out.parent.is_dir():
-        raise ValueError(f"the folder of --output_path must exist, got {str(out)!r}")
     replicas = max(1, processes.world_size() // config.distributed.sp_size)
     config = measurement(config, rollouts=rollouts, replicas=replicas, folder=folder)
     check(config, processes.world_size())
+    make_folder(out.parent)
     with ExitStack() as at_end:
         trainer = build(config, at_end)
         trainer.bar.total = trainer.iteration + 1

@@ -230,7 +230,7 @@ def generate(
     if refiner:
         finals = refiner.refine(zip(finals, local), pipeline, sampler, offloading)
     for latents, video in zip(finals, local):
-        settings = _settings(config, video, source, seed, is_stochastic) | asdict(offloading)
+        settings = video_settings(config, video, source, seed, is_stochastic) | asdict(offloading)
         settings |= {"initial_noise": initial_noise, "sp_size": sp_size, "step_caching": caching and asdict(caching)}
         settings["super_resolution"] = refiner and refiner.record(video)
         sampler.write(pipeline, latents, video.path, settings)
@@ -274,7 +274,7 @@ def _checked_cache(
     return partial(StepCache, caching, caching.num_skipped(num_blocks))
 
 
-def _settings(config: Config, video: Video, source: Source, seed: int, is_stochastic: bool) -> dict:
+def video_settings(config: Config, video: Video, source: Source, seed: int, is_stochastic: bool) -> dict:
     """Return the content of the JSON file beside a video: everything needed to reproduce it."""
     return {
         "prompt": video.request.prompt,

@@ -1,0 +1,81 @@
+"""The benchmarks VBench and VBench-2.0: dimensions, numbers of prompts and totals, from suites.yaml."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from hyvideo.data.outside import quote
+
+TOTAL = "total"
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """A dimension of a benchmark; its normalized score is (score - min) / (max - min)."""
+
+    category: str
+    prompts: int  # published number
+    videos: int | None = None  # per prompt; None: those of the benchmark
+    min: float = 0.0
+    max: float = 1.0
+    weight: float = 1.0  # within the category
+    row_scale: float = 1.0  # unit of the videos' scores in result files
+    is_renumbered: bool = False  # whether the number in a scored video's name does not identify its seed
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A benchmark."""
+
+    title: str
+    videos: int  # per prompt
+    categories: dict[str, float]  # weight in the total
+    dimensions: dict[str, Dimension]
+    name_length: int | None = None
+    has_folders: bool = False
+    drops_videos: bool = False
+    long_seconds: float | None = None
+
+    @property
+    def rows(self) -> dict[str, str]:
+        """Names and kinds: the total, then each category followed by its dimensions."""
+        rows = {TOTAL: TOTAL}
+        for name in self.categories:
+            rows |= {name: "category"} | dict.fromkeys(self.members(name), "dimension")
+        return rows
+
+    def members(self, category: str) -> dict[str, Dimension]:
+        return {name: each for name, each in self.dimensions.items() if each.category == category}
+
+    def factors(self, row: str) -> dict[str, float]:
+        """Return the factors of (score - min) by dimension whose sum is a row; 1 for a dimension's raw score."""
+        if row in self.dimensions:
+            return {row: 1.0}
+        factors, weights = {}, self.categories if row == TOTAL else {row: 1.0}
+        for category, weight in weights.items():
+            members = self.members(category)
+            share = weight / sum(weights.values()) / sum(each.weight for each in members.values())
+            factors |= {name: share * each.weight / (each.max - each.min) for name, each in members.items()}
+        return factors
+
+    def score(self, row: str, scores: dict[str, float]) -> float:
+        """Return a row from the raw scores of its dimensions."""
+        is_raw = row in self.dimensions
+        return sum(f * (scores[n] - (0 if is_raw else self.dimensions[n].min)) for n, f in self.factors(row).items())
+
+
+def suite_of(dimensions: set[str], where: object) -> Suite:
+    """Return the benchmark with these dimensions. Raises ValueError, naming the file ``where``, for any other one."""
+    suite = max(SUITES.values(), key=lambda suite: len(dimensions & suite.dimensions.keys()))
+    other = sorted(dimensions - suite.dimensions.keys())
+    if other or not dimensions:
+        raise ValueError(f"{where} must have dimensions of {suite.title}, got {quote(', '.join(other) or 'none')}")
+    return suite
+
+
+TABLES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+SUITES = {
+    name: Suite(**table | {"dimensions": {row: Dimension(**values) for row, values in table["dimensions"].items()}})
+    for name, table in TABLES.items()
+}

@@ -1,0 +1,105 @@
+"""Benchmark scores of several policies, with 95 % intervals, as table.md and benchmarks.json.
+
+benchmarks.json is {"benchmarks": [...]}, with one object per benchmark:
+
+    title       "VBench" or "VBench-2.0"
+    policies    {name: number of runs}, in order; differences are those from the first policy
+    rows        a list: the total, then each category followed by its dimensions, with the keys
+                name            "total", a category such as "quality", or a dimension such as "scene"
+                kind            "total", "category" or "dimension"
+                scores          {policy: {mean, low, high, videos}}, in %
+                differences     {policy: {mean, low, high, prompts, verdict}}, in percentage points
+    notes       a list of sentences to print below the table
+
+A policy without a result is null there; low and high are null without an interval. A sum needs all of its dimensions.
+The mean of a score is the official one. Intervals are over prompts and, with several runs, over runs
+(`studies.intervals`). Dimensions share prompts, so that a prompt's deviations in all dimensions are added first.
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from hyvideo.data.templates import fill
+from hyvideo.evaluation.benchmarks.results import Run, by_prompt, difference
+from hyvideo.evaluation.benchmarks.suites import Suite
+from hyvideo.evaluation.studies.comparisons import NO_CORRECTION
+from hyvideo.evaluation.studies.intervals import Interval, t_interval
+from hyvideo.records.run_files import write_json, write_text
+
+NOTES, MARKDOWN = (Path(__file__).with_name(name) for name in ("notes.txt.jinja", "table.md.jinja"))
+Scores = dict[str, dict[str, float]]  # of one run, by dimension and prompt
+
+
+def make_table(suite: Suite, policies: dict[str, list[Run]]) -> dict:
+    """Return the table of a benchmark as in benchmarks.json. Raises ValueError for runs that cannot be paired."""
+    first, *others = policies
+    counts = {name: len(runs) for name, runs in policies.items()}
+    if counts[first] > 1 and len(set(counts.values())) > 1:
+        raise ValueError(f"{first} must have one run, or as many as every other policy, got {counts}")
+    rows = []
+    for name, kind in suite.rows.items():
+        factors = suite.factors(name)
+        having = {p: runs for p, runs in policies.items() if all(run.keys() >= factors.keys() for run in runs)}
+        scores = {p: _score(suite, name, having[p]) if p in having else None for p in policies}
+        pairs = {p: zip(policies[first] * (counts[p] // counts[first]), policies[p]) for p in others}
+        both = {p: [(b, a) for b, a in pairs[p]] if {first, p} <= having.keys() else None for p in others}
+        differences = {p: pairs and _difference(factors, pairs) for p, pairs in both.items()}
+        rows.append({"name": name, "kind": kind, "scores": scores, "differences": differences})
+    notes = fill(NOTES, suite=suite, policies=policies, no_correction=NO_CORRECTION).splitlines()
+    return {"title": suite.title, "policies": counts, "rows": rows, "notes": notes}
+
+
+def write_tables(folder: Path, tables: list[dict]) -> str:
+    """Write table.md and benchmarks.json, and return the text of the former."""
+    text = "\n\n".join(fill(MARKDOWN, table=table) for table in tables) + "\n"
+    write_text(folder / "table.md", text)
+    write_json(folder / "benchmarks.json", {"benchmarks": tables})
+    return text
+
+
+def prompt_values(runs: Sequence[Scores], factors: dict[str, float]) -> np.ndarray:
+    """Return a value per run and prompt; their mean is the sum of the dimensions' means times their factors.
+
+    A prompt's value is that mean, plus its deviations from the dimensions' means, times factor and all prompts / those
+    of the dimension: the values vary like a sum over independent prompts. Only prompts that all runs have count.
+    Shape: (runs, prompts).
+    """
+    common = {name: sorted(set.intersection(*(set(run[name]) for run in runs))) for name in factors}
+    rows = {prompt: row for row, prompt in enumerate(sorted(set().union(*common.values())))}
+    values = np.zeros((len(runs), len(rows)))
+    for name, factor in factors.items():
+        scores = np.array([[run[name][prompt] for prompt in common[name]] for run in runs])
+        mean, count, total = scores.mean(1, keepdims=True), len(common[name]), len(rows)
+        # The root makes the variance of the dimension's mean the unbiased one, whatever its share of the prompts.
+        spread = total / count * math.sqrt(count / (count - 1) * (total - 1) / total) if count > 1 else 1.0
+        values += factor * mean
+        values[:, [rows[prompt] for prompt in common[name]]] += factor * spread * (scores - mean)
+    return values
+
+
+def _interval(runs: Sequence[Scores], factors: dict[str, float]) -> Interval:
+    """Return a sum in %; NaN without common prompts, and no interval if a dimension has one of several prompts."""
+    least = min(len(set.intersection(*(set(run[name]) for run in runs))) for name in factors)
+    found = t_interval(100 * prompt_values(runs, factors)) if least else Interval(math.nan, math.nan, math.nan)
+    return found if least > 1 or len(factors) == 1 else Interval(found.mean, math.nan, math.nan)
+
+
+def _score(suite: Suite, name: str, runs: list[Run]) -> dict[str, float | None]:
+    factors = suite.factors(name)
+    found = _interval([{each: by_prompt(run[each].videos) for each in factors} for run in runs], factors)
+    official = 100 * float(np.mean([suite.score(name, {each: run[each].score for each in factors}) for run in runs]))
+    moved = Interval(official, found.low + official - found.mean, found.high + official - found.mean)
+    return moved.as_json() | {"videos": sum(run[each].num_videos for run in runs for each in factors)}
+
+
+def _difference(factors: dict[str, float], pairs: list[tuple[Run, Run]]) -> dict[str, float | str | None]:
+    runs = [{name: difference(before[name], after[name]) for name in factors} for before, after in pairs]
+    found = _interval(runs, factors)
+    verdict = "no significant difference" if math.isfinite(found.low) else "no interval"
+    if found.excludes_zero:
+        verdict = "higher" if found.mean > 0 else "lower"
+    prompts = {prompt for run in runs for scores in run.values() for prompt in scores}
+    return found.as_json() | {"prompts": len(prompts), "verdict": verdict}

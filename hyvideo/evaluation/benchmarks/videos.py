@@ -1,0 +1,149 @@
+"""Videos of a benchmark's prompts, in the layout of its official tool.
+
+<out>/<policy>/made/<seed>.mp4, .json  videos as generate.py writes them; one without its JSON file is not complete
+<out>/<policy>/videos/...              links to them by official name, and no other file, because the official tools
+                                       take the suffix of the first file in the folder for that of all videos
+"""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from hyvideo.config.memory.cost import Pass, video_seconds
+from hyvideo.config.memory.planned_run import PlannedRun
+from hyvideo.config.settings import Config
+from hyvideo.data.outside import file_problem, make_folder, parse_json, quote, read_json
+from hyvideo.data.prompts import Request, check_prompt
+from hyvideo.data.randomness import generator
+from hyvideo.evaluation.benchmarks.suites import Suite, suite_of
+from hyvideo.evaluation.figures.policies import read_policies
+from hyvideo.evaluation.generation import Source, generate, video_settings
+from hyvideo.evaluation.video_sampler import Video
+from hyvideo.models.sizes import read_architecture
+
+Row = tuple[str, list[str]]  # a prompt and its dimensions
+
+
+@dataclass(frozen=True)
+class Clip:
+    """A video to make; ``files`` are its official names."""
+
+    request: Request
+    number: int  # among the videos of the prompt
+    files: list[str]
+
+
+def read_list(path: Path, only: list[str], *, is_official: bool) -> tuple[Suite, list[Row]]:
+    """Read the prompts of an official list, of the dimensions ``only`` (all).
+
+    Raises ValueError for another form and, if ``is_official``, for other numbers of prompts than published.
+    """
+    if problem := file_problem(path, 2**28):
+        raise ValueError(f"the list of prompts must be a readable file, got {quote(path)}: {problem}")
+    try:
+        rows = [(row["prompt_en"], list(row["dimension"])) for row in parse_json(path.read_bytes())]
+        for number, (prompt, _) in enumerate(rows, start=1):
+            check_prompt(prompt.replace("/", "\0"), f"in row {number}")  # no file name has a slash
+        suite = suite_of({name for _, names in rows for name in names} | set(only), path)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        form = "[{prompt_en, dimension: [...]}, ...]"
+        raise ValueError(f"{path} must be a list such as VBench_full_info.json: {form} ({error})") from error
+    rows = [(prompt, [name for name in names if not only or name in only]) for prompt, names in rows]
+    found = [(name, sum(name in names for _, names in rows)) for name in only or suite.dimensions]
+    published = [(name, suite.dimensions[name].prompts) for name, _ in found]
+    if is_official and found != published:
+        wrong = [f"{name} {got} instead of {p}" for (name, got), (_, p) in zip(found, published) if got != p]
+        raise ValueError(
+            f"{path} must have the published numbers of prompts, got {', '.join(wrong)}; choose complete --dimensions, "
+            "or set --any_list true for scores that cannot be compared with published ones"
+        )
+    return suite, [(prompt, names) for prompt, names in rows if names]
+
+
+def read_augmented(short: Path, long: Path) -> dict[str, str]:
+    """Return the lines of the second text file by those of the first."""
+    lines = [path.read_text(encoding="utf-8").splitlines() for path in (short, long)]
+    if len(lines[0]) != len(lines[1]):
+        raise ValueError(f"{short} and {long} must have as many lines, got {len(lines[0])} and {len(lines[1])}")
+    return dict(zip(*lines))
+
+
+def list_clips(suite: Suite, rows: list[Row], augmented: dict[str, str], *, seed: int, num_videos=None) -> list[Clip]:
+    """Return the videos of the prompts, first number 0 of all. A prompt in several dimensions is made once.
+
+    A seed depends on ``seed``, prompt and number alone, so that policies and subsets of dimensions share videos.
+    """
+    clips: dict[tuple[int, str], Clip] = {}
+    for prompt, names in rows:
+        if augmented and prompt not in augmented:
+            raise ValueError(f"--augmented must have every prompt, got none for {quote(prompt)}")
+        for name in names:
+            for number in range(num_videos or suite.dimensions[name].videos or suite.videos):
+                own = int(generator(seed, "benchmark", prompt, number).integers(2**48))
+                request = Request(augmented.get(prompt, prompt), seed=own, original_prompt=augmented and prompt or None)
+                clip = clips.setdefault((number, prompt), Clip(request, number, []))
+                file = f"{name}/" * suite.has_folders + f"{prompt[: suite.name_length]}-{number}.mp4"
+                clip.files.extend([file] if file not in clip.files else [])
+    return sorted(clips.values(), key=lambda clip: clip.number)
+
+
+@dataclass(frozen=True)
+class BenchmarkVideos:
+    """Videos of one policy."""
+
+    config: Config
+    source: Source
+    clips: list[Clip]
+    folder: Path
+
+    @classmethod
+    def of(cls, word: str, settings: Config, clips: list[Clip], out: Path) -> "BenchmarkVideos":
+        """Return the videos of a policy as in `read_policies`; a suffix such as ``@6`` sets the guidance scale."""
+        plain, suffix, scale = re.fullmatch(r"(.*?)(@(\d+(?:\.\d+)?))?", word, re.DOTALL).groups("")
+        ((name, source),) = read_policies([plain]).items()
+        settings = settings.with_settings(cfg_scale=float(scale)) if scale else settings
+        source = source.with_initial_lora(settings.optimizer.pretrained_lora_path)
+        return cls(settings, source, clips, out / (name + suffix))
+
+    @property
+    def seconds(self) -> float:
+        """Predicted seconds of one video on an H100; 0 if they cannot be predicted."""
+        model, passes = self.config.model, self.config.record.validation_steps * self.config.num_branches
+        run = PlannedRun(self.config, 1, read_architecture(model.pretrained_model_root, model.transformer_version))
+        return passes * Pass().seconds(run) + video_seconds(run)[0] if run.is_timed else 0.0
+
+    def made(self, clip: Clip) -> Path:
+        return self.folder / "made" / f"{clip.request.seed:012x}.mp4"
+
+    def pending(self) -> list[Video]:
+        """Return the videos without a complete file. Raises ValueError for one that was made with other settings."""
+        _, *size = self.config.rollout_size
+        videos = []
+        for video in [Video(clip.request, *size, clip.number, self.made(clip)) for clip in self.clips]:
+            record = video.path.with_suffix(".json")
+            if not (record.is_file() and video.path.is_file()):
+                videos.append(video)
+                continue
+            old, new = read_json(record, "video"), video_settings(self.config, video, self.source, 0, False)
+            if changed := [f"{n} {quote(old.get(n))}, now {quote(new[n])}" for n in new if old.get(n) != new[n]]:
+                raise ValueError(f"{video.path} has other settings: {'; '.join(changed)}. Choose another --out")
+        return videos
+
+    def make(self, videos: list[Video], *, only_checks: bool = False) -> None:
+        """Generate the videos; the processes of torchrun share them. Raises ValueError as `generate` does."""
+        options = {"source": self.source, "seed": 0, "is_stochastic": False, "only_checks": only_checks}
+        if videos:
+            generate(self.config, videos, sp_size=self.config.distributed.sp_size, **options)
+
+    def link(self) -> None:
+        """Link the official names to the videos. Raises ValueError for a name that another file has."""
+        for made, file in [(self.made(clip), file) for clip in self.clips for file in clip.files]:
+            official = self.folder / "videos" / file
+            make_folder(official.parent)
+            target = os.path.relpath(made, official.parent)
+            if not os.path.lexists(official):
+                official.symlink_to(target)
+            elif not official.is_symlink() or os.readlink(official) != target:
+                fix = f"delete {self.folder / 'videos'}, or use a file system that distinguishes upper and lower case"
+                raise ValueError(f"{official} must be a link to {target}, but another file has this name; {fix}")

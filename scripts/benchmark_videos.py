@@ -1,0 +1,102 @@
+"""Make the videos of VBench and VBench-2.0 for several policies, and compare their results (docs/benchmarks.md).
+
+    python -m scripts.benchmark_videos make --prompts VBench_full_info.json --out outputs/vbench \\
+        --policies base base@6 tuned=outputs/run --config configs/hunyuanvideo15_480p_8gpu.yaml
+    torchrun --nproc_per_node=8 -m scripts.benchmark_videos make ...                             on several GPUs
+    python -m scripts.benchmark_videos read --results base=outputs/vbench/base/results tuned=... --out outputs/vbench
+
+`make` reads the prompts of an official list, writes <out>/<policy>/videos in the layout of the official tool, skips
+complete videos and prints the official commands. Policies are as in scripts.compare_policies; `@6` sets the guidance
+scale. It accepts every flag of post_train.py; frames, size, shift, steps and guidance are those of validation. Every
+video has its own seed, the same for all policies, which depends on validation_seed.
+`read` compares the official result files with those of the first policy, and writes table.md and benchmarks.json.
+Several results with one name are runs of one policy. `flickering` computes VBench's temporal_flickering.
+"""
+
+import argparse
+from pathlib import Path
+
+from hyvideo.config import processes
+from hyvideo.config.command_line import parse, truth
+from hyvideo.data.outside import ROOT, Parser, exit_on_error, make_folder
+from hyvideo.data.templates import fill
+
+TEMPLATES = ROOT / "hyvideo/evaluation/benchmarks"
+
+
+def make_videos(options: argparse.Namespace, flags: list[str]) -> None:
+    config = parse(flags).config.sampled_as_validation()
+
+    from hyvideo.config.rules import check_sampling  # slow to import
+    from hyvideo.distributed import mesh as ranks
+    from hyvideo.distributed.collectives import barrier
+    from hyvideo.evaluation.benchmarks.videos import BenchmarkVideos, list_clips, read_augmented, read_list
+    from hyvideo.training.model_setup import choose_device
+
+    check_sampling(config, output=options.out, is_stochastic=False)
+    suite, rows = read_list(options.prompts, options.dimensions, is_official=not options.any_list)
+    augmented = read_augmented(*options.augmented) if options.augmented else {}
+    seed, number = config.record.validation_seed, options.videos_per_prompt
+    clips = list_clips(suite, rows, augmented, seed=seed, num_videos=number)
+    policies = [BenchmarkVideos.of(word, config, clips, options.out) for word in options.policies]
+    if len({policy.folder for policy in policies}) < len(policies):
+        raise ValueError(f"policies need different names, got {' '.join(options.policies)}")
+    pending = [policy.pending() for policy in policies]
+    for policy, videos in zip(policies, pending):
+        policy.make(videos, only_checks=True)
+    facts = {"suite": suite, "rows": rows, "policies": policies, "pending": pending, "data": config.data}
+    if processes.rank() == 0:
+        print(fill(TEMPLATES / "plan.txt.jinja", options=options, **facts))
+    if options.dry_run:
+        return
+    mesh = ranks.start(1, choose_device(config.model.device, processes.local_rank()), timeout=86400.0)
+    barrier(mesh)  # all processes must list the same videos before the first one is made
+    for policy, videos in zip(policies, pending):
+        policy.make(videos)
+    barrier(mesh)
+    if mesh.is_main:
+        for policy in policies:
+            policy.link()
+        print(fill(TEMPLATES / "commands.txt.jinja", options=options, **facts))
+    ranks.stop()
+
+
+@exit_on_error("benchmark_videos.py")
+def main(argv: list[str] | None = None) -> None:
+    parser = Parser(__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    make = commands.add_parser("make", help="make the videos")
+    make.add_argument("--prompts", type=Path, required=True, help="official list, such as VBench_full_info.json")
+    make.add_argument("--policies", nargs="+", required=True, metavar="NAME=PATH", help="base, base@6 or NAME=PATH")
+    make.add_argument("--dimensions", nargs="+", default=[], help="dimensions to make videos for (all)")
+    make.add_argument(
+        "--videos_per_prompt", type=int, choices=range(1, 26), metavar="N", help="default: the official number"
+    )
+    make.add_argument("--any_list", type=truth, default=False, metavar="BOOL", help="accept other numbers of prompts")
+    words = "text files with prompts of the list and, by line, their rewritten forms to sample"
+    make.add_argument("--augmented", nargs=2, type=Path, metavar=("SHORT", "LONG"), help=words)
+    make.add_argument("--dry_run", action="store_true", help="print the number of videos and the cost, and exit")
+    read = commands.add_parser("read", help="compare official results")
+    read.add_argument("--results", nargs="+", required=True, metavar="NAME=PATH", help="result files or their folders")
+    flickering = commands.add_parser("flickering", help="compute temporal_flickering, which needs no weights")
+    flickering.add_argument("--videos", type=Path, required=True, help="folder of mp4 files with official names")
+    for command in (make, read, flickering):
+        command.add_argument("--out", type=Path, required=True, help="output folder")
+    options, flags = parser.parse_known_args(argv)
+    if options.command == "make":
+        return make_videos(options, flags)
+    options = parser.parse_args(argv)
+    make_folder(options.out)
+    if options.command == "read":
+        from hyvideo.evaluation.benchmarks.results import read_results
+        from hyvideo.evaluation.benchmarks.table import make_table, write_tables
+
+        print(write_tables(options.out, [make_table(*found) for found in read_results(options.results)]))
+    else:
+        from hyvideo.evaluation.benchmarks.flickering import measure_flickering
+
+        print(f"temporal_flickering {measure_flickering(options.videos, options.out):.4f}")
+
+
+if __name__ == "__main__":
+    main()

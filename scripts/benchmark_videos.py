@@ -30,7 +30,13 @@ def make_videos(options: argparse.Namespace, flags: list[str]) -> None:
     from hyvideo.config.rules import check_sampling  # slow to import
     from hyvideo.distributed import mesh as ranks
     from hyvideo.distributed.collectives import barrier
-    from hyvideo.evaluation.benchmarks.videos import BenchmarkVideos, list_clips, read_augmented, read_list
+    from hyvideo.evaluation.benchmarks.videos import (
+        BenchmarkVideos,
+        list_clips,
+        read_augmented,
+        read_guided_policies,
+        read_list,
+    )
     from hyvideo.training.model_setup import choose_device
 
     check_sampling(config, output=options.out, is_stochastic=False)
@@ -38,9 +44,10 @@ def make_videos(options: argparse.Namespace, flags: list[str]) -> None:
     augmented = read_augmented(*options.augmented) if options.augmented else {}
     seed, number = config.record.validation_seed, options.videos_per_prompt
     clips = list_clips(suite, rows, augmented, seed=seed, num_videos=number)
-    policies = [BenchmarkVideos.of(word, config, clips, options.out) for word in options.policies]
-    if len({policy.folder for policy in policies}) < len(policies):
-        raise ValueError(f"policies need different names, got {' '.join(options.policies)}")
+    policies, lora = [], config.optimizer.pretrained_lora_path
+    for name, (source, scale) in read_guided_policies(options.policies).items():
+        guided = config.with_settings(cfg_scale=scale) if scale else config
+        policies.append(BenchmarkVideos(guided, source.with_initial_lora(lora), clips, options.out / name))
     pending = [policy.pending() for policy in policies]
     for policy, videos in zip(policies, pending):
         policy.make(videos, only_checks=True)

@@ -88,6 +88,18 @@ def list_clips(suite: Suite, rows: list[Row], augmented: dict[str, str], *, seed
     return sorted(clips.values(), key=lambda clip: clip.number)
 
 
+def read_guided_policies(words: list[str]) -> dict[str, tuple[Source, float | None]]:
+    """Parse policies as `read_policies` does; a suffix such as ``@6`` sets the guidance scale. Raises ValueError."""
+    policies: dict[str, tuple[Source, float | None]] = {}
+    for word in words:
+        plain, suffix, scale = re.fullmatch(r"(.*?)(@(\d+(?:\.\d+)?))?", word, re.DOTALL).groups("")
+        ((name, source),) = read_policies([plain]).items()
+        if name + suffix in policies:
+            raise ValueError(f"policies need different names, got {quote(name + suffix)} twice")
+        policies[name + suffix] = source, float(scale) if scale else None
+    return policies
+
+
 @dataclass(frozen=True)
 class BenchmarkVideos:
     """Videos of one policy."""
@@ -96,15 +108,6 @@ class BenchmarkVideos:
     source: Source
     clips: list[Clip]
     folder: Path
-
-    @classmethod
-    def of(cls, word: str, settings: Config, clips: list[Clip], out: Path) -> "BenchmarkVideos":
-        """Return the videos of a policy as in `read_policies`; a suffix such as ``@6`` sets the guidance scale."""
-        plain, suffix, scale = re.fullmatch(r"(.*?)(@(\d+(?:\.\d+)?))?", word, re.DOTALL).groups("")
-        ((name, source),) = read_policies([plain]).items()
-        settings = settings.with_settings(cfg_scale=float(scale)) if scale else settings
-        source = source.with_initial_lora(settings.optimizer.pretrained_lora_path)
-        return cls(settings, source, clips, out / (name + suffix))
 
     @property
     def seconds(self) -> float:

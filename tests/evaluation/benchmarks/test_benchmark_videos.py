@@ -36,41 +36,36 @@ def run(capsys, *arguments):
     return capsys.readouterr().out
 
 
-def test_two_ranks_make_the_videos_of_every_policy_with_the_same_seeds_and_a_restart_makes_missing_ones(
-    tmp_path, tiny_config, capsys
-):
-    ends = start(2, "-m", "scripts.benchmark_videos", *words(tmp_path))
+def test_two_ranks_share_the_videos_and_a_restart_makes_missing_ones(tmp_path, tiny_config, capsys):
+    ends = start(2, "-m", "scripts.benchmark_videos", *words(tmp_path, policies=["base"]))
     assert [end.exception() for end in ends] == [None, None]
     out = tmp_path / "out"
     names = [f"Mechanics/{prompt}-{number}.mp4" for prompt, _ in ROWS[:2] for number in range(3)]
     names += [f"Material/{ROWS[2][0]}-{number}.mp4" for number in range(3)]
-    for policy in ("base", "base@2"):
-        files = {str(file.relative_to(out / policy / "videos")) for file in out.rglob(f"{policy}/videos/*/*")}
-        assert files == set(names)  # nothing but videos
-        assert len([*(out / policy / "made").glob("*.json")]) == len([*(out / policy / "made").glob("*.mp4")]) == 6
-    videos = {name: [read_video(out / p / "videos" / name)[0] for p in ("base", "base@2")] for name in names}
-    assert not any(torch.equal(base, guided) for base, guided in videos.values())
-    assert torch.equal(videos[names[0]][0], videos[names[6]][0])  # one prompt in two dimensions
-    assert len({base.numpy().tobytes() for base, _ in videos.values()}) == 6
-    base, guided = (
-        [json.loads(file.read_text()) for file in sorted(out.glob(f"{p}/made/*.json"))] for p in ("base", "base@2")
-    )
-    assert [(r["seed"], r["prompt"]) for r in base] == [(r["seed"], r["prompt"]) for r in guided]
-    assert {r["guidance_scale"] for r in base} == {1.0} and {r["guidance_scale"] for r in guided} == {2.0}
-
-    finished = (out / "base/videos" / names[0]).resolve()
-    bad = (out / "base/videos" / names[1]).resolve()  # interrupted before its JSON file
+    finished, bad = ((out / "base/videos" / name).resolve() for name in names[:2])
     before, frames = finished.stat().st_mtime_ns, bad.read_bytes()
-    bad.with_suffix(".json").unlink()
+    bad.with_suffix(".json").unlink()  # interrupted before its JSON file
     bad.write_bytes(b"half")
     (out / "base/made/.x.mp4.1.partial").write_bytes(b"")
     printed = run(capsys, *words(tmp_path, "--dry_run"))
     assert "VBench-2.0: 3 prompts (2 different), 6 videos for each policy" in printed
     assert "base: 5 videos complete, 1 to make" in printed and bad.read_bytes() == b"half"
+
     printed = run(capsys, *words(tmp_path))
     assert bad.read_bytes() == frames and finished.stat().st_mtime_ns == before
     assert f"for D in Mechanics Material; do\n  python evaluate.py --full_json_dir {tmp_path}/list.json" in printed
     assert f"--videos_path {out}/base/videos/$D --dimension $D --output_path {out}/base/results/$D" in printed
+    for policy in ("base", "base@2"):
+        files = {str(file.relative_to(out / policy / "videos")) for file in out.glob(f"{policy}/videos/*/*")}
+        assert files == set(names)  # nothing but videos
+    videos = {name: [read_video(out / p / "videos" / name)[0] for p in ("base", "base@2")] for name in names}
+    assert not any(torch.equal(base, guided) for base, guided in videos.values())
+    assert torch.equal(videos[names[0]][0], videos[names[6]][0])  # one prompt in two dimensions
+    assert len({base.numpy().tobytes() for base, _ in videos.values()}) == 6
+    files = [sorted(out.glob(f"{policy}/made/*.json")) for policy in ("base", "base@2")]
+    base, guided = ([json.loads(file.read_text()) for file in each] for each in files)
+    assert [(r["seed"], r["prompt"]) for r in base] == [(r["seed"], r["prompt"]) for r in guided] and len(base) == 6
+    assert {r["guidance_scale"] for r in base} == {1.0} and {r["guidance_scale"] for r in guided} == {2.0}
     message = run(capsys, *words(tmp_path, "--validation_steps", "2"))
     assert "has other settings: steps '1', now '2'. Choose another --out" in message
 
@@ -103,7 +98,7 @@ def test_the_plan_counts_videos_and_warns_of_vbench_long(tmp_path, tiny_config, 
     "arguments, message",
     [
         (["--any_list", "false"], "Mechanics 2 instead of 57"),
-        (["--policies", "base@2", "base@2"], "policies need different names, got base@2 base@2"),
+        (["--policies", "base@2", "base@2"], "policies need different names, got 'base@2' twice"),
         (["--policies", "x=nowhere@3"], "got 'nowhere': it does not exist"),
         (["--policies", "@3"], "got ''"),
         (["--policies", "x=configs"], "a policy must be a checkpoint of a run or a transformer folder"),

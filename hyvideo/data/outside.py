@@ -171,9 +171,9 @@ def shorten(message: str, longest: int = MAX_MESSAGE) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the type and the text of any exception, shortened so that it can be printed and recorded."""
+    """Return the type, text and notes of any exception, shortened so that it can be printed and recorded."""
     try:
-        return shorten(f"{type(error).__name__}: {error}")
+        return shorten("; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]))
     except Exception:  # the exception's own __str__ failed
         return f"{type(error).__name__}, whose text cannot be read"
 

@@ -1,5 +1,6 @@
 """Progress of a run, its latest metrics and the time left: a bar in a terminal, plain lines elsewhere."""
 
+import math
 import os
 import sys
 import time
@@ -23,8 +24,10 @@ STAGE_TEXTS |= {"validation": "validation:", "validation reward": "validation: s
 
 
 def console_text(metrics: dict[str, float]) -> str:
-    """Format reward, KL and the largest deviation of a ratio from 1, as far as the metrics contain them."""
-    return ", ".join(text.format(metrics[name]) for name, text in CONSOLE_TEXTS.items() if name in metrics)
+    """Format reward, KL and the largest deviation of a ratio from 1, as far as known, and a long wait for rewards."""
+    texts = [text.format(metrics[name]) for name, text in CONSOLE_TEXTS.items() if name in metrics]
+    waiting = metrics.get("time/reward", 0.0) / metrics.get("time/iteration", math.inf)
+    return ", ".join(texts + ([f"{waiting:.0%} of the time waiting for rewards"] if waiting > 0.25 else []))
 
 
 def stage_bar(text: str, unit: str, *, is_shown: bool = True) -> Callable[[Iterable], Iterable]:

@@ -17,6 +17,9 @@ METRICS_TEXT = "reward 0.8123, KL 1.2e-05, max |ratio - 1| 3.0e-07"
 def test_the_console_shows_the_metrics_that_are_present():
     assert console_text(METRICS) == METRICS_TEXT
     assert console_text({"reward/mean": float("nan"), "lr": 1.0}) == "reward nan"
+    times = {"time/reward": 32.0, "time/iteration": 34.0}
+    assert console_text(METRICS | times) == f"{METRICS_TEXT}, 94% of the time waiting for rewards"
+    assert console_text(METRICS | times | {"time/reward": 8.0}) == METRICS_TEXT
 
 
 def clock(monkeypatch, seconds_per_call: float) -> None:

@@ -21,7 +21,7 @@ def run(monkeypatch, *arguments):
 def test_a_valid_scorer_exits_with_0_and_a_table(monkeypatch, capsys):
     assert run(monkeypatch, *MINIATURE) == 0
     table = capsys.readouterr().out.splitlines()
-    assert len(table) == 7 and all(line.startswith("ok ") for line in table)
+    assert len(table) == 8 and all(line.startswith("ok ") for line in table)
 
 
 def test_quick_runs_only_four_checks(monkeypatch, capsys):

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
@@ -279,7 +280,15 @@ def try_score(
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
             raise
+        add_place(error, scorer)
         return error.with_traceback(None)  # the traceback's frames hold memory that the next attempt may need
     types = " or ".join(sorted({type(row).__name__ for row in scores})) if is_list else ""
     got = f"a list of {len(scores)} {types}".rstrip() if is_list else type(scores).__name__
     return RuntimeError(f"score must return a list with one dict per video ({len(videos)}), got {got}")
+
+
+def add_place(error: BaseException, scorer: Scorer) -> None:
+    """Add the line in the file of the scorer's class where an error was raised, as a note for `describe_error`."""
+    file = getattr(sys.modules.get(type(scorer).__module__), "__file__", None)
+    if frames := [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]:
+        error.add_note(f"{Path(file).name}:{frames[-1].lineno} in {frames[-1].name}: {frames[-1].line}")

@@ -192,12 +192,17 @@ def clean_scores(scores: Mapping[str, object]) -> Scores:
     if wrong := [key for key in scores if not isinstance(key, str) or not key.isprintable() or key in ROW_KEYS]:
         raise ValueError(f"a dimension must be printable text and none of {', '.join(ROW_KEYS)}, got {quote(wrong[0])}")
     numbers = {name: as_score(value) for name, value in scores.items()}
+    if wrong := [name for name, value in numbers.items() if value is None and hasattr(scores[name], "shape")]:
+        value = scores[wrong[0]]
+        raise ValueError(
+            f"the score {wrong[0]} must be one number, got {type(value).__name__} {quote(value, 60)[1:-1]}"
+        )
     return {name: value for name, value in numbers.items() if value is not None}
 
 
 def as_score(value: object) -> float | None:
     """Return a number of Python, NumPy or torch as a float, NaN if it is not finite or above MAX_SCORE; else None."""
-    value = value.item() if hasattr(value, "item") else value
+    value = value.item() if hasattr(value, "item") and math.prod(getattr(value, "shape", ())) == 1 else value
     if not isinstance(value, (int, float)):
         return None
     return float(value) if abs(value) <= MAX_SCORE else math.nan

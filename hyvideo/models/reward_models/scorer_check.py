@@ -8,14 +8,15 @@ scores of the same video.
 """
 
 import math
+import time
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from hyvideo.data.outside import align_columns, describe_error
-from hyvideo.models.reward_models.async_scorer import try_score
+from hyvideo.data.outside import align_columns, describe_error, nearest
+from hyvideo.models.reward_models.async_scorer import add_place, try_score
 from hyvideo.models.reward_models.rewards import DIMENSIONS, Scorer, Scores, is_finite
 from hyvideo.models.reward_models.trial_clips import Trial, noisy
 
@@ -75,11 +76,14 @@ class ScorerUnderTest:
         self.clean_scores: Scores = {}  # of the unchanged video; the checks set these scores
         self.noisy_scores: Scores = {}
         self.foreign_scores: Scores = {}  # of the video with the prompt that does not fit
+        self.seconds: list[float] = []  # per video, of each call
 
     def score(self, *videos: Tensor, prompts: list[str] | None = None) -> list[Scores]:
         """Score videos, by default with the trial's prompt. Raises InvalidAnswer."""
         prompts = [self.trial.prompt] * len(videos) if prompts is None else prompts
+        start = time.perf_counter()
         results = try_score(self.scorer, list(videos), prompts, fps=self.trial.fps)
+        self.seconds.append((time.perf_counter() - start) / len(videos))
         if isinstance(results, BaseException):
             raise InvalidAnswer(f"score: {describe_error(results)}")
         for result in results:
@@ -99,6 +103,7 @@ class ScorerUnderTest:
         except ValueError:
             return "failed", f"check_prompts rejects the prompt {self.trial.prompt!r}"
         except Exception as error:
+            add_place(error, self.scorer)
             raise InvalidAnswer(f"check_prompts must raise ValueError, got {describe_error(error)}") from error
         (self.clean_scores,) = self.score(self.trial.video)
         if not torch.equal(before, self.trial.video):
@@ -107,8 +112,12 @@ class ScorerUnderTest:
 
     def check_dimensions(self) -> Outcome:
         if bad := [name for name in self.dimensions if not is_finite(self.clean_scores, name)]:
-            hint = "return finite numbers, and check the class's `dimensions` and --reward_weights"
-            return "failed", f"no finite number for {', '.join(bad)}: score returned {_text(self.clean_scores)}; {hint}"
+            hint = " ".join(filter(None, [nearest(name, {*self.clean_scores} - {*bad}) for name in bad]))
+            if not hint and self.dimensions == DIMENSIONS and not hasattr(self.scorer, "dimensions"):
+                hint = f"the class has no `dimensions`: add dimensions = {tuple(self.clean_scores)}"
+            hint = hint or "return finite numbers, and check the class's `dimensions` and --reward_weights"
+            returned = _text(self.clean_scores) or "no numbers"
+            return "failed", f"no finite number for {', '.join(bad)}: score returned {returned}; {hint}"
         return "ok", f"finite scores for {', '.join(self.dimensions)}"
 
     def check_repeat(self) -> Outcome:
@@ -136,6 +145,12 @@ class ScorerUnderTest:
         largest = max(map(self.difference, first + rotated, alone + alone[2:] + alone[:2]))
         return self.rounding(largest, "when the order of videos in a batch changes")
 
+    def check_speed(self) -> Outcome:
+        """Report the seconds per video; the first call is left out, because it may load or compile."""
+        seconds, shape = min(self.seconds[1:]), " x ".join(map(str, self.trial.video[:, 0].shape))
+        text = f"{seconds:.2g} s per video of {shape}, {32 * seconds:.2g} s for 32; compare with time/rollout of a run"
+        return "ok", text
+
     def rounding(self, difference: float, where: str) -> Outcome:
         """Return the outcome for a difference that should be at most a rounding difference."""
         if difference <= EXACT:
@@ -161,6 +176,7 @@ QUICK: dict[str, Callable[[ScorerUnderTest], Outcome]] = {
     "batch": ScorerUnderTest.check_batch,
 }
 FULL: dict[str, Callable[[ScorerUnderTest], Outcome]] = {
+    "speed": ScorerUnderTest.check_speed,
     "order": ScorerUnderTest.check_order,
     "sign: noise": lambda tested: tested.decreases("VQ", tested.noisy_scores, "noise in the video"),
     "sign: prompt": lambda tested: tested.decreases("TA", tested.foreign_scores, "a prompt that does not fit"),

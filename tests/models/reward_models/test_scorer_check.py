@@ -3,6 +3,8 @@
 import dataclasses
 import math
 import random
+import re
+import time
 from pathlib import Path
 
 import pytest
@@ -123,6 +125,27 @@ class Brightness(Wrapped):
         pass
 
 
+class Words(Brightness):
+    def score(self, videos, prompts, *, fps):
+        return [{"brightness": "0.3"} for video in videos]
+
+
+class Undeclared(Wrapped):
+    def modify(self, scores):
+        return [{"warm": row["VQ"], "balance": row["TA"]} for row in scores]
+
+
+class Slow(Brightness):
+    """Takes 0.02 seconds per video, and half a second more in the first call."""
+
+    starts = True
+
+    def score(self, videos, prompts, *, fps):
+        time.sleep(0.02 * len(videos) + 0.5 * self.starts)
+        self.starts = False
+        return super().score(videos, prompts, fps=fps)
+
+
 def states(scorer, trial=TRIAL, **options):
     return {check.name: check.state for check in check_scorer(scorer, trial, **options)}
 
@@ -202,6 +225,30 @@ def test_the_detail_contains_the_answer():
     assert (
         "no finite number for TA" in dict((c.name, c.detail) for c in check_scorer(NotANumber(), TRIAL))["dimensions"]
     )
+
+
+def test_an_error_of_the_scorer_names_the_line_in_its_file():
+    for scorer, function, line in (
+        (Raises(), "modify", 'raise KeyError("weights")'),
+        (RaisesAnotherError(), "check_prompts", 'raise ConnectionError("no service")'),
+    ):
+        (check,) = check_scorer(scorer, TRIAL, quick=True)
+        assert re.search(rf"; test_scorer_check.py:\d+ in {function}: {re.escape(line)}$", check.detail), check.detail
+
+
+def test_wrong_names_of_dimensions_are_answered_with_the_right_ones():
+    def detail(scorer, **options):
+        return {check.name: check.detail for check in check_scorer(scorer, TRIAL, quick=True, **options)}["dimensions"]
+
+    assert detail(Brightness(), dimensions=["bright"]).endswith("; did you mean brightness?")
+    assert detail(Brightness(), dimensions=["VQ"]).endswith("check the class's `dimensions` and --reward_weights")
+    assert "score returned no numbers; return finite numbers" in detail(Words())
+    assert detail(Undeclared()).endswith("; the class has no `dimensions`: add dimensions = ('warm', 'balance')")
+
+
+def test_seconds_per_video_are_reported_without_the_first_call():
+    detail = {check.name: check.detail for check in check_scorer(Slow(), TRIAL)}["speed"]
+    assert re.match(r"0\.0[23]\d* s per video of 9 x 32 x 32, (0\.[6-9]|1)\S* s for 32;", detail), detail
 
 
 def test_a_score_with_the_wrong_sign_is_a_warning():

@@ -1,8 +1,8 @@
-"""Page of the videos that generate.py wrote into a folder, perhaps beside those of a second folder."""
+"""Page of the videos that generate.py wrote into a folder, perhaps beside those of other folders."""
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -13,17 +13,16 @@ from hyvideo.data.templates import fill
 from hyvideo.records.run_files import write_text
 
 PAGE_FILE = "index.html"
-APART = ("prompt", "image", "seed", "number", "link")  # shown with a video; the other settings are in a table
+APART = ("prompt", "image", "seed", "number", "file")  # shown with a video; the other settings are in a table
 
 
 def write_gallery(*folders: Path) -> Path:
-    """Write index.html of one folder, or of two side by side, into the first, with relative links; return its path.
+    """Write index.html of folders side by side into the first, with relative links; return its path.
 
     It shows every mp4 file with a JSON file of its settings. If several processes write it, the last one shows all.
     """
-    names, written = [place.resolve().name for place in folders], None
-    names = names if len(set(names)) == len(names) else [*map(str, folders)]
-    while (rows := _rows(folders)) != written:
+    names, written = short_names([place.resolve() for place in folders]), None
+    while (rows := match_videos(folders)) != written:
         columns = [[video for video in column if video] for column in zip(*rows)]
         settings = {  # values of each setting, by folder
             name: [list(dict.fromkeys(video.get(name, "–") for video in column)) for column in columns]
@@ -31,17 +30,25 @@ def write_gallery(*folders: Path) -> Path:
             if name not in APART
         }
         template = Path(__file__).with_name("gallery.html.j2")
-        write_text(folders[0] / PAGE_FILE, fill(template, names=names, rows=rows, settings=settings))
+        links = {video["file"]: quote_url(os.path.relpath(video["file"], folders[0])) for video in chain(*columns)}
+        write_text(folders[0] / PAGE_FILE, fill(template, names=names, rows=rows, settings=settings, links=links))
         written = rows
     return folders[0] / PAGE_FILE
 
 
-def _rows(folders: tuple[Path, ...]) -> list[list[dict | None]]:
+def short_names(folders: Sequence[Path]) -> list[str]:
+    """Return the shortest end of each path that no other path has."""
+    ends = [["/".join(path.parts[-count:]) for count in range(1, 1 + len(path.parts))] for path in folders]
+    counts = Counter(chain(*ends))
+    return [next((end for end in each if counts[end] == 1), each[-1]) for each in ends]
+
+
+def match_videos(folders: Sequence[Path]) -> list[list[dict | None]]:
     """Return videos of equal prompt, image and seed side by side, the first with the first; None if there is none."""
     rows: dict[tuple, list[dict | None]] = {}
     for column, place in enumerate(folders):
         counts: Counter = Counter()
-        for video in _videos(place, folders[0]):
+        for video in find_videos(place):
             key = video["prompt"], video.get("image"), video.get("seed")
             counts[key] += 1
             rows.setdefault((*key, counts[key]), [None] * len(folders))[column] = video
@@ -51,11 +58,11 @@ def _rows(folders: tuple[Path, ...]) -> list[list[dict | None]]:
     return list(rows.values())
 
 
-def _videos(folder: Path, start: Path) -> Iterator[dict[str, str]]:
-    """Yield the settings of each video as text, with its URL relative to ``start``; skip unreadable settings."""
+def find_videos(folder: Path) -> Iterator[dict[str, str]]:
+    """Yield path and settings of each video as text; skip videos without readable settings."""
     for file in sorted(folder.glob("*.mp4")):
         with suppress(OSError, ValueError):
             settings = parse_json(file.with_suffix(".json").read_text(encoding="utf-8"))
             if isinstance(settings, dict) and isinstance(settings.get("prompt"), str):
                 texts = {name: "–" if value in (None, "") else str(value) for name, value in settings.items()}
-                yield texts | {"link": quote_url(os.path.relpath(file, start))}
+                yield texts | {"file": str(file)}

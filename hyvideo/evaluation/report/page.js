@@ -1,8 +1,16 @@
 const RUNS = Object.entries(DATA.runs);
 const COLOURS = ["#3f7fe0", "#e0862f", "#2fa277", "#c9508b", "#8467d7", "#9a8a3c", "#39a7bd", "#8b95a1"];
 const colourOf = (place) => COLOURS[place % COLOURS.length];
-const format = (value) => (Number.isFinite(value) ? String(Number(value.toPrecision(4))) : "–");
-const signed = (value) => (value > 0 ? "+" : "") + String(Number(value.toPrecision(3)));
+// Numbers as in formats.html.j2: scores with three decimals, other quantities with three significant digits.
+const minus = (text) => text.replace(/e-(\d)$/, "e-0$1").replaceAll("-", "−");
+const number = (value) => (Number.isFinite(value) ? minus(String(Number(value.toPrecision(3)))) : "–");
+const format = (value) => {
+  const size = Math.abs(value);
+  if (!Number.isFinite(value)) return "–";
+  if (size >= 100) return minus(Math.round(value).toLocaleString("en-US"));
+  return minus(!value || size >= 0.1 ? value.toFixed(3) : size < 1e-4 ? value.toExponential(2) : value.toPrecision(3));
+};
+const signed = (value) => (Math.abs(value) < 0.0005 ? "0.000" : (value > 0 ? "+" : "") + minus(Math.abs(value) < 100 ? value.toFixed(3) : Math.round(value).toLocaleString("en-US")));
 
 function element(tag, text, attributes = {}) {
   const made = Object.assign(document.createElement(tag), attributes);
@@ -48,16 +56,25 @@ function traces(metric, label, { place = 0, ofValidation = false, dash = "solid"
 const DASHES = { solid: "solid", dash: "dashed", dot: "dotted" };
 const CSS = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-function draw(section, title, data, layout = {}) {
+/** Titles and values of the plots whose lines are constant; they are listed in a fold instead. */
+const still = new Map();
+function isStill(data) {
+  const values = (trace) => (trace.type === "scatter" ? trace.y : trace.z?.flat() ?? []).filter(Number.isFinite);
+  return data.every((trace) => trace.type !== "bar" && values(trace).length > 2 && Math.max(...values(trace)) - Math.min(...values(trace)) <= 1e-6 * Math.max(...values(trace).map(Math.abs)));
+}
+
+function draw(section, title, data, layout = {}, note = "") {
   if (!data.length) return;
+  if (isStill(data)) return still.set(title, data.map((trace) => `${data.length > 1 ? trace.name + " " : ""}${number((trace.y ?? trace.z.flat()).find(Number.isFinite))}`).join(", "));
   const box = document.querySelector(section);
   const id = `${section} ${title}`;
   let plot = [...box.querySelectorAll(".plot")].find((each) => each.dataset.of === id);
   if (!plot) {
     const figure = box.appendChild(element("figure"));
-    const styles = new Map(data.map((each) => [each.meta, each.line?.dash]));
+    const styles = new Map(data.filter((each) => each.meta && each.line).map((each) => [each.meta, each.line.dash]));
     const caption = figure.appendChild(element("figcaption", title));
     if (RUNS.length > 1 && styles.size > 1) caption.append(element("small", "  " + [...styles].map(([meta, dash]) => `${DASHES[dash]}: ${meta}`).join(", ")));
+    if (note) caption.append(element("small", `: ${note}`));
     plot = figure.appendChild(element("div", undefined, { className: "plot" }));
     plot.dataset.of = id;
     plot.setAttribute("role", "img");
@@ -69,7 +86,7 @@ function draw(section, title, data, layout = {}) {
     height: 230, margin: { l: 48, r: 12, t: 10, b: 36 },
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: CSS("--ink"), size: 12, family: "system-ui, sans-serif" },
     colorway: COLOURS, hoverlabel: { bgcolor: CSS("--card"), font: { color: CSS("--ink") }, namelength: -1 },
-    showlegend: data.length > 1 && (RUNS.length === 1 || data[0].type === "bar") && data[0].type !== "heatmap", legend: { orientation: "h", y: -0.28, yanchor: "top", font: { size: 11 } },
+    showlegend: data.length > 1 && (RUNS.length === 1 || data[0].type === "bar") && data[0].type !== "heatmap", legend: { orientation: "h", y: -58 / ((layout.height ?? 230) - 90), yanchor: "top", font: { size: 11 } },
     xaxis: { ...axis, title: { text: byId("axis").value, standoff: 4 }, ...xaxis }, yaxis: { ...axis, ...yaxis }, ...rest,
   };
   Plotly.react(plot, data, whole, { responsive: true, displaylogo: false, displayModeBar: false });
@@ -83,14 +100,15 @@ function drawCurves() {
   const pair = (training, validation) => [
     ...traces(training, "rollouts"), ...traces(validation, "validation", { place: 1, ofValidation: true, dash: RUNS.length > 1 ? "dash" : "solid" }),
   ];
-  draw("#rewards .plots", "Reward", pair("reward/mean", "reward"));
+  const unseen = traces("unseen/reward", "validation, unseen prompts", { place: 2, ofValidation: true, dash: "dot" });
+  draw(".curve", "Reward", [...pair("reward/mean", "reward"), ...unseen], { height: RUNS.length > 1 ? 330 : 385 });
   for (const name of scored) {
     const truth = held.includes(`true/${name}`) ? traces(`true/${name}`, "true reward", { place: 2, ofValidation: true, dash: "dot" }) : [];
     draw("#rewards .plots", name, [...pair(`reward/${name}`, name), ...truth]);
   }
   const both = (first, second, options = {}) => [...traces(...first, options), ...traces(...second, { place: 1, ...options })];
   const log = { yaxis: { type: "log", exponentformat: "power", nticks: 5 } };
-  draw("#trust .plots", "KL", both(["kl/position", "to the anchor"], ["kl/velocity", "to the rollout policy"], { log: true }), log);
+  draw("#trust .plots", "KL", both(["kl/position", "to the anchor"], ["kl/velocity", "to the rollout policy"], { log: true }), log, RUNS.some(([, run]) => run.moves) ? "falls to 0 when the anchor moves" : "");
   draw("#trust .plots", "KL coefficient", traces("kl/coef", "coefficient"));
   draw("#trust .plots", "Clip fraction", traces("policy/clip_fraction", "clipped"), { yaxis: { rangemode: "tozero" } });
   draw("#trust .plots", "Gradient norm", traces("grad/norm", "norm before clipping"), { yaxis: { rangemode: "tozero" } });
@@ -107,22 +125,71 @@ function drawCurves() {
   draw("#cost .plots", "Seconds per iteration", traces("time/iteration", "seconds"), toZero);
   drawShifts();
   drawDetails();
+  drawPareto();
+  byId("still").hidden = !still.size;
+  byId("still").firstChild.textContent = `${still.size} ${still.size === 1 ? "measure" : "measures"} did not move`;
+  byId("still").lastChild.replaceChildren(...[...still].map(([title, value]) => element("li", `${title}: ${value}`)));
 }
 
 function drawShifts() {
-  const data = [];
+  const data = [], near = [];
   RUNS.forEach(([name, run], number) => {
     const measures = [...new Set(run.validations.flatMap((each) => Object.keys(each.shifts)))];
-    measures.forEach((measure, place) => {
+    measures.forEach((measure) => {
       const points = run.validations.filter((each) => measure in each.shifts);
+      const y = points.map((each) => each.shifts[measure]), isNear = y.some((value) => Math.abs(value) > 0.5);
+      const label = RUNS.length > 1 ? `${name}: ${measure}` : measure;
+      const place = near.indexOf(measure) < 0 && isNear ? near.push(measure) - 1 : near.indexOf(measure);
       data.push({
-        x: xOf(run, points.map((each) => each.iteration)), y: points.map((each) => each.shifts[measure]), type: "scatter", mode: "lines+markers",
-        name: RUNS.length > 1 ? `${name}: ${measure}` : measure, line: { color: colourOf(RUNS.length > 1 ? number : place), dash: place >= COLOURS.length ? "dot" : "solid" },
+        x: xOf(run, points.map((each) => each.iteration)), y, type: "scatter", mode: "lines+markers", name: label, showlegend: isNear, opacity: isNear ? 1 : 0.55,
+        line: { color: isNear ? colourOf(RUNS.length > 1 ? number : place) : "#9aa3ad", width: isNear ? 2.5 : 1, dash: isNear && RUNS.length > 1 ? ["solid", "dash", "dot", "dashdot"][place % 4] : "solid" }, marker: { size: isNear ? 7 : 4 },
       });
     });
   });
+  data.sort((a, b) => a.showlegend - b.showlegend);  // the highlighted lines above
   const limit = (y) => ({ type: "line", xref: "paper", x0: 0, x1: 1, y0: y, y1: y, line: { color: CSS("--suspect"), dash: "dash", width: 1.5 } });
-  draw("#held-out .plots", "Shift relative to the limit", data, { shapes: [limit(1), limit(-1)], height: 420, showlegend: data.length < 40, yaxis: { zeroline: true } });
+  draw("#held-out .plots", "Shift relative to the limit", data, { shapes: [limit(1), limit(-1)], height: 380, showlegend: true, yaxis: { zeroline: true } });
+}
+
+// --- trained reward against what is held out -------------------------------------------------------------------------
+
+/** Held-out scores of which more is better, each with its value and the reward's: of a validation's means. */
+function heldOutScores() {
+  const names = new Set(RUNS.flatMap(([, run]) => run.validations.flatMap((each) => Object.keys(each.means))));
+  const weights = Object.assign({}, ...RUNS.map(([, run]) => run.weights));
+  const truths = Object.keys(weights).filter((name) => weights[name] && names.has(`true/${name}`));
+  const found = new Map();
+  if (truths.length) found.set("true reward", (means, run) => truths.reduce((sum, name) => sum + (run?.weights ?? weights)[name] * means[`true/${name}`], 0));
+  const others = [...new Set([...names, ...Object.values(DATA.scores).flatMap(Object.keys)])].filter((name) => !weights[name] && !/^(reward|Overall|seen.reward|frechet_distance|true.*|held_out.*)$/.test(name));
+  for (const name of others) if (names.has(name) || !RUNS.length) found.set(name, (means) => means[name]);
+  return found;
+}
+
+function drawPareto() {
+  const found = heldOutScores(), select = byId("held");
+  byId("pareto").hidden = !found.size;
+  if (!found.size) return;
+  if (!select.length) for (const name of found.keys()) select.append(element("option", name));
+  const name = select.value, value = found.get(name), isUnseen = name === "unseen/reward";
+  const reward = isUnseen ? "seen/reward" : "reward";
+  const lines = RUNS.map(([run, { validations, weights }], place) => {
+    const points = validations.filter(({ means }) => Number.isFinite(means[reward]) && Number.isFinite(value(means, { weights })));
+    return {
+      type: "scatter", mode: "lines+markers", name: run, x: points.map(({ means }) => means[reward]), y: points.map(({ means }) => value(means, { weights })), text: points.map(({ iteration }) => `iteration ${iteration}`),
+      line: { color: colourOf(place), width: 1.5 }, marker: { size: points.map(({ iteration }) => (iteration ? 8 : 11)), symbol: points.map(({ iteration }) => (iteration ? "circle" : "x")) },
+      hovertemplate: `${reward} %{x:.3f}, ${name} %{y:.3f}, %{text}<extra></extra>`,
+    };
+  });
+  const policies = Object.entries(DATA.scores).filter(([each]) => !(each in DATA.runs) && !each.startsWith("base model"));
+  policies.forEach(([policy, scores], place) => {
+    const means = Object.fromEntries(Object.entries(scores).map(([score, { mean }]) => [score, mean]));
+    if (Number.isFinite(means[reward]) && Number.isFinite(value(means)))
+      lines.push({ type: "scatter", mode: "markers", name: policy, x: [means[reward]], y: [value(means)], marker: { size: 12, symbol: "star", color: colourOf(RUNS.length + place) }, hovertemplate: `${reward} %{x:.3f}, ${name} %{y:.3f}<extra></extra>` });
+  });
+  const points = lines.flatMap(({ x, y }) => x.map((each, place) => [each, y[place]]));
+  const front = points.filter(([x, y]) => !points.some(([a, b]) => a >= x && b >= y && (a > x || b > y))).sort((a, b) => a[0] - b[0]);
+  lines.push({ type: "scatter", mode: "lines", name: "Pareto front", x: front.map(([x]) => x), y: front.map(([, y]) => y), line: { color: CSS("--quiet"), dash: "dot", width: 2, shape: "vh" }, hoverinfo: "skip" });
+  draw("#pareto .plots", "Trained reward and held-out score", lines.filter(({ x }) => x.length), { height: 380, showlegend: true, xaxis: { title: { text: `${reward} (trained)` } }, yaxis: { title: { text: `${name} (held out)` } } });
 }
 
 /** Plots of one run at a time: heat maps and stages. */
@@ -170,7 +237,7 @@ function drawTimeline({ iteration, spans }) {
       marker: { color: colourOf(place), line: { color: CSS("--card"), width: 1 } }, hovertemplate: "%{y}: %{x:.3g} s, from %{base:.3g} s<extra></extra>",
     };
   }).filter((each) => each.y.length);
-  const seconds = (stage) => format(Number(spans.reduce((sum, [each, start, end]) => sum + (each === stage) * (end - start), 0).toFixed(2)));
+  const seconds = (stage) => number(Number(spans.reduce((sum, [each, start, end]) => sum + (each === stage) * (end - start), 0).toFixed(2)));
   draw("#timeline", "Timeline of one iteration", bars, {
     barmode: "overlay", bargap: 0.25, height: 110 + 24 * rows.length, legend: { orientation: "h", y: -56 / (24 * rows.length), yanchor: "top", font: { size: 11 } },
     xaxis: { title: { text: `seconds since the start of iteration ${iteration}`, standoff: 4 }, rangemode: "tozero" },
@@ -187,6 +254,13 @@ function clipUrl(digest) {
     urls.set(digest, URL.createObjectURL(new Blob([bytes], { type: "video/mp4" })));
   }
   return urls.get(digest);
+}
+
+function player(digest, label) {
+  const clip = element("video", undefined, { src: clipUrl(digest), muted: true, playsInline: true, preload: "auto", tabIndex: 0 });
+  clip.setAttribute("aria-label", label);
+  clip.setAttribute("muted", "");
+  return clip;
 }
 
 /** Videos of the same prompt, seed and number in all runs. */
@@ -237,20 +311,19 @@ function card(video) {
   const made = element("article");
   made.append(element("h3", video.prompt));
   const clips = made.appendChild(element("div", undefined, { className: "clips" }));
+  clips.style.setProperty("--clips", Math.min(5, video.clips.length));
   for (const { entry, title } of video.clips) {
     const figure = clips.appendChild(element("figure"));
-    const clip = element("video", undefined, { src: clipUrl(entry.clip), muted: true, playsInline: true, preload: "auto", tabIndex: 0 });
-    clip.setAttribute("aria-label", `${title}: ${video.prompt}`);
-    clip.setAttribute("muted", "");
-    figure.append(clip, element("figcaption", `${title}: ${format(entry.reward ?? NaN)}`));
+    figure.append(player(entry.clip, `${title}: ${video.prompt}`), element("figcaption", `${title}: ${format(entry.reward ?? NaN)}`));
   }
   video.of.forEach((each, place) => {
     if (!each) return;
-    const line = made.appendChild(element("p", RUNS.length > 1 ? `${RUNS[place][0]}: ` : "", { className: "quiet" }));
-    line.append("reward ", gainText(each.gain));
+    const line = made.appendChild(element("p", RUNS.length > 1 ? `${RUNS[place][0]} ` : "", { className: "chips" }));
+    const chip = (name, value) => line.appendChild(element("span", `${name} `)).append(value);
+    chip("reward", gainText(each.gain));
     if (!each.before || !each.after) return;
     for (const name of scoresOf(each.after)) {
-      if (Number.isFinite(each.before[name])) line.append(`  ${name} ${signed(each.after[name] - each.before[name])}`);
+      if (Number.isFinite(each.before[name])) chip(name, signed(each.after[name] - each.before[name]));
     }
   });
   made.append(element("small", `seed ${video.seed}, video ${video.number}`));
@@ -265,13 +338,13 @@ function drawGallery() {
   document.querySelectorAll(".gallery article").forEach((each) => visible.observe(each));
   byId("more").hidden = kept.length <= shown;
   if (!kept.length) byId("kept").textContent = "This run saved no videos; log_num_videos sets how many a validation saves.";
-  else byId("kept").textContent = `${kept.length} of ${VIDEOS.length} validation videos are shown (limited by log_num_videos and the size of this page); a run selects them before scoring.`;
+  else byId("kept").textContent = `${kept.length} of ${VIDEOS.length} validation videos are shown (log_num_videos, and the size of this page), selected before scoring.`;
 }
 
 /** A few randomly selected videos beside the verdict. */
 function drawGlance() {
   const kept = VIDEOS.filter((video) => video.clips.length).sort(ORDERS.drawn);
-  document.querySelector(".glance").replaceChildren(...kept.slice(0, RUNS.length > 1 ? 3 : 2).map(card));
+  document.querySelector(".glance").replaceChildren(...kept.slice(0, RUNS.length > 1 ? 3 : 4).map(card));
 }
 
 function drawGains() {
@@ -281,7 +354,7 @@ function drawGains() {
     const text = known.map((video) => video.before.prompt.replace(/[<>&]/g, (letter) => `&#${letter.charCodeAt(0)};`));
     return { type: "bar", name, y: known.map((video) => video.gain), text, textposition: "none", hovertemplate: "%{y:+.3f} %{text}<extra></extra>", marker: { color: colour, line: { width: 0 } } };
   }).filter((each) => each.y.length);
-  draw("#gains", "Gain of each validation video, sorted", data, { xaxis: { title: { text: "videos, smallest gain first" }, showticklabels: false }, bargap: 0.05 });
+  draw("#gains", "Gain of each validation video, sorted", data, { xaxis: { title: { text: "videos, smallest gain first" }, showticklabels: false, showgrid: false, zeroline: false }, bargap: 0.05 });
   const table = byId("prompts");
   const head = table.createTHead().insertRow();
   for (const name of ["Prompt", ...RUNS.flatMap(([name]) => ["before", "after", "gain"].map((what) => (RUNS.length > 1 ? `${name} ${what}` : what)))]) head.append(element("th", name, { scope: "col" }));
@@ -297,18 +370,44 @@ function drawGains() {
   }
 }
 
+/** Videos of folders, the same prompt, image and seed side by side. */
+function drawFolders() {
+  const rows = DATA.rows.filter((row) => row.some((video) => video?.clip));
+  byId("embedded").textContent = rows.length < DATA.rows.length ? `The first ${rows.length} of ${DATA.rows.length} combinations, as many as fit in this page.` : "";
+  byId("matched").append(...rows.map((row) => {
+    const first = row.find(Boolean), made = element("article");
+    made.append(element("h3", first.prompt));
+    const clips = made.appendChild(element("div", undefined, { className: "clips" }));
+    clips.style.setProperty("--clips", Math.min(5, row.length));
+    row.forEach((video, place) => {
+      const figure = clips.appendChild(element("figure"));
+      figure.append(video?.clip ? player(video.clip, `${DATA.folders[place]}: ${video.prompt}`) : element("p", "no such video", { className: "quiet" }), element("figcaption", DATA.folders[place]));
+    });
+    made.append(element("small", `seed ${first.seed ?? "–"}${first.image && first.image !== "–" ? `, image ${first.image}` : ""}`));
+    inStep(made);
+    visible.observe(made);
+    return made;
+  }));
+}
+
 // --- the page ---------------------------------------------------------------------------------------------------------
 
 document.querySelectorAll(".swatch").forEach((each) => {
   each.style.background = colourOf(RUNS.findIndex(([name]) => name === each.dataset.run));
 });
-byId("axis").addEventListener("change", drawCurves);
-byId("run")?.addEventListener("change", drawDetails);
-byId("order").addEventListener("change", drawGallery);
-byId("play").addEventListener("click", togglePlay);
-byId("more").addEventListener("click", () => { shown += 12; drawGallery(); });
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawCurves);
-drawGlance();
-drawGallery();
-drawGains();
-drawCurves();
+byId("held").addEventListener("change", drawPareto);
+if (RUNS.length) {
+  byId("axis").addEventListener("change", drawCurves);
+  byId("run")?.addEventListener("change", drawDetails);
+  byId("order").addEventListener("change", drawGallery);
+  byId("play").addEventListener("click", togglePlay);
+  byId("more").addEventListener("click", () => { shown += 12; drawGallery(); });
+  drawGlance();
+  drawGallery();
+  drawGains();
+}
+document.body.style.setProperty("--clips", Math.min(5, Math.max(DATA.folders.length, ...VIDEOS.map((video) => video.clips.length))));
+const drawPlots = RUNS.length ? drawCurves : drawPareto;
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawPlots);
+drawPlots();
+if (DATA.rows.length) drawFolders();

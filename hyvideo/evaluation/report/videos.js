@@ -19,7 +19,7 @@ const visible = new IntersectionObserver((entries) => entries.forEach(({ target,
 
 function togglePlay() {
   playing = !playing;
-  byId("play").firstChild.textContent = playing ? "Pause all " : "Play all ";
+  if (byId("play")) byId("play").firstChild.textContent = playing ? "Pause all " : "Play all ";
   document.querySelectorAll(".gallery video").forEach((clip) => {
     if (!playing) return clip.pause();
     if (clip.ended) clip.currentTime = 0;
@@ -30,4 +30,4 @@ function togglePlay() {
 document.addEventListener("keydown", (event) => {
   if (event.key === "k" && !event.ctrlKey && !event.metaKey && !event.altKey && event.target.tagName !== "SELECT") togglePlay();
 });
-if (!playing) byId("play").firstChild.textContent = "Play all ";
+if (!playing && byId("play")) byId("play").firstChild.textContent = "Play all ";

@@ -85,10 +85,15 @@ class MetricShift:
     allowed: float
 
     @property
+    def used(self) -> float:
+        """Return the shift in the metric's bad direction as a fraction of the allowed one."""
+        bad = WATCHED.get(self.name, OTHER_METRIC).bad
+        return {"up": self.shift, "down": -self.shift, "either": abs(self.shift)}[bad] / self.allowed
+
+    @property
     def is_bad(self) -> bool:
         """Return whether the metric left the base model's range in its bad direction."""
-        bad = WATCHED.get(self.name, OTHER_METRIC).bad
-        return {"up": self.shift, "down": -self.shift, "either": abs(self.shift)}[bad] > self.allowed
+        return self.used > 1
 
     def __str__(self) -> str:
         return f"{self.name} {self.base:.3g} -> {self.now:.3g} ({self.shift:+.2f} base std, {self.allowed:.2f} allowed)"

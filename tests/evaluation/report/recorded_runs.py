@@ -33,10 +33,12 @@ def record_run(folder, *, gains=(0.2, 0.3), sharpness=0.0, missing=0, clocks=(10
     with MetricsWriter(folder, report_to=[], run_name="", config={}, resume_iteration=None) as writer:
         for iteration, clock in enumerate(clocks, 1):
             num_missing = missing if iteration == 2 else 0
-            numbers = {"reward/mean": 1.0, "reward/VQ": 0.5, "reward/missing": num_missing, "kl/position": 1e-3}
-            numbers |= {"advantage/zero_groups": 1.0, "update/skipped": 0.0, "grad/norm": 1.0, "grad/spike": 1.0}
+            grown = 1 + 0.1 * iteration
+            numbers = {"reward/mean": grown, "reward/VQ": grown / 2, "reward/missing": num_missing}
+            numbers |= {"kl/position": 1e-3 * grown, "kl/coef": 0.25, "policy/clip_fraction": 0.0}
+            numbers |= {"advantage/zero_groups": 1.0, "update/skipped": 0.0, "grad/norm": grown, "grad/spike": 1.0}
             numbers |= {"time/iteration": 9.0, "time/update": 4.0, "time/rollout": 5.0, "time/since_start": clock}
-            numbers |= {"perf/tflops/update": 2.0, "perf/mfu/update": 0.4}
+            numbers |= {"perf/tflops/update": 2.0 * grown, "perf/mfu/update": 0.4 * grown}
             steps = {"by_step/kl": [0.1, 0.2, None], "by_step/ratio_mean": [1.0, 1.1, None]}
             writer.log(numbers | steps | {"by_step/ratio_max_deviation": [0.0, 0.2, None]}, iteration)
     seconds = time.perf_counter()
@@ -54,7 +56,9 @@ def record_run(folder, *, gains=(0.2, 0.3), sharpness=0.0, missing=0, clocks=(10
         ]
         write_json(place / "scores.json", entries)
         means = {"reward": sum(rewards) / len(rewards), "held_out/sharpness": 0.5 + share * sharpness * 0.1}
+        means |= {"true/VQ": 0.3 + share * gains[0] / 2, "held_out/motion": 0.5 - share * 0.03}
         spreads = {"reward": Dispersion(0.2, 96), "held_out/sharpness": Dispersion(0.1, 96)}
+        spreads |= {"true/VQ": Dispersion(0.2, 96), "held_out/motion": Dispersion(0.1, 96)}
         write_validation(place, ValidationStats(iteration, means, spreads), [], {"steps": 4})
     if missing:
         place = folder / "rollouts" / "000002"

@@ -1,10 +1,13 @@
 """The report page, as text and in a browser."""
 
 import re
+from pathlib import Path
 
 import pytest
+from jinja2 import Environment, FileSystemLoader
 
 from hyvideo.evaluation.report.contents import read_run
+from hyvideo.evaluation.report.page import __file__ as page_file
 from hyvideo.evaluation.report.page import page_data, write_report
 from tests.evaluation.report.recorded_runs import HOSTILE, record_run
 
@@ -27,6 +30,9 @@ def test_the_page_shows_restarts_missing_rewards_and_settings(pages):
     assert "restarted before iteration 2<" in text  # one second after an iteration of nine seconds
     assert re.search(r"3 of \d+ rewards are missing", text) and "the service was away" in text
     assert "<code>eta</code></th><td>0.7</td><td>" in text
+    assert "<code>prompts_csv</code></th><td>assets/miniature/prompts/train.csv</td>" in text
+    assert "closest to its limit: held_out/motion, 20 %" in text
+    assert "<dd>GRPO, sage_grpo rollouts, eta 0.7, trust region " in text and "24 rollouts, 27 s on 1 × " in text
     assert "<code>eta</code></th><td>0.7</td><td>0.3</td>" in pages["two"].read_text(encoding="utf-8")
     assert "<td>Blur</td><td>blur</td>" in pages["two"].read_text(encoding="utf-8")
 
@@ -69,7 +75,7 @@ def test_corrupted_records_raise_value_error_with_the_folder(tmp_path, file, con
 # --- in a browser -----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def opened(browser, pages, request):
     """A page in light or dark mode, which must make no request and log no message."""
     name, scheme = request.param
@@ -89,12 +95,14 @@ def test_a_browser_draws_plots_plays_videos_and_handles_keys(opened):
     page = opened
     drawn = "[...document.querySelectorAll('.plot')].map((plot) => plot.querySelectorAll('.trace, .hm').length)"
     page.wait_for_function(f"{drawn}.length >= 13 && Math.min(...{drawn}) > 0")
+    assert page.locator(".curve figcaption").inner_text().startswith("Reward")
     assert page.locator("#steps .hm").count() == 3
     assert page.locator("#timeline .trace").count() == 2 and page.locator("#timeline .point").count() == 3
     assert "scoring, 2 s" in page.locator("#timeline .ytick").all_text_contents()
     assert {"TFLOP/s", "MFU"} <= {
         title.split()[0].strip(":") for title in page.locator("#cost figcaption").all_inner_texts()
     }
+    page.locator(".glance article").first.scroll_into_view_if_needed()
     first = "[...document.querySelectorAll('.glance article:first-child video')].map((clip) => clip.currentTime)"
     page.wait_for_function(f"Math.min(...{first}) > 0.1")
     times = page.evaluate(first)
@@ -110,6 +118,22 @@ def test_a_browser_draws_plots_plays_videos_and_handles_keys(opened):
     assert page.evaluate("window.hacked") is None
     page.locator("#axis").select_option("hours")
     assert page.locator("#trust .xtitle").first.text_content() == "hours"
+    assert page.locator("#pareto .plot .xtitle").text_content() == "reward (trained)"
+    page.locator("#still summary").click()
+    unmoved = page.locator("#still li").all_inner_texts()
+    assert {"KL coefficient: 0.25", "Clip fraction: 0"} <= {re.sub("first: coefficient |first: clipped |,.*", "", line) for line in unmoved}
+    assert page.locator("#still summary").inner_text() == f"{len(unmoved)} measures did not move"
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.wait_for_function("document.documentElement.scrollWidth == 390")
+
+
+@pytest.mark.parametrize("opened", [("two", "light")], indirect=True)
+def test_numbers_have_the_same_form_in_the_template_and_in_the_script(opened):
+    values = [0, 1.7, -0.0514, 0.000463, -0.000463, 2.109e-5, 123.4, -1234.5, 0.1, 99.9994]
+    folder = Path(page_file).parent
+    template = Environment(loader=FileSystemLoader(folder)).get_template("formats.html.j2").module
+    assert opened.evaluate(f"{values}.map(format)") == [template.score(value) for value in values]
+    assert opened.evaluate(f"{values}.map(signed)") == [template.signed(value) for value in values]
 
 
 @pytest.mark.parametrize("opened", [("two", "light")], indirect=True)

@@ -155,7 +155,14 @@ def test_without_a_base_validation_the_summary_has_no_comparison_and_one_warning
     assert capsys.readouterr().err.count("no validation of the base model") == 1
     print_summary(trainer.output_dir, 2, trainer.validation)
     output = capsys.readouterr().out
-    assert "validation videos of iteration 2: reward" in output and "there is no comparison" in output
+    assert (
+        "validation videos of iteration 2: reward" in output
+        and "there is no comparison" in output
+        and "report:" not in output
+    )
+    (report := trainer.output_dir / "report.html").touch()
+    print_summary(trainer.output_dir, 2, trainer.validation)
+    assert f"report:               {report}\n" in capsys.readouterr().out
     assert not (trainer.output_dir / "before_after.png").exists()
 
 

@@ -160,7 +160,7 @@ function heldOutScores() {
   const truths = Object.keys(weights).filter((name) => weights[name] && names.has(`true/${name}`));
   const found = new Map();
   if (truths.length) found.set("true reward", (means, run) => truths.reduce((sum, name) => sum + (run?.weights ?? weights)[name] * means[`true/${name}`], 0));
-  const others = [...new Set([...names, ...Object.values(DATA.scores).flatMap(Object.keys)])].filter((name) => !weights[name] && !/^(reward|Overall|seen.reward|frechet_distance|true.*|held_out.*)$/.test(name));
+  const others = [...new Set([...names, ...Object.values(DATA.scores).flatMap(Object.keys)])].filter((name) => !weights[name] && !/^(reward|Overall|seen\/reward|frechet_distance|true\/.*|held_out\/[^\/]*)$/.test(name));
   for (const name of others) if (names.has(name) || !RUNS.length) found.set(name, (means) => means[name]);
   return found;
 }

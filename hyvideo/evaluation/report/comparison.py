@@ -25,7 +25,7 @@ Scores = dict[str, dict[str, float | None]]  # mean, low and high of a 95 % inte
 
 @dataclass(frozen=True)
 class Comparison:
-    """What the folders contain, by the name of the folder."""
+    """Contents of the folders, by the name of the folder."""
 
     runs: dict[str, Run]
     evaluations: dict[str, dict]

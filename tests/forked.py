@@ -197,6 +197,9 @@ def _import_all() -> None:
     cache_models()
     for name in LATE:
         importlib.import_module(name)
+    # torchrun calls inspect.stack for its log; with thousands of modules, that takes seconds per launch.
+    rendezvous = importlib.import_module("torch.distributed.elastic.rendezvous.dynamic_rendezvous")
+    rendezvous.get_method_name = lambda depth=2: sys._getframe(depth).f_code.co_name
     for module in pkgutil.walk_packages(hyvideo.__path__, "hyvideo."):
         importlib.import_module(module.name)
     for root in ("assets/miniature", "tests/shallow_miniature"):  # the models of smoke runs

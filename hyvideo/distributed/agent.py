@@ -14,10 +14,9 @@ import sys
 from collections.abc import Callable
 
 from torch.distributed import run
-from torch.distributed.elastic.agent.server import WorkerGroup, WorkerState
-from torch.distributed.elastic.agent.server.api import RunResult
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing import PContext, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher import api
 
@@ -67,6 +66,7 @@ def main(arguments: list[str], last_iteration: Callable[[list[str]], int]) -> in
     # A store that survives a restart keeps entries of the previous processes, which make the new ones hang.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     flags = run.parse_args(arguments).training_script_args
+    PContext.close.__defaults__ = (None, KILL_AFTER_S)  # when a process fails; a stopped process ignores SIGTERM
     api.LocalElasticAgent = functools.partial(Agent, last_iteration=lambda: last_iteration(flags))
     try:
         run.main(arguments)

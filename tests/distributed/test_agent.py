@@ -23,7 +23,7 @@ num_starts = len(starts.read_text().splitlines())
 """
 WAITS_FOR_SIGNAL = """
 with PreemptionSignals(Mesh(0, 1, 1)) as signals:
-    (folder / f"ready{rank}").touch()
+    (folder / f"ready{rank}").write_text(str(os.getpid()))
     while not signals.received and not os.path.exists(folder / f"fail{rank}"):
         time.sleep(0.05)
     (folder / f"received{rank}").write_text(str(signals.received))
@@ -70,9 +70,11 @@ def wait_until(*paths):
         time.sleep(0.05)
 
 
-def test_a_healthy_rank_is_ended_at_once_when_another_fails(start, tmp_path):
-    agent = start(WAITS_FOR_SIGNAL, 2, "--shutdown-timeout=100")
-    wait_until(tmp_path / "ready0", tmp_path / "ready1")
+def test_healthy_and_stopped_ranks_are_ended_at_once_when_another_fails(start, tmp_path):
+    agent = start(WAITS_FOR_SIGNAL, 3, "--shutdown-timeout=100")
+    wait_until(*(tmp_path / f"ready{rank}" for rank in range(3)))
+    time.sleep(0.1)  # until the file is written
+    os.kill(int((tmp_path / "ready2").read_text()), signal.SIGSTOP)
     (tmp_path / "fail1").touch()
     began = time.monotonic()
     output = agent.communicate(timeout=60)[0]

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import groupby
@@ -24,6 +25,7 @@ from hyvideo.distributed.watchdog import ENDED, Heartbeat, HeartbeatTable, Stage
 from hyvideo.trainer import Trainer
 from tests.distributed.launch import launch
 
+MODULE = "tests.distributed.test_watchdog"
 HOST = socket.gethostname()
 CPU = torch.device("cpu")
 LIMIT = 2.0
@@ -89,28 +91,19 @@ def stop_one_rank(folder):
     return watched(folder, behave)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def launched(tmp_path_factory):
+    """The stderr of the ranks by behavior. These launches mostly wait, so they run beside the tests of this file."""
+    with ThreadPoolExecutor(2) as pool:
+        yield {
+            behavior: pool.submit(launch, f"{MODULE}:{behavior}", num_ranks, str(tmp_path_factory.mktemp(behavior)))
+            for behavior, num_ranks in {"sleep_in_reward": 2, "stop_one_rank": 3}.items()
+        }
+
+
 @pytest.mark.slow
 def test_a_healthy_run_prints_nothing(tmp_path):
-    assert launch("tests.distributed.test_watchdog:train_without_hang", 2, str(tmp_path)) == ["", ""]
-
-
-def test_a_sleeping_rank_is_reported_with_its_stage_and_seconds(tmp_path):
-    main, sleeper = launch("tests.distributed.test_watchdog:sleep_in_reward", 2, str(tmp_path))
-    assert main.count("in one stage for more than 2 s") == 2  # at the limit and when the time has doubled
-    first = main.split("all ranks respond")[0]
-    row = re.search(rf"^1 +{re.escape(HOST)} +reward +7 +(\d+)", main, re.MULTILINE)
-    assert LIMIT <= int(row[1]) <= 1.5 * LIMIT, main
-    assert re.search(rf"^0 +{re.escape(HOST)} +after reward +7", first, re.MULTILINE), main
-    assert "all ranks respond" in main
-    assert "watchdog: rank 1" in sleeper and "stage reward of iteration 7" in sleeper
-    assert sleeper.count("Python stack") == 1 and "in behave" in sleeper
-
-
-def test_a_stopped_rank_is_reported_as_having_no_heartbeat(tmp_path):
-    main, other, _ = launch("tests.distributed.test_watchdog:stop_one_rank", 3, str(tmp_path))
-    assert "no heartbeat (stopped, exited or unreachable): rank 2\n" in main
-    assert re.search(rf"^2 +{re.escape(HOST)} +update +3 .*no heartbeat for \d+ s$", main, re.MULTILINE), main
-    assert other.count("watchdog: rank 1") == 1 and "no heartbeat" not in other
+    assert launch(f"{MODULE}:train_without_hang", 2, str(tmp_path)) == ["", ""]
 
 
 # --- in this process ------------------------------------------------------------------------------------------------
@@ -236,3 +229,25 @@ def test_watchdog_seconds_must_be_below_collective_timeout(tiny_config):
         check(late, 2)
     with pytest.raises(ValueError, match="watchdog_seconds must not be negative, got -1"):
         check(tiny_config.with_settings(watchdog_seconds=-1.0))
+
+
+# --- the ends of the launches ----------------------------------------------------------------------------------------
+
+
+def test_a_sleeping_rank_is_reported_with_its_stage_and_seconds(launched):
+    main, sleeper = launched["sleep_in_reward"].result()
+    assert main.count("in one stage for more than 2 s") == 2  # at the limit and when the time has doubled
+    first = main.split("all ranks respond")[0]
+    row = re.search(rf"^1 +{re.escape(HOST)} +reward +7 +(\d+)", main, re.MULTILINE)
+    assert LIMIT <= int(row[1]) <= 1.5 * LIMIT, main
+    assert re.search(rf"^0 +{re.escape(HOST)} +after reward +7", first, re.MULTILINE), main
+    assert "all ranks respond" in main
+    assert "watchdog: rank 1" in sleeper and "stage reward of iteration 7" in sleeper
+    assert sleeper.count("Python stack") == 1 and "in behave" in sleeper
+
+
+def test_a_stopped_rank_is_reported_as_having_no_heartbeat(launched):
+    main, other, _ = launched["stop_one_rank"].result()
+    assert "no heartbeat (stopped, exited or unreachable): rank 2\n" in main
+    assert re.search(rf"^2 +{re.escape(HOST)} +update +3 .*no heartbeat for \d+ s$", main, re.MULTILINE), main
+    assert other.count("watchdog: rank 1") == 1 and "no heartbeat" not in other

@@ -190,8 +190,11 @@ def runs(request, tmp_path_factory):
         # Ranks that share videos also average gradients without FSDP.
         else {n: LAYOUTS[n] for n in ("dp 2 x sp 2" if request.param == "lora" else "fsdp 2 x sp 2",)}
     )
+    num_ranks = 4
+    if request.param == "nft" and not all_layouts:
+        num_ranks, layouts = 2, {"fsdp 2": {"batch_size": 4, **FSDP}}
     settings = {name: kind | layout for name, layout in layouts.items()}
-    ranks = launch(f"{MODULE}:train_all", 4, str(folder), settings, threshold, iterations, timeout=600)
+    ranks = launch(f"{MODULE}:train_all", num_ranks, str(folder), settings, threshold, iterations, timeout=600)
     return folder, single, ranks, TOLERANCES.get(request.param, 1e-6)
 
 

@@ -7,7 +7,7 @@ import pytest
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")  # while it is open, no asyncio loop can run in this thread
 def browser():
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
     if CHROMIUM is None:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from examples.sampler_tables import markdown_table
 from hyvideo.schedulers.transitions import SAMPLERS, Transition, schedule, shifted_levels
-from tests.evaluation.samplers.tables import markdown_table
 from tests.schedulers.expected import expected_of
 
 GRID_LIMIT = 5.0

@@ -4,8 +4,8 @@ import itertools
 import re
 from pathlib import Path
 
+from examples.sampler_tables import search, search_report, tables_report
 from tests.evaluation.samplers.marginals import marginals_report
-from tests.evaluation.samplers.tables import search, search_report, tables_report
 
 PAGE = Path(__file__).parents[3] / "docs" / "sde.md"
 TABLE = re.compile(r"^\|.*\n(?:\|.*\n)+", re.MULTILINE)

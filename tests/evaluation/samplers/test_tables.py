@@ -9,18 +9,8 @@ import math
 import pytest
 import torch
 
-from hyvideo.evaluation.figures import figures
-from hyvideo.evaluation.figures.figures import REGIMES, Sampling, regime_stds
-from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
-from hyvideo.schedulers.transitions import SAGE_SIGMA_MAX, SAMPLERS, Transition, schedule, shifted_levels
-from tests.evaluation.samplers import page, tables
-from tests.evaluation.samplers.marginals import (
-    TWO_PEAKS,
-    Mixture,
-    interior_error,
-    marginal_error,
-)
-from tests.evaluation.samplers.tables import (
+from examples import sampler_tables as tables
+from examples.sampler_tables import (
     SEARCH_SHIFTS,
     SEARCH_STEPS,
     equalizer_table,
@@ -29,6 +19,17 @@ from tests.evaluation.samplers.tables import (
     search_report,
     std_table,
     tables_report,
+)
+from hyvideo.evaluation.figures import figures
+from hyvideo.evaluation.figures.figures import REGIMES, Sampling, regime_stds
+from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+from hyvideo.schedulers.transitions import SAGE_SIGMA_MAX, SAMPLERS, Transition, schedule, shifted_levels
+from tests.evaluation.samplers import page
+from tests.evaluation.samplers.marginals import (
+    TWO_PEAKS,
+    Mixture,
+    interior_error,
+    marginal_error,
 )
 from tests.schedulers.expected import expected_of
 

@@ -1,9 +1,10 @@
-"""Tables of the built-in samplers: noise, gradient norm and equalizer factor of each step, and a search for bad steps.
+"""Print the noise, gradient norm and equalizer factor of each step of the built-in samplers.
 
-The tables are float64, so that tests can use them without the rounding of the sampler. docs/sde.md shows them; the
-regimes are those of Figure 9, see `hyvideo.evaluation.figures.figures.regime_stds`.
+The tables are float64, so that tests can use them without the rounding of the sampler. docs/sde.md shows them, and the
+result of a search for bad steps. The regimes are those of Figure 9: `hyvideo.evaluation.figures.figures.regime_stds`.
 """
 
+import argparse
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -177,3 +178,17 @@ def _table(columns: dict[str, Tensor], spec: str) -> str:
 
 def markdown_table(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rows])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--num_steps", type=int, default=20, help="default: 20")
+    parser.add_argument("--shift", type=float, default=5.0, help="default: 5")
+    parser.add_argument("--eta", type=float, default=0.5, help="default: 0.5")
+    parser.add_argument("--last_step", default="stochastic", choices=("stochastic", "deterministic"))
+    options = parser.parse_args()
+    print(tables_report(options.num_steps, options.shift, options.eta, options.last_step))
+
+
+if __name__ == "__main__":
+    main()

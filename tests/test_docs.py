@@ -265,6 +265,7 @@ SMALL = {  # flags that shorten a command
     "scripts.reproduce_table2": "--dry_run",
     "scripts.reproduce_figures": "--dry_run",
     "scripts.compare_recipes": "--dry_run",
+    "examples.grpo_from_scratch": "--iterations 1",
 }
 NOT_RUN = {  # programs that are not run here, with the reason
     "download_weights": "downloads gigabytes",

@@ -88,7 +88,7 @@ def main(argv: list[str] | None = None) -> None:
     flickering = commands.add_parser("flickering", help="compute temporal_flickering, which needs no weights")
     flickering.add_argument("--videos", type=Path, required=True, help="folder of mp4 files with official names")
     for command in (make, read, flickering):
-        command.add_argument("--out", type=Path, required=True, help="output folder")
+        command.add_argument("--output_dir", dest="out", type=Path, required=True, help="output folder")
     options, flags = parser.parse_known_args(argv)
     if options.command == "make":
         return make_videos(options, flags)

@@ -14,7 +14,8 @@ from hyvideo.models.reward_models.rewards import Reward
 from tests.forked import ROOT
 
 PAGE = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
-DOCUMENTED = re.findall(r"^\| `([^`]+)` \|", PAGE, re.MULTILINE)
+CELLS = re.findall(r"^\| ((?:`[^`]+`(?:, )?)+) \|", PAGE, re.MULTILINE)
+DOCUMENTED = [name for cell in CELLS for name in re.findall(r"`([^`]+)`", cell)]
 NAME = re.compile(r"[a-z_]+/(?:[\w/]|<\w+>)+(?<!/)")
 # Strings that look like names of metrics: paths, tags of videos, and a key of the rendezvous.
 NO_METRICS = {"agreement", "assets", "configs", "docs", "outputs", "rollout", "text_encoder", "vision_encoder"}

@@ -45,6 +45,8 @@ SCORERS = {
     "clip": Entry("hyvideo.models.reward_models.clip_metrics:ClipScorer", "clip/clip-vit-large-patch14"),
     "pickscore": Entry("hyvideo.models.reward_models.clip_metrics:PickScorer", "clip/PickScore_v1"),
     "vlm_judge": Entry("hyvideo.models.reward_models.vlm_judge:VlmJudge", ".", ()),
+    "unified_reward": Entry("hyvideo.models.reward_models.vlm_judge:UnifiedReward", ".", ()),
+    "yes_no": Entry("hyvideo.models.reward_models.vlm_judge:YesNo", ".", ()),
 }
 
 RESERVED = ("name", "root", "device")

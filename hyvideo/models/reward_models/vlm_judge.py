@@ -1,19 +1,19 @@
-"""VLM judge: a vision-language model behind an OpenAI-compatible endpoint that grades videos by a rubric.
+"""VLM judge: a vision-language model behind an OpenAI-compatible endpoint that scores videos.
 
-    score_d = sum_k k p_k / sum_k p_k    k: 1..5; p_k: probability that the grade of dimension d is digit k
-
-Without probabilities the score is the grade in the answer; an invalid answer is a missing reward. The prompt is
-enclosed in delimiters that contain its SHA-256: no text can contain its own hash, so a prompt cannot close them, and
-the same video and prompt give the same request on every rank and in every run.
+A YAML file defines the request, the dimensions and the kind of answer (`judge_answers`); each class has its own. A file
+with a ``question`` sends the frames and this text. Otherwise the request is a rubric, in which the prompt is enclosed
+in delimiters that contain its SHA-256: no text can contain its own hash, so a prompt cannot close them. The same video
+and prompt give the same requests on every rank and in every run. An invalid answer is a missing reward.
 """
 
 import base64
 import hashlib
 import io
 import json
-import math
 import re
-from functools import partial
+import statistics
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 
 import jinja2
@@ -22,10 +22,12 @@ import yaml
 from PIL import Image
 from torch import Tensor
 
-from hyvideo.data.outside import parse_json, quote
+from hyvideo.data.outside import quote
 from hyvideo.data.videos import check_fps, check_video
 from hyvideo.models.chat_endpoint import MALFORMED, ChatEndpoint
+from hyvideo.models.prompt_checks import read_checks
 from hyvideo.models.reward_models.clip_metrics import frame_indices
+from hyvideo.models.reward_models.judge_answers import ANSWERS
 from hyvideo.models.reward_models.rewards import Scorer, ScoreResult, Scores
 
 RUBRIC = Path(__file__).with_suffix(".yaml")
@@ -35,6 +37,7 @@ REQUEST = jinja2.Template(RUBRIC.with_suffix(".jinja").read_text(), undefined=ji
 class VlmJudge(Scorer):
     """Scorer with grades from 1 to 5 in the dimensions of a rubric. Raises ValueError for invalid options."""
 
+    preset = "vlm_judge"  # name of the scorer and of its file
     noise = 1.0  # one grade: on most endpoints, rounding depends on the batch of concurrent requests
 
     def __init__(
@@ -42,8 +45,9 @@ class VlmJudge(Scorer):
         path: object = None,  # unused, like ``device``, because the judge has no local weights
         *,
         device: object = None,
-        rubric: str = str(RUBRIC),
-        num_frames: int = 8,
+        rubric: str = "",  # YAML file; default: the preset's
+        num_frames: int | None = None,  # default: the number in the YAML file
+        checks: str = "",  # CSV file with the checks of each prompt, if the answers are yes or no
         url: str = "",  # this and the following are the options of `ChatEndpoint`
         model: str = "",
         key_env: str = "OPENAI_API_KEY",
@@ -52,59 +56,93 @@ class VlmJudge(Scorer):
         retries: int = 4,
     ):
         limits = {"parallel": parallel, "timeout": timeout, "retries": retries}
-        self.endpoint = ChatEndpoint("vlm_judge", url=url, model=model, key_env=key_env, **limits)
-        if num_frames < 1:
-            raise ValueError(f"vlm_judge: num_frames must be positive, got {num_frames}")
+        self.endpoint = ChatEndpoint(self.preset, url=url, model=model, key_env=key_env, **limits)
+        own = RUBRIC.with_name(f"{self.preset}.yaml")
+        rubric = rubric or str(own)
+        if num_frames is not None and num_frames < 1:
+            raise ValueError(f"{self.preset}: num_frames must be positive, got {num_frames}")
+        self.checks: dict[str, list[str]] = {}
         try:
             self.rubric = yaml.safe_load(Path(rubric).read_text(encoding="utf-8"))
             self.dimensions = tuple(self.rubric["dimensions"])
             if not all(re.fullmatch("[A-Za-z_]+", name) for name in self.dimensions or " "):
                 raise ValueError("the name of a dimension must consist of letters and underscores")
-            self.num_frames = num_frames
-            self._request(torch.zeros(1, 3, 8, 8, dtype=torch.uint8), "", 1.0)
+            self.answer = self.rubric.get("answer", "grades")
+            self.read = partial(ANSWERS[self.answer], dimensions=self.dimensions)
+            self.num_frames = num_frames or int(self.rubric.get("num_frames", 8))
+            if self.answer != "grades" and not re.search(r"\{(prompt|check)\}", self.rubric["question"]):
+                raise ValueError("the question must contain {prompt} or {check}")
+            self._request(partial(self._frames, torch.zeros(1, 3, 8, 8, dtype=torch.uint8), 1.0), "", *self._checks(""))
         except (OSError, yaml.YAMLError, RecursionError, jinja2.TemplateError, *MALFORMED) as error:
-            raise ValueError(f"vlm_judge: rubric {quote(rubric)} must be like {RUBRIC.name}: {error!r}") from error
+            raise ValueError(f"{self.preset}: rubric {quote(rubric)} must be like {own.name}: {error!r}") from error
+        if checks and self.answer != "yes_no":
+            raise ValueError(f"{self.preset} asks no checks, got checks {quote(checks)}; use the scorer yes_no")
+        self.checks = read_checks(checks) if checks else self.checks
+
+    def check_prompts(self, prompts: list[str]) -> None:
+        """Raise ValueError if the file of checks has none for one of the prompts."""
+        if missing := [prompt for prompt in prompts if self.checks and prompt not in self.checks]:
+            lacks = f"lacks those of {len(missing)} of {len(prompts)} prompts, such as {quote(missing[0])}"
+            raise ValueError(f"the file of checks {lacks}; add them with python -m scripts.prepare_checks")
 
     def score(self, videos: list[Tensor], prompts: list[str], *, fps: float) -> list[ScoreResult]:
-        """Return the scores of each video, or the reason why they are missing."""
-        requests = [partial(self._request, video, prompt, fps) for video, prompt in zip(videos, prompts)]
-        return [ScoreResult(scores or {}, reason) for scores, reason in self.endpoint.ask(requests, self._scores)]
+        """Return the scores of each video, means over its answers, or the reason why they are missing."""
+        requests = []
+        for video, prompt in zip(videos, prompts):
+            frames = cache(partial(self._frames, video, fps))  # encoded once, for the first request
+            requests += [partial(self._request, frames, prompt, check) for check in self._checks(prompt)]
+        # A single token is an answer that ends with `length`.
+        ends = ("stop", "length") if self.answer == "yes_no" else ("stop",)
+        answers = iter(self.endpoint.ask(requests, self.read, ends))
+        return [_mean([next(answers) for _ in self._checks(prompt)]) for prompt in prompts]
 
-    def _request(self, video: Tensor, prompt: str, fps: float) -> str:
-        """Return the JSON of a request, with the task, the rubric, the frames and the prompt."""
+    def _checks(self, prompt: str) -> list[str]:
+        """Return the check of each request for a video of the prompt."""
+        if self.answer != "yes_no":
+            return [""]
+        return self.checks.get(prompt) or [self.rubric["check"].replace("{prompt}", prompt)]
+
+    def _frames(self, video: Tensor, fps: float) -> tuple[list[str], float]:
+        """Return JPEG files of the frames, in base64, and the seconds of the video."""
         check_video(video), check_fps(fps)
-        frames = []
-        for frame in video[frame_indices(len(video), self.num_frames)].permute(0, 2, 3, 1).cpu().numpy():
+        rows, encoded = frame_indices(len(video), self.num_frames), []
+        if self.rubric.get("frame_index") == "floor":
+            rows = [i * len(video) // self.num_frames for i in range(self.num_frames)]
+        for frame in video[rows].permute(0, 2, 3, 1).cpu().numpy():
             Image.fromarray(frame).save(file := io.BytesIO(), "jpeg", quality=95)
-            frames.append(base64.b64encode(file.getvalue()).decode())
-        mark = f"prompt-{hashlib.sha256(prompt.encode()).hexdigest()}"
-        text = REQUEST.render(self.rubric, frames=frames, prompt=prompt, seconds=len(video) / fps, mark=mark)
-        fields = json.loads(text) | {"model": self.endpoint.model} | self.rubric.get("request", {})
+            encoded.append(base64.b64encode(file.getvalue()).decode())
+        return encoded, len(video) / fps
+
+    def _request(self, encoded: Callable[[], tuple[list[str], float]], prompt: str, check: str) -> str:
+        """Return the JSON of a request, with the task, the frames, the prompt and the check."""
+        frames, seconds = encoded()
+        if "question" in self.rubric:
+            words = {"{prompt}": prompt, "{check}": check}
+            text = re.sub(r"\{(prompt|check)\}", lambda match: words[match[0]], self.rubric["question"])
+            images = [f"data:image/jpeg;base64,{frame}" for frame in frames]
+            content = [{"type": "image_url", "image_url": {"url": image}} for image in images]
+            fields = {"messages": [{"role": "user", "content": [*content, {"type": "text", "text": text}]}]}
+        else:
+            mark = f"prompt-{hashlib.sha256(prompt.encode()).hexdigest()}"
+            fields = json.loads(REQUEST.render(self.rubric, frames=frames, prompt=prompt, seconds=seconds, mark=mark))
+        fields |= {"model": self.endpoint.model} | self.rubric.get("request", {})
         return json.dumps({name: value for name, value in fields.items() if value is not None})
 
-    def _scores(self, choice: dict) -> Scores:
-        """Return the scores in a chat completion. Raises one of ``MALFORMED`` for an invalid answer."""
-        message, logprobs = choice["message"], choice.get("logprobs") or {}
-        text = (message["content"] or "").strip().removeprefix("```json").strip("`\n ")
-        stated = parse_json(text) if text[:1] + text[-1:] == "{}" else {}
-        if {*stated} != {*self.dimensions} or not all(type(k) is int and 1 <= k <= 5 for k in stated.values()):
-            raise ValueError(
-                f"an answer must have grades from 1 to 5 for exactly {', '.join(self.dimensions)}, got {message!r}"
-            )
-        return expected(stated, logprobs.get("content") or [])
+
+class UnifiedReward(VlmJudge):
+    """Scorer of Alignment, Physics and Style from 1 to 5 by UnifiedReward-2.0."""
+
+    preset = "unified_reward"
 
 
-def expected(stated: Scores, tokens: list[dict]) -> Scores:
-    """Return each grade's expectation over the token's alternatives; the stated grade if the tokens do not match it."""
-    digits = [token for token in tokens if re.fullmatch(r"\s*[1-5]\s*", token["token"])]
-    if [int(token["token"]) for token in digits] != [*stated.values()]:
-        digits = [{}] * len(stated)
-    scores = {}
-    for (name, grade), token in zip(stated.items(), digits):
-        shares = dict.fromkeys("12345", 0.0)
-        for alternative in token.get("top_logprobs") or []:
-            if (digit := alternative["token"].strip()) in shares:
-                shares[digit] += math.exp(alternative["logprob"])
-        total = sum(shares.values())
-        scores[name] = sum(int(k) * share for k, share in shares.items()) / total if total > 0 else float(grade)
-    return scores
+class YesNo(VlmJudge):
+    """Scorer of the share of a prompt's checks that hold, by their probability."""
+
+    preset, noise = "yes_no", 0.1
+
+
+def _mean(answers: list[tuple[Scores | None, str]]) -> ScoreResult:
+    """Return the mean scores of the answers about one video; they are missing if one answer is."""
+    if reason := next((reason for scores, reason in answers if scores is None), ""):
+        return ScoreResult({}, reason)
+    return ScoreResult({name: statistics.fmean(scores[name] for scores, _ in answers) for name in answers[0][0]}, "")

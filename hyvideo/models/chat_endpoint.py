@@ -25,6 +25,7 @@ MAX_CONNECT_S = 10.0
 class ChatEndpoint:
     """Endpoint that answers several requests at a time. Raises ValueError, naming ``user``, for invalid options."""
 
+    ends = ("stop",)  # valid values of finish_reason
     backoff = 1.0  # seconds before the first retry, at most doubled each time, or as long as the endpoint requests
 
     def __init__(
@@ -53,20 +54,15 @@ class ChatEndpoint:
         # Printed at process exit, or when the endpoint is no longer used.
         weakref.finalize(self, lambda cost: print(f"{user} {model}:", cost, file=sys.stderr), self.cost)
 
-    def ask(
-        self,
-        requests: Sequence[Callable[[], str]],
-        read: Callable[[dict], T],
-        ends: Sequence[str] = ("stop",),  # valid values of finish_reason
-    ) -> list[tuple[T | None, str]]:
+    def ask(self, requests: Sequence[Callable[[], str]], read: Callable[[dict], T]) -> list[tuple[T | None, str]]:
         """Send requests, and return what ``read`` makes of each completion, or None with the reason of the failure.
 
         Each request is a function that returns JSON, so that at most ``parallel`` of them are in memory. ``read``
         receives the completion's first choice and raises one of ``MALFORMED`` if it is invalid.
         """
-        return asyncio.run(self._ask(requests, read, ends))
+        return asyncio.run(self._ask(requests, read))
 
-    async def _ask(self, requests: Sequence[Callable[[], str]], read: Callable[[dict], T], ends: Sequence[str]):
+    async def _ask(self, requests: Sequence[Callable[[], str]], read: Callable[[dict], T]):
         slots = asyncio.Semaphore(self.parallel)
 
         async def result(request: Callable[[], str]) -> tuple[T | None, str]:
@@ -77,7 +73,7 @@ class ChatEndpoint:
                         answer = await _read_answer(response)
                 if response.status_code != 200:
                     raise ValueError(f"status {response.status_code}: {answer.decode(errors='replace')}")
-                return read(self._choice(parse_json(answer), ends)), ""
+                return read(self._choice(parse_json(answer))), ""
             except (TimeoutError, httpx.HTTPError, *MALFORMED) as error:
                 return None, shorten(describe_error(error).replace(self._key or "\0", "***"), 500)
 
@@ -90,13 +86,13 @@ class ChatEndpoint:
         async with httpx.AsyncClient(transport=transport, headers=headers, timeout=limits) as client:
             return await asyncio.gather(*map(result, requests))
 
-    def _choice(self, answer: dict, ends: Sequence[str]) -> dict:
+    def _choice(self, answer: dict) -> dict:
         """Return the first choice of a chat completion, and count its tokens."""
         for name in ("prompt_tokens", "completion_tokens"):
             count = usage.get(name) if isinstance(usage := answer.get("usage"), dict) else 0
             self.cost[name] += count if isinstance(count, int) else 0
-        if "choices" not in answer or answer["choices"][0]["finish_reason"] not in ends:
-            raise ValueError(f"finish_reason of a chat completion must be {' or '.join(ends)}, got {answer!r}")
+        if "choices" not in answer or answer["choices"][0]["finish_reason"] not in self.ends:
+            raise ValueError(f"finish_reason of a chat completion must be {' or '.join(self.ends)}, got {answer!r}")
         return answer["choices"][0]
 
 

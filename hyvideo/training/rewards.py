@@ -54,18 +54,16 @@ class GroupRewards:
         numbers = [index.number(self.group_size) for index in indices]
         local = {numbers[row]: reward for row, reward in rewards.items()}
         dimensions, in_order = merge_rewards(local, self.num_rollouts, self.mesh)
-        totals = self._normalized(in_order, dimensions) if self.is_normalized else in_order[:, 0]
+        totals = in_order[:, 0]
+        if self.is_normalized:
+            weights = {name: weight for name, weight in self.scorer.weights.items() if weight and name in dimensions}
+            scores = in_order[:, [1 + dimensions.index(name) for name in weights]]
+            scores[~totals.isfinite()] = math.nan
+            totals = normalized_rewards(scores, scores.new_tensor([*weights.values()]), self.group_size)
         advantages = group_advantages(totals, self.group_size, clip=self.clip) * self.weight
         metrics = reward_metrics(in_order, advantages, self.group_size, dimensions)
         metrics |= overall({name: metrics[f"reward/{name}"] for name in dimensions}, "reward/Overall")
         return advantages[numbers].float(), metrics
-
-    def _normalized(self, rewards: Tensor, dimensions: list[str]) -> Tensor:
-        """Return the rewards with each weighted dimension normalized within its group; ``rewards`` as merged."""
-        weights = {name: weight for name, weight in self.scorer.weights.items() if weight and name in dimensions}
-        scores = rewards[:, [1 + dimensions.index(name) for name in weights]]
-        scores = torch.where(rewards[:, :1].isfinite(), scores, torch.nan)
-        return normalized_rewards(scores, scores.new_tensor([*weights.values()]), self.group_size)
 
     def check_failed_rewards(
         self, metrics: dict[str, float], rewards: dict[int, Reward], iteration: int, *, divergence: str = ""
@@ -101,7 +99,7 @@ def merge_rewards(local: dict[int, Reward], num_rewards: int, mesh: Mesh) -> tup
 
 def make_async_scorer(config: Config, device: torch.device, scorers: dict[str, Scorer] | None = None) -> AsyncScorer:
     """Return the scorer of a run, from ``scorers`` or the settings. Raises ValueError for invalid options."""
-    settings = config.reward
+    settings, options = config.reward, reward_options(config.reward)
     make = partial(
         AsyncScorer,
         retries=settings.reward_retries,
@@ -110,28 +108,26 @@ def make_async_scorer(config: Config, device: torch.device, scorers: dict[str, S
         device=device,
         deadline=config.distributed.reward_deadline if world_size() > 1 else None,
     )
-    names, held_out = settings.held_out_reward_model if config.data.valid_video_csv else [], None
-    if names:
-        loaded = _load_scorers(names, settings, config.model.pretrained_model_root, device)
-        held_out = make(loaded, {}, offload=True, is_held_out=True)
+
+    def load(names: Sequence[str]) -> dict[str, Scorer]:
+        return {
+            name: make_scorer(name, config.model.pretrained_model_root, device=device, **options[name])
+            for name in names
+        }
+
+    measuring = settings.held_out_reward_model if config.data.valid_video_csv else []
+    held_out = make(load(measuring), {}, offload=True, is_held_out=True) if measuring else None
     if scorers is None:
-        scorers = _make_scorers(settings, config.model.pretrained_model_root, device)
+        scorers = _remote_scorer(settings) if settings.remote_reward_url else load(settings.reward_model)
     return make(scorers, config.reward_weights, offload=settings.reward_offload, held_out=held_out)
 
 
-def _make_scorers(settings: RewardSettings, root: str, device: torch.device) -> dict[str, Scorer]:
-    if settings.remote_reward_url:
-        from hyvideo.models.reward_models.service.client import RemoteScorer
+def _remote_scorer(settings: RewardSettings) -> dict[str, Scorer]:
+    from hyvideo.models.reward_models.service.client import RemoteScorer
 
-        urls = [url.strip() for url in settings.remote_reward_url.split(",")]
-        token = os.environ.get("REWARD_SERVER_TOKEN")
-        return {"remote": RemoteScorer(urls, token=token, timeout=settings.remote_reward_timeout)}
-    return _load_scorers(settings.reward_model, settings, root, device)
-
-
-def _load_scorers(names: Sequence[str], settings: RewardSettings, root: str, device: torch.device) -> dict[str, Scorer]:
-    options = reward_options(settings)
-    return {name: make_scorer(name, root, device=device, **options[name]) for name in names}
+    urls, token = settings.remote_reward_url.split(","), os.environ.get("REWARD_SERVER_TOKEN")
+    options = {"token": token, "timeout": settings.remote_reward_timeout}
+    return {"remote": RemoteScorer([url.strip() for url in urls], **options)}
 
 
 def try_scorers(scorer: AsyncScorer, data: DataSettings, prompt: str) -> None:

@@ -70,14 +70,10 @@ class PlannedRun:
     @property
     def reward_bytes(self) -> float:
         """Bytes of the scorers' weights while they are on the GPU; 0 with a reward service."""
-        return 0.0 if self.config.reward.remote_reward_url else self._bytes_of(self.config.reward.reward_model)
+        return 0.0 if self.config.reward.remote_reward_url else self.scorer_bytes(self.config.reward.reward_model)
 
-    @property
-    def held_out_bytes(self) -> float:
-        """Bytes of the held-out scorers' weights, which are on the GPU only while they score a validation."""
-        return self._bytes_of(self.config.reward.held_out_reward_model)
-
-    def _bytes_of(self, scorers: list[str]) -> float:
+    def scorer_bytes(self, scorers: list[str]) -> float:
+        """Return the bytes of the scorers' weights."""
         sizes = _SCORERS | {"videoalign": _VIDEOALIGN[self.config.reward.reward_precision]}
         return sum(sizes.get(name, 0.0) for name in scorers)
 

@@ -122,23 +122,16 @@ class AsyncScorer:
         """Score a batch and wait for its rewards."""
         return self.collect([self.submit(videos, prompts, fps=fps)])
 
-    def measure(
-        self,
-        videos: list[Tensor | None],
-        prompts: list[str],
-        *,
-        fps: float,
-        may_end: Callable[[bool], bool] = bool,  # as in `collect`
-    ) -> list[Reward]:
-        """Score videos also with the held-out scorers. Their failures make only their own scores missing."""
-        rewards = [self.submit(videos, prompts, fps=fps)]
+    def measure(self, *batch: list, fps: float, may_end: Callable[[bool], bool] = bool) -> list[Reward]:
+        """Score a batch also with the held-out scorers, whose failures make only their own scores missing."""
+        pending = [scorer.submit(*batch, fps=fps) for scorer in (self, self.held_out_scorers) if scorer]
+        together = self.collect(pending, may_end)
         if not self.held_out_scorers:
-            return self.collect(rewards, may_end)
-        together = self.collect([*rewards, self.held_out_scorers.submit(videos, prompts, fps=fps)], may_end)
-        rewards, others = together[: len(videos)], together[len(videos) :]
+            return together
+        rewards, others = together[: len(batch[0])], together[len(batch[0]) :]
         if reasons := [other.reason for other in others if other.reason]:
-            message = f"{len(reasons)} of {len(others)} videos lack held-out scores; first reason: {reasons[0]}"
-            print(f"\n{message}", file=sys.stderr, flush=True)
+            lacking = f"{len(reasons)} of {len(others)} videos lack held-out scores"
+            print(f"\n{lacking}; first reason: {reasons[0]}", file=sys.stderr, flush=True)
         return [replace(reward, scores=reward.scores | other.scores) for reward, other in zip(rewards, others)]
 
     def check_prompts(self, prompts: Iterable[str], validated: Iterable[str] = ()) -> None:

@@ -1,16 +1,15 @@
-"""Scores in the answers of a vision-language model, one function per kind of answer.
+"""Scores in a choice of a chat completion, by kind of answer. Invalid answers raise one of ``MALFORMED``.
 
     grades    JSON with a whole number from 1 to 5 for each dimension:  sum_k k p_k / sum_k p_k,  p_k: P(digit k)
     text      one line "NAME Score (1-5): NUMBER" for each dimension, as UnifiedReward-2.0 answers
     yes_no    one word:  P(yes) / (P(yes) + P(no))
 
-Without probabilities the score is the stated grade, or 1 for yes and 0 for no. The functions receive a choice of a chat
-completion and the names of the dimensions. They raise one of ``MALFORMED`` for an invalid answer.
+Without probabilities the score is the stated grade, or 1 for yes and 0 for no.
 """
 
 import math
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 from hyvideo.data.outside import parse_json
 from hyvideo.models.reward_models.rewards import Scores
@@ -67,11 +66,7 @@ def yes_probability(choice: dict, dimensions: Sequence[str]) -> Scores:
     return {name: float(stated == "yes")}
 
 
-ANSWERS: dict[str, Callable[[dict, Sequence[str]], Scores]] = {
-    "grades": grades,
-    "text": text_scores,
-    "yes_no": yes_probability,
-}
+ANSWERS = {"grades": grades, "text": text_scores, "yes_no": yes_probability}
 
 
 def _tokens(choice: dict) -> list[dict]:

@@ -78,6 +78,8 @@ class VlmJudge(Scorer):
         if checks and self.answer != "yes_no":
             raise ValueError(f"{self.preset} asks no checks, got checks {quote(checks)}; use the scorer yes_no")
         self.checks = read_checks(checks) if checks else self.checks
+        if self.answer == "yes_no":
+            self.endpoint.ends = ("stop", "length")  # an answer of one token ends with `length`
 
     def check_prompts(self, prompts: list[str]) -> None:
         """Raise ValueError if the file of checks has none for one of the prompts."""
@@ -91,9 +93,7 @@ class VlmJudge(Scorer):
         for video, prompt in zip(videos, prompts):
             frames = cache(partial(self._frames, video, fps))  # encoded once, for the first request
             requests += [partial(self._request, frames, prompt, check) for check in self._checks(prompt)]
-        # A single token is an answer that ends with `length`.
-        ends = ("stop", "length") if self.answer == "yes_no" else ("stop",)
-        answers = iter(self.endpoint.ask(requests, self.read, ends))
+        answers = iter(self.endpoint.ask(requests, self.read))
         return [_mean([next(answers) for _ in self._checks(prompt)]) for prompt in prompts]
 
     def _checks(self, prompt: str) -> list[str]:

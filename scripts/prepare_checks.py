@@ -17,9 +17,7 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path, help="CSV file to write, or to complete")
     parser.add_argument("--url", required=True, help="address of the endpoint: https://HOST/v1")
     parser.add_argument("--model", required=True, help="name of the model")
-    parser.add_argument(
-        "--key_env", default="OPENAI_API_KEY", help="variable of the API key; '' sends none (%(default)s)"
-    )
+    parser.add_argument("--key_env", default="OPENAI_API_KEY", help="variable of the key; '' sends none (%(default)s)")
     args = parser.parse_args()
 
     from hyvideo.data.prompts import read_requests, read_rows

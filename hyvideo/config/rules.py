@@ -262,9 +262,8 @@ def reward_problems(reward: RewardSettings) -> Problems:
             got = ", ".join(map(quote, unknown))
             yield f"{setting} must be one of {names} or FILE.py:CLASS, got {got}{hint and '; ' + hint}"
     named = [*reward.reward_model, *reward.held_out_reward_model]
-    if twice := sorted({name for name in named if named.count(name) > 1}):
-        both = "reward_model and held_out_reward_model together" if reward.held_out_reward_model else "reward_model"
-        yield f"{both} must name each scorer once, got {', '.join(twice)} more than once; remove one"
+    if len(set(named)) < len(named):
+        yield f"reward_model and held_out_reward_model must name each scorer once, got {', '.join(named)}"
     for name in reward.loaded_scorers:
         yield from problem_of(lambda name=name: ":" in name and scorer_class(name))
     if reward.score_between_stages and not (reward.reward_offload or reward.remote_reward_url):

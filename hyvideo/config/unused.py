@@ -64,10 +64,7 @@ NFT = Unused("objective grpo", lambda c, n: c.loss.objective != "nft")
 RATIO = Unused("objective nft, which has no ratio", lambda c, n: c.loss.objective == "nft")
 CHECK = Unused("gate_interval 0", lambda c, n: c.loss.gate_interval == 0)
 SERVICE = Unused("no remote_reward_url", lambda c, n: not c.reward.remote_reward_url)
-SCORERS = Unused(
-    "remote_reward_url: reward services replace the scorers",
-    lambda c, n: bool(c.reward.remote_reward_url and not c.reward.held_out_reward_model),
-)
+SCORERS = Unused("remote_reward_url: reward services replace the scorers", lambda c, n: not c.reward.loaded_scorers)
 VIDEOALIGN = (SCORERS, Unused("no videoalign", lambda c, n: "videoalign" not in c.reward.loaded_scorers))
 ONE_REWARD = Unused("one weighted dimension", lambda c, n: sum(map(bool, c.reward_weights.values())) == 1)
 TILES = Unused("vae_tile_size 0", lambda c, n: c.model.vae_tile_size == 0)

@@ -62,7 +62,7 @@ from hyvideo.config.settings import Config
         ({"reward_model": ["miniture"]}, "got 'miniture'; did you mean miniature\\?"),
         ({"reward_model": ["miniature", "miniature"]}, "each scorer once"),
         ({"held_out_reward_model": ["beauty"]}, "held_out_reward_model must be one of .*, got 'beauty'$"),
-        ({"held_out_reward_model": ["miniature"]}, "together must name each scorer once, got miniature more than once"),
+        ({"held_out_reward_model": ["miniature"]}, "each scorer once, got miniature, miniature$"),
         ({"score_between_stages": True}, "score_between_stages needs reward_offload true, .*, got false"),
         ({"reward_weights": "{VQ"}, "reward_weights must be"),
         ({"reward_weights": '{"VQ": 0}'}, "at least one of them not 0"),

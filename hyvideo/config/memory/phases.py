@@ -96,7 +96,8 @@ def memory(run: PlannedRun) -> Memory:
     if validation := run.validation:
         sampling = activations.inference_bytes(validation, validation.settings.batch_size)
         decoding = states.decoding_bytes(validation)
-        held_out = {"held-out reward models": run.scorer_bytes(settings.held_out_reward_model)}
+        measuring = run.with_settings(reward_model=settings.held_out_reward_model, remote_reward_url="")
+        held_out = {"held-out reward models": measuring.reward_bytes}
         parts = {"activations": sampling} | gathered, {"decoding": decoding} | vae, scoring | held_out
         phases["validation"] = max(parts, key=lambda items: sum((resident | items).values()))
     counted = {phase: resident | items for phase, items in phases.items()}

@@ -70,12 +70,11 @@ class PlannedRun:
     @property
     def reward_bytes(self) -> float:
         """Bytes of the scorers' weights while they are on the GPU; 0 with a reward service."""
-        return 0.0 if self.config.reward.remote_reward_url else self.scorer_bytes(self.config.reward.reward_model)
-
-    def scorer_bytes(self, scorers: list[str]) -> float:
-        """Return the bytes of the scorers' weights."""
-        sizes = _SCORERS | {"videoalign": _VIDEOALIGN[self.config.reward.reward_precision]}
-        return sum(sizes.get(name, 0.0) for name in scorers)
+        reward = self.config.reward
+        if reward.remote_reward_url:
+            return 0.0
+        sizes = _SCORERS | {"videoalign": _VIDEOALIGN[reward.reward_precision]}
+        return sum(sizes.get(name, 0.0) for name in reward.reward_model)
 
     @property
     def has_images(self) -> bool:

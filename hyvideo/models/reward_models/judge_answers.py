@@ -24,7 +24,7 @@ def grades(choice: dict, dimensions: Sequence[str]) -> Scores:
     stated = parse_json(text) if text[:1] + text[-1:] == "{}" else {}
     if {*stated} != {*dimensions} or not all(type(k) is int and 1 <= k <= 5 for k in stated.values()):
         raise ValueError(f"an answer must have grades from 1 to 5 for exactly {', '.join(dimensions)}, got {message!r}")
-    return expected(stated, _tokens(choice))
+    return expected(stated, (choice.get("logprobs") or {}).get("content") or [])
 
 
 def expected(stated: Scores, tokens: list[dict]) -> Scores:
@@ -52,13 +52,13 @@ def text_scores(choice: dict, dimensions: Sequence[str]) -> Scores:
 
 def yes_probability(choice: dict, dimensions: Sequence[str]) -> Scores:
     """Return the probability of yes among yes and no."""
-    (name,), tokens = dimensions, _tokens(choice)
+    (name,), tokens = dimensions, (choice.get("logprobs") or {}).get("content")
     if tokens and tokens[0].get("top_logprobs"):
         shares = _shares(tokens[0], ("yes", "no"))
         total = sum(shares.values())
         if not total >= MIN_YES_OR_NO:
-            got = f"{total:.3f} for {tokens[0]['token']!r}"
-            raise ValueError(f"the probabilities of yes and no must add up to at least {MIN_YES_OR_NO}, got {got}")
+            rule = f"the probabilities of yes and no must add up to at least {MIN_YES_OR_NO}"
+            raise ValueError(f"{rule}, got {total:.3f} for {tokens[0]['token']!r}")
         return {name: shares["yes"] / total}
     stated = (choice["message"]["content"] or "").strip(" \n.").lower()
     if stated not in ("yes", "no"):
@@ -67,10 +67,6 @@ def yes_probability(choice: dict, dimensions: Sequence[str]) -> Scores:
 
 
 ANSWERS = {"grades": grades, "text": text_scores, "yes_no": yes_probability}
-
-
-def _tokens(choice: dict) -> list[dict]:
-    return (choice.get("logprobs") or {}).get("content") or []
 
 
 def _shares(token: dict, words: Collection[str]) -> dict[str, float]:

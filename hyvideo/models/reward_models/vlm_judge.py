@@ -61,7 +61,7 @@ class VlmJudge(Scorer):
         rubric = rubric or str(own)
         if num_frames is not None and num_frames < 1:
             raise ValueError(f"{self.preset}: num_frames must be positive, got {num_frames}")
-        self.checks: dict[str, list[str]] = {}
+        self.checks = read_checks(checks) if checks else {}
         try:
             self.rubric = yaml.safe_load(Path(rubric).read_text(encoding="utf-8"))
             self.dimensions = tuple(self.rubric["dimensions"])
@@ -77,7 +77,6 @@ class VlmJudge(Scorer):
             raise ValueError(f"{self.preset}: rubric {quote(rubric)} must be like {own.name}: {error!r}") from error
         if checks and self.answer != "yes_no":
             raise ValueError(f"{self.preset} asks no checks, got checks {quote(checks)}; use the scorer yes_no")
-        self.checks = read_checks(checks) if checks else self.checks
         if self.answer == "yes_no":
             self.endpoint.ends = ("stop", "length")  # an answer of one token ends with `length`
 
@@ -119,9 +118,9 @@ class VlmJudge(Scorer):
         if "question" in self.rubric:
             words = {"{prompt}": prompt, "{check}": check}
             text = re.sub(r"\{(prompt|check)\}", lambda match: words[match[0]], self.rubric["question"])
-            images = [f"data:image/jpeg;base64,{frame}" for frame in frames]
-            content = [{"type": "image_url", "image_url": {"url": image}} for image in images]
-            fields = {"messages": [{"role": "user", "content": [*content, {"type": "text", "text": text}]}]}
+            urls = [{"url": f"data:image/jpeg;base64,{frame}"} for frame in frames]
+            content = [*({"type": "image_url", "image_url": url} for url in urls), {"type": "text", "text": text}]
+            fields = {"messages": [{"role": "user", "content": content}]}
         else:
             mark = f"prompt-{hashlib.sha256(prompt.encode()).hexdigest()}"
             fields = json.loads(REQUEST.render(self.rubric, frames=frames, prompt=prompt, seconds=seconds, mark=mark))

@@ -193,6 +193,6 @@ def test_check_reward_passes_a_stable_endpoint(name, endpoint):
 
     trial = Trial(CLIP, "a red circle", 8.0, "a blue square")
     found = {check.name: check.state for check in check_scorer(preset(name, endpoint(answer)), trial)}
-    assert set(found.values()) == {"ok"} and len(found) == 7
+    assert set(found.values()) == {"ok"} and len(found) >= 7
     broken = check_scorer(preset(name, endpoint(completion("I cannot"))), trial)
     assert has_failed(broken)

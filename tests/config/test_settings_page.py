@@ -15,11 +15,8 @@ All settings of `post_train.py`. Each is a flag and a line of the YAML file for 
 reference that have another name here: [reference_flags.md](reference_flags.md). This page is generated from
 `hyvideo/config/sections.py` by `python -m pytest tests/config/test_settings_page.py --regenerate`.
 
-| affects | meaning | changed value on resume |
-|---|---|---|
-| learning | samples, rewards or updates | error, unless `allow_changed_settings` is true |
-| layout | how the rollouts of an iteration are distributed | accepted if their number stays |
-| machine, records, start | speed, memory and duration; saved outputs; this start of the program only | accepted |
+*Affects* states what a setting changes. On resume, another value is an error for *learning*, unless
+`allow_changed_settings` is true; accepted for *layout* if the number of rollouts stays; and accepted for the others.
 """
 
 

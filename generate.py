@@ -270,9 +270,9 @@ def main() -> int:
     options = parse()
     try:
         run(options)
-    except ValueError as error:
+    except (ValueError, OSError, FloatingPointError) as error:
         print(f"generate.py: {shorten(with_flags(str(error), options.flags))}", file=sys.stderr)
-        return 2
+        return 2 if isinstance(error, ValueError) else 1
     return 0
 
 

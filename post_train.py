@@ -7,6 +7,7 @@ Slow imports such as torch come after the settings have been checked.
 import re
 import shlex
 import sys
+from collections.abc import Collection
 from contextlib import ExitStack
 
 import yaml
@@ -48,6 +49,12 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
     except ValueError as error:  # user errors; later errors keep their traceback
         processes.wait_for_rank_0()
         print(f"post_train.py: {shorten(with_flags(str(error), command.flags))}", file=sys.stderr)
+        if not command.has_file:
+            print(
+                "without --config, a run trains HunyuanVideo-1.5 on several GPUs; the miniature needs no download: "
+                "post_train.py --config configs/miniature.yaml",
+                file=sys.stderr,
+            )
         return 2
 
     from hyvideo.distributed import mesh as ranks
@@ -99,11 +106,13 @@ def show(command: CommandLine) -> None:
         print(line)
 
 
-def print_plan(config: Config, world_size: int, cost: list[str]) -> None:
-    """Print the plan of the run, the lines on its ``cost``, and the settings that have no effect."""
-    plan = make_plan(config, world_size)
-    ignored = labelled("ignored settings", settings_without_effect(config, plan, world_size))
-    print("\n".join([describe(config, plan), *cost, *ignored]))
+def print_plan(config: Config, world_size: int, cost: list[str], given: Collection[str] | None = None) -> None:
+    """Print the plan of the run, the lines on its ``cost``, and the settings, among ``given``, that have no effect."""
+    plan, ignored = make_plan(config, world_size), []
+    for sentence in settings_without_effect(config, plan, world_size):
+        names = re.findall(r"\w+", sentence.partition(": ")[0])
+        ignored += [sentence] if given is None or {*names} & {*given} else []
+    print("\n".join([describe(config, plan), *cost, *labelled("ignored settings", ignored)]))
 
 
 def print_start(command: CommandLine, trainer) -> None:
@@ -113,7 +122,8 @@ def print_start(command: CommandLine, trainer) -> None:
 
     config, world_size, device = command.config, trainer.mesh.world_size, trainer.device
     trained = trainer.policy.parameters
-    print_plan(config, world_size, start_lines(trainer.config, world_size, device.type, gpu_memory(device)))
+    cost = start_lines(trainer.config, world_size, device.type, gpu_memory(device))
+    print_plan(config, world_size, cost, command.flags)
     print(f"training               {sum(p.numel() for p in trained) / 1e6:.2f} million parameters on {device}")
     kernel, rejected = trainer.attention
     name = "chosen by torch" if kernel == "torch" else f"{kernel} kernel"

@@ -27,7 +27,7 @@ NNODES="${#nodes[@]}"
 MASTER_ADDR="${MASTER_ADDR:-${nodes[0]#*@}}"
 MASTER_PORT="${MASTER_PORT:-29500}"
 RDZV_ID="${RDZV_ID:-grpo-$(date +%s)-$$}"
-export NODES NNODES MASTER_ADDR MASTER_PORT RDZV_ID
+export LAUNCHER=run_post_train_multinode.sh NODES NNODES MASTER_ADDR MASTER_PORT RDZV_ID
 
 # Set up once here; on a shared file system the nodes would otherwise do it at the same time.
 [ "${SKIP_SETUP:-0}" = 1 ] || source scripts/setup.sh

@@ -197,7 +197,7 @@ def test_print_config_works_without_gpus_and_checkpoints(program, tmp_path, how)
     assert "rollouts per iteration 8 = 2 prompts x 4" in result.stdout and "- assets/prompts/train.csv" in result.stdout
     missing = result.stdout[result.stdout.index("missing on this host") :].splitlines()
     assert "got './ckpts': it does not exist" in missing[0]
-    assert "8 processes need 8 GPUs, found 0; device auto would use the CPU" in missing[1]
+    assert "8 GPUs needed, one per process; found 0; device auto would use the CPU" in missing[1]
     assert list(tmp_path.iterdir()) == []
 
 

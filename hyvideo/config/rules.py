@@ -1,9 +1,9 @@
 """Rules that settings must satisfy: functions that yield a message for every violation, without importing torch."""
 
+import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from hyvideo.config.sections import (
     TrustRegionSettings,
 )
 from hyvideo.config.settings import REWARD_PRESETS, TRAITS, Config, eta_of, flat_weights
-from hyvideo.data.outside import nearest, parse_json, quote
+from hyvideo.data.outside import counted, nearest, parse_json, quote
 from hyvideo.data.prompts import check_prompt
 from hyvideo.models.reward_models.rewards import ROW_KEYS, SCORERS, SERVICE_ATTEMPTS, scorer_class
 from hyvideo.models.versions import version_defaults
@@ -84,7 +84,7 @@ def check_ranges(settings: Mapping[str, Any]) -> None:
 
 
 def _raise(*problems: Iterable[str]) -> None:
-    if message := "\n".join(dict.fromkeys(chain.from_iterable(problems))):
+    if message := "\n".join(dict.fromkeys(itertools.chain.from_iterable(problems))):
         raise ValueError(message)
 
 
@@ -112,9 +112,10 @@ def range_problems(values: Mapping[str, Any]) -> Problems:
 def layout_problems(world_size: int, sp_size: int, dp_replicate: int = 1) -> Problems:
     """Yield why this layout of ranks is not possible, and the possible values."""
     if world_size % sp_size:
+        possible = f"possible values: {_divisors(world_size)}"
         yield (
-            f"sp_size must divide the number of processes, got sp_size {sp_size} and {world_size} processes; "
-            f"possible values: {_divisors(world_size)}"
+            f"sp_size must divide the number of processes, got sp_size {sp_size} and {counted(world_size, 'process')}; "
+            + (f"start {sp_size} with torchrun --nproc_per_node={sp_size}" if world_size == 1 else possible)
         )
     elif world_size % (dp_replicate * sp_size):
         yield (
@@ -144,9 +145,11 @@ def batch_problems(
         return
     batch, group, replicas = rollout.batch_size, rollout.num_generations, world_size // distributed.sp_size
     if (batch * replicas) % group:
+        legal = next(b for b in itertools.count(batch) if (b * replicas) % group == 0 and 0 in (b % group, group % b))
         yield (
-            f"a batch must consist of whole groups: batch_size {batch} x {replicas} replicas = {batch * replicas} "
-            f"is not a multiple of num_generations {group}; change batch_size or num_generations"
+            f"a batch must consist of whole groups: batch_size {batch} x {counted(replicas, 'replica')} = "
+            f"{batch * replicas} is not a multiple of num_generations {group}; use batch_size {legal}, or change "
+            "num_generations"
         )
     elif batch % group and group % batch:
         yield (

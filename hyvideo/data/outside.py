@@ -162,6 +162,11 @@ def quote(text: object, longest: int = 200) -> str:
     return repr(text if len(text) <= longest else f"{text[:longest]}...")
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: 1 process, 2 processes, 1,000 videos."""
+    return f"{number:,} {noun}{'' if number == 1 else 'es' if noun.endswith('s') else 's'}"
+
+
 def shorten(message: str, longest: int = MAX_MESSAGE) -> str:
     """Return a message without its middle if it is long, with control characters escaped."""
     clean = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in message[: 100 * longest])

@@ -65,7 +65,10 @@ def main(arguments: list[str], last_iteration: Callable[[list[str]], int]) -> in
     signal.signal(signal.SIGUSR1, lambda *_: None)
     # A store that survives a restart keeps entries of the previous processes, which make the new ones hang.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    flags = run.parse_args(arguments).training_script_args
+    options = run.parse_args(arguments)
+    if options.nproc_per_node != "1":
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does, without its warning
+    flags = options.training_script_args
     PContext.close.__defaults__ = (None, KILL_AFTER_S)  # when a process fails; a stopped process ignores SIGTERM
     api.LocalElasticAgent = functools.partial(Agent, last_iteration=lambda: last_iteration(flags))
     try:

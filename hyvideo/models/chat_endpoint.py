@@ -52,7 +52,7 @@ class ChatEndpoint:
         self.parallel, self.timeout, self.retries = parallel, timeout, retries
         self.cost = {"requests": 0, "prompt_tokens": 0, "completion_tokens": 0}
         # Printed at process exit, or when the endpoint is no longer used.
-        weakref.finalize(self, lambda cost: print(f"{user} {model}:", cost, file=sys.stderr), self.cost)
+        weakref.finalize(self, _print_cost, f"{user} {model}", self.cost)
 
     def ask(self, requests: Sequence[Callable[[], str]], read: Callable[[dict], T]) -> list[tuple[T | None, str]]:
         """Send requests, and return what ``read`` makes of each completion, or None with the reason of the failure.
@@ -75,7 +75,7 @@ class ChatEndpoint:
                     raise ValueError(f"status {response.status_code}: {answer.decode(errors='replace')}")
                 return read(self._choice(parse_json(answer))), ""
             except (TimeoutError, httpx.HTTPError, *MALFORMED) as error:
-                return None, shorten(describe_error(error).replace(self._key or "\0", "***"), 500)
+                return None, shorten(f"{self.url}: {describe_error(error)}".replace(self._key or "\0", "***"), 500)
 
         # An uncompressed answer is as long in memory as on the wire.
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
@@ -94,6 +94,11 @@ class ChatEndpoint:
         if "choices" not in answer or answer["choices"][0]["finish_reason"] not in self.ends:
             raise ValueError(f"finish_reason of a chat completion must be {' or '.join(self.ends)}, got {answer!r}")
         return answer["choices"][0]
+
+
+def _print_cost(name: str, cost: dict[str, int]) -> None:
+    counts = ", ".join(f"{count:,} {what}" for what, count in cost.items())
+    print(f"{name}: {counts.replace('_', ' ')}", file=sys.stderr)
 
 
 async def _read_answer(response: httpx.Response) -> bytes:

@@ -52,14 +52,14 @@ on_all_nodes() {
 
 # Checked first: the other nodes would wait for one that never starts.
 if ! on_all_nodes "ls $(printf '%q' "$repository/scripts/post_train/train_grpo.sh") > /dev/null"; then
-    echo "pdsh_train.sh: cannot reach a node, or it has no repository at $repository (set REMOTE_DIR)" >&2
+    echo "${LAUNCHER:-pdsh_train.sh}: cannot reach a node, or it has no repository at $repository (set REMOTE_DIR)" >&2
     exit 2
 fi
 
 # shellcheck disable=SC2317
 stop() { # called by trap
     stopped=1
-    echo "pdsh_train.sh: stopping the training on $NODES" >&2
+    echo "${LAUNCHER:-pdsh_train.sh}: stopping the training on $NODES" >&2
     on_all_nodes "sh -c $(printf '%q' "kill -TERM \$(cat $PID_FILE)")" || true
 }
 

@@ -41,7 +41,7 @@ from hyvideo.config.settings import Config
             {"on_reward_hacking": "stop", "validate_at_step0": False, "valid_video_csv": "assets/prompts/train.csv"},
             "on_reward_hacking stop needs a validation of the base model",
         ),
-        ({"batch_size": 6}, "6 is not a multiple of num_generations 4"),
+        ({"batch_size": 6}, "6 is not a multiple of num_generations 4; use batch_size 8,"),
         ({"num_generations": 1}, "num_generations must be at least 2"),
         ({"num_updates_per_rollout": 3}, "must divide the 2 groups"),
         ({"num_updates_per_rollout": 2, "update_ref_model_step": 3}, "must be a multiple of num_updates_per_rollout"),
@@ -161,7 +161,10 @@ def test_adjacent_replicas_may_share_a_group(tiny_config):
         ((17, 17), "sp_size must be at most the 16 attention heads .* got 17; 1, 2, 4, 8, 16 give every rank"),
         ((8, 3), "must divide the number of processes, got sp_size 3 and 8 processes; possible values: 1, 2, 4, 8"),
         ((8, 2, 3), "dp_replicate must divide the 4 data-parallel replicas .* got 3; possible values: 1, 2, 4"),
-        ((1, 2), "must divide the number of processes, got sp_size 2 and 1 processes; possible values: 1"),
+        (
+            (1, 2),
+            "got sp_size 2 and 1 process; start 2 with torchrun --nproc_per",
+        ),
     ],
 )
 def test_a_layout_has_whole_replicas_and_a_head_for_every_rank(layout, message):

@@ -12,6 +12,7 @@ from hyvideo.config.memory.persistent import trained_bytes
 from hyvideo.config.memory.phases import GIB, Memory, memory, resolve_auto
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.memory.whole_run import length_lines
+from hyvideo.data.outside import counted
 from hyvideo.data.templates import fill, number
 
 
@@ -76,12 +77,13 @@ def verdict(run: PlannedRun) -> tuple[str, dict | None]:
     gpu_memory = run.hardware.gpu_memory
     if run.problems:
         return f"illegal: {run.problems[0]}", None
-    gpus, counted = run.world_size, memory(run)
-    size = f"{counted.needed_gib:.1f} of {gpu_memory:g} GiB, including CUDA context and fragmentation"
-    if counted.fits(gpu_memory):
+    needed = memory(run)
+    size = f"{needed.needed_gib:.1f} of {gpu_memory:g} GiB, including CUDA context and fragmentation"
+    if needed.fits(gpu_memory):
         return f"fits: {size}", {}
     change = cheapest_change(run)
     if change is None:
-        return f"too large: {size}; no known change makes it fit {gpus} GPUs; use more GPUs or smaller videos", None
+        fitting = f"no known change makes it fit {counted(run.world_size, 'GPU')}; use more GPUs or smaller videos"
+        return f"too large: {size}; {fitting}", None
     after = memory(run.with_settings(**change)).needed_gib
     return f"too large: {size}; the cheapest change that makes it fit: {flags(change)} ({after:.1f} GiB)", change

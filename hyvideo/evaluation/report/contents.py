@@ -12,7 +12,7 @@ import yaml
 from hyvideo.config.command_line import load_config
 from hyvideo.config.run_plan import make_plan
 from hyvideo.config.settings import Config
-from hyvideo.data.outside import folder_problem, parse_json
+from hyvideo.data.outside import folder_problem, parse_json, read_json
 from hyvideo.data.prompts import are_seen, read_requests
 from hyvideo.distributed.checkpoint import complete
 from hyvideo.evaluation.reward_hacking import rule
@@ -110,7 +110,7 @@ def read_run(folder: Path) -> Run:
         after,
         Counter(entry["reason"] or "unknown" for entry in entries if entry["missing"]),
         [int(path.name) for path in complete(folder)],
-        parse_json(timeline.read_text(encoding="utf-8")) if (timeline := folder / TIMELINE_FILE).is_file() else None,
+        read_json(timeline, "timeline") if (timeline := folder / TIMELINE_FILE).is_file() else None,
     )
 
 

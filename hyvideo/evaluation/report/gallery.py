@@ -13,6 +13,7 @@ from hyvideo.data.templates import fill
 from hyvideo.records.run_files import write_text
 
 PAGE_FILE = "index.html"
+MARK = '<p class="kicker">Generated videos'  # in every page of this file
 APART = ("prompt", "image", "seed", "number", "file")  # shown with a video; the other settings are in a table
 
 
@@ -21,6 +22,7 @@ def write_gallery(*folders: Path) -> Path:
 
     It shows every mp4 file with a JSON file of its settings. If several processes write it, the last one shows all.
     """
+    check_page(folders[0])
     names, written = short_names([place.resolve() for place in folders]), None
     while (rows := match_videos(folders)) != written:
         columns = [[video for video in column if video] for column in zip(*rows)]
@@ -34,6 +36,13 @@ def write_gallery(*folders: Path) -> Path:
         write_text(folders[0] / PAGE_FILE, fill(template, names=names, rows=rows, settings=settings, links=links))
         written = rows
     return folders[0] / PAGE_FILE
+
+
+def check_page(folder: Path) -> None:
+    """Raise ValueError if a folder has an index.html of another program, which `write_gallery` would overwrite."""
+    page = folder / PAGE_FILE
+    if page.is_file() and MARK not in page.read_text(encoding="utf-8", errors="replace"):
+        raise ValueError(f"{quote(page)} is not a page of generated videos; move it, or choose another folder")
 
 
 def short_names(folders: Sequence[Path]) -> list[str]:

@@ -55,6 +55,8 @@ def read_recipes(path: str) -> tuple[str, list[str], list[Recipe]]:
     for name, settings in parts.items():
         if not re.fullmatch(r"[\w.+-]+", str(name)) or not isinstance(settings, dict | None):
             raise ValueError(f"{path}: {name!r} must be a name of letters, digits and _.+- with a mapping of settings")
+    if "control" in (parts["common"] or ()):
+        raise ValueError(f"{path}: control is not a setting of all recipes; move it from common to a recipe")
     common, found = _flags(parts.pop("common") or {}, path), []
     for name, settings in parts.items():
         settings = dict(settings or {})

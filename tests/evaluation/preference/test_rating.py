@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import shutil
 import signal
 import socket
 import sqlite3
@@ -17,10 +16,10 @@ from fastapi.testclient import TestClient
 from hyvideo.evaluation.preference import rating
 from hyvideo.evaluation.preference.rating import Study, create_app
 from tests import forked
+from tests.chromium import start_chromium
 from tests.evaluation.preference.conftest import METHODS, PROMPTS, add, content, waiting
 
 ROOT = Path(__file__).parents[3]
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 @pytest.fixture
@@ -41,11 +40,7 @@ def served(study):
 @pytest.fixture
 def browser():
     """A page of a real browser that records errors and warnings."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if not CHROMIUM:
-        pytest.skip("chromium is not installed")
-    with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with start_chromium() as chromium:
         page = chromium.new_page()
         page.logged_errors = []
         page.on(
@@ -53,7 +48,6 @@ def browser():
         )
         page.on("pageerror", lambda error: page.logged_errors.append(str(error)))
         yield page
-        chromium.close()
 
 
 def token_and_pairs(study, number=0):

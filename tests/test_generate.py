@@ -497,3 +497,11 @@ def test_a_lora_is_added_with_its_scale(tmp_path, tiny_config, monkeypatch):
     layer = transformer.get_submodule(name)
     added = layer(torch.ones(1, into)) - layer.base_layer(torch.ones(1, into))
     torch.testing.assert_close(added, torch.full((1, out), 0.25 * 4.0 / 2 * 2 * into))
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device", "a.mp4"), FloatingPointError("a.mp4: NaN")])
+def test_an_error_while_videos_are_written_is_one_line(monkeypatch, capsys, error):
+    monkeypatch.setattr(generate, "run", lambda options: (_ for _ in ()).throw(error))
+    monkeypatch.setattr(sys, "argv", ["generate.py", "--prompt", "a"])
+    assert generate.main() == 1
+    assert capsys.readouterr().err == f"generate.py: {error}\n"

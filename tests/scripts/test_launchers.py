@@ -264,6 +264,33 @@ def test_an_invalid_list_of_nodes_is_rejected(start, environment, words):
     assert code == 2 and words in output
 
 
+def test_an_unreachable_node_is_reported_by_the_script_that_was_started(start):
+    for script in ("run_post_train_multinode.sh", "scripts/post_train/pdsh_train.sh"):
+        code, output = finish(start(["bash", script], {"pdsh": "exit 1"}, NODES="a,b"))
+        assert code == 2 and output.startswith(f"{Path(script).name}: cannot reach a node"), output
+
+
+def test_slurm_options_that_users_edit_come_first():
+    lines = (ROOT / "scripts/post_train/slurm.sbatch").read_text().splitlines()[2:5]
+    assert [line.partition("=")[0] for line in lines] == [
+        "#SBATCH --nodes",
+        "#SBATCH --gpus-per-node",
+        "#SBATCH --time",
+    ]
+
+
+def test_files_that_git_does_not_track_are_not_linted(tmp_path):
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts/setup.sh").write_text('ruff() { echo "$*"; }\npython() { :; }\n')
+    shutil.copy(ROOT / "scripts/test.sh", tmp_path / "scripts")
+    (tmp_path / "scripts/ours.py").write_text("")
+    for command in (["git", "init", "-q"], ["git", "add", "scripts"]):
+        subprocess.run(command, cwd=tmp_path, check=True)
+    (tmp_path / "my_rewards.py").write_text("import  os")
+    run = subprocess.run(["bash", "scripts/test.sh"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines() == ["check scripts/ours.py", "format --check scripts/ours.py"]
+
+
 @pytest.mark.parametrize("srun_code, requeued", [(0, False), (1, False), (75, True)])
 def test_slurm_starts_each_node_and_requeues_after_exit_code_75(start, tmp_path, srun_code, requeued):
     scontrol = 'echo "scontrol $*" >> "$LOG.slurm"; [ "$1" != show ] || printf "n1\\nn2\\n"\n'

@@ -52,6 +52,12 @@ def test_reasons_of_missing_rewards_are_counted(tmp_path):
     assert read_run(record_run(tmp_path / "run", missing=3)).reasons == {"the service was away": 3}
 
 
+def test_a_damaged_timeline_is_named(tmp_path):
+    (record_run(tmp_path / "run") / "timeline.json").write_text('{"start": 0, "sp')
+    with pytest.raises(ValueError, match="run/timeline.json is not valid JSON"):
+        read_run(tmp_path / "run")
+
+
 def test_a_folder_without_a_run_raises_value_error(tmp_path):
     with pytest.raises(ValueError, match="config"):
         read_run(tmp_path)

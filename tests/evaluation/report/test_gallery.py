@@ -8,7 +8,9 @@ from urllib.parse import unquote
 import pytest
 import torch
 
+from hyvideo.data.prompts import Request
 from hyvideo.data.videos import write_video
+from hyvideo.evaluation.generation import list_videos
 from hyvideo.evaluation.report import gallery
 from hyvideo.evaluation.report.gallery import write_gallery
 from scripts import report
@@ -104,6 +106,15 @@ def test_the_command_writes_the_page_or_names_the_folder_without_videos(folders,
     output = capsys.readouterr().err
     assert f"got {str(tmp_path)!r}: it has no mp4 file with its JSON file" in output and "or --videos with" in output
     assert "--output_path needs runs: --videos writes index.html into its first folder, got a.html" in output
+
+
+def test_a_page_of_another_program_is_not_overwritten(folders):
+    write_gallery(write_gallery(folders[0]).parent)
+    (folders[0] / "index.html").write_text("<p>my page")
+    for write_page in (lambda: write_gallery(folders[0]), lambda: list_videos({}, [Request("a")] * 2, folders[0])):
+        with pytest.raises(ValueError, match="index.html' is not a page of generated videos; move it"):
+            write_page()
+    assert (folders[0] / "index.html").read_text() == "<p>my page"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

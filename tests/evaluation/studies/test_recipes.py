@@ -118,6 +118,7 @@ def test_a_dry_run_writes_nothing_and_a_table_needs_a_finished_run(compare, tmp_
         ),
         (FILE.replace("learning_rate: 1e-2", "sde_window:"), "sde_window must have a value; remove it"),
         (FILE.replace("learning_rate: 1e-2", "reward_model: [a, ]").replace("[a, ]", "[a, null]"), "must have a value"),
+        (FILE.replace("{grpo", "{control: true, grpo"), "control is not a setting of all recipes; move it from common"),
         (FILE.replace("{grpo", "{config: configs/smoke.yaml, grpo"), "cannot set config"),
         (
             FILE.replace("configs/smoke.yaml, learning_rate", "configs/miniature_paper.yaml, learning_rate"),

@@ -177,12 +177,14 @@ def filled_in(words, folder):
     """Replace placeholders and files of users by files that exist."""
     filled = []
     for before, word in zip(["", *words], words):
-        exists = (ROOT / word).exists() or word.startswith("configs/")
+        exists = ("/" in word and (ROOT / word).exists()) or word.startswith("configs/")
         if before == "--config" and not exists:
             word = "configs/miniature.yaml" if word.startswith("outputs/") else "configs/smoke.yaml"
         elif re.fullmatch(r"\S+\.csv", word) and not exists:
             word = PROMPTS
-        elif re.fullmatch(r"\S+\.py:\w+(:[\d.]+)?", word) and not (ROOT / word.partition(":")[0]).exists():
+        elif re.fullmatch(r"\S+\.py:\w+(:[\d.]+)?", word) and not (
+            "/" in word and (ROOT / word.partition(":")[0]).exists()
+        ):
             word = custom_code(word, folder)
         elif before == "--checkpoint_path" and re.fullmatch("[A-Z]+", word):
             word = "outputs/run/checkpoints/000001"

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from tests.test_docs import TEXTS, anchors
 
 FOLDERS = ("hyvideo", "scripts", "examples", "tests")
 SOURCES = sorted(
-    {*ROOT.glob("*.py"), *(p for folder in FOLDERS for p in (ROOT / folder).rglob("*.py"))} - {Path(__file__)}
+    {ROOT / "generate.py", ROOT / "post_train.py", *chain(*((ROOT / folder).rglob("*.py") for folder in FOLDERS))}
+    - {Path(__file__)}
 )
 PAGE = re.compile(r"(?<![\w/<>*])((?:[\w-]+/)*[\w-]+\.md)(?:#([\w-]+))?")
 FILE = re.compile(r"(?<![\w./<>*-])((?:[\w-]+/)+[\w.-]+\.(?:py|sh|yaml|csv|jinja|html|sbatch))\b")

@@ -1,11 +1,10 @@
-"""Build a miniature checkpoint from scratch: ``python -m examples.miniature_from_scratch --out ckpts/miniature``.
+"""Build a miniature checkpoint: ``python -m examples.miniature_from_scratch --output_dir ckpts/miniature``.
 
 A random frozen text encoder, a VAE trained on rendered videos, the reference statistics for the held-out Fréchet
 distance, a base policy trained on videos with wrong captions and defects, and a reward model (not for Wan). The same
 machine with the same number of threads builds the same files from ``--seed``.
 """
 
-import argparse
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +20,7 @@ from examples.miniature_from_scratch.optimizer import MuonAndAdamW, steps
 from examples.miniature_from_scratch.reward_model import policy_clips
 from examples.miniature_from_scratch.reward_model import train as train_reward_model
 from hyvideo.config.command_line import load_config
+from hyvideo.data.outside import Parser
 from hyvideo.data.randomness import generator
 from hyvideo.data.videos import to_uint8
 from hyvideo.miniature import world
@@ -172,13 +172,13 @@ def build_reward_model(out: Path, seed: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser("examples.miniature_from_scratch", description=__doc__.splitlines()[0])
+    parser = Parser(__doc__.splitlines()[0], prog="examples.miniature_from_scratch")
     parser.add_argument("--family", default="hunyuan_video15", choices=FAMILIES, help="model family of the classes")
-    parser.add_argument("--out", type=Path, default=Path("ckpts/miniature"), help="folder to write")
+    parser.add_argument("--output_dir", type=Path, default=Path("ckpts/miniature"), help="folder to write")
     parser.add_argument("--seed", type=int, default=0, help="seed of all stages")
     parser.add_argument("--stages", nargs="+", choices=architecture.STAGES, help="stages to run (default: all)")
     options = parser.parse_args()
-    out, seed, family = options.out, options.seed, FAMILIES[options.family]
+    out, seed, family = options.output_dir, options.seed, FAMILIES[options.family]
     stages = options.stages or family.STAGES
     if unknown := sorted(set(stages) - set(family.STAGES)):
         parser.error(f"the miniature of {options.family} has no stage {unknown}; its stages are {family.STAGES}")

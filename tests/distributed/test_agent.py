@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from hyvideo.distributed import agent as launcher
 from tests.forked import ROOT, python
 
 WORKER = """
@@ -145,3 +146,15 @@ def test_a_message_common_to_all_ranks_is_printed_once_and_the_allocator_is_conf
     agent = start(ALL_RANKS_FAIL)
     output = agent.communicate(timeout=60)[0]
     assert agent.returncode == 1 and output.count("common message expandable_segments:True") == 1, output
+
+
+@pytest.mark.parametrize("processes, threads", [(1, None), (2, "1")])
+def test_processes_of_a_node_use_one_thread_each(monkeypatch, processes, threads):
+    seen = []
+    monkeypatch.setenv("OMP_NUM_THREADS", "")
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(launcher.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(launcher.api, "LocalElasticAgent", launcher.api.LocalElasticAgent)
+    monkeypatch.setattr(launcher.run, "main", lambda _: seen.append(os.environ.get("OMP_NUM_THREADS")))
+    assert launcher.main([f"--nproc_per_node={processes}", "worker.py"], lambda flags: 0) == 0
+    assert seen == [threads]

@@ -1,6 +1,6 @@
 """Write yes/no checks of prompts, by a language model behind an OpenAI-compatible endpoint.
 
-    python -m scripts.prepare_checks --prompts_csv prompts.csv --out checks.csv --url https://HOST/v1 --model NAME
+    python -m scripts.prepare_checks --prompts_csv in.csv --output_path checks.csv --url https://HOST/v1 --model NAME
 
 The output has the columns of the input and a column `checks`, for the scorer yes_no and as a prompts CSV. The same
 command resumes. Exit code: 0 if all prompts have checks, 2 otherwise.
@@ -14,10 +14,10 @@ from hyvideo.data.outside import Parser, exit_on_error, find_path, quote, write_
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("--prompts_csv", required=True, help="CSV file with a column prompt")
-    parser.add_argument("--out", required=True, type=Path, help="CSV file to write, or to complete")
+    parser.add_argument("--output_path", required=True, type=Path, help="CSV file to write, or to complete")
     parser.add_argument("--url", required=True, help="address of the endpoint: https://HOST/v1")
     parser.add_argument("--model", required=True, help="name of the model")
-    parser.add_argument("--key_env", default="OPENAI_API_KEY", help="variable of the key; '' sends none (%(default)s)")
+    parser.add_argument("--key_env", default="OPENAI_API_KEY", help="variable of the key; '' sends none")
     args = parser.parse_args()
 
     from hyvideo.data.prompts import read_requests, read_rows
@@ -26,13 +26,17 @@ def main() -> None:
     from hyvideo.models.prompt_rewriting import LIMITS
 
     with exit_on_error("prepare_checks.py"):
-        if problem := write_problem(args.out.parent):
-            raise ValueError(f"--out must be a file in a writable folder, got {quote(args.out)}: {problem}")
-        source = args.out if args.out.exists() else args.prompts_csv
+        if problem := write_problem(args.output_path.parent):
+            raise ValueError(
+                f"--output_path must be a file in a writable folder, got {quote(args.output_path)}: {problem}"
+            )
+        source = args.output_path if args.output_path.exists() else args.prompts_csv
         if [r.prompt for r in read_requests(source)] != [r.prompt for r in read_requests(args.prompts_csv)]:
-            raise ValueError(f"--out must be a new file or have the same prompts, got {quote(args.out)}")
+            raise ValueError(
+                f"--output_path must be a new file or have the same prompts, got {quote(args.output_path)}"
+            )
         endpoint = ChatEndpoint("prepare_checks", url=args.url, model=args.model, key_env=args.key_env, **LIMITS)
-        prepare_checks(read_rows(find_path(source)), args.out, endpoint)
+        prepare_checks(read_rows(find_path(source)), args.output_path, endpoint)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hyvideo.data.outside import OLD_NAMES, Parser, replacing
+from hyvideo.data.outside import Parser, replacing
 
 
 def test_a_replacing_file_is_synced_before_the_rename_and_the_folder_after(tmp_path, monkeypatch):
@@ -65,4 +65,6 @@ def test_programs_have_one_name_for_an_option():
     root = Path(__file__).parents[2]
     programs = [root / "generate.py", *root.glob("scripts/*.py"), root / "hyvideo/evaluation/studies/study_command.py"]
     flags = {flag for program in programs for flag in re.findall(r'add_argument\(\s*"(--\w+)"', program.read_text())}
-    assert not flags & OLD_NAMES.keys() and {"--output_dir", "--output_path", "--pretrained_model_root"} <= flags
+    assert (
+        not flags & {"--out", "--model_path"} and {"--output_dir", "--output_path", "--pretrained_model_root"} <= flags
+    )

@@ -96,6 +96,6 @@ def test_other_prompts_in_the_output_are_an_error(prepare, endpoint, tmp_path, c
     (tmp_path / "checks.csv").write_text("prompt,checks\nother,\n")
     with pytest.raises(SystemExit):
         prepare(endpoint(GOOD))
-    assert "--out must be a new file or have the same prompts" in capsys.readouterr().err
+    assert "--output_path must be a new file or have the same prompts" in capsys.readouterr().err
     with pytest.raises(ValueError, match="5 different questions, got '' for 'other'"):
         read_checks(tmp_path / "checks.csv")

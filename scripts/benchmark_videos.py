@@ -19,6 +19,7 @@ from pathlib import Path
 from hyvideo.config import processes
 from hyvideo.config.command_line import parse, truth
 from hyvideo.data.outside import ROOT, Parser, exit_on_error, make_folder
+from hyvideo.data.prompts import read_requests
 from hyvideo.data.templates import fill
 
 TEMPLATES = ROOT / "hyvideo/evaluation/benchmarks"
@@ -30,24 +31,19 @@ def make_videos(options: argparse.Namespace, flags: list[str]) -> None:
     from hyvideo.config.rules import check_sampling  # slow to import
     from hyvideo.distributed import mesh as ranks
     from hyvideo.distributed.collectives import barrier
-    from hyvideo.evaluation.benchmarks.videos import (
-        BenchmarkVideos,
-        list_clips,
-        read_augmented,
-        read_guided_policies,
-        read_list,
-    )
+    from hyvideo.evaluation.benchmarks import videos as benchmark
     from hyvideo.training.model_setup import choose_device
 
     check_sampling(config, output=options.out, is_stochastic=False)
-    suite, rows = read_list(options.prompts, options.dimensions, is_official=not options.any_list)
-    augmented = read_augmented(*options.augmented) if options.augmented else {}
+    suite, rows = benchmark.read_list(options.prompts, options.dimensions, is_official=not options.any_list)
+    requests = read_requests(options.augmented) if options.augmented else []
+    augmented = {request.original_prompt or request.prompt: request.prompt for request in requests}
     seed, number = config.record.validation_seed, options.videos_per_prompt
-    clips = list_clips(suite, rows, augmented, seed=seed, num_videos=number)
+    clips = benchmark.list_clips(suite, rows, augmented, seed=seed, num_videos=number)
     policies, lora = [], config.optimizer.pretrained_lora_path
-    for name, (source, scale) in read_guided_policies(options.policies).items():
+    for name, (source, scale) in benchmark.read_guided_policies(options.policies).items():
         guided = config.with_settings(cfg_scale=scale) if scale else config
-        policies.append(BenchmarkVideos(guided, source.with_initial_lora(lora), clips, options.out / name))
+        policies.append(benchmark.BenchmarkVideos(guided, source.with_initial_lora(lora), clips, options.out / name))
     pending = [policy.pending() for policy in policies]
     for policy, videos in zip(policies, pending):
         policy.make(videos, only_checks=True)
@@ -80,8 +76,7 @@ def main(argv: list[str] | None = None) -> None:
         "--videos_per_prompt", type=int, choices=range(1, 26), metavar="N", help="default: the official number"
     )
     make.add_argument("--any_list", type=truth, default=False, metavar="BOOL", help="accept other numbers of prompts")
-    words = "text files with prompts of the list and, by line, their rewritten forms to sample"
-    make.add_argument("--augmented", nargs=2, type=Path, metavar=("SHORT", "LONG"), help=words)
+    make.add_argument("--augmented", help="CSV of prompts to sample instead, with a column original_prompt")
     make.add_argument("--dry_run", action="store_true", help="print the number of videos and the cost, and exit")
     read = commands.add_parser("read", help="compare official results")
     read.add_argument("--results", nargs="+", required=True, metavar="NAME=PATH", help="result files or their folders")

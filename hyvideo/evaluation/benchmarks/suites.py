@@ -31,7 +31,7 @@ class Suite:
     title: str
     videos: int  # per prompt
     categories: dict[str, float]  # weight in the total
-    dimensions: dict[str, Dimension]
+    dimensions: dict[str, Dimension]  # those of a category follow one another
     name_length: int | None = None
     has_folders: bool = False
     drops_videos: bool = False
@@ -41,28 +41,26 @@ class Suite:
     def rows(self) -> dict[str, str]:
         """Names and kinds: the total, then each category followed by its dimensions."""
         rows = {TOTAL: TOTAL}
-        for name in self.categories:
-            rows |= {name: "category"} | dict.fromkeys(self.members(name), "dimension")
+        for name, each in self.dimensions.items():
+            rows |= {each.category: "category", name: "dimension"}
         return rows
-
-    def members(self, category: str) -> dict[str, Dimension]:
-        return {name: each for name, each in self.dimensions.items() if each.category == category}
 
     def factors(self, row: str) -> dict[str, float]:
         """Return the factors of (score - min) by dimension whose sum is a row; 1 for a dimension's raw score."""
         if row in self.dimensions:
             return {row: 1.0}
-        factors, weights = {}, self.categories if row == TOTAL else {row: 1.0}
-        for category, weight in weights.items():
-            members = self.members(category)
-            share = weight / sum(weights.values()) / sum(each.weight for each in members.values())
-            factors |= {name: share * each.weight / (each.max - each.min) for name, each in members.items()}
-        return factors
+        weights = self.categories if row == TOTAL else {row: 1.0}
+        members = {name: each for name, each in self.dimensions.items() if each.category in weights}
+        sums = {c: sum(each.weight for each in members.values() if each.category == c) for c in weights}
+        shares = {c: weight / sum(weights.values()) / sums[c] for c, weight in weights.items()}
+        return {name: shares[each.category] * each.weight / (each.max - each.min) for name, each in members.items()}
 
     def score(self, row: str, scores: dict[str, float]) -> float:
         """Return a row from the raw scores of its dimensions."""
-        is_raw = row in self.dimensions
-        return sum(f * (scores[n] - (0 if is_raw else self.dimensions[n].min)) for n, f in self.factors(row).items())
+        offset = (
+            0.0 if row in self.dimensions else sum(f * self.dimensions[n].min for n, f in self.factors(row).items())
+        )
+        return sum(factor * scores[name] for name, factor in self.factors(row).items()) - offset
 
 
 def suite_of(dimensions: set[str], where: object) -> Suite:
@@ -74,8 +72,7 @@ def suite_of(dimensions: set[str], where: object) -> Suite:
     return suite
 
 
-TABLES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 SUITES = {
     name: Suite(**table | {"dimensions": {row: Dimension(**values) for row, values in table["dimensions"].items()}})
-    for name, table in TABLES.items()
+    for name, table in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")).items()
 }

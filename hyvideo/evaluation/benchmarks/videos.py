@@ -7,6 +7,7 @@
 
 import os
 import re
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,24 +50,15 @@ def read_list(path: Path, only: list[str], *, is_official: bool) -> tuple[Suite,
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         form = "[{prompt_en, dimension: [...]}, ...]"
         raise ValueError(f"{path} must be a list such as VBench_full_info.json: {form} ({error})") from error
-    rows = [(prompt, [name for name in names if not only or name in only]) for prompt, names in rows]
-    found = [(name, sum(name in names for _, names in rows)) for name in only or suite.dimensions]
-    published = [(name, suite.dimensions[name].prompts) for name, _ in found]
-    if is_official and found != published:
-        wrong = [f"{name} {got} instead of {p}" for (name, got), (_, p) in zip(found, published) if got != p]
+    chosen = {name: each.prompts for name, each in suite.dimensions.items() if not only or name in only}
+    counts = Counter(name for _, names in rows for name in names)
+    wrong = [f"{name} {counts[name]} instead of {number}" for name, number in chosen.items() if counts[name] != number]
+    if is_official and wrong:
         raise ValueError(
             f"{path} must have the published numbers of prompts, got {', '.join(wrong)}; choose complete --dimensions, "
             "or set --any_list true for scores that cannot be compared with published ones"
         )
-    return suite, [(prompt, names) for prompt, names in rows if names]
-
-
-def read_augmented(short: Path, long: Path) -> dict[str, str]:
-    """Return the lines of the second text file by those of the first."""
-    lines = [path.read_text(encoding="utf-8").splitlines() for path in (short, long)]
-    if len(lines[0]) != len(lines[1]):
-        raise ValueError(f"{short} and {long} must have as many lines, got {len(lines[0])} and {len(lines[1])}")
-    return dict(zip(*lines))
+    return suite, [(prompt, kept) for prompt, names in rows if (kept := [name for name in names if name in chosen])]
 
 
 def list_clips(suite: Suite, rows: list[Row], augmented: dict[str, str], *, seed: int, num_videos=None) -> list[Clip]:
@@ -75,16 +67,15 @@ def list_clips(suite: Suite, rows: list[Row], augmented: dict[str, str], *, seed
     A seed depends on ``seed``, prompt and number alone, so that policies and subsets of dimensions share videos.
     """
     clips: dict[tuple[int, str], Clip] = {}
-    for prompt, names in rows:
+    for prompt, name in ((prompt, name) for prompt, names in rows for name in names):
         if augmented and prompt not in augmented:
-            raise ValueError(f"--augmented must have every prompt, got none for {quote(prompt)}")
-        for name in names:
-            for number in range(num_videos or suite.dimensions[name].videos or suite.videos):
-                own = int(generator(seed, "benchmark", prompt, number).integers(2**48))
-                request = Request(augmented.get(prompt, prompt), seed=own, original_prompt=augmented and prompt or None)
-                clip = clips.setdefault((number, prompt), Clip(request, number, []))
-                file = f"{name}/" * suite.has_folders + f"{prompt[: suite.name_length]}-{number}.mp4"
-                clip.files.extend([file] if file not in clip.files else [])
+            raise ValueError(f"--augmented must have every prompt as original_prompt, got none for {quote(prompt)}")
+        for number in range(num_videos or suite.dimensions[name].videos or suite.videos):
+            own = int(generator(seed, "benchmark", prompt, number).integers(2**48))
+            request = Request(augmented.get(prompt, prompt), seed=own, original_prompt=prompt if augmented else None)
+            clip = clips.setdefault((number, prompt), Clip(request, number, []))
+            file = f"{name}/" * suite.has_folders + f"{prompt[: suite.name_length]}-{number}.mp4"
+            clip.files.extend({file} - {*clip.files})
     return sorted(clips.values(), key=lambda clip: clip.number)
 
 

@@ -75,13 +75,20 @@ def test_a_name_that_another_file_has_is_not_overwritten(tmp_path, tiny_config, 
     other = tmp_path / "out/base/videos/a red circle moves up-0.mp4"
     other.parent.mkdir(parents=True)
     other.write_bytes(b"x")
-    arguments = words(tmp_path, "--videos_per_prompt", "1", rows=rows, policies=["base"])
+    csv = tmp_path / "rewritten.csv"
+    csv.write_text("prompt,original_prompt\na red circle moves up slowly,a red circle moves up\n")
+    arguments = words(tmp_path, "--videos_per_prompt", "1", "--augmented", csv, rows=rows, policies=["base"])
     assert "another file has this name; delete " in run(capsys, *arguments) and other.read_bytes() == b"x"
     other.unlink()
     printed = run(capsys, *arguments)
     assert "WARNING: with --videos_per_prompt 1" in printed and "1 videos complete, 0 to make" in printed
     video, fps = read_video(other)
     assert fps == 8 and len(video) == 5
+    record = json.loads(other.resolve().with_suffix(".json").read_text())
+    assert (record["prompt"], record["original_prompt"]) == ("a red circle moves up slowly", "a red circle moves up")
+    assert "prompt 'a red circle moves up slowly', now 'a red circle moves up'" in run(
+        capsys, *words(tmp_path, "--videos_per_prompt", "1", rows=rows, policies=["base"])
+    )
 
 
 def test_the_plan_counts_videos_and_warns_of_vbench_long(tmp_path, tiny_config, capsys):

@@ -1,12 +1,11 @@
 """Make the videos of VBench and VBench-2.0 for several policies, and compare their results (docs/benchmarks.md).
 
-    python -m scripts.benchmark_videos make --prompts VBench_full_info.json --out outputs/vbench \\
+    python -m scripts.benchmark_videos make --prompts VBench_full_info.json --output_dir outputs/vbench \\
         --policies base base@6 tuned=outputs/run --config configs/hunyuanvideo15_480p_8gpu.yaml
-    torchrun --nproc_per_node=8 -m scripts.benchmark_videos make ...                             on several GPUs
-    python -m scripts.benchmark_videos read --results base=outputs/vbench/base/results tuned=... --out outputs/vbench
+    python -m scripts.benchmark_videos read --results base=base/results tuned=tuned/results --output_dir outputs/vbench
 
-`make` reads the prompts of an official list, writes <out>/<policy>/videos in the layout of the official tool, skips
-complete videos and prints the official commands. Policies are as in scripts.compare_policies; `@6` sets the guidance
+`make` writes <output_dir>/<policy>/videos in the layout of the official tool, skips complete videos and prints the
+official commands; torchrun shares the videos. Policies are as in scripts.compare_policies; `@6` sets the guidance
 scale. It accepts every flag of post_train.py; frames, size, shift, steps and guidance are those of validation. Every
 video has its own seed, the same for all policies, which depends on validation_seed.
 `read` compares the official result files with those of the first policy, and writes table.md and benchmarks.json.
@@ -72,9 +71,8 @@ def main(argv: list[str] | None = None) -> None:
     make.add_argument("--prompts", type=Path, required=True, help="official list, such as VBench_full_info.json")
     make.add_argument("--policies", nargs="+", required=True, metavar="NAME=PATH", help="base, base@6 or NAME=PATH")
     make.add_argument("--dimensions", nargs="+", default=[], help="dimensions to make videos for (all)")
-    make.add_argument(
-        "--videos_per_prompt", type=int, choices=range(1, 26), metavar="N", help="default: the official number"
-    )
+    words = "number of videos per prompt (the official one)"
+    make.add_argument("--videos_per_prompt", type=int, choices=range(1, 26), metavar="N", help=words)
     make.add_argument("--any_list", type=truth, default=False, metavar="BOOL", help="accept other numbers of prompts")
     make.add_argument("--augmented", help="CSV of prompts to sample instead, with a column original_prompt")
     make.add_argument("--dry_run", action="store_true", help="print the number of videos and the cost, and exit")

@@ -121,7 +121,7 @@ class BenchmarkVideos:
                 continue
             old, new = read_json(record, "video"), video_settings(self.config, video, self.source, 0, False)
             if changed := [f"{n} {quote(old.get(n))}, now {quote(new[n])}" for n in new if old.get(n) != new[n]]:
-                raise ValueError(f"{video.path} has other settings: {'; '.join(changed)}. Choose another --out")
+                raise ValueError(f"{video.path} has other settings: {'; '.join(changed)}. Choose another --output_dir")
         return videos
 
     def make(self, videos: list[Video], *, only_checks: bool = False) -> None:

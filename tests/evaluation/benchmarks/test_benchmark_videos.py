@@ -23,7 +23,7 @@ ROWS = [
 
 def words(folder, *more, rows=ROWS, policies=("base", "base@2")):
     path = write_list(folder / "list.json", rows)
-    return ["make", "--prompts", path, "--out", folder / "out", "--policies", *policies, *COMMON, *more]
+    return ["make", "--prompts", path, "--output_dir", folder / "out", "--policies", *policies, *COMMON, *more]
 
 
 def run(capsys, *arguments):
@@ -67,7 +67,7 @@ def test_two_ranks_share_the_videos_and_a_restart_makes_missing_ones(tmp_path, t
     assert [(r["seed"], r["prompt"]) for r in base] == [(r["seed"], r["prompt"]) for r in guided] and len(base) == 6
     assert {r["guidance_scale"] for r in base} == {1.0} and {r["guidance_scale"] for r in guided} == {2.0}
     message = run(capsys, *words(tmp_path, "--validation_steps", "2"))
-    assert "has other settings: steps '1', now '2'. Choose another --out" in message
+    assert "has other settings: steps '1', now '2'. Choose another --output_dir" in message
 
 
 def test_a_name_that_another_file_has_is_not_overwritten(tmp_path, tiny_config, capsys):
@@ -137,8 +137,8 @@ def test_flickering_is_that_of_its_definition(tmp_path, capsys):
         frames[1] = level
         write_video(folder / f"x-{number}.mp4", frames, 8)
     out = tmp_path / "out"
-    printed = run(capsys, "flickering", "--videos", folder, "--out", out)
+    printed = run(capsys, "flickering", "--videos", folder, "--output_dir", out)
     assert printed == f"temporal_flickering {1 - 50 / 255:.4f}\n"
-    printed = run(capsys, "read", "--results", f"base={out}", "--out", out)
+    printed = run(capsys, "read", "--results", f"base={out}", "--output_dir", out)
     assert f"| temporal_flickering | {100 * (1 - 50 / 255):.2f} |" in printed and "static filter" not in printed
-    assert "got none" in run(capsys, "flickering", "--videos", out, "--out", out)
+    assert "got none" in run(capsys, "flickering", "--videos", out, "--output_dir", out)

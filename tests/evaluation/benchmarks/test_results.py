@@ -238,7 +238,7 @@ def test_read_writes_a_table_of_both_benchmarks(tmp_path, capsys):
     other = result_file(tmp_path / "3_eval_results.json", Mechanics={"x": [1], "y": [0]})
     out = tmp_path / "out"
     words = [f"base={one}", f"base={other}", f"tuned={two}"]
-    benchmark_videos.main(["read", "--out", str(out), "--results", *words])
+    benchmark_videos.main(["read", "--output_dir", str(out), "--results", *words])
     text = (out / "table.md").read_text()
     assert text in capsys.readouterr().out
     assert "| VBench (%) | base | tuned | tuned - base |\n| --- | --- | --- | --- |\n| **total** | - | - | - |" in text

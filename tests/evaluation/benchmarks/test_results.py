@@ -67,7 +67,7 @@ def test_a_missing_dimension_is_missing_and_no_total_counts_it_as_0(tmp_path):
         assert row(table, name)["scores"]["base"]["mean"] is not None
         assert row(table, name)["scores"]["tuned"] is None and row(table, name)["differences"]["tuned"] is None
     assert row(table, "quality")["differences"]["tuned"]["mean"] == 0
-    assert "tuned has no result for color; sums that need it are missing, not 0." in table["notes"]
+    assert "tuned has no result for color; sums that need them are missing, not 0." in table["notes"]
     turned = table_of(f"tuned={less}", f"base={full}")
     assert row(turned, "total")["differences"]["base"] is None and row(turned, "scene")["differences"]["base"]
     assert "| **total** | - |" in tables.fill(tables.MARKDOWN, table=turned)

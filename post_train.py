@@ -24,6 +24,8 @@ from hyvideo.config.without_effect import settings_without_effect
 from hyvideo.data.outside import shorten
 from hyvideo.evaluation.reward_hacking.rule import RewardHacking, check_output_dir
 
+NO_CONFIG = "\nwithout --config, a run trains HunyuanVideo-1.5 on several GPUs; try --config configs/miniature.yaml"
+
 
 def main() -> int:
     processes.use_expandable_segments()
@@ -48,13 +50,8 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
         trainer = build(config, at_end)
     except ValueError as error:  # user errors; later errors keep their traceback
         processes.wait_for_rank_0()
-        print(f"post_train.py: {shorten(with_flags(str(error), command.flags))}", file=sys.stderr)
-        if not command.has_file:
-            print(
-                "without --config, a run trains HunyuanVideo-1.5 on several GPUs; the miniature needs no download: "
-                "post_train.py --config configs/miniature.yaml",
-                file=sys.stderr,
-            )
+        hint = "" if "--config" in " ".join(sys.argv) else NO_CONFIG
+        print(f"post_train.py: {shorten(with_flags(str(error), command.flags))}{hint}", file=sys.stderr)
         return 2
 
     from hyvideo.distributed import mesh as ranks
@@ -108,10 +105,10 @@ def show(command: CommandLine) -> None:
 
 def print_plan(config: Config, world_size: int, cost: list[str], given: Collection[str] | None = None) -> None:
     """Print the plan of the run, the lines on its ``cost``, and the settings, among ``given``, that have no effect."""
-    plan, ignored = make_plan(config, world_size), []
-    for sentence in settings_without_effect(config, plan, world_size):
-        names = re.findall(r"\w+", sentence.partition(": ")[0])
-        ignored += [sentence] if given is None or {*names} & {*given} else []
+    plan = make_plan(config, world_size)
+    ignored = settings_without_effect(config, plan, world_size)
+    if given is not None:
+        ignored = [line for line in ignored if {*re.findall(r"\w+", line.partition(": ")[0])} & {*given}]
     print("\n".join([describe(config, plan), *cost, *labelled("ignored settings", ignored)]))
 
 

@@ -56,16 +56,16 @@ from post_train import build
 
 def main(argv: list[str] | None = None) -> None:
     parser = Parser(__doc__)
-    parser.add_argument("--output_path", type=Path, required=True, help="JSON file to write")
+    parser.add_argument("--output_path", dest="out", type=Path, required=True, help="JSON file to write")
     parser.add_argument("--rollouts", type=int, default=8, help="number of rollouts, over all processes")
     options, flags = parser.parse_known_args(argv)
     command = parse(flags)
     if command.print_config:
         parser.error("--print_config is a flag of post_train.py only")
-    folder = options.output_path.with_name(f".{options.output_path.name}.run")  # ranks may share conditions in it
+    folder = options.out.with_name(f".{options.out.name}.run")  # ranks may share conditions in it
     try:
         with exit_on_error("gradient_norms.py"):
-            measure(command.config, options.output_path, folder, options.rollouts)
+            measure(command.config, options.out, folder, options.rollouts)
     finally:
         if processes.rank() == 0:
             shutil.rmtree(folder, ignore_errors=True)

@@ -22,7 +22,6 @@ def main() -> int:
     parser.add_argument("--pretrained_model_root", default="ckpts", help="checkpoint folder")
     parser.add_argument("--reward_path", help="folder of the scorer's files (clip and pickscore: or hub name)")
     parser.add_argument("--reward_config", default="", help="options by scorer, as in post_train.py: YAML file or JSON")
-    parser.add_argument("--options", help=argparse.SUPPRESS)  # old form: the options of this scorer
     parser.add_argument("--device", help="cuda or cpu (default: cuda if available)")
     parser.add_argument("--video", type=Path, help="mp4 file to score instead of a rendered video")
     parser.add_argument("--prompt", help="prompt of --video")
@@ -40,7 +39,7 @@ def main() -> int:
 
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     with exit_on_error("check_reward.py", (ValueError, FileNotFoundError)):
-        options = options_of_scorer(args.reward_model, args.reward_config, args.options)
+        options = options_of_scorer(args.reward_model, args.reward_config)
         options = ({"path": args.reward_path} if args.reward_path else {}) | options
         trial = make_trial(args)
         scorer = make_scorer(args.reward_model, args.pretrained_model_root, device=device, **options)

@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--lora_path", type=Path, help="file or folder of a LoRA")
     parser.add_argument("--lora_scale", type=float, default=1.0, help="factor of the LoRA's weights")
     parser.add_argument("--videos", type=Path, help="folder of mp4 files to score instead of a model")
-    parser.add_argument("--output_dir", type=Path, required=True, help="output folder for scores.json and scores.csv")
+    parser.add_argument("--output_dir", dest="out", type=Path, required=True, help="folder for scores.json and .csv")
     options, settings = parser.parse_known_args()
     run_settings, has_config = {}, any(word.partition("=")[0] == "--config" for word in settings)
     if options.checkpoint_path and not has_config:
@@ -36,11 +36,9 @@ def main() -> None:
     config = parse(settings, run_settings).config
     if options.videos and (options.checkpoint_path or options.lora_path):
         raise ValueError("--videos scores existing videos: leave out --checkpoint_path and --lora_path")
-    if options.videos and options.videos.resolve() == options.output_dir.resolve():
-        raise ValueError(
-            f"--output_dir must differ from --videos, whose scores.json it would overwrite: got {options.output_dir}"
-        )
-    check_evaluation(config, output=options.output_dir, has_model=not options.videos)
+    if options.videos and options.videos.resolve() == options.out.resolve():
+        raise ValueError(f"--output_dir must differ from --videos, whose files it would replace, got {options.out}")
+    check_evaluation(config, output=options.out, has_model=not options.videos)
 
     from hyvideo.evaluation.contents import joint_identity, policy_identity
     from hyvideo.evaluation.generation import Source
@@ -51,7 +49,7 @@ def main() -> None:
     source = Source(options.checkpoint_path, options.lora_path, options.lora_scale)
     evaluator = Evaluator(config)
     find_clips(options.videos, evaluator.requests) if options.videos else evaluator.check(source)
-    make_folder(options.output_dir)
+    make_folder(options.out)
     try:
         sources = {"checkpoint": options.checkpoint_path, "lora": options.lora_path, "videos": options.videos}
         world = joint_identity(config.flat(), config.reward, has_model=not options.videos)
@@ -59,11 +57,11 @@ def main() -> None:
         evaluation = evaluator.folder(options.videos) if options.videos else evaluator.policy(source)
     finally:
         evaluator.close()
-    write_evaluation(options.output_dir / "scores.json", evaluation, identity)
-    write_csv(options.output_dir / "scores.csv", evaluation.videos)
+    write_evaluation(options.out / "scores.json", evaluation, identity)
+    write_csv(options.out / "scores.csv", evaluation.videos)
     print(f"{len(evaluation.videos)} videos; mean with 95 % Student's t interval over prompts")
     print(as_text(summarise(evaluation)))
-    print(f"written to {options.output_dir}")
+    print(f"written to {options.out}")
 
 
 if __name__ == "__main__":

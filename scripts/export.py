@@ -21,23 +21,22 @@ def main() -> None:
     parser.add_argument("--lora_path", type=Path, help="file or folder of a LoRA")
     parser.add_argument("--merge", action="store_true", help="merge the LoRA into the model's weights")
     parser.add_argument("--form", choices=["diffusers", "original", "peft"], default="diffusers", help="output format")
-    parser.add_argument("--output_dir", type=Path, required=True, help="output folder, new or empty")
+    parser.add_argument("--output_dir", dest="out", type=Path, required=True, help="output folder, new or empty")
     parser.add_argument("--with_pipeline", action="store_true", help="also export encoders, VAE and scheduler")
-    parser.add_argument(
-        "--pretrained_model_root", type=Path, help="base model's checkpoints; default: the run's, or ./ckpts"
-    )
+    words = "base model's checkpoints; default: the run's, or ./ckpts"
+    parser.add_argument("--pretrained_model_root", type=Path, help=words)
     parser.add_argument("--transformer_version", help="version of the base model; default: the run's")
     parser.add_argument("--dtype", choices=["bf16", "fp16", "fp32"], default="bf16", help="precision of the files")
     options = parser.parse_args()
     with exit_on_error("export.py"):
         run(options)
-    print(f"written to {options.output_dir}")
+    print(f"written to {options.out}")
 
 
 def run(options: argparse.Namespace) -> None:
     only_lora = options.lora_path is not None and not options.merge
-    if options.output_dir.exists() and (not options.output_dir.is_dir() or any(options.output_dir.iterdir())):
-        raise ValueError(f"--output_dir must be a new or empty folder, got {options.output_dir}")
+    if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
+        raise ValueError(f"--output_dir must be a new or empty folder, got {options.out}")
     if only_lora and (options.checkpoint_path or options.with_pipeline):
         raise ValueError("--checkpoint_path and --with_pipeline need --merge when --lora_path is given")
     if options.merge and options.lora_path is None:
@@ -59,7 +58,7 @@ def run(options: argparse.Namespace) -> None:
 
     dtype = DTYPES[options.dtype]
     if only_lora:
-        save_lora(read_lora(options.lora_path), options.output_dir, form=options.form)
+        save_lora(read_lora(options.lora_path), options.out, form=options.form)
         return
     run_settings = settings_of_run(options.checkpoint_path)[0] if options.checkpoint_path else {}
     root = options.pretrained_model_root or Path(run_settings.get("pretrained_model_root", "ckpts"))
@@ -68,15 +67,15 @@ def run(options: argparse.Namespace) -> None:
     if run_settings.get("base_weight_dtype") == "fp8":
         print("the LoRA was trained on a base model in fp8; it is merged into the unquantized weights of the files")
     if options.form == "original":
-        save_original(transformer, options.output_dir, dtype=dtype)
+        save_original(transformer, options.out, dtype=dtype)
         return
-    transformer.save_pretrained(options.output_dir / "transformer")
+    transformer.save_pretrained(options.out / "transformer")
     task = (read_task(root, version) if options.with_pipeline else None) or transformer.config.get("task_type", "t2v")
     family = family_of(transformer)
     del transformer
     if options.with_pipeline:
-        export_components(family, root, version, options.output_dir, task=task, dtype=dtype)
-    copy_permissions(options.output_dir)
+        export_components(family, root, version, options.out, task=task, dtype=dtype)
+    copy_permissions(options.out)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hyvideo.config.command_line import parse
-from hyvideo.data.outside import Parser, counted, exit_on_error, quote
+from hyvideo.data.outside import Parser, exit_on_error, quote
 from hyvideo.data.prompts import read_requests
 from hyvideo.evaluation.preference.rating import DATABASE, VIDEOS, Study, create_app
 from hyvideo.models.reward_models.service.connections import listen, make_server
@@ -39,8 +39,8 @@ def make(options: argparse.Namespace, flags: list[str]) -> None:
             ["--policies", *policies, f"--num_prompts={options.pairs}", f"--output_dir={generated}", *flags]
         )
     make_study(options.study, {name: folders.get(name, generated / name) for name in paths}, requests, **sizes)
-    print(f"wrote a study for {counted(options.raters, 'rater')} to {options.study}; next:")
-    print(f"python -m scripts.preference_study serve {shlex.quote(str(options.study))}")
+    serving = f"python -m scripts.preference_study serve {shlex.quote(str(options.study))}"
+    print(f"wrote a study to {options.study}, raters: {options.raters}; next: {serving}")
 
 
 def serve(study: Study, host: str, port: int) -> None:

@@ -20,18 +20,16 @@ def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("folders", type=Path, nargs="*", metavar="FOLDER", help="runs and other folders to compare")
     parser.add_argument("--videos", type=Path, nargs="+", metavar="FOLDER", help="folders of videos, side by side")
-    parser.add_argument("--output_path", type=Path, help=f"HTML file to write (default: {REPORT_FILE})")
+    parser.add_argument("--output_path", dest="out", type=Path, help=f"HTML file to write (default: {REPORT_FILE})")
     options = parser.parse_args()
     if bool(options.folders) == bool(options.videos):
         raise ValueError("give either runs and other folders to compare, or --videos with folders of videos")
-    if options.videos and options.output_path:
-        raise ValueError(
-            f"--output_path needs runs: --videos writes index.html into its first folder, got {options.output_path}"
-        )
+    if options.videos and options.out:
+        raise ValueError(f"--output_path needs runs: --videos writes index.html to its first folder, got {options.out}")
     if options.videos:
         out = write_gallery(*options.videos)
     else:
-        write_report(options.folders, out := options.output_path or Path(REPORT_FILE))
+        write_report(options.folders, out := options.out or Path(REPORT_FILE))
     print(f"written to {out}")
 
 

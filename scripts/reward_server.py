@@ -7,7 +7,6 @@ By default, the server listens on this machine only. Listening on another addres
 environment variable REWARD_SERVER_TOKEN, of the server and of the run.
 """
 
-import argparse
 import os
 
 from hyvideo.config.command_line import options_of_scorer
@@ -22,7 +21,6 @@ def main() -> None:
     parser.add_argument("--reward_model", default="videoalign", help="scorer to serve")
     parser.add_argument("--pretrained_model_root", default="ckpts", help="checkpoint folder")
     parser.add_argument("--reward_config", default="", help="options by scorer, as in post_train.py: YAML file or JSON")
-    parser.add_argument("--options", help=argparse.SUPPRESS)  # old form: the options of this scorer
     parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto", help="device")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=8000, help="port; 0 selects a free one")
@@ -33,7 +31,7 @@ def main() -> None:
         token = os.environ.get("REWARD_SERVER_TOKEN", "").strip() or None
         if not token and options.host not in LOCAL:
             raise ValueError(f"listening on {options.host} needs a token: set REWARD_SERVER_TOKEN")
-        scorer_options = options_of_scorer(options.reward_model, options.reward_config, options.options)
+        scorer_options = options_of_scorer(options.reward_model, options.reward_config)
 
         from hyvideo.models.reward_models.service.connections import listen, make_server
         from hyvideo.models.reward_models.service.server import create_app

@@ -54,15 +54,13 @@ def main() -> int:
 
 
 def table(report: dict) -> list[str]:
-    """Return the results on the prompts held out for them as aligned lines, with a warning if they are few."""
-    rows, few = [("dimension", "preferences", "accuracy before", "after", "loss before", "after")], []
+    """Return the results on the prompts held out for them as aligned lines."""
+    rows = [("dimension", "preferences", "accuracy before", "after", "loss before", "after")]
     for name, after in report["after"].items():
-        before, number = report["before"][name], after["preferences"]
-        numbers = [f"{part[key]:.3f}" for key in ("accuracy", "loss") for part in (before, after)]
-        rows.append((name, str(number), *numbers))
-        few += [f"{name} ({number})"] if number < MIN_PREFERENCES else []
-    warning = f"too few preferences to measure the accuracy: {', '.join(few)}; {MIN_PREFERENCES} or more are needed"
-    return [*align_columns(rows), *([f"warning: {warning}"] if few else [])]
+        few = f" (too few: below {MIN_PREFERENCES})" if after["preferences"] < MIN_PREFERENCES else ""
+        numbers = [f"{part[key]:.3f}" for key in ("accuracy", "loss") for part in (report["before"][name], after)]
+        rows.append((name, f"{after['preferences']}{few}", *numbers))
+    return align_columns(rows)
 
 
 if __name__ == "__main__":

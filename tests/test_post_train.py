@@ -57,7 +57,7 @@ def test_bad_input_exits_with_one_message_and_code_2(program, tmp_path, argument
 def test_a_run_without_config_says_what_it_needs(program):
     result = program("post_train.py")
     assert result.returncode == 2 and "use batch_size 4, or change num_generations" in result.stderr
-    assert result.stderr.strip().endswith("no download: post_train.py --config configs/miniature.yaml")
+    assert result.stderr.strip().endswith("several GPUs; try --config configs/miniature.yaml")
     assert "without --config" not in program("post_train.py", *SMOKE, "--eta", "-1").stderr
 
 
@@ -223,7 +223,7 @@ def test_print_config_works_without_gpus_and_checkpoints(program, tmp_path, how)
     assert "rollouts per iteration 8 = 2 prompts x 4" in result.stdout and "- assets/prompts/train.csv" in result.stdout
     missing = result.stdout[result.stdout.index("missing on this host") :].splitlines()
     assert "got './ckpts': it does not exist" in missing[0]
-    assert "8 GPUs needed, one per process; found 0; device auto would use the CPU" in missing[1]
+    assert "each process needs a GPU: needed 8, found 0; device auto would use the CPU" in missing[1]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -254,7 +254,7 @@ def test_print_config_for_several_gpus_prints_the_launch_command(capsys, monkeyp
 @pytest.mark.parametrize(
     "flags, output",
     [
-        ([*LINE, "--batch_size", "3"], "sp_size must divide the number of processes, got sp_size 2 and 1"),
+        ([*LINE, "--batch_size", "3"], "sp_size must divide the number of processes, got sp_size 2 and WORLD_SIZE 1"),
         ([*SMOKE, "--validate_video_length", "16"], "validation_num_frames (given as --validate_video_length)"),
         ([*SMOKE, "--reward_weights", "lots"], "reward_weights must be"),
     ],

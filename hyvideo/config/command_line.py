@@ -33,7 +33,6 @@ class CommandLine:
     pilot: bool  # the settings are those of a pilot
     world_size: int  # processes
     flags: Mapping[str, str]  # flag by setting; also the settings of a file that is not among the project's configs
-    has_file: bool = True  # whether --config was given
 
 
 def parse(argv: list[str] | None = None, saved: Mapping[str, Any] | None = None) -> CommandLine:
@@ -73,7 +72,7 @@ def parse(argv: list[str] | None = None, saved: Mapping[str, Any] | None = None)
     config = config.as_pilot() if pilot else config
     if path and not Path(path).resolve().is_relative_to(ROOT / "configs"):
         flags = {name: name for name in inherited} | flags
-    return CommandLine(config, print_config, pilot, world_size or processes.world_size(), flags, bool(path))
+    return CommandLine(config, print_config, pilot, world_size or processes.world_size(), flags)
 
 
 def load_config(path: str | Path, **overrides) -> Config:
@@ -316,7 +315,8 @@ def reward_options(reward: RewardSettings) -> dict[str, dict]:
     return options
 
 
-def options_of_scorer(name: str, reward_config: str, options: str | None = None) -> dict:
-    """Return the options of a scorer in ``reward_config`` or, in the old form, a JSON object of ``options``."""
-    reward_config = f"{{{json.dumps(name)}: {options}}}" if options else reward_config
-    return reward_options(RewardSettings(reward_model=[name], reward_config=reward_config))[name]
+def options_of_scorer(name: str, config: str) -> dict:
+    """Return the options of a scorer in a ``reward_config`` or, as before, in JSON without its name."""
+    if is_json(config) and f"{json.dumps(name)}:" not in config.replace('" :', '":'):
+        config = f"{{{json.dumps(name)}: {config}}}"
+    return reward_options(RewardSettings(reward_model=[name], reward_config=config))[name]

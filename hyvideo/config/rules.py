@@ -21,7 +21,7 @@ from hyvideo.config.sections import (
     TrustRegionSettings,
 )
 from hyvideo.config.settings import REWARD_PRESETS, TRAITS, Config, eta_of, flat_weights
-from hyvideo.data.outside import counted, nearest, parse_json, quote
+from hyvideo.data.outside import nearest, parse_json, quote
 from hyvideo.data.prompts import check_prompt
 from hyvideo.models.reward_models.rewards import ROW_KEYS, SCORERS, SERVICE_ATTEMPTS, scorer_class
 from hyvideo.models.versions import version_defaults
@@ -114,7 +114,7 @@ def layout_problems(world_size: int, sp_size: int, dp_replicate: int = 1) -> Pro
     if world_size % sp_size:
         possible = f"possible values: {_divisors(world_size)}"
         yield (
-            f"sp_size must divide the number of processes, got sp_size {sp_size} and {counted(world_size, 'process')}; "
+            f"sp_size must divide the number of processes, got sp_size {sp_size} and WORLD_SIZE {world_size}; "
             + (f"start {sp_size} with torchrun --nproc_per_node={sp_size}" if world_size == 1 else possible)
         )
     elif world_size % (dp_replicate * sp_size):
@@ -147,7 +147,7 @@ def batch_problems(
     if (batch * replicas) % group:
         legal = next(b for b in itertools.count(batch) if (b * replicas) % group == 0 and 0 in (b % group, group % b))
         yield (
-            f"a batch must consist of whole groups: batch_size {batch} x {counted(replicas, 'replica')} = "
+            f"a batch must consist of whole groups: batch_size {batch} x replicas {replicas} = "
             f"{batch * replicas} is not a multiple of num_generations {group}; use batch_size {legal}, or change "
             "num_generations"
         )

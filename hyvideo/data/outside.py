@@ -19,11 +19,8 @@ MAX_PROMPT_BYTES = 100_000  # in UTF-8; the language model reads about 5,000 of 
 MAX_MESSAGE = 4_000  # characters
 
 # Earlier names of flags, with the names that replace them.
-OLD_NAMES = {
-    "--out": ("--output_dir", "--output_path"),
-    "--model_path": ("--reward_path", "--pretrained_model_root"),
-    "--model": ("--reward_path",),
-}
+OLD_NAMES = {"--out": ["--output_dir", "--output_path"], "--model_path": ["--reward_path", "--pretrained_model_root"]}
+OLD_NAMES |= {"--model": ["--reward_path"], "--options": ["--reward_config"]}
 ROOT = Path(__file__).resolve().parents[2]  # root of the project
 
 # Control characters except newline and tab, and lone surrogates, which UTF-8 cannot encode.
@@ -162,11 +159,6 @@ def quote(text: object, longest: int = 200) -> str:
     return repr(text if len(text) <= longest else f"{text[:longest]}...")
 
 
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun: 1 process, 2 processes, 1,000 videos."""
-    return f"{number:,} {noun}{'' if number == 1 else 'es' if noun.endswith('s') else 's'}"
-
-
 def shorten(message: str, longest: int = MAX_MESSAGE) -> str:
     """Return a message without its middle if it is long, with control characters escaped."""
     clean = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in message[: 100 * longest])
@@ -202,12 +194,10 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=36, width=120)
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        default, is_flag = action.default, bool(action.option_strings)
-        if not (is_flag and action.help) or default in (None, "", [], argparse.SUPPRESS) or default is False:
+        default = action.default if action.option_strings else None
+        if default in (None, "", [], argparse.SUPPRESS) or default is False or not action.help:
             return action.help
-        words = (
-            " ".join(map(str, default)) if isinstance(default, Iterable) and not isinstance(default, str) else default
-        )
+        words = default if isinstance(default, str | int | float | Path) else " ".join(map(str, default))
         return f"{action.help} (default: {str(words).replace('%', '%%')})"
 
 
@@ -219,9 +209,8 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, description: str | None = None, *, old_names=OLD_NAMES, **options):
-        super().__init__(
-            **{"description": description, "formatter_class": _HelpFormatter, "allow_abbrev": False} | options
-        )
+        options = {"formatter_class": _HelpFormatter, "allow_abbrev": False} | options
+        super().__init__(description=description, **options)
         self._old_names = old_names
 
     def parse_known_args(self, args=None, namespace=None):

@@ -26,7 +26,7 @@ from hyvideo.data.outside import make_folder, path_problem, quote
 from hyvideo.data.prompts import Request, check_prompt, read_requests
 from hyvideo.distributed import mesh as ranks
 from hyvideo.evaluation.offloading import place, resolve
-from hyvideo.evaluation.report.gallery import check_page
+from hyvideo.evaluation.report.gallery import PAGE_FILE, check_page
 from hyvideo.evaluation.super_resolution import Refiner
 from hyvideo.evaluation.video_sampler import Video, VideoSampler
 from hyvideo.models import loading
@@ -172,7 +172,7 @@ def list_videos(sizes: dict[Request, tuple[int, int]], requests: list[Request], 
     """List the videos of the requests in order: 0000.mp4, 0001.mp4, ... in a folder, or one mp4 file by name."""
     if output.suffix == ".mp4" and len(requests) > 1:
         raise ValueError(f"--output_path must be a folder for {len(requests)} videos, got {output}")
-    check_page(output)
+    check_page(output / PAGE_FILE)
     return [
         Video(request, *sizes[request], number, output if output.suffix == ".mp4" else output / f"{number:04d}.mp4")
         for number, request in enumerate(requests)

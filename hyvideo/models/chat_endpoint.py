@@ -51,8 +51,12 @@ class ChatEndpoint:
         self.url, self.model, self._key = f"{url.rstrip('/')}/chat/completions", model, key
         self.parallel, self.timeout, self.retries = parallel, timeout, retries
         self.cost = {"requests": 0, "prompt_tokens": 0, "completion_tokens": 0}
+
         # Printed at process exit, or when the endpoint is no longer used.
-        weakref.finalize(self, _print_cost, f"{user} {model}", self.cost)
+        def write(cost: dict[str, int]) -> None:
+            print(f"{user} {model}:", ", ".join(f"{count:,} {name}" for name, count in cost.items()), file=sys.stderr)
+
+        weakref.finalize(self, write, self.cost)
 
     def ask(self, requests: Sequence[Callable[[], str]], read: Callable[[dict], T]) -> list[tuple[T | None, str]]:
         """Send requests, and return what ``read`` makes of each completion, or None with the reason of the failure.
@@ -94,11 +98,6 @@ class ChatEndpoint:
         if "choices" not in answer or answer["choices"][0]["finish_reason"] not in self.ends:
             raise ValueError(f"finish_reason of a chat completion must be {' or '.join(self.ends)}, got {answer!r}")
         return answer["choices"][0]
-
-
-def _print_cost(name: str, cost: dict[str, int]) -> None:
-    counts = ", ".join(f"{count:,} {what}" for what, count in cost.items())
-    print(f"{name}: {counts.replace('_', ' ')}", file=sys.stderr)
 
 
 async def _read_answer(response: httpx.Response) -> bytes:

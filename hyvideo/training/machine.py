@@ -17,7 +17,7 @@ from hyvideo.config.memory.phases import resolve_auto as resolve_checkpointing
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.sections import DistributedSettings
 from hyvideo.config.settings import Config
-from hyvideo.data.outside import counted, find_path, folder_problem
+from hyvideo.data.outside import find_path, folder_problem
 from hyvideo.data.prompts import read_requests
 from hyvideo.distributed.collectives import all_objects
 from hyvideo.distributed.mesh import Mesh
@@ -95,4 +95,4 @@ def gpu_problem(device: str, world_size: int) -> str | None:
     if device == "cpu" or gpus >= num_local:
         return None
     fallback = "; device auto would use the CPU" if device == "auto" and gpus == 0 else ""
-    return f"{counted(num_local, 'GPU')} needed, one per process; found {gpus}{fallback}"
+    return f"each process needs a GPU: needed {num_local}, found {gpus}{fallback}"

@@ -159,11 +159,11 @@ def test_adjacent_replicas_may_share_a_group(tiny_config):
         ((8, 2, 2), None),
         ((12, 3), None),  # heads may be split unevenly
         ((17, 17), "sp_size must be at most the 16 attention heads .* got 17; 1, 2, 4, 8, 16 give every rank"),
-        ((8, 3), "must divide the number of processes, got sp_size 3 and 8 processes; possible values: 1, 2, 4, 8"),
+        ((8, 3), "must divide the number of processes, got sp_size 3 and WORLD_SIZE 8; possible values: 1, 2, 4, 8"),
         ((8, 2, 3), "dp_replicate must divide the 4 data-parallel replicas .* got 3; possible values: 1, 2, 4"),
         (
             (1, 2),
-            "got sp_size 2 and 1 process; start 2 with torchrun --nproc_per",
+            "got sp_size 2 and WORLD_SIZE 1; start 2 with torchrun --nproc_per",
         ),
     ],
 )

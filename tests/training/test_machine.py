@@ -89,8 +89,8 @@ def test_compilation_needs_a_compiler_and_the_headers_of_python(mesh, monkeypatc
 def test_each_process_of_a_machine_needs_a_gpu(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
     assert gpu_problem("cpu", 8) is gpu_problem("auto", 4) is None
-    assert gpu_problem("cuda", 8) == "8 GPUs needed, one per process; found 4"
+    assert gpu_problem("cuda", 8) == "each process needs a GPU: needed 8, found 4"
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")  # two machines
     assert gpu_problem("auto", 8) is None
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    assert gpu_problem("auto", 8) == "4 GPUs needed, one per process; found 0; device auto would use the CPU"
+    assert gpu_problem("auto", 8) == "each process needs a GPU: needed 4, found 0; device auto would use the CPU"

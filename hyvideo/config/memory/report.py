@@ -12,7 +12,6 @@ from hyvideo.config.memory.persistent import trained_bytes
 from hyvideo.config.memory.phases import GIB, Memory, memory, resolve_auto
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.memory.whole_run import length_lines
-from hyvideo.data.outside import counted
 from hyvideo.data.templates import fill, number
 
 
@@ -83,7 +82,6 @@ def verdict(run: PlannedRun) -> tuple[str, dict | None]:
         return f"fits: {size}", {}
     change = cheapest_change(run)
     if change is None:
-        fitting = f"no known change makes it fit {counted(run.world_size, 'GPU')}; use more GPUs or smaller videos"
-        return f"too large: {size}; {fitting}", None
+        return f"too large: {size}; no known change makes it fit; use more GPUs or smaller videos", None
     after = memory(run.with_settings(**change)).needed_gib
     return f"too large: {size}; the cheapest change that makes it fit: {flags(change)} ({after:.1f} GiB)", change

@@ -13,7 +13,7 @@ from hyvideo.data.templates import fill
 from hyvideo.records.run_files import write_text
 
 PAGE_FILE = "index.html"
-MARK = '<p class="kicker">Generated videos'  # in every page of this file
+MARK = b'<p class="kicker">Generated videos'  # in every page of this file
 APART = ("prompt", "image", "seed", "number", "file")  # shown with a video; the other settings are in a table
 
 
@@ -22,7 +22,7 @@ def write_gallery(*folders: Path) -> Path:
 
     It shows every mp4 file with a JSON file of its settings. If several processes write it, the last one shows all.
     """
-    check_page(folders[0])
+    check_page(folders[0] / PAGE_FILE)
     names, written = short_names([place.resolve() for place in folders]), None
     while (rows := match_videos(folders)) != written:
         columns = [[video for video in column if video] for column in zip(*rows)]
@@ -38,10 +38,9 @@ def write_gallery(*folders: Path) -> Path:
     return folders[0] / PAGE_FILE
 
 
-def check_page(folder: Path) -> None:
-    """Raise ValueError if a folder has an index.html of another program, which `write_gallery` would overwrite."""
-    page = folder / PAGE_FILE
-    if page.is_file() and MARK not in page.read_text(encoding="utf-8", errors="replace"):
+def check_page(page: Path) -> None:
+    """Raise ValueError for an existing page that `write_gallery` did not write, and would overwrite."""
+    if page.is_file() and MARK not in page.read_bytes():
         raise ValueError(f"{quote(page)} is not a page of generated videos; move it, or choose another folder")
 
 

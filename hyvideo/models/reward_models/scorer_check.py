@@ -112,12 +112,12 @@ class ScorerUnderTest:
 
     def check_dimensions(self) -> Outcome:
         if bad := [name for name in self.dimensions if not is_finite(self.clean_scores, name)]:
-            hint = " ".join(filter(None, [nearest(name, {*self.clean_scores} - {*bad}) for name in bad]))
-            if not hint and self.dimensions == DIMENSIONS and not hasattr(self.scorer, "dimensions"):
-                hint = f"the class has no `dimensions`: add dimensions = {tuple(self.clean_scores)}"
-            hint = hint or "return finite numbers, and check the class's `dimensions` and --reward_weights"
-            returned = _text(self.clean_scores) or "no numbers"
-            return "failed", f"no finite number for {', '.join(bad)}: score returned {returned}; {hint}"
+            returned, hints = self.clean_scores, [nearest(name, {*self.clean_scores} - {*bad}) for name in bad]
+            if self.dimensions == DIMENSIONS and not hasattr(self.scorer, "dimensions"):
+                hints.append(f"the class has no `dimensions`: add dimensions = {tuple(returned)}")
+            hint = " ".join(filter(None, hints)) or "check the class's `dimensions` and --reward_weights"
+            got = _text(returned) or "no numbers"
+            return "failed", f"no finite number for {', '.join(bad)}: score returned {got}; {hint}"
         return "ok", f"finite scores for {', '.join(self.dimensions)}"
 
     def check_repeat(self) -> Outcome:
@@ -148,8 +148,7 @@ class ScorerUnderTest:
     def check_speed(self) -> Outcome:
         """Report the seconds per video; the first call is left out, because it may load or compile."""
         seconds, shape = min(self.seconds[1:]), " x ".join(map(str, self.trial.video[:, 0].shape))
-        text = f"{seconds:.2g} s per video of {shape}, {32 * seconds:.2g} s for 32; compare with time/rollout of a run"
-        return "ok", text
+        return "ok", f"{seconds:.2g} s per video of {shape}; 32 take {32 * seconds:.2g} s: compare with time/rollout"
 
     def rounding(self, difference: float, where: str) -> Outcome:
         """Return the outcome for a difference that should be at most a rounding difference."""

@@ -56,7 +56,7 @@ def test_a_flag_of_the_run_changes_the_plan_and_the_verdict_is_the_last_line(pla
 
 def test_an_illegal_size_prints_the_rule_and_possible_values(plan):
     last = plan(*CONFIG, "--world_size", "7", "--sp_size", "2").splitlines()[-1]
-    assert last.startswith("illegal: ") and last.endswith("got sp_size 2 and 7 processes; possible values: 1, 7")
+    assert last.startswith("illegal: ") and last.endswith("got sp_size 2 and WORLD_SIZE 7; possible values: 1, 7")
 
 
 def test_the_miniature_is_planned_from_its_config_json(plan):

@@ -105,7 +105,7 @@ def test_the_command_writes_the_page_or_names_the_folder_without_videos(folders,
             report.main()
     output = capsys.readouterr().err
     assert f"got {str(tmp_path)!r}: it has no mp4 file with its JSON file" in output and "or --videos with" in output
-    assert "--output_path needs runs: --videos writes index.html into its first folder, got a.html" in output
+    assert "--output_path needs runs: --videos writes index.html to its first folder, got a.html" in output
 
 
 def test_a_page_of_another_program_is_not_overwritten(folders):

@@ -242,13 +242,13 @@ def test_wrong_names_of_dimensions_are_answered_with_the_right_ones():
 
     assert detail(Brightness(), dimensions=["bright"]).endswith("; did you mean brightness?")
     assert detail(Brightness(), dimensions=["VQ"]).endswith("check the class's `dimensions` and --reward_weights")
-    assert "score returned no numbers; return finite numbers" in detail(Words())
+    assert "score returned no numbers; check the class" in detail(Words())
     assert detail(Undeclared()).endswith("; the class has no `dimensions`: add dimensions = ('warm', 'balance')")
 
 
 def test_seconds_per_video_are_reported_without_the_first_call():
     detail = {check.name: check.detail for check in check_scorer(Slow(), TRIAL)}["speed"]
-    assert re.match(r"0\.0[23]\d* s per video of 9 x 32 x 32, (0\.[6-9]|1)\S* s for 32;", detail), detail
+    assert re.match(r"0\.0[23]\d* s per video of 9 x 32 x 32; 32 take (0\.[6-9]|1)\S* s:", detail), detail
 
 
 def test_a_score_with_the_wrong_sign_is_a_warning():

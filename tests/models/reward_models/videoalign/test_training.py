@@ -259,9 +259,9 @@ def test_the_program_is_repeatable_for_the_same_seed(tmp_path, monkeypatch, caps
     changed = {name.split(".")[-2] for name in first if not torch.equal(first[name], shipped[name])}
     targets = {f"{kind}_proj" for kind in ("q", "k", "v", "o", "gate", "up", "down")}
     assert "rm_head" in changed and len(changed) > 1 and changed <= targets | {"rm_head"}
-    *_, heading, row, warning = capsys.readouterr().out.splitlines()
+    *_, heading, row = capsys.readouterr().out.splitlines()
     assert heading.split()[:2] == ["dimension", "preferences"] and len(heading) == len(row)
-    assert re.fullmatch(r"SIZE +2( +\d\.\d{3}){4}", row) and "too few preferences" in warning and "SIZE (2)" in warning
+    assert re.fullmatch(r"SIZE +2 \(too few: below 30\)( +\d\.\d{3}){4}", row)
     report = json.loads((tmp_path / "first" / "training.json").read_text())
     assert report["pairs"] == {"test": 2, "stop": 2, "train": 2} and len(report["losses"]) == 2
     assert report["after"]["SIZE"]["preferences"] == 2 and (tmp_path / "first" / "calibration.png").is_file()

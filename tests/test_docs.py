@@ -273,6 +273,8 @@ NOT_RUN = {  # programs that are not run here, with the reason
     "download_weights": "downloads gigabytes",
     "examples.miniature_from_scratch": "takes an hour",
     "pytest": "runs tests",
+    "examples.size_preference": "draws 500 pairs",
+    "scripts.benchmark_videos": "needs the official prompts or results",
     "scripts.gpu_check": "needs a GPU",
     "scripts.preflight": "needs nodes",
     "scripts.preference_study": "needs raters",
@@ -281,7 +283,8 @@ NOT_RUN = {  # programs that are not run here, with the reason
 }
 OUTPUTS = ("--out", "--output_path", "--output_dir")
 LARGE = re.compile(
-    r"(\./)?ckpts\b|configs/(hunyuan|paper/)|--(resolution|remote_reward_url|gradients)$|(videoalign|vlm_judge)$|.*\"path\":"
+    r"(\./)?ckpts\b|configs/(hunyuan|wan21|paper/)|(videoalign|vlm_judge|unified_reward|yes_no)$|.*\"path\":"
+    r"|--(resolution|remote_reward_url|rewrite_url|url|gradients|with_pipeline)$"
 )
 
 
@@ -336,7 +339,7 @@ def test_a_command_that_needs_no_gpu_runs(command, tmp_path, trained):
     else:
         words = [word for word in filled_in(command.words, tmp_path) if word not in ("--only_table", "--only_figure")]
         words = [w if before in OUTPUTS else placed(w, box, trained) for before, w in zip(["", *words], words)]
-        words = ["assets/miniature" if word == "ckpts" else word for word in words]
+        words = ["assets/miniature" if word.split("/")[0] == "ckpts" else word for word in words]
     program = command.program
     if Path(program).name in LAUNCHERS:  # tests/scripts/test_launchers.py starts them
         program = "post_train.py"

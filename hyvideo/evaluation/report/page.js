@@ -160,8 +160,8 @@ function heldOutScores() {
   const truths = Object.keys(weights).filter((name) => weights[name] && names.has(`true/${name}`));
   const found = new Map();
   if (truths.length) found.set("true reward", (means, run) => truths.reduce((sum, name) => sum + (run?.weights ?? weights)[name] * means[`true/${name}`], 0));
-  const others = [...new Set([...names, ...Object.values(DATA.scores).flatMap(Object.keys)])].filter((name) => !weights[name] && !/^(reward|Overall|seen\/reward|frechet_distance|true\/.*|held_out\/[^\/]*)$/.test(name));
-  for (const name of others) if (names.has(name) || !RUNS.length) found.set(name, (means) => means[name]);
+  const others = [...names].sort((a, b) => (a === "unseen/reward") - (b === "unseen/reward")).filter((name) => !weights[name] && !/^(reward|reward_std|missing|Overall|seen\/reward|frechet_distance|true\/.*|held_out\/[^\/]*)$/.test(name));
+  for (const name of others) if (names.has(name)) found.set(name, (means) => means[name]);
   return found;
 }
 
@@ -257,7 +257,8 @@ function clipUrl(digest) {
 }
 
 function player(digest, label) {
-  const clip = element("video", undefined, { src: clipUrl(digest), muted: true, playsInline: true, preload: "auto", tabIndex: 0 });
+  const clip = element("video", undefined, { muted: true, playsInline: true, preload: "auto", tabIndex: 0 });
+  clip.dataset.clip = digest;
   clip.setAttribute("aria-label", label);
   clip.setAttribute("muted", "");
   return clip;
@@ -344,7 +345,7 @@ function drawGallery() {
 /** A few randomly selected videos beside the verdict. */
 function drawGlance() {
   const kept = VIDEOS.filter((video) => video.clips.length).sort(ORDERS.drawn);
-  document.querySelector(".glance").replaceChildren(...kept.slice(0, RUNS.length > 1 ? 3 : 4).map(card));
+  document.querySelector(".glance").replaceChildren(...kept.slice(0, RUNS.length > 2 ? 2 : RUNS.length > 1 ? 3 : 4).map(card));
 }
 
 function drawGains() {
@@ -381,7 +382,7 @@ function drawFolders() {
     clips.style.setProperty("--clips", Math.min(5, row.length));
     row.forEach((video, place) => {
       const figure = clips.appendChild(element("figure"));
-      figure.append(video?.clip ? player(video.clip, `${DATA.folders[place]}: ${video.prompt}`) : element("p", "no such video", { className: "quiet" }), element("figcaption", DATA.folders[place]));
+      figure.append(video?.clip ? player(video.clip, `${DATA.folders[place]}: ${video.prompt}`) : element("p", "no such video", { className: "quiet" }), element("figcaption", DATA.folders[place].replace(/[/_]/g, "$&\u200b")));
     });
     made.append(element("small", `seed ${first.seed ?? "–"}${first.image && first.image !== "–" ? `, image ${first.image}` : ""}`));
     inStep(made);
@@ -395,19 +396,18 @@ function drawFolders() {
 document.querySelectorAll(".swatch").forEach((each) => {
   each.style.background = colourOf(RUNS.findIndex(([name]) => name === each.dataset.run));
 });
-byId("held").addEventListener("change", drawPareto);
 if (RUNS.length) {
+  byId("held").addEventListener("change", drawPareto);
   byId("axis").addEventListener("change", drawCurves);
   byId("run")?.addEventListener("change", drawDetails);
   byId("order").addEventListener("change", drawGallery);
   byId("play").addEventListener("click", togglePlay);
   byId("more").addEventListener("click", () => { shown += 12; drawGallery(); });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawCurves);
   drawGlance();
   drawGallery();
   drawGains();
+  drawCurves();
 }
 document.body.style.setProperty("--clips", Math.min(5, Math.max(DATA.folders.length, ...VIDEOS.map((video) => video.clips.length))));
-const drawPlots = RUNS.length ? drawCurves : drawPareto;
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawPlots);
-drawPlots();
 if (DATA.rows.length) drawFolders();

@@ -13,9 +13,22 @@ function inStep(card) {
   clips.forEach((clip) => clip.addEventListener("ended", restart));
 }
 
+/** Loads a video with an embedded clip only near the screen: a browser plays at most 75 videos of a page. */
+function load(clip, isNear) {
+  if (!clip.dataset.clip || isNear === clip.hasAttribute("src")) return;
+  if (isNear) return void (clip.src = clipUrl(clip.dataset.clip));
+  if (clip.videoWidth) clip.style.aspectRatio = `${clip.videoWidth} / ${clip.videoHeight}`;
+  clip.removeAttribute("src");
+  clip.load();
+}
+
 const visible = new IntersectionObserver((entries) => entries.forEach(({ target, isIntersecting }) => {
-  target.querySelectorAll("video").forEach((clip) => (isIntersecting && playing ? clip.play().catch(() => {}) : clip.pause()));
-}));
+  target.querySelectorAll("video").forEach((clip) => {
+    load(clip, isIntersecting);
+    if (isIntersecting && playing) clip.play().catch(() => {});
+    else clip.pause();
+  });
+}), { rootMargin: "50%" });
 
 function togglePlay() {
   playing = !playing;

@@ -24,8 +24,6 @@ from hyvideo.config.without_effect import settings_without_effect
 from hyvideo.data.outside import shorten
 from hyvideo.evaluation.reward_hacking.rule import RewardHacking, check_output_dir
 
-NO_CONFIG = "\nwithout --config, a run trains HunyuanVideo-1.5 on several GPUs; try --config configs/miniature.yaml"
-
 
 def main() -> int:
     processes.use_expandable_segments()
@@ -50,7 +48,8 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
         trainer = build(config, at_end)
     except ValueError as error:  # user errors; later errors keep their traceback
         processes.wait_for_rank_0()
-        hint = "" if "--config" in " ".join(sys.argv) else NO_CONFIG
+        hint = "\nwithout --config, a run needs several GPUs; try --config configs/miniature.yaml"
+        hint = "" if "--config" in " ".join(sys.argv) else hint
         print(f"post_train.py: {shorten(with_flags(str(error), command.flags))}{hint}", file=sys.stderr)
         return 2
 

@@ -42,7 +42,7 @@ if ! has_flag --config "$@"; then
                 echo "run_post_train.sh: the miniature runs on the CPU" >&2
         fi
         arguments=(--config configs/miniature.yaml "$@")
-        if ! has_flag --output_dir "$@" && ! has_flag --resume_from_checkpoint "$@"; then
+        if ! has_flag --output_dir "$@" && ! has_flag --out "$@" && ! has_flag --resume_from_checkpoint "$@"; then
             arguments+=(--output_dir "$(first_free_folder outputs/miniature)")
         fi
     fi

@@ -23,8 +23,7 @@ def main() -> None:
     parser.add_argument("--form", choices=["diffusers", "original", "peft"], default="diffusers", help="output format")
     parser.add_argument("--output_dir", dest="out", type=Path, required=True, help="output folder, new or empty")
     parser.add_argument("--with_pipeline", action="store_true", help="also export encoders, VAE and scheduler")
-    words = "base model's checkpoints; default: the run's, or ./ckpts"
-    parser.add_argument("--pretrained_model_root", type=Path, help=words)
+    parser.add_argument("--pretrained_model_root", type=Path, help="base checkpoints; default: the run's, or ./ckpts")
     parser.add_argument("--transformer_version", help="version of the base model; default: the run's")
     parser.add_argument("--dtype", choices=["bf16", "fp16", "fp32"], default="bf16", help="precision of the files")
     options = parser.parse_args()

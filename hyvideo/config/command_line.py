@@ -131,7 +131,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         "Post-train a video flow-matching model with SAGE-GRPO. Flags override the settings of --config FILE.yaml.\n"
         "Flags of the public reference that have another name here are accepted: see docs/reference_flags.md.",
-        old_names={},
         usage="%(prog)s --config FILE.yaml [--setting value ...]",
         argument_default=argparse.SUPPRESS,
     )

@@ -111,11 +111,11 @@ def range_problems(values: Mapping[str, Any]) -> Problems:
 
 def layout_problems(world_size: int, sp_size: int, dp_replicate: int = 1) -> Problems:
     """Yield why this layout of ranks is not possible, and the possible values."""
+    start = f"start {sp_size} with torchrun --nproc_per_node={sp_size}"
     if world_size % sp_size:
-        possible = f"possible values: {_divisors(world_size)}"
         yield (
             f"sp_size must divide the number of processes, got sp_size {sp_size} and WORLD_SIZE {world_size}; "
-            + (f"start {sp_size} with torchrun --nproc_per_node={sp_size}" if world_size == 1 else possible)
+            f"{start if world_size == 1 else f'possible values: {_divisors(world_size)}'}"
         )
     elif world_size % (dp_replicate * sp_size):
         yield (

@@ -204,18 +204,16 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
 class Parser(argparse.ArgumentParser):
     """Argument parser whose ``--help`` shows defaults, and that suggests a flag instead of an unknown one.
 
-    It accepts no abbreviated flags. A flag in ``old_names`` stands for the first of its new names that is known. Error
-    messages, which may quote a whole file, are shortened.
+    A flag in OLD_NAMES stands for the first of its new names that is known. Error messages, which may quote a whole
+    file, are shortened.
     """
 
-    def __init__(self, description: str | None = None, *, old_names=OLD_NAMES, **options):
-        options = {"formatter_class": _HelpFormatter, "allow_abbrev": False} | options
-        super().__init__(description=description, **options)
-        self._old_names = old_names
+    def __init__(self, description: str | None = None, **options):
+        super().__init__(description=description, allow_abbrev=False, formatter_class=_HelpFormatter, **options)
 
     def parse_known_args(self, args=None, namespace=None):
         known = self._option_string_actions  # also of argument groups
-        for old, names in self._old_names.items():
+        for old, names in OLD_NAMES.items():
             if old not in known and (new := next(filter(known.__contains__, names), None)):
                 known[old] = known[new]
         return super().parse_known_args(args, namespace)

@@ -1,10 +1,9 @@
-"""Reading and writing of video files: H.264 mp4 for scorers and viewers, GIF for TensorBoard, without ffmpeg.
+"""Reading and writing of video files: H.264 mp4, without ffmpeg.
 
 A video is a uint8 RGB tensor (frames, channels, height, width).
 """
 
 import io
-import itertools
 import math
 import os
 from fractions import Fraction
@@ -13,13 +12,11 @@ from pathlib import Path
 import av
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from hyvideo.data.outside import replacing
 
 MIN_MP4_SIDE = 256  # pixels
-GIF_SIDES = (128, 320)  # pixels: minimum of the shorter side, maximum of the longer side
 
 
 def to_uint8(video: Tensor) -> Tensor:
@@ -138,23 +135,3 @@ def _frames(file, stream, path: Path) -> list[np.ndarray]:
             raise ValueError(f"{path} declares {declared}, got frame {len(frames)} of {frame.shape}")
         frames.append(frame)
     return frames
-
-
-def write_gif_bytes(video: Tensor, fps: float) -> bytes:
-    """Encode a video as a looping GIF, sized for a web page. ``video``: uint8 (frames, 3, height, width).
-
-    Small videos are enlarged by an integer to at least 128 pixels on the shorter side, large ones reduced to 320 on the
-    longer. GIF counts in 1/100 s: the end times of frames are rounded, so that the total length is kept.
-    """
-    check_video(video)
-    check_fps(fps)
-    least, greatest = GIF_SIDES
-    video = enlarge(video.detach().cpu(), max(1, math.ceil(least / min(video.shape[-2:]))))
-    images = [Image.fromarray(frame) for frame in video.permute(0, 2, 3, 1).numpy()]
-    for image in images:
-        image.thumbnail((greatest, greatest), Image.Resampling.LANCZOS)
-    ends = [round(100 * count / fps) for count in range(len(images) + 1)]  # 1/100 s
-    durations = [10 * (end - start) for start, end in itertools.pairwise(ends)]  # ms
-    buffer = io.BytesIO()
-    images[0].save(buffer, "GIF", save_all=True, append_images=images[1:], duration=durations, loop=0)
-    return buffer.getvalue()

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from torch import Tensor
-
 from hyvideo.records.metrics_file import Lines
 from hyvideo.records.run_files import or_none
 from hyvideo.records.trackers import REPORTS
@@ -37,9 +35,9 @@ class MetricsWriter(AbstractContextManager):
         numbers = {name: float(value) for name, value in single.items() if name != "iteration"}
         self._to_reports(lambda report: report.log(numbers, iteration))
 
-    def add_video(self, tag: str, video: Tensor, fps: float, step: int, *, file: Path) -> None:
-        """Log a uint8 video (frames, 3, height, width) at iteration ``step``; ``file`` is its mp4."""
-        self._to_reports(lambda report: report.add_video(tag, video, fps, step, file=file))
+    def add_video(self, tag: str, file: Path, step: int) -> None:
+        """Log an mp4 file at iteration ``step``, in the trackers that show videos."""
+        self._to_reports(lambda report: hasattr(report, "add_video") and report.add_video(tag, file, step))
 
     def close(self) -> None:
         self.lines.close()

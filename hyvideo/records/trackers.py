@@ -1,18 +1,12 @@
-"""Trackers that show metrics and videos during a run: TensorBoard and Weights & Biases, imported late."""
+"""Trackers that show metrics during a run: TensorBoard and, also with videos, Weights & Biases. Imported late."""
 
-import io
 import json
 import os
 from pathlib import Path
 
-from PIL import Image
-from torch import Tensor
-
-from hyvideo.data.videos import write_gif_bytes
-
 
 class TensorBoardReport:
-    """Scalars and GIFs in an event file. A resumed run hides what was logged after its checkpoint."""
+    """Scalars in an event file. A resumed run hides what was logged after its checkpoint."""
 
     def __init__(self, output_dir: Path, *, run_name: str, config: dict, resume_iteration: int | None):
         from torch.utils.tensorboard import SummaryWriter
@@ -26,16 +20,6 @@ class TensorBoardReport:
     def log(self, metrics: dict[str, float], iteration: int) -> None:
         for name, value in metrics.items():
             self.writer.add_scalar(name, value, iteration)
-        self.writer.flush()
-
-    def add_video(self, tag: str, video: Tensor, fps: float, step: int, *, file: Path) -> None:
-        """Log a video as a GIF. ``SummaryWriter.add_video`` would require moviepy."""
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        encoded = write_gif_bytes(video, fps)
-        width, height = Image.open(io.BytesIO(encoded)).size
-        image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=encoded)
-        self.writer.file_writer.add_summary(Summary(value=[Summary.Value(tag=tag, image=image)]), step)
         self.writer.flush()
 
     def close(self) -> None:
@@ -71,7 +55,7 @@ class WandbReport:
     def log(self, metrics: dict[str, float], iteration: int) -> None:
         self.run.log({**metrics, "iteration": iteration})
 
-    def add_video(self, tag: str, video: Tensor, fps: float, step: int, *, file: Path) -> None:
+    def add_video(self, tag: str, file: Path, step: int) -> None:
         self.run.log({tag: self.wandb.Video(str(file), format="mp4"), "iteration": step})
 
     def close(self) -> None:

@@ -53,7 +53,7 @@ class RolloutRecorder:
         self._write_scores(folder, iteration, rollouts, numbers, files)
         for row in recorded if writer else ():
             if file := files.get(numbers[row]):
-                writer.add_video(f"rollout/{row}", videos[row], self.fps, iteration, file=folder / file)
+                writer.add_video(f"rollout/{row}", folder / file, iteration)
 
     def _write_scores(
         self, folder: Path, iteration: int, rollouts: RolloutBatch, numbers: dict[int, int], files: dict[int, str]

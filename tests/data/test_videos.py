@@ -1,6 +1,5 @@
 """Tests of video files: pixels, frames and timing survive encoding and decoding, and writes are atomic."""
 
-import io
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,10 +8,9 @@ import av
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from hyvideo.data import videos
-from hyvideo.data.videos import enlarge, mp4_factor, read_video, to_uint8, write_gif_bytes, write_video
+from hyvideo.data.videos import enlarge, mp4_factor, read_video, to_uint8, write_video
 
 
 def moving_square(num_frames: int = 9, height: int = 32, width: int = 32) -> torch.Tensor:
@@ -221,36 +219,3 @@ def test_nan_inf_and_integers_are_rejected():
         to_uint8(torch.tensor([0.0, 1.0, float("nan"), -1.0]))
     with pytest.raises(ValueError, match="got torch.uint8"):
         to_uint8(torch.zeros(3, dtype=torch.uint8))
-
-
-def gif_frames(data: bytes) -> tuple[list[torch.Tensor], list[int]]:
-    image = Image.open(io.BytesIO(data))
-    frames, durations = [], []
-    for index in range(image.n_frames):
-        image.seek(index)
-        frames.append(torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1))
-        durations.append(image.info["duration"])
-    assert image.format == "GIF" and image.info["loop"] == 0
-    return frames, durations
-
-
-def test_a_gif_has_the_frames_and_duration_of_the_video():
-    video = moving_square()
-    frames, durations = gif_frames(write_gif_bytes(video, fps=8))
-    assert len(frames) == 9
-    assert sum(durations) == pytest.approx(1000 * 9 / 8, abs=10)
-    assert set(durations) <= {120, 130}
-    decoded = torch.stack(frames)[..., ::4, ::4]
-    assert decoded.shape == video.shape
-    assert (decoded.float() - video.float()).abs().max() < 5
-
-
-def test_a_large_video_is_reduced_for_its_gif():
-    video = enlarge(moving_square(2, 32, 64), 20)
-    frames, _ = gif_frames(write_gif_bytes(video, fps=24))
-    assert frames[0].shape == (3, 160, 320)
-
-
-def test_a_static_video_keeps_its_duration_as_gif():
-    _, durations = gif_frames(write_gif_bytes(moving_square(1).repeat(8, 1, 1, 1), fps=8))
-    assert sum(durations) == 1000

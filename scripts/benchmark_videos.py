@@ -31,6 +31,7 @@ def make_videos(options: argparse.Namespace, flags: list[str]) -> None:
     from hyvideo.distributed import mesh as ranks
     from hyvideo.distributed.collectives import barrier
     from hyvideo.evaluation.benchmarks import videos as benchmark
+    from hyvideo.evaluation.figures.policies import read_policies
     from hyvideo.training.model_setup import choose_device
 
     check_sampling(config, output=options.out, is_stochastic=False)
@@ -40,8 +41,8 @@ def make_videos(options: argparse.Namespace, flags: list[str]) -> None:
     seed, number = config.record.validation_seed, options.videos_per_prompt
     clips = benchmark.list_clips(suite, rows, augmented, seed=seed, num_videos=number)
     policies, lora = [], config.optimizer.pretrained_lora_path
-    for name, (source, scale) in benchmark.read_guided_policies(options.policies).items():
-        guided = config.with_settings(cfg_scale=scale) if scale else config
+    for name, (source, scale) in read_policies(options.policies).items():
+        guided = config if scale is None else config.with_settings(cfg_scale=scale)
         policies.append(benchmark.BenchmarkVideos(guided, source.with_initial_lora(lora), clips, options.out / name))
     pending = [policy.pending() for policy in policies]
     for policy, videos in zip(policies, pending):

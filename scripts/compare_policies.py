@@ -7,10 +7,11 @@
     torchrun --nproc_per_node=8 -m scripts.compare_policies ...                         on several GPUs
 
 A policy is `base` (the base model of the settings) or NAME=PATH, where PATH is a run (its newest checkpoint is used), a
-checkpoint, or a LoRA file or folder. Also accepts every flag of post_train.py. Videos have the frames, size, shift and
-steps of validation and the noise that generate.py draws for seed validation_seed, which differs from validation's. The
-prompts are rows spread evenly over valid_video_csv, or those of --prompt. Writes policies.png and one folder per policy
-to --output_dir; `python -m scripts.report --videos` plays two of the folders side by side.
+checkpoint, or a LoRA file or folder; `base@6` and NAME=PATH@6 have guidance scale 6. Also accepts every flag of
+post_train.py. Videos have the frames, size, shift and steps of validation and the noise that generate.py draws for seed
+validation_seed, which differs from validation's. The prompts are rows spread evenly over valid_video_csv, or those of
+--prompt. Writes policies.png and one folder per policy to --output_dir; `python -m scripts.report --videos` plays two
+of the folders side by side.
 """
 
 from pathlib import Path
@@ -38,7 +39,7 @@ def main(argv: list[str] | None = None) -> None:
 
     from hyvideo.distributed import mesh as ranks  # slow to import
     from hyvideo.distributed.collectives import barrier
-    from hyvideo.evaluation.figures.policies import PolicyComparison, read_policies
+    from hyvideo.evaluation.figures.policies import draw_policies, read_policies, sample_policies
     from hyvideo.evaluation.generation import make_and_read_requests
     from hyvideo.records.run_files import evenly_spaced
     from hyvideo.training.model_setup import choose_device
@@ -47,14 +48,14 @@ def main(argv: list[str] | None = None) -> None:
     requests = make_and_read_requests(options.prompt or [], None, csvs)
     if not options.prompt:
         requests = [requests[row] for row in evenly_spaced(options.num_prompts, len(requests))]
-    comparison = PolicyComparison(config, read_policies(options.policies), requests, options.output_dir)
-    comparison.check()
+    policies, out = read_policies(options.policies), options.output_dir
+    sample_policies(config, policies, requests, out, only_checks=True)
     device = choose_device(config.model.device, processes.local_rank())
     mesh = ranks.start(1, device, timeout=config.distributed.collective_timeout)
-    comparison.make()
+    sample_policies(config, policies, requests, out)
     barrier(mesh)
     if mesh.is_main:
-        print(f"wrote {comparison.draw()}")
+        print(f"wrote {draw_policies(policies, requests, out, config.record.validation_seed)}")
     ranks.stop()
 
 

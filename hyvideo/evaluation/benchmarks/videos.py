@@ -6,7 +6,6 @@
 """
 
 import os
-import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,6 @@ from hyvideo.data.outside import file_problem, make_folder, parse_json, quote, r
 from hyvideo.data.prompts import Request, check_prompt
 from hyvideo.data.randomness import generator
 from hyvideo.evaluation.benchmarks.suites import Suite, suite_of
-from hyvideo.evaluation.figures.policies import read_policies
 from hyvideo.evaluation.generation import Source, generate, video_settings
 from hyvideo.evaluation.video_sampler import Video
 from hyvideo.models.sizes import read_architecture
@@ -77,18 +75,6 @@ def list_clips(suite: Suite, rows: list[Row], augmented: dict[str, str], *, seed
             file = f"{name}/" * suite.has_folders + f"{prompt[: suite.name_length]}-{number}.mp4"
             clip.files.extend({file} - {*clip.files})
     return sorted(clips.values(), key=lambda clip: clip.number)
-
-
-def read_guided_policies(words: list[str]) -> dict[str, tuple[Source, float | None]]:
-    """Parse policies as `read_policies` does; a suffix such as ``@6`` sets the guidance scale. Raises ValueError."""
-    policies: dict[str, tuple[Source, float | None]] = {}
-    for word in words:
-        plain, suffix, scale = re.fullmatch(r"(.*?)(@(\d+(?:\.\d+)?))?", word, re.DOTALL).groups("")
-        ((name, source),) = read_policies([plain]).items()
-        if name + suffix in policies:
-            raise ValueError(f"policies need different names, got {quote(name + suffix)} twice")
-        policies[name + suffix] = source, float(scale) if scale else None
-    return policies
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@
 """
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 
 from hyvideo.config.settings import Config
@@ -18,20 +18,26 @@ from hyvideo.models.lora import LORA_FILES
 from hyvideo.records.contact_sheet import contact_sheet, even_frames
 
 BASE, SHEET = "base", "policies.png"
+Policies = dict[str, tuple[Source, float | None]]  # by name: the policy, and its guidance scale if it is given
 
 
-def read_policies(words: list[str]) -> dict[str, Source]:
-    """Parse policies given as ``base`` or ``name=path`` (see `source_of`). Raises ValueError for invalid words."""
-    policies: dict[str, Source] = {}
+def read_policies(words: list[str]) -> Policies:
+    """Parse policies given as ``base`` or ``name=path`` (see `source_of`). Raises ValueError for invalid words.
+
+    A suffix such as ``@6`` sets the guidance scale and is part of the policy's name.
+    """
+    policies: Policies = {}
     for word in words:
-        name, has_path, path = word.partition("=")
+        plain, suffix, scale = re.fullmatch(r"(.*?)(@(\d+(?:\.\d+)?))?", word, re.DOTALL).groups("")
+        name, has_path, path = plain.partition("=")
         if not has_path and name != BASE:
             raise ValueError(f"a policy must be `{BASE}` or `name=path`, got {quote(word)}")
-        if name in policies:
-            raise ValueError(f"policies need different names, got {quote(name)} twice")
+        if name + suffix in policies:
+            raise ValueError(f"policies need different names, got {quote(name + suffix)} twice")
         if not re.fullmatch(r"\w[\w.+-]{0,39}", name):
             raise ValueError(f"a policy's name must be at most 40 letters, digits and _ . + -, got {quote(name)}")
-        policies[name] = source_of(Path(path)) if has_path else Source()
+        source = source_of(Path(path)) if has_path else Source()
+        policies[name + suffix] = source, float(scale) if scale else None
     return policies
 
 
@@ -45,36 +51,25 @@ def source_of(path: Path) -> Source:
     return Source(checkpoints[-1] if checkpoints else path)
 
 
-@dataclass(frozen=True)
-class PolicyComparison:
-    """Videos of several policies, sampled as in validation, but with the noise of generate.py."""
+def sample_policies(
+    config: Config, policies: Policies, requests: list[Request], out: Path, *, only_checks: bool = False
+) -> None:
+    """Generate the videos of one policy after the other, shared by the processes of torchrun.
 
-    config: Config
-    policies: dict[str, Source]
-    requests: list[Request]
-    out: Path
+    They are sampled as in validation, but with the noise of generate.py. Raises ValueError as `generate` does.
+    """
+    config = config.sampled_as_validation()
+    sizes = dict.fromkeys(requests, (config.data.height, config.data.width))
+    options = {"seed": config.record.validation_seed, "is_stochastic": False, "only_checks": only_checks}
+    for name, (source, scale) in policies.items():
+        guided = config if scale is None else config.with_settings(cfg_scale=scale)
+        generate(guided, list_videos(sizes, requests, out / name), source=source, **options)
 
-    def check(self) -> None:
-        """Raise ValueError for a policy that does not fit the model, before any weights are read."""
-        for source in self.policies.values():
-            source.check(self.config.model, self.config.negative_requests)
 
-    def make(self) -> None:
-        """Generate the videos of one policy after the other; the processes of torchrun share them."""
-        config = self.config.sampled_as_validation()
-        sizes = dict.fromkeys(self.requests, (config.data.height, config.data.width))
-        for name, source in self.policies.items():
-            videos = list_videos(sizes, self.requests, self.out / name)
-            generate(config, videos, source=source, seed=config.record.validation_seed, is_stochastic=False)
-
-    def draw(self) -> Path:
-        """Write the contact sheet and return its path."""
-        frames: dict[str, list] = {name: [] for name in self.policies}
-        captions = []
-        for number in range(len(self.requests)):
-            file = f"{number:04d}.mp4"
-            for name in self.policies:
-                frames[name].append(even_frames(read_video(self.out / name / file)[0]))
-            captions.append(f"seed {self.config.record.validation_seed}, video {number}")
-        contact_sheet(self.out / SHEET, [request.prompt for request in self.requests], frames, captions)
-        return self.out / SHEET
+def draw_policies(policies: Iterable[str], requests: list[Request], out: Path, seed: int) -> Path:
+    """Write the contact sheet of the videos and return its path."""
+    files = [f"{number:04d}.mp4" for number in range(len(requests))]
+    frames = {name: [even_frames(read_video(out / name / file)[0]) for file in files] for name in policies}
+    captions = [f"seed {seed}, video {number}" for number in range(len(requests))]
+    contact_sheet(out / SHEET, [request.prompt for request in requests], frames, captions)
+    return out / SHEET

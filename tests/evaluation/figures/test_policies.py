@@ -1,5 +1,7 @@
 """Videos of several policies: parsing of policies, and equal noise and prompts for all of them."""
 
+import json
+
 import pytest
 import torch
 from PIL import Image
@@ -30,12 +32,14 @@ def test_a_policy_is_the_base_a_run_a_checkpoint_or_a_lora(tmp_path, run_folder)
     (lora_file,) = (tmp_path / "lora").glob("*.safetensors")
     first = run_folder / "checkpoints/000010"
     words = ["base", f"run={run_folder}", f"first={first}", f"lora={tmp_path / 'lora'}", f"file={lora_file}"]
-    assert read_policies(words) == {
-        "base": Source(),
-        "run": Source(run_folder / "checkpoints/000020"),
-        "first": Source(first),
-        "lora": Source(lora=tmp_path / "lora"),
-        "file": Source(lora=lora_file),
+    assert read_policies([*words, "base@6", f"run={run_folder}@2.5"]) == {
+        "base": (Source(), None),
+        "run": (Source(run_folder / "checkpoints/000020"), None),
+        "first": (Source(first), None),
+        "lora": (Source(lora=tmp_path / "lora"), None),
+        "file": (Source(lora=lora_file), None),
+        "base@6": (Source(), 6.0),
+        "run@2.5": (Source(run_folder / "checkpoints/000020"), 2.5),
     }
 
 
@@ -44,6 +48,7 @@ def test_a_policy_is_the_base_a_run_a_checkpoint_or_a_lora(tmp_path, run_folder)
     [
         (["somewhere"], "`base` or `name=path`, got 'somewhere'"),
         (["base", "base"], "different names"),
+        (["base@6", "base@6"], "got 'base@6' twice"),
         (["../x=."], "at most 40 letters"),
         (["x=nowhere"], "got 'nowhere'"),
     ],
@@ -59,7 +64,7 @@ def test_two_processes_generate_all_policies_from_the_same_noise(tmp_path, tiny_
     with torch.no_grad():
         transformer.proj_out.weight.mul_(0.5)
     transformer.save_pretrained(tmp_path / "other")
-    policies = [f"copy={tmp_path / 'copy'}", f"other={tmp_path / 'other'}", "base"]
+    policies = [f"copy={tmp_path / 'copy'}", f"other={tmp_path / 'other'}", "base", "base@2", "base@0"]
     out = tmp_path / "out"
     ends = start(
         2, "-m", "scripts.compare_policies", *COMMON, "--out", out, "--num_prompts", 3, "--policies", *policies
@@ -68,6 +73,8 @@ def test_two_processes_generate_all_policies_from_the_same_noise(tmp_path, tiny_
     for number in range(3):
         copy, other, base = (read_video(out / name / f"{number:04d}.mp4")[0] for name in ("copy", "other", "base"))
         assert torch.equal(copy, base) and not torch.equal(other, base)
+    records = {name: json.loads((out / name / "0000.json").read_text()) for name in ("base", "base@2", "base@0")}
+    assert [record["guidance_scale"] for record in records.values()] == [1.0, 2.0, 0.0]
     assert Image.open(out / "policies.png").width > 3 * 5 * 96
 
 

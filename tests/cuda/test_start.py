@@ -23,7 +23,7 @@ class Brightness:
 
 torch.cuda.set_device(1)
 scorer = AsyncScorer({"test": Brightness()}, {"VQ": 1.0}, device=torch.device("cuda", 1))
-scorer.score([torch.zeros(2, 3, 8, 8, dtype=torch.uint8)], [""], fps=8)
+scorer.measure([torch.zeros(2, 3, 8, 8, dtype=torch.uint8)], [""], fps=8)
 print(torch._C._cuda_hasPrimaryContext(0), torch._C._cuda_hasPrimaryContext(1))
 scorer.close()
 """

@@ -6,11 +6,13 @@ those of the differences by seed and prompt, over the seeds that both policies h
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+from hyvideo.data.templates import fill
 from hyvideo.evaluation.scores_file import Evaluation
 from hyvideo.evaluation.studies.columns import REWARD, Column, intervals
 from hyvideo.evaluation.studies.intervals import Interval
-from hyvideo.evaluation.studies.table import format_interval, format_seeds, markdown_table
+from hyvideo.evaluation.studies.table import format_interval, format_seeds
 
 VIDEO = ("number", "prompt", "seed", "group")  # keys that identify a video
 NO_CORRECTION = "Without correction for multiple tests, about 1 in 20 null comparisons is flagged by chance."
@@ -71,13 +73,6 @@ def _subtract(values: dict, others: dict) -> dict[str, float]:
 def as_markdown(comparisons: list[Comparison], columns: Iterable[Column], notes: Iterable[str]) -> str:
     """Format a row for each question, with a verdict on each metric, or on the reward only if there are settings."""
     names = [column.name for column in columns if any(column.name in c.differences for c in comparisons)]
-    by_setting, rows = any(c.setting for c in comparisons), []
-    for c in comparisons:
-        cells = ["".join(format_interval(c.differences[n], sign="+")) if n in c.differences else "-" for n in names]
-        if by_setting:
-            rows.append([c.question, c.setting, format_seeds(len(c.seeds)), *cells, c.verdict(REWARD.name)])
-        else:
-            verdicts = [f"{cell}: {c.verdict(name)}" for name, cell in zip(names, cells)]
-            rows.append([c.question, format_seeds(len(c.seeds)), *verdicts])
-    heads = ["Question", "Setting", "Seeds", *names, "Verdict"] if by_setting else ["Question", "Seeds", *names]
-    return markdown_table(heads, rows, notes)
+    forms = {"format_interval": format_interval, "format_seeds": format_seeds, "reward": REWARD.name}
+    template = Path(__file__).with_suffix(".md.jinja")
+    return fill(template, comparisons=comparisons, names=names, notes=notes, **forms) + "\n"

@@ -60,13 +60,8 @@ def write_table(table: Table, path: Path) -> None:
 
 def as_markdown(table: Table) -> str:
     heads = [*table.heads, "Seeds", *(_title(*place, ": ") for place in table.places)]
-    return markdown_table(heads, [_cells(table, row, bold="**{}**") for row in table.rows], table.notes)
-
-
-def markdown_table(heads: list[str], rows: list[list[str]], below: Iterable[str]) -> str:
-    """Format a table of cells with lines of text below it."""
-    lines = [f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *rows)]
-    return "\n".join([*lines, "", *below]) + "\n"
+    rows = [_cells(table, row, bold="**{}**") for row in table.rows]
+    return fill(Path(__file__).with_suffix(".md.jinja"), heads=heads, rows=rows, notes=table.notes) + "\n"
 
 
 def _csv_row(table: Table, row: Row) -> dict[str, object]:

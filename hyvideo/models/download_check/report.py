@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from tqdm import tqdm
 
@@ -19,15 +19,6 @@ from hyvideo.models.versions import SUPER_RESOLUTION, UNSUPPORTED
 from hyvideo.models.weight_files import Folder, problems_of, read_pickle, shapes_of, truncate, weight_paths
 
 State = Literal["ok", "missing", "incomplete", "does not fit"]
-
-_NAMES: dict[Use, str] = {
-    "t2v": "text-to-video",
-    "i2v": "image-to-video",
-    "quoted text": "quoted text",
-    "super-resolution": "super-resolution",
-    "reward": "VideoAlign reward",
-    "metrics": "CLIPScore and PickScore",
-}
 
 
 @dataclass(frozen=True)
@@ -164,12 +155,12 @@ def lines(checkpoints: CheckpointReport) -> list[str]:
         (row.part.name, row.part.folder, row.state, _bytes(row.size), ", ".join(row.part.uses) or "not used")
         for row in rows
     ]
-    uses = {use: name for use, name in _NAMES.items() if any(use in row.part.uses for row in rows)}
+    uses = [use for use in get_args(Use) if any(use in row.part.uses for row in rows)]
     return fill(
         Path(__file__).with_name("report.txt.jinja"),
         rows=rows,
         table=align_columns([("part", "folder", "state", "size", "needed for"), *cells]),
-        missing={name: ", ".join(row.part.name for row in checkpoints.missing_for(use)) for use, name in uses.items()},
+        missing={use: ", ".join(row.part.name for row in checkpoints.missing_for(use)) for use in uses},
     ).splitlines()
 
 

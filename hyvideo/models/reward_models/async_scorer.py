@@ -118,10 +118,6 @@ class AsyncScorer:
             is_done = not wait([batch.rewards for batch in pending], timeout=min(remaining, 1.0))[1] or not remaining
         return [reward for batch in pending for reward in self._finished_rewards(batch)]
 
-    def score(self, videos: list[Tensor | None], prompts: list[str], *, fps: float) -> list[Reward]:
-        """Score a batch and wait for its rewards."""
-        return self.collect([self.submit(videos, prompts, fps=fps)])
-
     def measure(self, *batch: list, fps: float, may_end: Callable[[bool], bool] = bool) -> list[Reward]:
         """Score a batch also with the held-out scorers, whose failures make only their own scores missing."""
         pending = [scorer.submit(*batch, fps=fps) for scorer in (self, self.held_out_scorers) if scorer]

@@ -104,7 +104,7 @@ def devices(monkeypatch):
 
 def test_the_thread_of_a_rank_sets_no_device_but_its_own(scorer_of, devices):
     scorer = scorer_of(Brightness(), device=torch.device("cuda", 3))
-    assert len(scorer.score(videos(9), ["a"], fps=8.0)) == 1
+    assert len(scorer.measure(videos(9), ["a"], fps=8.0)) == 1
     assert devices == [3]
 
 
@@ -136,7 +136,7 @@ def test_a_video_on_which_a_scorer_without_a_weight_fails_has_a_missing_reward(s
         def score(self, videos, prompts, *, fps):
             return [ScoreResult({"other": 1.0}, None if video.any() else "black") for video in videos]
 
-    failed, scored = scorer_of({"test": Brightness(), "other": Other()}).score(videos(0, 255), ["ab", "c"], fps=8)
+    failed, scored = scorer_of({"test": Brightness(), "other": Other()}).measure(videos(0, 255), ["ab", "c"], fps=8)
     assert math.isnan(failed.total) and failed.is_missing and failed.reason == "other: black"
     assert failed.scores == pytest.approx({"VQ": 0.0, "TA": 2.0, "other": 1.0})
     assert scored.total == pytest.approx(0.5 + 1) and not scored.is_missing
@@ -151,25 +151,25 @@ def test_every_batch_has_all_retries(scorer_of):
             return [{"VQ": 1.0, "TA": 1.0} for _ in videos]
 
     scorer = EveryOther()
-    rewards = [reward for _ in range(3) for reward in scorer_of(scorer, retries=2).score(videos(1, 2), "ab", fps=8)]
+    rewards = [reward for _ in range(3) for reward in scorer_of(scorer, retries=2).measure(videos(1, 2), "ab", fps=8)]
     assert not any(reward.is_missing for reward in rewards) and scorer.calls == [2] * 9
 
 
 def test_the_reward_is_the_weighted_sum(scorer_of):
-    first, second = scorer_of(Brightness()).score(videos(51, 255), ["ab", "c"], fps=8)
+    first, second = scorer_of(Brightness()).measure(videos(51, 255), ["ab", "c"], fps=8)
     assert first.total == pytest.approx(0.5 * 0.2 + 2) and second.total == pytest.approx(0.5 + 1)
     assert first.scores == pytest.approx({"VQ": 0.2, "TA": 2.0}) and not first.is_missing and first.reason is None
 
 
 def test_the_dimensions_of_several_scorers_are_combined(scorer_of):
     scorers = {"a": Brightness(), "b": Returns([{"CLIP": 0.25}])}
-    (reward,) = scorer_of(scorers, {"VQ": 1.0, "CLIP": 2.0}).score(videos(0), ["a"], fps=8)
+    (reward,) = scorer_of(scorers, {"VQ": 1.0, "CLIP": 2.0}).measure(videos(0), ["a"], fps=8)
     assert reward.total == 0.5 and reward.scores.keys() == {"VQ", "TA", "CLIP"}
 
 
 def test_a_broken_video_loses_only_its_own_reward(scorer_of):
     scorer = Brightness(accepts=lambda video: video.max() > 0)
-    rewards = scorer_of(scorer, retries=1).score(videos(10, 0, 20), ["a", "b", "c"], fps=8)
+    rewards = scorer_of(scorer, retries=1).measure(videos(10, 0, 20), ["a", "b", "c"], fps=8)
     assert [reward.is_missing for reward in rewards] == [False, True, False]
     assert rewards[1].reason.startswith("test: RuntimeError: too dark; test_async_scorer.py:") and math.isnan(
         rewards[1].total
@@ -179,7 +179,7 @@ def test_a_broken_video_loses_only_its_own_reward(scorer_of):
 
 def test_an_unavailable_scorer_is_not_called_for_every_video(scorer_of):
     scorer = Brightness(accepts=lambda video: False, error=ScorerUnavailable("no service at http://x"))
-    rewards = scorer_of(scorer, retries=3).score(videos(1, 2), ["a", "b"], fps=8)
+    rewards = scorer_of(scorer, retries=3).measure(videos(1, 2), ["a", "b"], fps=8)
     assert all(reward.is_missing and "no service at http://x" in reward.reason for reward in rewards)
     assert scorer.calls == [2]
 
@@ -212,7 +212,7 @@ def test_a_transient_failure_is_retried():
     ],
 )
 def test_invalid_results_are_missing_rewards(scorer_of, result, reason):
-    (reward,) = scorer_of(Returns(result)).score(videos(1), ["a"], fps=8)
+    (reward,) = scorer_of(Returns(result)).measure(videos(1), ["a"], fps=8)
     assert reward.is_missing and math.isnan(reward.total) and reason in reward.reason
 
 
@@ -234,14 +234,14 @@ class TextFails(Exception):
 )
 def test_any_exception_of_a_scorer_is_a_missing_reward_with_a_reason_that_can_be_recorded(scorer_of, error, reason):
     scorer = Brightness(accepts=lambda video: video.max() > 0, error=error)
-    bad, good = scorer_of(scorer).score(videos(0, 51), ["a", "b"], fps=8)
+    bad, good = scorer_of(scorer).measure(videos(0, 51), ["a", "b"], fps=8)
     assert bad.is_missing and reason in bad.reason and not good.is_missing
     assert len(bad.reason.encode()) < 5_000
 
 
 @pytest.mark.parametrize("number", [0.5, np.float32(0.5), np.float64(0.5), torch.tensor(0.5), torch.tensor([0.5])])
 def test_numbers_of_numpy_and_torch_are_scores(scorer_of, number):
-    (reward,) = scorer_of(Returns([{"VQ": number, "TA": np.int64(2)}])).score(videos(1), ["a"], fps=8)
+    (reward,) = scorer_of(Returns([{"VQ": number, "TA": np.int64(2)}])).measure(videos(1), ["a"], fps=8)
     assert reward.total == 2.25 and reward.scores == {"VQ": 0.5, "TA": 2.0}
     assert {type(score) for score in reward.scores.values()} == {float}
 
@@ -252,7 +252,7 @@ def test_ctrl_c_while_a_scorer_is_tried_is_no_score():
 
 
 def test_a_dimension_without_weight_may_be_missing(scorer_of):
-    (reward,) = scorer_of(Returns([{"VQ": 1.0, "MQ": math.nan, "TA": 2.0}])).score(videos(1), ["a"], fps=8)
+    (reward,) = scorer_of(Returns([{"VQ": 1.0, "MQ": math.nan, "TA": 2.0}])).measure(videos(1), ["a"], fps=8)
     assert reward.total == 2.5 and reward.reason is None
 
 
@@ -291,7 +291,7 @@ def test_rewards_after_the_deadline_are_missing_and_unstarted_batches_are_cancel
     assert [reward.is_missing for reward in rewards] == [False, True, True, True]
     assert {reward.reason for reward in rewards[1:]} == {"no reward within the deadline of 0.3 s"}
     released.set()
-    assert not async_scorer.score(videos(4), ["a"], fps=8)[0].is_missing
+    assert not async_scorer.measure(videos(4), ["a"], fps=8)[0].is_missing
     assert scorer.calls == [1, 1, 1]
 
 
@@ -329,14 +329,14 @@ def test_through_file_scores_the_compressed_video(scorer_of, tmp_path):
             seen.extend(videos)
             return super().score(videos, prompts, fps=fps)
 
-    scorer_of(Recording(), through_file=True).score([noise], ["a"], fps=8)
+    scorer_of(Recording(), through_file=True).measure([noise], ["a"], fps=8)
     write_video(tmp_path / "v.mp4", noise, 8)
     assert seen[0].shape == noise.shape and not torch.equal(seen[0], noise)
 
 
 def test_a_video_that_cannot_be_encoded_is_a_missing_reward(scorer_of):
     odd = torch.zeros(4, 3, 257, 301, dtype=torch.uint8)
-    rewards = scorer_of(Brightness(), through_file=True).score([odd, *videos(3)], ["a", "b"], fps=8)
+    rewards = scorer_of(Brightness(), through_file=True).measure([odd, *videos(3)], ["a", "b"], fps=8)
     assert "the video could not be written to a file" in rewards[0].reason and not rewards[1].is_missing
 
 
@@ -344,10 +344,10 @@ def test_a_full_disk_gives_a_missing_reward(scorer_of, limited_file_size, monkey
     async_scorer = scorer_of(Brightness(), through_file=True)
     noise = torch.randint(0, 256, (4, 3, 256, 256), dtype=torch.uint8)
     with limited_file_size(2**15):
-        rewards = async_scorer.score([noise, *videos(3)], ["a", "b"], fps=8)
+        rewards = async_scorer.measure([noise, *videos(3)], ["a", "b"], fps=8)
     assert "the video could not be written to a file: [Errno 27]" in rewards[0].reason and not rewards[1].is_missing
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
-    (reward,) = async_scorer.score(videos(3), ["b"], fps=8)
+    (reward,) = async_scorer.measure(videos(3), ["b"], fps=8)
     assert "the video could not be written to a file: [Errno 2]" in reward.reason
 
 
@@ -363,7 +363,7 @@ def test_an_offloaded_scorer_moves_back_to_score(scorer_of):
             return super().score(videos, prompts, fps=fps)
 
     scorer = Movable()
-    scorer_of(scorer, offload=True).score(videos(1), ["a"], fps=8)
+    scorer_of(scorer, offload=True).measure(videos(1), ["a"], fps=8)
     assert scorer.places == ["cpu", None, "cpu"]
 
 
@@ -407,7 +407,7 @@ def test_a_retry_after_out_of_memory_reuses_the_memory_of_the_first_attempt(scor
             self.activations = weakref.ref(activations)
             raise torch.OutOfMemoryError(f"{activations.numel()} bytes")
 
-    [first, _] = (large := scorer_of({"large": Large()})).score(videos(0.2, 0.4), ["", ""], fps=8)
+    [first, _] = (large := scorer_of({"large": Large()})).measure(videos(0.2, 0.4), ["", ""], fps=8)
     assert first.is_missing and "OutOfMemoryError: 8 bytes" in first.reason
     assert len(Large.held) > 2 and not any(Large.held)
     large.close()
@@ -419,7 +419,7 @@ def test_a_scorer_that_cannot_move_back_to_the_gpu_gives_missing_rewards(scorer_
             if device is None:
                 raise torch.OutOfMemoryError("no room on the GPU")
 
-    [reward] = scorer_of({"large": TooLarge()}, offload=True).score(videos(0.2), [""], fps=8)
+    [reward] = scorer_of({"large": TooLarge()}, offload=True).measure(videos(0.2), [""], fps=8)
     assert reward.reason == "OutOfMemoryError: no room on the GPU"
 
 

@@ -218,7 +218,7 @@ def test_an_unreachable_endpoint_gives_a_missing_reward(endpoint):
     server = endpoint(GOOD)
     server.server.server_close()
     scorer = AsyncScorer({"vlm_judge": judge(server)}, {"VQ": 1.0})
-    (reward,) = scorer.score([CLIP], ["a"], fps=8)
+    (reward,) = scorer.measure([CLIP], ["a"], fps=8)
     scorer.close()
     assert reward.is_missing and "vlm_judge: " in reward.reason and "ConnectError" in reward.reason
 

@@ -174,7 +174,7 @@ def test_a_connection_is_closed_when_its_answer_is_too_long(misbehaving):
 @pytest.mark.parametrize("text", [b'{"scores": [{"VQ": NaN}]}', b'{"scores": [{"VQ": null}]}'])
 def test_a_non_numeric_value_is_a_missing_reward(misbehaving, text):
     async_scorer = AsyncScorer({"remote": remote(misbehaving(text).url)}, {"VQ": 1.0})
-    (reward,) = async_scorer.score(CLIP, ["a"], fps=8)
+    (reward,) = async_scorer.measure(CLIP, ["a"], fps=8)
     async_scorer.close()
     assert reward.is_missing and math.isnan(reward.total) and reward.reason == "no finite score for VQ"
 
@@ -182,7 +182,7 @@ def test_a_non_numeric_value_is_a_missing_reward(misbehaving, text):
 def test_an_unreachable_service_gives_missing_rewards_without_hanging():
     start = time.monotonic()
     async_scorer = AsyncScorer({"remote": remote("http://127.0.0.1:9", retries=1)}, {"VQ": 1.0}, retries=3)
-    rewards = async_scorer.score(CLIP * 4, ["a"] * 4, fps=8)
+    rewards = async_scorer.measure(CLIP * 4, ["a"] * 4, fps=8)
     async_scorer.close()
     assert all(reward.is_missing and "no reward service answered" in reward.reason for reward in rewards)
     assert time.monotonic() - start < 5

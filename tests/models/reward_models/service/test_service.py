@@ -161,7 +161,7 @@ def test_a_lone_surrogate_raises_a_clear_error_in_the_client(service):
 def test_the_service_rewards_a_run(service):
     videos, prompts = clips(3)
     async_scorer = AsyncScorer({"miniature": remote(service)}, {"VQ": 0.5, "MQ": 0.5, "TA": 1.0})
-    rewards = async_scorer.score([videos[0], None, videos[2]], prompts, fps=8)
+    rewards = async_scorer.measure([videos[0], None, videos[2]], prompts, fps=8)
     async_scorer.close()
     assert [reward.is_missing for reward in rewards] == [False, True, False]
 

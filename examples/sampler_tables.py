@@ -1,7 +1,7 @@
 """Print the noise, gradient norm and equalizer factor of each step of the built-in samplers.
 
 The tables are float64, so that tests can use them without the rounding of the sampler. docs/sde.md shows them, and the
-result of a search for bad steps. The regimes are those of Figure 9: `hyvideo.evaluation.figures.figures.regime_stds`.
+result of a search for bad steps. The regimes are those of Figure 9: `examples.sampler_figures.regime_stds`.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hyvideo.evaluation.figures.figures import REGIMES, regime_stds
+from examples.sampler_figures import REGIMES, regime_stds
 from hyvideo.grpo.equalizer import balancing_factors
 from hyvideo.schedulers.noise_matching import matched_eta
 from hyvideo.schedulers.transitions import (

@@ -18,7 +18,7 @@ ENDS = {
     "scripts.reproduce_figures": (["--dry_run"], 0, "to run: "),
     "scripts.compare_policies": (["--num_prompts", "0"], 2, "--num_prompts must be at least 1"),
     "examples.gradient_norms": (["--rollouts", "0"], 2, "rollouts must be a multiple"),
-    "scripts.make_figures": (["--window", "0"], 2, "--window must be at least 1"),
+    "examples.sampler_figures": (["--gradients", "missing.json"], 2, "missing.json"),
     "scripts.plan": ([], 0, "whole run"),
 }
 

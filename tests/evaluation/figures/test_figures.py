@@ -1,4 +1,4 @@
-"""Grouping of runs, curves and files of the figures, and closed forms of the theory figures."""
+"""Grouping of runs, curves and files of the figures."""
 
 import json
 
@@ -9,7 +9,6 @@ import yaml
 
 from hyvideo.config.command_line import load_config
 from hyvideo.evaluation.figures.curves import TRUST_REGION_SETTINGS, compare, curve, find_runs, merge_schedule
-from hyvideo.evaluation.figures.figures import Sampling, gradient_scale
 from scripts import make_figures
 
 original_plot = plt.Axes.plot
@@ -128,8 +127,8 @@ def test_figures_are_drawn_from_runs(make_run, figures, tmp_path):
         make_run(f"constant{seed}", seed=seed, kl_schedule="constant")
     code, made, output = figures(tmp_path / "runs")
     # Figure 8 is drawn twice, since the runs with a trust region have two schedules.
-    assert code == 0 and made == [f"figure{n}.png" for n in (3, 4, 7, 8)] + ["figure8_2.png", "figure9.png"]
-    assert "theory only: pass measured norms of examples.gradient_norms with --gradients" in output.out
+    assert code == 0 and made == ["figure3.png", "figure7.png", "figure8.png", "figure8_2.png"]
+    assert "learning curve: skipped, it needs runs that differ only in their seed" in output.out
 
 
 def test_the_learning_curve_needs_runs_of_one_setting(make_run, figures, tmp_path, monkeypatch):
@@ -150,9 +149,9 @@ def test_the_learning_curve_needs_runs_of_one_setting(make_run, figures, tmp_pat
     assert output == "learning curve: skipped, it needs runs that differ only in their seed, got 2 different settings\n"
 
 
-def test_without_runs_only_theory_figures_are_drawn(figures):
-    code, made, output = figures()
-    assert code == 0 and made == ["figure4.png", "figure9.png"]
+def test_a_figure_without_its_runs_is_skipped(make_run, figures):
+    code, made, output = figures(make_run("one"))
+    assert code == 0 and made == ["learning_curve.png"]
     assert "figure 7: skipped, no runs with a trust region differ only in kl_schedule" in output.out
 
 
@@ -169,31 +168,3 @@ def test_a_folder_without_runs_is_an_error(figures, tmp_path):
     code, _, output = figures(tmp_path)
     assert code == 2 and "no metrics.jsonl beside a config.yaml" in output.err
     assert "it does not exist" in figures(tmp_path / "nowhere")[2].err
-
-
-def test_the_gradient_scale_of_sage_matches_the_paper():
-    _, norms, inverse_std = gradient_scale("sage_grpo", Sampling())
-    assert norms[0] == pytest.approx(0.0188, abs=1e-4) and norms[-1] == pytest.approx(2.77, abs=0.01)
-    assert inverse_std[0] == pytest.approx(1 / 0.5555, abs=1e-3)
-    assert len(gradient_scale("cps", Sampling())[0]) == 19  # the last step has no noise
-
-
-def test_measured_norms_are_drawn_beside_the_theory(monkeypatch, tmp_path, capsys):
-    def run():
-        monkeypatch.setattr("sys.argv", ["x", "--gradients", str(path), "--figures", "4", "--out", str(tmp_path / "f")])
-        make_figures.main()
-
-    steps = [
-        {"sigma": 1 - i / 4, "theory": 2.0**i, "norm": 3 * 2.0**i, "norm_weighted": 3.0, "inverse_std": 2.0**i}
-        for i in range(4)
-    ]
-    content = {"sde_type": "sage_grpo", "num_steps": 5, "shift": 3.0, "eta": 0.7, "last_step": "deterministic"}
-    path = tmp_path / "gradients.json"
-    path.write_text(json.dumps(content | {"steps": steps}))
-    run()
-    assert (tmp_path / "f" / "figure4.png").is_file()
-    assert "theory only" not in capsys.readouterr().out
-    path.write_text("{}")
-    with pytest.raises(SystemExit, match="2"):
-        run()
-    assert "--gradients must be JSON files of examples.gradient_norms" in capsys.readouterr().err

@@ -6,10 +6,13 @@ Single transitions are tested in test_transitions.py and test_scheduling_flow_ma
 import itertools
 import math
 
+import matplotlib.pyplot as plt
 import pytest
 import torch
 
+from examples import sampler_figures as figures
 from examples import sampler_tables as tables
+from examples.sampler_figures import REGIMES, Sampling, regime_stds
 from examples.sampler_tables import (
     SEARCH_SHIFTS,
     SEARCH_STEPS,
@@ -20,8 +23,6 @@ from examples.sampler_tables import (
     std_table,
     tables_report,
 )
-from hyvideo.evaluation.figures import figures
-from hyvideo.evaluation.figures.figures import REGIMES, Sampling, regime_stds
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from hyvideo.schedulers.transitions import SAGE_SIGMA_MAX, SAMPLERS, Transition, schedule, shifted_levels
 from tests.evaluation.samplers import page
@@ -257,13 +258,13 @@ def test_figure_9_and_the_tables_agree_at_every_number_of_steps(shift):
 def test_figure_9_draws_the_tables(monkeypatch, tmp_path, num_steps):
     panels = []
     monkeypatch.setattr(figures, "Sampling", lambda: Sampling(num_steps=num_steps))
-    monkeypatch.setattr(figures, "_save", lambda figure, *_: panels.extend(figure.axes))
-    figures.figure_9([], tmp_path, window=1)
+    monkeypatch.setattr(figures, "save_figure", lambda figure, *_: panels.extend(figure.axes))
+    figures.figure_9(tmp_path)
     for axes, regime in zip(panels, REGIMES, strict=True):
         table = std_table(num_steps, regime=regime, sde_types=("sage_grpo", "flow_grpo"))
         for line, name in zip(axes.lines, ("sage_grpo", "flow_grpo"), strict=True):
             assert list(line.get_ydata()) == table[name].tolist()
-    figures.plt.close("all")
+    plt.close("all")
 
 
 def test_the_tables_have_the_expected_values():

@@ -4,11 +4,9 @@ import math
 import sys
 from pathlib import Path
 
-from hyvideo.config.memory.cost import duration
 from hyvideo.config.memory.persistent import optimizer_bytes, trained_bytes
 from hyvideo.config.memory.phases import GIB
 from hyvideo.config.memory.planned_run import PlannedRun
-from hyvideo.config.run_plan import labelled
 from hyvideo.data.outside import free_disk, quote
 
 
@@ -38,14 +36,3 @@ def check_room(run: PlannedRun) -> None:
         raise ValueError(rule)
     if free < more * each:
         print(f"WARNING: {rule}", file=sys.stderr)
-
-
-def checkpoint_lines(run: PlannedRun) -> list[str]:
-    """Return a line on size and number of checkpoints and the loss in a crash; none for a model without timing."""
-    if not run.is_timed:
-        return []
-    each, most, record = checkpoint_bytes(run) / GIB, max_checkpoints(run), run.config.record
-    line = f"{each:.1f} GiB each, at most {most}: {each * most:,.0f} GiB"
-    if not record.save_minutes and (between := record.save_interval * duration(run).total / 3600) > 1:
-        line += f"; a crash loses up to {between:.1f} h (1 h + 1 iteration with --save_minutes 60)"
-    return labelled("checkpoints", [line])

@@ -6,7 +6,6 @@ from pathlib import Path
 from hyvideo.config.memory import cost
 from hyvideo.config.memory.advice import cheapest_change, fastest_change
 from hyvideo.config.memory.cost import duration
-from hyvideo.config.memory.disk import checkpoint_lines
 from hyvideo.config.memory.network import traffic
 from hyvideo.config.memory.persistent import trained_bytes
 from hyvideo.config.memory.phases import GIB, Memory, memory, resolve_auto
@@ -30,7 +29,7 @@ def report(run: PlannedRun, words: list[str]) -> str:
         verdict=line,
         command="" if change is None else training_command(run, words, change),
         fastest="" if run.problems else fastest(run),
-        length=[] if run.problems else [*length_lines(run), *checkpoint_lines(run)],
+        length=[] if run.problems else length_lines(run),
     )
 
 

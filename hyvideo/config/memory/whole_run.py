@@ -5,11 +5,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hyvideo.config.memory.cost import COMPILATION, duration, forwards_per_rollout, validation_seconds
-from hyvideo.config.memory.disk import checkpoint_lines
+from hyvideo.config.memory.disk import checkpoint_bytes, max_checkpoints
 from hyvideo.config.memory.hardware import SLOWER_RATE, Hardware
-from hyvideo.config.memory.phases import memory, resolve_auto
+from hyvideo.config.memory.phases import GIB, memory, resolve_auto
 from hyvideo.config.memory.planned_run import PlannedRun
-from hyvideo.config.run_plan import labelled
 from hyvideo.config.sections import RecordSettings
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import read_requests
@@ -70,27 +69,15 @@ def start_lines(config: Config, world_size: int, device: str, gpu_memory: float 
         architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
         run = PlannedRun(config, world_size, architecture, hardware=Hardware(gpu_memory=gpu_memory))
         run = run.with_settings(device=device)
-        forwards = [f"{forwards_per_rollout(run):.4g} forward passes"]
-        recomputation = labelled("recomputation", recomputation_lines(run))
-        lines = [*labelled("cost per rollout", forwards), *recomputation, *length_lines(run)]
-        return lines + checkpoint_lines(run)
+        runs = {"chosen": resolve_auto(run), "selective": run.with_settings(activation_checkpointing="selective")}
+        template, forwards = Path(__file__).with_name("start.txt.jinja"), forwards_per_rollout(run)
+        return fill(template, run=run, forwards=forwards, memory=memory, **runs).splitlines() + length_lines(run)
     except ValueError:
         return []
 
 
-def recomputation_lines(run: PlannedRun) -> list[str]:
-    """Return a line on activation checkpointing and the GiB that a rank needs; none on a CPU."""
-    if run.config.model.device == "cpu" or run.checkpointing == "none":
-        return []
-    chosen, selective = resolve_auto(run), run.with_settings(activation_checkpointing="selective")
-    line = f"{chosen.checkpointing}: {memory(chosen).needed_gib:.1f} of {run.hardware.gpu_memory:.4g} GiB"
-    if chosen.checkpointing == "full":
-        line += f"; selective is faster but needs {memory(selective).needed_gib:.1f} GiB"
-    return [line]
-
-
 def length_lines(run: PlannedRun) -> list[str]:
-    """Return lines on the length of a run: GPU-hours of a released model, else forward passes; warns above a week."""
+    """Return lines on the length of a run and its checkpoints: of a released model GPU-hours, else forward passes."""
     return fill(
         Path(__file__).with_name("length.txt.jinja"),
         run=run,
@@ -99,4 +86,6 @@ def length_lines(run: PlannedRun) -> list[str]:
         slower=whole_run(replace(run, hardware=replace(run.hardware, rate=SLOWER_RATE))).seconds / 86400,
         length=whole_run(run),
         waiting=duration(run).waiting,
+        checkpoint_gib=checkpoint_bytes(run) / GIB,
+        max_checkpoints=max_checkpoints(run),
     ).splitlines()

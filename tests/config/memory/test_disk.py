@@ -4,7 +4,7 @@ import pytest
 
 from hyvideo.config.command_line import load_config
 from hyvideo.config.memory import disk
-from hyvideo.config.memory.disk import check_room, checkpoint_bytes, checkpoint_lines, max_checkpoints
+from hyvideo.config.memory.disk import check_room, checkpoint_bytes, max_checkpoints
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.models.hunyuan_video15.sizes import Architecture
 from hyvideo.models.sizes import read_architecture
@@ -65,14 +65,3 @@ def test_a_disk_without_room_for_one_raises_and_for_all_warns(tmp_path, monkeypa
     monkeypatch.setattr(disk, "free_disk", lambda folder: 110 * GIB)
     check_room(run)
     assert capsys.readouterr().err == ""
-
-
-def test_the_loss_in_a_crash_is_reported_above_one_hour():
-    [line] = checkpoint_lines(planned())
-    assert (
-        "103.8 GiB each, at most 4: 415 GiB; a crash loses up to" in line
-        and "(1 h + 1 iteration with --save_minutes 60)" in line
-    )
-    for settings in ({"save_minutes": 30}, {"save_interval": 1}):
-        assert checkpoint_lines(planned(**settings))[0].endswith("415 GiB")
-    assert checkpoint_lines(planned(device="cpu")) == []

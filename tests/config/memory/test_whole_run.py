@@ -98,7 +98,7 @@ def test_validation_guidance_uses_its_scale_and_the_interval():
 
 
 def test_hours_are_printed_with_their_assumptions():
-    first, source = length_lines(planned())
+    first, source, _ = length_lines(planned())
     assert first.startswith(
         "whole run              100 iterations x 514 s + 11 validations of 64 videos x 1,751 s + 270 s "
     )
@@ -112,11 +112,20 @@ def test_hours_are_printed_with_their_assumptions():
 
 def test_a_run_longer_than_a_week_warns_with_the_iterations_of_a_week():
     run = planned("hunyuanvideo15_480p_8gpu", valid_video_csv="")
-    *_, warning = length_lines(run)
+    _, _, warning, _ = length_lines(run)
     assert "WARNING: longer than a week" in warning and "max_steps (now 10000)" in warning
     in_a_week = int(warning.split("a week is ")[1].split()[0].replace(",", ""))
     assert in_a_week * seconds(run) <= 7 * 24 * 3600 - COMPILATION < (in_a_week + 1) * seconds(run)
-    assert len(length_lines(run.with_settings(max_steps=in_a_week))) == 2
+    assert len(length_lines(run.with_settings(max_steps=in_a_week))) == 3
+
+
+def test_the_loss_in_a_crash_is_reported_above_one_hour():
+    name = "hunyuanvideo15_480p_8gpu"
+    line = length_lines(planned(name))[-1]
+    assert line.startswith("checkpoints            103.8 GiB each, at most 4: 415 GiB; a crash loses up to")
+    assert line.endswith("(1 h + 1 iteration with --save_minutes 60)")
+    for settings in ({"save_minutes": 30}, {"save_interval": 1}):
+        assert length_lines(planned(name, **settings))[-1].endswith("415 GiB")
 
 
 def test_a_cpu_run_and_the_miniature_print_forward_passes_instead_of_hours():

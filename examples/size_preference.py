@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch.nn.functional as F
 
+from examples.miniature_from_scratch.web_data import random_labels
 from hyvideo.data.randomness import generator
 from hyvideo.data.videos import to_uint8, write_video
 from hyvideo.miniature import world
@@ -36,7 +37,7 @@ def shrunk(clip, factor):
 
 def rated_pairs(count, seed, smallest=0.75):
     """Yield prompt, pair of videos shrunk to ``smallest`` or more of their size, and answer (tie below 4 pixels)."""
-    labels = world.random_labels(count, rng := generator(seed, "study"))
+    labels = random_labels(count, rng := generator(seed, "study"))
     sides = [to_uint8(world.render(labels, rng)).transpose(1, 2).contiguous() for _ in range(2)]
     for label, factors, *pair in zip(labels, generator(seed, "factors").uniform(smallest, 1, (count, 2)), *sides):
         pair = [shrunk(clip, factor) for clip, factor in zip(pair, factors)]

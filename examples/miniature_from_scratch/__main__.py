@@ -19,6 +19,7 @@ from examples.miniature_from_scratch import architecture, wan
 from examples.miniature_from_scratch.optimizer import MuonAndAdamW, steps
 from examples.miniature_from_scratch.reward_model import policy_clips
 from examples.miniature_from_scratch.reward_model import train as train_reward_model
+from examples.miniature_from_scratch.web_data import corruption_strengths, random_labels, web_labels
 from hyvideo.config.command_line import load_config
 from hyvideo.data.outside import Parser
 from hyvideo.data.randomness import generator
@@ -49,7 +50,7 @@ def build_vae(family: ModuleType, out: Path, seed: int) -> None:
     rng = generator(seed, "vae")
     bar = steps(VAE_STEPS, "VAE")
     for _ in bar:
-        labels = world.random_labels(8, rng)
+        labels = random_labels(8, rng)
         strength = torch.from_numpy((rng.random(8) < 0.35) * rng.random(8)).float()
         videos = world.render(labels, rng, strength)
         posterior = vae.encode(videos).latent_dist
@@ -125,8 +126,8 @@ def _web_data(vae: nn.Module, seed: int) -> tuple[Tensor, Tensor]:
     """Return latents of web videos (videos, channels, frames, height, width) and their caption indices (videos,)."""
     rng = generator(seed, "web")
     labels = world.LABELS.repeat(WEB_CLIPS // len(world.LABELS), 1)
-    web = world.web_labels(labels, rng)
-    strength = world.corruption_strengths(len(labels), rng)
+    web = web_labels(labels, rng)
+    strength = corruption_strengths(len(labels), rng)
     latents = []
     for part, corruption in tqdm(list(zip(labels.split(48), strength.split(48))), desc="web videos", disable=None):
         videos = world.render(part, rng, corruption)

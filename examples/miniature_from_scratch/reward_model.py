@@ -11,6 +11,7 @@ from tqdm.std import EMA
 
 from examples.miniature_from_scratch.architecture import CONFIGS, build_tokenizer
 from examples.miniature_from_scratch.optimizer import MuonAndAdamW, steps
+from examples.miniature_from_scratch.web_data import corruption_strengths, random_labels
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import generator, normal
 from hyvideo.data.videos import to_uint8
@@ -110,11 +111,11 @@ def _batch(clips: tuple[Tensor, Tensor], size: int, rng) -> tuple[Tensor, Tensor
     The first half is rendered, with defects; the second half is the policy's. Half of the captions are wrong.
     """
     half = size // 2
-    rendered_labels = world.random_labels(half, rng)
-    rendered = to_uint8(world.render(rendered_labels, rng, world.corruption_strengths(half, rng))).transpose(1, 2)
+    rendered_labels = random_labels(half, rng)
+    rendered = to_uint8(world.render(rendered_labels, rng, corruption_strengths(half, rng))).transpose(1, 2)
     rows = torch.from_numpy(rng.integers(len(clips[0]), size=size - half))
     videos, labels = torch.cat([rendered, clips[0][rows]]), torch.cat([rendered_labels, clips[1][rows]])
     is_wrong = rng.random((size, 1)) < 0.5
-    others = world.random_labels(size, rng)
+    others = random_labels(size, rng)
     replaced = torch.from_numpy(is_wrong & (rng.random((size, 3)) < 0.5))
     return videos, torch.where(replaced, others, labels), rendered_labels

@@ -1,7 +1,6 @@
 """Captioned videos of moving colored shapes, a dataset that is small enough to train on a laptop's CPU.
 
 A video has 9 frames of 32 x 32 pixels at 8 fps. Its caption names color, shape and direction; there are 48 captions.
-The "web data" for the base policy has wrong captions and defective videos, which post-training can improve.
 """
 
 import itertools
@@ -27,10 +26,6 @@ FPS = 8.0
 PALETTE = torch.tensor(list(COLORS.values()))  # (colors, 3)
 HEADINGS = torch.tensor(list(DIRECTIONS.values()))  # (directions, 2), x to the right and y down
 LABELS = torch.tensor(list(itertools.product(range(4), range(3), range(4))))  # (captions, 3)
-
-# Probability that an attribute of a web caption is replaced by a random one, and that a web video has a defect.
-CAPTION_NOISE = {"color": 0.35, "shape": 0.35, "direction": 0.5}
-CORRUPTED_FRACTION = 0.5
 
 
 def caption(label: Tensor) -> str:
@@ -68,28 +63,6 @@ def signed_distances(dx: Tensor, dy: Tensor, radius: Tensor) -> Tensor:
     right_side = -0.5 * dy + dx * math.sqrt(3) / 2
     triangle = torch.maximum(dy, torch.maximum(left_side, right_side)) - inradius
     return torch.stack([circle, square, triangle])
-
-
-def random_labels(number: int, rng: np.random.Generator) -> Tensor:
-    """Draw labels uniformly. Shape: (number, 3)."""
-    return LABELS[torch.from_numpy(rng.integers(len(LABELS), size=number))]
-
-
-def web_labels(labels: Tensor, rng: np.random.Generator) -> Tensor:
-    """Return labels with attributes replaced at random, with probabilities ``CAPTION_NOISE``. Shape: (batch, 3)."""
-    labels = labels.clone()
-    for column, probability in enumerate(CAPTION_NOISE.values()):
-        num_values = int(LABELS[:, column].max()) + 1
-        wrong = torch.from_numpy(rng.random(len(labels)) < probability)
-        guess = torch.from_numpy(rng.integers(num_values, size=len(labels)))
-        labels[:, column] = torch.where(wrong, guess, labels[:, column])
-    return labels
-
-
-def corruption_strengths(batch: int, rng: np.random.Generator) -> Tensor:
-    """Draw the strengths of defects: 0 for a clean video, else 0.4 to 1. Shape: (batch,)."""
-    corrupted = rng.random(batch) < CORRUPTED_FRACTION
-    return _tensor(corrupted * rng.uniform(0.4, 1.0, batch))
 
 
 def render(labels: Tensor, rng: np.random.Generator, corruption: Tensor | float = 0.0) -> Tensor:

@@ -7,19 +7,15 @@ import torch
 
 from hyvideo.data.randomness import generator
 from hyvideo.miniature.world import (
-    CAPTION_NOISE,
     CAPTIONS,
-    CORRUPTED_FRACTION,
     HEADINGS,
     LABELS,
     PALETTE,
     caption,
-    corruption_strengths,
     labels_of,
     pixel_grid,
     render,
     signed_distances,
-    web_labels,
 )
 
 
@@ -49,18 +45,6 @@ def test_captions_ignore_case_and_surrounding_spaces():
 def test_an_unknown_caption_raises_an_error_with_the_supported_words():
     with pytest.raises(ValueError, match="colors red, .*; shapes circle, .*; directions right, .*, got 'a cat'"):
         labels_of([CAPTIONS[0], "a cat"])
-
-
-def test_web_labels_are_wrong_with_the_given_probability():
-    labels = LABELS.repeat(400, 1)
-    before = labels.clone()
-    noisy = web_labels(labels, rng("web"))
-    assert torch.equal(labels, before)  # the input is not modified
-    for column, (probability, num_values) in enumerate(zip(CAPTION_NOISE.values(), (4, 3, 4))):
-        changed = (noisy[:, column] != labels[:, column]).float().mean().item()
-        assert changed == pytest.approx(probability * (1 - 1 / num_values), abs=0.015)
-        pairs = set(zip(labels[:, column].tolist(), noisy[:, column].tolist()))
-        assert len(pairs) == num_values**2  # every value may be replaced by every other
 
 
 # --- shapes ------------------------------------------------------------------------------------
@@ -155,11 +139,3 @@ def test_a_defect_changes_only_its_own_video():
     clean, corrupted = (render(LABELS[:8], rng("one"), s) for s in (torch.zeros(8), strength))
     changed = [not torch.equal(a, b) for a, b in zip(clean, corrupted)]
     assert changed == [i == 3 for i in range(8)]
-
-
-def test_half_of_the_videos_have_a_defect_of_strength_0_4_or_more():
-    strength = corruption_strengths(4000, rng("strength"))
-    corrupted = strength[strength > 0]
-    assert len(corrupted) / 4000 == pytest.approx(CORRUPTED_FRACTION, abs=0.03)
-    assert corrupted.min() >= 0.4 and corrupted.max() <= 1
-    assert corrupted.mean().item() == pytest.approx(0.7, abs=0.02)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from examples.miniature_from_scratch import reward_model
+from examples.miniature_from_scratch.web_data import corruption_strengths
 from hyvideo.config.command_line import load_config
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import generator, normal
@@ -52,7 +53,7 @@ def test_the_shipped_reward_model_predicts_the_true_scores():
     """Correlation on clean and defective videos, half with wrong captions; 0.99 when the model was built."""
     rng = generator(1, "unseen")
     labels = world.LABELS.repeat(3, 1)
-    videos = to_uint8(world.render(labels, rng, world.corruption_strengths(len(labels), rng))).transpose(1, 2)
+    videos = to_uint8(world.render(labels, rng, corruption_strengths(len(labels), rng))).transpose(1, 2)
     captioned = labels.clone()
     captioned[::2] = labels[torch.from_numpy(rng.permutation(len(labels)))][::2]
     prompts = [world.caption(label) for label in captioned]

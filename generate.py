@@ -247,7 +247,7 @@ def run(options: argparse.Namespace) -> None:
     folder, is_stochastic = output.parent if output.suffix == ".mp4" else output, options.stochastic is not None
     check_sampling(config, output=folder, is_stochastic=is_stochastic)
     if options.rewritten_csv:
-        rewriter.rewrite(requests, options.rewritten_csv)
+        rewriter.write(requests, options.rewritten_csv)
         return
     sizes = {request: size_of(options, config, request.image) for request in requests}
     videos = generation.list_videos(sizes, [r for r in requests for _ in range(options.num_videos)], output)
@@ -256,7 +256,7 @@ def run(options: argparse.Namespace) -> None:
     how |= {name: getattr(options, name) for name in names}
     if options.rewrite:  # after all checks, because it calls a service
         generation.generate(config, videos, **how, only_checks=True)
-        requests = rewriter.rewrite(requests)
+        requests = rewriter.write(requests)
         videos = [replace(video, request=requests[video.number // options.num_videos]) for video in videos]
     generation.generate(config, videos, **how)
     ranks.stop()

@@ -2,15 +2,17 @@
 
     python -m scripts.prepare_checks --prompts_csv in.csv --output_path checks.csv --url https://HOST/v1 --model NAME
 
-The output has the columns of the input and a column `checks`, for the scorer yes_no and as a prompts CSV. The same
-command resumes. Exit code: 0 if all prompts have checks, 2 otherwise.
+The output is a prompts CSV with a column `checks`, for the scorer yes_no. The same command resumes. Exit code: 0 if all
+prompts have checks, 2 otherwise.
 """
 
+import os
 from pathlib import Path
 
-from hyvideo.data.outside import Parser, exit_on_error, find_path, quote, write_problem
+from hyvideo.data.outside import Parser, exit_on_error, quote
 
 
+@exit_on_error("prepare_checks.py")
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("--prompts_csv", required=True, help="CSV file with a column prompt")
@@ -20,19 +22,14 @@ def main() -> None:
     parser.add_argument("--key_env", default="OPENAI_API_KEY", help="variable of the key; '' sends none")
     args = parser.parse_args()
 
-    from hyvideo.data.prompts import read_requests, read_rows
-    from hyvideo.models.chat_endpoint import ChatEndpoint
-    from hyvideo.models.prompt_checks import prepare_checks
-    from hyvideo.models.prompt_rewriting import LIMITS
+    from hyvideo.data.prompts import read_requests
+    from hyvideo.models.prompt_checks import INSTRUCTION, CheckWriter
 
-    with exit_on_error("prepare_checks.py"):
-        if problem := write_problem(args.out.parent):
-            raise ValueError(f"--output_path must be a file in a writable folder, got {quote(args.out)}: {problem}")
-        source = args.out if args.out.exists() else args.prompts_csv
-        if [r.prompt for r in read_requests(source)] != [r.prompt for r in read_requests(args.prompts_csv)]:
-            raise ValueError(f"--output_path must be a new file or have the same prompts, got {quote(args.out)}")
-        endpoint = ChatEndpoint("prepare_checks", url=args.url, model=args.model, key_env=args.key_env, **LIMITS)
-        prepare_checks(read_rows(find_path(source)), args.out, endpoint)
+    requests = read_requests(args.prompts_csv)
+    if os.path.realpath(args.out) == os.path.realpath(args.prompts_csv):
+        raise ValueError(f"--output_path must be another file than --prompts_csv, got {quote(args.out)}")
+    endpoint = {"url": args.url, "model": args.model, "key_env": args.key_env}
+    CheckWriter("prepare_checks", INSTRUCTION.read_text(encoding="utf-8"), **endpoint).write(requests, args.out)
 
 
 if __name__ == "__main__":

@@ -111,7 +111,7 @@ def test_a_failed_rewriting_stops_before_a_model_is_loaded(make, monkeypatch):
         server = start((401, {}, {"error": "no key"}))
         flags = ["--rewrite", "true", "--rewrite_url", server.url, "--rewrite_model", "a-model"]
         code, _, output = make("--resolution", "480p", "--prompt", "a cat", *flags, *SMALL)
-    assert code == 2 and f"1 of 1 prompts failed: 'a cat' was not rewritten: {server.url}" in output.err
+    assert code == 2 and f"1 of 1 prompts failed: no valid answer for 'a cat': {server.url}" in output.err
     assert "ValueError: status 401" in output.err
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from hyvideo.data.outside import MAX_PROMPT_BYTES, file_problem, find_path, quote, replacing, text_problem
 from hyvideo.data.randomness import permutation
 
-COLUMNS = ("prompt", "ref_image_path", "seed", "original_prompt")
+COLUMNS = ("prompt", "ref_image_path", "seed", "original_prompt", "checks")
 MAX_CSV_BYTES = 2**28
 
 
@@ -26,6 +26,7 @@ class Request:
     seed: int | None = None  # of the initial noise in validation and generation; None: the run's or the call's seed
     is_negative: bool = False  # the negative prompt, whose quoted text is not encoded, as in the original pipeline
     original_prompt: str | None = None  # the prompt before it was rewritten
+    checks: str | None = None  # JSON list of yes/no questions about the video
 
     def seed_or(self, default: int) -> int:
         return default if self.seed is None else self.seed
@@ -53,7 +54,7 @@ def _read_csv(path: Path) -> list[Request]:
                 f"quotes: {quote(row['prompt'])}"
             )
         # Files from Windows also have CRLF inside quotes.
-        prompt, image, seed, original = ((row.get(column) or "").replace("\r\n", "\n").strip() for column in COLUMNS)
+        prompt, image, seed, *others = ((row.get(column) or "").replace("\r\n", "\n").strip() for column in COLUMNS)
         if not prompt:
             raise ValueError(f"every row of a prompts CSV needs a prompt, row {number} of {path} has none")
         check_prompt(prompt, f"in row {number} of {path}")
@@ -63,7 +64,8 @@ def _read_csv(path: Path) -> list[Request]:
             picture = find_image(image) if image else None
         except ValueError as error:
             raise ValueError(f"ref_image_path in row {number} of {path} must be an image file, {error}") from error
-        requests.append(Request(prompt, picture, int(seed) if seed else None, original_prompt=original or None))
+        original, checks = (text or None for text in others)
+        requests.append(Request(prompt, picture, int(seed) if seed else None, False, original, checks))
     return requests
 
 
@@ -74,7 +76,7 @@ def write_requests(path: Path, requests: Sequence[Request]) -> None:
         writer.writerow(COLUMNS)
         for request in requests:
             image = request.image and os.path.relpath(request.image, path.parent.resolve())
-            writer.writerow([request.prompt, image, request.seed, request.original_prompt])
+            writer.writerow([request.prompt, image, request.seed, request.original_prompt, request.checks])
 
 
 def are_seen(prompts: Iterable[str], training: Iterable[Request]) -> list[bool]:

@@ -1,6 +1,7 @@
 """Rendering of Jinja templates, which are stored next to the code that uses them."""
 
 import functools
+import shlex
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -20,5 +21,6 @@ def fill(template: Path, **values: object) -> str:
 def _pages(folder: Path, has_html: bool) -> Environment:  # keeps compiled templates
     pages = Environment(loader=FileSystemLoader(folder), undefined=StrictUndefined, autoescape=has_html)
     pages.trim_blocks = pages.lstrip_blocks = True
-    pages.filters["number"], pages.policies["json.dumps_kwargs"] = number, {}
+    pages.filters |= {"number": number, "shell": lambda path: shlex.quote(str(path))}
+    pages.policies["json.dumps_kwargs"] = {}
     return pages

@@ -21,51 +21,86 @@ LIMITS = {"parallel": 8, "timeout": 300, "retries": 4}  # a reasoning model may 
 ROWS_PER_WRITE = 32
 
 
-class Rewriter:
-    """Rewrites prompts. ValueError for an unusable endpoint or file, or a failure that ``fallback`` does not allow."""
+class PromptWriter:
+    """A language model that writes a column of a prompts CSV; a subclass names it and defines ``read``."""
 
-    def __init__(self, *, url: str, model: str, key_env: str, prompt_file: str | Path = INSTRUCTION, fallback: bool):
-        if problem := file_problem(prompt_file, MAX_PROMPT_BYTES):
-            raise ValueError(f"--rewrite_prompt_file must be a text file, got {quote(prompt_file)}: {problem}")
-        self.instruction = Path(prompt_file).read_text(encoding="utf-8")
-        check_prompt(self.instruction, "in --rewrite_prompt_file")
-        self.endpoint = ChatEndpoint("--rewrite", url=url, model=model, key_env=key_env, **LIMITS)
-        self.fallback = fallback
+    column: str  # a field of `Request`, None until it is written
+    flag = "--output_path"  # of the CSV file
+    advice = "start the same command again"  # after a failure
+    fallback = False  # whether rows may stay as they are after a failure
 
-    def rewrite(self, requests: list[Request], path: Path | None = None) -> list[Request]:
-        """Return the requests with rewritten prompts; those with an ``original_prompt`` are returned as they are.
+    def __init__(self, user: str, instruction: str, *, url: str, model: str, key_env: str):
+        self.instruction = instruction
+        self.endpoint = ChatEndpoint(user, url=url, model=model, key_env=key_env, **LIMITS)
+
+    def content(self, request: Request) -> str | list[dict]:
+        return request.prompt
+
+    def read(self, text: str) -> str:
+        """Return what an answer without its reasoning says. Raises ValueError if it is invalid."""
+        raise NotImplementedError
+
+    def changed(self, request: Request, text: str) -> Request:
+        return replace(request, **{self.column: text})
+
+    def write(self, requests: list[Request], path: Path | None = None) -> list[Request]:
+        """Return the requests with the column. Raises ValueError for an unusable file or a failure.
 
         With ``path``, they are also written to this CSV, part by part, and the same call resumes.
         """
         done = list(requests)
         if path and (problem := write_problem(path.parent)):
-            raise ValueError(f"--rewritten_csv must be a file in a writable folder, got {quote(path)}: {problem}")
+            raise ValueError(f"{self.flag} must be a file in a writable folder, got {quote(path)}: {problem}")
         if path and path.exists():
             done = read_requests(path)
             if [*map(_given, done)] != [*map(_given, requests)]:
                 rule = "must be a new file or have the same prompts, images and seeds"
-                raise ValueError(f"--rewritten_csv {rule}, got {quote(path)}")
+                raise ValueError(f"{self.flag} {rule}, got {quote(path)}")
         elif path:
             make_folder(path.parent)
+        problems: list[str] = []
         for start in range(0, len(done), ROWS_PER_WRITE):
             part = range(start, min(start + ROWS_PER_WRITE, len(done)))
-            rows, problems = [row for row in part if done[row].original_prompt is None], []
-            answers = self.endpoint.ask([partial(self._body, done[row]) for row in rows], _prompt)
-            for row, (prompt, reason) in zip(rows, answers):
-                if prompt is None:
-                    problems.append(f"{quote(done[row].prompt, 60)} was not rewritten: {reason}")
+            rows, known = [row for row in part if getattr(done[row], self.column) is None], len(problems)
+            answers = self.endpoint.ask([partial(self._body, done[row]) for row in rows], self._answer)
+            for row, (text, reason) in zip(rows, answers):
+                if text is None:
+                    problems.append(f"no valid answer for {quote(done[row].prompt, 60)}: {reason}")
                 else:
-                    done[row] = replace(done[row], prompt=prompt, original_prompt=done[row].prompt)
+                    done[row] = self.changed(done[row], text)
             if path:
                 write_requests(path, done)
-            if problems and not self.fallback:
-                advice = "start the same command again, or add --rewrite_fallback to use such prompts as they are"
-                raise ValueError(f"{len(problems)} of {len(done)} prompts failed: {problems[0]}; {advice}")
-            for problem in problems:
-                print(problem, file=sys.stderr)
+            if rows and len(problems) - known == len(rows) and not self.fallback:
+                break  # such as an endpoint that is down
+        if problems and not self.fallback:
+            raise ValueError(f"{len(problems)} of {len(done)} prompts failed: {problems[0]}; {self.advice}")
+        for problem in problems:
+            print(problem, file=sys.stderr)
         return done
 
     def _body(self, request: Request) -> str:
+        messages = [{"role": "system", "content": self.instruction}, {"role": "user", "content": self.content(request)}]
+        return json.dumps({"model": self.endpoint.model, "messages": messages} | FIELDS)
+
+    def _answer(self, choice: dict) -> str:
+        return self.read((choice["message"]["content"] or "").rpartition("</think>")[2].strip())
+
+
+class Rewriter(PromptWriter):
+    """Rewrites prompts. ValueError for an unusable endpoint or file, or a failure that ``fallback`` does not allow."""
+
+    column, flag = "original_prompt", "--rewritten_csv"
+    advice = f"{PromptWriter.advice}, or add --rewrite_fallback to use such prompts as they are"
+
+    def __init__(self, *, prompt_file: str | Path = INSTRUCTION, fallback: bool, **endpoint: str):
+        if problem := file_problem(prompt_file, MAX_PROMPT_BYTES):
+            raise ValueError(f"--rewrite_prompt_file must be a text file, got {quote(prompt_file)}: {problem}")
+        instruction = Path(prompt_file).read_text(encoding="utf-8")
+        check_prompt(instruction, "in --rewrite_prompt_file")
+        super().__init__("--rewrite", instruction, **endpoint)
+        self.fallback = fallback
+
+    def content(self, request: Request) -> list[dict]:
         content = [{"type": "text", "text": request.prompt}]
         if request.image:
             image = read_image(request.image)
@@ -73,20 +108,19 @@ class Rewriter:
             image.save(file := io.BytesIO(), "jpeg", quality=95)
             url = f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
             content.insert(0, {"type": "image_url", "image_url": {"url": url}})
-        messages = [{"role": "system", "content": self.instruction}, {"role": "user", "content": content}]
-        return json.dumps({"model": self.endpoint.model, "messages": messages} | FIELDS)
+        return content
+
+    def read(self, text: str) -> str:
+        if text.count('"') == 2 and text[0] == text[-1] == '"':
+            text = text[1:-1].strip()  # quoted text is rendered in the video, which is not meant here
+        check_prompt(text, "as the answer")
+        return text
+
+    def changed(self, request: Request, text: str) -> Request:
+        return replace(request, prompt=text, original_prompt=request.prompt)
 
 
 def _given(request: Request) -> tuple[str, str | None, int | None]:
     """Return prompt, image and seed as the user gave them, in a form that a CSV preserves."""
     prompt = (request.original_prompt or request.prompt).strip()
     return prompt, request.image and os.path.realpath(request.image), request.seed
-
-
-def _prompt(choice: dict) -> str:
-    """Return the prompt in a completion, without the reasoning. Raises ValueError for an invalid prompt."""
-    text = (choice["message"]["content"] or "").rpartition("</think>")[2].strip()
-    if text.count('"') == 2 and text[0] == text[-1] == '"':
-        text = text[1:-1].strip()  # quoted text is rendered in the video, which is not meant here
-    check_prompt(text, "as the answer")
-    return text

@@ -55,8 +55,8 @@ class GroupRewards:
         local = {numbers[row]: reward for row, reward in rewards.items()}
         dimensions, in_order = merge_rewards(local, self.num_rollouts, self.mesh)
         totals = in_order[:, 0]
-        if self.is_normalized:
-            weights = {name: weight for name, weight in self.scorer.weights.items() if weight and name in dimensions}
+        weights = {name: weight for name, weight in self.scorer.weights.items() if weight and name in dimensions}
+        if self.is_normalized and weights:
             scores = in_order[:, [1 + dimensions.index(name) for name in weights]]
             scores[~totals.isfinite()] = math.nan
             totals = normalized_rewards(scores, scores.new_tensor([*weights.values()]), self.group_size)

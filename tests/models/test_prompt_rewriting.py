@@ -31,7 +31,7 @@ def longer(request, _):
 
 def test_a_rewritten_prompt_keeps_the_original_one(endpoint):
     server = endpoint(longer)
-    cat, dog, done = rewriter(server).rewrite([CAT, DOG, Request("long", original_prompt="short")])
+    cat, dog, done = rewriter(server).write([CAT, DOG, Request("long", original_prompt="short")])
     assert cat == Request("a cat, in the rain", original_prompt="a cat")
     assert dog == Request("a dog, in the rain", seed=3, original_prompt="a dog")
     assert done == Request("long", original_prompt="short"), "rewritten twice"
@@ -45,7 +45,7 @@ def test_a_rewritten_prompt_keeps_the_original_one(endpoint):
 def test_the_instruction_comes_from_the_file_that_the_user_names(endpoint, tmp_path):
     server, file = endpoint(longer), tmp_path / "instruction.txt"
     file.write_text("Écris plus.\nOne line.")
-    rewriter(server, prompt_file=str(file)).rewrite([CAT])
+    rewriter(server, prompt_file=str(file)).write([CAT])
     assert server.requests[0]["messages"][0]["content"] == "Écris plus.\nOne line."
 
 
@@ -53,7 +53,7 @@ def test_an_image_is_sent_smaller_and_the_file_is_unchanged(endpoint, tmp_path):
     Image.new("RGB", (2048, 512), (200, 30, 40)).save(tmp_path / "cat.png")
     before = (tmp_path / "cat.png").read_bytes()
     server = endpoint(longer)
-    (request,) = rewriter(server).rewrite([Request("it jumps", str(tmp_path / "cat.png"))])
+    (request,) = rewriter(server).write([Request("it jumps", str(tmp_path / "cat.png"))])
     assert request.prompt == "it jumps, in the rain" and request.image == str(tmp_path / "cat.png")
     image, _ = server.requests[0]["messages"][1]["content"]
     sent = Image.open(io.BytesIO(base64.b64decode(image["image_url"]["url"].removeprefix("data:image/jpeg;base64,"))))
@@ -71,7 +71,7 @@ def test_an_image_is_sent_smaller_and_the_file_is_unchanged(endpoint, tmp_path):
     ],
 )
 def test_reasoning_and_enclosing_quotes_are_removed(endpoint, answer, prompt):
-    assert rewriter(endpoint(completion(answer))).rewrite([CAT])[0].prompt == prompt
+    assert rewriter(endpoint(completion(answer))).write([CAT])[0].prompt == prompt
 
 
 BAD = [
@@ -89,17 +89,19 @@ BAD = [
 @pytest.mark.parametrize("answer, reason", BAD)
 def test_a_failure_is_an_error_unless_the_user_allows_the_original_prompt(endpoint, capsys, answer, reason):
     server = endpoint(lambda request, call: answer if asked(request) == "a cat" else longer(request, call))
-    with pytest.raises(ValueError, match="1 of 2 prompts failed: 'a cat' was not rewritten: .*--rewrite_fallback") as e:
-        rewriter(server).rewrite([CAT, DOG])
+    with pytest.raises(
+        ValueError, match="1 of 2 prompts failed: no valid answer for 'a cat': .*--rewrite_fallback"
+    ) as e:
+        rewriter(server).write([CAT, DOG])
     assert reason in str(e.value)
-    cat, dog = rewriter(server, fallback=True).rewrite([CAT, DOG])
+    cat, dog = rewriter(server, fallback=True).write([CAT, DOG])
     assert cat == CAT and dog.original_prompt == "a dog"
-    assert "'a cat' was not rewritten: " in capsys.readouterr().err
+    assert "no valid answer for 'a cat': " in capsys.readouterr().err
 
 
 def test_a_busy_endpoint_is_asked_again(endpoint):
     server = endpoint(lambda request, call: (503, {}, {}) if call < 2 else longer(request, call))
-    assert rewriter(server).rewrite([CAT])[0].prompt == "a cat, in the rain" and len(server.requests) == 3
+    assert rewriter(server).write([CAT])[0].prompt == "a cat, in the rain" and len(server.requests) == 3
 
 
 def test_a_csv_is_resumed_and_can_be_used_for_training(endpoint, tmp_path, monkeypatch):
@@ -109,18 +111,22 @@ def test_a_csv_is_resumed_and_can_be_used_for_training(endpoint, tmp_path, monke
     out = tmp_path / "folder" / "out.csv"
     down = endpoint(lambda request, call: (400, {}, {}) if '"2"' in asked(request) else longer(request, call))
     with pytest.raises(ValueError, match="1 of 5 prompts failed: .*start the same command again"):
-        rewriter(down).rewrite(given, out)
-    assert [r.original_prompt is not None for r in read_requests(out)] == [True, True, False, True, False]
+        rewriter(down).write(given, out)
+    assert [r.original_prompt is not None for r in read_requests(out)] == [True, True, False, True, True]
     assert "../image.png" in out.read_text()
     server = endpoint(longer)
-    requests = rewriter(server).rewrite(given, out)
-    assert len(server.requests) == 2, "only the missing rows"
+    requests = rewriter(server).write(given, out)
+    assert len(server.requests) == 1, "only the missing row"
     assert requests == read_requests(out)
     assert [(r.original_prompt, r.image, r.seed) for r in requests] == [(r.prompt, r.image, r.seed) for r in given]
     assert requests[2].prompt == 'clip, "2"\nnew line, in the rain'
+    down = endpoint((400, {}, {}))
+    with pytest.raises(ValueError, match="2 of 5 prompts failed"):
+        rewriter(down).write(given, tmp_path / "other.csv")
+    assert len(down.requests) == 2, "stops if all rows of a part fail"
     for other in (given[1:], [replace(given[0], seed=9), *given[1:]]):
         with pytest.raises(ValueError, match="must be a new file or have the same prompts, images and seeds"):
-            rewriter(server).rewrite(other, out)
+            rewriter(server).write(other, out)
 
 
 # --- generate.py ------------------------------------------------------------------------------------------------------

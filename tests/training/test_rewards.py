@@ -202,6 +202,8 @@ def test_normalized_rewards_change_the_advantages_and_not_the_record(tiny_config
     sums = torch.tensor([-2.0, -1.0, 3.0]) / math.sqrt(14 / 3) + torch.tensor([-1.0, 1.0, 0.0]) / math.sqrt(2 / 3)
     torch.testing.assert_close(normalized[:3], sums / sums.std(correction=0), rtol=1e-4, atol=1e-4)
     assert normalized[3].isnan()
+    advantages, metrics = rewards.advantages(indices, dict.fromkeys(range(4), Reward(math.nan, {}, "no endpoint")))
+    assert advantages.isnan().all() and metrics["reward/missing"] == 4
 
 
 def test_settings_of_scoring_arrive_at_the_scorer(make_scorer, monkeypatch):

@@ -64,7 +64,7 @@ class Suite:
 
 
 def suite_of(dimensions: set[str], where: object) -> Suite:
-    """Return the benchmark with these dimensions. Raises ValueError, naming the file ``where``, for any other one."""
+    """Return the benchmark with these dimensions. Raises ValueError, naming ``where``, for any other one."""
     suite = max(SUITES.values(), key=lambda suite: len(dimensions & suite.dimensions.keys()))
     other = sorted(dimensions - suite.dimensions.keys())
     if other or not dimensions:

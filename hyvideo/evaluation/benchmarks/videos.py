@@ -44,10 +44,11 @@ def read_list(path: Path, only: list[str], *, is_official: bool) -> tuple[Suite,
         rows = [(row["prompt_en"], list(row["dimension"])) for row in parse_json(path.read_bytes())]
         for number, (prompt, _) in enumerate(rows, start=1):
             check_prompt(prompt.replace("/", "\0"), f"in row {number}")  # no file name has a slash
-        suite = suite_of({name for _, names in rows for name in names} | set(only), path)
+        suite = suite_of(found := {name for _, names in rows for name in names}, path)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         form = "[{prompt_en, dimension: [...]}, ...]"
         raise ValueError(f"{path} must be a list such as VBench_full_info.json: {form} ({error})") from error
+    suite_of(found | {*only}, "--dimensions")
     chosen = {name: each.prompts for name, each in suite.dimensions.items() if not only or name in only}
     counts = Counter(name for _, names in rows for name in names)
     wrong = [f"{name} {counts[name]} instead of {number}" for name, number in chosen.items() if counts[name] != number]

@@ -100,8 +100,8 @@ class ScorerUnderTest:
         before = self.trial.video.clone()
         try:
             self.scorer.check_prompts([self.trial.prompt])
-        except ValueError:
-            return "failed", f"check_prompts rejects the prompt {self.trial.prompt!r}"
+        except ValueError as error:
+            return "failed", f"check_prompts rejects the prompt {self.trial.prompt!r}: {error}"
         except Exception as error:
             add_place(error, self.scorer)
             raise InvalidAnswer(f"check_prompts must raise ValueError, got {describe_error(error)}") from error

@@ -23,7 +23,7 @@ ROWS = [
 
 def words(folder, *more, rows=ROWS, policies=("base", "base@2")):
     path = write_list(folder / "list.json", rows)
-    return ["make", "--prompts", path, "--output_dir", folder / "out", "--policies", *policies, *COMMON, *more]
+    return ["make", "--prompts", path, "--output_dir", folder / "my out", "--policies", *policies, *COMMON, *more]
 
 
 def run(capsys, *arguments):
@@ -39,7 +39,7 @@ def run(capsys, *arguments):
 def test_two_ranks_share_the_videos_and_a_restart_makes_missing_ones(tmp_path, tiny_config, capsys):
     ends = start(2, "-m", "scripts.benchmark_videos", *words(tmp_path, policies=["base"]))
     assert [end.exception() for end in ends] == [None, None]
-    out = tmp_path / "out"
+    out = tmp_path / "my out"
     names = [f"Mechanics/{prompt}-{number}.mp4" for prompt, _ in ROWS[:2] for number in range(3)]
     names += [f"Material/{ROWS[2][0]}-{number}.mp4" for number in range(3)]
     finished, bad = ((out / "base/videos" / name).resolve() for name in names[:2])
@@ -54,7 +54,7 @@ def test_two_ranks_share_the_videos_and_a_restart_makes_missing_ones(tmp_path, t
     printed = run(capsys, *words(tmp_path))
     assert bad.read_bytes() == frames and finished.stat().st_mtime_ns == before
     assert f"for D in Mechanics Material; do\n  python evaluate.py --full_json_dir {tmp_path}/list.json" in printed
-    assert f"--videos_path {out}/base/videos/$D --dimension $D --output_path {out}/base/results/$D" in printed
+    assert f"--videos_path '{out}/base'/videos/$D --dimension $D --output_path '{out}/base'/results/$D" in printed
     for policy in ("base", "base@2"):
         files = {str(file.relative_to(out / policy / "videos")) for file in out.glob(f"{policy}/videos/*/*")}
         assert files == set(names)  # nothing but videos
@@ -72,7 +72,7 @@ def test_two_ranks_share_the_videos_and_a_restart_makes_missing_ones(tmp_path, t
 
 def test_a_name_that_another_file_has_is_not_overwritten(tmp_path, tiny_config, capsys):
     rows = [("a red circle moves up", ["scene"])]
-    other = tmp_path / "out/base/videos/a red circle moves up-0.mp4"
+    other = tmp_path / "my out/base/videos/a red circle moves up-0.mp4"
     other.parent.mkdir(parents=True)
     other.write_bytes(b"x")
     csv = tmp_path / "rewritten.csv"
@@ -116,7 +116,7 @@ def test_the_plan_counts_videos_and_warns_of_vbench_long(tmp_path, tiny_config, 
     ],
 )
 def test_invalid_flags_are_reported_before_anything_is_written(tmp_path, tiny_config, capsys, arguments, message):
-    assert message in run(capsys, *words(tmp_path, *arguments)) and not (tmp_path / "out").exists()
+    assert message in run(capsys, *words(tmp_path, *arguments)) and not (tmp_path / "my out").exists()
 
 
 def test_flickering_is_that_of_its_definition(tmp_path, capsys):
@@ -136,7 +136,7 @@ def test_flickering_is_that_of_its_definition(tmp_path, capsys):
         frames = torch.zeros(2, 3, 256, 256, dtype=torch.uint8)
         frames[1] = level
         write_video(folder / f"x-{number}.mp4", frames, 8)
-    out = tmp_path / "out"
+    out = tmp_path / "my out"
     printed = run(capsys, "flickering", "--videos", folder, "--output_dir", out)
     assert printed == f"temporal_flickering {1 - 50 / 255:.4f}\n"
     printed = run(capsys, "read", "--results", f"base={out}", "--output_dir", out)

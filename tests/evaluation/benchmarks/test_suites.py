@@ -110,7 +110,7 @@ def test_another_list_is_rejected(tmp_path, rows, message):
 
 
 def test_an_unknown_dimension_and_a_missing_or_invalid_list_are_rejected(tmp_path, vbench_list):
-    with pytest.raises(ValueError, match="must have dimensions of VBench, got 'speed'"):
+    with pytest.raises(ValueError, match="^--dimensions must have dimensions of VBench, got 'speed'"):
         read_list(vbench_list, ["speed"], is_official=True)
     with pytest.raises(ValueError, match="it does not exist"):
         read_list(tmp_path / "none.json", [], is_official=True)

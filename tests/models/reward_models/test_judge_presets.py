@@ -165,6 +165,8 @@ def test_a_prompt_without_checks_is_rejected_before_a_run_if_there_is_a_file(end
     scorer.check_prompts(["a red circle"])
     with pytest.raises(ValueError, match="lacks those of 1 of 2 prompts, such as 'a cat'; .*scripts.prepare_checks"):
         scorer.check_prompts(["a red circle", "a cat"])
+    (failed,) = check_scorer(scorer, Trial(CLIP, "a cat", 8.0), quick=True)
+    assert "rejects the prompt 'a cat': the file of checks lacks" in failed.detail
     preset("yes_no", server).check_prompts(["a cat"])
     score("yes_no", server, prompt="a cat")
     assert 'Does the video show all of the following? "a cat"' in content(server.requests[0])[1]

@@ -36,10 +36,6 @@ class PromptWriter:
     def content(self, request: Request) -> str | list[dict]:
         return request.prompt
 
-    def read(self, text: str) -> str:
-        """Return what an answer without its reasoning says. Raises ValueError if it is invalid."""
-        raise NotImplementedError
-
     def changed(self, request: Request, text: str) -> Request:
         return replace(request, **{self.column: text})
 
@@ -83,6 +79,7 @@ class PromptWriter:
         return json.dumps({"model": self.endpoint.model, "messages": messages} | FIELDS)
 
     def _answer(self, choice: dict) -> str:
+        """Return what ``read`` makes of an answer without its reasoning; it raises ValueError if it is invalid."""
         return self.read((choice["message"]["content"] or "").rpartition("</think>")[2].strip())
 
 

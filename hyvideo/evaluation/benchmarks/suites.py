@@ -57,10 +57,9 @@ class Suite:
 
     def score(self, row: str, scores: dict[str, float]) -> float:
         """Return a row from the raw scores of its dimensions."""
-        offset = (
-            0.0 if row in self.dimensions else sum(f * self.dimensions[n].min for n, f in self.factors(row).items())
-        )
-        return sum(factor * scores[name] for name, factor in self.factors(row).items()) - offset
+        if row in self.dimensions:
+            return scores[row]
+        return sum(factor * (scores[name] - self.dimensions[name].min) for name, factor in self.factors(row).items())
 
 
 def suite_of(dimensions: set[str], where: object) -> Suite:

@@ -9,35 +9,28 @@ Without probabilities the score is the stated grade, or 1 for yes and 0 for no.
 
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from hyvideo.data.outside import parse_json
 from hyvideo.models.reward_models.rewards import Scores
 
+GRADES, YES_OR_NO = {str(k): float(k) for k in range(1, 6)}, {"no": 0.0, "yes": 1.0}
 MIN_YES_OR_NO = 0.5  # smallest P(yes) + P(no); below it, the model answers something else
 
 
 def grades(choice: dict, dimensions: Sequence[str]) -> Scores:
-    """Return the expected grade of each dimension."""
+    """Return the expected grade of each dimension, the stated one without probabilities."""
     message = choice["message"]
     text = (message["content"] or "").strip().removeprefix("```json").strip("`\n ")
     stated = parse_json(text) if text[:1] + text[-1:] == "{}" else {}
     if {*stated} != {*dimensions} or not all(type(k) is int and 1 <= k <= 5 for k in stated.values()):
         raise ValueError(f"an answer must have grades from 1 to 5 for exactly {', '.join(dimensions)}, got {message!r}")
-    return expected(stated, (choice.get("logprobs") or {}).get("content") or [])
-
-
-def expected(stated: Scores, tokens: list[dict]) -> Scores:
-    """Return each grade's expectation over the token's alternatives; the stated grade if the tokens do not match it."""
+    tokens = (choice.get("logprobs") or {}).get("content") or []
     digits = [token for token in tokens if re.fullmatch(r"\s*[1-5]\s*", token["token"])]
     if [int(token["token"]) for token in digits] != [*stated.values()]:
-        digits = [{}] * len(stated)
-    scores = {}
-    for (name, grade), token in zip(stated.items(), digits):
-        shares = _shares(token, "12345")
-        total = sum(shares.values())
-        scores[name] = sum(int(k) * share for k, share in shares.items()) / total if total > 0 else float(grade)
-    return scores
+        digits = [{}] * len(stated)  # the tokens do not match the grades
+    found = [(name, grade, *_expected(token, GRADES)) for (name, grade), token in zip(stated.items(), digits)]
+    return {name: mean if total > 0 else float(grade) for name, grade, mean, total in found}
 
 
 def text_scores(choice: dict, dimensions: Sequence[str]) -> Scores:
@@ -54,25 +47,23 @@ def yes_probability(choice: dict, dimensions: Sequence[str]) -> Scores:
     """Return the probability of yes among yes and no."""
     (name,), tokens = dimensions, (choice.get("logprobs") or {}).get("content")
     if tokens and tokens[0].get("top_logprobs"):
-        shares = _shares(tokens[0], ("yes", "no"))
-        total = sum(shares.values())
+        mean, total = _expected(tokens[0], YES_OR_NO)
         if not total >= MIN_YES_OR_NO:
             rule = f"the probabilities of yes and no must add up to at least {MIN_YES_OR_NO}"
             raise ValueError(f"{rule}, got {total:.3f} for {tokens[0]['token']!r}")
-        return {name: shares["yes"] / total}
+        return {name: mean}
     stated = (choice["message"]["content"] or "").strip(" \n.").lower()
-    if stated not in ("yes", "no"):
+    if stated not in YES_OR_NO:
         raise ValueError(f"an answer must be yes or no, got {choice['message']!r}")
-    return {name: float(stated == "yes")}
+    return {name: YES_OR_NO[stated]}
 
 
 ANSWERS = {"grades": grades, "text": text_scores, "yes_no": yes_probability}
 
 
-def _shares(token: dict, words: Collection[str]) -> dict[str, float]:
-    """Return the probability of each word among a token's alternatives, ignoring case and white space."""
-    shares = dict.fromkeys(words, 0.0)
-    for alternative in token.get("top_logprobs") or []:
-        if (word := alternative["token"].strip().lower()) in shares:
-            shares[word] += math.exp(alternative["logprob"])
-    return shares
+def _expected(token: dict, values: dict[str, float]) -> tuple[float, float]:
+    """Return the mean value of a token's alternatives, ignoring case and white space, and their probability."""
+    found = [(each["token"].strip().lower(), math.exp(each["logprob"])) for each in token.get("top_logprobs") or []]
+    known = [(values[word], share) for word, share in found if word in values]
+    total = sum(share for _, share in known)
+    return (sum(value * share for value, share in known) / total if total > 0 else math.nan), total

@@ -55,9 +55,9 @@ class PromptWriter:
         elif path:
             make_folder(path.parent)
         problems: list[str] = []
-        for start in range(0, len(done), ROWS_PER_WRITE):
-            part = range(start, min(start + ROWS_PER_WRITE, len(done)))
-            rows, known = [row for row in part if getattr(done[row], self.column) is None], len(problems)
+        pending = [row for row, request in enumerate(done) if getattr(request, self.column) is None]
+        for start in range(0, max(1, len(pending)), ROWS_PER_WRITE):  # writes the file even if no row is pending
+            rows, known = pending[start : start + ROWS_PER_WRITE], len(problems)
             answers = self.endpoint.ask([partial(self._body, done[row]) for row in rows], self._answer)
             for row, (text, reason) in zip(rows, answers):
                 if text is None:

@@ -49,7 +49,7 @@ def make_table(suite: Suite, policies: dict[str, list[Run]]) -> dict:
         differences = {p: pairs and _difference(factors, pairs) for p, pairs in both.items()}
         rows.append({"name": name, "kind": kind, "scores": scores, "differences": differences})
     notes = fill(NOTES, suite=suite, policies=policies, no_correction=NO_CORRECTION).splitlines()
-    return {"title": suite.title, "policies": counts, "rows": rows, "notes": notes}
+    return {"title": suite.title, "policies": counts, "rows": rows, "notes": [*dict.fromkeys(notes)]}
 
 
 def write_tables(folder: Path, tables: list[dict]) -> str:

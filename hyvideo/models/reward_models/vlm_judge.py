@@ -70,8 +70,11 @@ class VlmJudge(Scorer):
             self.answer = self.rubric.get("answer", "grades")
             self.read = partial(ANSWERS[self.answer], dimensions=self.dimensions)
             self.num_frames = num_frames or int(self.rubric.get("num_frames", 8))
-            if self.answer != "grades" and not re.search(r"\{(prompt|check)\}", self.rubric["question"]):
-                raise ValueError("the question must contain {prompt} or {check}")
+            word = {"text": "{prompt}", "yes_no": "{check}"}.get(self.answer, "")
+            if word and word not in self.rubric["question"]:
+                raise ValueError(f"the question must contain {word}")
+            if self.answer == "yes_no" and len(self.dimensions) > 1:
+                raise ValueError("yes_no has one dimension")
             self._request(partial(self._frames, torch.zeros(1, 3, 8, 8, dtype=torch.uint8), 1.0), "", *self._checks(""))
         except (OSError, yaml.YAMLError, RecursionError, jinja2.TemplateError, *MALFORMED) as error:
             raise ValueError(f"{self.preset}: rubric {quote(rubric)} must be like {own.name}: {error!r}") from error

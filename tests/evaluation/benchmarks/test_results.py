@@ -115,6 +115,8 @@ def test_filtered_videos_are_paired_by_prompt_because_their_numbers_changed(tmp_
     assert row(table, "temporal_flickering")["scores"]["base"]["videos"] == 3
     unfiltered = [note.partition(":")[0] for note in table["notes"] if "without the static filter" in note]
     assert unfiltered == ["tuned"]
+    twice = table_of(f"base={a}", f"tuned={b}", f"tuned={b}")["notes"]
+    assert len(twice) == len({*twice}), "one note for equal notes of several runs"
 
 
 def test_a_prompt_that_the_official_list_has_twice_counts_once(tmp_path):

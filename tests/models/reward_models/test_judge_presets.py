@@ -109,6 +109,14 @@ def test_the_words_may_come_from_a_copy_of_the_file(endpoint, tmp_path):
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(rubric | {"question": "Official words: {caption}"}))
     with pytest.raises(ValueError, match=r"like unified_reward.yaml: .*the question must contain \{prompt\}"):
         preset("unified_reward", server, rubric=str(tmp_path / "own.yaml"))
+    rubric = yaml.safe_load(RUBRIC.with_name("yes_no.yaml").read_text())
+    for change, message in (
+        ({"question": "Is it {prompt}?"}, r"the question must contain \{check\}"),
+        ({"dimensions": ["color", "shape"]}, "yes_no has one dimension"),
+    ):
+        (tmp_path / "own.yaml").write_text(yaml.safe_dump(rubric | change))
+        with pytest.raises(ValueError, match=f"like yes_no.yaml: .*{message}"):
+            preset("yes_no", server, rubric=str(tmp_path / "own.yaml"))
 
 
 # --- yes/no checks ----------------------------------------------------------------------------------------------------

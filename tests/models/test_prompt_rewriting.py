@@ -113,7 +113,7 @@ def test_a_csv_is_resumed_and_can_be_used_for_training(endpoint, tmp_path, monke
         (["2", "x"], False),
         (["2"], True),
     ):  # the second call does not stop at the row that fails again
-        down = endpoint(lambda r, call: (400, {}, {}) if any(word in asked(r) for word in failing) else longer(r, call))
+        down = endpoint(lambda r, n, bad=failing: (400, {}, {}) if {*bad} & {*asked(r)} else longer(r, n))
         with pytest.raises(ValueError, match=f"{2 - last} of 5 prompts failed: .*start the same command again"):
             rewriter(down).write(given, out)
         assert [r.original_prompt is not None for r in read_requests(out)] == [True, True, False, True, last]

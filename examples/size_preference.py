@@ -10,6 +10,7 @@ from pathlib import Path
 import torch.nn.functional as F
 
 from examples.miniature_from_scratch.web_data import random_labels
+from hyvideo.data.outside import exit_on_error
 from hyvideo.data.randomness import generator
 from hyvideo.data.videos import to_uint8, write_video
 from hyvideo.miniature import world
@@ -59,6 +60,7 @@ def write_study(folder, count, seed):
             rows.writerow([prompt, *names, "SIZE", answer])
 
 
+@exit_on_error("size_preference.py", OSError)
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path, help="folder to write, which must not exist")

@@ -1,4 +1,4 @@
-"""Build a miniature checkpoint: ``python -m examples.miniature_from_scratch --output_dir ckpts/miniature``.
+"""Build a miniature checkpoint in about an hour: ``python -m examples.miniature_from_scratch``.
 
 A random frozen text encoder, a VAE trained on rendered videos, the reference statistics for the held-out Fréchet
 distance, a base policy trained on videos with wrong captions and defects, and a reward model (not for Wan). The same
@@ -21,7 +21,7 @@ from examples.miniature_from_scratch.reward_model import policy_clips
 from examples.miniature_from_scratch.reward_model import train as train_reward_model
 from examples.miniature_from_scratch.web_data import corruption_strengths, random_labels, web_labels
 from hyvideo.config.command_line import load_config
-from hyvideo.data.outside import Parser
+from hyvideo.data.outside import Parser, exit_on_error, make_folder
 from hyvideo.data.randomness import generator
 from hyvideo.data.videos import to_uint8
 from hyvideo.miniature import world
@@ -172,6 +172,7 @@ def build_reward_model(out: Path, seed: int) -> None:
     train_reward_model(out, clips, num_steps=REWARD_STEPS, batch_size=64, seed=seed)
 
 
+@exit_on_error("examples.miniature_from_scratch")
 def main() -> None:
     parser = Parser(__doc__.splitlines()[0], prog="examples.miniature_from_scratch")
     parser.add_argument("--family", default="hunyuan_video15", choices=FAMILIES, help="model family of the classes")
@@ -183,7 +184,7 @@ def main() -> None:
     stages = options.stages or family.STAGES
     if unknown := sorted(set(stages) - set(family.STAGES)):
         parser.error(f"the miniature of {options.family} has no stage {unknown}; its stages are {family.STAGES}")
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     builders = {
         "text_encoder": family.save_text_encoder,
         "vae": partial(build_vae, family),

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from examples import size_preference
 from examples.size_preference import Area, rated_pairs
 from hyvideo.config.command_line import load_config
 from hyvideo.data.videos import write_video
@@ -137,6 +138,11 @@ def test_split_parts_share_no_prompt_and_depend_on_the_seed():
 
 
 GOOD = [[prompt, "a.mp4", "b.mp4", "VQ", "first"] for prompt in "abcd"]
+
+
+def test_an_existing_study_is_not_overwritten(tmp_path, exit_code, capsys):
+    assert exit_code(size_preference.main, tmp_path) == 2
+    assert "File exists" in capsys.readouterr().err and not any(tmp_path.iterdir())
 
 
 def test_a_missing_column_is_named(tmp_path):

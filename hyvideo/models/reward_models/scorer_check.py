@@ -112,12 +112,12 @@ class ScorerUnderTest:
 
     def check_dimensions(self) -> Outcome:
         if bad := [name for name in self.dimensions if not is_finite(self.clean_scores, name)]:
-            returned, hints = self.clean_scores, [nearest(name, {*self.clean_scores} - {*bad}) for name in bad]
-            if self.dimensions == DIMENSIONS and not hasattr(self.scorer, "dimensions"):
-                hints.append(f"the class has no `dimensions`: add dimensions = {tuple(returned)}")
+            got, hints = self.clean_scores, [nearest(name, {*self.clean_scores} - {*bad}) for name in bad]
+            declared = getattr(self.scorer, "dimensions", None)
+            if isinstance(declared, str) or (declared is None and self.dimensions == DIMENSIONS):
+                hints.append(f"the class needs a tuple `dimensions`: write dimensions = {tuple(got)}")
             hint = " ".join(filter(None, hints)) or "check the class's `dimensions` and --reward_weights"
-            got = _text(returned) or "no numbers"
-            return "failed", f"no finite number for {', '.join(bad)}: score returned {got}; {hint}"
+            return "failed", f"no finite number for {', '.join(bad)}: got {_text(got) or 'no numbers'}; {hint}"
         return "ok", f"finite scores for {', '.join(self.dimensions)}"
 
     def check_repeat(self) -> Outcome:

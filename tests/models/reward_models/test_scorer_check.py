@@ -242,8 +242,12 @@ def test_wrong_names_of_dimensions_are_answered_with_the_right_ones():
 
     assert detail(Brightness(), dimensions=["bright"]).endswith("; did you mean brightness?")
     assert detail(Brightness(), dimensions=["VQ"]).endswith("check the class's `dimensions` and --reward_weights")
-    assert "score returned no numbers; check the class" in detail(Words())
-    assert detail(Undeclared()).endswith("; the class has no `dimensions`: add dimensions = ('warm', 'balance')")
+    assert "got no numbers; check the class" in detail(Words())
+    hint = "; the class needs a tuple `dimensions`: write dimensions = "
+    assert detail(Undeclared()).endswith(hint + "('warm', 'balance')")
+    missing_comma = Brightness()
+    missing_comma.dimensions = "brightness"
+    assert detail(missing_comma).endswith(hint + "('brightness',)")
 
 
 def test_seconds_per_video_are_reported_without_the_first_call():

@@ -16,12 +16,7 @@ from torch import Tensor
 from examples.sampler_figures import REGIMES, regime_stds
 from hyvideo.grpo.equalizer import balancing_factors
 from hyvideo.schedulers.noise_matching import matched_eta
-from hyvideo.schedulers.transitions import (
-    SAMPLERS,
-    Transition,
-    schedule,
-    shifted_levels,
-)
+from hyvideo.schedulers.transitions import SAMPLERS, Transition, schedule, shifted_levels
 
 SEARCH_STEPS = range(4, 201)
 SEARCH_SHIFTS = (1.0, 3.0, 5.0, 7.0, 9.0)
@@ -45,11 +40,8 @@ def std_table(
     levels = shifted_levels(num_steps, shift)
     columns = {"sigma": _column(levels[:-1])}
     for sde_type in sde_types:
-        if regime == "own":
-            columns[sde_type] = _column(step.std for step in schedule(sde_type, levels, eta, last_step))
-        else:
-            columns[sde_type] = _column(regime_stds(sde_type, levels, eta, regime))
-            columns[sde_type][-1] *= last_step == "stochastic"
+        columns[sde_type] = _column(regime_stds(sde_type, levels, eta, regime))
+        columns[sde_type][-1] *= last_step == "stochastic"
     return columns
 
 

@@ -24,7 +24,8 @@ num_starts = len(starts.read_text().splitlines())
 """
 WAITS_FOR_SIGNAL = """
 with PreemptionSignals(Mesh(0, 1, 1)) as signals:
-    (folder / f"ready{rank}").write_text(str(os.getpid()))
+    (folder / f"pid{rank}").write_text(str(os.getpid()))
+    os.rename(folder / f"pid{rank}", folder / f"ready{rank}")
     while not signals.received and not os.path.exists(folder / f"fail{rank}"):
         time.sleep(0.05)
     (folder / f"received{rank}").write_text(str(signals.received))
@@ -74,7 +75,6 @@ def wait_until(*paths):
 def test_healthy_and_stopped_ranks_are_ended_at_once_when_another_fails(start, tmp_path):
     agent = start(WAITS_FOR_SIGNAL, 3, "--shutdown-timeout=100")
     wait_until(*(tmp_path / f"ready{rank}" for rank in range(3)))
-    time.sleep(0.1)  # until the file is written
     os.kill(int((tmp_path / "ready2").read_text()), signal.SIGSTOP)
     (tmp_path / "fail1").touch()
     began = time.monotonic()

@@ -92,7 +92,8 @@ def metrics_of(folder, num_processes, **settings):
 def test_two_processes_train_the_same_as_one(tmp_path, num_generations, settings, settings_of_two):
     single = metrics_of(tmp_path / "one", 1, num_generations=num_generations, **settings)
     double = metrics_of(tmp_path / "two", 2, num_generations=num_generations, **settings_of_two)
-    # Adam's first steps divide by tiny second moments, which amplifies float32 rounding: 2e-5 with accumulation.
     for name in COMPARED:
-        assert double[name] == pytest.approx(single[name], rel=1e-4, abs=1e-6), name
+        rounding = 2e-5 if name.startswith("reward/") else 1e-6  # a pixel of 8 bits may be rounded to its neighbor
+        assert double[name] == pytest.approx(single[name], rel=1e-5, abs=rounding), name
+    # Adam's first steps divide by tiny second moments, which amplifies float32 rounding.
     assert double["grad/norm"] == pytest.approx(single["grad/norm"], rel=1e-3) and single["grad/norm"] > 1e-3

@@ -1,7 +1,7 @@
 """Report which checkpoints are complete, missing or corrupted, and what can be run with them.
 
-Usage: ``python -m scripts.check_checkpoints ckpts``. Reads file headers only, which takes seconds. Exit code: 0 if a
-transformer, the VAE and the text encoder are complete, 1 if not, 2 for a usage error.
+Usage: ``python -m scripts.check_checkpoints ckpts``. Reads file headers only, which takes seconds. Exit code: 0 if
+text-to-video or image-to-video can run, 1 if not, 2 for a usage error.
 """
 
 import argparse

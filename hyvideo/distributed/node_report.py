@@ -14,8 +14,8 @@ import torch
 
 from hyvideo.data.outside import free_disk, write_problem
 from hyvideo.distributed import checkpoint
-from hyvideo.models.download_check.integrity import size_of
 from hyvideo.models.loading import find_transformer
+from hyvideo.models.weight_files import size_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "diffusers", "transformers")

@@ -21,7 +21,7 @@ def check_checkpoint(
     ``weights_needed=False`` checks only configs and tokenizers, the files that ``random_weights_seed`` needs.
     """
     root = Path(root)
-    family = _family(root, version)
+    family = family_of_folder(root, version)
     kinds = family.kinds(requests)
     checks = [
         lambda: model_problems(loading.transformer_folder(root, version), weights_needed=weights_needed),
@@ -32,9 +32,9 @@ def check_checkpoint(
     return [problem for check in checks for problem in problems_of(check)]
 
 
-def _family(root: Path, version: str | None) -> Family:
+def family_of_folder(root: Path, version: str | None) -> Family:
     """Return the family of a folder's transformer or, if it is missing or corrupted, the family of ``version``."""
-    with suppress(ValueError):  # reported among the problems
+    with suppress(ValueError):  # the caller reports it among the problems
         return loading.read_family(loading.transformer_folder(root, version))
     return family_named(version_defaults(version).family)
 

@@ -4,6 +4,7 @@
 Files are not memory-mapped: pages of a 33 GB file count as used memory once they are read.
 """
 
+import glob
 import hashlib
 import math
 import pickle
@@ -54,9 +55,8 @@ def read_header(folder: Folder, stem: str) -> Weights:
                 drawn = parse_json((file.metadata() or {}).get("drawn", "{}"))
                 found.drawn.update((prefix, int(seed)) for prefix, seed in drawn.items())
         except (SafetensorError, ValueError, AttributeError, TypeError, OSError, OverflowError) as error:
-            raise ValueError(
-                f"{folder.label}: {path} is truncated or not a safetensors file ({error}); download it again"
-            ) from error
+            problem = f"{path} is truncated, a git-lfs pointer or not a safetensors file ({error}); download it again"
+            raise ValueError(f"{folder.label}: {problem}") from error
     return found
 
 
@@ -171,10 +171,17 @@ def read_pickle(path: Path, label: str, *, device: str | torch.device = "cpu") -
         content = torch.load(path, map_location=device, mmap=zipfile.is_zipfile(path), weights_only=True)
         content = content.get("state_dict", content)
     except (OSError, RuntimeError, EOFError, ValueError, AttributeError, pickle.UnpicklingError) as error:
-        raise ValueError(f"{label}: {path} is missing, truncated or not a weight file ({error})") from error
+        problem = f"{path} is missing, truncated, a git-lfs pointer or not a weight file ({error})"
+        raise ValueError(f"{label}: {problem}") from error
     if isinstance(content, dict) and all(isinstance(tensor, Tensor) for tensor in content.values()):
         return content
     raise ValueError(f"{label}: {path} must contain only a dictionary of tensors")
+
+
+def size_of(folder: Path) -> int:
+    """Return the size of a folder in bytes, without hidden files such as those of unfinished downloads."""
+    files = (folder / name for name in glob.glob("**", root_dir=folder, recursive=True))
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def problems_of(check: Callable[[], Iterable[str]]) -> list[str]:

@@ -148,7 +148,7 @@ def test_a_family_without_super_resolution_is_rejected():
     [
         (lambda root: shutil.rmtree(root / "upsampler"), "upsampler '720p_sr_distilled'"),
         (lambda root: shutil.rmtree(root / "transformer/720p_sr_distilled"), "transformer '720p_sr_distilled'"),
-        (lambda root: cut(root / "transformer/720p_sr_distilled"), "truncated or not a safetensors file"),
+        (lambda root: cut(root / "transformer/720p_sr_distilled"), "truncated, a git-lfs pointer or not a"),
         (
             lambda root: rename_tensor(root / "upsampler/720p_sr_distilled"),
             "tensor 'in_conv.conv.bias' of shape (8,) is m",
@@ -189,7 +189,7 @@ def test_the_download_check_reports_both_parts(root, tmp_path):
     }
     rename_tensor(model / "upsampler/720p_sr_distilled")
     (broken,) = report(model).missing_for("super-resolution")
-    assert (broken.part.folder, broken.state) == ("upsampler/720p_sr_distilled", "does not fit")
+    assert (broken.part.folder, broken.state) == ("upsampler/720p_sr_distilled", "unusable")
     shutil.rmtree(model / "transformer/480p_t2v")
     shutil.rmtree(model / "transformer/480p_i2v")
     assert not report(model).has_a_model, "a super-resolution model alone generates no video"

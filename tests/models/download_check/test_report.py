@@ -10,7 +10,6 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from hyvideo.data.prompts import Request
-from hyvideo.models.download_check.integrity import file_problem
 from hyvideo.models.download_check.report import lines, report
 from hyvideo.models.fit_checks import check_checkpoint
 from scripts import check_checkpoints
@@ -75,7 +74,7 @@ def truncate(path, num_bytes=100):
     path.write_bytes(path.read_bytes()[:-num_bytes])
 
 
-def write_reward(root, output_dim=1, lora_r=4):
+def write_reward(root, output_dim=1):
     checkpoint = root / "VideoReward" / "checkpoint-11352"
     (checkpoint / "tokenizer").mkdir(parents=True)
     (checkpoint / "tokenizer" / "tokenizer.json").write_text("{}")
@@ -92,7 +91,7 @@ def write_reward(root, output_dim=1, lora_r=4):
     (root / "VideoReward" / "model_config.json").write_text(json.dumps(config))
     tensors = {
         "base_model.model.rm_head.weight": torch.zeros(output_dim, 8),
-        "base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight": torch.zeros(lora_r, 8),
+        "base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight": torch.zeros(4, 8),
     }
     torch.save(tensors, checkpoint / "model.pth")
 
@@ -143,27 +142,20 @@ def test_parts_are_checked_separately(ckpts):
     checkpoints = report(ckpts)
     found = states(checkpoints)
     assert found["transformer/480p_t2v"] == found["text_encoder/llm"] == "ok"
-    assert found["text_encoder/Glyph-SDXL-v2"] == "ok"
-    assert found["vae"] == "incomplete"
+    assert found["text_encoder/Glyph-SDXL-v2"] == found["vae"] == "incomplete"
     assert row_of(checkpoints, "vae").problems == ("vae has no config.json",)
 
 
-def test_a_truncated_file_is_incomplete(ckpts):
-    truncate(ckpts / TRANSFORMER)
-    row = row_of(report(ckpts), "transformer/480p_t2v")
-    assert row.state == "incomplete"
-    assert f"{TRANSFORMER} is truncated" in row.problems[0]
-
-
-def test_a_git_lfs_pointer_is_incomplete(ckpts):
+@pytest.mark.parametrize("change", [truncate, lambda path: path.write_text(POINTER), lambda path: path.write_text("")])
+def test_a_corrupted_file_is_unusable(ckpts, change):
     for file in (TRANSFORMER, GLYPHS):
-        (ckpts / file).write_text(POINTER)
+        change(ckpts / file)
         row = row_of(report(ckpts), file.rsplit("/", 1)[0].removesuffix("/checkpoints"))
-        assert row.state == "incomplete"
-        assert "git-lfs pointer" in row.problems[0]
+        assert row.state == "unusable"
+        assert file in row.problems[0] and "truncated, a git-lfs pointer or not a" in row.problems[0]
 
 
-def test_a_wrong_shape_does_not_fit(ckpts):
+def test_a_wrong_shape_is_unusable(ckpts):
     with safe_open(ckpts / TRANSFORMER, framework="pt") as file:
         metadata = file.metadata()  # lists the random tensors that the compact file omits
     tensors = load_file(ckpts / TRANSFORMER)
@@ -171,7 +163,7 @@ def test_a_wrong_shape_does_not_fit(ckpts):
     save_file(tensors, ckpts / TRANSFORMER, metadata=metadata)
     checkpoints = report(ckpts)
     row = row_of(checkpoints, "transformer/480p_t2v")
-    assert row.state == "does not fit"
+    assert row.state == "unusable"
     assert any("'img_in.proj.bias'" in problem and "shape (3,)" in problem for problem in row.problems), row.problems
     assert states(checkpoints)["vae"] == "ok"
     assert not checkpoints.has_a_model
@@ -187,66 +179,44 @@ def test_a_missing_shard_is_named(ckpts):
     }
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     row = row_of(report(ckpts), "text_encoder/llm")
-    assert row.state == "incomplete"
+    assert row.state == "unusable"
     assert "model-00002-of-00002.safetensors" in row.problems[0]
-
-
-@pytest.mark.parametrize(
-    "file",
-    [
-        ".cache/huggingface/download/transformer/480p_i2v/abc.71f9.incomplete",
-        "transformer/480p_i2v/diffusion_pytorch_model.safetensors.incomplete",
-        "._____temp/transformer/480p_i2v/diffusion_pytorch_model.safetensors",
-    ],
-)
-def test_an_interrupted_download_is_incomplete(ckpts, file):
-    (ckpts / file).parent.mkdir(parents=True)
-    (ckpts / file).write_bytes(bytes(5000))
-    row = row_of(report(ckpts), "transformer/480p_i2v")
-    assert row.state == "incomplete"
-    assert "interrupted after 5.00kB" in row.problems[0]
-
-
-def test_leftovers_of_a_download_do_not_affect_a_complete_part(ckpts):
-    (ckpts / "vae" / "old.incomplete").write_bytes(bytes(10))
-    assert states(report(ckpts))["vae"] == "ok"
 
 
 def test_an_unsupported_version_is_reported_with_the_reason(ckpts):
     shutil.copytree(ckpts / "transformer/480p_t2v", ckpts / "transformer/720p_i2v_distilled_sparse")
     row = row_of(report(ckpts), "transformer/720p_i2v_distilled_sparse")
-    assert row.state == "does not fit"
+    assert row.state == "unusable"
     assert "sparse attention" in row.problems[0]
 
 
-def test_a_glyph_file_of_another_model_does_not_fit(ckpts):
+def test_a_glyph_file_of_another_model_is_unusable(ckpts):
     torch.save({"state_dict": {"head.weight": torch.zeros(2)}}, ckpts / GLYPHS)
-    assert states(report(ckpts))["text_encoder/Glyph-SDXL-v2"] == "does not fit"
+    assert states(report(ckpts))["text_encoder/Glyph-SDXL-v2"] == "unusable"
 
 
-def test_a_truncated_reward_model_is_incomplete(ckpts):
+def test_a_truncated_reward_model_is_unusable(ckpts):
     write_reward(ckpts)
     checkpoints = report(ckpts)
     assert not checkpoints.missing_for("reward"), row_of(checkpoints, "VideoReward").problems
     weights = ckpts / "VideoReward/checkpoint-11352/model.pth"
     truncate(weights)
-    assert states(report(ckpts))["VideoReward"] == "incomplete"
+    assert states(report(ckpts))["VideoReward"] == "unusable"
 
 
-@pytest.mark.parametrize("wrong", [{"output_dim": 3}, {"lora_r": 8}])
-def test_a_reward_model_with_wrong_shapes_does_not_fit(tmp_path, wrong):
-    write_reward(tmp_path, **wrong)
-    assert states(report(tmp_path))["VideoReward"] == "does not fit"
+def test_a_reward_model_with_several_outputs_is_unusable(tmp_path):
+    write_reward(tmp_path, output_dim=3)
+    assert states(report(tmp_path))["VideoReward"] == "unusable"
 
 
-def test_a_reward_model_with_incomplete_settings_does_not_fit(tmp_path):
+def test_a_reward_model_with_incomplete_settings_is_unusable(tmp_path):
     write_reward(tmp_path)
     path = tmp_path / "VideoReward" / "model_config.json"
     config = json.loads(path.read_text())
     del config["data_config"]["max_frame_pixels"]
     path.write_text(json.dumps(config))
     row = row_of(report(tmp_path), "VideoReward")
-    assert row.state == "does not fit" and "max_frame_pixels" in row.problems[0]
+    assert row.state == "unusable" and "max_frame_pixels" in row.problems[0]
 
 
 def test_the_diffusers_layout_is_recognized_by_its_folders(complete, tmp_path):
@@ -257,7 +227,7 @@ def test_the_diffusers_layout_is_recognized_by_its_folders(complete, tmp_path):
     shutil.copytree(complete / "text_encoder/llm", tmp_path / "text_encoder")
     checkpoints = report(tmp_path)
     assert states(checkpoints)["transformer"] == states(checkpoints)["vae"] == "ok"
-    assert missing_for(checkpoints, "t2v") == ["tokenizer"]
+    assert missing_for(checkpoints, "t2v") == ["text_encoder", "tokenizer"]
     shutil.copytree(complete / "text_encoder/llm", tmp_path / "tokenizer")
     assert report(tmp_path).has_a_model
 
@@ -300,7 +270,7 @@ def test_a_wan_vae_in_another_layout_is_reported_with_the_repository_to_download
     root = write_wan(tmp_path)
     (root / "vae" / "config.json").write_text(json.dumps({"_class_name": name, "z_dim": 16}))
     row = row_of(report(root), "vae")
-    assert row.state == "does not fit"
+    assert row.state == "unusable"
     assert f"got _class_name '{name}'. Download it from Wan-AI/Wan2.1-T2V-1.3B-Diffusers" in row.problems[0]
     assert check_checkpoint(root, None, [Request("a")]) == list(row.problems)
 
@@ -326,24 +296,9 @@ def test_a_pipeline_with_two_transformers_is_not_supported(tmp_path):
     experts = index | {"transformer_2": ["diffusers", "WanTransformer3DModel"], "boundary_ratio": 0.875}
     (root / "model_index.json").write_text(json.dumps(experts))
     row = row_of(report(root), "transformer")
-    assert row.state == "does not fit"
+    assert row.state == "unusable"
     assert "also has transformer_2: models with two transformers are not supported" in row.problems[0]
     assert check_checkpoint(root, None, [Request("a")]) == list(row.problems)
-
-
-def test_problems_of_single_files(tmp_path):
-    def problem(name, content):
-        (tmp_path / name).write_bytes(content)
-        return file_problem(tmp_path / name)
-
-    save_file({"a": torch.zeros(4)}, tmp_path / "complete.safetensors")
-    complete = (tmp_path / "complete.safetensors").read_bytes()
-    assert file_problem(tmp_path / "complete.safetensors") is None
-    assert problem("empty.pt", b"") == "is empty"
-    for content in (complete[:-1], complete[:20], complete + b"x", b"<!DOCTYPE html><html>not found</html>"):
-        assert problem("corrupted.safetensors", content).startswith("is truncated or not a safetensors file")
-    assert problem("truncated.pt", b"PK\x03\x04") == "is truncated"
-    assert problem("truncated.json", b'{"a": ').startswith("is not valid JSON")
 
 
 def test_the_program_runs_by_its_path_and_exits_with_0_for_a_complete_model(monkeypatch, capsys):
@@ -378,4 +333,4 @@ def test_model_index_json_determines_the_task(tmp_path):
     assert row_of(checkpoints, "transformer").part.uses == ["t2v"]
     downloads = [row.part.download for row in checkpoints.rows if "community" in row.part.download]
     assert downloads and all("480p_t2v" in download for download in downloads)
-    assert "transformer" in missing_for(checkpoints, "i2v"), "the transformer is for the other task"
+    assert "i2v" not in checkpoints.uses, "the transformer is for the other task"

@@ -346,7 +346,7 @@ def test_the_file_of_one_video_can_be_named(make, tmp_path):
         (["--prompt", "a", "--eta", "0.5"], "--eta needs --stochastic: the ODE adds no noise"),
         (["--prompt", "a", "--image_path", "nowhere.png"], "got 'nowhere.png'"),
         (["--prompt", "a", "--video_length", "6"], "must be 4n + 1, got 6"),
-        (["--prompt", "a", "--height", "40", "--width", "64"], "multiples of 16, got 40 x 64"),
+        (["--prompt", "a", "--height", "40", "--width", "64"], "height must be a multiple of 16, got 40"),
         (["--prompt", "a", "--checkpoint_path", "nowhere"], "nowhere does not exist"),
         (["--prompt", "a", "--lora_path", "nowhere"], "nowhere must be a safetensors file"),
         (["--prompt", "a", "--lora_path", "nowhere"], "; this path does not exist"),

@@ -29,7 +29,8 @@ def check_checkpoint(
         lambda: model_problems(loading.vae_folder(root), "vae", family=family, weights_needed=weights_needed),
         *(lambda part=part: part.problems(root, weights_needed) for part in family.parts if part.kind in kinds),
     ]
-    return [problem for check in checks for problem in problems_of(check)]
+    problems = [problem for check in checks for problem in problems_of(check)]
+    return problems or problems_of(lambda: latent_problems(root, version, family))
 
 
 def family_of_folder(root: Path, version: str | None) -> Family:
@@ -73,19 +74,10 @@ def super_resolution_problems(root: str | Path, version: str, name: str, *, weig
     return [f"{folder.path} needs in_channels {needed}, got {found['in_channels']}"] * (found["in_channels"] != needed)
 
 
-def size_problems(root: str | Path, version: str | None, *, num_frames: int, height: int, width: int) -> list[str]:
-    """Return the reasons why a folder's models cannot generate videos of this size, from their configs."""
+def latent_problems(root: Path, version: str | None, family: Family) -> list[str]:
+    """Return a problem if the transformer and the VAE have latents of different channels, from their configs."""
     folder, vae_folder = loading.transformer_folder(root, version), loading.vae_folder(root)
-    family = loading.read_family(folder)
-    settings = loading.read_arguments(family.transformer, folder)[0]
-    patch = family.patch(settings)
-    latents = family.latents(loading.read_arguments(family.vae, vae_folder)[0])
-    multiple = latents.spatial * patch[1]
-    problems = []
-    if latents.channels != (channels := settings["out_channels"]):
-        problems.append(f"{vae_folder.path} needs {latents.channels} latent channels, but {folder.path} has {channels}")
-    if height % multiple or width % multiple:
-        problems.append(f"height and width must be multiples of {multiple}, got {height} x {width}")
-    if num_frames % latents.temporal != 1:
-        problems.append(f"the number of frames must be {latents.temporal}n + 1, got {num_frames}")
-    return problems
+    channels = loading.read_arguments(family.transformer, folder)[0]["out_channels"]
+    needed = family.latents(loading.read_arguments(family.vae, vae_folder)[0]).channels
+    message = f"{vae_folder.path} needs {needed} latent channels, but {folder.path} has {channels}"
+    return [message] if channels != needed else []

@@ -139,12 +139,6 @@ def read_task(root: str | Path, version: str | None) -> str | None:
     return config.get("ideal_task", config.get("task_type"))
 
 
-def read_num_heads(root: str | Path, version: str | None) -> int:
-    """Return the number of attention heads of the transformer, from its config.json."""
-    folder = transformer_folder(root, version)
-    return read_arguments(read_family(folder).transformer, folder)[0]["num_attention_heads"]
-
-
 def find_transformer(root: str | Path, version: str | None = None) -> Path | None:
     """Return the folder of the transformer's config.json in the original or diffusers' layout, or ``root`` itself."""
     versions = Path(root) / "transformer"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from hyvideo.config.machine_rules import image_problems
+from hyvideo.config.machine_rules import image_problems, problem_of
 from hyvideo.config.rules import head_problems
 from hyvideo.config.run_plan import parse_interval
 from hyvideo.config.sections import ModelSettings, OptimizerSettings, RolloutSettings
@@ -198,12 +198,12 @@ def check_checkpoint(
     problems = fit_checks.check_checkpoint(root, version, all_requests, weights_needed=not model.random_weights)
     if problems:
         raise ValueError("\n".join([f"the checkpoints in {root} cannot be used:", *problems]))
-    family = loading.checked_family(root, version)
-    for frames, height, width in dict.fromkeys(sizes):
-        is_validation = (frames, height, width) == config.validation_size != config.rollout_size
-        found = fit_checks.size_problems(root, version, num_frames=frames, height=height, width=width)
+    family, architecture = loading.checked_family(root, version), read_architecture(root, version)
+    for size in dict.fromkeys(sizes):
+        is_validation = size == config.validation_size != config.rollout_size
+        found = problem_of(lambda size=size: architecture.latent_size(*size))
         problems += [problem + " for a validation video" * is_validation for problem in found]
-    problems += head_problems(config.distributed.sp_size, loading.read_num_heads(root, version))
+    problems += head_problems(config.distributed.sp_size, architecture.num_attention_heads)
     task = loading.read_task(root, version)
     for source, prompts in requests.items():
         problems += image_problems(task, prompts, f"transformer_version {version}", source)

@@ -131,7 +131,7 @@ def test_a_checkpoint_uses_the_settings_of_its_run_without_a_config(trained, tmp
         ("--lora_path README.md", "README.md"),
         ("--checkpoint_path /nonexistent", "/nonexistent does not exist"),
         ("--checkpoint_path {trained} --cfg_scale 2", "trained with negative_prompt 'murky', got ''"),
-        ("--validation_height 33 --validation_width 32", "multiples of 8, got 33 x 32"),
+        ("--validation_height 33 --validation_width 32", "height must be a multiple of 8, got 33"),
         ("--pretrained_model_root nowhere", "pretrained_model_root must be a checkpoint folder"),
         ("--valid_video_csv=", "valid_video_csv must name a CSV with the prompts"),
         ("--videos nowhere", "--videos must be a folder with mp4 files, got 'nowhere': it does not exist"),

@@ -153,7 +153,7 @@ def test_compiled_blocks_give_the_same_latents_with_lora_cache_and_groups(
     [
         (["--enable_cache"], "--total_steps must equal the number of steps"),
         (["--use_sageattn"], "sage cannot be used"),
-        (["--height", "40", "--width", "64"], "multiples of 16, got 40 x 64"),
+        (["--height", "40", "--width", "64"], "height must be a multiple of 16, got 40"),
         (["--lora_path", "nowhere"], "nowhere must be a safetensors file"),
     ],
 )

@@ -9,7 +9,6 @@ from diffusers import UniPCMultistepScheduler, WanPipeline
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal
-from hyvideo.models.fit_checks import size_problems
 from hyvideo.training.model_setup import check_checkpoint, load_encoder, load_pipeline
 from scripts import export
 from tests.cuda.speed import relative_difference
@@ -115,18 +114,6 @@ def test_texts_are_encoded_once_and_stored_without_padding(root, tmp_path):
     conditions = encoder([Request("a red car"), Request("a")])
     assert [len(condition.text) for condition in conditions.samples] == [4, 2]
     assert len(list(tmp_path.glob("text-*.safetensors"))) == 3  # with the negative prompt
-
-
-def test_sizes_that_do_not_fit_the_vae_or_the_patches_are_reported(root):
-    height, width = size_of(root)
-    assert size_problems(root, VERSION, num_frames=81, height=height, width=width) == []
-    assert size_problems(root, VERSION, num_frames=1, height=height, width=width) == []
-    side = height // 2  # a patch of two latents
-    wrong = size_problems(root, VERSION, num_frames=80, height=height, width=width - side // 2)
-    assert wrong == [
-        f"height and width must be multiples of {side}, got {height} x {width - side // 2}",
-        "the number of frames must be 4n + 1, got 80",
-    ]
 
 
 def test_a_text_to_video_model_rejects_a_reference_image(root, tmp_path):

@@ -97,7 +97,7 @@ def test_quoted_text_of_the_negative_prompt_is_not_encoded(config, mesh):
 
 def test_an_unsupported_video_size_is_rejected_before_loading(config, mesh, monkeypatch):
     monkeypatch.setattr("hyvideo.training.model_setup.loading.load_vae", lambda *_, **__: pytest.fail("was loaded"))
-    with pytest.raises(ValueError, match="multiples of 16, got 40 x 32"):
+    with pytest.raises(ValueError, match="height must be a multiple of 16, got 40"):
         Trainer(config.with_settings(height=40), mesh, CPU)
 
 

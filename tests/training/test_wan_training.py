@@ -146,7 +146,7 @@ def test_several_ranks_give_the_rewards_and_gradients_of_one_process(root, tmp_p
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({"height": 40}, "multiples of 16, got 40 x 32"),
+        ({"height": 40}, "height must be a multiple of 16, got 40"),
         ({"transformer_version": "480p_t2v"}, "480p_t2v belongs to the family hunyuan_video15.* of wan"),
         ({"transformer_version": "wan2.1_t2v_1.3B"}, "1.3B belongs to the family hunyuan_video15.* of wan"),
     ],

@@ -104,8 +104,10 @@ def problem_of(kernel: str, shape: Shape, device: torch.device, *, with_gradient
 
     With ``with_gradient``, it must run backward and compute the same numbers with and without gradient.
     """
-    if kernel == "sage" and (problem := "it has no backward pass" if with_gradient else _sage_problem(shape, device)):
-        return problem
+    if kernel == "sage" and with_gradient:
+        return "it has no backward pass"
+    if kernel == "sage" and importlib.util.find_spec("sageattention") is None:
+        return "it is not installed: pip install --no-build-isolation git+https://github.com/thu-ml/SageAttention"
     try:
         use(kernel)
         inputs = [tensor.requires_grad_(with_gradient) for tensor in _inputs(shape, device)]
@@ -123,15 +125,6 @@ def problem_of(kernel: str, shape: Shape, device: torch.device, *, with_gradient
     except (ImportError, OSError, RuntimeError, TypeError, AttributeError, ValueError, AssertionError) as error:
         return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     return None
-
-
-def _sage_problem(shape: Shape, device: torch.device) -> str | None:
-    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else ()
-    if shape.head_dim not in (64, 96, 128) or shape.dtype.itemsize != 2 or () < capability < (8, 0):
-        needs = "it needs head dimension 64, 96 or 128, dtype bf16 or fp16, and compute capability 8.0 or later"
-        return f"{needs}, got {shape.head_dim}, {shape.dtype} and {'.'.join(map(str, capability)) or 'a CPU'}"
-    text = "it is not installed: pip install --no-build-isolation git+https://github.com/thu-ml/SageAttention"
-    return None if importlib.util.find_spec("sageattention") else text
 
 
 def use(kernel: str) -> None:

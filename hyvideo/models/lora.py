@@ -12,7 +12,6 @@ A LoRA adds ``alpha / rank * B A`` to a weight. Where diffusers and the original
 rows of B are reordered and A is unchanged, so conversion is exact.
 """
 
-import difflib
 import functools
 import json
 import math
@@ -102,10 +101,7 @@ def add_lora(transformer: nn.Module, lora: Lora, *, scale: float = 1.0) -> None:
 
 def check_lora(transformer: nn.Module, lora: Lora) -> None:
     """Raise ValueError if modules or shapes of the LoRA do not match the transformer; it may be on the meta device."""
-    expected, modules = family_of(transformer), dict(transformer.named_modules())
-    for family in families() if lora.keys().isdisjoint(modules) else ():  # families may share names of modules
-        if family is not expected and any(re.match(family.matrices, module) for module in lora):
-            raise ValueError(f"the LoRA must be for a transformer of family {expected.name}, got {family.name}")
+    modules = dict(transformer.named_modules())
     problems = []
     for name, pair in lora.items():
         module, needed = modules.get(name), (len(pair.b), pair.a.shape[1])
@@ -114,7 +110,8 @@ def check_lora(transformer: nn.Module, lora: Lora) -> None:
         elif tuple(module.weight.shape) != needed:
             problems.append(f"{name} has shape {tuple(module.weight.shape)}, but the LoRA is for {needed}")
     if problems:
-        raise ValueError("the LoRA does not fit the transformer:\n  " + "\n  ".join(truncate(problems)))
+        rule = f"the LoRA does not fit the transformer, of family {family_of(transformer).name}:"
+        raise ValueError("\n  ".join([rule, *truncate(problems)]))
 
 
 def merge(transformer: nn.Module) -> None:
@@ -167,25 +164,20 @@ def training_config(
 def target_modules(transformer: nn.Module, targets: Sequence[str]) -> list[str]:
     """Return the names of the trainable linear layers that match one of ``targets``.
 
-    A target is a regular expression for whole names in the transformer or, if none matches, for ends of names in the
-    transformer or the original: ``img_attn_q`` selects ``attn.to_q`` in all blocks. Raises ValueError without a match.
+    A target is a regular expression for names, or for their ends after a dot, in the transformer or the original:
+    ``img_attn_q`` selects ``attn.to_q`` in all blocks. Raises ValueError without a match.
     """
     family = family_of(transformer)
     unused = family.without_gradient(transformer)
     linear = [name for name, module in transformer.named_modules() if isinstance(module, nn.Linear)]
     names = [(name, name) for name in linear] + _with_original_names(linear, family.transformer)
-    ends = [(name[dot.end() :], module) for name, module in names for dot in re.finditer(r"^|\.", name)]
     chosen: set[str] = set()
     for target in targets:
-        pattern = re.compile(target)
-        found = [name for name in linear if pattern.fullmatch(name)]
-        found = found or [module for end, module in ends if pattern.fullmatch(end)]
-        found = [name for name in found if not name.startswith(unused)]
+        pattern = re.compile(rf"(?:.*\.)?(?:{target})")
+        found = {module for name, module in names if pattern.fullmatch(name) and not module.startswith(unused)}
         if not found:
-            near = difflib.get_close_matches(target, {end for end, _ in ends}, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise ValueError(f"lora_target_modules: no linear layer of the transformer matches {target!r}{hint}")
-        chosen.update(found)
+            raise ValueError(f"lora_target_modules: no trainable linear layer of the transformer matches {target!r}")
+        chosen |= found
     return [name for name in linear if name in chosen]
 
 

@@ -1,7 +1,6 @@
 """Flags of generate.py that save time: SageAttention and compiled blocks, alone and with the flags they meet."""
 
 import json
-import re
 import shutil
 import sys
 
@@ -92,31 +91,19 @@ def test_sageattention_computes_the_attention_of_the_blocks_and_no_other(tmp_pat
     assert torch.equal(latents, expected) and not calls
 
 
-@pytest.mark.parametrize(
-    "head_dim, flags, message",
-    [
-        (64, [], "it is not installed: pip install --no-build-isolation git.*Set attention_kernel auto"),
-        (
-            64,
-            ["--dtype", "fp32"],
-            "it needs head dimension 64, 96 or 128, dtype bf16 or fp16, .*, got 64, torch.float32",
-        ),
-        (16, [], "it needs head dimension 64, 96 or 128, .*, got 16, torch.bfloat16 and a CPU"),
-    ],
-)
-def test_sageattention_is_rejected_before_a_model_is_loaded(tmp_path, monkeypatch, make, head_dim, flags, message):
-    error = make(*original(tmp_path, monkeypatch, head_dim), "--use_sageattn", *flags)
-    pattern = rf"attention_kernel \(given as --use_sageattn\) sage cannot be used: {message}"
-    assert re.search(pattern, error), error
+def test_sageattention_is_rejected_before_a_model_is_loaded(tmp_path, monkeypatch, make):
+    error = make(*original(tmp_path, monkeypatch, 64), "--use_sageattn")
+    message = "sage cannot be used: it is not installed: pip install --no-build-isolation git"
+    assert f"attention_kernel (given as --use_sageattn) {message}" in error
     assert not (tmp_path / "videos").exists()
 
 
-def test_sageattention_needs_an_ampere_gpu_and_no_gradient(monkeypatch, package):
-    gpu, shape = torch.device("cuda", 0), Shape(head_dim=64)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    assert problem_of("sage", shape, gpu, with_gradient=False).endswith("got 64, torch.bfloat16 and 7.5")
-    assert problem_of("sage", shape, torch.device("cpu"), with_gradient=True) == "it has no backward pass"
-    assert problem_of("sage", shape, torch.device("cpu"), with_gradient=False) is None
+def test_sageattention_must_run_and_has_no_gradient(monkeypatch, package):
+    cpu, shape = torch.device("cpu"), Shape(head_dim=64)
+    assert problem_of("sage", shape, cpu, with_gradient=True) == "it has no backward pass"
+    assert problem_of("sage", shape, cpu, with_gradient=False) is None
+    monkeypatch.setattr("sageattention.calls", None)  # the trial fails, as for a head dimension without a kernel
+    assert "AttributeError: 'NoneType'" in problem_of("sage", shape, cpu, with_gradient=False)
 
 
 @pytest.mark.parametrize(

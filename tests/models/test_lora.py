@@ -2,7 +2,7 @@
 
 import copy
 import json
-from dataclasses import replace
+import re
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from hyvideo.models.conditions import Condition
-from hyvideo.models.family import family_of, install
+from hyvideo.models.family import install
 from hyvideo.models.hunyuan_video15.names import transformer_to_diffusers, transformer_to_original
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.lora import (
@@ -19,7 +19,6 @@ from hyvideo.models.lora import (
     Pair,
     add_lora,
     add_trainable_lora,
-    check_lora,
     current_lora,
     merge,
     read_lora,
@@ -309,15 +308,6 @@ def test_a_lora_for_another_model_leaves_the_transformer_unchanged(transformer):
     assert not hasattr(transformer, "peft_config")
 
 
-def test_a_lora_fits_its_transformer_if_another_family_shares_the_module_names(transformer, monkeypatch):
-    family = family_of(transformer)
-    similar = replace(family_of("WanTransformer3DModel"), matrices=family.matrices)
-    monkeypatch.setattr("hyvideo.models.lora.families", lambda: [family, similar])
-    check_lora(transformer, draw(transformer))
-    with pytest.raises(ValueError, match="of family hunyuan_video15, got wan"):
-        check_lora(transformer, {"transformer_blocks.77.attn.to_q": Pair(torch.zeros(1, 64), torch.zeros(64, 1), 1.0)})
-
-
 def test_lora_variants_raise_an_error(transformer, tmp_path):
     save_lora(draw(transformer), tmp_path, form="peft")
     config = json.loads((tmp_path / "adapter_config.json").read_text())
@@ -326,17 +316,10 @@ def test_lora_variants_raise_an_error(transformer, tmp_path):
         read_lora(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "targets, message",
-    [
-        (["nothing"], "no linear layer of the transformer matches 'nothing'$"),
-        ([r".*\.to_q", "img_atn_q"], r"matches 'img_atn_q'; did you mean img_attn_q\?"),
-        ([r".*to_add_out", f"{BLOCK}.attn.to_qq"], rf"did you mean {BLOCK}.attn.to_q\?"),
-    ],
-)
-def test_targets_without_a_match_raise_an_error_with_a_suggestion(transformer, targets, message):
-    with pytest.raises(ValueError, match=message):
-        training_config(transformer, rank=2, alpha=2, targets=targets)
+@pytest.mark.parametrize("target", ["nothing", "img_atn_q", "ttn.to_q", f"{BLOCKS[-1]}.attn.to_add_out"])
+def test_targets_without_a_match_raise_an_error(transformer, target):
+    with pytest.raises(ValueError, match=f"no trainable linear layer of the transformer matches '{re.escape(target)}'"):
+        training_config(transformer, rank=2, alpha=2, targets=[r".*\.to_q", target])
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_in_full_training_a_lora_file_is_merged_into_the_weights(tiny_config, me
         ({"lora_rank": 2}, "got 2 and 2, need 2 and 4"),
         ({"lora_rank": 8, "lora_alpha": 4.0}, "got 8 and 4, need 2 and 4"),
         ({"pretrained_lora_path": "assets"}, "must be a safetensors file"),
-        ({"pretrained_lora_path": "", "lora_rank": 2, "lora_target_modules": ["atn.to_q"]}, "did you mean attn.to_q"),
+        ({"pretrained_lora_path": "", "lora_rank": 2, "lora_target_modules": ["atn.to_q"]}, "matches 'atn.to_q'"),
     ],
 )
 def test_an_adapter_that_does_not_fit_is_rejected_before_weights_are_read(tiny_config, tmp_path, settings, message):

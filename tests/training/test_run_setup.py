@@ -127,7 +127,7 @@ def test_clip_fraction_depends_on_the_clip_range(tiny_config, mesh, clip_range, 
 def test_an_unusable_adapter_is_rejected_before_anything_is_loaded(tiny_config, mesh, monkeypatch):
     monkeypatch.setattr(run_setup, "load_encoder", None)
     config = tiny_config.with_settings(lora_rank=2, lora_target_modules=["nothing"])
-    with pytest.raises(ValueError, match="no linear layer"):
+    with pytest.raises(ValueError, match="no trainable linear layer"):
         Trainer(config, mesh, CPU, scorers={"test": Redness()})
 
 

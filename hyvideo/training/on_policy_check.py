@@ -4,15 +4,15 @@ The policy is then still the rollout policy, so every ratio is 1. Any other rati
 different numbers, and that the trained policy is not the sampled one.
 """
 
-import math
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from hyvideo.config.sections import LossSettings
+from hyvideo.data.templates import fill
 from hyvideo.distributed.collectives import gather_ranks
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.models.family import family_of
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.schedulers.scheduling_flow_match_discrete import filled
 from hyvideo.training.rollout_batch import RolloutBatch
@@ -50,7 +50,7 @@ class OnPolicyCheck:
         self, rollouts: RolloutBatch, passes: list[tuple[list[int], int]], deviations: list[Tensor], iteration: int
     ) -> None:
         """Raise OffPolicyError on all ranks if one of ``deviations``, the largest |ratio - 1| by pass, is too large."""
-        shapes = [self._shape_difference(rollouts, *a_pass) for a_pass in passes[: len(deviations)]]
+        shapes = [self._shape_difference(rollouts, rows) for rows, _ in passes[: len(deviations)]]
         limits = [self.tolerances[difference is not None] for difference in shapes]
         local = torch.stack(deviations) / filled(limits, deviations[0].device)
         by_rank = gather_ranks(local, self.mesh)
@@ -71,58 +71,47 @@ class OnPolicyCheck:
         tolerance: float,
         shapes: str | None,
     ) -> str:
-        from hyvideo.training.on_policy_diagnosis import Transitions, explain
+        """Return the error message, with the causes found by repeating the pass. All ranks must call this."""
+        from hyvideo.training.on_policy_diagnosis import suspects
 
-        column = a_pass[1]
-        rows = self._worst_last(rollouts, a_pass[0] or [0], column)
-        num_rows = gather_ranks(torch.tensor(len(rows)), self.mesh)
-        steps = rollouts.trained_steps[rows, column]
-        transitions = Transitions(
-            replay=lambda: rollouts.replay(self.pipeline, rows, steps).log_prob,
-            replay_as_rollout=lambda: self._replay_as_rollout(rollouts, rows[-1], int(steps[-1])),
-            log_probs=rollouts.trajectories.log_probs[rows, steps],
-            dtype=rollouts.conditions.samples[0].text.dtype,
-            is_even=len(num_rows.unique()) == 1,
+        rows, column = a_pass[0] or [0], a_pass[1]
+
+        def deviation(rows: list[int] = rows) -> float:
+            """Return the largest |log ratio| of these rows."""
+            steps = rollouts.trained_steps[rows, column]
+            log_probs = rollouts.replay(self.pipeline, rows, steps).log_prob.detach()
+            return (log_probs - rollouts.trajectories.log_probs[rows, steps]).abs().max().item()
+
+        measured = deviation()
+        with torch.no_grad():
+            in_rollout_batch = deviation(self._sampled_with(rollouts, rows[0]))
+        # Replicas with different numbers of rows would make different numbers of calls, which FSDP does not allow.
+        can_unbatch = self.mesh.num_replicas == 1 or not self.pipeline.sampling.batched_forward
+        conditions_dtype = rollouts.conditions.samples[0].text.dtype
+        deviations = {"batch shape or gradient": in_rollout_batch}
+        for name, switch in suspects(self.pipeline, conditions_dtype, can_unbatch=can_unbatch).items():
+            with switch:
+                deviations[name] = deviation()
+        return fill(
+            Path(__file__).with_suffix(".txt.jinja"),
+            iteration=iteration,
+            rank=self.mesh.rank,
+            measured=measured,
+            tolerance=tolerance,
             shapes=shapes,
+            causes={name: ratio for name, ratio in deviations.items() if ratio <= tolerance < measured},
         )
-        return explain(transitions, self.pipeline, tolerance=tolerance, rank=self.mesh.rank, iteration=iteration)
 
-    def _shape_difference(self, rollouts: RolloutBatch, rows: list[int], column: int) -> str | None:
-        """Return the shapes of the transformer calls in the rollout and in a pass as text; None if they are equal."""
+    def _shape_difference(self, rollouts: RolloutBatch, rows: list[int]) -> str | None:
+        """Return how the shapes of the transformer calls differ in rollout and update; None if they are equal."""
         lengths = [sample.lengths for sample in rollouts.conditions.samples]
         for batch in (self._sampled_with(rollouts, row) for row in rows if self.pipeline.sampling.batched_forward):
             if [lengths[row] for row in batch] != [lengths[row] for row in rows]:
-                in_rollout, in_update = (self._shape(rollouts, call, column) for call in (batch, rows))
-                return f"{in_rollout} in the rollout, {in_update} in the update"
+                counts = f"{len(batch)} samples in the rollout, {len(rows)} in the update"
+                return counts if len(batch) != len(rows) else "texts of other lengths"
         return None
 
-    def _shape(self, rollouts: RolloutBatch, rows: list[int], column: int) -> str:
-        """Return ``samples x branches x tokens`` of a transformer call, with the tokens of its longest condition."""
-        transformer, timesteps = self.pipeline.transformer, self.pipeline.scheduler.timesteps
-        guided = self.pipeline.sampling.is_guided(timesteps[rollouts.trained_steps[rows[0], column]].item())
-        sizes, patch = rollouts.trajectories.latents.shape[3:], family_of(transformer).patch(transformer.config)
-        video = math.prod(size // p for size, p in zip(sizes, patch))
-        conditions = rollouts.conditions.select(rows)
-        if guided:
-            conditions += conditions.with_text_of(self.pipeline.negative)
-        longest = max(sum(sample.lengths) for sample in conditions.samples)
-        return f"{len(rows)} x {1 + guided} x {video + longest}"
-
-    def _worst_last(self, rollouts: RolloutBatch, rows: list[int], column: int) -> list[int]:
-        """Return the rows, with the row of the largest deviation last."""
-        steps = rollouts.trained_steps[rows, column]
-        with torch.no_grad():
-            log_probs = rollouts.replay(self.pipeline, rows, steps).log_prob
-        worst = rows[int((log_probs - rollouts.trajectories.log_probs[rows, steps]).abs().argmax())]
-        return [row for row in rows if row != worst] + [worst]
-
-    def _replay_as_rollout(self, rollouts: RolloutBatch, row: int, step: int) -> Tensor:
-        """Return the log-probability of a row, computed in the batch in which it was sampled. Shape: ()."""
-        # `on_policy_diagnosis` compares the module outputs of the last row.
-        batch = [member for member in self._sampled_with(rollouts, row) if member != row] + [row]
-        with torch.no_grad():
-            return rollouts.replay(self.pipeline, batch, torch.full((len(batch),), step)).log_prob[-1]
-
     def _sampled_with(self, rollouts: RolloutBatch, row: int) -> list[int]:
+        """Return the rows of the batch in which a row was sampled."""
         first = row // self.batch_size * self.batch_size
         return list(range(first, min(first + self.batch_size, len(rollouts))))

@@ -97,31 +97,31 @@ def check_message(config, mesh, *, before=(), between=()):
 
 
 @pytest.mark.parametrize(
-    "settings, before, between, cause, module",
+    "settings, before, between, cause",
     [
-        ({}, [], [enable_dropout], "dropout or train mode", "context_embedder (HunyuanVideo15TokenRefiner)"),
-        ({}, [], [compute_in_bf16], "dtype or autocast", "none"),
-        (TRAINED, [round_timesteps_in_the_rollout], [], "timestep rounding", "time_embed"),
-        (TRAINED | {"mini_batch_size_per_update": 4}, [depend_on_the_batch], [], "batch shape", "x_embedder"),
-        (TRAINED | {"cfg_scale": 2.0}, [depend_on_the_batch], [guide_one_by_one], "batched forward", "none"),
-        ({}, [], [recompute_other_values], "activation checkpointing", "transformer_blocks.0"),
-        ({}, [], [compile_another_function], "compile", "transformer_blocks.2 (HunyuanVideo15TransformerBlock)"),
+        ({}, [], [enable_dropout], "dropout or train mode"),
+        ({}, [], [compute_in_bf16], "dtype or autocast"),
+        (TRAINED, [round_timesteps_in_the_rollout], [], "timestep rounding"),
+        (TRAINED | {"mini_batch_size_per_update": 4}, [depend_on_the_batch], [], "batch shape"),
+        (TRAINED | {"cfg_scale": 2.0}, [depend_on_the_batch], [guide_one_by_one], "batched forward"),
+        ({}, [], [recompute_other_values], "activation checkpointing"),
+        ({}, [], [compile_another_function], "compile"),
     ],
 )
-def test_an_injected_fault_is_found_and_named(tiny_config, mesh, settings, before, between, cause, module):
+def test_an_injected_fault_is_found_and_named(tiny_config, mesh, settings, before, between, cause):
     message = check_message(tiny_config.with_settings(**settings), mesh, before=before, between=between)
     assert "iteration 1: rollout and update compute different log-probabilities. On rank 0" in message
     assert f"cause: {cause}" in message, message
-    assert f"first module that differs: {module}" in message, message
 
 
-def test_an_unknown_fault_is_traced_to_its_module(tiny_config, mesh):
+def test_a_fault_of_the_training_path_alone_is_found_without_gradient(tiny_config, mesh):
     def fault(trainer):
         part = trainer.policy.transformer.context_embedder
         part.register_forward_hook(in_training(lambda output: output * 1.01))
 
     message = check_message(tiny_config, mesh, between=[fault])
-    assert "first module that differs: context_embedder (HunyuanVideo15TokenRefiner), by " in message
+    assert "cause: batch shape or gradient: with this switched the log-ratio is 0" in message
+    assert "unknown" not in message
 
 
 @pytest.mark.parametrize(
@@ -163,11 +163,12 @@ def test_the_bf16_tolerance_is_wide_only_for_calls_of_different_shapes(tiny_conf
     check(as_sampled, [4, 5], deviation=0.9e-4)
     with pytest.raises(OffPolicyError, match="the tolerance of 1e-06") as error:
         check(as_sampled, deviation=1.1e-6)
-    assert "samples x branches" not in str(error.value)
-    video, (long, short) = 2 * 2 * 2, (len(sample.text) for sample in (samples[0], shorter))
-    shapes = f"8 x 2 x {video + long} in the rollout, 2 x 2 x {video + short} in the update"
+    assert "have equal shapes" in str(error.value)
+    shapes = "8 samples in the rollout, 2 in the update"
     with pytest.raises(OffPolicyError, match=f"the tolerance of 0.0001(?s:.*){shapes}.* --batched_forward false"):
         check(as_sampled, [0, 1], deviation=1.1e-4)
+    with pytest.raises(OffPolicyError, match="texts of other lengths"):
+        check(as_sampled, rotated, deviation=1.1e-4)
     guide_one_by_one(trainer)
     with pytest.raises(OffPolicyError, match="the tolerance of 1e-06"):
         check([0], [4], deviation=1.1e-6)

@@ -262,7 +262,7 @@ SMALL = {  # flags that shorten a command
     "generate": "--num_inference_steps 2",
     "scripts.evaluate": f"--valid_video_csv {PROMPTS} --validation_steps 2 --validation_repeats 1",
     "scripts.compare_policies": "--num_prompts 1 --validation_steps 2",
-    "examples.gradient_norms": "--rollouts 8 --batch_size 8",
+    "examples.gradient_norms": "--batch_size 8",
     "scripts.export": "--model_path assets/miniature --transformer_version miniature",
     "scripts.reproduce_table2": "--dry_run",
     "scripts.reproduce_figures": "--dry_run",

@@ -6,16 +6,16 @@ import pytest
 from matplotlib.axes import Axes
 
 from examples import sampler_figures
-from examples.sampler_figures import Sampling, gradient_scale
+from examples.sampler_figures import PAPER, steps_of
 
 plot = Axes.plot
 
 
 def test_the_gradient_scale_of_sage_matches_the_paper():
-    _, norms, inverse_std = gradient_scale("sage_grpo", Sampling())
-    assert norms[0] == pytest.approx(0.0188, abs=1e-4) and norms[-1] == pytest.approx(2.77, abs=0.01)
-    assert inverse_std[0] == pytest.approx(1 / 0.5555, abs=1e-3)
-    assert len(gradient_scale("cps", Sampling())[0]) == 19  # the last step has no noise
+    first, *_, last = steps_of("sage_grpo", **PAPER)
+    assert first["theory"] == pytest.approx(0.0188, abs=1e-4) and last["theory"] == pytest.approx(2.77, abs=0.01)
+    assert first["inverse_std"] == pytest.approx(1 / 0.5555, abs=1e-3)
+    assert len(steps_of("cps", **PAPER)) == 19  # the last step has no noise
 
 
 def test_measured_norms_are_drawn_beside_the_theory(monkeypatch, tmp_path, capsys):
@@ -37,4 +37,4 @@ def test_measured_norms_are_drawn_beside_the_theory(monkeypatch, tmp_path, capsy
     path.write_text("{}")
     with pytest.raises(SystemExit, match="2"):
         sampler_figures.main(arguments)
-    assert "--gradients must be JSON files of examples.gradient_norms" in capsys.readouterr().err
+    assert "--gradients must be files of examples.gradient_norms" in capsys.readouterr().err

@@ -17,7 +17,7 @@ ENDS = {
     "scripts.reproduce_table2": (["--dry_run"], 0, "to run: "),
     "scripts.reproduce_figures": (["--dry_run"], 0, "to run: "),
     "scripts.compare_policies": (["--num_prompts", "0"], 2, "--num_prompts must be at least 1"),
-    "examples.gradient_norms": (["--rollouts", "0"], 2, "rollouts must be a multiple"),
+    "examples.gradient_norms": (["--batch_size", "0"], 2, "batch_size must be"),
     "examples.sampler_figures": (["--gradients", "missing.json"], 2, "missing.json"),
     "scripts.plan": ([], 0, "whole run"),
 }

@@ -10,21 +10,11 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 
-from examples import sampler_figures as figures
-from examples import sampler_tables as tables
-from examples.sampler_figures import REGIMES, Sampling, regime_stds
-from examples.sampler_tables import (
-    SEARCH_SHIFTS,
-    SEARCH_STEPS,
-    equalizer_table,
-    grad_norm_table,
-    search,
-    search_report,
-    std_table,
-    tables_report,
-)
+from examples import sampler_figures
+from examples.sampler_figures import REGIMES, regime_stds
+from examples.sampler_tables import tables
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
-from hyvideo.schedulers.transitions import SAGE_SIGMA_MAX, SAMPLERS, Transition, schedule, shifted_levels
+from hyvideo.schedulers.transitions import SAGE_SIGMA_MAX, SAMPLERS, schedule, shifted_levels
 from tests.evaluation.samplers import page
 from tests.evaluation.samplers.marginals import (
     TWO_PEAKS,
@@ -35,6 +25,8 @@ from tests.evaluation.samplers.marginals import (
 from tests.schedulers.expected import expected_of
 
 ONE_PEAK = Mixture(means=(0.7,), std=0.4)
+NUMBERS_OF_STEPS = range(4, 201)
+SHIFTS = (1.0, 3.0, 5.0, 7.0, 9.0)
 
 
 def make_scheduler(num_steps, shift):
@@ -117,11 +109,11 @@ def test_log_prob_matches_torch_and_its_gradient_norm_matches_autograd(sde_type,
     assert (out.log_prob[~is_stochastic] == 0).all()
 
     (gradient,) = torch.autograd.grad(5 * out.log_prob.sum(), velocity)
-    norms = grad_norm_table(num_steps, shift, 0.5)[sde_type].float()
+    norms = scheduler.compute_log_prob_grad_norms(sde_type=sde_type)
     torch.testing.assert_close(gradient.abs(), norms[:, None].expand(-1, 5), rtol=2e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("shift", SEARCH_SHIFTS)
+@pytest.mark.parametrize("shift", SHIFTS)
 @pytest.mark.parametrize("num_steps", [4, 20, 200])
 def test_variances_of_sage_match_quadrature_up_to_the_clamp(num_steps, shift):
     """With ``s = 1 - exp(-u)``, which moves the pole to infinity, ``s / (1 - s) ds = (1 - exp(-u)) du``.
@@ -129,8 +121,9 @@ def test_variances_of_sage_match_quadrature_up_to_the_clamp(num_steps, shift):
     The integral stops at the clamp, but the subtracted width extends to 1, which subtracts ``eta^2 (1 - clamp)`` more.
     """
     levels = shifted_levels(num_steps, shift)
+    stds = [step.std for step in schedule("sage_grpo", levels, 0.7, "stochastic")]
     total = 0.0
-    for std, sigma, sigma_next in zip(std_table(num_steps, shift, 0.7)["sage_grpo"].tolist(), levels, levels[1:]):
+    for std, sigma, sigma_next in zip(stds, levels, levels[1:]):
         top = min(sigma, SAGE_SIGMA_MAX)
         if sigma_next < top:
             u = torch.linspace(-math.log(1 - sigma_next), -math.log(1 - top), 2001, dtype=torch.float64)
@@ -144,89 +137,79 @@ def test_variances_of_sage_match_quadrature_up_to_the_clamp(num_steps, shift):
 # --- boundaries --------------------------------------------------------------------------------
 
 
-def test_every_schedule_is_finite_and_deterministic_only_at_expected_steps():
-    """Covers shifts 1 to 9 and 4 to 200 steps."""
-    found = list(search(etas=(0.5,)))
-    assert {bad.kind for bad in found} == {"deterministic", "exploding"}
-    still = {(bad.sde_type, bad.shift, bad.num_steps, bad.place) for bad in found if bad.kind == "deterministic"}
-    assert still == {
-        (name, shift, num_steps, place)
-        for name, shift, num_steps in itertools.product(SAMPLERS, SEARCH_SHIFTS, SEARCH_STEPS)
-        for place in expected_of(name).deterministic(shifted_levels(num_steps, shift))
-    }
-    fewest = {shift: [n for name, s, n, _ in still if (name, s) == ("sage_grpo", shift)] for shift in SEARCH_SHIFTS}
-    assert {shift: min(n, default=None) for shift, n in fewest.items()} == {1: None, 3: 112, 5: 68, 7: 49, 9: 38}
+@pytest.mark.parametrize("sde_type", list(SAMPLERS))
+def test_every_schedule_is_deterministic_only_at_expected_steps(sde_type):
+    """Covers shifts 1 to 9 and 4 to 200 steps; a schedule that is not finite raises ValueError."""
+    for shift, num_steps in itertools.product(SHIFTS, NUMBERS_OF_STEPS):
+        levels = shifted_levels(num_steps, shift)
+        stds = [step.std for step in schedule(sde_type, levels, 0.5, "stochastic")]
+        expected = expected_of(sde_type).deterministic(levels)
+        assert [place for place, std in enumerate(stds) if std == 0] == expected, (shift, num_steps)
 
 
-def test_the_search_finds_steps_with_std_above_1():
-    found = list(search(steps=range(4, 30), shifts=(5.0,), etas=(0.5, 0.7, 1.2)))
-    exploding = {(bad.sde_type, bad.eta, bad.num_steps) for bad in found if bad.kind == "exploding" and bad.place == 0}
-    assert {n for sde_type, eta, n in exploding if (sde_type, eta) == ("sage_grpo", 0.7)} == set(range(4, 10))
-    assert {n for sde_type, eta, n in exploding if (sde_type, eta) == ("flow_grpo", 1.2)} == set(range(4, 30))
-    assert not [key for key in exploding if key[1] == 0.5 or key[0] in ("dance_grpo", "cps")]
+@pytest.mark.parametrize("shift, fewest", [(3, 112), (5, 68), (7, 49), (9, 38)])
+def test_the_first_step_of_sage_is_deterministic_from_a_number_of_steps(shift, fewest):
+    for num_steps, is_stochastic in ((fewest - 1, True), (fewest, False)):
+        assert (
+            schedule("sage_grpo", shifted_levels(num_steps, shift), 0.5, "stochastic")[0].is_stochastic is is_stochastic
+        )
 
 
-def test_the_search_finds_steps_that_are_not_finite(monkeypatch):
-    broken = (Transition(1.0, math.nan, 0.1), Transition(1.0, -0.1, math.inf), Transition(1.0, -0.1, 0.1))
-    monkeypatch.setattr(tables, "schedule", lambda *_: broken)
-    found = list(search(steps=(3,), shifts=(5.0,), etas=(0.5,), sde_types=("sage_grpo",)))
-    assert [(bad.kind, bad.name) for bad in found] == [("not finite", "step 1"), ("not finite", "step 2")]
-    assert "| sage_grpo | 5 | step 1: 3-3; step 2: 3-3 | none | none |" in search_report(found)
+@pytest.mark.parametrize(
+    "sde_type, eta, most", [("sage_grpo", 0.7, 9), ("flow_grpo", 1.2, 200), ("dance_grpo", 1.2, 0), ("cps", 0.9, 0)]
+)
+def test_the_first_std_exceeds_1_up_to_a_number_of_steps(sde_type, eta, most):
+    firsts = {n: schedule(sde_type, shifted_levels(n, 5.0), eta, "stochastic")[0].std for n in NUMBERS_OF_STEPS}
+    assert [n for n, std in firsts.items() if std > 1] == [n for n in NUMBERS_OF_STEPS if n <= most]
 
 
-@pytest.mark.parametrize("shift", SEARCH_SHIFTS)
+@pytest.mark.parametrize("shift", SHIFTS)
 def test_the_first_std_of_flow_is_eta_for_any_number_of_steps(shift):
-    assert all(std_table(n, shift, 0.7)["flow_grpo"][0] == pytest.approx(0.7) for n in (4, 20, 200))
+    for num_steps in (4, 20, 200):
+        first, *_ = schedule("flow_grpo", shifted_levels(num_steps, shift), 0.7, "stochastic")
+        assert first.std == pytest.approx(0.7)
 
 
 # --- the tables --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sde_type", list(SAMPLERS))
-@pytest.mark.parametrize("last_step", ["stochastic", "deterministic"])
-def test_tables_match_the_scheduler(sde_type, last_step):
-    scheduler = FlowMatchDiscreteScheduler(shift=7.0, last_step=last_step)
-    scheduler.set_timesteps(60)
-    settings = dict(eta=0.7, sde_type=sde_type)
-    pairs = [
-        (std_table, scheduler.std_devs(**settings)),
-        (grad_norm_table, scheduler.compute_log_prob_grad_norms(**settings)),
-        (equalizer_table, scheduler.compute_grad_balancing_factors(**settings)),
-    ]
-    for table, expected in pairs:
-        columns = table(60, 7.0, 0.7, last_step=last_step)
-        torch.testing.assert_close(columns[sde_type].float(), expected)
-        torch.testing.assert_close(columns["sigma"].float(), scheduler.sigmas[:-1])
+def test_the_tables_show_noise_norm_and_factor_of_each_step():
+    stds, norms, factors = tables(20, 5.0, 0.5).values()
+    assert "| 1 | 1.0000 | 0.5555 | 0.5000 | 0.0510 | 0.6997 |" in stds
+    assert "| 1 | 1.0000 | 0.01875 | 0.02083 | 0.2041 | 0.01458 |" in norms
+    assert "| 20 | 0.2083 | 0.05514 | 0.07337 | 0.2446 | 0 |" in factors
+    assert "| 20 | 0.2083 | 0 | 0 | 0 | 0 |" in [*tables(20, 5.0, 0.5, "deterministic").values()][2]
+
+
+def stds_of(num_steps, sde_type, regime):
+    return torch.tensor(regime_stds(sde_type, shifted_levels(num_steps, 5.0), 0.5, regime), dtype=torch.float64)
 
 
 def test_the_regimes_of_figure_9_differ_only_at_the_first_step():
-    pair = ("sage_grpo", "flow_grpo")
-    a, b, c = (std_table(20, 5.0, 0.5, sde_types=pair, regime=name) for name in ("sigma_1", "clamp", "own"))
     width = 1 - shifted_levels(20, 5.0)[1]
-    assert a["sage_grpo"][0] == 0 and a["flow_grpo"][0] == pytest.approx(0.5)
-    assert b["sage_grpo"][0] == pytest.approx(0.5555, abs=5e-5)
-    assert b["flow_grpo"][0] == pytest.approx(0.5 * math.sqrt(width / (1 - SAGE_SIGMA_MAX)))  # 0.93
-    assert (c["sage_grpo"][0], c["flow_grpo"][0]) == (b["sage_grpo"][0], a["flow_grpo"][0])
-    for name in pair:
-        torch.testing.assert_close(a[name][1:], c[name][1:], rtol=1e-12, atol=0)
-        torch.testing.assert_close(b[name][1:], c[name][1:], rtol=1e-12, atol=0)
+    sage, flow = ([stds_of(20, name, regime) for regime in REGIMES] for name in ("sage_grpo", "flow_grpo"))
+    assert [stds[0].item() for stds in sage] == pytest.approx([0, 0.5555, 0.5555], abs=5e-5)
+    clamped = 0.5 * math.sqrt(width / (1 - SAGE_SIGMA_MAX))  # 0.93
+    assert [stds[0].item() for stds in flow] == pytest.approx([0.5, clamped, 0.5])
+    for sigma_1, clamp, own in (sage, flow):
+        torch.testing.assert_close(sigma_1[1:], own[1:], rtol=1e-12, atol=0)
+        torch.testing.assert_close(clamp[1:], own[1:], rtol=1e-12, atol=0)
 
 
 def test_at_80_steps_sigma_1_regime_of_sage_starts_at_the_second_level():
     """The second level is above the clamp, which the sigma_1 regime does not use."""
     second, third = shifted_levels(80, 5.0)[1:3]
-    stds = std_table(80, 5.0, 0.5, sde_types=("sage_grpo",), regime="sigma_1")["sage_grpo"]
+    stds = stds_of(80, "sage_grpo", "sigma_1")
     integral = math.log((1 - third) / (1 - second)) - (second - third)
     assert second > SAGE_SIGMA_MAX and stds[0] == 0
     assert stds[1] == pytest.approx(0.5 * math.sqrt(integral)) == pytest.approx(0.419, abs=5e-4)
 
 
 def test_with_many_steps_the_clamp_affects_more_than_the_first_step():
-    pair = ("sage_grpo", "flow_grpo")
-    a, b, c = (std_table(150, 5.0, 0.5, sde_types=pair, regime=name) for name in ("sigma_1", "clamp", "own"))
-    assert a["sage_grpo"][0] == 0 and a["sage_grpo"][1] > 0 and c["sage_grpo"][1] == 0
-    assert torch.equal(b["sage_grpo"], c["sage_grpo"])
-    assert b["flow_grpo"][1] < c["flow_grpo"][1] and torch.equal(a["flow_grpo"], c["flow_grpo"])
+    sage, flow = ([stds_of(150, name, regime) for regime in REGIMES] for name in ("sage_grpo", "flow_grpo"))
+    assert sage[0][0] == 0 and sage[0][1] > 0 and sage[2][1] == 0
+    assert torch.equal(sage[1], sage[2])
+    assert flow[1][1] < flow[2][1] and torch.equal(flow[0], flow[2])
 
 
 def noise_by_its_definition(sde_type, levels, eta, regime):
@@ -242,37 +225,28 @@ def noise_by_its_definition(sde_type, levels, eta, regime):
     return eta * variance.clamp(min=0).sqrt()
 
 
-@pytest.mark.parametrize("shift", SEARCH_SHIFTS)
-def test_figure_9_and_the_tables_agree_at_every_number_of_steps(shift):
-    for num_steps, regime in itertools.product(SEARCH_STEPS, REGIMES):
+@pytest.mark.parametrize("shift", SHIFTS)
+def test_figure_9_is_the_definition_at_every_number_of_steps(shift):
+    for num_steps, regime in itertools.product(NUMBERS_OF_STEPS, REGIMES):
         levels = shifted_levels(num_steps, shift)
-        table = std_table(num_steps, shift, 0.5, sde_types=("sage_grpo", "flow_grpo"), regime=regime)
         for name in ("sage_grpo", "flow_grpo"):
             drawn = torch.tensor(regime_stds(name, levels, 0.5, regime), dtype=torch.float64)
-            assert torch.equal(drawn, table[name])
             expected = noise_by_its_definition(name, levels, 0.5, regime)
             torch.testing.assert_close(drawn, expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("num_steps", [20, 80])
-def test_figure_9_draws_the_tables(monkeypatch, tmp_path, num_steps):
+def test_figure_9_draws_every_regime(monkeypatch, tmp_path, num_steps):
     panels = []
-    monkeypatch.setattr(figures, "Sampling", lambda: Sampling(num_steps=num_steps))
-    monkeypatch.setattr(figures, "save_figure", lambda figure, *_: panels.extend(figure.axes))
-    figures.figure_9(tmp_path)
+    monkeypatch.setitem(sampler_figures.PAPER, "num_steps", num_steps)
+    monkeypatch.setattr(sampler_figures, "save_figure", lambda figure, *_: panels.extend(figure.axes))
+    sampler_figures.figure_9(tmp_path)
     for axes, regime in zip(panels, REGIMES, strict=True):
-        table = std_table(num_steps, regime=regime, sde_types=("sage_grpo", "flow_grpo"))
         for line, name in zip(axes.lines, ("sage_grpo", "flow_grpo"), strict=True):
-            assert list(line.get_ydata()) == table[name].tolist()
+            assert list(line.get_ydata()) == stds_of(num_steps, name, regime).tolist()
     plt.close("all")
 
 
-def test_the_tables_have_the_expected_values():
-    printed = tables_report(20, 5.0, 0.5, "stochastic")
-    assert "| 1 | 1.0000 | 0.5555 | 0.5000 | 0.0510 |" in printed
-    assert "| 1 | 1.0000 | 0.0000 | 0.5000 | 0.5555 | 0.9317 | 0.5555 | 0.5000 |" in printed
-
-
-@pytest.mark.parametrize("tables", [page.fast_tables, pytest.param(page.slow_tables, marks=pytest.mark.slow)])
-def test_the_page_shows_the_computed_tables(tables, check_generated):
-    check_generated(page.PAGE, page.page_with(tables()))
+@pytest.mark.parametrize("computed", [page.fast_tables, pytest.param(page.slow_tables, marks=pytest.mark.slow)])
+def test_the_page_shows_the_computed_tables(computed, check_generated):
+    check_generated(page.PAGE, page.page_with(computed()))

@@ -138,14 +138,9 @@ def use(kernel: str) -> None:
     if kernel == "flash3":
         torch_attention.activate_flash_attention_impl("FA3")
     if kernel in BACKENDS:
-        set_order([BACKENDS[kernel], SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
-
-
-def set_order(kernels: list[SDPBackend]) -> None:
-    """Make torch try these kernels first, in this order, then the others. Affects the whole process."""
-    first = list(dict.fromkeys(map(int, kernels)))
-    others = [kernel for kernel in torch._C._get_sdp_priority_order() if kernel not in first]
-    torch._C._set_sdp_priority_order(first + others)
+        first = BACKENDS[kernel], SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH
+        others = torch._C._get_sdp_priority_order()
+        torch._C._set_sdp_priority_order(list(dict.fromkeys([*map(int, first), *others])))
 
 
 def _inputs(shape: Shape, device: torch.device) -> list[Tensor]:

@@ -8,7 +8,6 @@ A model's class determines its family. docs/add_a_model.md shows how to write on
 import importlib
 import types
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -147,19 +146,10 @@ def component_of(model: nn.Module) -> Component:
     return family.transformer if family.transformer.class_name in names else family.vae
 
 
-def family_of_config(config: Mapping[str, Any], part: str) -> Family:
-    """Return the family of the ``transformer`` or the ``vae`` that a config.json describes.
-
-    If ``_class_name`` is missing or unknown, its settings decide. If no family can read them either, return the first
-    family, whose reader then raises an error that names the problem.
-    """
-    if (name := str(config.get("_class_name"))) in packages():
-        return family_of(name)
-    for family in families():
-        with suppress(ValueError):
-            getattr(family, part).config_to_diffusers(config)
-            return family
-    return families()[0]
+def family_of_config(config: Mapping[str, Any]) -> Family:
+    """Return the family of the model that a config.json describes; the first family if it names no known class."""
+    name = str(config.get("_class_name"))
+    return family_of(name) if name in packages() else families()[0]
 
 
 def family_named(package: str) -> Family:

@@ -44,7 +44,7 @@ def model_problems(
     folder: Folder, part: str = "transformer", *, family: Family | None = None, weights_needed: bool = True
 ) -> list[str]:
     """Return the problems that prevent loading a folder's ``transformer`` or ``vae``, of ``family`` if given."""
-    component = getattr(family or loading.read_family(folder, part), part)
+    component = getattr(family or loading.read_family(folder), part)
     model, is_original = loading.build_on_meta(component, folder)
     if not weights_needed:
         return []

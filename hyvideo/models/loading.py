@@ -23,7 +23,6 @@ from hyvideo.models import weight_files
 from hyvideo.models.decoding import use_channels_last
 from hyvideo.models.family import Component, Family, family_of, family_of_config, new_model
 from hyvideo.models.lora import Lora, with_lora
-from hyvideo.models.versions import version_defaults
 from hyvideo.models.weight_files import Folder, Shapes
 
 WEIGHTS_STEM = "diffusion_pytorch_model"
@@ -53,7 +52,7 @@ def transformer_on_meta(root: str | Path, version: str | None) -> nn.Module:
 def transformer_from_config(path: Path) -> nn.Module:
     """Return the transformer described by a JSON file of diffusers' settings, on the meta device."""
     config = read_json(path, "transformer")
-    component = family_of_config(config, "transformer").transformer
+    component = family_of_config(config).transformer
     with torch.device("meta"):
         return new_model(component, _diffusers_arguments(component, config))
 
@@ -97,7 +96,7 @@ def load_vae(
     With the name of an ``upsampler``, load that instead; it consists of layers of the VAE.
     """
     folder = upsampler_folder(root, upsampler) if upsampler else vae_folder(root)
-    family = read_family(vae_folder(root), "vae")
+    family = read_family(vae_folder(root))
     component = family.upsampler if upsampler else family.vae
     vae = _load_weights(*_stream(component, folder, random_weights_seed, device), dtype, device)
     family.prepare_vae(vae)
@@ -168,21 +167,9 @@ def upsampler_folder(root: str | Path, version: str) -> Folder:
     return Folder(Path(root) / "upsampler" / version, f"upsampler {version!r}")
 
 
-def read_family(folder: Folder, part: str = "transformer") -> Family:
-    """Return the family of the ``transformer`` or ``vae`` in a folder. Raises ValueError without a config.json."""
-    return family_of_config(read_json(folder.path / "config.json", folder.label), part)
-
-
-def checked_family(root: str | Path, version: str) -> Family:
-    """Return the family of a folder's transformer. Raises ValueError if the version belongs to another family."""
-    folder = transformer_folder(root, version)
-    family, listed = read_family(folder), version_defaults(version).family
-    if family.name != listed:
-        raise ValueError(
-            f"transformer_version {version} belongs to the family {listed}, but {folder.path} contains a transformer "
-            f"of {family.name}. Set transformer_version and pretrained_model_root to the same family"
-        )
-    return family
+def read_family(folder: Folder) -> Family:
+    """Return the family of the transformer or VAE in a folder. Raises ValueError without a config.json."""
+    return family_of_config(read_json(folder.path / "config.json", folder.label))
 
 
 def build_on_meta(component: Component, folder: Folder) -> tuple[nn.Module, bool]:

@@ -114,12 +114,6 @@ def check_lora(transformer: nn.Module, lora: Lora) -> None:
         raise ValueError("\n  ".join([rule, *truncate(problems)]))
 
 
-def merge(transformer: nn.Module) -> None:
-    """Merge the active adapter into the weights and remove it."""
-    transformer.fuse_lora()
-    transformer.unload_lora()
-
-
 def current_lora(transformer: nn.Module, *, gather: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> Lora:
     """Return the transformer's adapter as a LoRA on the CPU; ``gather`` turns a sharded tensor into a full one."""
     state = {

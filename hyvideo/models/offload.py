@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 
 @torch.no_grad()
@@ -12,11 +12,12 @@ def offload(module: nn.Module) -> None:
     """Move a frozen module from its device to pinned CPU memory, until `on_device`. Has no effect on a CPU."""
     if (home := device_of(module)).type == "cpu":
         return
-    module.home, module.hosts = home, {}
-    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        host = torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor)
-        module.hosts[name] = nn.Parameter(host, False) if isinstance(tensor, nn.Parameter) else host
-    _set(module, module.hosts)
+    module.home = home
+    module.hosts = {
+        name: torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor)
+        for name, tensor in module.state_dict().items()
+    }
+    module.load_state_dict(module.hosts, assign=True)
 
 
 @contextmanager
@@ -26,12 +27,12 @@ def on_device(module: nn.Module) -> Iterator[None]:
         yield
         return
     try:
-        for name, host in module.hosts.items():
-            there = host.detach().to(module.home, non_blocking=True)
-            _set(module, {name: nn.Parameter(there, False) if isinstance(host, nn.Parameter) else there})
+        there = {name: host.to(module.home, non_blocking=True) for name, host in module.hosts.items()}
+        module.load_state_dict(there, assign=True)
+        del there
         yield
     finally:
-        _set(module, module.hosts)  # the weights have not changed, so nothing is copied back
+        module.load_state_dict(module.hosts, assign=True)  # the weights have not changed: nothing is copied back
 
 
 def offload_in_groups(model: nn.Module, device: torch.device, *, blocks_per_group: int, overlap: bool) -> nn.Module:
@@ -58,9 +59,3 @@ def offload_in_groups(model: nn.Module, device: torch.device, *, blocks_per_grou
 def device_of(module: nn.Module) -> torch.device:
     """Return the device on which a module computes, also while it is offloaded."""
     return getattr(module, "home", None) or next(module.parameters()).device
-
-
-def _set(module: nn.Module, tensors: dict[str, Tensor]) -> None:
-    for name, tensor in tensors.items():
-        owner, _, last = name.rpartition(".")
-        setattr(module.get_submodule(owner), last, tensor)

@@ -38,4 +38,4 @@ vae_to_original = partial(_renamed, "vae", "to_original")
 
 def transformer_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of diffusers' class from an original transformer's config.json."""
-    return family_of_config(config, "transformer").transformer.config_to_diffusers(config)
+    return family_of_config(config).transformer.config_to_diffusers(config)

@@ -8,7 +8,7 @@ from torch import nn
 
 from hyvideo.models import loading
 from hyvideo.models.family import Family
-from hyvideo.models.lora import add_lora, merge, read_lora
+from hyvideo.models.lora import check_lora, read_lora, with_lora
 from hyvideo.training import saved_policy
 
 
@@ -29,8 +29,9 @@ def load_policy(
     else:
         transformer = saved_policy.load(checkpoint, loaded_dtype)
     for adapter in loras:
-        add_lora(transformer, adapter)
-        merge(transformer)
+        check_lora(transformer, adapter)
+        weights = with_lora(transformer.state_dict().items(), adapter)
+        transformer.load_state_dict(dict(weights), assign=True)
     return transformer.type(dtype)  # diffusers' to(dtype) would warn about float32 modules
 
 

@@ -26,7 +26,7 @@ from hyvideo.models.family import prepare
 from hyvideo.models.lora import Lora, check_lora, read_lora, training_config
 from hyvideo.models.offload import offload
 from hyvideo.models.sizes import read_architecture
-from hyvideo.models.versions import UNSUPPORTED
+from hyvideo.models.versions import UNSUPPORTED, version_defaults
 from hyvideo.pipelines.condition_encoder import ConditionEncoder, PartStore
 from hyvideo.pipelines.grpo_pipeline import DTYPES, GRPOPipeline, SamplerSettings
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
@@ -198,7 +198,13 @@ def check_checkpoint(
     problems = fit_checks.check_checkpoint(root, version, all_requests, weights_needed=not model.random_weights)
     if problems:
         raise ValueError("\n".join([f"the checkpoints in {root} cannot be used:", *problems]))
-    family, architecture = loading.checked_family(root, version), read_architecture(root, version)
+    folder, listed = loading.transformer_folder(root, version), version_defaults(version).family
+    family, architecture = loading.read_family(folder), read_architecture(root, version)
+    if family.name != listed:
+        problems.append(
+            f"transformer_version {version} belongs to the family {listed}, but {folder.path} contains a transformer "
+            f"of {family.name}. Set transformer_version and pretrained_model_root to the same family"
+        )
     for size in dict.fromkeys(sizes):
         is_validation = size == config.validation_size != config.rollout_size
         found = problem_of(lambda size=size: architecture.latent_size(*size))

@@ -20,7 +20,6 @@ from hyvideo.models.lora import (
     add_lora,
     add_trainable_lora,
     current_lora,
-    merge,
     read_lora,
     save_lora,
     target_modules,
@@ -88,16 +87,6 @@ def test_an_adapter_equals_the_change_of_the_weights_and_can_be_disabled(transfo
         assert torch.equal(transformer(**inputs), base)
 
 
-def test_merging_gives_a_plain_model_with_changed_weights(transformer):
-    lora = draw(transformer)
-    expected = changed_weights(transformer, lora, 0.5)
-    add_lora(transformer, lora, scale=0.5)
-    merge(transformer)
-    assert transformer.state_dict().keys() == expected.keys()
-    for name, tensor in transformer.state_dict().items():
-        torch.testing.assert_close(tensor, expected[name], rtol=1e-5, atol=1e-6)
-
-
 def test_diffusers_reads_the_diffusers_format(transformer, inputs, tmp_path):
     lora = draw(transformer)
     twin = copy.deepcopy(transformer)
@@ -144,7 +133,8 @@ def test_diffusers_loader_reads_the_original_format_with_the_same_result(transfo
     original.fuse_lora()
     original.unload_lora()
     add_lora(transformer, lora)
-    merge(transformer)
+    transformer.fuse_lora()
+    transformer.unload_lora()
     merged, expected = original.state_dict(), transformer_to_original(transformer.state_dict())
     assert len(merged) > 40 and merged.keys() <= expected.keys()
     for name, tensor in merged.items():
@@ -199,7 +189,8 @@ def test_a_lora_for_the_original_changes_the_original_weights(transformer, tmp_p
     save_file(tensors, tmp_path / "pytorch_lora_weights.safetensors")
     lora = read_lora(tmp_path)
     add_lora(transformer, lora)
-    merge(transformer)
+    transformer.fuse_lora()
+    transformer.unload_lora()
     for name, tensor in transformer_to_diffusers(changed).items():
         torch.testing.assert_close(transformer.state_dict()[name], tensor, rtol=1e-5, atol=1e-5)
     save_lora(lora, tmp_path / "saved", form="original")

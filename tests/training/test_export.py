@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from hyvideo.data.prompts import Request
 from hyvideo.models.fit_checks import check_checkpoint
 from hyvideo.models.loading import load_transformer, load_vae
-from hyvideo.models.lora import Pair, add_lora, merge, read_lora, save_lora
+from hyvideo.models.lora import Pair, read_lora, save_lora
 from hyvideo.training.export import load_policy
 from scripts import export
 from tests.tiny_checkpoint import write_original
@@ -125,9 +125,7 @@ def test_a_lora_is_converted_and_merged_into_the_weights(run, root, tmp_path):
     assert torch.equal(pair.a, lora["transformer_blocks.0.attn.to_q"].a)
     flags = ["--lora_path", tmp_path / "lora", "--merge", "--transformer_version", VERSION]
     assert run(*flags, out="merged")[0] == 0
-    expected = load_transformer(root, VERSION)
-    add_lora(expected, lora)
-    merge(expected)
+    expected = load_transformer(root, VERSION, lora=lora)
     assert_same(load_transformer(tmp_path / "merged", None), expected)
 
 
@@ -138,12 +136,10 @@ def test_the_call_in_the_docs_applies_an_exported_lora(run, root, tmp_path, monk
     save_lora(lora, tmp_path / "lora", form="peft")
     assert run("--lora_path", tmp_path / "lora", out="outputs/exported_lora")[0] == 0
     monkeypatch.chdir(tmp_path)
-    loaded, expected = load_transformer(root, VERSION), load_transformer(root, VERSION)
+    loaded, expected = load_transformer(root, VERSION), load_transformer(root, VERSION, lora=lora)
     eval(f"loaded.{call}", {"loaded": loaded})
     loaded.fuse_lora()
     loaded.unload_lora()
-    add_lora(expected, lora)
-    merge(expected)
     assert_same(loaded, expected)
 
 
@@ -157,9 +153,7 @@ def test_the_lora_of_an_image_to_video_run_is_exported_with_the_settings_of_its_
     save_lora(lora, checkpoint / "lora")
     settings = {"pretrained_model_root": str(root), "transformer_version": VERSION, "base_weight_dtype": "fp8"}
     (checkpoint / "state.json").write_text(json.dumps({"settings": settings}))
-    expected = load_transformer(root, VERSION)
-    add_lora(expected, lora)
-    merge(expected)
+    expected = load_transformer(root, VERSION, lora=lora)
     monkeypatch.setattr(
         sys, "argv", ["export.py", "--checkpoint_path", str(checkpoint), "--out", str(tmp_path / "whole")]
     )

@@ -12,7 +12,6 @@ from hyvideo.models.lora import (
     add_lora,
     add_trainable_lora,
     current_lora,
-    merge,
     read_lora,
     save_lora,
     target_modules,
@@ -96,7 +95,7 @@ def test_added_and_merged_adapters_give_the_same_velocity():
     add_lora(model, draw(model))
     with torch.no_grad():
         added = model(**inputs())
-        merge(model)
+        model.fuse_lora()
         torch.testing.assert_close(model(**inputs()), added, rtol=1e-4, atol=1e-4)
 
 

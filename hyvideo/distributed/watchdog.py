@@ -12,7 +12,8 @@ import socket
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch.distributed as dist
 
@@ -23,31 +24,22 @@ from hyvideo.distributed.rank_agreement import name_ranks, open_store
 # A report is at most two heartbeats late, a tenth of the limit; ``config.rules`` keeps it within collective_timeout.
 LONGEST_BEAT_S = 5.0
 BEATS_PER_LIMIT = 20
-ENDED = "ended"
 _CONNECT_S = 10.0
 _STOP_S = 2.0
 _STDERR = 2
 
 
-@dataclass(frozen=True)
-class StageEntry:
-    """Stage of a rank and the time it was entered."""
-
-    stage: str
-    iteration: int
-    since: float  # time.monotonic()
-
-
-@dataclass(frozen=True)
-class Heartbeat:
-    """State reported by a rank. The main rank assumes that a rank without heartbeats is still in its last stage."""
+class Heartbeat(NamedTuple):
+    """State of a rank, which is assumed to be still in the stage of its last heartbeat."""
 
     host: str
     stage: str
     iteration: int
     seconds: float  # in this stage
-    since: str  # wall time, only displayed
-    silent_s: float = 0.0  # since the last heartbeat arrived; 0 if it is recent
+    age: float = 0.0  # seconds since the heartbeat arrived
+
+    def after(self, age: float) -> "Heartbeat":
+        return self._replace(seconds=self.seconds + age, age=age)
 
 
 class Watchdog:
@@ -56,8 +48,7 @@ class Watchdog:
     def __init__(self, mesh: Mesh, limit_s: float):
         self.mesh, self.limit_s = mesh, limit_s
         self.beat_s = min(LONGEST_BEAT_S, limit_s / BEATS_PER_LIMIT)
-        self._entry = StageEntry("start", 0, time.monotonic())
-        self._reported: StageEntry | None = None
+        self._entry = "start", 0, time.monotonic()  # stage, iteration and the time it was entered
         self._stopped = threading.Event()
         # A daemon thread, because waiting for an unreachable host must not keep the process alive.
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
@@ -74,81 +65,52 @@ class Watchdog:
 
     def enter(self, stage: str, iteration: int = 0) -> None:
         """Record that this rank has entered a stage."""
-        self._entry = StageEntry(stage, iteration, time.monotonic())
+        self._entry = stage, iteration, time.monotonic()
 
     def _run(self) -> None:
-        table, reported = HeartbeatTable(self.mesh, silent_after=max(4 * self.beat_s, 2.0)), 0
+        start = time.monotonic()
+        last = {rank: (Heartbeat("?", "?", 0, 0.0), start) for rank in range(self.mesh.world_size)}  # with its arrival
         try:
             store = dist.PrefixStore("watchdog", open_store(self.mesh, timeout_s=_CONNECT_S))
         except dist.DistError:
-            store = None
-        is_last, pause = False, 0.0  # send the first heartbeat at once
-        while not is_last:
-            is_last = self._stopped.wait(pause)
-            pause = self.beat_s
-            entry = StageEntry(ENDED, self._entry.iteration, time.monotonic()) if is_last else self._entry
-            heartbeat = self._heartbeat(entry)
-            self._print_stack(entry, heartbeat)
+            store, last = None, {}
+        with_stack, reported = None, 0
+        while not self._stopped.wait(self.beat_s):
+            entry = self._entry
+            stage, iteration, since = entry
+            own = Heartbeat(socket.gethostname(), stage, iteration, time.monotonic() - since)
+            if own.seconds >= self.limit_s and entry is not with_stack:  # once per stage entry
+                with_stack = entry
+                self._print_stack(own)
             try:
                 if store is not None:
-                    store.set(str(self.mesh.rank), json.dumps(asdict(heartbeat)))
-                    if self.mesh.is_main:
-                        table.read(store)
+                    store.set(str(self.mesh.rank), json.dumps(own))
+                    self._read(store, last)
             except dist.DistError:  # the rank or node that served the store has exited
-                store = None
-            if self.mesh.is_main and not is_last:
-                table.update(self.mesh.rank, heartbeat, time.monotonic())
-                # Without a store, the heartbeats of other ranks are out of date.
-                current = [heartbeat] if store is None else table.current(time.monotonic())
-                before, reported = reported, num_reports(max(beat.seconds for beat in current), self.limit_s)
+                store, last = None, {}
+            if self.mesh.is_main:
+                last[self.mesh.rank] = own, time.monotonic()
+                states = {rank: beat.after(time.monotonic() - arrival) for rank, (beat, arrival) in last.items()}
+                before, reported = reported, num_reports(max(beat.seconds for beat in states.values()), self.limit_s)
                 if reported > before:
-                    note = "; the store does not answer, so other ranks are unknown" if store is None else ""
-                    sys.stderr.write(f"{describe(current, self.limit_s)}{note}\n")  # one write: one block
+                    note = "" if store is not None else "\nthe store does not answer, so other ranks are unknown"
+                    report = describe(states, self.limit_s, silent_after=max(4 * self.beat_s, 2.0))
+                    sys.stderr.write(f"{report}{note}\n")  # one write: one block
 
-    def _heartbeat(self, entry: StageEntry) -> Heartbeat:
-        seconds = time.monotonic() - entry.since
-        since = time.strftime("%H:%M:%S", time.localtime(time.time() - seconds))
-        return Heartbeat(socket.gethostname(), entry.stage, entry.iteration, seconds, since)
+    def _read(self, store: dist.Store, last: dict[int, tuple[Heartbeat, float]]) -> None:
+        """Update the main rank's table with new heartbeats; the seconds of two heartbeats always differ."""
+        for rank in last if self.mesh.is_main else ():
+            if store.check([str(rank)]):  # reading a missing one would wait
+                heartbeat = Heartbeat(*json.loads(store.get(str(rank))))
+                if heartbeat != last[rank][0]:
+                    last[rank] = heartbeat, time.monotonic()
 
-    def _print_stack(self, entry: StageEntry, heartbeat: Heartbeat) -> None:
-        """Print this rank's stack if it is over the limit, once per stage entry."""
-        if heartbeat.seconds < self.limit_s or entry is self._reported:
-            return
-        self._reported = entry
+    def _print_stack(self, own: Heartbeat) -> None:
         sys.stderr.write(
-            f"watchdog: rank {self.mesh.rank} ({heartbeat.host}) has been in stage {heartbeat.stage} of iteration "
-            f"{heartbeat.iteration} for {heartbeat.seconds:.0f} s; Python stack:\n"
+            f"watchdog: rank {self.mesh.rank} ({own.host}) has been in stage {own.stage} of iteration {own.iteration} "
+            f"for {own.seconds:.0f} s; Python stack:\n"
         )
         faulthandler.dump_traceback(file=_STDERR, all_threads=True)
-
-
-class HeartbeatTable:
-    """Last heartbeat of every rank and its arrival time, by the main rank's clock."""
-
-    def __init__(self, mesh: Mesh, *, silent_after: float):
-        self.silent_after, self._rank = silent_after, mesh.rank
-        start = time.monotonic()
-        self._last = dict.fromkeys(range(mesh.world_size), (Heartbeat("?", "?", 0, 0.0, "?"), start))
-
-    def read(self, store: dist.Store) -> None:
-        """Read the existing heartbeats of other ranks; reading a missing one would wait."""
-        for rank in self._last:
-            if rank != self._rank and store.check([str(rank)]):
-                self.update(rank, Heartbeat(**json.loads(store.get(str(rank)))), time.monotonic())
-
-    def update(self, rank: int, heartbeat: Heartbeat, now: float) -> None:
-        """Record a heartbeat if it is new; the seconds of two heartbeats always differ."""
-        if self._last[rank][0] != heartbeat:
-            self._last[rank] = (heartbeat, now)
-
-    def current(self, now: float) -> list[Heartbeat]:
-        """Return the state of every rank, in rank order."""
-        states = []
-        for heartbeat, arrival in self._last.values():
-            is_silent = now - arrival > self.silent_after and heartbeat.stage != ENDED
-            silent_s = now - arrival if is_silent else 0.0
-            states.append(replace(heartbeat, seconds=heartbeat.seconds + silent_s, silent_s=silent_s))
-        return states
 
 
 def num_reports(seconds: float, limit_s: float) -> int:
@@ -156,14 +118,14 @@ def num_reports(seconds: float, limit_s: float) -> int:
     return math.floor(math.log2(seconds / limit_s)) + 1 if seconds >= limit_s else 0
 
 
-def describe(states: list[Heartbeat], limit_s: float) -> str:
-    """Return the report: every rank's stage and time in it, and the ranks without heartbeats."""
-    rows = [("rank", "host", "stage", "iteration", "seconds", "since", "")]
-    for rank, beat in enumerate(states):
-        note = f"no heartbeat for {beat.silent_s:.0f} s" if beat.silent_s else ""
-        rows.append((str(rank), beat.host, beat.stage, str(beat.iteration), f"{beat.seconds:.0f}", beat.since, note))
-    over = name_ranks(rank for rank, beat in enumerate(states) if beat.seconds >= limit_s)
-    silent = [rank for rank, beat in enumerate(states) if beat.silent_s]
+def describe(states: Mapping[int, Heartbeat], limit_s: float, *, silent_after: float) -> str:
+    """Return the report: every rank's stage and time in it, and the ranks without a heartbeat for ``silent_after``."""
+    rows = [("rank", "host", "stage", "iteration", "seconds", "last heartbeat")]
+    for rank, state in states.items():
+        times = f"{state.seconds:.0f}", f"{state.age:.0f} s ago"
+        rows.append((str(rank), state.host, state.stage, str(state.iteration), *times))
+    over = name_ranks(rank for rank, state in states.items() if state.seconds >= limit_s)
+    silent = [rank for rank, state in states.items() if state.age > silent_after]
     return "\n".join(
         [
             f"watchdog: {over} in one stage for more than {limit_s:g} s",

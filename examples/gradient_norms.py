@@ -80,7 +80,7 @@ def norms_per_visit(update: PolicyUpdate, rollouts: RolloutBatch) -> list[float]
     norms = []
     for column in range(rollouts.trained_steps.shape[1]):
         for number, rows in enumerate(batches):
-            update.policy.gradient_sync.before_backward(is_last=number == len(batches) - 1)
+            update.policy.before_backward(is_last=number == len(batches) - 1)
             (update.terms(rollouts, rows, column, None).loss.sum() / len(rollouts)).backward()
         average_gradients(parameters, mesh, is_sharded=update.policy.is_sharded)
         norms.append(clip_gradients(parameters, math.inf))

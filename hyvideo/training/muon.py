@@ -31,8 +31,6 @@ class Muon(torch.optim.Optimizer):
         momentum: float = 0.95,
         dtype: torch.dtype = torch.bfloat16,
     ):
-        if flat := [tuple(parameter.shape) for parameter in parameters if parameter.ndim < 2]:
-            raise ValueError(f"Muon needs parameters with at least 2 dimensions, got one of shape {flat[0]}")
         super().__init__(parameters, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
         self.dtype = dtype
 

@@ -6,8 +6,6 @@ The loss needs no log-probabilities, so rollouts may come from any sampler. In t
 policy is still the rollout policy, and its own velocity serves as the old one without another forward pass.
 """
 
-import sys
-
 import torch
 from torch import Tensor
 
@@ -32,7 +30,6 @@ class NFTUpdate(PolicyUpdate):
     checked: dict[int, Tensor] = {}  # old velocity of a row of the first update in column 0, by row
     _distances: tuple[Tensor, ...] = ()  # from ``checked`` to the velocity of its training pass
     _anchor_is_old = False  # whether the old velocities are also the anchor's
-    _has_warned = False  # about different kernels in rollout and update
     _has_moved = False  # whether the last update had a nonzero gradient
 
     def needs_means(self) -> bool:
@@ -117,11 +114,6 @@ class NFTUpdate(PolicyUpdate):
         for (text, (_, limit)), value in zip(checked.items(), largest):
             if not value <= limit:
                 raise OffPolicyError(f"iteration {work.iteration}, objective nft: {text} {value:.3g}, above {limit:g}")
-            is_rounded = limit == ROUNDED_STEP and value > EXACT_STEP and not self.config.is_batched
-            if is_rounded and not self._has_warned and self.mesh.is_main:
-                message = f"{text} {value:.3g}, above {EXACT_STEP:g}: rollout and update use different kernels"
-                print(f"\nwarning: {message}. nft tolerates up to {limit:g}", file=sys.stderr, flush=True)
-                self._has_warned = True
 
     def _checked_values(self, rollouts: RolloutBatch, row: int) -> dict[str, tuple[Tensor, float]]:
         """Return checked values and their limits for one rollout, by the text of the error. Shape of each: ()."""
@@ -129,9 +121,6 @@ class NFTUpdate(PolicyUpdate):
         with torch.no_grad():
             velocity, target = self._velocity(rollouts, [row], noisiest)
             replay_distance, zero_error = self._replay_distance(rollouts, row), mean_square(target)
-        scored = {(rollouts.indices[i].group, r.total) for i, r in rollouts.rewards.items() if not r.is_missing}
-        differs = len(scored) > len({group for group, _ in scored}) and not self.config.reward.ignore_rewards
-        is_flat = zero_error.new_tensor(differs and not rollouts.advantages.nan_to_num().any(), dtype=torch.float)
         return {
             "the distance between a rollout's first step and its replay is": (replay_distance, self._tolerance),
             "the velocity error on re-noised rollouts, relative to that of a zero velocity, is": (
@@ -142,7 +131,6 @@ class NFTUpdate(PolicyUpdate):
                 self._contrast(velocity, target),
                 -0.5,
             ),
-            "the rewards of a group differ, but all advantages are 0:": (is_flat, 0.0),
         }
 
     def _contrast(self, velocity: Tensor, target: Tensor) -> Tensor:

@@ -43,10 +43,8 @@ class NonFiniteUpdates:
         """Return a message that explains videos with NaN by divergence of the policy; empty in the first iteration."""
         if iteration == 1:
             return ""
-        outlier = f"loss or gradient left the usual range in iteration {self.last_outlier}"
-        sudden = f"in the update of iteration {iteration - 1}; loss and gradient were in the usual range before it"
-        is_recent = 0 < self.last_outlier >= iteration - _NORM_WINDOW
-        return f"The policy has diverged: {outlier if is_recent else sudden}. Lower learning_rate"
+        outlier = f": loss or gradient last left the usual range in iteration {self.last_outlier}"
+        return f"The policy has diverged{outlier if self.last_outlier else ''}. Lower learning_rate"
 
     def spike(self, norm: float, iteration: int) -> float:
         """Return the gradient norm divided by the median of previous norms, or 1 without any; warn if it is large."""

@@ -14,7 +14,7 @@ from hyvideo.distributed import checkpoint
 from hyvideo.distributed.checkpoint_reader import read_shapes
 from hyvideo.distributed.collectives import raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.distributed.parallelize import GradientSync, parallelize
+from hyvideo.distributed.parallelize import parallelize, prepare_backward
 from hyvideo.distributed.sharded_tensors import copy_full, fill_shards, full_tensor, reshard
 from hyvideo.models import loading
 from hyvideo.models.family import family_of, prepare
@@ -40,8 +40,7 @@ class Policy:
         hidden = family_of(self.transformer).matrices
         self.optimizers = make_optimizers(config.optimizer, self.trained, DTYPES[config.model.dtype], hidden=hidden)
         sync = config.distributed.gradient_sync
-        only_last = sync == "last" or (sync == "auto" and self.is_lora)
-        self.gradient_sync = GradientSync(self.transformer, only_last=only_last)
+        self._syncs_only_last = sync == "last" or (sync == "auto" and self.is_lora)
         offload = config.trust_region.reference_mode_offload
         self.anchor: Anchor | None = None
         if config.needs_anchor:
@@ -89,6 +88,10 @@ class Policy:
     @property
     def parameters(self) -> list[nn.Parameter]:
         return list(self.trained.values())
+
+    def before_backward(self, *, is_last: bool) -> None:
+        """Prepare the reduction of gradients for a backward pass, the last or another one of an update."""
+        prepare_backward(self.transformer, is_last=is_last, only_last=self._syncs_only_last)
 
     def after_update(self) -> None:
         """Update the EMA and the anchor's age after an optimizer update."""

@@ -199,7 +199,7 @@ class PolicyUpdate:
             if work.is_fresh:
                 self.check()
             anchor_mean = self._anchor_mean(rollouts, passes[number], work.anchor_means) if column in columns else None
-            self.policy.gradient_sync.before_backward(is_last=number == len(passes) - 1)
+            self.policy.before_backward(is_last=number == len(passes) - 1)
             if rows:
                 terms = self.terms(rollouts, rows, column, anchor_mean, len(rollouts.columns) / len(columns))
                 (terms.loss.sum() * self.mesh.num_replicas / work.num_terms).backward()

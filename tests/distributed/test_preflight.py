@@ -13,7 +13,7 @@ import torch
 from hyvideo.config.identity import named_files
 from hyvideo.data.outside import write_problem
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.distributed.node_report import ABSENT, code_hash, file_hash, inspect_node, libdevice_hash
+from hyvideo.distributed.node_report import ABSENT, code_hash, file_hash, inspect_node
 from hyvideo.distributed.preflight import preflight, problems_of, table, try_all_reduce
 from hyvideo.distributed.rank_agreement import name_ranks
 from tests.forked import ROOT, python
@@ -231,10 +231,3 @@ def test_the_write_check_leaves_no_file_behind(tmp_path):
 def test_consecutive_ranks_are_named_as_ranges():
     assert name_ranks([3]) == "rank 3"
     assert name_ranks([9, 0, 1, 2]) == "ranks 0-2, 9"
-
-
-def test_nodes_with_and_without_the_libdevice_of_the_cuda_toolkit_differ(tmp_path, monkeypatch):
-    monkeypatch.setenv("TRITON_LIBDEVICE_PATH", str(tmp_path / "libdevice.10.bc"))
-    assert libdevice_hash() == ABSENT
-    (tmp_path / "libdevice.10.bc").write_bytes(b"code")
-    assert libdevice_hash() == file_hash(tmp_path / "libdevice.10.bc") != ABSENT

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.distributed.parallelize import GradientSync, parallelize
+from hyvideo.distributed.parallelize import parallelize, prepare_backward
 from hyvideo.models.conditions import Condition
 from hyvideo.models.family import prepare
 
@@ -56,7 +56,7 @@ def sharded(mesh, grid) -> dict:
             with torch.set_grad_enabled(name == "training"):
                 velocity = model(**inputs)[0]
             if name == "training":
-                GradientSync(model, only_last=True).before_backward(True)
+                prepare_backward(model, is_last=True, only_last=True)
                 velocity.sum().backward()
             found[name] = summary(count, streams.log)
     streams.log = None

@@ -34,11 +34,6 @@ def test_a_step_is_orthogonalized_nesterov_momentum_with_the_size_of_adams_steps
     assert 0.15 < rms < 0.25  # AdamW's updates have a root mean square of about 0.2 learning rates
 
 
-def test_vectors_are_rejected():
-    with pytest.raises(ValueError, match="at least 2 dimensions, got one of shape .3,."):
-        Muon([torch.nn.Parameter(torch.zeros(3))], lr=0.1)
-
-
 def sharded_step():
     """Return the largest deviation of sharded from unsharded steps, with rows that divide evenly and others."""
     from torch.distributed.tensor import Shard, distribute_tensor

@@ -1,6 +1,7 @@
 """Training with objective nft, and its checks of the old policy."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -185,10 +186,6 @@ def ignore_the_advantages(trainer, rollouts):
     change_inputs(trainer, lambda inputs: replace(inputs, advantages=torch.ones_like(inputs.advantages)))
 
 
-def set_the_advantages_to_0(trainer, rollouts):
-    rollouts.advantages.zero_()
-
-
 @pytest.mark.parametrize(
     "fault, message",
     [
@@ -196,7 +193,6 @@ def set_the_advantages_to_0(trainer, rollouts):
         (change_the_old_policy, "distance to the old policy"),
         (use_the_policy_in_the_mirrored_branch, "gradient of the worst"),
         (ignore_the_advantages, "gradient of the worst"),
-        (set_the_advantages_to_0, "all advantages are 0"),
     ],
 )
 def test_a_fault_stops_the_run_before_the_first_update(trainer, fault, message):
@@ -260,22 +256,15 @@ def test_equal_rewards_give_no_gradient_and_do_not_stop_the_run(trainer):
     assert metrics["grad/norm"] < 1e-3 and trainer.update.update_count == 2  # with weight decay only
 
 
-@pytest.mark.parametrize(
-    "dtype, distance, outcome",
-    [("bf16", 5e-5, "exact"), ("bf16", 4e-2, "warns"), ("bf16", 6e-2, "stops"), ("fp32", 4e-2, "stops")],
-)
-def test_rounding_of_bf16_is_a_warning_and_a_larger_distance_stops_the_run(trainer, capsys, dtype, distance, outcome):
+@pytest.mark.parametrize("dtype, distance, stops", [("bf16", 4e-2, False), ("bf16", 6e-2, True), ("fp32", 4e-2, True)])
+def test_only_a_distance_above_the_rounding_of_the_dtype_stops_the_run(trainer, dtype, distance, stops):
     rollouts = sample_rollouts(trainer)
     trainer.update.config = trainer.config.with_settings(dtype=dtype, batched_forward="false")
     work = UpdateWork(rollouts, [Pass([0], 0)], 1, None, iteration=1, is_fresh=True)
     deviations = [torch.tensor(distance), torch.tensor(0.0)]
-    if outcome == "stops":
-        with pytest.raises(OffPolicyError, match="distance to the old policy before any update is 0.0"):
-            trainer.update._check_fresh(work, deviations)
-        return
-    for _ in range(2):
+    error = pytest.raises(OffPolicyError, match="distance to the old policy before any update is 0.0")
+    with error if stops else nullcontext():
         trainer.update._check_fresh(work, deviations)
-    assert capsys.readouterr().err.count("rollout and update use different kernels") == (outcome == "warns")
 
 
 def test_a_replica_without_scored_rollouts_does_not_fail_the_check_because_of_nan(trainer):

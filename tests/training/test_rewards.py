@@ -247,7 +247,7 @@ def test_a_slow_reward_on_one_rank_is_missing_before_the_collectives_time_out():
 def test_the_error_reports_a_diverged_policy(tiny_config, mesh):
     config = tiny_config.with_settings(learning_rate=1e6, num_updates_per_rollout=2, max_steps=3, lora_rank=2)
     message = (
-        "of iteration 2 are missing.*The policy has diverged: loss or gradient left the usual range in iteration 1"
+        "of iteration 2 are missing.*The policy has diverged: loss or gradient last left the usual range in iteration 1"
     )
     with pytest.raises(TooManyMissingRewards, match=message):
         Trainer(config, mesh, CPU, scorers={"test": Fixed(VQ=1.0, MQ=1.0, TA=1.0)}).train()

@@ -247,7 +247,7 @@ def test_the_policy_is_parallelized_and_adapted_as_the_settings_say(elsewhere):
     lora = trainer.policy.lora()
     assert {(pair.rank, pair.alpha) for pair in lora.values()} == {(2, 6.0)}
     assert {name.partition(".attn.")[2] or name.partition(".ff.")[2] for name in lora} == {"to_q", "net.2"}
-    assert not trainer.policy.gradient_sync._only_last
+    assert not trainer.policy._syncs_only_last
 
 
 def test_validation_follows_the_settings(elsewhere):

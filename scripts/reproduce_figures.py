@@ -10,15 +10,16 @@
     7  SAGE-GRPO dual moving under three schedules of the KL coefficient: constant, two-stage, milder
     8  SAGE-GRPO under five trust regions: none, fixed, stepwise, moving, dual moving
 
---methods, --kl and --schedules select others. The runs are cells of Table 2 or similar ones; finished ones
-are not trained again. Writes cells/, logs/ and figures/ to --output_dir. The exit code is 1 if a cell failed.
+--methods and --kl select others. The runs are cells of Table 2 or similar ones; finished ones are not trained again.
+Writes cells/, logs/ and figures/ to --output_dir. The exit code is 1 if a cell failed.
 """
 
 import itertools
 import sys
 
 from hyvideo.data.outside import exit_on_error
-from hyvideo.evaluation.studies.cells import KL_FLAGS, SCHEDULES, TRAINED_FIGURES, runs_of_figure
+from hyvideo.evaluation.studies.cells import FIGURES, KL_FLAGS, runs_of_figure
+from hyvideo.evaluation.studies.runs import reject_flags
 from hyvideo.evaluation.studies.study_command import finished, grid_parser, grid_study, plan_and_train
 
 
@@ -26,17 +27,17 @@ from hyvideo.evaluation.studies.study_command import finished, grid_parser, grid
 def main() -> int:
     parser = grid_parser(__doc__, makes="figure")
     parser.set_defaults(settings=["B"])
-    numbers = list(TRAINED_FIGURES)
-    parser.add_argument("--figures", nargs="+", type=int, choices=numbers, default=numbers, help="figures to draw")
+    parser.add_argument("--figures", nargs="+", type=int, choices=FIGURES, default=FIGURES, help="figures to draw")
     parser.add_argument("--kl", nargs="+", choices=list(KL_FLAGS), help="trust regions instead of the figure's")
-    parser.add_argument("--schedules", nargs="+", choices=SCHEDULES, help="schedules of figure 7 instead of its three")
     parser.add_argument("--window", type=int, default=5, help="smooth curves over this many iterations")
     options = parser.parse_args()
     if options.window < 1:
         raise ValueError(f"--window must be at least 1, got {options.window}")
     study = grid_study(options)
-    others = {"methods": options.methods, "kls": options.kl, "schedules": options.schedules}
-    runs = {number: runs_of_figure(number, options.settings, options.seeds, **others) for number in options.figures}
+    if 7 in options.figures:
+        reject_flags(study.extra, ["kl_schedule"])
+    cells = {"methods": options.methods, "kls": options.kl}
+    runs = {number: runs_of_figure(number, options.settings, options.seeds, **cells) for number in options.figures}
     code = plan_and_train(study, list(dict.fromkeys(itertools.chain(*runs.values()))), options)
     if options.dry_run or options.only_cell:
         return code

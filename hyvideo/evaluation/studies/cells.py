@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hyvideo.config.command_line import parse
-from hyvideo.config.sections import TrustRegionSettings
 from hyvideo.evaluation.studies.runs import Run, runs_of
+from hyvideo.schedulers.transitions import sampler_of
 
 SETTINGS = {"A": "averaged", "B": "alignment"}
 METHODS = ("dance_grpo", "flow_grpo", "cps", "sage_grpo")  # in the order of the paper's table
@@ -16,15 +16,9 @@ KL_FLAGS = {
     "none": ["--kl_strategy", "flags", "--kl_weight", "0"],
     **{name: ["--kl_strategy", name] for name in ("fixed", "stepwise", "moving", "dual_moving", "dual_fixed")},
 }
-SCHEDULES = ("constant", "two_stage", "adaptive", "milder")  # of the KL coefficient; `milder_schedule` defines the last
 CELL_FLAGS = ("reward_weights", "sde_type", "use_grad_balancing", "kl_strategy", "match_noise")
-
-# Recipes that a figure compares; by default SAGE-GRPO with the dual moving KL.
-TRAINED_FIGURES = {
-    3: {"methods": list(METHODS), "kls": ["none"], "no_equalizer": True},
-    7: {"schedules": ["constant", "two_stage", "milder"]},
-    8: {"kls": ["none", "fixed", "stepwise", "moving", "dual_moving"]},
-}
+FIGURES = (3, 7, 8)  # those that need runs; `runs_of_figure` has their cells
+SCHEDULES = ("constant", "two_stage", "milder")  # of the KL coefficient, in figure 7
 
 
 @dataclass(frozen=True)
@@ -43,17 +37,23 @@ class Cell:
         parts = [self.setting, method, self.kl, "eq" if self.has_equalizer else "noeq", self.schedule]
         return "-".join(filter(None, parts))
 
+    @property
+    def labels(self) -> tuple[str, str, str]:
+        """Sampler, trust region and equalizer in words."""
+        kl = "no KL" if self.kl == "none" else f"{self.kl.replace('_', ' ')} KL"
+        return sampler_of(self.method).label, kl, "equalizer" if self.has_equalizer else "no equalizer"
+
     def flags(self, before: list[str]) -> list[str]:
         """Return the flags of the cell. They come last, so that --extra kl_weight does not enable a disabled KL."""
         flags = ["--reward_weights", SETTINGS[self.setting], "--sde_type", self.method]
         flags += ["--use_grad_balancing", str(self.has_equalizer).lower(), *KL_FLAGS[self.kl]]
-        if self.schedule and any(word.partition("=")[0] == "--kl_schedule" for word in before):
-            raise ValueError("--extra cannot set kl_schedule, which differs between the cells")
         if self.schedule:  # the reference's warm-up ends within the first updates and would make the schedules equal
             flags += ["--reference_conventions", "false"]
-        if self.schedule == "milder":
-            return flags + milder_schedule(parse(before + flags).config.trust_region)
-        return flags + (["--kl_schedule", self.schedule] if self.schedule else [])
+            flags += ["--kl_schedule", "adaptive" if self.schedule == "milder" else self.schedule]
+        if self.schedule == "milder":  # twice the warm-up and half the gain: never above two_stage
+            trust = parse(before + flags).config.trust_region
+            flags += ["--kl_warmup_updates", str(2 * trust.kl_warmup_updates), "--kl_gain", f"{trust.kl_gain / 2:g}"]
+        return flags
 
 
 def grid(
@@ -70,18 +70,20 @@ def grid(
     return runs_of(itertools.starmap(Cell, itertools.product(settings, methods, kls, equalizer, schedules)), seeds)
 
 
-def runs_of_figure(figure: int, settings: Iterable[str], seeds: Iterable[int], **others: list[str] | None) -> list[Run]:
-    """Return the runs of a figure; ``others`` override its defaults. Raises ValueError for unsuitable values."""
-    others = {name: values for name, values in others.items() if values}
-    if "schedules" in others and figure != 7:
-        raise ValueError(f"--schedules applies only to figure 7, but --figures includes {figure}; remove one of them")
-    if figure == 7 and "none" in others.get("kls", ()):
+def runs_of_figure(
+    figure: int,
+    settings: Iterable[str],
+    seeds: Iterable[int],
+    *,
+    methods: Iterable[str] | None = None,
+    kls: Iterable[str] | None = None,
+) -> list[Run]:
+    """Return the runs of a figure, with its own methods and trust regions by default."""
+    if figure == 3:
+        return grid(settings, methods or METHODS, kls or ["none"], seeds, no_equalizer=True)
+    if figure == 8:
+        kls = kls or ["none", "fixed", "stepwise", "moving", "dual_moving"]
+        return grid(settings, methods or ["sage_grpo"], kls, seeds)
+    if "none" in (kls or ()):
         raise ValueError("figure 7 compares schedules of the KL coefficient, but --kl none has no KL; choose another")
-    chosen = {"methods": ["sage_grpo"], "kls": ["dual_moving"]} | TRAINED_FIGURES[figure] | others
-    return grid(settings, seeds=seeds, **chosen)
-
-
-def milder_schedule(trust: TrustRegionSettings) -> list[str]:
-    """Return flags of the adaptive schedule with twice the warm-up and half the gain: never above ``two_stage``."""
-    warmup, gain = 2 * trust.kl_warmup_updates, trust.kl_gain / 2
-    return ["--kl_schedule", "adaptive", "--kl_warmup_updates", str(warmup), "--kl_gain", f"{gain:g}"]
+    return grid(settings, methods or ["sage_grpo"], kls or ["dual_moving"], seeds, schedules=SCHEDULES)

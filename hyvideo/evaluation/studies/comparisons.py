@@ -1,21 +1,28 @@
-"""Comparisons of a study: paired differences of two policies, and verdicts on them.
+"""Scores of runs, their intervals over seeds and prompts, and paired differences of two recipes with verdicts.
 
 Runs of the same seed share rollout noise, and all runs share the prompts and noise of the evaluation. Intervals are
-those of the differences by seed and prompt, over the seeds that both policies have.
+those of the differences by seed and prompt, over the seeds that both recipes have.
 """
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from hyvideo.data.templates import fill
-from hyvideo.evaluation.scores_file import Evaluation
-from hyvideo.evaluation.studies.columns import REWARD, Column, intervals
-from hyvideo.evaluation.studies.intervals import Interval
+from hyvideo.evaluation.studies.intervals import Interval, t_interval
 from hyvideo.evaluation.studies.table import format_interval, format_seeds
 
-VIDEO = ("number", "prompt", "seed", "group")  # keys that identify a video
+Scores = dict[str, np.ndarray]  # of a run, by column: (prompts,), NaN if missing; (1,) for a metric of the whole set
 NO_CORRECTION = "Without correction for multiple tests, about 1 in 20 null comparisons is flagged by chance."
+
+
+def intervals(runs: Sequence[Scores]) -> dict[str, Interval]:
+    """Return mean and interval over runs and prompts by column; columns without a value in every run are left out."""
+    found = {name: t_interval(np.array([run[name] for run in runs])) for name in (runs[0] if runs else ())}
+    return {name: interval for name, interval in found.items() if math.isfinite(interval.mean)}
 
 
 @dataclass(frozen=True)
@@ -39,40 +46,18 @@ class Comparison:
 
 
 def compare(
-    question: str,
-    firsts: Mapping[int, Evaluation],
-    seconds: Mapping[int, Evaluation],
-    columns: Iterable[Column],
-    setting: str = "",
+    question: str, firsts: Mapping[int, Scores], seconds: Mapping[int, Scores], setting: str = ""
 ) -> Comparison:
-    """Compare evaluations by training seed. Raises ValueError if their prompts or noise differ."""
+    """Compare the scores of two recipes by training seed."""
     seeds = sorted(firsts.keys() & seconds.keys())
-    pairs = [difference(firsts[seed], seconds[seed], f"{question}, seed {seed}") for seed in seeds]
-    return Comparison(question, setting, seeds, intervals(pairs, columns, setting))
+    pairs = [(firsts[seed], seconds[seed]) for seed in seeds]
+    differences = [{name: first[name] - second[name] for name in first} for first, second in pairs]
+    return Comparison(question, setting, seeds, intervals(differences))
 
 
-def difference(first: Evaluation, second: Evaluation, question: str) -> Evaluation:
-    """Return the scores of the first minus those of the second, by video. Raises ValueError for different videos."""
-    videos = [[[entry.get(name) for name in VIDEO] for entry in each.videos] for each in (first, second)]
-    if videos[0] != videos[1]:
-        raise ValueError(
-            f"{question}: the evaluations must have the same prompts and noise; delete their files in scores/ to "
-            "evaluate them again"
-        )
-    kept = [{name: entry[name] for name in ("group", "seen") if name in entry} for entry in first.videos]
-    entries = [_subtract(entry, other) | same for entry, other, same in zip(first.videos, second.videos, kept)]
-    return Evaluation(entries, _subtract(first.measures, second.measures))
-
-
-def _subtract(values: dict, others: dict) -> dict[str, float]:
-    """Return the differences of the numbers that both have."""
-    names = [name for name in values if all(isinstance(each.get(name), (int, float)) for each in (values, others))]
-    return {name: values[name] - others[name] for name in names}
-
-
-def as_markdown(comparisons: list[Comparison], columns: Iterable[Column], notes: Iterable[str]) -> str:
+def as_markdown(comparisons: list[Comparison], columns: Iterable[str], notes: Iterable[str]) -> str:
     """Format a row for each question, with a verdict on each metric, or on the reward only if there are settings."""
-    names = [column.name for column in columns if any(column.name in c.differences for c in comparisons)]
-    forms = {"format_interval": format_interval, "format_seeds": format_seeds, "reward": REWARD.name}
+    names = [name for name in columns if any(name in comparison.differences for comparison in comparisons)]
+    forms = {"format_interval": format_interval, "format_seeds": format_seeds}
     template = Path(__file__).with_suffix(".md.jinja")
     return fill(template, comparisons=comparisons, names=names, notes=notes, **forms) + "\n"

@@ -9,24 +9,25 @@ trust regions.
 
 import itertools
 from contextlib import closing
-from dataclasses import fields
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
+from hyvideo.config.settings import REWARD_PRESETS
 from hyvideo.data.templates import fill
 from hyvideo.evaluation.policy_scores import Evaluator
 from hyvideo.evaluation.scores_file import Evaluation
 from hyvideo.evaluation.studies.cells import KL_FLAGS, SETTINGS, Cell
-from hyvideo.evaluation.studies.columns import FRECHET, REWARD, TRUE_REWARD, UNSEEN, Column, intervals
-from hyvideo.evaluation.studies.comparisons import NO_CORRECTION, Comparison, as_markdown, compare
+from hyvideo.evaluation.studies.comparisons import NO_CORRECTION, Comparison, Scores, as_markdown, compare, intervals
 from hyvideo.evaluation.studies.runs import Run, Study, progress
-from hyvideo.evaluation.studies.table import Row, Table, make_table, write_table
+from hyvideo.evaluation.studies.table import Row, Table, format_seeds, write_table
 from hyvideo.models.weight_files import truncate
 from hyvideo.records.run_files import write_text
-from hyvideo.schedulers.transitions import sampler_of
 
-SCORES = ("Overall", f"Overall{UNSEEN}", "VQ", "MQ", "TA", "CLIPScore", "PickScore")
-COLUMNS = (*map(Column, SCORES), TRUE_REWARD, FRECHET)
-COMPARED = (REWARD, Column(f"Reward{UNSEEN}"), TRUE_REWARD, FRECHET)
+UNSEEN = ", unseen prompts"  # ending of columns over the prompts that are no training prompts
+SCORES = ("Overall", f"Overall{UNSEEN}", "VQ", "MQ", "TA", "CLIPScore", "PickScore", "True reward", "Frechet distance")
+COMPARED = ("Reward", f"Reward{UNSEEN}", "True reward", "Frechet distance")
 NOTES = (
     "Differences are the first minus the second, paired by training seed, prompt and noise, over the seeds that both "
     "have, with 95 % intervals (Student's t) over seeds and prompts (Fréchet distance: over seeds).",
@@ -52,68 +53,76 @@ def write_results(study: Study, runs: list[Run]) -> None:
     write_text(study.out / "comparisons.md", as_markdown(comparisons_of(evaluations), COMPARED, NOTES))
 
 
-def by_row(evaluations: dict[Run, Evaluation]) -> dict[Cell, dict[str, dict[int, Evaluation]]]:
-    """Group evaluations by row (a cell without setting and schedule), then by setting and seed."""
-    rows: dict[Cell, dict[str, dict[int, Evaluation]]] = {}
+def scores_of(evaluation: Evaluation, setting: str) -> Scores:
+    """Return scores of a policy and its rewards under a setting; a prompt with a missing score has none."""
+    prompts = np.array([entry["group"] for entry in evaluation.videos])
+    seen = np.array([entry.get("seen", True) for entry in evaluation.videos])
+
+    def mean(values: np.ndarray) -> np.ndarray:
+        return np.array([values[prompts == prompt].mean() for prompt in np.unique(prompts)])
+
+    def scores(name: str) -> np.ndarray:
+        return np.array([entry.get(name) for entry in evaluation.videos], dtype=float)  # (videos,)
+
+    weights = REWARD_PRESETS[setting].items()
+    videos = {name: scores(name) for name in ("Overall", "VQ", "MQ", "TA", "CLIPScore", "PickScore")}
+    videos["Reward"] = sum(weight * scores(name) for name, weight in weights)
+    videos["True reward"] = sum(weight * scores(f"true/{name}") for name, weight in weights)
+    videos |= {f"{name}{UNSEEN}": np.where(seen, np.nan, videos[name]) for name in ("Overall", "Reward")}
+    distance = np.array([evaluation.measures.get("frechet_distance")], dtype=float)
+    return {name: mean(values) for name, values in videos.items()} | {"Frechet distance": distance}
+
+
+def by_row(evaluations: dict[Run, Evaluation]) -> dict[Cell, dict[str, dict[int, Scores]]]:
+    """Return scores by row (a cell without its setting), then by setting and seed."""
+    rows: dict[Cell, dict[str, dict[int, Scores]]] = {}
     for run, evaluation in evaluations.items():
         cell = run.recipe
-        row = rows.setdefault(Cell("", cell.method, cell.kl, cell.has_equalizer), {})
-        row.setdefault(cell.setting, {})[run.seed] = evaluation
+        by_setting = rows.setdefault(replace(cell, setting=""), {})
+        by_setting.setdefault(cell.setting, {})[run.seed] = scores_of(evaluation, cell.setting)
     return rows
 
 
 def table_of(base: Evaluation, runs: list[Run], evaluations: dict[Run, Evaluation]) -> Table:
     """Return the table of all planned runs; runs without an evaluation are only listed in its notes."""
-    settings, trained = list(dict.fromkeys(run.recipe.setting for run in runs)), by_row(evaluations)
-    equalizer = ["Equalizer"] if any(not row.has_equalizer for row in trained) else []
-
-    def row(labels: list[str], by_setting: dict[str, list[Evaluation]], num_seeds: dict[str, int]) -> Row:
-        found = {setting: intervals(by_setting.get(setting, []), COLUMNS, setting) for setting in settings}
-        values = {(setting, name): value for setting in settings for name, value in found[setting].items()}
-        return Row(labels[: 2 + len(equalizer)], values, num_seeds)
-
-    rows = [row(["Base model", "", ""], dict.fromkeys(settings, [base]), {})]
-    for cell, by_setting in trained.items():
-        labels = [sampler_of(cell.method).label, cell.kl.replace("_", " "), "yes" if cell.has_equalizer else "no"]
-        seeds = {setting: len(by_setting.get(setting, ())) for setting in settings}
-        rows.append(row(labels, {setting: list(by_seed.values()) for setting, by_seed in by_setting.items()}, seeds))
-    groups = {setting: f"Setting {setting} ({SETTINGS[setting]})" for setting in settings}
-    counts = {count for each in rows for count in each.num_seeds.values() if count}
-    below = notes(settings, base, counts, [run.name for run in runs if run not in evaluations])
-    return make_table(["Method", "KL", *equalizer], groups, COLUMNS, rows, below)
+    settings = list(dict.fromkeys(run.recipe.setting for run in runs))
+    rows = [_row(["Base model", "", ""], "", {setting: [scores_of(base, setting)] for setting in settings})]
+    counts = set()
+    for cell, by_setting in by_row(evaluations).items():
+        num_seeds = [len(by_setting.get(setting, ())) for setting in settings]
+        counts |= {count for count in num_seeds if count}
+        scores = {setting: list(by_setting.get(setting, {}).values()) for setting in settings}
+        rows.append(_row(list(cell.labels), " / ".join(dict.fromkeys(map(format_seeds, num_seeds))), scores))
+    unfinished = truncate([run.name for run in runs if run not in evaluations])
+    template, numbers = Path(__file__).with_name("table2_notes.txt.jinja"), {"videos": base.videos, "seeds": counts}
+    notes = fill(template, settings=settings, names=SETTINGS, unfinished=unfinished, **numbers).splitlines()
+    return Table(["Method", "KL", "Equalizer"], rows, notes)
 
 
-def notes(settings: list[str], base: Evaluation, seeds: set[int], unfinished: list[str]) -> list[str]:
-    """Return notes on the numbers and on unfinished runs; ``seeds`` has the number of seeds of each row."""
-    template, numbers = Path(__file__).with_name("table2_notes.txt.jinja"), {"videos": base.videos, "seeds": seeds}
-    return fill(template, settings=settings, names=SETTINGS, unfinished=truncate(unfinished), **numbers).splitlines()
+def _row(labels: list[str], seeds: str, scores: dict[str, list[Scores]]) -> Row:
+    found = {setting: intervals(runs) for setting, runs in scores.items()}
+    places = [(setting, name) for setting in scores for name in SCORES if name in found[setting]]
+    return Row(labels, seeds, {f"{setting}: {name}": found[setting][name] for setting, name in places})
 
 
 def comparisons_of(evaluations: dict[Run, Evaluation]) -> list[Comparison]:
-    """Compare all rows that have evaluations. Raises ValueError if their prompts or noise differ."""
+    """Compare all rows that have evaluations."""
     rows, found = by_row(evaluations), []
     for setting in dict.fromkeys(run.recipe.setting for run in evaluations):
         available = {row: by_setting[setting] for row, by_setting in rows.items() if setting in by_setting}
         for question, first, second in questions(list(available)):
-            found.append(compare(question, available[first], available[second], COMPARED, setting))
+            found.append(compare(question, available[first], available[second], setting))
     return found
 
 
 def questions(rows: list[Cell]) -> list[tuple[str, Cell, Cell]]:
     """Return pairs of rows that differ in one setting, with the question that they answer, grouped by setting."""
-    by_kind: dict[str, list] = {"method": [], "has_equalizer": [], "kl": []}
-    strength = list(KL_FLAGS).index
-    for first, second in itertools.permutations(rows, 2):
-        differing = [f.name for f in fields(Cell) if getattr(first, f.name) != getattr(second, f.name)]
-        label, kl = sampler_of(first.method).label, first.kl.replace("_", " ")
-        without = "" if first.has_equalizer else ", no equalizer"
-        if differing == ["method"] and first.method == "sage_grpo":
-            question = f"{label} against {sampler_of(second.method).label}, KL {kl}{without}"
-        elif differing == ["has_equalizer"] and first.has_equalizer:
-            question = f"equalizer on against off, {label}, KL {kl}"
-        elif differing == ["kl"] and strength(first.kl) > strength(second.kl):
-            question = f"KL {kl} against {second.kl.replace('_', ' ')}, {label}{without}"
-        else:
-            continue
-        by_kind[differing[0]].append((question, first, second))
-    return list(itertools.chain(*by_kind.values()))
+    found = []
+    ranked = sorted(rows, key=lambda row: (row.has_equalizer, list(KL_FLAGS).index(row.kl), row.method == "sage_grpo"))
+    for kind, (second, first) in itertools.product(range(3), itertools.combinations(ranked, 2)):
+        differing = [number for number in range(3) if first.labels[number] != second.labels[number]]
+        if differing == [kind] and (kind > 0 or first.method == "sage_grpo"):
+            same = [label for label in first.labels if label in second.labels]
+            question = f"{first.labels[kind]} against {second.labels[kind]}, {', '.join(same)}"
+            found.append((question, first, second))
+    return found

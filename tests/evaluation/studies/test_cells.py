@@ -56,20 +56,15 @@ def test_the_schedules_of_figure_7_count_updates(tmp_path):
 def test_the_milder_schedule_changes_only_warm_up_and_gain(tmp_path, tiny_config):
     study = Study("configs/miniature_paper.yaml", tmp_path, ["--kl_warmup_updates", "7", "--kl_gain=0.5"])
     plain, milder = (
-        study.config(Run(Cell("B", "cps", "fixed", True, name), 0)).flat() for name in ("adaptive", "milder")
+        study.config(Run(Cell("B", "cps", "fixed", True, name), 0)).flat() for name in ("constant", "milder")
     )
     changed = {name: value for name, value in milder.items() if plain[name] != value and name != "output_dir"}
-    assert changed == {"kl_warmup_updates": 14, "kl_gain": 0.25}
+    assert changed == {"kl_schedule": "adaptive", "kl_warmup_updates": 14, "kl_gain": 0.25}
 
 
-def test_unsuitable_values_for_a_figure_raise_value_error(tmp_path):
-    with pytest.raises(ValueError, match="--figures includes 8"):
-        runs_of_figure(8, "B", [0], schedules=["constant"])
+def test_figure_7_without_a_kl_raises_value_error():
     with pytest.raises(ValueError, match="--kl none has no KL"):
         runs_of_figure(7, "B", [0], kls=["none"])
-    study = Study(SMOKE, tmp_path, ["--kl_schedule", "constant"])
-    with pytest.raises(ValueError, match="--extra cannot set kl_schedule"):
-        study.flags(runs_of_figure(7, "B", [0])[0])
 
 
 @pytest.fixture
@@ -83,18 +78,20 @@ def reproduce(exit_code, tiny_config, forked_programs, capfd):
 
 
 def test_figure_7_is_drawn_and_no_run_is_trained_twice(reproduce, tmp_path):
-    flags = ["--figures", "7", "--schedules", "constant", "milder", "--out", tmp_path / "study"]
+    flags = ["--figures", "7", "--out", tmp_path / "study"]
     code, output = reproduce(*flags, "--dry_run")
-    assert code == 0 and "2 cells, 2 to run" in output.out and not (tmp_path / "study").exists()
+    assert code == 0 and "3 cells, 3 to run" in output.out and not (tmp_path / "study").exists()
     code, output = reproduce(*flags, "--jobs", "2")
     picture = tmp_path / "study/figures/figure7.png"
-    assert code == 0 and output.out.count("seed0: trained") == 2 and f"figure 7: {picture}" in output.out
+    assert code == 0 and output.out.count("seed0: trained") == 3 and f"figure 7: {picture}" in output.out
     picture.unlink()
     code, output = reproduce(*flags, "--only_figure")
-    assert code == 0 and picture.is_file() and "2 cells, 0 to run" in output.out
+    assert code == 0 and picture.is_file() and "3 cells, 0 to run" in output.out
 
 
 def test_a_figure_without_finished_runs_is_skipped(reproduce, tmp_path):
     code, output = reproduce("--figures", "8", "--out", tmp_path / "study", "--only_figure")
     assert code == 0 and "figure 8: skipped, no runs differ only in kl_strategy" in output.out
     assert reproduce("--only_cell", "nothing", "--out", tmp_path / "study")[0] == 2
+    code, output = reproduce("--figures", "7", "--extra", "--kl_schedule constant", "--out", tmp_path / "study")
+    assert code == 2 and "cannot set kl_schedule" in output.err

@@ -8,11 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.text import Text
 
-from hyvideo.evaluation.studies import recipe_results
-from hyvideo.evaluation.studies.intervals import Interval
-from hyvideo.evaluation.studies.recipe_results import at_cost, curve, draw, guided_base, read_trace
+from hyvideo.evaluation.studies.recipe_results import COMPARED, at_cost, curve, guided_base, read_trace
 from hyvideo.evaluation.studies.recipes import AXES, Budget, limit_to_budget, read_recipes
 from hyvideo.evaluation.studies.runs import Recipe, Run, Study
 from hyvideo.records.metrics_file import read_metrics
@@ -67,8 +64,8 @@ def test_recipes_are_trained_to_the_budget_and_compared_once(compare, tmp_path):
     run = Run(Recipe("one_update", ("--validation_steps=2",)), 0)
     unguided, trace = guided_base(study, run, 1.0), read_trace(study, run)
     measured = {name: values[0] for name, values in trace.items() if math.isfinite(values[0]) and name not in AXES}
-    assert {"held_out/diversity", "frechet_distance", "reward", "seen/reward", "unseen/reward"} <= measured.keys()
-    assert {name: unguided[name] for name in measured} == pytest.approx(measured, rel=1e-5)
+    assert {*COMPARED.values()} - {"True reward"} <= measured.keys()
+    assert {name: unguided[name][0] for name in measured} == pytest.approx(measured, rel=1e-5)
     assert scores["of"]["settings"]["validation_steps"] == 2  # of the recipes, not of the base config
     assert "ignore_rewards: true" in (out / "cells/two.updates_control-seed1/config.yaml").read_text()
     line = read_metrics(out / "cells/two.updates-seed1/metrics.jsonl")
@@ -76,7 +73,7 @@ def test_recipes_are_trained_to_the_budget_and_compared_once(compare, tmp_path):
     assert [x["iteration"] for x in line] == [1, 2]  # two iterations of 8 rollouts are within the budget
     row = rows["two.updates"]
     forwards = 8 * sum(x["cost/forwards"] for x in line)
-    assert (row["Rollouts"], row["Forwards"], row["seeds"]) == ("16", f"{forwards:.0f}", "2")
+    assert (row["Rollouts"], row["Forwards"], row["Seeds"]) == ("16", f"{forwards:.0f}", "2")
     assert float(row["Reward"]) == pytest.approx((line[1]["validation/reward"] + other["validation/reward"]) / 2, 1e-4)
     assert float(rows["Base model"]["Reward"]) != float(row["Reward"]) and rows["Base model"]["Rollouts"] == "0"
     assert (out / "recipes.md").read_text() in output.out and "| two.updates against one_update | 2 |" in output.out
@@ -190,31 +187,16 @@ def test_a_recipe_with_a_config_shares_the_common_settings(file, tmp_path, tiny_
     assert (sage.optimizer.max_steps, nft.optimizer.max_steps) == (640 // 32, 640 // 8)
 
 
-def test_names_beside_the_pareto_plot_do_not_overlap(tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(recipe_results.plt, "close", drawn.append)
-    point = {c.name: Interval(0.5, 0.4, 0.6) for c in recipe_results.COMPARED}
-    ends = {name: Interval(0.5 + 0.001 * number, 0.4, 0.7) for number, name in enumerate("abcdefghijkl")}
-    curves = {name: [point, point | {"Reward": end}] for name, end in ends.items()}
-    draw(curves, [("Diversity", "Reward")], tmp_path / "pareto.png", compares_ends=True)
-    (figure,) = drawn
-    figure.draw_without_rendering()
-    (axes,) = figure.axes
-    boxes = [Text.get_window_extent(text) for text in axes.texts]  # without the connecting lines
-    assert [text.get_text() for text in axes.texts] == list("abcdefghijkl")  # from bottom to top
-    assert all(high.y0 > low.y1 for low, high in zip(boxes, boxes[1:]))
-    assert min(box.x0 for box in boxes) > axes.get_window_extent().x1 and boxes[-1].y1 < figure.bbox.y1
-
-
 def trace(seconds, reward):
-    values = {"seconds": seconds, "reward": reward, "true/reward": [math.nan] * len(reward)}
+    values = {"seconds": seconds, "Reward": reward, "True reward": [math.nan] * len(reward)}
     return {name: np.array(value, dtype=float) for name, value in values.items()}
 
 
 def test_metrics_are_interpolated_at_the_budget_and_curves_end_there():
     slow, fast = trace([0, 10, 20], [1.0, 2.0, 4.0]), trace([0, 5, 10], [1.0, 3.0, 5.0])
-    assert at_cost(slow, "seconds", 15).measures == {"seconds": 15, "reward": 3.0, "true/reward": None}
-    assert at_cost(fast, "seconds", 15).measures["seconds"] == 10  # the run ended before
+    at_15 = at_cost(slow, "seconds", 15)
+    assert (at_15["seconds"], at_15["Reward"]) == (15, 3.0) and np.isnan(at_15["True reward"])
+    assert at_cost(fast, "seconds", 15)["seconds"] == 10  # the run ended before
     points = curve([slow, fast], "seconds", 15)
     assert [point["Reward"].mean for point in points] == [1.0, 3.5, 4.0]
     assert [point["seconds"].mean for point in points] == [0, 10, 12.5]
@@ -234,9 +216,9 @@ def test_costs_are_cumulative_and_true_rewards_are_weighted(tmp_path, tiny_confi
     (study.folder(run) / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
     values = read_trace(study, run)
     assert values["rollouts"].tolist() == [0, 128] and values["forwards"].tolist() == [0, 128 * 36]
-    assert values["seconds"].tolist() == [0, 8] and values["reward"].tolist() == [1, 2]
-    assert math.isnan(values["unseen/reward"][0]) and values["unseen/reward"][1] == 1.5
-    assert values["true/reward"][1] == 0.5 + 1.5 + 5 and math.isnan(values["true/reward"][0])
+    assert values["seconds"].tolist() == [0, 8] and values["Reward"].tolist() == [1, 2]
+    assert math.isnan(values["Reward, unseen prompts"][0]) and values["Reward, unseen prompts"][1] == 1.5
+    assert values["True reward"][1] == 0.5 + 1.5 + 5 and math.isnan(values["True reward"][0])
 
 
 @pytest.mark.parametrize("path", sorted(Path("configs/recipes").glob("*.yaml")), ids=lambda path: path.stem)

@@ -34,7 +34,7 @@ def test_two_cells_are_trained_once_and_evaluated_like_validation(reproduce, tmp
     assert reproduce("--out", out, *methods, "--jobs", 2) == 0
     output = capfd.readouterr().out
     assert output.count("seed0: trained") == 2 and "| Base model |" in output
-    assert "| SAGE-GRPO against FlowGRPO, KL none | B | one seed |" in output
+    assert "| SAGE-GRPO against FlowGRPO, no KL, equalizer | B | one seed |" in output
     scores = json.loads((out / "scores/B-sage_grpo-none-eq-seed0.json").read_text())
     recorded = out / "cells/B-sage_grpo-none-eq-seed0/samples/000001"
     validated = json.loads((recorded / "scores.json").read_text())

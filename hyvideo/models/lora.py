@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from safetensors.torch import save_file
@@ -33,7 +33,7 @@ from hyvideo.models.weight_files import read_safetensors, truncate
 if TYPE_CHECKING:
     from peft import LoraConfig
 
-FORMS = ("diffusers", "peft", "original")
+Form = Literal["diffusers", "peft", "original"]
 LORA_FILES = _PEFT_FILE, _DIFFUSERS_FILE = "adapter_model.safetensors", "pytorch_lora_weights.safetensors"
 _PEFT_CONFIG = "adapter_config.json"
 _METADATA = "lora_adapter_metadata"  # diffusers' key for a LoRA's configuration
@@ -83,20 +83,18 @@ def read_lora(path: str | Path) -> Lora:
 
 
 def add_lora(transformer: nn.Module, lora: Lora, *, scale: float = 1.0) -> None:
-    """Add a LoRA to the transformer as a frozen adapter, scaled by ``scale``; ``disable_adapters()`` turns it off.
+    """Add a LoRA to a transformer for sampling, scaled by ``scale``, and freeze all weights.
 
     Raises ValueError, before anything is changed, if a module or a shape does not match the transformer.
     """
     from peft import set_peft_model_state_dict
 
     check_lora(transformer, lora)
-    trained = {name: parameter.requires_grad for name, parameter in transformer.named_parameters()}
     _add_adapter(transformer, _config_of(lora))
     loaded = set_peft_model_state_dict(transformer, _state(lora))
     assert not loaded.unexpected_keys and not any("lora_" in key for key in loaded.missing_keys)
     transformer.set_adapters("default", weights=scale)
-    for name, parameter in transformer.named_parameters():
-        parameter.requires_grad_(trained.get(name.replace(".base_layer", ""), False))
+    transformer.requires_grad_(False)
 
 
 def check_lora(transformer: nn.Module, lora: Lora) -> None:
@@ -136,7 +134,8 @@ def training_config(
 
     if start is None:
         names = target_modules(transformer, targets or [family_of(transformer).matrices])
-        return LoraConfig(r=rank, lora_alpha=alpha, target_modules=_exact_pattern(names))
+        # A regular expression, because peft would match a list with longer names, too.
+        return LoraConfig(r=rank, lora_alpha=alpha, target_modules="|".join(map(re.escape, names)))
     check_lora(transformer, start)
     found = {(pair.rank, pair.alpha) for pair in start.values()}
     if found != {(rank, alpha)}:
@@ -213,10 +212,8 @@ def with_lora(weights: Iterable[tuple[str, Tensor]], lora: Lora) -> Iterator[tup
         yield name, weight
 
 
-def save_lora(lora: Lora, folder: str | Path, *, form: str = "diffusers") -> None:
+def save_lora(lora: Lora, folder: str | Path, *, form: Form = "diffusers") -> None:
     """Save a LoRA in the format ``form``, bit-exact for `read_lora`. ValueError if the format cannot represent it."""
-    if form not in FORMS:
-        raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     pairs, prefix = _to_original(lora) if form == "original" else (lora, "")
@@ -314,15 +311,10 @@ def _config_of(lora: Lora) -> "LoraConfig":
     return LoraConfig(
         r=first.rank,
         lora_alpha=first.alpha,
-        target_modules=_exact_pattern(list(lora)),
+        target_modules="|".join(map(re.escape, lora)),
         rank_pattern={f"^{name}": pair.rank for name, pair in lora.items() if pair.rank != first.rank},
         alpha_pattern={f"^{name}": pair.alpha for name, pair in lora.items() if pair.alpha != first.alpha},
     )
-
-
-def _exact_pattern(names: list[str]) -> str:
-    """Return a regular expression that matches only these names; a list would also match longer names in peft."""
-    return "|".join(re.escape(name) for name in names)
 
 
 def _state(lora: Lora) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+from typing import get_args
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from hyvideo.models.family import install
 from hyvideo.models.hunyuan_video15.names import transformer_to_diffusers, transformer_to_original
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.lora import (
-    FORMS,
+    Form,
     Pair,
     add_lora,
     add_trainable_lora,
@@ -65,7 +66,7 @@ def inputs():
     }
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", get_args(Form))
 def test_all_formats_round_trip_bit_for_bit(transformer, tmp_path, form):
     lora = draw(transformer)
     save_lora(lora, tmp_path, form=form)
@@ -254,10 +255,9 @@ def test_a_lora_is_added_before_the_weights_are_rounded(root, transformer):
         torch.testing.assert_close(tensor, expected[name].bfloat16(), rtol=0, atol=0)
 
 
-def test_adding_a_lora_keeps_frozen_parameters_frozen(transformer):
-    before = {name: p.requires_grad for name, p in transformer.requires_grad_(False).named_parameters()}
+def test_an_added_lora_and_the_weights_are_frozen(transformer):
     add_lora(transformer, draw(transformer))
-    assert before and not any(p.requires_grad for p in transformer.parameters())
+    assert not any(p.requires_grad for p in transformer.parameters())
 
 
 # --- bad input ---------------------------------------------------------------------------------
@@ -333,8 +333,3 @@ def test_an_adapter_to_start_from_must_match_the_settings(transformer, change, m
 def test_an_adapter_with_two_ranks_cannot_be_trained(transformer):
     with pytest.raises(ValueError, match="got 2 and 4, need 2 and 1, 2 and 4, 3 and 4"):
         training_config(transformer, rank=2, alpha=4.0, start=draw(transformer))
-
-
-def test_unknown_formats_raise_an_error(transformer, tmp_path):
-    with pytest.raises(ValueError, match="one of diffusers, peft, original"):
-        save_lora(draw(transformer), tmp_path, form="kohya")

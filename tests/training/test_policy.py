@@ -1,13 +1,14 @@
 """The policy: gathering the adapter, and starting from a LoRA."""
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
 
 from hyvideo.data.prompts import Request
 from hyvideo.models.loading import load_transformer, transformer_on_meta
-from hyvideo.models.lora import FORMS, Pair, save_lora
+from hyvideo.models.lora import Form, Pair, save_lora
 from hyvideo.training.model_setup import check_adapter
 from hyvideo.training.policy import Policy
 from tests.distributed.launch import launch
@@ -60,7 +61,7 @@ def same(first, second):
     )
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", get_args(Form))
 def test_a_lora_file_is_the_initial_adapter_and_anchor(tiny_config, mesh, tmp_path, form):
     lora = draw()
     save_lora(lora, tmp_path / "lora", form=form)

@@ -16,15 +16,13 @@ from hyvideo.models.reward_models.videoalign.checkpoint import LABEL, find_check
 from hyvideo.models.versions import SUPER_RESOLUTION, UNSUPPORTED
 from hyvideo.models.weight_files import Folder, problems_of, read_pickle, size_of
 
-State = Literal["ok", "missing", "incomplete", "unusable"]
-
 
 @dataclass(frozen=True)
 class Row:
     """State of a part on disk."""
 
     part: Part
-    state: State
+    state: Literal["ok", "missing", "incomplete", "unusable"]
     size: int  # bytes on disk
     problems: tuple[str, ...]
 

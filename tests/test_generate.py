@@ -387,6 +387,15 @@ def test_a_lora_of_another_model_is_rejected_before_loading(make, tmp_path):
     assert code == 2 and "transformer_blocks.9.attn.to_q is not a linear layer" in output.err and not written
 
 
+def test_a_lora_on_the_lora_of_a_checkpoint_is_rejected(make, tmp_path):
+    lora = {"transformer_blocks.0.attn.to_q": Pair(torch.ones(1, 32), torch.ones(32, 1), 8.0)}
+    (tmp_path / "checkpoint" / "tensors").mkdir(parents=True)
+    save_lora(lora, tmp_path / "checkpoint" / "lora")
+    flags = ["--checkpoint_path", tmp_path / "checkpoint", "--lora_path", tmp_path / "checkpoint" / "lora"]
+    code, written, output = make("--transformer_version", "480p_t2v", "--prompt", "a", *flags, *SMALL)
+    assert code == 2 and "--lora_path cannot be added to the LoRA of the checkpoint" in output.err and not written
+
+
 def test_an_image_for_a_text_to_video_version_is_rejected(make, image):
     code, _, output = make("--transformer_version", "480p_t2v", "--prompt", "a", "--image_path", image, *SMALL)
     assert code == 2 and "for text-to-video, got 1 reference images" in output.err

@@ -77,6 +77,9 @@ class Source:
                     f"checkpoint {self.checkpoint} was trained with negative_prompt {quote(trained)}, got "
                     f"{quote(given)}; set --negative_prompt {quote(trained)}, or export it (scripts.export) first"
                 )
+        if self.lora and self.checkpoint and saved_policy.is_lora(self.checkpoint):
+            rule = f"--lora_path cannot be added to the LoRA of the checkpoint {self.checkpoint}"
+            raise ValueError(f"{rule}; merge both with scripts.export --merge, and pass the result as checkpoint")
         if self.lora:
             check_lora(loading.transformer_on_meta(root, version), read_lora(self.lora))
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hyvideo.models.family import family_of
-from hyvideo.models.sizes import Sizes, sizes_module
+from hyvideo.models.sizes import sizes_module
 
 _SMALLER_TILES = (256, 192, 128, 64)  # pixels
 _RESERVE, _FRAGMENTATION = 0.5 * 2**30, 0.1  # workspaces of kernels in bytes; fraction of the needed memory
@@ -55,7 +55,9 @@ def decode(vae: nn.Module, latents: Tensor, tiles: Any = None) -> Tensor:
     If the memory that `Sizes` predicts for the current tiles is not free, or after an OutOfMemoryError, tiles become
     smaller and remain so.
     """
-    sizes, (videos, _, *latent_size) = _sizes(vae), latents.shape
+    family, (videos, _, *latent_size) = family_of(vae), latents.shape
+    config = dict(vae.config) | {"_class_name": family.vae.class_name}
+    sizes = sizes_module(family.name).read({"_class_name": family.transformer.class_name}, config)
     size = sizes.video_size(*latent_size)
     needed = {tile: sizes.decoding_bytes(videos, size, tile, vae.dtype.itemsize) for tile in _tiles(vae, size)}
     available = free_bytes(latents.device)
@@ -87,9 +89,3 @@ def _reduce(vae: nn.Module, tile: int, reason: str) -> None:
         before = f"{old} pixels" if old else "whole frames"
         print(f"\nVAE decodes in tiles of {tile} pixels instead of {before}: {reason}", file=sys.stderr, flush=True)
         set_tiling(vae, Tiling(tile, getattr(vae, "tiling", Tiling()).overlap))
-
-
-def _sizes(vae: nn.Module) -> Sizes:
-    family = family_of(vae)
-    names = {"_class_name": family.transformer.class_name}, {"_class_name": family.vae.class_name}
-    return sizes_module(family.name).read(names[0], dict(vae.config) | names[1])

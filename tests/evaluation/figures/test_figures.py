@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from hyvideo.config.command_line import load_config
-from hyvideo.evaluation.figures.curves import TRUST_REGION_SETTINGS, compare, curve, find_runs, merge_schedule
+from hyvideo.evaluation.figures.curves import MissingRuns, compare, curve, find_runs
+from hyvideo.evaluation.figures.figures import COMPARED, comparisons_of
 from scripts import make_figures
 
 original_plot = plt.Axes.plot
@@ -47,9 +48,12 @@ def test_seeds_are_averaged_and_settings_are_not(make_run, tmp_path):
         make_run(f"with{seed}", seed=seed, level=seed)
         make_run(f"without{seed}", seed=seed, use_grad_balancing=False)
     make_run("other", use_grad_balancing=False, learning_rate=1e-3)
-    (comparison,) = compare(find_runs([tmp_path / "runs"]), "use_grad_balancing")
-    assert {variant: len(runs) for variant, runs in comparison.variants.items()} == {False: 2, True: 2}
-    found = curve(comparison.variants[True], "reward/mean")
+    (comparison,) = compare(find_runs([tmp_path / "runs"]), ["use_grad_balancing"])
+    assert {variant: len(runs) for variant, runs in comparison.variants.items()} == {
+        "use_grad_balancing False": 2,
+        "use_grad_balancing True": 2,
+    }
+    found = curve(comparison.variants["use_grad_balancing True"], "reward/mean")
     assert found.iterations.tolist() == [1, 2, 3, 4, 5, 6]
     np.testing.assert_allclose(found.mean, np.arange(1, 7) + 0.5)
     np.testing.assert_allclose(found.std, 0.5)
@@ -60,7 +64,9 @@ def test_a_curve_has_the_common_iterations_of_all_seeds_and_is_smoothed(make_run
     found = curve(runs, "reward/mean", window=3)
     assert found.iterations.tolist() == [3, 4]
     np.testing.assert_allclose(found.mean, [2, 3])
-    assert curve(runs, "reward/mean", window=5) is None and curve(runs, "no/metric") is None
+    for name, window in (("reward/mean", 5), ("no/metric", 1)):
+        with pytest.raises(MissingRuns, match=f"at least {window} iterations of {name}"):
+            curve(runs, name, window=window)
 
 
 def test_a_trust_region_is_identified_by_name_for_all_flags(make_run, tmp_path):
@@ -75,47 +81,44 @@ def test_comparisons_are_labeled_by_the_settings_that_differ(make_run, tmp_path)
     for weights in ("averaged", "alignment"):
         for schedule in ("constant", "adaptive"):
             make_run(f"{weights}-{schedule}", reward_weights=weights, kl_schedule=schedule)
-    found = compare(find_runs([tmp_path / "runs"]), "kl_schedule")
-    assert {comparison.label() for comparison in found} == {"reward_weights averaged", "reward_weights alignment"}
+    found = comparisons_of(7, find_runs([tmp_path / "runs"]))
+    assert {comparison.label for comparison in found} == {"reward_weights averaged", "reward_weights alignment"}
 
 
-def test_a_schedule_is_named_with_its_warm_up_and_gain(make_run, tmp_path):
+def test_a_schedule_is_labeled_with_its_warm_up_and_gain(make_run, tmp_path):
     make_run("constant", kl_schedule="constant")
     make_run("two_stage", kl_schedule="two_stage")
     make_run("milder", kl_schedule="adaptive", kl_warmup_updates=4, kl_gain=0.05)
-    runs = find_runs([tmp_path / "runs"])
-    assert not compare(runs[1:], "kl_schedule"), "their warm-up differs"
-    (comparison,) = compare([merge_schedule(run) for run in runs], "kl_schedule")
-    assert list(comparison.variants) == [
-        "adaptive, rises over 4 updates, gain 0.05",
-        "constant",
-        "two_stage, rises over 2 updates",
-    ]
-    without = find_runs([make_run("none", kl_weight=0.0)])[0]
-    assert merge_schedule(without) is without
+    make_run("none", kl_weight=0.0)
+    (comparison,) = comparisons_of(7, find_runs([tmp_path / "runs"]))
+    assert {*comparison.variants} == {
+        "kl_schedule adaptive, kl_warmup_updates 4, kl_gain 0.05",
+        "kl_schedule constant, kl_warmup_updates 2, kl_gain 0.1",
+        "kl_schedule two_stage, kl_warmup_updates 2, kl_gain 0.1",
+    }
 
 
-def test_runs_without_a_trust_region_join_every_comparison(make_run, tmp_path):
+def test_every_trust_region_is_compared_with_runs_without_one(make_run, tmp_path):
     make_run("none", kl_weight=0.0)
     for schedule in ("constant", "adaptive"):
         for strategy in ("fixed", "dual_moving"):
             make_run(f"{schedule}-{strategy}", kl_schedule=schedule, kl_strategy=strategy)
-    found = compare(find_runs([tmp_path / "runs"]), "kl_strategy", may_lack=TRUST_REGION_SETTINGS)
-    assert [comparison.label() for comparison in found] == ["kl_schedule adaptive", "kl_schedule constant"]
-    for comparison in found:
-        assert {name: len(runs) for name, runs in comparison.variants.items()} == {
-            "dual_moving": 1,
-            "fixed": 1,
-            "none": 1,
-        }
+    (comparison,) = comparisons_of(8, find_runs([tmp_path / "runs"]))
+    assert {*comparison.variants} == {
+        "kl_strategy none",
+        "kl_strategy fixed, kl_schedule constant",
+        "kl_strategy fixed, kl_schedule adaptive",
+        "kl_strategy dual_moving, kl_schedule constant",
+        "kl_strategy dual_moving, kl_schedule adaptive",
+    }
 
 
 def test_samplers_of_different_noise_are_separate_panels(make_run, figures, tmp_path):
     for eta in (0.5, 0.7):
         for has_equalizer in (True, False):
             make_run(f"{eta}-{has_equalizer}", eta=eta, use_grad_balancing=has_equalizer)
-    found = compare(find_runs([tmp_path / "runs"]), "use_grad_balancing")
-    assert [comparison.fixed["eta"] for comparison in found] == [0.5, 0.7]
+    found = compare(find_runs([tmp_path / "runs"]), COMPARED[3])
+    assert [comparison.label for comparison in found] == ["eta 0.5", "eta 0.7"]
     assert figures(tmp_path / "runs", "--figures", "3")[1] == ["figure3.png"]
 
 
@@ -126,8 +129,7 @@ def test_figures_are_drawn_from_runs(make_run, figures, tmp_path):
         make_run(f"none{seed}", seed=seed, kl_weight=0.0)
         make_run(f"constant{seed}", seed=seed, kl_schedule="constant")
     code, made, output = figures(tmp_path / "runs")
-    # Figure 8 is drawn twice, since the runs with a trust region have two schedules.
-    assert code == 0 and made == ["figure3.png", "figure7.png", "figure8.png", "figure8_2.png"]
+    assert code == 0 and made == ["figure3.png", "figure7.png", "figure8.png"]
     assert "learning curve: skipped, it needs runs that differ only in their seed" in output.out
 
 
@@ -152,7 +154,7 @@ def test_the_learning_curve_needs_runs_of_one_setting(make_run, figures, tmp_pat
 def test_a_figure_without_its_runs_is_skipped(make_run, figures):
     code, made, output = figures(make_run("one"))
     assert code == 0 and made == ["learning_curve.png"]
-    assert "figure 7: skipped, no runs with a trust region differ only in kl_schedule" in output.out
+    assert "figure 7: skipped, no runs differ only in kl_schedule" in output.out
 
 
 def test_a_missing_metric_is_named(make_run, figures, tmp_path):

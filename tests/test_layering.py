@@ -139,14 +139,15 @@ def test_packages_import_only_lower_layers():
     assert not forbidden_imports()
 
 
+@functools.cache
 def imports_of_modules() -> dict[str, set[str]]:
-    """Return the module-level imports within hyvideo, by module; imports inside functions do not count."""
+    """Return the module-level imports by module of hyvideo; imports inside functions do not count."""
     modules = {name_of(file).removesuffix(".__init__"): file for file in FILES}
     graph = {}
     for name, file in modules.items():
         tree = ast.parse(file.read_text(encoding="utf-8"))
         tree.body = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
-        graph[name] = imports(ast.unparse(tree), name_of(file.parent)) & modules.keys() - {name}
+        graph[name] = imports(ast.unparse(tree), name_of(file.parent)) - {name}
     return graph
 
 
@@ -155,6 +156,16 @@ def test_there_are_no_circular_imports():
     while leaves := {name for name, imported in graph.items() if not imported & graph.keys()}:
         graph = {name: imported for name, imported in graph.items() if name not in leaves}
     assert not graph
+
+
+def test_importing_the_loader_imports_neither_diffusers_nor_transformers():
+    graph = imports_of_modules()
+    found, pending = set(), {"hyvideo.models.loading"}
+    while pending:
+        found |= pending
+        pending = set().union(*(graph.get(name, set()) for name in pending)) - found
+    assert "torch" in found and "hyvideo.models.weight_files" in found
+    assert not [name for name in found if is_within(name, "diffusers", "transformers", "peft", "accelerate")]
 
 
 # --- families of models -----------------------------------------------------------------------------------------------

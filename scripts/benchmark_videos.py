@@ -9,7 +9,7 @@ official commands; torchrun shares the videos. Policies are as in scripts.compar
 scale. It accepts every flag of post_train.py; frames, size, shift, steps and guidance are those of validation. Every
 video has its own seed, the same for all policies, which depends on validation_seed.
 `read` compares the official result files with those of the first policy, and writes table.md and benchmarks.json.
-Several results with one name are runs of one policy. `flickering` computes VBench's temporal_flickering.
+Several results with one name are runs of one policy.
 """
 
 import argparse
@@ -79,24 +79,18 @@ def main(argv: list[str] | None = None) -> None:
     make.add_argument("--dry_run", action="store_true", help="print the number of videos and the cost, and exit")
     read = commands.add_parser("read", help="compare official results")
     read.add_argument("--results", nargs="+", required=True, metavar="NAME=PATH", help="result files or their folders")
-    flickering = commands.add_parser("flickering", help="compute temporal_flickering, which needs no weights")
-    flickering.add_argument("--videos", type=Path, required=True, help="folder of mp4 files with official names")
-    for command in (make, read, flickering):
+    for command in (make, read):
         command.add_argument("--output_dir", dest="out", type=Path, required=True, help="output folder")
     options, flags = parser.parse_known_args(argv)
     if options.command == "make":
         return make_videos(options, flags)
     options = parser.parse_args(argv)
+
+    from hyvideo.evaluation.benchmarks.results import read_results
+    from hyvideo.evaluation.benchmarks.table import make_table, write_tables
+
     make_folder(options.out)
-    if options.command == "read":
-        from hyvideo.evaluation.benchmarks.results import read_results
-        from hyvideo.evaluation.benchmarks.table import make_table, write_tables
-
-        print(write_tables(options.out, [make_table(*found) for found in read_results(options.results)]))
-    else:
-        from hyvideo.evaluation.benchmarks.flickering import measure_flickering
-
-        print(f"temporal_flickering {measure_flickering(options.videos, options.out):.4f}")
+    print(write_tables(options.out, [make_table(*found) for found in read_results(options.results)]))
 
 
 if __name__ == "__main__":

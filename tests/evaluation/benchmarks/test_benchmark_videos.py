@@ -2,12 +2,10 @@
 
 import json
 
-import numpy as np
 import pytest
 import torch
 
-from hyvideo.data.videos import read_video, write_video
-from hyvideo.evaluation.benchmarks.flickering import temporal_flickering
+from hyvideo.data.videos import read_video
 from scripts import benchmark_videos
 from tests.distributed.launch import start
 from tests.evaluation.benchmarks.test_suites import write_list
@@ -117,28 +115,3 @@ def test_the_plan_counts_videos_and_warns_of_vbench_long(tmp_path, tiny_config, 
 )
 def test_invalid_flags_are_reported_before_anything_is_written(tmp_path, tiny_config, capsys, arguments, message):
     assert message in run(capsys, *words(tmp_path, *arguments)) and not (tmp_path / "my out").exists()
-
-
-def test_flickering_is_that_of_its_definition(tmp_path, capsys):
-    video = torch.zeros(3, 3, 256, 256, dtype=torch.uint8)
-    assert temporal_flickering(video) == 1
-    video[1] = 51
-    assert temporal_flickering(video) == pytest.approx(1 - 51 / 255)
-    video[2, 0] = 51  # one of three channels stays, two differ by 51
-    assert temporal_flickering(video) == pytest.approx(1 - (51 + 34) / 2 / 255)
-    noise = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (9, 3, 16, 16), dtype=np.uint8))
-    frames = noise.numpy().astype(np.float64)
-    expected = (255 - np.mean([np.mean(np.abs(b - a)) for a, b in zip(frames, frames[1:])])) / 255
-    assert temporal_flickering(noise) == pytest.approx(expected, abs=1e-7)
-    folder = tmp_path / "filtered_videos"
-    folder.mkdir()
-    for number, level in enumerate((0, 100)):
-        frames = torch.zeros(2, 3, 256, 256, dtype=torch.uint8)
-        frames[1] = level
-        write_video(folder / f"x-{number}.mp4", frames, 8)
-    out = tmp_path / "my out"
-    printed = run(capsys, "flickering", "--videos", folder, "--output_dir", out)
-    assert printed == f"temporal_flickering {1 - 50 / 255:.4f}\n"
-    printed = run(capsys, "read", "--results", f"base={out}", "--output_dir", out)
-    assert f"| temporal_flickering | {100 * (1 - 50 / 255):.2f} |" in printed and "static filter" not in printed
-    assert "got none" in run(capsys, "flickering", "--videos", out, "--output_dir", out)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trains on several nodes that are reachable by ssh, with the repository at the same path on each:
 #   NODES=node1,node2 NPROC_PER_NODE=8 bash run_post_train_multinode.sh --config FILE.yaml [flags of post_train.py]
-# Nodes are read from NODES, NODE_FILE or ./hostfile (one node per line), in this order. PREFLIGHT=1 only checks them.
+# Nodes are read from NODES, NODE_FILE or ./hostfile (one node per line), in this order.
 # docs/multinode.md lists all variables.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"

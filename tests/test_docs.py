@@ -276,7 +276,6 @@ NOT_RUN = {  # programs that are not run here, with the reason
     "examples.size_preference": "draws 500 pairs",
     "scripts.benchmark_videos": "needs the official prompts or results",
     "scripts.gpu_check": "needs a GPU",
-    "scripts.preflight": "needs nodes",
     "scripts.preference_study": "needs raters",
     "scripts.reward_server": "serves until it is stopped",
     "scripts.train_reward": "needs ratings",

@@ -34,10 +34,10 @@ class NodeReport:
 
 
 def inspect_node(
-    settings: Mapping[str, Any], files: Mapping[str, list[Path]], rank: int, device: torch.device, problem: str = ""
+    settings: Mapping[str, Any], files: Mapping[str, list[Path]], rank: int, device: torch.device
 ) -> NodeReport:
-    """Return this rank's report; ``settings`` and ``files`` are keyed by flag, and ``problem`` is the caller's."""
-    problems, output_dir = [problem] if problem else [], Path(settings["output_dir"])
+    """Return this rank's report; ``settings`` and ``files`` are keyed by flag."""
+    problems, output_dir = [], Path(settings["output_dir"])
     root, version = Path(settings["pretrained_model_root"]), settings["transformer_version"]
     folder = find_transformer(root, version) or root / "transformer" / version
     size = size_of(folder)

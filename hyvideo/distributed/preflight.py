@@ -24,15 +24,14 @@ def preflight(
     device: torch.device,
     *,
     timeout_s: float = 60.0,  # limit for a rank's answer; five times that for the first all-reduce
-    problem: str = "",
 ) -> None:
     """Raise ValueError on every rank if the nodes do not fit the run or each other; rank 0's error has the reasons.
 
-    Call it before ``mesh.start``, which would wait for a missing rank. The caller's ``problem`` is also reported.
+    Call it before ``mesh.start``, which would wait for a missing rank.
     """
     try:
         store = open_store(mesh, timeout_s=timeout_s)
-        report = inspect_node(settings, files, mesh.rank, device, problem)
+        report = inspect_node(settings, files, mesh.rank, device)
         agree(store, mesh, "checks of the node", asdict(report), judge, timeout_s)
         if mesh.world_size > 1:
             collective_timeout = settings["collective_timeout"]

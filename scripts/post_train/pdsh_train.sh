@@ -13,7 +13,7 @@ IFS=, read -r -a nodes <<< "$NODES"
 passed_env=() # NAME=value, quoted for a shell
 # Only these variables are passed: other users can read a command line, so it must not contain secrets.
 for name in $(compgen -e); do
-    case " NNODES MASTER_ADDR MASTER_PORT NPROC_PER_NODE MAX_RESTARTS SHUTDOWN_TIMEOUT PREFLIGHT SKIP_SETUP PYTHON \
+    case " NNODES MASTER_ADDR MASTER_PORT NPROC_PER_NODE MAX_RESTARTS SHUTDOWN_TIMEOUT SKIP_SETUP PYTHON \
 OMP_NUM_THREADS ${PASS_ENV:-} " in
         *" $name "*) ;;
         *) case "$name" in NCCL_* | GLOO_* | TORCH_* | CUDA_* | PYTORCH_*) ;; *) continue ;; esac ;;

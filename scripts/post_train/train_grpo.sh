@@ -48,19 +48,13 @@ elif config="$(value_of config "$@")" && grep -Eq "^resume_from_checkpoint: *['\
     resume=() # the config file sets it
 fi
 
-entry=(post_train.py "${resume[@]}")
-if [ "${PREFLIGHT:-0}" = 1 ]; then
-    entry=(-m scripts.preflight "${resume[@]}")
-    MAX_RESTARTS=0
-fi
-
 # setsid and the SIGUSR1 trap: the agent must receive SIGTERM once, from this script, whichever process was signaled. It
 # then sends SIGUSR1 to its processes, which save and exit; it sends them SIGTERM only after one of them has failed.
 (
     trap '' USR1
     exec setsid python -m scripts.launch --nnodes="$NNODES" --nproc_per_node="$NPROC_PER_NODE" --rdzv-backend=c10d \
         --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" --rdzv-id="$RDZV_ID" --max-restarts="$MAX_RESTARTS" \
-        --shutdown-timeout="${SHUTDOWN_TIMEOUT:-240}" "${entry[@]}" "$@"
+        --shutdown-timeout="${SHUTDOWN_TIMEOUT:-240}" post_train.py "${resume[@]}" "$@"
 ) &
 agent=$!
 

@@ -158,16 +158,6 @@ def test_a_run_resumes_from_the_newest_checkpoint_unless_another_is_given(start,
     assert ("latest" in agent_arguments(tmp_path / "log")) is resumes
 
 
-def test_preflight_runs_without_training(start, tmp_path):
-    assert finish(start([*TRAIN, "--eta", "1"], {"python": PYTHON}, PREFLIGHT="1"))[0] == 0
-    arguments = agent_arguments(tmp_path / "log")
-    assert "--max-restarts=0" in arguments and arguments[-6:-3] == [
-        "-m",
-        "scripts.preflight",
-        "--resume_from_checkpoint",
-    ]
-
-
 @pytest.mark.parametrize(
     "sent, agent_code, code",
     [

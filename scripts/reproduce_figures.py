@@ -27,7 +27,8 @@ from hyvideo.evaluation.studies.study_command import finished, grid_parser, grid
 def main() -> int:
     parser = grid_parser(__doc__, makes="figure")
     parser.set_defaults(settings=["B"])
-    parser.add_argument("--figures", nargs="+", type=int, choices=FIGURES, default=FIGURES, help="figures to draw")
+    numbers = list(FIGURES)
+    parser.add_argument("--figures", nargs="+", type=int, choices=numbers, default=numbers, help="figures to draw")
     parser.add_argument("--kl", nargs="+", choices=list(KL_FLAGS), help="trust regions instead of the figure's")
     parser.add_argument("--window", type=int, default=5, help="smooth curves over this many iterations")
     options = parser.parse_args()

@@ -17,8 +17,11 @@ KL_FLAGS = {
     **{name: ["--kl_strategy", name] for name in ("fixed", "stepwise", "moving", "dual_moving", "dual_fixed")},
 }
 CELL_FLAGS = ("reward_weights", "sde_type", "use_grad_balancing", "kl_strategy", "match_noise")
-FIGURES = (3, 7, 8)  # those that need runs; `runs_of_figure` has their cells
-SCHEDULES = ("constant", "two_stage", "milder")  # of the KL coefficient, in figure 7
+FIGURES = {  # recipes that a figure compares; by default SAGE-GRPO with the dual moving KL
+    3: {"methods": METHODS, "kls": ["none"], "no_equalizer": True},
+    7: {"schedules": ["constant", "two_stage", "milder"]},
+    8: {"kls": ["none", "fixed", "stepwise", "moving", "dual_moving"]},
+}
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class Cell:
     method: str
     kl: str
     has_equalizer: bool
-    schedule: str = ""  # one of SCHEDULES; empty for that of the config
+    schedule: str = ""  # of the KL coefficient, in figure 7; empty for that of the config
 
     @property
     def name(self) -> str:
@@ -70,20 +73,10 @@ def grid(
     return runs_of(itertools.starmap(Cell, itertools.product(settings, methods, kls, equalizer, schedules)), seeds)
 
 
-def runs_of_figure(
-    figure: int,
-    settings: Iterable[str],
-    seeds: Iterable[int],
-    *,
-    methods: Iterable[str] | None = None,
-    kls: Iterable[str] | None = None,
-) -> list[Run]:
-    """Return the runs of a figure, with its own methods and trust regions by default."""
-    if figure == 3:
-        return grid(settings, methods or METHODS, kls or ["none"], seeds, no_equalizer=True)
-    if figure == 8:
-        kls = kls or ["none", "fixed", "stepwise", "moving", "dual_moving"]
-        return grid(settings, methods or ["sage_grpo"], kls, seeds)
-    if "none" in (kls or ()):
+def runs_of_figure(figure: int, settings: Iterable[str], seeds: Iterable[int], **chosen: list[str] | None) -> list[Run]:
+    """Return the runs of a figure; ``chosen`` replaces its methods and kls. Figure 7 needs a KL."""
+    chosen = {name: values for name, values in chosen.items() if values}
+    if figure == 7 and "none" in chosen.get("kls", ()):
         raise ValueError("figure 7 compares schedules of the KL coefficient, but --kl none has no KL; choose another")
-    return grid(settings, methods or ["sage_grpo"], kls or ["dual_moving"], seeds, schedules=SCHEDULES)
+    default = {"methods": ["sage_grpo"], "kls": ["dual_moving"]}
+    return grid(settings, seeds=seeds, **default | FIGURES[figure] | chosen)

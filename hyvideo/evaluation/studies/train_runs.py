@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from hyvideo.config.memory.hardware import Hardware
@@ -16,8 +16,7 @@ from hyvideo.data.outside import ROOT
 from hyvideo.data.templates import fill
 from hyvideo.evaluation.reward_hacking.rule import check_output_dir
 from hyvideo.evaluation.studies.runs import Progress, Run, Study, progress
-from hyvideo.models.sizes import read_architecture, sizes_module
-from hyvideo.models.versions import RELEASED
+from hyvideo.models.sizes import read_architecture
 
 POST_TRAIN = ROOT / "post_train.py"
 
@@ -43,11 +42,7 @@ def planned(study: Study, run: Run, *, trains: bool) -> PlannedRun:
     """Return a run for the planner. Raises ValueError for invalid settings, also for this machine if ``trains``."""
     config = study.config(run)
     check(config, study.world_size, on_this_machine=trains)
-    try:
-        architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
-    except ValueError:  # a transformer that is neither on disk nor released: its hours are not predicted
-        version = next(iter(RELEASED.values()))
-        architecture = replace(sizes_module(version.family).released(version.name), is_released=False)
+    architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
     return PlannedRun(config, study.world_size, architecture)
 
 

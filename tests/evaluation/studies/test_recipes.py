@@ -18,7 +18,7 @@ from scripts import compare_recipes
 FILE = """
 base: configs/smoke.yaml
 common: {grpo_sampling_steps: 2, cfg_scale: 1, validation_interval: 2, validation_steps: 2, check_reward: false,
-         log_num_videos: 0, validation_repeats: 2, validate_at_step0: true,
+         log_num_videos: 0, report: false, validation_repeats: 2, validate_at_step0: true,
          pretrained_model_root: tests/shallow_miniature}
 recipes:
   one update: {num_updates_per_rollout: 1}
@@ -85,8 +85,8 @@ def test_recipes_are_trained_to_the_budget_and_compared_once(compare, tmp_path):
     for name in ("curves_rollouts", "curves_forwards", "curves_seconds", "pareto"):
         assert (out / f"{name}.png").stat().st_size > 10_000
 
-    code, output = compare("--budget", "rollouts=17", text=with_control)
-    assert code == 0 and "6 cells, 0 to run" in output.out and ": trained" not in output.out
+    code, output = compare("--budget", "rollouts=17", "--dry_run", text=with_control)
+    assert code == 0 and "6 cells, 0 to run" in output.out
     code, output = compare("--budget", "rollouts=17", text=FILE.replace("1e-2", "2e-2"))
     assert code == 2 and "was started with learning_rate 0.01 instead of 0.02; use another --output_dir" in output.err
     code, output = compare("--budget", "rollouts=8")

@@ -86,16 +86,15 @@ class Watchdog:
                 if store is not None:
                     store.set(str(self.mesh.rank), json.dumps(own))
                     self._read(store, last)
-            except dist.DistError:  # the rank or node that served the store has exited
+            except dist.DistError:  # what served the store has exited, so other ranks' heartbeats would get too old
                 store, last = None, {}
             if self.mesh.is_main:
                 last[self.mesh.rank] = own, time.monotonic()
                 states = {rank: beat.after(time.monotonic() - arrival) for rank, (beat, arrival) in last.items()}
                 before, reported = reported, num_reports(max(beat.seconds for beat in states.values()), self.limit_s)
                 if reported > before:
-                    note = "" if store is not None else "\nthe store does not answer, so other ranks are unknown"
                     report = describe(states, self.limit_s, silent_after=max(4 * self.beat_s, 2.0))
-                    sys.stderr.write(f"{report}{note}\n")  # one write: one block
+                    sys.stderr.write(f"{report}\n")  # one write: one block
 
     def _read(self, store: dist.Store, last: dict[int, tuple[Heartbeat, float]]) -> None:
         """Update the main rank's table with new heartbeats; the seconds of two heartbeats always differ."""
@@ -125,11 +124,11 @@ def describe(states: Mapping[int, Heartbeat], limit_s: float, *, silent_after: f
         times = f"{state.seconds:.0f}", f"{state.age:.0f} s ago"
         rows.append((str(rank), state.host, state.stage, str(state.iteration), *times))
     over = name_ranks(rank for rank, state in states.items() if state.seconds >= limit_s)
-    silent = [rank for rank, state in states.items() if state.age > silent_after]
+    silent = name_ranks(rank for rank, state in states.items() if state.age > silent_after)
     return "\n".join(
         [
             f"watchdog: {over} in one stage for more than {limit_s:g} s",
             *align_columns(rows),
-            f"no heartbeat (stopped, exited or unreachable): {name_ranks(silent)}" if silent else "all ranks respond",
+            f"no heartbeat (stopped, exited or unreachable): {silent}" if silent else "all of these ranks respond",
         ]
     )

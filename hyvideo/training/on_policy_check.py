@@ -4,15 +4,20 @@ The policy is then still the rollout policy, so every ratio is 1. Any other rati
 different numbers, and that the trained policy is not the sampled one.
 """
 
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hyvideo.config.sections import LossSettings
 from hyvideo.data.templates import fill
 from hyvideo.distributed.collectives import gather_ranks
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.models.attention import WholeSequence
+from hyvideo.models.family import blocks
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.schedulers.scheduling_flow_match_discrete import filled
 from hyvideo.training.rollout_batch import RolloutBatch
@@ -72,8 +77,6 @@ class OnPolicyCheck:
         shapes: str | None,
     ) -> str:
         """Return the error message, with the causes found by repeating the pass. All ranks must call this."""
-        from hyvideo.training.on_policy_diagnosis import suspects
-
         rows, column = a_pass[0] or [0], a_pass[1]
 
         def deviation(rows: list[int] = rows) -> float:
@@ -115,3 +118,50 @@ class OnPolicyCheck:
         """Return the rows of the batch in which a row was sampled."""
         first = row // self.batch_size * self.batch_size
         return list(range(first, min(first + self.batch_size, len(rollouts))))
+
+
+def suspects(
+    pipeline: GRPOPipeline, conditions_dtype: torch.dtype, *, can_unbatch: bool
+) -> dict[str, AbstractContextManager]:
+    """Return a context manager that switches each possible cause, by name."""
+    transformer, layers = pipeline.transformer, blocks(pipeline.transformer)
+    sampling = replace(pipeline.sampling, batched_forward=not pipeline.sampling.batched_forward)
+    other_dtype = torch.float32 if pipeline.compute_dtype != torch.float32 else torch.bfloat16
+    has_dropout = any(isinstance(module, nn.Dropout) and module.p > 0 for module in transformer.modules())
+    checkpoints, is_split = transformer.gradient_checkpointing, type(transformer.sequence) is not WholeSequence
+    with_sequence = [module for module in transformer.modules() if hasattr(module, "sequence")]
+    found = [
+        ("dropout or train mode", transformer.training or has_dropout, _set(transformer.modules(), "training", False)),
+        # Without autocast, bf16 conditions would meet float32 weights.
+        ("dtype or autocast", conditions_dtype == torch.float32, _set([pipeline], "compute_dtype", other_dtype)),
+        ("batched forward", can_unbatch, _set([pipeline], "sampling", sampling)),
+        ("timestep rounding", True, _rounded_timesteps(transformer)),
+        ("activation checkpointing", checkpoints, _set([transformer], "gradient_checkpointing", False)),
+        ("compile", any(block._compiled_call_impl for block in layers), _set(layers, "_compiled_call_impl", None)),
+        ("sequence parallelism", is_split, _set(with_sequence, "sequence", WholeSequence())),
+    ]
+    return {name: switch for name, is_present, switch in found if is_present}
+
+
+@contextmanager
+def _set(owners: Iterable[object], name: str, value: object) -> Iterator[None]:
+    """Set attribute ``name`` of each owner to ``value`` within the context."""
+    before = [(owner, getattr(owner, name)) for owner in owners]
+    for owner, _ in before:
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for owner, previous in before:
+            setattr(owner, name, previous)
+
+
+@contextmanager
+def _rounded_timesteps(transformer: nn.Module) -> Iterator[None]:
+    """Round timesteps to bf16 within the context: 937 becomes 936."""
+
+    def rounded(_module, arguments, options):
+        return arguments, options | {"timestep": options["timestep"].bfloat16().float()}
+
+    with transformer.register_forward_pre_hook(rounded, with_kwargs=True):
+        yield

@@ -150,7 +150,7 @@ def test_without_the_store_a_rank_still_reports_itself(capfd, monkeypatch):
         del server
         time.sleep(1.2)
     stderr = capfd.readouterr().err
-    assert "watchdog: rank 0 in one stage for more than 1 s" in stderr and "the store does not answer" in stderr
+    assert "watchdog: rank 0 in one stage for more than 1 s" in stderr
     assert not re.search(r"^1 ", stderr, re.MULTILINE)
 
 
@@ -177,7 +177,7 @@ def test_a_rank_without_heartbeats_is_assumed_to_be_in_its_last_stage():
     assert lines[2].split() == ["0", "a", "update", "2", "31", "1", "s", "ago"]
     assert lines[3].split() == ["1", "b", "reward", "1", "90", "50", "s", "ago"]
     assert lines[-1] == "no heartbeat (stopped, exited or unreachable): rank 1"
-    assert describe({0: alive}, 35, silent_after=5).splitlines()[-1] == "all ranks respond"
+    assert describe({0: alive}, 35, silent_after=5).splitlines()[-1] == "all of these ranks respond"
 
 
 def test_a_stack_is_printed_once_per_stage_entry(mesh, capfd):
@@ -225,11 +225,11 @@ def test_watchdog_seconds_must_be_below_collective_timeout(tiny_config):
 def test_a_sleeping_rank_is_reported_with_its_stage_and_seconds(launched):
     main, sleeper = launched["sleep_in_reward"].result()
     assert main.count("in one stage for more than 2 s") == 2  # at the limit and when the time has doubled
-    first = main.split("all ranks respond")[0]
+    first = main.split("all of these ranks respond")[0]
     row = re.search(rf"^1 +{re.escape(HOST)} +reward +7 +(\d+)", main, re.MULTILINE)
     assert LIMIT <= int(row[1]) <= 1.5 * LIMIT, main
     assert re.search(rf"^0 +{re.escape(HOST)} +after reward +7", first, re.MULTILINE), main
-    assert "all ranks respond" in main
+    assert "all of these ranks respond" in main
     assert "watchdog: rank 1" in sleeper and "stage reward of iteration 7" in sleeper
     assert sleeper.count("Python stack") == 1 and "in behave" in sleeper
 

@@ -56,8 +56,6 @@ def _fuse_refiner_qkv(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Replace ``to_q``, ``to_k`` and ``to_v`` of each refiner block with one ``to_qkv`` (3 * dim, ...)."""
     fused = {}
     for name, tensor in state_dict.items():
-        if _FUSED.fullmatch(name):
-            raise ValueError(f"tensor {name!r} is already fused. Call unfuse_qkv_projections() on the model first")
         match = _SPLIT.fullmatch(name)
         if not match:
             fused[name] = tensor

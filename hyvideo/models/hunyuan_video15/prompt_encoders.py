@@ -111,20 +111,10 @@ def siglip_pixels(image: Image.Image, preprocessor: Mapping[str, Any]) -> Tensor
     """Return SigLIP's input: (x * rescale_factor - image_mean) / image_std of the resized image.
 
     ``preprocessor`` is the content of preprocessor_config.json. The image is resized regardless of ``do_resize``, as in
-    the pipeline, because the model accepts only one size. Pillow is used even if torchvision is installed. Raises
-    ValueError for missing values and unsupported steps. Shape: float32 (3, size, size).
+    the pipeline, because the model accepts only one size. Pillow is used even if torchvision is installed.
+    Shape: float32 (3, size, size).
     """
     from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
-    needed = ("resample", "do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
-    missing = [name for name in needed if preprocessor.get(name) is None]
-    unsupported = [name for name in ("do_center_crop", "do_pad") if preprocessor.get(name)]
-    size = preprocessor.get("size")
-    if missing or unsupported or not isinstance(size, Mapping) or set(size) != {"height", "width"}:
-        raise ValueError(
-            "SigLIP's preprocessor_config.json must only resize to height and width, rescale, normalize: "
-            f"got size {size!r}; unsupported: {', '.join(unsupported) or 'none'}; "
-            f"missing: {', '.join(missing) or 'none'}"
-        )
     processor = SiglipImageProcessorPil.from_dict(dict(preprocessor))
     return processor.preprocess(images=image, do_resize=True, return_tensors="pt").pixel_values[0].float()

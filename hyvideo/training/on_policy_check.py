@@ -4,8 +4,8 @@ The policy is then still the rollout policy, so every ratio is 1. Any other rati
 different numbers, and that the trained policy is not the sampled one.
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,13 +17,14 @@ from hyvideo.data.templates import fill
 from hyvideo.distributed.collectives import gather_ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.attention import WholeSequence
-from hyvideo.models.family import blocks
+from hyvideo.models.family import blocks, family_of
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.schedulers.scheduling_flow_match_discrete import filled
 from hyvideo.training.rollout_batch import RolloutBatch
 
 # Equal shapes give bitwise equal results; in float32, other shapes change only the order of additions.
 EXACT = 1e-6
+ROUNDING = 1e-4  # largest relative difference of a module's outputs that is explained by rounding
 
 
 class OffPolicyError(RuntimeError):
@@ -95,8 +96,13 @@ class OnPolicyCheck:
         for name, switch in suspects(self.pipeline, conditions_dtype, can_unbatch=can_unbatch).items():
             with switch:
                 deviations[name] = deviation()
+        row, batch = rows[0], self._sampled_with(rollouts, rows[0])
+        with torch.no_grad():
+            in_rollout = last_outputs(self.pipeline.transformer, lambda: deviation([*({*batch} - {row}), row]))
+        in_update = last_outputs(self.pipeline.transformer, lambda: deviation([*rows[1:], row]))
         return fill(
             Path(__file__).with_suffix(".txt.jinja"),
+            where=first_difference(in_rollout, in_update),
             iteration=iteration,
             rank=self.mesh.rank,
             measured=measured,
@@ -141,6 +147,34 @@ def suspects(
         ("sequence parallelism", is_split, _set(with_sequence, "sequence", WholeSequence())),
     ]
     return {name: switch for name, is_present, switch in found if is_present}
+
+
+def last_outputs(transformer: nn.Module, run: Callable[[], object]) -> dict[str, Tensor]:
+    """Return the output of each part and block of the transformer for the last row, by name, in the order of calls."""
+    outputs: dict[str, Tensor] = {}
+
+    def hook(name: str) -> Callable[..., None]:
+        def store(_module, _inputs, output) -> None:
+            first = output[0] if isinstance(output, tuple) else output
+            if isinstance(first, Tensor) and first.ndim and first.numel():  # a module may receive no tokens
+                outputs[name] = first[-1].detach().float().cpu()
+
+        return store
+
+    parts = {name: part for name, part in transformer.named_children() if not isinstance(part, nn.ModuleList)}
+    parts |= {f"{family_of(transformer).blocks}.{i}": block for i, block in enumerate(blocks(transformer))}
+    with ExitStack() as hooks:
+        for name, part in parts.items():
+            hooks.enter_context(part.register_forward_hook(hook(f"{name} ({type(part).__name__})")))
+        run()
+    return outputs
+
+
+def first_difference(expected: dict[str, Tensor], outputs: dict[str, Tensor]) -> str | None:
+    """Return the first name of equally shaped outputs that differ, preferably by more than rounding; None if none."""
+    same_shape = {name: (expected[name], x) for name, x in outputs.items() if expected[name].shape == x.shape}
+    differences = {name: (a - b).abs().max() / a.abs().max() for name, (a, b) in same_shape.items()}
+    return next((name for least in (ROUNDING, 0.0) for name, x in differences.items() if x > least), None)
 
 
 @contextmanager

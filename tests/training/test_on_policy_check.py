@@ -97,21 +97,22 @@ def check_message(config, mesh, *, before=(), between=()):
 
 
 @pytest.mark.parametrize(
-    "settings, before, between, cause",
+    "settings, before, between, cause, module",
     [
-        ({}, [], [enable_dropout], "dropout or train mode"),
-        ({}, [], [compute_in_bf16], "dtype or autocast"),
-        (TRAINED, [round_timesteps_in_the_rollout], [], "timestep rounding"),
-        (TRAINED | {"mini_batch_size_per_update": 4}, [depend_on_the_batch], [], "batch shape"),
-        (TRAINED | {"cfg_scale": 2.0}, [depend_on_the_batch], [guide_one_by_one], "batched forward"),
-        ({}, [], [recompute_other_values], "activation checkpointing"),
-        ({}, [], [compile_another_function], "compile"),
+        ({}, [], [enable_dropout], "dropout or train mode", "context_embedder (HunyuanVideo15TokenRefiner)"),
+        ({}, [], [compute_in_bf16], "dtype or autocast", "none"),
+        (TRAINED, [round_timesteps_in_the_rollout], [], "timestep rounding", "time_embed"),
+        (TRAINED | {"mini_batch_size_per_update": 4}, [depend_on_the_batch], [], "batch shape", "x_embedder"),
+        (TRAINED | {"cfg_scale": 2.0}, [depend_on_the_batch], [guide_one_by_one], "batched forward", "none"),
+        ({}, [], [recompute_other_values], "activation checkpointing", "transformer_blocks.0"),
+        ({}, [], [compile_another_function], "compile", "transformer_blocks.2 (HunyuanVideo15TransformerBlock)"),
     ],
 )
-def test_an_injected_fault_is_found_and_named(tiny_config, mesh, settings, before, between, cause):
+def test_an_injected_fault_is_found_and_named(tiny_config, mesh, settings, before, between, cause, module):
     message = check_message(tiny_config.with_settings(**settings), mesh, before=before, between=between)
     assert "iteration 1: rollout and update compute different log-probabilities. On rank 0" in message
     assert f"cause: {cause}" in message, message
+    assert f"first module that differs: {module}" in message, message
 
 
 def test_a_fault_of_the_training_path_alone_is_found_without_gradient(tiny_config, mesh):
@@ -121,7 +122,7 @@ def test_a_fault_of_the_training_path_alone_is_found_without_gradient(tiny_confi
 
     message = check_message(tiny_config, mesh, between=[fault])
     assert "cause: batch shape or gradient: with this switched the log-ratio is 0" in message
-    assert "unknown" not in message
+    assert "unknown" not in message and "first module that differs: context_embedder (HunyuanVideo15TokenRef" in message
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,15 @@ import torch
 from hyvideo.config.identity import named_files
 from hyvideo.data.outside import write_problem
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.distributed.node_report import ABSENT, code_hash, file_hash, inspect_node
-from hyvideo.distributed.preflight import preflight, problems_of, table, try_all_reduce
+from hyvideo.distributed.preflight import (
+    ABSENT,
+    code_hash,
+    file_hash,
+    inspect_node,
+    problems_of,
+    table,
+    try_all_reduce,
+)
 from hyvideo.distributed.rank_agreement import name_ranks
 from tests.forked import ROOT, python
 
@@ -200,14 +207,10 @@ def test_the_table_shows_different_gpus_and_the_smallest_free_disk(reports):
     assert problems_of(reports) == []
 
 
-def test_a_single_process_is_checked(tiny_config, mesh, capsys):
-    def check(config):
-        preflight(config.flat(), named_files(config.flat()), mesh, torch.device("cpu"))
-
-    check(tiny_config)
-    assert "1 x cpu" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="nowhere/transformer/none does not exist"):
-        check(tiny_config.with_settings(transformer_version="none", pretrained_model_root="nowhere"))
+def test_a_missing_transformer_is_a_problem(tiny_config):
+    settings = tiny_config.with_settings(transformer_version="none", pretrained_model_root="nowhere").flat()
+    (problem,) = inspect_node(settings, {}, 0, torch.device("cpu")).problems
+    assert problem.startswith("the transformer folder nowhere/transformer/none does not exist")
 
 
 def test_a_changed_or_renamed_file_changes_the_hash_of_the_code(tmp_path):

@@ -19,8 +19,8 @@ import sys
 
 from hyvideo.data.outside import exit_on_error
 from hyvideo.evaluation.studies.cells import FIGURES, KL_FLAGS, runs_of_figure
-from hyvideo.evaluation.studies.runs import reject_flags
-from hyvideo.evaluation.studies.study_command import finished, grid_parser, grid_study, plan_and_train
+from hyvideo.evaluation.studies.runs import finished, reject_flags
+from hyvideo.evaluation.studies.study_command import grid_parser, grid_study, plan_and_train
 
 
 @exit_on_error("reproduce_figures.py")

@@ -2,7 +2,7 @@
 
 import itertools
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,14 +66,19 @@ def _read_run(folder: Path) -> Run:
     return Run(folder, settings, read_metrics(folder / "metrics.jsonl"))
 
 
-def compare(runs: list[Run], names: Collection[str]) -> list[Comparison]:
-    """Group runs that differ only in the settings ``names``; runs of equal settings are the seeds of a variant."""
+def compare(runs: list[Run], names: list[str]) -> list[Comparison]:
+    """Group runs that differ only in the settings ``names``; runs of equal settings are the seeds of a variant.
+
+    Without ``names``, each comparison has one variant. Raises MissingRuns if there is no comparison.
+    """
     grouped: dict[Settings, dict[Settings, list[Run]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
         fixed = tuple(item for item in run.settings.items() if item[0] not in names)
         compared = tuple(item for item in run.settings.items() if item[0] in names)
         grouped[fixed][compared].append(run)
     found = [(fixed, variants) for fixed, variants in grouped.items() if len(variants) > 1 or not names]
+    if not found:
+        raise MissingRuns(f"no runs differ only in {names[0]}")
     labels = _labels([fixed for fixed, _ in found])
     return [Comparison(label, dict(zip(_labels([*v]), v.values()))) for label, (_, v) in zip(labels, found)]
 

@@ -37,19 +37,12 @@ def draw(number: int, runs: list[Run], folder: Path, *, window: int) -> str:
     name, stem = (f"figure {number}", f"figure{number}") if number else ("learning curve", "learning_curve")
     try:
         if number:
-            path = _draw(comparisons_of(number, runs), METRICS[number], folder, stem, window)
+            path = _draw(compare(runs, COMPARED[number]), METRICS[number], folder, stem, window)
         else:
             path = learning_curve(runs, folder, stem, window=window)
     except MissingRuns as reason:
         return f"{name}: skipped, {reason}"
     return f"{name}: {path}"
-
-
-def comparisons_of(number: int, runs: list[Run]) -> list[Comparison]:
-    """Return the comparisons of a figure. Raises MissingRuns if there are none."""
-    if comparisons := compare(runs, COMPARED[number]):
-        return comparisons
-    raise MissingRuns(f"no runs differ only in {COMPARED[number][0]}")
 
 
 def learning_curve(runs: list[Run], folder: Path, stem: str, *, window: int) -> Path:

@@ -24,8 +24,7 @@ from hyvideo.evaluation.scores_file import summarise
 from hyvideo.evaluation.studies.comparisons import NO_CORRECTION, Scores, as_markdown, compare, intervals
 from hyvideo.evaluation.studies.intervals import Interval
 from hyvideo.evaluation.studies.recipes import AXES, Budget
-from hyvideo.evaluation.studies.runs import Run, Study
-from hyvideo.evaluation.studies.study_command import finished
+from hyvideo.evaluation.studies.runs import Run, Study, finished
 from hyvideo.evaluation.studies.table import Row, Table, format_seeds, write_table
 from hyvideo.evaluation.studies.train_runs import planned
 from hyvideo.models.reward_models.rewards import DIMENSIONS
@@ -99,7 +98,7 @@ def write_results(study: Study, runs: list[Run], budget: Budget, guidance: float
     With ``guidance``, the table also has the base model with this guidance scale.
     """
     traces: dict[str, dict[int, Trace]] = {}
-    trained = finished(study, runs)
+    trained = list(finished(study, runs))
     for run in trained:
         traces.setdefault(run.recipe.name, {})[run.seed] = read_trace(study, run)
     if not trained:

@@ -132,3 +132,9 @@ def progress(folder: Path, config: Config) -> Progress:
     saved = {int(path.name): path for path in complete(folder)}
     # A line is written before the checkpoint: a last line without a checkpoint means that the run stopped in between.
     return Progress(max(saved, default=0), saved.get(max_steps) if last == max_steps else None)
+
+
+def finished(study: Study, runs: Iterable[Run]) -> dict[Run, Path]:
+    """Return the last checkpoint of each finished run."""
+    checkpoints = {run: progress(study.folder(run), study.config(run)).checkpoint for run in runs}
+    return {run: checkpoint for run, checkpoint in checkpoints.items() if checkpoint}

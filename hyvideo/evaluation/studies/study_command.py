@@ -2,7 +2,6 @@
 
 import argparse
 import shlex
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from hyvideo.config.command_line import value_of
 from hyvideo.config.rules import check_evaluation
 from hyvideo.data.outside import Parser
 from hyvideo.evaluation.studies.cells import CELL_FLAGS, SETTINGS
-from hyvideo.evaluation.studies.runs import Run, Study, progress, reject_flags
+from hyvideo.evaluation.studies.runs import Run, Study, reject_flags
 from hyvideo.evaluation.studies.train_runs import describe, plan_run, train_runs
 
 WORLDS = {"miniature": "configs/miniature_paper.yaml"}
@@ -68,10 +67,7 @@ def plan_and_train(study: Study, runs: list[Run], options: argparse.Namespace) -
     check_evaluation(study.evaluation_config(), output=study.out, has_model=trains)
     print(describe(study, plans), flush=True)
     to_run = [plan.run for plan in plans if not plan.progress.is_finished]
-    failed = train_runs(study, to_run, jobs=jobs) if trains else {}
-    for run, log in failed.items():
-        print(f"failed: {run.name}, see {log}", file=sys.stderr)
-    return 1 if failed else 0
+    return 1 if trains and not train_runs(study, to_run, jobs=jobs) else 0
 
 
 def select_runs(runs: list[Run], name: str | None) -> list[Run]:
@@ -80,8 +76,3 @@ def select_runs(runs: list[Run], name: str | None) -> list[Run]:
     if not chosen:
         raise ValueError(f"--only_cell must be a cell of the plan, such as {runs[0].name} (see --dry_run), got {name}")
     return chosen
-
-
-def finished(study: Study, runs: list[Run]) -> list[Run]:
-    """Return the finished runs."""
-    return [run for run in runs if progress(study.folder(run), study.config(run)).is_finished]

@@ -20,7 +20,7 @@ from hyvideo.evaluation.policy_scores import Evaluator
 from hyvideo.evaluation.scores_file import Evaluation
 from hyvideo.evaluation.studies.cells import KL_FLAGS, SETTINGS, Cell
 from hyvideo.evaluation.studies.comparisons import NO_CORRECTION, Comparison, Scores, as_markdown, compare, intervals
-from hyvideo.evaluation.studies.runs import Run, Study, progress
+from hyvideo.evaluation.studies.runs import Run, Study, finished
 from hyvideo.evaluation.studies.table import Row, Table, format_seeds, write_table
 from hyvideo.models.weight_files import truncate
 from hyvideo.records.run_files import write_text
@@ -37,10 +37,7 @@ NOTES = (
 
 def evaluate_runs(study: Study, runs: list[Run]) -> tuple[Evaluation, dict[Run, Evaluation]]:
     """Return the evaluations of the base model and of the finished runs; those not stored yet are computed."""
-    checkpoints: dict[str, Path | None] = {"base": None}
-    for run in runs:
-        if checkpoint := progress(study.folder(run), study.config(run)).checkpoint:
-            checkpoints[run.name] = checkpoint
+    checkpoints = {"base": None} | {run.name: checkpoint for run, checkpoint in finished(study, runs).items()}
     with closing(Evaluator(study.evaluation_config())) as evaluator:
         evaluations = evaluator.policies(checkpoints, study.out / "scores")
     return evaluations["base"], {run: evaluations[run.name] for run in runs if run.name in evaluations}

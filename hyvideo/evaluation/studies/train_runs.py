@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,8 +81,8 @@ def command(study: Study, run: Run) -> list[str]:
     return [*start, str(POST_TRAIN), *study.flags(run)]
 
 
-def train_runs(study: Study, runs: list[Run], *, jobs: int) -> dict[Run, Path]:
-    """Train runs, ``jobs`` at a time, and return the logs of those that failed. An interruption terminates them."""
+def train_runs(study: Study, runs: list[Run], *, jobs: int) -> bool:
+    """Train runs, ``jobs`` at a time, and return whether all succeeded. An interruption terminates them."""
     logs = study.out / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     running: set[subprocess.Popen] = set()
@@ -90,29 +90,22 @@ def train_runs(study: Study, runs: list[Run], *, jobs: int) -> dict[Run, Path]:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
 
     def train(run: Run) -> int:
-        with open(logs / f"{run.name}.log", "ab") as log:
+        path = logs / f"{run.name}.log"
+        with open(path, "ab") as log:
             process = subprocess.Popen(command(study, run), stdout=log, stderr=log, env=environment)
             running.add(process)
-            try:
-                return process.wait()
-            finally:
-                running.discard(process)
+            code = process.wait()
+            running.discard(process)
+        print(f"{run.name}: " + (f"failed with exit code {code}, see {path}" if code else "trained"), flush=True)
+        return code
 
-    failed: dict[Run, Path] = {}
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `finally` is reached
     pool = ThreadPoolExecutor(jobs)
     try:
-        pending = {pool.submit(train, run): run for run in runs}
-        for number, future in enumerate(as_completed(pending), start=1):
-            run, code = pending[future], future.result()
-            if code:
-                failed[run] = logs / f"{run.name}.log"
-            message = f"failed with exit code {code}, see {failed[run]}" if code else "trained"
-            print(f"{number}/{len(runs)} {run.name}: {message}", flush=True)
+        return not any([*pool.map(train, runs)])
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         for process in list(running):
             process.terminate()
         pool.shutdown(wait=True)
         signal.signal(signal.SIGTERM, before)
-    return failed

@@ -9,7 +9,7 @@ import yaml
 
 from hyvideo.config.command_line import load_config
 from hyvideo.evaluation.figures.curves import MissingRuns, compare, curve, find_runs
-from hyvideo.evaluation.figures.figures import COMPARED, comparisons_of
+from hyvideo.evaluation.figures.figures import COMPARED
 from scripts import make_figures
 
 original_plot = plt.Axes.plot
@@ -81,7 +81,7 @@ def test_comparisons_are_labeled_by_the_settings_that_differ(make_run, tmp_path)
     for weights in ("averaged", "alignment"):
         for schedule in ("constant", "adaptive"):
             make_run(f"{weights}-{schedule}", reward_weights=weights, kl_schedule=schedule)
-    found = comparisons_of(7, find_runs([tmp_path / "runs"]))
+    found = compare(find_runs([tmp_path / "runs"]), COMPARED[7])
     assert {comparison.label for comparison in found} == {"reward_weights averaged", "reward_weights alignment"}
 
 
@@ -90,7 +90,7 @@ def test_a_schedule_is_labeled_with_its_warm_up_and_gain(make_run, tmp_path):
     make_run("two_stage", kl_schedule="two_stage")
     make_run("milder", kl_schedule="adaptive", kl_warmup_updates=4, kl_gain=0.05)
     make_run("none", kl_weight=0.0)
-    (comparison,) = comparisons_of(7, find_runs([tmp_path / "runs"]))
+    (comparison,) = compare(find_runs([tmp_path / "runs"]), COMPARED[7])
     assert {*comparison.variants} == {
         "kl_schedule adaptive, kl_warmup_updates 4, kl_gain 0.05",
         "kl_schedule constant, kl_warmup_updates 2, kl_gain 0.1",
@@ -103,7 +103,7 @@ def test_every_trust_region_is_compared_with_runs_without_one(make_run, tmp_path
     for schedule in ("constant", "adaptive"):
         for strategy in ("fixed", "dual_moving"):
             make_run(f"{schedule}-{strategy}", kl_schedule=schedule, kl_strategy=strategy)
-    (comparison,) = comparisons_of(8, find_runs([tmp_path / "runs"]))
+    (comparison,) = compare(find_runs([tmp_path / "runs"]), COMPARED[8])
     assert {*comparison.variants} == {
         "kl_strategy none",
         "kl_strategy fixed, kl_schedule constant",

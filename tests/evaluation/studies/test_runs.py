@@ -143,6 +143,7 @@ def test_the_plan_counts_rollouts_and_forward_passes_and_writes_nothing(study):
 
 def test_a_failed_cell_is_reported_with_its_log(tmp_path, capfd, forked_programs):
     study = Study(SMOKE, tmp_path, ["--no_such_flag", "1"])
-    failed = train_runs(study, [CELL], jobs=1)
-    assert "no_such_flag" in failed[CELL].read_text()
-    assert "failed with exit code 2" in capfd.readouterr().out
+    log = tmp_path / f"logs/{CELL.name}.log"
+    assert not train_runs(study, [CELL], jobs=1)
+    assert "no_such_flag" in log.read_text()
+    assert f"failed with exit code 2, see {log}" in capfd.readouterr().out

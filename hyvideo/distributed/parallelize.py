@@ -77,11 +77,13 @@ def _compile(transformer: nn.Module, backend: str, is_hooked: bool) -> None:
 
     Rollout and update must compute the same numbers, but kernels are fused differently with and without gradient.
     Therefore values are rounded to bf16 where eager mode rounds them, and Inductor chooses kernels deterministically.
-    Shapes are dynamic from the first call, so that no kernels are specialized for the first text length.
+    Shapes are dynamic from the first call, so that no kernels are specialized for the first text length. Numbers such as
+    an epsilon are constant; as inputs of the graph, they would be found constant later, and tracing would start again.
     """
     if backend not in (known := [*torch._dynamo.list_backends(), "aot_eager", "eager"]):
         raise ValueError(f"compile_backend must be one of {', '.join(known)}, got {quote(backend)}")
     torch._dynamo.config.recompile_limit = _RECOMPILE_LIMIT
+    torch._dynamo.config.specialize_float = True
     torch._inductor.config.emulate_precision_casts = True
     torch._inductor.config.deterministic = True
     for block in blocks(transformer):

@@ -26,7 +26,7 @@ def test_compile(work, record_property, case, frames):
     prepare(transformer, {"text"})
     if case == "LoRA":
         add_trainable_lora(transformer, training_config(transformer, rank=32, alpha=32.0))
-    arrange(transformer, recompute=CASES[case], compile=True)
+    arrange(transformer, recompute=CASES[case], compile=True, traces_on_cpu=True)
     inputs = few.inputs(transformer)["ours"]
     for name, kind in {"sampling": sample, "training": train}.items():
         for turn in ("first", "second"):

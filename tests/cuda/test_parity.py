@@ -18,7 +18,6 @@ from tests.tiny_checkpoint import write_image, write_original
 from tests.tiny_wan import write_wan
 
 pytestmark = pytest.mark.cuda
-STEPS = 5
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +36,10 @@ def test_samples_match_diffusers(gpu, released, tmp_path, record_property, dtype
     gc.collect()  # frees the models of the other precision
     root, version = released
     is_real, is_i2v = "CHECK_MODEL_PATH" in os.environ, "i2v" in version
-    frames, size = (33, (480, 832)) if is_real else (9, (64, 96))
+    steps, frames, size = (5, 33, (480, 832)) if is_real else (2, 5, (32, 48))
     settings = {"pretrained_model_root": root, "transformer_version": version, "dtype": dtype, "encoder_dtype": dtype}
     settings |= {"vae_dtype": "fp32" if dtype == "fp32" else "fp16", "sample_n_frames": frames}
-    config = Config().with_settings(**settings, grpo_sampling_steps=STEPS).resolved()
+    config = Config().with_settings(**settings, grpo_sampling_steps=steps).resolved()
     image = write_image(tmp_path / "image.png") if is_i2v else None
     request = Request('A cat walks past a sign that says "OPEN", realistic style.', image)
     kinds = check_checkpoint(config, {"this call": [request]}, [(frames, *size)])
@@ -55,7 +54,7 @@ def test_samples_match_diffusers(gpu, released, tmp_path, record_property, dtype
         latents["ours"] = pipeline.sample_ode(conditions, noise.to(gpu))
 
     def theirs():
-        counts = {"num_frames": frames, "num_steps": STEPS, "negative_prompt": config.data.negative_prompt}
+        counts = {"num_frames": frames, "num_steps": steps, "negative_prompt": config.data.negative_prompt}
         latents["diffusers"] = sample_diffusers(stock, request, noise, size, **counts)
 
     ours()  # warm-up

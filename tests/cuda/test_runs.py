@@ -15,9 +15,10 @@ from hyvideo.trainer import Trainer
 from tests.conftest import ROOT
 from tests.cuda.speed import Workload, forward
 from tests.cuda.workload import TINY_MODEL
+from tests.shallow import SHALLOW
 
 pytestmark = pytest.mark.cuda
-QUICK = {"batch_size": 4, "grpo_sampling_steps": 2, "num_updates_per_rollout": 1}
+QUICK = {"batch_size": 4, "grpo_sampling_steps": 2, "num_updates_per_rollout": 1, "pretrained_model_root": SHALLOW}
 AS_CPU = {"batched_forward": True, "enable_compile": False}
 
 

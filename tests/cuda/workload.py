@@ -1,5 +1,6 @@
 """Shared parts of the tests marked cuda: the device, a sampler on random weights, and its inputs."""
 
+import functools
 import importlib.util
 import os
 import statistics
@@ -79,14 +80,18 @@ class Operator(TorchDispatchMode):
         return operator(*arguments, **(options or {}))
 
 
-def arrange(transformer, **how):
-    """Set up activation checkpointing and compilation as in a run; on a CPU, compilation only traces static shapes."""
+def arrange(transformer, *, traces_on_cpu=False, **how):
+    """Set up activation checkpointing and compilation as in a run.
+
+    On a CPU, compilation only traces static shapes for `traces_on_cpu`, and is skipped otherwise, because it is slow.
+    """
     for block in transformer.transformer_blocks:
         block._compiled_call_impl = None
     backend, compiled = "inductor" if DEVICE.type == "cuda" else "eager", torch.compile
     with pytest.MonkeyPatch.context() as patch:
         if DEVICE.type != "cuda":  # dynamic shapes take three times as long
-            patch.setattr(torch, "compile", lambda *parts, **options: compiled(*parts, **options | {"dynamic": False}))
+            static = functools.partial(compiled, dynamic=False, backend=backend)
+            patch.setattr(torch, "compile", lambda call, **_: static(call) if traces_on_cpu else call)
         parallelize(transformer, Mesh(rank=0, world_size=1, sp_size=1), compile_backend=backend, **how)
 
 

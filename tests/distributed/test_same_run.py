@@ -114,11 +114,34 @@ class ThresholdScorer:
         return {}
 
 
+def save_tensors(path, tensors):
+    """Save tensors that may be sharded, from the main rank. One message per rank is faster than one per tensor."""
+    import torch.distributed as dist
+
+    from hyvideo.distributed.sharded_tensors import local_shard
+
+    shards = [{name: local_shard(tensor).contiguous().clone() for name, tensor in tensors.items()}]
+    if dist.is_initialized():
+        gathered = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+        dist.gather_object(shards[0], gathered)
+        if dist.get_rank() > 0:
+            return
+        shards = gathered
+    full = {}
+    for name, tensor in tensors.items():
+        mesh = getattr(tensor, "device_mesh", None)  # of a DTensor; its last dimension shards the first of the tensor
+        ranks = [0] if mesh is None else mesh.mesh.flatten()[: mesh.size(-1)].tolist()
+        parts = [shards[rank][name] for rank in ranks]
+        full[name] = torch.cat(parts) if len(parts) > 1 else parts[0]
+        assert full[name].shape == tensor.shape, name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file(full, path)
+
+
 def train(folder, settings, threshold, iterations=2):
     """Return the last metrics and a digest of this rank's rollouts; the main rank writes all tensors."""
     from hyvideo.config.command_line import load_config
     from hyvideo.distributed import mesh as ranks
-    from hyvideo.distributed.sharded_tensors import full_tensor
     from hyvideo.trainer import Trainer
 
     config = load_config("configs/smoke.yaml", output_dir=str(Path(folder) / "run"), **SETTINGS | settings)
@@ -130,10 +153,7 @@ def train(folder, settings, threshold, iterations=2):
     collector, indices = trainer.collector, trainer.collector.indices()
     conditions = trainer.encoder(collector.requests_of(trainer.iteration, indices))
     latents = collector.sample(trainer.iteration, indices, conditions).final
-    tensors = {name: full_tensor(tensor).contiguous().clone() for name, tensor in trainer.policy.tensors().items()}
-    if mesh.is_main:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        save_file(tensors, Path(folder) / "tensors.safetensors")
+    save_tensors(Path(folder) / "tensors.safetensors", trainer.policy.tensors())
     rollouts = {
         index.number(config.rollout.num_generations): row.double().sum().item() for index, row in zip(indices, latents)
     }
@@ -157,7 +177,8 @@ NFT = LORA | {
     "update_ref_model_step": 4,
 }
 KINDS = {
-    "full": {},
+    # Without guidance, which the others have, and with two trained steps, one of them with the anchor.
+    "full": {"cfg_scale": 1.0, "grpo_sampling_steps": 3, "seed": 87},
     # Two updates, so that the second has ratios other than 1; with two replicas, each trains a group in each update.
     "lora": LORA | {"num_generations": 2, "num_updates_per_rollout": 2},
     "nft": NFT,

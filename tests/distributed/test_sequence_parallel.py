@@ -112,9 +112,10 @@ def compare(num_processes):
             install(split)
             freeze_unused_parameters(split)
             parallelize(split, mesh, recompute=recompute)
-            cached = [cached_output(model) for model in (split, plain)]
-            found[f"{heads} heads, {recompute}, cached step"] = (cached[0] - cached[1]).abs().max().item(), 0.0
-            for case in CASES:
+            if recompute == "none":
+                cached = [cached_output(model) for model in (split, plain)]
+                found[f"{heads} heads, cached step"] = (cached[0] - cached[1]).abs().max().item(), 0.0
+            for case in CASES if recompute == "none" else ("unequal texts",):
                 expected, gradients = single[case]
                 out, local = output_and_gradients(split, case)
                 assert local.keys() == gradients.keys()
@@ -135,7 +136,7 @@ def compare(num_processes):
 def test_output_and_gradients_equal_those_of_one_process(num_processes):
     results = launch(f"{MODULE}:compare", num_processes, num_processes)
     for found in results:
-        assert len(found) == 4 * (len(CASES) + 1)
+        assert len(found) == 2 * (len(CASES) + 1) + 2  # both numbers of heads, and two kinds of checkpointing
         for case, (output, gradient) in found.items():
             assert output <= 2e-6 and gradient <= 5e-6, (case, output, gradient)
 

@@ -91,15 +91,15 @@ def test_every_training_method_changes_the_weights(config, mesh, settings):
 
 
 def test_a_killed_run_resumes_bit_for_bit(config, mesh, tmp_path):
-    config = config.with_settings(max_steps=4, save_interval=2, learning_rate=1e-3, ema_decay=0.5, report_to=["none"])
+    config = config.with_settings(max_steps=2, save_interval=1, learning_rate=1e-3, ema_decay=0.5, report_to=["none"])
     uninterrupted = Trainer(config, mesh, CPU, scorers={"test": Redness()})
     uninterrupted.train()
     interrupted = config.with_settings(output_dir=str(tmp_path / "interrupted"))
-    Trainer(interrupted.with_settings(max_steps=2), mesh, CPU, scorers={"test": Redness()}).train()
+    Trainer(interrupted.with_settings(max_steps=1), mesh, CPU, scorers={"test": Redness()}).train()
     resumed = Trainer(
         interrupted.with_settings(resume_from_checkpoint="latest"), mesh, CPU, scorers={"test": Redness()}
     )
-    assert resumed.iteration == 2
+    assert resumed.iteration == 1
     resumed.train()
     expected = uninterrupted.policy.tensors()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in resumed.policy.tensors().items())
@@ -130,11 +130,15 @@ LAYOUTS = {
 }
 
 
-def test_several_ranks_give_the_rewards_and_gradients_of_one_process(root, tmp_path):
+@pytest.mark.parametrize(
+    "layouts", [["sequence parallelism of 2, FSDP"], pytest.param(list(LAYOUTS), marks=pytest.mark.slow)]
+)
+def test_several_ranks_give_the_rewards_and_gradients_of_one_process(root, tmp_path, layouts):
     (tmp_path / "prompts.csv").write_text("\n".join(["prompt", *PROMPTS]) + "\n")
     run = str(root), str(tmp_path / "prompts.csv")
     (expected,) = launch(f"{MODULE}:train", 1, *run, str(tmp_path / "one"), {"batch_size": 8})
-    for name, (num_ranks, settings) in LAYOUTS.items():
+    for name in layouts:
+        num_ranks, settings = LAYOUTS[name]
         for lines in launch(f"{MODULE}:train", num_ranks, *run, str(tmp_path / name), settings):
             for line, single in zip(lines, expected):
                 assert line == {key: pytest.approx(value, rel=2e-4, abs=1e-6) for key, value in single.items()}, name

@@ -143,12 +143,19 @@ def test_activation_checkpointing_gives_bit_identical_gradients(mesh, kind):
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize("recompute", [pytest.param("none", marks=pytest.mark.slow), "selective"])
-def test_all_compiled_blocks_share_one_graph_without_breaks(mesh, recompute):
+@pytest.mark.parametrize(
+    "recompute, backend",
+    [
+        ("selective", "eager"),
+        pytest.param("selective", "aot_eager", marks=pytest.mark.slow),
+        pytest.param("none", "aot_eager", marks=pytest.mark.slow),
+    ],
+)
+def test_all_compiled_blocks_share_one_graph_without_breaks(mesh, recompute, backend):
     torch._dynamo.reset()
     counters.clear()
     plain, model = installed(num_layers=3), installed(num_layers=3)
-    parallelize(model, mesh, compile=True, compile_backend="aot_eager", recompute=recompute)
+    parallelize(model, mesh, compile=True, compile_backend=backend, recompute=recompute)
     for grid in ((3, 6, 4), (2, 4, 6)):
         arguments = inputs(1, grid)
         with torch.no_grad():

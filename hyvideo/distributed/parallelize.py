@@ -77,8 +77,8 @@ def _compile(transformer: nn.Module, backend: str, is_hooked: bool) -> None:
 
     Rollout and update must compute the same numbers, but kernels are fused differently with and without gradient.
     Therefore values are rounded to bf16 where eager mode rounds them, and Inductor chooses kernels deterministically.
-    Shapes are dynamic from the first call, so that no kernels are specialized for the first text length. Numbers such as
-    an epsilon are constant; as inputs of the graph, they would be found constant later, and tracing would start again.
+    Shapes are dynamic from the first call, so that no kernels are specialized for the first text length.
+    Numbers such as an epsilon are constant; as inputs of the graph, they would make torch trace each block twice.
     """
     if backend not in (known := [*torch._dynamo.list_backends(), "aot_eager", "eager"]):
         raise ValueError(f"compile_backend must be one of {', '.join(known)}, got {quote(backend)}")

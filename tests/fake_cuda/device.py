@@ -136,9 +136,11 @@ class Count(TorchDispatchMode):
         return sum(self.bytes.values()) / 1e9
 
     def __torch_dispatch__(self, operator, types, arguments=(), options=None):
-        if not all(issubclass(kind, FakeTensor) for kind in types):
+        if any(kind is not FakeTensor for kind in types):
             return NotImplemented  # a tensor of tensors, which are counted instead
         options = options or {}
+        if operator.is_view:  # no work and no memory
+            return operator(*arguments, **options)
         name = operator.overloadpacket.__name__
         needs_data = name in _RESULTS and isinstance(arguments[0], FakeTensor)
         result = _RESULTS[name] if needs_data else operator(*arguments, **options)

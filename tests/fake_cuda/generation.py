@@ -28,7 +28,7 @@ from hyvideo.models.step_cache import StepCache, StepCaching
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
 from tests.fake_cuda.checks import autoencoder, empty
 
-NUM_BLOCKS = 5
+NUM_BLOCKS = 4
 GRID = (31, 30, 53)
 CUDA = torch.device("cuda", 0)
 LANGUAGE_MODEL = {
@@ -69,10 +69,10 @@ def sample_and_decode(offloading, times, scheduler, *, skips_blocks=False):
         count.clear()
         with on_device(model), torch.no_grad():
             model.step_cache = StepCache(StepCaching(cache_start_step=0), NUM_BLOCKS - 2) if skips_blocks else None
-            for step in (0, 4, 5, 6, 8, 9) if skips_blocks else (0, 4):  # the first finds the order of the groups
+            for step in (0, 4, 5, 6) if skips_blocks else (0, 4):  # the first finds the order of the groups
                 pipeline.velocity(latents, times[step], Conditions((text,)))
         sampling = count.peak / 2**30
-        if skips_blocks:
+        if skips_blocks or offloading.overlap_group_offloading:  # the tile is the same
             return {"sampling": sampling}
         gc.collect()
         count.clear()

@@ -11,10 +11,10 @@ from tests.fake_cuda.counting import counted as counted_by
 
 
 def recipe(kind, **settings):
-    """Return the recipe with three blocks, but with the checkpointing of all, and two rollouts, computed one by one."""
+    """Return the recipe with two blocks, but with the checkpointing of all, and two rollouts, computed one by one."""
     config = parse(["--config", str(ROOT / "configs/hunyuanvideo15_1gpu_24gb.yaml")]).config
     changes = {"base_weight_dtype": kind, "activation_checkpointing": "full", "batch_size": 2} | settings
-    return PlannedRun(config.with_settings(**changes), 1, Architecture(num_layers=3))
+    return PlannedRun(config.with_settings(**changes), 1, Architecture(num_layers=2))
 
 
 def narrow(kind):

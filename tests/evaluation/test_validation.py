@@ -38,7 +38,7 @@ def validate(folder, sp_size):
     return trainer.validation.run(0)
 
 
-@pytest.mark.parametrize("sp_size", [1, 2])
+@pytest.mark.parametrize("sp_size", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_several_ranks_keep_all_requested_videos(tmp_path, sp_size):
     prompts = [f"a {colour} circle moves up" for colour in ("red", "blue", "green", "white", "yellow")]
     (tmp_path / "five.csv").write_text("\n".join(["prompt", *prompts]) + "\n")

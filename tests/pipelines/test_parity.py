@@ -60,7 +60,7 @@ def sample(pipeline, encoder, request, noise):
 @pytest.mark.parametrize(
     "version, prompt, negative_prompt, has_image",
     [
-        ("480p_t2v", "a red circle moves up", "", False),
+        pytest.param("480p_t2v", "a red circle moves up", "", False, marks=pytest.mark.slow),
         ("480p_t2v", 'a sign says "OPEN" and “左”', "", False),
         ("480p_i2v", 'the sign says "OPEN"', "blurry, a sign", True),  # diffusers also encodes its quoted text
         ("480p_i2v_step_distilled", "the picture moves", "", True),

@@ -11,6 +11,7 @@ from hyvideo.records.stage_timer import StageTimer
 from hyvideo.trainer import Trainer
 from hyvideo.training.on_policy_check import OffPolicyError, log_ratio_tolerances
 from tests.distributed.launch import launch
+from tests.shallow import SHALLOW
 
 CPU = torch.device("cpu")
 TRAINED = {"random_weights": False}  # random weights hardly respond to a timestep of 752 instead of 750
@@ -203,7 +204,8 @@ def train_with_a_wrong_join(settings):
 @pytest.mark.parametrize("shard", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_fault_of_sequence_parallelism_is_named_on_every_rank(tmp_path, shard):
     settings = {"output_dir": str(tmp_path), "valid_video_csv": "", "sp_size": 2, "enable_fsdp": shard}
-    settings |= {"log_video_interval": 0, "num_threads": 1}
+    settings |= {"log_video_interval": 0, "num_threads": 1, "pretrained_model_root": SHALLOW, "cfg_scale": 1.0}
+    settings |= {"batch_size": 4, "num_generations": 2, "grpo_sampling_steps": 2}
     messages = launch("tests.training.test_on_policy_check:train_with_a_wrong_join", 2, settings)
     assert all("cause: sequence parallelism" in message for message in messages), messages
     assert "On rank 0" in messages[0] and "On rank 1" in messages[1]

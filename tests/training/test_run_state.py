@@ -41,13 +41,18 @@ CASES = {
     "none": {"kl_weight": 0.0},
     "fixed, LoRA": {"kl_strategy": "fixed", **LORA},
     "stepwise, bf16": {"kl_strategy": "stepwise", **BF16},
-    "moving, a window": {"kl_strategy": "moving", "sde_window": "random:1"},
     "dual_moving, bf16 throughout": {"kl_strategy": "dual_moving", **BF16, "master_weight_type": "bf16"},
     "dual_moving, LoRA, bf16, Muon": {"kl_strategy": "dual_moving", **LORA, **BF16, "use_muon": True},
-    "moving, LoRA on fp8, bf16": {"kl_strategy": "moving", **LORA, **BF16, "base_weight_dtype": "fp8"},
+    "moving, LoRA on fp8, a window": {
+        "kl_strategy": "moving",
+        **LORA,
+        **BF16,
+        "base_weight_dtype": "fp8",
+        "sde_window": "random:1",
+    },
     "dual_fixed, Muon, guidance": {"kl_strategy": "dual_fixed", "use_muon": True, "cfg_scale": 2.0},
 }
-COVERED = ("none", "fixed, LoRA")  # by the other cases
+COVERED = ("none", "fixed, LoRA", "dual_fixed, Muon, guidance")  # by the other cases
 
 
 def train_iterations(trainer, iterations):

@@ -30,6 +30,7 @@ VALIDATION = {
     "validation_repeats": 2,
     "validation_interval": 1,
     "save_interval": 1,
+    "log_num_videos": 0,
 }
 GREEDY = {"learning_rate": 3e-3, "kl_weight": 0.0, "max_steps": 3}
 

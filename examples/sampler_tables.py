@@ -10,9 +10,9 @@ from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteS
 from hyvideo.schedulers.transitions import SAMPLERS
 
 
-def tables(num_steps: int, shift: float, eta: float, last_step: str = "stochastic") -> dict[str, str]:
+def tables(num_steps: int, shift: float, eta: float) -> dict[str, str]:
     """Return a table by title: a row for each step, a column for each sampler; 0 at deterministic steps."""
-    scheduler = FlowMatchDiscreteScheduler(shift=shift, last_step=last_step)
+    scheduler = FlowMatchDiscreteScheduler(shift=shift)
     scheduler.set_timesteps(num_steps)
     quantities = {
         "Standard deviation of each step": (scheduler.std_devs, ".4f"),
@@ -38,7 +38,6 @@ def main() -> None:
     parser.add_argument("--num_steps", type=int, default=20, help="number of denoising steps")
     parser.add_argument("--shift", type=float, default=5.0, help="shift of the schedule")
     parser.add_argument("--eta", type=float, default=0.5, help="scale of the noise")
-    parser.add_argument("--last_step", default="stochastic", choices=("stochastic", "deterministic"), help="last step")
     for title, table in tables(**vars(parser.parse_args())).items():
         print(f"{title}\n\n{table}")
 

@@ -42,7 +42,6 @@ COMPARED = {  # names in the metrics, and columns
     "frechet_distance": "Frechet distance",
     "held_out/diversity": "Diversity",
 }
-COLORS = [*(f"C{number}" for number in range(10)), "black", "navy", "lime", "gold"]
 HEADS = ["Recipe", "Rollouts", "Forwards", "Seconds", "Forwards a rollout", "Forwards a video"]
 
 
@@ -166,7 +165,7 @@ def draw(curves: dict[str, list[Point]], panels: Iterable[tuple[str, str]], path
         for number, (recipe, points) in enumerate(curves.items()):
             x, y = (np.array([(p[name].mean, p[name].low, p[name].high) for p in points]).T for name in names)
             errors = [abs(values[1:] - values[0]) for values in (y, x)]
-            style = {"color": COLORS[number % len(COLORS)], "linestyle": ("-", "--", ":")[number % 3], "marker": "."}
+            style = {"color": f"C{number % 10}", "linestyle": ("-", "--", ":")[number % 3], "marker": "."}
             axes.errorbar(x[0], y[0], *errors, **style, elinewidth=0.8, capsize=2, label=recipe)
         axes.set(xlabel=names[0], ylabel=names[1])
         axes.grid(alpha=0.3)

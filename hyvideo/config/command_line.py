@@ -294,7 +294,7 @@ def reward_options(reward: RewardSettings) -> dict[str, dict]:
     """Return the options of each scorer; ``reward_config`` overrides settings. Raises ValueError if it is invalid."""
     options: dict[str, dict] = {name: {} for name in [*reward.reward_model, *reward.held_out_reward_model]}
     if "videoalign" in options:
-        options["videoalign"] = {"mode": reward.reward_checkpoint_mode, "precision": reward.reward_precision}
+        options["videoalign"] = {"precision": reward.reward_precision}
     if not reward.reward_config:
         return options
     path = reward.reward_config

@@ -99,9 +99,6 @@ class RewardSettings:
         [], "Scorers that only measure validation videos and never reward.", no.VALIDATION
     )
     reward_config: str = learning("", "Options by scorer: a YAML file, or JSON.", no.SCORERS)
-    reward_checkpoint_mode: Literal["auto", "v1", "v2", "v3"] = learning(
-        "auto", "VideoAlign tensor names: v1, v3 (released) or v2 (newer transformers).", *no.VIDEOALIGN, measured=True
-    )
     reward_precision: Literal["bf16", "fp32_math"] = learning(
         "bf16", "VideoAlign: bf16 as published; fp32_math separates close scores.", *no.VIDEOALIGN, measured=True
     )

@@ -159,7 +159,7 @@ def test_scorer_options_are_a_file_or_json(write, tmp_path):
     assert reward_options(reward) == options
     of_reference = '{"videoalign_local": {"batch_size": 2}}'
     reward = parse(["--reward_model", "videoalign_local", "--reward_config", of_reference]).config.reward
-    assert reward_options(reward) == {"videoalign": {"mode": "auto", "precision": "bf16", "batch_size": 2}}
+    assert reward_options(reward) == {"videoalign": {"precision": "bf16", "batch_size": 2}}
     reward = replace(reward, reward_model=["miniature"])
     with pytest.raises(ValueError, match="must map miniature to a mapping of options, got 'videoalign_local'"):
         reward_options(replace(reward, reward_config=of_reference))

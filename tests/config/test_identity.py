@@ -25,7 +25,7 @@ MEASURED = set(
     "transformer_version dtype encoder_dtype vae_dtype vae_tile_size vae_tile_overlap "
     "random_weights reward_weights "
     "height width sample_n_frames fps shift cfg_scale guidance_interval reward_model reward_precision "
-    "reward_checkpoint_mode reward_video remote_reward_url validation_steps validation_seed validation_repeats "
+    "reward_video remote_reward_url validation_steps validation_seed validation_repeats "
     "negative_prompt".split()
 )
 

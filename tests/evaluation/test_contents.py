@@ -129,7 +129,6 @@ def test_other_csv_columns_and_model_versions_are_ignored(world, tmp_path):
         {"vae_tile_size": 64},
         {"vae_tile_overlap": 0.5},
         {"encoder_dtype": "fp32"},
-        {"reward_checkpoint_mode": "v2"},
         {"reward_weights": "averaged"},
         {"validation_seed": 1},
         {"validation_height": 48},

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +22,6 @@ from hyvideo.models.reward_models.videoalign.prompt import TEMPLATES
 from hyvideo.models.weight_files import read_pickle, read_safetensors
 
 LABEL = "VideoAlign"
-CheckpointMode = Literal["auto", "v1", "v2", "v3"]
 
 EMBEDDING = "language_model.embed_tokens.weight"
 _BASE_NAME = "Qwen/Qwen2-VL-2B-Instruct"
@@ -95,18 +94,10 @@ def find_checkpoint(root: str | Path, *, step: int | None = None, base: str | Pa
     return Checkpoint(folder, _find_base(root, base_name, base), settings)
 
 
-def read_weights(checkpoint: Checkpoint, *, mode: CheckpointMode = "auto") -> Weights:
-    """Read the tensors of a checkpoint, memory-mapped if possible. Raises ValueError for unusable files.
-
-    ``mode`` is the public reference's name for the mapping of tensor names: v1 and v3 for files of older transformers,
-    such as the released file, v2 for newer ones. ``auto`` detects the mapping; any other value must match the files.
-    """
+def read_weights(checkpoint: Checkpoint) -> Weights:
+    """Read the tensors of a checkpoint, memory-mapped if possible. Raises ValueError for unusable files."""
     whole = checkpoint.folder / "model.pth"
     parts = [read_pickle(whole, LABEL)] if whole.is_file() else _adapter_on_base(checkpoint)
-    is_new = any(".language_model." in f".{name}" for part in parts for name in part)
-    if mode != "auto" and is_new != (mode == "v2"):
-        names = "v2 (newer transformers)" if is_new else "v1 or v3 (older transformers)"
-        raise ValueError(f"reward_checkpoint_mode {mode} does not fit {checkpoint.folder}: tensor names are {names}")
     tensors = {plain_name(name): tensor for part in parts for name, tensor in part.items()}
     head, output = tensors.pop("rm_head.weight", None), tensors.pop("lm_head.weight", None)
     if head is None:

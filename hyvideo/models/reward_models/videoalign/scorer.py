@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hyvideo.data.videos import check_video, read_video
 from hyvideo.models.reward_models.rewards import Scorer, Scores
-from hyvideo.models.reward_models.videoalign.checkpoint import EMBEDDING, CheckpointMode, find_checkpoint, read_weights
+from hyvideo.models.reward_models.videoalign.checkpoint import EMBEDDING, find_checkpoint, read_weights
 from hyvideo.models.reward_models.videoalign.model import RewardModel
 from hyvideo.models.reward_models.videoalign.preprocessing import MERGE, frame_indices, patches, resize
 from hyvideo.models.reward_models.videoalign.prompt import REWARD_TOKENS, check_prompt, question
@@ -32,14 +32,13 @@ class VideoAlignScorer(Scorer):
         precision: Literal["bf16", "fp32_math"] | None = None,
         merge_lora: bool = False,  # add the LoRA to the weights: slightly faster, scores differ by bf16 rounding
         batch_size: int = 4,  # videos per forward pass
-        mode: CheckpointMode = "auto",
         step: int | None = None,
         base: str | Path | None = None,  # folder of Qwen2-VL-2B-Instruct, needed only for an adapter checkpoint
     ):
         from transformers import AutoTokenizer, Qwen2VLConfig
 
         checkpoint = find_checkpoint(root, step=step, base=base)
-        weights = read_weights(checkpoint, mode=mode)
+        weights = read_weights(checkpoint)
         self.settings = checkpoint.settings
         self.dimensions = checkpoint.settings.dimensions
         self.batch_size = batch_size

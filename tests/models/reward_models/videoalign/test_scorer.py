@@ -265,13 +265,6 @@ def test_a_different_output_layer_replaces_the_embeddings(copy):
     assert torch.equal(weights.model["language_model.embed_tokens.weight"], expected)
 
 
-@pytest.mark.parametrize("mode", ["v1", "v3"])
-def test_checkpoint_modes_are_accepted_for_matching_files(copy, mode):
-    assert read_weights(find_checkpoint(copy), mode=mode).head.shape[0] == 1
-    with pytest.raises(ValueError, match="v2 does not fit .* names are v1 or v3"):
-        read_weights(find_checkpoint(copy), mode="v2")
-
-
 def test_a_file_with_newer_tensor_names_loads(copy, exact):
     """The names are those that transformers 5 saves."""
 
@@ -284,10 +277,8 @@ def test_a_file_with_newer_tensor_names_loads(copy, exact):
                 tensors[f"base_model.model.model.language_model.{inner.removeprefix('model.')}"] = tensors.pop(name)
 
     rewrite(copy, rename)
-    scorer = VideoAlignScorer(copy, dtype=torch.float32, mode="v2")
+    scorer = VideoAlignScorer(copy, dtype=torch.float32)
     assert scorer.score_files(VIDEOS[:1], PROMPTS[:1]) == exact.score_files(VIDEOS[:1], PROMPTS[:1])
-    with pytest.raises(ValueError, match="v1 does not fit"):
-        read_weights(find_checkpoint(copy), mode="v1")
 
 
 def test_the_released_file_fits_the_bundled_base_model_config(monkeypatch, tmp_path):

@@ -41,8 +41,7 @@ def make_videos(options: argparse.Namespace, flags: list[str]) -> None:
     seed, number = config.record.validation_seed, options.videos_per_prompt
     clips = benchmark.list_clips(suite, rows, augmented, seed=seed, num_videos=number)
     policies, lora = [], config.optimizer.pretrained_lora_path
-    for name, (source, scale) in read_policies(options.policies).items():
-        guided = config if scale is None else config.with_settings(cfg_scale=scale)
+    for name, (source, guided) in read_policies(options.policies, config).items():
         policies.append(benchmark.BenchmarkVideos(guided, source.with_initial_lora(lora), clips, options.out / name))
     pending = [policy.pending() for policy in policies]
     for policy, videos in zip(policies, pending):

@@ -48,11 +48,11 @@ def main(argv: list[str] | None = None) -> None:
     requests = make_and_read_requests(options.prompt or [], None, csvs)
     if not options.prompt:
         requests = [requests[row] for row in evenly_spaced(options.num_prompts, len(requests))]
-    policies, out = read_policies(options.policies), options.output_dir
-    sample_policies(config, policies, requests, out, only_checks=True)
+    policies, out = read_policies(options.policies, config.sampled_as_validation()), options.output_dir
+    sample_policies(policies, requests, out, only_checks=True)
     device = choose_device(config.model.device, processes.local_rank())
     mesh = ranks.start(1, device, timeout=config.distributed.collective_timeout)
-    sample_policies(config, policies, requests, out)
+    sample_policies(policies, requests, out)
     barrier(mesh)
     if mesh.is_main:
         print(f"wrote {draw_policies(policies, requests, out, config.record.validation_seed)}")

@@ -18,13 +18,13 @@ from hyvideo.models.lora import LORA_FILES
 from hyvideo.records.contact_sheet import contact_sheet, even_frames
 
 BASE, SHEET = "base", "policies.png"
-Policies = dict[str, tuple[Source, float | None]]  # by name: the policy, and its guidance scale if it is given
+Policies = dict[str, tuple[Source, Config]]  # by name
 
 
-def read_policies(words: list[str]) -> Policies:
+def read_policies(words: list[str], config: Config) -> Policies:
     """Parse policies given as ``base`` or ``name=path`` (see `source_of`). Raises ValueError for invalid words.
 
-    A suffix such as ``@6`` sets the guidance scale and is part of the policy's name.
+    A suffix such as ``@6`` sets the guidance scale of a policy's settings and is part of its name.
     """
     policies: Policies = {}
     for word in words:
@@ -37,7 +37,7 @@ def read_policies(words: list[str]) -> Policies:
         if not re.fullmatch(r"\w[\w.+-]{0,39}", name):
             raise ValueError(f"a policy's name must be at most 40 letters, digits and _ . + -, got {quote(name)}")
         source = source_of(Path(path)) if has_path else Source()
-        policies[name + suffix] = source, float(scale) if scale else None
+        policies[name + suffix] = source, config.with_settings(cfg_scale=float(scale)) if scale else config
     return policies
 
 
@@ -51,19 +51,12 @@ def source_of(path: Path) -> Source:
     return Source(checkpoints[-1] if checkpoints else path)
 
 
-def sample_policies(
-    config: Config, policies: Policies, requests: list[Request], out: Path, *, only_checks: bool = False
-) -> None:
-    """Generate the videos of one policy after the other, shared by the processes of torchrun.
-
-    They are sampled as in validation, but with the noise of generate.py. Raises ValueError as `generate` does.
-    """
-    config = config.sampled_as_validation()
-    sizes = dict.fromkeys(requests, (config.data.height, config.data.width))
-    options = {"seed": config.record.validation_seed, "is_stochastic": False, "only_checks": only_checks}
-    for name, (source, scale) in policies.items():
-        guided = config if scale is None else config.with_settings(cfg_scale=scale)
-        generate(guided, list_videos(sizes, requests, out / name), source=source, **options)
+def sample_policies(policies: Policies, requests: list[Request], out: Path, *, only_checks: bool = False) -> None:
+    """Generate the videos of one policy after the other. Raises ValueError as `generate` does."""
+    for name, (source, config) in policies.items():
+        sizes = dict.fromkeys(requests, (config.data.height, config.data.width))
+        options = {"seed": config.record.validation_seed, "is_stochastic": False, "only_checks": only_checks}
+        generate(config, list_videos(sizes, requests, out / name), source=source, **options)
 
 
 def draw_policies(policies: Iterable[str], requests: list[Request], out: Path, seed: int) -> Path:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
+from hyvideo.config.settings import Config
 from hyvideo.data.videos import read_video
 from hyvideo.evaluation.figures.policies import read_policies
 from hyvideo.evaluation.generation import Source
@@ -32,12 +33,13 @@ def test_a_policy_is_the_base_a_run_a_checkpoint_or_a_lora(tmp_path, run_folder)
     (lora_file,) = (tmp_path / "lora").glob("*.safetensors")
     first = run_folder / "checkpoints/000010"
     words = ["base", f"run={run_folder}", f"first={first}", f"lora={tmp_path / 'lora'}", f"file={lora_file}"]
-    assert read_policies([*words, "base@6", f"run={run_folder}@2.5"]) == {
-        "base": (Source(), None),
-        "run": (Source(run_folder / "checkpoints/000020"), None),
-        "first": (Source(first), None),
-        "lora": (Source(lora=tmp_path / "lora"), None),
-        "file": (Source(lora=lora_file), None),
+    policies = read_policies([*words, "base@6", f"run={run_folder}@2.5"], Config().with_settings(cfg_scale=4.0))
+    assert {name: (source, config.rollout.cfg_scale) for name, (source, config) in policies.items()} == {
+        "base": (Source(), 4.0),
+        "run": (Source(run_folder / "checkpoints/000020"), 4.0),
+        "first": (Source(first), 4.0),
+        "lora": (Source(lora=tmp_path / "lora"), 4.0),
+        "file": (Source(lora=lora_file), 4.0),
         "base@6": (Source(), 6.0),
         "run@2.5": (Source(run_folder / "checkpoints/000020"), 2.5),
     }
@@ -55,7 +57,7 @@ def test_a_policy_is_the_base_a_run_a_checkpoint_or_a_lora(tmp_path, run_folder)
 )
 def test_an_invalid_policy_raises_value_error(words, message):
     with pytest.raises(ValueError, match=message):
-        read_policies(words)
+        read_policies(words, Config())
 
 
 def test_two_processes_generate_all_policies_from_the_same_noise(tmp_path, tiny_config):

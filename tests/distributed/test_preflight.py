@@ -106,10 +106,8 @@ def test_compatible_ranks_are_shown_in_a_table(tmp_path, before):
 
 @pytest.mark.slow
 def test_all_problems_are_in_one_message_and_every_rank_exits_with_2(tmp_path):
-    (tmp_path / "file").touch()
     (tmp_path / "prompts.csv").write_text("prompt\na red circle moves left\n")
-    flags = ["--learning_rate", "0.5", "--output_dir", tmp_path / "file" / "run"]
-    flags += ["--prompts_csv", tmp_path / "prompts.csv"]
+    flags = ["--learning_rate", "0.5", "--prompts_csv", tmp_path / "prompts.csv"]
     codes, _, err = run_preflight(3, "--batch_size", 4, "--output_dir", tmp_path / "run", extra={1: flags})
     assert codes == [2, 2, 2]
     host = socket.gethostname()
@@ -117,7 +115,6 @@ def test_all_problems_are_in_one_message_and_every_rank_exits_with_2(tmp_path):
         f"learning_rate must be the same on all ranks, got 0.0001 on ranks 0, 2 ({host}); 0.5 on rank 1 ({host})"
     )
     assert err.count(difference) == 1
-    assert f"rank 1 ({host}): output_dir '{tmp_path}/file/run' cannot be written to: {tmp_path}/file is not a fo" in err
     assert "the file of prompts_csv must be the same" in err
     assert "Traceback" not in err
 
@@ -175,7 +172,6 @@ def test_equal_nodes_have_no_problems(reports):
         ("the project's Python code", "0123", "the project's Python code must be the same on all ranks, got "),
         ("the version of torch", "1.0", "; 1.0 on rank 3 (node1)"),
         ("the transformer's files", ABSENT, "the transformer's files must be the same"),
-        ("the checkpoint to resume", "000010", "the same on all ranks, got none on ranks 0-2 (node0, node1); 0"),
         ("the kind of device", "cuda", "the kind of device must be the same"),
         ("the setting learning_rate", "0.5", "the setting learning_rate must be the same on all ranks, got 0.0001 on"),
         ("the setting of tomorrow", "1", "must be the same on all ranks, got absent on ranks 0-2"),
@@ -205,12 +201,6 @@ def test_the_table_shows_different_gpus_and_the_smallest_free_disk(reports):
     row = table(reports).splitlines()[2]
     assert "1 x GPU with 80 GiB, 1 x other GPU with 40 GiB" in row and row.endswith(" 2 GiB")
     assert problems_of(reports) == []
-
-
-def test_a_missing_transformer_is_a_problem(tiny_config):
-    settings = tiny_config.with_settings(transformer_version="none", pretrained_model_root="nowhere").flat()
-    (problem,) = inspect_node(settings, {}, 0, torch.device("cpu")).problems
-    assert problem.startswith("the transformer folder nowhere/transformer/none does not exist")
 
 
 def test_a_changed_or_renamed_file_changes_the_hash_of_the_code(tmp_path):

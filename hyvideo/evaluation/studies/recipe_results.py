@@ -96,30 +96,23 @@ def write_results(study: Study, runs: list[Run], budget: Budget, guidance: float
 
     With ``guidance``, the table also has the base model with this guidance scale.
     """
-    traces: dict[str, dict[int, Trace]] = {}
     trained = list(finished(study, runs))
-    for run in trained:
-        traces.setdefault(run.recipe.name, {})[run.seed] = read_trace(study, run)
     if not trained:
         raise ValueError(f"{study.out} contains no finished run yet")
-    ends = {}
-    for axis in AXES:
-        end = budget.amount if axis == budget.axis else np.inf
-        curves = {name: curve([*by_seed.values()], axis, end) for name, by_seed in traces.items()}
-        draw(curves, itertools.product([axis], COMPARED.values()), study.out / f"curves_{axis}.png")
-        if axis == budget.axis:
-            ends = {name: points[-1] for name, points in curves.items()}
-    base = curve([traces[trained[0].recipe.name][trained[0].seed]], budget.axis)[0]
-    has_truth = all("True reward" in end for end in ends.values())
-    panels = itertools.product(["Frechet distance", "Diversity"], ["True reward" if has_truth else "Reward"])
-    draw({name: [end] for name, end in ends.items()} | {"first validation": [base]}, panels, study.out / "pareto.png")
+    traces: dict[str, dict[int, Trace]] = {}
+    for run in trained:
+        traces.setdefault(run.recipe.name, {})[run.seed] = read_trace(study, run)
+    scores = {name: {seed: at_cost(t, *budget) for seed, t in by_seed.items()} for name, by_seed in traces.items()}
+    ends = {name: intervals([*by_seed.values()]) for name, by_seed in scores.items()}
+    base = intervals([at_cost(traces[trained[0].recipe.name][trained[0].seed], budget.axis, 0)])
+    write_plots(traces, ends, base, budget, study.out)
     whole = planned(study, trained[0], trains=False)
     rows = [] if base["rollouts"].mean else [_row("Base model", base, forwards_per_video(whole), "")]
     if guidance:
         guided = intervals([guided_base(study, trained[0], guidance)])
         of_video = forwards_per_video(whole.with_settings(validation_cfg_scale=guidance))
         rows.append(_row(f"Base model, guidance {guidance:g}", guided, of_video, ""))
-    rows += [_row(name, e, forwards_per_video(whole), format_seeds(len(traces[name]))) for name, e in ends.items()]
+    rows += [_row(name, e, forwards_per_video(whole), format_seeds(len(scores[name]))) for name, e in ends.items()]
     notes = [
         f"At {budget.amount:,} {budget.axis} per run, or at its end if earlier; from the validations of the runs, with "
         "the same prompts and noise. 95 % intervals (Student's t) over training seeds, none for one seed.",
@@ -128,18 +121,30 @@ def write_results(study: Study, runs: list[Run], budget: Budget, guidance: float
         notes.append(f"Unfinished runs, not included: {', '.join(missing)}.")
     write_table(Table(HEADS, rows, notes), study.out / "recipes")
     controls = {run.recipe.control_of: run.recipe.name for run in trained if run.recipe.control_of}
-    write_verdicts(traces, controls, budget, study.out)
+    write_verdicts(scores, controls, study.out / "verdicts.md")
 
 
-def write_verdicts(traces: dict[str, dict[int, Trace]], controls: dict[str, str], budget: Budget, out: Path) -> None:
+def write_plots(
+    traces: dict[str, dict[int, Trace]], ends: dict[str, Point], base: Point, budget: Budget, folder: Path
+) -> None:
+    """Draw the curves over each cost up to the budget, and the ends of the recipes beside the first validation."""
+    for axis in AXES:
+        end = budget.amount if axis == budget.axis else np.inf
+        curves = {name: curve([*by_seed.values()], axis, end) for name, by_seed in traces.items()}
+        draw(curves, itertools.product([axis], COMPARED.values()), folder / f"curves_{axis}.png")
+    has_truth = all("True reward" in end for end in ends.values())
+    panels = itertools.product(["Frechet distance", "Diversity"], ["True reward" if has_truth else "Reward"])
+    draw({name: [end] for name, end in ends.items()} | {"first validation": [base]}, panels, folder / "pareto.png")
+
+
+def write_verdicts(scores: dict[str, dict[int, Scores]], controls: dict[str, str], path: Path) -> None:
     """Compare each recipe with the first one and with its control, by name in ``controls``."""
-    ends = {name: {seed: at_cost(t, *budget) for seed, t in by_seed.items()} for name, by_seed in traces.items()}
-    first, *others = ends
+    first, *others = scores
     pairs = [(name, first) for name in others if name not in controls.values()]
-    pairs += [pair for pair in controls.items() if pair[0] in ends]
-    verdicts = [compare(f"{name} against {other}", ends[name], ends[other]) for name, other in pairs]
+    pairs += [pair for pair in controls.items() if pair[0] in scores]
+    verdicts = [compare(f"{name} against {other}", scores[name], scores[other]) for name, other in pairs]
     note = "Differences are paired by training seed, with 95 % intervals (Student's t) over seeds. " + NO_CORRECTION
-    write_text(out / "verdicts.md", as_markdown(verdicts, COMPARED.values(), [note]))
+    write_text(path, as_markdown(verdicts, COMPARED.values(), [note]))
 
 
 def forwards_per_video(run: PlannedRun) -> float:

@@ -81,9 +81,8 @@ def show(command: CommandLine) -> None:
     config, world_size = command.config, command.world_size
     check_ranges(config.flat())
     if world_size == 1:
-        batch = config.rollout, config.distributed, config.loss.num_updates_per_rollout
         named = map(int, re.findall(r"([1-9]\d{0,3})gpu", " ".join(sys.argv)))  # e.g. configs/..._64gpu.yaml
-        fitting = (n for n in (1, *named, 8, *range(2, 8)) if not [*batch_problems(*batch, n)])
+        fitting = (n for n in (1, *named, 8, *range(2, 8)) if not [*batch_problems(config, n)])
         world_size = next(fitting, 1)
     check(config, world_size, on_this_machine=False)
     if processes.rank() != 0:

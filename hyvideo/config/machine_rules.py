@@ -4,10 +4,10 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from itertools import chain
 from pathlib import Path
 
-from hyvideo.config.sections import DataSettings, ModelSettings, OptimizerSettings, RecordSettings
+from hyvideo.config.sections import DataSettings
+from hyvideo.config.settings import Config
 from hyvideo.data.images import check_image
 from hyvideo.data.outside import file_problem, find_path, folder_problem, quote, write_problem
 from hyvideo.data.prompts import Request, read_requests
@@ -18,19 +18,17 @@ Problems = Iterator[str]
 REPORTS = ("tensorboard", "wandb")
 
 
-def machine_problems(
-    model: ModelSettings, data: DataSettings, optimizer: OptimizerSettings, record: RecordSettings
-) -> Problems:
+def machine_problems(config: Config) -> Problems:
     """Yield a message for each package, file or folder of the run that this machine lacks."""
-    yield from chain(
-        packages_are_installed(record.report_to, model.base_weight_dtype),
-        prompts_are_readable(data, existing=False),
-        checkpoints_exist(model.pretrained_model_root),
-        initial_lora_exists(optimizer.pretrained_lora_path),
-        checkpoint_to_resume_exists(record.resume_from_checkpoint),
-        folders_can_be_written("output_dir", record.output_dir),
-        folders_can_be_written("conditions_dir", model.conditions_dir) if model.conditions_dir else (),
-    )
+    model, record = config.model, config.record
+    yield from packages_are_installed(record.report_to, model.base_weight_dtype)
+    yield from prompts_are_readable(config.data, existing=False)
+    yield from checkpoints_exist(model.pretrained_model_root)
+    yield from initial_lora_exists(config.optimizer.pretrained_lora_path)
+    yield from checkpoint_to_resume_exists(record.resume_from_checkpoint)
+    yield from folders_can_be_written("output_dir", record.output_dir)
+    if model.conditions_dir:
+        yield from folders_can_be_written("conditions_dir", model.conditions_dir)
 
 
 def problem_of(check: Callable[[], object]) -> Problems:
@@ -68,17 +66,17 @@ def _read_prompts(path: str) -> None:
         check_image(image)
 
 
-def videos_fit_the_version(model: ModelSettings, data: DataSettings, sizes: dict[str, tuple]) -> Problems:
-    """Yield sizes (frames, height, width), by kind of video, and images that a released version does not support."""
-    root, version = model.pretrained_model_root, model.transformer_version
+def videos_fit_the_version(config: Config) -> Problems:
+    """Yield sizes of videos, and images, that a released version does not support."""
+    root, version = config.model.pretrained_model_root, config.model.transformer_version
     if not (released := RELEASED.get(version)):
         return
-    for whose, size in sizes.items():
+    for whose, size in config.video_sizes.items():
         for problem in problem_of(lambda size=size: read_architecture(root, version).latent_size(*size)):
             yield f"{problem} for {whose}"
     for source in ("prompts_csv", "valid_video_csv"):
         with suppress(ValueError):  # `prompts_are_readable` reports unreadable files
-            requests = read_requests(*getattr(data, source))
+            requests = read_requests(*getattr(config.data, source))
             yield from image_problems(released.task, requests, f"transformer_version {version}", source)
 
 

@@ -11,15 +11,7 @@ from hyvideo.config import machine_rules as machine
 from hyvideo.config.command_line import reward_options
 from hyvideo.config.machine_rules import Problems, problem_of
 from hyvideo.config.run_plan import branches_of_steps, num_stochastic_steps, parse_interval, stochastic_transitions
-from hyvideo.config.sections import (
-    DistributedSettings,
-    ModelSettings,
-    OptimizerSettings,
-    RecordSettings,
-    RewardSettings,
-    RolloutSettings,
-    TrustRegionSettings,
-)
+from hyvideo.config.sections import RewardSettings, RolloutSettings
 from hyvideo.config.settings import REWARD_PRESETS, TRAITS, Config, eta_of, flat_weights
 from hyvideo.data.outside import nearest, parse_json, quote
 from hyvideo.data.prompts import check_prompt
@@ -31,27 +23,11 @@ from hyvideo.schedulers.transitions import sampler_of
 def check(config: Config, world_size: int = 1, *, on_this_machine: bool = True) -> None:
     """Raise ValueError with every rule that the settings violate and, if requested, what this machine lacks."""
     check_ranges(config.flat())  # the other rules compute with these numbers
-    updates = config.loss.num_updates_per_rollout
     _raise(
-        batch_problems(config.rollout, config.distributed, updates, world_size),
-        process_problems(config.distributed, config.reward, world_size),
-        noise_can_be_matched(config.rollout),
-        problem_of(lambda: stochastic_transitions(config.rollout)),  # checks eta and a custom sampler
-        trust_region_problems(config.trust_region, config.kl_strategy, config.reward, config.model.transformer_version),
-        anchor_problems(config.trust_region, updates, is_moving=config.anchor_moves) if config.needs_anchor else (),
-        guided_anchor_problems(config.anchor_cfg_scale, config.kl_strategy) if config.anchor_has_own_guidance else (),
-        some_step_is_stochastic(config.rollout)
-        if config.loss.objective == "grpo"
-        else nft_problems(config.model, config.rollout),
-        some_step_is_guided(config.rollout, max(config.rollout.cfg_scale, config.anchor_cfg_scale)),
-        reward_problems(config.reward),
-        weight_problems(config.model.dtype, config.model.master_weight_type, config.optimizer),
-        fp8_problems(config.optimizer, config.distributed) if config.model.base_weight_dtype == "fp8" else (),
-        record_problems(config.record, config.data.valid_video_csv),
-        () if config.data.prompts_csv else ["prompts_csv must name a CSV file with a column `prompt`, got none"],
-        machine.prompts_are_readable(config.data, existing=True),
-        machine.videos_fit_the_version(config.model, config.data, config.video_sizes),
-        machine.machine_problems(config.model, config.data, config.optimizer, config.record) if on_this_machine else (),
+        batch_problems(config, world_size),
+        process_problems(config, world_size),
+        *(rule(config) for rule in RULES),
+        machine.machine_problems(config) if on_this_machine else (),
     )
 
 
@@ -136,10 +112,9 @@ def _divisors(number: int) -> str:
     return ", ".join(str(divisor) for divisor in range(1, number + 1) if number % divisor == 0)
 
 
-def batch_problems(
-    rollout: RolloutSettings, distributed: DistributedSettings, num_updates: int, world_size: int
-) -> Problems:
+def batch_problems(config: Config, world_size: int) -> Problems:
     """Yield why the rollouts of an iteration do not form whole groups that are evenly distributed over the replicas."""
+    rollout, distributed, num_updates = config.rollout, config.distributed, config.loss.num_updates_per_rollout
     if problems := [*layout_problems(world_size, distributed.sp_size, distributed.dp_replicate)]:
         yield from problems
         return
@@ -164,8 +139,9 @@ def batch_problems(
         yield f"num_generations must be at least 2, since advantages compare the rollouts of a group, got {group}"
 
 
-def process_problems(distributed: DistributedSettings, reward: RewardSettings, world_size: int) -> Problems:
+def process_problems(config: Config, world_size: int) -> Problems:
     """Yield problems of replicas without sharding, and of watchdog or reward timeouts above the collective timeout."""
+    distributed, reward = config.distributed, config.reward
     if distributed.dp_replicate > 1 and not distributed.enable_fsdp:
         yield f"dp_replicate {distributed.dp_replicate} needs enable_fsdp; set enable_fsdp true or dp_replicate 1"
     report, timeout = distributed.watchdog_seconds, distributed.collective_timeout
@@ -188,21 +164,11 @@ def noise_can_be_matched(rollout: RolloutSettings) -> Problems:
         yield from problem_of(lambda: eta_of(rollout))
 
 
-def some_step_is_stochastic(rollout: RolloutSettings) -> Problems:
-    try:
-        number = num_stochastic_steps(rollout)
-    except ValueError as error:
-        yield str(error)
-        return
-    if number == 0:
-        yield (
-            f"the sampler must have at least one stochastic step to train, got none with sde_type {rollout.sde_type}, "
-            f"eta {rollout.eta}, {rollout.grpo_sampling_steps} steps and last_step {rollout.last_step}; raise eta or "
-            "grpo_sampling_steps"
-        )
-
-
-def some_step_is_guided(rollout: RolloutSettings, scale: float) -> Problems:
+def sampler_problems(config: Config) -> Problems:
+    """Yield an invalid eta, window, noise to match or custom sampler, and a guidance interval without steps."""
+    rollout, scale = config.rollout, max(config.rollout.cfg_scale, config.anchor_cfg_scale)
+    yield from noise_can_be_matched(rollout)
+    yield from problem_of(lambda: stochastic_transitions(rollout))
     if scale > 1 and max(branches_of_steps(rollout, scale)) == 1:
         yield (
             f"guidance_interval must contain at least one step of the schedule, got {rollout.guidance_interval} and "
@@ -210,8 +176,12 @@ def some_step_is_guided(rollout: RolloutSettings, scale: float) -> Problems:
         )
 
 
-def nft_problems(model: ModelSettings, rollout: RolloutSettings) -> Problems:
-    version = version_defaults(model.transformer_version)
+def objective_problems(config: Config) -> Problems:
+    """Yield a rollout without trained steps for grpo, and what nft cannot train with."""
+    rollout, version = config.rollout, version_defaults(config.model.transformer_version)
+    if config.loss.objective == "grpo":
+        yield from problem_of(lambda: some_step_is_stochastic(rollout))
+        return
     if version.kind == "step_distilled":
         yield (
             f"objective nft trains at any noise level, but transformer_version {version.name} is step-distilled and "
@@ -223,32 +193,38 @@ def nft_problems(model: ModelSettings, rollout: RolloutSettings) -> Problems:
         yield "use_same_noise with eta 0 makes all rollouts of a group identical; remove use_same_noise or raise eta"
 
 
-def trust_region_problems(trust: TrustRegionSettings, strategy: str, reward: RewardSettings, version: str) -> Problems:
-    if reward.ignore_rewards and strategy == "none":
+def some_step_is_stochastic(rollout: RolloutSettings) -> None:
+    """Raise ValueError if no step can be trained."""
+    if num_stochastic_steps(rollout) == 0:
+        raise ValueError(
+            f"the sampler must have at least one stochastic step to train, got none with sde_type {rollout.sde_type}, "
+            f"eta {rollout.eta}, {rollout.grpo_sampling_steps} steps and last_step {rollout.last_step}; raise eta or "
+            "grpo_sampling_steps"
+        )
+
+
+def trust_region_problems(config: Config) -> Problems:
+    trust, strategy, version = config.trust_region, config.kl_strategy, config.model.transformer_version
+    if config.reward.ignore_rewards and strategy == "none":
         yield "ignore_rewards trains on the KL terms alone, got kl_strategy none; set kl_weight and a strategy"
     if trust.kl_strategy not in ("flags", "none") and trust.kl_weight == 0:
         yield f"kl_strategy {trust.kl_strategy} needs kl_weight > 0, got 0; set kl_weight or use kl_strategy none"
     if trust.kl_strategy == "none" and trust.kl_weight > 0:
         yield f"kl_strategy none needs kl_weight 0, got {trust.kl_weight}; set kl_weight 0 or choose a strategy"
-    if (trust.anchor_cfg_scale or 0) > 1 and version_defaults(version).kind.endswith("distilled"):
-        got = f"{trust.anchor_cfg_scale:g} with transformer_version {version}"
-        yield f"anchor_cfg_scale must be 1 if guidance is distilled into the weights, got {got}; set it to 1"
     if strategy != "none" and not trust.kl_min_coef <= trust.kl_coef <= trust.kl_weight:
         got = f"{trust.kl_min_coef:g}, {trust.kl_coef:g} and {trust.kl_weight:g}"
         yield f"the coefficients must satisfy kl_min_coef <= kl_coef <= kl_weight, got {got}"
-
-
-def guided_anchor_problems(scale: float, strategy: str) -> Problems:
-    if strategy.endswith("moving"):
+    if (trust.anchor_cfg_scale or 0) > 1 and version_defaults(version).kind.endswith("distilled"):
+        got = f"{trust.anchor_cfg_scale:g} with transformer_version {version}"
+        yield f"anchor_cfg_scale must be 1 if guidance is distilled into the weights, got {got}; set it to 1"
+    if config.anchor_has_own_guidance and strategy.endswith("moving"):
         yield (
             "anchor_cfg_scale needs a fixed anchor, since each refresh would guide what was learned from guidance, got "
-            f"{scale:g} with kl_strategy {strategy}; set kl_strategy fixed or dual_fixed, or anchor_cfg_scale to "
-            "that of the policy"
+            f"{config.anchor_cfg_scale:g} with kl_strategy {strategy}; set kl_strategy fixed or dual_fixed, or "
+            "anchor_cfg_scale to that of the policy"
         )
-
-
-def anchor_problems(trust: TrustRegionSettings, num_updates: int, *, is_moving: bool) -> Problems:
-    if is_moving and trust.update_ref_model_step % num_updates:
+    num_updates = config.loss.num_updates_per_rollout
+    if config.anchor_moves and trust.update_ref_model_step % num_updates:
         yield (
             "update_ref_model_step must be a multiple of num_updates_per_rollout (the anchor is refreshed between "
             f"iterations), got {trust.update_ref_model_step} and {num_updates}"
@@ -296,27 +272,41 @@ def weights_are_numbers(text: str) -> Problems:
         yield f"reward_weights must not use the names {', '.join(sorted(taken))}, which are reserved for records"
 
 
-def record_problems(record: RecordSettings, valid_video_csv: list[str]) -> Problems:
+def record_problems(config: Config) -> Problems:
+    record = config.record
     if unknown := set(record.report_to) - {*machine.REPORTS, "none"}:
         yield f"report_to must be tensorboard, wandb or none, got {', '.join(sorted(unknown))}"
     if record.on_reward_hacking == "warn":
         return
     action = f"on_reward_hacking {record.on_reward_hacking}"
-    if not valid_video_csv:
+    if not config.data.valid_video_csv:
         yield f"{action} needs validation prompts; set valid_video_csv or use on_reward_hacking warn"
     elif not record.validate_at_step0 and not record.resume_from_checkpoint:
         yield f"{action} needs a validation of the base model; set validate_at_step0 true or use on_reward_hacking warn"
 
 
-def weight_problems(dtype: str, master_weight_type: str, optimizer: OptimizerSettings) -> Problems:
-    if master_weight_type == "bf16" and not optimizer.lora_rank:  # a LoRA is always in float32
-        if dtype == "fp32":
+def weight_problems(config: Config) -> Problems:
+    """Yield combinations of precisions, LoRA, EMA and sharding that cannot be trained."""
+    model, optimizer = config.model, config.optimizer
+    if model.master_weight_type == "bf16" and not optimizer.lora_rank:  # a LoRA is always in float32
+        if model.dtype == "fp32":
             yield "master_weight_type bf16 needs dtype bf16, got fp32; set dtype bf16 or master_weight_type fp32"
         if optimizer.ema_decay:
             yield (
                 f"ema_decay needs master_weight_type fp32, got {optimizer.ema_decay:g} and bf16, where an EMA update "
                 "rounds to zero; set master_weight_type fp32 or ema_decay 0"
             )
+    if model.base_weight_dtype == "fp8" and not optimizer.lora_rank:
+        merged = " after merging the LoRA in pretrained_lora_path" if optimizer.pretrained_lora_path else ""
+        yield (
+            f"base_weight_dtype fp8 needs a lora_rank above 0, got 0, which trains the base weights{merged}; set "
+            "lora_rank or base_weight_dtype bf16"
+        )
+    if model.base_weight_dtype == "fp8" and config.distributed.enable_fsdp:
+        yield (
+            "base_weight_dtype fp8 cannot be used with enable_fsdp true, since FSDP cannot shard fp8 weights; set "
+            "enable_fsdp false or base_weight_dtype bf16"
+        )
     if optimizer.lora_target_modules and not optimizer.lora_rank:
         yield "lora_target_modules needs a lora_rank above 0, got 0; set lora_rank"
     for pattern in optimizer.lora_target_modules:
@@ -326,15 +316,19 @@ def weight_problems(dtype: str, master_weight_type: str, optimizer: OptimizerSet
             yield f"lora_target_modules must be regular expressions, got {quote(pattern)}: {error}"
 
 
-def fp8_problems(optimizer: OptimizerSettings, distributed: DistributedSettings) -> Problems:
-    if not optimizer.lora_rank:
-        merged = " after merging the LoRA in pretrained_lora_path" if optimizer.pretrained_lora_path else ""
-        yield (
-            f"base_weight_dtype fp8 needs a lora_rank above 0, got 0, which trains the base weights{merged}; set "
-            "lora_rank or base_weight_dtype bf16"
-        )
-    if distributed.enable_fsdp:
-        yield (
-            "base_weight_dtype fp8 cannot be used with enable_fsdp true, since FSDP cannot shard fp8 weights; set "
-            "enable_fsdp false or base_weight_dtype bf16"
-        )
+def data_problems(config: Config) -> Problems:
+    if not config.data.prompts_csv:
+        yield "prompts_csv must name a CSV file with a column `prompt`, got none"
+    yield from machine.prompts_are_readable(config.data, existing=True)
+    yield from machine.videos_fit_the_version(config)
+
+
+RULES = (
+    sampler_problems,
+    trust_region_problems,
+    objective_problems,
+    lambda config: reward_problems(config.reward),
+    weight_problems,
+    record_problems,
+    data_problems,
+)

@@ -63,7 +63,7 @@ def gpu_memory(device: torch.device) -> float:
 
 def missing_requirements(config: Config, world_size: int) -> Iterator[str]:
     """Yield a message for each package, file, disk space and GPU that a run of ``world_size`` processes lacks."""
-    yield from machine_problems(config.model, config.data, config.optimizer, config.record)
+    yield from machine_problems(config)
     if problem := gpu_problem(config.model.device, world_size):
         yield problem
     if config.model.device != "cpu" and (problem := cudnn_problem()):

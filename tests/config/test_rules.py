@@ -218,7 +218,7 @@ def test_limits_of_a_released_version_are_checked_without_its_files(tmp_path, mo
 )
 def test_timeouts_may_be_equal_to_their_limits(settings, num_problems):
     config = Config().with_settings(**settings)
-    assert len([*process_problems(config.distributed, config.reward, 2)]) == num_problems
+    assert len([*process_problems(config, 2)]) == num_problems
 
 
 def test_all_problems_are_reported_together(tiny_config):

@@ -150,10 +150,8 @@ class PlannedRun:
     @cached_property
     def problems(self) -> list[str]:
         """Reasons why the run is not legal."""
-        config, heads = self.config, self.architecture.num_attention_heads
-        updates = config.loss.num_updates_per_rollout
-        batch = batch_problems(config.rollout, config.distributed, updates, self.world_size)
-        return [*head_problems(self.settings.sp_size, heads), *batch]
+        heads = head_problems(self.settings.sp_size, self.architecture.num_attention_heads)
+        return [*heads, *batch_problems(self.config, self.world_size)]
 
     def with_settings(self, **changes) -> "PlannedRun":
         return replace(self, config=self.config.with_settings(**changes))

@@ -108,13 +108,12 @@ class Validation:
 
     def picture(self, iteration: int) -> Path | None:
         """Write before_after.png: the recorded videos of the base model beside those of ``iteration``."""
-        old, new = self._recorded(0), self._recorded(iteration)
-        files = sorted(
-            name for name in old.keys() & new.keys() if all((self.folder(k) / name).is_file() for k in (0, iteration))
-        )
+        folders = {"before": self.folder(0), "after": self.folder(iteration)}
+        files = sorted(set.intersection(*({file.name for file in folder.glob("*.mp4")} for folder in folders.values())))
         if not files:
             return None
-        folders = {"before": self.folder(0), "after": self.folder(iteration)}
+        records = [json.loads((folder / "scores.json").read_text()) for folder in folders.values()]
+        old, new = ({entry["file"]: entry for entry in entries} for entries in records)
         clips = {when: [read_video(folder / name)[0] for name in files] for when, folder in folders.items()}
         captions = [f"{_score(old[name]['reward'])} -> {_score(new[name]['reward'])}" for name in files]
         path = self.output.parent / "before_after.png"
@@ -170,10 +169,6 @@ class Validation:
             file, seed = names.get(row), self.requests[row].seed_or(self.settings.validation_seed)
             entries.append(score_entry(prompt, seed, group, reward, file=file, advantage=math.nan, number=row))
         write_json(self.folder(iteration) / "scores.json", entries)
-
-    def _recorded(self, iteration: int) -> dict[str, dict]:
-        entries = json.loads((self.folder(iteration) / "scores.json").read_text())
-        return {entry["file"]: entry for entry in entries if entry["file"]}
 
 
 def _score(value: float | None) -> str:

@@ -29,7 +29,7 @@ class HackingMonitor:
         self.shifts: list[MetricShift] = []  # of the last validation
         self.reason = ""
         self.ends_run = False  # verdict of the last validation
-        self._warned: set[str] = set()  # messages that are printed once
+        self._warned = False  # of a missing validation of the base model
 
     def check(self, now: ValidationStats) -> float:
         """Return 1 if the validation shows reward hacking, else 0; NaN without a validation of the base model."""
@@ -54,23 +54,13 @@ class HackingMonitor:
         reason = rule.describe(history, shifts) if shifts else ""
         base = rule.base_stats(history)
         if base is None:
-            self._warn_once(
-                f"{self.samples} has no validation of the base model with these settings to detect reward hacking"
-            )
+            if not self._warned:
+                _warn(f"{self.samples} has no validation of the base model with these settings to compare with")
+            self._warned = True
             return False, shifts, reason, False
-        for name, (before, after) in rule.sets_of_other_size(base, now).items():
-            self._warn_once(f"{name} is not compared with the base model: over {after} videos now, {before} then")
-        stops = self.action == "stop" and rule.may_stop(base, now)
-        if self.action == "stop" and not stops:
-            self._warn_once(f"on_reward_hacking stop only warns with fewer than {rule.MIN_VIDEOS_TO_STOP} videos")
         if reason:
             _warn(reason)
-        return True, shifts, reason, bool(shifts) and stops
-
-    def _warn_once(self, message: str) -> None:
-        if message not in self._warned:
-            self._warned.add(message)
-            _warn(message)
+        return True, shifts, reason, bool(shifts) and self.action == "stop" and rule.may_stop(base, now)
 
 
 def read_history(samples: Path, made_with: dict, *, before: int) -> list[ValidationStats]:

@@ -122,19 +122,13 @@ def all_shifts(base: ValidationStats, now: ValidationStats, threshold: float) ->
     for name in now.means:
         watched = WATCHED.get(name, OTHER_METRIC)
         unit = _unit(name, base, watched) if name in base.spreads else 0.0
-        if name == REWARD or not unit > 0 or name in sets_of_other_size(base, now):
+        is_other_size = name in SET_MEASURES and _count(name, base) != _count(name, now)
+        if name == REWARD or not unit > 0 or is_other_size:
             continue
         error, student = _error(name, base, now)
         shift, allowed = _difference(name, base, now) / unit, max(threshold, student * error / unit)
         shifts.append(MetricShift(name, base.means[name], now.means[name], shift, allowed))
     return shifts
-
-
-def sets_of_other_size(base: ValidationStats, now: ValidationStats) -> dict[str, tuple[int, int]]:
-    """Return the metrics of the whole set that were measured on different numbers of videos, with both numbers."""
-    counts = {name: (_count(name, base), _count(name, now)) for name in SET_MEASURES}
-    measured = base.means.keys() & now.means.keys()
-    return {name: (before, after) for name, (before, after) in counts.items() if before != after and name in measured}
 
 
 def may_stop(base: ValidationStats, now: ValidationStats) -> bool:

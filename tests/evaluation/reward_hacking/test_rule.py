@@ -15,7 +15,6 @@ from hyvideo.evaluation.reward_hacking.rule import (
     describe,
     find_shifts,
     may_stop,
-    sets_of_other_size,
     student_quantile,
 )
 
@@ -111,13 +110,11 @@ def test_a_jackknife_error_has_the_degrees_of_freedom_of_its_16_parts():
 def test_distances_over_different_numbers_of_videos_are_not_compared():
     """The distance of 12 clean videos is six times that of 96."""
     base, now = distance(0.0076, std=0.01), distance(0.05, 10, count=12, std=0.01, reward=2)
-    assert judge(base, now) == [] and sets_of_other_size(base, now) == {"frechet_distance": (96, 12)}
-    assert sets_of_other_size(base, distance(0.05, 10)) == {}
+    assert judge(base, now) == []
     unknown = ValidationStats(
         0, base.means, {name: spread for name, spread in base.spreads.items() if "frechet" not in name}
     )
     assert judge(unknown, distance(0.05, 10, reward=2)) == []  # recorded without an error
-    assert sets_of_other_size(unknown, now) == {"frechet_distance": (0, 12)}
 
 
 def test_few_videos_do_not_stop_a_run():

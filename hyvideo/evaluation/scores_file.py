@@ -5,7 +5,7 @@ import io
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -74,19 +74,18 @@ def summarise(evaluation: Evaluation) -> dict[str, Interval]:
     names = dict.fromkeys(name for items in entries for name, value in items if isinstance(value, (int, float)))
     summary = {}
     for name in (name for name in names if name not in NOT_SCORES):
-        values = by_prompt(evaluation.videos, lambda entry, name=name: entry.get(name))
+        values = mean_by_prompt((entry["group"], entry.get(name)) for entry in evaluation.videos)
         summary[name] = t_interval(np.array([list(values.values())]))
     set_only = {name: value for name, value in evaluation.measures.items() if name not in summary and value is not None}
     return summary | {name: t_interval(np.array([[value]])) for name, value in set_only.items()}
 
 
-def by_prompt(videos: Iterable[dict], value_of: Callable[[dict], float | None]) -> dict[int, float]:
-    """Return the mean of each prompt, over its videos that have a value."""
-    values_of: dict[int, list[float]] = {}
-    for entry in videos:
-        value = value_of(entry)
+def mean_by_prompt(pairs: Iterable[tuple[Hashable, float | None]]) -> dict[Hashable, float]:
+    """Return the mean of each prompt, over the values that are not None, from pairs of prompt and value."""
+    values_of: dict[Hashable, list[float]] = {}
+    for prompt, value in pairs:
         if value is not None:
-            values_of.setdefault(entry["group"], []).append(value)
+            values_of.setdefault(prompt, []).append(value)
     return {prompt: float(np.mean(values)) for prompt, values in values_of.items()}
 
 

@@ -10,10 +10,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from hyvideo.data.outside import path_problem, quote, read_json
 from hyvideo.evaluation.benchmarks.suites import Suite, suite_of
+from hyvideo.evaluation.scores_file import mean_by_prompt
 
 FILES, FILTERED = "*_eval_results.json", "filtered_videos"  # result files; folder of VBench's static filter
 Videos = dict[tuple[str, int], float]  # scores by prompt and number
@@ -35,10 +34,7 @@ Run = dict[str, Result]  # of one run of a policy, by dimension
 
 def by_prompt(videos: Videos) -> dict[str, float]:
     """Return the mean score of each prompt."""
-    scores: dict[str, list[float]] = {}
-    for (prompt, _), score in videos.items():
-        scores.setdefault(prompt, []).append(score)
-    return {prompt: float(np.mean(values)) for prompt, values in scores.items()}
+    return mean_by_prompt((prompt, score) for (prompt, _), score in videos.items())
 
 
 def difference(first: Result, second: Result) -> dict[str, float]:

@@ -18,7 +18,7 @@ from hyvideo.distributed.checkpoint import complete
 from hyvideo.evaluation.reward_hacking import rule
 from hyvideo.evaluation.reward_hacking.monitor import MEASURES_FILE, read_history
 from hyvideo.evaluation.reward_hacking.rule import MetricShift, ValidationStats
-from hyvideo.evaluation.scores_file import by_prompt
+from hyvideo.evaluation.scores_file import mean_by_prompt
 from hyvideo.evaluation.studies.intervals import Interval, t_interval
 from hyvideo.evaluation.validation import FOLDER as SAMPLES
 from hyvideo.records.metrics_file import read_metrics
@@ -57,7 +57,7 @@ class Run:
         return self.gain_over(self.gains)
 
     def gain_over(self, numbers: Iterable[int]) -> Interval | None:
-        means = by_prompt([self.after[number] for number in numbers], lambda entry: self.gains[entry["number"]])
+        means = mean_by_prompt((self.after[number]["group"], self.gains[number]) for number in numbers)
         return t_interval(np.array([[*means.values()]])) if means else None
 
     @cached_property

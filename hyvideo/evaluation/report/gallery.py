@@ -20,22 +20,20 @@ APART = ("prompt", "image", "seed", "number", "file")  # shown with a video; the
 def write_gallery(*folders: Path) -> Path:
     """Write index.html of folders side by side into the first, with relative links; return its path.
 
-    It shows every mp4 file with a JSON file of its settings. If several processes write it, the last one shows all.
+    It shows every mp4 file with a JSON file of its settings.
     """
-    check_page(folders[0] / PAGE_FILE)
-    names, written = short_names([place.resolve() for place in folders]), None
-    while (rows := match_videos(folders)) != written:
-        columns = [[video for video in column if video] for column in zip(*rows)]
-        settings = {  # values of each setting, by folder
-            name: [list(dict.fromkeys(video.get(name, "–") for video in column)) for column in columns]
-            for name in dict.fromkeys(chain(*chain(*columns)))
-            if name not in APART
-        }
-        template = Path(__file__).with_name("gallery.html.j2")
-        links = {video["file"]: quote_url(os.path.relpath(video["file"], folders[0])) for video in chain(*columns)}
-        write_text(folders[0] / PAGE_FILE, fill(template, names=names, rows=rows, settings=settings, links=links))
-        written = rows
-    return folders[0] / PAGE_FILE
+    page, rows = folders[0] / PAGE_FILE, match_videos(folders)
+    check_page(page)
+    columns = [[video for video in column if video] for column in zip(*rows)]
+    settings = {  # values of each setting, by folder
+        name: [list(dict.fromkeys(video.get(name, "–") for video in column)) for column in columns]
+        for name in dict.fromkeys(chain(*chain(*columns)))
+        if name not in APART
+    }
+    links = {video["file"]: quote_url(os.path.relpath(video["file"], folders[0])) for video in chain(*columns)}
+    names, template = short_names([place.resolve() for place in folders]), Path(__file__).with_name("gallery.html.j2")
+    write_text(page, fill(template, names=names, rows=rows, settings=settings, links=links))
+    return page
 
 
 def check_page(page: Path) -> None:

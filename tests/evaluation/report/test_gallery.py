@@ -11,7 +11,6 @@ import torch
 from hyvideo.data.prompts import Request
 from hyvideo.data.videos import write_video
 from hyvideo.evaluation.generation import list_videos
-from hyvideo.evaluation.report import gallery
 from hyvideo.evaluation.report.gallery import write_gallery
 from scripts import report
 from tests.evaluation.report.recorded_runs import HOSTILE
@@ -83,15 +82,6 @@ def test_two_folders_are_compared_by_prompt_image_and_seed(folders):
     different = texts("<tr>.*?</tr>", text[: text.index("All settings")])
     assert "steps 4 8, 4" in [" ".join(row.split()) for row in different] and "lora" not in " ".join(different)
     assert cards(page)[4][1] == "seed 7, video 0, image <i>.png"
-
-
-def test_a_video_that_is_written_meanwhile_by_another_process_is_listed(folders, monkeypatch):
-    def late(path, text, written=gallery.write_text):
-        written(path, text)
-        write(folders[0], "0004", "late")
-
-    monkeypatch.setattr(gallery, "write_text", late)
-    assert len(cards(write_gallery(folders[0]))) == 5
 
 
 def test_the_command_writes_the_page_or_names_the_folder_without_videos(folders, monkeypatch, capsys, tmp_path):

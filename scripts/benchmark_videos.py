@@ -75,7 +75,7 @@ def main(argv: list[str] | None = None) -> None:
     make.add_argument("--videos_per_prompt", type=int, choices=range(1, 26), metavar="N", help=words)
     make.add_argument("--any_list", type=truth, default=False, metavar="BOOL", help="accept other numbers of prompts")
     make.add_argument("--augmented", help="CSV of prompts to sample instead, with a column original_prompt")
-    make.add_argument("--dry_run", action="store_true", help="print the number of videos and the cost, and exit")
+    make.add_argument("--dry_run", action="store_true", help="print the number of videos and exit")
     read = commands.add_parser("read", help="compare official results")
     read.add_argument("--results", nargs="+", required=True, metavar="NAME=PATH", help="result files or their folders")
     for command in (make, read):

@@ -10,8 +10,6 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyvideo.config.memory.cost import Pass, video_seconds
-from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.settings import Config
 from hyvideo.data.outside import file_problem, make_folder, parse_json, quote, read_json
 from hyvideo.data.prompts import Request, check_prompt
@@ -19,7 +17,6 @@ from hyvideo.data.randomness import generator
 from hyvideo.evaluation.benchmarks.suites import Suite, suite_of
 from hyvideo.evaluation.generation import Source, generate, video_settings
 from hyvideo.evaluation.video_sampler import Video
-from hyvideo.models.sizes import read_architecture
 
 Row = tuple[str, list[str]]  # a prompt and its dimensions
 
@@ -86,13 +83,6 @@ class BenchmarkVideos:
     source: Source
     clips: list[Clip]
     folder: Path
-
-    @property
-    def seconds(self) -> float:
-        """Predicted seconds of one video on an H100; 0 if they cannot be predicted."""
-        model, passes = self.config.model, self.config.record.validation_steps * self.config.num_branches
-        run = PlannedRun(self.config, 1, read_architecture(model.pretrained_model_root, model.transformer_version))
-        return passes * Pass().seconds(run) + video_seconds(run)[0] if run.is_timed else 0.0
 
     def made(self, clip: Clip) -> Path:
         return self.folder / "made" / f"{clip.request.seed:012x}.mp4"

@@ -25,10 +25,8 @@ def reference_kl_weight(std: float, width: float) -> float:
 def velocity_kl(log_prob: "Tensor", old_log_prob: "Tensor") -> "Tensor":
     """Return ``old_log_prob - log_prob``, an unbiased estimate of the KL to the rollout policy. Shape: (batch,).
 
-    With one update per iteration it is 0 and its gradient is zero on average. The closed form is
-    ``position_kl(mean, rollout_mean, std)``. With cps, whose log-probability is ``-(x' - mean)^2``, the estimate is
-    ``2 std^2`` times the KL: with 20 steps, shift 5 and eta 0.5, 0.98 times at the first stochastic step and 0.04 times
-    at the last. The closed form is exact at every step. Source: docs/sde.md.
+    With one update per iteration it is 0 and its gradient is zero on average. The closed form, which is exact at every
+    step, is ``position_kl(mean, rollout_mean, std)``. With cps, the estimate is ``2 std^2`` times the KL (docs/sde.md).
     """
     return old_log_prob - log_prob
 

@@ -35,13 +35,13 @@ class NFTUpdate(PolicyUpdate):
     def needs_means(self) -> bool:
         return False
 
-    def anchor_means(self, rollouts: RolloutBatch) -> Tensor | None:
+    def anchor_means(self, rollouts: RolloutBatch) -> dict[int, Tensor]:
         """Return the anchor's velocities like `PolicyUpdate.anchor_means`, and store those of the rollout policy."""
         anchor, has_several = self.policy.anchor, self.num_updates > 1
         if has_several:
             self._compute_old_velocities(rollouts)
         self._anchor_is_old = has_several and anchor is not None and anchor.equals_policy
-        return None if anchor and anchor.equals_policy else super().anchor_means(rollouts)
+        return {} if anchor and anchor.equals_policy else super().anchor_means(rollouts)
 
     @torch.no_grad()
     def _compute_old_velocities(self, rollouts: RolloutBatch) -> None:

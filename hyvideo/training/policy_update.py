@@ -6,7 +6,7 @@ replicas with fewer rollouts make empty passes.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
@@ -53,7 +53,7 @@ class UpdateWork(NamedTuple):
     rollouts: RolloutBatch
     passes: list[Pass]
     num_terms: int  # (rollout, step) pairs over all replicas
-    anchor_means: Tensor | None  # from `PolicyUpdate.anchor_means`
+    anchor_means: Mapping[int, Tensor]  # from `PolicyUpdate.anchor_means`
     iteration: int
     is_fresh: bool  # whether the policy is still the rollout policy
 
@@ -100,17 +100,17 @@ class PolicyUpdate:
         anchor = self.policy.anchor
         return self._is_gaussian or (anchor is not None and anchor.equals_policy)
 
-    def anchor_means(self, rollouts: RolloutBatch) -> Tensor | None:
-        """Return the anchor's means at the trained transitions; None if not needed.
+    def anchor_means(self, rollouts: RolloutBatch) -> dict[int, Tensor]:
+        """Return the anchor's means at the drawn trained transitions, by column; empty without an anchor.
 
         An anchor that equals the rollout policy has the rollouts' means at all trained steps, without a forward pass.
-        Shape: (rollouts, ``anchor_columns`` or ``columns``, channels, frames, height, width).
+        Shape of each: (rollouts, channels, frames, height, width).
         """
         anchor = self.policy.anchor
         if anchor is None:
-            return None
+            return {}
         if anchor.equals_policy:
-            return rollouts.trajectories.means
+            return {column: rollouts.trajectories.means[:, column] for column in rollouts.columns}
         with self._as_anchor(anchor):
             return self._means(rollouts, rollouts.anchor_columns)
 
@@ -125,18 +125,19 @@ class PolicyUpdate:
             finally:
                 self.pipeline.sampling = sampling
 
-    def _means(self, rollouts: RolloutBatch, columns: Sequence[int]) -> Tensor:
-        """Return the means at these columns under the current weights. Shape: (rollouts, columns, channels, ...)."""
-        latents = rollouts.trajectories.latents
-        means = latents.new_empty(len(rollouts), len(columns), *latents.shape[2:])
-        passes = list(product(chunks(range(len(rollouts)), self.config.rows_per_pass), enumerate(columns)))
-        for number, (rows, (index, column)) in enumerate(passes, 1):
+    def _means(self, rollouts: RolloutBatch, columns: Sequence[int]) -> dict[int, Tensor]:
+        """Return the means at these columns under the current weights. Shape of each: (rollouts, channels, ...)."""
+        means = {column: torch.empty_like(rollouts.trajectories.latents[:, 0]) for column in columns}
+        passes = list(product(chunks(range(len(rollouts)), self.config.rows_per_pass), columns))
+        for number, (rows, column) in enumerate(passes, 1):
             self.on_stage("anchor", f"pass {number}/{len(passes)}")
             self.check()
-            means[rows[0] : rows[-1] + 1, index] = self._mean(rollouts, Pass(rows, column))
+            means[column][rows[0] : rows[-1] + 1] = self._mean(rollouts, Pass(rows, column))
         return means
 
-    def __call__(self, rollouts: RolloutBatch, anchor_means: Tensor | None, iteration: int) -> dict[str, float | list]:
+    def __call__(
+        self, rollouts: RolloutBatch, anchor_means: Mapping[int, Tensor], iteration: int
+    ) -> dict[str, float | list]:
         """Run the updates of an iteration and return their metrics, averaged over the trained terms."""
         self.refresh_step_weights()
         all_rows = [rollouts.rows_of_update(update, self.num_updates) for update in range(self.num_updates)]
@@ -193,15 +194,15 @@ class PolicyUpdate:
         pairs = [sums.new_empty(2, 0)]
         rollouts, passes = work.rollouts, work.passes
         needs_check = work.is_fresh and self.on_policy_check.is_due(work.iteration)
-        columns = self._anchor_columns(rollouts, work.anchor_means)
+        anchor_weight = len(rollouts.columns) / max(1, len(work.anchor_means))
         for number, (rows, column) in enumerate(passes):
             self.on_stage("update", f"pass {number + 1}/{len(passes)} of update {self.update_count + 1}")
             if work.is_fresh:
                 self.check()
-            anchor_mean = self._anchor_mean(rollouts, passes[number], work.anchor_means) if column in columns else None
             self.policy.before_backward(is_last=number == len(passes) - 1)
             if rows:
-                terms = self.terms(rollouts, rows, column, anchor_mean, len(rollouts.columns) / len(columns))
+                anchor_mean = select(work.anchor_means[column], rows) if column in work.anchor_means else None
+                terms = self.terms(rollouts, rows, column, anchor_mean, anchor_weight)
                 (terms.loss.sum() * self.mesh.num_replicas / work.num_terms).backward()
                 sums += terms.sums()
                 deviations.append(terms.largest_deviation())
@@ -266,17 +267,6 @@ class PolicyUpdate:
         ranks = (~deviations.isfinite()).nonzero().flatten().tolist()
         self.nonfinite.record_skipped(ranks=ranks, iteration=work.iteration)
         return None
-
-    def _anchor_columns(self, rollouts: RolloutBatch, means: Tensor | None) -> Sequence[int]:
-        """Return the columns at which the position KL is measured: all if ``means`` has them, else the drawn ones."""
-        has_all = means is not None and means.shape[1] == len(rollouts.columns)
-        return rollouts.columns if has_all else rollouts.anchor_columns
-
-    def _anchor_mean(self, rollouts: RolloutBatch, a_pass: Pass, means: Tensor | None) -> Tensor | None:
-        """Return the anchor's means for a pass; None if not needed."""
-        if means is None or not a_pass.rows:
-            return None
-        return select(means[:, self._anchor_columns(rollouts, means).index(a_pass.column)], a_pass.rows)
 
     @torch.no_grad()
     def _mean(self, rollouts: RolloutBatch, a_pass: Pass) -> Tensor:

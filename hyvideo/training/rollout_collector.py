@@ -177,8 +177,8 @@ class RolloutCollector:
             pending.videos.update(zip(share, decoded))
             unscored.append((decoded, [prompts[row] for row in share]))
             if not self.config.reward.scores_between_stages:
-                pending.batches.append(self.scorer.submit_batches(unscored, fps=self.config.data.fps))
+                pending.batches.append(self.scorer.submit(*unscored, fps=self.config.data.fps))
                 unscored = []
         if unscored:
-            pending.batches.append(self.scorer.submit_batches(unscored, fps=self.config.data.fps))
+            pending.batches.append(self.scorer.submit(*unscored, fps=self.config.data.fps))
         return Trajectories.cat(parts), pending

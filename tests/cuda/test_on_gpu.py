@@ -116,7 +116,7 @@ def test_a_scorer_runs_on_another_stream_and_scores_correctly(gpu):
 
     scorer = AsyncScorer({"test": Brightness()}, {"VQ": 1.0}, device=gpu)
     busy = torch.randn(512, 512, device=gpu)
-    pending = scorer.submit([torch.full((4, 3, 8, 8), level, dtype=torch.uint8) for level in (3, 7)], ["", ""], fps=8)
+    pending = scorer.submit(([torch.full((4, 3, 8, 8), level, dtype=torch.uint8) for level in (3, 7)], ["", ""]), fps=8)
     for _ in range(50):
         busy = torch.tanh(busy @ busy)
     assert [reward.total for reward in scorer.collect([pending])] == [3, 7]

@@ -232,7 +232,7 @@ def missing_slow_rewards():
     indices = [RolloutIndex(mesh.rank, member) for member in range(4)]
     clips = {row: torch.zeros(1, 3, 8, 8, dtype=torch.uint8) for row in range(4)}
     barrier(mesh)
-    collected = rewards.wait(PendingRewards(clips, [scorer.submit([*clips.values()], [PROMPT] * 4, fps=8)]))
+    collected = rewards.wait(PendingRewards(clips, [scorer.submit(([*clips.values()], [PROMPT] * 4), fps=8)]))
     _, metrics = rewards.advantages(indices, collected)
     rewards.check_failed_rewards(metrics, collected, 1)
     is_over.set()

@@ -288,8 +288,8 @@ def test_records_follow_the_settings(elsewhere, monkeypatch):
 
 def test_rollouts_are_decoded_and_scored_as_the_settings_say(elsewhere):
     trainer, _ = elsewhere
-    scored, submit = [], trainer.scorer.submit_batches
-    trainer.scorer.submit_batches = lambda batches, fps: scored.append(fps) or submit(batches, fps=fps)
+    scored, submit = [], trainer.scorer.submit
+    trainer.scorer.submit = lambda *batches, fps: scored.append(fps) or submit(*batches, fps=fps)
     decoded = decode_sizes(trainer.pipeline)
     _, pending = trainer.collector.collect(1, StageTimer(CPU))
     trainer.rewards.wait(pending)

@@ -97,12 +97,11 @@ class AsyncScorer:
             if self.offload:
                 self._move("cpu")
 
-    def submit(self, videos: list[Tensor | None], prompts: list[str], *, fps: float) -> PendingBatch:
-        """Start scoring a batch, to be passed to `collect`. Pass None for a video that could not be decoded."""
-        return self.submit_batches([(videos, prompts)], fps=fps)
+    def submit(self, *batches: Batch, fps: float) -> PendingBatch:
+        """Start scoring batches in order, for which offloaded scorers are moved to their device once.
 
-    def submit_batches(self, batches: list[Batch], *, fps: float) -> PendingBatch:
-        """Start scoring several batches in order, for which offloaded scorers are moved to their device once."""
+        Returns what `collect` waits for. A video is None if it could not be decoded.
+        """
         finished, is_canceled = [], threading.Event()
         rewards = self._pool.submit(self._score_in_stream, batches, fps, finished, is_canceled)
         return PendingBatch(rewards, sum(len(videos) for videos, _ in batches), finished, is_canceled)
@@ -120,7 +119,7 @@ class AsyncScorer:
 
     def measure(self, *batch: list, fps: float, may_end: Callable[[bool], bool] = bool) -> list[Reward]:
         """Score a batch also with the held-out scorers, whose failures make only their own scores missing."""
-        pending = [scorer.submit(*batch, fps=fps) for scorer in (self, self.held_out_scorers) if scorer]
+        pending = [scorer.submit(batch, fps=fps) for scorer in (self, self.held_out_scorers) if scorer]
         together = self.collect(pending, may_end)
         if not self.held_out_scorers:
             return together

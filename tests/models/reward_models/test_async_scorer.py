@@ -266,7 +266,7 @@ def test_scoring_runs_in_the_background(scorer_of):
             return super().score(videos, prompts, fps=fps)
 
     async_scorer = scorer_of(Slow())
-    pending = [async_scorer.submit(videos(1), ["a"], fps=8), async_scorer.submit(videos(2), ["bb"], fps=8)]
+    pending = [async_scorer.submit((videos(1), ["a"]), fps=8), async_scorer.submit((videos(2), ["bb"]), fps=8)]
     assert started.wait(10) and not pending[0].rewards.done()
     released.set()
     rewards = async_scorer.collect(pending)
@@ -286,7 +286,7 @@ def test_rewards_after_the_deadline_are_missing_and_unstarted_batches_are_cancel
     async_scorer = scorer_of(scorer, deadline=0.3)
     batches = [(videos(1), ["a"]), (videos(2), ["slow"]), (videos(3, 3), ["a", "b"])]
     start = time.monotonic()
-    rewards = async_scorer.collect([async_scorer.submit(*batch, fps=8) for batch in batches])
+    rewards = async_scorer.collect([async_scorer.submit(batch, fps=8) for batch in batches])
     assert 0.3 <= time.monotonic() - start < 5
     assert [reward.is_missing for reward in rewards] == [False, True, True, True]
     assert {reward.reason for reward in rewards[1:]} == {"no reward within the deadline of 0.3 s"}
@@ -309,7 +309,7 @@ def test_batches_submitted_together_keep_finished_rewards_and_end_after_the_curr
     scorer = Slow()
     async_scorer = scorer_of(scorer, deadline=0.3)
     batches = [(videos(1), ["a"]), (videos(2), ["slow"]), (videos(3, 3), ["a", "b"])]
-    pending = async_scorer.submit_batches(batches, fps=8)
+    pending = async_scorer.submit(*batches, fps=8)
     assert started.wait(10)
     if ends_by == "deadline":
         assert [reward.is_missing for reward in async_scorer.collect([pending])] == [False, True, True, True]
@@ -425,7 +425,7 @@ def test_a_scorer_that_cannot_move_back_to_the_gpu_gives_missing_rewards(scorer_
 
 def test_a_deleted_scorer_ends_its_thread():
     scorer = AsyncScorer({"test": Brightness()}, WEIGHTS)
-    scorer.collect([scorer.submit(videos(10), ["a"], fps=8)])
+    scorer.collect([scorer.submit((videos(10), ["a"]), fps=8)])
     (thread,) = scorer._pool._threads
     del scorer
     gc.collect()

@@ -26,10 +26,6 @@ class BadRequest(ValueError):
     """A request that cannot be served."""
 
 
-class TooLarge(BadRequest):
-    """A request that exceeds the limits."""
-
-
 @dataclass(frozen=True)
 class ScoreRequest:
     videos: list[Tensor]
@@ -46,11 +42,11 @@ def encode_request(request: ScoreRequest) -> bytes:
 def decode_request(body: bytes, limits: Limits) -> ScoreRequest:
     """Decode a request, checking its header before any tensor is created. Raises BadRequest if it is invalid."""
     if len(body) > limits.body:
-        raise TooLarge(f"a request may have at most {limits.body} bytes, got {len(body)}")
+        raise BadRequest(f"a request may have at most {limits.body} bytes, got {len(body)}")
     header = _header(body)
     prompts, fps = _metadata(header.pop("__metadata__", None))
     if len(prompts) > limits.videos:
-        raise TooLarge(f"a request may have at most {limits.videos} videos, got {len(prompts)}")
+        raise BadRequest(f"a request may have at most {limits.videos} videos, got {len(prompts)}")
     names = [f"video.{number}" for number in range(len(prompts))]
     if header.keys() != set(names):
         raise BadRequest(f"a request needs one tensor video.N per prompt ({len(names)}), got {list(header)!r:.200}")
@@ -92,7 +88,7 @@ def _check_entry(name: str, entry: object, limits: Limits) -> None:
     if not is_shape or shape[1] != 3:
         raise BadRequest(f"tensor {name} must be uint8 (frames, 3, height, width), got {entry!r:.200}")
     if shape[0] > limits.frames or shape[2] * shape[3] > limits.pixels:
-        raise TooLarge(f"{name} may have at most {limits.frames} frames of {limits.pixels} pixels, got {shape}")
+        raise BadRequest(f"{name} may have at most {limits.frames} frames of {limits.pixels} pixels, got {shape}")
 
 
 def check_texts(prompts: object) -> list[str]:

@@ -164,12 +164,12 @@ async def _decoded(body: bytes, limits: Limits, decoders: anyio.CapacityLimiter)
     try:
         return await anyio.to_thread.run_sync(protocol.decode_request, body, limits, limiter=decoders)
     except protocol.BadRequest as error:
-        raise HTTPException(413 if isinstance(error, protocol.TooLarge) else 422, str(error)) from error
+        raise HTTPException(422, str(error)) from error
 
 
 async def _answer(results: "list[Future[ScoreResult]]", request: Request) -> list[ScoreResult]:
     """Wait for the results without blocking a thread; cancel them if the client disconnects."""
-    answer = asyncio.ensure_future(_gather(results))
+    answer = asyncio.gather(*map(asyncio.wrap_future, results))
     disconnect = asyncio.ensure_future(_until_disconnect(request))
     try:
         await asyncio.wait([answer, disconnect], return_when=asyncio.FIRST_COMPLETED)
@@ -179,10 +179,6 @@ async def _answer(results: "list[Future[ScoreResult]]", request: Request) -> lis
     finally:
         for pending in (*results, answer, disconnect):
             pending.cancel()
-
-
-async def _gather(results: "list[Future[ScoreResult]]") -> list[ScoreResult]:
-    return [await asyncio.wrap_future(result) for result in results]
 
 
 async def _until_disconnect(request: Request) -> None:

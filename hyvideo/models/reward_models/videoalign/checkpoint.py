@@ -73,8 +73,8 @@ class Checkpoint:
         return folder if folder.is_dir() else self.base
 
 
-def find_checkpoint(root: str | Path, *, step: int | None = None, base: str | Path | None = None) -> Checkpoint:
-    """Find the newest checkpoint below ``root``, or that of ``step``. Raises ValueError if none is usable.
+def find_checkpoint(root: str | Path, *, base: str | Path | None = None) -> Checkpoint:
+    """Find the newest checkpoint below ``root``. Raises ValueError if none is usable.
 
     ``base`` is the folder of Qwen2-VL-2B-Instruct; by default, it is searched for in and beside ``root``.
     """
@@ -83,9 +83,7 @@ def find_checkpoint(root: str | Path, *, step: int | None = None, base: str | Pa
     steps = {int(p.name.rpartition("-")[2]): p for p in root.glob("checkpoint-*") if p.name[11:].isdigit()}
     if not steps:
         raise ValueError(f"{LABEL}: no folder checkpoint-<step> in {root}; download it again")
-    if step is not None and step not in steps:
-        raise ValueError(f"{LABEL}: {root} has no checkpoint of step {step}; available steps: {sorted(steps)}")
-    folder = steps[max(steps) if step is None else step]
+    folder = steps[max(steps)]
     try:
         settings = _read_settings(config, root / "model_config.json")
         base_name = config["model_config"]["model_name_or_path"]

@@ -32,12 +32,11 @@ class VideoAlignScorer(Scorer):
         precision: Literal["bf16", "fp32_math"] | None = None,
         merge_lora: bool = False,  # add the LoRA to the weights: slightly faster, scores differ by bf16 rounding
         batch_size: int = 4,  # videos per forward pass
-        step: int | None = None,
         base: str | Path | None = None,  # folder of Qwen2-VL-2B-Instruct, needed only for an adapter checkpoint
     ):
         from transformers import AutoTokenizer, Qwen2VLConfig
 
-        checkpoint = find_checkpoint(root, step=step, base=base)
+        checkpoint = find_checkpoint(root, base=base)
         weights = read_weights(checkpoint)
         self.settings = checkpoint.settings
         self.dimensions = checkpoint.settings.dimensions

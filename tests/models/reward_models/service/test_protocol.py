@@ -11,8 +11,8 @@ import torch
 from hyvideo.models.reward_models.rewards import ScoreResult
 from hyvideo.models.reward_models.service.limits import Limits
 from hyvideo.models.reward_models.service.protocol import (
+    BadRequest,
     ScoreRequest,
-    TooLarge,
     decode_answer,
     decode_request,
     encode_answer,
@@ -38,7 +38,7 @@ def test_a_request_round_trip_is_bit_exact():
 )
 def test_limits_are_checked_before_the_body_is_decoded(limits, message):
     videos = [torch.zeros(3, 3, 8, 6, dtype=torch.uint8)] * 2
-    with pytest.raises(TooLarge, match=message):
+    with pytest.raises(BadRequest, match=message):
         decode_request(encode_request(ScoreRequest(videos, ["a", "b"], 8.0)), limits)
 
 

@@ -54,18 +54,17 @@ def measure_video(video: Tensor) -> SimpleNamespace:
 
 
 def thumbnail(video: Tensor) -> Tensor:
-    """Reduce a video to a thumbnail small enough to send to other ranks. Shape: (4 * 3 * 8 * 8,)."""
+    """Reduce a video to a float64 thumbnail small enough to send to other ranks. Shape: (4 * 3 * 8 * 8,)."""
     frames, height, width = THUMBNAIL
     index = torch.linspace(0, len(video) - 1, frames).round().long()
-    return (F.adaptive_avg_pool2d(video[index].float(), (height, width)) / 255).flatten().cpu()
+    return (F.adaptive_avg_pool2d(video[index].float(), (height, width)) / 255).flatten().cpu().double()
 
 
 def diversity(thumbnails: Sequence[Tensor], groups: Sequence[Hashable]) -> Tensor:
-    """Return the mean distance ``mean |a - b|`` of two finite thumbnails of a group, for each group of two or more."""
+    """Return the mean distance ``mean |a - b|`` of two thumbnails of a group, for each group of two or more."""
     members: dict[Hashable, list[int]] = {}
     for number, group in enumerate(groups):
-        if thumbnails[number].isfinite().all():
-            members.setdefault(group, []).append(number)
+        members.setdefault(group, []).append(number)
     pairs = [list(combinations(numbers, 2)) for numbers in members.values() if len(numbers) > 1]
     means = [torch.stack([(thumbnails[a] - thumbnails[b]).abs().mean() for a, b in group]).mean() for group in pairs]
     return torch.stack(means) if means else torch.empty(0)
@@ -82,20 +81,15 @@ def measure_all(
     """Return mean and spread of each held-out metric of single videos, over the videos of all ranks."""
     decoded = {row: video for row, video in videos.items() if video is not None}
     scores = scorer.held_out_each(list(decoded.values()), [prompts[row] for row in decoded])
-    measured = {
-        row: {f"held_out/{name}": value for name, value in vars(measure_video(video)).items()}
-        | video_scores
-        | _without_weight(rewards[row], scorer.weights)
-        for (row, video), video_scores in zip(decoded.items(), scores)
-    }
-    names = sorted(set().union(*all_objects({name for values in measured.values() for name in values}, mesh)))
-    local = {
-        row: [*(values.get(name, math.nan) for name in names), *thumbnail(decoded[row]).tolist()]
-        for row, values in measured.items()
-    }
-    table = merge_rows(local, len(prompts), len(names) + 3 * math.prod(THUMBNAIL), mesh)
-    columns = dict(zip(names, table[:, : len(names)].T.tolist()))
-    columns["held_out/diversity"] = diversity(table[:, len(names) :], groups).tolist()
+    local = {}
+    for (row, video), video_scores in zip(decoded.items(), scores):
+        measured = {f"held_out/{name}": value for name, value in vars(measure_video(video)).items()}
+        local[row] = measured | video_scores | _without_weight(rewards[row], scorer.weights), thumbnail(video)
+    rows = dict(sorted(ChainMap(*all_objects(local, mesh)).items()))
+    measured_of, thumbnails = [values for values, _ in rows.values()], [picture for _, picture in rows.values()]
+    names = sorted(set().union(*measured_of))
+    columns = {name: [values[name] for values in measured_of if name in values] for name in names}
+    columns["held_out/diversity"] = diversity(thumbnails, [groups[row] for row in rows]).tolist()
     finite = {name: [value for value in column if math.isfinite(value)] for name, column in columns.items()}
     finite = {name: values for name, values in finite.items() if values}
     spreads = {name: Dispersion(statistics.pstdev(values), len(values)) for name, values in finite.items()}

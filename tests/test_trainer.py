@@ -258,7 +258,8 @@ def test_a_strong_position_kl_keeps_the_policy_near_its_start(tiny_config, mesh)
 @pytest.mark.parametrize(
     "strategy, kl_velocity",
     [(name, "log_ratio") for name in ("none", "fixed", "stepwise", "moving", "dual_moving", "dual_fixed")]
-    + [(name, "gaussian") for name in ("stepwise", "dual_moving", "dual_fixed")],
+    + [("dual_moving", "gaussian")]
+    + [pytest.param(name, "gaussian", marks=pytest.mark.slow) for name in ("stepwise", "dual_fixed")],
 )
 def test_every_kl_strategy_trains(tiny_config, mesh, strategy, kl_velocity):
     kl = {"kl_weight": 0.0} if strategy == "none" else {"kl_strategy": strategy}

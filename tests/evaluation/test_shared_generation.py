@@ -45,7 +45,10 @@ def run(arguments, out):
 # Two replicas of two ranks, one video each; and one replica with a LoRA, an image, super-resolution and offloading.
 @pytest.mark.parametrize(
     "family, num_processes, flags, prompts",
-    [(wan, 4, [], ["one", "two"]), (hunyuan, 2, ["--group_offloading"], ["one"])],
+    [
+        pytest.param(wan, 4, [], ["one", "two"], marks=pytest.mark.slow),
+        (hunyuan, 2, ["--group_offloading"], ["one"]),
+    ],
 )
 def test_processes_share_a_video_and_one_writes_it(tmp_path, monkeypatch, family, num_processes, flags, prompts):
     arguments = [*map(str, family(tmp_path, monkeypatch)), *SMALL.split(), "--prompt", *prompts]

@@ -56,7 +56,7 @@ def norms_on_several(settings):
     return norms_per_visit((trainer := Trainer(load_config(**settings), mesh, CPU)).update, scored_rollouts(trainer))
 
 
-@pytest.mark.parametrize("enable_fsdp", [False, True], ids=["whole", "sharded"])
+@pytest.mark.parametrize("enable_fsdp", [pytest.param(False, marks=pytest.mark.slow), True], ids=["whole", "sharded"])
 def test_two_processes_measure_the_same_as_one(measured, mesh, tmp_path, enable_fsdp):
     trainer = Trainer(measured, mesh, CPU)
     expected = norms_per_visit(trainer.update, scored_rollouts(trainer))

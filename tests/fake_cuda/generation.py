@@ -28,7 +28,7 @@ from hyvideo.models.step_cache import StepCache, StepCaching
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
 from tests.fake_cuda.checks import autoencoder, empty
 
-NUM_BLOCKS = 4
+NUM_BLOCKS = 5  # a group of four and another one
 GRID = (31, 30, 53)
 CUDA = torch.device("cuda", 0)
 LANGUAGE_MODEL = {

@@ -50,7 +50,9 @@ def iterations(config, mesh, count=1):
     return trainer, metrics
 
 
-@pytest.mark.parametrize("sde_type", SAMPLERS)
+@pytest.mark.parametrize(
+    "sde_type", [name if name == "sage_grpo" else pytest.param(name, marks=pytest.mark.slow) for name in SAMPLERS]
+)
 def test_the_ratio_is_exactly_1_before_the_first_update(config, mesh, sde_type):
     _, (metrics,) = iterations(config.with_settings(sde_type=sde_type), mesh)
     assert metrics["policy/ratio_first_deviation"] == 0.0

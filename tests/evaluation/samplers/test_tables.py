@@ -38,7 +38,9 @@ def make_scheduler(num_steps, shift):
 # --- marginals ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("data", [ONE_PEAK, TWO_PEAKS], ids=["gaussian", "mixture"])
+@pytest.mark.parametrize(
+    "data", [pytest.param(ONE_PEAK, marks=pytest.mark.slow), TWO_PEAKS], ids=["gaussian", "mixture"]
+)
 @pytest.mark.parametrize("sde_type", list(SAMPLERS))
 def test_marginals_are_correct_to_first_order_in_the_step(sde_type, data):
     """Twice the steps halve the distance, also for cps if eta decreases with the step width."""

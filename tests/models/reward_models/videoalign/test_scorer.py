@@ -59,7 +59,7 @@ def test_batches_are_padded_on_the_right_like_the_original(exact):
 
 
 @pytest.mark.parametrize("batch_size, run", [(1, "single"), (3, "batch")])
-@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("normalize", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_float32_scores_match_the_original(exact, batch_size, run, normalize):
     exact.batch_size = batch_size
     scores = exact.score_files(VIDEOS, PROMPTS, normalize=normalize)

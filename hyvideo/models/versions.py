@@ -35,9 +35,8 @@ _VERSIONS = {
 }
 FAMILIES = tuple(_TABLE["versions"])  # the first is the default for files and versions that name no family
 ANNOUNCED = frozenset(_TABLE["announced"])
-_EMBEDDED = frozenset(_TABLE["embedded"])
 SUPER_RESOLUTION = {name: version for name, version in _VERSIONS.items() if version.refines}
-_OTHERS = ANNOUNCED | _EMBEDDED | SUPER_RESOLUTION.keys()
+_OTHERS = ANNOUNCED | {*_TABLE["embedded"]} | SUPER_RESOLUTION.keys()
 RELEASED = {name: version for name, version in _VERSIONS.items() if name not in _OTHERS}
 UNSUPPORTED: dict[str, str] = _TABLE["unsupported"] | {  # version -> reason
     name: f"it is a super-resolution model: use generate.py --sr with a {version.refines} version"

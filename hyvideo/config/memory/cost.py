@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from hyvideo.config.memory.activations import tokens_outside_attention
-from hyvideo.config.memory.network import exchange_seconds, gathered_bytes, traffic
+from hyvideo.config.memory.network import exchange_seconds, traffic
 from hyvideo.config.memory.phases import resolve_auto
 from hyvideo.config.memory.planned_run import BYTES, PlannedRun
 from hyvideo.models.sizes import ForwardFlops
@@ -96,8 +96,8 @@ def forwards_per_rollout(run: PlannedRun) -> float:
 
 
 def iteration_flops(run: PlannedRun) -> float:
-    transformer = sum(flops for stage, flops in stage_flops(run).items() if stage != "decode")
-    return run.world_size * transformer + run.plan.rollouts * (decode_flops(run) + scoring_flops(run))
+    per_video = decode_flops(run) + scoring_flops(run)
+    return run.world_size * sum(stage_flops(run).values()) + run.plan.rollouts * per_video
 
 
 def passes_by_stage(run: PlannedRun) -> dict[str, tuple[float, Pass]]:
@@ -111,14 +111,8 @@ def passes_by_stage(run: PlannedRun) -> dict[str, tuple[float, Pass]]:
 
 
 def stage_flops(run: PlannedRun) -> dict[str, float]:
-    """Return the FLOPs of a rank with most videos in the stages of an iteration, as executed: with recomputation."""
-    stages = {stage: number * kind.flops(run).total for stage, (number, kind) in passes_by_stage(run).items()}
-    return stages | {"decode": _videos_per_rank(run) * decode_flops(run)}
-
-
-def _videos_per_rank(run: PlannedRun) -> int:
-    """Return the largest number of videos that a rank decodes; a sequence-parallel group shares those of a batch."""
-    return math.ceil(run.settings.batch_size / run.settings.sp_size) * run.settings.gradient_accumulation_steps
+    """Return the FLOPs of the transformer on a rank in the stages of an iteration, as executed: with recomputation."""
+    return {stage: number * kind.flops(run).total for stage, (number, kind) in passes_by_stage(run).items()}
 
 
 def forward_rate(run: PlannedRun) -> float:
@@ -161,7 +155,9 @@ def duration(run: PlannedRun) -> Duration:
         exchanges = number * (kind.forwards + kind.backwards) * exchange_seconds(run)
         exposed = max(0.0, messages - computing) + exchanges
         stages[stage], network, waiting = computing + exposed, network + messages + exchanges, waiting + exposed
-    decoding, scoring = (_videos_per_rank(run) * seconds for seconds in video_seconds(run))
+    # A sequence-parallel group shares the videos of a batch.
+    videos = math.ceil(run.settings.batch_size / run.settings.sp_size) * run.settings.gradient_accumulation_steps
+    decoding, scoring = (videos * seconds for seconds in video_seconds(run))
     # Scoring counts in full even if it overlaps other stages, because it shares the GPU with them.
     return Duration(stages | {"decode": decoding, "reward": scoring}, network, waiting)
 
@@ -170,15 +166,11 @@ def validation_seconds(run: PlannedRun, num_videos: int) -> float:
     """Return the seconds of a validation of ``num_videos``, shared by the replicas; 0 without validation."""
     if not (sampling := run.validation):
         return 0.0
-    sp_size, branches = run.settings.sp_size, sampling.plan.sampled_branches
-    steps = sampling.settings.grpo_sampling_steps
-    videos, batch = math.ceil(num_videos / run.replicas), sampling.settings.batch_size
-    decoded = sum(math.ceil(min(batch, videos - done) / sp_size) for done in range(0, videos, batch))
-    calls = math.ceil(videos / batch) * steps * sampling.num_calls(batch, branches)
-    gathering = traffic(run).shards.seconds(calls * gathered_bytes(run), run.hardware)
-    passes = videos * steps * branches
-    computing = max(passes * Pass().seconds(sampling), gathering)
-    return computing + passes * exchange_seconds(sampling) + decoded * sum(video_seconds(sampling))
+    videos = math.ceil(num_videos / run.replicas)
+    batch_size = max(1, min(videos, sampling.settings.batch_size))
+    batches = math.ceil(videos / batch_size)
+    stages = duration(sampling.with_settings(batch_size=batch_size, gradient_accumulation_steps=batches)).stages
+    return stages["rollout"] + stages["decode"] + stages["reward"]
 
 
 def _tiled(side: int, tile: int, overlap: float) -> int:

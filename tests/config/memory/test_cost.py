@@ -101,8 +101,7 @@ def test_selective_checkpointing_recomputes_all_but_attention():
 def test_an_iteration_is_the_sum_of_its_rollouts():
     run = planned()
     assert run.plan.rollouts == 8
-    transformer = sum(flops for stage, flops in stage_flops(run).items() if stage != "decode")
-    assert iteration_flops(run) == 8 * (transformer + decode_flops(run) + scoring_flops(run))
+    assert iteration_flops(run) == 8 * (sum(stage_flops(run).values()) + decode_flops(run) + scoring_flops(run))
 
 
 def test_flops_of_the_stages_are_those_of_a_rank():
@@ -111,10 +110,8 @@ def test_flops_of_the_stages_are_those_of_a_rank():
     assert stages["rollout"] == 2 * 20 * forward.total and stages["anchor"] == 2 * (4 + 2.5) * forward.total
     assert stages["update"] == 2 * 4 * training_pass(run).flops(run).total
     assert training_pass(run).flops(run).total == 4 * forward.products + 4.5 * forward.attention
-    assert stages["decode"] == 2 * decode_flops(run)
     pairs = stage_flops(run.with_settings(sp_size=2))
-    assert pairs["decode"] == stages["decode"] / 2
-    for stage in ("rollout", "anchor", "update"):  # text is repeated on both ranks
+    for stage in stages:  # text is repeated on both ranks
         assert stages[stage] / 2 < pairs[stage] < 0.51 * stages[stage]
 
 

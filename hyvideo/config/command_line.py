@@ -113,12 +113,8 @@ def _resolve_reference_names(values: dict[str, Any]) -> dict[str, Any]:
     expected = known.task or task
     if task not in (None, expected):
         raise ValueError(f"task_type must be {expected} for transformer_version {version}, got {task}; change one")
-    if "videoalign_local" in (scorers := in_form("reward_model", values.get("reward_model", []))):
-        if version == "miniature":
-            raise ValueError(
-                "reward_model videoalign_local is the original VideoAlign, as in the reference; use "
-                "miniature_videoalign, the reward model of the miniature"
-            )
+    if "reward_model" in values:
+        scorers = in_form("reward_model", values["reward_model"])
         values["reward_model"] = [REFERENCE_SCORERS.get(name, name) for name in scorers]
     if task:
         print_ignored({table("post_train")["task_type"].no_effect: [f"task_type {task}"]})

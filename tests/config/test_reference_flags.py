@@ -256,16 +256,6 @@ def test_an_unsupported_value_raises_with_the_reason(capsys, flags):
     assert row.rejected
 
 
-def test_videoalign_local_is_rejected_for_the_miniature(capsys, tmp_path):
-    assert load_config("configs/miniature.yaml").reward.reward_model == ["miniature_videoalign"]
-    message = "use miniature_videoalign, the reward model of the miniature"
-    flags = ["--config", "configs/miniature.yaml", "--reward_model", "videoalign_local"]
-    assert message in error_of(capsys, *flags)
-    (tmp_path / "old.yaml").write_text("transformer_version: miniature\nreward_model: [videoalign_local]\n")
-    with pytest.raises(ValueError, match=message):
-        load_config(tmp_path / "old.yaml")
-
-
 # --- docs/reference_flags.md ------------------------------------------------------------------------------------------
 
 

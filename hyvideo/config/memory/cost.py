@@ -166,7 +166,7 @@ def validation_seconds(run: PlannedRun, num_videos: int) -> float:
     """Return the seconds of a validation of ``num_videos``, shared by the replicas; 0 without validation."""
     if not (sampling := run.validation):
         return 0.0
-    videos = math.ceil(num_videos / run.replicas)
+    videos = math.ceil(num_videos / run.plan.replicas)
     batch_size = max(1, min(videos, sampling.settings.batch_size))
     batches = math.ceil(videos / batch_size)
     stages = duration(sampling.with_settings(batch_size=batch_size, gradient_accumulation_steps=batches)).stages

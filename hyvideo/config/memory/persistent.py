@@ -17,17 +17,16 @@ def trained_bytes(run: PlannedRun) -> float:
 
 
 def parameter_bytes(run: PlannedRun) -> float:
-    """Return the bytes of the policy: trained weights and, under a LoRA, frozen weights."""
-    return trained_bytes(run) + (frozen_bytes(run) / run.num_shards if run.settings.lora_rank else 0.0)
+    """Return the bytes of the policy: trained weights and, under a LoRA, frozen weights.
 
-
-def frozen_bytes(run: PlannedRun) -> float:
-    """Return the bytes of the base model under a LoRA; fp8 stores a byte per weight and a float32 scale per row."""
+    In fp8, a weight of the blocks' matrices has one byte, and a row of them a float32 scale.
+    """
+    if not run.settings.lora_rank:
+        return trained_bytes(run)
     model = run.architecture
-    if run.settings.base_weight_dtype != "fp8":
-        return model.parameters * run.compute_bytes
-    in_fp8 = model.matrix_parameters
-    return in_fp8 * (1 + 4 / model.width) + (model.parameters - in_fp8) * run.compute_bytes
+    in_fp8 = model.matrix_parameters if run.settings.base_weight_dtype == "fp8" else 0
+    frozen = in_fp8 * (1 + 4 / model.width) + (model.parameters - in_fp8) * run.compute_bytes
+    return trained_bytes(run) + frozen / run.num_shards
 
 
 def optimizer_bytes(run: PlannedRun) -> float:

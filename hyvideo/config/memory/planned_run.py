@@ -50,11 +50,6 @@ class PlannedRun:
         return self.settings.activation_checkpointing if self.settings.enable_gradient_checkpointing else "none"
 
     @property
-    def replicas(self) -> int:
-        """Number of data-parallel replicas."""
-        return self.world_size // self.settings.sp_size
-
-    @property
     def num_shards(self) -> int:
         """Number of ranks that share one copy of the parameters."""
         return max(1, self.world_size // self.settings.dp_replicate) if self.settings.enable_fsdp else 1

@@ -18,7 +18,7 @@ def run_of(world_size, **changes):
 
 def test_quantities_derived_from_the_shipped_config():
     run = run_of(8)
-    assert (run.replicas, run.num_shards, run.rollouts_per_replica, run.plan.num_trained_steps) == (4, 8, 2, 20)
+    assert (run.plan.replicas, run.num_shards, run.rollouts_per_replica, run.plan.num_trained_steps) == (4, 8, 2, 20)
     assert run.backwards_per_update == 2 * 20
     assert run.checkpointing == "auto" and run_of(8, enable_gradient_checkpointing=False).checkpointing == "none"
     assert run_of(8, dp_replicate=2).num_shards == 4

@@ -100,7 +100,7 @@ def test_validation_guidance_uses_its_scale_and_the_interval():
 def test_hours_are_printed_with_their_assumptions():
     first, source, _ = length_lines(planned())
     assert first.startswith(
-        "whole run              100 iterations x 514 s + 11 validations of 64 videos x 1,751 s + 270 s "
+        "whole run              100 iterations x 514 s + 11 validations of 64 videos x 1,759 s + 270 s "
     )
     assert first.endswith("s of compilation = 19.7 h on 8 GPUs, 158 GPU-hours; 2.1 days at 220 TFLOP/s (A100)")
     assert (

@@ -44,7 +44,7 @@ def test_the_norm_of_a_step_is_that_of_an_update_on_this_step(measured, mesh):
     rollouts = scored_rollouts(trainer)
     norms = norms_per_visit(trainer.update, rollouts)
     last = dataclasses.replace(rollouts, trained_steps=rollouts.trained_steps[:, -1:])
-    metrics = trainer.update(last, None, iteration=1)
+    metrics = trainer.update(last, {}, iteration=1)
     assert metrics["grad/norm"] == pytest.approx(norms[-1], rel=1e-5)
     assert metrics["loss/total"] == metrics["loss/policy"]  # the KL term is off
 

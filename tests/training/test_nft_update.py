@@ -260,7 +260,7 @@ def test_equal_rewards_give_no_gradient_and_do_not_stop_the_run(trainer):
 def test_only_a_distance_above_the_rounding_of_the_dtype_stops_the_run(trainer, dtype, distance, stops):
     rollouts = sample_rollouts(trainer)
     trainer.update.config = trainer.config.with_settings(dtype=dtype, batched_forward="false")
-    work = UpdateWork(rollouts, [Pass([0], 0)], 1, None, iteration=1, is_fresh=True)
+    work = UpdateWork(rollouts, [Pass([0], 0)], 1, {}, iteration=1, is_fresh=True)
     deviations = [torch.tensor(distance), torch.tensor(0.0)]
     error = pytest.raises(OffPolicyError, match="distance to the old policy before any update is 0.0")
     with error if stops else nullcontext():
@@ -271,7 +271,7 @@ def test_a_replica_without_scored_rollouts_does_not_fail_the_check_because_of_na
     rollouts = sample_rollouts(trainer)
     trainer.update.anchor_means(rollouts)
     rollouts.trajectories.latents.fill_(torch.nan)
-    work = UpdateWork(rollouts, [Pass([], 0)], 1, None, iteration=1, is_fresh=True)
+    work = UpdateWork(rollouts, [Pass([], 0)], 1, {}, iteration=1, is_fresh=True)
     trainer.update._check_fresh(work, [torch.zeros(())])
     with pytest.raises(OffPolicyError, match="nan"):
         trainer.update._check_fresh(work._replace(passes=[Pass([0], 0)]), [torch.zeros(())])

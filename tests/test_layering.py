@@ -25,7 +25,7 @@ LAYERS = (
 LAYER_OF = {package: number for number, layer in enumerate(LAYERS) for package in layer}
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
-MAX_CONFIG_TAKERS = 31  # functions that take the whole Config; others take sections or numbers
+MAX_CONFIG_TAKERS = 29  # functions besides rules that take the whole Config; others take sections or numbers
 MAX_PRODUCT_LINES = 24_000  # of hyvideo/, scripts/ and the root; examples/ is not counted
 COMMUNICATION = ("torch.distributed", "hyvideo.distributed.mesh", "hyvideo.distributed.collectives")
 
@@ -282,6 +282,7 @@ def test_few_functions_take_the_whole_config():
     takers = [
         f"{name_of(file)}.{node.name}"
         for file in SOURCES
+        if name_of(file) != "hyvideo.config.rules"  # a rule relates any settings
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(node, ast.FunctionDef)
         for argument in [*node.args.args, *node.args.kwonlyargs]

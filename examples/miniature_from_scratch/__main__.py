@@ -5,7 +5,6 @@ distance, a base policy trained on videos with wrong captions and defects, and a
 machine with the same number of threads builds the same files from ``--seed``.
 """
 
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -178,22 +177,15 @@ def main() -> None:
     parser.add_argument("--family", default="hunyuan_video15", choices=FAMILIES, help="model family of the classes")
     parser.add_argument("--output_dir", type=Path, default=Path("ckpts/miniature"), help="folder to write")
     parser.add_argument("--seed", type=int, default=0, help="seed of all stages")
-    parser.add_argument("--stages", nargs="+", choices=architecture.STAGES, help="stages to run (default: all)")
     options = parser.parse_args()
     out, seed, family = options.output_dir, options.seed, FAMILIES[options.family]
-    stages = options.stages or family.STAGES
-    if unknown := sorted(set(stages) - set(family.STAGES)):
-        parser.error(f"the miniature of {options.family} has no stage {unknown}; its stages are {family.STAGES}")
     make_folder(out)
-    builders = {
-        "text_encoder": family.save_text_encoder,
-        "vae": partial(build_vae, family),
-        "statistics": build_reference_statistics,
-        "base": partial(build_base, family),
-        "reward_model": build_reward_model,
-    }
-    for stage in filter(stages.__contains__, builders):
-        builders[stage](out, seed)
+    family.save_text_encoder(out, seed)
+    build_vae(family, out, seed)
+    build_reference_statistics(out, seed)
+    build_base(family, out, seed)
+    if family.HAS_REWARD_MODEL:
+        build_reward_model(out, seed)
     print(f"wrote {out}")
 
 

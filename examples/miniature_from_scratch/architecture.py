@@ -16,7 +16,7 @@ from hyvideo.models.saving import save_original
 
 VERSION = "miniature"
 CONFIGS = yaml.safe_load(Path(__file__).with_name("models.yaml").read_text(encoding="utf-8"))
-STAGES = ["text_encoder", "vae", "statistics", "base", "reward_model"]
+HAS_REWARD_MODEL = True
 # Only used with quoted text or a reference image, so not saved but drawn again on loading. Names of the original.
 DRAWN_PARTS = ("byt5_in.", "vision_in.")
 LOG_VARIANCES = "encoder.conv_out.conv.bias"  # VAE parameter whose second half is the log variances' bias

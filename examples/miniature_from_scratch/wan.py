@@ -12,7 +12,7 @@ from hyvideo.models import family
 from hyvideo.models.wan.family import FAMILY
 
 CONFIGS = ALL_CONFIGS["wan"]
-STAGES = ["text_encoder", "vae", "statistics", "base"]
+HAS_REWARD_MODEL = False
 DRAWN_PARTS = ()
 LOG_VARIANCES = "quant_conv.bias"
 RESIDUAL_ENDS = ("conv2.", ".proj.")

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from hyvideo.models.reward_models.rewards import ScoreResult
-from hyvideo.models.reward_models.service.limits import Limits
 from hyvideo.models.reward_models.service.protocol import (
     BadRequest,
+    Limits,
     ScoreRequest,
     decode_answer,
     decode_request,

@@ -16,8 +16,8 @@ from fastapi.responses import StreamingResponse
 from hyvideo.miniature.reward import MiniatureScorer
 from hyvideo.models.reward_models.rewards import ScorerUnavailable
 from hyvideo.models.reward_models.service.connections import make_server
-from hyvideo.models.reward_models.service.limits import Limits
 from hyvideo.models.reward_models.service.protocol import (
+    Limits,
     ScoreRequest,
     encode_request,
 )

@@ -2,8 +2,6 @@
 
     python -m scripts.export --checkpoint_path outputs/run/checkpoints/000060 --output_dir outputs/exported
     python -m scripts.export --checkpoint_path ... --form original --output_dir ckpts/transformer/480p_t2v_sage
-    python -m scripts.export --checkpoint_path ... --with_pipeline --pretrained_model_root ./ckpts \\
-        --transformer_version 480p_t2v --output_dir outputs/exported         a complete diffusers pipeline
     python -m scripts.export --lora_path lora --output_dir outputs/exported_lora  for load_lora_adapter, or --form peft
     python -m scripts.export --lora_path lora --merge --pretrained_model_root ./ckpts \\
         --transformer_version 480p_t2v --output_dir outputs/merged
@@ -22,7 +20,6 @@ def main() -> None:
     parser.add_argument("--merge", action="store_true", help="merge the LoRA into the model's weights")
     parser.add_argument("--form", choices=["diffusers", "original", "peft"], default="diffusers", help="output format")
     parser.add_argument("--output_dir", dest="out", type=Path, required=True, help="output folder, new or empty")
-    parser.add_argument("--with_pipeline", action="store_true", help="also export encoders, VAE and scheduler")
     parser.add_argument("--pretrained_model_root", type=Path, help="base checkpoints; default: the run's, or ./ckpts")
     parser.add_argument("--transformer_version", help="version of the base model; default: the run's")
     parser.add_argument("--dtype", choices=["bf16", "fp16", "fp32"], default="bf16", help="precision of the files")
@@ -36,24 +33,19 @@ def run(options: argparse.Namespace) -> None:
     only_lora = options.lora_path is not None and not options.merge
     if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
         raise ValueError(f"--output_dir must be a new or empty folder, got {options.out}")
-    if only_lora and (options.checkpoint_path or options.with_pipeline):
-        raise ValueError("--checkpoint_path and --with_pipeline need --merge when --lora_path is given")
+    if only_lora and options.checkpoint_path:
+        raise ValueError("--checkpoint_path needs --merge when --lora_path is given")
     if options.merge and options.lora_path is None:
         raise ValueError("--merge needs --lora_path")
     if not only_lora and options.form == "peft":
         raise ValueError("--form peft is a LoRA format: give --lora_path without --merge")
-    if options.with_pipeline and options.form != "diffusers":
-        raise ValueError("--with_pipeline needs --form diffusers")
     if options.checkpoint_path is None and options.lora_path is None and options.transformer_version is None:
         raise ValueError("nothing to export: give --checkpoint_path, --lora_path, or --transformer_version")
 
-    from hyvideo.models.family import family_of
-    from hyvideo.models.loading import read_task
     from hyvideo.models.lora import read_lora, save_lora
     from hyvideo.models.saving import save_original
     from hyvideo.pipelines.grpo_pipeline import DTYPES
-    from hyvideo.training.export import copy_permissions, export_components, load_policy
-    from hyvideo.training.saved_policy import settings_of_run
+    from hyvideo.training.saved_policy import load_merged, settings_of_run
 
     dtype = DTYPES[options.dtype]
     if only_lora:
@@ -62,19 +54,15 @@ def run(options: argparse.Namespace) -> None:
     run_settings = settings_of_run(options.checkpoint_path)[0] if options.checkpoint_path else {}
     root = options.pretrained_model_root or Path(run_settings.get("pretrained_model_root", "ckpts"))
     version = options.transformer_version or run_settings.get("transformer_version")
-    transformer = load_policy(root, version, checkpoint=options.checkpoint_path, lora=options.lora_path, dtype=dtype)
+    transformer = load_merged(root, version, checkpoint=options.checkpoint_path, lora=options.lora_path, dtype=dtype)
     if run_settings.get("base_weight_dtype") == "fp8":
         print("the LoRA was trained on a base model in fp8; it is merged into the unquantized weights of the files")
     if options.form == "original":
         save_original(transformer, options.out, dtype=dtype)
         return
     transformer.save_pretrained(options.out / "transformer")
-    task = (read_task(root, version) if options.with_pipeline else None) or transformer.config.get("task_type", "t2v")
-    family = family_of(transformer)
-    del transformer
-    if options.with_pipeline:
-        export_components(family, root, version, options.out, task=task, dtype=dtype)
-    copy_permissions(options.out)
+    for file in options.out.rglob("*.safetensors"):  # safetensors makes them private to their owner
+        file.chmod(file.with_name("config.json").stat().st_mode)
 
 
 if __name__ == "__main__":

@@ -94,7 +94,6 @@ class Family:
     prepare_vae: Callable[[nn.Module], None]  # replaces layers of the VAE
     set_tiling: Callable[[nn.Module, int, float], None]  # (vae, tile size in pixels, overlap of adjacent tiles)
     pipelines: Mapping[str, str]  # task (t2v, i2v) -> diffusers' pipeline class
-    export_parts: Callable[..., Iterable[tuple[str, Any]]]  # (name, part) pairs of a diffusers pipeline, for export
     without_gradient: Callable[[nn.Module], tuple[str, ...]] = lambda transformer: ()  # modules that get no gradient
     reads_ends: Callable[[Mapping[str, Any]], bool] = lambda config: False  # whether the forward pass uses `ends`
     upsampler: Component | None = None  # has a method condition(latents, noise), the input of super-resolution

@@ -8,13 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from hyvideo.data.prompts import Request
-from hyvideo.models.fit_checks import check_checkpoint
-from hyvideo.models.loading import load_transformer, load_vae
+from hyvideo.models.loading import load_transformer
 from hyvideo.models.lora import Pair, read_lora, save_lora
-from hyvideo.training.export import load_policy
+from hyvideo.training.saved_policy import load_merged
 from scripts import export
 from tests.tiny_checkpoint import write_original
 
@@ -71,7 +68,7 @@ def umask():
     os.umask(before)
 
 
-@pytest.mark.parametrize("flags", [["--with_pipeline"], ["--form", "original"]])
+@pytest.mark.parametrize("flags", [[], ["--form", "original"]])
 def test_exported_files_have_the_default_permissions(run, umask, tmp_path, flags):
     """safetensors makes files private to their owner, so that a server of another user could not read the weights."""
     assert run("--transformer_version", VERSION, *flags)[0] == 0
@@ -81,40 +78,12 @@ def test_exported_files_have_the_default_permissions(run, umask, tmp_path, flags
     assert set(modes.values()) == {"0o640"}, modes
 
 
-def test_an_exported_pipeline_can_be_read_by_the_project_and_by_diffusers(run, policy, root, tmp_path):
-    from diffusers import HunyuanVideo15ImageToVideoPipeline
+def test_a_pipeline_of_diffusers_reads_an_exported_policy(run, policy, tmp_path):
+    from diffusers import HunyuanVideo15Transformer3DModel
 
     transformer, checkpoint = policy
-    flags = ["--checkpoint_path", checkpoint, "--with_pipeline", "--transformer_version", VERSION]
-    code, error = run(*flags)
-    assert code == 0, error
-    assert check_checkpoint(tmp_path / "out", None, [Request('a sign says "OPEN"', "image.png")]) == []
-    assert_same(load_vae(tmp_path / "out"), load_vae(root))
-    # The SigLIP processor of transformers needs torchvision, so it is left out here.
-    pipeline = HunyuanVideo15ImageToVideoPipeline.from_pretrained(tmp_path / "out", feature_extractor=None)
-    assert_same(pipeline.transformer, transformer)
-    assert pipeline.scheduler.config.shift == 5.0 and pipeline.guider.guidance_scale == 6.0
-
-
-def test_exporting_an_exported_pipeline_keeps_its_task(run, root, tmp_path):
-    """This holds even if the transformer's config.json names another task, as that of 480p_t2v on the hub does."""
-    flags = ["--with_pipeline", "--transformer_version", VERSION]
-    assert run(*flags, out="first")[0] == 0
-    config = tmp_path / "first" / "transformer" / "config.json"
-    config.write_text(config.read_text().replace('"i2v"', '"t2v"'))
-    code, error = run(*flags, "--model_path", tmp_path / "first", out="second")
-    assert code == 0, error
-    index = json.loads((tmp_path / "second" / "model_index.json").read_text())
-    assert index["_class_name"] == "HunyuanVideo15ImageToVideoPipeline"
-
-
-def test_the_vae_of_a_bf16_pipeline_is_fp16(run, tmp_path):
-    assert run("--with_pipeline", "--transformer_version", VERSION, "--dtype", "bf16")[0] == 0
-    dtypes = {
-        name: {tensor.dtype for tensor in load_file(tmp_path / "out" / name / FILE).values()}
-        for name in ("transformer", "vae")
-    }
-    assert dtypes == {"transformer": {torch.bfloat16}, "vae": {torch.float16}}
+    assert run("--checkpoint_path", checkpoint)[0] == 0
+    assert_same(HunyuanVideo15Transformer3DModel.from_pretrained(tmp_path / "out" / "transformer"), transformer)
 
 
 def test_a_lora_is_converted_and_merged_into_the_weights(run, root, tmp_path):
@@ -181,7 +150,7 @@ def test_a_small_lora_survives_the_rounding_to_bf16(root, tmp_path):
     (tmp_path / "run" / "tensors").mkdir()  # like a checkpoint of LoRA training
     save_lora({name: Pair(a, b, 4.0)}, tmp_path / "run" / "lora")
     for checkpoint, lora in ((None, tmp_path / "lora"), (tmp_path / "run", None)):
-        merged = load_policy(root, VERSION, checkpoint=checkpoint, lora=lora, dtype=torch.bfloat16)
+        merged = load_merged(root, VERSION, checkpoint=checkpoint, lora=lora, dtype=torch.bfloat16)
         written = merged.get_submodule(name).weight.detach()
         assert written.dtype == torch.bfloat16
         assert torch.equal(written, (weight + b @ a).bfloat16())
@@ -195,10 +164,6 @@ def test_a_small_lora_survives_the_rounding_to_bf16(root, tmp_path):
         (["--transformer_version", VERSION, "--form", "peft"], "--form peft is a LoRA format"),
         (["--checkpoint_path", "nowhere"], "nowhere does not exist"),
         (["--lora_path", "nowhere"], "must be a safetensors file"),
-        (
-            ["--transformer_version", VERSION, "--form", "original", "--with_pipeline"],
-            "--with_pipeline needs --form diffusers",
-        ),
     ],
 )
 def test_bad_input_ends_with_one_message(run, tmp_path, flags, message):

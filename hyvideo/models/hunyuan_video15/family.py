@@ -1,7 +1,6 @@
 """`Family` of HunyuanVideo-1.5."""
 
-import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ from torch import Tensor, nn
 from hyvideo.models.family import Component, Family, Latents, Part
 from hyvideo.models.hunyuan_video15 import encoders, names, settings, transformer, upsamplers, vae
 from hyvideo.models.hunyuan_video15.prompt_encoders import GlyphEncoder, ImageEncoder, TextEncoder, glyph_text
-from hyvideo.models.versions import version_defaults
 
 Encoder = Callable[..., list[dict[str, Tensor]]]
 
@@ -36,28 +34,6 @@ def _load_image(root: Path, *, vae: nn.Module, group_offload: bool = False, **kw
 def _latents(config: Mapping[str, Any]) -> Latents:
     sizes = (config[key] for key in ("latent_channels", "temporal_compression_ratio", "spatial_compression_ratio"))
     return Latents(*sizes, mean=(0.0,), scale=(config["scaling_factor"],))
-
-
-def _export_parts(
-    root: Path, out: Path, *, version: str | None, task: str, dtype: torch.dtype, load_vae: Callable[..., nn.Module]
-) -> Iterator[tuple[str, Any]]:
-    """Yield the names and parts of diffusers' pipeline except the transformer, keeping one part in memory at a time."""
-    import diffusers
-
-    defaults = version_defaults(version)
-    yield "scheduler", diffusers.FlowMatchEulerDiscreteScheduler(shift=defaults.shift)
-    yield "guider", diffusers.ClassifierFreeGuidance(guidance_scale=defaults.guidance_scale)
-    # The decoding error in bf16 is eight times that in fp16, which this project's runs and the original use.
-    yield "vae", load_vae(root, dtype=torch.float16 if dtype == torch.bfloat16 else dtype)
-    yield from zip(("tokenizer", "text_encoder"), encoders.load_text_encoder(root, dtype=dtype))
-    yield from zip(("tokenizer_2", "text_encoder_2"), encoders.load_glyph_encoder(root))
-    if task == "i2v":
-        yield "image_encoder", encoders.load_vision_encoder(root, dtype=dtype)[1]
-        # Copied, not loaded, because transformers' processor of this name needs torchvision.
-        source, target = encoders.vision_folders(root)[1], out / "feature_extractor"
-        target.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, target / source.name)
-        yield "feature_extractor", ("transformers", "SiglipImageProcessor")
 
 
 FAMILY = Family(
@@ -124,7 +100,6 @@ FAMILY = Family(
     prepare_vae=vae.install_layers,
     set_tiling=vae.set_tiling,
     pipelines={"t2v": "HunyuanVideo15Pipeline", "i2v": "HunyuanVideo15ImageToVideoPipeline"},
-    export_parts=_export_parts,
     without_gradient=transformer.unused_modules,
     upsampler=upsamplers.COMPONENT,
 )

@@ -27,5 +27,4 @@ FAMILY = Family(
     prepare_vae=vae.prepare,
     set_tiling=vae.set_tiling,
     pipelines={"t2v": "WanPipeline"},
-    export_parts=vae.export_parts,
 )

@@ -4,10 +4,7 @@ It decodes one group of frames after another and caches features on the module, 
 """
 
 import functools
-import shutil
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,8 +12,6 @@ from torch import nn
 
 from hyvideo.models.family import Latents
 from hyvideo.models.norms import channel_rms_norm
-from hyvideo.models.versions import version_defaults
-from hyvideo.models.wan.encoders import load_text_encoder
 
 
 def only_diffusers(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -27,9 +22,10 @@ def only_diffusers(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def prepare(vae: nn.Module) -> None:
-    """Replace diffusers' RMS norms, which use a slow vector norm, with faster ones; warn if the VAE is float16.
+    """Replace diffusers' RMS norms, which use a slow vector norm, with faster ones.
 
-    The norms turn an overflow into NaN, which the clamp at the end of decoding preserves, unlike an infinity.
+    The norms turn an overflow, as in float16, into NaN, which the clamp at the end of decoding preserves, unlike an
+    infinity: the video is then reported as failed.
     """
     from diffusers.models.autoencoders.autoencoder_kl_wan import WanRMS_norm
 
@@ -37,11 +33,6 @@ def prepare(vae: nn.Module) -> None:
         if isinstance(module, WanRMS_norm):
             assert module.channel_first and isinstance(module.bias, float), "the VAE's norms have no bias"
             module.forward = functools.partial(channel_rms_norm, module)
-    if vae.dtype == torch.float16:
-        warnings.warn(
-            "Wan's VAE was published in float32 and may overflow with vae_dtype fp16. Set vae_dtype to fp32",
-            stacklevel=2,
-        )
 
 
 def set_tiling(vae: nn.Module, tile_size: int, overlap: float) -> None:
@@ -67,23 +58,5 @@ def latents(config: Mapping[str, Any]) -> Latents:
             f"scale_factor_spatial and _temporal must be {expected} to match the layers, got {spatial, temporal}"
         )
     mean, std = config["latents_mean"], config["latents_std"]
-    for name, values in (("latents_mean", mean), ("latents_std", std)):
-        are_numbers = isinstance(values, list | tuple) and all(isinstance(value, int | float) for value in values)
-        if not are_numbers or len(values) != channels or (values is std and min(values) <= 0):
-            raise ValueError(f"{name} must be a list of {channels} numbers, positive in latents_std, got {values}")
     # Inverted in float32, so that the result is bit-identical to diffusers'.
     return Latents(channels, temporal, spatial, tuple(mean), scale=tuple((1.0 / torch.tensor(std)).tolist()))
-
-
-def export_parts(
-    root: Path, out: Path, *, version: str | None, task: str, dtype: torch.dtype, load_vae: Callable[..., nn.Module]
-) -> Iterator[tuple[str, Any]]:
-    """Yield the names and parts of a `WanPipeline` except the transformer, keeping one part in memory at a time."""
-    import diffusers
-
-    flow = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "num_train_timesteps": 1000}
-    yield "scheduler", diffusers.UniPCMultistepScheduler(**flow, flow_shift=version_defaults(version).shift)
-    yield "vae", load_vae(root, dtype=torch.float32)
-    yield "text_encoder", load_text_encoder(root, dtype=dtype)[1]
-    shutil.copytree(root / "tokenizer", out / "tokenizer", dirs_exist_ok=True)
-    yield "tokenizer", ("transformers", "PreTrainedTokenizerFast")  # this class keeps tokenizer.json unchanged

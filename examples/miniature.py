@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from hyvideo.data.videos import pixels
+from hyvideo.data.videos import to_uint8
 from hyvideo.miniature.reward import LearnedMiniatureScorer, MiniatureScorer
 from hyvideo.miniature.world import CAPTIONS, FPS
 from hyvideo.models.conditions import Condition
@@ -45,6 +45,6 @@ class Miniature:
     def rewards(self, x: Tensor, prompts: list[str]) -> list[Tensor]:
         """Decode latents; return the reward model's and the true reward of each video. Shape: (batch,) each."""
         decoded = self.vae.decode(family_of(self.vae).latents(self.vae.config).unscaled(x)).sample
-        videos = list(pixels(decoded).transpose(1, 2).contiguous())
+        videos = list(to_uint8(decoded).transpose(1, 2).contiguous())
         scores = [scorer.score(videos, prompts, fps=FPS) for scorer in self.scorers]
         return [torch.tensor([row["VQ"] / 2 + row["MQ"] / 2 + row["TA"] for row in rows]) for rows in scores]

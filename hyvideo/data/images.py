@@ -3,7 +3,6 @@
 import math
 import os
 import re
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -23,8 +22,8 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP")  # not all of Pillow's formats, some of
 MAX_BYTES = 1 << 28  # per file
 MAX_PIXELS = 1 << 26  # per image, as stored and while it is resized
 
-# What Pillow's decoders of FORMATS raise for a corrupted file; `_open_image` turns the warning into an error.
-_UNREADABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning)
+# What Pillow's decoders of FORMATS raise for a corrupted file.
+_UNREADABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
 _ASPECT_RATIO = re.compile(r"([0-9]{1,5}(?:\.[0-9]{1,9})?):([0-9]{1,5}(?:\.[0-9]{1,9})?)")
 
 
@@ -53,12 +52,10 @@ def _open_image(path: str | os.PathLike) -> Iterator[Image.Image]:
     try:
         if problem := file_problem(path, MAX_BYTES):
             raise ValueError(problem)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path, formats=FORMATS) as file:
-                if not 0 < file.width * file.height <= MAX_PIXELS:
-                    raise ValueError(f"it has {file.width} x {file.height} pixels")
-                yield file
+        with Image.open(path, formats=FORMATS) as file:
+            if not 0 < file.width * file.height <= MAX_PIXELS:
+                raise ValueError(f"it has {file.width} x {file.height} pixels")
+            yield file
     except _UNREADABLE as error:
         raise ValueError(
             f"an image must be a readable {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file of at most "
@@ -69,11 +66,8 @@ def _open_image(path: str | os.PathLike) -> Iterator[Image.Image]:
 def check_image(path: str | os.PathLike) -> None:
     """Raise ValueError like `read_image`, also for a truncated file, but decode as little as possible."""
     with _open_image(path) as file:
-        if file.format == "PNG":
-            file.verify()  # reads the checksums
-        elif file.format != "WEBP":  # opening a WEBP file has read all of it
-            file.draft("RGB", (1, 1))  # an eighth of the resolution of a JPEG
-            file.load()
+        file.draft("RGB", (1, 1))  # an eighth of the resolution of a JPEG
+        file.load()
 
 
 def bucket_sizes(resolution: str) -> list[tuple[int, int]]:

@@ -11,7 +11,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -56,19 +56,11 @@ def folder_problem(path: str | Path) -> str | None:
     return None if os.access(path, os.R_OK | os.X_OK) else "no permission to read it"
 
 
-def path_problem(path: str | Path) -> str | None:
-    """Return why the file system rejects a path; None if it is valid, even if nothing exists there."""
-    status = _status(path)
-    return status if isinstance(status, str) and status not in _CAN_BE_MADE else None
-
-
 def write_problem(folder: str | Path) -> str | None:
     """Return why files cannot be written to ``folder``, which may have to be created; None if they can."""
     if not str(folder).strip():
         return "its name is empty"
     existing = Path(folder)
-    if any(len(part.encode(errors="surrogateescape")) > _LONGEST_NAME for part in existing.parts):
-        return f"a part of it has more than {_LONGEST_NAME} bytes"
     while isinstance(status := _status(existing), str):
         if status not in _CAN_BE_MADE:
             return status
@@ -79,8 +71,6 @@ def write_problem(folder: str | Path) -> str | None:
         return f"{existing} is not a folder"
     try:  # create an unnamed file, because permission bits do not show that a file system such as /proc has no files
         tempfile.TemporaryFile(dir=existing).close()
-    except PermissionError:
-        return f"no permission to write in {existing}"
     except OSError as error:
         return f"no file can be created in {existing}: {error.strerror}"
     return None
@@ -100,11 +90,8 @@ def make_folder(folder: Path) -> None:
         raise ValueError(
             f"the output must be a folder that can be created, got {quote(folder)}: {error.strerror}"
         ) from error
-    with suppress(OSError):  # write permission does not imply read permission
-        sync(folder.parent)
 
 
-_LONGEST_NAME = 255  # bytes in the name of a file or folder, on every common file system
 _CAN_BE_MADE = ("it does not exist", "a part of it is not a folder")  # `write_problem` reports the second for the part
 
 

@@ -20,19 +20,7 @@ MIN_MP4_SIDE = 256  # pixels
 
 
 def to_uint8(video: Tensor) -> Tensor:
-    """Convert a decoded video from [-1, 1] to uint8. Raises ValueError for integers, NaN and inf."""
-    if not video.is_floating_point():
-        raise ValueError(f"to_uint8 takes floats in [-1, 1], got {video.dtype}")
-    if not video.isfinite().all():
-        raise ValueError(
-            f"a video must be finite, got {(~video.isfinite()).sum()} NaN or inf values of {video.numel()}; "
-            "check for a diverged policy or an overflow in the VAE (decode in bfloat16 or float32)"
-        )
-    return pixels(video)
-
-
-def pixels(video: Tensor) -> Tensor:
-    """Convert like `to_uint8`, without its checks, which synchronize with the GPU; NaN becomes an arbitrary color."""
+    """Convert a decoded video from [-1, 1] to uint8, without synchronizing with a GPU; NaN becomes any color."""
     return ((video.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
 
 
@@ -72,13 +60,10 @@ def write_video(path: str | os.PathLike, video: Tensor, fps: float) -> None:
     """Write a video, uint8 (frames, 3, height, width), as H.264 mp4 at ``fps`` frames per second.
 
     Videos with less than 256 pixels on the shorter side are enlarged by ``mp4_factor``. The file is written atomically.
-    Raises ValueError for an invalid tensor, a name that does not end in .mp4, and odd sizes from 256 pixels upwards.
+    Raises ValueError for an invalid tensor, and for odd sizes from 256 pixels upwards.
     """
-    path = Path(path)
     check_video(video)
     check_fps(fps)
-    if path.suffix != ".mp4":
-        raise ValueError(f"a video's file name must end in .mp4, got {path.name!r}")
     factor = mp4_factor(*video.shape[-2:])
     pixels = enlarge(video.detach().cpu(), factor).permute(0, 2, 3, 1)  # (frames, height, width, channels)
     if pixels.shape[1] % 2 or pixels.shape[2] % 2:
@@ -105,8 +90,7 @@ def _mp4(pixels: np.ndarray, rate: Fraction) -> bytes:
 def read_video(path: str | os.PathLike) -> tuple[Tensor, float]:
     """Read a video file's frames as stored and its frames per second. Shape: uint8 (frames, 3, height, width).
 
-    Raises FileNotFoundError, and ValueError if the file has no video, no frame rate, or frames that contradict its
-    header.
+    Raises FileNotFoundError, and ValueError if the file has no video, no frame rate or too few frames.
     """
     path = Path(path)
     if not path.is_file():
@@ -114,7 +98,7 @@ def read_video(path: str | os.PathLike) -> tuple[Tensor, float]:
     try:
         with av.open(os.fspath(path)) as file:
             stream = file.streams.video[0]
-            frames = _frames(file, stream, path)
+            frames = [picture.to_ndarray(format="rgb24") for picture in file.decode(stream)]
             fps, num_frames = float(stream.guessed_rate or 0), stream.frames
     except (av.FFmpegError, IndexError) as error:
         raise ValueError(f"{path} is not a video: it is corrupted, truncated or has no video stream") from error
@@ -123,15 +107,3 @@ def read_video(path: str | os.PathLike) -> tuple[Tensor, float]:
     if fps <= 0:
         raise ValueError(f"{path} has no frame rate; write it again with one")
     return torch.from_numpy(np.stack(frames)).permute(0, 3, 1, 2).contiguous(), fps
-
-
-def _frames(file, stream, path: Path) -> list[np.ndarray]:
-    """Return the frames as RGB. Raises ValueError if they contradict the header. Shape of each: (height, width, 3)."""
-    size, frames, converter = [stream.height, stream.width, 3], [], av.video.reformatter.VideoReformatter()
-    for picture in file.decode(stream):
-        frame = converter.reformat(picture, format="rgb24").to_ndarray()
-        if list(frame.shape) != size:
-            declared = f"{stream.frames} frames of {size}"
-            raise ValueError(f"{path} declares {declared}, got frame {len(frames)} of {frame.shape}")
-        frames.append(frame)
-    return frames

@@ -31,16 +31,10 @@ def find_clips(folder: Path, requests: list[Request]) -> list[Clip]:
         raise ValueError(f"--videos must be a folder with mp4 files, got {quote(folder)}: {problem}")
     if recorded := _recorded(folder):
         return recorded
-    with_settings = [path for path in paths if path.with_suffix(".json").is_file()]
-    if len(with_settings) == len(paths):
+    if any(path.with_suffix(".json").is_file() for path in paths):
         prompts = [_prompt_of(path.with_suffix(".json")) for path in paths]
         places = {prompt: place for place, prompt in enumerate(dict.fromkeys(prompts))}
         return [Clip(path, prompt, places[prompt]) for path, prompt in zip(paths, prompts)]
-    if with_settings:
-        raise ValueError(
-            f"{len(with_settings)} of {len(paths)} videos in {folder} have a JSON file with their prompt; all or none "
-            "must have one"
-        )
     if not requests or len(paths) % len(requests):
         raise ValueError(
             f"the number of videos without JSON files must be a multiple of the rows of valid_video_csv, got "

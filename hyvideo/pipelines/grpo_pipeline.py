@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hyvideo.data.randomness import normal
-from hyvideo.data.videos import pixels
+from hyvideo.data.videos import to_uint8
 from hyvideo.models import decoding
 from hyvideo.models.conditions import Condition, Conditions
 from hyvideo.models.family import Latents, family_of
@@ -216,7 +216,7 @@ class GRPOPipeline:
                 decoded = decoding.decode(self.vae, self.latents.unscaled(part).to(self.vae.dtype), self.tiles)
                 for video in decoded.transpose(1, 2):
                     finite.append(video.isfinite().all())
-                    videos.append(pixels(video).to("cpu", non_blocking=True))  # into pinned memory
+                    videos.append(to_uint8(video).to("cpu", non_blocking=True))  # into pinned memory
         are_finite = torch.stack(finite).tolist()  # the only synchronization; it also waits for the copies
         return [video if is_finite else None for video, is_finite in zip(videos, are_finite)]
 

@@ -229,8 +229,7 @@ def test_a_symlink_loop_raises(folder, name, below):
         ("file", "file is not a folder"),
         ("file/below/it", "file is not a folder"),
         ("dangling", "is a broken link"),
-        ("x" * 300, "a part of it has more than 255 bytes"),
-        ("new/" + "é" * 200, "a part of it has more than 255 bytes"),
+        ("x" * 300, "file name too long"),
     ],
 )
 def test_a_folder_that_cannot_be_created_raises(folder, name, path, expected):
@@ -271,4 +270,4 @@ def test_missing_permissions_are_reported():
         with without_root():
             assert file_problem(open_ / "file", 9) == folder_problem(closed) == "no permission to read it"
             assert file_problem(closed / "file", 9) == write_problem(closed / "a/b") == "permission denied"
-            assert write_problem(open_ / "run") == f"no permission to write in {open_}"
+            assert write_problem(open_ / "run") == f"no file can be created in {open_}: Permission denied"

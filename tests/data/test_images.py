@@ -113,6 +113,7 @@ def test_truncated_files_raise_an_error_that_names_them(tmp_path, extension):
 
 
 @pytest.mark.parametrize("width, height", [(0, 5), (5, 0), (8193, 8192), (12000, 9000), (60000, 60000)])
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_empty_and_huge_images_are_rejected_from_the_header(tmp_path, width, height):
     (tmp_path / "a.png").write_bytes(png_header(width, height))
     with pytest.raises(ValueError, match="at most 67108864 pixels, got .*a.png"):

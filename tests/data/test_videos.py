@@ -130,9 +130,7 @@ def test_invalid_videos_are_rejected_with_the_violated_rule(tmp_path, video, fps
     assert not list(tmp_path.iterdir())
 
 
-def test_a_wrong_suffix_and_a_missing_folder_are_rejected(tmp_path):
-    with pytest.raises(ValueError, match="must end in .mp4, got 'clip.avi'"):
-        write_video(tmp_path / "clip.avi", moving_square(1), 8)
+def test_a_missing_folder_and_a_missing_file_raise_an_error(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere"):
         write_video(tmp_path / "nowhere" / "clip.mp4", moving_square(1), 8)
     with pytest.raises(FileNotFoundError, match="no video file"):
@@ -188,7 +186,6 @@ def test_files_without_frame_rate_or_with_missing_frames_are_rejected(tmp_path, 
         ({"guessed_rate": 0}, "no frame rate"),
         ({"guessed_rate": None}, "no frame rate"),
         ({"frames_found": [av.VideoFrame(256, 256, "yuv420p")]}, "1 frames, expected 4"),
-        ({"frames_found": [av.VideoFrame(288, 256, "yuv420p")]}, "got frame 0 of .256, 288, 3."),
         ({"frames_found": []}, "0 frames, expected 4"),
         ({"frames_found": [], "frames": 0}, "0 frames, expected at least 1"),
     ):
@@ -212,10 +209,3 @@ def test_decoded_videos_in_half_precision_are_scaled_to_pixels_in_float32(dtype)
     assert torch.equal(to_uint8(video), to_uint8(video.float()))
     limits = torch.tensor([-2.0, 2.0]).view(1, 1, 1, 2).expand(1, 3, 1, 2)
     assert to_uint8(limits.to(dtype)).flatten().tolist() == [0, 255] * 3
-
-
-def test_nan_inf_and_integers_are_rejected():
-    with pytest.raises(ValueError, match="1 NaN or inf values of 4"):
-        to_uint8(torch.tensor([0.0, 1.0, float("nan"), -1.0]))
-    with pytest.raises(ValueError, match="got torch.uint8"):
-        to_uint8(torch.zeros(3, dtype=torch.uint8))

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyvideo.data.outside import path_problem, quote, read_json
+from hyvideo.data.outside import quote, read_json
 from hyvideo.evaluation.benchmarks.suites import Suite, suite_of
 from hyvideo.evaluation.scores_file import mean_by_prompt
 
@@ -47,8 +47,8 @@ def read_results(words: list[str]) -> list[tuple[Suite, dict[str, list[Run]]]]:
     found: dict[str, tuple[Suite, dict[str, list[Run]]]] = {}
     for word in words:
         name, _, path = word.partition("=")
-        if problem := path_problem(path) if name and path else "it is not name=path":
-            raise ValueError(f"results must be given as name=path, got {quote(word)}: {problem}")
+        if not (name and path):
+            raise ValueError(f"results must be given as name=path, got {quote(word)}")
         suite, run = read_run(Path(path))
         _, policies = found.setdefault(suite.title, (suite, {}))
         policies.setdefault(name, []).append(run)

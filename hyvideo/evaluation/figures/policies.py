@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from hyvideo.config.settings import Config
-from hyvideo.data.outside import path_problem, quote
+from hyvideo.data.outside import quote
 from hyvideo.data.prompts import Request
 from hyvideo.data.videos import read_video
 from hyvideo.distributed.checkpoint import complete
@@ -43,8 +43,8 @@ def read_policies(words: list[str], config: Config) -> Policies:
 
 def source_of(path: Path) -> Source:
     """Return the policy of a LoRA file or folder, of a checkpoint, or of a run (its newest checkpoint)."""
-    if problem := path_problem(path) or (None if path.exists() else "it does not exist"):
-        raise ValueError(f"a policy must be a run's folder, a checkpoint or a LoRA, got {quote(path)}: {problem}")
+    if not path.exists():
+        raise ValueError(f"a policy must be a run's folder, a checkpoint or a LoRA, got {quote(path)}: it does not exist")
     if path.is_file() or any((path / name).is_file() for name in LORA_FILES):
         return Source(lora=path)
     checkpoints = complete(path)

@@ -34,7 +34,7 @@ REWRITING = {  # defaults and descriptions of the flags --rewrite_*
     "prompt_file": (None, "text file with the instruction for the model; default: our own"),
 }
 BOOLEAN = {"nargs": "?", "const": True, "type": truth, "metavar": "BOOL"}
-MAX_VIDEOS = 100_000  # per call
+MAX_VIDEOS = 100_000  # per prompt
 MAX_PIXELS = 8_192  # per side
 CACHE_SCHEDULE = {
     "total_steps": "number of steps of the schedule (default: 50)",
@@ -135,8 +135,8 @@ def check(options: argparse.Namespace) -> None:
             raise ValueError(f"--{name} must be a number from {least:,} to {most:,}, got {quote(value, 40)[1:-1]}")
     if (options.height is None) != (options.width is None):
         raise ValueError(f"--height and --width must be given together, got {options.height} and {options.width}")
-    if options.aspect_ratio and options.height is not None and processes.rank() == 0:
-        print(f"ignored flags: aspect_ratio {options.aspect_ratio}; --height and --width set the size", file=sys.stderr)
+    if options.aspect_ratio and options.height is not None:
+        print_ignored({"--height and --width set the size": [f"aspect_ratio {options.aspect_ratio}"]})
     if options.eta is not None and not options.stochastic:
         raise ValueError("--eta needs --stochastic: the ODE adds no noise")
     for name in ("rewrite_url", "rewrite_model", "rewrite_prompt_file", "rewrite_fallback", "rewritten_csv"):
@@ -151,8 +151,6 @@ def check(options: argparse.Namespace) -> None:
             "--rewrite must run in one process: rewrite the prompts with python generate.py --rewrite true "
             "--rewritten_csv prompts.csv first, and use torchrun with --valid_video_csv prompts.csv"
         )
-    if options.cfg_distilled and options.enable_step_distill:
-        raise ValueError("--cfg_distilled and --enable_step_distill exclude each other: no released version has both")
 
 
 def convert_reference_flags(options: argparse.Namespace) -> None:
@@ -183,8 +181,7 @@ def config_of(options: argparse.Namespace, has_images: bool):
     if options.checkpoint_path and not options.config:
         file_settings, options.config = settings_of_run(options.checkpoint_path)
         if options.config and processes.rank() == 0:
-            moved = "" if options.config.suffix == ".yaml" else " (config.yaml not found two folders above it)"
-            print(f"using the settings of the checkpoint's run: {options.config}{moved}", file=sys.stderr)
+            print(f"using the settings of the checkpoint's run: {options.config}", file=sys.stderr)
     given = {setting: getattr(options, flag) for setting, flag in options.flags.items()}
     given |= {"enable_compile": "false"} | ({} if options.eta is None else {"match_noise": ""})
     for flag, (setting, value) in SPEED.items():
@@ -196,14 +193,22 @@ def config_of(options: argparse.Namespace, has_images: bool):
 
 def size_of(options: argparse.Namespace, config, image: str | None) -> tuple[int, int]:
     """Return height and width in pixels: from the flags, from the version and aspect ratio, or from the run."""
-    from hyvideo.evaluation.generation import model_size
+    from hyvideo.data.images import bucket_sizes, nearest_size, read_image, size_of_aspect_ratio
+    from hyvideo.models.versions import version_defaults
 
     if options.height is not None:
         return options.height, options.width
-    size = None
-    if options.aspect_ratio or options.resolution or not options.config:
-        size = model_size(config.model.transformer_version, options.resolution, options.aspect_ratio, image)
-    return size or (config.data.height, config.data.width)
+    version = version_defaults(config.model.transformer_version)
+    resolution = options.resolution or version.resolution
+    sizes = version.sizes or (bucket_sizes(resolution) if resolution else None)
+    if options.aspect_ratio and not sizes:
+        raise ValueError("--aspect_ratio needs --resolution: this model has no default resolution")
+    if not sizes or (options.config and not options.resolution and not options.aspect_ratio):
+        return config.data.height, config.data.width
+    if image and not options.aspect_ratio:
+        picture = read_image(image)
+        return nearest_size(picture.height, picture.width, sizes)
+    return size_of_aspect_ratio(options.aspect_ratio or "16:9", sizes)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -227,11 +232,6 @@ def run(options: argparse.Namespace) -> None:
     offloading = Offloading(options.offloading, options.group_offloading, options.overlap_group_offloading)
     source = generation.Source(options.checkpoint_path, options.lora_path, options.lora_scale)
     requests = generation.make_and_read_requests(options.prompt, options.image_path, options.valid_video_csv)
-    if len(requests) * options.num_videos > MAX_VIDEOS:
-        raise ValueError(
-            f"one call generates at most {MAX_VIDEOS:,} videos, got {len(requests):,} prompts and --num_videos "
-            f"{options.num_videos:,}"
-        )
     if options.rewrite:
         given = {flag: value for flag in REWRITING if (value := getattr(options, f"rewrite_{flag}")) is not None}
         rewriter = Rewriter(**given, fallback=options.rewrite_fallback)

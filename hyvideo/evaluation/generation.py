@@ -21,8 +21,8 @@ from hyvideo.config.offloading import AUTO, Offloading
 from hyvideo.config.rules import layout_problems
 from hyvideo.config.sections import DistributedSettings, ModelSettings, RolloutSettings
 from hyvideo.config.settings import Config
-from hyvideo.data.images import bucket_sizes, check_image, nearest_size, read_image, size_of_aspect_ratio
-from hyvideo.data.outside import make_folder, path_problem, quote
+from hyvideo.data.images import check_image
+from hyvideo.data.outside import make_folder, quote
 from hyvideo.data.prompts import Request, check_prompt, read_requests
 from hyvideo.distributed import mesh as ranks
 from hyvideo.evaluation.offloading import place, resolve
@@ -53,9 +53,6 @@ class Source:
     lora_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        for name, path in (("checkpoint_path", self.checkpoint), ("lora_path", self.lora)):
-            if path and (problem := path_problem(path)):
-                raise ValueError(f"--{name} must be a readable path, got {quote(path)}: {problem}")
         if self.lora_scale != 1.0 and not (self.lora and math.isfinite(self.lora_scale)):
             raise ValueError(f"--lora_scale must be a finite number and needs --lora_path, got {self.lora_scale}")
 
@@ -154,23 +151,6 @@ def _config_of_version(from_file: dict, settings: dict) -> Config:
     return Config().with_settings(**(defaults | settings)).resolved()
 
 
-def model_size(
-    version_name: str, resolution: str | None, aspect_ratio: str | None, image: str | None
-) -> tuple[int, int] | None:
-    """Return height and width of the bucket nearest to a shape, or None for a model without a resolution."""
-    version = version_defaults(version_name)
-    resolution = resolution or version.resolution
-    if resolution is None and not version.sizes:
-        if aspect_ratio:
-            raise ValueError("--aspect_ratio needs --resolution: this model has no default resolution")
-        return None
-    sizes = version.sizes or bucket_sizes(resolution)
-    if image and not aspect_ratio:
-        picture = read_image(image)
-        return nearest_size(picture.height, picture.width, sizes)
-    return size_of_aspect_ratio(aspect_ratio or "16:9", sizes)
-
-
 def list_videos(sizes: dict[Request, tuple[int, int]], requests: list[Request], output: Path) -> list[Video]:
     """List the videos of the requests in order: 0000.mp4, 0001.mp4, ... in a folder, or one mp4 file by name."""
     if output.suffix == ".mp4" and len(requests) > 1:
@@ -240,13 +220,9 @@ def generate(
         settings["super_resolution"] = refiner and refiner.record(video)
         sampler.write(pipeline, latents, video.path, settings)
     if mesh.is_main and local:
-        print(_summary(local, time.perf_counter() - loaded, loading=loaded - start, peak=peak_memory_gib(device)))
-
-
-def _summary(videos: list[Video], seconds: float, *, loading: float, peak: float) -> str:
-    name = "video" if len(videos) == 1 else "videos"
-    times = f"{seconds / len(videos):.2f} s each after {loading:.1f} s of loading"
-    return f"{len(videos)} {name} in {videos[0].path.parent}: {times}, {peak:.2f} GiB peak memory"
+        each, memory = (time.perf_counter() - loaded) / len(local), peak_memory_gib(device)
+        times = f"{each:.2f} s each after {loaded - start:.1f} s of loading"
+        print(f"{len(local)} mp4 in {videos[0].path.parent}: {times}, {memory:.2f} GiB peak memory")
 
 
 def _start(model: ModelSettings, distributed: DistributedSettings) -> tuple[torch.device, ranks.Mesh]:

@@ -46,10 +46,9 @@ class Refiner:
             raise ValueError(f"--sr needs a family with super-resolution models; {base} is of {family}, which has none")
         sizes = {(video.height, video.width) for video in videos}
         if not (names := [name for name in buckets if sizes <= set(buckets[name])]):
-            wrong = min(sizes - set(max(buckets.values(), key=lambda bucket: len(sizes & set(bucket)))))
-            near = " or ".join("--height {} --width {}".format(*nearest_size(*wrong, b)) for b in buckets.values())
-            text = f"that the super-resolution models were trained on, got {wrong[0]} x {wrong[1]}"
-            raise ValueError(f"--sr needs a size {text}. Use --resolution, perhaps with --aspect_ratio, or {near}")
+            got = " and ".join(f"{height} x {width}" for height, width in sorted(sizes))
+            text = f"sizes that one super-resolution model was trained on, got {got}"
+            raise ValueError(f"--sr needs {text}. Use --resolution, perhaps with --aspect_ratio")
         self.model = SUPER_RESOLUTION[names[0]]
         needed = not settings.random_weights
         if problems := fit_checks.super_resolution_problems(root, base, names[0], weights_needed=needed):

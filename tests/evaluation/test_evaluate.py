@@ -176,7 +176,7 @@ def test_without_json_files_prompts_are_the_rows_in_order(folder):
     with pytest.raises(ValueError, match="got 4 videos in .* and 3 rows"):
         find_clips(folder, [Request("x")] * 3)
     (folder / "0000.json").write_text('{"prompt": "one"}')
-    with pytest.raises(ValueError, match="1 of 4 videos"):
+    with pytest.raises(ValueError, match="0001.json does not exist"):
         find_clips(folder, [Request("x")])
 
 

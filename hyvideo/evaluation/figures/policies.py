@@ -44,7 +44,7 @@ def read_policies(words: list[str], config: Config) -> Policies:
 def source_of(path: Path) -> Source:
     """Return the policy of a LoRA file or folder, of a checkpoint, or of a run (its newest checkpoint)."""
     if not path.exists():
-        raise ValueError(f"a policy must be a run's folder, a checkpoint or a LoRA, got {quote(path)}: it does not exist")
+        raise ValueError(f"a policy must be a run, a checkpoint or a LoRA, got {quote(path)}: it does not exist")
     if path.is_file() or any((path / name).is_file() for name in LORA_FILES):
         return Source(lora=path)
     checkpoints = complete(path)

@@ -72,7 +72,7 @@ def load_vision_encoder(
     root: str | Path, *, dtype: torch.dtype = torch.float32, **kwargs: Any
 ) -> tuple[dict, nn.Module]:
     """Load SigLIP's preprocessor_config.json and vision model, frozen."""
-    folder, preprocessor = vision_folders(Path(root))
+    folder, preprocessor = _vision_folders(Path(root))
     values = read_json(preprocessor, folder.label)
     return values, load_model(_IMAGE_MODEL, folder, dtype=dtype, rename=_rename_image, **kwargs)
 
@@ -84,7 +84,7 @@ def text_encoder_problems(root: str | Path, weights_needed: bool = True) -> list
 
 def glyph_encoder_problems(root: str | Path, weights_needed: bool = True) -> list[str]:
     """Return the problems that prevent loading the glyph encoder."""
-    folder, tokenizer, pickled = _glyph_folders(Path(root))
+    folder, _, pickled = _glyph_folders(Path(root))
     if pickled is None or not weights_needed:
         return class_problems(_GLYPH_MODEL, folder, weights_needed, rename=rename_t5)
     state = _glyph_state(pickled, folder.label, "meta")
@@ -92,16 +92,13 @@ def glyph_encoder_problems(root: str | Path, weights_needed: bool = True) -> lis
         model = _glyph_model(folder, state)
     weights = Weights(shapes_of(state), dict.fromkeys(state, pickled), drawn={})
     problems = weight_files.tensor_problems(folder, shapes_of(model.encoder.state_dict()), weights)
-    num_plain = len(load_tokenizer(tokenizer))
-    num_added, rows = len(_glyph_tokens(pickled, folder.label)), model.config.vocab_size
-    if num_plain + num_added > rows:
-        problems.append(f"{rows} embedding rows are too few for {num_plain} tokens and {num_added} colors and fonts")
+    _glyph_tokens(pickled, folder.label)
     return with_label(folder, problems)
 
 
 def vision_encoder_problems(root: str | Path, weights_needed: bool = True) -> list[str]:
     """Return the problems that prevent loading the vision encoder; a text tower in the file is ignored."""
-    folder, preprocessor = vision_folders(Path(root))
+    folder, preprocessor = _vision_folders(Path(root))
     read_json(preprocessor, folder.label)
     return class_problems(_IMAGE_MODEL, folder, weights_needed, rename=_rename_image)
 
@@ -155,7 +152,7 @@ def _glyph_folders(root: Path) -> tuple[Folder, Path, Path | None]:
     return Folder(original, label), find_tokenizer(original, label), weights
 
 
-def vision_folders(root: Path) -> tuple[Folder, Path]:
+def _vision_folders(root: Path) -> tuple[Folder, Path]:
     """Return the folder of the vision model and the path of SigLIP's preprocessor_config.json."""
     siglip = root / "vision_encoder" / "siglip"
     model, preprocessor = (siglip / "image_encoder", siglip) if siglip.is_dir() else (root / "image_encoder", root)

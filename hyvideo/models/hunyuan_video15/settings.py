@@ -1,6 +1,7 @@
 """Conversion between config.json of original HunyuanVideo-1.5 checkpoints and the arguments of diffusers' classes."""
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ from hyvideo.models.names import setting, settings_to_diffusers, settings_to_ori
 
 NAMES = yaml.safe_load(Path(__file__).with_name("names.yaml").read_text())
 _TRANSFORMER, _VAE = NAMES["transformer"], NAMES["vae"]
-_BYT5_STATES_DIM = _TRANSFORMER["arguments"]["text_embed_2_dim"]
 
 
 def transformer_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,10 +54,6 @@ def transformer_config_to_original(config: Mapping[str, Any]) -> dict[str, Any]:
     resolution = {size: name for name, size in RESOLUTIONS.items()}.get(config["target_size"])
     if resolution is None:
         raise ValueError(f"target_size must be one of {sorted(RESOLUTIONS.values())}, got {config['target_size']}")
-    if config["text_embed_2_dim"] != _BYT5_STATES_DIM:
-        raise ValueError(
-            f"text_embed_2_dim must be {_BYT5_STATES_DIM}, as in the released models, got {config['text_embed_2_dim']}"
-        )
     conditioned = config["in_channels"] == 2 * config["out_channels"] + 1
     others = {
         "_class_name": "HunyuanVideo_1_5_DiffusionTransformer",
@@ -74,17 +70,10 @@ def transformer_config_to_original(config: Mapping[str, Any]) -> dict[str, Any]:
     return settings_to_original(_TRANSFORMER, config, others | _TRANSFORMER["only_values"])
 
 
-def vae_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of ``diffusers.AutoencoderKLHunyuanVideo15`` for the original's ``config.json``.
-
-    The original's tile sizes ``sample_size`` and ``sample_tsize`` are ignored. Raises ValueError if a key is missing
-    or has the wrong type, or if ``shift_factor`` is set.
-    """
-    if config.get("shift_factor"):
-        raise ValueError(f"config key 'shift_factor' must be null, as in diffusers, got {config['shift_factor']!r}")
-    return settings_to_diffusers(_VAE, config)
+# Ignores the original's tile sizes `sample_size` and `sample_tsize`.
+vae_config_to_diffusers = partial(settings_to_diffusers, _VAE)
 
 
 def vae_config_to_original(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the original's ``config.json`` for the config of a diffusers VAE."""
-    return settings_to_original(_VAE, config, _VAE["written"])
+    return settings_to_original(_VAE, config, _VAE["written"] | _VAE["only_values"])

@@ -1,13 +1,11 @@
 """Text encoder of Wan: UMT5-XXL, in ``text_encoder/`` and ``tokenizer/`` of diffusers' layout."""
 
-import re
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hyvideo.data.outside import quote
 from hyvideo.models.encoders import PromptEncoder, class_problems, find_tokenizer, load_model, load_tokenizer, rename_t5
 from hyvideo.models.family import Part
 from hyvideo.models.wan.settings import TEXT_SLOTS
@@ -15,7 +13,6 @@ from hyvideo.models.weight_files import Folder
 
 _MODEL = "UMT5EncoderModel"
 _LABEL = "text encoder (UMT5-XXL in diffusers' layout, as in Wan-AI/Wan2.1-T2V-1.3B-Diffusers)"
-_MAY_NEED_FTFY = re.compile(r"[^\t\n\r -%'-~]")  # not plain ASCII, or "&", which begins an HTML entity
 
 
 class TextEncoder(PromptEncoder):
@@ -36,15 +33,12 @@ class TextEncoder(PromptEncoder):
 def clean(prompt: str) -> str:
     """Return the prompt cleaned as in the original: repaired by ftfy, HTML entities decoded, whitespace collapsed.
 
-    Raises ValueError if the prompt may need ftfy and it is not installed; diffusers would silently skip this step.
+    Raises ValueError if ftfy is not installed; diffusers would silently skip this step.
     """
     from diffusers.pipelines.wan import pipeline_wan
 
-    if _MAY_NEED_FTFY.search(prompt) and not pipeline_wan.is_ftfy_available():
-        raise ValueError(
-            "Wan was trained on prompts cleaned by ftfy, which may change characters of this prompt: "
-            f"{quote(prompt)}. Run: pip install ftfy"
-        )
+    if not pipeline_wan.is_ftfy_available():
+        raise ValueError("Wan was trained on prompts cleaned by ftfy, which is not installed. Run: pip install ftfy")
     return pipeline_wan.prompt_clean(prompt)
 
 

@@ -162,8 +162,7 @@ def test_a_vae_config_that_diffusers_cannot_represent_raises_an_error(key, value
         vae_config_to_diffusers(RELEASED_VAE | {key: value})
 
 
-@pytest.mark.parametrize("setting, value", [("target_size", 64), ("text_embed_2_dim", 32)])
-def test_a_transformer_config_that_the_original_cannot_represent_raises_an_error(setting, value):
-    arguments = transformer_config_to_diffusers(RELEASED_TRANSFORMER) | {setting: value}
-    with pytest.raises(ValueError, match=setting):
+def test_a_transformer_config_that_the_original_cannot_represent_raises_an_error():
+    arguments = transformer_config_to_diffusers(RELEASED_TRANSFORMER) | {"target_size": 64}
+    with pytest.raises(ValueError, match="target_size"):
         transformer_config_to_original(arguments)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hyvideo.config.sections import DataSettings
 from hyvideo.config.settings import Config
-from hyvideo.data.images import check_image
+from hyvideo.data.images import read_image
 from hyvideo.data.outside import file_problem, find_path, folder_problem, quote, write_problem
 from hyvideo.data.prompts import Request, read_requests
 from hyvideo.models.sizes import read_architecture
@@ -63,7 +63,7 @@ def prompts_are_readable(data: DataSettings, *, existing: bool) -> Problems:
 
 def _read_prompts(path: str) -> None:
     for image in dict.fromkeys(request.image for request in read_requests(path) if request.image):
-        check_image(image)
+        read_image(image)
 
 
 def videos_fit_the_version(config: Config) -> Problems:

@@ -3,8 +3,6 @@
 import math
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -42,32 +40,18 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 def read_image(path: str | os.PathLike) -> Image.Image:
     """Read an image file, or the first frame of an animation, as RGB, rotated by EXIF. ValueError if it is unusable."""
-    with _open_image(path) as file:
-        return to_rgb(ImageOps.exif_transpose(file))
-
-
-@contextmanager
-def _open_image(path: str | os.PathLike) -> Iterator[Image.Image]:
-    """Open an image file and read its header; errors in the context become a ValueError that names the file."""
     try:
         if problem := file_problem(path, MAX_BYTES):
             raise ValueError(problem)
         with Image.open(path, formats=FORMATS) as file:
             if not 0 < file.width * file.height <= MAX_PIXELS:
                 raise ValueError(f"it has {file.width} x {file.height} pixels")
-            yield file
+            return to_rgb(ImageOps.exif_transpose(file))
     except _UNREADABLE as error:
         raise ValueError(
             f"an image must be a readable {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file of at most "
             f"{MAX_PIXELS} pixels, got {quote(path)} ({error})"
         ) from error
-
-
-def check_image(path: str | os.PathLike) -> None:
-    """Raise ValueError like `read_image`, also for a truncated file, but decode as little as possible."""
-    with _open_image(path) as file:
-        file.draft("RGB", (1, 1))  # an eighth of the resolution of a JPEG
-        file.load()
 
 
 def bucket_sizes(resolution: str) -> list[tuple[int, int]]:
@@ -76,8 +60,6 @@ def bucket_sizes(resolution: str) -> list[tuple[int, int]]:
     In cells of 16 x 16 pixels, with n = (side / 16)^2 cells in the square, h x w is a bucket if
     h * w <= n < (h + 1) * (w + 1) and the longer side is at most 4 times the shorter.
     """
-    if resolution not in RESOLUTIONS:
-        raise ValueError(f"resolution must be one of {', '.join(RESOLUTIONS)}, got {resolution!r}")
     num_cells = (RESOLUTIONS[resolution] // STRIDE) ** 2
     return [
         (STRIDE * h, STRIDE * w)

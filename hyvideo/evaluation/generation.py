@@ -21,7 +21,7 @@ from hyvideo.config.offloading import AUTO, Offloading
 from hyvideo.config.rules import layout_problems
 from hyvideo.config.sections import DistributedSettings, ModelSettings, RolloutSettings
 from hyvideo.config.settings import Config
-from hyvideo.data.images import check_image
+from hyvideo.data.images import read_image
 from hyvideo.data.outside import make_folder, quote
 from hyvideo.data.prompts import Request, check_prompt, read_requests
 from hyvideo.distributed import mesh as ranks
@@ -108,7 +108,7 @@ def make_and_read_requests(prompts: list[str], image: str | None, csvs: list[str
         check_prompt(prompt, f"as number {number} of --prompt")
     requests = [Request(prompt, image) for prompt in prompts] + read_requests(*csvs)
     for path in dict.fromkeys(request.image for request in requests if request.image):
-        check_image(path)
+        read_image(path)
     return requests
 
 
@@ -215,10 +215,9 @@ def generate(
     if refiner:
         finals = refiner.refine(zip(finals, local), pipeline, sampler, offloading)
     for latents, video in zip(finals, local):
-        settings = video_settings(config, video, source, seed, is_stochastic) | asdict(offloading)
-        settings |= {"initial_noise": initial_noise, "sp_size": sp_size, "step_caching": caching and asdict(caching)}
-        settings["super_resolution"] = refiner and refiner.record(video)
-        sampler.write(pipeline, latents, video.path, settings)
+        how = {"initial_noise": initial_noise, "sp_size": sp_size, "step_caching": caching and asdict(caching)}
+        how |= asdict(offloading) | {"super_resolution": refiner and refiner.record(video)}
+        sampler.write(pipeline, latents, video.path, video_settings(config, video, source, seed, is_stochastic) | how)
     if mesh.is_main and local:
         each, memory = (time.perf_counter() - loaded) / len(local), peak_memory_gib(device)
         times = f"{each:.2f} s each after {loaded - start:.1f} s of loading"

@@ -16,7 +16,6 @@ from hyvideo.data import images
 from hyvideo.data.images import (
     RESOLUTIONS,
     bucket_sizes,
-    check_image,
     fit,
     nearest_size,
     read_image,
@@ -106,10 +105,8 @@ def test_truncated_files_raise_an_error_that_names_them(tmp_path, extension):
     data = whole.read_bytes()
     for length in range(0, len(data) * 3 // 4, 7):
         cut.write_bytes(data[:length])
-        for read in (read_image, check_image):
-            with pytest.raises(ValueError, match=f"cut.{extension}"):
-                read(cut)
-    check_image(whole)
+        with pytest.raises(ValueError, match=f"cut.{extension}"):
+            read_image(cut)
 
 
 @pytest.mark.parametrize("width, height", [(0, 5), (5, 0), (8193, 8192), (12000, 9000), (60000, 60000)])
@@ -205,11 +202,6 @@ def test_aspect_ratios_give_the_known_sizes(aspect_ratio, resolution, size):
 def test_invalid_aspect_ratios_are_rejected(aspect_ratio):
     with pytest.raises(ValueError, match=re.escape(repr(aspect_ratio))):
         size_of_aspect_ratio(aspect_ratio, bucket_sizes("480p"))
-
-
-def test_unknown_resolutions_are_rejected():
-    with pytest.raises(ValueError, match="one of 360p, 480p, 720p, 1080p, got '540p'"):
-        bucket_sizes("540p")
 
 
 # Pixels

@@ -7,6 +7,7 @@ Slow imports such as torch come after the settings have been checked.
 import re
 import shlex
 import sys
+from collections.abc import Collection
 from contextlib import ExitStack
 
 import yaml
@@ -100,10 +101,12 @@ def show(command: CommandLine) -> None:
         print(line)
 
 
-def print_plan(config: Config, world_size: int, cost: list[str]) -> None:
-    """Print the plan of the run, the lines on its ``cost``, and the settings that have no effect."""
+def print_plan(config: Config, world_size: int, cost: list[str], given: Collection[str] | None = None) -> None:
+    """Print the plan of the run, the lines on its ``cost``, and the settings, among ``given``, that have no effect."""
     plan = make_plan(config, world_size)
     ignored = settings_without_effect(config, plan, world_size)
+    if given is not None:
+        ignored = [line for line in ignored if {*re.findall(r"\w+", line.partition(": ")[0])} & {*given}]
     print("\n".join([describe(config, plan), *cost, *labelled("ignored settings", ignored)]))
 
 
@@ -114,7 +117,8 @@ def print_start(command: CommandLine, trainer) -> None:
 
     config, world_size, device = command.config, trainer.mesh.world_size, trainer.device
     trained = trainer.policy.parameters
-    print_plan(config, world_size, start_lines(trainer.config, world_size, device.type, gpu_memory(device)))
+    cost = start_lines(trainer.config, world_size, device.type, gpu_memory(device))
+    print_plan(config, world_size, cost, command.flags)
     print(f"training               {sum(p.numel() for p in trained) / 1e6:.2f} million parameters on {device}")
     kernel, rejected = trainer.attention
     name = "chosen by torch" if kernel == "torch" else f"{kernel} kernel"

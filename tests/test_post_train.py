@@ -5,11 +5,12 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import post_train
-from hyvideo.config.command_line import load_config
+from hyvideo.config.command_line import load_config, parse
 from hyvideo.data.videos import read_video
 from tests.config.test_reference_flags import LINE
 from tests.forked import ROOT, python
@@ -60,8 +61,20 @@ def test_a_run_without_config_says_what_it_needs(program):
     assert "without --config" not in program("post_train.py", *SMOKE, "--eta", "-1").stderr
 
 
-def test_a_run_reports_settings_without_effect(capsys):
-    post_train.print_plan(load_config("configs/miniature.yaml"), 1, [])
+def test_a_run_reports_ignored_settings_that_the_user_gave(capsys, tmp_path):
+    def ignored(*flags):
+        command = parse(list(flags))
+        post_train.print_plan(command.config, 1, [], command.flags)
+        return capsys.readouterr().out.partition("ignored settings")[2]
+
+    assert ignored("--config", "configs/miniature.yaml") == ""
+    given = ignored("--config", "configs/miniature.yaml", "--clip_range", "0.01")
+    assert "clip_range 0.01: " in given and "enable_timestep_permutation" not in given
+    (tmp_path / "own.yaml").write_text(
+        Path("configs/miniature.yaml").read_text() + "enable_timestep_permutation: true\n"
+    )
+    assert "clip_range" in ignored("--config", str(tmp_path / "own.yaml"))
+    post_train.print_plan(load_config("configs/miniature.yaml"), 1, [])  # as --print_config does
     assert "clip_range" in capsys.readouterr().out.partition("ignored settings")[2]
 
 

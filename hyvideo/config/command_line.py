@@ -17,7 +17,7 @@ from hyvideo.config.reference_flags import TASK, Row, add_flags, flags_in, meani
 from hyvideo.config.sections import RewardSettings
 from hyvideo.config.setting import TRUTHS, Switch
 from hyvideo.config.settings import FIELDS, SECTIONS, TRAITS, Config, in_form, is_json
-from hyvideo.data.outside import Parser, file_problem, nearest, parse_json, quote
+from hyvideo.data.outside import ROOT, Parser, file_problem, nearest, parse_json, quote
 from hyvideo.models.versions import version_defaults
 
 MAX_BYTES = 2**20  # largest YAML file
@@ -32,7 +32,7 @@ class CommandLine:
     print_config: bool
     pilot: bool  # the settings are those of a pilot
     world_size: int  # processes
-    flags: Mapping[str, str]  # name of the flag that gave each setting
+    flags: Mapping[str, str]  # flag by setting; also the settings of a file that is not among the project's configs
 
 
 def parse(argv: list[str] | None = None, saved: Mapping[str, Any] | None = None) -> CommandLine:
@@ -70,6 +70,8 @@ def parse(argv: list[str] | None = None, saved: Mapping[str, Any] | None = None)
             f"{config.rollout.eta:.4g}; remove --eta, or disable noise matching with --match_noise="
         )
     config = config.as_pilot() if pilot else config
+    if path and not Path(path).resolve().is_relative_to(ROOT / "configs"):
+        flags = {name: name for name in inherited} | flags
     return CommandLine(config, print_config, pilot, world_size or processes.world_size(), flags)
 
 
@@ -309,5 +311,7 @@ def reward_options(reward: RewardSettings) -> dict[str, dict]:
 
 
 def options_of_scorer(name: str, config: str) -> dict:
-    """Return the options of a scorer in a ``reward_config``."""
+    """Return the options of a scorer in a ``reward_config`` or, as before, in JSON without its name."""
+    if is_json(config) and f"{json.dumps(name)}:" not in config.replace('" :', '":'):
+        config = f"{{{json.dumps(name)}: {config}}}"
     return reward_options(RewardSettings(reward_model=[name], reward_config=config))[name]

@@ -1,6 +1,5 @@
 """Tests of scripts.check_reward."""
 
-import json
 import sys
 from pathlib import Path
 
@@ -49,8 +48,9 @@ def test_a_scorer_in_a_custom_file_is_checked(monkeypatch, tmp_path, capsys):
     (tmp_path / "custom.py").write_text(code)
     monkeypatch.chdir(tmp_path)
     words = ["--reward_model", "custom.py:Frames", "--dimensions", "frames", "--quick"]
-    assert run(monkeypatch, *words, '--reward_config={"custom.py:Frames": {"scale": 0.5}}') == 0
-    assert "frames 24.5" in capsys.readouterr().out
+    for options in ('--reward_config={"custom.py:Frames": {"scale": 0.5}}', '--options={"scale": 0.5}'):
+        assert run(monkeypatch, *words, options) == 0
+        assert "frames 24.5" in capsys.readouterr().out
 
 
 def test_a_user_video_is_scored(monkeypatch, tmp_path, capsys):
@@ -58,7 +58,7 @@ def test_a_user_video_is_scored(monkeypatch, tmp_path, capsys):
     write_video(tmp_path / "clip.mp4", trial.video, trial.fps)
     golden = ROOT / "tests" / "golden" / "videoalign"
     scorer = ["--reward_model", "videoalign", "--model_path", golden / "VideoReward", "--device", "cpu"]
-    options = ["--reward_config", json.dumps({"videoalign": {"base": str(golden / "base")}}), "--quick"]
+    options = ["--options", f'{{"base": "{golden / "base"}"}}', "--quick"]
     assert run(monkeypatch, *scorer, *options, "--video", tmp_path / "clip.mp4", "--prompt", trial.prompt) == 0
     assert "Overall" in capsys.readouterr().out
 
@@ -70,10 +70,10 @@ def test_a_user_video_is_scored(monkeypatch, tmp_path, capsys):
         (["--reward_model", "videoalign", "--model_path", "nowhere"], "model_config.json does not exist"),
         (["--reward_model", "clip", "--model_path", "./nowhere"], "no CLIP model could be read from ./nowhere"),
         (["--reward_model", "nowhere.py:Own"], "No such file"),
-        ([*MINIATURE, "--reward_config", '{"miniature": {"depth": 3}}'], "has no option depth"),
-        ([*MINIATURE, "--reward_config", '{"miniature": {"device": "cpu", "root": "."}}'], "must not set device, root"),
+        ([*MINIATURE, "--options", '{"depth": 3}'], "has no option depth"),
+        ([*MINIATURE, "--options", '{"device": "cpu", "root": "."}'], "must not set device, root of miniature"),
         ([*MINIATURE, "--options", "{"], "reward_config"),
-        ([*MINIATURE, "--reward_config", '{"clip": {}}'], "must map miniature to a mapping of options"),
+        ([*MINIATURE, "--reward_config", '{"clip": {}}'], "has no option clip"),
         ([*MINIATURE, "--reward_config", '{"miniature": 1}'], "must map miniature to a mapping of options"),
         ([*MINIATURE, "--video", "a.mp4"], "--video needs --prompt"),
         ([*MINIATURE, "--video", "a.mp4", "--prompt", "a"], "no video file a.mp4"),

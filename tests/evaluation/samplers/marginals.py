@@ -10,13 +10,12 @@ error of the sampler: the total variation distance, half the integral of |p - ma
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from examples.sampler_tables import markdown_table
 from hyvideo.schedulers.transitions import SAMPLERS, Transition
 from tests.schedulers.expected import expected_of
 
@@ -54,6 +53,10 @@ class Mixture:
 
 
 TWO_PEAKS = Mixture(means=(-1.0, 1.0), std=0.3)
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "".join("| " + " | ".join(cells) + " |\n" for cells in [head, ["---"] * len(head), *rows])
 
 
 def log_normal(x: Tensor, mean: Tensor, variance: float) -> Tensor:

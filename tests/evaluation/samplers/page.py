@@ -6,10 +6,10 @@ from collections import defaultdict
 from pathlib import Path
 
 from examples.sampler_figures import REGIMES, regime_stds
-from examples.sampler_tables import markdown_table, tables
 from hyvideo.schedulers.noise_matching import matched_eta
+from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from hyvideo.schedulers.transitions import SAMPLERS, schedule, shifted_levels
-from tests.evaluation.samplers.marginals import marginals_table
+from tests.evaluation.samplers.marginals import marginals_table, markdown_table
 
 PAGE = Path(__file__).parents[3] / "docs" / "sde.md"
 TABLE = re.compile(r"^\|.*\n(?:\|.*\n)+", re.MULTILINE)
@@ -18,6 +18,24 @@ NUM_STEPS, SHIFT, ETA = 20, 5.0, 0.5
 LEVELS = shifted_levels(NUM_STEPS, SHIFT)
 SHOWN = (1, 2, 3, 5, 10, 15, 18, 19, 20)  # steps of the first table
 ETAS = (0.1, 0.25, 0.5, 0.7, 0.9, 1.2)  # from well below to well above published recipes
+
+
+def tables(num_steps: int, shift: float, eta: float) -> dict[str, str]:
+    """Return a table by title: a row for each step, a column for each sampler; 0 at deterministic steps."""
+    scheduler = FlowMatchDiscreteScheduler(shift=shift)
+    scheduler.set_timesteps(num_steps)
+    quantities = {
+        "Standard deviation of each step": (scheduler.std_devs, ".4f"),
+        "Gradient norm N_t of the log-probability": (scheduler.compute_log_prob_grad_norms, ".4g"),
+        "Equalizer factor S_t = median(N) / N_t": (scheduler.compute_grad_balancing_factors, ".4g"),
+    }
+    found = {}
+    for title, (values_of, spec) in quantities.items():
+        columns = [values_of(eta=eta, sde_type=sde_type).tolist() for sde_type in SAMPLERS]
+        steps = enumerate(zip(scheduler.sigmas.tolist(), *columns), start=1)
+        rows = [[str(number), f"{sigma:.4f}", *(f"{v:{spec}}" for v in values)] for number, (sigma, *values) in steps]
+        found[title] = markdown_table(["step", "sigma", *SAMPLERS], rows)
+    return found
 
 
 def fast_tables() -> dict[int, str]:

@@ -12,7 +12,6 @@ import torch
 
 from examples import sampler_figures
 from examples.sampler_figures import REGIMES, regime_stds
-from examples.sampler_tables import tables
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from hyvideo.schedulers.transitions import SAGE_SIGMA_MAX, SAMPLERS, schedule, shifted_levels
 from tests.evaluation.samplers import page
@@ -22,6 +21,7 @@ from tests.evaluation.samplers.marginals import (
     interior_error,
     marginal_error,
 )
+from tests.evaluation.samplers.page import tables
 from tests.schedulers.expected import expected_of
 
 ONE_PEAK = Mixture(means=(0.7,), std=0.4)

@@ -398,7 +398,8 @@ def test_a_run_writes_the_documented_files(tiny_config, mesh, tmp_path, capsys):
     assert len(measures) == 3 and not [name for name in (*written, *entries[0], *measures) if f"`{name}" not in page]
 
 
-@pytest.mark.parametrize("strategy", ["dual_moving", pytest.param("fixed", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["dual_moving", "fixed"])  # test_run_state has others
 def test_a_resumed_run_equals_the_uninterrupted_run(tiny_config, mesh, tmp_path, strategy):
     config = tiny_config.with_settings(
         kl_strategy=strategy, max_steps=4, save_interval=2, update_ref_model_step=3, learning_rate=1e-3

@@ -102,10 +102,7 @@ def layout_problems(world_size: int, sp_size: int, dp_replicate: int = 1) -> Pro
 
 def head_problems(sp_size: int, num_heads: int) -> Problems:
     if sp_size > num_heads:
-        yield (
-            f"sp_size must be at most the {num_heads} attention heads of the transformer, got {sp_size}; "
-            f"{_divisors(num_heads)} give every rank the same number of heads"
-        )
+        yield f"sp_size must be at most the {num_heads} attention heads, got {sp_size}; use {_divisors(num_heads)}"
 
 
 def _divisors(number: int) -> str:
@@ -121,16 +118,10 @@ def batch_problems(config: Config, world_size: int) -> Problems:
     batch, group, replicas = rollout.batch_size, rollout.num_generations, world_size // distributed.sp_size
     if (batch * replicas) % group:
         legal = next(b for b in itertools.count(batch) if (b * replicas) % group == 0 and 0 in (b % group, group % b))
-        yield (
-            f"a batch must consist of whole groups: batch_size {batch} x replicas {replicas} = "
-            f"{batch * replicas} is not a multiple of num_generations {group}; use batch_size {legal}, or change "
-            "num_generations"
-        )
+        got = f"batch_size {batch} x replicas {replicas} = {batch * replicas}"
+        yield f"a batch must consist of whole groups of num_generations {group}, got {got}; use batch_size {legal}"
     elif batch % group and group % batch:
-        yield (
-            f"batch_size must be a multiple or a divisor of num_generations, got batch_size {batch} and "
-            f"num_generations {group}"
-        )
+        yield f"batch_size must be a multiple or a divisor of num_generations {group}, got {batch}"
     else:
         groups = batch * replicas * rollout.gradient_accumulation_steps // group
         if groups % num_updates:
@@ -146,10 +137,8 @@ def process_problems(config: Config, world_size: int) -> Problems:
         yield f"dp_replicate {distributed.dp_replicate} needs enable_fsdp; set enable_fsdp true or dp_replicate 1"
     report, timeout = distributed.watchdog_seconds, distributed.collective_timeout
     if world_size > 1 and report > 0.9 * timeout:
-        yield (
-            f"watchdog_seconds must be at most 0.9 of collective_timeout, which ends a run that hangs, got {report:g} "
-            f"and {timeout:g}; lower watchdog_seconds, or set it to 0 to disable the report"
-        )
+        rule = f"watchdog_seconds must be at most 0.9 of collective_timeout {timeout:g}"
+        yield f"{rule}, got {report:g}; lower it, or set it to 0 to disable the report"
     number = len(reward.remote_reward_url.split(",")) if reward.remote_reward_url else 0
     seconds = SERVICE_ATTEMPTS * number * reward.remote_reward_timeout
     if world_size > 1 and seconds > (deadline := distributed.reward_deadline):
@@ -170,10 +159,8 @@ def sampler_problems(config: Config) -> Problems:
     yield from noise_can_be_matched(rollout)
     yield from problem_of(lambda: stochastic_transitions(rollout))
     if scale > 1 and max(branches_of_steps(rollout, scale)) == 1:
-        yield (
-            f"guidance_interval must contain at least one step of the schedule, got {rollout.guidance_interval} and "
-            f"{rollout.grpo_sampling_steps} steps with shift {rollout.shift:g}; widen the interval"
-        )
+        steps = f"{rollout.grpo_sampling_steps} steps with shift {rollout.shift:g}"
+        yield f"guidance_interval must contain one of the {steps}, got {rollout.guidance_interval}; widen it"
 
 
 def objective_problems(config: Config) -> Problems:
@@ -183,10 +170,7 @@ def objective_problems(config: Config) -> Problems:
         yield from problem_of(lambda: some_step_is_stochastic(rollout))
         return
     if version.kind == "step_distilled":
-        yield (
-            f"objective nft trains at any noise level, but transformer_version {version.name} is step-distilled and "
-            "only covers the levels of its few steps; use another version or objective grpo"
-        )
+        yield f"objective nft cannot train the step-distilled {version.name}; use another version or objective grpo"
     if rollout.sde_window:
         yield f"sde_window cannot be used with objective nft, got {quote(rollout.sde_window)}; remove it"
     if rollout.use_same_noise and rollout.eta == 0:
@@ -219,16 +203,13 @@ def trust_region_problems(config: Config) -> Problems:
         yield f"anchor_cfg_scale must be 1 if guidance is distilled into the weights, got {got}; set it to 1"
     if config.anchor_has_own_guidance and strategy.endswith("moving"):
         yield (
-            "anchor_cfg_scale needs a fixed anchor, since each refresh would guide what was learned from guidance, got "
-            f"{config.anchor_cfg_scale:g} with kl_strategy {strategy}; set kl_strategy fixed or dual_fixed, or "
-            "anchor_cfg_scale to that of the policy"
+            f"anchor_cfg_scale needs a fixed anchor, got {config.anchor_cfg_scale:g} with kl_strategy {strategy}; set "
+            "kl_strategy fixed or dual_fixed, or anchor_cfg_scale to that of the policy"
         )
     num_updates = config.loss.num_updates_per_rollout
     if config.anchor_moves and trust.update_ref_model_step % num_updates:
-        yield (
-            "update_ref_model_step must be a multiple of num_updates_per_rollout (the anchor is refreshed between "
-            f"iterations), got {trust.update_ref_model_step} and {num_updates}"
-        )
+        rule = f"update_ref_model_step must be a multiple of num_updates_per_rollout {num_updates}"
+        yield f"{rule}, got {trust.update_ref_model_step}"
 
 
 def reward_problems(reward: RewardSettings) -> Problems:
@@ -246,10 +227,7 @@ def reward_problems(reward: RewardSettings) -> Problems:
     for name in reward.loaded_scorers:
         yield from problem_of(lambda name=name: ":" in name and scorer_class(name))
     if reward.score_between_stages and not (reward.reward_offload or reward.remote_reward_url):
-        yield (
-            "score_between_stages needs reward_offload true, which takes the scorers off the GPU during the other "
-            "stages, got false; set reward_offload true or remove score_between_stages"
-        )
+        yield "score_between_stages needs reward_offload true, got false; set it to true or remove score_between_stages"
     yield from problem_of(lambda: reward_options(reward))
     yield from weights_are_numbers(reward.reward_weights)
 
@@ -292,21 +270,11 @@ def weight_problems(config: Config) -> Problems:
         if model.dtype == "fp32":
             yield "master_weight_type bf16 needs dtype bf16, got fp32; set dtype bf16 or master_weight_type fp32"
         if optimizer.ema_decay:
-            yield (
-                f"ema_decay needs master_weight_type fp32, got {optimizer.ema_decay:g} and bf16, where an EMA update "
-                "rounds to zero; set master_weight_type fp32 or ema_decay 0"
-            )
+            yield f"ema_decay needs master_weight_type fp32, got {optimizer.ema_decay:g} and bf16; change one of them"
     if model.base_weight_dtype == "fp8" and not optimizer.lora_rank:
-        merged = " after merging the LoRA in pretrained_lora_path" if optimizer.pretrained_lora_path else ""
-        yield (
-            f"base_weight_dtype fp8 needs a lora_rank above 0, got 0, which trains the base weights{merged}; set "
-            "lora_rank or base_weight_dtype bf16"
-        )
+        yield "base_weight_dtype fp8 needs a lora_rank above 0, got 0; set lora_rank or base_weight_dtype bf16"
     if model.base_weight_dtype == "fp8" and config.distributed.enable_fsdp:
-        yield (
-            "base_weight_dtype fp8 cannot be used with enable_fsdp true, since FSDP cannot shard fp8 weights; set "
-            "enable_fsdp false or base_weight_dtype bf16"
-        )
+        yield "base_weight_dtype fp8 cannot be sharded, got enable_fsdp true; set it to false, or use bf16"
     if optimizer.lora_target_modules and not optimizer.lora_rank:
         yield "lora_target_modules needs a lora_rank above 0, got 0; set lora_rank"
     for pattern in optimizer.lora_target_modules:

@@ -36,10 +36,8 @@ def find_clips(folder: Path, requests: list[Request]) -> list[Clip]:
         places = {prompt: place for place, prompt in enumerate(dict.fromkeys(prompts))}
         return [Clip(path, prompt, places[prompt]) for path, prompt in zip(paths, prompts)]
     if not requests or len(paths) % len(requests):
-        raise ValueError(
-            f"the number of videos without JSON files must be a multiple of the rows of valid_video_csv, got "
-            f"{len(paths)} videos in {folder} and {len(requests)} rows"
-        )
+        rows = f"the {len(requests)} rows of valid_video_csv"
+        raise ValueError(f"videos without JSON files must be a multiple of {rows}, got {len(paths)} in {folder}")
     each = len(paths) // len(requests)
     return [Clip(path, requests[i // each].prompt, i // each) for i, path in enumerate(paths)]
 

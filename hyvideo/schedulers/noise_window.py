@@ -56,8 +56,5 @@ def parse_window(text: str, num_stochastic: int) -> Window | None:
     first, second = [*map(int, numbers), 1][:2]
     window = Window(kind, second, start=first) if kind == "fixed" else Window(kind, first, stride=second)
     if window.length < 1 or window.stride < 1 or window.start + window.length > num_stochastic:
-        raise ValueError(
-            f"sde_window must contain at least 1 step and fit the {num_stochastic} stochastic steps of the schedule, "
-            f"got {text!r}"
-        )
+        raise ValueError(f"sde_window must have a step and fit the {num_stochastic} stochastic steps, got {text!r}")
     return window

@@ -140,9 +140,7 @@ def try_scorers(scorer: AsyncScorer, data: DataSettings, prompt: str) -> None:
             checks = check_scorer(model, Trial(trial.video, prompt, data.fps), dimensions=needed, quick=True)
         problems = "\n".join(lines([check for check in checks if check.state != "ok"]))
         if has_failed(checks):
-            raise ValueError(
-                f"reward {name} failed its check (repeat with python -m scripts.check_reward):\n{problems}"
-            )
+            raise ValueError(f"reward {name} failed its check; repeat it with scripts.check_reward:\n{problems}")
         if problems:
             warnings.warn(f"reward {name}:\n{problems}", stacklevel=2)
     if data.valid_video_csv:

@@ -29,7 +29,7 @@ from hyvideo.config.settings import Config
         ({"guidance_interval": "0:nan"}, "LOW < HIGH <= 1, got '0:nan'"),
         (
             {"guidance_interval": "0.3:0.45", "cfg_scale": 2.0},
-            "at least one step of the schedule, got 0.3:0.45 and 4 steps with",
+            "must contain one of the 4 steps with shift .*, got 0.3:0.45; widen",
         ),
         ({"validation_shift": 0.0}, "validation_shift must be positive, got 0.0"),
         (
@@ -41,14 +41,14 @@ from hyvideo.config.settings import Config
             {"on_reward_hacking": "stop", "validate_at_step0": False, "valid_video_csv": "assets/prompts/train.csv"},
             "on_reward_hacking stop needs a validation of the base model",
         ),
-        ({"batch_size": 6}, "6 is not a multiple of num_generations 4; use batch_size 8,"),
+        ({"batch_size": 6}, "groups of num_generations 4, got batch_size 6 x replicas 1 = 6; use batch_size 8"),
         ({"num_generations": 1}, "num_generations must be at least 2"),
         ({"num_updates_per_rollout": 3}, "must divide the 2 groups"),
         ({"num_updates_per_rollout": 2, "update_ref_model_step": 3}, "must be a multiple of num_updates_per_rollout"),
         ({"kl_coef": 1.0}, "kl_min_coef <= kl_coef <= kl_weight"),
         ({"kl_strategy": "fixed", "kl_weight": 0.0}, "kl_strategy fixed needs kl_weight > 0"),
         ({"kl_strategy": "none"}, "kl_strategy none needs kl_weight 0"),
-        ({"anchor_cfg_scale": 3.0}, "needs a fixed anchor, .*, got 3 with kl_strategy dual_moving; set"),
+        ({"anchor_cfg_scale": 3.0}, "needs a fixed anchor, got 3 with kl_strategy dual_moving; set"),
         (
             {"anchor_cfg_scale": 6.0, "kl_strategy": "fixed", "transformer_version": "480p_t2v_distilled"},
             "anchor_cfg_scale must be 1 if .*, got 6 with transformer_version 480p_t2v_distilled; set it",
@@ -56,14 +56,14 @@ from hyvideo.config.settings import Config
         ({"ignore_rewards": True, "kl_strategy": "none", "kl_weight": 0.0}, "the KL terms alone, got kl_strategy none"),
         (
             {"guidance_interval": "0.3:0.45", "anchor_cfg_scale": 2.0, "kl_strategy": "fixed"},
-            "at least one step of the schedule",
+            "must contain one of the",
         ),
         ({"reward_model": ["beauty"]}, "reward_model must be one of .*, got 'beauty'$"),
         ({"reward_model": ["miniture"]}, "got 'miniture'; did you mean miniature\\?"),
         ({"reward_model": ["miniature", "miniature"]}, "each scorer once"),
         ({"held_out_reward_model": ["beauty"]}, "held_out_reward_model must be one of .*, got 'beauty'$"),
         ({"held_out_reward_model": ["miniature"]}, "each scorer once, got miniature, miniature$"),
-        ({"score_between_stages": True}, "score_between_stages needs reward_offload true, .*, got false"),
+        ({"score_between_stages": True}, "score_between_stages needs reward_offload true, got false"),
         ({"reward_weights": "{VQ"}, "reward_weights must be"),
         ({"reward_weights": '{"VQ": 0}'}, "at least one of them not 0"),
         ({"reward_weights": '{"VQ": 1, "seed": 1, "reward": 0}'}, "must not use the names reward, seed, which"),
@@ -74,14 +74,14 @@ from hyvideo.config.settings import Config
         ({"adam_beta1": 1.0}, "adam_beta1 must be below 1, got 1.0"),
         ({"sp_size": 2}, "sp_size must divide the number of processes"),
         ({"dp_replicate": 2, "enable_fsdp": True}, "dp_replicate must divide the 1 data-parallel replicas"),
-        ({"base_weight_dtype": "fp8"}, "base_weight_dtype fp8 needs a lora_rank above 0, got 0, which trains the base"),
+        ({"base_weight_dtype": "fp8"}, "base_weight_dtype fp8 needs a lora_rank above 0, got 0; set lora_rank"),
         (
             {"base_weight_dtype": "fp8", "pretrained_lora_path": "assets"},
-            "trains the base weights after merging the LoRA in pretrained_lora_path; set lora_rank or",
+            "base_weight_dtype fp8 needs a lora_rank above 0, got 0; set lora_rank or",
         ),
         (
             {"base_weight_dtype": "fp8", "lora_rank": 2, "enable_fsdp": True},
-            "base_weight_dtype fp8 cannot be used with enable_fsdp true, .*; set enable_fsdp false or",
+            "base_weight_dtype fp8 cannot be sharded, got enable_fsdp true; set it to false",
         ),
         ({"master_weight_type": "bf16", "dtype": "fp32"}, "master_weight_type bf16 needs dtype bf16"),
         (
@@ -158,7 +158,7 @@ def test_adjacent_replicas_may_share_a_group(tiny_config):
     [
         ((8, 2, 2), None),
         ((12, 3), None),  # heads may be split unevenly
-        ((17, 17), "sp_size must be at most the 16 attention heads .* got 17; 1, 2, 4, 8, 16 give every rank"),
+        ((17, 17), "sp_size must be at most the 16 attention heads, got 17; use 1, 2, 4, 8, 16"),
         ((8, 3), "must divide the number of processes, got sp_size 3 and WORLD_SIZE 8; possible values: 1, 2, 4, 8"),
         ((8, 2, 3), "dp_replicate must divide the 4 data-parallel replicas .* got 3; possible values: 1, 2, 4"),
         (
@@ -182,7 +182,7 @@ def test_a_layout_has_whole_replicas_and_a_head_for_every_rank(layout, message):
         ),
         (
             {"valid_video_csv": "images.csv"},
-            "480p_t2v is for text-to-video, got 1 reference images in valid",
+            "480p_t2v is for text-to-video, got 1 images in valid",
         ),
         (
             {"validation_height": 481, "validation_width": 864, "valid_video_csv": "text.csv"},

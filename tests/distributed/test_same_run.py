@@ -192,10 +192,10 @@ THRESHOLDS = {"nft": 0.202}
 TOLERANCES = {"muon": 2e-5}
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("lora", "muon")]  # nft trains a LoRA, too
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("nft", "lora", "muon")]
 
 
-@pytest.fixture(scope="module", params=["full", "nft", *SLOW])
+@pytest.fixture(scope="module", params=["full", *SLOW])
 def runs(request, tmp_path_factory):
     """Return the runs of one kind of training: on one process and in all layouts of four."""
     folder = tmp_path_factory.mktemp(request.param)
@@ -211,11 +211,8 @@ def runs(request, tmp_path_factory):
         # Ranks that share videos also average gradients without FSDP.
         else {n: LAYOUTS[n] for n in ("dp 2 x sp 2" if request.param == "lora" else "fsdp 2 x sp 2",)}
     )
-    num_ranks = 4
-    if request.param == "nft" and not all_layouts:
-        num_ranks, layouts = 2, {"fsdp 2": {"batch_size": 4, **FSDP}}
     settings = {name: kind | layout for name, layout in layouts.items()}
-    ranks = launch(f"{MODULE}:train_all", num_ranks, str(folder), settings, threshold, iterations, timeout=600)
+    ranks = launch(f"{MODULE}:train_all", 4, str(folder), settings, threshold, iterations, timeout=600)
     return folder, single, ranks, TOLERANCES.get(request.param, 1e-6)
 
 

@@ -109,7 +109,7 @@ def test_sageattention_must_run_and_has_no_gradient(monkeypatch, package):
 @pytest.mark.parametrize(
     "backend",
     [
-        "eager",
+        pytest.param("eager", marks=pytest.mark.slow),
         pytest.param("inductor", marks=[pytest.mark.slow, pytest.mark.skipif(not shutil.which("g++"), reason="g++")]),
     ],
 )

@@ -100,7 +100,7 @@ def test_ten_text_lengths_share_one_graph_per_kind_of_block(mesh):
     "recompute, backend",
     [
         ("selective", None),
-        ("selective", "aot_eager"),
+        pytest.param("selective", "aot_eager", marks=SLOW),
         pytest.param("full", "aot_eager", marks=SLOW),
         pytest.param("selective", "inductor", marks=NEEDS_COMPILER),
         pytest.param("full", "inductor", marks=NEEDS_COMPILER),

@@ -157,13 +157,12 @@ def uninterrupted(tmp_path_factory):
     return run
 
 
-@pytest.fixture(scope="module", params=["KILL", "TERM"])
+@pytest.fixture(scope="module", params=["KILL", pytest.param("TERM", marks=pytest.mark.slow)])
 def interrupted(request, tmp_path_factory):
-    """A run that is interrupted in several stages, by default not in all by SIGTERM, and restarted each time."""
+    """A run that is interrupted in every stage and restarted each time."""
     run = Run(tmp_path_factory.mktemp(request.param))
-    has_all = request.param == "KILL" or request.config.getoption("--slow")
     codes, outputs, newest = {}, {}, {}
-    for stage in STAGES if has_all else ("reward", "update", "save"):
+    for stage in STAGES:
         result = run.start(stage, FAULT_ITERATIONS[stage], request.param)
         codes[stage], outputs[stage], newest[stage] = result.code, result.output, run.checkpoints()[-1]
     last = run.start()

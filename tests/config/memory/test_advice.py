@@ -142,7 +142,7 @@ def test_the_verdict_reports_that_no_change_helps():
 
 
 def test_an_illegal_run_has_the_rule_as_its_verdict():
-    rule = "batch_size must be a multiple or a divisor of num_generations, got batch_size 3 and num_generations 4"
+    rule = "batch_size must be a multiple or a divisor of num_generations 4, got 3"
     assert verdict(run_of(batch_size=3)) == (f"illegal: {rule}", None)
 
 

@@ -247,6 +247,7 @@ def test_a_rater_answers_with_the_keyboard_and_resumes(study, served, browser):
     assert browser.logged_errors == []
 
 
+@pytest.mark.slow
 def test_a_standalone_page_saves_answers(study, browser, tmp_path):
     study.write_pages(tmp_path / "pages")
     browser.goto((tmp_path / "pages/r01/index.html").as_uri())

@@ -107,6 +107,7 @@ def test_a_page_of_another_program_is_not_overwritten(folders):
     assert (folders[0] / "index.html").read_text() == "<p>my page"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_browser_plays_the_videos_offline_and_side_by_side(browser, tmp_path, scheme):
     one, two = tmp_path / "one", tmp_path / "t w?o#"

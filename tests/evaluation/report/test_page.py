@@ -90,7 +90,9 @@ def opened(browser, pages, request):
     page.close()
 
 
-@pytest.mark.parametrize("opened", [("one", "light"), ("two", "dark")], indirect=True)
+@pytest.mark.parametrize(
+    "opened", [("one", "light"), pytest.param(("two", "dark"), marks=pytest.mark.slow)], indirect=True
+)
 def test_a_browser_draws_plots_plays_videos_and_handles_keys(opened):
     page = opened
     drawn = "[...document.querySelectorAll('.plot')].map((plot) => plot.querySelectorAll('.trace, .hm').length)"
@@ -128,6 +130,7 @@ def test_a_browser_draws_plots_plays_videos_and_handles_keys(opened):
     page.wait_for_function("document.documentElement.scrollWidth == 390")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opened", [("two", "light")], indirect=True)
 def test_numbers_have_the_same_form_in_the_template_and_in_the_script(opened):
     values = [0, 1.7, -0.0514, 0.000463, -0.000463, 2.109e-5, 123.4, -1234.5, 0.1, 99.9994]

@@ -77,6 +77,7 @@ def reproduce(exit_code, tiny_config, forked_programs, capfd):
     return run
 
 
+@pytest.mark.slow
 def test_figure_7_is_drawn_and_no_run_is_trained_twice(reproduce, tmp_path):
     flags = ["--figures", "7", "--out", tmp_path / "study"]
     code, output = reproduce(*flags, "--dry_run")

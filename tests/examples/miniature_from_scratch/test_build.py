@@ -46,12 +46,17 @@ def small_build(monkeypatch):
     return run
 
 
-def test_a_build_is_complete_and_bit_for_bit_repeatable(small_build, tmp_path):
-    first, second = (small_build(tmp_path / name, "hunyuan_video15") for name in "ab")
+def test_a_build_is_complete(small_build, tmp_path):
+    small_build(tmp_path / "a", "hunyuan_video15")
     assert check_checkpoint(tmp_path / "a", VERSION, REQUESTS) == []
+    assert (tmp_path / "a" / build.REFERENCE_STATISTICS).is_file()
+
+
+@pytest.mark.slow
+def test_a_build_is_bit_for_bit_repeatable(small_build, tmp_path):
+    first, second = (small_build(tmp_path / name, "hunyuan_video15") for name in "ab")
     for a, b in zip(first, second):
         assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-    assert (tmp_path / "a" / build.REFERENCE_STATISTICS).is_file()
     models = [torch.load(tmp_path / name / "VideoReward/checkpoint-1/model.pth", weights_only=True) for name in "ab"]
     assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
 

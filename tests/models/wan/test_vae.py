@@ -126,7 +126,7 @@ def test_scaling_of_latents_is_bit_identical_to_diffusers():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"scale_factor_spatial": 16}, r"must be \(8, 4\) to match the layers, got \(16, 4\)"),
+        ({"scale_factor_spatial": 16}, r"must be \(8, 4\), got \(16, 4\)"),
         ({"scale_factor_temporal": 2}, r"must be \(8, 4\)"),
         ({"patch_size": 2}, r"must be \(16, 4\)"),
     ],

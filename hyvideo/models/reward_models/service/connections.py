@@ -9,7 +9,7 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from hyvideo.models.reward_models.service.protocol import Limits
+from hyvideo.models.reward_models.service.limits import Limits
 
 
 def listen(host: str, port: int) -> tuple[socket.socket, str]:

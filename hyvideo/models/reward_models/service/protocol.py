@@ -17,22 +17,9 @@ from torch import Tensor
 
 from hyvideo.data.outside import MAX_PROMPT_BYTES, parse_json, text_problem
 from hyvideo.models.reward_models.rewards import ScoreResult, as_score, is_finite
+from hyvideo.models.reward_models.service.limits import Limits
 
 _MAX_HEADER = 2**20  # bytes
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Limits on requests and connections."""
-
-    body: int = 2**30  # bytes of a /score body
-    prompts: int = 2**26  # bytes of a /check_prompts body
-    seconds: float = 20.0  # for the headers to arrive, and for a body in addition to its length / ``rate``
-    rate: float = 2.0**20  # minimum bytes per second of a body
-    connections: int = 512
-    videos: int = 64  # per request
-    frames: int = 1024  # per video
-    pixels: int = 2**22  # per frame
 
 
 class BadRequest(ValueError):

@@ -27,7 +27,7 @@ from hyvideo.data.outside import parse_json
 from hyvideo.models.reward_models.async_scorer import score_safely
 from hyvideo.models.reward_models.rewards import Scorer, ScoreResult
 from hyvideo.models.reward_models.service import protocol
-from hyvideo.models.reward_models.service.protocol import Limits
+from hyvideo.models.reward_models.service.limits import Limits
 
 _DECODERS = 4  # concurrently decoded requests, each of which needs memory for two copies of its body
 

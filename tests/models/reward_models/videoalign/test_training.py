@@ -243,6 +243,7 @@ def test_short_training_learns_to_prefer_the_larger_shape(tmp_path):
     assert not [name for name in torch.load(tmp_path / "VideoReward/checkpoint-1/model.pth") if "lora" in name]
 
 
+@pytest.mark.slow
 def test_the_program_is_repeatable_for_the_same_seed(tmp_path, monkeypatch, capsys):
     videos, pairs = rated(6, 0)
     for path, clip in videos.items():

@@ -1,0 +1,17 @@
+"""Limits of the reward service."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits on requests and connections."""
+
+    body: int = 2**30  # bytes of a /score body
+    prompts: int = 2**26  # bytes of a /check_prompts body
+    seconds: float = 20.0  # for the headers to arrive, and for a body in addition to its length / ``rate``
+    rate: float = 2.0**20  # minimum bytes per second of a body
+    connections: int = 512
+    videos: int = 64  # per request
+    frames: int = 1024  # per video
+    pixels: int = 2**22  # per frame

@@ -26,7 +26,7 @@ LAYER_OF = {package: number for number, layer in enumerate(LAYERS) for package i
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 MAX_CONFIG_TAKERS = 29  # functions besides rules that take the whole Config; others take sections or numbers
-MAX_PRODUCT_LINES = 24_000  # of hyvideo/, scripts/ and the root; examples/ is not counted
+MAX_PRODUCT_LINES = 24_000  # of hyvideo/, scripts/, examples/ and the root
 COMMUNICATION = ("torch.distributed", "hyvideo.distributed.mesh", "hyvideo.distributed.collectives")
 
 
@@ -254,7 +254,7 @@ def test_no_function_is_too_long():
 
 
 def test_the_product_code_does_not_grow():
-    assert sum(len(file.read_text().splitlines()) for file in SOURCES) <= MAX_PRODUCT_LINES
+    assert sum(len(file.read_text().splitlines()) for file in [*SOURCES, *EXAMPLES]) < MAX_PRODUCT_LINES
 
 
 def test_docstrings_begin_with_a_noun_or_a_verb():

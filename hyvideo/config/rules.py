@@ -142,10 +142,8 @@ def process_problems(config: Config, world_size: int) -> Problems:
     number = len(reward.remote_reward_url.split(",")) if reward.remote_reward_url else 0
     seconds = SERVICE_ATTEMPTS * number * reward.remote_reward_timeout
     if world_size > 1 and seconds > (deadline := distributed.reward_deadline):
-        yield (
-            f"{SERVICE_ATTEMPTS} attempts at {number} reward services must take at most 0.8 of collective_timeout, got "
-            f"{seconds:g} s and {deadline:g} s; lower remote_reward_timeout or raise collective_timeout"
-        )
+        rule = f"{SERVICE_ATTEMPTS} attempts at {number} reward services must take at most 0.8 of collective_timeout"
+        yield f"{rule}, got {seconds:g} s and {deadline:g} s; lower remote_reward_timeout or raise collective_timeout"
 
 
 def noise_can_be_matched(rollout: RolloutSettings) -> Problems:

@@ -152,10 +152,8 @@ def read_architecture(root: str | Path, version: str) -> Sizes:
             except (OSError, ValueError, TypeError, ArithmeticError, LookupError) as error:
                 raise ValueError(f"{path} is not the configuration of a known model ({error})") from error
     if version not in RELEASED:
-        raise ValueError(
-            f"transformer_version must be one of {', '.join(RELEASED)}, or {folder / version / 'config.json'} must "
-            f"exist, got {version!r}"
-        )
+        names, file = ", ".join(RELEASED), folder / version / "config.json"
+        raise ValueError(f"transformer_version must be one of {names}, or {file} must exist, got {version!r}")
     return sizes_module(RELEASED[version].family).released(version)
 
 

@@ -34,10 +34,8 @@ class StepCaching:
                 f"50 steps. Scaled: --total_steps {num_steps} --cache_start_step {first} --cache_end_step {last}"
             )
         if not least <= start <= end <= total or interval < 1:
-            raise ValueError(
-                f"{least} <= --cache_start_step <= --cache_end_step <= {total} and 1 <= --cache_step_interval must "
-                f"hold, got {start}, {end} and {interval}"
-            )
+            rule = f"{least} <= --cache_start_step <= --cache_end_step <= {total} and 1 <= --cache_step_interval"
+            raise ValueError(f"{rule} must hold, got {start}, {end} and {interval}")
         if not set(self.no_cache_block_id) < set(range(num_blocks)):
             found = " ".join(map(str, self.no_cache_block_id))
             raise ValueError(f"--no_cache_block_id must be some of the blocks 0 to {num_blocks - 1}, got {found}")

@@ -46,10 +46,8 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
         raise ValueError("device cuda needs a GPU that torch can use, and none was found; set device auto or cpu")
     use_gpu = name == "cuda" or (name == "auto" and torch.cuda.is_available())
     if use_gpu and local_rank >= torch.cuda.device_count():
-        raise ValueError(
-            f"each process needs a separate GPU: got {torch.cuda.device_count()} GPUs for process {local_rank + 1} of "
-            "this machine. Start at most one process per GPU, or set device cpu"
-        )
+        got = f"got {torch.cuda.device_count()} GPUs for process {local_rank + 1} of this machine"
+        raise ValueError(f"each process needs a separate GPU: {got}. Start one process per GPU, or set device cpu")
     return torch.device("cuda", local_rank) if use_gpu else torch.device("cpu")
 
 

@@ -119,10 +119,9 @@ def _transformer_folder(folder: Path) -> Path:
     for candidate in (loading.find_transformer(folder), folder):
         if candidate and (candidate / "config.json").is_file():
             return candidate
-    raise ValueError(
-        "a policy must be a checkpoint of a run or a transformer folder with a config.json: "
-        f"{folder} {'is neither; give a folder in checkpoints/' if folder.exists() else 'does not exist'}"
-    )
+    problem = "is neither; give a folder in checkpoints/" if folder.exists() else "does not exist"
+    rule = "a policy must be a checkpoint of a run or a transformer folder with a config.json"
+    raise ValueError(f"{rule}: {folder} {problem}")
 
 
 def _fill(transformer: nn.Module, folder: Path) -> None:

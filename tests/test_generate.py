@@ -327,7 +327,7 @@ def test_the_file_of_one_video_can_be_named(make, tmp_path):
         (["--prompt", "a", "--fixed_size", "0x48"], "fixed_size 0x48 is not a size"),
         (
             ["--prompt", "a", "--group_offloading", "--offloading", "false"],
-            "--group_offloading true needs --offloading true: the transformer cannot",
+            "--group_offloading true needs --offloading true, got false. Remove",
         ),
         (["--prompt", "a", "--vae_tile_size", "-1"], "vae_tile_size"),
         (

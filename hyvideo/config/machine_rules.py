@@ -84,7 +84,8 @@ def image_problems(task: str | None, requests: list[Request], version: str, sour
     """Yield images given to a text-to-video version, or no image in any row for an image-to-video version."""
     with_image = sum(request.image is not None for request in requests)
     if task == "t2v" and with_image:
-        yield f"{version} is for text-to-video, got {with_image} images in {source}; use an i2v version or remove them"
+        got = f"got {with_image} reference images in {source}"
+        yield f"{version} is for text-to-video, {got}; use an i2v version or remove them"
     if task == "i2v" and requests and not with_image:
         yield (
             f"{version} is for image-to-video, got no reference image for the {len(requests)} prompts of {source}; add "

@@ -182,7 +182,7 @@ def test_a_layout_has_whole_replicas_and_a_head_for_every_rank(layout, message):
         ),
         (
             {"valid_video_csv": "images.csv"},
-            "480p_t2v is for text-to-video, got 1 images in valid",
+            "480p_t2v is for text-to-video, got 1 reference images in valid",
         ),
         (
             {"validation_height": 481, "validation_width": 864, "valid_video_csv": "text.csv"},

@@ -9,6 +9,7 @@ from scripts.gpu_check import CALLS, CHECKS, main
 from tests.conftest import ROOT
 
 
+@pytest.mark.slow
 def test_every_check_passes_with_tiny_models_on_a_cpu(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     code = main([*CHECKS, "--tiny", "--device", "cpu", "--out", str(tmp_path)])
@@ -32,6 +33,16 @@ def test_every_check_passes_with_tiny_models_on_a_cpu(tmp_path, monkeypatch):
     for check, is_deterministic in (("runs", False), ("deterministic", True)):
         resumed = [row for row in rows[check] if row["what"] == "test_resume"]
         assert [(row["deterministic"], row["bit for bit"]) for row in resumed] == [(is_deterministic, True)]
+
+
+def test_the_first_checks_pass_with_tiny_models_on_a_cpu(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    chosen = ["machine", "tests", "on_policy_eager"]
+    code = main(["right", "--only", *chosen, "--tiny", "--device", "cpu", "--out", str(tmp_path)])
+    results = json.loads((tmp_path / "gpu.json").read_text())
+    assert code == 0 and [(result["check"], result["ok"]) for result in results] == [(name, True) for name in chosen]
+    assert len(results[1]["rows"]) > 8  # one row per test
+    assert [row["grad"] for row in results[2]["rows"] if "grad" in row] == [0]
 
 
 def check_order_of_compilation(rows):

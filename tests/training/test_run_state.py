@@ -52,7 +52,7 @@ CASES = {
     },
     "dual_fixed, Muon, guidance": {"kl_strategy": "dual_fixed", "use_muon": True, "cfg_scale": 2.0},
 }
-COVERED = ("none", "fixed, LoRA", "dual_fixed, Muon, guidance")  # by the other cases
+COVERED = ("none", "fixed, LoRA", "dual_fixed, Muon, guidance", "dual_moving, bf16 throughout")  # by the other cases
 
 
 def train_iterations(trainer, iterations):

@@ -45,6 +45,7 @@ def compare(exit_code, tmp_path, file, forked_programs, capfd):
     return run
 
 
+@pytest.mark.slow
 def test_recipes_are_trained_to_the_budget_and_compared_once(compare, tmp_path):
     with_control = FILE.replace("1e-2}", "1e-2, control: true, validation_steps: 2}")
     with_control = with_control.replace("validation_steps: 2, ch", "ch").replace(

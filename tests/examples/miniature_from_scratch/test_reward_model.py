@@ -25,6 +25,7 @@ def rendered(count=12):
     return videos, labels
 
 
+@pytest.mark.slow
 def test_short_training_lowers_the_error_and_writes_the_released_layout(tmp_path):
     videos, labels = rendered()
     reward_model.train(tmp_path, (videos, labels), num_steps=20, batch_size=6, seed=0)

@@ -11,7 +11,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -90,6 +90,8 @@ def make_folder(folder: Path) -> None:
         raise ValueError(
             f"the output must be a folder that can be created, got {quote(folder)}: {error.strerror}"
         ) from error
+    with suppress(OSError):  # write permission does not imply read permission
+        sync(folder.parent)
 
 
 _CAN_BE_MADE = ("it does not exist", "a part of it is not a folder")  # `write_problem` reports the second for the part

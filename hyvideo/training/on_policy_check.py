@@ -80,26 +80,25 @@ class OnPolicyCheck:
         """Return the error message, with the causes found by repeating the pass. All ranks must call this."""
         rows, column = a_pass[0] or [0], a_pass[1]
 
-        def deviation(rows: list[int] = rows) -> float:
-            """Return the largest |log ratio| of these rows."""
+        def log_ratios(rows: list[int]) -> Tensor:
+            """Return the |log ratio| of each row. Shape: (rows,)."""
             steps = rollouts.trained_steps[rows, column]
             log_probs = rollouts.replay(self.pipeline, rows, steps).log_prob.detach()
-            return (log_probs - rollouts.trajectories.log_probs[rows, steps]).abs().max().item()
+            return (log_probs - rollouts.trajectories.log_probs[rows, steps]).abs()
 
-        measured = deviation()
-        with torch.no_grad():
-            in_rollout_batch = deviation(self._sampled_with(rollouts, rows[0]))
+        rows = [rows[i] for i in log_ratios(rows).argsort().tolist()]  # the last row deviates most
+        others = [row for row in self._sampled_with(rollouts, rows[-1]) if row != rows[-1]]
+        with last_outputs(self.pipeline.transformer) as in_update:
+            measured = log_ratios(rows).max().item()
+        with torch.no_grad(), last_outputs(self.pipeline.transformer) as in_rollout:
+            in_rollout_batch = log_ratios([*others, rows[-1]]).max().item()
         # Replicas with different numbers of rows would make different numbers of calls, which FSDP does not allow.
         can_unbatch = self.mesh.num_replicas == 1 or not self.pipeline.sampling.batched_forward
         conditions_dtype = rollouts.conditions.samples[0].text.dtype
         deviations = {"batch shape or gradient": in_rollout_batch}
         for name, switch in suspects(self.pipeline, conditions_dtype, can_unbatch=can_unbatch).items():
             with switch:
-                deviations[name] = deviation()
-        row, batch = rows[0], self._sampled_with(rollouts, rows[0])
-        with torch.no_grad():
-            in_rollout = last_outputs(self.pipeline.transformer, lambda: deviation([*({*batch} - {row}), row]))
-        in_update = last_outputs(self.pipeline.transformer, lambda: deviation([*rows[1:], row]))
+                deviations[name] = log_ratios(rows).max().item()
         return fill(
             Path(__file__).with_suffix(".txt.jinja"),
             where=first_difference(in_rollout, in_update),
@@ -149,8 +148,9 @@ def suspects(
     return {name: switch for name, is_present, switch in found if is_present}
 
 
-def last_outputs(transformer: nn.Module, run: Callable[[], object]) -> dict[str, Tensor]:
-    """Return the output of each part and block of the transformer for the last row, by name, in the order of calls."""
+@contextmanager
+def last_outputs(transformer: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """Record the output of each part and block of the transformer for the last row, by name, in the order of calls."""
     outputs: dict[str, Tensor] = {}
 
     def hook(name: str) -> Callable[..., None]:
@@ -166,14 +166,14 @@ def last_outputs(transformer: nn.Module, run: Callable[[], object]) -> dict[str,
     with ExitStack() as hooks:
         for name, part in parts.items():
             hooks.enter_context(part.register_forward_hook(hook(f"{name} ({type(part).__name__})")))
-        run()
-    return outputs
+        yield outputs
 
 
 def first_difference(expected: dict[str, Tensor], outputs: dict[str, Tensor]) -> str | None:
     """Return the first name of equally shaped outputs that differ, preferably by more than rounding; None if none."""
-    same_shape = {name: (expected[name], x) for name, x in outputs.items() if expected[name].shape == x.shape}
-    differences = {name: (a - b).abs().max() / a.abs().max() for name, (a, b) in same_shape.items()}
+    pairs = {name: (expected[name], x) for name, x in outputs.items() if name in expected}
+    pairs = {name: (a, b) for name, (a, b) in pairs.items() if a.shape == b.shape}
+    differences = {name: (a - b).abs().max() / a.abs().max() for name, (a, b) in pairs.items()}
     return next((name for least in (ROUNDING, 0.0) for name, x in differences.items() if x > least), None)
 
 

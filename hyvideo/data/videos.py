@@ -17,6 +17,8 @@ from torch import Tensor
 from hyvideo.data.outside import replacing
 
 MIN_MP4_SIDE = 256  # pixels
+BT601 = 6  # of H.264's tables of primaries, transfer characteristics and matrices: SMPTE 170M
+LIMITED_RANGE = 1  # luma from 16 to 235
 
 
 def to_uint8(video: Tensor) -> Tensor:
@@ -74,14 +76,29 @@ def write_video(path: str | os.PathLike, video: Tensor, fps: float) -> None:
 
 
 def _mp4(pixels: np.ndarray, rate: Fraction) -> bytes:
-    """Encode frames as H.264 in yuv420p at ``rate`` frames per second. Shape: uint8 (frames, height, width, 3)."""
+    """Encode frames as H.264 in yuv420p at ``rate`` frames per second. Shape: uint8 (frames, height, width, 3).
+
+    The stream names its colors. Without a name, players take BT.709 from 720 lines on, and show other colors.
+    """
     buffer = io.BytesIO()
+    frame_duration = 1 / rate  # seconds; not stream.time_base, which the muxer changes when it writes the header
     with av.open(buffer, "w", format="mp4") as file:
         height, width = pixels.shape[1:3]
-        stream = file.add_stream("libx264", rate, width=width, height=height, pix_fmt="yuv420p", time_base=1 / rate)
+        stream = file.add_stream(
+            "libx264",
+            rate,
+            width=width,
+            height=height,
+            pix_fmt="yuv420p",
+            time_base=frame_duration,
+        )
+        codec = stream.codec_context
+        codec.colorspace = codec.color_primaries = codec.color_trc = BT601
+        codec.color_range = LIMITED_RANGE
         for number, frame in enumerate(pixels):
             picture = av.VideoFrame.from_ndarray(frame, format="rgb24")
-            picture.pts, picture.time_base = number, stream.time_base
+            picture.pts = number
+            picture.time_base = frame_duration
             file.mux(stream.encode(picture))
         file.mux(stream.encode())
     return buffer.getvalue()

@@ -66,6 +66,37 @@ def test_the_frame_rate_and_a_single_frame_are_kept(tmp_path, fps):
     assert len(back) == 1 and got == pytest.approx(fps, rel=1e-6)
 
 
+@pytest.mark.parametrize("fps", [8, 16, 24, 29.97])
+@pytest.mark.parametrize("num_frames", [1, 42, 43, 81, 121, 241])
+def test_every_frame_of_any_length_is_kept_in_order_and_on_time(tmp_path, num_frames, fps):
+    """The muxer changes the time base of the stream once it writes the header, within the first 43 frames."""
+    gray = (torch.arange(num_frames) * 37 % 256).to(torch.uint8)
+    write_video(tmp_path / "clip.mp4", gray[:, None, None, None].expand(-1, 3, 32, 32), fps)
+    back, got = read_video(tmp_path / "clip.mp4")
+    assert got == pytest.approx(fps, rel=1e-6)
+    assert back.shape == (num_frames, 3, 256, 256)
+    assert (back.float().mean(dim=(1, 2, 3)) - gray).abs().max() < 3
+    with av.open(str(tmp_path / "clip.mp4")) as container:
+        stream = container.streams.video[0]
+        times = [float(frame.pts * frame.time_base) for frame in container.decode(stream)]
+        assert times == pytest.approx([number / fps for number in range(num_frames)])
+        assert float(stream.duration * stream.time_base) == pytest.approx(num_frames / fps)
+
+
+@pytest.mark.parametrize("height", [240, 480, 704, 720, 1088])
+def test_colors_are_named_in_the_file_and_equal_at_every_size(tmp_path, height):
+    """A player takes BT.709 from 720 lines on unless the file names its colors."""
+    color = torch.tensor([200, 60, 30], dtype=torch.uint8)
+    write_video(tmp_path / "clip.mp4", color[None, :, None, None].expand(2, 3, height, 320), fps=24)
+    back, _ = read_video(tmp_path / "clip.mp4")
+    assert (back.float().mean(dim=(0, 2, 3)) - color).abs().max() <= 2
+    with av.open(str(tmp_path / "clip.mp4")) as container:
+        codec = container.streams.video[0].codec_context
+        smpte170m, limited = 6, 1
+        assert (codec.colorspace, codec.color_primaries, codec.color_trc) == (smpte170m,) * 3
+        assert codec.color_range == limited
+
+
 def test_the_file_is_h264_in_yuv420p(tmp_path):
     write_video(tmp_path / "clip.mp4", moving_square(2), fps=8)
     with av.open(str(tmp_path / "clip.mp4")) as container:

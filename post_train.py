@@ -17,7 +17,7 @@ from hyvideo.config.command_line import CommandLine, parse
 from hyvideo.config.identity import named_files
 from hyvideo.config.memory.whole_run import start_lines
 from hyvideo.config.reference_flags import with_flags
-from hyvideo.config.rules import batch_problems, check, check_ranges
+from hyvideo.config.rules import check, check_ranges, planned_world_size
 from hyvideo.config.run_plan import describe, labelled, make_plan
 from hyvideo.config.settings import Config
 from hyvideo.config.without_effect import settings_without_effect
@@ -81,9 +81,7 @@ def show(command: CommandLine) -> None:
     config, world_size = command.config, command.world_size
     check_ranges(config.flat())
     if world_size == 1:
-        named = map(int, re.findall(r"([1-9]\d{0,3})gpu", " ".join(sys.argv)))  # e.g. configs/..._64gpu.yaml
-        fitting = (n for n in (1, *named, 8, *range(2, 8)) if not [*batch_problems(config, n)])
-        world_size = next(fitting, 1)
+        world_size = planned_world_size(config, " ".join(sys.argv))
     check(config, world_size, on_this_machine=False)
     if processes.rank() != 0:
         return

@@ -6,23 +6,17 @@ reference.
 """
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
-from hyvideo.models.hunyuan_video15 import upsamplers
+from hyvideo.models.hunyuan_video15 import thin
 from hyvideo.models.hunyuan_video15.names import transformer_to_diffusers, vae_to_diffusers
 from hyvideo.models.hunyuan_video15.settings import transformer_config_to_diffusers, vae_config_to_diffusers
-from hyvideo.models.loading import load_transformer, load_vae
-from hyvideo.models.saving import save_original
 from hyvideo.models.versions import version_defaults
-from hyvideo.models.weight_files import draw_tensor
-
-ROOT = Path(__file__).resolve().parents[1]
 
 TRANSFORMER = {
     "patch_size": [1, 1, 1],
@@ -64,19 +58,6 @@ UPSAMPLERS = {
     },
     "1080p_sr_distilled": {"z_channels": 4, "out_channels": 4, "block_out_channels": [8, 16], "num_res_blocks": 0},
 }
-GLYPHS = {
-    "vocab_size": 384,
-    "d_model": 1472,
-    "d_kv": 16,
-    "d_ff": 32,
-    "num_layers": 2,
-    "num_heads": 2,
-    "feed_forward_proj": "gated-gelu",
-}
-# Special tokens after the tokenizer's 384 tokens in the embedding: first the colors, then the fonts.
-COLORS = {"white": 0, "black": 1}
-FONTS = {"en-A": 0, "en-B": 1, "cn-C": 2, "jp-D": 3}
-GLYPH_PREFIX = "module.text_tower.encoder."
 VISION = {
     "hidden_size": 24,
     "intermediate_size": 48,
@@ -85,46 +66,22 @@ VISION = {
     "image_size": 28,
     "patch_size": 14,
 }
-PREPROCESSOR = {
-    "do_normalize": True,
-    "do_rescale": True,
-    "do_resize": True,
-    "image_mean": [0.5, 0.5, 0.5],
-    "image_std": [0.5, 0.5, 0.5],
-    "image_processor_type": "SiglipImageProcessor",
-    "resample": 3,
-    "rescale_factor": 1 / 255,
-    "size": {"height": 28, "width": 28},
-}
+
+
+def settings() -> thin.Settings:
+    """Return the settings of all models; tests may change the dictionaries of this file."""
+    return thin.Settings(transformer=TRANSFORMER, vae=VAE, vision=VISION, upsamplers=UPSAMPLERS)
 
 
 def write_original(root: Path, versions: tuple[str, ...] = ("480p_t2v",), *, seed: int = 0) -> Path:
     """Write all parts. ``versions`` are released names, which determine the tasks; all have the same weights."""
-    for version in versions:
-        _write_transformer(root, version, seed)
-    _write_config(root / "vae", VAE)
-    save_original(load_vae(root, random_weights_seed=seed), root / "vae", dtype=torch.float32)
-    shutil.copytree(ROOT / "assets" / "miniature" / "text_encoder" / "llm", root / "text_encoder" / "llm")
-    _write_glyphs(root / "text_encoder", seed)
-    _write_vision(root / "vision_encoder" / "siglip", seed)
-    (root / "scheduler").mkdir()
-    (root / "scheduler" / "scheduler_config.json").write_text('{"_class_name": "FlowMatchDiscreteScheduler"}')
+    thin.write_checkpoint(root, versions, settings(), seed=seed)
     return root
 
 
 def write_super_resolution(root: Path, name: str = "720p_sr_distilled", *, seed: int = 1) -> Path:
     """Add a super-resolution model with random weights, its transformer and its upsampler, to a folder."""
-    channels = TRANSFORMER["out_channels"]
-    config = {"in_channels": 3 * channels + 2, "concat_condition": False, "use_meanflow": True, "ideal_task": None}
-    folder = root / "transformer" / name
-    _write_config(folder, TRANSFORMER | config | {"ideal_resolution": name.split("_")[0]})
-    save_original(load_transformer(root, name, random_weights_seed=seed), folder, dtype=torch.float32)
-    folder = root / "upsampler" / name
-    _write_config(folder, UPSAMPLERS[name])
-    model = upsamplers.build(**upsamplers.arguments_of(UPSAMPLERS[name]))
-    state = upsamplers.COMPONENT.to_original(model.state_dict())
-    weights = {key: draw_tensor(seed, key, tuple(tensor.shape)) for key, tensor in state.items()}
-    save_file(weights, folder / "diffusion_pytorch_model.safetensors")
+    thin.write_super_resolution(root, name, settings(), seed=seed)
     return root
 
 
@@ -182,30 +139,6 @@ def write_image(path: Path, height: int = 90, width: int = 160) -> str:
     return str(path)
 
 
-def _write_transformer(root: Path, version: str, seed: int) -> None:
-    resolution, task = version.split("_")[:2]
-    config = TRANSFORMER | {"ideal_resolution": resolution, "ideal_task": task, "use_meanflow": "step" in version}
-    folder = root / "transformer" / version
-    _write_config(folder, config)
-    transformer = load_transformer(root, version, random_weights_seed=seed)
-    save_original(transformer, folder, dtype=torch.float32)
-
-
-def _write_glyphs(folder: Path, seed: int) -> None:
-    from transformers import ByT5Tokenizer, T5Config, T5EncoderModel
-
-    num_tokens = GLYPHS["vocab_size"] + len(COLORS) + len(FONTS)
-    T5Config(**GLYPHS).save_pretrained(folder / "byt5-small")
-    ByT5Tokenizer().save_pretrained(folder / "byt5-small")
-    encoder = _drawn(T5EncoderModel(T5Config(**GLYPHS | {"vocab_size": num_tokens})), seed).encoder
-    state = {GLYPH_PREFIX + name: tensor for name, tensor in encoder.state_dict().items()}
-    for part in ("assets", "checkpoints"):
-        (folder / "Glyph-SDXL-v2" / part).mkdir(parents=True)
-    (folder / "Glyph-SDXL-v2" / "assets" / "color_idx.json").write_text(json.dumps(COLORS))
-    (folder / "Glyph-SDXL-v2" / "assets" / "multilingual_10-lang_idx.json").write_text(json.dumps(FONTS))
-    torch.save({"state_dict": state}, folder / "Glyph-SDXL-v2" / "checkpoints" / "byt5_model.pt")
-
-
 def _read_glyphs(folder: Path):
     """Return ByT5's tokenizer with the special tokens, and its encoder with an embedding row for each of them."""
     from transformers import ByT5Tokenizer, T5Config, T5EncoderModel
@@ -220,7 +153,9 @@ def _read_glyphs(folder: Path):
     config = T5Config.from_pretrained(folder / "byt5-small", vocab_size=len(tokenizer))
     encoder = T5EncoderModel(config).eval()
     content = torch.load(folder / "Glyph-SDXL-v2" / "checkpoints" / "byt5_model.pt", weights_only=True)
-    encoder.encoder.load_state_dict({name.removeprefix(GLYPH_PREFIX): t for name, t in content["state_dict"].items()})
+    encoder.encoder.load_state_dict(
+        {name.removeprefix(thin.GLYPH_PREFIX): t for name, t in content["state_dict"].items()}
+    )
     return tokenizer, encoder
 
 
@@ -228,22 +163,3 @@ def _converted(model_class: type, folder: Path, config_to_diffusers, to_diffuser
     model = model_class(**config_to_diffusers(json.loads((folder / "config.json").read_text())))
     model.load_state_dict(to_diffusers(load_file(folder / "diffusion_pytorch_model.safetensors")))
     return model.eval()
-
-
-def _write_vision(folder: Path, seed: int) -> None:
-    from transformers import SiglipVisionConfig, SiglipVisionModel
-
-    _drawn(SiglipVisionModel(SiglipVisionConfig(**VISION)), seed).save_pretrained(folder / "image_encoder")
-    (folder / "feature_extractor").mkdir()
-    (folder / "feature_extractor" / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
-
-
-def _drawn(model, seed: int):
-    state = {name: draw_tensor(seed, name, tuple(t.shape)) for name, t in model.state_dict().items()}
-    model.load_state_dict(state)
-    return model
-
-
-def _write_config(folder: Path, config: dict) -> None:
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(config))

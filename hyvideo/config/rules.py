@@ -130,6 +130,19 @@ def batch_problems(config: Config, world_size: int) -> Problems:
         yield f"num_generations must be at least 2, since advantages compare the rollouts of a group, got {group}"
 
 
+def planned_world_size(config: Config, words: str) -> int:
+    """Return the number of processes that the batches of a run need.
+
+    The number in the name of a config comes first, such as 64 in ``configs/hunyuanvideo15_480p_64gpu.yaml``, which is
+    part of ``words``; then 1, 8 and the numbers between them. Returns 1 if none of them fits.
+    """
+    named = [int(number) for number in re.findall(r"([1-9]\d{0,3})gpu", words)]
+    for number in (*named, 1, 8, *range(2, 8)):
+        if not list(batch_problems(config, number)):
+            return number
+    return 1
+
+
 def process_problems(config: Config, world_size: int) -> Problems:
     """Yield problems of replicas without sharding, and of watchdog or reward timeouts above the collective timeout."""
     distributed, reward = config.distributed, config.reward

@@ -162,6 +162,11 @@ def sizes_module(package: str) -> ModuleType:
     return importlib.import_module(f"hyvideo.models.{package}.sizes")
 
 
+def thin_module(package: str) -> ModuleType:
+    """Import the ``thin`` module of a family, whose ``write`` makes a checkpoint of minimal width for a rehearsal."""
+    return importlib.import_module(f"hyvideo.models.{package}.thin")
+
+
 def fields_of(cls: type, config: Mapping[str, Any], names: Mapping[str, str] = {}) -> dict[str, Any]:
     """Return the settings of a config.json that are fields of ``cls``, renamed by ``names``, with lists as tuples."""
     settings = {

@@ -8,9 +8,10 @@ from diffusers import AutoencoderKLWan
 from diffusers.models.autoencoders.autoencoder_kl_wan import WanRMS_norm
 
 from hyvideo.models.wan.family import FAMILY
+from hyvideo.models.wan.thin import drawn
 from hyvideo.models.wan.vae import latents, prepare, set_tiling
 from tests.tiny_wan import VAE as SMALL
-from tests.tiny_wan import VAE_22, drawn
+from tests.tiny_wan import VAE_22
 
 CONVOLUTIONS = torch.nn.Conv3d | torch.nn.Conv2d
 CONFIGS = pytest.mark.parametrize("config", [SMALL, VAE_22], ids=["2.1", "2.2"])

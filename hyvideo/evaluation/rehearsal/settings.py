@@ -1,0 +1,123 @@
+"""Settings of a rehearsal: those of the run, except what a CPU, random weights and one machine require."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hyvideo.config.command_line import reward_options
+from hyvideo.config.rules import batch_problems
+from hyvideo.config.settings import Config
+from hyvideo.data.prompts import Request
+
+MAX_VIDEOS = 2  # per validation and per group
+MAX_BATCHES = 2  # of rollouts per iteration
+
+
+@dataclass(frozen=True)
+class Change:
+    """A setting whose value differs from that of the run."""
+
+    name: str
+    value: Any
+    reason: str
+
+
+def processes_of(config: Config) -> int:
+    """Return the smallest number of processes with the layout of the run: shards, replicas and shared videos."""
+    distributed = config.distributed
+    if distributed.enable_fsdp and distributed.dp_replicate > 1:
+        return 4 * distributed.sp_size  # two copies of a model that is sharded over two replicas
+    return 2 * distributed.sp_size
+
+
+def heads_of(config: Config) -> int:
+    """Return the attention heads of the thin transformer: at least one for each rank that shares a video."""
+    return max(2, config.distributed.sp_size)
+
+
+def reduced(config: Config, world_size: int, *, folder: Path, validated: bool) -> list[Change]:
+    """Return the settings that a rehearsal on ``world_size`` processes changes.
+
+    Args:
+        config: Settings of the run.
+        folder: Folder of the rehearsal, with the thin checkpoints and validation prompts.
+        validated: Whether the run has validation prompts.
+    """
+    cpu = "it runs on a CPU"
+    few = "it samples few videos"
+    thin = "its models have random weights"
+    own = "it writes to a folder of its own"
+    once = "it runs every stage at every iteration"
+    changes = [
+        Change("device", "cpu", cpu),
+        Change("enable_compile", "false", cpu),
+        Change("attention_kernel", "auto", cpu),
+        Change("num_threads", 0, cpu),
+        Change("pretrained_model_root", str(folder / "checkpoints"), thin),
+        Change("random_weights", False, thin),
+        Change("pretrained_lora_path", "", "a LoRA of the released model does not fit a thin one"),
+        Change("output_dir", str(folder / "run"), own),
+        Change("conditions_dir", "", own),
+        Change("resume_from_checkpoint", "", "it begins a new run"),
+        Change("max_steps", 1, "it trains one iteration, and a second one after a restart"),
+        Change("save_interval", 1, once),
+        Change("log_video_interval", 1, once),
+        Change("validation_interval", 1, once),
+        Change("validation_repeats", 1, few),
+        Change("validation_batch_size", min(config.record.validation_batch_size, MAX_VIDEOS), few),
+        Change("log_num_videos", min(config.record.log_num_videos, MAX_VIDEOS), few),
+        Change("remote_reward_url", "", "the scorers run in its own processes"),
+        Change("reward_config", _reward_config(config, folder), thin),
+        Change("report_to", [name for name in config.record.report_to if name != "wandb"], "it uses no network"),
+        *_batches(config, world_size, few),
+    ]
+    if config.model.vae_dtype == "fp16":
+        changes.append(Change("vae_dtype", "bf16", "fp16 takes forty times as long as bf16 on a CPU"))
+    if config.loss.objective == "nft":
+        changes.append(Change("gate_interval", 0, "the velocity of random weights is no better than zero"))
+    if validated:
+        changes.append(Change("valid_video_csv", [str(folder / "valid.csv")], few))
+    before = config.flat()
+    return [change for change in changes if before[change.name] != change.value]
+
+
+def _reward_config(config: Config, folder: Path) -> str:
+    """Return the options of the scorers, with the folders of the thin models."""
+    options = reward_options(config.reward)
+    for name, given in options.items():
+        if (folder / "rewards" / name).exists():
+            given.pop("processor", None)
+            given.pop("base", None)
+            given["path"] = str(folder / "rewards" / name)
+    return json.dumps(options)
+
+
+def _batches(config: Config, world_size: int, reason: str) -> list[Change]:
+    """Return groups of two rollouts, in as few batches as the updates need, with the layout of the run's groups."""
+    rollout = config.rollout
+    batches = min(MAX_BATCHES, rollout.gradient_accumulation_steps)
+    has_shared_groups = rollout.batch_size < rollout.num_generations  # over several replicas
+    size = 1 if has_shared_groups and world_size > config.distributed.sp_size else 2
+    distributed = config.distributed
+    replicate = 2 if distributed.dp_replicate > 1 else 1
+    while True:
+        changes = {
+            "num_generations": 2,
+            "gradient_accumulation_steps": batches,
+            "batch_size": size,
+            "dp_replicate": replicate,
+        }
+        if not list(batch_problems(config.with_settings(**changes), world_size)):
+            break
+        size = 2 * size
+    changes["mini_batch_size_per_update"] = min(config.loss.mini_batch_size_per_update, size * batches)
+    return [Change(name, value, reason) for name, value in changes.items()]
+
+
+def validation_requests(requests: list[Request]) -> list[Request]:
+    """Return the longest prompt and one that adds an image or quoted text, which other encoders encode."""
+    by_length = sorted(requests, key=lambda request: len(request.prompt), reverse=True)
+    longest = by_length[0]
+    others = [request for request in by_length[1:] if '"' in request.prompt or "“" in request.prompt]
+    return [longest, *(others or by_length[1:])[: MAX_VIDEOS - 1]]

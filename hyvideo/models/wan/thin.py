@@ -1,0 +1,129 @@
+"""Checkpoints of random weights in diffusers' layout, for rehearsals and tests: true structure, minimal width.
+
+The default settings keep what determines the shapes of a run's data: latent channels and their scale, compression,
+patches and text slots. Widths, heads and layers are minimal.
+"""
+
+import inspect
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from hyvideo.models.versions import version_defaults
+from hyvideo.models.weight_files import draw_tensor
+
+TEXT_WIDTH = 32  # released: 4096
+_T5_HEAD = 8  # width of an attention head of the text encoder
+_SPECIAL_TOKENS = ("<pad>", "</s>", "<unk>")
+
+
+def transformer_settings(num_heads: int = 2) -> dict[str, Any]:
+    """Return the settings of a transformer with heads of 16 channels. Released, 1.3B: 30 blocks, 12 heads of 128."""
+    return {"num_attention_heads": num_heads, "attention_head_dim": 16, "ffn_dim": 64, "num_layers": 2}
+
+
+def vae_settings(version: str) -> dict[str, Any]:
+    """Return the settings of a VAE with the released compression, latent channels and scale, and four base channels."""
+    import diffusers
+
+    settings = {"base_dim": 4, "dim_mult": [1, 2, 4, 4]}
+    if version_defaults(version).name != "wan2.2_ti2v_5b":
+        return settings
+    released = inspect.signature(diffusers.AutoencoderKLWan).parameters
+    three = {name: released[name].default * 3 for name in ("latents_mean", "latents_std")}  # 48 channels instead of 16
+    residual = {
+        "z_dim": 48,
+        "decoder_base_dim": 4,
+        "is_residual": True,
+        "in_channels": 12,
+        "out_channels": 12,
+        "patch_size": 2,
+        "scale_factor_spatial": 16,
+    }
+    return settings | residual | three
+
+
+def write(root: Path, version: str, *, num_heads: int, prompts: Iterable[str]) -> None:
+    """Write a thin checkpoint of a version. Each word of ``prompts`` becomes one token of the text encoder."""
+    texts = [*prompts, version_defaults(version).negative_prompt]
+    words = sorted({"▁" + word for text in texts for word in text.split()})
+    characters = "".join(sorted({"▁"}.union(*texts)))
+    write_checkpoint(root, transformer_settings(num_heads), vae_settings(version), words, characters, seed=0)
+
+
+def write_checkpoint(
+    root: Path,
+    transformer: Mapping[str, Any],
+    vae: Mapping[str, Any],
+    words: Iterable[str],
+    characters: str,
+    *,
+    seed: int,
+) -> None:
+    """Write transformer, VAE, UMT5, tokenizer, scheduler and model_index.json with random weights in float32.
+
+    The tokenizer has a token for each of ``words``, which begin with "▁", and for each character.
+    """
+    import diffusers
+    from transformers import UMT5Config, UMT5EncoderModel
+
+    tokenizer = _tokenizer(words, characters)
+    vae_model = diffusers.AutoencoderKLWan(**vae)
+    channels = vae_model.config.z_dim
+    model = diffusers.WanTransformer3DModel(
+        **transformer, text_dim=TEXT_WIDTH, freq_dim=32, in_channels=channels, out_channels=channels
+    )
+    umt5 = UMT5Config(
+        vocab_size=len(tokenizer),
+        d_model=TEXT_WIDTH,
+        d_kv=_T5_HEAD,
+        d_ff=48,
+        num_layers=2,
+        num_heads=4,
+        feed_forward_proj="gated-gelu",
+    )
+    scheduler = diffusers.UniPCMultistepScheduler(
+        prediction_type="flow_prediction", use_flow_sigmas=True, num_train_timesteps=1000, flow_shift=3.0
+    )
+    drawn(model, seed).save_pretrained(root / "transformer")
+    drawn(vae_model, seed + 1).save_pretrained(root / "vae")
+    drawn(UMT5EncoderModel(umt5), seed + 2).save_pretrained(root / "text_encoder")
+    tokenizer.save_pretrained(root / "tokenizer")
+    scheduler.save_pretrained(root / "scheduler")
+    index = {
+        "_class_name": "WanPipeline",
+        "_diffusers_version": diffusers.__version__,
+        "transformer": ["diffusers", "WanTransformer3DModel"],
+        "vae": ["diffusers", "AutoencoderKLWan"],
+        "text_encoder": ["transformers", "UMT5EncoderModel"],
+        "tokenizer": ["transformers", "T5TokenizerFast"],
+        "scheduler": ["diffusers", "UniPCMultistepScheduler"],
+    }
+    (root / "model_index.json").write_text(json.dumps(index, indent=2))
+
+
+def _tokenizer(words: Iterable[str], characters: str):
+    """Return a tokenizer of UMT5's class, without normalization."""
+    from transformers import T5Tokenizer
+
+    special = [(token, 0.0) for token in _SPECIAL_TOKENS]
+    pieces = [(word, -1.0) for word in words] + [(character, -5.0) for character in characters]
+    return T5Tokenizer(vocab=special + pieces, extra_ids=0, model_max_length=512)
+
+
+def drawn(model: nn.Module, seed: int) -> nn.Module:
+    """Fill a model with random weights: matrices keep the scale of their inputs, gains are near 1, biases near 0."""
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim > 1 and not name.endswith(".gamma"):
+                weight.copy_(draw_tensor(seed, name, tuple(weight.shape)))
+                if name.endswith("SelfAttention.q.weight"):  # T5 does not scale its attention scores
+                    weight.mul_(_T5_HEAD**-0.5)
+            else:
+                mean = 0.0 if name.endswith("bias") else 1.0
+                weight.copy_(mean + 0.1 * draw_tensor(seed, name + ".drawn", (weight.numel(), 1)).view_as(weight))
+    return model.eval()

@@ -1,0 +1,119 @@
+"""Rehearse a run on a CPU before renting GPUs: your settings at their true sizes, with thin models of random weights.
+
+    python -m scripts.rehearse --config configs/hunyuanvideo15_480p_8gpu.yaml [flags of post_train.py]
+
+Needs no weights and no GPU. It builds a checkpoint of the released layout with minimal widths, and runs the base
+model's validation, one iteration, a checkpoint, a restart with a second iteration, the report, one generated video and
+an export, at the true frames, sizes, steps, prompts and scorers, on the fewest processes that have the layout of the
+run. It prints what it changed and what it did not cover. Exit code: 0 if all stages passed, 1 if not, 2 for a usage
+error.
+"""
+
+import sys
+from pathlib import Path
+
+import yaml
+
+from hyvideo.config.command_line import parse
+from hyvideo.config.rules import check, planned_world_size
+from hyvideo.config.settings import Config
+from hyvideo.data.outside import Parser, align_columns, exit_on_error, make_folder
+from hyvideo.data.prompts import Request, read_requests, write_requests
+from hyvideo.evaluation.rehearsal.settings import Change, heads_of, processes_of, reduced, validation_requests
+from hyvideo.evaluation.rehearsal.stages import run_stage, stages_of
+
+NOT_COVERED = (
+    "the released weights: quality, rewards and gradients mean nothing here",
+    "speed and GPU memory: python -m scripts.plan predicts them, --pilot measures them",
+    "GPU kernels, torch.compile and NCCL: python -m scripts.gpu_check tests them",
+    "attention over more than 4,096 tokens, and the decoder in training: cheap operations of the same shapes replace "
+    "them; the generated video is decoded by the real classes",
+)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = Parser(__doc__, prog="rehearse.py", usage="rehearse.py --config FILE.yaml [flags of post_train.py]")
+    parser.add_argument("--world_size", type=int, help="GPUs of the run (default: from the name of the config)")
+    parser.add_argument("--rehearsal_dir", type=Path, help="new or empty folder (default: outputs/rehearsal/<config>)")
+    options, flags = parser.parse_known_args(argv)
+    command = parse(flags)
+    with exit_on_error("rehearse.py"):
+        return rehearse(command.config, options.world_size, options.rehearsal_dir, " ".join(flags))
+
+
+def rehearse(config: Config, world_size: int | None, folder: Path | None, words: str) -> int:
+    """Run all stages, print a table and return the exit code. Raises ValueError for settings that cannot run."""
+    world_size = world_size or planned_world_size(config, words)
+    check(config, world_size, on_this_machine=False)
+    folder = folder or Path("outputs") / "rehearsal" / Path(config.record.output_dir).name
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"--rehearsal_dir must be a new or empty folder, got {folder}; remove it or give another")
+    requests = read_requests(*config.data.prompts_csv)
+    validated = read_requests(*config.data.valid_video_csv)
+    chosen = validation_requests(validated or requests)
+    processes = processes_of(config) if world_size > 1 else 1
+    make_folder(folder)
+    folder = folder.resolve()
+    print(f"rehearsal of {world_size} GPUs by {processes} processes in {folder}", flush=True)
+    write_requests(folder / "valid.csv", chosen)
+    write_requests(folder / "generate.csv", chosen[:1])
+    write_models(config, folder, [*requests, *validated])
+    changes = reduced(config, processes, folder=folder, validated=bool(validated))
+    rehearsed = config.with_settings(**{change.name: change.value for change in changes})
+    check(rehearsed, processes)
+    settings = folder / "settings.yaml"
+    known = {name: value for name, value in rehearsed.flat().items() if value is not None}
+    settings.write_text(yaml.safe_dump(known, sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+    passed = True
+    for stage in stages_of(folder, processes, steps=config.record.validation_steps):
+        print(f"{stage.name:<10}", end="", flush=True)
+        result = run_stage(stage, folder)
+        problems = [*result.problems] or problems_after(stage.name, rehearsed, folder)
+        passed = not problems
+        verdict = "passed" if passed else "FAILED"
+        print(f"{verdict}  {result.seconds:5.0f} s  {result.peak_gib:5.2f} GiB per process", flush=True)
+        if not passed:
+            print("\n".join([*problems, f"the log is in {result.log}"]), flush=True)
+            break
+    print_summary(changes, processes, world_size)
+    return 0 if passed else 1
+
+
+def write_models(config: Config, folder: Path, requests: list[Request]) -> None:
+    """Write the thin checkpoint of the run's version, and thin reward models, into a folder."""
+    from hyvideo.models.reward_models import thin as thin_rewards
+    from hyvideo.models.sizes import thin_module
+    from hyvideo.models.versions import version_defaults
+
+    version = version_defaults(config.model.transformer_version)
+    prompts = [request.prompt for request in requests]
+    thin_module(version.family).write(folder / "checkpoints", version.name, num_heads=heads_of(config), prompts=prompts)
+    for scorer in dict.fromkeys([*config.reward.reward_model, *config.reward.held_out_reward_model]):
+        thin_rewards.write(scorer, folder / "rewards" / scorer)
+
+
+def problems_after(stage: str, config: Config, folder: Path) -> list[str]:
+    """Return what is missing or wrong in the files that a stage has left in ``folder``."""
+    from hyvideo.evaluation.rehearsal.checks import run_problems, video_problems
+
+    if stage in ("train", "resume"):
+        return run_problems(folder / "run", config, iterations=1 if stage == "train" else 2)
+    if stage == "generate":
+        return list(video_problems(folder / "videos" / "0000.mp4", config.validation_size, config.data.fps))
+    return []
+
+
+def print_summary(changes: list[Change], processes: int, world_size: int) -> None:
+    """Print the changed settings by reason, and what a rehearsal does not cover."""
+    print("\nchanged for the rehearsal:")
+    rows = [[f"  {change.name}", str(change.value), change.reason] for change in changes]
+    print("\n".join(align_columns(rows)))
+    print(f"  {processes} processes instead of {world_size}")
+    print("\nnot covered:")
+    for sentence in NOT_COVERED:
+        print(f"  {sentence}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

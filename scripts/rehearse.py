@@ -17,17 +17,17 @@ import yaml
 from hyvideo.config.command_line import parse
 from hyvideo.config.rules import check, planned_world_size
 from hyvideo.config.settings import Config
-from hyvideo.data.outside import Parser, align_columns, exit_on_error, make_folder
+from hyvideo.data.outside import Parser, exit_on_error, make_folder
 from hyvideo.data.prompts import Request, read_requests, write_requests
 from hyvideo.evaluation.rehearsal.settings import Change, heads_of, processes_of, reduced, validation_requests
 from hyvideo.evaluation.rehearsal.stages import run_stage, stages_of
+from hyvideo.models.versions import RELEASED
 
 NOT_COVERED = (
-    "the released weights: quality, rewards and gradients mean nothing here",
-    "speed and GPU memory: python -m scripts.plan predicts them, --pilot measures them",
-    "GPU kernels, torch.compile and NCCL: python -m scripts.gpu_check tests them",
-    "attention over more than 4,096 tokens, and the decoder in training: cheap operations of the same shapes replace "
-    "them; the generated video is decoded by the real classes",
+    "released weights: rewards, gradients and videos mean nothing here",
+    "speed and GPU memory: scripts.plan predicts them, and post_train.py --pilot measures them",
+    "GPU kernels, torch.compile and NCCL: scripts.gpu_check tests them on one GPU",
+    "attention over more than 4,096 tokens, and the decoder in training: cheap operations with the same shapes",
 )
 
 
@@ -43,6 +43,12 @@ def main(argv: list[str] | None = None) -> int:
 
 def rehearse(config: Config, world_size: int | None, folder: Path | None, words: str) -> int:
     """Run all stages, print a table and return the exit code. Raises ValueError for settings that cannot run."""
+    version = config.model.transformer_version
+    if version not in RELEASED:
+        raise ValueError(
+            f"transformer_version must be a released version, whose sizes are known, got {version}; the miniatures "
+            "need no rehearsal, because their weights are in the repository"
+        )
     world_size = world_size or planned_world_size(config, words)
     check(config, world_size, on_this_machine=False)
     folder = folder or Path("outputs") / "rehearsal" / Path(config.record.output_dir).name
@@ -54,39 +60,41 @@ def rehearse(config: Config, world_size: int | None, folder: Path | None, words:
     processes = processes_of(config) if world_size > 1 else 1
     make_folder(folder)
     folder = folder.resolve()
-    print(f"rehearsal of {world_size} GPUs by {processes} processes in {folder}", flush=True)
+    print(f"rehearsing {world_size} GPUs with {processes} processes on the CPU, in {folder}", flush=True)
     write_requests(folder / "valid.csv", chosen)
     write_requests(folder / "generate.csv", chosen[:1])
     write_models(config, folder, [*requests, *validated])
     changes = reduced(config, processes, folder=folder, validated=bool(validated))
     rehearsed = config.with_settings(**{change.name: change.value for change in changes})
     check(rehearsed, processes)
-    settings = folder / "settings.yaml"
     known = {name: value for name, value in rehearsed.flat().items() if value is not None}
-    settings.write_text(yaml.safe_dump(known, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    text = yaml.safe_dump(known, sort_keys=False, allow_unicode=True)
+    (folder / "settings.yaml").write_text(text, encoding="utf-8")
 
-    passed = True
-    for stage in stages_of(folder, processes, steps=config.record.validation_steps):
-        print(f"{stage.name:<10}", end="", flush=True)
+    failed = None
+    for stage in stages_of(folder, processes):
+        print(f"  {stage.name:<10}", end="", flush=True)
         result = run_stage(stage, folder)
-        problems = [*result.problems] or problems_after(stage.name, rehearsed, folder)
-        passed = not problems
-        verdict = "passed" if passed else "FAILED"
-        print(f"{verdict}  {result.seconds:5.0f} s  {result.peak_gib:5.2f} GiB per process", flush=True)
-        if not passed:
-            print("\n".join([*problems, f"the log is in {result.log}"]), flush=True)
+        problems = result.problems or problems_after(stage.name, rehearsed, folder)
+        failed = stage.name if problems else None
+        verdict = "FAILED" if failed else "passed"
+        print(f"{verdict}  {result.seconds:5.0f} s  {result.peak_gib:5.2f} GiB in the largest process", flush=True)
+        if failed:
+            print("\n".join(["", *problems, f"The log is in {result.log}"]), flush=True)
             break
-    print_summary(changes, processes, world_size)
-    return 0 if passed else 1
+    print_summary(changes)
+    return 1 if failed else 0
 
 
 def write_models(config: Config, folder: Path, requests: list[Request]) -> None:
     """Write the thin checkpoint of the run's version, and thin reward models, into a folder."""
+    from transformers.utils import logging
+
     from hyvideo.models.reward_models import thin as thin_rewards
     from hyvideo.models.sizes import thin_module
-    from hyvideo.models.versions import version_defaults
 
-    version = version_defaults(config.model.transformer_version)
+    logging.disable_progress_bar()
+    version = RELEASED[config.model.transformer_version]
     prompts = [request.prompt for request in requests]
     thin_module(version.family).write(folder / "checkpoints", version.name, num_heads=heads_of(config), prompts=prompts)
     for scorer in dict.fromkeys([*config.reward.reward_model, *config.reward.held_out_reward_model]):
@@ -104,13 +112,13 @@ def problems_after(stage: str, config: Config, folder: Path) -> list[str]:
     return []
 
 
-def print_summary(changes: list[Change], processes: int, world_size: int) -> None:
+def print_summary(changes: list[Change]) -> None:
     """Print the changed settings by reason, and what a rehearsal does not cover."""
-    print("\nchanged for the rehearsal:")
-    rows = [[f"  {change.name}", str(change.value), change.reason] for change in changes]
-    print("\n".join(align_columns(rows)))
-    print(f"  {processes} processes instead of {world_size}")
-    print("\nnot covered:")
+    print("\nDifferent from the run:")
+    for reason in dict.fromkeys(change.reason for change in changes):
+        names = [f"{change.name} {change.shown}" for change in changes if change.reason == reason]
+        print(f"  {', '.join(names)}: {reason}")
+    print("\nNot covered:")
     for sentence in NOT_COVERED:
         print(f"  {sentence}")
 

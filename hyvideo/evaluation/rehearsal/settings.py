@@ -22,6 +22,12 @@ class Change:
     value: Any
     reason: str
 
+    @property
+    def shown(self) -> str:
+        """Value for a message, without the paths of the rehearsal's own files."""
+        is_path = self.name in ("pretrained_model_root", "output_dir", "valid_video_csv", "reward_config")
+        return "its own" if is_path else str(self.value)
+
 
 def processes_of(config: Config) -> int:
     """Return the smallest number of processes with the layout of the run: shards, replicas and shared videos."""
@@ -75,7 +81,7 @@ def reduced(config: Config, world_size: int, *, folder: Path, validated: bool) -
     if config.model.vae_dtype == "fp16":
         changes.append(Change("vae_dtype", "bf16", "fp16 takes forty times as long as bf16 on a CPU"))
     if config.loss.objective == "nft":
-        changes.append(Change("gate_interval", 0, "the velocity of random weights is no better than zero"))
+        changes.append(Change("gate_interval", 0, "velocities of random weights fail the check of nft"))
     if validated:
         changes.append(Change("valid_video_csv", [str(folder / "valid.csv")], few))
     before = config.flat()
@@ -110,7 +116,7 @@ def _batches(config: Config, world_size: int, reason: str) -> list[Change]:
         }
         if not list(batch_problems(config.with_settings(**changes), world_size)):
             break
-        size = 2 * size
+        size = 2 if size == 1 else size + 2
     changes["mini_batch_size_per_update"] = min(config.loss.mini_batch_size_per_update, size * batches)
     return [Change(name, value, reason) for name, value in changes.items()]
 

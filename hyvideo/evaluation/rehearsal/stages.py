@@ -86,13 +86,10 @@ def _last_lines(log: Path, number: int = 5) -> list[str]:
     return [line for line in lines if line.strip() and "\r" not in line][-number:]
 
 
-def stages_of(folder: Path, processes: int, *, steps: int) -> Iterator[Stage]:
-    """Yield the stages of a rehearsal.
+def stages_of(folder: Path, processes: int) -> Iterator[Stage]:
+    """Yield the stages of a rehearsal of a run with ``processes`` processes.
 
-    Args:
-        folder: Folder of the rehearsal, with settings.yaml, and the prompt to generate in generate.csv.
-        processes: Processes of the run.
-        steps: Denoising steps of the generated video.
+    The folder has the settings of the run in settings.yaml, and the prompt to generate in generate.csv.
     """
     train = ("post_train.py", "--config", str(folder / "settings.yaml"))
     checkpoint = str(folder / "run" / "checkpoints" / "000002")
@@ -106,8 +103,6 @@ def stages_of(folder: Path, processes: int, *, steps: int) -> Iterator[Stage]:
             checkpoint,
             "--valid_video_csv",
             str(folder / "generate.csv"),
-            "--num_inference_steps",
-            str(steps),
             "--output_path",
             str(folder / "videos"),
         ),

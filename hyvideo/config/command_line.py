@@ -16,7 +16,7 @@ from hyvideo.config import processes
 from hyvideo.config.reference_flags import TASK, Row, add_flags, flags_in, meanings, print_ignored, table
 from hyvideo.config.sections import RewardSettings
 from hyvideo.config.setting import TRUTHS, Switch
-from hyvideo.config.settings import FIELDS, SECTIONS, TRAITS, Config, in_form, is_json
+from hyvideo.config.settings import FIELDS, SECTIONS, TRAITS, Config, in_form, is_json, value_type
 from hyvideo.data.outside import ROOT, Parser, file_problem, nearest, parse_json, quote
 from hyvideo.models.versions import version_defaults
 
@@ -99,7 +99,7 @@ def _translated(given: dict, by_flag: dict[str, list[str]], inherited: dict) -> 
 
 def _value_of_words(name: str, flag: str, words: list[str]) -> Any:
     try:
-        if get_origin(FIELDS[name].type) is list:
+        if get_origin(value_type(name)) is list:
             return in_form(name, [value_of(name, word) for word in words])
         if len(words) != 1:
             raise argparse.ArgumentTypeError(f"takes one value, got {quote(' '.join(words))}")
@@ -146,7 +146,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def flag_options(name: str, default: Any = None, label: str = "") -> dict[str, Any]:
     """Return the arguments of ``add_argument`` for a setting; its help starts with ``label``."""
-    kind = FIELDS[name].type
+    kind = value_type(name)
     words = str(default).lower() if kind is bool else " ".join(default) if isinstance(default, list) else default
     sentence = TRAITS[name].sentence + ("" if words in (None, "") else f" (default: {words})")
     options = {"type": partial(value_of, name), "help": label + sentence.replace("%", "%%")}
@@ -158,12 +158,12 @@ def flag_options(name: str, default: Any = None, label: str = "") -> dict[str, A
         return options | {"metavar": "|".join(get_args(kind))}
     if TRAITS[name].choices:
         return options | {"metavar": "|".join([*TRAITS[name].choices, "FILE.py:NAME"])}
-    return options | {"metavar": {str: "TEXT", int: "INT"}.get(kind, "NUMBER")}
+    return options | {"metavar": {str: "TEXT", int: "INT", float: "NUMBER"}[kind]}
 
 
 def value_of(name: str, text: str) -> Any:
     """Return the value of a setting, or an element of its list. Raises argparse.ArgumentTypeError for invalid text."""
-    kind = FIELDS[name].type
+    kind = value_type(name)
     if kind is Switch and text.lower() in TRUTHS:
         return in_form(name, TRUTHS[text.lower()])
     if choices := get_args(kind) if get_origin(kind) is Literal else TRAITS[name].choices:
@@ -175,7 +175,7 @@ def value_of(name: str, text: str) -> Any:
         raise argparse.ArgumentTypeError(f"{message}; {hint}" if hint else message)
     if kind is bool:
         return truth(text)
-    number = int if kind is int else float if float in (kind, *get_args(kind)) else str
+    number = int if kind is int else float if kind is float else str
     try:
         return number(text)
     except ValueError as error:
@@ -267,7 +267,7 @@ def _words_of_yaml(row: Row, value: object) -> list[str]:
 
 def _value_of_yaml(name: str, value: object) -> Any:
     """Return the value of a setting. Raises TypeError for a YAML value of the wrong type."""
-    kind = FIELDS[name].type
+    kind = value_type(name)
     if get_origin(kind) is list:
         words = value if isinstance(value, list) else [value]
         if others := [word for word in words if not isinstance(word, str)]:

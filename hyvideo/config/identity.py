@@ -27,7 +27,8 @@ def changed_settings(saved: Mapping[str, object], now: Mapping[str, object], *, 
     """
     free: list[str] = []
     affecting_learning: list[str] = []
-    before = Config().flat() | dict(saved)
+    version = str(saved.get("transformer_version", Config().model.transformer_version))
+    before = Config.of_version(version).flat() | dict(saved)
     for name, value in now.items():
         decides, was = TRAITS[name].decides, before[name]
         # A matched eta may differ in its last bit between releases.

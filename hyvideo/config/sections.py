@@ -22,7 +22,9 @@ class ModelSettings:
         "bf16", "Storage of the frozen block matrices of a LoRA run: as dtype says, or fp8; needs torchao.", no.LORA
     )
     encoder_dtype: Literal["fp16", "bf16", "fp32"] = learning("fp16", "Precision of the encoders.", measured=True)
-    vae_dtype: Literal["fp16", "bf16", "fp32"] = learning("fp16", "Precision of the VAE.", measured=True)
+    vae_dtype: Literal["fp16", "bf16", "fp32"] | None = learning(
+        None, "Precision of the VAE; default: the version's.", measured=True
+    )
     vae_tile_size: int = machine(256, "Tile size of VAE decoding in pixels; 0 disables tiling.", measured=True)
     vae_tile_overlap: float = machine(0.125, "Overlap as a fraction of a tile.", no.TILES, below=1, measured=True)
     vae_offload: bool = machine(False, "Keep the VAE on the CPU except while it decodes or encodes.", no.GPU)
@@ -42,11 +44,15 @@ class DataSettings:
 
     prompts_csv: list[str] = learning(["assets/prompts/train.csv"], "CSV files: `prompt`, optionally `ref_image_path`.")
     valid_video_csv: list[str] = records([], "Validation prompts, with the same columns; default: none.")
-    negative_prompt: str = learning("", "Negative prompt of rollouts and validation.", no.GUIDANCE, measured=True)
+    negative_prompt: str | None = learning(
+        None, "Negative prompt of rollouts and validation; default: the version's.", no.GUIDANCE, measured=True
+    )
     height: int = learning(352, "Height of a rollout in pixels.", at_least=1, at_most=MAX_SIDE, measured=True)
     width: int = learning(624, "Width of a rollout in pixels.", at_least=1, at_most=MAX_SIDE, measured=True)
     sample_n_frames: int = learning(81, "Frames of a rollout, 4n + 1.", at_least=1, at_most=MAX_FRAMES, measured=True)
-    fps: float = learning(24.0, "Frames per second of the videos.", at_least=0.01, at_most=1000, measured=True)
+    fps: float | None = learning(
+        None, "Frames per second of the videos; default: the version's.", at_least=0.01, at_most=1000, measured=True
+    )
     seed: int = learning(42, "Random seed of the run.")
 
 
@@ -61,7 +67,7 @@ class RolloutSettings:
     eta: float = learning(0.5, "Noise scale of the SDE.", at_most=1000)
     match_noise: str = learning("", "Choose the eta at which the sampler has the noise of `SAMPLER:ETA`.")
     grpo_sampling_steps: int = learning(20, "Denoising steps of a rollout.", at_least=1, at_most=MAX_STEPS)
-    shift: float | None = learning(None, "Sigma shift; default: the model version's.", at_least=0.001, measured=True)
+    shift: float | None = learning(None, "Sigma shift; default: the version's.", at_least=0.001, measured=True)
     cfg_scale: float | None = learning(
         None, "Guidance scale; 1 or less disables guidance; default: the version's.", at_least=None, measured=True
     )
@@ -238,7 +244,9 @@ class RecordSettings:
     log_video_interval: int = records(10, "Iterations between saved rollout videos; 0 saves none.")
     log_num_videos: int = records(4, "Videos to save per iteration or validation.", no.VIDEOS)
     validation_interval: int = records(50, "Iterations between validations.", no.VALIDATION, at_least=1)
-    validation_steps: int = records(40, "ODE steps.", no.VALIDATION, at_least=1, at_most=MAX_STEPS, measured=True)
+    validation_steps: int | None = records(
+        None, "ODE steps; default: the version's.", no.VALIDATION, at_least=1, at_most=MAX_STEPS, measured=True
+    )
     validation_seed: int = records(930, "Seed of the validation noise.", no.VALIDATION, measured=True)
     validation_repeats: int = records(1, "Videos per prompt.", no.VALIDATION, at_least=1, at_most=1000, measured=True)
     validation_batch_size: int = records(1, "Validation videos sampled together.", no.VALIDATION, at_least=1)

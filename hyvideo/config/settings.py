@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from dataclasses import dataclass
-from typing import get_origin
+from typing import Any, get_args, get_origin
 
 from hyvideo.config import sections
 from hyvideo.config.setting import Switch, Traits
@@ -31,6 +31,11 @@ class Config:
     distributed: sections.DistributedSettings = sections.DistributedSettings()
     record: sections.RecordSettings = dataclasses.field(default_factory=sections.RecordSettings)
 
+    @classmethod
+    def of_version(cls, version: str) -> "Config":
+        """Return the resolved settings of a run that sets only ``transformer_version``."""
+        return cls().with_settings(transformer_version=version).resolved()
+
     def flat(self) -> dict:
         """Return all settings in one dict, by flag name."""
         values = {name: value for section in vars(self).values() for name, value in vars(section).items()}
@@ -45,9 +50,19 @@ class Config:
         return dataclasses.replace(self, **sections)
 
     def resolved(self) -> "Config":
-        """Return a copy with the version's defaults and the matched eta; if none matches, `rules` reports it."""
+        """Return a copy with the version's defaults and the matched eta; if none matches, `rules` reports it.
+
+        Training, generation and planning all resolve here, so a setting that is None has the same value in each.
+        """
         version = version_defaults(self.model.transformer_version)
-        defaults = {"shift": version.shift, "cfg_scale": version.guidance_scale}
+        defaults = {
+            "vae_dtype": version.vae_dtype,
+            "negative_prompt": version.negative_prompt,
+            "fps": version.fps,
+            "shift": version.shift,
+            "cfg_scale": version.guidance_scale,
+            "validation_steps": version.num_steps,
+        }
         given = self.flat()
         config = self.with_settings(**{name: value for name, value in defaults.items() if given[name] is None})
         try:
@@ -196,11 +211,20 @@ TRAITS: dict[str, Traits] = {name: field.metadata["traits"] for name, field in F
 _OWNERS = {field.name: section for section, cls in SECTIONS.items() for field in dataclasses.fields(cls)}
 
 
+def value_type(name: str) -> Any:
+    """Return the type of a setting's values other than None, which stands for a default that other settings decide."""
+    declared = FIELDS[name].type
+    members = get_args(declared)
+    if type(None) not in members:
+        return declared
+    return next(member for member in members if member is not type(None))
+
+
 def in_form(name: str, value: object) -> object:
     """Return a value in the form of its setting: a word becomes a list if needed, a bool of a switch becomes text."""
-    if FIELDS[name].type is Switch and isinstance(value, bool):
+    if value_type(name) is Switch and isinstance(value, bool):
         return str(value).lower()
-    if get_origin(FIELDS[name].type) is not list:
+    if get_origin(value_type(name)) is not list:
         return value
     return [word for word in ([value] if isinstance(value, str) else value) if word]
 

@@ -16,7 +16,7 @@ _WEAK = 1e-3  # gradient of the KL term relative to that of the policy loss belo
 
 def settings_without_effect(config: Config, plan: Plan, world_size: int) -> list[str]:
     """Return a sentence for each setting, or group of settings, that has no effect in this run."""
-    values, defaults = config.flat(), Config().flat()
+    values, defaults = config.flat(), Config.of_version(config.model.transformer_version).flat()
     words = values | {
         "strategy": config.kl_strategy,
         "num_updates": config.num_updates,

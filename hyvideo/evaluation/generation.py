@@ -119,12 +119,14 @@ def sampling_config(
 
     The version is given or follows from the resolution. ``kinds`` maps a kind of version to whether it is required
     (None: either); raises ValueError for another version. The settings of a run give frames, size, shift and guidance
-    of its validation, or of its rollouts if ``settings`` has ``sde_type``.
+    of its validation, or of its rollouts if ``settings`` has ``sde_type``. Without a run, the version gives the frames.
     """
     if resolution and "transformer_version" not in settings:
         kind = next((kind for kind, is_required in kinds.items() if is_required), "base")
         settings = settings | {"transformer_version": version_for(resolution, "i2v" if has_images else "t2v", kind)}
-    config = _config_of_version(from_file, settings)
+    if not from_file and not settings.keys() & {"pretrained_model_root", "transformer_version"}:
+        from_file = read_settings(MINIATURE)
+    config = Config().with_settings(**from_file | settings).resolved()
     version = version_defaults(config.model.transformer_version)
     for name, is_required in kinds.items():
         if is_required not in (None, version.kind == name):
@@ -133,22 +135,11 @@ def sampling_config(
                 f"transformer_version must {'' if is_required else 'not '}be {name} with these flags, got "
                 f"{config.model.transformer_version}; released {name} versions: {known}"
             )
-    return config
-
-
-def _config_of_version(from_file: dict, settings: dict) -> Config:
-    if from_file or not settings.keys() & {"pretrained_model_root", "transformer_version"}:
-        config = Config().with_settings(**(from_file or read_settings(MINIATURE)) | settings).resolved()
-        return config if "sde_type" in settings else config.sampled_as_validation().with_settings(**settings)
-    version = version_defaults(Config().with_settings(**settings).model.transformer_version)
-    defaults = {
-        "sample_n_frames": version.num_frames,
-        "validation_steps": version.num_steps,
-        "fps": version.fps,
-        "negative_prompt": version.negative_prompt,
-        "vae_dtype": version.vae_dtype,
-    }
-    return Config().with_settings(**(defaults | settings)).resolved()
+    if not from_file:  # the default of sample_n_frames is for rollouts, which may be short to save time
+        config = config.with_settings(sample_n_frames=version.num_frames)
+    if "sde_type" not in settings:
+        config = config.sampled_as_validation()
+    return config.with_settings(**settings)
 
 
 def list_videos(sizes: dict[Request, tuple[int, int]], requests: list[Request], output: Path) -> list[Video]:

@@ -33,7 +33,7 @@ def write_config(output_dir: Path, settings: Mapping[str, object], device: torch
         "threads": torch.get_num_threads(),
     }
     content = {name: value for name, value in settings.items() if value is not None} | {"environment": environment}
-    write_text(output_dir / "config.yaml", yaml.safe_dump(content, sort_keys=False))
+    write_text(output_dir / "config.yaml", yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
 
 
 def score_entry(

@@ -153,5 +153,6 @@ def check_changes(changes: Changes) -> None:
         raise ValueError(
             "the checkpoint was written with other settings:\n  "
             + "\n  ".join(changes.affecting_learning)
-            + "\nRestore them, start a new run in another output_dir, or set allow_changed_settings true"
+            + "\nRestore them (the config.yaml of the run has them), start a new run in another output_dir, or set "
+            "allow_changed_settings true"
         )

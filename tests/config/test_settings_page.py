@@ -4,7 +4,8 @@ import dataclasses
 from typing import Literal, get_args, get_origin
 
 from hyvideo.config.setting import Switch
-from hyvideo.config.settings import SECTIONS, TRAITS, Config
+from hyvideo.config.settings import SECTIONS, TRAITS, Config, value_type
+from hyvideo.models.versions import ANNOUNCED, RELEASED
 from tests.forked import ROOT
 
 PAGE = ROOT / "docs/settings.md"
@@ -15,19 +16,29 @@ All settings of `post_train.py`. Each is a flag and a line of the YAML file for 
 reference that have another name here: [reference_flags.md](reference_flags.md). This page is generated from
 `hyvideo/config/sections.py` by `python -m pytest tests/config/test_settings_page.py --regenerate`.
 
+Some settings default to [the version's](#defaults-by-version).
+
 *Affects* states what a setting changes. On resume, another value is an error for *learning*, unless
 `allow_changed_settings` is true; accepted for *layout* if the number of rollouts stays; and accepted for the others.
+"""
+TAIL = """
+## Defaults by version
+
+Training and `generate.py` use these values unless a flag or the YAML file sets the setting. The `config.yaml` of a run
+contains the values that the run used. `--negative_prompt=` sets an empty negative prompt. Any other version has the
+values of `480p_t2v`, but 40 steps. Without a run, `generate.py` also makes videos of the version's length: 81 frames
+for Wan2.1, and 121 for the others. `hyvideo/models/versions.yaml` declares all values.
+
 """
 
 
 def type_of(field):
     """Return the type of a setting, and its range if it is more than "not negative"."""
-    traits, kind = TRAITS[field.name], field.type
+    traits, kind = TRAITS[field.name], value_type(field.name)
     if kind is Switch or get_origin(kind) is Literal:
         return ", ".join(f"`{choice}`" for choice in get_args(kind))
     if get_origin(kind) is list:
         return "list of text"
-    types = [member for member in (get_args(kind) or (kind,)) if member is not type(None)]
     bounds = [
         ("above", traits.above),
         ("at least", traits.at_least or None),
@@ -35,12 +46,30 @@ def type_of(field):
         ("below", traits.below),
     ]
     words = [f"{word} {value:g}" for word, value in bounds if value is not None]
-    return ", ".join([{bool: "bool", int: "integer", float: "number", str: "text"}[types[0]], *words])
+    return ", ".join([{bool: "bool", int: "integer", float: "number", str: "text"}[kind], *words])
 
 
 def quote(value):
     words = " ".join(value) if isinstance(value, list) else str(value).lower() if isinstance(value, bool) else value
     return "" if words in ("", None) else f"`{words}`"
+
+
+def cell(value):
+    """Return a default of a version; only the first characters of a negative prompt, which is long."""
+    if isinstance(value, str):
+        return value if len(value) <= 8 else f"{value[:4]}..."
+    return f"{value:g}"
+
+
+def defaults_by_version():
+    """Return the table of the settings that are unset by default and that the version sets."""
+    unset, resolved = Config().flat(), Config().resolved().flat()
+    names = [name for name in unset if unset[name] is None and resolved[name] is not None]
+    lines = [f"| version | {' | '.join(f'`{name}`' for name in names)} |", "|---" * (len(names) + 1) + "|"]
+    for version in [*RELEASED, *ANNOUNCED]:
+        values = Config.of_version(version).flat()
+        lines.append(f"| `{version}` | {' | '.join(cell(values[name]) for name in names)} |")
+    return "\n".join(lines) + "\n"
 
 
 def page():
@@ -51,6 +80,7 @@ def page():
             traits = TRAITS[field.name]
             cells = [f"`{field.name}`", type_of(field), quote(defaults[field.name]), traits.decides]
             parts.append(f"| {' | '.join(cells)} | {traits.sentence.replace('|', ' or ').replace('<', '&lt;')} |\n")
+    parts.append(TAIL + defaults_by_version())
     return "".join(parts).replace("|  |", "| |")
 
 

@@ -20,7 +20,7 @@ def record(folder, rewards, iteration, **settings):
     batch = RolloutBatch(indices, ["a"] * 3, None, None, None, iteration=iteration, advantages=torch.arange(3.0))
     batch = replace(batch, rewards={row: Reward(total, {}) for row, total in enumerate(rewards)})
     settings = RecordSettings(output_dir=str(folder), **settings)
-    recorder = RolloutRecorder(settings, DataSettings(seed=5), Mesh(0, 1, 1), group_size=3, num_rollouts=6)
+    recorder = RolloutRecorder(settings, DataSettings(seed=5, fps=24.0), Mesh(0, 1, 1), group_size=3, num_rollouts=6)
     videos = dict.fromkeys(range(3), torch.zeros(2, 3, 256, 256, dtype=torch.uint8))
     recorder.record(batch, videos, iteration, num_missing=sum(total != total for total in rewards), writer=None)
     path = folder / "rollouts" / f"{iteration:06d}"

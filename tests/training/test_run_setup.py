@@ -54,7 +54,7 @@ def trainer(tiny_config, mesh):
 
 
 def test_the_values_differ_from_the_defaults():
-    defaults = Config().flat()
+    defaults = Config().resolved().flat()
     same = [name for name, value in OFF_DEFAULT.items() if value == defaults[name]]
     assert same in ([], ["kl_schedule", "use_muon"])  # their other values would disable what the tests check
 
@@ -206,7 +206,7 @@ def elsewhere(tmp_path_factory):
 
 
 def test_these_values_differ_from_the_defaults():
-    defaults = Config().flat()
+    defaults = Config().resolved().flat()
     assert [name for name, value in ELSEWHERE.items() if value == defaults[name]] == ["dtype"]  # smoke.yaml: fp32
 
 

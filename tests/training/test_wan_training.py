@@ -3,7 +3,10 @@
 import pytest
 import torch
 
+from hyvideo.config.command_line import load_config
 from hyvideo.data.prompts import Request
+from hyvideo.data.videos import read_video
+from hyvideo.models.versions import version_defaults
 from hyvideo.schedulers.transitions import SAMPLERS
 from hyvideo.trainer import Trainer
 from hyvideo.training.model_setup import check_checkpoint
@@ -92,6 +95,40 @@ def test_every_training_method_changes_the_weights(config, mesh, settings):
     assert sum(moved) > 0.9 * len(moved)
 
 
+OWN_YAML = """
+transformer_version: wan2.1_t2v_1.3b
+dtype: fp32
+height: 48
+width: 32
+sample_n_frames: 5
+batch_size: 4
+num_generations: 2
+grpo_sampling_steps: 2
+log_video_interval: 1
+reward_model: test
+report_to: none
+device: cpu
+num_threads: 1
+"""
+
+
+def test_a_run_uses_the_frame_rate_the_vae_precision_and_the_negative_prompt_of_the_version(root, config, mesh):
+    """These settings are not in the YAML file of the run."""
+    folder = root.parent / "own"
+    folder.mkdir()
+    (folder / "own.yaml").write_text(OWN_YAML)
+    places = {"pretrained_model_root": str(root), "prompts_csv": config.data.prompts_csv, "output_dir": str(folder)}
+    trainer, (metrics,) = iterations(load_config(folder / "own.yaml", **places), mesh)
+    assert {parameter.dtype for parameter in trainer.pipeline.vae.parameters()} == {torch.float32}
+    video, fps = read_video(folder / "rollouts/000001/000.mp4")
+    assert (len(video), fps) == (5, 16.0)
+    (negative,) = trainer.encoder(
+        [Request(version_defaults("wan2.1_t2v_1.3b").negative_prompt, is_negative=True)]
+    ).samples
+    assert torch.equal(trainer.pipeline.negative.text, negative.text) and len(negative.text) > 50
+    assert metrics["grad/norm"] > 0
+
+
 def test_a_killed_run_resumes_bit_for_bit(config, mesh, tmp_path):
     config = config.with_settings(max_steps=2, save_interval=1, learning_rate=1e-3, ema_decay=0.5, report_to=["none"])
     uninterrupted = Trainer(config, mesh, CPU, scorers={"test": Redness()})
@@ -112,7 +149,6 @@ def test_a_killed_run_resumes_bit_for_bit(config, mesh, tmp_path):
 
 def train(root, csv, folder, settings):
     """Return the metrics of two iterations on this rank."""
-    from hyvideo.config.command_line import load_config
     from hyvideo.distributed import mesh as ranks
 
     common = SETTINGS | {"pretrained_model_root": root, "prompts_csv": csv, "output_dir": folder, "valid_video_csv": ""}

@@ -45,7 +45,14 @@ def _page(found: Comparison) -> str:
         "clips": clips,
     }
     template = Path(__file__).with_name("page.html.j2")
-    return fill(template, found=found, runs=found.runs, data=data, default=Config(), plotly=get_plotlyjs())
+    return fill(
+        template,
+        found=found,
+        runs=found.runs,
+        data=data,
+        defaults_of=Config.of_version,
+        plotly=get_plotlyjs(),
+    )
 
 
 def page_data(run: Run, clips: dict[str, str], num_runs: int, room: int = MAX_CLIP_BYTES) -> dict:

@@ -34,7 +34,7 @@ TRANSFORMER = (
 
 
 def simulated(world_size: int = 8, **changes) -> PlannedRun:
-    return PlannedRun(Config().with_settings(**(SETTINGS | changes)), world_size, Architecture())
+    return PlannedRun(Config().with_settings(**(SETTINGS | changes)).resolved(), world_size, Architecture())
 
 
 def transformer_gib(run: PlannedRun) -> float:

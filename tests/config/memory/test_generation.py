@@ -17,7 +17,9 @@ from hyvideo.models.hunyuan_video15.sizes import Architecture
 from scripts.plan import main
 
 VIDEO = PlannedRun(
-    Config().with_settings(sample_n_frames=121, height=480, width=848, cfg_scale=6.0, shift=5.0), 1, Architecture()
+    Config().with_settings(sample_n_frames=121, height=480, width=848, cfg_scale=6.0, shift=5.0).resolved(),
+    1,
+    Architecture(),
 )
 PLAIN, STAGES, GROUPS = ways()
 

@@ -127,7 +127,7 @@ def one_block(version, kind, **settings):
     sizes = {"sample_n_frames": 81, "height": 480, "width": 832, "reward_model": [], "cfg_scale": 1.0, "shift": 5.0}
     counts = {"batch_size": 1, "num_generations": 1, "enable_gradient_checkpointing": True}
     recompute = {"activation_checkpointing": "full", "lora_rank": 32 if kind == "lora" else 0}
-    config = Config().with_settings(**(sizes | counts | recompute | settings))
+    config = Config().with_settings(**(sizes | counts | recompute | settings)).resolved()
     return PlannedRun(config, 1, replace(released(version), num_layers=1, spatial_compression_ratio=8))
 
 

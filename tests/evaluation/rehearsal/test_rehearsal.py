@@ -63,7 +63,8 @@ def test_processes_have_the_layout_of_the_run():
 @pytest.mark.parametrize("batch_size", [1, 2, 4, 8])
 def test_batches_of_two_rollouts_form_whole_groups_for_every_update(updates, batch_size, tmp_path):
     config = load_config(ROOT / "configs" / "hunyuanvideo15_480p_8gpu.yaml", batch_size=batch_size)
-    config = config.with_settings(num_updates_per_rollout=updates, num_generations=4, gradient_accumulation_steps=6)
+    config = config.with_settings(num_updates_per_rollout=updates, update_ref_model_step=6)
+    config = config.with_settings(num_generations=4, gradient_accumulation_steps=6)
     processes, small = rehearsed(config, tmp_path)
     check(small, processes, on_this_machine=False)
     assert small.rollout.gradient_accumulation_steps == rehearsal.MAX_BATCHES

@@ -107,7 +107,8 @@ def _mp4(pixels: np.ndarray, rate: Fraction) -> bytes:
 def read_video(path: str | os.PathLike) -> tuple[Tensor, float]:
     """Read a video file's frames as stored and its frames per second. Shape: uint8 (frames, 3, height, width).
 
-    Raises FileNotFoundError, and ValueError if the file has no video, no frame rate or too few frames.
+    A file of variable frame rate has its average rate, as in the original VideoAlign. Raises FileNotFoundError, and
+    ValueError if the file has no video, no frame rate or too few frames.
     """
     path = Path(path)
     if not path.is_file():
@@ -116,7 +117,7 @@ def read_video(path: str | os.PathLike) -> tuple[Tensor, float]:
         with av.open(os.fspath(path)) as file:
             stream = file.streams.video[0]
             frames = [picture.to_ndarray(format="rgb24") for picture in file.decode(stream)]
-            fps, num_frames = float(stream.guessed_rate or 0), stream.frames
+            fps, num_frames = float(stream.average_rate or 0), stream.frames
     except (av.FFmpegError, IndexError) as error:
         raise ValueError(f"{path} is not a video: it is corrupted, truncated or has no video stream") from error
     if not frames or len(frames) < num_frames:

@@ -13,6 +13,9 @@ from torch import Tensor, nn
 
 from hyvideo.models.family import family_of
 
+# The scale of a row is its largest magnitude / 448. A row of zeros, which would be 0 / 0, gets the scale of this one.
+SMALLEST_MAXIMUM = 1e-12
+
 warnings.filterwarnings("ignore", message="Float8Tensor does not implement _stable_hash_for_caching")  # of compile
 
 
@@ -27,8 +30,12 @@ class Fp8Linear(nn.Linear):
         from torchao.quantization import Float8Tensor
         from torchao.quantization.quantize_.common import KernelPreference
 
-        # The same quantization on every machine; by default, other packages and newer GPUs have their own.
-        stored = Float8Tensor.from_hp(weight, kernel_preference=KernelPreference.TORCH)
+        stored = Float8Tensor.from_hp(
+            weight,
+            hp_value_lb=SMALLEST_MAXIMUM,
+            # The same quantization on every machine; by default, other packages and newer GPUs have their own.
+            kernel_preference=KernelPreference.TORCH,
+        )
         self.weight = nn.Parameter(stored, requires_grad=False)
 
 

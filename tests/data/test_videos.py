@@ -1,6 +1,7 @@
 """Tests of video files: pixels, frames and timing survive encoding and decoding, and writes are atomic."""
 
 import os
+from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -95,6 +96,24 @@ def test_colors_are_named_in_the_file_and_equal_at_every_size(tmp_path, height):
         smpte170m, limited = 6, 1
         assert (codec.colorspace, codec.color_primaries, codec.color_trc) == (smpte170m,) * 3
         assert codec.color_range == limited
+
+
+def test_a_file_of_variable_frame_rate_has_its_average_rate(tmp_path):
+    """20 frames of 33 ms and 21 of 100 ms: 41 frames in 2.7 s."""
+    times = [33 * number for number in range(20)] + [660 + 100 * number for number in range(21)]  # milliseconds
+    with av.open(str(tmp_path / "clip.mp4"), "w") as container:
+        stream = container.add_stream(
+            "libx264", 30, width=64, height=64, pix_fmt="yuv420p", time_base=Fraction(1, 1000)
+        )
+        for time in times:
+            frame = av.VideoFrame.from_ndarray(np.full((64, 64, 3), 128, dtype=np.uint8), format="rgb24")
+            frame.pts = time
+            frame.time_base = Fraction(1, 1000)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    frames, fps = read_video(tmp_path / "clip.mp4")
+    assert len(frames) == 41
+    assert 14 < fps < 17  # not 30, the rate of the first frames
 
 
 def test_the_file_is_h264_in_yuv420p(tmp_path):
@@ -195,7 +214,7 @@ class Corrupted:
         self.file, self.answers = file, answers
         real = file.streams.video[0]
         properties = {
-            name: answers.get(name, getattr(real, name)) for name in ("guessed_rate", "frames", "height", "width")
+            name: answers.get(name, getattr(real, name)) for name in ("average_rate", "frames", "height", "width")
         }
         self.streams = SimpleNamespace(video=[SimpleNamespace(**properties, real=real)])
 
@@ -214,8 +233,8 @@ def test_files_without_frame_rate_or_with_missing_frames_are_rejected(tmp_path, 
     write_video(tmp_path / "clip.mp4", moving_square(4), fps=8)
     opened = av.open
     for answers, rule in (
-        ({"guessed_rate": 0}, "no frame rate"),
-        ({"guessed_rate": None}, "no frame rate"),
+        ({"average_rate": 0}, "no frame rate"),
+        ({"average_rate": None}, "no frame rate"),
         ({"frames_found": [av.VideoFrame(256, 256, "yuv420p")]}, "1 frames, expected 4"),
         ({"frames_found": []}, "0 frames, expected 4"),
         ({"frames_found": [], "frames": 0}, "0 frames, expected at least 1"),

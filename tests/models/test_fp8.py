@@ -47,6 +47,18 @@ def test_a_weight_is_rounded_to_fp8_with_the_scale_of_its_row(dtype):
     assert 0.01 < error.min() and error.max() < 2**-4  # half the spacing of numbers with three bits
 
 
+def test_a_row_of_zeros_stays_zero_and_changes_no_other_row():
+    """A pruned or zero-initialized row has the scale 0, which must not become 0 / 0."""
+    weight = torch.randn(4, 64)
+    layer, tokens = stored(weight), torch.randn(2, 64)
+    weight[2] = 0
+    with_zeros = stored(weight)
+    outputs = with_zeros(tokens)
+    assert torch.equal(outputs[:, 2], torch.zeros(2))
+    others = [0, 1, 3]
+    assert torch.equal(outputs[:, others], layer(tokens)[:, others])
+
+
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_output_and_gradient_are_those_of_the_rounded_weight(dtype, autocast):

@@ -1,6 +1,7 @@
 """Client of an OpenAI-compatible endpoint: chat completions of limited size, retried and timed out."""
 
 import asyncio
+import base64
 import os
 import re
 import sys
@@ -20,6 +21,7 @@ LOCAL = re.compile(r"https?://(localhost|127(\.[0-9]+){3}|\[::1\])(:[0-9]+)?(/|$
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, OverflowError)  # raised for malformed answers
 RETRIED = (408, 409, 429, 500, 502, 503, 504, 529)
 MAX_CONNECT_S = 10.0
+SECRET_LENGTH = 6  # shorter parts of a key occur in other words
 
 
 class ChatEndpoint:
@@ -79,7 +81,7 @@ class ChatEndpoint:
                     raise ValueError(f"status {response.status_code}: {answer.decode(errors='replace')}")
                 return read(self._choice(parse_json(answer))), ""
             except (TimeoutError, httpx.HTTPError, *MALFORMED) as error:
-                return None, shorten(f"{self.url}: {describe_error(error)}".replace(self._key or "\0", "***"), 500)
+                return None, shorten(without_key(f"{self.url}: {describe_error(error)}", self._key), 500)
 
         # An uncompressed answer is as long in memory as on the wire.
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
@@ -98,6 +100,44 @@ class ChatEndpoint:
         if "choices" not in answer or answer["choices"][0]["finish_reason"] not in self.ends:
             raise ValueError(f"finish_reason of a chat completion must be {' or '.join(self.ends)}, got {answer!r}")
         return answer["choices"][0]
+
+
+def without_key(text: str, key: str) -> str:
+    """Return a message with ``***`` for every part of an API key of at least `SECRET_LENGTH` letters and digits.
+
+    An endpoint may repeat the key in its answer: as it is, reversed, in base64 or hexadecimal, and with other
+    characters in between.
+    """
+    if not key:
+        return text
+    text = text.replace(key, "***")  # also a key that is shorter than SECRET_LENGTH
+    forms = [form for word in (key, key[::-1]) for form in (word, word.encode().hex(), *_base64_forms(word))]
+    secrets = set()
+    for form in forms:
+        letters = "".join(filter(str.isalnum, form)).lower()
+        secrets |= {letters[i : i + SECRET_LENGTH] for i in range(len(letters) - SECRET_LENGTH + 1)}
+    places = [i for i, character in enumerate(text) if character.isalnum()]
+    letters = "".join(text[i] for i in places).lower()
+    hidden = set()
+    for start in range(len(letters) - SECRET_LENGTH + 1):
+        if letters[start : start + SECRET_LENGTH] in secrets:
+            hidden.update(range(places[start], places[start + SECRET_LENGTH - 1] + 1))
+    parts = []
+    for i, character in enumerate(text):
+        if i not in hidden:
+            parts.append(character)
+        elif i - 1 not in hidden:
+            parts.append("***")
+    return "".join(parts)
+
+
+def _base64_forms(word: str) -> list[str]:
+    """Return the base64 text of a word at the three positions that it can have in a longer text."""
+    encoded = []
+    for offset in range(3):
+        text = base64.b64encode(b"\0" * offset + word.encode()).decode().rstrip("=")
+        encoded.append(text[(0, 2, 3)[offset] : -1])  # the first and last characters also depend on the neighbors
+    return encoded
 
 
 async def _read_answer(response: httpx.Response) -> bytes:

@@ -91,7 +91,9 @@ def next_commands(gpus: Gpus) -> list[str]:
     """Return the commands that train a larger model on this machine, in order."""
     model = larger_model(gpus)
     chosen = recipe(model, gpus)
-    commands = [] if Path(model["folder"]).is_dir() else [*model["download"]]
+    commands, version = [], chosen["version"]
+    if not Path(model["weights"].format(version=version)).is_dir():
+        commands = [command.format(version=version) for command in model["download"]]
     hardware = ""
     if gpus.number:
         _, rate = gpu_rates(gpus.name)

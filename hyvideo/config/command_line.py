@@ -21,6 +21,13 @@ from hyvideo.data.outside import ROOT, Parser, file_problem, nearest, parse_json
 from hyvideo.models.versions import version_defaults
 
 MAX_BYTES = 2**20  # largest YAML file
+# Configs of earlier versions that are no longer there, and those that replace them.
+RENAMED_CONFIGS = {
+    "configs/hunyuanvideo15_1gpu_48gb.yaml": "configs/hunyuanvideo15_1gpu.yaml",
+    "configs/hunyuanvideo15_1gpu_80gb.yaml": "configs/hunyuanvideo15_1gpu.yaml",
+    "configs/miniature_nft_moving.yaml": "configs/miniature_nft.yaml",
+    "configs/recipes/miniature_guided.yaml": "configs/recipes/miniature_guidance.yaml",
+}
 REFERENCE_SCORERS = {"videoalign_local": "videoalign"}  # names of scorers in the public reference
 
 
@@ -223,7 +230,9 @@ _YAML_ERRORS = (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeErr
 def read_yaml(path: str | Path) -> object:
     """Return the content of a YAML file. Raises ValueError for an unreadable file or invalid YAML."""
     if problem := file_problem(path, MAX_BYTES):
-        raise ValueError(f"{quote(path)} must be a readable YAML file: {problem}")
+        new_name = next((new for old, new in RENAMED_CONFIGS.items() if Path(path).resolve() == ROOT / old), "")
+        hint = f"; it is now {new_name}" if new_name else ""
+        raise ValueError(f"{quote(path)} must be a readable YAML file: {problem}{hint}")
     try:
         return _Loader(Path(path).read_text(encoding="utf-8-sig")).get_single_data()
     except OSError as error:

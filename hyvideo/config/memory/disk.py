@@ -67,7 +67,10 @@ def encoded_bytes(run: PlannedRun) -> float:
 
 
 def check_room(run: PlannedRun) -> None:
-    """Warn on stderr if ``output_dir`` lacks space for the whole run. Raises ValueError if one checkpoint is too much."""
+    """Warn on stderr if ``output_dir`` lacks space for the whole run.
+
+    Raises ValueError if it lacks space for one checkpoint and the other files.
+    """
     folder, each = Path(run.settings.output_dir), checkpoint_bytes(run)
     free, more = free_disk(folder), max(1, max_checkpoints(run) - len(list(folder.glob("checkpoints/[0-9]*"))))
     others = sum(size for kind, size in disk_bytes(run).items() if kind != "checkpoints")

@@ -158,7 +158,9 @@ def test_a_cpu_run_and_the_miniature_print_forward_passes_instead_of_hours():
         [evaluations, line] = start_lines(miniature, 1, device)
         assert evaluations.startswith("cost per rollout       ")
         assert line.endswith("= 26,112 forward passes, about 2 minutes on two idle CPU cores")
-        assert line.startswith("whole run              30 iterations of 32 rollouts + 4 validations (96 videos each) = ")
+        assert line.startswith(
+            "whole run              30 iterations of 32 rollouts + 4 validations (96 videos each) = "
+        )
         assert "GPU" not in line and "TFLOP" not in line
 
 

@@ -180,7 +180,9 @@ def test_a_recipe_with_a_config_shares_the_common_settings(file, tmp_path, tiny_
     text += "recipes: {sage: {}, guidance: {config: configs/miniature_guidance.yaml, kl_weight: 0.5}}"
     base, common, recipes = read_recipes(file(text))
     study = Study(base, tmp_path / "out", common)
-    sage, guidance = (study.config(Run(recipe, 0)) for recipe in limit_to_budget(Budget("rollouts", 640), study, recipes))
+    sage, guidance = (
+        study.config(Run(recipe, 0)) for recipe in limit_to_budget(Budget("rollouts", 640), study, recipes)
+    )
     assert (sage.loss.objective, guidance.loss.objective) == ("grpo", "nft") and sage.data == guidance.data
     trust = guidance.trust_region
     assert (trust.anchor_cfg_scale, trust.kl_weight, guidance.rollout.eta) == (3, 0.5, 0)  # file, flag, file

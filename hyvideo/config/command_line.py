@@ -21,13 +21,6 @@ from hyvideo.data.outside import ROOT, Parser, file_problem, nearest, parse_json
 from hyvideo.models.versions import version_defaults
 
 MAX_BYTES = 2**20  # largest YAML file
-# Configs of earlier versions that are no longer there, and those that replace them.
-RENAMED_CONFIGS = {
-    "configs/hunyuanvideo15_1gpu_48gb.yaml": "configs/hunyuanvideo15_1gpu.yaml",
-    "configs/hunyuanvideo15_1gpu_80gb.yaml": "configs/hunyuanvideo15_1gpu.yaml",
-    "configs/miniature_nft_moving.yaml": "configs/miniature_nft.yaml",
-    "configs/recipes/miniature_guided.yaml": "configs/recipes/miniature_guidance.yaml",
-}
 REFERENCE_SCORERS = {"videoalign_local": "videoalign"}  # names of scorers in the public reference
 
 
@@ -227,11 +220,16 @@ for _tag, _pattern, _first in (
 _YAML_ERRORS = (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
+def renamed_configs() -> dict[str, str]:
+    """Return the configs that replace those of earlier versions, by the earlier name."""
+    return yaml.safe_load(Path(__file__).with_name("renamed_configs.yaml").read_text(encoding="utf-8"))
+
+
 def read_yaml(path: str | Path) -> object:
     """Return the content of a YAML file. Raises ValueError for an unreadable file or invalid YAML."""
     if problem := file_problem(path, MAX_BYTES):
-        new_name = next((new for old, new in RENAMED_CONFIGS.items() if Path(path).resolve() == ROOT / old), "")
-        hint = f"; it is now {new_name}" if new_name else ""
+        new_names = [new for old, new in renamed_configs().items() if Path(path).resolve() == ROOT / old]
+        hint = f"; it is now {new_names[0]}" if new_names else ""
         raise ValueError(f"{quote(path)} must be a readable YAML file: {problem}{hint}")
     try:
         return _Loader(Path(path).read_text(encoding="utf-8-sig")).get_single_data()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import post_train
-from hyvideo.config.command_line import RENAMED_CONFIGS, parse, read_yaml
+from hyvideo.config.command_line import parse, read_yaml, renamed_configs
 from hyvideo.config.memory.advice import fastest_change
 from hyvideo.config.memory.disk import disk_bytes
 from hyvideo.config.memory.hardware import Hardware
@@ -186,10 +186,10 @@ def test_a_paper_config_saves_every_hour(path):
     assert config_of(path).record.save_minutes == 60
 
 
-@pytest.mark.parametrize("name", RENAMED_CONFIGS)
-def test_the_old_name_of_a_config_is_an_error_with_the_new_name(name, monkeypatch, capsys):
+@pytest.mark.parametrize("name", renamed_configs())
+def test_the_old_name_of_a_config_is_an_error_with_the_new_name(name, monkeypatch):
     monkeypatch.chdir(ROOT)
-    new_name = RENAMED_CONFIGS[name]
+    new_name = renamed_configs()[name]
     assert not Path(name).exists() and Path(new_name).is_file()
     with pytest.raises(ValueError, match=f"does not exist; it is now {new_name}"):
         read_yaml(name)

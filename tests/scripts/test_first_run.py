@@ -116,10 +116,10 @@ HUNYUAN = "hunyuanvideo15"
         (Gpus(), "", "wan21_1gpu_nft", 1),
         (SMALL, "", "wan21_1gpu_nft", 1),
         (H100, "", f"{HUNYUAN}_480p_8gpu", 8),
-        (Gpus(), "transformer", f"{HUNYUAN}_1gpu", 1),
-        (SMALL, "transformer", f"{HUNYUAN}_1gpu_24gb", 1),
-        (Gpus(number=4, gib=79.1), "transformer", f"{HUNYUAN}_1gpu", 1),
-        (H100, "transformer", f"{HUNYUAN}_480p_8gpu", 8),
+        (Gpus(), "transformer/480p_t2v_distilled", f"{HUNYUAN}_1gpu", 1),
+        (SMALL, "transformer/480p_t2v_distilled", f"{HUNYUAN}_1gpu_24gb", 1),
+        (Gpus(number=4, gib=79.1), "transformer/480p_t2v_distilled", f"{HUNYUAN}_1gpu", 1),
+        (H100, "transformer/480p_t2v", f"{HUNYUAN}_480p_8gpu", 8),
         (H100, "wan2.1_t2v_1.3b", "wan21_8gpu_nft", 8),
     ],
 )
@@ -138,6 +138,21 @@ def test_the_next_commands_fit_the_weights_and_the_gpus(gpus, weights, config, w
     assert pilot == [*train, "--pilot"]
     if gpus.number > world_size:
         assert train[0] == f"NPROC={world_size}"
+
+
+def test_the_version_of_the_recipe_is_downloaded_if_only_another_version_is_there(tmp_path):
+    (tmp_path / "ckpts/transformer/480p_t2v").mkdir(parents=True)
+    (download,) = [command for command in next_commands(SMALL) if "download_weights.sh" in command]
+    assert "--version 480p_t2v_distilled " in download
+
+
+def test_the_recipes_train_the_versions_that_are_downloaded(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    for model in first_run.MODELS:
+        for row in model["recipes"]:
+            assert load_config(row["config"]).model.transformer_version == row["version"]
+            fitting = Gpus(number=row["gpus"], gib=row["gib"] + 1)
+            assert first_run.recipe(model, fitting) == row
 
 
 def test_the_plan_gets_the_memory_and_the_rate_of_the_gpu():

@@ -344,7 +344,7 @@ def first_command(start, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("weights", [(), ("ckpts/transformer/480p_t2v",)], ids=["no_weights", "weights"])
+@pytest.mark.parametrize("weights", [(), ("ckpts/transformer/480p_t2v_distilled",)], ids=["no_weights", "weights"])
 def test_without_a_named_model_the_miniature_is_trained_whether_or_not_there_are_weights(first_command, weights):
     started, messages = first_command(weights=weights)
     assert started == [*MINIATURE, *OUTPUT_DIR]

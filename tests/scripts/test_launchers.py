@@ -378,3 +378,20 @@ def test_a_named_config_runs_on_all_gpus_and_a_miniature_in_one_process(first_co
     ]
     started, messages = first_command(*named, gpus=0)
     assert started == ["post_train.py", *named] and messages == "driver 550 is too old"
+
+
+@pytest.mark.parametrize("free_kb, warns", [(3_000_000, True), (9_000_000, False)])
+def test_setup_says_what_it_needs_before_it_installs_anything(start, tmp_path, free_kb, warns):
+    """The environment is not created: this python fails."""
+    copy = tmp_path / "repository"
+    (copy / "scripts").mkdir(parents=True)
+    for name in ("scripts/setup.sh", "requirements.txt", "requirements-dev.txt"):
+        shutil.copy(ROOT / name, copy / name)
+    fakes = {
+        "old_python": '#!/usr/bin/env bash\n[ "$1" != -m ] || { echo "installs"; exit 3; }\n',
+        "df": f'#!/usr/bin/env bash\nprintf "Filesystem 1024-blocks Used Available\\ndisk 1 1 {free_kb}\\n"\n',
+    }
+    code, output = finish(start(["bash", copy / "scripts/setup.sh"], fakes, PYTHON="old_python"))
+    before = output.partition("installs")[0]
+    assert code == 3 and "torch comes with CUDA" in before and "5.4 GB of disk" in before
+    assert ("WARNING: .venv may need 6 GB of disk while it is created, got 3 GB free" in before) is warns

@@ -3,9 +3,9 @@
 #   mkdir -p ckpts outputs
 #   docker build --build-arg UID=$(id -u) -t sage-grpo .
 #   docker run --rm -it --gpus all --ipc=host -v "$PWD/ckpts:/workspace/ckpts" -v "$PWD/outputs:/workspace/outputs" \
-#       sage-grpo bash run_post_train.sh --config configs/hunyuanvideo15_480p_8gpu_nft.yaml
+#       sage-grpo bash run_post_train.sh --config configs/hunyuanvideo15_480p_8gpu.yaml
 #
-# Without GPUs, leave out --gpus all; `bash run_post_train.sh` then trains the miniature.
+# Without GPUs, leave out --gpus all. `bash run_post_train.sh` without flags trains the miniature.
 ARG CUDA=13.0.2
 FROM nvidia/cuda:${CUDA}-base-ubuntu24.04
 # torch ships its own CUDA libraries. Triton needs gcc and Python's headers; config.yaml records the git commit.

@@ -2,7 +2,7 @@
 
     python -m scripts.reproduce_figures --figures 7 --world miniature --jobs 2            the runs, then the figure
     python -m scripts.reproduce_figures --figures 3 7 8 --world miniature --dry_run       the predicted cost
-    python -m scripts.reproduce_figures --figures 8 --config configs/hunyuanvideo15_480p_8gpu.yaml --num_gpus 8 \\
+    python -m scripts.reproduce_figures --figures 8 --config configs/paper/table2_b_8gpu.yaml --num_gpus 8 \\
         --only_cell B-sage_grpo-moving-eq-seed0                                           one job on a cluster
     python -m scripts.reproduce_figures ... --only_figure                                 figures of the finished runs
 

@@ -23,7 +23,13 @@ requirements=("$repository/requirements.txt" "$repository/requirements-dev.txt")
 expected="$(cat "${requirements[@]}" | sha256sum | cut -d' ' -f1)"
 if [ ! -x "$venv/bin/python" ] || [ "$(cat "$stamp" 2>/dev/null)" != "$expected" ]; then
     python="$(find_python)"
-    echo "setup.sh: creating .venv from requirements.txt with $("$python" --version); this takes a few minutes" >&2
+    echo "setup.sh: creating .venv from requirements.txt with $("$python" --version)." >&2
+    echo "setup.sh: On Linux, torch comes with CUDA, also for machines without a GPU: .venv needs 5.4 GB of disk." >&2
+    echo "setup.sh: The download takes a few minutes." >&2
+    free_gb="$(($(df -Pk "$repository" | awk 'NR == 2 { print $4 }') * 1024 / 1000000000))"
+    if [ ! -x "$venv/bin/python" ] && [ "$free_gb" -lt 6 ]; then
+        echo "setup.sh: WARNING: .venv may need 6 GB of disk while it is created, got $free_gb GB free in $repository" >&2
+    fi
     "$python" -m venv "$venv"
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "${requirements[@]/#/--requirement=}"
     echo "$expected" > "$stamp"

@@ -210,7 +210,7 @@ def test_print_config_prints_settings_and_plan_and_exits(program, tmp_path):
     result = program("post_train.py", *SMOKE, "--output_dir", tmp_path / "out", "--eta", "0.3", "--print_config")
     assert result.returncode == 0 and "eta: 0.3" in result.stdout
     assert "rollouts per iteration 8 = 2 prompts x 4" in result.stdout and "missing on this host" not in result.stdout
-    assert "whole run              3 iterations of 8 rollouts + 2 validations of 8 videos = " in result.stdout
+    assert "whole run              3 iterations of 8 rollouts + 2 validations (8 videos each) = " in result.stdout
     assert not (tmp_path / "out").exists()
 
 
@@ -269,7 +269,7 @@ def test_a_short_run_ends_with_a_summary(program, tmp_path):
     flags = ["--output_dir", tmp_path / "out", "--max_steps", "1", "--cfg_scale", "1", "--num_threads", "1"]
     result = program("post_train.py", *SMOKE, *flags)
     assert result.returncode == 0, result.stderr
-    assert "whole run              1 iteration of 8 rollouts + 2 validations of 8 videos = " in result.stdout
+    assert "whole run              1 iteration of 8 rollouts + 2 validations (8 videos each) = " in result.stdout
     assert "validation videos, same prompts and seeds, iteration 0 -> 1" in result.stdout
     assert (tmp_path / "out" / "before_after.png").is_file()
 

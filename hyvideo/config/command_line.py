@@ -220,10 +220,17 @@ for _tag, _pattern, _first in (
 _YAML_ERRORS = (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
+def renamed_configs() -> dict[str, str]:
+    """Return the configs that replace those of earlier versions, by the earlier name."""
+    return yaml.safe_load(Path(__file__).with_name("renamed_configs.yaml").read_text(encoding="utf-8"))
+
+
 def read_yaml(path: str | Path) -> object:
     """Return the content of a YAML file. Raises ValueError for an unreadable file or invalid YAML."""
     if problem := file_problem(path, MAX_BYTES):
-        raise ValueError(f"{quote(path)} must be a readable YAML file: {problem}")
+        new_names = [new for old, new in renamed_configs().items() if Path(path).resolve() == ROOT / old]
+        hint = f"; it is now {new_names[0]}" if new_names else ""
+        raise ValueError(f"{quote(path)} must be a readable YAML file: {problem}{hint}")
     try:
         return _Loader(Path(path).read_text(encoding="utf-8-sig")).get_single_data()
     except OSError as error:

@@ -12,6 +12,7 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.parallelize import parallelize
 from hyvideo.models.family import install
 from hyvideo.trainer import Trainer
+from scripts import first_run
 from tests.conftest import ROOT
 from tests.cuda.speed import Workload, forward
 from tests.cuda.workload import TINY_MODEL
@@ -20,6 +21,9 @@ from tests.shallow import SHALLOW
 pytestmark = pytest.mark.cuda
 QUICK = {"batch_size": 4, "grpo_sampling_steps": 2, "num_updates_per_rollout": 1, "pretrained_model_root": SHALLOW}
 AS_CPU = {"batched_forward": True, "enable_compile": False}
+# The settings with which run_post_train.sh trains the miniature on a GPU.
+MINIATURE_ON_GPU = {name: value for name, value in first_run.ON_GPU.items() if name != "device"}
+MINIATURE_ON_GPU["mini_batch_size_per_update"] = int(MINIATURE_ON_GPU["mini_batch_size_per_update"])
 
 
 @pytest.fixture
@@ -57,7 +61,7 @@ def test_the_reward_curve_of_the_miniature_matches_the_cpu(gpu, trainer_of, reco
     file, number = ("configs/miniature.yaml", 20) if gpu.type == "cuda" else ("configs/smoke.yaml", 1)
     last = []
     for device in (gpu, torch.device("cpu")):
-        trainer = trainer_of(file, device, **AS_CPU)
+        trainer = trainer_of(file, device, **MINIATURE_ON_GPU)
         lines = iterations(trainer, number)
         rewards = [line["reward/mean"] for line in lines]
         last.append(statistics.mean(rewards[-5:]))

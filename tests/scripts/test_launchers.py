@@ -300,3 +300,98 @@ def test_slurm_starts_each_node_and_requeues_after_exit_code_75(start, tmp_path,
     assert hostnames == "scontrol show hostnames n[1-2]"
     assert started.startswith("n1 2 8 ") and started.endswith("bash scripts/post_train/train_grpo.sh --eta 1 2 ")
     assert after == (["scontrol requeue 7"] if requeued else [])
+
+
+# --- run_post_train.sh ------------------------------------------------------------------------------------------------
+
+# With -c it prints the number of GPUs, `scripts.first_run` is real, and every other command is printed.
+TRAINING = """#!/usr/bin/env bash
+case "$*" in
+    *driver_problem*) echo "driver 550 is too old" ;;
+    "-c "*) echo "$GPUS" ;;
+    "-m scripts.first_run"*) exec "$REAL_PYTHON" "$@" ;;
+    *) printf '[%s]\\n' "$@" ;;
+esac
+"""
+OUTPUT_DIR = ["--output_dir", "outputs/miniature"]
+MINIATURE = ["post_train.py", "--config", "configs/miniature.yaml"]
+FULL_SIZE = ["post_train.py", "--config", "configs/hunyuanvideo15_480p_8gpu.yaml"]
+EIGHT = ["-m", "scripts.launch", "--standalone", "--nproc_per_node=8", "--shutdown-timeout=240"]
+REFERENCE = "--pretrained_model_root ./ckpts --learning_rate 1e-5 --sp_size 2 --enable_fsdp --max_steps 10000".split()
+
+
+@pytest.fixture
+def first_command(start, tmp_path):
+    """A function that runs run_post_train.sh in a copy of the repository, and returns what it starts and its stderr."""
+    copy = tmp_path / "repository"
+    (copy / "scripts").mkdir(parents=True)
+    (copy / "scripts" / "setup.sh").write_text("")
+    shutil.copy(ROOT / "run_post_train.sh", copy)
+    for name in ("hyvideo", "configs", "assets", "scripts/first_run.py", "scripts/first_run.yaml"):
+        (copy / name).symlink_to(ROOT / name)
+
+    def run(*flags, gpus=0, weights=(), **environment):
+        for folder in weights:
+            (copy / folder).mkdir(parents=True, exist_ok=True)
+        environment = {"GPUS": str(gpus), "REAL_PYTHON": python(), "PYTHONPATH": str(copy)} | environment
+        process = start(["bash", copy / "run_post_train.sh", *flags], {"python": TRAINING}, **environment)
+        code, output = finish(process)
+        assert code == 0, output
+        lines = output.splitlines()
+        started = [line[1:-1] for line in lines if line.startswith("[")]
+        return started, "\n".join(line for line in lines if not line.startswith("["))
+
+    return run
+
+
+@pytest.mark.parametrize("weights", [(), ("ckpts/transformer/480p_t2v_distilled",)], ids=["no_weights", "weights"])
+def test_without_a_named_model_the_miniature_is_trained_whether_or_not_there_are_weights(first_command, weights):
+    started, messages = first_command(weights=weights)
+    assert started == [*MINIATURE, *OUTPUT_DIR]
+    assert "training the miniature on the CPU" in messages and "the reason: no flag names a model" in messages
+    assert ("download_weights.sh" in messages) == (not weights)
+    assert ("configs/hunyuanvideo15_1gpu" in messages) == bool(weights)
+    started, _ = first_command("--eta", "0.5", "--max_steps=2", "--out", "outputs/mine")
+    assert started == [*MINIATURE, "--eta", "0.5", "--max_steps=2", "--out", "outputs/mine"]
+
+
+def test_a_second_miniature_gets_a_new_folder_and_nproc_its_processes(first_command, tmp_path):
+    (tmp_path / "repository/outputs/miniature").mkdir(parents=True)
+    assert first_command()[0] == [*MINIATURE, "--output_dir", "outputs/miniature-2"]
+    assert first_command("--resume_from_checkpoint", "latest")[0] == [*MINIATURE, "--resume_from_checkpoint", "latest"]
+    assert first_command(NPROC="2")[0][:4] == ["-m", "scripts.launch", "--standalone", "--nproc_per_node=2"]
+
+
+@pytest.mark.parametrize(
+    "flags", [REFERENCE, ["--transformer_version", "480p_t2v"], ["--pretrained_transformer_version=480p_t2v"]]
+)
+def test_flags_of_the_reference_that_name_a_model_start_a_run_at_full_size(first_command, flags):
+    assert first_command(*flags, gpus=8)[0] == [*EIGHT, *FULL_SIZE, *flags]
+
+
+def test_a_named_config_runs_on_all_gpus_and_a_miniature_in_one_process(first_command):
+    named = ["--config", "configs/wan21_8gpu_nft.yaml"]
+    assert first_command(*named, gpus=8)[0] == [*EIGHT, "post_train.py", *named]
+    assert first_command("--config=configs/miniature_wan.yaml", gpus=8)[0] == [
+        "post_train.py",
+        "--config=configs/miniature_wan.yaml",
+    ]
+    started, messages = first_command(*named, gpus=0)
+    assert started == ["post_train.py", *named] and messages == "driver 550 is too old"
+
+
+@pytest.mark.parametrize("free_kb, warns", [(3_000_000, True), (9_000_000, False)])
+def test_setup_says_what_it_needs_before_it_installs_anything(start, tmp_path, free_kb, warns):
+    """The environment is not created: this python fails."""
+    copy = tmp_path / "repository"
+    (copy / "scripts").mkdir(parents=True)
+    for name in ("scripts/setup.sh", "requirements.txt", "requirements-dev.txt"):
+        shutil.copy(ROOT / name, copy / name)
+    fakes = {
+        "old_python": '#!/usr/bin/env bash\n[ "$1" != -m ] || { echo "installs"; exit 3; }\n',
+        "df": f'#!/usr/bin/env bash\nprintf "Filesystem 1024-blocks Used Available\\ndisk 1 1 {free_kb}\\n"\n',
+    }
+    code, output = finish(start(["bash", copy / "scripts/setup.sh"], fakes, PYTHON="old_python"))
+    before = output.partition("installs")[0]
+    assert code == 3 and "torch comes with CUDA" in before and "5.4 GB of disk" in before
+    assert ("WARNING: .venv may need 6 GB of disk while it is created, got 3 GB free" in before) is warns

@@ -22,8 +22,8 @@ from hyvideo.trainer import Trainer
 from tests.forked import ROOT
 
 FOLDER = Path(__file__).parent
-RECIPES = ("miniature", "miniature_nft", "miniature_nft_moving", "miniature_paper", "miniature_wan")
-QUICK = {"miniature_nft": 2, "miniature": 1}  # iterations without --slow
+RECIPES = ("miniature", "miniature_guidance", "miniature_nft", "miniature_paper", "miniature_wan")
+QUICK = {"miniature_guidance": 2, "miniature": 1}  # iterations without --slow
 NUM_ITERATIONS = 5
 NOT_COMPARED = ("time/", "memory/", "perf/")
 OUTPUT = {"valid_video_csv": "", "log_video_interval": 0, "report": False, "report_to": ["none"], "num_threads": 1}

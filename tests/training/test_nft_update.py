@@ -303,6 +303,7 @@ def test_a_resumed_run_equals_the_uninterrupted_run(tiny_config, mesh, tmp_path)
         assert torch.equal(tensor, found[name]), name
 
 
-def test_the_shipped_config_uses_objective_nft():
-    config = load_config("configs/miniature_nft.yaml")
-    assert (config.loss.objective, config.rollout.eta) == ("nft", 0)
+@pytest.mark.parametrize("name, scale", [("miniature_nft", 1), ("miniature_guidance", 3)])
+def test_the_shipped_configs_use_objective_nft_and_one_has_a_guided_anchor(name, scale):
+    config = load_config(f"configs/{name}.yaml")
+    assert (config.loss.objective, config.rollout.eta, config.anchor_cfg_scale) == ("nft", 0, scale)

@@ -1,6 +1,7 @@
 """A planned run on a number of GPUs: quantities derived from its settings."""
 
 import math
+import os
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import SimpleNamespace
@@ -8,7 +9,10 @@ from types import SimpleNamespace
 from hyvideo.config.memory.hardware import Hardware
 from hyvideo.config.rules import batch_problems, head_problems
 from hyvideo.config.run_plan import Plan, make_plan
+from hyvideo.config.sections import RecordSettings
 from hyvideo.config.settings import Config
+from hyvideo.data.outside import find_path
+from hyvideo.data.prompts import read_requests
 from hyvideo.models.sizes import Sizes
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -87,6 +91,20 @@ class PlannedRun:
         return sampled.with_settings(grpo_sampling_steps=steps, batch_size=batch_size, sde_window="")
 
     @property
+    def num_validations(self) -> int:
+        """Number of validations of the whole run; 0 without validation prompts."""
+        if not self.config.data.valid_video_csv:
+            return 0
+        return num_validations(self.config.record, self.settings.max_steps)
+
+    @cached_property
+    def num_prompts(self) -> int:
+        """Prompts for training and validation, in the files that exist. Raises ValueError for an invalid file."""
+        data = self.config.data
+        paths = dict.fromkeys([*data.prompts_csv, *data.valid_video_csv])
+        return len(read_requests(*(path for path in paths if os.path.isfile(find_path(path)))))
+
+    @property
     def rollouts_per_replica(self) -> int:
         return self.settings.batch_size * self.settings.gradient_accumulation_steps
 
@@ -150,3 +168,8 @@ class PlannedRun:
 
     def with_settings(self, **changes) -> "PlannedRun":
         return replace(self, config=self.config.with_settings(**changes))
+
+
+def num_validations(record: RecordSettings, max_steps: int) -> int:
+    """Return the number of validations: before the first iteration, at every interval, and after the last one."""
+    return record.validate_at_step0 + math.ceil(max_steps / record.validation_interval)

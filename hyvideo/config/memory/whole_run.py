@@ -1,19 +1,19 @@
 """Predicted length of the whole run: hours if the rate of the GPU can be predicted, else forward passes."""
 
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hyvideo.config.memory.cost import COMPILATION, duration, forwards_per_rollout, validation_seconds
-from hyvideo.config.memory.disk import checkpoint_bytes, max_checkpoints
+from hyvideo.config.memory.disk import checkpoint_bytes, disk_bytes, max_checkpoints
 from hyvideo.config.memory.hardware import SLOWER_RATE, Hardware
 from hyvideo.config.memory.phases import GIB, memory, resolve_auto
 from hyvideo.config.memory.planned_run import PlannedRun
-from hyvideo.config.sections import RecordSettings
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import read_requests
 from hyvideo.data.templates import fill
 from hyvideo.models.sizes import read_architecture
+
+MAX_VALIDATION_SHARE = 0.2  # of a run's time, above which the plan warns
 
 
 @dataclass(frozen=True)
@@ -35,16 +35,21 @@ class WholeRun:
         return computing + self.compilation_seconds
 
     @property
+    def validation_share(self) -> float:
+        """Fraction of the run's time that is spent on validation."""
+        return self.validations * self.validation_seconds / self.seconds
+
+    @property
     def gpu_hours(self) -> float:
         return self.num_gpus * self.seconds / 3600
 
 
 def whole_run(run: PlannedRun) -> WholeRun:
     """Return the length of a run. Raises ValueError for unreadable validation prompts."""
-    settings, videos, validations = run.settings, 0, 0
+    settings, videos = run.settings, 0
     if run.validation:
         videos = len(read_requests(*settings.valid_video_csv)) * settings.validation_repeats
-        validations = num_validations(run.config.record, settings.max_steps)
+    validations = run.num_validations
     per_video = settings.validation_steps * (run.validation or run).plan.sampled_branches
     return WholeRun(
         iterations=settings.max_steps,
@@ -56,11 +61,6 @@ def whole_run(run: PlannedRun) -> WholeRun:
         num_gpus=run.world_size,
         forwards=settings.max_steps * run.plan.rollouts * forwards_per_rollout(run) + validations * videos * per_video,
     )
-
-
-def num_validations(record: RecordSettings, max_steps: int) -> int:
-    """Return the number of validations: before the first iteration, at every interval, and after the last one."""
-    return record.validate_at_step0 + math.ceil(max_steps / record.validation_interval)
 
 
 def start_lines(config: Config, world_size: int, device: str, gpu_memory: float = Hardware.gpu_memory) -> list[str]:
@@ -77,7 +77,7 @@ def start_lines(config: Config, world_size: int, device: str, gpu_memory: float 
 
 
 def length_lines(run: PlannedRun) -> list[str]:
-    """Return lines on the length of a run and its checkpoints: of a released model GPU-hours, else forward passes."""
+    """Return lines on the length of a run and its disk space: of a released model GPU-hours, else forward passes."""
     return fill(
         Path(__file__).with_name("length.txt.jinja"),
         run=run,
@@ -88,4 +88,6 @@ def length_lines(run: PlannedRun) -> list[str]:
         waiting=duration(run).waiting,
         checkpoint_gib=checkpoint_bytes(run) / GIB,
         max_checkpoints=max_checkpoints(run),
+        disk={kind: size / GIB for kind, size in disk_bytes(run).items()},
+        max_share=MAX_VALIDATION_SHARE,
     ).splitlines()

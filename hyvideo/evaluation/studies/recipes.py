@@ -2,7 +2,7 @@
 
     base: configs/miniature.yaml            base config of all recipes
     common: {validation_interval: 5}        settings of all recipes
-    recipes: {sage: {}, fast: {learning_rate: 6e-4}, nft: {config: configs/miniature_nft.yaml, control: true}}
+    recipes: {sage: {}, fast: {learning_rate: 6e-4}, guidance: {config: configs/miniature_guidance.yaml, control: true}}
 
 A recipe with a ``config`` uses it instead of the base config, together with the common settings. One with ``control``
 is also trained without the reward (``ignore_rewards``), as the recipe ``<name>_control``.

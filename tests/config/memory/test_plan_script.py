@@ -10,12 +10,14 @@ import pytest
 
 from hyvideo.config.command_line import load_config, parse
 from hyvideo.config.memory.cost import duration
+from hyvideo.config.memory.disk import disk_bytes
 from hyvideo.config.memory.hardware import SLOWER_RATE, Hardware
 from hyvideo.config.memory.network import traffic
 from hyvideo.config.memory.phases import GIB, memory
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.memory.whole_run import whole_run
 from hyvideo.models.hunyuan_video15.sizes import Architecture
+from hyvideo.models.sizes import read_architecture
 from scripts.plan import main
 
 ROOT = Path(__file__).parents[3]
@@ -94,18 +96,21 @@ def test_times_in_the_documentation_are_up_to_date(monkeypatch):
         )
 
     paper = [(f"paper/table2_{setting}_{gpus}gpu", gpus) for setting in "ab" for gpus in (8, 64)]
-    general = [(f"hunyuanvideo15_480p_{kind}", gpus) for kind, gpus in (("8gpu_nft", 8), ("8gpu", 8), ("64gpu", 64))]
+    names = {"8gpu": 8, "8gpu_nft": 8, "8gpu_guidance": 8, "64gpu": 64}
+    general = [(f"hunyuanvideo15_480p_{name}", gpus) for name, gpus in names.items()]
     rows = table(row(name, gpus) for name, gpus in paper + general)
     assert f"\n{rows}\n\n" in (ROOT / "docs" / "performance.md").read_text(), rows
 
 
 GPUS = (
     ("RTX 4090, 24 GB", 1, 24, 125, "1gpu_24gb"),
-    ("L40S or RTX 6000 Ada, 48 GB", 1, 48, 175, "1gpu_48gb"),
-    ("A100, 80 GB", 1, 80, 220, "1gpu_80gb"),
-    ("H100, 80 GB", 1, 80, 580, "1gpu_80gb"),
-    ("8 A100, 80 GB", 8, 80, 220, "480p_8gpu_nft"),
+    ("L40S or RTX 6000 Ada, 48 GB", 1, 44.4, 175, "1gpu"),
+    ("A100, 80 GB", 1, 80, 220, "1gpu"),
+    ("H100, 80 GB", 1, 80, 580, "1gpu"),
+    ("8 A100, 80 GB", 8, 80, 220, "480p_8gpu"),
+    ("8 H100, 80 GB", 8, 80, 580, "480p_8gpu"),
     ("8 H100, 80 GB", 8, 80, 580, "480p_8gpu_nft"),
+    ("8 H100, 80 GB", 8, 80, 580, "480p_8gpu_guidance"),
 )
 
 
@@ -117,19 +122,81 @@ def test_the_table_of_gpus_in_the_documentation_is_up_to_date(monkeypatch):
         run = PlannedRun(config, world_size, Architecture(), hardware=Hardware(gpu_memory=gpu_memory, rate=rate))
         length, needed = whole_run(run), memory(run).needed_gib
         assert needed <= gpu_memory - 1.2  # 22.8 of 24
-        seconds, hours = f"{length.iteration_seconds:,.0f}", f"{length.seconds / 3600:.1f}"
-        return gpu, rate, f"`hunyuanvideo15_{name}`", seconds, length.iterations, hours, f"{needed:.1f}"
+        return (
+            gpu,
+            rate,
+            f"`hunyuanvideo15_{name}`",
+            f"{length.iteration_seconds:,.0f}",
+            length.iterations,
+            f"{length.seconds / 3600:.1f}",
+            f"{needed:.1f}",
+            f"{sum(disk_bytes(run).values()) / GIB:.0f}",
+        )
 
     rows = table(row(*gpu) for gpu in GPUS)
     assert f"\n{rows}\n\n" in (ROOT / "docs" / "train_hunyuanvideo.md").read_text(), rows
 
 
+def predicted_hours(name, flags=(), world_size=8, rate=Hardware.rate, gpu_memory=80.0):
+    """Return the hours of a run as on a page."""
+    config = parse(["--config", f"configs/{name}.yaml", *flags]).config
+    architecture = read_architecture("nowhere", config.model.transformer_version)
+    hardware = Hardware(gpu_memory=gpu_memory, rate=rate)
+    return f"{whole_run(PlannedRun(config, world_size, architecture, hardware=hardware)).seconds / 3600:.1f}"
+
+
+def test_the_hours_in_the_readme_are_up_to_date(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    text = re.sub(r"\s+", " ", (ROOT / "README.md").read_text())
+    rows = dict(re.findall(r"\| `(hunyuanvideo15_480p_8gpu\w*)\.yaml` \|[^|]*\| ([\d.]+) \|", text))
+    assert len(rows) == 3
+    assert rows == {name: predicted_hours(name) for name in rows}
+    assert f"in {rows['hunyuanvideo15_480p_8gpu']} hours on H100 (predicted)" in text
+    wan = predicted_hours("wan21_1gpu_nft", world_size=1, rate=125, gpu_memory=24)
+    assert f"{wan} hours on an RTX 4090 (predicted)" in text
+
+
+def test_the_hours_of_other_runs_on_the_page_on_hunyuan_video_are_up_to_date(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    text = re.sub(r"\s+", " ", (ROOT / "docs" / "train_hunyuanvideo.md").read_text())
+    sage, nft, sage_64 = (f"hunyuanvideo15_480p_{kind}" for kind in ("8gpu", "8gpu_nft", "64gpu"))
+    half = predicted_hours(sage, ["--sde_window", "fixed:0:10"])
+    assert f"{half} h instead of {predicted_hours(sage)} h on 8 H100" in text
+    lora, slow_lora = (predicted_hours(nft, LORA_FLAGS, rate=rate) for rate in (Hardware.rate, SLOWER_RATE))
+    assert f"{lora} h on 8 H100 and {slow_lora} h on 8 A100" in text
+    many = ["--dp_replicate", "8"]
+    nodes, slow_nodes = (predicted_hours(nft, many, 64, rate) for rate in (Hardware.rate, SLOWER_RATE))
+    assert f"{nodes} h, or 103 s and {slow_nodes} h on A100" in text
+    nodes, slow_nodes = (predicted_hours(sage_64, [], 64, rate) for rate in (Hardware.rate, SLOWER_RATE))
+    assert f"takes {nodes} h (A100: {slow_nodes} h)" in text
+
+
+def test_the_table_of_video_sizes_on_the_page_on_wan_is_up_to_date(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+    def row(name, frames, height, width):
+        config = load_config(f"configs/{name}.yaml", sample_n_frames=frames, height=height, width=width)
+        architecture = read_architecture("nowhere", config.model.transformer_version)
+        cells = []
+        for gib, rate in ((24.0, 125.0), (80.0, 580.0)):
+            run = PlannedRun(config, 1, architecture, hardware=Hardware(gpu_memory=gib, rate=rate))
+            length = whole_run(run)
+            cells.append(f"{length.iteration_seconds:.0f} s, {length.seconds / 3600:.1f} h")
+            needed = memory(run).needed_gib
+        return f"`{name}`", f"{frames} frames of {height} x {width}", *cells, f"{needed:.1f} GiB"
+
+    sizes = [(33, 240, 416), (49, 480, 832), (81, 480, 832)]
+    rows = table(row(name, *size) for name in ("wan21_1gpu_nft", "wan21_1gpu_guidance") for size in sizes)
+    assert f"\n{rows}\n\n" in (ROOT / "docs" / "train_wan.md").read_text(), rows
+
+
 LORA_FLAGS = "--lora_rank 32 --lora_alpha 64 --enable_fsdp false".split()
 RUNS = {
-    "LoRA, DiffusionNFT": ("hunyuanvideo15_480p_8gpu_nft", LORA_FLAGS),
+    "SAGE-GRPO, noise on 10 steps": ("hunyuanvideo15_480p_8gpu", ["--sde_window", "fixed:0:10"]),
+    "SAGE-GRPO": ("hunyuanvideo15_480p_8gpu", []),
     "DiffusionNFT": ("hunyuanvideo15_480p_8gpu_nft", []),
-    "SAGE-GRPO, noise on 10 steps": ("hunyuanvideo15_480p_8gpu", ["--max_steps", "300", "--sde_window", "fixed:0:10"]),
-    "SAGE-GRPO": ("hunyuanvideo15_480p_8gpu", ["--max_steps", "300"]),
+    "LoRA, DiffusionNFT": ("hunyuanvideo15_480p_8gpu_nft", LORA_FLAGS),
+    "Guidance distillation": ("hunyuanvideo15_480p_8gpu_guidance", []),
     "SAGE-GRPO as in Table 2 (B)": ("paper/table2_b_8gpu", []),
 }
 
@@ -173,7 +240,10 @@ def test_traffic_in_the_documentation_is_up_to_date():
         ((*CONFIG, "--gpu_memory", "much"), "invalid float value: 'much'"),
         ((*CONFIG, "--batch_size", "0"), "batch_size must be at least 1, got 0"),
         ((*CONFIG, "--height", "350"), "height must be a multiple of 16, got 350"),
-        ((*CONFIG, "--validation_height", "490"), "height must be a multiple of 16, got 490"),
+        (
+            (*CONFIG, "--validation_height", "490", "--validation_width", "864"),
+            "height must be a multiple of 16, got 490",
+        ),
         ((*CONFIG, "--transformer_version", "beauty"), "transformer_version must be one of"),
         (("--config", "nowhere.yaml"), "must be a readable YAML file"),
     ],

@@ -15,8 +15,8 @@ from hyvideo.config.memory.cost import (
 )
 from hyvideo.config.memory.hardware import Hardware
 from hyvideo.config.memory.phases import memory
-from hyvideo.config.memory.planned_run import PlannedRun
-from hyvideo.config.memory.whole_run import length_lines, num_validations, start_lines, whole_run
+from hyvideo.config.memory.planned_run import PlannedRun, num_validations
+from hyvideo.config.memory.whole_run import length_lines, start_lines, whole_run
 from hyvideo.models.hunyuan_video15.sizes import Architecture
 
 ROOT = Path(__file__).parents[3]
@@ -98,9 +98,9 @@ def test_validation_guidance_uses_its_scale_and_the_interval():
 
 
 def test_hours_are_printed_with_their_assumptions():
-    first, source, _ = length_lines(planned())
+    first, source, *_ = length_lines(planned())
     assert first.startswith(
-        "whole run              100 iterations x 514 s + 11 validations of 64 videos x 1,759 s + 270 s "
+        "whole run              100 iterations x 514 s + 11 validations x 1,759 s (64 videos each) + 270 s "
     )
     assert first.endswith("s of compilation = 19.7 h on 8 GPUs, 158 GPU-hours; 2.1 days at 220 TFLOP/s (A100)")
     assert (
@@ -111,21 +111,41 @@ def test_hours_are_printed_with_their_assumptions():
 
 
 def test_a_run_longer_than_a_week_warns_with_the_iterations_of_a_week():
-    run = planned("hunyuanvideo15_480p_8gpu", valid_video_csv="")
-    _, _, warning, _ = length_lines(run)
+    run = planned("hunyuanvideo15_480p_8gpu", valid_video_csv="", max_steps=10_000)
+    _, _, warning, *_ = length_lines(run)
     assert "WARNING: longer than a week" in warning and "max_steps (now 10000)" in warning
     in_a_week = int(warning.split("a week is ")[1].split()[0].replace(",", ""))
     assert in_a_week * seconds(run) <= 7 * 24 * 3600 - COMPILATION < (in_a_week + 1) * seconds(run)
-    assert len(length_lines(run.with_settings(max_steps=in_a_week))) == 3
+    assert "WARNING" not in "".join(length_lines(run.with_settings(max_steps=in_a_week)))
+
+
+def test_the_share_of_validation_is_printed_and_a_large_one_warns():
+    paper, recipe = planned(), planned("hunyuanvideo15_480p_8gpu")
+    for run, share, size in ((paper, 27, "121 frames of 480 x 864"), (recipe, 6, "81 frames of 352 x 624")):
+        length = whole_run(run)
+        found = length.validations * length.validation_seconds / length.seconds
+        assert found == length.validation_share and round(100 * found) == share
+        lines = length_lines(run)
+        (number,) = [number for number, line in enumerate(lines) if line.startswith("validation  ")]
+        assert lines[number] == f"validation             {share} % of the run: 40 steps for {size}"
+        assert ("WARNING: above 20 %; raise validation_interval" in lines[number + 1]) == (share > 20)
+    without = length_lines(planned(valid_video_csv=""))
+    assert not any(line.startswith("validation") or "above 20 %" in line for line in without)
+
+
+def test_the_disk_space_of_the_whole_run_is_printed():
+    assert length_lines(planned())[-1] == (
+        "disk                   373 GiB in output_dir: checkpoints 372, encoded prompts 0.6, videos and logs 0.1"
+    )
 
 
 def test_the_loss_in_a_crash_is_reported_above_one_hour():
     name = "hunyuanvideo15_480p_8gpu"
-    line = length_lines(planned(name))[-1]
+    line = length_lines(planned(name, save_minutes=0))[-2]
     assert line.startswith("checkpoints            103.8 GiB each, at most 4: 415 GiB; a crash loses up to")
     assert line.endswith("(1 h + 1 iteration with --save_minutes 60)")
-    for settings in ({"save_minutes": 30}, {"save_interval": 1}):
-        assert length_lines(planned(name, **settings))[-1].endswith("415 GiB")
+    for settings in ({"save_minutes": 30}, {"save_minutes": 0, "save_interval": 1}):
+        assert length_lines(planned(name, **settings))[-2].endswith("415 GiB")
 
 
 def test_a_cpu_run_and_the_miniature_print_forward_passes_instead_of_hours():
@@ -138,7 +158,9 @@ def test_a_cpu_run_and_the_miniature_print_forward_passes_instead_of_hours():
         [evaluations, line] = start_lines(miniature, 1, device)
         assert evaluations.startswith("cost per rollout       ")
         assert line.endswith("= 26,112 forward passes, about 2 minutes on two idle CPU cores")
-        assert line.startswith("whole run              30 iterations of 32 rollouts + 4 validations of ")
+        assert line.startswith(
+            "whole run              30 iterations of 32 rollouts + 4 validations (96 videos each) = "
+        )
         assert "GPU" not in line and "TFLOP" not in line
 
 

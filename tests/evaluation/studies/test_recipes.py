@@ -177,15 +177,17 @@ def test_a_budget_of_forwards_gives_the_cheaper_recipe_more_iterations(tmp_path,
 
 def test_a_recipe_with_a_config_shares_the_common_settings(file, tmp_path, tiny_config):
     text = "base: configs/miniature.yaml\ncommon: {validation_interval: 5, save_interval: 5}\n"
-    text += "recipes: {sage: {}, nft: {config: configs/miniature_nft.yaml, kl_weight: 0.5}}"
+    text += "recipes: {sage: {}, guidance: {config: configs/miniature_guidance.yaml, kl_weight: 0.5}}"
     base, common, recipes = read_recipes(file(text))
     study = Study(base, tmp_path / "out", common)
-    sage, nft = (study.config(Run(recipe, 0)) for recipe in limit_to_budget(Budget("rollouts", 640), study, recipes))
-    assert (sage.loss.objective, nft.loss.objective) == ("grpo", "nft") and sage.data == nft.data
-    trust = nft.trust_region
-    assert (trust.anchor_cfg_scale, trust.kl_weight, nft.rollout.eta) == (3, 0.5, 0)  # file, flag, file
-    assert sage.record.validation_interval == nft.record.validation_interval == 5
-    assert (sage.optimizer.max_steps, nft.optimizer.max_steps) == (640 // 32, 640 // 8)
+    sage, guidance = (
+        study.config(Run(recipe, 0)) for recipe in limit_to_budget(Budget("rollouts", 640), study, recipes)
+    )
+    assert (sage.loss.objective, guidance.loss.objective) == ("grpo", "nft") and sage.data == guidance.data
+    trust = guidance.trust_region
+    assert (trust.anchor_cfg_scale, trust.kl_weight, guidance.rollout.eta) == (3, 0.5, 0)  # file, flag, file
+    assert sage.record.validation_interval == guidance.record.validation_interval == 5
+    assert (sage.optimizer.max_steps, guidance.optimizer.max_steps) == (640 // 32, 640 // 8)
 
 
 def trace(seconds, reward):

@@ -13,7 +13,7 @@ from hyvideo.data.prompts import Request
 from hyvideo.data.videos import write_video
 from hyvideo.evaluation.generation import Source
 from hyvideo.evaluation.scores_file import Evaluation, as_text, summarise
-from hyvideo.evaluation.video_folder import _at_original_size, find_clips, read_clips
+from hyvideo.evaluation.video_folder import _at_original_size, common_frame_rate, find_clips, read_clips
 from hyvideo.models.lora import Pair, save_lora
 from scripts import evaluate
 
@@ -194,15 +194,12 @@ def test_the_records_of_a_run_are_not_overwritten(score, folder, capsys):
 
 def test_enlarged_videos_are_read_at_their_original_size(folder):
     clips = find_clips(folder, [Request("x")])
-    videos, fps = read_clips(clips, 32, 32)
-    assert fps == 8 and all(video.shape == (5, 3, 32, 32) for video in videos)
+    (videos,) = read_clips(clips, 32, 32)
+    assert common_frame_rate(clips) == 8
+    assert [*videos] == [0, 1, 2, 3] and all(video.shape == (5, 3, 32, 32) for video in videos.values())
     assert (videos[2].int() - clip(80).int()).abs().max() <= 2
-    assert read_clips(clips, 48, 48)[0][0].shape == (
-        5,
-        3,
-        256,
-        256,
-    )  # 48 would be stored as 288, so 256 is read as stored
+    (videos,) = read_clips(clips, 48, 48)
+    assert videos[0].shape == (5, 3, 256, 256)  # 48 would be stored as 288, so 256 is read as stored
 
 
 def test_empty_folders_and_mixed_frame_rates_raise_value_error(folder, tmp_path):
@@ -210,7 +207,7 @@ def test_empty_folders_and_mixed_frame_rates_raise_value_error(folder, tmp_path)
         find_clips(tmp_path / "nothing", [])
     write_video(folder / "0004.mp4", clip(0), 24)
     with pytest.raises(ValueError, match="same frame rate, got 8, 24"):
-        read_clips(find_clips(folder, [Request("x")]), 32, 32)
+        common_frame_rate(find_clips(folder, [Request("x")]))
 
 
 def test_a_summary_averages_by_prompt_and_skips_missing_scores():

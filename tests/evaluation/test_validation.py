@@ -91,7 +91,7 @@ def test_validation_noise_depends_on_validation_seed_only(tiny_config, mesh):
         validation = Trainer(config, mesh, CPU, scorers={"test": Redness()}).validation
         drawn = []
         validation.pipeline.sample_ode = lambda conditions, noise: drawn.append(noise) or noise
-        validation.videos(validation.rows())
+        list(validation.videos(validation.rows()))
         return torch.cat(drawn)
 
     first = latents()
@@ -126,7 +126,7 @@ def test_validation_settings_do_not_change_those_of_rollouts(tiny_config, mesh, 
     monkeypatch.setattr(GRPOPipeline, "sample_ode", watched)
     settings = {"validation_num_frames": 9, "validation_shift": 7.0, "validation_steps": 2}
     trainer = Trainer(tiny_config.with_settings(**VALIDATED, **settings), mesh, CPU, scorers={"test": Redness()})
-    videos = trainer.validation.videos(trainer.validation.rows()[:1])
+    (videos,) = trainer.validation.videos(trainer.validation.rows()[:1])
     assert len(videos[0]) == 9
     (latent_frames, shift, sigmas), *_ = calls
     assert (latent_frames, shift, sigmas) == (3, 7.0, [1.0, 0.875, 0.0])  # 7 / 2 over 1 + 6 / 2
@@ -141,7 +141,7 @@ def test_validation_can_use_guidance_when_rollouts_do_not(tiny_config, mesh):
     assert [settings.guidance_scale for settings in sampling] == [1, 3]
     batches = []
     trainer.policy.transformer.register_forward_pre_hook(lambda _, args: batches.append(len(args[0])))
-    trainer.validation.videos(trainer.validation.rows()[:1])
+    list(trainer.validation.videos(trainer.validation.rows()[:1]))
     assert batches == [2]
     assert trainer.validation.made_with["guidance"] == [3, "blurry"]
 

@@ -58,7 +58,7 @@ def test_a_long_run_is_thinned_and_keeps_its_last_iteration(tmp_path):
     run = read_run(record_run(tmp_path / "run"))
     run.lines[:] = [{"iteration": number} for number in range(1, 1202)]
     run.hours[:] = range(1201)
-    drawn = page_data(run, {}, 1)["metrics"]["iteration"]
+    drawn = page_data(run, 1)["metrics"]["iteration"]
     assert drawn[0] == 1 and drawn[-1] == 1201 and len(drawn) <= 501
 
 

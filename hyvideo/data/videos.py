@@ -202,6 +202,24 @@ def read_header(path: str | os.PathLike) -> Header:
         return _header(stream, path)
 
 
+def is_as_written(path: str | os.PathLike) -> bool:
+    """Return whether a file has the codec, colors and metadata of the files of `write_video`. Raises like `read_video`.
+
+    Copies of such files reveal nothing about the program that wrote them.
+    """
+    with _opened(path) as (file, stream):
+        found = _storage(file, stream)
+    black = np.zeros((1, MIN_MP4_SIDE, MIN_MP4_SIDE, 3), dtype=np.uint8)
+    with av.open(io.BytesIO(_mp4(black, Fraction(1)))) as file:
+        return found == _storage(file, file.streams.video[0])
+
+
+def _storage(file: InputContainer, stream: av.VideoStream) -> tuple:
+    codec = stream.codec_context
+    colors = codec.colorspace, codec.color_range, codec.color_primaries, codec.color_trc
+    return len(file.streams), codec.name, codec.pix_fmt, colors, file.metadata, stream.metadata
+
+
 @contextmanager
 def _opened(path: str | os.PathLike) -> Iterator[tuple[InputContainer, av.VideoStream]]:
     """Context manager that yields a file and its video stream. Raises ValueError if the file cannot be decoded."""

@@ -6,7 +6,7 @@ import torch
 from matplotlib.figure import Figure
 from PIL import Image
 
-from hyvideo.records.contact_sheet import contact_sheet, even_indices, read_sheet_frames, wrap
+from hyvideo.records.contact_sheet import contact_sheet, even_indices, wrap
 
 
 def plain_clip(color: tuple[int, int, int], num_frames: int = 9, height: int = 32, width: int = 32) -> torch.Tensor:

@@ -1,11 +1,14 @@
 """Balance and attention checks of designs; files of a study do not reveal the method."""
 
 import json
+import shutil
 from collections import Counter
+from pathlib import Path
 
+import av
 import pytest
 
-from hyvideo.data.videos import read_video
+from hyvideo.data.videos import read_video, write_video
 from hyvideo.evaluation.preference.study import design, make_study
 from tests.evaluation.preference.conftest import METHODS, write_folder
 
@@ -67,8 +70,32 @@ def test_only_the_key_reveals_the_method(study, folders):
     sources = {pair[side]: pair["sources"][number] for pair in pairs for number, side in enumerate(("first", "second"))}
     assert all((pair["kind"] == "identical") == (pair["first"] == pair["second"]) for pair in pairs)
     for file, source in sources.items():
-        copied, original = (read_video(path)[0] for path in (study.folder / file, source))
-        assert (copied.int() - original.int()).abs().max() <= 2
+        assert (study.folder / file).read_bytes() == Path(source).read_bytes()
+
+
+def test_all_videos_are_compressed_again_if_one_has_metadata(folders, tmp_path):
+    """Otherwise its metadata, or that only its method's videos are compressed twice, would reveal the method."""
+    methods = {name: shutil.copytree(folder, tmp_path / name) for name, folder in folders.items()}
+    marked = methods[METHODS[1]] / "clip_2.mp4"
+    with av.open(str(folders[METHODS[1]] / "clip_2.mp4")) as source, av.open(str(marked), "w") as target:
+        target.metadata["comment"] = f"made by {METHODS[1]}"
+        stream = target.add_stream_from_template(source.streams.video[0])
+        for packet in source.demux(source.streams.video[0]):
+            if packet.dts is not None:
+                packet.stream = stream
+                target.mux(packet)
+    assert METHODS[1].encode() in marked.read_bytes()
+    make_study(tmp_path / "study", methods, [], raters=4, pairs=8, checks=0, seed=0)
+    pairs = json.loads((tmp_path / "study/key.json").read_text())["pairs"].values()
+    sources = {pair[side]: pair["sources"][number] for pair in pairs for number, side in enumerate(("first", "second"))}
+    assert str(marked) in sources.values()
+    for file, source in sources.items():
+        content = (tmp_path / "study" / file).read_bytes()
+        assert METHODS[1].encode() not in content
+        again, original = (read_video(path)[0] for path in (tmp_path / "study" / file, source))
+        assert (again.int() - original.int()).abs().max() <= 2
+        write_video(tmp_path / "again.mp4", *read_video(source))
+        assert content == (tmp_path / "again.mp4").read_bytes()
 
 
 def test_another_study_has_different_names_and_tokens(study, folders, tmp_path):

@@ -8,9 +8,10 @@ from pathlib import Path
 import av
 import pytest
 
-from hyvideo.data.videos import read_video, write_video
+from hyvideo.data.videos import read_header, read_video, write_video
 from hyvideo.evaluation.preference.study import design, make_study
 from tests.evaluation.preference.conftest import METHODS, write_folder
+from tests.full_size import copy_distinct, write_full_size
 
 SIZES = [(2, 12, 10, 12), (3, 12, 29, 20), (4, 32, 29, 20), (3, 7, 5, 21), (2, 5, 1, 3)]
 
@@ -121,3 +122,27 @@ def test_folders_are_compared_on_their_common_prompts(folders, tmp_path):
         with pytest.raises(ValueError, match=f"for {len(given)} methods with"):
             make_study(tmp_path / "none", given, [], **sizes)
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_copied", [True, False])
+def test_a_study_of_full_size_videos_keeps_their_length_and_size(tmp_path, is_copied):
+    clip, methods = write_full_size(tmp_path / "clip.mp4"), {name: tmp_path / name for name in METHODS}
+    for number, folder in enumerate(methods.values()):
+        folder.mkdir()
+        for unit in range(2):
+            copy_distinct(clip, folder / f"{unit}.mp4", 10 * number + unit)
+            (folder / f"{unit}.json").write_text(json.dumps({"prompt": f"prompt {unit}"}))
+    if not is_copied:
+        shutil.move(folder / "1.json", folder / "2.json")
+        with av.open(str(clip)) as source, av.open(str(folder / "2.mp4"), "w") as target:
+            target.metadata["comment"] = "x"
+            stream = target.add_stream_from_template(source.streams.video[0])
+            for packet in (packet for packet in source.demux(video=0) if packet.dts is not None):
+                packet.stream = stream
+                target.mux(packet)
+        (folder / "1.mp4").unlink()
+    make_study(tmp_path / "study", methods, [], raters=2, pairs=6, checks=1)
+    files = [*(tmp_path / "study/videos").iterdir()]
+    assert len(files) == 6 and {read_header(file) for file in files} == {read_header(clip)}
+    assert (sum(file.stat().st_size for file in files) == 6 * (clip.stat().st_size + 16)) == is_copied

@@ -1,0 +1,18 @@
+"""Count of the tensors that are in memory at the same time."""
+
+import weakref
+from collections.abc import Iterable
+
+import torch
+
+
+class LiveTensors:
+    """Counts tensors from when they are added until their last reference is gone."""
+
+    def __init__(self):
+        self.references: list[weakref.ref] = []
+        self.most = 0  # at any time when tensors were added
+
+    def add(self, tensors: Iterable[torch.Tensor]) -> None:
+        self.references += map(weakref.ref, tensors)
+        self.most = max(self.most, sum(reference() is not None for reference in self.references))

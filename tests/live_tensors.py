@@ -1,9 +1,7 @@
-"""Count of the tensors that are in memory at the same time."""
+"""Count of the tensors, or NumPy arrays, that are in memory at the same time."""
 
 import weakref
 from collections.abc import Iterable
-
-import torch
 
 
 class LiveTensors:
@@ -13,6 +11,6 @@ class LiveTensors:
         self.references: list[weakref.ref] = []
         self.most = 0  # at any time when tensors were added
 
-    def add(self, tensors: Iterable[torch.Tensor]) -> None:
+    def add(self, tensors: Iterable) -> None:
         self.references += map(weakref.ref, tensors)
         self.most = max(self.most, sum(reference() is not None for reference in self.references))

@@ -85,7 +85,7 @@ def test_full_size_videos_are_shown_as_previews_with_links_to_the_files(full, tm
     )
 
 
-def test_the_page_tells_unsaved_videos_from_those_that_it_cannot_show(tmp_path):
+def test_the_page_distinguishes_unsaved_videos_from_those_that_it_cannot_show(tmp_path):
     unsaved = record_run(tmp_path / "unsaved", last=-1)
     write_report([unsaved], tmp_path / "page.html")
     assert data_of(tmp_path / "page.html")[1] == (

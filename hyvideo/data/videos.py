@@ -6,12 +6,17 @@ A video is a uint8 RGB tensor (frames, channels, height, width).
 import io
 import math
 import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from fractions import Fraction
+from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import av
 import numpy as np
 import torch
+from av.container import InputContainer
 from torch import Tensor
 
 from hyvideo.data.outside import replacing
@@ -19,6 +24,9 @@ from hyvideo.data.outside import replacing
 MIN_MP4_SIDE = 256  # pixels
 BT601 = 6  # of H.264's tables of primaries, transfer characteristics and matrices: SMPTE 170M
 LIMITED_RANGE = 1  # luma from 16 to 235
+PREVIEW_SIDE = 256  # pixels on the shorter side of a preview, at most
+PREVIEW_CRF = "28"  # quality of a preview; 0 is lossless, 51 the worst
+PREVIEW_BUFFER = 1.0  # seconds over which the limited bit rate of a preview is averaged
 
 
 def to_uint8(video: Tensor) -> Tensor:
@@ -72,18 +80,35 @@ def write_video(path: str | os.PathLike, video: Tensor, fps: float) -> None:
         height, width = video.shape[-2:]
         raise ValueError(f"H.264 in yuv420p needs an even height and width, got {height} x {width}; crop the video")
     with replacing(path) as temporary:
-        temporary.write_bytes(_mp4(pixels.numpy(), Fraction(fps).limit_denominator(65535)))
+        temporary.write_bytes(_mp4(pixels.numpy(), _as_rate(fps)))
+
+
+def _as_rate(fps: float) -> Fraction:
+    return Fraction(fps).limit_denominator(65535)
 
 
 def _mp4(pixels: np.ndarray, rate: Fraction) -> bytes:
-    """Encode frames as H.264 in yuv420p at ``rate`` frames per second. Shape: uint8 (frames, height, width, 3).
+    """Encode frames as H.264 at ``rate`` frames per second. Shape: uint8 (frames, height, width, 3)."""
+    height, width = pixels.shape[1:3]
+    pictures = (av.VideoFrame.from_ndarray(frame, format="rgb24") for frame in pixels)
+    return _encode(pictures, rate, height=height, width=width)
+
+
+def _encode(
+    pictures: Iterable[av.VideoFrame],
+    rate: Fraction,
+    *,
+    height: int,
+    width: int,
+    options: Mapping[str, str] | None = None,  # of x264
+) -> bytes:
+    """Encode pictures as H.264 in yuv420p at ``rate`` frames per second, one at a time.
 
     The stream names its colors. Without a name, players take BT.709 from 720 lines on, and show other colors.
     """
     buffer = io.BytesIO()
     frame_duration = 1 / rate  # seconds; not stream.time_base, which the muxer changes when it writes the header
     with av.open(buffer, "w", format="mp4") as file:
-        height, width = pixels.shape[1:3]
         stream = file.add_stream(
             "libx264",
             rate,
@@ -91,17 +116,41 @@ def _mp4(pixels: np.ndarray, rate: Fraction) -> bytes:
             height=height,
             pix_fmt="yuv420p",
             time_base=frame_duration,
+            options=dict(options or {}),
         )
         codec = stream.codec_context
         codec.colorspace = codec.color_primaries = codec.color_trc = BT601
         codec.color_range = LIMITED_RANGE
-        for number, frame in enumerate(pixels):
-            picture = av.VideoFrame.from_ndarray(frame, format="rgb24")
+        for number, picture in enumerate(pictures):
             picture.pts = number
             picture.time_base = frame_duration
             file.mux(stream.encode(picture))
         file.mux(stream.encode())
     return buffer.getvalue()
+
+
+def encode_preview(path: str | os.PathLike, *, max_bytes: int) -> bytes:
+    """Return a video file as a small mp4 with all its frames, 256 pixels on the shorter side, for a web page.
+
+    It has at most about ``max_bytes``. Only one frame of the file is in memory at a time. Raises like `read_video`.
+    """
+    with _opened(path) as (file, stream):
+        header = _header(stream, path)
+        factor = min(1.0, PREVIEW_SIDE / min(header.height, header.width))
+        height, width = (2 * max(1, round(side * factor / 2)) for side in (header.height, header.width))
+        seconds = max(1, header.num_frames) / header.fps
+        bits_per_second = str(int(8 * max_bytes / (seconds + PREVIEW_BUFFER)))
+        options = {
+            "preset": "veryfast",
+            "crf": PREVIEW_CRF,
+            "maxrate": bits_per_second,
+            "bufsize": str(int(PREVIEW_BUFFER * int(bits_per_second))),
+        }
+        small = (
+            picture.reformat(width, height, "yuv420p", dst_colorspace="ITU601", interpolation="AREA")
+            for picture in file.decode(stream)
+        )
+        return _encode(small, _as_rate(header.fps), height=height, width=width, options=options)
 
 
 def read_video(path: str | os.PathLike) -> tuple[Tensor, float]:
@@ -110,18 +159,90 @@ def read_video(path: str | os.PathLike) -> tuple[Tensor, float]:
     A file of variable frame rate has its average rate, as in the original VideoAlign. Raises FileNotFoundError, and
     ValueError if the file has no video, no frame rate or too few frames.
     """
+    with _opened(path) as (file, stream):
+        header = _header(stream, path)
+        frames = [picture.to_ndarray(format="rgb24") for picture in file.decode(stream)]
+    _check_length(path, len(frames), header.num_frames)
+    pixels = np.stack(frames)
+    frames.clear()  # frees their memory before the next copy
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous(), header.fps
+
+
+def read_frames(path: str | os.PathLike, choose: Callable[[int], Sequence[int]]) -> Tensor:
+    """Read only some frames of a video file. Shape: uint8 (chosen frames, 3, height, width).
+
+    ``choose`` maps the number of frames to the indices of those to read, in ascending order. Raises like `read_video`.
+    """
+    with _opened(path) as (file, stream):
+        header = _header(stream, path)
+        if not header.num_frames:  # not an mp4 of this project
+            pixels, _ = read_video(path)
+            return pixels[list(choose(len(pixels)))]
+        wanted = choose(header.num_frames)
+        found = {
+            number: picture.to_ndarray(format="rgb24")
+            for number, picture in enumerate(islice(file.decode(stream), max(wanted) + 1))
+            if number in wanted
+        }
+    _check_length(path, len(found), len(wanted))
+    return torch.from_numpy(np.stack([found[number] for number in wanted])).permute(0, 3, 1, 2).contiguous()
+
+
+class Header(NamedTuple):
+    """Length, size and frame rate that a video file states."""
+
+    num_frames: int  # 0 if the file does not state it
+    height: int
+    width: int
+    fps: float
+
+
+def read_header(path: str | os.PathLike) -> Header:
+    """Return what a video file states, without decoding it. Raises like `read_video`, but not for missing frames."""
+    with _opened(path) as (_, stream):
+        return _header(stream, path)
+
+
+def is_as_written(path: str | os.PathLike) -> bool:
+    """Return whether a file has the codec, colors and metadata of the files of `write_video`. Raises like `read_video`.
+
+    Copies of such files reveal nothing about the program that wrote them.
+    """
+    with _opened(path) as (file, stream):
+        found = _storage(file, stream)
+    black = np.zeros((1, MIN_MP4_SIDE, MIN_MP4_SIDE, 3), dtype=np.uint8)
+    with av.open(io.BytesIO(_mp4(black, Fraction(1)))) as file:
+        return found == _storage(file, file.streams.video[0])
+
+
+def _storage(file: InputContainer, stream: av.VideoStream) -> tuple:
+    codec = stream.codec_context
+    colors = codec.colorspace, codec.color_range, codec.color_primaries, codec.color_trc
+    return len(file.streams), codec.name, codec.pix_fmt, colors, file.metadata, stream.metadata
+
+
+@contextmanager
+def _opened(path: str | os.PathLike) -> Iterator[tuple[InputContainer, av.VideoStream]]:
+    """Context manager that yields a file and its video stream. Raises ValueError if the file cannot be decoded."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no video file {path}")
     try:
         with av.open(os.fspath(path)) as file:
-            stream = file.streams.video[0]
-            frames = [picture.to_ndarray(format="rgb24") for picture in file.decode(stream)]
-            fps, num_frames = float(stream.average_rate or 0), stream.frames
-    except (av.FFmpegError, IndexError) as error:
-        raise ValueError(f"{path} is not a video: it is corrupted, truncated or has no video stream") from error
-    if not frames or len(frames) < num_frames:
-        raise ValueError(f"{path} has {len(frames)} frames, expected {num_frames or 'at least 1'}; write it again")
+            if not file.streams.video:
+                raise ValueError(f"{path} is not a video: it has no video stream")
+            yield file, file.streams.video[0]
+    except av.FFmpegError as error:
+        raise ValueError(f"{path} is not a video: it is corrupted or truncated") from error
+
+
+def _header(stream: av.VideoStream, path: str | os.PathLike) -> Header:
+    fps = float(stream.average_rate or 0)
     if fps <= 0:
         raise ValueError(f"{path} has no frame rate; write it again with one")
-    return torch.from_numpy(np.stack(frames)).permute(0, 3, 1, 2).contiguous(), fps
+    return Header(stream.frames, stream.height, stream.width, fps)
+
+
+def _check_length(path: str | os.PathLike, found: int, expected: int) -> None:
+    if not found or found < expected:
+        raise ValueError(f"{path} has {found} frames, expected {expected or 'at least 1'}; write it again")

@@ -1,7 +1,7 @@
 """Evaluation of a policy on the validation prompts: every score of every video, and metrics of the whole set."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 
@@ -13,11 +13,12 @@ from hyvideo.data.prompts import Request, read_requests
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation.contents import joint_identity, policy_identity
 from hyvideo.evaluation.generation import Source, make_and_read_requests
-from hyvideo.evaluation.reward_hacking.held_out_metrics import diversity, measure_sets, thumbnail
+from hyvideo.evaluation.reward_hacking.held_out_metrics import SetMetrics, diversity, thumbnail
 from hyvideo.evaluation.scores_file import Evaluation, mark_seen, read_evaluation, write_evaluation
 from hyvideo.evaluation.validation import Validation
-from hyvideo.evaluation.video_folder import find_clips, read_clips
+from hyvideo.evaluation.video_folder import common_frame_rate, find_clips, read_clips
 from hyvideo.models.reward_models.async_scorer import AsyncScorer
+from hyvideo.models.reward_models.rewards import Reward, Scores
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.records.run_files import or_none, score_entry
 from hyvideo.training.model_setup import check_checkpoint, choose_device, load_encoder
@@ -61,10 +62,8 @@ class Evaluator:
         encoder, vae = self._encoder_and_vae
         pipeline = source.load(config, self.device, encoder, vae, needs)
         validation = Validation(config, Mesh(0, 1, 1), pipeline, encoder, scorer)
-        videos = validation.videos(validation.rows())
-        prompts = [validation.prompts[row] for row in videos]
-        groups = [validation.groups[row] for row in videos]
-        return self.score(list(videos.values()), prompts, groups, fps=config.data.fps)
+        parts = validation.videos(validation.rows())
+        return self.score(parts, validation.prompts, validation.groups, fps=config.data.fps)
 
     def policies(self, checkpoints: Mapping[str, Path | None], folder: Path) -> dict[str, Evaluation]:
         """Return evaluations by name; those that ``folder`` does not have yet are computed. None is the base model."""
@@ -84,33 +83,46 @@ class Evaluator:
         clips = find_clips(folder, self.requests)
         prompts = [clip.prompt for clip in clips]
         self.scorer.check_prompts([], validated=prompts)
-        videos, fps = read_clips(clips, *self.size[1:])
+        fps = common_frame_rate(clips)
         files = [clip.path.name for clip in clips]
-        return self.score(videos, prompts, [clip.group for clip in clips], fps=fps, files=files)
+        parts = read_clips(clips, *self.size[1:])
+        return self.score(parts, prompts, [clip.group for clip in clips], fps=fps, files=files)
 
     def score(
         self,
-        videos: list[Tensor | None],
+        parts: Iterable[dict[int, Tensor | None]],
         prompts: list[str],
         groups: list[int],
         *,
         fps: float,
         files: list[str] | None = None,
     ) -> Evaluation:
-        """Evaluate given videos. One that could not be decoded is None and gets a missing reward."""
-        rewards = self.scorer.measure(videos, prompts, fps=fps)
-        decoded = {number: video for number, video in enumerate(videos) if video is not None}
-        clips = list(decoded.values()), [prompts[number] for number in decoded]
-        held_out = dict(zip(decoded, self.scorer.held_out_each(*clips)))
+        """Evaluate videos, given in parts by number. One that could not be decoded is None and gets a missing reward.
+
+        Only one part is kept in memory, if ``parts`` computes them one by one.
+        """
+        rewards: dict[int, Reward] = {}
+        held_out: dict[int, Scores] = {}
+        thumbnails: dict[int, Tensor] = {}
+        sets = SetMetrics(self.scorer)
+        for videos in parts:
+            decoded = {number: video for number, video in videos.items() if video is not None}
+            texts = [prompts[number] for number in videos]
+            rewards |= zip(videos, self.scorer.measure(list(videos.values()), texts, fps=fps))
+            texts = [prompts[number] for number in decoded]
+            held_out |= zip(decoded, self.scorer.held_out_each(list(decoded.values()), texts))
+            thumbnails |= {number: thumbnail(video) for number, video in decoded.items()}
+            sets.add(decoded, prompts)
+            del videos, decoded  # before the next part is computed
         entries = []
-        for number, (prompt, group, reward) in enumerate(zip(prompts, groups, rewards)):
+        for number, (prompt, group) in enumerate(zip(prompts, groups)):
             file = files[number] if files else None
             seed = self.requests[group].seed_or(self.config.record.validation_seed)
-            entry = score_entry(prompt, seed, group, reward, file=file, advantage=math.nan, number=number)
+            entry = score_entry(prompt, seed, group, rewards[number], file=file, advantage=math.nan, number=number)
             del entry["advantage"]
             entries.append(entry | {name: or_none(value) for name, value in held_out.get(number, {}).items()})
-        measures, _ = measure_sets(decoded, prompts, self.scorer, Mesh(0, 1, 1))
-        apart = diversity([thumbnail(video) for video in decoded.values()], [groups[number] for number in decoded])
+        measures, _ = sets.summarise(len(prompts), Mesh(0, 1, 1))
+        apart = diversity([*thumbnails.values()], [groups[number] for number in thumbnails])
         return Evaluation(entries, measures | ({"held_out/diversity": apart.mean().item()} if len(apart) else {}))
 
     def close(self) -> None:

@@ -1,11 +1,14 @@
 """Validation: the policy's progress, measured on videos of fixed prompts and fixed noise, sampled with the ODE.
 
+Videos are scored, measured and written in parts (`parts`), so that memory does not grow with their number.
+
 Evaluation after a run (`policy_scores`) uses `Validation.videos` too: the same policy generates the same videos.
 """
 
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -14,11 +17,11 @@ from torch import Tensor
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import Request, are_seen, hash_requests, read_requests
 from hyvideo.data.randomness import normal
-from hyvideo.data.videos import read_video
 from hyvideo.distributed.collectives import all_objects
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.evaluation.reward_hacking.held_out_metrics import measure_all, measure_sets
-from hyvideo.evaluation.reward_hacking.monitor import HackingMonitor, read_validation, write_validation
+from hyvideo.evaluation.parts import num_per_part
+from hyvideo.evaluation.reward_hacking.held_out_metrics import Measured, SetMetrics, measure_videos, summarise_videos
+from hyvideo.evaluation.reward_hacking.monitor import MEASURES_FILE, HackingMonitor, read_validation, write_validation
 from hyvideo.evaluation.reward_hacking.rule import ValidationStats
 from hyvideo.evaluation.scores_file import gather_rewards, split_reward, summarise_rewards
 from hyvideo.models.conditions import to_device
@@ -27,11 +30,12 @@ from hyvideo.models.reward_models.async_scorer import AsyncScorer
 from hyvideo.models.reward_models.rewards import Reward
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
-from hyvideo.records.contact_sheet import contact_sheet
+from hyvideo.records.contact_sheet import contact_sheet, read_sheet_frames
 from hyvideo.records.run_files import evenly_spaced, score_entry, warn_if_unwritable, write_json, write_videos
 from hyvideo.training.rollout_batch import select
 
 FOLDER = "samples"
+SCORES_FILE = "scores.json"
 
 
 class Validation:
@@ -79,19 +83,26 @@ class Validation:
 
     def run(self, iteration: int) -> dict[str, float]:
         """Validate the policy after ``iteration``, write samples/<iteration>/ and return ``validation/...`` metrics."""
-        videos = self.videos(self.rows())
-        prompts = [self.prompts[row] for row in videos]
-        self.on_stage("validation reward", f"{len(self.prompts)} videos")
-        scored = self.scorer.measure(list(videos.values()), prompts, fps=self.fps, may_end=self.may_end)
-        local = dict(zip(videos, scored))
+        self._discard_scores(iteration)
+        local: dict[int, Reward] = {}
+        measured: dict[int, Measured] = {}
+        sets = SetMetrics(self.scorer)
+        names: dict[int, str] = {}  # of the written videos
+        for videos in self.videos(self.rows()):
+            scored = self._rewards(videos)
+            local |= scored
+            measured |= measure_videos(videos, scored, self.prompts, self.scorer)
+            sets.add(videos, self.prompts)
+            names |= self._write_videos(iteration, videos)
+            del videos  # before the next part is sampled
         rewards = gather_rewards(local, len(self.prompts), self.mesh)
-        means, spreads = measure_all(videos, local, self.prompts, self.groups, self.scorer, self.mesh)
-        sets, set_spreads = measure_sets(videos, self.prompts, self.scorer, self.mesh)
+        means, spreads = summarise_videos(measured, self.groups, self.mesh)
+        set_means, set_spreads = sets.summarise(len(self.prompts), self.mesh)
         reward_means, reward_spread = summarise_rewards(rewards)
-        measures = means | reward_means | split_reward(rewards, self.seen) | sets
+        measures = means | reward_means | split_reward(rewards, self.seen) | set_means
         stats = ValidationStats(iteration, measures, spreads | set_spreads | reward_spread)
         hacking = self.monitor.check(stats)
-        names = self._write_videos(iteration, videos)
+        names = dict(ChainMap(*all_objects(names, self.mesh)))
         with warn_if_unwritable(f"VALIDATION {self.folder(iteration)}"):
             if self.mesh.is_main:
                 self._record(iteration, rewards, names)
@@ -112,9 +123,9 @@ class Validation:
         files = sorted(set.intersection(*({file.name for file in folder.glob("*.mp4")} for folder in folders.values())))
         if not files:
             return None
-        records = [json.loads((folder / "scores.json").read_text()) for folder in folders.values()]
+        records = [json.loads((folder / SCORES_FILE).read_text()) for folder in folders.values()]
         old, new = ({entry["file"]: entry for entry in entries} for entries in records)
-        clips = {when: [read_video(folder / name)[0] for name in files] for when, folder in folders.items()}
+        clips = {when: [read_sheet_frames(folder / name) for name in files] for when, folder in folders.items()}
         captions = [f"{_score(old[name]['reward'])} -> {_score(new[name]['reward'])}" for name in files]
         path = self.output.parent / "before_after.png"
         contact_sheet(path, [old[name]["prompt"] for name in files], clips, captions)
@@ -126,26 +137,42 @@ class Validation:
         last = len(self.prompts) - 1
         return [min(self.mesh.replica + i * self.mesh.num_replicas, last) for i in range(count)]
 
-    def videos(self, rows: list[int]) -> dict[int, Tensor | None]:
-        """Return the videos that this rank decodes, by row; the ranks of a replica divide the videos of a batch."""
+    def videos(self, rows: list[int]) -> Iterator[dict[int, Tensor | None]]:
+        """Sample videos and yield those that this rank decodes, by row, in parts of whole batches.
+
+        The ranks of a replica divide the videos of a batch. All ranks have equally many parts.
+        """
         batch_size = self.settings.validation_batch_size
+        batches = [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
+        largest_share = -(-batch_size // self.mesh.sp_size)
+        step = num_per_part(largest_share * 3 * math.prod(self.size))
+        for start in range(0, len(batches), step):
+            yield self._sample_part(batches, range(start, min(start + step, len(batches))))
+
+    def _sample_part(self, batches: list[list[int]], part: Iterable[int]) -> dict[int, Tensor | None]:
+        """Return the videos of some of the batches that this rank decodes, by row."""
         videos: dict[int, Tensor | None] = {}
-        starts = range(0, len(rows), batch_size)
-        for number, start in enumerate(starts, 1):
-            part = f"batch {number}/{len(starts)}"
-            self.on_stage("validation", f"sampling {part}")
+        _, height, width = self.size
+        for number in part:
+            batch, title = batches[number], f"batch {number + 1}/{len(batches)}"
+            self.on_stage("validation", f"sampling {title}")
             self.may_end(False)
-            batch = rows[start : start + batch_size]
-            _, height, width = self.size
             conditions = self.encoder([self.requests[row] for row in batch], height=height, width=width)
             noise = to_device(torch.stack([self._noise(row) for row in batch]), self.pipeline.device)
             latents = self.pipeline.sample_ode(conditions.to(self.pipeline.device), noise)
             share = self.mesh.rank_share(list(range(len(batch))))
             if share:
-                self.on_stage("validation", f"decoding {part}")
+                self.on_stage("validation", f"decoding {title}")
                 decoded = self.pipeline.decode(select(latents, share), batch_size=self.decode_batch_size)
                 videos |= zip([batch[i] for i in share], decoded)
         return videos
+
+    def _rewards(self, videos: dict[int, Tensor | None]) -> dict[int, Reward]:
+        """Return the rewards of this rank's videos of a part, by row. Collective."""
+        self.on_stage("validation reward", f"{len(videos)} videos")
+        prompts = [self.prompts[row] for row in videos]
+        rewards = self.scorer.measure(list(videos.values()), prompts, fps=self.fps, may_end=self.may_end)
+        return dict(zip(videos, rewards))
 
     def _noise(self, row: int) -> Tensor:
         prompt, repeat = divmod(row, self.settings.validation_repeats)
@@ -154,21 +181,28 @@ class Validation:
         return normal(self.latent_shape, *(key if seed is None else (seed, "validation noise", repeat)))
 
     def _write_videos(self, iteration: int, videos: dict[int, Tensor | None]) -> dict[int, str]:
-        """Write this rank's videos that are kept, and return the file names of all ranks by row."""
+        """Write those of this rank's ``videos`` that are kept, and return their file names by row."""
         rows = evenly_spaced(self.settings.log_num_videos, len(self.prompts))
         rows = [row for row in rows if row % self.mesh.num_replicas == self.mesh.replica]  # repeated rows once
         kept = {row: videos[row] for row in rows if videos.get(row) is not None}
         names: dict[int, str] = {}
         with warn_if_unwritable(f"VIDEOS OF {self.folder(iteration)}"):
             names = write_videos(self.folder(iteration), kept, self.fps)
-        return {row: name for part in all_objects(names, self.mesh) for row, name in part.items()}
+        return names
+
+    def _discard_scores(self, iteration: int) -> None:
+        """Delete the records of an earlier validation of ``iteration``, whose videos this one replaces one by one."""
+        with warn_if_unwritable(f"VALIDATION {self.folder(iteration)}"):
+            if self.mesh.is_main:
+                for name in (SCORES_FILE, MEASURES_FILE):
+                    (self.folder(iteration) / name).unlink(missing_ok=True)
 
     def _record(self, iteration: int, rewards: list[Reward], names: dict[int, str]) -> None:
         entries = []
         for row, (prompt, group, reward) in enumerate(zip(self.prompts, self.groups, rewards)):
             file, seed = names.get(row), self.requests[row].seed_or(self.settings.validation_seed)
             entries.append(score_entry(prompt, seed, group, reward, file=file, advantage=math.nan, number=row))
-        write_json(self.folder(iteration) / "scores.json", entries)
+        write_json(self.folder(iteration) / SCORES_FILE, entries)
 
 
 def _score(value: float | None) -> str:

@@ -1,5 +1,6 @@
 """Folders of mp4 files with their prompts: written by generate.py or a run, or in the order of a prompts CSV."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,7 +9,8 @@ from torch import Tensor
 
 from hyvideo.data.outside import folder_problem, parse_json, quote, read_json
 from hyvideo.data.prompts import Request
-from hyvideo.data.videos import mp4_factor, read_video
+from hyvideo.data.videos import mp4_factor, read_header, read_video
+from hyvideo.evaluation import parts
 
 
 @dataclass(frozen=True)
@@ -42,13 +44,25 @@ def find_clips(folder: Path, requests: list[Request]) -> list[Clip]:
     return [Clip(path, requests[i // each].prompt, i // each) for i, path in enumerate(paths)]
 
 
-def read_clips(clips: list[Clip], height: int, width: int) -> tuple[list[Tensor], float]:
-    """Return the videos and their common frame rate; those enlarged for mp4 are reduced to ``height`` x ``width``."""
-    read = [read_video(clip.path) for clip in clips]
-    rates = sorted({fps for _, fps in read})
+def common_frame_rate(clips: list[Clip]) -> float:
+    """Return the frame rate of the videos. Raises ValueError if they differ or a file is not a video."""
+    rates = sorted({read_header(clip.path).fps for clip in clips})
     if len(rates) > 1:
         raise ValueError(f"all videos must have the same frame rate, got {', '.join(f'{rate:g}' for rate in rates)}")
-    return [_at_original_size(video, height, width) for video, _ in read], rates[0]
+    return rates[0]
+
+
+def read_clips(clips: list[Clip], height: int, width: int) -> Iterator[dict[int, Tensor]]:
+    """Yield the videos in order in parts, by number; those enlarged for mp4 are reduced to ``height`` x ``width``."""
+    part: dict[int, Tensor] = {}
+    num_bytes = 0
+    for number, clip in enumerate(clips):
+        part[number] = _at_original_size(read_video(clip.path)[0], height, width)
+        num_bytes += part[number].nbytes
+        if num_bytes >= parts.PART_BYTES or number == len(clips) - 1:
+            yield part
+            part = {}
+            num_bytes = 0
 
 
 def _at_original_size(video: Tensor, height: int, width: int) -> Tensor:

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from hyvideo.data.outside import replacing
+from hyvideo.data.videos import read_frames
 
 ACCENT = "#0b66c3"
 NUM_FRAMES = 5  # of a video
+FRAME_HEIGHT = 160  # pixels; more than the sheet shows
 TEXT_WIDTH, ROW_HEIGHT, HEADER_HEIGHT, MARGIN = 2.8, 1.5, 0.6, 0.2  # inches; frames are about one inch high
 MAX_PROMPT_LINES, LINE_LENGTH = 6, 32  # lines, characters
 WIDE = "\u1100"  # characters from here on are about twice as wide
@@ -54,14 +56,27 @@ def contact_sheet(
             figure.savefig(aside, format="png", dpi=100)
 
 
-def even_frames(video: Tensor) -> Tensor:
-    """Return ``NUM_FRAMES`` evenly spaced frames, including the first and the last, or all of a shorter video."""
-    return video[torch.linspace(0, len(video) - 1, min(NUM_FRAMES, len(video))).round().long()]
+def read_sheet_frames(path: str | os.PathLike) -> Tensor:
+    """Return the frames of a video file that a contact sheet shows, in its size. Raises like `read_video`."""
+    return _reduced(read_frames(path, even_indices))
+
+
+def even_indices(num_frames: int) -> list[int]:
+    """Return ``NUM_FRAMES`` evenly spaced indices, including the first and the last, or all of fewer frames."""
+    return torch.linspace(0, num_frames - 1, min(NUM_FRAMES, num_frames)).round().long().tolist()
+
+
+def _reduced(frames: Tensor) -> Tensor:
+    """Average large frames over squares of pixels, to at least ``FRAME_HEIGHT`` pixels; return others as they are."""
+    side = frames.shape[-2] // FRAME_HEIGHT
+    if side < 2:
+        return frames
+    return torch.nn.functional.avg_pool2d(frames.float(), side).round().to(torch.uint8)
 
 
 def _strip(video: Tensor) -> np.ndarray:
     """Return frames beside each other, with white between them. Shape: (height, width of all, 3)."""
-    frames = even_frames(video).cpu()
+    frames = _reduced(video[even_indices(len(video))].cpu())
     spaced = torch.nn.functional.pad(frames, (0, max(1, frames.shape[-1] // 20)), value=255)
     return torch.cat([*spaced], dim=2).permute(1, 2, 0).numpy()
 

@@ -118,7 +118,7 @@ def mentioned(setting, config):
     return [line for line in settings_without_effect(config, make_plan(config), 1) if setting in line.split(":")[0]]
 
 
-@pytest.mark.parametrize("name", ["wan21_1gpu_nft", "wan21_8gpu_nft"])
+@pytest.mark.parametrize("name", ["wan21_1gpu_guidance", "wan21_8gpu_guidance"])
 def test_the_guided_anchor_of_a_shipped_recipe_is_the_guided_base_model_of_generate(name):
     """The anchor is sampled with the negative prompt of the model's authors, which generate.py also uses."""
     config = load_config(f"configs/{name}.yaml")

@@ -3,6 +3,8 @@
 import csv
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,11 +13,14 @@ import torch
 from hyvideo.config.command_line import load_config
 from hyvideo.data.prompts import Request
 from hyvideo.data.videos import write_video
+from hyvideo.evaluation import parts, video_folder
 from hyvideo.evaluation.generation import Source
 from hyvideo.evaluation.scores_file import Evaluation, as_text, summarise
-from hyvideo.evaluation.video_folder import _at_original_size, find_clips, read_clips
+from hyvideo.evaluation.video_folder import _at_original_size, common_frame_rate, find_clips, read_clips
 from hyvideo.models.lora import Pair, save_lora
 from scripts import evaluate
+from tests.full_size import write_full_size
+from tests.live_tensors import LiveTensors
 
 CSV = "assets/miniature/prompts/smoke.csv"
 
@@ -194,15 +199,71 @@ def test_the_records_of_a_run_are_not_overwritten(score, folder, capsys):
 
 def test_enlarged_videos_are_read_at_their_original_size(folder):
     clips = find_clips(folder, [Request("x")])
-    videos, fps = read_clips(clips, 32, 32)
-    assert fps == 8 and all(video.shape == (5, 3, 32, 32) for video in videos)
+    (videos,) = read_clips(clips, 32, 32)
+    assert common_frame_rate(clips) == 8
+    assert [*videos] == [0, 1, 2, 3] and all(video.shape == (5, 3, 32, 32) for video in videos.values())
     assert (videos[2].int() - clip(80).int()).abs().max() <= 2
-    assert read_clips(clips, 48, 48)[0][0].shape == (
-        5,
-        3,
-        256,
-        256,
-    )  # 48 would be stored as 288, so 256 is read as stored
+    (videos,) = read_clips(clips, 48, 48)
+    assert videos[0].shape == (5, 3, 256, 256)  # 48 would be stored as 288, so 256 is read as stored
+
+
+def test_a_folder_of_many_videos_is_read_and_scored_in_parts(score, folder, monkeypatch):
+    """As in a folder of VBench, which would fill 660 GiB; a part has three of these clips."""
+    for number in range(4, 25):
+        write_video(folder / f"{number:04d}.mp4", clip(10 * number), 8)
+    for path in folder.glob("*.mp4"):
+        path.with_suffix(".json").write_text(json.dumps({"prompt": "a red circle moves up"}))
+    flags = ["--videos", folder, "--reward_model", "miniature"]
+    code, whole = score(*flags, out="whole")
+    assert code == 0 and len(whole["videos"]) == 25
+    live, reduce = LiveTensors(), video_folder._at_original_size
+
+    def counted(*args):
+        video = reduce(*args)
+        live.add([video])
+        return video
+
+    monkeypatch.setattr(video_folder, "_at_original_size", counted)
+    monkeypatch.setattr(parts, "PART_BYTES", 3 * clip(0).nbytes)
+    code, found = score(*flags)
+    assert code == 0 and len(live.references) == 25 and live.most == 3
+    assert (found["videos"], found["measures"]) == (whole["videos"], whole["measures"])
+
+
+@pytest.mark.slow
+def test_the_memory_of_an_evaluation_does_not_grow_with_the_number_of_full_size_videos(tmp_path):
+    """16 decoded videos are 2.2 GiB; a part has four."""
+    code = """
+import re, sys
+from pathlib import Path
+from hyvideo.config.command_line import load_config
+from hyvideo.evaluation.policy_scores import Evaluator
+from hyvideo.models.reward_models.rewards import Scorer
+from hyvideo.models.reward_models.async_scorer import AsyncScorer
+
+class Corner(Scorer):
+    def score(self, videos, prompts, *, fps):
+        return [{"VQ": video[0, 0, 0, 0].item()} for video in videos]
+
+def peak():
+    return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 2**20
+
+evaluator = Evaluator(load_config("configs/miniature.yaml", num_threads=1))
+evaluator.scorer = AsyncScorer({"corner": Corner()}, {"VQ": 1.0})
+before = peak()
+videos = evaluator.folder(Path(sys.argv[1])).videos
+print(len(videos), len({video["reward"] for video in videos}), peak() - before)
+"""
+    (tmp_path / "videos").mkdir()
+    first = write_full_size(tmp_path / "videos/0000.mp4")
+    for number in range(16):
+        path = tmp_path / f"videos/{number:04d}.mp4"
+        if number:
+            path.hardlink_to(first)
+        path.with_suffix(".json").write_text(json.dumps({"prompt": "a red circle moves up"}))
+    command = [sys.executable, "-c", code, str(tmp_path / "videos")]
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert found[:2] == ["16", "1"] and float(found[2]) < 1.2, found  # GiB
 
 
 def test_empty_folders_and_mixed_frame_rates_raise_value_error(folder, tmp_path):
@@ -210,7 +271,7 @@ def test_empty_folders_and_mixed_frame_rates_raise_value_error(folder, tmp_path)
         find_clips(tmp_path / "nothing", [])
     write_video(folder / "0004.mp4", clip(0), 24)
     with pytest.raises(ValueError, match="same frame rate, got 8, 24"):
-        read_clips(find_clips(folder, [Request("x")]), 32, 32)
+        common_frame_rate(find_clips(folder, [Request("x")]))
 
 
 def test_a_summary_averages_by_prompt_and_skips_missing_scores():

@@ -1,18 +1,24 @@
 """Validation: its settings, its noise, its videos on several ranks, and the summary of a run."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 import torch
 
 from hyvideo.config.command_line import load_config
+from hyvideo.data.videos import write_video
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.evaluation import parts
+from hyvideo.evaluation import validation as validation_module
 from hyvideo.evaluation.run_summary import print_summary
 from hyvideo.evaluation.validation import Validation
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.trainer import Trainer
+from hyvideo.training.preemption import Stopped
 from tests.distributed.launch import launch
+from tests.live_tensors import LiveTensors
 from tests.shallow import SHALLOW
 from tests.test_trainer import Redness
 
@@ -24,12 +30,13 @@ def tiny_config(tiny_config):
     return tiny_config.with_settings(pretrained_model_root=SHALLOW)
 
 
-def validate(folder, sp_size):
+def validate(folder, sp_size, part_bytes):
     from hyvideo.config.command_line import load_config
     from hyvideo.distributed import mesh as ranks
     from hyvideo.trainer import Trainer
     from tests.distributed.test_same_run import ThresholdScorer
 
+    parts.PART_BYTES = part_bytes
     settings = {"log_num_videos": 5, "sp_size": sp_size, "batch_size": 4, "validation_batch_size": 1}
     settings |= {"pretrained_model_root": SHALLOW}
     prompts = Path(folder) / "five.csv"
@@ -38,11 +45,15 @@ def validate(folder, sp_size):
     return trainer.validation.run(0)
 
 
-@pytest.mark.parametrize("sp_size", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_several_ranks_keep_all_requested_videos(tmp_path, sp_size):
+@pytest.mark.parametrize(
+    "sp_size, part_bytes",
+    [(2, 1), pytest.param(1, 1, marks=pytest.mark.slow), pytest.param(2, 2**29, marks=pytest.mark.slow)],
+)
+def test_several_ranks_keep_all_requested_videos(tmp_path, sp_size, part_bytes):
+    """Also if every batch is a part, in which a rank may have no video."""
     prompts = [f"a {colour} circle moves up" for colour in ("red", "blue", "green", "white", "yellow")]
     (tmp_path / "five.csv").write_text("\n".join(["prompt", *prompts]) + "\n")
-    results = launch("tests.evaluation.test_validation:validate", 4, str(tmp_path), sp_size)
+    results = launch("tests.evaluation.test_validation:validate", 4, str(tmp_path), sp_size, part_bytes)
     assert all(result["validation/reward"] == results[0]["validation/reward"] for result in results)
     folder = tmp_path / "samples" / "000000"
     entries = json.loads((folder / "scores.json").read_text())
@@ -61,6 +72,81 @@ def test_validation_size_and_shift_default_to_those_of_rollouts(tiny_config):
 
 
 VALIDATED = {"valid_video_csv": "assets/miniature/prompts/smoke.csv"}
+
+
+@pytest.fixture
+def in_parts(tiny_config, mesh, monkeypatch):
+    """Return the validation of 16 videos in batches of 2 and parts of 4, and the count of its videos in memory."""
+    settings = {"validation_repeats": 2, "validation_steps": 1, "validation_batch_size": 2, "log_num_videos": 16}
+    validation = Trainer(tiny_config.with_settings(**VALIDATED, **settings), mesh, CPU).validation
+    live, decode = LiveTensors(), validation.pipeline.decode
+
+    def counted(latents, **options):
+        decoded = decode(latents, **options)
+        live.add(decoded)
+        return decoded
+
+    monkeypatch.setattr(validation.pipeline, "decode", counted)
+    monkeypatch.setattr(parts, "PART_BYTES", 4 * 3 * math.prod(validation.size))
+    return validation, live
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_validation_has_one_part_in_memory_and_the_results_of_the_whole(in_parts, monkeypatch):
+    validation, live = in_parts
+    metrics = validation.run(0)
+    assert len(live.references) == 16 and live.most == 4
+    found = contents(validation.folder(0))
+    assert len(found) == 16 + 2 and {"held_out/diversity", "frechet_distance"} <= validation.measures(0).keys()
+    monkeypatch.setattr(parts, "PART_BYTES", 2**29)
+    assert validation.run(0) == pytest.approx(metrics, nan_ok=True)
+    assert live.most == 16 and contents(validation.folder(0)) == found
+
+
+def test_a_killed_validation_leaves_no_scores_and_is_repeated_whole(in_parts):
+    validation, _ = in_parts
+    validation.run(0)
+    whole = contents(validation.folder(0))
+    calls = []
+
+    def killed_in_the_second_part(is_ready):
+        calls.append(is_ready)
+        if calls.count(False) > 6:
+            raise Stopped("killed")
+        return is_ready
+
+    may_end, validation.may_end = validation.may_end, killed_in_the_second_part
+    with pytest.raises(Stopped, match="killed"):
+        validation.run(0)
+    left = contents(validation.folder(0))
+    assert {name: whole[name] for name in left} == left and left.keys() == {n for n in whole if n.endswith(".mp4")}
+    assert validation.measures(0) == {}  # as if this iteration had not been validated
+    validation.may_end = may_end
+    validation.run(0)
+    assert contents(validation.folder(0)) == whole
+
+
+def test_the_picture_holds_only_the_frames_that_it_shows(validated, tmp_path, monkeypatch):
+    """Frames of a real run are also reduced to the size in the picture."""
+    folders = [validated.folder(0), validated.folder(1)]
+    before = {path: path.read_bytes() for folder in folders for path in folder.glob("*.mp4")}
+    write_video(tmp_path / "long.mp4", torch.zeros(25, 3, 480, 864, dtype=torch.uint8), 24)
+    for path in before:
+        path.write_bytes((tmp_path / "long.mp4").read_bytes())
+    sizes, draw = [], validation_module.contact_sheet
+
+    def measured(path, prompts, clips, captions):
+        sizes.extend(clip.shape for column in clips.values() for clip in column)
+        return draw(path, prompts, clips, captions)
+
+    monkeypatch.setattr(validation_module, "contact_sheet", measured)
+    picture = validated.picture(1)
+    for path, old in before.items():
+        path.write_bytes(old)
+    assert picture.is_file() and len(sizes) == len(before) and set(sizes) == {(5, 3, 160, 288)}
 
 
 def test_the_ema_is_validated_instead_of_the_policy(tiny_config, mesh):
@@ -91,7 +177,7 @@ def test_validation_noise_depends_on_validation_seed_only(tiny_config, mesh):
         validation = Trainer(config, mesh, CPU, scorers={"test": Redness()}).validation
         drawn = []
         validation.pipeline.sample_ode = lambda conditions, noise: drawn.append(noise) or noise
-        validation.videos(validation.rows())
+        list(validation.videos(validation.rows()))
         return torch.cat(drawn)
 
     first = latents()
@@ -126,7 +212,7 @@ def test_validation_settings_do_not_change_those_of_rollouts(tiny_config, mesh, 
     monkeypatch.setattr(GRPOPipeline, "sample_ode", watched)
     settings = {"validation_num_frames": 9, "validation_shift": 7.0, "validation_steps": 2}
     trainer = Trainer(tiny_config.with_settings(**VALIDATED, **settings), mesh, CPU, scorers={"test": Redness()})
-    videos = trainer.validation.videos(trainer.validation.rows()[:1])
+    (videos,) = trainer.validation.videos(trainer.validation.rows()[:1])
     assert len(videos[0]) == 9
     (latent_frames, shift, sigmas), *_ = calls
     assert (latent_frames, shift, sigmas) == (3, 7.0, [1.0, 0.875, 0.0])  # 7 / 2 over 1 + 6 / 2
@@ -141,7 +227,7 @@ def test_validation_can_use_guidance_when_rollouts_do_not(tiny_config, mesh):
     assert [settings.guidance_scale for settings in sampling] == [1, 3]
     batches = []
     trainer.policy.transformer.register_forward_pre_hook(lambda _, args: batches.append(len(args[0])))
-    trainer.validation.videos(trainer.validation.rows()[:1])
+    list(trainer.validation.videos(trainer.validation.rows()[:1]))
     assert batches == [2]
     assert trainer.validation.made_with["guidance"] == [3, "blurry"]
 

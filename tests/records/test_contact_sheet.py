@@ -6,7 +6,8 @@ import torch
 from matplotlib.figure import Figure
 from PIL import Image
 
-from hyvideo.records.contact_sheet import contact_sheet, even_frames, wrap
+from hyvideo.data.videos import read_video, write_video
+from hyvideo.records.contact_sheet import contact_sheet, even_indices, read_sheet_frames, wrap
 
 
 def plain_clip(color: tuple[int, int, int], num_frames: int = 9, height: int = 32, width: int = 32) -> torch.Tensor:
@@ -83,10 +84,19 @@ def test_frames_are_in_order_from_left_to_right(tmp_path):
 
 
 def test_frames_are_evenly_spaced_and_short_videos_are_complete():
-    clip = torch.arange(9)[:, None, None, None]
-    assert even_frames(clip).flatten().tolist() == [0, 2, 4, 6, 8]
-    assert even_frames(clip[:3]).flatten().tolist() == [0, 1, 2]
-    assert even_frames(clip[:1]).flatten().tolist() == [0]
+    assert even_indices(9) == [0, 2, 4, 6, 8]
+    assert even_indices(3) == [0, 1, 2]
+    assert even_indices(1) == [0]
+
+
+def test_large_frames_are_averaged_and_small_ones_are_kept(tmp_path):
+    stripes = (torch.arange(480) % 3 * 100).to(torch.uint8)[None, None, :, None].expand(5, 3, 480, 864)
+    write_video(tmp_path / "large.mp4", stripes, 8)
+    frames = read_sheet_frames(tmp_path / "large.mp4")
+    assert frames.shape == (5, 3, 160, 288) and (frames.float() - 100).abs().max() < 10
+    write_video(tmp_path / "small.mp4", plain_clip(RED), 8)
+    whole, _ = read_video(tmp_path / "small.mp4")
+    assert torch.equal(read_sheet_frames(tmp_path / "small.mp4"), whole[even_indices(9)])
 
 
 def test_videos_of_different_sizes_and_lengths_share_a_sheet(tmp_path):

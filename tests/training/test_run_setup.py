@@ -263,7 +263,7 @@ def test_validation_follows_the_settings(elsewhere):
     sampled, sample_ode = [], pipeline.sample_ode
     pipeline.sample_ode = lambda conditions, noise: sampled.append(len(noise)) or sample_ode(conditions, noise)
     decoded = decode_sizes(pipeline)
-    validation.videos([0, 1, 2, 3, 4])
+    list(validation.videos([0, 1, 2, 3, 4]))
     assert sampled == [4, 1] and decoded == [3, 1, 1]
 
 

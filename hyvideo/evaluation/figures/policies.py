@@ -11,11 +11,10 @@ from pathlib import Path
 from hyvideo.config.settings import Config
 from hyvideo.data.outside import quote
 from hyvideo.data.prompts import Request
-from hyvideo.data.videos import read_video
 from hyvideo.distributed.checkpoint import complete
 from hyvideo.evaluation.generation import Source, generate, list_videos
 from hyvideo.models.lora import LORA_FILES
-from hyvideo.records.contact_sheet import contact_sheet, even_frames
+from hyvideo.records.contact_sheet import contact_sheet, read_sheet_frames
 
 BASE, SHEET = "base", "policies.png"
 Policies = dict[str, tuple[Source, Config]]  # by name
@@ -62,7 +61,7 @@ def sample_policies(policies: Policies, requests: list[Request], out: Path, *, o
 def draw_policies(policies: Iterable[str], requests: list[Request], out: Path, seed: int) -> Path:
     """Write the contact sheet of the videos and return its path."""
     files = [f"{number:04d}.mp4" for number in range(len(requests))]
-    frames = {name: [even_frames(read_video(out / name / file)[0]) for file in files] for name in policies}
+    frames = {name: [read_sheet_frames(out / name / file) for file in files] for name in policies}
     captions = [f"seed {seed}, video {number}" for number in range(len(requests))]
     contact_sheet(out / SHEET, [request.prompt for request in requests], frames, captions)
     return out / SHEET

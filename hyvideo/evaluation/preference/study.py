@@ -4,6 +4,7 @@ import itertools
 import math
 import os
 import secrets
+import shutil
 from collections import defaultdict
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from hyvideo.data.outside import make_folder, parse_json
 from hyvideo.data.prompts import Request
-from hyvideo.data.videos import read_video, write_video
+from hyvideo.data.videos import is_as_written, read_video, write_video
 from hyvideo.evaluation.preference.rating import KEY, SIDES, STUDY, VIDEOS
 from hyvideo.evaluation.video_folder import find_clips
 from hyvideo.records.run_files import write_json
@@ -53,6 +54,7 @@ def make_study(out: Path, folders: dict[str, Path], requests: list[Request], **s
     """Write a study of ``folders`` of videos by method; ``sizes`` are those of `design`.
 
     Methods are compared on the videos that all of them have. Videos get random names, and the key is never served.
+    Videos of this project are copied; if others are among them, all are compressed again.
     """
     clips: list[dict[tuple[str, int], Path]] = []
     for folder in folders.values():
@@ -61,6 +63,8 @@ def make_study(out: Path, folders: dict[str, Path], requests: list[Request], **s
     units = [unit for unit in clips[0] if all(unit in others for others in clips)]
     sizes = {"seed": secrets.randbits(64)} | sizes
     designed, served, key, files = design(len(folders), len(units), **sizes), {}, {}, {}
+    # Files that could reveal the method by their format or metadata are all written again, so that none differs.
+    are_copied = all(is_as_written(clips_of[unit]) for clips_of in clips for unit in units)
     make_folder(out / VIDEOS)
     for number, screens in enumerate(designed, start=1):
         shown = {secrets.token_hex(10): screen for screen in screens}
@@ -69,7 +73,10 @@ def make_study(out: Path, folders: dict[str, Path], requests: list[Request], **s
             for source in sources:
                 if source not in files:
                     files[source] = f"{VIDEOS}/{secrets.token_hex(10)}.mp4"
-                    write_video(out / files[source], *read_video(source))
+                    if are_copied:
+                        shutil.copyfile(source, out / files[source])
+                    else:
+                        write_video(out / files[source], *read_video(source))
                     os.utime(out / files[source], (DATE, DATE))
             shown[pair] = {"prompt": units[unit][0]} | {side: files[source] for side, source in zip(SIDES, sources)}
             secret = {"kind": kind, "unit": unit, "methods": methods, "sources": [str(s.resolve()) for s in sources]}

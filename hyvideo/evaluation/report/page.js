@@ -12,6 +12,11 @@ const format = (value) => {
 };
 const signed = (value) => (Math.abs(value) < 0.0005 ? "0.000" : (value > 0 ? "+" : "") + minus(Math.abs(value) < 100 ? value.toFixed(3) : Math.round(value).toLocaleString("en-US")));
 
+/** Link to the file of a video that is shown as a preview. */
+function fileLink(entry) {
+  return element("a", `full size, ${DATA.originals[entry.clip]}`, { href: entry.file, target: "_blank", rel: "noopener" });
+}
+
 function element(tag, text, attributes = {}) {
   const made = Object.assign(document.createElement(tag), attributes);
   if (text !== undefined) made.textContent = text;
@@ -315,7 +320,9 @@ function card(video) {
   clips.style.setProperty("--clips", Math.min(5, video.clips.length));
   for (const { entry, title } of video.clips) {
     const figure = clips.appendChild(element("figure"));
-    figure.append(player(entry.clip, `${title}: ${video.prompt}`), element("figcaption", `${title}: ${format(entry.reward ?? NaN)}`));
+    const caption = element("figcaption", `${title}: ${format(entry.reward ?? NaN)}`);
+    if (entry.clip in DATA.originals) caption.append(" ", fileLink(entry));
+    figure.append(player(entry.clip, `${title}: ${video.prompt}`), caption);
   }
   video.of.forEach((each, place) => {
     if (!each) return;
@@ -338,8 +345,6 @@ function drawGallery() {
   byId("gallery").replaceChildren(...kept.slice(0, shown).map(card));
   document.querySelectorAll(".gallery article").forEach((each) => visible.observe(each));
   byId("more").hidden = kept.length <= shown;
-  if (!kept.length) byId("kept").textContent = "This run saved no videos; log_num_videos sets how many a validation saves.";
-  else byId("kept").textContent = `${kept.length} of ${VIDEOS.length} validation videos are shown (log_num_videos, and the size of this page), selected before scoring.`;
 }
 
 /** A few randomly selected videos beside the verdict. */
@@ -373,16 +378,16 @@ function drawGains() {
 
 /** Videos of folders, the same prompt, image and seed side by side. */
 function drawFolders() {
-  const rows = DATA.rows.filter((row) => row.some((video) => video?.clip));
-  byId("embedded").textContent = rows.length < DATA.rows.length ? `The first ${rows.length} of ${DATA.rows.length} combinations, as many as fit in this page.` : "";
-  byId("matched").append(...rows.map((row) => {
+  byId("matched").append(...DATA.rows.map((row) => {
     const first = row.find(Boolean), made = element("article");
     made.append(element("h3", first.prompt));
     const clips = made.appendChild(element("div", undefined, { className: "clips" }));
     clips.style.setProperty("--clips", Math.min(5, row.length));
     row.forEach((video, place) => {
       const figure = clips.appendChild(element("figure"));
-      figure.append(video?.clip ? player(video.clip, `${DATA.folders[place]}: ${video.prompt}`) : element("p", "no such video", { className: "quiet" }), element("figcaption", DATA.folders[place].replace(/[/_]/g, "$&\u200b")));
+      const caption = element("figcaption", DATA.folders[place].replace(/[/_]/g, "$&\u200b"));
+      if (video?.clip in DATA.originals) caption.append(" ", fileLink(video));
+      figure.append(video?.clip ? player(video.clip, `${DATA.folders[place]}: ${video.prompt}`) : element("p", video ? "cannot be read" : "no such video", { className: "quiet" }), caption);
     });
     made.append(element("small", `seed ${first.seed ?? "–"}${first.image && first.image !== "–" ? `, image ${first.image}` : ""}`));
     inStep(made);

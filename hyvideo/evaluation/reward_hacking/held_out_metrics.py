@@ -8,6 +8,7 @@ import math
 import statistics
 from collections import ChainMap
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from types import SimpleNamespace
 
@@ -70,21 +71,38 @@ def diversity(thumbnails: Sequence[Tensor], groups: Sequence[Hashable]) -> Tenso
     return torch.stack(means) if means else torch.empty(0)
 
 
-def measure_all(
-    videos: Mapping[int, Tensor | None],  # this rank's videos, by number; None if not decodable
-    rewards: Mapping[int, Reward],  # this rank's rewards, by number
+@dataclass(frozen=True)
+class Measured:
+    """All that is kept of a measured video."""
+
+    metrics: dict[str, float]
+    thumbnail: Tensor
+
+
+def measure_videos(
+    videos: Mapping[int, Tensor | None],  # this rank's videos, or a part of them, by number; None if not decodable
+    rewards: Mapping[int, Reward],  # by number
     prompts: Sequence[str],  # of all ranks' videos, by number
-    groups: Sequence[Hashable],  # likewise; the videos of a group share a prompt
     scorer: AsyncScorer,
+) -> dict[int, Measured]:
+    """Return the held-out metrics and the thumbnail of each decoded video, by number."""
+    decoded = {row: video for row, video in videos.items() if video is not None}
+    scores = scorer.held_out_each(list(decoded.values()), [prompts[row] for row in decoded])
+    measured = {}
+    for (row, video), video_scores in zip(decoded.items(), scores):
+        of_pixels = {f"held_out/{name}": value for name, value in vars(measure_video(video)).items()}
+        metrics = of_pixels | video_scores | _without_weight(rewards[row], scorer.weights)
+        measured[row] = Measured(metrics, thumbnail(video))
+    return measured
+
+
+def summarise_videos(
+    measured: Mapping[int, Measured],  # this rank's videos, by number
+    groups: Sequence[Hashable],  # of all ranks' videos, by number; the videos of a group share a prompt
     mesh: Mesh,
 ) -> tuple[dict[str, float], dict[str, Dispersion]]:
     """Return mean and spread of each held-out metric of single videos, over the videos of all ranks."""
-    decoded = {row: video for row, video in videos.items() if video is not None}
-    scores = scorer.held_out_each(list(decoded.values()), [prompts[row] for row in decoded])
-    local = {}
-    for (row, video), video_scores in zip(decoded.items(), scores):
-        measured = {f"held_out/{name}": value for name, value in vars(measure_video(video)).items()}
-        local[row] = measured | video_scores | _without_weight(rewards[row], scorer.weights), thumbnail(video)
+    local = {row: (video.metrics, video.thumbnail) for row, video in measured.items()}
     rows = dict(sorted(ChainMap(*all_objects(local, mesh)).items()))
     measured_of, thumbnails = [values for values, _ in rows.values()], [picture for _, picture in rows.values()]
     names = sorted(set().union(*measured_of))
@@ -96,31 +114,44 @@ def measure_all(
     return {name: statistics.fmean(values) for name, values in finite.items()}, spreads
 
 
-def measure_sets(
-    videos: Mapping[int, Tensor | None], prompts: Sequence[str], scorer: AsyncScorer, mesh: Mesh
-) -> tuple[dict[str, float], dict[str, Dispersion]]:
-    """Return the metrics of the whole set of videos of all ranks, with a spread for those in `SET_MEASURES`.
+class SetMetrics:
+    """Held-out metrics of a whole set of videos, added in parts; only the vector of each video is kept."""
 
-    As for a mean, ``std / sqrt(count - 1)`` is the standard error. ``videos`` and ``prompts`` are those of
-    `measure_all`.
-    """
-    decoded = {row: video for row, video in videos.items() if video is not None}
-    local = scorer.held_out(list(decoded.values()), [prompts[row] for row in decoded])
-    # Includes metrics that only other ranks have measured.
-    widths = dict(ChainMap(*all_objects({name: metric.rows.shape[1] for name, metric in local.items()}, mesh)))
-    means, spreads = {}, {}
-    for name in sorted(widths):
-        rows = dict(zip(decoded, local[name].rows.tolist())) if name in local else {}
-        table = merge_rows(rows, len(prompts), widths[name], mesh)
-        table = table[table.isfinite().all(1)]
-        measured = _value_and_error(local[name].of_set, table, name in SET_MEASURES) if name in local else None
-        # A rank without videos has no function; all others compute the same result.
-        value, error = next(filter(None, all_objects(measured, mesh)))
-        if math.isfinite(value):
-            means[name] = value
-        if math.isfinite(error):
-            spreads[name] = Dispersion(error * math.sqrt(len(table) - 1), len(table))
-    return means, spreads
+    def __init__(self, scorer: AsyncScorer):
+        self.scorer = scorer
+        self._rows: dict[str, dict[int, list[float]]] = {}  # vector of each video of this rank, by metric and number
+        self._of_set: dict[str, Callable[[Tensor], float]] = {}  # by metric
+
+    def add(self, videos: Mapping[int, Tensor | None], prompts: Sequence[str]) -> None:
+        """Add some of this rank's videos, by number; None if not decodable. ``prompts`` are of all videos."""
+        decoded = {row: video for row, video in videos.items() if video is not None}
+        local = self.scorer.held_out(list(decoded.values()), [prompts[row] for row in decoded])
+        for name, measure in local.items():
+            self._rows.setdefault(name, {}).update(zip(decoded, measure.rows.tolist()))
+            self._of_set[name] = measure.of_set
+
+    def summarise(self, num_videos: int, mesh: Mesh) -> tuple[dict[str, float], dict[str, Dispersion]]:
+        """Return the metrics of the ``num_videos`` of all ranks, with a spread for those in `SET_MEASURES`.
+
+        As for a mean, ``std / sqrt(count - 1)`` is the standard error.
+        """
+        # Includes metrics that only other ranks have measured.
+        local_widths = {name: len(next(iter(rows.values()))) for name, rows in self._rows.items()}
+        widths = dict(ChainMap(*all_objects(local_widths, mesh)))
+        means, spreads = {}, {}
+        for name in sorted(widths):
+            table = merge_rows(self._rows.get(name, {}), num_videos, widths[name], mesh)
+            table = table[table.isfinite().all(1)]
+            measured = None
+            if name in self._of_set:
+                measured = _value_and_error(self._of_set[name], table, name in SET_MEASURES)
+            # A rank without videos has no function; all others compute the same result.
+            value, error = next(filter(None, all_objects(measured, mesh)))
+            if math.isfinite(value):
+                means[name] = value
+            if math.isfinite(error):
+                spreads[name] = Dispersion(error * math.sqrt(len(table) - 1), len(table))
+        return means, spreads
 
 
 def _value_and_error(of_set: Callable[[Tensor], float], rows: Tensor, with_error: bool) -> tuple[float, float]:

@@ -72,8 +72,8 @@ class Scorer(Protocol):
     def held_out(self, videos: "list[Tensor]", prompts: list[str]) -> "dict[str, SetMeasure]":
         """Return held-out metrics of the set of validation videos, which are never part of the reward. May be empty.
 
-        ``videos`` are those of this rank. Metrics of single videos, for which higher is better, are returned by an
-        optional method ``held_out_each(videos, prompts)``.
+        ``videos`` are those of this rank, or a part of them if they are large. Metrics of single videos, for which
+        higher is better, are returned by an optional method ``held_out_each(videos, prompts)``.
         """
         return {}
 

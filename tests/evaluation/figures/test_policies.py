@@ -7,7 +7,9 @@ import torch
 from PIL import Image
 
 from hyvideo.config.settings import Config
-from hyvideo.data.videos import read_video
+from hyvideo.data.prompts import Request
+from hyvideo.data.videos import read_video, write_video
+from hyvideo.evaluation.figures import policies
 from hyvideo.evaluation.figures.policies import read_policies
 from hyvideo.evaluation.generation import Source
 from hyvideo.models.loading import load_transformer
@@ -33,8 +35,8 @@ def test_a_policy_is_the_base_a_run_a_checkpoint_or_a_lora(tmp_path, run_folder)
     (lora_file,) = (tmp_path / "lora").glob("*.safetensors")
     first = run_folder / "checkpoints/000010"
     words = ["base", f"run={run_folder}", f"first={first}", f"lora={tmp_path / 'lora'}", f"file={lora_file}"]
-    policies = read_policies([*words, "base@6", f"run={run_folder}@2.5"], Config().with_settings(cfg_scale=4.0))
-    assert {name: (source, config.rollout.cfg_scale) for name, (source, config) in policies.items()} == {
+    found = read_policies([*words, "base@6", f"run={run_folder}@2.5"], Config().with_settings(cfg_scale=4.0))
+    assert {name: (source, config.rollout.cfg_scale) for name, (source, config) in found.items()} == {
         "base": (Source(), 4.0),
         "run": (Source(run_folder / "checkpoints/000020"), 4.0),
         "first": (Source(first), 4.0),
@@ -66,11 +68,9 @@ def test_two_processes_generate_all_policies_from_the_same_noise(tmp_path, tiny_
     with torch.no_grad():
         transformer.proj_out.weight.mul_(0.5)
     transformer.save_pretrained(tmp_path / "other")
-    policies = [f"copy={tmp_path / 'copy'}", f"other={tmp_path / 'other'}", "base", "base@2", "base@0"]
+    words = [f"copy={tmp_path / 'copy'}", f"other={tmp_path / 'other'}", "base", "base@2", "base@0"]
     out = tmp_path / "out"
-    ends = start(
-        2, "-m", "scripts.compare_policies", *COMMON, "--out", out, "--num_prompts", 3, "--policies", *policies
-    )
+    ends = start(2, "-m", "scripts.compare_policies", *COMMON, "--out", out, "--num_prompts", 3, "--policies", *words)
     assert [end.exception() for end in ends] == [None, None]
     for number in range(3):
         copy, other, base = (read_video(out / name / f"{number:04d}.mp4")[0] for name in ("copy", "other", "base"))
@@ -78,6 +78,21 @@ def test_two_processes_generate_all_policies_from_the_same_noise(tmp_path, tiny_
     records = {name: json.loads((out / name / "0000.json").read_text()) for name in ("base", "base@2", "base@0")}
     assert [record["guidance_scale"] for record in records.values()] == [1.0, 2.0, 0.0]
     assert Image.open(out / "policies.png").width > 3 * 5 * 96
+
+
+def test_the_sheet_holds_only_the_frames_that_it_shows(tmp_path, monkeypatch):
+    sizes, draw = [], policies.contact_sheet
+
+    def measured(path, prompts, clips, captions):
+        sizes.extend(clip.shape for column in clips.values() for clip in column)
+        return draw(path, prompts, clips, captions)
+
+    for name in ("base", "sage"):
+        (tmp_path / name).mkdir()
+        write_video(tmp_path / name / "0000.mp4", torch.zeros(25, 3, 480, 864, dtype=torch.uint8), 24)
+    monkeypatch.setattr(policies, "contact_sheet", measured)
+    sheet = policies.draw_policies(["base", "sage"], [Request("a cat")], tmp_path, seed=3)
+    assert sizes == [(5, 3, 160, 288)] * 2 and Image.open(sheet).width > 2 * 5 * 96
 
 
 @pytest.mark.parametrize(

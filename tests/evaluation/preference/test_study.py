@@ -1,13 +1,17 @@
 """Balance and attention checks of designs; files of a study do not reveal the method."""
 
 import json
+import shutil
 from collections import Counter
+from pathlib import Path
 
+import av
 import pytest
 
-from hyvideo.data.videos import read_video
+from hyvideo.data.videos import read_header, read_video, write_video
 from hyvideo.evaluation.preference.study import design, make_study
 from tests.evaluation.preference.conftest import METHODS, write_folder
+from tests.full_size import copy_distinct, write_full_size
 
 SIZES = [(2, 12, 10, 12), (3, 12, 29, 20), (4, 32, 29, 20), (3, 7, 5, 21), (2, 5, 1, 3)]
 
@@ -67,8 +71,32 @@ def test_only_the_key_reveals_the_method(study, folders):
     sources = {pair[side]: pair["sources"][number] for pair in pairs for number, side in enumerate(("first", "second"))}
     assert all((pair["kind"] == "identical") == (pair["first"] == pair["second"]) for pair in pairs)
     for file, source in sources.items():
-        copied, original = (read_video(path)[0] for path in (study.folder / file, source))
-        assert (copied.int() - original.int()).abs().max() <= 2
+        assert (study.folder / file).read_bytes() == Path(source).read_bytes()
+
+
+def test_all_videos_are_compressed_again_if_one_has_metadata(folders, tmp_path):
+    """Otherwise its metadata, or that only its method's videos are compressed twice, would reveal the method."""
+    methods = {name: shutil.copytree(folder, tmp_path / name) for name, folder in folders.items()}
+    marked = methods[METHODS[1]] / "clip_2.mp4"
+    with av.open(str(folders[METHODS[1]] / "clip_2.mp4")) as source, av.open(str(marked), "w") as target:
+        target.metadata["comment"] = f"made by {METHODS[1]}"
+        stream = target.add_stream_from_template(source.streams.video[0])
+        for packet in source.demux(source.streams.video[0]):
+            if packet.dts is not None:
+                packet.stream = stream
+                target.mux(packet)
+    assert METHODS[1].encode() in marked.read_bytes()
+    make_study(tmp_path / "study", methods, [], raters=4, pairs=8, checks=0, seed=0)
+    pairs = json.loads((tmp_path / "study/key.json").read_text())["pairs"].values()
+    sources = {pair[side]: pair["sources"][number] for pair in pairs for number, side in enumerate(("first", "second"))}
+    assert str(marked) in sources.values()
+    for file, source in sources.items():
+        content = (tmp_path / "study" / file).read_bytes()
+        assert METHODS[1].encode() not in content
+        again, original = (read_video(path)[0] for path in (tmp_path / "study" / file, source))
+        assert (again.int() - original.int()).abs().max() <= 2
+        write_video(tmp_path / "again.mp4", *read_video(source))
+        assert content == (tmp_path / "again.mp4").read_bytes()
 
 
 def test_another_study_has_different_names_and_tokens(study, folders, tmp_path):
@@ -94,3 +122,28 @@ def test_folders_are_compared_on_their_common_prompts(folders, tmp_path):
         with pytest.raises(ValueError, match=f"for {len(given)} methods with"):
             make_study(tmp_path / "none", given, [], **sizes)
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_copied", [True, False])
+def test_a_study_of_full_size_videos_keeps_their_length_and_size(tmp_path, is_copied):
+    clip = write_full_size(tmp_path / "clip.mp4", num_frames=121 if is_copied else 9)
+    methods = {name: tmp_path / name for name in METHODS}
+    for number, folder in enumerate(methods.values()):
+        folder.mkdir()
+        for unit in range(2):
+            copy_distinct(clip, folder / f"{unit}.mp4", 10 * number + unit)
+            (folder / f"{unit}.json").write_text(json.dumps({"prompt": f"prompt {unit}"}))
+    if not is_copied:
+        shutil.move(folder / "1.json", folder / "2.json")
+        with av.open(str(clip)) as source, av.open(str(folder / "2.mp4"), "w") as target:
+            target.metadata["comment"] = "x"
+            stream = target.add_stream_from_template(source.streams.video[0])
+            for packet in (packet for packet in source.demux(video=0) if packet.dts is not None):
+                packet.stream = stream
+                target.mux(packet)
+        (folder / "1.mp4").unlink()
+    make_study(tmp_path / "study", methods, [], raters=2, pairs=6, checks=1)
+    files = [*(tmp_path / "study/videos").iterdir()]
+    assert len(files) == 6 and {read_header(file) for file in files} == {read_header(clip)}
+    assert (sum(file.stat().st_size for file in files) == 6 * (clip.stat().st_size + 16)) == is_copied

@@ -1,15 +1,21 @@
 """The report page, as text and in a browser."""
 
+import json
 import re
+from html import unescape
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 from jinja2 import Environment, FileSystemLoader
 
+from hyvideo.evaluation.report import page
+from hyvideo.evaluation.report.clips import embed
 from hyvideo.evaluation.report.contents import read_run
 from hyvideo.evaluation.report.page import __file__ as page_file
 from hyvideo.evaluation.report.page import page_data, write_report
 from tests.evaluation.report.recorded_runs import HOSTILE, record_run
+from tests.full_size import copy_distinct
 
 
 @pytest.fixture(scope="module")
@@ -38,27 +44,124 @@ def test_the_page_shows_restarts_missing_rewards_and_settings(pages):
 
 
 def test_prompts_are_escaped(pages):
-    for page in pages.values():
-        text = page.read_text(encoding="utf-8")
+    for file in pages.values():
+        text = file.read_text(encoding="utf-8")
         assert HOSTILE.partition("window")[0] not in text and "49" not in text.partition('"prompt": ')[2][:120]
 
 
-def test_large_videos_are_left_out_to_limit_the_page_size(tmp_path):
-    folder = record_run(tmp_path / "run", last=7)
-    for clip in folder.glob("samples/*/*.mp4"):
-        clip.write_bytes(bytes([int(clip.stem)]) * 400_000 + clip.parent.name.encode() * 100_000)
+def data_of(page):
+    """Return the data in a page, and the sentence about its videos."""
+    text = page.read_text(encoding="utf-8")
+    assert len(text) < 15e6
+    data = text[text.index("const DATA = ") + 13 :]
+    note = re.search(r'id="kept" class="quiet">(.*?)</span>', text)[1]
+    return json.JSONDecoder().raw_decode(data)[0], unescape(note)
+
+
+def entries_of(data):
+    """Return the entries of all videos that are saved, before and after training."""
+    pairs = [(video["before"], video["after"]) for run in data["runs"].values() for video in run["videos"]]
+    return [entry for pair in pairs for entry in pair if entry["file"]]
+
+
+def test_full_size_videos_are_shown_as_previews_with_links_to_the_files(full, tmp_path):
+    """One of them is a small clip, which is shown as it is."""
+    folder = record_run(tmp_path / "run", last=3)
+    for clip in folder.glob("samples/*/00[123].mp4"):
+        clip.write_bytes(full.read_bytes())
+    (tmp_path / "pages").mkdir()
+    write_report([folder], tmp_path / "pages" / "page.html")
+    data, note = data_of(tmp_path / "pages" / "page.html")
+    entries = entries_of(data)
+    assert len(entries) == 8 and all(entry["clip"] in data["clips"] for entry in entries)
+    previews = [entry for entry in entries if entry["clip"] in data["originals"]]
+    assert {entry["number"] for entry in previews} == {1, 2, 3}
+    for entry in entries:
+        assert (tmp_path / "pages" / unquote(entry["file"])).resolve().parent.parent == folder / "samples"
+    assert str(tmp_path) not in json.dumps(entries)  # links stay valid if the folder is moved
+    assert note == (
+        "4 of 8 validation videos are shown (log_num_videos), selected before scoring. "
+        "Large videos are shown as previews; the link below a preview opens the file."
+    )
+
+
+def test_the_page_distinguishes_unsaved_videos_from_those_that_it_cannot_show(tmp_path):
+    unsaved = record_run(tmp_path / "unsaved", last=-1)
+    write_report([unsaved], tmp_path / "page.html")
+    assert data_of(tmp_path / "page.html")[1] == (
+        "No videos are saved; log_num_videos sets how many a validation saves."
+    )
+    broken = record_run(tmp_path / "broken", last=1)
+    for clip in broken.glob("samples/*/*.mp4"):
+        clip.write_bytes(bytes(6_000_000))
+    write_report([broken], broken / "report.html")
+    assert data_of(broken / "report.html")[1] == (
+        "2 of 8 validation videos are saved in samples/000000, samples/000003, but none of them can be shown: they "
+        "cannot be read or are too large for this page."
+    )
+    next(broken.glob("samples/000003/*.mp4")).unlink()  # deleted to save disk space
+    write_report([broken], broken / "report.html")
+
+
+def test_videos_that_do_not_fit_are_counted_and_the_extremes_are_shown_first(tmp_path, monkeypatch):
+    folder = record_run(tmp_path / "run", last=7, gains=(0.1, -0.5, 0.2, 0.2, 0.2, 0.2, 0.9, 0.2))
+    sizes = [file.stat().st_size for file in folder.glob("samples/*/*.mp4")]
+    monkeypatch.setattr(page, "NUM_EXTREMES", 1)
+    monkeypatch.setattr(page, "embed", lambda rows: embed(rows, 6 * max(sizes)))
+    write_report([folder], folder / "report.html")
+    data, note = data_of(folder / "report.html")
+    shown = [video["before"]["number"] for video in data["runs"]["run"]["videos"] if "clip" in video["after"]]
+    assert shown[0] == 1 and shown[-1] == 6 and len(shown) == 3
+    assert note == (
+        "8 of 8 validation videos are saved in samples/000000, samples/000003; this page shows the 3 of them that fit."
+    )
+
+
+def test_runs_share_the_room_and_show_the_same_videos(tmp_path, monkeypatch):
+    runs = [record_run(tmp_path / name, last=7, gains=gains) for name, gains in (("a", (0.1, 0.2)), ("b", (0.3, 0.0)))]
+    sizes = [file.stat().st_size for run in runs for file in run.glob("samples/*/*.mp4")]
+    monkeypatch.setattr(page, "embed", lambda rows: embed(rows, 8 * max(sizes)))
+    write_report(runs, tmp_path / "page.html")
+    data, note = data_of(tmp_path / "page.html")
+    shown = [
+        {video["after"]["number"] for video in run["videos"] if "clip" in video["before"] and "clip" in video["after"]}
+        for run in data["runs"].values()
+    ]
+    assert len(shown[0]) == 2 and shown[0] == shown[1]
+    assert "this page shows the 2 of them that fit" in note
+
+
+@pytest.mark.slow
+def test_a_comparison_of_four_runs_shows_all_their_full_size_videos(full, tmp_path):
+    folders = [record_run(tmp_path / f"run{number}", last=2) for number in range(4)]
+    for number, clip in enumerate(sorted(tmp_path.glob("run?/samples/000003/*.mp4"))):
+        copy_distinct(full, clip, number)
+        base = clip.parents[1] / "000000" / clip.name
+        copy_distinct(full, base, 100 + int(clip.stem))
+    write_report(folders, tmp_path / "page.html")
+    data, note = data_of(tmp_path / "page.html")
+    entries = entries_of(data)
+    assert len(entries) == 24 and all("clip" in entry for entry in entries)
+    assert len(data["originals"]) == 4 * 3 + 3 and note.startswith("3 of 8 validation videos are shown")
+
+
+def test_a_run_of_10_000_iterations_has_a_page_of_limited_size(tmp_path):
+    folder = record_run(tmp_path / "run")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    numbered = ({**lines[k % 3], "iteration": k, "time/since_start": 9.0 * k} for k in range(1, 10_001))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in numbered))
     write_report([folder], tmp_path / "page.html")
-    text = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert len(text) < 15e6 and 0 < text.count('"clip": ') < 16
-    next(folder.glob("samples/000003/*.mp4")).unlink()  # deleted to save disk space
-    write_report([folder], tmp_path / "page.html")
+    data, _ = data_of(tmp_path / "page.html")
+    assert len((tmp_path / "page.html").read_bytes()) < 7e6
+    drawn = data["runs"]["run"]["metrics"]["iteration"]
+    assert drawn[0] == 1 and drawn[-1] == 10_000 and len(drawn) <= 501
 
 
 def test_a_long_run_is_thinned_and_keeps_its_last_iteration(tmp_path):
     run = read_run(record_run(tmp_path / "run"))
     run.lines[:] = [{"iteration": number} for number in range(1, 1202)]
     run.hours[:] = range(1201)
-    drawn = page_data(run, {}, 1)["metrics"]["iteration"]
+    drawn = page_data(run, 1)["metrics"]["iteration"]
     assert drawn[0] == 1 and drawn[-1] == 1201 and len(drawn) <= 501
 
 

@@ -12,10 +12,11 @@ from hyvideo.data.videos import to_uint8
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation.reward_hacking.held_out_metrics import (
+    SetMetrics,
     diversity,
-    measure_all,
-    measure_sets,
     measure_video,
+    measure_videos,
+    summarise_videos,
     thumbnail,
 )
 from hyvideo.evaluation.reward_hacking.rule import Dispersion, ValidationStats, find_shifts
@@ -118,8 +119,8 @@ def test_diversity_is_the_mean_distance_within_a_prompt():
 def measured(videos, prompts, rewards=None):
     scored = rewards or [Reward(1.0, {})] * len(videos)
     scorer = AsyncScorer({}, {"VQ": 1.0})
-    rows = range(len(videos))
-    return measure_all(dict(zip(rows, videos)), dict(zip(rows, scored)), prompts, prompts, scorer, Mesh(0, 1, 1))
+    found = measure_videos(dict(enumerate(videos)), dict(enumerate(scored)), prompts, scorer)
+    return summarise_videos(found, prompts, Mesh(0, 1, 1))
 
 
 def test_equal_videos_have_diversity_0_and_means_are_over_videos():
@@ -141,6 +142,12 @@ def test_scores_without_weight_are_measured():
 # --- of the whole set -------------------------------------------------------------------------------------------------
 
 ALONE = Mesh(0, 1, 1)
+
+
+def measure_sets(videos, prompts, scorer, mesh):
+    metrics = SetMetrics(scorer)
+    metrics.add(videos, prompts)
+    return metrics.summarise(len(prompts), mesh)
 
 
 class Average:
@@ -181,6 +188,17 @@ def test_set_metrics_do_not_depend_on_the_number_of_ranks():
         frechet_distance(moments(whole), scorer.scorers["test"].reference), rel=1e-4
     )
     assert measure_sets({}, [], scorer, ALONE) == ({}, {})
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_a_set_in_parts_has_the_metrics_of_the_whole_set(size):
+    """A part may have no video that was decoded."""
+    videos, prompts = dict(enumerate(clean_clips(9))) | {4: None}, ["a red circle moves up"] * 9
+    scorer = AsyncScorer({"test": MiniatureScorer("assets/miniature")}, {})
+    metrics = SetMetrics(scorer)
+    for start in range(0, 9, size):
+        metrics.add({row: videos[row] for row in range(start, min(start + size, 9))}, prompts)
+    assert metrics.summarise(9, ALONE) == measure_sets(videos, prompts, scorer, ALONE)
 
 
 def test_a_rank_without_videos_receives_the_set_metrics():

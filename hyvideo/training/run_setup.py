@@ -82,11 +82,12 @@ class RunParts:
         trained = encoded if config.num_branches == 2 else requests
         self.policy = Policy(config, mesh, device, trained)
         self.pipeline = make_pipeline(config.rollout, config.model.dtype, self.policy.transformer, vae, negative)
-        self.pipeline.with_progress = progress.steps
+        self.signals = PreemptionSignals(mesh)
+        self.pipeline.with_progress = partial(progress.steps, check=self.signals.check)
         for size in dict.fromkeys(config.video_sizes.values()):
             self.pipeline.try_decoding(*size, batch_size=config.rollout.decode_batch_size)
         sizes = {"group_size": config.rollout.num_generations, "num_rollouts": plan.rollouts}
-        self.cost, self.signals = Cost(run), PreemptionSignals(mesh)
+        self.cost = Cost(run)
         common = {"cost": self.cost, "check": self.signals.check}
         self.collector = RolloutCollector(
             config, mesh, self.pipeline, self.encoder, self.scorer, requests, plan=plan, **common

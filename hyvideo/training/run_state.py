@@ -36,9 +36,10 @@ class Progress:
         self._show(stage, self.iteration, part)
 
     def steps(self, schedule: Sequence[int], check: Callable[[], None] = lambda: None) -> Iterator[int]:
-        """Yield the sampler's steps and show each in the progress; ``check`` is called before each, and may raise."""
+        """Yield the sampler's steps and report each as a part of the stage; ``check``, called before each, may raise."""
         for number, step in enumerate(schedule, 1):
             check()
+            self._on_stage(self._stage, self.iteration)
             self._show(self._stage, self.iteration, f"{self._part}, step {number}/{len(schedule)}")
             yield step
 

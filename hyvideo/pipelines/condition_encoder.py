@@ -1,7 +1,7 @@
 """Encoding of prompts and reference images to conditions, whose distinct parts are encoded once.
 
 An encoder is loaded when it is first needed. Encoded parts stay on disk with a `PartStore`, else in memory, of which
-they use at most 1 GiB: about 700 prompts of 200 tokens of HunyuanVideo-1.5.
+they use at most 1 GiB: about 700 prompts of 200 tokens with 3584 channels.
 """
 
 import functools

@@ -36,7 +36,7 @@ class Progress:
         self._show(stage, self.iteration, part)
 
     def steps(self, schedule: Sequence[int], check: Callable[[], None] = lambda: None) -> Iterator[int]:
-        """Yield the sampler's steps and report each as a part of the stage; ``check``, called before each, may raise."""
+        """Yield the sampler's steps and report each as a part of the stage; ``check``, called before it, may raise."""
         for number, step in enumerate(schedule, 1):
             check()
             self._on_stage(self._stage, self.iteration)

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+MAX_WAITING = 128  # active requests, each of which may wait for memory or for its scores
+
 
 @dataclass(frozen=True)
 class Limits:

@@ -27,7 +27,7 @@ from hyvideo.data.outside import parse_json
 from hyvideo.models.reward_models.async_scorer import score_safely
 from hyvideo.models.reward_models.rewards import Scorer, ScoreResult
 from hyvideo.models.reward_models.service import protocol
-from hyvideo.models.reward_models.service.limits import Limits
+from hyvideo.models.reward_models.service.limits import MAX_WAITING, Limits
 
 _DECODERS = 4  # threads; those that check prompts stay free
 
@@ -114,7 +114,7 @@ def create_app(
     token: str | None = None,
     limits: Limits | None = None,
     max_videos: int = 16,
-    max_waiting: int = 64,
+    max_waiting: int = MAX_WAITING,
 ) -> FastAPI:
     """Create the service. All routes except /health require the token; ``max_waiting`` limits the active requests."""
     if max_waiting < 1:

@@ -3,7 +3,7 @@
 import hashlib
 import os
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -189,11 +189,17 @@ def weights_seed(model: ModelSettings) -> int | None:
 
 
 def precompute_conditions(
-    encoder: ConditionEncoder, requests_and_sizes: Iterable[tuple[list[Request], tuple[int, int, int]]], mesh: Mesh
+    encoder: ConditionEncoder,
+    requests_and_sizes: Iterable[tuple[list[Request], tuple[int, int, int]]],
+    mesh: Mesh,
+    *,
+    on_stage: Callable[[str, str], None] = lambda stage, part: None,  # called for each prompt
 ) -> None:
     """Encode all requests at their (frames, height, width), split over the ranks; then unload the encoders."""
     for requests, (_, height, width) in requests_and_sizes:
-        for request in requests[mesh.rank :: mesh.world_size]:
+        own = requests[mesh.rank :: mesh.world_size]
+        for number, request in enumerate(own, 1):
+            on_stage("conditions", f"prompt {number}/{len(own)}")
             encoder([request], height=height, width=width)
     encoder.release()
     barrier(mesh)

@@ -74,9 +74,8 @@ class RunParts:
         progress.enter("load", "the text encoders and the VAE")
         self.encoder, vae = load_encoder(config, device)
         if config.model.precompute_conditions:
-            progress.enter("conditions", f"all {len(encoded + validated)} prompts")
             sized = [(encoded, config.rollout_size), (validated, config.validation_size)]
-            precompute_conditions(self.encoder, sized, mesh)
+            precompute_conditions(self.encoder, sized, mesh, on_stage=progress.enter)
         negative = negative_condition(config.negative_requests, self.encoder, device)
         progress.enter("load", "the transformer")
         trained = encoded if config.num_branches == 2 else requests

@@ -37,7 +37,10 @@ def main() -> int:
 
 
 def run(command: CommandLine, at_end: ExitStack) -> int:
-    """Train and return the exit code: 0, 2 for a user error, 3 for reward hacking, 75 after a signal."""
+    """Train and return the exit code.
+
+    0, 1 if the on-policy check fails, 2 for a user error, 3 for reward hacking, 75 after a signal.
+    """
     config = command.config
     try:
         if command.print_config:
@@ -57,6 +60,7 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
     from hyvideo.distributed.ownership import NotOwner
     from hyvideo.evaluation.pilot import print_pilot
     from hyvideo.evaluation.run_summary import print_summary
+    from hyvideo.training.on_policy_check import OffPolicyError
     from hyvideo.training.preemption import Stopped
 
     if trainer.mesh.is_main:
@@ -64,8 +68,9 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
     code = 0
     try:
         trainer.train()
-    except (RewardHacking, Stopped, NotOwner) as error:
-        code = {RewardHacking: 3, Stopped: processes.STOPPED_CODE, NotOwner: 2}[type(error)]
+    except (RewardHacking, Stopped, NotOwner, OffPolicyError) as error:  # raised by all ranks together
+        codes = {RewardHacking: 3, Stopped: processes.STOPPED_CODE, NotOwner: 2, OffPolicyError: 1}
+        code = codes[type(error)]
         if trainer.mesh.is_main:
             print(f"post_train.py: {error}", file=sys.stderr)
     if trainer.mesh.is_main and code in (0, 3) and not command.pilot:

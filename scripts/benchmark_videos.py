@@ -51,7 +51,8 @@ def make_videos(options: argparse.Namespace, flags: list[str]) -> None:
         print(fill(TEMPLATES / "plan.txt.jinja", options=options, **facts))
     if options.dry_run:
         return
-    mesh = ranks.start(1, choose_device(config.model.device, processes.local_rank()), timeout=86400.0)
+    device = choose_device(config.model.device, processes.local_rank())
+    mesh = ranks.start(1, device, timeout=ranks.UNEVEN_WORK_TIMEOUT)
     barrier(mesh)  # all processes must list the same videos before the first one is made
     for policy, videos in zip(policies, pending):
         policy.make(videos)

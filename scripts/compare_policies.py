@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> None:
     policies, out = read_policies(options.policies, config.sampled_as_validation()), options.output_dir
     sample_policies(policies, requests, out, only_checks=True)
     device = choose_device(config.model.device, processes.local_rank())
-    mesh = ranks.start(1, device, timeout=config.distributed.collective_timeout)
+    mesh = ranks.start(1, device, timeout=ranks.UNEVEN_WORK_TIMEOUT)
     sample_policies(policies, requests, out)
     barrier(mesh)
     if mesh.is_main:

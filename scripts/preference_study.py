@@ -12,6 +12,7 @@ import sqlite3
 from contextlib import suppress
 from pathlib import Path
 
+from hyvideo.config import processes
 from hyvideo.config.command_line import parse
 from hyvideo.data.outside import Parser, exit_on_error, quote
 from hyvideo.data.prompts import read_requests
@@ -38,6 +39,8 @@ def make(options: argparse.Namespace, flags: list[str]) -> None:
         compare_policies.main(
             ["--policies", *policies, f"--num_prompts={options.pairs}", f"--output_dir={generated}", *flags]
         )
+    if processes.rank() > 0:  # under torchrun, all processes generate videos and the main one writes the study
+        return
     make_study(options.study, {name: folders.get(name, generated / name) for name in paths}, requests, **sizes)
     serving = f"python -m scripts.preference_study serve {shlex.quote(str(options.study))}"
     print(f"wrote a study to {options.study}, raters: {options.raters}; next: {serving}")

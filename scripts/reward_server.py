@@ -12,6 +12,7 @@ import os
 from hyvideo.config.command_line import options_of_scorer
 from hyvideo.data.outside import Parser, exit_on_error
 from hyvideo.models.reward_models.rewards import make_scorer
+from hyvideo.models.reward_models.service.limits import MAX_WAITING
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
@@ -25,7 +26,7 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=8000, help="port; 0 selects a free one")
     parser.add_argument("--max_videos", type=int, default=16, help="videos scored in one batch")
-    parser.add_argument("--max_waiting", type=int, default=64, help="active requests before a 503 reply")
+    parser.add_argument("--max_waiting", type=int, default=MAX_WAITING, help="active requests before a 503 reply")
     options = parser.parse_args()
     with exit_on_error("reward_server.py", (ValueError, OSError, OverflowError)):
         token = os.environ.get("REWARD_SERVER_TOKEN", "").strip() or None

@@ -206,6 +206,16 @@ def test_a_reward_that_exits_does_not_end_the_run_with_code_0(tmp_path, monkeypa
         post_train.main()
 
 
+def test_a_failed_on_policy_check_is_one_message_and_code_1(tmp_path, monkeypatch, capsys):
+    flags = ["--objective", "nft", "--eta", "0", "--output_dir", str(tmp_path / "out"), "--dtype", "fp32"]
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["post_train.py", *SMOKE, *flags])
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr("hyvideo.training.nft_update.EXACT_STEP", -1.0)  # no difference is small enough
+    assert post_train.main() == 1
+    assert "post_train.py: iteration 1, objective nft: the distance between a rollout's" in capsys.readouterr().err
+
+
 def test_print_config_prints_settings_and_plan_and_exits(program, tmp_path):
     result = program("post_train.py", *SMOKE, "--output_dir", tmp_path / "out", "--eta", "0.3", "--print_config")
     assert result.returncode == 0 and "eta: 0.3" in result.stdout

@@ -16,6 +16,8 @@ from hyvideo.models.versions import RELEASED
 
 Problems = Iterator[str]
 REPORTS = ("tensorboard", "wandb")
+MAX_STATE_BYTES = 2**30  # of a checkpoint's state.json
+MAX_LORA_BYTES = 2**40
 
 
 def machine_problems(config: Config) -> Problems:
@@ -102,12 +104,12 @@ def checkpoints_exist(root: str) -> Problems:
 
 
 def initial_lora_exists(path: str) -> Problems:
-    if path and folder_problem(path) and (problem := file_problem(path, 2**40)):
+    if path and folder_problem(path) and (problem := file_problem(path, MAX_LORA_BYTES)):
         yield f"pretrained_lora_path must be a LoRA file or folder, got {quote(path)}: {problem}"
 
 
 def checkpoint_to_resume_exists(path: str) -> Problems:
-    if path not in ("", "latest", "auto") and (problem := file_problem(Path(path) / "state.json", 2**30)):
+    if path not in ("", "latest", "auto") and (problem := file_problem(Path(path) / "state.json", MAX_STATE_BYTES)):
         reason = folder_problem(path) or f"state.json: {problem}"
         yield f"resume_from_checkpoint must be `latest`, `auto` or a checkpoint folder, got {quote(path)}: {reason}"
 

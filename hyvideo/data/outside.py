@@ -121,7 +121,7 @@ def text_problem(text: str, max_bytes: int) -> str | None:
     return None
 
 
-def parse_json(text: str | bytes) -> Any:
+def parse_json(text: str | bytes | bytearray) -> Any:
     """Parse JSON text. Raises ValueError if it is invalid or nested too deeply."""
     try:
         return json.loads(text)

@@ -143,6 +143,9 @@ class PromptOrder:
 
     def indices(self, iteration: int) -> list[int]:
         """Return the indices of the prompts of ``iteration`` (from 1); one may occur twice where two epochs meet."""
-        first = (iteration - 1) * self.prompts_per_iteration
-        places = (divmod(first + number, self.num_prompts) for number in range(self.prompts_per_iteration))
-        return [permutation(self.num_prompts, self.seed, "prompt order", epoch)[place] for epoch, place in places]
+        indices: list[int] = []
+        while missing := self.prompts_per_iteration - len(indices):
+            epoch, place = divmod((iteration - 1) * self.prompts_per_iteration + len(indices), self.num_prompts)
+            order = permutation(self.num_prompts, self.seed, "prompt order", epoch)
+            indices += order[place : place + missing]
+        return indices

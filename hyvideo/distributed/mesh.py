@@ -15,6 +15,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+# Timeout in seconds where ranks share videos unevenly: a rank with fewer waits for the others until the end. It can be
+# long, because torchrun ends all ranks as soon as one fails.
+UNEVEN_WORK_TIMEOUT = 86400.0
+
 
 @dataclass(frozen=True)
 class Mesh:

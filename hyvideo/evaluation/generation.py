@@ -226,7 +226,7 @@ def _start(model: ModelSettings, distributed: DistributedSettings) -> tuple[torc
     check_compiler(distributed)
     if distributed.sp_size == 1:
         return device, ranks.Mesh(processes.rank(), processes.world_size(), 1)
-    return device, ranks.start(distributed.sp_size, device, timeout=86400.0)  # replicas wait for one with more videos
+    return device, ranks.start(distributed.sp_size, device, timeout=ranks.UNEVEN_WORK_TIMEOUT)
 
 
 def _checked_cache(

@@ -126,11 +126,16 @@ class PromptEncoder:
         return [states[index] for index in range(len(prompts))]
 
     def _warn_of_truncation(self, num_tokens: int, limit: int, dropped: list[int], template: str = "") -> None:
-        text = self.tokenizer.decode(dropped, skip_special_tokens=True).removesuffix(template).strip()
-        warnings.warn(
-            f"a prompt has {num_tokens} tokens, but the model reads at most {limit}; truncated text: {quote(text)}",
-            stacklevel=2,
-        )
+        text = self.tokenizer.decode(dropped, skip_special_tokens=True).removesuffix(template)
+        warn_of_truncation("a prompt", num_tokens, limit, text)
+
+
+def warn_of_truncation(what: str, num_tokens: int, limit: int, dropped: str) -> None:
+    """Warn that an encoder does not read ``dropped``, the end of a text."""
+    rest = quote(dropped.strip())
+    warnings.warn(
+        f"{what} has {num_tokens} tokens, but the model reads at most {limit}; truncated text: {rest}", stacklevel=3
+    )
 
 
 def rename_t5(name: str) -> str:

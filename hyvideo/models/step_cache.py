@@ -36,6 +36,11 @@ class StepCaching:
         if not least <= start <= end <= total or interval < 1:
             rule = f"{least} <= --cache_start_step <= --cache_end_step <= {total} and 1 <= --cache_step_interval"
             raise ValueError(f"{rule} must hold, got {start}, {end} and {interval}")
+        if self.cache_type == "deepcache" and num_blocks == 1:
+            raise ValueError(
+                "--cache_type deepcache needs a model of at least 2 blocks, got 1, because it skips all blocks but the "
+                "last one. Use teacache or taylorcache"
+            )
         if not set(self.no_cache_block_id) < set(range(num_blocks)):
             found = " ".join(map(str, self.no_cache_block_id))
             raise ValueError(f"--no_cache_block_id must be some of the blocks 0 to {num_blocks - 1}, got {found}")

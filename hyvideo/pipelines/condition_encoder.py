@@ -1,11 +1,13 @@
 """Encoding of prompts and reference images to conditions, whose distinct parts are encoded once.
 
-An encoder is loaded when it is first needed. Encoded parts stay in memory or, with a `PartStore`, on disk.
+An encoder is loaded when it is first needed. Encoded parts stay on disk with a `PartStore`, else in memory, of which
+they use at most 1 GiB: about 700 prompts of 200 tokens with 3584 channels.
 """
 
 import functools
 import gc
 import hashlib
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +22,28 @@ from hyvideo.models.conditions import Condition, Conditions
 from hyvideo.models.family import Part
 
 Encoded = dict[str, Tensor]  # one part in its stored form
+MAX_CACHE_BYTES = 2**30  # of the parts in memory, in each process
+
+
+class PartCache:
+    """Encoded parts in memory. Above ``max_bytes``, those that have not been used for longest are dropped."""
+
+    def __init__(self, max_bytes: int = MAX_CACHE_BYTES):
+        self.max_bytes = max_bytes
+        self.num_bytes = 0
+        self._parts: OrderedDict[str, Encoded] = OrderedDict()  # least recently used first
+
+    def get(self, key: str) -> Encoded | None:
+        if key in self._parts:
+            self._parts.move_to_end(key)
+        return self._parts.get(key)
+
+    def __setitem__(self, key: str, part: Encoded) -> None:
+        self.num_bytes += _num_bytes(part) - _num_bytes(self._parts.pop(key, {}))
+        self._parts[key] = part
+        while self.num_bytes > self.max_bytes:
+            _, dropped = self._parts.popitem(last=False)
+            self.num_bytes -= _num_bytes(dropped)
 
 
 class PartStore:
@@ -60,7 +84,7 @@ class ConditionEncoder:
         self.parts, self._load = parts, load
         self._loaded: dict[str, Callable[..., list[Encoded]]] = {}
         self.dtype, self.identity = dtype, identity
-        self.store: PartStore | dict[str, Encoded] = {} if store is None else store
+        self.store: PartStore | PartCache = PartCache() if store is None else store
 
     def __call__(self, requests: list[Request], *, height: int = 0, width: int = 0) -> Conditions:
         """Return one condition per request, one object for equal requests. Images are fitted to the size in pixels."""
@@ -97,6 +121,10 @@ class ConditionEncoder:
     def _key(self, kind: str, content: str) -> str:
         text = f"{kind}\0{self.identity}\0{self.dtype}\0{content}".encode(errors="surrogatepass")
         return f"{kind}-{hashlib.blake2b(text, digest_size=16).hexdigest()}"
+
+
+def _num_bytes(part: Encoded) -> int:
+    return sum(tensor.untyped_storage().nbytes() for tensor in part.values())
 
 
 @functools.lru_cache(maxsize=4096)

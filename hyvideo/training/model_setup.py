@@ -2,7 +2,8 @@
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -67,6 +68,8 @@ def load_encoder(
     root, dtype = Path(model.pretrained_model_root), DTYPES[model.encoder_dtype]
     family = loading.read_family(loading.transformer_folder(root, model.transformer_version))
     common = {"device": device, "random_weights_seed": weights_seed(model)}
+    if advice := slow_vae_advice(model.vae_dtype, device):
+        warnings.warn(advice, stacklevel=2)
     vae = loading.load_vae(root, dtype=DTYPES[model.vae_dtype], **common)
     set_tiling(vae, Tiling(model.vae_tile_size, model.vae_tile_overlap))
     if model.vae_offload:
@@ -81,6 +84,21 @@ def load_encoder(
         store=PartStore(folder) if folder else None,
     )
     return encoder, vae
+
+
+def slow_vae_advice(vae_dtype: str, device: torch.device) -> str:
+    """Return advice if the VAE runs on a CPU that has no fast convolutions in fp16, else an empty string."""
+    if device.type != "cpu" or vae_dtype != "fp16" or "fp16" in (fast := fast_cpu_dtypes()):
+        return ""
+    faster = "bf16" if "bf16" in fast else "fp32"
+    return f"vae_dtype fp16 takes many times as long as {faster} on this CPU; set vae_dtype {faster}"
+
+
+def fast_cpu_dtypes() -> list[str]:
+    """Return the dtypes for which torch has fast convolutions on this CPU."""
+    mkldnn = torch.ops.mkldnn
+    supported = {"bf16": mkldnn._is_mkldnn_bf16_supported(), "fp16": mkldnn._is_mkldnn_fp16_supported()}
+    return ["fp32", *(name for name, is_supported in supported.items() if is_supported)]
 
 
 def load_pipeline(
@@ -171,11 +189,17 @@ def weights_seed(model: ModelSettings) -> int | None:
 
 
 def precompute_conditions(
-    encoder: ConditionEncoder, requests_and_sizes: Iterable[tuple[list[Request], tuple[int, int, int]]], mesh: Mesh
+    encoder: ConditionEncoder,
+    requests_and_sizes: Iterable[tuple[list[Request], tuple[int, int, int]]],
+    mesh: Mesh,
+    *,
+    on_stage: Callable[[str, str], None] = lambda stage, part: None,  # called for each prompt
 ) -> None:
     """Encode all requests at their (frames, height, width), split over the ranks; then unload the encoders."""
     for requests, (_, height, width) in requests_and_sizes:
-        for request in requests[mesh.rank :: mesh.world_size]:
+        own = requests[mesh.rank :: mesh.world_size]
+        for number, request in enumerate(own, 1):
+            on_stage("conditions", f"prompt {number}/{len(own)}")
             encoder([request], height=height, width=width)
     encoder.release()
     barrier(mesh)

@@ -21,6 +21,8 @@ from hyvideo.training.rollout_batch import RolloutBatch, select
 
 # Relative rounding errors of a step: if only the order of additions differs; if batch shapes differ in bf16.
 EXACT_STEP, ROUNDED_STEP = 1e-4, 5e-2
+ZERO_ERROR = "the velocity error on re-noised rollouts, relative to that of a zero velocity, is"
+UNTRAINED = "timesteps or noise are wrong, or the model is not trained (then set random_weights or gate_interval 0)"
 
 
 class NFTUpdate(PolicyUpdate):
@@ -102,8 +104,9 @@ class NFTUpdate(PolicyUpdate):
 
     def _check_fresh(self, work: UpdateWork, deviations: list[Tensor]) -> None:
         """Raise OffPolicyError, on all ranks together, if the first update violates an invariant: the policy equals the
-        rollout policy and the old policy, its velocity is closer to the target than zero is, and the best and the worst
-        rollouts have opposite gradients. Checks that need extra forward passes run only after the first pass."""
+        rollout policy and the old policy, its velocity is closer to the target than zero is, unless its weights are
+        random, and the best and the worst rollouts have opposite gradients. Checks that need extra forward passes run
+        only after the first pass."""
         rows = [row for a_pass in work.passes for row in a_pass.rows]
         checked = self._checked_values(work.rollouts, rows[0] if rows else 0) if len(deviations) == 1 else {}
         distance = torch.stack([*deviations, *self._distances]).amax()
@@ -113,7 +116,10 @@ class NFTUpdate(PolicyUpdate):
         largest = gather_ranks(values if rows else torch.full_like(values, -1.0), self.mesh).amax(0).tolist()
         for (text, (_, limit)), value in zip(checked.items(), largest):
             if not value <= limit:
-                raise OffPolicyError(f"iteration {work.iteration}, objective nft: {text} {value:.3g}, above {limit:g}")
+                advice = f"; {UNTRAINED}" if text == ZERO_ERROR else ""
+                raise OffPolicyError(
+                    f"iteration {work.iteration}, objective nft: {text} {value:.3g}, above {limit:g}{advice}"
+                )
 
     def _checked_values(self, rollouts: RolloutBatch, row: int) -> dict[str, tuple[Tensor, float]]:
         """Return checked values and their limits for one rollout, by the text of the error. Shape of each: ()."""
@@ -121,17 +127,18 @@ class NFTUpdate(PolicyUpdate):
         with torch.no_grad():
             velocity, target = self._velocity(rollouts, [row], noisiest)
             replay_distance, zero_error = self._replay_distance(rollouts, row), mean_square(target)
-        return {
+        checked = {
             "the distance between a rollout's first step and its replay is": (replay_distance, self._tolerance),
-            "the velocity error on re-noised rollouts, relative to that of a zero velocity, is": (
-                mean_square(velocity - target) / zero_error,
-                max(1.0, self.pipeline.sampling.guidance_scale) ** 2,  # guidance adds the distance between its branches
-            ),
             "the gradient of the worst rollouts, relative to that of the best rollouts, is": (
                 self._contrast(velocity, target),
                 -0.5,
             ),
         }
+        if not self.config.model.random_weights:
+            error = mean_square(velocity - target) / zero_error
+            # Guidance adds the distance between its branches.
+            checked[ZERO_ERROR] = error, max(1.0, self.pipeline.sampling.guidance_scale) ** 2
+        return checked
 
     def _contrast(self, velocity: Tensor, target: Tensor) -> Tensor:
         """Return the loss gradient at the lowest advantage divided by that at the highest; expected: -1. Shape: ()."""

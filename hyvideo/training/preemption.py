@@ -4,9 +4,10 @@
     SIGTERM                                                         the same; under torchrun, exit at once
     Ctrl-C twice                                                    exit at once
 
-The ranks check for signals with a CPU collective between transformer passes, so that all stop at the same pass. After
-the first optimizer step of an iteration they do not check until its end, because the state before the iteration is
-gone. Under torchrun, SIGTERM may also mean that another rank has failed; saving would wait for that rank.
+The ranks check for signals with a CPU collective before each step of a sampler and each pass of an update, so that all
+stop at the same one. After the first optimizer step of an iteration they do not check until its end, because the state
+before the iteration is gone. Under torchrun, SIGTERM may also mean that another rank has failed; saving would wait for
+that rank.
 """
 
 import os

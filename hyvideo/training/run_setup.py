@@ -74,19 +74,19 @@ class RunParts:
         progress.enter("load", "the text encoders and the VAE")
         self.encoder, vae = load_encoder(config, device)
         if config.model.precompute_conditions:
-            progress.enter("conditions", f"all {len(encoded + validated)} prompts")
             sized = [(encoded, config.rollout_size), (validated, config.validation_size)]
-            precompute_conditions(self.encoder, sized, mesh)
+            precompute_conditions(self.encoder, sized, mesh, on_stage=progress.enter)
         negative = negative_condition(config.negative_requests, self.encoder, device)
         progress.enter("load", "the transformer")
         trained = encoded if config.num_branches == 2 else requests
         self.policy = Policy(config, mesh, device, trained)
         self.pipeline = make_pipeline(config.rollout, config.model.dtype, self.policy.transformer, vae, negative)
-        self.pipeline.with_progress = progress.steps
+        self.signals = PreemptionSignals(mesh)
+        self.pipeline.with_progress = partial(progress.steps, check=self.signals.check)
         for size in dict.fromkeys(config.video_sizes.values()):
             self.pipeline.try_decoding(*size, batch_size=config.rollout.decode_batch_size)
         sizes = {"group_size": config.rollout.num_generations, "num_rollouts": plan.rollouts}
-        self.cost, self.signals = Cost(run), PreemptionSignals(mesh)
+        self.cost = Cost(run)
         common = {"cost": self.cost, "check": self.signals.check}
         self.collector = RolloutCollector(
             config, mesh, self.pipeline, self.encoder, self.scorer, requests, plan=plan, **common

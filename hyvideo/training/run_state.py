@@ -35,9 +35,11 @@ class Progress:
         self._on_stage(stage, self.iteration)
         self._show(stage, self.iteration, part)
 
-    def steps(self, schedule: Sequence[int]) -> Iterator[int]:
-        """Yield the sampler's steps and show each in the progress."""
+    def steps(self, schedule: Sequence[int], check: Callable[[], None] = lambda: None) -> Iterator[int]:
+        """Yield the sampler's steps and report each as a part of the stage; ``check``, called before it, may raise."""
         for number, step in enumerate(schedule, 1):
+            check()
+            self._on_stage(self._stage, self.iteration)
             self._show(self._stage, self.iteration, f"{self._part}, step {number}/{len(schedule)}")
             yield step
 

@@ -1,8 +1,13 @@
 """Tests of reading prompts and of their order over iterations."""
 
+import hashlib
+import json
+
 import pytest
 
+from hyvideo.data import prompts
 from hyvideo.data.prompts import PromptOrder, Request, are_seen, hash_requests, read_requests
+from hyvideo.data.randomness import permutation
 
 
 @pytest.fixture
@@ -153,6 +158,30 @@ def test_each_epoch_visits_every_prompt_once(num_prompts, prompts_per_iteration)
     assert len(visited) == 3 * num_prompts * prompts_per_iteration
     for start in range(0, 3 * num_prompts, num_prompts):
         assert sorted(visited[start : start + num_prompts]) == list(range(num_prompts))
+
+
+def test_the_order_is_that_of_earlier_versions():
+    """A resumed run continues with the same prompts."""
+    orders = [
+        PromptOrder(num_prompts, count, seed).indices(iteration)
+        for num_prompts in (1, 2, 5, 64, 1000)
+        for count in (1, 3, 16, 70)
+        for seed in (0, 1, -5, 2**40)
+        for iteration in (1, 2, 3, 50)
+    ]
+    assert PromptOrder(7, 5, seed=3).indices(2) == [2, 0, 0, 5, 4]
+    assert PromptOrder(3, 8, seed=0).indices(2) == [2, 0, 1, 2, 0, 2, 1, 1]
+    assert hashlib.blake2b(json.dumps(orders).encode(), digest_size=8).hexdigest() == "ebcdd902173cd42e"
+
+
+def test_an_iteration_permutes_the_prompts_once_per_epoch(monkeypatch):
+    """With a million prompts, a permutation takes a tenth of a second."""
+    epochs = []
+    monkeypatch.setattr(prompts, "permutation", lambda *key: epochs.append(key[-1]) or permutation(*key))
+    PromptOrder(num_prompts=100, prompts_per_iteration=64, seed=0).indices(1)
+    PromptOrder(num_prompts=100, prompts_per_iteration=64, seed=0).indices(2)
+    PromptOrder(num_prompts=100, prompts_per_iteration=250, seed=0).indices(2)
+    assert epochs == [0] + [0, 1] + [2, 3, 4]
 
 
 def test_the_first_iteration_starts_the_first_epoch():

@@ -202,6 +202,8 @@ def test_a_run_reports_its_stages(tiny_config, mesh):
     entered = [stage for stage, _ in groupby(stage for stage, _ in stages if not stage.startswith("after "))]
     passes = trainer.plan.num_trained_steps * trainer.plan.rollouts // config.loss.mini_batch_size_per_update
     assert stages.count(("update", 1)) == 1 + passes  # a long stage is reported in parts
+    assert stages.count(("rollout", 1)) == 1 + config.rollout.grpo_sampling_steps
+    assert stages.count(("validation", 0)) == 2 + 1 + config.record.validation_steps  # in one batch
     assert entered[1:5] == ["validation", "validation reward", "conditions", "rollout"]
     assert entered[5:11] == ["decode", "anchor", "reward", "record", "update", "validation"]
     assert entered[11:] == ["validation reward", "save", "end"]

@@ -144,3 +144,13 @@ def test_a_schedule_must_fit_the_steps_and_the_blocks(changes, message):
     StepCaching(cache_start_step=0, no_cache_block_id=(0, 2, 3)).check(50, 4)
     with pytest.raises(ValueError, match=message):
         StepCaching(**changes).check(50, 4)
+
+
+def test_deepcache_needs_two_blocks():
+    with pytest.raises(ValueError, match="deepcache needs a model of at least 2 blocks, got 1.*Use teacache"):
+        StepCaching().check(50, 1)
+    for caching in (StepCaching("teacache"), StepCaching("taylorcache")):
+        caching.check(50, 1)
+        assert caching.num_skipped(1) == 1
+    StepCaching().check(50, 2)
+    assert StepCaching().num_skipped(2) == 1

@@ -8,7 +8,7 @@ from hyvideo.models.hunyuan_video15.encoders import load_text_encoder
 from hyvideo.models.hunyuan_video15.family import FAMILY
 from hyvideo.models.hunyuan_video15.prompt_encoders import TextEncoder
 from hyvideo.pipelines import condition_encoder
-from hyvideo.pipelines.condition_encoder import ConditionEncoder, PartStore
+from hyvideo.pipelines.condition_encoder import ConditionEncoder, PartCache, PartStore
 
 PROMPTS = ["a red circle moves up", "a blue square moves left slowly and then stops", "", "a red circle moves up"]
 REQUESTS = [Request(prompt) for prompt in PROMPTS]
@@ -88,6 +88,27 @@ def test_an_image_is_encoded_again_for_another_size_and_after_its_file_changed(t
     encoder([request], height=32, width=32)
     sizes = [(32, 32), (32, 48), (48, 32), (32, 32)]
     assert seen == [("text", 32, 32), *(("image", *size) for size in sizes)]
+
+
+def test_the_parts_in_memory_have_a_limit_above_which_the_least_recently_used_is_encoded_again(make):
+    encoder, encoded = make()
+    (condition,) = encoder(REQUESTS[:1]).samples
+    two = 2 * condition.text.nbytes
+    encoder, encoded = make(store=PartCache(max_bytes=two))
+    same_length = [Request(f"a {color} circle moves up") for color in ("red", "blue", "green")]
+    for number in (0, 1, 0, 2, 0, 1):
+        (again,) = encoder([same_length[number]]).samples
+        assert encoder.store.num_bytes <= two
+    assert encoded == [same_length[number].prompt for number in (0, 1, 2, 1)]
+    conditions = encoder(same_length).samples  # more at once than the limit
+    assert all(torch.equal(a.text, b.text) for a, b in zip(conditions, make()[0](same_length).samples))
+
+
+def test_replacing_a_part_in_memory_does_not_count_it_twice():
+    cache = PartCache(max_bytes=40)
+    for _ in range(3):
+        cache["a"] = {"states": torch.zeros(8)}
+    assert cache.num_bytes == 32 and cache.get("a") is not None
 
 
 # --- on disk -------------------------------------------------------------------------------------

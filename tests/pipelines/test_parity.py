@@ -146,3 +146,13 @@ def test_a_prompt_may_contain_a_special_token_of_the_glyph_encoder(root):
     assert tokenizer("<color-1>").input_ids[0] == 385
     special, other = (GlyphEncoder(tokenizer, model)(f'Text "{text}". ') for text in ("<color-1>", "<colour1>"))
     assert len(special) == len(other) - 8
+
+
+@pytest.mark.parametrize("unit, fits", [("a", 255), ("中", 85)])  # bytes of UTF-8, and an end token
+def test_quoted_text_above_256_tokens_is_truncated_with_a_warning_that_shows_the_rest(root, recwarn, unit, fits):
+    encode = GlyphEncoder(*load_glyph_encoder(root))
+    whole = encode(unit * fits)
+    assert len(whole) == 256 and not recwarn
+    number = 256 + len(unit.encode())
+    with pytest.warns(UserWarning, match=rf"quoted text .* {number} tokens, .* at most 256; truncated text: '{unit}'"):
+        assert torch.equal(encode(unit * (fits + 1)), whole)

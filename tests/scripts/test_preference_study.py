@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from hyvideo.config import processes
 from scripts import preference_study
 from tests.evaluation.preference.conftest import write_folder
 
@@ -60,6 +61,16 @@ def test_methods_are_folders_or_policies_whose_videos_are_generated(call, tmp_pa
     assert code == 2 and output.startswith(f"preference_study.py: {tmp_path}/other.json: answers must belong to")
     code, output = call("serve", tmp_path / "study", "--static", tmp_path / "pages")
     assert code == 0 and f"wrote the pages of 2 raters to {tmp_path}/pages" in output
+
+
+def test_of_several_processes_only_the_main_one_writes_the_study(call, tmp_path, monkeypatch):
+    folders = [f"{name}={write_folder(tmp_path / name)}" for name in ("ours", "theirs")]
+    make = ("make", tmp_path / "study", "--raters", 2, "--pairs", 2, "--checks", 1, "--methods", *folders)
+    for rank, is_written in ((1, False), (0, True)):
+        monkeypatch.setattr(processes, "rank", lambda rank=rank: rank)
+        code, output = call(*make)
+        assert (code, "wrote a study" in output) == (0, is_written), output
+        assert (tmp_path / "study/study.json").exists() == is_written
 
 
 def test_an_invalid_study_is_rejected_before_videos_are_generated(call, tmp_path):

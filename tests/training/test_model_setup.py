@@ -4,7 +4,11 @@ import json
 from contextlib import ExitStack
 from pathlib import Path
 
-from hyvideo.training.model_setup import _SAMPLE_BYTES, _encoder_hash
+import pytest
+import torch
+
+from hyvideo.training import model_setup
+from hyvideo.training.model_setup import _SAMPLE_BYTES, _encoder_hash, load_encoder, slow_vae_advice
 from tests.distributed.launch import launch
 
 
@@ -43,6 +47,17 @@ def test_a_deterministic_run_works_and_has_the_same_results_on_a_cpu(tmp_path):
     assert after == {"algorithms": True, "cudnn": True, "cublas": ":4096:8", "filled": False}
     compared = [name for name in plain if not name.startswith(("time/", "memory/", "perf/"))]
     assert len(compared) > 20 and [name for name in compared if plain[name] != deterministic[name]] == []
+
+
+@pytest.mark.parametrize("fast, faster", [(["fp32", "bf16"], "bf16"), (["fp32"], "fp32")])
+def test_a_vae_in_fp16_on_a_cpu_without_fp16_convolutions_gives_advice(tiny_config, monkeypatch, fast, faster):
+    assert set(model_setup.fast_cpu_dtypes()) - {"bf16", "fp16"} == {"fp32"}
+    monkeypatch.setattr(model_setup, "fast_cpu_dtypes", lambda: fast)
+    with pytest.warns(UserWarning, match=f"fp16 takes many times as long as {faster} on this CPU; set .* {faster}$"):
+        load_encoder(tiny_config.with_settings(vae_dtype="fp16"), torch.device("cpu"))
+    assert not slow_vae_advice(faster, torch.device("cpu")) and not slow_vae_advice("fp16", torch.device("cuda"))
+    monkeypatch.setattr(model_setup, "fast_cpu_dtypes", lambda: ["fp32", "bf16", "fp16"])
+    assert not slow_vae_advice("fp16", torch.device("cpu"))
 
 
 def test_the_identity_of_the_encoders_depends_on_settings_names_sizes_and_sampled_bytes(tmp_path):

@@ -220,6 +220,21 @@ def test_noise_levels_in_the_wrong_unit_stop_the_run(trainer, monkeypatch):
         trainer.update(rollouts, anchor, 1)
 
 
+def test_an_untrained_model_passes_the_check_only_with_random_weights(trainer):
+    config = trainer.config.with_settings(random_weights=True)
+    trainer = Trainer(config, trainer.mesh, CPU)
+    rollouts = sample_rollouts(trainer)
+    trainer.update.config = config.with_settings(random_weights=False)  # as if the weights were those of a file
+    with pytest.raises(OffPolicyError, match="that of a zero velocity, is 1.*, above 1; .* set random_weights or"):
+        trainer.update(rollouts, trainer.update.anchor_means(rollouts), 1)
+    trainer.update.config = config
+    assert trainer.update(rollouts, trainer.update.anchor_means(rollouts), 1)["grad/norm"] > 0
+    rollouts = sample_rollouts(trainer)
+    change_the_policy(trainer, rollouts)  # the other checks remain
+    with pytest.raises(OffPolicyError, match="first step and its replay"):
+        trainer.update(rollouts, trainer.update.anchor_means(rollouts), 2)
+
+
 def test_an_old_policy_that_follows_the_policy_stops_the_run_at_the_second_update(trainer):
     rollouts = sample_rollouts(trainer)
     anchor = trainer.update.anchor_means(rollouts)

@@ -86,6 +86,23 @@ def test_a_run_stops_at_the_next_pass_and_resumes_to_the_results_of_the_uninterr
     assert all(tensor.equal(expected[name]) for name, tensor in tensors.items())
 
 
+@pytest.mark.parametrize("validates", [False, True])
+def test_a_signal_during_a_batch_stops_the_run_before_the_next_denoising_step(config, mesh, validates):
+    trainer = Trainer(config.with_settings(validate_at_step0=validates), mesh, CPU, scorers={"test": Slow()})
+    pipeline = trainer.validation.pipeline if validates else trainer.pipeline
+    velocity, steps = pipeline.velocity, []
+
+    def interrupted(latents, timestep, conditions):
+        steps.append(timestep[0].item())
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return velocity(latents, timestep, conditions)
+
+    pipeline.velocity = interrupted
+    with pytest.raises(Stopped, match="SIGUSR1"):
+        trainer.train()
+    assert steps == [1000.0] and len(pipeline.scheduler.timesteps) > 1
+
+
 def test_a_signal_during_the_base_validation_stops_the_run_with_nothing_to_save(config, mesh):
     settings = {"validate_at_step0": True, "max_steps": 1, "resume_from_checkpoint": "latest"}
     config = config.with_settings(**settings)

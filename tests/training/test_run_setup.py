@@ -7,6 +7,7 @@ import torch
 
 from hyvideo.config.command_line import load_config
 from hyvideo.config.settings import Config
+from hyvideo.data.prompts import read_requests
 from hyvideo.data.randomness import normal
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.parallelize import parallelize
@@ -220,6 +221,14 @@ def test_the_sampler_follows_the_settings(elsewhere):
     collector = trainer.collector
     assert (collector.noise.seed, collector.noise.is_shared, collector.order.seed) == (7, True, 7)
     assert collector.noisy_steps(1) == collector.stochastic_steps[:1]
+
+
+def test_each_precomputed_prompt_is_reported(tiny_config, mesh):
+    """Thousands of prompts take longer than `watchdog_seconds`."""
+    stages = []
+    config = tiny_config.with_settings(precompute_conditions=True)
+    Trainer(config, mesh, CPU, on_stage=lambda stage, iteration: stages.append(stage))
+    assert stages.count("conditions") == len(read_requests(*config.data.prompts_csv)) > 10
 
 
 def test_models_are_loaded_as_the_settings_say(elsewhere):

@@ -19,6 +19,7 @@ from hyvideo.evaluation.generation import Source, generate, video_settings
 from hyvideo.evaluation.video_sampler import Video
 
 Row = tuple[str, list[str]]  # a prompt and its dimensions
+MAX_LIST_BYTES = 2**28
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ def read_list(path: Path, only: list[str], *, is_official: bool) -> tuple[Suite,
 
     Raises ValueError for another form and, if ``is_official``, for other numbers of prompts than published.
     """
-    if problem := file_problem(path, 2**28):
+    if problem := file_problem(path, MAX_LIST_BYTES):
         raise ValueError(f"the list of prompts must be a readable file, got {quote(path)}: {problem}")
     try:
         rows = [(row["prompt_en"], list(row["dimension"])) for row in parse_json(path.read_bytes())]

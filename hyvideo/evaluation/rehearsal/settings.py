@@ -10,8 +10,8 @@ from hyvideo.config.rules import batch_problems
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import Request
 
-MAX_VIDEOS = 2  # per validation and per group
-MAX_BATCHES = 2  # of rollouts per iteration
+NUM_VIDEOS = 2  # per validation and per group
+NUM_BATCHES = 2  # of rollouts per iteration
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ def reduced(config: Config, world_size: int, *, folder: Path, validated: bool) -
         Change("log_video_interval", 1, once),
         Change("validation_interval", 1, once),
         Change("validation_repeats", 1, few),
-        Change("validation_batch_size", min(config.record.validation_batch_size, MAX_VIDEOS), few),
-        Change("log_num_videos", min(config.record.log_num_videos, MAX_VIDEOS), few),
+        Change("validation_batch_size", min(config.record.validation_batch_size, NUM_VIDEOS), few),
+        Change("log_num_videos", min(config.record.log_num_videos, NUM_VIDEOS), few),
         Change("remote_reward_url", "", "the scorers run in its own processes"),
         Change("reward_config", _reward_config(config, folder), thin),
         Change("report_to", [name for name in config.record.report_to if name != "wandb"], "it uses no network"),
@@ -102,7 +102,7 @@ def _reward_config(config: Config, folder: Path) -> str:
 def _batches(config: Config, world_size: int, reason: str) -> list[Change]:
     """Return groups of two rollouts, in as few batches as the updates need, with the layout of the run's groups."""
     rollout = config.rollout
-    batches = min(MAX_BATCHES, rollout.gradient_accumulation_steps)
+    batches = min(NUM_BATCHES, rollout.gradient_accumulation_steps)
     has_shared_groups = rollout.batch_size < rollout.num_generations  # over several replicas
     size = 1 if has_shared_groups and world_size > config.distributed.sp_size else 2
     distributed = config.distributed
@@ -126,4 +126,4 @@ def validation_requests(requests: list[Request]) -> list[Request]:
     by_length = sorted(requests, key=lambda request: len(request.prompt), reverse=True)
     longest = by_length[0]
     others = [request for request in by_length[1:] if '"' in request.prompt or "“" in request.prompt]
-    return [longest, *(others or by_length[1:])[: MAX_VIDEOS - 1]]
+    return [longest, *(others or by_length[1:])[: NUM_VIDEOS - 1]]

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 from hyvideo.models import attention, attention_kernels, decoding
 from hyvideo.models.family import family_of
 
-MAX_TOKENS = 4096  # attention over at most as many tokens is real
+REAL_TOKENS = 4096  # attention over at most as many tokens is real
 
 
 def mean_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -26,7 +26,7 @@ def mean_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
     Shape of each: (batch, heads, tokens, head dim).
     """
-    if query.shape[-2] <= MAX_TOKENS:
+    if query.shape[-2] <= REAL_TOKENS:
         return attention_kernels.scaled_dot_product(query, key, value)
     over_tokens = value.mean(dim=-2, keepdim=True) + 0.1 * key.mean(dim=-2, keepdim=True)
     return 0.1 * query + over_tokens

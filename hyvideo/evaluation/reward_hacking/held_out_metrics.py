@@ -9,7 +9,6 @@ import statistics
 from collections import ChainMap
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from types import SimpleNamespace
 
 import torch
@@ -66,8 +65,8 @@ def diversity(thumbnails: Sequence[Tensor], groups: Sequence[Hashable]) -> Tenso
     members: dict[Hashable, list[int]] = {}
     for number, group in enumerate(groups):
         members.setdefault(group, []).append(number)
-    pairs = [list(combinations(numbers, 2)) for numbers in members.values() if len(numbers) > 1]
-    means = [torch.stack([(thumbnails[a] - thumbnails[b]).abs().mean() for a, b in group]).mean() for group in pairs]
+    stacks = [torch.stack([thumbnails[i] for i in numbers]) for numbers in members.values() if len(numbers) > 1]
+    means = [F.pdist(stack, p=1).mean() / stack.shape[1] for stack in stacks]
     return torch.stack(means) if means else torch.empty(0)
 
 

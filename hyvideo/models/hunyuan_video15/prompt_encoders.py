@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hyvideo.data.images import fit, read_image, to_pixels
 from hyvideo.models.conditions import ImageCondition
-from hyvideo.models.encoders import PromptEncoder
+from hyvideo.models.encoders import PromptEncoder, warn_of_truncation
 from hyvideo.models.offload import device_of, on_device
 
 MAX_TEXT_TOKENS = 1000
@@ -71,7 +71,14 @@ class GlyphEncoder:
 
     @torch.no_grad()
     def __call__(self, text: str) -> Tensor:
-        """Return the states of a text from `glyph_text`, on the CPU. Shape: (tokens, 1472)."""
+        """Return the states of a text from `glyph_text`, on the CPU. Shape: (tokens, 1472).
+
+        ByT5 has one token per byte of UTF-8, of which `MAX_GLYPH_TOKENS` are read, with a warning for a longer text.
+        """
+        every_id = self.tokenizer(text, verbose=False).input_ids
+        if len(every_id) > MAX_GLYPH_TOKENS:  # the last one that is read is the end token
+            dropped = self.tokenizer.decode(every_id[MAX_GLYPH_TOKENS - 1 :], skip_special_tokens=True)
+            warn_of_truncation("the quoted text of a prompt", len(every_id), MAX_GLYPH_TOKENS, dropped)
         ids = self.tokenizer(text, truncation=True, max_length=MAX_GLYPH_TOKENS, return_tensors="pt").input_ids
         return self.model(input_ids=ids.to(self.model.device))[0][0].cpu()
 

@@ -93,8 +93,10 @@ class VlmJudge(Scorer):
         """Return the scores of each video, means over its answers, or the reason why they are missing."""
         requests = []
         for video, prompt in zip(videos, prompts):
-            frames = cache(partial(self._frames, video, fps))  # encoded once, for the first request
-            requests += [partial(self._request, frames, prompt, check) for check in self._checks(prompt)]
+            checks, frames = self._checks(prompt), partial(self._frames, video, fps)
+            if len(checks) > 1:
+                frames = cache(frames)  # encoded once, for the first request
+            requests += [partial(self._request, frames, prompt, check) for check in checks]
         answers = iter(self.endpoint.ask(requests, self.read))
         return [_mean([next(answers) for _ in self._checks(prompt)]) for prompt in prompts]
 

@@ -63,6 +63,7 @@ def test_an_invalid_policy_raises_value_error(words, message):
 
 
 def test_two_processes_generate_all_policies_from_the_same_noise(tmp_path, tiny_config):
+    """The process with fewer videos waits for the other one for longer than `collective_timeout`."""
     transformer = load_transformer("assets/miniature", "miniature", random_weights_seed=RANDOM_WEIGHTS_SEED)
     transformer.save_pretrained(tmp_path / "copy")
     with torch.no_grad():
@@ -70,7 +71,8 @@ def test_two_processes_generate_all_policies_from_the_same_noise(tmp_path, tiny_
     transformer.save_pretrained(tmp_path / "other")
     words = [f"copy={tmp_path / 'copy'}", f"other={tmp_path / 'other'}", "base", "base@2", "base@0"]
     out = tmp_path / "out"
-    ends = start(2, "-m", "scripts.compare_policies", *COMMON, "--out", out, "--num_prompts", 3, "--policies", *words)
+    command = ["-m", "scripts.compare_policies", *COMMON, "--out", out, "--num_prompts", 3, "--policies", *words]
+    ends = start(2, *command, "--collective_timeout", 0.05)
     assert [end.exception() for end in ends] == [None, None]
     for number in range(3):
         copy, other, base = (read_video(out / name / f"{number:04d}.mp4")[0] for name in ("copy", "other", "base"))

@@ -67,7 +67,7 @@ def test_batches_of_two_rollouts_form_whole_groups_for_every_update(updates, bat
     config = config.with_settings(num_generations=4, gradient_accumulation_steps=6)
     processes, small = rehearsed(config, tmp_path)
     check(small, processes, on_this_machine=False)
-    assert small.rollout.gradient_accumulation_steps == rehearsal.MAX_BATCHES
+    assert small.rollout.gradient_accumulation_steps == rehearsal.NUM_BATCHES
     assert small.rollout.batch_size <= 2 * updates
 
 
@@ -128,7 +128,7 @@ def test_the_enlarged_latents_have_the_shape_of_the_decoded_video(family, tmp_pa
 def test_attention_is_real_for_few_tokens_and_depends_on_every_input_for_many():
     few = [torch.randn(1, 2, 8, 4) for _ in range(3)]
     assert torch.equal(stand_ins.mean_attention(*few), stand_ins.attention_kernels.scaled_dot_product(*few))
-    many = [torch.randn(2, 2, stand_ins.MAX_TOKENS + 1, 4, requires_grad=True) for _ in range(3)]
+    many = [torch.randn(2, 2, stand_ins.REAL_TOKENS + 1, 4, requires_grad=True) for _ in range(3)]
     mixed = stand_ins.mean_attention(*many)
     assert mixed.shape == many[0].shape
     mixed.square().sum().backward()

@@ -186,6 +186,10 @@ def test_check_prompts_rejects_reserved_text(folder):
     for token in ("<|startoftext|>", "<|endoftext|>"):
         with pytest.raises(ValueError, match="PickScore cannot score a prompt with the reserved text"):
             scorer.check_prompts(["a cat", f"a {token} b"])
+    scorer.check_prompts(["a <| b"])
+    scorer.tokenizer = None
+    scorer.check_prompts(PROMPTS)  # without tokenizing thousands of prompts
+    scorer.tokenizer = PickScorer(folder).tokenizer
     assert scorer.held_out(CLIPS, PROMPTS) == {}
 
 

@@ -57,6 +57,42 @@ def checks(tmp_path):
     return str(tmp_path / "checks.csv")
 
 
+# --- full size --------------------------------------------------------------------------------------------------------
+
+
+GRADES = completion(json.dumps({"VQ": 2, "MQ": 3, "TA": 4}))
+FULL_SIZE = {  # number of frames, answer and scores of each judge
+    "vlm_judge": (8, GRADES, {"VQ": 2.0, "MQ": 3.0, "TA": 4.0}),
+    "unified_reward": (16, completion(RECORDED), {"Alignment": 2.4036, "Physics": 3.0987, "Style": 3.3889}),
+    "yes_no": (8, yes(0.75), {"checks": pytest.approx(0.75)}),
+}
+
+
+def noise(height, width):
+    """Return 121 equal frames of noise, the largest JPEG files, with the memory of one frame."""
+    return torch.randint(0, 256, (1, 3, height, width), dtype=torch.uint8).expand(121, -1, -1, -1)
+
+
+@pytest.mark.parametrize("name", FULL_SIZE)
+@pytest.mark.parametrize("size", [(480, 864), (720, 1280)])
+def test_a_full_size_clip_is_sent_with_whole_frames_in_at_most_25_megabytes(endpoint, name, size):
+    num_frames, answer, scores = FULL_SIZE[name]
+    server = endpoint(answer)
+    result = score(name, server, video=noise(*size))
+    assert result.scores == scores and not result.reason
+    images = [part["image_url"]["url"] for part in server.requests[0]["messages"][-1]["content"] if "image_url" in part]
+    frame = Image.open(io.BytesIO(base64.b64decode(images[0].partition(",")[2])))
+    assert len(images) == num_frames and frame.size == size[::-1]
+    assert 5e6 < len(json.dumps(server.requests[0])) < 25e6
+
+
+def test_an_endpoint_that_rejects_the_size_of_a_request_gives_a_missing_reward_with_its_reason(endpoint):
+    server = endpoint((413, {}, {"error": "the body is larger than 10 MB"}))
+    result = score("unified_reward", server, video=noise(480, 864))
+    assert result.scores == {} and "status 413: " in result.reason and "larger than 10 MB" in result.reason
+    assert len(server.requests) == 1
+
+
 # --- UnifiedReward-2.0 ------------------------------------------------------------------------------------------------
 
 

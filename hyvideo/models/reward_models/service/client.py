@@ -4,6 +4,7 @@ import asyncio
 import json
 import ssl
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
@@ -18,8 +19,10 @@ from hyvideo.models.reward_models.service import protocol
 
 T = TypeVar("T")
 
+MAX_REQUEST_BYTES = 2**28
 MAX_ANSWER = 2**24  # bytes
 _CONTINUE_TIMEOUT = 1.0  # seconds to wait for "100 Continue" before the body is sent without it
+_CHUNK = 2**20  # bytes that are copied at a time while a body is sent
 
 
 class RequestRejected(RuntimeError):
@@ -46,32 +49,60 @@ class RemoteScorer(Scorer):
         retries: int = SERVICE_ATTEMPTS - 1,  # how often all services are tried again
         backoff: float = 1.0,  # seconds before the first retry, doubled each time; longer if a service requests it
         cooldown: float = 30.0,  # seconds for which a service that failed is skipped
+        max_bytes: int = MAX_REQUEST_BYTES,  # of the videos in a request; a larger video is sent alone
+        max_videos: int = 16,  # in a request
     ):
         if not urls or not all(map(is_address, urls)):
             raise ValueError(f"remote_reward_url must be URLs such as http://127.0.0.1:8000, got {list(urls)!r:.300}")
         self.urls = [url.rstrip("/") for url in urls]
         self.timeout, self.retries, self.backoff, self.cooldown = timeout, retries, backoff, cooldown
+        self.max_bytes, self.max_videos = max_bytes, max_videos
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
         self._certificates = ssl.create_default_context()
         self._excluded_until = dict.fromkeys(self.urls, 0.0)
         self._turn = 0
 
     def score(self, videos: list[Tensor], prompts: list[str], *, fps: float) -> list[ScoreResult]:
-        """Return the result of each video. Raises RequestRejected, or ScorerUnavailable without an answer in time."""
-        body = protocol.encode_request(protocol.ScoreRequest([video.cpu() for video in videos], prompts, fps))
+        """Return the result of each video. A large batch is divided into requests, which are sent one after the other.
+
+        A rejected request is halved; a video that is rejected alone has a reason instead of scores. Raises
+        ScorerUnavailable if the first request is not answered in time; if a later one is not, the videos left have the
+        reason.
+        """
+        results: list[ScoreResult] = []
+        pending = deque(divide([video.nbytes for video in videos], self.max_bytes, self.max_videos))
+        while pending:
+            rows = pending.popleft()
+            try:
+                results += self._score_together([videos[row] for row in rows], [prompts[row] for row in rows], fps)
+            except RequestRejected as error:
+                if len(rows) == 1:
+                    results.append(ScoreResult({}, str(error)))
+                else:
+                    half = len(rows) // 2
+                    pending.extendleft([rows[half:], rows[:half]])
+            except ScorerUnavailable as error:
+                if not results:
+                    raise
+                results += [ScoreResult({}, str(error))] * (len(videos) - len(results))
+                break
+        return results
+
+    def _score_together(self, videos: list[Tensor], prompts: list[str], fps: float) -> list[ScoreResult]:
+        body = protocol.encode_request(protocol.ScoreRequest(videos, prompts, fps))
         return self._request("/score", body, lambda answer: protocol.decode_answer(answer, len(videos)))
 
     def check_prompts(self, prompts: list[str]) -> None:
         """Raise ValueError for a prompt that the service's scorer cannot score, or if no service answers."""
         try:
             body = json.dumps({"prompts": protocol.check_texts(list(prompts))}).encode()
-            problem = self._request("/check_prompts", body, _problem)
+            problem = self._request("/check_prompts", [memoryview(body)], _problem)
         except (ScorerUnavailable, RequestRejected) as error:
             raise ValueError(str(error)) from error
         if problem:
             raise ValueError(problem)
 
-    def _request(self, path: str, body: bytes, read: Callable[[bytes], T]) -> T:
+    def _request(self, path: str, body: list[memoryview], read: Callable[[bytes], T]) -> T:
         """Return the first valid answer of a service, decoded by ``read``."""
         problems: dict[str, str] = {}
         pause = 0.0
@@ -101,7 +132,7 @@ class RemoteScorer(Scorer):
         now = time.monotonic()
         return [url for url in order if self._excluded_until[url] <= now] or order
 
-    def _post(self, url: str, body: bytes) -> bytes:
+    def _post(self, url: str, body: list[memoryview]) -> bytes:
         """Send a request and return the answer's body. Raises TimeoutError if it is not complete in time."""
         loop = asyncio.new_event_loop()
         try:
@@ -120,7 +151,7 @@ class RemoteScorer(Scorer):
             raise _Busy(f"status 503: {message}", min(float(retry_after), self.timeout))
         raise ValueError(f"status {response.status_code}: {message}")
 
-    async def _exchange(self, url: str, body: bytes) -> tuple[h11.Response, bytes]:
+    async def _exchange(self, url: str, body: list[memoryview]) -> tuple[h11.Response, bytes]:
         """Send a request and read its answer; the body is sent after "100 Continue" or a timeout."""
         parts = urlsplit(url)
         port, certificates = (443, self._certificates) if parts.scheme == "https" else (80, None)
@@ -132,16 +163,23 @@ class RemoteScorer(Scorer):
                 connection.receive_data(await reader.read(2**16))
             return event
 
-        headers = {"host": parts.netloc.rpartition("@")[2], "content-length": str(len(body)), "connection": "close"}
-        headers |= {"expect": "100-continue"} | self._headers
+        headers = {
+            "host": parts.netloc.rpartition("@")[2],
+            "content-length": str(sum(map(len, body))),
+            "connection": "close",
+            "expect": "100-continue",
+            **self._headers,
+        }
         try:
             writer.write(connection.send(h11.Request(method="POST", target=parts.path, headers=[*headers.items()])))
             with suppress(TimeoutError):
                 event = await asyncio.wait_for(receive(), _CONTINUE_TIMEOUT)
             if not isinstance(event, h11.Response):
-                writer.write(connection.send(h11.Data(body)))
+                for part in body:
+                    for start in range(0, len(part), _CHUNK):
+                        writer.write(connection.send(h11.Data(part[start : start + _CHUNK])))
+                        await writer.drain()
                 connection.send(h11.EndOfMessage())  # no bytes to send, because the header has the length
-                await writer.drain()
             while not isinstance(event, h11.Response):
                 event = await receive()
             while isinstance(part := await receive(), h11.Data):
@@ -152,6 +190,18 @@ class RemoteScorer(Scorer):
             writer.transport.abort()
             await asyncio.sleep(0)  # lets the event loop close the socket
         return event, bytes(answer)
+
+
+def divide(sizes: Sequence[int], max_bytes: int, max_videos: int) -> list[range]:
+    """Return ranges of videos, in order, each of at most ``max_videos`` and of ``max_bytes`` or one video."""
+    first, total = 0, 0
+    ranges = []
+    for row, size in enumerate(sizes):
+        total += size
+        if row > first and (total > max_bytes or row - first == max_videos):
+            ranges.append(range(first, row))
+            first, total = row, size
+    return [*ranges, range(first, len(sizes))]
 
 
 def _problem(body: bytes) -> str | None:

@@ -2,12 +2,15 @@
 
 from dataclasses import dataclass
 
+MAX_WAITING = 128  # active requests, each of which may wait for memory or for its scores
+
 
 @dataclass(frozen=True)
 class Limits:
     """Limits on requests and connections."""
 
-    body: int = 2**30  # bytes of a /score body
+    body: int = 2**31  # bytes of a /score body
+    memory: int = 2**33  # bytes of the /score bodies in memory; a further request waits before its body is read
     prompts: int = 2**26  # bytes of a /check_prompts body
     seconds: float = 20.0  # for the headers to arrive, and for a body in addition to its length / ``rate``
     rate: float = 2.0**20  # minimum bytes per second of a body

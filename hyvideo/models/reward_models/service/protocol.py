@@ -10,9 +10,8 @@ import math
 from dataclasses import dataclass
 from types import NoneType
 
+import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor
 
 from hyvideo.data.outside import MAX_PROMPT_BYTES, parse_json, text_problem
@@ -33,33 +32,37 @@ class ScoreRequest:
     fps: float
 
 
-def encode_request(request: ScoreRequest) -> bytes:
-    # Copied, because safetensors rejects tensors that share memory.
-    tensors = {f"video.{i}": v.clone(memory_format=torch.contiguous_format) for i, v in enumerate(request.videos)}
-    return save(tensors, metadata={"prompts": json.dumps(request.prompts), "fps": repr(float(request.fps))})
+def encode_request(request: ScoreRequest) -> list[memoryview]:
+    """Return the consecutive parts of a request, without a copy of videos that are on the CPU and contiguous."""
+    header: dict[str, dict] = {
+        "__metadata__": {"prompts": json.dumps(request.prompts), "fps": repr(float(request.fps))}
+    }
+    frames, end = [], 0
+    for number, video in enumerate(request.videos):
+        frames.append(memoryview(video.cpu().contiguous().view(-1).numpy()))
+        start, end = end, end + len(frames[-1])
+        header[f"video.{number}"] = {"dtype": "U8", "shape": list(video.shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # the format aligns the tensors
+    return [memoryview(len(text).to_bytes(8, "little") + text), *frames]
 
 
-def decode_request(body: bytes, limits: Limits) -> ScoreRequest:
-    """Decode a request, checking its header before any tensor is created. Raises BadRequest if it is invalid."""
+def decode_request(body: bytearray, limits: Limits) -> ScoreRequest:
+    """Decode a request. The videos share the memory of ``body``. Raises BadRequest if it is invalid."""
     if len(body) > limits.body:
         raise BadRequest(f"a request may have at most {limits.body} bytes, got {len(body)}")
-    header = _header(body)
+    header, first = _header(body)
     prompts, fps = _metadata(header.pop("__metadata__", None))
     if len(prompts) > limits.videos:
         raise BadRequest(f"a request may have at most {limits.videos} videos, got {len(prompts)}")
     names = [f"video.{number}" for number in range(len(prompts))]
     if header.keys() != set(names):
         raise BadRequest(f"a request needs one tensor video.N per prompt ({len(names)}), got {list(header)!r:.200}")
-    for name in names:
-        _check_entry(name, header[name], limits)
-    try:
-        tensors = load(body)
-    except (SafetensorError, ValueError, RuntimeError) as error:
-        raise BadRequest(f"the body is not a safetensors file: {error}") from error
-    return ScoreRequest([tensors[name] for name in names], prompts, fps)
+    return ScoreRequest([_video(name, header[name], body, first, limits) for name in names], prompts, fps)
 
 
-def _header(body: bytes) -> dict:
+def _header(body: bytearray) -> tuple[dict, int]:
+    """Return the header and the position of the first byte after it."""
     length = int.from_bytes(body[:8], "little")
     try:
         header = parse_json(body[8 : 8 + length]) if length <= min(_MAX_HEADER, len(body) - 8) else None
@@ -67,7 +70,7 @@ def _header(body: bytes) -> dict:
         header = None
     if not isinstance(header, dict):
         raise BadRequest(f"the body must be a safetensors file with a header of at most {_MAX_HEADER} bytes")
-    return header
+    return header, 8 + length
 
 
 def _metadata(metadata: object) -> tuple[list[str], float]:
@@ -82,13 +85,20 @@ def _metadata(metadata: object) -> tuple[list[str], float]:
     raise BadRequest(f"the metadata needs {needed}: {problem}")
 
 
-def _check_entry(name: str, entry: object, limits: Limits) -> None:
+def _video(name: str, entry: object, body: bytearray, first: int, limits: Limits) -> Tensor:
+    """Return the video that ``entry`` of the header describes; offsets count from byte ``first`` of the body."""
     shape = entry.get("shape") if isinstance(entry, dict) and entry.get("dtype") == "U8" else None
     is_shape = isinstance(shape, list) and len(shape) == 4 and all(isinstance(n, int) and n > 0 for n in shape)
     if not is_shape or shape[1] != 3:
         raise BadRequest(f"tensor {name} must be uint8 (frames, 3, height, width), got {entry!r:.200}")
     if shape[0] > limits.frames or shape[2] * shape[3] > limits.pixels:
         raise BadRequest(f"{name} may have at most {limits.frames} frames of {limits.pixels} pixels, got {shape}")
+    offsets, size, available = entry.get("data_offsets"), math.prod(shape), len(body) - first
+    are_integers = isinstance(offsets, list) and len(offsets) == 2 and all(isinstance(n, int) for n in offsets)
+    if not are_integers or not 0 <= offsets[0] <= offsets[1] <= available or offsets[1] - offsets[0] != size:
+        got = f"{offsets!r:.100} of {available} bytes"
+        raise BadRequest(f"data_offsets of {name} must enclose {size} bytes of the body, got {got}")
+    return torch.from_numpy(np.frombuffer(body, np.uint8, size, first + offsets[0]).reshape(shape))
 
 
 def check_texts(prompts: object) -> list[str]:

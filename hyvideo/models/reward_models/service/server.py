@@ -27,9 +27,9 @@ from hyvideo.data.outside import parse_json
 from hyvideo.models.reward_models.async_scorer import score_safely
 from hyvideo.models.reward_models.rewards import Scorer, ScoreResult
 from hyvideo.models.reward_models.service import protocol
-from hyvideo.models.reward_models.service.limits import Limits
+from hyvideo.models.reward_models.service.limits import MAX_WAITING, Limits
 
-_DECODERS = 4  # concurrently decoded requests, each of which needs memory for two copies of its body
+_DECODERS = 4  # threads; those that check prompts stay free
 
 
 class _QueuedVideo(NamedTuple):
@@ -114,14 +114,15 @@ def create_app(
     token: str | None = None,
     limits: Limits | None = None,
     max_videos: int = 16,
-    max_waiting: int = 64,
+    max_waiting: int = MAX_WAITING,
 ) -> FastAPI:
     """Create the service. All routes except /health require the token; ``max_waiting`` limits the active requests."""
     if max_waiting < 1:
         raise ValueError(f"max_waiting must be at least 1, got {max_waiting}")
+    assert limits is None or limits.body <= limits.memory, "a body must fit in the memory"
     limits, decoders = limits or Limits(), anyio.CapacityLimiter(_DECODERS)
     batcher = Batcher(scorer, max_videos=max_videos)
-    active = _ActiveRequests(limits, max_waiting, batcher)
+    active, memory = _ActiveRequests(limits, max_waiting, batcher), _Memory(limits.memory)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -154,13 +155,14 @@ def create_app(
 
     @app.post("/score", dependencies=counted)
     async def score(request: Request) -> dict:
-        decoded = await _decoded(await active.body(request, limits.body), limits, decoders)
-        return protocol.encode_answer(await _answer(batcher.submit(decoded), request))
+        async with memory.hold(_length(request, limits.body)):
+            decoded = await _decoded(await active.body(request, limits.body), limits, decoders)
+            return protocol.encode_answer(await _answer(batcher.submit(decoded), request))
 
     return app
 
 
-async def _decoded(body: bytes, limits: Limits, decoders: anyio.CapacityLimiter) -> protocol.ScoreRequest:
+async def _decoded(body: bytearray, limits: Limits, decoders: anyio.CapacityLimiter) -> protocol.ScoreRequest:
     try:
         return await anyio.to_thread.run_sync(protocol.decode_request, body, limits, limiter=decoders)
     except protocol.BadRequest as error:
@@ -211,12 +213,9 @@ class _ActiveRequests:
         async with self.slots:
             yield
 
-    async def body(self, request: Request, largest: int) -> bytes:
+    async def body(self, request: Request, largest: int) -> bytearray:
         """Return the body. Raises HTTPException as soon as it exceeds ``largest`` bytes or is too slow."""
-        too_large = HTTPException(413, f"a request may have at most {largest} bytes")
-        length = request.headers.get("content-length", "0")
-        if length.isdigit() and int(length) > largest:
-            raise too_large
+        _length(request, largest)
         body, start = bytearray(), asyncio.get_running_loop().time()
         deadline = asyncio.timeout(self.limits.seconds)
         try:
@@ -225,7 +224,7 @@ class _ActiveRequests:
                 async for chunk in request.stream():
                     body += chunk
                     if len(body) > largest:
-                        raise too_large
+                        raise _too_large(largest)
                     if deadline in self._deadlines:
                         deadline.reschedule(start + self.limits.seconds + len(body) / self.limits.rate)
         except TimeoutError as error:
@@ -235,7 +234,7 @@ class _ActiveRequests:
             raise HTTPException(499, "the client disconnected") from error
         finally:
             self._deadlines.discard(deadline)
-        return bytes(body)
+        return body
 
     def _drop_slowest(self) -> bool:
         """Drop the body that lags most behind ``limits.rate``; False if none lags by 5 % of ``limits.seconds``."""
@@ -248,7 +247,43 @@ class _ActiveRequests:
         return True
 
 
-def _prompts(body: bytes) -> list[str]:
+class _Memory:
+    """Bytes for the bodies of requests, which get them in the order of their arrival."""
+
+    def __init__(self, size: int):
+        self._free = size
+        self._next, self._released = asyncio.Lock(), asyncio.Event()
+
+    @asynccontextmanager
+    async def hold(self, size: int) -> AsyncIterator[None]:
+        """Wait until ``size`` bytes are free, and hold them."""
+        async with self._next:  # the lock is fair: one request waits for bytes, the others for it
+            while self._free < size:
+                self._released.clear()
+                await self._released.wait()
+            self._free -= size
+        try:
+            yield
+        finally:
+            self._free += size
+            self._released.set()
+
+
+def _length(request: Request, largest: int) -> int:
+    """Return the length of the body by its header, or ``largest`` without one. Raises HTTPException if it is larger."""
+    length = request.headers.get("content-length", "")
+    if not length.isdigit():
+        return largest
+    if int(length) > largest:
+        raise _too_large(largest)
+    return int(length)
+
+
+def _too_large(largest: int) -> HTTPException:
+    return HTTPException(413, f"a request may have at most {largest} bytes")
+
+
+def _prompts(body: bytearray) -> list[str]:
     try:
         return protocol.check_texts(parse_json(body)["prompts"])
     except (TypeError, KeyError, ValueError) as error:

@@ -12,7 +12,7 @@ import torch
 
 from hyvideo.models.reward_models.async_scorer import AsyncScorer
 from hyvideo.models.reward_models.rewards import ScorerUnavailable
-from hyvideo.models.reward_models.service.client import RemoteScorer, RequestRejected
+from hyvideo.models.reward_models.service.client import RemoteScorer, divide
 
 TOKEN = "a-secret"
 
@@ -203,9 +203,30 @@ def test_another_service_takes_over_until_the_failed_one_recovers(misbehaving):
 
 def test_a_rejected_request_is_not_sent_to_other_services(misbehaving):
     first, second = misbehaving({"detail": "too many"}, status=413), misbehaving({"detail": "too many"}, status=413)
-    with pytest.raises(RequestRejected, match="413.*too many"):
-        remote(first.url, second.url).score(CLIP, ["a"], fps=8)
-    assert first.calls + second.calls == 1
+    async_scorer = AsyncScorer({"remote": remote(first.url, second.url)}, {"VQ": 1.0}, retries=3)
+    rewards = async_scorer.measure(CLIP * 4, ["a"] * 4, fps=8)
+    async_scorer.close()
+    assert all(reward.is_missing and "(413): " in reward.reason for reward in rewards)
+    assert first.calls + second.calls == 1 + 2 + 4  # four videos, halves, single videos; nothing is sent twice
+
+
+def test_requests_are_divided_by_videos_and_bytes():
+    assert divide([5] * 7, 100, 3) == [range(0, 3), range(3, 6), range(6, 7)]
+    assert divide([5] * 5, 10, 9) == [range(0, 2), range(2, 4), range(4, 5)]
+    assert divide([50, 3, 3, 50, 3], 10, 9) == [range(0, 1), range(1, 3), range(3, 4), range(4, 5)]
+
+
+class FailsAfterOne(Misbehaving):
+    status = property(lambda self: 200 if self.calls <= 1 else 500, lambda self, status: None)
+
+
+def test_videos_after_a_failed_request_are_not_sent():
+    server = FailsAfterOne(GOOD)
+    results = remote(server.url, max_videos=1).score(CLIP * 4, ["a"] * 4, fps=8)
+    server.server.shutdown()
+    server.server.server_close()
+    assert results[0].scores == {"VQ": 1.0} and server.calls == 2
+    assert all("status 500" in result.reason for result in results[1:]) and len(results) == 4
 
 
 def test_an_unreachable_service_at_the_start_raises_a_clear_error():

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from safetensors.torch import load
 
 from hyvideo.models.reward_models.rewards import ScoreResult
 from hyvideo.models.reward_models.service.protocol import (
@@ -20,9 +21,33 @@ from hyvideo.models.reward_models.service.protocol import (
 )
 
 
+def encoded(request):
+    return bytearray(b"".join(encode_request(request)))
+
+
+def test_a_request_is_a_safetensors_file():
+    frames = torch.randint(0, 256, (3, 8, 6, 3), dtype=torch.uint8).movedim(-1, 1)  # not contiguous
+    videos = [frames, frames, frames[:1, :, :2, :1]]
+    for number in range(8):  # headers of any length
+        tensors = load(bytes(encoded(ScoreRequest(videos, ["a", "b" * number, "“c”"], 8.0))))
+        assert len(tensors) == 3
+        assert all(torch.equal(tensors[f"video.{row}"], video) for row, video in enumerate(videos))
+
+
+def test_videos_are_encoded_and_decoded_without_a_copy():
+    video = torch.zeros(2, 3, 4, 4, dtype=torch.uint8)
+    _, frames = encode_request(ScoreRequest([video], ["a"], 8.0))
+    body = encoded(ScoreRequest([video], ["a"], 8.0))
+    decoded = decode_request(body, Limits()).videos[0]
+    video[1, 2, 3, 3] = 7
+    assert frames[-1] == 7
+    body[-1] = 9
+    assert decoded[1, 2, 3, 3] == 9
+
+
 def test_a_request_round_trip_is_bit_exact():
     videos = [torch.randint(0, 256, (3, 3, 8, 6), dtype=torch.uint8), torch.zeros(2, 3, 4, 4, dtype=torch.uint8)]
-    request = decode_request(encode_request(ScoreRequest(videos, ["a", "“b”\n"], 24000 / 1001)), Limits())
+    request = decode_request(encoded(ScoreRequest(videos, ["a", "“b”\n"], 24000 / 1001)), Limits())
     assert all(torch.equal(a, b) for a, b in zip(request.videos, videos))
     assert (request.prompts, request.fps) == (["a", "“b”\n"], 24000 / 1001)
 
@@ -39,7 +64,20 @@ def test_a_request_round_trip_is_bit_exact():
 def test_limits_are_checked_before_the_body_is_decoded(limits, message):
     videos = [torch.zeros(3, 3, 8, 6, dtype=torch.uint8)] * 2
     with pytest.raises(BadRequest, match=message):
-        decode_request(encode_request(ScoreRequest(videos, ["a", "b"], 8.0)), limits)
+        decode_request(encoded(ScoreRequest(videos, ["a", "b"], 8.0)), limits)
+
+
+@pytest.mark.parametrize("offsets", [None, [0], [0, 47], [0, 49], [1, 49], [-1, 47], [48, 0], ["0", "48"], [0, 2**70]])
+def test_a_video_outside_the_body_is_rejected(offsets):
+    shape = '"dtype": "U8", "shape": [1, 3, 4, 4]'
+    entry = f'"video.0": {{{shape}, "data_offsets": {json.dumps(offsets)}}}'
+    header = f'{{"__metadata__": {{"prompts": "[\\"a\\"]", "fps": "8"}}, {entry}}}'.encode()
+    body = bytearray(len(header).to_bytes(8, "little") + header + bytes(48))
+    with pytest.raises(BadRequest, match=r"data_offsets of video.0 must enclose 48 bytes"):
+        decode_request(body, Limits())
+    body = bytearray(bytes(body).replace(json.dumps(offsets).encode(), b"[0, 48]"))
+    body[:8] = (len(body) - 56).to_bytes(8, "little")
+    assert decode_request(body, Limits()).videos[0].shape == (1, 3, 4, 4)
 
 
 def test_answers_keep_missing_scores():

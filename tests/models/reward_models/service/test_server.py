@@ -101,7 +101,7 @@ def test_sixty_waiting_requests_do_not_block_other_routes():
 
 def test_requests_beyond_the_limit_get_a_retry_after_header():
     scorer = HeldScorer()
-    body = encode_request(ScoreRequest(numbered(9), ["a"], 8.0))
+    body = b"".join(encode_request(ScoreRequest(numbered(9), ["a"], 8.0)))
     with running(scorer, max_waiting=2) as url, ThreadPoolExecutor(3) as pool:
         answers = [pool.submit(remote(url).score, numbered(i), ["a"], fps=8) for i in range(2)]
         until(lambda: num_waiting(url) == 2)
@@ -304,6 +304,36 @@ def test_a_large_request_is_scored_in_batches_and_answered_in_order():
         results = remote(url).score(numbered(*range(40)), ["a"] * 40, fps=8)
     assert [result.scores["VQ"] for result in results] == list(range(40))
     assert [len(batch) for batch in scorer.batches] == [16, 16, 8]
+
+
+@pytest.mark.parametrize(
+    "max_bytes, batches",
+    [
+        (2**19, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]),
+        (2**30, [[0, 1], [2, 3, 4], [5, 6], [7, 8, 9]]),  # rejected requests are halved
+    ],
+)
+def test_videos_above_the_limit_of_a_request_are_scored_in_several(max_bytes, batches):
+    scorer = HeldScorer()
+    scorer.released.set()
+    videos = [torch.full((2, 3, 128, 150), number, dtype=torch.uint8) for number in range(10)]  # 115,200 bytes each
+    with running(scorer, limits=Limits(body=2**19)) as url:
+        results = remote(url, max_bytes=max_bytes).score(videos, ["a"] * 10, fps=8)
+    assert [result.scores["VQ"] for result in results] == list(range(10)) and scorer.batches == batches
+
+
+def test_a_request_waits_until_there_is_memory_for_its_body():
+    scorer = HeldScorer()
+    videos = [torch.full((2, 3, 128, 256), number, dtype=torch.uint8) for number in range(3)]  # 196,608 bytes each
+    with running(scorer, limits=Limits(body=2**18, memory=2**18)) as url, ThreadPoolExecutor(3) as pool:
+        answers = [pool.submit(remote(url).score, [video], ["a"], fps=8) for video in videos]
+        until(lambda: scorer.started.is_set() and num_waiting(url) == 3)
+        time.sleep(0.2)
+        text = httpx.get(f"{url}/metrics", headers={"authorization": f"Bearer {TOKEN}"}, timeout=5).text
+        assert "reward_requests_total 1\n" in text  # the others were not read
+        scorer.released.set()
+        assert [answer.result(10)[0].scores["VQ"] for answer in answers] == [0, 1, 2]
+    assert len(scorer.batches) == 3
 
 
 def test_concurrent_requests_share_batches_and_keep_their_order():

@@ -10,14 +10,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-import torch
 
 from hyvideo.data.videos import to_uint8
 from hyvideo.miniature import world
 from hyvideo.miniature.reward import MiniatureScorer
 from hyvideo.models.reward_models.async_scorer import AsyncScorer
 from hyvideo.models.reward_models.rewards import ScorerUnavailable
-from hyvideo.models.reward_models.service.client import RequestRejected
 from hyvideo.models.reward_models.service.connections import listen
 from hyvideo.models.reward_models.service.protocol import (
     ScoreRequest,
@@ -105,7 +103,7 @@ def test_requests_without_the_token_are_rejected(service):
 def test_corrupted_bodies_are_rejected_and_the_service_keeps_running(service):
     rng = random.Random(0)
     videos, prompts = clips(1)
-    good = encode_request(ScoreRequest(videos, prompts, 8.0))
+    good = b"".join(encode_request(ScoreRequest(videos, prompts, 8.0)))
     headers = {"authorization": f"Bearer {TOKEN}"}
     with httpx.Client(headers=headers, timeout=20) as client:
         for _ in range(300):
@@ -132,7 +130,7 @@ def hostile_header(metadata, name="video.0"):
 @pytest.mark.parametrize(
     "path, body",
     [
-        ("score", encode_request(ScoreRequest([torch.zeros(1, 3, 8, 8, dtype=torch.uint8)], ["\ud800"], 8.0))),
+        ("score", b"".join(encode_request(ScoreRequest(CLIP, ["\ud800"], 8.0)))),
         ("score", hostile_header(f'{{"prompts": [{LONE_SURROGATE}], "fps": "8"}}')),
         ("score", hostile_header(f'{{"prompts": {LONE_SURROGATE}, "fps": "8"}}')),
         ("score", hostile_header(f'{{"prompts": "[\\"a\\"]", "fps": {LONE_SURROGATE}}}')),
@@ -154,8 +152,11 @@ def test_invalid_text_and_numbers_are_rejected(service, path, body):
 def test_a_lone_surrogate_raises_a_clear_error_in_the_client(service):
     with pytest.raises(ValueError, match="prompt 1 cannot be scored: character 1 is the lone surrogate"):
         remote(service).check_prompts(["a red circle moves up", "\ud800"])
-    with pytest.raises(RequestRejected, match="prompt 0 cannot be scored: character 1 is the lone surrogate"):
-        remote(service).score(CLIP, ["\ud800"], fps=8)
+    videos, prompts = clips(2)
+    first, bad, last = remote(service).score([videos[0], *videos], [prompts[0], "\ud800", prompts[1]], fps=8)
+    assert "prompt 0 cannot be scored: character 1 is the lone surrogate" in bad.reason
+    expected = MiniatureScorer("assets/miniature").score(videos, prompts, fps=8)
+    assert [first.scores, last.scores] == [pytest.approx(scores) for scores in expected]
 
 
 def test_the_service_rewards_a_run(service):

@@ -60,7 +60,7 @@ def rehearse(config: Config, world_size: int | None, folder: Path | None, words:
     processes = processes_of(config) if world_size > 1 else 1
     make_folder(folder)
     folder = folder.resolve()
-    print(f"rehearsing {world_size} GPUs with {processes} processes on the CPU, in {folder}", flush=True)
+    print(f"GPUs of the run: {world_size}; processes of the rehearsal: {processes}; folder: {folder}", flush=True)
     write_requests(folder / "valid.csv", chosen)
     write_requests(folder / "generate.csv", chosen[:1])
     write_models(config, folder, [*requests, *validated])

@@ -27,7 +27,7 @@ NOT_COVERED = (
     "released weights: rewards, gradients and videos mean nothing here",
     "speed and GPU memory: scripts.plan predicts them, and post_train.py --pilot measures them",
     "GPU kernels, torch.compile and NCCL: scripts.gpu_check tests them on one GPU",
-    "attention over more than 4,096 tokens, and the decoder in training: cheap operations with the same shapes",
+    "attention over more than 1,024 tokens, and the decoder in training: cheap operations with the same shapes",
 )
 
 

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 from hyvideo.models import attention, attention_kernels, decoding
 from hyvideo.models.family import family_of
 
-REAL_TOKENS = 4096  # attention over at most as many tokens is real
+REAL_TOKENS = 1024  # attention over at most as many tokens is real
 
 
 def mean_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

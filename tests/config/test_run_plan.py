@@ -53,6 +53,18 @@ def test_too_much_noise_in_a_step_prints_a_warning(tiny_config):
         assert (f"WARNING                eta {eta:g} adds noise of up to " in text) == is_too_much
 
 
+def test_several_batches_per_iteration_are_reported_with_the_counts_of_the_reference(tiny_config):
+    def lines(batches):
+        config = tiny_config.with_settings(gradient_accumulation_steps=batches)
+        return describe(config, make_plan(config)).splitlines()
+
+    number, note = lines(4)[2:4]
+    assert number == "batches per iteration  4 (gradient_accumulation_steps)"
+    assert note.strip().endswith("in the public reference they count batches: divide its values by 4")
+    assert all(name in note for name in ("max_steps", "save_interval", "validation_interval"))
+    assert not any("batches" in line for line in lines(1))
+
+
 def test_partial_batches_are_reported(tiny_config):
     def note(size):
         config = tiny_config.with_settings(batch_size=8, mini_batch_size_per_update=size, batched_forward="true")

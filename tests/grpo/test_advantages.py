@@ -103,6 +103,19 @@ def test_the_scale_of_a_dimension_has_no_effect():
     torch.testing.assert_close(normalized_rewards(scaled, WEIGHTS, 3), normalized_rewards(SCORES, WEIGHTS, 3))
 
 
+@pytest.mark.parametrize("size", [2, 26, 27, 32, 100])
+def test_dimensions_are_not_clipped_before_they_are_summed(size):
+    """The best of n rollouts has at most the standard score sqrt(n - 1), which is above 5 from n = 27 on."""
+    scores = torch.zeros(size, 2, dtype=torch.float64)
+    scores[0, 0] = scores[1, 1] = 1.0
+    rewards = normalized_rewards(scores, torch.tensor([1.0, 3.0], dtype=torch.float64), size)
+    high, low = (size - 1) ** 0.5, -((size - 1) ** -0.5)
+    expected = torch.full((size,), 4 * low, dtype=torch.float64)
+    expected[0] = high + 3 * low
+    expected[1] = low + 3 * high
+    torch.testing.assert_close(rewards, expected, rtol=1e-6, atol=1e-6)
+
+
 def test_a_rollout_without_all_scores_is_excluded_from_every_dimension():
     scores = torch.cat([SCORES[:3], torch.tensor([[50.0, NAN]], dtype=torch.float64)])
     rewards = normalized_rewards(scores, WEIGHTS, 4)

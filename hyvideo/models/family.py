@@ -30,6 +30,8 @@ class Component(NamedTuple):
     config_to_diffusers: Callable[[Mapping[str, Any]], dict[str, Any]]
     config_to_original: Callable[[Mapping[str, Any]], dict[str, Any]]
     ignored: frozenset[str] = frozenset()  # settings that the forward pass ignores
+    # Module of the original by its name with underscores in place of dots, as in kohya's LoRA files; None if unknown.
+    with_dots: Callable[[str], str | None] = lambda flat: None
     finish: Callable[[nn.Module], None] = lambda model: None  # called on every new model
     build: Callable[..., nn.Module] | None = None  # builds the model if it has no class in diffusers
 
@@ -98,6 +100,7 @@ class Family:
     reads_ends: Callable[[Mapping[str, Any]], bool] = lambda config: False  # whether the forward pass uses `ends`
     upsampler: Component | None = None  # has a method condition(latents, noise), the input of super-resolution
     rounds_rotary: bool = False  # fp16 encoders of the original have rotary frequencies in fp16, too
+    unread_files: Callable[[Path], list[str]] = lambda root: []  # (root) -> problems: a layout that is not read
     lora_prefix: str = ""  # prefix in the original's LoRA files; if set, alpha is stored as a tensor
 
     def kinds(self, requests: Iterable[Request]) -> frozenset[str]:

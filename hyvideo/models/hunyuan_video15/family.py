@@ -51,6 +51,7 @@ FAMILY = Family(
         settings.transformer_config_to_diffusers,
         settings.transformer_config_to_original,
         ignored=frozenset({"target_size", "task_type"}),
+        with_dots=names.module_with_dots,
     ),
     vae=Component(
         "AutoencoderKLHunyuanVideo15",

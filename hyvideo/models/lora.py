@@ -4,8 +4,8 @@
     diffusers   pytorch_lora_weights.safetensors, its metadata     <module>.lora_A.weight or transformer.<module>...
     original    pytorch_lora_weights.safetensors, its metadata     <module>.lora_A.weight with the original's modules;
                 with a `lora_prefix`, no metadata: <prefix><module>.lora_A.weight and <prefix><module>.alpha
-    kohya       any name, only read     lora_unet_<module>.lora_down.weight with the original's modules, whose names have
-                underscores in place of dots, and lora_unet_<module>.alpha
+    kohya       any name, only read; the original's modules with underscores in place of dots:
+                lora_unet_<module>.lora_down.weight and lora_unet_<module>.alpha
 
 diffusers' ``load_lora_adapter``, which the original's programs also use, reads alpha from the metadata; without
 metadata, alpha is the rank. Some programs write ``lora_down`` and ``lora_up`` instead of ``lora_A`` and ``lora_B``.
@@ -218,8 +218,8 @@ def with_lora(weights: Iterable[tuple[str, Tensor]], lora: Lora) -> Iterator[tup
 def save_lora(lora: Lora, folder: str | Path, *, form: Form = "diffusers") -> None:
     """Save a LoRA in the format ``form``, bit-exact for `read_lora`. ValueError if the format cannot represent it.
 
-    In the original's format with a `lora_prefix`, diffusers reads alpha only of modules in the blocks. In other modules,
-    alpha / rank is part of B, which rounds B unless it is a power of two.
+    In the original's format with a `lora_prefix`, diffusers reads alpha only of modules in the blocks. For others, B is
+    multiplied by alpha / rank, which is exact for a power of two.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -274,8 +274,9 @@ def _pairs(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], file: Pat
         elif short.endswith((".diff", ".diff_b")):
             if tensor.any():
                 raise ValueError(
-                    f"LoRA {file}: {name!r} changes a whole weight or a bias, but only lora_A and lora_B are supported. "
-                    "Merge the file into the base model with diffusers: docs/generate_export.md#loras-of-other-programs"
+                    f"LoRA {file}: {name!r} changes a whole weight or a bias, but only lora_A and lora_B are "
+                    "supported. Merge the file into the base model with diffusers, as in "
+                    "docs/generate_export.md#loras-of-other-programs"
                 )
         else:
             raise ValueError(f"LoRA {file}: tensor {name!r} is not a lora_A or lora_B weight")

@@ -48,7 +48,7 @@ def both_directions(table: Mapping[str, Any], model: str, kind: str) -> tuple[Re
 
 
 def with_dots(table: Mapping[str, Any], model: str, flat: str) -> str | None:
-    """Return the original's module whose name, with underscores in place of dots, is ``flat``; None if there is none."""
+    """Return the original's module whose name with underscores in place of dots is ``flat``, or None."""
     for name in table[model]["modules"]:
         if match := _pattern(name.replace(".", "_"), "", table["placeholders"]).fullmatch(flat):
             return name.format(**match.groupdict())

@@ -46,6 +46,14 @@ def test_close_rewards_far_from_0_are_told_apart():
     )
 
 
+@pytest.mark.parametrize("std", [1.0, 1e-3, 1e-4, 1e-8])
+def test_a_standard_score_divides_by_the_deviation_plus_1e_8(std):
+    """As in the paper. flow_grpo and DiffusionNFT add 1e-4, which would halve the third advantage here."""
+    advantages = group_advantages(torch.tensor([-std, std], dtype=torch.float64), 2)
+    score = std / (std + 1e-8)
+    torch.testing.assert_close(advantages, torch.tensor([-score, score], dtype=torch.float64), rtol=1e-9, atol=0)
+
+
 def test_advantages_are_clipped_on_both_sides():
     rewards = torch.zeros(100)
     rewards[3] = 1.0  # its standard score is sqrt(99)

@@ -41,10 +41,12 @@ def load_model(
     random_weights_seed: int | None = None,
     rename: Callable[[str], str] = str,
     group_offload: bool = False,
+    rotary_dtype: torch.dtype = torch.float32,
 ) -> nn.Module:
     """Load a frozen model in eval mode, with random weights if a seed is given. ValueError if its files do not fit.
 
-    With ``group_offload``, its weights stay on the CPU, and ``device`` is where it computes.
+    With ``group_offload``, its weights stay on the CPU, and ``device`` is where it computes. The rotary frequencies are
+    rounded to ``rotary_dtype``.
     """
     place = "cpu" if group_offload else device
     if random_weights_seed is None:
@@ -52,8 +54,9 @@ def load_model(
         model = _pretrained(class_name, folder, dtype, place)
     else:
         model = _random(class_name, folder, random_weights_seed, dtype, place)
-    # Not to(dtype), which would round the rotary frequencies: they stay float32 in a model of any dtype.
+    # Not to(dtype), which would round the rotary frequencies to the dtype of the weights.
     model = model.to(place).requires_grad_(False).eval()
+    _round_rotary(model, rotary_dtype)
     # Groups of one layer, because the caller may remove the last layers.
     return offload_in_groups(model, device, blocks_per_group=1, overlap=False) if group_offload else model
 
@@ -86,6 +89,13 @@ def _random(class_name: str, folder: Folder, seed: int, dtype: torch.dtype, devi
     weights = weight_files.draw_tensors(seed, shapes_of(model.state_dict()), device)
     model.load_state_dict({name: weight.to(dtype) for name, weight in weights}, strict=True, assign=True)
     return model
+
+
+def _round_rotary(model: nn.Module, dtype: torch.dtype) -> None:
+    """Round the rotary frequencies, which transformers computes in float32, to ``dtype``; they stay float32 tensors."""
+    for name, frequencies in model.named_buffers():
+        if name.endswith("inv_freq"):
+            frequencies.copy_(frequencies.to(dtype))
 
 
 def find_tokenizer(folder: Path, label: str) -> Path:

@@ -30,6 +30,8 @@ class Component(NamedTuple):
     config_to_diffusers: Callable[[Mapping[str, Any]], dict[str, Any]]
     config_to_original: Callable[[Mapping[str, Any]], dict[str, Any]]
     ignored: frozenset[str] = frozenset()  # settings that the forward pass ignores
+    # Module of the original by its name with underscores in place of dots, as in kohya's LoRA files; None if unknown.
+    with_dots: Callable[[str], str | None] = lambda flat: None
     finish: Callable[[nn.Module], None] = lambda model: None  # called on every new model
     build: Callable[..., nn.Module] | None = None  # builds the model if it has no class in diffusers
 
@@ -40,8 +42,8 @@ class Part(NamedTuple):
     kind: str  # field of `Condition`
     content: Callable[[Request], str | None]  # the encoder's input; None if a request has no such condition
     folders: tuple[str, ...]  # folders with its files in the checkpoint folder, in either layout
-    # (root, *, vae, dtype, device, random_weights_seed, group_offload) -> encoder: (contents, height, width) -> tensors
-    # per content; large encoders keep their weights on the CPU with group_offload
+    # (root, *, vae, dtype, device, random_weights_seed, group_offload, rotary_dtype) -> encoder: (contents, height,
+    # width) -> tensors per content; large encoders keep their weights on the CPU with group_offload
     load: Callable[..., Callable[..., list[dict[str, Tensor]]]]
     problems: Callable[[Path, bool], list[str]]  # (root, weights_needed) -> loading problems, from the file headers
     is_file: bool = False  # the content is the path of an image, which is resized and cropped to the video size
@@ -97,6 +99,8 @@ class Family:
     without_gradient: Callable[[nn.Module], tuple[str, ...]] = lambda transformer: ()  # modules that get no gradient
     reads_ends: Callable[[Mapping[str, Any]], bool] = lambda config: False  # whether the forward pass uses `ends`
     upsampler: Component | None = None  # has a method condition(latents, noise), the input of super-resolution
+    rounds_rotary: bool = False  # fp16 encoders of the original have rotary frequencies in fp16, too
+    unread_files: Callable[[Path], list[str]] = lambda root: []  # (root) -> problems: a layout that is not read
     lora_prefix: str = ""  # prefix in the original's LoRA files; if set, alpha is stored as a tensor
 
     def kinds(self, requests: Iterable[Request]) -> frozenset[str]:

@@ -22,6 +22,8 @@ def check_checkpoint(
     """
     root = Path(root)
     family = family_of_folder(root, version)
+    if problems := problems_of(lambda: family.unread_files(root)):
+        return problems
     kinds = family.kinds(requests)
     checks = [
         lambda: model_problems(loading.transformer_folder(root, version), weights_needed=weights_needed),

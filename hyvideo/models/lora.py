@@ -4,6 +4,8 @@
     diffusers   pytorch_lora_weights.safetensors, its metadata     <module>.lora_A.weight or transformer.<module>...
     original    pytorch_lora_weights.safetensors, its metadata     <module>.lora_A.weight with the original's modules;
                 with a `lora_prefix`, no metadata: <prefix><module>.lora_A.weight and <prefix><module>.alpha
+    kohya       any name, only read; the original's modules with underscores in place of dots:
+                lora_unet_<module>.lora_down.weight and lora_unet_<module>.alpha
 
 diffusers' ``load_lora_adapter``, which the original's programs also use, reads alpha from the metadata; without
 metadata, alpha is the rank. Some programs write ``lora_down`` and ``lora_up`` instead of ``lora_A`` and ``lora_B``.
@@ -41,6 +43,7 @@ _METADATA = "lora_adapter_metadata"  # diffusers' key for a LoRA's configuration
 _SETTINGS = ("r", "lora_alpha", "target_modules", "rank_pattern", "alpha_pattern")
 _KEY = re.compile(r"(?P<module>.+)\.lora_(?P<side>A|B|down|up)(?:\.\w+)?\.weight")
 _SIDES = {"down": "A", "up": "B"}
+_FLAT_PREFIX = "lora_unet_"
 _PREFIXES = ("base_model.model.", "transformer.", "model.", "diffusion_model.")
 # Settings that change the meaning of A and B, and are not supported.
 _UNSUPPORTED = ("use_dora", "use_rslora", "modules_to_save", "fan_in_fan_out", "lora_bias")
@@ -75,7 +78,7 @@ def read_lora(path: str | Path) -> Lora:
         settings = read_json(file.with_name(_PEFT_CONFIG), "LoRA")
     if unsupported := [name for name in _UNSUPPORTED if settings.get(name)]:
         raise ValueError(f"LoRA {file}: only plain LoRA is supported, got {', '.join(unsupported)}")
-    pairs = _pairs(tensors, settings, file)
+    pairs = {_with_dots(module, file): pair for module, pair in _pairs(tensors, settings, file).items()}
     for family in families():
         if any(re.match(family.original_modules, module) for module in pairs):
             return _to_diffusers(pairs, family.transformer, file)
@@ -213,7 +216,11 @@ def with_lora(weights: Iterable[tuple[str, Tensor]], lora: Lora) -> Iterator[tup
 
 
 def save_lora(lora: Lora, folder: str | Path, *, form: Form = "diffusers") -> None:
-    """Save a LoRA in the format ``form``, bit-exact for `read_lora`. ValueError if the format cannot represent it."""
+    """Save a LoRA in the format ``form``, bit-exact for `read_lora`. ValueError if the format cannot represent it.
+
+    In the original's format with a `lora_prefix`, diffusers reads alpha only of modules in the blocks. For others, B is
+    multiplied by alpha / rank, which is exact for a power of two.
+    """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     pairs, prefix = _to_original(lora) if form == "original" else (lora, "")
@@ -226,7 +233,11 @@ def save_lora(lora: Lora, folder: str | Path, *, form: Form = "diffusers") -> No
     tensors = {prefix + name: tensor.detach().cpu().contiguous().clone() for name, tensor in _state(pairs).items()}
     if form == "original" and prefix:  # the original's programs read no metadata
         metadata, exact = {}, torch.float64
-        tensors |= {f"{prefix}{name}.alpha": torch.tensor(pair.alpha, dtype=exact) for name, pair in pairs.items()}
+        tensors |= {
+            f"{prefix}{name}.alpha": torch.tensor(pair.alpha, dtype=exact)
+            for name, pair in pairs.items()
+            if pair.alpha != pair.rank
+        }
     with replacing(folder / file) as temporary:
         save_file(tensors, temporary, metadata={"format": "pt"} | metadata)
 
@@ -260,6 +271,13 @@ def _pairs(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], file: Pat
             alphas[short.removesuffix(".alpha")] = float(tensor)
         elif match := _KEY.fullmatch(short):
             sides.setdefault(match["module"], {})[_SIDES.get(match["side"], match["side"])] = tensor
+        elif short.endswith((".diff", ".diff_b")):
+            if tensor.any():
+                raise ValueError(
+                    f"LoRA {file}: {name!r} changes a whole weight or a bias, but only lora_A and lora_B are "
+                    "supported. Merge the file into the base model with diffusers, as in "
+                    "docs/generate_export.md#loras-of-other-programs"
+                )
         else:
             raise ValueError(f"LoRA {file}: tensor {name!r} is not a lora_A or lora_B weight")
     if not sides:
@@ -277,6 +295,19 @@ def _pairs(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], file: Pat
             raise ValueError(f"LoRA {file}: alpha of {module} must be a finite number, got {alpha}")
         pairs[module] = Pair(pair["A"], pair["B"], float(alpha))
     return pairs
+
+
+def _with_dots(module: str, file: Path) -> str:
+    """Return a module's name; names of kohya's files get the original's dots."""
+    if not module.startswith(_FLAT_PREFIX):
+        return module
+    for family in families():
+        if name := family.transformer.with_dots(module.removeprefix(_FLAT_PREFIX)):
+            return name
+    raise ValueError(
+        f"LoRA {file}: {module} is no module of a supported transformer, with underscores in place of dots. "
+        "musubi-tuner's convert_lora.py --target other writes names with dots"
+    )
 
 
 def _to_diffusers(lora: Lora, component: Component, file: Path) -> Lora:
@@ -297,11 +328,26 @@ def _to_original(lora: Lora) -> tuple[Lora, str]:
     original, family = renamed_by_family("transformer", "to_original", rows)
     for name, b in original.items():
         # The diffusers modules that form this one: three if the original fuses them.
-        parts = [lora[source.removesuffix(".weight")] for source in family.transformer.to_diffusers({name: b})]
+        sources = list(family.transformer.to_diffusers({name: b}))
+        parts = [lora[source.removesuffix(".weight")] for source in sources]
         if any(part.alpha != parts[0].alpha or not torch.equal(part.a, parts[0].a) for part in parts):
             raise ValueError(f"the original fuses the modules of {name}: their LoRA must share lora_A and alpha")
-        renamed[name.removesuffix(".weight")] = Pair(parts[0].a, b, parts[0].alpha)
+        pair = Pair(parts[0].a, b, parts[0].alpha)
+        if family.lora_prefix and not sources[0].startswith(f"{family.blocks}."):
+            pair = _with_alpha_in_b(pair)
+        renamed[name.removesuffix(".weight")] = pair
+    if family.lora_prefix and not any(name.startswith(f"{family.blocks}.") for name in lora):
+        raise ValueError(
+            f"the original's form needs at least one module of the transformer's {family.blocks}, because diffusers "
+            f"reads no other file in this form; got {', '.join(truncate(sorted(lora)))}. Save the form diffusers"
+        )
     return renamed, family.lora_prefix
+
+
+def _with_alpha_in_b(pair: Pair) -> Pair:
+    """Return a pair that changes the weight equally and whose alpha is the rank, the value of files without alpha."""
+    b = (pair.b.double() * (pair.alpha / pair.rank)).to(pair.b.dtype)
+    return Pair(pair.a, b, alpha=float(pair.rank))
 
 
 def _config_of(lora: Lora) -> "LoraConfig":

@@ -47,6 +47,14 @@ def both_directions(table: Mapping[str, Any], model: str, kind: str) -> tuple[Re
     return partial(_rename, to_diffusers, f"an original {kind}"), partial(_rename, to_original, f"a diffusers {kind}")
 
 
+def with_dots(table: Mapping[str, Any], model: str, flat: str) -> str | None:
+    """Return the original's module whose name with underscores in place of dots is ``flat``, or None."""
+    for name in table[model]["modules"]:
+        if match := _pattern(name.replace(".", "_"), "", table["placeholders"]).fullmatch(flat):
+            return name.format(**match.groupdict())
+    return None
+
+
 def _pattern(name: str, leaf: str, placeholders: Mapping[str, str]) -> re.Pattern[str]:
     pattern = re.escape(name)
     for placeholder, expression in placeholders.items():

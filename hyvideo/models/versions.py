@@ -24,6 +24,7 @@ class Version(NamedTuple):
     negative_prompt: str = ""
     vae_dtype: Literal["fp16", "bf16", "fp32"] = "fp16"
     kind: Literal["base", "cfg_distilled", "step_distilled", "super_resolution"] = "base"
+    float32_rotary: bool = False  # trained with float32 rotary frequencies where its family rounds them
     refines: Literal["480p", "720p"] | None = None  # resolution of the videos that a super-resolution model refines
 
 

@@ -23,7 +23,7 @@ from hyvideo.models import fit_checks, loading
 from hyvideo.models.attention_kernels import Choice, Shape, choose_kernel
 from hyvideo.models.conditions import Condition
 from hyvideo.models.decoding import Tiling, set_tiling
-from hyvideo.models.family import prepare
+from hyvideo.models.family import Family, prepare
 from hyvideo.models.lora import Lora, check_lora, read_lora, training_config
 from hyvideo.models.offload import offload
 from hyvideo.models.sizes import read_architecture
@@ -74,13 +74,29 @@ def load_encoder(
     set_tiling(vae, Tiling(model.vae_tile_size, model.vae_tile_overlap))
     if model.vae_offload:
         offload(vae)
+    rotary_dtype = _rotary_dtype(family, model)
     default_folder = Path(config.record.output_dir) / "conditions" if model.precompute_conditions else ""
     folder = model.conditions_dir or default_folder
     encoder = ConditionEncoder(
         family.parts,
-        lambda part: part.load(root, vae=vae, dtype=dtype, group_offload=group_offload, **common),
+        lambda part: part.load(
+            root,
+            vae=vae,
+            dtype=dtype,
+            group_offload=group_offload,
+            rotary_dtype=rotary_dtype,
+            **common,
+        ),
         dtype=DTYPES[model.dtype],
-        identity=_encoder_hash(root, family.folders, model.encoder_dtype, model.vae_dtype, model.random_weights),
+        identity=_encoder_hash(
+            root,
+            family.folders,
+            model.encoder_dtype,
+            model.vae_dtype,
+            model.random_weights,
+            # Without rounding, the identity is the one under which earlier runs stored their conditions.
+            *([f"rotary frequencies in {rotary_dtype}"] if rotary_dtype != torch.float32 else []),
+        ),
         store=PartStore(folder) if folder else None,
     )
     return encoder, vae
@@ -99,6 +115,12 @@ def fast_cpu_dtypes() -> list[str]:
     mkldnn = torch.ops.mkldnn
     supported = {"bf16": mkldnn._is_mkldnn_bf16_supported(), "fp16": mkldnn._is_mkldnn_fp16_supported()}
     return ["fp32", *(name for name, is_supported in supported.items() if is_supported)]
+
+
+def _rotary_dtype(family: Family, model: ModelSettings) -> torch.dtype:
+    """Return the precision of the encoders' rotary frequencies: float16 where fp16 encoders of the original have it."""
+    is_float32 = version_defaults(model.transformer_version).float32_rotary or not family.rounds_rotary
+    return torch.float16 if model.encoder_dtype == "fp16" and not is_float32 else torch.float32
 
 
 def load_pipeline(

@@ -63,6 +63,13 @@ def test_the_training_command_of_the_reference_is_accepted(capsys):
     assert capsys.readouterr().err == f"ignored flags: {ignored}\n"
 
 
+def test_step_counts_are_taken_over_unchanged_with_several_batches_per_iteration():
+    """The plan at the start says that the reference counts batches: a command line cannot say who wrote it."""
+    settings = settings_of(*LINE, *"--gradient_accumulation_steps 4 --max_steps 100 --save_interval 20".split())
+    names = ("gradient_accumulation_steps", "max_steps", "save_interval")
+    assert tuple(settings[name] for name in names) == (4, 100, 20)
+
+
 def test_every_flag_of_the_reference_is_a_setting_or_a_row():
     assert not [name for name in KNOWN if name not in FIELDS and name not in TRAINING]
     assert not TRAINING.keys() & FIELDS.keys()

@@ -2,7 +2,10 @@
 
 import pytest
 
-from hyvideo.config.run_plan import describe, make_plan, num_stochastic_steps
+from hyvideo.config.run_plan import branches_of_steps, describe, make_plan, num_stochastic_steps, parse_interval
+from hyvideo.pipelines.grpo_pipeline import SamplerSettings
+from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+from hyvideo.schedulers.transitions import shifted_levels
 
 
 def test_the_plan_of_64_ranks(tiny_config):
@@ -51,6 +54,44 @@ def test_too_much_noise_in_a_step_prints_a_warning(tiny_config):
         config = tiny_config.with_settings(sde_type=sde_type, eta=eta, grpo_sampling_steps=20, shift=5.0)
         text = describe(config, make_plan(config))
         assert (f"WARNING                eta {eta:g} adds noise of up to " in text) == is_too_much
+
+
+def test_a_level_at_the_bound_of_a_guidance_interval_is_guided_in_the_plan_and_in_the_run(tiny_config):
+    """Levels are float64 in the plan and float32 in the run, and both round numbers such as 0.6."""
+    num_bounds = 0
+    for steps in range(4, 25):
+        for shift in (1.0, 2.0, 3.0, 5.0):
+            levels = shifted_levels(steps, shift)[:-1]
+            scheduler = FlowMatchDiscreteScheduler(shift)
+            scheduler.set_timesteps(steps)
+            for number, level in enumerate(levels):
+                bound = round(level, 3)
+                if abs(level - bound) > 1e-9 or not 0 < bound < 1:
+                    continue
+                num_bounds += 1
+                for interval, expected in (
+                    (f"0:{bound}", [1] * number + [2] * (steps - number)),
+                    (f"{bound}:1", [2] * (number + 1) + [1] * (steps - number - 1)),
+                ):
+                    rollout = tiny_config.with_settings(
+                        grpo_sampling_steps=steps, shift=shift, guidance_interval=interval, cfg_scale=2.0
+                    ).rollout
+                    sampling = SamplerSettings(guidance_scale=2.0, guidance_interval=parse_interval(interval))
+                    in_run = [1 + sampling.is_guided(time) for time in scheduler.timesteps.tolist()]
+                    assert branches_of_steps(rollout) == in_run == expected, (steps, shift, interval)
+    assert num_bounds > 50
+
+
+def test_several_batches_per_iteration_are_reported_with_the_counts_of_the_reference(tiny_config):
+    def lines(batches):
+        config = tiny_config.with_settings(gradient_accumulation_steps=batches)
+        return describe(config, make_plan(config)).splitlines()
+
+    number, note = lines(4)[2:4]
+    assert number == "batches per iteration  4 (gradient_accumulation_steps)"
+    assert note.strip().endswith("in the public reference they count batches: divide its values by 4")
+    assert all(name in note for name in ("max_steps", "save_interval", "validation_interval"))
+    assert not any("batches" in line for line in lines(1))
 
 
 def test_partial_batches_are_reported(tiny_config):

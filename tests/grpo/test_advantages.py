@@ -46,6 +46,14 @@ def test_close_rewards_far_from_0_are_told_apart():
     )
 
 
+@pytest.mark.parametrize("std", [1.0, 1e-3, 1e-4, 1e-8])
+def test_a_standard_score_divides_by_the_deviation_plus_1e_8(std):
+    """As in the paper. flow_grpo and DiffusionNFT add 1e-4, which would halve the third advantage here."""
+    advantages = group_advantages(torch.tensor([-std, std], dtype=torch.float64), 2)
+    score = std / (std + 1e-8)
+    torch.testing.assert_close(advantages, torch.tensor([-score, score], dtype=torch.float64), rtol=1e-9, atol=0)
+
+
 def test_advantages_are_clipped_on_both_sides():
     rewards = torch.zeros(100)
     rewards[3] = 1.0  # its standard score is sqrt(99)
@@ -101,6 +109,19 @@ def test_each_dimension_is_a_standard_score_of_its_group_before_it_is_weighted()
 def test_the_scale_of_a_dimension_has_no_effect():
     scaled = SCORES * torch.tensor([1.0, 100.0]) + torch.tensor([0.0, -7.0])
     torch.testing.assert_close(normalized_rewards(scaled, WEIGHTS, 3), normalized_rewards(SCORES, WEIGHTS, 3))
+
+
+@pytest.mark.parametrize("size", [2, 26, 27, 32, 100])
+def test_dimensions_are_not_clipped_before_they_are_summed(size):
+    """The best of n rollouts has at most the standard score sqrt(n - 1), which is above 5 from n = 27 on."""
+    scores = torch.zeros(size, 2, dtype=torch.float64)
+    scores[0, 0] = scores[1, 1] = 1.0
+    rewards = normalized_rewards(scores, torch.tensor([1.0, 3.0], dtype=torch.float64), size)
+    high, low = (size - 1) ** 0.5, -((size - 1) ** -0.5)
+    expected = torch.full((size,), 4 * low, dtype=torch.float64)
+    expected[0] = high + 3 * low
+    expected[1] = low + 3 * high
+    torch.testing.assert_close(rewards, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_a_rollout_without_all_scores_is_excluded_from_every_dimension():

@@ -109,6 +109,20 @@ def test_two_stage_rises_linearly_and_then_stays_constant():
 
 
 @pytest.mark.parametrize("schedule", ["two_stage", "adaptive"])
+@pytest.mark.parametrize("warmup", [0.4, 1.0, 2.5, 3.0])
+def test_a_warm_up_of_any_length_rises_linearly_to_the_maximum_and_not_above(schedule, warmup):
+    """With the conventions of the reference, the warm-up is a fraction: a number of pairs divided by those per update.
+
+    The KL equals the target, so that an adaptive coefficient stays where the warm-up ends.
+    """
+    beta = coefficient(schedule=schedule, warmup_updates=warmup)
+    expected = [1 + 8 * min(1.0, number / warmup) for number in range(1, 6)]
+    seen = values(beta, [2.0] * 5)
+    assert seen == pytest.approx(expected)
+    assert max(seen) == 9
+
+
+@pytest.mark.parametrize("schedule", ["two_stage", "adaptive"])
 def test_warm_up_starts_at_the_initial_value(schedule):
     beta = coefficient(schedule=schedule, initial=5.0)
     assert beta.value == 5

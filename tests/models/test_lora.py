@@ -199,6 +199,26 @@ def test_a_lora_for_the_original_changes_the_original_weights(transformer, tmp_p
     assert all(torch.equal(saved[name], tensor) for name, tensor in tensors.items())
 
 
+def test_a_lora_with_underscores_in_place_of_the_originals_dots_is_read(transformer, tmp_path):
+    """As in files of kohya's programs, for every linear layer of the original."""
+    names = [name for name, module in transformer.named_modules() if isinstance(module, nn.Linear)]
+    rows = {f"{name}.weight": transformer.get_submodule(name).weight for name in names}
+    originals = [name.removesuffix(".weight") for name in transformer_to_original(rows)]
+    assert len(originals) > 40 and any("token_refiner" in name for name in originals)
+    dotted, flat = {}, {}
+    for number, name in enumerate(originals):
+        out, into = transformer_to_original(rows)[f"{name}.weight"].shape
+        a, b, alpha = torch.randn(2, into), torch.randn(out, 2), torch.tensor(float(number + 1))
+        dotted |= {f"{name}.lora_A.weight": a, f"{name}.lora_B.weight": b, f"{name}.alpha": alpha}
+        short = f"lora_unet_{name.replace('.', '_')}"
+        flat |= {f"{short}.lora_down.weight": a, f"{short}.lora_up.weight": b, f"{short}.alpha": alpha}
+    save_file(dotted, tmp_path / "dotted.safetensors")
+    save_file(flat, tmp_path / "flat.safetensors")
+    lora = read_lora(tmp_path / "flat.safetensors")
+    assert set(lora) == set(names)
+    assert_same(lora, read_lora(tmp_path / "dotted.safetensors"))
+
+
 def test_only_the_trainable_adapter_gets_gradients(transformer, inputs):
     install(transformer)
     transformer.requires_grad_(False)

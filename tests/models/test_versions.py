@@ -43,7 +43,8 @@ def test_each_name_is_in_only_one_list():
 @pytest.mark.parametrize("name", [None, "", "miniature", "720p_i2v_distilled_sparse"])
 def test_unlisted_models_have_the_defaults_of_the_first_family(name):
     version = version_defaults(name)
-    assert version == Version(name or "", "hunyuan_video15", task=version.task)
+    is_miniature = name == "miniature"
+    assert version == Version(name or "", "hunyuan_video15", task=version.task, float32_rotary=is_miniature)
     assert (version.guidance_scale, version.shift, version.num_steps, version.num_frames) == (6.0, 5.0, 40, 121)
     assert version.resolution is None and version.task == ("t2v" if name == "miniature" else None)
 

@@ -209,3 +209,54 @@ def test_a_fault_of_sequence_parallelism_is_named_on_every_rank(tmp_path, shard)
     messages = launch("tests.training.test_on_policy_check:train_with_a_wrong_join", 2, settings)
     assert all("cause: sequence parallelism" in message for message in messages), messages
     assert "On rank 0" in messages[0] and "On rank 1" in messages[1]
+
+
+def check_with(settings, deviations_by_rank):
+    """Return for each case the message on this rank, the rows of the repeated pass, and the transformer's calls."""
+    from hyvideo.config.command_line import load_config
+    from hyvideo.distributed import mesh as ranks
+
+    mesh = ranks.start(1, CPU)
+    trainer = Trainer(load_config("configs/smoke.yaml", **settings), mesh, CPU)
+    rollouts, _ = trainer.collector.collect(1, StageTimer(CPU))
+    check, repeated, calls = trainer.update.on_policy_check, [], []
+    diagnosis = check._diagnosis
+    check._diagnosis = lambda rollouts, a_pass, *others: (
+        repeated.append(a_pass[0]) or diagnosis(rollouts, a_pass, *others)
+    )
+    trainer.policy.transformer.register_forward_pre_hook(lambda *_: calls.append(1))
+    passes = [([0, 1], 0), ([2], 0), ([], 0)]
+    found = []
+    for deviations in deviations_by_rank[mesh.rank]:
+        calls.clear()
+        try:
+            check(rollouts, passes, [torch.tensor(value) for value in deviations], 1)
+            message = ""
+        except OffPolicyError as error:
+            message = str(error)
+        found.append((message, repeated[-1] if message else None, len(calls)))
+    return found
+
+
+def test_all_ranks_repeat_the_pass_with_the_largest_deviation_of_any_rank(tmp_path):
+    """Ranks that repeat passes of other sizes make other numbers of calls, which hangs with FSDP."""
+    settings = {"output_dir": str(tmp_path), "valid_video_csv": "", "log_video_interval": 0, "num_threads": 1}
+    settings |= {"pretrained_model_root": SHALLOW, "cfg_scale": 1.0, "grpo_sampling_steps": 2}
+    settings |= {"batch_size": 4, "num_generations": 4, "batched_forward": "false"}
+    cases = [  # deviations of the three passes on rank 0, the same on rank 1, rows of the repeated pass, worst rank
+        ([0.3, 0.1, 0.0], [0.1, 0.5, 0.0], [2], 1),
+        ([0.1, 0.2, 0.0], [0.9, 0.5, 0.0], [0, 1], 1),
+        ([0.1, 0.2, 0.4], [0.3, 0.0, 0.0], [], 0),
+        ([0.1, 0.2, 0.0], [0.0, 0.0, 0.0], [2], 0),
+        ([0.0, 0.0, 0.0], [0.0, 0.0, 0.0], None, None),
+    ]
+    by_rank = [[case[rank] for case in cases] for rank in (0, 1)]
+    found = launch("tests.training.test_on_policy_check:check_with", 2, settings, by_rank)
+    for (*_, rows, worst), *results in zip(cases, *found):
+        for rank, (message, repeated, _) in enumerate(results):
+            assert repeated == rows
+            names_another_rank = message.startswith(f"rank {worst} has the largest deviation; on this rank: ")
+            assert names_another_rank == (worst not in (rank, None))
+            assert bool(message) == (worst is not None)
+        first, second = (calls for *_, calls in results)
+        assert first == second

@@ -55,6 +55,22 @@ def draw(targets=TARGETS, rank=2, alpha=4.0):
     return lora
 
 
+@pytest.mark.parametrize("rank", [2, 16])
+def test_a_fresh_adapter_has_the_variance_of_peft_and_no_effect(tiny_config, mesh, rank):
+    """A is uniform in peft, by kaiming_uniform with a = sqrt(5), which has the variance 1 / (3 inputs) at any rank."""
+    policy = Policy(tiny_config.with_settings(lora_rank=rank), mesh, CPU, REQUESTS)
+    by_width = {}
+    for pair in policy.lora().values():
+        assert not pair.b.any()
+        by_width.setdefault(pair.a.shape[1], []).append(pair.a.flatten())
+    assert len(by_width) > 1
+    for width, factors in by_width.items():
+        drawn = torch.cat(factors)
+        assert len(drawn) > 1000
+        assert drawn.std().item() == pytest.approx((3 * width) ** -0.5, rel=0.1)
+        assert drawn.mean().abs() < 0.1 * drawn.std()
+
+
 def same(first, second):
     return first.keys() == second.keys() and all(
         torch.equal(first[name].a, second[name].a) and torch.equal(first[name].b, second[name].b) for name in first

@@ -1,5 +1,6 @@
 """The gradient of an update against the equations, its cost, and the input of the KL coefficient."""
 
+import math
 from dataclasses import replace
 from statistics import fmean
 
@@ -12,6 +13,7 @@ from hyvideo.models.sizes import read_architecture
 from hyvideo.records.stage_timer import StageTimer
 from hyvideo.schedulers.transitions import shifted_levels
 from hyvideo.trainer import Trainer
+from hyvideo.training.policy_update import UpdateWork
 from tests.shallow import SHALLOW
 from tests.test_trainer import CPU, Redness, run
 
@@ -131,6 +133,33 @@ def test_the_gradient_equals_the_equations(tiny_config, mesh, kl_velocity, is_ba
     assert (flat - expected_flat).norm() < 1e-4 * expected_flat.norm()
     assert metrics["grad/norm"] == pytest.approx(expected_flat.norm().item(), rel=1e-4)
     assert metrics["loss/total"] == pytest.approx(torch.stack(terms).mean().item(), rel=1e-4)
+
+
+def test_an_update_with_nan_or_inf_has_no_effect_on_the_next_one(tiny_config, mesh):
+    """A sum of the loss may be infinite while the gradient is finite, if a detached factor is 0 / 0."""
+    config = tiny_config.with_settings(max_bad_updates=9)
+    work = UpdateWork(None, [], num_terms=1, anchor_means={}, iteration=1, is_fresh=False)
+
+    def step(trainer, *, in_gradient=0.0, in_loss=0.0):
+        for parameter in trainer.policy.parameters:
+            parameter.grad = torch.full_like(parameter, 1e-3)
+        trainer.policy.parameters[3].grad.view(-1)[0] += in_gradient
+        sums = torch.ones(8, dtype=torch.float64)
+        sums[2] += in_loss
+        return trainer.update._step(1e-2, sums, torch.zeros(1), work)
+
+    plain, interrupted = (Trainer(config, mesh, CPU, scorers={"test": Redness()}) for _ in range(2))
+    before = [parameter.detach().clone() for parameter in plain.policy.parameters]
+    for bad in (math.nan, math.inf, -math.inf):
+        for places in ({"in_gradient": bad}, {"in_loss": bad}, {"in_gradient": bad, "in_loss": bad}):
+            interrupted.update.nonfinite.record_finite()
+            assert step(interrupted, **places) is None, places
+            assert all(torch.equal(old, new) for old, new in zip(before, interrupted.policy.parameters)), places
+            assert all(parameter.grad is None for parameter in interrupted.policy.parameters), places
+    assert step(interrupted) == step(plain) > 0
+    assert interrupted.update.update_count == plain.update.update_count == 1
+    for old, expected, found in zip(before, plain.policy.parameters, interrupted.policy.parameters):
+        assert torch.equal(found, expected) and not torch.equal(found, old)
 
 
 def gradient_and_position(trainer, rollouts, columns):

@@ -42,7 +42,13 @@ CASES = {
     "fixed, LoRA": {"kl_strategy": "fixed", **LORA},
     "stepwise, bf16": {"kl_strategy": "stepwise", **BF16},
     "dual_moving, bf16 throughout": {"kl_strategy": "dual_moving", **BF16, "master_weight_type": "bf16"},
-    "dual_moving, LoRA, bf16, Muon": {"kl_strategy": "dual_moving", **LORA, **BF16, "use_muon": True},
+    "dual_moving, LoRA, bf16, Muon, saved right after the anchor moved": {
+        "kl_strategy": "dual_moving",
+        **LORA,
+        **BF16,
+        "use_muon": True,
+        "update_ref_model_step": 4,
+    },
     "moving, LoRA on fp8, a window": {
         "kl_strategy": "moving",
         **LORA,

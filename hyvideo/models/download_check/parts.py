@@ -12,7 +12,7 @@ import yaml
 
 from hyvideo.models.family import Family
 from hyvideo.models.fit_checks import family_of_folder
-from hyvideo.models.loading import read_task
+from hyvideo.models.loading import find_transformer, read_task
 from hyvideo.models.sizes import read_architecture
 from hyvideo.models.versions import RELEASED, SUPER_RESOLUTION, version_defaults
 
@@ -33,7 +33,7 @@ class Part:
 
     @property
     def is_transformer(self) -> bool:
-        return self.folder.split("/")[0] == "transformer" and "super-resolution" not in self.uses
+        return self.folder.split("/")[0] in ("transformer", ".") and "super-resolution" not in self.uses
 
 
 def parts_of(root: Path) -> tuple[Family, list[Part]]:
@@ -46,7 +46,7 @@ def parts_of(root: Path) -> tuple[Family, list[Part]]:
     if is_diffusers or "original" not in table:
         task = _task(root, None if is_diffusers else version)
         names = {"task": task, "repository": _repository(root, version, table.get("repositories", {}))}
-        names["transformer"] = "transformer" if is_diffusers or not versions else f"transformer/{version}"
+        names["transformer"] = _transformer_folder(root, version if versions and not is_diffusers else None)
         rows = table["diffusers"] + table.get(f"diffusers {task}", [])
         return family, _parts(root, rows + common, **names)
     tasks = {version: _task(root, version) for version in versions}
@@ -60,6 +60,13 @@ def parts_of(root: Path) -> tuple[Family, list[Part]]:
         for part in _parts(root, table.get(f"original {task}", table["original transformer"]), version=name, task=task)
     ]
     return family, transformers + _parts(root, table["original"] + common)
+
+
+def _transformer_folder(root: Path, version: str | None) -> str:
+    """Return the transformer's folder in ``root``, which is ``.`` if its config.json is in ``root`` itself."""
+    if version is None and find_transformer(root) == root:
+        return "."
+    return f"transformer/{version}" if version else "transformer"
 
 
 def _repository(root: Path, version: str, repositories: dict[int, str]) -> str:

@@ -20,7 +20,13 @@ def _load_text(root: Path, *, vae: nn.Module, **kwargs: Any) -> Encoder:
 
 
 def _load_glyph(
-    root: Path, *, vae: nn.Module, dtype: torch.dtype, group_offload: bool = False, **kwargs: Any
+    root: Path,
+    *,
+    vae: nn.Module,
+    dtype: torch.dtype,
+    group_offload: bool = False,
+    rotary_dtype: torch.dtype = torch.float32,
+    **kwargs: Any,
 ) -> Encoder:
     encode = GlyphEncoder(*encoders.load_glyph_encoder(root, **kwargs))  # float32, as in the original
     return lambda texts, *size: [{"states": encode(text)} for text in texts]
@@ -45,6 +51,7 @@ FAMILY = Family(
         settings.transformer_config_to_diffusers,
         settings.transformer_config_to_original,
         ignored=frozenset({"target_size", "task_type"}),
+        with_dots=names.module_with_dots,
     ),
     vae=Component(
         "AutoencoderKLHunyuanVideo15",
@@ -102,4 +109,5 @@ FAMILY = Family(
     pipelines={"t2v": "HunyuanVideo15Pipeline", "i2v": "HunyuanVideo15ImageToVideoPipeline"},
     without_gradient=transformer.unused_modules,
     upsampler=upsamplers.COMPONENT,
+    rounds_rotary=True,
 )

@@ -11,14 +11,16 @@ Both conversions are exact and round-trip bit for bit. An unknown name raises Va
 
 import re
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from hyvideo.models.hunyuan_video15.settings import NAMES
-from hyvideo.models.names import both_directions
+from hyvideo.models.names import both_directions, with_dots
 
 _to_diffusers, _to_original = both_directions(NAMES, "transformer", "transformer")
+module_with_dots = partial(with_dots, NAMES, "transformer")
 vae_to_diffusers, vae_to_original = both_directions(NAMES, "vae", "VAE")
 
 

@@ -1,7 +1,7 @@
 """`Family` of Wan."""
 
 from hyvideo.models.family import Component, Family
-from hyvideo.models.wan import encoders, settings, transformer, vae
+from hyvideo.models.wan import encoders, original_files, settings, transformer, vae
 
 FAMILY = Family(
     name="wan",
@@ -11,6 +11,7 @@ FAMILY = Family(
         settings.transformer_to_original,
         settings.transformer_config_to_diffusers,
         settings.transformer_config_to_original,
+        with_dots=settings.module_with_dots,
         finish=transformer.finish,
     ),
     # Only diffusers' layout is supported.
@@ -20,6 +21,7 @@ FAMILY = Family(
     matrices=r"blocks\.\d+\.(attn1|attn2|ffn)\..*",
     original_modules=r"blocks\.\d+\.((self|cross)_attn\.|ffn\.\d)|text_embedding\.|time_embedding\.|time_projection\.|head\.",
     lora_prefix="diffusion_model.",
+    unread_files=original_files.unread_files,
     forwards=transformer.forwards,
     parts=encoders.PARTS,
     latents=vae.latents,

@@ -1,18 +1,20 @@
 """Conversion of tensor names and config.json settings between the original Wan transformer and diffusers."""
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from hyvideo.models.names import both_directions, setting, settings_to_diffusers, settings_to_original
+from hyvideo.models.names import both_directions, setting, settings_to_diffusers, settings_to_original, with_dots
 
 NAMES = yaml.safe_load(Path(__file__).with_name("names.yaml").read_text(encoding="utf-8"))
 TEXT_SLOTS = 512  # maximum and padded length of a text in tokens, including the end token
 _TABLE = NAMES["transformer"]
 
 transformer_to_diffusers, transformer_to_original = both_directions(NAMES, "transformer", "Wan transformer")
+module_with_dots = partial(with_dots, NAMES, "transformer")
 
 
 def transformer_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]:

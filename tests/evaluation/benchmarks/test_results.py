@@ -119,6 +119,22 @@ def test_filtered_videos_are_paired_by_prompt_because_their_numbers_changed(tmp_
     assert len(twice) == len({*twice}), "one note for equal notes of several runs"
 
 
+@pytest.mark.parametrize("folders, is_filtered", [("ff", True), ("fv", False), ("vf", False), ("vv", False)])
+def test_only_a_file_without_unfiltered_videos_counts_as_filtered(tmp_path, folders, is_filtered):
+    """One video outside the folder of the static filter is enough for the note."""
+    names = {"f": "static/filtered_videos", "v": "videos"}
+    rows = [
+        {"video_path": f"/data/{names[folder]}/x-{number}.mp4", "video_results": 0.5}
+        for number, folder in enumerate(folders)
+    ]
+    path = tmp_path / "a_eval_results.json"
+    path.write_text(json.dumps({"temporal_flickering": [0.5, rows]}))
+    _, results = read_run(path)
+    assert results["temporal_flickering"].is_filtered == is_filtered
+    notes = table_of(f"base={path}")["notes"]
+    assert any("without the static filter" in note for note in notes) != is_filtered
+
+
 def test_a_prompt_that_the_official_list_has_twice_counts_once(tmp_path):
     path = tmp_path / "x_eval_results.json"
     rows = [{"video_path": f"v/a - b-{n}.mp4", "video_results": 0.1 * n, "extra": {}} for n in (1, 2, 1)]

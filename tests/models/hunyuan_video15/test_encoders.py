@@ -1,12 +1,18 @@
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from hyvideo.config.command_line import load_config
+from hyvideo.config.settings import Config
 from hyvideo.data.prompts import Request
 from hyvideo.models.fit_checks import check_checkpoint
 from hyvideo.models.hunyuan_video15.encoders import load_text_encoder
+from hyvideo.models.hunyuan_video15.family import FAMILY
+from hyvideo.models.hunyuan_video15.prompt_encoders import TextEncoder
+from hyvideo.training.model_setup import _encoder_hash, load_encoder
 from tests.models.checkpoint_files import VERSION, assert_same_model, rewrite
 
 
@@ -74,3 +80,101 @@ def test_a_text_encoder_that_does_not_fit_raises_an_error(root_copy, change, mes
     with pytest.raises(ValueError, match=message):
         load_text_encoder(root_copy)
     assert len(check_checkpoint(root_copy, VERSION, [Request("a cat")])) == 1
+
+
+# --- rotary frequencies ------------------------------------------------------------------------
+
+MINIATURE_LLM = Path("assets/miniature/text_encoder/llm")
+PROMPT = "a red circle moves up, then a blue square moves left slowly and stops; " * 8
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def wide_heads(root_copy):
+    """The checkpoint with a language model of Qwen2.5-VL's head dimension, theta and sections of the frequencies."""
+    from transformers import Qwen2_5_VLTextConfig, Qwen2_5_VLTextModel
+
+    folder = root_copy / "text_encoder" / "llm"
+    shutil.rmtree(folder)
+    shutil.copytree(MINIATURE_LLM, folder)
+    config = Qwen2_5_VLTextConfig.from_pretrained(
+        MINIATURE_LLM,
+        hidden_size=256,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
+        initializer_range=0.08,
+    )
+    torch.manual_seed(0)
+    Qwen2_5_VLTextModel(config).save_pretrained(folder)
+    return root_copy
+
+
+def whole_model_in_float16(root):
+    """Return the states of PROMPT from transformers' model after ``to(float16)``, as the original's loader does it."""
+    from transformers import Qwen2_5_VLTextModel
+
+    model = Qwen2_5_VLTextModel.from_pretrained(root / "text_encoder" / "llm", dtype=torch.float32)
+    model = model.to(torch.float16).eval()
+    assert model.rotary_emb.inv_freq.dtype == torch.float16
+    tokens = TextEncoder(*load_text_encoder(MINIATURE_LLM.parents[1]))
+    with torch.no_grad():
+        ids = torch.tensor([tokens._token_ids(PROMPT)])
+        states = model(input_ids=ids, use_cache=False, output_hidden_states=True).hidden_states
+    return states[-3][0, tokens.crop_start :]
+
+
+def encoder_of(root, group_offload=False, **settings):
+    settings = {"transformer_version": VERSION, "dtype": "fp32"} | settings
+    config = Config().with_settings(pretrained_model_root=str(root), **settings).resolved()
+    return load_encoder(config, CPU, group_offload=group_offload)[0]
+
+
+def states_of(encoder):
+    return encoder([Request(PROMPT)]).samples[0].text.float()
+
+
+@pytest.mark.parametrize("group_offload", [False, True])
+def test_an_fp16_text_encoder_has_fp16_rotary_frequencies_as_in_the_original(wide_heads, group_offload):
+    """Float32 frequencies, with which no released transformer was trained, give other states."""
+    expected = whole_model_in_float16(wide_heads).float()
+    found = states_of(encoder_of(wide_heads, group_offload))
+    exact = TextEncoder(*load_text_encoder(wide_heads, dtype=torch.float16))([PROMPT])[0].float()
+    assert len(expected) > 100
+    assert torch.equal(found, expected)
+    assert (exact - expected).norm() > 1e-3 * expected.norm()
+
+
+@pytest.mark.parametrize("rotary_dtype", [torch.float16, torch.float32])
+def test_rotary_frequencies_are_powers_of_theta_in_the_given_precision(wide_heads, rotary_dtype):
+    _, model = load_text_encoder(wide_heads, dtype=torch.float16, rotary_dtype=rotary_dtype)
+    frequencies = 1e6 ** -(torch.arange(0, 128, 2, dtype=torch.float64) / 128)
+    expected = frequencies.float().to(rotary_dtype).float()
+    assert model.rotary_emb.inv_freq.dtype == torch.float32
+    torch.testing.assert_close(model.rotary_emb.inv_freq, expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("encoder_dtype", ["bf16", "fp32"])
+def test_text_encoders_of_other_precisions_have_float32_rotary_frequencies(wide_heads, encoder_dtype):
+    dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[encoder_dtype]
+    expected = TextEncoder(*load_text_encoder(wide_heads, dtype=dtype))([PROMPT])[0].float()
+    assert torch.equal(states_of(encoder_of(wide_heads, encoder_dtype=encoder_dtype)), expected)
+
+
+def test_the_miniature_has_float32_rotary_frequencies_and_its_identity():
+    """Its transformer was trained with the states of such an encoder."""
+    config = load_config("configs/miniature.yaml")
+    root = Path(config.model.pretrained_model_root)
+    encoder, _ = load_encoder(config, CPU)
+    expected = TextEncoder(*load_text_encoder(root, dtype=torch.float16))([PROMPT])[0]
+    assert config.model.encoder_dtype == "fp16"
+    assert torch.equal(encoder([Request(PROMPT)]).samples[0].text, expected.to(encoder.dtype))
+    assert encoder.identity == _encoder_hash(root, FAMILY.folders, "fp16", config.model.vae_dtype, False)
+
+
+def test_conditions_with_other_rotary_frequencies_have_another_identity(root):
+    """A folder of conditions that an earlier version wrote with float32 frequencies is not read."""
+    identities = {dtype: encoder_of(root, encoder_dtype=dtype, vae_dtype="fp32").identity for dtype in ("fp16", "bf16")}
+    before = {dtype: _encoder_hash(root, FAMILY.folders, dtype, "fp32", False) for dtype in ("fp16", "bf16")}
+    assert identities["fp16"] != before["fp16"]
+    assert identities["bf16"] == before["bf16"]

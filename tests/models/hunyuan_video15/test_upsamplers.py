@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 from hyvideo.models.conditions import Condition, Conditions, ImageCondition
 from hyvideo.models.family import family_named, install, new_model
+from hyvideo.models.hunyuan_video15.transformer import _low_resolution_channels
 from hyvideo.models.versions import SUPER_RESOLUTION
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
@@ -57,6 +58,15 @@ def conditions_of(case, low_resolution):
         frame = seeded_normal(f"{case}/image_latents", 1, 32, 1, *settings["shape"][-2:])[0, :, 0]
         image = ImageCondition(embeds, frame)
     return Conditions((Condition(text, glyph[: settings["byt5"]], image, low_resolution[0]),))
+
+
+def test_the_condition_is_given_from_timestep_700_on():
+    """As in the original, also at exactly 700, which a schedule of 13 steps with shift 2 has."""
+    low_resolution = torch.full((4, 2, 3, 5), 0.5)
+    conditions = [Condition(torch.zeros(1, 24), low_resolution=low_resolution)] * 3
+    (channels,) = _low_resolution_channels(torch.tensor([699.9, 700.0, 700.1]), conditions)
+    given = torch.cat([low_resolution, torch.ones(1, 2, 3, 5)])
+    assert torch.equal(channels, torch.stack([torch.zeros_like(given), given, given]))
 
 
 @pytest.mark.parametrize("case", EXPECTED["cases"])

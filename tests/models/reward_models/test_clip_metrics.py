@@ -1,5 +1,6 @@
 """Tests of CLIPScore and PickScore with a small random CLIP, against transformers' processor and forward pass."""
 
+import itertools
 import json
 import math
 import shutil
@@ -79,6 +80,16 @@ def plain_cosines(folder, video, prompt):
     with torch.no_grad():
         output = model(**tokens, **processor(list(chosen.numpy()), return_tensors="pt"))
     return output.logits_per_image[:, 0] / model.logit_scale.exp(), model.logit_scale.exp().item()
+
+
+def test_scores_in_a_batch_of_videos_of_any_lengths_are_those_of_each_video_alone(folder):
+    """The short video may come first: its frames must not be filled up with those of the next one."""
+    scorer = ClipScorer(folder, batch_size=3)
+    alone = [scorer.score([video], [prompt], fps=8)[0] for video, prompt in zip(CLIPS, PROMPTS)]
+    for order in itertools.permutations(range(3)):
+        together = scorer.score([CLIPS[i] for i in order], [PROMPTS[i] for i in order], fps=8)
+        for place, number in enumerate(order):
+            assert together[place] == pytest.approx(alone[number], abs=2e-6), order
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3])

@@ -1,6 +1,7 @@
 """Tests that all functions that load a Wan transformer set all tensors and round none unintentionally."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -9,8 +10,10 @@ import torch
 from hyvideo.data.prompts import Request
 from hyvideo.distributed.sharded_tensors import fill_shards
 from hyvideo.models import loading
+from hyvideo.models.download_check.report import report
 from hyvideo.models.family import install
 from hyvideo.models.fit_checks import check_checkpoint, model_problems
+from hyvideo.models.saving import save_original
 from hyvideo.models.sizes import read_architecture
 from hyvideo.training import saved_policy
 from tests.models.wan.tiny import inputs, tiny
@@ -114,6 +117,43 @@ def test_a_setting_of_the_wrong_type_raises_value_error(tmp_path, file, change):
         problems = check_checkpoint(tmp_path, "wan2.1_t2v_1.3b", [Request("a car")])
         read_architecture(tmp_path, "wan2.1_t2v_1.3b")
         raise ValueError(*problems) if problems else AssertionError("was accepted")
+
+
+@pytest.fixture
+def original_layout(tmp_path):
+    """A folder like Wan-AI/Wan2.1-T2V-1.3B: the transformer at the top, and pickles of the VAE and of UMT5."""
+    source, root = write_wan(tmp_path / "diffusers"), tmp_path / "ckpts" / "Wan2.1-T2V-1.3B"
+    save_original(loading.load_transformer(source, None), root, dtype=torch.float32)
+    for name in ("Wan2.1_VAE.pth", "models_t5_umt5-xxl-enc-bf16.pth"):
+        torch.save({"weight": torch.zeros(2)}, root / name)
+    (root / "google" / "umt5-xxl").mkdir(parents=True)
+    shutil.copy(source / "tokenizer" / "tokenizer.json", root / "google" / "umt5-xxl")
+    return root
+
+
+@pytest.mark.parametrize("heads, size", [(12, "2.1-T2V-1.3B"), (40, "2.1-T2V-14B"), (24, "2.2-TI2V-5B")])
+def test_the_original_layout_is_one_problem_with_the_command_that_downloads_the_rest(original_layout, heads, size):
+    path = original_layout / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_heads": heads}))
+    (problem,) = check_checkpoint(original_layout, "wan2.1_t2v_1.3b", [Request("a car")])
+    assert problem.startswith(f"{original_layout} has the original layout of Wan")
+    assert "not Wan2.1_VAE.pth or models_t5_umt5-xxl-enc-bf16.pth" in problem
+    command = f'hf download Wan-AI/Wan{size}-Diffusers --include "$part/*" --local-dir {original_layout}'
+    assert problem.endswith(f"\n  for part in vae text_encoder tokenizer; do {command}; done")
+
+
+def test_the_original_layout_can_be_used_after_the_download(original_layout, tmp_path):
+    for part in ("text_encoder", "vae"):
+        shutil.copytree(tmp_path / "diffusers" / part, original_layout / part)
+    (problem,) = check_checkpoint(original_layout, None, [Request("a car")])
+    assert "layout are missing: tokenizer. " in problem and "for part in tokenizer; do" in problem
+    shutil.copytree(tmp_path / "diffusers" / "tokenizer", original_layout / "tokenizer")
+    assert check_checkpoint(original_layout, None, [Request("a car")]) == []
+    expected = loading.load_transformer(tmp_path / "diffusers", None).state_dict()
+    found = loading.load_transformer(original_layout, "wan2.1_t2v_1.3b").state_dict()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    transformer = next(row for row in report(original_layout).rows if row.part.is_transformer)
+    assert transformer.is_ok and "t2v" in transformer.part.uses
 
 
 def test_a_vae_with_other_channels_is_reported(tmp_path):

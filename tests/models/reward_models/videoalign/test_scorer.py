@@ -42,6 +42,15 @@ def difference(scores, expected):
 # --- against the original program --------------------------------------------------------------
 
 
+@pytest.mark.parametrize("min_pixels, size", [(None, (280, 392)), (4704, (56, 84)), (4 * 4704, (112, 168))])
+def test_frames_are_enlarged_to_the_number_of_pixels_in_the_checkpoint(exact, monkeypatch, min_pixels, size):
+    """Without min_frame_pixels in the checkpoint, frames have at least 128 * 28 * 28 pixels."""
+    if min_pixels:
+        monkeypatch.setattr(exact, "settings", dataclasses.replace(exact.settings, min_pixels=min_pixels))
+    video = torch.zeros(4, 3, 56, 84, dtype=torch.uint8)
+    assert exact.sample_frames(video, 2.0).shape[-2:] == size
+
+
 @pytest.mark.parametrize("clip", range(3))
 def test_tokens_match_the_original(exact, clip):
     video, fps = read_video(VIDEOS[clip])

@@ -192,7 +192,7 @@ def test_a_miniature_and_a_used_folder_are_refused(tmp_path, capsys):
 
 
 def test_the_smallest_recipe_trains_at_its_true_size(tmp_path, monkeypatch, capsys):
-    """33 frames of 240 x 416, with fewer steps, levels and prompts than the recipe; the other stages run with --slow."""
+    """33 frames of 240 x 416, with fewer steps, levels and prompts; the other stages run with --slow."""
     monkeypatch.setattr(rehearse, "stages_of", lambda *arguments: list(stages_of(*arguments))[:1])
     (tmp_path / "prompts.csv").write_text("prompt\na boat with a yellow sail\na dog runs\n")
     code = rehearse.main(

@@ -1,14 +1,9 @@
 """Updates without a signal are skipped: Adam and Muon would turn the rounding of their gradient into full steps."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
-from hyvideo.config.command_line import load_config
-from hyvideo.distributed import mesh as ranks
 from hyvideo.trainer import Trainer
-from tests.distributed.launch import launch
 from tests.shallow import SHALLOW
 from tests.test_trainer import CPU, Redness, run, weights
 
@@ -107,32 +102,3 @@ def test_in_an_iteration_the_velocity_kl_is_a_signal_once_the_policy_has_moved(t
         trainer.iteration = 1
         metrics = trainer.run_iteration()
         assert (metrics["update"], metrics["update/without_signal"]) == counts
-
-
-def digests_and_counts(folder):
-    """Return the sum of the weights and counts of updates of a run in which only one replica's rewards differ."""
-    config = load_config(
-        "configs/smoke.yaml",
-        output_dir=str(Path(folder) / "run"),
-        pretrained_model_root=SHALLOW,
-        valid_video_csv="",
-        batch_size=4,
-        num_updates_per_rollout=1,
-        mini_batch_size_per_update=4,
-        log_video_interval=0,
-    )
-    mesh = ranks.start(1, CPU)
-    trainer = Trainer(config, mesh, CPU, scorers={"test": Redness() if mesh.rank == 1 else Rewards(0.7)})
-    found = []
-    for trainer.iteration in (1, 2):
-        metrics = trainer.run_iteration()
-        found.append([metrics["update"], metrics["update/without_signal"], metrics["advantage/zero_groups"]])
-        trainer.scorer.scorers["test"] = Rewards(0.7)
-        trainer.policy.anchor.age = 0  # as after a refresh
-    return found, sum(parameter.double().sum().item() for parameter in trainer.policy.parameters)
-
-
-def test_ranks_decide_together(tmp_path):
-    """The rewards of one replica are equal in the first iteration, and those of both in the second."""
-    (first, one), (second, other) = launch(f"{__name__}:digests_and_counts", 2, str(tmp_path))
-    assert first == second == [[1, 0.0, 1.0], [1, 1.0, 2.0]] and one == other

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from hyvideo.data.prompts import Request, read_requests
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation.contents import joint_identity, policy_identity
 from hyvideo.evaluation.generation import Source, make_and_read_requests
-from hyvideo.evaluation.reward_hacking.held_out_metrics import diversity, measure_sets, thumbnail
+from hyvideo.evaluation.reward_hacking.held_out_metrics import diversity, measure_each, measure_sets, thumbnail
 from hyvideo.evaluation.scores_file import Evaluation, mark_seen, read_evaluation, write_evaluation
 from hyvideo.evaluation.validation import Validation
 from hyvideo.evaluation.video_folder import find_clips, read_clips
@@ -101,7 +102,8 @@ class Evaluator:
         rewards = self.scorer.measure(videos, prompts, fps=fps)
         decoded = {number: video for number, video in enumerate(videos) if video is not None}
         clips = list(decoded.values()), [prompts[number] for number in decoded]
-        held_out = dict(zip(decoded, self.scorer.held_out_each(*clips)))
+        alone = Mesh(0, 1, 1)
+        held_out = dict(zip(decoded, measure_each(*clips, self.scorer, alone, _fail)))
         entries = []
         for number, (prompt, group, reward) in enumerate(zip(prompts, groups, rewards)):
             file = files[number] if files else None
@@ -109,10 +111,15 @@ class Evaluator:
             entry = score_entry(prompt, seed, group, reward, file=file, advantage=math.nan, number=number)
             del entry["advantage"]
             entries.append(entry | {name: or_none(value) for name, value in held_out.get(number, {}).items()})
-        measures, _ = measure_sets(decoded, prompts, self.scorer, Mesh(0, 1, 1))
+        measures, _ = measure_sets(decoded, prompts, self.scorer, alone, _fail)
         apart = diversity([thumbnail(video) for video in decoded.values()], [groups[number] for number in decoded])
         return Evaluation(entries, measures | ({"held_out/diversity": apart.mean().item()} if len(apart) else {}))
 
     def close(self) -> None:
         if "scorer" in vars(self):
             self.scorer.close()
+
+
+def _fail(message: str) -> NoReturn:
+    """Raise ValueError: a stored evaluation must have all metrics."""
+    raise ValueError(message)

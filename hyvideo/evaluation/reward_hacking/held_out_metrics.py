@@ -6,10 +6,12 @@ Each metric is computed from pixels, as a fraction of the full range, on a subse
 
 import math
 import statistics
+import sys
 from collections import ChainMap
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import combinations
 from types import SimpleNamespace
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -19,9 +21,10 @@ from hyvideo.distributed.collectives import all_objects, merge_rows
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation.reward_hacking.rule import NUM_PARTS, SET_MEASURES, Dispersion
 from hyvideo.models.reward_models.async_scorer import AsyncScorer
-from hyvideo.models.reward_models.rewards import Reward
+from hyvideo.models.reward_models.rewards import OVERALL, Reward, Scores
 from hyvideo.records.run_files import evenly_spaced
 
+T = TypeVar("T")
 NUM_PAIRS = 16  # of neighboring frames measured
 NUM_SHARP_FRAMES = 4
 SMALL = 32  # longer side in pixels, for motion
@@ -80,7 +83,7 @@ def measure_all(
 ) -> tuple[dict[str, float], dict[str, Dispersion]]:
     """Return mean and spread of each held-out metric of single videos, over the videos of all ranks."""
     decoded = {row: video for row, video in videos.items() if video is not None}
-    scores = scorer.held_out_each(list(decoded.values()), [prompts[row] for row in decoded])
+    scores = measure_each(list(decoded.values()), [prompts[row] for row in decoded], scorer, mesh)
     local = {}
     for (row, video), video_scores in zip(decoded.items(), scores):
         measured = {f"held_out/{name}": value for name, value in vars(measure_video(video)).items()}
@@ -96,16 +99,40 @@ def measure_all(
     return {name: statistics.fmean(values) for name, values in finite.items()}, spreads
 
 
+def print_failure(message: str) -> None:
+    print(f"\n{message}", file=sys.stderr, flush=True)
+
+
+def measure_each(
+    videos: list[Tensor],
+    prompts: list[str],
+    scorer: AsyncScorer,
+    mesh: Mesh,
+    on_failure: Callable[[str], None] = print_failure,
+) -> list[Scores]:
+    """Return the held-out metrics that the scorers define for each of this rank's videos. Collective."""
+    found = _without_failed(scorer.held_out_each(videos, prompts), mesh, on_failure)
+    measures: list[Scores] = [{} for _ in videos]
+    for rows in found.values():
+        measures = [measure | row for measure, row in zip(measures, rows, strict=True)]
+    return measures
+
+
 def measure_sets(
-    videos: Mapping[int, Tensor | None], prompts: Sequence[str], scorer: AsyncScorer, mesh: Mesh
+    videos: Mapping[int, Tensor | None],
+    prompts: Sequence[str],
+    scorer: AsyncScorer,
+    mesh: Mesh,
+    on_failure: Callable[[str], None] = print_failure,
 ) -> tuple[dict[str, float], dict[str, Dispersion]]:
     """Return the metrics of the whole set of videos of all ranks, with a spread for those in `SET_MEASURES`.
 
     As for a mean, ``std / sqrt(count - 1)`` is the standard error. ``videos`` and ``prompts`` are those of
-    `measure_all`.
+    `measure_all`. A metric that fails is missing, and ``on_failure`` is called on the main rank.
     """
     decoded = {row: video for row, video in videos.items() if video is not None}
-    local = scorer.held_out(list(decoded.values()), [prompts[row] for row in decoded])
+    found = scorer.held_out(list(decoded.values()), [prompts[row] for row in decoded])
+    local = dict(ChainMap(*_without_failed(found, mesh, on_failure).values()))
     # Includes metrics that only other ranks have measured.
     widths = dict(ChainMap(*all_objects({name: metric.rows.shape[1] for name, metric in local.items()}, mesh)))
     means, spreads = {}, {}
@@ -113,14 +140,34 @@ def measure_sets(
         rows = dict(zip(decoded, local[name].rows.tolist())) if name in local else {}
         table = merge_rows(rows, len(prompts), widths[name], mesh)
         table = table[table.isfinite().all(1)]
-        measured = _value_and_error(local[name].of_set, table, name in SET_MEASURES) if name in local else None
-        # A rank without videos has no function; all others compute the same result.
-        value, error = next(filter(None, all_objects(measured, mesh)))
+        measured: tuple[float, float] | str | None = None  # a rank without videos has no function
+        try:
+            if name in local:
+                measured = _value_and_error(local[name].of_set, table, name in SET_MEASURES)
+        except ValueError as failure:
+            measured = str(failure)
+        results = [result for result in all_objects(measured, mesh) if result is not None]
+        if failures := [result for result in results if isinstance(result, str)]:
+            if mesh.is_main:
+                on_failure(f"the held-out metric {name} is missing: {failures[0]}")
+            continue
+        value, error = results[0]  # all ranks compute the same result
         if math.isfinite(value):
             means[name] = value
         if math.isfinite(error):
             spreads[name] = Dispersion(error * math.sqrt(len(table) - 1), len(table))
     return means, spreads
+
+
+def _without_failed(
+    found: Mapping[str, T | str], mesh: Mesh, on_failure: Callable[[str], None] = print_failure
+) -> dict[str, T]:
+    """Return the results of the scorers whose method failed on no rank: the others would lack videos. Collective."""
+    local = {name: reason for name, reason in found.items() if isinstance(reason, str)}
+    reasons = dict(ChainMap(*all_objects(local, mesh)))
+    for name, reason in sorted(reasons.items()) if mesh.is_main else ():
+        on_failure(f"held-out metrics of reward {name} are missing: {reason}")
+    return {name: result for name, result in found.items() if name not in reasons}
 
 
 def _value_and_error(of_set: Callable[[Tensor], float], rows: Tensor, with_error: bool) -> tuple[float, float]:
@@ -135,7 +182,7 @@ def _value_and_error(of_set: Callable[[Tensor], float], rows: Tensor, with_error
 
 def _without_weight(reward: Reward, weights: Mapping[str, float]) -> dict[str, float]:
     """Return the scores without a weight in the reward, except ``Overall``, whose parts may have one."""
-    others = {name: score for name, score in reward.scores.items() if not weights.get(name) and name != "Overall"}
+    others = {name: score for name, score in reward.scores.items() if not weights.get(name) and name != OVERALL}
     return {name: float(score) for name, score in others.items() if isinstance(score, (int, float))}
 
 

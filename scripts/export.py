@@ -42,14 +42,14 @@ def run(options: argparse.Namespace) -> None:
     if options.checkpoint_path is None and options.lora_path is None and options.transformer_version is None:
         raise ValueError("nothing to export: give --checkpoint_path, --lora_path, or --transformer_version")
 
-    from hyvideo.models.lora import read_lora, save_lora
+    from hyvideo.models.lora import save_lora
     from hyvideo.models.saving import save_original
     from hyvideo.pipelines.grpo_pipeline import DTYPES
-    from hyvideo.training.saved_policy import load_merged, settings_of_run
+    from hyvideo.training.saved_policy import load_merged, read_saved_lora, settings_of_run
 
     dtype = DTYPES[options.dtype]
     if only_lora:
-        save_lora(read_lora(options.lora_path), options.out, form=options.form)
+        save_lora(read_saved_lora(options.lora_path), options.out, form=options.form)
         return
     run_settings = settings_of_run(options.checkpoint_path)[0] if options.checkpoint_path else {}
     root = options.pretrained_model_root or Path(run_settings.get("pretrained_model_root", "ckpts"))

@@ -15,6 +15,7 @@ from hyvideo.config.reference_flags import table
 from hyvideo.config.sections import DataSettings, ModelSettings, RolloutSettings
 from hyvideo.data.prompts import Request
 from hyvideo.data.videos import read_video
+from hyvideo.distributed import manifest
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation import generation, video_sampler
 from hyvideo.evaluation.video_sampler import STAGE, Video, VideoSampler
@@ -391,6 +392,7 @@ def test_a_lora_on_the_lora_of_a_checkpoint_is_rejected(make, tmp_path):
     lora = {"transformer_blocks.0.attn.to_q": Pair(torch.ones(1, 32), torch.ones(32, 1), 8.0)}
     (tmp_path / "checkpoint" / "tensors").mkdir(parents=True)
     save_lora(lora, tmp_path / "checkpoint" / "lora")
+    manifest.write(tmp_path / "checkpoint", [manifest.hash_share(tmp_path / "checkpoint", Mesh(0, 1, 1))])
     flags = ["--checkpoint_path", tmp_path / "checkpoint", "--lora_path", tmp_path / "checkpoint" / "lora"]
     code, written, output = make("--transformer_version", "480p_t2v", "--prompt", "a", *flags, *SMALL)
     assert code == 2 and "--lora_path cannot be added to the LoRA of the checkpoint" in output.err and not written

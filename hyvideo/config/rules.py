@@ -1,21 +1,27 @@
 """Rules that settings must satisfy: functions that yield a message for every violation, without importing torch."""
 
 import itertools
-import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from hyvideo.config import machine_rules as machine
-from hyvideo.config.command_line import reward_options
+from hyvideo.config.command_line import REFERENCE_SCORERS, reward_options
 from hyvideo.config.machine_rules import Problems, problem_of
 from hyvideo.config.run_plan import branches_of_steps, num_stochastic_steps, parse_interval, stochastic_transitions
 from hyvideo.config.sections import RewardSettings, RolloutSettings
 from hyvideo.config.settings import REWARD_PRESETS, TRAITS, Config, eta_of, flat_weights
 from hyvideo.data.outside import nearest, parse_json, quote
 from hyvideo.data.prompts import check_prompt
-from hyvideo.models.reward_models.rewards import ROW_KEYS, SCORERS, SERVICE_ATTEMPTS, scorer_class
+from hyvideo.models.reward_models.rewards import (
+    MAX_SCORE,
+    OVERALL,
+    RESERVED_NAMES,
+    SCORERS,
+    SERVICE_ATTEMPTS,
+    scorer_class,
+)
 from hyvideo.models.versions import version_defaults
 from hyvideo.schedulers.transitions import sampler_of
 
@@ -240,25 +246,33 @@ def reward_problems(reward: RewardSettings) -> Problems:
     if reward.score_between_stages and not (reward.reward_offload or reward.remote_reward_url):
         yield "score_between_stages needs reward_offload true, got false; set it to true or remove score_between_stages"
     yield from problem_of(lambda: reward_options(reward))
-    yield from weights_are_numbers(reward.reward_weights)
+    yield from weights_are_numbers(reward)
 
 
-def weights_are_numbers(text: str) -> Problems:
+def weights_are_numbers(reward: RewardSettings) -> Problems:
     """Yield reward weights that are neither a preset nor a JSON object of finite numbers, not all 0."""
+    text = reward.reward_weights
     if text in REWARD_PRESETS:
         return
     try:
-        weights = flat_weights(parse_json(text))
+        given = parse_json(text)
+        weights = flat_weights(given)
     except (ValueError, AttributeError):  # invalid JSON, or not an object
-        weights = {}
-    are_numbers = all(type(weight) in (int, float) and abs(weight) < math.inf for weight in weights.values())
+        given, weights = {}, {}
+    are_numbers = all(type(weight) in (int, float) and abs(weight) <= MAX_SCORE for weight in weights.values())
     if not are_numbers or not any(weights.values()):
         yield (
             f"reward_weights must be {', '.join(REWARD_PRESETS)} or a JSON object with a number for each dimension, "
-            f"such as VQ, MQ and TA, at least one of them not 0, got {quote(text)}"
+            f"such as VQ, MQ and TA, of at most {MAX_SCORE:g} and at least one of them not 0, got {quote(text)}"
         )
-    if taken := weights.keys() & ROW_KEYS:
+    by_scorer = [value if isinstance(value, dict) else {name: value} for name, value in given.items()]
+    names = {dimension for dimensions in by_scorer for dimension in dimensions}
+    if taken := names & {*RESERVED_NAMES, OVERALL}:
         yield f"reward_weights must not use the names {', '.join(sorted(taken))}, which are reserved for records"
+    scorers = [REFERENCE_SCORERS.get(name, name) for name, value in given.items() if isinstance(value, dict)]
+    if unknown := [name for name in scorers if name not in reward.reward_model]:
+        got, known = ", ".join(map(quote, unknown)), ", ".join(reward.reward_model)
+        yield f"reward_weights must name the scorers of reward_model, {known}, got {got}"
 
 
 def record_problems(config: Config) -> Problems:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, get_args, get_origin
 
@@ -9,6 +10,7 @@ from hyvideo.config import sections
 from hyvideo.config.setting import Switch, Traits
 from hyvideo.data.prompts import Request
 from hyvideo.grpo.trust_region import KLWeights
+from hyvideo.models.reward_models.rewards import short_names
 from hyvideo.models.versions import version_defaults
 from hyvideo.schedulers.noise_matching import matched_eta
 
@@ -200,9 +202,15 @@ class Config:
         return self.optimizer.max_steps * self.loss.num_updates_per_rollout
 
     @property
-    def reward_weights(self) -> dict[str, float]:
+    def given_reward_weights(self) -> dict[str, float | dict[str, float]]:
+        """Weights by dimension, or by scorer and dimension."""
         text = self.reward.reward_weights
-        return REWARD_PRESETS[text] if text in REWARD_PRESETS else flat_weights(json.loads(text))
+        return REWARD_PRESETS[text] if text in REWARD_PRESETS else json.loads(text)
+
+    @property
+    def reward_weights(self) -> dict[str, float]:
+        """Weights by dimension, for plans and reports; see `flat_weights`."""
+        return flat_weights(self.given_reward_weights)
 
 
 SECTIONS = {field.name: field.type for field in dataclasses.fields(Config)}
@@ -247,8 +255,15 @@ def eta_of(rollout: sections.RolloutSettings) -> float:
 
 
 def flat_weights(weights: dict) -> dict:
-    """Return weights by dimension; scorers are flattened: ``{"videoalign": {"VQ": 0.5}, "CLIPScore": 1}``."""
-    flat: dict = {}
-    for name, value in weights.items():
-        flat |= value if isinstance(value, dict) else {name: value}
-    return flat
+    """Return weights by dimension; scorers are flattened: ``{"videoalign": {"VQ": 0.5}, "CLIPScore": 1}``.
+
+    A dimension that two scorers have is named SCORER/DIMENSION.
+    """
+    by_scorer = [value if isinstance(value, dict) else {name: value} for name, value in weights.items()]
+    counts = Counter(dimension for dimensions in by_scorer for dimension in dimensions)
+    short = short_names([name for name, value in weights.items() if isinstance(value, dict)])
+    return {
+        f"{short[scorer]}/{dimension}" if counts[dimension] > 1 and scorer in short else dimension: weight
+        for scorer, dimensions in zip(weights, by_scorer)
+        for dimension, weight in dimensions.items()
+    }

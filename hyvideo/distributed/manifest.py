@@ -68,7 +68,9 @@ def corruption(folder: Path, mesh: Mesh) -> str | None:
     with raise_on_all_ranks(mesh):
         files = json.loads((folder / NAME).read_text())
         share = sorted(files)[mesh.rank :: mesh.world_size]
-        problem = next(filter(None, (_content_problem(folder / name, files[name], name) for name in share)), None)
+        with ThreadPoolExecutor() as pool:  # hashing releases the GIL
+            problems = pool.map(lambda name: _content_problem(folder / name, files[name], name), share)
+            problem = next(filter(None, problems), None)
     return first_reason(problem, mesh)
 
 

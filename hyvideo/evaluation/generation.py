@@ -30,7 +30,7 @@ from hyvideo.evaluation.report.gallery import PAGE_FILE, check_page
 from hyvideo.evaluation.super_resolution import Refiner
 from hyvideo.evaluation.video_sampler import Video, VideoSampler
 from hyvideo.models import loading
-from hyvideo.models.lora import add_lora, check_lora, read_lora
+from hyvideo.models.lora import add_lora, check_lora
 from hyvideo.models.sizes import read_architecture
 from hyvideo.models.step_cache import StepCache, StepCaching
 from hyvideo.models.versions import RELEASED, version_defaults, version_for
@@ -63,7 +63,7 @@ class Source:
     def check(self, model: ModelSettings, negative_requests: list[Request]) -> None:
         """Raise ValueError for files that do not fit the model, or a checkpoint trained with another negative prompt.
 
-        No weights of the policy are read.
+        The files of a checkpoint are compared with its manifest (`saved_policy.verify`).
         """
         root, version = model.pretrained_model_root, model.transformer_version
         if self.checkpoint:
@@ -78,7 +78,7 @@ class Source:
             rule = f"--lora_path cannot be added to the LoRA of the checkpoint {self.checkpoint}"
             raise ValueError(f"{rule}; merge both with scripts.export --merge, and pass the result as checkpoint")
         if self.lora:
-            check_lora(loading.transformer_on_meta(root, version), read_lora(self.lora))
+            check_lora(loading.transformer_on_meta(root, version), saved_policy.read_saved_lora(self.lora))
 
     def load(
         self,
@@ -98,7 +98,7 @@ class Source:
         if self.checkpoint:
             saved_policy.load_into(pipeline.transformer, self.checkpoint)
         if self.lora:
-            add_lora(pipeline.transformer, read_lora(self.lora), scale=self.lora_scale)
+            add_lora(pipeline.transformer, saved_policy.read_saved_lora(self.lora), scale=self.lora_scale)
         return pipeline
 
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +14,12 @@ from hyvideo.data.prompts import Request, read_requests
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation.contents import joint_identity, policy_identity
 from hyvideo.evaluation.generation import Source, make_and_read_requests
-from hyvideo.evaluation.reward_hacking.held_out_metrics import SetMetrics, diversity, thumbnail
+from hyvideo.evaluation.reward_hacking.held_out_metrics import ScorerMetrics, diversity, thumbnail
 from hyvideo.evaluation.scores_file import Evaluation, mark_seen, read_evaluation, write_evaluation
 from hyvideo.evaluation.validation import Validation
 from hyvideo.evaluation.video_folder import common_frame_rate, find_clips, read_clips
 from hyvideo.models.reward_models.async_scorer import AsyncScorer
-from hyvideo.models.reward_models.rewards import Reward, Scores
+from hyvideo.models.reward_models.rewards import Reward
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.records.run_files import or_none, score_entry
 from hyvideo.training.model_setup import check_checkpoint, choose_device, load_encoder
@@ -102,18 +103,16 @@ class Evaluator:
         Only one part is kept in memory, if ``parts`` computes them one by one.
         """
         rewards: dict[int, Reward] = {}
-        held_out: dict[int, Scores] = {}
         thumbnails: dict[int, Tensor] = {}
-        sets = SetMetrics(self.scorer)
+        of_scorers = ScorerMetrics(self.scorer, Mesh(0, 1, 1), _fail)
         for videos in parts:
             decoded = {number: video for number, video in videos.items() if video is not None}
             texts = [prompts[number] for number in videos]
             rewards |= zip(videos, self.scorer.measure(list(videos.values()), texts, fps=fps))
-            texts = [prompts[number] for number in decoded]
-            held_out |= zip(decoded, self.scorer.held_out_each(list(decoded.values()), texts))
             thumbnails |= {number: thumbnail(video) for number, video in decoded.items()}
-            sets.add(decoded, prompts)
+            of_scorers.add(decoded, prompts)
             del videos, decoded  # before the next part is computed
+        held_out = of_scorers.of_videos()
         entries = []
         for number, (prompt, group) in enumerate(zip(prompts, groups)):
             file = files[number] if files else None
@@ -121,10 +120,15 @@ class Evaluator:
             entry = score_entry(prompt, seed, group, rewards[number], file=file, advantage=math.nan, number=number)
             del entry["advantage"]
             entries.append(entry | {name: or_none(value) for name, value in held_out.get(number, {}).items()})
-        measures, _ = sets.summarise(len(prompts), Mesh(0, 1, 1))
+        measures, _ = of_scorers.of_set(len(prompts))
         apart = diversity([*thumbnails.values()], [groups[number] for number in thumbnails])
         return Evaluation(entries, measures | ({"held_out/diversity": apart.mean().item()} if len(apart) else {}))
 
     def close(self) -> None:
         if "scorer" in vars(self):
             self.scorer.close()
+
+
+def _fail(message: str) -> NoReturn:
+    """Raise ValueError: a stored evaluation must have all metrics."""
+    raise ValueError(message)

@@ -20,7 +20,7 @@ from hyvideo.data.randomness import normal
 from hyvideo.distributed.collectives import all_objects
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation.parts import num_per_part
-from hyvideo.evaluation.reward_hacking.held_out_metrics import Measured, SetMetrics, measure_videos, summarise_videos
+from hyvideo.evaluation.reward_hacking.held_out_metrics import Measured, ScorerMetrics, measure_videos, summarise_videos
 from hyvideo.evaluation.reward_hacking.monitor import MEASURES_FILE, HackingMonitor, read_validation, write_validation
 from hyvideo.evaluation.reward_hacking.rule import ValidationStats
 from hyvideo.evaluation.scores_file import gather_rewards, split_reward, summarise_rewards
@@ -86,18 +86,18 @@ class Validation:
         self._discard_scores(iteration)
         local: dict[int, Reward] = {}
         measured: dict[int, Measured] = {}
-        sets = SetMetrics(self.scorer)
+        of_scorers = ScorerMetrics(self.scorer, self.mesh)
         names: dict[int, str] = {}  # of the written videos
         for videos in self.videos(self.rows()):
             scored = self._rewards(videos)
             local |= scored
-            measured |= measure_videos(videos, scored, self.prompts, self.scorer)
-            sets.add(videos, self.prompts)
+            measured |= measure_videos(videos, scored, self.scorer.weights)
+            of_scorers.add(videos, self.prompts)
             names |= self._write_videos(iteration, videos)
             del videos  # before the next part is sampled
         rewards = gather_rewards(local, len(self.prompts), self.mesh)
-        means, spreads = summarise_videos(measured, self.groups, self.mesh)
-        set_means, set_spreads = sets.summarise(len(self.prompts), self.mesh)
+        means, spreads = summarise_videos(measured, of_scorers.of_videos(), self.groups, self.mesh)
+        set_means, set_spreads = of_scorers.of_set(len(self.prompts))
         reward_means, reward_spread = summarise_rewards(rewards)
         measures = means | reward_means | split_reward(rewards, self.seen) | set_means
         stats = ValidationStats(iteration, measures, spreads | set_spreads | reward_spread)

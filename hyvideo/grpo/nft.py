@@ -6,7 +6,8 @@ advantage A, ``r = (1 + A / clip) / 2``, the policy's velocity v and the rollout
     loss = r |v - target|^2 + (1 - r) |(2 v_old - v) - target|^2
 
 moves v towards the target of good rollouts and away from that of bad ones: the gradient at v = v_old is
-``2 (2 r - 1) (v - target)``. Source: Zheng et al. 2025, "DiffusionNFT", arXiv:2509.16117, with beta 1.
+``2 (2 r - 1) (v - target)``. A rollout with advantage 0 has no gradient there; later, it would only pull v back to
+v_old, and is left out. Source: Zheng et al. 2025, "DiffusionNFT", arXiv:2509.16117, with beta 1.
 """
 
 from dataclasses import dataclass
@@ -30,7 +31,14 @@ class NFTInputs:
     anchor_weight: float = 1.0  # 1 / fraction of the pairs whose position KL is computed
 
 
-def nft_terms(inputs: NFTInputs, *, advantage_clip: float, kl_weights: KLWeights, kl_coefficient: float) -> LossTerms:
+def nft_terms(
+    inputs: NFTInputs,
+    *,
+    advantage_clip: float,
+    kl_weights: KLWeights,
+    kl_coefficient: float,
+    has_rewards: bool = True,  # False: advantages are 0 on purpose, and their policy loss keeps its gradient
+) -> LossTerms:
     """Return the loss of each pair, with mean squared velocity differences in place of the KL terms.
 
     The fields of `LossTerms` are reused: ``ratio`` is ``1 + sqrt(|v - v_old|^2 / |v_old - target|^2)``, 1 before the
@@ -40,6 +48,8 @@ def nft_terms(inputs: NFTInputs, *, advantage_clip: float, kl_weights: KLWeights
     error = mean_square(inputs.velocity - inputs.target)
     mirrored = mean_square(2 * inputs.old_velocity - inputs.velocity - inputs.target)
     policy = weight * error + (1 - weight) * mirrored
+    if has_rewards:
+        policy = torch.where(inputs.advantages == 0, policy.detach(), policy)
     velocity = mean_square(inputs.velocity - inputs.old_velocity)
     position = torch.zeros_like(velocity)
     if inputs.anchor_velocity is not None:

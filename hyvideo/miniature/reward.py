@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from hyvideo.data.outside import folder_problem, quote
 from hyvideo.data.videos import to_uint8
 from hyvideo.miniature.measures import features, frechet_distance, measure, moments
 from hyvideo.miniature.world import CAPTIONS, FPS, LABELS, labels_of, render
@@ -21,6 +22,8 @@ class MiniatureScorer:
     """Scorer of VQ, MQ and TA in [0, 1] from the pixels, and of a Fréchet distance if ``root`` has its statistics."""
 
     def __init__(self, root: str | Path, *, device: str | torch.device = "cpu"):
+        if problem := folder_problem(root):
+            raise ValueError(f"the miniature's folder must exist, got {quote(root)}: {problem}")
         path = Path(root) / REFERENCE_STATISTICS
         self.reference = None
         if path.is_file():

@@ -24,7 +24,7 @@ from hyvideo.models.attention_kernels import Choice, Shape, choose_kernel
 from hyvideo.models.conditions import Condition
 from hyvideo.models.decoding import Tiling, set_tiling
 from hyvideo.models.family import Family, prepare
-from hyvideo.models.lora import Lora, check_lora, read_lora, training_config
+from hyvideo.models.lora import Lora, check_lora, training_config
 from hyvideo.models.offload import offload
 from hyvideo.models.sizes import read_architecture
 from hyvideo.models.versions import UNSUPPORTED, version_defaults
@@ -32,6 +32,7 @@ from hyvideo.pipelines.condition_encoder import ConditionEncoder, PartStore
 from hyvideo.pipelines.grpo_pipeline import DTYPES, GRPOPipeline, SamplerSettings
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from hyvideo.training.gpu_driver import driver_problem
+from hyvideo.training.saved_policy import read_saved_lora
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -164,7 +165,7 @@ def negative_condition(requests: list[Request], encoder: ConditionEncoder, devic
 
 def read_initial_lora(optimizer: OptimizerSettings) -> Lora | None:
     """Return the LoRA that a run starts from, or None; with lora_rank 0 the caller merges it into the weights."""
-    return read_lora(optimizer.pretrained_lora_path) if optimizer.pretrained_lora_path else None
+    return read_saved_lora(Path(optimizer.pretrained_lora_path)) if optimizer.pretrained_lora_path else None
 
 
 def adapter_config(transformer: nn.Module, optimizer: OptimizerSettings, start: Lora | None) -> "LoraConfig":

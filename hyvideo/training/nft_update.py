@@ -90,6 +90,7 @@ class NFTUpdate(PolicyUpdate):
             advantage_clip=self.config.reward.advantage_clip,
             kl_weights=self.config.kl_weights,
             kl_coefficient=self.kl_coefficient.value,
+            has_rewards=not self.config.reward.ignore_rewards,
         )
 
     def _one_update(self, work: UpdateWork) -> UpdateResult | None:

@@ -6,6 +6,7 @@ replicas with fewer rollouts make empty passes.
 """
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -142,12 +143,21 @@ class PolicyUpdate:
         self.refresh_step_weights()
         all_rows = [rollouts.rows_of_update(update, self.num_updates) for update in range(self.num_updates)]
         num_rollouts = sum_over_replicas(torch.tensor([len(rows) for rows in all_rows]), self.mesh).tolist()
+        has_advantage = (rollouts.advantages != 0).tolist()
+        local_signals = torch.tensor([sum(has_advantage[row] for row in rows) for rows in all_rows])
+        num_signals = sum_over_replicas(local_signals, self.mesh).tolist()  # rollouts with a nonzero advantage
         all_batches = [chunks(rows, self.config.rows_per_pass) for rows in all_rows]
         lengths = gather_replicas(torch.tensor([len(batches) for batches in all_batches]), self.mesh).amax(0).tolist()
         results: list[UpdateResult | None] = []
-        for batches, num_batches, count in zip(all_batches, lengths, num_rollouts):
+        without_signal = without_reward = 0
+        for batches, num_batches, count, num_signal in zip(all_batches, lengths, num_rollouts, num_signals):
             if count == 0:  # all rewards of the update are missing
                 continue
+            if num_signal == 0 and not self.config.reward.ignore_rewards:
+                if not self._kl_has_signal(has_moved=any(result is not None for result in results)):
+                    without_signal += 1
+                    continue
+                without_reward += 1
             batches = batches + [[]] * (num_batches - len(batches))
             passes = [Pass(rows, column) for rows in batches for column in rollouts.columns]
             num_terms = count * len(rollouts.columns)
@@ -155,8 +165,23 @@ class PolicyUpdate:
             results.append(self._one_update(work))
         if self.policy.anchor:
             self.policy.anchor.after_iteration()
+        if self.mesh.is_main:
+            _print_without_signal(iteration, skipped=without_signal, with_kl_alone=without_reward)
         applied = [result for result in results if result is not None]
-        return average(applied) | {"update/skipped": float(len(results) - len(applied))}
+        return average(applied) | {
+            "update/skipped": float(len(results) - len(applied)),
+            "update/without_signal": float(without_signal),
+        }
+
+    def _kl_has_signal(self, *, has_moved: bool) -> bool:
+        """Return whether the KL terms have a gradient that is not only rounding; the same on all ranks.
+
+        The KL to the anchor has none while the anchor equals the policy, and the KL to the rollout policy has none
+        before the first update of an iteration: ``has_moved`` says whether the policy has left the rollout policy.
+        """
+        anchor, weights = self.policy.anchor, self.config.kl_weights
+        is_pulled = weights.position != 0 and anchor is not None and not anchor.equals_policy
+        return self.kl_coefficient.value > 0 and (is_pulled or (weights.velocity != 0 and has_moved))
 
     def _one_update(self, work: UpdateWork) -> UpdateResult | None:
         """Run one optimizer update and return its metrics; None if it was skipped because of NaN or inf."""
@@ -283,6 +308,16 @@ class PolicyUpdate:
         """Return the velocity of zero latents with the column's branches; rollouts without a reward may contain NaN."""
         zeros = torch.zeros_like(rollouts.trajectories.latents[:1, 0])
         return self.pipeline.velocity(zeros, self._timesteps(rollouts, [0], column), rollouts.conditions.select([0]))
+
+
+def _print_without_signal(iteration: int, *, skipped: int, with_kl_alone: int) -> None:
+    """Print how many updates had no reward to learn from: Adam and Muon would turn rounding into full steps."""
+    reason = "because the rewards of each group are equal; see advantage/zero_groups in docs/troubleshooting.md"
+    if skipped:
+        print(f"\niteration {iteration}: number of updates skipped: {skipped}, {reason}", file=sys.stderr, flush=True)
+    if with_kl_alone:
+        count = f"number of updates that train the KL alone: {with_kl_alone}"
+        print(f"\niteration {iteration}: {count}, {reason}", file=sys.stderr, flush=True)
 
 
 def chunks(values: Sequence[T], size: int) -> list[list[T]]:

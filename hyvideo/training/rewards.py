@@ -11,7 +11,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from hyvideo.config.command_line import reward_options
+from hyvideo.config.command_line import REFERENCE_SCORERS, reward_options
 from hyvideo.config.processes import world_size
 from hyvideo.config.sections import DataSettings, RewardSettings
 from hyvideo.config.settings import Config
@@ -20,9 +20,9 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.grpo.advantages import group_advantages, normalized_rewards
 from hyvideo.grpo.metrics import reward_metrics
 from hyvideo.models.reward_models.async_scorer import NOT_FINITE, AsyncScorer
-from hyvideo.models.reward_models.rewards import DIMENSIONS, Reward, Scorer, make_scorer, overall
-from hyvideo.models.reward_models.scorer_check import check_scorer, has_failed, lines
-from hyvideo.models.reward_models.trial_clips import Trial, synthetic_trial
+from hyvideo.models.reward_models.rewards import DIMENSIONS, OVERALL, Reward, Scorer, make_scorer, overall
+from hyvideo.models.reward_models.scorer_check import ScorerUnderTest, has_failed, lines, run_checks
+from hyvideo.models.reward_models.trial_clips import Trial, noisy, synthetic_trial
 from hyvideo.training.rollout_batch import RolloutIndex
 from hyvideo.training.rollout_collector import PendingRewards
 
@@ -55,8 +55,9 @@ class GroupRewards:
         local = {numbers[row]: reward for row, reward in rewards.items()}
         dimensions, in_order = merge_rewards(local, self.num_rollouts, self.mesh)
         totals = in_order[:, 0]
-        weights = {name: weight for name, weight in self.scorer.weights.items() if weight and name in dimensions}
-        if self.is_normalized and weights:
+        weights = {name: weight for name, weight in self.scorer.weights.items() if weight}
+        absent = weights.keys() - {*dimensions}
+        if self.is_normalized and not absent:  # if a dimension is absent, all rewards are missing
             scores = in_order[:, [1 + dimensions.index(name) for name in weights]]
             scores[~totals.isfinite()] = math.nan
             totals = normalized_rewards(scores, scores.new_tensor([*weights.values()]), self.group_size)
@@ -91,7 +92,7 @@ def merge_rewards(local: dict[int, Reward], num_rewards: int, mesh: Mesh) -> tup
     Shape: (num_rewards, 1 + dimensions), float64: the total and each dimension, NaN where missing.
     """
     scores = {row: {k: v for k, v in r.scores.items() if isinstance(v, int | float)} for row, r in local.items()}
-    found = {*chain(*all_objects([*chain(*scores.values())], mesh))} - {"Overall"}  # the sum of other dimensions
+    found = {*chain(*all_objects([*chain(*scores.values())], mesh))} - {OVERALL}
     names = [*filter(found.__contains__, DIMENSIONS), *sorted(found - {*DIMENSIONS})]
     rows = {row: [reward.total, *(scores[row].get(name, math.nan) for name in names)] for row, reward in local.items()}
     return names, merge_rows(rows, num_rewards, 1 + len(names), mesh)
@@ -119,7 +120,8 @@ def make_async_scorer(config: Config, device: torch.device, scorers: dict[str, S
     held_out = make(load(measuring), {}, offload=True, is_held_out=True) if measuring else None
     if scorers is None:
         scorers = _remote_scorer(settings) if settings.remote_reward_url else load(settings.reward_model)
-    return make(scorers, config.reward_weights, offload=settings.reward_offload, held_out=held_out)
+    weights = {REFERENCE_SCORERS.get(name, name): value for name, value in config.given_reward_weights.items()}
+    return make(scorers, weights, offload=settings.reward_offload, held_out=held_out)
 
 
 def _remote_scorer(settings: RewardSettings) -> dict[str, Scorer]:
@@ -135,13 +137,32 @@ def try_scorers(scorer: AsyncScorer, data: DataSettings, prompt: str) -> None:
     trial = synthetic_trial(data.sample_n_frames, data.height, data.width, data.fps)
     # A single scorer must return every weighted dimension; with several, each must return the dimensions it declares.
     needed = [name for name, weight in scorer.weights.items() if weight] if len(scorer.scorers) == 1 else None
+    returned: dict[str, str] = {}  # scorer by name of a score
     for name, model in scorer.scorers.items():
+        tested = ScorerUnderTest(model, Trial(trial.video, prompt, data.fps), dimensions=needed)
         with scorer.on_device():
-            checks = check_scorer(model, Trial(trial.video, prompt, data.fps), dimensions=needed, quick=True)
+            checks = run_checks(tested, quick=True)
         problems = "\n".join(lines([check for check in checks if check.state != "ok"]))
         if has_failed(checks):
             raise ValueError(f"reward {name} failed its check; repeat it with scripts.check_reward:\n{problems}")
         if problems:
             warnings.warn(f"reward {name}:\n{problems}", stacklevel=2)
-    if data.valid_video_csv:
-        scorer.held_out([trial.video], [prompt])  # as validation does
+        for score in scorer.names.renamed(name, tested.clean_scores):
+            if returned.setdefault(score, name) != name:
+                both = f"{returned[score]} and {name}"
+                raise ValueError(f"rewards {both} both return {score}; declare it in `dimensions`, or rename it")
+    if absent := [name for name, weight in scorer.weights.items() if weight and name not in returned]:
+        got = ", ".join(returned)
+        raise ValueError(f"reward_weights must name scores of the scorers, {got}, got {', '.join(absent)}")
+
+
+def try_held_out(scorer: AsyncScorer, data: DataSettings, prompt: str) -> None:
+    """Call the held-out methods of all scorers as a validation does. Raises ValueError if one cannot be used."""
+    trial = synthetic_trial(data.sample_n_frames, data.height, data.width, data.fps)
+    videos = [trial.video, noisy(trial.video)]
+    for method in (scorer.held_out_each, scorer.held_out):
+        for name, found in method(videos, [prompt] * len(videos)).items():
+            if isinstance(found, str):
+                raise ValueError(f"{method.__name__} of reward {name} failed its check: {found}")
+            for measure in found.values() if isinstance(found, dict) else ():
+                measure.of_set(measure.rows.double())

@@ -30,7 +30,7 @@ from hyvideo.training.nft_update import NFTUpdate
 from hyvideo.training.policy import Policy
 from hyvideo.training.policy_update import PolicyUpdate
 from hyvideo.training.preemption import PreemptionSignals
-from hyvideo.training.rewards import GroupRewards, make_async_scorer, try_scorers
+from hyvideo.training.rewards import GroupRewards, make_async_scorer, try_held_out, try_scorers
 from hyvideo.training.rollout_collector import Cost, RolloutCollector
 from hyvideo.training.rollout_records import RolloutRecorder
 from hyvideo.training.run_state import Progress, RunState, hash_files
@@ -71,6 +71,8 @@ class RunParts:
             try_scorers(self.scorer, config.data, requests[0].prompt)
             if self.scorer.held_out_scorers:
                 try_scorers(self.scorer.held_out_scorers, config.data, validated[0].prompt)
+            if validated:
+                try_held_out(self.scorer, config.data, validated[0].prompt)
         progress.enter("load", "the text encoders and the VAE")
         self.encoder, vae = load_encoder(config, device)
         if config.model.precompute_conditions:

@@ -1,11 +1,13 @@
 """Loading of a saved policy in one process, for sampling and export; any number of ranks may have written it.
 
 The folder is a checkpoint of full or LoRA training, or written by ``save_pretrained``. An EMA is loaded as the policy.
+Every function that reads weights first compares a checkpoint with its manifest, as a resume does.
 """
 
 import json
 import os
 from collections.abc import Collection
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -13,11 +15,14 @@ from torch import Tensor, nn
 
 from hyvideo.config.command_line import read_settings
 from hyvideo.config.settings import FIELDS
+from hyvideo.data.outside import read_json
+from hyvideo.distributed import manifest
 from hyvideo.distributed.checkpoint import FOLDER, TENSORS, check_shapes, load_tensors, read_state
 from hyvideo.distributed.checkpoint_reader import read_shapes
+from hyvideo.distributed.mesh import Mesh
 from hyvideo.models import loading
 from hyvideo.models.family import component_of
-from hyvideo.models.lora import add_lora, check_lora, read_lora, with_lora
+from hyvideo.models.lora import Lora, add_lora, check_lora, read_lora, with_lora
 
 MODEL_FILE = "model.json"
 LORA_FOLDER = "lora"
@@ -30,11 +35,39 @@ def write_model_file(transformer: nn.Module, folder: Path) -> None:
     (folder / MODEL_FILE).write_text(json.dumps(settings, indent=2) + "\n")
 
 
+def verify(folder: Path) -> None:
+    """Raise ValueError if a checkpoint, or the one that a LoRA belongs to, differs from its manifest.
+
+    All files are read and hashed, once per process; about 1 GB per second and core. Other folders have no manifest.
+    """
+    owner = folder
+    for parent in folder.absolute().parents[:2]:
+        if not _is_checkpoint(owner) and _is_checkpoint(parent) and (parent / manifest.NAME).is_file():
+            owner = parent
+    if _is_checkpoint(owner):
+        found = [(str(path), path.lstat()) for path in sorted(owner.rglob("*"))]
+        _verify_state(owner, tuple((name, status.st_size, status.st_mtime_ns) for name, status in found))
+
+
+@lru_cache
+def _verify_state(folder: Path, states: tuple[tuple[str, int, int], ...]) -> None:
+    """Verify a checkpoint whose files have these sizes and times."""
+    if problem := manifest.corruption(folder, Mesh(0, 1, 1)):
+        raise ValueError(f"checkpoint {folder} is corrupted: {problem}; use an earlier one")
+
+
+def read_saved_lora(path: Path) -> Lora:
+    """Return a LoRA, also that of a checkpoint. Raises ValueError as `verify` and `read_lora` do."""
+    verify(path)
+    return read_lora(path)
+
+
 def check_policy(root: str | Path, version: str | None, folder: Path) -> None:
-    """Raise ValueError if a folder's policy does not fit the base model. Reads only configurations and headers."""
+    """Raise ValueError if a folder's policy is corrupted or does not fit the base model."""
+    verify(folder)
     transformer = loading.transformer_on_meta(root, version)
     if is_lora(folder):
-        check_lora(transformer, read_lora(folder / LORA_FOLDER))
+        check_lora(transformer, read_saved_lora(folder / LORA_FOLDER))
     elif _is_checkpoint(folder):
         check_shapes(folder, _by_stored_name(transformer, read_shapes(folder / TENSORS)))
     else:
@@ -73,6 +106,7 @@ def is_lora(folder: Path) -> bool:
 
 def load_into(transformer: nn.Module, folder: Path) -> None:
     """Load the policy's weights or add its adapter to a transformer. Raises ValueError if they do not fit."""
+    verify(folder)
     if is_lora(folder):
         add_lora(transformer, read_lora(folder / LORA_FOLDER))
     elif _is_checkpoint(folder):
@@ -85,6 +119,8 @@ def load(folder: Path, dtype: torch.dtype) -> nn.Module:
     """Return a new transformer, loaded from a folder that has all weights of the policy."""
     if not _is_checkpoint(folder):
         return loading.load_transformer(_transformer_folder(folder), None, dtype=dtype)
+    verify(folder)
+    _check_layers(folder)
     transformer = loading.transformer_from_config(folder / MODEL_FILE)
     transformer.type(dtype).to_empty(device="cpu")
     _fill(transformer, folder)
@@ -99,9 +135,11 @@ def load_merged(
     LoRAs are merged in float32, which takes 33 GB of memory at full size, and rounded once. Merging into bf16 weights
     would lose most of the change, which is smaller than the spacing of bf16 numbers.
     """
+    if checkpoint is not None:
+        verify(checkpoint)
     has_adapter_only = checkpoint is not None and is_lora(checkpoint)
     paths = [*([checkpoint / LORA_FOLDER] if has_adapter_only else []), *([lora] if lora else [])]
-    loras = [read_lora(path) for path in paths]
+    loras = [read_saved_lora(path) for path in paths]
     loaded_dtype = torch.float32 if loras else dtype
     if checkpoint is None or has_adapter_only:
         transformer = loading.load_transformer(root, version, dtype=loaded_dtype)
@@ -122,6 +160,14 @@ def _transformer_folder(folder: Path) -> Path:
     problem = "is neither; give a folder in checkpoints/" if folder.exists() else "does not exist"
     rule = "a policy must be a checkpoint of a run or a transformer folder with a config.json"
     raise ValueError(f"{rule}: {folder} {problem}")
+
+
+def _check_layers(folder: Path) -> None:
+    """Raise ValueError for more layers than tensors, which would take minutes to build before the names differ."""
+    num_tensors = len(read_shapes(folder / TENSORS))
+    for name, value in read_json(folder / MODEL_FILE, "transformer").items():
+        if name.endswith("layers") and isinstance(value, int) and value > num_tensors:
+            raise ValueError(f"checkpoint {folder} has {num_tensors} tensors, but {MODEL_FILE} has {name} {value}")
 
 
 def _fill(transformer: nn.Module, folder: Path) -> None:

@@ -116,6 +116,7 @@ def run_cases(folder, lost):
             case: plant_nan(folder / case, mesh, case)
             for case in ("reward", "memory", "loss", "gradient", "gradient fsdp")
         },
+        "equal rewards": give_equal_rewards(folder / "equal", mesh),
         "full disk": fill_disk(folder / "full", mesh),
         "too many": exceed_max_bad_updates(folder / "many", mesh),
     }
@@ -314,6 +315,25 @@ def plant_nan(folder, mesh, case):
     return {"lines": lines, "digest": whole, "updates": trainer.update.update_count, "skipped": skipped}
 
 
+def give_equal_rewards(folder, mesh):
+    """Give equal rewards on rank 0 in the first iteration, and on both ranks in the second."""
+
+    class Equal(Redness):
+        def score(self, videos, prompts, *, fps):
+            return [{"VQ": 1.0, "MQ": 1.0, "TA": 1.0} for _ in videos]
+
+    settings = {"batch_size": 2, "gradient_accumulation_steps": 1, "num_updates_per_rollout": 1}
+    trainer = make(folder, mesh, **settings)
+    lines = []
+    for trainer.iteration in (1, 2):
+        if mesh.rank == 0 or trainer.iteration == 2:
+            trainer.scorer.scorers["test"] = Equal()
+        metrics = trainer.run_iteration()
+        lines.append([metrics["update"], metrics["update/without_signal"], metrics["advantage/zero_groups"]])
+        trainer.policy.anchor.age = 0  # as after a refresh
+    return {"lines": lines, "digest": digest(trainer)}
+
+
 def exceed_max_bad_updates(folder, mesh):
     """Make every update non-finite on rank 1; return the error and whether the policy is unchanged."""
     trainer = make(folder, mesh, max_bad_updates=3)
@@ -400,6 +420,11 @@ def test_a_reward_that_fails_on_one_rank_is_missing_on_both(results, case):
     assert first["lines"] == second["lines"] and first["digest"] == second["digest"]
     assert [line["reward/missing"] for line in first["lines"]] == ["2.0", "0.0"]
     assert [line["update/skipped"] for line in first["lines"]] == ["0.0", "0.0"]
+
+
+def test_ranks_decide_together_whether_an_update_has_a_signal(results):
+    first, second = (rank["equal rewards"] for rank in results)
+    assert first == second and first["lines"] == [[1, 0.0, 1.0], [1, 1.0, 2.0]]
 
 
 def test_too_many_bad_updates_stop_both_ranks_with_the_last_good_policy(results):

@@ -38,6 +38,20 @@ def test_a_group_of_equal_rewards_has_advantage_0(value):
     assert torch.equal(group_advantages(torch.full((7,), value), 7), torch.zeros(7))
 
 
+@pytest.mark.parametrize("scale", [1e-20, 1e-15])
+def test_rewards_far_closer_than_the_epsilon_are_equal(scale):
+    """Their advantages would be below 1e-6: only optimizers without a scale, such as Adam, could follow them."""
+    rewards = scale * torch.tensor([1.0, 2.0, 3.0, 6.0], dtype=torch.float64)
+    assert torch.equal(group_advantages(rewards, 4), torch.zeros(4, dtype=torch.float64))
+    assert group_advantages(1e10 * rewards / scale * 1e-20, 4).abs().max() > 1e-3
+
+
+def test_rewards_that_differ_by_the_rounding_of_their_sum_are_equal():
+    rewards = torch.tensor([0.1 + 0.2 + 0.3, 0.3 + 0.2 + 0.1, 0.6], dtype=torch.float64)
+    assert len(rewards.unique()) > 1
+    assert torch.equal(group_advantages(1e6 * rewards, 3), torch.zeros(3, dtype=torch.float64))
+
+
 def test_close_rewards_far_from_0_are_told_apart():
     """Float32 would round the mean of these rewards by a sixth of their distance."""
     rewards = torch.tensor([1000.0, 1000.0, 1000.0 + 2.0**-14])

@@ -20,9 +20,9 @@ def inputs(velocity, **others):
     return NFTInputs(**fields)
 
 
-def terms_of(batch, coefficient=0.0):
+def terms_of(batch, coefficient=0.0, **options):
     weights = KLWeights(position=1.0, velocity=0.5)
-    return nft_terms(batch, advantage_clip=5.0, kl_weights=weights, kl_coefficient=coefficient)
+    return nft_terms(batch, advantage_clip=5.0, kl_weights=weights, kl_coefficient=coefficient, **options)
 
 
 def test_the_first_gradient_points_towards_good_rollouts_and_away_from_bad_ones():
@@ -32,6 +32,17 @@ def test_the_first_gradient_points_towards_good_rollouts_and_away_from_bad_ones(
     expected = 2 * (ADVANTAGES / 5).view(-1, 1, 1, 1, 1) * (velocity.detach() - batch.target) / 8
     torch.testing.assert_close(velocity.grad, expected)
     assert (velocity.grad[1] == 0).all()  # an advantage of 0 has no gradient
+
+
+@pytest.mark.parametrize("has_rewards", [True, False])
+def test_a_rollout_with_advantage_0_pulls_to_the_old_policy_only_in_a_control_run(has_rewards):
+    velocity = torch.zeros(SHAPE, requires_grad=True)
+    batch = inputs(velocity)
+    terms = terms_of(batch, has_rewards=has_rewards)
+    terms.policy.sum().backward()
+    pull = 2 * (velocity.detach() - batch.old_velocity)[1] / 8
+    torch.testing.assert_close(velocity.grad[1], torch.zeros_like(pull) if has_rewards else pull)
+    assert velocity.grad[0].abs().min() > 0 and terms.policy[1] > 0
 
 
 def test_the_loss_has_its_minimum_at_the_closed_form():
@@ -93,14 +104,15 @@ def our_gradient(batch):
 
 
 def test_beta_scales_only_the_pull_to_the_rollout_policy():
-    """docs/samplers.md: the gradient is 2 ((2 r - 1) (v_old - u) + beta (v - v_old)), per element."""
+    """docs/samplers.md: the gradient is 2 ((2 r - 1) (v_old - u) + beta (v - v_old)), and here 0 for A = 0."""
     start = inputs(None).old_velocity
     torch.testing.assert_close(published_gradient(inputs(start), beta=0.1), our_gradient(inputs(start)))
     moved = inputs(start + 0.3 * torch.randn(SHAPE, generator=torch.Generator().manual_seed(1)))
     shift = moved.velocity - moved.old_velocity
     signed = (ADVANTAGES / 5).view(-1, 1, 1, 1, 1) * (moved.old_velocity - moved.target)
     torch.testing.assert_close(published_gradient(moved, beta=0.1), 2 * (signed + 0.1 * shift) / 8)
-    torch.testing.assert_close(our_gradient(moved), 2 * (signed + shift) / 8)
+    with_advantage = (ADVANTAGES != 0).view(-1, 1, 1, 1, 1)
+    torch.testing.assert_close(our_gradient(moved), with_advantage * 2 * (signed + shift) / 8)
 
 
 @pytest.mark.parametrize("sigma, ratio", [(1.0, 22), (0.8, 17), (0.2, 4.6), (0.02, 0.43)])

@@ -5,7 +5,7 @@ import re
 
 import torch
 
-from hyvideo.evaluation.reward_hacking.held_out_metrics import measure_videos, summarise_videos
+from hyvideo.evaluation.reward_hacking.held_out_metrics import ScorerMetrics, measure_videos, summarise_videos
 from hyvideo.evaluation.reward_hacking.rule import SET_MEASURES
 from hyvideo.evaluation.scores_file import split_reward, summarise_rewards
 from hyvideo.miniature.reward import MiniatureScorer
@@ -46,8 +46,10 @@ def validation_metrics(mesh):
     scorer = MiniatureScorer(ROOT / "assets/miniature")
     rewards = {k: Reward(1.0, {"VQ": 1.0, "MQ": 1.0, "TA": 1.0, "seen": 1.0}) for k in (0, 1)}
     videos = {k: torch.zeros(5, 3, 32, 32, dtype=torch.uint8) for k in (0, 1)}
-    prompts, asynchronous = ["a red circle moves up"] * 2, AsyncScorer({"test": scorer}, {"VQ": 1.0})
-    measures, _ = summarise_videos(measure_videos(videos, rewards, prompts, asynchronous), [0, 0], mesh)
+    of_scorers = ScorerMetrics(AsyncScorer({"test": scorer}, {"VQ": 1.0}), mesh)
+    of_scorers.add(videos, ["a red circle moves up"] * 2)
+    measured = measure_videos(videos, rewards, {"VQ": 1.0})
+    measures, _ = summarise_videos(measured, of_scorers.of_videos(), [0, 0], mesh)
     of_rewards = summarise_rewards([*rewards.values()])[0] | split_reward([*rewards.values()], [True, False])
     return {f"validation/{name}" for name in (*measures, *of_rewards, *SET_MEASURES)}
 

@@ -21,7 +21,7 @@ def run(monkeypatch, *arguments):
 def test_a_valid_scorer_exits_with_0_and_a_table(monkeypatch, capsys):
     assert run(monkeypatch, *MINIATURE) == 0
     table = capsys.readouterr().out.splitlines()
-    assert len(table) == 8 and all(line.startswith("ok ") for line in table)
+    assert len(table) == 9 and all(line.startswith("ok ") for line in table)
 
 
 def test_quick_runs_only_four_checks(monkeypatch, capsys):
@@ -33,7 +33,7 @@ def test_a_broken_scorer_exits_with_1(monkeypatch, capsys):
     monkeypatch.setattr(MiniatureScorer, "score", lambda *_, **__: [])
     assert run(monkeypatch, *MINIATURE) == 1
     output = " ".join(capsys.readouterr().out.split())
-    assert output.startswith("failed answer score: RuntimeError: score must return a list with one dict per video (1)")
+    assert output.startswith("failed answer score: ValueError: score must return a list with one dict per video (1)")
 
 
 def test_a_missing_dimension_exits_with_1(monkeypatch, capsys):

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from hyvideo.distributed import manifest
+from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.lora import Pair, read_lora, save_lora
 from hyvideo.training.saved_policy import load_merged
@@ -42,6 +44,10 @@ def run(root, tmp_path, exit_code, capsys):
         return code, capsys.readouterr().err
 
     return call
+
+
+def write_manifest(checkpoint):
+    manifest.write(checkpoint, [manifest.hash_share(checkpoint, Mesh(0, 1, 1))])
 
 
 def assert_same(model, other):
@@ -122,6 +128,7 @@ def test_the_lora_of_an_image_to_video_run_is_exported_with_the_settings_of_its_
     save_lora(lora, checkpoint / "lora")
     settings = {"pretrained_model_root": str(root), "transformer_version": VERSION, "base_weight_dtype": "fp8"}
     (checkpoint / "state.json").write_text(json.dumps({"settings": settings}))
+    write_manifest(checkpoint)
     expected = load_transformer(root, VERSION, lora=lora)
     monkeypatch.setattr(
         sys, "argv", ["export.py", "--checkpoint_path", str(checkpoint), "--out", str(tmp_path / "whole")]
@@ -149,6 +156,7 @@ def test_a_small_lora_survives_the_rounding_to_bf16(root, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "tensors").mkdir()  # like a checkpoint of LoRA training
     save_lora({name: Pair(a, b, 4.0)}, tmp_path / "run" / "lora")
+    write_manifest(tmp_path / "run")
     for checkpoint, lora in ((None, tmp_path / "lora"), (tmp_path / "run", None)):
         merged = load_merged(root, VERSION, checkpoint=checkpoint, lora=lora, dtype=torch.bfloat16)
         written = merged.get_submodule(name).weight.detach()

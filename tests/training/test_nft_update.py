@@ -260,17 +260,6 @@ def test_a_control_run_drops_the_rewards_and_follows_the_guided_anchor(trainer):
     assert metrics["grad/norm"] == metrics["kl/position"] == 0  # nothing is left to train on
 
 
-def test_equal_rewards_give_no_gradient_and_do_not_stop_the_run(trainer):
-    trainer.iteration = 1
-    trainer.rewards.wait = lambda pending: {row: Reward(1.0, {}) for row in range(8)}
-    for optimizer in trainer.policy.optimizers.optimizers:
-        for group in optimizer.param_groups:
-            group["eps"] = 1e-2  # otherwise Adam turns rounding errors into full steps
-    rollouts = sample_rollouts(trainer)
-    metrics = trainer.update(rollouts, trainer.update.anchor_means(rollouts), 1)
-    assert metrics["grad/norm"] < 1e-3 and trainer.update.update_count == 2  # with weight decay only
-
-
 @pytest.mark.parametrize("dtype, distance, stops", [("bf16", 4e-2, False), ("bf16", 6e-2, True), ("fp32", 4e-2, True)])
 def test_only_a_distance_above_the_rounding_of_the_dtype_stops_the_run(trainer, dtype, distance, stops):
     rollouts = sample_rollouts(trainer)

@@ -20,10 +20,10 @@ from hyvideo.distributed.collectives import barrier
 from hyvideo.evaluation import run_summary
 from hyvideo.evaluation.reward_hacking.monitor import read_validation
 from hyvideo.evaluation.reward_hacking.rule import all_shifts
-from hyvideo.models.reward_models.rewards import Reward
+from hyvideo.models.reward_models.rewards import Reward, SetMeasure
 from hyvideo.records.metrics_file import read_metrics
 from hyvideo.trainer import Trainer
-from hyvideo.training.rewards import GroupRewards, TooManyMissingRewards, make_async_scorer, try_scorers
+from hyvideo.training.rewards import GroupRewards, TooManyMissingRewards, make_async_scorer, try_held_out, try_scorers
 from hyvideo.training.rollout_batch import RolloutIndex
 from hyvideo.training.rollout_collector import PendingRewards
 from tests.distributed.launch import launch
@@ -67,9 +67,12 @@ def test_scorers_and_their_options_come_from_the_settings(make_scorer, tmp_path)
     _, scorer = make_scorer()
     assert list(scorer.scorers) == ["miniature"] and scorer.weights == {"VQ": 0.5, "MQ": 0.5, "TA": 1.0}
     options = tmp_path / "rewards.yaml"
-    options.write_text("miniature: {path: nowhere}\n")
+    options.write_text(f"miniature: {{path: {tmp_path}}}\n")
     _, scorer = make_scorer(reward_config=str(options))
     assert scorer.scorers["miniature"].reference is None
+    options.write_text("miniature: {path: nowhere}\n")
+    with pytest.raises(ValueError, match="the miniature's folder must exist, got 'nowhere': it does not exist"):
+        make_scorer(reward_config=str(options))
 
 
 @pytest.mark.parametrize(
@@ -103,9 +106,56 @@ def test_a_held_out_metric_that_is_a_number_is_rejected_before_a_run_with_valida
 
     config, scorer = make_scorer({"mine": NumberAsMetric(VQ=1.0, MQ=1.0, TA=1.0)})
     try_scorers(scorer, config.data, PROMPT)
-    config = config.with_settings(valid_video_csv="prompts.csv")
-    with pytest.raises(ValueError, match="held_out of reward mine must return a dict of SetMeasure.*brightness"):
+    message = "held_out of reward mine failed its check: .*must return a dict of SetMeasure, got float for brightness"
+    with pytest.raises(ValueError, match=message):
+        try_held_out(scorer, config.data, PROMPT)
+
+
+@pytest.mark.parametrize(
+    "method, result, message",
+    [
+        (
+            "held_out_each",
+            [{"m": 1.0}],
+            r"of reward mine failed its check: ValueError: .*per video \(2\)",
+        ),
+        ("held_out_each", [{"reward": 1.0}] * 2, "got 'reward'"),
+        ("held_out_each", [{"VQ": 1.0}] * 2, "VQ must not have the name of a score"),
+        ("held_out", {"VQ": SetMeasure(torch.zeros(2, 1), len)}, "VQ must not have the name of a score"),
+        ("held_out", {"n": SetMeasure(torch.zeros(1, 1), len)}, r"rows of n must be a real tensor of shape \(2, dim\)"),
+        ("held_out", {"n": SetMeasure(torch.zeros(2, 1), str)}, "of_set of n must return one number, got str"),
+        ("held_out", None, "must return a dict of SetMeasure, got NoneType"),
+    ],
+)
+def test_the_held_out_methods_are_checked_as_a_validation_calls_them(make_scorer, method, result, message):
+    mine = Fixed(VQ=1.0, MQ=1.0, TA=1.0)
+    config, scorer = make_scorer({"mine": mine})
+    try_held_out(scorer, config.data, PROMPT)
+    setattr(mine, method, lambda videos, prompts: result)
+    with pytest.raises(ValueError, match=message):
+        try_held_out(scorer, config.data, PROMPT)
+
+
+def test_two_scorers_with_one_undeclared_dimension_and_weights_without_a_score_are_rejected(make_scorer):
+    scorers = {name: Fixed(**{name: 1.0, "extra": 2.0}) for name in ("a", "b")}
+    for name, scorer in scorers.items():
+        scorer.dimensions = (name,)
+    config, scorer = make_scorer(scorers, reward_weights='{"a": 1}')
+    with pytest.raises(ValueError, match="rewards a and b both return extra; declare it in `dimensions`, or rename it"):
         try_scorers(scorer, config.data, PROMPT)
+    del scorers["b"].scores["extra"]
+    try_scorers(scorer, config.data, PROMPT)
+    config, scorer = make_scorer(scorers, reward_weights='{"a": 1, "c": 2}')
+    with pytest.raises(ValueError, match="reward_weights must name scores of the scorers, a, extra, b, got c"):
+        try_scorers(scorer, config.data, PROMPT)
+
+
+def test_weights_by_scorer_reach_the_scores_that_they_name(make_scorer):
+    scorers = {name: Fixed(VQ=value, MQ=1.0, TA=1.0) for name, value in (("a", 1.0), ("b", 10.0))}
+    config, scorer = make_scorer(scorers, reward_weights='{"a": {"VQ": 1}, "b": {"VQ": 0.5}}')
+    try_scorers(scorer, config.data, PROMPT)
+    (reward,) = scorer.measure([torch.zeros(5, 3, 16, 16, dtype=torch.uint8)], [PROMPT], fps=8)
+    assert reward.total == 6.0 and config.reward_weights == {"a/VQ": 1, "b/VQ": 0.5}
 
 
 def test_an_offloaded_scorer_is_checked_on_its_device(make_scorer):
@@ -244,13 +294,18 @@ def test_a_slow_reward_on_one_rank_is_missing_before_the_collectives_time_out():
     assert missing == same == 4 and none is None and "no reward within the deadline of 1.6 s" in reason
 
 
+class Exposure(Fixed):
+    def score(self, videos, prompts, *, fps):
+        return [dict.fromkeys(("VQ", "MQ", "TA"), video.float().mean().item()) for video in videos]
+
+
 def test_the_error_reports_a_diverged_policy(tiny_config, mesh):
-    config = tiny_config.with_settings(learning_rate=1e6, num_updates_per_rollout=2, max_steps=3, lora_rank=2)
+    config = tiny_config.with_settings(learning_rate=1e20, num_updates_per_rollout=2, max_steps=3, lora_rank=2)
     message = (
         "of iteration 2 are missing.*The policy has diverged: loss or gradient last left the usual range in iteration 1"
     )
     with pytest.raises(TooManyMissingRewards, match=message):
-        Trainer(config, mesh, CPU, scorers={"test": Fixed(VQ=1.0, MQ=1.0, TA=1.0)}).train()
+        Trainer(config, mesh, CPU, scorers={"test": Exposure()}).train()
 
 
 HELD_OUT = """

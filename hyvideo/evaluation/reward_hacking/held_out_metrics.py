@@ -6,6 +6,7 @@ Each metric is computed from pixels, as a fraction of the full range, on a subse
 
 import math
 import statistics
+import sys
 from collections import ChainMap
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from hyvideo.distributed.collectives import all_objects, merge_rows
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation.reward_hacking.rule import NUM_PARTS, SET_MEASURES, Dispersion
 from hyvideo.models.reward_models.async_scorer import AsyncScorer
-from hyvideo.models.reward_models.rewards import Reward
+from hyvideo.models.reward_models.rewards import OVERALL, Reward, Scores
 from hyvideo.records.run_files import evenly_spaced
 
 NUM_PAIRS = 16  # of neighboring frames measured
@@ -81,27 +82,25 @@ class Measured:
 def measure_videos(
     videos: Mapping[int, Tensor | None],  # this rank's videos, or a part of them, by number; None if not decodable
     rewards: Mapping[int, Reward],  # by number
-    prompts: Sequence[str],  # of all ranks' videos, by number
-    scorer: AsyncScorer,
+    weights: Mapping[str, float],  # of the dimensions in the reward
 ) -> dict[int, Measured]:
-    """Return the held-out metrics and the thumbnail of each decoded video, by number."""
-    decoded = {row: video for row, video in videos.items() if video is not None}
-    scores = scorer.held_out_each(list(decoded.values()), [prompts[row] for row in decoded])
+    """Return the metrics of the pixels, the scores without a weight and the thumbnail of each decoded video."""
     measured = {}
-    for (row, video), video_scores in zip(decoded.items(), scores):
-        of_pixels = {f"held_out/{name}": value for name, value in vars(measure_video(video)).items()}
-        metrics = of_pixels | video_scores | _without_weight(rewards[row], scorer.weights)
-        measured[row] = Measured(metrics, thumbnail(video))
+    for row, video in videos.items():
+        if video is not None:
+            of_pixels = {f"held_out/{name}": value for name, value in vars(measure_video(video)).items()}
+            measured[row] = Measured(of_pixels | _without_weight(rewards[row], weights), thumbnail(video))
     return measured
 
 
 def summarise_videos(
     measured: Mapping[int, Measured],  # this rank's videos, by number
+    of_scorers: Mapping[int, Scores],  # `ScorerMetrics.of_videos`
     groups: Sequence[Hashable],  # of all ranks' videos, by number; the videos of a group share a prompt
     mesh: Mesh,
 ) -> tuple[dict[str, float], dict[str, Dispersion]]:
     """Return mean and spread of each held-out metric of single videos, over the videos of all ranks."""
-    local = {row: (video.metrics, video.thumbnail) for row, video in measured.items()}
+    local = {row: (video.metrics | of_scorers.get(row, {}), video.thumbnail) for row, video in measured.items()}
     rows = dict(sorted(ChainMap(*all_objects(local, mesh)).items()))
     measured_of, thumbnails = [values for values, _ in rows.values()], [picture for _, picture in rows.values()]
     names = sorted(set().union(*measured_of))
@@ -113,44 +112,97 @@ def summarise_videos(
     return {name: statistics.fmean(values) for name, values in finite.items()}, spreads
 
 
-class SetMetrics:
-    """Held-out metrics of a whole set of videos, added in parts; only the vector of each video is kept."""
+def print_failure(message: str) -> None:
+    print(f"\n{message}", file=sys.stderr, flush=True)
 
-    def __init__(self, scorer: AsyncScorer):
+
+class ScorerMetrics:
+    """Held-out metrics that the scorers define, of videos that are added in parts; the videos are not kept.
+
+    A scorer whose method fails for a part, on any rank, has no metrics of this method: they would lack videos.
+    ``on_failure`` is then called on the main rank.
+    """
+
+    def __init__(self, scorer: AsyncScorer, mesh: Mesh, on_failure: Callable[[str], None] = print_failure):
         self.scorer = scorer
-        self._rows: dict[str, dict[int, list[float]]] = {}  # vector of each video of this rank, by metric and number
+        self.mesh = mesh
+        self.on_failure = on_failure
+        self._scores: dict[str, dict[int, Scores]] = {}  # of this rank's videos, by scorer and number
+        self._vectors: dict[str, dict[str, dict[int, list[float]]]] = {}  # by scorer, metric and number
         self._of_set: dict[str, Callable[[Tensor], float]] = {}  # by metric
+        self._failed_each: dict[str, str] = {}  # reason by scorer
+        self._failed_sets: dict[str, str] = {}
 
     def add(self, videos: Mapping[int, Tensor | None], prompts: Sequence[str]) -> None:
         """Add some of this rank's videos, by number; None if not decodable. ``prompts`` are of all videos."""
         decoded = {row: video for row, video in videos.items() if video is not None}
-        local = self.scorer.held_out(list(decoded.values()), [prompts[row] for row in decoded])
-        for name, measure in local.items():
-            self._rows.setdefault(name, {}).update(zip(decoded, measure.rows.tolist()))
-            self._of_set[name] = measure.of_set
+        clips = list(decoded.values())
+        texts = [prompts[row] for row in decoded]
+        for scorer, scores in self.scorer.held_out_each(clips, texts).items():
+            if isinstance(scores, str):
+                self._failed_each.setdefault(scorer, scores)
+            else:
+                self._scores.setdefault(scorer, {}).update(zip(decoded, scores, strict=True))
+        for scorer, measures in self.scorer.held_out(clips, texts).items():
+            if isinstance(measures, str):
+                self._failed_sets.setdefault(scorer, measures)
+                continue
+            vectors = self._vectors.setdefault(scorer, {})
+            for name, measure in measures.items():
+                vectors.setdefault(name, {}).update(zip(decoded, measure.rows.tolist(), strict=True))
+                self._of_set[name] = measure.of_set
 
-    def summarise(self, num_videos: int, mesh: Mesh) -> tuple[dict[str, float], dict[str, Dispersion]]:
-        """Return the metrics of the ``num_videos`` of all ranks, with a spread for those in `SET_MEASURES`.
+    def of_videos(self) -> dict[int, Scores]:
+        """Return the metrics of each of this rank's videos, by number. Collective."""
+        failed = self._report(self._failed_each)
+        found: dict[int, Scores] = {}
+        for scorer, rows in self._scores.items():
+            if scorer not in failed:
+                for row, scores in rows.items():
+                    found[row] = found.get(row, {}) | scores
+        return found
 
-        As for a mean, ``std / sqrt(count - 1)`` is the standard error.
+    def of_set(self, num_videos: int) -> tuple[dict[str, float], dict[str, Dispersion]]:
+        """Return the metrics of the ``num_videos`` of all ranks, with a spread for those in `SET_MEASURES`. Collective.
+
+        As for a mean, ``std / sqrt(count - 1)`` is the standard error. A metric that fails is missing.
         """
+        failed = self._report(self._failed_sets)
+        kept = (vectors for scorer, vectors in self._vectors.items() if scorer not in failed)
+        local = dict(ChainMap(*kept))
         # Includes metrics that only other ranks have measured.
-        local_widths = {name: len(next(iter(rows.values()))) for name, rows in self._rows.items()}
-        widths = dict(ChainMap(*all_objects(local_widths, mesh)))
+        local_widths = {name: len(next(iter(rows.values()))) for name, rows in local.items() if rows}
+        widths = dict(ChainMap(*all_objects(local_widths, self.mesh)))
         means, spreads = {}, {}
         for name in sorted(widths):
-            table = merge_rows(self._rows.get(name, {}), num_videos, widths[name], mesh)
+            table = merge_rows(local.get(name, {}), num_videos, widths[name], self.mesh)
             table = table[table.isfinite().all(1)]
-            measured = None
-            if name in self._of_set:
-                measured = _value_and_error(self._of_set[name], table, name in SET_MEASURES)
-            # A rank without videos has no function; all others compute the same result.
-            value, error = next(filter(None, all_objects(measured, mesh)))
+            measured: tuple[float, float] | str | None = None  # a rank without videos has no function
+            try:
+                if local.get(name):
+                    measured = _value_and_error(self._of_set[name], table, name in SET_MEASURES)
+            except ValueError as failure:
+                measured = str(failure)
+            results = [result for result in all_objects(measured, self.mesh) if result is not None]
+            failures = [result for result in results if isinstance(result, str)]
+            if failures:
+                if self.mesh.is_main:
+                    self.on_failure(f"the held-out metric {name} is missing: {failures[0]}")
+                continue
+            value, error = results[0]  # all ranks compute the same result
             if math.isfinite(value):
                 means[name] = value
             if math.isfinite(error):
                 spreads[name] = Dispersion(error * math.sqrt(len(table) - 1), len(table))
         return means, spreads
+
+    def _report(self, failures: Mapping[str, str]) -> set[str]:
+        """Report the failures of all ranks, and return the names of the scorers. Collective."""
+        reasons = dict(ChainMap(*all_objects(dict(failures), self.mesh)))
+        if self.mesh.is_main:
+            for scorer, reason in sorted(reasons.items()):
+                self.on_failure(f"held-out metrics of reward {scorer} are missing: {reason}")
+        return set(reasons)
 
 
 def _value_and_error(of_set: Callable[[Tensor], float], rows: Tensor, with_error: bool) -> tuple[float, float]:
@@ -165,7 +217,7 @@ def _value_and_error(of_set: Callable[[Tensor], float], rows: Tensor, with_error
 
 def _without_weight(reward: Reward, weights: Mapping[str, float]) -> dict[str, float]:
     """Return the scores without a weight in the reward, except ``Overall``, whose parts may have one."""
-    others = {name: score for name, score in reward.scores.items() if not weights.get(name) and name != "Overall"}
+    others = {name: score for name, score in reward.scores.items() if not weights.get(name) and name != OVERALL}
     return {name: float(score) for name, score in others.items() if isinstance(score, (int, float))}
 
 

@@ -11,19 +11,20 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from hyvideo.data.outside import describe_error, shorten
+from hyvideo.data.outside import describe_error
 from hyvideo.data.videos import read_video, write_video
+from hyvideo.models.reward_models import contract
+from hyvideo.models.reward_models.names import MetricNames
 from hyvideo.models.reward_models.rewards import (
     Reward,
     Scorer,
@@ -31,11 +32,12 @@ from hyvideo.models.reward_models.rewards import (
     ScorerUnavailable,
     Scores,
     SetMeasure,
-    clean_scores,
+    add_place,
     is_finite,
     weighted_sum,
 )
 
+T = TypeVar("T")
 Batch = tuple[list[Tensor | None], list[str]]  # videos and their prompts
 NOT_FINITE = "the decoded video has values that are not finite"
 
@@ -55,7 +57,7 @@ class AsyncScorer:
     def __init__(
         self,
         scorers: Mapping[str, Scorer],
-        weights: Mapping[str, float],  # weight of each dimension in the reward; any scorer may return the dimension
+        weights: Mapping[str, float | Mapping[str, float]],  # of dimensions, or by scorer; see `MetricNames`
         *,
         retries: int = 1,  # of a failed batch, before its videos are scored one by one
         through_file: bool = False,  # score videos after H.264 compression, as in published evaluations
@@ -66,9 +68,14 @@ class AsyncScorer:
         device: torch.device | None = None,  # device of the scorers; on a GPU they use a separate stream
         deadline: float | None = None,  # seconds after which `collect` counts rewards as missing; None: no limit
     ):
-        self.scorers, self.weights, self.deadline = dict(scorers), dict(weights), deadline
-        self.retries, self.through_file, self.offload = retries, through_file, offload
-        self.held_out_scorers, self._is_held_out = held_out, is_held_out
+        self.scorers = dict(scorers)
+        self.names = MetricNames(self.scorers, is_held_out=is_held_out)
+        self.weights = self.names.weights(weights)
+        self.deadline = deadline
+        self.retries = retries
+        self.through_file = through_file
+        self.offload = offload
+        self.held_out_scorers = held_out
         self.spans: list[tuple[float, float]] = []  # start and end of the jobs, on the clock of `time.perf_counter`
         self._is_closed = False
         is_cuda = device is not None and device.type == "cuda"
@@ -132,34 +139,49 @@ class AsyncScorer:
     def check_prompts(self, prompts: Iterable[str], validated: Iterable[str] = ()) -> None:
         """Raise ValueError if a scorer cannot score one of its prompts; held-out scorers see only ``validated``."""
         for scorer in self.scorers.values():
-            scorer.check_prompts([*prompts, *validated])
+            contract.check_prompts(scorer, [*prompts, *validated])
         if self.held_out_scorers:
             self.held_out_scorers.check_prompts(validated)
 
-    def held_out(self, videos: list[Tensor], prompts: list[str]) -> dict[str, SetMeasure]:
-        """Return the held-out metrics of the whole set of videos. Raises ValueError for other types than SetMeasure."""
-        measures: dict[str, SetMeasure] = {}
-        for name, scorer in self.scorers.items() if videos else ():
-            with self.on_device():
-                metrics = scorer.held_out(videos, prompts)
-            if wrong := [key for key, measure in metrics.items() if not isinstance(measure, SetMeasure)]:
-                raise ValueError(
-                    f"held_out of reward {name} must return a dict of SetMeasure, got another type for "
-                    f"{', '.join(wrong)}; return metrics of single videos from held_out_each"
-                )
-            measures |= metrics
-        return measures | (self.held_out_scorers.held_out(videos, prompts) if self.held_out_scorers else {})
+    def held_out(self, videos: list[Tensor], prompts: list[str]) -> dict[str, dict[str, SetMeasure] | str]:
+        """Return, by scorer, the held-out metrics of the whole set of videos, or the reason why they are missing."""
+        found = self._call_all(contract.held_out, videos, prompts)
+        return self._without_conflicts(found, lambda measures: {name: m.rows.tolist() for name, m in measures.items()})
 
-    def held_out_each(self, videos: list[Tensor], prompts: list[str]) -> list[Scores]:
-        """Return the held-out metrics of each video, from the scorers that define ``held_out_each``."""
-        measures: list[Scores] = [{} for _ in videos]
-        for scorer in self.scorers.values() if videos else ():
-            if hasattr(scorer, "held_out_each"):
+    def held_out_each(self, videos: list[Tensor], prompts: list[str]) -> dict[str, list[Scores] | str]:
+        """Return, by scorer, the held-out metrics of each video, or the reason why they are missing."""
+        found = self._call_all(contract.held_out_each, videos, prompts)
+        return self._without_conflicts(found, _columns)
+
+    def _call_all(self, method: Callable[..., T], videos: list[Tensor], prompts: list[str]) -> dict[str, T | str]:
+        """Call a held-out method of all scorers, and return their results or reasons."""
+        found: dict[str, T | str] = {}
+        for name, scorer in self.scorers.items() if videos else ():
+            try:
                 with self.on_device():
-                    rows = scorer.held_out_each(videos, prompts)
-                measures = [measure | clean_scores(row) for measure, row in zip(measures, rows)]
-        others = self.held_out_scorers.held_out_each(videos, prompts) if self.held_out_scorers else measures
-        return [measure | other for measure, other in zip(measures, others)]
+                    found[name] = method(scorer, videos, prompts)
+            except (Exception, SystemExit) as error:  # a scorer may raise anything
+                add_place(error, type(scorer))
+                found[name] = describe_error(error)
+        others = self.held_out_scorers._call_all(method, videos, prompts) if self.held_out_scorers else {}
+        return found | others
+
+    def _without_conflicts(
+        self, found: dict[str, T | str], values_of: Callable[[T], dict[str, list]]
+    ) -> dict[str, T | str]:
+        """Replace results with a name of a score, or with other values than an earlier scorer's of the same name."""
+        taken = self.names.known | (self.held_out_scorers.names.known if self.held_out_scorers else set())
+        owners: dict[str, tuple[str, str]] = {}  # scorer and values by name
+        checked: dict[str, T | str] = {}
+        for scorer, result in found.items():
+            checked[scorer] = result
+            for name, values in values_of(result).items() if not isinstance(result, str) else ():
+                owner, known = owners.setdefault(name, (scorer, repr(values)))  # repr, so that NaN equals NaN
+                if name in taken:
+                    checked[scorer] = f"the held-out metric {name} must not have the name of a score; rename it"
+                elif repr(values) != known:
+                    checked[scorer] = f"the held-out metric {name} differs from that of reward {owner}; rename it"
+        return checked
 
     def close(self, *, wait: bool = True) -> None:
         if self.held_out_scorers:
@@ -203,9 +225,10 @@ class AsyncScorer:
             )
             for row, result in zip(rows, new):
                 reason = results[row].reason or (result.reason and f"{name}: {result.reason}")
-                prefix = f"held_out/{name.rpartition(':')[2]}/" if self._is_held_out else ""
-                scores = {f"{prefix}{dimension}": score for dimension, score in result.scores.items()}
-                results[row] = ScoreResult(results[row].scores | scores, reason)
+                scores = self.names.renamed(name, result.scores)
+                if reason is None and (twice := sorted(scores.keys() & results[row].scores.keys())):
+                    reason = f"{name}: another scorer also returns {', '.join(twice)}; declare it in `dimensions`"
+                results[row] = ScoreResult(scores | results[row].scores, reason)
         return [self._reward(result) for result in results]
 
     def _reward(self, result: ScoreResult) -> Reward:
@@ -257,26 +280,18 @@ def score_safely(
 def try_score(
     scorer: Scorer, videos: list[Tensor], prompts: list[str], *, fps: float
 ) -> list[ScoreResult] | BaseException:
-    """Return the result of each video, or the error if the scorer raised one or returned another type."""
+    """Return the result of each video, or the error if the scorer raised one or returned something unusable."""
     # Any exception of a scorer becomes the reason for a missing reward and does not stop the run, even SystemExit.
     try:
-        scores = scorer.score(videos, prompts, fps=fps)
-        is_list = isinstance(scores, list)
-        if is_list and len(scores) == len(videos) and all(isinstance(row, (dict, ScoreResult)) for row in scores):
-            results = [row if isinstance(row, ScoreResult) else ScoreResult(row) for row in scores]
-            return [ScoreResult(clean_scores(r.scores), r.reason and shorten(str(r.reason))) for r in results]
+        return contract.score(scorer, videos, prompts, fps=fps)
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
             raise
-        add_place(error, scorer)
+        add_place(error, type(scorer))
         return error.with_traceback(None)  # the traceback's frames hold memory that the next attempt may need
-    types = " or ".join(sorted({type(row).__name__ for row in scores})) if is_list else ""
-    got = f"a list of {len(scores)} {types}".rstrip() if is_list else type(scores).__name__
-    return RuntimeError(f"score must return a list with one dict per video ({len(videos)}), got {got}")
 
 
-def add_place(error: BaseException, scorer: Scorer) -> None:
-    """Add the line in the file of the scorer's class where an error was raised, as a note for `describe_error`."""
-    file = getattr(sys.modules.get(type(scorer).__module__), "__file__", None)
-    if frames := [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]:
-        error.add_note(f"{Path(file).name}:{frames[-1].lineno} in {frames[-1].name}: {frames[-1].line}")
+def _columns(rows: list[Scores]) -> dict[str, list[float | None]]:
+    """Return the values of each metric, None where a row lacks it."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}

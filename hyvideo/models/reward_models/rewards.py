@@ -9,14 +9,16 @@ import inspect
 import math
 import pkgutil
 import sys
+import traceback
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from hyvideo.data.outside import quote
+from hyvideo.data.outside import describe_error
 
 if TYPE_CHECKING:
     import torch
@@ -25,8 +27,14 @@ if TYPE_CHECKING:
 Scores = dict[str, float]
 
 DIMENSIONS = ("VQ", "MQ", "TA")  # visual quality, motion quality, text alignment
-# Keys of a recorded video besides its scores. No dimension may have one of these names.
-ROW_KEYS = "number prompt seed iteration group member file reward reward_std advantage missing reason mean std".split()
+# VQ + MQ + TA, which a run adds itself. A scorer may return it, but it has no weight and is no held-out metric.
+OVERALL = "Overall"
+# Keys of a recorded video besides its scores, and of a validation besides its metrics: no dimension and no held-out
+# metric may have one of these names.
+RESERVED_NAMES = (
+    *"number prompt seed iteration group member file reward reward_std advantage missing reason mean std".split(),
+    *"spreads hacking made_with seen/reward unseen/reward".split(),
+)
 
 
 class Entry(NamedTuple):
@@ -116,6 +124,13 @@ def overall(scores: Scores, name: str) -> Scores:
     return {name: sum(values)} if all(isinstance(value, int | float) for value in values) else {}
 
 
+def short_names(scorers: Sequence[str]) -> dict[str, str]:
+    """Return the scorers' names in metrics: NAME or CLASS, or more of FILE.py:CLASS if two classes have one name."""
+    by_length = ([name.rpartition(":")[2] for name in scorers], [Path(name).name for name in scorers], [*scorers])
+    names = next(names for names in by_length if len({*names}) == len(names) or names == [*scorers])
+    return dict(zip(scorers, names))
+
+
 def scorer_class(name: str) -> type:
     """Return the class of a scorer: a name in ``SCORERS``, or ``FILE.py:CLASS`` or ``MODULE:CLASS``, which is imported.
 
@@ -126,11 +141,12 @@ def scorer_class(name: str) -> type:
     place, _, class_name = name.rpartition(":")
     if not place:
         raise ValueError(f"reward_model must be one of {', '.join(SCORERS)}, or FILE.py:CLASS, got {name!r}")
-    try:
-        module = _import_file(Path(place).resolve()) if place.endswith(".py") else importlib.import_module(place)
-        cls = getattr(module, class_name)
-    except (ImportError, AttributeError, SyntaxError, OSError) as error:
-        raise ValueError(f"reward_model {name} must be a class that can be imported: {error}") from error
+    with _restored_state(f"the file of reward_model {name}"):
+        try:
+            module = _import_file(Path(place).resolve()) if place.endswith(".py") else importlib.import_module(place)
+            cls = getattr(module, class_name)
+        except (ImportError, AttributeError, SyntaxError, OSError) as error:
+            raise ValueError(f"reward_model {name} must be a class that can be imported: {error}") from error
     missing = [method for method in ("score", "check_prompts", "held_out") if not hasattr(cls, method)]
     if missing or not isinstance(cls, type):
         got = f"a class without {', '.join(missing)}" if isinstance(cls, type) else f"{cls!r:.80}"
@@ -168,10 +184,30 @@ def make_scorer(name: str, root: str | Path, *, device: "str | torch.device" = "
     if wrong := [f"{key} {value!r:.60}" for key, value in options.items() if not _fits(value, parameters.get(key))]:
         raise ValueError(f"options of reward model {name} have the wrong type: got {', '.join(wrong)}")
     if entry:
-        return cls(options.pop("path", None) or Path(root) / entry.folder, device=device, **options)
+        with _restored_state(f"the constructor of reward model {name}"):
+            return cls(options.pop("path", None) or Path(root) / entry.folder, device=device, **options)
     if missing := [key for key in known - options.keys() if parameters[key].default is inspect.Parameter.empty]:
         raise ValueError(f"reward model {name} needs the option {', '.join(sorted(missing))}")
-    return cls(**options, **{key: v for key, v in (("root", root), ("device", device)) if key in parameters})
+    given = {key: value for key, value in (("root", root), ("device", device)) if key in parameters}
+    try:
+        with _restored_state(f"the constructor of reward model {name}"):
+            return cls(**options, **given)
+    except (Exception, SystemExit) as error:  # a custom class may raise anything
+        add_place(error, cls)
+        raise ValueError(f"reward model {name} cannot be created: {describe_error(error)}") from error
+
+
+def _restored_state(owner: str) -> AbstractContextManager:
+    from hyvideo.models.reward_models.process_state import restored_state  # imports torch
+
+    return restored_state(owner)
+
+
+def add_place(error: BaseException, cls: type) -> None:
+    """Add the line in the file of a scorer's class where an error was raised, as a note for `describe_error`."""
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    if frames := [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]:
+        error.add_note(f"{Path(file).name}:{frames[-1].lineno} in {frames[-1].name}: {frames[-1].line}")
 
 
 def _fits(value: object, parameter: inspect.Parameter | None) -> bool:
@@ -187,19 +223,6 @@ def weighted_sum(scores: Scores, weights: Mapping[str, float]) -> float:
     if not all(is_finite(scores, name) for name in weights):
         return math.nan
     return as_score(sum(weight * scores[name] for name, weight in weights.items()))
-
-
-def clean_scores(scores: Mapping[str, object]) -> Scores:
-    """Return the numbers among the scores of a video, like `as_score`. Raises ValueError for an unusable dimension."""
-    if wrong := [key for key in scores if not isinstance(key, str) or not key.isprintable() or key in ROW_KEYS]:
-        raise ValueError(f"a dimension must be printable text and none of {', '.join(ROW_KEYS)}, got {quote(wrong[0])}")
-    numbers = {name: as_score(value) for name, value in scores.items()}
-    if wrong := [name for name, value in numbers.items() if value is None and hasattr(scores[name], "shape")]:
-        value = scores[wrong[0]]
-        raise ValueError(
-            f"the score {wrong[0]} must be one number, got {type(value).__name__} {quote(value, 60)[1:-1]}"
-        )
-    return {name: value for name, value in numbers.items() if value is not None}
 
 
 def as_score(value: object) -> float | None:

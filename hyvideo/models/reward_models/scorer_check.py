@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from hyvideo.data.outside import align_columns, describe_error, nearest
-from hyvideo.models.reward_models.async_scorer import add_place, try_score
-from hyvideo.models.reward_models.rewards import DIMENSIONS, Scorer, Scores, is_finite
+from hyvideo.models.reward_models import contract
+from hyvideo.models.reward_models.async_scorer import try_score
+from hyvideo.models.reward_models.rewards import DIMENSIONS, Scorer, Scores, add_place, is_finite
 from hyvideo.models.reward_models.trial_clips import Trial, noisy
 
 Outcome = tuple[str, str]  # (state, detail) of a Check
@@ -46,8 +47,11 @@ def check_scorer(
     quick: bool = False,  # only the checks before a run (``QUICK``), which score five videos
 ) -> list[Check]:
     """Run the checks and return their results. Errors of the scorer become failed checks."""
-    names = tuple(dimensions or getattr(scorer, "dimensions", DIMENSIONS))
-    tested = ScorerUnderTest(scorer, trial, names, max(TOLERANCE, getattr(scorer, "noise", 0.0)))
+    return run_checks(ScorerUnderTest(scorer, trial, dimensions=dimensions), quick=quick)
+
+
+def run_checks(tested: "ScorerUnderTest", *, quick: bool) -> list[Check]:
+    """Run the checks of `check_scorer`; the scores that were found remain in ``tested``."""
     checks = []
     for name, rule in (QUICK if quick else QUICK | FULL).items():
         try:
@@ -70,8 +74,11 @@ def lines(checks: list[Check]) -> list[str]:
 class ScorerUnderTest:
     """A scorer, the trial video, and the checks."""
 
-    def __init__(self, scorer: Scorer, trial: Trial, dimensions: tuple[str, ...], tolerance: float):
-        self.scorer, self.trial, self.dimensions, self.tolerance = scorer, trial, dimensions, tolerance
+    def __init__(self, scorer: Scorer, trial: Trial, *, dimensions: Collection[str] | None = None):
+        self.scorer = scorer
+        self.trial = trial
+        self.dimensions = tuple(dimensions or getattr(scorer, "dimensions", DIMENSIONS))
+        self.tolerance = max(TOLERANCE, getattr(scorer, "noise", 0.0))
         self.noisy = noisy(trial.video)
         self.clean_scores: Scores = {}  # of the unchanged video; the checks set these scores
         self.noisy_scores: Scores = {}
@@ -99,11 +106,11 @@ class ScorerUnderTest:
         """Check that the prompt is accepted and that score returns one dict without modifying the video."""
         before = self.trial.video.clone()
         try:
-            self.scorer.check_prompts([self.trial.prompt])
+            contract.check_prompts(self.scorer, [self.trial.prompt])
         except ValueError as error:
             return "failed", f"check_prompts rejects the prompt {self.trial.prompt!r}: {error}"
         except Exception as error:
-            add_place(error, self.scorer)
+            add_place(error, type(self.scorer))
             raise InvalidAnswer(f"check_prompts must raise ValueError, got {describe_error(error)}") from error
         (self.clean_scores,) = self.score(self.trial.video)
         if not torch.equal(before, self.trial.video):
@@ -145,6 +152,22 @@ class ScorerUnderTest:
         largest = max(map(self.difference, first + rotated, alone + alone[2:] + alone[:2]))
         return self.rounding(largest, "when the order of videos in a batch changes")
 
+    def check_held_out(self) -> Outcome:
+        """Check the held-out metrics, which a run checks if it has validation prompts."""
+        videos, prompts = [self.trial.video, self.noisy], [self.trial.prompt] * 2
+        try:
+            rows = contract.held_out_each(self.scorer, videos, prompts)
+            measures = contract.held_out(self.scorer, videos, prompts)
+            for measure in measures.values():
+                measure.of_set(measure.rows.double())
+        except (Exception, SystemExit) as error:  # a scorer may raise anything
+            add_place(error, type(self.scorer))
+            raise InvalidAnswer(f"held-out metrics: {describe_error(error)}") from error
+        names = {*measures, *(name for row in rows for name in row)}
+        if taken := sorted(names & self.clean_scores.keys()):
+            return "failed", f"held-out metrics must not have the names of scores, got {', '.join(taken)}"
+        return "ok", f"held-out metrics: {', '.join(sorted(names)) or 'none'}"
+
     def check_speed(self) -> Outcome:
         """Report the seconds per video; the first call is left out, because it may load or compile."""
         seconds, shape = min(self.seconds[1:]), " x ".join(map(str, self.trial.video[:, 0].shape))
@@ -177,6 +200,7 @@ QUICK: dict[str, Callable[[ScorerUnderTest], Outcome]] = {
 FULL: dict[str, Callable[[ScorerUnderTest], Outcome]] = {
     "speed": ScorerUnderTest.check_speed,
     "order": ScorerUnderTest.check_order,
+    "held out": ScorerUnderTest.check_held_out,
     "sign: noise": lambda tested: tested.decreases("VQ", tested.noisy_scores, "noise in the video"),
     "sign: prompt": lambda tested: tested.decreases("TA", tested.foreign_scores, "a prompt that does not fit"),
 }

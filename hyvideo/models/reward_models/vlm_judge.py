@@ -27,8 +27,9 @@ from hyvideo.data.videos import check_fps, check_video
 from hyvideo.models.chat_endpoint import MALFORMED, ChatEndpoint
 from hyvideo.models.prompt_checks import read_checks
 from hyvideo.models.reward_models.clip_metrics import frame_indices
+from hyvideo.models.reward_models.contract import check_names
 from hyvideo.models.reward_models.judge_answers import ANSWERS
-from hyvideo.models.reward_models.rewards import Scorer, ScoreResult, Scores
+from hyvideo.models.reward_models.rewards import OVERALL, RESERVED_NAMES, Scorer, ScoreResult, Scores
 
 RUBRIC = Path(__file__).with_suffix(".yaml")
 REQUEST = jinja2.Template(RUBRIC.with_suffix(".jinja").read_text(), undefined=jinja2.StrictUndefined)
@@ -67,6 +68,7 @@ class VlmJudge(Scorer):
             self.dimensions = tuple(self.rubric["dimensions"])
             if not all(re.fullmatch("[A-Za-z_]+", name) for name in self.dimensions or " "):
                 raise ValueError("the name of a dimension must consist of letters and underscores")
+            check_names(self.dimensions, "a dimension", reserved=(*RESERVED_NAMES, OVERALL))
             self.answer = self.rubric.get("answer", "grades")
             self.read = partial(ANSWERS[self.answer], dimensions=self.dimensions)
             self.num_frames = num_frames or int(self.rubric.get("num_frames", 8))

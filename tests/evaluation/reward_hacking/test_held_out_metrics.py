@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import os
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from hyvideo.data.videos import to_uint8
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation.reward_hacking.held_out_metrics import (
-    SetMetrics,
+    ScorerMetrics,
     diversity,
     measure_video,
     measure_videos,
@@ -118,9 +119,8 @@ def test_diversity_is_the_mean_distance_within_a_prompt():
 
 def measured(videos, prompts, rewards=None):
     scored = rewards or [Reward(1.0, {})] * len(videos)
-    scorer = AsyncScorer({}, {"VQ": 1.0})
-    found = measure_videos(dict(enumerate(videos)), dict(enumerate(scored)), prompts, scorer)
-    return summarise_videos(found, prompts, Mesh(0, 1, 1))
+    found = measure_videos(dict(enumerate(videos)), dict(enumerate(scored)), {"VQ": 1.0})
+    return summarise_videos(found, {}, prompts, Mesh(0, 1, 1))
 
 
 def test_equal_videos_have_diversity_0_and_means_are_over_videos():
@@ -145,9 +145,19 @@ ALONE = Mesh(0, 1, 1)
 
 
 def measure_sets(videos, prompts, scorer, mesh):
-    metrics = SetMetrics(scorer)
+    metrics = ScorerMetrics(scorer, mesh)
     metrics.add(videos, prompts)
-    return metrics.summarise(len(prompts), mesh)
+    return metrics.of_set(len(prompts))
+
+
+def measure_all(videos, rewards, prompts, scorer, mesh, size=3):
+    """Return mean and spread of each metric of single videos, measured in parts of ``size``."""
+    metrics, found = ScorerMetrics(scorer, mesh), {}
+    for start in range(0, len(prompts), size):
+        part = {row: video for row, video in videos.items() if start <= row < start + size}
+        found |= measure_videos(part, rewards, scorer.weights)
+        metrics.add(part, prompts)
+    return summarise_videos(found, metrics.of_videos(), prompts, mesh)
 
 
 class Average:
@@ -195,10 +205,10 @@ def test_a_set_in_parts_has_the_metrics_of_the_whole_set(size):
     """A part may have no video that was decoded."""
     videos, prompts = dict(enumerate(clean_clips(9))) | {4: None}, ["a red circle moves up"] * 9
     scorer = AsyncScorer({"test": MiniatureScorer("assets/miniature")}, {})
-    metrics = SetMetrics(scorer)
+    metrics = ScorerMetrics(scorer, ALONE)
     for start in range(0, 9, size):
         metrics.add({row: videos[row] for row in range(start, min(start + size, 9))}, prompts)
-    assert metrics.summarise(9, ALONE) == measure_sets(videos, prompts, scorer, ALONE)
+    assert metrics.of_set(9) == measure_sets(videos, prompts, scorer, ALONE)
 
 
 def test_a_rank_without_videos_receives_the_set_metrics():
@@ -218,6 +228,105 @@ def test_the_jackknife_error_of_a_mean_is_its_standard_error(count):
     few = {0: videos[0], 1: videos[1]}
     means, spreads = measure_sets(few, [""] * count, AsyncScorer({"a": Average()}, {}), ALONE)
     assert means.keys() == {"frechet_distance"} and spreads == {}
+
+
+class Faulty(Average):
+    """A scorer whose held-out methods can be replaced."""
+
+    def score(self, videos, prompts, *, fps):
+        return [{"VQ": 1.0} for _ in videos]
+
+    def held_out_each(self, videos, prompts):
+        return [{"level": video.float().mean().item()} for video in videos]
+
+
+def drops_a_row(videos, prompts):
+    return [{"level": 1.0}]
+
+
+def fails(videos, prompts):
+    raise RuntimeError("late")
+
+
+def blackens(videos, prompts):
+    for video in videos:
+        video.zero_()
+    return [{"level": 1.0} for _ in videos]
+
+
+@pytest.mark.parametrize(
+    "method, reason",
+    [
+        (drops_a_row, "ValueError: held_out_each must return a list with one dict per video (3), got a list of 1 dict"),
+        (fails, "RuntimeError: late"),
+        (blackens, ""),
+        (lambda videos, prompts: [{"VQ": 5.0} for _ in videos], "the held-out metric VQ must not have the name of a"),
+    ],
+)
+def test_a_faulty_held_out_method_loses_only_its_metrics(capsys, method, reason):
+    """The built-in metrics are those of all videos, which the method did not change."""
+    videos = {row: textured(row) for row in range(8)}
+    local = {row: Reward(1.0, {"VQ": 1.0}) for row in videos}
+    scorer, found = Faulty(), {}
+    for name in ("good", "faulty"):
+        if name == "faulty":
+            scorer.held_out_each = method
+        async_scorer = AsyncScorer({"mine": scorer}, {"VQ": 1.0})
+        found[name] = measure_all(videos, local, ["a"] * 8, async_scorer, ALONE)
+        async_scorer.close()
+    assert not reason or f"held-out metrics of reward mine are missing: {reason}" in capsys.readouterr().err
+    means, spreads = found["faulty"]
+    assert ("level" in means) is (not reason) and "VQ" not in means and spreads["held_out/exposure"].count == 8
+    for good, faulty in zip(found["good"], found["faulty"]):
+        assert {n: v for n, v in faulty.items() if n != "level"} == {n: v for n, v in good.items() if n != "level"}
+
+
+@pytest.mark.parametrize(
+    "measures, reason",
+    [
+        ({"VQ": lambda rows: 7.0}, "of reward mine are missing: the held-out metric VQ must not have the name of a"),
+        ({"reward": lambda rows: 7.0}, "of reward mine are missing: ValueError: the name of a held-out metric must"),
+        ({"bad": lambda rows: "text"}, "the held-out metric bad is missing: of_set of bad must return one number"),
+        ({"bad": lambda rows: 10**400}, ""),
+        ({"bad": lambda rows: 1 / 0}, "the held-out metric bad is missing: of_set of bad raises ZeroDivisionError"),
+        (None, "of reward mine are missing: ValueError: held_out must return a dict of SetMeasure, got NoneType"),
+    ],
+)
+def test_a_faulty_metric_of_the_set_is_missing(capsys, measures, reason):
+    """Metrics of other scorers remain, and other metrics of the same one if only a function fails."""
+    scorer, videos = Faulty(), {row: grey(7 * row) for row in range(4)}
+    if measures is None:
+        scorer.held_out = lambda videos, prompts: None
+    else:
+        good = {"fine": lambda rows: float(len(rows))}
+        scorer.held_out = lambda videos, prompts: {
+            name: SetMeasure(torch.zeros(len(videos), 2), function) for name, function in (good | measures).items()
+        }
+    async_scorer = AsyncScorer({"mine": scorer, "average": Average()}, {})
+    means, _ = measure_sets(videos, [""] * 4, async_scorer, ALONE)
+    async_scorer.close()
+    assert means["frechet_distance"] > 0 and not {"VQ", "reward", "bad"} & means.keys()
+    assert ("fine" in means) is (measures is not None and "bad" in measures) and reason in capsys.readouterr().err
+
+
+class FailsOnRank1(Faulty):
+    def held_out_each(self, videos, prompts):
+        if int(os.environ["RANK"]) == 1:
+            raise RuntimeError("one bad video")
+        return super().held_out_each(videos, prompts)
+
+
+def measured_with_a_failing_rank():
+    mesh = ranks.start(1, torch.device("cpu"))
+    videos, scorer = {mesh.rank: grey(51 * (1 + mesh.rank))}, AsyncScorer({"mine": FailsOnRank1()}, {"VQ": 1.0})
+    local = {mesh.rank: Reward(1.0, {"VQ": 1.0})}
+    means, spreads = measure_all(videos, local, ["a"] * 2, scorer, mesh)
+    return sorted(means), spreads["held_out/exposure"].count
+
+
+def test_a_metric_that_fails_on_one_rank_is_missing_on_all():
+    first, second = launch(f"{__name__}:measured_with_a_failing_rank", 2)
+    assert first == second and first[1] == 2 and "level" not in first[0]
 
 
 class FrechetOfRows(MiniatureScorer):

@@ -133,6 +133,8 @@ def test_a_video_on_which_a_scorer_without_a_weight_fails_has_a_missing_reward(s
     """All videos of a group must be scored by the same scorers."""
 
     class Other(Brightness):
+        dimensions = ("other",)
+
         def score(self, videos, prompts, *, fps):
             return [ScoreResult({"other": 1.0}, None if video.any() else "black") for video in videos]
 
@@ -163,6 +165,7 @@ def test_the_reward_is_the_weighted_sum(scorer_of):
 
 def test_the_dimensions_of_several_scorers_are_combined(scorer_of):
     scorers = {"a": Brightness(), "b": Returns([{"CLIP": 0.25}])}
+    scorers["b"].dimensions = ("CLIP",)
     (reward,) = scorer_of(scorers, {"VQ": 1.0, "CLIP": 2.0}).measure(videos(0), ["a"], fps=8)
     assert reward.total == 0.5 and reward.scores.keys() == {"VQ", "TA", "CLIP"}
 
@@ -382,19 +385,12 @@ def test_a_scorer_is_offloaded_again_after_an_error(scorer_of):
 
 
 def test_all_scorers_check_prompts_and_return_held_out_metrics(scorer_of):
-    async_scorer = scorer_of({"a": Brightness(), "b": Returns([])})
+    async_scorer = scorer_of({"a": Brightness(), "b": Returns([])}, {})
     with pytest.raises(ValueError, match="may be empty"):
         async_scorer.check_prompts(["a", ""])
-    assert async_scorer.held_out(videos(1, 2), ["a", "b"])["held"].rows.shape == (2, 1)
-    assert async_scorer.held_out([], []) == {}
-
-
-def test_a_plain_number_as_set_measure_is_rejected(scorer_of):
-    """A number could only describe the videos of one rank."""
-    scorer = Brightness()
-    scorer.held_out = lambda videos, prompts: {"held": 1.0}
-    with pytest.raises(ValueError, match="held_out of reward test must return a dict of SetMeasure, .* for held;"):
-        scorer_of(scorer).held_out(videos(1), ["a"])
+    found = async_scorer.held_out(videos(1, 2), ["a", "b"])
+    assert found.keys() == {"a", "b"} and found["a"]["held"].rows.shape == (2, 1)
+    assert async_scorer.held_out([], []) == async_scorer.held_out_each([], []) == {}
 
 
 def test_a_retry_after_out_of_memory_reuses_the_memory_of_the_first_attempt(scorer_of):

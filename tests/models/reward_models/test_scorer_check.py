@@ -212,9 +212,23 @@ def test_each_fault_fails_exactly_the_checks_about_it(scorer, failed):
     assert {name for name, state in found.items() if state == "failed"} == failed
 
 
-def test_a_scorer_that_modifies_the_video_fails():
+def test_a_custom_scorer_may_modify_the_video_because_it_receives_a_copy():
     trial = dataclasses.replace(TRIAL, video=TRIAL.video.clone())
-    (check,) = check_scorer(ModifiesTheVideo(), trial, quick=True)
+    assert set(states(ModifiesTheVideo(), trial, quick=True).values()) == {"ok"}
+    assert torch.equal(trial.video, TRIAL.video)
+
+
+def test_a_shipped_scorer_that_modifies_the_video_fails(monkeypatch):
+    score = MiniatureScorer.score
+
+    def modifies(self, videos, prompts, *, fps):
+        scores = score(self, videos, prompts, fps=fps)
+        videos[0][0] = 0
+        return scores
+
+    monkeypatch.setattr(MiniatureScorer, "score", modifies)
+    trial = dataclasses.replace(TRIAL, video=TRIAL.video.clone())
+    (check,) = check_scorer(MiniatureScorer(ROOT / "assets" / "miniature"), trial, quick=True)
     assert check.state == "failed" and "modifies the input video" in check.detail
 
 

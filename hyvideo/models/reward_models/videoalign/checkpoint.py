@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hyvideo.data.outside import quote, read_json
-from hyvideo.models.reward_models.rewards import DIMENSIONS, ROW_KEYS, is_finite
+from hyvideo.models.reward_models.rewards import DIMENSIONS, OVERALL, RESERVED_NAMES, is_finite
 from hyvideo.models.reward_models.videoalign.preprocessing import MIN_PIXELS
 from hyvideo.models.reward_models.videoalign.prompt import TEMPLATES
 from hyvideo.models.weight_files import read_pickle, read_safetensors
@@ -112,8 +112,9 @@ def read_weights(checkpoint: Checkpoint) -> Weights:
 
 def check_dimensions(names: Sequence[str], where: str) -> tuple[str, ...]:
     """Return the names of the scores at the reward tokens, in order. Raises ValueError for invalid names."""
-    if {type(name) for name in names} != {str} or not len(set(names) - {"", "Overall", *ROW_KEYS}) == len(names) <= 3:
-        taken = f"Overall, {', '.join(ROW_KEYS)}"
+    usable = set(names) - {"", OVERALL, *RESERVED_NAMES}
+    if {type(name) for name in names} != {str} or not len(usable) == len(names) <= 3:
+        taken = f"{OVERALL}, {', '.join(RESERVED_NAMES)}"
         raise ValueError(f"{where} must be one to three different names, none of them {taken}, got {quote(names)}")
     return tuple(names)
 

@@ -1,0 +1,111 @@
+"""A checkpoint that differs from its manifest is rejected by every program that reads it."""
+
+import json
+
+import pytest
+import torch
+
+import generate
+from hyvideo.distributed import manifest
+from hyvideo.distributed.mesh import Mesh
+from hyvideo.trainer import Trainer
+from hyvideo.training import saved_policy
+from scripts import evaluate, export
+from tests.shallow import SHALLOW, write_trained
+from tests.test_trainer import Redness
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Return the checkpoints of a run that trains all weights, and of one that trains a LoRA."""
+    from hyvideo.config.command_line import load_config
+
+    root, found = tmp_path_factory.mktemp("runs"), {}
+    settings = {"pretrained_model_root": write_trained(root / "ckpts"), "valid_video_csv": "", "max_steps": 1}
+    settings |= {"log_video_interval": 0, "report": False, "report_to": ["none"], "num_updates_per_rollout": 1}
+    for name, more in (("full", {}), ("lora", {"lora_rank": 2})):
+        config = load_config("configs/smoke.yaml", output_dir=str(root / name), **settings, **more)
+        Trainer(config, Mesh(0, 1, 1), CPU, scorers={"test": Redness()}).train()
+        found[name] = root / name / "checkpoints" / "000001"
+    return found
+
+
+def flip(path):
+    """Change one byte in the middle of a file and return a function that restores it."""
+    before = path.read_bytes()
+    changed = bytearray(before)
+    changed[len(before) // 2] ^= 0x55
+    path.write_bytes(changed)
+    return lambda: path.write_bytes(before)
+
+
+def tensor_file(checkpoint):
+    return max((checkpoint / "tensors").glob("*.distcp"), key=lambda path: path.stat().st_size)
+
+
+@pytest.mark.parametrize("program", ["export", "evaluate", "generate"])
+def test_a_changed_tensor_file_is_rejected_like_in_a_resume(runs, tmp_path, exit_code, capsys, program):
+    checkpoint = runs["full"]
+    words = {
+        "export": (export.main, ["--output_dir", tmp_path / "out"]),
+        "evaluate": (evaluate.main, ["--output_dir", tmp_path / "out"]),
+        "generate": (generate.main, ["--prompt", "a red circle moves up", "--output_path", tmp_path / "out"]),
+    }
+    main, flags = words[program]
+    if program == "evaluate":
+        flags += ["--valid_video_csv", "assets/miniature/prompts/smoke.csv", "--reward_model", "miniature"]
+    restore = flip(tensor_file(checkpoint))
+    try:
+        assert exit_code(main, "--checkpoint_path", checkpoint, *flags) == 2
+    finally:
+        restore()
+    name = tensor_file(checkpoint).relative_to(checkpoint)
+    assert f"checkpoint {checkpoint} is corrupted: the contents of {name} have changed" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists() or not any((tmp_path / "out").iterdir())
+
+
+def test_the_lora_of_a_checkpoint_is_verified_too(runs):
+    checkpoint = runs["lora"]
+    (weights,) = (checkpoint / "lora").glob("*.safetensors")
+    for path in (checkpoint, checkpoint / "lora", weights):
+        saved_policy.verify(path)
+    assert saved_policy.read_saved_lora(checkpoint / "lora")
+    restore = flip(weights)
+    for path in (checkpoint, checkpoint / "lora", weights):
+        with pytest.raises(ValueError, match="is corrupted: the contents of lora/.* have changed"):
+            saved_policy.verify(path)
+    restore()
+
+
+def test_a_checkpoint_is_hashed_once(runs, monkeypatch):
+    read, describe = [], manifest._describe
+    monkeypatch.setattr(manifest, "_describe", lambda path: read.append(path) or describe(path))
+    saved_policy._verify_state.cache_clear()
+    saved_policy.check_policy(runs["full"].parents[2] / "ckpts", "miniature", runs["full"])
+    saved_policy.load(runs["full"], torch.float32)
+    assert len(read) == len({*read}) == len(json.loads((runs["full"] / "manifest.json").read_text()))
+
+
+def test_folders_without_a_manifest_are_read_and_checkpoints_are_not(runs, tmp_path):
+    saved_policy.verify(tmp_path)
+    saved_policy.verify(tmp_path / "missing")
+    saved_policy.check_policy(SHALLOW, "miniature", runs["full"])
+    file = runs["full"] / "manifest.json"
+    moved = file.rename(tmp_path / "manifest.json")
+    with pytest.raises(ValueError, match="is corrupted: manifest.json is missing"):
+        saved_policy.load_merged(SHALLOW, "miniature", checkpoint=runs["full"], lora=None, dtype=torch.float32)
+    moved.rename(file)
+
+
+def test_more_layers_than_tensors_are_rejected_before_they_are_built(runs):
+    folder = runs["full"]
+    model, sums = folder / "model.json", folder / "manifest.json"
+    before = model.read_text(), sums.read_text()
+    model.write_text(json.dumps(json.loads(before[0]) | {"num_layers": 10**6}))
+    manifest.write(folder, [manifest.hash_share(folder, Mesh(0, 1, 1))])
+    with pytest.raises(ValueError, match=r"has \d+ tensors, but model.json has num_layers 1000000"):
+        saved_policy.load(folder, torch.float32)
+    model.write_text(before[0])
+    sums.write_text(before[1])

@@ -22,6 +22,14 @@ RETRIED = (408, 409, 429, 500, 502, 503, 504, 529)
 MAX_CONNECT_S = 10.0
 
 
+def answer_text(choice: dict) -> str:
+    """Return the text of a completion's choice without its reasoning. Raises ValueError if the reasoning has no end."""
+    text = (choice["message"]["content"] or "").rpartition("</think>")[2].strip()
+    if "<think>" in text:
+        raise ValueError(f"an answer must end its <think>, got {quote(text)}; raise max_tokens")
+    return text
+
+
 class ChatEndpoint:
     """Endpoint that answers several requests at a time. Raises ValueError, naming ``user``, for invalid options."""
 

@@ -139,8 +139,8 @@ def batch_problems(config: Config, world_size: int) -> Problems:
 def planned_world_size(config: Config, words: str) -> int:
     """Return the number of processes that the batches of a run need.
 
-    The number in the name of a config comes first, such as 64 in ``configs/hunyuanvideo15_480p_64gpu.yaml``, which is
-    part of ``words``; then 1, 8 and the numbers between them. Returns 1 if none of them fits.
+    The number in the name of a config comes first, such as 64 in ``configs/..._64gpu.yaml``, which is part of
+    ``words``; then 1, 8 and the numbers between them. Returns 1 if none of them fits.
     """
     named = [int(number) for number in re.findall(r"([1-9]\d{0,3})gpu", words)]
     for number in (*named, 1, 8, *range(2, 8)):

@@ -10,7 +10,7 @@ from hyvideo.config.sections import RolloutSettings
 from hyvideo.config.settings import Config
 from hyvideo.data.templates import fill
 from hyvideo.schedulers.noise_window import parse_window
-from hyvideo.schedulers.transitions import Transition, sampler_of, schedule, shifted_levels
+from hyvideo.schedulers.transitions import Transition, check_float32, sampler_of, schedule, shifted_levels
 
 MAX_NOISE = 5.0  # largest sensible std of a step relative to the noise level after it; eta 1 reaches 2.5 in 50 steps
 
@@ -43,7 +43,7 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
     trained = loss.nft_levels if is_nft else trained
     measured = max(1, round(trained * config.trust_region.anchor_fraction))
     branches, of_anchor = branches_of_steps(rollout), branches_of_steps(rollout, config.anchor_cfg_scale)
-    is_noisy = [step.is_stochastic and not is_nft for step in _transitions(rollout)]
+    is_noisy = [step.is_stochastic and not is_nft for step in transitions(rollout)]
     return Plan(
         replicas=replicas,
         rollouts=rollouts,
@@ -61,12 +61,15 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
 
 def stochastic_transitions(rollout: RolloutSettings) -> list[Transition]:
     """Return the stochastic steps of the schedule, regardless of an SDE window."""
-    return [step for step in _transitions(rollout) if step.is_stochastic]
+    return [step for step in transitions(rollout) if step.is_stochastic]
 
 
-def _transitions(rollout: RolloutSettings) -> tuple[Transition, ...]:
+def transitions(rollout: RolloutSettings) -> tuple[Transition, ...]:
+    """Return the steps of the schedule. Raises ValueError for an invalid sampler, as `schedule` does."""
     levels = shifted_levels(rollout.grpo_sampling_steps, rollout.shift)
-    return schedule(rollout.sde_type, levels, rollout.eta, rollout.last_step, rollout.reference_conventions)
+    steps = schedule(rollout.sde_type, levels, rollout.eta, rollout.last_step, rollout.reference_conventions)
+    check_float32(rollout.sde_type, steps)
+    return steps
 
 
 def parse_interval(text: str) -> tuple[float, float]:
@@ -113,7 +116,7 @@ def describe(config: Config, plan: Plan) -> str:
         size=config.rows_per_pass,
         variances=variances,
         inside=window.sums(variances) if window else [],
-        noise=max((step.std / level for step, level in zip(_transitions(rollout), levels[1:-1])), default=0.0),
+        noise=max((step.std / level for step, level in zip(transitions(rollout), levels[1:-1])), default=0.0),
         max_noise=MAX_NOISE,
         sampler=sampler_of(rollout.sde_type),
     )

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 MAX_PROMPT_BYTES = 100_000  # in UTF-8; the language model reads about 5,000 of them
 MAX_MESSAGE = 4_000  # characters
+MAX_DIGITS = 300  # of an integer in JSON; a float has at most 309 before the point
 
 # Earlier names of flags, with the names that replace them.
 OLD_NAMES = {"--out": ["--output_dir", "--output_path"], "--model_path": ["--reward_path", "--pretrained_model_root"]}
@@ -122,11 +123,17 @@ def text_problem(text: str, max_bytes: int) -> str | None:
 
 
 def parse_json(text: str | bytes | bytearray) -> Any:
-    """Parse JSON text. Raises ValueError if it is invalid or nested too deeply."""
+    """Parse JSON text. Raises ValueError if it is invalid, nested too deeply, or has an integer above any float."""
     try:
-        return json.loads(text)
+        return json.loads(text, parse_int=_integer)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"it has an integer of {len(digits)} digits, the limit is {MAX_DIGITS}")
+    return int(digits)
 
 
 def read_json(path: Path, label: str) -> dict[str, Any]:

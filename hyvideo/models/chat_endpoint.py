@@ -24,6 +24,14 @@ MAX_CONNECT_S = 10.0
 SECRET_LENGTH = 6  # shorter parts of a key occur in other words
 
 
+def answer_text(choice: dict) -> str:
+    """Return the text of a completion's choice without its reasoning. Raises ValueError if the reasoning has no end."""
+    text = (choice["message"]["content"] or "").rpartition("</think>")[2].strip()
+    if "<think>" in text:
+        raise ValueError(f"an answer must end its <think>, got {quote(text)}; raise max_tokens")
+    return text
+
+
 class ChatEndpoint:
     """Endpoint that answers several requests at a time. Raises ValueError, naming ``user``, for invalid options."""
 

@@ -245,7 +245,11 @@ def _stream_state(
     weight_files.raise_problems(folder, weight_files.tensor_problems(folder, expected, weights))
     for name, tensor in weight_files.stream_tensors(weights, expected, read=read):
         # The conversion works tensor by tensor: each original tensor becomes one or three of diffusers'.
-        yield from (component.to_diffusers({name: tensor}) if is_original else {name: tensor}).items()
+        for key, value in (component.to_diffusers({name: tensor}) if is_original else {name: tensor}).items():
+            if state[key].is_floating_point() and not value.is_floating_point():
+                found = f"tensor {name!r} in {weights.files.get(name)} has dtype {value.dtype}"
+                raise ValueError(f"{folder.label}: {found}, but the model needs floating-point numbers")
+            yield key, value
 
 
 def _diffusers_arguments(component: Component, config: Mapping[str, Any]) -> dict[str, Any]:

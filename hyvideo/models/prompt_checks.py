@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from hyvideo.data.outside import parse_json, quote
+from hyvideo.data.outside import MAX_PROMPT_BYTES, parse_json, quote, text_problem
 from hyvideo.data.prompts import read_requests
 from hyvideo.models.prompt_rewriting import PromptWriter
 
@@ -29,7 +29,8 @@ def parse_checks(text: str, where: str) -> list[str]:
     """Return the checks in a JSON list. Raises ValueError for anything but different questions."""
     try:
         checks = parse_json(text)
-        is_valid = 0 < len({check for check in checks if check.endswith("?")}) == len(checks) <= MAX_CHECKS
+        has_text = not any(text_problem(check, MAX_PROMPT_BYTES) for check in checks)
+        is_valid = has_text and 0 < len({check for check in checks if check.endswith("?")}) == len(checks) <= MAX_CHECKS
     except (ValueError, TypeError, AttributeError):
         is_valid = False
     if not is_valid or not isinstance(checks, list):

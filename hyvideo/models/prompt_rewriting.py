@@ -12,7 +12,7 @@ from pathlib import Path
 from hyvideo.data.images import read_image
 from hyvideo.data.outside import MAX_PROMPT_BYTES, file_problem, make_folder, quote, write_problem
 from hyvideo.data.prompts import Request, check_prompt, read_requests, write_requests
-from hyvideo.models.chat_endpoint import ChatEndpoint
+from hyvideo.models.chat_endpoint import ChatEndpoint, answer_text
 
 INSTRUCTION = Path(__file__).with_suffix(".txt")
 FIELDS = {"temperature": 0.1, "max_tokens": 4096}
@@ -80,7 +80,7 @@ class PromptWriter:
 
     def _answer(self, choice: dict) -> str:
         """Return what ``read`` makes of an answer without its reasoning; it raises ValueError if it is invalid."""
-        return self.read((choice["message"]["content"] or "").rpartition("</think>")[2].strip())
+        return self.read(answer_text(choice))
 
 
 class Rewriter(PromptWriter):
@@ -111,6 +111,8 @@ class Rewriter(PromptWriter):
         if text.count('"') == 2 and text[0] == text[-1] == '"':
             text = text[1:-1].strip()  # quoted text is rendered in the video, which is not meant here
         check_prompt(text, "as the answer")
+        if not any(character.isalnum() for character in text):
+            raise ValueError(f"a prompt must have words, got {quote(text)} as the answer")
         return text
 
     def changed(self, request: Request, text: str) -> Request:

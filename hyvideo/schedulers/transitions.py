@@ -15,13 +15,14 @@ import functools
 import math
 import os
 import runpy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 # The diffusion coefficient of sage has a pole at sigma = 1, where every schedule starts. Its integral is clamped here.
 # This is a convention; with few steps it changes the noise of the first step noticeably (docs/sde.md).
 SAGE_SIGMA_MAX = 0.997
 MAX_ETA = 1000.0  # far above any useful value; its square is still finite
+FLOAT32_MAX, FLOAT32_TINY = 3.4028234663852886e38, 1.1754943508222875e-38
 
 
 @dataclass(frozen=True)
@@ -101,20 +102,20 @@ class Sampler:
     has_kl_per_sigma: bool = False  # True: the KL to the anchor uses std^2 / (sigma - sigma') instead of std^2
 
     def transition(self, sigma: float, sigma_next: float, eta: float, sigma_after_first: float) -> Transition:
-        """Return the step from ``sigma`` to ``sigma_next``. Raises ValueError if ``step`` is invalid there."""
+        """Return the step from ``sigma`` to ``sigma_next``. Raises ValueError if ``step`` is invalid there.
+
+        ``step`` is called twice, because other ranks and a resumed run must get the same values.
+        """
         try:
-            returned = self.step(sigma, sigma_next, eta, sigma_after_first)
-        except (Exception, SystemExit) as error:  # a user's code may raise anything
+            returned, again = (self.step(sigma, sigma_next, eta, sigma_after_first) for _ in range(2))
+        except BaseException as error:  # a user's code may raise anything, even KeyboardInterrupt
             raise ValueError(f"it raised {type(error).__name__}: {error}") from error
-        step = returned
-        if isinstance(returned, int | float) and returned >= 0:
-            b = (sigma_next - sigma) - returned / 2 * (1 - sigma) / sigma
-            step = Transition(a=1 - returned / (2 * sigma), b=b, std=math.sqrt(returned))
-        numbers = (step.a, step.b, step.std) if isinstance(step, Transition) else (None,)
-        are_finite = all(isinstance(number, int | float) and math.isfinite(number) for number in numbers)
-        if not are_finite or step.b == 0 or step.std < 0:
+        step = _as_transition(returned, sigma, sigma_next)
+        if step is None or step.b == 0 or step.std < 0:
             rule = "a finite variance >= 0, or a Transition with finite a, b and std, b != 0 and std >= 0"
             raise ValueError(f"it must return {rule}, got {returned!r:.80}")
+        if _as_transition(again, sigma, sigma_next) != step:
+            raise ValueError("it must return the same values for the same arguments, got other ones in a second call")
         return step
 
     def log_prob_scale(self, step: Transition) -> float:
@@ -127,6 +128,24 @@ class Sampler:
         if not step.is_stochastic:
             return 0.0
         return abs(step.b) / step.std if is_gaussian else 2 * abs(step.b) * step.std
+
+
+def _as_transition(returned: object, sigma: float, sigma_next: float) -> Transition | None:
+    """Return the transition that a sampler returned or whose variance it returned; None if it is not finite."""
+    if isinstance(returned, Transition):
+        numbers = (returned.a, returned.b, returned.std)
+    else:
+        numbers = (returned,)
+    try:
+        are_finite = all(isinstance(number, int | float) and math.isfinite(number) for number in numbers)
+    except OverflowError:  # an integer of more than 308 digits
+        are_finite = False
+    if not are_finite or (not isinstance(returned, Transition) and returned < 0):
+        return None
+    if isinstance(returned, Transition):
+        return returned
+    b = (sigma_next - sigma) - returned / 2 * (1 - sigma) / sigma
+    return Transition(a=1 - returned / (2 * sigma), b=b, std=math.sqrt(returned))
 
 
 SAMPLERS = {
@@ -156,7 +175,7 @@ def sampler_of(sde_type: str, reference_conventions: bool = False) -> Sampler:
 def _sampler_of_file(file: str, name: str) -> Sampler:
     try:
         found = runpy.run_path(file).get(name)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # a user's code may raise anything
         raise ValueError(f"sde_type {file}:{name} cannot be loaded: {type(error).__name__}: {error}") from error
     if not callable(found) and not isinstance(found, Sampler):
         raise ValueError(f"sde_type {file}:{name} must name a function or a Sampler in the file, got {found!r:.80}")
@@ -181,6 +200,18 @@ def schedule(
     Raises ValueError if the sampler is invalid (`sampler_of`), eta is out of range, or a step is not defined.
     """
     return _schedule(sde_type, sampler_of(sde_type, reference_conventions), levels, eta, last_step)
+
+
+def check_float32(sde_type: str, steps: Sequence[Transition]) -> None:
+    """Raise ValueError for steps that cannot be sampled in float32: noise that vanishes, or numbers that overflow."""
+    for number, step in enumerate(steps, 1):
+        largest = max(abs(step.a), abs(step.b), step.std)
+        if largest > FLOAT32_MAX or 0 < step.std**2 < FLOAT32_TINY:
+            raise ValueError(
+                f"sde_type {sde_type} must have a, b and std of at most {FLOAT32_MAX:.2g}, and a variance of 0 or at "
+                f"least {FLOAT32_TINY:.2g} in each step, which float32 can represent; got a={step.a:.4g}, "
+                f"b={step.b:.4g}, std={step.std:.4g} in step {number} of {len(steps)}; change the sampler or eta"
+            )
 
 
 @functools.lru_cache(maxsize=256)

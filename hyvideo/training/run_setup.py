@@ -34,6 +34,7 @@ from hyvideo.training.rewards import GroupRewards, make_async_scorer, try_held_o
 from hyvideo.training.rollout_collector import Cost, RolloutCollector
 from hyvideo.training.rollout_records import RolloutRecorder
 from hyvideo.training.run_state import Progress, RunState, hash_files
+from hyvideo.training.sampler_check import custom_steps
 
 UPDATES = {"grpo": PolicyUpdate, "nft": NFTUpdate}
 
@@ -51,6 +52,7 @@ class RunParts:
         scorers: dict[str, Scorer] | None = None,  # by name; default: created from the settings
     ):
         self.plan = plan = make_plan(config, mesh.world_size)
+        steps = custom_steps(config.rollout, mesh)
         requests, hashes = read_requests(*config.data.prompts_csv), hash_files(config.flat())
         validated = read_requests(*config.data.valid_video_csv)
         encoded, sources = requests + config.negative_requests, {"prompts_csv": requests, "valid_video_csv": validated}
@@ -99,7 +101,14 @@ class RunParts:
         self.update = UPDATES[config.loss.objective](config, mesh, self.pipeline, self.policy, **options)
         self.checkpoints = _checkpoint_writer(config.record, mesh, owner, timeout=config.distributed.collective_timeout)
         self.state = RunState(
-            config, self.policy, self.update, self.checkpoints, progress, num_rollouts=plan.rollouts, contents=hashes
+            config,
+            self.policy,
+            self.update,
+            self.checkpoints,
+            progress,
+            num_rollouts=plan.rollouts,
+            contents=hashes,
+            custom_steps=steps,
         )
 
 

@@ -17,6 +17,7 @@ from hyvideo.distributed.collectives import any_rank, raise_on_all_ranks
 from hyvideo.models.lora import save_lora
 from hyvideo.training.policy import Policy
 from hyvideo.training.policy_update import PolicyUpdate
+from hyvideo.training.sampler_check import Coefficients, check_resumed_steps
 from hyvideo.training.saved_policy import LORA_FOLDER, write_model_file
 
 # Entries of state.json that are needed to resume.
@@ -57,10 +58,12 @@ class RunState:
         *,
         num_rollouts: int,  # per iteration, over all replicas
         contents: Mapping[str, str],  # hashes of the files named in settings, at the start of the run
+        custom_steps: Coefficients | None = None,  # of a custom sampler
     ):
         self.config, self.policy, self.update = config, policy, update
         self.checkpoints, self.progress = checkpoints, progress
         self.num_rollouts, self.contents = num_rollouts, contents
+        self.custom_steps = custom_steps or []
         self.saved_iteration, self._saved_at = 0, time.monotonic()
         self.unvalidated: dict[str, float] = {}  # metrics of an iteration whose validation is not finished
         self.changed_settings: list[str] = []  # relative to the checkpoint that was resumed
@@ -85,6 +88,8 @@ class RunState:
             "settings": self.config.flat(),  # all settings by name
             "contents": self.contents,  # hashes of the files that settings name
         }
+        if self.custom_steps:
+            state["custom_steps"] = self.custom_steps  # a, b and std of each step of a custom sampler
         lora = None
         if self.policy.is_lora:
             with self.policy.with_ema_weights():
@@ -119,6 +124,8 @@ class RunState:
         changes.affecting_learning.extend(changed_contents(state.get("contents", {}), self.contents, settings))
         if not self.config.record.allow_changed_settings:
             check_changes(changes)
+        if "custom_steps" in state and not changes.affecting_learning:
+            check_resumed_steps(self.config.rollout, state["custom_steps"], self.custom_steps)
         self.changed_settings = changes.free + changes.affecting_learning
         self.policy.load(folder, state["anchor_age"])
         self.update.kl_coefficient.load_state_dict(state["kl_coefficient"])

@@ -14,18 +14,32 @@ from hyvideo.config.without_effect import settings_without_effect
 from hyvideo.evaluation.studies.cells import Cell, runs_of_figure
 from hyvideo.evaluation.studies.runs import Run, Study
 from hyvideo.evaluation.studies.study_command import grid_parser
+from hyvideo.schedulers import transitions
 from hyvideo.schedulers.noise_matching import total_variance
 from hyvideo.schedulers.transitions import shifted_levels
 from hyvideo.trainer import Trainer
+from hyvideo.training.sampler_check import custom_steps
+from tests.distributed.launch import launch
 
 LINEAR = "def linear(sigma, sigma_next, eta, sigma_after_first):\n    return eta * (sigma - sigma_next)\n"
 TEXT = (
     LINEAR
     + """
-from hyvideo.schedulers.transitions import SAMPLERS, Sampler
+import itertools
+from hyvideo.schedulers.transitions import SAMPLERS, Sampler, Transition
 
 cps = Sampler("Own CPS", SAMPLERS["cps"].step, max_eta=1.0, is_normalised=False)
 broken = lambda sigma, sigma_next, eta, sigma_after_first: 1 / sigma_next
+counter = itertools.count(1)
+drifts = lambda sigma, sigma_next, eta, sigma_after_first: 0.1 * next(counter)
+large = lambda sigma, sigma_next, eta, sigma_after_first: 10**400
+large_a = lambda sigma, sigma_next, eta, sigma_after_first: Transition(10**400, 1, 1)
+overflows = lambda sigma, sigma_next, eta, sigma_after_first: 1e308
+overflows_b = lambda sigma, sigma_next, eta, sigma_after_first: Transition(1.0, 1e300, 1.0)
+vanishes = lambda sigma, sigma_next, eta, sigma_after_first: 1e-300
+vanishing_std = lambda sigma, sigma_next, eta, sigma_after_first: Transition(1.0, sigma_next - sigma, 1e-25)
+def interrupted(*levels): raise KeyboardInterrupt
+def closed(*levels): raise GeneratorExit("closed")
 late = lambda sigma, sigma_next, eta, sigma_after_first: eta if sigma_next < 0.1 or sigma > 0.9 else float("nan")
 """
 )
@@ -68,6 +82,15 @@ def test_an_unnormalized_log_prob_is_described_like_that_of_cps(file, tiny_confi
         ("absent", 0.5, "my.py:absent must name a function or a Sampler in the file, got None"),
         ("broken", 0.5, "my.py:broken is not defined at step 4 of 4 with .*sigma_next=0, .*raised ZeroDivisionError"),
         ("late", 0.5, "my.py:late is not defined at step 2 of 4 .*got nan"),
+        ("drifts", 0.5, "must return the same values for the same arguments"),
+        ("large", 0.5, "is not defined at step 1 of 4 .*it must return a finite variance >= 0, .*got 10000"),
+        ("large_a", 0.5, "it must return a finite variance >= 0, .*got Transition"),
+        ("overflows", 0.5, r"must have a, b and std of at most 3.4e\+38, .*got a=-5e\+307, .* in step 1 of 4"),
+        ("overflows_b", 0.5, r"got a=1, b=1e\+300, std=1 in step 1 of 4; change the sampler or eta"),
+        ("vanishes", 0.5, "a variance of 0 or at least 1.2e-38 .*std=1e-150 in step 1 of 4"),
+        ("vanishing_std", 0.5, "a variance of 0 or at least 1.2e-38 .*std=1e-25 in step 1 of 4"),
+        ("interrupted", 0.5, "it raised KeyboardInterrupt"),
+        ("closed", 0.5, "it raised GeneratorExit: closed"),
         ("cps", 1.5, r"eta must be within \[0, 1\] for .*my.py:cps, got 1.5"),
     ],
 )
@@ -157,6 +180,43 @@ def test_a_run_trains_with_a_sampler_file_resumes_and_rejects_an_edited_one(file
     Trainer(config, mesh, torch.device("cpu"))
     file.write_text(TEXT.replace("eta * (", "2 * eta * ("))
     with pytest.raises(ValueError, match=r"contents of sde_type .*my.py have changed[^$]*allow_changed_settings"):
+        Trainer(config, mesh, torch.device("cpu"))
+
+
+RANK = "import os\ndef rank(*levels):\n    return 0.1 + 0.05 * int(os.environ.get('RANK', '0'))\n"
+
+
+def problem_of_a_sampler_that_reads_the_rank(file):
+    import torch
+
+    from hyvideo.distributed import mesh as ranks
+
+    config = load_config("configs/smoke.yaml", sde_type=f"{file}:rank")
+    try:
+        custom_steps(config.rollout, ranks.start(1, torch.device("cpu")))
+    except ValueError as error:
+        return str(error)
+
+
+def test_a_sampler_that_reads_the_rank_is_rejected_on_all_ranks(tmp_path):
+    (tmp_path / "rank.py").write_text(RANK)
+    first, second = launch(f"{__name__}:problem_of_a_sampler_that_reads_the_rank", 2, str(tmp_path / "rank.py"))
+    assert first == second and first.endswith("on rank 0 and rank 1; the arguments alone must decide them")
+    assert "rank.py:rank returns different values for step 1, (a, b, std) = [0.95, " in first
+
+
+def test_a_resumed_run_must_have_the_same_steps(tiny_config, mesh, tmp_path, monkeypatch):
+    """The function reads an environment variable, so that neither its file nor its arguments change."""
+    import torch
+
+    (tmp_path / "rank.py").write_text(RANK)
+    settings = {"sde_type": f"{tmp_path}/rank.py:rank", "max_steps": 1, "save_interval": 1}
+    Trainer(tiny_config.with_settings(**settings), mesh, torch.device("cpu")).train()
+    config = tiny_config.with_settings(**settings | {"max_steps": 2, "resume_from_checkpoint": "latest"})
+    Trainer(config, mesh, torch.device("cpu"))
+    monkeypatch.setenv("RANK", "2")
+    transitions._schedule.cache_clear()
+    with pytest.raises(ValueError, match=r"returns different values for step 1, .* in the checkpoint and now"):
         Trainer(config, mesh, torch.device("cpu"))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hyvideo.data.outside import Parser, replacing
+from hyvideo.data.outside import Parser, parse_json, replacing
 
 
 def test_a_replacing_file_is_synced_before_the_rename_and_the_folder_after(tmp_path, monkeypatch):
@@ -68,3 +68,13 @@ def test_programs_have_one_name_for_an_option():
     assert (
         not flags & {"--out", "--model_path"} and {"--output_dir", "--output_path", "--pretrained_model_root"} <= flags
     )
+
+
+@pytest.mark.parametrize("digits, is_valid", [(300, True), (301, False), (400, False)])
+def test_an_integer_above_any_float_is_no_valid_json(digits, is_valid):
+    text = f'{{"score": {10 ** (digits - 1)}}}'
+    if is_valid:
+        assert float(parse_json(text)["score"]) == 1e299
+    else:
+        with pytest.raises(ValueError, match=f"an integer of {digits} digits, the limit is 300"):
+            parse_json(text)

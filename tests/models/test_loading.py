@@ -117,6 +117,15 @@ def test_weights_of_eight_bits_raise_an_error(root_copy, read):
         list(weights)
 
 
+@pytest.mark.parametrize("read", [True, False])
+def test_weights_of_integers_raise_an_error(root_copy, read):
+    """They would become floating-point numbers without fractions."""
+    rewrite(transformer_file(root_copy), lambda tensors: tensors.update({TENSOR: tensors[TENSOR].long()}))
+    _, weights = stream_transformer(root_copy, VERSION, read=read)
+    with pytest.raises(ValueError, match=f"'{TENSOR}' in .* has dtype torch.int64, but the model needs floating-point"):
+        list(weights)
+
+
 def test_a_checkpoint_of_another_model_raises_a_short_error(root_copy):
     rewrite_config(root_copy / "transformer" / VERSION / "config.json", mm_double_blocks_depth=5)
     with pytest.raises(ValueError, match="and 54 more"):

@@ -64,6 +64,8 @@ BAD += [
     json.dumps(dict.fromkeys(CHECKS)),
     "5",
     "[" * 9999,
+    json.dumps([*CHECKS[:4], "Is it \ud800?"]),
+    json.dumps([*CHECKS[:4], "Is it \0?"]),
 ]
 
 

@@ -77,6 +77,9 @@ def test_reasoning_and_enclosing_quotes_are_removed(endpoint, answer, prompt):
 BAD = [
     (completion(""), "it is empty"),
     (completion("<think>a</think>"), "it is empty"),
+    (completion("<think>The user wants a cat"), "an answer must end its <think>"),
+    (completion("<think>a</think>A cat.<think>b"), "an answer must end its <think>"),
+    (completion('"'), "a prompt must have words, got '\"'"),
     (completion("a\0b"), "control character"),
     (completion("cut", end="length"), "'finish_reason': 'length'"),
     (completion(None, refusal="no"), "it is empty"),

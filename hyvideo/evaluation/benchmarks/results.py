@@ -49,6 +49,8 @@ def read_results(words: list[str]) -> list[tuple[Suite, dict[str, list[Run]]]]:
         name, _, path = word.partition("=")
         if not (name and path):
             raise ValueError(f"results must be given as name=path, got {quote(word)}")
+        if not name.isprintable():
+            raise ValueError(f"the name of results must be printable, got {quote(name)}")
         suite, run = read_run(Path(path))
         _, policies = found.setdefault(suite.title, (suite, {}))
         policies.setdefault(name, []).append(run)
@@ -77,7 +79,7 @@ def _result(suite: Suite, name: str, table: object, where: str) -> Result:
         keys = [re.fullmatch(r"(.+)-(\d+)", path.stem, re.DOTALL).groups() for path in kept]
         if not kept or not all(map(math.isfinite, [score, *kept.values()])):
             raise ValueError("no video counts, or a score is not finite")
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
         form = "[score, [{video_path: PROMPT-NUMBER.mp4, video_results: number}, ...]]"
         raise ValueError(f"{where} must be {form}, got {quote(table)} ({error})") from error
     dimension = suite.dimensions[name]

@@ -53,7 +53,7 @@ def reduced(config: Config, world_size: int, *, folder: Path, validated: bool) -
     cpu = "it runs on a CPU"
     few = "it samples few videos"
     thin = "its models have random weights"
-    own = "it writes to a folder of its own"
+    own = "it must not touch the output of a run"
     once = "it runs every stage at every iteration"
     changes = [
         Change("device", "cpu", cpu),

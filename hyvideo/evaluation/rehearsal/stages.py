@@ -1,4 +1,4 @@
-"""Stages of a rehearsal: the commands of a run as its user gives them, each in processes of its own."""
+"""Stages of a rehearsal: the commands of a run as its user gives them, each in new processes."""
 
 import os
 import subprocess

@@ -1,5 +1,6 @@
 """Page of the videos that generate.py wrote into a folder, perhaps beside those of other folders."""
 
+import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -69,6 +70,7 @@ def find_videos(folder: Path) -> Iterator[dict[str, str]]:
     for file in sorted(folder.glob("*.mp4")):
         with suppress(OSError, ValueError):
             settings = parse_json(file.with_suffix(".json").read_text(encoding="utf-8"))
+            json.dumps(settings, ensure_ascii=False).encode()  # fails for lone surrogates, which no page can have
             if isinstance(settings, dict) and isinstance(settings.get("prompt"), str):
                 texts = {name: "–" if value in (None, "") else str(value) for name, value in settings.items()}
                 yield texts | {"file": str(file)}

@@ -159,6 +159,8 @@ def test_an_official_score_that_is_not_the_mean_of_its_videos_is_shown_with_a_no
         ({"scene": [0.5, [{"video_path": "a.mp4", "video_results": 1}]]}, "PROMPT-NUMBER.mp4"),
         ({"scene": [0.5, [{"video_path": "a-0.mp4"}]]}, "must be"),
         ({"scene": 0.5}, "must be"),
+        ({"scene": [10**400, []]}, "is not valid JSON .it has an integer of 401 digits"),
+        ({"scene": [0.5, [{"video_path": "a-0.mp4", "video_results": 10**400}]]}, "an integer of 401 digits"),
         ({"speed": [0.5, []]}, "must have dimensions of VBench, got 'speed'"),
         ([1], "must contain a JSON object"),
     ],
@@ -184,6 +186,15 @@ def test_a_dimension_in_two_files_and_a_folder_without_files_are_rejected(tmp_pa
         read_run(tmp_path / "none")
     with pytest.raises(ValueError, match="must be given as name=path, got 'here'"):
         read_results(["here"])
+    with pytest.raises(ValueError, match=r"the name of results must be printable, got 'a\\nb'"):
+        read_results([f"a\nb={tmp_path}"])
+
+
+def test_a_name_with_a_bar_does_not_break_the_table(tmp_path):
+    words = [f"a|b={result_file(tmp_path / '1_eval_results.json', scene={'x': [0.5]})}"]
+    words.append(f"c={result_file(tmp_path / '2_eval_results.json', scene={'x': [0.5]})}")
+    header = tables.write_tables(tmp_path, [table_of(*words)]).splitlines()[0]
+    assert header == r"| VBench (%) | a\|b | c | c - a\|b |"
 
 
 # --- intervals --------------------------------------------------------------------------------------------------------

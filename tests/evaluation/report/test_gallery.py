@@ -54,6 +54,8 @@ def test_a_folder_shows_all_its_videos_and_what_varies_between_them(folders):
     (folders[0] / "0009.mp4").touch()  # written by another program
     (folders[0] / "0008.mp4").touch()
     (folders[0] / "0008.json").write_text("[")
+    (folders[0] / "0007.mp4").touch()
+    (folders[0] / "0007.json").write_text('{"prompt": "a lone \\ud800"}')
     found = cards(write_gallery(folders[0]))
     assert [(prompt, links) for prompt, _, links in found] == [
         (HOSTILE, ["0000.mp4"]),

@@ -40,6 +40,9 @@ def content(request):
     return [*map(round, shades)], text["text"]
 
 
+POSITIVE = [{"token": "Yes", "logprob": 5.0}, {"token": "no", "logprob": 700.0}]
+
+
 def token(**shares):
     top = [{"token": name.replace("_", " "), "logprob": math.log(share)} for name, share in shares.items()]
     return [{"token": top[0]["token"], "logprob": top[0]["logprob"], "top_logprobs": top}]
@@ -121,6 +124,11 @@ def test_unified_reward_sends_16_frames_and_one_text_and_reads_the_recorded_answ
         RECORDED.replace("3.0987", "0.9"),
         RECORDED.replace("3.0987", "-3"),
         RECORDED.replace("3.0987", "good"),
+        RECORDED.replace("3.0987", "3,5"),
+        RECORDED.replace("3.0987", "3-4"),
+        RECORDED.replace("3.0987", "5e-1"),
+        RECORDED.replace("3.0987", "4.5/10"),
+        RECORDED.replace("3.0987", "4.5 / 50"),
         "",
         None,
     ],
@@ -128,6 +136,17 @@ def test_unified_reward_sends_16_frames_and_one_text_and_reads_the_recorded_answ
 def test_an_answer_without_all_three_scores_is_missing(endpoint, answer):
     result = score("unified_reward", endpoint(completion(answer)))
     assert result.scores == {} and "one score from 1 to 5 for Alignment, Physics, Style" in result.reason
+
+
+@pytest.mark.parametrize("number", ["4/5", "4 / 5", "4.", "4.0  ", "4\r"])
+def test_a_number_may_end_its_line_in_several_ways(endpoint, number):
+    assert score("unified_reward", endpoint(completion(RECORDED.replace("3.0987", number)))).scores["Physics"] == 4
+
+
+def test_reasoning_is_no_answer_and_must_end(endpoint):
+    thoughts = "<think>Alignment Score (1-5): 1\n"
+    assert score("unified_reward", endpoint(completion(f"{thoughts}</think>{RECORDED}"))).scores["Alignment"] == 2.4036
+    assert "must end its <think>" in score("unified_reward", endpoint(completion(thoughts + RECORDED))).reason
 
 
 def test_a_truncated_answer_is_missing(endpoint):
@@ -183,6 +202,7 @@ def test_spellings_of_yes_and_no_add_up(endpoint):
         (completion("<think>", end="length", tokens=token(think=1.0)), "at least 0.5, got 0.000 for 'think'"),
         (completion("Yes", tokens=[{"token": "Yes", "top_logprobs": [{"token": "Yes", "logprob": math.nan}]}]), "nan"),
         (completion("Perhaps", end="length"), "must be yes or no"),
+        (completion("Yes", tokens=[{"token": "Yes", "top_logprobs": POSITIVE}]), "at most 1, got 1.01e+304"),
         (completion(None), "must be yes or no"),
         (completion("Yes", end="content_filter"), "finish_reason"),
     ],

@@ -24,6 +24,7 @@ from starlette.requests import ClientDisconnect
 from torch import Tensor
 
 from hyvideo.data.outside import parse_json
+from hyvideo.models.reward_models import contract
 from hyvideo.models.reward_models.async_scorer import score_safely
 from hyvideo.models.reward_models.rewards import Scorer, ScoreResult
 from hyvideo.models.reward_models.service import protocol
@@ -148,9 +149,9 @@ def create_app(
     async def check_prompts(request: Request) -> dict:
         prompts = _prompts(await active.body(request, limits.prompts))
         try:
-            await anyio.to_thread.run_sync(scorer.check_prompts, prompts)
+            await anyio.to_thread.run_sync(contract.check_prompts, scorer, prompts)
         except ValueError as error:
-            return {"problem": str(error)}
+            return {"problem": protocol.printable(str(error))}
         return {"problem": None}
 
     @app.post("/score", dependencies=counted)

@@ -153,6 +153,17 @@ def half_sent(url, path="score"):
     return connected(url, head_of(1000, path) + b"half")
 
 
+def test_the_problem_of_a_prompt_may_have_any_text():
+    class Quotes(HeldScorer):
+        def check_prompts(self, prompts):
+            raise ValueError("cannot score \ud800")
+
+    with running(Quotes()) as url:
+        headers = {"authorization": f"Bearer {TOKEN}"}
+        response = httpx.post(f"{url}/check_prompts", json={"prompts": ["a"]}, headers=headers)
+        assert response.status_code == 200 and response.json() == {"problem": "cannot score \\ud800"}
+
+
 def test_check_prompts_takes_a_slot_and_has_a_lower_size_limit():
     headers = {"authorization": f"Bearer {TOKEN}"}
     with running(HeldScorer(), max_waiting=1, limits=Limits(prompts=2000)) as url, half_sent(url, "check_prompts"):

@@ -27,6 +27,11 @@ from hyvideo.evaluation.reward_hacking.rule import RewardHacking, check_output_d
 
 def main() -> int:
     processes.use_expandable_segments()
+    try:
+        processes.check_environment()
+    except ValueError as error:
+        print(f"post_train.py: {error}", file=sys.stderr)
+        return 2
     command = parse()
     sys.excepthook = lambda *error: (processes.wait_for_rank_0(), sys.__excepthook__(*error), processes.end_soon(1))
     with ExitStack() as at_end:
@@ -126,7 +131,7 @@ def print_start(command: CommandLine, trainer) -> None:
     for sentence in trainer.state.changed_settings:
         print(f"changed settings       {sentence}")
     begin = f"resuming from iteration {trainer.iteration}" if trainer.resumed else "new run"
-    print(f"output                 {trainer.output_dir}, {begin}", flush=True)
+    print(f"output                 {config.record.output_dir}, {begin}", flush=True)
 
 
 def build(config: Config, at_end: ExitStack):
@@ -156,5 +161,6 @@ def build(config: Config, at_end: ExitStack):
 
 
 if __name__ == "__main__":
+    processes.continue_without_output()
     processes.exit_on_signals()
     sys.exit(processes.end_soon(main()))

@@ -8,7 +8,6 @@ import torch
 from hyvideo.config.memory.disk import check_room
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.run_plan import make_plan
-from hyvideo.config.sections import RecordSettings
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import read_requests
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
@@ -48,6 +47,8 @@ class RunParts:
         device: torch.device,
         progress: Progress,
         owner: Ownership,  # of the run's folder
+        run_id: str,  # identity of the run, which marks its folders
+        recorded: Config,  # the settings as given, for checkpoints; ``config`` has absolute paths
         scorers: dict[str, Scorer] | None = None,  # by name; default: created from the settings
     ):
         self.plan = plan = make_plan(config, mesh.world_size)
@@ -92,16 +93,19 @@ class RunParts:
             config, mesh, self.pipeline, self.encoder, self.scorer, requests, plan=plan, **common
         )
         self.rewards = GroupRewards(config.reward, self.scorer, mesh, **sizes)
-        self.recorder = RolloutRecorder(config.record, config.data, mesh, **sizes)
+        self.recorder = RolloutRecorder(config.record, config.data, mesh, **sizes, run_id=run_id)
         options = common | {"num_updates": plan.updates, "on_stage": progress.enter}
         self.update = UPDATES[config.loss.objective](config, mesh, self.pipeline, self.policy, **options)
-        self.checkpoints = _checkpoint_writer(config.record, mesh, owner, timeout=config.distributed.collective_timeout)
-        self.state = RunState(
-            config, self.policy, self.update, self.checkpoints, progress, num_rollouts=plan.rollouts, contents=hashes
+        self.checkpoints = CheckpointWriter(
+            Path(config.record.output_dir),
+            mesh,
+            keep=config.record.save_total_limit,
+            keep_every=config.record.keep_every,
+            is_asynchronous=config.record.save_asynchronously,
+            timeout=config.distributed.collective_timeout,
+            owner=owner,
+            run=run_id,
         )
-
-
-def _checkpoint_writer(settings: RecordSettings, mesh: Mesh, owner: Ownership, *, timeout: float) -> CheckpointWriter:
-    options = {"keep": settings.save_total_limit, "keep_every": settings.keep_every}
-    options |= {"is_asynchronous": settings.save_asynchronously, "timeout": timeout, "owner": owner}
-    return CheckpointWriter(Path(settings.output_dir), mesh, **options)
+        self.state = RunState(
+            recorded, self.policy, self.update, self.checkpoints, progress, num_rollouts=plan.rollouts, contents=hashes
+        )

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from hyvideo.config.command_line import read_settings
 from hyvideo.config.settings import FIELDS
-from hyvideo.distributed.checkpoint import FOLDER, TENSORS, check_shapes, load_tensors, read_state
+from hyvideo.data.run_folder import CHECKPOINTS
+from hyvideo.distributed.checkpoint import TENSORS, check_shapes, load_tensors, read_state
 from hyvideo.distributed.checkpoint_reader import read_shapes
 from hyvideo.models import loading
 from hyvideo.models.family import component_of
@@ -55,7 +56,7 @@ def settings_of_run(folder: Path) -> tuple[dict, Path | None]:
     if (saved := _settings(folder)) is None:
         return {}, None
     checkpoints = folder.resolve().parent
-    if checkpoints.name == FOLDER and (file := checkpoints.parent / "config.yaml").is_file():
+    if checkpoints.name == CHECKPOINTS and (file := checkpoints.parent / "config.yaml").is_file():
         return read_settings(file), file
     return {name: value for name, value in saved.items() if name in FIELDS}, folder / "state.json"
 
@@ -63,7 +64,7 @@ def settings_of_run(folder: Path) -> tuple[dict, Path | None]:
 def _settings(folder: Path) -> dict | None:
     if not os.path.isfile(folder / "state.json"):  # Path.is_file raises OSError if the name is too long
         return None
-    return read_state(folder, {"settings": dict})["settings"]
+    return read_state(folder, {"settings": {}})["settings"]
 
 
 def is_lora(folder: Path) -> bool:

@@ -6,8 +6,10 @@ Each metric is computed from pixels, as a fraction of the full range, on a subse
 
 import math
 import statistics
+import sys
 from collections import ChainMap
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import combinations
 from types import SimpleNamespace
 
@@ -15,11 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hyvideo.data.outside import describe_error
 from hyvideo.distributed.collectives import all_objects, merge_rows
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation.reward_hacking.rule import NUM_PARTS, SET_MEASURES, Dispersion
 from hyvideo.models.reward_models.async_scorer import AsyncScorer
-from hyvideo.models.reward_models.rewards import Reward
+from hyvideo.models.reward_models.rewards import Reward, Scores, SetMeasure
 from hyvideo.records.run_files import evenly_spaced
 
 NUM_PAIRS = 16  # of neighboring frames measured
@@ -80,7 +83,9 @@ def measure_all(
 ) -> tuple[dict[str, float], dict[str, Dispersion]]:
     """Return mean and spread of each held-out metric of single videos, over the videos of all ranks."""
     decoded = {row: video for row, video in videos.items() if video is not None}
-    scores = scorer.held_out_each(list(decoded.values()), [prompts[row] for row in decoded])
+    scores: list[Scores] = [{} for _ in decoded]
+    with _missing_if_it_fails("held_out_each"):
+        scores = scorer.held_out_each(list(decoded.values()), [prompts[row] for row in decoded])
     local = {}
     for (row, video), video_scores in zip(decoded.items(), scores):
         measured = {f"held_out/{name}": value for name, value in vars(measure_video(video)).items()}
@@ -105,7 +110,9 @@ def measure_sets(
     `measure_all`.
     """
     decoded = {row: video for row, video in videos.items() if video is not None}
-    local = scorer.held_out(list(decoded.values()), [prompts[row] for row in decoded])
+    local: dict[str, SetMeasure] = {}
+    with _missing_if_it_fails("held_out"):
+        local = scorer.held_out(list(decoded.values()), [prompts[row] for row in decoded])
     # Includes metrics that only other ranks have measured.
     widths = dict(ChainMap(*all_objects({name: metric.rows.shape[1] for name, metric in local.items()}, mesh)))
     means, spreads = {}, {}
@@ -113,14 +120,31 @@ def measure_sets(
         rows = dict(zip(decoded, local[name].rows.tolist())) if name in local else {}
         table = merge_rows(rows, len(prompts), widths[name], mesh)
         table = table[table.isfinite().all(1)]
-        measured = _value_and_error(local[name].of_set, table, name in SET_MEASURES) if name in local else None
+        measured = None
+        if name in local:
+            with _missing_if_it_fails(f"of_set of {name}"):
+                measured = _value_and_error(local[name].of_set, table, name in SET_MEASURES)
         # A rank without videos has no function; all others compute the same result.
-        value, error = next(filter(None, all_objects(measured, mesh)))
+        value, error = next(filter(None, all_objects(measured, mesh)), (math.nan, math.nan))
         if math.isfinite(value):
             means[name] = value
         if math.isfinite(error):
             spreads[name] = Dispersion(error * math.sqrt(len(table) - 1), len(table))
     return means, spreads
+
+
+@contextmanager
+def _missing_if_it_fails(method: str) -> Iterator[None]:
+    """Context in which a scorer's error makes its held-out metrics missing and does not end the run, as for `score`."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        reason = describe_error(error)
+        print(
+            f"\nwarning: {method} of a scorer failed ({reason}); its held-out metrics are missing in this validation",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _value_and_error(of_set: Callable[[Tensor], float], rows: Tensor, with_error: bool) -> tuple[float, float]:

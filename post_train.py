@@ -28,11 +28,10 @@ from hyvideo.evaluation.reward_hacking.rule import RewardHacking, check_output_d
 def main() -> int:
     processes.use_expandable_segments()
     try:
-        processes.check_environment()
-    except ValueError as error:
+        command = parse()
+    except ValueError as error:  # the environment; other mistakes exit
         print(f"post_train.py: {error}", file=sys.stderr)
         return 2
-    command = parse()
     sys.excepthook = lambda *error: (processes.wait_for_rank_0(), sys.__excepthook__(*error), processes.end_soon(1))
     with ExitStack() as at_end:
         try:
@@ -50,6 +49,7 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
             return 0
         check(config, processes.world_size())
         check_output_dir(config.record)
+        processes.check_environment()
         trainer = build(config, at_end)
     except ValueError as error:  # user errors; later errors keep their traceback
         processes.wait_for_rank_0()

@@ -104,10 +104,10 @@ class Trainer(RunParts):
 
     def _choose_checkpoint(self, resume_from: str) -> None:
         """Choose the checkpoint to resume from, and the identity of the run. Collective; changes no file."""
-        self._damaged: list[Path] = []
+        self._corrupted: list[Path] = []
         self._checkpoint: Path | None = None
         if resume_from:
-            self._checkpoint = checkpoint.find_intact(self.output_dir, resume_from, self.mesh, self._damaged)
+            self._checkpoint = checkpoint.find_intact(self.output_dir, resume_from, self.mesh, self._corrupted)
         run = ""
         with raise_on_all_ranks(self.mesh, errors=(ValueError, OSError)):
             if self.mesh.is_main:
@@ -283,7 +283,7 @@ class Trainer(RunParts):
             resume_iteration=self.iteration - bool(self.state.unvalidated) if self.resumed else without_checkpoint,
         )
         if record.resume_from_checkpoint:
-            remove_after(self.output_dir, self.iteration, self.run_id, self._damaged)
+            remove_after(self.output_dir, self.iteration, self.run_id, self._corrupted)
         write_config(self.output_dir, self.recorded.flat(), self.device, self.mesh.world_size)
         return writer
 

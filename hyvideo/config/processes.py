@@ -92,7 +92,7 @@ def _exit_stopped(number: int, _frame) -> None:
 
 
 def write_to_stderr(text: str) -> None:
-    """Write to stderr from a signal handler; without a reader, such as a closed terminal, do nothing."""
+    """Write to stderr from a signal handler; without a reader, such as a closed terminal, write nothing."""
     with suppress(OSError):
         os.write(2, text.encode())
 

@@ -137,7 +137,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def read_regular(path: Path, max_bytes: int = 2**28) -> str:
-    """Return the text of a regular file in UTF-8. Raises OSError for anything else: a pipe would make a program wait."""
+    """Return the text of a regular file in UTF-8. Raises OSError for anything else; a pipe would never end."""
     if problem := file_problem(path, max_bytes):
         if not os.path.lexists(path):
             raise FileNotFoundError(errno.ENOENT, "it does not exist", str(path))

@@ -67,7 +67,10 @@ def read_record(output_dir: Path) -> RunRecord | None:
     if not os.path.lexists(path):
         return None
     try:
-        return RunRecord(**_read(path))
+        record = RunRecord(**_read(path))
+        if not (isinstance(record.run, str) and isinstance(record.has_saved, bool)):
+            raise ValueError("its values have the wrong types")
+        return record
     except (OSError, ValueError, TypeError) as error:
         raise ValueError(
             f"{quote(path)} must be the record of the run in this folder, got: {error}; delete it if all other files "
@@ -83,7 +86,7 @@ def write_record(output_dir: Path, record: RunRecord) -> None:
 
 
 def record_saved(output_dir: Path) -> None:
-    """Record that the run has written a checkpoint; without a record of the run, do nothing."""
+    """Record that the run has written a checkpoint; without a record of the run, write nothing."""
     record = read_record(output_dir)
     if record and not record.has_saved:
         write_record(output_dir, RunRecord(record.run, has_saved=True))
@@ -160,8 +163,8 @@ def numbered(output_dir: Path, parent: str) -> Iterator[tuple[int, Path]]:
 # --- removing and setting aside -------------------------------------------------------------------------------------
 
 
-def remove_after(output_dir: Path, iteration: int, run: str, damaged: Collection[Path] = ()) -> None:
-    """Remove partial files of the run and its results after ``iteration``; ``damaged`` checkpoints are set aside."""
+def remove_after(output_dir: Path, iteration: int, run: str, corrupted: Collection[Path] = ()) -> None:
+    """Remove partial files of the run and its results after ``iteration``; ``corrupted`` checkpoints are set aside."""
     for parent in NUMBERED:
         for hidden in (output_dir / parent).glob(".*"):
             if _HIDDEN.fullmatch(hidden.name) and not hidden.is_symlink() and not other_contents(hidden):
@@ -174,15 +177,15 @@ def remove_after(output_dir: Path, iteration: int, run: str, damaged: Collection
                 delete(partial, Path.unlink)
     for parent in NUMBERED:
         for number, path in numbered(output_dir, parent):
-            if path in damaged:
-                delete(path, _keep_damaged)
+            if path in corrupted:
+                delete(path, _keep_corrupted)
             elif number > iteration and is_marked(path, run):
                 delete(path, remove)
 
 
-def _keep_damaged(folder: Path) -> None:
-    kept = set_aside(folder, "damaged")
-    print(f"damaged checkpoint {folder} is kept as {kept.name}; delete it manually", file=sys.stderr, flush=True)
+def _keep_corrupted(folder: Path) -> None:
+    kept = set_aside(folder, "-damaged")
+    print(f"corrupted checkpoint {folder} is kept as {kept.name}; delete it manually", file=sys.stderr, flush=True)
 
 
 def delete(path: Path, function: Callable[[Path], object]) -> None:
@@ -214,21 +217,21 @@ def discard(folder: Path) -> None:
         folder.unlink()
         return
     if others := other_contents(folder):
-        kept = set_aside(folder, "kept")
+        kept = set_aside(folder, "-kept")
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
         raise OSError(errno.ENOTEMPTY, f"it has files that no run writes, {others[0]}{more}; kept as {kept.name}")
     shutil.rmtree(folder)
 
 
 def set_aside(folder: Path, suffix: str) -> Path:
-    """Rename a numbered or hidden folder to NUMBER-suffix, or NUMBER-suffix-2 etc., and return the new path."""
+    """Rename a numbered or hidden folder to NUMBER + ``suffix``, then with -2 etc.,, and return the new path."""
     hidden = _HIDDEN.fullmatch(folder.name)
     name = hidden[1] if hidden else folder.name
-    target = folder.with_name(f"{name}-{suffix}")
+    target = folder.with_name(f"{name}{suffix}")
     count = 1
     while os.path.lexists(target):
         count += 1
-        target = folder.with_name(f"{name}-{suffix}-{count}")
+        target = folder.with_name(f"{name}{suffix}-{count}")
     os.rename(folder, target)
     sync(folder.parent)
     return target

@@ -176,7 +176,7 @@ def _corrupted(folder: Path, problem: str) -> ValueError:
 
 
 def candidates(output_dir: Path) -> list[Path]:
-    """Return the checkpoints, also damaged ones: the one that ``latest`` names, then the others, newest first."""
+    """Return the checkpoints, also corrupted ones: the one that ``latest`` names, then the others, newest first."""
     found = [path for _, path in numbered(output_dir, CHECKPOINTS) if _is_checkpoint(path)]
     newest_first = found[::-1]
     pointer = output_dir / CHECKPOINTS / LATEST

@@ -152,7 +152,7 @@ class CheckpointWriter:
         if run_folder.is_marked(target, self.run):
             replaced = [run_folder.hide(target, "replaced")]
         elif os.path.lexists(target):
-            kept = run_folder.set_aside(target, "kept")
+            kept = run_folder.set_aside(target, "-kept")
             print(f"\n{target} is not a checkpoint of this run; it is kept as {kept.name}", file=sys.stderr, flush=True)
         os.rename(partial, target)
         sync(target.parent)

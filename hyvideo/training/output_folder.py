@@ -37,7 +37,7 @@ def identity(output_dir: Path, *, resume_from: str, resumed: Path | None, last_i
         is_pointer = name == f"{CHECKPOINTS}/{LATEST}" and _is_in(output_dir, resumed)
         if os.path.lexists(output_dir / name) and not is_pointer:
             in_the_way.append(name)
-    # The writer sets aside a checkpoint with a number that it needs, which may be a damaged one of this run.
+    # The writer sets aside a checkpoint with a number that it needs, which may be a corrupted one of this run.
     parents = NUMBERED if resumed is None and not record else (SAMPLES, ROLLOUTS)
     first = read_state(resumed, {"iteration": int})["iteration"] + 1 if resumed else 0
     for parent in parents:
@@ -96,7 +96,7 @@ def _check_nothing_is_lost(output_dir: Path, record: RunRecord | None) -> None:
         found.append(f"{METRICS} up to iteration {lines[-1][0]}")
     for parent in NUMBERED:
         for _, path in run_folder.numbered(output_dir, parent):
-            if parent == CHECKPOINTS or _can_be_adopted(path):
+            if parent == CHECKPOINTS or run_folder.mark_of(path) or _can_be_adopted(path):
                 found.append(f"{parent}/{path.name}")
     if found:
         raise ValueError(

@@ -8,6 +8,7 @@ import torch
 from hyvideo.config.memory.disk import check_room
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.run_plan import make_plan
+from hyvideo.config.sections import RecordSettings
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import read_requests
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
@@ -96,16 +97,28 @@ class RunParts:
         self.recorder = RolloutRecorder(config.record, config.data, mesh, **sizes, run_id=run_id)
         options = common | {"num_updates": plan.updates, "on_stage": progress.enter}
         self.update = UPDATES[config.loss.objective](config, mesh, self.pipeline, self.policy, **options)
-        self.checkpoints = CheckpointWriter(
-            Path(config.record.output_dir),
+        self.checkpoints = _checkpoint_writer(
+            config.record,
             mesh,
-            keep=config.record.save_total_limit,
-            keep_every=config.record.keep_every,
-            is_asynchronous=config.record.save_asynchronously,
+            owner,
+            run_id,
             timeout=config.distributed.collective_timeout,
-            owner=owner,
-            run=run_id,
         )
         self.state = RunState(
             recorded, self.policy, self.update, self.checkpoints, progress, num_rollouts=plan.rollouts, contents=hashes
         )
+
+
+def _checkpoint_writer(
+    settings: RecordSettings, mesh: Mesh, owner: Ownership, run_id: str, *, timeout: float
+) -> CheckpointWriter:
+    return CheckpointWriter(
+        Path(settings.output_dir),
+        mesh,
+        keep=settings.save_total_limit,
+        keep_every=settings.keep_every,
+        is_asynchronous=settings.save_asynchronously,
+        timeout=timeout,
+        owner=owner,
+        run=run_id,
+    )

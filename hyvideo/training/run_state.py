@@ -85,22 +85,24 @@ class RunState:
 
     def _counters(self) -> dict:
         """Return the small values of the state that training changes."""
-        anchor = self.policy.anchor
         return {
-            "iteration": self.progress.iteration,  # last finished iteration
-            "update": self.update.update_count,  # optimizer updates so far
-            "anchor_age": anchor.age if anchor else 0,  # updates since the anchor was refreshed
-            "kl_coefficient": self.update.kl_coefficient.state_dict(),  # value, number of updates, recent KL values
-            "health": self.update.nonfinite.state_dict(),  # recent gradient norms and skipped updates
+            "iteration": self.progress.iteration,
+            "update": self.update.update_count,
+            "anchor_age": self.policy.anchor.age if self.policy.anchor else 0,
+            "kl_coefficient": self.update.kl_coefficient.state_dict(),
+            "health": self.update.nonfinite.state_dict(),
         }
 
-    def save(self) -> Path:
-        """Start writing a checkpoint and return its folder. All ranks must call this."""
-        return self._save(self._counters())
-
-    def _save(self, counters: dict) -> Path:
+    def save(self, counters: dict | None = None) -> Path:
+        """Start writing a checkpoint and return its folder; ``counters`` replace the current ones. Collective."""
         self.progress.enter("save", "a checkpoint")
-        state = counters | {
+        counters = counters or self._counters()
+        state = {
+            "iteration": counters["iteration"],  # last finished iteration
+            "update": counters["update"],  # optimizer updates so far
+            "anchor_age": counters["anchor_age"],  # updates since the anchor was refreshed
+            "kl_coefficient": counters["kl_coefficient"],  # value, number of updates, recent KL values
+            "health": counters["health"],  # recent gradient norms and skipped updates
             "unvalidated": self.unvalidated,  # metrics of the iteration, if its validation is not finished
             "rollouts": self.num_rollouts,  # per iteration, over all replicas
             "settings": self.config.flat(),  # all settings by name
@@ -131,7 +133,7 @@ class RunState:
         if self.progress.iteration > self.saved_iteration or self.checkpoints.last_failed:
             if has_changed:
                 return None
-            self._save(self._finished)
+            self.save(self._finished)
         self.checkpoints.wait()
         return self.progress.iteration
 

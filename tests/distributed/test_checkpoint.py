@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import io
+import json
 import os
 import pickle
 import re
@@ -464,6 +465,11 @@ def flip(path):
     path.write_bytes(content)
 
 
+def replace_by_pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
 @pytest.mark.parametrize(
     "corrupt, message",
     [
@@ -472,6 +478,12 @@ def flip(path):
         (lambda folder: (folder / "tensors" / ".metadata").unlink(), "tensors/.metadata is missing"),
         (lambda folder: (folder / "manifest.json").unlink(), "manifest.json is missing"),
         (lambda folder: (folder / "manifest.json").write_text("[1]"), "manifest.json is invalid"),
+        (
+            lambda folder: (folder / "manifest.json").write_text("{}"),
+            "manifest.json does not list state.json, tensors/.metadata",
+        ),
+        (lambda folder: (folder / "state.json").unlink(), "state.json is missing"),
+        (lambda folder: replace_by_pipe(folder / "state.json"), "state.json is not a regular file"),
         (lambda folder: (folder / "state.json").write_bytes(b""), "state.json has 0 bytes, expected"),
     ],
 )
@@ -483,7 +495,7 @@ def test_a_corrupted_checkpoint_is_reported_and_skipped(tmp_path, capsys, corrup
     assert checkpoint.find_intact(tmp_path, "latest", ALONE).name == "000002"
     stderr = capsys.readouterr().err
     assert re.search(f"skipping corrupted checkpoint .*000004: {message}", stderr)
-    with pytest.raises(ValueError, match="000004 is corrupted"):
+    with pytest.raises(ValueError, match="000004 is corrupted|must be `latest`, `auto` or a checkpoint folder"):
         checkpoint.find_intact(tmp_path, str(newest), ALONE)
     corrupt(tmp_path / "checkpoints" / "000002")
     with pytest.raises(ValueError, match="all checkpoints in .* are corrupted"):
@@ -648,3 +660,48 @@ def test_a_process_ends_despite_a_hanging_scorer_but_completes_its_checkpoint(tm
     command = [sys.executable, "-c", ENDS_WITH_AN_ERROR, str(tmp_path / "written")]
     assert subprocess.run(command, timeout=20).returncode == 1
     assert (tmp_path / "written").exists()
+
+
+VALID_STATE = {
+    "iteration": 3,
+    "update": 3,
+    "anchor_age": 0,
+    "kl_coefficient": {"value": 0.1, "num_updates": 3, "recent": [0.1, 1]},
+    "health": {"bad_in_a_row": 0, "norms": []},
+    "settings": {},
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"iteration": -5},
+        {"iteration": "3"},
+        {"update": None},
+        {"kl_coefficient": {}},
+        {"kl_coefficient": {"value": "x", "num_updates": 3, "recent": []}},
+        {"kl_coefficient": {"value": 0.1, "num_updates": 3, "recent": ["x"]}},
+        {"health": {}},
+        {"health": []},
+        {"settings": []},
+        {"unvalidated": [1]},
+        {"unvalidated": {"reward": {}}},
+        {"contents": 5},
+        {"contents": {"prompts_csv": 5}},
+        {"rollouts": "many"},
+    ],
+)
+def test_a_state_with_wrong_values_raises_value_error(tmp_path, changes):
+    from hyvideo.training.run_state import OPTIONAL_STATE, STATE
+
+    def read(state):
+        (tmp_path / "state.json").write_text(json.dumps(state))
+        return checkpoint.read_state(tmp_path, STATE, OPTIONAL_STATE)
+
+    optional = {"unvalidated": {"reward": 1.0, "by_step": [1, None]}, "contents": {"prompts_csv": "a"}, "rollouts": 8}
+    assert read(VALID_STATE) == VALID_STATE and read(VALID_STATE | optional)
+    (name,) = changes
+    with pytest.raises(ValueError, match=f"state.json has the wrong values {name}"):
+        read(VALID_STATE | changes)
+    with pytest.raises(ValueError, match="state.json has no update"):
+        read({name: value for name, value in VALID_STATE.items() if name != "update"})

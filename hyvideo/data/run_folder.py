@@ -224,7 +224,7 @@ def discard(folder: Path) -> None:
 
 
 def set_aside(folder: Path, suffix: str) -> Path:
-    """Rename a numbered or hidden folder to NUMBER + ``suffix``, then with -2 etc.,, and return the new path."""
+    """Rename a numbered or hidden folder to NUMBER + ``suffix``, or with -2 etc. added, and return the new path."""
     hidden = _HIDDEN.fullmatch(folder.name)
     name = hidden[1] if hidden else folder.name
     target = folder.with_name(f"{name}{suffix}")

@@ -1,4 +1,4 @@
-"""Nothing is lost: a run keeps files that are not its own, damaged checkpoints, and its work after any error."""
+"""Nothing is lost: a run keeps files that are not its own, corrupted checkpoints, and its work after any error."""
 
 import json
 import math
@@ -77,7 +77,7 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-# --- damaged and absent checkpoints -----------------------------------------------------------------------------------
+# --- corrupted and absent checkpoints ---------------------------------------------------------------------------------
 
 
 def damage(folder, how):
@@ -113,8 +113,8 @@ def test_a_run_resumes_from_an_older_checkpoint_and_keeps_the_damaged_one(resume
     assert trainer.iteration == 2
     trainer.train()
     assert names(folder / "checkpoints") == ["000002", "000003-damaged", "000004", "latest"]
-    damaged = folder / "checkpoints" / "000003-damaged"
-    assert {path.name: path.read_bytes() for path in damaged.rglob("*.distcp")} == kept
+    kept_folder = folder / "checkpoints" / "000003-damaged"
+    assert {path.name: path.read_bytes() for path in kept_folder.rglob("*.distcp")} == kept
     assert "is kept as 000003-damaged" in capsys.readouterr().err
 
 

@@ -177,8 +177,8 @@ def config_of(options: argparse.Namespace, has_images: bool):
     from hyvideo.evaluation.generation import sampling_config
     from hyvideo.training.saved_policy import settings_of_run
 
-    file_settings = read_settings(options.config) if options.config else {}
-    if options.checkpoint_path and not options.config:
+    file_settings = {} if options.config is None else read_settings(options.config)
+    if options.checkpoint_path and options.config is None:
         file_settings, options.config = settings_of_run(options.checkpoint_path)
         if options.config and processes.rank() == 0:
             print(f"using the settings of the checkpoint's run: {options.config}", file=sys.stderr)

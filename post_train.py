@@ -27,7 +27,11 @@ from hyvideo.evaluation.reward_hacking.rule import RewardHacking, check_output_d
 
 def main() -> int:
     processes.use_expandable_segments()
-    command = parse()
+    try:
+        command = parse()
+    except ValueError as error:  # the environment; other mistakes exit
+        print(f"post_train.py: {error}", file=sys.stderr)
+        return 2
     sys.excepthook = lambda *error: (processes.wait_for_rank_0(), sys.__excepthook__(*error), processes.end_soon(1))
     with ExitStack() as at_end:
         try:
@@ -48,6 +52,7 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
             return 0
         check(config, processes.world_size())
         check_output_dir(config.record)
+        processes.check_environment()
         trainer = build(config, at_end)
     except ValueError as error:  # user errors; later errors keep their traceback
         processes.wait_for_rank_0()
@@ -131,7 +136,7 @@ def print_start(command: CommandLine, trainer) -> None:
     for sentence in trainer.state.changed_settings:
         print(f"changed settings       {sentence}")
     begin = f"resuming from iteration {trainer.iteration}" if trainer.resumed else "new run"
-    print(f"output                 {trainer.output_dir}, {begin}", flush=True)
+    print(f"output                 {config.record.output_dir}, {begin}", flush=True)
 
 
 def build(config: Config, at_end: ExitStack):
@@ -161,5 +166,6 @@ def build(config: Config, at_end: ExitStack):
 
 
 if __name__ == "__main__":
+    processes.continue_without_output()
     processes.exit_on_signals()
     sys.exit(processes.end_soon(main()))

@@ -12,6 +12,7 @@
 8. Anchor refresh every ``update_ref_model_step`` updates (SAGE)    training/anchor.py
 """
 
+import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
@@ -21,17 +22,22 @@ import torch
 
 from hyvideo.config.memory.hardware import gpu_rates
 from hyvideo.config.settings import Config
+from hyvideo.data.outside import describe_error
+from hyvideo.data.run_folder import remove_after
 from hyvideo.distributed import checkpoint
-from hyvideo.distributed.collectives import raise_on_all_ranks
+from hyvideo.distributed.collectives import from_main, raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.ownership import NotOwner, Ownership
+from hyvideo.distributed.rank_agreement import have_all_failed
 from hyvideo.evaluation.report.page import REPORT_FILE, write_report
+from hyvideo.evaluation.reward_hacking.rule import RewardHacking
 from hyvideo.evaluation.validation import Validation
 from hyvideo.models.reward_models.rewards import Reward, Scorer
 from hyvideo.records.metrics import MetricsWriter
 from hyvideo.records.progress_bar import ProgressBar
 from hyvideo.records.run_files import warn_if_unwritable, write_config
 from hyvideo.records.stage_timer import StageTimer, peak_memory_gib, write_timeline
+from hyvideo.training import output_folder
 from hyvideo.training.machine import resolve_auto
 from hyvideo.training.on_policy_check import OffPolicyError
 from hyvideo.training.preemption import Stopped
@@ -57,8 +63,10 @@ class Trainer(RunParts):
         scorers: dict[str, Scorer] | None = None,  # by name; default: created from the settings
         on_stage: Callable[[str, int], None] = lambda stage, iteration: None,  # called at the start of a stage
     ):
-        config = resolve_auto(config, mesh, device)
-        self.config, self.mesh, self.device = config, mesh, device
+        self.recorded = resolve_auto(config, mesh, device)  # with the paths as given
+        self.config = config = self.recorded.with_absolute_paths()
+        self.mesh = mesh
+        self.device = device
         self.output_dir = Path(config.record.output_dir)
         self.bar = ProgressBar(config.optimizer.max_steps, is_shown=mesh.is_main)
         self.progress = Progress(on_stage, self.bar.stage)
@@ -66,20 +74,50 @@ class Trainer(RunParts):
         self.owner = Ownership(self.output_dir, mesh)
         with ExitStack() as on_error:
             on_error.enter_context(self.owner)  # first, so that no other process can write a newer checkpoint
-            super().__init__(config, mesh, device, self.progress, self.owner, scorers)
+            self._choose_checkpoint(config.record.resume_from_checkpoint)
+            super().__init__(
+                config,
+                mesh,
+                device,
+                self.progress,
+                self.owner,
+                self.run_id,
+                self.recorded,
+                scorers,
+            )
             self._start_timer()  # for the validation of the base model
-            self._resume(config.record.resume_from_checkpoint)
+            self.validation = None
+            if config.data.valid_video_csv:
+                self.validation = Validation(
+                    config,
+                    mesh,
+                    self.pipeline,
+                    self.encoder,
+                    self.scorer,
+                    self.progress.enter,
+                    self.signals.all_ready,
+                    trained_on=self.collector.requests,
+                    run_id=self.run_id,
+                )
+            self.resumed = self.state.resume(self._checkpoint)
             on_error.pop_all()
 
-    def _resume(self, resume_from: str) -> None:
-        self.validation = None
-        if self.config.data.valid_video_csv:
-            callbacks = self.progress.enter, self.signals.all_ready
-            parts = self.config, self.mesh, self.pipeline, self.encoder, self.scorer, *callbacks
-            self.validation = Validation(*parts, trained_on=self.collector.requests)
+    def _choose_checkpoint(self, resume_from: str) -> None:
+        """Choose the checkpoint to resume from, and the identity of the run. Collective; changes no file."""
         self._corrupted: list[Path] = []
-        search = self.output_dir, resume_from, self.mesh, self._corrupted
-        self.resumed = self.state.resume(checkpoint.find_intact(*search) if resume_from else None)
+        self._checkpoint: Path | None = None
+        if resume_from:
+            self._checkpoint = checkpoint.find_intact(self.output_dir, resume_from, self.mesh, self._corrupted)
+        run = ""
+        with raise_on_all_ranks(self.mesh, errors=(ValueError, OSError)):
+            if self.mesh.is_main:
+                run = output_folder.identity(
+                    self.output_dir,
+                    resume_from=resume_from,
+                    resumed=self._checkpoint,
+                    last_iteration=self.config.optimizer.max_steps,
+                )
+        self.run_id = from_main(run, self.mesh)
 
     @property
     def iteration(self) -> int:
@@ -93,8 +131,8 @@ class Trainer(RunParts):
     def train(self) -> None:
         """Train until iteration ``max_steps`` and write all results to ``output_dir``.
 
-        A run that ends early saves its last finished iteration. Raises Stopped after a signal, RewardHacking, NotOwner,
-        TooManyMissingRewards and OffPolicyError.
+        A run that ends early saves its last finished iteration, after any error. Raises Stopped after a signal,
+        RewardHacking, NotOwner, TooManyMissingRewards, OffPolicyError, and any error of a part of the run.
         """
         with self.owner, self.bar.begin(self.iteration):  # checks the ownership again before the first write
             self._train()
@@ -107,41 +145,67 @@ class Trainer(RunParts):
         with raise_on_all_ranks(self.mesh, errors=(NotOwner, ValueError)):
             writer = self._open_records() if self.mesh.is_main else None
         with self.signals, writer or nullcontext():
-            if self.validation and self.iteration == 0 and self.config.record.validate_at_step0:
-                self.validate()
-                self._report()
-            while self.iteration < max_steps or self.state.unvalidated:
-                try:
-                    if not self.state.unvalidated:
-                        self.iteration += 1
-                        self.state.unvalidated = self.run_iteration(writer)
-                    self.owner.check()
-                    self.checkpoints.check()
-                    metrics = self.state.unvalidated | {"time/since_start": time.perf_counter() - started}
-                    if self._is_due(self.config.record.validation_interval) and self.validation:
-                        metrics = metrics | self.validate()
-                except (Stopped, TooManyMissingRewards, OffPolicyError):
-                    self.scorer.close(wait=False)
-                    self.state.save_last_finished()
-                    raise
-                if writer:
-                    if self.iteration == 1 and self.validation and (base := self.validation.measures(0)):
-                        writer.log({f"validation/{name}": value for name, value in base.items()}, 0)
-                    writer.log(metrics, self.iteration)
-                    self.bar.update(metrics)
-                if self._is_due(self.config.record.validation_interval):
+            try:
+                if self.validation and self.iteration == 0 and self.config.record.validate_at_step0:
+                    self.validate()
                     self._report()
-                self.state.unvalidated = {}
-                if self.validation and self.validation.monitor.ends_run:  # the same on all ranks
-                    saved = self.state.save()
-                    self.checkpoints.wait()
-                    self.validation.monitor.end(saved)
-                if self._is_due(self.config.record.save_interval) or self.state.is_save_due():
-                    with self.timer("save"):
-                        self.state.save()
-                self._write_timeline()
+                while self.iteration < max_steps or self.state.unvalidated:
+                    self._train_iteration(writer, started)
+            except (NotOwner, RewardHacking):  # the first must not write, the second has saved
+                raise
+            except BaseException as error:  # also sys.exit in code of a scorer
+                self._save_after(error)
+                raise
             self.checkpoints.wait()
             self._write_timeline()  # with the end of the last checkpoint
+
+    def _train_iteration(self, writer: MetricsWriter | None, started: float) -> None:
+        """Run the next iteration, or only the validation of the resumed one if that is missing, and record it."""
+        if not self.state.unvalidated:
+            self.iteration += 1
+            self.state.mark_finished(self.run_iteration(writer))
+        self.owner.check()
+        self.checkpoints.check()
+        metrics = self.state.unvalidated | {"time/since_start": time.perf_counter() - started}
+        if self._is_due(self.config.record.validation_interval) and self.validation:
+            metrics = metrics | self.validate()
+        if writer:
+            if self.iteration == 1 and self.validation and (base := self.validation.measures(0)):
+                writer.log({f"validation/{name}": value for name, value in base.items()}, 0)
+            writer.log(metrics, self.iteration)
+            self.bar.update(metrics)
+        if self._is_due(self.config.record.validation_interval):
+            self._report()
+        self.state.unvalidated = {}
+        if self.validation and self.validation.monitor.ends_run:  # the same on all ranks
+            saved = self.state.save()
+            self.checkpoints.wait()
+            self.validation.monitor.end(saved)
+        if self._is_due(self.config.record.save_interval) or self.state.is_save_due():
+            with self.timer("save"):
+                self.state.save()
+        self._write_timeline()
+
+    def _save_after(self, error: BaseException) -> None:
+        """Save the last finished iteration after an error, if all ranks have one; a failure to do so is reported."""
+        self.scorer.close(wait=False)
+        # These are raised on all ranks together. After another error, the other ranks may wait in a collective.
+        is_common = isinstance(error, (Stopped, TooManyMissingRewards, OffPolicyError))
+        if not is_common and not have_all_failed(error, self.mesh):
+            return
+        saved, problem = None, "an optimizer step of the next one has already changed the weights"
+        try:
+            saved = self.state.save_last_finished()
+        except Exception as second:  # the first error must be reported
+            problem = describe_error(second)
+        if self.mesh.is_main and saved is None:
+            print(f"\nthe last finished iteration cannot be saved: {problem}", file=sys.stderr, flush=True)
+        elif self.mesh.is_main and saved and not is_common and not self.checkpoints.last_failed:
+            print(
+                f"\niteration {saved} is saved, the last finished one; resume with --resume_from_checkpoint latest",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def run_iteration(self, writer: MetricsWriter | None = None) -> dict[str, float]:
         """Run one iteration (rollouts, rewards, advantages, updates) and return its metrics by name."""
@@ -208,18 +272,19 @@ class Trainer(RunParts):
     def _open_records(self) -> MetricsWriter:
         """Return the metrics writer, positioned at the resumed iteration, after writing config.yaml."""
         record = self.config.record
+        output_folder.begin(self.output_dir, self.run_id, resumed=self._checkpoint)
         # A previous run that ended before its first checkpoint starts over (-1).
         without_checkpoint = -1 if record.resume_from_checkpoint else None
         writer = MetricsWriter(
             self.output_dir,
             report_to=[name for name in record.report_to if name != "none"],
             run_name=self.output_dir.name,
-            config=self.config.flat(),
+            config=self.recorded.flat(),
             resume_iteration=self.iteration - bool(self.state.unvalidated) if self.resumed else without_checkpoint,
         )
         if record.resume_from_checkpoint:
-            checkpoint.remove_after(self.output_dir, self.iteration, self._corrupted)
-        write_config(self.output_dir, self.config.flat(), self.device, self.mesh.world_size)
+            remove_after(self.output_dir, self.iteration, self.run_id, self._corrupted)
+        write_config(self.output_dir, self.recorded.flat(), self.device, self.mesh.world_size)
         return writer
 
     def _is_due(self, interval: int) -> bool:

@@ -11,13 +11,18 @@ from pathlib import Path
 # Allows running the file by its path.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from hyvideo.data.outside import folder_problem, quote  # noqa: E402
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("root", nargs="?", type=Path, default=Path("ckpts"), help="checkpoint folder (ckpts)")
     root = parser.parse_args().root
-    if root.exists() and not root.is_dir():
-        parser.error(f"root must be the folder that contains transformer/, vae/ and text_encoder/, got the file {root}")
+    problem = folder_problem(root)
+    if problem and problem != "it does not exist":  # the report names what to download into a new folder
+        parser.error(
+            f"root must be the folder that contains transformer/, vae/ and text_encoder/, got {quote(root)}: {problem}"
+        )
 
     from hyvideo.models.download_check.report import lines, report  # imports torch, which --help does not need
 

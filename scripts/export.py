@@ -10,7 +10,7 @@
 import argparse
 from pathlib import Path
 
-from hyvideo.data.outside import Parser, exit_on_error
+from hyvideo.data.outside import Parser, exit_on_error, new_folder_problem, quote
 
 
 def main() -> None:
@@ -31,8 +31,8 @@ def main() -> None:
 
 def run(options: argparse.Namespace) -> None:
     only_lora = options.lora_path is not None and not options.merge
-    if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
-        raise ValueError(f"--output_dir must be a new or empty folder, got {options.out}")
+    if problem := new_folder_problem(options.out):
+        raise ValueError(f"--output_dir must be a new or empty folder, got {quote(options.out)}: {problem}")
     if only_lora and options.checkpoint_path:
         raise ValueError("--checkpoint_path needs --merge when --lora_path is given")
     if options.merge and options.lora_path is None:

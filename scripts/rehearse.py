@@ -17,7 +17,7 @@ import yaml
 from hyvideo.config.command_line import parse
 from hyvideo.config.rules import check, planned_world_size
 from hyvideo.config.settings import Config
-from hyvideo.data.outside import Parser, exit_on_error, make_folder
+from hyvideo.data.outside import Parser, exit_on_error, make_folder, new_folder_problem, quote
 from hyvideo.data.prompts import Request, read_requests, write_requests
 from hyvideo.evaluation.rehearsal.settings import Change, heads_of, processes_of, reduced, validation_requests
 from hyvideo.evaluation.rehearsal.stages import run_stage, stages_of
@@ -52,8 +52,10 @@ def rehearse(config: Config, world_size: int | None, folder: Path | None, words:
     world_size = world_size or planned_world_size(config, words)
     check(config, world_size, on_this_machine=False)
     folder = folder or Path("outputs") / "rehearsal" / Path(config.record.output_dir).name
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"--rehearsal_dir must be a new or empty folder, got {folder}; remove it or give another")
+    if problem := new_folder_problem(folder):
+        raise ValueError(
+            f"--rehearsal_dir must be a new or empty folder, got {quote(folder)}: {problem}; remove it or give another"
+        )
     requests = read_requests(*config.data.prompts_csv)
     validated = read_requests(*config.data.valid_video_csv)
     chosen = validation_requests(validated or requests)

@@ -11,11 +11,13 @@ import torch
 from hyvideo.config.memory.cost import forwards_per_rollout
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.run_plan import make_plan
+from hyvideo.data.run_folder import claim
 from hyvideo.distributed import checkpoint
 from hyvideo.distributed.ownership import NotOwner
 from hyvideo.evaluation.run_summary import print_summary
 from hyvideo.models.sizes import read_architecture
 from hyvideo.trainer import Trainer
+from hyvideo.training.output_folder import begin
 from hyvideo.training.rollout_batch import RolloutBatch
 from tests.forked import ROOT
 from tests.records.test_metrics_page import undocumented
@@ -417,14 +419,18 @@ def test_a_resumed_run_equals_the_uninterrupted_run(tiny_config, mesh, tmp_path,
     assert all(torch.equal(a, b) for a, b in zip(weights(uninterrupted), weights(resumed)))
 
 
-def test_a_run_without_a_checkpoint_starts_over(tiny_config, mesh, tmp_path):
+def test_a_run_that_was_killed_before_its_first_checkpoint_starts_over(tiny_config, mesh, tmp_path):
+    """It has recorded that it never saved, so nothing of it can be resumed."""
     config = tiny_config.with_settings(max_steps=1, resume_from_checkpoint="latest")
-    (tmp_path / "run" / "rollouts" / "000002").mkdir(parents=True)
-    (tmp_path / "run" / "metrics.jsonl").write_text('{"iteration": 1}\n{"iteration": 2}\n')
-    Trainer(config, mesh, CPU).train()
-    assert not (tmp_path / "run" / "rollouts" / "000002").exists()
-    assert [line["iteration"] for line in lines(tmp_path / "run")] == [1]
-    assert "reward/mean" in lines(tmp_path / "run")[0]
+    out = tmp_path / "run"
+    killed = Trainer(config, mesh, CPU, scorers={"test": Redness()})
+    begin(out, killed.run_id, resumed=None)
+    claim(out / "rollouts" / "000002", killed.run_id)
+    (out / "metrics.jsonl").write_text('{"iteration": 1}\n{"iteration": 2}\n')
+    Trainer(config, mesh, CPU, scorers={"test": Redness()}).train()
+    assert not (out / "rollouts" / "000002").exists()
+    assert [line["iteration"] for line in lines(out)] == [1]
+    assert "reward/mean" in lines(out)[0]
 
 
 def test_resuming_from_an_older_checkpoint_removes_later_files(tiny_config, mesh, tmp_path):

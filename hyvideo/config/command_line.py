@@ -54,7 +54,7 @@ def parse(argv: list[str] | None = None, saved: Mapping[str, Any] | None = None)
             f"--world_size must be positive and needs --print_config, got {world_size}; torchrun sets it for a run"
         )
     try:
-        inherited = read_settings(path) if path else dict(saved or {})
+        inherited = dict(saved or {}) if path is None else read_settings(path)
     except ValueError as error:
         parser.error(f"--config {error}")
     try:
@@ -70,7 +70,7 @@ def parse(argv: list[str] | None = None, saved: Mapping[str, Any] | None = None)
             f"{config.rollout.eta:.4g}; remove --eta, or disable noise matching with --match_noise="
         )
     config = config.as_pilot() if pilot else config
-    if path and not Path(path).resolve().is_relative_to(ROOT / "configs"):
+    if path is not None and not Path(path).resolve().is_relative_to(ROOT / "configs"):
         flags = {name: name for name in inherited} | flags
     return CommandLine(config, print_config, pilot, world_size or processes.world_size(), flags)
 

@@ -32,7 +32,8 @@ def changed_settings(saved: Mapping[str, object], now: Mapping[str, object], *, 
     for name, value in now.items():
         decides, was = TRAITS[name].decides, before[name]
         # A matched eta may differ in its last bit between releases.
-        if decides == "start" or was == value or (name == "eta" and math.isclose(was, value, rel_tol=1e-12)):
+        is_rounded = name == "eta" and isinstance(was, int | float) and math.isclose(was, value, rel_tol=1e-12)
+        if decides == "start" or was == value or is_rounded:
             continue
         is_free = decides in ("machine", "records") or (decides == "layout" and same_rollouts)
         sentence = f"{name} is {value!r} and was {was!r}"

@@ -6,25 +6,51 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import TextIO
 
 STOPPED_CODE = 75  # EX_TEMPFAIL: stopped by a signal; the same command resumes the run
 CHECKPOINT_THREAD = "checkpoint"  # start of the names of the threads of `CheckpointWriter`
 _GRACE_S = 5.0  # for other threads, at the end of the process
+_FIX = "start the program with torchrun, which sets it, or unset it for a single process"
 
 
 def world_size() -> int:
-    """Return the number of processes started by torchrun, 1 without it. Needs no process group."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    """Return the number of processes started by torchrun, 1 without it. Needs no process group.
+
+    Raises ValueError, like `rank` and `local_rank`, if the variable is not such a number.
+    """
+    return _number("WORLD_SIZE", "1", at_least=1)
 
 
 def rank() -> int:
     """Return the rank of this process, 0 without torchrun. Needs no process group."""
-    return int(os.environ.get("RANK", "0"))
+    return _number("RANK", "0", at_least=0)
 
 
 def local_rank() -> int:
     """Return the rank of this process on its machine."""
-    return int(os.environ.get("LOCAL_RANK", "0"))
+    return _number("LOCAL_RANK", "0", at_least=0)
+
+
+def check_environment() -> None:
+    """Raise ValueError unless the variables that torchrun sets are complete and fit each other."""
+    size = world_size()
+    local_rank()
+    if size > 1:
+        if absent := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]:
+            raise ValueError(f"WORLD_SIZE {size} also needs {', '.join(absent)}, got none; {_FIX}")
+        _number("MASTER_PORT", "", at_least=1)
+    if rank() >= size:
+        raise ValueError(f"RANK must be below WORLD_SIZE {size}, got {rank()}; {_FIX}")
+
+
+def _number(name: str, default: str, *, at_least: int) -> int:
+    text = os.environ.get(name, default)
+    if not (text.isascii() and text.isdigit() and int(text) >= at_least):
+        raise ValueError(f"the environment variable {name} must be an integer from {at_least}, got {text!r}; {_FIX}")
+    return int(text)
 
 
 def use_expandable_segments() -> None:
@@ -39,8 +65,16 @@ def wait_for_rank_0() -> None:
 
 
 def stop_signals() -> set[signal.Signals]:
-    """Return the signals that stop a run. Under torchrun, SIGTERM ends it at once: another rank may have failed."""
-    return {signal.SIGUSR1, signal.SIGINT} | (set() if "TORCHELASTIC_RUN_ID" in os.environ else {signal.SIGTERM})
+    """Return the signals that stop a run. Under torchrun, SIGTERM ends it at once: another rank may have failed.
+
+    A closed terminal sends SIGHUP, which stays ignored if the program was started with nohup.
+    """
+    numbers = {signal.SIGUSR1, signal.SIGINT}
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        numbers.add(signal.SIGTERM)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.add(signal.SIGHUP)
+    return numbers
 
 
 def exit_on_signals() -> None:
@@ -53,8 +87,50 @@ def exit_on_signals() -> None:
 
 def _exit_stopped(number: int, _frame) -> None:
     name = signal.Signals(number).name
-    os.write(2, f"\nstopped by {name} outside of training; resume with --resume_from_checkpoint latest\n".encode())
+    write_to_stderr(f"\nstopped by {name} outside of training; resume with --resume_from_checkpoint latest\n")
     os._exit(STOPPED_CODE)
+
+
+def write_to_stderr(text: str) -> None:
+    """Write to stderr from a signal handler; without a reader, such as a closed terminal, write nothing."""
+    with suppress(OSError):
+        os.write(2, text.encode())
+
+
+class LossyStream:
+    """A text stream that drops what cannot be written: its pipe or terminal is closed, or its disk is full."""
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError:
+            return len(text)
+        except ValueError:
+            if not self._stream.closed:
+                raise
+            return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            if not self._stream.closed:
+                self._stream.flush()
+
+    def __getattr__(self, name: str):
+        return getattr(self._stream, name)
+
+
+def continue_without_output() -> None:
+    """Let the program run on if nobody can read its output any more."""
+    for name in ("stdout", "stderr"):
+        if (stream := getattr(sys, name)) is not None:
+            setattr(sys, name, LossyStream(stream))
 
 
 def end_soon(code: int) -> int:

@@ -75,6 +75,9 @@ def range_problems(values: Mapping[str, Any]) -> Problems:
     for name, value in values.items():
         if problem := TRAITS[name].range_problem(value):
             yield f"{name} {problem}, got {value}"
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and not _is_utf8(text):
+                yield f"{name} must be text in UTF-8, got {quote(text)}; rename the file or folder"
     if ".py:" not in values["sde_type"]:  # a custom sampler is loaded only where it is used
         yield from problem_of(lambda: sampler_of(values["sde_type"]))
     for name in ("sample_n_frames", "validation_num_frames"):
@@ -89,6 +92,15 @@ def range_problems(values: Mapping[str, Any]) -> Problems:
     version = values["transformer_version"]
     if "/" in version or "\\" in version or version in (".", ".."):
         yield f"transformer_version must be the name of a folder in transformer/, not a path, got {quote(version)}"
+
+
+def _is_utf8(text: str) -> bool:
+    """Return whether text can be written; the bytes of an argument that are not UTF-8 become lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def layout_problems(world_size: int, sp_size: int, dp_replicate: int = 1) -> Problems:

@@ -14,7 +14,9 @@ MAX_SIDE, MAX_FRAMES, MAX_STEPS = 16_384, 10_001, 1000  # beyond any model, so t
 class ModelSettings:
     """Model, precision and device."""
 
-    pretrained_model_root: str = machine("./ckpts", "Checkpoint folder, in the original or the diffusers layout.")
+    pretrained_model_root: str = machine(
+        "./ckpts", "Checkpoint folder, in the original or the diffusers layout.", is_path=True
+    )
     transformer_version: str = learning("480p_t2v", "Model version: a folder under <root>/transformer.", measured=True)
     dtype: Literal["bf16", "fp32"] = learning("bf16", "Compute precision of the transformer.", measured=True)
     master_weight_type: Literal["fp32", "bf16"] = learning("fp32", "Precision of trained weights and optimizer state.")
@@ -29,7 +31,9 @@ class ModelSettings:
     vae_tile_overlap: float = machine(0.125, "Overlap as a fraction of a tile.", no.TILES, below=1, measured=True)
     vae_offload: bool = machine(False, "Keep the VAE on the CPU except while it decodes or encodes.", no.GPU)
     precompute_conditions: bool = machine(False, "Encode all prompts before training, then free the encoders.")
-    conditions_dir: str = machine("", "Folder of encoded prompts; default if precomputed: <output_dir>/conditions.")
+    conditions_dir: str = machine(
+        "", "Folder of encoded prompts; default if precomputed: <output_dir>/conditions.", is_path=True
+    )
     random_weights: bool = learning(False, "Initialize weights at random, for smoke tests.", measured=True)
     device: Literal["auto", "cuda", "cpu"] = machine("auto", "Device; auto uses a GPU if there is one.")
     attention_kernel: Literal["auto", "cudnn", "flash", "flash3", "efficient", "torch", "sage"] = machine(
@@ -42,8 +46,10 @@ class ModelSettings:
 class DataSettings:
     """Prompts and video size."""
 
-    prompts_csv: list[str] = learning(["assets/prompts/train.csv"], "CSV files: `prompt`, optionally `ref_image_path`.")
-    valid_video_csv: list[str] = records([], "Validation prompts, with the same columns; default: none.")
+    prompts_csv: list[str] = learning(
+        ["assets/prompts/train.csv"], "CSV files: `prompt`, optionally `ref_image_path`.", is_path=True
+    )
+    valid_video_csv: list[str] = records([], "Validation prompts, with the same columns; default: none.", is_path=True)
     negative_prompt: str | None = learning(
         None, "Negative prompt of rollouts and validation; default: the version's.", no.GUIDANCE, measured=True
     )
@@ -63,7 +69,9 @@ class RolloutSettings:
     batch_size: int = layout(2, "Rollouts per batch of a replica.", at_least=1)
     num_generations: int = learning(4, "Group size: rollouts per prompt.", at_least=1)
     gradient_accumulation_steps: int = layout(1, "Batches of rollouts per replica and iteration.", at_least=1)
-    sde_type: str = learning("sage_grpo", "SDE of the rollouts (docs/samplers.md), or FILE.py:NAME.", choices=SAMPLERS)
+    sde_type: str = learning(
+        "sage_grpo", "SDE of the rollouts (docs/samplers.md), or FILE.py:NAME.", choices=SAMPLERS, is_path=True
+    )
     eta: float = learning(0.5, "Noise scale of the SDE.", at_most=1000)
     match_noise: str = learning("", "Choose the eta at which the sampler has the noise of `SAMPLER:ETA`.")
     grpo_sampling_steps: int = learning(20, "Denoising steps of a rollout.", at_least=1, at_most=MAX_STEPS)
@@ -96,7 +104,7 @@ class RewardSettings:
         "none", "group: divide each dimension by its standard deviation in the group before weighting.", no.ONE_REWARD
     )
     held_out_reward_model: list[str] = records([], "Scorers that only measure validation videos.", no.VALIDATION)
-    reward_config: str = learning("", "Options by scorer: a YAML file, or JSON.", no.SCORERS)
+    reward_config: str = learning("", "Options by scorer: a YAML file, or JSON.", no.SCORERS, is_path=True)
     reward_precision: Literal["bf16", "fp32_math"] = learning(
         "bf16", "VideoAlign: bf16 as published; fp32_math separates close scores.", *no.VIDEOALIGN, measured=True
     )
@@ -196,7 +204,9 @@ class OptimizerSettings:
     ema_decay: float = learning(0.0, "EMA decay of the weights per update; 0 disables the EMA.", no.AVERAGE, below=1)
     lora_rank: int = learning(0, "Rank of the LoRA to train; 0 trains all weights.")
     lora_alpha: float = learning(0.0, "The LoRA is scaled by alpha / rank; 0: alpha is the rank.", no.LORA)
-    pretrained_lora_path: str = learning("", "LoRA to continue or, with lora_rank 0, to merge into the base model.")
+    pretrained_lora_path: str = learning(
+        "", "LoRA to continue or, with lora_rank 0, to merge into the base model.", is_path=True
+    )
     lora_target_modules: list[str] = learning([], "Modules with a LoRA, by name or regex; default: the blocks'.")
 
 
@@ -231,7 +241,7 @@ class DistributedSettings:
 class RecordSettings:
     """Metrics, videos, checkpoints and validation."""
 
-    output_dir: str = records("./outputs", "Folder of metrics, videos and checkpoints.")
+    output_dir: str = records("./outputs", "Folder of metrics, videos and checkpoints.", is_path=True)
     report_to: list[str] = records(["tensorboard"], "Trackers besides metrics.jsonl: tensorboard, wandb, both or none.")
     report: bool = records(True, "Write report.html at every validation and at the end of the run.")
     save_interval: int = records(50, "Iterations between checkpoints; the last iteration is always saved.", at_least=1)
@@ -239,7 +249,9 @@ class RecordSettings:
     save_total_limit: int = records(3, "Checkpoints to keep; 0 keeps all.")
     keep_every: int = records(0, "Also keep the checkpoints of every N-th iteration; 0: none.", no.LIMIT)
     save_asynchronously: bool = records(True, "Write checkpoints in the background, from a copy on the CPU.")
-    resume_from_checkpoint: str = start("", "Checkpoint to resume: a folder, or `latest` for the newest complete one.")
+    resume_from_checkpoint: str = start(
+        "", "Checkpoint to resume: a folder, or `latest` for the newest complete one.", is_path=True
+    )
     allow_changed_settings: bool = start(False, "Resume although settings that affect learning have changed.")
     log_video_interval: int = records(10, "Iterations between saved rollout videos; 0 saves none.")
     log_num_videos: int = records(4, "Videos to save per iteration or validation.", no.VIDEOS)

@@ -43,6 +43,7 @@ class Traits:
     above: float | None = None
     at_most: float | None = None
     below: float | None = None
+    is_path: bool = False  # files or folders, relative to the working directory at the start
     measured: bool = False  # the value affects an evaluation of a policy; false for paths
     choices: Collection[str] = ()  # built-in names of a setting that may also be FILE.py:NAME
     unused: tuple[Unused, ...] = ()  # the first that holds is reported as the reason

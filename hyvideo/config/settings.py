@@ -2,18 +2,22 @@
 
 import dataclasses
 import json
+import os
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any, get_args, get_origin
 
 from hyvideo.config import sections
 from hyvideo.config.setting import Switch, Traits
+from hyvideo.data.outside import find_path
 from hyvideo.data.prompts import Request
 from hyvideo.grpo.trust_region import KLWeights
 from hyvideo.models.reward_models.rewards import short_names
 from hyvideo.models.versions import version_defaults
 from hyvideo.schedulers.noise_matching import matched_eta
+from hyvideo.schedulers.transitions import SAMPLERS
 
+RESUME_WORDS = ("latest", "auto")  # values of resume_from_checkpoint that are no folders
 # Settings A and B of the paper (arXiv:2603.21872, Table 2).
 REWARD_PRESETS = {"averaged": {"VQ": 1.0, "MQ": 1.0, "TA": 1.0}, "alignment": {"VQ": 0.5, "MQ": 0.5, "TA": 1.0}}
 REWARD_PRESETS |= {"A": REWARD_PRESETS["averaged"], "B": REWARD_PRESETS["alignment"]}
@@ -125,6 +129,14 @@ class Config:
         values = {"shift": self.validation_shift, "cfg_scale": self.validation_cfg_scale, "validation_cfg_scale": None}
         return self.with_settings(sample_n_frames=frames, height=height, width=width, **values)
 
+    def with_absolute_paths(self) -> "Config":
+        """Return a copy whose paths do not depend on the working directory, which code of a scorer may change."""
+        changes: dict[str, object] = {}
+        for name, value in self.flat().items():
+            if TRAITS[name].is_path:
+                changes[name] = [*map(absolute, value)] if isinstance(value, list) else absolute(value)
+        return self.with_settings(**changes)
+
     def as_pilot(self) -> "Config":
         """Return a copy for a pilot: two iterations without validation, in the folder ``<output_dir>-pilot``."""
         folder = f"{self.record.output_dir.rstrip('/')}-pilot"
@@ -235,6 +247,16 @@ def in_form(name: str, value: object) -> object:
     if get_origin(value_type(name)) is not list:
         return value
     return [word for word in ([value] if isinstance(value, str) else value) if word]
+
+
+def absolute(path: str) -> str:
+    """Return the absolute path of a setting, also in ``FILE.py:NAME``; other names, JSON and ``""`` are unchanged."""
+    file, separator, name = path.rpartition(":")
+    if file.endswith(".py"):
+        return f"{os.path.abspath(file)}{separator}{name}"
+    if path in ("", *RESUME_WORDS, *SAMPLERS) or is_json(path):
+        return path
+    return os.path.abspath(path if os.path.exists(path) else find_path(path))
 
 
 def is_json(text: str) -> bool:

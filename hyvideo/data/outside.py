@@ -77,6 +77,13 @@ def write_problem(folder: str | Path) -> str | None:
     return None
 
 
+def new_folder_problem(folder: Path) -> str | None:
+    """Return why a path is not a new or empty folder that can be written, None if it is one."""
+    if problem := write_problem(folder):
+        return problem
+    return "it is not empty" if os.path.lexists(folder) and os.listdir(folder) else None
+
+
 def free_disk(folder: Path) -> int:
     """Return the free bytes on the disk of a folder, which may not exist yet."""
     candidates = (folder.absolute(), *folder.absolute().parents)
@@ -134,6 +141,15 @@ def _integer(digits: str) -> int:
     if len(digits) > MAX_DIGITS:
         raise ValueError(f"it has an integer of {len(digits)} digits, the limit is {MAX_DIGITS}")
     return int(digits)
+
+
+def read_regular(path: Path, max_bytes: int = 2**28) -> str:
+    """Return the text of a regular file in UTF-8. Raises OSError for anything else; a pipe would never end."""
+    if problem := file_problem(path, max_bytes):
+        if not os.path.lexists(path):
+            raise FileNotFoundError(errno.ENOENT, "it does not exist", str(path))
+        raise OSError(errno.EINVAL, problem, str(path))
+    return path.read_text(encoding="utf-8")
 
 
 def read_json(path: Path, label: str) -> dict[str, Any]:
@@ -221,12 +237,20 @@ class Parser(argparse.ArgumentParser):
 
 
 @contextmanager
-def exit_on_error(program: str, errors: type[Exception] | tuple[type[Exception], ...] = ValueError) -> Iterator[None]:
-    """Context manager or decorator that turns user errors into one message and exit code 2."""
+def exit_on_error(
+    program: str, errors: type[Exception] | tuple[type[Exception], ...] = (ValueError, OSError)
+) -> Iterator[None]:
+    """Context manager or decorator that turns user errors into one message and exit code 2.
+
+    These include OSError: a path that cannot be read or written, or a full disk.
+    """
     try:
         yield
     except errors as error:
-        print(f"{program}: {shorten(str(error))}", file=sys.stderr)
+        text = str(error)
+        if isinstance(error, OSError) and error.filename and error.strerror:
+            text = f"{quote(error.filename)}: {error.strerror}"
+        print(f"{program}: {shorten(text)}", file=sys.stderr)
         raise SystemExit(2) from error
 
 

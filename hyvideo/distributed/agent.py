@@ -1,7 +1,7 @@
 """torchrun's agent, which starts the processes of a run on a node, with other rules for shutdown and restart.
 
-- On SIGTERM or Ctrl-C it sends SIGUSR1 to its processes, which have ``--shutdown-timeout`` to save and exit. A second
-  signal ends them with SIGTERM.
+- On SIGTERM, SIGHUP or Ctrl-C it sends SIGUSR1 to its processes, which have ``--shutdown-timeout`` to save and exit. A
+  second signal ends them with SIGTERM. With nohup, it ignores SIGHUP.
 - If a process fails, on this or another node, it ends the others with SIGTERM, which they do not handle.
 - A run is not restarted after an exit code of ``post_train.py`` in `FINAL_CODES`, because it would fail again.
 - ``--max-restarts`` counts the failures since the run last reached a new iteration.
@@ -66,6 +66,9 @@ def main(arguments: list[str], last_iteration: Callable[[list[str]], int]) -> in
     # A store that survives a restart keeps entries of the previous processes, which make the new ones hang.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     options = run.parse_args(arguments)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # torchrun would handle it also with nohup
+        handled = [name for name in options.signals_to_handle.split(",") if name.strip() != "SIGHUP"]
+        arguments = [f"--signals-to-handle={','.join(handled)}", *arguments]
     if options.nproc_per_node != "1":
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does, without its warning
     flags = options.training_script_args

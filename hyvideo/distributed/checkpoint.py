@@ -4,6 +4,7 @@
     checkpoints/000010/model.json   configuration of the transformer
     checkpoints/000010/lora/        LoRA runs: the adapter in diffusers format
     checkpoints/000010/state.json   counters, age of the anchor, KL coefficient, settings
+    checkpoints/000010/.run         the run that wrote it (`data.run_folder`)
     checkpoints/000010/manifest.json   names, sizes and hashes of these files
     checkpoints/latest              name of the newest complete checkpoint
 
@@ -11,9 +12,8 @@ The anchor is stored only if it differs from the policy. Random state is derived
 """
 
 import os
-import shutil
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,7 +21,8 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from hyvideo.data.outside import parse_json, sync
+from hyvideo.data.outside import parse_json, quote, sync
+from hyvideo.data.run_folder import CHECKPOINTS, LATEST, MARK, numbered
 from hyvideo.distributed import manifest
 from hyvideo.distributed.checkpoint_reader import SafeReader, read_shapes
 from hyvideo.distributed.collectives import all_objects, from_main, raise_on_all_ranks
@@ -29,21 +30,58 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.rank_agreement import name_ranks
 from hyvideo.distributed.sharded_tensors import assign_ranks, local_shard, replica_group
 
-FOLDER = "checkpoints"
-LATEST, AUTO = "latest", "auto"
+AUTO = "auto"
 TENSORS = "tensors"
+_PARTS = ("state.json", manifest.NAME, "model.json", TENSORS, MARK)  # any of them shows that a folder is a checkpoint
 
 
-def read_state(folder: Path, needed: Mapping[str, type] | None = None) -> dict:
-    """Return the values of state.json. Raises ValueError if it is invalid or lacks the ``needed`` names or types."""
+def read_state(
+    folder: Path, needed: Mapping[str, object] | None = None, optional: Mapping[str, object] | None = None
+) -> dict:
+    """Return the values of state.json. Raises ValueError if it is invalid, or lacks the ``needed`` names or kinds.
+
+    A kind is ``int`` for a count, ``float`` for a number, another type, ``[kind]`` for a list, a tuple of alternatives,
+    or a mapping of the names in a JSON object to their kinds, in which ``*`` stands for all names. ``optional`` has the
+    kinds of names that may be absent.
+    """
     try:
         state = parse_json((folder / "state.json").read_text())
-        wrong = [name for name, kind in (needed or {}).items() if type(state[name]) is not kind]
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError) as error:
         raise ValueError(f"{folder} is not a complete checkpoint: {error!r} in state.json") from error
+    if not isinstance(state, dict):
+        raise ValueError(f"{folder} is not a complete checkpoint: state.json must contain a JSON object")
+    kinds = dict(needed or {})
+    kinds |= {name: kind for name, kind in (optional or {}).items() if name in state}
+    if absent := [name for name in kinds if name not in state]:
+        raise ValueError(f"{folder} is not a complete checkpoint: state.json has no {', '.join(absent)}")
+    wrong = [name for name, kind in kinds.items() if not _is_kind(state[name], kind)]
     if wrong:
-        raise ValueError(f"{folder} is not a complete checkpoint: {', '.join(wrong)} in state.json have the wrong type")
+        values = ", ".join(f"{name} {quote(state[name], 60)}" for name in wrong)
+        raise ValueError(
+            f"{folder} is not a complete checkpoint: state.json has the wrong values {values}; resume from an earlier "
+            "checkpoint"
+        )
     return state
+
+
+def _is_kind(value: object, kind: object) -> bool:
+    """Return whether a value of state.json is of a kind that `read_state` describes."""
+    if kind is int:
+        return type(value) is int and value >= 0
+    if kind is float:
+        return type(value) in (int, float)
+    if isinstance(kind, type):
+        return type(value) is kind
+    if isinstance(kind, list):
+        return isinstance(value, list) and all(_is_kind(element, kind[0]) for element in value)
+    if isinstance(kind, tuple):
+        return any(_is_kind(value, each) for each in kind)
+    assert isinstance(kind, Mapping)
+    if not isinstance(value, dict):
+        return False
+    if "*" in kind:
+        return all(_is_kind(element, kind["*"]) for element in value.values())
+    return all(name in value and _is_kind(value[name], kind[name]) for name in kind)
 
 
 def load_tensors(folder: Path, targets: dict[str, Tensor], mesh: Mesh | None = None) -> None:
@@ -94,7 +132,8 @@ def find(output_dir: Path, resume_from: str) -> Path | None:
 def find_intact(output_dir: Path, resume_from: str, mesh: Mesh, skipped: list[Path] | None = None) -> Path | None:
     """Return the first of `candidates` whose files match its manifest; report others and add them to ``skipped``.
 
-    Collective: the main rank chooses. Raises ValueError if a named checkpoint, or every one, is corrupted.
+    Collective: the main rank chooses. Raises ValueError if a named checkpoint, or every one, is corrupted. No
+    checkpoint is deleted: a run that resumes from an earlier one sets the ``skipped`` ones aside.
     """
     is_named, folders = resume_from not in (LATEST, AUTO), []
     with raise_on_all_ranks(mesh, errors=(ValueError, OSError)):
@@ -113,7 +152,11 @@ def find_intact(output_dir: Path, resume_from: str, mesh: Mesh, skipped: list[Pa
         if mesh.is_main:
             print(f"skipping corrupted checkpoint {folder}: {problem}", file=sys.stderr)
     if folders:
-        raise ValueError(f"all checkpoints in {output_dir / FOLDER} are corrupted; delete the folder to start over")
+        raise ValueError(
+            f"all checkpoints in {output_dir / CHECKPOINTS} are corrupted and kept: "
+            f"{', '.join(path.name for path in folders)}; restore one of them from a copy, or start over in another "
+            "output_dir"
+        )
     return None
 
 
@@ -133,75 +176,32 @@ def _corrupted(folder: Path, problem: str) -> ValueError:
 
 
 def candidates(output_dir: Path) -> list[Path]:
-    """Return the complete checkpoints: the one that ``latest`` names, then the others, newest first."""
-    newest_first = complete(output_dir)[::-1]
-    pointer = output_dir / FOLDER / LATEST
+    """Return the checkpoints, also corrupted ones: the one that ``latest`` names, then the others, newest first."""
+    found = [path for _, path in numbered(output_dir, CHECKPOINTS) if _is_checkpoint(path)]
+    newest_first = found[::-1]
+    pointer = output_dir / CHECKPOINTS / LATEST
     name = pointer.read_text(errors="replace").strip() if pointer.is_file() else ""
     return sorted(newest_first, key=lambda path: path.name != name)
 
 
+def _is_checkpoint(folder: Path) -> bool:
+    """Return whether a folder is, or was, a checkpoint: it has a part of one. Raises OSError if it is unreadable."""
+    for part in _PARTS:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            (folder / part).lstat()
+            return True
+    return False
+
+
 def _restore_replaced(output_dir: Path) -> None:
     """Restore checkpoints that were hidden for a replacement that a killed process did not publish."""
-    for hidden in (output_dir / FOLDER).glob(".[0-9]*.replaced"):
+    for hidden in (output_dir / CHECKPOINTS).glob(".[0-9]*.replaced"):
         folder = hidden.with_name(hidden.name.split(".")[1])
         if not os.path.lexists(folder) and manifest.size_problem(hidden) is None:
             os.rename(hidden, folder)
             sync(folder.parent)
 
 
-def remove_after(output_dir: Path, iteration: int, corrupted: Collection[Path] = ()) -> None:
-    """Remove partial files and all results after ``iteration``; ``corrupted`` checkpoints are renamed instead."""
-    for hidden in (output_dir / FOLDER).glob(".[0-9]*"):
-        shutil.rmtree(hidden, ignore_errors=True)
-    for partial in (*output_dir.glob(".*.partial"), *(output_dir / FOLDER).glob(".*.partial")):
-        # Keep the owner file of another process, and folders in which another process may have files open.
-        if not partial.name.startswith(".owner") and not partial.is_dir():
-            delete(partial, Path.unlink)
-    for parent in (FOLDER, "samples", "rollouts"):
-        for path in (output_dir / parent).glob("[0-9]*"):
-            if path.name.isdigit() and int(path.name) > iteration:
-                delete(path, _keep_corrupted if path in corrupted else remove)
-
-
-def _keep_corrupted(folder: Path) -> None:
-    renamed = folder.rename(folder.with_name(f"{folder.name}-damaged"))
-    print(f"corrupted checkpoint {folder} is kept as {renamed.name}; delete it manually", file=sys.stderr)
-
-
-def delete(path: Path, function: Callable[[Path], object]) -> None:
-    """Delete a path with ``function``, such as `discard` or `remove`. A failure is reported and not raised."""
-    try:
-        function(path)
-    except OSError as error:
-        print(f"\n{path} NOT DELETED ({error}); training continues", file=sys.stderr, flush=True)
-
-
 def complete(output_dir: Path) -> list[Path]:
-    """Return the complete checkpoints, oldest first. Renamed ones, such as 000010-good, are excluded."""
-    found: list[Path] = []
-    with suppress(FileNotFoundError):  # unlike iterdir, glob treats an unreadable folder as empty
-        found = list((output_dir / FOLDER).iterdir())
-    return sorted(path for path in found if path.name.isdigit() and (path / "state.json").is_file())
-
-
-def remove(folder: Path) -> None:
-    """Hide a folder, then delete it, so that a crash leaves no partial checkpoint that looks complete."""
-    discard(hide(folder))
-
-
-def hide(folder: Path, suffix: str = "removed") -> Path:
-    """Rename a folder to a hidden name, which checkpoint searches ignore."""
-    hidden = folder.with_name(f".{folder.name}.{suffix}")
-    if os.path.lexists(hidden):
-        discard(hidden)
-    os.rename(folder, hidden)
-    sync(folder.parent)
-    return hidden
-
-
-def discard(folder: Path) -> None:
-    """Delete a folder. For a symbolic link, delete only the link, because the user created its target."""
-    if folder.is_symlink():
-        folder.unlink()
-    else:
-        shutil.rmtree(folder)
+    """Return the checkpoints with a state.json, oldest first. Renamed ones, such as 000010-good, are excluded."""
+    return [path for _, path in numbered(output_dir, CHECKPOINTS) if (path / "state.json").is_file()]

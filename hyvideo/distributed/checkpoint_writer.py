@@ -5,26 +5,28 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from safetensors import SafetensorError
 from torch import Tensor
 
+from hyvideo.data import run_folder
 from hyvideo.data.outside import replacing, sync
+from hyvideo.data.run_folder import CHECKPOINTS, LATEST
 from hyvideo.distributed import manifest
-from hyvideo.distributed.checkpoint import FOLDER, LATEST, TENSORS, complete, delete, discard, hide, remove
+from hyvideo.distributed.checkpoint import TENSORS, complete
 from hyvideo.distributed.checkpoint_reader import read_metadata
 from hyvideo.distributed.collectives import all_objects, raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.ownership import Ownership
 
-_FAILURES = (OSError, dcp.api.CheckpointException, RuntimeError)
+_FAILURES = (Exception, dcp.api.CheckpointException)  # training continues after all of them
 
 
 class CheckpointWriter:
@@ -40,9 +42,15 @@ class CheckpointWriter:
         keep_every: int = 0,  # also keep the checkpoints of every N-th iteration
         timeout: float = 1800.0,  # seconds that ranks wait for each other
         owner: Ownership | None = None,  # checked before anything is renamed or deleted
+        run: str,  # marks the checkpoints; others are not deleted
     ):
-        self.output_dir, self.mesh, self.is_asynchronous = output_dir, mesh, is_asynchronous
-        self.keep, self.keep_every, self.owner = keep, keep_every, owner
+        self.output_dir = output_dir
+        self.mesh = mesh
+        self.is_asynchronous = is_asynchronous
+        self.keep = keep
+        self.keep_every = keep_every
+        self.owner = owner
+        self.run = run
         self.last_failed = False  # whether the newest checkpoint could not be written
         self.spans: list[list[float]] = []  # start and, once it has ended, end of the newest write (`perf_counter`)
         # A separate group, so that the thread's collectives cannot mix with those of the training.
@@ -61,7 +69,7 @@ class CheckpointWriter:
         """Wait for the previous checkpoint, then start writing this one and return its folder. Collective."""
         self.wait()
         copied = {name: tensor.detach().to("cpu", copy=self.is_asynchronous) for name, tensor in tensors.items()}
-        target = self.output_dir / FOLDER / f"{iteration:06d}"
+        target = self.output_dir / CHECKPOINTS / f"{iteration:06d}"
         self.spans = [[time.perf_counter()]]
         self._pending = self._thread.submit(self._write, target, copied, json.dumps(state, indent=2), files)
         if not self.is_asynchronous:
@@ -91,7 +99,8 @@ class CheckpointWriter:
         token = f".{self.owner.token}" if self.owner else ""
         partial = target.with_name(f".{target.name}{token}.partial")
         try:
-            shares = self._write_partial(partial, tensors, state, files)
+            with _warnings_are_no_errors():
+                shares = self._write_partial(partial, target, tensors, state, files)
             with self._raise_on_all_ranks():
                 if self.mesh.is_main:
                     manifest.write(partial, shares)
@@ -104,13 +113,14 @@ class CheckpointWriter:
             self.spans[0].append(time.perf_counter())
 
     def _write_partial(
-        self, partial: Path, tensors: dict[str, Tensor], state: str, files: Callable[[Path], None]
+        self, partial: Path, target: Path, tensors: dict[str, Tensor], state: str, files: Callable[[Path], None]
     ) -> list[dict[str, dict]]:
         """Write everything except the manifest and return every rank's share of the manifest."""
         with self._raise_on_all_ranks():  # no rank continues before the folder exists
             if self.mesh.is_main:
                 shutil.rmtree(partial, ignore_errors=True)
                 partial.mkdir(parents=True)
+                run_folder.mark(partial, target, self.run)
         dcp.save(
             tensors,
             # All tensors are on the CPU. With copy-ahead, the library would request a CUDA stream, which in this thread
@@ -130,29 +140,39 @@ class CheckpointWriter:
         return all_objects(hashed, self.mesh, self._group)
 
     def _raise_on_all_ranks(self) -> AbstractContextManager:
-        return raise_on_all_ranks(self.mesh, self._group, (RuntimeError, OSError, ValueError, SafetensorError))
+        return raise_on_all_ranks(self.mesh, self._group, (RuntimeError, Exception))
 
     def _publish(self, partial: Path, target: Path) -> None:
         """Make a complete checkpoint visible and delete those beyond ``keep``."""
         for path in (*partial.rglob("*"), partial):
             sync(path)
         self._check_ownership()
-        replaced = [hide(target, "replaced")] if os.path.lexists(target) else []
+        run_folder.record_saved(self.output_dir)
+        replaced = []
+        if run_folder.is_marked(target, self.run):
+            replaced = [run_folder.hide(target, "replaced")]
+        elif os.path.lexists(target):
+            kept = run_folder.set_aside(target, "-kept")
+            print(f"\n{target} is not a checkpoint of this run; it is kept as {kept.name}", file=sys.stderr, flush=True)
         os.rename(partial, target)
         sync(target.parent)
         sync(self.output_dir)  # the checkpoints folder itself may be new
         self._check_ownership()
         with replacing(target.parent / LATEST) as pointer:
             pointer.write_text(target.name + "\n")
-        excess: list[Path] = []
-        if self.keep:
-            every = self.keep_every
-            others = [p for p in complete(self.output_dir) if p != target and not (every and int(p.name) % every == 0)]
-            excess = others[: max(0, len(others) - (self.keep - 1))]
+        excess = self._excess(target) if self.keep else []
         self._check_ownership()
-        for function, folders in ((discard, replaced), (remove, excess)):
-            for folder in folders:
-                delete(folder, function)
+        for folder in replaced:
+            run_folder.delete(folder, run_folder.discard)
+        for folder in excess:
+            run_folder.delete(folder, run_folder.remove)
+
+    def _excess(self, newest: Path) -> list[Path]:
+        """Return the checkpoints of this run beyond ``keep``, the oldest first."""
+        others = [path for path in complete(self.output_dir) if path != newest and run_folder.is_marked(path, self.run)]
+        if self.keep_every:
+            others = [path for path in others if int(path.name) % self.keep_every]
+        return others[: max(0, len(others) - (self.keep - 1))]
 
     def _check_ownership(self) -> None:
         """Raise RuntimeError if another process owns the folder, whose checkpoints must then not be changed."""
@@ -168,3 +188,14 @@ def _check_files(tensors: Path) -> None:
             f"{len(missing)} of {len(files)} checkpoint files are missing in {tensors}, such as {missing[0]}: "
             "output_dir must be on a file system that all nodes share"
         )
+
+
+@contextmanager
+def _warnings_are_no_errors() -> Iterator[None]:
+    """Context in which warnings of torch.distributed.checkpoint are not raised, also if a scorer has requested this."""
+    if not any(action == "error" for action, *_ in warnings.filters):
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import stat
 from collections import ChainMap
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.rank_agreement import name_ranks
 
 NAME = "manifest.json"
+NEEDED = ("state.json", "tensors/.metadata")  # files of every checkpoint
 
 
 def hash_share(folder: Path, mesh: Mesh) -> dict[str, dict]:
@@ -33,13 +35,18 @@ def manifest_hash(folder: Path) -> str:
 def size_problem(folder: Path) -> str | None:
     """Return why names or sizes differ from the manifest, or None. Raises ValueError if a file cannot be read."""
     name = NAME
-    if (folder / NAME).is_fifo():
-        return f"{NAME} is a pipe"
     try:
+        if (folder / NAME).is_fifo():
+            return f"{NAME} is a pipe"
         files = json.loads((folder / NAME).read_text())
         for name, entry in files.items():
-            if (size := (folder / name).stat().st_size) != entry["size"]:
-                return f"{name} has {size} bytes, expected {entry['size']}"
+            found = (folder / name).stat()
+            if not stat.S_ISREG(found.st_mode):
+                return f"{name} is not a regular file"
+            if found.st_size != entry["size"]:
+                return f"{name} has {found.st_size} bytes, expected {entry['size']}"
+        if absent := [name for name in NEEDED if name not in files]:
+            return f"{NAME} does not list {', '.join(absent)}"
     except (FileNotFoundError, NotADirectoryError):
         return f"{name} is missing"
     except OSError as error:

@@ -3,14 +3,18 @@
 import json
 import os
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import timedelta
 from itertools import groupby
+from pathlib import Path
 
 import torch.distributed as dist
 
 from hyvideo.distributed.mesh import Mesh
+
+_SAME_ERROR_S = 5.0  # time within which all ranks meet an error that they have in common
 
 
 def open_store(mesh: Mesh, *, timeout_s: float) -> dist.Store:
@@ -65,6 +69,24 @@ def agree(
         store.wait(read[1:], timedelta(seconds=5))
     if problems:
         raise ValueError("\n".join(problems))
+
+
+def have_all_failed(error: BaseException, mesh: Mesh) -> bool:
+    """Return whether all ranks have failed, so that they can still save together. Every rank calls it once at most.
+
+    False if this rank's error comes from communication, after which collectives may hang.
+    """
+    if mesh.world_size == 1:
+        return True
+    raised_in = [Path(frame.filename).as_posix() for frame in traceback.extract_tb(error.__traceback__)[-1:]]
+    if isinstance(error, dist.DistError) or any("/torch/distributed/" in file for file in raised_in):
+        return False
+    with suppress(dist.DistError):  # a rank is missing, or the store
+        store = open_store(mesh, timeout_s=_SAME_ERROR_S)
+        store.set(f"failed/{mesh.rank}", "yes")
+        store.wait([f"failed/{rank}" for rank in range(mesh.world_size)], timedelta(seconds=_SAME_ERROR_S))
+        return True
+    return False
 
 
 def name_ranks(ranks: Iterable[int]) -> str:

@@ -17,6 +17,7 @@ from torch import Tensor
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import Request, are_seen, hash_requests, read_requests
 from hyvideo.data.randomness import normal
+from hyvideo.data.run_folder import SAMPLES, claim
 from hyvideo.distributed.collectives import all_objects
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation.parts import num_per_part
@@ -34,7 +35,6 @@ from hyvideo.records.contact_sheet import contact_sheet, read_sheet_frames
 from hyvideo.records.run_files import evenly_spaced, score_entry, warn_if_unwritable, write_json, write_videos
 from hyvideo.training.rollout_batch import select
 
-FOLDER = "samples"
 SCORES_FILE = "scores.json"
 
 
@@ -51,7 +51,9 @@ class Validation:
         on_stage: Callable[..., None] = lambda *stage: None,  # called for each batch
         may_end: Callable[[bool], bool] = bool,  # called before batches and while waiting for rewards; may raise
         trained_on: Iterable[Request] = (),  # training prompts
+        run_id: str = "",  # marks the folders
     ):
+        self.run_id = run_id
         self.settings, self.mesh, self.scorer, self.encoder = config.record, mesh, scorer, encoder
         self.on_stage, self.may_end = on_stage, may_end
         self.fps, self.decode_batch_size = config.data.fps, config.rollout.decode_batch_size
@@ -62,7 +64,7 @@ class Validation:
         self.prompts = [request.prompt for request in self.requests]
         self.seen = are_seen(self.prompts, trained_on)
         self.groups = [row // self.settings.validation_repeats for row in range(len(self.prompts))]
-        self.output = Path(self.settings.output_dir) / FOLDER
+        self.output = Path(self.settings.output_dir) / SAMPLES
         self.size = config.validation_size
         self.latent_shape = self.pipeline.latent_shape(*self.size)
         self.made_with = {
@@ -105,6 +107,7 @@ class Validation:
         names = dict(ChainMap(*all_objects(names, self.mesh)))
         with warn_if_unwritable(f"VALIDATION {self.folder(iteration)}"):
             if self.mesh.is_main:
+                claim(self.folder(iteration), self.run_id)
                 self._record(iteration, rewards, names)
                 write_validation(self.folder(iteration), stats, self.monitor.shifts, self.made_with)
         return {f"validation/{name}": value for name, value in measures.items()} | {"validation/hacking": hacking}
@@ -187,13 +190,14 @@ class Validation:
         kept = {row: videos[row] for row in rows if videos.get(row) is not None}
         names: dict[int, str] = {}
         with warn_if_unwritable(f"VIDEOS OF {self.folder(iteration)}"):
-            names = write_videos(self.folder(iteration), kept, self.fps)
+            names = write_videos(self.folder(iteration), kept, self.fps, run=self.run_id)
         return names
 
     def _discard_scores(self, iteration: int) -> None:
         """Delete the records of an earlier validation of ``iteration``, whose videos this one replaces one by one."""
         with warn_if_unwritable(f"VALIDATION {self.folder(iteration)}"):
             if self.mesh.is_main:
+                claim(self.folder(iteration), self.run_id)
                 for name in (SCORES_FILE, MEASURES_FILE):
                     (self.folder(iteration) / name).unlink(missing_ok=True)
 

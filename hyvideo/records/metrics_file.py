@@ -5,7 +5,9 @@ import os
 import sys
 from pathlib import Path
 
-from hyvideo.data.outside import parse_json, replacing
+from hyvideo.data.outside import file_problem, parse_json, replacing
+
+MAX_BYTES = 2**33
 
 
 def iteration_of(line: bytes) -> int | None:
@@ -19,6 +21,9 @@ def iteration_of(line: bytes) -> int | None:
 
 def complete_lines(path: Path) -> list[tuple[int, bytes]]:
     """Return iteration and text of each line, without an incomplete last one. Raises ValueError for an invalid file."""
+    problem = file_problem(path, MAX_BYTES)  # also for a pipe, which would make the program wait
+    if problem:
+        raise ValueError(f"{path} must be readable to resume or evaluate the run: {problem}")
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:

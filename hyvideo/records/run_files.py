@@ -16,6 +16,7 @@ import yaml
 from torch import Tensor
 
 from hyvideo.data.outside import describe_error, replacing
+from hyvideo.data.run_folder import claim
 from hyvideo.data.videos import write_video
 from hyvideo.models.reward_models.rewards import Reward, overall
 
@@ -54,9 +55,12 @@ def score_entry(
     }
 
 
-def write_videos(folder: Path, videos: dict[int, Tensor], fps: float) -> dict[int, str]:
-    """Write videos as 000.mp4, 001.mp4, ... and return the file names by number."""
-    folder.mkdir(parents=True, exist_ok=True)
+def write_videos(folder: Path, videos: dict[int, Tensor], fps: float, *, run: str = "") -> dict[int, str]:
+    """Write videos as 000.mp4, 001.mp4, ... and return the file names by number.
+
+    ``run`` marks the folder (`data.run_folder.claim`). Raises FileExistsError if something else has its name.
+    """
+    claim(folder, run)
     names = {number: f"{number:03d}.mp4" for number in videos}
     for number, video in videos.items():
         write_video(folder / names[number], video, fps)

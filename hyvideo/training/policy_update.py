@@ -80,6 +80,7 @@ class PolicyUpdate:
         self._is_gaussian = config.measures_velocity and settings.kl_velocity == "gaussian"
         self.kl_coefficient = KLCoefficient(kl_schedule(settings, config.kl_strategy, config.kl_warmup))
         self.update_count = 0
+        self.steps_begun = 0  # optimizer steps of this process, also one that failed; it may have changed some weights
         self.nonfinite = NonFiniteUpdates(mesh, max_bad_updates=config.optimizer.max_bad_updates)
         self.on_policy_check = OnPolicyCheck(
             mesh, pipeline, config.loss, dtype=config.model.dtype, batch_size=config.rollout.batch_size
@@ -285,6 +286,7 @@ class PolicyUpdate:
         grad_norm = clip_gradients(self.policy.parameters, self.config.optimizer.max_grad_norm)
         if math.isfinite(grad_norm) and sums.isfinite().all():
             self.nonfinite.record_finite()
+            self.steps_begun += 1
             self.policy.optimizers.step(lr)
             self.update_count += 1
             return grad_norm

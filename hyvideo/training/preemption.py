@@ -1,6 +1,7 @@
 """Handling of stop signals: the run saves a checkpoint and exits.
 
     SIGUSR1 (Slurm before the time limit, our launchers), Ctrl-C    save and exit with code 75; restart to resume
+    SIGHUP (the terminal or the ssh connection was closed)          the same, unless ignored because of nohup
     SIGTERM                                                         the same; under torchrun, exit at once
     Ctrl-C twice                                                    exit at once
 
@@ -13,7 +14,7 @@ that rank.
 import os
 import signal
 
-from hyvideo.config.processes import stop_signals
+from hyvideo.config.processes import stop_signals, write_to_stderr
 from hyvideo.distributed.collectives import any_rank
 from hyvideo.distributed.mesh import Mesh
 
@@ -54,5 +55,7 @@ class PreemptionSignals:
         if number == signal.SIGINT and self.received == "SIGINT":
             os._exit(130)
         if self.received is None and self.mesh.is_main:
-            os.write(2, b"\nstopping: the run saves a checkpoint after this pass; press Ctrl-C twice to exit at once\n")
+            write_to_stderr(
+                "\nstopping: the run saves a checkpoint after this pass; press Ctrl-C twice to exit at once\n"
+            )
         self.received = signal.Signals(number).name

@@ -5,6 +5,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import chdir
 from functools import partial
 from itertools import chain
 
@@ -111,10 +112,11 @@ def make_async_scorer(config: Config, device: torch.device, scorers: dict[str, S
     )
 
     def load(names: Sequence[str]) -> dict[str, Scorer]:
-        return {
-            name: make_scorer(name, config.model.pretrained_model_root, device=device, **options[name])
-            for name in names
-        }
+        loaded = {}
+        for name in names:
+            with chdir(os.getcwd()):  # restores the working directory, which a constructor may change
+                loaded[name] = make_scorer(name, config.model.pretrained_model_root, device=device, **options[name])
+        return loaded
 
     measuring = settings.held_out_reward_model if config.data.valid_video_csv else []
     held_out = make(load(measuring), {}, offload=True, is_held_out=True) if measuring else None

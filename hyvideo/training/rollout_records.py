@@ -8,23 +8,32 @@ from pathlib import Path
 from torch import Tensor
 
 from hyvideo.config.sections import DataSettings, RecordSettings
+from hyvideo.data.run_folder import ROLLOUTS, claim
 from hyvideo.distributed.collectives import all_objects
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.records.metrics import MetricsWriter
 from hyvideo.records.run_files import evenly_spaced, score_entry, warn_if_unwritable, write_json, write_videos
 from hyvideo.training.rollout_batch import RolloutBatch
 
-FOLDER = "rollouts"
-
 
 class RolloutRecorder:
     """Writes rollouts/<iteration>/ every ``log_video_interval`` iterations and whenever a reward is missing."""
 
-    def __init__(self, settings: RecordSettings, data: DataSettings, mesh: Mesh, *, group_size: int, num_rollouts: int):
+    def __init__(
+        self,
+        settings: RecordSettings,
+        data: DataSettings,
+        mesh: Mesh,
+        *,
+        group_size: int,
+        num_rollouts: int,
+        run_id: str = "",  # marks the folders
+    ):
         self.mesh, self.group_size, self.num_rollouts = mesh, group_size, num_rollouts
+        self.run_id = run_id
         self.interval, self.num_videos = settings.log_video_interval, settings.log_num_videos
         self.seed, self.fps = data.seed, data.fps
-        self.folder = Path(settings.output_dir) / FOLDER
+        self.folder = Path(settings.output_dir) / ROLLOUTS
 
     def record(
         self,
@@ -49,7 +58,8 @@ class RolloutRecorder:
         }
         files: dict[int, str] = {}
         with warn_if_unwritable(f"VIDEOS OF {folder}"):
-            files = write_videos(folder, {numbers[row]: video for row, video in recorded.items()}, self.fps)
+            by_number = {numbers[row]: video for row, video in recorded.items()}
+            files = write_videos(folder, by_number, self.fps, run=self.run_id)
         self._write_scores(folder, iteration, rollouts, numbers, files)
         for row in recorded if writer else ():
             if file := files.get(numbers[row]):
@@ -75,4 +85,5 @@ class RolloutRecorder:
         if self.mesh.is_main:
             in_order = sorted((entry for part in gathered for entry in part), key=lambda entry: entry["number"])
             with warn_if_unwritable(f"SCORES OF {folder}"):
+                claim(folder, self.run_id)
                 write_json(folder / "scores.json", in_order)

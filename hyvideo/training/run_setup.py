@@ -49,6 +49,8 @@ class RunParts:
         device: torch.device,
         progress: Progress,
         owner: Ownership,  # of the run's folder
+        run_id: str,  # identity of the run, which marks its folders
+        recorded: Config,  # the settings as given, for checkpoints; ``config`` has absolute paths
         scorers: dict[str, Scorer] | None = None,  # by name; default: created from the settings
     ):
         self.plan = plan = make_plan(config, mesh.world_size)
@@ -96,12 +98,18 @@ class RunParts:
             config, mesh, self.pipeline, self.encoder, self.scorer, requests, plan=plan, **common
         )
         self.rewards = GroupRewards(config.reward, self.scorer, mesh, **sizes)
-        self.recorder = RolloutRecorder(config.record, config.data, mesh, **sizes)
+        self.recorder = RolloutRecorder(config.record, config.data, mesh, **sizes, run_id=run_id)
         options = common | {"num_updates": plan.updates, "on_stage": progress.enter}
         self.update = UPDATES[config.loss.objective](config, mesh, self.pipeline, self.policy, **options)
-        self.checkpoints = _checkpoint_writer(config.record, mesh, owner, timeout=config.distributed.collective_timeout)
+        self.checkpoints = _checkpoint_writer(
+            config.record,
+            mesh,
+            owner,
+            run_id,
+            timeout=config.distributed.collective_timeout,
+        )
         self.state = RunState(
-            config,
+            recorded,
             self.policy,
             self.update,
             self.checkpoints,
@@ -112,7 +120,16 @@ class RunParts:
         )
 
 
-def _checkpoint_writer(settings: RecordSettings, mesh: Mesh, owner: Ownership, *, timeout: float) -> CheckpointWriter:
-    options = {"keep": settings.save_total_limit, "keep_every": settings.keep_every}
-    options |= {"is_asynchronous": settings.save_asynchronously, "timeout": timeout, "owner": owner}
-    return CheckpointWriter(Path(settings.output_dir), mesh, **options)
+def _checkpoint_writer(
+    settings: RecordSettings, mesh: Mesh, owner: Ownership, run_id: str, *, timeout: float
+) -> CheckpointWriter:
+    return CheckpointWriter(
+        Path(settings.output_dir),
+        mesh,
+        keep=settings.save_total_limit,
+        keep_every=settings.keep_every,
+        is_asynchronous=settings.save_asynchronously,
+        timeout=timeout,
+        owner=owner,
+        run=run_id,
+    )

@@ -20,8 +20,16 @@ from hyvideo.training.policy_update import PolicyUpdate
 from hyvideo.training.sampler_check import Coefficients, check_resumed_steps
 from hyvideo.training.saved_policy import LORA_FOLDER, write_model_file
 
-# Entries of state.json that are needed to resume.
-STATE = {"iteration": int, "update": int, "anchor_age": int, "kl_coefficient": dict, "health": dict, "settings": dict}
+# Entries of state.json that are needed to resume, and those that earlier versions did not write.
+STATE = {
+    "iteration": int,
+    "update": int,
+    "anchor_age": int,
+    "kl_coefficient": {"value": float, "num_updates": int, "recent": [float]},
+    "health": {"bad_in_a_row": int, "norms": [float]},
+    "settings": {},
+}
+OPTIONAL_STATE = {"unvalidated": {"*": (float, list)}, "rollouts": int, "contents": {"*": str}}
 
 
 class Progress:
@@ -67,22 +75,39 @@ class RunState:
         self.saved_iteration, self._saved_at = 0, time.monotonic()
         self.unvalidated: dict[str, float] = {}  # metrics of an iteration whose validation is not finished
         self.changed_settings: list[str] = []  # relative to the checkpoint that was resumed
+        self.mark_finished({})
 
     def is_save_due(self) -> bool:
         """Return whether the last checkpoint is older than ``save_minutes``; the same on all ranks. Collective."""
         minutes, mesh = self.config.record.save_minutes, self.checkpoints.mesh
         return minutes > 0 and any_rank(mesh.is_main and time.monotonic() - self._saved_at >= 60 * minutes, mesh)
 
-    def save(self) -> Path:
-        """Start writing a checkpoint and return its folder. All ranks must call this."""
+    def mark_finished(self, unvalidated: Mapping[str, float]) -> None:
+        """Record that the current iteration is finished; ``unvalidated`` are its metrics before the validation."""
+        self.unvalidated = dict(unvalidated)
+        self._finished = self._counters()
+        self._steps_begun = self.update.steps_begun
+
+    def _counters(self) -> dict:
+        """Return the small values of the state that training changes."""
+        return {
+            "iteration": self.progress.iteration,
+            "update": self.update.update_count,
+            "anchor_age": self.policy.anchor.age if self.policy.anchor else 0,
+            "kl_coefficient": self.update.kl_coefficient.state_dict(),
+            "health": self.update.nonfinite.state_dict(),
+        }
+
+    def save(self, counters: dict | None = None) -> Path:
+        """Start writing a checkpoint and return its folder; ``counters`` replace the current ones. Collective."""
         self.progress.enter("save", "a checkpoint")
-        anchor = self.policy.anchor
+        counters = counters or self._counters()
         state = {
-            "iteration": self.progress.iteration,  # last finished iteration
-            "update": self.update.update_count,  # optimizer updates so far
-            "anchor_age": anchor.age if anchor else 0,  # updates since the anchor was refreshed
-            "kl_coefficient": self.update.kl_coefficient.state_dict(),  # value, number of updates, recent KL values
-            "health": self.update.nonfinite.state_dict(),  # recent gradient norms and skipped updates
+            "iteration": counters["iteration"],  # last finished iteration
+            "update": counters["update"],  # optimizer updates so far
+            "anchor_age": counters["anchor_age"],  # updates since the anchor was refreshed
+            "kl_coefficient": counters["kl_coefficient"],  # value, number of updates, recent KL values
+            "health": counters["health"],  # recent gradient norms and skipped updates
             "unvalidated": self.unvalidated,  # metrics of the iteration, if its validation is not finished
             "rollouts": self.num_rollouts,  # per iteration, over all replicas
             "settings": self.config.flat(),  # all settings by name
@@ -103,21 +128,29 @@ class RunState:
         self.saved_iteration, self._saved_at = self.progress.iteration, time.monotonic()
         return self.checkpoints.save(self.progress.iteration, self.policy.tensors(), state, write_files)
 
-    def save_last_finished(self) -> None:
-        """Save the last finished iteration unless it is saved; an unfinished one is discarded. Collective."""
+    def save_last_finished(self) -> int | None:
+        """Save the last finished iteration unless it is saved, and return it; an unfinished one is discarded.
+
+        Returns None if an optimizer step of the unfinished iteration has already changed the weights. Collective.
+        """
         self.policy.optimizers.zero_grad()
-        self.progress.iteration -= not self.unvalidated
         self.checkpoints.wait()
+        has_changed = self.update.steps_begun != self._steps_begun
+        self.progress.iteration = self._finished["iteration"]
         if self.progress.iteration > self.saved_iteration or self.checkpoints.last_failed:
-            self.save()
+            if has_changed:
+                return None
+            self.save(self._finished)
         self.checkpoints.wait()
+        return self.progress.iteration
 
     def resume(self, folder: Path | None) -> bool:
         """Load a checkpoint and return whether one was given. Raises ValueError if it does not fit the settings."""
         if folder is None:
             return False
         with raise_on_all_ranks(self.checkpoints.mesh, errors=(ValueError, OSError)):
-            state, digest = checkpoint.read_state(folder, needed=STATE), manifest.manifest_hash(folder)
+            state = checkpoint.read_state(folder, needed=STATE, optional=OPTIONAL_STATE)
+            digest = manifest.manifest_hash(folder)
         checkpoint.require_same_checkpoint(state["iteration"], digest, self.checkpoints.mesh)
         settings, same_rollouts = self.config.flat(), state.get("rollouts") in (None, self.num_rollouts)
         changes = changed_settings(state["settings"], settings, same_rollouts=same_rollouts)
@@ -132,7 +165,7 @@ class RunState:
         self.update.nonfinite.load_state_dict(state["health"])
         self.progress.iteration = self.saved_iteration = state["iteration"]
         self.update.update_count = state["update"]
-        self.unvalidated = state.get("unvalidated", {})
+        self.mark_finished(state.get("unvalidated", {}))
         if self.progress.iteration >= self.config.optimizer.max_steps and not self.unvalidated:
             raise ValueError(
                 "max_steps must be greater than the iteration of the checkpoint: got max_steps="

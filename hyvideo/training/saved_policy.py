@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from hyvideo.config.command_line import read_settings
 from hyvideo.config.settings import FIELDS
 from hyvideo.data.outside import read_json
+from hyvideo.data.run_folder import CHECKPOINTS
 from hyvideo.distributed import manifest
-from hyvideo.distributed.checkpoint import FOLDER, TENSORS, check_shapes, load_tensors, read_state
+from hyvideo.distributed.checkpoint import TENSORS, check_shapes, load_tensors, read_state
 from hyvideo.distributed.checkpoint_reader import read_shapes
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models import loading
@@ -88,7 +89,7 @@ def settings_of_run(folder: Path) -> tuple[dict, Path | None]:
     if (saved := _settings(folder)) is None:
         return {}, None
     checkpoints = folder.resolve().parent
-    if checkpoints.name == FOLDER and (file := checkpoints.parent / "config.yaml").is_file():
+    if checkpoints.name == CHECKPOINTS and (file := checkpoints.parent / "config.yaml").is_file():
         return read_settings(file), file
     return {name: value for name, value in saved.items() if name in FIELDS}, folder / "state.json"
 
@@ -96,7 +97,7 @@ def settings_of_run(folder: Path) -> tuple[dict, Path | None]:
 def _settings(folder: Path) -> dict | None:
     if not os.path.isfile(folder / "state.json"):  # Path.is_file raises OSError if the name is too long
         return None
-    return read_state(folder, {"settings": dict})["settings"]
+    return read_state(folder, {"settings": {}})["settings"]
 
 
 def is_lora(folder: Path) -> bool:

@@ -75,6 +75,7 @@ def test_an_invalid_file_exits_with_code_2(write, capsys, text, message):
         (["--eta"], "expected one argument"),
         (["--learning", "1"], "unknown flag --learning"),  # no abbreviations
         (["--config", "nowhere.yaml"], "must be a readable YAML file"),
+        (["--config", ""], "--config '' must be a readable YAML file: it does not exist"),
     ],
 )
 def test_an_invalid_command_line_exits_with_code_2(capsys, argv, message):

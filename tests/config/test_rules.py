@@ -103,6 +103,8 @@ from hyvideo.config.settings import Config
         ({"prompts_csv": "README.md"}, "column named `prompt`"),
         ({"pretrained_model_root": "nowhere"}, "nowhere': it does not exist; download"),
         ({"output_dir": "README.md/run"}, "README.md is not a folder"),
+        ({"output_dir": "caf\udce9"}, r"output_dir must be text in UTF-8, got 'caf.udce9'; rename"),
+        ({"valid_video_csv": ["caf\udce9.csv"]}, "valid_video_csv must be text in UTF-8"),
     ],
 )
 def test_a_broken_rule_is_reported_with_its_value(tiny_config, changes, message):

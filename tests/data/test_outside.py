@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hyvideo.data.outside import Parser, parse_json, replacing
+from hyvideo.data.outside import Parser, exit_on_error, parse_json, read_regular, replacing
 
 
 def test_a_replacing_file_is_synced_before_the_rename_and_the_folder_after(tmp_path, monkeypatch):
@@ -78,3 +78,22 @@ def test_an_integer_above_any_float_is_no_valid_json(digits, is_valid):
     else:
         with pytest.raises(ValueError, match=f"an integer of {digits} digits, the limit is 300"):
             parse_json(text)
+
+
+def test_read_regular_does_not_wait_for_a_pipe(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "text").write_text("é")
+    assert read_regular(tmp_path / "text") == "é"
+    with pytest.raises(OSError, match="not a regular file"):
+        read_regular(tmp_path / "pipe")
+    with pytest.raises(OSError, match="the limit is 1"):
+        read_regular(tmp_path / "text", max_bytes=1)
+    with pytest.raises(FileNotFoundError):
+        read_regular(tmp_path / "nothing")
+
+
+def test_exit_on_error_reports_a_path_that_cannot_be_written(capsys):
+    with pytest.raises(SystemExit) as ended, exit_on_error("program.py"):
+        os.mkdir("/proc/nothing")
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "program.py: '/proc/nothing': No such file or directory\n"

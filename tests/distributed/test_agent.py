@@ -50,10 +50,10 @@ def start(tmp_path):
     """Return a function that starts an agent; all agents are killed after the test."""
     agents = []
 
-    def start(program, processes=2, *flags):
+    def start(program, processes=2, *flags, launcher=("-m", "scripts.launch")):
         (tmp_path / "worker.py").write_text(WORKER + program)
-        launcher = ["-m", "scripts.launch", "--standalone", f"--nproc_per_node={processes}", *flags]
-        command = [python(), *launcher, str(tmp_path / "worker.py"), "--output_dir", str(tmp_path)]
+        options = ["--standalone", f"--nproc_per_node={processes}", *flags]
+        command = [python(), *launcher, *options, str(tmp_path / "worker.py"), "--output_dir", str(tmp_path)]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHON_EXEC": python()}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         agents.append(subprocess.Popen(command, env=environment, cwd=ROOT, **pipes))
@@ -83,15 +83,31 @@ def test_healthy_and_stopped_ranks_are_ended_at_once_when_another_fails(start, t
     assert not (tmp_path / "received0").exists() and "rank      : 1" in output
 
 
-def test_a_signalled_agent_signals_its_processes_and_waits_for_them(start, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signalled_agent_signals_its_processes_and_waits_for_them(start, tmp_path, number):
     agent = start(WAITS_FOR_SIGNAL)
     wait_until(tmp_path / "ready0", tmp_path / "ready1")
     agent.send_signal(signal.SIGUSR1)  # Slurm sends it to all processes
     time.sleep(0.2)
-    agent.send_signal(signal.SIGTERM)
+    agent.send_signal(number)
     output = agent.communicate(timeout=60)[0]
     assert agent.returncode == 75, output
     assert [(tmp_path / f"received{rank}").read_text() for rank in (0, 1)] == ["SIGUSR1", "SIGUSR1"]
+
+
+def test_with_nohup_the_agent_ignores_a_closed_terminal(start, tmp_path):
+    """torchrun alone would end the run, because it replaces the handler that nohup has set."""
+    nohup = "import signal, runpy; signal.signal(signal.SIGHUP, signal.SIG_IGN); "
+    nohup += "runpy.run_module('scripts.launch', run_name='__main__', alter_sys=True)"
+    agent = start(WAITS_FOR_SIGNAL, 1, launcher=("-c", nohup))
+    wait_until(tmp_path / "ready0")
+    agent.send_signal(signal.SIGHUP)
+    time.sleep(0.5)
+    assert agent.poll() is None and not (tmp_path / "received0").exists()
+    agent.send_signal(signal.SIGTERM)
+    output = agent.communicate(timeout=60)[0]
+    assert agent.returncode == 75, output
+    assert (tmp_path / "received0").read_text() == "SIGUSR1"
 
 
 def test_a_second_signal_ends_the_processes(start, tmp_path):

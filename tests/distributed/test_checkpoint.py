@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import io
+import json
 import os
 import pickle
 import re
@@ -16,6 +17,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from hyvideo.config import processes
+from hyvideo.data import run_folder
 from hyvideo.distributed import checkpoint, checkpoint_writer, manifest
 from hyvideo.distributed.checkpoint_reader import SafeReader, read_metadata, read_shapes
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
@@ -24,10 +26,11 @@ from hyvideo.distributed.sharded_tensors import full_tensor, local_shard
 from tests.distributed.launch import launch
 
 ALONE = Mesh(0, 1, 1)
+RUN = "0f0f0f0f"  # identity of the run in these tests
 
 
 def save(folder, iteration, keep=0, is_asynchronous=False, **tensors):
-    writer = CheckpointWriter(folder, ALONE, keep=keep, is_asynchronous=is_asynchronous)
+    writer = CheckpointWriter(folder, ALONE, keep=keep, is_asynchronous=is_asynchronous, run=RUN)
     tensors = tensors or {"policy": torch.arange(3.0)}
     path = writer.save(iteration, tensors, {"iteration": iteration})
     writer.wait()
@@ -37,7 +40,7 @@ def save(folder, iteration, keep=0, is_asynchronous=False, **tensors):
 @pytest.mark.parametrize("is_asynchronous", [False, True])
 def test_a_checkpoint_restores_the_saved_tensors_and_state(tmp_path, is_asynchronous):
     weight = torch.arange(6.0).view(2, 3)
-    writer = CheckpointWriter(tmp_path, ALONE, keep=0, is_asynchronous=is_asynchronous)
+    writer = CheckpointWriter(tmp_path, ALONE, keep=0, is_asynchronous=is_asynchronous, run=RUN)
     folder = writer.save(7, {"weight": weight, "step": torch.tensor(4.0)}, {"iteration": 7})
     if is_asynchronous:
         weight.add_(1)  # training continues
@@ -65,7 +68,7 @@ def save_without_shared_folder(folder):
 
     mesh = ranks.start(1, torch.device("cpu"), timeout=60)
     rank_folder = Path(folder) / str(mesh.rank)
-    writer = CheckpointWriter(rank_folder, mesh, keep=0, is_asynchronous=True, timeout=60)
+    writer = CheckpointWriter(rank_folder, mesh, keep=0, is_asynchronous=True, timeout=60, run=RUN)
     writer.save(1, {"a": torch.zeros(3), "b": torch.zeros(4)}, {})
     start = time.perf_counter()
     stderr = io.StringIO()
@@ -95,7 +98,7 @@ def save_twice(folder, failing):
         blocked.write_text("a file instead of a folder")
     if failing == "hash" and mesh.rank == 1:
         manifest.hash_share = lambda *_: (_ for _ in ()).throw(OSError("the disk does not answer"))
-    writer = CheckpointWriter(Path(folder), mesh, keep=0, is_asynchronous=True, timeout=30)
+    writer = CheckpointWriter(Path(folder), mesh, keep=0, is_asynchronous=True, timeout=30, run=RUN)
     found = []
     for iteration in (1, 2):
         writer.save(iteration, {"a": torch.zeros(3), "b": torch.zeros(4)}, {})
@@ -200,7 +203,7 @@ def load_among_four(folder, is_sharded, dp_replicate, is_corrupted):
         is_whole = not is_sharded or tensor.ndim == 0
         return tensor.clone() if is_whole else distribute_tensor(tensor, mesh.shards, placements)
 
-    writer = CheckpointWriter(folder, mesh, keep=0, is_asynchronous=False, timeout=60)
+    writer = CheckpointWriter(folder, mesh, keep=0, is_asynchronous=False, timeout=60, run=RUN)
     target = writer.save(1, {name: spread(tensor) for name, tensor in saved.items()}, {})
     if is_corrupted and mesh.is_main:
         *_, file = sorted((target / "tensors").glob("*.distcp"))  # some ranks read nothing from it
@@ -260,8 +263,8 @@ def test_a_dangling_latest_pointer_falls_back_to_the_newest(tmp_path):
 def test_everything_after_the_resumed_iteration_is_removed(tmp_path):
     for iteration in (2, 4):
         save(tmp_path, iteration)
-        (tmp_path / "rollouts" / f"{iteration:06d}").mkdir(parents=True)
-    checkpoint.remove_after(tmp_path, 2)
+        run_folder.claim(tmp_path / "rollouts" / f"{iteration:06d}", RUN)
+    run_folder.remove_after(tmp_path, 2, RUN)
     assert [path.name for path in checkpoint.complete(tmp_path)] == ["000002"]
     assert [path.name for path in (tmp_path / "rollouts").iterdir()] == ["000002"]
 
@@ -283,7 +286,7 @@ def test_a_failed_write_is_reported_and_earlier_checkpoints_are_kept(tmp_path, m
 
 
 def test_only_the_newest_write_counts_as_failed(tmp_path, monkeypatch):
-    writer = CheckpointWriter(tmp_path, ALONE, keep=0, is_asynchronous=True)
+    writer = CheckpointWriter(tmp_path, ALONE, keep=0, is_asynchronous=True, run=RUN)
 
     def crash(*_, **__):
         raise OSError("disk full")
@@ -336,7 +339,7 @@ def test_a_rewritten_checkpoint_replaces_the_old_one_only_once_it_is_on_disk(tmp
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint_writer, "discard", crash)
+        patch.setattr(run_folder, "discard", crash)
         with pytest.raises(KeyboardInterrupt):
             save(tmp_path, 2, weight=torch.tensor(2.0))
     (folder,) = checkpoint.complete(tmp_path)
@@ -363,14 +366,14 @@ def test_a_kill_during_replacement_loses_no_checkpoint(tmp_path, monkeypatch):
     assert not checkpoint.complete(tmp_path)
     hidden = tmp_path / "checkpoints" / ".000002.replaced"
     assert checkpoint.find_intact(tmp_path, "latest", ALONE).name == "000002" and not hidden.exists()
-    checkpoint.remove_after(tmp_path, 2)
+    run_folder.remove_after(tmp_path, 2, RUN)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["000002", "latest"]
 
 
 def test_an_old_checkpoint_that_cannot_be_deleted_is_reported_and_the_new_one_is_written(tmp_path, monkeypatch, capsys):
     save(tmp_path, 2)
 
-    rmtree = checkpoint.shutil.rmtree
+    rmtree = run_folder.shutil.rmtree
 
     def fail(folder, **options):
         if folder.name == ".000002.removed":
@@ -378,8 +381,8 @@ def test_an_old_checkpoint_that_cannot_be_deleted_is_reported_and_the_new_one_is
         rmtree(folder, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint.shutil, "rmtree", fail)
-        writer = CheckpointWriter(tmp_path, ALONE, keep=1, is_asynchronous=False)
+        patch.setattr(run_folder.shutil, "rmtree", fail)
+        writer = CheckpointWriter(tmp_path, ALONE, keep=1, is_asynchronous=False, run=RUN)
         writer.save(4, {"policy": torch.zeros(3)}, {})
     assert not writer.last_failed
     stderr = capsys.readouterr().err
@@ -393,12 +396,12 @@ def test_only_the_link_of_a_linked_checkpoint_is_removed(tmp_path):
     for remove in (
         lambda: save(tmp_path, 4, keep=1),
         lambda: save(tmp_path, 2),
-        lambda: checkpoint.remove_after(tmp_path, 1),
+        lambda: run_folder.remove_after(tmp_path, 1, RUN),
     ):
         link.symlink_to(elsewhere)
         remove()
         assert not link.is_symlink() and (elsewhere / "state.json").is_file()
-        checkpoint.remove_after(tmp_path, 1)
+        run_folder.remove_after(tmp_path, 1, RUN)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["latest"]
 
 
@@ -442,7 +445,7 @@ def test_ranks_resume_the_checkpoint_of_the_main_rank_or_stop_with_an_error_that
 
 
 def test_keep_every_keeps_every_n_th_checkpoint(tmp_path):
-    writer = CheckpointWriter(tmp_path, ALONE, keep=1, keep_every=4, is_asynchronous=False)
+    writer = CheckpointWriter(tmp_path, ALONE, keep=1, keep_every=4, is_asynchronous=False, run=RUN)
     for iteration in range(2, 11, 2):
         writer.save(iteration, {"policy": torch.zeros(3)}, {})
     assert [path.name for path in checkpoint.complete(tmp_path)] == ["000004", "000008", "000010"]
@@ -450,7 +453,7 @@ def test_keep_every_keeps_every_n_th_checkpoint(tmp_path):
 
 def test_a_renamed_copy_is_neither_resumed_nor_removed(tmp_path):
     copy = save(tmp_path, 2).rename(tmp_path / "checkpoints" / "000002-good")
-    writer = CheckpointWriter(tmp_path, ALONE, keep=1, keep_every=4, is_asynchronous=False)
+    writer = CheckpointWriter(tmp_path, ALONE, keep=1, keep_every=4, is_asynchronous=False, run=RUN)
     for iteration in (1, 3):
         writer.save(iteration, {"policy": torch.zeros(3)}, {})
     assert copy.is_dir() and [path.name for path in checkpoint.complete(tmp_path)] == ["000003"]
@@ -462,6 +465,11 @@ def flip(path):
     path.write_bytes(content)
 
 
+def replace_by_pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
 @pytest.mark.parametrize(
     "corrupt, message",
     [
@@ -470,6 +478,12 @@ def flip(path):
         (lambda folder: (folder / "tensors" / ".metadata").unlink(), "tensors/.metadata is missing"),
         (lambda folder: (folder / "manifest.json").unlink(), "manifest.json is missing"),
         (lambda folder: (folder / "manifest.json").write_text("[1]"), "manifest.json is invalid"),
+        (
+            lambda folder: (folder / "manifest.json").write_text("{}"),
+            "manifest.json does not list state.json, tensors/.metadata",
+        ),
+        (lambda folder: (folder / "state.json").unlink(), "state.json is missing"),
+        (lambda folder: replace_by_pipe(folder / "state.json"), "state.json is not a regular file"),
         (lambda folder: (folder / "state.json").write_bytes(b""), "state.json has 0 bytes, expected"),
     ],
 )
@@ -481,7 +495,7 @@ def test_a_corrupted_checkpoint_is_reported_and_skipped(tmp_path, capsys, corrup
     assert checkpoint.find_intact(tmp_path, "latest", ALONE).name == "000002"
     stderr = capsys.readouterr().err
     assert re.search(f"skipping corrupted checkpoint .*000004: {message}", stderr)
-    with pytest.raises(ValueError, match="000004 is corrupted"):
+    with pytest.raises(ValueError, match="000004 is corrupted|must be `latest`, `auto` or a checkpoint folder"):
         checkpoint.find_intact(tmp_path, str(newest), ALONE)
     corrupt(tmp_path / "checkpoints" / "000002")
     with pytest.raises(ValueError, match="all checkpoints in .* are corrupted"):
@@ -525,8 +539,8 @@ def test_skipped_checkpoints_are_renamed_and_not_deleted(tmp_path, capsys):
     flip(tmp_path / "checkpoints" / "000004" / "state.json")
     corrupted = []
     assert checkpoint.find_intact(tmp_path, "latest", ALONE, corrupted).name == "000002"
-    (tmp_path / "checkpoints" / "000008").mkdir()
-    checkpoint.remove_after(tmp_path, 2, corrupted)
+    run_folder.claim(tmp_path / "checkpoints" / "000008", RUN)
+    run_folder.remove_after(tmp_path, 2, RUN, corrupted)
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert names == ["000002", "000004-damaged", "000006-damaged", "latest"]
     assert [path.name for path in checkpoint.complete(tmp_path)] == ["000002"]
@@ -587,7 +601,7 @@ def test_partially_written_or_removed_folders_are_deleted_on_resume(tmp_path):
     save(tmp_path, 2)
     for name in (".000003.partial", ".000001.removed"):
         (tmp_path / "checkpoints" / name / "tensors").mkdir(parents=True)
-    checkpoint.remove_after(tmp_path, 2)
+    run_folder.remove_after(tmp_path, 2, RUN)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["000002", "latest"]
 
 
@@ -602,13 +616,13 @@ def test_folders_that_cannot_be_deleted_do_not_stop_the_run(tmp_path, monkeypatc
         if not ignore_errors:
             raise PermissionError(1, "Operation not permitted", str(folder))
 
-    monkeypatch.setattr(checkpoint.shutil, "rmtree", rmtree)
-    checkpoint.remove_after(tmp_path, 2)
+    monkeypatch.setattr(run_folder.shutil, "rmtree", rmtree)
+    run_folder.remove_after(tmp_path, 2, RUN)
     assert partial.is_dir() and owner.is_file() and not newer.exists()
     assert "000004 NOT DELETED" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("remove", [lambda run: checkpoint.remove_after(run, 2), lambda run: save(run, 1, keep=1)])
+@pytest.mark.parametrize("remove", [lambda run: run_folder.remove_after(run, 2, RUN), lambda run: save(run, 1, keep=1)])
 def test_a_checkpoint_partially_removed_by_a_crash_is_ignored(tmp_path, monkeypatch, remove):
     for iteration in (2, 4):
         save(tmp_path, iteration)
@@ -618,7 +632,7 @@ def test_a_checkpoint_partially_removed_by_a_crash_is_ignored(tmp_path, monkeypa
         if folder.exists():  # except partial folders of an earlier crash
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(checkpoint.shutil, "rmtree", crash)
+    monkeypatch.setattr(run_folder.shutil, "rmtree", crash)
     with pytest.raises(KeyboardInterrupt):
         remove(tmp_path)
     remaining = checkpoint.complete(tmp_path)
@@ -630,6 +644,7 @@ ENDS_WITH_AN_ERROR = """
 import pathlib, sys, time
 from concurrent.futures import ThreadPoolExecutor
 from hyvideo.config import processes
+from hyvideo.data import run_folder
 
 processes._GRACE_S = 0.2
 ThreadPoolExecutor(1, thread_name_prefix="reward").submit(time.sleep, 1e6)
@@ -640,8 +655,53 @@ sys.exit(processes.end_soon(1))
 
 
 def test_a_process_ends_despite_a_hanging_scorer_but_completes_its_checkpoint(tmp_path):
-    writer = CheckpointWriter(tmp_path, ALONE, keep=0, is_asynchronous=True)
+    writer = CheckpointWriter(tmp_path, ALONE, keep=0, is_asynchronous=True, run=RUN)
     assert writer._thread._thread_name_prefix == processes.CHECKPOINT_THREAD
     command = [sys.executable, "-c", ENDS_WITH_AN_ERROR, str(tmp_path / "written")]
     assert subprocess.run(command, timeout=20).returncode == 1
     assert (tmp_path / "written").exists()
+
+
+VALID_STATE = {
+    "iteration": 3,
+    "update": 3,
+    "anchor_age": 0,
+    "kl_coefficient": {"value": 0.1, "num_updates": 3, "recent": [0.1, 1]},
+    "health": {"bad_in_a_row": 0, "norms": []},
+    "settings": {},
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"iteration": -5},
+        {"iteration": "3"},
+        {"update": None},
+        {"kl_coefficient": {}},
+        {"kl_coefficient": {"value": "x", "num_updates": 3, "recent": []}},
+        {"kl_coefficient": {"value": 0.1, "num_updates": 3, "recent": ["x"]}},
+        {"health": {}},
+        {"health": []},
+        {"settings": []},
+        {"unvalidated": [1]},
+        {"unvalidated": {"reward": {}}},
+        {"contents": 5},
+        {"contents": {"prompts_csv": 5}},
+        {"rollouts": "many"},
+    ],
+)
+def test_a_state_with_wrong_values_raises_value_error(tmp_path, changes):
+    from hyvideo.training.run_state import OPTIONAL_STATE, STATE
+
+    def read(state):
+        (tmp_path / "state.json").write_text(json.dumps(state))
+        return checkpoint.read_state(tmp_path, STATE, OPTIONAL_STATE)
+
+    optional = {"unvalidated": {"reward": 1.0, "by_step": [1, None]}, "contents": {"prompts_csv": "a"}, "rollouts": 8}
+    assert read(VALID_STATE) == VALID_STATE and read(VALID_STATE | optional)
+    (name,) = changes
+    with pytest.raises(ValueError, match=f"state.json has the wrong values {name}"):
+        read(VALID_STATE | changes)
+    with pytest.raises(ValueError, match="state.json has no update"):
+        read({name: value for name, value in VALID_STATE.items() if name != "update"})

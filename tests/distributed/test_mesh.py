@@ -19,7 +19,7 @@ def groups():
     from hyvideo.distributed.checkpoint_writer import CheckpointWriter
 
     mesh = ranks.start(2, CPU, dp_replicate=2, timeout=77)
-    writer = CheckpointWriter(Path("unused"), mesh, keep=0, is_asynchronous=True, timeout=77)
+    writer = CheckpointWriter(Path("unused"), mesh, keep=0, is_asynchronous=True, timeout=77, run="0f0f0f0f")
     found = {
         "all": dist.group.WORLD,
         "video": mesh.sp_group,

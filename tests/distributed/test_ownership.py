@@ -153,7 +153,8 @@ def test_two_writers_in_one_folder_never_mix_a_checkpoint(tmp_path, capsys):
     first, second = ownership_of(tmp_path), ownership_of(tmp_path)
     with first, second:
         early, late = (
-            CheckpointWriter(tmp_path, ALONE, keep=1, is_asynchronous=False, owner=owner) for owner in (first, second)
+            CheckpointWriter(tmp_path, ALONE, keep=1, is_asynchronous=False, owner=owner, run="0f0f0f0f")
+            for owner in (first, second)
         )
 
         def meanwhile(folder):  # the first has written its tensors; now the second writes all of its checkpoint
@@ -171,7 +172,7 @@ def test_two_writers_in_one_folder_never_mix_a_checkpoint(tmp_path, capsys):
 def test_an_owner_replaced_while_publishing_a_checkpoint_renames_and_deletes_nothing_more(tmp_path, monkeypatch, at):
     first = ownership_of(tmp_path)
     with first:
-        writer = CheckpointWriter(tmp_path, ALONE, keep=1, is_asynchronous=False, owner=first)
+        writer = CheckpointWriter(tmp_path, ALONE, keep=1, is_asynchronous=False, owner=first, run="0f0f0f0f")
         writer.save(1, {"weight": torch.tensor(1.0)}, {})
         call, taken = getattr(os, at), []
 

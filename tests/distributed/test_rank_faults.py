@@ -336,7 +336,7 @@ def give_equal_rewards(folder, mesh):
 
 def exceed_max_bad_updates(folder, mesh):
     """Make every update non-finite on rank 1; return the error and whether the policy is unchanged."""
-    trainer = make(folder, mesh, max_bad_updates=3)
+    trainer = make(folder, mesh, max_bad_updates=3, save_interval=9)
     before = digest(trainer)
     step = trainer.update._step
 
@@ -349,7 +349,8 @@ def exceed_max_bad_updates(folder, mesh):
     try:
         trainer.train()
     except FloatingPointError as error:
-        return {"error": str(error), "iteration": trainer.iteration, "same": digest(trainer) == before}
+        saved = sorted(path.name for path in (folder / "checkpoints").iterdir())
+        return {"error": str(error), "iteration": trainer.iteration, "same": digest(trainer) == before, "saved": saved}
     return {}
 
 
@@ -430,4 +431,5 @@ def test_ranks_decide_together_whether_an_update_has_a_signal(results):
 def test_too_many_bad_updates_stop_both_ranks_with_the_last_good_policy(results):
     for rank in results:
         result = rank["too many"]
-        assert "max_bad_updates" in result["error"] and result["iteration"] == 2 and result["same"]
+        assert "max_bad_updates" in result["error"] and result["iteration"] == 1 and result["same"]
+        assert result["saved"] == ["000001", "latest"]  # the last finished iteration, although save_interval is 9

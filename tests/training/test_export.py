@@ -172,6 +172,7 @@ def test_a_small_lora_survives_the_rounding_to_bf16(root, tmp_path):
         (["--transformer_version", VERSION, "--form", "peft"], "--form peft is a LoRA format"),
         (["--checkpoint_path", "nowhere"], "nowhere does not exist"),
         (["--lora_path", "nowhere"], "must be a safetensors file"),
+        (["--transformer_version", VERSION, "--out", "/proc/nothing"], "no file can be created in /proc"),
     ],
 )
 def test_bad_input_ends_with_one_message(run, tmp_path, flags, message):

@@ -50,7 +50,7 @@ RUN = SETTINGS | {
     "ema_decay": 0.0,
     "resume_from_checkpoint": "latest",
 }
-SIGNALS = {"KILL": signal.SIGKILL, "TERM": signal.SIGTERM, "INT": signal.SIGINT, "STOP": signal.SIGSTOP}
+SIGNALS = {name: signal.Signals[f"SIG{name}"] for name in ("KILL", "TERM", "INT", "STOP", "HUP")}
 
 
 def inject(log, stage="", iteration=0, kind="KILL", rank=0):
@@ -206,6 +206,21 @@ def test_ctrl_c_exits_after_the_stage_and_twice_exits_at_once(uninterrupted, tmp
     result = run.start("update", 2, "INT", max_steps=3)
     assert result.code == 75 and run.checkpoints() == ["000001", "000002"]
     assert run.metrics() == uninterrupted.metrics()[:2]
+
+
+def test_a_closed_terminal_saves_and_lost_output_does_not_end_the_run(uninterrupted, tmp_path):
+    run = Run(tmp_path)
+    result = run.start("rollout", 2, "HUP", max_steps=3, save_interval=9)
+    assert result.code == 75 and "stopped by SIGHUP" in result.output
+    assert run.checkpoints() == ["000001"]
+    flags = [f"--{name}={value}" for name, value in (RUN | {"output_dir": run.out, "max_steps": 2}).items()]
+    reader, writer = os.pipe()
+    os.close(reader)  # every write to the terminal now fails
+    command = [python(), "post_train.py", "--config", "configs/smoke.yaml", *flags]
+    code = subprocess.run(command, stdout=writer, stderr=writer, cwd=ROOT, timeout=120).returncode
+    os.close(writer)
+    assert code == 0
+    assert run.checkpoints() == ["000001", "000002"] and run.metrics() == uninterrupted.metrics()[:2]
 
 
 # --- signals while a scorer hangs, and outside of training ----------------------------------------------------------

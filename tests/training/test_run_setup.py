@@ -287,8 +287,8 @@ def test_records_follow_the_settings(elsewhere, monkeypatch):
     trainer, _ = elsewhere
     writers = []
     monkeypatch.setattr(run_setup, "CheckpointWriter", lambda *_, **options: writers.append(options))
-    run_setup._checkpoint_writer(trainer.config.record, trainer.mesh, trainer.owner, timeout=1234.0)
-    assert writers[0]["timeout"] == 1234.0 and writers[0]["owner"] is trainer.owner
+    run_setup._checkpoint_writer(trainer.config.record, trainer.mesh, trainer.owner, "1a2b", timeout=1234.0)
+    assert writers[0]["timeout"] == 1234.0 and writers[0]["owner"] is trainer.owner and writers[0]["run"] == "1a2b"
     checkpoints, recorder = trainer.checkpoints, trainer.recorder
     assert (checkpoints.keep, checkpoints.keep_every, checkpoints.is_asynchronous) == (5, 4, False)
     assert (recorder.interval, recorder.num_videos, recorder.seed, recorder.fps) == (3, 2, 7, 12.0)

@@ -12,18 +12,17 @@ import yaml
 from hyvideo.config.command_line import load_config
 from hyvideo.config.run_plan import make_plan
 from hyvideo.config.settings import Config
-from hyvideo.data.outside import folder_problem, parse_json, read_json
+from hyvideo.data.outside import folder_problem, parse_json, read_json, read_regular
 from hyvideo.data.prompts import are_seen, read_requests
+from hyvideo.data.run_folder import ROLLOUTS, SAMPLES
 from hyvideo.distributed.checkpoint import complete
 from hyvideo.evaluation.reward_hacking import rule
 from hyvideo.evaluation.reward_hacking.monitor import MEASURES_FILE, read_history
 from hyvideo.evaluation.reward_hacking.rule import MetricShift, ValidationStats
 from hyvideo.evaluation.scores_file import mean_by_prompt
 from hyvideo.evaluation.studies.intervals import Interval, t_interval
-from hyvideo.evaluation.validation import FOLDER as SAMPLES
 from hyvideo.records.metrics_file import read_metrics
 from hyvideo.records.stage_timer import TIMELINE_FILE
-from hyvideo.training.rollout_records import FOLDER as ROLLOUTS
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ def read_run(folder: Path) -> Run:
     lines = read_metrics(path) if path.is_file() else []
     history: list[ValidationStats] = []
     if newest := max(samples.glob(f"[0-9]*/{MEASURES_FILE}"), default=None):
-        made_with = parse_json(newest.read_text(encoding="utf-8"))["made_with"]
+        made_with = parse_json(read_regular(newest))["made_with"]
         history = read_history(samples, made_with, before=int(newest.parent.name) + 1)
     before = _scores(samples / "000000") if history and history[0].iteration == 0 else {}
     after = _scores(newest.parent) if len(history) > 1 and before else {}

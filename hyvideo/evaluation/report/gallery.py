@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 from urllib.parse import quote as quote_url
 
-from hyvideo.data.outside import folder_problem, parse_json, quote
+from hyvideo.data.outside import folder_problem, parse_json, quote, read_regular
 from hyvideo.data.templates import fill
 from hyvideo.records.run_files import write_text
 
@@ -69,7 +69,7 @@ def find_videos(folder: Path) -> Iterator[dict[str, str]]:
     """Yield path and settings of each video as text; skip videos without readable settings."""
     for file in sorted(folder.glob("*.mp4")):
         with suppress(OSError, ValueError):
-            settings = parse_json(file.with_suffix(".json").read_text(encoding="utf-8"))
+            settings = parse_json(read_regular(file.with_suffix(".json")))
             json.dumps(settings, ensure_ascii=False).encode()  # fails for lone surrogates, which no page can have
             if isinstance(settings, dict) and isinstance(settings.get("prompt"), str):
                 texts = {name: "–" if value in (None, "") else str(value) for name, value in settings.items()}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from hyvideo.data.outside import parse_json
+from hyvideo.data.outside import parse_json, read_regular
 from hyvideo.distributed.collectives import from_main
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation.reward_hacking import rule
@@ -74,7 +74,7 @@ def read_validation(folder: Path, made_with: dict) -> ValidationStats | None:
     """Return a recorded validation, NaN for missing values, or None if unreadable or made with other settings."""
     path = folder / MEASURES_FILE
     try:
-        recorded = parse_json(path.read_text(encoding="utf-8"))
+        recorded = parse_json(read_regular(path))
         pairs = recorded.get("spreads", {}).items()
         spreads = {name: Dispersion(float(std), int(count)) for name, (std, count) in pairs}
     except FileNotFoundError:

@@ -1,6 +1,7 @@
 """The page of a folder of generated videos, as text and in a browser."""
 
 import json
+import os
 import re
 from html import unescape
 from urllib.parse import unquote
@@ -98,6 +99,13 @@ def test_the_command_writes_the_page_or_names_the_folder_without_videos(folders,
     output = capsys.readouterr().err
     assert f"got {str(tmp_path)!r}: it has no mp4 file with its JSON file" in output and "or --videos with" in output
     assert "--output_path needs runs: --videos writes index.html to its first folder, got a.html" in output
+
+
+def test_a_video_whose_settings_are_a_pipe_is_skipped(folders):
+    one, _ = folders
+    (one / "0003.json").unlink()
+    os.mkfifo(one / "0003.json")
+    assert len(cards(write_gallery(one))) == 3
 
 
 def test_a_page_of_another_program_is_not_overwritten(folders):

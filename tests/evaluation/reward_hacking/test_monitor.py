@@ -20,6 +20,7 @@ from hyvideo.evaluation.reward_hacking.rule import MARKER, Dispersion, RewardHac
 from hyvideo.models.reward_models.rewards import SetMeasure
 from hyvideo.records.metrics_file import read_metrics
 from hyvideo.trainer import Trainer
+from hyvideo.training.output_folder import begin
 from tests.distributed.launch import launch
 from tests.shallow import SHALLOW
 
@@ -205,7 +206,9 @@ def test_validations_with_other_settings_are_ignored(tiny_config, mesh, tmp_path
     prompts = tmp_path / "prompts.csv"
     prompts.write_text("prompt\na red circle moves up\na blue square moves left\n")
     config = tiny_config.with_settings(**VALIDATION | {"valid_video_csv": str(prompts)})
-    trainer_of(config, mesh).validation.run(0)
+    first = trainer_of(config, mesh)
+    begin(first.output_dir, first.run_id, resumed=None)
+    first.validation.run(0)
     other = trainer_of(config.with_settings(validation_steps=config.record.validation_steps - 1), mesh).validation
     assert trainer_of(config, mesh).validation.measures(0) and not other.measures(0)
     prompts.write_text("prompt\na red circle moves up\na green square moves left\n")

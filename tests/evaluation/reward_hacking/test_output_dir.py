@@ -1,9 +1,12 @@
 """Checks that a new run does not write into the output_dir of another run."""
 
+import os
+
 import pytest
 
 from hyvideo.config.sections import RecordSettings
 from hyvideo.evaluation.reward_hacking.rule import MARKER, check_output_dir
+from hyvideo.records.metrics_file import complete_lines
 
 
 def check(folder, *, resumes, action="stop"):
@@ -39,6 +42,16 @@ def test_a_folder_named_metrics_jsonl_raises_value_error(tmp_path):
     (tmp_path / "metrics.jsonl").mkdir()
     with pytest.raises(ValueError, match="metrics.jsonl must be readable"):
         check(tmp_path, resumes=True)
+
+
+def test_a_pipe_as_metrics_is_not_waited_for(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"iteration": 1}\n')
+    read = complete_lines(tmp_path / "metrics.jsonl")
+    assert [iteration for iteration, _ in read] == [1]
+    (tmp_path / "metrics.jsonl").unlink()
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    with pytest.raises(ValueError, match="metrics.jsonl must be readable .*: it is not a regular file"):
+        complete_lines(tmp_path / "metrics.jsonl")
 
 
 def test_a_run_stopped_for_reward_hacking_resumes_only_with_warn(tmp_path):

@@ -317,6 +317,10 @@ def test_the_program_exits_with_1_without_a_model_and_with_2_for_invalid_argumen
     with pytest.raises(SystemExit) as stopped:
         check_checkpoints.main()
     assert stopped.value.code == 2 and "root must be the folder that contains transformer/" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["check_checkpoints", "x" * 5000])
+    with pytest.raises(SystemExit) as stopped:
+        check_checkpoints.main()
+    assert stopped.value.code == 2 and "file name too long" in capsys.readouterr().err
 
 
 def test_model_index_json_determines_the_task(tmp_path):

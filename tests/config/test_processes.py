@@ -1,0 +1,102 @@
+"""The environment variables of torchrun, signals, and output that nobody reads."""
+
+import errno
+import io
+import signal
+
+import pytest
+
+from hyvideo.config import processes
+
+TORCHRUN = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    """Set the variables of torchrun to the given ones only."""
+
+    def set_to(variables):
+        for name in TORCHRUN:
+            monkeypatch.delenv(name, raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+
+    return set_to
+
+
+@pytest.mark.parametrize("variables", [{}, TORCHRUN, {"WORLD_SIZE": "1"}])
+def test_a_complete_environment_is_accepted(environment, variables):
+    environment(variables)
+    processes.check_environment()
+    assert processes.world_size() == int(variables.get("WORLD_SIZE", 1))
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        *(
+            ({"WORLD_SIZE": text}, "WORLD_SIZE must be an integer from 1")
+            for text in ("", "abc", "0", "-1", "1.5", "²")
+        ),
+        ({"RANK": "-1"}, "RANK must be an integer from 0, got '-1'; start the program with torchrun"),
+        ({"LOCAL_RANK": "x"}, "LOCAL_RANK must be an integer from 0"),
+        ({"RANK": "2"}, "RANK must be below WORLD_SIZE 2, got 2"),
+        ({"RANK": ""}, "WORLD_SIZE 2 also needs RANK, got none"),
+        ({"MASTER_ADDR": "", "MASTER_PORT": ""}, "WORLD_SIZE 2 also needs MASTER_ADDR, MASTER_PORT"),
+        ({"MASTER_PORT": "http"}, "MASTER_PORT must be an integer"),
+    ],
+)
+def test_an_incomplete_environment_is_one_message(environment, changes, message):
+    environment(TORCHRUN | changes)
+    with pytest.raises(ValueError, match=message):
+        processes.check_environment()
+
+
+@pytest.mark.parametrize("world_size, code", [("abc", 2), ("2", 2)])
+def test_post_train_exits_with_code_2_for_an_invalid_environment(
+    environment, monkeypatch, tmp_path, capsys, world_size, code
+):
+    import post_train
+
+    environment({"WORLD_SIZE": world_size})
+    flags = ["--config", "configs/smoke.yaml", "--output_dir", str(tmp_path / "run"), "--batch_size", "4"]
+    monkeypatch.setattr("sys.argv", ["post_train.py", *flags])
+    assert post_train.main() == code
+    assert "WORLD_SIZE" in capsys.readouterr().err and not (tmp_path / "run").exists()
+
+
+def test_a_closed_terminal_stops_a_run_unless_nohup_ignores_it(monkeypatch):
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        assert signal.SIGHUP in processes.stop_signals()
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+        assert processes.stop_signals() == {signal.SIGUSR1, signal.SIGINT, signal.SIGHUP}
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        assert processes.stop_signals() == {signal.SIGUSR1, signal.SIGINT}
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+class Broken(io.StringIO):
+    """A stream whose reader is gone."""
+
+    def write(self, text):
+        raise OSError(errno.EPIPE, "Broken pipe")
+
+    def flush(self):
+        raise OSError(errno.EPIPE, "Broken pipe")
+
+
+def test_lost_output_is_dropped_and_other_errors_are_raised():
+    stream = processes.LossyStream(Broken())
+    print("lost", file=stream, flush=True)
+    stream.writelines(["lost"])
+    closed = io.StringIO()
+    closed.close()
+    print("lost", file=processes.LossyStream(closed), flush=True)
+    whole = processes.LossyStream(io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    print("kept", file=whole, flush=True)
+    assert whole.buffer.getvalue() == b"kept\n" and not whole.isatty()
+    with pytest.raises(UnicodeEncodeError):
+        whole.write("²")

@@ -77,7 +77,7 @@ def test_reasoning_and_enclosing_quotes_are_removed(endpoint, answer, prompt):
 BAD = [
     (completion(""), "it is empty"),
     (completion("<think>a</think>"), "it is empty"),
-    (completion("<think>The user wants a cat"), "an answer must end its <think>"),
+    (completion("<think>The user needs a cat"), "an answer must end its <think>"),
     (completion("<think>a</think>A cat.<think>b"), "an answer must end its <think>"),
     (completion('"'), "a prompt must have words, got '\"'"),
     (completion("a\0b"), "control character"),

@@ -18,6 +18,7 @@ from hyvideo.evaluation.benchmarks.suites import Suite, suite_of
 from hyvideo.evaluation.generation import Source, generate, video_settings
 from hyvideo.evaluation.video_sampler import Video
 
+MAX_NAME = 255  # bytes of a file name
 Row = tuple[str, list[str]]  # a prompt and its dimensions
 MAX_LIST_BYTES = 2**28
 
@@ -62,8 +63,10 @@ def list_clips(suite: Suite, rows: list[Row], augmented: dict[str, str], *, seed
     """Return the videos of the prompts, first number 0 of all. A prompt in several dimensions is made once.
 
     A seed depends on ``seed``, prompt and number alone, so that policies and subsets of dimensions share videos.
+    Raises ValueError for an official name that is too long for a file or that two prompts would have.
     """
     clips: dict[tuple[int, str], Clip] = {}
+    owners: dict[str, str] = {}  # prompt by official name
     for prompt, name in ((prompt, name) for prompt, names in rows for name in names):
         if augmented and prompt not in augmented:
             raise ValueError(f"--augmented must have every prompt as original_prompt, got none for {quote(prompt)}")
@@ -73,6 +76,12 @@ def list_clips(suite: Suite, rows: list[Row], augmented: dict[str, str], *, seed
             clip = clips.setdefault((number, prompt), Clip(request, number, []))
             file = f"{name}/" * suite.has_folders + f"{prompt[: suite.name_length]}-{number}.mp4"
             clip.files.extend({file} - {*clip.files})
+            if (size := len(os.fsencode(os.path.basename(file)))) > MAX_NAME:
+                rule = f"the official name of a video must have at most {MAX_NAME} bytes"
+                raise ValueError(f"{rule}, got {size} for the prompt {quote(prompt)}; shorten or remove the prompt")
+            if owners.setdefault(file, prompt) != prompt:
+                both = f"{quote(owners[file])} and {quote(prompt)}"
+                raise ValueError(f"two prompts have the official name {quote(file)}: {both}; remove one of them")
     return sorted(clips.values(), key=lambda clip: clip.number)
 
 

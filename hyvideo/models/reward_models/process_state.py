@@ -24,16 +24,20 @@ class Setting(NamedTuple):
 
 @contextmanager
 def restored_state(owner: str) -> Iterator[None]:
-    """Restore what the body changes, with a warning that names ``owner``. Raises ValueError if it closes sys.stdout."""
+    """Restore what the body changes, with a warning that names ``owner``.
+
+    Raises ValueError for what cannot be restored: a closed sys.stdout, and torch's inference mode.
+    """
     is_main = threading.current_thread() is threading.main_thread()
     settings = SETTINGS + (MAIN_THREAD_SETTINGS if is_main else ())
     before = [setting.read() for setting in settings]
     filters = _error_filters()
-    was_closed = _is_stdout_closed()
+    was_closed, was_inference = _is_stdout_closed(), torch.is_inference_mode_enabled()
     try:
         yield
     finally:
-        warnings.filters[:] = [each for each in warnings.filters if each[0] != "error" or each in filters]
+        for added in [each for each in _error_filters() if each not in filters]:
+            warnings.filters.remove(added)
         changes = []
         for setting, value in zip(settings, before):
             now = setting.read()
@@ -45,6 +49,10 @@ def restored_state(owner: str) -> Iterator[None]:
             warnings.warn(f"{owner} changes {', '.join(changes)}; {advice}", stacklevel=3)
     if _is_stdout_closed() and not was_closed:
         raise ValueError("it closes sys.stdout, which the run needs")
+    if torch.is_inference_mode_enabled() and not was_inference:
+        raise ValueError(
+            "it leaves torch's inference mode enabled; write `with torch.inference_mode():` in each method"
+        )
 
 
 def _set_default_device(device: torch.device) -> None:

@@ -189,3 +189,20 @@ def test_rows_are_the_total_then_each_category_with_its_dimensions():
     ]
     assert len(VBENCH.rows) == 1 + 2 + 16 and len(VBENCH2.rows) == 1 + 5 + 18
     assert suite_of({"scene"}, "x") is VBENCH
+
+
+@pytest.mark.parametrize("prompt, is_valid", [("x" * 249, True), ("x" * 250, False), ("\u7ea2" * 84, False)])
+def test_a_prompt_whose_file_name_is_too_long_is_rejected_before_sampling(prompt, is_valid):
+    rows = [(prompt, ["scene"])]
+    if is_valid:
+        assert list_clips(VBENCH, rows, {}, seed=0, num_videos=1)[0].files == [f"{prompt}-0.mp4"]
+    else:
+        with pytest.raises(ValueError, match="must have at most 255 bytes, got 25[68] for the prompt"):
+            list_clips(VBENCH, rows, {}, seed=0, num_videos=1)
+
+
+def test_two_prompts_with_one_official_name_are_rejected():
+    rows = [("x" * 180 + end, ["Mechanics"]) for end in ("a", "b")]
+    with pytest.raises(ValueError, match="two prompts have the official name 'Mechanics/x+-0.mp4': .*; remove one"):
+        list_clips(VBENCH2, rows, {}, seed=0)
+    assert len(list_clips(VBENCH2, rows[:1] * 2, {}, seed=0, num_videos=1)) == 1

@@ -268,6 +268,16 @@ def test_a_scorer_that_closes_stdout_gets_a_fitting_reason(monkeypatch, tmp_path
             contract.score(Closes(), videos(), PROMPTS, fps=8.0)
 
 
+def test_inference_mode_that_stays_enabled_is_an_error():
+    mode = torch.inference_mode(True)
+    try:
+        with pytest.raises(ValueError, match="it leaves torch's inference mode enabled"), restored_state("mine"):
+            mode.__enter__()
+    finally:
+        mode.__exit__(None, None, None)
+    assert not torch.is_inference_mode_enabled()
+
+
 def test_a_background_thread_also_restores_the_folder_and_the_dtype():
     class Changes(Brightness):
         def score(self, videos, prompts, *, fps):

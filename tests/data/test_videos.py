@@ -1,6 +1,8 @@
 """Tests of video files: pixels, frames and timing survive encoding and decoding, and writes are atomic."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,6 +13,8 @@ import torch
 
 from hyvideo.data import videos
 from hyvideo.data.videos import enlarge, mp4_factor, read_video, to_uint8, write_video
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def moving_square(num_frames: int = 9, height: int = 32, width: int = 32) -> torch.Tensor:
@@ -95,6 +99,31 @@ def test_colors_are_named_in_the_file_and_equal_at_every_size(tmp_path, height):
         smpte170m, limited = 6, 1
         assert (codec.colorspace, codec.color_primaries, codec.color_trc) == (smpte170m,) * 3
         assert codec.color_range == limited
+
+
+def write_grain(path, num_frames=49, height=352, width=624):
+    """Write a video with film grain over a moving picture; the file is that of this process's memory."""
+    random = torch.Generator().manual_seed(0)
+    picture = enlarge(torch.randint(60, 180, (3, height // 16, width), generator=random), 16)[..., :width]
+    frames = [picture.roll(2 * number, -1) for number in range(num_frames)]
+    grain = torch.randn(num_frames, 3, height, width, generator=random)
+    write_video(path, (torch.stack(frames) + 3 * grain).to(torch.uint8), fps=24)
+
+
+@pytest.mark.slow
+def test_a_video_is_the_same_file_whatever_was_in_memory_before(tmp_path):
+    """x264's "mbtree" read memory that it had not written, in files of more than 40 frames, with AVX-512."""
+    program = "import sys; from tests.data.test_videos import write_grain; write_grain(sys.argv[1])"
+    files = [tmp_path / f"{byte}.mp4" for byte in (1, 85)]
+    for byte, file in zip((1, 85), files):
+        environment = os.environ | {"MALLOC_PERTURB_": str(byte)}  # the C library fills new memory with it
+        subprocess.run([sys.executable, "-c", program, file], env=environment, cwd=ROOT, check=True)
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_the_encoder_is_set_to_read_only_what_it_wrote(tmp_path):
+    write_video(tmp_path / "clip.mp4", moving_square(2), fps=8)
+    assert b"mbtree=0" in (tmp_path / "clip.mp4").read_bytes()  # x264 writes its options into the stream
 
 
 def test_the_file_is_h264_in_yuv420p(tmp_path):

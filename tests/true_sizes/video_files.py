@@ -6,6 +6,8 @@ from typing import Any
 
 import av
 import pytest
+import torch
+from torch import Tensor
 
 from hyvideo.data.videos import BT601, LIMITED_RANGE
 
@@ -32,3 +34,10 @@ def check_file(path: Path, size: tuple[int, int, int], fps: float) -> dict[str, 
     settings = json.loads(path.with_suffix(".json").read_text())
     assert (settings["frames"], settings["fps"]) == (frames, fps)
     return settings
+
+
+def moving_blocks(frames: int, height: int, width: int) -> Tensor:
+    """Return a video of colored blocks that move to the right. Shape: uint8 (frames, 3, height, width)."""
+    blocks = torch.randint(0, 256, (3, height // 16, width // 16), generator=torch.Generator().manual_seed(0))
+    picture = blocks.to(torch.uint8).repeat_interleave(16, dim=1).repeat_interleave(16, dim=2)
+    return torch.stack([picture.roll(4 * frame, dims=2) for frame in range(frames)])

@@ -142,7 +142,7 @@ class Trainer(RunParts):
 
     def _train(self) -> None:
         max_steps, started = self.config.optimizer.max_steps, time.perf_counter()
-        with raise_on_all_ranks(self.mesh, errors=(NotOwner, ValueError)):
+        with raise_on_all_ranks(self.mesh, errors=(NotOwner, ValueError, OSError)):
             writer = self._open_records() if self.mesh.is_main else None
         with self.signals, writer or nullcontext():
             try:

@@ -1,7 +1,6 @@
 """Tests of video files: pixels, frames and timing survive encoding and decoding, and writes are atomic."""
 
 import os
-from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,17 +11,14 @@ import torch
 
 from hyvideo.data import videos
 from hyvideo.data.videos import (
-    encode_preview,
     enlarge,
-    is_as_written,
     mp4_factor,
-    read_frames,
-    read_header,
     read_video,
     to_uint8,
     write_video,
 )
-from tests.live_tensors import LiveTensors
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def moving_square(num_frames: int = 9, height: int = 32, width: int = 32) -> torch.Tensor:
@@ -107,105 +103,6 @@ def test_colors_are_named_in_the_file_and_equal_at_every_size(tmp_path, height):
         smpte170m, limited = 6, 1
         assert (codec.colorspace, codec.color_primaries, codec.color_trc) == (smpte170m,) * 3
         assert codec.color_range == limited
-
-
-def test_a_file_of_variable_frame_rate_has_its_average_rate(tmp_path):
-    """20 frames of 33 ms and 21 of 100 ms: 41 frames in 2.7 s."""
-    times = [33 * number for number in range(20)] + [660 + 100 * number for number in range(21)]  # milliseconds
-    with av.open(str(tmp_path / "clip.mp4"), "w") as container:
-        stream = container.add_stream(
-            "libx264", 30, width=64, height=64, pix_fmt="yuv420p", time_base=Fraction(1, 1000)
-        )
-        for time in times:
-            frame = av.VideoFrame.from_ndarray(np.full((64, 64, 3), 128, dtype=np.uint8), format="rgb24")
-            frame.pts = time
-            frame.time_base = Fraction(1, 1000)
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode())
-    frames, fps = read_video(tmp_path / "clip.mp4")
-    assert len(frames) == 41
-    assert 14 < fps < 17  # not 30, the rate of the first frames
-
-
-def test_a_header_has_what_reading_the_file_gives(tmp_path):
-    write_video(tmp_path / "clip.mp4", moving_square(7), fps=23.976)
-    back, fps = read_video(tmp_path / "clip.mp4")
-    assert read_header(tmp_path / "clip.mp4") == (len(back), *back.shape[2:], fps)
-
-
-@pytest.mark.parametrize("wanted", [[0], [8], [0, 4, 8], range(9)])
-def test_single_frames_are_those_of_the_whole_video(tmp_path, wanted):
-    write_video(tmp_path / "clip.mp4", moving_square(9), fps=8)
-    numbers = []
-    frames = read_frames(tmp_path / "clip.mp4", lambda count: numbers.append(count) or wanted)
-    whole, _ = read_video(tmp_path / "clip.mp4")
-    assert numbers == [9] and torch.equal(frames, whole[list(wanted)])
-
-
-def test_reading_single_frames_does_not_hold_the_others(tmp_path, monkeypatch):
-    write_video(tmp_path / "clip.mp4", moving_square(60), fps=8)
-    opened, live = av.open, LiveTensors()
-
-    class Counted(Corrupted):
-        def decode(self, stream):
-            for picture in self.file.decode(stream.real):
-                yield SimpleNamespace(to_ndarray=lambda picture=picture, **form: self.counted(picture, form))
-
-        def counted(self, picture, form):
-            pixels = picture.to_ndarray(**form)
-            live.add([pixels])
-            return pixels
-
-    monkeypatch.setattr(av, "open", lambda file: Counted(opened(file), {}))
-    frames = read_frames(tmp_path / "clip.mp4", lambda count: [0, count // 2, count - 1])
-    assert len(frames) == 3 and len(live.references) == live.most == 3
-
-
-def test_frames_of_a_file_that_states_no_length_or_too_many_frames(tmp_path, monkeypatch):
-    write_video(tmp_path / "clip.mp4", moving_square(4), fps=8)
-    whole, _ = read_video(tmp_path / "clip.mp4")
-    opened = av.open
-    monkeypatch.setattr(av, "open", lambda file: Corrupted(opened(file), {"frames": 0}))
-    assert torch.equal(read_frames(tmp_path / "clip.mp4", lambda count: [count - 1]), whole[3:])
-    monkeypatch.setattr(av, "open", lambda file: Corrupted(opened(file), {"frames": 9}))
-    with pytest.raises(ValueError, match="clip.mp4 has 1 frames, expected 2; write it again"):
-        read_frames(tmp_path / "clip.mp4", lambda count: [0, count - 1])
-
-
-@pytest.mark.parametrize("height, width, shown", [(480, 864, (256, 460)), (832, 480, (444, 256)), (32, 32, (256, 256))])
-def test_a_preview_has_all_frames_and_the_colors_of_the_video(tmp_path, height, width, shown):
-    color = torch.tensor([200, 60, 30], dtype=torch.uint8)
-    write_video(tmp_path / "clip.mp4", color[None, :, None, None].expand(9, 3, height, width), fps=24)
-    (tmp_path / "preview.mp4").write_bytes(encode_preview(tmp_path / "clip.mp4", max_bytes=50_000))
-    back, fps = read_video(tmp_path / "preview.mp4")
-    assert back.shape == (9, 3, *shown) and fps == 24
-    assert (back.float().mean(dim=(0, 2, 3)) - color).abs().max() <= 3
-    assert is_as_written(tmp_path / "preview.mp4")  # H.264 in yuv420p with named colors
-
-
-def test_a_preview_of_a_video_in_other_colors_has_the_colors_that_players_show(tmp_path):
-    """The file of another program is in BT.709, and says so."""
-    color = np.broadcast_to(np.array([200, 60, 30], dtype=np.uint8), (720, 640, 3))
-    with av.open(str(tmp_path / "clip.mp4"), "w") as file:
-        stream = file.add_stream("libx264", 24, width=640, height=720, pix_fmt="yuv420p")
-        codec = stream.codec_context
-        codec.colorspace = codec.color_primaries = codec.color_trc = 1
-        codec.color_range = 1
-        picture = av.VideoFrame.from_ndarray(color.copy(), format="rgb24")
-        file.mux(stream.encode(picture.reformat(format="yuv420p", dst_colorspace="ITU709")))
-        file.mux(stream.encode())
-    (tmp_path / "preview.mp4").write_bytes(encode_preview(tmp_path / "clip.mp4", max_bytes=50_000))
-    assert is_as_written(tmp_path / "preview.mp4") and not is_as_written(tmp_path / "clip.mp4")
-    colors = [read_video(tmp_path / name)[0].float().mean(dim=(0, 2, 3)) for name in ("clip.mp4", "preview.mp4")]
-    assert (colors[0] - colors[1]).abs().max() <= 3
-
-
-def test_a_preview_of_noise_keeps_its_limit(tmp_path):
-    """A collapsed policy generates noise, which compresses worst."""
-    noise = torch.randint(0, 256, (25, 3, 256, 256), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    write_video(tmp_path / "clip.mp4", noise, fps=24)
-    sizes = [len(encode_preview(tmp_path / "clip.mp4", max_bytes=limit)) for limit in (40_000, 10**7)]
-    assert sizes[0] <= 40_000 < sizes[1] < (tmp_path / "clip.mp4").stat().st_size
 
 
 def test_the_file_is_h264_in_yuv420p(tmp_path):

@@ -183,10 +183,12 @@ def _add_words(folder: Path, prompts: Iterable[str]) -> None:
 
     The miniature's small vocabulary would give a text two to three times as many tokens as the released one.
     """
-    from transformers import AutoTokenizer, Qwen2_5_VLTextModel
+    from transformers import AddedToken, AutoTokenizer, Qwen2_5_VLTextModel
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.add_tokens(sorted({word for prompt in prompts for word in prompt.split()}))
+    words = sorted({word for prompt in prompts for word in prompt.split()})
+    tokenizer.add_tokens([f" {word}" for word in words])
+    tokenizer.add_tokens([AddedToken(word, single_word=True) for word in words])  # at the start of a line
     tokenizer.save_pretrained(folder)
     model = Qwen2_5_VLTextModel.from_pretrained(folder)
     model.resize_token_embeddings(len(tokenizer), mean_resizing=False)

@@ -1,0 +1,89 @@
+"""Thin checkpoints with the released structure, and runs of the project's programs at the released sizes on a CPU."""
+
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hyvideo.evaluation.rehearsal.stages import Result, Stage, run_stage
+from hyvideo.models.hunyuan_video15 import thin as thin_hunyuan
+from hyvideo.models.reward_models import thin as thin_rewards
+from hyvideo.models.wan import thin as thin_wan
+from tests.true_sizes.video_files import PROMPT
+
+VERSIONS = ("480p_t2v", "480p_i2v", "720p_t2v", "720p_i2v", "480p_t2v_distilled")
+PHOTO_SIDES = (3000, 4000)  # 12 megapixels
+
+
+@pytest.fixture(scope="session")
+def hunyuan(tmp_path_factory) -> Path:
+    """Return a thin checkpoint of HunyuanVideo-1.5 with both super-resolution models, 190 MB."""
+    root = tmp_path_factory.mktemp("true_sizes") / "hunyuan"
+    settings = thin_hunyuan.Settings()
+    thin_hunyuan.write_checkpoint(root, VERSIONS, settings, seed=0)
+    for name in ("720p_sr_distilled", "1080p_sr_distilled"):
+        thin_hunyuan.write_super_resolution(root, name, settings, seed=1)
+    return root
+
+
+@pytest.fixture(scope="session")
+def wan(tmp_path_factory) -> Callable[[str], Path]:
+    """Return a function that returns a thin checkpoint of a version of Wan."""
+    folder = tmp_path_factory.mktemp("true_sizes")
+
+    def write(version: str) -> Path:
+        if not (folder / version).is_dir():
+            thin_wan.write(folder / version, version, num_heads=2, prompts=[PROMPT])
+        return folder / version
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def scorers(tmp_path_factory) -> Path:
+    """Return a folder with a thin reward model of each built-in scorer, below the scorer's name."""
+    folder = tmp_path_factory.mktemp("true_sizes")
+    for name in ("videoalign", "clip", "pickscore"):
+        thin_rewards.write(name, folder / name)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory) -> dict[str, Path]:
+    """Return photos of 12 megapixels: landscape, the same mirrored, and portrait."""
+    folder = tmp_path_factory.mktemp("true_sizes")
+    short, long = PHOTO_SIDES
+    coarse = np.random.default_rng(0).integers(0, 256, (short // 100, long // 100, 3), dtype=np.uint8)
+    landscape = Image.fromarray(coarse).resize((long, short), Image.Resampling.BILINEAR)
+    images = {
+        "landscape": landscape,
+        "mirrored": landscape.transpose(Image.Transpose.FLIP_LEFT_RIGHT),
+        "portrait": landscape.transpose(Image.Transpose.ROTATE_90),
+    }
+    for name, image in images.items():
+        image.save(folder / f"{name}.jpg", quality=90)
+    return {name: folder / f"{name}.jpg" for name in images}
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch) -> Callable[..., Result]:
+    """Return a function that runs a program with cheap stand-ins for attention and decoder, each process one thread.
+
+    It fails the test if the exit code is not 0, and prints time and memory, which ``pytest -s`` shows.
+    """
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+    def run(name: str, *program: Any, **options: Any) -> Result:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        result = run_stage(Stage(name, tuple(map(str, program)), **options), tmp_path)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        computed = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        print(f"\n{name}: {result.seconds:.0f} s, {computed:.0f} CPU s, {result.peak_gib:.2f} GiB per process")
+        assert not result.problems, "\n".join([*result.problems, result.log.read_text(errors="replace")[-3000:]])
+        return result
+
+    return run

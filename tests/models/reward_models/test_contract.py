@@ -268,6 +268,7 @@ def test_a_scorer_that_closes_stdout_gets_a_fitting_reason(monkeypatch, tmp_path
             contract.score(Closes(), videos(), PROMPTS, fps=8.0)
 
 
+@pytest.mark.filterwarnings("ignore:mine changes the gradient mode")
 def test_inference_mode_that_stays_enabled_is_an_error():
     mode = torch.inference_mode(True)
     try:

@@ -105,6 +105,12 @@ def test_colors_are_named_in_the_file_and_equal_at_every_size(tmp_path, height):
         assert codec.color_range == limited
 
 
+def test_the_encoder_reads_only_what_it_wrote(tmp_path):
+    """With mbtree, x264 read memory that it had not written; tests/true_sizes compares files."""
+    write_video(tmp_path / "clip.mp4", moving_square(2), fps=8)
+    assert b"mbtree=0" in (tmp_path / "clip.mp4").read_bytes()  # x264 writes its options into the stream
+
+
 def test_the_file_is_h264_in_yuv420p(tmp_path):
     write_video(tmp_path / "clip.mp4", moving_square(2), fps=8)
     with av.open(str(tmp_path / "clip.mp4")) as container:

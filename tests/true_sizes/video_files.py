@@ -1,6 +1,7 @@
-"""Checks of the files that generate.py writes for a video."""
+"""Videos of true size, and checks of the files that generate.py writes for one."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hyvideo.data.videos import BT601, LIMITED_RANGE
+from hyvideo.data.videos import BT601, LIMITED_RANGE, write_video
 
 PROMPT = "a cat walks past a sign"
 
@@ -41,3 +42,14 @@ def moving_blocks(frames: int, height: int, width: int) -> Tensor:
     blocks = torch.randint(0, 256, (3, height // 16, width // 16), generator=torch.Generator().manual_seed(0))
     picture = blocks.to(torch.uint8).repeat_interleave(16, dim=1).repeat_interleave(16, dim=2)
     return torch.stack([picture.roll(4 * frame, dims=2) for frame in range(frames)])
+
+
+def write_grain(path: str) -> None:
+    """Write 49 frames of moving blocks with film grain. The file must not depend on the memory of this process."""
+    video = moving_blocks(49, 352, 624)
+    grain = torch.randn(video.shape, generator=torch.Generator().manual_seed(1))
+    write_video(path, (video / 2 + 64 + 3 * grain).to(torch.uint8), fps=24)
+
+
+if __name__ == "__main__":
+    write_grain(sys.argv[1])

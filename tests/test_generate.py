@@ -391,6 +391,8 @@ def test_a_lora_of_another_model_is_rejected_before_loading(make, tmp_path):
 def test_a_lora_on_the_lora_of_a_checkpoint_is_rejected(make, tmp_path):
     lora = {"transformer_blocks.0.attn.to_q": Pair(torch.ones(1, 32), torch.ones(32, 1), 8.0)}
     (tmp_path / "checkpoint" / "tensors").mkdir(parents=True)
+    (tmp_path / "checkpoint" / "tensors" / ".metadata").touch()
+    (tmp_path / "checkpoint" / "state.json").write_text('{"settings": {"pretrained_model_root": "ckpts"}}')
     save_lora(lora, tmp_path / "checkpoint" / "lora")
     manifest.write(tmp_path / "checkpoint", [manifest.hash_share(tmp_path / "checkpoint", Mesh(0, 1, 1))])
     flags = ["--checkpoint_path", tmp_path / "checkpoint", "--lora_path", tmp_path / "checkpoint" / "lora"]

@@ -426,11 +426,13 @@ OTHERS = {
     "hyvideo.config.run_plan:MAX_NOISE": "the sampler's, a number of the method",
     "hyvideo.config.unused:LIMIT": "a reason why a setting has no effect",
     "hyvideo.data.images:MAX_RATIO": "of the original's buckets",
+    "hyvideo.data.run_folder:_MAX_BYTES": "a mark has a hundred bytes",
     "hyvideo.data.outside:MAX_DIGITS": "of an integer that a float can hold",
     "hyvideo.data.outside:MAX_MESSAGE": "shortens a message",
     "hyvideo.distributed.watchdog:BEATS_PER_LIMIT": "the watchdog's heartbeats",
     "hyvideo.distributed.parallelize:_RECOMPILE_LIMIT": "of torch.compile",
     "hyvideo.evaluation.benchmarks.videos:MAX_LIST_BYTES": "no list is shipped; those of VBench have a few megabytes",
+    "hyvideo.evaluation.benchmarks.videos:MAX_NAME": "of the file system",
     "hyvideo.evaluation.preference.rating:MAX_SECONDS": "for a request of a few hundred bytes",
     "hyvideo.evaluation.report.clips:MAX_PREVIEW_BYTES": "the encoder keeps to it",
     "hyvideo.evaluation.report.page:MAX_POINTS": "thins out curves",
@@ -444,7 +446,9 @@ OTHERS = {
     "hyvideo.models.reward_models.rewards:MAX_SCORE": "no score is near it",
     "hyvideo.models.reward_models.service.client:MAX_REQUEST_BYTES": "divides a batch; a larger video is sent alone",
     "hyvideo.models.reward_models.service.client:_CONTINUE_TIMEOUT": "the body is then sent without an answer",
+    "hyvideo.records.metrics_file:MAX_BYTES": "10,000 iterations have 0.2 GB",
     "hyvideo.records.contact_sheet:MAX_PROMPT_LINES": "shortens a caption",
+    "hyvideo.training.output_folder:_MAX_NAMES": "shortens a message",
     "hyvideo.schedulers.transitions:MAX_ETA": "a number of the method",
 }
 OF_LIMITS = {"seconds", "rate"}  # of Limits: an upload may take 20 s and longer by 1 s per MiB

@@ -196,8 +196,8 @@ class Validation:
     def _discard_scores(self, iteration: int) -> None:
         """Delete the records of an earlier validation of ``iteration``, whose videos this one replaces one by one."""
         with warn_if_unwritable(f"VALIDATION {self.folder(iteration)}"):
-            if self.mesh.is_main:
-                claim(self.folder(iteration), self.run_id)
+            if self.mesh.is_main and self.folder(iteration).is_dir():
+                claim(self.folder(iteration), self.run_id)  # raises for a folder that this run has not made
                 for name in (SCORES_FILE, MEASURES_FILE):
                     (self.folder(iteration) / name).unlink(missing_ok=True)
 

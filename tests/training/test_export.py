@@ -128,6 +128,7 @@ def test_the_lora_of_an_image_to_video_run_is_exported_with_the_settings_of_its_
     save_lora(lora, checkpoint / "lora")
     settings = {"pretrained_model_root": str(root), "transformer_version": VERSION, "base_weight_dtype": "fp8"}
     (checkpoint / "state.json").write_text(json.dumps({"settings": settings}))
+    (checkpoint / "tensors" / ".metadata").touch()
     write_manifest(checkpoint)
     expected = load_transformer(root, VERSION, lora=lora)
     monkeypatch.setattr(
@@ -155,6 +156,8 @@ def test_a_small_lora_survives_the_rounding_to_bf16(root, tmp_path):
     save_lora({name: Pair(a, b, 4.0)}, tmp_path / "lora")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "tensors").mkdir()  # like a checkpoint of LoRA training
+    (tmp_path / "run" / "tensors" / ".metadata").touch()
+    (tmp_path / "run" / "state.json").write_text("{}")
     save_lora({name: Pair(a, b, 4.0)}, tmp_path / "run" / "lora")
     write_manifest(tmp_path / "run")
     for checkpoint, lora in ((None, tmp_path / "lora"), (tmp_path / "run", None)):

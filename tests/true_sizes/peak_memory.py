@@ -1,4 +1,4 @@
-"""Score one video several times in a process of its own, and print its scores and the growth of its memory as JSON.
+"""Score one video several times in a new process, and print its scores and the growth of its memory as JSON.
 
 python tests/true_sizes/peak_memory.py SCORER FOLDER FRAMES HEIGHT WIDTH
 """

@@ -69,7 +69,8 @@ def encoded_bytes(run: PlannedRun) -> float:
 def check_room(run: PlannedRun) -> None:
     """Warn on stderr if ``output_dir`` lacks space for the whole run.
 
-    Raises ValueError if it lacks space for one checkpoint and the other files.
+    Raises ValueError if it lacks space for one checkpoint and the encoded prompts. Videos and logs only grow over the
+    run, and training continues without them if the disk is full.
     """
     folder, each = Path(run.settings.output_dir), checkpoint_bytes(run)
     free, more = free_disk(folder), max(1, max_checkpoints(run) - len(list(folder.glob("checkpoints/[0-9]*"))))
@@ -80,7 +81,7 @@ def check_room(run: PlannedRun) -> None:
         f"{free / GIB:.1f} GiB free; free some space, lower save_total_limit (now {run.settings.save_total_limit}), or "
         "use another output_dir"
     )
-    if free < each + others:
+    if free < each + encoded_bytes(run):
         raise ValueError(rule)
     if free < more * each + others:
         print(f"WARNING: {rule}", file=sys.stderr)

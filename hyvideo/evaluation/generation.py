@@ -6,6 +6,7 @@ Without ``sde_type`` the sampler solves the ODE; with it, it samples a rollout a
 """
 
 import math
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -13,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hyvideo.config import processes
 from hyvideo.config.command_line import read_settings
@@ -184,35 +185,52 @@ def generate(
         return
     offloading = resolve(offloading, device)
     config = config.with_settings(vae_offload=offloading.offloading)
-    make_folder(videos[0].path.parent)
+    folder = videos[0].path.parent
+    make_folder(folder)
     local = videos[mesh.replica :: mesh.num_replicas]
+    # Encoded prompts and latents between stages are files: memory does not grow with the number of videos.
+    with tempfile.TemporaryDirectory(prefix=".generate-", dir=folder) as between_stages:
+        if not config.model.conditions_dir:
+            config = config.with_settings(conditions_dir=between_stages)
+        start, bar = time.perf_counter(), partial(stage_bar, is_shown=mesh.is_main)
+        encoder, vae = model_setup.load_encoder(config, device, group_offload=offloading.group_offloading)
+        for video in bar("encoding", "prompt")(local):
+            encoder([video.request], height=video.height, width=video.width)
+            if refiner:
+                refiner.encode(encoder, video)
+        encoder(config.negative_requests)
+        encoder.release()  # before the transformer is loaded
+        home = torch.device("cpu") if offloading.group_offloading else device
+        pipeline = source.load(config, device, encoder, vae, needs, weights_device=home).with_steps(num_steps)
+        place(pipeline.transformer, mesh, device, config.distributed, offloading, caching is not None)
+        for size in dict.fromkeys(sizes):
+            pipeline.try_decoding(*size)
+        loaded = time.perf_counter()
+        sampler = VideoSampler(config.data, mesh, seed, initial_noise)
 
-    start, bar = time.perf_counter(), partial(stage_bar, is_shown=mesh.is_main)
-    encoder, vae = model_setup.load_encoder(config, device, group_offload=offloading.group_offloading)
-    conditions = [encoder([v.request], height=v.height, width=v.width) for v in bar("encoding", "prompt")(local)]
-    if refiner:
-        refiner.encode(encoder, local)
-    encoder(config.negative_requests)
-    encoder.release()  # before the transformer is loaded
-    home = torch.device("cpu") if offloading.group_offloading else device
-    pipeline = source.load(config, device, encoder, vae, needs, weights_device=home).with_steps(num_steps)
-    place(pipeline.transformer, mesh, device, config.distributed, offloading, caching is not None)
-    for size in dict.fromkeys(sizes):
-        pipeline.try_decoding(*size)
-    loaded = time.perf_counter()
-    sampler = VideoSampler(config.data, mesh, seed, initial_noise)
-    jobs = zip(bar("videos", "video")(local), conditions)
-    finals = (sampler.sample(pipeline, *job, new_cache=new_cache, is_sde=is_stochastic) for job in jobs)
-    if refiner:
-        finals = refiner.refine(zip(finals, local), pipeline, sampler, offloading)
-    for latents, video in zip(finals, local):
-        how = {"initial_noise": initial_noise, "sp_size": sp_size, "step_caching": caching and asdict(caching)}
-        how |= asdict(offloading) | {"super_resolution": refiner and refiner.record(video)}
-        sampler.write(pipeline, latents, video.path, video_settings(config, video, source, seed, is_stochastic) | how)
+        def sample(video: Video) -> Tensor:
+            conditions = encoder([video.request], height=video.height, width=video.width)
+            return sampler.sample(pipeline, video, conditions, new_cache=new_cache, is_sde=is_stochastic)
+
+        finals = map(sample, bar("videos", "video")(local))
+        if refiner:
+            finals = refiner.refine(
+                zip(finals, local),
+                pipeline,
+                sampler,
+                offloading,
+                encoder,
+                folder=Path(between_stages),
+            )
+        for latents, video in zip(finals, local):
+            how = {"initial_noise": initial_noise, "sp_size": sp_size, "step_caching": caching and asdict(caching)}
+            how |= asdict(offloading) | {"super_resolution": refiner and refiner.record(video)}
+            settings = video_settings(config, video, source, seed, is_stochastic) | how
+            sampler.write(pipeline, latents, video.path, settings)
     if mesh.is_main and local:
         each, memory = (time.perf_counter() - loaded) / len(local), peak_memory_gib(device)
         times = f"{each:.2f} s each after {loaded - start:.1f} s of loading"
-        print(f"{len(local)} mp4 in {videos[0].path.parent}: {times}, {memory:.2f} GiB peak memory")
+        print(f"{len(local)} mp4 in {folder}: {times}, {memory:.2f} GiB peak memory")
 
 
 def _start(model: ModelSettings, distributed: DistributedSettings) -> tuple[torch.device, ranks.Mesh]:

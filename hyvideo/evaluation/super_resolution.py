@@ -9,8 +9,10 @@ import gc
 import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from hyvideo.config.offloading import Offloading
@@ -31,7 +33,7 @@ from hyvideo.training.model_setup import weights_seed
 
 
 class Refiner:
-    """Super-resolution model for the videos of a call: first `encode`, then `refine`.
+    """Super-resolution model for the videos of a call: first `encode` each, then `refine`.
 
     Raises ValueError if the family has no such model, it was not trained on a size, or its files do not fit.
     ``saves_base`` also writes the videos of the base model.
@@ -59,11 +61,8 @@ class Refiner:
         """Return height and width of a refined video."""
         return dict(zip(("height", "width"), larger_size(video.height, video.width, self.model.resolution)))
 
-    def encode(self, encoder: ConditionEncoder, videos: list[Video]) -> None:
-        """Encode the images at the refined size; texts are not encoded again."""
-        self.conditions = [self._encode(encoder, video) for video in videos]
-
-    def _encode(self, encoder: ConditionEncoder, video: Video) -> Condition:
+    def encode(self, encoder: ConditionEncoder, video: Video) -> Condition:
+        """Return the condition, with the image at the refined size; texts are not encoded again."""
         (condition,) = encoder([video.request], **self.size(video)).samples
         if condition.image is None:
             return condition
@@ -74,17 +73,31 @@ class Refiner:
         return replace(condition, image=replace(condition.image, embeds=nearest.image.embeds))
 
     def refine(
-        self, finals: Iterable[tuple[Tensor, Video]], base: GRPOPipeline, sampler: VideoSampler, offloading: Offloading
+        self,
+        finals: Iterable[tuple[Tensor, Video]],
+        base: GRPOPipeline,
+        sampler: VideoSampler,
+        offloading: Offloading,
+        encoder: ConditionEncoder,
+        *,
+        folder: Path,
     ) -> Iterator[Tensor]:
-        """Yield the refined latents of each video, once the base model has sampled all of them."""
-        kept = []
+        """Yield the refined latents of each video, once the base model has sampled all of them.
+
+        The latents of the base model are files in ``folder`` in the meantime.
+        """
+        videos = []
         for latents, video in finals:
-            kept.append((latents.cpu(), replace(video, **self.size(video))))
+            save_file({"latents": latents.contiguous()}, folder / f"latents-{video.number}.safetensors")
+            videos.append(video)
             if self.saves_base:
                 sampler.write(base, latents, video.path.with_stem(f"{video.path.stem}_before_sr"))
         pipeline, upsampler = self._load(base, offloading, sampler.mesh)
         bar = stage_bar(STAGE, "video", is_shown=sampler.mesh.is_main)
-        for (latents, video), condition in zip(bar(kept), self.conditions):
+        for video in bar(videos):
+            condition = self.encode(encoder, video)
+            latents = load_file(folder / f"latents-{video.number}.safetensors")["latents"]
+            video = replace(video, **self.size(video))
             latents, noise = to_device(latents, base.device), sampler.noise(pipeline, video, STAGE, "augmentation")
             with on_device(upsampler), torch.no_grad():
                 condition = replace(condition, low_resolution=upsampler.condition(latents, noise)[0])

@@ -16,12 +16,14 @@ from hyvideo.data.images import bucket_sizes, larger_size, nearest_size
 from hyvideo.data.randomness import normal
 from hyvideo.evaluation import video_sampler
 from hyvideo.evaluation.super_resolution import Refiner
-from hyvideo.evaluation.video_sampler import STAGE
+from hyvideo.evaluation.video_sampler import STAGE, VideoSampler
 from hyvideo.models.download_check.report import report
 from hyvideo.models.hunyuan_video15.prompt_encoders import ImageEncoder
 from hyvideo.models.loading import load_vae
 from hyvideo.models.lora import Pair, save_lora
+from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
+from tests.live_tensors import LiveTensors
 from tests.models.conftest import GOLDEN
 from tests.tiny_checkpoint import write_image, write_original, write_super_resolution
 
@@ -72,6 +74,34 @@ def test_the_rule_differs_from_that_for_images():
 
 
 # --- generate.py -------------------------------------------------------------------------------
+
+
+def test_conditions_and_latents_in_memory_do_not_grow_with_the_number_of_videos(run, tmp_path, monkeypatch):
+    encode, sample = ConditionEncoder.__call__, VideoSampler.sample
+    most = {}
+    for count in (1, 4):
+        conditions, latents = LiveTensors(), LiveTensors()
+
+        def encoded(self, requests, conditions=conditions, **size):
+            found = encode(self, requests, **size)
+            conditions.add(sample.text for sample in found.samples)
+            return found
+
+        def sampled(self, *arguments, latents=latents, **options):
+            final = sample(self, *arguments, **options)
+            latents.add([final])
+            return final
+
+        monkeypatch.setattr(ConditionEncoder, "__call__", encoded)
+        monkeypatch.setattr(VideoSampler, "sample", sampled)
+        prompts = [f"cat {number}" for number in range(count)]
+        code, error, _ = run("--sr", "--prompt", *prompts, out=f"out{count}")
+        assert code == 0, error
+        most[count] = (conditions.most, latents.most)
+        left = {path.suffix for path in (tmp_path / f"out{count}").iterdir()}
+        assert left <= {".mp4", ".json", ".html"}  # no folder of conditions
+    # One more of each, because a loop's variable keeps the last one while the next is made.
+    assert most[4] <= tuple(number + 1 for number in most[1])
 
 
 def test_a_video_is_refined_and_both_are_written(run, tmp_path):

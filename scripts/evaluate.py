@@ -13,6 +13,7 @@ from the rows of valid_video_csv in order. Writes scores.json and scores.csv.
 
 from pathlib import Path
 
+from hyvideo.config import processes
 from hyvideo.config.command_line import parse
 from hyvideo.config.rules import check_evaluation
 from hyvideo.data.outside import Parser, exit_on_error, make_folder
@@ -27,6 +28,12 @@ def main() -> None:
     parser.add_argument("--videos", type=Path, help="folder of mp4 files to score instead of a model")
     parser.add_argument("--output_dir", dest="out", type=Path, required=True, help="folder for scores.json and .csv")
     options, settings = parser.parse_known_args()
+    if (world_size := processes.world_size()) > 1:
+        raise ValueError(
+            f"scripts.evaluate runs in one process, got {world_size} (WORLD_SIZE): each would repeat all the work and "
+            "replace the files of the others. Start it without torchrun, or share the videos of several policies "
+            "among the processes with scripts.compare_policies"
+        )
     run_settings, has_config = {}, any(word.partition("=")[0] == "--config" for word in settings)
     if options.checkpoint_path and not has_config:
         from hyvideo.training.saved_policy import settings_of_run

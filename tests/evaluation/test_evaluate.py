@@ -170,6 +170,14 @@ def test_videos_are_scored_with_prompts_from_their_json_files(score, folder):
     assert {v["prompt"] for v in scores["videos"]} == {prompt} and {v["group"] for v in scores["videos"]} == {0}
 
 
+def test_several_processes_are_refused(score, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    code, _ = score()
+    error = capsys.readouterr().err
+    assert code == 2 and "runs in one process, got 2" in error and "scripts.compare_policies" in error
+    assert not (tmp_path / "scores").exists()
+
+
 def test_videos_and_a_checkpoint_exclude_each_other(score, folder, capsys):
     code, scores = score("--videos", folder, "--checkpoint_path", folder)
     assert code == 2 and scores is None and "--videos scores existing videos" in capsys.readouterr().err

@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--pretrained_model_root", help="folder of the checkpoints (weights only)")
     parser.add_argument("--transformer_version", default="480p_t2v", help="version to check (weights only)")
     parser.add_argument("--output_dir", default="outputs/gpu_check", help="folder of the results")
-    parser.add_argument("--work_dir", help="folder of compiled kernels and rows (default: <output_dir>/work)")
+    parser.add_argument("--work_dir", default="outputs/gpu_check_work", help="folder of compiled kernels and rows")
     parser.add_argument(
         "--no_precision_casts",
         action="store_true",
@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     if "weights" in options.parts:
         checks |= WEIGHTS
     out = Path(options.output_dir)
-    work = Path(options.work_dir) if options.work_dir else out / "work"
+    work = Path(options.work_dir)
     with exit_on_error("gpu_check.py"):
         make_folder(out)
         make_folder(work)

@@ -119,13 +119,12 @@ def _read_rows(lines: Path) -> list[dict]:
     return list(rows.values())
 
 
-def _run(
-    python: str, check: Check, rows: Path, log: Path, seconds: float, on_wait: Callable[[], None]
-) -> str | None:
+def _run(python: str, check: Check, rows: Path, log: Path, seconds: float, on_wait: Callable[[], None]) -> str | None:
     """Run a check, calling ``on_wait`` twice a second. Return None if all tests passed, else the reason."""
     if seconds <= 0:
         return "no time was left"
-    command = [python, "-m", "pytest", "-p", __name__, "-p", "no:cacheprovider", *check.arguments]
+    # Without capture (-s), the log of a killed check is complete.
+    command = [python, "-m", "pytest", "-p", __name__, "-p", "no:cacheprovider", "-s", *check.arguments]
     no_plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # loading them takes longer than a small check
     environment = os.environ | check.environment | no_plugins | {_ROWS: str(rows.resolve())}
     with open(log, "a") as output:

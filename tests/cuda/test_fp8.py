@@ -8,7 +8,7 @@ import torch
 from hyvideo.models.family import prepare
 from hyvideo.models.fp8 import Fp8Linear, use_fp8
 from hyvideo.models.lora import add_trainable_lora, training_config
-from tests.cuda.speed import sample, seconds_of, train
+from tests.cuda.speed import forward, sample, seconds_of, train
 from tests.cuda.workload import DEVICE, IS_TINY, arrange, compile_problem, median_seconds
 
 pytestmark = pytest.mark.cuda
@@ -33,10 +33,8 @@ def test_compiled_fp8_blocks(work, record):
     inputs = few.inputs(model)["ours"]
     record({"first sampling, s": seconds_of(lambda: sample(model, inputs), DEVICE)})
     record({"first training, s": seconds_of(lambda: train(model, inputs), DEVICE)})
-    with torch.no_grad():
-        sampled = model(**inputs) if DEVICE.type == "cpu" else sample(model, inputs)
-    with torch.autocast(DEVICE.type, torch.bfloat16, enabled=DEVICE.type == "cuda"):
-        trained = model(**inputs)
+    sampled = sample(model, inputs)
+    trained = forward(model, inputs)
     record({"rollout equals update": torch.equal(sampled, trained)})
     record({"sampling, s": median_seconds(lambda: sample(model, inputs), 3)})
     record({"training, s": median_seconds(lambda: train(model, inputs), 3)})

@@ -25,9 +25,7 @@ def one_rank():
     """A process group of this process: NCCL on a GPU, gloo on the CPU."""
     if DEVICE.type == "cuda":
         device = torch.device("cuda", 0)
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=device
-        )
+        dist.init_process_group("cpu:gloo,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=device)
     else:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import yaml
 from hyvideo.data.prompts import read_requests, write_requests
 from hyvideo.models.gpu_memory import LIMIT
 from hyvideo.models.reward_models import thin as thin_rewards
+from hyvideo.records.metrics_file import read_metrics
 from tests.conftest import ROOT
 from tests.cuda import full_width
 from tests.cuda.recipes import recipe
@@ -55,7 +57,8 @@ def test_pilot(tmp_path, record, name):
     settings["pretrained_model_root"] = str(tmp_path / "checkpoints")
     settings["prompts_csv"] = str(tmp_path / "prompts.csv")
     settings["output_dir"] = str(tmp_path / "run")
-    settings["reward_config"] = json.dumps({"videoalign": {"path": str(tmp_path / "videoalign"), "precision": "fp32_math"}})
+    scorer = {"path": str(tmp_path / "videoalign"), "precision": "fp32_math"}  # in bf16, scores would be equal
+    settings["reward_config"] = json.dumps({"videoalign": scorer})
     settings["device"] = DEVICE.type
     if IS_TINY:
         settings |= TINY[name]
@@ -66,15 +69,24 @@ def test_pilot(tmp_path, record, name):
     python = os.environ.get("CHECK_PYTHON", sys.executable)
     command = [python, "post_train.py", "--config", str(tmp_path / "settings.yaml"), "--pilot"]
     environment = os.environ | {LIMIT: str(GPU_24GB)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    print(done.stdout, done.stderr)
-    lines = tmp_path / "run-pilot" / "metrics.jsonl"
-    metrics = [json.loads(line) for line in lines.read_text().splitlines()] if lines.is_file() else []
-    if metrics:
-        record({"first iteration, s": metrics[0]["time/iteration"]})
-        record({key: value for key, value in metrics[-1].items() if key.startswith(("time/", "memory/"))})
-    assert done.returncode == 0, "\n".join(done.stderr.splitlines()[-3:])
+    file = tmp_path / "run-pilot" / "metrics.jsonl"
+    output: list[str] = []
+    metrics: list[dict] = []
+    start = time.perf_counter()
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        for line in process.stdout:  # the progress of each stage
+            print(line, end="", flush=True)
+            output.append(line)
+            record({"seconds so far": time.perf_counter() - start})
+            if file.is_file() and len(found := read_metrics(file)) > len(metrics):
+                metrics = found
+                record({f"iteration {len(metrics)}, s": metrics[-1]["time/iteration"]})
+    assert process.returncode == 0, "".join(output[-3:])
+    metrics = read_metrics(file)
+    record({key: value for key, value in metrics[-1].items() if key.startswith(("time/", "memory/"))})
     assert len(metrics) == 2 and metrics[-1].get("update/skipped", 0) == 0
-    assert "pilot: iteration 2 on" in done.stdout
+    assert any("pilot: iteration 2 on" in line for line in output)
     if torch.device(DEVICE).type == "cuda":
         assert metrics[-1]["memory/peak_reserved_gib"] <= GPU_24GB

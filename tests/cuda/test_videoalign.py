@@ -33,7 +33,8 @@ def scorer(gpu, tmp_path_factory):
     config = json.loads(RELEASED.read_text()) | {name: known[name] for name in SPECIAL_TOKENS}
     path.write_text(json.dumps(config))
     with torch.device("meta"):
-        shapes = {name: tensor.shape for name, tensor in Qwen2VLModel(Qwen2VLConfig.from_dict(config)).state_dict().items()}
+        model = Qwen2VLModel(Qwen2VLConfig.from_dict(config))
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     weights = {name: 0.02 * torch.randn(shape, device=DEVICE, dtype=torch.bfloat16) for name, shape in shapes.items()}
     head = torch.randn(1, config["hidden_size"])
     with pytest.MonkeyPatch.context() as patch:  # 4.4 GB that need not be written to a file

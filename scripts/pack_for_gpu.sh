@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Downloads wheels for a machine without network to the git-ignored folder .whl, for Python 3.12 on x86-64 Linux:
-#   bash scripts/pack_for_gpu.sh             # diffusers, peft, ftfy with wcwidth, and torchao: what gpu_check needs
+#   bash scripts/pack_for_gpu.sh             # what gpu_check needs beside a torch with transformers and pytest
 #   bash scripts/pack_for_gpu.sh av plotly   # also av, which writes videos, and plotly, which writes report.html
 # Copy .whl together with the working tree: 31 MiB without av, 65 MiB with it. PYTHON_VERSION selects another Python.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-packages=(diffusers peft ftfy torchao "$@")
+packages=(diffusers peft ftfy torchao httpx-retries "$@")
 
 requirements=(wcwidth) # of ftfy
 for package in "${packages[@]}"; do

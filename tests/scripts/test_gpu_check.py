@@ -145,15 +145,15 @@ def test_blocks_run_eagerly_after_a_failed_compilation(tmp_path, monkeypatch):
 @pytest.mark.parametrize("value, is_rounded", [(None, True), ("true", True), ("false", False)])
 def test_a_variable_compiles_without_rounding_between_fused_operations(monkeypatch, value, is_rounded):
     monkeypatch.setattr(workload, "DEVICE", torch.device("cpu"))
-    monkeypatch.setattr(torch._inductor.config, "emulate_precision_casts", False)
     monkeypatch.delenv(PRECISION_CASTS, raising=False)
     if value:
         monkeypatch.setenv(PRECISION_CASTS, value)
     work = Workload(torch.device("cpu"), sizes=workload.TINY_MODEL, grid=(1, 2, 2), text_tokens=4)
     model = work.transformer()
     prepare(model, {"text"})
-    workload.arrange(model, compile=True)
-    assert torch._inductor.config.emulate_precision_casts is is_rounded
+    with torch._inductor.config.patch(emulate_precision_casts=not is_rounded):
+        workload.arrange(model, compile=True)
+        assert torch._inductor.config.emulate_precision_casts is is_rounded
 
 
 @pytest.mark.parametrize(

@@ -1,68 +1,106 @@
 """Check that the project computes correctly on a GPU, and measure its speed. Results are tables that can be shared.
 
-    python -m scripts.gpu_check right                            27 minutes: kernels, tests, ratios, runs, resume
-    python -m scripts.gpu_check fast                             26 minutes: the 8.3 B model at 480 x 864 x 81
-    python -m scripts.gpu_check right fast --tiny --device cpu   all of it, with tiny models, on any machine
+    python -m scripts.gpu_check eager       kernels, the CPU's numbers, log-ratio, decoding, copies of weights
+    python -m scripts.gpu_check compiled    compilation, log-ratio, forward and training passes, fp8
+    python -m scripts.gpu_check pilots      post_train.py --pilot of two recipes with 24 GB, random weights
+    python -m scripts.gpu_check layouts     FSDP, offloading, step cache, super-resolution, VideoAlign, resume
+    python -m scripts.gpu_check all --tiny --device cpu     all of it, with tiny models, on any machine
     python -m scripts.gpu_check weights --pretrained_model_root ckpts --transformer_version 480p_i2v
-                                                                 the released weights: samples against diffusers'
+                                            the released weights: samples against diffusers'
 
-`right` and `fast` need no weights and no network. Each check runs tests of tests/cuda in a separate process with a time
-limit. All checks share the kernels that the check `compile` creates in --output_dir. Writes gpu.json and gpu.md there
-after every check, and each check's log and results after every test. The exit code is 1 if a check failed.
-docs/performance.md has the expected results.
+Each part takes at most 9.5 minutes and needs no weights and no network. `compiled` creates the kernels that later parts
+use, in --work_dir. Each check runs tests of tests/cuda in a separate process with a time limit and the allocator
+settings of a run. gpu.json and gpu.md in --output_dir are written whenever a check has measured something; gpu.log is
+the output of all checks. gpu.md begins with measured beside expected numbers. The exit code is 1 if a check failed.
+docs/gpu_check.md explains the results.
 """
 
+import importlib.util
+import os
 import sys
 from pathlib import Path
 
 import yaml
 
-from hyvideo.data.outside import Parser, exit_on_error, make_folder
+from hyvideo.config.processes import use_expandable_segments
+from hyvideo.data.outside import ROOT, Parser, exit_on_error, make_folder
 from tests import forked
-from tests.isolated_checks import Check, run_checks
+from tests.isolated_checks import Check, Number, run_checks, summary
 
-CALLS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
-CHECKS = {call: {name: Check(**row) for name, row in rows["checks"].items()} for call, rows in CALLS.items()}
+_TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+PARTS = {part: {name: Check(**row) for name, row in rows.items()} for part, rows in _TABLE["parts"].items()}
+WEIGHTS = {name: Check(**row) for name, row in _TABLE["weights"].items()}
+NUMBERS = [Number(**row) for row in _TABLE["numbers"]]
+WITHOUT_AV = ROOT / "tests/cuda/without_av"
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = Parser(__doc__)
-    parser.add_argument("call", nargs="+", choices=CHECKS, help="one or more of right, fast and weights")
+    parser.add_argument("parts", nargs="+", choices=[*PARTS, "all", "weights"], help="one or more parts, or all four")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="device to check")
     parser.add_argument("--tiny", action="store_true", help="use tiny models; always with --device cpu")
     parser.add_argument("--only", nargs="+", help="run only these checks")
     parser.add_argument("--pretrained_model_root", help="folder of the checkpoints (weights only)")
     parser.add_argument("--transformer_version", default="480p_t2v", help="version to check (weights only)")
-    parser.add_argument("--output_dir", default="outputs/gpu_check", help="output folder")
+    parser.add_argument("--output_dir", default="outputs/gpu_check", help="folder of the results")
+    parser.add_argument("--work_dir", default="outputs/gpu_check_work", help="folder of compiled kernels and rows")
+    parser.add_argument(
+        "--no_precision_casts",
+        action="store_true",
+        help="compile without rounding to bf16 between fused operations, if the compiler of this torch fails on it",
+    )
     options = parser.parse_args(argv)
-    checks = {name: check for call in options.call for name, check in CHECKS[call].items()}
+    parts = [*PARTS] if "all" in options.parts else [part for part in options.parts if part != "weights"]
+    checks = {name: check for part in parts for name, check in PARTS[part].items()}
+    if "weights" in options.parts:
+        checks |= WEIGHTS
+    out = Path(options.output_dir)
+    work = Path(options.work_dir)
     with exit_on_error("gpu_check.py"):
-        make_folder(Path(options.output_dir))
+        make_folder(out)
+        make_folder(work)
         if unknown := sorted(set(options.only or ()) - set(checks)):
             raise ValueError(f"--only must name checks among {', '.join(checks)}, got {', '.join(unknown)}")
-        if "weights" in options.call and not (options.pretrained_model_root or options.tiny):
+        if "weights" in options.parts and not (options.pretrained_model_root or options.tiny):
             raise ValueError("weights needs --pretrained_model_root, the folder of the checkpoints")
         if options.device == "cuda":
             from hyvideo.training.model_setup import choose_device
 
             choose_device("cuda")
-    variables = {"CHECK_DEVICE": options.device, "CHECK_VERSION": options.transformer_version}
-    variables |= {"CHECK_TINY": "1"} if options.tiny else {}
-    variables |= {"CHECK_MODEL_PATH": options.pretrained_model_root} if options.pretrained_model_root else {}
-    variables |= {"TORCHINDUCTOR_CACHE_DIR": str(Path(options.output_dir, "compiled").resolve())}
+    python = forked.python() if options.device == "cpu" else sys.executable  # a used GPU cannot be forked
+    use_expandable_segments()
+    variables = {
+        "CHECK_DEVICE": options.device,
+        "CHECK_VERSION": options.transformer_version,
+        "CHECK_PYTHON": python,
+        "TORCHINDUCTOR_CACHE_DIR": str((work / "compiled").resolve()),
+    }
+    if options.tiny:
+        variables["CHECK_TINY"] = "1"
+    if options.pretrained_model_root:
+        variables["CHECK_MODEL_PATH"] = options.pretrained_model_root
+    if options.no_precision_casts:
+        variables["COMPILE_PRECISION_CASTS"] = "false"
+    if importlib.util.find_spec("av") is None:
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(WITHOUT_AV)]))
+    chosen = {name: check for name, check in checks.items() if name in (options.only or checks)}
     all_passed = run_checks(
-        {
-            name: check._replace(environment=check.environment | variables)
-            for name, check in checks.items()
-            if name in (options.only or checks)
-        },
-        Path(options.output_dir),
-        seconds=sum(CALLS[call]["seconds"] for call in options.call),
-        title=f"gpu_check {' '.join(options.call)}{' --tiny' * options.tiny} on {options.device}",
-        python=forked.python() if options.device == "cpu" else sys.executable,  # a used GPU cannot be forked
+        {name: check._replace(environment=_environment(check, variables)) for name, check in chosen.items()},
+        out,
+        work,
+        seconds=sum(check.seconds for check in chosen.values()),
+        title=f"gpu_check {' '.join(options.parts)}{' --tiny' * options.tiny} on {options.device}",
+        numbers=[] if options.tiny or options.device == "cpu" else NUMBERS,
+        python=python,
         on_row=lambda check, row: print(f"{check}: {row}", flush=True),
     )
+    print(summary(out, [] if options.tiny or options.device == "cpu" else NUMBERS))
     return 0 if all_passed else 1
+
+
+def _environment(check: Check, variables: dict[str, str]) -> dict[str, str]:
+    configs = {"CHECK_CONFIGS": " ".join(check.configs)} if check.configs else {}
+    return {**check.environment, **variables, **configs}
 
 
 if __name__ == "__main__":

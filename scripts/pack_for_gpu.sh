@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
 # Downloads wheels for a machine without network to the git-ignored folder .whl, for Python 3.12 on x86-64 Linux:
-#   bash scripts/pack_for_gpu.sh          # diffusers, peft and av
-#   bash scripts/pack_for_gpu.sh plotly   # also plotly, for runs that write report.html
-# Copy .whl together with the working tree. PYTHON_VERSION selects another Python.
+#   bash scripts/pack_for_gpu.sh             # what gpu_check needs beside a torch with transformers and pytest
+#   bash scripts/pack_for_gpu.sh av plotly   # also av, which writes videos, and plotly, which writes report.html
+# Copy .whl together with the working tree: 31 MiB without av, 65 MiB with it. PYTHON_VERSION selects another Python.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-packages=(diffusers peft av "$@")
+packages=(diffusers peft ftfy torchao httpx-retries "$@")
 
-requirements=()
+requirements=(wcwidth) # of ftfy
 for package in "${packages[@]}"; do
-    if ! pinned="$(grep -E "^${package}==" requirements.txt)"; then
-        echo "pack_for_gpu.sh: packages must be listed in requirements.txt, got ${package}" >&2
+    if ! pinned="$(grep -E "^${package}==" requirements.txt requirements-dev.txt -h)"; then
+        echo "pack_for_gpu.sh: packages must be listed in requirements.txt or requirements-dev.txt, got ${package}" >&2
         exit 2
     fi
     requirements+=("$pinned")
@@ -27,4 +27,4 @@ rm -rf .whl
 
 echo "downloaded ${requirements[*]} to .whl. On the other machine:"
 echo "  python3 -m pip install --quiet --no-index --no-deps --target /tmp/site .whl/*.whl"
-echo "  PYTHONPATH=/tmp/site python3 -m scripts.gpu_check right"
+echo "  PYTHONPATH=/tmp/site python3 -m scripts.gpu_check eager"

@@ -4,6 +4,7 @@ Adapters must exist already. Checkpointing is compiled with the block, since it 
 """
 
 import functools
+import os
 import types
 
 import torch
@@ -26,6 +27,9 @@ _ATTENTION = (
 )
 # Blocks of several kinds, each with and without gradient, checkpointing and adapter; torch's default is 8.
 _RECOMPILE_LIMIT = 64
+# Environment variable: "false" compiles without rounding to bf16 between fused operations, for checks on a torch whose
+# Triton fails on it. The log-ratio of a compiled model may then differ from 0.
+PRECISION_CASTS = "COMPILE_PRECISION_CASTS"
 
 
 def parallelize(
@@ -84,7 +88,7 @@ def _compile(transformer: nn.Module, backend: str, is_hooked: bool) -> None:
         raise ValueError(f"compile_backend must be one of {', '.join(known)}, got {quote(backend)}")
     torch._dynamo.config.recompile_limit = _RECOMPILE_LIMIT
     torch._dynamo.config.specialize_float = True
-    torch._inductor.config.emulate_precision_casts = True
+    torch._inductor.config.emulate_precision_casts = os.environ.get(PRECISION_CASTS, "true") != "false"
     torch._inductor.config.deterministic = True
     for block in blocks(transformer):
         if is_hooked:

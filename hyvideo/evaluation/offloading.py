@@ -7,6 +7,7 @@ from hyvideo.config.offloading import Offloading
 from hyvideo.config.sections import DistributedSettings
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.parallelize import parallelize
+from hyvideo.models.gpu_memory import total_bytes
 from hyvideo.models.offload import offload, offload_in_groups
 
 GROUPS_BELOW = 60 * 2**30  # bytes of GPU memory, as in the original
@@ -14,7 +15,7 @@ GROUPS_BELOW = 60 * 2**30  # bytes of GPU memory, as in the original
 
 def resolve(flags: Offloading, device: torch.device) -> Offloading:
     """Return the flags with True or False for None: offloading on GPUs below ``GROUPS_BELOW``, not on a CPU."""
-    is_small = device.type == "cuda" and torch.cuda.get_device_properties(device).total_memory < GROUPS_BELOW
+    is_small = device.type == "cuda" and total_bytes(device) < GROUPS_BELOW
     groups = flags.group_offloading
     if groups is None:
         groups = is_small and flags.offloading is not False

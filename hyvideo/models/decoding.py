@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hyvideo.models.family import family_of
+from hyvideo.models.gpu_memory import free_bytes
 from hyvideo.models.sizes import sizes_module
 
 _SMALLER_TILES = (256, 192, 128, 64)  # pixels
@@ -38,14 +39,6 @@ def use_channels_last(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Conv3d):
             module.weight.data = module.weight.data.contiguous(memory_format=torch.channels_last_3d)
-
-
-def free_bytes(device: torch.device) -> float:
-    """Return the bytes that torch can still allocate on a GPU, its cache included; infinity on a CPU."""
-    if device.type != "cuda":
-        return math.inf
-    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return torch.cuda.mem_get_info(device)[0] + cached
 
 
 def decode(vae: nn.Module, latents: Tensor, tiles: Any = None) -> Tensor:

@@ -21,6 +21,7 @@ from hyvideo.data.outside import find_path, folder_problem
 from hyvideo.data.prompts import read_requests
 from hyvideo.distributed.collectives import all_objects
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.models.gpu_memory import total_bytes
 from hyvideo.models.reward_models.rewards import SCORERS
 from hyvideo.models.sizes import read_architecture
 from hyvideo.training.gpu_driver import cudnn_problem, driver_problem
@@ -57,8 +58,8 @@ def check_compiler(distributed: DistributedSettings) -> None:
 
 
 def gpu_memory(device: torch.device) -> float:
-    """Return the memory of a GPU in GiB; 0 for a CPU."""
-    return torch.cuda.get_device_properties(device).total_memory / GIB if device.type == "cuda" else 0.0
+    """Return the memory of a GPU that this process may use, in GiB; 0 for a CPU."""
+    return total_bytes(device) / GIB
 
 
 def missing_requirements(config: Config, world_size: int) -> Iterator[str]:

@@ -24,6 +24,7 @@ from hyvideo.models.attention_kernels import Choice, Shape, choose_kernel
 from hyvideo.models.conditions import Condition
 from hyvideo.models.decoding import Tiling, set_tiling
 from hyvideo.models.family import Family, prepare
+from hyvideo.models.gpu_memory import apply_limit
 from hyvideo.models.lora import Lora, check_lora, training_config
 from hyvideo.models.offload import offload
 from hyvideo.models.sizes import read_architecture
@@ -50,7 +51,11 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     if use_gpu and local_rank >= torch.cuda.device_count():
         got = f"got {torch.cuda.device_count()} GPUs for process {local_rank + 1} of this machine"
         raise ValueError(f"each process needs a separate GPU: {got}. Start one process per GPU, or set device cpu")
-    return torch.device("cuda", local_rank) if use_gpu else torch.device("cpu")
+    if not use_gpu:
+        return torch.device("cpu")
+    device = torch.device("cuda", local_rank)
+    apply_limit(device)
+    return device
 
 
 def make_deterministic() -> None:

@@ -7,6 +7,7 @@ import torch
 
 from hyvideo.models.attention_kernels import Shape, choose_kernel
 from hyvideo.training.model_setup import make_deterministic
+from tests import isolated_checks
 from tests.cuda.speed import Workload
 from tests.cuda.workload import DEVICE, IS_TINY, TINY_MODEL
 
@@ -22,5 +23,17 @@ def gpu():
 
 @pytest.fixture(scope="session")
 def work(gpu):
-    """The released model with random weights, and the size of 81 frames of 480 x 864."""
+    """The released model with random weights, and the size of the recipes: 81 frames of 352 x 624."""
     return Workload(gpu, sizes=TINY_MODEL, grid=(2, 4, 4), text_tokens=8) if IS_TINY else Workload(gpu)
+
+
+@pytest.fixture
+def record(record_property, request):
+    """A function that records a dictionary of values. They are written at once, also if the test is killed later."""
+
+    def record(values):
+        for name, value in values.items():
+            record_property(name, value)
+            isolated_checks.record(request.node.name, name, value)
+
+    return record

@@ -26,8 +26,8 @@ class Workload:
     device: torch.device
     dtype: torch.dtype = torch.bfloat16
     sizes: dict = field(default_factory=dict)  # arguments of diffusers' class
-    grid: tuple[int, int, int] = (21, 30, 54)  # latent frames, height and width: 81 frames of 480 x 864
-    text_tokens: int = 200
+    grid: tuple[int, int, int] = (21, 22, 39)  # latent frames, height and width: 81 frames of 352 x 624
+    text_tokens: int = 300
     family: Family = field(default_factory=lambda: families()[0])
 
     @property

@@ -21,22 +21,22 @@ COUNTS = json.loads((ROOT / "tests/fake_cuda/counts.json").read_text())
 
 
 @pytest.fixture
-def record(record_property):
+def record_part(record):
     """A function that records the measured seconds and GiB of a call, and the counts of a part."""
 
-    def record(call, part):
-        record_property(f"{part}, s", median_seconds(call, 3))
-        record_property("peak GiB", peak_gib(call, DEVICE))
-        for name, value in COUNTS[part].items():
-            record_property(f"counted {name}", value)
+    def record_part(call, part):
+        record({f"{part}, s": median_seconds(call, 3)})
+        record({"peak GiB": peak_gib(call, DEVICE)})
+        record({f"counted {name}": value for name, value in COUNTS[part].items()})
 
-    return record
+    return record_part
 
 
 @pytest.fixture
 def block_call(work):
     """A function that computes the first of two blocks, and its output's gradients."""
-    few = replace(work, sizes=work.sizes | {"num_layers": 2})
+    grid = work.grid if IS_TINY else (21, 30, 54)  # the counts are those of 81 frames of 480 x 864
+    few = replace(work, sizes=work.sizes | {"num_layers": 2}, grid=grid, text_tokens=8 if IS_TINY else 200)
     transformer, sizes = few.transformer(), few.architecture
     prepare(transformer, {"text"})
     randn = partial(torch.randn, device=DEVICE, dtype=work.dtype)
@@ -52,18 +52,18 @@ def block_call(work):
     return call, gradients
 
 
-def test_block_forward(block_call, record):
-    record(torch.no_grad()(block_call[0]), "forward of a block")
+def test_block_forward(block_call, record_part):
+    record_part(torch.no_grad()(block_call[0]), "forward of a block")
 
 
-def test_block_backward(block_call, record):
+def test_block_backward(block_call, record_part):
     """The measured time includes the forward pass."""
     call, gradients = block_call
-    record(lambda: torch.autograd.backward(call(), gradients), "backward of a block")
+    record_part(lambda: torch.autograd.backward(call(), gradients), "backward of a block")
 
 
 @pytest.mark.parametrize("frames", [81, 121])
-def test_tile(gpu, record, frames):
+def test_tile(gpu, record_part, frames):
     """Decodes 256 x 256 pixels, without gradient, in float16."""
     work = Workload(gpu, torch.float16, grid=((frames - 1) // 4 + 1, 16, 16))
     if IS_TINY:
@@ -73,4 +73,4 @@ def test_tile(gpu, record, frames):
     install_layers(vae)
     use_channels_last(vae)
     latents = drawn(work, 1, "initial")[:, : vae.config.latent_channels].to(work.dtype)
-    record(torch.no_grad()(partial(vae.decode, latents)), f"tile of {frames} frames")
+    record_part(torch.no_grad()(partial(vae.decode, latents)), f"tile of {frames} frames")

@@ -1,7 +1,5 @@
 """The log-ratio of fresh rollouts is 0 if they are sampled and trained alike, and no pass waits for the GPU."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -11,17 +9,13 @@ from tests.cuda.speed import Workload
 from tests.cuda.workload import DEVICE, IS_TINY, WAYS, arrange, condition, drawn, only, sampler
 
 pytestmark = pytest.mark.cuda
-BATCHES = {"one by one": (2, False)}
-if (
-    DEVICE.type == "cuda"
-):  # the log-ratio of batches is recorded without a limit; the CPU is slow to compile their shapes
-    BATCHES |= {f"{batch} together": (batch, True) for batch in (1, 2, 4)}
+BATCH = 2  # rollouts, in one forward pass each
 
 
 @pytest.fixture(scope="module")
 def few_blocks(work):
-    """Eight blocks of full width and two latent frames."""
-    return work if IS_TINY else Workload(work.device, sizes={"num_layers": 8}, grid=(2, 30, 54))
+    """Eight blocks of full width and two latent frames of the recipes' size."""
+    return work if IS_TINY else Workload(work.device, sizes={"num_layers": 8}, grid=(2, *work.grid[1:]))
 
 
 @pytest.fixture(scope="module")
@@ -29,21 +23,19 @@ def pipeline(few_blocks):
     return sampler(few_blocks, 2 if IS_TINY else 20)
 
 
-@pytest.mark.parametrize("batch, batched", BATCHES.values(), ids=BATCHES)
 @pytest.mark.parametrize("compiled, kernel", WAYS.values(), ids=WAYS)
-def test_log_ratios(few_blocks, pipeline, record_property, compiled, kernel, batch, batched):
-    """Records the largest log-ratio of all steps, replayed one by one."""
+def test_log_ratios(few_blocks, pipeline, record, compiled, kernel):
+    """Records the largest log-ratio of all steps, sampled and replayed one by one."""
     arrange(pipeline.transformer, recompute="full", compile=compiled)
-    pipeline.sampling = replace(pipeline.sampling, batched_forward=batched)
-    conditions = Conditions((condition(few_blocks, "positive"),) * batch)
+    conditions = Conditions((condition(few_blocks, "positive"),) * BATCH)
     with only(kernel):
         rollouts = pipeline.sample(
-            conditions, drawn(few_blocks, batch, "initial"), lambda step: drawn(few_blocks, batch, f"step {step}")
+            conditions, drawn(few_blocks, BATCH, "initial"), lambda step: drawn(few_blocks, BATCH, f"step {step}")
         )
-        largest = [log_ratio(pipeline, rollouts, conditions, [batch - 1], gradient) for gradient in (False, True)]
-    record_property("no_grad", largest[0])
-    record_property("grad", largest[1])
-    assert batched or max(largest) <= EXACT  # the velocities are bit-identical
+        for name, has_gradient in (("no_grad", False), ("grad", True)):
+            largest = log_ratio(pipeline, rollouts, conditions, [BATCH - 1], has_gradient)
+            record({name: largest})
+            assert largest <= EXACT  # the velocities are bit-identical
 
 
 def log_ratio(pipeline, rollouts, conditions, row, has_gradient):

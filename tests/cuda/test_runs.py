@@ -1,25 +1,19 @@
-"""Short runs on the GPU: default settings, comparison with the CPU, resume, and collectives with one rank."""
+"""Short runs on the GPU: default settings, every miniature config, comparison with the CPU, and resume."""
 
 import statistics
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
 
 from hyvideo.config.command_line import load_config
-from hyvideo.distributed.mesh import Mesh
-from hyvideo.distributed.parallelize import parallelize
-from hyvideo.models.family import install
 from hyvideo.trainer import Trainer
 from scripts import first_run
 from tests.conftest import ROOT
-from tests.cuda.speed import Workload, forward
-from tests.cuda.workload import TINY_MODEL
 from tests.shallow import SHALLOW
 
 pytestmark = pytest.mark.cuda
 QUICK = {"batch_size": 4, "grpo_sampling_steps": 2, "num_updates_per_rollout": 1, "pretrained_model_root": SHALLOW}
+FEW = {"batch_size": 4, "gradient_accumulation_steps": 1, "num_generations": 2}
 AS_CPU = {"batched_forward": True, "enable_compile": False}
 # The settings with which run_post_train.sh trains the miniature on a GPU.
 MINIATURE_ON_GPU = {name: value for name, value in first_run.ON_GPU.items() if name != "device"}
@@ -31,9 +25,9 @@ def trainer_of(gpu, mesh, tmp_path, monkeypatch):
     """A function that creates a trainer which writes no videos; on the CPU its iterations are short."""
     monkeypatch.chdir(ROOT)
 
-    def make(config_file, device, **settings):
+    def make(config_file, device, quick=QUICK, **settings):
         common = {"output_dir": str(tmp_path / "run"), "log_video_interval": 0, "valid_video_csv": ""}
-        settings = common | settings | (QUICK if gpu.type == "cpu" else {})
+        settings = common | settings | (quick if gpu.type == "cpu" else {})
         return Trainer(load_config(config_file, device=device.type, **settings), mesh, device)
 
     return make
@@ -47,17 +41,26 @@ def iterations(trainer, number):
     return lines
 
 
-def test_smoke(gpu, trainer_of, record_property):
+def test_smoke(gpu, trainer_of, record):
     """GPU defaults: bf16, one call per sample and branch, compiled blocks, activation checkpointing."""
     trainer = trainer_of(
         "configs/smoke.yaml", gpu, dtype="bf16", batched_forward=False, enable_gradient_checkpointing=True
     )
     for line in iterations(trainer, 2):  # includes the on-policy check
-        record_property("max |ratio - 1|", line["policy/ratio_max_deviation"])
-        record_property("seconds each", line["time/iteration"])
+        record({"max |ratio - 1|": line["policy/ratio_max_deviation"]})
+        record({"seconds each": line["time/iteration"]})
 
 
-def test_the_reward_curve_of_the_miniature_matches_the_cpu(gpu, trainer_of, record_property):
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "configs").glob("miniature*.yaml")))
+def test_miniature(gpu, trainer_of, record, name):
+    """One iteration of a miniature's config with the settings of run_post_train.sh for a GPU."""
+    trainer = trainer_of(f"configs/{name}.yaml", gpu, FEW, **MINIATURE_ON_GPU)
+    (line,) = iterations(trainer, 1)
+    record({"s": line["time/iteration"], "reward": line["reward/mean"]})
+    assert line["update/skipped"] == 0
+
+
+def test_the_reward_curve_of_the_miniature_matches_the_cpu(gpu, trainer_of, record):
     file, number = ("configs/miniature.yaml", 20) if gpu.type == "cuda" else ("configs/smoke.yaml", 1)
     last = []
     for device in (gpu, torch.device("cpu")):
@@ -65,14 +68,14 @@ def test_the_reward_curve_of_the_miniature_matches_the_cpu(gpu, trainer_of, reco
         lines = iterations(trainer, number)
         rewards = [line["reward/mean"] for line in lines]
         last.append(statistics.mean(rewards[-5:]))
-        record_property(f"reward {len(last)}", " ".join(f"{reward:.3f}" for reward in rewards))
-        record_property(f"seconds each {len(last)}", statistics.median(line["time/iteration"] for line in lines))
+        record({f"reward {len(last)}": " ".join(f"{reward:.3f}" for reward in rewards)})
+        record({f"seconds each {len(last)}": statistics.median(line["time/iteration"] for line in lines)})
     # Three standard errors of the difference between runs with independent noise.
     noise = 3 * lines[-1]["reward/std"] * (2 / (len(rewards[-5:]) * trainer.plan.rollouts)) ** 0.5
     assert abs(last[0] - last[1]) <= noise
 
 
-def test_resume(gpu, trainer_of, record_property):
+def test_resume(gpu, trainer_of, record):
     """Bit-identical with CHECK_DETERMINISTIC; otherwise the difference is recorded. Also records the seconds."""
     settings = AS_CPU | {"save_asynchronously": False}
     uninterrupted = trainer_of("configs/smoke.yaml", gpu, **settings)
@@ -84,32 +87,8 @@ def test_resume(gpu, trainer_of, record_property):
     ours, theirs = resumed.policy.tensors(), uninterrupted.policy.tensors()
     same = ours.keys() == theirs.keys() and all(torch.equal(ours[name], value) for name, value in theirs.items())
     is_deterministic = torch.are_deterministic_algorithms_enabled()
-    record_property("deterministic", is_deterministic)
-    record_property("bit for bit", same)
-    record_property("apart", max((ours[name] - value).abs().max().item() for name, value in theirs.items()))
-    record_property("seconds each", statistics.median(line["time/iteration"] for line in lines))
+    record({"deterministic": is_deterministic})
+    record({"bit for bit": same})
+    record({"apart": max((ours[name] - value).abs().max().item() for name, value in theirs.items())})
+    record({"seconds each": statistics.median(line["time/iteration"] for line in lines)})
     assert same or not is_deterministic
-
-
-def test_one_rank_by_nccl(gpu):
-    """Uses gloo on the CPU."""
-    device = torch.device("cuda", 0) if gpu.type == "cuda" else gpu
-    backend, options = ("cpu:gloo,cuda:nccl", {"device_id": device}) if gpu.type == "cuda" else ("gloo", {})
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, **options)
-    try:
-        number = torch.ones(3, device=device)
-        dist.all_reduce(number)
-        assert number.tolist() == [1, 1, 1]
-        work = Workload(device, torch.float32, TINY_MODEL, (2, 4, 4), 8)
-        inputs = work.inputs(work.transformer())["ours"]
-        shards = init_device_mesh(gpu.type, (1,), mesh_dim_names=("shard",))
-        norms = []
-        for is_sharded in (False, True):
-            model = work.transformer()
-            install(model)
-            parallelize(model, Mesh(rank=0, world_size=1, sp_size=1, shards=shards), shard=is_sharded)
-            forward(model, inputs).square().mean().backward()
-            norms.append(torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm().item())
-        assert norms[0] == pytest.approx(norms[1], rel=1e-5)
-    finally:
-        dist.destroy_process_group()

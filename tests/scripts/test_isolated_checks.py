@@ -6,7 +6,12 @@ import os
 import pytest
 
 from tests.conftest import ROOT
-from tests.isolated_checks import Check, run_checks
+from tests.isolated_checks import Check, Number, run_checks, summary
+
+NUMBERS = [
+    Number("speed of a product", "good", "test_good", "TFLOP/s", "at least 700", 700, 1e9, "look at the clock"),
+    Number("half of it", "slow", "test_slow", "TFLOP/s", "at least 400", 400, 1e9, "look at the clock"),
+]
 
 TESTS = """
 import os, subprocess, sys, time
@@ -39,6 +44,11 @@ def test_hangs():
     open("child", "w").write(str(child.pid))
     time.sleep(60)
 
+def test_slow(request):
+    from tests import isolated_checks
+    isolated_checks.record(request.node.name, "TFLOP/s", 395.0)
+    time.sleep(60)
+
 def test_environment():
     assert os.environ["CHECK_VARIABLE"] == "1"
 """
@@ -52,10 +62,18 @@ def run(tmp_path, monkeypatch):
 
     def run(checks, seconds=60, on_row=lambda check, row: None):
         checks = {
-            name: Check([f"test_it.py::test_{test}" for test in tests], *others)
+            name: Check([f"test_it.py::test_{test}" for test in tests], 1, *others)
             for name, (tests, *others) in checks.items()
         }
-        is_good = run_checks(checks, tmp_path, seconds=seconds, title="a title", on_row=on_row)
+        is_good = run_checks(
+            checks,
+            tmp_path,
+            tmp_path / "work",
+            seconds=seconds,
+            title="a title",
+            numbers=NUMBERS,
+            on_row=on_row,
+        )
         results = json.loads((tmp_path / "gpu.json").read_text())
         return is_good, {result["check"]: result for result in results}, (tmp_path / "gpu.md").read_text()
 
@@ -68,7 +86,7 @@ def test_a_check_that_fails_hangs_or_dies_is_reported_and_the_others_run(run, tm
         "hangs": (["before", "hangs"], 4),
         "bad": (["bad", "good", "broken"], 20),
     }
-    checks |= {"unknown": (["unknown"], 20), "good": (["good", "environment"], 20, {"CHECK_VARIABLE": "1"})}
+    checks |= {"unknown": (["unknown"], 20), "good": (["good", "environment"], 20, [], {"CHECK_VARIABLE": "1"})}
     is_good, results, table = run(checks)
     assert not is_good
     assert [result["ok"] for result in results.values()] == [False] * 4 + [True]
@@ -83,7 +101,7 @@ def test_a_check_that_fails_hangs_or_dies_is_reported_and_the_others_run(run, tm
         ("test_broken", False),
     ]
     assert "| dies | **no** | signal 9 |  |" in table and "| bad | **no** | test_bad | difference 0.1, seconds" in table
-    assert "ValueError: must be positive, got -1" in (tmp_path / "bad.log").read_text()
+    assert "ValueError: must be positive, got -1" in (tmp_path / "gpu.log").read_text()
     assert "| good | yes | test_good | TFLOP/s 790.1, kernel a / b, seconds" in table and "# a title" in table
     child = int((tmp_path / "child").read_text())  # processes that a check started end with it
     assert not os.path.exists(f"/proc/{child}") or "Z" in open(f"/proc/{child}/stat").read().split(")")[1].split()[0]
@@ -99,3 +117,24 @@ def test_results_are_written_after_each_check_and_late_checks_get_no_time(run, t
     is_good, *_ = run({"first": (["hangs"], 60), "second": (["good"], 60)}, 0.3, on_row)
     assert not is_good
     assert seen == [("first", "not finished within 0.3 s", 0), ("second", "no time was left", 1)]
+
+
+def test_a_killed_test_keeps_what_it_has_recorded_and_files_are_written_while_it_runs(run, tmp_path):
+    seen = []
+
+    def on_row(check, row):
+        written = json.loads((tmp_path / "gpu.json").read_text())
+        seen.append((row["what"], row["ok"], [each["ok"] for each in written[-1]["rows"]]))
+
+    is_good, results, table = run({"slow": (["before", "slow"], 4)}, on_row=on_row)
+    assert not is_good
+    assert results["slow"]["rows"][1] == {"what": "test_slow", "ok": None, "TFLOP/s": 395.0}
+    assert seen[0][:2] == ("test_before", True) and None in seen[1][2]
+    assert "| slow | unfinished | test_slow | TFLOP/s 395 |" in table
+
+
+def test_a_number_is_shown_beside_the_expected_one_with_advice_if_it_is_out_of_range(run, tmp_path):
+    *_, table = run({"good": (["good"], 20), "slow": (["slow"], 4)})
+    assert "| speed of a product | 790 | at least 700 |  |" in table
+    assert "| half of it | 395 | at least 400 | look at the clock |" in table
+    assert summary(tmp_path, NUMBERS) in table

@@ -49,10 +49,20 @@ def vae_settings(version: str) -> dict[str, Any]:
 
 def write(root: Path, version: str, *, num_heads: int, prompts: Iterable[str]) -> None:
     """Write a thin checkpoint of a version. Each word of ``prompts`` becomes one token of the text encoder."""
+    words, characters = _vocabulary(prompts, version)
+    write_checkpoint(root, transformer_settings(num_heads), vae_settings(version), words, characters, seed=0)
+
+
+def tokenizer_of(prompts: Iterable[str], version: str):
+    """Return a tokenizer with one token for each word of ``prompts`` and of the version's negative prompt."""
+    return _tokenizer(*_vocabulary(prompts, version))
+
+
+def _vocabulary(prompts: Iterable[str], version: str) -> tuple[list[str], str]:
+    """Return the words, which begin with "▁", and the characters of prompts and the version's negative prompt."""
     texts = [*prompts, version_defaults(version).negative_prompt]
     words = sorted({"▁" + word for text in texts for word in text.split()})
-    characters = "".join(sorted({"▁"}.union(*texts)))
-    write_checkpoint(root, transformer_settings(num_heads), vae_settings(version), words, characters, seed=0)
+    return words, "".join(sorted({"▁"}.union(*texts)))
 
 
 def write_checkpoint(

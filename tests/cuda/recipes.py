@@ -1,0 +1,104 @@
+"""The shipped recipes that a check runs, and the sizes of their attention and decoding."""
+
+import functools
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from hyvideo.config.command_line import load_config
+from hyvideo.config.settings import Config
+from hyvideo.models.sizes import Sizes, sizes_module
+from hyvideo.models.versions import RELEASED
+from tests.conftest import ROOT
+
+CONFIGS = "CHECK_CONFIGS"  # environment variable: names of the configs of a check, separated by spaces
+TEXT_TOKENS = 300  # of a long prompt
+
+
+def config_files() -> list[str]:
+    """Return the names of all configs, such as paper/table2_a_8gpu. The tables in configs/recipes are no configs."""
+    folder = ROOT / "configs"
+    paths = [*folder.glob("*.yaml"), *folder.glob("paper/*.yaml")]
+    return sorted(str(path.relative_to(folder).with_suffix("")) for path in paths)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A config of a released model."""
+
+    name: str
+    config: Config
+    sizes: Sizes
+
+    @property
+    def family(self) -> str:
+        return RELEASED[self.config.model.transformer_version].family
+
+    def grid(self, size: tuple[int, int, int]) -> tuple[int, int, int]:
+        """Return latent frames, height and width of a video of (frames, height, width)."""
+        return self.sizes.latent_size(*size)
+
+    def attention_tokens(self, size: tuple[int, int, int]) -> int:
+        """Return the tokens of the blocks' self-attention."""
+        return self.sizes.image_tokens(*size) + self.sizes.block_text_tokens(TEXT_TOKENS)
+
+
+@functools.cache
+def recipe(name: str) -> Recipe:
+    config = load_config(str(ROOT / "configs" / f"{name}.yaml")).resolved()
+    version = config.model.transformer_version
+    return Recipe(name, config, sizes_module(RELEASED[version].family).released(version))
+
+
+def released_recipes() -> list[Recipe]:
+    """Return the recipes of this check, by default all, for released models."""
+    names = os.environ[CONFIGS].split() if CONFIGS in os.environ else config_files()
+    return [recipe(name) for name in names if _is_released(name)]
+
+
+def _is_released(name: str) -> bool:
+    text = Path(ROOT / "configs" / f"{name}.yaml").read_text(encoding="utf-8")
+    return any(f"transformer_version: {version}" in text for version in RELEASED)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Self-attention of one sample."""
+
+    heads: int
+    head_dim: int
+    tokens: int
+    is_trained: bool  # it also runs backward
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """Decoding of one video."""
+
+    version: str
+    dtype: str
+    size: tuple[int, int, int]  # frames, height, width
+    tile: int  # pixels; 0: whole frames
+
+
+def attentions() -> dict[str, Attention]:
+    """Return the different self-attentions of the recipes, by number of tokens; those of validation last."""
+    found: dict[tuple[int, int, int], bool] = {}
+    for kind in ("rollout_size", "validation_size"):
+        for each in released_recipes():
+            sizes = each.sizes
+            tokens = each.attention_tokens(getattr(each.config, kind))
+            found.setdefault((sizes.num_attention_heads, sizes.attention_head_dim, tokens), kind == "rollout_size")
+    return {f"{key[-1]}": Attention(*key, is_trained) for key, is_trained in found.items()}
+
+
+def decodings() -> dict[str, Decoding]:
+    """Return the different decodings of the recipes, by family and size; those of validation last."""
+    found: dict[str, Decoding] = {}
+    for kind in ("rollout_size", "validation_size"):
+        for each in released_recipes():
+            model = each.config.model
+            size = getattr(each.config, kind)
+            name = f"{each.family} {' x '.join(map(str, size))}"
+            found.setdefault(name, Decoding(model.transformer_version, model.vae_dtype, size, model.vae_tile_size))
+    return found

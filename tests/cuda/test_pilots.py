@@ -1,0 +1,92 @@
+"""Pilots of shipped recipes by post_train.py, with random weights of the released sizes and a limit on the memory."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+import yaml
+
+from hyvideo.data.prompts import read_requests, write_requests
+from hyvideo.models.gpu_memory import LIMIT
+from hyvideo.models.reward_models import thin as thin_rewards
+from hyvideo.records.metrics_file import read_metrics
+from tests.conftest import ROOT
+from tests.cuda import full_width
+from tests.cuda.recipes import recipe
+from tests.cuda.workload import DEVICE, IS_TINY, compile_problem
+
+pytestmark = pytest.mark.cuda
+# GiB that torch reports for an RTX 4090.
+GPU_24GB = 23.65
+# Fewer rollouts and steps than the recipe: peak memory does not depend on them, if there is a batch for each update.
+SHORTER = {
+    "wan21_1gpu_nft": {},
+    "hunyuanvideo15_1gpu_24gb": {"batch_size": 2, "num_generations": 2, "grpo_sampling_steps": 4, "nft_levels": 2},
+}
+TINY = {
+    "wan21_1gpu_nft": {"sample_n_frames": 5, "height": 32, "width": 48, "batch_size": 4, "num_generations": 2},
+    "hunyuanvideo15_1gpu_24gb": {"sample_n_frames": 5, "height": 32, "width": 48, "vae_dtype": "bf16"},
+}
+NUM_PROMPTS = 4
+ALWAYS = {
+    "random_weights": True,
+    "gate_interval": 0,  # velocities of random weights are no better than zero, which fails this check of nft
+    "log_video_interval": 0,
+    "report": False,
+    "report_to": ["none"],
+    "check_reward": False,
+}
+
+
+@pytest.mark.parametrize("name", SHORTER)
+def test_pilot(tmp_path, record, name):
+    """Records the metrics of the second iteration and the peak memory; prints the table of the pilot."""
+    config = recipe(name).config
+    version = config.model.transformer_version
+    requests = read_requests(*config.data.prompts_csv)[:NUM_PROMPTS]
+    write_requests(tmp_path / "prompts.csv", requests)
+    prompts = [request.prompt for request in requests]
+    full_width.write(tmp_path / "checkpoints", version, prompts, is_tiny=IS_TINY)
+    thin_rewards.write("videoalign", tmp_path / "videoalign")
+    settings = yaml.safe_load((ROOT / "configs" / f"{name}.yaml").read_text(encoding="utf-8"))
+    settings |= ALWAYS | SHORTER[name]
+    settings["pretrained_model_root"] = str(tmp_path / "checkpoints")
+    settings["prompts_csv"] = str(tmp_path / "prompts.csv")
+    settings["output_dir"] = str(tmp_path / "run")
+    scorer = {"path": str(tmp_path / "videoalign"), "precision": "fp32_math"}  # in bf16, scores would be equal
+    settings["reward_config"] = json.dumps({"videoalign": scorer})
+    settings["device"] = DEVICE.type
+    if IS_TINY:
+        settings |= TINY[name]
+    if problem := compile_problem():
+        settings["enable_compile"] = False
+        record({"compiled": f"no: {problem}"})
+    (tmp_path / "settings.yaml").write_text(yaml.safe_dump(settings))
+    python = os.environ.get("CHECK_PYTHON", sys.executable)
+    command = [python, "post_train.py", "--config", str(tmp_path / "settings.yaml"), "--pilot"]
+    environment = os.environ | {LIMIT: str(GPU_24GB)}
+    file = tmp_path / "run-pilot" / "metrics.jsonl"
+    output: list[str] = []
+    metrics: list[dict] = []
+    start = time.perf_counter()
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        for line in process.stdout:  # the progress of each stage
+            print(line, end="", flush=True)
+            output.append(line)
+            record({"seconds so far": time.perf_counter() - start})
+            if file.is_file() and len(found := read_metrics(file)) > len(metrics):
+                metrics = found
+                record({f"iteration {len(metrics)}, s": metrics[-1]["time/iteration"]})
+    assert process.returncode == 0, "".join(output[-3:])
+    metrics = read_metrics(file)
+    record({key: value for key, value in metrics[-1].items() if key.startswith(("time/", "memory/"))})
+    assert len(metrics) == 2 and metrics[-1].get("update/skipped", 0) == 0
+    assert any("pilot: iteration 2 on" in line for line in output)
+    if torch.device(DEVICE).type == "cuda":
+        assert metrics[-1]["memory/peak_reserved_gib"] <= GPU_24GB

@@ -1,0 +1,62 @@
+"""VideoAlign of the released size with random weights: seconds and memory of scoring the videos of a recipe."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from hyvideo.models.reward_models import thin
+from hyvideo.models.reward_models.videoalign import scorer as scorer_module
+from hyvideo.models.reward_models.videoalign.checkpoint import Weights
+from hyvideo.models.reward_models.videoalign.scorer import VideoAlignScorer
+from tests.cuda.recipes import recipe
+from tests.cuda.speed import peak_gib, seconds_of
+from tests.cuda.workload import DEVICE, IS_TINY
+
+pytestmark = pytest.mark.cuda
+RELEASED = Path(scorer_module.__file__).with_name("qwen2_vl_2b.json")
+SPECIAL_TOKENS = ("vocab_size", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+
+
+@pytest.fixture(scope="module")
+def scorer(gpu, tmp_path_factory):
+    """A scorer with the released sizes except the vocabulary: its tokenizer is the miniature's."""
+    from transformers import Qwen2VLConfig, Qwen2VLModel
+
+    folder = tmp_path_factory.mktemp("rewards") / "videoalign"
+    thin.write("videoalign", folder)
+    if IS_TINY:
+        return VideoAlignScorer(folder, device=DEVICE)
+    path = folder / "base" / "config.json"
+    known = json.loads(path.read_text())
+    config = json.loads(RELEASED.read_text()) | {name: known[name] for name in SPECIAL_TOKENS}
+    path.write_text(json.dumps(config))
+    with torch.device("meta"):
+        model = Qwen2VLModel(Qwen2VLConfig.from_dict(config))
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    weights = {name: 0.02 * torch.randn(shape, device=DEVICE, dtype=torch.bfloat16) for name, shape in shapes.items()}
+    head = torch.randn(1, config["hidden_size"])
+    with pytest.MonkeyPatch.context() as patch:  # 4.4 GB that need not be written to a file
+        patch.setattr(scorer_module, "read_weights", lambda checkpoint: Weights(weights, head))
+        return VideoAlignScorer(folder, device=DEVICE)
+
+
+@pytest.mark.parametrize("name", ["hunyuanvideo15_480p_8gpu_nft", "wan21_1gpu_nft"])
+def test_videoalign(scorer, record, name):
+    """Records the seconds to score four videos, and the memory that the scorer needs beyond its weights."""
+    config = recipe(name).config
+    frames, height, width = (9, 64, 64) if IS_TINY else config.rollout_size
+    generator = torch.Generator().manual_seed(0)
+    videos = [torch.randint(256, (frames, 3, height, width), dtype=torch.uint8, generator=generator) for _ in range(4)]
+    found = []
+
+    def score():
+        found.append(scorer.score(videos, ["a cat"] * 4, fps=config.data.fps))
+
+    score()
+    record({"parameters": sum(parameter.numel() for parameter in scorer.model.parameters())})
+    record({"s": seconds_of(score, DEVICE)})
+    record({"peak GiB beyond the weights": peak_gib(score, DEVICE)})
+    assert all(torch.tensor(list(row.values())).isfinite().all() for row in found[-1])
+    assert found[0] == found[1]

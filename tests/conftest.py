@@ -3,6 +3,7 @@
 import gc
 import os
 import resource
+import signal
 import sys
 import threading
 from contextlib import contextmanager
@@ -59,6 +60,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, the runs of the tests would ignore it, as they should
     forked.become_server_owner()
     fuzzing.run_all_examples = config.getoption("--slow")
     if config.getoption("numprocesses", None):  # the workers run the tests

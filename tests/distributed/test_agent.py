@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -47,7 +48,7 @@ sys.exit(1)
 
 @pytest.fixture
 def start(tmp_path):
-    """Return a function that starts an agent; all agents are killed after the test."""
+    """Return a function that starts an agent; all agents and their processes are killed after the test."""
     agents = []
 
     def start(program, processes=2, *flags, launcher=("-m", "scripts.launch")):
@@ -62,6 +63,10 @@ def start(tmp_path):
     yield start
     for agent in agents:
         agent.kill()
+    for file in [*tmp_path.glob("ready*"), *tmp_path.glob("pid*")]:  # its processes hold the pipe open
+        with suppress(ProcessLookupError):
+            os.kill(int(file.read_text()), signal.SIGKILL)
+    for agent in agents:
         agent.communicate()
 
 

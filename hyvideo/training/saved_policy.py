@@ -84,9 +84,11 @@ def negative_prompt(folder: Path) -> str | None:
 def settings_of_run(folder: Path) -> tuple[dict, Path | None]:
     """Return the settings of the run that wrote a checkpoint, and their file; ({}, None) if no run wrote it.
 
-    The file is the run's config.yaml or, if the checkpoint was moved out of the run's folder, its state.json.
+    The file is the run's config.yaml or, if the checkpoint was moved out of the run's folder, its state.json. Raises
+    ValueError for a folder that is neither a checkpoint nor a transformer.
     """
     if (saved := _settings(folder)) is None:
+        _transformer_folder(folder)  # raises for what is no policy either
         return {}, None
     checkpoints = folder.resolve().parent
     if checkpoints.name == CHECKPOINTS and (file := checkpoints.parent / "config.yaml").is_file():
@@ -96,6 +98,8 @@ def settings_of_run(folder: Path) -> tuple[dict, Path | None]:
 
 def _settings(folder: Path) -> dict | None:
     if not os.path.isfile(folder / "state.json"):  # Path.is_file raises OSError if the name is too long
+        if os.path.isdir(folder / TENSORS):
+            raise ValueError(f"checkpoint {folder} is corrupted: state.json is missing; use an earlier one")
         return None
     return read_state(folder, {"settings": {}})["settings"]
 

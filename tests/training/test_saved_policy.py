@@ -134,10 +134,10 @@ def test_what_is_no_complete_checkpoint_is_named(runs, tmp_path, exit_code, caps
 
 
 @pytest.mark.parametrize("text", ['{"state', "[]", '{"state.json": 3}'])
-def test_a_checkpoint_with_a_corrupted_manifest_is_named(runs, tmp_path, exit_code, capsys, text):
+def test_a_checkpoint_with_a_corrupted_manifest_is_named(runs, tmp_path, text):
     checkpoint = tmp_path / "run/checkpoints/000001"
     shutil.copytree(runs["full"], checkpoint)
     (checkpoint / "manifest.json").write_text(text)
     assert contents.policy_identity(checkpoint=checkpoint) != contents.policy_identity(checkpoint=runs["full"])
-    assert exit_code(evaluate.main, "--checkpoint_path", checkpoint, "--output_dir", tmp_path / "out") == 2
-    assert f"checkpoint {checkpoint} is corrupted: manifest.json is invalid" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=f"checkpoint {checkpoint} is corrupted: manifest.json is invalid"):
+        saved_policy.verify(checkpoint)

@@ -63,6 +63,12 @@ def read_saved_lora(path: Path) -> Lora:
     return read_lora(path)
 
 
+def check_is_policy(folder: Path) -> None:
+    """Raise ValueError unless a folder is a checkpoint or has a transformer; reads no weights."""
+    if not _is_checkpoint(folder):
+        _transformer_folder(folder)
+
+
 def check_policy(root: str | Path, version: str | None, folder: Path) -> None:
     """Raise ValueError if a folder's policy is corrupted or does not fit the base model."""
     verify(folder)
@@ -84,11 +90,9 @@ def negative_prompt(folder: Path) -> str | None:
 def settings_of_run(folder: Path) -> tuple[dict, Path | None]:
     """Return the settings of the run that wrote a checkpoint, and their file; ({}, None) if no run wrote it.
 
-    The file is the run's config.yaml or, if the checkpoint was moved out of the run's folder, its state.json. Raises
-    ValueError for a folder that is neither a checkpoint nor a transformer.
+    The file is the run's config.yaml or, if the checkpoint was moved out of the run's folder, its state.json.
     """
     if (saved := _settings(folder)) is None:
-        _transformer_folder(folder)  # raises for what is no policy either
         return {}, None
     checkpoints = folder.resolve().parent
     if checkpoints.name == CHECKPOINTS and (file := checkpoints.parent / "config.yaml").is_file():

@@ -99,7 +99,7 @@ def train_runs(study: Study, runs: list[Run], *, jobs: int) -> bool:
         print(f"{run.name}: " + (f"failed with exit code {code}, see {path}" if code else "trained"), flush=True)
         return code
 
-    # A signal must reach `finally`: a run that goes on would keep its folder from the next start of the study.
+    # A signal must reach `finally`: a run that continues would block its folder for the next start.
     ends = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, lambda number, _: sys.exit(128 + number)) for number in ends}
     pool = ThreadPoolExecutor(jobs)

@@ -155,7 +155,7 @@ def test_a_failed_cell_is_reported_with_its_log(tmp_path, capfd, forked_programs
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_stopped_study_ends_its_runs(study, tmp_path, number):
-    """A run that went on would keep its folder from the next start."""
+    """A run that continued would block its folder for the next start."""
     started = tmp_path / "pid"
     (tmp_path / "sleep.py").write_text(
         f"import os, pathlib, time; pathlib.Path({str(started)!r}).write_text(str(os.getpid())); time.sleep(60)"

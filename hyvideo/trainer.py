@@ -273,14 +273,19 @@ class Trainer(RunParts):
         """Return the metrics writer, positioned at the resumed iteration, after writing config.yaml."""
         record = self.config.record
         output_folder.begin(self.output_dir, self.run_id, resumed=self._checkpoint)
-        # A previous run that ended before its first checkpoint starts over (-1).
-        without_checkpoint = -1 if record.resume_from_checkpoint else None
+        last_line = None
+        if self.resumed and self.state.unvalidated:  # the line of this iteration is written again
+            last_line = self.iteration - 1 or -1  # that of iteration 1 with the line of the base model (0)
+        elif self.resumed:
+            last_line = self.iteration
+        elif record.resume_from_checkpoint:  # a previous run that ended before its first checkpoint starts over
+            last_line = -1
         writer = MetricsWriter(
             self.output_dir,
             report_to=[name for name in record.report_to if name != "none"],
             run_name=self.output_dir.name,
             config=self.recorded.flat(),
-            resume_iteration=self.iteration - bool(self.state.unvalidated) if self.resumed else without_checkpoint,
+            resume_iteration=last_line,
         )
         if record.resume_from_checkpoint:
             remove_after(self.output_dir, self.iteration, self.run_id, self._corrupted)

@@ -35,9 +35,9 @@ def main() -> None:
             "among the processes with scripts.compare_policies"
         )
     run_settings, has_config = {}, any(word.partition("=")[0] == "--config" for word in settings)
+    if options.checkpoint_path:
+        from hyvideo.training.saved_policy import check_is_policy, settings_of_run  # slow to import
     if options.checkpoint_path and not has_config:
-        from hyvideo.training.saved_policy import settings_of_run
-
         run_settings, file = settings_of_run(options.checkpoint_path)
         print(f"using {f'the settings of {file}' if file else 'default settings: the checkpoint has no run'}")
     config = parse(settings, run_settings).config
@@ -45,6 +45,8 @@ def main() -> None:
         raise ValueError("--videos scores existing videos: leave out --checkpoint_path and --lora_path")
     if options.videos and options.videos.resolve() == options.out.resolve():
         raise ValueError(f"--output_dir must differ from --videos, whose files it would replace, got {options.out}")
+    if options.checkpoint_path:
+        check_is_policy(options.checkpoint_path)  # otherwise the default settings would be rejected first
     check_evaluation(config, output=options.out, has_model=not options.videos)
 
     from hyvideo.evaluation.contents import joint_identity, policy_identity

@@ -24,7 +24,10 @@ def main() -> None:
     parser.add_argument("--transformer_version", help="version of the base model; default: the run's")
     parser.add_argument("--dtype", choices=["bf16", "fp16", "fp32"], default="bf16", help="precision of the files")
     options = parser.parse_args()
-    with exit_on_error("export.py"):
+
+    from safetensors import SafetensorError  # such as a full disk
+
+    with exit_on_error("export.py", (ValueError, OSError, SafetensorError)):
         run(options)
     print(f"written to {options.out}")
 

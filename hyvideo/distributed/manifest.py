@@ -105,13 +105,25 @@ def _files_below(path: Path) -> list[Path]:
 
 def _describe_unless_known(file: Path) -> dict:
     found = file.stat()
+    if not stat.S_ISREG(found.st_mode):  # reading a pipe would never end
+        raise ValueError(f"{file} must be a regular file, got a pipe or a device; replace it by a copy of its contents")
     for folder in file.parents[:3]:
         manifest = folder / NAME
         if manifest.is_file() and manifest != file:
-            entry = json.loads(manifest.read_text()).get(file.relative_to(folder).as_posix(), {})
-            if entry.get("size") == found.st_size and found.st_mtime_ns <= manifest.stat().st_mtime_ns:
+            entry = _entries(manifest).get(file.relative_to(folder).as_posix())
+            is_older = found.st_mtime_ns <= manifest.stat().st_mtime_ns
+            if isinstance(entry, dict) and entry.get("size") == found.st_size and is_older:
                 return entry
     return _describe(file)
+
+
+def _entries(manifest: Path) -> dict:
+    """Return the entries of a manifest, or none if it is corrupted, as `corruption` reports."""
+    try:
+        content = json.loads(manifest.read_text())
+    except ValueError:
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _content_problem(path: Path, entry: dict, name: str) -> str | None:

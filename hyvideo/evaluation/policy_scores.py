@@ -40,7 +40,8 @@ class Evaluator:
     @cached_property
     def scorer(self) -> AsyncScorer:
         scorer = make_async_scorer(self.config, self.device)
-        scorer.check_prompts([], validated=[request.prompt for request in self.requests])
+        if self.requests:  # none for videos that have their own prompts
+            scorer.check_prompts([], validated=[request.prompt for request in self.requests])
         return scorer
 
     @cached_property
@@ -64,7 +65,8 @@ class Evaluator:
         pipeline = source.load(config, self.device, encoder, vae, needs)
         validation = Validation(config, Mesh(0, 1, 1), pipeline, encoder, scorer)
         parts = validation.videos(validation.rows())
-        return self.score(parts, validation.prompts, validation.groups, fps=config.data.fps)
+        seeds = [request.seed for request in validation.requests]
+        return self.score(parts, validation.prompts, validation.groups, seeds, fps=config.data.fps)
 
     def policies(self, checkpoints: Mapping[str, Path | None], folder: Path) -> dict[str, Evaluation]:
         """Return evaluations by name; those that ``folder`` does not have yet are computed. None is the base model."""
@@ -87,19 +89,22 @@ class Evaluator:
         fps = common_frame_rate(clips)
         files = [clip.path.name for clip in clips]
         parts = read_clips(clips, *self.size[1:])
-        return self.score(parts, prompts, [clip.group for clip in clips], fps=fps, files=files)
+        groups, seeds = [clip.group for clip in clips], [clip.seed for clip in clips]
+        return self.score(parts, prompts, groups, seeds, fps=fps, files=files)
 
     def score(
         self,
         parts: Iterable[dict[int, Tensor | None]],
         prompts: list[str],
         groups: list[int],
+        seeds: list[int | None],
         *,
         fps: float,
         files: list[str] | None = None,
     ) -> Evaluation:
         """Evaluate videos, given in parts by number. One that could not be decoded is None and gets a missing reward.
 
+        ``seeds`` are recorded with the scores; None stands for ``validation_seed``.
         Only one part is kept in memory, if ``parts`` computes them one by one.
         """
         rewards: dict[int, Reward] = {}
@@ -114,9 +119,9 @@ class Evaluator:
             del videos, decoded  # before the next part is computed
         held_out = of_scorers.of_videos()
         entries = []
-        for number, (prompt, group) in enumerate(zip(prompts, groups)):
+        for number, (prompt, group, seed) in enumerate(zip(prompts, groups, seeds)):
             file = files[number] if files else None
-            seed = self.requests[group].seed_or(self.config.record.validation_seed)
+            seed = self.config.record.validation_seed if seed is None else seed
             entry = score_entry(prompt, seed, group, rewards[number], file=file, advantage=math.nan, number=number)
             del entry["advantage"]
             entries.append(entry | {name: or_none(value) for name, value in held_out.get(number, {}).items()})

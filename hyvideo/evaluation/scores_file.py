@@ -5,13 +5,14 @@ import io
 import json
 import math
 import statistics
+import sys
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from hyvideo.data.outside import align_columns
+from hyvideo.data.outside import align_columns, describe_error, read_json
 from hyvideo.data.prompts import Request, are_seen
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation.reward_hacking.rule import Dispersion
@@ -104,13 +105,22 @@ def write_evaluation(path: Path, evaluation: Evaluation, identity: dict) -> None
 
 
 def read_evaluation(path: Path, identity: dict) -> Evaluation | None:
-    """Return the stored evaluation if its identity is the same, else None."""
+    """Return the stored evaluation if its identity is the same, else None, also for a corrupted file."""
     if not path.is_file():
         return None
-    content = json.loads(path.read_text(encoding="utf-8"))
-    if content["of"] != json.loads(json.dumps(identity)):
+    try:
+        content = read_json(path, "stored evaluation")
+        if content["of"] != json.loads(json.dumps(identity)):
+            return None
+        evaluation = Evaluation(content["videos"], content["measures"])
+        for name, interval in summarise(evaluation).items():
+            mean = content["summary"][name]["mean"]
+            if math.isfinite(interval.mean) and not math.isclose(interval.mean, mean, rel_tol=1e-6, abs_tol=1e-9):
+                raise ValueError(f"the mean of {name} is {mean}, but that of its videos is {interval.mean}")
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        print(f"{path} is corrupted and ignored ({describe_error(error)})", file=sys.stderr, flush=True)
         return None
-    return Evaluation(content["videos"], content["measures"])
+    return evaluation
 
 
 def write_csv(path: Path, rows: Iterable[Mapping]) -> None:

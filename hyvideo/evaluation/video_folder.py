@@ -12,6 +12,8 @@ from hyvideo.data.prompts import Request
 from hyvideo.data.videos import mp4_factor, read_header, read_video
 from hyvideo.evaluation import parts
 
+SCORES_FILE = "scores.json"
+
 
 @dataclass(frozen=True)
 class Clip:
@@ -20,12 +22,14 @@ class Clip:
     path: Path
     prompt: str
     group: int  # index of the prompt
+    seed: int | None  # of the initial noise, if it is recorded
 
 
 def find_clips(folder: Path, requests: list[Request]) -> list[Clip]:
     """List the mp4 files of a folder with their prompts, from a run's scores.json or from JSON files beside them.
 
-    Without either, the files belong to ``requests`` in order, equally many to each. ValueError for unknown prompts.
+    Without either, the files belong to ``requests`` in order, equally many to each. Raises ValueError for unknown
+    prompts and for a corrupted scores.json.
     """
     paths = sorted(folder.glob("*.mp4"))
     if not paths:
@@ -34,14 +38,15 @@ def find_clips(folder: Path, requests: list[Request]) -> list[Clip]:
     if recorded := _recorded(folder):
         return recorded
     if any(path.with_suffix(".json").is_file() for path in paths):
-        prompts = [_prompt_of(path.with_suffix(".json")) for path in paths]
-        places = {prompt: place for place, prompt in enumerate(dict.fromkeys(prompts))}
-        return [Clip(path, prompt, places[prompt]) for path, prompt in zip(paths, prompts)]
+        records = [_record_of(path.with_suffix(".json")) for path in paths]
+        places = {prompt: place for place, prompt in enumerate(dict.fromkeys(prompt for prompt, _ in records))}
+        return [Clip(path, prompt, places[prompt], seed) for path, (prompt, seed) in zip(paths, records)]
     if not requests or len(paths) % len(requests):
         rows = f"the {len(requests)} rows of valid_video_csv"
         raise ValueError(f"videos without JSON files must be a multiple of {rows}, got {len(paths)} in {folder}")
     each = len(paths) // len(requests)
-    return [Clip(path, requests[i // each].prompt, i // each) for i, path in enumerate(paths)]
+    owners = [requests[i // each] for i in range(len(paths))]
+    return [Clip(path, owner.prompt, i // each, owner.seed) for i, (path, owner) in enumerate(zip(paths, owners))]
 
 
 def common_frame_rate(clips: list[Clip]) -> float:
@@ -75,15 +80,28 @@ def _at_original_size(video: Tensor, height: int, width: int) -> Tensor:
 
 def _recorded(folder: Path) -> list[Clip]:
     """Return the videos listed in the scores.json of a run, or none if there is no such file."""
-    path = folder / "scores.json"
-    entries = parse_json(path.read_text(encoding="utf-8")) if path.is_file() else []
-    if not isinstance(entries, list):
+    path = folder / SCORES_FILE
+    if not path.is_file():
         return []
-    return [Clip(folder / e["file"], e["prompt"], e["group"]) for e in entries if e["file"]]
+    try:
+        entries = parse_json(path.read_text(encoding="utf-8"))
+        if isinstance(entries, dict):  # of scripts.evaluate
+            return []
+        clips = []
+        for entry in entries:
+            if entry["file"]:
+                clips.append(Clip(folder / entry["file"], entry["prompt"], entry["group"], entry.get("seed")))
+        if wrong := [clip for clip in clips if not (isinstance(clip.prompt, str) and type(clip.group) is int)]:
+            raise ValueError(f"prompt {quote(wrong[0].prompt, 60)} and group {quote(wrong[0].group, 60)}")
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} must be a list of videos with file, prompt and group: {error!r}") from error
+    return clips
 
 
-def _prompt_of(path: Path) -> str:
-    prompt = read_json(path, "--videos").get("prompt")
+def _record_of(path: Path) -> tuple[str, int | None]:
+    """Return the prompt of a video and, if it is recorded, its seed."""
+    record = read_json(path, "--videos")
+    prompt, seed = record.get("prompt"), record.get("seed")
     if not isinstance(prompt, str):
         raise ValueError(f"{path} must contain a JSON object with a prompt")
-    return prompt
+    return prompt, seed if isinstance(seed, int) else None

@@ -16,11 +16,14 @@ def iteration_of(line: bytes) -> int | None:
         iteration = parse_json(line.decode())["iteration"]
     except (ValueError, TypeError, KeyError):
         return None
-    return iteration if isinstance(iteration, int) else None
+    return iteration if type(iteration) is int and iteration >= 0 else None
 
 
 def complete_lines(path: Path) -> list[tuple[int, bytes]]:
-    """Return iteration and text of each line, without an incomplete last one. Raises ValueError for an invalid file."""
+    """Return iteration and text of each line, without an incomplete last one.
+
+    Raises ValueError for an invalid file, also if a line repeats an iteration: its cost would count twice.
+    """
     problem = file_problem(path, MAX_BYTES)  # also for a pipe, which would make the program wait
     if problem:
         raise ValueError(f"{path} must be readable to resume or evaluate the run: {problem}")
@@ -32,6 +35,14 @@ def complete_lines(path: Path) -> list[tuple[int, bytes]]:
     if None in iterations[:-1]:
         number = iterations.index(None) + 1
         raise ValueError(f"line {number} of {path} is not a JSON object with an iteration; repair or remove the line")
+    last = 0
+    for number, iteration in enumerate(iterations, start=1):
+        if iteration and iteration <= last:
+            raise ValueError(
+                f"line {number} of {path} has iteration {iteration}, but follows iteration {last}; every iteration has "
+                "one line, in order: remove the lines that do not belong to the run"
+            )
+        last = iteration or last
     return [(iteration, line) for iteration, line in zip(iterations, lines) if iteration is not None]
 
 

@@ -63,6 +63,12 @@ def read_saved_lora(path: Path) -> Lora:
     return read_lora(path)
 
 
+def check_is_policy(folder: Path) -> None:
+    """Raise ValueError unless a folder is a checkpoint or has a transformer; reads no weights."""
+    if not _is_checkpoint(folder):
+        _transformer_folder(folder)
+
+
 def check_policy(root: str | Path, version: str | None, folder: Path) -> None:
     """Raise ValueError if a folder's policy is corrupted or does not fit the base model."""
     verify(folder)
@@ -96,6 +102,8 @@ def settings_of_run(folder: Path) -> tuple[dict, Path | None]:
 
 def _settings(folder: Path) -> dict | None:
     if not os.path.isfile(folder / "state.json"):  # Path.is_file raises OSError if the name is too long
+        if os.path.isdir(folder / TENSORS):
+            raise ValueError(f"checkpoint {folder} is corrupted: state.json is missing; use an earlier one")
         return None
     return read_state(folder, {"settings": {}})["settings"]
 

@@ -15,6 +15,7 @@ from hyvideo.distributed.manifest import fingerprint
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation import contents
 from hyvideo.evaluation.contents import policy_identity
+from hyvideo.evaluation.scores_file import Evaluation, read_evaluation, write_evaluation
 from hyvideo.evaluation.studies.runs import Study
 from hyvideo.evaluation.studies.table2 import evaluate_runs
 from hyvideo.models.lora import Pair, save_lora
@@ -211,3 +212,30 @@ def test_a_stored_evaluation_is_reused_until_something_changes(world, tmp_path, 
     assert evaluated() == (second, False)
     change_a_byte(next(Path(world.model.pretrained_model_root, "vae").glob("*.safetensors")))
     assert evaluated()[1] and not evaluated()[1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content.pop("videos"),
+        lambda content: content.pop("of"),
+        lambda content: content["videos"].pop(),
+        lambda content: content["videos"][0].update(VQ=0.9),
+        lambda content: content["videos"][0].update(VQ="x"),
+        lambda content: content["videos"][0].pop("group"),
+        lambda content: content.update(videos=3),
+    ],
+)
+def test_a_corrupted_stored_evaluation_is_ignored_with_a_message(tmp_path, capsys, change):
+    videos = [{"group": group, "VQ": value, "missing": False} for group, value in enumerate((0.1, 0.3))]
+    path, evaluation = tmp_path / "scores.json", Evaluation(videos, {"frechet_distance": 2.0})
+    write_evaluation(path, evaluation, {"checkpoint": "x"})
+    assert read_evaluation(path, {"checkpoint": "x"}) == evaluation and not capsys.readouterr().err
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+    assert read_evaluation(path, {"checkpoint": "x"}) is None
+    assert f"{path} is corrupted and ignored" in capsys.readouterr().err
+    path.write_text('{"of": ')
+    assert read_evaluation(path, {"checkpoint": "x"}) is None
+    assert f"{path} is corrupted and ignored" in capsys.readouterr().err

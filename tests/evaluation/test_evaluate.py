@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -176,6 +177,43 @@ def test_several_processes_are_refused(score, tmp_path, monkeypatch, capsys):
     error = capsys.readouterr().err
     assert code == 2 and "runs in one process, got 2" in error and "scripts.compare_policies" in error
     assert not (tmp_path / "scores").exists()
+
+
+def test_more_prompts_than_rows_are_scored_and_recorded_with_their_own_seeds(score, folder):
+    """The rows of the CSV are other prompts, or there is no CSV at all."""
+    prompts = [f"a {color} circle moves up" for color in ("red", "green", "blue", "yellow")]
+    for number, prompt in enumerate(prompts):
+        record = {"prompt": prompt, "seed": 70 + number}
+        (folder / f"{number:04d}.json").write_text(json.dumps(record))
+    csv = folder.with_name("one.csv")
+    csv.write_text("prompt,seed\na red circle moves up,5\n")
+    for csvs in (str(csv), ""):
+        code, scores = score("--videos", folder, "--reward_model", "miniature", "--valid_video_csv", csvs)
+        assert code == 0 and [entry["group"] for entry in scores["videos"]] == [0, 1, 2, 3]
+        assert [entry["seed"] for entry in scores["videos"]] == [70, 71, 72, 73]
+
+
+@pytest.mark.parametrize(
+    "content",
+    ['[{"prom', '["x"]', "3", '[{"prompt": "x", "group": 0}]']
+    + [
+        json.dumps([{"file": "0000.mp4", **entry}])
+        for entry in ({"prompt": 3, "group": 0}, {"prompt": "x", "group": "y"})
+    ],
+)
+def test_a_corrupted_scores_file_beside_videos_is_named(folder, content):
+    (folder / "scores.json").write_text(content)
+    with pytest.raises(ValueError, match="videos/scores.json must be a list of videos with file, prompt and group"):
+        find_clips(folder, [])
+
+
+def test_a_pipe_among_the_videos_is_not_waited_for(score, folder, capsys):
+    (folder / "0001.mp4").unlink()
+    os.mkfifo(folder / "0001.mp4")
+    csv = folder.with_name("one.csv")
+    csv.write_text("prompt\na red circle moves up\n")
+    code, _ = score("--videos", folder, "--reward_model", "miniature", "--valid_video_csv", csv)
+    assert code == 2 and "0001.mp4 must be a regular file" in capsys.readouterr().err
 
 
 def test_videos_and_a_checkpoint_exclude_each_other(score, folder, capsys):

@@ -189,3 +189,9 @@ def test_export_does_not_overwrite_files(run, tmp_path):
     (tmp_path / "out" / "mine").touch()
     code, error = run("--transformer_version", VERSION)
     assert code == 2 and "must be a new or empty folder" in error
+
+
+def test_a_full_disk_is_one_message(run, policy, limited_file_size):
+    with limited_file_size(20_000):
+        code, shown = run("--checkpoint_path", policy[1])
+    assert code == 2 and shown.startswith("export.py: ") and "File too large" in shown

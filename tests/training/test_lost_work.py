@@ -445,3 +445,14 @@ def test_a_scorer_may_turn_warnings_into_errors(config):
         trainer.state.save()
         trainer.checkpoints.wait()
     assert not trainer.checkpoints.last_failed
+
+
+def test_a_run_that_fails_after_the_first_iteration_was_recorded_has_one_line_of_the_base_model(config):
+    config = with_validation(config).with_settings(validate_at_step0=True, validation_interval=1, max_steps=2)
+    trainer = make(config)
+    Failing(trainer, trainer, "_report", 1)
+    with pytest.raises(RuntimeError, match="planted"):
+        trainer.train()
+    make(config.with_settings(resume_from_checkpoint="latest")).train()
+    lines = (trainer.output_dir / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["iteration"] for line in lines] == [0, 1, 2]

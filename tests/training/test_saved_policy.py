@@ -1,6 +1,7 @@
 """A checkpoint that differs from its manifest is rejected by every program that reads it."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 import generate
 from hyvideo.distributed import manifest
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.evaluation import contents
 from hyvideo.trainer import Trainer
 from hyvideo.training import saved_policy
 from scripts import evaluate, export
@@ -109,3 +111,33 @@ def test_more_layers_than_tensors_are_rejected_before_they_are_built(runs):
         saved_policy.load(folder, torch.float32)
     model.write_text(before[0])
     sums.write_text(before[1])
+
+
+@pytest.mark.parametrize("program", ["export", "evaluate", "generate"])
+@pytest.mark.parametrize("what", ["checkpoint without its state", "run", "nothing"])
+def test_what_is_no_complete_checkpoint_is_named(runs, tmp_path, exit_code, capsys, program, what):
+    """Without a check, evaluate would use default settings and ask to download the weights of a released model."""
+    checkpoint, message = tmp_path / "run/checkpoints/000001", "corrupted: state.json is missing"
+    shutil.copytree(runs["full"], checkpoint)
+    (checkpoint / "state.json").unlink()
+    if what != "checkpoint without its state":
+        checkpoint = tmp_path / ("run" if what == "run" else "absent")
+        message = f"a policy must be a checkpoint of a run or a transformer folder with a config.json: {checkpoint}"
+    flags = {
+        "export": ["--output_dir", tmp_path / "out"],
+        "evaluate": ["--output_dir", tmp_path / "out"],
+        "generate": ["--output_path", tmp_path / "out", "--prompt", "a red circle moves up"],
+    }
+    main = {"export": export.main, "evaluate": evaluate.main, "generate": generate.main}[program]
+    assert exit_code(main, "--checkpoint_path", checkpoint, *flags[program]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ['{"state', "[]", '{"state.json": 3}'])
+def test_a_checkpoint_with_a_corrupted_manifest_is_named(runs, tmp_path, text):
+    checkpoint = tmp_path / "run/checkpoints/000001"
+    shutil.copytree(runs["full"], checkpoint)
+    (checkpoint / "manifest.json").write_text(text)
+    assert contents.policy_identity(checkpoint=checkpoint) != contents.policy_identity(checkpoint=runs["full"])
+    with pytest.raises(ValueError, match=f"checkpoint {checkpoint} is corrupted: manifest.json is invalid"):
+        saved_policy.verify(checkpoint)

@@ -14,7 +14,7 @@ from hyvideo.config.run_plan import make_plan
 from hyvideo.config.settings import Config
 from hyvideo.data.outside import folder_problem, parse_json, read_json, read_regular
 from hyvideo.data.prompts import are_seen, read_requests
-from hyvideo.data.run_folder import ROLLOUTS, SAMPLES
+from hyvideo.data.run_folder import ROLLOUTS, SAMPLES, numbered
 from hyvideo.distributed.checkpoint import complete
 from hyvideo.evaluation.reward_hacking import rule
 from hyvideo.evaluation.reward_hacking.monitor import MEASURES_FILE, read_history
@@ -86,7 +86,8 @@ def read_run(folder: Path) -> Run:
     environment = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))["environment"]
     lines = read_metrics(path) if path.is_file() else []
     history: list[ValidationStats] = []
-    if newest := max(samples.glob(f"[0-9]*/{MEASURES_FILE}"), default=None):
+    measured = [path / MEASURES_FILE for _, path in numbered(folder, SAMPLES) if (path / MEASURES_FILE).is_file()]
+    if newest := measured[-1] if measured else None:
         made_with = parse_json(read_regular(newest))["made_with"]
         history = read_history(samples, made_with, before=int(newest.parent.name) + 1)
     before = _scores(samples / "000000") if history and history[0].iteration == 0 else {}
@@ -116,6 +117,9 @@ def read_run(folder: Path) -> Run:
 def _scores(folder: Path) -> dict[int, dict]:
     """Return the entries of a scores.json by number, each with the path of its file, or none without the file."""
     path = folder / "scores.json"
-    entries = parse_json(path.read_text(encoding="utf-8")) if path.is_file() else []
+    try:
+        entries = parse_json(path.read_text(encoding="utf-8")) if path.is_file() else []
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON ({error})") from error
     files = {file.name: str(file) for file in folder.glob("*.mp4")}  # those not deleted
     return {entry["number"]: entry | {"file": files.get(entry["file"])} for entry in entries}

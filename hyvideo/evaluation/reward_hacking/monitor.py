@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from hyvideo.data.outside import parse_json, read_regular
+from hyvideo.data.run_folder import numbered
 from hyvideo.distributed.collectives import from_main
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation.reward_hacking import rule
@@ -65,7 +66,7 @@ class HackingMonitor:
 
 def read_history(samples: Path, made_with: dict, *, before: int) -> list[ValidationStats]:
     """Return the recorded validations of earlier iterations with the same settings, in order."""
-    folders = sorted(path for path in samples.glob("[0-9]*") if path.name.isdigit() and int(path.name) < before)
+    folders = [path for number, path in numbered(samples.parent, samples.name) if number < before]
     validations = [read_validation(path, made_with) for path in folders]
     return [stats for stats in validations if stats is not None]
 

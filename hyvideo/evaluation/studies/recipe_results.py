@@ -18,7 +18,8 @@ import numpy as np
 
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.run_plan import make_plan
-from hyvideo.data.outside import parse_json
+from hyvideo.data.outside import read_json
+from hyvideo.data.run_folder import METRICS
 from hyvideo.evaluation.policy_scores import Evaluator
 from hyvideo.evaluation.scores_file import summarise
 from hyvideo.evaluation.studies.comparisons import NO_CORRECTION, Scores, as_markdown, compare, intervals
@@ -46,16 +47,30 @@ HEADS = ["Recipe", "Rollouts", "Forwards", "Seconds", "Forwards a rollout", "For
 
 
 def read_trace(study: Study, run: Run) -> Trace:
-    """Read the validations of a run; values that were not measured are NaN."""
+    """Read the validations of a run; values that were not measured are NaN.
+
+    Raises ValueError if its records are corrupted, or lack an iteration, whose cost would be missing.
+    """
     config, folder, spent, points = study.config(run), study.folder(run), np.zeros(len(AXES)), []
     rollouts, base = make_plan(config, study.world_size).rollouts, folder / "samples/000000/measures.json"
     if base.is_file():
-        points.append(dict(zip(AXES, spent)) | parse_json(base.read_text(encoding="utf-8")))
-    for line in read_metrics(folder / "metrics.jsonl"):
-        spent = spent + [rollouts, rollouts * line["cost/forwards"], line["time/iteration"] * study.world_size]
-        if "validation/reward" in line:
-            points.append(dict(zip(AXES, spent)) | {k.removeprefix("validation/"): v for k, v in line.items()})
-    return _columns(points, config.reward_weights)
+        points.append(dict(zip(AXES, spent)) | read_json(base, run.name))
+    lines = read_metrics(folder / METRICS)
+    if missing := {*range(1, 1 + len(lines))} - {line["iteration"] for line in lines}:
+        raise ValueError(
+            f"{folder / METRICS} has no line of iteration {min(missing)}, so that the cost of the run is unknown; "
+            "restore the line, or move the folder away to train the run again"
+        )
+    try:
+        for line in lines:
+            spent = spent + [rollouts, rollouts * line["cost/forwards"], line["time/iteration"] * study.world_size]
+            if "validation/reward" in line:
+                points.append(dict(zip(AXES, spent)) | {k.removeprefix("validation/"): v for k, v in line.items()})
+        return _columns(points, config.reward_weights)
+    except (LookupError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"the records of the run in {folder} are corrupted: {error!r}; move the folder away"
+        ) from error
 
 
 def _columns(points: list[dict], weights: Mapping[str, float]) -> Trace:

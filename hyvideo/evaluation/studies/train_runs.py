@@ -99,7 +99,9 @@ def train_runs(study: Study, runs: list[Run], *, jobs: int) -> bool:
         print(f"{run.name}: " + (f"failed with exit code {code}, see {path}" if code else "trained"), flush=True)
         return code
 
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `finally` is reached
+    # A signal must reach `finally`: a run that continues would block its folder for the next start.
+    ends = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, lambda number, _: sys.exit(128 + number)) for number in ends}
     pool = ThreadPoolExecutor(jobs)
     try:
         return not any([*pool.map(train, runs)])
@@ -108,4 +110,5 @@ def train_runs(study: Study, runs: list[Run], *, jobs: int) -> bool:
         for process in list(running):
             process.terminate()
         pool.shutdown(wait=True)
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,5 +1,7 @@
 """Content of a report read from a run's files: verdict, gains, reasons of missing rewards."""
 
+import shutil
+
 import pytest
 
 from hyvideo.evaluation.report.contents import read_run
@@ -63,3 +65,13 @@ def test_a_folder_without_a_run_raises_value_error(tmp_path):
         read_run(tmp_path)
     with pytest.raises(ValueError, match="nowhere must be the output_dir of a run: it does not exist"):
         read_run(tmp_path / "nowhere")
+
+
+def test_damaged_scores_are_named_and_folders_of_other_names_are_ignored(tmp_path):
+    folder = record_run(tmp_path / "run")
+    history = read_run(folder).history
+    shutil.copytree(folder / "samples/000000", folder / "samples/0\u00b2")  # a digit, but no number
+    assert read_run(folder).history == history
+    (folder / "samples/000000/scores.json").write_text('[{"number": 0, "pro')
+    with pytest.raises(ValueError, match="samples/000000/scores.json is not valid JSON"):
+        read_run(folder)

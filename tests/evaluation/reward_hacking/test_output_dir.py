@@ -97,3 +97,16 @@ def test_a_run_is_not_started_from_another_one_in_a_folder_with_results(tmp_path
 
 def test_a_path_that_is_too_long_is_not_a_run():
     check("/".join(["a" * 200] * 25), resumes=False)
+
+
+@pytest.mark.parametrize("iterations", [(1, 2, 2), (1, 3, 2), (0, 1, 2, 0, 1)])
+def test_metrics_with_a_repeated_or_unordered_iteration_are_rejected(tmp_path, iterations):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(f'{{"iteration": {iteration}}}\n' for iteration in iterations))
+    with pytest.raises(ValueError, match=rf"line {len(iterations)} of .* has iteration {iterations[-1]}, but follows"):
+        complete_lines(path)
+    path.write_text('{"iteration": 0}\n{"iteration": 0}\n{"iteration": 1}\n{"iteration": 4}\n')  # a lost line
+    assert [iteration for iteration, _ in complete_lines(path)] == [0, 0, 1, 4]
+    path.write_text('{"iteration": true}\n{"iteration": 1}\n')
+    with pytest.raises(ValueError, match="line 1 of .* is not a JSON object with an iteration"):
+        complete_lines(path)

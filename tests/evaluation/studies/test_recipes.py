@@ -230,3 +230,34 @@ def test_the_included_recipes_can_be_planned(path, tmp_path, monkeypatch, capfd)
     monkeypatch.setattr("sys.argv", words)
     assert compare_recipes.main() == 0
     assert f"{5 * len(read_recipes(str(path))[2])} cells, " in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "file, text, message",
+    [
+        (
+            "metrics.jsonl",
+            '{"iteration": 1, COST}\n{"iteration": 3, COST}\n',
+            "metrics.jsonl has no line of iteration 2",
+        ),
+        ("metrics.jsonl", '{"iteration": 2, COST}\n', "metrics.jsonl has no line of iteration 1"),
+        ("metrics.jsonl", '{"iteration": 1}\n', "records of the run in .*a-seed0 are corrupted: KeyError"),
+        (
+            "samples/000000/measures.json",
+            '{"reward": "x"}',
+            "records of the run in .*a-seed0 are corrupted: ValueError",
+        ),
+        ("samples/000000/measures.json", "[1]", "a-seed0: .*measures.json must contain a JSON object, got list"),
+        ("samples/000000/measures.json", '{"rew', "a-seed0: .*measures.json is not valid JSON"),
+    ],
+)
+def test_corrupted_or_missing_records_of_a_run_are_named(tmp_path, tiny_config, file, text, message):
+    study, run = Study("configs/miniature.yaml", tmp_path), Run(Recipe("a", ()), 0)
+    cost = '"cost/forwards": 36, "time/iteration": 2.0, "validation/reward": 1.0'
+    (study.folder(run) / "samples/000000").mkdir(parents=True)
+    (study.folder(run) / "metrics.jsonl").write_text(f'{{"iteration": 1, {cost}}}\n')
+    (study.folder(run) / "samples/000000/measures.json").write_text('{"reward": 1.0}')
+    assert read_trace(study, run)["rollouts"].tolist() == [0, 32]
+    (study.folder(run) / file).write_text(text.replace("COST", cost))
+    with pytest.raises(ValueError, match=message):
+        read_trace(study, run)

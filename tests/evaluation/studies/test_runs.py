@@ -1,4 +1,7 @@
 import json
+import os
+import signal
+import subprocess
 
 import pytest
 import yaml
@@ -12,6 +15,7 @@ from hyvideo.evaluation.studies.train_runs import (
     plan_run,
     train_runs,
 )
+from tests.forked import ROOT, python
 
 CELL = Run(Cell("B", "flow_grpo", "fixed", False), 2)
 SMOKE = "configs/smoke.yaml"
@@ -147,3 +151,32 @@ def test_a_failed_cell_is_reported_with_its_log(tmp_path, capfd, forked_programs
     assert not train_runs(study, [CELL], jobs=1)
     assert "no_such_flag" in log.read_text()
     assert f"failed with exit code 2, see {log}" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_stopped_study_ends_its_runs(study, tmp_path, number):
+    """A run that continued would block its folder for the next start."""
+    started = tmp_path / "pid"
+    (tmp_path / "sleep.py").write_text(
+        f"import os, pathlib, time; pathlib.Path({str(started)!r}).write_text(str(os.getpid())); time.sleep(60)"
+    )
+    program = f"""
+import os, signal, threading, time
+from pathlib import Path
+from hyvideo.evaluation.studies import train_runs
+from hyvideo.evaluation.studies.cells import Cell
+from hyvideo.evaluation.studies.runs import Run, Study
+
+def stop():
+    while not (Path({str(started)!r}).is_file() and Path({str(started)!r}).read_text()):
+        time.sleep(0.01)
+    os.kill(os.getpid(), {int(number)})
+
+train_runs.POST_TRAIN = {str(tmp_path / "sleep.py")!r}
+threading.Thread(target=stop).start()
+study = Study({SMOKE!r}, Path({str(tmp_path)!r}))
+train_runs.train_runs(study, [Run(Cell("B", "flow_grpo", "fixed", False), 2)], jobs=1)
+"""
+    ended = subprocess.run([python(), "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 128 + number, ended.stderr
+    assert not os.path.exists(f"/proc/{started.read_text()}")

@@ -424,6 +424,7 @@ OTHERS = {
     "hyvideo.config.machine_rules:MAX_STATE_BYTES": "state.json has a few kilobytes",
     "hyvideo.config.memory.whole_run:MAX_VALIDATION_SHARE": "the share of a run, for a warning",
     "hyvideo.config.run_plan:MAX_NOISE": "the sampler's, a number of the method",
+    "hyvideo.models.gpu_memory:LIMIT": "the name of an environment variable",
     "hyvideo.config.unused:LIMIT": "a reason why a setting has no effect",
     "hyvideo.data.images:MAX_RATIO": "of the original's buckets",
     "hyvideo.data.run_folder:_MAX_BYTES": "a mark has a hundred bytes",

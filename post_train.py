@@ -147,6 +147,7 @@ def build(config: Config, at_end: ExitStack):
     from hyvideo.distributed.preflight import preflight
     from hyvideo.distributed.watchdog import Watchdog
     from hyvideo.trainer import Trainer
+    from hyvideo.training.gpu_driver import check_allocator
     from hyvideo.training.model_setup import choose_device, make_deterministic
 
     if config.model.num_threads:
@@ -155,6 +156,7 @@ def build(config: Config, at_end: ExitStack):
     if settings.deterministic:
         make_deterministic()
     device = choose_device(config.model.device, processes.local_rank())
+    check_allocator(device)
     if processes.world_size() > 1:  # before a rank that hangs can block the others
         place = ranks.Mesh(processes.rank(), processes.world_size(), settings.sp_size)
         preflight(config.flat(), named_files(config.flat()), place, device)

@@ -8,10 +8,12 @@ import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from pathlib import Path
 from typing import TextIO
 
 STOPPED_CODE = 75  # EX_TEMPFAIL: stopped by a signal; the same command resumes the run
 CHECKPOINT_THREAD = "checkpoint"  # start of the names of the threads of `CheckpointWriter`
+KERNEL_RELEASE = Path("/proc/sys/kernel/osrelease")
 _GRACE_S = 5.0  # for other threads, at the end of the process
 _FIX = "start the program with torchrun, which sets it, or unset it for a single process"
 
@@ -54,9 +56,21 @@ def _number(name: str, default: str, *, at_least: int) -> int:
 
 
 def use_expandable_segments() -> None:
-    """Let torch's GPU allocator extend its segments, unless the user configured it. Call before torch is imported."""
-    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
+    """Let torch's GPU allocator extend its segments, unless the user configured it. Call before torch is imported.
+
+    Not on WSL2, whose driver fails at the first allocation in such a segment.
+    """
+    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ and not is_wsl():
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+
+
+def is_wsl() -> bool:
+    """Return whether this is Linux under Windows (WSL2), by the name of its kernel."""
+    try:
+        release = KERNEL_RELEASE.read_text()
+    except OSError:
+        return False
+    return "microsoft" in release.lower()
 
 
 def wait_for_rank_0() -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import io
+import os
 import signal
 
 import pytest
@@ -63,6 +64,26 @@ def test_post_train_exits_with_code_2_for_an_invalid_environment(
     monkeypatch.setattr("sys.argv", ["post_train.py", *flags])
     assert post_train.main() == code
     assert "WORLD_SIZE" in capsys.readouterr().err and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "release, used",
+    [
+        ("6.6.87.2-microsoft-standard-WSL2\n", None),
+        ("4.4.0-19041-Microsoft\n", None),
+        ("6.8.0-45-generic\n", "expandable_segments:True"),
+        (None, "expandable_segments:True"),
+    ],
+)
+def test_expandable_segments_are_not_used_on_wsl2(monkeypatch, tmp_path, release, used):
+    for variable in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.setenv(variable, "")
+        monkeypatch.delenv(variable)
+    monkeypatch.setattr(processes, "KERNEL_RELEASE", tmp_path / "osrelease")
+    if release:
+        (tmp_path / "osrelease").write_text(release)
+    processes.use_expandable_segments()
+    assert os.environ.get("PYTORCH_ALLOC_CONF") == used
 
 
 def test_a_closed_terminal_stops_a_run_unless_nohup_ignores_it(monkeypatch):

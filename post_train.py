@@ -28,6 +28,7 @@ from hyvideo.evaluation.reward_hacking.rule import RewardHacking, check_output_d
 def main() -> int:
     processes.use_expandable_segments()
     try:
+        processes.share_compile_workers()
         command = parse()
     except ValueError as error:  # the environment; other mistakes exit
         print(f"post_train.py: {error}", file=sys.stderr)

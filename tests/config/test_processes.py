@@ -86,6 +86,27 @@ def test_expandable_segments_are_not_used_on_wsl2(monkeypatch, tmp_path, release
     assert os.environ.get("PYTORCH_ALLOC_CONF") == used
 
 
+@pytest.mark.parametrize(
+    "local, cores, given, workers",
+    [
+        ("8", 96, None, "12"),
+        ("8", 4, None, "1"),
+        ("2", 128, None, "32"),
+        ("8", 96, "3", "3"),
+        ("1", 96, None, None),
+        (None, 96, None, None),
+    ],
+)
+def test_the_compilers_of_a_machine_share_its_cores(monkeypatch, local, cores, given, workers):
+    for name, value in {"LOCAL_WORLD_SIZE": local, "TORCHINDUCTOR_COMPILE_THREADS": given}.items():
+        monkeypatch.setenv(name, value or "")
+        if value is None:
+            monkeypatch.delenv(name)
+    monkeypatch.setattr(processes, "num_cores", lambda: cores)
+    processes.share_compile_workers()
+    assert os.environ.get("TORCHINDUCTOR_COMPILE_THREADS") == workers
+
+
 def test_a_closed_terminal_stops_a_run_unless_nohup_ignores_it(monkeypatch):
     before = signal.getsignal(signal.SIGHUP)
     try:

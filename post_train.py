@@ -122,11 +122,11 @@ def print_plan(config: Config, world_size: int, cost: list[str], given: Collecti
 def print_start(command: CommandLine, trainer) -> None:
     """Print the plan, the number of trained parameters, the attention kernel and the first iteration."""
     from hyvideo.training.gpu_driver import cudnn_problem
-    from hyvideo.training.machine import gpu_memory
+    from hyvideo.training.machine import device_name, gpu_memory
 
     config, world_size, device = command.config, trainer.mesh.world_size, trainer.device
     trained = trainer.policy.parameters
-    cost = start_lines(trainer.config, world_size, device.type, gpu_memory(device))
+    cost = start_lines(trainer.config, world_size, device.type, gpu_memory(device), device_name(device))
     print_plan(config, world_size, cost, command.flags)
     print(f"training               {sum(p.numel() for p in trained) / 1e6:.2f} million parameters on {device}")
     kernel, rejected = trainer.attention

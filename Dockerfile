@@ -2,9 +2,11 @@
 #
 #   mkdir -p ckpts outputs
 #   docker build --build-arg UID=$(id -u) -t sage-grpo .
-#   docker run --rm -it --gpus all --ipc=host -v "$PWD/ckpts:/workspace/ckpts" -v "$PWD/outputs:/workspace/outputs" \
+#   docker run --rm -it --gpus all --ipc=host --ulimit memlock=-1 \
+#       -v "$PWD/ckpts:/workspace/ckpts" -v "$PWD/outputs:/workspace/outputs" \
 #       sage-grpo bash run_post_train.sh --config configs/hunyuanvideo15_480p_8gpu.yaml
 #
+# memlock: offloaded weights, checkpoints and NCCL use pinned memory.
 # Without GPUs, leave out --gpus all. `bash run_post_train.sh` without flags trains the miniature.
 ARG CUDA=13.0.2
 FROM nvidia/cuda:${CUDA}-base-ubuntu24.04

@@ -269,6 +269,7 @@ def main() -> int:
     processes.use_expandable_segments()
     options = parse()
     try:
+        processes.share_compile_workers()
         run(options)
     except (ValueError, OSError, FloatingPointError) as error:
         print(f"generate.py: {shorten(with_flags(str(error), options.flags))}", file=sys.stderr)

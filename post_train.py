@@ -28,6 +28,7 @@ from hyvideo.evaluation.reward_hacking.rule import RewardHacking, check_output_d
 def main() -> int:
     processes.use_expandable_segments()
     try:
+        processes.share_compile_workers()
         command = parse()
     except ValueError as error:  # the environment; other mistakes exit
         print(f"post_train.py: {error}", file=sys.stderr)
@@ -121,11 +122,11 @@ def print_plan(config: Config, world_size: int, cost: list[str], given: Collecti
 def print_start(command: CommandLine, trainer) -> None:
     """Print the plan, the number of trained parameters, the attention kernel and the first iteration."""
     from hyvideo.training.gpu_driver import cudnn_problem
-    from hyvideo.training.machine import gpu_memory
+    from hyvideo.training.machine import device_name, gpu_memory
 
     config, world_size, device = command.config, trainer.mesh.world_size, trainer.device
     trained = trainer.policy.parameters
-    cost = start_lines(trainer.config, world_size, device.type, gpu_memory(device))
+    cost = start_lines(trainer.config, world_size, device.type, gpu_memory(device), device_name(device))
     print_plan(config, world_size, cost, command.flags)
     print(f"training               {sum(p.numel() for p in trained) / 1e6:.2f} million parameters on {device}")
     kernel, rejected = trainer.attention
@@ -147,6 +148,7 @@ def build(config: Config, at_end: ExitStack):
     from hyvideo.distributed.preflight import preflight
     from hyvideo.distributed.watchdog import Watchdog
     from hyvideo.trainer import Trainer
+    from hyvideo.training.gpu_driver import check_allocator
     from hyvideo.training.model_setup import choose_device, make_deterministic
 
     if config.model.num_threads:
@@ -155,6 +157,7 @@ def build(config: Config, at_end: ExitStack):
     if settings.deterministic:
         make_deterministic()
     device = choose_device(config.model.device, processes.local_rank())
+    check_allocator(device)
     if processes.world_size() > 1:  # before a rank that hangs can block the others
         place = ranks.Mesh(processes.rank(), processes.world_size(), settings.sp_size)
         preflight(config.flat(), named_files(config.flat()), place, device)

@@ -7,6 +7,7 @@ can use a GPU, the settings for it. Prints on stderr what is trained, why, and t
 """
 
 import os
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,8 +97,8 @@ def next_commands(gpus: Gpus) -> list[str]:
         commands = [command.format(version=version) for command in model["download"]]
     hardware = ""
     if gpus.number:
-        _, rate = gpu_rates(gpus.name)
-        hardware = f" --gpu_memory {gpus.gib:.1f}" + (f" --rate {rate:g}" if rate else "")
+        known = f" --gpu {shlex.quote(gpus.name)}" if gpu_rates(gpus.name)[1] else ""
+        hardware = f"{known} --gpu_memory {gpus.gib:.1f}"
     config, world_size = chosen["config"], chosen["gpus"]
     commands.append(f".venv/bin/python -m scripts.plan --config {config} --world_size {world_size}{hardware}")
     launch = "bash run_post_train.sh" if gpus.number <= world_size else f"NPROC={world_size} bash run_post_train.sh"

@@ -4,7 +4,8 @@
 
 Also accepts every flag of post_train.py or, with --generate, of generate.py, whose memory it then predicts:
 
-    python -m scripts.plan --generate --resolution 480p --video_length 121 --gpu_memory 24
+    python -m scripts.plan --config FILE.yaml --world_size 1 --gpu "RTX 4090"
+    python -m scripts.plan --generate --resolution 480p --video_length 121 --gpu "RTX 4090"
 
 Prints the command with the fastest settings that fit. Reads the settings and, if present, the transformer's
 config.json; no weights.
@@ -17,7 +18,7 @@ import math
 import generate
 from hyvideo.config.command_line import parse
 from hyvideo.config.memory.generation import generation_report
-from hyvideo.config.memory.hardware import Hardware
+from hyvideo.config.memory.hardware import GPUS, Hardware, hardware_of
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.memory.report import report
 from hyvideo.config.rules import check_ranges
@@ -29,21 +30,22 @@ from hyvideo.models.sizes import read_architecture
 def main(argv: list[str] | None = None) -> None:
     parser = Parser(__doc__, prog="plan.py", usage="plan.py [options] [flags of post_train.py or generate.py]")
     parser.add_argument("--world_size", type=int, default=8, help="number of GPUs")
+    parser.add_argument("--gpu", help=f"name of the GPU, which sets memory, rates and links: {', '.join(GPUS)}")
     assumed = {field.name: field for field in dataclasses.fields(Hardware)}
     for name, field in assumed.items():
-        parser.add_argument(f"--{name}", type=field.type, default=field.default, help=field.metadata["help"])
+        parser.add_argument(f"--{name}", type=field.type, help=f"{field.metadata['help']} (H100: {field.default:g})")
     parser.add_argument("--text_tokens", type=int, default=300, help="tokens of the longest prompt")
     parser.add_argument("--generate", action="store_true", help="plan generate.py, whose flags follow")
     options, settings = parser.parse_known_args(argv)
-    for name in ("world_size", "text_tokens", *assumed):
-        value = vars(options)[name]
+    given = {name: vars(options)[name] for name in assumed if vars(options)[name] is not None}
+    for name, value in {"world_size": options.world_size, "text_tokens": options.text_tokens, **given}.items():
         if not (value > 0 and math.isfinite(value)):
             parser.error(f"--{name} must be a positive number, got {value}")
     with exit_on_error("plan.py"):
         config = _config_of_video(settings) if options.generate else parse(settings).config
         check_ranges(config.flat())
         architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
-        hardware = Hardware(**{name: vars(options)[name] for name in assumed})
+        hardware = dataclasses.replace(hardware_of(options.gpu) if options.gpu else Hardware(), **given)
         run = PlannedRun(config, options.world_size, architecture, options.text_tokens, hardware)
         for size in (config.rollout_size, config.validation_size):
             architecture.latent_size(*size)

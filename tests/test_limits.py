@@ -19,7 +19,7 @@ import generate
 from hyvideo.config import command_line, sections
 from hyvideo.config.memory.cost import COMPILATION, duration, validation_seconds, video_seconds
 from hyvideo.config.memory.disk import checkpoint_bytes
-from hyvideo.config.memory.hardware import SLOWER_RATE, Hardware
+from hyvideo.config.memory.hardware import SLOWER
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.settings import Config
 from hyvideo.data import images, prompts
@@ -58,7 +58,7 @@ def configs() -> dict[str, Config]:
 @cache
 def runs() -> dict[str, PlannedRun]:
     """Return the recipes for GPUs on A100s, whose rate is the lowest for which hours are printed."""
-    hardware, found = Hardware(rate=SLOWER_RATE), {}
+    hardware, found = SLOWER, {}
     for path in CONFIGS:
         config = configs()[path.stem]
         if config.model.device != "cpu":
@@ -369,7 +369,7 @@ def released_video_seconds(name: str) -> float:
         validation_steps=version_defaults(name).num_steps,
         validation_cfg_scale=version_defaults(name).guidance_scale,
     )
-    run = PlannedRun(config, 1, read_architecture("ckpts", name), hardware=Hardware(rate=SLOWER_RATE))
+    run = PlannedRun(config, 1, read_architecture("ckpts", name), hardware=SLOWER)
     return validation_seconds(run, 1)
 
 
@@ -423,6 +423,7 @@ OTHERS = {
     "hyvideo.config.machine_rules:MAX_LORA_BYTES": "only rejects what is not a file of weights",
     "hyvideo.config.machine_rules:MAX_STATE_BYTES": "state.json has a few kilobytes",
     "hyvideo.config.memory.whole_run:MAX_VALIDATION_SHARE": "the share of a run, for a warning",
+    "hyvideo.config.processes:_MAX_COMPILE_WORKERS": "torch's own",
     "hyvideo.config.run_plan:MAX_NOISE": "the sampler's, a number of the method",
     "hyvideo.models.gpu_memory:LIMIT": "the name of an environment variable",
     "hyvideo.config.unused:LIMIT": "a reason why a setting has no effect",

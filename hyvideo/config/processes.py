@@ -8,10 +8,13 @@ import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from pathlib import Path
 from typing import TextIO
 
 STOPPED_CODE = 75  # EX_TEMPFAIL: stopped by a signal; the same command resumes the run
 CHECKPOINT_THREAD = "checkpoint"  # start of the names of the threads of `CheckpointWriter`
+KERNEL_RELEASE = Path("/proc/sys/kernel/osrelease")
+_MAX_COMPILE_WORKERS = 32  # torch's limit
 _GRACE_S = 5.0  # for other threads, at the end of the process
 _FIX = "start the program with torchrun, which sets it, or unset it for a single process"
 
@@ -54,9 +57,37 @@ def _number(name: str, default: str, *, at_least: int) -> int:
 
 
 def use_expandable_segments() -> None:
-    """Let torch's GPU allocator extend its segments, unless the user configured it. Call before torch is imported."""
-    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
+    """Let torch's GPU allocator extend its segments, unless the user configured it. Call before torch is imported.
+
+    Not on WSL2, whose driver fails at the first allocation in such a segment.
+    """
+    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ and not is_wsl():
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+
+
+def share_compile_workers() -> None:
+    """Divide the cores among the compilers of this machine's processes, unless the user set their number.
+
+    By default each process starts a compiler on every core, up to 32. Call before torch is imported.
+    """
+    num_processes = _number("LOCAL_WORLD_SIZE", "1", at_least=1)
+    if num_processes > 1:
+        workers = max(1, min(_MAX_COMPILE_WORKERS, num_cores() // num_processes))
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(workers))
+
+
+def num_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def is_wsl() -> bool:
+    """Return whether this is Linux under Windows (WSL2), by the name of its kernel."""
+    try:
+        release = KERNEL_RELEASE.read_text()
+    except OSError:
+        return False
+    return "microsoft" in release.lower()
 
 
 def wait_for_rank_0() -> None:

@@ -5,6 +5,7 @@
 - If a process fails, on this or another node, it ends the others with SIGTERM, which they do not handle.
 - A run is not restarted after an exit code of ``post_train.py`` in `FINAL_CODES`, because it would fail again.
 - ``--max-restarts`` counts the failures since the run last reached a new iteration.
+- A node announces the address by which it reaches the rendezvous, where torchrun announces its host name.
 """
 
 import functools
@@ -18,7 +19,10 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, W
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import PContext, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher import api
+
+from hyvideo.distributed.node_address import node_address
 
 KILL_AFTER_S = 3
 STOPPED_CODE = 75
@@ -59,12 +63,35 @@ def final_code(failures: dict) -> int | None:
     return next((code for code in FINAL_CODES if code in codes), None)
 
 
+def reachable(arguments: list[str]) -> list[str]:
+    """Return torchrun's arguments with the address by which other nodes reach this one, unless one is given.
+
+    Also sets the interface of gloo's connections, unless the user did. On the master, the endpoint becomes localhost,
+    because torchrun does not recognize an address of this machine that its host name is not mapped to.
+    """
+    options = run.parse_args(arguments)
+    if options.rdzv_backend != "c10d" or not options.rdzv_endpoint or options.standalone or options.local_addr:
+        return arguments
+    host, port = parse_rendezvous_endpoint(options.rdzv_endpoint, default_port=29400)
+    here = node_address(host)
+    if here is None:  # torchrun waits for the name and then reports it
+        return arguments
+    if here.interface:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", here.interface)
+    added = [f"--local-addr={here.address}"]
+    if here.is_master:
+        added.append(f"--rdzv-endpoint=localhost:{port}")
+    script = len(arguments) - len(options.training_script_args) - 1
+    return [*arguments[:script], *added, *arguments[script:]]
+
+
 def main(arguments: list[str], last_iteration: Callable[[list[str]], int]) -> int:
     """Run torchrun. Return a code of `FINAL_CODES`, else 0 or 1; ``last_iteration`` takes the flags of a run."""
     # Slurm sends SIGUSR1 to all processes, but the agent acts on SIGTERM. The workers would inherit SIG_IGN.
     signal.signal(signal.SIGUSR1, lambda *_: None)
     # A store that survives a restart keeps entries of the previous processes, which make the new ones hang.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    arguments = reachable(arguments)
     options = run.parse_args(arguments)
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # torchrun would handle it also with nohup
         handled = [name for name in options.signals_to_handle.split(",") if name.strip() != "SIGHUP"]

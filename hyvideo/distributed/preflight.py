@@ -4,6 +4,7 @@ Every rank reports values that must be equal on all ranks, its device, the free 
 """
 
 import hashlib
+import os
 import platform
 import socket
 import threading
@@ -63,7 +64,10 @@ def preflight(
         outcome = asdict(replace(report, problems=[failure] if failure else []))
         agree(store, mesh, "all-reduce", outcome, lambda sent: problems_of([NodeReport(**r) for r in sent]), limit)
     except dist.DistError as error:
-        raise ValueError(f"rank 0 did not answer within {timeout_s:g} s; see the log of its node") from error
+        raise ValueError(
+            f"rank 0 did not answer at {rank_0_address()} within {timeout_s:g} s; see the log of its node, and check "
+            "that this node can connect to this address and to any port of it"
+        ) from error
 
 
 def inspect_node(
@@ -162,8 +166,28 @@ def try_all_reduce(mesh: Mesh, device: torch.device, timeout_s: float, *, collec
     thread.join(timeout_s)
     if not outcome[-1]:
         return ""
-    hint = "; set NCCL_DEBUG=INFO to see the connections" if device.type == "cuda" else ""
-    return f"the all-reduce on {device.type} failed: {outcome[-1]}{hint}"
+    return f"the all-reduce on {device.type} failed: {outcome[-1]}{connection_hint(device)}"
+
+
+def rank_0_address() -> str:
+    """Return the address and port of rank 0, as torchrun sets them on all ranks."""
+    return f"{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}"
+
+
+def connection_hint(device: torch.device) -> str:
+    """Return what to set if ranks cannot connect to each other."""
+    if not has_several_nodes():
+        return "; set NCCL_DEBUG=INFO to see the connections" if device.type == "cuda" else ""
+    used = os.environ.get("GLOO_SOCKET_IFNAME", "not set")
+    hint = f"; set GLOO_SOCKET_IFNAME (now {used}) to the network interface that reaches the other nodes"
+    if device.type == "cuda":
+        hint += ", NCCL_SOCKET_IFNAME to the same, and NCCL_DEBUG=INFO to see the connections"
+    return hint
+
+
+def has_several_nodes() -> bool:
+    """Return whether the run has processes on several nodes; False if torchrun did not say so."""
+    return os.environ.get("GROUP_WORLD_SIZE", "1") != "1"
 
 
 def _grouped(pairs: Iterable[tuple[str, NodeReport]]) -> dict[str, list[NodeReport]]:

@@ -40,6 +40,7 @@ from hyvideo.pipelines.grpo_pipeline import DTYPES, GRPOPipeline
 from hyvideo.records.progress_bar import stage_bar
 from hyvideo.records.stage_timer import peak_memory_gib
 from hyvideo.training import model_setup, saved_policy
+from hyvideo.training.gpu_driver import check_allocator
 from hyvideo.training.machine import check_compiler
 
 MINIATURE = "configs/miniature.yaml"
@@ -240,6 +241,7 @@ def _start(model: ModelSettings, distributed: DistributedSettings) -> tuple[torc
     if distributed.deterministic:
         model_setup.make_deterministic()
     device = model_setup.choose_device(model.device, processes.local_rank())
+    check_allocator(device)
     model_setup.choose_attention(model, device, with_gradient=False)
     check_compiler(distributed)
     if distributed.sp_size == 1:

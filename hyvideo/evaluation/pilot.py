@@ -8,12 +8,12 @@ import torch
 import yaml
 
 from hyvideo.config.memory.cost import duration
-from hyvideo.config.memory.hardware import gpu_rates
+from hyvideo.config.memory.hardware import gpu_rates, hardware_of
 from hyvideo.config.memory.phases import GIB, memory
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.data.templates import fill
 from hyvideo.records.metrics_file import read_metrics
-from hyvideo.training.machine import gpu_memory
+from hyvideo.training.machine import device_name, gpu_memory
 
 _SLOWER, _LARGER = 1.3, 1.1  # measured values up to these multiples of the plan count as planned
 _NEGLIGIBLE = 0.05  # share of an iteration; shorter delays are not reported
@@ -50,8 +50,9 @@ def compare(run: PlannedRun, metrics: Mapping[str, float]) -> list[Row]:
 
 def print_pilot(run: PlannedRun, device: torch.device) -> None:
     """Print the comparison of a finished pilot on ``device`` with its plan."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
-    hardware = replace(run.hardware, gpu_memory=gpu_memory(device), rate=gpu_rates(name)[1])
+    name = device_name(device)
+    known = hardware_of(name) if gpu_rates(name)[1] else replace(run.hardware, rate=0.0)
+    hardware = replace(known, gpu_memory=gpu_memory(device))
     run = replace(run.with_settings(device=device.type), hardware=hardware)
     first, second = read_metrics(Path(run.settings.output_dir) / "metrics.jsonl")
     values = {"run": run, "name": name, "longer": first["time/iteration"] - second["time/iteration"]}

@@ -7,8 +7,11 @@ they use at most 1 GiB: about 700 prompts of 200 tokens with 3584 channels.
 import functools
 import gc
 import hashlib
+import os
+import time
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -22,6 +25,7 @@ from hyvideo.models.conditions import Condition, Conditions
 from hyvideo.models.family import Part
 
 Encoded = dict[str, Tensor]  # one part in its stored form
+_RETRY_S = 0.2
 MAX_CACHE_BYTES = 2**30  # of the parts in memory, in each process
 
 
@@ -51,13 +55,22 @@ class PartStore:
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
+        self.patience_s = 0.0  # how long `get` waits for a file
 
     def get(self, key: str) -> Encoded | None:
-        """Return the part, or None if it is not stored or its file is corrupted (it is then encoded again)."""
-        try:
-            return load_file(self.folder / f"{key}.safetensors")
-        except (FileNotFoundError, SafetensorError):
-            return None
+        """Return the part, or None if it is not stored or its file is corrupted (it is then encoded again).
+
+        With ``patience_s``, a part that is not there yet is looked up again for so long.
+        """
+        end = time.monotonic() + self.patience_s
+        while True:
+            with suppress(FileNotFoundError, SafetensorError):
+                return load_file(self.folder / f"{key}.safetensors")
+            if time.monotonic() >= end:
+                return None
+            time.sleep(_RETRY_S)
+            if self.folder.is_dir():
+                os.listdir(self.folder)  # lets NFS forget that the file was missing
 
     def __setitem__(self, key: str, part: Encoded) -> None:
         """Store a part atomically."""
@@ -101,6 +114,11 @@ class ConditionEncoder:
         """Free the encoders. They are loaded again if a new part must be encoded."""
         self._loaded.clear()
         gc.collect()
+
+    def expect_stored(self, patience_s: float = 10.0) -> None:
+        """Wait so long for a part that is not on disk: another node has stored it, and NFS may show it late."""
+        if isinstance(self.store, PartStore):
+            self.store.patience_s = patience_s
 
     def _encode(self, part: Part, contents: list[str], height: int, width: int) -> dict[str, Encoded]:
         """Return the encoded parts by content; those that are not stored are encoded in one batch."""

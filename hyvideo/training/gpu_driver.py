@@ -1,4 +1,4 @@
-"""Problems with the NVIDIA driver and cuDNN of this machine, found before a run loads anything."""
+"""Problems with the NVIDIA driver, its memory and cuDNN on this machine, found before a run loads anything."""
 
 import os
 import subprocess
@@ -6,6 +6,8 @@ from contextlib import suppress
 
 import torch
 
+_TRIAL_BYTES = 4 * 2**20
+_ALLOCATOR_VARIABLES = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"  # new and old name
 _NEEDED_DRIVER = {"12": 525, "13": 580}  # oldest driver, by the major version of CUDA
 
 
@@ -34,6 +36,23 @@ def driver_version() -> str | None:
     with suppress(OSError, subprocess.SubprocessError, IndexError):
         return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.split()[0]
     return None
+
+
+def check_allocator(device: torch.device) -> None:
+    """Allocate a little memory on a GPU. Raises ValueError if its driver does not support expandable segments."""
+    if device.type != "cuda":
+        return
+    torch.cuda.set_device(device)
+    try:
+        torch.empty(_TRIAL_BYTES, dtype=torch.uint8, device=device)
+    except RuntimeError as error:
+        used = [name for name in _ALLOCATOR_VARIABLES if "expandable_segments:True" in os.environ.get(name, "")]
+        if not used or "CUDA driver error" not in str(error):
+            raise
+        raise ValueError(
+            f"torch cannot allocate memory on {device} in expandable segments, got {str(error).splitlines()[0]!r}; "
+            f"WSL2 and some virtual GPUs do not support them. Set {used[0]}=expandable_segments:False"
+        ) from error
 
 
 def cudnn_problem() -> str | None:

@@ -62,6 +62,11 @@ def gpu_memory(device: torch.device) -> float:
     return total_bytes(device) / GIB
 
 
+def device_name(device: torch.device) -> str:
+    """Return torch's name of a GPU; ``the CPU`` for a CPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
+
+
 def missing_requirements(config: Config, world_size: int) -> Iterator[str]:
     """Yield a message for each package, file, disk space and GPU that a run of ``world_size`` processes lacks."""
     yield from machine_problems(config)

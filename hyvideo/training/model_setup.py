@@ -231,6 +231,8 @@ def precompute_conditions(
             encoder([request], height=height, width=width)
     encoder.release()
     barrier(mesh)
+    if mesh.world_size > 1:
+        encoder.expect_stored()
 
 
 def check_checkpoint(

@@ -16,7 +16,7 @@ for name in $(compgen -e); do
     case " NNODES MASTER_ADDR MASTER_PORT NPROC_PER_NODE MAX_RESTARTS SHUTDOWN_TIMEOUT SKIP_SETUP PYTHON \
 OMP_NUM_THREADS ${PASS_ENV:-} " in
         *" $name "*) ;;
-        *) case "$name" in NCCL_* | GLOO_* | TORCH_* | CUDA_* | PYTORCH_*) ;; *) continue ;; esac ;;
+        *) case "$name" in NCCL_* | GLOO_* | TORCH_* | TORCHINDUCTOR_* | CUDA_* | PYTORCH_*) ;; *) continue ;; esac ;;
     esac
     passed_env+=("$(printf '%q' "$name=${!name}")")
 done

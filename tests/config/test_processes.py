@@ -2,6 +2,7 @@
 
 import errno
 import io
+import os
 import signal
 
 import pytest
@@ -63,6 +64,47 @@ def test_post_train_exits_with_code_2_for_an_invalid_environment(
     monkeypatch.setattr("sys.argv", ["post_train.py", *flags])
     assert post_train.main() == code
     assert "WORLD_SIZE" in capsys.readouterr().err and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "release, used",
+    [
+        ("6.6.87.2-microsoft-standard-WSL2\n", None),
+        ("4.4.0-19041-Microsoft\n", None),
+        ("6.8.0-45-generic\n", "expandable_segments:True"),
+        (None, "expandable_segments:True"),
+    ],
+)
+def test_expandable_segments_are_not_used_on_wsl2(monkeypatch, tmp_path, release, used):
+    for variable in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.setenv(variable, "")
+        monkeypatch.delenv(variable)
+    monkeypatch.setattr(processes, "KERNEL_RELEASE", tmp_path / "osrelease")
+    if release:
+        (tmp_path / "osrelease").write_text(release)
+    processes.use_expandable_segments()
+    assert os.environ.get("PYTORCH_ALLOC_CONF") == used
+
+
+@pytest.mark.parametrize(
+    "local, cores, given, workers",
+    [
+        ("8", 96, None, "12"),
+        ("8", 4, None, "1"),
+        ("2", 128, None, "32"),
+        ("8", 96, "3", "3"),
+        ("1", 96, None, None),
+        (None, 96, None, None),
+    ],
+)
+def test_the_compilers_of_a_machine_share_its_cores(monkeypatch, local, cores, given, workers):
+    for name, value in {"LOCAL_WORLD_SIZE": local, "TORCHINDUCTOR_COMPILE_THREADS": given}.items():
+        monkeypatch.setenv(name, value or "")
+        if value is None:
+            monkeypatch.delenv(name)
+    monkeypatch.setattr(processes, "num_cores", lambda: cores)
+    processes.share_compile_workers()
+    assert os.environ.get("TORCHINDUCTOR_COMPILE_THREADS") == workers
 
 
 def test_a_closed_terminal_stops_a_run_unless_nohup_ignores_it(monkeypatch):

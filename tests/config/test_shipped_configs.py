@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import post_train
 from hyvideo.config.command_line import parse, read_yaml, renamed_configs
 from hyvideo.config.memory.advice import fastest_change
 from hyvideo.config.memory.disk import disk_bytes
-from hyvideo.config.memory.hardware import Hardware
+from hyvideo.config.memory.hardware import Hardware, hardware_of
 from hyvideo.config.memory.phases import GIB, memory
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.memory.whole_run import whole_run
@@ -25,8 +26,6 @@ LARGE = sorted((ROOT / "configs").rglob("hunyuanvideo15*.yaml")) + sorted((ROOT 
 PAPER = [path for path in LARGE if path.parent.name == "paper"]
 RECIPES = [path for path in sorted((ROOT / "configs").glob("*.yaml")) if path.stem != "smoke"]
 PREDICTED = [path for path in RECIPES if not path.stem.startswith("miniature")]
-# GiB and TFLOP/s, as on the pages
-GPUS = {"H100": (80.0, 580.0), "A100": (80.0, 220.0), "L40S": (44.4, 175.0), "RTX 4090": (24.0, 125.0)}
 
 
 def named(paths):
@@ -42,10 +41,10 @@ def num_gpus(path: Path) -> int:
     return 1 if "one GPU" in first_line(path) else int(re.search(r"(\d+) GPUs", first_line(path))[1])
 
 
-def gpu_memory(path: Path) -> float:
-    """Return the GB of a GPU in the first line of a file, by default 80."""
+def hardware_for(path: Path) -> Hardware:
+    """Return the smallest GPU of the first line of a file, by default of 80 GB."""
     found = re.search(r"(\d+) GB", first_line(path))
-    return float(found[1]) if found else 80.0
+    return hardware_of({"24": "RTX 4090", "48": "L40S", "80": "H100"}[found[1] if found else "80"])
 
 
 def config_of(path: Path) -> Config:
@@ -62,7 +61,7 @@ def test_a_large_config_is_printed_with_its_length_and_fits_its_gpus(path, tmp_p
     assert code == 0, printed
     assert re.search(rf"on {num_gpus(path)} GPUs?, .* GPU-hours", printed)
     assert "longer than a week" not in printed
-    hardware = Hardware(gpu_memory=gpu_memory(path))
+    hardware = hardware_for(path)
     run = PlannedRun(config_of(path), num_gpus(path), Architecture(), hardware=hardware)
     assert memory(run).fits(hardware.gpu_memory)
 
@@ -70,7 +69,7 @@ def test_a_large_config_is_printed_with_its_length_and_fits_its_gpus(path, tmp_p
 @named(LARGE)
 @pytest.mark.parametrize("network", [50.0, 3.0])
 def test_a_large_config_is_the_fastest_on_fast_and_slow_networks(path, network):
-    hardware = Hardware(network=network, gpu_memory=gpu_memory(path))
+    hardware = replace(hardware_for(path), network=network)
     run = PlannedRun(config_of(path), num_gpus(path), Architecture(), hardware=hardware)
     assert fastest_change(run) == {}
 
@@ -128,10 +127,10 @@ def header(path: Path) -> dict[str, str]:
     return dict(zip(words[1::2], words[2::2]))
 
 
-def planned(path: Path, world_size: int, **hardware) -> PlannedRun:
+def planned(path: Path, world_size: int, hardware: Hardware) -> PlannedRun:
     config = config_of(path)
     architecture = read_architecture("nowhere", config.model.transformer_version)
-    return PlannedRun(config, world_size, architecture, hardware=Hardware(**hardware))
+    return PlannedRun(config, world_size, architecture, hardware=hardware)
 
 
 @named(RECIPES)
@@ -156,18 +155,18 @@ def test_a_header_says_what_a_recipe_learns_with_its_control_and_its_results(pat
 
 
 @named(PREDICTED)
-def test_the_predictions_in_a_header_are_those_of_the_plan(path, monkeypatch):
+def test_the_predictions_in_a_header_are_those_of_the_plan(path, monkeypatch, check_generated):
     monkeypatch.chdir(ROOT)
-    text = header(path)["Predicted"]
-    gpus = re.findall(r"([\d.]+) h on (an|\d+) (H100|A100|L40S|RTX 4090)", text)
+    gpus = re.findall(r"([\d.]+) h on (an|\d+) (H100|A100|L40S|RTX 4090)", header(path)["Predicted"])
     assert gpus
+    text = path.read_text()
     for hours, number, name in gpus:
-        gib, rate = GPUS[name]
-        run = planned(path, 1 if number == "an" else int(number), gpu_memory=gib, rate=rate)
-        assert hours == f"{whole_run(run).seconds / 3600:.1f}"
-    gib, disk = re.search(r"; ([\d.]+) GiB(?: per GPU)?, (\d+) GiB of disk", text).groups()
-    assert float(gib) == round(memory(run).needed_gib, 1)
-    assert int(disk) == round(sum(disk_bytes(run).values()) / GIB)
+        run = planned(path, 1 if number == "an" else int(number), hardware_of(name))
+        now = f"{whole_run(run).seconds / 3600:.1f}"
+        text = text.replace(f" {hours} h on {number} {name}", f" {now} h on {number} {name}")
+    gib, disk = f"{memory(run).needed_gib:.1f}", f"{sum(disk_bytes(run).values()) / GIB:.0f}"
+    text = re.sub(r"; [\d.]+ GiB( per GPU)?, \d+ GiB of disk", rf"; {gib} GiB\1, {disk} GiB of disk", text)
+    check_generated(path, text)
 
 
 @named(PREDICTED)
@@ -176,8 +175,7 @@ def test_a_recipe_ends_saves_every_hour_and_spends_at_most_15_percent_on_validat
     config = config_of(path)
     assert config.optimizer.max_steps <= 300 and config.record.save_minutes == 60
     assert config.validation_size == config.rollout_size
-    gib, rate = GPUS["RTX 4090" if gpu_memory(path) <= 24 else "H100"]
-    length = whole_run(planned(path, num_gpus(path), gpu_memory=gib, rate=rate))
+    length = whole_run(planned(path, num_gpus(path), hardware_for(path)))
     assert length.validations >= 3 and length.validation_share <= 0.15
 
 
@@ -199,25 +197,26 @@ def test_the_old_name_of_a_config_is_an_error_with_the_new_name(name, monkeypatc
 
 def test_one_config_fits_gpus_with_48_and_80_gb():
     path = ROOT / "configs" / "hunyuanvideo15_1gpu.yaml"
-    assert memory(planned(path, 1, gpu_memory=44.4)).fits(44.4)  # an L40S
+    for hardware in map(hardware_of, ("L40S", "H100")):
+        assert memory(planned(path, 1, hardware)).fits(hardware.gpu_memory)
 
 
 @pytest.mark.parametrize(
-    "name, world_size, gpu_memory",
+    "name, world_size, words",
     [
-        ("wan21_1gpu_nft", 1, 24.0),
-        ("wan21_1gpu_guidance", 1, 24.0),
-        ("wan21_8gpu_nft", 8, 80.0),
-        ("wan21_8gpu_guidance", 8, 80.0),
+        ("wan21_1gpu_nft", 1, "24 GB"),
+        ("wan21_1gpu_guidance", 1, "24 GB"),
+        ("wan21_8gpu_nft", 8, "8 GPUs"),
+        ("wan21_8gpu_guidance", 8, "8 GPUs"),
     ],
 )
-def test_a_wan_config_is_legal_and_fits_its_gpus(name, world_size, gpu_memory, monkeypatch):
+def test_a_wan_config_is_legal_and_fits_its_gpus_and_cards_of_24_gb(name, world_size, words, monkeypatch):
     monkeypatch.chdir(ROOT)
     path = ROOT / "configs" / f"{name}.yaml"
-    assert re.search(f"{gpu_memory:g} GB|{world_size} GPUs", path.read_text().splitlines()[0])
+    assert words in first_line(path)
     config = config_of(path)
     assert config.model.transformer_version in config.model.pretrained_model_root  # where download_weights.sh puts it
     architecture = read_architecture("nowhere", config.model.transformer_version)
-    run = PlannedRun(config, world_size, architecture, hardware=Hardware(gpu_memory=gpu_memory))
+    run = PlannedRun(config, world_size, architecture, hardware=hardware_of("RTX 4090"))
     check(config, world_size, on_this_machine=False)
-    assert not run.problems and memory(run).fits(gpu_memory)
+    assert not run.problems and memory(run).fits(run.hardware.gpu_memory)

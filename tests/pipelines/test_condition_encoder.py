@@ -1,5 +1,7 @@
 """Tests of the condition encoder: each part is encoded once, and stored parts are reused."""
 
+import threading
+
 import pytest
 import torch
 
@@ -153,6 +155,23 @@ def test_a_corrupted_file_is_encoded_again(make, tmp_path):
     encoder(REQUESTS[:1])
     assert encoded == PROMPTS[:1]
     assert file.read_bytes() == content
+
+
+def test_a_part_that_another_node_has_just_stored_is_waited_for(make, tmp_path):
+    store = PartStore(tmp_path)
+    make(store)[0](REQUESTS[:1])
+    (file,) = tmp_path.iterdir()
+    content = file.read_bytes()
+    file.unlink()
+    encoder, encoded = make(PartStore(tmp_path))
+    encoder.expect_stored()
+    appears = threading.Timer(0.3, lambda: file.write_bytes(content))
+    appears.start()
+    encoder(REQUESTS[:1])
+    assert encoded == []
+    encoder.expect_stored(0.3)
+    encoder(REQUESTS[1:2])  # nobody has stored it
+    assert encoded == PROMPTS[1:2]
 
 
 def test_released_encoders_are_loaded_again_only_when_needed(make):

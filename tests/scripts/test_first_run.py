@@ -155,9 +155,9 @@ def test_the_recipes_train_the_versions_that_are_downloaded(monkeypatch):
             assert first_run.recipe(model, fitting) == row
 
 
-def test_the_plan_gets_the_memory_and_the_rate_of_the_gpu():
+def test_the_plan_gets_the_name_and_the_memory_of_the_gpu():
     (plan,) = [command for command in next_commands(SMALL) if "scripts.plan" in command]
-    assert plan.endswith("--gpu_memory 23.6 --rate 125")
+    assert plan.endswith("--gpu 'NVIDIA GeForce RTX 4090' --gpu_memory 23.6")
     unknown = Gpus(number=1, name="another GPU", gib=23.6)
     assert next_commands(unknown)[-3].endswith("--gpu_memory 23.6")
 

@@ -269,6 +269,11 @@ def test_slurm_options_that_users_edit_come_first():
     ]
 
 
+def test_a_slurm_job_has_all_the_memory_of_a_node():
+    """Several times the weights: offloaded copies and those of a checkpoint. Slurm's default is a share per core."""
+    assert "#SBATCH --mem=0" in (ROOT / "scripts/post_train/slurm.sbatch").read_text().splitlines()
+
+
 def test_files_that_git_does_not_track_are_not_linted(tmp_path):
     (tmp_path / "scripts").mkdir()
     (tmp_path / "scripts/setup.sh").write_text('ruff() { echo "$*"; }\npython() { :; }\n')
@@ -292,6 +297,7 @@ def test_slurm_starts_each_node_and_requeues_after_exit_code_75(start, tmp_path,
         "SLURM_JOB_NODELIST": "n[1-2]",
         "SLURM_JOB_ID": "7",
         "SLURM_GPUS_ON_NODE": "8",
+        "SLURM_CPUS_ON_NODE": "96",
     }
     shutil.copy(ROOT / "scripts/post_train/slurm.sbatch", tmp_path / "spooled")  # Slurm runs a copy
     code, output = finish(start(["bash", tmp_path / "spooled", "--eta", "1 2"], fakes, **job))
@@ -299,6 +305,7 @@ def test_slurm_starts_each_node_and_requeues_after_exit_code_75(start, tmp_path,
     hostnames, started, *after = (tmp_path / "log.slurm").read_text().splitlines()
     assert hostnames == "scontrol show hostnames n[1-2]"
     assert started.startswith("n1 2 8 ") and started.endswith("bash scripts/post_train/train_grpo.sh --eta 1 2 ")
+    assert " --cpus-per-task=96 " in started
     assert after == (["scontrol requeue 7"] if requeued else [])
 
 

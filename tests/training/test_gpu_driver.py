@@ -7,7 +7,7 @@ import torch
 
 import post_train
 from hyvideo.config.command_line import parse
-from hyvideo.training.gpu_driver import cudnn_problem, driver_problem
+from hyvideo.training.gpu_driver import check_allocator, cudnn_problem, driver_problem
 from hyvideo.training.machine import gpu_problem
 from hyvideo.training.model_setup import choose_device
 
@@ -74,3 +74,41 @@ def test_versions_of_cudnn_without_3d_convolutions_are_named_with_the_fix(monkey
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: version)
     monkeypatch.setattr(torch.version, "cuda", "12.6")
     assert ("pip install 'nvidia-cudnn-cu12>=9.15'" in (cudnn_problem() or "")) == is_named
+
+
+@pytest.fixture
+def allocate(monkeypatch):
+    """A function that lets every allocation on a GPU fail with this message, with this variable of the allocator."""
+
+    def fail_with(message, name="PYTORCH_ALLOC_CONF", value="expandable_segments:True"):
+        def empty(*size, device, **options):
+            assert device.type == "cuda" and current == [device]
+            raise RuntimeError(message)
+
+        current = []
+        for variable in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+            monkeypatch.delenv(variable, raising=False)
+        monkeypatch.setenv(name, value)
+        monkeypatch.setattr(torch.cuda, "set_device", current.append)
+        monkeypatch.setattr(torch, "empty", empty)
+
+    return fail_with
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_a_gpu_without_expandable_segments_is_an_error_that_names_the_variable(allocate, name):
+    allocate("CUDA driver error: device not ready\nframe 0", name)
+    message = f"cuda:1 in expandable segments, got 'CUDA driver error: device not ready'; .* Set {name}=expandable_seg"
+    with pytest.raises(ValueError, match=message):
+        check_allocator(torch.device("cuda", 1))
+    check_allocator(torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    "message, value",
+    [("CUDA out of memory", "expandable_segments:True"), ("CUDA driver error: x", "expandable_segments:False")],
+)
+def test_an_allocation_that_fails_for_another_reason_keeps_its_error(allocate, message, value):
+    allocate(message, value=value)
+    with pytest.raises(RuntimeError, match=message):
+        check_allocator(torch.device("cuda", 0))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from hyvideo.config.memory.activations import tokens_outside_attention
 from hyvideo.config.memory.network import exchange_seconds, traffic
+from hyvideo.config.memory.overheads import anchor_seconds, check_forwards, ema_seconds, optimizer_seconds
 from hyvideo.config.memory.phases import resolve_auto
 from hyvideo.config.memory.planned_run import BYTES, PlannedRun
 from hyvideo.models.sizes import ForwardFlops
@@ -20,9 +21,13 @@ from hyvideo.models.sizes import ForwardFlops
 _SCORE_FLOPS_PER_VIDEO_SECOND = 2 * 256 * (4 * 0.665e9 + 1.31e9)
 _SCORE_FLOPS_PER_QUESTION = 2 * 1000 * 1.31e9
 _ATTENTION_BACKWARD = 2.5  # forward passes: five products instead of two, because kernels compute the scores again
-# Traffic of a block's memory-bound kernels in its forward and backward pass, in units of its input, without and with a
-# LoRA, and of decoding, in bytes per FLOP: 154 GB for a tile of 0.133 PFLOP. Counted on a fake CUDA device.
-_TRAFFIC, _LORA_TRAFFIC, _DECODING_TRAFFIC = (42, 81), (87, 106), 1.16e-3
+# Traffic of a block's memory-bound kernels in its forward and backward pass, in units of its input. Eager: counted on a
+# fake CUDA device. Compiled: counted by torch's compiler on a CPU (`tests/config/memory/test_compiled_traffic.py`).
+_TRAFFIC = {"eager": (42, 81), "compiled": (29, 73)}
+_LORA_TRAFFIC = {"eager": (87, 106), "compiled": (49, 72)}
+# A LoRA's own products, which are too thin to compute much: inputs and outputs of nine widths per block.
+_LORA_PRODUCTS = 18, 36
+_DECODING_TRAFFIC = 1.16e-3  # bytes per FLOP: 154 GB for a tile of 0.133 PFLOP, counted on a fake CUDA device
 # Seconds of a block's pass that do not depend on its tokens, such as launches and partly filled waves; estimated.
 _BLOCK_SECONDS = 0.5e-3
 COMPILATION = 270.0  # seconds that the first iteration takes longer, estimated at 3 to 6 minutes
@@ -35,6 +40,7 @@ class Duration:
     stages: dict[str, float]  # by the names that `StageTimer` measures
     network: float  # all messages
     waiting: float  # messages that computing does not hide
+    overheads: dict[str, float]  # contained in the stages, by what takes them
 
     @property
     def total(self) -> float:
@@ -58,7 +64,7 @@ class Pass:
     def seconds(self, run: PlannedRun) -> float:
         """Return the seconds of computing, without exchanges."""
         forward, hardware, model = _forward(run), run.hardware, run.architecture
-        to_forward, to_backward = _LORA_TRAFFIC if run.settings.lora_rank else _TRAFFIC
+        to_forward, to_backward = block_traffic(run)
         size = tokens_outside_attention(run) * model.width * run.compute_bytes * model.num_layers
         return (
             hardware.seconds("products", self.products * forward.products)
@@ -67,6 +73,15 @@ class Pass:
             + hardware.seconds("memory", (self.forwards * to_forward + self.backwards * to_backward) * size)
             + model.num_layers * (self.forwards + 2 * self.backwards) * _BLOCK_SECONDS
         )
+
+
+def block_traffic(run: PlannedRun) -> tuple[float, float]:
+    """Return the bytes of a block's memory-bound kernels in its forward and backward pass, in units of its input."""
+    way = "compiled" if run.settings.enable_compile == "true" else "eager"
+    if not run.settings.lora_rank:
+        return _TRAFFIC[way]
+    forward, backward = _LORA_TRAFFIC[way]
+    return forward + _LORA_PRODUCTS[0], backward + _LORA_PRODUCTS[1]
 
 
 def _forward(run: PlannedRun) -> ForwardFlops:
@@ -155,11 +170,30 @@ def duration(run: PlannedRun) -> Duration:
         exchanges = number * (kind.forwards + kind.backwards) * exchange_seconds(run)
         exposed = max(0.0, messages - computing) + exchanges
         stages[stage], network, waiting = computing + exposed, network + messages + exchanges, waiting + exposed
+    overheads = overhead_seconds(run)
+    stages["anchor"] += overheads["anchor's weights"]
+    stages["update"] += overheads["optimizer"] + overheads["EMA"] + overheads["on-policy check"]
     # A sequence-parallel group shares the videos of a batch.
     videos = math.ceil(run.settings.batch_size / run.settings.sp_size) * run.settings.gradient_accumulation_steps
     decoding, scoring = (videos * seconds for seconds in video_seconds(run))
     # Scoring counts in full even if it overlaps other stages, because it shares the GPU with them.
-    return Duration(stages | {"decode": decoding, "reward": scoring}, network, waiting)
+    return Duration(
+        stages=stages | {"decode": decoding, "reward": scoring},
+        network=network,
+        waiting=waiting,
+        overheads=overheads,
+    )
+
+
+def overhead_seconds(run: PlannedRun) -> dict[str, float]:
+    """Return the seconds of an iteration for what is no pass of training or sampling."""
+    updates = run.settings.num_updates_per_rollout
+    return {
+        "optimizer": updates * optimizer_seconds(run),
+        "EMA": updates * ema_seconds(run),
+        "anchor's weights": anchor_seconds(run),
+        "on-policy check": check_forwards(run) * (Pass().seconds(run) + exchange_seconds(run)),
+    }
 
 
 def validation_seconds(run: PlannedRun, num_videos: int) -> float:

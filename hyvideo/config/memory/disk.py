@@ -21,6 +21,11 @@ def checkpoint_bytes(run: PlannedRun) -> float:
     return run.num_shards * (copies * trained_bytes(run) + optimizer_bytes(run))
 
 
+def rank_checkpoint_bytes(run: PlannedRun) -> float:
+    """Return the bytes of a checkpoint that a rank copies and writes."""
+    return checkpoint_bytes(run) / run.num_shards
+
+
 def max_checkpoints(run: PlannedRun) -> int:
     """Return the largest number of checkpoints on disk: those that are kept, and the one being written."""
     record, steps = run.config.record, run.settings.max_steps

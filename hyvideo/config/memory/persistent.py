@@ -37,6 +37,13 @@ def optimizer_bytes(run: PlannedRun) -> float:
     return (2 - (by_muon if run.settings.use_muon else 0.0)) * trained_bytes(run)
 
 
+def pinned_bytes(run: PlannedRun) -> float:
+    """Return the bytes of host memory of a rank's offloaded copies: the anchor and the EMA."""
+    if not run.settings.reference_mode_offload:
+        return 0.0
+    return (run.config.needs_anchor + bool(run.settings.ema_decay)) * trained_bytes(run)
+
+
 def working_weight_bytes(run: PlannedRun, *, with_gradient: bool) -> float:
     """Return the bytes of gathered or cast weights, and of gradients before they are reduced to shards.
 

@@ -4,8 +4,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hyvideo.config.memory.cost import COMPILATION, duration, forwards_per_rollout, validation_seconds
-from hyvideo.config.memory.disk import checkpoint_bytes, disk_bytes, max_checkpoints
-from hyvideo.config.memory.hardware import SLOWER_RATE, Hardware
+from hyvideo.config.memory.disk import checkpoint_bytes, disk_bytes, max_checkpoints, num_saves, rank_checkpoint_bytes
+from hyvideo.config.memory.hardware import SLOWER, Hardware, gpu_rates, hardware_of
+from hyvideo.config.memory.overheads import pageable_seconds
+from hyvideo.config.memory.persistent import pinned_bytes
 from hyvideo.config.memory.phases import GIB, memory, resolve_auto
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.settings import Config
@@ -26,13 +28,15 @@ class WholeRun:
     validation_videos: int
     validation_seconds: float
     compilation_seconds: float
+    saves: int  # checkpoints
+    save_seconds: float  # for which a checkpoint stops training
     num_gpus: int
     forwards: float  # forward passes in total; a training forward and backward counts as 3 to 4
 
     @property
     def seconds(self) -> float:
         computing = self.iterations * self.iteration_seconds + self.validations * self.validation_seconds
-        return computing + self.compilation_seconds
+        return computing + self.saves * self.save_seconds + self.compilation_seconds
 
     @property
     def validation_share(self) -> float:
@@ -58,16 +62,24 @@ def whole_run(run: PlannedRun) -> WholeRun:
         validation_videos=videos,
         validation_seconds=validation_seconds(run, videos),
         compilation_seconds=COMPILATION if settings.enable_compile == "true" else 0.0,
+        saves=num_saves(run),
+        save_seconds=pageable_seconds(rank_checkpoint_bytes(run)),
         num_gpus=run.world_size,
         forwards=settings.max_steps * run.plan.rollouts * forwards_per_rollout(run) + validations * videos * per_video,
     )
 
 
-def start_lines(config: Config, world_size: int, device: str, gpu_memory: float = Hardware.gpu_memory) -> list[str]:
-    """Return lines on cost, checkpointing, length and checkpoints of a run; empty if a file for them is missing."""
+def start_lines(
+    config: Config, world_size: int, device: str, gpu_memory: float = Hardware.gpu_memory, device_name: str = ""
+) -> list[str]:
+    """Return lines on cost, checkpointing, length and checkpoints of a run; empty if a file for them is missing.
+
+    ``device_name`` is torch's name of the GPU; an unknown one counts as an H100.
+    """
+    known = hardware_of(device_name) if gpu_rates(device_name)[1] else Hardware()
     try:
         architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
-        run = PlannedRun(config, world_size, architecture, hardware=Hardware(gpu_memory=gpu_memory))
+        run = PlannedRun(config, world_size, architecture, hardware=replace(known, gpu_memory=gpu_memory))
         run = run.with_settings(device=device)
         runs = {"chosen": resolve_auto(run), "selective": run.with_settings(activation_checkpointing="selective")}
         template, forwards = Path(__file__).with_name("start.txt.jinja"), forwards_per_rollout(run)
@@ -76,17 +88,28 @@ def start_lines(config: Config, world_size: int, device: str, gpu_memory: float 
         return []
 
 
+def slower_hardware(hardware: Hardware) -> Hardware:
+    """Return the hardware with slower GPUs of the same memory, in the same network."""
+    return replace(
+        SLOWER, gpu_memory=hardware.gpu_memory, gpus_per_node=hardware.gpus_per_node, network=hardware.network
+    )
+
+
 def length_lines(run: PlannedRun) -> list[str]:
-    """Return lines on the length of a run and its disk space: of a released model GPU-hours, else forward passes."""
+    """Return lines on the length of a run, its disk space and host memory: hours of a released model on GPUs, else
+    forward passes."""
+    num_local = min(run.world_size, run.hardware.gpus_per_node)
     return fill(
         Path(__file__).with_name("length.txt.jinja"),
         run=run,
-        usual_rate=Hardware.rate,
-        slower_rate=SLOWER_RATE,
-        slower=whole_run(replace(run, hardware=replace(run.hardware, rate=SLOWER_RATE))).seconds / 86400,
+        is_usual=run.hardware.name == "H100",
+        slower_rate=SLOWER.rate,
+        slower=whole_run(replace(run, hardware=slower_hardware(run.hardware))).seconds / 86400,
         length=whole_run(run),
         waiting=duration(run).waiting,
         checkpoint_gib=checkpoint_bytes(run) / GIB,
+        pinned_gib=num_local * pinned_bytes(run) / GIB,
+        copy_gib=min(num_local, run.num_shards) * rank_checkpoint_bytes(run) / GIB,
         max_checkpoints=max_checkpoints(run),
         disk={kind: size / GIB for kind, size in disk_bytes(run).items()},
         max_share=MAX_VALIDATION_SHARE,

@@ -11,7 +11,7 @@ import pytest
 from hyvideo.config.command_line import load_config, parse
 from hyvideo.config.memory.cost import duration
 from hyvideo.config.memory.disk import disk_bytes
-from hyvideo.config.memory.hardware import SLOWER_RATE, Hardware
+from hyvideo.config.memory.hardware import SLOWER, Hardware, hardware_of
 from hyvideo.config.memory.network import traffic
 from hyvideo.config.memory.phases import GIB, memory
 from hyvideo.config.memory.planned_run import PlannedRun
@@ -41,7 +41,7 @@ def plan(capsys, monkeypatch):
 
 
 def test_a_plan_has_memory_cost_and_a_verdict(plan):
-    command = [sys.executable, "-m", "scripts.plan", *CONFIG, "--gpu_memory", "80", "--rate", "580", "--sp_size", "2"]
+    command = [sys.executable, "-m", "scripts.plan", *CONFIG, "--gpu", "H100", "--sp_size", "2"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and not done.stderr
     parts = ("8.327 B parameters", "8 = 4 replicas x sp_size 2", "optimizer state", "peak ", "forward pass  ")
@@ -61,31 +61,60 @@ def test_an_illegal_size_prints_the_rule_and_possible_values(plan):
     assert last.startswith("illegal: ") and last.endswith("got sp_size 2 and WORLD_SIZE 7; possible values: 1, 7")
 
 
+def test_a_gpu_is_planned_by_its_name_and_single_flags_change_it(plan):
+    wan = ("--config", "configs/wan21_1gpu_nft.yaml", "--world_size", "1")
+    by_name = plan(*wan, "--gpu", "rtx 4090")
+    assert "125 TFLOP/s per GPU in matrix products (RTX 4090), 0.9 TB/s of its memory, 10 GB/s" in by_name
+    assert "of 23.6 GiB" in by_name.splitlines()[-1]
+    assert "including              optimizer 0.0" in by_name and "on-policy check" in by_name
+    assert "of 20 GiB" in plan(*wan, "--gpu", "rtx 4090", "--gpu_memory", "20").splitlines()[-1]
+    slow = plan(*wan, "--rate", "125")
+    assert "in matrix products, 0.56 TB/s of its memory, 300 GB/s" in slow
+
+
 def test_the_miniature_is_planned_from_its_config_json(plan):
     assert "4 blocks of width 96" in plan("--config", "configs/miniature.yaml", "--world_size", "1")
+
+
+@pytest.fixture
+def compare(check_generated):
+    """A function that compares a table of a page with ``rows``; with --regenerate, it writes them."""
+
+    def compare(page, rows):
+        path, new = ROOT / "docs" / page, table(rows).splitlines()
+        lines, width = path.read_text().splitlines(), len(rows[0])
+        starts = [
+            number
+            for number, line in enumerate(lines)
+            if line.startswith(f"| {rows[0][0]} | {rows[0][1]} |") and len(line.split("|")) == width + 2
+        ]
+        assert len(starts) == 1, f"{page} must have one table that begins with {rows[0][0]}, got {len(starts)}"
+        lines[starts[0] : starts[0] + len(new)] = new
+        check_generated(path, "\n".join(lines) + "\n")
+
+    return compare
 
 
 def table(rows):
     return "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows)
 
 
-def test_memory_tables_of_the_documentation_are_up_to_date():
+def test_memory_tables_of_the_documentation_are_up_to_date(compare):
     config = load_config(ROOT / CONFIG[1])
 
     def peak(gpus, sp_size):
         run = PlannedRun(config.with_settings(sp_size=sp_size), gpus, Architecture())
         return f"{memory(run).peak() / GIB:.1f}"
 
-    rows = table((gpus, *(peak(gpus, sp_size) for sp_size in (1, 2, 4, 8))) for gpus in (8, 16, 64))
-    assert f"\n{rows}\n\n" in (ROOT / "docs" / "memory.md").read_text(), rows
+    compare("memory.md", [(gpus, *(peak(gpus, sp_size) for sp_size in (1, 2, 4, 8))) for gpus in (8, 16, 64)])
 
 
-def test_times_in_the_documentation_are_up_to_date(monkeypatch):
+def test_times_in_the_documentation_are_up_to_date(monkeypatch, compare):
     monkeypatch.chdir(ROOT)
 
     def row(name, gpus):
         run = PlannedRun(load_config(f"configs/{name}.yaml"), gpus, Architecture())
-        length, slower = whole_run(run), whole_run(replace(run, hardware=Hardware(rate=SLOWER_RATE)))
+        length, slower = whole_run(run), whole_run(replace(run, hardware=SLOWER))
         times = (length.iteration_seconds, length.validation_seconds, length.seconds / 3600, length.gpu_hours)
         return (
             f"`{name}`",
@@ -98,33 +127,33 @@ def test_times_in_the_documentation_are_up_to_date(monkeypatch):
     paper = [(f"paper/table2_{setting}_{gpus}gpu", gpus) for setting in "ab" for gpus in (8, 64)]
     names = {"8gpu": 8, "8gpu_nft": 8, "8gpu_guidance": 8, "64gpu": 64}
     general = [(f"hunyuanvideo15_480p_{name}", gpus) for name, gpus in names.items()]
-    rows = table(row(name, gpus) for name, gpus in paper + general)
-    assert f"\n{rows}\n\n" in (ROOT / "docs" / "performance.md").read_text(), rows
+    compare("performance.md", [row(name, gpus) for name, gpus in paper + general])
 
 
 GPUS = (
-    ("RTX 4090, 24 GB", 1, 24, 125, "1gpu_24gb"),
-    ("L40S or RTX 6000 Ada, 48 GB", 1, 44.4, 175, "1gpu"),
-    ("A100, 80 GB", 1, 80, 220, "1gpu"),
-    ("H100, 80 GB", 1, 80, 580, "1gpu"),
-    ("8 A100, 80 GB", 8, 80, 220, "480p_8gpu"),
-    ("8 H100, 80 GB", 8, 80, 580, "480p_8gpu"),
-    ("8 H100, 80 GB", 8, 80, 580, "480p_8gpu_nft"),
-    ("8 H100, 80 GB", 8, 80, 580, "480p_8gpu_guidance"),
+    ("RTX 4090, 24 GB", 1, "1gpu_24gb"),
+    ("L40S, 48 GB", 1, "1gpu"),
+    ("A100, 80 GB", 1, "1gpu"),
+    ("H100, 80 GB", 1, "1gpu"),
+    ("8 A100, 80 GB", 8, "480p_8gpu"),
+    ("8 H100, 80 GB", 8, "480p_8gpu"),
+    ("8 H100, 80 GB", 8, "480p_8gpu_nft"),
+    ("8 H100, 80 GB", 8, "480p_8gpu_guidance"),
 )
 
 
-def test_the_table_of_gpus_in_the_documentation_is_up_to_date(monkeypatch):
+def test_the_table_of_gpus_in_the_documentation_is_up_to_date(monkeypatch, compare):
     monkeypatch.chdir(ROOT)
 
-    def row(gpu, world_size, gpu_memory, rate, name):
+    def row(gpu, world_size, name):
         config = load_config(f"configs/hunyuanvideo15_{name}.yaml")
-        run = PlannedRun(config, world_size, Architecture(), hardware=Hardware(gpu_memory=gpu_memory, rate=rate))
+        hardware = hardware_of(gpu.removeprefix("8 ").partition(",")[0])
+        run = PlannedRun(config, world_size, Architecture(), hardware=hardware)
         length, needed = whole_run(run), memory(run).needed_gib
-        assert needed <= gpu_memory - 1.2  # 22.8 of 24
+        assert needed <= hardware.gpu_memory - 1.0
         return (
             gpu,
-            rate,
+            f"{hardware.rate:g}",
             f"`hunyuanvideo15_{name}`",
             f"{length.iteration_seconds:,.0f}",
             length.iterations,
@@ -133,16 +162,15 @@ def test_the_table_of_gpus_in_the_documentation_is_up_to_date(monkeypatch):
             f"{sum(disk_bytes(run).values()) / GIB:.0f}",
         )
 
-    rows = table(row(*gpu) for gpu in GPUS)
-    assert f"\n{rows}\n\n" in (ROOT / "docs" / "train_hunyuanvideo.md").read_text(), rows
+    compare("train_hunyuanvideo.md", [row(*gpu) for gpu in GPUS])
 
 
-def predicted_hours(name, flags=(), world_size=8, rate=Hardware.rate, gpu_memory=80.0):
+def predicted_hours(name, flags=(), world_size=8, gpu="H100"):
     """Return the hours of a run as on a page."""
     config = parse(["--config", f"configs/{name}.yaml", *flags]).config
     architecture = read_architecture("nowhere", config.model.transformer_version)
-    hardware = Hardware(gpu_memory=gpu_memory, rate=rate)
-    return f"{whole_run(PlannedRun(config, world_size, architecture, hardware=hardware)).seconds / 3600:.1f}"
+    run = PlannedRun(config, world_size, architecture, hardware=hardware_of(gpu))
+    return f"{whole_run(run).seconds / 3600:.1f}"
 
 
 def test_the_hours_in_the_readme_are_up_to_date(monkeypatch):
@@ -152,7 +180,7 @@ def test_the_hours_in_the_readme_are_up_to_date(monkeypatch):
     assert len(rows) == 3
     assert rows == {name: predicted_hours(name) for name in rows}
     assert f"in {rows['hunyuanvideo15_480p_8gpu']} hours on H100 (predicted)" in text
-    wan = predicted_hours("wan21_1gpu_nft", world_size=1, rate=125, gpu_memory=24)
+    wan = predicted_hours("wan21_1gpu_nft", world_size=1, gpu="RTX 4090")
     assert f"{wan} hours on an RTX 4090 (predicted)" in text
 
 
@@ -162,32 +190,31 @@ def test_the_hours_of_other_runs_on_the_page_on_hunyuan_video_are_up_to_date(mon
     sage, nft, sage_64 = (f"hunyuanvideo15_480p_{kind}" for kind in ("8gpu", "8gpu_nft", "64gpu"))
     half = predicted_hours(sage, ["--sde_window", "fixed:0:10"])
     assert f"{half} h instead of {predicted_hours(sage)} h on 8 H100" in text
-    lora, slow_lora = (predicted_hours(nft, LORA_FLAGS, rate=rate) for rate in (Hardware.rate, SLOWER_RATE))
+    lora, slow_lora = (predicted_hours(nft, LORA_FLAGS, gpu=gpu) for gpu in ("H100", "A100"))
     assert f"{lora} h on 8 H100 and {slow_lora} h on 8 A100" in text
     many = ["--dp_replicate", "8"]
-    nodes, slow_nodes = (predicted_hours(nft, many, 64, rate) for rate in (Hardware.rate, SLOWER_RATE))
-    assert f"{nodes} h, or 103 s and {slow_nodes} h on A100" in text
-    nodes, slow_nodes = (predicted_hours(sage_64, [], 64, rate) for rate in (Hardware.rate, SLOWER_RATE))
+    nodes, slow_nodes = (predicted_hours(nft, many, 64, gpu) for gpu in ("H100", "A100"))
+    assert f"{nodes} h, or 97 s and {slow_nodes} h on A100" in text
+    nodes, slow_nodes = (predicted_hours(sage_64, [], 64, gpu) for gpu in ("H100", "A100"))
     assert f"takes {nodes} h (A100: {slow_nodes} h)" in text
 
 
-def test_the_table_of_video_sizes_on_the_page_on_wan_is_up_to_date(monkeypatch):
+def test_the_table_of_video_sizes_on_the_page_on_wan_is_up_to_date(monkeypatch, compare):
     monkeypatch.chdir(ROOT)
 
     def row(name, frames, height, width):
         config = load_config(f"configs/{name}.yaml", sample_n_frames=frames, height=height, width=width)
         architecture = read_architecture("nowhere", config.model.transformer_version)
         cells = []
-        for gib, rate in ((24.0, 125.0), (80.0, 580.0)):
-            run = PlannedRun(config, 1, architecture, hardware=Hardware(gpu_memory=gib, rate=rate))
+        for gpu in ("RTX 4090", "H100"):
+            run = PlannedRun(config, 1, architecture, hardware=hardware_of(gpu))
             length = whole_run(run)
             cells.append(f"{length.iteration_seconds:.0f} s, {length.seconds / 3600:.1f} h")
             needed = memory(run).needed_gib
         return f"`{name}`", f"{frames} frames of {height} x {width}", *cells, f"{needed:.1f} GiB"
 
     sizes = [(33, 240, 416), (49, 480, 832), (81, 480, 832)]
-    rows = table(row(name, *size) for name in ("wan21_1gpu_nft", "wan21_1gpu_guidance") for size in sizes)
-    assert f"\n{rows}\n\n" in (ROOT / "docs" / "train_wan.md").read_text(), rows
+    compare("train_wan.md", [row(name, *size) for name in ("wan21_1gpu_nft", "wan21_1gpu_guidance") for size in sizes])
 
 
 LORA_FLAGS = "--lora_rank 32 --lora_alpha 64 --enable_fsdp false".split()
@@ -206,7 +233,7 @@ def test_hours_of_the_recipes_in_the_documentation_are_up_to_date(name, monkeypa
     monkeypatch.chdir(ROOT)
     path, flags = RUNS[name]
     run = PlannedRun(parse(["--config", f"configs/{path}.yaml", *flags]).config, 8, Architecture())
-    fast, slow = whole_run(run), whole_run(replace(run, hardware=Hardware(rate=SLOWER_RATE)))
+    fast, slow = whole_run(run), whole_run(replace(run, hardware=SLOWER))
     [row] = re.findall(rf"^\| {re.escape(name)} \| (.*) \|$", (ROOT / "docs" / "recipes.md").read_text(), re.M)
     _, seconds, rollouts, hours, gpu_hours, on_a100 = row.split(" | ")
     assert (seconds, gpu_hours) == (f"{fast.iteration_seconds:.0f}", f"{fast.gpu_hours:.0f}")
@@ -215,7 +242,7 @@ def test_hours_of_the_recipes_in_the_documentation_are_up_to_date(name, monkeypa
         assert float(text.split()[0]) == pytest.approx(length.seconds / 3600, rel=0.02)
 
 
-def test_traffic_in_the_documentation_is_up_to_date():
+def test_traffic_in_the_documentation_is_up_to_date(compare):
     def row(gpus, replicas, batched):
         changes = {"dp_replicate": replicas, "batched_forward": batched}
         fast = PlannedRun(load_config(ROOT / CONFIG[1], **changes), gpus, Architecture())
@@ -227,7 +254,7 @@ def test_traffic_in_the_documentation_is_up_to_date():
 
     cells = [(8, 1), (16, 1), (16, 2), (64, 1), (64, 8)]
     rows = [row(*cell, "false") for cell in cells] + [row(64, 1, "true")]
-    assert f"\n{table(rows)}\n\n" in (ROOT / "docs" / "performance.md").read_text(), table(rows)
+    compare("performance.md", rows)
 
 
 @pytest.mark.parametrize(
@@ -235,6 +262,7 @@ def test_traffic_in_the_documentation_is_up_to_date():
     [
         ((*CONFIG, "--wold_size", "8"), "unknown flag --wold_size"),
         ((*CONFIG, "--world_size", "0"), "--world_size must be a positive number, got 0"),
+        ((*CONFIG, "--gpu", "H20"), "gpu must be one of H100, H200, "),
         ((*CONFIG, "--network", "0"), "--network must be a positive number, got 0"),
         ((*CONFIG, "--rate", "nan"), "--rate must be a positive number, got nan"),
         ((*CONFIG, "--gpu_memory", "much"), "invalid float value: 'much'"),

@@ -28,7 +28,9 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 class Trajectories:
     """Latents and log-probabilities of a sampled batch, from which `replay` can recompute every step."""
 
-    latents: Tensor  # (batch, steps + 1, channels, frames, height, width), from noise to final latents
+    # (batch, steps + 1, channels, frames, height, width), from noise to final latents; if not all are kept, only the
+    # noise, the latents after the first step and the final latents.
+    latents: Tensor
     log_probs: Tensor  # (batch, steps), 0 at deterministic steps
     # (batch, stored steps, channels, frames, height, width), means of the sampled transitions; None if not stored
     means: Tensor | None = None
@@ -120,6 +122,7 @@ class GRPOPipeline:
         step_noise: Callable[[int], Tensor],
         *,
         mean_steps: Tensor | None = None,
+        keeps_all: bool = True,
     ) -> Trajectories:
         """Sample one rollout per condition, without gradient.
 
@@ -127,12 +130,15 @@ class GRPOPipeline:
             noise: Initial latents. Shape: (batch, channels, frames, height, width).
             step_noise: Function from a stochastic step to its noise, of the same shape.
             mean_steps: Steps whose means are stored, in this order, on the CPU. Shape: (batch, stored steps).
+            keeps_all: Keep the latents after every step; False keeps those after the first and the last one.
         """
         latents, log_probs, means = [noise.float()], [], None
+        last = len(self.scheduler.timesteps) - 1
         if mean_steps is not None:
             means = latents[0].new_empty(*mean_steps.shape, *noise.shape[1:])
         for i, step in enumerate(self._sample_steps(conditions, noise, step_noise, self.sampling.eta)):
-            latents.append(step.prev_sample)
+            if keeps_all or i in (0, last):
+                latents.append(step.prev_sample)
             log_probs.append(step.log_prob)
             for row, column in [] if means is None else (mean_steps == i).nonzero().tolist():
                 means[row, column] = step.prev_sample_mean[row]

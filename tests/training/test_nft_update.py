@@ -39,6 +39,15 @@ def test_each_rollout_has_separate_noise_levels_that_cover_the_range(trainer):
     assert len(levels.unique()) == levels.numel()
 
 
+def test_rollouts_keep_only_the_latents_that_the_update_reads(trainer):
+    """The update needs the final latents, and its check the first step; grpo needs every step."""
+    assert trainer.config.rollout.grpo_sampling_steps > 2
+    assert sample_rollouts(trainer).trajectories.latents.shape[1] == 3
+    trainer = Trainer(trainer.config.with_settings(objective="grpo", eta=0.5), trainer.mesh, CPU)
+    num_steps = trainer.config.rollout.grpo_sampling_steps
+    assert sample_rollouts(trainer).trajectories.latents.shape[1] == num_steps + 1
+
+
 def test_with_a_guidance_interval_all_rollouts_train_the_same_levels_and_the_cost_counts_their_branches(trainer):
     config = trainer.config.with_settings(cfg_scale=2.0, guidance_interval="0.5:1")
     trainer = Trainer(config, trainer.mesh, CPU)

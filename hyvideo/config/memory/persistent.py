@@ -70,8 +70,14 @@ def decoding_bytes(run: PlannedRun) -> float:
 
 
 def trajectory_bytes(run: PlannedRun) -> float:
-    """Return the peak bytes of float32 trajectories: latents, means or nft's old velocities, and anchor means."""
+    """Return the peak bytes of float32 trajectories: latents, means or nft's old velocities, and anchor means.
+
+    Rollouts of nft keep three latents: the noise, those after the first step, and the final ones.
+    """
     latent = run.architecture.out_channels * math.prod(run.architecture.latent_size(*run.config.rollout_size))
     num_steps = run.settings.grpo_sampling_steps
-    states = num_steps + 1 + (run.old_forwards if run.settings.objective == "nft" else num_steps)
+    if run.settings.objective == "nft":
+        states = min(num_steps + 1, 3) + run.old_forwards
+    else:
+        states = num_steps + 1 + num_steps
     return 4 * latent * (states + run.anchor_forwards) * run.rollouts_per_replica

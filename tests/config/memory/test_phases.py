@@ -130,13 +130,15 @@ def test_trajectories_are_float32_latents_means_and_anchor_means():
     assert memory(less).phases["decode"]["trajectories"] == 2 * (21 + 20 + 5) * latent
 
 
-def test_trajectories_of_nft_are_latents_and_the_velocities_of_its_levels():
+def test_trajectories_of_nft_are_three_latents_and_the_velocities_of_its_levels():
     run = simulated(batch_size=2, sp_size=8, objective="nft", nft_levels=4)
     latent = 32 * 31 * 30 * 53 * 4
     several = run.with_settings(num_updates_per_rollout=2)  # half of the old velocities, and one for the check
     without = several.with_settings(kl_weight=0.0)
     found = [memory(each).phases["decode"]["trajectories"] / 2 / latent for each in (run, several, without)]
-    assert found == [21 + 4, 21 + 4 + 2 + 0.5, 21 + 2 + 0.5]
+    assert found == [3 + 4, 3 + 4 + 2 + 0.5, 3 + 2 + 0.5]
+    one_step = run.with_settings(grpo_sampling_steps=1)
+    assert memory(one_step).phases["decode"]["trajectories"] / 2 / latent == 2 + 4
 
 
 def test_precomputed_conditions_need_encoders_only_before_the_transformer_is_loaded():

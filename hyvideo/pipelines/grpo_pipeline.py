@@ -7,7 +7,7 @@ The policy is the guided model: rollout, update and anchor use the velocity afte
 import copy
 import functools
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -156,6 +156,7 @@ class GRPOPipeline:
         # A custom sampler may add noise at eta 0; the built-in one does not.
         sde = {"eta": eta, "sde_type": self.sampling.sde_type if step_noise else "sage_grpo"}
         stochastic = set(self.scheduler.stochastic_steps(**sde))
+        self.prepare(self.scheduler.timesteps.tolist())
         for i in self.with_progress(range(len(self.scheduler.timesteps))):
             timestep = self.scheduler.timesteps[i].expand(len(latents))
             velocity = self.velocity(latents, timestep, conditions)
@@ -188,6 +189,13 @@ class GRPOPipeline:
             velocities[row] = negative + self.sampling.guidance_scale * (velocities[row] - negative)
         return torch.stack(velocities)
 
+    @torch.no_grad()
+    def prepare(self, times: list[float]) -> None:
+        """Compute what depends on the timesteps of the next forward passes alone, if the transformer caches it."""
+        if cache := self.transformer.modulation_cache:
+            with self._autocast(self.device):
+                cache.prepare(zip(times, self._ends(times)))
+
     def num_forwards(self, timestep: Tensor) -> int:
         """Return the number of forward passes that the velocities at these timesteps need. Shape: (batch,)."""
         return sum(1 + self.sampling.is_guided(time) for time in timestep.tolist())
@@ -201,16 +209,25 @@ class GRPOPipeline:
 
     def _forward(self, latents: Tensor, times: list[float], conditions: Conditions, row: int = 0) -> Tensor:
         """Return the velocities of one forward pass of the transformer."""
-        is_mixed = self.compute_dtype != torch.float32
-        autocast = torch.autocast(latents.device.type, self.compute_dtype) if is_mixed else nullcontext()
         if cache := self.transformer.step_cache:
             cache.step, cache.row = self.scheduler.index_of(times[0]), row
-        # Step-distilled models also take the timestep at the end of the step.
-        ends = self.scheduler.next_timesteps(times) if self.transformer.reads_ends else None
-        timestep, ends = (None if values is None else filled(values, latents.device) for values in (times, ends))
-        with autocast:
+        timestep = filled(times, latents.device)
+        ends = filled(self._ends(times), latents.device) if self.transformer.reads_ends else None
+        with self._autocast(latents.device):
+            if modulation := self.transformer.modulation_cache:
+                modulation.select(list(zip(times, self._ends(times))))
             velocity = self.transformer(latents, timestep=timestep, conditions=conditions.samples, ends=ends)
         return velocity.float()
+
+    def _ends(self, times: list[float]) -> list[float] | list[None]:
+        """Return the timesteps at which steps end, which step-distilled models also take; None for other models."""
+        return self.scheduler.next_timesteps(times) if self.transformer.reads_ends else [None] * len(times)
+
+    def _autocast(self, device: torch.device) -> AbstractContextManager:
+        """Return the context in which the transformer computes."""
+        if self.compute_dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(device.type, self.compute_dtype)
 
     @torch.no_grad()
     def decode(self, latents: Tensor, *, batch_size: int = 1) -> list[Tensor | None]:

@@ -39,6 +39,7 @@ class NFTUpdate(PolicyUpdate):
 
     def anchor_means(self, rollouts: RolloutBatch) -> dict[int, Tensor]:
         """Return the anchor's velocities like `PolicyUpdate.anchor_means`, and store those of the rollout policy."""
+        self.pipeline.prepare((1000 * rollouts.trained_steps).flatten().tolist())
         anchor, has_several = self.policy.anchor, self.num_updates > 1
         if has_several:
             self._compute_old_velocities(rollouts)

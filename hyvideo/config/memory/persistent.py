@@ -25,8 +25,25 @@ def parameter_bytes(run: PlannedRun) -> float:
         return trained_bytes(run)
     model = run.architecture
     in_fp8 = model.matrix_parameters if run.settings.base_weight_dtype == "fp8" else 0
-    frozen = in_fp8 * (1 + 4 / model.width) + (model.parameters - in_fp8) * run.compute_bytes
+    on_cpu = model.modulation_parameters if run.caches_modulation else 0
+    frozen = in_fp8 * (1 + 4 / model.width) + (model.parameters - in_fp8 - on_cpu) * run.compute_bytes
     return trained_bytes(run) + frozen / run.num_shards
+
+
+def modulation_bytes(run: PlannedRun) -> float:
+    """Return the bytes of the cached outputs of the modulation layers: one value per row of them and timestep.
+
+    The timesteps are the steps of a rollout or a validation, or the noise levels of an iteration of nft.
+    """
+    if not run.caches_modulation:
+        return 0.0
+    model, settings = run.architecture, run.settings
+    timesteps = [settings.grpo_sampling_steps]
+    if run.validation:
+        timesteps.append(run.validation.settings.grpo_sampling_steps)
+    if settings.objective == "nft":
+        timesteps.append(run.plan.num_trained_steps * run.rollouts_per_replica)
+    return max(timesteps) * model.modulation_parameters / (model.width + 1) * run.compute_bytes
 
 
 def optimizer_bytes(run: PlannedRun) -> float:
@@ -54,6 +71,18 @@ def working_weight_bytes(run: PlannedRun, *, with_gradient: bool) -> float:
     if with_gradient and not settings.lora_rank:
         total += model.block_parameters * (run.compute_bytes + 4)
     return total
+
+
+def cpu_bytes(run: PlannedRun) -> dict[str, float]:
+    """Return the bytes of pinned CPU memory on a rank by item: what the GPU uses without storing it."""
+    found: dict[str, float] = {}
+    if run.settings.reference_mode_offload and run.config.needs_anchor:
+        found["anchor"] = trained_bytes(run)
+    if run.settings.reference_mode_offload and run.settings.ema_decay:
+        found["EMA"] = trained_bytes(run)
+    if run.caches_modulation:
+        found["modulation layers"] = run.architecture.modulation_parameters * run.compute_bytes
+    return found
 
 
 def encoder_bytes(run: PlannedRun, *, in_groups: bool = False) -> float:

@@ -49,6 +49,15 @@ class PlannedRun:
         return self.architecture.block_text_tokens(self.text_tokens)
 
     @property
+    def caches_modulation(self) -> bool:
+        """Whether the frozen modulation layers are in CPU memory; assumed to be trained if a setting may select them."""
+        settings = self.settings
+        is_sharded = settings.enable_fsdp and self.world_size > 1
+        has_own_targets = bool(settings.lora_target_modules or settings.pretrained_lora_path)
+        is_frozen = settings.lora_rank > 0 and not has_own_targets
+        return is_frozen and not is_sharded and settings.device != "cpu" and self.architecture.modulation_parameters > 0
+
+    @property
     def checkpointing(self) -> str:
         """Activation checkpointing: ``none``, ``selective`` (all but attention), ``full``, or ``auto``."""
         return self.settings.activation_checkpointing if self.settings.enable_gradient_checkpointing else "none"

@@ -7,7 +7,7 @@ from hyvideo.config.memory import cost
 from hyvideo.config.memory.advice import cheapest_change, fastest_change
 from hyvideo.config.memory.cost import duration
 from hyvideo.config.memory.network import traffic
-from hyvideo.config.memory.persistent import trained_bytes
+from hyvideo.config.memory.persistent import cpu_bytes
 from hyvideo.config.memory.phases import GIB, Memory, memory, resolve_auto
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.memory.whole_run import length_lines
@@ -23,7 +23,7 @@ def report(run: PlannedRun, words: list[str]) -> str:
         cost=cost,
         traffic=traffic,
         recomputation=resolve_auto(run).checkpointing,
-        anchor_gib=trained_bytes(run) / GIB,
+        on_cpu={item: size / GIB for item, size in cpu_bytes(run).items()},
         counted=counted,
         items=items_in_gib(counted),
         verdict=line,

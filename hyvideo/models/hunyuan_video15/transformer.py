@@ -57,9 +57,10 @@ def forward(
     layout = Layout(cos, sin, lengths, num_tokens)
     image = self.sequence.split(image, 1)
     recompute = torch.is_grad_enabled() and self.gradient_checkpointing
+    modulations = self.modulation_cache.take() if self.modulation_cache else [time] * len(self.transformer_blocks)
     skipped, image, context = self.step_cache.start(image, context) if self.step_cache else (0, image, context)
     for number, block in enumerate(list(self.transformer_blocks)[skipped:], start=skipped + 1):
-        arguments = (image, context, time, layout)
+        arguments = (image, context, modulations[number - 1], layout)
         image, context = self._gradient_checkpointing_func(block, *arguments) if recompute else block(*arguments)
         if self.step_cache:
             self.step_cache.keep(number, image, context)

@@ -102,7 +102,7 @@ def test_no_cheaper_change_works_and_every_change_is_needed(gpu_memory):
             assert fewer.problems or not memory(fewer).fits(gpu_memory)
 
 
-@pytest.mark.parametrize("gpu_memory", [22, 24, 32, 40, 48])
+@pytest.mark.parametrize("gpu_memory", [16, 20, 22, 32, 48])
 def test_the_command_for_a_lora_on_one_gpu_parses_is_legal_and_fits(gpu_memory):
     words = ["--config", str(ROOT / "configs/hunyuanvideo15_480p_8gpu_nft.yaml"), "--vae_tile_size=256"]
     words += "--sp_size 1 --enable_fsdp false --lora_rank 32 --batch_size 8 --gradient_accumulation_steps 2".split()
@@ -114,7 +114,7 @@ def test_the_command_for_a_lora_on_one_gpu_parses_is_legal_and_fits(gpu_memory):
     check(config, 1, on_this_machine=False)
     assert config.record.save_minutes == 60 and memory(replace(run, config=config)).fits(gpu_memory)
     assert change == {} or printed.count("--vae_tile_size") + ("--vae_tile_size=256" in printed) == 1
-    assert (config.model.base_weight_dtype == "fp8") == (gpu_memory <= 24)
+    assert (config.model.base_weight_dtype == "fp8") == (gpu_memory <= 20)
 
 
 def test_an_illegal_change_is_not_suggested():

@@ -6,7 +6,7 @@ import pytest
 
 from hyvideo.config.memory import activations
 from hyvideo.config.memory.hardware import Hardware
-from hyvideo.config.memory.persistent import decoding_bytes, encoder_bytes
+from hyvideo.config.memory.persistent import cpu_bytes, decoding_bytes, encoder_bytes
 from hyvideo.config.memory.phases import GIB, memory, resolve_auto
 from hyvideo.models.hunyuan_video15.sizes import Architecture
 from tests.config.memory.simulated import LORA, simulated, transformer_gib
@@ -84,6 +84,12 @@ def test_an_offloaded_anchor_and_ema_take_no_gpu_memory():
     offloaded = memory(simulated(reference_mode_offload=True, ema_decay=0.99))
     for items in offloaded.phases.values():
         assert items["anchor"] == items["EMA"] == 0
+    share = 4 * RELEASED.parameters / 8
+    offloaded = {"reference_mode_offload": True}
+    assert cpu_bytes(simulated(**offloaded, ema_decay=0.99)) == {"anchor": share, "EMA": share}
+    assert cpu_bytes(simulated(**offloaded, kl_weight=0.0)) == cpu_bytes(simulated(ema_decay=0.99)) == {}
+    one_gpu = simulated(1, **LORA, enable_fsdp=False)
+    assert cpu_bytes(one_gpu) == {"modulation layers": 2 * RELEASED.modulation_parameters}
 
 
 def test_replicas_of_the_shards_hold_larger_shards():

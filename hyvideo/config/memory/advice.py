@@ -12,6 +12,7 @@ from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.rules import check
 
 SMALL_TILE = 128  # pixels; smaller tiles have visible seams
+_TILES = 256, 384, 0  # pixels, as tried for the fastest run; 0 is whole frames
 _EQUALLY_FAST = 1.03  # runs within this factor of the fastest count as equal, within the accuracy of the prediction
 _LAYOUT = "sp_size", "batch_size", "gradient_accumulation_steps"
 
@@ -75,6 +76,7 @@ def fastest_change(run: PlannedRun) -> dict | None:
         "dp_replicate": [n for n in world if run.world_size % n == 0] if run.settings.enable_fsdp else [1],
         "precompute_conditions": [False, True],
         "batched_forward": ["false", "true"],
+        "vae_tile_size": list(dict.fromkeys([run.settings.vae_tile_size, *_TILES])),
     }
     if run.checkpointing != "none":
         choices["activation_checkpointing"] = ["selective", "full"]

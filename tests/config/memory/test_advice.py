@@ -176,3 +176,13 @@ def test_the_fastest_run_has_as_many_rollouts_and_is_legal(changes):
 def test_batching_is_fastest_if_every_gather_crosses_a_slow_network():
     change = {"dp_replicate": 2, "precompute_conditions": True, "batched_forward": "true"}
     assert fastest_change(run_of(64, gpu_memory=25, network=2, vae_tile_size=128)) == change
+
+
+def test_larger_tiles_are_tried_where_decoding_takes_much_of_an_iteration():
+    """Whole frames would be equally fast and need more memory; in a longer iteration tiles hardly matter."""
+    short = {"objective": "nft", "nft_levels": 1, "eta": 0.0, "grpo_sampling_steps": 4, "cfg_scale": 1, "kl_weight": 0}
+    run = run_of(**short)
+    change = fastest_change(run)
+    assert change["vae_tile_size"] == 384 and "vae_tile_size" not in fastest_change(run_of())
+    before, after, whole = (duration(run.with_settings(vae_tile_size=tile)).total for tile in (256, 384, 0))
+    assert before > 1.03 * after and after < 1.03 * whole

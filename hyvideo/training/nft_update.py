@@ -129,6 +129,9 @@ class NFTUpdate(PolicyUpdate):
         with torch.no_grad():
             velocity, target = self._velocity(rollouts, [row], noisiest)
             replay_distance, zero_error = self._replay_distance(rollouts, row), mean_square(target)
+        replayed = self.pipeline.scheduler.timesteps[:1]
+        for timesteps in (self._timesteps(rollouts, [row], noisiest), replayed):
+            self.cost.add(self.pipeline.num_forwards(timesteps))
         checked = {
             "the distance between a rollout's first step and its replay is": (replay_distance, self._tolerance),
             "the gradient of the worst rollouts, relative to that of the best rollouts, is": (

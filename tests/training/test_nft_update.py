@@ -60,6 +60,23 @@ def test_with_a_guidance_interval_all_rollouts_train_the_same_levels_and_the_cos
     assert trainer.cost.forwards == 4 * branches.sum() + branches[0]  # four rows of the second update, and one row
 
 
+@pytest.mark.parametrize("iteration, is_checked", [(1, True), (2, False), (3, True)])
+def test_the_cost_counts_every_forward_pass_also_of_the_check(trainer, iteration, is_checked):
+    changes = {"gate_interval": 2, "batched_forward": "false", "cfg_scale": 2.0, "kl_strategy": "fixed"}
+    trainer = Trainer(trainer.config.with_settings(**changes), trainer.mesh, CPU)
+    calls = {False: 0, True: 0}  # by whether a gradient is computed
+
+    def count(module, inputs, options):
+        calls[torch.is_grad_enabled()] += 1
+
+    trainer.policy.transformer.register_forward_pre_hook(count, with_kwargs=True)
+    trainer.iteration = iteration
+    num_forwards = 8 * trainer.run_iteration()["cost/forwards"]
+    assert calls[False] + trainer.cost.per_training_pass * calls[True] == pytest.approx(num_forwards)
+    of_check = calls[False] - 2 * 8 * trainer.config.rollout.grpo_sampling_steps - 2 * (4 * 2 + 1)
+    assert of_check == (4 if is_checked else 0)  # two calls of two branches, besides sampling and old velocities
+
+
 def test_an_iteration_trains_and_the_old_policy_stays_the_rollout_policy(trainer):
     assert isinstance(trainer.update, NFTUpdate)
     rollouts = sample_rollouts(trainer)

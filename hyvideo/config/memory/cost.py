@@ -155,6 +155,7 @@ def duration(run: PlannedRun) -> Duration:
         exchanges = number * (kind.forwards + kind.backwards) * exchange_seconds(run)
         exposed = max(0.0, messages - computing) + exchanges
         stages[stage], network, waiting = computing + exposed, network + messages + exchanges, waiting + exposed
+    stages["update"] += run.rollouts_per_replica * run.checked_forwards * Pass().seconds(run)
     # A sequence-parallel group shares the videos of a batch.
     videos = math.ceil(run.settings.batch_size / run.settings.sp_size) * run.settings.gradient_accumulation_steps
     decoding, scoring = (videos * seconds for seconds in video_seconds(run))

@@ -115,6 +115,7 @@ class Family:
         is_first = not hasattr(transformer, "sequence")  # later, activation checkpointing may wrap a block's forward
         transformer.reads_ends = self.reads_ends(transformer.config)
         transformer.step_cache = None  # a `StepCache` in generate.py
+        transformer.detaches_blocks = False  # see `gradient_mode`
         transformer.modulation_cache = None  # a cache of `cache_modulation` under a LoRA on a GPU
         sequence = sequence or WholeSequence()
         for module, forward in self.forwards(transformer):

@@ -18,6 +18,7 @@ from hyvideo.data.videos import to_uint8
 from hyvideo.models import decoding
 from hyvideo.models.conditions import Condition, Conditions
 from hyvideo.models.family import Latents, family_of
+from hyvideo.models.gradient_mode import graphs_of_training
 from hyvideo.models.offload import device_of, on_device
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler, SdeStepOutput, filled
 
@@ -86,6 +87,7 @@ class GRPOPipeline:
         self.sampling = sampling
         self.negative = negative
         self.compute_dtype = compute_dtype
+        self.samples_in_gradient_mode = False  # also without gradient, compiled blocks run the graphs of training
         self.with_progress = iter  # wraps the loop over steps, e.g. in a progress bar
         self.tiles = None  # decodes tile by tile, perhaps on several ranks
 
@@ -213,11 +215,13 @@ class GRPOPipeline:
             cache.step, cache.row = self.scheduler.index_of(times[0]), row
         timestep = filled(times, latents.device)
         ends = filled(self._ends(times), latents.device) if self.transformer.reads_ends else None
-        with self._autocast(latents.device):
+        is_sampling = not torch.is_grad_enabled()
+        needs_graphs = is_sampling and self.samples_in_gradient_mode
+        with self._autocast(latents.device), graphs_of_training(self.transformer) if needs_graphs else nullcontext():
             if modulation := self.transformer.modulation_cache:
                 modulation.select(list(zip(times, self._ends(times))))
             velocity = self.transformer(latents, timestep=timestep, conditions=conditions.samples, ends=ends)
-        return velocity.float()
+        return velocity.detach().float() if is_sampling else velocity.float()
 
     def _ends(self, times: list[float]) -> list[float] | list[None]:
         """Return the timesteps at which steps end, which step-distilled models also take; None for other models."""

@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from hyvideo.models.attention import Layout, equal_runs, unpatchify
 from hyvideo.models.conditions import Condition
+from hyvideo.models.gradient_mode import detached
 from hyvideo.models.hunyuan_video15.block import attention
 from hyvideo.models.hunyuan_video15.block import forward as block_forward
 
@@ -62,6 +63,8 @@ def forward(
     for number, block in enumerate(list(self.transformer_blocks)[skipped:], start=skipped + 1):
         arguments = (image, context, modulations[number - 1], layout)
         image, context = self._gradient_checkpointing_func(block, *arguments) if recompute else block(*arguments)
+        if self.detaches_blocks:
+            image, context = detached(image), detached(context)
         if self.step_cache:
             self.step_cache.keep(number, image, context)
     # Joined after the projection, so that ranks exchange 32 numbers per token instead of 2048.

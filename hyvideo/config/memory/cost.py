@@ -55,8 +55,8 @@ class Pass:
         forward, attention = _forward(run), self.attention + self.attention_backward
         return ForwardFlops(self.products * forward.image, self.products * forward.text, attention * forward.attention)
 
-    def seconds(self, run: PlannedRun) -> float:
-        """Return the seconds of computing, without exchanges."""
+    def seconds(self, run: PlannedRun, *, samples_per_call: float = 1) -> float:
+        """Return the seconds of computing, without exchanges; the samples of a call share launches and waves."""
         forward, hardware, model = _forward(run), run.hardware, run.architecture
         to_forward, to_backward = _LORA_TRAFFIC if run.settings.lora_rank else _TRAFFIC
         size = tokens_outside_attention(run) * model.width * run.compute_bytes * model.num_layers
@@ -65,7 +65,7 @@ class Pass:
             + hardware.seconds("attention", self.attention * forward.attention)
             + hardware.seconds("attention backward", self.attention_backward * forward.attention)
             + hardware.seconds("memory", (self.forwards * to_forward + self.backwards * to_backward) * size)
-            + model.num_layers * (self.forwards + 2 * self.backwards) * _BLOCK_SECONDS
+            + model.num_layers * (self.forwards + 2 * self.backwards) * _BLOCK_SECONDS / samples_per_call
         )
 
 
@@ -110,6 +110,16 @@ def passes_by_stage(run: PlannedRun) -> dict[str, tuple[float, Pass]]:
     return {stage: (run.rollouts_per_replica * number, kind) for stage, (number, kind) in numbers.items()}
 
 
+def samples_per_call(run: PlannedRun, stage: str) -> float:
+    """Return the samples, of all branches, that a forward pass of a stage computes on average."""
+    if run.settings.batched_forward != "true":
+        return 1
+    plan, settings = run.plan, run.settings
+    branches = {"rollout": plan.sampled_branches, "anchor": plan.anchor_branches, "update": plan.trained_branches}
+    samples = settings.batch_size if stage == "rollout" else settings.mini_batch_size_per_update
+    return samples * branches[stage]
+
+
 def stage_flops(run: PlannedRun) -> dict[str, float]:
     """Return the FLOPs of the transformer on a rank in the stages of an iteration, as executed: with recomputation."""
     return {stage: number * kind.flops(run).total for stage, (number, kind) in passes_by_stage(run).items()}
@@ -149,7 +159,8 @@ def duration(run: PlannedRun) -> Duration:
     hardware, sent, stages, network, waiting = run.hardware, traffic(run), {}, 0.0, 0.0
     for stage, (number, kind) in passes_by_stage(run).items():
         copied = 2 * sent.gathered[stage] * (run.num_shards > 1)  # out of the gathered buffer
-        computing = number * kind.seconds(run) + hardware.seconds("memory", copied)
+        computing = number * kind.seconds(run, samples_per_call=samples_per_call(run, stage))
+        computing += hardware.seconds("memory", copied)
         messages = sent.shards.seconds(sent.gathered[stage] + sent.reduced * (stage == "update"), hardware)
         messages += sent.replicas.seconds(sent.averaged, hardware) * (stage == "update")
         exchanges = number * (kind.forwards + kind.backwards) * exchange_seconds(run)

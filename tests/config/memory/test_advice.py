@@ -15,6 +15,7 @@ from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.memory.report import training_command, verdict
 from hyvideo.config.rules import check
 from hyvideo.models.hunyuan_video15.sizes import Architecture
+from hyvideo.models.sizes import read_architecture
 
 ROOT = Path(__file__).parents[3]
 CONFIG = load_config(
@@ -186,3 +187,17 @@ def test_larger_tiles_are_tried_where_decoding_takes_much_of_an_iteration():
     assert change["vae_tile_size"] == 384 and "vae_tile_size" not in fastest_change(run_of())
     before, after, whole = (duration(run.with_settings(vae_tile_size=tile)).total for tile in (256, 384, 0))
     assert before > 1.03 * after and after < 1.03 * whole
+
+
+def test_batches_of_a_small_model_are_suggested_for_nft_and_not_for_grpo_whose_ratio_would_not_be_exact():
+    config = load_config(ROOT / "configs" / "wan21_1gpu_nft.yaml", batched_forward="false")
+    architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
+    nft = PlannedRun(config, 1, architecture)
+    assert fastest_change(nft)["batched_forward"] == "true"
+    stages, batched = (duration(run).stages for run in (nft, nft.with_settings(batched_forward="true")))
+    launches = 80 * 30 * 0.5e-3  # 8 rollouts of 10 steps, 30 blocks
+    assert stages["rollout"] - batched["rollout"] == pytest.approx(7 / 8 * launches)
+    assert all(stages[name] == batched[name] for name in stages if name != "rollout")
+    grpo = nft.with_settings(objective="grpo", eta=0.5)
+    assert duration(grpo).total > 1.03 * duration(grpo.with_settings(batched_forward="true")).total
+    assert "batched_forward" not in fastest_change(grpo)

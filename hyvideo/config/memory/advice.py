@@ -12,7 +12,7 @@ from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.rules import check
 
 SMALL_TILE = 128  # pixels; smaller tiles have visible seams
-_TILES = 256, 384, 0  # pixels, as tried for the fastest run; 0 is whole frames
+_TILES = 256, 384  # pixels, as tried for the fastest run; whole frames may need 30 GiB
 _EQUALLY_FAST = 1.03  # runs within this factor of the fastest count as equal, within the accuracy of the prediction
 _INEXACT = 1.1  # batches must be faster than this under grpo, whose ratio is then only nearly 1 in the first update
 _LAYOUT = "sp_size", "batch_size", "gradient_accumulation_steps"

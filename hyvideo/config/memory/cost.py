@@ -25,6 +25,7 @@ _ATTENTION_BACKWARD = 2.5  # forward passes: five products instead of two, becau
 _TRAFFIC, _LORA_TRAFFIC, _DECODING_TRAFFIC = (42, 81), (87, 106), 1.16e-3
 # Seconds of a block's pass that do not depend on its tokens, such as launches and partly filled waves; estimated.
 _BLOCK_SECONDS = 0.5e-3
+_FILLING_TOKENS = 8192  # a sample with more tokens fills a GPU, so that batches are hardly faster; estimated
 COMPILATION = 270.0  # seconds that the first iteration takes longer, estimated at 3 to 6 minutes
 
 
@@ -111,8 +112,8 @@ def passes_by_stage(run: PlannedRun) -> dict[str, tuple[float, Pass]]:
 
 
 def samples_per_call(run: PlannedRun, stage: str) -> float:
-    """Return the samples, of all branches, that a forward pass of a stage computes on average."""
-    if run.settings.batched_forward != "true":
+    """Return the samples, of all branches, that share a forward pass of a stage on average; 1 if one fills a GPU."""
+    if run.settings.batched_forward != "true" or run.image_tokens > _FILLING_TOKENS:
         return 1
     plan, settings = run.plan, run.settings
     branches = {"rollout": plan.sampled_branches, "anchor": plan.anchor_branches, "update": plan.trained_branches}

@@ -50,7 +50,10 @@ class PlannedRun:
 
     @property
     def caches_modulation(self) -> bool:
-        """Whether frozen modulation layers are in CPU memory; assumed to be trained if a setting may select them."""
+        """Return whether frozen modulation layers are in CPU memory.
+
+        They are assumed to be trained if a setting may select them for the LoRA.
+        """
         settings = self.settings
         is_sharded = settings.enable_fsdp and self.world_size > 1
         has_own_targets = bool(settings.lora_target_modules or settings.pretrained_lora_path)

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from hyvideo.models.offload import device_of, offload, on_device
-from hyvideo.schedulers.scheduling_flow_match_discrete import filled
 
 Times = tuple[float, float | None]  # timestep of a sample and, for a MeanFlow model, the end of its step
 
@@ -78,7 +77,7 @@ class ModulationCache:
         missing = [each for each in times if each not in self._outputs]
         device = device_of(self.time_embed)
         embedded = [
-            self.time_embed(filled([time], device), timestep_r=None if end is None else filled([end], device))
+            self.time_embed(_filled(time, device), timestep_r=None if end is None else _filled(end, device))
             for time, end in missing
         ]
         by_layer = []
@@ -86,6 +85,11 @@ class ModulationCache:
             with on_device(norm.linear):
                 by_layer.append(torch.cat([norm.linear(norm.silu(time)) for time in embedded]))
         self._outputs |= zip(missing, torch.stack(by_layer, dim=1))
+
+
+def _filled(time: float, device: torch.device) -> Tensor:
+    """Return a timestep as the transformer receives it, without a copy to the device. Shape: (1,)."""
+    return torch.full((1,), time, dtype=torch.float32, device=device)
 
 
 def _norms(transformer: nn.Module) -> list[nn.Module]:

@@ -14,7 +14,7 @@ MIN_PREFERENCES = 30  # the 95 % interval of an accuracy of 0.7 is then about 0.
 FIT = ("learning_rate", "weight_decay", "lora_rank", "seed", "max_epochs")
 
 
-@exit_on_error("train_reward.py", (ValueError, OSError))
+@exit_on_error("train_reward.py", (ValueError, OSError, FloatingPointError))
 def main() -> int:
     parser = Parser(__doc__)
     parser.add_argument("--pairs", type=Path, required=True, help="CSV: prompt, first, second, dimension, answer")

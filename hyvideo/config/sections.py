@@ -144,7 +144,7 @@ class LossSettings:
     )
     num_updates_per_rollout: int = learning(1, "Updates per iteration, each on whole groups.", at_least=1)
     mini_batch_size_per_update: int = machine(1, "Rollouts per training forward pass.", no.APART, at_least=1)
-    gate_interval: int = machine(1, "Iterations between on-policy checks (ratio 1 on fresh rollouts); 0 disables them.")
+    gate_interval: int = machine(1, "Iterations between on-policy checks, from the first one; 0 disables them.")
     gate_tolerance: float | None = machine(
         None, "Largest allowed log-ratio; default: 1e-6, or clip_range if bf16 batch shapes differ.", no.CHECK, above=0
     )

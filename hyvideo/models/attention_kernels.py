@@ -18,6 +18,8 @@ BACKENDS = {
 }
 # According to torch's sources, older versions may be wrong for lengths that are not a multiple of 128; not tested here.
 _MIN_CUDNN = 91501
+_MAX_CUDNN_HEAD_DIM = 128  # on every GPU; some support 256
+_GRADIENT_TOLERANCE = 1e-2  # relative difference of gradients from those of FlashAttention; rounding in bf16 is 3e-3
 _kernel = "torch"  # of this process
 _sageattn: Callable[..., Tensor]  # of the package, for the kernel "sage"
 
@@ -46,9 +48,17 @@ def scaled_dot_product(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """
     if _kernel == "sage":
         return _sageattn(query, key, value, tensor_layout="HND", is_causal=False)
-    if _kernel == "cudnn" and query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
+    if _kernel == "cudnn" and query.is_cuda and fits_cudnn(query, key):
         return torch.ops.aten._scaled_dot_product_cudnn_attention(query, key, value, None, True)[0]
     return F.scaled_dot_product_attention(query, key, value)
+
+
+def fits_cudnn(query: Tensor, key: Tensor) -> bool:
+    """Return whether cuDNN's kernel supports the inputs; torch chooses another kernel for others."""
+    is_half = query.dtype in (torch.bfloat16, torch.float16)
+    head_dim = query.shape[-1]
+    has_lengths = query.shape[-2] > 1 and key.shape[-2] > 1
+    return is_half and has_lengths and head_dim % 8 == 0 and head_dim <= _MAX_CUDNN_HEAD_DIM
 
 
 def choose_kernel(
@@ -102,7 +112,9 @@ def candidates(setting: str, device: torch.device) -> list[str]:
 def problem_of(kernel: str, shape: Shape, device: torch.device, *, with_gradient: bool) -> str | None:
     """Return why a kernel cannot be used, or None. The process uses it afterwards.
 
-    With ``with_gradient``, it must run backward and compute the same numbers with and without gradient.
+    With ``with_gradient``, it must run backward, compute the same numbers with and without gradient, and have finite
+    gradients close to those of FlashAttention. Kernels pad lengths to a multiple of 128, so that one is tried that is
+    64 more than such a multiple, too: there, cuDNN's kernel has had faults.
     """
     if kernel == "sage" and with_gradient:
         return "it has no backward pass"
@@ -115,16 +127,51 @@ def problem_of(kernel: str, shape: Shape, device: torch.device, *, with_gradient
             mode = " and deterministic algorithms" * torch.are_deterministic_algorithms_enabled()
             return f"torch does not support it with {shape.dtype}, head dimension {shape.head_dim}{mode} on this GPU"
         with torch.no_grad():
-            sampled = scaled_dot_product(*inputs)
+            scaled_dot_product(*inputs)
         if with_gradient:
-            trained = scaled_dot_product(*inputs)
-            trained.backward(torch.ones_like(trained))
-            if not torch.equal(sampled, trained):
-                return "its outputs with and without gradient differ"
+            for tokens in dict.fromkeys([shape.tokens, shape.tokens // 128 * 128 + 64]):
+                if problem := _gradient_problem(kernel, shape._replace(tokens=tokens), device):
+                    return problem
     # A package may be missing or built for another torch or GPU, and memory may be too small.
     except (ImportError, OSError, RuntimeError, TypeError, AttributeError, ValueError, AssertionError) as error:
         return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     return None
+
+
+def _gradient_problem(kernel: str, shape: Shape, device: torch.device) -> str | None:
+    """Return what is wrong with a kernel's outputs and gradients for random inputs, or None."""
+    inputs = _inputs(shape, device)
+    with torch.no_grad():
+        sampled = scaled_dot_product(*inputs)
+    trained, gradients = _with_gradients(inputs)
+    if not torch.equal(sampled, trained):
+        return "its outputs with and without gradient differ"
+    del sampled, trained
+    if not all(gradient.isfinite().all() for gradient in gradients):
+        return f"its gradients for {shape.tokens} tokens contain NaN or inf"
+    if kernel == "flash":
+        return None
+    try:
+        use("flash")
+        if SDPBackend(torch._fused_sdp_choice(*inputs)) != SDPBackend.FLASH_ATTENTION:
+            return None  # nothing to compare with
+        _, expected = _with_gradients(inputs)
+    finally:
+        use(kernel)
+    for name, gradient, other in zip(("query", "key", "value"), gradients, expected):
+        difference = ((gradient - other).float().norm() / other.float().norm()).item()
+        if not difference <= _GRADIENT_TOLERANCE:
+            found = f"its gradient of the {name} for {shape.tokens} tokens differs from FlashAttention's"
+            return f"{found} by {100 * difference:.3g} %"
+    return None
+
+
+def _with_gradients(inputs: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """Return attention and the gradients of query, key and value of its weighted sum."""
+    leaves = [tensor.detach().requires_grad_() for tensor in inputs]
+    attended = scaled_dot_product(*leaves)
+    gradients = torch.autograd.grad(attended, leaves, grad_outputs=inputs[0])
+    return attended.detach(), list(gradients)
 
 
 def use(kernel: str) -> None:

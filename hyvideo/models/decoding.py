@@ -2,7 +2,8 @@
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from hyvideo.models.gpu_memory import free_bytes
 from hyvideo.models.sizes import sizes_module
 
 _SMALLER_TILES = (256, 192, 128, 64)  # pixels
+_NUM_TRIED = 4  # kernels that cuDNN measures for each convolution of a new shape
 _RESERVE, _FRAGMENTATION = 0.5 * 2**30, 0.1  # workspaces of kernels in bytes; fraction of the needed memory
 
 
@@ -60,7 +62,8 @@ def decode(vae: nn.Module, latents: Tensor, tiles: Any = None) -> Tensor:
     _reduce(vae, tile, f"{available / 2**30:.1f} GiB are free")
     while True:
         try:
-            return tiles.decode(vae, latents) if tiles else vae.decode(latents, return_dict=False)[0]
+            with _measured_convolutions():
+                return tiles.decode(vae, latents) if tiles else vae.decode(latents, return_dict=False)[0]
         except torch.OutOfMemoryError as error:
             current, *smaller = _tiles(vae, size)
             half = [tile for tile in smaller if tile <= (current or max(size[1:])) / 2]
@@ -69,6 +72,24 @@ def decode(vae: nn.Module, latents: Tensor, tiles: Any = None) -> Tensor:
                 raise
         torch.cuda.empty_cache()  # the failed decoding's tensors were released with the error
         _reduce(vae, half[0], "the GPU is out of memory")
+
+
+@contextmanager
+def _measured_convolutions() -> Iterator[None]:
+    """Let cuDNN measure its kernels for each new shape within the context, since tiles have at most four shapes.
+
+    Which kernel is fastest may change from run to run, so deterministic algorithms do without this.
+    """
+    cudnn = torch.backends.cudnn
+    if torch.are_deterministic_algorithms_enabled() or cudnn.deterministic:
+        yield
+        return
+    was_measuring, limit = cudnn.benchmark, cudnn.benchmark_limit
+    cudnn.benchmark, cudnn.benchmark_limit = True, _NUM_TRIED
+    try:
+        yield
+    finally:
+        cudnn.benchmark, cudnn.benchmark_limit = was_measuring, limit
 
 
 def _tiles(vae: nn.Module, size: Sequence[int]) -> list[int]:

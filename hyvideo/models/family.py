@@ -98,6 +98,8 @@ class Family:
     pipelines: Mapping[str, str]  # task (t2v, i2v) -> diffusers' pipeline class
     without_gradient: Callable[[nn.Module], tuple[str, ...]] = lambda transformer: ()  # modules that get no gradient
     reads_ends: Callable[[Mapping[str, Any]], bool] = lambda config: False  # whether the forward pass uses `ends`
+    # (transformer) -> cache of the outputs of its frozen modulation layers, or None; see `ModulationCache`
+    cache_modulation: Callable[[nn.Module], Any] = lambda transformer: None
     upsampler: Component | None = None  # has a method condition(latents, noise), the input of super-resolution
     rounds_rotary: bool = False  # fp16 encoders of the original have rotary frequencies in fp16, too
     unread_files: Callable[[Path], list[str]] = lambda root: []  # (root) -> problems: a layout that is not read
@@ -113,6 +115,8 @@ class Family:
         is_first = not hasattr(transformer, "sequence")  # later, activation checkpointing may wrap a block's forward
         transformer.reads_ends = self.reads_ends(transformer.config)
         transformer.step_cache = None  # a `StepCache` in generate.py
+        transformer.detaches_blocks = False  # see `gradient_mode`
+        transformer.modulation_cache = None  # a cache of `cache_modulation` under a LoRA on a GPU
         sequence = sequence or WholeSequence()
         for module, forward in self.forwards(transformer):
             module.sequence = sequence

@@ -7,7 +7,7 @@ The policy is the guided model: rollout, update and anchor use the velocity afte
 import copy
 import functools
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,6 +18,7 @@ from hyvideo.data.videos import to_uint8
 from hyvideo.models import decoding
 from hyvideo.models.conditions import Condition, Conditions
 from hyvideo.models.family import Latents, family_of
+from hyvideo.models.gradient_mode import graphs_of_training
 from hyvideo.models.offload import device_of, on_device
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler, SdeStepOutput, filled
 
@@ -28,7 +29,9 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 class Trajectories:
     """Latents and log-probabilities of a sampled batch, from which `replay` can recompute every step."""
 
-    latents: Tensor  # (batch, steps + 1, channels, frames, height, width), from noise to final latents
+    # (batch, steps + 1, channels, frames, height, width), from noise to final latents; if not all are kept, only the
+    # noise, the latents after the first step and the final latents.
+    latents: Tensor
     log_probs: Tensor  # (batch, steps), 0 at deterministic steps
     # (batch, stored steps, channels, frames, height, width), means of the sampled transitions; None if not stored
     means: Tensor | None = None
@@ -84,6 +87,7 @@ class GRPOPipeline:
         self.sampling = sampling
         self.negative = negative
         self.compute_dtype = compute_dtype
+        self.samples_in_gradient_mode = False  # also without gradient, compiled blocks run the graphs of training
         self.with_progress = iter  # wraps the loop over steps, e.g. in a progress bar
         self.tiles = None  # decodes tile by tile, perhaps on several ranks
 
@@ -120,6 +124,7 @@ class GRPOPipeline:
         step_noise: Callable[[int], Tensor],
         *,
         mean_steps: Tensor | None = None,
+        keeps_all: bool = True,
     ) -> Trajectories:
         """Sample one rollout per condition, without gradient.
 
@@ -127,12 +132,15 @@ class GRPOPipeline:
             noise: Initial latents. Shape: (batch, channels, frames, height, width).
             step_noise: Function from a stochastic step to its noise, of the same shape.
             mean_steps: Steps whose means are stored, in this order, on the CPU. Shape: (batch, stored steps).
+            keeps_all: Keep the latents after every step; False keeps those after the first and the last one.
         """
         latents, log_probs, means = [noise.float()], [], None
+        last = len(self.scheduler.timesteps) - 1
         if mean_steps is not None:
             means = latents[0].new_empty(*mean_steps.shape, *noise.shape[1:])
         for i, step in enumerate(self._sample_steps(conditions, noise, step_noise, self.sampling.eta)):
-            latents.append(step.prev_sample)
+            if keeps_all or i in (0, last):
+                latents.append(step.prev_sample)
             log_probs.append(step.log_prob)
             for row, column in [] if means is None else (mean_steps == i).nonzero().tolist():
                 means[row, column] = step.prev_sample_mean[row]
@@ -150,6 +158,7 @@ class GRPOPipeline:
         # A custom sampler may add noise at eta 0; the built-in one does not.
         sde = {"eta": eta, "sde_type": self.sampling.sde_type if step_noise else "sage_grpo"}
         stochastic = set(self.scheduler.stochastic_steps(**sde))
+        self.prepare(self.scheduler.timesteps.tolist())
         for i in self.with_progress(range(len(self.scheduler.timesteps))):
             timestep = self.scheduler.timesteps[i].expand(len(latents))
             velocity = self.velocity(latents, timestep, conditions)
@@ -182,6 +191,13 @@ class GRPOPipeline:
             velocities[row] = negative + self.sampling.guidance_scale * (velocities[row] - negative)
         return torch.stack(velocities)
 
+    @torch.no_grad()
+    def prepare(self, times: list[float]) -> None:
+        """Compute what depends on the timesteps of the next forward passes alone, if the transformer caches it."""
+        if cache := self.transformer.modulation_cache:
+            with self._autocast(self.device):
+                cache.prepare(zip(times, self._ends(times)))
+
     def num_forwards(self, timestep: Tensor) -> int:
         """Return the number of forward passes that the velocities at these timesteps need. Shape: (batch,)."""
         return sum(1 + self.sampling.is_guided(time) for time in timestep.tolist())
@@ -195,16 +211,27 @@ class GRPOPipeline:
 
     def _forward(self, latents: Tensor, times: list[float], conditions: Conditions, row: int = 0) -> Tensor:
         """Return the velocities of one forward pass of the transformer."""
-        is_mixed = self.compute_dtype != torch.float32
-        autocast = torch.autocast(latents.device.type, self.compute_dtype) if is_mixed else nullcontext()
         if cache := self.transformer.step_cache:
             cache.step, cache.row = self.scheduler.index_of(times[0]), row
-        # Step-distilled models also take the timestep at the end of the step.
-        ends = self.scheduler.next_timesteps(times) if self.transformer.reads_ends else None
-        timestep, ends = (None if values is None else filled(values, latents.device) for values in (times, ends))
-        with autocast:
+        timestep = filled(times, latents.device)
+        ends = filled(self._ends(times), latents.device) if self.transformer.reads_ends else None
+        is_sampling = not torch.is_grad_enabled()
+        needs_graphs = is_sampling and self.samples_in_gradient_mode
+        with self._autocast(latents.device), graphs_of_training(self.transformer) if needs_graphs else nullcontext():
+            if modulation := self.transformer.modulation_cache:
+                modulation.select(list(zip(times, self._ends(times))))
             velocity = self.transformer(latents, timestep=timestep, conditions=conditions.samples, ends=ends)
-        return velocity.float()
+        return velocity.detach().float() if is_sampling else velocity.float()
+
+    def _ends(self, times: list[float]) -> list[float] | list[None]:
+        """Return the timesteps at which steps end, which step-distilled models also take; None for other models."""
+        return self.scheduler.next_timesteps(times) if self.transformer.reads_ends else [None] * len(times)
+
+    def _autocast(self, device: torch.device) -> AbstractContextManager:
+        """Return the context in which the transformer computes."""
+        if self.compute_dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(device.type, self.compute_dtype)
 
     @torch.no_grad()
     def decode(self, latents: Tensor, *, batch_size: int = 1) -> list[Tensor | None]:

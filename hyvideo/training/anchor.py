@@ -13,10 +13,16 @@ from hyvideo.distributed.sharded_tensors import local_shard, reshard, sharded_li
 
 
 class WeightCopy:
-    """A copy of the ``trained`` parameters that can be swapped into the model; ``offload`` keeps it on the CPU."""
+    """A copy of the ``trained`` parameters that can be swapped into the model.
+
+    ``offload`` keeps it in pinned CPU memory. All arithmetic is on the GPU, and no copy makes the CPU wait for it.
+    """
 
     def __init__(self, model: nn.Module, trained: Mapping[str, nn.Parameter], *, offload: bool = False):
-        self.model, self.trained, self._copies = model, dict(trained), {}
+        self.model = model
+        self.trained = dict(trained)
+        self._copies: dict[str, Tensor] = {}
+        self._moved_away: Tensor | None = None  # whether the last update of an EMA had the wrong sign
         for name, parameter in self.trained.items():
             options = {"device": "cpu", "pin_memory": True} if offload and parameter.device.type != "cpu" else {}
             self._copies[name] = torch.empty_like(local_shard(parameter).detach(), **options)
@@ -30,16 +36,28 @@ class WeightCopy:
 
     @torch.no_grad()
     def move_towards(self, weight: float) -> None:
-        """Update ``copy <- copy + weight * (policy - copy)`` and assert that it moved towards the policy."""
+        """Update ``copy <- copy + weight * (policy - copy)``.
+
+        Before the copy is used or saved, `check_direction` asserts that it moved towards the policy.
+        """
         for name, parameter in self.trained.items():
-            part, policy = self._copies[name], local_shard(parameter).to(self._copies[name].device)
-            before = policy - part
-            part.lerp_(policy, weight)
-        assert (before * (policy - part - before)).sum() <= 0, "the EMA moved away from the policy"
+            policy = local_shard(parameter)
+            average = self._copies[name].to(policy.device, non_blocking=True)  # the copy itself if it is not offloaded
+            before = policy - average
+            average.lerp_(policy, weight)
+            if average is not self._copies[name]:
+                self._copies[name].copy_(average, non_blocking=True)
+        self._moved_away = (before * (policy - average - before)).sum() > 0  # of the last parameter
+
+    def check_direction(self) -> None:
+        """Assert that the last `move_towards` moved the copy towards the policy. Waits for the GPU."""
+        if self._moved_away is not None:
+            assert not self._moved_away, "the EMA moved away from the policy"
 
     @contextmanager
     def swapped_in(self) -> Iterator[nn.Module]:
         """Swap the copy into the model within the context. Do not use between a forward pass and its backward pass."""
+        self.check_direction()
         self._exchange()
         try:
             yield self.model
@@ -48,6 +66,7 @@ class WeightCopy:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the copied tensors by name, sharded like the policy."""
+        self.check_direction()
         if torch.cuda.is_available():
             torch.cuda.current_stream().synchronize()  # wait until the last swap has reached CPU memory
         return {name: sharded_like(self.trained[name], part) for name, part in self._copies.items()}

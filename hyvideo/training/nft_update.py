@@ -39,6 +39,7 @@ class NFTUpdate(PolicyUpdate):
 
     def anchor_means(self, rollouts: RolloutBatch) -> dict[int, Tensor]:
         """Return the anchor's velocities like `PolicyUpdate.anchor_means`, and store those of the rollout policy."""
+        self.pipeline.prepare((1000 * rollouts.trained_steps).flatten().tolist())
         anchor, has_several = self.policy.anchor, self.num_updates > 1
         if has_several:
             self._compute_old_velocities(rollouts)
@@ -128,6 +129,9 @@ class NFTUpdate(PolicyUpdate):
         with torch.no_grad():
             velocity, target = self._velocity(rollouts, [row], noisiest)
             replay_distance, zero_error = self._replay_distance(rollouts, row), mean_square(target)
+        replayed = self.pipeline.scheduler.timesteps[:1]
+        for timesteps in (self._timesteps(rollouts, [row], noisiest), replayed):
+            self.cost.add(self.pipeline.num_forwards(timesteps))
         checked = {
             "the distance between a rollout's first step and its replay is": (replay_distance, self._tolerance),
             "the gradient of the worst rollouts, relative to that of the best rollouts, is": (

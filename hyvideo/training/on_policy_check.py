@@ -49,8 +49,8 @@ class OnPolicyCheck:
         self.tolerances, self.interval = log_ratio_tolerances(loss, dtype), loss.gate_interval
 
     def is_due(self, iteration: int) -> bool:
-        """Return whether the first update of this iteration is checked."""
-        return self.interval > 0 and iteration % self.interval == 0
+        """Return whether the first update of this iteration is checked: in the first one, and every ``interval``."""
+        return self.interval > 0 and (iteration - 1) % self.interval == 0
 
     def __call__(
         self, rollouts: RolloutBatch, passes: list[tuple[list[int], int]], deviations: list[Tensor], iteration: int

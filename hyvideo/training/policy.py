@@ -83,6 +83,8 @@ class Policy:
         fill_shards(transformer, weights, device=device)
         if self.is_lora:
             _fill_adapter(transformer, start, self.config.data.seed)
+        if self.is_lora and not self.is_sharded and device.type == "cuda":  # on a CPU, nothing would be saved
+            transformer.modulation_cache = family_of(transformer).cache_modulation(transformer)
         return transformer
 
     @property

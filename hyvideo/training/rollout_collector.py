@@ -144,6 +144,7 @@ class RolloutCollector:
             stack([self.noise.initial(iteration, index) for index in indices]),
             lambda step: stack([self.noise.for_step(iteration, index, step) for index in indices]),
             mean_steps=mean_steps,
+            keeps_all=self.config.loss.objective != "nft",  # which reads only the first step and the final latents
         )
 
     def _sample_and_submit(

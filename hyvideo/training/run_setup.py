@@ -17,6 +17,7 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.ownership import Ownership
 from hyvideo.models.reward_models.rewards import Scorer
 from hyvideo.models.sizes import read_architecture
+from hyvideo.training.compile_probe import match_gradient_mode
 from hyvideo.training.model_setup import (
     check_adapter,
     check_checkpoint,
@@ -87,6 +88,10 @@ class RunParts:
         trained = encoded if config.num_branches == 2 else requests
         self.policy = Policy(config, mesh, device, trained)
         self.pipeline = make_pipeline(config.rollout, config.model.dtype, self.policy.transformer, vae, negative)
+        if config.distributed.enable_compile == "true" and config.loss.objective == "grpo":  # nft tolerates rounding
+            progress.enter("load", "compiled blocks")
+            probed = self.encoder(requests[:1], height=config.data.height, width=config.data.width)
+            match_gradient_mode(self.pipeline, probed.to(device), config.rollout_size, mesh)
         self.signals = PreemptionSignals(mesh)
         self.pipeline.with_progress = partial(progress.steps, check=self.signals.check)
         for size in dict.fromkeys(config.video_sizes.values()):

@@ -150,6 +150,17 @@ def exchange(count, model, *, offload):
     return take_counts(count) | {"tensors": len(parameters)}
 
 
+def ema(count, model, *, offload):
+    """Count the update of an EMA after an optimizer step."""
+    parameters = trained(model)
+    with count:
+        weights = WeightCopy(model, parameters, offload=offload)
+        count.clear()
+        weights.move_towards(0.1)
+    interpolated = sum(number for name, number in count.kernels.items() if name.startswith("lerp"))
+    return take_counts(count) | {"tensors": len(parameters), "interpolated": interpolated}
+
+
 def decode(count, pipeline):
     with count:
         pipeline.decode(empty(1, 32, 3, 12, 24, dtype=torch.float32))  # two tiles
@@ -282,6 +293,8 @@ def main():
             "tiles": tiles(Count(), pipeline),
             "exchange": exchange(Count(), pipeline.transformer, offload=False),
             "offloaded exchange": exchange(Count(), pipeline.transformer, offload=True),
+            "EMA": ema(Count(), pipeline.transformer, offload=False),
+            "offloaded EMA": ema(Count(), pipeline.transformer, offload=True),
             "offloaded VAE": offloaded_vae(Count(), pipeline),  # last: it changes the pipeline
         }
     print(json.dumps(found))

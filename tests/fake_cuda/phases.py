@@ -42,6 +42,7 @@ def iteration(run, timestep, scheduler, with_decode):
         vae, fp8 = checks.autoencoder(layers_per_block=2), settings.base_weight_dtype == "fp8"
         offload(vae)
         model = checks.transformer(run.checkpointing, lora=True, fp8=fp8, num_layers=run.architecture.num_layers)
+        model.modulation_cache = family_of(model).cache_modulation(model)
         model.transformer_blocks[0].register_forward_hook(split)
         parameters = checks.trained(model)
         anchor = Anchor(model, parameters, refresh_every=None, offload=True)

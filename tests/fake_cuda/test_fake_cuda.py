@@ -119,6 +119,21 @@ def test_an_offloaded_anchor_is_copied_from_pinned_memory_without_waiting(counte
     assert not found["waits"]
 
 
+@pytest.mark.parametrize("place", ["EMA", "offloaded EMA"])
+def test_an_ema_is_updated_on_the_device_without_waiting(counted, place):
+    found = counted[place]
+    assert found["interpolated"] == found["tensors"] > 0
+    assert not found["waits"]
+
+
+def test_an_offloaded_ema_is_copied_from_and_to_pinned_memory_once(counted):
+    assert not counted["EMA"]["copies"]
+    found = counted["offloaded EMA"]
+    for way in ("to device", "to host"):
+        numbers = {kind: number for kind, number in found["copies"].items() if kind.endswith(way)}
+        assert sum(numbers.values()) == found["tensors"] and numbers.keys() <= {f"pinned {way}", f"small {way}"}
+
+
 def test_decoding_waits_once(counted):
     found = counted["decode"]
     assert found["waits"] == {"_local_scalar_dense": 1} and sum(found["copies"].values()) == 1

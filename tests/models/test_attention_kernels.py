@@ -1,6 +1,7 @@
 """Tests of the choice of the attention kernel: candidates of each GPU, their trial, and the agreement of ranks."""
 
 import importlib.util
+import re
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from hyvideo.models.attention_kernels import (
     Shape,
     candidates,
     choose_kernel,
+    fits_cudnn,
     problem_of,
     scaled_dot_product,
     use,
@@ -90,6 +92,22 @@ def depends_on_the_mode(query, key, value):
     return stock_attention(query, key, value) * (1 + 1e-6 * torch.is_grad_enabled())
 
 
+def changed_gradient(change):
+    """Return attention whose gradient is changed, without a change of its output."""
+
+    def attend(query, key, value):
+        attended = stock_attention(query, key, value)
+        if attended.requires_grad:
+            attended.register_hook(lambda gradient: change(gradient))
+        return attended
+
+    return attend
+
+
+def wrong_at_64_of_128(gradient):
+    return gradient * (torch.nan if gradient.shape[2] % 128 == 64 else 1.0)
+
+
 def is_nan(query, key, value):
     return stock_attention(query, key, value) * torch.nan
 
@@ -125,6 +143,43 @@ def test_the_first_kernel_that_works_and_agrees_with_and_without_gradient_is_use
     }
     assert torch._C._get_sdp_priority_order()[0] == BACKENDS["flash"].value
     assert choose_kernel("auto", SMALL, CPU, with_gradient=False).kernel == "cudnn"  # for sampling alone
+
+
+@pytest.mark.parametrize(
+    "change, problem",
+    [
+        (lambda gradient: gradient * torch.inf, "its gradients for 40 tokens contain NaN or inf"),
+        (wrong_at_64_of_128, "its gradients for 64 tokens contain NaN or inf"),
+        (
+            lambda gradient: gradient * 1.02,
+            "its gradient of the query for 40 tokens differs from FlashAttention's by 2 %",
+        ),
+        (lambda gradient: gradient * 1.005, None),
+    ],
+)
+def test_a_kernel_with_wrong_gradients_is_rejected_unless_only_sampling_uses_it(kernels, change, problem):
+    kernels(cudnn=changed_gradient(change))
+    found = problem_of("cudnn", SMALL, CPU, with_gradient=True)
+    assert found is None if problem is None else re.match(problem, found)
+    assert attention_kernels._kernel == "cudnn"  # not that of the comparison
+    assert problem_of("cudnn", SMALL, CPU, with_gradient=False) is None
+
+
+@pytest.mark.parametrize(
+    "head_dim, num_queries, num_keys, dtype, fits",
+    [
+        (128, 40, 40, torch.bfloat16, True),
+        (64, 40, 512, torch.float16, True),
+        (128, 40, 40, torch.float32, False),
+        (12, 40, 40, torch.bfloat16, False),
+        (136, 40, 40, torch.bfloat16, False),
+        (128, 1, 40, torch.bfloat16, False),
+        (128, 40, 1, torch.bfloat16, False),
+    ],
+)
+def test_cudnn_is_called_directly_only_for_inputs_that_it_supports(head_dim, num_queries, num_keys, dtype, fits):
+    query, key = (torch.empty(1, 2, number, head_dim, dtype=dtype) for number in (num_queries, num_keys))
+    assert fits_cudnn(query, key) == fits
 
 
 def test_a_named_kernel_is_used_or_the_run_stops_before_it_loads_anything(kernels):

@@ -55,6 +55,29 @@ def limit(monkeypatch, vae, pixels):
     monkeypatch.setattr(vae.decoder, "forward", decoder)
 
 
+@pytest.fixture
+def cudnn():
+    """cuDNN's flags, restored after the test."""
+    flags = torch.backends.cudnn
+    before = flags.benchmark, flags.benchmark_limit, flags.deterministic
+    yield flags
+    flags.benchmark, flags.benchmark_limit, flags.deterministic = before
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("deterministic", [None, "flag", "algorithms"])
+def test_cudnn_measures_its_convolutions_only_while_decoding_and_not_if_deterministic(cudnn, deterministic):
+    vae, latents = with_latents("hunyuan_video15", 256)
+    cudnn.deterministic = deterministic == "flag"
+    torch.use_deterministic_algorithms(deterministic == "algorithms")
+    found = []
+    vae.decoder.register_forward_pre_hook(lambda *_: found.append((cudnn.benchmark, cudnn.benchmark_limit)))
+    before = cudnn.benchmark, cudnn.benchmark_limit
+    decode(vae, latents)
+    assert set(found) == ({before} if deterministic else {(True, 4)})
+    assert (cudnn.benchmark, cudnn.benchmark_limit) == before
+
+
 @FAMILIES
 @pytest.mark.parametrize("size, chosen, reason", [(256, 128, "256 pixels"), (192, 64, "192 pixels"), (0, 128, "whole")])
 def test_a_decoding_without_memory_is_repeated_in_smaller_tiles(name, size, chosen, reason, monkeypatch, capsys):

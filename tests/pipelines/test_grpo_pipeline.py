@@ -31,6 +31,16 @@ def with_sampling(pipeline, **changes):
     return pipeline
 
 
+def test_rollouts_keep_all_latents_or_those_of_the_first_step_and_the_end(parts):
+    pipeline, conditions, noise = parts
+    for num_steps, kept in ((1, [0, 1]), (2, [0, 1, 2]), (4, [0, 1, 4])):
+        sampler = pipeline.with_steps(num_steps)
+        every = sampler.sample(conditions, noise, step_noise(noise))
+        ends = sampler.sample(conditions, noise, step_noise(noise), keeps_all=False)
+        assert torch.equal(ends.latents, every.latents[:, kept]) and torch.equal(ends.final, every.final)
+        assert torch.equal(ends.log_probs, every.log_probs)
+
+
 @torch.no_grad()
 def test_batched_guidance_equals_separate_forward_passes(parts):
     pipeline, conditions, noise = parts

@@ -88,5 +88,8 @@ def test_an_ema_that_moves_away_from_the_policy_stops_the_run(model, monkeypatch
     move(model, 1.0)
     lerp = torch.Tensor.lerp_
     monkeypatch.setattr(torch.Tensor, "lerp_", lambda part, policy, weight: lerp(part, policy, -weight))
+    copy.move_towards(0.1)
     with pytest.raises(AssertionError, match="away from the policy"):
-        copy.move_towards(0.1)
+        copy.tensors()  # for a checkpoint
+    with pytest.raises(AssertionError, match="away from the policy"), copy.swapped_in():  # for a validation
+        pass

@@ -39,6 +39,15 @@ def test_each_rollout_has_separate_noise_levels_that_cover_the_range(trainer):
     assert len(levels.unique()) == levels.numel()
 
 
+def test_rollouts_keep_only_the_latents_that_the_update_reads(trainer):
+    """The update needs the final latents, and its check the first step; grpo needs every step."""
+    assert trainer.config.rollout.grpo_sampling_steps > 2
+    assert sample_rollouts(trainer).trajectories.latents.shape[1] == 3
+    trainer = Trainer(trainer.config.with_settings(objective="grpo", eta=0.5), trainer.mesh, CPU)
+    num_steps = trainer.config.rollout.grpo_sampling_steps
+    assert sample_rollouts(trainer).trajectories.latents.shape[1] == num_steps + 1
+
+
 def test_with_a_guidance_interval_all_rollouts_train_the_same_levels_and_the_cost_counts_their_branches(trainer):
     config = trainer.config.with_settings(cfg_scale=2.0, guidance_interval="0.5:1")
     trainer = Trainer(config, trainer.mesh, CPU)
@@ -49,6 +58,23 @@ def test_with_a_guidance_interval_all_rollouts_train_the_same_levels_and_the_cos
     trainer.update.anchor_means(rollouts)
     branches = 1 + (levels[0] >= 0.5).int()
     assert trainer.cost.forwards == 4 * branches.sum() + branches[0]  # four rows of the second update, and one row
+
+
+@pytest.mark.parametrize("iteration, is_checked", [(1, True), (2, False), (3, True)])
+def test_the_cost_counts_every_forward_pass_also_of_the_check(trainer, iteration, is_checked):
+    changes = {"gate_interval": 2, "batched_forward": "false", "cfg_scale": 2.0, "kl_strategy": "fixed"}
+    trainer = Trainer(trainer.config.with_settings(**changes), trainer.mesh, CPU)
+    calls = {False: 0, True: 0}  # by whether a gradient is computed
+
+    def count(module, inputs, options):
+        calls[torch.is_grad_enabled()] += 1
+
+    trainer.policy.transformer.register_forward_pre_hook(count, with_kwargs=True)
+    trainer.iteration = iteration
+    num_forwards = 8 * trainer.run_iteration()["cost/forwards"]
+    assert calls[False] + trainer.cost.per_training_pass * calls[True] == pytest.approx(num_forwards)
+    of_check = calls[False] - 2 * 8 * trainer.config.rollout.grpo_sampling_steps - 2 * (4 * 2 + 1)
+    assert of_check == (4 if is_checked else 0)  # two calls of two branches, besides sampling and old velocities
 
 
 def test_an_iteration_trains_and_the_old_policy_stays_the_rollout_policy(trainer):

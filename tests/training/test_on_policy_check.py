@@ -127,10 +127,17 @@ def test_a_fault_of_the_training_path_alone_is_found_without_gradient(tiny_confi
 
 
 @pytest.mark.parametrize(
-    "settings, stops",
-    [({"gate_interval": 2}, False), ({"gate_interval": 0}, False), ({"gate_tolerance": 10.0}, False), ({}, True)],
+    "settings, iteration, stops",
+    [
+        ({"gate_interval": 2}, 1, True),
+        ({"gate_interval": 2}, 2, False),
+        ({"gate_interval": 2}, 3, True),
+        ({"gate_interval": 0}, 1, False),
+        ({"gate_tolerance": 10.0}, 1, False),
+        ({}, 2, True),
+    ],
 )
-def test_the_interval_and_the_tolerance_of_the_check_can_be_set(tiny_config, mesh, settings, stops):
+def test_the_interval_and_the_tolerance_of_the_check_can_be_set(tiny_config, mesh, settings, iteration, stops):
     trainer = Trainer(tiny_config.with_settings(**settings), mesh, CPU)
     anchor_means = trainer.update.anchor_means
 
@@ -139,7 +146,7 @@ def test_the_interval_and_the_tolerance_of_the_check_can_be_set(tiny_config, mes
         return anchor_means(rollouts)
 
     trainer.update.anchor_means = faulty
-    trainer.iteration = 1
+    trainer.iteration = iteration
     if stops:
         with pytest.raises(OffPolicyError):
             trainer.run_iteration()

@@ -12,7 +12,9 @@ from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.rules import check
 
 SMALL_TILE = 128  # pixels; smaller tiles have visible seams
+_TILES = 256, 384  # pixels, as tried for the fastest run; whole frames may need 30 GiB
 _EQUALLY_FAST = 1.03  # runs within this factor of the fastest count as equal, within the accuracy of the prediction
+_INEXACT = 1.1  # batches must be faster than this under grpo, whose ratio is then only nearly 1 in the first update
 _LAYOUT = "sp_size", "batch_size", "gradient_accumulation_steps"
 
 
@@ -75,6 +77,7 @@ def fastest_change(run: PlannedRun) -> dict | None:
         "dp_replicate": [n for n in world if run.world_size % n == 0] if run.settings.enable_fsdp else [1],
         "precompute_conditions": [False, True],
         "batched_forward": ["false", "true"],
+        "vae_tile_size": list(dict.fromkeys([run.settings.vae_tile_size, *_TILES])),
     }
     if run.checkpointing != "none":
         choices["activation_checkpointing"] = ["selective", "full"]
@@ -86,13 +89,18 @@ def fastest_change(run: PlannedRun) -> dict | None:
     legal = [other for other in changed if not other.problems and memory(other).fits(run.hardware.gpu_memory)]
     if not legal:
         return None
-    seconds = [duration(other).total for other in legal]
+    seconds = [duration(other).total * (_INEXACT if _is_inexact(other) else 1) for other in legal]
     limit = _EQUALLY_FAST * min(seconds)
     fast = [other for other, time in zip(legal, seconds) if time <= limit]
     fast.sort(key=lambda r: (r.settings.batched_forward, traffic(r).from_other_nodes, memory(r).peak()))
     best = next((other for other in fast if _broken_rules(other) <= broken), run)
     before, after = vars(run.settings), vars(best.settings)
     return {name: after[name] for name in (*_LAYOUT, *choices) if after[name] != before[name]}
+
+
+def _is_inexact(run: PlannedRun) -> bool:
+    """Return whether rollout and update have different batch shapes, which round differently, and a ratio of both."""
+    return run.settings.objective == "grpo" and run.settings.batched_forward == "true"
 
 
 def _layouts(run: PlannedRun) -> Iterator[PlannedRun]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from hyvideo.config.memory.activations import tokens_outside_attention
 from hyvideo.config.memory.network import exchange_seconds, traffic
-from hyvideo.config.memory.overheads import anchor_seconds, check_forwards, ema_seconds, optimizer_seconds
+from hyvideo.config.memory.overheads import anchor_seconds, ema_seconds, optimizer_seconds
 from hyvideo.config.memory.phases import resolve_auto
 from hyvideo.config.memory.planned_run import BYTES, PlannedRun
 from hyvideo.models.sizes import ForwardFlops
@@ -30,6 +30,7 @@ _LORA_PRODUCTS = 18, 36
 _DECODING_TRAFFIC = 1.16e-3  # bytes per FLOP: 154 GB for a tile of 0.133 PFLOP, counted on a fake CUDA device
 # Seconds of a block's pass that do not depend on its tokens, such as launches and partly filled waves; estimated.
 _BLOCK_SECONDS = 0.5e-3
+_FILLING_TOKENS = 8192  # a sample with more tokens fills a GPU, so that batches are hardly faster; estimated
 COMPILATION = 270.0  # seconds that the first iteration takes longer, estimated at 3 to 6 minutes
 
 
@@ -61,8 +62,8 @@ class Pass:
         forward, attention = _forward(run), self.attention + self.attention_backward
         return ForwardFlops(self.products * forward.image, self.products * forward.text, attention * forward.attention)
 
-    def seconds(self, run: PlannedRun) -> float:
-        """Return the seconds of computing, without exchanges."""
+    def seconds(self, run: PlannedRun, *, samples_per_call: float = 1) -> float:
+        """Return the seconds of computing, without exchanges; the samples of a call share launches and waves."""
         forward, hardware, model = _forward(run), run.hardware, run.architecture
         to_forward, to_backward = block_traffic(run)
         size = tokens_outside_attention(run) * model.width * run.compute_bytes * model.num_layers
@@ -71,7 +72,7 @@ class Pass:
             + hardware.seconds("attention", self.attention * forward.attention)
             + hardware.seconds("attention backward", self.attention_backward * forward.attention)
             + hardware.seconds("memory", (self.forwards * to_forward + self.backwards * to_backward) * size)
-            + model.num_layers * (self.forwards + 2 * self.backwards) * _BLOCK_SECONDS
+            + model.num_layers * (self.forwards + 2 * self.backwards) * _BLOCK_SECONDS / samples_per_call
         )
 
 
@@ -125,6 +126,16 @@ def passes_by_stage(run: PlannedRun) -> dict[str, tuple[float, Pass]]:
     return {stage: (run.rollouts_per_replica * number, kind) for stage, (number, kind) in numbers.items()}
 
 
+def samples_per_call(run: PlannedRun, stage: str) -> float:
+    """Return the samples, of all branches, that share a forward pass of a stage on average; 1 if one fills a GPU."""
+    if run.settings.batched_forward != "true" or run.image_tokens > _FILLING_TOKENS:
+        return 1
+    plan, settings = run.plan, run.settings
+    branches = {"rollout": plan.sampled_branches, "anchor": plan.anchor_branches, "update": plan.trained_branches}
+    samples = settings.batch_size if stage == "rollout" else settings.mini_batch_size_per_update
+    return samples * branches[stage]
+
+
 def stage_flops(run: PlannedRun) -> dict[str, float]:
     """Return the FLOPs of the transformer on a rank in the stages of an iteration, as executed: with recomputation."""
     return {stage: number * kind.flops(run).total for stage, (number, kind) in passes_by_stage(run).items()}
@@ -164,7 +175,8 @@ def duration(run: PlannedRun) -> Duration:
     hardware, sent, stages, network, waiting = run.hardware, traffic(run), {}, 0.0, 0.0
     for stage, (number, kind) in passes_by_stage(run).items():
         copied = 2 * sent.gathered[stage] * (run.num_shards > 1)  # out of the gathered buffer
-        computing = number * kind.seconds(run) + hardware.seconds("memory", copied)
+        computing = number * kind.seconds(run, samples_per_call=samples_per_call(run, stage))
+        computing += hardware.seconds("memory", copied)
         messages = sent.shards.seconds(sent.gathered[stage] + sent.reduced * (stage == "update"), hardware)
         messages += sent.replicas.seconds(sent.averaged, hardware) * (stage == "update")
         exchanges = number * (kind.forwards + kind.backwards) * exchange_seconds(run)
@@ -192,7 +204,9 @@ def overhead_seconds(run: PlannedRun) -> dict[str, float]:
         "optimizer": updates * optimizer_seconds(run),
         "EMA": updates * ema_seconds(run),
         "anchor's weights": anchor_seconds(run),
-        "on-policy check": check_forwards(run) * (Pass().seconds(run) + exchange_seconds(run)),
+        "on-policy check": run.rollouts_per_replica
+        * run.checked_forwards
+        * (Pass().seconds(run) + exchange_seconds(run)),
     }
 
 

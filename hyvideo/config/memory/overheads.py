@@ -26,7 +26,6 @@ _NEWTON_SCHULZ_STEPS = 5
 # for the square's square. Hidden matrices are between square and four times wider than high.
 _NEWTON_SCHULZ_FLOPS = 5
 _MUON_BYTES = 100  # per parameter, in the steps and around them; estimated
-_CHECK_FORWARDS = 2  # a replay of a step, and a velocity
 _PAGEABLE = 3.0  # GB/s of copies from a GPU to pageable memory; published measurements have 2.6 to 6
 
 
@@ -71,14 +70,6 @@ def anchor_seconds(run: PlannedRun) -> float:
     if run.settings.reference_mode_offload:
         return run.hardware.copy_seconds(2 * 2 * size)
     return run.hardware.seconds("memory", 2 * _SWAP_PASSES * size)
-
-
-def check_forwards(run: PlannedRun) -> float:
-    """Return the mean forward passes per rank and iteration of the on-policy check beyond those of training."""
-    interval = run.settings.gate_interval
-    if run.settings.objective != "nft" or not interval:
-        return 0.0
-    return _CHECK_FORWARDS * run.plan.trained_branches / interval
 
 
 def pageable_seconds(size: float) -> float:

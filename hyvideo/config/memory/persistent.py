@@ -25,8 +25,25 @@ def parameter_bytes(run: PlannedRun) -> float:
         return trained_bytes(run)
     model = run.architecture
     in_fp8 = model.matrix_parameters if run.settings.base_weight_dtype == "fp8" else 0
-    frozen = in_fp8 * (1 + 4 / model.width) + (model.parameters - in_fp8) * run.compute_bytes
+    on_cpu = model.modulation_parameters if run.caches_modulation else 0
+    frozen = in_fp8 * (1 + 4 / model.width) + (model.parameters - in_fp8 - on_cpu) * run.compute_bytes
     return trained_bytes(run) + frozen / run.num_shards
+
+
+def modulation_bytes(run: PlannedRun) -> float:
+    """Return the bytes of the cached outputs of the modulation layers: one value per row of them and timestep.
+
+    The timesteps are the steps of a rollout or a validation, or the noise levels of an iteration of nft.
+    """
+    if not run.caches_modulation:
+        return 0.0
+    model, settings = run.architecture, run.settings
+    timesteps = [settings.grpo_sampling_steps]
+    if run.validation:
+        timesteps.append(run.validation.settings.grpo_sampling_steps)
+    if settings.objective == "nft":
+        timesteps.append(run.plan.num_trained_steps * run.rollouts_per_replica)
+    return max(timesteps) * model.modulation_parameters / (model.width + 1) * run.compute_bytes
 
 
 def optimizer_bytes(run: PlannedRun) -> float:
@@ -35,13 +52,6 @@ def optimizer_bytes(run: PlannedRun) -> float:
     hidden = 0.0 if run.settings.lora_rank else model.matrix_parameters / model.parameters
     by_muon = 1.0 if run.settings.muon_scope == "all" else hidden
     return (2 - (by_muon if run.settings.use_muon else 0.0)) * trained_bytes(run)
-
-
-def pinned_bytes(run: PlannedRun) -> float:
-    """Return the bytes of host memory of a rank's offloaded copies: the anchor and the EMA."""
-    if not run.settings.reference_mode_offload:
-        return 0.0
-    return (run.config.needs_anchor + bool(run.settings.ema_decay)) * trained_bytes(run)
 
 
 def working_weight_bytes(run: PlannedRun, *, with_gradient: bool) -> float:
@@ -63,6 +73,18 @@ def working_weight_bytes(run: PlannedRun, *, with_gradient: bool) -> float:
     return total
 
 
+def pinned_bytes(run: PlannedRun) -> dict[str, float]:
+    """Return the bytes of pinned CPU memory on a rank by item: what the GPU uses without storing it."""
+    found: dict[str, float] = {}
+    if run.settings.reference_mode_offload and run.config.needs_anchor:
+        found["anchor"] = trained_bytes(run)
+    if run.settings.reference_mode_offload and run.settings.ema_decay:
+        found["EMA"] = trained_bytes(run)
+    if run.caches_modulation:
+        found["modulation layers"] = run.architecture.modulation_parameters * run.compute_bytes
+    return found
+
+
 def encoder_bytes(run: PlannedRun, *, in_groups: bool = False) -> float:
     """Return the bytes of the encoders, unsharded on every rank; 0 if their sizes are unknown."""
     if not run.architecture.is_released:
@@ -77,8 +99,14 @@ def decoding_bytes(run: PlannedRun) -> float:
 
 
 def trajectory_bytes(run: PlannedRun) -> float:
-    """Return the peak bytes of float32 trajectories: latents, means or nft's old velocities, and anchor means."""
+    """Return the peak bytes of float32 trajectories: latents, means or nft's old velocities, and anchor means.
+
+    Rollouts of nft keep three latents: the noise, those after the first step, and the final ones.
+    """
     latent = run.architecture.out_channels * math.prod(run.architecture.latent_size(*run.config.rollout_size))
     num_steps = run.settings.grpo_sampling_steps
-    states = num_steps + 1 + (run.old_forwards if run.settings.objective == "nft" else num_steps)
+    if run.settings.objective == "nft":
+        states = min(num_steps + 1, 3) + run.old_forwards
+    else:
+        states = num_steps + 1 + num_steps
     return 4 * latent * (states + run.anchor_forwards) * run.rollouts_per_replica

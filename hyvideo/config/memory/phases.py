@@ -64,6 +64,7 @@ def memory(run: PlannedRun) -> Memory:
     gradients = copied = states.trained_bytes(run)  # an offloaded copy swaps places with the policy
     resident = {
         "parameters": states.parameter_bytes(run),
+        "modulation": states.modulation_bytes(run),
         "optimizer state": states.optimizer_bytes(run),
         "EMA": copied if settings.ema_decay and not is_offloaded else 0.0,
         "anchor": copied if run.config.needs_anchor and not is_offloaded else 0.0,

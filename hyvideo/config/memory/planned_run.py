@@ -49,6 +49,18 @@ class PlannedRun:
         return self.architecture.block_text_tokens(self.text_tokens)
 
     @property
+    def caches_modulation(self) -> bool:
+        """Return whether frozen modulation layers are in CPU memory.
+
+        They are assumed to be trained if a setting may select them for the LoRA.
+        """
+        settings = self.settings
+        is_sharded = settings.enable_fsdp and self.world_size > 1
+        has_own_targets = bool(settings.lora_target_modules or settings.pretrained_lora_path)
+        is_frozen = settings.lora_rank > 0 and not has_own_targets
+        return is_frozen and not is_sharded and settings.device != "cpu" and self.architecture.modulation_parameters > 0
+
+    @property
     def checkpointing(self) -> str:
         """Activation checkpointing: ``none``, ``selective`` (all but attention), ``full``, or ``auto``."""
         return self.settings.activation_checkpointing if self.settings.enable_gradient_checkpointing else "none"
@@ -131,9 +143,19 @@ class PlannedRun:
         return self.plan.num_trained_steps * (1 - 1 / self.plan.updates) + 1 / self.rollouts_per_replica
 
     @property
+    def checked_forwards(self) -> float:
+        """Forward passes per rollout, all branches, for nft's on-policy check: a replayed step and a noise level of one
+        rollout per replica, every ``gate_interval`` iterations."""
+        if self.settings.objective != "nft" or self.settings.gate_interval == 0:
+            return 0.0
+        branches = self.plan.sampled_branches + self.plan.trained_branches
+        return branches / self.rollouts_per_replica / self.settings.gate_interval
+
+    @property
     def forwards_without_gradient(self) -> float:
-        """Forward passes per rollout, all branches: sampling, anchor means and nft's old velocities."""
-        return self.plan.sampled_branches * self.settings.grpo_sampling_steps + self.compared_forwards
+        """Forward passes per rollout, all branches: sampling, anchor means, nft's old velocities and its check."""
+        sampling = self.plan.sampled_branches * self.settings.grpo_sampling_steps
+        return sampling + self.compared_forwards + self.checked_forwards
 
     @property
     def compared_forwards(self) -> float:

@@ -108,7 +108,7 @@ def length_lines(run: PlannedRun) -> list[str]:
         length=whole_run(run),
         waiting=duration(run).waiting,
         checkpoint_gib=checkpoint_bytes(run) / GIB,
-        pinned_gib=num_local * pinned_bytes(run) / GIB,
+        pinned={item: num_local * size / GIB for item, size in pinned_bytes(run).items()},
         copy_gib=min(num_local, run.num_shards) * rank_checkpoint_bytes(run) / GIB,
         max_checkpoints=max_checkpoints(run),
         disk={kind: size / GIB for kind, size in disk_bytes(run).items()},

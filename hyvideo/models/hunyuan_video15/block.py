@@ -12,10 +12,18 @@ from hyvideo.models.norms import modulated_norm, rms_norm
 
 
 def forward(self: nn.Module, image: Tensor, text: Tensor, time: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-    """Return image and text tokens after the block. Shapes: (batch, tokens, dim); ``time``: (batch, dim)."""
-    norms = self.norm1, self.norm1_context
+    """Return image and text tokens after the block. Shape of each: (batch, tokens, dim).
+
+    Args:
+        time: Embedded timesteps (batch, dim), or the outputs of the modulation layers for image and text
+            (batch, 2, 6 dim), from a `ModulationCache`.
+    """
+    if time.ndim == 3:
+        modulations = time.unbind(1)
+    else:
+        modulations = [norm.linear(norm.silu(time)) for norm in (self.norm1, self.norm1_context)]
     # Shift, scale and gate of attention, then of the feed-forward network.
-    image_mod, text_mod = (norm.linear(norm.silu(time)).unsqueeze(1).chunk(6, dim=2) for norm in norms)
+    image_mod, text_mod = (modulation.unsqueeze(1).chunk(6, dim=2) for modulation in modulations)
     attended = self.attn(modulated_norm(image, *image_mod[:2]), modulated_norm(text, *text_mod[:2]), layout)
     image = torch.addcmul(image, attended[0], image_mod[2])
     text = torch.addcmul(text, attended[1], text_mod[2])

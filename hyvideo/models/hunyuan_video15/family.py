@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hyvideo.models.family import Component, Family, Latents, Part
-from hyvideo.models.hunyuan_video15 import encoders, names, settings, transformer, upsamplers, vae
+from hyvideo.models.hunyuan_video15 import encoders, modulation, names, settings, transformer, upsamplers, vae
 from hyvideo.models.hunyuan_video15.prompt_encoders import GlyphEncoder, ImageEncoder, TextEncoder, glyph_text
 
 Encoder = Callable[..., list[dict[str, Tensor]]]
@@ -108,6 +108,7 @@ FAMILY = Family(
     set_tiling=vae.set_tiling,
     pipelines={"t2v": "HunyuanVideo15Pipeline", "i2v": "HunyuanVideo15ImageToVideoPipeline"},
     without_gradient=transformer.unused_modules,
+    cache_modulation=modulation.cache_modulation,
     upsampler=upsamplers.COMPONENT,
     rounds_rotary=True,
 )

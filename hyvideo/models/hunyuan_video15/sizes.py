@@ -75,6 +75,10 @@ class Architecture(Sizes):
         return 2 * self.num_layers * self._token_parameters
 
     @property
+    def modulation_parameters(self) -> int:
+        return 2 * self.num_layers * linear(self.width, 6 * self.width)
+
+    @property
     def _token_parameters(self) -> int:
         """Parameters of a block's matrices for one stream, image or text, without modulation, norms and biases."""
         return 4 * self.width**2 + 2 * self.hidden * self.width

@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from hyvideo.models.attention import Layout, equal_runs, unpatchify
 from hyvideo.models.conditions import Condition
+from hyvideo.models.gradient_mode import detached
 from hyvideo.models.hunyuan_video15.block import attention
 from hyvideo.models.hunyuan_video15.block import forward as block_forward
 
@@ -57,10 +58,13 @@ def forward(
     layout = Layout(cos, sin, lengths, num_tokens)
     image = self.sequence.split(image, 1)
     recompute = torch.is_grad_enabled() and self.gradient_checkpointing
+    modulations = self.modulation_cache.take() if self.modulation_cache else [time] * len(self.transformer_blocks)
     skipped, image, context = self.step_cache.start(image, context) if self.step_cache else (0, image, context)
     for number, block in enumerate(list(self.transformer_blocks)[skipped:], start=skipped + 1):
-        arguments = (image, context, time, layout)
+        arguments = (image, context, modulations[number - 1], layout)
         image, context = self._gradient_checkpointing_func(block, *arguments) if recompute else block(*arguments)
+        if self.detaches_blocks:
+            image, context = detached(image), detached(context)
         if self.step_cache:
             self.step_cache.keep(number, image, context)
     # Joined after the projection, so that ranks exchange 32 numbers per token instead of 2048.

@@ -1,6 +1,7 @@
 """Settings of torch and of the process that the code of a scorer may change, and that are restored after it.
 
-In a thread other than the main one, settings that torch itself may change meanwhile in the main thread are left alone.
+In a thread other than the main one, settings that may change meanwhile in the main thread are left alone: torch itself
+or the decoding of the next batch changes them.
 """
 
 import os
@@ -73,12 +74,20 @@ def _set_float32_precision(precision: tuple[str, str, str]) -> None:
     torch.backends.cudnn.conv.fp32_precision = convolutions
 
 
-def _cudnn() -> tuple[bool, bool]:
-    return torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
+def _is_cudnn_deterministic() -> bool:
+    return torch.backends.cudnn.deterministic
 
 
-def _set_cudnn(flags: tuple[bool, bool]) -> None:
-    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = flags
+def _set_cudnn_deterministic(flag: bool) -> None:
+    torch.backends.cudnn.deterministic = flag
+
+
+def _does_cudnn_measure() -> bool:
+    return torch.backends.cudnn.benchmark
+
+
+def _set_cudnn_measures(flag: bool) -> None:
+    torch.backends.cudnn.benchmark = flag
 
 
 def _folder() -> str:
@@ -108,12 +117,13 @@ SETTINGS = (
     Setting("the default device", torch.get_default_device, _set_default_device),
     Setting("the number of threads", torch.get_num_threads, torch.set_num_threads),
     Setting("the precision of float32", _float32_precision, _set_float32_precision),
-    Setting("cudnn.benchmark and cudnn.deterministic", _cudnn, _set_cudnn),
+    Setting("cudnn.deterministic", _is_cudnn_deterministic, _set_cudnn_deterministic),
     Setting("the working directory", _folder, _set_folder),
 )
 MAIN_THREAD_SETTINGS = (
     Setting(
         "the use of deterministic algorithms", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode
     ),
+    Setting("cudnn.benchmark", _does_cudnn_measure, _set_cudnn_measures),  # decoding in the main thread sets it
     Setting("the detection of anomalies", torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
 )

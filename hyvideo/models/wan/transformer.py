@@ -15,6 +15,7 @@ from torch.func import functional_call
 
 from hyvideo.models.attention import Layout, Size, unpatchify
 from hyvideo.models.conditions import Condition, to_device
+from hyvideo.models.gradient_mode import detached
 from hyvideo.models.wan.block import forward as block_forward
 from hyvideo.models.wan.settings import TEXT_SLOTS
 
@@ -66,6 +67,8 @@ def forward(
     for number, block in enumerate(list(self.blocks)[skipped:], start=skipped + 1):
         arguments = (tokens, context, block_time, layout)
         tokens = self._gradient_checkpointing_func(block, *arguments) if recompute else block(*arguments)
+        if self.detaches_blocks:
+            tokens = detached(tokens)
         if self.step_cache:
             self.step_cache.keep(number, tokens, context)
     # In float32, as in diffusers; in bf16 the error of the bf16 velocity would be 3 to 6 % larger.

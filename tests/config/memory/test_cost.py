@@ -27,7 +27,7 @@ from tests.config.memory.simulated import simulated
 CONFIG = Path(__file__).parents[3] / "configs" / "hunyuanvideo15_480p_8gpu.yaml"
 RELEASED = Architecture()
 PAIRS = {"sp_size": 2, "batch_size": 2}
-NFT = {"activation_checkpointing": "full", "objective": "nft", "nft_levels": 4}
+NFT = {"gate_interval": 0, "activation_checkpointing": "full", "objective": "nft", "nft_levels": 4}
 
 
 def planned(config=CONFIG, hardware=None, **changes):
@@ -79,6 +79,8 @@ def test_flops_of_decoding_match_torch(frames, height, width, tile, petaflops):
         (NFT | {"kl_weight": 0.0}, 2 * (20 + 4 * 4)),
         (NFT | {"anchor_fraction": 0.25}, 2 * (20 + 4 * 4 + 1)),
         (NFT | {"num_updates_per_rollout": 2}, 2 * (20 + 5 * 4 + 2 + 0.5)),  # two rollouts per replica, one checked
+        (NFT | {"gate_interval": 1}, 2 * (20 + 5 * 4 + 2 / 2)),  # a step and a level of one of them
+        (NFT | {"gate_interval": 10}, 2 * (20 + 5 * 4 + 0.2 / 2)),
         (NFT | {"cfg_scale": 1.0, "anchor_cfg_scale": 6.0}, 20 + 4 * 4 + 2 * 4),
         # With shift 5 the first 12 of 20 steps begin above 0.8.
         ({"activation_checkpointing": "full", "guidance_interval": "0.8:1"}, 32 + 4 * 32 + 32),

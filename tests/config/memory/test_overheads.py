@@ -9,7 +9,6 @@ from hyvideo.config.memory.cost import Pass, duration
 from hyvideo.config.memory.hardware import Hardware, hardware_of
 from hyvideo.config.memory.overheads import (
     anchor_seconds,
-    check_forwards,
     ema_seconds,
     muon_parameters,
     optimizer_seconds,
@@ -63,10 +62,10 @@ def test_an_offloaded_anchor_crosses_pcie_four_times_in_an_iteration():
 @pytest.mark.parametrize("interval, forwards", [(0, 0.0), (1, 2.0), (10, 0.2)])
 def test_the_check_of_nft_costs_two_forward_passes_in_one_of_its_intervals(interval, forwards):
     run = planned(gate_interval=interval)
-    assert check_forwards(run) == forwards
+    assert run.rollouts_per_replica * run.checked_forwards == pytest.approx(forwards)
     added = duration(run).stages["update"] - duration(planned()).stages["update"]
     assert added == pytest.approx(forwards * Pass().seconds(run))
-    assert check_forwards(planned(objective="grpo", eta=0.5, gate_interval=1)) == 0
+    assert planned(objective="grpo", eta=0.5, gate_interval=1).checked_forwards == 0
 
 
 def test_the_overheads_are_parts_of_the_stages():

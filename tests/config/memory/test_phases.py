@@ -6,7 +6,7 @@ import pytest
 
 from hyvideo.config.memory import activations
 from hyvideo.config.memory.hardware import Hardware
-from hyvideo.config.memory.persistent import decoding_bytes, encoder_bytes
+from hyvideo.config.memory.persistent import decoding_bytes, encoder_bytes, pinned_bytes
 from hyvideo.config.memory.phases import GIB, memory, resolve_auto
 from hyvideo.models.hunyuan_video15.sizes import Architecture
 from tests.config.memory.simulated import LORA, simulated, transformer_gib
@@ -84,6 +84,12 @@ def test_an_offloaded_anchor_and_ema_take_no_gpu_memory():
     offloaded = memory(simulated(reference_mode_offload=True, ema_decay=0.99))
     for items in offloaded.phases.values():
         assert items["anchor"] == items["EMA"] == 0
+    share = 4 * RELEASED.parameters / 8
+    offloaded = {"reference_mode_offload": True}
+    assert pinned_bytes(simulated(**offloaded, ema_decay=0.99)) == {"anchor": share, "EMA": share}
+    assert pinned_bytes(simulated(**offloaded, kl_weight=0.0)) == pinned_bytes(simulated(ema_decay=0.99)) == {}
+    one_gpu = simulated(1, **LORA, enable_fsdp=False)
+    assert pinned_bytes(one_gpu) == {"modulation layers": 2 * RELEASED.modulation_parameters}
 
 
 def test_replicas_of_the_shards_hold_larger_shards():
@@ -130,13 +136,15 @@ def test_trajectories_are_float32_latents_means_and_anchor_means():
     assert memory(less).phases["decode"]["trajectories"] == 2 * (21 + 20 + 5) * latent
 
 
-def test_trajectories_of_nft_are_latents_and_the_velocities_of_its_levels():
+def test_trajectories_of_nft_are_three_latents_and_the_velocities_of_its_levels():
     run = simulated(batch_size=2, sp_size=8, objective="nft", nft_levels=4)
     latent = 32 * 31 * 30 * 53 * 4
     several = run.with_settings(num_updates_per_rollout=2)  # half of the old velocities, and one for the check
     without = several.with_settings(kl_weight=0.0)
     found = [memory(each).phases["decode"]["trajectories"] / 2 / latent for each in (run, several, without)]
-    assert found == [21 + 4, 21 + 4 + 2 + 0.5, 21 + 2 + 0.5]
+    assert found == [3 + 4, 3 + 4 + 2 + 0.5, 3 + 2 + 0.5]
+    one_step = run.with_settings(grpo_sampling_steps=1)
+    assert memory(one_step).phases["decode"]["trajectories"] / 2 / latent == 2 + 4
 
 
 def test_precomputed_conditions_need_encoders_only_before_the_transformer_is_loaded():

@@ -220,15 +220,11 @@ def test_host_memory_of_a_node_is_printed_with_the_copy_of_a_checkpoint():
         return found[0].removeprefix("host memory            ")
 
     sage, nft = "hunyuanvideo15_480p_8gpu", "hunyuanvideo15_480p_8gpu_nft"
-    assert line(sage, 8) == (
-        "31 GiB per node of the anchor and the EMA, 104 GiB on the node while a checkpoint is written"
-    )
-    assert line(sage, 16).endswith(
-        "per node of the anchor and the EMA, 52 GiB on each node while a checkpoint is written"
-    )
+    assert line(sage, 8) == "anchor 31 GiB per node, pinned; 104 GiB on the node while a checkpoint is written"
+    assert line(sage, 16).endswith("GiB per node, pinned; 52 GiB on each node while a checkpoint is written")
     assert line(nft, 8) == "124 GiB on the node while a checkpoint is written"
     both = line(nft, 8, ema_decay=0.9, reference_mode_offload=True)
-    assert both.startswith("62 GiB per node of the anchor and the EMA, ")
+    assert both.startswith("anchor 31, EMA 31 GiB per node, pinned; ")
 
 
 def test_the_plan_says_that_more_gpus_do_not_shorten_a_run():

@@ -8,7 +8,8 @@ The head and a LoRA on the language model are trained: the checkpoint's LoRA, or
 import json
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
@@ -80,6 +81,21 @@ def split_by_prompt(pairs: Sequence[Pair], needed: Iterable[str], seed: int) -> 
     return split
 
 
+@contextmanager
+def without_cudnn_attention() -> Iterator[None]:
+    """Do not use cuDNN's attention, torch's default on Hopper, within the context.
+
+    With a mask, as for videos of unequal length, and a length of 64 modulo 128, its gradients are NaN where the
+    log-sum-exp is below -88.7, which some heads of Qwen2-VL reach (pytorch issue 196678).
+    """
+    was_enabled = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(was_enabled)
+
+
 class PairTraining:
     """Training of a scorer on ``split``; ``names`` are its dimensions, in the order of the reward tokens."""
 
@@ -109,10 +125,14 @@ class PairTraining:
         first, second = (F.logsigmoid(side - math.log(THETA)) for side in (-difference, difference))
         return torch.stack([first, second, first + second + math.log(THETA**2 - 1)], dim=1), outcomes
 
+    @without_cudnn_attention()
     def fit(
         self, *, learning_rate: float, weight_decay: float, lora_rank: int, seed: int, max_epochs: int
     ) -> list[float]:
-        """Train with a linearly decreasing learning rate, keep the best epoch, and return the losses on ``stop``."""
+        """Train with a linearly decreasing learning rate, keep the best epoch, and return the losses on ``stop``.
+
+        Raises FloatingPointError if the norm of a gradient is NaN or inf.
+        """
         trained, pairs = self._trainable(lora_rank, seed), self.split["train"]
         optimizer = torch.optim.AdamW(trained, lr=learning_rate, weight_decay=weight_decay)
         num_updates = max_epochs * math.ceil(len(pairs) / self.batch_size)
@@ -131,7 +151,10 @@ class PairTraining:
                 batch = [pairs[k] for k in order[start : start + self.batch_size]]
                 optimizer.zero_grad()
                 F.nll_loss(*self.answers(batch, self.names)).backward()
-                torch.nn.utils.clip_grad_norm_(trained, 1.0)
+                norm = torch.nn.utils.clip_grad_norm_(trained, 1.0).item()
+                if not math.isfinite(norm):
+                    update = start // self.batch_size + 1
+                    raise FloatingPointError(_bad_gradient(norm, epoch + 1, update, batch, learning_rate))
                 optimizer.step()
                 schedule.step()
         with torch.no_grad():
@@ -196,3 +219,13 @@ class PairTraining:
         axes.legend()
         figure.savefig(picture)
         return quality
+
+
+def _bad_gradient(norm: float, epoch: int, update: int, pairs: Sequence[Pair], learning_rate: float) -> str:
+    """Return the message for a gradient norm of NaN or inf, with the videos of the pairs."""
+    videos = ", ".join(str(video) for pair in pairs for video in pair.videos)
+    return (
+        f"the gradient norm of epoch {epoch}, update {update} is {norm}, so no weights can be trained. Either the "
+        f"learning rate of {learning_rate:g} is too high, or the model returns NaN or inf for one of these videos: "
+        f"{videos}. Lower --learning_rate, or leave these pairs out"
+    )

@@ -93,6 +93,35 @@ def test_training_stops_early_and_keeps_the_best_weights():
     assert training.score == 0
 
 
+@pytest.mark.parametrize("was_enabled", [True, False])
+def test_training_does_without_cudnn_attention_and_restores_it(was_enabled, monkeypatch):
+    found = []
+
+    class Recorded(OneParameter):
+        def scores(self, pairs):
+            found.append(torch.backends.cuda.cudnn_sdp_enabled())
+            return super().scores(pairs)
+
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(was_enabled)
+    try:
+        Recorded(train=[0, 0], stop=[0]).fit(max_epochs=1, **FIT)
+        assert torch.backends.cuda.cudnn_sdp_enabled() == was_enabled
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+    assert found == [False] * 4  # two updates, and the loss before and after them
+
+
+@pytest.mark.parametrize("gradient", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_stops_training_before_the_weights_change(gradient):
+    training = OneParameter(train=[0, 0, 0], stop=[0], batch_size=2)
+    training.score.register_hook(lambda found: found + gradient)
+    message = f"the gradient norm of epoch 1, update 1 is {gradient}.*0.01 is too high.*1, 2, 1, 2.*--learning_rate"
+    with pytest.raises(FloatingPointError, match=message):
+        training.fit(max_epochs=1, **FIT)
+    assert training.score == 0
+
+
 def test_the_learning_rate_decreases_linearly_to_zero():
     """Each step of Adam has the size of the learning rate, because the gradient hardly changes."""
     training = OneParameter(train=[0, 0, 0], stop=[0], batch_size=2)

@@ -1,0 +1,46 @@
+"""Probe of compiled blocks at the start of a run: rollout and update must compute the same numbers.
+
+torch compiles a block once for inference and once for training. Both fuse and round alike, but Inductor may choose
+another kernel in one of them, for example from the artifacts of another rank in a shared cache. Without this probe, the
+on-policy check would find that only after the first rollouts.
+"""
+
+import sys
+
+import torch
+
+from hyvideo.data.randomness import normal
+from hyvideo.distributed.collectives import all_objects
+from hyvideo.distributed.mesh import Mesh
+from hyvideo.models.conditions import Conditions, to_device
+from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
+
+
+def match_gradient_mode(pipeline: GRPOPipeline, conditions: Conditions, size: tuple[int, int, int], mesh: Mesh) -> None:
+    """Sample in gradient mode if compiled blocks compute other numbers without gradient, on any rank. Collective.
+
+    Args:
+        conditions: Condition of one prompt; those of all ranks may differ.
+        size: Frames, height and width of the rollouts.
+    """
+    if _agrees(pipeline, conditions, size, mesh):
+        return
+    pipeline.samples_in_gradient_mode = True
+    agrees = _agrees(pipeline, conditions, size, mesh)
+    if mesh.is_main:
+        found = "compiled blocks compute other numbers with gradient than without"
+        done = "rollouts are therefore sampled in gradient mode, with the graphs of training"
+        print(f"\n{found}; {done}", file=sys.stderr, flush=True)
+        if not agrees:
+            advice = "the on-policy check may stop the run. Set enable_compile false"
+            print(f"they still differ, and {advice}", file=sys.stderr, flush=True)
+
+
+def _agrees(pipeline: GRPOPipeline, conditions: Conditions, size: tuple[int, int, int], mesh: Mesh) -> bool:
+    """Return whether the first velocity of a rollout has the same bits with and without gradient, on all ranks."""
+    noise = to_device(normal((1, *pipeline.latent_shape(*size)), 0, "compile probe"), pipeline.device)
+    timestep = pipeline.scheduler.timesteps[:1]
+    with torch.no_grad():
+        sampled = pipeline.velocity(noise, timestep, conditions)
+    trained = pipeline.velocity(noise, timestep, conditions).detach()
+    return all(all_objects(torch.equal(sampled, trained), mesh))

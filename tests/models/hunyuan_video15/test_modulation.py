@@ -1,0 +1,171 @@
+"""Cached modulation: results equal to the bit, few passes over the matrices, and only if they are frozen."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from hyvideo.distributed.parallelize import parallelize
+from hyvideo.models.conditions import Condition
+from hyvideo.models.family import family_of, freeze_unused_parameters, install
+from hyvideo.models.lora import add_trainable_lora, training_config
+from hyvideo.trainer import Trainer
+from tests.distributed.test_sequence_parallel import tiny_transformer
+
+CPU = torch.device("cpu")
+TIMES = (990.3, 412.7, 55.1)
+
+
+def with_lora(**options):
+    model = tiny_transformer()
+    install(model)
+    freeze_unused_parameters(model)
+    add_trainable_lora(model, training_config(model, rank=2, alpha=2.0, **options))
+    generator = torch.Generator().manual_seed(3)
+    for name, parameter in model.named_parameters():
+        if ".lora_" in name:
+            parameter.data.normal_(std=0.1, generator=generator)
+    return model
+
+
+def cached(model):
+    model.modulation_cache = family_of(model).cache_modulation(model)
+    return model
+
+
+def call(model, times, dtype=torch.float32):
+    """Return the velocity of a sample at each time, in one forward pass with gradient."""
+    generator = torch.Generator().manual_seed(0)
+    latents = torch.randn(1, 4, 2, 4, 4, generator=generator).repeat(len(times), 1, 1, 1, 1)
+    conditions = [Condition(torch.randn(7, 12, generator=generator))] * len(times)
+    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+        if model.modulation_cache:
+            model.modulation_cache.select([(time, None) for time in times])
+        return model(latents, timestep=torch.tensor(times), conditions=conditions)
+
+
+def gradients(model, velocity):
+    model.zero_grad()
+    velocity.float().square().mean().backward()
+    return [parameter.grad for parameter in model.parameters() if parameter.requires_grad]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_outputs_and_gradients_of_one_sample_are_equal_to_the_bit(mesh, dtype, recompute):
+    plain, ours = with_lora(), cached(with_lora())
+    for model in (plain, ours):
+        parallelize(model, mesh, recompute=recompute)
+    for time in TIMES:
+        expected, found = call(plain, [time], dtype), call(ours, [time], dtype)
+        assert torch.equal(found, expected)
+        assert all(map(torch.equal, gradients(ours, found), gradients(plain, expected)))
+
+
+def test_samples_of_a_batch_have_their_own_timesteps():
+    plain, ours = with_lora(), cached(with_lora())
+    torch.testing.assert_close(call(ours, TIMES), call(plain, TIMES))
+    swapped = call(ours, TIMES[::-1])
+    assert torch.equal(swapped.flip(0), call(ours, TIMES))
+
+
+def counted_calls(model):
+    """Return a list that receives an entry for each call of the first modulation layer."""
+    calls = []
+    model.transformer_blocks[0].norm1.linear.register_forward_hook(lambda *_: calls.append(1))
+    return calls
+
+
+def test_prepared_timesteps_are_computed_once_and_others_when_they_are_needed():
+    model = cached(with_lora())
+    cache, calls = model.modulation_cache, counted_calls(model)
+    cache.prepare([(time, None) for time in TIMES])
+    assert len(calls) == 3
+    for time in TIMES:
+        call(model, [time])
+    cache.prepare([(time, None) for time in TIMES[:2]])
+    assert len(calls) == 3
+    call(model, [1.0])
+    call(model, [1.0])
+    assert len(calls) == 4
+    cache.prepare([(1.0, None), (2.0, None)])
+    assert len(calls) == 5 and len(cache._outputs) == 2  # those of the others are dropped
+    for time in range(3, 100):
+        call(model, [float(time)])
+    assert len(cache._outputs) <= 2 + 16 and {(1.0, None), (2.0, None)} <= cache._outputs.keys()
+
+
+def test_a_forward_pass_without_selected_timesteps_is_a_fault():
+    model = cached(with_lora())
+    call(model, TIMES[:1])
+    with pytest.raises(AssertionError, match="select must be called"):
+        model(torch.zeros(1, 4, 2, 4, 4), timestep=torch.zeros(1), conditions=[Condition(torch.zeros(7, 12))])
+
+
+def test_trained_layers_are_not_cached():
+    targets = r"transformer_blocks\.0\.norm1\.linear"
+    assert cached(with_lora()).modulation_cache is not None
+    assert cached(with_lora(targets=[targets])).modulation_cache is None
+    assert cached(with_lora(targets=[r"time_embed\.timestep_embedder\.linear_1"])).modulation_cache is None
+    full = tiny_transformer()
+    install(full)
+    assert cached(full).modulation_cache is None
+
+
+@pytest.mark.slow
+def test_compiled_blocks_share_a_graph_per_kind(mesh):
+    torch._dynamo.reset()
+    counters.clear()
+    plain, ours = with_lora(), cached(with_lora())
+    parallelize(ours, mesh, compile=True, compile_backend="eager")
+    for time in TIMES:
+        torch.testing.assert_close(call(ours, [time]), call(plain, [time]))
+    assert counters["stats"]["unique_graphs"] <= 3 and not counters["graph_break"]
+    torch._dynamo.reset()
+
+
+NFT = {"objective": "nft", "nft_levels": 2, "eta": 0.0, "num_updates_per_rollout": 2, "kl_weight": 0.3}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        NFT | {"cfg_scale": 2.0, "valid_video_csv": "assets/miniature/prompts/smoke.csv", "validation_steps": 3},
+        pytest.param({}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_has_the_same_metrics(tiny_config, mesh, tmp_path, changes):
+    """Rollout, anchor, update, and a validation with another number of steps, one sample at a time."""
+    config = tiny_config.with_settings(lora_rank=2, batched_forward="false", learning_rate=1e-3, **changes)
+    found = []
+    for name in ("plain", "cached"):
+        trainer = Trainer(config.with_settings(output_dir=str(tmp_path / name)), mesh, CPU)
+        if name == "cached":
+            assert cached(trainer.policy.transformer).modulation_cache
+        metrics = {}
+        for trainer.iteration in (1, 2):
+            metrics |= trainer.run_iteration()
+        metrics |= trainer.validate() if trainer.validation else {}
+        found.append(
+            {name: value for name, value in metrics.items() if not name.startswith(("time/", "memory/", "perf/"))}
+        )
+    assert json.dumps(found[0]) == json.dumps(found[1])  # NaN is equal to NaN
+    assert found[0]["grad/norm"] > 0
+
+
+def test_the_planner_leaves_frozen_modulation_layers_out():
+    from hyvideo.config.memory.persistent import modulation_bytes, parameter_bytes
+    from tests.config.memory.simulated import LORA, simulated
+
+    lora = simulated(1, enable_fsdp=False, **LORA)
+    trained = lora.with_settings(lora_target_modules=[r"norm1\.linear"])
+    assert lora.caches_modulation and not trained.caches_modulation
+    saved = parameter_bytes(trained) - parameter_bytes(lora)
+    assert saved == 2 * 54 * 2 * 6 * 2048 * 2049
+    assert modulation_bytes(lora) == 20 * 54 * 12 * 2048 * 2 and modulation_bytes(trained) == 0
+    assert modulation_bytes(lora.with_settings(objective="nft", nft_levels=30)) == 30 * 54 * 12 * 2048 * 2
+    sharded = simulated(8, **LORA)
+    assert not sharded.caches_modulation and replace(sharded, world_size=1).caches_modulation
+    assert not simulated(1, enable_fsdp=False).caches_modulation

@@ -1,0 +1,112 @@
+"""The probe of compiled blocks, with a backend whose numbers depend on the gradient mode of the compilation."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hyvideo.trainer import Trainer
+from hyvideo.training import compile_probe
+from hyvideo.training.on_policy_check import OffPolicyError
+
+CPU = torch.device("cpu")
+RELATIVE_ERROR = 1e-3
+
+
+def in_mode(values):
+    """Return the outputs of a block, larger if they are computed without gradient."""
+    scale = 1.0 if torch.is_grad_enabled() else 1.0 + RELATIVE_ERROR
+    return tuple(each * scale if isinstance(each, Tensor) else each for each in values)
+
+
+@torch._dynamo.register_backend
+def other_numbers_without_gradient(graph, inputs):
+    return lambda *values: in_mode(graph(*values))
+
+
+@pytest.fixture
+def quick_compiler(monkeypatch):
+    """Replace ``Module.compile``, which takes a minute, by a function with the same effect as the backend."""
+
+    def compile(block, **options):
+        block._compiled_call_impl = lambda *inputs, **given: in_mode(block._call_impl(*inputs, **given))
+
+    monkeypatch.setattr(nn.Module, "compile", compile)
+
+
+def trainer_of(config, mesh, backend, **changes):
+    compiled = {"enable_compile": True, "compile_backend": backend, "grpo_sampling_steps": 2}
+    trainer = Trainer(config.with_settings(**compiled, **changes), mesh, CPU)
+    trainer.iteration = 1
+    return trainer
+
+
+LORA = {"lora_rank": 2, "enable_gradient_checkpointing": True, "activation_checkpointing": "full"}
+
+
+def check_first_iteration(config, mesh, capsys, backend, **changes):
+    trainer = trainer_of(config, mesh, backend, **changes)
+    assert trainer.pipeline.samples_in_gradient_mode
+    assert "sampled in gradient mode" in capsys.readouterr().err
+    metrics = trainer.run_iteration()
+    assert metrics["policy/ratio_first_deviation"] <= 1e-6 and metrics["grad/norm"] > 0
+
+
+@pytest.mark.parametrize("changes", [LORA, {"cfg_scale": 2.0, "batched_forward": "false"}])
+def test_a_run_samples_in_gradient_mode_if_compiled_blocks_depend_on_it(
+    tiny_config, mesh, capsys, quick_compiler, changes
+):
+    check_first_iteration(tiny_config, mesh, capsys, "eager", **changes)
+
+
+@pytest.mark.slow
+def test_with_torch_compile_rollout_and_update_then_run_the_same_graphs(tiny_config, mesh, capsys):
+    torch._dynamo.reset()
+    check_first_iteration(tiny_config, mesh, capsys, other_numbers_without_gradient.__name__, **LORA)
+    torch._dynamo.reset()
+
+
+def test_without_the_probe_the_run_would_stop_after_its_first_rollouts(tiny_config, mesh, monkeypatch, quick_compiler):
+    monkeypatch.setattr(compile_probe, "_agrees", lambda *_: True)
+    trainer = trainer_of(tiny_config, mesh, "eager")
+    with pytest.raises(OffPolicyError):
+        trainer.run_iteration()
+
+
+def test_all_ranks_sample_in_gradient_mode_if_one_needs_it(tiny_config, mesh, monkeypatch):
+    trainer = Trainer(tiny_config, mesh, CPU)
+    monkeypatch.setattr(compile_probe, "all_objects", lambda agrees, mesh: [agrees, False])
+    conditions = trainer.encoder(trainer.collector.requests[:1], height=16, width=16)
+    compile_probe.match_gradient_mode(trainer.pipeline, conditions, trainer.config.rollout_size, mesh)
+    assert trainer.pipeline.samples_in_gradient_mode
+
+
+def test_blocks_that_agree_are_sampled_without_gradient(tiny_config, mesh, capsys, monkeypatch):
+    monkeypatch.setattr(nn.Module, "compile", lambda block, **options: None)
+    trainer = trainer_of(tiny_config, mesh, "eager")
+    assert not trainer.pipeline.samples_in_gradient_mode and "gradient mode" not in capsys.readouterr().err
+
+
+def test_the_blocks_of_a_sampled_velocity_keep_no_graph(tiny_config, mesh):
+    """In gradient mode the graph of a block ends with it, and the velocity has the same bits and no gradient."""
+    trainer = Trainer(tiny_config, mesh, CPU)
+    pipeline, transformer = trainer.pipeline, trainer.policy.transformer
+    requests = trainer.collector.requests[:1]
+    conditions = trainer.encoder(requests, height=16, width=16)
+    noise, timestep = torch.randn(1, *trainer.collector.noise.shape), pipeline.scheduler.timesteps[:1]
+    depths = []
+
+    def record(block, inputs, outputs):
+        depths.append([each.grad_fn for each in inputs[:2]])
+
+    for block in transformer.transformer_blocks[1:]:
+        block.register_forward_hook(record)
+    with torch.no_grad():
+        expected = pipeline.velocity(noise, timestep, conditions)
+        depths.clear()
+        pipeline.samples_in_gradient_mode = True
+        found = pipeline.velocity(noise, timestep, conditions)
+    assert torch.equal(found, expected) and not found.requires_grad
+    assert depths and not any(any(inputs) for inputs in depths)
+    assert not transformer.detaches_blocks
+    trained = pipeline.velocity(noise, timestep, conditions)
+    assert trained.requires_grad and torch.equal(trained, expected)

@@ -200,13 +200,12 @@ def duration(run: PlannedRun) -> Duration:
 def overhead_seconds(run: PlannedRun) -> dict[str, float]:
     """Return the seconds of an iteration for what is no pass of training or sampling."""
     updates = run.settings.num_updates_per_rollout
+    checks = run.rollouts_per_replica * run.checked_forwards
     return {
         "optimizer": updates * optimizer_seconds(run),
         "EMA": updates * ema_seconds(run),
         "anchor's weights": anchor_seconds(run),
-        "on-policy check": run.rollouts_per_replica
-        * run.checked_forwards
-        * (Pass().seconds(run) + exchange_seconds(run)),
+        "on-policy check": checks * (Pass().seconds(run) + exchange_seconds(run)),
     }
 
 

@@ -425,6 +425,7 @@ OTHERS = {
     "hyvideo.config.memory.whole_run:MAX_VALIDATION_SHARE": "the share of a run, for a warning",
     "hyvideo.config.processes:_MAX_COMPILE_WORKERS": "torch's own",
     "hyvideo.config.run_plan:MAX_NOISE": "the sampler's, a number of the method",
+    "hyvideo.models.attention_kernels:_MAX_CUDNN_HEAD_DIM": "of the kernels of cuDNN; above it, another one is used",
     "hyvideo.models.gpu_memory:LIMIT": "the name of an environment variable",
     "hyvideo.config.unused:LIMIT": "a reason why a setting has no effect",
     "hyvideo.data.images:MAX_RATIO": "of the original's buckets",

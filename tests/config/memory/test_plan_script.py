@@ -241,7 +241,7 @@ def test_hours_of_the_recipes_in_the_documentation_are_up_to_date(name, monkeypa
     assert (seconds, gpu_hours) == (f"{fast.iteration_seconds:.0f}", f"{fast.gpu_hours:.0f}")
     assert int(rollouts) == run.plan.rollouts
     for text, length in ((hours, fast), (on_a100, slow)):
-        assert float(text.split()[0]) == pytest.approx(length.seconds / 3600, rel=0.02)
+        assert float(text.split()[0]) == pytest.approx(length.seconds / 3600, rel=0.02, abs=0.05)
 
 
 def test_traffic_in_the_documentation_is_up_to_date(compare):

@@ -120,7 +120,12 @@ def with_lora():
 
 @pytest.mark.parametrize(
     "recompute, compile",
-    [("full", False), ("selective", False), ("full", True), pytest.param("none", True, marks=pytest.mark.slow)],
+    [
+        ("full", False),
+        ("selective", False),
+        pytest.param("full", True, marks=pytest.mark.slow),  # half a minute of tracing
+        pytest.param("none", True, marks=pytest.mark.slow),
+    ],
 )
 def test_compiled_and_recomputed_blocks_compute_the_same(mesh, monkeypatch, recompute, compile):
     """Shapes are static here, which traces much faster; test_compile.py covers dynamic shapes."""

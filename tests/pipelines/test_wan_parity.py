@@ -68,7 +68,7 @@ def sample_stock(theirs, root, prompt, noise, output_type="latent"):
     return theirs(prompt, latents=noise.clone(), output_type=output_type, **guidance, **shape).frames
 
 
-@pytest.mark.parametrize("shift", [3.0, 5.0, 8.0])
+@pytest.mark.parametrize("shift", [3.0, *(pytest.param(shift, marks=pytest.mark.slow) for shift in (5.0, 8.0))])
 def test_guided_sampling_equals_diffusers_on_the_same_noise_levels(root, shift):
     encoder, pipeline = loaded(config_for(root, shift=shift))
     prompt = "a “red” car，turns left"

@@ -1,6 +1,7 @@
 """Tests of the rehearsal: it keeps the sizes of a run, its models have the released structure, and it finds faults."""
 
 import json
+import sys
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from hyvideo.models.loading import load_vae
 from hyvideo.models.sizes import read_architecture, sizes_module, thin_module
 from hyvideo.models.versions import RELEASED
 from scripts import rehearse
+from tests.forked import python
 
 CONFIGS = [*sorted((ROOT / "configs").glob("*.yaml")), *sorted((ROOT / "configs" / "paper").glob("*.yaml"))]
 SHIPPED = [
@@ -194,7 +196,9 @@ def test_a_miniature_and_a_used_folder_are_refused(tmp_path, capsys):
 def test_the_smallest_recipe_trains_at_its_true_size(tmp_path, monkeypatch, capsys):
     """33 frames of 240 x 416, with fewer steps, levels and prompts; the other stages run with --slow."""
     monkeypatch.setattr(rehearse, "stages_of", lambda *arguments: list(stages_of(*arguments))[:1])
+    monkeypatch.setattr(sys, "executable", python())
     (tmp_path / "prompts.csv").write_text("prompt\na boat with a yellow sail\na dog runs\n")
+    (tmp_path / "valid.csv").write_text("prompt\na bird\n")
     code = rehearse.main(
         [
             "--config",
@@ -203,6 +207,8 @@ def test_the_smallest_recipe_trains_at_its_true_size(tmp_path, monkeypatch, caps
             str(tmp_path / "rehearsal"),
             "--prompts_csv",
             str(tmp_path / "prompts.csv"),
+            "--valid_video_csv",
+            str(tmp_path / "valid.csv"),
             "--grpo_sampling_steps",
             "2",
             "--validation_steps",

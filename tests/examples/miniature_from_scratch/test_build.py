@@ -46,6 +46,7 @@ def small_build(monkeypatch):
     return run
 
 
+@pytest.mark.slow
 def test_a_build_is_complete(small_build, tmp_path):
     small_build(tmp_path / "a", "hunyuan_video15")
     assert check_checkpoint(tmp_path / "a", VERSION, REQUESTS) == []

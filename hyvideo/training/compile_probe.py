@@ -16,13 +16,17 @@ from hyvideo.models.conditions import Conditions, to_device
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 
 
-def match_gradient_mode(pipeline: GRPOPipeline, conditions: Conditions, size: tuple[int, int, int], mesh: Mesh) -> None:
+def match_gradient_mode(
+    pipeline: GRPOPipeline, conditions: Conditions, size: tuple[int, int, int], mesh: Mesh, *, batch_size: int = 1
+) -> None:
     """Sample in gradient mode if compiled blocks compute other numbers without gradient, on any rank. Collective.
 
     Args:
         conditions: Condition of one prompt; those of all ranks may differ.
         size: Frames, height and width of the rollouts.
+        batch_size: Samples of a training forward pass: blocks are compiled once for one sample and once for several.
     """
+    conditions = conditions.select([0] * batch_size)
     if _agrees(pipeline, conditions, size, mesh):
         return
     pipeline.samples_in_gradient_mode = True
@@ -38,8 +42,9 @@ def match_gradient_mode(pipeline: GRPOPipeline, conditions: Conditions, size: tu
 
 def _agrees(pipeline: GRPOPipeline, conditions: Conditions, size: tuple[int, int, int], mesh: Mesh) -> bool:
     """Return whether the first velocity of a rollout has the same bits with and without gradient, on all ranks."""
-    noise = to_device(normal((1, *pipeline.latent_shape(*size)), 0, "compile probe"), pipeline.device)
-    timestep = pipeline.scheduler.timesteps[:1]
+    batch_size = len(conditions)
+    noise = to_device(normal((batch_size, *pipeline.latent_shape(*size)), 0, "compile probe"), pipeline.device)
+    timestep = pipeline.scheduler.timesteps[:1].expand(batch_size)
     with torch.no_grad():
         sampled = pipeline.velocity(noise, timestep, conditions)
     trained = pipeline.velocity(noise, timestep, conditions).detach()

@@ -91,7 +91,13 @@ class RunParts:
         if config.distributed.enable_compile == "true" and config.loss.objective == "grpo":  # nft tolerates rounding
             progress.enter("load", "compiled blocks")
             probed = self.encoder(requests[:1], height=config.data.height, width=config.data.width)
-            match_gradient_mode(self.pipeline, probed.to(device), config.rollout_size, mesh)
+            match_gradient_mode(
+                self.pipeline,
+                probed.to(device),
+                config.rollout_size,
+                mesh,
+                batch_size=config.rows_per_pass,
+            )
         self.signals = PreemptionSignals(mesh)
         self.pipeline.with_progress = partial(progress.steps, check=self.signals.check)
         for size in dict.fromkeys(config.video_sizes.values()):

@@ -24,6 +24,7 @@ from tests.cuda.workload import (
     DEVICE,
     IS_TINY,
     arrange,
+    cache_modulation,
     compile_problem,
     condition,
     drawn,
@@ -130,6 +131,7 @@ def test_lora(work, record):
     transformer, settings = pipeline.transformer, OptimizerSettings(lora_rank=32)
     add_trainable_lora(transformer, training_config(transformer, rank=32, alpha=32.0))
     arrange(transformer, recompute="selective", compile=not IS_TINY)
+    cache_modulation(transformer)
     trained = {name: parameter for name, parameter in transformer.named_parameters() if parameter.requires_grad}
     optimizers = make_optimizers(settings, trained, work.dtype, hidden=work.family.matrices)
     conditions, latents = Conditions((condition(work, "positive"),)), drawn(work, 1, "initial")

@@ -19,7 +19,7 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.parallelize import parallelize
 from hyvideo.models import attention_kernels
 from hyvideo.models.conditions import Condition
-from hyvideo.models.family import blocks, prepare
+from hyvideo.models.family import blocks, family_of, prepare
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from tests.cuda.speed import take_turns
@@ -105,6 +105,12 @@ def arrange(transformer, *, traces_on_cpu=False, mesh=None, **how):
             static = functools.partial(compiled, dynamic=False, backend=backend)
             patch.setattr(torch, "compile", lambda call, **_: static(call) if traces_on_cpu else call)
         parallelize(transformer, mesh or Mesh(rank=0, world_size=1, sp_size=1), compile_backend=backend, **how)
+
+
+def cache_modulation(transformer):
+    """Keep the frozen modulation layers on the CPU, as a run with a LoRA does: its blocks are compiled differently."""
+    transformer.modulation_cache = family_of(transformer).cache_modulation(transformer)
+    assert transformer.modulation_cache
 
 
 def sampler(work, num_steps=20, transformer=None):

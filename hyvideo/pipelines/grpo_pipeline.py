@@ -180,7 +180,7 @@ class GRPOPipeline:
     def velocity_at_steps(
         self, latents: Tensor, schedule: Schedule, steps: list[int], conditions: Conditions
     ) -> Tensor:
-        """Return the guided velocity of each sample at its step of the schedule, like `velocity`."""
+        """Return the guided velocity of each sample at its step of the schedule. Shape: that of ``latents``."""
         return self._guided_velocity(latents, self._times(schedule, steps), conditions)
 
     def velocity(self, latents: Tensor, timestep: Tensor, conditions: Conditions) -> Tensor:
@@ -195,6 +195,7 @@ class GRPOPipeline:
         return self._guided_velocity(latents, [(start, None) for start in timestep.tolist()], conditions)
 
     def _guided_velocity(self, latents: Tensor, times: Times, conditions: Conditions) -> Tensor:
+        """Return the guided velocity of each sample at its time: see `velocity`."""
         rows = [row for row, (start, _) in enumerate(times) if self.sampling.is_guided(start)]
         unconditional = conditions.select(rows).with_text_of(self.negative)
         stacked = torch.stack([*(latents[row] for row in rows), *latents])

@@ -38,7 +38,7 @@ class Step:
 class Schedule:
     """Noise levels of a sampler and the transition of each step."""
 
-    sampler: Sampler
+    sampler: Sampler  # step and properties of the sampling method
     levels: tuple[float, ...]  # (steps + 1,), sigma from 1 to 0
     transitions: tuple[Transition, ...]  # (steps,)
     reference_conventions: bool = False  # whether the KL to the anchor has the factor `reference_kl_weight`

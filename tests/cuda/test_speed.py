@@ -30,6 +30,7 @@ from tests.cuda.workload import (
     drawn,
     median_seconds,
     sampler,
+    schedule_of,
 )
 
 pytestmark = pytest.mark.cuda
@@ -137,7 +138,7 @@ def test_lora(work, record):
     conditions, latents = Conditions((condition(work, "positive"),)), drawn(work, 1, "initial")
 
     def a_pass():
-        step = pipeline.replay(latents, latents, pipeline.scheduler.timesteps[[3]], conditions)
+        step = pipeline.replay(latents, latents, schedule_of(20), [3], conditions)
         step.log_prob.sum().backward()
 
     def update():

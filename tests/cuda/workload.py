@@ -21,7 +21,7 @@ from hyvideo.models import attention_kernels
 from hyvideo.models.conditions import Condition
 from hyvideo.models.family import blocks, family_of, prepare
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
-from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+from hyvideo.schedulers.schedule import Schedule
 from tests.cuda.speed import take_turns
 
 DEVICE = torch.device(os.environ.get("CHECK_DEVICE", "cuda"))
@@ -113,17 +113,19 @@ def cache_modulation(transformer):
     assert transformer.modulation_cache
 
 
-def sampler(work, num_steps=20, transformer=None):
+def schedule_of(num_steps):
+    """Return the schedule of a run with the default sampler."""
+    return Schedule.build("sage_grpo", num_steps=num_steps, shift=5.0, eta=0.5)
+
+
+def sampler(work, transformer=None):
     """Return the sampler of a run with guidance scale 6 and our forward pass, without a VAE."""
     if transformer is None:
         transformer = work.transformer()
         prepare(transformer, {"text"})
-    scheduler = FlowMatchDiscreteScheduler(shift=5.0)
-    scheduler.set_timesteps(num_steps)
     return GRPOPipeline(
         transformer,
         None,
-        scheduler,
         sampling=SamplerSettings(batched_forward=False),
         negative=condition(work, "negative"),
         compute_dtype=work.dtype,

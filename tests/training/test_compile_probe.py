@@ -77,7 +77,8 @@ def test_all_ranks_sample_in_gradient_mode_if_one_needs_it(tiny_config, mesh, mo
     trainer = Trainer(tiny_config, mesh, CPU)
     monkeypatch.setattr(compile_probe, "all_objects", lambda agrees, mesh: [agrees, False])
     conditions = trainer.encoder(trainer.collector.requests[:1], height=16, width=16)
-    compile_probe.match_gradient_mode(trainer.pipeline, conditions, trainer.config.rollout_size, mesh)
+    schedule = trainer.collector.schedule
+    compile_probe.match_gradient_mode(trainer.pipeline, schedule, conditions, trainer.config.rollout_size, mesh)
     assert trainer.pipeline.samples_in_gradient_mode
 
 
@@ -110,7 +111,7 @@ def test_the_blocks_of_a_sampled_velocity_keep_no_graph(tiny_config, mesh):
     pipeline, transformer = trainer.pipeline, trainer.policy.transformer
     requests = trainer.collector.requests[:1]
     conditions = trainer.encoder(requests, height=16, width=16)
-    noise, timestep = torch.randn(1, *trainer.collector.noise.shape), pipeline.scheduler.timesteps[:1]
+    noise, timestep = torch.randn(1, *trainer.collector.noise.shape), torch.tensor([1000.0])
     depths = []
 
     def record(block, inputs, outputs):

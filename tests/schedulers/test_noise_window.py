@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from hyvideo.config.plan_text import describe
 from hyvideo.config.rules import check
-from hyvideo.config.run_plan import describe, make_plan
+from hyvideo.config.run_plan import make_plan
 from hyvideo.data.randomness import generator
 from hyvideo.schedulers.noise_window import parse_window
 from hyvideo.trainer import Trainer

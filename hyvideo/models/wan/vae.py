@@ -54,7 +54,10 @@ def latents(config: Mapping[str, Any]) -> Latents:
     halvings, patch = len(config["dim_mult"]) - 1, config["patch_size"] or 1
     expected = 2**halvings * patch, 2 ** sum(config["temperal_downsample"][:halvings])
     if (spatial, temporal) != expected:
-        raise ValueError(f"scale_factor_spatial and _temporal must be {expected}, got {spatial, temporal}")
+        raise ValueError(
+            f"scale_factor_spatial and _temporal must be {expected} to match the layers, got {spatial, temporal}; "
+            "download config.json again"
+        )
     mean, std = config["latents_mean"], config["latents_std"]
     # Inverted in float32, so that the result is bit-identical to diffusers'.
     return Latents(channels, temporal, spatial, tuple(mean), scale=tuple((1.0 / torch.tensor(std)).tolist()))

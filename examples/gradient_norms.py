@@ -47,9 +47,11 @@ def main(argv: list[str] | None = None) -> None:
         trainer = build(config, at_end)
         at_end.enter_context(trainer.owner)
         trainer.bar.total = trainer.iteration + 1
-        norms = norms_per_visit(trainer.update, scored_rollouts(trainer))
+        rollouts = scored_rollouts(trainer)
+        norms = norms_per_visit(trainer.update, rollouts)
         if trainer.mesh.is_main:
-            result, path = summarise(config, trainer.update.step_weights, norms), trainer.output_dir / "gradients.json"
+            result = summarise(config, trainer.update.step_weights(rollouts.schedule), norms)
+            path = trainer.output_dir / "gradients.json"
             write_json(path, result)
             spreads = [spread(result["steps"], name) for name in ("norm", "norm_weighted")]
             print("largest / smallest norm of a step: {:.3g}, with the equalizer {:.3g}".format(*spreads))
@@ -69,7 +71,6 @@ def scored_rollouts(trainer) -> RolloutBatch:
     rewards = trainer.rewards.wait(pending)
     advantages, metrics = trainer.rewards.advantages(rollouts.indices, rewards)
     trainer.rewards.check_failed_rewards(metrics, rewards, trainer.iteration)
-    trainer.update.refresh_step_weights()
     return rollouts.with_rewards(rewards, advantages.to(trainer.device))
 
 

@@ -22,15 +22,13 @@ from hyvideo.grpo.advantages import group_advantages
 from hyvideo.grpo.loss import LossInputs, grpo_terms
 from hyvideo.grpo.nft import NFTInputs, nft_terms
 from hyvideo.grpo.trust_region import KLWeights
-from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+from hyvideo.schedulers.schedule import Schedule
 from hyvideo.training.anchor import Anchor
 
 OUT, close = Path("outputs/grpo_from_scratch"), torch.testing.assert_close
 STEPS, NOISY, SHIFT, ETA = 8, 4, 3, 0.7  # denoising steps, of which the first 4 add noise and are trained
 CLIP, KL_WEIGHT, POSITION, VELOCITY = 4e-3, 0.3, 1.0, 0.1  # clip range, weight of the KL, weights of its two terms
 UPDATES, REFRESH, LEARNING_RATE = 2, 3, 6e-4  # optimizer updates per iteration, iterations per anchor
-THEIRS = FlowMatchDiscreteScheduler(shift=SHIFT)  # the project's, for the checks
-THEIRS.set_timesteps(STEPS), THEIRS.restrict_noise(range(NOISY))
 KL_OPTIONS = {"kl_weights": KLWeights(POSITION, VELOCITY), "kl_coefficient": KL_WEIGHT}
 
 # --- 1. Sampler: every step is a Gaussian transition ------------------------------------------------------------------
@@ -60,6 +58,11 @@ def schedule(variance, num_noisy: int = NOISY) -> list[Step]:
     return [Step(*pair, math.sqrt(variance(*pair)) if i < num_noisy else 0.0) for i, pair in pairs]
 
 
+def expected_schedule(name: str) -> Schedule:
+    """Return the project's schedule of a sampler, for the checks."""
+    return Schedule.build(name, num_steps=STEPS, shift=SHIFT, eta=ETA).with_noise_only_at(range(NOISY))
+
+
 def log_prob(x: Tensor, mean: Tensor, std: float) -> Tensor:
     """Return the log-density of N(mean, std^2) at x, averaged over the elements of a sample. Shape: (batch,)."""
     return (-((x - mean) ** 2) / (2 * std**2) - math.log(std * math.sqrt(2 * math.pi))).flatten(1).mean(1)
@@ -80,9 +83,9 @@ def check_sampler():
     v = torch.randn(2, *LATENTS)
     for name in "sage_grpo", "dance_grpo":
         latents, means = sample(lambda x, sigma, v=v: v, torch.randn_like(v), steps := schedule(SAMPLERS[name]))
-        for x, x_next, mean, step, time in zip(latents, latents[1:], means, steps, THEIRS.timesteps):
-            result = THEIRS.sde_step_with_logprob(v, x, time, eta=ETA, sde_type=name, prev_sample=x_next)
-            close(mean, result.prev_sample_mean)
+        for i, (x, x_next, mean, step) in enumerate(zip(latents, latents[1:], means, steps)):
+            result = expected_schedule(name).score(v, x, [i, i], x_next)
+            close(mean, result.mean)
             close(log_prob(x_next, mean, step.std) if step.std else torch.zeros(2), result.log_prob)
 
 
@@ -108,8 +111,8 @@ def step_weights(steps: list[Step]) -> Tensor:
 
 def check_equalizer():
     for name in "sage_grpo", "dance_grpo":
-        factors = THEIRS.compute_grad_balancing_factors(eta=ETA, sde_type=name)
-        close(step_weights(schedule(SAMPLERS[name])[:NOISY]), factors[:NOISY])
+        weights = expected_schedule(name).equalizer_weights
+        close(step_weights(schedule(SAMPLERS[name])[:NOISY]), weights[:NOISY])
 
 
 # --- 4. Loss: clipped policy gradient, KL to the moving anchor and to the rollout policy ------------------------------

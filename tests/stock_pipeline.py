@@ -4,26 +4,28 @@ Both use the ODE. diffusers' pipeline rounds timesteps and latents to the model'
 keeps both in float32. In float32 the two agree up to rounding; in bf16 they differ by about the error of bf16 itself.
 """
 
+import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, WanPipeline
 from torch import Tensor
 
-from hyvideo.config.sections import ModelSettings
+from hyvideo.config.sections import ModelSettings, RolloutSettings
 from hyvideo.data.images import fit, read_image
 from hyvideo.data.prompts import Request
 from hyvideo.models.family import family_of
 from hyvideo.models.hunyuan_video15 import encoders
 from hyvideo.models.wan.encoders import load_text_encoder
 from hyvideo.pipelines.grpo_pipeline import DTYPES, GRPOPipeline
-from hyvideo.training.model_setup import weights_seed
+from hyvideo.schedulers.schedule import Schedule
+from hyvideo.training.model_setup import rollout_schedule, weights_seed
 from tests.stock_models import stock_twin
 
 
 class GivenSigmas(FlowMatchEulerDiscreteScheduler):
     """diffusers' Euler steps over this project's noise levels, which diffusers' schedule cannot produce."""
 
-    def __init__(self, sigmas):
+    def __init__(self, schedule: Schedule):
         super().__init__(shift=1.0)
-        self.given = sigmas[:-1].tolist()
+        self.given = torch.tensor(schedule.levels[:-1]).tolist()  # rounded to float32
 
     def set_timesteps(self, num_inference_steps, device=None):
         assert num_inference_steps == len(self.given)
@@ -54,10 +56,10 @@ def sample_diffusers(
     return stock(prompt=request.prompt, negative_prompt=negative_prompt, latents=latents, **inputs).frames.float()
 
 
-def stock_pipeline(model: ModelSettings, pipeline: GRPOPipeline, *, is_i2v: bool):
+def stock_pipeline(model: ModelSettings, pipeline: GRPOPipeline, rollout: RolloutSettings, *, is_i2v: bool):
     """Return diffusers' pipeline with ``pipeline``'s weights, diffusers' forward pass and the checkpoint's encoders."""
     if family_of(pipeline.transformer).name == "wan":
-        return _wan_pipeline(model, pipeline)
+        return _wan_pipeline(model, pipeline, rollout_schedule(rollout))
     import diffusers
     from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil  # needs no torchvision
 
@@ -72,7 +74,7 @@ def stock_pipeline(model: ModelSettings, pipeline: GRPOPipeline, *, is_i2v: bool
         "text_encoder_2": text_encoder_2,
         "transformer": stock_twin(pipeline.transformer, dtype),
         "vae": pipeline.vae,
-        "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(shift=pipeline.scheduler.config.shift),
+        "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(shift=rollout.shift),
         "guider": diffusers.ClassifierFreeGuidance(guidance_scale=pipeline.sampling.guidance_scale),
     }
     if not is_i2v:
@@ -84,7 +86,7 @@ def stock_pipeline(model: ModelSettings, pipeline: GRPOPipeline, *, is_i2v: bool
     )
 
 
-def _wan_pipeline(model: ModelSettings, pipeline: GRPOPipeline) -> WanPipeline:
+def _wan_pipeline(model: ModelSettings, pipeline: GRPOPipeline, schedule: Schedule) -> WanPipeline:
     common = {"device": pipeline.device, "random_weights_seed": weights_seed(model)}
     dtype = DTYPES[model.encoder_dtype]
     tokenizer, text_encoder = load_text_encoder(model.pretrained_model_root, dtype=dtype, **common)
@@ -93,7 +95,7 @@ def _wan_pipeline(model: ModelSettings, pipeline: GRPOPipeline) -> WanPipeline:
         text_encoder=text_encoder,
         transformer=stock_twin(pipeline.transformer, DTYPES[model.dtype]),
         vae=pipeline.vae,
-        scheduler=GivenSigmas(pipeline.scheduler.sigmas),
+        scheduler=GivenSigmas(schedule),
     )
     stock.scale = pipeline.sampling.guidance_scale
     return stock

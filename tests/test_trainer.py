@@ -16,6 +16,7 @@ from hyvideo.distributed import checkpoint
 from hyvideo.distributed.ownership import NotOwner
 from hyvideo.evaluation.run_summary import print_summary
 from hyvideo.models.sizes import read_architecture
+from hyvideo.schedulers.schedule import Schedule
 from hyvideo.trainer import Trainer
 from hyvideo.training.output_folder import begin
 from hyvideo.training.rollout_batch import RolloutBatch
@@ -165,9 +166,13 @@ def test_the_loss_equals_its_definition(tiny_config, mesh):
     indices = trainer.collector.indices()
     conditions = trainer.encoder(trainer.collector.requests_of(trainer.iteration, indices))
     trained_steps = torch.tensor([[2, 0, 1], [1, 2, 0]] * 4)
-    drawn = trainer.collector.sample(trainer.iteration, indices, conditions, mean_steps=trained_steps)
+    schedule = trainer.collector.schedule
+    drawn = trainer.collector.sample(trainer.iteration, schedule, indices, conditions, mean_steps=trained_steps)
     advantages = torch.linspace(-2, 2, 8)
-    rollouts = RolloutBatch(indices, [], conditions, drawn, trained_steps, advantages=advantages)
+    rollouts = RolloutBatch(indices, [], conditions, drawn, schedule, trained_steps, advantages=advantages)
+    weights = trainer.update.step_weights(schedule)
+    last_step = config.rollout.last_step
+    assert schedule == Schedule.build("sage_grpo", num_steps=4, shift=3.0, eta=0.7, last_step=last_step)
     with torch.no_grad():
         for parameter in trainer.policy.parameters:
             parameter.add_(1e-3 * torch.randn_like(parameter))
@@ -178,15 +183,13 @@ def test_the_loss_equals_its_definition(tiny_config, mesh):
             new = rollouts.replay(trainer.pipeline, [row], trained_steps[[row], 0])
             ratio = (new.log_prob - drawn.log_probs[row, step]).exp()
             clipped = ratio.clamp(1 - config.loss.clip_range, 1 + config.loss.clip_range)
-            policy = trainer.update.step_weights[step] * torch.maximum(
-                -advantages[row] * ratio, -advantages[row] * clipped
-            )
-            variance = trainer.pipeline.scheduler.std_devs(eta=0.7)[step] ** 2
-            position = ((new.prev_sample_mean - anchor[row]) ** 2).mean() / (2 * variance + 1e-6)
+            policy = weights[step] * torch.maximum(-advantages[row] * ratio, -advantages[row] * clipped)
+            variance = schedule.transitions[step].std ** 2
+            position = ((new.mean - anchor[row]) ** 2).mean() / (2 * variance + 1e-6)
             velocity = drawn.log_probs[row, step] - new.log_prob
             expected = policy + 0.5 * (position + 0.3 * velocity)
             assert terms.loss[row].item() == pytest.approx(expected.item(), rel=1e-4), row
-    assert len(set(trainer.update.step_weights[:3].tolist())) == 3  # so that a weight of the wrong step is detected
+    assert len(set(weights[:3].tolist())) == 3  # so that a weight of the wrong step is detected
 
 
 def test_the_metrics_have_the_learning_rate_and_coefficient_of_the_update(tiny_config, mesh):

@@ -18,7 +18,7 @@ from hyvideo.grpo.nft import NFTInputs
 from hyvideo.models.conditions import Condition, Conditions
 from hyvideo.models.reward_models.rewards import Reward
 from hyvideo.pipelines.grpo_pipeline import Trajectories
-from hyvideo.schedulers.scheduling_flow_match_discrete import SdeStepOutput
+from hyvideo.schedulers.schedule import Schedule, Step
 from hyvideo.training.rollout_batch import RolloutBatch, RolloutIndex
 from hyvideo.training.run_state import RunState
 from tests.forked import ROOT
@@ -37,13 +37,14 @@ PIPELINE, ENCODER = "pipelines.grpo_pipeline:GRPOPipeline", "pipelines.condition
 FLOW = {  # type -> where it is made, and where it is read
     Request: (["data.prompts:read_requests"], ["models.hunyuan_video15.family", f"{COLLECTOR}.collect"]),
     Condition: ([f"{ENCODER}.__call__"], ["models.hunyuan_video15.transformer"]),
-    Conditions: ([f"{ENCODER}.__call__"], [f"{PIPELINE}.velocity"]),
+    Conditions: ([f"{ENCODER}.__call__"], [PIPELINE]),
     Trajectories: ([f"{PIPELINE}.sample"], ["training.rollout_batch:RolloutBatch.replay", f"{UPDATE}.terms"]),
     RolloutIndex: (["training.rollout_batch:indices_of_replica"], ["training.rollout_batch:RolloutNoise.initial"]),
     RolloutBatch: ([f"{COLLECTOR}.collect"], [f"{UPDATE}.terms", "training.rollout_records:RolloutRecorder.record"]),
     Reward: (["models.reward_models.async_scorer:AsyncScorer.collect"], ["training.rewards:merge_rewards"]),
-    SdeStepOutput: (
-        ["schedulers.scheduling_flow_match_discrete:FlowMatchDiscreteScheduler.sde_step_with_logprob"],
+    Schedule: (["training.model_setup:rollout_schedule"], [f"{COLLECTOR}.schedule_of", f"{UPDATE}.terms"]),
+    Step: (
+        ["schedulers.schedule:Schedule.draw", "schedulers.schedule:Schedule.score"],
         [f"{PIPELINE}.sample", f"{UPDATE}.terms"],
     ),
     LossInputs: ([f"{UPDATE}.terms"], ["grpo.loss:grpo_terms"]),

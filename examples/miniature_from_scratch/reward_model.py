@@ -21,6 +21,7 @@ from hyvideo.models.reward_models.videoalign import VideoAlignScorer
 from hyvideo.models.reward_models.videoalign.checkpoint import save_weights
 from hyvideo.models.reward_models.videoalign.prompt import REWARD_TOKENS
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
+from hyvideo.schedulers.schedule import Schedule
 
 FOLDER = "VideoReward"
 NUM_LABELS = (4, 3, 4)  # colors, shapes, directions
@@ -82,7 +83,9 @@ def train(root: Path, clips: tuple[Tensor, Tensor], *, num_steps: int, batch_siz
     save_weights(folder / "checkpoint-1", model.model.state_dict(), model.head.weight)
 
 
-def policy_clips(pipeline: GRPOPipeline, encoder, *, count: int, seed: int) -> tuple[Tensor, Tensor]:
+def policy_clips(
+    pipeline: GRPOPipeline, schedule: Schedule, encoder, *, count: int, seed: int
+) -> tuple[Tensor, Tensor]:
     """Sample videos from the policy and return them with labels, as for `train`; every other batch uses the SDE."""
     labels = world.LABELS.repeat(-(-count // len(world.LABELS)), 1)[:count]
     videos = []
@@ -92,9 +95,9 @@ def policy_clips(pipeline: GRPOPipeline, encoder, *, count: int, seed: int) -> t
         noise = normal(shape, seed, "reward clips", number)
         if number % 2:
             draws = partial(normal, shape, seed, "reward steps", number)
-            latents = pipeline.sample(conditions, noise, draws).final
+            latents = pipeline.sample(conditions, noise, schedule, draws).final
         else:
-            latents = pipeline.sample_ode(conditions, noise)
+            latents = pipeline.sample_ode(conditions, noise, schedule)
         videos += pipeline.decode(latents, batch_size=48)
     return torch.stack(videos), labels
 

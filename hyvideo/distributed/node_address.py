@@ -34,7 +34,11 @@ def node_address(master: str) -> NodeAddress | None:
         found = socket.getaddrinfo(master, _DISCARD_PORT, type=socket.SOCK_DGRAM)
     except socket.gaierror:
         return None
-    targets = sorted({info[4][0] for info in found}, key=lambda target: (":" in target, target))  # IPv4 first
+    # A name may have a loopback address among others. IPv4 comes first, because gloo's interface is found by it.
+    targets = sorted(
+        {info[4][0] for info in found},
+        key=lambda target: (_is_loopback(target), ":" in target, target),
+    )
     reached = [(target, source) for target in targets if (source := _source_address(target))]
     if not reached:
         return None

@@ -39,6 +39,7 @@ from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import DTYPES, GRPOPipeline
 from hyvideo.records.progress_bar import stage_bar
 from hyvideo.records.stage_timer import peak_memory_gib
+from hyvideo.schedulers.schedule import Schedule
 from hyvideo.training import model_setup, saved_policy
 from hyvideo.training.gpu_driver import check_allocator
 from hyvideo.training.machine import check_compiler
@@ -179,6 +180,9 @@ def generate(
     needs = model_setup.check_checkpoint(config, {"this call": [video.request for video in videos]}, sizes)
     refiner = Refiner(config.model, config.distributed, videos, save_pre_sr_video) if sr else None
     new_cache = caching and _checked_cache(caching, config.model, config.rollout, num_steps, is_stochastic)
+    schedule = Schedule.ode(num_steps, config.rollout.shift)
+    if is_stochastic:
+        schedule = model_setup.rollout_schedule(config.with_settings(grpo_sampling_steps=num_steps).rollout)
     source = source.with_initial_lora(config.optimizer.pretrained_lora_path)
     source.check(config.model, config.negative_requests)
     device, mesh = _start(config.model, config.distributed)
@@ -202,7 +206,7 @@ def generate(
         encoder(config.negative_requests)
         encoder.release()  # before the transformer is loaded
         home = torch.device("cpu") if offloading.group_offloading else device
-        pipeline = source.load(config, device, encoder, vae, needs, weights_device=home).with_steps(num_steps)
+        pipeline = source.load(config, device, encoder, vae, needs, weights_device=home)
         place(pipeline.transformer, mesh, device, config.distributed, offloading, caching is not None)
         for size in dict.fromkeys(sizes):
             pipeline.try_decoding(*size)
@@ -211,7 +215,7 @@ def generate(
 
         def sample(video: Video) -> Tensor:
             conditions = encoder([video.request], height=video.height, width=video.width)
-            return sampler.sample(pipeline, video, conditions, new_cache=new_cache, is_sde=is_stochastic)
+            return sampler.sample(pipeline, schedule, video, conditions, new_cache=new_cache)
 
         finals = map(sample, bar("videos", "video")(local))
         if refiner:

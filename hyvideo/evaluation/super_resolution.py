@@ -29,6 +29,7 @@ from hyvideo.models.versions import SUPER_RESOLUTION, version_defaults
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import DTYPES, GRPOPipeline
 from hyvideo.records.progress_bar import stage_bar
+from hyvideo.schedulers.schedule import Schedule
 from hyvideo.training.model_setup import weights_seed
 
 
@@ -93,6 +94,7 @@ class Refiner:
             if self.saves_base:
                 sampler.write(base, latents, video.path.with_stem(f"{video.path.stem}_before_sr"))
         pipeline, upsampler = self._load(base, offloading, sampler.mesh)
+        schedule = Schedule.ode(self.model.num_steps, self.model.shift)
         bar = stage_bar(STAGE, "video", is_shown=sampler.mesh.is_main)
         for video in bar(videos):
             condition = self.encode(encoder, video)
@@ -101,13 +103,13 @@ class Refiner:
             latents, noise = to_device(latents, base.device), sampler.noise(pipeline, video, STAGE, "augmentation")
             with on_device(upsampler), torch.no_grad():
                 condition = replace(condition, low_resolution=upsampler.condition(latents, noise)[0])
-            yield sampler.sample(pipeline, video, Conditions((condition,)), STAGE)
+            yield sampler.sample(pipeline, schedule, video, Conditions((condition,)), STAGE)
 
     def _load(self, base: GRPOPipeline, offloading: Offloading, mesh: Mesh) -> tuple[GRPOPipeline, nn.Module]:
         """Return the pipeline and the upsampler. The transformer of ``base`` is removed first, to free its memory."""
         model, root, device = self.model, self.settings.pretrained_model_root, base.device
         options = {"device": device, "random_weights_seed": weights_seed(self.settings)}
-        pipeline = base.with_steps(model.num_steps, shift=model.shift, guidance_scale=model.guidance_scale)
+        pipeline = base.with_guidance(model.guidance_scale)
         base.transformer = pipeline.transformer = None
         gc.collect()
         upsampler = loading.load_vae(root, upsampler=model.name, **options)

@@ -33,6 +33,7 @@ from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.records.contact_sheet import contact_sheet, read_sheet_frames
 from hyvideo.records.run_files import evenly_spaced, score_entry, warn_if_unwritable, write_json, write_videos
+from hyvideo.schedulers.schedule import Schedule
 from hyvideo.training.rollout_batch import select
 
 SCORES_FILE = "scores.json"
@@ -57,8 +58,8 @@ class Validation:
         self.settings, self.mesh, self.scorer, self.encoder = config.record, mesh, scorer, encoder
         self.on_stage, self.may_end = on_stage, may_end
         self.fps, self.decode_batch_size = config.data.fps, config.rollout.decode_batch_size
-        options = {"shift": config.validation_shift, "guidance_scale": config.validation_cfg_scale}
-        self.pipeline = pipeline.with_steps(self.settings.validation_steps, **options)
+        self.pipeline = pipeline.with_guidance(config.validation_cfg_scale)
+        self.schedule = Schedule.ode(self.settings.validation_steps, config.validation_shift)
         requests = read_requests(*config.data.valid_video_csv)
         self.requests = [request for request in requests for _ in range(self.settings.validation_repeats)]
         self.prompts = [request.prompt for request in self.requests]
@@ -162,7 +163,7 @@ class Validation:
             self.may_end(False)
             conditions = self.encoder([self.requests[row] for row in batch], height=height, width=width)
             noise = to_device(torch.stack([self._noise(row) for row in batch]), self.pipeline.device)
-            latents = self.pipeline.sample_ode(conditions.to(self.pipeline.device), noise)
+            latents = self.pipeline.sample_ode(conditions.to(self.pipeline.device), noise, self.schedule)
             share = self.mesh.rank_share(list(range(len(batch))))
             if share:
                 self.on_stage("validation", f"decoding {title}")

@@ -1,5 +1,6 @@
 """Sampling and writing of one video of generate.py, by one process or by those that share it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,9 +15,11 @@ from hyvideo.distributed.tiles import Tiles
 from hyvideo.models.conditions import Conditions, to_device
 from hyvideo.models.decoding import tile_size_of
 from hyvideo.models.offload import on_device
+from hyvideo.models.step_cache import StepCache
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.records.progress_bar import stage_bar
 from hyvideo.records.run_files import write_json
+from hyvideo.schedulers.schedule import Schedule
 
 STAGE = "super-resolution"  # has separate noise
 
@@ -42,11 +45,17 @@ class VideoSampler:
     initial_noise: str  # "default" or "reference"
 
     def sample(
-        self, pipeline: GRPOPipeline, video: Video, conditions: Conditions, *stage: str, new_cache=None, is_sde=False
+        self,
+        pipeline: GRPOPipeline,
+        schedule: Schedule,
+        video: Video,
+        conditions: Conditions,
+        *stage: str,
+        new_cache: Callable[[], StepCache] | None = None,
     ) -> Tensor:
         """Return the final latents of a video. Shape: (1, channels, frames, height, width).
 
-        A further ``stage`` has separate noise; ``new_cache`` makes a step cache, ``is_sde`` adds noise at each step.
+        A further ``stage`` has separate noise; ``new_cache`` makes a step cache.
         """
         pipeline.with_progress = stage_bar(f"{video.path.name}: sampling", "step", is_shown=self.mesh.is_main)
         pipeline.transformer.step_cache = new_cache and new_cache()
@@ -56,10 +65,10 @@ class VideoSampler:
 
         conditions = conditions.to(pipeline.device)
         with on_device(pipeline.transformer):
-            if is_sde:
-                latents = pipeline.sample(conditions, noise(), noise).final
+            if schedule.stochastic_steps:
+                latents = pipeline.sample(conditions, noise(), schedule, noise).final
             else:
-                latents = pipeline.sample_ode(conditions, noise())
+                latents = pipeline.sample_ode(conditions, noise(), schedule)
         pipeline.transformer.step_cache = None  # frees its tokens
         return latents
 

@@ -60,6 +60,7 @@ class Sizes:
     matrix_parameters: int  # parameters of the blocks' matrices, which Muon trains
     # Parameters of layers whose outputs depend on the timestep alone; if frozen, they are cached and not on the GPU.
     modulation_parameters: int = 0
+    num_modulations: int = 0  # such layers
     num_attentions: int  # attention layers per block
     fixed_widths: float  # saved by a block for its backward pass, except the MLP's hidden layer, which is saved twice
     inference_widths: float  # peak of a block without gradients

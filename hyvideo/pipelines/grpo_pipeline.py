@@ -1,4 +1,4 @@
-"""Sampling and decoding: one sampler for rollouts (SDE), and for validation and generation (eta = 0).
+"""Sampling and decoding: one sampler for rollouts (SDE), and for validation and generation (ODE).
 
 The policy is the guided model: rollout, update and anchor use the velocity after guidance, the anchor with
 ``anchor_cfg_scale`` if it is set. Latents are float32 for every model precision.
@@ -6,7 +6,7 @@ The policy is the guided model: rollout, update and anchor use the velocity afte
 
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
@@ -20,8 +20,9 @@ from hyvideo.models.conditions import Condition, Conditions
 from hyvideo.models.family import Latents, family_of
 from hyvideo.models.gradient_mode import graphs_of_training
 from hyvideo.models.offload import device_of, on_device
-from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler, SdeStepOutput, filled
+from hyvideo.schedulers.schedule import Schedule, Step, filled
 
+Times = list[tuple[float, float | None]]  # of each sample: timestep at which its step begins, and ends or None
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -51,8 +52,6 @@ class Trajectories:
 class SamplerSettings:
     """Sampler settings other than the schedule."""
 
-    sde_type: str = "sage_grpo"
-    eta: float = 0.5
     guidance_scale: float = 6.0
     batched_forward: bool = True  # one forward pass for all samples and branches, else one each
     guidance_interval: tuple[float, float] = (0.0, 1.0)  # range of sigma with guidance
@@ -64,7 +63,7 @@ class SamplerSettings:
 
 
 class GRPOPipeline:
-    """Transformer, VAE and scheduler of a run, with sampling, replay and decoding; independent of ranks and training.
+    """Transformer and VAE of a run, with sampling, replay and decoding; independent of ranks and training.
 
     ``negative`` is the condition of the negative prompt; ``compute_dtype`` is the transformer's dtype under autocast.
     """
@@ -73,7 +72,6 @@ class GRPOPipeline:
         self,
         transformer: nn.Module,
         vae: nn.Module,
-        scheduler: FlowMatchDiscreteScheduler,
         *,
         sampling: SamplerSettings,
         negative: Condition | None = None,
@@ -83,7 +81,6 @@ class GRPOPipeline:
             raise ValueError(f"guidance_scale {sampling.guidance_scale} needs the condition of a negative prompt")
         self.transformer = transformer
         self.vae = vae
-        self.scheduler = scheduler
         self.sampling = sampling
         self.negative = negative
         self.compute_dtype = compute_dtype
@@ -100,16 +97,10 @@ class GRPOPipeline:
         """Shape and scale of the VAE's latents."""
         return family_of(self.vae).latents(self.vae.config)
 
-    def with_steps(
-        self, num_steps: int, *, shift: float | None = None, guidance_scale: float | None = None
-    ) -> "GRPOPipeline":
-        """Return a pipeline with the same models, another number of steps and, if given, shift and guidance scale."""
+    def with_guidance(self, scale: float) -> "GRPOPipeline":
+        """Return a pipeline with the same models and another guidance scale."""
         pipeline = copy.copy(self)
-        if guidance_scale is not None:
-            pipeline.sampling = replace(self.sampling, guidance_scale=guidance_scale)
-        changes = {} if shift is None else {"shift": shift}
-        pipeline.scheduler = FlowMatchDiscreteScheduler.from_config(self.scheduler.config, **changes)
-        pipeline.scheduler.set_timesteps(num_steps)
+        pipeline.sampling = replace(self.sampling, guidance_scale=scale)
         return pipeline
 
     def latent_shape(self, num_frames: int, height: int, width: int) -> tuple[int, int, int, int]:
@@ -121,7 +112,8 @@ class GRPOPipeline:
         self,
         conditions: Conditions,
         noise: Tensor,
-        step_noise: Callable[[int], Tensor],
+        schedule: Schedule,
+        step_noise: Callable[[int], Tensor] | None,
         *,
         mean_steps: Tensor | None = None,
         keeps_all: bool = True,
@@ -130,59 +122,81 @@ class GRPOPipeline:
 
         Args:
             noise: Initial latents. Shape: (batch, channels, frames, height, width).
-            step_noise: Function from a stochastic step to its noise, of the same shape.
+            step_noise: Function from a stochastic step to its noise, of the same shape. None for an ODE.
             mean_steps: Steps whose means are stored, in this order, on the CPU. Shape: (batch, stored steps).
             keeps_all: Keep the latents after every step; False keeps those after the first and the last one.
         """
         latents, log_probs, means = [noise.float()], [], None
-        last = len(self.scheduler.timesteps) - 1
+        last = len(schedule.transitions) - 1
         if mean_steps is not None:
             means = latents[0].new_empty(*mean_steps.shape, *noise.shape[1:])
-        for i, step in enumerate(self._sample_steps(conditions, noise, step_noise, self.sampling.eta)):
+        for i, step in enumerate(self._sample_steps(conditions, noise, schedule, step_noise)):
             if keeps_all or i in (0, last):
-                latents.append(step.prev_sample)
+                latents.append(step.sample)
             log_probs.append(step.log_prob)
             for row, column in [] if means is None else (mean_steps == i).nonzero().tolist():
-                means[row, column] = step.prev_sample_mean[row]
+                means[row, column] = step.mean[row]
         return Trajectories(torch.stack(latents, 1), torch.stack(log_probs, 1), means)
 
-    def sample_ode(self, conditions: Conditions, noise: Tensor) -> Tensor:
-        """Return the final latents of deterministic sampling, without a trajectory. Shape: that of ``noise``."""
-        for step in self._sample_steps(conditions, noise, None, 0.0):
-            latents = step.prev_sample
+    def sample_ode(self, conditions: Conditions, noise: Tensor, schedule: Schedule) -> Tensor:
+        """Return the final latents of the ODE at the levels of ``schedule``, without a trajectory.
+
+        Shape: that of ``noise``.
+        """
+        for step in self._sample_steps(conditions, noise, schedule.with_noise_only_at([]), None):
+            latents = step.sample
         return latents
 
     @torch.no_grad()
-    def _sample_steps(self, conditions: Conditions, noise: Tensor, step_noise, eta: float):
+    def _sample_steps(
+        self,
+        conditions: Conditions,
+        noise: Tensor,
+        schedule: Schedule,
+        step_noise: Callable[[int], Tensor] | None,
+    ) -> Iterator[Step]:
         latents = noise.float()
-        # A custom sampler may add noise at eta 0; the built-in one does not.
-        sde = {"eta": eta, "sde_type": self.sampling.sde_type if step_noise else "sage_grpo"}
-        stochastic = set(self.scheduler.stochastic_steps(**sde))
-        self.prepare(self.scheduler.timesteps.tolist())
-        for i in self.with_progress(range(len(self.scheduler.timesteps))):
-            timestep = self.scheduler.timesteps[i].expand(len(latents))
-            velocity = self.velocity(latents, timestep, conditions)
-            new_noise = step_noise(i) if i in stochastic else None
-            step = self.scheduler.sde_step_with_logprob(velocity, latents, timestep, noise=new_noise, **sde)
-            latents = step.prev_sample
+        self.prepare(self._times(schedule, range(len(schedule.transitions))))
+        for index in self.with_progress(range(len(schedule.transitions))):
+            if self.transformer.step_cache:
+                self.transformer.step_cache.step = index
+            velocity = self.velocity_at_steps(latents, schedule, [index] * len(latents), conditions)
+            new_noise = step_noise(index) if schedule.transitions[index].is_stochastic else None
+            step = schedule.draw(velocity, latents, index, new_noise)
+            latents = step.sample
             yield step
 
-    def replay(self, sample: Tensor, prev_sample: Tensor, timestep: Tensor, conditions: Conditions) -> SdeStepOutput:
+    def replay(
+        self, sample: Tensor, outcome: Tensor, schedule: Schedule, steps: list[int], conditions: Conditions
+    ) -> Step:
         """Return stored transitions, scored under the current weights of the transformer (policy or anchor).
 
-        Shapes: both latents (batch, channels, frames, height, width); timesteps (batch,), on the CPU, may differ.
+        ``steps`` has the step of each sample. Shape of the latents before and after it: (batch, channels, frames,
+        height, width).
         """
-        sde = {"eta": self.sampling.eta, "sde_type": self.sampling.sde_type}
-        velocity = self.velocity(sample, timestep, conditions)
-        return self.scheduler.sde_step_with_logprob(velocity, sample, timestep, prev_sample=prev_sample, **sde)
+        velocity = self.velocity_at_steps(sample, schedule, steps, conditions)
+        return schedule.score(velocity, sample, steps, outcome)
+
+    def velocity_at_steps(
+        self, latents: Tensor, schedule: Schedule, steps: list[int], conditions: Conditions
+    ) -> Tensor:
+        """Return the guided velocity of each sample at its step of the schedule. Shape: that of ``latents``."""
+        return self._guided_velocity(latents, self._times(schedule, steps), conditions)
 
     def velocity(self, latents: Tensor, timestep: Tensor, conditions: Conditions) -> Tensor:
         """Return the guided velocity ``v_negative + scale (v - v_negative)``, or ``v`` without guidance, in float32.
 
+        Timesteps need not be those of a schedule. Step-distilled models, which also read where a step ends, need one:
+        see `velocity_at_steps`.
+
         Shapes: latents (batch, channels, frames, height, width); timesteps ``1000 sigma`` (batch,), on the CPU.
         """
-        times = timestep.tolist()
-        rows = [row for row, time in enumerate(times) if self.sampling.is_guided(time)]
+        assert not self.transformer.reads_ends, "this transformer also reads where a step ends"
+        return self._guided_velocity(latents, [(start, None) for start in timestep.tolist()], conditions)
+
+    def _guided_velocity(self, latents: Tensor, times: Times, conditions: Conditions) -> Tensor:
+        """Return the guided velocity of each sample at its time: see `velocity`."""
+        rows = [row for row, (start, _) in enumerate(times) if self.sampling.is_guided(start)]
         unconditional = conditions.select(rows).with_text_of(self.negative)
         stacked = torch.stack([*(latents[row] for row in rows), *latents])
         stacked = self._forwards(stacked, [times[row] for row in rows] + times, unconditional + conditions)
@@ -192,40 +206,42 @@ class GRPOPipeline:
         return torch.stack(velocities)
 
     @torch.no_grad()
-    def prepare(self, times: list[float]) -> None:
+    def prepare(self, times: Times) -> None:
         """Compute what depends on the timesteps of the next forward passes alone, if the transformer caches it."""
         if cache := self.transformer.modulation_cache:
             with self._autocast(self.device):
-                cache.prepare(zip(times, self._ends(times)))
+                cache.prepare(times)
 
     def num_forwards(self, timestep: Tensor) -> int:
         """Return the number of forward passes that the velocities at these timesteps need. Shape: (batch,)."""
         return sum(1 + self.sampling.is_guided(time) for time in timestep.tolist())
 
-    def _forwards(self, latents: Tensor, times: list[float], conditions: Conditions) -> Tensor:
+    def _times(self, schedule: Schedule, steps: Sequence[int]) -> Times:
+        """Return the timesteps at which each sample's step begins and, for models that read it, ends."""
+        starts = schedule.timesteps.tolist()
+        ends = schedule.ends.tolist()
+        return [(starts[step], ends[step] if self.transformer.reads_ends else None) for step in steps]
+
+    def _forwards(self, latents: Tensor, times: Times, conditions: Conditions) -> Tensor:
         """Return the velocity of each sample, from one forward pass for all samples or one for each."""
         if self.sampling.batched_forward or len(latents) == 1:
             return self._forward(latents, times, conditions)
         rows = range(len(latents))
         return torch.cat([self._forward(latents[i : i + 1], times[i : i + 1], conditions.select([i]), i) for i in rows])
 
-    def _forward(self, latents: Tensor, times: list[float], conditions: Conditions, row: int = 0) -> Tensor:
+    def _forward(self, latents: Tensor, times: Times, conditions: Conditions, row: int = 0) -> Tensor:
         """Return the velocities of one forward pass of the transformer."""
-        if cache := self.transformer.step_cache:
-            cache.step, cache.row = self.scheduler.index_of(times[0]), row
-        timestep = filled(times, latents.device)
-        ends = filled(self._ends(times), latents.device) if self.transformer.reads_ends else None
+        if self.transformer.step_cache:
+            self.transformer.step_cache.row = row
+        timestep = filled([start for start, _ in times], latents.device)
+        ends = filled([end for _, end in times], latents.device) if self.transformer.reads_ends else None
         is_sampling = not torch.is_grad_enabled()
         needs_graphs = is_sampling and self.samples_in_gradient_mode
         with self._autocast(latents.device), graphs_of_training(self.transformer) if needs_graphs else nullcontext():
             if modulation := self.transformer.modulation_cache:
-                modulation.select(list(zip(times, self._ends(times))))
+                modulation.select(times)
             velocity = self.transformer(latents, timestep=timestep, conditions=conditions.samples, ends=ends)
         return velocity.detach().float() if is_sampling else velocity.float()
-
-    def _ends(self, times: list[float]) -> list[float] | list[None]:
-        """Return the timesteps at which steps end, which step-distilled models also take; None for other models."""
-        return self.scheduler.next_timesteps(times) if self.transformer.reads_ends else [None] * len(times)
 
     def _autocast(self, device: torch.device) -> AbstractContextManager:
         """Return the context in which the transformer computes."""

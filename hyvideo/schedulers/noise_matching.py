@@ -17,12 +17,10 @@ def matched_eta(
 ) -> float:
     """Return the eta at which ``sde_type`` has the total variance of ``target``, such as ``sage_grpo:0.5``.
 
-    Raises ValueError if the target is malformed, if ``sde_type`` cannot reach it, or if the window does not fit.
+    Raises ValueError if the target is malformed, if ``sde_type`` cannot reach it, or if schedule or window are invalid.
     """
     max_eta = sampler_of(sde_type).max_eta
     target_type, target_eta = parse_target(target)
-    if num_steps < 1 or not 0 < shift < math.inf:
-        raise ValueError(f"match_noise needs at least 1 step and a positive shift, got {num_steps} and {shift}")
     levels = shifted_levels(num_steps, shift)
     goal = total_variance(target_type, levels, target_eta, last_step)
 

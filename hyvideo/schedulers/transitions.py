@@ -186,7 +186,14 @@ def _sampler_of_file(file: str, name: str) -> Sampler:
 
 
 def shifted_levels(num_steps: int, shift: float) -> tuple[float, ...]:
-    """Return ``shift u / (1 + (shift - 1) u)`` for an even grid u from 1 to 0. Shape: (num_steps + 1,)."""
+    """Return ``shift u / (1 + (shift - 1) u)`` for an even grid u from 1 to 0. Shape: (num_steps + 1,).
+
+    Raises ValueError without steps, or for a shift that is not a positive, finite number.
+    """
+    if num_steps < 1 or not 0 < shift < math.inf:
+        raise ValueError(
+            f"a schedule needs at least 1 step and a positive, finite shift, got {num_steps} steps and shift {shift}"
+        )
     grid = [1 - i / num_steps for i in range(num_steps + 1)]
     # This denominator is exact at both ends. A first level rounded to less than 1 would not be treated as the pole.
     return tuple(shift * u / (shift * u + (1 - u)) for u in grid)
@@ -197,8 +204,11 @@ def schedule(
 ) -> tuple[Transition, ...]:
     """Return all steps of a schedule. ``last_step`` is ``stochastic``, or ``deterministic`` to end at x0_hat.
 
-    Raises ValueError if the sampler is invalid (`sampler_of`), eta is out of range, or a step is not defined.
+    Raises ValueError if the sampler is invalid (`sampler_of`), ``last_step`` is unknown, eta is out of range, or a step
+    is not defined.
     """
+    if last_step not in ("stochastic", "deterministic"):
+        raise ValueError(f"last_step must be stochastic or deterministic, got {last_step!r}")
     return _schedule(sde_type, sampler_of(sde_type, reference_conventions), levels, eta, last_step)
 
 

@@ -22,7 +22,7 @@ class WeightCopy:
         self.model = model
         self.trained = dict(trained)
         self._copies: dict[str, Tensor] = {}
-        self._moved_away: Tensor | None = None  # whether the last update of an EMA had the wrong sign
+        self._moved_away: Tensor | None = None  # whether the last update of an EMA had the wrong sign, or NaN
         for name, parameter in self.trained.items():
             options = {"device": "cpu", "pin_memory": True} if offload and parameter.device.type != "cpu" else {}
             self._copies[name] = torch.empty_like(local_shard(parameter).detach(), **options)
@@ -47,12 +47,13 @@ class WeightCopy:
             average.lerp_(policy, weight)
             if average is not self._copies[name]:
                 self._copies[name].copy_(average, non_blocking=True)
-        self._moved_away = (before * (policy - average - before)).sum() > 0  # of the last parameter
+        towards = (before * (policy - average - before)).sum() <= 0  # of the last parameter; False for NaN
+        self._moved_away = ~towards
 
     def check_direction(self) -> None:
         """Assert that the last `move_towards` moved the copy towards the policy. Waits for the GPU."""
         if self._moved_away is not None:
-            assert not self._moved_away, "the EMA moved away from the policy"
+            assert not self._moved_away, "the EMA moved away from the policy, or is NaN"
 
     @contextmanager
     def swapped_in(self) -> Iterator[nn.Module]:

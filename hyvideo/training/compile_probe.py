@@ -14,19 +14,31 @@ from hyvideo.distributed.collectives import all_objects
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.conditions import Conditions, to_device
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
+from hyvideo.schedulers.schedule import Schedule
 
 
-def match_gradient_mode(pipeline: GRPOPipeline, conditions: Conditions, size: tuple[int, int, int], mesh: Mesh) -> None:
+def match_gradient_mode(
+    pipeline: GRPOPipeline,
+    schedule: Schedule,
+    conditions: Conditions,
+    size: tuple[int, int, int],
+    mesh: Mesh,
+    *,
+    batch_size: int = 1,
+) -> None:
     """Sample in gradient mode if compiled blocks compute other numbers without gradient, on any rank. Collective.
 
     Args:
+        schedule: Schedule of the rollouts, whose first step is compared.
         conditions: Condition of one prompt; those of all ranks may differ.
         size: Frames, height and width of the rollouts.
+        batch_size: Samples of a training forward pass: blocks are compiled once for one sample and once for several.
     """
-    if _agrees(pipeline, conditions, size, mesh):
+    conditions = conditions.select([0] * batch_size)
+    if _agrees(pipeline, schedule, conditions, size, mesh):
         return
     pipeline.samples_in_gradient_mode = True
-    agrees = _agrees(pipeline, conditions, size, mesh)
+    agrees = _agrees(pipeline, schedule, conditions, size, mesh)
     if mesh.is_main:
         found = "compiled blocks compute other numbers with gradient than without"
         done = "rollouts are therefore sampled in gradient mode, with the graphs of training"
@@ -36,11 +48,13 @@ def match_gradient_mode(pipeline: GRPOPipeline, conditions: Conditions, size: tu
             print(f"they still differ, and {advice}", file=sys.stderr, flush=True)
 
 
-def _agrees(pipeline: GRPOPipeline, conditions: Conditions, size: tuple[int, int, int], mesh: Mesh) -> bool:
+def _agrees(
+    pipeline: GRPOPipeline, schedule: Schedule, conditions: Conditions, size: tuple[int, int, int], mesh: Mesh
+) -> bool:
     """Return whether the first velocity of a rollout has the same bits with and without gradient, on all ranks."""
-    noise = to_device(normal((1, *pipeline.latent_shape(*size)), 0, "compile probe"), pipeline.device)
-    timestep = pipeline.scheduler.timesteps[:1]
+    batch_size = len(conditions)
+    noise = to_device(normal((batch_size, *pipeline.latent_shape(*size)), 0, "compile probe"), pipeline.device)
     with torch.no_grad():
-        sampled = pipeline.velocity(noise, timestep, conditions)
-    trained = pipeline.velocity(noise, timestep, conditions).detach()
+        sampled = pipeline.velocity_at_steps(noise, schedule, [0] * batch_size, conditions)
+    trained = pipeline.velocity_at_steps(noise, schedule, [0] * batch_size, conditions).detach()
     return all(all_objects(torch.equal(sampled, trained), mesh))

@@ -13,7 +13,7 @@ from torch import nn
 
 from hyvideo.config.machine_rules import image_problems, problem_of
 from hyvideo.config.rules import head_problems
-from hyvideo.config.run_plan import parse_interval
+from hyvideo.config.run_plan import parse_interval, transitions
 from hyvideo.config.sections import ModelSettings, OptimizerSettings, RolloutSettings
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import Request
@@ -31,7 +31,8 @@ from hyvideo.models.sizes import read_architecture
 from hyvideo.models.versions import UNSUPPORTED, version_defaults
 from hyvideo.pipelines.condition_encoder import ConditionEncoder, PartStore
 from hyvideo.pipelines.grpo_pipeline import DTYPES, GRPOPipeline, SamplerSettings
-from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+from hyvideo.schedulers.schedule import Schedule
+from hyvideo.schedulers.transitions import sampler_of, shifted_levels
 from hyvideo.training.gpu_driver import driver_problem
 from hyvideo.training.saved_policy import read_saved_lora
 
@@ -190,15 +191,26 @@ def check_adapter(model: ModelSettings, optimizer: OptimizerSettings) -> None:
             adapter_config(empty, optimizer, start)
 
 
+def rollout_schedule(rollout: RolloutSettings) -> Schedule:
+    """Return the schedule of the rollouts, with the steps that the plan has and the rules check."""
+    return Schedule(
+        sampler=sampler_of(rollout.sde_type, rollout.reference_conventions),
+        levels=shifted_levels(rollout.grpo_sampling_steps, rollout.shift),
+        transitions=transitions(rollout),
+        reference_conventions=rollout.reference_conventions,
+    )
+
+
 def make_pipeline(
     rollout: RolloutSettings, dtype: str, transformer: nn.Module, vae: nn.Module, negative: Condition | None
 ) -> GRPOPipeline:
     """Return the sampling pipeline of a transformer, configured by the settings."""
-    scheduler = FlowMatchDiscreteScheduler(rollout.shift, rollout.last_step, rollout.reference_conventions)
-    scheduler.set_timesteps(rollout.grpo_sampling_steps)
-    is_batched, interval = rollout.batched_forward == "true", parse_interval(rollout.guidance_interval)
-    sampling = SamplerSettings(rollout.sde_type, rollout.eta, rollout.cfg_scale, is_batched, interval)
-    return GRPOPipeline(transformer, vae, scheduler, sampling=sampling, negative=negative, compute_dtype=DTYPES[dtype])
+    sampling = SamplerSettings(
+        guidance_scale=rollout.cfg_scale,
+        batched_forward=rollout.batched_forward == "true",
+        guidance_interval=parse_interval(rollout.guidance_interval),
+    )
+    return GRPOPipeline(transformer, vae, sampling=sampling, negative=negative, compute_dtype=DTYPES[dtype])
 
 
 def choose_attention(

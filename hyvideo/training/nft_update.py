@@ -14,7 +14,7 @@ from hyvideo.grpo.loss import LossTerms
 from hyvideo.grpo.metrics import UpdateResult
 from hyvideo.grpo.nft import NFTInputs, mean_square, nft_terms
 from hyvideo.models.conditions import to_device
-from hyvideo.schedulers.scheduling_flow_match_discrete import filled
+from hyvideo.schedulers.schedule import filled
 from hyvideo.training.on_policy_check import OffPolicyError
 from hyvideo.training.policy_update import Pass, PolicyUpdate, UpdateWork, chunks
 from hyvideo.training.rollout_batch import RolloutBatch, select
@@ -39,7 +39,7 @@ class NFTUpdate(PolicyUpdate):
 
     def anchor_means(self, rollouts: RolloutBatch) -> dict[int, Tensor]:
         """Return the anchor's velocities like `PolicyUpdate.anchor_means`, and store those of the rollout policy."""
-        self.pipeline.prepare((1000 * rollouts.trained_steps).flatten().tolist())
+        self.pipeline.prepare([(timestep, None) for timestep in (1000 * rollouts.trained_steps).flatten().tolist()])
         anchor, has_several = self.policy.anchor, self.num_updates > 1
         if has_several:
             self._compute_old_velocities(rollouts)
@@ -129,7 +129,7 @@ class NFTUpdate(PolicyUpdate):
         with torch.no_grad():
             velocity, target = self._velocity(rollouts, [row], noisiest)
             replay_distance, zero_error = self._replay_distance(rollouts, row), mean_square(target)
-        replayed = self.pipeline.scheduler.timesteps[:1]
+        replayed = rollouts.schedule.timesteps[:1]
         for timesteps in (self._timesteps(rollouts, [row], noisiest), replayed):
             self.cost.add(self.pipeline.num_forwards(timesteps))
         checked = {
@@ -161,11 +161,10 @@ class NFTUpdate(PolicyUpdate):
     def _replay_distance(self, rollouts: RolloutBatch, row: int) -> Tensor:
         """Return the distance between a rollout's first step and its replay, in units of the step. Shape: ()."""
         before, after = (select(rollouts.trajectories.latents, [row], [index]) for index in (0, 1))
-        timestep = self.pipeline.scheduler.timesteps[:1]
-        step = self.pipeline.replay(before, after, timestep, rollouts.conditions.select([row]))
-        if self.pipeline.sampling.eta > 0:
+        step = rollouts.replay(self.pipeline, [row], torch.tensor([0]))
+        if rollouts.schedule.transitions[0].is_stochastic:
             return (step.log_prob - rollouts.trajectories.log_probs[row, :1]).abs().squeeze()
-        return (mean_square(step.prev_sample_mean - after) / mean_square(after - before)).sqrt().squeeze()
+        return (mean_square(step.mean - after) / mean_square(after - before)).sqrt().squeeze()
 
     @torch.no_grad()
     def _mean(self, rollouts: RolloutBatch, a_pass: Pass) -> Tensor:
@@ -179,9 +178,11 @@ class NFTUpdate(PolicyUpdate):
         noise, levels = to_device(noise, final.device), rollouts.trained_steps[rows, column]
         level = filled(levels.tolist(), final.device).view(-1, 1, 1, 1, 1)
         noised = (1 - level) * final + level * noise
+        return self._velocity_at(rollouts, rows, column, noised), noise - final
+
+    def _velocity_at(self, rollouts: RolloutBatch, rows: list[int], column: int, latents: Tensor) -> Tensor:
         timesteps = self._timesteps(rollouts, rows, column)
-        velocity = self.pipeline.velocity(noised, timesteps, rollouts.conditions.select(rows))
-        return velocity, noise - final
+        return self.pipeline.velocity(latents, timesteps, rollouts.conditions.select(rows))
 
     def _timesteps(self, rollouts: RolloutBatch, rows: list[int], column: int) -> Tensor:
         return 1000 * rollouts.trained_steps[rows, column]

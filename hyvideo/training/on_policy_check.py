@@ -17,7 +17,7 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.attention import WholeSequence
 from hyvideo.models.family import blocks, family_of
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
-from hyvideo.schedulers.scheduling_flow_match_discrete import filled
+from hyvideo.schedulers.schedule import filled
 from hyvideo.training.rollout_batch import RolloutBatch
 
 # Equal shapes give bitwise equal results; in float32, other shapes change only the order of additions.

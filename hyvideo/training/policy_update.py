@@ -30,6 +30,7 @@ from hyvideo.grpo.loss import LossInputs, LossTerms, grpo_terms
 from hyvideo.grpo.metrics import UpdateResult, average, sums_by_step
 from hyvideo.grpo.trust_region import KLCoefficient, KLScheduleSettings
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
+from hyvideo.schedulers.schedule import Schedule, filled
 from hyvideo.training.anchor import Anchor
 from hyvideo.training.nonfinite_updates import NonFiniteUpdates
 from hyvideo.training.on_policy_check import OnPolicyCheck
@@ -85,16 +86,12 @@ class PolicyUpdate:
         self.on_policy_check = OnPolicyCheck(
             mesh, pipeline, config.loss, dtype=config.model.dtype, batch_size=config.rollout.batch_size
         )
-        self.refresh_step_weights()
 
-    def refresh_step_weights(self) -> None:
-        """Recompute the loss weights of the steps, since an SDE window may have changed the stochastic steps."""
-        rollout, scheduler = self.config.rollout, self.pipeline.scheduler
-        sde = {"eta": rollout.eta, "sde_type": rollout.sde_type}
-        balancing = scheduler.compute_grad_balancing_factors(**sde)
-        weights = balancing if self.config.loss.use_grad_balancing else (balancing > 0).float()
-        self.step_weights = weights.to(self.pipeline.device)
-        self.position_weights = scheduler.position_kl_weights(**sde).to(self.pipeline.device)
+    def step_weights(self, schedule: Schedule) -> Tensor:
+        """Return the weight of the policy term at each step, 0 at deterministic ones. Shape: (steps,), on the CPU."""
+        if self.config.loss.use_grad_balancing:
+            return schedule.equalizer_weights
+        return (schedule.equalizer_weights > 0).float()
 
     def needs_means(self) -> bool:
         """Return whether the updates need the rollouts' transition means: for the closed form of the velocity KL, or
@@ -141,7 +138,6 @@ class PolicyUpdate:
         self, rollouts: RolloutBatch, anchor_means: Mapping[int, Tensor], iteration: int
     ) -> dict[str, float | list]:
         """Run the updates of an iteration and return their metrics, averaged over the trained terms."""
-        self.refresh_step_weights()
         all_rows = [rollouts.rows_of_update(update, self.num_updates) for update in range(self.num_updates)]
         num_rollouts = sum_over_replicas(torch.tensor([len(rows) for rows in all_rows]), self.mesh).tolist()
         has_advantage = (rollouts.advantages != 0).tolist()
@@ -249,7 +245,7 @@ class PolicyUpdate:
         if trained_steps.is_floating_point():
             return None
         steps = torch.cat([trained_steps[rows, column] for rows, column in work.passes])
-        local = sums_by_step(*pairs, steps, len(self.pipeline.scheduler.timesteps))
+        local = sums_by_step(*pairs, steps, len(work.rollouts.schedule.transitions))
         gathered = gather_replicas(local, self.mesh)  # (replicas, 4, steps)
         return torch.cat([gathered[:, :3].sum(0), gathered[:, 3:].amax(0)])
 
@@ -262,15 +258,17 @@ class PolicyUpdate:
         """Return the loss terms of ``rows`` at their trained steps in ``column``, from one training forward pass."""
         steps = rollouts.trained_steps[rows, column]
         step = rollouts.replay(self.pipeline, rows, steps)
+        device = self.pipeline.device
+        position_weights = filled(rollouts.schedule.position_kl_weights[steps].tolist(), device)
         inputs = LossInputs(
             log_prob=step.log_prob,
-            mean=step.prev_sample_mean,
-            std=step.std_dev_t,
+            mean=step.mean,
+            std=step.std,
             old_log_prob=select(rollouts.trajectories.log_probs, rows, steps),
             advantages=select(rollouts.advantages, rows),
-            step_weights=select(self.step_weights, steps),
+            step_weights=filled(self.step_weights(rollouts.schedule)[steps].tolist(), device),
             anchor_mean=anchor_mean,
-            anchor_weight=anchor_weight * select(self.position_weights, steps),
+            anchor_weight=anchor_weight * position_weights,
             rollout_mean=select(rollouts.trajectories.means[:, column], rows) if self._is_gaussian else None,
         )
         return grpo_terms(
@@ -300,16 +298,21 @@ class PolicyUpdate:
         """Return the means of a pass under the current weights. Shape: (rows, channels, frames, height, width)."""
         rows, column = a_pass
         self.cost.add(self.pipeline.num_forwards(self._timesteps(rollouts, *a_pass)))
-        return rollouts.replay(self.pipeline, rows, rollouts.trained_steps[rows, column]).prev_sample_mean
+        return rollouts.replay(self.pipeline, rows, rollouts.trained_steps[rows, column]).mean
 
     def _timesteps(self, rollouts: RolloutBatch, rows: list[int], column: int) -> Tensor:
         """Return the timesteps of the rows of a pass, on the CPU. Shape: (rows,)."""
-        return self.pipeline.scheduler.timesteps[rollouts.trained_steps[rows, column]]
+        return rollouts.schedule.timesteps[rollouts.trained_steps[rows, column]]
+
+    def _velocity_at(self, rollouts: RolloutBatch, rows: list[int], column: int, latents: Tensor) -> Tensor:
+        """Return the velocity of given latents at the trained steps of the rows. Shape: that of ``latents``."""
+        steps = rollouts.trained_steps[rows, column].tolist()
+        return self.pipeline.velocity_at_steps(latents, rollouts.schedule, steps, rollouts.conditions.select(rows))
 
     def _dummy_velocity(self, rollouts: RolloutBatch, column: int) -> Tensor:
         """Return the velocity of zero latents with the column's branches; rollouts without a reward may contain NaN."""
         zeros = torch.zeros_like(rollouts.trajectories.latents[:1, 0])
-        return self.pipeline.velocity(zeros, self._timesteps(rollouts, [0], column), rollouts.conditions.select([0]))
+        return self._velocity_at(rollouts, [0], column, zeros)
 
 
 def _print_without_signal(iteration: int, *, skipped: int, with_kl_alone: int) -> None:

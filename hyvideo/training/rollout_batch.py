@@ -12,7 +12,7 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.conditions import Conditions
 from hyvideo.models.reward_models.rewards import Reward
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, Trajectories
-from hyvideo.schedulers.scheduling_flow_match_discrete import SdeStepOutput
+from hyvideo.schedulers.schedule import Schedule, Step
 
 _LEVELS = 0.02, 0.999  # range of trained noise levels; below it the noise is invisible
 
@@ -37,6 +37,7 @@ class RolloutBatch:
     prompts: list[str]  # equal within a group
     conditions: Conditions  # encoded prompts
     trajectories: Trajectories  # latents and log-probabilities
+    schedule: Schedule  # with which they were sampled
     trained_steps: Tensor  # (rollouts, trained steps), steps or noise levels (nft) in training order; on the CPU
     anchor_columns: list[int] = field(default_factory=list)  # columns whose position KL is measured
     iteration: int = 0  # counted from 1
@@ -65,13 +66,14 @@ class RolloutBatch:
         is_scored = self.advantages.isfinite().tolist()
         return [row for row, of in enumerate(self.updates_of_rows(num_updates)) if is_scored[row] and of == update]
 
-    def replay(self, pipeline: GRPOPipeline, rows: list[int], steps: Tensor) -> SdeStepOutput:
+    def replay(self, pipeline: GRPOPipeline, rows: list[int], steps: Tensor) -> Step:
         """Recompute each row's transition at its step under the current weights. ``steps``: (rows,), on the CPU."""
         latents = self.trajectories.latents
         return pipeline.replay(
             select(latents, rows, steps),
             select(latents, rows, steps + 1),
-            pipeline.scheduler.timesteps[steps],
+            self.schedule,
+            steps.tolist(),
             self.conditions.select(rows),
         )
 

@@ -21,6 +21,7 @@ from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, Trajectories
 from hyvideo.records.stage_timer import StageTimer
 from hyvideo.schedulers.noise_window import parse_window
+from hyvideo.schedulers.schedule import Schedule
 from hyvideo.training.rollout_batch import (
     RolloutBatch,
     RolloutIndex,
@@ -72,24 +73,25 @@ class RolloutCollector:
         requests: list[Request],  # all prompts of the data set
         *,
         plan: Plan,  # prompts per iteration and trained steps per rollout
+        schedule: Schedule,  # of the rollouts, regardless of an SDE window
         cost: Cost,  # counts forward passes and FLOPs
         check: Callable[[], None] = lambda: None,  # called before each batch on all ranks; raises to stop the run
     ):
         self.config, self.mesh = config, mesh
         self.pipeline, self.encoder, self.scorer, self.requests = pipeline, encoder, scorer, requests
         self.plan, self.cost, self.check = plan, cost, check
+        self.schedule = schedule
         data, rollout = config.data, config.rollout
         self.order = PromptOrder(len(requests), plan.groups, data.seed)
         shape = pipeline.latent_shape(data.sample_n_frames, data.height, data.width)
         self.noise = RolloutNoise(data.seed, shape, rollout.use_same_noise)
-        self.stochastic_steps = pipeline.scheduler.stochastic_steps(eta=rollout.eta, sde_type=rollout.sde_type)
-        self.window = parse_window(rollout.sde_window, len(self.stochastic_steps))
+        self.window = parse_window(rollout.sde_window, len(schedule.stochastic_steps))
 
     def collect(
         self, iteration: int, timer: StageTimer, *, keep_means: bool = True
     ) -> tuple[RolloutBatch, PendingRewards]:
         """Sample an iteration; return its rollouts, without advantages, and this rank's videos and pending rewards."""
-        steps = self.noisy_steps(iteration)
+        schedule = self.schedule_of(iteration)
         indices = self.indices()
         requests = self.requests_of(iteration, indices)
         with timer("conditions", f"{len(requests)} prompts"):
@@ -105,22 +107,32 @@ class RolloutCollector:
         if self.config.loss.objective == "nft":
             trained = self.noise.levels(iteration, order_of, count, self.config.rollout.shift)
         else:
+            steps = schedule.stochastic_steps
             trained = timestep_permutations(self.config.loss, self.config.data, iteration, order_of, steps, count)
         mean_steps = trained if keep_means else None
-        trajectories, pending = self._sample_and_submit(iteration, indices, conditions, prompts, mean_steps, timer)
-        new_noise = partial(self.noise.for_renoising, iteration)
-        columns = self.noise.anchor_columns(iteration, count, self.plan.num_anchor_steps)
-        drawn = {"anchor_columns": columns, "iteration": iteration, "new_noise": new_noise}
-        return RolloutBatch(indices, prompts, conditions, trajectories, trained, **drawn), pending
+        trajectories, pending = self._sample_and_submit(
+            iteration, schedule, indices, conditions, prompts, mean_steps, timer
+        )
+        rollouts = RolloutBatch(
+            indices,
+            prompts,
+            conditions,
+            trajectories,
+            schedule,
+            trained,
+            anchor_columns=self.noise.anchor_columns(iteration, count, self.plan.num_anchor_steps),
+            iteration=iteration,
+            new_noise=partial(self.noise.for_renoising, iteration),
+        )
+        return rollouts, pending
 
-    def noisy_steps(self, iteration: int) -> list[int]:
-        """Return the steps that add noise in this iteration, and set the scheduler to use the ODE for the others."""
+    def schedule_of(self, iteration: int) -> Schedule:
+        """Return the schedule of an iteration, which adds noise only in its SDE window."""
         if self.window is None:
-            return self.stochastic_steps
+            return self.schedule
         random = generator(self.config.data.seed, "sde window", iteration)
-        steps = self.window.steps(self.stochastic_steps, iteration, lambda count: int(random.integers(count)))
-        self.pipeline.scheduler.restrict_noise(steps)
-        return steps
+        steps = self.window.steps(self.schedule.stochastic_steps, iteration, lambda count: int(random.integers(count)))
+        return self.schedule.with_noise_only_at(steps)
 
     def indices(self) -> list[RolloutIndex]:
         """Return the indices of this replica's rollouts in an iteration."""
@@ -132,7 +144,13 @@ class RolloutCollector:
         return [self.requests[prompts[index.group]] for index in indices]
 
     def sample(
-        self, iteration: int, indices: list[RolloutIndex], conditions: Conditions, *, mean_steps: Tensor | None = None
+        self,
+        iteration: int,
+        schedule: Schedule,
+        indices: list[RolloutIndex],
+        conditions: Conditions,
+        *,
+        mean_steps: Tensor | None = None,
     ) -> Trajectories:
         """Sample a batch of rollouts, which does not affect their noise. ``mean_steps``: (rollouts, trained steps)."""
 
@@ -142,6 +160,7 @@ class RolloutCollector:
         return self.pipeline.sample(
             conditions,
             stack([self.noise.initial(iteration, index) for index in indices]),
+            schedule,
             lambda step: stack([self.noise.for_step(iteration, index, step) for index in indices]),
             mean_steps=mean_steps,
             keeps_all=self.config.loss.objective != "nft",  # which reads only the first step and the final latents
@@ -150,6 +169,7 @@ class RolloutCollector:
     def _sample_and_submit(
         self,
         iteration: int,
+        schedule: Schedule,
         indices: list[RolloutIndex],
         conditions: Conditions,
         prompts: list[str],
@@ -166,8 +186,8 @@ class RolloutCollector:
             batch_steps = None if mean_steps is None else mean_steps[rows]
             with timer("rollout", f"batch {number}/{len(starts)}"):
                 batch = [indices[row] for row in rows]
-                parts.append(self.sample(iteration, batch, conditions.select(rows), mean_steps=batch_steps))
-                self.cost.add(len(rows) * self.pipeline.num_forwards(self.pipeline.scheduler.timesteps))
+                parts.append(self.sample(iteration, schedule, batch, conditions.select(rows), mean_steps=batch_steps))
+                self.cost.add(len(rows) * self.pipeline.num_forwards(schedule.timesteps))
             share = self.mesh.rank_share(rows)
             if not share:
                 continue

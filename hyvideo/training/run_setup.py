@@ -26,6 +26,7 @@ from hyvideo.training.model_setup import (
     make_pipeline,
     negative_condition,
     precompute_conditions,
+    rollout_schedule,
 )
 from hyvideo.training.nft_update import NFTUpdate
 from hyvideo.training.policy import Policy
@@ -56,6 +57,7 @@ class RunParts:
     ):
         self.plan = plan = make_plan(config, mesh.world_size)
         steps = custom_steps(config.rollout, mesh)
+        schedule = rollout_schedule(config.rollout)
         requests, hashes = read_requests(*config.data.prompts_csv), hash_files(config.flat())
         validated = read_requests(*config.data.valid_video_csv)
         encoded, sources = requests + config.negative_requests, {"prompts_csv": requests, "valid_video_csv": validated}
@@ -91,7 +93,14 @@ class RunParts:
         if config.distributed.enable_compile == "true" and config.loss.objective == "grpo":  # nft tolerates rounding
             progress.enter("load", "compiled blocks")
             probed = self.encoder(requests[:1], height=config.data.height, width=config.data.width)
-            match_gradient_mode(self.pipeline, probed.to(device), config.rollout_size, mesh)
+            match_gradient_mode(
+                self.pipeline,
+                schedule,
+                probed.to(device),
+                config.rollout_size,
+                mesh,
+                batch_size=config.rows_per_pass,
+            )
         self.signals = PreemptionSignals(mesh)
         self.pipeline.with_progress = partial(progress.steps, check=self.signals.check)
         for size in dict.fromkeys(config.video_sizes.values()):
@@ -100,7 +109,7 @@ class RunParts:
         self.cost = Cost(run)
         common = {"cost": self.cost, "check": self.signals.check}
         self.collector = RolloutCollector(
-            config, mesh, self.pipeline, self.encoder, self.scorer, requests, plan=plan, **common
+            config, mesh, self.pipeline, self.encoder, self.scorer, requests, plan=plan, schedule=schedule, **common
         )
         self.rewards = GroupRewards(config.reward, self.scorer, mesh, **sizes)
         self.recorder = RolloutRecorder(config.record, config.data, mesh, **sizes, run_id=run_id)

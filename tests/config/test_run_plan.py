@@ -5,7 +5,7 @@ import pytest
 from hyvideo.config.plan_text import describe
 from hyvideo.config.run_plan import branches_of_steps, make_plan, num_stochastic_steps, parse_interval
 from hyvideo.pipelines.grpo_pipeline import SamplerSettings
-from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+from hyvideo.schedulers.schedule import Schedule
 from hyvideo.schedulers.transitions import shifted_levels
 
 
@@ -63,8 +63,7 @@ def test_a_level_at_the_bound_of_a_guidance_interval_is_guided_in_the_plan_and_i
     for steps in range(4, 25):
         for shift in (1.0, 2.0, 3.0, 5.0):
             levels = shifted_levels(steps, shift)[:-1]
-            scheduler = FlowMatchDiscreteScheduler(shift)
-            scheduler.set_timesteps(steps)
+            timesteps = Schedule.ode(steps, shift).timesteps.tolist()
             for number, level in enumerate(levels):
                 bound = round(level, 3)
                 if abs(level - bound) > 1e-9 or not 0 < bound < 1:
@@ -78,7 +77,7 @@ def test_a_level_at_the_bound_of_a_guidance_interval_is_guided_in_the_plan_and_i
                         grpo_sampling_steps=steps, shift=shift, guidance_interval=interval, cfg_scale=2.0
                     ).rollout
                     sampling = SamplerSettings(guidance_scale=2.0, guidance_interval=parse_interval(interval))
-                    in_run = [1 + sampling.is_guided(time) for time in scheduler.timesteps.tolist()]
+                    in_run = [1 + sampling.is_guided(time) for time in timesteps]
                     assert branches_of_steps(rollout) == in_run == expected, (steps, shift, interval)
     assert num_bounds > 50
 

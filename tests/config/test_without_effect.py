@@ -10,7 +10,7 @@ from hyvideo.config.without_effect import _strength_of_kl, settings_without_effe
 from hyvideo.evaluation.reward_hacking.rule import MIN_VIDEOS_TO_STOP
 from hyvideo.grpo.advantages import group_advantages
 from hyvideo.grpo.trust_region import KLCoefficient, KLScheduleSettings, position_kl
-from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+from hyvideo.training.model_setup import rollout_schedule
 
 
 def report(config, world_size=1):
@@ -155,21 +155,17 @@ def test_the_weights_of_the_kl_terms_count(tiny_config):
 def test_the_predicted_strength_of_the_kl_equals_that_of_the_gradients(tiny_config, sde_type):
     config = tiny_config.with_settings(kl_strategy="fixed", sde_type=sde_type, kl_weight=0.3)
     rollout, distance = config.rollout, 0.02
-    scheduler = FlowMatchDiscreteScheduler(rollout.shift, rollout.last_step)
-    scheduler.set_timesteps(rollout.grpo_sampling_steps)
-    sampler = {"eta": rollout.eta, "sde_type": sde_type}
-    weights = scheduler.compute_grad_balancing_factors(**sampler)
+    schedule = rollout_schedule(rollout)
     x, velocity = torch.randn(2, 1, 200, 200)
     forces = []
-    for place in scheduler.stochastic_steps(**sampler):
-        taken = scheduler.sde_step_with_logprob(velocity, x, scheduler.timesteps[place], **sampler)
+    for index in schedule.stochastic_steps:
+        taken = schedule.draw(velocity, x, index, torch.randn_like(x))
         v = velocity.clone().requires_grad_()
-        step = scheduler.sde_step_with_logprob(
-            v, x, scheduler.timesteps[place], prev_sample=taken.prev_sample, **sampler
-        )
-        anchor = taken.prev_sample_mean + taken.std_dev_t * (2 * distance) ** 0.5
-        kl = 0.3 * position_kl(step.prev_sample_mean, anchor, step.std_dev_t).sum()
-        pulls = [torch.autograd.grad(f, v, retain_graph=True)[0].norm() for f in (kl, weights[place] * step.log_prob)]
+        step = schedule.score(v, x, [index], taken.sample)
+        anchor = taken.mean + taken.std * (2 * distance) ** 0.5
+        kl = 0.3 * position_kl(step.mean, anchor, step.std).sum()
+        policy = schedule.equalizer_weights[index] * step.log_prob
+        pulls = [torch.autograd.grad(term, v, retain_graph=True)[0].norm() for term in (kl, policy)]
         forces.append((pulls[0] / pulls[1]).item())
     strength = _strength_of_kl(config.kl_weights, rollout, config.trust_region, is_balanced=True)
     assert max(forces) == pytest.approx(strength * (2 * distance) ** 0.5, rel=0.02)

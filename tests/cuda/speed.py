@@ -73,6 +73,8 @@ def forward(model: nn.Module, inputs: dict) -> Tensor:
     """Return the velocity. Shape: (batch, channels, frames, height, width)."""
     is_mixed = next(model.parameters()).dtype == torch.bfloat16 or model.device.type == "cuda"
     with torch.autocast(model.device.type, torch.bfloat16, enabled=is_mixed):
+        if cache := getattr(model, "modulation_cache", None):  # diffusers' model has none
+            cache.select([(time, None) for time in inputs["timestep"].tolist()])
         out = model(**inputs)
     return out[0] if isinstance(out, tuple) else out
 

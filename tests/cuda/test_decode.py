@@ -1,11 +1,13 @@
 """Decoding of a video as in a run: the VAE of `load_vae`, at the sizes, dtypes and tiles of the recipes."""
 
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
 import torch
 
 from hyvideo.data.randomness import normal
+from hyvideo.models import decoding
 from hyvideo.models.decoding import Tiling, decode, set_tiling
 from hyvideo.models.loading import load_vae
 from hyvideo.pipelines.grpo_pipeline import DTYPES
@@ -19,14 +21,8 @@ SIZES = decodings()
 HUNYUAN = next(iter(SIZES))  # a rollout of HunyuanVideo-1.5
 if IS_TINY:
     SIZES = {name: Decoding(each.version, "fp32", (5, 64, 64), each.tile) for name, each in SIZES.items()}
-# Tile, cudnn.benchmark, and whether weights are channels-last as in a run. The run's way comes first.
-WAYS = {
-    "256": (256, False, True),
-    "256 benchmark": (256, True, True),
-    "384": (384, False, True),
-    "384 benchmark": (384, True, True),
-    "256 channels first": (256, False, False),
-}
+# Tile, and whether weights are channels-last as in a run.
+WAYS = {"256": (256, True), "384": (384, True), "256 channels first": (256, False)}
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +52,12 @@ def is_channels_last(vae):
 
 
 def measure(record, vae, latents, tile):
-    """Record seconds and memory of decoding, with TF32 for float32 as in a run. The first call also chooses kernels."""
+    """Record seconds and memory of decoding, with TF32 for float32 as in a run. The first call also chooses kernels.
+
+    Return the values of cudnn.benchmark while the VAE computed.
+    """
+    measuring = set()
+    hook = vae.decoder.register_forward_pre_hook(lambda *_: measuring.add(torch.backends.cudnn.benchmark))
     set_tiling(vae, Tiling(tile))
     call = torch.no_grad()(partial(decode, vae, latents))
     before = torch.backends.cudnn.allow_tf32
@@ -67,13 +68,15 @@ def measure(record, vae, latents, tile):
         record({"peak GiB": peak_gib(lambda: record({"s": seconds_of(lambda: videos.append(call()), DEVICE)}), DEVICE)})
     finally:
         torch.backends.cudnn.allow_tf32 = before
+        hook.remove()
     assert videos[0].isfinite().all()
+    return measuring
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_ways(loaded, record, way):
-    """A rollout of HunyuanVideo-1.5."""
-    tile, benchmark, channels_last = WAYS[way]
+    """A rollout of HunyuanVideo-1.5 as in a run, where cuDNN measures its kernels."""
+    tile, channels_last = WAYS[way]
     vae, latents = loaded(SIZES[HUNYUAN])
     record({"channels-last weights": is_channels_last(vae)})
     assert is_channels_last(vae) == (DEVICE.type == "cuda")
@@ -81,12 +84,7 @@ def test_ways(loaded, record, way):
         for module in vae.modules():
             if isinstance(module, torch.nn.Conv3d):
                 module.weight.data = module.weight.data.contiguous()
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = benchmark
-    try:
-        measure(record, vae, latents, 32 if IS_TINY else tile)
-    finally:
-        torch.backends.cudnn.benchmark = before
+    assert measure(record, vae, latents, 32 if IS_TINY else tile) == {True}
 
 
 @pytest.mark.parametrize("size", [name for name in SIZES if name != HUNYUAN])
@@ -94,3 +92,14 @@ def test_sizes(loaded, record, size):
     """The other sizes of the recipes."""
     vae, latents = loaded(SIZES[size])
     measure(record, vae, latents, SIZES[size].tile)
+
+
+@pytest.mark.parametrize("tile", [256, 384])
+def test_heuristics(loaded, record, monkeypatch, tile):
+    """The same rollout with the kernels that cuDNN chooses without measuring.
+
+    This needs a separate process: torch keeps the first choice for a shape, whether it was measured or not.
+    """
+    monkeypatch.setattr(decoding, "_measured_convolutions", nullcontext)
+    vae, latents = loaded(SIZES[HUNYUAN])
+    assert measure(record, vae, latents, 32 if IS_TINY else tile) == {False}

@@ -9,7 +9,7 @@ from hyvideo.models.family import prepare
 from hyvideo.models.fp8 import Fp8Linear, use_fp8
 from hyvideo.models.lora import add_trainable_lora, training_config
 from tests.cuda.speed import forward, sample, seconds_of, train
-from tests.cuda.workload import DEVICE, IS_TINY, arrange, compile_problem, median_seconds
+from tests.cuda.workload import DEVICE, IS_TINY, arrange, cache_modulation, compile_problem, median_seconds
 
 pytestmark = pytest.mark.cuda
 
@@ -29,6 +29,7 @@ def test_compiled_fp8_blocks(work, record):
             if "lora_B" in name:
                 parameter.normal_(std=0.01)
     arrange(model, recompute="selective", compile=True)
+    cache_modulation(model)
     record({"compiled": compile_problem() or "yes"})
     inputs = few.inputs(model)["ours"]
     record({"first sampling, s": seconds_of(lambda: sample(model, inputs), DEVICE)})

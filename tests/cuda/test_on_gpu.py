@@ -15,7 +15,7 @@ from hyvideo.models.offload import offload
 from hyvideo.models.reward_models.async_scorer import AsyncScorer
 from hyvideo.models.weight_files import draw_tensor
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
-from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+from hyvideo.schedulers.schedule import Schedule
 from hyvideo.schedulers.transitions import SAMPLERS
 from hyvideo.trainer import Trainer
 from hyvideo.training.anchor import WeightCopy
@@ -32,12 +32,9 @@ def velocity_and_gradient(device, dtype):
     install(transformer)
     width = transformer.config.text_embed_dim
     conditions = [Condition(normal((n, width), 0, "text", n)) for n in (7, 5, 4)]
-    scheduler = FlowMatchDiscreteScheduler(shift=3.0)
-    scheduler.set_timesteps(4)
     pipeline = GRPOPipeline(
         transformer,
         load_vae(MINIATURE, device=device),
-        scheduler,
         sampling=SamplerSettings(guidance_scale=2.0),
         negative=conditions.pop().to(device),
         compute_dtype=dtype,
@@ -61,22 +58,16 @@ def test_velocity_and_gradient_match_the_cpu(gpu):
 def test_transitions_match_the_cpu(gpu, sde_type):
     steps = {}
     for device in (gpu, CPU):
-        scheduler = FlowMatchDiscreteScheduler(shift=5.0)
-        scheduler.set_timesteps(20)
+        schedule = Schedule.build(sde_type, num_steps=20, shift=5.0, eta=0.5)
         drawn = [normal((3, 4, 2, 6, 6), 0, name).to(device) for name in ("velocity", "latents", "noise")]
-        step = scheduler.sde_step_with_logprob(
-            drawn[0], drawn[1], scheduler.timesteps[[1, 10, 18]], eta=0.5, sde_type=sde_type, noise=drawn[2]
-        )
-        again = scheduler.sde_step_with_logprob(
-            drawn[0],
-            drawn[1],
-            scheduler.timesteps[[1, 10, 18]],
-            eta=0.5,
-            sde_type=sde_type,
-            prev_sample=step.prev_sample,
-        )
-        assert torch.equal(step.log_prob, again.log_prob)
-        steps[device.type] = [x.cpu() for x in (step.prev_sample, step.prev_sample_mean, step.log_prob)]
+        steps[device.type] = []
+        for index in (1, 10, 18):
+            step = schedule.draw(drawn[0], drawn[1], index, drawn[2])
+            again = schedule.score(drawn[0], drawn[1], [index] * 3, step.sample)
+            assert torch.equal(step.log_prob, again.log_prob)
+            steps[device.type] += [x.cpu() for x in (step.sample, step.mean, step.log_prob)]
+        mixed = schedule.score(drawn[0], drawn[1], [1, 10, 18], drawn[2])
+        steps[device.type] += [mixed.mean.cpu(), mixed.log_prob.cpu()]
     for ours, theirs in zip(steps[gpu.type], steps["cpu"]):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
@@ -131,8 +122,7 @@ def test_decoded_videos_match_the_cpu(gpu, tile_size):
         vae = load_vae(MINIATURE, device=device)
         if tile_size:
             set_tiling(vae, tile_size, 0.125)
-        scheduler = FlowMatchDiscreteScheduler(shift=3.0)
-        pipeline = GRPOPipeline(vae, vae, scheduler, sampling=SamplerSettings(guidance_scale=1.0))
+        pipeline = GRPOPipeline(vae, vae, sampling=SamplerSettings(guidance_scale=1.0))
         latents = normal((2, *pipeline.latent_shape(9, 48, 48)), 0, "latents").to(device)
         videos.append(torch.stack(pipeline.decode(latents)).int())
     assert videos[0].shape == (2, 9, 3, 48, 48)
@@ -141,7 +131,7 @@ def test_decoded_videos_match_the_cpu(gpu, tile_size):
 
 def test_an_offloaded_vae_decodes_the_same_video(gpu):
     vae = load_vae(MINIATURE, device=gpu)
-    pipeline = GRPOPipeline(vae, vae, FlowMatchDiscreteScheduler(), sampling=SamplerSettings(guidance_scale=1.0))
+    pipeline = GRPOPipeline(vae, vae, sampling=SamplerSettings(guidance_scale=1.0))
     latents = normal((2, *pipeline.latent_shape(9, 48, 48)), 0, "latents").to(gpu)
     expected = pipeline.decode(latents)
     offload(vae)

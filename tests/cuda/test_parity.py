@@ -10,7 +10,7 @@ from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal
 from hyvideo.models.versions import version_defaults
 from hyvideo.pipelines.grpo_pipeline import DTYPES
-from hyvideo.training.model_setup import check_checkpoint, load_encoder, load_pipeline
+from hyvideo.training.model_setup import check_checkpoint, load_encoder, load_pipeline, rollout_schedule
 from tests.cuda.speed import relative_difference, seconds_of
 from tests.cuda.workload import DEVICE
 from tests.stock_pipeline import sample_diffusers, stock_pipeline
@@ -51,7 +51,7 @@ def test_samples_match_diffusers(gpu, released, tmp_path, record_property, dtype
     latents = {}
 
     def ours():
-        latents["ours"] = pipeline.sample_ode(conditions, noise.to(gpu))
+        latents["ours"] = pipeline.sample_ode(conditions, noise.to(gpu), rollout_schedule(config.rollout))
 
     def theirs():
         counts = {"num_frames": frames, "num_steps": steps, "negative_prompt": config.data.negative_prompt}
@@ -60,7 +60,7 @@ def test_samples_match_diffusers(gpu, released, tmp_path, record_property, dtype
     ours()  # warm-up
     record_property("ours, s", seconds_of(ours, gpu))
     gc.collect()  # diffusers' pipeline loads its own encoders, and both do not fit together with float32 weights
-    stock = stock_pipeline(config.model, pipeline, is_i2v=is_i2v)
+    stock = stock_pipeline(config.model, pipeline, config.rollout, is_i2v=is_i2v)
     record_property("diffusers with its text encoding, s", seconds_of(theirs, gpu))
     difference = relative_difference(*latents.values())
     record_property("difference", difference)

@@ -24,11 +24,13 @@ from tests.cuda.workload import (
     DEVICE,
     IS_TINY,
     arrange,
+    cache_modulation,
     compile_problem,
     condition,
     drawn,
     median_seconds,
     sampler,
+    schedule_of,
 )
 
 pytestmark = pytest.mark.cuda
@@ -130,12 +132,13 @@ def test_lora(work, record):
     transformer, settings = pipeline.transformer, OptimizerSettings(lora_rank=32)
     add_trainable_lora(transformer, training_config(transformer, rank=32, alpha=32.0))
     arrange(transformer, recompute="selective", compile=not IS_TINY)
+    cache_modulation(transformer)
     trained = {name: parameter for name, parameter in transformer.named_parameters() if parameter.requires_grad}
     optimizers = make_optimizers(settings, trained, work.dtype, hidden=work.family.matrices)
     conditions, latents = Conditions((condition(work, "positive"),)), drawn(work, 1, "initial")
 
     def a_pass():
-        step = pipeline.replay(latents, latents, pipeline.scheduler.timesteps[[3]], conditions)
+        step = pipeline.replay(latents, latents, schedule_of(20), [3], conditions)
         step.log_prob.sum().backward()
 
     def update():

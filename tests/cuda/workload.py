@@ -19,9 +19,9 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.parallelize import parallelize
 from hyvideo.models import attention_kernels
 from hyvideo.models.conditions import Condition
-from hyvideo.models.family import blocks, prepare
+from hyvideo.models.family import blocks, family_of, prepare
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
-from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+from hyvideo.schedulers.schedule import Schedule
 from tests.cuda.speed import take_turns
 
 DEVICE = torch.device(os.environ.get("CHECK_DEVICE", "cuda"))
@@ -107,17 +107,25 @@ def arrange(transformer, *, traces_on_cpu=False, mesh=None, **how):
         parallelize(transformer, mesh or Mesh(rank=0, world_size=1, sp_size=1), compile_backend=backend, **how)
 
 
-def sampler(work, num_steps=20, transformer=None):
+def cache_modulation(transformer):
+    """Keep the frozen modulation layers on the CPU, as a run with a LoRA does: its blocks are compiled differently."""
+    transformer.modulation_cache = family_of(transformer).cache_modulation(transformer)
+    assert transformer.modulation_cache
+
+
+def schedule_of(num_steps):
+    """Return the schedule of a run with the default sampler."""
+    return Schedule.build("sage_grpo", num_steps=num_steps, shift=5.0, eta=0.5)
+
+
+def sampler(work, transformer=None):
     """Return the sampler of a run with guidance scale 6 and our forward pass, without a VAE."""
     if transformer is None:
         transformer = work.transformer()
         prepare(transformer, {"text"})
-    scheduler = FlowMatchDiscreteScheduler(shift=5.0)
-    scheduler.set_timesteps(num_steps)
     return GRPOPipeline(
         transformer,
         None,
-        scheduler,
         sampling=SamplerSettings(batched_forward=False),
         negative=condition(work, "negative"),
         compute_dtype=work.dtype,

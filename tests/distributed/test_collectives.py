@@ -12,6 +12,7 @@ from hyvideo.distributed.collectives import average_gradients, merge_rows
 from hyvideo.distributed.parallelize import parallelize
 from hyvideo.models.conditions import Condition
 from hyvideo.models.family import prepare
+from hyvideo.schedulers.schedule import Schedule
 from hyvideo.training.policy_update import Pass, PolicyUpdate
 from tests.distributed.launch import launch
 from tests.distributed.test_sequence_parallel import tiny_transformer
@@ -35,9 +36,8 @@ def on_two_ranks() -> dict:
 
 def metrics_by_step(mesh) -> list:
     """Return the metrics of three steps in an update in which each rank trains one rollout at steps 1 and 0."""
-    scheduler = SimpleNamespace(timesteps=range(3))
-    update = SimpleNamespace(mesh=mesh, pipeline=SimpleNamespace(scheduler=scheduler))
-    rollouts = SimpleNamespace(trained_steps=torch.tensor([[1, 0]]))
+    update = SimpleNamespace(mesh=mesh)
+    rollouts = SimpleNamespace(trained_steps=torch.tensor([[1, 0]]), schedule=Schedule.ode(3, 1.0))
     work = SimpleNamespace(rollouts=rollouts, passes=[Pass([0], 0), Pass([0], 1)])
     ratios_and_kls = (
         torch.tensor([[1.5, 0.75], [4.0, 2.0]]) if mesh.is_main else torch.tensor([[0.75, 1.5], [1.0, 0.0]])

@@ -16,12 +16,12 @@ needs_network = pytest.mark.skipif(HERE is None, reason="this machine has no def
 
 
 def names(monkeypatch, **addresses):
-    """Let these host names have these addresses."""
+    """Let these host names have these addresses, separated by spaces."""
 
     def getaddrinfo(host, port, *arguments, **options):
         if host not in addresses:
             raise socket.gaierror(-2, "Name or service not known")
-        return [(socket.AF_INET, socket.SOCK_DGRAM, 17, "", (addresses[host], port))]
+        return [(socket.AF_INET, socket.SOCK_DGRAM, 17, "", (each, port)) for each in addresses[host].split()]
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
 
@@ -51,6 +51,13 @@ def test_a_master_whose_name_is_mapped_to_loopback_has_the_address_of_the_defaul
     routes(monkeypatch, _127_0_1_1="127.0.0.1", _198_51_100_1="10.1.0.1")
     found = node_address.node_address("node1")
     assert (found.address, found.is_master) == ("10.1.0.1", True)
+
+
+def test_a_loopback_address_of_the_master_comes_after_its_other_addresses(monkeypatch):
+    names(monkeypatch, node1="127.0.1.1 192.168.7.1 fd00::1")
+    routes(monkeypatch, _127_0_1_1="127.0.0.1", _192_168_7_1="192.168.7.1", _198_51_100_1="10.1.0.1")
+    found = node_address.node_address("node1")
+    assert (found.address, found.is_master) == ("192.168.7.1", True)
 
 
 @pytest.mark.parametrize("master", ["localhost", "127.0.0.1"])

@@ -233,9 +233,9 @@ def stop_and_resume(folder, mesh):
     trainer, sampled, stopped = make(folder, mesh), [], ""
 
     def counted(trainer):
-        def sample(iteration, indices, conditions, sample=trainer.collector.sample, **options):
+        def sample(iteration, schedule, indices, conditions, sample=trainer.collector.sample, **options):
             sampled.append([iteration, indices[0].group])
-            rollout = sample(iteration, indices, conditions, **options)
+            rollout = sample(iteration, schedule, indices, conditions, **options)
             if len(sampled) == 4 and mesh.rank == 1:
                 os.kill(os.getpid(), signal.SIGTERM)
             return rollout

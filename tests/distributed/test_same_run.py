@@ -152,7 +152,7 @@ def train(folder, settings, threshold, iterations=2):
         metrics = trainer.run_iteration()
     collector, indices = trainer.collector, trainer.collector.indices()
     conditions = trainer.encoder(collector.requests_of(trainer.iteration, indices))
-    latents = collector.sample(trainer.iteration, indices, conditions).final
+    latents = collector.sample(trainer.iteration, collector.schedule, indices, conditions).final
     save_tensors(Path(folder) / "tensors.safetensors", trainer.policy.tensors())
     rollouts = {
         index.number(config.rollout.num_generations): row.double().sum().item() for index, row in zip(indices, latents)

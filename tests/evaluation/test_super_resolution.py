@@ -23,6 +23,7 @@ from hyvideo.models.loading import load_vae
 from hyvideo.models.lora import Pair, save_lora
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
+from hyvideo.schedulers.transitions import shifted_levels
 from tests.live_tensors import LiveTensors
 from tests.models.conftest import GOLDEN
 from tests.tiny_checkpoint import write_image, write_original, write_super_resolution
@@ -119,11 +120,12 @@ def test_a_video_is_refined_and_both_are_written(run, tmp_path):
 
 
 def test_an_image_is_encoded_at_both_sizes_and_a_lora_is_the_base_models(run, root, tmp_path, monkeypatch):
-    samples, images_at = [], {}
+    samples, levels, images_at = [], [], {}
     sample, encode = GRPOPipeline.sample_ode, ImageEncoder.__call__
 
-    def sampled(self, conditions, noise):
-        samples.append((self, *conditions.samples, noise, sample(self, conditions, noise)))
+    def sampled(self, conditions, noise, schedule):
+        levels.append(schedule.levels)
+        samples.append((self, *conditions.samples, noise, sample(self, conditions, noise, schedule)))
         return samples[-1][-1]
 
     def encoded(self, path, *size):
@@ -151,7 +153,8 @@ def test_an_image_is_encoded_at_both_sizes_and_a_lora_is_the_base_models(run, ro
     expected = torch.randn(1, 4, 2, 6, 6, generator=torch.Generator().manual_seed(3), dtype=torch.bfloat16)
     assert torch.equal(noise, expected.float()), "the original's noise for the seed"
     assert pipeline.transformer.config.in_channels == 14 and not hasattr(pipeline.transformer, "peft_config")
-    assert pipeline.transformer.reads_ends and pipeline.scheduler.config.shift == 2.0
+    assert pipeline.transformer.reads_ends
+    assert levels[1] == shifted_levels(len(levels[1]) - 1, 2.0) != levels[0]
 
 
 @pytest.mark.parametrize(

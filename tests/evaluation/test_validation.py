@@ -15,6 +15,7 @@ from hyvideo.evaluation import validation as validation_module
 from hyvideo.evaluation.run_summary import print_summary
 from hyvideo.evaluation.validation import Validation
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
+from hyvideo.schedulers.transitions import shifted_levels
 from hyvideo.trainer import Trainer
 from hyvideo.training.preemption import Stopped
 from tests.distributed.launch import launch
@@ -176,7 +177,7 @@ def test_validation_noise_depends_on_validation_seed_only(tiny_config, mesh):
         config = tiny_config.with_settings(**VALIDATED, validation_steps=2, **settings)
         validation = Trainer(config, mesh, CPU, scorers={"test": Redness()}).validation
         drawn = []
-        validation.pipeline.sample_ode = lambda conditions, noise: drawn.append(noise) or noise
+        validation.pipeline.sample_ode = lambda conditions, noise, schedule: drawn.append(noise) or noise
         list(validation.videos(validation.rows()))
         return torch.cat(drawn)
 
@@ -205,18 +206,18 @@ def test_validation_settings_do_not_change_those_of_rollouts(tiny_config, mesh, 
     calls = []
     sample_ode = GRPOPipeline.sample_ode
 
-    def watched(pipeline, conditions, noise):
-        calls.append((noise.shape[2], pipeline.scheduler.config.shift, pipeline.scheduler.sigmas.tolist()))
-        return sample_ode(pipeline, conditions, noise)
+    def watched(pipeline, conditions, noise, schedule):
+        calls.append((noise.shape[2], schedule.levels))
+        return sample_ode(pipeline, conditions, noise, schedule)
 
     monkeypatch.setattr(GRPOPipeline, "sample_ode", watched)
     settings = {"validation_num_frames": 9, "validation_shift": 7.0, "validation_steps": 2}
     trainer = Trainer(tiny_config.with_settings(**VALIDATED, **settings), mesh, CPU, scorers={"test": Redness()})
     (videos,) = trainer.validation.videos(trainer.validation.rows()[:1])
     assert len(videos[0]) == 9
-    (latent_frames, shift, sigmas), *_ = calls
-    assert (latent_frames, shift, sigmas) == (3, 7.0, [1.0, 0.875, 0.0])  # 7 / 2 over 1 + 6 / 2
-    assert trainer.pipeline.scheduler.config.shift == 3 and len(trainer.pipeline.scheduler.timesteps) == 4
+    (latent_frames, levels), *_ = calls
+    assert (latent_frames, levels) == (3, (1.0, 0.875, 0.0))  # 7 / 2 over 1 + 6 / 2
+    assert trainer.collector.schedule.levels == shifted_levels(4, 3.0)
 
 
 def test_validation_can_use_guidance_when_rollouts_do_not(tiny_config, mesh):

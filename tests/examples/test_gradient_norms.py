@@ -20,13 +20,14 @@ def measured(tiny_config):
 
 
 def norms_under(trainer, rollouts, weights):
-    trainer.update.step_weights = weights
+    trainer.update.step_weights = lambda schedule: weights
     return norms_per_visit(trainer.update, rollouts)
 
 
 def test_weighted_norms_divided_by_the_weights_are_unweighted_norms(measured, mesh):
     trainer = Trainer(measured, mesh, CPU)
-    rollouts, weights = scored_rollouts(trainer), trainer.update.step_weights
+    rollouts = scored_rollouts(trainer)
+    weights = trainer.update.step_weights(rollouts.schedule)
     before = [parameter.detach().clone() for parameter in trainer.policy.parameters]
     weighted = norms_under(trainer, rollouts, weights)
     without = norms_under(trainer, rollouts, torch.ones_like(weights))

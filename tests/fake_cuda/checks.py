@@ -112,7 +112,7 @@ def one_block(count, *, lora):
         return found | {"backward": take_counts(count)}
 
 
-def passes(count, pipeline, timestep):
+def passes(count, pipeline, schedule):
     """Count a rollout step, its replay, its backward pass and the update, with image-to-video conditions."""
     picture = ImageCondition(empty(729, 1152), empty(32, *GRID[1:], dtype=torch.float32))
     conditions = Conditions((Condition(empty(200, 3584), empty(12, 1472), picture),))
@@ -121,12 +121,10 @@ def passes(count, pipeline, timestep):
     with count:
         with torch.no_grad():
             latents = select(stored, [1], [2])
-            velocity = pipeline.velocity(latents, timestep, conditions)
-            step = pipeline.scheduler.sde_step_with_logprob(
-                velocity, latents, timestep, noise=torch.empty_like(latents)
-            )
+            velocity = pipeline.velocity_at_steps(latents, schedule, [5], conditions)
+            step = schedule.draw(velocity, latents, 5, torch.empty_like(latents))
         found["rollout step"] = take_counts(count)
-        again = pipeline.replay(latents, step.prev_sample, timestep, conditions)
+        again = pipeline.replay(latents, step.sample, schedule, [5], conditions)
         found["replay"] = take_counts(count)
         again.log_prob.sum().backward()
         found["backward"] = take_counts(count)
@@ -269,14 +267,13 @@ def reward_thread(count):
 
 
 def main():
-    scheduler, timestep = prepare_process()
+    schedule = prepare_process()
     mesh = sharded.mesh()
     with fake_mode():
         negative = Condition(empty(12, 3584))
         pipeline = GRPOPipeline(
             transformer("selective"),
             autoencoder(),
-            scheduler,
             sampling=SamplerSettings(batched_forward=False),
             negative=negative,
             compute_dtype=BF16,
@@ -285,7 +282,7 @@ def main():
             "device": the_device(Count()),
             "block": one_block(Count(), lora=False),
             "LoRA block": one_block(Count(), lora=True),
-            "passes": passes(Count(), pipeline, timestep),
+            "passes": passes(Count(), pipeline, schedule),
             "decode": decode(Count(), pipeline),
             "kernels": kernels(Count()),
             "reward thread": reward_thread(Count()),

@@ -263,11 +263,11 @@ def let_modules_move() -> None:
 
 
 def prepare_process():
-    """Configure torch and return a scheduler of 20 steps and one of its timesteps, a real tensor on the host."""
-    from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+    """Configure torch and return a schedule of 20 steps, whose timesteps are real tensors on the host."""
+    from hyvideo.schedulers.schedule import Schedule
 
     torch.set_num_threads(1)
     gc.freeze()  # objects of the imports are not garbage
-    scheduler = FlowMatchDiscreteScheduler()
-    scheduler.set_timesteps(20)
-    return scheduler, scheduler.timesteps[5].expand(1).clone()
+    schedule = Schedule.build("sage_grpo", num_steps=20, shift=5.0, eta=0.5)
+    assert len(schedule.timesteps) == len(schedule.ends)  # computed outside of the fake mode
+    return schedule

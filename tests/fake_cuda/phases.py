@@ -24,7 +24,7 @@ from hyvideo.training.optimizers import make_optimizers
 from tests.fake_cuda.test_phases import narrow, recipe
 
 
-def iteration(run, timestep, scheduler, with_decode):
+def iteration(run, schedule, with_decode):
     """Return the peak of each phase."""
     peaks, settings = {}, run.settings
 
@@ -52,24 +52,25 @@ def iteration(run, timestep, scheduler, with_decode):
         optimizers.step(1e-5)  # creates the optimizer state
         optimizers.zero_grad()
         sampling = SamplerSettings(guidance_scale=settings.cfg_scale, batched_forward=run.config.is_batched)
-        pipeline = GRPOPipeline(model, vae, scheduler, sampling=sampling, compute_dtype=checks.BF16)
+        pipeline = GRPOPipeline(model, vae, sampling=sampling, compute_dtype=checks.BF16)
         shape, rows = pipeline.latent_shape(*run.config.rollout_size), settings.batch_size
         latents, one = checks.empty(rows, *shape, dtype=torch.float32), checks.empty(1, *shape, dtype=torch.float32)
         text = Conditions((Condition(checks.empty(run.text_tokens - 12, 3584), checks.empty(12, 1472)),))
         gc.collect()
         count.clear()
         with torch.no_grad():
-            pipeline.velocity(latents, timestep.expand(rows), text.select([0] * rows))
+            pipeline.velocity_at_steps(latents, schedule, [5] * rows, text.select([0] * rows))
             end("rollout")
             if with_decode:
                 shape = pipeline.latent_shape(*narrow(settings.base_weight_dtype).config.rollout_size)
                 pipeline.decode(checks.empty(1, *shape, dtype=torch.float32))
                 end("decode")
             with anchor.swapped_in():
-                reference = pipeline.velocity(one, timestep, text)
+                reference = pipeline.velocity_at_steps(one, schedule, [5], text)
             end("anchor")
         for _ in range(2):  # the second pass has gradients from its beginning
-            inputs = NFTInputs(pipeline.velocity(one, timestep, text), one, one, checks.empty(1), reference)
+            velocity = pipeline.velocity_at_steps(one, schedule, [5], text)
+            inputs = NFTInputs(velocity, one, one, checks.empty(1), reference)
             terms = nft_terms(inputs, advantage_clip=5, kl_weights=KLWeights(1, 0.1), kl_coefficient=0.03)
             terms.loss.sum().backward()
             end("backward ends")
@@ -79,10 +80,10 @@ def iteration(run, timestep, scheduler, with_decode):
 
 
 def main():
-    scheduler, timestep = device.prepare_process()
+    schedule = device.prepare_process()
     with device.fake_mode():  # decoding is the same for both
         with_decode = {"bf16": False, "fp8": True}
-        counted = {kind: iteration(recipe(kind), timestep, scheduler, decode) for kind, decode in with_decode.items()}
+        counted = {kind: iteration(recipe(kind), schedule, decode) for kind, decode in with_decode.items()}
     print(json.dumps(counted), flush=True)
     os._exit(0)  # torch's threads would try to shut down the fake device
 

@@ -11,7 +11,7 @@ from hyvideo.grpo.trust_region import (
     position_kl,
     velocity_kl,
 )
-from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+from hyvideo.schedulers.schedule import Schedule
 
 LATENT = (2, 4, 3, 6, 8)
 
@@ -61,20 +61,18 @@ def test_velocity_kl_estimates_the_kl_to_the_rollout_policy():
 
 def test_velocity_kl_under_cps_is_2_std_squared_times_the_kl(latent):
     """The factor is exact for outcomes in pairs around the rollout's mean. The numbers equal those in docs/sde.md."""
-    scheduler = FlowMatchDiscreteScheduler(shift=5.0)
-    scheduler.set_timesteps(20)
+    schedule = Schedule.build("cps", num_steps=20, shift=5.0, eta=0.5)
     parts = []
-    for place in scheduler.stochastic_steps(sde_type="cps"):
+    for index in schedule.stochastic_steps:
         sample, velocity, moved, noise = (latent() for _ in range(4))
-        given = sample, scheduler.timesteps[place]
         distances = []
         for sign in (1, -1):
-            old = scheduler.sde_step_with_logprob(velocity, *given, sde_type="cps", noise=sign * noise)
-            new = scheduler.sde_step_with_logprob(moved, *given, sde_type="cps", prev_sample=old.prev_sample)
+            old = schedule.draw(velocity, sample, index, sign * noise)
+            new = schedule.score(moved, sample, [index] * len(sample), old.sample)
             distances.append(velocity_kl(new.log_prob, old.log_prob))
-        kl = position_kl(new.prev_sample_mean, old.prev_sample_mean, old.std_dev_t)
+        kl = position_kl(new.mean, old.mean, old.std)
         parts.append((sum(distances) / 2 / kl).mean().item())
-    expected = [2 * std**2 for std in scheduler.std_devs(sde_type="cps").tolist()[:-1]]
+    expected = [2 * std**2 for std in (step.std for step in schedule.transitions[:-1])]
     assert parts == pytest.approx(expected, rel=1e-3)
     assert (round(parts[0], 2), round(parts[-1], 2)) == (0.98, 0.04)
 

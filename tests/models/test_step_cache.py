@@ -12,7 +12,7 @@ from hyvideo.models.family import blocks, install
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.step_cache import StepCache, StepCaching
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
-from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+from hyvideo.schedulers.schedule import Schedule
 from tests.models.conftest import GOLDEN, golden_state, seeded_normal, transformer_weight, write_model
 from tests.tiny_wan import write_wan
 
@@ -47,12 +47,11 @@ def settings(schedule, kind):
 def sample(transformer, num_steps, caching=None, **sampling):
     """Return the latents of every step of one video. Shape: (steps + 1, channels, frames, height, width)."""
     negative, prompt = conditions()
-    scheduler = FlowMatchDiscreteScheduler(5.0)
-    scheduler.set_timesteps(num_steps)
-    options = SamplerSettings("sage_grpo", 0.0, 3.0, **sampling)
-    pipeline = GRPOPipeline(transformer, None, scheduler, sampling=options, negative=negative)
+    options = SamplerSettings(guidance_scale=3.0, **sampling)
+    pipeline = GRPOPipeline(transformer, None, sampling=options, negative=negative)
     transformer.step_cache = caching and StepCache(caching, caching.num_skipped(4))
-    return pipeline.sample(Conditions((prompt,)), seeded_normal("cache/latents", 1, 4, 3, 4, 5), None).latents[0]
+    noise = seeded_normal("cache/latents", 1, 4, 3, 4, 5)
+    return pipeline.sample(Conditions((prompt,)), noise, Schedule.ode(num_steps, 5.0), None).latents[0]
 
 
 def difference(found, expected):

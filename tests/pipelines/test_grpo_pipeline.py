@@ -7,6 +7,7 @@ import torch
 
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal
+from hyvideo.schedulers.schedule import Schedule
 from hyvideo.training.model_setup import load_encoder, load_pipeline
 
 REQUESTS = [Request("a red circle moves up"), Request("a blue square moves left slowly")]
@@ -26,6 +27,10 @@ def step_noise(noise):
     return lambda step: normal(tuple(noise.shape), "step", step)
 
 
+def schedule_of(sde_type="sage_grpo", num_steps=4, eta=0.5):
+    return Schedule.build(sde_type, num_steps=num_steps, shift=3.0, eta=eta)
+
+
 def with_sampling(pipeline, **changes):
     pipeline.sampling = dataclasses.replace(pipeline.sampling, **changes)
     return pipeline
@@ -34,9 +39,9 @@ def with_sampling(pipeline, **changes):
 def test_rollouts_keep_all_latents_or_those_of_the_first_step_and_the_end(parts):
     pipeline, conditions, noise = parts
     for num_steps, kept in ((1, [0, 1]), (2, [0, 1, 2]), (4, [0, 1, 4])):
-        sampler = pipeline.with_steps(num_steps)
-        every = sampler.sample(conditions, noise, step_noise(noise))
-        ends = sampler.sample(conditions, noise, step_noise(noise), keeps_all=False)
+        schedule = schedule_of(num_steps=num_steps)
+        every = pipeline.sample(conditions, noise, schedule, step_noise(noise))
+        ends = pipeline.sample(conditions, noise, schedule, step_noise(noise), keeps_all=False)
         assert torch.equal(ends.latents, every.latents[:, kept]) and torch.equal(ends.final, every.final)
         assert torch.equal(ends.log_probs, every.log_probs)
 
@@ -94,41 +99,31 @@ def test_no_guidance_runs_one_branch(parts):
     pipeline, conditions, noise = parts
     batches = []
     pipeline.transformer.register_forward_pre_hook(lambda _, args: batches.append(len(args[0])))
-    with_sampling(pipeline, guidance_scale=1.0).sample_ode(conditions, noise)
+    with_sampling(pipeline, guidance_scale=1.0).sample_ode(conditions, noise, Schedule.ode(4, 3.0))
     assert batches == [2] * 4
 
 
 def test_sampling_with_eta_0_equals_the_ode(parts):
     pipeline, conditions, noise = parts
-    ode = pipeline.sample_ode(conditions, noise)
-    rollout = with_sampling(pipeline, eta=0.0).sample(conditions, noise, step_noise(noise))
+    ode = pipeline.sample_ode(conditions, noise, schedule_of(eta=0.5))
+    assert torch.equal(pipeline.sample_ode(conditions, noise, Schedule.ode(4, 3.0)), ode)
+    rollout = pipeline.sample(conditions, noise, schedule_of(eta=0.0), step_noise(noise))
     assert torch.equal(rollout.final, ode)
     assert rollout.log_probs.abs().max() == 0
-
-
-def test_the_ode_does_not_call_a_custom_sampler(parts, tmp_path):
-    (tmp_path / "custom.py").write_text(
-        "def constant(sigma, sigma_next, eta, second):\n    return sigma - sigma_next\n"
-    )
-    pipeline, conditions, noise = parts
-    ode = pipeline.sample_ode(conditions, noise)
-    for sde_type in (f"{tmp_path}/custom.py:constant", f"{tmp_path}/removed.py:f"):
-        assert torch.equal(with_sampling(pipeline, sde_type=sde_type).sample_ode(conditions, noise), ode)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("sde_type", ["sage_grpo", "flow_grpo", "dance_grpo", "cps"])
 def test_a_replay_reproduces_the_log_probs_of_a_rollout_exactly(parts, sde_type):
     pipeline, conditions, noise = parts
-    pipeline, kept = with_sampling(pipeline, sde_type=sde_type), torch.tensor([[2, 0, 1], [1, 3, 2]])
-    rollout = pipeline.sample(conditions, noise, step_noise(noise), mean_steps=kept)
+    schedule, kept = schedule_of(sde_type), torch.tensor([[2, 0, 1], [1, 3, 2]])
+    rollout = pipeline.sample(conditions, noise, schedule, step_noise(noise), mean_steps=kept)
     assert rollout.means.shape == (2, 3, *noise.shape[1:])
     for i in range(4):
-        timestep = pipeline.scheduler.timesteps[i].expand(2)
-        step = pipeline.replay(rollout.latents[:, i], rollout.latents[:, i + 1], timestep, conditions)
+        step = pipeline.replay(rollout.latents[:, i], rollout.latents[:, i + 1], schedule, [i, i], conditions)
         assert torch.equal(step.log_prob, rollout.log_probs[:, i])
         for row, place in (kept == i).nonzero().tolist():
-            assert torch.equal(step.prev_sample_mean[row], rollout.means[row, place])
+            assert torch.equal(step.mean[row], rollout.means[row, place])
 
 
 def test_videos_decode_equally_alone_and_in_a_batch(parts):

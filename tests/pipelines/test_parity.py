@@ -8,7 +8,8 @@ from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal
 from hyvideo.models.hunyuan_video15.encoders import load_glyph_encoder
 from hyvideo.models.hunyuan_video15.prompt_encoders import GlyphEncoder
-from hyvideo.training.model_setup import load_encoder, load_pipeline
+from hyvideo.schedulers.schedule import Schedule
+from hyvideo.training.model_setup import load_encoder, load_pipeline, rollout_schedule
 from tests.cuda.speed import relative_difference
 from tests.stock_pipeline import sample_diffusers, stock_pipeline
 from tests.tiny_checkpoint import write_image, write_original
@@ -51,8 +52,8 @@ def loaded(config, kinds=ALL_KINDS):
     return encoder, load_pipeline(config, CPU, encoder=encoder, vae=vae, kinds=kinds)
 
 
-def sample(pipeline, encoder, request, noise):
-    return pipeline.sample_ode(encoder([request], height=SIZE[0], width=SIZE[1]), noise)
+def sample(pipeline, schedule, encoder, request, noise):
+    return pipeline.sample_ode(encoder([request], height=SIZE[0], width=SIZE[1]), noise, schedule)
 
 
 @pytest.mark.parametrize(
@@ -71,8 +72,8 @@ def test_guided_sampling_from_the_original_layout_equals_diffusers(
     encoder, pipeline = loaded(config)
     request = Request(prompt, image if has_image else None)
     noise = normal(pipeline.latent_shape(9, *SIZE), 0, version)[None]
-    ours = sample(pipeline, encoder, request, noise)
-    stock = stock_pipeline(config.model, pipeline, is_i2v=has_image)
+    ours = sample(pipeline, rollout_schedule(config.rollout), encoder, request, noise)
+    stock = stock_pipeline(config.model, pipeline, config.rollout, is_i2v=has_image)
     counts = {"num_frames": config.data.sample_n_frames, "num_steps": STEPS}
     theirs = sample_diffusers(stock, request, noise, SIZE, **counts, negative_prompt=negative_prompt)
     assert relative_difference(ours, theirs) <= 1e-5
@@ -93,7 +94,7 @@ def test_the_prompt_quotes_and_the_image_each_change_the_video(root, image):
         Request('a "cat"', image),
         Request("a cat"),
     ]
-    latents = [sample(pipeline.with_steps(2), encoder, r, noise) for r in requests]
+    latents = [sample(pipeline, Schedule.ode(2, 5.0), encoder, request, noise) for request in requests]
     for i, first in enumerate(latents):
         for second in latents[:i]:
             assert relative_difference(first, second) > 1e-3

@@ -4,7 +4,7 @@ import pytest
 
 from hyvideo.schedulers.noise_matching import matched_eta, parse_target, total_variance
 from hyvideo.schedulers.noise_window import parse_window
-from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+from hyvideo.schedulers.schedule import Schedule
 from hyvideo.schedulers.transitions import SAMPLERS, schedule, shifted_levels
 
 LEVELS = shifted_levels(20, 5.0)
@@ -14,15 +14,14 @@ RUN = dict(num_steps=20, shift=5.0, last_step="stochastic")
 @pytest.mark.parametrize("sde_type", list(SAMPLERS))
 @pytest.mark.parametrize("target", ["sage_grpo:0.5", "flow_grpo:0.7", "dance_grpo:0.25", "cps:0.2"])
 @pytest.mark.parametrize("num_steps, shift, last_step", [(20, 5.0, "stochastic"), (100, 7.0, "deterministic")])
-def test_the_scheduler_adds_the_variance_of_the_target(sde_type, target, num_steps, shift, last_step):
-    """The variance is computed from the standard deviations that the scheduler samples with."""
-    scheduler = FlowMatchDiscreteScheduler(shift=shift, last_step=last_step)
-    scheduler.set_timesteps(num_steps)
+def test_the_schedule_adds_the_variance_of_the_target(sde_type, target, num_steps, shift, last_step):
+    """The variance is computed from the standard deviations that the schedule samples with."""
+    levels = {"num_steps": num_steps, "shift": shift, "last_step": last_step}
     named, named_eta = parse_target(target)
     eta = matched_eta(target, sde_type, num_steps=num_steps, shift=shift, last_step=last_step)
-    total = scheduler.std_devs(sde_type=sde_type, eta=eta).double().square().sum()
-    goal = scheduler.std_devs(sde_type=named, eta=named_eta).double().square().sum()
-    assert total.item() == pytest.approx(goal.item(), rel=1e-6)
+    total = sum(step.std**2 for step in Schedule.build(sde_type, eta=eta, **levels).transitions)
+    goal = sum(step.std**2 for step in Schedule.build(named, eta=named_eta, **levels).transitions)
+    assert total == pytest.approx(goal, rel=1e-6)
 
 
 @pytest.mark.parametrize("sde_type", list(SAMPLERS))
@@ -93,7 +92,7 @@ def test_a_schedule_without_noise_raises_an_error(target, sde_type):
 
 @pytest.mark.parametrize("changes", [{"num_steps": 0}, {"shift": 0.0}, {"shift": float("nan")}])
 def test_an_invalid_schedule_raises_an_error(changes):
-    with pytest.raises(ValueError, match="at least 1 step and a positive shift"):
+    with pytest.raises(ValueError, match="at least 1 step and a positive, finite shift"):
         matched_eta("sage_grpo:0.5", "flow_grpo", **RUN | changes)
 
 

@@ -109,14 +109,15 @@ def test_only_steps_in_the_window_have_noise_and_are_trained(tiny_config, mesh, 
         drawn = iterations[-1].trajectories.log_probs.abs().sum(0) > 0
         assert drawn.nonzero().flatten().tolist() == window
         assert metrics["policy/ratio_max_deviation"] <= 1e-6
-        norms = trainer.pipeline.scheduler.compute_log_prob_grad_norms(eta=config.rollout.eta)
+        schedule = iterations[-1].schedule
+        norms = schedule.log_prob_grad_norms
         first, second = norms[window].tolist()  # the weights are the lower of the two norms over each
         expected = {window[0]: min(1.0, second / first), window[1]: min(1.0, first / second)}
-        found = {step: weight for step, weight in enumerate(trainer.update.step_weights.tolist()) if weight}
+        found = {step: weight for step, weight in enumerate(trainer.update.step_weights(schedule).tolist()) if weight}
         assert found == pytest.approx(expected)
     assert metrics["cost/forwards"] == 6 + 3 * 2 + 2  # rollout, training, anchor
     outside = next(i for i in range(6) if i not in window)
     drawn = iterations[-1]
     steps = torch.full((len(drawn), 1), outside)
-    ode = trainer.collector.sample(trainer.iteration, drawn.indices, drawn.conditions, mean_steps=steps)
+    ode = trainer.collector.sample(trainer.iteration, drawn.schedule, drawn.indices, drawn.conditions, mean_steps=steps)
     assert torch.equal(ode.latents[:, outside + 1], ode.means[:, 0])

@@ -8,16 +8,15 @@ import torch
 from hyvideo.config.run_plan import make_plan
 from hyvideo.config.settings import Config
 from hyvideo.grpo.trust_region import KLCoefficient, KLScheduleSettings, position_kl
-from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+from hyvideo.schedulers.schedule import Schedule
 from hyvideo.schedulers.transitions import SAMPLERS, shifted_levels
 
 LEVELS = shifted_levels(20, 5.0)
 
 
-def scheduler(reference_conventions, num_steps=20, last_step="stochastic"):
-    made = FlowMatchDiscreteScheduler(5.0, last_step, reference_conventions)
-    made.set_timesteps(num_steps)
-    return made
+def build(sde_type, reference_conventions, **changes):
+    settings = {"num_steps": 20, "shift": 5.0, "eta": 0.5, "reference_conventions": reference_conventions}
+    return Schedule.build(sde_type, **settings | changes)
 
 
 @pytest.mark.parametrize(
@@ -28,32 +27,30 @@ def scheduler(reference_conventions, num_steps=20, last_step="stochastic"):
     ],
 )
 def test_the_equalizer_of_cps_has_the_factors_of_both_conventions(reference_conventions, expected):
-    factors = scheduler(reference_conventions).compute_grad_balancing_factors(sde_type="cps").tolist()
+    factors = build("cps", reference_conventions).equalizer_weights.tolist()
     assert {step: factors[step - 1] for step in expected} == pytest.approx(expected, rel=5e-3, abs=1e-16)
 
 
 def test_the_median_includes_the_last_step_of_cps_in_the_reference():
     """With 25 steps the lower median of 25 norms is the 13th, and that of the 24 stochastic ones the 12th."""
-    made = scheduler(True, num_steps=25)
-    norms, factors = (
-        getattr(made, name)(sde_type="cps")
-        for name in ("compute_log_prob_grad_norms", "compute_grad_balancing_factors")
-    )
-    assert norms[-1] == pytest.approx(made.sigmas[-2].item() / 1e-12)
-    assert factors.tolist() == pytest.approx((norms.sort().values[12] / norms).tolist(), rel=1e-5)
+    made = build("cps", True, num_steps=25)
+    norms = made.log_prob_grad_norms
+    assert norms[-1] == pytest.approx(made.levels[-2] / 1e-12)
+    assert made.equalizer_weights.tolist() == pytest.approx((norms.sort().values[12] / norms).tolist(), rel=1e-5)
 
 
 @pytest.mark.parametrize("sde_type", ["sage_grpo", "flow_grpo", "dance_grpo"])
 def test_the_equalizer_of_other_samplers_is_the_same(sde_type):
-    ours, theirs = (scheduler(is_on).compute_grad_balancing_factors(sde_type=sde_type) for is_on in (False, True))
+    ours, theirs = (build(sde_type, is_on).equalizer_weights for is_on in (False, True))
     assert torch.equal(ours, theirs)
 
 
 def test_the_kl_of_flow_grpo_omits_the_step_length():
     """The reference divides by 2 (s^2 + 1e-6) with s = eta sqrt(sigma / (1 - sigma)), without the step length."""
-    kl = position_kl(torch.full((20, 1, 1, 1, 1), 0.3), torch.zeros(1), stds(sde_type="flow_grpo"))
+    stds = torch.tensor([step.std for step in build("flow_grpo", False).transitions]).reshape(-1, 1, 1, 1, 1)
+    kl = position_kl(torch.full((20, 1, 1, 1, 1), 0.3), torch.zeros(1), stds)
     for is_on in (False, True):
-        weighted = kl * scheduler(is_on).position_kl_weights(sde_type="flow_grpo")
+        weighted = kl * build("flow_grpo", is_on).position_kl_weights
         for step, (sigma, value) in enumerate(zip(LEVELS, weighted.tolist())):
             variance = 0.25 * sigma / (1 - (sigma if step else LEVELS[1]))
             reference = 0.3**2 / (2 * (variance + 1e-6))
@@ -61,24 +58,20 @@ def test_the_kl_of_flow_grpo_omits_the_step_length():
             assert value == pytest.approx(reference if is_on else ratio * reference, rel=1e-4)
 
 
-def stds(**sde):
-    return scheduler(False).std_devs(**sde).reshape(-1, 1, 1, 1, 1)
-
-
 @pytest.mark.parametrize("sde_type", ["sage_grpo", "dance_grpo", "cps"])
 def test_the_kl_of_other_samplers_is_the_same_where_they_add_noise(sde_type):
-    weights = scheduler(True).position_kl_weights(sde_type=sde_type)
+    weights = build(sde_type, True).position_kl_weights
     assert weights[:19].tolist() == pytest.approx([1.0] * 19, abs=2e-4)
     # The last step of cps has no noise. The reference divides its KL by 2e-6, `position_kl` by 1e-6.
     assert weights[19].item() == pytest.approx(0.5 if sde_type == "cps" else 1.0, abs=2e-4)
-    assert torch.equal(scheduler(False).position_kl_weights(sde_type=sde_type), torch.ones(20))
+    assert torch.equal(build(sde_type, False).position_kl_weights, torch.ones(20))
 
 
 def test_the_last_step_of_cps_outweighs_the_kl_of_all_others():
     """KL_t of a velocity difference of 1 is (dmean/dv)^2 / (2 std^2). docs/reproduce.md names the ratio."""
-    made = scheduler(True)
-    kls = [step.b**2 / (2 * step.std**2 + 1e-6) for step in made._transitions("cps", 0.5)]
-    weighted = (torch.tensor(kls) * made.position_kl_weights(sde_type="cps")).tolist()
+    made = build("cps", True)
+    kls = [step.b**2 / (2 * step.std**2 + 1e-6) for step in made.transitions]
+    weighted = (torch.tensor(kls) * made.position_kl_weights).tolist()
     assert weighted[-1] == pytest.approx(LEVELS[-2] ** 2 / 2e-6)
     assert weighted[-1] / sum(weighted[:-1]) == pytest.approx(17_000, rel=0.02)
 
@@ -100,26 +93,22 @@ def test_the_reference_also_trains_the_last_step_of_cps(sde_type, settings, numb
     config = Config().with_settings(**{"sde_type": sde_type, "reference_conventions": True} | settings).resolved()
     rollout = config.rollout
     assert make_plan(config).num_trained_steps == number
-    made = scheduler(rollout.reference_conventions, last_step=rollout.last_step)
+    made = build(sde_type, rollout.reference_conventions, eta=rollout.eta, last_step=rollout.last_step)
     if rollout.sde_window:
-        made.restrict_noise(range(4))
-    trained = made.stochastic_steps(sde_type=sde_type, eta=rollout.eta)
+        made = made.with_noise_only_at(range(4))
+    trained = made.stochastic_steps
     assert len(trained) * config.loss.timestep_fraction == number
-    norms = made.compute_log_prob_grad_norms(sde_type=sde_type, eta=rollout.eta)
-    assert norms.nonzero().flatten().tolist() == trained
+    assert made.log_prob_grad_norms.nonzero().flatten().tolist() == trained
 
 
 def test_the_conventions_change_the_loss_and_not_the_samples():
     generator = torch.Generator().manual_seed(0)
     x, v, noise = (torch.randn(2, 1, 4, 4, generator=generator) for _ in range(3))
     for sde_type in SAMPLERS:
-        for timestep in scheduler(True).timesteps:
-            ours, theirs = (
-                scheduler(is_on).sde_step_with_logprob(v, x, timestep, sde_type=sde_type, noise=noise)
-                for is_on in (False, True)
-            )
-            torch.testing.assert_close(ours.prev_sample, theirs.prev_sample, rtol=0, atol=1e-11)
-            assert torch.equal(ours.prev_sample_mean, theirs.prev_sample_mean)
+        for index in range(20):
+            ours, theirs = (build(sde_type, is_on).draw(v, x, index, noise) for is_on in (False, True))
+            torch.testing.assert_close(ours.sample, theirs.sample, rtol=0, atol=1e-11)
+            assert torch.equal(ours.mean, theirs.mean)
             torch.testing.assert_close(ours.log_prob, theirs.log_prob, rtol=0, atol=1e-11)
 
 

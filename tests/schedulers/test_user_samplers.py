@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hyvideo.schedulers.noise_matching import matched_eta, total_variance
-from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+from hyvideo.schedulers.schedule import Schedule
 from hyvideo.schedulers.transitions import sampler_of, schedule, shifted_levels
 
 LEVELS = shifted_levels(20, 5.0)
@@ -101,23 +101,16 @@ def test_a_variance_that_falls_only_above_the_matched_eta_is_matched(place):
 # --- sampling and replay -----------------------------------------------------------------------
 
 
-def make_scheduler():
-    scheduler = FlowMatchDiscreteScheduler(shift=5.0)
-    scheduler.set_timesteps(20)
-    return scheduler
-
-
 def sample_and_replay(sde_type, eta):
     """Return latents and log-probabilities of a rollout, and the log-probabilities of its replay."""
-    scheduler, generator = make_scheduler(), torch.Generator().manual_seed(0)
+    made, generator = Schedule.build(sde_type, num_steps=20, shift=5.0, eta=eta), torch.Generator().manual_seed(0)
     latent, found = torch.randn(2, 4, 3, generator=generator), []
-    for timestep in scheduler.timesteps:
-        velocity = torch.randn(2, 4, 3, generator=generator)
-        given = dict(eta=eta, sde_type=sde_type)
-        step = scheduler.sde_step_with_logprob(velocity, latent, timestep, generator=generator, **given)
-        again = scheduler.sde_step_with_logprob(velocity, latent, timestep, prev_sample=step.prev_sample, **given)
-        found.append((step.prev_sample, step.log_prob, again.log_prob))
-        latent = step.prev_sample
+    for index in range(20):
+        velocity, noise = torch.randn(2, 2, 4, 3, generator=generator)
+        step = made.draw(velocity, latent, index, noise)
+        again = made.score(velocity, latent, [index] * 2, step.sample)
+        found.append((step.sample, step.log_prob, again.log_prob))
+        latent = step.sample
     return [torch.stack(column) for column in zip(*found)]
 
 
@@ -125,8 +118,10 @@ def sample_and_replay(sde_type, eta):
 def test_a_custom_sampler_equals_the_built_in_one_bit_for_bit(place, name, built_in):
     for custom, expected in zip(sample_and_replay(place(name), 0.4), sample_and_replay(built_in, 0.4), strict=True):
         assert torch.equal(custom, expected)
-    custom, expected = (make_scheduler().compute_grad_balancing_factors(sde_type=t) for t in (place(name), built_in))
-    assert torch.equal(custom, expected)
+    custom, expected = (
+        Schedule.build(sde_type, num_steps=20, shift=5.0, eta=0.4) for sde_type in (place(name), built_in)
+    )
+    assert torch.equal(custom.equalizer_weights, expected.equalizer_weights)
 
 
 @pytest.mark.parametrize("name", ["dance", "linear", "cps", "full"])

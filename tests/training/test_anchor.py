@@ -83,6 +83,14 @@ def test_the_ema_moves_towards_the_policy_by_one_minus_its_decay(model):
         torch.testing.assert_close(tensor, start[name] + 0.1)
 
 
+def test_an_ema_of_a_policy_with_nan_is_not_saved(model):
+    copy = WeightCopy(model, trained(model))
+    move(model, float("nan"))
+    copy.move_towards(0.1)
+    with pytest.raises(AssertionError, match="or is NaN"):
+        copy.tensors()
+
+
 def test_an_ema_that_moves_away_from_the_policy_stops_the_run(model, monkeypatch):
     copy = WeightCopy(model, trained(model))
     move(model, 1.0)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.trainer import Trainer
 from hyvideo.training import compile_probe
 from hyvideo.training.on_policy_check import OffPolicyError
@@ -76,8 +77,26 @@ def test_all_ranks_sample_in_gradient_mode_if_one_needs_it(tiny_config, mesh, mo
     trainer = Trainer(tiny_config, mesh, CPU)
     monkeypatch.setattr(compile_probe, "all_objects", lambda agrees, mesh: [agrees, False])
     conditions = trainer.encoder(trainer.collector.requests[:1], height=16, width=16)
-    compile_probe.match_gradient_mode(trainer.pipeline, conditions, trainer.config.rollout_size, mesh)
+    schedule = trainer.collector.schedule
+    compile_probe.match_gradient_mode(trainer.pipeline, schedule, conditions, trainer.config.rollout_size, mesh)
     assert trainer.pipeline.samples_in_gradient_mode
+
+
+@pytest.mark.parametrize("batched, batch_size", [("true", 2), ("false", 1)])
+def test_the_probe_runs_blocks_with_the_batches_of_the_update(
+    tiny_config, mesh, monkeypatch, quick_compiler, batched, batch_size
+):
+    """Another batch size, one or several, would be compiled for the probe alone."""
+    found = []
+    velocity = GRPOPipeline.velocity
+
+    def recorded(pipeline, latents, timestep, conditions):
+        found.append(len(latents))
+        return velocity(pipeline, latents, timestep, conditions)
+
+    monkeypatch.setattr(GRPOPipeline, "velocity", recorded)
+    trainer_of(tiny_config, mesh, "eager", batched_forward=batched, mini_batch_size_per_update=2)
+    assert set(found) == {batch_size}
 
 
 def test_blocks_that_agree_are_sampled_without_gradient(tiny_config, mesh, capsys, monkeypatch):
@@ -92,7 +111,7 @@ def test_the_blocks_of_a_sampled_velocity_keep_no_graph(tiny_config, mesh):
     pipeline, transformer = trainer.pipeline, trainer.policy.transformer
     requests = trainer.collector.requests[:1]
     conditions = trainer.encoder(requests, height=16, width=16)
-    noise, timestep = torch.randn(1, *trainer.collector.noise.shape), pipeline.scheduler.timesteps[:1]
+    noise, timestep = torch.randn(1, *trainer.collector.noise.shape), torch.tensor([1000.0])
     depths = []
 
     def record(block, inputs, outputs):

@@ -86,10 +86,10 @@ def inject(log, stage="", iteration=0, kind="KILL", rank=0):
 
             return call
 
-        def logged_sample(number, indices, conditions, sample=trainer.collector.sample, **options):
+        def logged_sample(number, schedule, indices, conditions, sample=trainer.collector.sample, **options):
             with open(log, "a") as file:
                 print(number, indices[0].group, indices[0].member, file=file)
-            rollout = sample(number, indices, conditions, **options)
+            rollout = sample(number, schedule, indices, conditions, **options)
             if stage == "rollout" and indices[0].group:  # in the second batch
                 send_signals()
             return rollout

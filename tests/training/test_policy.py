@@ -28,7 +28,7 @@ def adapter_is_unchanged(folder):
     trainer = Trainer(config, ranks.start(1, CPU, timeout=60), CPU, scorers={"test": ThresholdScorer(-9.0)})
     before = trainer.policy.lora()
     collector, indices = trainer.collector, trainer.collector.indices()
-    collector.sample(1, indices, trainer.encoder(collector.requests_of(1, indices)))
+    collector.sample(1, collector.schedule, indices, trainer.encoder(collector.requests_of(1, indices)))
     after = trainer.policy.lora()
     return all(torch.equal(before[name].a, after[name].a) and after[name].a.dtype == torch.float32 for name in before)
 

@@ -290,7 +290,7 @@ def test_the_last_step_of_cps_is_trained_by_its_kl_with_the_conventions_of_the_r
     rollouts = rollouts.with_rewards(rewards, trainer.rewards.advantages(rollouts.indices, rewards)[0])
     assert all(sorted(order) == [0, 1, 2, 3] for order in rollouts.trained_steps.tolist())
     column = rollouts.trained_steps[0].tolist().index(3)
-    mean = rollouts.replay(trainer.pipeline, [0], torch.tensor([3])).prev_sample_mean.detach()
+    mean = rollouts.replay(trainer.pipeline, [0], torch.tensor([3])).mean.detach()
     terms = trainer.update.terms(rollouts, [0], column, mean + 0.1)
     assert terms.position.item() == pytest.approx(0.1**2 / 2e-6, rel=1e-3)
     assert terms.ratio.item() == 1 and abs(terms.log_prob.item()) < 1e-9

@@ -88,7 +88,7 @@ def test_anchor_columns_depend_on_the_seed():
 def test_updates_alternate_over_groups_and_every_group_is_first_in_some_iterations():
     """With two updates, the groups of the first update of iteration 1 are those of the second update of iteration 2."""
     indices = [RolloutIndex(group, member) for group in range(4) for member in range(2)]
-    batch = RolloutBatch(indices, [], None, None, None, advantages=torch.zeros(8))
+    batch = RolloutBatch(indices, [], None, None, None, None, advantages=torch.zeros(8))
     rows = {
         (iteration, update): replace(batch, iteration=iteration).rows_of_update(update, 2)
         for iteration in (1, 2)
@@ -100,7 +100,7 @@ def test_updates_alternate_over_groups_and_every_group_is_first_in_some_iteratio
 def test_rollouts_without_an_advantage_are_not_trained():
     indices = [RolloutIndex(0, member) for member in range(3)]
     advantages = torch.tensor([0.0, torch.nan, 1.0])
-    batch = RolloutBatch(indices, [], None, None, None, advantages=advantages)
+    batch = RolloutBatch(indices, [], None, None, None, None, advantages=advantages)
     assert batch.rows_of_update(0, 1) == [0, 2]
 
 

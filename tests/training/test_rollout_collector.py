@@ -18,9 +18,9 @@ def test_the_rollouts_of_a_group_share_their_initial_noise_on_request(tiny_confi
             "grpo_sampling_steps": 6,
         }
         collector = Trainer(tiny_config.with_settings(**settings), mesh, CPU).collector
-        collector.noisy_steps(1)
         indices = collector.indices()
-        latents = collector.sample(1, indices, collector.encoder(collector.requests_of(1, indices))).latents
+        conditions = collector.encoder(collector.requests_of(1, indices))
+        latents = collector.sample(1, collector.schedule_of(1), indices, conditions).latents
         distinct = [len({tuple(row.flatten().tolist()) for row in latents[:, step]}) for step in range(7)]
         assert distinct == [count] * 3 + [8] * 4  # the third step is the first with noise
 

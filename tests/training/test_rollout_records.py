@@ -17,7 +17,7 @@ NAN = float("nan")
 def record(folder, rewards, iteration, **settings):
     """Record the second of two groups, as a second replica does; return its files and its entries of scores.json."""
     indices = [RolloutIndex(1, member) for member in range(3)]
-    batch = RolloutBatch(indices, ["a"] * 3, None, None, None, iteration=iteration, advantages=torch.arange(3.0))
+    batch = RolloutBatch(indices, ["a"] * 3, None, None, None, None, iteration=iteration, advantages=torch.arange(3.0))
     batch = replace(batch, rewards={row: Reward(total, {}) for row, total in enumerate(rewards)})
     settings = RecordSettings(output_dir=str(folder), **settings)
     recorder = RolloutRecorder(settings, DataSettings(seed=5, fps=24.0), Mesh(0, 1, 1), group_size=3, num_rollouts=6)

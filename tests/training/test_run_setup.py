@@ -12,6 +12,7 @@ from hyvideo.data.randomness import normal
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.parallelize import parallelize
 from hyvideo.records.stage_timer import StageTimer
+from hyvideo.schedulers.schedule import Schedule
 from hyvideo.trainer import Trainer
 from hyvideo.training import policy, run_setup
 from tests.test_trainer import CPU, Redness
@@ -72,7 +73,7 @@ def test_loss_and_trust_region_follow_the_settings(trainer):
     check = update.on_policy_check
     assert (check.tolerances, check.is_due(8), check.is_due(7)) == ((0.25, 0.25), True, False)
     assert update.nonfinite.max_bad_updates == 5
-    assert set(update.step_weights.tolist()) == {0.0, 1.0}  # without the equalizer
+    assert set(update.step_weights(trainer.collector.schedule).tolist()) == {0.0, 1.0}  # without the equalizer
     assert trainer.policy.anchor.refresh_every is None
 
 
@@ -213,14 +214,19 @@ def test_these_values_differ_from_the_defaults():
 
 def test_the_sampler_follows_the_settings(elsewhere):
     trainer, _ = elsewhere
-    sampling, scheduler = trainer.pipeline.sampling, trainer.pipeline.scheduler
-    assert (sampling.sde_type, sampling.eta, sampling.guidance_scale) == ("flow_grpo", 0.3, 2.0)
+    sampling, collector = trainer.pipeline.sampling, trainer.collector
+    assert sampling.guidance_scale == 2.0
     assert not sampling.batched_forward and sampling.guidance_interval == pytest.approx((0.1, 0.9), abs=1e-5)
-    assert (scheduler.config.shift, scheduler.config.last_step) == (2.5, "deterministic")
-    assert len(scheduler.timesteps) == trainer.config.rollout.grpo_sampling_steps
-    collector = trainer.collector
+    assert collector.schedule == Schedule.build(
+        "flow_grpo",
+        num_steps=trainer.config.rollout.grpo_sampling_steps,
+        shift=2.5,
+        eta=0.3,
+        last_step="deterministic",
+        reference_conventions=trainer.config.rollout.reference_conventions,
+    )
     assert (collector.noise.seed, collector.noise.is_shared, collector.order.seed) == (7, True, 7)
-    assert collector.noisy_steps(1) == collector.stochastic_steps[:1]
+    assert collector.schedule_of(1).stochastic_steps == collector.schedule.stochastic_steps[:1]
 
 
 def test_each_precomputed_prompt_is_reported(tiny_config, mesh):
@@ -262,7 +268,7 @@ def test_the_policy_is_parallelized_and_adapted_as_the_settings_say(elsewhere):
 def test_validation_follows_the_settings(elsewhere):
     validation = elsewhere[0].validation
     pipeline = validation.pipeline
-    assert (len(pipeline.scheduler.timesteps), pipeline.scheduler.config.shift) == (3, 4.0)
+    assert validation.schedule == Schedule.ode(3, 4.0)
     assert pipeline.sampling.guidance_scale == 3.0
     assert (validation.size, validation.decode_batch_size, validation.fps) == ((9, 32, 48), 3, 12.0)
     assert validation.groups[:4] == [0, 0, 1, 1] and validation.prompts[0] == validation.prompts[1]
@@ -270,7 +276,9 @@ def test_validation_follows_the_settings(elsewhere):
     noise = normal(validation.latent_shape, 11, "validation noise", 1, 0)
     assert torch.equal(validation._noise(2), noise)
     sampled, sample_ode = [], pipeline.sample_ode
-    pipeline.sample_ode = lambda conditions, noise: sampled.append(len(noise)) or sample_ode(conditions, noise)
+    pipeline.sample_ode = lambda conditions, noise, schedule: (
+        sampled.append(len(noise)) or sample_ode(conditions, noise, schedule)
+    )
     decoded = decode_sizes(pipeline)
     list(validation.videos([0, 1, 2, 3, 4]))
     assert sampled == [4, 1] and decoded == [3, 1, 1]

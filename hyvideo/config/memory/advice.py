@@ -91,6 +91,9 @@ def fastest_change(run: PlannedRun) -> dict | None:
         return None
     seconds = [duration(other).total * (_INEXACT if _is_inexact(other) else 1) for other in legal]
     limit = _EQUALLY_FAST * min(seconds)
+    own = next((time for other, time in zip(legal, seconds) if other.config == run.config), math.inf)
+    if own <= limit:  # a change must not be slower, not even slightly
+        limit = own
     fast = [other for other, time in zip(legal, seconds) if time <= limit]
     fast.sort(key=lambda r: (r.settings.batched_forward, traffic(r).from_other_nodes, memory(r).peak()))
     best = next((other for other in fast if _broken_rules(other) <= broken), run)

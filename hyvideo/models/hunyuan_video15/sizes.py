@@ -76,7 +76,11 @@ class Architecture(Sizes):
 
     @property
     def modulation_parameters(self) -> int:
-        return 2 * self.num_layers * linear(self.width, 6 * self.width)
+        return self.num_modulations * linear(self.width, 6 * self.width)
+
+    @property
+    def num_modulations(self) -> int:
+        return 2 * self.num_layers
 
     @property
     def _token_parameters(self) -> int:

@@ -89,7 +89,7 @@ def test_an_offloaded_anchor_and_ema_take_no_gpu_memory():
     assert pinned_bytes(simulated(**offloaded, ema_decay=0.99)) == {"anchor": share, "EMA": share}
     assert pinned_bytes(simulated(**offloaded, kl_weight=0.0)) == pinned_bytes(simulated(ema_decay=0.99)) == {}
     one_gpu = simulated(1, **LORA, enable_fsdp=False)
-    assert pinned_bytes(one_gpu) == {"modulation layers": 2 * RELEASED.modulation_parameters}
+    assert pinned_bytes(one_gpu) == {"modulation layers": 2 * 54 * 2**26}  # 48 MiB each, rounded up
 
 
 def test_replicas_of_the_shards_hold_larger_shards():

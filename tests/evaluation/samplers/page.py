@@ -7,7 +7,7 @@ from pathlib import Path
 
 from examples.sampler_figures import REGIMES, regime_stds
 from hyvideo.schedulers.noise_matching import matched_eta
-from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+from hyvideo.schedulers.schedule import Schedule
 from hyvideo.schedulers.transitions import SAMPLERS, schedule, shifted_levels
 from tests.evaluation.samplers.marginals import marginals_table, markdown_table
 
@@ -22,17 +22,15 @@ ETAS = (0.1, 0.25, 0.5, 0.7, 0.9, 1.2)  # from well below to well above publishe
 
 def tables(num_steps: int, shift: float, eta: float) -> dict[str, str]:
     """Return a table by title: a row for each step, a column for each sampler; 0 at deterministic steps."""
-    scheduler = FlowMatchDiscreteScheduler(shift=shift)
-    scheduler.set_timesteps(num_steps)
+    schedules = [Schedule.build(sde_type, num_steps=num_steps, shift=shift, eta=eta) for sde_type in SAMPLERS]
     quantities = {
-        "Standard deviation of each step": (scheduler.std_devs, ".4f"),
-        "Gradient norm N_t of the log-probability": (scheduler.compute_log_prob_grad_norms, ".4g"),
-        "Equalizer factor S_t = median(N) / N_t": (scheduler.compute_grad_balancing_factors, ".4g"),
+        "Standard deviation of each step": ([[step.std for step in made.transitions] for made in schedules], ".4f"),
+        "Gradient norm N_t of the log-probability": ([made.log_prob_grad_norms.tolist() for made in schedules], ".4g"),
+        "Equalizer factor S_t = median(N) / N_t": ([made.equalizer_weights.tolist() for made in schedules], ".4g"),
     }
     found = {}
-    for title, (values_of, spec) in quantities.items():
-        columns = [values_of(eta=eta, sde_type=sde_type).tolist() for sde_type in SAMPLERS]
-        steps = enumerate(zip(scheduler.sigmas.tolist(), *columns), start=1)
+    for title, (columns, spec) in quantities.items():
+        steps = enumerate(zip(schedules[0].levels, *columns), start=1)
         rows = [[str(number), f"{sigma:.4f}", *(f"{v:{spec}}" for v in values)] for number, (sigma, *values) in steps]
         found[title] = markdown_table(["step", "sigma", *SAMPLERS], rows)
     return found

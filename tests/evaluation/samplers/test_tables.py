@@ -1,6 +1,6 @@
 """Conformance of samplers: marginals and their rate, every step against torch, boundaries of all schedules, tables.
 
-Single transitions are tested in test_transitions.py and test_scheduling_flow_match_discrete.py.
+Single transitions are tested in test_transitions.py and test_schedule.py.
 """
 
 import itertools
@@ -12,7 +12,7 @@ import torch
 
 from examples import sampler_figures
 from examples.sampler_figures import REGIMES, regime_stds
-from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+from hyvideo.schedulers.schedule import Schedule
 from hyvideo.schedulers.transitions import SAGE_SIGMA_MAX, SAMPLERS, schedule, shifted_levels
 from tests.evaluation.samplers import page
 from tests.evaluation.samplers.marginals import (
@@ -27,12 +27,6 @@ from tests.schedulers.expected import expected_of
 ONE_PEAK = Mixture(means=(0.7,), std=0.4)
 NUMBERS_OF_STEPS = range(4, 201)
 SHIFTS = (1.0, 3.0, 5.0, 7.0, 9.0)
-
-
-def make_scheduler(num_steps, shift):
-    scheduler = FlowMatchDiscreteScheduler(shift=shift)
-    scheduler.set_timesteps(num_steps)
-    return scheduler
 
 
 # --- marginals ---------------------------------------------------------------------------------
@@ -95,24 +89,23 @@ def test_a_step_without_noise_is_too_fine_for_the_grid():
 @pytest.mark.parametrize("num_steps", [4, 200])
 def test_log_prob_matches_torch_and_its_gradient_norm_matches_autograd(sde_type, shift, num_steps):
     """All steps of a schedule form one batch. With noise 1, each element of the sum has a gradient of exactly N_t."""
-    scheduler = make_scheduler(num_steps, shift)
+    made = Schedule.build(sde_type, num_steps=num_steps, shift=shift, eta=0.5)
     generator = torch.Generator().manual_seed(0)
     velocity, sample = (torch.randn(num_steps, 5, generator=generator) for _ in range(2))
     velocity.requires_grad_()
-    out = scheduler.sde_step_with_logprob(
-        velocity, sample, scheduler.timesteps, sde_type=sde_type, noise=torch.ones(num_steps, 5)
-    )
-    is_stochastic = out.std_dev_t.flatten() > 0
-    mean, std = out.prev_sample_mean[is_stochastic], out.std_dev_t[is_stochastic]
-    expected = torch.distributions.Normal(mean, std).log_prob(out.prev_sample[is_stochastic]).mean(1)
+    steps = range(num_steps)
+    drawn = [made.draw(velocity[[i]], sample[[i]], i, torch.ones(1, 5)).sample.detach() for i in steps]
+    out = made.score(velocity, sample, steps, torch.cat(drawn))
+    is_stochastic = out.std.flatten() > 0
+    mean, std = out.mean[is_stochastic], out.std[is_stochastic]
+    expected = torch.distributions.Normal(mean, std).log_prob(out.sample[is_stochastic]).mean(1)
     if not SAMPLERS[sde_type].is_normalised:  # it drops terms without the mean
         expected = 2 * std.flatten() ** 2 * (expected + std.flatten().log() + 0.5 * math.log(2 * math.pi))
     torch.testing.assert_close(out.log_prob[is_stochastic], expected, rtol=1e-4, atol=1e-6)
     assert (out.log_prob[~is_stochastic] == 0).all()
 
     (gradient,) = torch.autograd.grad(5 * out.log_prob.sum(), velocity)
-    norms = scheduler.compute_log_prob_grad_norms(sde_type=sde_type)
-    torch.testing.assert_close(gradient.abs(), norms[:, None].expand(-1, 5), rtol=2e-3, atol=1e-6)
+    torch.testing.assert_close(gradient.abs(), made.log_prob_grad_norms[:, None].expand(-1, 5), rtol=2e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("shift", SHIFTS)

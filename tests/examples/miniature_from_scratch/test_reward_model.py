@@ -16,7 +16,7 @@ from hyvideo.miniature.measures import measure
 from hyvideo.miniature.reward import LearnedMiniatureScorer
 from hyvideo.models.reward_models.rewards import DIMENSIONS, weighted_sum
 from hyvideo.models.reward_models.videoalign import VideoAlignScorer
-from hyvideo.training.model_setup import load_encoder, load_pipeline
+from hyvideo.training.model_setup import load_encoder, load_pipeline, rollout_schedule
 
 
 def rendered(count=12):
@@ -76,6 +76,7 @@ def test_the_shipped_reward_model_ranks_the_rollouts_of_one_prompt():
     rollout = pipeline.sample(
         encoder([Request(prompt) for prompt in prompts]),
         normal(shape, 1, "unseen noise"),
+        rollout_schedule(config.rollout),
         partial(normal, shape, 1, "unseen steps"),
     )
     videos = pipeline.decode(rollout.final, batch_size=48)

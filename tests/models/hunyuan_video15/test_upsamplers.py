@@ -12,7 +12,7 @@ from hyvideo.models.family import family_named, install, new_model
 from hyvideo.models.hunyuan_video15.transformer import _low_resolution_channels
 from hyvideo.models.versions import SUPER_RESOLUTION
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
-from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+from hyvideo.schedulers.schedule import Schedule
 from tests.models.conftest import GOLDEN, seeded_normal, transformer_weight, vae_weight
 
 FAMILY = family_named("hunyuan_video15")
@@ -84,9 +84,8 @@ def test_the_stage_matches_the_original(golden, case):
     transformer = drawn(FAMILY.transformer, EXPECTED["transformer"] | settings["transformer"], transformer_weight)
     install(transformer)
     (model,) = [m for m in SUPER_RESOLUTION.values() if m.num_steps == settings["steps"]]
-    scheduler = FlowMatchDiscreteScheduler(5.0)
     vae = SimpleNamespace()  # not used
-    base = GRPOPipeline(transformer, vae, scheduler, sampling=SamplerSettings(), negative=Condition(torch.zeros(1, 24)))
-    pipeline = base.with_steps(model.num_steps, shift=model.shift, guidance_scale=model.guidance_scale)
-    latents = pipeline.sample_ode(conditions_of(case, expected if is_rounded else condition), noise)
+    base = GRPOPipeline(transformer, vae, sampling=SamplerSettings(), negative=Condition(torch.zeros(1, 24)))
+    pipeline, schedule = base.with_guidance(model.guidance_scale), Schedule.ode(model.num_steps, model.shift)
+    latents = pipeline.sample_ode(conditions_of(case, expected if is_rounded else condition), noise, schedule)
     assert_close(latents, golden[f"{case}/latents"], STAGE_TOLERANCE)

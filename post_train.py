@@ -15,13 +15,15 @@ import yaml
 from hyvideo.config import processes
 from hyvideo.config.command_line import CommandLine, parse
 from hyvideo.config.identity import named_files
-from hyvideo.config.memory.whole_run import start_lines
+from hyvideo.config.memory.length_text import start_lines
+from hyvideo.config.plan_text import describe
 from hyvideo.config.reference_flags import with_flags
 from hyvideo.config.rules import check, check_ranges, planned_world_size
-from hyvideo.config.run_plan import describe, labelled, make_plan
+from hyvideo.config.run_plan import make_plan
 from hyvideo.config.settings import Config
 from hyvideo.config.without_effect import settings_without_effect
 from hyvideo.data.outside import shorten
+from hyvideo.data.text import labelled, lines_of
 from hyvideo.evaluation.reward_hacking.rule import RewardHacking, check_output_dir
 
 
@@ -99,14 +101,18 @@ def show(command: CommandLine) -> None:
     check_output_dir(config.record)
     print(yaml.safe_dump(config.flat(), sort_keys=False, allow_unicode=True))
     if world_size > command.world_size:
-        each, line = world_size if world_size % 8 else 8, shlex.join(w for w in sys.argv if w != "--print_config")
-        print(f"planned for            torchrun --nnodes={world_size // each} --nproc_per_node={each} {line}")
-        print("                       the batches need several processes; --world_size N plans for N processes")
+        each = world_size if world_size % 8 else 8  # processes per node
+        command_line = shlex.join(word for word in sys.argv if word != "--print_config")
+        rows = [
+            ("planned for", f"torchrun --nnodes={world_size // each} --nproc_per_node={each} {command_line}"),
+            ("", "the batches need several processes; --world_size N plans for N processes"),
+        ]
+        print("\n".join(lines_of(rows)))
     print_plan(config, world_size, start_lines(config, world_size, config.model.device))
 
     from hyvideo.training.machine import missing_requirements
 
-    for line in labelled("missing on this host", missing_requirements(config, world_size)):
+    for line in lines_of(labelled("missing on this host", missing_requirements(config, world_size))):
         print(line)
 
 
@@ -116,7 +122,7 @@ def print_plan(config: Config, world_size: int, cost: list[str], given: Collecti
     ignored = settings_without_effect(config, plan, world_size)
     if given is not None:
         ignored = [line for line in ignored if {*re.findall(r"\w+", line.partition(": ")[0])} & {*given}]
-    print("\n".join([describe(config, plan), *cost, *labelled("ignored settings", ignored)]))
+    print("\n".join([describe(config, plan), *cost, *lines_of(labelled("ignored settings", ignored))]))
 
 
 def print_start(command: CommandLine, trainer) -> None:
@@ -125,19 +131,20 @@ def print_start(command: CommandLine, trainer) -> None:
     from hyvideo.training.machine import device_name, gpu_memory
 
     config, world_size, device = command.config, trainer.mesh.world_size, trainer.device
-    trained = trainer.policy.parameters
     cost = start_lines(trainer.config, world_size, device.type, gpu_memory(device), device_name(device))
     print_plan(config, world_size, cost, command.flags)
-    print(f"training               {sum(p.numel() for p in trained) / 1e6:.2f} million parameters on {device}")
+    trained = sum(parameter.numel() for parameter in trainer.policy.parameters)
+    rows = [("training", f"{trained / 1e6:.2f} million parameters on {device}")]
     kernel, rejected = trainer.attention
-    name = "chosen by torch" if kernel == "torch" else f"{kernel} kernel"
-    lines = [name, *(f"not {name}: {reason}" for name, reason in rejected.items())]
-    warnings = filter(None, [device.type == "cuda" and cudnn_problem()])
-    print("\n".join([*labelled("attention", lines), *labelled("warning", warnings)]))
-    for sentence in trainer.state.changed_settings:
-        print(f"changed settings       {sentence}")
+    chosen = "chosen by torch" if kernel == "torch" else f"{kernel} kernel"
+    rows += labelled("attention", [chosen, *(f"not {name}: {reason}" for name, reason in rejected.items())])
+    warning = cudnn_problem() if device.type == "cuda" else None
+    if warning:
+        rows.append(("warning", warning))
+    rows += [("changed settings", sentence) for sentence in trainer.state.changed_settings]
     begin = f"resuming from iteration {trainer.iteration}" if trainer.resumed else "new run"
-    print(f"output                 {config.record.output_dir}, {begin}", flush=True)
+    rows.append(("output", f"{config.record.output_dir}, {begin}"))
+    print("\n".join(lines_of(rows)), flush=True)
 
 
 def build(config: Config, at_end: ExitStack):

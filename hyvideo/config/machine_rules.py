@@ -22,7 +22,8 @@ MAX_LORA_BYTES = 2**40
 
 def machine_problems(config: Config) -> Problems:
     """Yield a message for each package, file or folder of the run that this machine lacks."""
-    model, record = config.model, config.record
+    model = config.model
+    record = config.record
     yield from packages_are_installed(record.report_to, model.base_weight_dtype)
     yield from prompts_are_readable(config.data, existing=False)
     yield from checkpoints_exist(model.pretrained_model_root)
@@ -44,10 +45,15 @@ def problem_of(check: Callable[[], object]) -> Problems:
 def packages_are_installed(report_to: list[str], base_weight_dtype: str) -> Problems:
     for name in REPORTS:
         if name in report_to and not is_installed(name):
-            yield f"report_to needs {name}, which is not installed; run `pip install {name}` or remove it"
+            yield (
+                f"report_to needs {name}, which is not installed; run `pip install {name}`, "
+                f"or remove {name} from report_to"
+            )
     if base_weight_dtype == "fp8" and not is_installed("torchao"):
-        install = "`pip install torchao==0.18.0`"
-        yield f"base_weight_dtype fp8 needs torchao, which is not installed; run {install} or set it to bf16"
+        yield (
+            "base_weight_dtype fp8 needs torchao, which is not installed; run `pip install torchao==0.18.0` or set "
+            "base_weight_dtype bf16"
+        )
 
 
 def is_installed(package: str) -> bool:
@@ -70,8 +76,10 @@ def _read_prompts(path: str) -> None:
 
 def videos_fit_the_version(config: Config) -> Problems:
     """Yield sizes of videos, and images, that a released version does not support."""
-    root, version = config.model.pretrained_model_root, config.model.transformer_version
-    if not (released := RELEASED.get(version)):
+    root = config.model.pretrained_model_root
+    version = config.model.transformer_version
+    released = RELEASED.get(version)
+    if released is None:
         return
     for whose, size in config.video_sizes.items():
         for problem in problem_of(lambda size=size: read_architecture(root, version).latent_size(*size)):
@@ -86,8 +94,10 @@ def image_problems(task: str | None, requests: list[Request], version: str, sour
     """Yield images given to a text-to-video version, or no image in any row for an image-to-video version."""
     with_image = sum(request.image is not None for request in requests)
     if task == "t2v" and with_image:
-        got = f"got {with_image} reference images in {source}"
-        yield f"{version} is for text-to-video, {got}; use an i2v version or remove them"
+        yield (
+            f"{version} is for text-to-video, got {with_image} reference images in {source}; use an i2v version or "
+            "remove the images"
+        )
     if task == "i2v" and requests and not with_image:
         yield (
             f"{version} is for image-to-video, got no reference image for the {len(requests)} prompts of {source}; add "
@@ -96,7 +106,8 @@ def image_problems(task: str | None, requests: list[Request], version: str, sour
 
 
 def checkpoints_exist(root: str) -> Problems:
-    if problem := folder_problem(root):
+    problem = folder_problem(root)
+    if problem:
         yield (
             f"pretrained_model_root must be a checkpoint folder, got {quote(root)}: {problem}; download the weights "
             "(checkpoints-download.md), or use configs/miniature.yaml, which needs no download"
@@ -104,16 +115,23 @@ def checkpoints_exist(root: str) -> Problems:
 
 
 def initial_lora_exists(path: str) -> Problems:
-    if path and folder_problem(path) and (problem := file_problem(path, MAX_LORA_BYTES)):
-        yield f"pretrained_lora_path must be a LoRA file or folder, got {quote(path)}: {problem}"
+    if not path or not folder_problem(path):
+        return
+    problem = file_problem(path, MAX_LORA_BYTES)
+    if problem:
+        yield f"pretrained_lora_path must be a LoRA file or folder, got {quote(path)}: {problem}; correct the path"
 
 
 def checkpoint_to_resume_exists(path: str) -> Problems:
-    if path not in ("", "latest", "auto") and (problem := file_problem(Path(path) / "state.json", MAX_STATE_BYTES)):
+    if path in ("", "latest", "auto"):
+        return
+    problem = file_problem(Path(path) / "state.json", MAX_STATE_BYTES)
+    if problem:
         reason = folder_problem(path) or f"state.json: {problem}"
         yield f"resume_from_checkpoint must be `latest`, `auto` or a checkpoint folder, got {quote(path)}: {reason}"
 
 
 def folders_can_be_written(name: str, folder: str | Path) -> Problems:
-    if problem := write_problem(folder):
-        yield f"{name} must be a writable folder, got {quote(folder)}: {problem}"
+    problem = write_problem(folder)
+    if problem:
+        yield f"{name} must be a writable folder, got {quote(folder)}: {problem}; choose another folder"

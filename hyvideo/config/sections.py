@@ -19,9 +19,13 @@ class ModelSettings:
     )
     transformer_version: str = learning("480p_t2v", "Model version: a folder under <root>/transformer.", measured=True)
     dtype: Literal["bf16", "fp32"] = learning("bf16", "Compute precision of the transformer.", measured=True)
-    master_weight_type: Literal["fp32", "bf16"] = learning("fp32", "Precision of trained weights and optimizer state.")
+    master_weight_type: Literal["fp32", "bf16"] = learning(
+        "fp32", "Precision of trained weights and optimizer state; frozen weights use dtype."
+    )
     base_weight_dtype: Literal["bf16", "fp8"] = learning(
-        "bf16", "Storage of the frozen block matrices of a LoRA run: as dtype says, or fp8; needs torchao.", no.LORA
+        "bf16",
+        "Storage of the frozen block matrices of a LoRA run: bf16 (the precision of dtype), or fp8; needs torchao.",
+        no.LORA,
     )
     encoder_dtype: Literal["fp16", "bf16", "fp32"] = learning("fp16", "Precision of the encoders.", measured=True)
     vae_dtype: Literal["fp16", "bf16", "fp32"] | None = learning(
@@ -73,7 +77,9 @@ class RolloutSettings:
         "sage_grpo", "SDE of the rollouts (docs/samplers.md), or FILE.py:NAME.", choices=SAMPLERS, is_path=True
     )
     eta: float = learning(0.5, "Noise scale of the SDE.", at_most=1000)
-    match_noise: str = learning("", "Choose the eta at which the sampler has the noise of `SAMPLER:ETA`.")
+    match_noise: str = learning(
+        "", "Replace eta by the one at which the sampler adds as much noise as another one, `SAMPLER:ETA`."
+    )
     grpo_sampling_steps: int = learning(20, "Denoising steps of a rollout.", at_least=1, at_most=MAX_STEPS)
     shift: float | None = learning(None, "Sigma shift; default: the version's.", at_least=0.001, measured=True)
     cfg_scale: float | None = learning(
@@ -85,7 +91,12 @@ class RolloutSettings:
     last_step: Literal["stochastic", "deterministic"] = learning(
         "stochastic", "The last step adds noise, or takes the mean and is not trained."
     )
-    reference_conventions: bool = learning(False, "Use the public reference's loss (docs/reproduce.md).", no.RATIO)
+    reference_conventions: bool = learning(
+        False,
+        "Follow the public reference where its anchor KL, equalizer, KL warm-up or last step of CPS differs from "
+        "the equations (docs/reproduce.md).",
+        no.RATIO,
+    )
     use_same_noise: bool = learning(False, "Share the initial noise in a group.")
     decode_batch_size: int = machine(1, "Videos that the VAE decodes together.", at_least=1)
 
@@ -103,14 +114,20 @@ class RewardSettings:
     reward_normalization: Literal["none", "group"] = learning(
         "none", "group: divide each dimension by its standard deviation in the group before weighting.", no.ONE_REWARD
     )
-    held_out_reward_model: list[str] = records([], "Scorers that only measure validation videos.", no.VALIDATION)
+    held_out_reward_model: list[str] = records(
+        [], "Scorers that only measure validation videos and never reward.", no.VALIDATION
+    )
     reward_config: str = learning("", "Options by scorer: a YAML file, or JSON.", no.SCORERS, is_path=True)
     reward_precision: Literal["bf16", "fp32_math"] = learning(
         "bf16", "VideoAlign: bf16 as published; fp32_math separates close scores.", *no.VIDEOALIGN, measured=True
     )
-    reward_video: Literal["memory", "file"] = learning("memory", "Score frames, or their H.264 file.", measured=True)
+    reward_video: Literal["memory", "file"] = learning(
+        "memory", "Score the decoded frames, or read them back from an H.264 file, as published.", measured=True
+    )
     reward_offload: bool = machine(False, "Keep scorers on the CPU while idle.", no.SCORERS)
-    score_between_stages: bool = machine(False, "Score after all rollouts; needs reward_offload.", no.SCORERS)
+    score_between_stages: bool = machine(
+        False, "Score after all rollouts of an iteration instead of beside them; needs reward_offload.", no.SCORERS
+    )
     reward_retries: int = machine(1, "Retries of a failed batch before its videos are scored one at a time.")
     check_reward: bool = machine(True, "Check the scorers on a test video before training.")
     max_missing_fraction: float = machine(0.25, "Fraction of failed rewards above which the run stops.", at_most=1)
@@ -134,7 +151,9 @@ class RewardSettings:
 class LossSettings:
     """Loss, and the steps or noise levels that it trains."""
 
-    objective: Literal["grpo", "nft"] = learning("grpo", "Loss: clipped ratios (grpo), or DiffusionNFT (nft).")
+    objective: Literal["grpo", "nft"] = learning(
+        "grpo", "Loss: grpo (clipped ratios), or nft (DiffusionNFT, a velocity loss on re-noised rollouts)."
+    )
     nft_levels: int = learning(4, "Noise levels per rollout that nft trains.", no.NFT, at_least=1)
     clip_range: float = learning(1e-4, "Clip ratios to 1 plus or minus this value.", no.RATIO, above=0)
     use_grad_balancing: bool = learning(True, "Use the temporal gradient equalizer.", no.RATIO)
@@ -207,7 +226,9 @@ class OptimizerSettings:
     pretrained_lora_path: str = learning(
         "", "LoRA to continue or, with lora_rank 0, to merge into the base model.", is_path=True
     )
-    lora_target_modules: list[str] = learning([], "Modules with a LoRA, by name or regex; default: the blocks'.")
+    lora_target_modules: list[str] = learning(
+        [], "Modules that get a LoRA, as name endings or regular expressions; default: the matrices of the blocks."
+    )
 
 
 @dataclass(frozen=True)
@@ -257,18 +278,35 @@ class RecordSettings:
     log_num_videos: int = records(4, "Videos to save per iteration or validation.", no.VIDEOS)
     validation_interval: int = records(50, "Iterations between validations.", no.VALIDATION, at_least=1)
     validation_steps: int | None = records(
-        None, "ODE steps; default: the version's.", no.VALIDATION, at_least=1, at_most=MAX_STEPS, measured=True
+        None,
+        "ODE steps of validation videos; default: the version's.",
+        no.VALIDATION,
+        at_least=1,
+        at_most=MAX_STEPS,
+        measured=True,
     )
     validation_seed: int = records(930, "Seed of the validation noise.", no.VALIDATION, measured=True)
-    validation_repeats: int = records(1, "Videos per prompt.", no.VALIDATION, at_least=1, at_most=1000, measured=True)
+    validation_repeats: int = records(
+        1, "Validation videos per prompt.", no.VALIDATION, at_least=1, at_most=1000, measured=True
+    )
     validation_batch_size: int = records(1, "Validation videos sampled together.", no.VALIDATION, at_least=1)
-    validation_num_frames: int = records(0, "Frames, 4n + 1; 0: sample_n_frames.", no.VALIDATION, at_most=MAX_FRAMES)
+    validation_num_frames: int = records(
+        0, "Frames of validation videos, 4n + 1; 0: sample_n_frames.", no.VALIDATION, at_most=MAX_FRAMES
+    )
     validation_shift: float | None = records(None, "Shift in validation; default: shift.", no.VALIDATION, above=0)
-    validation_cfg_scale: float | None = records(None, "Guidance; default: cfg_scale.", no.VALIDATION, at_least=None)
+    validation_cfg_scale: float | None = records(
+        None, "Guidance scale in validation; default: cfg_scale.", no.VALIDATION, at_least=None
+    )
     validate_at_step0: bool = records(True, "Validate the base model before training.", no.VALIDATION)
-    validation_height: int = records(0, "Height in pixels; 0: height.", no.VALIDATION, at_most=MAX_SIDE)
-    validation_width: int = records(0, "Width in pixels; 0: width.", no.VALIDATION, at_most=MAX_SIDE)
+    validation_height: int = records(
+        0, "Height of validation videos in pixels; 0: height.", no.VALIDATION, at_most=MAX_SIDE
+    )
+    validation_width: int = records(
+        0, "Width of validation videos in pixels; 0: width.", no.VALIDATION, at_most=MAX_SIDE
+    )
     on_reward_hacking: Literal["warn", "stop"] = records(
         "warn", "When the reward rises and a held-out metric degrades: warn, or save and stop.", no.FEW_VIDEOS
     )
-    hacking_threshold: float = records(1.5, "Allowed held-out shift in base deviations.", no.VALIDATION, above=0)
+    hacking_threshold: float = records(
+        1.5, "Allowed held-out shift in standard deviations of the base model.", no.VALIDATION, above=0
+    )

@@ -107,8 +107,10 @@ def fit(image: Image.Image, height: int, width: int) -> Image.Image:
     covering = round(image.width * scale), round(image.height * scale)
     assert covering[0] >= width and covering[1] >= height  # w (W / w) equals W up to rounding of the last bit
     if covering[0] * covering[1] > MAX_PIXELS:
-        size = f"{image.height} x {image.width}"
-        raise ValueError(f"an image of {size} pixels is too elongated for {height} x {width}; crop it first")
+        raise ValueError(
+            f"an image of {image.height} x {image.width} pixels is too elongated for {height} x {width}: resized to "
+            f"cover them it would have {covering[0]} x {covering[1]} pixels; crop it first"
+        )
     left, top = round((covering[0] - width) / 2), round((covering[1] - height) / 2)
     resized = image.resize(covering, Image.Resampling.LANCZOS)
     return resized.crop((left, top, left + width, top + height))

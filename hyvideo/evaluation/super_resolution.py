@@ -50,8 +50,12 @@ class Refiner:
         sizes = {(video.height, video.width) for video in videos}
         if not (names := [name for name in buckets if sizes <= set(buckets[name])]):
             got = " and ".join(f"{height} x {width}" for height, width in sorted(sizes))
-            text = f"sizes that one super-resolution model was trained on, got {got}"
-            raise ValueError(f"--sr needs {text}. Use --resolution, perhaps with --aspect_ratio")
+            near = {nearest_size(*min(sizes), bucket) for bucket in buckets.values()}
+            trained = " or ".join(f"--height {height} --width {width}" for height, width in sorted(near))
+            raise ValueError(
+                f"--sr needs sizes that one super-resolution model was trained on, got {got}. "
+                f"Use --resolution, perhaps with --aspect_ratio, or {trained}"
+            )
         self.model = SUPER_RESOLUTION[names[0]]
         needed = not settings.random_weights
         if problems := fit_checks.super_resolution_problems(root, base, names[0], weights_needed=needed):

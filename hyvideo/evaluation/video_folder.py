@@ -42,8 +42,11 @@ def find_clips(folder: Path, requests: list[Request]) -> list[Clip]:
         places = {prompt: place for place, prompt in enumerate(dict.fromkeys(prompt for prompt, _ in records))}
         return [Clip(path, prompt, places[prompt], seed) for path, (prompt, seed) in zip(paths, records)]
     if not requests or len(paths) % len(requests):
-        rows = f"the {len(requests)} rows of valid_video_csv"
-        raise ValueError(f"videos without JSON files must be a multiple of {rows}, got {len(paths)} in {folder}")
+        raise ValueError(
+            "the number of videos without JSON files must be a multiple of the rows of valid_video_csv, because videos "
+            f"of a row follow one another, got {len(paths)} videos in {folder} and {len(requests)} rows; "
+            "add the missing videos, or the JSON files that name their prompts"
+        )
     each = len(paths) // len(requests)
     owners = [requests[i // each] for i in range(len(paths))]
     return [Clip(path, owner.prompt, i // each, owner.seed) for i, (path, owner) in enumerate(zip(paths, owners))]

@@ -8,8 +8,9 @@ import pytest
 
 from hyvideo.config.command_line import load_config, parse
 from hyvideo.config.identity import changed_settings, named_files
+from hyvideo.config.plan_text import describe
 from hyvideo.config.rules import check, check_evaluation, check_sampling
-from hyvideo.config.run_plan import describe, make_plan
+from hyvideo.config.run_plan import make_plan
 from hyvideo.config.without_effect import settings_without_effect
 from hyvideo.evaluation.studies.cells import Cell, runs_of_figure
 from hyvideo.evaluation.studies.runs import Run, Study

@@ -63,8 +63,11 @@ def read_run(path: Path) -> tuple[Suite, Run]:
     for file in sorted(path.rglob(FILES)) if path.is_dir() else [path]:
         for name, table in read_json(file, "results").items():
             if name in tables:
-                raise ValueError(f"{name} must be in one file, got {owners[name]} and {file}; delete one of them")
-            tables[name], owners[name] = table, file
+                raise ValueError(
+                    f"{name} must be in one result file, got {owners[name]} and {file}; delete one of them"
+                )
+            tables[name] = table
+            owners[name] = file
     if not tables:
         raise ValueError(f"{path} must have files {FILES}, got none; run the commands that `make` prints first")
     suite = suite_of({*tables}, path)

@@ -1,4 +1,4 @@
-"""Win rates, strengths and agreement of a study's answers; analysis.md.jinja describes the rules."""
+"""Win rates, strengths and agreement of a study's answers; analysis.md describes the rules."""
 
 import functools
 import itertools
@@ -13,7 +13,7 @@ import krippendorff
 import numpy as np
 
 from hyvideo.data.outside import parse_json
-from hyvideo.data.templates import fill
+from hyvideo.evaluation.preference import tables
 from hyvideo.evaluation.preference.rating import KEY, Study
 from hyvideo.evaluation.studies.intervals import t_quantile
 
@@ -112,8 +112,14 @@ def analyse(study: Study, most_failed: float) -> str:
     general = {"methods": key["methods"], "most_failed": most_failed, "checks": checks, "left_out": left_out}
     results = general | {"questions": by_name}
     (study.folder / "analysis.json").write_text(json.dumps(results, indent=1, allow_nan=False), encoding="utf-8")
-    rows = list(zip(*(result["win_rates"] for result in by_name.values())))
-    for name in ("pairs.csv", "table3.md", "table3.csv", "table3.tex", "analysis.md"):
-        text = fill(Path(__file__).with_name(f"{name}.jinja"), **results, counted=counted, rows=rows)
-        (study.folder / name).write_text(text + "\n", encoding="utf-8")
+    text = tables.analysis_md(results, counted)
+    files = {
+        "pairs.csv": tables.pairs_csv(counted),
+        "table3.md": tables.table3_md(by_name, counted),
+        "table3.csv": tables.table3_csv(by_name),
+        "table3.tex": tables.table3_tex(by_name, counted),
+        "analysis.md": text,
+    }
+    for name, content in files.items():
+        (study.folder / name).write_text(content + "\n", encoding="utf-8")
     return text

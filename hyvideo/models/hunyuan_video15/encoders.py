@@ -128,8 +128,10 @@ def _glyph_state(path: Path, label: str, device: str = "cpu") -> dict[str, Tenso
     if "shared.weight" in encoder:
         encoder.setdefault("embed_tokens.weight", encoder.pop("shared.weight"))
     if "embed_tokens.weight" not in encoder:
-        name = f"{_GLYPH_PREFIX}embed_tokens.weight"
-        raise ValueError(f"{label}: {path} has no ByT5 encoder: {name} is not among its {len(state)} tensors")
+        raise ValueError(
+            f"{label}: {path} has no ByT5 encoder: {_GLYPH_PREFIX}embed_tokens.weight is not among its "
+            f"{len(state)} tensors"
+        )
     return encoder
 
 

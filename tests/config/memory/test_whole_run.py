@@ -15,9 +15,11 @@ from hyvideo.config.memory.cost import (
 )
 from hyvideo.config.memory.disk import num_saves, rank_checkpoint_bytes
 from hyvideo.config.memory.hardware import Hardware
+from hyvideo.config.memory.length_text import length_rows, start_lines
 from hyvideo.config.memory.phases import memory
 from hyvideo.config.memory.planned_run import PlannedRun, num_validations
-from hyvideo.config.memory.whole_run import length_lines, start_lines, whole_run
+from hyvideo.config.memory.whole_run import whole_run
+from hyvideo.data.text import lines_of
 from hyvideo.models.hunyuan_video15.sizes import Architecture
 
 ROOT = Path(__file__).parents[3]
@@ -32,6 +34,10 @@ def in_the_repository(monkeypatch):
 def planned(name="paper/table2_b_8gpu", world_size=8, hardware=None, **changes):
     config = load_config(f"configs/{name}.yaml", **changes)
     return PlannedRun(config, world_size, RELEASED, hardware=hardware or Hardware())
+
+
+def length_lines(run):
+    return lines_of(length_rows(run))
 
 
 def seconds(run):

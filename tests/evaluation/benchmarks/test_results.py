@@ -70,7 +70,7 @@ def test_a_missing_dimension_is_missing_and_no_total_counts_it_as_0(tmp_path):
     assert "tuned has no result for color; sums that need them are missing, not 0." in table["notes"]
     turned = table_of(f"tuned={less}", f"base={full}")
     assert row(turned, "total")["differences"]["base"] is None and row(turned, "scene")["differences"]["base"]
-    assert "| **total** | - |" in tables.fill(tables.MARKDOWN, table=turned)
+    assert "| **total** | - |" in tables.as_markdown(turned)
 
 
 def test_imaging_quality_has_videos_from_0_to_100_and_a_score_from_0_to_1(tmp_path):

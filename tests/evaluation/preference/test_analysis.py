@@ -3,15 +3,13 @@
 import csv
 import json
 import math
-from pathlib import Path
 from statistics import NormalDist
 from types import SimpleNamespace
 
-import jinja2
 import numpy as np
 import pytest
 
-from hyvideo.evaluation.preference import analysis
+from hyvideo.evaluation.preference import analysis, tables
 from hyvideo.evaluation.preference.analysis import analyse, question_results, share
 from hyvideo.evaluation.preference.study import design
 from tests.evaluation.preference.conftest import METHODS, add, content
@@ -213,8 +211,7 @@ def test_the_table_and_the_pairs_are_written(study, answer_all):
 
 
 def test_names_of_methods_are_escaped_in_latex_and_csv():
-    folder = jinja2.FileSystemLoader(Path(analysis.__file__).parent)
-    macros = jinja2.Environment(loader=folder).get_template("macros.jinja").module
-    assert macros.escaped("50% a_b^2~c & $d#") == r"50\% a\_b\textasciicircum{}2\textasciitilde{}c \& \$d\#"
-    assert macros.escaped(r"\input{/etc/passwd}") == r"\textbackslash{}input\{/etc/passwd\}"
-    assert next(csv.reader([str(macros.quoted('a, "b"'))])) == ['a, "b"']
+    assert tables.escaped("50% a_b^2~c & $d#") == r"50\% a\_b\textasciicircum{}2\textasciitilde{}c \& \$d\#"
+    assert tables.escaped(r"\input{/etc/passwd}") == r"\textbackslash{}input\{/etc/passwd\}"
+    answer = SimpleNamespace(prompt='a, "b"', first="1.mp4", second="2.mp4", dimension="VQ", answer="tie", rater="r01")
+    assert next(csv.DictReader(tables.pairs_csv([answer]).splitlines()))["prompt"] == 'a, "b"'

@@ -2,7 +2,10 @@
 
 import json
 import re
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +16,7 @@ import generate
 from hyvideo.config import processes
 from hyvideo.config.reference_flags import table
 from hyvideo.config.sections import DataSettings, ModelSettings, RolloutSettings
+from hyvideo.data.outside import locked
 from hyvideo.data.prompts import Request
 from hyvideo.data.videos import read_video
 from hyvideo.distributed import manifest
@@ -24,6 +28,7 @@ from hyvideo.models.loading import load_transformer
 from hyvideo.models.lora import Pair, save_lora
 from hyvideo.models.step_cache import StepCaching
 from tests.distributed.launch import start
+from tests.forked import python
 from tests.models.chat_server import completion, endpoints
 from tests.tiny_checkpoint import write_image, write_original
 
@@ -519,3 +524,52 @@ def test_an_error_while_videos_are_written_is_one_line(monkeypatch, capsys, erro
     monkeypatch.setattr(sys, "argv", ["generate.py", "--prompt", "a"])
     assert generate.main() == 1
     assert capsys.readouterr().err == f"generate.py: {error}\n"
+
+
+def test_a_stop_signal_deletes_the_temporary_files(root, tmp_path):
+    flags = ["--model_path", root, "--transformer_version", "480p_t2v", *SMALL, "--num_inference_steps", "1000"]
+    command = [python(), "generate.py", *flags, "--prompt", "a cat", "--output_path", tmp_path / "videos"]
+    process = subprocess.Popen([str(word) for word in command], cwd=ROOT)
+    while not [*tmp_path.glob("videos/.generate-*/*")]:
+        assert process.poll() is None, "it ended before it could be stopped"
+        time.sleep(0.05)
+    process.terminate()
+    assert process.wait(timeout=30) == 128 + signal.SIGTERM
+    assert not (tmp_path / "videos").exists()
+
+
+def test_two_calls_cannot_write_to_one_folder(make, tmp_path, monkeypatch):
+    monkeypatch.setattr(generation.model_setup, "load_encoder", lambda *_: pytest.fail("loads the model"))
+    with locked(tmp_path / "videos"):
+        code, _, output = make("--transformer_version", "480p_t2v", "--prompt", "a cat", *SMALL)
+    assert code == 2 and "another process is writing to the folder" in output.err
+
+
+def test_rejected_input_creates_no_folder(make, tmp_path):
+    save_lora({"transformer_blocks.99.attn.to_q": Pair(torch.ones(1, 32), torch.ones(32, 1), 8.0)}, tmp_path / "lora")
+    lora = ["--lora_path", tmp_path / "lora"]
+    code, _, output = make("--transformer_version", "480p_t2v", "--prompt", "a cat", *lora, *SMALL)
+    assert code == 2 and "transformer_blocks.99" in output.err
+    assert not (tmp_path / "videos").exists()
+
+
+def test_videos_of_earlier_calls_are_kept_and_named(make, tmp_path):
+    flags = ["--transformer_version", "480p_t2v", *SMALL]
+    _, _, output = make("--prompt", "one", "two", *flags)
+    assert "other mp4" not in output.err
+    _, settings, output = make("--prompt", "three", *flags)
+    assert "also has 1 other mp4 files, such as 0001.mp4: they are kept" in output.err
+    assert [entry["prompt"] for entry in settings] == ["three", "two"]
+
+
+def test_the_hash_of_the_policy_changes_with_its_files(tmp_path):
+    assert generation.Source().policy_hash is None
+    (tmp_path / "checkpoint").mkdir()
+    assert generation.Source(tmp_path / "checkpoint").policy_hash is None, "an export has no manifest"
+    hashes = set()
+    for content in ("1", "2"):
+        (tmp_path / "lora.safetensors").write_text(f"LoRA {content}")
+        (tmp_path / "checkpoint" / manifest.NAME).write_text(content)
+        hashes.add(generation.Source(lora=tmp_path / "lora.safetensors").policy_hash)
+        hashes.add(generation.Source(tmp_path / "checkpoint").policy_hash)
+    assert len(hashes) == 4 and None not in hashes

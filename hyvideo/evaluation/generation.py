@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -25,6 +25,7 @@ from hyvideo.config.settings import Config
 from hyvideo.data.images import read_image
 from hyvideo.data.outside import make_folder, quote
 from hyvideo.data.prompts import Request, check_prompt, read_requests
+from hyvideo.distributed import manifest
 from hyvideo.distributed import mesh as ranks
 from hyvideo.evaluation.offloading import place, resolve
 from hyvideo.evaluation.report.gallery import PAGE_FILE, check_page
@@ -58,6 +59,16 @@ class Source:
     def __post_init__(self) -> None:
         if self.lora_scale != 1.0 and not (self.lora and math.isfinite(self.lora_scale)):
             raise ValueError(f"--lora_scale must be a finite number and needs --lora_path, got {self.lora_scale}")
+
+    @cached_property
+    def policy_hash(self) -> str | None:
+        """Hash of the checkpoint or LoRA that was given by path; None for the base model and for unhashed weights."""
+        paths = []
+        if self.checkpoint and (self.checkpoint / manifest.NAME).is_file():
+            paths.append(self.checkpoint / manifest.NAME)
+        if self.lora:
+            paths.append(self.lora)
+        return manifest.fingerprint(paths) if paths else None
 
     def with_initial_lora(self, lora_path: str) -> "Source":
         """Return the source; if it is the base model, with the initial LoRA of the run's settings, if there is one."""
@@ -282,6 +293,7 @@ def video_settings(config: Config, video: Video, source: Source, seed: int, is_s
         "checkpoint": str(source.checkpoint) if source.checkpoint else None,
         "lora": str(source.lora) if source.lora else None,
         "lora_scale": source.lora_scale if source.lora else None,
+        "policy_hash": source.policy_hash,
         "steps": config.record.validation_steps,
         "shift": config.rollout.shift,
         "guidance_scale": config.rollout.cfg_scale,

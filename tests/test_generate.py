@@ -21,6 +21,7 @@ from hyvideo.data.prompts import Request
 from hyvideo.data.videos import read_video
 from hyvideo.distributed import manifest
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.distributed.watchdog import Watchdog
 from hyvideo.evaluation import generation, video_sampler
 from hyvideo.evaluation.video_sampler import STAGE, Video, VideoSampler
 from hyvideo.models import loading
@@ -125,7 +126,7 @@ def test_the_noise_depends_on_the_seed_of_the_row_or_on_the_seed_and_the_positio
     def noise(number, seed, *step, own=None, initial="default"):
         video = Video(Request("a cat", seed=own), 32, 48, number, Path("video.mp4"))
         pipeline = SimpleNamespace(latent_shape=lambda *size: (4, 2, 2, 3), device="cpu")
-        return VideoSampler(DataSettings(), Mesh(0, 1, 1), seed, initial).noise(pipeline, video, *step)
+        return VideoSampler(DataSettings(), Mesh(0, 1, 1), seed, initial, print).noise(pipeline, video, *step)
 
     assert torch.equal(noise(0, 3, own=7), noise(5, 4, own=7)) and torch.equal(noise(0, 3), noise(0, 3))
     different = [noise(0, 3), noise(1, 3), noise(0, 4), noise(0, 3, own=7), noise(0, 3, own=8), noise(0, 3, 0)]
@@ -573,3 +574,22 @@ def test_the_hash_of_the_policy_changes_with_its_files(tmp_path):
         hashes.add(generation.Source(lora=tmp_path / "lora.safetensors").policy_hash)
         hashes.add(generation.Source(tmp_path / "checkpoint").policy_hash)
     assert len(hashes) == 4 and None not in hashes
+
+
+def test_a_process_that_hangs_reports_its_stage_and_video(make, tmp_path, monkeypatch):
+    write = video_sampler.write_video
+    monkeypatch.setattr(video_sampler, "write_video", lambda *args: time.sleep(1.0) or write(*args))
+    (tmp_path / "run.yaml").write_text("watchdog_seconds: 0.5\n")
+    flags = ["--transformer_version", "480p_t2v", "--config", tmp_path / "run.yaml", *SMALL]
+    code, _, output = make(*flags, "--prompt", "one")
+    assert code == 0, output.err
+    assert re.search(r"rank 0 .* has been in stage writing of video 0 for \d s; Python stack:", output.err)
+
+
+def test_the_stages_of_a_video_are_reported_at_each_step_and_tile(make, monkeypatch):
+    entered = []
+    monkeypatch.setattr(Watchdog, "enter", lambda self, stage, number=0: entered.append((stage, number)))
+    assert make("--transformer_version", "480p_t2v", *SMALL, "--prompt", "one", "two")[0] == 0
+    before = [("encoding", 0), ("encoding", 1), ("loading", 0), ("decoding of a test video", 0)]
+    each = ["sampling", "sampling", "decoding", "decoding", "writing"]  # two steps, one tile
+    assert entered == [*before, *[(stage, 0) for stage in each], *[(stage, 1) for stage in each]]

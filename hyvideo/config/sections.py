@@ -7,6 +7,7 @@ from hyvideo.config import unused as no
 from hyvideo.config.setting import Switch, layout, learning, machine, records, start
 from hyvideo.schedulers.transitions import SAMPLERS
 
+MAX_THREADS = 1024  # above the cores of a node; many more threads than cores cannot be created
 MAX_SIDE, MAX_FRAMES, MAX_STEPS = 16_384, 10_001, 1000  # beyond any model, so that planning a typo takes no minutes
 
 
@@ -43,7 +44,7 @@ class ModelSettings:
     attention_kernel: Literal["auto", "cudnn", "flash", "flash3", "efficient", "torch", "sage"] = machine(
         "auto", "Attention kernel; auto: the fastest that works; torch: torch's choice; sage: only to generate.", no.GPU
     )
-    num_threads: int = machine(0, "CPU threads per process; 0 uses PyTorch's default.")
+    num_threads: int = machine(0, "CPU threads per process; 0 uses PyTorch's default.", at_most=MAX_THREADS)
 
 
 @dataclass(frozen=True)

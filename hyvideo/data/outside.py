@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import errno
+import fcntl
 import json
 import os
 import re
@@ -272,6 +273,33 @@ def replacing(path: str | Path) -> Iterator[Path]:
         sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Context manager that creates a folder and locks it. The lock ends with the process, also if it is killed.
+
+    A new folder is removed at the end if it is still empty. Raises ValueError if another process has the lock. File
+    systems that cannot lock folders, such as NFS, are used without a lock.
+    """
+    is_new = not folder.exists()
+    make_folder(folder)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(
+                f"another process is writing to the folder {quote(folder)}; wait until it ends, or choose another one"
+            ) from error
+        except OSError:
+            pass
+        yield
+    finally:
+        os.close(descriptor)
+        if is_new:
+            with suppress(OSError):  # it has files
+                folder.rmdir()
 
 
 def sync(path: Path) -> None:

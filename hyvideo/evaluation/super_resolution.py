@@ -96,11 +96,14 @@ class Refiner:
             save_file({"latents": latents.contiguous()}, folder / f"latents-{video.number}.safetensors")
             videos.append(video)
             if self.saves_base:
-                sampler.write(base, latents, video.path.with_stem(f"{video.path.stem}_before_sr"))
+                before = replace(video, path=video.path.with_stem(f"{video.path.stem}_before_sr"))
+                sampler.write(base, latents, before)
+        sampler.on_stage("loading of super-resolution", 0)
         pipeline, upsampler = self._load(base, offloading, sampler.mesh)
         schedule = Schedule.ode(self.model.num_steps, self.model.shift)
         bar = stage_bar(STAGE, "video", is_shown=sampler.mesh.is_main)
         for video in bar(videos):
+            sampler.on_stage(STAGE, video.number)
             condition = self.encode(encoder, video)
             latents = load_file(folder / f"latents-{video.number}.safetensors")["latents"]
             video = replace(video, **self.size(video))

@@ -35,7 +35,11 @@ class Study:
     def __init__(self, folder: Path):
         try:
             content = parse_json((folder / STUDY).read_text(encoding="utf-8"))
-            self.folder, self.questions, self.raters = folder, dict(content["questions"]), content["raters"]
+            self.folder = folder
+            self.questions = dict(content["questions"])
+            self.raters = dict(content["raters"])
+            if not (self.questions and self.raters):
+                raise ValueError("it has no questions or no raters")
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{folder / STUDY} must have the format that `make` writes: {error}") from error
         self._database = sqlite3.connect(folder / DATABASE, timeout=30, check_same_thread=False)

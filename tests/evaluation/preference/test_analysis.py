@@ -192,6 +192,60 @@ def test_a_study_without_remaining_answers_raises_value_error(study, answer_all)
         analyse(study, 0.5)
 
 
+@pytest.mark.parametrize("most_failed", [-0.1, 1.5, math.nan])
+def test_a_share_of_failed_checks_outside_0_to_1_raises_value_error(study, answer_all, most_failed):
+    answer_all(prefers_lower)
+    with pytest.raises(ValueError, match="--most_failed must be a share"):
+        analyse(study, most_failed)
+
+
+def test_a_changed_key_raises_value_error(study, answer_all):
+    answer_all(prefers_lower)
+    path = study.folder / "key.json"
+    text = path.read_text()
+    pair = next(name for name, pair in json.loads(text)["pairs"].items() if pair["kind"] == "pair")
+    changes = [
+        lambda key: key["methods"].pop(),
+        lambda key: key["pairs"].pop(pair),
+        lambda key: key["pairs"][pair].pop("kind"),
+        lambda key: key["pairs"][pair].update(methods=[0, 7]),
+        lambda key: key["pairs"][pair].update(methods=[1, 1]),
+        lambda key: key["pairs"][pair].update(first=key["pairs"][pair]["second"]),
+    ]
+    for change in changes:
+        change(key := json.loads(text))
+        path.write_text(json.dumps(key))
+        with pytest.raises(ValueError, match="key.json must be the key of"):
+            analyse(study, 0.5)
+    path.write_text(text)
+    analyse(study, 0.5)
+
+
+@pytest.mark.parametrize(
+    "change", ["rater = 'r02'", "rater = 'r99'", "answer = 'maybe'", "answer = NULL", "pair = 'x'"]
+)
+def test_a_changed_answer_raises_value_error(study, answer_all, change):
+    answer_all(prefers_lower)
+    with study._database as database:
+        database.execute(f"UPDATE answers SET {change} WHERE rowid = 1")
+    with pytest.raises(ValueError, match="answers.sqlite must have the answers of the raters"):
+        analyse(study, 0.5)
+
+
+@pytest.mark.parametrize("content", ['{"fi', "5", '{"videos": null}', '[{"prompt": "x"}]', "[7]"])
+def test_a_corrupted_file_of_scores_raises_value_error(tmp_path, content):
+    (tmp_path / "scores.json").write_text(content)
+    with pytest.raises(ValueError, match="scores.json must be a list of videos with scores"):
+        analysis.scores_of(tmp_path)
+
+
+@pytest.mark.parametrize("score", ['"high"', "NaN", "null"])
+def test_a_score_that_is_not_a_finite_number_has_no_order(tmp_path, score):
+    (tmp_path / "scores.json").write_text(f'[{{"file": "a.mp4", "VQ": {score}, "MQ": 2.5}}]')
+    assert analysis._score(tmp_path / "a.mp4", "VQ") is None
+    assert analysis._score(tmp_path / "a.mp4", "MQ") == 2.5
+
+
 def test_the_table_and_the_pairs_are_written(study, answer_all):
     answer_all(lambda rater, pair: "both_bad" if rater == "r01" else prefers_lower(rater, pair))
     assert "| r01 | 0 | 4 |" in analyse(study, 0.5)

@@ -4,6 +4,7 @@ import math
 import statistics
 from pathlib import Path
 
+from hyvideo.config.objectives import traits_of
 from hyvideo.config.run_plan import Plan, stochastic_transitions
 from hyvideo.config.sections import RolloutSettings, TrustRegionSettings
 from hyvideo.config.settings import TRAITS, Config
@@ -35,7 +36,7 @@ def settings_without_effect(config: Config, plan: Plan, world_size: int) -> list
 
 def _unused_by_the_loss(config: Config, plan: Plan) -> list[str]:
     settings = config.trust_region
-    if config.loss.objective == "nft":  # the rest concerns ratios
+    if not traits_of(config.loss.objective).has_ratio:  # the rest concerns ratios
         return []
     strength = _strength_of_kl(config.kl_weights, config.rollout, settings, is_balanced=config.loss.use_grad_balancing)
     target = settings.kl_weight if settings.kl_target is None else settings.kl_target

@@ -66,14 +66,14 @@ def train_with_a_killed_rank(folder):
     """Train, and kill rank 1 in the third iteration while it computes the anchor's means."""
     mesh = start()
     trainer = make(folder, mesh)
-    anchor_means = trainer.update.anchor_means
+    anchor_means = trainer.objective.prepare
 
     def killed(rollouts):
         if trainer.iteration == 3 and mesh.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         return anchor_means(rollouts)
 
-    trainer.update.anchor_means = killed
+    trainer.objective.prepare = killed
     trainer.train()
 
 

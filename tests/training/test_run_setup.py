@@ -70,10 +70,13 @@ def test_loss_and_trust_region_follow_the_settings(trainer):
     assert (schedule.minimum, schedule.maximum, schedule.target) == (0.01, 0.5, 0.07)
     assert (schedule.warmup_updates, schedule.window, schedule.gain) == (3, 4, 0.2)
     assert update.kl_coefficient.value == 0.02 and update.kl_coefficient.recent.maxlen == 4
-    check = update.on_policy_check
-    assert (check.tolerances, check.is_due(8), check.is_due(7)) == ((0.25, 0.25), True, False)
+    assert trainer.objective.on_policy_check.tolerances == (0.25, 0.25)
+    assert (update._is_check_due(8), update._is_check_due(7)) == (True, False)
     assert update.nonfinite.max_bad_updates == 5
-    assert set(update.step_weights(trainer.collector.schedule).tolist()) == {0.0, 1.0}  # without the equalizer
+    assert set(trainer.objective.step_weights(trainer.collector.schedule).tolist()) == {
+        0.0,
+        1.0,
+    }  # without the equalizer
     assert trainer.policy.anchor.refresh_every is None
 
 

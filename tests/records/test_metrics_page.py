@@ -31,11 +31,8 @@ def undocumented(names, open_names=("VQ", "MQ", "TA", "seen")):
 def written_in_code():
     """Yield names in the code that computes metrics; formatted parts are ``<name>``, timed stages ``time/<stage>``."""
     sources = [ROOT / "hyvideo" / name for name in ("trainer.py", "evaluation/validation.py", "miniature/reward.py")]
-    sources += [
-        p
-        for folder in ("grpo", "training", "training/objectives", "records")
-        for p in (ROOT / "hyvideo" / folder).glob("*.py")
-    ]
+    folders = ("grpo", "training", "training/objectives", "records")
+    sources += [path for folder in folders for path in (ROOT / "hyvideo" / folder).glob("*.py")]
     for node in (node for source in sources for node in ast.walk(ast.parse(source.read_text(encoding="utf-8")))):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value

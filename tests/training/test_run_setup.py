@@ -106,12 +106,17 @@ def test_an_iteration_uses_gradient_clipping_learning_rate_and_advantage_clippin
     trainer.policy.optimizers.step = record_step
     trainer.iteration = 1
     seen = []
-    terms = trainer.update.terms
-    trainer.update.terms = lambda rollouts, *others: (seen.append(rollouts), terms(rollouts, *others))[1]
+    terms = trainer.objective.terms
+
+    def recorded_terms(rollouts, *others, **options):
+        seen.append(rollouts)
+        return terms(rollouts, *others, **options)
+
+    trainer.objective.terms = recorded_terms
     sums, accumulate = [], trainer.update._accumulate
     trainer.update._accumulate = lambda work: (sums.append(accumulate(work)), sums[-1])[1]
     metrics = trainer.run_iteration()
-    assert sums[0][0].dtype == torch.float64  # of the metrics, over all terms of the update
+    assert sums[0].sums.dtype == torch.float64  # of the metrics, over all terms of the update
     assert applied[0][0] == pytest.approx(3e-3 / 4) == metrics["lr"]
     assert metrics["grad/norm"] > 1e-3 and applied[0][1] == pytest.approx(1e-3, rel=1e-3)
     assert seen[0].advantages.abs().max().item() == pytest.approx(0.4)

@@ -5,7 +5,7 @@
    a step (SAGE), and their log-probabilities                       schedulers/transitions.py, pipelines/
 3. Rewards of the decoded videos, in the background                 models/reward_models/async_scorer.py
 4. Advantages within each group                                     grpo/advantages.py
-5. Clipped policy loss, each step weighted by the equalizer (SAGE)  grpo/loss.py, grpo/equalizer.py
+5. Clipped policy loss, each step weighted by the equalizer (SAGE)  training/objectives/grpo.py, grpo/
 6. Trust region: KL to a moving anchor and to the rollout policy,
    with an adaptive coefficient (SAGE)                              grpo/trust_region.py, training/anchor.py
 7. Gradients over all rollouts and steps, then one optimizer step   training/policy_update.py
@@ -212,12 +212,13 @@ class Trainer(RunParts):
         timer = self._start_timer()
         # Each batch is scored while the next one is sampled, the last one beside the anchor's forward passes. With
         # `score_between_stages`, all are scored before the anchor, while the GPU is otherwise idle.
-        rollouts, pending = self.collector.collect(self.iteration, timer, keep_means=self.update.needs_means())
+        rollouts, pending = self.collector.collect(self.iteration, timer)
         is_between = self.config.reward.scores_between_stages
         rewards = self._wait_for_rewards(pending, timer) if is_between else {}
         with timer("anchor"):
-            anchor_means = self.update.anchor_means(rollouts)
-        rewards = rewards if is_between else self._wait_for_rewards(pending, timer)
+            reference = self.objective.prepare(rollouts)
+        if not is_between:
+            rewards = self._wait_for_rewards(pending, timer)
         advantages, reward_metrics = self.rewards.advantages(rollouts.indices, rewards)
         rollouts = rollouts.with_rewards(rewards, advantages.to(self.device))
         num_missing = reward_metrics["reward/missing"]
@@ -226,7 +227,7 @@ class Trainer(RunParts):
         divergence = self.update.nonfinite.divergence(self.iteration)
         self.rewards.check_failed_rewards(reward_metrics, rewards, self.iteration, divergence=divergence)
         with timer("update"):
-            update_metrics = self.update(rollouts, anchor_means, self.iteration)
+            update_metrics = self.update(rollouts, reference, self.iteration)
         return {
             "iteration": self.iteration,
             "update": self.update.update_count,

@@ -170,14 +170,15 @@ def test_the_loss_equals_its_definition(tiny_config, mesh):
     drawn = trainer.collector.sample(trainer.iteration, schedule, indices, conditions, mean_steps=trained_steps)
     advantages = torch.linspace(-2, 2, 8)
     rollouts = RolloutBatch(indices, [], conditions, drawn, schedule, trained_steps, advantages=advantages)
-    weights = trainer.update.step_weights(schedule)
+    weights = trainer.objective.step_weights(schedule)
     last_step = config.rollout.last_step
     assert schedule == Schedule.build("sage_grpo", num_steps=4, shift=3.0, eta=0.7, last_step=last_step)
     with torch.no_grad():
         for parameter in trainer.policy.parameters:
             parameter.add_(1e-3 * torch.randn_like(parameter))
         anchor = drawn.means[:, 0] + 0.1
-        terms = trainer.update.terms(rollouts, list(range(8)), 0, anchor)
+        reference = dict.fromkeys(rollouts.columns, anchor)
+        terms = trainer.objective.terms(rollouts, reference, list(range(8)), 0, kl_coefficient=0.5)
         for row in range(8):
             step = int(trained_steps[row, 0])
             new = rollouts.replay(trainer.pipeline, [row], trained_steps[[row], 0])

@@ -42,7 +42,7 @@ def changed_settings(saved: Mapping[str, object], now: Mapping[str, object], *, 
 
 
 def named_files(settings: Mapping[str, Any]) -> dict[str, list[Path]]:
-    """Return the files that settings name: prompts, initial LoRA, code of sampler and scorers, option files."""
+    """Return the files that settings name: prompts, initial LoRA, code of sampler, objective and scorers, options."""
     from hyvideo.models.lora import lora_files  # imports torch
 
     options, lora = settings["reward_config"], settings["pretrained_lora_path"]
@@ -53,6 +53,7 @@ def named_files(settings: Mapping[str, Any]) -> dict[str, list[Path]]:
         named["reward_config"] += [value for value in values if os.path.isfile(find_path(value))]
     named["reward_model"] = [] if settings["remote_reward_url"] else code_files(settings["reward_model"])
     named["sde_type"] = code_files([settings["sde_type"]])
+    named["objective"] = code_files([settings["objective"]])
     named["pretrained_lora_path"] = lora_files(lora) if lora else []
     return {name: [find_path(path) for path in paths] for name, paths in named.items() if paths}
 

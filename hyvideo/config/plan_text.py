@@ -1,5 +1,6 @@
 """The plan of an iteration as text, which a run prints at its start."""
 
+from hyvideo.config.objectives import traits_of
 from hyvideo.config.run_plan import MAX_NOISE, Plan, stochastic_transitions, transitions
 from hyvideo.config.sections import RolloutSettings
 from hyvideo.config.settings import Config
@@ -31,7 +32,7 @@ def plan_rows(config: Config, plan: Plan) -> list[Row]:
         rows.append(("", difference))
     rows.append(("updates per iteration", _updates(config, plan)))
     steps = f"{rollout.grpo_sampling_steps}, {plan.stochastic_steps} of them stochastic"
-    if config.loss.objective == "grpo":
+    if traits_of(config.loss.objective).trains == "steps":
         steps += f", {plan.num_trained_steps} trained"
     rows.append(("steps per rollout", steps))
     rows.append(("exploration", _exploration(rollout, variances)))
@@ -106,10 +107,13 @@ def _trust_region(config: Config, plan: Plan, variances: list[float]) -> str:
 
 
 def _objective(config: Config, plan: Plan) -> list[Row]:
-    """Return the rows on the objective: the noise levels of nft, or the ratios of grpo and their clipping."""
+    """Return the rows on the objective: its noise levels, or its ratios and their clipping."""
     loss = config.loss
-    if loss.objective == "nft":
-        return [("objective", f"nft, {loss.nft_levels} noise levels per rollout")]
+    objective = traits_of(loss.objective)
+    if objective.trains == "levels":
+        return [("objective", f"{loss.objective}, {loss.nft_levels} noise levels per rollout")]
+    if not objective.has_ratio:
+        return [("objective", loss.objective)]
     if plan.clip_can_bind:
         ratios = "1 in the first update of an iteration"
         clipping = "active after the first update"

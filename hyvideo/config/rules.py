@@ -10,6 +10,7 @@ from typing import Any
 from hyvideo.config import machine_rules as machine
 from hyvideo.config.command_line import REFERENCE_SCORERS, reward_options
 from hyvideo.config.machine_rules import Problems, problem_of
+from hyvideo.config.objectives import OBJECTIVES, objective_class, traits_of
 from hyvideo.config.run_plan import branches_of_steps, num_stochastic_steps, parse_interval, stochastic_transitions
 from hyvideo.config.sections import RewardSettings, RolloutSettings
 from hyvideo.config.settings import REWARD_PRESETS, TRAITS, Config, eta_of, flat_weights
@@ -237,21 +238,26 @@ def sampler_problems(config: Config) -> Problems:
 
 
 def objective_problems(config: Config) -> Problems:
-    """Yield a rollout without trained steps for grpo, and what nft cannot train with."""
+    """Yield an invalid objective, a rollout without steps to train, and what noise levels cannot be trained with."""
     rollout = config.rollout
     version = version_defaults(config.model.transformer_version)
-    if config.loss.objective == "grpo":
+    name = config.loss.objective
+    problems = list(problem_of(lambda: objective_class(name))) if name not in OBJECTIVES else []
+    if problems:
+        yield from problems
+        return
+    if traits_of(name).trains == "steps":
         yield from problem_of(lambda: some_step_is_stochastic(rollout))
         return
     if version.kind == "step_distilled":
         yield (
-            f"objective nft trains at any noise level, but transformer_version {version.name} is step-distilled and "
+            f"objective {name} trains at any noise level, but transformer_version {version.name} is step-distilled and "
             "only covers the levels of its few steps; use another version or objective grpo"
         )
     if rollout.sde_window:
         yield (
-            "sde_window cannot be used with objective nft, which trains noise levels and not the steps of a rollout, "
-            f"got {quote(rollout.sde_window)}; remove sde_window"
+            f"sde_window cannot be used with objective {name}, which trains noise levels and not the steps of a "
+            f"rollout, got {quote(rollout.sde_window)}; remove sde_window"
         )
     if rollout.use_same_noise and rollout.eta == 0:
         yield (

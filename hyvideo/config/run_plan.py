@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from itertools import compress
 from statistics import fmean
 
+from hyvideo.config.objectives import traits_of
 from hyvideo.config.sections import RolloutSettings
 from hyvideo.config.settings import Config
 from hyvideo.schedulers.noise_window import parse_window
@@ -25,7 +26,7 @@ class Plan:
     num_anchor_steps: int  # trained steps with a KL to the anchor
     clip_can_bind: bool  # false: every ratio is 1
     sampled_branches: float  # forward passes per step, mean over the steps of a rollout
-    trained_branches: float  # mean over the steps that can be trained; levels of nft are distributed like the steps
+    trained_branches: float  # mean over the steps that can be trained; levels are distributed like the steps
     anchor_branches: float  # like ``trained_branches``, with the anchor's guidance
 
 
@@ -36,11 +37,12 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
     rollouts = replicas * rollout.batch_size * rollout.gradient_accumulation_steps
     stochastic = num_stochastic_steps(rollout)
     trained = max(1, round(stochastic * loss.timestep_fraction)) if stochastic else 0
-    is_nft = loss.objective == "nft"
-    trained = loss.nft_levels if is_nft else trained
+    objective = traits_of(loss.objective)
+    trains_levels = objective.trains == "levels"
+    trained = loss.nft_levels if trains_levels else trained
     measured = max(1, round(trained * config.trust_region.anchor_fraction))
     branches, of_anchor = branches_of_steps(rollout), branches_of_steps(rollout, config.anchor_cfg_scale)
-    is_noisy = [step.is_stochastic and not is_nft for step in transitions(rollout)]
+    is_noisy = [step.is_stochastic and not trains_levels for step in transitions(rollout)]
     return Plan(
         replicas=replicas,
         rollouts=rollouts,
@@ -49,7 +51,7 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
         stochastic_steps=stochastic,
         num_trained_steps=trained,
         num_anchor_steps=min(trained, measured),
-        clip_can_bind=loss.num_updates_per_rollout > 1 and not is_nft,
+        clip_can_bind=loss.num_updates_per_rollout > 1 and objective.has_ratio,
         sampled_branches=fmean(branches),
         trained_branches=fmean([*compress(branches, is_noisy)] or branches),
         anchor_branches=fmean([*compress(of_anchor, is_noisy)] or of_anchor),

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hyvideo.config import unused as no
+from hyvideo.config.objectives import OBJECTIVES
 from hyvideo.config.setting import Switch, layout, learning, machine, records, start
 from hyvideo.schedulers.transitions import SAMPLERS
 
@@ -152,15 +153,18 @@ class RewardSettings:
 class LossSettings:
     """Loss, and the steps or noise levels that it trains."""
 
-    objective: Literal["grpo", "nft"] = learning(
-        "grpo", "Loss: grpo (clipped ratios), or nft (DiffusionNFT, a velocity loss on re-noised rollouts)."
+    objective: str = learning(
+        "grpo",
+        "Loss: grpo (clipped ratios), nft (DiffusionNFT, a velocity loss on re-noised rollouts), or FILE.py:NAME.",
+        choices=OBJECTIVES,
+        is_path=True,
     )
-    nft_levels: int = learning(4, "Noise levels per rollout that nft trains.", no.NFT, at_least=1)
+    nft_levels: int = learning(4, "Noise levels per rollout that nft trains.", no.LEVELS, at_least=1)
     clip_range: float = learning(1e-4, "Clip ratios to 1 plus or minus this value.", no.RATIO, above=0)
     use_grad_balancing: bool = learning(True, "Use the temporal gradient equalizer.", no.RATIO)
-    enable_timestep_permutation: bool = learning(True, "Train a rollout's steps in random order.", no.RATIO)
+    enable_timestep_permutation: bool = learning(True, "Train a rollout's steps in random order.", no.STEPS)
     timestep_fraction: float = learning(
-        1.0, "Fraction of the stochastic steps to train: the noisiest, unless permuted.", no.RATIO, above=0, at_most=1
+        1.0, "Fraction of the stochastic steps to train: the noisiest, unless permuted.", no.STEPS, above=0, at_most=1
     )
     num_updates_per_rollout: int = learning(1, "Updates per iteration, each on whole groups.", at_least=1)
     mini_batch_size_per_update: int = machine(1, "Rollouts per training forward pass.", no.APART, at_least=1)

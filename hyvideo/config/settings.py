@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, get_args, get_origin
 
 from hyvideo.config import sections
+from hyvideo.config.objectives import OBJECTIVES
 from hyvideo.config.setting import Switch, Traits
 from hyvideo.data.outside import find_path
 from hyvideo.data.prompts import Request
@@ -254,7 +255,7 @@ def absolute(path: str) -> str:
     file, separator, name = path.rpartition(":")
     if file.endswith(".py"):
         return f"{os.path.abspath(file)}{separator}{name}"
-    if path in ("", *RESUME_WORDS, *SAMPLERS) or is_json(path):
+    if path in ("", *RESUME_WORDS, *SAMPLERS, *OBJECTIVES) or is_json(path):
         return path
     return os.path.abspath(path if os.path.exists(path) else find_path(path))
 

@@ -3,6 +3,7 @@
 import math
 from contextlib import suppress
 
+from hyvideo.config.objectives import traits_of
 from hyvideo.config.setting import Unused
 from hyvideo.data.prompts import read_requests
 
@@ -60,8 +61,9 @@ COMPILE = Unused("enable_compile false", lambda c, n: c.distributed.enable_compi
 OTHER_PROCESS = Unused("one process", lambda c, n: n == 1)
 SHARDING = Unused("no sharding", lambda c, n: n == 1 or not c.distributed.enable_fsdp)
 APART = Unused("batched_forward {batched_forward} runs one sample per forward pass", lambda c, n: not c.is_batched)
-NFT = Unused("objective grpo", lambda c, n: c.loss.objective != "nft")
-RATIO = Unused("objective nft, which has no ratio", lambda c, n: c.loss.objective == "nft")
+LEVELS = Unused("objective {objective}", lambda c, n: traits_of(c.loss.objective).trains != "levels")
+STEPS = Unused("objective {objective}, which trains noise levels", lambda c, n: not LEVELS.holds(c, n))
+RATIO = Unused("objective {objective}, which has no ratio", lambda c, n: not traits_of(c.loss.objective).has_ratio)
 CHECK = Unused("gate_interval 0", lambda c, n: c.loss.gate_interval == 0)
 SERVICE = Unused("no remote_reward_url", lambda c, n: not c.reward.remote_reward_url)
 SCORERS = Unused("remote_reward_url: reward services replace the scorers", lambda c, n: not c.reward.loaded_scorers)

@@ -3,6 +3,7 @@
 import math
 import statistics
 
+from hyvideo.config.objectives import traits_of
 from hyvideo.config.run_plan import Plan, stochastic_transitions
 from hyvideo.config.sections import RolloutSettings, TrustRegionSettings
 from hyvideo.config.settings import TRAITS, Config
@@ -32,9 +33,9 @@ def settings_without_effect(config: Config, plan: Plan, world_size: int) -> list
 
 
 def _unused_by_the_loss(config: Config, plan: Plan) -> list[str]:
-    """Return a sentence for each part of grpo's loss that has no effect; none for nft, which has no ratios."""
+    """Return a sentence for each part of the loss that has no effect; none without ratios."""
     loss = config.loss
-    if loss.objective == "nft":
+    if not traits_of(loss.objective).has_ratio:
         return []
     sentences = [_unused_clipping(config, plan), _unused_velocity_kl(config, plan)]
     if loss.enable_timestep_permutation and plan.num_trained_steps == plan.stochastic_steps:

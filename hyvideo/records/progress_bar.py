@@ -16,6 +16,7 @@ CONSOLE_TEXTS = {  # by metric
     "reward/mean": "reward {:.4f}",
     "kl/position": "KL {:.1e}",
     "policy/ratio_max_deviation": "max |ratio - 1| {:.1e}",
+    "nft/distance_max": "max distance {:.1e}",
 }
 # Text before the part of a stage; other stages are not shown.
 STAGE_TEXTS = {"load": "loading", "conditions": "encoding", "rollout": "sampling", "decode": "decoding"}
@@ -24,7 +25,7 @@ STAGE_TEXTS |= {"validation": "validation:", "validation reward": "validation: s
 
 
 def console_text(metrics: dict[str, float]) -> str:
-    """Format reward, KL and the largest deviation of a ratio from 1, as far as known, and a long wait for rewards."""
+    """Format reward, KL and largest distance to the rollout policy, as far as known, and a long wait for rewards."""
     texts = [text.format(metrics[name]) for name, text in CONSOLE_TEXTS.items() if name in metrics]
     waiting = metrics.get("time/reward", 0.0) / metrics.get("time/iteration", math.inf)
     return ", ".join(texts + ([f"{waiting:.0%} of the time waiting for rewards"] if waiting > 0.25 else []))

@@ -44,11 +44,7 @@ class OnPolicyCheck:
 
     def __init__(self, mesh: Mesh, pipeline: GRPOPipeline, loss: LossSettings, *, dtype: str, batch_size: int):
         self.mesh, self.pipeline, self.batch_size = mesh, pipeline, batch_size
-        self.tolerances, self.interval = log_ratio_tolerances(loss, dtype), loss.gate_interval
-
-    def is_due(self, iteration: int) -> bool:
-        """Return whether the first update of this iteration is checked: in the first one, and every ``interval``."""
-        return self.interval > 0 and (iteration - 1) % self.interval == 0
+        self.tolerances = log_ratio_tolerances(loss, dtype)
 
     def __call__(
         self, rollouts: RolloutBatch, passes: list[tuple[list[int], int]], deviations: list[Tensor], iteration: int

@@ -7,6 +7,7 @@ import torch
 
 from hyvideo.config.memory.disk import check_room
 from hyvideo.config.memory.planned_run import PlannedRun
+from hyvideo.config.objectives import objective_class
 from hyvideo.config.run_plan import make_plan
 from hyvideo.config.sections import RecordSettings
 from hyvideo.config.settings import Config
@@ -18,6 +19,7 @@ from hyvideo.distributed.ownership import Ownership
 from hyvideo.models.reward_models.rewards import Scorer
 from hyvideo.models.sizes import read_architecture
 from hyvideo.training.compile_probe import match_gradient_mode
+from hyvideo.training.cost import Cost
 from hyvideo.training.model_setup import (
     check_adapter,
     check_checkpoint,
@@ -28,17 +30,15 @@ from hyvideo.training.model_setup import (
     precompute_conditions,
     rollout_schedule,
 )
-from hyvideo.training.nft_update import NFTUpdate
 from hyvideo.training.policy import Policy
 from hyvideo.training.policy_update import PolicyUpdate
 from hyvideo.training.preemption import PreemptionSignals
 from hyvideo.training.rewards import GroupRewards, make_async_scorer, try_held_out, try_scorers
-from hyvideo.training.rollout_collector import Cost, RolloutCollector
+from hyvideo.training.rollout_batch import RolloutNoise
+from hyvideo.training.rollout_collector import RolloutCollector
 from hyvideo.training.rollout_records import RolloutRecorder
 from hyvideo.training.run_state import Progress, RunState, hash_files
 from hyvideo.training.sampler_check import custom_steps
-
-UPDATES = {"grpo": PolicyUpdate, "nft": NFTUpdate}
 
 
 class RunParts:
@@ -56,6 +56,7 @@ class RunParts:
         scorers: dict[str, Scorer] | None = None,  # by name; default: created from the settings
     ):
         self.plan = plan = make_plan(config, mesh.world_size)
+        objective = objective_class(config.loss.objective)
         steps = custom_steps(config.rollout, mesh)
         schedule = rollout_schedule(config.rollout)
         requests, hashes = read_requests(*config.data.prompts_csv), hash_files(config.flat())
@@ -90,7 +91,7 @@ class RunParts:
         trained = encoded if config.num_branches == 2 else requests
         self.policy = Policy(config, mesh, device, trained)
         self.pipeline = make_pipeline(config.rollout, config.model.dtype, self.policy.transformer, vae, negative)
-        if config.distributed.enable_compile == "true" and config.loss.objective == "grpo":  # nft tolerates rounding
+        if config.distributed.enable_compile == "true" and objective.has_ratio:  # others tolerate rounding
             progress.enter("load", "compiled blocks")
             probed = self.encoder(requests[:1], height=config.data.height, width=config.data.width)
             match_gradient_mode(
@@ -107,14 +108,44 @@ class RunParts:
             self.pipeline.try_decoding(*size, batch_size=config.rollout.decode_batch_size)
         sizes = {"group_size": config.rollout.num_generations, "num_rollouts": plan.rollouts}
         self.cost = Cost(run)
-        common = {"cost": self.cost, "check": self.signals.check}
+        shape = self.pipeline.latent_shape(*config.rollout_size)
+        self.objective = objective(
+            config,
+            mesh,
+            self.pipeline,
+            self.policy,
+            noise=RolloutNoise(config.data.seed, shape, config.rollout.use_same_noise),
+            num_updates=plan.updates,
+            cost=self.cost,
+            on_stage=progress.enter,
+            check=self.signals.check,
+        )
         self.collector = RolloutCollector(
-            config, mesh, self.pipeline, self.encoder, self.scorer, requests, plan=plan, schedule=schedule, **common
+            config,
+            mesh,
+            self.pipeline,
+            self.encoder,
+            self.scorer,
+            requests,
+            self.objective,
+            plan=plan,
+            schedule=schedule,
+            cost=self.cost,
+            check=self.signals.check,
         )
         self.rewards = GroupRewards(config.reward, self.scorer, mesh, **sizes)
         self.recorder = RolloutRecorder(config.record, config.data, mesh, **sizes, run_id=run_id)
-        options = common | {"num_updates": plan.updates, "on_stage": progress.enter}
-        self.update = UPDATES[config.loss.objective](config, mesh, self.pipeline, self.policy, **options)
+        self.update = PolicyUpdate(
+            config,
+            mesh,
+            self.policy,
+            self.objective,
+            device=device,
+            num_updates=plan.updates,
+            cost=self.cost,
+            on_stage=progress.enter,
+            check=self.signals.check,
+        )
         self.checkpoints = _checkpoint_writer(
             config.record,
             mesh,

@@ -66,14 +66,14 @@ def train_with_a_killed_rank(folder):
     """Train, and kill rank 1 in the third iteration while it computes the anchor's means."""
     mesh = start()
     trainer = make(folder, mesh)
-    anchor_means = trainer.update.anchor_means
+    anchor_means = trainer.objective.prepare
 
     def killed(rollouts):
         if trainer.iteration == 3 and mesh.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         return anchor_means(rollouts)
 
-    trainer.update.anchor_means = killed
+    trainer.objective.prepare = killed
     trainer.train()
 
 
@@ -277,14 +277,15 @@ def plant_nan(folder, mesh, case):
     """Return the metrics of an iteration with a non-finite number on rank 1 and of the next, and what was skipped."""
     is_hit = mesh.rank == 1
     trainer = make(folder, mesh, max_missing_fraction=0.5, **(FSDP if "fsdp" in case else {}))
-    terms, average = trainer.update.terms, trainer.update._step
+    terms, average = trainer.objective.terms, trainer.update._step
     hits = []
 
-    def bad_terms(*arguments):
-        found = terms(*arguments)
+    def bad_terms(*arguments, **options):
+        found = terms(*arguments, **options)
         if is_hit and case == "loss" and not hits:
             hits.append(1)
-            return dataclasses.replace(found, loss=found.loss * NAN, ratio=found.ratio * NAN)
+            metrics = {name: value * NAN for name, value in found.metrics.items()}
+            return dataclasses.replace(found, loss=found.loss * NAN, deviation=found.deviation * NAN, metrics=metrics)
         return found
 
     def bad_gradient(*arguments):
@@ -303,7 +304,7 @@ def plant_nan(folder, mesh, case):
             )
 
     trainer.scorer.scorers["test"] = FaultyScorer()
-    trainer.update.terms, trainer.update._step = bad_terms, bad_gradient
+    trainer.objective.terms, trainer.update._step = bad_terms, bad_gradient
     record, skipped = trainer.update.nonfinite.record_skipped, []
     trainer.update.nonfinite.record_skipped = lambda **found: (skipped.append(found["ranks"]), record(**found))
     lines = []

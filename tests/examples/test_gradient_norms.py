@@ -20,14 +20,14 @@ def measured(tiny_config):
 
 
 def norms_under(trainer, rollouts, weights):
-    trainer.update.step_weights = lambda schedule: weights
+    trainer.objective.step_weights = lambda schedule: weights
     return norms_per_visit(trainer.update, rollouts)
 
 
 def test_weighted_norms_divided_by_the_weights_are_unweighted_norms(measured, mesh):
     trainer = Trainer(measured, mesh, CPU)
     rollouts = scored_rollouts(trainer)
-    weights = trainer.update.step_weights(rollouts.schedule)
+    weights = trainer.objective.step_weights(rollouts.schedule)
     before = [parameter.detach().clone() for parameter in trainer.policy.parameters]
     weighted = norms_under(trainer, rollouts, weights)
     without = norms_under(trainer, rollouts, torch.ones_like(weights))

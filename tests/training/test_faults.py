@@ -98,7 +98,7 @@ def inject(log, stage="", iteration=0, kind="KILL", rank=0):
         trainer.collector.encoder = faulty(trainer.encoder, stage == "conditions")
         for scorer in trainer.scorer.scorers.values():
             scorer.score = faulty(scorer.score, stage == "reward", number=2)
-        trainer.update.anchor_means = faulty(trainer.update.anchor_means, stage == "anchor")
+        trainer.objective.prepare = faulty(trainer.objective.prepare, stage == "anchor")
         trainer.update._step = faulty(trainer.update._step, stage == "update")
         manifest.hash_share = faulty(manifest.hash_share, stage == "save")
         return trainer

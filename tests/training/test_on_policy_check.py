@@ -81,14 +81,14 @@ def check_message(config, mesh, *, before=(), between=()):
     trainer = Trainer(config, mesh, CPU)
     for fault in before:
         fault(trainer)
-    anchor_means = trainer.update.anchor_means
+    anchor_means = trainer.objective.prepare
 
     def faulty(rollouts):
         for fault in between:
             fault(trainer)
         return anchor_means(rollouts)
 
-    trainer.update.anchor_means = faulty
+    trainer.objective.prepare = faulty
     trainer.iteration = 1
     weights = [parameter.detach().clone() for parameter in trainer.policy.parameters]
     with pytest.raises(OffPolicyError) as error:
@@ -139,13 +139,13 @@ def test_a_fault_of_the_training_path_alone_is_found_without_gradient(tiny_confi
 )
 def test_the_interval_and_the_tolerance_of_the_check_can_be_set(tiny_config, mesh, settings, iteration, stops):
     trainer = Trainer(tiny_config.with_settings(**settings), mesh, CPU)
-    anchor_means = trainer.update.anchor_means
+    anchor_means = trainer.objective.prepare
 
     def faulty(rollouts):
         compute_in_bf16(trainer)
         return anchor_means(rollouts)
 
-    trainer.update.anchor_means = faulty
+    trainer.objective.prepare = faulty
     trainer.iteration = iteration
     if stops:
         with pytest.raises(OffPolicyError):
@@ -164,7 +164,7 @@ def test_the_bf16_tolerance_is_wide_only_for_calls_of_different_shapes(tiny_conf
 
     def check(*rows, deviation):
         zeros = [torch.zeros(())] * (len(rows) - 1)
-        trainer.update.on_policy_check(rollouts, [(part, 0) for part in rows], [*zeros, torch.tensor(deviation)], 1)
+        trainer.objective.on_policy_check(rollouts, [(part, 0) for part in rows], [*zeros, torch.tensor(deviation)], 1)
 
     as_sampled, rotated = [*range(8)], [*range(4, 8), *range(4)]
     check(as_sampled, deviation=0.9e-6)
@@ -226,7 +226,7 @@ def check_with(settings, deviations_by_rank):
     mesh = ranks.start(1, CPU)
     trainer = Trainer(load_config("configs/smoke.yaml", **settings), mesh, CPU)
     rollouts, _ = trainer.collector.collect(1, StageTimer(CPU))
-    check, repeated, calls = trainer.update.on_policy_check, [], []
+    check, repeated, calls = trainer.objective.on_policy_check, [], []
     diagnosis = check._diagnosis
     check._diagnosis = lambda rollouts, a_pass, *others: (
         repeated.append(a_pass[0]) or diagnosis(rollouts, a_pass, *others)

@@ -61,8 +61,8 @@ def log_prob_and_mean(trainer, rollouts, row, step, scale=2.0):
     sigma, sigma_next = levels[step], levels[step + 1]
     conditions = rollouts.conditions.select([row])
     x, x_next = (rollouts.trajectories.latents[[row], step + i] for i in (0, 1))
-    conditional = pipeline._forward(x, [1000.0 * sigma], conditions)
-    unconditional = pipeline._forward(x, [1000.0 * sigma], conditions.with_text_of(pipeline.negative))
+    conditional = pipeline._forward(x, [(1000.0 * sigma, None)], conditions)
+    unconditional = pipeline._forward(x, [(1000.0 * sigma, None)], conditions.with_text_of(pipeline.negative))
     v = unconditional + scale * (conditional - unconditional)
     d = sigma - sigma_next
     variance = rollout.eta**2 * (torch.log(torch.tensor((1 - sigma_next) / (1 - min(sigma, 0.997)))).double() - d)
@@ -127,7 +127,7 @@ def test_the_gradient_equals_the_equations(tiny_config, mesh, kl_velocity, is_ba
 
     applied = []
     trainer.policy.optimizers.step = lambda rate: applied.extend(p.grad.clone() for p in trainer.policy.parameters)
-    metrics = trainer.update(rollouts, trainer.update.anchor_means(rollouts), 1)
+    metrics = trainer.update(rollouts, trainer.objective.prepare(rollouts), 1)
     expected = [torch.zeros_like(p) if g is None else g for g, p in zip(expected, trainer.policy.parameters)]
     flat, expected_flat = (torch.cat([g.flatten().double() for g in gs]) for gs in (applied, expected))
     assert (flat - expected_flat).norm() < 1e-4 * expected_flat.norm()
@@ -138,7 +138,7 @@ def test_the_gradient_equals_the_equations(tiny_config, mesh, kl_velocity, is_ba
 def test_an_update_with_nan_or_inf_has_no_effect_on_the_next_one(tiny_config, mesh):
     """A sum of the loss may be infinite while the gradient is finite, if a detached factor is 0 / 0."""
     config = tiny_config.with_settings(max_bad_updates=9)
-    work = UpdateWork(None, [], num_terms=1, anchor_means={}, iteration=1, is_fresh=False)
+    work = UpdateWork(rollouts=None, reference={}, passes=[], num_terms=1, iteration=1, is_fresh=False)
 
     def step(trainer, *, in_gradient=0.0, in_loss=0.0):
         for parameter in trainer.policy.parameters:
@@ -167,7 +167,7 @@ def gradient_and_position(trainer, rollouts, columns):
     applied = []
     trainer.policy.optimizers.step = lambda rate: applied.extend(p.grad.clone() for p in trainer.policy.parameters)
     rollouts = replace(rollouts, anchor_columns=columns)
-    metrics = trainer.update(rollouts, trainer.update.anchor_means(rollouts), 1)
+    metrics = trainer.update(rollouts, trainer.objective.prepare(rollouts), 1)
     trainer.policy.optimizers.zero_grad()
     return torch.cat([gradient.flatten().double() for gradient in applied]), metrics["kl/position"]
 
@@ -240,8 +240,8 @@ def test_a_run_makes_as_many_forward_passes_as_the_planner_predicts(tiny_config,
 def test_means_are_stored_only_if_the_updates_need_them(tiny_config, mesh, settings, before, after):
     config = tiny_config.with_settings(timestep_fraction=0.5, grpo_sampling_steps=3, **settings)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
-    stored, anchor_means = [], trainer.update.anchor_means
-    trainer.update.anchor_means = lambda drawn: (stored.append(drawn.trajectories.means), anchor_means(drawn))[1]
+    stored, anchor_means = [], trainer.objective.prepare
+    trainer.objective.prepare = lambda drawn: (stored.append(drawn.trajectories.means), anchor_means(drawn))[1]
     for trainer.iteration in (1, 2):
         trainer.run_iteration()
     assert [means is not None for means in stored] == [before, after]
@@ -291,11 +291,12 @@ def test_the_last_step_of_cps_is_trained_by_its_kl_with_the_conventions_of_the_r
     assert all(sorted(order) == [0, 1, 2, 3] for order in rollouts.trained_steps.tolist())
     column = rollouts.trained_steps[0].tolist().index(3)
     mean = rollouts.replay(trainer.pipeline, [0], torch.tensor([3])).mean.detach()
-    terms = trainer.update.terms(rollouts, [0], column, mean + 0.1)
-    assert terms.position.item() == pytest.approx(0.1**2 / 2e-6, rel=1e-3)
-    assert terms.ratio.item() == 1 and abs(terms.log_prob.item()) < 1e-9
+    reference = {each: mean + 0.1 for each in rollouts.columns}
+    terms = trainer.objective.terms(rollouts, reference, [0], column, kl_coefficient=0.3)
+    assert terms.metrics["kl/position"].item() == pytest.approx(0.1**2 / 2e-6, rel=1e-3)
+    assert terms.deviation.item() == 0 and abs(terms.metrics["policy/log_prob"].item()) < 1e-9
     terms.loss.sum().backward()
     assert any(parameter.grad.abs().sum() > 0 for parameter in trainer.policy.parameters if parameter.grad is not None)
     trainer.policy.optimizers.zero_grad()
-    metrics = trainer.update(rollouts, trainer.update.anchor_means(rollouts), 1)
+    metrics = trainer.update(rollouts, trainer.objective.prepare(rollouts), 1)
     assert metrics["kl/position"] < 1e-6 and metrics["policy/ratio_max_deviation"] <= 1e-6

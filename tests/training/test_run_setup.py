@@ -70,10 +70,13 @@ def test_loss_and_trust_region_follow_the_settings(trainer):
     assert (schedule.minimum, schedule.maximum, schedule.target) == (0.01, 0.5, 0.07)
     assert (schedule.warmup_updates, schedule.window, schedule.gain) == (3, 4, 0.2)
     assert update.kl_coefficient.value == 0.02 and update.kl_coefficient.recent.maxlen == 4
-    check = update.on_policy_check
-    assert (check.tolerances, check.is_due(8), check.is_due(7)) == ((0.25, 0.25), True, False)
+    assert trainer.objective.on_policy_check.tolerances == (0.25, 0.25)
+    assert (update._is_check_due(8), update._is_check_due(7)) == (True, False)
     assert update.nonfinite.max_bad_updates == 5
-    assert set(update.step_weights(trainer.collector.schedule).tolist()) == {0.0, 1.0}  # without the equalizer
+    assert set(trainer.objective.step_weights(trainer.collector.schedule).tolist()) == {
+        0.0,
+        1.0,
+    }  # without the equalizer
     assert trainer.policy.anchor.refresh_every is None
 
 
@@ -103,12 +106,17 @@ def test_an_iteration_uses_gradient_clipping_learning_rate_and_advantage_clippin
     trainer.policy.optimizers.step = record_step
     trainer.iteration = 1
     seen = []
-    terms = trainer.update.terms
-    trainer.update.terms = lambda rollouts, *others: (seen.append(rollouts), terms(rollouts, *others))[1]
+    terms = trainer.objective.terms
+
+    def recorded_terms(rollouts, *others, **options):
+        seen.append(rollouts)
+        return terms(rollouts, *others, **options)
+
+    trainer.objective.terms = recorded_terms
     sums, accumulate = [], trainer.update._accumulate
     trainer.update._accumulate = lambda work: (sums.append(accumulate(work)), sums[-1])[1]
     metrics = trainer.run_iteration()
-    assert sums[0][0].dtype == torch.float64  # of the metrics, over all terms of the update
+    assert sums[0].sums.dtype == torch.float64  # of the metrics, over all terms of the update
     assert applied[0][0] == pytest.approx(3e-3 / 4) == metrics["lr"]
     assert metrics["grad/norm"] > 1e-3 and applied[0][1] == pytest.approx(1e-3, rel=1e-3)
     assert seen[0].advantages.abs().max().item() == pytest.approx(0.4)

@@ -9,6 +9,7 @@ from hyvideo.config.memory.cost import duration
 from hyvideo.config.memory.network import traffic
 from hyvideo.config.memory.phases import memory, resolve_auto
 from hyvideo.config.memory.planned_run import PlannedRun
+from hyvideo.config.objectives import traits_of
 from hyvideo.config.rules import check
 
 SMALL_TILE = 128  # pixels; smaller tiles have visible seams
@@ -103,7 +104,7 @@ def fastest_change(run: PlannedRun) -> dict | None:
 
 def _is_inexact(run: PlannedRun) -> bool:
     """Return whether rollout and update have different batch shapes, which round differently, and a ratio of both."""
-    return run.settings.objective == "grpo" and run.settings.batched_forward == "true"
+    return traits_of(run.settings.objective).has_ratio and run.settings.batched_forward == "true"
 
 
 def _layouts(run: PlannedRun) -> Iterator[PlannedRun]:

@@ -7,6 +7,7 @@ from functools import cached_property
 from types import SimpleNamespace
 
 from hyvideo.config.memory.hardware import Hardware
+from hyvideo.config.objectives import traits_of
 from hyvideo.config.rules import batch_problems, head_problems
 from hyvideo.config.run_plan import Plan, make_plan
 from hyvideo.config.sections import RecordSettings
@@ -138,7 +139,7 @@ class PlannedRun:
     def old_forwards(self) -> float:
         """Forward passes for nft's old velocities per rollout and branch: all levels of the rollouts of later updates,
         and one level of one rollout per replica, for the check; none with one update per iteration."""
-        if self.settings.objective != "nft" or self.plan.updates == 1:
+        if not traits_of(self.settings.objective).needs_old_velocities or self.plan.updates == 1:
             return 0.0
         return self.plan.num_trained_steps * (1 - 1 / self.plan.updates) + 1 / self.rollouts_per_replica
 
@@ -146,7 +147,7 @@ class PlannedRun:
     def checked_forwards(self) -> float:
         """Forward passes per rollout, all branches, for nft's on-policy check: a replayed step and a noise level of one
         rollout per replica, every ``gate_interval`` iterations."""
-        if self.settings.objective != "nft" or self.settings.gate_interval == 0:
+        if not traits_of(self.settings.objective).needs_old_velocities or self.settings.gate_interval == 0:
             return 0.0
         branches = self.plan.sampled_branches + self.plan.trained_branches
         return branches / self.rollouts_per_replica / self.settings.gate_interval

@@ -97,6 +97,10 @@ function draw(section, title, data, layout = {}, note = "") {
   Plotly.react(plot, data, whole, { responsive: true, displaylogo: false, displayModeBar: false });
 }
 
+/** First parts of the names of metrics that every run has, and metrics of the built-in objectives. Others are drawn under their name. */
+const OF_RUN = new Set(["advantage", "anchor", "by_step", "cost", "grad", "iteration", "kl", "loss", "lr", "memory", "nft", "perf", "reward", "time", "update", "validation"]);
+const DRAWN = new Set(["policy/ratio_mean", "policy/ratio_max_deviation", "policy/ratio_first_deviation", "policy/clip_fraction", "policy/log_prob"]);
+
 function drawCurves() {
   const names = [...new Set(RUNS.flatMap(([, run]) => Object.keys(run.metrics)))];
   const held = [...new Set(RUNS.flatMap(([, run]) => run.validations.flatMap((each) => Object.keys(each.means))))];
@@ -118,6 +122,10 @@ function drawCurves() {
   draw("#trust .plots", "Clip fraction", traces("policy/clip_fraction", "clipped"), { yaxis: { rangemode: "tozero" } });
   draw("#trust .plots", "Gradient norm", traces("grad/norm", "norm before clipping"), { yaxis: { rangemode: "tozero" } });
   draw("#trust .plots", "Largest deviation of a ratio from 1", both(["policy/ratio_max_deviation", "all updates"], ["policy/ratio_first_deviation", "first update"]));
+  draw("#trust .plots", "Velocity error", traces("nft/error", "mean square"), { yaxis: { rangemode: "tozero" } });
+  draw("#trust .plots", "Velocity distance to the rollout policy", both(["nft/distance_max", "largest"], ["nft/distance", "mean"]));
+  draw("#trust .plots", "Clipped advantages", traces("nft/advantage_clipped", "fraction"), { yaxis: { rangemode: "tozero" } });
+  for (const name of names.filter((each) => !OF_RUN.has(each.split("/")[0]) && !DRAWN.has(each))) draw("#trust .plots", name, traces(name, name));
   draw("#trust .plots", "Loss", both(["loss/policy", "policy"], ["loss/total", "total"]), { yaxis: { exponentformat: "power" } });
   const toZero = { yaxis: { rangemode: "tozero" } };
   draw("#health .plots", "Standard deviation of the reward within a group", traces("reward/std", "standard deviation"), toZero);
@@ -212,7 +220,7 @@ function drawDetails() {
     draw("#steps .plots", title, [map], { height: 280, xaxis: { showgrid: false }, yaxis: { title: { text: "denoising step" }, autorange: "reversed", dtick: steps > 20 ? 5 : 1, showgrid: false } });
   }
   if (!document.querySelector("#steps figure") && !document.querySelector("#steps .plots p"))
-    document.querySelector("#steps .plots").append(element("p", "No metrics by step: the nft objective trains noise levels, and older runs did not record them.", { className: "quiet" }));
+    document.querySelector("#steps .plots").append(element("p", "No metrics by step: the objective trains noise levels or reports none, and older runs did not record them.", { className: "quiet" }));
   const stages = Object.keys(run.metrics).filter((name) => name.startsWith("time/") && !["time/iteration", "time/since_start", "time/scoring"].includes(name));
   const bars = stages.map((name) => ({ type: "bar", name: name.slice(5), x, y: run.metrics[name], marker: { line: { width: 0 } } }));
   drawStages("Seconds by stage", bars, { barmode: "stack", bargap: 0.1, height: 280 });

@@ -12,6 +12,7 @@ from urllib.parse import unquote
 
 from jinja2 import TemplateError
 
+from hyvideo.config.objectives import label_of
 from hyvideo.config.settings import Config
 from hyvideo.data.templates import fill
 from hyvideo.evaluation.report.clips import Clips, Row, alternate, embed
@@ -60,6 +61,7 @@ def _page(found: Comparison, place: Path) -> str:
         runs=found.runs,
         data=data,
         defaults_of=Config.of_version,
+        label_of=label_of,
         plotly=get_plotlyjs(),
         num_matched=len(rows),
         videos_note=videos_note(videos),

@@ -143,7 +143,9 @@ def scorer_class(name: str) -> type:
         raise ValueError(f"reward_model must be one of {', '.join(SCORERS)}, or FILE.py:CLASS, got {name!r}")
     with _restored_state(f"the file of reward_model {name}"):
         try:
-            module = _import_file(Path(place).resolve()) if place.endswith(".py") else importlib.import_module(place)
+            module = (
+                import_file(str(Path(place).resolve())) if place.endswith(".py") else importlib.import_module(place)
+            )
             cls = getattr(module, class_name)
         except (ImportError, AttributeError, SyntaxError, OSError) as error:
             raise ValueError(f"reward_model {name} must be a class that can be imported: {error}") from error
@@ -156,8 +158,9 @@ def scorer_class(name: str) -> type:
 
 
 @cache
-def _import_file(file: Path) -> types.ModuleType:
-    spec = importlib.util.spec_from_file_location(str(file), file)
+def import_file(file: str) -> types.ModuleType:
+    """Import the module of a user's file, once. It may raise anything."""
+    spec = importlib.util.spec_from_file_location(file, file)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look up their module there
     spec.loader.exec_module(module)
     return module

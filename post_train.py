@@ -98,6 +98,8 @@ def show(command: CommandLine) -> None:
         return
     check_output_dir(config.record)
     print(yaml.safe_dump(config.flat(), sort_keys=False, allow_unicode=True))
+    if command.of_version:
+        print(f"defaults of version    {', '.join(command.of_version)} ({config.model.transformer_version})")
     if world_size > command.world_size:
         each, line = world_size if world_size % 8 else 8, shlex.join(w for w in sys.argv if w != "--print_config")
         print(f"planned for            torchrun --nnodes={world_size // each} --nproc_per_node={each} {line}")

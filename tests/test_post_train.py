@@ -231,6 +231,8 @@ def test_print_config_works_without_gpus_and_checkpoints(program, tmp_path, how)
     result = program(ROOT / "post_train.py", *flags, cwd=tmp_path, CUDA_VISIBLE_DEVICES="", **processes)
     assert result.returncode == 0, result.stderr
     assert "rollouts per iteration 8 = 2 prompts x 4" in result.stdout and "- assets/prompts/train.csv" in result.stdout
+    names = "vae_dtype, negative_prompt, fps, shift, cfg_scale, validation_steps"
+    assert f"\ndefaults of version    {names} (480p_t2v)\n" in result.stdout
     missing = result.stdout[result.stdout.index("missing on this host") :].splitlines()
     assert "got './ckpts': it does not exist" in missing[0]
     assert "each process needs a GPU: needed 8, found 0; device auto would use the CPU" in missing[1]

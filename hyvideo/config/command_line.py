@@ -33,6 +33,7 @@ class CommandLine:
     pilot: bool  # the settings are those of a pilot
     world_size: int  # processes
     flags: Mapping[str, str]  # flag by setting; also the settings of a file that is not among the project's configs
+    of_version: list[str]  # settings that were not given and have the value of the model version
 
 
 def parse(argv: list[str] | None = None, saved: Mapping[str, Any] | None = None) -> CommandLine:
@@ -72,7 +73,14 @@ def parse(argv: list[str] | None = None, saved: Mapping[str, Any] | None = None)
     config = config.as_pilot() if pilot else config
     if path is not None and not Path(path).resolve().is_relative_to(ROOT / "configs"):
         flags = {name: name for name in inherited} | flags
-    return CommandLine(config, print_config, pilot, world_size or processes.world_size(), flags)
+    return CommandLine(
+        config=config,
+        print_config=print_config,
+        pilot=pilot,
+        world_size=world_size or processes.world_size(),
+        flags=flags,
+        of_version=list(requested.defaults_of_version),
+    )
 
 
 def load_config(path: str | Path, **overrides) -> Config:

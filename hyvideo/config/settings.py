@@ -55,11 +55,9 @@ class Config:
         sections = {name: dataclasses.replace(getattr(self, name), **values) for name, values in by_section.items()}
         return dataclasses.replace(self, **sections)
 
-    def resolved(self) -> "Config":
-        """Return a copy with the version's defaults and the matched eta; if none matches, `rules` reports it.
-
-        Training, generation and planning all resolve here, so a setting that is None has the same value in each.
-        """
+    @property
+    def defaults_of_version(self) -> dict[str, object]:
+        """Settings of the model version, by name, that replace those that are None."""
         version = version_defaults(self.model.transformer_version)
         defaults = {
             "vae_dtype": version.vae_dtype,
@@ -70,7 +68,14 @@ class Config:
             "validation_steps": version.num_steps,
         }
         given = self.flat()
-        config = self.with_settings(**{name: value for name, value in defaults.items() if given[name] is None})
+        return {name: value for name, value in defaults.items() if given[name] is None}
+
+    def resolved(self) -> "Config":
+        """Return a copy with the version's defaults and the matched eta; if none matches, `rules` reports it.
+
+        Training, generation and planning all resolve here, so a setting that is None has the same value in each.
+        """
+        config = self.with_settings(**self.defaults_of_version)
         try:
             return config.with_settings(eta=eta_of(config.rollout)) if config.rollout.match_noise else config
         except ValueError:

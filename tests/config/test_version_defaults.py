@@ -89,7 +89,9 @@ def test_a_given_value_wins_over_the_version(tmp_path):
     in_file = own_yaml(tmp_path, WAN, **GIVEN)
     assert by_version(parse(["--config", in_file]).config) == GIVEN
     assert by_version(generated("--config", in_file)) == GIVEN
+    assert parse(["--config", in_file]).of_version == []
     own = own_yaml(tmp_path, WAN)
+    assert parse(["--config", own, "--fps", "30"]).of_version == [name for name in expected(WAN) if name != "fps"]
     flags = [f"--{name}={value}" for name, value in GIVEN.items()]
     assert by_version(parse(["--config", own, *flags]).config) == GIVEN
     flags = ["--config", own, *OF_REFERENCE.split(), "--validation_num_inference_steps", "7"]

@@ -18,7 +18,8 @@ from hyvideo.config.identity import named_files
 from hyvideo.config.memory.whole_run import start_lines
 from hyvideo.config.reference_flags import with_flags
 from hyvideo.config.rules import check, check_ranges, planned_world_size
-from hyvideo.config.run_plan import describe, labelled, make_plan
+from hyvideo.config.run_inputs import RunInputs
+from hyvideo.config.run_plan import describe, labelled
 from hyvideo.config.settings import Config
 from hyvideo.config.without_effect import settings_without_effect
 from hyvideo.data.outside import shorten
@@ -51,7 +52,7 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
         if command.print_config:
             show(command)
             return 0
-        check(config, processes.world_size())
+        inputs = check(config, processes.world_size())
         check_output_dir(config.record)
         processes.check_environment()
         trainer = build(config, at_end)
@@ -70,7 +71,7 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
     from hyvideo.training.preemption import Stopped
 
     if trainer.mesh.is_main:
-        print_start(command, trainer)
+        print_start(command, inputs, trainer)
     code = 0
     try:
         trainer.train()
@@ -93,7 +94,7 @@ def show(command: CommandLine) -> None:
     check_ranges(config.flat())
     if world_size == 1:
         world_size = planned_world_size(config, " ".join(sys.argv))
-    check(config, world_size, on_this_machine=False)
+    inputs = check(config, world_size, on_this_machine=False)
     if processes.rank() != 0:
         return
     check_output_dir(config.record)
@@ -104,32 +105,31 @@ def show(command: CommandLine) -> None:
         each, line = world_size if world_size % 8 else 8, shlex.join(w for w in sys.argv if w != "--print_config")
         print(f"planned for            torchrun --nnodes={world_size // each} --nproc_per_node={each} {line}")
         print("                       the batches need several processes; --world_size N plans for N processes")
-    print_plan(config, world_size, start_lines(config, world_size, config.model.device))
+    print_plan(inputs, start_lines(inputs, config.model.device))
 
     from hyvideo.training.machine import missing_requirements
 
-    for line in labelled("missing on this host", missing_requirements(config, world_size)):
+    for line in labelled("missing on this host", missing_requirements(inputs)):
         print(line)
 
 
-def print_plan(config: Config, world_size: int, cost: list[str], given: Collection[str] | None = None) -> None:
+def print_plan(inputs: RunInputs, cost: list[str], given: Collection[str] | None = None) -> None:
     """Print the plan of the run, the lines on its ``cost``, and the settings, among ``given``, that have no effect."""
-    plan = make_plan(config, world_size)
-    ignored = settings_without_effect(config, plan, world_size)
+    ignored = settings_without_effect(inputs.config, inputs.plan, inputs.world_size)
     if given is not None:
         ignored = [line for line in ignored if {*re.findall(r"\w+", line.partition(": ")[0])} & {*given}]
-    print("\n".join([describe(config, plan), *cost, *labelled("ignored settings", ignored)]))
+    print("\n".join([describe(inputs.config, inputs.plan), *cost, *labelled("ignored settings", ignored)]))
 
 
-def print_start(command: CommandLine, trainer) -> None:
+def print_start(command: CommandLine, inputs: RunInputs, trainer) -> None:
     """Print the plan, the number of trained parameters, the attention kernel and the first iteration."""
     from hyvideo.training.gpu_driver import cudnn_problem
     from hyvideo.training.machine import device_name, gpu_memory
 
-    config, world_size, device = command.config, trainer.mesh.world_size, trainer.device
+    device = trainer.device
     trained = trainer.policy.parameters
-    cost = start_lines(trainer.config, world_size, device.type, gpu_memory(device), device_name(device))
-    print_plan(config, world_size, cost, command.flags)
+    as_run = inputs.with_config(trainer.config)  # without ``auto``
+    print_plan(inputs, start_lines(as_run, device.type, gpu_memory(device), device_name(device)), command.flags)
     print(f"training               {sum(p.numel() for p in trained) / 1e6:.2f} million parameters on {device}")
     kernel, rejected = trainer.attention
     name = "chosen by torch" if kernel == "torch" else f"{kernel} kernel"
@@ -139,7 +139,7 @@ def print_start(command: CommandLine, trainer) -> None:
     for sentence in trainer.state.changed_settings:
         print(f"changed settings       {sentence}")
     begin = f"resuming from iteration {trainer.iteration}" if trainer.resumed else "new run"
-    print(f"output                 {config.record.output_dir}, {begin}", flush=True)
+    print(f"output                 {inputs.config.record.output_dir}, {begin}", flush=True)
 
 
 def build(config: Config, at_end: ExitStack):

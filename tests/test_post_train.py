@@ -11,6 +11,7 @@ import pytest
 
 import post_train
 from hyvideo.config.command_line import load_config, parse
+from hyvideo.config.run_inputs import RunInputs
 from hyvideo.data.videos import read_video
 from tests.config.test_reference_flags import LINE
 from tests.forked import ROOT, python
@@ -64,7 +65,7 @@ def test_a_run_without_config_says_what_it_needs(program):
 def test_a_run_reports_ignored_settings_that_the_user_gave(capsys, tmp_path):
     def ignored(*flags):
         command = parse(list(flags))
-        post_train.print_plan(command.config, 1, [], command.flags)
+        post_train.print_plan(RunInputs(command.config), [], command.flags)
         return capsys.readouterr().out.partition("ignored settings")[2]
 
     assert ignored("--config", "configs/miniature.yaml") == ""
@@ -74,7 +75,7 @@ def test_a_run_reports_ignored_settings_that_the_user_gave(capsys, tmp_path):
         Path("configs/miniature.yaml").read_text() + "enable_timestep_permutation: true\n"
     )
     assert "clip_range" in ignored("--config", str(tmp_path / "own.yaml"))
-    post_train.print_plan(load_config("configs/miniature.yaml"), 1, [])  # as --print_config does
+    post_train.print_plan(RunInputs(load_config("configs/miniature.yaml")), [])  # as --print_config does
     assert "clip_range" in capsys.readouterr().out.partition("ignored settings")[2]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from hyvideo.config import machine_rules as machine
 from hyvideo.config.command_line import REFERENCE_SCORERS, reward_options
 from hyvideo.config.machine_rules import Problems, problem_of
+from hyvideo.config.run_inputs import RunInputs
 from hyvideo.config.run_plan import branches_of_steps, num_stochastic_steps, parse_interval, stochastic_transitions
 from hyvideo.config.sections import RewardSettings, RolloutSettings
 from hyvideo.config.settings import REWARD_PRESETS, TRAITS, Config, eta_of, flat_weights
@@ -26,15 +27,26 @@ from hyvideo.models.versions import version_defaults
 from hyvideo.schedulers.transitions import sampler_of
 
 
-def check(config: Config, world_size: int = 1, *, on_this_machine: bool = True) -> None:
-    """Raise ValueError with every rule that the settings violate and, if requested, what this machine lacks."""
+def check(config: Config, world_size: int = 1, *, on_this_machine: bool = True) -> RunInputs:
+    """Return the inputs of a run, as far as the rules have read them.
+
+    Raises ValueError with every rule that the settings violate and, if requested, what this machine lacks.
+    """
     check_ranges(config.flat())  # the other rules compute with these numbers
+    inputs = RunInputs(config, world_size)
     _raise(
         batch_problems(config, world_size),
         process_problems(config, world_size),
-        *(rule(config) for rule in RULES),
-        machine.machine_problems(config) if on_this_machine else (),
+        sampler_problems(config),
+        trust_region_problems(config),
+        objective_problems(config),
+        reward_problems(config.reward),
+        weight_problems(config),
+        record_problems(config),
+        data_problems(inputs),
+        machine.machine_problems(inputs) if on_this_machine else (),
     )
+    return inputs
 
 
 def check_sampling(config: Config, *, output: Path, is_stochastic: bool = True) -> None:
@@ -321,19 +333,8 @@ def weight_problems(config: Config) -> Problems:
             yield f"lora_target_modules must be regular expressions, got {quote(pattern)}: {error}"
 
 
-def data_problems(config: Config) -> Problems:
-    if not config.data.prompts_csv:
+def data_problems(inputs: RunInputs) -> Problems:
+    if not inputs.config.data.prompts_csv:
         yield "prompts_csv must name a CSV file with a column `prompt`, got none"
-    yield from machine.prompts_are_readable(config.data, existing=True)
-    yield from machine.videos_fit_the_version(config)
-
-
-RULES = (
-    sampler_problems,
-    trust_region_problems,
-    objective_problems,
-    lambda config: reward_problems(config.reward),
-    weight_problems,
-    record_problems,
-    data_problems,
-)
+    yield from machine.prompts_are_readable(inputs, existing=True)
+    yield from machine.videos_fit_the_version(inputs)

@@ -10,10 +10,8 @@ from hyvideo.config.memory.overheads import pageable_seconds
 from hyvideo.config.memory.persistent import pinned_bytes
 from hyvideo.config.memory.phases import GIB, memory, resolve_auto
 from hyvideo.config.memory.planned_run import PlannedRun
-from hyvideo.config.settings import Config
-from hyvideo.data.prompts import read_requests
+from hyvideo.config.run_inputs import RunInputs
 from hyvideo.data.templates import fill
-from hyvideo.models.sizes import read_architecture
 
 MAX_VALIDATION_SHARE = 0.2  # of a run's time, above which the plan warns
 
@@ -50,9 +48,8 @@ class WholeRun:
 
 def whole_run(run: PlannedRun) -> WholeRun:
     """Return the length of a run. Raises ValueError for unreadable validation prompts."""
-    settings, videos = run.settings, 0
-    if run.validation:
-        videos = len(read_requests(*settings.valid_video_csv)) * settings.validation_repeats
+    settings = run.settings
+    videos = run.num_validated * settings.validation_repeats
     validations = run.num_validations
     per_video = settings.validation_steps * (run.validation or run).plan.sampled_branches
     return WholeRun(
@@ -70,7 +67,7 @@ def whole_run(run: PlannedRun) -> WholeRun:
 
 
 def start_lines(
-    config: Config, world_size: int, device: str, gpu_memory: float = Hardware.gpu_memory, device_name: str = ""
+    inputs: RunInputs, device: str, gpu_memory: float = Hardware.gpu_memory, device_name: str = ""
 ) -> list[str]:
     """Return lines on cost, checkpointing, length and checkpoints of a run; empty if a file for them is missing.
 
@@ -78,9 +75,13 @@ def start_lines(
     """
     known = hardware_of(device_name) if gpu_rates(device_name)[1] else Hardware()
     try:
-        architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
-        run = PlannedRun(config, world_size, architecture, hardware=replace(known, gpu_memory=gpu_memory))
-        run = run.with_settings(device=device)
+        run = PlannedRun(
+            config=inputs.config.with_settings(device=device),
+            world_size=inputs.world_size,
+            architecture=inputs.architecture,
+            hardware=replace(known, gpu_memory=gpu_memory),
+            files=inputs.files,
+        )
         runs = {"chosen": resolve_auto(run), "selective": run.with_settings(activation_checkpointing="selective")}
         template, forwards = Path(__file__).with_name("start.txt.jinja"), forwards_per_rollout(run)
         return fill(template, run=run, forwards=forwards, memory=memory, **runs).splitlines() + length_lines(run)

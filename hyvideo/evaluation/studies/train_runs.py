@@ -16,7 +16,6 @@ from hyvideo.data.outside import ROOT
 from hyvideo.data.templates import fill
 from hyvideo.evaluation.reward_hacking.rule import check_output_dir
 from hyvideo.evaluation.studies.runs import Progress, Run, Study, progress
-from hyvideo.models.sizes import read_architecture
 
 POST_TRAIN = ROOT / "post_train.py"
 
@@ -41,9 +40,8 @@ class RunPlan:
 def planned(study: Study, run: Run, *, trains: bool) -> PlannedRun:
     """Return a run for the planner. Raises ValueError for invalid settings, also for this machine if ``trains``."""
     config = study.config(run)
-    check(config, study.world_size, on_this_machine=trains)
-    architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
-    return PlannedRun(config, study.world_size, architecture)
+    inputs = check(config, study.world_size, on_this_machine=trains)
+    return PlannedRun(config, study.world_size, inputs.architecture, files=inputs.files)
 
 
 def plan_run(study: Study, run: Run, *, trains: bool = True) -> RunPlan:

@@ -115,7 +115,7 @@ def show(command: CommandLine) -> None:
 
 def print_plan(inputs: RunInputs, cost: list[str], given: Collection[str] | None = None) -> None:
     """Print the plan of the run, the lines on its ``cost``, and the settings, among ``given``, that have no effect."""
-    ignored = settings_without_effect(inputs.config, inputs.plan, inputs.world_size)
+    ignored = settings_without_effect(inputs)
     if given is not None:
         ignored = [line for line in ignored if {*re.findall(r"\w+", line.partition(": ")[0])} & {*given}]
     print("\n".join([describe(inputs.config, inputs.plan), *cost, *labelled("ignored settings", ignored)]))

@@ -8,7 +8,7 @@ import torch
 import generate
 from hyvideo.config.command_line import load_config, parse
 from hyvideo.config.identity import changed_settings
-from hyvideo.config.run_plan import make_plan
+from hyvideo.config.run_inputs import RunInputs
 from hyvideo.config.settings import TRAITS, Config
 from hyvideo.config.without_effect import settings_without_effect
 from hyvideo.models.versions import ANNOUNCED, RELEASED, version_defaults
@@ -117,7 +117,7 @@ def test_without_guidance_the_negative_prompt_is_not_encoded_nor_reported(tmp_pa
 
 
 def mentioned(setting, config):
-    return [line for line in settings_without_effect(config, make_plan(config), 1) if setting in line.split(":")[0]]
+    return [line for line in settings_without_effect(RunInputs(config)) if setting in line.split(":")[0]]
 
 
 @pytest.mark.parametrize("name", ["wan21_1gpu_guidance", "wan21_8gpu_guidance"])

@@ -13,7 +13,20 @@ from typing import Any, Literal, get_args, get_origin
 import yaml
 
 from hyvideo.config import processes
-from hyvideo.config.reference_flags import TASK, Row, add_flags, flags_in, meanings, print_ignored, table
+from hyvideo.config.reference_flags import (
+    NO_SETTINGS,
+    TASK,
+    Row,
+    add_flags,
+    flags_in,
+    meanings,
+    print_ignored,
+    print_ignored_switches,
+    table,
+    with_kl_strategy,
+    without_flags_strategy,
+    without_flags_words,
+)
 from hyvideo.config.sections import RewardSettings
 from hyvideo.config.setting import TRUTHS, Switch
 from hyvideo.config.settings import FIELDS, SECTIONS, TRAITS, Config, in_form, is_json, value_type
@@ -38,7 +51,7 @@ class CommandLine:
 
 def parse(argv: list[str] | None = None, saved: Mapping[str, Any] | None = None) -> CommandLine:
     """Return the settings of ``--config file.yaml``, or of a ``saved`` run, overridden by flags. Exits on mistakes."""
-    words = sys.argv[1:] if argv is None else argv
+    words = without_flags_words(sys.argv[1:] if argv is None else argv)
     parser = _parser()
     renamed = add_flags(parser, words, table("post_train"))
     options, unknown = parser.parse_known_args(words)
@@ -61,6 +74,9 @@ def parse(argv: list[str] | None = None, saved: Mapping[str, Any] | None = None)
     try:
         words_by_flag = {name: given.pop(name) for name in renamed if name in given}
         values, flags = _translated(given, words_by_flag, inherited)
+        if "kl_strategy" in given:
+            print_ignored_switches(words_by_flag)
+        values = with_kl_strategy(values, inherited.get("kl_strategy", Config().trust_region.kl_strategy))
         requested = Config().with_settings(**_resolve_reference_names(inherited | values))
     except ValueError as error:
         parser.error(str(error))
@@ -93,7 +109,7 @@ def _translated(given: dict, by_flag: dict[str, list[str]], inherited: dict) -> 
     values, names = dict(given), {name: name for name in given}
     found = meanings(by_flag, table("post_train"), inherited | given)
     for setting, flag, words, row in sorted(found, key=lambda meaning: meaning.row.unless_set):
-        value = words[0] if setting == TASK else _value_of_words(setting, flag, words)
+        value = words[0] if setting in NO_SETTINGS else _value_of_words(setting, flag, words)
         if row.unless_set and value and (values.get(setting) or inherited.get(setting)):
             continue
         if setting in values and in_form(setting, values[setting]) != value:
@@ -253,6 +269,7 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{path} must contain `name: value` lines, got {type(content).__name__}")
     content.pop("environment", None)  # written to config.yaml by a run
+    content = without_flags_strategy(content)
     values, words_by_flag = {}, {}
     for name, value in content.items():
         row = flags_in([str(name)], table("post_train")).get(name)
@@ -267,7 +284,7 @@ def read_settings(path: str | Path) -> dict[str, Any]:
         except (TypeError, argparse.ArgumentTypeError) as error:
             raise ValueError(f"{path}: setting {name!r} {error}") from error
     try:
-        return _translated(values, words_by_flag, {})[0]
+        return with_kl_strategy(_translated(values, words_by_flag, {})[0], Config().trust_region.kl_strategy)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 

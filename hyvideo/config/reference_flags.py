@@ -5,7 +5,7 @@ import fnmatch
 import functools
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -15,7 +15,11 @@ from hyvideo.config import processes
 from hyvideo.config.setting import TRUTHS
 from hyvideo.data.outside import quote
 
-TASK = "task"  # set by task_type; not a setting: it must be the task of transformer_version
+# Names in the table that are no settings.
+TASK = "task"  # must be the task of transformer_version
+ANCHOR, TERMS = "kl_anchor", "kl_terms"  # parts of kl_strategy
+NO_SETTINGS = (TASK, ANCHOR, TERMS)
+SWITCHES = ("use_moving_KL", "use_dual_kl")  # both on in ``kl_strategy: flags``, the default of earlier releases
 
 
 class Row(NamedTuple):
@@ -100,12 +104,69 @@ def print_ignored(ignored: Mapping[str, list[str]]) -> None:
             print(f"ignored flags: {quote(', '.join(texts), 500)[1:-1]}; {reason}", file=sys.stderr)
 
 
+def print_ignored_switches(words_by_flag: Mapping[str, list[str]]) -> None:
+    """Print the given switches of the KL terms, which have no effect beside ``--kl_strategy``."""
+    switches = [" ".join([name, *words_by_flag[name]]) for name in SWITCHES if name in words_by_flag]
+    if switches:
+        print_ignored({"kl_strategy chooses the KL terms": switches})
+
+
 def with_flags(message: str, flags: Mapping[str, str]) -> str:
     """Return a message in which settings that were given under another flag also show that flag."""
     for setting, flag in flags.items():
-        if setting not in (flag, TASK):
+        if setting != flag and setting not in NO_SETTINGS:
             message = re.sub(rf"\b{setting}\b", f"{setting} (given as --{flag})", message, count=1)
     return message
+
+
+def with_kl_strategy(settings: Mapping[str, Any], inherited: str) -> dict[str, Any]:
+    """Return settings with ``kl_strategy`` instead of its parts, which the switches of the reference set.
+
+    A part that is not given is that of the ``inherited`` strategy. A given ``kl_strategy`` overrides both parts.
+    """
+    values = dict(settings)
+    anchor = values.pop(ANCHOR, None)
+    terms = values.pop(TERMS, None)
+    if "kl_strategy" in values or (anchor is None and terms is None):
+        return values
+    if anchor is None:
+        anchor = "fixed" if inherited.endswith("fixed") else "moving"
+    if terms is None:
+        terms = "single" if inherited in ("fixed", "moving") else "dual"
+    values["kl_strategy"] = anchor if terms == "single" else f"dual_{anchor}"
+    return values
+
+
+def without_flags_strategy(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a file or checkpoint with the switches instead of ``kl_strategy: flags``."""
+    values = dict(settings)
+    if values.get("kl_strategy") == "flags":
+        del values["kl_strategy"]
+        values = dict.fromkeys(SWITCHES, True) | values
+    return values
+
+
+def without_flags_words(words: Sequence[str]) -> list[str]:
+    """Return a command line with the switches instead of ``--kl_strategy flags``."""
+    given = {word.partition("=")[0] for word in words}
+    switches = [f"--{name}=true" for name in SWITCHES if f"--{name}" not in given]
+    for number, word in enumerate(words):
+        if word == "--kl_strategy=flags":
+            return [*words[:number], *switches, *words[number + 1 :]]
+        if word == "--kl_strategy" and words[number + 1 : number + 2] == ["flags"]:
+            return [*words[:number], *switches, *words[number + 2 :]]
+    return list(words)
+
+
+def with_current_names(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a checkpoint, which an earlier release may have written, under their current names."""
+    values = without_flags_strategy(saved)
+    moving, dual = (values.pop(name, True) for name in SWITCHES)
+    parts = {ANCHOR: "moving" if moving else "fixed", TERMS: "dual" if dual else "single"}
+    values = with_kl_strategy(parts | values, "dual_moving")
+    if values.get("kl_weight") == 0:
+        values["kl_strategy"] = "none"
+    return values
 
 
 def _is(words: list[str], value: object) -> bool:

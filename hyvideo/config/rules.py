@@ -232,8 +232,6 @@ def trust_region_problems(config: Config) -> Problems:
     trust, strategy, version = config.trust_region, config.kl_strategy, config.model.transformer_version
     if config.reward.ignore_rewards and strategy == "none":
         yield "ignore_rewards trains on the KL terms alone, got kl_strategy none; set kl_weight and a strategy"
-    if trust.kl_strategy not in ("flags", "none") and trust.kl_weight == 0:
-        yield f"kl_strategy {trust.kl_strategy} needs kl_weight > 0, got 0; set kl_weight or use kl_strategy none"
     if trust.kl_strategy == "none" and trust.kl_weight > 0:
         yield f"kl_strategy none needs kl_weight 0, got {trust.kl_weight}; set kl_weight 0 or choose a strategy"
     if strategy != "none" and not trust.kl_min_coef <= trust.kl_coef <= trust.kl_weight:

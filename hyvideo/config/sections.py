@@ -153,18 +153,17 @@ class LossSettings:
 class TrustRegionSettings:
     """KL terms and their coefficient."""
 
-    kl_strategy: Literal["flags", "none", "fixed", "stepwise", "moving", "dual_moving", "dual_fixed"] = learning(
-        "flags", "KL terms of the trust region; flags: set by kl_weight, use_moving_KL and use_dual_kl."
+    kl_strategy: Literal["none", "fixed", "stepwise", "moving", "dual_moving", "dual_fixed"] = learning(
+        "dual_moving",
+        "KL terms: to the base model (fixed) or a moving anchor, to the rollout policy (stepwise), or both.",
     )
-    use_moving_KL: bool = learning(True, "Use a moving anchor instead of the base model.")
-    use_dual_kl: bool = learning(True, "Use both position KL and velocity KL.")
     update_ref_model_step: int = learning(10, "Updates between refreshes of a moving anchor.", at_least=1)
     dual_kl_moving_weight: float = learning(1.0, "Weight of the position KL in dual strategies.")
     dual_kl_step_weight: float = learning(0.1, "Weight of the velocity KL in dual strategies.")
     kl_velocity: Literal["log_ratio", "gaussian"] = learning(
         "log_ratio", "Velocity KL: the mean log-ratio, or the closed form for two Gaussians."
     )
-    kl_weight: float = learning(1e-5, "Largest coefficient of the KL term; 0 disables it.")
+    kl_weight: float = learning(1e-5, "Largest coefficient of the KL term; 0: kl_strategy none.")
     kl_coef: float = learning(1e-7, "Initial KL coefficient.")
     kl_min_coef: float = learning(1e-7, "Smallest KL coefficient.")
     kl_schedule: Literal["constant", "two_stage", "adaptive"] = learning("adaptive", "KL coefficient schedule.")

@@ -71,11 +71,15 @@ class Config:
         return {name: value for name, value in defaults.items() if given[name] is None}
 
     def resolved(self) -> "Config":
-        """Return a copy with the version's defaults and the matched eta; if none matches, `rules` reports it.
+        """Return a copy with the version's defaults, the matched eta, and kl_strategy none if kl_weight is 0.
+
+        If no eta matches, `rules` reports it.
 
         Training, generation and planning all resolve here, so a setting that is None has the same value in each.
         """
         config = self.with_settings(**self.defaults_of_version)
+        if config.trust_region.kl_weight == 0:
+            config = config.with_settings(kl_strategy="none")
         try:
             return config.with_settings(eta=eta_of(config.rollout)) if config.rollout.match_noise else config
         except ValueError:
@@ -150,14 +154,8 @@ class Config:
 
     @property
     def kl_strategy(self) -> str:
-        """Name of the KL strategy, whichever flags chose it."""
-        settings = self.trust_region
-        if settings.kl_weight == 0:
-            return "none"
-        if settings.kl_strategy != "flags":
-            return settings.kl_strategy
-        moving = "moving" if settings.use_moving_KL else "fixed"
-        return f"dual_{moving}" if settings.use_dual_kl else moving
+        """KL strategy; ``none`` also if the coefficient is always 0."""
+        return "none" if self.trust_region.kl_weight == 0 else self.trust_region.kl_strategy
 
     @property
     def kl_weights(self) -> KLWeights:

@@ -1,4 +1,8 @@
-"""Flags of the public reference that have another name here, or none, as listed in reference_flags.yaml."""
+"""Flags of the public reference that have another name here, or none, as listed in reference_flags.yaml.
+
+They are translated into settings before anything else sees them: the flags of a command line and the names of a file by
+`translate`, the settings of checkpoints of earlier releases by `with_current_names`.
+"""
 
 import argparse
 import fnmatch
@@ -7,14 +11,18 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_origin
 
 import yaml
 
 from hyvideo.config import processes
 from hyvideo.config.setting import TRUTHS
+from hyvideo.config.settings import Config, in_form, value_type
+from hyvideo.config.values import value_of, value_of_yaml
 from hyvideo.data.outside import quote
+from hyvideo.models.versions import version_defaults
 
+REFERENCE_SCORERS = {"videoalign_local": "videoalign"}  # names of scorers
 # Names in the table that are no settings.
 TASK = "task"  # must be the task of transformer_version
 ANCHOR, TERMS = "kl_anchor", "kl_terms"  # parts of kl_strategy
@@ -109,6 +117,64 @@ def print_ignored_switches(words_by_flag: Mapping[str, list[str]]) -> None:
     switches = [" ".join([name, *words_by_flag[name]]) for name in SWITCHES if name in words_by_flag]
     if switches:
         print_ignored({"kl_strategy chooses the KL terms": switches})
+
+
+def translate(
+    given: Mapping[str, Any], by_flag: Mapping[str, list[str]], inherited: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the settings of flags or of a file, and the name that gave each.
+
+    ``given`` are settings, and ``by_flag`` has the words of each flag of the reference. Both override the ``inherited``
+    settings. Raises ValueError for contradicting names or unsupported values.
+    """
+    values, names = dict(given), {name: name for name in given}
+    found = meanings(by_flag, table("post_train"), {**inherited, **given})
+    for setting, flag, words, row in sorted(found, key=lambda meaning: meaning.row.unless_set):
+        value = words[0] if setting in NO_SETTINGS else _value_of_words(setting, flag, words)
+        if row.unless_set and value and (values.get(setting) or inherited.get(setting)):
+            continue
+        if setting in values and in_form(setting, values[setting]) != value:
+            texts = (" ".join(v) if isinstance(v, list) else v for v in (in_form(setting, values[setting]), value))
+            both = f"{names[setting]} and {flag} set {setting} to {' and '.join(map(quote, texts))}"
+            why = row.conflict or ("they are two names of one setting" if row.sets else "they contradict each other")
+            raise ValueError(f"{both}; {why}: remove one of them")
+        values[setting], names[setting] = value, flag
+    strategy = inherited.get("kl_strategy", Config().trust_region.kl_strategy)
+    return with_kl_strategy(values, strategy), names
+
+
+def _value_of_words(name: str, flag: str, words: list[str]) -> Any:
+    try:
+        if get_origin(value_type(name)) is list:
+            return in_form(name, [value_of(name, word) for word in words])
+        if len(words) != 1:
+            raise argparse.ArgumentTypeError(f"takes one value, got {quote(' '.join(words))}")
+        return value_of(name, words[0])
+    except argparse.ArgumentTypeError as error:
+        raise ValueError(f"{flag} {error}") from error
+
+
+def words_of_yaml(row: Row, value: object) -> list[str]:
+    """Return the words of a reference flag. Raises TypeError for a value of the wrong type."""
+    value = "none" if value is None and ("none" in row.values or not row.sets) else value
+    if len(row.sets) == 1:
+        value_of_yaml(row.sets[0], value)
+    return [str(word) for word in (value if isinstance(value, list) else [value])] or [""]
+
+
+def resolve_reference_names(values: dict[str, Any]) -> dict[str, Any]:
+    """Return settings without the reference's task and scorer names. Raises ValueError if one is wrong or ambiguous."""
+    version = values.get("transformer_version", Config().model.transformer_version)
+    task, known = values.pop(TASK, None), version_defaults(version)
+    expected = known.task or task
+    if task not in (None, expected):
+        raise ValueError(f"task_type must be {expected} for transformer_version {version}, got {task}; change one")
+    if "reward_model" in values:
+        scorers = in_form("reward_model", values["reward_model"])
+        values["reward_model"] = [REFERENCE_SCORERS.get(name, name) for name in scorers]
+    if task:
+        print_ignored({table("post_train")["task_type"].no_effect: [f"task_type {task}"]})
+    return values
 
 
 def with_flags(message: str, flags: Mapping[str, str]) -> str:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from hyvideo.config import machine_rules as machine
-from hyvideo.config.command_line import REFERENCE_SCORERS, reward_options
+from hyvideo.config.command_line import reward_options
 from hyvideo.config.machine_rules import Problems, problem_of
+from hyvideo.config.reference_flags import REFERENCE_SCORERS
 from hyvideo.config.run_inputs import RunInputs
 from hyvideo.config.run_plan import branches_of_steps, num_stochastic_steps, parse_interval, stochastic_transitions
 from hyvideo.config.sections import RewardSettings, RolloutSettings

@@ -19,8 +19,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from hyvideo.config import processes
-from hyvideo.config.command_line import flag_options, read_settings, truth
+from hyvideo.config.command_line import flag_options, read_settings
 from hyvideo.config.reference_flags import add_flags, meanings, print_ignored, table, with_flags
+from hyvideo.config.values import truth
 from hyvideo.data.outside import Parser, locked, quote, shorten
 
 SAME_NAME = "pretrained_model_root transformer_version vae_tile_size shift negative_prompt eta dtype device"

@@ -19,7 +19,7 @@ from hyvideo.config.memory.length_text import start_lines
 from hyvideo.config.plan_text import describe
 from hyvideo.config.reference_flags import with_flags
 from hyvideo.config.rules import check, check_ranges, planned_world_size
-from hyvideo.config.run_plan import make_plan
+from hyvideo.config.run_inputs import RunInputs
 from hyvideo.config.settings import Config
 from hyvideo.config.without_effect import settings_without_effect
 from hyvideo.data.outside import shorten
@@ -53,7 +53,7 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
         if command.print_config:
             show(command)
             return 0
-        check(config, processes.world_size())
+        inputs = check(config, processes.world_size())
         check_output_dir(config.record)
         processes.check_environment()
         trainer = build(config, at_end)
@@ -72,7 +72,7 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
     from hyvideo.training.preemption import Stopped
 
     if trainer.mesh.is_main:
-        print_start(command, trainer)
+        print_start(command, inputs, trainer)
     code = 0
     try:
         trainer.train()
@@ -95,11 +95,13 @@ def show(command: CommandLine) -> None:
     check_ranges(config.flat())
     if world_size == 1:
         world_size = planned_world_size(config, " ".join(sys.argv))
-    check(config, world_size, on_this_machine=False)
+    inputs = check(config, world_size, on_this_machine=False)
     if processes.rank() != 0:
         return
     check_output_dir(config.record)
     print(yaml.safe_dump(config.flat(), sort_keys=False, allow_unicode=True))
+    if command.of_version:
+        print(f"defaults of version    {', '.join(command.of_version)} ({config.model.transformer_version})")
     if world_size > command.world_size:
         each = world_size if world_size % 8 else 8  # processes per node
         command_line = shlex.join(word for word in sys.argv if word != "--print_config")
@@ -108,31 +110,31 @@ def show(command: CommandLine) -> None:
             ("", "the batches need several processes; --world_size N plans for N processes"),
         ]
         print("\n".join(lines_of(rows)))
-    print_plan(config, world_size, start_lines(config, world_size, config.model.device))
+    print_plan(inputs, start_lines(inputs, config.model.device))
 
     from hyvideo.training.machine import missing_requirements
 
-    for line in lines_of(labelled("missing on this host", missing_requirements(config, world_size))):
+    for line in lines_of(labelled("missing on this host", missing_requirements(inputs))):
         print(line)
 
 
-def print_plan(config: Config, world_size: int, cost: list[str], given: Collection[str] | None = None) -> None:
+def print_plan(inputs: RunInputs, cost: list[str], given: Collection[str] | None = None) -> None:
     """Print the plan of the run, the lines on its ``cost``, and the settings, among ``given``, that have no effect."""
-    plan = make_plan(config, world_size)
-    ignored = settings_without_effect(config, plan, world_size)
+    ignored = settings_without_effect(inputs)
     if given is not None:
         ignored = [line for line in ignored if {*re.findall(r"\w+", line.partition(": ")[0])} & {*given}]
-    print("\n".join([describe(config, plan), *cost, *lines_of(labelled("ignored settings", ignored))]))
+    print("\n".join([describe(inputs.config, inputs.plan), *cost, *lines_of(labelled("ignored settings", ignored))]))
 
 
-def print_start(command: CommandLine, trainer) -> None:
+def print_start(command: CommandLine, inputs: RunInputs, trainer) -> None:
     """Print the plan, the number of trained parameters, the attention kernel and the first iteration."""
     from hyvideo.training.gpu_driver import cudnn_problem
     from hyvideo.training.machine import device_name, gpu_memory
 
-    config, world_size, device = command.config, trainer.mesh.world_size, trainer.device
-    cost = start_lines(trainer.config, world_size, device.type, gpu_memory(device), device_name(device))
-    print_plan(config, world_size, cost, command.flags)
+    device = trainer.device
+    as_run = inputs.with_config(trainer.config)  # without ``auto``
+    cost = start_lines(as_run, device.type, gpu_memory(device), device_name(device))
+    print_plan(inputs, cost, command.flags)
     trained = sum(parameter.numel() for parameter in trainer.policy.parameters)
     rows = [("training", f"{trained / 1e6:.2f} million parameters on {device}")]
     kernel, rejected = trainer.attention
@@ -143,7 +145,7 @@ def print_start(command: CommandLine, trainer) -> None:
         rows.append(("warning", warning))
     rows += [("changed settings", sentence) for sentence in trainer.state.changed_settings]
     begin = f"resuming from iteration {trainer.iteration}" if trainer.resumed else "new run"
-    rows.append(("output", f"{config.record.output_dir}, {begin}"))
+    rows.append(("output", f"{inputs.config.record.output_dir}, {begin}"))
     print("\n".join(lines_of(rows)), flush=True)
 
 

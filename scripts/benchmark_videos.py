@@ -16,7 +16,8 @@ import argparse
 from pathlib import Path
 
 from hyvideo.config import processes
-from hyvideo.config.command_line import parse, truth
+from hyvideo.config.command_line import parse
+from hyvideo.config.values import truth
 from hyvideo.data.outside import Parser, exit_on_error, make_folder
 from hyvideo.data.prompts import read_requests
 

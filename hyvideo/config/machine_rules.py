@@ -6,12 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from hyvideo.config.sections import DataSettings
-from hyvideo.config.settings import Config
+from hyvideo.config.run_inputs import RunInputs
 from hyvideo.data.images import read_image
 from hyvideo.data.outside import file_problem, find_path, folder_problem, quote, write_problem
-from hyvideo.data.prompts import Request, read_requests
-from hyvideo.models.sizes import read_architecture
+from hyvideo.data.prompts import PromptFiles, Request
 from hyvideo.models.versions import RELEASED
 
 Problems = Iterator[str]
@@ -20,12 +18,13 @@ MAX_STATE_BYTES = 2**30  # of a checkpoint's state.json
 MAX_LORA_BYTES = 2**40
 
 
-def machine_problems(config: Config) -> Problems:
+def machine_problems(inputs: RunInputs) -> Problems:
     """Yield a message for each package, file or folder of the run that this machine lacks."""
+    config = inputs.config
     model = config.model
     record = config.record
     yield from packages_are_installed(record.report_to, model.base_weight_dtype)
-    yield from prompts_are_readable(config.data, existing=False)
+    yield from prompts_are_readable(inputs, existing=False)
     yield from checkpoints_exist(model.pretrained_model_root)
     yield from initial_lora_exists(config.optimizer.pretrained_lora_path)
     yield from checkpoint_to_resume_exists(record.resume_from_checkpoint)
@@ -62,32 +61,32 @@ def is_installed(package: str) -> bool:
     return spec is not None and spec.origin is not None
 
 
-def prompts_are_readable(data: DataSettings, *, existing: bool) -> Problems:
+def prompts_are_readable(inputs: RunInputs, *, existing: bool) -> Problems:
     """Yield a message for each unreadable prompts file. Checks only files that exist, or only those that do not."""
+    data = inputs.config.data
     for path in dict.fromkeys([*data.prompts_csv, *data.valid_video_csv]):
         if os.path.isfile(find_path(path)) == existing:
-            yield from problem_of(lambda path=path: _read_prompts(path))
+            yield from problem_of(lambda path=path: _read_prompts(inputs.files, path))
 
 
-def _read_prompts(path: str) -> None:
-    for image in dict.fromkeys(request.image for request in read_requests(path) if request.image):
+def _read_prompts(files: PromptFiles, path: str) -> None:
+    for image in dict.fromkeys(request.image for request in files.read([path]) if request.image):
         read_image(image)
 
 
-def videos_fit_the_version(config: Config) -> Problems:
+def videos_fit_the_version(inputs: RunInputs) -> Problems:
     """Yield sizes of videos, and images, that a released version does not support."""
-    root = config.model.pretrained_model_root
-    version = config.model.transformer_version
+    version = inputs.config.model.transformer_version
     released = RELEASED.get(version)
     if released is None:
         return
-    for whose, size in config.video_sizes.items():
-        for problem in problem_of(lambda size=size: read_architecture(root, version).latent_size(*size)):
+    for whose, size in inputs.config.video_sizes.items():
+        for problem in problem_of(lambda size=size: inputs.architecture.latent_size(*size)):
             yield f"{problem} for {whose}"
-    for source in ("prompts_csv", "valid_video_csv"):
-        with suppress(ValueError):  # `prompts_are_readable` reports unreadable files
-            requests = read_requests(*getattr(config.data, source))
-            yield from image_problems(released.task, requests, f"transformer_version {version}", source)
+    with suppress(ValueError):  # `prompts_are_readable` reports unreadable files
+        yield from image_problems(released.task, inputs.requests, f"transformer_version {version}", "prompts_csv")
+    with suppress(ValueError):
+        yield from image_problems(released.task, inputs.validated, f"transformer_version {version}", "valid_video_csv")
 
 
 def image_problems(task: str | None, requests: list[Request], version: str, source: str) -> Problems:

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from hyvideo.config import machine_rules as machine
-from hyvideo.config.command_line import REFERENCE_SCORERS, reward_options
+from hyvideo.config.command_line import reward_options
 from hyvideo.config.machine_rules import Problems, problem_of
 from hyvideo.config.objectives import OBJECTIVES, objective_class, traits_of
+from hyvideo.config.reference_flags import REFERENCE_SCORERS
+from hyvideo.config.run_inputs import RunInputs
 from hyvideo.config.run_plan import branches_of_steps, num_stochastic_steps, parse_interval, stochastic_transitions
 from hyvideo.config.sections import RewardSettings, RolloutSettings
 from hyvideo.config.settings import REWARD_PRESETS, TRAITS, Config, eta_of, flat_weights
@@ -28,15 +30,26 @@ from hyvideo.models.versions import version_defaults
 from hyvideo.schedulers.transitions import sampler_of
 
 
-def check(config: Config, world_size: int = 1, *, on_this_machine: bool = True) -> None:
-    """Raise ValueError with every rule that the settings violate and, if requested, what this machine lacks."""
+def check(config: Config, world_size: int = 1, *, on_this_machine: bool = True) -> RunInputs:
+    """Return the inputs of a run, as far as the rules have read them.
+
+    Raises ValueError with every rule that the settings violate and, if requested, what this machine lacks.
+    """
     check_ranges(config.flat())  # the other rules compute with these numbers
+    inputs = RunInputs(config, world_size)
     _raise(
         batch_problems(config, world_size),
         process_problems(config, world_size),
-        *(rule(config) for rule in RULES),
-        machine.machine_problems(config) if on_this_machine else (),
+        sampler_problems(config),
+        trust_region_problems(config),
+        objective_problems(config),
+        reward_problems(config.reward),
+        weight_problems(config),
+        record_problems(config),
+        data_problems(inputs),
+        machine.machine_problems(inputs) if on_this_machine else (),
     )
+    return inputs
 
 
 def check_sampling(config: Config, *, output: Path, is_stochastic: bool = True) -> None:
@@ -286,8 +299,6 @@ def trust_region_problems(config: Config) -> Problems:
             "ignore_rewards trains on the KL terms alone, got kl_strategy none, which leaves nothing to train on; "
             "set kl_weight and a strategy"
         )
-    if trust.kl_strategy not in ("flags", "none") and trust.kl_weight == 0:
-        yield f"kl_strategy {trust.kl_strategy} needs kl_weight > 0, got 0; set kl_weight or use kl_strategy none"
     if trust.kl_strategy == "none" and trust.kl_weight > 0:
         yield f"kl_strategy none needs kl_weight 0, got {trust.kl_weight}; set kl_weight 0 or choose a strategy"
     if strategy != "none" and not trust.kl_min_coef <= trust.kl_coef <= trust.kl_weight:
@@ -434,19 +445,8 @@ def weight_problems(config: Config) -> Problems:
             yield f"lora_target_modules must be regular expressions, got {quote(pattern)}: {error}; correct it"
 
 
-def data_problems(config: Config) -> Problems:
-    if not config.data.prompts_csv:
+def data_problems(inputs: RunInputs) -> Problems:
+    if not inputs.config.data.prompts_csv:
         yield "prompts_csv must name a CSV file with a column `prompt`, got none"
-    yield from machine.prompts_are_readable(config.data, existing=True)
-    yield from machine.videos_fit_the_version(config)
-
-
-RULES = (
-    sampler_problems,
-    trust_region_problems,
-    objective_problems,
-    lambda config: reward_problems(config.reward),
-    weight_problems,
-    record_problems,
-    data_problems,
-)
+    yield from machine.prompts_are_readable(inputs, existing=True)
+    yield from machine.videos_fit_the_version(inputs)

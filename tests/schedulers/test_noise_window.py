@@ -103,7 +103,7 @@ def test_the_reported_noise_is_that_of_the_window(tiny_config, changes, expected
 
 @pytest.mark.parametrize("text", ["fixed:1:2", "random:2", "sliding:2"])
 def test_only_steps_in_the_window_have_noise_and_are_trained(tiny_config, mesh, text):
-    config = tiny_config.with_settings(sde_window=text, grpo_sampling_steps=6, use_moving_KL=False)
+    config = tiny_config.with_settings(sde_window=text, grpo_sampling_steps=6, kl_strategy="dual_fixed")
     plan = make_plan(config)
     assert (plan.stochastic_steps, plan.num_trained_steps) == (2, 2)
     trainer = Trainer(config, mesh, CPU)

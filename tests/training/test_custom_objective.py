@@ -9,7 +9,8 @@ from hyvideo.config.command_line import load_config, parse
 from hyvideo.config.identity import named_files
 from hyvideo.config.objectives import OBJECTIVES, Traits, label_of, objective_class, traits_of
 from hyvideo.config.rules import check
-from hyvideo.config.run_plan import describe, make_plan
+from hyvideo.config.plan_text import describe
+from hyvideo.config.run_plan import make_plan
 from hyvideo.config.without_effect import settings_without_effect
 from hyvideo.trainer import Trainer
 from tests.forked import ROOT

@@ -9,9 +9,8 @@ from hyvideo.config.memory.persistent import pinned_bytes
 from hyvideo.config.memory.phases import GIB, memory, resolve_auto
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.memory.whole_run import WholeRun, slower_hardware, whole_run
-from hyvideo.config.settings import Config
+from hyvideo.config.run_inputs import RunInputs
 from hyvideo.data.text import Row, counted, lines_of
-from hyvideo.models.sizes import read_architecture
 
 MAX_VALIDATION_SHARE = 0.2  # of a run's time, above which the plan warns
 _DAY = 86400.0  # seconds
@@ -22,7 +21,7 @@ _MINIATURE_FORWARD = 0.0024
 
 
 def start_lines(
-    config: Config, world_size: int, device: str, gpu_memory: float = Hardware.gpu_memory, device_name: str = ""
+    inputs: RunInputs, device: str, gpu_memory: float = Hardware.gpu_memory, device_name: str = ""
 ) -> list[str]:
     """Return lines on cost, checkpointing, length and checkpoints of a run; empty if a file for them is missing.
 
@@ -30,9 +29,13 @@ def start_lines(
     """
     known = hardware_of(device_name) if gpu_rates(device_name)[1] else Hardware()
     try:
-        architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
-        run = PlannedRun(config, world_size, architecture, hardware=replace(known, gpu_memory=gpu_memory))
-        run = run.with_settings(device=device)
+        run = PlannedRun(
+            config=inputs.config.with_settings(device=device),
+            world_size=inputs.world_size,
+            architecture=inputs.architecture,
+            hardware=replace(known, gpu_memory=gpu_memory),
+            files=inputs.files,
+        )
         return lines_of(start_rows(run) + length_rows(run))
     except ValueError:
         return []

@@ -7,7 +7,6 @@ from hyvideo.config.memory.disk import num_saves, rank_checkpoint_bytes
 from hyvideo.config.memory.hardware import SLOWER, Hardware
 from hyvideo.config.memory.overheads import pageable_seconds
 from hyvideo.config.memory.planned_run import PlannedRun
-from hyvideo.data.prompts import read_requests
 
 
 @dataclass(frozen=True)
@@ -43,9 +42,7 @@ class WholeRun:
 def whole_run(run: PlannedRun) -> WholeRun:
     """Return the length of a run. Raises ValueError for unreadable validation prompts."""
     settings = run.settings
-    videos = 0
-    if run.validation:
-        videos = len(read_requests(*settings.valid_video_csv)) * settings.validation_repeats
+    videos = run.num_validated * settings.validation_repeats
     validations = run.num_validations
     per_video = settings.validation_steps * (run.validation or run).plan.sampled_branches
     return WholeRun(

@@ -5,8 +5,8 @@ import shlex
 from functools import partial
 from pathlib import Path
 
-from hyvideo.config.command_line import value_of
 from hyvideo.config.rules import check_evaluation
+from hyvideo.config.values import value_of
 from hyvideo.data.outside import Parser
 from hyvideo.evaluation.studies.cells import CELL_FLAGS, SETTINGS
 from hyvideo.evaluation.studies.runs import Run, Study, reject_flags

@@ -14,7 +14,6 @@ from hyvideo.config.rules import check
 from hyvideo.data.outside import ROOT
 from hyvideo.evaluation.reward_hacking.rule import check_output_dir
 from hyvideo.evaluation.studies.runs import Progress, Run, Study, progress
-from hyvideo.models.sizes import read_architecture
 
 POST_TRAIN = ROOT / "post_train.py"
 
@@ -39,9 +38,8 @@ class RunPlan:
 def planned(study: Study, run: Run, *, trains: bool) -> PlannedRun:
     """Return a run for the planner. Raises ValueError for invalid settings, also for this machine if ``trains``."""
     config = study.config(run)
-    check(config, study.world_size, on_this_machine=trains)
-    architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
-    return PlannedRun(config, study.world_size, architecture)
+    inputs = check(config, study.world_size, on_this_machine=trains)
+    return PlannedRun(config, study.world_size, inputs.architecture, files=inputs.files)
 
 
 def plan_run(study: Study, run: Run, *, trains: bool = True) -> RunPlan:

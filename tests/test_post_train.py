@@ -57,7 +57,7 @@ def test_bad_input_exits_with_one_message_and_code_2(program, tmp_path, argument
 
 def test_a_run_without_config_says_what_it_needs(program):
     result = program("post_train.py")
-    assert result.returncode == 2 and "= 2; use batch_size 4" in result.stderr
+    assert result.returncode == 2 and "use batch_size 4, or change num_generations" in result.stderr
     assert result.stderr.strip().endswith("several GPUs; try --config configs/miniature.yaml")
     assert "without --config" not in program("post_train.py", *SMOKE, "--eta", "-1").stderr
 

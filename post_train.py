@@ -27,6 +27,13 @@ from hyvideo.data.text import labelled, lines_of
 from hyvideo.evaluation.reward_hacking.rule import RewardHacking, check_output_dir
 
 
+def print_and_end(*error) -> None:
+    """Print an uncaught exception, on rank 0 first, and end the process even if other threads hang."""
+    processes.wait_for_rank_0()
+    sys.__excepthook__(*error)
+    processes.end_soon(1)
+
+
 def main() -> int:
     processes.use_expandable_segments()
     try:
@@ -35,7 +42,7 @@ def main() -> int:
     except ValueError as error:  # the environment; other mistakes exit
         print(f"post_train.py: {error}", file=sys.stderr)
         return 2
-    sys.excepthook = lambda *error: (processes.wait_for_rank_0(), sys.__excepthook__(*error), processes.end_soon(1))
+    sys.excepthook = print_and_end
     with ExitStack() as at_end:
         try:
             return run(command, at_end)
@@ -121,7 +128,7 @@ def print_plan(config: Config, world_size: int, cost: list[str], given: Collecti
     plan = make_plan(config, world_size)
     ignored = settings_without_effect(config, plan, world_size)
     if given is not None:
-        ignored = [line for line in ignored if {*re.findall(r"\w+", line.partition(": ")[0])} & {*given}]
+        ignored = [line for line in ignored if set(re.findall(r"\w+", line.partition(": ")[0])) & set(given)]
     print("\n".join([describe(config, plan), *cost, *lines_of(labelled("ignored settings", ignored))]))
 
 
@@ -130,7 +137,9 @@ def print_start(command: CommandLine, trainer) -> None:
     from hyvideo.training.gpu_driver import cudnn_problem
     from hyvideo.training.machine import device_name, gpu_memory
 
-    config, world_size, device = command.config, trainer.mesh.world_size, trainer.device
+    config = command.config
+    world_size = trainer.mesh.world_size
+    device = trainer.device
     cost = start_lines(trainer.config, world_size, device.type, gpu_memory(device), device_name(device))
     print_plan(config, world_size, cost, command.flags)
     trained = sum(parameter.numel() for parameter in trainer.policy.parameters)

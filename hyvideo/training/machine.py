@@ -80,9 +80,8 @@ def missing_requirements(config: Config, world_size: int) -> Iterator[str]:
     named = {"prompts_csv": config.data.prompts_csv, "valid_video_csv": config.data.valid_video_csv}
     existing = {name: [path for path in paths if os.path.isfile(find_path(path))] for name, paths in named.items()}
     try:
-        check_checkpoint(
-            config, {name: read_requests(*paths) for name, paths in existing.items()}, [*config.video_sizes.values()]
-        )
+        requests = {name: read_requests(*paths) for name, paths in existing.items()}
+        check_checkpoint(config, requests, list(config.video_sizes.values()))
     except ValueError as error:
         yield from str(error).splitlines()
     options = reward_options(config.reward)

@@ -27,6 +27,13 @@ from hyvideo.data.text import labelled, lines_of
 from hyvideo.evaluation.reward_hacking.rule import RewardHacking, check_output_dir
 
 
+def print_and_end(*error) -> None:
+    """Print an uncaught exception, on rank 0 first, and end the process even if other threads hang."""
+    processes.wait_for_rank_0()
+    sys.__excepthook__(*error)
+    processes.end_soon(1)
+
+
 def main() -> int:
     processes.use_expandable_segments()
     try:
@@ -35,7 +42,7 @@ def main() -> int:
     except ValueError as error:  # the environment; other mistakes exit
         print(f"post_train.py: {error}", file=sys.stderr)
         return 2
-    sys.excepthook = lambda *error: (processes.wait_for_rank_0(), sys.__excepthook__(*error), processes.end_soon(1))
+    sys.excepthook = print_and_end
     with ExitStack() as at_end:
         try:
             return run(command, at_end)
@@ -122,7 +129,7 @@ def print_plan(inputs: RunInputs, cost: list[str], given: Collection[str] | None
     """Print the plan of the run, the lines on its ``cost``, and the settings, among ``given``, that have no effect."""
     ignored = settings_without_effect(inputs)
     if given is not None:
-        ignored = [line for line in ignored if {*re.findall(r"\w+", line.partition(": ")[0])} & {*given}]
+        ignored = [line for line in ignored if set(re.findall(r"\w+", line.partition(": ")[0])) & set(given)]
     print("\n".join([describe(inputs.config, inputs.plan), *cost, *lines_of(labelled("ignored settings", ignored))]))
 
 

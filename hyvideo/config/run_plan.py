@@ -53,8 +53,8 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
         num_anchor_steps=min(trained, measured),
         clip_can_bind=loss.num_updates_per_rollout > 1 and objective.has_ratio,
         sampled_branches=fmean(branches),
-        trained_branches=fmean([*compress(branches, is_noisy)] or branches),
-        anchor_branches=fmean([*compress(of_anchor, is_noisy)] or of_anchor),
+        trained_branches=fmean(list(compress(branches, is_noisy)) or branches),
+        anchor_branches=fmean(list(compress(of_anchor, is_noisy)) or of_anchor),
     )
 
 

@@ -55,7 +55,10 @@ class Validation:
         run_id: str = "",  # marks the folders
     ):
         self.run_id = run_id
-        self.settings, self.mesh, self.scorer, self.encoder = config.record, mesh, scorer, encoder
+        self.settings = config.record
+        self.mesh = mesh
+        self.scorer = scorer
+        self.encoder = encoder
         self.on_stage, self.may_end = on_stage, may_end
         self.fps, self.decode_batch_size = config.data.fps, config.rollout.decode_batch_size
         self.pipeline = pipeline.with_guidance(config.validation_cfg_scale)

@@ -12,7 +12,7 @@ import choix
 import krippendorff
 import numpy as np
 
-from hyvideo.data.outside import parse_json, quote, read_json
+from hyvideo.data.outside import parse_json, quote, read_json, replacing
 from hyvideo.data.templates import fill
 from hyvideo.evaluation.preference.rating import DATABASE, KEY, STUDY, Study
 from hyvideo.evaluation.studies.intervals import t_quantile
@@ -177,9 +177,11 @@ def analyse(study: Study, most_failed: float) -> str:
     by_name = {name: question_results(answers, key["methods"]) for name, answers in by_question.items() if answers}
     general = {"methods": key["methods"], "most_failed": most_failed, "checks": checks, "left_out": left_out}
     results = general | {"questions": by_name}
-    (study.folder / "analysis.json").write_text(json.dumps(results, indent=1, allow_nan=False), encoding="utf-8")
+    with replacing(study.folder / "analysis.json") as path:
+        path.write_text(json.dumps(results, indent=1, allow_nan=False), encoding="utf-8")
     rows = list(zip(*(result["win_rates"] for result in by_name.values())))
     for name in ("pairs.csv", "table3.md", "table3.csv", "table3.tex", "analysis.md"):
         text = fill(Path(__file__).with_name(f"{name}.jinja"), **results, counted=counted, rows=rows)
-        (study.folder / name).write_text(text + "\n", encoding="utf-8")
+        with replacing(study.folder / name) as path:
+            path.write_text(text + "\n", encoding="utf-8")
     return text

@@ -593,3 +593,11 @@ def test_the_stages_of_a_video_are_reported_at_each_step_and_tile(make, monkeypa
     before = [("encoding", 0), ("encoding", 1), ("loading", 0), ("decoding of a test video", 0)]
     each = ["sampling", "sampling", "decoding", "decoding", "writing"]  # two steps, one tile
     assert entered == [*before, *[(stage, 0) for stage in each], *[(stage, 1) for stage in each]]
+
+
+@pytest.mark.parametrize("name", ["0001.mp4", "0001.json", "index.html"])
+def test_a_folder_with_the_name_of_a_file_is_found_before_sampling(tmp_path, name):
+    (tmp_path / name).mkdir()
+    request = Request("one")
+    with pytest.raises(ValueError, match=f"a file cannot replace the folder '{tmp_path}/{name}'; move it"):
+        generation.list_videos({request: (32, 48)}, [request, request], tmp_path)

@@ -82,7 +82,7 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
     if trainer.mesh.is_main and code in (0, 3) and not command.pilot:
         print_summary(trainer.output_dir, trainer.iteration, trainer.validation)
     if trainer.mesh.is_main and code == 0 and command.pilot:
-        print_pilot(trainer.planned_run, trainer.device)
+        print_pilot(trainer.run.planned_run, trainer.device)
     ranks.stop()
     return code
 
@@ -125,16 +125,16 @@ def print_start(command: CommandLine, trainer) -> None:
     from hyvideo.training.machine import device_name, gpu_memory
 
     config, world_size, device = command.config, trainer.mesh.world_size, trainer.device
-    trained = trainer.policy.parameters
+    trained = trainer.run.policy.parameters
     cost = start_lines(trainer.config, world_size, device.type, gpu_memory(device), device_name(device))
     print_plan(config, world_size, cost, command.flags)
     print(f"training               {sum(p.numel() for p in trained) / 1e6:.2f} million parameters on {device}")
-    kernel, rejected = trainer.attention
+    kernel, rejected = trainer.run.attention
     name = "chosen by torch" if kernel == "torch" else f"{kernel} kernel"
     lines = [name, *(f"not {name}: {reason}" for name, reason in rejected.items())]
     warnings = filter(None, [device.type == "cuda" and cudnn_problem()])
     print("\n".join([*labelled("attention", lines), *labelled("warning", warnings)]))
-    for sentence in trainer.state.changed_settings:
+    for sentence in trainer.run.state.changed_settings:
         print(f"changed settings       {sentence}")
     begin = f"resuming from iteration {trainer.iteration}" if trainer.resumed else "new run"
     print(f"output                 {config.record.output_dir}, {begin}", flush=True)

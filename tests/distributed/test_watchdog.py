@@ -218,7 +218,8 @@ def test_a_run_reports_its_stages(tiny_config, mesh):
     trainer.train()
     assert stages[:5] == [*[("load", 0)] * 4, ("validation", 0)] and ("conditions", 1) in stages
     entered = [stage for stage, _ in groupby(stage for stage, _ in stages if not stage.startswith("after "))]
-    passes = (
+    plan = trainer.run.inputs.plan
+    passes = plan.num_trained_steps * plan.rollouts // config.loss.mini_batch_size_per_update
         trainer.run.inputs.plan.num_trained_steps
         * trainer.run.inputs.plan.rollouts
         // config.loss.mini_batch_size_per_update

@@ -10,7 +10,7 @@ import pytest
 from tests.forked import ROOT
 from tests.test_docs import TEXTS, anchors
 
-FOLDERS = ("hyvideo", "scripts", "examples", "tests")
+FOLDERS = ("hyvideo", "studies", "scripts", "examples", "tests")
 SOURCES = sorted(
     {ROOT / "generate.py", ROOT / "post_train.py", *chain(*((ROOT / folder).rglob("*.py") for folder in FOLDERS))}
     - {Path(__file__)}

@@ -41,7 +41,7 @@ from post_train import build
 
 
 def main(argv: list[str] | None = None) -> None:
-    config = measurement(parse(argv).config)
+    config = measurement(parse(argv, description=__doc__.replace("``", "")).config)
     with exit_on_error("gradient_norms.py"), ExitStack() as at_end:
         check(config, processes.world_size())
         trainer = build(config, at_end)

@@ -213,8 +213,8 @@ def main():
     updates = {"grpo": grpo_update, "nft": nft_update}
     parser.add_argument("--objective", default="grpo", choices=updates, help="loss (default: grpo)")
     parser.add_argument("--sampler", default="sage_grpo", choices=SAMPLERS, help="noise of grpo (default: sage_grpo)")
-    parser.add_argument("--iterations", type=int, default=30, help="default: 30")
-    parser.add_argument("--seed", type=int, default=0, help="default: 0")
+    parser.add_argument("--iterations", type=int, default=30, help="iterations of 32 rollouts (default: 30)")
+    parser.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
     options = parser.parse_args()
     for check in (check_sampler, check_advantages, check_equalizer, check_grpo, check_nft):
         check()

@@ -22,6 +22,10 @@ from hyvideo.models.versions import version_defaults
 
 MAX_BYTES = 2**20  # largest YAML file
 REFERENCE_SCORERS = {"videoalign_local": "videoalign"}  # names of scorers in the public reference
+DESCRIPTION = (
+    "Post-train a video flow-matching model with SAGE-GRPO. Flags override the settings of --config FILE.yaml.\n"
+    "Flags of the public reference that have another name here are accepted: see docs/reference_flags.md."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,10 +39,18 @@ class CommandLine:
     flags: Mapping[str, str]  # flag by setting; also the settings of a file that is not among the project's configs
 
 
-def parse(argv: list[str] | None = None, saved: Mapping[str, Any] | None = None) -> CommandLine:
-    """Return the settings of ``--config file.yaml``, or of a ``saved`` run, overridden by flags. Exits on mistakes."""
+def parse(
+    argv: list[str] | None = None,
+    saved: Mapping[str, Any] | None = None,
+    *,
+    description: str = DESCRIPTION,
+) -> CommandLine:
+    """Return the settings of ``--config file.yaml``, or of a ``saved`` run, overridden by flags. Exits on mistakes.
+
+    ``description`` is the first paragraph of ``--help``.
+    """
     words = sys.argv[1:] if argv is None else argv
-    parser = _parser()
+    parser = _parser(description)
     renamed = add_flags(parser, words, table("post_train"))
     options, unknown = parser.parse_known_args(words)
     if unknown:
@@ -123,10 +135,9 @@ def _resolve_reference_names(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(description: str) -> argparse.ArgumentParser:
     parser = Parser(
-        "Post-train a video flow-matching model with SAGE-GRPO. Flags override the settings of --config FILE.yaml.\n"
-        "Flags of the public reference that have another name here are accepted: see docs/reference_flags.md.",
+        description,
         usage="%(prog)s --config FILE.yaml [--setting value ...]",
         argument_default=argparse.SUPPRESS,
     )
@@ -144,12 +155,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def flag_options(name: str, default: Any = None, label: str = "") -> dict[str, Any]:
-    """Return the arguments of ``add_argument`` for a setting; its help starts with ``label``."""
+def flag_options(name: str, default: Any = None, sentence: str = "") -> dict[str, Any]:
+    """Return the arguments of ``add_argument`` for a setting; ``sentence`` replaces its help."""
     kind = value_type(name)
     words = str(default).lower() if kind is bool else " ".join(default) if isinstance(default, list) else default
-    sentence = TRAITS[name].sentence + ("" if words in (None, "") else f" (default: {words})")
-    options = {"type": partial(value_of, name), "help": label + sentence.replace("%", "%%")}
+    sentence = (sentence or TRAITS[name].sentence) + ("" if words in (None, "") else f" (default: {words})")
+    options = {"type": partial(value_of, name), "help": sentence.replace("%", "%%")}
     if kind in (bool, Switch):
         return options | {"nargs": "?", "const": in_form(name, True), "metavar": "BOOL"}
     if get_origin(kind) is list:

@@ -1,4 +1,4 @@
-"""Write 500 rated pairs of miniature videos (docs/own_reward.md): ``python -m examples.size_preference outputs/study``.
+"""Write 500 rated pairs of miniature videos (docs/preference_study.md): ``python -m examples.size_preference outputs/study``.
 
 Simulated raters prefer the larger shape. `Area` is a scorer that measures the size of the shape.
 """

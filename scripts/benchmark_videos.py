@@ -74,7 +74,13 @@ def main(argv: list[str] | None = None) -> None:
     make.add_argument("--dimensions", nargs="+", default=[], help="dimensions to make videos for; default: all")
     words = "number of videos per prompt (the official one)"
     make.add_argument("--videos_per_prompt", type=int, choices=range(1, 26), metavar="N", help=words)
-    make.add_argument("--any_list", type=truth, default=False, metavar="BOOL", help="accept a prompt list whose counts differ from the published ones")
+    make.add_argument(
+        "--any_list",
+        type=truth,
+        default=False,
+        metavar="BOOL",
+        help="accept a prompt list whose counts differ from the published ones",
+    )
     make.add_argument("--augmented", help="CSV of prompts to sample instead, with a column original_prompt")
     make.add_argument("--dry_run", action="store_true", help="print the number of videos and exit")
     read = commands.add_parser("read", help="compare official results")

@@ -11,7 +11,7 @@ import pytest
 from hyvideo.config.command_line import load_config, parse
 from hyvideo.config.memory.cost import duration
 from hyvideo.config.memory.disk import disk_bytes
-from hyvideo.config.memory.hardware import SLOWER, Hardware, hardware_of
+from hyvideo.config.memory.hardware import Hardware, hardware_of
 from hyvideo.config.memory.network import traffic
 from hyvideo.config.memory.phases import GIB, memory
 from hyvideo.config.memory.planned_run import PlannedRun

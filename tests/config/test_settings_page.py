@@ -11,15 +11,23 @@ from tests.forked import ROOT
 PAGE = ROOT / "docs/settings.md"
 HEAD = """# Settings
 
-All settings of `post_train.py`. Each is a flag and a line of the YAML file for `--config`; flags override the file.
+What does a setting of `post_train.py` do? Each is a flag and a line of the YAML file for `--config`; flags override the
+file.
 `--print_config` prints the resolved settings of a run and those that have no effect in it. Flags of the public
 reference that have another name here: [reference_flags.md](reference_flags.md). This page is generated from
 `hyvideo/config/sections.py` by `python -m pytest tests/config/test_settings_page.py --regenerate`.
 
 Some settings default to [the version's](#defaults-by-version).
 
-*Affects* states what a setting changes. On resume, another value is an error for *learning*, unless
-`allow_changed_settings` is true; accepted for *layout* if the number of rollouts stays; and accepted for the others.
+*Affects* states what a setting changes, and whether a resumed run accepts another value:
+
+| affects | meaning | another value on resume |
+|---|---|---|
+| *learning* | what the policy learns | an error, unless `allow_changed_settings` is true |
+| *layout* | how rollouts are divided into batches | accepted if their number per iteration stays |
+| *machine* | speed, memory and when the run ends | accepted |
+| *records* | what is measured and written | accepted |
+| *start* | how the run starts | accepted |
 """
 TAIL = """
 ## Defaults by version

@@ -71,16 +71,10 @@ def main(argv: list[str] | None = None) -> None:
     make = commands.add_parser("make", help="make the videos")
     make.add_argument("--prompts", type=Path, required=True, help="official list, such as VBench_full_info.json")
     make.add_argument("--policies", nargs="+", required=True, metavar="NAME=PATH", help="base, base@6 or NAME=PATH")
-    make.add_argument("--dimensions", nargs="+", default=[], help="dimensions to make videos for; default: all")
+    make.add_argument("--dimensions", nargs="+", default=[], help="dimensions to make videos for (all)")
     words = "number of videos per prompt (the official one)"
     make.add_argument("--videos_per_prompt", type=int, choices=range(1, 26), metavar="N", help=words)
-    make.add_argument(
-        "--any_list",
-        type=truth,
-        default=False,
-        metavar="BOOL",
-        help="accept a prompt list whose counts differ from the published ones",
-    )
+    make.add_argument("--any_list", type=truth, default=False, metavar="BOOL", help="accept other numbers of prompts")
     make.add_argument("--augmented", help="CSV of prompts to sample instead, with a column original_prompt")
     make.add_argument("--dry_run", action="store_true", help="print the number of videos and exit")
     read = commands.add_parser("read", help="compare official results")

@@ -16,7 +16,7 @@ def help_of(program, capsys):
 def test_the_help_of_gradient_norms_says_what_it_measures(capsys):
     text = help_of(gradient_norms.main, capsys)
     assert "Measure the policy's gradient norm" in text and "Post-train" not in text
-    assert "``" not in text and "--learning_rate" in text
+    assert "``" not in text and "Accepts the flags of post_train.py" in text
 
 
 def test_the_help_of_generate_does_not_name_settings_of_training(capsys):

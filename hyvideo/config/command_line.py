@@ -22,10 +22,6 @@ from hyvideo.models.versions import version_defaults
 
 MAX_BYTES = 2**20  # largest YAML file
 REFERENCE_SCORERS = {"videoalign_local": "videoalign"}  # names of scorers in the public reference
-DESCRIPTION = (
-    "Post-train a video flow-matching model with SAGE-GRPO. Flags override the settings of --config FILE.yaml.\n"
-    "Flags of the public reference that have another name here are accepted: see docs/reference_flags.md."
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,18 +35,10 @@ class CommandLine:
     flags: Mapping[str, str]  # flag by setting; also the settings of a file that is not among the project's configs
 
 
-def parse(
-    argv: list[str] | None = None,
-    saved: Mapping[str, Any] | None = None,
-    *,
-    description: str = DESCRIPTION,
-) -> CommandLine:
-    """Return the settings of ``--config file.yaml``, or of a ``saved`` run, overridden by flags. Exits on mistakes.
-
-    ``description`` is the first paragraph of ``--help``.
-    """
+def parse(argv: list[str] | None = None, saved: Mapping[str, Any] | None = None) -> CommandLine:
+    """Return the settings of ``--config file.yaml``, or of a ``saved`` run, overridden by flags. Exits on mistakes."""
     words = sys.argv[1:] if argv is None else argv
-    parser = _parser(description)
+    parser = _parser()
     renamed = add_flags(parser, words, table("post_train"))
     options, unknown = parser.parse_known_args(words)
     if unknown:
@@ -135,9 +123,10 @@ def _resolve_reference_names(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _parser(description: str) -> argparse.ArgumentParser:
+def _parser() -> argparse.ArgumentParser:
     parser = Parser(
-        description,
+        "Post-train a video flow-matching model with SAGE-GRPO. Flags override the settings of --config FILE.yaml.\n"
+        "Flags of the public reference that have another name here are accepted: see docs/reference_flags.md.",
         usage="%(prog)s --config FILE.yaml [--setting value ...]",
         argument_default=argparse.SUPPRESS,
     )

@@ -1,7 +1,9 @@
-"""Generate videos from prompts: ``generate.py --config configs/miniature.yaml --prompt "a red circle moves up"``.
+"""Generate videos from prompts with a base model, a checkpoint of a training run, or a LoRA.
 
-Uses the base model, a checkpoint of a training run (``--checkpoint_path outputs/.../checkpoints/000060``) with the
-settings of that run, or a LoRA (``--lora_path``). With HunyuanVideo-1.5 in ./ckpts:
+    generate.py --config configs/miniature.yaml --prompt "a red circle moves up"
+    generate.py --checkpoint_path outputs/RUN/checkpoints/000030 --prompt "a red circle moves up"
+
+A checkpoint is sampled with the settings of its run. With HunyuanVideo-1.5 in ./ckpts:
 
     generate.py --resolution 480p --prompt "a cat jumps"                              text to video
     generate.py --resolution 480p --prompt "the cat jumps" --image_path cat.png       image to video
@@ -31,6 +33,14 @@ SAME_NAME = "pretrained_model_root transformer_version vae_tile_size shift negat
 SETTINGS = {"num_inference_steps": "validation_steps", "stochastic": "sde_type"}
 SETTINGS |= {"guidance_scale": "cfg_scale", "video_length": "sample_n_frames"}
 SETTINGS |= {name: name for name in SAME_NAME.split()}
+SENTENCES = {  # help of the flags whose setting has another purpose in a training run
+    "num_inference_steps": "Denoising steps; default: the version's, or those of the run's validation.",
+    "stochastic": "Sample with the noise of this sampler (docs/samplers.md) instead of the ODE.",
+    "video_length": "Frames, 4n + 1; default: the version's, or those of the run's validation.",
+    "negative_prompt": "Negative prompt for guidance; default: the version's or the run's.",
+    "eta": "Noise scale of --stochastic.",
+    "shift": "Shift of the noise levels; default: the version's or the run's.",
+}
 SPEED = {"use_sageattn": ("attention_kernel", "sage"), "enable_torch_compile": ("enable_compile", "true")}
 REWRITING = {  # defaults and descriptions of the flags --rewrite_*
     "url": ("", "OpenAI-compatible endpoint, such as http://localhost:8000/v1"),
@@ -45,7 +55,7 @@ CACHE_SCHEDULE = {
     "total_steps": "number of steps of the schedule (default: 50)",
     "cache_start_step": "all blocks run before this step (default: 11)",
     "cache_end_step": "all blocks run from this step (default: 45)",
-    "cache_step_interval": "in between, all blocks run at every such step (default: 4)",
+    "cache_step_interval": "between start and end, all blocks run every N steps (default: 4)",
 }
 
 
@@ -76,7 +86,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     sampling.add_argument("--aspect_ratio", help="width:height, e.g. 16:9; default: that of the image")
     sampling.add_argument("--height", type=int, help="height in pixels; with --width")
     sampling.add_argument("--width", type=int, help="width in pixels; with --height")
-    words = "reference: that of HunyuanVideo-1.5 for the seed"
+    words = "reference: the noise that HunyuanVideo-1.5 draws for the seed"
     sampling.add_argument("--initial_noise", choices=["default", "reference"], default="default", help=words)
     sampling.add_argument("--sp_size", type=int, default=1, help="processes of torchrun that share one video")
     sampling.add_argument("--sr", **BOOLEAN, help="super-resolution of the videos: 480p to 720p, or 720p to 1080p")
@@ -100,9 +110,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     words = "write the prompts to this CSV and exit, for training; the same command resumes"
     rewriting.add_argument("--rewritten_csv", type=Path, help=words)
     add_speed_flags(parser)
-    settings = parser.add_argument_group("settings", "Each flag replaces a setting; --stochastic samples with its SDE.")
+    settings = parser.add_argument_group("settings", "Settings of the model and its sampling.")
     for flag, name in SETTINGS.items():
-        settings.add_argument(f"--{flag}", **flag_options(name, label="" if flag == name else f"{name}: "))
+        settings.add_argument(f"--{flag}", **flag_options(name, sentence=SENTENCES.get(flag, "")))
     renamed = add_flags(parser, sys.argv[1:] if argv is None else argv, table("generate"))
     options = parser.parse_args(argv)
     options.reference_flags = {name: getattr(options, name) for name in renamed}

@@ -8,11 +8,11 @@ Accepts the flags of post_train.py and measures the rollouts of one iteration, w
 of a checkpoint (--resume_from_checkpoint). Writes gradients.json to --output_dir; examples.sampler_figures draws it.
 
 For each stochastic step t, the loss is the mean over rollouts of the policy term of that step alone; its gradient norm
-is taken over all trained parameters. The equalizer multiplies the term by ``S_t``: the weighted norm is measured, and
-dividing it by ``S_t`` gives the unweighted one. The theoretical norm ``N_t``, of the log-probability's gradient with
+is taken over all trained parameters. The equalizer multiplies the term by S_t: the weighted norm is measured, and
+dividing it by S_t gives the unweighted one. The theoretical norm N_t, of the log-probability's gradient with
 respect to the velocity, omits the path from the velocity to the parameters and a factor common to all steps.
 
-gradients.json has the settings of the sampler, and ``steps``, a list from noise to data:
+gradients.json has the settings of the sampler, and `steps`, a list from noise to data:
 
     sigma, inverse_std      noise level before the step, and 1 / std of its noise
     theory, weight          N_t and S_t = median(N) / N_t
@@ -30,7 +30,7 @@ from hyvideo.config import processes
 from hyvideo.config.command_line import parse, read_yaml
 from hyvideo.config.rules import check
 from hyvideo.config.settings import Config
-from hyvideo.data.cli import exit_on_error
+from hyvideo.data.cli import Parser, exit_on_error
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.collectives import average_gradients, clip_gradients
 from hyvideo.records.run_files import write_json
@@ -39,9 +39,12 @@ from hyvideo.training.policy_update import PolicyUpdate
 from hyvideo.training.rollout_batch import RolloutBatch, chunks
 from post_train import build
 
+USAGE = "python -m examples.gradient_norms --config FILE.yaml [flags of post_train.py]"
+
 
 def main(argv: list[str] | None = None) -> None:
-    config = measurement(parse(argv).config)
+    _, flags = Parser(__doc__, usage=USAGE).parse_known_args(argv)
+    config = measurement(parse(flags).config)
     with exit_on_error("gradient_norms.py"), ExitStack() as at_end:
         check(config, processes.world_size())
         trainer = build(config, at_end)

@@ -1,6 +1,6 @@
 """GRPO for a video model from scratch; docs/tutorial.md explains each part and what to expect.
 
-    python -m examples.grpo_from_scratch                     # trains for two minutes on two CPU cores
+    python -m examples.grpo_from_scratch                     # trains for two minutes on an idle CPU
     python -m examples.grpo_from_scratch --objective nft     # the same loop with DiffusionNFT
 
 Models, weights and reward come from the project. The method is written here with torch alone, and each part ends with a
@@ -213,9 +213,11 @@ def main():
     updates = {"grpo": grpo_update, "nft": nft_update}
     parser.add_argument("--objective", default="grpo", choices=updates, help="loss (default: grpo)")
     parser.add_argument("--sampler", default="sage_grpo", choices=SAMPLERS, help="noise of grpo (default: sage_grpo)")
-    parser.add_argument("--iterations", type=int, default=30, help="default: 30")
-    parser.add_argument("--seed", type=int, default=0, help="default: 0")
+    parser.add_argument("--iterations", type=int, default=30, help="iterations of 32 rollouts (default: 30)")
+    parser.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
+    parser.add_argument("--num_threads", type=int, default=1, help="CPU threads (default: 1)")
     options = parser.parse_args()
+    torch.set_num_threads(options.num_threads)
     for check in (check_sampler, check_advantages, check_equalizer, check_grpo, check_nft):
         check()
     torch.manual_seed(options.seed)

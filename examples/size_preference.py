@@ -1,4 +1,6 @@
-"""Write 500 rated pairs of miniature videos (docs/own_reward.md): ``python -m examples.size_preference outputs/study``.
+"""Write 500 rated pairs of miniature videos: ``python -m examples.size_preference outputs/study``.
+
+docs/preference_study.md uses them.
 
 Simulated raters prefer the larger shape. `Area` is a scorer that measures the size of the shape.
 """

@@ -17,7 +17,7 @@ from hyvideo.data.text import quote
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("root", nargs="?", type=Path, default=Path("ckpts"), help="checkpoint folder (ckpts)")
+    parser.add_argument("root", nargs="?", type=Path, default=Path("ckpts"), help="checkpoint folder (default: ckpts)")
     root = parser.parse_args().root
     problem = folder_problem(root)
     if problem and problem != "it does not exist":  # the report names what to download into a new folder

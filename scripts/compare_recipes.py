@@ -1,6 +1,6 @@
 """Compare training recipes at equal cost: train each with several seeds and compare the results at one budget.
 
-    python -m scripts.compare_recipes configs/recipes/miniature.yaml --seeds 5 --budget forwards=46000 --jobs 2
+    python -m scripts.compare_recipes configs/recipes/miniature.yaml --seeds 5 --budget forwards=28000 --jobs 2
     python -m scripts.compare_recipes ... --dry_run                     the runs and their predicted cost
     python -m scripts.compare_recipes ... --only_table                  the table of the finished runs
 

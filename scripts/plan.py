@@ -1,4 +1,4 @@
-"""Predict memory and cost of a run without a GPU: ``python -m scripts.plan --config FILE.yaml``.
+"""Predict memory and cost of a run without a GPU.
 
     python -m scripts.plan --config configs/hunyuanvideo15_480p_8gpu.yaml --world_size 8 --sp_size 4
 

@@ -22,7 +22,12 @@ def main() -> None:
     parser.add_argument("--reward_model", default="videoalign", help="scorer to serve")
     parser.add_argument("--pretrained_model_root", default="ckpts", help="checkpoint folder")
     parser.add_argument("--reward_config", default="", help="options by scorer, as in post_train.py: YAML file or JSON")
-    parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto", help="device")
+    parser.add_argument(
+        "--device",
+        choices=["auto", "cuda", "cpu"],
+        default="auto",
+        help="device; auto uses a GPU if there is one",
+    )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=8000, help="port; 0 selects a free one")
     parser.add_argument("--max_videos", type=int, default=16, help="videos scored in one batch")

@@ -47,7 +47,7 @@ def test_the_benchmark_compares_results_and_seconds():
 
 @pytest.mark.slow
 def test_our_transformer_is_faster_than_diffusers():
-    """Prints the numbers of docs/performance.md, for 2,000 video tokens and 200 text tokens."""
+    """Prints the numbers of docs/cost.md, for 2,000 video tokens and 200 text tokens."""
     for stage, difference, ratio in benchmark(Workload(CPU, torch.float32, SMALL, (5, 20, 20))):
         print(f"{stage}: {ratio:.3g} of diffusers' seconds, largest relative difference {difference:.1e}")
         assert ratio < 0.7

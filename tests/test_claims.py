@@ -3,8 +3,9 @@
 import re
 
 import pytest
+import torch
 
-from tests.test_docs import TEXTS
+from tests.test_docs import ROOT, TEXTS
 
 STUDIES = " ".join(TEXTS[f"docs/{name}.md"] for name in ("study_miniature", "study_recipes", "recipes"))
 
@@ -22,9 +23,11 @@ def passages(page, first, last):
 @pytest.mark.parametrize(
     "page, first, last",
     [
-        ("README.md", "## Highlights", "- **On-policy"),
+        ("README.md", "The default recipe has a price", "- **On-policy"),
         ("docs/samplers.md", "## Which one", "## How much noise"),
-        ("docs/samplers.md", "the equalizer adds", "| velocity KL"),
+        ("docs/algorithms.md", "## Guidance distillation", "one seed)."),
+        ("docs/control_runs.md", "## Results", "A second control"),
+        ("docs/checks.md", "## 7. Unseen", "## 8."),
         ("docs/quickstart.md", "With other seeds", "## Look at"),
     ],
 )
@@ -37,18 +40,53 @@ def test_a_number_of_a_study_is_in_its_tables(page, first, last):
     assert not [pair for pair in ranges if f"{pair[0]} to {pair[1]}" not in studies]
 
 
-def test_the_seeds_of_the_readme_are_those_of_the_recipes():
-    rows = re.findall(
-        r"^\| (\d) \| .*?-> ([\d.]+).*?-> ([\d.]+) \|.*?-> ([\d.]+) \|.*?-> ([\d.]+) \|.*?-> (\d+) %",
-        TEXTS["README.md"],
-        re.M,
-    )
-    assert [row[0] for row in rows] == ["0", "1", "2"]
-    unseen, true = (", ".join(row[column] for row in rows) for column in (3, 4))
-    assert f"to {unseen}, " in plain(STUDIES) and f"true reward is {true}, " in plain(STUDIES)
+def test_the_ranges_of_the_readme_are_those_of_the_recipes_and_the_study():
+    text = TEXTS["README.md"]
     reward, correct = re.search(
         r"\| 30 \| .*? \| ([\d.]+ to [\d.]+) \| (\d+ to \d+) %", TEXTS["docs/recipes.md"]
     ).groups()
-    for column, text in ((1, reward), (5, correct)):
-        low, high = map(float, text.split(" to "))
-        assert all(low <= round(float(row[column]), 2) <= high for row in rows)
+    assert f"| after 30 iterations of SAGE-GRPO, seeds 0 to 4 | {reward} | {correct} % |" in text
+    study = TEXTS["docs/study_recipes.md"]
+    guidance = dict(re.findall(r"^\| ([\d.]+)(?: \(none\))? \| ([\d.]+) \| [\d.]+ \| \d+ %", study, re.MULTILINE))
+    assert f"| base model | {float(guidance['1']):.2f} | 34 % |" in text
+    assert f"| base model with guidance 3, without training | {float(guidance['3']):.2f} | 92 % |" in text
+    lost = re.search(r"diversity of the videos falls by half, from ([\d.]+) to ([\d.]+)", plain(text))
+    rows = re.findall(
+        r"^\| (base model|SAGE-GRPO, `configs/miniature.yaml`) \|.* ([\d.]+)(?: \[.*?\])? \|$", study, re.M
+    )
+    assert [value for _, value in rows[:2]] == list(lost.groups())
+
+
+def test_the_highlights_of_the_readme_have_at_most_eight_numbers():
+    highlights = plain(passages("README.md", "## Highlights", "## Models and methods"))
+    assert len(re.findall(r"(?<![\w.])\d[\d.,]*", re.sub(r"\[.*?\]\(.*?\)", "", highlights))) <= 8
+    assert len(TEXTS["README.md"].splitlines()) <= 100
+
+
+def test_the_python_example_of_the_readme_trains_the_policy(monkeypatch):
+    """Two of its videos are sampled; the reward is the miniature's, and every trained weight changes."""
+    (example,) = re.findall(r"```python\n(.*?)```", TEXTS["README.md"], re.DOTALL)
+    example = example.replace("* 8", "* 2").replace("(8, *", "(2, *")
+    names = {}
+    monkeypatch.chdir(ROOT)
+    torch.manual_seed(0)
+    exec(example.replace("group_size=8", "group_size=2"), names)
+    before = names["model"].transformer().state_dict()
+    changed = [name for name, value in names["policy"].state_dict().items() if not torch.equal(value, before[name])]
+    assert names["x"][-1].shape == (2, *names["LATENTS"]) and len(changed) > len(before) / 2
+
+
+def test_the_index_links_every_page():
+    pages = {name.removeprefix("docs/") for name in TEXTS if name.startswith("docs/")} - {"README.md"}
+    assert not [page for page in pages if f"({page})" not in TEXTS["docs/README.md"]]
+
+
+@pytest.mark.parametrize(
+    "page",
+    sorted(
+        name for name in TEXTS if name.startswith("docs/") and name not in ("docs/architecture.md", "docs/types.md")
+    ),
+)
+def test_a_page_does_not_use_other_words_for_measured_and_predicted(page):
+    """A number is `measured (CPU)`, `predicted` or, by the simulated GPU, `counted`."""
+    assert not re.findall(r"\*(?:computed|measured|predicted|counted)\*(?! \|)|\(computed\)|\(measured\)", TEXTS[page])

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-FILES = sorted([*(ROOT / "hyvideo").rglob("*.py"), *(ROOT / "studies").rglob("*.py"), *(ROOT / "scripts").rglob("*.py")])
+FILES = sorted(
+    [*(ROOT / "hyvideo").rglob("*.py"), *(ROOT / "studies").rglob("*.py"), *(ROOT / "scripts").rglob("*.py")]
+)
 FILES += [ROOT / "generate.py", ROOT / "post_train.py"]  # other files here are the user's
 NOT_YET_DONE = (
     "generate.py",

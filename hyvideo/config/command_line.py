@@ -123,12 +123,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def flag_options(name: str, default: Any = None, label: str = "") -> dict[str, Any]:
-    """Return the arguments of ``add_argument`` for a setting; its help starts with ``label``."""
+def flag_options(name: str, default: Any = None, sentence: str = "") -> dict[str, Any]:
+    """Return the arguments of ``add_argument`` for a setting; ``sentence`` replaces its help."""
     kind = value_type(name)
     words = str(default).lower() if kind is bool else " ".join(default) if isinstance(default, list) else default
-    sentence = TRAITS[name].sentence + ("" if words in (None, "") else f" (default: {words})")
-    options = {"type": partial(value_of, name), "help": label + sentence.replace("%", "%%")}
+    sentence = (sentence or TRAITS[name].sentence) + ("" if words in (None, "") else f" (default: {words})")
+    options = {"type": partial(value_of, name), "help": sentence.replace("%", "%%")}
     if kind in (bool, Switch):
         return options | {"nargs": "?", "const": in_form(name, True), "metavar": "BOOL"}
     if get_origin(kind) is list:

@@ -278,7 +278,7 @@ def _pairs(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], file: Pat
                 raise ValueError(
                     f"LoRA {file}: {name!r} changes a whole weight or a bias, but only lora_A and lora_B are "
                     "supported. Merge the file into the base model with diffusers, as in "
-                    "docs/generate_export.md#loras-of-other-programs"
+                    "docs/export.md#loras-of-other-programs"
                 )
         else:
             raise ValueError(f"LoRA {file}: tensor {name!r} is not a lora_A or lora_B weight")

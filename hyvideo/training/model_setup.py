@@ -62,7 +62,7 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
 
 
 def make_deterministic() -> None:
-    """Restrict torch to deterministic kernels; call before anything runs on a GPU. See docs/determinism.md."""
+    """Restrict torch to deterministic kernels (docs/reliability.md#determinism); call before anything runs on a GPU."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at the first matrix product
     torch.use_deterministic_algorithms(True)  # also covers attention's backward pass and inductor
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False

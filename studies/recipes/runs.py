@@ -128,7 +128,7 @@ def progress(folder: Path, config: Config) -> Progress:
         raise ValueError(f"{folder} was started with {changes}; use another --output_dir or move the folder")
     last, max_steps = lines[-1][0], config.optimizer.max_steps
     if last > max_steps:
-        raise ValueError(f"{folder} has {last} iterations, more than max_steps {max_steps}; use another --out")
+        raise ValueError(f"{folder} has {last} iterations, more than max_steps {max_steps}; use another --output_dir")
     saved = {int(path.name): path for path in complete(folder)}
     # A line is written before the checkpoint: a last line without a checkpoint means that the run stopped in between.
     return Progress(max(saved, default=0), saved.get(max_steps) if last == max_steps else None)

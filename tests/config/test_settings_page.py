@@ -19,8 +19,15 @@ page is generated from `hyvideo/config/sections.py` by
 
 Some settings default to [the version's](#defaults-by-version).
 
-*Affects* states what a setting changes. On resume, another value is an error for *learning*, unless
-`allow_changed_settings` is true; accepted for *layout* if the number of rollouts stays; and accepted for the others.
+*Affects* states what a setting changes, and whether a resumed run accepts another value:
+
+| affects | meaning | another value on resume |
+|---|---|---|
+| *learning* | what the policy learns | an error, unless `allow_changed_settings` is true |
+| *layout* | how rollouts are divided into batches | accepted if their number per iteration stays |
+| *machine* | speed, memory and when the run ends | accepted |
+| *records* | what is measured and written | accepted |
+| *start* | how the run starts | accepted |
 """
 TAIL = """
 ## Defaults by version

@@ -42,7 +42,7 @@ def test_a_measured_recipe_has_ranges_over_seeds(name):
 def test_checked_recipes_run_in_the_tests_and_predicted_ones_are_called_predicted():
     assert configs_of("checked") == {"smoke"}  # most runs of the tests use it
     assert 'load_config(\n        "configs/smoke.yaml"' in (ROOT / "tests" / "conftest.py").read_text()
-    for page in ("recipes", "train_hunyuanvideo", "train_wan"):
+    for page in ("cost", "train_hunyuanvideo", "train_wan"):
         text = TEXTS[f"docs/{page}.md"]
         listed = set(re.findall(r"configs/([\w/]+)\.yaml", text)) & configs_of("predicted")
         assert listed and "predicted" in text, page

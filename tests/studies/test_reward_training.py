@@ -258,7 +258,7 @@ def train(out, videos, pairs, *, max_epochs):
 
 @pytest.mark.slow
 def test_short_training_learns_to_prefer_the_larger_shape(tmp_path):
-    """Sizes differ by up to a half; docs/own_reward.md reports results with smaller differences."""
+    """Sizes differ by up to a half; docs/preference_study.md reports results with smaller differences."""
     before, losses, after = train(tmp_path / "VideoReward", *rated(96, 0, smallest=0.5), max_epochs=3)
     assert min(losses) < losses[0] - 0.2 and after["loss"] < before["loss"] - 0.1
 

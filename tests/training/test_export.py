@@ -107,7 +107,7 @@ def test_a_lora_is_converted_and_merged_into_the_weights(run, root, tmp_path):
 
 
 def test_the_call_in_the_docs_applies_an_exported_lora(run, root, tmp_path, monkeypatch):
-    text = (Path(__file__).parents[2] / "docs/generate_export.md").read_text()
+    text = (Path(__file__).parents[2] / "docs/export.md").read_text()
     (call,) = re.findall(r"`pipeline\.transformer\.(load_lora_adapter\(.+\))`", text)
     lora = {"transformer_blocks.0.attn.to_q": Pair(torch.randn(2, 32), torch.randn(32, 2), 4.0)}
     save_lora(lora, tmp_path / "lora", form="peft")

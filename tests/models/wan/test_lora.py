@@ -147,7 +147,7 @@ def test_changes_of_biases_and_norms_are_ignored_if_they_are_zero_and_an_error_o
     assert_same(read_lora(tmp_path / "zero.safetensors"), lora)
     change[5] = -1e-6
     save_file(tensors | {name: change}, tmp_path / "other.safetensors")
-    with pytest.raises(ValueError, match=f"{name}' changes a whole weight or a bias.*generate_export.md#loras-of-oth"):
+    with pytest.raises(ValueError, match=f"{name}' changes a whole weight or a bias.*export.md#loras-of-oth"):
         read_lora(tmp_path / "other.safetensors")
 
 

@@ -460,7 +460,7 @@ OF_LIMITS = {"seconds", "rate"}  # of Limits: an upload may take 20 s and longer
 def constants() -> set[str]:
     """Return module:NAME of the constants that limit something, by their name."""
     found = set()
-    for path in [ROOT / "generate.py", *ROOT.glob("hyvideo/**/*.py")]:
+    for path in [ROOT / "generate.py", *ROOT.glob("hyvideo/**/*.py"), *ROOT.glob("studies/**/*.py")]:
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
         for node in ast.parse(path.read_text()).body:
             targets = node.targets if isinstance(node, ast.Assign) else []

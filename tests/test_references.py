@@ -17,7 +17,7 @@ SOURCES = sorted(
 )
 PAGE = re.compile(r"(?<![\w/<>*])((?:[\w-]+/)*[\w-]+\.md)(?:#([\w-]+))?")
 FILE = re.compile(r"(?<![\w./<>*-])((?:[\w-]+/)+[\w.-]+\.(?:py|sh|yaml|csv|jinja|html|sbatch))\b")
-MODULE = re.compile(r"\b((?:hyvideo|scripts|examples|tests)(?:\.\w+)+)(?!\w|\*)")
+MODULE = re.compile(r"\b((?:hyvideo|studies|scripts|examples|tests)(?:\.\w+)+)(?!\w|\*)")
 SECTION = re.compile(r"\b(?:Section|Equation|Appendix) [\dA-Z]")
 EXAMPLES = ("outputs/", "ckpts/", "my_", "a/", "x/")  # files of users
 

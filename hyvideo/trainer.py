@@ -94,9 +94,10 @@ class Trainer:
                     self.run.pipeline,
                     self.run.encoder,
                     self.run.scorer,
+                    self.run.inputs.validated,
                     self.progress.enter,
                     self.run.signals.all_ready,
-                    trained_on=self.run.collector.requests,
+                    trained_on=self.run.inputs.requests,
                     run_id=self.run_id,
                 )
             self.resumed = self.run.state.resume(self._checkpoint)
@@ -248,7 +249,7 @@ class Trainer:
         }
 
     def _wait_for_rewards(self, pending: PendingRewards, timer: StageTimer) -> dict[int, Reward]:
-        with timer("reward", f"{self.run.plan.rollouts} videos"):
+        with timer("reward", f"{self.run.inputs.plan.rollouts} videos"):
             return self.run.rewards.wait(pending, self.run.signals.all_ready)
 
     def validate(self) -> dict[str, float]:

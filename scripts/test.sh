@@ -8,6 +8,6 @@ mapfile -t sources < <(git ls-files '*.py' 2> /dev/null || true) # not the user'
 ruff check "${sources[@]:-.}"
 ruff format --check "${sources[@]:-.}"
 unset PYTHONDONTWRITEBYTECODE # otherwise every test process compiles all tests again
-# The matrices are too small to profit from more threads.
-export OMP_NUM_THREADS="${OMP_NUM_THREADS:-2}"
+# The matrices are too small to profit from more threads, and three workers share two cores.
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 python -m pytest -n "${TEST_WORKERS:-3}" --dist loadfile --no-loadscope-reorder "$@"

@@ -38,6 +38,7 @@ def benchmark(work, repeats=7):
     yield "training", *compare(train, models, inputs, repeats)
 
 
+@pytest.mark.slow
 def test_the_benchmark_compares_results_and_seconds():
     work = Workload(CPU, torch.float32, SMALL | {"num_layers": 1}, (1, 2, 2), text_tokens=8)
     for _, difference, ratio in benchmark(work, repeats=1):

@@ -76,6 +76,7 @@ def test_each_text_encoder_affects_the_video(root, inputs):
     assert_is_a_video(pipeline(prompt, **inputs | {"output_type": "pt"}).frames)
 
 
+@pytest.mark.slow
 def test_the_image_affects_the_video_through_vae_and_vision_encoder(root, inputs, tmp_path, monkeypatch):
     pipeline = diffusers_pipeline(root, "480p_i2v_step_distilled")
     # This pipeline has no size argument.

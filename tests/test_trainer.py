@@ -230,7 +230,7 @@ def test_the_anchor_needs_no_forward_pass_while_it_equals_the_policy(tiny_config
 
 @pytest.mark.parametrize("settings", [{}, {"batched_forward": False}])
 def test_steps_outside_the_guidance_interval_cost_one_branch_in_rollout_update_and_anchor(tiny_config, mesh, settings):
-    guided = {"cfg_scale": 2.0, "guidance_interval": "0.6:0.95", "use_moving_KL": False, "learning_rate": 1e-3}
+    guided = {"cfg_scale": 2.0, "guidance_interval": "0.6:0.95", "kl_strategy": "dual_fixed", "learning_rate": 1e-3}
     config = tiny_config.with_settings(**guided, **settings)
     history, trainer = run(config, mesh, iterations=2)
     rollout, trained = 1 + 2 + 2 + 1, 1 + 2 + 2  # sigma 1, 0.9, 0.75 and 0.5; the last step is not trained
@@ -241,7 +241,7 @@ def test_steps_outside_the_guidance_interval_cost_one_branch_in_rollout_update_a
 
 
 def test_a_fixed_anchor_measures_the_kl_to_the_initial_policy(tiny_config, mesh):
-    config = tiny_config.with_settings(use_moving_KL=False, learning_rate=1e-3)
+    config = tiny_config.with_settings(kl_strategy="dual_fixed", learning_rate=1e-3)
     history, trainer = run(config, mesh, iterations=3)
     distances = [line["kl/position"] for line in history]
     assert distances[0] == 0 < distances[1] < distances[2]
@@ -250,7 +250,7 @@ def test_a_fixed_anchor_measures_the_kl_to_the_initial_policy(tiny_config, mesh)
 
 
 def test_a_strong_position_kl_keeps_the_policy_near_its_start(tiny_config, mesh):
-    free = tiny_config.with_settings(use_moving_KL=False, learning_rate=1e-3, kl_weight=0.0)
+    free = tiny_config.with_settings(kl_strategy="dual_fixed", learning_rate=1e-3, kl_weight=0.0)
     constrained = free.with_settings(kl_weight=1e4, kl_schedule="constant")
     start = weights(Trainer(free, mesh, CPU, scorers={"test": Redness()}))
 

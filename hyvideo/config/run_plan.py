@@ -1,17 +1,14 @@
 """Arithmetic of an iteration: rollouts, groups, updates, steps and forward passes. Imports no torch."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import compress
-from pathlib import Path
 from statistics import fmean
 
 from hyvideo.config.objectives import traits_of
 from hyvideo.config.sections import RolloutSettings
 from hyvideo.config.settings import Config
-from hyvideo.data.templates import fill
 from hyvideo.schedulers.noise_window import parse_window
-from hyvideo.schedulers.transitions import Transition, check_float32, sampler_of, schedule, shifted_levels
+from hyvideo.schedulers.transitions import Transition, check_float32, schedule, shifted_levels
 
 MAX_NOISE = 5.0  # largest sensible std of a step relative to the noise level after it; eta 1 reaches 2.5 in 50 steps
 
@@ -56,8 +53,8 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
         num_anchor_steps=min(trained, measured),
         clip_can_bind=loss.num_updates_per_rollout > 1 and objective.has_ratio,
         sampled_branches=fmean(branches),
-        trained_branches=fmean([*compress(branches, is_noisy)] or branches),
-        anchor_branches=fmean([*compress(of_anchor, is_noisy)] or of_anchor),
+        trained_branches=fmean(list(compress(branches, is_noisy)) or branches),
+        anchor_branches=fmean(list(compress(of_anchor, is_noisy)) or of_anchor),
     )
 
 
@@ -104,28 +101,3 @@ def num_stochastic_steps(rollout: RolloutSettings) -> int:
     number = len(stochastic_transitions(rollout))
     window = parse_window(rollout.sde_window, number)
     return window.length if window else number
-
-
-def labelled(label: str, lines: Iterable[str]) -> list[str]:
-    """Return lines with a label before the first."""
-    return [f"{'' if number else label:<23}{line}" for number, line in enumerate(lines)]
-
-
-def describe(config: Config, plan: Plan) -> str:
-    rollout = config.rollout
-    variances = [step.std**2 for step in stochastic_transitions(rollout)]
-    window = parse_window(rollout.sde_window, len(variances)) if variances else None
-    levels = shifted_levels(rollout.grpo_sampling_steps, rollout.shift)
-    return fill(
-        Path(__file__).with_suffix(".txt.jinja"),
-        config=config,
-        plan=plan,
-        per_update=plan.rollouts // (plan.replicas * plan.updates),  # rollouts of a replica
-        size=config.rows_per_pass,
-        variances=variances,
-        inside=window.sums(variances) if window else [],
-        noise=max((step.std / level for step, level in zip(transitions(rollout), levels[1:-1])), default=0.0),
-        max_noise=MAX_NOISE,
-        sampler=sampler_of(rollout.sde_type),
-        objective=traits_of(config.loss.objective),
-    )

@@ -9,10 +9,10 @@ import torch
 from hyvideo.config.memory.disk import check_room
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.objectives import objective_class
-from hyvideo.config.run_plan import Plan, make_plan
+from hyvideo.config.run_inputs import RunInputs
 from hyvideo.config.sections import RecordSettings
 from hyvideo.config.settings import Config
-from hyvideo.data.prompts import Request, read_requests
+from hyvideo.data.prompts import Request
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
 from hyvideo.distributed.collectives import all_objects, raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
@@ -20,7 +20,6 @@ from hyvideo.distributed.ownership import Ownership
 from hyvideo.models.attention_kernels import Choice
 from hyvideo.models.reward_models.async_scorer import AsyncScorer
 from hyvideo.models.reward_models.rewards import Scorer
-from hyvideo.models.sizes import read_architecture
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.training.compile_probe import match_gradient_mode
@@ -51,7 +50,7 @@ from hyvideo.training.sampler_check import custom_steps
 class Run:
     """The parts of a run; made in `build_run`."""
 
-    plan: Plan  # counts of an iteration
+    inputs: RunInputs  # settings, prompts, plan of an iteration and architecture
     planned_run: PlannedRun  # predicted memory and cost
     attention: Choice  # attention kernel, and why others were rejected
     scorer: AsyncScorer  # rewards of videos, in the background
@@ -84,17 +83,18 @@ def build_run(
 
     Raises ValueError for unusable checkpoints or prompts before any weights are read. Collective.
     """
-    plan = make_plan(config, mesh.world_size)
+    inputs = RunInputs(config, mesh.world_size)
+    plan = inputs.plan
     sampler_steps = custom_steps(config.rollout, mesh)
     objective_type = objective_class(config.loss.objective)
     schedule = rollout_schedule(config.rollout)
-    requests = read_requests(*config.data.prompts_csv)
-    validated = read_requests(*config.data.valid_video_csv)
+    requests = inputs.requests
+    validated = inputs.validated
     contents = hash_files(config.flat())
     sources = {"prompts_csv": requests, "valid_video_csv": validated}
     check_checkpoint(config, sources, list(config.video_sizes.values()))
     check_adapter(config.model, config.optimizer)
-    architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
+    architecture = inputs.architecture
     planned_run = PlannedRun(config, mesh.world_size, architecture)
     with raise_on_all_ranks(mesh):
         if mesh.is_main:
@@ -211,7 +211,7 @@ def build_run(
         custom_steps=sampler_steps,
     )
     return Run(
-        plan=plan,
+        inputs=inputs,
         planned_run=planned_run,
         attention=attention,
         scorer=scorer,

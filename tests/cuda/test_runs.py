@@ -71,7 +71,7 @@ def test_the_reward_curve_of_the_miniature_matches_the_cpu(gpu, trainer_of, reco
         record({f"reward {len(last)}": " ".join(f"{reward:.3f}" for reward in rewards)})
         record({f"seconds each {len(last)}": statistics.median(line["time/iteration"] for line in lines)})
     # Three standard errors of the difference between runs with independent noise.
-    noise = 3 * lines[-1]["reward/std"] * (2 / (len(rewards[-5:]) * trainer.run.plan.rollouts)) ** 0.5
+    noise = 3 * lines[-1]["reward/std"] * (2 / (len(rewards[-5:]) * trainer.run.inputs.plan.rollouts)) ** 0.5
     assert abs(last[0] - last[1]) <= noise
 
 

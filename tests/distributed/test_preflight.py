@@ -129,6 +129,7 @@ def test_a_rank_that_does_not_answer_is_reported(tmp_path):
     assert err.count("preflight: rank 1 of 3 did not answer within 2 s") == 1 and "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_a_main_rank_that_does_not_answer_is_reported_by_the_next(tmp_path):
     arguments = ["--batch_size", 4, "--output_dir", tmp_path]
     codes, _, err = run_preflight(2, *arguments, timeout=2, before={0: "time.sleep(100)"}, waited_for=[1])

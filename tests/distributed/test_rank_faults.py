@@ -360,6 +360,7 @@ def results(tmp_path_factory, lost_rank):
     return launch(f"{MODULE}:run_cases", 2, str(tmp_path_factory.mktemp("cases")), str(lost_rank[0]), timeout=300)
 
 
+@pytest.mark.slow
 def test_a_run_that_lost_a_rank_resumes_and_ends_like_an_uninterrupted_one(results):
     for rank in results:
         assert rank["lost rank"] == rank["uninterrupted"]

@@ -21,7 +21,7 @@ SETTINGS = {
     # keeps such steps proportional to the gradient.
     "adam_epsilon": 1e-2,
     "log_video_interval": 0,
-    "use_moving_KL": False,
+    "kl_strategy": "dual_fixed",
     "anchor_fraction": 0.5,  # 2 of 3 steps
     "kl_weight": 0.1,
     "kl_coef": 0.1,
@@ -173,7 +173,7 @@ NFT = LORA | {
     "random_weights": False,
     "seed": 55,
     "num_updates_per_rollout": 2,
-    "use_moving_KL": True,
+    "kl_strategy": "dual_moving",
     "update_ref_model_step": 4,
 }
 KINDS = {

@@ -40,7 +40,7 @@ INTERVAL = {
     "cfg_scale": 2.0,
     "guidance_interval": "0.6:0.95",
     "batched_forward": False,
-    "use_moving_KL": False,
+    "kl_strategy": "dual_fixed",
 }
 GUIDED_ANCHOR = {"objective": "nft", "random_weights": False, "cfg_scale": 1.0, "anchor_cfg_scale": 3.0}
 COMPARED = ("reward/mean", "reward/std", "loss/policy", "kl/position", "policy/log_prob", "weights")

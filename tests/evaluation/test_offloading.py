@@ -115,6 +115,7 @@ def test_small_gpus_offload_in_groups_by_default(monkeypatch, given, gigabytes, 
     assert resolve(Offloading(*given), torch.device("cuda" if gigabytes else "cpu")) == Offloading(*used)
 
 
+@pytest.mark.slow
 def test_offloaded_models_stay_on_the_cpu_between_stages_and_fit_small_gpus():
     gib = counted("tests.fake_cuda.generation")
     assert gib["encoding"] < 1.6, "embedding, one layer and the activations"

@@ -72,6 +72,7 @@ def original(folder, monkeypatch, head_dim):
     return ["--model_path", tiny_checkpoint.write_original(folder / "ckpts"), "--transformer_version", "480p_t2v"]
 
 
+@pytest.mark.slow
 def test_sageattention_computes_the_attention_of_the_blocks_and_no_other(tmp_path, monkeypatch, package, make):
     model = original(tmp_path, monkeypatch, 64)
     expected, record = make(*model)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hyvideo.config.command_line import load_config
+from hyvideo.data.prompts import read_requests
 from hyvideo.data.videos import write_video
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation import parts
@@ -279,7 +280,9 @@ NOT_READ_WITH = {
 def test_a_validation_is_read_only_with_the_settings_that_made_it(validated):
     def is_read(**changes):
         config = validated_config(validated.output.parent).with_settings(**changes)
-        return bool(Validation(config, validated.mesh, validated.pipeline, validated.encoder, None).measures(0))
+        requests = read_requests(*config.data.valid_video_csv)
+        validation = Validation(config, validated.mesh, validated.pipeline, validated.encoder, None, requests)
+        return bool(validation.measures(0))
 
     assert is_read() and is_read(**READ_WITH)
     assert not [name for name, value in NOT_READ_WITH.items() if is_read(**{name: value})]

@@ -81,6 +81,7 @@ def test_measurement_keeps_the_settings_of_the_run(tiny_config):
     assert (config.rollout.eta, config.rollout.sde_type) == (run.rollout.eta, run.rollout.sde_type)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_can_be_measured(tiny_config, mesh):
     run = tiny_config.with_settings(max_steps=1, learning_rate=1e-2)
     trained = Trainer(run, mesh, CPU)

@@ -139,6 +139,7 @@ def test_an_anchor_swapped_in_place_uses_the_same_graph(mesh, backend):
     assert counters["stats"]["unique_graphs"] == graphs == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["eager", INDUCTOR])
 def test_an_adapter_is_compiled_with_its_block(mesh, backend):
     model, plain = small(), small()

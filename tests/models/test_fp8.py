@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from hyvideo.data.prompts import Request
+from hyvideo.data.prompts import Request, read_requests
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.parallelize import parallelize
 from hyvideo.distributed.sharded_tensors import fill_shards
@@ -153,7 +153,14 @@ def test_ratios_of_fresh_rollouts_are_exactly_1_and_the_base_never_changes(tiny_
     before = {name: (w.dequantize() if hasattr(w, "qdata") else w).clone() for name, w in base.items()}
     assert any(hasattr(weight, "qdata") for weight in base.values())
     validated = config.with_settings(valid_video_csv=config.data.prompts_csv)
-    validation = Validation(validated, mesh, trainer.run.pipeline, trainer.run.encoder, trainer.run.scorer)
+    validation = Validation(
+        validated,
+        mesh,
+        trainer.run.pipeline,
+        trainer.run.encoder,
+        trainer.run.scorer,
+        read_requests(*validated.data.valid_video_csv),
+    )
     assert validation.made_with["base_weight_dtype"] == "fp8"
     for _ in range(2):
         trainer.iteration += 1

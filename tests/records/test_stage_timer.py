@@ -83,7 +83,7 @@ def test_the_timeline_has_what_runs_during_the_iteration(monkeypatch, tmp_path):
         ("NVIDIA H200", 989),
         ("NVIDIA A100-SXM4-80GB", 312),
         ("NVIDIA A100 80GB PCIe", 312),
-        ("NVIDIA RTX 6000 Ada Generation", 362),
+        ("NVIDIA RTX 6000 Ada Generation", 364),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 0),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", 0),
         ("NVIDIA L40", 0),

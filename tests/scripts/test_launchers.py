@@ -105,6 +105,7 @@ def free_port():
         return server.getsockname()[1]
 
 
+@pytest.mark.slow
 def test_two_nodes_train_one_run(start_real, tmp_path):
     out = tmp_path / "run with spaces"
     flags = ["--config", "configs/smoke.yaml", "--max_steps", "1", "--output_dir", out, "--batch_size", "4"]

@@ -8,8 +8,10 @@ import torch
 from hyvideo.config.command_line import load_config, parse
 from hyvideo.config.identity import named_files
 from hyvideo.config.objectives import OBJECTIVES, Traits, label_of, objective_class, traits_of
+from hyvideo.config.plan_text import describe
 from hyvideo.config.rules import check
-from hyvideo.config.run_plan import describe, make_plan
+from hyvideo.config.run_inputs import RunInputs
+from hyvideo.config.run_plan import make_plan
 from hyvideo.config.without_effect import settings_without_effect
 from hyvideo.trainer import Trainer
 from tests.forked import ROOT
@@ -176,14 +178,12 @@ def test_plan_and_notes_name_a_custom_objective(file, tiny_config):
     plan = make_plan(config)
     assert plan.num_trained_steps == 3
     assert f"objective              {file}:Mine, 3 noise levels per rollout" in describe(config, plan)
-    notes = "\n".join(settings_without_effect(config, plan, 1))
-    assert f"clip_range: objective {file}:Mine, which has no ratio" in notes
-    assert f"timestep_fraction: objective {file}:Mine, which trains noise levels" in notes
+    notes = "\n".join(settings_without_effect(RunInputs(config, 1)))
+    assert f"clip_range 0.2: objective {file}:Mine has no ratio" in notes
     config = config.with_settings(objective=f"{file}:LikelihoodRatio")
     plan = make_plan(config)
     assert plan.num_trained_steps == round(plan.stochastic_steps * 0.5)
     assert f"objective              {file}:LikelihoodRatio\n" in describe(config, plan) + "\n"
-    assert "timestep_fraction" not in "\n".join(settings_without_effect(config, plan, 1))
     assert traits_of(f"{file}:Mine") == Traits("levels") and label_of(f"{file}:Mine") == "Mine"
 
 

@@ -41,6 +41,7 @@ def train_twice(folder):
     return found
 
 
+@pytest.mark.slow
 def test_a_deterministic_run_works_and_has_the_same_results_on_a_cpu(tmp_path):
     (((plain, before), (deterministic, after)),) = launch(f"{__name__}:train_twice", 1, str(tmp_path))
     assert before == {"algorithms": False, "cudnn": False, "cublas": None, "filled": True}

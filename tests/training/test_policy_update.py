@@ -214,7 +214,7 @@ def test_the_position_kl_at_drawn_steps_is_unbiased(tiny_config, mesh, settings)
 def test_a_run_makes_as_many_forward_passes_as_the_planner_predicts(tiny_config, mesh, settings, anchor):
     """In iteration 2 the anchor differs from the policy. With several updates, nft also needs old velocities."""
     recomputing = {"enable_gradient_checkpointing": True, "activation_checkpointing": "selective"}
-    config = tiny_config.with_settings(**{"use_moving_KL": False} | recomputing | settings)
+    config = tiny_config.with_settings(**{"kl_strategy": "dual_fixed"} | recomputing | settings)
     (_, metrics), trainer = run(config, mesh, iterations=2)
     architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
     planned = PlannedRun(config, 1, architecture)

@@ -302,7 +302,7 @@ class Exposure(Fixed):
 def test_the_error_reports_a_diverged_policy(tiny_config, mesh):
     config = tiny_config.with_settings(learning_rate=1e20, num_updates_per_rollout=2, max_steps=3, lora_rank=2)
     message = (
-        "of iteration 2 are missing.*The policy has diverged: loss or gradient last left the usual range in iteration 1"
+        "of iteration 2 are missing.*The policy has diverged: loss or gradient left the usual range in iteration 1"
     )
     with pytest.raises(TooManyMissingRewards, match=message):
         Trainer(config, mesh, CPU, scorers={"test": Exposure()}).train()

@@ -168,6 +168,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layouts", [["sequence parallelism of 2, FSDP"], pytest.param(list(LAYOUTS), marks=pytest.mark.slow)]
 )

@@ -2,7 +2,7 @@
 
 import math
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import SimpleNamespace
 
@@ -13,7 +13,7 @@ from hyvideo.config.run_plan import Plan, make_plan
 from hyvideo.config.sections import RecordSettings
 from hyvideo.config.settings import Config
 from hyvideo.data.outside import find_path
-from hyvideo.data.prompts import read_requests
+from hyvideo.data.prompts import PromptFiles
 from hyvideo.models.sizes import Sizes
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -33,6 +33,7 @@ class PlannedRun:
     architecture: Sizes
     text_tokens: int = 300  # of the longest prompt
     hardware: Hardware = Hardware()
+    files: PromptFiles = field(default_factory=PromptFiles, compare=False)
 
     @cached_property
     def settings(self) -> SimpleNamespace:
@@ -115,7 +116,12 @@ class PlannedRun:
         """Prompts for training and validation, in the files that exist. Raises ValueError for an invalid file."""
         data = self.config.data
         paths = dict.fromkeys([*data.prompts_csv, *data.valid_video_csv])
-        return len(read_requests(*(path for path in paths if os.path.isfile(find_path(path)))))
+        return len(self.files.read(path for path in paths if os.path.isfile(find_path(path))))
+
+    @cached_property
+    def num_validated(self) -> int:
+        """Prompts for validation. Raises ValueError for an invalid file."""
+        return len(self.files.read(self.config.data.valid_video_csv))
 
     @property
     def rollouts_per_replica(self) -> int:

@@ -74,6 +74,7 @@ def test_the_disk_space_is_that_of_checkpoints_prompts_videos_and_logs():
     assert without["videos and logs"] == pytest.approx(300 * 2e4 + 1e7)
 
 
+@pytest.mark.slow
 def test_a_run_writes_about_as_many_videos_and_logs_as_planned(tiny_config, mesh, tmp_path):
     """The miniature's videos are enlarged, so only their number is compared."""
     config = tiny_config.with_settings(

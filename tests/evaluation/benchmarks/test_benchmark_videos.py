@@ -34,6 +34,7 @@ def run(capsys, *arguments):
     return capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_two_ranks_share_the_videos_and_a_restart_makes_missing_ones(tmp_path, tiny_config, capsys):
     ends = start(2, "-m", "scripts.benchmark_videos", *words(tmp_path, policies=["base"]))
     assert [end.exception() for end in ends] == [None, None]

@@ -62,6 +62,7 @@ def test_an_invalid_policy_raises_value_error(words, message):
         read_policies(words, Config())
 
 
+@pytest.mark.slow
 def test_two_processes_generate_all_policies_from_the_same_noise(tmp_path, tiny_config):
     """The process with fewer videos waits for the other one for longer than `collective_timeout`."""
     transformer = load_transformer("assets/miniature", "miniature", random_weights_seed=RANDOM_WEIGHTS_SEED)

@@ -74,6 +74,7 @@ def test_only_the_key_reveals_the_method(study, folders):
         assert (study.folder / file).read_bytes() == Path(source).read_bytes()
 
 
+@pytest.mark.slow
 def test_all_videos_are_compressed_again_if_one_has_metadata(folders, tmp_path):
     """Otherwise its metadata, or that only its method's videos are compressed twice, would reveal the method."""
     methods = {name: shutil.copytree(folder, tmp_path / name) for name, folder in folders.items()}

@@ -290,6 +290,7 @@ def one_process(tmp_path_factory):
     return folder, watched_run(str(folder), {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"batch_size": 4}, pytest.param({"sp_size": 2}, marks=pytest.mark.slow)])
 def test_two_processes_measure_and_stop_like_one(tmp_path, one_process, settings):
     """Data parallel and sequence parallel: all videos are measured, and both ranks raise the same error."""

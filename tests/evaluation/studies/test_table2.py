@@ -27,6 +27,7 @@ def reproduce(exit_code, tiny_config, forked_programs):
     return run
 
 
+@pytest.mark.slow
 def test_two_cells_are_trained_once_and_evaluated_like_validation(reproduce, tmp_path, capfd):
     out, methods = tmp_path / "table", ["--methods", "flow_grpo", "sage_grpo"]
     assert reproduce("--out", out, *methods, "--only_cell", "B-sage_grpo-none-eq-seed0") == 0

@@ -65,6 +65,7 @@ def test_the_shipped_reward_model_predicts_the_true_scores():
         assert torch.corrcoef(torch.stack([given[:, dimension], truth[:, dimension]]))[0, 1] > 0.95
 
 
+@pytest.mark.slow
 def test_the_shipped_reward_model_ranks_the_rollouts_of_one_prompt():
     """Correlation of differences within groups of base policy videos, as GRPO uses; 0.94 when the model was built."""
     config, device = load_config("configs/miniature.yaml"), torch.device("cpu")

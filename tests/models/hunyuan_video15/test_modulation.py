@@ -129,6 +129,7 @@ def test_compiled_blocks_share_a_graph_per_kind(mesh):
 NFT = {"objective": "nft", "nft_levels": 2, "eta": 0.0, "num_updates_per_rollout": 2, "kl_weight": 0.3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

@@ -157,6 +157,7 @@ def test_the_miniature_scorer_passes(quick):
     assert {"answer", "dimensions", "repeat", "batch"} <= found.keys() and ("order" in found) != quick
 
 
+@pytest.mark.slow
 def test_videoalign_passes_in_bf16():
     scorer = VideoAlignScorer(GOLDEN / "VideoReward", base=GOLDEN / "base")
     video, fps = read_video(GOLDEN / "videos" / "a_24fps_81f_96x160.mp4")

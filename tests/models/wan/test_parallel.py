@@ -33,6 +33,7 @@ def compare_split(num_processes):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_processes", [2, 3])
 def test_velocity_and_gradients_on_two_and_three_ranks_match_one_process(num_processes):
     for found in launch(f"{MODULE}:compare_split", num_processes, num_processes):

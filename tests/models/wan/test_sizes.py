@@ -135,6 +135,7 @@ def bytes_of_input(version):
     return 32_760 * released(version).width * 2
 
 
+@pytest.mark.slow
 @VERSION
 def test_predicted_activation_memory_matches_the_counted_bytes(counted, version):
     kept = activations.kept_bytes(one_block(version, "all", enable_gradient_checkpointing=False))

@@ -143,6 +143,7 @@ def test_activation_checkpointing_gives_bit_identical_gradients(mesh, kind):
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "recompute, backend",
     [

@@ -84,6 +84,7 @@ def num_waiting(url):
     return int(dict(line.split() for line in text.splitlines())["reward_waiting"])
 
 
+@pytest.mark.slow
 def test_sixty_waiting_requests_do_not_block_other_routes():
     scorer = HeldScorer()
     with running(scorer) as url, ThreadPoolExecutor(60) as pool:

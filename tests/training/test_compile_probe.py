@@ -88,13 +88,13 @@ def test_the_probe_runs_blocks_with_the_batches_of_the_update(
 ):
     """Another batch size, one or several, would be compiled for the probe alone."""
     found = []
-    velocity = GRPOPipeline.velocity
+    velocity_at_steps = GRPOPipeline.velocity_at_steps
 
-    def recorded(pipeline, latents, timestep, conditions):
+    def recorded(pipeline, latents, schedule, steps, conditions):
         found.append(len(latents))
-        return velocity(pipeline, latents, timestep, conditions)
+        return velocity_at_steps(pipeline, latents, schedule, steps, conditions)
 
-    monkeypatch.setattr(GRPOPipeline, "velocity", recorded)
+    monkeypatch.setattr(GRPOPipeline, "velocity_at_steps", recorded)
     trainer_of(tiny_config, mesh, "eager", batched_forward=batched, mini_batch_size_per_update=2)
     assert set(found) == {batch_size}
 

@@ -18,14 +18,25 @@ PROMPTS = [HOSTILE, *(f"prompt {k}" for k in range(7))]
 CPU = torch.device("cpu")
 
 
-def record_run(folder, *, gains=(0.2, 0.3), sharpness=0.0, missing=0, clocks=(10.0, 20.0, 30.0), last=2, **settings):
-    """Write three iterations, with a validation of every prompt before and after; the gains are used in turn.
+def record_run(
+    folder,
+    *,
+    gains=(0.2, 0.3),
+    sharpness=0.0,
+    missing=0,
+    clocks=(10.0, 20.0, 30.0),
+    last=2,
+    validations=(0, 3),
+    **settings,
+):
+    """Write three iterations, with validations of every prompt; the gains are used in turn.
 
     Args:
         sharpness: Shift of a held-out metric, in base standard deviations.
         missing: Number of missing rewards in iteration 2.
         clocks: Seconds since the start of the process at the end of each iteration.
         last: Number of the last video with an mp4 file.
+        validations: Iterations with a validation; the gains grow linearly up to iteration 3.
     """
     config = load_config("configs/smoke.yaml", output_dir=str(folder), **settings)
     folder.mkdir(parents=True)
@@ -44,10 +55,11 @@ def record_run(folder, *, gains=(0.2, 0.3), sharpness=0.0, missing=0, clocks=(10
     seconds = time.perf_counter()
     spans = [("rollout", (seconds, seconds + 5)), ("scoring", (seconds + 1, seconds + 3)), ("writing", (seconds,))]
     write_timeline(folder, 3, seconds, spans)
-    for iteration, share in ((0, 0), (3, 1)):
+    for iteration in validations:
+        share = iteration / 3
         place = folder / "samples" / f"{iteration:06d}"
         rewards = [0.1 * k + share * gains[k % len(gains)] for k in range(len(PROMPTS))]
-        clips = {k: torch.full((9, 3, 32, 32), 20 * k + 100 * share, dtype=torch.uint8) for k in range(last + 1)}
+        clips = {k: torch.full((9, 3, 32, 32), 20 * k + int(100 * share), dtype=torch.uint8) for k in range(last + 1)}
         names = write_videos(place, clips, 8.0)
         scored = [Reward(reward, {"VQ": reward}) for reward in rewards]
         entries = [

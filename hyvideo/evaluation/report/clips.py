@@ -82,6 +82,11 @@ def poster(file: Path, digest: str) -> bytes:
     return _poster(file, digest)
 
 
+def digest_of(content: bytes) -> str:
+    """Return a short digest."""
+    return hashlib.blake2b(content, digest_size=8).hexdigest()
+
+
 def fair_share(sizes: Iterable[int], room: int) -> int:
     """Return the largest share of ``room`` for which ``sum(min(size, share)) <= room``."""
     ascending = sorted(sizes)

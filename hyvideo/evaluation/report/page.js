@@ -1,5 +1,4 @@
 // Curves of the report: rewards, trust region, health and cost over training.
-const BACKGROUND = ["scoring", "writing"];  // stages that run beside the others
 const NO_CURVE = /^(iteration|update|validation\/|time\/|perf\/)/;  // metrics that have a plot of another kind, or none
 
 /** Options of a curve over training: logarithmic axes, if they are selected and the values allow it. */
@@ -9,6 +8,9 @@ function axes(data, options = {}) {
   const x = byId("log-x").checked ? { type: "log" } : {};
   return { ...options, xaxis: { ...options.xaxis, ...x }, yaxis: { ...options.yaxis, ...y } };
 }
+
+/** Lines that a legend may name without taking the room of the plot. */
+const mostInLegend = () => (innerWidth < 600 ? 4 : 12);
 
 const drawnMetrics = new Set();  // names of the metrics that have a plot
 
@@ -120,7 +122,7 @@ function drawShifts() {
   }
   data.sort((a, b) => a.showlegend - b.showlegend);  // the highlighted lines above
   const limit = (y) => ({ type: "line", xref: "paper", x0: 0, x1: 1, y0: y, y1: y });
-  const hasLegend = data.filter((each) => each.showlegend).length <= 12;
+  const hasLegend = data.filter((each) => each.showlegend).length <= mostInLegend();
   draw("#held-out .plots", "Shift relative to the limit", data, { shapes: [limit(1), limit(-1)], height: 380, showlegend: hasLegend, yaxis: { zeroline: true }, unit: "allowed shifts", hovermode: "closest" });
 }
 
@@ -142,7 +144,7 @@ function drawPareto() {
   const found = heldOutScores(), select = byId("held");
   byId("pareto").hidden = !found.size;
   if (!found.size) return;
-  if (!select.length) for (const name of found.keys()) select.append(element("option", name));
+  fillSelect(select, [...found.keys()]);
   const name = select.value, value = found.get(name), isUnseen = name === "unseen/reward";
   const rewards = new Map();
   for (const [run, content] of shownRuns()) rewards.set(content.reward, [...(rewards.get(content.reward) ?? []), [run, content]]);
@@ -169,7 +171,7 @@ function drawFront(runs, trained, reward, name, value) {
   const points = data.flatMap(({ x, y }) => x.map((each, place) => [each, y[place]]));
   const front = points.filter(([x, y]) => !points.some(([a, b]) => a >= x && b >= y && (a > x || b > y))).sort((a, b) => a[0] - b[0]);
   data.push({ type: "scatter", mode: "lines", name: "Pareto front", x: front.map(([x]) => x), y: front.map(([, y]) => y), line: { color: CSS("--quiet"), dash: "dot", width: 2, shape: "vh" }, hoverinfo: "skip" });
-  draw("#pareto .plots", trained ? `Trained reward and held-out score, ${trained}` : "Trained reward and held-out score", data.filter(({ x }) => x.length), { height: 380, showlegend: data.length < 14, x: `${reward} (trained)`, yaxis: { title: { text: `${plain(name)} (held out)` } } });
+  draw("#pareto .plots", trained ? `Trained reward and held-out score, ${trained}` : "Trained reward and held-out score", data.filter(({ x }) => x.length), { height: 380, showlegend: data.length <= mostInLegend(), x: `${reward} (trained)`, yaxis: { title: { text: `${plain(name)} (held out)` } } });
 }
 
 // --- plots of one run at a time ---------------------------------------------------------------------------------------
@@ -202,25 +204,6 @@ function drawSteps(run) {
     draw("#steps .plots", title, [map], { height: 280, xaxis: { showgrid: false }, yaxis: { title: { text: "denoising step" }, autorange: "reversed", dtick: steps > 20 ? 5 : 1, showgrid: false } });
   }
   byId("no-steps").hidden = Boolean(document.querySelector("#steps figure"));
-}
-
-/** Stages of one iteration, one row each, in the order of their first start. */
-function drawTimeline(section, { iteration, spans }) {
-  const ordered = [...spans].sort((a, b) => a[1] - b[1]);
-  const rows = [...new Set(ordered.map(([stage]) => stage))];
-  const bars = [["one after the other", (stage) => !BACKGROUND.includes(stage)], ["in the background", (stage) => BACKGROUND.includes(stage)]].map(([name, isIn], place) => {
-    const own = ordered.filter(([stage]) => isIn(stage));
-    return {
-      type: "bar", orientation: "h", name, meta: name, y: own.map(([stage]) => stage), base: own.map(([, start]) => start), x: own.map(([, start, end]) => end - start),
-      marker: { color: colourOf(place), line: { width: 0 } }, hovertemplate: "%{y}: %{x:.3g} s, from %{base:.3g} s<extra></extra>",
-    };
-  }).filter((each) => each.y.length);
-  const seconds = (stage) => number(Number(spans.reduce((sum, [each, start, end]) => sum + (each === stage) * (end - start), 0).toFixed(2)));
-  draw(section, "Timeline of one iteration", bars, {
-    barmode: "overlay", bargap: 0.25, height: 110 + 24 * rows.length, legend: { orientation: "h", y: -56 / (24 * rows.length), yanchor: "top", font: { size: 11 } },
-    x: `seconds since the start of iteration ${iteration}`, xaxis: { rangemode: "tozero" },
-    yaxis: { categoryorder: "array", categoryarray: rows, tickvals: rows, ticktext: rows.map((stage) => `${stage}, ${seconds(stage)} s`), autorange: "reversed", showgrid: false },
-  });
 }
 
 const HISTOGRAMS = { "quantiles/reward": ["Rewards of the rollouts", "reward"], "quantiles/advantage": ["Advantages of the rollouts", "advantage"] };

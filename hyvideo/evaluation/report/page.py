@@ -67,13 +67,31 @@ def report_page(found: Comparison, place: Path) -> str:
     return _filled(found, data, clips, rows, place)
 
 
-def served_page(found: Comparison) -> tuple[str, Clips]:
-    """Return the text of a page of runs that links to Plotly and videos, and the videos that the server must have."""
+def served_page(
+    found: Comparison, *, stamp: str, statuses: Mapping[str, str], problems: Mapping[str, str]
+) -> tuple[str, Clips]:
+    """Return the text of a page of runs that links to Plotly and videos, and the videos that the server must have.
+
+    Args:
+        stamp: Text that changes with the page; the browser asks with it whether the page has changed.
+        statuses: Whether each run is running.
+        problems: Why runs cannot be read, by name.
+    """
     clips = link(chain(compared_files(found.runs.values()), files_between(found.runs.values())))
-    return _filled(found, comparison_data(found), clips, [], None), clips
+    data = comparison_data(found) | {"stamp": stamp}
+    for name, status in statuses.items():
+        data["runs"][name]["status"] = status
+    return _filled(found, data, clips, [], None, problems), clips
 
 
-def _filled(found: Comparison, data: dict, clips: Clips, rows: list[list[dict | None]], place: Path | None) -> str:
+def _filled(
+    found: Comparison,
+    data: dict,
+    clips: Clips,
+    rows: list[list[dict | None]],
+    place: Path | None,
+    problems: Mapping[str, str] | None = None,
+) -> str:
     videos = {name: compared_videos(run, clips, place) for name, run in found.runs.items()}
     note = videos_note(videos)
     if len(videos) > MAX_DETAILED_RUNS:
@@ -98,6 +116,7 @@ def _filled(found: Comparison, data: dict, clips: Clips, rows: list[list[dict | 
         plotly="" if place is None else packed_plotly(),
         num_matched=len(rows),
         videos_note=note,
+        problems=problems or {},
     )
 
 

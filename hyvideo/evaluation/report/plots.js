@@ -86,11 +86,11 @@ function isStill(data) {
 
 /**
  * Draws a plot, or updates the one of this title. `x` names the horizontal axis, by default the chosen one, which plots
- * share; `unit` the vertical axis; `note` follows the title.
+ * share; `unit` the vertical axis; `note` follows the title; a constant is drawn only if it `isKept`.
  */
-function draw(section, title, data, { x, unit = "", note = "", xaxis = {}, yaxis = {}, height = 230, ...layout } = {}) {
+function draw(section, title, data, { x, unit = "", note = "", isKept = false, xaxis = {}, yaxis = {}, height = 230, ...layout } = {}) {
   if (!data.length) return;
-  if (isStill(data)) return still.set(title, data.map((trace) => `${data.length > 1 ? trace.name + " " : ""}${number((trace.y ?? trace.z.flat()).find(Number.isFinite))}`).join(", "));
+  if (!isKept && isStill(data)) return still.set(title, data.map((trace) => `${data.length > 1 ? trace.name + " " : ""}${number((trace.y ?? trace.z.flat()).find(Number.isFinite))}`).join(", "));
   const box = document.querySelector(section);
   let plot = [...box.querySelectorAll(".plot")].find((each) => each.dataset.title === title);
   if (!plot) {

@@ -6,10 +6,36 @@ function colourSwatches() {
 }
 
 function drawVideos() {
+  drawnClips = clipsOf();
   drawSlider();
   drawGallery();
   drawPrompts();
   drawGlance();
+}
+
+/** Options of a select, without losing the selected one. */
+function fillSelect(select, values) {
+  const { value } = select;
+  select.replaceChildren(...values.map((each) => element("option", each)));
+  if (values.includes(value)) select.value = value;
+}
+
+/** What the gallery shows; it is drawn again only if this has changed, because that restarts the videos. */
+const clipsOf = () => JSON.stringify(cardRuns().map(([name, run]) => [name, run.videos.map(({ entries }) => Object.values(entries).map(({ clip }) => clip))]));
+
+let drawnClips = "";
+
+/** Draws the page again from new data. */
+function redrawAll() {
+  if (!RUNS.length) return;
+  if (byId("run")) fillSelect(byId("run"), RUNS.map(([name]) => name));
+  if (byId("runs-table")) {
+    drawFilters();
+    drawTable();
+  }
+  colourSwatches();
+  if (clipsOf() !== drawnClips) drawVideos();
+  drawCurves();
 }
 
 /** Draws everything that depends on the selected runs. */
@@ -34,7 +60,9 @@ if (RUNS.length) {
     if (event.key === "j") selectValidation(-1);
     if (event.key === "l") selectValidation(1);
   });
+  if (byId("run")) fillSelect(byId("run"), RUNS.map(([name]) => name));
   if (byId("runs-table")) startTable();
   drawRuns();
 }
+if (DATA.served) startRefresh();
 if (DATA.rows.length) drawFolders();

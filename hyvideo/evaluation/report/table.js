@@ -10,18 +10,19 @@ const timesEach = (run) => (run.iterations ? (run.seconds * run.processes) / (ru
 function columns() {
   const several = new Set(RUNS.map(([, run]) => run.reward)).size > 1;
   return [
-    ...(several ? [{ key: "reward", title: "Reward", value: (run) => run.reward, isText: true }] : []),
+    ...(DATA.served ? [{ key: "status", title: "Status", value: (run) => run.status, isText: true }] : []),
     { key: "verdict", title: "Verdict", value: (run) => VERDICTS[run.verdict], isText: true },
     { key: "gain", title: "Gain", value: (run) => run.gain?.mean ?? NaN, write: signed },
     { key: "low", title: "95 % interval", value: (run) => run.gain?.low ?? NaN, of: (run) => (Number.isFinite(run.gain?.low) ? `${signed(run.gain.low)} to ${signed(run.gain.high)}` : "–") },
+    ...(several ? [{ key: "reward", title: "Reward", value: (run) => run.reward, isText: true }] : []),
     { key: "before", title: "Before", value: (run) => run.before ?? NaN, write: format },
     { key: "after", title: "After", value: (run) => run.after ?? NaN, write: format },
     ...DATA.settings.map((name) => ({ key: `setting ${name}`, title: name, value: (run) => settingValue(run.settings[name]), of: (run) => run.settings[name], isText: true, isSetting: true })),
     { key: "iterations", title: "Iterations", value: (run) => run.iterations, of: (run) => (run.iterations < run.maxSteps ? `${run.iterations} of ${run.maxSteps}` : String(run.iterations)) },
     { key: "total", title: "Rollouts", value: (run) => run.rollouts * run.iterations, write: (value) => Math.round(value).toLocaleString("en-US") },
     { key: "seconds", title: "Time", value: (run) => run.seconds, write: duration },
-    { key: "each", title: "Process time per rollout", value: timesEach, write: (value) => (Number.isFinite(value) ? duration(value) : "–") },
-    { key: "forwards", title: "Forward passes per rollout", value: (run) => run.forwards ?? NaN, write: number },
+    { key: "each", title: "Time per rollout", value: timesEach, write: (value) => (Number.isFinite(value) ? duration(value) : "–") },
+    { key: "forwards", title: "Passes per rollout", value: (run) => run.forwards ?? NaN, write: number },
     { key: "memory", title: "Peak GiB", value: (run) => run.memory ?? NaN, write: number },
     { key: "missing", title: "Failed rewards", value: (run) => run.missing, write: number },
     { key: "skipped", title: "Skipped updates", value: (run) => run.skipped, write: number },

@@ -5,7 +5,6 @@
 
 import base64
 import gzip
-import json
 import os
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from urllib.parse import quote as quote_url
 from urllib.parse import unquote
 
 from jinja2 import TemplateError
+from jinja2.utils import htmlsafe_json_dumps
 
 from hyvideo.config.settings import Config
 from hyvideo.data.templates import fill
@@ -31,8 +31,8 @@ REPORT_FILE = "report.html"
 MAX_PAGE_BYTES = 10_000_000
 MARKUP_BYTES = 700_000  # of a page, for everything but Plotly, data and videos
 MIN_POINTS = 100  # of a curve, however many runs there are
-MAX_POINTS_OF_ALL = 7_500  # points of a metric, in all runs
-MAX_VALIDATIONS = 200  # points of a curve over validations
+MAX_POINTS_OF_ALL = 5_000  # points of a metric, in all runs
+MIN_VALIDATIONS = 50  # points of a curve over validations, however many runs there are
 NUM_EXTREMES = 4  # worst and best videos that are each included before a random sample
 MAX_DETAILED_RUNS = 8  # with more runs, the page lists only the videos that it shows
 SHOWN = ("prompt", "image", "seed", "file")  # entries of a generated video
@@ -61,7 +61,7 @@ def report_page(found: Comparison, place: Path) -> str:
     """Return the text of a page in the folder ``place``, with everything embedded."""
     rows = match_videos([*found.videos.values()])
     data = comparison_data(found)
-    room = MAX_PAGE_BYTES - MARKUP_BYTES - len(packed_plotly()) - len(json.dumps(data))
+    room = MAX_PAGE_BYTES - MARKUP_BYTES - len(packed_plotly()) - len(as_script(data))
     files = alternate(compared_files(found.runs.values()), map(_files, rows))
     clips = embed(chain(files, files_between(found.runs.values())), min(MAX_CLIP_BYTES, 3 * room // 4))
     return _filled(found, data, clips, rows, place)
@@ -112,12 +112,18 @@ def _filled(
         found=found,
         runs=found.runs,
         data=data,
+        script=as_script(data),
         defaults_of=Config.of_version,
         plotly="" if place is None else packed_plotly(),
         num_matched=len(rows),
         videos_note=note,
         problems=problems or {},
     )
+
+
+def as_script(data: dict) -> str:
+    """Return data as JSON for a script element; no text in it can end the element."""
+    return htmlsafe_json_dumps(data, separators=(",", ":"))
 
 
 @cache
@@ -140,7 +146,7 @@ def comparison_data(found: Comparison) -> dict:
     runs = {}
     for name, run in found.runs.items():
         sweep = sweeps[name]
-        runs[name] = page_data(run) | {
+        runs[name] = page_data(run, max(MIN_VALIDATIONS, points_each(len(configs)) // 2)) | {
             "group": groups[name],
             "sweep": sweep.name if sweep else "",
             "settings": {setting: setting_text(configs[name].flat()[setting]) for setting in settings},
@@ -148,10 +154,11 @@ def comparison_data(found: Comparison) -> dict:
     return {"runs": runs, "scores": found.scores, "settings": settings}
 
 
-def page_data(run: Run) -> dict:
-    """Return the data that the page draws of a run, except its videos."""
+def page_data(run: Run, max_validations: int) -> dict:
+    """Return the data that the page draws of a run, except its videos, with at most so many of its validations."""
     series = run.series
-    kept = evenly_spaced(MAX_VALIDATIONS - 1, len(run.history) - 1) + [len(run.history) - 1] if run.history else []
+    last = len(run.history) - 1
+    kept = [*evenly_spaced(max_validations - 1, last), last] if run.history else []
     history = [run.history[row] for row in kept]
     shifts = [{shift.name: shift.shift / shift.allowed for shift in run.shifts[row]} for row in kept]
     return {
@@ -193,7 +200,7 @@ def by_name(rows: Sequence[Mapping[str, float | None]]) -> dict[str, list[float 
 
 
 def _short(value: float | None) -> float | None:
-    return float(f"{value:.5g}") if isinstance(value, int | float) else None
+    return float(f"{value:.4g}") if isinstance(value, int | float) else None
 
 
 # --- videos -----------------------------------------------------------------------------------------------------------

@@ -8,14 +8,18 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
+
+from hyvideo.records.run_files import evenly_spaced
 
 SPIKE = 10.0  # gradient norm divided by its recent median
 IS_PEAK = re.compile("max|peak|spike|norm|missing|skipped|zero_groups|first_deviation")  # metrics shown by the maximum
 NUM_RECENT = 20  # iterations over which the speed is measured
-NUM_COLUMNS = 200  # columns of a heat map of lists, such as metrics by denoising step
+MIN_COLUMNS = 40  # of a heat map of lists, such as metrics by denoising step, however many runs there are
 DIGITS = 5  # significant digits of a point
+LIST_DIGITS = 3
 
 
 @dataclass(frozen=True)
@@ -50,8 +54,8 @@ class Series:
 
 def read_series(lines: Sequence[dict], max_points: int) -> Series:
     """Return the series of the lines of metrics.jsonl, with at most ``max_points`` points in a curve."""
-    names = dict.fromkeys(name for line in lines for name, value in line.items() if isinstance(value, int | float))
-    values = {name: np.array([_number(line.get(name)) for line in lines]) for name in names}
+    columns, lists = _columns_of(lines)
+    values = {name: np.array(column, dtype=float) for name, column in columns.items()}  # None becomes NaN
     iterations = [line["iteration"] for line in lines]
     seconds = np.cumsum([line["time/iteration"] for line in lines]) if lines else np.zeros(0)
     per_point = max(1, math.ceil(len(lines) / max_points))
@@ -66,7 +70,7 @@ def read_series(lines: Sequence[dict], max_points: int) -> Series:
         per_point=per_point,
         points=points,
         hours=[_rounded(seconds[end - 1] / 3600) for end in ends],
-        columns=_columns(lines),
+        columns=_thin_lists(iterations, lists, max(MIN_COLUMNS, max_points // 3)),
         totals={name: _total(each) for name, each in values.items() if np.isfinite(each).any()},
         restarts=restarts,
         spikes=[iteration for iteration, spike in zip(iterations, spikes) if spike > SPIKE],
@@ -75,15 +79,25 @@ def read_series(lines: Sequence[dict], max_points: int) -> Series:
     )
 
 
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else math.nan
+def _columns_of(lines: Sequence[dict]) -> tuple[dict[str, list], dict[str, list]]:
+    """Return the values of each metric in all lines: metrics that are numbers, and metrics that are lists."""
+    numbers = {}
+    lists = {}
+    for name in dict.fromkeys(chain.from_iterable(lines)):
+        column = [line.get(name) for line in lines]
+        first = next((value for value in column if value is not None), None)
+        if isinstance(first, list):
+            lists[name] = column
+        elif isinstance(first, int | float) or first is None:
+            numbers[name] = column
+    return numbers, lists
 
 
-def _rounded(value: float) -> float | None:
+def _rounded(value: float | None, digits: int = DIGITS) -> float | None:
     """Return a number with few digits, as an integer if it is one; None if it is not finite."""
-    if not math.isfinite(value):
+    if value is None or not math.isfinite(value):
         return None
-    rounded = float(f"{value:.{DIGITS}g}")
+    rounded = float(f"{value:.{digits}g}")
     return int(rounded) if rounded.is_integer() else rounded
 
 
@@ -109,18 +123,14 @@ def _total(values: np.ndarray) -> Total:
     return Total(sum=float(known.sum()), mean=float(known.mean()), largest=float(known.max()))
 
 
-def _columns(lines: Sequence[dict]) -> dict[str, list]:
+def _thin_lists(iterations: Sequence[int], lists: dict[str, list], max_columns: int) -> dict[str, list]:
     """Return the metrics that are lists, of evenly spaced iterations and the last one."""
-    names = dict.fromkeys(name for line in lines for name, value in line.items() if isinstance(value, list))
-    if not names:
+    if not lists:
         return {}
-    last = len(lines) - 1
-    rows = [number * last // NUM_COLUMNS for number in range(NUM_COLUMNS)] if last > NUM_COLUMNS else range(last)
-    chosen = [lines[row] for row in (*rows, last)]
-    found: dict[str, list] = {"iteration": [line["iteration"] for line in chosen]}
-    for name in names:
-        lists = [line.get(name) or [] for line in chosen]
-        found[name] = [[_rounded(_number(value)) for value in each] for each in lists]
+    rows = [*evenly_spaced(max_columns - 1, len(iterations) - 1), len(iterations) - 1]
+    found: dict[str, list] = {"iteration": [iterations[row] for row in rows]}
+    for name, column in lists.items():
+        found[name] = [[_rounded(value, LIST_DIGITS) for value in column[row] or []] for row in rows]
     return found
 
 

@@ -33,7 +33,7 @@ from hyvideo.evaluation.report.comparison import Comparison
 from hyvideo.evaluation.report.contents import MAX_POINTS, NOTES_FILES, Run, read_run
 from hyvideo.evaluation.report.gallery import short_names
 from hyvideo.evaluation.report.health import GpuHistory, find_checks, read_status, stall_text, status_text
-from hyvideo.evaluation.report.page import packed_plotly, page_data, points_each, served_page
+from hyvideo.evaluation.report.page import as_script, packed_plotly, page_data, points_each, served_page
 from hyvideo.records.stage_timer import TIMELINE_FILE
 
 MAX_DEPTH = 5  # of a run below the served folder
@@ -151,7 +151,7 @@ class Library:
         warnings = [text for text in (stall_text(run, status), run.hacking, *run.problems) if text]
         checks = find_checks(run)
         data = {
-            "runs": {name: page_data(run)},
+            "runs": {name: page_data(run, MAX_POINTS)},
             "checks": [{"title": check.title, "metric": check.metric} for check in checks],
             "gpus": self.gpus.as_json(),
             "served": True,
@@ -167,6 +167,7 @@ class Library:
             warnings=warnings,
             checks=checks,
             data=data,
+            script=as_script(data),
         )
 
 

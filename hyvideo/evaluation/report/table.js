@@ -1,7 +1,7 @@
 // Table of the runs: sorted, filtered by the settings that differ, runs of one recipe together, a sweep as one section.
 const VERDICTS = { better: "▲ improved", suspect: "! suspected hacking", unclear: "● unclear", worse: "▼ decreased", none: "– no comparison" };
 const sorting = { key: "run", isDown: false };
-const openSweeps = new Set();
+const openSweeps = new Map();  // whether the user has opened or closed a sweep
 
 const mean = (values) => (values.length ? values.reduce((a, b) => a + b) / values.length : NaN);
 const timesEach = (run) => (run.iterations ? (run.seconds * run.processes) / (run.rollouts * run.iterations) : NaN);
@@ -129,13 +129,13 @@ function drawTable() {
 /** The rows of a sweep under a row that opens and closes it; runs of no sweep have no such row. */
 function sectionOf(sweep, rows, all, isOnly) {
   const body = element("tbody"), names = rows.flatMap((row) => row.names);
-  const isOpen = !sweep || openSweeps.has(sweep) !== isOnly;
+  const isOpen = !sweep || (openSweeps.get(sweep) ?? isOnly);
   if (sweep) {
     const head = body.appendChild(element("tr", undefined, { className: "sweep" })), name = head.appendChild(element("th", undefined, { scope: "rowgroup", colSpan: all.length + 1 }));
     const button = element("button", `${isOpen ? "▾" : "▸"} sweep ${sweep}`, { type: "button" });
     button.setAttribute("aria-expanded", isOpen);
     button.addEventListener("click", () => {
-      openSweeps[openSweeps.has(sweep) ? "delete" : "add"](sweep);
+      openSweeps.set(sweep, !isOpen);
       drawTable();
     });
     const best = rows.filter(({ runs }) => runs.some((run) => run.gain)).map((row) => [mean(row.runs.filter((run) => run.gain).map((run) => run.gain.mean)), row]).sort((a, b) => b[0] - a[0])[0];

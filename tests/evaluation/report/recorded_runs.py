@@ -8,6 +8,7 @@ import torch
 from hyvideo.config.command_line import load_config
 from hyvideo.evaluation.reward_hacking.monitor import write_validation
 from hyvideo.evaluation.reward_hacking.rule import Dispersion, ValidationStats
+from hyvideo.grpo.metrics import quantiles
 from hyvideo.models.reward_models.rewards import Reward
 from hyvideo.records.metrics import MetricsWriter
 from hyvideo.records.run_files import score_entry, write_config, write_json, write_videos
@@ -50,6 +51,7 @@ def record_run(
             numbers |= {"advantage/zero_groups": 1.0, "update/skipped": 0.0, "grad/norm": grown, "grad/spike": 1.0}
             numbers |= {"time/iteration": 9.0, "time/update": 4.0, "time/rollout": 5.0, "time/since_start": clock}
             numbers |= {"perf/tflops/update": 2.0 * grown, "perf/mfu/update": 0.4 * grown}
+            numbers |= {"quantiles/reward": quantiles(torch.arange(8.0) + grown)}
             steps = {"by_step/kl": [0.1, 0.2, None], "by_step/ratio_mean": [1.0, 1.1, None]}
             writer.log(numbers | steps | {"by_step/ratio_max_deviation": [0.0, 0.2, None]}, iteration)
     seconds = time.perf_counter()

@@ -50,8 +50,8 @@ def test_totals_use_every_iteration_of_a_long_run():
 
 
 def test_lists_are_thinned_and_keep_the_first_and_the_last_iteration(monkeypatch):
-    monkeypatch.setattr(series, "NUM_COLUMNS", 4)
-    found = read_series(lines_of(100, by_step__kl=lambda k: [k, None]), 500)
+    monkeypatch.setattr(series, "MIN_COLUMNS", 5)
+    found = read_series(lines_of(100, by_step__kl=lambda k: [k, None]), 12)
     assert found.columns["iteration"] == [1, 25, 50, 75, 100]
     assert found.columns["by_step/kl"][-1] == [100, None] and "by_step/kl" not in found.points
 

@@ -12,14 +12,17 @@ Each video's settings are saved beside it as JSON. Ignored flags of the public r
 
 import argparse
 import os
+import signal
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 from hyvideo.config import processes
-from hyvideo.config.command_line import flag_options, read_settings, truth
+from hyvideo.config.command_line import flag_options, read_settings
 from hyvideo.config.reference_flags import add_flags, meanings, print_ignored, table, with_flags
-from hyvideo.data.outside import Parser, quote, shorten
+from hyvideo.config.values import truth
+from hyvideo.data.outside import Parser, locked, quote, shorten
 
 SAME_NAME = "pretrained_model_root transformer_version vae_tile_size shift negative_prompt eta dtype device"
 # Flags of this program and the settings of a run that they set.
@@ -258,11 +261,33 @@ def run(options: argparse.Namespace) -> None:
         generation.generate(config, videos, **how, only_checks=True)
         requests = rewriter.write(requests)
         videos = [replace(video, request=requests[video.number // options.num_videos]) for video in videos]
-    generation.generate(config, videos, **how)
+    owns_folder = output == folder and processes.rank() == 0  # calls with one named mp4 file may share a folder
+    if owns_folder:
+        print_other_videos(folder, videos)
+    with locked(folder) if owns_folder else nullcontext():
+        generation.generate(config, videos, **how)
     ranks.stop()
     replica, place = divmod(processes.rank(), options.sp_size)  # an idle replica may end before there is a video
     if place == 0 and replica < len(videos) and (len(videos) > 1 or (output / PAGE_FILE).is_file()):
         write_gallery(folder)
+
+
+def print_other_videos(folder: Path, videos: list) -> None:
+    """Print that the folder has mp4 files that this call does not replace."""
+    others = {path.name for path in folder.glob("*.mp4")}
+    for video in videos:
+        others -= {video.path.name, f"{video.path.stem}_before_sr.mp4"}
+    if others:
+        print(
+            f"{quote(folder)} also has {len(others)} other mp4 files, such as {min(others)}: they are kept, and "
+            "index.html and scripts.evaluate --videos include them",
+            file=sys.stderr,
+        )
+
+
+def exit_on_signal(number: int, _frame) -> None:
+    """Exit by an exception, so that temporary files are deleted."""
+    sys.exit(128 + number)
 
 
 def main() -> int:
@@ -278,4 +303,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
+            signal.signal(number, exit_on_signal)
     sys.exit(main())

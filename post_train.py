@@ -15,14 +15,23 @@ import yaml
 from hyvideo.config import processes
 from hyvideo.config.command_line import CommandLine, parse
 from hyvideo.config.identity import named_files
-from hyvideo.config.memory.whole_run import start_lines
+from hyvideo.config.memory.length_text import start_lines
+from hyvideo.config.plan_text import describe
 from hyvideo.config.reference_flags import with_flags
 from hyvideo.config.rules import check, check_ranges, planned_world_size
-from hyvideo.config.run_plan import describe, labelled, make_plan
+from hyvideo.config.run_inputs import RunInputs
 from hyvideo.config.settings import Config
 from hyvideo.config.without_effect import settings_without_effect
 from hyvideo.data.outside import shorten
+from hyvideo.data.text import labelled, lines_of
 from hyvideo.evaluation.reward_hacking.rule import RewardHacking, check_output_dir
+
+
+def print_and_end(*error) -> None:
+    """Print an uncaught exception, on rank 0 first, and end the process even if other threads hang."""
+    processes.wait_for_rank_0()
+    sys.__excepthook__(*error)
+    processes.end_soon(1)
 
 
 def main() -> int:
@@ -33,7 +42,7 @@ def main() -> int:
     except ValueError as error:  # the environment; other mistakes exit
         print(f"post_train.py: {error}", file=sys.stderr)
         return 2
-    sys.excepthook = lambda *error: (processes.wait_for_rank_0(), sys.__excepthook__(*error), processes.end_soon(1))
+    sys.excepthook = print_and_end
     with ExitStack() as at_end:
         try:
             return run(command, at_end)
@@ -51,7 +60,7 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
         if command.print_config:
             show(command)
             return 0
-        check(config, processes.world_size())
+        inputs = check(config, processes.world_size())
         check_output_dir(config.record)
         processes.check_environment()
         trainer = build(config, at_end)
@@ -70,7 +79,7 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
     from hyvideo.training.preemption import Stopped
 
     if trainer.mesh.is_main:
-        print_start(command, trainer)
+        print_start(command, inputs, trainer)
     code = 0
     try:
         trainer.train()
@@ -82,7 +91,7 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
     if trainer.mesh.is_main and code in (0, 3) and not command.pilot:
         print_summary(trainer.output_dir, trainer.iteration, trainer.validation)
     if trainer.mesh.is_main and code == 0 and command.pilot:
-        print_pilot(trainer.planned_run, trainer.device)
+        print_pilot(trainer.run.planned_run, trainer.device)
     ranks.stop()
     return code
 
@@ -93,51 +102,58 @@ def show(command: CommandLine) -> None:
     check_ranges(config.flat())
     if world_size == 1:
         world_size = planned_world_size(config, " ".join(sys.argv))
-    check(config, world_size, on_this_machine=False)
+    inputs = check(config, world_size, on_this_machine=False)
     if processes.rank() != 0:
         return
     check_output_dir(config.record)
     print(yaml.safe_dump(config.flat(), sort_keys=False, allow_unicode=True))
+    if command.of_version:
+        print(f"defaults of version    {', '.join(command.of_version)} ({config.model.transformer_version})")
     if world_size > command.world_size:
-        each, line = world_size if world_size % 8 else 8, shlex.join(w for w in sys.argv if w != "--print_config")
-        print(f"planned for            torchrun --nnodes={world_size // each} --nproc_per_node={each} {line}")
-        print("                       the batches need several processes; --world_size N plans for N processes")
-    print_plan(config, world_size, start_lines(config, world_size, config.model.device))
+        each = world_size if world_size % 8 else 8  # processes per node
+        command_line = shlex.join(word for word in sys.argv if word != "--print_config")
+        rows = [
+            ("planned for", f"torchrun --nnodes={world_size // each} --nproc_per_node={each} {command_line}"),
+            ("", "the batches need several processes; --world_size N plans for N processes"),
+        ]
+        print("\n".join(lines_of(rows)))
+    print_plan(inputs, start_lines(inputs, config.model.device))
 
     from hyvideo.training.machine import missing_requirements
 
-    for line in labelled("missing on this host", missing_requirements(config, world_size)):
+    for line in lines_of(labelled("missing on this host", missing_requirements(inputs))):
         print(line)
 
 
-def print_plan(config: Config, world_size: int, cost: list[str], given: Collection[str] | None = None) -> None:
+def print_plan(inputs: RunInputs, cost: list[str], given: Collection[str] | None = None) -> None:
     """Print the plan of the run, the lines on its ``cost``, and the settings, among ``given``, that have no effect."""
-    plan = make_plan(config, world_size)
-    ignored = settings_without_effect(config, plan, world_size)
+    ignored = settings_without_effect(inputs)
     if given is not None:
-        ignored = [line for line in ignored if {*re.findall(r"\w+", line.partition(": ")[0])} & {*given}]
-    print("\n".join([describe(config, plan), *cost, *labelled("ignored settings", ignored)]))
+        ignored = [line for line in ignored if set(re.findall(r"\w+", line.partition(": ")[0])) & set(given)]
+    print("\n".join([describe(inputs.config, inputs.plan), *cost, *lines_of(labelled("ignored settings", ignored))]))
 
 
-def print_start(command: CommandLine, trainer) -> None:
+def print_start(command: CommandLine, inputs: RunInputs, trainer) -> None:
     """Print the plan, the number of trained parameters, the attention kernel and the first iteration."""
     from hyvideo.training.gpu_driver import cudnn_problem
     from hyvideo.training.machine import device_name, gpu_memory
 
-    config, world_size, device = command.config, trainer.mesh.world_size, trainer.device
-    trained = trainer.policy.parameters
-    cost = start_lines(trainer.config, world_size, device.type, gpu_memory(device), device_name(device))
-    print_plan(config, world_size, cost, command.flags)
-    print(f"training               {sum(p.numel() for p in trained) / 1e6:.2f} million parameters on {device}")
-    kernel, rejected = trainer.attention
-    name = "chosen by torch" if kernel == "torch" else f"{kernel} kernel"
-    lines = [name, *(f"not {name}: {reason}" for name, reason in rejected.items())]
-    warnings = filter(None, [device.type == "cuda" and cudnn_problem()])
-    print("\n".join([*labelled("attention", lines), *labelled("warning", warnings)]))
-    for sentence in trainer.state.changed_settings:
-        print(f"changed settings       {sentence}")
+    device = trainer.device
+    as_run = inputs.with_config(trainer.config)  # without ``auto``
+    cost = start_lines(as_run, device.type, gpu_memory(device), device_name(device))
+    print_plan(inputs, cost, command.flags)
+    trained = sum(parameter.numel() for parameter in trainer.run.policy.parameters)
+    rows = [("training", f"{trained / 1e6:.2f} million parameters on {device}")]
+    kernel, rejected = trainer.run.attention
+    chosen = "chosen by torch" if kernel == "torch" else f"{kernel} kernel"
+    rows += labelled("attention", [chosen, *(f"not {name}: {reason}" for name, reason in rejected.items())])
+    warning = cudnn_problem() if device.type == "cuda" else None
+    if warning:
+        rows.append(("warning", warning))
+    rows += [("changed settings", sentence) for sentence in trainer.run.state.changed_settings]
     begin = f"resuming from iteration {trainer.iteration}" if trainer.resumed else "new run"
-    print(f"output                 {config.record.output_dir}, {begin}", flush=True)
+    rows.append(("output", f"{inputs.config.record.output_dir}, {begin}"))
+    print("\n".join(lines_of(rows)), flush=True)
 
 
 def build(config: Config, at_end: ExitStack):

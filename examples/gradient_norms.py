@@ -35,8 +35,8 @@ from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.collectives import average_gradients, clip_gradients
 from hyvideo.records.run_files import write_json
 from hyvideo.records.stage_timer import StageTimer
-from hyvideo.training.policy_update import PolicyUpdate, chunks
-from hyvideo.training.rollout_batch import RolloutBatch
+from hyvideo.training.policy_update import PolicyUpdate
+from hyvideo.training.rollout_batch import RolloutBatch, chunks
 from post_train import build
 
 
@@ -48,9 +48,9 @@ def main(argv: list[str] | None = None) -> None:
         at_end.enter_context(trainer.owner)
         trainer.bar.total = trainer.iteration + 1
         rollouts = scored_rollouts(trainer)
-        norms = norms_per_visit(trainer.update, rollouts)
+        norms = norms_per_visit(trainer.run.update, rollouts)
         if trainer.mesh.is_main:
-            result = summarise(config, trainer.update.step_weights(rollouts.schedule), norms)
+            result = summarise(config, trainer.run.objective.step_weights(rollouts.schedule), norms)
             path = trainer.output_dir / "gradients.json"
             write_json(path, result)
             spreads = [spread(result["steps"], name) for name in ("norm", "norm_weighted")]
@@ -67,10 +67,12 @@ def measurement(config: Config) -> Config:
 def scored_rollouts(trainer) -> RolloutBatch:
     """Return the next iteration's rollouts with advantages."""
     trainer.iteration += 1
-    rollouts, pending = trainer.collector.collect(trainer.iteration, StageTimer(trainer.device, trainer.progress.enter))
-    rewards = trainer.rewards.wait(pending)
-    advantages, metrics = trainer.rewards.advantages(rollouts.indices, rewards)
-    trainer.rewards.check_failed_rewards(metrics, rewards, trainer.iteration)
+    rollouts, pending = trainer.run.collector.collect(
+        trainer.iteration, StageTimer(trainer.device, trainer.progress.enter)
+    )
+    rewards = trainer.run.rewards.wait(pending)
+    advantages, metrics = trainer.run.rewards.advantages(rollouts.indices, rewards)
+    trainer.run.rewards.check_failed_rewards(metrics, rewards, trainer.iteration)
     return rollouts.with_rewards(rewards, advantages.to(trainer.device))
 
 
@@ -82,7 +84,8 @@ def norms_per_visit(update: PolicyUpdate, rollouts: RolloutBatch) -> list[float]
     for column in range(rollouts.trained_steps.shape[1]):
         for number, rows in enumerate(batches):
             update.policy.before_backward(is_last=number == len(batches) - 1)
-            (update.terms(rollouts, rows, column, None).loss.sum() / len(rollouts)).backward()
+            terms = update.objective.terms(rollouts, {}, rows, column, kl_coefficient=0.0)
+            (terms.loss.sum() / len(rollouts)).backward()
         average_gradients(parameters, mesh, is_sharded=update.policy.is_sharded)
         norms.append(clip_gradients(parameters, math.inf))
         for parameter in parameters:

@@ -16,12 +16,10 @@ import argparse
 from pathlib import Path
 
 from hyvideo.config import processes
-from hyvideo.config.command_line import parse, truth
-from hyvideo.data.outside import ROOT, Parser, exit_on_error, make_folder
+from hyvideo.config.command_line import parse
+from hyvideo.config.values import truth
+from hyvideo.data.outside import Parser, exit_on_error, make_folder
 from hyvideo.data.prompts import read_requests
-from hyvideo.data.templates import fill
-
-TEMPLATES = ROOT / "hyvideo/evaluation/benchmarks"
 
 
 def make_videos(options: argparse.Namespace, flags: list[str]) -> None:
@@ -31,6 +29,7 @@ def make_videos(options: argparse.Namespace, flags: list[str]) -> None:
     from hyvideo.distributed import mesh as ranks
     from hyvideo.distributed.collectives import barrier
     from hyvideo.evaluation.benchmarks import videos as benchmark
+    from hyvideo.evaluation.benchmarks.make_text import command_lines, plan_lines
     from hyvideo.evaluation.figures.policies import read_policies
     from hyvideo.training.model_setup import choose_device
 
@@ -38,17 +37,20 @@ def make_videos(options: argparse.Namespace, flags: list[str]) -> None:
     suite, rows = benchmark.read_list(options.prompts, options.dimensions, is_official=not options.any_list)
     requests = read_requests(options.augmented) if options.augmented else []
     augmented = {request.original_prompt or request.prompt: request.prompt for request in requests}
-    seed, number = config.record.validation_seed, options.videos_per_prompt
-    clips = benchmark.list_clips(suite, rows, augmented, seed=seed, num_videos=number)
-    policies, lora = [], config.optimizer.pretrained_lora_path
+    clips = benchmark.list_clips(
+        suite, rows, augmented, seed=config.record.validation_seed, num_videos=options.videos_per_prompt
+    )
+    policies = []
+    lora = config.optimizer.pretrained_lora_path
     for name, (source, guided) in read_policies(options.policies, config).items():
         policies.append(benchmark.BenchmarkVideos(guided, source.with_initial_lora(lora), clips, options.out / name))
     pending = [policy.pending() for policy in policies]
     for policy, videos in zip(policies, pending):
         policy.make(videos, only_checks=True)
-    facts = {"suite": suite, "rows": rows, "policies": policies, "pending": pending, "data": config.data}
     if processes.rank() == 0:
-        print(fill(TEMPLATES / "plan.txt.jinja", options=options, **facts))
+        num_pending = [len(videos) for videos in pending]
+        lines = plan_lines(suite, rows, policies, num_pending, config.data, options.videos_per_prompt)
+        print("\n".join(lines))
     if options.dry_run:
         return
     device = choose_device(config.model.device, processes.local_rank())
@@ -60,7 +62,8 @@ def make_videos(options: argparse.Namespace, flags: list[str]) -> None:
     if mesh.is_main:
         for policy in policies:
             policy.link()
-        print(fill(TEMPLATES / "commands.txt.jinja", options=options, **facts))
+        lines = command_lines(suite, rows, policies, config.data, prompts=options.prompts, out=options.out)
+        print("\n".join(lines))
     ranks.stop()
 
 
@@ -72,8 +75,13 @@ def main(argv: list[str] | None = None) -> None:
     make.add_argument("--prompts", type=Path, required=True, help="official list, such as VBench_full_info.json")
     make.add_argument("--policies", nargs="+", required=True, metavar="NAME=PATH", help="base, base@6 or NAME=PATH")
     make.add_argument("--dimensions", nargs="+", default=[], help="dimensions to make videos for (all)")
-    words = "number of videos per prompt (the official one)"
-    make.add_argument("--videos_per_prompt", type=int, choices=range(1, 26), metavar="N", help=words)
+    make.add_argument(
+        "--videos_per_prompt",
+        type=int,
+        choices=range(1, 26),
+        metavar="N",
+        help="number of videos per prompt (the official one)",
+    )
     make.add_argument("--any_list", type=truth, default=False, metavar="BOOL", help="accept other numbers of prompts")
     make.add_argument("--augmented", help="CSV of prompts to sample instead, with a column original_prompt")
     make.add_argument("--dry_run", action="store_true", help="print the number of videos and exit")

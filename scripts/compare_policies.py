@@ -14,12 +14,13 @@ validation_seed, which differs from validation's. The prompts are rows spread ev
 of the folders side by side.
 """
 
+from contextlib import nullcontext
 from pathlib import Path
 
 from hyvideo.config import processes
 from hyvideo.config.command_line import parse
 from hyvideo.config.rules import check_sampling
-from hyvideo.data.outside import Parser, exit_on_error
+from hyvideo.data.outside import Parser, exit_on_error, locked
 
 
 @exit_on_error("compare_policies.py")
@@ -52,10 +53,11 @@ def main(argv: list[str] | None = None) -> None:
     sample_policies(policies, requests, out, only_checks=True)
     device = choose_device(config.model.device, processes.local_rank())
     mesh = ranks.start(1, device, timeout=ranks.UNEVEN_WORK_TIMEOUT)
-    sample_policies(policies, requests, out)
-    barrier(mesh)
-    if mesh.is_main:
-        print(f"wrote {draw_policies(policies, requests, out, config.record.validation_seed)}")
+    with locked(out) if mesh.is_main else nullcontext():  # from two calls, the image would mix the videos
+        sample_policies(policies, requests, out)
+        barrier(mesh)
+        if mesh.is_main:
+            print(f"wrote {draw_policies(policies, requests, out, config.record.validation_seed)}")
     ranks.stop()
 
 

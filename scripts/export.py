@@ -8,9 +8,15 @@
 """
 
 import argparse
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from hyvideo.data.outside import Parser, exit_on_error, new_folder_problem, quote
+from hyvideo.data.outside import Parser, exit_on_error, locked, new_folder_problem, quote
+
+PARTIAL = ".partial"  # in the output folder while it is written
 
 
 def main() -> None:
@@ -34,7 +40,8 @@ def main() -> None:
 
 def run(options: argparse.Namespace) -> None:
     only_lora = options.lora_path is not None and not options.merge
-    if problem := new_folder_problem(options.out):
+    problem = new_folder_problem(options.out)
+    if problem and not is_interrupted(options.out):
         raise ValueError(f"--output_dir must be a new or empty folder, got {quote(options.out)}: {problem}")
     if only_lora and options.checkpoint_path:
         raise ValueError("--checkpoint_path needs --merge when --lora_path is given")
@@ -52,7 +59,9 @@ def run(options: argparse.Namespace) -> None:
 
     dtype = DTYPES[options.dtype]
     if only_lora:
-        save_lora(read_saved_lora(options.lora_path), options.out, form=options.form)
+        lora = read_saved_lora(options.lora_path)
+        with complete_or_empty(options.out) as out:
+            save_lora(lora, out, form=options.form)
         return
     run_settings = settings_of_run(options.checkpoint_path)[0] if options.checkpoint_path else {}
     root = options.pretrained_model_root or Path(run_settings.get("pretrained_model_root", "ckpts"))
@@ -60,12 +69,33 @@ def run(options: argparse.Namespace) -> None:
     transformer = load_merged(root, version, checkpoint=options.checkpoint_path, lora=options.lora_path, dtype=dtype)
     if run_settings.get("base_weight_dtype") == "fp8":
         print("the LoRA was trained on a base model in fp8; it is merged into the unquantized weights of the files")
-    if options.form == "original":
-        save_original(transformer, options.out, dtype=dtype)
-        return
-    transformer.save_pretrained(options.out / "transformer")
-    for file in options.out.rglob("*.safetensors"):  # safetensors makes them private to their owner
-        file.chmod(file.with_name("config.json").stat().st_mode)
+    with complete_or_empty(options.out) as out:
+        if options.form == "original":
+            save_original(transformer, out, dtype=dtype)
+            return
+        transformer.save_pretrained(out / "transformer")
+        for file in out.rglob("*.safetensors"):  # safetensors makes them private to their owner
+            file.chmod(file.with_name("config.json").stat().st_mode)
+
+
+def is_interrupted(out: Path) -> bool:
+    """Return whether a folder has nothing but what a killed export had written."""
+    return out.is_dir() and os.listdir(out) == [PARTIAL]
+
+
+@contextmanager
+def complete_or_empty(out: Path) -> Iterator[Path]:
+    """Context manager that yields a folder whose files move to ``out`` at the end, or are deleted at an error."""
+    partial = out / PARTIAL
+    with locked(out):
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        try:
+            yield partial
+            for path in partial.iterdir():
+                os.rename(path, out / path.name)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 if __name__ == "__main__":

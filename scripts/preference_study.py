@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hyvideo.config import processes
 from hyvideo.config.command_line import parse
-from hyvideo.data.outside import Parser, exit_on_error, quote
+from hyvideo.data.outside import Parser, exit_on_error, quote, read_regular
 from hyvideo.data.prompts import read_requests
 from hyvideo.evaluation.preference.rating import DATABASE, VIDEOS, Study, create_app
 from hyvideo.models.reward_models.service.connections import listen, make_server
@@ -36,6 +36,7 @@ def make(options: argparse.Namespace, flags: list[str]) -> None:
     folders = {name: Path(path) for name, path in paths.items() if path and any(Path(path).glob("*.mp4"))}
     if policies := [word for word in options.methods if word.partition("=")[0] not in folders]:
         design(len(paths), options.pairs, **sizes)  # raises before hours of sampling
+        reject_earlier_videos(generated, list(paths), num_videos=min(options.pairs, len(requests)))
         compare_policies.main(
             ["--policies", *policies, f"--num_prompts={options.pairs}", f"--output_dir={generated}", *flags]
         )
@@ -44,6 +45,18 @@ def make(options: argparse.Namespace, flags: list[str]) -> None:
     make_study(options.study, {name: folders.get(name, generated / name) for name in paths}, requests, **sizes)
     serving = f"python -m scripts.preference_study serve {shlex.quote(str(options.study))}"
     print(f"wrote a study to {options.study}, raters: {options.raters}; next: {serving}")
+
+
+def reject_earlier_videos(generated: Path, methods: list[str], *, num_videos: int) -> None:
+    """Raise ValueError if a method's folder has videos that ``make`` would rate, but not replace."""
+    names = {f"{number:04d}.mp4" for number in range(num_videos)}
+    for method in methods:
+        for path in sorted((generated / method).glob("*.mp4")):
+            if path.name not in names:
+                raise ValueError(
+                    f"the study would include {quote(path)}, a video of an earlier one; delete {quote(generated)}, "
+                    "or choose another folder"
+                )
 
 
 def serve(study: Study, host: str, port: int) -> None:
@@ -82,7 +95,7 @@ def main() -> None:
 
         for path in options.answers:
             with exit_on_error(f"preference_study.py: {path}"):
-                study.add(path.read_bytes())
+                study.add(read_regular(path).encode())
         print(analyse(study, options.most_failed))
     elif options.static:
         study.write_pages(options.static)

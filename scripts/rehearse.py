@@ -18,7 +18,7 @@ from hyvideo.config.command_line import parse
 from hyvideo.config.rules import check, planned_world_size
 from hyvideo.config.settings import Config
 from hyvideo.data.outside import Parser, exit_on_error, make_folder, new_folder_problem, quote
-from hyvideo.data.prompts import Request, read_requests, write_requests
+from hyvideo.data.prompts import Request, write_requests
 from hyvideo.evaluation.rehearsal.settings import Change, heads_of, processes_of, reduced, validation_requests
 from hyvideo.evaluation.rehearsal.stages import run_stage, stages_of
 from hyvideo.models.versions import RELEASED
@@ -50,23 +50,21 @@ def rehearse(config: Config, world_size: int | None, folder: Path | None, words:
             "need no rehearsal, because their weights are in the repository"
         )
     world_size = world_size or planned_world_size(config, words)
-    check(config, world_size, on_this_machine=False)
+    inputs = check(config, world_size, on_this_machine=False)
     folder = folder or Path("outputs") / "rehearsal" / Path(config.record.output_dir).name
     if problem := new_folder_problem(folder):
         raise ValueError(
             f"--rehearsal_dir must be a new or empty folder, got {quote(folder)}: {problem}; remove it or give another"
         )
-    requests = read_requests(*config.data.prompts_csv)
-    validated = read_requests(*config.data.valid_video_csv)
-    chosen = validation_requests(validated or requests)
+    chosen = validation_requests(inputs.validated or inputs.requests)
     processes = processes_of(config) if world_size > 1 else 1
     make_folder(folder)
     folder = folder.resolve()
     print(f"GPUs of the run: {world_size}; processes of the rehearsal: {processes}; folder: {folder}", flush=True)
     write_requests(folder / "valid.csv", chosen)
     write_requests(folder / "generate.csv", chosen[:1])
-    write_models(config, folder, [*requests, *validated])
-    changes = reduced(config, processes, folder=folder, validated=bool(validated))
+    write_models(config, folder, [*inputs.requests, *inputs.validated])
+    changes = reduced(config, processes, folder=folder, validated=bool(inputs.validated))
     rehearsed = config.with_settings(**{change.name: change.value for change in changes})
     check(rehearsed, processes)
     known = {name: value for name, value in rehearsed.flat().items() if value is not None}

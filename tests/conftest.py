@@ -28,7 +28,7 @@ LONGEST = (
     "models/test_compile.py",
     "test_generate.py",
     "evaluation/test_offloading.py",
-    "training/test_nft_update.py",
+    "training/test_nft_objective.py",
     "training/test_policy_update.py",
     "distributed/test_resharding.py",
     "training/test_run_state.py",

@@ -2,7 +2,10 @@
 
 import json
 import re
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,10 +16,12 @@ import generate
 from hyvideo.config import processes
 from hyvideo.config.reference_flags import table
 from hyvideo.config.sections import DataSettings, ModelSettings, RolloutSettings
+from hyvideo.data.outside import locked
 from hyvideo.data.prompts import Request
 from hyvideo.data.videos import read_video
 from hyvideo.distributed import manifest
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.distributed.watchdog import Watchdog
 from hyvideo.evaluation import generation, video_sampler
 from hyvideo.evaluation.video_sampler import STAGE, Video, VideoSampler
 from hyvideo.models import loading
@@ -24,6 +29,7 @@ from hyvideo.models.loading import load_transformer
 from hyvideo.models.lora import Pair, save_lora
 from hyvideo.models.step_cache import StepCaching
 from tests.distributed.launch import start
+from tests.forked import python
 from tests.models.chat_server import completion, endpoints
 from tests.tiny_checkpoint import write_image, write_original
 
@@ -120,7 +126,7 @@ def test_the_noise_depends_on_the_seed_of_the_row_or_on_the_seed_and_the_positio
     def noise(number, seed, *step, own=None, initial="default"):
         video = Video(Request("a cat", seed=own), 32, 48, number, Path("video.mp4"))
         pipeline = SimpleNamespace(latent_shape=lambda *size: (4, 2, 2, 3), device="cpu")
-        return VideoSampler(DataSettings(), Mesh(0, 1, 1), seed, initial).noise(pipeline, video, *step)
+        return VideoSampler(DataSettings(), Mesh(0, 1, 1), seed, initial, print).noise(pipeline, video, *step)
 
     assert torch.equal(noise(0, 3, own=7), noise(5, 4, own=7)) and torch.equal(noise(0, 3), noise(0, 3))
     different = [noise(0, 3), noise(1, 3), noise(0, 4), noise(0, 3, own=7), noise(0, 3, own=8), noise(0, 3, 0)]
@@ -328,7 +334,7 @@ def test_the_file_of_one_video_can_be_named(make, tmp_path):
         (["--prompt", "a", "--fixed_size", "0x48"], "fixed_size 0x48 is not a size"),
         (
             ["--prompt", "a", "--group_offloading", "--offloading", "false"],
-            "--group_offloading true needs --offloading true, got false. Remove",
+            "and be copied there in groups, got --offloading false. Remove --offloading false, or set",
         ),
         (["--prompt", "a", "--vae_tile_size", "-1"], "vae_tile_size"),
         (
@@ -346,7 +352,7 @@ def test_the_file_of_one_video_can_be_named(make, tmp_path):
         (["--prompt", "a", "--height", "64"], "--height and --width must be given together"),
         (["--prompt", "a", "--eta", "0.5"], "--eta needs --stochastic: the ODE adds no noise"),
         (["--prompt", "a", "--image_path", "nowhere.png"], "got 'nowhere.png'"),
-        (["--prompt", "a", "--video_length", "6"], "must be 4n + 1, got 6"),
+        (["--prompt", "a", "--video_length", "6"], "into one latent frame, got 6; use 5 or 9"),
         (["--prompt", "a", "--height", "40", "--width", "64"], "height must be a multiple of 16, got 40"),
         (["--prompt", "a", "--checkpoint_path", "nowhere"], "nowhere does not exist"),
         (["--prompt", "a", "--lora_path", "nowhere"], "nowhere must be a safetensors file"),
@@ -519,3 +525,79 @@ def test_an_error_while_videos_are_written_is_one_line(monkeypatch, capsys, erro
     monkeypatch.setattr(sys, "argv", ["generate.py", "--prompt", "a"])
     assert generate.main() == 1
     assert capsys.readouterr().err == f"generate.py: {error}\n"
+
+
+def test_a_stop_signal_deletes_the_temporary_files(root, tmp_path):
+    flags = ["--model_path", root, "--transformer_version", "480p_t2v", *SMALL, "--num_inference_steps", "1000"]
+    command = [python(), "generate.py", *flags, "--prompt", "a cat", "--output_path", tmp_path / "videos"]
+    process = subprocess.Popen([str(word) for word in command], cwd=ROOT)
+    while not [*tmp_path.glob("videos/.generate-*/*")]:
+        assert process.poll() is None, "it ended before it could be stopped"
+        time.sleep(0.05)
+    process.terminate()
+    assert process.wait(timeout=30) == 128 + signal.SIGTERM
+    assert not (tmp_path / "videos").exists()
+
+
+def test_two_calls_cannot_write_to_one_folder(make, tmp_path, monkeypatch):
+    monkeypatch.setattr(generation.model_setup, "load_encoder", lambda *_: pytest.fail("loads the model"))
+    with locked(tmp_path / "videos"):
+        code, _, output = make("--transformer_version", "480p_t2v", "--prompt", "a cat", *SMALL)
+    assert code == 2 and "another process is writing to the folder" in output.err
+
+
+def test_rejected_input_creates_no_folder(make, tmp_path):
+    save_lora({"transformer_blocks.99.attn.to_q": Pair(torch.ones(1, 32), torch.ones(32, 1), 8.0)}, tmp_path / "lora")
+    lora = ["--lora_path", tmp_path / "lora"]
+    code, _, output = make("--transformer_version", "480p_t2v", "--prompt", "a cat", *lora, *SMALL)
+    assert code == 2 and "transformer_blocks.99" in output.err
+    assert not (tmp_path / "videos").exists()
+
+
+def test_videos_of_earlier_calls_are_kept_and_named(make, tmp_path):
+    flags = ["--transformer_version", "480p_t2v", *SMALL]
+    _, _, output = make("--prompt", "one", "two", *flags)
+    assert "other mp4" not in output.err
+    _, settings, output = make("--prompt", "three", *flags)
+    assert "also has 1 other mp4 files, such as 0001.mp4: they are kept" in output.err
+    assert [entry["prompt"] for entry in settings] == ["three", "two"]
+
+
+def test_the_hash_of_the_policy_changes_with_its_files(tmp_path):
+    assert generation.Source().policy_hash is None
+    (tmp_path / "checkpoint").mkdir()
+    assert generation.Source(tmp_path / "checkpoint").policy_hash is None, "an export has no manifest"
+    hashes = set()
+    for content in ("1", "2"):
+        (tmp_path / "lora.safetensors").write_text(f"LoRA {content}")
+        (tmp_path / "checkpoint" / manifest.NAME).write_text(content)
+        hashes.add(generation.Source(lora=tmp_path / "lora.safetensors").policy_hash)
+        hashes.add(generation.Source(tmp_path / "checkpoint").policy_hash)
+    assert len(hashes) == 4 and None not in hashes
+
+
+def test_a_process_that_hangs_reports_its_stage_and_video(make, tmp_path, monkeypatch):
+    write = video_sampler.write_video
+    monkeypatch.setattr(video_sampler, "write_video", lambda *args: time.sleep(1.0) or write(*args))
+    (tmp_path / "run.yaml").write_text("watchdog_seconds: 0.5\n")
+    flags = ["--transformer_version", "480p_t2v", "--config", tmp_path / "run.yaml", *SMALL]
+    code, _, output = make(*flags, "--prompt", "one")
+    assert code == 0, output.err
+    assert re.search(r"rank 0 .* has been in stage writing of video 0 for \d s; Python stack:", output.err)
+
+
+def test_the_stages_of_a_video_are_reported_at_each_step_and_tile(make, monkeypatch):
+    entered = []
+    monkeypatch.setattr(Watchdog, "enter", lambda self, stage, number=0: entered.append((stage, number)))
+    assert make("--transformer_version", "480p_t2v", *SMALL, "--prompt", "one", "two")[0] == 0
+    before = [("encoding", 0), ("encoding", 1), ("loading", 0), ("decoding of a test video", 0)]
+    each = ["sampling", "sampling", "decoding", "decoding", "writing"]  # two steps, one tile
+    assert entered == [*before, *[(stage, 0) for stage in each], *[(stage, 1) for stage in each]]
+
+
+@pytest.mark.parametrize("name", ["0001.mp4", "0001.json", "index.html"])
+def test_a_folder_with_the_name_of_a_file_is_found_before_sampling(tmp_path, name):
+    (tmp_path / name).mkdir()
+    request = Request("one")
+    with pytest.raises(ValueError, match=f"a file cannot replace the folder '{tmp_path}/{name}'; move it"):
+        generation.list_videos({request: (32, 48)}, [request, request], tmp_path)

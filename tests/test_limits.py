@@ -430,7 +430,6 @@ OTHERS = {
     "hyvideo.config.run_plan:MAX_NOISE": "the sampler's, a number of the method",
     "hyvideo.models.attention_kernels:_MAX_CUDNN_HEAD_DIM": "of the kernels of cuDNN; above it, another one is used",
     "hyvideo.models.gpu_memory:LIMIT": "the name of an environment variable",
-    "hyvideo.config.unused:LIMIT": "a reason why a setting has no effect",
     "hyvideo.data.images:MAX_RATIO": "of the original's buckets",
     "hyvideo.data.run_folder:_MAX_BYTES": "a mark has a hundred bytes",
     "hyvideo.data.outside:MAX_DIGITS": "of an integer that a float can hold",

@@ -11,6 +11,7 @@ import pytest
 
 import post_train
 from hyvideo.config.command_line import load_config, parse
+from hyvideo.config.run_inputs import RunInputs
 from hyvideo.data.videos import read_video
 from tests.config.test_reference_flags import LINE
 from tests.forked import ROOT, python
@@ -56,7 +57,7 @@ def test_bad_input_exits_with_one_message_and_code_2(program, tmp_path, argument
 
 def test_a_run_without_config_says_what_it_needs(program):
     result = program("post_train.py")
-    assert result.returncode == 2 and "= 2; use batch_size 4" in result.stderr
+    assert result.returncode == 2 and "use batch_size 4, or change num_generations" in result.stderr
     assert result.stderr.strip().endswith("several GPUs; try --config configs/miniature.yaml")
     assert "without --config" not in program("post_train.py", *SMOKE, "--eta", "-1").stderr
 
@@ -64,17 +65,15 @@ def test_a_run_without_config_says_what_it_needs(program):
 def test_a_run_reports_ignored_settings_that_the_user_gave(capsys, tmp_path):
     def ignored(*flags):
         command = parse(list(flags))
-        post_train.print_plan(command.config, 1, [], command.flags)
+        post_train.print_plan(RunInputs(command.config), [], command.flags)
         return capsys.readouterr().out.partition("ignored settings")[2]
 
     assert ignored("--config", "configs/miniature.yaml") == ""
     given = ignored("--config", "configs/miniature.yaml", "--clip_range", "0.01")
-    assert "clip_range 0.01: " in given and "enable_timestep_permutation" not in given
-    (tmp_path / "own.yaml").write_text(
-        Path("configs/miniature.yaml").read_text() + "enable_timestep_permutation: true\n"
-    )
+    assert "clip_range 0.01: " in given and "the velocity KL" not in given
+    (tmp_path / "own.yaml").write_text(Path("configs/miniature.yaml").read_text())
     assert "clip_range" in ignored("--config", str(tmp_path / "own.yaml"))
-    post_train.print_plan(load_config("configs/miniature.yaml"), 1, [])  # as --print_config does
+    post_train.print_plan(RunInputs(load_config("configs/miniature.yaml")), [])  # as --print_config does
     assert "clip_range" in capsys.readouterr().out.partition("ignored settings")[2]
 
 
@@ -211,7 +210,7 @@ def test_a_failed_on_policy_check_is_one_message_and_code_1(tmp_path, monkeypatc
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", ["post_train.py", *SMOKE, *flags])
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    monkeypatch.setattr("hyvideo.training.nft_update.EXACT_STEP", -1.0)  # no difference is small enough
+    monkeypatch.setattr("hyvideo.training.objectives.nft.EXACT_STEP", -1.0)  # no difference is small enough
     assert post_train.main() == 1
     assert "post_train.py: iteration 1, objective nft: the distance between a rollout's" in capsys.readouterr().err
 
@@ -231,6 +230,8 @@ def test_print_config_works_without_gpus_and_checkpoints(program, tmp_path, how)
     result = program(ROOT / "post_train.py", *flags, cwd=tmp_path, CUDA_VISIBLE_DEVICES="", **processes)
     assert result.returncode == 0, result.stderr
     assert "rollouts per iteration 8 = 2 prompts x 4" in result.stdout and "- assets/prompts/train.csv" in result.stdout
+    names = "vae_dtype, negative_prompt, fps, shift, cfg_scale, validation_steps"
+    assert f"\ndefaults of version    {names} (480p_t2v)\n" in result.stdout
     missing = result.stdout[result.stdout.index("missing on this host") :].splitlines()
     assert "got './ckpts': it does not exist" in missing[0]
     assert "each process needs a GPU: needed 8, found 0; device auto would use the CPU" in missing[1]

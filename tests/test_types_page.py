@@ -14,11 +14,12 @@ import pytest
 from hyvideo.data.prompts import Request
 from hyvideo.grpo.loss import LossInputs, LossTerms
 from hyvideo.grpo.metrics import UpdateResult
-from hyvideo.grpo.nft import NFTInputs
+from hyvideo.grpo.nft import NFTInputs, NFTTerms
 from hyvideo.models.conditions import Condition, Conditions
 from hyvideo.models.reward_models.rewards import Reward
 from hyvideo.pipelines.grpo_pipeline import Trajectories
 from hyvideo.schedulers.schedule import Schedule, Step
+from hyvideo.training.objective import Terms
 from hyvideo.training.rollout_batch import RolloutBatch, RolloutIndex
 from hyvideo.training.run_state import RunState
 from tests.forked import ROOT
@@ -33,27 +34,33 @@ fields by `python -m pytest tests/test_types_page.py --regenerate`. [glossary.md
 |---|---|---|
 """
 COLLECTOR, UPDATE = "training.rollout_collector:RolloutCollector", "training.policy_update:PolicyUpdate"
+GRPO, NFT = "training.objectives.grpo:GRPO", "training.objectives.nft:NFT"
 PIPELINE, ENCODER = "pipelines.grpo_pipeline:GRPOPipeline", "pipelines.condition_encoder:ConditionEncoder"
 FLOW = {  # type -> where it is made, and where it is read
     Request: (["data.prompts:read_requests"], ["models.hunyuan_video15.family", f"{COLLECTOR}.collect"]),
     Condition: ([f"{ENCODER}.__call__"], ["models.hunyuan_video15.transformer"]),
     Conditions: ([f"{ENCODER}.__call__"], [PIPELINE]),
-    Trajectories: ([f"{PIPELINE}.sample"], ["training.rollout_batch:RolloutBatch.replay", f"{UPDATE}.terms"]),
+    Trajectories: ([f"{PIPELINE}.sample"], ["training.rollout_batch:RolloutBatch.replay", f"{GRPO}.terms"]),
     RolloutIndex: (["training.rollout_batch:indices_of_replica"], ["training.rollout_batch:RolloutNoise.initial"]),
-    RolloutBatch: ([f"{COLLECTOR}.collect"], [f"{UPDATE}.terms", "training.rollout_records:RolloutRecorder.record"]),
+    RolloutBatch: (
+        [f"{COLLECTOR}.collect"],
+        [f"{GRPO}.terms", f"{NFT}.terms", "training.rollout_records:RolloutRecorder.record"],
+    ),
     Reward: (["models.reward_models.async_scorer:AsyncScorer.collect"], ["training.rewards:merge_rewards"]),
-    Schedule: (["training.model_setup:rollout_schedule"], [f"{COLLECTOR}.schedule_of", f"{UPDATE}.terms"]),
+    Schedule: (["training.model_setup:rollout_schedule"], [f"{COLLECTOR}.schedule_of", f"{GRPO}.terms"]),
     Step: (
         ["schedulers.schedule:Schedule.draw", "schedulers.schedule:Schedule.score"],
-        [f"{PIPELINE}.sample", f"{UPDATE}.terms"],
+        [f"{PIPELINE}.sample", f"{GRPO}.terms"],
     ),
-    LossInputs: ([f"{UPDATE}.terms"], ["grpo.loss:grpo_terms"]),
-    NFTInputs: (["training.nft_update:NFTUpdate.terms"], ["grpo.nft:nft_terms"]),
-    LossTerms: (["grpo.loss:grpo_terms", "grpo.nft:nft_terms"], [UPDATE]),
+    LossInputs: ([f"{GRPO}.terms"], ["grpo.loss:grpo_terms"]),
+    NFTInputs: ([f"{NFT}.terms"], ["grpo.nft:nft_terms"]),
+    LossTerms: (["grpo.loss:grpo_terms"], [f"{GRPO}.terms"]),
+    NFTTerms: (["grpo.nft:nft_terms"], [f"{NFT}.terms"]),
+    Terms: ([f"{GRPO}.terms", f"{NFT}.terms"], [UPDATE]),
     UpdateResult: ([UPDATE], ["grpo.metrics:average"]),
 }
 OTHERS = {  # types of the same modules that are not on the page
-    "Ownership", "PendingRewards", "Pass", "UpdateWork", "RolloutNoise", "PromptOrder", "ImageCondition",
+    "Ownership", "PendingRewards", "Pass", "UpdateWork", "Accumulated", "RolloutNoise", "PromptOrder", "ImageCondition",
     "SamplerSettings", "KLWeights", "KLScheduleSettings", "Entry", "SetMeasure", "ScoreResult", "Transitions",
 }  # fmt: skip
 SHAPE = re.compile(r"\(([^()]|\([^()]*\))*\)")

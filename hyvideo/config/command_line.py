@@ -13,15 +13,25 @@ from typing import Any, Literal, get_args, get_origin
 import yaml
 
 from hyvideo.config import processes
-from hyvideo.config.reference_flags import TASK, Row, add_flags, flags_in, meanings, print_ignored, table
+from hyvideo.config.reference_flags import (
+    REFERENCE_SCORERS,
+    add_flags,
+    flags_in,
+    print_ignored_switches,
+    resolve_reference_names,
+    table,
+    translate,
+    without_flags_strategy,
+    without_flags_words,
+    words_of_yaml,
+)
 from hyvideo.config.sections import RewardSettings
-from hyvideo.config.setting import TRUTHS, Switch
+from hyvideo.config.setting import Switch
 from hyvideo.config.settings import FIELDS, SECTIONS, TRAITS, Config, in_form, is_json, value_type
+from hyvideo.config.values import value_of, value_of_yaml
 from hyvideo.data.outside import ROOT, Parser, file_problem, nearest, parse_json, quote
-from hyvideo.models.versions import version_defaults
 
 MAX_BYTES = 2**20  # largest YAML file
-REFERENCE_SCORERS = {"videoalign_local": "videoalign"}  # names of scorers in the public reference
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,11 +43,12 @@ class CommandLine:
     pilot: bool  # the settings are those of a pilot
     world_size: int  # processes
     flags: Mapping[str, str]  # flag by setting; also the settings of a file that is not among the project's configs
+    of_version: list[str]  # settings that were not given and have the value of the model version
 
 
 def parse(argv: list[str] | None = None, saved: Mapping[str, Any] | None = None) -> CommandLine:
     """Return the settings of ``--config file.yaml``, or of a ``saved`` run, overridden by flags. Exits on mistakes."""
-    words = sys.argv[1:] if argv is None else argv
+    words = without_flags_words(sys.argv[1:] if argv is None else argv)
     parser = _parser()
     renamed = add_flags(parser, words, table("post_train"))
     options, unknown = parser.parse_known_args(words)
@@ -59,8 +70,10 @@ def parse(argv: list[str] | None = None, saved: Mapping[str, Any] | None = None)
         parser.error(f"--config {error}")
     try:
         words_by_flag = {name: given.pop(name) for name in renamed if name in given}
-        values, flags = _translated(given, words_by_flag, inherited)
-        requested = Config().with_settings(**_resolve_reference_names(inherited | values))
+        values, flags = translate(given, words_by_flag, inherited)
+        if "kl_strategy" in given:
+            print_ignored_switches(words_by_flag)
+        requested = Config().with_settings(**resolve_reference_names(inherited | values))
     except ValueError as error:
         parser.error(str(error))
     config = requested.resolved()
@@ -72,55 +85,19 @@ def parse(argv: list[str] | None = None, saved: Mapping[str, Any] | None = None)
     config = config.as_pilot() if pilot else config
     if path is not None and not Path(path).resolve().is_relative_to(ROOT / "configs"):
         flags = {name: name for name in inherited} | flags
-    return CommandLine(config, print_config, pilot, world_size or processes.world_size(), flags)
+    return CommandLine(
+        config=config,
+        print_config=print_config,
+        pilot=pilot,
+        world_size=world_size or processes.world_size(),
+        flags=flags,
+        of_version=list(requested.defaults_of_version),
+    )
 
 
 def load_config(path: str | Path, **overrides) -> Config:
     """Return the settings of a YAML file with overrides. Raises ValueError for an invalid file."""
-    return Config().with_settings(**_resolve_reference_names(read_settings(path) | overrides)).resolved()
-
-
-def _translated(given: dict, by_flag: dict[str, list[str]], inherited: dict) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the settings of flags or of a file, and the name that gave each. ValueError for contradicting names."""
-    values, names = dict(given), {name: name for name in given}
-    found = meanings(by_flag, table("post_train"), inherited | given)
-    for setting, flag, words, row in sorted(found, key=lambda meaning: meaning.row.unless_set):
-        value = words[0] if setting == TASK else _value_of_words(setting, flag, words)
-        if row.unless_set and value and (values.get(setting) or inherited.get(setting)):
-            continue
-        if setting in values and in_form(setting, values[setting]) != value:
-            texts = (" ".join(v) if isinstance(v, list) else v for v in (in_form(setting, values[setting]), value))
-            both = f"{names[setting]} and {flag} set {setting} to {' and '.join(map(quote, texts))}"
-            why = row.conflict or ("they are two names of one setting" if row.sets else "they contradict each other")
-            raise ValueError(f"{both}; {why}: remove one of them")
-        values[setting], names[setting] = value, flag
-    return values, names
-
-
-def _value_of_words(name: str, flag: str, words: list[str]) -> Any:
-    try:
-        if get_origin(value_type(name)) is list:
-            return in_form(name, [value_of(name, word) for word in words])
-        if len(words) != 1:
-            raise argparse.ArgumentTypeError(f"takes one value, got {quote(' '.join(words))}")
-        return value_of(name, words[0])
-    except argparse.ArgumentTypeError as error:
-        raise ValueError(f"{flag} {error}") from error
-
-
-def _resolve_reference_names(values: dict[str, Any]) -> dict[str, Any]:
-    """Return settings without the reference's task and scorer names. Raises ValueError if one is wrong or ambiguous."""
-    version = values.get("transformer_version", Config().model.transformer_version)
-    task, known = values.pop(TASK, None), version_defaults(version)
-    expected = known.task or task
-    if task not in (None, expected):
-        raise ValueError(f"task_type must be {expected} for transformer_version {version}, got {task}; change one")
-    if "reward_model" in values:
-        scorers = in_form("reward_model", values["reward_model"])
-        values["reward_model"] = [REFERENCE_SCORERS.get(name, name) for name in scorers]
-    if task:
-        print_ignored({table("post_train")["task_type"].no_effect: [f"task_type {task}"]})
-    return values
+    return Config().with_settings(**resolve_reference_names(read_settings(path) | overrides)).resolved()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -159,34 +136,6 @@ def flag_options(name: str, default: Any = None, label: str = "") -> dict[str, A
     if TRAITS[name].choices:
         return options | {"metavar": "|".join([*TRAITS[name].choices, "FILE.py:NAME"])}
     return options | {"metavar": {str: "TEXT", int: "INT", float: "NUMBER"}[kind]}
-
-
-def value_of(name: str, text: str) -> Any:
-    """Return the value of a setting, or an element of its list. Raises argparse.ArgumentTypeError for invalid text."""
-    kind = value_type(name)
-    if kind is Switch and text.lower() in TRUTHS:
-        return in_form(name, TRUTHS[text.lower()])
-    if choices := get_args(kind) if get_origin(kind) is Literal else TRAITS[name].choices:
-        if text in choices or (kind is str and ".py:" in text):
-            return text
-        hint = nearest(text, choices)
-        others = " or FILE.py:NAME" if kind is str else ""
-        message = f"invalid choice: {quote(text)} (choose from {', '.join(choices)}{others})"
-        raise argparse.ArgumentTypeError(f"{message}; {hint}" if hint else message)
-    if kind is bool:
-        return truth(text)
-    number = int if kind is int else float if kind is float else str
-    try:
-        return number(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"invalid {number.__name__} value: {quote(text)}") from error
-
-
-def truth(text: str) -> bool:
-    """Return the truth value of ``true``, ``off`` etc. Raises argparse.ArgumentTypeError for other text."""
-    if text.lower() not in TRUTHS:
-        raise argparse.ArgumentTypeError(f"invalid bool value: {quote(text)} (choose from true, false)")
-    return TRUTHS[text.lower()]
 
 
 class _Loader(yaml.SafeLoader):
@@ -245,6 +194,7 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{path} must contain `name: value` lines, got {type(content).__name__}")
     content.pop("environment", None)  # written to config.yaml by a run
+    content = without_flags_strategy(content)
     values, words_by_flag = {}, {}
     for name, value in content.items():
         row = flags_in([str(name)], table("post_train")).get(name)
@@ -253,44 +203,15 @@ def read_settings(path: str | Path) -> dict[str, Any]:
             raise ValueError(f"{path}: unknown setting {quote(name, 80)}; {hint}")
         try:
             if row:
-                words_by_flag[name] = _words_of_yaml(row, value)
+                words_by_flag[name] = words_of_yaml(row, value)
             else:
-                values[name] = _value_of_yaml(name, value)
+                values[name] = value_of_yaml(name, value)
         except (TypeError, argparse.ArgumentTypeError) as error:
             raise ValueError(f"{path}: setting {name!r} {error}") from error
     try:
-        return _translated(values, words_by_flag, {})[0]
+        return translate(values, words_by_flag, {})[0]
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-
-
-def _words_of_yaml(row: Row, value: object) -> list[str]:
-    """Return the words of a reference flag. Raises TypeError for a value of the wrong type."""
-    value = "none" if value is None and ("none" in row.values or not row.sets) else value
-    if len(row.sets) == 1:
-        _value_of_yaml(row.sets[0], value)
-    return [str(word) for word in (value if isinstance(value, list) else [value])] or [""]
-
-
-def _value_of_yaml(name: str, value: object) -> Any:
-    """Return the value of a setting. Raises TypeError for a YAML value of the wrong type."""
-    kind = value_type(name)
-    if get_origin(kind) is list:
-        words = value if isinstance(value, list) else [value]
-        if others := [word for word in words if not isinstance(word, str)]:
-            raise TypeError(f"must be a list of strings, got the element {quote(others[0], 80)}; put it in quotes")
-        return words
-    if isinstance(value, dict) and name in ("reward_weights", "reward_config"):
-        return json.dumps(value)
-    if not isinstance(value, (str, bool, int, float)):
-        got = {list: "a list", dict: "a mapping", type(None): "nothing"}.get(type(value), type(value).__name__)
-        raise TypeError(f"must be a single value, got {got}; remove the line to use the default")
-    if isinstance(value, bool) and kind not in (bool, Switch):
-        word = str(value).lower()
-        raise TypeError(f"must not be a bool, got {word} (YAML reads yes, no, on and off as bools); put text in quotes")
-    if isinstance(value, float) and kind is int:
-        raise TypeError(f"must be an integer, got {value:g}; write it without a point or exponent")
-    return value_of(name, str(value))
 
 
 def reward_options(reward: RewardSettings) -> dict[str, dict]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hyvideo.config.command_line import reward_options
+from hyvideo.config.reference_flags import with_current_names
 from hyvideo.config.sections import TrustRegionSettings
 from hyvideo.config.settings import TRAITS, Config, is_json
 from hyvideo.data.outside import find_path
@@ -28,8 +29,8 @@ def changed_settings(saved: Mapping[str, object], now: Mapping[str, object], *, 
     free: list[str] = []
     affecting_learning: list[str] = []
     version = str(saved.get("transformer_version", Config().model.transformer_version))
-    before = Config.of_version(version).flat() | dict(saved)
-    for name, value in now.items():
+    before = Config.of_version(version).flat() | with_current_names(saved)
+    for name, value in with_current_names(now).items():  # a kl_weight of 0 is kl_strategy none in both
         decides, was = TRAITS[name].decides, before[name]
         # A matched eta may differ in its last bit between releases.
         is_rounded = name == "eta" and isinstance(was, int | float) and math.isclose(was, value, rel_tol=1e-12)
@@ -42,7 +43,7 @@ def changed_settings(saved: Mapping[str, object], now: Mapping[str, object], *, 
 
 
 def named_files(settings: Mapping[str, Any]) -> dict[str, list[Path]]:
-    """Return the files that settings name: prompts, initial LoRA, code of sampler and scorers, option files."""
+    """Return the files that settings name: prompts, initial LoRA, code of sampler, objective and scorers, options."""
     from hyvideo.models.lora import lora_files  # imports torch
 
     options, lora = settings["reward_config"], settings["pretrained_lora_path"]
@@ -53,18 +54,18 @@ def named_files(settings: Mapping[str, Any]) -> dict[str, list[Path]]:
         named["reward_config"] += [value for value in values if os.path.isfile(find_path(value))]
     named["reward_model"] = [] if settings["remote_reward_url"] else code_files(settings["reward_model"])
     named["sde_type"] = code_files([settings["sde_type"]])
+    named["objective"] = code_files([settings["objective"]])
     named["pretrained_lora_path"] = lora_files(lora) if lora else []
     return {name: [find_path(path) for path in paths] for name, paths in named.items() if paths}
 
 
 def experiment_settings(config: Config) -> dict[str, object]:
-    """Return the settings that affect learning, with the KL strategy by name."""
+    """Return the settings that affect learning; without KL terms, ``kl_strategy`` alone for the trust region."""
     settings = {name: value for name, value in config.flat().items() if TRAITS[name].decides in ("learning", "layout")}
-    unused = {"use_moving_KL", "use_dual_kl"}
     if config.kl_strategy == "none":
-        unused |= TrustRegionSettings.__dataclass_fields__.keys()
-    kept = {name: value for name, value in settings.items() if name not in unused}
-    return kept | {"kl_strategy": config.kl_strategy}
+        for name in TrustRegionSettings.__dataclass_fields__.keys() & settings.keys():
+            del settings[name]
+    return settings | {"kl_strategy": config.kl_strategy}
 
 
 def evaluation_settings(settings: Mapping[str, object]) -> dict[str, object]:

@@ -6,12 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from hyvideo.config.sections import DataSettings
-from hyvideo.config.settings import Config
+from hyvideo.config.run_inputs import RunInputs
 from hyvideo.data.images import read_image
 from hyvideo.data.outside import file_problem, find_path, folder_problem, quote, write_problem
-from hyvideo.data.prompts import Request, read_requests
-from hyvideo.models.sizes import read_architecture
+from hyvideo.data.prompts import PromptFiles, Request
 from hyvideo.models.versions import RELEASED
 
 Problems = Iterator[str]
@@ -20,11 +18,13 @@ MAX_STATE_BYTES = 2**30  # of a checkpoint's state.json
 MAX_LORA_BYTES = 2**40
 
 
-def machine_problems(config: Config) -> Problems:
+def machine_problems(inputs: RunInputs) -> Problems:
     """Yield a message for each package, file or folder of the run that this machine lacks."""
-    model, record = config.model, config.record
+    config = inputs.config
+    model = config.model
+    record = config.record
     yield from packages_are_installed(record.report_to, model.base_weight_dtype)
-    yield from prompts_are_readable(config.data, existing=False)
+    yield from prompts_are_readable(inputs, existing=False)
     yield from checkpoints_exist(model.pretrained_model_root)
     yield from initial_lora_exists(config.optimizer.pretrained_lora_path)
     yield from checkpoint_to_resume_exists(record.resume_from_checkpoint)
@@ -44,10 +44,15 @@ def problem_of(check: Callable[[], object]) -> Problems:
 def packages_are_installed(report_to: list[str], base_weight_dtype: str) -> Problems:
     for name in REPORTS:
         if name in report_to and not is_installed(name):
-            yield f"report_to needs {name}, which is not installed; run `pip install {name}` or remove it"
+            yield (
+                f"report_to needs {name}, which is not installed; run `pip install {name}`, "
+                f"or remove {name} from report_to"
+            )
     if base_weight_dtype == "fp8" and not is_installed("torchao"):
-        install = "`pip install torchao==0.18.0`"
-        yield f"base_weight_dtype fp8 needs torchao, which is not installed; run {install} or set it to bf16"
+        yield (
+            "base_weight_dtype fp8 needs torchao, which is not installed; run `pip install torchao==0.18.0` or set "
+            "base_weight_dtype bf16"
+        )
 
 
 def is_installed(package: str) -> bool:
@@ -56,38 +61,42 @@ def is_installed(package: str) -> bool:
     return spec is not None and spec.origin is not None
 
 
-def prompts_are_readable(data: DataSettings, *, existing: bool) -> Problems:
+def prompts_are_readable(inputs: RunInputs, *, existing: bool) -> Problems:
     """Yield a message for each unreadable prompts file. Checks only files that exist, or only those that do not."""
+    data = inputs.config.data
     for path in dict.fromkeys([*data.prompts_csv, *data.valid_video_csv]):
         if os.path.isfile(find_path(path)) == existing:
-            yield from problem_of(lambda path=path: _read_prompts(path))
+            yield from problem_of(lambda path=path: _read_prompts(inputs.files, path))
 
 
-def _read_prompts(path: str) -> None:
-    for image in dict.fromkeys(request.image for request in read_requests(path) if request.image):
+def _read_prompts(files: PromptFiles, path: str) -> None:
+    for image in dict.fromkeys(request.image for request in files.read([path]) if request.image):
         read_image(image)
 
 
-def videos_fit_the_version(config: Config) -> Problems:
+def videos_fit_the_version(inputs: RunInputs) -> Problems:
     """Yield sizes of videos, and images, that a released version does not support."""
-    root, version = config.model.pretrained_model_root, config.model.transformer_version
-    if not (released := RELEASED.get(version)):
+    version = inputs.config.model.transformer_version
+    released = RELEASED.get(version)
+    if released is None:
         return
-    for whose, size in config.video_sizes.items():
-        for problem in problem_of(lambda size=size: read_architecture(root, version).latent_size(*size)):
+    for whose, size in inputs.config.video_sizes.items():
+        for problem in problem_of(lambda size=size: inputs.architecture.latent_size(*size)):
             yield f"{problem} for {whose}"
-    for source in ("prompts_csv", "valid_video_csv"):
-        with suppress(ValueError):  # `prompts_are_readable` reports unreadable files
-            requests = read_requests(*getattr(config.data, source))
-            yield from image_problems(released.task, requests, f"transformer_version {version}", source)
+    with suppress(ValueError):  # `prompts_are_readable` reports unreadable files
+        yield from image_problems(released.task, inputs.requests, f"transformer_version {version}", "prompts_csv")
+    with suppress(ValueError):
+        yield from image_problems(released.task, inputs.validated, f"transformer_version {version}", "valid_video_csv")
 
 
 def image_problems(task: str | None, requests: list[Request], version: str, source: str) -> Problems:
     """Yield images given to a text-to-video version, or no image in any row for an image-to-video version."""
     with_image = sum(request.image is not None for request in requests)
     if task == "t2v" and with_image:
-        got = f"got {with_image} reference images in {source}"
-        yield f"{version} is for text-to-video, {got}; use an i2v version or remove them"
+        yield (
+            f"{version} is for text-to-video, got {with_image} reference images in {source}; use an i2v version or "
+            "remove the images"
+        )
     if task == "i2v" and requests and not with_image:
         yield (
             f"{version} is for image-to-video, got no reference image for the {len(requests)} prompts of {source}; add "
@@ -96,7 +105,8 @@ def image_problems(task: str | None, requests: list[Request], version: str, sour
 
 
 def checkpoints_exist(root: str) -> Problems:
-    if problem := folder_problem(root):
+    problem = folder_problem(root)
+    if problem:
         yield (
             f"pretrained_model_root must be a checkpoint folder, got {quote(root)}: {problem}; download the weights "
             "(checkpoints-download.md), or use configs/miniature.yaml, which needs no download"
@@ -104,16 +114,23 @@ def checkpoints_exist(root: str) -> Problems:
 
 
 def initial_lora_exists(path: str) -> Problems:
-    if path and folder_problem(path) and (problem := file_problem(path, MAX_LORA_BYTES)):
-        yield f"pretrained_lora_path must be a LoRA file or folder, got {quote(path)}: {problem}"
+    if not path or not folder_problem(path):
+        return
+    problem = file_problem(path, MAX_LORA_BYTES)
+    if problem:
+        yield f"pretrained_lora_path must be a LoRA file or folder, got {quote(path)}: {problem}; correct the path"
 
 
 def checkpoint_to_resume_exists(path: str) -> Problems:
-    if path not in ("", "latest", "auto") and (problem := file_problem(Path(path) / "state.json", MAX_STATE_BYTES)):
+    if path in ("", "latest", "auto"):
+        return
+    problem = file_problem(Path(path) / "state.json", MAX_STATE_BYTES)
+    if problem:
         reason = folder_problem(path) or f"state.json: {problem}"
         yield f"resume_from_checkpoint must be `latest`, `auto` or a checkpoint folder, got {quote(path)}: {reason}"
 
 
 def folders_can_be_written(name: str, folder: str | Path) -> Problems:
-    if problem := write_problem(folder):
-        yield f"{name} must be a writable folder, got {quote(folder)}: {problem}"
+    problem = write_problem(folder)
+    if problem:
+        yield f"{name} must be a writable folder, got {quote(folder)}: {problem}; choose another folder"

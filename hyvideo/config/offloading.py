@@ -13,7 +13,11 @@ class Offloading:
 
     def __post_init__(self) -> None:
         if self.group_offloading and self.offloading is False:
-            raise ValueError("--group_offloading true needs --offloading true, got false. Remove one of the two flags")
+            raise ValueError(
+                "--group_offloading true needs --offloading true, because the transformer cannot stay on the GPU and "
+                "be copied there in groups, got --offloading false. "
+                "Remove --offloading false, or set --group_offloading false"
+            )
 
     def __str__(self) -> str:
         return "group offloading" if self.group_offloading else "offloading" if self.offloading else "no offloading"

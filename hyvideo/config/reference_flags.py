@@ -1,21 +1,33 @@
-"""Flags of the public reference that have another name here, or none, as listed in reference_flags.yaml."""
+"""Flags of the public reference that have another name here, or none, as listed in reference_flags.yaml.
+
+They are translated into settings before anything else sees them: the flags of a command line and the names of a file by
+`translate`, the settings of checkpoints of earlier releases by `with_current_names`.
+"""
 
 import argparse
 import fnmatch
 import functools
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_origin
 
 import yaml
 
 from hyvideo.config import processes
 from hyvideo.config.setting import TRUTHS
+from hyvideo.config.settings import Config, in_form, value_type
+from hyvideo.config.values import value_of, value_of_yaml
 from hyvideo.data.outside import quote
+from hyvideo.models.versions import version_defaults
 
-TASK = "task"  # set by task_type; not a setting: it must be the task of transformer_version
+REFERENCE_SCORERS = {"videoalign_local": "videoalign"}  # names of scorers
+# Names in the table that are no settings.
+TASK = "task"  # must be the task of transformer_version
+ANCHOR, TERMS = "kl_anchor", "kl_terms"  # parts of kl_strategy
+NO_SETTINGS = (TASK, ANCHOR, TERMS)
+SWITCHES = ("use_moving_KL", "use_dual_kl")  # both on in ``kl_strategy: flags``, the default of earlier releases
 
 
 class Row(NamedTuple):
@@ -100,12 +112,127 @@ def print_ignored(ignored: Mapping[str, list[str]]) -> None:
             print(f"ignored flags: {quote(', '.join(texts), 500)[1:-1]}; {reason}", file=sys.stderr)
 
 
+def print_ignored_switches(words_by_flag: Mapping[str, list[str]]) -> None:
+    """Print the given switches of the KL terms, which have no effect beside ``--kl_strategy``."""
+    switches = [" ".join([name, *words_by_flag[name]]) for name in SWITCHES if name in words_by_flag]
+    if switches:
+        print_ignored({"kl_strategy chooses the KL terms": switches})
+
+
+def translate(
+    given: Mapping[str, Any], by_flag: Mapping[str, list[str]], inherited: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the settings of flags or of a file, and the name that gave each.
+
+    ``given`` are settings, and ``by_flag`` has the words of each flag of the reference. Both override the ``inherited``
+    settings. Raises ValueError for contradicting names or unsupported values.
+    """
+    values, names = dict(given), {name: name for name in given}
+    found = meanings(by_flag, table("post_train"), {**inherited, **given})
+    for setting, flag, words, row in sorted(found, key=lambda meaning: meaning.row.unless_set):
+        value = words[0] if setting in NO_SETTINGS else _value_of_words(setting, flag, words)
+        if row.unless_set and value and (values.get(setting) or inherited.get(setting)):
+            continue
+        if setting in values and in_form(setting, values[setting]) != value:
+            texts = (" ".join(v) if isinstance(v, list) else v for v in (in_form(setting, values[setting]), value))
+            both = f"{names[setting]} and {flag} set {setting} to {' and '.join(map(quote, texts))}"
+            why = row.conflict or ("they are two names of one setting" if row.sets else "they contradict each other")
+            raise ValueError(f"{both}; {why}: remove one of them")
+        values[setting], names[setting] = value, flag
+    strategy = inherited.get("kl_strategy", Config().trust_region.kl_strategy)
+    return with_kl_strategy(values, strategy), names
+
+
+def _value_of_words(name: str, flag: str, words: list[str]) -> Any:
+    try:
+        if get_origin(value_type(name)) is list:
+            return in_form(name, [value_of(name, word) for word in words])
+        if len(words) != 1:
+            raise argparse.ArgumentTypeError(f"takes one value, got {quote(' '.join(words))}")
+        return value_of(name, words[0])
+    except argparse.ArgumentTypeError as error:
+        raise ValueError(f"{flag} {error}") from error
+
+
+def words_of_yaml(row: Row, value: object) -> list[str]:
+    """Return the words of a reference flag. Raises TypeError for a value of the wrong type."""
+    value = "none" if value is None and ("none" in row.values or not row.sets) else value
+    if len(row.sets) == 1:
+        value_of_yaml(row.sets[0], value)
+    return [str(word) for word in (value if isinstance(value, list) else [value])] or [""]
+
+
+def resolve_reference_names(values: dict[str, Any]) -> dict[str, Any]:
+    """Return settings without the reference's task and scorer names. Raises ValueError if one is wrong or ambiguous."""
+    version = values.get("transformer_version", Config().model.transformer_version)
+    task, known = values.pop(TASK, None), version_defaults(version)
+    expected = known.task or task
+    if task not in (None, expected):
+        raise ValueError(f"task_type must be {expected} for transformer_version {version}, got {task}; change one")
+    if "reward_model" in values:
+        scorers = in_form("reward_model", values["reward_model"])
+        values["reward_model"] = [REFERENCE_SCORERS.get(name, name) for name in scorers]
+    if task:
+        print_ignored({table("post_train")["task_type"].no_effect: [f"task_type {task}"]})
+    return values
+
+
 def with_flags(message: str, flags: Mapping[str, str]) -> str:
     """Return a message in which settings that were given under another flag also show that flag."""
     for setting, flag in flags.items():
-        if setting not in (flag, TASK):
+        if setting != flag and setting not in NO_SETTINGS:
             message = re.sub(rf"\b{setting}\b", f"{setting} (given as --{flag})", message, count=1)
     return message
+
+
+def with_kl_strategy(settings: Mapping[str, Any], inherited: str) -> dict[str, Any]:
+    """Return settings with ``kl_strategy`` instead of its parts, which the switches of the reference set.
+
+    A part that is not given is that of the ``inherited`` strategy. A given ``kl_strategy`` overrides both parts.
+    """
+    values = dict(settings)
+    anchor = values.pop(ANCHOR, None)
+    terms = values.pop(TERMS, None)
+    if "kl_strategy" in values or (anchor is None and terms is None):
+        return values
+    if anchor is None:
+        anchor = "fixed" if inherited.endswith("fixed") else "moving"
+    if terms is None:
+        terms = "single" if inherited in ("fixed", "moving") else "dual"
+    values["kl_strategy"] = anchor if terms == "single" else f"dual_{anchor}"
+    return values
+
+
+def without_flags_strategy(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a file or checkpoint with the switches instead of ``kl_strategy: flags``."""
+    values = dict(settings)
+    if values.get("kl_strategy") == "flags":
+        del values["kl_strategy"]
+        values = dict.fromkeys(SWITCHES, True) | values
+    return values
+
+
+def without_flags_words(words: Sequence[str]) -> list[str]:
+    """Return a command line with the switches instead of ``--kl_strategy flags``."""
+    given = {word.partition("=")[0] for word in words}
+    switches = [f"--{name}=true" for name in SWITCHES if f"--{name}" not in given]
+    for number, word in enumerate(words):
+        if word == "--kl_strategy=flags":
+            return [*words[:number], *switches, *words[number + 1 :]]
+        if word == "--kl_strategy" and words[number + 1 : number + 2] == ["flags"]:
+            return [*words[:number], *switches, *words[number + 2 :]]
+    return list(words)
+
+
+def with_current_names(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a checkpoint, which an earlier release may have written, under their current names."""
+    values = without_flags_strategy(saved)
+    moving, dual = (values.pop(name, True) for name in SWITCHES)
+    parts = {ANCHOR: "moving" if moving else "fixed", TERMS: "dual" if dual else "single"}
+    values = with_kl_strategy(parts | values, "dual_moving")
+    if values.get("kl_weight") == 0:
+        values["kl_strategy"] = "none"
+    return values
 
 
 def _is(words: list[str], value: object) -> bool:

@@ -1,14 +1,18 @@
 """Rules that settings must satisfy: functions that yield a message for every violation, without importing torch."""
 
 import itertools
+import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from hyvideo.config import machine_rules as machine
-from hyvideo.config.command_line import REFERENCE_SCORERS, reward_options
+from hyvideo.config.command_line import reward_options
 from hyvideo.config.machine_rules import Problems, problem_of
+from hyvideo.config.objectives import OBJECTIVES, objective_class, traits_of
+from hyvideo.config.reference_flags import REFERENCE_SCORERS
+from hyvideo.config.run_inputs import RunInputs
 from hyvideo.config.run_plan import branches_of_steps, num_stochastic_steps, parse_interval, stochastic_transitions
 from hyvideo.config.sections import RewardSettings, RolloutSettings
 from hyvideo.config.settings import REWARD_PRESETS, TRAITS, Config, eta_of, flat_weights
@@ -26,15 +30,26 @@ from hyvideo.models.versions import version_defaults
 from hyvideo.schedulers.transitions import sampler_of
 
 
-def check(config: Config, world_size: int = 1, *, on_this_machine: bool = True) -> None:
-    """Raise ValueError with every rule that the settings violate and, if requested, what this machine lacks."""
+def check(config: Config, world_size: int = 1, *, on_this_machine: bool = True) -> RunInputs:
+    """Return the inputs of a run, as far as the rules have read them.
+
+    Raises ValueError with every rule that the settings violate and, if requested, what this machine lacks.
+    """
     check_ranges(config.flat())  # the other rules compute with these numbers
+    inputs = RunInputs(config, world_size)
     _raise(
         batch_problems(config, world_size),
         process_problems(config, world_size),
-        *(rule(config) for rule in RULES),
-        machine.machine_problems(config) if on_this_machine else (),
+        sampler_problems(config),
+        trust_region_problems(config),
+        objective_problems(config),
+        reward_problems(config.reward),
+        weight_problems(config),
+        record_problems(config),
+        data_problems(inputs),
+        machine.machine_problems(inputs) if on_this_machine else (),
     )
+    return inputs
 
 
 def check_sampling(config: Config, *, output: Path, is_stochastic: bool = True) -> None:
@@ -66,7 +81,8 @@ def check_ranges(settings: Mapping[str, Any]) -> None:
 
 
 def _raise(*problems: Iterable[str]) -> None:
-    if message := "\n".join(dict.fromkeys(itertools.chain.from_iterable(problems))):
+    message = "\n".join(dict.fromkeys(itertools.chain.from_iterable(problems)))  # without repetitions
+    if message:
         raise ValueError(message)
 
 
@@ -82,7 +98,10 @@ def range_problems(values: Mapping[str, Any]) -> Problems:
         yield from problem_of(lambda: sampler_of(values["sde_type"]))
     for name in ("sample_n_frames", "validation_num_frames"):
         if values[name] % 4 != 1 and (values[name] or name == "sample_n_frames"):
-            yield f"{name} must be 4n + 1, got {values[name]}"
+            yield (
+                f"{name} must be 4n + 1, because the VAE compresses 4 frames after the first into one latent frame, "
+                f"got {values[name]}; use {_four_n_plus_1(values[name])}"
+            )
     height, width = values["validation_height"], values["validation_width"]
     if (height == 0) != (width == 0):
         yield f"validation_height and validation_width must both be set or both be 0, got {height} and {width}"
@@ -92,6 +111,12 @@ def range_problems(values: Mapping[str, Any]) -> Problems:
     version = values["transformer_version"]
     if "/" in version or "\\" in version or version in (".", ".."):
         yield f"transformer_version must be the name of a folder in transformer/, not a path, got {quote(version)}"
+
+
+def _four_n_plus_1(number: int) -> str:
+    """Return the nearest numbers of frames of the form 4n + 1."""
+    below = (number - 1) // 4 * 4 + 1
+    return f"{below} or {below + 4}" if below > 0 else "1"
 
 
 def _is_utf8(text: str) -> bool:
@@ -120,7 +145,10 @@ def layout_problems(world_size: int, sp_size: int, dp_replicate: int = 1) -> Pro
 
 def head_problems(sp_size: int, num_heads: int) -> Problems:
     if sp_size > num_heads:
-        yield f"sp_size must be at most the {num_heads} attention heads, got {sp_size}; use {_divisors(num_heads)}"
+        yield (
+            f"sp_size must be at most the {num_heads} attention heads of the transformer, got {sp_size}; "
+            f"{_divisors(num_heads)} give every rank the same number of heads"
+        )
 
 
 def _divisors(number: int) -> str:
@@ -129,23 +157,39 @@ def _divisors(number: int) -> str:
 
 def batch_problems(config: Config, world_size: int) -> Problems:
     """Yield why the rollouts of an iteration do not form whole groups that are evenly distributed over the replicas."""
-    rollout, distributed, num_updates = config.rollout, config.distributed, config.loss.num_updates_per_rollout
-    if problems := [*layout_problems(world_size, distributed.sp_size, distributed.dp_replicate)]:
+    rollout = config.rollout
+    distributed = config.distributed
+    num_updates = config.loss.num_updates_per_rollout
+    problems = list(layout_problems(world_size, distributed.sp_size, distributed.dp_replicate))
+    if problems:
         yield from problems
         return
-    batch, group, replicas = rollout.batch_size, rollout.num_generations, world_size // distributed.sp_size
+    batch = rollout.batch_size
+    group = rollout.num_generations
+    replicas = world_size // distributed.sp_size
     if (batch * replicas) % group:
         legal = next(b for b in itertools.count(batch) if (b * replicas) % group == 0 and 0 in (b % group, group % b))
-        got = f"batch_size {batch} x replicas {replicas} = {batch * replicas}"
-        yield f"a batch must consist of whole groups of num_generations {group}, got {got}; use batch_size {legal}"
+        yield (
+            f"a batch must consist of whole groups: batch_size {batch} x replicas {replicas} = {batch * replicas} "
+            f"is not a multiple of num_generations {group}; use batch_size {legal}, or change num_generations"
+        )
     elif batch % group and group % batch:
-        yield f"batch_size must be a multiple or a divisor of num_generations {group}, got {batch}"
+        yield (
+            "batch_size must be a multiple or a divisor of num_generations, so that every replica samples whole groups "
+            f"or an equal share of one, got batch_size {batch} and num_generations {group}; change one of them"
+        )
     else:
         groups = batch * replicas * rollout.gradient_accumulation_steps // group
         if groups % num_updates:
-            yield f"num_updates_per_rollout must divide the {groups} groups of an iteration, got {num_updates}"
+            yield (
+                f"num_updates_per_rollout must divide the {groups} groups of an iteration, because every update trains "
+                f"equally many whole groups, got {num_updates}; possible values: {_divisors(groups)}"
+            )
     if group < 2:
-        yield f"num_generations must be at least 2, since advantages compare the rollouts of a group, got {group}"
+        yield (
+            f"num_generations must be at least 2, because advantages compare the rollouts of a group, got {group}; "
+            "raise num_generations"
+        )
 
 
 def planned_world_size(config: Config, words: str) -> int:
@@ -165,16 +209,26 @@ def process_problems(config: Config, world_size: int) -> Problems:
     """Yield problems of replicas without sharding, and of watchdog or reward timeouts above the collective timeout."""
     distributed, reward = config.distributed, config.reward
     if distributed.dp_replicate > 1 and not distributed.enable_fsdp:
-        yield f"dp_replicate {distributed.dp_replicate} needs enable_fsdp; set enable_fsdp true or dp_replicate 1"
-    report, timeout = distributed.watchdog_seconds, distributed.collective_timeout
+        yield (
+            "dp_replicate needs enable_fsdp true, because without sharding every rank has a copy, "
+            f"got {distributed.dp_replicate} and false; set enable_fsdp true or dp_replicate 1"
+        )
+    report = distributed.watchdog_seconds
+    timeout = distributed.collective_timeout
     if world_size > 1 and report > 0.9 * timeout:
-        rule = f"watchdog_seconds must be at most 0.9 of collective_timeout {timeout:g}"
-        yield f"{rule}, got {report:g}; lower it, or set it to 0 to disable the report"
+        yield (
+            "watchdog_seconds must be at most 0.9 of collective_timeout, which ends a run that hangs before the report "
+            f"is printed, got {report:g} and {timeout:g}; lower watchdog_seconds, or set it to 0 to disable the report"
+        )
     number = len(reward.remote_reward_url.split(",")) if reward.remote_reward_url else 0
     seconds = SERVICE_ATTEMPTS * number * reward.remote_reward_timeout
-    if world_size > 1 and seconds > (deadline := distributed.reward_deadline):
-        rule = f"{SERVICE_ATTEMPTS} attempts at {number} reward services must take at most 0.8 of collective_timeout"
-        yield f"{rule}, got {seconds:g} s and {deadline:g} s; lower remote_reward_timeout or raise collective_timeout"
+    if world_size > 1 and seconds > distributed.reward_deadline:
+        yield (
+            f"{SERVICE_ATTEMPTS} attempts at {number} reward services must take at most 0.8 of collective_timeout, "
+            "because the other ranks wait for the rewards and would end the run, "
+            f"got {seconds:g} s and {distributed.reward_deadline:g} s; "
+            "lower remote_reward_timeout or raise collective_timeout"
+        )
 
 
 def noise_can_be_matched(rollout: RolloutSettings) -> Problems:
@@ -184,26 +238,45 @@ def noise_can_be_matched(rollout: RolloutSettings) -> Problems:
 
 def sampler_problems(config: Config) -> Problems:
     """Yield an invalid eta, window, noise to match or custom sampler, and a guidance interval without steps."""
-    rollout, scale = config.rollout, max(config.rollout.cfg_scale, config.anchor_cfg_scale)
+    rollout = config.rollout
+    scale = max(rollout.cfg_scale, config.anchor_cfg_scale)
     yield from noise_can_be_matched(rollout)
     yield from problem_of(lambda: stochastic_transitions(rollout))
     if scale > 1 and max(branches_of_steps(rollout, scale)) == 1:
-        steps = f"{rollout.grpo_sampling_steps} steps with shift {rollout.shift:g}"
-        yield f"guidance_interval must contain one of the {steps}, got {rollout.guidance_interval}; widen it"
+        yield (
+            "guidance_interval must contain at least one step of the schedule, because no video would be guided, "
+            f"got {rollout.guidance_interval} and {rollout.grpo_sampling_steps} steps with shift {rollout.shift:g}; "
+            "widen the interval"
+        )
 
 
 def objective_problems(config: Config) -> Problems:
-    """Yield a rollout without trained steps for grpo, and what nft cannot train with."""
-    rollout, version = config.rollout, version_defaults(config.model.transformer_version)
-    if config.loss.objective == "grpo":
+    """Yield an invalid objective, a rollout without steps to train, and what noise levels cannot be trained with."""
+    rollout = config.rollout
+    version = version_defaults(config.model.transformer_version)
+    name = config.loss.objective
+    problems = list(problem_of(lambda: objective_class(name))) if name not in OBJECTIVES else []
+    if problems:
+        yield from problems
+        return
+    if traits_of(name).trains == "steps":
         yield from problem_of(lambda: some_step_is_stochastic(rollout))
         return
     if version.kind == "step_distilled":
-        yield f"objective nft cannot train the step-distilled {version.name}; use another version or objective grpo"
+        yield (
+            f"objective {name} trains at any noise level, but transformer_version {version.name} is step-distilled and "
+            "only covers the levels of its few steps; use another version or objective grpo"
+        )
     if rollout.sde_window:
-        yield f"sde_window cannot be used with objective nft, got {quote(rollout.sde_window)}; remove it"
+        yield (
+            f"sde_window cannot be used with objective {name}, which trains noise levels and not the steps of a "
+            f"rollout, got {quote(rollout.sde_window)}; remove sde_window"
+        )
     if rollout.use_same_noise and rollout.eta == 0:
-        yield "use_same_noise with eta 0 makes all rollouts of a group identical; remove use_same_noise or raise eta"
+        yield (
+            "use_same_noise needs eta above 0, because with eta 0 all rollouts of a group are identical, got 0; "
+            "remove use_same_noise or raise eta"
+        )
 
 
 def some_step_is_stochastic(rollout: RolloutSettings) -> None:
@@ -217,28 +290,42 @@ def some_step_is_stochastic(rollout: RolloutSettings) -> None:
 
 
 def trust_region_problems(config: Config) -> Problems:
-    trust, strategy, version = config.trust_region, config.kl_strategy, config.model.transformer_version
+    """Yield KL terms, coefficients and anchors that contradict each other."""
+    trust = config.trust_region
+    strategy = config.kl_strategy
+    version = config.model.transformer_version
     if config.reward.ignore_rewards and strategy == "none":
-        yield "ignore_rewards trains on the KL terms alone, got kl_strategy none; set kl_weight and a strategy"
-    if trust.kl_strategy not in ("flags", "none") and trust.kl_weight == 0:
-        yield f"kl_strategy {trust.kl_strategy} needs kl_weight > 0, got 0; set kl_weight or use kl_strategy none"
+        yield (
+            "ignore_rewards trains on the KL terms alone, got kl_strategy none, which leaves nothing to train on; "
+            "set kl_weight and a strategy"
+        )
     if trust.kl_strategy == "none" and trust.kl_weight > 0:
         yield f"kl_strategy none needs kl_weight 0, got {trust.kl_weight}; set kl_weight 0 or choose a strategy"
     if strategy != "none" and not trust.kl_min_coef <= trust.kl_coef <= trust.kl_weight:
-        got = f"{trust.kl_min_coef:g}, {trust.kl_coef:g} and {trust.kl_weight:g}"
-        yield f"the coefficients must satisfy kl_min_coef <= kl_coef <= kl_weight, got {got}"
+        yield (
+            "the coefficients must satisfy kl_min_coef <= kl_coef <= kl_weight, because a schedule starts at kl_coef "
+            "and stays between the other two, "
+            f"got {trust.kl_min_coef:g}, {trust.kl_coef:g} and {trust.kl_weight:g}; "
+            "lower kl_min_coef or kl_coef, or raise kl_weight"
+        )
     if (trust.anchor_cfg_scale or 0) > 1 and version_defaults(version).kind.endswith("distilled"):
-        got = f"{trust.anchor_cfg_scale:g} with transformer_version {version}"
-        yield f"anchor_cfg_scale must be 1 if guidance is distilled into the weights, got {got}; set it to 1"
+        yield (
+            "anchor_cfg_scale must be 1 if guidance is distilled into the weights, "
+            f"got {trust.anchor_cfg_scale:g} with transformer_version {version}; set anchor_cfg_scale 1"
+        )
     if config.anchor_has_own_guidance and strategy.endswith("moving"):
         yield (
-            f"anchor_cfg_scale needs a fixed anchor, got {config.anchor_cfg_scale:g} with kl_strategy {strategy}; set "
-            "kl_strategy fixed or dual_fixed, or anchor_cfg_scale to that of the policy"
+            "anchor_cfg_scale needs a fixed anchor, because each refresh would guide what was learned from guidance, "
+            f"got {config.anchor_cfg_scale:g} with kl_strategy {strategy}; set kl_strategy fixed or dual_fixed, or "
+            "anchor_cfg_scale to the cfg_scale of the policy"
         )
     num_updates = config.loss.num_updates_per_rollout
     if config.anchor_moves and trust.update_ref_model_step % num_updates:
-        rule = f"update_ref_model_step must be a multiple of num_updates_per_rollout {num_updates}"
-        yield f"{rule}, got {trust.update_ref_model_step}"
+        yield (
+            "update_ref_model_step must be a multiple of num_updates_per_rollout, because the anchor is refreshed "
+            f"between iterations, got {trust.update_ref_model_step} and {num_updates}; "
+            f"use {math.ceil(trust.update_ref_model_step / num_updates) * num_updates}"
+        )
 
 
 def reward_problems(reward: RewardSettings) -> Problems:
@@ -247,16 +334,24 @@ def reward_problems(reward: RewardSettings) -> Problems:
         yield f"reward_model must name at least one of {', '.join(SCORERS)} or FILE.py:CLASS, got none"
     for setting in ("reward_model", "held_out_reward_model"):
         if unknown := [name for name in getattr(reward, setting) if name not in SCORERS and ":" not in name]:
-            hint, names = nearest(unknown[0], SCORERS), ", ".join(SCORERS)
-            got = ", ".join(map(quote, unknown))
-            yield f"{setting} must be one of {names} or FILE.py:CLASS, got {got}{hint and '; ' + hint}"
+            message = f"{setting} must be one of {', '.join(SCORERS)} or FILE.py:CLASS"
+            message += f", got {', '.join(map(quote, unknown))}"
+            hint = nearest(unknown[0], SCORERS)
+            yield f"{message}; {hint}" if hint else message
     named = [*reward.reward_model, *reward.held_out_reward_model]
     if len(set(named)) < len(named):
-        yield f"reward_model and held_out_reward_model must name each scorer once, got {', '.join(named)}"
+        yield (
+            "reward_model and held_out_reward_model must name each scorer once, because a scorer that rewards is not "
+            f"held out, and a second copy would count twice, got {', '.join(named)}; remove the repeated one"
+        )
     for name in reward.loaded_scorers:
-        yield from problem_of(lambda name=name: ":" in name and scorer_class(name))
+        if ":" in name:
+            yield from problem_of(lambda name=name: scorer_class(name))
     if reward.score_between_stages and not (reward.reward_offload or reward.remote_reward_url):
-        yield "score_between_stages needs reward_offload true, got false; set it to true or remove score_between_stages"
+        yield (
+            "score_between_stages needs reward_offload true, which takes the scorers off the GPU during the other "
+            "stages, got false; set reward_offload true or remove score_between_stages"
+        )
     yield from problem_of(lambda: reward_options(reward))
     yield from weights_are_numbers(reward)
 
@@ -279,12 +374,19 @@ def weights_are_numbers(reward: RewardSettings) -> Problems:
         )
     by_scorer = [value if isinstance(value, dict) else {name: value} for name, value in given.items()]
     names = {dimension for dimensions in by_scorer for dimension in dimensions}
-    if taken := names & {*RESERVED_NAMES, OVERALL}:
-        yield f"reward_weights must not use the names {', '.join(sorted(taken))}, which are reserved for records"
+    taken = names & {*RESERVED_NAMES, OVERALL}
+    if taken:
+        yield (
+            f"reward_weights must not use the names {', '.join(sorted(taken))}, which are reserved for records; "
+            "rename the dimensions of your scorer"
+        )
     scorers = [REFERENCE_SCORERS.get(name, name) for name, value in given.items() if isinstance(value, dict)]
-    if unknown := [name for name in scorers if name not in reward.reward_model]:
-        got, known = ", ".join(map(quote, unknown)), ", ".join(reward.reward_model)
-        yield f"reward_weights must name the scorers of reward_model, {known}, got {got}"
+    unknown = [name for name in scorers if name not in reward.reward_model]
+    if unknown:
+        yield (
+            f"reward_weights must name the scorers of reward_model, {', '.join(reward.reward_model)}, "
+            f"got {', '.join(map(quote, unknown))}; remove them or add them to reward_model"
+        )
 
 
 def record_problems(config: Config) -> Problems:
@@ -293,47 +395,58 @@ def record_problems(config: Config) -> Problems:
         yield f"report_to must be tensorboard, wandb or none, got {', '.join(sorted(unknown))}"
     if record.on_reward_hacking == "warn":
         return
-    action = f"on_reward_hacking {record.on_reward_hacking}"
     if not config.data.valid_video_csv:
-        yield f"{action} needs validation prompts; set valid_video_csv or use on_reward_hacking warn"
+        yield (
+            f"on_reward_hacking {record.on_reward_hacking} needs validation prompts, because it compares validations, "
+            "got none; set valid_video_csv or use on_reward_hacking warn"
+        )
     elif not record.validate_at_step0 and not record.resume_from_checkpoint:
-        yield f"{action} needs a validation of the base model; set validate_at_step0 true or use on_reward_hacking warn"
+        yield (
+            f"on_reward_hacking {record.on_reward_hacking} needs a validation of the base model, with which it "
+            "compares the others, got validate_at_step0 false; set validate_at_step0 true or use on_reward_hacking warn"
+        )
 
 
 def weight_problems(config: Config) -> Problems:
     """Yield combinations of precisions, LoRA, EMA and sharding that cannot be trained."""
-    model, optimizer = config.model, config.optimizer
+    model = config.model
+    optimizer = config.optimizer
     if model.master_weight_type == "bf16" and not optimizer.lora_rank:  # a LoRA is always in float32
         if model.dtype == "fp32":
-            yield "master_weight_type bf16 needs dtype bf16, got fp32; set dtype bf16 or master_weight_type fp32"
+            yield (
+                "master_weight_type bf16 needs dtype bf16, got fp32, which would compute with weights that are rounded "
+                "to bf16; set dtype bf16 or master_weight_type fp32"
+            )
         if optimizer.ema_decay:
-            yield f"ema_decay needs master_weight_type fp32, got {optimizer.ema_decay:g} and bf16; change one of them"
+            yield (
+                f"ema_decay needs master_weight_type fp32, got {optimizer.ema_decay:g} and bf16, where an EMA update "
+                "rounds to zero; set master_weight_type fp32 or ema_decay 0"
+            )
     if model.base_weight_dtype == "fp8" and not optimizer.lora_rank:
-        yield "base_weight_dtype fp8 needs a lora_rank above 0, got 0; set lora_rank or base_weight_dtype bf16"
+        merged = " after merging the LoRA in pretrained_lora_path" if optimizer.pretrained_lora_path else ""
+        yield (
+            f"base_weight_dtype fp8 needs a lora_rank above 0, got 0, which trains the base weights{merged}; set "
+            "lora_rank or base_weight_dtype bf16"
+        )
     if model.base_weight_dtype == "fp8" and config.distributed.enable_fsdp:
-        yield "base_weight_dtype fp8 cannot be sharded, got enable_fsdp true; set it to false, or use bf16"
+        yield (
+            "base_weight_dtype fp8 cannot be used with enable_fsdp true, because FSDP cannot shard fp8 weights; set "
+            "enable_fsdp false or base_weight_dtype bf16"
+        )
     if optimizer.lora_target_modules and not optimizer.lora_rank:
-        yield "lora_target_modules needs a lora_rank above 0, got 0; set lora_rank"
+        yield (
+            "lora_target_modules needs a lora_rank above 0, got 0, which trains all weights; "
+            "set lora_rank or remove lora_target_modules"
+        )
     for pattern in optimizer.lora_target_modules:
         try:
             re.compile(pattern)
         except re.error as error:
-            yield f"lora_target_modules must be regular expressions, got {quote(pattern)}: {error}"
+            yield f"lora_target_modules must be regular expressions, got {quote(pattern)}: {error}; correct it"
 
 
-def data_problems(config: Config) -> Problems:
-    if not config.data.prompts_csv:
+def data_problems(inputs: RunInputs) -> Problems:
+    if not inputs.config.data.prompts_csv:
         yield "prompts_csv must name a CSV file with a column `prompt`, got none"
-    yield from machine.prompts_are_readable(config.data, existing=True)
-    yield from machine.videos_fit_the_version(config)
-
-
-RULES = (
-    sampler_problems,
-    trust_region_problems,
-    objective_problems,
-    lambda config: reward_problems(config.reward),
-    weight_problems,
-    record_problems,
-    data_problems,
-)
+    yield from machine.prompts_are_readable(inputs, existing=True)
+    yield from machine.videos_fit_the_version(inputs)

@@ -1,16 +1,14 @@
 """Arithmetic of an iteration: rollouts, groups, updates, steps and forward passes. Imports no torch."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import compress
-from pathlib import Path
 from statistics import fmean
 
+from hyvideo.config.objectives import traits_of
 from hyvideo.config.sections import RolloutSettings
 from hyvideo.config.settings import Config
-from hyvideo.data.templates import fill
 from hyvideo.schedulers.noise_window import parse_window
-from hyvideo.schedulers.transitions import Transition, check_float32, sampler_of, schedule, shifted_levels
+from hyvideo.schedulers.transitions import Transition, check_float32, schedule, shifted_levels
 
 MAX_NOISE = 5.0  # largest sensible std of a step relative to the noise level after it; eta 1 reaches 2.5 in 50 steps
 
@@ -28,7 +26,7 @@ class Plan:
     num_anchor_steps: int  # trained steps with a KL to the anchor
     clip_can_bind: bool  # false: every ratio is 1
     sampled_branches: float  # forward passes per step, mean over the steps of a rollout
-    trained_branches: float  # mean over the steps that can be trained; levels of nft are distributed like the steps
+    trained_branches: float  # mean over the steps that can be trained; levels are distributed like the steps
     anchor_branches: float  # like ``trained_branches``, with the anchor's guidance
 
 
@@ -36,14 +34,15 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
     """Return the plan of a run on ``world_size`` ranks. Call ``hyvideo.config.rules.check`` first."""
     rollout, loss = config.rollout, config.loss
     replicas = world_size // config.distributed.sp_size
-    rollouts = replicas * rollout.batch_size * rollout.gradient_accumulation_steps
+    rollouts = num_rollouts(config, world_size)
     stochastic = num_stochastic_steps(rollout)
     trained = max(1, round(stochastic * loss.timestep_fraction)) if stochastic else 0
-    is_nft = loss.objective == "nft"
-    trained = loss.nft_levels if is_nft else trained
+    objective = traits_of(loss.objective)
+    trains_levels = objective.trains == "levels"
+    trained = loss.nft_levels if trains_levels else trained
     measured = max(1, round(trained * config.trust_region.anchor_fraction))
     branches, of_anchor = branches_of_steps(rollout), branches_of_steps(rollout, config.anchor_cfg_scale)
-    is_noisy = [step.is_stochastic and not is_nft for step in transitions(rollout)]
+    is_noisy = [step.is_stochastic and not trains_levels for step in transitions(rollout)]
     return Plan(
         replicas=replicas,
         rollouts=rollouts,
@@ -52,11 +51,17 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
         stochastic_steps=stochastic,
         num_trained_steps=trained,
         num_anchor_steps=min(trained, measured),
-        clip_can_bind=loss.num_updates_per_rollout > 1 and not is_nft,
+        clip_can_bind=loss.num_updates_per_rollout > 1 and objective.has_ratio,
         sampled_branches=fmean(branches),
-        trained_branches=fmean([*compress(branches, is_noisy)] or branches),
-        anchor_branches=fmean([*compress(of_anchor, is_noisy)] or of_anchor),
+        trained_branches=fmean(list(compress(branches, is_noisy)) or branches),
+        anchor_branches=fmean(list(compress(of_anchor, is_noisy)) or of_anchor),
     )
+
+
+def num_rollouts(config: Config, world_size: int) -> int:
+    """Return the rollouts of an iteration. Unlike `make_plan`, needs no file of a custom sampler or objective."""
+    replicas = world_size // config.distributed.sp_size
+    return replicas * config.rollout.batch_size * config.rollout.gradient_accumulation_steps
 
 
 def stochastic_transitions(rollout: RolloutSettings) -> list[Transition]:
@@ -96,27 +101,3 @@ def num_stochastic_steps(rollout: RolloutSettings) -> int:
     number = len(stochastic_transitions(rollout))
     window = parse_window(rollout.sde_window, number)
     return window.length if window else number
-
-
-def labelled(label: str, lines: Iterable[str]) -> list[str]:
-    """Return lines with a label before the first."""
-    return [f"{'' if number else label:<23}{line}" for number, line in enumerate(lines)]
-
-
-def describe(config: Config, plan: Plan) -> str:
-    rollout = config.rollout
-    variances = [step.std**2 for step in stochastic_transitions(rollout)]
-    window = parse_window(rollout.sde_window, len(variances)) if variances else None
-    levels = shifted_levels(rollout.grpo_sampling_steps, rollout.shift)
-    return fill(
-        Path(__file__).with_suffix(".txt.jinja"),
-        config=config,
-        plan=plan,
-        per_update=plan.rollouts // (plan.replicas * plan.updates),  # rollouts of a replica
-        size=config.rows_per_pass,
-        variances=variances,
-        inside=window.sums(variances) if window else [],
-        noise=max((step.std / level for step, level in zip(transitions(rollout), levels[1:-1])), default=0.0),
-        max_noise=MAX_NOISE,
-        sampler=sampler_of(rollout.sde_type),
-    )

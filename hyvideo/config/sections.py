@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from hyvideo.config import unused as no
+from hyvideo.config.objectives import OBJECTIVES
 from hyvideo.config.setting import Switch, layout, learning, machine, records, start
 from hyvideo.schedulers.transitions import SAMPLERS
 
+MAX_THREADS = 1024  # above the cores of a node; many more threads than cores cannot be created
 MAX_SIDE, MAX_FRAMES, MAX_STEPS = 16_384, 10_001, 1000  # beyond any model, so that planning a typo takes no minutes
 
 
@@ -19,17 +20,20 @@ class ModelSettings:
     )
     transformer_version: str = learning("480p_t2v", "Model version: a folder under <root>/transformer.", measured=True)
     dtype: Literal["bf16", "fp32"] = learning("bf16", "Compute precision of the transformer.", measured=True)
-    master_weight_type: Literal["fp32", "bf16"] = learning("fp32", "Precision of trained weights and optimizer state.")
+    master_weight_type: Literal["fp32", "bf16"] = learning(
+        "fp32", "Precision of trained weights and optimizer state; frozen weights use dtype."
+    )
     base_weight_dtype: Literal["bf16", "fp8"] = learning(
-        "bf16", "Storage of the frozen block matrices of a LoRA run: as dtype says, or fp8; needs torchao.", no.LORA
+        "bf16",
+        "Storage of the frozen block matrices of a LoRA run: bf16 (the precision of dtype), or fp8; needs torchao.",
     )
     encoder_dtype: Literal["fp16", "bf16", "fp32"] = learning("fp16", "Precision of the encoders.", measured=True)
     vae_dtype: Literal["fp16", "bf16", "fp32"] | None = learning(
         None, "Precision of the VAE; default: the version's.", measured=True
     )
     vae_tile_size: int = machine(256, "Tile size of VAE decoding in pixels; 0 disables tiling.", measured=True)
-    vae_tile_overlap: float = machine(0.125, "Overlap as a fraction of a tile.", no.TILES, below=1, measured=True)
-    vae_offload: bool = machine(False, "Keep the VAE on the CPU except while it decodes or encodes.", no.GPU)
+    vae_tile_overlap: float = machine(0.125, "Overlap as a fraction of a tile.", below=1, measured=True)
+    vae_offload: bool = machine(False, "Keep the VAE on the CPU except while it decodes or encodes.")
     precompute_conditions: bool = machine(False, "Encode all prompts before training, then free the encoders.")
     conditions_dir: str = machine(
         "", "Folder of encoded prompts; default if precomputed: <output_dir>/conditions.", is_path=True
@@ -37,9 +41,9 @@ class ModelSettings:
     random_weights: bool = learning(False, "Initialize weights at random, for smoke tests.", measured=True)
     device: Literal["auto", "cuda", "cpu"] = machine("auto", "Device; auto uses a GPU if there is one.")
     attention_kernel: Literal["auto", "cudnn", "flash", "flash3", "efficient", "torch", "sage"] = machine(
-        "auto", "Attention kernel; auto: the fastest that works; torch: torch's choice; sage: only to generate.", no.GPU
+        "auto", "Attention kernel; auto: the fastest that works; torch: torch's choice; sage: only to generate."
     )
-    num_threads: int = machine(0, "CPU threads per process; 0 uses PyTorch's default.")
+    num_threads: int = machine(0, "CPU threads per process; 0 uses PyTorch's default.", at_most=MAX_THREADS)
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,7 @@ class DataSettings:
     )
     valid_video_csv: list[str] = records([], "Validation prompts, with the same columns; default: none.", is_path=True)
     negative_prompt: str | None = learning(
-        None, "Negative prompt of rollouts and validation; default: the version's.", no.GUIDANCE, measured=True
+        None, "Negative prompt of rollouts and validation; default: the version's.", measured=True
     )
     height: int = learning(352, "Height of a rollout in pixels.", at_least=1, at_most=MAX_SIDE, measured=True)
     width: int = learning(624, "Width of a rollout in pixels.", at_least=1, at_most=MAX_SIDE, measured=True)
@@ -73,19 +77,25 @@ class RolloutSettings:
         "sage_grpo", "SDE of the rollouts (docs/samplers.md), or FILE.py:NAME.", choices=SAMPLERS, is_path=True
     )
     eta: float = learning(0.5, "Noise scale of the SDE.", at_most=1000)
-    match_noise: str = learning("", "Choose the eta at which the sampler has the noise of `SAMPLER:ETA`.")
+    match_noise: str = learning(
+        "", "Replace eta by the one at which the sampler adds as much noise as another one, `SAMPLER:ETA`."
+    )
     grpo_sampling_steps: int = learning(20, "Denoising steps of a rollout.", at_least=1, at_most=MAX_STEPS)
     shift: float | None = learning(None, "Sigma shift; default: the version's.", at_least=0.001, measured=True)
     cfg_scale: float | None = learning(
         None, "Guidance scale; 1 or less disables guidance; default: the version's.", at_least=None, measured=True
     )
-    guidance_interval: str = learning("", "Sigmas with guidance, LOW:HIGH; default: all.", no.GUIDANCE, measured=True)
+    guidance_interval: str = learning("", "Sigmas with guidance, LOW:HIGH; default: all.", measured=True)
     batched_forward: Switch = machine("auto", "Batch samples and guidance branches in a forward pass; auto: on a CPU.")
     sde_window: str = learning("", "SDE window: fixed:START:LENGTH, random:LENGTH or sliding:LENGTH[:STRIDE].")
     last_step: Literal["stochastic", "deterministic"] = learning(
         "stochastic", "The last step adds noise, or takes the mean and is not trained."
     )
-    reference_conventions: bool = learning(False, "Use the public reference's loss (docs/reproduce.md).", no.RATIO)
+    reference_conventions: bool = learning(
+        False,
+        "Follow the public reference where its anchor KL, equalizer, KL warm-up or last step of CPS differs from "
+        "the equations (docs/reproduce.md).",
+    )
     use_same_noise: bool = learning(False, "Share the initial noise in a group.")
     decode_batch_size: int = machine(1, "Videos that the VAE decodes together.", at_least=1)
 
@@ -94,30 +104,34 @@ class RolloutSettings:
 class RewardSettings:
     """Reward models, their weights, and advantages."""
 
-    reward_model: list[str] = learning(["videoalign"], "Scorers: names or FILE.py:CLASS.", no.SCORERS, measured=True)
+    reward_model: list[str] = learning(["videoalign"], "Scorers: names or FILE.py:CLASS.", measured=True)
     reward_weights: str = learning(
         "alignment",
         "Weights of the dimensions: `averaged` or A (VQ, MQ, TA 1, 1, 1), `alignment` or B (0.5, 0.5, 1), or JSON.",
         measured=True,
     )
     reward_normalization: Literal["none", "group"] = learning(
-        "none", "group: divide each dimension by its standard deviation in the group before weighting.", no.ONE_REWARD
+        "none", "group: divide each dimension by its standard deviation in the group before weighting."
     )
-    held_out_reward_model: list[str] = records([], "Scorers that only measure validation videos.", no.VALIDATION)
-    reward_config: str = learning("", "Options by scorer: a YAML file, or JSON.", no.SCORERS, is_path=True)
+    held_out_reward_model: list[str] = records([], "Scorers that only measure validation videos and never reward.")
+    reward_config: str = learning("", "Options by scorer: a YAML file, or JSON.", is_path=True)
     reward_precision: Literal["bf16", "fp32_math"] = learning(
-        "bf16", "VideoAlign: bf16 as published; fp32_math separates close scores.", *no.VIDEOALIGN, measured=True
+        "bf16", "VideoAlign: bf16 as published; fp32_math separates close scores.", measured=True
     )
-    reward_video: Literal["memory", "file"] = learning("memory", "Score frames, or their H.264 file.", measured=True)
-    reward_offload: bool = machine(False, "Keep scorers on the CPU while idle.", no.SCORERS)
-    score_between_stages: bool = machine(False, "Score after all rollouts; needs reward_offload.", no.SCORERS)
+    reward_video: Literal["memory", "file"] = learning(
+        "memory", "Score the decoded frames, or read them back from an H.264 file, as published.", measured=True
+    )
+    reward_offload: bool = machine(False, "Keep scorers on the CPU while idle.")
+    score_between_stages: bool = machine(
+        False, "Score after all rollouts of an iteration instead of beside them; needs reward_offload."
+    )
     reward_retries: int = machine(1, "Retries of a failed batch before its videos are scored one at a time.")
     check_reward: bool = machine(True, "Check the scorers on a test video before training.")
     max_missing_fraction: float = machine(0.25, "Fraction of failed rewards above which the run stops.", at_most=1)
     remote_reward_url: str = machine("", "Comma-separated URLs of services that replace scorers.", measured=True)
-    remote_reward_timeout: float = machine(120.0, "Timeout of a reward request in seconds.", no.SERVICE, above=0)
+    remote_reward_timeout: float = machine(120.0, "Timeout of a reward request in seconds.", above=0)
     ignore_rewards: bool = learning(False, "Control run: set all advantages to 0 and train on the KL terms alone.")
-    advantage_clip: float = learning(5.0, "Clip advantages to plus or minus this value.", no.CLIP, above=0)
+    advantage_clip: float = learning(5.0, "Clip advantages to plus or minus this value.", above=0)
 
     @property
     def loaded_scorers(self) -> list[str]:
@@ -134,19 +148,24 @@ class RewardSettings:
 class LossSettings:
     """Loss, and the steps or noise levels that it trains."""
 
-    objective: Literal["grpo", "nft"] = learning("grpo", "Loss: clipped ratios (grpo), or DiffusionNFT (nft).")
-    nft_levels: int = learning(4, "Noise levels per rollout that nft trains.", no.NFT, at_least=1)
-    clip_range: float = learning(1e-4, "Clip ratios to 1 plus or minus this value.", no.RATIO, above=0)
-    use_grad_balancing: bool = learning(True, "Use the temporal gradient equalizer.", no.RATIO)
-    enable_timestep_permutation: bool = learning(True, "Train a rollout's steps in random order.", no.RATIO)
+    objective: str = learning(
+        "grpo",
+        "Loss: grpo (clipped ratios), nft (DiffusionNFT, a velocity loss on re-noised rollouts), or FILE.py:NAME.",
+        choices=OBJECTIVES,
+        is_path=True,
+    )
+    nft_levels: int = learning(4, "Noise levels per rollout that nft trains.", at_least=1)
+    clip_range: float = learning(1e-4, "Clip ratios to 1 plus or minus this value.", above=0)
+    use_grad_balancing: bool = learning(True, "Use the temporal gradient equalizer.")
+    enable_timestep_permutation: bool = learning(True, "Train a rollout's steps in random order.")
     timestep_fraction: float = learning(
-        1.0, "Fraction of the stochastic steps to train: the noisiest, unless permuted.", no.RATIO, above=0, at_most=1
+        1.0, "Fraction of the stochastic steps to train: the noisiest, unless permuted.", above=0, at_most=1
     )
     num_updates_per_rollout: int = learning(1, "Updates per iteration, each on whole groups.", at_least=1)
-    mini_batch_size_per_update: int = machine(1, "Rollouts per training forward pass.", no.APART, at_least=1)
+    mini_batch_size_per_update: int = machine(1, "Rollouts per training forward pass.", at_least=1)
     gate_interval: int = machine(1, "Iterations between on-policy checks, from the first one; 0 disables them.")
     gate_tolerance: float | None = machine(
-        None, "Largest allowed log-ratio; default: 1e-6, or clip_range if bf16 batch shapes differ.", no.CHECK, above=0
+        None, "Largest allowed log-ratio; default: 1e-6, or clip_range if bf16 batch shapes differ.", above=0
     )
 
 
@@ -154,35 +173,32 @@ class LossSettings:
 class TrustRegionSettings:
     """KL terms and their coefficient."""
 
-    kl_strategy: Literal["flags", "none", "fixed", "stepwise", "moving", "dual_moving", "dual_fixed"] = learning(
-        "flags", "KL terms of the trust region; flags: set by kl_weight, use_moving_KL and use_dual_kl."
+    kl_strategy: Literal["none", "fixed", "stepwise", "moving", "dual_moving", "dual_fixed"] = learning(
+        "dual_moving",
+        "KL terms: to the base model (fixed) or a moving anchor, to the rollout policy (stepwise), or both.",
     )
-    use_moving_KL: bool = learning(True, "Use a moving anchor instead of the base model.", no.FLAGS)
-    use_dual_kl: bool = learning(True, "Use both position KL and velocity KL.", no.FLAGS)
-    update_ref_model_step: int = learning(
-        10, "Updates between refreshes of a moving anchor.", no.MOVING_ANCHOR, no.REFRESH, at_least=1
-    )
-    dual_kl_moving_weight: float = learning(1.0, "Weight of the position KL in dual strategies.", no.DUAL)
-    dual_kl_step_weight: float = learning(0.1, "Weight of the velocity KL in dual strategies.", no.DUAL)
+    update_ref_model_step: int = learning(10, "Updates between refreshes of a moving anchor.", at_least=1)
+    dual_kl_moving_weight: float = learning(1.0, "Weight of the position KL in dual strategies.")
+    dual_kl_step_weight: float = learning(0.1, "Weight of the velocity KL in dual strategies.")
     kl_velocity: Literal["log_ratio", "gaussian"] = learning(
-        "log_ratio", "Velocity KL: the mean log-ratio, or the closed form for two Gaussians.", no.VELOCITY, no.RATIO
+        "log_ratio", "Velocity KL: the mean log-ratio, or the closed form for two Gaussians."
     )
-    kl_weight: float = learning(1e-5, "Largest coefficient of the KL term; 0 disables it.")
-    kl_coef: float = learning(1e-7, "Initial KL coefficient.", no.KL, no.RISE)
-    kl_min_coef: float = learning(1e-7, "Smallest KL coefficient.", no.KL, no.ADAPTATION)
-    kl_schedule: Literal["constant", "two_stage", "adaptive"] = learning("adaptive", "KL coefficient schedule.", no.KL)
+    kl_weight: float = learning(1e-5, "Largest coefficient of the KL term; 0: kl_strategy none.")
+    kl_coef: float = learning(1e-7, "Initial KL coefficient.")
+    kl_min_coef: float = learning(1e-7, "Smallest KL coefficient.")
+    kl_schedule: Literal["constant", "two_stage", "adaptive"] = learning("adaptive", "KL coefficient schedule.")
     kl_feedback: Literal["paper", "lagrangian"] = learning(
-        "paper", "A KL above the target lowers the coefficient (paper) or raises it (lagrangian).", *no.FEEDBACK
+        "paper", "A KL above the target lowers the coefficient (paper) or raises it (lagrangian)."
     )
-    kl_warmup_updates: int = learning(100, "Updates over which the coefficient rises to kl_weight.", no.KL, no.RISE)
-    kl_window: int = learning(10, "Updates over which the feedback averages the KL.", *no.FEEDBACK, at_least=1)
-    kl_gain: float = learning(0.1, "Gain of the feedback.", *no.FEEDBACK)
-    kl_target: float | None = learning(None, "Target KL; default: kl_weight.", *no.FEEDBACK, above=0)
+    kl_warmup_updates: int = learning(100, "Updates over which the coefficient rises to kl_weight.")
+    kl_window: int = learning(10, "Updates over which the feedback averages the KL.", at_least=1)
+    kl_gain: float = learning(0.1, "Gain of the feedback.")
+    kl_target: float | None = learning(None, "Target KL; default: kl_weight.", above=0)
     anchor_cfg_scale: float | None = learning(
-        None, "Guidance scale of a fixed anchor; default: cfg_scale.", no.ANCHOR, at_least=None
+        None, "Guidance scale of a fixed anchor; default: cfg_scale.", at_least=None
     )
-    anchor_fraction: float = learning(1.0, "Fraction of steps with an anchor KL.", no.ANCHOR, above=0, at_most=1)
-    reference_mode_offload: bool = machine(False, "Keep the anchor and the EMA on the CPU while unused.", no.COPIES)
+    anchor_fraction: float = learning(1.0, "Fraction of steps with an anchor KL.", above=0, at_most=1)
+    reference_mode_offload: bool = machine(False, "Keep the anchor and the EMA on the CPU while unused.")
 
 
 @dataclass(frozen=True)
@@ -198,16 +214,18 @@ class OptimizerSettings:
     max_grad_norm: float = learning(1.0, "Clip gradients to this global norm.", above=0)
     max_bad_updates: int = machine(3, "Consecutive updates with NaN or inf that end the run.", at_least=1)
     warmup_steps: int = learning(0, "Updates of linear learning-rate warmup.")
-    use_muon: bool = learning(True, "Use Muon for matrices and AdamW for the rest; false: AdamW for all.", no.MATRICES)
-    muon_momentum: float = learning(0.95, "Muon's momentum.", no.MUON, no.MATRICES, below=1)
-    muon_scope: Literal["hidden", "all"] = learning("hidden", "Matrices for Muon: the blocks', or all.", no.MUON)
-    ema_decay: float = learning(0.0, "EMA decay of the weights per update; 0 disables the EMA.", no.AVERAGE, below=1)
+    use_muon: bool = learning(True, "Use Muon for matrices and AdamW for the rest; false: AdamW for all.")
+    muon_momentum: float = learning(0.95, "Muon's momentum.", below=1)
+    muon_scope: Literal["hidden", "all"] = learning("hidden", "Matrices for Muon: the blocks', or all.")
+    ema_decay: float = learning(0.0, "EMA decay of the weights per update; 0 disables the EMA.", below=1)
     lora_rank: int = learning(0, "Rank of the LoRA to train; 0 trains all weights.")
-    lora_alpha: float = learning(0.0, "The LoRA is scaled by alpha / rank; 0: alpha is the rank.", no.LORA)
+    lora_alpha: float = learning(0.0, "The LoRA is scaled by alpha / rank; 0: alpha is the rank.")
     pretrained_lora_path: str = learning(
         "", "LoRA to continue or, with lora_rank 0, to merge into the base model.", is_path=True
     )
-    lora_target_modules: list[str] = learning([], "Modules with a LoRA, by name or regex; default: the blocks'.")
+    lora_target_modules: list[str] = learning(
+        [], "Modules that get a LoRA, as name endings or regular expressions; default: the matrices of the blocks."
+    )
 
 
 @dataclass(frozen=True)
@@ -216,19 +234,19 @@ class DistributedSettings:
 
     sp_size: int = machine(1, "Ranks that share one video by sequence parallelism.", at_least=1)
     dp_replicate: int = machine(1, "Copies of the sharded model; 1 shards over all ranks.", at_least=1)
-    enable_fsdp: bool = machine(False, "Shard parameters, gradients and optimizer state with FSDP.", no.OTHER_PROCESS)
-    reshard_after_forward: bool = machine(True, "Free gathered weights after each forward pass.", no.SHARDING)
+    enable_fsdp: bool = machine(False, "Shard parameters, gradients and optimizer state with FSDP.")
+    reshard_after_forward: bool = machine(True, "Free gathered weights after each forward pass.")
     gradient_sync: Literal["auto", "every", "last"] = machine(
-        "auto", "Reduce gradients in every or the last backward pass of an update; auto: last for LoRA.", no.SHARDING
+        "auto", "Reduce gradients in every or the last backward pass of an update; auto: last for LoRA."
     )
     enable_gradient_checkpointing: bool = machine(False, "Use activation checkpointing, which saves memory.")
     activation_checkpointing: Literal["auto", "full", "selective"] = machine(
-        "auto", "Recompute all (full), or all but attention (selective); auto: selective if it fits.", no.RECOMPUTATION
+        "auto", "Recompute all (full), or all but attention (selective); auto: selective if it fits."
     )
     enable_compile: Switch = machine("auto", "Compile the transformer's blocks; auto: on a GPU.")
-    compile_backend: str = machine("inductor", "Backend of torch.compile.", no.COMPILE)
+    compile_backend: str = machine("inductor", "Backend of torch.compile.")
     deterministic: bool = machine(False, "Use only deterministic GPU kernels; slower.")
-    collective_timeout: float = machine(1800.0, "Seconds until a hanging rank ends the run.", no.OTHER_PROCESS, above=0)
+    collective_timeout: float = machine(1800.0, "Seconds until a hanging rank ends the run.", above=0)
     watchdog_seconds: float = machine(900.0, "Seconds in one stage until the watchdog reports it; 0: off.")
 
     @property
@@ -247,28 +265,36 @@ class RecordSettings:
     save_interval: int = records(50, "Iterations between checkpoints; the last iteration is always saved.", at_least=1)
     save_minutes: float = records(0.0, "Also save after this many minutes, at the end of an iteration; 0: never.")
     save_total_limit: int = records(3, "Checkpoints to keep; 0 keeps all.")
-    keep_every: int = records(0, "Also keep the checkpoints of every N-th iteration; 0: none.", no.LIMIT)
+    keep_every: int = records(0, "Also keep the checkpoints of every N-th iteration; 0: none.")
     save_asynchronously: bool = records(True, "Write checkpoints in the background, from a copy on the CPU.")
     resume_from_checkpoint: str = start(
         "", "Checkpoint to resume: a folder, or `latest` for the newest complete one.", is_path=True
     )
     allow_changed_settings: bool = start(False, "Resume although settings that affect learning have changed.")
     log_video_interval: int = records(10, "Iterations between saved rollout videos; 0 saves none.")
-    log_num_videos: int = records(4, "Videos to save per iteration or validation.", no.VIDEOS)
-    validation_interval: int = records(50, "Iterations between validations.", no.VALIDATION, at_least=1)
+    log_num_videos: int = records(4, "Videos to save per iteration or validation.")
+    validation_interval: int = records(50, "Iterations between validations.", at_least=1)
     validation_steps: int | None = records(
-        None, "ODE steps; default: the version's.", no.VALIDATION, at_least=1, at_most=MAX_STEPS, measured=True
+        None,
+        "ODE steps of validation videos; default: the version's.",
+        at_least=1,
+        at_most=MAX_STEPS,
+        measured=True,
     )
-    validation_seed: int = records(930, "Seed of the validation noise.", no.VALIDATION, measured=True)
-    validation_repeats: int = records(1, "Videos per prompt.", no.VALIDATION, at_least=1, at_most=1000, measured=True)
-    validation_batch_size: int = records(1, "Validation videos sampled together.", no.VALIDATION, at_least=1)
-    validation_num_frames: int = records(0, "Frames, 4n + 1; 0: sample_n_frames.", no.VALIDATION, at_most=MAX_FRAMES)
-    validation_shift: float | None = records(None, "Shift in validation; default: shift.", no.VALIDATION, above=0)
-    validation_cfg_scale: float | None = records(None, "Guidance; default: cfg_scale.", no.VALIDATION, at_least=None)
-    validate_at_step0: bool = records(True, "Validate the base model before training.", no.VALIDATION)
-    validation_height: int = records(0, "Height in pixels; 0: height.", no.VALIDATION, at_most=MAX_SIDE)
-    validation_width: int = records(0, "Width in pixels; 0: width.", no.VALIDATION, at_most=MAX_SIDE)
+    validation_seed: int = records(930, "Seed of the validation noise.", measured=True)
+    validation_repeats: int = records(1, "Validation videos per prompt.", at_least=1, at_most=1000, measured=True)
+    validation_batch_size: int = records(1, "Validation videos sampled together.", at_least=1)
+    validation_num_frames: int = records(
+        0, "Frames of validation videos, 4n + 1; 0: sample_n_frames.", at_most=MAX_FRAMES
+    )
+    validation_shift: float | None = records(None, "Shift in validation; default: shift.", above=0)
+    validation_cfg_scale: float | None = records(
+        None, "Guidance scale in validation; default: cfg_scale.", at_least=None
+    )
+    validate_at_step0: bool = records(True, "Validate the base model before training.")
+    validation_height: int = records(0, "Height of validation videos in pixels; 0: height.", at_most=MAX_SIDE)
+    validation_width: int = records(0, "Width of validation videos in pixels; 0: width.", at_most=MAX_SIDE)
     on_reward_hacking: Literal["warn", "stop"] = records(
-        "warn", "When the reward rises and a held-out metric degrades: warn, or save and stop.", no.FEW_VIDEOS
+        "warn", "When the reward rises and a held-out metric degrades: warn, or save and stop."
     )
-    hacking_threshold: float = records(1.5, "Allowed held-out shift in base deviations.", no.VALIDATION, above=0)
+    hacking_threshold: float = records(1.5, "Allowed held-out shift in standard deviations of the base model.", above=0)

@@ -13,10 +13,10 @@ The function names what the setting affects:
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 Decides = Literal["learning", "layout", "machine", "records", "start"]
 Switch = Literal["auto", "true", "false"]  # auto: chosen by the device
@@ -24,13 +24,6 @@ Switch = Literal["auto", "true", "false"]  # auto: chosen by the device
 TRUTHS = dict.fromkeys(("true", "yes", "on", "1", "t", "y"), True) | dict.fromkeys(
     ("false", "no", "off", "0", "f", "n"), False
 )
-
-
-class Unused(NamedTuple):
-    """Condition under which a setting has no effect, and its description, which may contain ``{settings}``."""
-
-    reason: str
-    holds: Callable[[Any, int], bool]  # arguments: the run's settings (`Config`) and the number of processes
 
 
 @dataclass(frozen=True)
@@ -46,7 +39,6 @@ class Traits:
     is_path: bool = False  # files or folders, relative to the working directory at the start
     measured: bool = False  # the value affects an evaluation of a policy; false for paths
     choices: Collection[str] = ()  # built-in names of a setting that may also be FILE.py:NAME
-    unused: tuple[Unused, ...] = ()  # the first that holds is reported as the reason
 
     def range_problem(self, value: object) -> str | None:
         """Return why a number is out of range; None if it is in range or not a number."""
@@ -65,9 +57,9 @@ class Traits:
         return None
 
 
-def setting(decides: Decides, default: Any, sentence: str, *unused: Unused, **traits) -> Any:
-    """Return a dataclass field with traits; ``unused`` and ``traits`` are fields of `Traits`."""
-    metadata = {"traits": Traits(sentence, decides, unused=unused, **traits)}
+def setting(decides: Decides, default: Any, sentence: str, **traits) -> Any:
+    """Return a dataclass field with ``traits``, which are fields of `Traits`."""
+    metadata = {"traits": Traits(sentence, decides, **traits)}
     if isinstance(default, list):
         return dataclasses.field(default_factory=default.copy, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, get_args, get_origin
 
 from hyvideo.config import sections
+from hyvideo.config.objectives import OBJECTIVES
 from hyvideo.config.setting import Switch, Traits
 from hyvideo.data.outside import find_path
 from hyvideo.data.prompts import Request
@@ -55,11 +56,9 @@ class Config:
         sections = {name: dataclasses.replace(getattr(self, name), **values) for name, values in by_section.items()}
         return dataclasses.replace(self, **sections)
 
-    def resolved(self) -> "Config":
-        """Return a copy with the version's defaults and the matched eta; if none matches, `rules` reports it.
-
-        Training, generation and planning all resolve here, so a setting that is None has the same value in each.
-        """
+    @property
+    def defaults_of_version(self) -> dict[str, object]:
+        """Settings of the model version, by name, that replace those that are None."""
         version = version_defaults(self.model.transformer_version)
         defaults = {
             "vae_dtype": version.vae_dtype,
@@ -70,7 +69,18 @@ class Config:
             "validation_steps": version.num_steps,
         }
         given = self.flat()
-        config = self.with_settings(**{name: value for name, value in defaults.items() if given[name] is None})
+        return {name: value for name, value in defaults.items() if given[name] is None}
+
+    def resolved(self) -> "Config":
+        """Return a copy with the version's defaults, the matched eta, and kl_strategy none if kl_weight is 0.
+
+        If no eta matches, `rules` reports it.
+
+        Training, generation and planning all resolve here, so a setting that is None has the same value in each.
+        """
+        config = self.with_settings(**self.defaults_of_version)
+        if config.trust_region.kl_weight == 0:
+            config = config.with_settings(kl_strategy="none")
         try:
             return config.with_settings(eta=eta_of(config.rollout)) if config.rollout.match_noise else config
         except ValueError:
@@ -145,14 +155,8 @@ class Config:
 
     @property
     def kl_strategy(self) -> str:
-        """Name of the KL strategy, whichever flags chose it."""
-        settings = self.trust_region
-        if settings.kl_weight == 0:
-            return "none"
-        if settings.kl_strategy != "flags":
-            return settings.kl_strategy
-        moving = "moving" if settings.use_moving_KL else "fixed"
-        return f"dual_{moving}" if settings.use_dual_kl else moving
+        """KL strategy; ``none`` also if the coefficient is always 0."""
+        return "none" if self.trust_region.kl_weight == 0 else self.trust_region.kl_strategy
 
     @property
     def kl_weights(self) -> KLWeights:
@@ -254,7 +258,7 @@ def absolute(path: str) -> str:
     file, separator, name = path.rpartition(":")
     if file.endswith(".py"):
         return f"{os.path.abspath(file)}{separator}{name}"
-    if path in ("", *RESUME_WORDS, *SAMPLERS) or is_json(path):
+    if path in ("", *RESUME_WORDS, *SAMPLERS, *OBJECTIVES) or is_json(path):
         return path
     return os.path.abspath(path if os.path.exists(path) else find_path(path))
 

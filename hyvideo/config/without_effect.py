@@ -1,47 +1,191 @@
-"""Settings that have no effect in a run, by arithmetic on the settings; reported at its start with the reason."""
+"""Settings that look as if they had an effect in a run, but have none. They are reported at its start.
+
+Each case can cost a whole run, because its result looks like a comparison and is none. An option of a feature that is
+off is not reported.
+"""
 
 import math
 import statistics
-from pathlib import Path
+from collections.abc import Collection, Iterator
+from contextlib import suppress
 
-from hyvideo.config.run_plan import Plan, stochastic_transitions
+from hyvideo.config.objectives import traits_of
+from hyvideo.config.run_inputs import RunInputs
+from hyvideo.config.run_plan import stochastic_transitions
 from hyvideo.config.sections import RolloutSettings, TrustRegionSettings
-from hyvideo.config.settings import TRAITS, Config
-from hyvideo.data.templates import fill
+from hyvideo.config.settings import Config
 from hyvideo.grpo.trust_region import KLWeights
 from hyvideo.schedulers.transitions import sampler_of
 
+MIN_VIDEOS_TO_STOP = 16  # fewest validation videos that can stop a run for reward hacking
 _WEAK = 1e-3  # gradient of the KL term relative to that of the policy loss below which it is negligible
 
 
-def settings_without_effect(config: Config, plan: Plan, world_size: int) -> list[str]:
-    """Return a sentence for each setting, or group of settings, that has no effect in this run."""
-    values, defaults = config.flat(), Config.of_version(config.model.transformer_version).flat()
-    words = values | {
-        "strategy": config.kl_strategy,
-        "num_updates": config.num_updates,
-        "greatest_advantage": math.sqrt(config.rollout.num_generations - 1),
-        "left_of_base": config.optimizer.ema_decay**config.num_updates,
-    }
-    names: dict[str, list[str]] = {}
-    for name, traits in TRAITS.items():
-        if values[name] == defaults[name]:
-            continue
-        reason = next((condition.reason for condition in traits.unused if condition.holds(config, world_size)), None)
-        if reason:
-            names.setdefault(reason.format_map(words), []).append(name)
-    return [*_unused_by_the_loss(config, plan), *(f"{', '.join(given)}: {reason}" for reason, given in names.items())]
+def settings_without_effect(inputs: RunInputs) -> list[str]:
+    """Return a sentence ``SETTINGS: reason`` for each setting, or group of settings, that has no effect in this run."""
+    config = inputs.config
+    values = config.flat()
+    defaults = Config.of_version(config.model.transformer_version).flat()
+    changed = {name for name, value in values.items() if value != defaults[name]}
+    return [
+        *clip_that_never_binds(inputs, changed),
+        *velocity_kl_with_one_update(inputs),
+        *anchor_refreshed_after_every_update(inputs),
+        *anchor_that_is_never_refreshed(config, changed),
+        *kl_that_is_too_weak(inputs),
+        *feedback_after_the_end(config, changed),
+        *learning_rate_that_is_never_reached(config),
+        *advantage_clip_that_never_binds(config, changed),
+        *average_of_the_base_model(config),
+        *muon_without_matrices(config, changed),
+        *reward_hacking_with_too_few_videos(inputs),
+        *negative_prompt_without_guidance(config, changed),
+    ]
 
 
-def _unused_by_the_loss(config: Config, plan: Plan) -> list[str]:
+def clip_that_never_binds(inputs: RunInputs, changed: Collection[str]) -> Iterator[str]:
+    """Yield clip_range if every ratio is 1, or if the objective has no ratio."""
+    config = inputs.config
+    loss = config.loss
+    if not traits_of(loss.objective).has_ratio:
+        if "clip_range" in changed:
+            yield f"clip_range {loss.clip_range:g}: objective {loss.objective} has no ratio"
+        return
+    if inputs.plan.clip_can_bind:
+        return
+    # With one sample per forward pass, rollout and update have equal shapes, and ratios are 1 in bf16 too.
+    rounds = config.model.dtype == "bf16" and config.is_batched
+    sets_tolerance = rounds and loss.gate_tolerance is None and loss.gate_interval > 0
+    reason = "with num_updates_per_rollout 1 every ratio is 1, so nothing is clipped"
+    if sets_tolerance:
+        reason += "; it only sets the tolerance of the on-policy check"
+    yield f"clip_range {loss.clip_range:g}: {reason}"
+
+
+def velocity_kl_with_one_update(inputs: RunInputs) -> Iterator[str]:
+    """Yield the velocity KL if the policy of an update is always the policy of its rollouts."""
+    config = inputs.config
+    if not traits_of(config.loss.objective).has_ratio or inputs.plan.clip_can_bind or not config.measures_velocity:
+        return
+    if config.trust_region.kl_velocity == "log_ratio":
+        yield (
+            "the velocity KL (kl_velocity log_ratio): with num_updates_per_rollout 1 it is 0 and its gradient is 0 on "
+            "average; use kl_velocity gaussian or more updates"
+        )
+    else:
+        yield (
+            "the velocity KL (kl_velocity gaussian): with num_updates_per_rollout 1 the policy equals the rollout "
+            "policy; use more updates"
+        )
+
+
+def anchor_refreshed_after_every_update(inputs: RunInputs) -> Iterator[str]:
+    config = inputs.config
+    if config.anchor_moves and config.trust_region.update_ref_model_step == inputs.plan.updates == 1:
+        yield (
+            "the position KL: update_ref_model_step 1 refreshes the anchor after every update, so the distance is "
+            "always 0"
+        )
+
+
+def anchor_that_is_never_refreshed(config: Config, changed: Collection[str]) -> Iterator[str]:
+    """Yield a refresh that would come after the last update, when the anchor is no longer used."""
+    is_late = config.trust_region.update_ref_model_step >= config.num_updates
+    if config.anchor_moves and is_late and "update_ref_model_step" in changed:
+        yield (
+            f"update_ref_model_step: the run has {config.num_updates} updates, so the anchor stays the initial policy"
+        )
+
+
+def kl_that_is_too_weak(inputs: RunInputs) -> Iterator[str]:
+    """Yield kl_weight if the KL term at its target is negligible beside the policy loss."""
+    config = inputs.config
     settings = config.trust_region
-    if config.loss.objective == "nft":  # the rest concerns ratios
-        return []
+    if not traits_of(config.loss.objective).has_ratio:  # the strength is relative to a loss of ratios
+        return
     strength = _strength_of_kl(config.kl_weights, config.rollout, settings, is_balanced=config.loss.use_grad_balancing)
     target = settings.kl_weight if settings.kl_target is None else settings.kl_target
-    numbers = {"strength": strength, "pull": strength * math.sqrt(2 * target), "target": target, "weak": _WEAK}
-    template = Path(__file__).with_suffix(".txt.jinja")
-    return fill(template, config=config, plan=plan, **numbers).splitlines()
+    pull = strength * math.sqrt(2 * target)
+    if not strength or pull >= _WEAK:
+        return
+    rounding = ", which bf16 rounds away" if config.model.dtype == "bf16" else ""
+    sentence = (
+        f"kl_weight {settings.kl_weight:g}: at kl_target {target:g} the gradient of the KL term is at most {pull:.1g} "
+        f"times that of an advantage of 1{rounding}; it has no effect below a KL of {(_WEAK / strength) ** 2 / 2:.1g}"
+    )
+    if config.needs_anchor and inputs.plan.num_anchor_steps:
+        forwards = config.num_branches * inputs.plan.num_anchor_steps
+        sentence += (
+            f"; the anchor costs {forwards} forward passes per rollout: kl_weight 0 saves all of them, "
+            "anchor_fraction a part"
+        )
+    yield sentence
+
+
+def feedback_after_the_end(config: Config, changed: Collection[str]) -> Iterator[str]:
+    """Yield the settings of a feedback that would start after the last update.
+
+    The first feedback follows update w + 1 and affects update w + 2, where w is the number of warm-up updates.
+    """
+    settings = config.trust_region
+    names = [name for name in ("kl_feedback", "kl_window", "kl_gain", "kl_target") if name in changed]
+    is_adaptive = config.kl_strategy != "none" and settings.kl_schedule == "adaptive"
+    if names and is_adaptive and config.num_updates <= math.ceil(config.kl_warmup) + 1:
+        yield (
+            f"{', '.join(names)}: the run has {config.num_updates} updates, and the feedback starts after "
+            f"kl_warmup_updates {settings.kl_warmup_updates}"
+        )
+
+
+def learning_rate_that_is_never_reached(config: Config) -> Iterator[str]:
+    warmup = config.optimizer.warmup_steps
+    if warmup > config.num_updates:
+        yield (
+            f"learning_rate, warmup_steps: the run has {config.num_updates} updates and warmup_steps {warmup}, so the "
+            f"learning rate ends at {config.num_updates / warmup:.0%} of {config.optimizer.learning_rate:g}"
+        )
+
+
+def advantage_clip_that_never_binds(config: Config, changed: Collection[str]) -> Iterator[str]:
+    """Yield a clip above the largest advantage: that of a rollout with reward 1 in a group of rewards 0."""
+    group_size = config.rollout.num_generations
+    largest = math.sqrt(group_size - 1)
+    if config.reward.advantage_clip >= largest and "advantage_clip" in changed:
+        yield f"advantage_clip: with num_generations {group_size} no advantage exceeds {largest:.3g}"
+
+
+def average_of_the_base_model(config: Config) -> Iterator[str]:
+    left = config.optimizer.ema_decay**config.num_updates
+    if left > 0.5:
+        yield (
+            f"ema_decay: after the {config.num_updates} updates of the run, {left:.0%} of the EMA is still the base "
+            "model"
+        )
+
+
+def muon_without_matrices(config: Config, changed: Collection[str]) -> Iterator[str]:
+    """Yield Muon's momentum if AdamW trains all weights, because they are factors of a LoRA."""
+    optimizer = config.optimizer
+    if "muon_momentum" in changed and optimizer.lora_rank > 0 and optimizer.muon_scope == "hidden":
+        yield "muon_momentum: muon_scope hidden trains LoRA factors with AdamW"
+
+
+def reward_hacking_with_too_few_videos(inputs: RunInputs) -> Iterator[str]:
+    record = inputs.config.record
+    if record.on_reward_hacking == "warn":
+        return
+    with suppress(ValueError):  # `prompts_are_readable` reports unreadable files
+        if len(inputs.validated) * record.validation_repeats < MIN_VIDEOS_TO_STOP:
+            yield (
+                f"on_reward_hacking: a validation needs {MIN_VIDEOS_TO_STOP} videos to stop a run; raise "
+                "validation_repeats"
+            )
+
+
+def negative_prompt_without_guidance(config: Config, changed: Collection[str]) -> Iterator[str]:
+    names = [name for name in ("negative_prompt", "guidance_interval") if name in changed]
+    if names and not config.negative_requests:
+        yield f"{', '.join(names)}: cfg_scale {config.rollout.cfg_scale:g} disables guidance"
 
 
 def _strength_of_kl(

@@ -91,8 +91,10 @@ def size_of_aspect_ratio(aspect_ratio: str, sizes: list[tuple[int, int]]) -> tup
     match = _ASPECT_RATIO.fullmatch(aspect_ratio)
     width, height = map(float, match.groups()) if match else (0.0, 0.0)
     if not 0 < max(width, height) <= MAX_RATIO * min(width, height):
-        rule = f"width:height from 1:{MAX_RATIO} to {MAX_RATIO}:1, such as 16:9"
-        raise ValueError(f"aspect ratio must be {rule}, got {quote(aspect_ratio)}")
+        raise ValueError(
+            f"aspect ratio must be width:height from 1:{MAX_RATIO} to {MAX_RATIO}:1, such as 16:9, got "
+            f"{quote(aspect_ratio)}"
+        )
     return nearest_size(height, width, sizes)
 
 
@@ -107,8 +109,10 @@ def fit(image: Image.Image, height: int, width: int) -> Image.Image:
     covering = round(image.width * scale), round(image.height * scale)
     assert covering[0] >= width and covering[1] >= height  # w (W / w) equals W up to rounding of the last bit
     if covering[0] * covering[1] > MAX_PIXELS:
-        size = f"{image.height} x {image.width}"
-        raise ValueError(f"an image of {size} pixels is too elongated for {height} x {width}; crop it first")
+        raise ValueError(
+            f"an image of {image.height} x {image.width} pixels is too elongated for {height} x {width}: resized to "
+            f"cover them it would have {covering[0]} x {covering[1]} pixels; crop it first"
+        )
     left, top = round((covering[0] - width) / 2), round((covering[1] - height) / 2)
     resized = image.resize(covering, Image.Resampling.LANCZOS)
     return resized.crop((left, top, left + width, top + height))

@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import errno
+import fcntl
 import json
 import os
 import re
@@ -20,8 +21,12 @@ MAX_MESSAGE = 4_000  # characters
 MAX_DIGITS = 300  # of an integer in JSON; a float has at most 309 before the point
 
 # Earlier names of flags, with the names that replace them.
-OLD_NAMES = {"--out": ["--output_dir", "--output_path"], "--model_path": ["--reward_path", "--pretrained_model_root"]}
-OLD_NAMES |= {"--model": ["--reward_path"], "--options": ["--reward_config"]}
+OLD_NAMES = {
+    "--out": ["--output_dir", "--output_path"],
+    "--model_path": ["--reward_path", "--pretrained_model_root"],
+    "--model": ["--reward_path"],
+    "--options": ["--reward_config"],
+}
 ROOT = Path(__file__).resolve().parents[2]  # root of the project
 
 # Control characters except newline and tab, and lone surrogates, which UTF-8 cannot encode.
@@ -272,6 +277,33 @@ def replacing(path: str | Path) -> Iterator[Path]:
         sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Context manager that creates a folder and locks it. The lock ends with the process, also if it is killed.
+
+    A new folder is removed at the end if it is still empty. Raises ValueError if another process has the lock. File
+    systems that cannot lock folders, such as NFS, are used without a lock.
+    """
+    is_new = not folder.exists()
+    make_folder(folder)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(
+                f"another process is writing to the folder {quote(folder)}; wait until it ends, or choose another one"
+            ) from error
+        except OSError:
+            pass
+        yield
+    finally:
+        os.close(descriptor)
+        if is_new:
+            with suppress(OSError):  # it has files
+                folder.rmdir()
 
 
 def sync(path: Path) -> None:

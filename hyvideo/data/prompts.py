@@ -38,7 +38,24 @@ def read_requests(*paths: str | Path) -> list[Request]:
     An image path is relative to the folder of the CSV or to the working directory; a row without an image is
     text-to-video. Raises ValueError for a file without prompts, an invalid prompt or seed, or a missing image.
     """
-    return [request for path in paths for request in _read_csv(find_path(path))]
+    return PromptFiles().read(paths)
+
+
+class PromptFiles:
+    """Prompts CSVs of a run. Each file is read once, so that all parts of the run see the same prompts."""
+
+    def __init__(self) -> None:
+        self._requests: dict[str, list[Request]] = {}  # by absolute path
+
+    def read(self, paths: Iterable[str | Path]) -> list[Request]:
+        """Return the rows of the files in order, as `read_requests` does. Raises ValueError for an invalid file."""
+        requests: list[Request] = []
+        for path in map(find_path, paths):
+            file = os.path.abspath(path)
+            if file not in self._requests:
+                self._requests[file] = _read_csv(path)
+            requests += self._requests[file]
+        return requests
 
 
 def _read_csv(path: Path) -> list[Request]:

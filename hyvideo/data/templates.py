@@ -1,15 +1,11 @@
 """Rendering of Jinja templates, which are stored next to the code that uses them."""
 
 import functools
-import shlex
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-
-def number(value: float) -> str:
-    """Format a number with three significant digits, or as a whole number from 100 on; also a template filter."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+from hyvideo.data.text import number
 
 
 def fill(template: Path, **values: object) -> str:
@@ -21,6 +17,6 @@ def fill(template: Path, **values: object) -> str:
 def _pages(folder: Path, has_html: bool) -> Environment:  # keeps compiled templates
     pages = Environment(loader=FileSystemLoader(folder), undefined=StrictUndefined, autoescape=has_html)
     pages.trim_blocks = pages.lstrip_blocks = True
-    pages.filters |= {"number": number, "shell": lambda path: shlex.quote(str(path))}
+    pages.filters["number"] = number
     pages.policies["json.dumps_kwargs"] = {}
     return pages

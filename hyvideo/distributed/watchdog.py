@@ -1,4 +1,4 @@
-"""Watchdog: reports each rank's stage, and the time spent in it, when a run hangs; it does not stop the run.
+"""Watchdog: reports each rank's stage, and the time spent in it, when a program hangs; it does not stop the program.
 
 A thread of each rank writes a heartbeat (stage, iteration, seconds) to the store at torchrun's address, and the main
 rank's thread reads them all. Process groups are not used, because they hang together with the training. All times are
@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 import torch.distributed as dist
@@ -27,6 +28,7 @@ BEATS_PER_LIMIT = 20
 _CONNECT_S = 10.0
 _STOP_S = 2.0
 _STDERR = 2
+_ENDED = "ended"  # stage of a rank that has finished while others still work
 
 
 class Heartbeat(NamedTuple):
@@ -43,13 +45,20 @@ class Heartbeat(NamedTuple):
 
 
 class Watchdog:
-    """Context manager that reports ranks in one stage for more than ``limit_s`` seconds on stderr; 0 disables it."""
+    """Context manager that reports ranks in one stage for more than ``limit_s`` seconds on stderr; 0 disables it.
 
-    def __init__(self, mesh: Mesh, limit_s: float):
-        self.mesh, self.limit_s = mesh, limit_s
+    ``unit`` names what the number of a stage counts. A rank that has left the context without an exception is not
+    reported.
+    """
+
+    def __init__(self, mesh: Mesh, limit_s: float, *, unit: str = "iteration"):
+        self.mesh = mesh
+        self.limit_s = limit_s
+        self.unit = unit
         self.beat_s = min(LONGEST_BEAT_S, limit_s / BEATS_PER_LIMIT)
         self._entry = "start", 0, time.monotonic()  # stage, iteration and the time it was entered
         self._stopped = threading.Event()
+        self._has_ended = False
         # A daemon thread, because waiting for an unreachable host must not keep the process alive.
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
@@ -58,13 +67,14 @@ class Watchdog:
             self._thread.start()
         return self
 
-    def __exit__(self, *_exception) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_exception) -> None:
+        self._has_ended = kind is None
         self._stopped.set()
         if self._thread.is_alive():
             self._thread.join(_STOP_S)
 
     def enter(self, stage: str, iteration: int = 0) -> None:
-        """Record that this rank has entered a stage."""
+        """Record that this rank has entered a stage of an iteration, or of what ``unit`` names."""
         self._entry = stage, iteration, time.monotonic()
 
     def _run(self) -> None:
@@ -72,7 +82,7 @@ class Watchdog:
         last = {rank: (Heartbeat("?", "?", 0, 0.0), start) for rank in range(self.mesh.world_size)}  # with its arrival
         try:
             store = dist.PrefixStore("watchdog", open_store(self.mesh, timeout_s=_CONNECT_S))
-        except dist.DistError:
+        except (dist.DistError, KeyError):  # KeyError: there is no MASTER_ADDR, which independent processes do not need
             store, last = None, {}
         with_stack, reported = None, 0
         while not self._stopped.wait(self.beat_s):
@@ -90,15 +100,24 @@ class Watchdog:
                 store, last = None, {}
             if self.mesh.is_main:
                 last[self.mesh.rank] = own, time.monotonic()
-                states = {rank: beat.after(time.monotonic() - arrival) for rank, (beat, arrival) in last.items()}
+                states = {
+                    rank: beat.after(time.monotonic() - arrival)
+                    for rank, (beat, arrival) in last.items()
+                    if beat.stage != _ENDED
+                }
                 before, reported = reported, num_reports(max(beat.seconds for beat in states.values()), self.limit_s)
                 if reported > before:
-                    report = describe(states, self.limit_s, silent_after=max(4 * self.beat_s, 2.0))
+                    report = describe(states, self.limit_s, silent_after=max(4 * self.beat_s, 2.0), unit=self.unit)
                     sys.stderr.write(f"{report}\n")  # one write: one block
+        if store is not None and self._has_ended:
+            with suppress(dist.DistError):
+                store.set(str(self.mesh.rank), json.dumps(Heartbeat(socket.gethostname(), _ENDED, 0, 0.0)))
 
     def _read(self, store: dist.Store, last: dict[int, tuple[Heartbeat, float]]) -> None:
         """Update the main rank's table with new heartbeats; the seconds of two heartbeats always differ."""
-        for rank in last if self.mesh.is_main else ():
+        if not self.mesh.is_main:
+            return
+        for rank in last:
             if store.check([str(rank)]):  # reading a missing one would wait
                 heartbeat = Heartbeat(*json.loads(store.get(str(rank))))
                 if heartbeat != last[rank][0]:
@@ -106,8 +125,8 @@ class Watchdog:
 
     def _print_stack(self, own: Heartbeat) -> None:
         sys.stderr.write(
-            f"watchdog: rank {self.mesh.rank} ({own.host}) has been in stage {own.stage} of iteration {own.iteration} "
-            f"for {own.seconds:.0f} s; Python stack:\n"
+            f"watchdog: rank {self.mesh.rank} ({own.host}) has been in stage {own.stage} of {self.unit} "
+            f"{own.iteration} for {own.seconds:.0f} s; Python stack:\n"
         )
         faulthandler.dump_traceback(file=_STDERR, all_threads=True)
 
@@ -117,9 +136,9 @@ def num_reports(seconds: float, limit_s: float) -> int:
     return math.floor(math.log2(seconds / limit_s)) + 1 if seconds >= limit_s else 0
 
 
-def describe(states: Mapping[int, Heartbeat], limit_s: float, *, silent_after: float) -> str:
+def describe(states: Mapping[int, Heartbeat], limit_s: float, *, silent_after: float, unit: str = "iteration") -> str:
     """Return the report: every rank's stage and time in it, and the ranks without a heartbeat for ``silent_after``."""
-    rows = [("rank", "host", "stage", "iteration", "seconds", "last heartbeat")]
+    rows = [("rank", "host", "stage", unit, "seconds", "last heartbeat")]
     for rank, state in states.items():
         times = f"{state.seconds:.0f}", f"{state.age:.0f} s ago"
         rows.append((str(rank), state.host, state.stage, str(state.iteration), *times))

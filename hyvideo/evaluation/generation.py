@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -25,7 +25,9 @@ from hyvideo.config.settings import Config
 from hyvideo.data.images import read_image
 from hyvideo.data.outside import make_folder, quote
 from hyvideo.data.prompts import Request, check_prompt, read_requests
+from hyvideo.distributed import manifest
 from hyvideo.distributed import mesh as ranks
+from hyvideo.distributed.watchdog import Watchdog
 from hyvideo.evaluation.offloading import place, resolve
 from hyvideo.evaluation.report.gallery import PAGE_FILE, check_page
 from hyvideo.evaluation.super_resolution import Refiner
@@ -58,6 +60,16 @@ class Source:
     def __post_init__(self) -> None:
         if self.lora_scale != 1.0 and not (self.lora and math.isfinite(self.lora_scale)):
             raise ValueError(f"--lora_scale must be a finite number and needs --lora_path, got {self.lora_scale}")
+
+    @cached_property
+    def policy_hash(self) -> str | None:
+        """Hash of the checkpoint or LoRA that was given by path; None for the base model and for unhashed weights."""
+        paths = []
+        if self.checkpoint and (self.checkpoint / manifest.NAME).is_file():
+            paths.append(self.checkpoint / manifest.NAME)
+        if self.lora:
+            paths.append(self.lora)
+        return manifest.fingerprint(paths) if paths else None
 
     def with_initial_lora(self, lora_path: str) -> "Source":
         """Return the source; if it is the base model, with the initial LoRA of the run's settings, if there is one."""
@@ -146,14 +158,24 @@ def sampling_config(
 
 
 def list_videos(sizes: dict[Request, tuple[int, int]], requests: list[Request], output: Path) -> list[Video]:
-    """List the videos of the requests in order: 0000.mp4, 0001.mp4, ... in a folder, or one mp4 file by name."""
+    """List the videos of the requests in order: 0000.mp4, 0001.mp4, ... in a folder, or one mp4 file by name.
+
+    Raises ValueError if a file cannot be written because a folder has its name.
+    """
     if output.suffix == ".mp4" and len(requests) > 1:
         raise ValueError(f"--output_path must be a folder for {len(requests)} videos, got {output}")
     check_page(output / PAGE_FILE)
-    return [
+    videos = [
         Video(request, *sizes[request], number, output if output.suffix == ".mp4" else output / f"{number:04d}.mp4")
         for number, request in enumerate(requests)
     ]
+    files = [output / PAGE_FILE]
+    for video in videos:
+        files += [video.path, video.path.with_suffix(".json")]
+    for file in files:
+        if file.is_dir():
+            raise ValueError(f"a file cannot replace the folder {quote(file)}; move it, or choose another folder")
+    return videos
 
 
 def generate(
@@ -193,25 +215,29 @@ def generate(
     folder = videos[0].path.parent
     make_folder(folder)
     local = videos[mesh.replica :: mesh.num_replicas]
+    watchdog = Watchdog(mesh, config.distributed.watchdog_seconds, unit="video")
     # Encoded prompts and latents between stages are files: memory does not grow with the number of videos.
-    with tempfile.TemporaryDirectory(prefix=".generate-", dir=folder) as between_stages:
+    with watchdog, tempfile.TemporaryDirectory(prefix=".generate-", dir=folder) as between_stages:
         if not config.model.conditions_dir:
             config = config.with_settings(conditions_dir=between_stages)
         start, bar = time.perf_counter(), partial(stage_bar, is_shown=mesh.is_main)
         encoder, vae = model_setup.load_encoder(config, device, group_offload=offloading.group_offloading)
         for video in bar("encoding", "prompt")(local):
+            watchdog.enter("encoding", video.number)
             encoder([video.request], height=video.height, width=video.width)
             if refiner:
                 refiner.encode(encoder, video)
         encoder(config.negative_requests)
         encoder.release()  # before the transformer is loaded
+        watchdog.enter("loading")
         home = torch.device("cpu") if offloading.group_offloading else device
         pipeline = source.load(config, device, encoder, vae, needs, weights_device=home)
         place(pipeline.transformer, mesh, device, config.distributed, offloading, caching is not None)
         for size in dict.fromkeys(sizes):
+            watchdog.enter("decoding of a test video")
             pipeline.try_decoding(*size)
         loaded = time.perf_counter()
-        sampler = VideoSampler(config.data, mesh, seed, initial_noise)
+        sampler = VideoSampler(config.data, mesh, seed, initial_noise, on_stage=watchdog.enter)
 
         def sample(video: Video) -> Tensor:
             conditions = encoder([video.request], height=video.height, width=video.width)
@@ -231,7 +257,7 @@ def generate(
             how = {"initial_noise": initial_noise, "sp_size": sp_size, "step_caching": caching and asdict(caching)}
             how |= asdict(offloading) | {"super_resolution": refiner and refiner.record(video)}
             settings = video_settings(config, video, source, seed, is_stochastic) | how
-            sampler.write(pipeline, latents, video.path, settings)
+            sampler.write(pipeline, latents, video, settings)
     if mesh.is_main and local:
         each, memory = (time.perf_counter() - loaded) / len(local), peak_memory_gib(device)
         times = f"{each:.2f} s each after {loaded - start:.1f} s of loading"
@@ -282,6 +308,7 @@ def video_settings(config: Config, video: Video, source: Source, seed: int, is_s
         "checkpoint": str(source.checkpoint) if source.checkpoint else None,
         "lora": str(source.lora) if source.lora else None,
         "lora_scale": source.lora_scale if source.lora else None,
+        "policy_hash": source.policy_hash,
         "steps": config.record.validation_steps,
         "shift": config.rollout.shift,
         "guidance_scale": config.rollout.cfg_scale,

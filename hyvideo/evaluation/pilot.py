@@ -11,11 +11,13 @@ from hyvideo.config.memory.cost import duration
 from hyvideo.config.memory.hardware import gpu_rates, hardware_of
 from hyvideo.config.memory.phases import GIB, memory
 from hyvideo.config.memory.planned_run import PlannedRun
-from hyvideo.data.templates import fill
+from hyvideo.data.text import number
 from hyvideo.records.metrics_file import read_metrics
 from hyvideo.training.machine import device_name, gpu_memory
 
-_SLOWER, _LARGER = 1.3, 1.1  # measured values up to these multiples of the plan count as planned
+# Measured seconds and GiB up to these multiples of the plan count as planned.
+_SLOWER = 1.3
+_LARGER = 1.1
 _NEGLIGIBLE = 0.05  # share of an iteration; shorter delays are not reported
 SETTINGS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())  # by metric
 
@@ -42,9 +44,15 @@ def compare(run: PlannedRun, metrics: Mapping[str, float]) -> list[Row]:
     delay = _NEGLIGIBLE * planned.get("time/iteration", 0.0)
     rows = []
     for name in (*SETTINGS, "time/iteration"):
-        value, limit = metrics.get(name, 0.0), planned.get(name)
-        factor, slack = (_LARGER, 0.0) if name.startswith("memory") else (_SLOWER, delay)
-        rows.append(Row(name, value, limit, limit is not None and value > max(factor * limit, limit + slack)))
+        value = metrics.get(name, 0.0)
+        plan = planned.get(name)
+        if plan is None:
+            deviates = False
+        elif name.startswith("memory"):
+            deviates = value > _LARGER * plan
+        else:
+            deviates = value > max(_SLOWER * plan, plan + delay)
+        rows.append(Row(name, value, plan, deviates))
     return rows
 
 
@@ -55,5 +63,38 @@ def print_pilot(run: PlannedRun, device: torch.device) -> None:
     hardware = replace(known, gpu_memory=gpu_memory(device))
     run = replace(run.with_settings(device=device.type), hardware=hardware)
     first, second = read_metrics(Path(run.settings.output_dir) / "metrics.jsonl")
-    values = {"run": run, "name": name, "longer": first["time/iteration"] - second["time/iteration"]}
-    print(fill(Path(__file__).with_name("pilot.txt.jinja"), rows=compare(run, second), settings=SETTINGS, **values))
+    warm_up = first["time/iteration"] - second["time/iteration"]
+    print("\n".join(pilot_lines(run, name, compare(run, second), warm_up)))
+
+
+def pilot_lines(run: PlannedRun, name: str, rows: list[Row], warm_up: float) -> list[str]:
+    """Return the comparison on the device ``name``; the first iteration took ``warm_up`` seconds longer."""
+    title = f"pilot: iteration 2 on {name}, compared with the plan"
+    if not run.is_timed:
+        title += " (there is a plan for released models on a GPU only)"
+    elif not run.hardware.rate:
+        title += " (this GPU is unknown: times are not planned)"
+    lines = ["", title, f"  {'s or GiB':<18} {'measured':>10} {'planned':>10}"]
+    lines += [_line(row) for row in rows]
+    if warm_up > 0:
+        lines.append(f"the first iteration took {number(warm_up)} s longer (compilation and warm-up)")
+    deviating = [row.metric for row in rows if row.deviates]
+    if deviating:
+        lines.append(
+            f"{len(deviating)} of {len(rows)} values deviate from the plan: {', '.join(deviating)}. "
+            "docs/settings.md and docs/performance.md describe the settings."
+        )
+    elif any(row.planned is not None for row in rows):
+        lines.append("as planned")
+    lines.append(f"output: {run.settings.output_dir}; delete it after reading")
+    return lines
+
+
+def _line(row: Row) -> str:
+    """Return a metric with both values and, if they deviate, the settings to look at."""
+    planned = "" if row.planned is None else number(row.planned)
+    line = f"  {row.metric:<18} {number(row.measured):>10} {planned:>10}"
+    if not row.deviates:
+        return line
+    line += f"  {row.measured / row.planned:.1f} x the plan" if row.planned else "  not planned"
+    return f"{line}; see {SETTINGS[row.metric]}" if row.metric in SETTINGS else line

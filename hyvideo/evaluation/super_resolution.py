@@ -41,7 +41,9 @@ class Refiner:
     """
 
     def __init__(self, settings: ModelSettings, run: DistributedSettings, videos: list[Video], saves_base: bool | None):
-        self.settings, self.run, self.saves_base = settings, run, saves_base
+        self.settings = settings
+        self.run = run
+        self.saves_base = saves_base
         root, base = settings.pretrained_model_root, settings.transformer_version
         family = version_defaults(base).family
         buckets = {m.name: bucket_sizes(m.refines) for m in SUPER_RESOLUTION.values() if m.family == family}
@@ -50,8 +52,12 @@ class Refiner:
         sizes = {(video.height, video.width) for video in videos}
         if not (names := [name for name in buckets if sizes <= set(buckets[name])]):
             got = " and ".join(f"{height} x {width}" for height, width in sorted(sizes))
-            text = f"sizes that one super-resolution model was trained on, got {got}"
-            raise ValueError(f"--sr needs {text}. Use --resolution, perhaps with --aspect_ratio")
+            near = {nearest_size(*min(sizes), bucket) for bucket in buckets.values()}
+            trained = " or ".join(f"--height {height} --width {width}" for height, width in sorted(near))
+            raise ValueError(
+                f"--sr needs sizes that one super-resolution model was trained on, got {got}. "
+                f"Use --resolution, perhaps with --aspect_ratio, or {trained}"
+            )
         self.model = SUPER_RESOLUTION[names[0]]
         needed = not settings.random_weights
         if problems := fit_checks.super_resolution_problems(root, base, names[0], weights_needed=needed):
@@ -92,11 +98,14 @@ class Refiner:
             save_file({"latents": latents.contiguous()}, folder / f"latents-{video.number}.safetensors")
             videos.append(video)
             if self.saves_base:
-                sampler.write(base, latents, video.path.with_stem(f"{video.path.stem}_before_sr"))
+                before = replace(video, path=video.path.with_stem(f"{video.path.stem}_before_sr"))
+                sampler.write(base, latents, before)
+        sampler.on_stage("loading of super-resolution", 0)
         pipeline, upsampler = self._load(base, offloading, sampler.mesh)
         schedule = Schedule.ode(self.model.num_steps, self.model.shift)
         bar = stage_bar(STAGE, "video", is_shown=sampler.mesh.is_main)
         for video in bar(videos):
+            sampler.on_stage(STAGE, video.number)
             condition = self.encode(encoder, video)
             latents = load_file(folder / f"latents-{video.number}.safetensors")["latents"]
             video = replace(video, **self.size(video))
@@ -107,16 +116,23 @@ class Refiner:
 
     def _load(self, base: GRPOPipeline, offloading: Offloading, mesh: Mesh) -> tuple[GRPOPipeline, nn.Module]:
         """Return the pipeline and the upsampler. The transformer of ``base`` is removed first, to free its memory."""
-        model, root, device = self.model, self.settings.pretrained_model_root, base.device
-        options = {"device": device, "random_weights_seed": weights_seed(self.settings)}
+        model = self.model
+        root = self.settings.pretrained_model_root
+        device = base.device
+        seed = weights_seed(self.settings)
         pipeline = base.with_guidance(model.guidance_scale)
         base.transformer = pipeline.transformer = None
         gc.collect()
-        upsampler = loading.load_vae(root, upsampler=model.name, **options)
+        upsampler = loading.load_vae(root, upsampler=model.name, device=device, random_weights_seed=seed)
         if offloading.offloading:
             offload(upsampler)
-        options |= {"device": "cpu"} if offloading.group_offloading else {}
-        transformer = loading.load_transformer(root, model.name, dtype=DTYPES[self.settings.dtype], **options)
+        transformer = loading.load_transformer(
+            root,
+            model.name,
+            dtype=DTYPES[self.settings.dtype],
+            device="cpu" if offloading.group_offloading else device,
+            random_weights_seed=seed,
+        )
         install(transformer)
         place(transformer, mesh, device, self.run, offloading, False)
         pipeline.transformer = transformer

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +14,28 @@ from hyvideo.data.videos import mp4_factor, read_header, read_video
 from hyvideo.evaluation import parts
 
 SCORES_FILE = "scores.json"
+# Entries in the JSON files of generate.py that all videos of a call have in common, and that change the videos.
+COMMON_SETTINGS = (
+    "model",
+    "version",
+    "checkpoint",
+    "lora",
+    "lora_scale",
+    "policy_hash",
+    "steps",
+    "shift",
+    "guidance_scale",
+    "guidance_interval",
+    "negative_prompt",
+    "sde_type",
+    "eta",
+    "frames",
+    "fps",
+    "dtype",
+    "initial_noise",
+    "step_caching",
+    "use_sageattn",
+)
 
 
 @dataclass(frozen=True)
@@ -29,7 +52,7 @@ def find_clips(folder: Path, requests: list[Request]) -> list[Clip]:
     """List the mp4 files of a folder with their prompts, from a run's scores.json or from JSON files beside them.
 
     Without either, the files belong to ``requests`` in order, equally many to each. Raises ValueError for unknown
-    prompts and for a corrupted scores.json.
+    prompts, for a corrupted scores.json, and for videos of several policies or settings.
     """
     paths = sorted(folder.glob("*.mp4"))
     if not paths:
@@ -39,11 +62,20 @@ def find_clips(folder: Path, requests: list[Request]) -> list[Clip]:
         return recorded
     if any(path.with_suffix(".json").is_file() for path in paths):
         records = [_record_of(path.with_suffix(".json")) for path in paths]
-        places = {prompt: place for place, prompt in enumerate(dict.fromkeys(prompt for prompt, _ in records))}
-        return [Clip(path, prompt, places[prompt], seed) for path, (prompt, seed) in zip(paths, records)]
+        _check_common_settings(paths, records)
+        places = {prompt: place for place, prompt in enumerate(dict.fromkeys(record["prompt"] for record in records))}
+        clips = []
+        for path, record in zip(paths, records):
+            seed = record.get("seed")
+            prompt = record["prompt"]
+            clips.append(Clip(path, prompt, places[prompt], seed if isinstance(seed, int) else None))
+        return clips
     if not requests or len(paths) % len(requests):
-        rows = f"the {len(requests)} rows of valid_video_csv"
-        raise ValueError(f"videos without JSON files must be a multiple of {rows}, got {len(paths)} in {folder}")
+        raise ValueError(
+            "the number of videos without JSON files must be a multiple of the rows of valid_video_csv, because videos "
+            f"of a row follow one another, got {len(paths)} videos in {folder} and {len(requests)} rows; "
+            "add the missing videos, or the JSON files that name their prompts"
+        )
     each = len(paths) // len(requests)
     owners = [requests[i // each] for i in range(len(paths))]
     return [Clip(path, owner.prompt, i // each, owner.seed) for i, (path, owner) in enumerate(zip(paths, owners))]
@@ -98,10 +130,23 @@ def _recorded(folder: Path) -> list[Clip]:
     return clips
 
 
-def _record_of(path: Path) -> tuple[str, int | None]:
-    """Return the prompt of a video and, if it is recorded, its seed."""
+def _record_of(path: Path) -> dict[str, Any]:
+    """Return the settings of a video, which have its prompt."""
     record = read_json(path, "--videos")
-    prompt, seed = record.get("prompt"), record.get("seed")
-    if not isinstance(prompt, str):
+    if not isinstance(record.get("prompt"), str):
         raise ValueError(f"{path} must contain a JSON object with a prompt")
-    return prompt, seed if isinstance(seed, int) else None
+    return record
+
+
+def _check_common_settings(paths: list[Path], records: list[dict[str, Any]]) -> None:
+    """Raise ValueError if the videos are of calls with different policies or settings."""
+    for path, record in zip(paths, records):
+        for name in COMMON_SETTINGS:
+            first = records[0].get(name)
+            value = record.get(name)
+            if value != first:
+                raise ValueError(
+                    f"the videos in {path.parent} must be of one policy with the same settings: {name} is "
+                    f"{quote(first)} for {paths[0].name} and {quote(value)} for {path.name}; move the videos of "
+                    "other calls of generate.py to another folder"
+                )

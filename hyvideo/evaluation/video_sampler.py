@@ -1,8 +1,9 @@
 """Sampling and writing of one video of generate.py, by one process or by those that share it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -22,6 +23,7 @@ from hyvideo.records.run_files import write_json
 from hyvideo.schedulers.schedule import Schedule
 
 STAGE = "super-resolution"  # has separate noise
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,18 @@ class VideoSampler:
     mesh: Mesh
     seed: int
     initial_noise: str  # "default" or "reference"
+    on_stage: Callable[[str, int], None]  # called with stage and number of the video at its start and in its loops
+
+    def reported(self, stage: str, video: Video, unit: str) -> Callable[[Iterable[T]], Iterator[T]]:
+        """Return a function that shows the loop of a stage as a bar and calls ``on_stage`` before each part."""
+        bar = stage_bar(f"{video.path.name}: {stage}", unit, is_shown=self.mesh.is_main)
+
+        def loop(parts: Iterable[T]) -> Iterator[T]:
+            for part in bar(parts):
+                self.on_stage(stage, video.number)
+                yield part
+
+        return loop
 
     def sample(
         self,
@@ -57,7 +71,7 @@ class VideoSampler:
 
         A further ``stage`` has separate noise; ``new_cache`` makes a step cache.
         """
-        pipeline.with_progress = stage_bar(f"{video.path.name}: sampling", "step", is_shown=self.mesh.is_main)
+        pipeline.with_progress = self.reported("sampling", video, "step")
         pipeline.transformer.step_cache = new_cache and new_cache()
 
         def noise(*step: int) -> Tensor:
@@ -81,14 +95,16 @@ class VideoSampler:
         drawn = reference_normal(shape, seed) if is_original else normal(shape, seed, "generate", number, *key)
         return to_device(drawn[None], pipeline.device)
 
-    def write(self, pipeline: GRPOPipeline, latents: Tensor, path: Path, settings: dict | None = None) -> None:
+    def write(self, pipeline: GRPOPipeline, latents: Tensor, video: Video, settings: dict | None = None) -> None:
         """Decode final latents; the first rank of a replica writes the video and, as JSON, its settings."""
-        bar = stage_bar(f"{path.name}: decoding", "tile", is_shown=self.mesh.is_main)
-        pipeline.tiles = Tiles(self.mesh.sp_group, bar)
+        path = video.path
+        self.on_stage("decoding", video.number)
+        pipeline.tiles = Tiles(self.mesh.sp_group, self.reported("decoding", video, "tile"))
         (frames,) = pipeline.decode(latents)
         if frames is None:
             raise FloatingPointError(f"{path}: the video contains NaN or inf; try --dtype fp32 or another checkpoint")
         if self.mesh.rank % self.mesh.sp_size == 0:
+            self.on_stage("writing", video.number)
             record = path.with_suffix(".json")
             record.unlink(missing_ok=True)  # an earlier video's
             write_video(path, frames, self.data.fps)

@@ -36,26 +36,6 @@ class LossTerms:
     is_clipped: Tensor  # whether the ratio is outside the clip range
     log_prob: Tensor  # under the policy
 
-    # Metric name -> field.
-    SUMMED = {
-        "loss/policy": "policy",
-        "loss/total": "loss",
-        "kl/position": "position",
-        "kl/velocity": "velocity",
-        "kl/total": "kl",
-        "policy/ratio_mean": "ratio",
-        "policy/clip_fraction": "is_clipped",
-        "policy/log_prob": "log_prob",
-    }
-
-    def sums(self) -> Tensor:
-        """Return detached float64 sums over the batch, in the order of ``SUMMED``. Shape: (8,)."""
-        return torch.stack([getattr(self, field).detach().double().sum() for field in self.SUMMED.values()])
-
-    def largest_deviation(self) -> Tensor:
-        """Return the largest ``|ratio - 1|``. Shape: ()."""
-        return (self.ratio - 1).abs().amax()
-
 
 def grpo_terms(inputs: LossInputs, *, clip_range: float, kl_weights: KLWeights, kl_coefficient: float) -> LossTerms:
     """Return ``L = L_pol + beta (w_pos KL_pos + w_vel KL_vel)`` of each pair. Source: arXiv:2603.21872, Section 3.2."""
@@ -69,21 +49,22 @@ def grpo_terms(inputs: LossInputs, *, clip_range: float, kl_weights: KLWeights, 
     position = torch.zeros_like(velocity)
     if inputs.anchor_mean is not None:
         position = inputs.anchor_weight * position_kl(inputs.mean, inputs.anchor_mean, inputs.std)
+    kl = weighted_kl(position, velocity, kl_weights)
     return LossTerms(
-        **with_kl_terms(policy, position, velocity, kl_weights, kl_coefficient),
+        loss=policy + kl_coefficient * kl,
+        policy=policy,
+        position=position,
+        velocity=velocity,
+        kl=kl,
         ratio=ratio,
         is_clipped=(ratio - 1).abs() > clip_range,
         log_prob=inputs.log_prob,
     )
 
 
-def with_kl_terms(
-    policy: Tensor, position: Tensor, velocity: Tensor, weights: KLWeights, coefficient: float
-) -> dict[str, Tensor]:
-    """Return the loss with KL terms and its parts, keyed by field of `LossTerms`. Shape of each: (batch,)."""
-    kl = weights.position * position + weights.velocity * velocity
-    loss = policy + coefficient * kl
-    return {"loss": loss, "policy": policy, "position": position, "velocity": velocity, "kl": kl}
+def weighted_kl(position: Tensor, velocity: Tensor, weights: KLWeights) -> Tensor:
+    """Return ``w_pos KL_pos + w_vel KL_vel``. Shape of arguments and result: (batch,)."""
+    return weights.position * position + weights.velocity * velocity
 
 
 def clipped_policy_loss(

@@ -55,36 +55,49 @@ def quantiles(values: Tensor) -> list[float]:
     return [float(f"{value:.5g}") for value in known.quantile(levels).tolist()]
 
 
-def sums_by_step(ratios: Tensor, kls: Tensor, steps: Tensor, num_steps: int) -> Tensor:
-    """Return for each denoising step: number of terms, sum of ratios, sum of KLs, largest ``|ratio - 1|``.
+def sums_by_step(values: Tensor, deviations: Tensor, steps: Tensor, num_steps: int) -> Tensor:
+    """Return for each denoising step: number of terms, sum of each value, largest deviation.
 
-    Shapes: ratios, kls and steps (terms,), on the CPU; result (4, num_steps).
+    Shapes: values (values, terms), deviations and steps (terms,), on the CPU; result (2 + values, num_steps).
     """
-    ratios, kls = ratios.double(), kls.double()
-    sums = torch.zeros(4, num_steps, dtype=torch.float64)
-    sums[:3].index_add_(1, steps, torch.stack([torch.ones_like(ratios), ratios, kls]))
-    sums[3].scatter_reduce_(0, steps, (ratios - 1).abs(), "amax")
+    sums = torch.zeros(2 + len(values), num_steps, dtype=torch.float64)
+    counted = torch.cat([torch.ones(1, values.shape[1], dtype=torch.float64), values.double()])
+    sums[:-1].index_add_(1, steps, counted)
+    sums[-1].scatter_reduce_(0, steps, deviations.double(), "amax")
     return sums
 
 
-def average(results: list[UpdateResult]) -> dict[str, float | list[float | None]]:
+def average(
+    results: list[UpdateResult], *, deviation_names: tuple[str, str], by_step: Sequence[str] = ()
+) -> dict[str, float | list[float | None]]:
     """Return the metrics of an iteration: means over its updates, weighted by their number of terms; empty without any.
 
-    ``policy/ratio_first_deviation`` is that of the first update, 0 up to rounding. Lists have one value per step.
+    ``deviation_names`` are the names of the largest deviation of all updates, which each of them has measured, and of
+    that of the first update, 0 up to rounding. ``by_step`` are the names of the values of `sums_by_step` before the
+    last one, the KL; each becomes a list with one value per step.
     """
     if not results:
         return {}
+    largest, of_first = deviation_names
     total = sum(result.num_terms for result in results)
     mean = {name: sum(r.metrics[name] * (r.num_terms / total) for r in results) for name in results[0].metrics}
-    deviations = [result.metrics["policy/ratio_max_deviation"] for result in results]
-    mean |= {"policy/ratio_max_deviation": max(deviations), "policy/ratio_first_deviation": deviations[0]}
+    deviations = [result.metrics[largest] for result in results]
+    mean |= {largest: max(deviations), of_first: deviations[0]}
     tables = [result.by_step for result in results if result.by_step is not None]
-    return mean | (_by_step(torch.stack(tables)) if tables else {})
+    if tables:
+        mean |= _by_step(torch.stack(tables), largest, by_step)
+    return mean
 
 
-def _by_step(tables: Tensor) -> dict[str, list[float | None]]:
-    """Return lists with one value per denoising step, None for untrained steps. Shape: (updates, 4, steps)."""
-    counts, ratios, kls = tables[:, :3].sum(0)
-    largest = torch.where(counts > 0, tables[:, 3].amax(0), torch.nan)
-    table = {"by_step/ratio_mean": ratios / counts, "by_step/ratio_max_deviation": largest, "by_step/kl": kls / counts}
+def _by_step(tables: Tensor, deviation_name: str, names: Sequence[str]) -> dict[str, list[float | None]]:
+    """Return lists with one value per denoising step, None for untrained steps. Shape: (updates, 2 + values, steps)."""
+    counts, *sums, kls = tables[:, :-1].sum(0)
+    table = {_step_name(name): values / counts for name, values in zip(names, sums, strict=True)}
+    table[_step_name(deviation_name)] = torch.where(counts > 0, tables[:, -1].amax(0), torch.nan)
+    table["by_step/kl"] = kls / counts
     return {name: [v if math.isfinite(v) else None for v in values.tolist()] for name, values in table.items()}
+
+
+def _step_name(name: str) -> str:
+    """Return the name of a metric by denoising step: by_step/ratio_mean for policy/ratio_mean."""
+    return f"by_step/{name.rpartition('/')[2]}"

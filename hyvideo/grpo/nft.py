@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hyvideo.grpo.loss import LossTerms, with_kl_terms
+from hyvideo.grpo.loss import weighted_kl
 from hyvideo.grpo.trust_region import KLWeights
 
 
@@ -31,6 +31,20 @@ class NFTInputs:
     anchor_weight: float = 1.0  # 1 / fraction of the pairs whose position KL is computed
 
 
+@dataclass(frozen=True)
+class NFTTerms:
+    """Loss terms of each pair, (batch,) each; the caller divides their sum by the number of pairs in the update."""
+
+    loss: Tensor  # policy loss plus weighted KL, with gradient
+    policy: Tensor  # DiffusionNFT loss
+    position: Tensor  # mean squared velocity difference to the anchor
+    velocity: Tensor  # mean squared velocity difference to the rollout policy
+    kl: Tensor  # weighted sum of position and velocity, without the coefficient
+    error: Tensor  # mean squared velocity error |v - target|^2
+    distance: Tensor  # sqrt(|v - v_old|^2 / |v_old - target|^2), detached; 0 before the first update
+    is_clipped: Tensor  # whether the advantage is at the clip
+
+
 def nft_terms(
     inputs: NFTInputs,
     *,
@@ -38,12 +52,8 @@ def nft_terms(
     kl_weights: KLWeights,
     kl_coefficient: float,
     has_rewards: bool = True,  # False: advantages are 0 on purpose, and their policy loss keeps its gradient
-) -> LossTerms:
-    """Return the loss of each pair, with mean squared velocity differences in place of the KL terms.
-
-    The fields of `LossTerms` are reused: ``ratio`` is ``1 + sqrt(|v - v_old|^2 / |v_old - target|^2)``, 1 before the
-    first update; ``is_clipped`` marks advantages at the clip; ``log_prob`` is ``-|v - target|^2``.
-    """
+) -> NFTTerms:
+    """Return the loss of each pair, with mean squared velocity differences in place of the KL terms."""
     weight = (1 + (inputs.advantages / advantage_clip).clamp(-1, 1)) / 2
     error = mean_square(inputs.velocity - inputs.target)
     mirrored = mean_square(2 * inputs.old_velocity - inputs.velocity - inputs.target)
@@ -55,11 +65,16 @@ def nft_terms(
     if inputs.anchor_velocity is not None:
         position = inputs.anchor_weight * mean_square(inputs.velocity - inputs.anchor_velocity)
     distance = (velocity / mean_square(inputs.old_velocity - inputs.target)).sqrt().detach()
-    return LossTerms(
-        **with_kl_terms(policy, position, velocity, kl_weights, kl_coefficient),
-        ratio=1 + distance,
+    kl = weighted_kl(position, velocity, kl_weights)
+    return NFTTerms(
+        loss=policy + kl_coefficient * kl,
+        policy=policy,
+        position=position,
+        velocity=velocity,
+        kl=kl,
+        error=error,
+        distance=distance,
         is_clipped=inputs.advantages.abs() >= advantage_clip,
-        log_prob=-error,
     )
 
 

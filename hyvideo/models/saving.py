@@ -32,7 +32,9 @@ def save_original(
         if seed is None:
             tensors[name] = tensor.detach().to(device="cpu", dtype=dtype, copy=True).contiguous()
             if not tensors[name].isfinite().all():
-                raise ValueError(f"tensor {name!r} is not finite in {dtype}. Save with dtype=torch.float32")
+                raise ValueError(
+                    f"tensor {name!r} has values that are not finite in {dtype}. Save with dtype=torch.float32"
+                )
         elif not torch.equal(tensor.cpu(), draw_tensor(seed, name, tuple(tensor.shape)).to(tensor.dtype)):
             raise ValueError(f"tensor {name!r} differs from the values of seed {seed}. Remove its prefix from drawn")
     folder.mkdir(parents=True, exist_ok=True)

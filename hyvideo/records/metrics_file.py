@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-from hyvideo.data.outside import file_problem, parse_json, replacing
+from hyvideo.data.outside import file_problem, parse_json, quote, replacing
 
 MAX_BYTES = 2**33
 
@@ -34,8 +34,19 @@ def complete_lines(path: Path) -> list[tuple[int, bytes]]:
 
 
 def read_metrics(path: Path) -> list[dict]:
-    """Return the metrics of each iteration, without the base model's. Raises ValueError like `complete_lines`."""
-    return [content for _, content in _parsed_lines(path) if content["iteration"] > 0]
+    """Return the metrics of each iteration, without the base model's.
+
+    Raises ValueError like `complete_lines`, and for a metric that is not a number, a list or null.
+    """
+    metrics = [content for _, content in _parsed_lines(path) if content["iteration"] > 0]
+    for line in metrics:
+        for name, value in line.items():
+            if not isinstance(value, int | float | list | None):
+                raise ValueError(
+                    f"{path}: {quote(name)} of iteration {line['iteration']} must be a number, a list or null, got "
+                    f"{quote(value)}; restore the line"
+                )
+    return metrics
 
 
 def _parsed_lines(path: Path) -> list[tuple[bytes, dict]]:

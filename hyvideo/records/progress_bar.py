@@ -16,15 +16,25 @@ CONSOLE_TEXTS = {  # by metric
     "reward/mean": "reward {:.4f}",
     "kl/position": "KL {:.1e}",
     "policy/ratio_max_deviation": "max |ratio - 1| {:.1e}",
+    "nft/distance_max": "max distance {:.1e}",
 }
 # Text before the part of a stage; other stages are not shown.
-STAGE_TEXTS = {"load": "loading", "conditions": "encoding", "rollout": "sampling", "decode": "decoding"}
-STAGE_TEXTS |= {"anchor": "anchor means,", "reward": "scoring", "update": "training,", "save": "saving"}
-STAGE_TEXTS |= {"validation": "validation:", "validation reward": "validation: scoring"}
+STAGE_TEXTS = {
+    "load": "loading",
+    "conditions": "encoding",
+    "rollout": "sampling",
+    "decode": "decoding",
+    "anchor": "anchor means,",
+    "reward": "scoring",
+    "update": "training,",
+    "save": "saving",
+    "validation": "validation:",
+    "validation reward": "validation: scoring",
+}
 
 
 def console_text(metrics: dict[str, float]) -> str:
-    """Format reward, KL and the largest deviation of a ratio from 1, as far as known, and a long wait for rewards."""
+    """Format reward, KL and largest distance to the rollout policy, as far as known, and a long wait for rewards."""
     texts = [text.format(metrics[name]) for name, text in CONSOLE_TEXTS.items() if name in metrics]
     waiting = metrics.get("time/reward", 0.0) / metrics.get("time/iteration", math.inf)
     return ", ".join(texts + ([f"{waiting:.0%} of the time waiting for rewards"] if waiting > 0.25 else []))
@@ -42,15 +52,24 @@ class ProgressBar(AbstractContextManager):
         self.total, self.is_shown = total, is_shown
         self.stream = sys.stderr if stream is None else stream
         self.start = self.next_line = self.next_stage_line = time.monotonic()  # earliest time of the next line
-        self.initial, self.iteration, self.training_since = 0, 0, None
-        self.bar, self.results, self.reported = None, "", set()
+        self.initial = 0
+        self.iteration = 0
+        self.training_since = None
+        self.bar = None
+        self.results = ""
+        self.reported = set()
 
     def begin(self, initial: int = 0) -> "ProgressBar":
         """Start after ``initial`` iterations (0 for a new run); open the bar if the terminal reports its size."""
         self.initial = self.iteration = initial
         if self.is_shown and self.stream.isatty() and all(os.get_terminal_size(self.stream.fileno())):
-            options = {"dynamic_ncols": True, "bar_format": "{n_fmt}/{total_fmt} |{bar:10}| {elapsed}{postfix}"}
-            self.bar = tqdm(total=self.total, initial=initial, file=self.stream, **options)
+            self.bar = tqdm(
+                total=self.total,
+                initial=initial,
+                file=self.stream,
+                dynamic_ncols=True,
+                bar_format="{n_fmt}/{total_fmt} |{bar:10}| {elapsed}{postfix}",
+            )
         return self
 
     def stage(self, stage: str, iteration: int, part: str = "") -> None:

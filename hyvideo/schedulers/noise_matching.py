@@ -30,18 +30,34 @@ def matched_eta(
     low, high = 0.0, min(1.0, max_eta)
     while high < max_eta and variance(high) < goal:
         high = min(2 * high, max_eta)
+    tried = {high: variance(high)}  # variance by eta
     while low < (middle := (low + high) / 2) < high:
-        low, high = (middle, high) if variance(middle) < goal else (low, middle)
+        tried[middle] = variance(middle)
+        if tried[middle] < goal:
+            low = middle
+        else:
+            high = middle
     found = min((low, high), key=lambda eta: abs(variance(eta) - goal))
-    reached = variance(found)
-    if goal == 0 or not math.isclose(reached, goal, rel_tol=1e-9):
-        inside = f" in sde_window {sde_window}" if sde_window else ""
-        raise ValueError(
-            f"match_noise {target} cannot be reached: its variance is {goal:.4g} at {num_steps} steps with shift "
-            f"{shift:g} and last_step {last_step}, and that of {sde_type}{inside} is {reached:.4g} at eta {found:.4g}; "
-            f"change the eta of {target_type}, use more steps, or set eta instead"
+    if goal > 0 and math.isclose(variance(found), goal, rel_tol=1e-9):
+        return found
+    where = f"at {num_steps} steps with shift {shift:g} and last_step {last_step}"
+    inside = f" in sde_window {sde_window}" if sde_window else ""
+    noisiest = max(tried, key=tried.__getitem__)
+    if goal == 0:
+        reason = f"{target_type} adds no noise {where}; use more steps, or set eta instead"
+    elif tried[noisiest] == 0:
+        reason = f"{sde_type} adds no noise {where}{inside}; use more steps"
+    elif tried[noisiest] < goal:
+        reason = (
+            f"its variance is {goal:.4g} {where}, and the variance of {sde_type}{inside} is at most "
+            f"{tried[noisiest]:.4g}, at eta {noisiest:g}; lower the eta of {target_type}, or set eta instead"
         )
-    return found
+    else:
+        reason = (
+            f"its variance is {goal:.4g} {where}, and the variance of {sde_type}{inside} jumps past it at eta "
+            f"{found:.4g}; set eta instead"
+        )
+    raise ValueError(f"match_noise {target} cannot be reached: {reason}")
 
 
 def total_variance(sde_type: str, levels: tuple[float, ...], eta: float, last_step: str, sde_window: str = "") -> float:

@@ -55,6 +55,15 @@ def parse_window(text: str, num_stochastic: int) -> Window | None:
         )
     first, second = [*map(int, numbers), 1][:2]
     window = Window(kind, second, start=first) if kind == "fixed" else Window(kind, first, stride=second)
-    if window.length < 1 or window.stride < 1 or window.start + window.length > num_stochastic:
-        raise ValueError(f"sde_window must have a step and fit the {num_stochastic} stochastic steps, got {text!r}")
+    if window.length < 1 or window.stride < 1:
+        raise ValueError(
+            "sde_window must have LENGTH and STRIDE of at least 1, because only the steps in the window are trained "
+            f"and a sliding window must move, got {text!r}; raise the 0, or remove sde_window to train all steps"
+        )
+    if window.start + window.length > num_stochastic:
+        raise ValueError(
+            f"sde_window must fit the {num_stochastic} stochastic steps of the schedule, because the other steps have "
+            f"no noise and cannot be trained, got {text!r}, which ends at step {window.start + window.length} of them; "
+            "lower START or LENGTH"
+        )
     return window

@@ -15,10 +15,10 @@ from hyvideo.config.memory.hardware import Hardware
 from hyvideo.config.memory.phases import GIB
 from hyvideo.config.memory.phases import resolve_auto as resolve_checkpointing
 from hyvideo.config.memory.planned_run import PlannedRun
+from hyvideo.config.run_inputs import RunInputs
 from hyvideo.config.sections import DistributedSettings
 from hyvideo.config.settings import Config
 from hyvideo.data.outside import find_path, folder_problem
-from hyvideo.data.prompts import read_requests
 from hyvideo.distributed.collectives import all_objects
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.gpu_memory import total_bytes
@@ -67,10 +67,11 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
 
 
-def missing_requirements(config: Config, world_size: int) -> Iterator[str]:
-    """Yield a message for each package, file, disk space and GPU that a run of ``world_size`` processes lacks."""
-    yield from machine_problems(config)
-    if problem := gpu_problem(config.model.device, world_size):
+def missing_requirements(inputs: RunInputs) -> Iterator[str]:
+    """Yield a message for each package, file, disk space and GPU that a run lacks."""
+    config = inputs.config
+    yield from machine_problems(inputs)
+    if problem := gpu_problem(config.model.device, inputs.world_size):
         yield problem
     if config.model.device != "cpu" and (problem := cudnn_problem()):
         yield problem
@@ -80,9 +81,8 @@ def missing_requirements(config: Config, world_size: int) -> Iterator[str]:
     named = {"prompts_csv": config.data.prompts_csv, "valid_video_csv": config.data.valid_video_csv}
     existing = {name: [path for path in paths if os.path.isfile(find_path(path))] for name, paths in named.items()}
     try:
-        check_checkpoint(
-            config, {name: read_requests(*paths) for name, paths in existing.items()}, [*config.video_sizes.values()]
-        )
+        requests = {name: inputs.files.read(paths) for name, paths in existing.items()}
+        check_checkpoint(config, requests, list(config.video_sizes.values()))
     except ValueError as error:
         yield from str(error).splitlines()
     options = reward_options(config.reward)

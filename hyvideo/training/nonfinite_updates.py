@@ -43,8 +43,16 @@ class NonFiniteUpdates:
         """Return a message that explains videos with NaN by divergence of the policy; empty in the first iteration."""
         if iteration == 1:
             return ""
-        outlier = f": loss or gradient last left the usual range in iteration {self.last_outlier}"
-        return f"The policy has diverged{outlier if self.last_outlier else ''}. Lower learning_rate"
+        is_recent = self.last_outlier >= max(1, iteration - _NORM_WINDOW)
+        if is_recent:
+            return (
+                "The policy has diverged: loss or gradient left the usual range in iteration "
+                f"{self.last_outlier}. Lower learning_rate, and resume from a checkpoint before that iteration"
+            )
+        return (
+            f"The policy has diverged suddenly, in the update of iteration {iteration - 1}: loss and gradient were in "
+            "the usual range before it. Lower learning_rate"
+        )
 
     def spike(self, norm: float, iteration: int) -> float:
         """Return the gradient norm divided by the median of previous norms, or 1 without any; warn if it is large."""

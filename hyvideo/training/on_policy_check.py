@@ -7,13 +7,11 @@ different numbers, and that the trained policy is not the sampled one.
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from hyvideo.config.sections import LossSettings
-from hyvideo.data.templates import fill
 from hyvideo.distributed.collectives import gather_ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.attention import WholeSequence
@@ -46,11 +44,7 @@ class OnPolicyCheck:
 
     def __init__(self, mesh: Mesh, pipeline: GRPOPipeline, loss: LossSettings, *, dtype: str, batch_size: int):
         self.mesh, self.pipeline, self.batch_size = mesh, pipeline, batch_size
-        self.tolerances, self.interval = log_ratio_tolerances(loss, dtype), loss.gate_interval
-
-    def is_due(self, iteration: int) -> bool:
-        """Return whether the first update of this iteration is checked: in the first one, and every ``interval``."""
-        return self.interval > 0 and (iteration - 1) % self.interval == 0
+        self.tolerances = log_ratio_tolerances(loss, dtype)
 
     def __call__(
         self, rollouts: RolloutBatch, passes: list[tuple[list[int], int]], deviations: list[Tensor], iteration: int
@@ -99,16 +93,19 @@ class OnPolicyCheck:
         for name, switch in suspects(self.pipeline, conditions_dtype, can_unbatch=can_unbatch).items():
             with switch:
                 deviations[name] = log_ratios(rows).max().item()
-        return fill(
-            Path(__file__).with_suffix(".txt.jinja"),
-            where=first_difference(in_rollout, in_update),
-            iteration=iteration,
-            rank=self.mesh.rank,
-            measured=measured,
-            tolerance=tolerance,
-            shapes=shapes,
-            causes={name: ratio for name, ratio in deviations.items() if ratio <= tolerance < measured},
-        )
+        causes = {name: ratio for name, ratio in deviations.items() if ratio <= tolerance < measured}
+        lines = [
+            f"iteration {iteration}: rollout and update compute different log-probabilities. "
+            f"On rank {self.mesh.rank} the log-ratio of fresh rollouts is {measured:.3g}, "
+            f"above the tolerance of {tolerance:g}. The policy was not changed.",
+            _advice(shapes),
+        ]
+        for name, ratio in causes.items():
+            lines.append(f"  cause: {name}: with this switched the log-ratio is {ratio:.3g}")
+        if not causes:
+            lines.append("  cause: unknown; none of the known causes explains it alone")
+        lines.append(f"  first module that differs: {first_difference(in_rollout, in_update) or 'none'}")
+        return "\n".join(lines)
 
     def _shape_difference(self, rollouts: RolloutBatch, rows: list[int]) -> str | None:
         """Return how the shapes of the transformer calls differ in rollout and update; None if they are equal."""
@@ -123,6 +120,19 @@ class OnPolicyCheck:
         """Return the rows of the batch in which a row was sampled."""
         first = row // self.batch_size * self.batch_size
         return list(range(first, min(first + self.batch_size, len(rollouts))))
+
+
+def _advice(shapes: str | None) -> str:
+    """Return what to try, given how the shapes of the transformer calls differ in rollout and update."""
+    if shapes is not None:
+        return (
+            f"  the transformer calls have different shapes ({shapes}); in bf16 another shape rounds differently. "
+            "Use --batched_forward false, or equal batch_size and mini_batch_size_per_update"
+        )
+    return (
+        "  the transformer calls have equal shapes. If only the kernels differ, try --enable_compile false, "
+        "or raise --gate_tolerance"
+    )
 
 
 def suspects(

@@ -1,7 +1,8 @@
 """Rollouts of an iteration on one replica: their indices, noise, data and trained steps."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +14,8 @@ from hyvideo.models.conditions import Conditions
 from hyvideo.models.reward_models.rewards import Reward
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, Trajectories
 from hyvideo.schedulers.schedule import Schedule, Step
+
+T = TypeVar("T")
 
 _LEVELS = 0.02, 0.999  # range of trained noise levels; below it the noise is invisible
 
@@ -29,6 +32,13 @@ class RolloutIndex:
         return self.group * group_size + self.member
 
 
+class Pass(NamedTuple):
+    """One training forward and backward pass over some rollouts, each at one of its trained steps or noise levels."""
+
+    rows: list[int]  # of `RolloutBatch`; empty if this replica has fewer rollouts than others
+    column: int  # of `RolloutBatch.trained_steps`
+
+
 @dataclass(frozen=True)
 class RolloutBatch:
     """Rollouts of this replica, one row each: ``rollouts`` is the first dimension of lists and tensors."""
@@ -38,13 +48,11 @@ class RolloutBatch:
     conditions: Conditions  # encoded prompts
     trajectories: Trajectories  # latents and log-probabilities
     schedule: Schedule  # with which they were sampled
-    trained_steps: Tensor  # (rollouts, trained steps), steps or noise levels (nft) in training order; on the CPU
+    trained_steps: Tensor  # (rollouts, columns), steps or noise levels as the objective draws them; on the CPU
     anchor_columns: list[int] = field(default_factory=list)  # columns whose position KL is measured
     iteration: int = 0  # counted from 1
     rewards: dict[int, Reward] = field(default_factory=dict)  # by row, for the rows that this rank scored
     advantages: Tensor = torch.empty(0)  # (rollouts,), NaN for rollouts that the loss excludes
-    # Noise that re-noises a rollout to its noise level in a column (nft), on the CPU.
-    new_noise: Callable[[RolloutIndex, int], Tensor] | None = None
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -84,6 +92,11 @@ def select(values: Tensor, *indices: list[int] | Tensor) -> Tensor:
     return torch.stack([values[index] for index in zip(*lists, strict=True)])
 
 
+def chunks(values: Sequence[T], size: int) -> list[list[T]]:
+    """Split values into consecutive lists of ``size``; the last may be shorter."""
+    return [list(values[start : start + size]) for start in range(0, len(values), size)]
+
+
 def indices_of_replica(settings: RolloutSettings, mesh: Mesh, batch: int) -> list[RolloutIndex]:
     """Return the indices of this replica's rollouts in a batch. Consecutive rollouts share a group."""
     size, group_size = settings.batch_size, settings.num_generations
@@ -105,7 +118,7 @@ class RolloutNoise:
         return normal(self.shape, self.seed, "initial noise", iteration, index.group, member)
 
     def for_renoising(self, iteration: int, index: RolloutIndex, column: int) -> Tensor:
-        """Return the noise that re-noises a rollout to its noise level in ``column`` (nft). Shape: ``shape``."""
+        """Return the noise that re-noises a rollout to its noise level in ``column``. Shape: ``shape``."""
         return normal(self.shape, self.seed, "new noise", iteration, index.group, index.member, column)
 
     def levels(self, iteration: int, indices: list[RolloutIndex], count: int, shift: float) -> Tensor:

@@ -1,15 +1,12 @@
 """Sampling of rollouts: a batch is scored in the background while the next one is sampled, or after all of them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from statistics import fmean
 
 import torch
 from torch import Tensor
 
-from hyvideo.config.memory.cost import Pass, decode_flops, training_forwards, training_pass
-from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.run_plan import Plan
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import PromptOrder, Request
@@ -22,34 +19,9 @@ from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, Trajectories
 from hyvideo.records.stage_timer import StageTimer
 from hyvideo.schedulers.noise_window import parse_window
 from hyvideo.schedulers.schedule import Schedule
-from hyvideo.training.rollout_batch import (
-    RolloutBatch,
-    RolloutIndex,
-    RolloutNoise,
-    indices_of_replica,
-    select,
-    timestep_permutations,
-)
-
-
-class Cost:
-    """Forward passes of the transformer for this replica's rollouts; FLOPs of this rank without recomputation."""
-
-    def __init__(self, run: PlannedRun):
-        self.run, self.per_training_pass = run, training_forwards(run)
-        self.decode_flops = decode_flops(run) if run.architecture.is_released else 0.0  # unknown for other VAEs
-        self.start(run.text_tokens)
-
-    def start(self, text_tokens: int) -> None:
-        """Start an iteration whose prompts have ``text_tokens`` on average."""
-        run = replace(self.run.with_settings(enable_gradient_checkpointing=False), text_tokens=text_tokens)
-        self._flops_of = {"forward": Pass().flops(run).total, "training": training_pass(run).flops(run).total}
-        self.forwards = self.flops = 0.0
-
-    def add(self, passes: float, *, kind: str = "forward") -> None:
-        """Count passes: ``forward``, or ``training`` for forward and backward."""
-        self.forwards += passes * (self.per_training_pass if kind == "training" else 1)
-        self.flops += passes * self._flops_of[kind]
+from hyvideo.training.cost import Cost
+from hyvideo.training.objective import Objective
+from hyvideo.training.rollout_batch import RolloutBatch, RolloutIndex, indices_of_replica, select
 
 
 @dataclass(frozen=True)
@@ -71,25 +43,29 @@ class RolloutCollector:
         encoder: ConditionEncoder,
         scorer: AsyncScorer,
         requests: list[Request],  # all prompts of the data set
+        objective: Objective,  # draws what is trained of each rollout
         *,
         plan: Plan,  # prompts per iteration and trained steps per rollout
         schedule: Schedule,  # of the rollouts, regardless of an SDE window
         cost: Cost,  # counts forward passes and FLOPs
         check: Callable[[], None] = lambda: None,  # called before each batch on all ranks; raises to stop the run
     ):
-        self.config, self.mesh = config, mesh
-        self.pipeline, self.encoder, self.scorer, self.requests = pipeline, encoder, scorer, requests
-        self.plan, self.cost, self.check = plan, cost, check
+        self.config = config
+        self.mesh = mesh
+        self.pipeline = pipeline
+        self.encoder = encoder
+        self.scorer = scorer
+        self.requests = requests
+        self.objective = objective
+        self.noise = objective.noise
+        self.plan = plan
+        self.cost = cost
+        self.check = check
         self.schedule = schedule
-        data, rollout = config.data, config.rollout
-        self.order = PromptOrder(len(requests), plan.groups, data.seed)
-        shape = pipeline.latent_shape(data.sample_n_frames, data.height, data.width)
-        self.noise = RolloutNoise(data.seed, shape, rollout.use_same_noise)
-        self.window = parse_window(rollout.sde_window, len(schedule.stochastic_steps))
+        self.order = PromptOrder(len(requests), plan.groups, config.data.seed)
+        self.window = parse_window(config.rollout.sde_window, len(schedule.stochastic_steps))
 
-    def collect(
-        self, iteration: int, timer: StageTimer, *, keep_means: bool = True
-    ) -> tuple[RolloutBatch, PendingRewards]:
+    def collect(self, iteration: int, timer: StageTimer) -> tuple[RolloutBatch, PendingRewards]:
         """Sample an iteration; return its rollouts, without advantages, and this rank's videos and pending rewards."""
         schedule = self.schedule_of(iteration)
         indices = self.indices()
@@ -104,12 +80,8 @@ class RolloutCollector:
         has_shared_order = self.config.rollout.guidance_interval and is_guided
         order_of = [RolloutIndex(0, 0)] * len(indices) if has_shared_order else indices
         count = self.plan.num_trained_steps
-        if self.config.loss.objective == "nft":
-            trained = self.noise.levels(iteration, order_of, count, self.config.rollout.shift)
-        else:
-            steps = schedule.stochastic_steps
-            trained = timestep_permutations(self.config.loss, self.config.data, iteration, order_of, steps, count)
-        mean_steps = trained if keep_means else None
+        trained = self.objective.draw(schedule, iteration, order_of, count)
+        mean_steps = trained if self.objective.needs_means else None
         trajectories, pending = self._sample_and_submit(
             iteration, schedule, indices, conditions, prompts, mean_steps, timer
         )
@@ -122,7 +94,6 @@ class RolloutCollector:
             trained,
             anchor_columns=self.noise.anchor_columns(iteration, count, self.plan.num_anchor_steps),
             iteration=iteration,
-            new_noise=partial(self.noise.for_renoising, iteration),
         )
         return rollouts, pending
 
@@ -163,7 +134,7 @@ class RolloutCollector:
             schedule,
             lambda step: stack([self.noise.for_step(iteration, index, step) for index in indices]),
             mean_steps=mean_steps,
-            keeps_all=self.config.loss.objective != "nft",  # which reads only the first step and the final latents
+            keeps_all=self.objective.trains == "steps",  # others read the first step and the final latents
         )
 
     def _sample_and_submit(

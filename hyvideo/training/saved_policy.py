@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hyvideo.config.command_line import read_settings
+from hyvideo.config.reference_flags import with_current_names
 from hyvideo.config.settings import FIELDS
 from hyvideo.data.outside import read_json
 from hyvideo.data.run_folder import CHECKPOINTS
@@ -97,7 +98,8 @@ def settings_of_run(folder: Path) -> tuple[dict, Path | None]:
     checkpoints = folder.resolve().parent
     if checkpoints.name == CHECKPOINTS and (file := checkpoints.parent / "config.yaml").is_file():
         return read_settings(file), file
-    return {name: value for name, value in saved.items() if name in FIELDS}, folder / "state.json"
+    settings = with_current_names(saved)
+    return {name: value for name, value in settings.items() if name in FIELDS}, folder / "state.json"
 
 
 def _settings(folder: Path) -> dict | None:
@@ -167,8 +169,9 @@ def _transformer_folder(folder: Path) -> Path:
         if candidate and (candidate / "config.json").is_file():
             return candidate
     problem = "is neither; give a folder in checkpoints/" if folder.exists() else "does not exist"
-    rule = "a policy must be a checkpoint of a run or a transformer folder with a config.json"
-    raise ValueError(f"{rule}: {folder} {problem}")
+    raise ValueError(
+        f"a policy must be a checkpoint of a run or a transformer folder with a config.json: {folder} {problem}"
+    )
 
 
 def _check_layers(folder: Path) -> None:

@@ -35,7 +35,7 @@ def test_a_flag_overrides_the_file_and_the_file_the_default(write):
     path = write("eta: 0.7\nlearning_rate: 3e-5\nuse_dual_kl: false\nreport_to: [none]\n")
     config = parse(["--config", path, "--eta", "0.9"]).config
     assert (config.rollout.eta, config.optimizer.learning_rate, config.rollout.shift) == (0.9, 3e-5, 5.0)
-    assert config.trust_region.use_dual_kl is False and config.record.report_to == ["none"]
+    assert config.kl_strategy == "moving" and config.record.report_to == ["none"]
 
 
 @pytest.mark.parametrize(

@@ -139,6 +139,7 @@ def test_any_path_is_read_or_raises_an_error(folder, name, parts):
         ("height: 16000000000000000", "height must be at most 16384, got 16000000000000000"),
         ("sample_n_frames: 1000001", "sample_n_frames must be at most 10001, got 1000001"),
         ("grpo_sampling_steps: 1000000", "grpo_sampling_steps must be at most 1000, got 1000000"),
+        ("num_threads: 1000000000", "num_threads must be at most 1024, got 1000000000"),
         ("eta: !!bool maybe", "is not valid YAML"),
         ("eta: " + "{a: " * 5_000, "is not valid YAML"),
         ("#" + "x" * MAX_BYTES, "it has 1,049,[0-9]{3} bytes, the limit is 1,048,576"),

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from hyvideo.config.identity import changed_settings, evaluation_settings, experiment_settings
 from hyvideo.config.settings import TRAITS
 
@@ -74,6 +76,33 @@ def test_a_setting_missing_in_an_old_checkpoint_had_its_default(tiny_config):
     assert sentence == "negative_prompt is 'blurry' and was ''"
 
 
+@pytest.mark.parametrize(
+    "earlier, strategy",
+    [
+        ({"kl_strategy": "flags", "use_moving_KL": True, "use_dual_kl": True}, "dual_moving"),
+        ({"kl_strategy": "flags", "use_moving_KL": False, "use_dual_kl": True}, "dual_fixed"),
+        ({"kl_strategy": "flags", "use_moving_KL": True, "use_dual_kl": False}, "moving"),
+        ({"kl_strategy": "flags", "use_moving_KL": False, "use_dual_kl": False}, "fixed"),
+        ({"kl_strategy": "stepwise", "use_moving_KL": True, "use_dual_kl": True}, "stepwise"),
+    ],
+)
+def test_a_checkpoint_of_an_earlier_release_has_its_kl_strategy_by_name(tiny_config, earlier, strategy):
+    saved = tiny_config.flat() | earlier
+    now = tiny_config.with_settings(kl_strategy=strategy).flat()
+    assert changed_settings(saved, now, same_rollouts=True) == ([], [])
+    other = now | {"kl_strategy": "moving" if strategy == "fixed" else "fixed"}
+    (sentence,) = changed_settings(saved, other, same_rollouts=True).affecting_learning
+    assert sentence == f"kl_strategy is {other['kl_strategy']!r} and was {strategy!r}"
+
+
+@pytest.mark.parametrize("strategy", ["none", "dual_moving", "flags"])
+def test_without_a_kl_weight_the_strategy_is_none(tiny_config, strategy):
+    without = tiny_config.with_settings(kl_weight=0.0)
+    saved = without.flat() | {"kl_strategy": strategy}
+    for now in (without, without.resolved()):
+        assert changed_settings(saved, now.flat(), same_rollouts=True) == ([], [])
+
+
 def test_an_eta_matched_by_an_older_release_may_differ_in_its_last_bit(tiny_config):
     now = tiny_config.with_settings(match_noise="dance_grpo:0.25").flat()
     for factor, is_change in ((1 + 4e-16, False), (1 + 1e-9, True)):
@@ -93,8 +122,7 @@ def test_settings_that_may_change_on_resume_do_not_define_the_experiment(tiny_co
 
 
 def test_an_experiment_is_identified_by_its_kl_strategy(tiny_config):
-    flags = tiny_config.with_settings(use_dual_kl=False)
-    assert experiment_settings(flags) == experiment_settings(tiny_config.with_settings(kl_strategy="moving"))
+    assert experiment_settings(tiny_config)["kl_strategy"] == "dual_moving"
     without = experiment_settings(tiny_config.with_settings(kl_weight=0.0, kl_coef=0.5))
     assert without["kl_strategy"] == "none" and "kl_coef" not in without
     assert without == experiment_settings(tiny_config.with_settings(kl_weight=0.0))

@@ -7,7 +7,7 @@ import pytest
 
 import generate
 from hyvideo.config.command_line import load_config, parse
-from hyvideo.config.reference_flags import TASK, table, with_flags
+from hyvideo.config.reference_flags import NO_SETTINGS, SWITCHES, TASK, table, with_flags
 from hyvideo.config.settings import FIELDS, Config
 
 ROOT = Path(__file__).parents[2]
@@ -56,7 +56,11 @@ def error_of(capsys, *flags):
 def test_the_training_command_of_the_reference_is_accepted(capsys):
     settings = settings_of(*LINE)
     assert (settings["validation_num_frames"], settings["validation_shift"]) == (121, 5.0)
-    assert settings["validate_at_step0"] is False and settings["enable_fsdp"] is settings["use_dual_kl"] is True
+    assert (
+        settings["validate_at_step0"] is False
+        and settings["enable_fsdp"] is True
+        and settings["kl_strategy"] == "dual_moving"
+    )
     assert (settings["sp_size"], settings["kl_coef"]) == (2, 1e-7)
     assert settings["prompts_csv"] == ["assets/prompts/train.csv"] and settings["reward_model"] == ["videoalign"]
     ignored = "reward_checkpoint_mode v3; the tensor names of the checkpoint are recognized"
@@ -74,7 +78,7 @@ def test_every_flag_of_the_reference_is_a_setting_or_a_row():
     assert not [name for name in KNOWN if name not in FIELDS and name not in TRAINING]
     assert not TRAINING.keys() & FIELDS.keys()
     sets = {name for row in TRAINING.values() for of in (row.sets, *row.values.values()) for name in of}
-    assert sets - FIELDS.keys() == {TASK}
+    assert sets - FIELDS.keys() == {*NO_SETTINGS}
 
 
 def test_generate_knows_every_flag_of_the_reference():
@@ -128,6 +132,56 @@ def test_generate_knows_every_flag_of_the_reference():
 def test_a_renamed_flag_sets_the_setting(flags, expected, tmp_path):
     settings = settings_of(*flags.split())
     assert {name: settings[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    "flags, strategy",
+    [
+        ("", "dual_moving"),
+        ("--use_moving_KL --use_dual_kl", "dual_moving"),
+        ("--use_moving_KL False", "dual_fixed"),
+        ("--use_dual_kl off", "moving"),
+        ("--use_moving_KL=0 --use_dual_kl=0", "fixed"),
+        ("--use_dual_kl false --kl_weight 0", "none"),
+        ("--kl_strategy flags", "dual_moving"),
+        ("--kl_strategy=flags --use_dual_kl false", "moving"),
+        ("--use_moving_KL false --kl_strategy flags", "dual_fixed"),
+        ("--kl_strategy flags --kl_weight 0", "none"),
+    ],
+)
+def test_the_switches_of_the_reference_choose_the_kl_strategy(flags, strategy):
+    settings = settings_of(*flags.split())
+    assert settings["kl_strategy"] == strategy
+    assert not settings.keys() & {*SWITCHES, *NO_SETTINGS}
+
+
+@pytest.mark.parametrize(
+    "content, flags, strategy",
+    [
+        ("use_moving_KL: false", "", "dual_fixed"),
+        ("use_moving_KL: false", "--use_dual_kl false", "fixed"),
+        ("kl_strategy: flags\nuse_dual_kl: false\nuse_moving_KL: true", "", "moving"),
+        ("kl_strategy: fixed\nuse_dual_kl: true\nuse_moving_KL: true", "", "fixed"),  # the config.yaml of a run
+        ("kl_strategy: fixed", "--use_moving_KL true", "moving"),
+        ("kl_strategy: fixed", "--use_dual_kl true", "dual_fixed"),
+        ("kl_strategy: fixed", "--kl_strategy flags", "dual_moving"),
+        ("kl_strategy: stepwise", "--use_moving_KL false", "dual_fixed"),
+        ("use_dual_kl: false", "--kl_strategy stepwise", "stepwise"),
+        ("use_dual_kl: false\nkl_weight: 0", "--kl_weight 1e-5", "moving"),
+    ],
+)
+def test_a_flag_changes_the_kl_strategy_of_a_file(tmp_path, content, flags, strategy):
+    path = tmp_path / "run.yaml"
+    path.write_text(content)
+    assert settings_of("--config", str(path), *flags.split())["kl_strategy"] == strategy
+
+
+def test_a_switch_beside_a_kl_strategy_is_reported(capsys):
+    assert settings_of("--kl_strategy", "fixed", "--use_dual_kl", "true")["kl_strategy"] == "fixed"
+    assert capsys.readouterr().err == "ignored flags: use_dual_kl true; kl_strategy chooses the KL terms\n"
+    assert "use_dual_kl perhaps is not supported: it must be true or false" in error_of(
+        capsys, "--use_dual_kl", "perhaps"
+    )
 
 
 def test_files_may_use_reference_names_and_flags_override_them(tmp_path, capsys):

@@ -18,8 +18,8 @@ from hyvideo.config.settings import Config
         ({"eta": 1.5, "sde_type": "cps"}, "within \\[0, 1\\] for cps"),
         ({"eta": 0.0}, "at least one stochastic step"),
         ({"grpo_sampling_steps": 0}, "grpo_sampling_steps must be at least 1, got 0"),
-        ({"sample_n_frames": 6}, "must be 4n \\+ 1, got 6"),
-        ({"validation_num_frames": 6}, "validation_num_frames must be 4n \\+ 1, got 6"),
+        ({"sample_n_frames": 6}, "must be 4n \\+ 1, because the VAE compresses 4 frames .*, got 6; use 5 or 9"),
+        ({"validation_num_frames": 6}, "validation_num_frames must be 4n \\+ 1, .*, got 6; use 5 or 9"),
         (
             {"validation_height": 32},
             "validation_height and validation_width must both be set or both be 0, got 32 and 0",
@@ -29,7 +29,7 @@ from hyvideo.config.settings import Config
         ({"guidance_interval": "0:nan"}, "LOW < HIGH <= 1, got '0:nan'"),
         (
             {"guidance_interval": "0.3:0.45", "cfg_scale": 2.0},
-            "must contain one of the 4 steps with shift .*, got 0.3:0.45; widen",
+            "no video would be guided, got 0.3:0.45 and 4 steps with shift .*; widen the interval",
         ),
         ({"validation_shift": 0.0}, "validation_shift must be positive, got 0.0"),
         (
@@ -41,29 +41,37 @@ from hyvideo.config.settings import Config
             {"on_reward_hacking": "stop", "validate_at_step0": False, "valid_video_csv": "assets/prompts/train.csv"},
             "on_reward_hacking stop needs a validation of the base model",
         ),
-        ({"batch_size": 6}, "groups of num_generations 4, got batch_size 6 x replicas 1 = 6; use batch_size 8"),
+        ({"batch_size": 6}, "6 x replicas 1 = 6 is not a multiple of num_generations 4; use batch_size 8, or change"),
         ({"num_generations": 1}, "num_generations must be at least 2"),
         ({"num_updates_per_rollout": 3}, "must divide the 2 groups"),
         ({"num_updates_per_rollout": 2, "update_ref_model_step": 3}, "must be a multiple of num_updates_per_rollout"),
         ({"kl_coef": 1.0}, "kl_min_coef <= kl_coef <= kl_weight"),
-        ({"kl_strategy": "fixed", "kl_weight": 0.0}, "kl_strategy fixed needs kl_weight > 0"),
         ({"kl_strategy": "none"}, "kl_strategy none needs kl_weight 0"),
-        ({"anchor_cfg_scale": 3.0}, "needs a fixed anchor, got 3 with kl_strategy dual_moving; set"),
+        (
+            {"anchor_cfg_scale": 3.0},
+            "each refresh would guide what was learned from guidance, got 3 with kl_strategy dual_moving; set",
+        ),
         (
             {"anchor_cfg_scale": 6.0, "kl_strategy": "fixed", "transformer_version": "480p_t2v_distilled"},
-            "anchor_cfg_scale must be 1 if .*, got 6 with transformer_version 480p_t2v_distilled; set it",
+            "anchor_cfg_scale must be 1 if .*, got 6 with transformer_version 480p_t2v_distilled; set anchor",
         ),
         ({"ignore_rewards": True, "kl_strategy": "none", "kl_weight": 0.0}, "the KL terms alone, got kl_strategy none"),
         (
             {"guidance_interval": "0.3:0.45", "anchor_cfg_scale": 2.0, "kl_strategy": "fixed"},
-            "must contain one of the",
+            "no video would be guided",
         ),
         ({"reward_model": ["beauty"]}, "reward_model must be one of .*, got 'beauty'$"),
         ({"reward_model": ["miniture"]}, "got 'miniture'; did you mean miniature\\?"),
         ({"reward_model": ["miniature", "miniature"]}, "each scorer once"),
         ({"held_out_reward_model": ["beauty"]}, "held_out_reward_model must be one of .*, got 'beauty'$"),
-        ({"held_out_reward_model": ["miniature"]}, "each scorer once, got miniature, miniature$"),
-        ({"score_between_stages": True}, "score_between_stages needs reward_offload true, got false"),
+        (
+            {"held_out_reward_model": ["miniature"]},
+            "each scorer once, because a scorer that rewards is not held out, .*, got miniature, miniature; remove",
+        ),
+        (
+            {"score_between_stages": True},
+            "which takes the scorers off the GPU during the other stages, got false; set reward_offload true",
+        ),
         ({"reward_weights": "{VQ"}, "reward_weights must be"),
         ({"reward_weights": '{"VQ": 0}'}, "at least one of them not 0"),
         ({"reward_weights": '{"VQ": 1, "seed": 1, "reward": 0}'}, "must not use the names reward, seed, which"),
@@ -82,14 +90,14 @@ from hyvideo.config.settings import Config
         ({"adam_beta1": 1.0}, "adam_beta1 must be below 1, got 1.0"),
         ({"sp_size": 2}, "sp_size must divide the number of processes"),
         ({"dp_replicate": 2, "enable_fsdp": True}, "dp_replicate must divide the 1 data-parallel replicas"),
-        ({"base_weight_dtype": "fp8"}, "base_weight_dtype fp8 needs a lora_rank above 0, got 0; set lora_rank"),
+        ({"base_weight_dtype": "fp8"}, "lora_rank above 0, got 0, which trains the base weights; set"),
         (
             {"base_weight_dtype": "fp8", "pretrained_lora_path": "assets"},
-            "base_weight_dtype fp8 needs a lora_rank above 0, got 0; set lora_rank or",
+            "got 0, which trains the base weights after merging the LoRA",
         ),
         (
             {"base_weight_dtype": "fp8", "lora_rank": 2, "enable_fsdp": True},
-            "base_weight_dtype fp8 cannot be sharded, got enable_fsdp true; set it to false",
+            "enable_fsdp true, because FSDP cannot shard fp8 weights; set enable_fsdp false",
         ),
         ({"master_weight_type": "bf16", "dtype": "fp32"}, "master_weight_type bf16 needs dtype bf16"),
         (
@@ -126,7 +134,7 @@ def test_a_broken_rule_is_reported_with_its_value(tiny_config, changes, message)
         {"negative_prompt": "-"},
         {"batch_size": 2, "gradient_accumulation_steps": 2, "num_generations": 2},
         {"num_updates_per_rollout": 2, "update_ref_model_step": 2},
-        {"num_updates_per_rollout": 2, "update_ref_model_step": 3, "use_moving_KL": False},
+        {"num_updates_per_rollout": 2, "update_ref_model_step": 3, "kl_strategy": "dual_fixed"},
         {"kl_coef": 0.5, "kl_min_coef": 0.5, "kl_weight": 0.5},
         {"kl_strategy": "none", "kl_weight": 0.0},
         {"anchor_cfg_scale": 3.0, "kl_strategy": "dual_fixed", "ignore_rewards": True},
@@ -152,7 +160,7 @@ def test_a_setting_that_needs_torchao_names_its_version_if_it_is_missing(tiny_co
     fp8 = tiny_config.with_settings(base_weight_dtype="fp8", lora_rank=2)
     check(fp8)
     monkeypatch.setattr("hyvideo.config.machine_rules.is_installed", lambda package: package != "torchao")
-    message = "which is not installed; run `pip install torchao==0.18.0` or set it to"
+    message = "which is not installed; run `pip install torchao==0.18.0` or set base_weight_dtype bf16"
     with pytest.raises(ValueError, match=f"base_weight_dtype fp8 needs torchao, {message}"):
         check(fp8)
 
@@ -168,7 +176,7 @@ def test_adjacent_replicas_may_share_a_group(tiny_config):
     [
         ((8, 2, 2), None),
         ((12, 3), None),  # heads may be split unevenly
-        ((17, 17), "sp_size must be at most the 16 attention heads, got 17; use 1, 2, 4, 8, 16"),
+        ((17, 17), "sp_size must be at most the 16 attention heads of the transformer, got 17; 1, 2, 4, 8, 16 give"),
         ((8, 3), "must divide the number of processes, got sp_size 3 and WORLD_SIZE 8; possible values: 1, 2, 4, 8"),
         ((8, 2, 3), "dp_replicate must divide the 4 data-parallel replicas .* got 3; possible values: 1, 2, 4"),
         (
@@ -241,7 +249,7 @@ def test_reward_services_must_time_out_before_the_reward_deadline(tiny_config):
     services = {"remote_reward_url": "http://a:1, http://b:1", "batch_size": 4, "watchdog_seconds": 0.0}
     config = tiny_config.with_settings(**services, remote_reward_timeout=14.0, collective_timeout=100.0)
     check(config)
-    message = "3 attempts at 2 reward services must take at most 0.8 of collective_timeout, got 84 s and 80 s"
+    message = "3 attempts at 2 reward services must take at most 0.8 .* would end the run, got 84 s and 80 s; lower"
     with pytest.raises(ValueError, match=message):
         check(config, 2)
     check(config.with_settings(collective_timeout=105.0), 2)

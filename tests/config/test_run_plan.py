@@ -2,7 +2,8 @@
 
 import pytest
 
-from hyvideo.config.run_plan import branches_of_steps, describe, make_plan, num_stochastic_steps, parse_interval
+from hyvideo.config.plan_text import describe
+from hyvideo.config.run_plan import branches_of_steps, make_plan, num_stochastic_steps, parse_interval
 from hyvideo.pipelines.grpo_pipeline import SamplerSettings
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.schedulers.transitions import shifted_levels

@@ -70,15 +70,14 @@ def test_a_number_is_within_its_bounds(bounds, bad, good, message):
     "flags, strategy",
     [
         ({}, "dual_moving"),
-        ({"use_moving_KL": False}, "dual_fixed"),
-        ({"use_dual_kl": False}, "moving"),
-        ({"use_dual_kl": False, "use_moving_KL": False}, "fixed"),
         ({"kl_weight": 0.0}, "none"),
+        ({"kl_weight": 0.0, "kl_strategy": "fixed"}, "none"),
         ({"kl_strategy": "stepwise"}, "stepwise"),
     ],
 )
-def test_flags_of_the_reference_select_the_kl_strategy(flags, strategy):
-    assert load_config("configs/smoke.yaml", **flags).kl_strategy == strategy
+def test_a_weight_of_0_disables_the_kl_terms(flags, strategy):
+    config = load_config("configs/smoke.yaml", **flags)
+    assert config.kl_strategy == config.flat()["kl_strategy"] == strategy
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,10 @@ PAGE = ROOT / "docs/settings.md"
 HEAD = """# Settings
 
 All settings of `post_train.py`. Each is a flag and a line of the YAML file for `--config`; flags override the file.
-`--print_config` prints the resolved settings of a run and those that have no effect in it. Flags of the public
-reference that have another name here: [reference_flags.md](reference_flags.md). This page is generated from
-`hyvideo/config/sections.py` by `python -m pytest tests/config/test_settings_page.py --regenerate`.
+`--print_config` prints the resolved settings of a run and warns of settings that look as if they had an effect in it,
+but have none. Flags of the public reference that have another name here: [reference_flags.md](reference_flags.md). This
+page is generated from `hyvideo/config/sections.py` by
+`python -m pytest tests/config/test_settings_page.py --regenerate`.
 
 Some settings default to [the version's](#defaults-by-version).
 

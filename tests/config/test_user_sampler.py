@@ -8,8 +8,10 @@ import pytest
 
 from hyvideo.config.command_line import load_config, parse
 from hyvideo.config.identity import changed_settings, named_files
+from hyvideo.config.plan_text import describe
 from hyvideo.config.rules import check, check_evaluation, check_sampling
-from hyvideo.config.run_plan import describe, make_plan
+from hyvideo.config.run_inputs import RunInputs
+from hyvideo.config.run_plan import make_plan
 from hyvideo.config.without_effect import settings_without_effect
 from hyvideo.evaluation.studies.cells import Cell, runs_of_figure
 from hyvideo.evaluation.studies.runs import Run, Study
@@ -63,7 +65,7 @@ def test_a_valid_sampler_file_passes_the_check_and_is_described(file, tiny_confi
     check(config)
     plan = make_plan(config)
     assert plan.stochastic_steps == 3 and f"{file}:linear with eta 0.7" in describe(config, plan)
-    assert settings_without_effect(config, plan, 1) == settings_without_effect(tiny_config, make_plan(tiny_config), 1)
+    assert settings_without_effect(RunInputs(config)) == settings_without_effect(RunInputs(tiny_config))
 
 
 def test_an_unnormalized_log_prob_is_described_like_that_of_cps(file, tiny_config):

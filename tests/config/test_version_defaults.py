@@ -8,7 +8,7 @@ import torch
 import generate
 from hyvideo.config.command_line import load_config, parse
 from hyvideo.config.identity import changed_settings
-from hyvideo.config.run_plan import make_plan
+from hyvideo.config.run_inputs import RunInputs
 from hyvideo.config.settings import TRAITS, Config
 from hyvideo.config.without_effect import settings_without_effect
 from hyvideo.models.versions import ANNOUNCED, RELEASED, version_defaults
@@ -89,7 +89,9 @@ def test_a_given_value_wins_over_the_version(tmp_path):
     in_file = own_yaml(tmp_path, WAN, **GIVEN)
     assert by_version(parse(["--config", in_file]).config) == GIVEN
     assert by_version(generated("--config", in_file)) == GIVEN
+    assert parse(["--config", in_file]).of_version == []
     own = own_yaml(tmp_path, WAN)
+    assert parse(["--config", own, "--fps", "30"]).of_version == [name for name in expected(WAN) if name != "fps"]
     flags = [f"--{name}={value}" for name, value in GIVEN.items()]
     assert by_version(parse(["--config", own, *flags]).config) == GIVEN
     flags = ["--config", own, *OF_REFERENCE.split(), "--validation_num_inference_steps", "7"]
@@ -115,7 +117,7 @@ def test_without_guidance_the_negative_prompt_is_not_encoded_nor_reported(tmp_pa
 
 
 def mentioned(setting, config):
-    return [line for line in settings_without_effect(config, make_plan(config), 1) if setting in line.split(":")[0]]
+    return [line for line in settings_without_effect(RunInputs(config)) if setting in line.split(":")[0]]
 
 
 @pytest.mark.parametrize("name", ["wan21_1gpu_guidance", "wan21_8gpu_guidance"])

@@ -3,7 +3,7 @@
 import pytest
 from jinja2 import UndefinedError
 
-from hyvideo.data.templates import fill, number
+from hyvideo.data.templates import fill
 
 
 def test_statements_leave_no_lines_and_numbers_have_three_digits(tmp_path):
@@ -19,7 +19,3 @@ def test_an_undefined_value_raises_an_error(tmp_path):
     template.write_text("{{ absent }}")
     with pytest.raises(UndefinedError, match="absent"):
         fill(template)
-
-
-def test_large_numbers_keep_all_integer_digits():
-    assert [number(value) for value in (0, 1, 99.96, 100, 1e6)] == ["0", "1", "100", "100", "1,000,000"]

@@ -13,7 +13,8 @@ from hyvideo.distributed.parallelize import parallelize
 from hyvideo.models.conditions import Condition
 from hyvideo.models.family import prepare
 from hyvideo.schedulers.schedule import Schedule
-from hyvideo.training.policy_update import Pass, PolicyUpdate
+from hyvideo.training.policy_update import PolicyUpdate
+from hyvideo.training.rollout_batch import Pass
 from tests.distributed.launch import launch
 from tests.distributed.test_sequence_parallel import tiny_transformer
 
@@ -42,7 +43,8 @@ def metrics_by_step(mesh) -> list:
     ratios_and_kls = (
         torch.tensor([[1.5, 0.75], [4.0, 2.0]]) if mesh.is_main else torch.tensor([[0.75, 1.5], [1.0, 0.0]])
     )
-    return PolicyUpdate._by_step(update, work, ratios_and_kls).tolist()
+    by_term = torch.cat([ratios_and_kls, (ratios_and_kls[:1] - 1).abs()])
+    return PolicyUpdate._by_step(update, work, by_term).tolist()
 
 
 def gradient_beyond_bf16(mesh) -> float:

@@ -21,7 +21,7 @@ SETTINGS = {
     # keeps such steps proportional to the gradient.
     "adam_epsilon": 1e-2,
     "log_video_interval": 0,
-    "use_moving_KL": False,
+    "kl_strategy": "dual_fixed",
     "anchor_fraction": 0.5,  # 2 of 3 steps
     "kl_weight": 0.1,
     "kl_coef": 0.1,
@@ -150,10 +150,10 @@ def train(folder, settings, threshold, iterations=2):
     for _ in range(iterations):
         trainer.iteration += 1
         metrics = trainer.run_iteration()
-    collector, indices = trainer.collector, trainer.collector.indices()
-    conditions = trainer.encoder(collector.requests_of(trainer.iteration, indices))
+    collector, indices = trainer.run.collector, trainer.run.collector.indices()
+    conditions = trainer.run.encoder(collector.requests_of(trainer.iteration, indices))
     latents = collector.sample(trainer.iteration, collector.schedule, indices, conditions).final
-    save_tensors(Path(folder) / "tensors.safetensors", trainer.policy.tensors())
+    save_tensors(Path(folder) / "tensors.safetensors", trainer.run.policy.tensors())
     rollouts = {
         index.number(config.rollout.num_generations): row.double().sum().item() for index, row in zip(indices, latents)
     }
@@ -173,7 +173,7 @@ NFT = LORA | {
     "random_weights": False,
     "seed": 55,
     "num_updates_per_rollout": 2,
-    "use_moving_KL": True,
+    "kl_strategy": "dual_moving",
     "update_ref_model_step": 4,
 }
 KINDS = {

@@ -21,7 +21,7 @@ trainer = Trainer(load_config("configs/smoke.yaml", **json.loads(sys.argv[1])), 
 for _ in range(2):
     trainer.iteration += 1
     metrics = trainer.run_iteration()
-whole = (getattr(p, "full_tensor", p.detach)() for p in trainer.policy.parameters)
+whole = (getattr(p, "full_tensor", p.detach)() for p in trainer.run.policy.parameters)
 metrics["weights"] = sum(p.double().square().sum().item() for p in whole)
 if mesh.is_main:
     print(json.dumps(metrics))
@@ -40,7 +40,7 @@ INTERVAL = {
     "cfg_scale": 2.0,
     "guidance_interval": "0.6:0.95",
     "batched_forward": False,
-    "use_moving_KL": False,
+    "kl_strategy": "dual_fixed",
 }
 GUIDED_ANCHOR = {"objective": "nft", "random_weights": False, "cfg_scale": 1.0, "anchor_cfg_scale": 3.0}
 COMPARED = ("reward/mean", "reward/std", "loss/policy", "kl/position", "policy/log_prob", "weights")

@@ -91,13 +91,23 @@ def stop_one_rank(folder):
     return watched(folder, behave)
 
 
+def finish_early(folder):
+    def behave(watchdog, mesh):
+        watchdog.enter("writing", 1)
+        for _ in range(0 if mesh.rank == 1 else 6):
+            watchdog.enter("sampling", 2)
+            time.sleep(LIMIT / 4)
+
+    return watched(folder, behave)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def launched(tmp_path_factory):
     """The stderr of the ranks by behavior. These launches mostly wait, so they run beside the tests of this file."""
     with ThreadPoolExecutor(2) as pool:
         yield {
             behavior: pool.submit(launch, f"{MODULE}:{behavior}", num_ranks, str(tmp_path_factory.mktemp(behavior)))
-            for behavior, num_ranks in {"sleep_in_reward": 2, "stop_one_rank": 3}.items()
+            for behavior, num_ranks in {"sleep_in_reward": 2, "stop_one_rank": 3, "finish_early": 2}.items()
         }
 
 
@@ -165,6 +175,14 @@ def test_an_unreachable_store_does_not_delay_the_end_of_the_run(monkeypatch, cap
     assert "watchdog" not in capfd.readouterr().err
 
 
+def test_without_the_address_of_a_store_a_rank_still_reports_itself(capfd, monkeypatch):
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with Watchdog(Mesh(rank=1, world_size=2, sp_size=1), 0.2, unit="video") as running:
+        running.enter("sampling", 3)
+        time.sleep(0.5)
+    assert f"watchdog: rank 1 ({HOST}) has been in stage sampling of video 3 for" in capfd.readouterr().err
+
+
 def test_a_report_is_due_at_the_limit_and_when_the_time_has_doubled():
     reports = {seconds: num_reports(seconds, 10.0) for seconds in (0, 9.9, 10, 19.9, 20, 39, 45, 79, 80)}
     assert list(reports.values()) == [0, 0, 1, 1, 2, 2, 3, 3, 4]
@@ -200,7 +218,8 @@ def test_a_run_reports_its_stages(tiny_config, mesh):
     trainer.train()
     assert stages[:5] == [*[("load", 0)] * 4, ("validation", 0)] and ("conditions", 1) in stages
     entered = [stage for stage, _ in groupby(stage for stage, _ in stages if not stage.startswith("after "))]
-    passes = trainer.plan.num_trained_steps * trainer.plan.rollouts // config.loss.mini_batch_size_per_update
+    plan = trainer.run.inputs.plan
+    passes = plan.num_trained_steps * plan.rollouts // config.loss.mini_batch_size_per_update
     assert stages.count(("update", 1)) == 1 + passes  # a long stage is reported in parts
     assert stages.count(("rollout", 1)) == 1 + config.rollout.grpo_sampling_steps
     assert stages.count(("validation", 0)) == 2 + 1 + config.record.validation_steps  # in one batch
@@ -215,7 +234,9 @@ def test_watchdog_seconds_must_be_below_collective_timeout(tiny_config):
     check(late)
     check(late.with_settings(watchdog_seconds=270.0, batch_size=4), 2)
     check(late.with_settings(watchdog_seconds=0.0, batch_size=4), 2)
-    with pytest.raises(ValueError, match="watchdog_seconds must be at most 0.9 of collective_timeout 300, got 280"):
+    with pytest.raises(
+        ValueError, match="watchdog_seconds must be at most 0.9 of collective_timeout, .* got 280 and 300; lower"
+    ):
         check(late, 2)
     with pytest.raises(ValueError, match="watchdog_seconds must not be negative, got -1"):
         check(tiny_config.with_settings(watchdog_seconds=-1.0))
@@ -241,3 +262,7 @@ def test_a_stopped_rank_is_reported_as_having_no_heartbeat(launched):
     assert "no heartbeat (stopped, exited or unreachable): rank 2\n" in main
     assert re.search(rf"^2 +{re.escape(HOST)} +update +3 +\d+ +[2-9]\d* s ago$", main, re.MULTILINE), main
     assert other.count("watchdog: rank 1") == 1 and "no heartbeat" not in other
+
+
+def test_a_rank_that_has_ended_is_not_reported(launched):
+    assert launched["finish_early"].result() == ["", ""]

@@ -231,6 +231,26 @@ def test_without_json_files_prompts_are_the_rows_in_order(folder):
         find_clips(folder, [Request("x")])
 
 
+@pytest.mark.parametrize(
+    "name, values",
+    {
+        "checkpoint": (None, "run/checkpoints/000003"),
+        "policy_hash": ("aa", "bb"),  # a checkpoint of the same path that was replaced
+        "steps": (10, 50),
+        "guidance_scale": (1.0, 6.0),
+        "step_caching": (None, {"cache_type": "deepcache"}),
+    }.items(),
+)
+def test_videos_of_several_policies_or_settings_raise_value_error(folder, name, values):
+    for number in range(4):
+        record = {"prompt": "one", "seed": number, "height": 32 + number, name: values[number == 2]}
+        (folder / f"{number:04d}.json").write_text(json.dumps(record))
+    with pytest.raises(ValueError, match=f"must be of one policy .*: {name} is .* for 0000.mp4 and .* for 0002.mp4"):
+        find_clips(folder, [])
+    (folder / "0002.mp4").unlink()
+    assert [clip.seed for clip in find_clips(folder, [])] == [0, 1, 3]
+
+
 def test_videos_of_a_run_have_the_prompts_of_its_scores_file(folder):
     entries = [{"file": "0003.mp4", "prompt": "three", "group": 5}, {"file": None, "prompt": "x", "group": 6}]
     (folder / "scores.json").write_text(json.dumps(entries))

@@ -10,6 +10,7 @@ from hyvideo.grpo.metrics import UpdateResult, average, quantiles, reward_metric
 
 NAN = math.nan
 NAMES = ("VQ", "MQ", "TA")
+DEVIATIONS = ("policy/ratio_max_deviation", "policy/ratio_first_deviation")
 
 
 def metrics_of(*groups):
@@ -56,18 +57,19 @@ def test_updates_are_averaged_by_their_terms_except_for_deviations():
         UpdateResult({"loss/total": 1.0, "policy/ratio_max_deviation": 0.0}, 1),
         UpdateResult({"loss/total": 4.0, "policy/ratio_max_deviation": 0.2}, 2),
     ]
-    assert average(results) == pytest.approx(
+    assert average(results, deviation_names=DEVIATIONS) == pytest.approx(
         {"loss/total": 3.0, "policy/ratio_max_deviation": 0.2, "policy/ratio_first_deviation": 0.0}
     )
-    assert average([]) == {}
+    assert average([], deviation_names=DEVIATIONS) == {}
 
 
 def test_ratio_and_kl_are_reported_by_denoising_step_over_all_updates():
     ratios, kls = torch.tensor([1.5, 0.5, 1.0, 0.25]), torch.tensor([1.0, 3.0, 5.0, 7.0])
-    first = sums_by_step(ratios, kls, torch.tensor([0, 0, 2, 2]), 4)
-    second = sums_by_step(torch.tensor([3.0]), torch.tensor([8.0]), torch.tensor([0]), 4)
+    first = sums_by_step(torch.stack([ratios, kls]), (ratios - 1).abs(), torch.tensor([0, 0, 2, 2]), 4)
+    second = sums_by_step(torch.tensor([[3.0], [8.0]]), torch.tensor([2.0]), torch.tensor([0]), 4)
     metrics = {"policy/ratio_max_deviation": 0.0}
-    metrics_by_step = average([UpdateResult(metrics, 4, first), UpdateResult(metrics, 1, second)])
+    results = [UpdateResult(metrics, 4, first), UpdateResult(metrics, 1, second)]
+    metrics_by_step = average(results, deviation_names=DEVIATIONS, by_step=("policy/ratio_mean",))
     assert metrics_by_step["by_step/ratio_mean"] == pytest.approx([5 / 3, None, 0.625, None])
     assert metrics_by_step["by_step/kl"] == pytest.approx([4.0, None, 6.0, None])
     assert metrics_by_step["by_step/ratio_max_deviation"] == [2.0, None, 0.75, None]
@@ -75,5 +77,5 @@ def test_ratio_and_kl_are_reported_by_denoising_step_over_all_updates():
 
 def test_sums_by_step_are_float64_and_the_largest_deviation_is_a_maximum():
     ratios, kls = torch.tensor([2.0**24, 1.0, 1.0, 0.5]), torch.tensor([-(2.0**24), -1.0, -1.0, 3.0])
-    sums = sums_by_step(ratios, kls, torch.tensor([1, 1, 1, 0]), 3)
+    sums = sums_by_step(torch.stack([ratios, kls]), (ratios - 1).abs(), torch.tensor([1, 1, 1, 0]), 3)
     assert sums.tolist() == [[1, 3, 0], [0.5, 2**24 + 2, 0], [3, -(2**24) - 2, 0], [0.5, 2**24 - 1, 0]]

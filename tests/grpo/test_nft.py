@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hyvideo.grpo.loss import LossTerms
 from hyvideo.grpo.nft import NFTInputs, nft_terms
 from hyvideo.grpo.trust_region import KLWeights
 
@@ -57,23 +56,26 @@ def test_the_loss_has_its_minimum_at_the_closed_form():
 def test_kl_terms_are_mean_squares_added_with_their_weights():
     batch = inputs(torch.zeros(SHAPE))
     terms = terms_of(inputs(torch.zeros(SHAPE), anchor_velocity=torch.full(SHAPE, 2.0)), coefficient=0.1)
+    torch.testing.assert_close(terms.error, batch.target.square().flatten(1).mean(1))
     torch.testing.assert_close(terms.velocity, batch.old_velocity.square().flatten(1).mean(1))
     torch.testing.assert_close(terms.position, torch.full((3,), 4.0))
     torch.testing.assert_close(terms.loss, terms.policy + 0.1 * (terms.position + 0.5 * terms.velocity))
-    assert len(terms.sums()) == len(LossTerms.SUMMED)
 
 
-def test_the_ratio_has_no_gradient():
+def test_the_distance_has_no_gradient():
     """It is kept until the end of the update, and would keep the graph of every pass."""
     terms = terms_of(inputs(torch.zeros(SHAPE, requires_grad=True)))
-    assert terms.policy.requires_grad and terms.velocity.requires_grad and not terms.ratio.requires_grad
-    assert not terms.sums().requires_grad
+    assert terms.policy.requires_grad and terms.velocity.requires_grad and not terms.distance.requires_grad
 
 
-def test_the_ratio_is_1_before_an_update():
+def test_the_distance_is_0_before_an_update():
     batch = inputs(inputs(None).old_velocity)
-    assert terms_of(batch).largest_deviation() == 0
-    assert terms_of(inputs(2 * batch.velocity)).largest_deviation() > 0.1
+    assert not terms_of(batch).distance.any()
+    moved = terms_of(inputs(2 * batch.velocity)).distance
+    expected = batch.old_velocity.square().flatten(1).sum(1) / (batch.old_velocity - batch.target).square().flatten(
+        1
+    ).sum(1)
+    torch.testing.assert_close(moved, expected.sqrt())
 
 
 @pytest.mark.parametrize("advantage, clipped", [(5.0, True), (-5.0, True), (4.9, False)])

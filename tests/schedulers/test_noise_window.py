@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from hyvideo.config.plan_text import describe
 from hyvideo.config.rules import check
-from hyvideo.config.run_plan import describe, make_plan
+from hyvideo.config.run_plan import make_plan
 from hyvideo.data.randomness import generator
 from hyvideo.schedulers.noise_window import parse_window
 from hyvideo.trainer import Trainer
@@ -62,11 +63,21 @@ def test_a_window_may_end_at_the_last_stochastic_step(text):
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["fixed:3", "fixed:0:0", "fixed:5:2", "random:7", "random:", "sliding:2:0", "sliding:-1", "all", "random:1.5"],
+    "text, message",
+    [
+        ("fixed:3", "sde_window must be fixed:START:LENGTH, "),
+        ("random:", "sde_window must be fixed:START:LENGTH, "),
+        ("sliding:-1", "sde_window must be fixed:START:LENGTH, "),
+        ("all", "sde_window must be fixed:START:LENGTH, "),
+        ("random:1.5", "sde_window must be fixed:START:LENGTH, "),
+        ("fixed:0:0", "must have LENGTH and STRIDE of at least 1, .* got 'fixed:0:0'; raise the 0"),
+        ("sliding:2:0", "must have LENGTH and STRIDE of at least 1, .* got 'sliding:2:0'; raise the 0"),
+        ("fixed:5:2", "must fit the 3 stochastic steps .* got 'fixed:5:2', which ends at step 7 of them; lower"),
+        ("random:7", "must fit the 3 stochastic steps .* got 'random:7', which ends at step 7 of them; lower"),
+    ],
 )
-def test_an_invalid_window_raises_an_error_before_a_run(tiny_config, text):
-    with pytest.raises(ValueError, match="sde_window must"):
+def test_an_invalid_window_raises_an_error_before_a_run(tiny_config, text, message):
+    with pytest.raises(ValueError, match=message):
         check(tiny_config.with_settings(sde_window=text))
 
 
@@ -92,13 +103,13 @@ def test_the_reported_noise_is_that_of_the_window(tiny_config, changes, expected
 
 @pytest.mark.parametrize("text", ["fixed:1:2", "random:2", "sliding:2"])
 def test_only_steps_in_the_window_have_noise_and_are_trained(tiny_config, mesh, text):
-    config = tiny_config.with_settings(sde_window=text, grpo_sampling_steps=6, use_moving_KL=False)
+    config = tiny_config.with_settings(sde_window=text, grpo_sampling_steps=6, kl_strategy="dual_fixed")
     plan = make_plan(config)
     assert (plan.stochastic_steps, plan.num_trained_steps) == (2, 2)
     trainer = Trainer(config, mesh, CPU)
     iterations = []
-    anchor_means = trainer.update.anchor_means
-    trainer.update.anchor_means = lambda rollouts: (iterations.append(rollouts), anchor_means(rollouts))[1]
+    anchor_means = trainer.run.objective.prepare
+    trainer.run.objective.prepare = lambda rollouts: (iterations.append(rollouts), anchor_means(rollouts))[1]
     for _ in range(3):
         trainer.iteration += 1
         metrics = trainer.run_iteration()
@@ -112,11 +123,15 @@ def test_only_steps_in_the_window_have_noise_and_are_trained(tiny_config, mesh, 
         norms = schedule.log_prob_grad_norms
         first, second = norms[window].tolist()  # the weights are the lower of the two norms over each
         expected = {window[0]: min(1.0, second / first), window[1]: min(1.0, first / second)}
-        found = {step: weight for step, weight in enumerate(trainer.update.step_weights(schedule).tolist()) if weight}
+        found = {
+            step: weight for step, weight in enumerate(trainer.run.objective.step_weights(schedule).tolist()) if weight
+        }
         assert found == pytest.approx(expected)
     assert metrics["cost/forwards"] == 6 + 3 * 2 + 2  # rollout, training, anchor
     outside = next(i for i in range(6) if i not in window)
     drawn = iterations[-1]
     steps = torch.full((len(drawn), 1), outside)
-    ode = trainer.collector.sample(trainer.iteration, drawn.schedule, drawn.indices, drawn.conditions, mean_steps=steps)
+    ode = trainer.run.collector.sample(
+        trainer.iteration, drawn.schedule, drawn.indices, drawn.conditions, mean_steps=steps
+    )
     assert torch.equal(ode.latents[:, outside + 1], ode.means[:, 0])

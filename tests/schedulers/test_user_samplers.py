@@ -79,14 +79,14 @@ def test_bisection_finds_the_closed_form_of_built_in_samplers(sde_type, target):
 @pytest.mark.parametrize(
     "name, target, message",
     [
-        ("falling", "dance_grpo:1.5", "variance is 2.25 .* custom.py:falling is .* at eta .*; change the eta"),
-        ("constant", "dance_grpo:0.5", "variance is 0.25 .* custom.py:constant is 1 at eta .* set eta"),
+        ("falling", "dance_grpo:1.5", "variance is 2.25 .* custom.py:falling is at most 1, at eta .*; lower the eta"),
+        ("constant", "dance_grpo:0.5", "variance is 0.25 .* custom.py:constant jumps past it at eta .*; set eta"),
         (
             "constant",
             "dance_grpo:1.5",
-            "variance is 2.25 .* custom.py:constant is 1 at eta 1000; change the eta of dance",
+            "variance is 2.25 .* custom.py:constant is at most 1, at eta 1000; lower the eta of dance",
         ),
-        ("jump", "dance_grpo:2", "cannot be reached: its variance is 4 .* custom.py:jump is .* at eta 0.3; .* set eta"),
+        ("jump", "dance_grpo:2", "cannot be reached: its variance is 4 .* jumps past it at eta 0.3; set eta"),
     ],
 )
 def test_noise_that_cannot_be_matched_raises_an_error(place, name, target, message):

@@ -3,12 +3,14 @@
 import json
 import os
 import re
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from hyvideo.data.outside import locked
 from hyvideo.distributed import manifest
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.loading import load_transformer
@@ -191,7 +193,36 @@ def test_export_does_not_overwrite_files(run, tmp_path):
     assert code == 2 and "must be a new or empty folder" in error
 
 
-def test_a_full_disk_is_one_message(run, policy, limited_file_size):
+def test_a_full_disk_is_one_message(run, policy, tmp_path, limited_file_size):
     with limited_file_size(20_000):
         code, shown = run("--checkpoint_path", policy[1])
     assert code == 2 and shown.startswith("export.py: ") and "File too large" in shown
+    assert not (tmp_path / "out").exists(), "a partial export must not look like a complete one"
+
+
+def test_a_killed_export_leaves_only_partial_files_and_the_same_command_replaces_them(
+    run, policy, tmp_path, monkeypatch
+):
+    def save(_, folder):
+        folder.mkdir()
+        (folder / "old").touch()
+        assert os.listdir(tmp_path / "out") == [".partial"]
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if (child := os.fork()) == 0:
+        monkeypatch.setattr(type(policy[0]), "save_pretrained", save)
+        run("--checkpoint_path", policy[1])
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    code, error = run("--checkpoint_path", policy[1])
+    assert code == 0, error
+    assert os.listdir(tmp_path / "out") == ["transformer"]
+    assert sorted(os.listdir(tmp_path / "out" / "transformer")) == ["config.json", FILE]
+
+
+def test_two_exports_cannot_write_to_one_folder(run, policy, tmp_path):
+    with locked(tmp_path / "out"):
+        (tmp_path / "out" / ".partial").mkdir()
+        code, error = run("--checkpoint_path", policy[1])
+        assert code == 2 and f"another process is writing to the folder '{tmp_path}/out'" in error
+        assert (tmp_path / "out" / ".partial").is_dir()

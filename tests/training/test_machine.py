@@ -7,19 +7,21 @@ import torch
 
 from hyvideo.config.command_line import load_config
 from hyvideo.config.rules import check
+from hyvideo.config.run_inputs import RunInputs
 from hyvideo.training import machine
 from hyvideo.training.machine import gpu_problem, missing_requirements, resolve_auto
 
 
 def test_a_complete_machine_has_no_messages(tiny_config):
-    assert list(missing_requirements(tiny_config, 1)) == []
+    assert list(missing_requirements(RunInputs(tiny_config))) == []
 
 
 def test_an_unsupported_video_size_is_reported_with_its_use(tiny_config):
     config = tiny_config.with_settings(valid_video_csv="assets/miniature/prompts/smoke.csv")
-    (message,) = missing_requirements(config.with_settings(validation_height=33, validation_width=16), 1)
+    changed = config.with_settings(validation_height=33, validation_width=16)
+    (message,) = missing_requirements(RunInputs(changed))
     assert message == "height must be a multiple of 8, got 33 for a validation video"
-    (message,) = missing_requirements(config.with_settings(height=33), 1)
+    (message,) = missing_requirements(RunInputs(config.with_settings(height=33)))
     assert message.endswith("got 33")
 
 
@@ -33,7 +35,7 @@ def test_missing_files_are_named(tiny_config, tmp_path, monkeypatch):
         **changes, resume_from_checkpoint="no_checkpoint", base_weight_dtype="fp8", lora_rank=2
     )
     monkeypatch.setattr("hyvideo.config.machine_rules.is_installed", lambda package: package != "torchao")
-    messages = list(missing_requirements(config, 1))
+    messages = list(missing_requirements(RunInputs(config)))
     expected = ["torchao", "'nowhere.csv'", "'no_checkpoint'", "cannot be used", "vae", "of reward_model videoalign in"]
     for words in expected:
         assert sum(words in message for message in messages) == 1, (words, messages)

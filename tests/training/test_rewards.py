@@ -302,7 +302,7 @@ class Exposure(Fixed):
 def test_the_error_reports_a_diverged_policy(tiny_config, mesh):
     config = tiny_config.with_settings(learning_rate=1e20, num_updates_per_rollout=2, max_steps=3, lora_rank=2)
     message = (
-        "of iteration 2 are missing.*The policy has diverged: loss or gradient last left the usual range in iteration 1"
+        "of iteration 2 are missing.*The policy has diverged: loss or gradient left the usual range in iteration 1"
     )
     with pytest.raises(TooManyMissingRewards, match=message):
         Trainer(config, mesh, CPU, scorers={"test": Exposure()}).train()
@@ -337,7 +337,7 @@ def test_a_held_out_scorer_measures_validations_only(tiny_config, mesh, tmp_path
     trainer = Trainer(config, mesh, CPU)
     validation, trainer.iteration = trainer.validation, 1
     before, _, after = validation.run(0), trainer.run_iteration(), validation.run(1)
-    (scorer,) = trainer.scorer.held_out_scorers.scorers.values()
+    (scorer,) = trainer.run.scorer.held_out_scorers.scorers.values()
     assert {*chain(*scorer.calls)} == {*prompts}
     for iteration, metrics in enumerate((before, after)):
         assert {n for n in metrics if "red" in n} == {"validation/held_out/Red/red"} and metrics["validation/seen"] == 1

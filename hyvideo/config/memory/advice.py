@@ -9,6 +9,7 @@ from hyvideo.config.memory.cost import duration
 from hyvideo.config.memory.network import traffic
 from hyvideo.config.memory.phases import memory, resolve_auto
 from hyvideo.config.memory.planned_run import PlannedRun
+from hyvideo.config.objectives import traits_of
 from hyvideo.config.rules import check
 
 SMALL_TILE = 128  # pixels; smaller tiles have visible seams
@@ -55,6 +56,9 @@ def cheapest_change(run: PlannedRun) -> dict | None:
         changed = run.with_settings(**joined(changes))
         return memory(changed).fits(run.hardware.gpu_memory) and _broken_rules(changed) <= broken
 
+    # The changes are ordered by their loss of speed, and each lowers the memory or leaves it. The first changes that
+    # fit together are therefore the cheapest ones, except for those among them that are not needed: these are removed
+    # again, the most expensive first.
     legal = [change for change in changes_in_order(run) if _broken_rules(run.with_settings(**change)) <= broken]
     needed = next(filter(fits, (legal[:number] for number in range(1, len(legal) + 1))), None)
     if needed is None:
@@ -103,7 +107,7 @@ def fastest_change(run: PlannedRun) -> dict | None:
 
 def _is_inexact(run: PlannedRun) -> bool:
     """Return whether rollout and update have different batch shapes, which round differently, and a ratio of both."""
-    return run.settings.objective == "grpo" and run.settings.batched_forward == "true"
+    return traits_of(run.settings.objective).has_ratio and run.settings.batched_forward == "true"
 
 
 def _layouts(run: PlannedRun) -> Iterator[PlannedRun]:

@@ -7,16 +7,14 @@ the transformer come one after another: that in use and the next one (``overlap_
 The language model then has one layer on the GPU.
 """
 
-from pathlib import Path
-
 from hyvideo.config.memory import activations
 from hyvideo.config.memory import persistent as states
 from hyvideo.config.memory.advice import SMALL_TILE
 from hyvideo.config.memory.phases import CONTEXT_GIB, Memory
 from hyvideo.config.memory.planned_run import BYTES, PlannedRun
-from hyvideo.config.memory.report import command, items_in_gib
+from hyvideo.config.memory.report import command, memory_table, video_row
 from hyvideo.config.offloading import Offloading
-from hyvideo.data.templates import fill
+from hyvideo.data.text import lines_of
 
 
 def ways(overlap: bool = True) -> list[Offloading]:
@@ -56,14 +54,22 @@ def generation_report(run: PlannedRun, words: list[str], overlap: bool = True) -
     """Return the memory of generate.py with the flags ``words``, and the command that fits the GPU."""
     found = fastest_way(run, overlap)
     planned, way = found or (run, ways(overlap)[-1])
-    counted, tile = generation_memory(planned, way), planned.settings.vae_tile_size
+    counted = generation_memory(planned, way)
+    gpu_memory = run.hardware.gpu_memory
+    rows = [video_row(run)]
+    for other in ways(overlap):
+        needed = generation_memory(run, other).needed_gib
+        fits = "fits" if needed <= gpu_memory else "too large"
+        rows.append((str(other), f"{needed:.1f} GiB, {fits}"))
+    lines = [*lines_of(rows), "", *memory_table(counted), ""]
+    size = f"{counted.needed_gib:.1f} of {gpu_memory:g} GiB"
+    if found is None:
+        lines.append(f"too large: {size}; no known change makes it fit; use fewer frames or a smaller size")
+        return "\n".join(lines)
     change = {"offloading": way.offloading, "group_offloading": way.group_offloading}
-    change |= {"vae_tile_size": tile} if tile != run.settings.vae_tile_size else {}
-    return fill(
-        Path(__file__).with_name("generation.txt.jinja"),
-        run=run,
-        counted=counted,
-        items=items_in_gib(counted),
-        needed={way: generation_memory(run, way).needed_gib for way in ways(overlap)},
-        command=command("python generate.py", words, change) if found else "",
-    )
+    tile = planned.settings.vae_tile_size
+    if tile != run.settings.vae_tile_size:
+        change["vae_tile_size"] = tile
+    lines += lines_of([("command", command("python generate.py", words, change))])
+    lines.append(f"fits: {size}, including CUDA context and fragmentation")
+    return "\n".join(lines)

@@ -3,6 +3,7 @@
 import math
 
 from hyvideo.config.memory.planned_run import BYTES, PlannedRun
+from hyvideo.config.objectives import traits_of
 
 
 def trained_parameters(run: PlannedRun) -> int:
@@ -41,7 +42,7 @@ def modulation_bytes(run: PlannedRun) -> float:
     timesteps = [settings.grpo_sampling_steps]
     if run.validation:
         timesteps.append(run.validation.settings.grpo_sampling_steps)
-    if settings.objective == "nft":
+    if traits_of(settings.objective).trains == "levels":
         timesteps.append(run.plan.num_trained_steps * run.rollouts_per_replica)
     return max(timesteps) * model.modulation_parameters / (model.width + 1) * run.compute_bytes
 
@@ -111,7 +112,7 @@ def trajectory_bytes(run: PlannedRun) -> float:
     """
     latent = run.architecture.out_channels * math.prod(run.architecture.latent_size(*run.config.rollout_size))
     num_steps = run.settings.grpo_sampling_steps
-    if run.settings.objective == "nft":
+    if traits_of(run.settings.objective).trains == "levels":
         states = min(num_steps + 1, 3) + run.old_forwards
     else:
         states = num_steps + 1 + num_steps

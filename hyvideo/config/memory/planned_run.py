@@ -2,17 +2,18 @@
 
 import math
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import SimpleNamespace
 
 from hyvideo.config.memory.hardware import Hardware
+from hyvideo.config.objectives import traits_of
 from hyvideo.config.rules import batch_problems, head_problems
 from hyvideo.config.run_plan import Plan, make_plan
 from hyvideo.config.sections import RecordSettings
 from hyvideo.config.settings import Config
 from hyvideo.data.outside import find_path
-from hyvideo.data.prompts import read_requests
+from hyvideo.data.prompts import PromptFiles
 from hyvideo.models.sizes import Sizes
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -32,6 +33,7 @@ class PlannedRun:
     architecture: Sizes
     text_tokens: int = 300  # of the longest prompt
     hardware: Hardware = Hardware()
+    files: PromptFiles = field(default_factory=PromptFiles, compare=False)
 
     @cached_property
     def settings(self) -> SimpleNamespace:
@@ -114,7 +116,12 @@ class PlannedRun:
         """Prompts for training and validation, in the files that exist. Raises ValueError for an invalid file."""
         data = self.config.data
         paths = dict.fromkeys([*data.prompts_csv, *data.valid_video_csv])
-        return len(read_requests(*(path for path in paths if os.path.isfile(find_path(path)))))
+        return len(self.files.read(path for path in paths if os.path.isfile(find_path(path))))
+
+    @cached_property
+    def num_validated(self) -> int:
+        """Prompts for validation. Raises ValueError for an invalid file."""
+        return len(self.files.read(self.config.data.valid_video_csv))
 
     @property
     def rollouts_per_replica(self) -> int:
@@ -138,7 +145,7 @@ class PlannedRun:
     def old_forwards(self) -> float:
         """Forward passes for nft's old velocities per rollout and branch: all levels of the rollouts of later updates,
         and one level of one rollout per replica, for the check; none with one update per iteration."""
-        if self.settings.objective != "nft" or self.plan.updates == 1:
+        if not traits_of(self.settings.objective).needs_old_velocities or self.plan.updates == 1:
             return 0.0
         return self.plan.num_trained_steps * (1 - 1 / self.plan.updates) + 1 / self.rollouts_per_replica
 
@@ -146,7 +153,7 @@ class PlannedRun:
     def checked_forwards(self) -> float:
         """Forward passes per rollout, all branches, for nft's on-policy check: a replayed step and a noise level of one
         rollout per replica, every ``gate_interval`` iterations."""
-        if self.settings.objective != "nft" or self.settings.gate_interval == 0:
+        if not traits_of(self.settings.objective).needs_old_velocities or self.settings.gate_interval == 0:
             return 0.0
         branches = self.plan.sampled_branches + self.plan.trained_branches
         return branches / self.rollouts_per_replica / self.settings.gate_interval

@@ -1,21 +1,12 @@
 """Predicted length of the whole run: hours if the rate of the GPU can be predicted, else forward passes."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from hyvideo.config.memory.cost import COMPILATION, duration, forwards_per_rollout, validation_seconds
-from hyvideo.config.memory.disk import checkpoint_bytes, disk_bytes, max_checkpoints, num_saves, rank_checkpoint_bytes
-from hyvideo.config.memory.hardware import SLOWER, Hardware, gpu_rates, hardware_of
+from hyvideo.config.memory.disk import num_saves, rank_checkpoint_bytes
+from hyvideo.config.memory.hardware import SLOWER, Hardware
 from hyvideo.config.memory.overheads import pageable_seconds
-from hyvideo.config.memory.persistent import pinned_bytes
-from hyvideo.config.memory.phases import GIB, memory, resolve_auto
 from hyvideo.config.memory.planned_run import PlannedRun
-from hyvideo.config.settings import Config
-from hyvideo.data.prompts import read_requests
-from hyvideo.data.templates import fill
-from hyvideo.models.sizes import read_architecture
-
-MAX_VALIDATION_SHARE = 0.2  # of a run's time, above which the plan warns
 
 
 @dataclass(frozen=True)
@@ -50,9 +41,8 @@ class WholeRun:
 
 def whole_run(run: PlannedRun) -> WholeRun:
     """Return the length of a run. Raises ValueError for unreadable validation prompts."""
-    settings, videos = run.settings, 0
-    if run.validation:
-        videos = len(read_requests(*settings.valid_video_csv)) * settings.validation_repeats
+    settings = run.settings
+    videos = run.num_validated * settings.validation_repeats
     validations = run.num_validations
     per_video = settings.validation_steps * (run.validation or run).plan.sampled_branches
     return WholeRun(
@@ -69,48 +59,8 @@ def whole_run(run: PlannedRun) -> WholeRun:
     )
 
 
-def start_lines(
-    config: Config, world_size: int, device: str, gpu_memory: float = Hardware.gpu_memory, device_name: str = ""
-) -> list[str]:
-    """Return lines on cost, checkpointing, length and checkpoints of a run; empty if a file for them is missing.
-
-    ``device_name`` is torch's name of the GPU; an unknown one counts as an H100.
-    """
-    known = hardware_of(device_name) if gpu_rates(device_name)[1] else Hardware()
-    try:
-        architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
-        run = PlannedRun(config, world_size, architecture, hardware=replace(known, gpu_memory=gpu_memory))
-        run = run.with_settings(device=device)
-        runs = {"chosen": resolve_auto(run), "selective": run.with_settings(activation_checkpointing="selective")}
-        template, forwards = Path(__file__).with_name("start.txt.jinja"), forwards_per_rollout(run)
-        return fill(template, run=run, forwards=forwards, memory=memory, **runs).splitlines() + length_lines(run)
-    except ValueError:
-        return []
-
-
 def slower_hardware(hardware: Hardware) -> Hardware:
     """Return the hardware with slower GPUs of the same memory, in the same network."""
     return replace(
         SLOWER, gpu_memory=hardware.gpu_memory, gpus_per_node=hardware.gpus_per_node, network=hardware.network
     )
-
-
-def length_lines(run: PlannedRun) -> list[str]:
-    """Return lines on the length of a run, its disk space and host memory: hours of a released model on GPUs, else
-    forward passes."""
-    num_local = min(run.world_size, run.hardware.gpus_per_node)
-    return fill(
-        Path(__file__).with_name("length.txt.jinja"),
-        run=run,
-        is_usual=run.hardware.name == "H100",
-        slower_rate=SLOWER.rate,
-        slower=whole_run(replace(run, hardware=slower_hardware(run.hardware))).seconds / 86400,
-        length=whole_run(run),
-        waiting=duration(run).waiting,
-        checkpoint_gib=checkpoint_bytes(run) / GIB,
-        pinned={item: num_local * size / GIB for item, size in pinned_bytes(run).items()},
-        copy_gib=min(num_local, run.num_shards) * rank_checkpoint_bytes(run) / GIB,
-        max_checkpoints=max_checkpoints(run),
-        disk={kind: size / GIB for kind, size in disk_bytes(run).items()},
-        max_share=MAX_VALIDATION_SHARE,
-    ).splitlines()

@@ -63,11 +63,14 @@ def read_run(path: Path) -> tuple[Suite, Run]:
     for file in sorted(path.rglob(FILES)) if path.is_dir() else [path]:
         for name, table in read_json(file, "results").items():
             if name in tables:
-                raise ValueError(f"{name} must be in one file, got {owners[name]} and {file}; delete one of them")
-            tables[name], owners[name] = table, file
+                raise ValueError(
+                    f"{name} must be in one result file, got {owners[name]} and {file}; delete one of them"
+                )
+            tables[name] = table
+            owners[name] = file
     if not tables:
         raise ValueError(f"{path} must have files {FILES}, got none; run the commands that `make` prints first")
-    suite = suite_of({*tables}, path)
+    suite = suite_of(set(tables), path)
     return suite, {name: _result(suite, name, table, f"{name} in {owners[name]}") for name, table in tables.items()}
 
 
@@ -80,8 +83,10 @@ def _result(suite: Suite, name: str, table: object, where: str) -> Result:
         if not kept or not all(map(math.isfinite, [score, *kept.values()])):
             raise ValueError("no video counts, or a score is not finite")
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
-        form = "[score, [{video_path: PROMPT-NUMBER.mp4, video_results: number}, ...]]"
-        raise ValueError(f"{where} must be {form}, got {quote(table)} ({error})") from error
+        raise ValueError(
+            f"{where} must be [score, [{{video_path: PROMPT-NUMBER.mp4, video_results: number}}, ...]], got "
+            f"{quote(table)} ({error})"
+        ) from error
     dimension = suite.dimensions[name]
     videos = {(prompt, int(number)): x / dimension.row_scale for (prompt, number), x in zip(keys, kept.values())}
     if dimension.is_renumbered:

@@ -22,14 +22,13 @@ from pathlib import Path
 
 import numpy as np
 
-from hyvideo.data.templates import fill
-from hyvideo.evaluation.benchmarks.results import Run, by_prompt, difference
+from hyvideo.evaluation.benchmarks.results import Result, Run, by_prompt, difference
 from hyvideo.evaluation.benchmarks.suites import Suite
 from hyvideo.evaluation.studies.comparisons import NO_CORRECTION
 from hyvideo.evaluation.studies.intervals import Interval, t_interval
 from hyvideo.records.run_files import write_json, write_text
 
-NOTES, MARKDOWN = (Path(__file__).with_name(name) for name in ("notes.txt.jinja", "table.md.jinja"))
+_ROUNDING = 0.005  # largest difference of an official score from the mean of its videos without a note
 Scores = dict[str, dict[str, float]]  # of one run, by dimension and prompt
 
 
@@ -48,16 +47,82 @@ def make_table(suite: Suite, policies: dict[str, list[Run]]) -> dict:
         both = {p: [(b, a) for b, a in pairs[p]] if {first, p} <= having.keys() else None for p in others}
         differences = {p: pairs and _difference(factors, pairs) for p, pairs in both.items()}
         rows.append({"name": name, "kind": kind, "scores": scores, "differences": differences})
-    notes = fill(NOTES, suite=suite, policies=policies, no_correction=NO_CORRECTION).splitlines()
-    return {"title": suite.title, "policies": counts, "rows": rows, "notes": [*dict.fromkeys(notes)]}
+    notes = list(dict.fromkeys(_notes(suite, policies)))  # runs of a policy may have equal notes
+    return {"title": suite.title, "policies": counts, "rows": rows, "notes": notes}
+
+
+def _notes(suite: Suite, policies: dict[str, list[Run]]) -> list[str]:
+    """Return what the numbers mean, and what the results of a policy lack or do not show."""
+    notes = [
+        "Official scores in %, with 95 % intervals over prompts; differences are paired by prompt and seed.",
+    ]
+    for policy, runs in policies.items():
+        if len(runs) == 1:
+            notes.append(f"{policy} has one run: its intervals do not cover the variation between training runs.")
+        missing = []
+        for name, dimension in suite.dimensions.items():
+            if any(name not in run for run in runs):
+                missing.append(name)
+            for run in runs:
+                if name in run:
+                    notes += _notes_on(run[name], policy, name, is_renumbered=dimension.is_renumbered)
+        if missing:
+            notes.append(f"{policy} has no result for {', '.join(missing)}; sums that need them are missing, not 0.")
+    return [*notes, NO_CORRECTION]
+
+
+def _notes_on(result: Result, policy: str, name: str, *, is_renumbered: bool) -> list[str]:
+    """Return notes on the result of a policy in the dimension ``name``."""
+    notes = []
+    if result.num_dropped:
+        notes.append(
+            f"{policy}: the benchmark did not count {result.num_dropped} of {result.num_dropped + result.num_videos} "
+            f"videos of {name}; a difference needs both videos."
+        )
+    if is_renumbered and not result.is_filtered:
+        notes.append(f"{policy}: {name} was measured without the static filter, so it also rewards still videos.")
+    mean = sum(result.videos.values()) / len(result.videos)
+    if abs(mean - result.score) > _ROUNDING:
+        notes.append(f"{policy}: {name} is {result.score:.4f}, but its videos have a mean of {mean:.4f}.")
+    return notes
 
 
 def write_tables(folder: Path, tables: list[dict]) -> str:
     """Write table.md and benchmarks.json, and return the text of the former."""
-    text = "\n\n".join(fill(MARKDOWN, table=table) for table in tables) + "\n"
+    text = "\n\n".join(as_markdown(table) for table in tables) + "\n"
     write_text(folder / "table.md", text)
     write_json(folder / "benchmarks.json", {"benchmarks": tables})
     return text
+
+
+def as_markdown(table: dict) -> str:
+    """Format a table in the form of benchmarks.json, with its notes as a list."""
+    first, *others = table["policies"]
+    names = [_escaped(name) for name in table["policies"]]
+    names += [f"{_escaped(name)} - {_escaped(first)}" for name in others]
+    rows = [[f"{table['title']} (%)", *names], ["---"] * (1 + len(names))]
+    for row in table["rows"]:
+        label = row["name"] if row["kind"] == "dimension" else f"**{row['name']}**"
+        scores = [_cell(row["scores"][name], "") for name in table["policies"]]
+        differences = [_cell(row["differences"][name], "+") for name in others]
+        rows.append([label, *scores, *differences])
+    lines = [f"| {' | '.join(cells)} |" for cells in rows]
+    notes = [f"- {note}" for note in table["notes"]]
+    return "\n".join([*lines, "", *notes])
+
+
+def _escaped(name: str) -> str:
+    return name.replace("|", "\\|")
+
+
+def _cell(values: dict | None, sign: str) -> str:
+    """Format the mean with its interval and, for a difference, which has the sign "+", its verdict."""
+    if not values or values["mean"] is None:
+        return "-"
+    text = f"{values['mean']:{sign}.2f}"
+    if values["low"] is not None:
+        text += f" [{values['low']:{sign}.2f}, {values['high']:{sign}.2f}]"
+    return f"{text} {values['verdict']}" if sign else text
 
 
 def prompt_values(runs: Sequence[Scores], factors: dict[str, float]) -> np.ndarray:
@@ -72,7 +137,9 @@ def prompt_values(runs: Sequence[Scores], factors: dict[str, float]) -> np.ndarr
     values = np.zeros((len(runs), len(rows)))
     for name, factor in factors.items():
         scores = np.array([[run[name][prompt] for prompt in common[name]] for run in runs])
-        mean, count, total = scores.mean(1, keepdims=True), len(common[name]), len(rows)
+        mean = scores.mean(1, keepdims=True)
+        count = len(common[name])
+        total = len(rows)
         # The root makes the variance of the dimension's mean the unbiased one, whatever its share of the prompts.
         spread = total / count * math.sqrt(count / (count - 1) * (total - 1) / total) if count > 1 else 1.0
         values += factor * mean

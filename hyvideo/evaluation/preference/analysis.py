@@ -1,4 +1,4 @@
-"""Win rates, strengths and agreement of a study's answers; analysis.md.jinja describes the rules."""
+"""Win rates, strengths and agreement of a study's answers; analysis.md describes the rules."""
 
 import functools
 import itertools
@@ -12,12 +12,58 @@ import choix
 import krippendorff
 import numpy as np
 
-from hyvideo.data.outside import parse_json
-from hyvideo.data.templates import fill
-from hyvideo.evaluation.preference.rating import KEY, Study
+from hyvideo.data.outside import parse_json, quote, read_json, replacing
+from hyvideo.evaluation.preference import tables
+from hyvideo.evaluation.preference.rating import DATABASE, KEY, STUDY, Study
 from hyvideo.evaluation.studies.intervals import t_quantile
 
+KINDS = ("pair", "repeat", "identical")
 FIRST_SHARE = {"first": 1.0, "second": 0.0, "tie": 0.5, "both_bad": 0.5}  # share of a win for the first video
+
+
+def read_key(study: Study) -> dict:
+    """Return the methods, and the kind and methods of each pair. Raises ValueError if the key is not of this study."""
+    path = study.folder / KEY
+    key = read_json(path, "key")
+    served = {name: pair for rater in study.raters.values() for name, pair in rater["pairs"].items()}
+    try:
+        methods = key["methods"]
+        if len(methods) < 2 or len(set(methods)) < len(methods):
+            raise ValueError(f"methods {quote(methods)}")
+        if key["pairs"].keys() != served.keys():
+            raise ValueError("the pairs differ")
+        for name, pair in key["pairs"].items():
+            _check_pair(pair, served[name], len(methods))
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{path} must be the key of {study.folder / STUDY}, as `make` wrote both: one of them was changed or "
+            f"belongs to another study ({error!r}); restore it"
+        ) from error
+    return key
+
+
+def _check_pair(pair: dict, served: dict, num_methods: int) -> None:
+    """Raise an exception if a pair of the key is invalid or differs from the pair that raters see."""
+    if any(pair[name] != value for name, value in served.items()):
+        raise ValueError(f"raters see {quote(served)}, not {quote(pair)}")
+    if pair["kind"] not in KINDS or not isinstance(pair["unit"], int) or len(pair["sources"]) != 2:
+        raise ValueError(f"pair {quote(pair)}")
+    first, second = pair["methods"]
+    is_identical = pair["kind"] == "identical"
+    if first not in range(num_methods) or second not in range(num_methods) or (first == second) != is_identical:
+        raise ValueError(f"methods {quote(pair['methods'])} of {num_methods}")
+
+
+def check_answers(study: Study) -> None:
+    """Raise ValueError if the database has an answer that the page cannot have stored."""
+    owners = {pair: rater["name"] for rater in study.raters.values() for pair in rater["pairs"]}
+    for row in study.rows():
+        is_of_rater = row["pair"] in owners and row["rater"] == owners[row["pair"]]
+        if not is_of_rater or row["answer"] not in FIRST_SHARE:
+            raise ValueError(
+                f"{study.folder / DATABASE} must have the answers of the raters in {STUDY}, got {quote(tuple(row))}: "
+                "the file was changed or belongs to another study; restore it"
+            )
 
 
 def judgements(study: Study, pairs: dict) -> list[SimpleNamespace]:
@@ -27,7 +73,7 @@ def judgements(study: Study, pairs: dict) -> list[SimpleNamespace]:
         won, j.versus = FIRST_SHARE[j.answer], tuple(sorted(j.methods))
         j.value = won if j.methods == [*j.versus] else 1 - won  # share of a win for the earlier method
         j.is_first = None if won == 0.5 else won
-        first, second = (scores_of(Path(file).parent).get(Path(file).name, {}).get(j.dimension) for file in j.sources)
+        first, second = (_score(Path(file), j.dimension) for file in j.sources)
         has_order = won != 0.5 and None not in (first, second) and first != second
         j.is_scored_higher = float((first > second) == won) if has_order else None
         value = before.setdefault((j.rater, j.dimension, j.unit, j.versus), j.value)
@@ -35,13 +81,29 @@ def judgements(study: Study, pairs: dict) -> list[SimpleNamespace]:
     return given
 
 
+def _score(file: Path, dimension: str) -> float | None:
+    """Return a recorded score of a video; None if there is none, or if it is not a finite number."""
+    score = scores_of(file.parent).get(file.name, {}).get(dimension)
+    return score if isinstance(score, int | float) and math.isfinite(score) else None
+
+
 @functools.cache
 def scores_of(folder: Path) -> dict[str, dict]:
-    """Return the scores that a run or scripts.evaluate wrote for a folder's videos, by file; empty without them."""
+    """Return the scores that a run or scripts.evaluate wrote for a folder's videos, by file; empty without them.
+
+    Raises ValueError for a corrupted file.
+    """
     for path in (folder / "scores.json", folder / "scores" / "scores.json"):
         if path.is_file():
-            content = parse_json(path.read_text(encoding="utf-8"))
-            return {entry["file"]: entry for entry in (content["videos"] if isinstance(content, dict) else content)}
+            try:
+                content = parse_json(path.read_text(encoding="utf-8"))
+                entries = content["videos"] if isinstance(content, dict) else content
+                return {entry["file"]: dict(entry) for entry in entries}
+            except (ValueError, LookupError, TypeError) as error:
+                raise ValueError(
+                    f"{path} must be a list of videos with scores ({error!r}); restore it, or delete it to analyse "
+                    "the study without the scores"
+                ) from error
     return {}
 
 
@@ -96,7 +158,11 @@ def question_results(given: list[SimpleNamespace], methods: list[str]) -> dict:
 
 def analyse(study: Study, most_failed: float) -> str:
     """Write table3, pairs.csv and the analysis; return its text. Raises ValueError if no answers remain."""
-    key, questions = parse_json((study.folder / KEY).read_text(encoding="utf-8")), list(study.questions)
+    if not 0 <= most_failed <= 1:
+        raise ValueError(f"--most_failed must be a share from 0 to 1, got {most_failed}")
+    key = read_key(study)
+    questions = list(study.questions)
+    check_answers(study)
     given = judgements(study, key["pairs"])
     checks: dict[str, list[bool]] = {j.rater: [] for j in given}
     for j in given:
@@ -111,9 +177,16 @@ def analyse(study: Study, most_failed: float) -> str:
     by_name = {name: question_results(answers, key["methods"]) for name, answers in by_question.items() if answers}
     general = {"methods": key["methods"], "most_failed": most_failed, "checks": checks, "left_out": left_out}
     results = general | {"questions": by_name}
-    (study.folder / "analysis.json").write_text(json.dumps(results, indent=1, allow_nan=False), encoding="utf-8")
-    rows = list(zip(*(result["win_rates"] for result in by_name.values())))
-    for name in ("pairs.csv", "table3.md", "table3.csv", "table3.tex", "analysis.md"):
-        text = fill(Path(__file__).with_name(f"{name}.jinja"), **results, counted=counted, rows=rows)
-        (study.folder / name).write_text(text + "\n", encoding="utf-8")
+    text = tables.analysis_md(results, counted)
+    files = {
+        "analysis.json": json.dumps(results, indent=1, allow_nan=False),
+        "pairs.csv": tables.pairs_csv(counted) + "\n",
+        "table3.md": tables.table3_md(by_name, counted) + "\n",
+        "table3.csv": tables.table3_csv(by_name) + "\n",
+        "table3.tex": tables.table3_tex(by_name, counted) + "\n",
+        "analysis.md": text + "\n",
+    }
+    for name, content in files.items():
+        with replacing(study.folder / name) as path:
+            path.write_text(content, encoding="utf-8")
     return text

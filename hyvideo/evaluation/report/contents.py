@@ -10,7 +10,7 @@ import numpy as np
 import yaml
 
 from hyvideo.config.command_line import load_config
-from hyvideo.config.run_plan import make_plan
+from hyvideo.config.run_plan import num_rollouts
 from hyvideo.config.settings import Config
 from hyvideo.data.outside import describe_error, folder_problem, parse_json, read_json, read_regular
 from hyvideo.data.prompts import are_seen, read_requests
@@ -107,7 +107,7 @@ class Run:
 
     def gain_over(self, numbers: Iterable[int]) -> Interval | None:
         means = mean_by_prompt((self.after[number]["group"], self.gains[number]) for number in numbers)
-        return t_interval(np.array([[*means.values()]])) if means else None
+        return t_interval(np.array([list(means.values())])) if means else None
 
     @cached_property
     def unseen(self) -> list[int]:
@@ -156,7 +156,7 @@ def read_run(folder: Path, max_points: int = MAX_POINTS) -> Run:
         folder=folder,
         config=config,
         environment=environment,
-        rollouts_per_iteration=make_plan(config, environment["processes"]).rollouts,
+        rollouts_per_iteration=num_rollouts(config, environment["processes"]),
         series=read_series(lines, max_points),
         history=history,
         base=base,

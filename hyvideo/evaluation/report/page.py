@@ -18,6 +18,7 @@ from urllib.parse import unquote
 from jinja2 import TemplateError
 from jinja2.utils import htmlsafe_json_dumps
 
+from hyvideo.config.objectives import label_of
 from hyvideo.config.settings import Config
 from hyvideo.data.templates import fill
 from hyvideo.evaluation.report.clips import MAX_CLIP_BYTES, Clips, Row, alternate, embed, link
@@ -114,6 +115,7 @@ def _filled(
         data=data,
         script=as_script(data),
         defaults_of=Config.of_version,
+        label_of=label_of,
         plotly="" if place is None else packed_plotly(),
         num_matched=len(rows),
         videos_note=note,
@@ -218,7 +220,7 @@ def compared_files(runs: Iterable[Run]) -> Iterator[Row]:
             entries.setdefault(_key(entry), []).append(entry)
             gains.setdefault(_key(entry), []).append(run.gains.get(number, 0.0))
     by_gain = sorted(entries, key=lambda key: fmean(gains[key]))
-    drawn = random.Random(0).sample([*entries], len(entries))
+    drawn = random.Random(0).sample(list(entries), len(entries))
     for key in dict.fromkeys([*by_gain[:NUM_EXTREMES], *by_gain[-NUM_EXTREMES:], *drawn]):
         yield _files(entries[key])
 

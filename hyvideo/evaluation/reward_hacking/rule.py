@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from hyvideo.config.sections import RecordSettings
-from hyvideo.config.unused import MIN_VIDEOS_TO_STOP
+from hyvideo.config.without_effect import MIN_VIDEOS_TO_STOP
 from hyvideo.data.outside import quote
 from hyvideo.records.metrics_file import complete_lines, iteration_of
 

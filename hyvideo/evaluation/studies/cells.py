@@ -11,9 +11,8 @@ from hyvideo.schedulers.transitions import sampler_of
 
 SETTINGS = {"A": "averaged", "B": "alignment"}
 METHODS = ("dance_grpo", "flow_grpo", "cps", "sage_grpo")  # in the order of the paper's table
-# kl_weight 0 turns the KL term off regardless of the other flags.
 KL_FLAGS = {
-    "none": ["--kl_strategy", "flags", "--kl_weight", "0"],
+    "none": ["--kl_strategy", "none", "--kl_weight", "0"],
     **{name: ["--kl_strategy", name] for name in ("fixed", "stepwise", "moving", "dual_moving", "dual_fixed")},
 }
 CELL_FLAGS = ("reward_weights", "sde_type", "use_grad_balancing", "kl_strategy", "match_noise")

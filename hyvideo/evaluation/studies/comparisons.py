@@ -7,11 +7,9 @@ those of the differences by seed and prompt, over the seeds that both recipes ha
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-from hyvideo.data.templates import fill
 from hyvideo.evaluation.studies.intervals import Interval, t_interval
 from hyvideo.evaluation.studies.table import format_interval, format_seeds
 
@@ -21,7 +19,9 @@ NO_CORRECTION = "Without correction for multiple tests, about 1 in 20 null compa
 
 def intervals(runs: Sequence[Scores]) -> dict[str, Interval]:
     """Return mean and interval over runs and prompts by column; columns without a value in every run are left out."""
-    found = {name: t_interval(np.array([run[name] for run in runs])) for name in (runs[0] if runs else ())}
+    if not runs:
+        return {}
+    found = {name: t_interval(np.array([run[name] for run in runs])) for name in runs[0]}
     return {name: interval for name, interval in found.items() if math.isfinite(interval.mean)}
 
 
@@ -58,6 +58,24 @@ def compare(
 def as_markdown(comparisons: list[Comparison], columns: Iterable[str], notes: Iterable[str]) -> str:
     """Format a row for each question, with a verdict on each metric, or on the reward only if there are settings."""
     names = [name for name in columns if any(name in comparison.differences for comparison in comparisons)]
-    forms = {"format_interval": format_interval, "format_seeds": format_seeds}
-    template = Path(__file__).with_suffix(".md.jinja")
-    return fill(template, comparisons=comparisons, names=names, notes=notes, **forms) + "\n"
+    has_settings = len(comparisons) > 0 and comparisons[0].setting != ""
+    heads = ["Question", "Seeds", *names]
+    if has_settings:
+        heads = ["Question", "Setting", "Seeds", *names, "Verdict"]
+    rows = [heads, ["---"] * len(heads)]
+    for comparison in comparisons:
+        cells = [comparison.question]
+        if has_settings:
+            cells.append(comparison.setting)
+        cells.append(format_seeds(len(comparison.seeds)))
+        for name in names:
+            cell = "-"
+            if name in comparison.differences:
+                mean, interval = format_interval(comparison.differences[name], sign="+")
+                cell = f"{mean}{interval}"
+            cells.append(cell if has_settings else f"{cell}: {comparison.verdict(name)}")
+        if has_settings:
+            cells.append(comparison.verdict("Reward"))
+        rows.append(cells)
+    lines = [f"| {' | '.join(cells)} |" for cells in rows]
+    return "\n".join([*lines, "", *notes]) + "\n"

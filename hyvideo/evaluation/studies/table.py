@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyvideo.data.templates import fill
 from hyvideo.evaluation.scores_file import write_csv
 from hyvideo.evaluation.studies.intervals import Interval
 from hyvideo.records.run_files import write_text
@@ -58,14 +57,27 @@ def write_table(table: Table, path: Path) -> None:
 
 
 def as_markdown(table: Table) -> str:
-    rows = [table.cells(row, bold="**{}**") for row in table.rows]
-    return fill(Path(__file__).with_suffix(".md.jinja"), table=table, rows=rows) + "\n"
+    """Format the table with its notes below."""
+    heads = [*table.heads, "Seeds", *table.columns]
+    rows = [heads, ["---"] * len(heads)]
+    rows += [table.cells(row, bold="**{}**") for row in table.rows]
+    lines = [f"| {' | '.join(cells)} |" for cells in rows]
+    return "\n".join([*lines, "", *table.notes]) + "\n"
 
 
 def as_latex(table: Table) -> str:
     """Format a tabular with booktabs rules."""
-    rows = [(row, table.cells(row, bold=r"\textbf{{{}}}", minus="$-$")) for row in table.rows]
-    return fill(Path(__file__).with_name("table.tex.jinja"), table=table, rows=rows) + "\n"
+    heads = [*table.heads, "Seeds", *table.columns]
+    lines = [f"% {note}" for note in table.notes]
+    lines.append(rf"\begin{{tabular}}{{l{'l' * len(table.heads)}{'c' * len(table.columns)}}}")
+    lines += [r"\toprule", rf"{' & '.join(heads)} \\", r"\midrule"]
+    for row in table.rows:
+        cells = table.cells(row, bold=r"\textbf{{{}}}", minus="$-$")
+        lines.append(rf"{' & '.join(cells)} \\")
+        if not row.seeds:  # the base model is separated from the trained policies
+            lines.append(r"\midrule")
+    lines += [r"\bottomrule", r"\end{tabular}"]
+    return "\n".join(lines) + "\n"
 
 
 def _csv_row(table: Table, row: Row) -> dict[str, str]:

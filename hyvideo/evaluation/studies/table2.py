@@ -10,12 +10,10 @@ trust regions.
 import itertools
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
 from hyvideo.config.settings import REWARD_PRESETS
-from hyvideo.data.templates import fill
 from hyvideo.evaluation.policy_scores import Evaluator
 from hyvideo.evaluation.scores_file import Evaluation
 from hyvideo.evaluation.studies.cells import KL_FLAGS, SETTINGS, Cell
@@ -91,9 +89,34 @@ def table_of(base: Evaluation, runs: list[Run], evaluations: dict[Run, Evaluatio
         scores = {setting: list(by_setting.get(setting, {}).values()) for setting in settings}
         rows.append(_row(list(cell.labels), " / ".join(dict.fromkeys(map(format_seeds, num_seeds))), scores))
     unfinished = truncate([run.name for run in runs if run not in evaluations])
-    template, numbers = Path(__file__).with_name("table2_notes.txt.jinja"), {"videos": base.videos, "seeds": counts}
-    notes = fill(template, settings=settings, names=SETTINGS, unfinished=unfinished, **numbers).splitlines()
+    notes = _notes(base.videos, settings, counts, unfinished)
     return Table(["Method", "KL", "Equalizer"], rows, notes)
+
+
+def _notes(videos: list[dict], settings: list[str], num_seeds: set[int], unfinished: list[str]) -> list[str]:
+    """Return what the numbers of the table mean; ``num_seeds`` has every number of training seeds of a row."""
+    weights = ", ".join(f"{name} = {SETTINGS[name]}" for name in settings)
+    each = f"{len(videos)} validation videos per policy"
+    if any("seen" in video for video in videos):
+        unseen = [video for video in videos if not video.get("seen")]
+        each += f", {len(unseen)} of them with prompts unseen in training"
+    if not num_seeds:
+        seeds = "no"
+    elif len(num_seeds) == 1:
+        seeds = f"{min(num_seeds)}"
+    else:
+        seeds = f"{min(num_seeds)} to {max(num_seeds)}"
+    notes = [
+        f"Reward settings: {weights}. {each}, with the same prompts and noise for all; "
+        f"means over {seeds} training seed(s), 95 % intervals (Student's t) over seeds and prompts. "
+        "Prompts with a missing score in one of a row's seeds are excluded from the row. "
+        "Metrics of the whole set (Fréchet distance; lower is better) have intervals over seeds, none for one seed."
+    ]
+    if 1 in num_seeds:
+        notes.append("With one seed, the interval is over prompts and does not cover variation between training seeds.")
+    if unfinished:
+        notes.append(f"Unfinished runs, not included: {', '.join(unfinished)}.")
+    return notes
 
 
 def _row(labels: list[str], seeds: str, scores: dict[str, list[Scores]]) -> Row:

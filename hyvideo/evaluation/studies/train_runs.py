@@ -6,17 +6,14 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 from hyvideo.config.memory.hardware import Hardware
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.memory.whole_run import whole_run
 from hyvideo.config.rules import check
 from hyvideo.data.outside import ROOT
-from hyvideo.data.templates import fill
 from hyvideo.evaluation.reward_hacking.rule import check_output_dir
 from hyvideo.evaluation.studies.runs import Progress, Run, Study, progress
-from hyvideo.models.sizes import read_architecture
 
 POST_TRAIN = ROOT / "post_train.py"
 
@@ -41,9 +38,8 @@ class RunPlan:
 def planned(study: Study, run: Run, *, trains: bool) -> PlannedRun:
     """Return a run for the planner. Raises ValueError for invalid settings, also for this machine if ``trains``."""
     config = study.config(run)
-    check(config, study.world_size, on_this_machine=trains)
-    architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
-    return PlannedRun(config, study.world_size, architecture)
+    inputs = check(config, study.world_size, on_this_machine=trains)
+    return PlannedRun(config, study.world_size, inputs.architecture, files=inputs.files)
 
 
 def plan_run(study: Study, run: Run, *, trains: bool = True) -> RunPlan:
@@ -53,7 +49,9 @@ def plan_run(study: Study, run: Run, *, trains: bool = True) -> RunPlan:
     check_output_dir(config.record)
     if not config.data.valid_video_csv:
         raise ValueError("valid_video_csv must name a CSV with the prompts to evaluate policies on; it is empty")
-    length, steps, rollouts = whole_run(whole), config.optimizer.max_steps, whole.plan.rollouts
+    length = whole_run(whole)
+    steps = config.optimizer.max_steps
+    rollouts = whole.plan.rollouts
     hours = length.gpu_hours if whole.architecture.is_released else 0.0
     return RunPlan(run, progress(study.folder(run), config), steps, rollouts * steps, length.forwards, hours)
 
@@ -61,16 +59,24 @@ def plan_run(study: Study, run: Run, *, trains: bool = True) -> RunPlan:
 def describe(study: Study, plans: list[RunPlan]) -> str:
     """Format the plan: a line for each run, the totals, and the command of the first run to train."""
     to_run = [plan for plan in plans if not plan.progress.is_finished]
-    return fill(
-        Path(__file__).with_name("plan.txt.jinja"),
-        plans=plans,
-        to_run=to_run,
-        rollouts=sum(plan.left * plan.rollouts for plan in to_run),
-        forwards=sum(plan.left * plan.forwards for plan in to_run),
-        hours=sum(plan.left * plan.gpu_hours for plan in to_run),
-        rate=Hardware.rate,
-        command=command(study, to_run[0].run) if to_run else [],
+    rollouts = sum(plan.left * plan.rollouts for plan in to_run)
+    forwards = sum(plan.left * plan.forwards for plan in to_run)
+    hours = sum(plan.left * plan.gpu_hours for plan in to_run)
+    lines = [f"{'cell':<44} {'iterations':>12} {'rollouts left':>14} {'forwards left':>14}"]
+    for plan in plans:
+        saved = "finished" if plan.progress.is_finished else f"{plan.progress.saved}/{plan.max_steps}"
+        left = f"{plan.left * plan.rollouts:>14,.0f} {plan.left * plan.forwards:>14,.0f}"
+        lines.append(f"{plan.run.name:<44} {saved:>12} {left}")
+    lines.append(
+        f"{len(plans)} cells, {len(to_run)} to run: {rollouts:,.0f} rollouts, "
+        f"{forwards:,.0f} transformer forward passes at most "
+        "(a forward and backward pass counts as 3, or up to 4 with activation checkpointing)"
     )
+    if hours:
+        lines.append(f"{hours:,.0f} GPU-hours at {Hardware.rate:g} TFLOP/s per GPU (predicted, not measured)")
+    if to_run:
+        lines.append(f"first command: {' '.join(command(study, to_run[0].run))}")
+    return "\n".join(lines)
 
 
 def command(study: Study, run: Run) -> list[str]:
@@ -104,7 +110,8 @@ def train_runs(study: Study, runs: list[Run], *, jobs: int) -> bool:
     before = {number: signal.signal(number, lambda number, _: sys.exit(128 + number)) for number in ends}
     pool = ThreadPoolExecutor(jobs)
     try:
-        return not any([*pool.map(train, runs)])
+        codes = list(pool.map(train, runs))
+        return not any(codes)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         for process in list(running):

@@ -1,5 +1,6 @@
 """Report on the state of each part of a checkpoint folder, also during a download. No weights are loaded."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -7,7 +8,6 @@ from typing import Literal, get_args
 from tqdm import tqdm
 
 from hyvideo.data.outside import align_columns
-from hyvideo.data.templates import fill
 from hyvideo.models import fit_checks
 from hyvideo.models.download_check.parts import Part, Use, parts_of
 from hyvideo.models.encoders import class_problems
@@ -15,6 +15,14 @@ from hyvideo.models.family import Family
 from hyvideo.models.reward_models.videoalign.checkpoint import LABEL, find_checkpoint
 from hyvideo.models.versions import SUPER_RESOLUTION, UNSUPPORTED
 from hyvideo.models.weight_files import Folder, problems_of, read_pickle, size_of
+
+# Names of uses in the summary; other uses are called what they are.
+_NAMES = {
+    "t2v": "text-to-video",
+    "i2v": "image-to-video",
+    "reward": "VideoAlign reward",
+    "metrics": "CLIPScore and PickScore",
+}
 
 
 @dataclass(frozen=True)
@@ -116,12 +124,49 @@ def lines(checkpoints: CheckpointReport) -> list[str]:
         (row.part.name, row.part.folder, row.state, _bytes(row.size), ", ".join(row.part.uses) or "not used")
         for row in rows
     ]
-    return fill(
-        Path(__file__).with_name("report.txt.jinja"),
-        rows=rows,
-        table=align_columns([("part", "folder", "state", "size", "needed for"), *cells]),
-        missing={use: ", ".join(row.part.name for row in checkpoints.missing_for(use)) for use in checkpoints.uses},
-    ).splitlines()
+    table = align_columns([("part", "folder", "state", "size", "needed for"), *cells])
+    return [*table, "", *_problems(rows), *_downloads(rows), "", _summary(checkpoints)]
+
+
+def _problems(rows: Sequence[Row]) -> list[str]:
+    """Return a line for each problem of a part that is on disk."""
+    found = []
+    for row in rows:
+        if row.state in ("incomplete", "unusable"):
+            found += [f"{row.part.name}, {row.state}: {problem}" for problem in row.problems]
+    return found
+
+
+def _downloads(rows: Sequence[Row]) -> list[str]:
+    """Return the command that downloads each part that something needs and that is not ok; empty if all are."""
+    needed = [row.part for row in rows if row.part.uses and not row.is_ok]
+    if not needed:
+        return []
+    found = [
+        "",
+        "Download commands for the parts that are not ok "
+        "(an interrupted download resumes; delete unusable files first):",
+    ]
+    for part in needed:
+        size = f", {part.size}" if part.size else ""
+        found.append(f"  # {part.name}, for {', '.join(part.uses)}{size}")
+        found.append(f"  {part.download}")
+    return found
+
+
+def _summary(checkpoints: CheckpointReport) -> str:
+    """Return a sentence on what can run and, if something cannot, one on what is missing for it."""
+    can_run = []
+    cannot_run = []
+    for use in checkpoints.uses:
+        name = _NAMES.get(use, use)
+        missing = checkpoints.missing_for(use)
+        if missing:
+            cannot_run.append(f"{name} (missing: {', '.join(row.part.name for row in missing)})")
+        else:
+            can_run.append(name)
+    text = f"Can run: {', '.join(can_run) or 'nothing'}."
+    return f"{text} Cannot run: {'; '.join(cannot_run)}." if cannot_run else text
 
 
 def _bytes(size: int) -> str:

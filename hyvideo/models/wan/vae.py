@@ -4,6 +4,7 @@ It decodes one group of frames after another and caches features on the module, 
 """
 
 import functools
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,7 +23,7 @@ def only_diffusers(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def prepare(vae: nn.Module) -> None:
-    """Replace diffusers' RMS norms, which use a slow vector norm, with faster ones.
+    """Replace diffusers' RMS norms, which use a slow vector norm, with faster ones; warn if the VAE is float16.
 
     The norms turn an overflow, as in float16, into NaN, which the clamp at the end of decoding preserves, unlike an
     infinity: the video is then reported as failed.
@@ -33,6 +34,11 @@ def prepare(vae: nn.Module) -> None:
         if isinstance(module, WanRMS_norm):
             assert module.channel_first and isinstance(module.bias, float), "the VAE's norms have no bias"
             module.forward = functools.partial(channel_rms_norm, module)
+    if vae.dtype == torch.float16:
+        warnings.warn(
+            "Wan's VAE was published in float32 and may overflow in float16, got vae_dtype fp16. Set vae_dtype fp32",
+            stacklevel=2,
+        )
 
 
 def set_tiling(vae: nn.Module, tile_size: int, overlap: float) -> None:
@@ -54,7 +60,27 @@ def latents(config: Mapping[str, Any]) -> Latents:
     halvings, patch = len(config["dim_mult"]) - 1, config["patch_size"] or 1
     expected = 2**halvings * patch, 2 ** sum(config["temperal_downsample"][:halvings])
     if (spatial, temporal) != expected:
-        raise ValueError(f"scale_factor_spatial and _temporal must be {expected}, got {spatial, temporal}")
+        raise ValueError(
+            f"scale_factor_spatial and _temporal must be {expected} to match the layers, got {spatial, temporal}; "
+            "download config.json again"
+        )
     mean, std = config["latents_mean"], config["latents_std"]
+    if not _are_numbers(mean, channels):
+        raise ValueError(
+            f"latents_mean must be a list of {channels} numbers, one per channel (z_dim), got {mean}; download "
+            "config.json again"
+        )
+    if not _are_numbers(std, channels) or min(std) <= 0:
+        raise ValueError(
+            f"latents_std must be a list of {channels} positive numbers, one per channel (z_dim), because latents are "
+            f"divided by them, got {std}; download config.json again"
+        )
     # Inverted in float32, so that the result is bit-identical to diffusers'.
     return Latents(channels, temporal, spatial, tuple(mean), scale=tuple((1.0 / torch.tensor(std)).tolist()))
+
+
+def _are_numbers(values: Any, number: int) -> bool:
+    """Return whether values are a list or tuple of ``number`` numbers."""
+    if not isinstance(values, list | tuple) or len(values) != number:
+        return False
+    return all(isinstance(value, int | float) for value in values)

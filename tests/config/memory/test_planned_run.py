@@ -48,7 +48,7 @@ def test_only_local_reward_models_count(changes, gigabytes):
     "world_size, changes, words",
     [
         (7, {}, "sp_size must divide the number of processes, got sp_size 2 and WORLD_SIZE 7"),
-        (34, {"sp_size": 17}, "must be at most the 16 attention heads, got 17"),
+        (34, {"sp_size": 17}, "must be at most the 16 attention heads of the transformer, got 17"),
         (8, {"batch_size": 3}, "batch_size must be a multiple or a divisor of num_generations"),
         (8, {"dp_replicate": 3}, "dp_replicate must divide the 4 data-parallel replicas"),
         (8, {"num_generations": 1}, "at least 2"),

@@ -15,9 +15,12 @@ from hyvideo.config.memory.cost import (
 )
 from hyvideo.config.memory.disk import num_saves, rank_checkpoint_bytes
 from hyvideo.config.memory.hardware import Hardware
+from hyvideo.config.memory.length_text import length_rows, start_lines
 from hyvideo.config.memory.phases import memory
 from hyvideo.config.memory.planned_run import PlannedRun, num_validations
-from hyvideo.config.memory.whole_run import length_lines, start_lines, whole_run
+from hyvideo.config.memory.whole_run import whole_run
+from hyvideo.config.run_inputs import RunInputs
+from hyvideo.data.text import lines_of
 from hyvideo.models.hunyuan_video15.sizes import Architecture
 
 ROOT = Path(__file__).parents[3]
@@ -32,6 +35,10 @@ def in_the_repository(monkeypatch):
 def planned(name="paper/table2_b_8gpu", world_size=8, hardware=None, **changes):
     config = load_config(f"configs/{name}.yaml", **changes)
     return PlannedRun(config, world_size, RELEASED, hardware=hardware or Hardware())
+
+
+def length_lines(run):
+    return lines_of(length_rows(run))
 
 
 def seconds(run):
@@ -166,7 +173,7 @@ def test_a_cpu_run_and_the_miniature_print_forward_passes_instead_of_hours():
     assert f"= {forwards:,.0f} forward passes, duration unknown" in line and "GPU" not in line
     miniature = load_config("configs/miniature.yaml")
     for device in ("cpu", "cuda"):
-        [evaluations, line] = start_lines(miniature, 1, device)
+        [evaluations, line] = start_lines(RunInputs(miniature, 1), device)
         assert evaluations.startswith("cost per rollout       ")
         assert line.endswith("= 26,112 forward passes, about 2 minutes on two idle CPU cores")
         assert line.startswith(
@@ -176,29 +183,31 @@ def test_a_cpu_run_and_the_miniature_print_forward_passes_instead_of_hours():
 
 
 def test_start_lines_depend_on_the_device():
-    config = planned().config
-    assert start_lines(config, 8, "cuda") == start_lines(config, 8, "auto") != start_lines(config, 8, "cpu")
-    assert "GPU-hours" in "".join(start_lines(config, 8, "cuda")) and len(start_lines(config, 8, "cpu")) == 2
+    inputs = RunInputs(planned().config, 8)
+    on_gpu = start_lines(inputs, "cuda")
+    on_cpu = start_lines(inputs, "cpu")
+    assert on_gpu == start_lines(inputs, "auto") and "GPU-hours" in "".join(on_gpu)
+    assert len(on_cpu) == 2
 
 
 def test_start_lines_report_checkpointing_and_its_memory():
     config, run = planned().config, planned()
     kinds = ("selective", "full")
     needed = {kind: memory(run.with_settings(activation_checkpointing=kind)).needed_gib for kind in kinds}
-    assert start_lines(config, 8, "cuda")[1] == (
+    assert start_lines(RunInputs(config, 8), "cuda")[1] == (
         f"recomputation          selective: {needed['selective']:.1f} of 79.1 GiB"
     )
-    assert start_lines(config, 8, "cuda", gpu_memory=30.0)[1] == (
+    assert start_lines(RunInputs(config, 8), "cuda", gpu_memory=30.0)[1] == (
         f"recomputation          full: {needed['full']:.1f} of 30 GiB; selective is faster but needs "
         f"{needed['selective']:.1f} GiB"
     )
     without = config.with_settings(enable_gradient_checkpointing=False)
-    assert not any("recomputation" in line for line in start_lines(without, 8, "cuda"))
+    assert not any("recomputation" in line for line in start_lines(RunInputs(without, 8), "cuda"))
 
 
 def test_a_missing_transformer_has_no_start_lines(tmp_path):
     config = planned(pretrained_model_root=str(tmp_path), transformer_version="mine").config
-    assert start_lines(config, 8, "auto") == []
+    assert start_lines(RunInputs(config, 8), "auto") == []
 
 
 def test_a_validation_of_longer_videos_needs_more_memory_than_the_rollouts():
@@ -239,7 +248,7 @@ def test_the_plan_says_that_more_gpus_do_not_shorten_a_run():
 
 
 def test_the_length_at_the_start_of_a_run_is_that_of_its_gpu():
-    config = planned().config
-    on = {name: start_lines(config, 8, "cuda", 79.1, name) for name in ("NVIDIA A100-SXM4-80GB", "NVIDIA H20", "")}
+    inputs = RunInputs(planned().config, 8)
+    on = {name: start_lines(inputs, "cuda", 79.1, name) for name in ("NVIDIA A100-SXM4-80GB", "NVIDIA H20", "")}
     assert "220 TFLOP/s per GPU in matrix products (A100)" in "".join(on["NVIDIA A100-SXM4-80GB"])
     assert on["NVIDIA H20"] == on[""] and "(H100)" in "".join(on[""])

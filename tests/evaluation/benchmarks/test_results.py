@@ -70,7 +70,7 @@ def test_a_missing_dimension_is_missing_and_no_total_counts_it_as_0(tmp_path):
     assert "tuned has no result for color; sums that need them are missing, not 0." in table["notes"]
     turned = table_of(f"tuned={less}", f"base={full}")
     assert row(turned, "total")["differences"]["base"] is None and row(turned, "scene")["differences"]["base"]
-    assert "| **total** | - |" in tables.fill(tables.MARKDOWN, table=turned)
+    assert "| **total** | - |" in tables.as_markdown(turned)
 
 
 def test_imaging_quality_has_videos_from_0_to_100_and_a_score_from_0_to_1(tmp_path):
@@ -177,7 +177,9 @@ def test_a_dimension_in_two_files_and_a_folder_without_files_are_rejected(tmp_pa
     result_file(tmp_path / "2_eval_results.json", color={"x": [0.5]})
     assert read_run(tmp_path)[1].keys() == {"scene", "color"}
     result_file(tmp_path / "3_eval_results.json", scene={"x": [0.5]})
-    with pytest.raises(ValueError, match="scene must be in one file, got .*1_eval.*3_eval"):
+    with pytest.raises(
+        ValueError, match="scene must be in one result file, got .*1_eval.*3_eval.*; delete one of them"
+    ):
         read_run(tmp_path)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="must have files"):

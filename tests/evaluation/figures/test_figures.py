@@ -70,7 +70,9 @@ def test_a_curve_has_the_common_iterations_of_all_seeds_and_is_smoothed(make_run
 
 
 def test_a_trust_region_is_identified_by_name_for_all_flags(make_run, tmp_path):
-    make_run("flags", use_dual_kl=False, use_moving_KL=False)
+    file = make_run("flags", kl_strategy="fixed") / "config.yaml"
+    switches = "kl_strategy: flags\nuse_dual_kl: false\nuse_moving_KL: false\n"  # of an earlier release
+    file.write_text(file.read_text().replace("kl_strategy: fixed\n", switches))
     make_run("name", kl_strategy="fixed", seed=1)
     make_run("none", kl_weight=0.0, kl_gain=0.9)
     runs = find_runs([tmp_path / "runs"])
@@ -170,3 +172,11 @@ def test_a_folder_without_runs_is_an_error(figures, tmp_path):
     code, _, output = figures(tmp_path)
     assert code == 2 and "no metrics.jsonl beside a config.yaml" in output.err
     assert "it does not exist" in figures(tmp_path / "nowhere")[2].err
+
+
+@pytest.mark.parametrize("value", ["high", {"mean": 1.0}])
+def test_a_metric_that_is_no_number_is_named(make_run, figures, value):
+    path = make_run("one") / "metrics.jsonl"
+    path.write_text(path.read_text().replace('"reward/mean": 3.0', f'"reward/mean": {json.dumps(value)}'))
+    code, _, output = figures(path.parent)
+    assert code == 2 and f"{path}: 'reward/mean' of iteration 3 must be a number, a list or null, got" in output.err

@@ -3,15 +3,13 @@
 import csv
 import json
 import math
-from pathlib import Path
 from statistics import NormalDist
 from types import SimpleNamespace
 
-import jinja2
 import numpy as np
 import pytest
 
-from hyvideo.evaluation.preference import analysis
+from hyvideo.evaluation.preference import analysis, tables
 from hyvideo.evaluation.preference.analysis import analyse, question_results, share
 from hyvideo.evaluation.preference.study import design
 from tests.evaluation.preference.conftest import METHODS, add, content
@@ -194,6 +192,69 @@ def test_a_study_without_remaining_answers_raises_value_error(study, answer_all)
         analyse(study, 0.5)
 
 
+@pytest.mark.parametrize("most_failed", [-0.1, 1.5, math.nan])
+def test_a_share_of_failed_checks_outside_0_to_1_raises_value_error(study, answer_all, most_failed):
+    answer_all(prefers_lower)
+    with pytest.raises(ValueError, match="--most_failed must be a share"):
+        analyse(study, most_failed)
+
+
+def test_a_changed_key_raises_value_error(study, answer_all):
+    answer_all(prefers_lower)
+    path = study.folder / "key.json"
+    text = path.read_text()
+    pair = next(name for name, pair in json.loads(text)["pairs"].items() if pair["kind"] == "pair")
+    changes = [
+        lambda key: key["methods"].pop(),
+        lambda key: key["pairs"].pop(pair),
+        lambda key: key["pairs"][pair].pop("kind"),
+        lambda key: key["pairs"][pair].update(methods=[0, 7]),
+        lambda key: key["pairs"][pair].update(methods=[1, 1]),
+        lambda key: key["pairs"][pair].update(first=key["pairs"][pair]["second"]),
+    ]
+    for change in changes:
+        change(key := json.loads(text))
+        path.write_text(json.dumps(key))
+        with pytest.raises(ValueError, match="key.json must be the key of"):
+            analyse(study, 0.5)
+    path.write_text(text)
+    analyse(study, 0.5)
+
+
+@pytest.mark.parametrize(
+    "change", ["rater = 'r02'", "rater = 'r99'", "answer = 'maybe'", "answer = NULL", "pair = 'x'"]
+)
+def test_a_changed_answer_raises_value_error(study, answer_all, change):
+    answer_all(prefers_lower)
+    with study._database as database:
+        database.execute(f"UPDATE answers SET {change} WHERE rowid = 1")
+    with pytest.raises(ValueError, match="answers.sqlite must have the answers of the raters"):
+        analyse(study, 0.5)
+
+
+@pytest.mark.parametrize("content", ['{"fi', "5", '{"videos": null}', '[{"prompt": "x"}]', "[7]"])
+def test_a_corrupted_file_of_scores_raises_value_error(tmp_path, content):
+    (tmp_path / "scores.json").write_text(content)
+    with pytest.raises(ValueError, match="scores.json must be a list of videos with scores"):
+        analysis.scores_of(tmp_path)
+
+
+@pytest.mark.parametrize("score", ['"high"', "NaN", "null"])
+def test_a_score_that_is_not_a_finite_number_has_no_order(tmp_path, score):
+    (tmp_path / "scores.json").write_text(f'[{{"file": "a.mp4", "VQ": {score}, "MQ": 2.5}}]')
+    assert analysis._score(tmp_path / "a.mp4", "VQ") is None
+    assert analysis._score(tmp_path / "a.mp4", "MQ") == 2.5
+
+
+def test_a_full_disk_keeps_the_earlier_analysis(study, answer_all, limited_file_size):
+    answer_all(prefers_lower)
+    analyse(study, 0.5)
+    before = {path.name: path.read_bytes() for path in study.folder.glob("*.*") if path.name != "answers.sqlite"}
+    with limited_file_size(100), pytest.raises(OSError):
+        analyse(study, 0.25)
+    assert {path.name: path.read_bytes() for path in study.folder.glob("*.*") if path.name in before} == before
+
+
 def test_the_table_and_the_pairs_are_written(study, answer_all):
     answer_all(lambda rater, pair: "both_bad" if rater == "r01" else prefers_lower(rater, pair))
     assert "| r01 | 0 | 4 |" in analyse(study, 0.5)
@@ -213,8 +274,7 @@ def test_the_table_and_the_pairs_are_written(study, answer_all):
 
 
 def test_names_of_methods_are_escaped_in_latex_and_csv():
-    folder = jinja2.FileSystemLoader(Path(analysis.__file__).parent)
-    macros = jinja2.Environment(loader=folder).get_template("macros.jinja").module
-    assert macros.escaped("50% a_b^2~c & $d#") == r"50\% a\_b\textasciicircum{}2\textasciitilde{}c \& \$d\#"
-    assert macros.escaped(r"\input{/etc/passwd}") == r"\textbackslash{}input\{/etc/passwd\}"
-    assert next(csv.reader([str(macros.quoted('a, "b"'))])) == ['a, "b"']
+    assert tables.escaped("50% a_b^2~c & $d#") == r"50\% a\_b\textasciicircum{}2\textasciitilde{}c \& \$d\#"
+    assert tables.escaped(r"\input{/etc/passwd}") == r"\textbackslash{}input\{/etc/passwd\}"
+    answer = SimpleNamespace(prompt='a, "b"', first="1.mp4", second="2.mp4", dimension="VQ", answer="tie", rater="r01")
+    assert next(csv.DictReader(tables.pairs_csv([answer]).splitlines()))["prompt"] == 'a, "b"'

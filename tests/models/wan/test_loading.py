@@ -101,6 +101,7 @@ def test_an_image_to_video_model_raises_an_error(root):
         ("vae/config.json", {"dim_mult": 3}),
         ("vae/config.json", {"base_dim": "8"}),
         ("vae/config.json", {"scale_factor_spatial": "8"}),
+        ("vae/config.json", {"latents_std": [1.0, 1.0, 1.0, 0.0]}),
         ("text_encoder/config.json", {"d_model": "x"}),
         ("tokenizer/tokenizer.json", {"model": None, "added_tokens": None}),
         ("model_index.json", {"transformer_2": 5}),

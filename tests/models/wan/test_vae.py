@@ -127,9 +127,14 @@ def test_scaling_of_latents_is_bit_identical_to_diffusers():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"scale_factor_spatial": 16}, r"must be \(8, 4\), got \(16, 4\)"),
+        ({"scale_factor_spatial": 16}, r"must be \(8, 4\) to match the layers, got \(16, 4\)"),
         ({"scale_factor_temporal": 2}, r"must be \(8, 4\)"),
         ({"patch_size": 2}, r"must be \(16, 4\)"),
+        ({"latents_mean": [0.0]}, r"latents_mean must be a list of 4 numbers.*got \[0.0\]"),
+        ({"latents_mean": [0.0, "a", 0.0, 0.0]}, "latents_mean must be a list of 4 numbers"),
+        ({"latents_std": [1.0] * 16}, "latents_std must be a list of 4 positive numbers"),
+        ({"latents_std": [1.0, 1.0, 0.0, 1.0]}, "divided by them, got"),
+        ({"latents_std": None}, "latents_std must be a list of 4 positive numbers.*got None"),
     ],
 )
 def test_inconsistent_settings_raise_an_error(change, message):
@@ -143,6 +148,15 @@ def test_only_the_diffusers_layout_is_supported():
     for read in (FAMILY.vae.config_to_diffusers, FAMILY.vae.config_to_original):
         with pytest.raises(ValueError, match="got _class_name 'WanVAE_'. .* Wan-AI/Wan2.1-T2V-1.3B-Diffusers"):
             read({"_class_name": "WanVAE_"})
+
+
+def test_float16_raises_a_warning(recwarn):
+    vae = AutoencoderKLWan(**SMALL)
+    for dtype in (torch.float32, torch.bfloat16):
+        prepare(vae.to(dtype))
+    assert not recwarn
+    with pytest.warns(UserWarning, match="may overflow in float16.*Set vae_dtype fp32"):
+        prepare(vae.to(torch.float16))
 
 
 @CONFIGS

@@ -1,0 +1,123 @@
+"""The plan of an iteration as text, which a run prints at its start."""
+
+from hyvideo.config.objectives import traits_of
+from hyvideo.config.run_plan import MAX_NOISE, Plan, stochastic_transitions, transitions
+from hyvideo.config.sections import RolloutSettings
+from hyvideo.config.settings import Config
+from hyvideo.data.text import Row, lines_of
+from hyvideo.schedulers.noise_window import parse_window
+from hyvideo.schedulers.transitions import sampler_of, shifted_levels
+
+
+def describe(config: Config, plan: Plan) -> str:
+    """Return the plan of an iteration, a line for each quantity."""
+    return "\n".join(lines_of(plan_rows(config, plan)))
+
+
+def plan_rows(config: Config, plan: Plan) -> list[Row]:
+    """Return the rows of the plan: how many rollouts, in which batches, with how much noise, trained how."""
+    rollout = config.rollout
+    variances = [step.std**2 for step in stochastic_transitions(rollout)]
+    rows = [
+        ("replicas", f"{plan.replicas} (sp_size {config.distributed.sp_size})"),
+        ("rollouts per iteration", f"{plan.rollouts} = {plan.groups} prompts x {rollout.num_generations}"),
+    ]
+    batches = rollout.gradient_accumulation_steps
+    if batches > 1:
+        difference = (
+            "max_steps, save_interval and validation_interval count iterations; "
+            f"in the public reference they count batches: divide its values by {batches}"
+        )
+        rows.append(("batches per iteration", f"{batches} (gradient_accumulation_steps)"))
+        rows.append(("", difference))
+    rows.append(("updates per iteration", _updates(config, plan)))
+    steps = f"{rollout.grpo_sampling_steps}, {plan.stochastic_steps} of them stochastic"
+    if traits_of(config.loss.objective).trains == "steps":
+        steps += f", {plan.num_trained_steps} trained"
+    rows.append(("steps per rollout", steps))
+    rows.append(("exploration", _exploration(rollout, variances)))
+    noise = _largest_noise(rollout)
+    if noise > MAX_NOISE:
+        warning = (
+            f"eta {rollout.eta:.4g} adds noise of up to {noise:.3g} times the noise level after a step; "
+            f"above {MAX_NOISE:g} videos become noise: lower eta"
+        )
+        rows.append(("WARNING", warning))
+    rows.append(("trust region", _trust_region(config, plan, variances)))
+    rows += _objective(config, plan)
+    return rows
+
+
+def _updates(config: Config, plan: Plan) -> str:
+    """Return the updates of an iteration, and whether their last forward pass is smaller than the others."""
+    text = f"{plan.updates}, each on {plan.groups / plan.updates:g} group"
+    if plan.groups != plan.updates:
+        text += "s"
+    per_update = plan.rollouts // (plan.replicas * plan.updates)  # rollouts of a replica
+    size = config.rows_per_pass
+    rest = per_update % size
+    if rest == 0:
+        return text
+    last = f"the last pass has {rest}" if per_update > size else f"one pass of {rest}"
+    return f"{text}; mini_batch_size_per_update {size} does not divide a replica's {per_update} rollouts: {last}"
+
+
+def _exploration(rollout: RolloutSettings, variances: list[float]) -> str:
+    """Return the sampler and the noise variance that it adds, also inside of an SDE window."""
+    if not variances:
+        return "initial noise only; rollouts are sampled with the ODE"
+    text = f"{rollout.sde_type} with eta {rollout.eta:.4g}"
+    if rollout.match_noise:
+        text += f", matched to {rollout.match_noise}"
+    text += f"; noise variance {sum(variances):.4g} over all steps"
+    window = parse_window(rollout.sde_window, len(variances))
+    if window is None:
+        return text
+    text += " without a window"
+    inside = window.sums(variances)
+    low = f"{min(inside):.4g}"
+    high = f"{max(inside):.4g}"
+    if low == high:
+        return f"{text}, {low} in sde_window {rollout.sde_window}"
+    mean = sum(inside) / len(inside)
+    return f"{text}, {low} to {high} in sde_window {rollout.sde_window}, mean {mean:.4g} over its positions"
+
+
+def _largest_noise(rollout: RolloutSettings) -> float:
+    """Return the largest std of a step, relative to the noise level after the step; 0 with a single step."""
+    levels = shifted_levels(rollout.grpo_sampling_steps, rollout.shift)
+    # The last step ends at noise level 0, where the quotient has no meaning.
+    return max((step.std / level for step, level in zip(transitions(rollout), levels[1:-1])), default=0.0)
+
+
+def _trust_region(config: Config, plan: Plan, variances: list[float]) -> str:
+    """Return the KL strategy, and what the velocity KL measures with a sampler whose density is not normalized."""
+    settings = config.trust_region
+    sde_type = config.rollout.sde_type
+    text = f"{config.kl_strategy}, {settings.kl_schedule} coefficient"
+    is_scaled = (
+        config.measures_velocity and settings.kl_velocity == "log_ratio" and not sampler_of(sde_type).is_normalised
+    )
+    if not plan.clip_can_bind or not is_scaled:
+        return text
+    return (
+        f"{text}; the log_ratio of {sde_type} is 2 std^2 times the KL: {2 * variances[0]:.2g} times at the first "
+        f"and {2 * variances[-1]:.2g} times at the last stochastic step; kl_velocity gaussian measures the KL"
+    )
+
+
+def _objective(config: Config, plan: Plan) -> list[Row]:
+    """Return the rows on the objective: its noise levels, or its ratios and their clipping."""
+    loss = config.loss
+    objective = traits_of(loss.objective)
+    if objective.trains == "levels":
+        return [("objective", f"{loss.objective}, {loss.nft_levels} noise levels per rollout")]
+    if not objective.has_ratio:
+        return [("objective", loss.objective)]
+    if plan.clip_can_bind:
+        ratios = "1 in the first update of an iteration"
+        clipping = "active after the first update"
+    else:
+        ratios = "always 1"
+        clipping = "never active"
+    return [("ratios", ratios), ("clip range", f"{loss.clip_range:g}, {clipping}")]

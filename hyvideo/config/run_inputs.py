@@ -1,0 +1,45 @@
+"""Inputs of a run: what its settings name and imply before a model is loaded, each read or computed once."""
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from hyvideo.config.run_plan import Plan, make_plan
+from hyvideo.config.settings import Config
+from hyvideo.data.prompts import PromptFiles, Request
+from hyvideo.models.sizes import Sizes, read_architecture
+
+
+@dataclass(frozen=True)
+class RunInputs:
+    """Settings of a run on ``world_size`` processes, and the prompts, plan and architecture that follow from them.
+
+    Every property is read or computed when it is first needed. It raises ValueError if a file or setting is invalid.
+    """
+
+    config: Config
+    world_size: int = 1
+    files: PromptFiles = field(default_factory=PromptFiles, compare=False)
+
+    def with_config(self, config: Config) -> "RunInputs":
+        """Return the inputs of a run with other settings. Files that both runs name are not read again."""
+        return replace(self, config=config)
+
+    @cached_property
+    def requests(self) -> list[Request]:
+        """Prompts for training."""
+        return self.files.read(self.config.data.prompts_csv)
+
+    @cached_property
+    def validated(self) -> list[Request]:
+        """Prompts for validation; empty without validation."""
+        return self.files.read(self.config.data.valid_video_csv)
+
+    @cached_property
+    def plan(self) -> Plan:
+        """Counts of an iteration."""
+        return make_plan(self.config, self.world_size)
+
+    @cached_property
+    def architecture(self) -> Sizes:
+        """Sizes of the transformer, from its config.json or those of the released version."""
+        return read_architecture(self.config.model.pretrained_model_root, self.config.model.transformer_version)

@@ -1,0 +1,147 @@
+"""Results of a preference study as text: table3 as Markdown, CSV and LaTeX, the pairs as CSV, and the analysis."""
+
+import csv
+import io
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+_SPECIAL = {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"}
+
+
+def win_rates(questions: dict[str, dict]) -> list[tuple[dict, ...]]:
+    """Return a row for each two methods, with a win rate for each question."""
+    return list(zip(*(result["win_rates"] for result in questions.values())))
+
+
+def pairs_csv(counted: Sequence[SimpleNamespace]) -> str:
+    """Format the answers that count."""
+    rows = [[j.prompt, j.first, j.second, j.dimension, j.answer, j.rater] for j in counted]
+    return _csv(["prompt", "first", "second", "dimension", "answer", "rater"], rows)
+
+
+def table3_csv(questions: dict[str, dict]) -> str:
+    """Format the win rates as numbers; missing ones are empty."""
+    heads = ["method", "against", "raters"]
+    for name in questions:
+        heads += [name, f"{name} low", f"{name} high"]
+    rows = []
+    for rates in win_rates(questions):
+        row = [rates[0]["method"], rates[0]["against"], rates[0]["raters"]]
+        for rate in rates:
+            row += ["" if rate[end] is None else f"{rate[end]:.6g}" for end in ("mean", "low", "high")]
+        rows.append(row)
+    return _csv(heads, rows)
+
+
+def table3_md(questions: dict[str, dict], counted: Sequence[SimpleNamespace]) -> str:
+    heads = ["Method", "Against", "Raters", *(f"{name} (%)" for name in questions)]
+    rows = []
+    for rates in win_rates(questions):
+        labels = [_escaped_md(rates[0]["method"]), _escaped_md(rates[0]["against"]), str(rates[0]["raters"])]
+        rows.append([*labels, *map(_percent, rates)])
+    return "\n".join([*_table(heads, rows), "", _caption(counted)])
+
+
+def table3_tex(questions: dict[str, dict], counted: Sequence[SimpleNamespace]) -> str:
+    """Format a tabular with booktabs rules."""
+    heads = ["Method", "Against", "Raters", *(rf"{escaped(name)} (\%)" for name in questions)]
+    lines = [
+        f"% {_caption(counted)}",
+        rf"\begin{{tabular}}{{llc{'c' * len(questions)}}}",
+        r"\toprule",
+        rf"{' & '.join(heads)} \\",
+        r"\midrule",
+    ]
+    for rates in win_rates(questions):
+        labels = [escaped(rates[0]["method"]), escaped(rates[0]["against"]), str(rates[0]["raters"])]
+        lines.append(rf"{' & '.join([*labels, *map(_percent, rates)])} \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
+
+
+def analysis_md(results: dict, counted: Sequence[SimpleNamespace]) -> str:
+    """Format the whole analysis, of results as in analysis.json, and describe its rules."""
+    questions = results["questions"]
+    names = list(questions)
+    raters = []
+    for rater, failed in results["checks"].items():
+        excluded = "excluded" if rater in results["left_out"] else ""
+        raters.append([rater, str(sum(failed)), str(len(failed)), excluded])
+    strengths = []
+    for method in results["methods"]:
+        values = [_number(result["strengths"][method]) for result in questions.values()]
+        strengths.append([_escaped_md(method), *values])
+    agreement = [
+        ["Krippendorff's alpha (ordinal: loss, tie, win)", *(_number(found["alpha"]) for found in questions.values())],
+        ["Video A won, % (50: no bias)", *(_percent(found["first_side"]) for found in questions.values())],
+        [
+            "Winner has the higher reward model score, %",
+            *(_percent(found["reward_model"]) for found in questions.values()),
+        ],
+    ]
+    for answer, label in (("tie", "Ties"), ("both_bad", "Both bad")):
+        counts = [sum(j.dimension == name and j.answer == answer for j in counted) for name in names]
+        agreement.append([label, *map(str, counts)])
+    lines = [
+        "# Preference study",
+        "",
+        table3_md(questions, counted),
+        "",
+        "## Raters",
+        "",
+        f"Raters who fail more than {100 * results['most_failed']:.0f} % of the attention checks on {names[-1]} are "
+        "excluded. An identical pair must be answered with a tie or both bad; a repeated pair, shown with sides "
+        "swapped, must not have the opposite winner. Checks do not count towards the win rates.",
+        "",
+        *_table(["Rater", "Checks failed", "Checks", ""], raters),
+        "",
+        "## Strengths",
+        "",
+        "Bradley-Terry strengths: log odds against an average method. A tie counts as half a win for each method, and "
+        "half a win of each method over each other one is added as regularization.",
+        "",
+        *_table(["Method", *names], strengths),
+        "",
+        "## Agreement",
+        "",
+        *_table(["", *names], agreement),
+    ]
+    return "\n".join(lines)
+
+
+def escaped(text: str) -> str:
+    """Escape text for LaTeX."""
+    return "".join(f"\\{c}" if c in "_&%#${}" else _SPECIAL.get(c, c) for c in text)
+
+
+def _escaped_md(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _percent(share: dict) -> str:
+    if share["mean"] is None:
+        return "-"
+    return f"{100 * share['mean']:.1f} [{100 * share['low']:.1f}, {100 * share['high']:.1f}]"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _caption(counted: Sequence[SimpleNamespace]) -> str:
+    prompts = {j.prompt for j in counted}
+    return (
+        f"Win rate of the method on {len(prompts)} prompts; a tie or both bad counts as half a win. "
+        "Brackets: 95 % intervals over raters and prompts."
+    )
+
+
+def _table(heads: list[str], rows: list[list[str]]) -> list[str]:
+    return [f"| {' | '.join(cells)} |" for cells in [heads, ["---"] * len(heads), *rows]]
+
+
+def _csv(heads: list[str], rows: list[list[object]]) -> str:
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(heads)
+    writer.writerows(rows)
+    return file.getvalue().rstrip("\n")

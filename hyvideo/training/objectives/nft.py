@@ -1,0 +1,208 @@
+"""DiffusionNFT (``objective nft``): a velocity loss on re-noised rollouts, in two directions.
+
+    old velocities (with several updates per iteration) -> anchor velocities -> loss of each re-noised rollout
+
+The loss needs no log-probabilities, so rollouts may come from any sampler. In the first update of an iteration, the
+policy is still the rollout policy, and its own velocity serves as the old one without another forward pass.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from hyvideo.distributed.collectives import gather_ranks, gather_replicas
+from hyvideo.grpo.nft import NFTInputs, NFTTerms, mean_square, nft_terms
+from hyvideo.training.objective import LevelObjective, Terms
+from hyvideo.training.on_policy_check import OffPolicyError
+from hyvideo.training.rollout_batch import Pass, RolloutBatch, chunks, select
+
+# Relative rounding errors of a step: if only the order of additions differs; if batch shapes differ in bf16.
+EXACT_STEP, ROUNDED_STEP = 1e-4, 5e-2
+ZERO_ERROR = "the velocity error on re-noised rollouts, relative to that of a zero velocity, is"
+UNTRAINED = "timesteps or noise are wrong, or the model is not trained (then set random_weights or gate_interval 0)"
+
+
+@dataclass(frozen=True)
+class Velocities:
+    """Velocities of an iteration's re-noised rollouts that its updates compare the policy with."""
+
+    old: dict[tuple[int, int], Tensor] = field(default_factory=dict)  # of the later updates' rows, by row and column
+    checked: dict[int, Tensor] = field(default_factory=dict)  # old, of a row of the first update in column 0, by row
+    anchor: dict[int, Tensor] = field(default_factory=dict)  # of all rows, by column
+    anchor_is_old: bool = False  # whether the old velocities are also the anchor's
+    distances: list[Tensor] = field(default_factory=list)  # from ``checked`` to the training pass, which adds them
+
+
+class NFT(LevelObjective):
+    """The loss of DiffusionNFT; see `Objective` for the arguments."""
+
+    metrics = (
+        "loss/policy",
+        "loss/total",
+        "kl/position",
+        "kl/velocity",
+        "nft/distance",
+        "nft/advantage_clipped",
+        "nft/error",
+    )
+    deviation_names = ("nft/distance_max", "nft/distance_first")
+    needs_old_velocities = True
+
+    def prepare(self, rollouts: RolloutBatch) -> Velocities:
+        """Return the velocities of the rollout policy that later updates need, and those of the anchor."""
+        self.cache_levels(rollouts)
+        if self.num_updates == 1:
+            return Velocities(anchor=self.anchor_predictions(rollouts))
+        old, checked = self._old_velocities(rollouts)
+        anchor = self.policy.anchor
+        return Velocities(
+            old=old,
+            checked=checked,
+            anchor=self.anchor_predictions(rollouts),
+            anchor_is_old=anchor is not None and anchor.equals_policy,
+        )
+
+    def _old_velocities(self, rollouts: RolloutBatch) -> tuple[dict[tuple[int, int], Tensor], dict[int, Tensor]]:
+        """Return `Velocities.old` and `Velocities.checked`. All replicas make the same number of passes."""
+        updates = rollouts.updates_of_rows(self.num_updates)
+        batches = chunks([row for row, update in enumerate(updates) if update > 0], self.config.rows_per_pass)
+        num_batches = int(gather_replicas(torch.tensor([len(batches)]), self.mesh).amax())
+        batches += [[]] * (num_batches - len(batches))
+        checked = [row for row, update in enumerate(updates) if update == 0][:1]
+        passes = [Pass(checked, 0), *(Pass(rows, column) for rows in batches for column in rollouts.columns)]
+        old: dict[tuple[int, int], Tensor] = {}
+        for number, (rows, column) in enumerate(passes, 1):
+            self.on_stage("anchor", f"pass {number}/{len(passes)}")
+            self.check()
+            if rows:
+                velocities = self.predict(rollouts, rows, column)
+                old |= {(row, column): velocity for row, velocity in zip(rows, velocities, strict=True)}
+            elif self.policy.is_sharded:  # joins the forward pass of the other ranks
+                with torch.no_grad():
+                    self.empty_pass(rollouts, column)
+        return old, {row: old.pop((row, 0)) for row in checked}
+
+    def terms(
+        self, rollouts: RolloutBatch, reference: Velocities, rows: list[int], column: int, *, kl_coefficient: float
+    ) -> Terms:
+        velocity, target = self.velocity_and_target(rollouts, rows, column)
+        own = velocity.detach()
+        old = torch.stack([reference.old.get((row, column), own[i]) for i, row in enumerate(rows)])
+        anchor, anchor_weight = None, 1.0
+        if reference.anchor_is_old:
+            anchor = old
+        elif column in reference.anchor:
+            anchor = select(reference.anchor[column], rows)
+            anchor_weight = self.anchor_weight(rollouts, reference.anchor)
+        advantages = select(rollouts.advantages, rows)
+        found = self.nft_terms(NFTInputs(velocity, old, target, advantages, anchor, anchor_weight), kl_coefficient)
+        if column == 0:
+            for i, row in enumerate(rows):
+                if row in reference.checked:
+                    before = reference.checked[row][None]
+                    inputs = NFTInputs(own[i : i + 1], before, target[i : i + 1], advantages[i : i + 1])
+                    reference.distances.append(self.nft_terms(inputs).distance[0])
+        return Terms(
+            loss=found.loss,
+            kl=found.kl,
+            deviation=found.distance,
+            metrics={
+                "loss/policy": found.policy,
+                "loss/total": found.loss,
+                "kl/position": found.position,
+                "kl/velocity": found.velocity,
+                "nft/distance": found.distance,
+                "nft/advantage_clipped": found.is_clipped,
+                "nft/error": found.error,
+            },
+        )
+
+    def nft_terms(self, inputs: NFTInputs, kl_coefficient: float = 0.0) -> NFTTerms:
+        return nft_terms(
+            inputs,
+            advantage_clip=self.config.reward.advantage_clip,
+            kl_weights=self.config.kl_weights,
+            kl_coefficient=kl_coefficient,
+            has_rewards=not self.config.reward.ignore_rewards,
+        )
+
+    def check_moved(self, deviation: float, iteration: int) -> None:
+        """Raise OffPolicyError if the policy still equals the old policy after an update."""
+        if deviation == 0:
+            raise OffPolicyError(
+                f"iteration {iteration}, objective nft: the old policy still equals the policy after an update, so the "
+                "two directions of the loss have no contrast: the old velocities are not those of the rollout policy, "
+                "or the update was too small to change any velocity; raise learning_rate"
+            )
+
+    def check_fresh(
+        self,
+        rollouts: RolloutBatch,
+        reference: Velocities,
+        passes: list[Pass],
+        losses: list[Tensor],
+        deviations: list[Tensor],
+        iteration: int,
+    ) -> None:
+        """Raise OffPolicyError, on all ranks together, if the first update violates an invariant: the policy equals the
+        rollout policy and the old policy, its velocity is closer to the target than zero is, unless its weights are
+        random, and the best and the worst rollouts have opposite gradients. Checks that need extra forward passes run
+        only after the first pass."""
+        rows = [row for a_pass in passes for row in a_pass.rows]
+        checked = self._checked_values(rollouts, rows[0] if rows else 0) if len(deviations) == 1 else {}
+        distance = torch.stack([*deviations, *reference.distances]).amax()
+        checked["the distance to the old policy before any update is"] = distance, self._tolerance
+        values = torch.stack([value.flatten()[0] for value, _ in checked.values()])
+        # Rollouts without a reward may contain NaN.
+        largest = gather_ranks(values if rows else torch.full_like(values, -1.0), self.mesh).amax(0).tolist()
+        for (text, (_, limit)), value in zip(checked.items(), largest):
+            if not value <= limit:
+                advice = f"; {UNTRAINED}" if text == ZERO_ERROR else ""
+                raise OffPolicyError(
+                    f"iteration {iteration}, objective nft: {text} {value:.3g}, above {limit:g}{advice}"
+                )
+
+    def _checked_values(self, rollouts: RolloutBatch, row: int) -> dict[str, tuple[Tensor, float]]:
+        """Return checked values and their limits for one rollout, by the text of the error. Shape of each: ()."""
+        noisiest = int(rollouts.trained_steps[row].argmax())  # the velocity at a wrong noise level deviates most there
+        with torch.no_grad():
+            velocity, target = self.velocity_and_target(rollouts, [row], noisiest)
+            replay_distance = self._replay_distance(rollouts, row)
+            zero_error = mean_square(target)
+        self.cost.add(self.num_forwards(rollouts, [row], noisiest))
+        self.cost.add(self.pipeline.num_forwards(rollouts.schedule.timesteps[:1]))
+        checked = {
+            "the distance between a rollout's first step and its replay is": (replay_distance, self._tolerance),
+            "the gradient of the worst rollouts, relative to that of the best rollouts, is": (
+                self._contrast(velocity, target),
+                -0.5,
+            ),
+        }
+        if not self.config.model.random_weights:
+            error = mean_square(velocity - target) / zero_error
+            # Guidance adds the distance between its branches.
+            checked[ZERO_ERROR] = error, max(1.0, self.pipeline.sampling.guidance_scale) ** 2
+        return checked
+
+    def _contrast(self, velocity: Tensor, target: Tensor) -> Tensor:
+        """Return the loss gradient at the lowest advantage divided by that at the highest; expected: -1. Shape: ()."""
+        probe = velocity.clone().requires_grad_()
+        clip = self.config.reward.advantage_clip
+        losses = [self.nft_terms(NFTInputs(probe, velocity, target, target.new_tensor([a]))) for a in (-clip, clip)]
+        gradients = (torch.autograd.grad(terms.policy.sum(), probe)[0] for terms in losses)
+        worst, best = ((gradient * (velocity - target)).sum() for gradient in gradients)
+        return worst / best
+
+    @property
+    def _tolerance(self) -> float:
+        """Largest difference explained by rounding, if kernels or batch shapes differ in bf16."""
+        return EXACT_STEP if self.config.model.dtype == "fp32" else ROUNDED_STEP
+
+    def _replay_distance(self, rollouts: RolloutBatch, row: int) -> Tensor:
+        """Return the distance between a rollout's first step and its replay, in units of the step. Shape: ()."""
+        before, after = (select(rollouts.trajectories.latents, [row], [index]) for index in (0, 1))
+        step = rollouts.replay(self.pipeline, [row], torch.tensor([0]))
+        if rollouts.schedule.transitions[0].is_stochastic:
+            return (step.log_prob - rollouts.trajectories.log_probs[row, :1]).abs().squeeze()
+        return (mean_square(step.mean - after) / mean_square(after - before)).sqrt().squeeze()

@@ -1,0 +1,67 @@
+"""The inputs of a run are read once, and all parts of the run see the same ones."""
+
+import pytest
+
+from hyvideo.config.memory.length_text import start_lines
+from hyvideo.config.rules import check
+from hyvideo.config.run_inputs import RunInputs
+from hyvideo.config.run_plan import make_plan
+from hyvideo.data import prompts
+from hyvideo.data.prompts import PromptFiles
+
+
+@pytest.fixture
+def files_read(monkeypatch):
+    """Names of the CSV files in the order in which they are opened."""
+    names = []
+    read = prompts.read_rows
+
+    def count(path):
+        names.append(path.name)
+        return read(path)
+
+    monkeypatch.setattr(prompts, "read_rows", count)
+    return names
+
+
+def write(folder, **files):
+    for name, rows in files.items():
+        (folder / f"{name}.csv").write_text("\n".join(["prompt", *rows]) + "\n")
+    return [str(folder / f"{name}.csv") for name in files]
+
+
+def test_checks_and_plan_read_each_file_once(tiny_config, tmp_path, files_read):
+    training, validation = write(tmp_path, training=["a", "b"], validation=["c"])
+    config = tiny_config.with_settings(prompts_csv=training, valid_video_csv=[validation, training])
+    inputs = check(config)
+    assert sorted(files_read) == ["training.csv", "validation.csv"]
+    assert start_lines(inputs, "cpu")
+    assert [request.prompt for request in inputs.requests] == ["a", "b"]
+    assert [request.prompt for request in inputs.validated] == ["c", "a", "b"]
+    assert inputs.plan is inputs.plan and inputs.plan == make_plan(config)
+    assert len(files_read) == 2
+
+
+def test_other_settings_share_the_files(tiny_config, tmp_path, files_read, monkeypatch):
+    training, validation = write(tmp_path, training=["a"], validation=["c"])
+    inputs = RunInputs(tiny_config.with_settings(prompts_csv=training))
+    assert [request.prompt for request in inputs.requests] == ["a"]
+    monkeypatch.chdir(tmp_path)
+    changed = inputs.with_config(tiny_config.with_settings(prompts_csv="training.csv", valid_video_csv=validation))
+    assert changed.requests == inputs.requests and [request.prompt for request in changed.validated] == ["c"]
+    assert files_read == ["training.csv", "validation.csv"]
+
+
+def test_an_invalid_file_is_an_error_at_every_use(tmp_path):
+    (path,) = write(tmp_path, empty=[])
+    files = PromptFiles()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="at least one row"):
+            files.read([path])
+
+
+def test_a_caller_cannot_change_the_requests_of_a_file(tmp_path):
+    (path,) = write(tmp_path, training=["a"])
+    files = PromptFiles()
+    files.read([path]).clear()
+    assert len(files.read([path])) == 1

@@ -135,7 +135,10 @@ def texts_and_files() -> list[Row]:
         for name, run in runs().items()
     }
     # Of each validation video there is one of the base model and one of the last iteration.
-    shown = {name: 2 * config.record.log_num_videos * report_clips.MIN_SHARE for name, config in configs().items()}
+    shown = {
+        name: 2 * config.record.log_num_videos * (report_clips.MIN_SHARE + report_clips.MAX_POSTER_BYTES)
+        for name, config in configs().items()
+    }
     answer = {"token": "x" * 22, "answers": {"x" * 20: dict.fromkeys(questions(), "both_bad")}}
     return [
         Row("a prompt", "hyvideo.data.text:MAX_PROMPT_BYTES", MAX_PROMPT_BYTES, largest(longest), "bytes"),
@@ -437,8 +440,15 @@ OTHERS = {
     "studies.benchmarks.videos:MAX_LIST_BYTES": "no list is shipped; those of VBench have a few megabytes",
     "studies.benchmarks.videos:MAX_NAME": "of the file system",
     "studies.preference.rating:MAX_SECONDS": "for a request of a few hundred bytes",
+    "hyvideo.report.clips:MAX_POSTER_BYTES": "the encoder keeps to it",
     "hyvideo.report.clips:MAX_PREVIEW_BYTES": "the encoder keeps to it",
-    "hyvideo.report.page:MAX_POINTS": "thins out curves",
+    "hyvideo.report.contents:MAX_NOTES_BYTES": "larger notes are named instead of shown",
+    "hyvideo.report.contents:MAX_POINTS": "thins out curves",
+    "hyvideo.report.page:MAX_DETAILED_RUNS": "a shorter list of videos",
+    "hyvideo.report.page:MAX_PAGE_BYTES": "the videos get the room that is left",
+    "hyvideo.report.page:MAX_POINTS_OF_ALL": "thins out curves",
+    "hyvideo.report.serve:MAX_CACHED_PAGES": "older pages are built again",
+    "hyvideo.report.serve:MAX_DEPTH": "of folders; serve a folder further down",
     "hyvideo.grpo.advantages:MAX_ADVANTAGE": "a number of the method",
     "hyvideo.rewards.chat_endpoint:MAX_CONNECT_S": "for a connection, without data",
     "hyvideo.models.hunyuan_video15.prompt_encoders:MAX_GLYPH_TOKENS": "the model's; a longer text gives a warning",

@@ -30,6 +30,7 @@ X264_OPTIONS = {"mbtree": "0"}
 PREVIEW_SIDE = 256  # pixels on the shorter side of a preview, at most
 PREVIEW_CRF = "28"  # quality of a preview; 0 is lossless, 51 the worst
 PREVIEW_BUFFER = 1.0  # seconds over which the limited bit rate of a preview is averaged
+POSTER_QUALITIES = (60, 30, 10)  # of WebP, from 0 to 100; the first whose picture is small enough is used
 
 
 def to_uint8(video: Tensor) -> Tensor:
@@ -139,8 +140,7 @@ def encode_preview(path: str | os.PathLike, *, max_bytes: int) -> bytes:
     """
     with _opened(path) as (file, stream):
         header = _header(stream, path)
-        factor = min(1.0, PREVIEW_SIDE / min(header.height, header.width))
-        height, width = (2 * max(1, round(side * factor / 2)) for side in (header.height, header.width))
+        height, width = _preview_size(header.height, header.width)
         seconds = max(1, header.num_frames) / header.fps
         bits_per_second = str(int(8 * max_bytes / (seconds + PREVIEW_BUFFER)))
         options = {
@@ -154,6 +154,30 @@ def encode_preview(path: str | os.PathLike, *, max_bytes: int) -> bytes:
             for picture in file.decode(stream)
         )
         return _encode(small, _as_rate(header.fps), height=height, width=width, options=options)
+
+
+def encode_poster(path: str | os.PathLike, *, max_bytes: int) -> bytes:
+    """Return the first frame of a video file as a WebP picture of at most ``max_bytes``, for a web page.
+
+    It has at most 256 pixels on the shorter side. It is empty if no quality is small enough. Raises like `read_video`.
+    """
+    with _opened(path) as (file, stream):
+        picture = next(file.decode(stream), None)
+        _check_length(path, int(picture is not None), 0)
+        height, width = _preview_size(picture.height, picture.width)
+        image = picture.reformat(width, height, "rgb24", interpolation="AREA").to_image()
+    for quality in POSTER_QUALITIES:
+        buffer = io.BytesIO()
+        image.save(buffer, "WEBP", quality=quality)
+        if buffer.tell() <= max_bytes:
+            return buffer.getvalue()
+    return b""
+
+
+def _preview_size(height: int, width: int) -> tuple[int, int]:
+    """Return the even height and width of a preview."""
+    factor = min(1.0, PREVIEW_SIDE / min(height, width))
+    return 2 * max(1, round(height * factor / 2)), 2 * max(1, round(width * factor / 2))
 
 
 def read_video(path: str | os.PathLike) -> tuple[Tensor, float]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+NUM_QUANTILES = 21  # of the rewards and advantages of an iteration: 0, 5, ..., 100 %
+
 
 @dataclass(frozen=True)
 class UpdateResult:
@@ -17,8 +19,10 @@ class UpdateResult:
     by_step: Tensor | None = None  # `sums_by_step` over all replicas; None if no denoising steps are trained
 
 
-def reward_metrics(rewards: Tensor, advantages: Tensor, group_size: int, dimensions: Sequence[str]) -> dict[str, float]:
-    """Return the reward metrics of an iteration: means and standard deviations over the scored rollouts, and counts.
+def reward_metrics(
+    rewards: Tensor, advantages: Tensor, group_size: int, dimensions: Sequence[str]
+) -> dict[str, float | list[float]]:
+    """Return the reward metrics of an iteration over the scored rollouts: means, deviations, counts and quantiles.
 
     Shapes: rewards (rollouts, 1 + dimensions), the total in the first column; advantages (rollouts,).
     """
@@ -34,7 +38,21 @@ def reward_metrics(rewards: Tensor, advantages: Tensor, group_size: int, dimensi
         "reward/std": deviations[has_two_scores].mean().item(),
         "reward/missing": float((~scored).sum()),
         "advantage/zero_groups": float(is_zero.sum()),
+        "quantiles/reward": quantiles(rewards[:, 0]),
+        "quantiles/advantage": quantiles(advantages),
     }
+
+
+def quantiles(values: Tensor) -> list[float]:
+    """Return evenly spaced quantiles of the finite values, from the smallest to the largest; empty without any.
+
+    They have five significant digits, since every iteration writes them.
+    """
+    known = values[values.isfinite()].double()
+    if not len(known):
+        return []
+    levels = torch.linspace(0, 1, NUM_QUANTILES, dtype=torch.float64, device=known.device)
+    return [float(f"{value:.5g}") for value in known.quantile(levels).tolist()]
 
 
 def sums_by_step(values: Tensor, deviations: Tensor, steps: Tensor, num_steps: int) -> Tensor:

@@ -1,6 +1,5 @@
 """Reading and writing of metrics.jsonl: one JSON object per iteration; iteration 0 has the base's validation only."""
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -13,11 +12,18 @@ MAX_BYTES = 2**33
 
 def iteration_of(line: bytes) -> int | None:
     """Return the iteration of a line of metrics.jsonl, or None if the line is incomplete."""
+    content = _parse(line)
+    return content["iteration"] if content else None
+
+
+def _parse(line: bytes) -> dict | None:
+    """Return the content of a line with its iteration, or None if the line is incomplete."""
     try:
-        iteration = parse_json(line.decode())["iteration"]
+        content = parse_json(line.decode())
+        iteration = content["iteration"]
     except (ValueError, TypeError, KeyError):
         return None
-    return iteration if type(iteration) is int and iteration >= 0 else None
+    return content if type(iteration) is int and iteration >= 0 else None
 
 
 def complete_lines(path: Path) -> list[tuple[int, bytes]]:
@@ -25,26 +31,7 @@ def complete_lines(path: Path) -> list[tuple[int, bytes]]:
 
     Raises ValueError for an invalid file, also if a line repeats an iteration: its cost would count twice.
     """
-    problem = file_problem(path, MAX_BYTES)  # also for a pipe, which would make the program wait
-    if problem:
-        raise ValueError(f"{path} must be readable to resume or evaluate the run: {problem}")
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise ValueError(f"{path} must be readable to resume or evaluate the run: {error.strerror}") from error
-    iterations = [iteration_of(line) for line in lines]
-    if None in iterations[:-1]:
-        number = iterations.index(None) + 1
-        raise ValueError(f"line {number} of {path} is not a JSON object with an iteration; repair or remove the line")
-    last = 0
-    for number, iteration in enumerate(iterations, start=1):
-        if iteration and iteration <= last:
-            raise ValueError(
-                f"line {number} of {path} has iteration {iteration}, but follows iteration {last}; every iteration has "
-                "one line, in order: remove the lines that do not belong to the run"
-            )
-        last = iteration or last
-    return [(iteration, line) for iteration, line in zip(iterations, lines) if iteration is not None]
+    return [(content["iteration"], line) for line, content in _parsed_lines(path)]
 
 
 def read_metrics(path: Path) -> list[dict]:
@@ -52,7 +39,7 @@ def read_metrics(path: Path) -> list[dict]:
 
     Raises ValueError like `complete_lines`, and for a metric that is not a number, a list or null.
     """
-    metrics = [json.loads(line) for iteration, line in complete_lines(path) if iteration > 0]
+    metrics = [content for _, content in _parsed_lines(path) if content["iteration"] > 0]
     for line in metrics:
         for name, value in line.items():
             if not isinstance(value, int | float | list | None):
@@ -61,6 +48,31 @@ def read_metrics(path: Path) -> list[dict]:
                     f"{quote(value)}; restore the line"
                 )
     return metrics
+
+
+def _parsed_lines(path: Path) -> list[tuple[bytes, dict]]:
+    """Return text and content of each line. Each is parsed once: a long run has tens of megabytes."""
+    problem = file_problem(path, MAX_BYTES)  # also for a pipe, which would make the program wait
+    if problem:
+        raise ValueError(f"{path} must be readable to resume or evaluate the run: {problem}")
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise ValueError(f"{path} must be readable to resume or evaluate the run: {error.strerror}") from error
+    contents = [_parse(line) for line in lines]
+    if None in contents[:-1]:
+        number = contents.index(None) + 1
+        raise ValueError(f"line {number} of {path} is not a JSON object with an iteration; repair or remove the line")
+    last = 0
+    for number, content in enumerate(contents, start=1):
+        iteration = content["iteration"] if content else 0
+        if iteration and iteration <= last:
+            raise ValueError(
+                f"line {number} of {path} has iteration {iteration}, but follows iteration {last}; every iteration has "
+                "one line, in order: remove the lines that do not belong to the run"
+            )
+        last = iteration or last
+    return [(line, content) for line, content in zip(lines, contents) if content is not None]
 
 
 class Lines:

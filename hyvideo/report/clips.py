@@ -1,4 +1,7 @@
-"""Videos embedded in a page: small files as they are, large ones as previews, which the page links to the file."""
+"""Videos of a page: small files as they are, large ones as previews with a link to the file, all with a poster frame.
+
+A written page embeds its videos. A served page links to them, so that a browser loads only those that it shows.
+"""
 
 import base64
 import hashlib
@@ -8,22 +11,24 @@ from functools import lru_cache
 from itertools import zip_longest
 from pathlib import Path
 
-from hyvideo.data.videos import encode_preview
+from hyvideo.data.videos import encode_poster, encode_preview
 
 MAX_CLIP_BYTES = 5_500_000  # of all videos of a page; base64 adds a third
 MIN_SHARE = 100_000  # bytes of a video; if there are too many videos, some are left out instead
 MAX_PREVIEW_BYTES = 400_000
-NUM_CACHED = 64  # previews; a run writes its report at every validation, with the same videos of the base model
+MAX_POSTER_BYTES = 12_000  # in addition to the video
+NUM_CACHED = 256  # previews and posters; a run writes its report at every validation, with mostly the same videos
 
 Row = Sequence[Path]  # files that are shown together
 
 
 @dataclass(frozen=True)
 class Clips:
-    """Embedded videos. A digest is that of the file."""
+    """Videos of a page. A digest is that of the file."""
 
-    contents: dict[str, str] = field(default_factory=dict)  # base64 of an mp4 file, by digest
-    digests: dict[Path, str] = field(default_factory=dict)  # of the embedded files
+    contents: dict[str, str] = field(default_factory=dict)  # base64 of an mp4 file, by digest; empty in a served page
+    posters: dict[str, str] = field(default_factory=dict)  # base64 of a WebP picture, by digest
+    digests: dict[Path, str] = field(default_factory=dict)  # of the videos of the page
     originals: dict[str, str] = field(default_factory=dict)  # size of the file as text, by digest of a preview
 
 
@@ -42,15 +47,44 @@ def embed(rows: Iterable[Row], room: int = MAX_CLIP_BYTES) -> Clips:
     needed = 0
     for row in rows:
         sizes = {file: file.stat().st_size for file in row if file not in chosen}
-        least = sum(min(size, MIN_SHARE) for size in sizes.values())
+        least = sum(min(size, MIN_SHARE) + MAX_POSTER_BYTES for size in sizes.values())
         if needed + least <= room:
             needed += least
             chosen |= sizes
-    share = fair_share(chosen.values(), room)
+    share = fair_share(chosen.values(), room - MAX_POSTER_BYTES * len(chosen))
     clips = Clips()
     for file, size in chosen.items():
         _embed_file(clips, file, size, share)
     return clips
+
+
+def link(rows: Iterable[Row]) -> Clips:
+    """Return the videos of a served page, all of them: `clip` and `poster` are read when the browser requests them."""
+    clips = Clips()
+    for file in dict.fromkeys(file for row in rows for file in row):
+        status = file.stat()
+        digest = _digest(file, status.st_mtime_ns, status.st_size)
+        clips.digests[file] = digest
+        if status.st_size > MAX_PREVIEW_BYTES:
+            clips.originals[digest] = _size_text(status.st_size)
+    return clips
+
+
+def clip(file: Path, digest: str) -> bytes:
+    """Return a file or, if it is large, its preview. Raises ValueError if the file is not a video."""
+    if file.stat().st_size <= MAX_PREVIEW_BYTES:
+        return file.read_bytes()
+    return _preview(file, digest, MAX_PREVIEW_BYTES)
+
+
+def poster(file: Path, digest: str) -> bytes:
+    """Return the first frame as a WebP picture, or b"" if it is too large. Raises ValueError if it cannot be read."""
+    return _poster(file, digest)
+
+
+def digest_of(content: bytes) -> str:
+    """Return a short digest."""
+    return hashlib.blake2b(content, digest_size=8).hexdigest()
 
 
 def fair_share(sizes: Iterable[int], room: int) -> int:
@@ -65,24 +99,40 @@ def fair_share(sizes: Iterable[int], room: int) -> int:
 
 
 def _embed_file(clips: Clips, file: Path, size: int, share: int) -> None:
-    with file.open("rb") as opened:
-        digest = hashlib.file_digest(opened, lambda: hashlib.blake2b(digest_size=8)).hexdigest()
+    digest = _digest(file, file.stat().st_mtime_ns, size)
     if digest not in clips.contents:
-        if size <= share:
-            content = file.read_bytes()
-        else:
-            try:
-                content = _preview(file, digest, min(share, MAX_PREVIEW_BYTES))
-            except ValueError:  # not a video
-                return
-            if len(content) > share:
-                return
-            clips.originals[digest] = f"{size / 1e6:.3g} MB"
+        try:
+            picture = _poster(file, digest)
+            content = file.read_bytes() if size <= share else _preview(file, digest, min(share, MAX_PREVIEW_BYTES))
+        except ValueError:  # not a video
+            return
+        if len(content) > share:
+            return
+        if size > share:
+            clips.originals[digest] = _size_text(size)
         clips.contents[digest] = base64.b64encode(content).decode()
+        if picture:
+            clips.posters[digest] = base64.b64encode(picture).decode()
     clips.digests[file] = digest
+
+
+def _size_text(size: int) -> str:
+    return f"{size / 1e6:.3g} MB"
+
+
+@lru_cache(maxsize=4096)
+def _digest(file: Path, modified: int, size: int) -> str:
+    """Return the digest of a file of this time and size."""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, lambda: hashlib.blake2b(digest_size=8)).hexdigest()
 
 
 @lru_cache(maxsize=NUM_CACHED)
 def _preview(file: Path, digest: str, max_bytes: int) -> bytes:
     """Return a preview of a file whose content has a digest."""
     return encode_preview(file, max_bytes=max_bytes)
+
+
+@lru_cache(maxsize=NUM_CACHED)
+def _poster(file: Path, digest: str) -> bytes:
+    return encode_poster(file, max_bytes=MAX_POSTER_BYTES)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hyvideo.data.files import read_json
-from hyvideo.report.contents import Run, read_run
+from hyvideo.report.contents import MAX_POINTS, Run, read_run
 from hyvideo.report.gallery import find_videos, short_names
 from hyvideo.validation.reward_hacking.rule import ValidationStats
 from hyvideo.validation.scores_file import Evaluation, summarise
@@ -50,8 +50,11 @@ class Comparison:
         return found | {name: content["summary"] for name, content in self.evaluations.items()}
 
 
-def read_comparison(folders: Sequence[Path]) -> Comparison:
-    """Read folders of every kind. Raises ValueError for a folder of no kind or with corrupted records."""
+def read_comparison(folders: Sequence[Path], max_points: int = MAX_POINTS) -> Comparison:
+    """Read folders of every kind, runs with at most ``max_points`` points in a curve.
+
+    Raises ValueError for a folder of no kind or with corrupted records.
+    """
     found = Comparison({}, {}, {}, {}, {})
     for folder, name in zip(folders, short_names(folders)):
         size = found.size
@@ -61,7 +64,7 @@ def read_comparison(folders: Sequence[Path]) -> Comparison:
         if next(find_videos(folder), None):
             found.videos[name] = folder
         if (folder / "config.yaml").is_file() or found.size == size:
-            found.runs[name] = read_run(folder)
+            found.runs[name] = read_run(folder, max_points)
     return found
 
 

@@ -1,5 +1,4 @@
 // Playing of the videos of a page: those on screen, those of a card in step.
-const byId = (id) => document.getElementById(id);
 let playing = !matchMedia("(prefers-reduced-motion: reduce)").matches;
 
 /** Plays the videos of a card in step: all restart when the longest has ended. */

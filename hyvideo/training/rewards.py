@@ -50,7 +50,7 @@ class GroupRewards:
 
     def advantages(
         self, indices: Sequence[RolloutIndex], rewards: dict[int, Reward]
-    ) -> tuple[Tensor, dict[str, float]]:
+    ) -> tuple[Tensor, dict[str, float | list[float]]]:
         """Return this replica's advantages, shape (rollouts,), and the reward metrics; ``rewards`` are by row."""
         numbers = [index.number(self.group_size) for index in indices]
         local = {numbers[row]: reward for row, reward in rewards.items()}

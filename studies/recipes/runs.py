@@ -15,6 +15,7 @@ from hyvideo.config.settings import Config
 from hyvideo.distributed.checkpoint import complete
 from hyvideo.records.metrics_file import complete_lines
 
+CELLS = "cells"  # folder of the runs
 THREADS = ["--num_threads", "1"]  # several runs may share a machine
 RUN_FLAGS = ("config", "output_dir", "seed", "resume_from_checkpoint")
 
@@ -68,7 +69,7 @@ class Study:
         return max(1, self.num_gpus)
 
     def folder(self, run: Run) -> Path:
-        return self.out / "cells" / run.name
+        return self.out / CELLS / run.name
 
     def flags(self, run: Run) -> list[str]:
         """Return the flags of post_train.py for a run, which resume it if it was started."""

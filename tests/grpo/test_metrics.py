@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hyvideo.grpo.advantages import group_advantages
-from hyvideo.grpo.metrics import UpdateResult, average, reward_metrics, sums_by_step
+from hyvideo.grpo.metrics import UpdateResult, average, quantiles, reward_metrics, sums_by_step
 
 NAN = math.nan
 NAMES = ("VQ", "MQ", "TA")
@@ -42,6 +42,14 @@ def test_a_dimension_missing_in_one_rollout_is_averaged_over_the_others():
 def test_a_dimension_cannot_override_another_metric():
     rewards = torch.tensor([[1.0, 7.0], [1.0, 7.0]], dtype=torch.float64)
     assert reward_metrics(rewards, torch.zeros(2), 2, ["mean"])["reward/mean"] == 1
+
+
+def test_quantiles_are_those_of_the_scored_rollouts():
+    metrics = metrics_of([0.0, 20.0, 10.0], [5.0, 15.0, NAN])
+    assert metrics["quantiles/reward"] == [float(k) for k in range(21)]  # 0, 5, ..., 20 in equal steps
+    assert len(metrics["quantiles/advantage"]) == 21
+    assert metrics["quantiles/advantage"] == sorted(metrics["quantiles/advantage"])
+    assert quantiles(torch.tensor([NAN])) == [] and quantiles(torch.tensor([1 / 3])) == [0.33333] * 21
 
 
 def test_updates_are_averaged_by_their_terms_except_for_deviations():

@@ -1,14 +1,17 @@
 """Videos embedded in a page: which, in what form, and how the page's room is shared."""
 
 import base64
+import io
 import random
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from hyvideo.data.videos import read_header, read_video, write_video
 from hyvideo.report import clips
-from hyvideo.report.clips import alternate, embed, fair_share
+from hyvideo.report.clips import alternate, clip, embed, fair_share, link
 from tests.full_size import NUM_FRAMES, copy_distinct, write_full_size
 
 ROOM = 300_000  # bytes
@@ -65,6 +68,26 @@ def test_small_files_are_embedded_as_they_are(small, encoded):
     assert not encoded and not found.originals
 
 
+def test_a_poster_is_the_first_frame(small, large):
+    """It shows what the video shows before it plays, also in a print."""
+    found = embed([small, [large]])
+    for file in (*small, large):
+        picture = Image.open(io.BytesIO(base64.b64decode(found.posters[found.digests[file]])))
+        frame = read_video(file)[0][0]
+        assert picture.size[::-1] == tuple(256 * side // min(frame.shape[1:]) for side in frame.shape[1:])
+        color = np.asarray(picture.convert("RGB")).mean((0, 1))
+        assert np.abs(color - frame.float().mean((1, 2)).numpy()).max() < 4
+        assert len(found.posters[found.digests[file]]) <= clips.MAX_POSTER_BYTES * 4 / 3 + 4
+
+
+def test_a_served_page_has_all_videos_and_reads_them_later(small, large, encoded):
+    found = link([small, [large]])
+    assert found.digests.keys() == {*small, large} and not found.contents and not found.posters
+    assert clip(small[0], found.digests[small[0]]) == small[0].read_bytes() and not encoded
+    assert found.originals.keys() == {found.digests[large]} and len(clip(large, found.digests[large])) <= 400_000
+    assert encoded == [large]
+
+
 def test_a_large_video_becomes_a_preview_and_hides_no_other(full, small, encoded):
     """It is the first: the worst video is often noise, and its file the largest."""
     found = embed([[full, full], *([file] for file in small)])
@@ -92,7 +115,7 @@ def test_equal_videos_and_repeated_pages_need_one_preview(large, tmp_path, encod
 
 
 def test_a_row_that_does_not_fit_is_left_out_as_a_whole(small):
-    sizes = [file.stat().st_size for file in small]
+    sizes = [file.stat().st_size + clips.MAX_POSTER_BYTES for file in small]
     assert embed([small[:2], small[2:]], sizes[0] + sizes[1]).digests.keys() == {*small[:2]}
     assert embed([small[:2], small[2:]], sizes[2]).digests.keys() == {small[2]}
 
@@ -101,14 +124,14 @@ def test_a_file_that_cannot_be_read_is_left_out(small, tmp_path, encoded):
     broken = tmp_path / "broken.mp4"
     broken.write_bytes(b"no video" * 100_000)
     found = embed([[broken], *([file] for file in small)], ROOM)
-    assert encoded == [broken] and found.digests.keys() == {*small}
+    assert not encoded and found.digests.keys() == {*small}
 
 
 def test_many_large_videos_have_smaller_previews_within_the_room(large, tmp_path, monkeypatch):
     monkeypatch.setattr(clips, "MIN_SHARE", 5_000)
     files = [copy_distinct(large, tmp_path / f"{number}.mp4", number) for number in range(3)]
     alone = content(embed([files[:1]], ROOM), files[0])
-    found = embed([[file] for file in files], 2 * 5_000 + 100)
+    found = embed([[file] for file in files], 2 * (5_000 + clips.MAX_POSTER_BYTES) + 100)
     assert found.digests.keys() == {*files[:2]}
     assert sum(len(content(found, file)) for file in files[:2]) <= 10_100 < 2 * len(alone)
 

@@ -67,11 +67,12 @@ def check_page(browser, folder, exit_code):
     names = ["sage", "other", "guided base", "vbench", "study", *(f"videos/{name}" for name in POLICIES)]
     assert exit_code(report.main, *(folder / name for name in names), "--output_path", folder / "page.html") == 0
     page, messages = browser.new_page(viewport={"width": 390, "height": 844}), []
-    page.set_default_timeout(120_000)
+    page.set_default_timeout(60_000)
     page.on("console", lambda message: messages.append(message.text))
     page.on("pageerror", lambda error: messages.append(str(error)))
     page.on("request", lambda sent: sent.url.startswith(("file:", "data:", "blob:")) or messages.append(sent.url))
     page.goto((folder / "page.html").as_uri())
+    page.evaluate("plotly.then(renderAll)")
     page.wait_for_function("document.querySelectorAll('#pareto .plot .trace').length == 4")  # runs, guided, front
 
     def cells(row):

@@ -10,10 +10,9 @@ import pytest
 from jinja2 import Environment, FileSystemLoader
 
 from hyvideo.report import page
-from hyvideo.report.clips import embed
-from hyvideo.report.contents import read_run
+from hyvideo.report.clips import MAX_POSTER_BYTES, embed
 from hyvideo.report.page import __file__ as page_file
-from hyvideo.report.page import page_data, write_report
+from hyvideo.report.page import halved, write_report
 from tests.full_size import copy_distinct
 from tests.report.recorded_runs import HOSTILE, record_run
 
@@ -25,7 +24,7 @@ def pages(tmp_path_factory):
     first = record_run(
         folder / "first", gains=(0.2, -0.1, 0.3), clocks=(10.0, 11.0, 21.0), missing=3, negative_prompt="Blur"
     )
-    second = record_run(folder / "second", gains=(0.4, 0.3), eta=0.3, negative_prompt="blur")
+    second = record_run(folder / "second", gains=(0.4, 0.3), eta=0.3, negative_prompt="blur", validations=(0, 2, 3))
     write_report([first], folder / "one.html")
     write_report([first, second], folder / "two.html")
     return {name: folder / f"{name}.html" for name in ("one", "two")}
@@ -39,8 +38,10 @@ def test_the_page_shows_restarts_missing_rewards_and_settings(pages):
     assert "<code>prompts_csv</code></th><td>assets/miniature/prompts/train.csv</td>" in text
     assert "closest to its limit: held_out/motion, 20 %" in text
     assert "<dd>GRPO, sage_grpo rollouts, eta 0.7, trust region " in text and "24 rollouts, 27 s on 1 × " in text
-    assert "<code>eta</code></th><td>0.7</td><td>0.3</td>" in pages["two"].read_text(encoding="utf-8")
-    assert "<td>Blur</td><td>blur</td>" in pages["two"].read_text(encoding="utf-8")
+    data, _ = data_of(pages["two"])
+    assert {"eta", "negative_prompt"} <= {*data["settings"]} and "output_dir" not in data["settings"]
+    assert [run["settings"]["eta"] for run in data["runs"].values()] == ["0.7", "0.3"]
+    assert [run["settings"]["negative_prompt"] for run in data["runs"].values()] == ["Blur", "blur"]
 
 
 def test_a_run_with_a_custom_sampler_and_objective_is_shown_without_their_files(tmp_path):
@@ -52,23 +53,24 @@ def test_a_run_with_a_custom_sampler_and_objective_is_shown_without_their_files(
 
 def test_prompts_are_escaped(pages):
     for file in pages.values():
-        text = file.read_text(encoding="utf-8")
-        assert HOSTILE.partition("window")[0] not in text and "49" not in text.partition('"prompt": ')[2][:120]
+        assert HOSTILE.partition("window")[0] not in file.read_text(encoding="utf-8")
+        data, _ = data_of(file)
+        assert HOSTILE in {video["prompt"] for run in data["runs"].values() for video in run["videos"]}
 
 
-def data_of(page):
+def data_of(file):
     """Return the data in a page, and the sentence about its videos."""
-    text = page.read_text(encoding="utf-8")
-    assert len(text) < 15e6
-    data = text[text.index("const DATA = ") + 13 :]
+    text = file.read_text(encoding="utf-8")
+    assert len(text.encode()) < page.MAX_PAGE_BYTES
+    data = text[text.index('id="data">') + 10 :]
     note = re.search(r'id="kept" class="quiet">(.*?)</span>', text)[1]
     return json.JSONDecoder().raw_decode(data)[0], unescape(note)
 
 
 def entries_of(data):
-    """Return the entries of all videos that are saved, before and after training."""
-    pairs = [(video["before"], video["after"]) for run in data["runs"].values() for video in run["videos"]]
-    return [entry for pair in pairs for entry in pair if entry["file"]]
+    """Return number and entry of all videos that are saved, in all validations."""
+    videos = [video for run in data["runs"].values() for video in run["videos"]]
+    return [(video["number"], entry) for video in videos for entry in video["entries"].values() if entry["file"]]
 
 
 def test_full_size_videos_are_shown_as_previews_with_links_to_the_files(full, tmp_path):
@@ -80,10 +82,10 @@ def test_full_size_videos_are_shown_as_previews_with_links_to_the_files(full, tm
     write_report([folder], tmp_path / "pages" / "page.html")
     data, note = data_of(tmp_path / "pages" / "page.html")
     entries = entries_of(data)
-    assert len(entries) == 8 and all(entry["clip"] in data["clips"] for entry in entries)
-    previews = [entry for entry in entries if entry["clip"] in data["originals"]]
-    assert {entry["number"] for entry in previews} == {1, 2, 3}
-    for entry in entries:
+    assert len(entries) == 8
+    assert all(entry["clip"] in data["clips"] and entry["clip"] in data["posters"] for _, entry in entries)
+    assert {number for number, entry in entries if entry["clip"] in data["originals"]} == {1, 2, 3}
+    for _, entry in entries:
         assert (tmp_path / "pages" / unquote(entry["file"])).resolve().parent.parent == folder / "samples"
     assert str(tmp_path) not in json.dumps(entries)  # links stay valid if the folder is moved
     assert note == (
@@ -114,10 +116,10 @@ def test_videos_that_do_not_fit_are_counted_and_the_extremes_are_shown_first(tmp
     folder = record_run(tmp_path / "run", last=7, gains=(0.1, -0.5, 0.2, 0.2, 0.2, 0.2, 0.9, 0.2))
     sizes = [file.stat().st_size for file in folder.glob("samples/*/*.mp4")]
     monkeypatch.setattr(page, "NUM_EXTREMES", 1)
-    monkeypatch.setattr(page, "embed", lambda rows: embed(rows, 6 * max(sizes)))
+    monkeypatch.setattr(page, "embed", lambda rows, room: embed(rows, 6 * (max(sizes) + MAX_POSTER_BYTES)))
     write_report([folder], folder / "report.html")
     data, note = data_of(folder / "report.html")
-    shown = [video["before"]["number"] for video in data["runs"]["run"]["videos"] if "clip" in video["after"]]
+    shown = [video["number"] for video in data["runs"]["run"]["videos"] if "clip" in video["entries"]["3"]]
     assert shown[0] == 1 and shown[-1] == 6 and len(shown) == 3
     assert note == (
         "8 of 8 validation videos are saved in samples/000000, samples/000003; this page shows the 3 of them that fit."
@@ -127,11 +129,11 @@ def test_videos_that_do_not_fit_are_counted_and_the_extremes_are_shown_first(tmp
 def test_runs_share_the_room_and_show_the_same_videos(tmp_path, monkeypatch):
     runs = [record_run(tmp_path / name, last=7, gains=gains) for name, gains in (("a", (0.1, 0.2)), ("b", (0.3, 0.0)))]
     sizes = [file.stat().st_size for run in runs for file in run.glob("samples/*/*.mp4")]
-    monkeypatch.setattr(page, "embed", lambda rows: embed(rows, 8 * max(sizes)))
+    monkeypatch.setattr(page, "embed", lambda rows, room: embed(rows, 8 * (max(sizes) + MAX_POSTER_BYTES)))
     write_report(runs, tmp_path / "page.html")
     data, note = data_of(tmp_path / "page.html")
     shown = [
-        {video["after"]["number"] for video in run["videos"] if "clip" in video["before"] and "clip" in video["after"]}
+        {video["number"] for video in run["videos"] if all("clip" in video["entries"][each] for each in ("0", "3"))}
         for run in data["runs"].values()
     ]
     assert len(shown[0]) == 2 and shown[0] == shown[1]
@@ -148,7 +150,7 @@ def test_a_comparison_of_four_runs_shows_all_their_full_size_videos(full, tmp_pa
     write_report(folders, tmp_path / "page.html")
     data, note = data_of(tmp_path / "page.html")
     entries = entries_of(data)
-    assert len(entries) == 24 and all("clip" in entry for entry in entries)
+    assert len(entries) == 24 and all("clip" in entry for _, entry in entries)
     assert len(data["originals"]) == 4 * 3 + 3 and note.startswith("3 of 8 validation videos are shown")
 
 
@@ -159,17 +161,10 @@ def test_a_run_of_10_000_iterations_has_a_page_of_limited_size(tmp_path):
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in numbered))
     write_report([folder], tmp_path / "page.html")
     data, _ = data_of(tmp_path / "page.html")
-    assert len((tmp_path / "page.html").read_bytes()) < 7e6
+    assert len((tmp_path / "page.html").read_bytes()) < 4e6
     drawn = data["runs"]["run"]["metrics"]["iteration"]
-    assert drawn[0] == 1 and drawn[-1] == 10_000 and len(drawn) <= 501
-
-
-def test_a_long_run_is_thinned_and_keeps_its_last_iteration(tmp_path):
-    run = read_run(record_run(tmp_path / "run"))
-    run.lines[:] = [{"iteration": number} for number in range(1, 1202)]
-    run.hours[:] = range(1201)
-    drawn = page_data(run, 1)["metrics"]["iteration"]
-    assert drawn[0] == 1 and drawn[-1] == 1201 and len(drawn) <= 501
+    assert drawn[0] == 20 and drawn[-1] == 10_000 and len(drawn) == 500
+    assert "A point of a line stands for up to 20 iterations" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -190,7 +185,7 @@ def opened(browser, pages, request):
     """A page in light or dark mode, which must make no request and log no message."""
     name, scheme = request.param
     page, messages = browser.new_page(color_scheme=scheme), []
-    page.set_default_timeout(120_000)
+    page.set_default_timeout(60_000)
     page.on("console", lambda message: messages.append(message.text))
     page.on("pageerror", lambda error: messages.append(str(error)))
     page.on("request", lambda sent: sent.url.startswith(("file:", "data:", "blob:")) or messages.append(sent.url))
@@ -205,6 +200,7 @@ def opened(browser, pages, request):
 )
 def test_a_browser_draws_plots_plays_videos_and_handles_keys(opened):
     page = opened
+    page.evaluate("plotly.then(renderAll)")  # not only those near the screen
     drawn = "[...document.querySelectorAll('.plot')].map((plot) => plot.querySelectorAll('.trace, .hm').length)"
     page.wait_for_function(f"{drawn}.length >= 13 && Math.min(...{drawn}) > 0")
     assert page.locator(".curve figcaption").inner_text().startswith("Reward")
@@ -251,6 +247,43 @@ def test_numbers_have_the_same_form_in_the_template_and_in_the_script(opened):
 
 
 @pytest.mark.parametrize("opened", [("two", "light")], indirect=True)
-def test_two_runs_share_one_video_of_the_same_base(opened):
-    titles = opened.locator("#gallery article:first-child figcaption").all_inner_texts()
-    assert [title.partition(":")[0] for title in titles] == ["before", "first", "second"]
+def test_a_slider_shows_the_validations_of_two_runs_beside_their_common_base(opened):
+    """The first run has no validation in iteration 2; its card keeps the nearest one, and names it."""
+
+    def titles():
+        texts = opened.locator("#gallery article:first-child figcaption").all_inner_texts()
+        return [text.partition(":")[0] for text in texts]
+
+    def posters():
+        videos = "[...document.querySelectorAll('#gallery article:first-child video')]"
+        return opened.evaluate(f"{videos}.map((video) => video.poster)")
+
+    assert titles() == ["before", "first, 3", "second, 3"]
+    last = posters()
+    assert last[0] != last[2] and all(poster.startswith("data:image/webp;base64,") for poster in last)
+    opened.keyboard.press("j")
+    assert titles() == ["before", "first, 3", "second, 2"]
+    assert opened.locator("#validation-text").inner_text() == "iteration 2"
+    assert posters()[:2] == last[:2] and posters()[2] != last[2]
+    gain = opened.locator("#gallery article:first-child .chips").nth(1).locator("b").first.inner_text()
+    assert gain == "+0.200"  # two thirds of the gain of 0.3 after iteration 3
+    opened.locator("#validation").focus()
+    opened.keyboard.press("ArrowRight")
+    assert titles() == ["before", "first, 3", "second, 3"] and posters() == last
+
+
+def test_validations_between_the_first_and_the_last_fill_the_page_from_the_middle():
+    assert halved([10, 20, 30, 40, 50]) == [30, 20, 50, 10, 40]
+    assert halved([]) == [] and halved([10]) == [10]
+
+
+def test_posters_and_validations_between_do_not_exceed_the_room(tmp_path, monkeypatch):
+    run = record_run(tmp_path / "run", validations=(0, 1, 2, 3))
+    sizes = {file: file.stat().st_size + MAX_POSTER_BYTES for file in run.glob("samples/*/*.mp4")}
+    room = sum(size for file, size in sizes.items() if file.parent.name in ("000000", "000002", "000003"))
+    monkeypatch.setattr(page, "embed", lambda rows, _: embed(rows, room))
+    write_report([run], tmp_path / "page.html")
+    data, _ = data_of(tmp_path / "page.html")
+    assert {iteration for video in data["runs"]["run"]["videos"][:3] for iteration in video["entries"]} <= {*"0123"}
+    shown = [(video["number"], int(k)) for video in data["runs"]["run"]["videos"] for k in video["entries"]]
+    assert {(number, k) for number, k in shown if k == 2} == {(0, 2), (1, 2), (2, 2)}  # the middle one, of every video

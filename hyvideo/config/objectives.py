@@ -36,6 +36,7 @@ class Entry(NamedTuple):
 OBJECTIVES = {
     "grpo": Entry("hyvideo.training.objectives.grpo:GRPO", "GRPO", Traits("steps", has_ratio=True)),
     "nft": Entry("hyvideo.training.objectives.nft:NFT", "DiffusionNFT", Traits("levels", needs_old_velocities=True)),
+    "draft": Entry("hyvideo.training.objectives.draft:Draft", "reward gradients", Traits("levels")),
 }
 
 

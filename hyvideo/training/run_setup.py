@@ -33,6 +33,7 @@ from hyvideo.training.model_setup import (
 from hyvideo.training.policy import Policy
 from hyvideo.training.policy_update import PolicyUpdate
 from hyvideo.training.preemption import PreemptionSignals
+from hyvideo.training.reward_gradient import RewardGradient, WithRewardGradient, try_gradient
 from hyvideo.training.rewards import GroupRewards, make_async_scorer, try_held_out, try_scorers
 from hyvideo.training.rollout_batch import RolloutNoise
 from hyvideo.training.rollout_collector import RolloutCollector
@@ -120,6 +121,16 @@ class RunParts:
             on_stage=progress.enter,
             check=self.signals.check,
         )
+        if config.loss.reward_gradient_weight:
+            reward_gradient = RewardGradient(
+                self.pipeline,
+                self.scorer,
+                fps=config.data.fps,
+                batch_size=config.rollout.decode_batch_size,
+            )
+            if not config.reward.ignore_rewards:
+                try_gradient(reward_gradient, config.data, requests[0].prompt)
+            self.objective = WithRewardGradient(self.objective, reward_gradient)
         self.collector = RolloutCollector(
             config,
             mesh,

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from hyvideo.models.reward_models.rewards import import_file
 
 # First parts of the names of metrics that the run itself reports.
-RESERVED_GROUPS = "advantage anchor by_step cost grad memory perf reward time update validation".split()
+RESERVED_GROUPS = "advantage anchor by_step cost grad hacking memory perf reward time update validation".split()
 
 
 class Traits(NamedTuple):

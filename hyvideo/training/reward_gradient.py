@@ -118,7 +118,7 @@ def try_gradient(reward_gradient: RewardGradient, data: DataSettings, prompt: st
 
 @dataclass(frozen=True)
 class RewardReference:
-    """What the passes of an iteration compare the policy with."""
+    """Values that the passes of an iteration compare the policy with."""
 
     inner: Any  # of the objective that the reward gradient is added to
     anchor: Tensor | None = None  # anchor's velocities at the reward step, of all rows; None if not measured there

@@ -77,20 +77,20 @@ def make_trainer(config, mesh, scorer=None, **changes):
 
 def sample(trainer):
     trainer.iteration = 1
-    rollouts, pending = trainer.collector.collect(1, StageTimer(CPU))
-    rewards = trainer.rewards.wait(pending)
-    return rollouts.with_rewards(rewards, trainer.rewards.advantages(rollouts.indices, rewards)[0])
+    rollouts, pending = trainer.run.collector.collect(1, StageTimer(CPU))
+    rewards = trainer.run.rewards.wait(pending)
+    return rollouts.with_rewards(rewards, trainer.run.rewards.advantages(rollouts.indices, rewards)[0])
 
 
 def gradients_of(trainer, rollouts, columns=None, rows=None):
     """Return the gradients of the weights by the mean loss over rows and columns, as an update computes them."""
-    reference = trainer.objective.prepare(rollouts)
+    reference = trainer.run.objective.prepare(rollouts)
     rows = list(range(len(rollouts))) if rows is None else rows
     loss = 0.0
     for column in rollouts.columns if columns is None else columns:
-        terms = trainer.objective.terms(rollouts, reference, rows, column, kl_coefficient=0.3)
+        terms = trainer.run.objective.terms(rollouts, reference, rows, column, kl_coefficient=0.3)
         loss = loss + terms.loss.sum() / (len(rows) * len(rollouts.columns))
-    found = torch.autograd.grad(loss, trainer.policy.parameters)
+    found = torch.autograd.grad(loss, trainer.run.policy.parameters)
     return torch.cat([each.flatten() for each in found])
 
 
@@ -99,7 +99,7 @@ def last_step(trainer, rollouts):
     sigma = rollouts.schedule.levels[-2]
     latents = rollouts.trajectories.latents[:, -2]
     times = torch.full((len(rollouts),), 1000 * sigma)
-    return latents, trainer.pipeline.velocity(latents, times, rollouts.conditions), sigma
+    return latents, trainer.run.pipeline.velocity(latents, times, rollouts.conditions), sigma
 
 
 # --- the chain ------------------------------------------------------------------------------------------------------
@@ -113,10 +113,10 @@ def test_the_gradient_is_that_of_an_unsplit_graph(tiny_config, mesh, settings):
     latents, velocity, sigma = last_step(trainer, rollouts)
     denoised = latents - sigma * velocity
     torch.testing.assert_close(denoised, rollouts.trajectories.final, rtol=0, atol=1e-5)
-    decoded = trainer.pipeline.vae.decode(trainer.pipeline.latents.unscaled(denoised), return_dict=False)[0]
+    decoded = trainer.run.pipeline.vae.decode(trainer.run.pipeline.latents.unscaled(denoised), return_dict=False)[0]
     scores = Contrast().score_with_gradient(to_levels(decoded.transpose(1, 2)), rollouts.prompts, fps=8)
     loss = -0.7 * (scores @ torch.tensor([0.5, 2.0])).mean()
-    expected = torch.cat([each.flatten() for each in torch.autograd.grad(loss, trainer.policy.parameters)])
+    expected = torch.cat([each.flatten() for each in torch.autograd.grad(loss, trainer.run.policy.parameters)])
     assert expected.norm() > 0
     assert (found - expected).norm() < 1e-5 * expected.norm()
 
@@ -133,11 +133,11 @@ def test_the_gradient_is_the_derivative_of_the_reward_by_the_weights(tiny_config
 
     @torch.no_grad()
     def loss_at(step):
-        values = torch.nn.utils.parameters_to_vector(trainer.policy.parameters)
-        torch.nn.utils.vector_to_parameters(values + step * direction, trainer.policy.parameters)
+        values = torch.nn.utils.parameters_to_vector(trainer.run.policy.parameters)
+        torch.nn.utils.vector_to_parameters(values + step * direction, trainer.run.policy.parameters)
         latents, velocity, sigma = last_step(trainer, rollouts)
-        rewards = trainer.objective.reward_gradient(latents - sigma * velocity, rollouts.prompts).rewards
-        torch.nn.utils.vector_to_parameters(values, trainer.policy.parameters)
+        rewards = trainer.run.objective.reward_gradient(latents - sigma * velocity, rollouts.prompts).rewards
+        torch.nn.utils.vector_to_parameters(values, trainer.run.policy.parameters)
         return -0.7 * rewards.double().mean().item()
 
     step = 0.02
@@ -176,15 +176,15 @@ def test_a_missing_reward_contributes_nothing(tiny_config, mesh):
     """The loss of the others is divided by the number of all rollouts."""
     trainer = make_trainer(tiny_config, mesh, SometimesMissing(), **ALONE | {"gate_interval": 0})
     rollouts = sample(trainer)
-    reference = trainer.objective.prepare(rollouts)
-    terms = trainer.objective.terms(rollouts, reference, list(range(8)), 0, kl_coefficient=0.0)
+    reference = trainer.run.objective.prepare(rollouts)
+    terms = trainer.run.objective.terms(rollouts, reference, list(range(8)), 0, kl_coefficient=0.0)
     is_missing = terms.metrics["reward_gradient/missing"] == 1
     assert 0 < is_missing.sum() < 8 and terms.loss[is_missing].eq(0).all() and terms.loss.isfinite().all()
-    found = torch.autograd.grad(terms.loss.sum(), trainer.policy.parameters)
-    trainer.objective.reward_gradient.scorer.scorers["test"] = Contrast()
+    found = torch.autograd.grad(terms.loss.sum(), trainer.run.policy.parameters)
+    trainer.run.objective.reward_gradient.scorer.scorers["test"] = Contrast()
     rows = [row for row in range(8) if not is_missing[row]]
-    terms = trainer.objective.terms(rollouts, reference, rows, 0, kl_coefficient=0.0)
-    expected = torch.autograd.grad(terms.loss.sum(), trainer.policy.parameters)
+    terms = trainer.run.objective.terms(rollouts, reference, rows, 0, kl_coefficient=0.0)
+    expected = torch.autograd.grad(terms.loss.sum(), trainer.run.policy.parameters)
     difference = sum((a - b).square().sum() for a, b in zip(found, expected)).sqrt()
     assert difference < 1e-5 * sum(b.square().sum() for b in expected).sqrt()
 
@@ -204,7 +204,7 @@ def test_the_gradient_is_the_sum_of_the_objective_and_of_the_reward(tiny_config,
     inner = alone.objective = alone.objective.inner
     without = replace(rollouts, trained_steps=rollouts.trained_steps[:, :2])
     expected = gradients_of(alone, without) + reward
-    assert inner.metrics != trainer.objective.metrics
+    assert inner.metrics != trainer.run.objective.metrics
     assert (both - expected).norm() < 1e-5 * expected.norm()
     assert reward.norm() > 0 and (both - reward).norm() > 0
 
@@ -214,18 +214,18 @@ def test_without_noise_levels_the_kl_shares_the_pass_of_the_reward(tiny_config, 
     changes = {"nft_levels": 0, "reward_gradient_step": step}
     trainer = make_trainer(tiny_config, mesh, **DRAFT | changes)
     rollouts = sample(trainer)
-    reference = trainer.objective.prepare(rollouts)
-    terms = trainer.objective.terms(rollouts, reference, list(range(8)), 0, kl_coefficient=0.3)
-    steps = [trainer.objective.reward_step(4, 1, index) for index in rollouts.indices]
+    reference = trainer.run.objective.prepare(rollouts)
+    terms = trainer.run.objective.terms(rollouts, reference, list(range(8)), 0, kl_coefficient=0.3)
+    steps = [trainer.run.objective.reward_step(4, 1, index) for index in rollouts.indices]
     assert steps == [3] * 8 if step == "last" else len({*steps}) > 1
     latents = torch.stack([rollouts.trajectories.latents[row, number] for row, number in enumerate(steps)])
     times = torch.tensor([1000 * rollouts.schedule.levels[number] for number in steps])
     with torch.no_grad():
-        velocity = trainer.pipeline.velocity(latents, times, rollouts.conditions)
-        anchor = trainer.pipeline.with_guidance(2.0).velocity(latents, times, rollouts.conditions)
+        velocity = trainer.run.pipeline.velocity(latents, times, rollouts.conditions)
+        anchor = trainer.run.pipeline.with_guidance(2.0).velocity(latents, times, rollouts.conditions)
     expected = (velocity - anchor).square().flatten(1).mean(1)
     torch.testing.assert_close(terms.kl, expected, rtol=1e-4, atol=1e-7)
-    metrics = trainer.update(rollouts, reference, 1)
+    metrics = trainer.run.update(rollouts, reference, 1)
     assert metrics["kl/position"] == pytest.approx(expected.mean().item(), rel=1e-4)
 
 
@@ -253,13 +253,13 @@ def test_the_plan_counts_every_forward_pass(tiny_config, mesh, levels):
     def count(module, inputs, options):
         calls[torch.is_grad_enabled()] += 1
 
-    trainer.policy.transformer.register_forward_pre_hook(count, with_kwargs=True)
+    trainer.run.policy.transformer.register_forward_pre_hook(count, with_kwargs=True)
     trainer.iteration = 1
     metrics = trainer.run_iteration()
-    run = trainer.planned_run
+    run = trainer.run.planned_run
     assert calls[True] == 8 * run.forwards_with_gradient == 8 * max(1, levels + 1)
     assert calls[False] == 8 * run.forwards_without_gradient == 8 * (4 + 2 * max(1, levels))
-    counted = (calls[False] + trainer.cost.per_training_pass * calls[True]) / 8
+    counted = (calls[False] + trainer.run.cost.per_training_pass * calls[True]) / 8
     assert metrics["cost/forwards"] == pytest.approx(counted)
     assert make_plan(trainer.config).num_reward_steps == 1
 
@@ -293,7 +293,7 @@ def train(folder, settings):
         trainer.iteration += 1
         metrics = trainer.run_iteration()
     names = ("reward_gradient/reward", "reward_gradient/norm", "kl/position", "loss/total", "grad/norm")
-    digest = [full_tensor(each).double().square().sum().item() for each in trainer.policy.parameters]
+    digest = [full_tensor(each).double().square().sum().item() for each in trainer.run.policy.parameters]
     return {name: metrics[name] for name in names} | {"weights": digest}
 
 

@@ -8,8 +8,7 @@ The head and a LoRA on the language model are trained: the checkpoint's LoRA, or
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +22,7 @@ from hyvideo.data.prompts import read_rows
 from hyvideo.data.randomness import permutation
 from hyvideo.data.videos import read_video
 from hyvideo.rewards.videoalign.checkpoint import plain_name, save_weights
+from hyvideo.rewards.videoalign.model import without_cudnn_attention
 from hyvideo.rewards.videoalign.prompt import check_prompt
 from hyvideo.rewards.videoalign.scorer import VideoAlignScorer
 
@@ -81,21 +81,6 @@ def split_by_prompt(pairs: Sequence[Pair], needed: Iterable[str], seed: int) -> 
                 f"{name} has none in {', '.join(missing)}; rate more prompts, or set --dimensions to those rated"
             )
     return split
-
-
-@contextmanager
-def without_cudnn_attention() -> Iterator[None]:
-    """Do not use cuDNN's attention, torch's default on Hopper, within the context.
-
-    With a mask, as for videos of unequal length, and a length of 64 modulo 128, its gradients are NaN where the
-    log-sum-exp is below -88.7, which some heads of Qwen2-VL reach (pytorch issue 196678).
-    """
-    was_enabled = torch.backends.cuda.cudnn_sdp_enabled()
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    try:
-        yield
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(was_enabled)
 
 
 class PairTraining:

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from hyvideo.rewards.rewards import import_file
 
 # First parts of the names of metrics that the run itself reports.
-RESERVED_GROUPS = "advantage anchor by_step cost grad memory perf reward time update validation".split()
+RESERVED_GROUPS = "advantage anchor by_step cost grad hacking memory perf reward time update validation".split()
 
 
 class Traits(NamedTuple):
@@ -36,6 +36,7 @@ class Entry(NamedTuple):
 OBJECTIVES = {
     "grpo": Entry("hyvideo.training.objectives.grpo:GRPO", "GRPO", Traits("steps", has_ratio=True)),
     "nft": Entry("hyvideo.training.objectives.nft:NFT", "DiffusionNFT", Traits("levels", needs_old_velocities=True)),
+    "draft": Entry("hyvideo.training.objectives.draft:Draft", "reward gradients", Traits("levels")),
 }
 
 

@@ -4,6 +4,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from hyvideo.rewards.rewards import (
     RESERVED_NAMES,
     SCORERS,
     SERVICE_ATTEMPTS,
+    has_gradient,
     scorer_class,
 )
 from hyvideo.schedulers.transitions import sampler_of
@@ -44,6 +46,7 @@ def check(config: Config, world_size: int = 1, *, on_this_machine: bool = True) 
         sampler_problems(config),
         trust_region_problems(config),
         objective_problems(config),
+        reward_gradient_problems(config),
         reward_problems(config.reward),
         weight_problems(config),
         record_problems(config),
@@ -278,6 +281,56 @@ def objective_problems(config: Config) -> Problems:
             "use_same_noise needs eta above 0, because with eta 0 all rollouts of a group are identical, got 0; "
             "remove use_same_noise or raise eta"
         )
+
+
+def reward_gradient_problems(config: Config) -> Problems:
+    """Yield what a reward gradient cannot be computed with, and settings of objective draft that lack a term."""
+    loss = config.loss
+    reward = config.reward
+    strategy = config.kl_strategy
+    if loss.objective == "draft" and loss.reward_gradient_weight == 0:
+        yield "objective draft needs a reward_gradient_weight above 0, got 0; set reward_gradient_weight, such as 0.05"
+    if loss.objective == "draft" and config.measures_velocity:
+        yield (
+            "objective draft has no KL to the rollout policy, "
+            f"got kl_strategy {strategy}; set kl_strategy fixed, moving, or none with kl_weight 0"
+        )
+    if loss.objective == "draft" and strategy == "none" and loss.nft_levels:
+        yield (
+            "objective draft measures the KL at the noise levels of nft_levels, and kl_strategy none has no KL, "
+            f"got nft_levels {loss.nft_levels}; set nft_levels 0 or a kl_strategy"
+        )
+    if loss.objective != "draft" and loss.nft_levels == 0:
+        yield "nft_levels must be at least 1, because the objective trains no other level, got 0; set nft_levels 4"
+    if loss.reward_gradient_weight == 0:
+        return
+    with suppress(ValueError):  # `objective_problems` reports it
+        if traits_of(loss.objective).trains == "steps":
+            yield (
+                "reward_gradient_weight needs an objective on noise levels, nft or draft, "
+                f"got objective {loss.objective}; set objective nft or draft, or reward_gradient_weight 0"
+            )
+    if reward.remote_reward_url:
+        yield (
+            "reward_gradient_weight needs scorers in this process, because a reward service returns numbers without a "
+            f"gradient, got remote_reward_url {reward.remote_reward_url}; remove remote_reward_url or set "
+            "reward_gradient_weight 0"
+        )
+    if reward.reward_video == "file":
+        yield (
+            "reward_gradient_weight needs reward_video memory, because a video file has no gradient, got file; set "
+            "reward_video memory"
+        )
+    known = [name for name in reward.reward_model if name in SCORERS or ":" in name]
+    differentiable = ", ".join(name for name, entry in SCORERS.items() if entry.has_gradient)
+    for name in known:
+        with suppress(ValueError):  # `reward_problems` reports it
+            if not has_gradient(name):
+                yield (
+                    f"reward_gradient_weight needs scorers with a gradient, got reward_model {name}, which has no "
+                    f"score_with_gradient; use {differentiable} or a class with that method, or train {name} with "
+                    "objective nft or grpo and reward_gradient_weight 0"
+                )
 
 
 def some_step_is_stochastic(rollout: RolloutSettings) -> None:

@@ -24,6 +24,7 @@ class Plan:
     stochastic_steps: int
     num_trained_steps: int  # per rollout and update
     num_anchor_steps: int  # trained steps with a KL to the anchor
+    num_reward_steps: int  # steps per rollout and update with a reward gradient: 0 or 1
     clip_can_bind: bool  # false: every ratio is 1
     sampled_branches: float  # forward passes per step, mean over the steps of a rollout
     trained_branches: float  # mean over the steps that can be trained; levels are distributed like the steps
@@ -40,6 +41,7 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
     objective = traits_of(loss.objective)
     trains_levels = objective.trains == "levels"
     trained = loss.nft_levels if trains_levels else trained
+    num_reward_steps = int(loss.reward_gradient_weight > 0)
     measured = max(1, round(trained * config.trust_region.anchor_fraction))
     branches, of_anchor = branches_of_steps(rollout), branches_of_steps(rollout, config.anchor_cfg_scale)
     is_noisy = [step.is_stochastic and not trains_levels for step in transitions(rollout)]
@@ -50,7 +52,8 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
         updates=loss.num_updates_per_rollout,
         stochastic_steps=stochastic,
         num_trained_steps=trained,
-        num_anchor_steps=min(trained, measured),
+        num_anchor_steps=min(trained or num_reward_steps, measured),  # without levels, at the reward step
+        num_reward_steps=num_reward_steps,
         clip_can_bind=loss.num_updates_per_rollout > 1 and objective.has_ratio,
         sampled_branches=fmean(branches),
         trained_branches=fmean(list(compress(branches, is_noisy)) or branches),

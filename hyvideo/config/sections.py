@@ -150,11 +150,20 @@ class LossSettings:
 
     objective: str = learning(
         "grpo",
-        "Loss: grpo (clipped ratios), nft (DiffusionNFT, a velocity loss on re-noised rollouts), or FILE.py:NAME.",
+        "Loss: grpo (clipped ratios), nft (DiffusionNFT, a velocity loss on re-noised rollouts), draft (reward "
+        "gradients), or FILE.py:NAME.",
         choices=OBJECTIVES,
         is_path=True,
     )
-    nft_levels: int = learning(4, "Noise levels per rollout that nft trains.", at_least=1)
+    nft_levels: int = learning(
+        4, "Noise levels per rollout that nft trains, and at which draft measures the KL; 0: at the reward step."
+    )
+    reward_gradient_weight: float = learning(
+        0.0, "Weight of the reward's gradient through scorer and VAE, in nft and draft; 0: off."
+    )
+    reward_gradient_step: Literal["last", "random"] = learning(
+        "last", "Step whose predicted video the reward gradient scores: the last one (DRaFT-1) or a random one (ReFL)."
+    )
     clip_range: float = learning(1e-4, "Clip ratios to 1 plus or minus this value.", above=0)
     use_grad_balancing: bool = learning(True, "Use the temporal gradient equalizer.")
     enable_timestep_permutation: bool = learning(True, "Train a rollout's steps in random order.")

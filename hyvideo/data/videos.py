@@ -38,6 +38,19 @@ def to_uint8(video: Tensor) -> Tensor:
     return ((video.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
 
 
+def round_through(values: Tensor) -> Tensor:
+    """Return rounded values whose gradient is that of the values themselves (straight-through)."""
+    return values + (values.round() - values).detach()
+
+
+def to_levels(video: Tensor) -> Tensor:
+    """Convert a decoded video from [-1, 1] to the levels of `to_uint8` as floats, whose gradient ignores the rounding.
+
+    Values outside [-1, 1] have no gradient.
+    """
+    return round_through((video.float().clamp(-1, 1) + 1) * 127.5)
+
+
 def check_video(video: Tensor) -> None:
     """Raise ValueError unless ``video`` is a uint8 RGB video with at least one frame."""
     if video.dtype != torch.uint8 or video.ndim != 4 or video.shape[1] != 3 or 0 in video.shape:

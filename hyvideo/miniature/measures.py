@@ -40,7 +40,10 @@ class _Object:
 
 
 def measure(videos: Tensor, labels: Tensor) -> Measures:
-    """Return the scores of uint8 videos (batch, frames, 3, height, width), given their captions' labels (batch, 3)."""
+    """Return the scores of videos (batch, frames, 3, height, width), given their captions' labels (batch, 3).
+
+    Videos are uint8, or floats in [0, 255], by which the scores have a gradient.
+    """
     pixels = videos.float() / 255
     obj = _find_object(pixels)
     shape_overlap, templates = _shape_overlap(obj)

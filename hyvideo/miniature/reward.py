@@ -35,6 +35,10 @@ class MiniatureScorer:
         truth = measure(torch.stack(videos).cpu(), labels_of(prompts)).scores
         return [dict(zip(DIMENSIONS, row)) for row in truth.tolist()]
 
+    def score_with_gradient(self, videos: Tensor, prompts: list[str], *, fps: float) -> Tensor:
+        """Return the values of `score` with their gradient by the videos' levels in [0, 255]. Shape: (videos, 3)."""
+        return measure(videos.cpu(), labels_of(prompts)).scores
+
     def check_prompts(self, prompts: list[str]) -> None:
         labels_of(prompts)
 
@@ -70,6 +74,9 @@ class LearnedMiniatureScorer(MiniatureScorer):
 
     def score(self, videos: list[Tensor], prompts: list[str], *, fps: float) -> list[dict[str, float]]:
         return self.scorer.score(videos, prompts, fps=fps)
+
+    def score_with_gradient(self, videos: Tensor, prompts: list[str], *, fps: float) -> Tensor:
+        return self.scorer.score_with_gradient(videos, prompts, fps=fps)
 
     def held_out_each(self, videos: list[Tensor], prompts: list[str]) -> list[dict[str, float]]:
         """Return the metrics of `MiniatureScorer` and the true scores."""

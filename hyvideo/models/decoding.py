@@ -4,10 +4,12 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from hyvideo.models.family import family_of
 from hyvideo.models.gpu_memory import free_bytes
@@ -73,6 +75,43 @@ def decode(vae: nn.Module, latents: Tensor, tiles: Any = None) -> Tensor:
                 raise
         torch.cuda.empty_cache()  # the failed decoding's tensors were released with the error
         _reduce(vae, half[0], "the GPU is out of memory")
+
+
+def decode_with_gradient(vae: nn.Module, latents: Tensor, *, recompute: bool) -> Tensor:
+    """Return the decoded videos with their gradient by the latents. Shapes: (batch, channels, frames, height, width).
+
+    With ``recompute``, only the inputs of the decoder's calls are kept, and a backward pass computes one call after
+    another again: a tile or, for a VAE that decodes one latent frame after another, a latent frame of it.
+    """
+    if not recompute:
+        return vae.decode(latents, return_dict=False)[0]
+    decoder = vae.decoder
+    vae._modules["decoder"] = partial(_recomputed, decoder)
+    try:
+        return vae.decode(latents, return_dict=False)[0]
+    finally:
+        vae._modules["decoder"] = decoder
+
+
+def _recomputed(decoder: nn.Module, hidden: Tensor, **options: Any) -> Tensor:
+    """Return the decoder's output, which a backward pass computes again.
+
+    A decoder may change a list of features, its ``feat_cache``. They are inputs and outputs here, so that the second
+    computation begins with the same features, and gradients flow through them to earlier latent frames.
+    """
+    features = options.pop("feat_cache", None)
+    if features is None:
+        return checkpoint(decoder, hidden, **options, use_reentrant=False)
+    options.pop("feat_idx")
+
+    def run(hidden: Tensor, *before: Any) -> tuple:
+        after = list(before)
+        output = decoder(hidden, feat_cache=after, feat_idx=[0], **options)
+        return output, *after
+
+    output, *after = checkpoint(run, hidden, *features, use_reentrant=False)
+    features[:] = after
+    return output
 
 
 @contextmanager

@@ -266,6 +266,16 @@ class GRPOPipeline:
         are_finite = torch.stack(finite).tolist()  # the only synchronization; it also waits for the copies
         return [video if is_finite else None for video, is_finite in zip(videos, are_finite)]
 
+    def decode_with_gradient(self, latents: Tensor) -> Tensor:
+        """Return videos in [-1, 1] with their gradient by the latents, on the VAE's device and in its precision.
+
+        On a GPU, the decoder's features are computed again in the backward pass, tile by tile.
+
+        Shape: (batch, channels, frames, height, width).
+        """
+        scaled = self.latents.unscaled(latents).to(self.vae.dtype)
+        return decoding.decode_with_gradient(self.vae, scaled, recompute=latents.is_cuda)
+
     def try_decoding(self, num_frames: int, height: int, width: int, *, batch_size: int = 1) -> None:
         """Decode one tile of noise on a GPU, so that a lack of memory shows before the first video is sampled."""
         if self.device.type == "cuda":

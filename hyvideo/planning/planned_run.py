@@ -173,7 +173,7 @@ class PlannedRun:
     @property
     def forwards_with_gradient(self) -> float:
         """Forward passes with a backward pass per rollout, all branches."""
-        return self.plan.trained_branches * self.plan.num_trained_steps
+        return self.plan.trained_branches * (self.plan.num_trained_steps + self.plan.num_reward_steps)
 
     def samples_at_once(self, samples: int) -> int:
         """Return the batch size of a forward pass, branches included, for ``samples`` videos."""
@@ -187,7 +187,8 @@ class PlannedRun:
     def backwards_per_update(self) -> int:
         """Backward passes per update; from the second on, gradients exist while activations are computed."""
         rows = math.ceil(self.rollouts_per_replica / self.settings.num_updates_per_rollout)
-        return math.ceil(rows / self.settings.mini_batch_size_per_update) * self.plan.num_trained_steps
+        columns = self.plan.num_trained_steps + self.plan.num_reward_steps
+        return math.ceil(rows / self.settings.mini_batch_size_per_update) * columns
 
     @cached_property
     def problems(self) -> list[str]:

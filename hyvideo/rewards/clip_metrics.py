@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from safetensors import SafetensorError
 from torch import Tensor
 
-from hyvideo.data.videos import check_video
+from hyvideo.data.videos import check_video, round_through
 from hyvideo.rewards.rewards import Scorer, Scores
 
 NUM_FRAMES = 8
@@ -64,8 +64,8 @@ class FrameTextScorer(Scorer):
         """Return the folder or hub name of the tokenizer."""
         return path
 
-    def scaled(self, cosines: Tensor) -> Scores:
-        """Return a video's scores from the cosines of its frames. Shape: (frames,)."""
+    def scaled(self, cosines: Tensor) -> Tensor:
+        """Return a video's scores from the cosines of its frames. Shapes: (frames,) to (dimensions,)."""
         raise NotImplementedError
 
     def move_to(self, device: str | torch.device | None) -> None:
@@ -89,19 +89,49 @@ class FrameTextScorer(Scorer):
         scores: list[Scores] = []
         for start in range(0, len(videos), self.batch_size):
             part = slice(start, start + self.batch_size)
-            scores += [self.scaled(cosines) for cosines in self.cosines(videos[part], prompts[part])]
+            for cosines in self.cosines(videos[part], prompts[part]):
+                scores.append(dict(zip(self.dimensions, self.scaled(cosines).tolist())))
         return scores
+
+    def score_with_gradient(self, videos: Tensor, prompts: list[str], *, fps: float) -> Tensor:
+        """Return the values of `score` in the order of ``dimensions``, with their gradient by the videos' levels.
+
+        Shapes: float (videos, frames, 3, height, width), with levels in [0, 255], to (videos, dimensions).
+        """
+        return torch.stack([self.scaled(cosines) for cosines in self.cosines([*videos], prompts)])
 
     def cosines(self, videos: list[Tensor], prompts: list[str]) -> list[Tensor]:
         """Return the cosine of each sampled frame with the video's prompt, on the CPU. Shape of each: (frames,)."""
         texts = torch.stack([self._text(prompt) for prompt in prompts])
         clips = [video[frame_indices(len(video))].cpu() for video in videos]
         frames = [frame for clip in clips for frame in clip]  # videos of one batch may differ in size
-        pixels = self.image_processor(frames, input_data_format="channels_first", return_tensors="pt").pixel_values
+        levels = [frame.detach().to(torch.uint8) for frame in frames]
+        pixels = self.image_processor(levels, input_data_format="channels_first", return_tensors="pt").pixel_values
+        if any(frame.requires_grad for frame in frames):
+            resized = torch.stack([self._resized(frame) for frame in frames])
+            pixels = pixels + (resized - resized.detach())  # the image processor has no gradient
         pooled = self.model.vision_model(pixel_values=pixels.to(self.device)).pooler_output
         images = F.normalize(self.model.visual_projection(pooled), dim=-1).cpu()  # (frames of all videos, dim)
         return [image @ text for image, text in zip(images.split([len(clip) for clip in clips]), texts)]
 
+    def _resized(self, frame: Tensor) -> Tensor:
+        """Return the pixels of the image processor as a function with a gradient, about one level from its values.
+
+        Shape: float (3, height, width) to (3, size, size).
+        """
+        processor = self.image_processor
+        size = processor.size["shortest_edge"]
+        height, width = frame.shape[-2:]
+        shorter = min(height, width)
+        shape = int(size * height / shorter), int(size * width / shorter)
+        resized = F.interpolate(frame[None], shape, mode="bicubic", align_corners=False, antialias=True)[0]
+        top, left = (shape[0] - size) // 2, (shape[1] - size) // 2
+        levels = round_through(resized.clamp(0, 255))[:, top : top + size, left : left + size]
+        mean = levels.new_tensor(processor.image_mean).view(3, 1, 1)
+        std = levels.new_tensor(processor.image_std).view(3, 1, 1)
+        return (levels * processor.rescale_factor - mean) / std
+
+    @torch.no_grad()
     def _text(self, prompt: str) -> Tensor:
         """Return the unit embedding of a prompt, computed once and not in a batch. Shape: (dim,)."""
         if prompt not in self._texts:
@@ -124,9 +154,8 @@ class ClipScorer(FrameTextScorer):
     label = "CLIPScore"
     dimensions = ("CLIP_cosine", "CLIPScore", "CLIPScore_30")
 
-    def scaled(self, cosines: Tensor) -> Scores:
-        values = cosines.mean(), (2.5 * cosines.clamp(min=0)).mean(), (100 * cosines / 30).mean()
-        return dict(zip(self.dimensions, torch.stack(values).tolist()))
+    def scaled(self, cosines: Tensor) -> Tensor:
+        return torch.stack([cosines.mean(), (2.5 * cosines.clamp(min=0)).mean(), (100 * cosines / 30).mean()])
 
 
 class PickScorer(FrameTextScorer):
@@ -143,9 +172,9 @@ class PickScorer(FrameTextScorer):
         beside = Path(path).parent / PICKSCORE_PROCESSOR.partition("/")[2]
         return beside if not has_tokenizer(Path(path)) and beside.is_dir() else path
 
-    def scaled(self, cosines: Tensor) -> Scores:
+    def scaled(self, cosines: Tensor) -> Tensor:
         scale = self.model.logit_scale.exp().item() / 26
-        return dict(zip(self.dimensions, (cosines.mean().item(), (scale * cosines).mean().item())))
+        return torch.stack([cosines.mean(), (scale * cosines).mean()])
 
 
 def frame_indices(num_frames: int, most: int = NUM_FRAMES) -> list[int]:

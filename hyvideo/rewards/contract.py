@@ -39,6 +39,26 @@ def score(scorer: Scorer, videos: Sequence[Tensor], prompts: Sequence[str], *, f
         return [_cleaned(result) for result in results]
 
 
+def score_with_gradient(scorer: Scorer, videos: Tensor, prompts: Sequence[str], *, fps: float) -> Tensor:
+    """Return the scores of videos by dimension, with their gradient. Shape: (videos, dimensions).
+
+    Raises ValueError for another shape, and for scores without a gradient.
+    """
+    with restored_state(_owner(scorer)):
+        scores = scorer.score_with_gradient(videos, list(prompts), fps=fps)
+    shape = (len(videos), len(declared_dimensions(scorer)))
+    what = f"score_with_gradient of {_owner(scorer)} must return"
+    if not isinstance(scores, Tensor) or scores.shape != shape:
+        got = f"shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else type(scores).__name__
+        raise ValueError(f"{what} a tensor of shape (videos, dimensions), here {shape}, got {got}")
+    if not scores.requires_grad:
+        raise ValueError(
+            f"{what} scores with a gradient, got a tensor that is detached from the videos; compute it without "
+            "no_grad, detach, item, numpy and integer types"
+        )
+    return scores
+
+
 def held_out_each(scorer: Scorer, videos: Sequence[Tensor], prompts: Sequence[str]) -> list[Scores]:
     """Return the held-out metrics of each video, without any if the scorer has no such method; raises like `score`."""
     if not hasattr(scorer, "held_out_each"):

@@ -43,6 +43,7 @@ class Entry(NamedTuple):
     class_path: str  # module:class, imported only if the run uses the scorer
     folder: str  # folder of its files, below the checkpoint folder
     files: tuple[str, ...] = (".",)  # files in it; if they change, a stored evaluation is recomputed
+    has_gradient: bool = True  # whether the class has `score_with_gradient`
 
 
 _MINIATURE = ("reference_statistics.safetensors",)
@@ -52,9 +53,9 @@ SCORERS = {
     "videoalign": Entry("hyvideo.rewards.videoalign:VideoAlignScorer", "VideoReward"),
     "clip": Entry("hyvideo.rewards.clip_metrics:ClipScorer", "clip/clip-vit-large-patch14"),
     "pickscore": Entry("hyvideo.rewards.clip_metrics:PickScorer", "clip/PickScore_v1"),
-    "vlm_judge": Entry("hyvideo.rewards.vlm_judge:VlmJudge", ".", ()),
-    "unified_reward": Entry("hyvideo.rewards.vlm_judge:UnifiedReward", ".", ()),
-    "yes_no": Entry("hyvideo.rewards.vlm_judge:YesNo", ".", ()),
+    "vlm_judge": Entry("hyvideo.rewards.vlm_judge:VlmJudge", ".", (), has_gradient=False),
+    "unified_reward": Entry("hyvideo.rewards.vlm_judge:UnifiedReward", ".", (), has_gradient=False),
+    "yes_no": Entry("hyvideo.rewards.vlm_judge:YesNo", ".", (), has_gradient=False),
 }
 
 RESERVED = ("name", "root", "device")
@@ -66,6 +67,10 @@ class Scorer(Protocol):
     """A frozen model that scores videos. Subclasses need to define only ``score``.
 
     A scorer whose dimensions are not VQ, MQ and TA lists them in an attribute ``dimensions``.
+
+    A differentiable scorer also has ``score_with_gradient(videos, prompts, *, fps) -> Tensor``, with the values of
+    ``score`` in the order of ``dimensions``. Shapes: float (videos, frames, channels, height, width), with whole
+    numbers in [0, 255], to (videos, dimensions).
     """
 
     def score(self, videos: "list[Tensor]", prompts: list[str], *, fps: float) -> list[Scores]:
@@ -157,6 +162,11 @@ def scorer_class(name: str) -> type:
             f"{__name__}.Scorer and define score"
         )
     return cls
+
+
+def has_gradient(name: str) -> bool:
+    """Return whether a scorer has ``score_with_gradient``. Raises ValueError like `scorer_class`."""
+    return SCORERS[name].has_gradient if name in SCORERS else hasattr(scorer_class(name), "score_with_gradient")
 
 
 @cache

@@ -58,6 +58,8 @@ class Objective(ABC):
         has_ratio: Whether the loss has likelihood ratios, so that rollout and update must round equally.
         needs_old_velocities: Whether updates after the first one compute the rollout policy's velocities in advance.
         uses_advantages: Whether the loss has no gradient where all advantages are 0, so that such updates are skipped.
+        keeps_all_latents: Whether rollouts keep their latents at every step; otherwise the noise, those after the first
+            step, and the final ones.
     """
 
     trains: ClassVar[Literal["steps", "levels"]]
@@ -67,6 +69,7 @@ class Objective(ABC):
     has_ratio: ClassVar[bool] = False
     needs_old_velocities: ClassVar[bool] = False
     uses_advantages: ClassVar[bool] = True
+    keeps_all_latents: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -226,6 +229,7 @@ class StepObjective(Objective):
     """An objective on the sampled transitions: it trains stochastic steps of the schedule."""
 
     trains = "steps"
+    keeps_all_latents = True
 
     def draw(self, schedule: Schedule, iteration: int, indices: list[RolloutIndex], count: int) -> Tensor:
         """Return the trained steps of each rollout. Shape: (rollouts, count)."""

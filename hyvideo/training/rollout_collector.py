@@ -92,7 +92,7 @@ class RolloutCollector:
             trajectories,
             schedule,
             trained,
-            anchor_columns=self.noise.anchor_columns(iteration, count, self.plan.num_anchor_steps),
+            anchor_columns=self.noise.anchor_columns(iteration, count, self.plan.num_anchor_steps) if count else [],
             iteration=iteration,
         )
         return rollouts, pending
@@ -134,7 +134,7 @@ class RolloutCollector:
             schedule,
             lambda step: stack([self.noise.for_step(iteration, index, step) for index in indices]),
             mean_steps=mean_steps,
-            keeps_all=self.objective.trains == "steps",  # others read the first step and the final latents
+            keeps_all=self.objective.keeps_all_latents,
         )
 
     def _sample_and_submit(

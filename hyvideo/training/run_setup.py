@@ -38,6 +38,7 @@ from hyvideo.training.objective import Objective
 from hyvideo.training.policy import Policy
 from hyvideo.training.policy_update import PolicyUpdate
 from hyvideo.training.preemption import PreemptionSignals
+from hyvideo.training.reward_gradient import RewardGradient, WithRewardGradient, try_gradient
 from hyvideo.training.rewards import GroupRewards, make_async_scorer, try_held_out, try_scorers
 from hyvideo.training.rollout_batch import RolloutNoise
 from hyvideo.training.rollout_collector import RolloutCollector
@@ -154,6 +155,16 @@ def build_run(
         on_stage=progress.enter,
         check=signals.check,
     )
+    if config.loss.reward_gradient_weight:
+        reward_gradient = RewardGradient(
+            pipeline,
+            scorer,
+            fps=config.data.fps,
+            batch_size=config.rollout.decode_batch_size,
+        )
+        if not config.reward.ignore_rewards:
+            try_gradient(reward_gradient, config.data, requests[0].prompt)
+        objective = WithRewardGradient(objective, reward_gradient)
     collector = RolloutCollector(
         config,
         mesh,

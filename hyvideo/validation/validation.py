@@ -84,8 +84,15 @@ class Validation:
             self.made_with["guidance"].append(config.rollout.guidance_interval)
         if any(isinstance(layer, Fp8Linear) for layer in pipeline.transformer.modules()):
             self.made_with["base_weight_dtype"] = "fp8"
-        action, threshold = self.settings.on_reward_hacking, self.settings.hacking_threshold
-        self.monitor = HackingMonitor(action, threshold, mesh, self.output, self.made_with)
+        self.monitor = HackingMonitor(
+            self.settings.on_reward_hacking,
+            self.settings.hacking_threshold,
+            mesh,
+            self.output,
+            self.made_with,
+            weights=scorer.weights,
+            warns_of_transfer=config.loss.reward_gradient_weight > 0,
+        )
 
     def run(self, iteration: int) -> dict[str, float]:
         """Validate the policy after ``iteration``, write samples/<iteration>/ and return ``validation/...`` metrics."""
@@ -114,7 +121,8 @@ class Validation:
                 claim(self.folder(iteration), self.run_id)
                 self._record(iteration, rewards, names)
                 write_validation(self.folder(iteration), stats, self.monitor.shifts, self.made_with)
-        return {f"validation/{name}": value for name, value in measures.items()} | {"validation/hacking": hacking}
+        metrics = {f"validation/{name}": value for name, value in measures.items()}
+        return metrics | {"validation/hacking": hacking, "hacking/transfer": self.monitor.transfer}
 
     def folder(self, iteration: int) -> Path:
         return self.output / f"{iteration:06d}"

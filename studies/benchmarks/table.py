@@ -13,7 +13,8 @@ benchmarks.json is {"benchmarks": [...]}, with one object per benchmark:
 
 A policy without a result is null there; low and high are null without an interval. A sum needs all of its dimensions.
 The mean of a score is the official one. Intervals are over prompts and, with several runs, over runs
-(`hyvideo.validation.intervals`). Dimensions share prompts, so that a prompt's deviations in all dimensions are added first.
+(`hyvideo.validation.intervals`). Dimensions share prompts, so that a prompt's deviations in all dimensions are added
+first.
 """
 
 import math

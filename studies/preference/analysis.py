@@ -111,9 +111,10 @@ def scores_of(folder: Path) -> dict[str, dict]:
 def share(given: list[SimpleNamespace], name: str) -> dict[str, float | None]:
     """Return the mean of a judgement in [0, 1] and its 95 % interval, with both raters and prompts as random samples.
 
-    The half width is that of `hyvideo.validation.intervals` for a table with gaps, from cluster-robust variances (Cameron, Gelbach
-    and Miller 2011), and at least that of independent cells. The interval is Wilson's for the number of answers that
-    gives this width. Without variation every rater, or prompt if there are fewer, counts as one answer.
+    The half width is that of `hyvideo.validation.intervals` for a table with gaps, from cluster-robust variances
+    (Cameron, Gelbach and Miller 2011), and at least that of independent cells. The interval is Wilson's for the
+    number of answers that gives this width. Without variation every rater, or prompt if there are fewer, counts as
+    one answer.
     """
     defined = [(getattr(j, name), j.rater, j.prompt) for j in given if getattr(j, name) is not None]
     if not defined:

@@ -137,7 +137,7 @@ def test_the_small_model_distinguishes_videos_and_prompts(folder):
 
 
 def test_clip_score_clamps_negative_cosines_per_frame(folder):
-    scores = ClipScorer(folder).scaled(torch.tensor([0.4, -0.2]))
+    scores = dict(zip(ClipScorer.dimensions, ClipScorer(folder).scaled(torch.tensor([0.4, -0.2])).tolist()))
     assert scores == pytest.approx({"CLIP_cosine": 0.1, "CLIPScore": 0.5, "CLIPScore_30": 1 / 3})
 
 

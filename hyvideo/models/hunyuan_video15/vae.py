@@ -13,6 +13,7 @@ from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import (
     HunyuanVideo15RMS_norm,
 )
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from hyvideo.models.norms import channel_rms_norm
 
@@ -36,9 +37,15 @@ def install_layers(vae: nn.Module) -> None:
 
 
 def _choose(module: nn.Module, forward: Callable[[nn.Module, Tensor], Tensor], hidden: Tensor) -> Tensor:
-    """Run a forward pass that needs less memory, or off a GPU and with gradients diffusers' own."""
-    is_fast = hidden.is_cuda and not torch.is_grad_enabled()
-    return forward(module, hidden) if is_fast else type(module).forward(module, hidden)
+    """Run a forward pass that needs less memory, or off a GPU and with gradients diffusers' own.
+
+    On a GPU with gradients, a residual block keeps only its input, and its backward pass computes the rest again.
+    """
+    if hidden.is_cuda and not torch.is_grad_enabled():
+        return forward(module, hidden)
+    if hidden.is_cuda and hidden.requires_grad and isinstance(module, HunyuanVideo15ResnetBlock):
+        return checkpoint(type(module).forward, module, hidden, use_reentrant=False)
+    return type(module).forward(module, hidden)
 
 
 def decoder_forward(decoder: nn.Module, hidden: Tensor) -> Tensor:

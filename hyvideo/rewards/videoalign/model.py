@@ -4,7 +4,8 @@ As in the original, tokens have positions 0, 1, 2... on all axes (no M-RoPE), an
 bf16.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -113,3 +114,37 @@ def _check_tensors(expected: Mapping[str, torch.Size], given: Mapping[str, Tenso
     ]
     if problems:
         raise ValueError("\n  ".join([f"{LABEL}: the weights do not fit the base model:", *truncate(problems)]))
+
+
+@contextmanager
+def without_cudnn_attention() -> Iterator[None]:
+    """Do not use cuDNN's attention, torch's default on Hopper, within the context.
+
+    With a mask, as for videos of unequal length, and a length of 64 modulo 128, its gradients are NaN where the
+    log-sum-exp is below -88.7, which some heads of Qwen2-VL reach (pytorch issue 196678).
+    """
+    was_enabled = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(was_enabled)
+
+
+@contextmanager
+def recomputed(model: RewardModel) -> Iterator[None]:
+    """Keep only the inputs of layers in forward passes within the context; backward passes recompute the rest.
+
+    Only on a GPU, where memory is scarce. The layers do so in training mode, which changes no value: they have no
+    dropout.
+    """
+    if model.head.weight.device.type != "cuda":
+        yield
+        return
+    options = {"use_reentrant": False, "context_fn": lambda: (nullcontext(), without_cudnn_attention())}
+    model.train().model.gradient_checkpointing_enable(options)
+    try:
+        yield
+    finally:
+        model.model.gradient_checkpointing_disable()
+        model.eval()

@@ -8,11 +8,12 @@ The number of sampled frames depends on the video's frames per second, so a wron
 import functools
 import math
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
+
+from hyvideo.data.videos import round_through
 
 PATCH = 14  # pixels
 MERGE = 2  # patches along each side that become one token
@@ -42,26 +43,31 @@ def frame_indices(num_frames: int, video_fps: float, *, fps: float = 2.0, num_sa
 def resize(frames: Tensor, *, max_pixels: int, min_pixels: int = MIN_PIXELS) -> Tensor:
     """Resize frames to the nearest size with sides that are multiples of 28 and an area within the bounds.
 
-    Frames that are enlarged to the lower bound may exceed the upper bound. Shape: uint8 (frames, 3, height, width).
+    Frames that are enlarged to the lower bound may exceed the upper bound. Frames as floats in [0, 255] keep their
+    gradient and get the same values. Shape: uint8 or float (frames, 3, height, width).
     """
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
     size = smart_resize(*frames.shape[-2:], factor=FACTOR, min_pixels=min_pixels, max_pixels=max_pixels)
     if size == tuple(frames.shape[-2:]):
         return frames
-    floats = F.interpolate(frames.float(), size, mode="bicubic", align_corners=False, antialias=True)
-    return floats.clamp(0, 255).round().to(torch.uint8)
+    resized = F.interpolate(frames.float(), size, mode="bicubic", align_corners=False, antialias=True)
+    return round_through(resized.clamp(0, 255)).to(frames.dtype)
 
 
 def patches(frames: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
     """Return normalized patches, and the number of patches along time, height and width.
 
-    Shape: uint8 (frames, 3, height, width) to float32 (patches, 3 * 2 * 14 * 14), with the patches of a token adjacent.
+    Frames as floats in [0, 255] keep their gradient and get the same values. Shape: uint8 or float (frames, 3, height,
+    width) to float32 (patches, 3 * 2 * 14 * 14), with the patches of a token adjacent.
     """
     if len(frames) % TEMPORAL_PATCH:
         frames = torch.cat([frames, frames[-1:]])
-    table = _normalized_levels().to(frames.device)
-    values = torch.stack([table[channel][frames[:, channel].long()] for channel in range(3)], dim=1)
+    if frames.is_floating_point():
+        values = _normalized(frames)
+    else:
+        table = _normalized_levels().to(frames.device)
+        values = torch.stack([table[channel][frames[:, channel].long()] for channel in range(3)], dim=1)
     tokens = rearrange(
         values,
         "(t pt) c (h mh ph) (w mw pw) -> (t h w mh mw) (c pt ph pw)",  # m: patches in a token, p: pixels in a patch
@@ -76,9 +82,18 @@ def patches(frames: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
 
 @functools.cache
 def _normalized_levels() -> Tensor:
-    """Return (level / 255 - mean) / std per channel, in the original's precisions. Shape: (3, 256)."""
+    """Return the normalized values of all levels. Shape: (3, 256)."""
+    levels = torch.arange(256, dtype=torch.float32).expand(1, 3, 1, 256)
+    return _normalized(levels)[0, :, 0]
+
+
+def _normalized(frames: Tensor) -> Tensor:
+    """Return (level / 255 - mean) / std per channel, in the original's precisions.
+
+    Shape: float (frames, 3, height, width).
+    """
     from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD  # Qwen2-VL was trained with these
 
-    levels = (np.arange(256) * (1 / 255)).astype(np.float32)
-    rows = [(levels - np.float32(mean)) / np.float32(std) for mean, std in zip(OPENAI_CLIP_MEAN, OPENAI_CLIP_STD)]
-    return torch.from_numpy(np.stack(rows))
+    mean = torch.tensor(OPENAI_CLIP_MEAN, dtype=torch.float32, device=frames.device).view(3, 1, 1)
+    std = torch.tensor(OPENAI_CLIP_STD, dtype=torch.float32, device=frames.device).view(3, 1, 1)
+    return ((frames.double() * (1 / 255)).float() - mean) / std

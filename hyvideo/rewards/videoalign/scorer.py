@@ -10,7 +10,7 @@ from torch import Tensor
 from hyvideo.data.videos import check_video, read_video
 from hyvideo.rewards.rewards import Scorer, Scores
 from hyvideo.rewards.videoalign.checkpoint import EMBEDDING, find_checkpoint, read_weights
-from hyvideo.rewards.videoalign.model import RewardModel
+from hyvideo.rewards.videoalign.model import RewardModel, recomputed, without_cudnn_attention
 from hyvideo.rewards.videoalign.preprocessing import MERGE, frame_indices, patches, resize
 from hyvideo.rewards.videoalign.prompt import REWARD_TOKENS, check_prompt, question
 
@@ -81,6 +81,22 @@ class VideoAlignScorer(Scorer):
         """
         return self._score(videos, prompts, [fps] * len(videos), normalize)
 
+    def score_with_gradient(self, videos: Tensor, prompts: list[str], *, fps: float) -> Tensor:
+        """Return the values of `score` in the order of ``dimensions``, with their gradient by the videos' levels.
+
+        Only sampled frames have a gradient that is not 0. Shapes: float (videos, frames, 3, height, width), with
+        levels in [0, 255], to (videos, dimensions).
+        """
+        inputs = self.prepare([*videos], prompts, [fps] * len(videos))
+        with without_cudnn_attention(), recomputed(self.model):
+            raw = self.model(**inputs).float()
+        constants = self.settings.normalisation
+        if not constants:
+            return raw
+        mean = raw.new_tensor([constants[f"{name}_mean"] for name in self.dimensions])
+        std = raw.new_tensor([constants[f"{name}_std"] for name in self.dimensions])
+        return (raw - mean) / std
+
     def score_files(self, paths: list[str | Path], prompts: list[str], *, normalize: bool = True) -> list[Scores]:
         """Score video files like `score`, with the frames per second that the files specify."""
         clips, rates = zip(*(read_video(path) for path in paths))
@@ -90,6 +106,8 @@ class VideoAlignScorer(Scorer):
     def _score(self, videos: list[Tensor], prompts: list[str], rates: list[float], normalize: bool) -> list[Scores]:
         if len(videos) != len(prompts):
             raise ValueError(f"every video needs one prompt, got {len(videos)} videos and {len(prompts)} prompts")
+        for video in videos:
+            check_video(video)
         scores: list[Scores] = []
         for start in range(0, len(videos), self.batch_size):
             part = slice(start, start + self.batch_size)
@@ -116,9 +134,13 @@ class VideoAlignScorer(Scorer):
         }
 
     def sample_frames(self, video: Tensor, rate: float) -> Tensor:
-        """Return a video's sampled, resized frames, on the CPU; passing them again at ``settings.fps`` keeps all."""
+        """Return a video's sampled, resized frames, on the CPU; passing them again at ``settings.fps`` keeps all.
+
+        A video as floats keeps its gradient.
+        """
         settings = self.settings
-        check_video(video)
+        if not video.is_floating_point():
+            check_video(video)
         frames = video[frame_indices(len(video), rate, fps=settings.fps, num_sampled=settings.num_frames)]
         # Resized on the CPU like the original, because a GPU rounds some pixels differently.
         return resize(frames.cpu(), max_pixels=settings.max_pixels, min_pixels=settings.min_pixels)

@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -23,8 +23,21 @@ class HackingMonitor:
     Validations with other settings than ``made_with`` are ignored.
     """
 
-    def __init__(self, action: str, threshold: float, mesh: Mesh, samples: Path, made_with: dict):
+    def __init__(
+        self,
+        action: str,
+        threshold: float,
+        mesh: Mesh,
+        samples: Path,
+        made_with: dict,
+        *,
+        weights: Mapping[str, float] | None = None,  # of the reward's dimensions, for `rule.transfer`
+        warns_of_transfer: bool = False,
+    ):
         self.action, self.threshold = action, threshold
+        self.weights = weights or {}
+        self.warns_of_transfer = warns_of_transfer
+        self.transfer = math.nan  # of the last validation
         self.mesh = mesh
         self.samples = samples
         self.made_with = made_with
@@ -37,7 +50,7 @@ class HackingMonitor:
     def check(self, now: ValidationStats) -> float:
         """Return 1 if the validation shows reward hacking, else 0; NaN without a validation of the base model."""
         judgement = from_main(self._judge(now) if self.mesh.is_main else None, self.mesh)
-        is_judged, self.shifts, self.reason, self.ends_run = judgement
+        is_judged, self.shifts, self.reason, self.ends_run, self.transfer = judgement
         return float(bool(self.shifts)) if is_judged else math.nan
 
     def end(self, saved: Path) -> None:
@@ -54,7 +67,7 @@ class HackingMonitor:
             f"{self.marker} or set --on_reward_hacking warn"
         )
 
-    def _judge(self, now: ValidationStats) -> tuple[bool, list[MetricShift], str, bool]:
+    def _judge(self, now: ValidationStats) -> tuple[bool, list[MetricShift], str, bool, float]:
         self.marker.unlink(missing_ok=True)  # the run was resumed
         history = [*read_history(self.samples, self.made_with, before=now.iteration), now]
         shifts = rule.find_shifts(history, self.threshold)
@@ -64,10 +77,18 @@ class HackingMonitor:
             if not self._warned:
                 _warn(f"{self.samples} has no validation of the base model with these settings to compare with")
             self._warned = True
-            return False, shifts, reason, False
+            return False, shifts, reason, False, math.nan
         if reason:
             _warn(reason)
-        return True, shifts, reason, bool(shifts) and self.action == "stop" and rule.may_stop(base, now)
+        transfer = rule.transfer(history, self.weights)
+        if self.warns_of_transfer and transfer < rule.MIN_TRANSFER:
+            _warn(
+                f"iteration {now.iteration}: what is not trained on sees {transfer:.0%} of the reward's gain since the "
+                f"base model, less than {rule.MIN_TRANSFER:.0%}: raise kl_weight or stop earlier "
+                "(docs/reward_hacking.md)"
+            )
+        ends_run = bool(shifts) and self.action == "stop" and rule.may_stop(base, now)
+        return True, shifts, reason, ends_run, transfer
 
 
 def read_history(samples: Path, made_with: dict, *, before: int) -> list[ValidationStats]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hyvideo.validation.reward_hacking.monitor import HackingMonitor, write_validation
 from hyvideo.validation.reward_hacking.rule import (
     WATCHED,
     Dispersion,
@@ -16,6 +17,7 @@ from hyvideo.validation.reward_hacking.rule import (
     find_shifts,
     may_stop,
     student_quantile,
+    transfer,
 )
 
 NAMES = ("reward", "held_out/exposure", "held_out/motion", "held_out/frozen", "true/VQ", "frechet_distance")
@@ -200,3 +202,43 @@ def test_without_the_base_there_is_no_alarm():
     assert base_stats(history) is None and find_shifts(history, 1.5) == []
     old = ValidationStats(0, validation(0).means)  # recorded without spreads
     assert find_shifts([old, validation(20, reward=2, VQ=-3)], 1.5) == []
+
+
+# --- transfer -----------------------------------------------------------------------------------------------------
+
+
+def stats(iteration, means, std=0.2):
+    return ValidationStats(iteration, means, {name: Dispersion(std, 32) for name in means})
+
+
+def test_transfer_is_the_share_of_the_gain_that_the_true_reward_has():
+    base = stats(0, {"reward": 1.4, "true/VQ": 0.5, "true/TA": 0.6})
+    now = stats(9, {"reward": 1.7, "true/VQ": 0.6, "true/TA": 0.65})
+    weights = {"VQ": 0.5, "TA": 1.0, "MQ": 0.0}
+    assert transfer([base, now], weights) == pytest.approx((0.5 * 0.1 + 0.05) / 0.3)
+    assert math.isnan(transfer([base, now], weights | {"MQ": 1.0}))  # its true value is not known
+    assert math.isnan(transfer([base], weights))
+    assert math.isnan(transfer([base, stats(9, dict(now.means) | {"reward": 1.41})], weights))  # no gain
+
+
+def test_transfer_of_held_out_scorers_compares_standard_deviations():
+    base = stats(0, {"reward": 1.0, "held_out/motion": 0.1, "held_out/clip/CLIPScore": 20.0, "held_out/pick/P": 3.0})
+    spreads = dict(base.spreads) | {"held_out/clip/CLIPScore": Dispersion(4.0, 32)}
+    base = ValidationStats(0, base.means, spreads)
+    now = stats(9, dict(base.means) | {"reward": 1.4, "held_out/motion": 0.9, "held_out/clip/CLIPScore": 22.0})
+    assert transfer([base, now], {"VQ": 1.0}) == pytest.approx((0.5 + 0.0) / 2 / 2.0)
+
+
+@pytest.mark.parametrize("true_now, is_warned", [(0.51, True), (0.55, False)])
+@pytest.mark.parametrize("warns", [True, False])
+def test_a_run_with_reward_gradients_warns_of_a_gain_that_does_not_transfer(
+    tmp_path, mesh, capsys, true_now, is_warned, warns
+):
+    samples = tmp_path / "samples"
+    monitor = HackingMonitor("warn", 1.5, mesh, samples, {}, weights={"VQ": 1.0}, warns_of_transfer=warns)
+    base = stats(0, {"reward": 1.4, "true/VQ": 0.5})
+    (samples / "000000").mkdir(parents=True)
+    write_validation(samples / "000000", base, [], {})
+    monitor.check(stats(9, {"reward": 1.5, "true/VQ": true_now}))
+    assert monitor.transfer == pytest.approx((true_now - 0.5) / 0.1)
+    assert ("sees 10% of the reward's gain" in capsys.readouterr().err) == (is_warned and warns)

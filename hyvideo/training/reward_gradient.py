@@ -1,0 +1,321 @@
+"""Reward gradients: the loss term ``-weight mean R(decode(x0_hat))``, added to an objective on noise levels.
+
+    latents at the reward step -> velocity -> x0_hat = x - sigma v -> decoder -> scorers -> weighted sum R
+
+The reward step is the last one of a rollout (DRaFT-1, Clark et al. 2023, arXiv:2309.17400) or a random one (ReFL, Xu et
+al. 2023, arXiv:2304.05977). The chain rule is applied in three parts, each of which frees its memory before the next:
+the gradient of R by the video, of the video by x0_hat, and of x0_hat by the weights, in the pass of the update.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hyvideo.config.sections import DataSettings
+from hyvideo.data.randomness import generator
+from hyvideo.data.videos import to_levels
+from hyvideo.distributed.collectives import gather_ranks
+from hyvideo.grpo.nft import mean_square
+from hyvideo.models.offload import on_device
+from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
+from hyvideo.rewards import contract
+from hyvideo.rewards.async_scorer import AsyncScorer
+from hyvideo.rewards.trial_clips import synthetic_trial
+from hyvideo.schedulers.schedule import Schedule, filled
+from hyvideo.training.objective import LevelObjective, Terms
+from hyvideo.training.on_policy_check import OffPolicyError
+from hyvideo.training.rollout_batch import Pass, RolloutBatch, RolloutIndex, select
+
+# Largest difference between a rollout's reward and that of the pass with gradient, if arithmetic is exact or rounded.
+EXACT_REWARD, ROUNDED_REWARD = 1e-3, 0.5
+
+
+class LatentRewards(NamedTuple):
+    """Rewards of latents and their gradients, both detached."""
+
+    rewards: Tensor  # (rows,), NaN where the reward or its gradient is not finite
+    gradients: Tensor  # (rows, channels, frames, height, width), 0 where the reward is NaN
+
+
+class RewardGradient:
+    """The reward of latents as a function with a gradient: VAE, scorers and their weights."""
+
+    def __init__(
+        self,
+        pipeline: GRPOPipeline,
+        scorer: AsyncScorer,
+        *,
+        fps: float,  # frames per second of the videos
+        batch_size: int,  # videos that are decoded and scored together
+    ):
+        self.pipeline = pipeline
+        self.scorer = scorer
+        self.fps = fps
+        self.batch_size = batch_size
+
+    def __call__(self, latents: Tensor, prompts: Sequence[str]) -> LatentRewards:
+        """Return the rewards of decoded latents and their gradients by the latents."""
+        parts = []
+        for start in range(0, len(latents), self.batch_size):
+            rows = slice(start, start + self.batch_size)
+            parts.append(self._of_batch(latents[rows].detach(), list(prompts[rows])))
+        return LatentRewards(*(torch.cat(each) for each in zip(*parts)))
+
+    @torch.enable_grad()
+    def _of_batch(self, latents: Tensor, prompts: list[str]) -> LatentRewards:
+        latents = latents.clone().requires_grad_()
+        with on_device(self.pipeline.vae):
+            decoded = self.pipeline.decode_with_gradient(latents)
+            rewards, by_video = self._of_videos(decoded.detach(), prompts)
+            # Scaled to 1, because small gradients would become 0 in a VAE in float16.
+            scale = by_video.abs().flatten(1).amax(1).clamp(min=torch.finfo(torch.float32).tiny).view(-1, 1, 1, 1, 1)
+            scaled = (by_video / scale).to(decoded.dtype)
+            (by_latents,) = torch.autograd.grad(decoded, latents, scaled)
+        by_latents = by_latents * scale
+        is_finite = rewards.isfinite() & by_latents.isfinite().flatten(1).all(1)
+        return LatentRewards(
+            torch.where(is_finite, rewards, torch.nan),
+            torch.where(is_finite.view(-1, 1, 1, 1, 1), by_latents, 0.0),
+        )
+
+    def _of_videos(self, decoded: Tensor, prompts: list[str]) -> tuple[Tensor, Tensor]:
+        """Return rewards (videos,) and their gradients by decoded videos (videos, channels, frames, height, width)."""
+        decoded = decoded.requires_grad_()
+        with self.scorer.on_device():
+            rewards = self.of_levels(to_levels(decoded.transpose(1, 2)), prompts)
+            is_finite = rewards.isfinite()
+            if not is_finite.any():
+                return rewards.detach(), torch.zeros_like(decoded, dtype=torch.float32)
+            (by_video,) = torch.autograd.grad(rewards[is_finite].sum(), decoded)
+        return rewards.detach(), by_video.float()
+
+    def of_levels(self, videos: Tensor, prompts: list[str]) -> Tensor:
+        """Return the weighted sum of the scores of videos with levels in [0, 255], with gradient. Shape: (videos,).
+
+        Shape of the videos: float (videos, frames, channels, height, width).
+        """
+        total = torch.zeros(len(videos), device=videos.device)
+        names = self.scorer.names
+        for name, scorer in self.scorer.scorers.items():
+            dimensions = contract.declared_dimensions(scorer)
+            weights = [self.scorer.weights.get(names.of(name, dimension), 0.0) for dimension in dimensions]
+            if any(weights):
+                scores = contract.score_with_gradient(scorer, videos, prompts, fps=self.fps)
+                total = total + (scores.to(videos.device) @ scores.new_tensor(weights).to(videos.device)).float()
+        return total
+
+
+def try_gradient(reward_gradient: RewardGradient, data: DataSettings, prompt: str) -> None:
+    """Score a video with gradient. Raises ValueError if a scorer returns other shapes or a detached score."""
+    trial = synthetic_trial(data.sample_n_frames, data.height, data.width, data.fps)
+    levels = trial.video[None].float().to(reward_gradient.pipeline.device).requires_grad_()
+    with reward_gradient.scorer.on_device():
+        reward_gradient.of_levels(levels, [prompt])
+
+
+@dataclass(frozen=True)
+class RewardReference:
+    """Values that the passes of an iteration compare the policy with."""
+
+    inner: Any  # of the objective that the reward gradient is added to
+    anchor: Tensor | None = None  # anchor's velocities at the reward step, of all rows; None if not measured there
+    differences: list[Tensor] = field(default_factory=list)  # of rewards, () each; the first update adds them
+
+
+class WithRewardGradient(LevelObjective):
+    """An objective on noise levels with the reward gradient as one more column of each rollout, the last one.
+
+    Without noise levels (``nft_levels 0``), the KL to the anchor is measured at the reward step, in the same forward
+    pass.
+    """
+
+    uses_advantages = False  # the reward has a gradient also where all rewards of a group are equal
+    keeps_all_latents = True
+    own_metrics = ("reward_gradient/reward", "reward_gradient/norm", "reward_gradient/missing")
+
+    def __init__(self, inner: LevelObjective, reward_gradient: RewardGradient):
+        super().__init__(
+            inner.config,
+            inner.mesh,
+            inner.pipeline,
+            inner.policy,
+            noise=inner.noise,
+            num_updates=inner.num_updates,
+            cost=inner.cost,
+            on_stage=inner.on_stage,
+            check=inner.check,
+        )
+        self.inner = inner
+        self.reward_gradient = reward_gradient
+        self.metrics = (*inner.metrics, *self.own_metrics)
+        self.deviation_names = inner.deviation_names
+        self.weight = self.config.loss.reward_gradient_weight
+
+    # What it trains on.
+
+    def draw(self, schedule: Schedule, iteration: int, indices: list[RolloutIndex], count: int) -> Tensor:
+        """Return the objective's noise levels and that of the reward step. Shape: (rollouts, count + 1)."""
+        levels = self.inner.draw(schedule, iteration, indices, count)
+        steps = [self.reward_step(len(schedule.transitions), iteration, index) for index in indices]
+        of_reward = torch.tensor([[schedule.levels[step]] for step in steps], dtype=torch.float32)
+        return torch.cat([levels.view(len(indices), count), of_reward], dim=1)
+
+    def reward_step(self, num_steps: int, iteration: int, index: RolloutIndex) -> int:
+        """Return the step whose x0_hat is scored."""
+        if self.config.loss.reward_gradient_step == "last":
+            return num_steps - 1
+        random = generator(self.config.data.seed, "reward step", iteration, index.group, index.member)
+        return int(random.integers(num_steps))
+
+    def prediction(self, rollouts: RolloutBatch, rows: list[int], column: int) -> Tensor:
+        """Return the velocities that the KL to the anchor compares."""
+        if column < self._num_levels(rollouts):
+            return self.inner.prediction(self._of_inner(rollouts), rows, column)
+        return self.velocity_at(rollouts, rows, column, self._latents(rollouts, rows))
+
+    def _num_levels(self, rollouts: RolloutBatch) -> int:
+        return rollouts.trained_steps.shape[1] - 1
+
+    def _of_inner(self, rollouts: RolloutBatch) -> RolloutBatch:
+        return replace(rollouts, trained_steps=rollouts.trained_steps[:, :-1])
+
+    def _latents(self, rollouts: RolloutBatch, rows: list[int]) -> Tensor:
+        """Return the latents before the reward step. Shape: (rows, channels, frames, height, width)."""
+        return select(rollouts.trajectories.latents, rows, self._steps(rollouts, rows))
+
+    def _steps(self, rollouts: RolloutBatch, rows: list[int]) -> list[int]:
+        levels = torch.tensor(rollouts.schedule.levels[:-1])
+        return [int((levels - level).abs().argmin()) for level in rollouts.trained_steps[rows, -1]]
+
+    # Before the updates of an iteration.
+
+    def prepare(self, rollouts: RolloutBatch) -> RewardReference:
+        """Return the objective's reference and, without noise levels, the anchor's velocities at the reward step."""
+        reference = self.inner.prepare(self._of_inner(rollouts))
+        self.cache_levels(rollouts)
+        anchor = self.policy.anchor
+        if self._num_levels(rollouts) or anchor is None or anchor.equals_policy:
+            return RewardReference(reference)
+        with self._as_anchor(anchor):
+            return RewardReference(reference, self._predictions(rollouts, [0])[0])
+
+    # Each pass of an update.
+
+    def terms(
+        self,
+        rollouts: RolloutBatch,
+        reference: RewardReference,
+        rows: list[int],
+        column: int,
+        *,
+        kl_coefficient: float,
+    ) -> Terms:
+        """Return the terms of the objective or of the reward, weighted so that the mean over all columns is the sum of
+        the means over their own columns."""
+        num_levels = self._num_levels(rollouts)
+        if column == num_levels:
+            return self._reward_terms(rollouts, reference, rows, column, kl_coefficient=kl_coefficient)
+        found = self.inner.terms(self._of_inner(rollouts), reference.inner, rows, column, kl_coefficient=kl_coefficient)
+        scale = (num_levels + 1) / num_levels
+        zeros = torch.zeros_like(found.kl)
+        return Terms(
+            loss=scale * found.loss,
+            kl=scale * found.kl,
+            deviation=found.deviation,
+            metrics={name: scale * value for name, value in found.metrics.items()}
+            | dict.fromkeys(self.own_metrics, zeros),
+        )
+
+    def _reward_terms(
+        self,
+        rollouts: RolloutBatch,
+        reference: RewardReference,
+        rows: list[int],
+        column: int,
+        *,
+        kl_coefficient: float,
+    ) -> Terms:
+        sample = self._latents(rollouts, rows)
+        velocity = self.velocity_at(rollouts, rows, column, sample)
+        sigma = filled(rollouts.trained_steps[rows, column].tolist(), sample.device).view(-1, 1, 1, 1, 1)
+        denoised = sample - sigma * velocity
+        rewards, gradients = self._rewards(rollouts, rows, denoised.detach())
+        self._compare(rollouts, reference, rows, rewards)
+        # Linear in x0_hat, with the value and the gradient of the reward.
+        reward = rewards.nan_to_num(0.0) + (gradients * (denoised - denoised.detach())).flatten(1).sum(1)
+        position = torch.zeros_like(rewards)
+        if reference.anchor is not None:
+            position = mean_square(velocity - select(reference.anchor, rows))
+        kl = self.config.kl_weights.position * position
+        scale = self._num_levels(rollouts) + 1
+        loss = scale * (kl_coefficient * kl - self.weight * reward)
+        norm = gradients.flatten(1).norm(dim=1)
+        values = {
+            "loss/total": loss,
+            "kl/position": scale * position,
+            "reward_gradient/reward": scale * rewards.nan_to_num(0.0),
+            "reward_gradient/norm": scale * self.weight * norm,
+            "reward_gradient/missing": scale * rewards.isnan().float(),
+        }
+        zeros = torch.zeros_like(rewards)
+        return Terms(
+            loss=loss,
+            kl=scale * kl,
+            deviation=zeros,
+            metrics={name: values.get(name, zeros) for name in self.metrics},
+        )
+
+    def _rewards(self, rollouts: RolloutBatch, rows: list[int], denoised: Tensor) -> LatentRewards:
+        if self.config.reward.ignore_rewards:  # a control run: the pass without the reward
+            return LatentRewards(denoised.new_zeros(len(rows)), torch.zeros_like(denoised))
+        self.cost.flops += 2 * len(rows) * self.cost.decode_flops
+        return self.reward_gradient(denoised, [rollouts.prompts[row] for row in rows])
+
+    # Checks.
+
+    def _compare(self, rollouts: RolloutBatch, reference: RewardReference, rows: list[int], rewards: Tensor) -> None:
+        """Record how much the rewards of a pass differ from those of the rollouts, where both decode the same latents.
+
+        The last step of an ODE ends at x0_hat.
+        """
+        steps = self._steps(rollouts, rows)
+        last = len(rollouts.schedule.transitions) - 1
+        if self.config.reward.ignore_rewards or rollouts.schedule.transitions[last].is_stochastic:
+            return
+        for row, step, reward in zip(rows, steps, rewards):
+            if step == last and row in rollouts.rewards:
+                reference.differences.append((reward.nan_to_num(0.0) - rollouts.rewards[row].total).abs())
+
+    def check_fresh(
+        self,
+        rollouts: RolloutBatch,
+        reference: RewardReference,
+        passes: list[Pass],
+        losses: list[Tensor],
+        deviations: list[Tensor],
+        iteration: int,
+    ) -> None:
+        """Check the objective, and raise OffPolicyError, on all ranks together, if the reward with gradient differs
+        from that of the rollout."""
+        num_levels = self._num_levels(rollouts)
+        if num_levels:
+            own = [each for each in passes if each.column < num_levels]
+            self.inner.check_fresh(self._of_inner(rollouts), reference.inner, own, losses, deviations, iteration)
+        else:
+            super().check_fresh(rollouts, reference, passes, losses, deviations, iteration)
+        found = [each for each in reference.differences if each.isfinite()]
+        largest = torch.stack(found).amax() if found else torch.zeros((), device=self.pipeline.device)
+        largest = gather_ranks(largest.float(), self.mesh).amax().item()
+        limit = EXACT_REWARD if self.config.model.dtype == "fp32" else ROUNDED_REWARD
+        if largest > limit:
+            raise OffPolicyError(
+                f"iteration {iteration}: the reward with gradient differs from the reward of the rollout by "
+                f"{largest:.3g}, above {limit:g}, although the policy is still the rollout policy; score and "
+                "score_with_gradient of a scorer return different values, or its random numbers differ"
+            )
+
+    def check_moved(self, deviation: float, iteration: int) -> None:
+        self.inner.check_moved(deviation, iteration)

@@ -1,0 +1,352 @@
+"""Reward gradients: the chain from a reward to the weights, beside other terms, on ranks and after a resume."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from hyvideo.config.command_line import load_config
+from hyvideo.config.rules import check
+from hyvideo.config.run_plan import make_plan
+from hyvideo.data.videos import to_levels
+from hyvideo.records.stage_timer import StageTimer
+from hyvideo.rewards.rewards import Scorer
+from hyvideo.trainer import Trainer
+from hyvideo.training.on_policy_check import OffPolicyError
+from tests.distributed.launch import launch
+from tests.shallow import SHALLOW
+from tests.test_trainer import lines, weights, without_times
+
+CPU = torch.device("cpu")
+MODULE = "tests.training.test_reward_gradient"
+DRAFT = {
+    "pretrained_model_root": SHALLOW,
+    "objective": "draft",
+    "reward_gradient_weight": 0.7,
+    "nft_levels": 2,
+    "eta": 0.0,
+    "kl_strategy": "fixed",
+    "kl_schedule": "constant",
+    "kl_weight": 0.3,
+    "kl_coef": 0.3,
+    "kl_min_coef": 0.3,
+    "kl_warmup_updates": 0,
+    "anchor_cfg_scale": 2.0,
+    "learning_rate": 1e-3,
+    "max_grad_norm": 1e9,
+}
+ALONE = DRAFT | {"kl_strategy": "none", "kl_weight": 0.0, "kl_coef": 0.0, "kl_min_coef": 0.0, "nft_levels": 0}
+ALONE |= {"anchor_cfg_scale": None}
+
+
+def contrast(videos):
+    """Return two smooth scores: the mean square of a saturating color difference, and of the motion."""
+    color = torch.tanh((videos[:, :, 0] - videos[:, :, 2]) / 100).square().mean((1, 2, 3))
+    motion = (videos.diff(dim=1) / 100).square().mean((1, 2, 3, 4))
+    return torch.stack([color, motion], dim=1)
+
+
+class Contrast(Scorer):
+    dimensions = ("VQ", "MQ")
+
+    def score(self, videos, prompts, *, fps):
+        return [dict(zip(self.dimensions, row)) for row in contrast(torch.stack(videos).float()).tolist()]
+
+    def score_with_gradient(self, videos, prompts, *, fps):
+        return contrast(videos)
+
+
+class SometimesMissing(Contrast):
+    """Scorer whose scores with gradient are NaN for the less colorful half of the videos."""
+
+    def score_with_gradient(self, videos, prompts, *, fps):
+        values = contrast(videos)
+        return torch.where((values[:, 0] < values[:, 0].median())[:, None], math.nan, values)
+
+
+WEIGHTS = '{"VQ": 0.5, "MQ": 2}'
+
+
+def make_trainer(config, mesh, scorer=None, **changes):
+    config = config.with_settings(**{"reward_weights": WEIGHTS} | changes)
+    check(config)
+    return Trainer(config, mesh, CPU, scorers={"test": scorer or Contrast()})
+
+
+def sample(trainer):
+    trainer.iteration = 1
+    rollouts, pending = trainer.run.collector.collect(1, StageTimer(CPU))
+    rewards = trainer.run.rewards.wait(pending)
+    return rollouts.with_rewards(rewards, trainer.run.rewards.advantages(rollouts.indices, rewards)[0])
+
+
+def gradients_of(trainer, rollouts, columns=None, rows=None):
+    """Return the gradients of the weights by the mean loss over rows and columns, as an update computes them."""
+    reference = trainer.run.objective.prepare(rollouts)
+    rows = list(range(len(rollouts))) if rows is None else rows
+    loss = 0.0
+    for column in rollouts.columns if columns is None else columns:
+        terms = trainer.run.objective.terms(rollouts, reference, rows, column, kl_coefficient=0.3)
+        loss = loss + terms.loss.sum() / (len(rows) * len(rollouts.columns))
+    found = torch.autograd.grad(loss, trainer.run.policy.parameters)
+    return torch.cat([each.flatten() for each in found])
+
+
+def last_step(trainer, rollouts):
+    """Return the latents before the last step, the velocity there with gradient, and its noise level."""
+    sigma = rollouts.schedule.levels[-2]
+    latents = rollouts.trajectories.latents[:, -2]
+    times = torch.full((len(rollouts),), 1000 * sigma)
+    return latents, trainer.run.pipeline.velocity(latents, times, rollouts.conditions), sigma
+
+
+# --- the chain ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [{}, {"cfg_scale": 2.0, "decode_batch_size": 3}], ids=["plain", "guided"])
+def test_the_gradient_is_that_of_an_unsplit_graph(tiny_config, mesh, settings):
+    trainer = make_trainer(tiny_config, mesh, **ALONE | settings)
+    rollouts = sample(trainer)
+    found = gradients_of(trainer, rollouts)
+    latents, velocity, sigma = last_step(trainer, rollouts)
+    denoised = latents - sigma * velocity
+    torch.testing.assert_close(denoised, rollouts.trajectories.final, rtol=0, atol=1e-5)
+    decoded = trainer.run.pipeline.vae.decode(trainer.run.pipeline.latents.unscaled(denoised), return_dict=False)[0]
+    scores = Contrast().score_with_gradient(to_levels(decoded.transpose(1, 2)), rollouts.prompts, fps=8)
+    loss = -0.7 * (scores @ torch.tensor([0.5, 2.0])).mean()
+    expected = torch.cat([each.flatten() for each in torch.autograd.grad(loss, trainer.run.policy.parameters)])
+    assert expected.norm() > 0
+    assert (found - expected).norm() < 1e-5 * expected.norm()
+
+
+def test_the_gradient_is_the_derivative_of_the_reward_by_the_weights(tiny_config, mesh, monkeypatch):
+    """Without the rounding of pixels, whose gradient is that of no rounding."""
+    monkeypatch.setattr(
+        "hyvideo.training.reward_gradient.to_levels", lambda video: (video.float().clamp(-1, 1) + 1) * 127.5
+    )
+    trainer = make_trainer(tiny_config, mesh, **ALONE)
+    rollouts = sample(trainer)
+    gradient = gradients_of(trainer, rollouts)
+    direction = gradient / gradient.norm()
+
+    @torch.no_grad()
+    def loss_at(step):
+        values = torch.nn.utils.parameters_to_vector(trainer.run.policy.parameters)
+        torch.nn.utils.vector_to_parameters(values + step * direction, trainer.run.policy.parameters)
+        latents, velocity, sigma = last_step(trainer, rollouts)
+        rewards = trainer.run.objective.reward_gradient(latents - sigma * velocity, rollouts.prompts).rewards
+        torch.nn.utils.vector_to_parameters(values, trainer.run.policy.parameters)
+        return -0.7 * rewards.double().mean().item()
+
+    step = 0.02
+    difference = (loss_at(step) - loss_at(-step)) / (2 * step)
+    assert difference == pytest.approx(gradient.norm().item(), rel=0.01)
+
+
+def test_rewards_with_gradient_are_those_of_the_rollouts(tiny_config, mesh):
+    trainer = make_trainer(tiny_config, mesh, **DRAFT)
+    metrics = trainer.run_iteration()
+    assert metrics["reward_gradient/reward"] == pytest.approx(metrics["reward/mean"], abs=1e-5)
+    assert metrics["reward_gradient/norm"] > 0 and metrics["reward_gradient/missing"] == 0
+    assert metrics["kl/position"] > 0 and metrics["policy/velocity_norm"] > 0
+
+
+def test_other_values_with_gradient_end_the_run(tiny_config, mesh):
+    class Differs(Contrast):
+        def score_with_gradient(self, videos, prompts, *, fps):
+            return 1.1 * super().score_with_gradient(videos, prompts, fps=fps) + 0.1
+
+    trainer = make_trainer(tiny_config, mesh, Differs(), **DRAFT)
+    with pytest.raises(OffPolicyError, match="the reward with gradient differs from the reward of the rollout"):
+        trainer.run_iteration()
+
+
+def test_a_detached_score_is_an_error_at_the_start(tiny_config, mesh):
+    class Detached(Contrast):
+        def score_with_gradient(self, videos, prompts, *, fps):
+            return super().score_with_gradient(videos, prompts, fps=fps).detach()
+
+    with pytest.raises(ValueError, match="scores with a gradient, got a tensor that is detached"):
+        make_trainer(tiny_config, mesh, Detached(), **DRAFT)
+
+
+def test_a_missing_reward_contributes_nothing(tiny_config, mesh):
+    """The loss of the others is divided by the number of all rollouts."""
+    trainer = make_trainer(tiny_config, mesh, SometimesMissing(), **ALONE | {"gate_interval": 0})
+    rollouts = sample(trainer)
+    reference = trainer.run.objective.prepare(rollouts)
+    terms = trainer.run.objective.terms(rollouts, reference, list(range(8)), 0, kl_coefficient=0.0)
+    is_missing = terms.metrics["reward_gradient/missing"] == 1
+    assert 0 < is_missing.sum() < 8 and terms.loss[is_missing].eq(0).all() and terms.loss.isfinite().all()
+    found = torch.autograd.grad(terms.loss.sum(), trainer.run.policy.parameters)
+    trainer.run.objective.reward_gradient.scorer.scorers["test"] = Contrast()
+    rows = [row for row in range(8) if not is_missing[row]]
+    terms = trainer.run.objective.terms(rollouts, reference, rows, 0, kl_coefficient=0.0)
+    expected = torch.autograd.grad(terms.loss.sum(), trainer.run.policy.parameters)
+    difference = sum((a - b).square().sum() for a, b in zip(found, expected)).sqrt()
+    assert difference < 1e-5 * sum(b.square().sum() for b in expected).sqrt()
+
+
+# --- beside other terms ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("objective", ["draft", "nft"])
+def test_the_gradient_is_the_sum_of_the_objective_and_of_the_reward(tiny_config, mesh, objective):
+    settings = DRAFT | {"objective": objective}
+    trainer = make_trainer(tiny_config, mesh, **settings)
+    rollouts = sample(trainer)
+    assert rollouts.trained_steps.shape == (8, 3)
+    both = gradients_of(trainer, rollouts)
+    reward = gradients_of(trainer, rollouts, columns=[2])
+    alone = make_trainer(tiny_config, mesh, **settings)
+    inner = alone.objective = alone.objective.inner
+    without = replace(rollouts, trained_steps=rollouts.trained_steps[:, :2])
+    expected = gradients_of(alone, without) + reward
+    assert inner.metrics != trainer.run.objective.metrics
+    assert (both - expected).norm() < 1e-5 * expected.norm()
+    assert reward.norm() > 0 and (both - reward).norm() > 0
+
+
+@pytest.mark.parametrize("step", ["last", "random"])
+def test_without_noise_levels_the_kl_shares_the_pass_of_the_reward(tiny_config, mesh, step):
+    changes = {"nft_levels": 0, "reward_gradient_step": step}
+    trainer = make_trainer(tiny_config, mesh, **DRAFT | changes)
+    rollouts = sample(trainer)
+    reference = trainer.run.objective.prepare(rollouts)
+    terms = trainer.run.objective.terms(rollouts, reference, list(range(8)), 0, kl_coefficient=0.3)
+    steps = [trainer.run.objective.reward_step(4, 1, index) for index in rollouts.indices]
+    assert steps == [3] * 8 if step == "last" else len({*steps}) > 1
+    latents = torch.stack([rollouts.trajectories.latents[row, number] for row, number in enumerate(steps)])
+    times = torch.tensor([1000 * rollouts.schedule.levels[number] for number in steps])
+    with torch.no_grad():
+        velocity = trainer.run.pipeline.velocity(latents, times, rollouts.conditions)
+        anchor = trainer.run.pipeline.with_guidance(2.0).velocity(latents, times, rollouts.conditions)
+    expected = (velocity - anchor).square().flatten(1).mean(1)
+    torch.testing.assert_close(terms.kl, expected, rtol=1e-4, atol=1e-7)
+    metrics = trainer.run.update(rollouts, reference, 1)
+    assert metrics["kl/position"] == pytest.approx(expected.mean().item(), rel=1e-4)
+
+
+def test_a_control_run_makes_the_same_forward_passes_without_the_reward(tiny_config, mesh):
+    class Fails(Contrast):
+        def score_with_gradient(self, videos, prompts, *, fps):
+            raise AssertionError("a control run must not use the gradient")
+
+    found = {}
+    for is_control in (False, True):
+        scorer = Fails() if is_control else Contrast()
+        trainer = make_trainer(tiny_config, mesh, scorer, **DRAFT | {"ignore_rewards": is_control})
+        trainer.iteration = 1
+        found[is_control] = trainer.run_iteration()
+    assert found[True]["cost/forwards"] == found[False]["cost/forwards"]
+    assert found[True]["reward_gradient/norm"] == 0 and found[True]["grad/norm"] > 0
+    assert found[True]["grad/norm"] != found[False]["grad/norm"]
+
+
+@pytest.mark.parametrize("levels", [0, 2])
+def test_the_plan_counts_every_forward_pass(tiny_config, mesh, levels):
+    trainer = make_trainer(tiny_config, mesh, **DRAFT | {"nft_levels": levels, "batched_forward": "false"})
+    calls = {False: 0, True: 0}
+
+    def count(module, inputs, options):
+        calls[torch.is_grad_enabled()] += 1
+
+    trainer.run.policy.transformer.register_forward_pre_hook(count, with_kwargs=True)
+    trainer.iteration = 1
+    metrics = trainer.run_iteration()
+    run = trainer.run.planned_run
+    assert calls[True] == 8 * run.forwards_with_gradient == 8 * max(1, levels + 1)
+    assert calls[False] == 8 * run.forwards_without_gradient == 8 * (4 + 2 * max(1, levels))
+    counted = (calls[False] + trainer.run.cost.per_training_pass * calls[True]) / 8
+    assert metrics["cost/forwards"] == pytest.approx(counted)
+    assert make_plan(trainer.config).num_reward_steps == 1
+
+
+# --- on ranks, and after a resume -----------------------------------------------------------------------------------
+
+RANKED = {
+    "valid_video_csv": "",
+    "num_updates_per_rollout": 1,
+    "mini_batch_size_per_update": 8,
+    "cfg_scale": 1.0,
+    "log_video_interval": 0,
+    "num_threads": 1,
+    "report": False,
+    "report_to": ["none"],
+    "adam_epsilon": 1e-2,
+    "reward_weights": WEIGHTS,
+    "batched_forward": "false",
+}
+
+
+def train(folder, settings):
+    """Return the metrics of an iteration, the second, and a digest of the weights after it."""
+    from hyvideo.distributed import mesh as ranks
+    from hyvideo.distributed.sharded_tensors import full_tensor
+
+    config = load_config("configs/smoke.yaml", output_dir=str(Path(folder) / "run"), **DRAFT | RANKED | settings)
+    mesh = ranks.start(config.distributed.sp_size, CPU)
+    trainer = Trainer(config, mesh, CPU, scorers={"test": Contrast()})
+    for _ in range(2):
+        trainer.iteration += 1
+        metrics = trainer.run_iteration()
+    names = ("reward_gradient/reward", "reward_gradient/norm", "kl/position", "loss/total", "grad/norm")
+    digest = [full_tensor(each).double().square().sum().item() for each in trainer.run.policy.parameters]
+    return {name: metrics[name] for name in names} | {"weights": digest}
+
+
+LAYOUTS = [
+    pytest.param({"batch_size": 4}, id="dp 2"),
+    pytest.param({"batch_size": 4, "enable_fsdp": True}, id="fsdp 2", marks=pytest.mark.slow),
+    pytest.param({"batch_size": 8, "sp_size": 2}, id="sp 2", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_two_ranks_train_the_same_as_one(tmp_path, layout):
+    single = launch(f"{MODULE}:train", 1, str(tmp_path / "1"), {"batch_size": 8})[0]
+    for found in launch(f"{MODULE}:train", 2, str(tmp_path / "2"), layout):
+        digest = found.pop("weights")
+        assert digest == pytest.approx(single["weights"], rel=1e-5, abs=1e-8)
+        assert found == pytest.approx({name: single[name] for name in found}, rel=1e-4)
+
+
+def test_a_resumed_run_equals_the_uninterrupted_run(tiny_config, mesh, tmp_path):
+    settings = DRAFT | {"reward_gradient_step": "random", "max_steps": 2, "save_interval": 1}
+    whole = make_trainer(tiny_config, mesh, **settings)
+    whole.train()
+    out = {"output_dir": str(tmp_path / "interrupted")}
+    make_trainer(tiny_config, mesh, **settings | out | {"max_steps": 1}).train()
+    resumed = make_trainer(tiny_config, mesh, **settings | out | {"resume_from_checkpoint": "latest"})
+    assert resumed.iteration == 1
+    resumed.train()
+    assert without_times(lines(tmp_path / "interrupted")[-1]) == without_times(lines(tmp_path / "run")[-1])
+    assert all(torch.equal(a, b) for a, b in zip(weights(whole), weights(resumed)))
+
+
+# --- settings -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"reward_gradient_weight": 0.0}, "objective draft needs a reward_gradient_weight above 0"),
+        ({"kl_strategy": "dual_fixed"}, "objective draft has no KL to the rollout policy"),
+        ({"kl_strategy": "none", "kl_weight": 0.0}, "kl_strategy none has no KL, got nft_levels 2"),
+        ({"objective": "nft", "nft_levels": 0}, "nft_levels must be at least 1"),
+        ({"objective": "grpo", "eta": 0.7}, "reward_gradient_weight needs an objective on noise levels"),
+        ({"reward_video": "file"}, "reward_gradient_weight needs reward_video memory"),
+        ({"remote_reward_url": "http://localhost:1"}, "a reward service returns numbers without a gradient"),
+        ({"reward_model": ["unified_reward"]}, "got reward_model unified_reward, which has no score_with_gradient"),
+        (
+            {"reward_model": ["tests/test_trainer.py:Redness"]},
+            "use miniature, miniature_videoalign, videoalign, clip, pickscore or a class with that method",
+        ),
+    ],
+)
+def test_settings_without_a_gradient_are_refused_with_what_to_use(tiny_config, changes, message):
+    check(tiny_config.with_settings(**DRAFT))
+    with pytest.raises(ValueError, match=message):
+        check(tiny_config.with_settings(**DRAFT | changes))

@@ -167,7 +167,7 @@ class Trainer(RunParts):
         self.owner.check()
         self.checkpoints.check()
         metrics = self.state.unvalidated | {"time/since_start": time.perf_counter() - started}
-        if self._is_due(self.config.record.validation_interval) and self.validation:
+        if self._is_due(self.config.record.validation_interval) and (self.validation or self.held_out):
             metrics = metrics | self.validate()
         if writer:
             if self.iteration == 1 and self.validation and (base := self.validation.measures(0)):
@@ -247,8 +247,13 @@ class Trainer(RunParts):
 
     def validate(self) -> dict[str, float]:
         """Validate the EMA weights if the run keeps them, else the policy, and return the metrics."""
+        metrics: dict[str, float] = {}
         with self.timer("validation"), self.policy.with_ema_weights():
-            return self.validation.run(self.iteration)
+            if self.validation:
+                metrics |= self.validation.run(self.iteration)
+            if self.held_out:
+                metrics |= self.held_out.measure()
+        return metrics
 
     def _start_timer(self) -> StageTimer:
         """Return the timer of an iteration, whose timeline also has the validation and the checkpoint after it."""

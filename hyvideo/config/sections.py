@@ -54,6 +54,13 @@ class DataSettings:
         ["assets/prompts/train.csv"], "CSV files: `prompt`, optionally `ref_image_path`.", is_path=True
     )
     valid_video_csv: list[str] = records([], "Validation prompts, with the same columns; default: none.", is_path=True)
+    pairs_csv: list[str] = learning(
+        [],
+        "Rated pairs of videos for objective dpo, CSV files: `prompt`, `first`, `second`, `answer`, optionally "
+        "`dimension`, `ref_image_path`.",
+        is_path=True,
+    )
+    pair_weights: str = learning("", "Weights of the dimensions of pairs_csv, as JSON; default: all equally.")
     negative_prompt: str | None = learning(
         None, "Negative prompt of rollouts and validation; default: the version's.", measured=True
     )
@@ -150,11 +157,15 @@ class LossSettings:
 
     objective: str = learning(
         "grpo",
-        "Loss: grpo (clipped ratios), nft (DiffusionNFT, a velocity loss on re-noised rollouts), or FILE.py:NAME.",
+        "Loss: grpo (clipped ratios), nft (DiffusionNFT, a velocity loss on re-noised rollouts), dpo (preferences in "
+        "pairs_csv, without rollouts), or FILE.py:NAME.",
         choices=OBJECTIVES,
         is_path=True,
     )
-    nft_levels: int = learning(4, "Noise levels per rollout that nft trains.", at_least=1)
+    nft_levels: int = learning(4, "Noise levels per rollout that nft trains, or per pair that dpo trains.", at_least=1)
+    dpo_beta: float = learning(
+        100.0, "Strength of a preference in dpo: larger values stay closer to the base model.", above=0
+    )
     clip_range: float = learning(1e-4, "Clip ratios to 1 plus or minus this value.", above=0)
     use_grad_balancing: bool = learning(True, "Use the temporal gradient equalizer.")
     enable_timestep_permutation: bool = learning(True, "Train a rollout's steps in random order.")

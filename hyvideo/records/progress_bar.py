@@ -17,9 +17,12 @@ CONSOLE_TEXTS = {  # by metric
     "kl/position": "KL {:.1e}",
     "policy/ratio_max_deviation": "max |ratio - 1| {:.1e}",
     "nft/distance_max": "max distance {:.1e}",
+    "dpo/accuracy": "accuracy {:.2f}",
+    "dpo/displacement": "displacement {:+.1e}",
 }
 # Text before the part of a stage; other stages are not shown.
 STAGE_TEXTS = {"load": "loading", "conditions": "encoding", "rollout": "sampling", "decode": "decoding"}
+STAGE_TEXTS |= {"pairs": "reading pairs,"}
 STAGE_TEXTS |= {"anchor": "anchor means,", "reward": "scoring", "update": "training,", "save": "saving"}
 STAGE_TEXTS |= {"validation": "validation:", "validation reward": "validation: scoring"}
 

@@ -1,5 +1,6 @@
 """Construction of the parts of a run from its settings, with checks before any weights are read."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -8,16 +9,16 @@ import torch
 from hyvideo.config.memory.disk import check_room
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.objectives import objective_class
+from hyvideo.config.run_inputs import RunInputs
 from hyvideo.config.run_plan import make_plan
 from hyvideo.config.sections import RecordSettings
 from hyvideo.config.settings import Config
-from hyvideo.data.prompts import read_requests
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
 from hyvideo.distributed.collectives import all_objects, raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.ownership import Ownership
+from hyvideo.models.decoding import latent_shape
 from hyvideo.models.reward_models.rewards import Scorer
-from hyvideo.models.sizes import read_architecture
 from hyvideo.training.compile_probe import match_gradient_mode
 from hyvideo.training.cost import Cost
 from hyvideo.training.model_setup import (
@@ -29,7 +30,10 @@ from hyvideo.training.model_setup import (
     negative_condition,
     precompute_conditions,
     rollout_schedule,
+    vae_identity,
 )
+from hyvideo.training.pair_collector import HeldOutPairs, PairCollector, PairLabels
+from hyvideo.training.pair_latents import PairLatents
 from hyvideo.training.policy import Policy
 from hyvideo.training.policy_update import PolicyUpdate
 from hyvideo.training.preemption import PreemptionSignals
@@ -59,12 +63,25 @@ class RunParts:
         objective = objective_class(config.loss.objective)
         steps = custom_steps(config.rollout, mesh)
         schedule = rollout_schedule(config.rollout)
-        requests, hashes = read_requests(*config.data.prompts_csv), hash_files(config.flat())
-        validated = read_requests(*config.data.valid_video_csv)
-        encoded, sources = requests + config.negative_requests, {"prompts_csv": requests, "valid_video_csv": validated}
+        inputs = RunInputs(config, mesh.world_size)
+        requests = inputs.requests
+        validated = inputs.validated
+        hashes = hash_files(config.flat())
+        pair_latents = None
+        if objective.uses_pairs:
+            sources = {"pairs_csv": inputs.preferences.all_requests, "valid_video_csv": validated}
+            pair_latents = PairLatents(
+                Path(config.record.output_dir),
+                inputs.preferences.videos,
+                vae_identity=vae_identity(config.model),
+            )
+            hashes["pairs_csv"] += pair_latents.contents
+        else:
+            sources = {"prompts_csv": requests, "valid_video_csv": validated}
+        encoded = [*next(iter(sources.values())), *config.negative_requests]
         check_checkpoint(config, sources, [*config.video_sizes.values()])
         check_adapter(config.model, config.optimizer)
-        architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
+        architecture = inputs.architecture
         self.planned_run = run = PlannedRun(config, mesh.world_size, architecture)
         with raise_on_all_ranks(mesh):
             if mesh.is_main:
@@ -72,10 +89,12 @@ class RunParts:
         options = {"tokens": architecture.image_tokens(*config.rollout_size), "sp_size": mesh.sp_size}
         options |= {"gather": partial(all_objects, mesh=mesh)}
         self.attention = choose_attention(config.model, device, **options)
+        is_scored = not objective.uses_pairs or bool(validated)
         progress.enter("load", "the reward model")
-        self.scorer = make_async_scorer(config, device, scorers)
-        self.scorer.check_prompts(*([request.prompt for request in each] for each in (requests, validated)))
-        if config.reward.check_reward and scorers is None:
+        self.scorer = make_async_scorer(config, device, scorers if is_scored else {})
+        scored = [] if objective.uses_pairs else requests
+        self.scorer.check_prompts(*([request.prompt for request in each] for each in (scored, validated)))
+        if config.reward.check_reward and scorers is None and is_scored:
             try_scorers(self.scorer, config.data, requests[0].prompt)
             if self.scorer.held_out_scorers:
                 try_scorers(self.scorer.held_out_scorers, config.data, validated[0].prompt)
@@ -86,6 +105,15 @@ class RunParts:
         if config.model.precompute_conditions:
             sized = [(encoded, config.rollout_size), (validated, config.validation_size)]
             precompute_conditions(self.encoder, sized, mesh, on_stage=progress.enter)
+        if pair_latents:
+            _, height, width = config.rollout_size
+            pair_latents.encode(
+                vae,
+                mesh,
+                size=(height, width),
+                shape=latent_shape(vae, *config.rollout_size),
+                on_stage=progress.enter,
+            )
         negative = negative_condition(config.negative_requests, self.encoder, device)
         progress.enter("load", "the transformer")
         trained = encoded if config.num_branches == 2 else requests
@@ -120,21 +148,40 @@ class RunParts:
             on_stage=progress.enter,
             check=self.signals.check,
         )
-        self.collector = RolloutCollector(
-            config,
-            mesh,
-            self.pipeline,
-            self.encoder,
-            self.scorer,
-            requests,
-            self.objective,
-            plan=plan,
-            schedule=schedule,
-            cost=self.cost,
-            check=self.signals.check,
-        )
-        self.rewards = GroupRewards(config.reward, self.scorer, mesh, **sizes)
-        self.recorder = RolloutRecorder(config.record, config.data, mesh, **sizes, run_id=run_id)
+        self.held_out: HeldOutPairs | None = None
+        if objective.uses_pairs:
+            self.collector = PairCollector(
+                config,
+                mesh,
+                self.pipeline,
+                self.encoder,
+                inputs.preferences,
+                pair_latents,
+                self.objective,
+                plan=plan,
+                schedule=schedule,
+                cost=self.cost,
+                check=self.signals.check,
+            )
+            self.rewards = PairLabels()
+            self.held_out = HeldOutPairs(self.collector)
+        else:
+            self.collector = RolloutCollector(
+                config,
+                mesh,
+                self.pipeline,
+                self.encoder,
+                self.scorer,
+                requests,
+                self.objective,
+                plan=plan,
+                schedule=schedule,
+                cost=self.cost,
+                check=self.signals.check,
+            )
+            self.rewards = GroupRewards(config.reward, self.scorer, mesh, **sizes)
+        record = replace(config.record, log_video_interval=0) if objective.uses_pairs else config.record
+        self.recorder = RolloutRecorder(record, config.data, mesh, **sizes, run_id=run_id)
         self.update = PolicyUpdate(
             config,
             mesh,

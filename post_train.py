@@ -27,6 +27,13 @@ from hyvideo.data.text import labelled, lines_of
 from hyvideo.evaluation.reward_hacking.rule import RewardHacking, check_output_dir
 
 
+def print_and_end(*error) -> None:
+    """Print an uncaught exception, on rank 0 first, and end the process even if other threads hang."""
+    processes.wait_for_rank_0()
+    sys.__excepthook__(*error)
+    processes.end_soon(1)
+
+
 def main() -> int:
     processes.use_expandable_segments()
     try:
@@ -35,7 +42,7 @@ def main() -> int:
     except ValueError as error:  # the environment; other mistakes exit
         print(f"post_train.py: {error}", file=sys.stderr)
         return 2
-    sys.excepthook = lambda *error: (processes.wait_for_rank_0(), sys.__excepthook__(*error), processes.end_soon(1))
+    sys.excepthook = print_and_end
     with ExitStack() as at_end:
         try:
             return run(command, at_end)
@@ -84,7 +91,7 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
     if trainer.mesh.is_main and code in (0, 3) and not command.pilot:
         print_summary(trainer.output_dir, trainer.iteration, trainer.validation)
     if trainer.mesh.is_main and code == 0 and command.pilot:
-        print_pilot(trainer.planned_run, trainer.device)
+        print_pilot(trainer.run.planned_run, trainer.device)
     ranks.stop()
     return code
 
@@ -122,7 +129,7 @@ def print_plan(inputs: RunInputs, cost: list[str], given: Collection[str] | None
     """Print the plan of the run, the lines on its ``cost``, and the settings, among ``given``, that have no effect."""
     ignored = settings_without_effect(inputs)
     if given is not None:
-        ignored = [line for line in ignored if {*re.findall(r"\w+", line.partition(": ")[0])} & {*given}]
+        ignored = [line for line in ignored if set(re.findall(r"\w+", line.partition(": ")[0])) & set(given)]
     print("\n".join([describe(inputs.config, inputs.plan), *cost, *lines_of(labelled("ignored settings", ignored))]))
 
 
@@ -135,15 +142,15 @@ def print_start(command: CommandLine, inputs: RunInputs, trainer) -> None:
     as_run = inputs.with_config(trainer.config)  # without ``auto``
     cost = start_lines(as_run, device.type, gpu_memory(device), device_name(device))
     print_plan(inputs, cost, command.flags)
-    trained = sum(parameter.numel() for parameter in trainer.policy.parameters)
+    trained = sum(parameter.numel() for parameter in trainer.run.policy.parameters)
     rows = [("training", f"{trained / 1e6:.2f} million parameters on {device}")]
-    kernel, rejected = trainer.attention
+    kernel, rejected = trainer.run.attention
     chosen = "chosen by torch" if kernel == "torch" else f"{kernel} kernel"
     rows += labelled("attention", [chosen, *(f"not {name}: {reason}" for name, reason in rejected.items())])
     warning = cudnn_problem() if device.type == "cuda" else None
     if warning:
         rows.append(("warning", warning))
-    rows += [("changed settings", sentence) for sentence in trainer.state.changed_settings]
+    rows += [("changed settings", sentence) for sentence in trainer.run.state.changed_settings]
     begin = f"resuming from iteration {trainer.iteration}" if trainer.resumed else "new run"
     rows.append(("output", f"{inputs.config.record.output_dir}, {begin}"))
     print("\n".join(lines_of(rows)), flush=True)

@@ -40,7 +40,8 @@ def main() -> int:
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     with exit_on_error("check_reward.py", (ValueError, FileNotFoundError)):
         options = options_of_scorer(args.reward_model, args.reward_config)
-        options = ({"path": args.reward_path} if args.reward_path else {}) | options
+        if args.reward_path:
+            options.setdefault("path", args.reward_path)
         trial = make_trial(args)
         scorer = make_scorer(args.reward_model, args.pretrained_model_root, device=device, **options)
         checks = check_scorer(scorer, trial, dimensions=args.dimensions, quick=args.quick)

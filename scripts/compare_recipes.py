@@ -25,8 +25,9 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=5, help="number of training seeds")
     parser.add_argument("--first_seed", type=int, default=0, help="first training seed")
     parser.add_argument("--budget", required=True, help="budget of each run: rollouts=N, forwards=N or seconds=N")
-    words = "also evaluate the base model with this guidance scale"
-    parser.add_argument("--guided_base", type=float, metavar="SCALE", help=words)
+    parser.add_argument(
+        "--guided_base", type=float, metavar="SCALE", help="also evaluate the base model with this guidance scale"
+    )
     options = parser.parse_args()
     if options.guided_base is not None and not 1 < options.guided_base < float("inf"):
         raise ValueError(f"--guided_base must be a finite guidance scale above 1, got {options.guided_base:g}")

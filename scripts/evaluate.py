@@ -57,12 +57,19 @@ def main() -> None:
 
     source = Source(options.checkpoint_path, options.lora_path, options.lora_scale)
     evaluator = Evaluator(config)
-    find_clips(options.videos, evaluator.requests) if options.videos else evaluator.check(source)
+    if options.videos:
+        find_clips(options.videos, evaluator.requests)
+    else:
+        evaluator.check(source)
     make_folder(options.out)
     try:
-        sources = {"checkpoint": options.checkpoint_path, "lora": options.lora_path, "videos": options.videos}
+        policy = policy_identity(
+            checkpoint=options.checkpoint_path,
+            lora=options.lora_path,
+            videos=options.videos,
+        )
         world = joint_identity(config.flat(), config.reward, has_model=not options.videos)
-        identity = policy_identity(**sources) | {"lora_scale": options.lora_scale} | world
+        identity = {**policy, "lora_scale": options.lora_scale, **world}
         evaluation = evaluator.folder(options.videos) if options.videos else evaluator.policy(source)
     finally:
         evaluator.close()

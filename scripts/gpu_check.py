@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
         help="compile without rounding to bf16 between fused operations, if the compiler of this torch fails on it",
     )
     options = parser.parse_args(argv)
-    parts = [*PARTS] if "all" in options.parts else [part for part in options.parts if part != "weights"]
+    parts = list(PARTS) if "all" in options.parts else [part for part in options.parts if part != "weights"]
     checks = {name: check for part in parts for name, check in PARTS[part].items()}
     if "weights" in options.parts:
         checks |= WEIGHTS

@@ -18,9 +18,15 @@ def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of one run or of several")
     parser.add_argument("--output_dir", type=Path, required=True, help="output folder")
-    words = "figures of the paper; 0 is the learning curve of one run or of the seeds of one setting"
     numbers = [0, 3, 7, 8]
-    parser.add_argument("--figures", nargs="+", type=int, choices=numbers, default=numbers, help=words)
+    parser.add_argument(
+        "--figures",
+        nargs="+",
+        type=int,
+        choices=numbers,
+        default=numbers,
+        help="figures of the paper; 0 is the learning curve of one run or of the seeds of one setting",
+    )
     parser.add_argument("--window", type=int, default=5, help="smooth curves over this many iterations")
     options = parser.parse_args()
     if options.window < 1:

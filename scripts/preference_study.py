@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hyvideo.config import processes
 from hyvideo.config.command_line import parse
-from hyvideo.data.outside import Parser, exit_on_error, quote
+from hyvideo.data.outside import Parser, exit_on_error, quote, read_regular
 from hyvideo.data.prompts import read_requests
 from hyvideo.evaluation.preference.rating import DATABASE, VIDEOS, Study, create_app
 from hyvideo.models.reward_models.service.connections import listen, make_server
@@ -95,7 +95,7 @@ def main() -> None:
 
         for path in options.answers:
             with exit_on_error(f"preference_study.py: {path}"):
-                study.add(path.read_bytes())
+                study.add(read_regular(path).encode())
         print(analyse(study, options.most_failed))
     elif options.static:
         study.write_pages(options.static)

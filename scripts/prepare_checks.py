@@ -28,8 +28,14 @@ def main() -> None:
     requests = read_requests(args.prompts_csv)
     if os.path.realpath(args.out) == os.path.realpath(args.prompts_csv):
         raise ValueError(f"--output_path must be another file than --prompts_csv, got {quote(args.out)}")
-    endpoint = {"url": args.url, "model": args.model, "key_env": args.key_env}
-    CheckWriter("prepare_checks", INSTRUCTION.read_text(encoding="utf-8"), **endpoint).write(requests, args.out)
+    writer = CheckWriter(
+        "prepare_checks",
+        INSTRUCTION.read_text(encoding="utf-8"),
+        url=args.url,
+        model=args.model,
+        key_env=args.key_env,
+    )
+    writer.write(requests, args.out)
 
 
 if __name__ == "__main__":

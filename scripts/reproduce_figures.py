@@ -37,8 +37,10 @@ def main() -> int:
     study = grid_study(options)
     if 7 in options.figures:
         reject_flags(study.extra, ["kl_schedule"])
-    cells = {"methods": options.methods, "kls": options.kl}
-    runs = {number: runs_of_figure(number, options.settings, options.seeds, **cells) for number in options.figures}
+    runs = {
+        number: runs_of_figure(number, options.settings, options.seeds, methods=options.methods, kls=options.kl)
+        for number in options.figures
+    }
     code = plan_and_train(study, list(dict.fromkeys(itertools.chain(*runs.values()))), options)
     if options.dry_run or options.only_cell:
         return code

@@ -39,7 +39,8 @@ def main() -> int:
     known = find_checkpoint(options.reward_path).settings.dimensions
     names = check_dimensions(options.dimensions or known, "--dimensions")
     pairs = read_pairs(options.pairs, names)
-    moved = dict({*enumerate(names)} - {*enumerate(known)}).values()  # names that are new at their token
+    # Names that are new at their token.
+    moved = [name for token, name in enumerate(names) if token >= len(known) or known[token] != name]
     split = split_by_prompt(pairs, moved if pairs else names, options.seed)
     make_folder(options.output_dir)
     training = PairTraining(options.reward_path, split, names, options.batch_size)

@@ -334,7 +334,7 @@ def test_the_file_of_one_video_can_be_named(make, tmp_path):
         (["--prompt", "a", "--fixed_size", "0x48"], "fixed_size 0x48 is not a size"),
         (
             ["--prompt", "a", "--group_offloading", "--offloading", "false"],
-            "--group_offloading true needs --offloading true, got false. Remove",
+            "and be copied there in groups, got --offloading false. Remove --offloading false, or set",
         ),
         (["--prompt", "a", "--vae_tile_size", "-1"], "vae_tile_size"),
         (
@@ -352,7 +352,7 @@ def test_the_file_of_one_video_can_be_named(make, tmp_path):
         (["--prompt", "a", "--height", "64"], "--height and --width must be given together"),
         (["--prompt", "a", "--eta", "0.5"], "--eta needs --stochastic: the ODE adds no noise"),
         (["--prompt", "a", "--image_path", "nowhere.png"], "got 'nowhere.png'"),
-        (["--prompt", "a", "--video_length", "6"], "must be 4n + 1, got 6"),
+        (["--prompt", "a", "--video_length", "6"], "into one latent frame, got 6; use 5 or 9"),
         (["--prompt", "a", "--height", "40", "--width", "64"], "height must be a multiple of 16, got 40"),
         (["--prompt", "a", "--checkpoint_path", "nowhere"], "nowhere does not exist"),
         (["--prompt", "a", "--lora_path", "nowhere"], "nowhere must be a safetensors file"),
@@ -593,3 +593,11 @@ def test_the_stages_of_a_video_are_reported_at_each_step_and_tile(make, monkeypa
     before = [("encoding", 0), ("encoding", 1), ("loading", 0), ("decoding of a test video", 0)]
     each = ["sampling", "sampling", "decoding", "decoding", "writing"]  # two steps, one tile
     assert entered == [*before, *[(stage, 0) for stage in each], *[(stage, 1) for stage in each]]
+
+
+@pytest.mark.parametrize("name", ["0001.mp4", "0001.json", "index.html"])
+def test_a_folder_with_the_name_of_a_file_is_found_before_sampling(tmp_path, name):
+    (tmp_path / name).mkdir()
+    request = Request("one")
+    with pytest.raises(ValueError, match=f"a file cannot replace the folder '{tmp_path}/{name}'; move it"):
+        generation.list_videos({request: (32, 48)}, [request, request], tmp_path)

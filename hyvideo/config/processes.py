@@ -92,7 +92,12 @@ def is_wsl() -> bool:
 
 def wait_for_rank_0() -> None:
     """Delay all ranks except rank 0, so that a common error prints once: torchrun ends them when rank 0 exits."""
-    time.sleep(2.0 * ((rank() > 0) + (local_rank() > 0)))
+    seconds = 0.0
+    if rank() > 0:
+        seconds += 2.0
+    if local_rank() > 0:
+        seconds += 2.0
+    time.sleep(seconds)
 
 
 def stop_signals() -> set[signal.Signals]:

@@ -34,7 +34,7 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
     """Return the plan of a run on ``world_size`` ranks. Call ``hyvideo.config.rules.check`` first."""
     rollout, loss = config.rollout, config.loss
     replicas = world_size // config.distributed.sp_size
-    rollouts = replicas * rollout.batch_size * rollout.gradient_accumulation_steps
+    rollouts = num_rollouts(config, world_size)
     stochastic = num_stochastic_steps(rollout)
     trained = max(1, round(stochastic * loss.timestep_fraction)) if stochastic else 0
     objective = traits_of(loss.objective)
@@ -53,9 +53,15 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
         num_anchor_steps=min(trained, measured),
         clip_can_bind=loss.num_updates_per_rollout > 1 and objective.has_ratio,
         sampled_branches=fmean(branches),
-        trained_branches=fmean([*compress(branches, is_noisy)] or branches),
-        anchor_branches=fmean([*compress(of_anchor, is_noisy)] or of_anchor),
+        trained_branches=fmean(list(compress(branches, is_noisy)) or branches),
+        anchor_branches=fmean(list(compress(of_anchor, is_noisy)) or of_anchor),
     )
+
+
+def num_rollouts(config: Config, world_size: int) -> int:
+    """Return the rollouts of an iteration. Unlike `make_plan`, needs no file of a custom sampler or objective."""
+    replicas = world_size // config.distributed.sp_size
+    return replicas * config.rollout.batch_size * config.rollout.gradient_accumulation_steps
 
 
 def stochastic_transitions(rollout: RolloutSettings) -> list[Transition]:

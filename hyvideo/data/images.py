@@ -91,8 +91,10 @@ def size_of_aspect_ratio(aspect_ratio: str, sizes: list[tuple[int, int]]) -> tup
     match = _ASPECT_RATIO.fullmatch(aspect_ratio)
     width, height = map(float, match.groups()) if match else (0.0, 0.0)
     if not 0 < max(width, height) <= MAX_RATIO * min(width, height):
-        rule = f"width:height from 1:{MAX_RATIO} to {MAX_RATIO}:1, such as 16:9"
-        raise ValueError(f"aspect ratio must be {rule}, got {quote(aspect_ratio)}")
+        raise ValueError(
+            f"aspect ratio must be width:height from 1:{MAX_RATIO} to {MAX_RATIO}:1, such as 16:9, got "
+            f"{quote(aspect_ratio)}"
+        )
     return nearest_size(height, width, sizes)
 
 

@@ -21,8 +21,12 @@ MAX_MESSAGE = 4_000  # characters
 MAX_DIGITS = 300  # of an integer in JSON; a float has at most 309 before the point
 
 # Earlier names of flags, with the names that replace them.
-OLD_NAMES = {"--out": ["--output_dir", "--output_path"], "--model_path": ["--reward_path", "--pretrained_model_root"]}
-OLD_NAMES |= {"--model": ["--reward_path"], "--options": ["--reward_config"]}
+OLD_NAMES = {
+    "--out": ["--output_dir", "--output_path"],
+    "--model_path": ["--reward_path", "--pretrained_model_root"],
+    "--model": ["--reward_path"],
+    "--options": ["--reward_config"],
+}
 ROOT = Path(__file__).resolve().parents[2]  # root of the project
 
 # Control characters except newline and tab, and lone surrogates, which UTF-8 cannot encode.

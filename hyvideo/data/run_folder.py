@@ -23,7 +23,9 @@ from pathlib import Path
 from hyvideo.data.outside import parse_json, quote, read_regular, replacing, sync
 
 MARK = ".run"
-CHECKPOINTS, SAMPLES, ROLLOUTS = "checkpoints", "samples", "rollouts"
+CHECKPOINTS = "checkpoints"
+SAMPLES = "samples"
+ROLLOUTS = "rollouts"
 NUMBERED = (CHECKPOINTS, SAMPLES, ROLLOUTS)  # folders of numbered folders, one for each iteration
 LATEST = "latest"
 METRICS = "metrics.jsonl"

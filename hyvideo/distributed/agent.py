@@ -34,7 +34,9 @@ class Agent(LocalElasticAgent):
 
     def __init__(self, *arguments, last_iteration: Callable[[], int], **options):
         super().__init__(*arguments, **options)
-        self._last_iteration, self._reached, self._allowed = last_iteration, 0, self._remaining_restarts
+        self._last_iteration = last_iteration
+        self._reached = 0
+        self._allowed = self._remaining_restarts
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result = super()._monitor_workers(worker_group)

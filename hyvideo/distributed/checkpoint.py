@@ -102,8 +102,9 @@ def load_tensors(folder: Path, targets: dict[str, Tensor], mesh: Mesh | None = N
             dcp.load(read, storage_reader=SafeReader(folder / TENSORS), no_dist=True)
         except (dcp.api.CheckpointException, OSError, RuntimeError) as error:
             raise ValueError(f"checkpoint {folder} cannot be read: {error}") from error
-    for name, reader in zip(names, readers) if group else ():
-        dist.broadcast(local_shard(targets[name]), group=group, group_src=reader)
+    if group:
+        for name, reader in zip(names, readers):
+            dist.broadcast(local_shard(targets[name]), group=group, group_src=reader)
 
 
 def check_shapes(folder: Path, targets: Mapping[str, Tensor]) -> None:

@@ -51,7 +51,10 @@ def read_metadata(folder: Path) -> Metadata:
     finally:  # a pickle can set attributes of the classes themselves
         for found, before in classes.items():
             for name in [name for name, value in vars(found).items() if before.get(name) is not value]:
-                setattr(found, name, before[name]) if name in before else delattr(found, name)
+                if name in before:
+                    setattr(found, name, before[name])
+                else:
+                    delattr(found, name)
     if not isinstance(metadata, Metadata):
         raise ValueError(f"{folder}/.metadata is not tensor metadata")
     for info in metadata.storage_data.values():

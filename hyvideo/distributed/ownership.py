@@ -38,9 +38,14 @@ class Ownership:
     """
 
     def __init__(self, folder: Path, mesh: Mesh, *, beat_s: float = 10.0, silence_s: float = 60.0):
-        self.path, self.mesh, self.beat_s, self.silence_s = folder / ".owner", mesh, beat_s, silence_s
+        self.path = folder / ".owner"
+        self.mesh = mesh
+        self.beat_s = beat_s
+        self.silence_s = silence_s
         self.token = from_main(secrets.token_hex(4), mesh)
-        self._is_taken, self._is_new, self._ended = False, False, threading.Event()
+        self._is_taken = False
+        self._is_new = False
+        self._ended = threading.Event()
         self._seen: tuple[int | None, float] | None = None  # last heartbeat of another owner, and its deadline
         self._thread = threading.Thread(target=self._beat, name="owner", daemon=True)
 

@@ -67,9 +67,10 @@ def _recompute(transformer: nn.Module, kind: str) -> None:
 def _forward(block: nn.Module, *inputs, recompute: str = "none"):
     if recompute == "none":
         return block.original_forward(*inputs)
-    save_attention = functools.partial(create_selective_checkpoint_contexts, _policy)
-    contexts = {"context_fn": save_attention} if recompute == "selective" else {}
-    return checkpoint(block.original_forward, *inputs, use_reentrant=False, **contexts)
+    if recompute == "selective":
+        save_attention = functools.partial(create_selective_checkpoint_contexts, _policy)
+        return checkpoint(block.original_forward, *inputs, use_reentrant=False, context_fn=save_attention)
+    return checkpoint(block.original_forward, *inputs, use_reentrant=False)
 
 
 def _policy(_context, operator, *_arguments, **_options) -> CheckpointPolicy:

@@ -54,7 +54,8 @@ class SplitSequence(WholeSequence):
 
 def head_shares(num_heads: int, sp_size: int) -> list[int]:
     """Return the number of attention heads of each rank; the first ranks have one more if they do not divide evenly."""
-    return [num_heads // sp_size + (rank < num_heads % sp_size) for rank in range(sp_size)]
+    share, num_larger = divmod(num_heads, sp_size)
+    return [share + 1] * num_larger + [share] * (sp_size - num_larger)
 
 
 def _to_heads(tensor: Tensor, heads: list[int], rank: int, group: dist.ProcessGroup) -> Tensor:

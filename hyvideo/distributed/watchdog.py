@@ -115,7 +115,9 @@ class Watchdog:
 
     def _read(self, store: dist.Store, last: dict[int, tuple[Heartbeat, float]]) -> None:
         """Update the main rank's table with new heartbeats; the seconds of two heartbeats always differ."""
-        for rank in last if self.mesh.is_main else ():
+        if not self.mesh.is_main:
+            return
+        for rank in last:
             if store.check([str(rank)]):  # reading a missing one would wait
                 heartbeat = Heartbeat(*json.loads(store.get(str(rank))))
                 if heartbeat != last[rank][0]:

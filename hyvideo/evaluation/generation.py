@@ -158,14 +158,24 @@ def sampling_config(
 
 
 def list_videos(sizes: dict[Request, tuple[int, int]], requests: list[Request], output: Path) -> list[Video]:
-    """List the videos of the requests in order: 0000.mp4, 0001.mp4, ... in a folder, or one mp4 file by name."""
+    """List the videos of the requests in order: 0000.mp4, 0001.mp4, ... in a folder, or one mp4 file by name.
+
+    Raises ValueError if a file cannot be written because a folder has its name.
+    """
     if output.suffix == ".mp4" and len(requests) > 1:
         raise ValueError(f"--output_path must be a folder for {len(requests)} videos, got {output}")
     check_page(output / PAGE_FILE)
-    return [
+    videos = [
         Video(request, *sizes[request], number, output if output.suffix == ".mp4" else output / f"{number:04d}.mp4")
         for number, request in enumerate(requests)
     ]
+    files = [output / PAGE_FILE]
+    for video in videos:
+        files += [video.path, video.path.with_suffix(".json")]
+    for file in files:
+        if file.is_dir():
+            raise ValueError(f"a file cannot replace the folder {quote(file)}; move it, or choose another folder")
+    return videos
 
 
 def generate(

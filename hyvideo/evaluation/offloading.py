@@ -35,8 +35,13 @@ def place(
 
     With step caching, groups have one block: diffusers copies a group only if its first block runs.
     """
-    compile = {"compile": run.enable_compile == "true", "compile_backend": run.compile_backend, "is_hooked": True}
-    parallelize(transformer, mesh, **compile)
+    parallelize(
+        transformer,
+        mesh,
+        compile=run.enable_compile == "true",
+        compile_backend=run.compile_backend,
+        is_hooked=True,
+    )
     if flags.group_offloading:
         size = 1 if is_cached else flags.blocks_per_group
         overlap = bool(flags.overlap_group_offloading) and device.type == "cuda"

@@ -59,11 +59,13 @@ class Evaluator:
 
     def policy(self, source: Source) -> Evaluation:
         """Evaluate a policy. Raises ValueError like `check` and for invalid scorers, before reading its weights."""
-        config, needs, scorer = self.config, self.check(source), self.scorer
+        config = self.config
+        needs = self.check(source)
+        scorer = self.scorer
         source = source.with_initial_lora(config.optimizer.pretrained_lora_path)
         encoder, vae = self._encoder_and_vae
         pipeline = source.load(config, self.device, encoder, vae, needs)
-        validation = Validation(config, Mesh(0, 1, 1), pipeline, encoder, scorer)
+        validation = Validation(config, Mesh(0, 1, 1), pipeline, encoder, scorer, self.requests)
         parts = validation.videos(validation.rows())
         seeds = [request.seed for request in validation.requests]
         return self.score(parts, validation.prompts, validation.groups, seeds, fps=config.data.fps)
@@ -126,7 +128,7 @@ class Evaluator:
             del entry["advantage"]
             entries.append(entry | {name: or_none(value) for name, value in held_out.get(number, {}).items()})
         measures, _ = of_scorers.of_set(len(prompts))
-        apart = diversity([*thumbnails.values()], [groups[number] for number in thumbnails])
+        apart = diversity(list(thumbnails.values()), [groups[number] for number in thumbnails])
         return Evaluation(entries, measures | ({"held_out/diversity": apart.mean().item()} if len(apart) else {}))
 
     def close(self) -> None:

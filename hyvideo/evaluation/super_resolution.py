@@ -41,7 +41,9 @@ class Refiner:
     """
 
     def __init__(self, settings: ModelSettings, run: DistributedSettings, videos: list[Video], saves_base: bool | None):
-        self.settings, self.run, self.saves_base = settings, run, saves_base
+        self.settings = settings
+        self.run = run
+        self.saves_base = saves_base
         root, base = settings.pretrained_model_root, settings.transformer_version
         family = version_defaults(base).family
         buckets = {m.name: bucket_sizes(m.refines) for m in SUPER_RESOLUTION.values() if m.family == family}
@@ -114,16 +116,23 @@ class Refiner:
 
     def _load(self, base: GRPOPipeline, offloading: Offloading, mesh: Mesh) -> tuple[GRPOPipeline, nn.Module]:
         """Return the pipeline and the upsampler. The transformer of ``base`` is removed first, to free its memory."""
-        model, root, device = self.model, self.settings.pretrained_model_root, base.device
-        options = {"device": device, "random_weights_seed": weights_seed(self.settings)}
+        model = self.model
+        root = self.settings.pretrained_model_root
+        device = base.device
+        seed = weights_seed(self.settings)
         pipeline = base.with_guidance(model.guidance_scale)
         base.transformer = pipeline.transformer = None
         gc.collect()
-        upsampler = loading.load_vae(root, upsampler=model.name, **options)
+        upsampler = loading.load_vae(root, upsampler=model.name, device=device, random_weights_seed=seed)
         if offloading.offloading:
             offload(upsampler)
-        options |= {"device": "cpu"} if offloading.group_offloading else {}
-        transformer = loading.load_transformer(root, model.name, dtype=DTYPES[self.settings.dtype], **options)
+        transformer = loading.load_transformer(
+            root,
+            model.name,
+            dtype=DTYPES[self.settings.dtype],
+            device="cpu" if offloading.group_offloading else device,
+            random_weights_seed=seed,
+        )
         install(transformer)
         place(transformer, mesh, device, self.run, offloading, False)
         pipeline.transformer = transformer

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hyvideo.config.settings import Config
-from hyvideo.data.prompts import Request, are_seen, hash_requests, read_requests
+from hyvideo.data.prompts import Request, are_seen, hash_requests
 from hyvideo.data.randomness import normal
 from hyvideo.data.run_folder import SAMPLES, claim
 from hyvideo.distributed.collectives import all_objects
@@ -49,18 +49,21 @@ class Validation:
         pipeline: GRPOPipeline,
         encoder: ConditionEncoder,
         scorer: AsyncScorer,
+        requests: list[Request],  # of valid_video_csv
         on_stage: Callable[..., None] = lambda *stage: None,  # called for each batch
         may_end: Callable[[bool], bool] = bool,  # called before batches and while waiting for rewards; may raise
         trained_on: Iterable[Request] = (),  # training prompts
         run_id: str = "",  # marks the folders
     ):
         self.run_id = run_id
-        self.settings, self.mesh, self.scorer, self.encoder = config.record, mesh, scorer, encoder
+        self.settings = config.record
+        self.mesh = mesh
+        self.scorer = scorer
+        self.encoder = encoder
         self.on_stage, self.may_end = on_stage, may_end
         self.fps, self.decode_batch_size = config.data.fps, config.rollout.decode_batch_size
         self.pipeline = pipeline.with_guidance(config.validation_cfg_scale)
         self.schedule = Schedule.ode(self.settings.validation_steps, config.validation_shift)
-        requests = read_requests(*config.data.valid_video_csv)
         self.requests = [request for request in requests for _ in range(self.settings.validation_repeats)]
         self.prompts = [request.prompt for request in self.requests]
         self.seen = are_seen(self.prompts, trained_on)

@@ -58,7 +58,8 @@ def measure(videos: Tensor, labels: Tensor) -> Measures:
     area_change = obj.area.std(1) / (obj.area.mean(1) + EPSILON)
     speed = (velocity.norm(dim=1) / 9).clamp(0, 1)
     alignment = torch.stack([probability[index, labels[:, k]] for k, probability in enumerate(probabilities)]).mean(0)
-    correct = [(b.argmax(1) == labels[:, k]).float() * (obj.visible > 0.5) for k, b in enumerate(probabilities)]
+    is_correct = [probability.argmax(1) == labels[:, k] for k, probability in enumerate(probabilities)]
+    correct = [(each & (obj.visible > 0.5)).float() for each in is_correct]
     visual_quality = obj.visible * (crispness + cleanness) / 2
     motion_quality = obj.visible * (steadiness + torch.exp(-area_change / 0.25) + speed) / 3
     scores = torch.stack([visual_quality, motion_quality, obj.visible * alignment], dim=1)

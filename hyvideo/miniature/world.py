@@ -73,7 +73,7 @@ def render(labels: Tensor, rng: np.random.Generator, corruption: Tensor | float 
     """
     batch = len(labels)
     defect = torch.from_numpy(rng.integers(4, size=batch))
-    noise, blur, jitter, flicker = (corruption * (defect == kind) for kind in range(4))
+    noise, blur, jitter, flicker = (corruption * defect.eq(kind) for kind in range(4))
 
     centers = _path(labels, rng) + jitter[:, None, None] * 2.5 * _tensor(rng.standard_normal((batch, NUM_FRAMES, 2)))
     radius = _tensor(rng.uniform(6.3, 8.0, (batch, 1)))

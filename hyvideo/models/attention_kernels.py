@@ -106,7 +106,12 @@ def candidates(setting: str, device: torch.device) -> list[str]:
     capability, cudnn = torch.cuda.get_device_capability(device), torch.backends.cudnn.version() or 0
     has_fa3 = capability[0] == 9 and importlib.util.find_spec("flash_attn_interface") is not None
     has_cudnn = capability in ((9, 0), (10, 0)) and cudnn >= _MIN_CUDNN
-    return ["flash3"] * has_fa3 + ["cudnn"] * has_cudnn + ["flash", "efficient"]
+    found = []
+    if has_fa3:
+        found.append("flash3")
+    if has_cudnn:
+        found.append("cudnn")
+    return [*found, "flash", "efficient"]
 
 
 def problem_of(kernel: str, shape: Shape, device: torch.device, *, with_gradient: bool) -> str | None:
@@ -124,7 +129,7 @@ def problem_of(kernel: str, shape: Shape, device: torch.device, *, with_gradient
         use(kernel)
         inputs = [tensor.requires_grad_(with_gradient) for tensor in _inputs(shape, device)]
         if kernel in BACKENDS and SDPBackend(torch._fused_sdp_choice(*inputs)) != BACKENDS[kernel]:
-            mode = " and deterministic algorithms" * torch.are_deterministic_algorithms_enabled()
+            mode = " and deterministic algorithms" if torch.are_deterministic_algorithms_enabled() else ""
             return f"torch does not support it with {shape.dtype}, head dimension {shape.head_dim}{mode} on this GPU"
         with torch.no_grad():
             scaled_dot_product(*inputs)
@@ -193,4 +198,4 @@ def use(kernel: str) -> None:
 def _inputs(shape: Shape, device: torch.device) -> list[Tensor]:
     """Return random query, key and value in a block's memory layout. Shape of each: (1, heads, tokens, head dim)."""
     size = 3, 1, shape.tokens, shape.heads, shape.head_dim
-    return [*torch.randn(size, device=device, dtype=shape.dtype).transpose(2, 3)]
+    return list(torch.randn(size, device=device, dtype=shape.dtype).transpose(2, 3))

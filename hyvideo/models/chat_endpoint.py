@@ -52,14 +52,23 @@ class ChatEndpoint:
         if not model or not is_address(url) or set("@?#") & set(url):
             raise ValueError(f"{user} needs a model and a url (https://HOST/v1, no key or query), got {(model, url)}")
         if not (0 < parallel <= 100 and min(timeout, retries + 1) > 0):
-            raise ValueError(f"{user}: timeout must be positive, retries 0 or more, parallel 1 to 100")
+            raise ValueError(
+                f"{user}: timeout must be positive, retries 0 or more, parallel 1 to 100, "
+                f"got timeout {timeout}, retries {retries} and parallel {parallel}"
+            )
         key = os.environ.get(key_env, "")
         is_safe = LOCAL.match(url) or not key_env or (key and url.startswith("https:"))
         if not is_safe or not re.fullmatch("[!-~]*", key):
-            needed = f"https and an ASCII key in environment variable {key_env}, or key_env '' to send no key"
-            raise ValueError(f"{user} needs {needed}, got {quote(url)}")
-        self.url, self.model, self._key = f"{url.rstrip('/')}/chat/completions", model, key
-        self.parallel, self.timeout, self.retries = parallel, timeout, retries
+            raise ValueError(
+                f"{user} needs https and an ASCII key in environment variable {key_env}, or key_env '' to send no "
+                f"key, got {quote(url)}"
+            )
+        self.url = f"{url.rstrip('/')}/chat/completions"
+        self.model = model
+        self._key = key
+        self.parallel = parallel
+        self.timeout = timeout
+        self.retries = retries
         self.cost = {"requests": 0, "prompt_tokens": 0, "completion_tokens": 0}
 
         # Printed at process exit, or when the endpoint is no longer used.
@@ -93,7 +102,8 @@ class ChatEndpoint:
 
         # An uncompressed answer is as long in memory as on the wire.
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
-        headers |= {"authorization": f"Bearer {self._key}"} if self._key else {}
+        if self._key:
+            headers["authorization"] = f"Bearer {self._key}"
         retry = Retry(self.retries, ["POST"], RETRIED, backoff_factor=self.backoff, max_backoff_wait=self.timeout)
         transport = RetryTransport(httpx.AsyncHTTPTransport(verify=not self.url.startswith("http:")), retry)
         limits = httpx.Timeout(self.timeout, connect=min(self.timeout, MAX_CONNECT_S))

@@ -16,7 +16,8 @@ from hyvideo.models.sizes import sizes_module
 
 _SMALLER_TILES = (256, 192, 128, 64)  # pixels
 _NUM_TRIED = 4  # kernels that cuDNN measures for each convolution of a new shape
-_RESERVE, _FRAGMENTATION = 0.5 * 2**30, 0.1  # workspaces of kernels in bytes; fraction of the needed memory
+_RESERVE = 0.5 * 2**30  # bytes for the workspaces of kernels
+_FRAGMENTATION = 0.1  # of the needed memory
 
 
 class Tiling(NamedTuple):

@@ -73,7 +73,9 @@ def super_resolution_problems(root: str | Path, version: str, name: str, *, weig
         return problems
     known, found = (loading.read_arguments(family.transformer, each)[0] for each in (base, folder))
     needed = known["in_channels"] + known["out_channels"] + 1  # the upsampled latents and a mask
-    return [f"{folder.path} needs in_channels {needed}, got {found['in_channels']}"] * (found["in_channels"] != needed)
+    if found["in_channels"] != needed:
+        return [f"{folder.path} needs in_channels {needed}, got {found['in_channels']}"]
+    return []
 
 
 def latent_problems(root: Path, version: str | None, family: Family) -> list[str]:

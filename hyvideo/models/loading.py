@@ -179,8 +179,10 @@ def build_on_meta(component: Component, folder: Folder) -> tuple[nn.Module, bool
         with torch.device("meta"):
             return new_model(component, arguments), is_original
     except (ValueError, TypeError, ArithmeticError, LookupError, RuntimeError, AssertionError) as error:
-        failure = f"cannot build a {component.class_name} from {folder.path / 'config.json'}"
-        raise ValueError(f"{folder.label}: {failure}: {str(error) or type(error).__name__}") from error
+        raise ValueError(
+            f"{folder.label}: cannot build a {component.class_name} from {folder.path / 'config.json'}: "
+            f"{str(error) or type(error).__name__}"
+        ) from error
 
 
 def read_arguments(component: Component, folder: Folder) -> tuple[dict[str, Any], bool]:
@@ -247,8 +249,10 @@ def _stream_state(
         # The conversion works tensor by tensor: each original tensor becomes one or three of diffusers'.
         for key, value in (component.to_diffusers({name: tensor}) if is_original else {name: tensor}).items():
             if state[key].is_floating_point() and not value.is_floating_point():
-                found = f"tensor {name!r} in {weights.files.get(name)} has dtype {value.dtype}"
-                raise ValueError(f"{folder.label}: {found}, but the model needs floating-point numbers")
+                raise ValueError(
+                    f"{folder.label}: tensor {name!r} in {weights.files.get(name)} has dtype {value.dtype}, but "
+                    "the model needs floating-point numbers"
+                )
             yield key, value
 
 

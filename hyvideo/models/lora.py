@@ -227,7 +227,9 @@ def save_lora(lora: Lora, folder: str | Path, *, form: Form = "diffusers") -> No
     settings = _config_of(pairs).to_dict()
     file, metadata = _DIFFUSERS_FILE, {_METADATA: json.dumps({name: settings[name] for name in _SETTINGS})}
     if form == "peft":
-        file, prefix, metadata = _PEFT_FILE, "base_model.model.", {}
+        file = _PEFT_FILE
+        prefix = "base_model.model."
+        metadata = {}
         config = json.dumps(settings, indent=2, sort_keys=True, default=list)  # sets as lists
         (folder / _PEFT_CONFIG).write_text(config + "\n")
     tensors = {prefix + name: tensor.detach().cpu().contiguous().clone() for name, tensor in _state(pairs).items()}

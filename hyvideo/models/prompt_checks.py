@@ -34,6 +34,7 @@ def parse_checks(text: str, where: str) -> list[str]:
     except (ValueError, TypeError, AttributeError):
         is_valid = False
     if not is_valid or not isinstance(checks, list):
-        rule = f"checks must be a JSON list of 1 to {MAX_CHECKS} different questions"
-        raise ValueError(f"{rule}, got {quote(text)} {where}")
+        raise ValueError(
+            f"checks must be a JSON list of 1 to {MAX_CHECKS} different questions, got {quote(text)} {where}"
+        )
     return checks

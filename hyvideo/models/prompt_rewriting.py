@@ -49,9 +49,10 @@ class PromptWriter:
             raise ValueError(f"{self.flag} must be a file in a writable folder, got {quote(path)}: {problem}")
         if path and path.exists():
             done = read_requests(path)
-            if [*map(_given, done)] != [*map(_given, requests)]:
-                rule = "must be a new file or have the same prompts, images and seeds"
-                raise ValueError(f"{self.flag} {rule}, got {quote(path)}")
+            if [_given(request) for request in done] != [_given(request) for request in requests]:
+                raise ValueError(
+                    f"{self.flag} must be a new file or have the same prompts, images and seeds, got {quote(path)}"
+                )
         elif path:
             make_folder(path.parent)
         problems: list[str] = []

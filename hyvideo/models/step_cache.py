@@ -34,8 +34,10 @@ class StepCaching:
                 f"50 steps. Scaled: --total_steps {num_steps} --cache_start_step {first} --cache_end_step {last}"
             )
         if not least <= start <= end <= total or interval < 1:
-            rule = f"{least} <= --cache_start_step <= --cache_end_step <= {total} and 1 <= --cache_step_interval"
-            raise ValueError(f"{rule} must hold, got {start}, {end} and {interval}")
+            raise ValueError(
+                f"{least} <= --cache_start_step <= --cache_end_step <= {total} and 1 <= --cache_step_interval must "
+                f"hold, got {start}, {end} and {interval}"
+            )
         if self.cache_type == "deepcache" and num_blocks == 1:
             raise ValueError(
                 "--cache_type deepcache needs a model of at least 2 blocks, got 1, because it skips all blocks but the "

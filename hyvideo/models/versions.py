@@ -29,15 +29,22 @@ class Version(NamedTuple):
 
 
 _TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+
+
+def _version(name: str, family: str, settings: dict) -> Version:
+    others = {key: value for key, value in settings.items() if key != "sizes"}
+    return Version(name, family, sizes=[tuple(size) for size in settings.get("sizes", [])], **others)
+
+
 _VERSIONS = {
-    name: Version(name, family, **settings | {"sizes": [tuple(size) for size in settings.get("sizes", [])]})
+    name: _version(name, family, settings)
     for family, versions in _TABLE["versions"].items()
     for name, settings in versions.items()
 }
 FAMILIES = tuple(_TABLE["versions"])  # the first is the default for files and versions that name no family
 ANNOUNCED = frozenset(_TABLE["announced"])
 SUPER_RESOLUTION = {name: version for name, version in _VERSIONS.items() if version.refines}
-_OTHERS = ANNOUNCED | {*_TABLE["embedded"]} | SUPER_RESOLUTION.keys()
+_OTHERS = ANNOUNCED | set(_TABLE["embedded"]) | SUPER_RESOLUTION.keys()
 RELEASED = {name: version for name, version in _VERSIONS.items() if name not in _OTHERS}
 UNSUPPORTED: dict[str, str] = _TABLE["unsupported"] | {  # version -> reason
     name: f"it is a super-resolution model: use generate.py --sr with a {version.refines} version"

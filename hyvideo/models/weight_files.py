@@ -55,8 +55,10 @@ def read_header(folder: Folder, stem: str) -> Weights:
                 drawn = parse_json((file.metadata() or {}).get("drawn", "{}"))
                 found.drawn.update((prefix, int(seed)) for prefix, seed in drawn.items())
         except (SafetensorError, ValueError, AttributeError, TypeError, OSError, OverflowError) as error:
-            problem = f"{path} is truncated, a git-lfs pointer or not a safetensors file ({error}); download it again"
-            raise ValueError(f"{folder.label}: {problem}") from error
+            raise ValueError(
+                f"{folder.label}: {path} is truncated, a git-lfs pointer or not a safetensors file ({error}); "
+                "download it again"
+            ) from error
     return found
 
 
@@ -171,8 +173,9 @@ def read_pickle(path: Path, label: str, *, device: str | torch.device = "cpu") -
         content = torch.load(path, map_location=device, mmap=zipfile.is_zipfile(path), weights_only=True)
         content = content.get("state_dict", content)
     except (OSError, RuntimeError, EOFError, ValueError, AttributeError, pickle.UnpicklingError) as error:
-        problem = f"{path} is missing, truncated, a git-lfs pointer or not a weight file ({error})"
-        raise ValueError(f"{label}: {problem}") from error
+        raise ValueError(
+            f"{label}: {path} is missing, truncated, a git-lfs pointer or not a weight file ({error})"
+        ) from error
     if isinstance(content, dict) and all(isinstance(tensor, Tensor) for tensor in content.values()):
         return content
     raise ValueError(f"{label}: {path} must contain only a dictionary of tensors")

@@ -125,7 +125,9 @@ class GRPOPipeline:
             mean_steps: Steps whose means are stored, in this order, on the CPU. Shape: (batch, stored steps).
             keeps_all: Keep the latents after every step; False keeps those after the first and the last one.
         """
-        latents, log_probs, means = [noise.float()], [], None
+        latents = [noise.float()]
+        log_probs = []
+        means = None
         last = len(schedule.transitions) - 1
         if mean_steps is not None:
             means = latents[0].new_empty(*mean_steps.shape, *noise.shape[1:])
@@ -133,8 +135,9 @@ class GRPOPipeline:
             if keeps_all or i in (0, last):
                 latents.append(step.sample)
             log_probs.append(step.log_prob)
-            for row, column in [] if means is None else (mean_steps == i).nonzero().tolist():
-                means[row, column] = step.mean[row]
+            if means is not None:
+                for row, column in (mean_steps == i).nonzero().tolist():
+                    means[row, column] = step.mean[row]
         return Trajectories(torch.stack(latents, 1), torch.stack(log_probs, 1), means)
 
     def sample_ode(self, conditions: Conditions, noise: Tensor, schedule: Schedule) -> Tensor:

@@ -15,7 +15,11 @@ from hyvideo.data.videos import read_frames
 ACCENT = "#0b66c3"
 NUM_FRAMES = 5  # of a video
 FRAME_HEIGHT = 160  # pixels; more than the sheet shows
-TEXT_WIDTH, ROW_HEIGHT, HEADER_HEIGHT, MARGIN = 2.8, 1.5, 0.6, 0.2  # inches; frames are about one inch high
+# Inches; frames are about one inch high.
+TEXT_WIDTH = 2.8
+ROW_HEIGHT = 1.5
+HEADER_HEIGHT = 0.6
+MARGIN = 0.2
 MAX_PROMPT_LINES, LINE_LENGTH = 6, 32  # lines, characters
 WIDE = "\u1100"  # characters from here on are about twice as wide
 WIDE_FONTS = ("Noto Sans CJK SC", "Source Han Sans SC", "WenQuanYi Micro Hei", "PingFang SC", "Microsoft YaHei")
@@ -40,8 +44,14 @@ def contact_sheet(
         warnings.filterwarnings("ignore", "Glyph .* missing")  # the picture shows a box for the character
         figure = Figure(figsize=(width, height))
         grid = figure.subplots(len(prompts), len(widths), squeeze=False, width_ratios=widths)
-        edges = {"left": MARGIN / width, "right": 1 - MARGIN / width, "top": 1 - HEADER_HEIGHT / height}
-        figure.subplots_adjust(**edges, bottom=MARGIN / height, wspace=0.05, hspace=0.4)
+        figure.subplots_adjust(
+            left=MARGIN / width,
+            right=1 - MARGIN / width,
+            top=1 - HEADER_HEIGHT / height,
+            bottom=MARGIN / height,
+            wspace=0.05,
+            hspace=0.4,
+        )
         for axes in grid.flat:
             axes.set_axis_off()
             axes.set_anchor("NW")
@@ -78,7 +88,7 @@ def _strip(video: Tensor) -> np.ndarray:
     """Return frames beside each other, with white between them. Shape: (height, width of all, 3)."""
     frames = _reduced(video[even_indices(len(video))].cpu())
     spaced = torch.nn.functional.pad(frames, (0, max(1, frames.shape[-1] // 20)), value=255)
-    return torch.cat([*spaced], dim=2).permute(1, 2, 0).numpy()
+    return torch.cat(list(spaced), dim=2).permute(1, 2, 0).numpy()
 
 
 def wrap(text: str) -> str:

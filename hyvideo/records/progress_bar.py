@@ -21,10 +21,19 @@ CONSOLE_TEXTS = {  # by metric
     "dpo/displacement": "displacement {:+.1e}",
 }
 # Text before the part of a stage; other stages are not shown.
-STAGE_TEXTS = {"load": "loading", "conditions": "encoding", "rollout": "sampling", "decode": "decoding"}
-STAGE_TEXTS |= {"pairs": "reading pairs,"}
-STAGE_TEXTS |= {"anchor": "anchor means,", "reward": "scoring", "update": "training,", "save": "saving"}
-STAGE_TEXTS |= {"validation": "validation:", "validation reward": "validation: scoring"}
+STAGE_TEXTS = {
+    "load": "loading",
+    "pairs": "reading pairs,",
+    "conditions": "encoding",
+    "rollout": "sampling",
+    "decode": "decoding",
+    "anchor": "anchor means,",
+    "reward": "scoring",
+    "update": "training,",
+    "save": "saving",
+    "validation": "validation:",
+    "validation reward": "validation: scoring",
+}
 
 
 def console_text(metrics: dict[str, float]) -> str:
@@ -46,15 +55,24 @@ class ProgressBar(AbstractContextManager):
         self.total, self.is_shown = total, is_shown
         self.stream = sys.stderr if stream is None else stream
         self.start = self.next_line = self.next_stage_line = time.monotonic()  # earliest time of the next line
-        self.initial, self.iteration, self.training_since = 0, 0, None
-        self.bar, self.results, self.reported = None, "", set()
+        self.initial = 0
+        self.iteration = 0
+        self.training_since = None
+        self.bar = None
+        self.results = ""
+        self.reported = set()
 
     def begin(self, initial: int = 0) -> "ProgressBar":
         """Start after ``initial`` iterations (0 for a new run); open the bar if the terminal reports its size."""
         self.initial = self.iteration = initial
         if self.is_shown and self.stream.isatty() and all(os.get_terminal_size(self.stream.fileno())):
-            options = {"dynamic_ncols": True, "bar_format": "{n_fmt}/{total_fmt} |{bar:10}| {elapsed}{postfix}"}
-            self.bar = tqdm(total=self.total, initial=initial, file=self.stream, **options)
+            self.bar = tqdm(
+                total=self.total,
+                initial=initial,
+                file=self.stream,
+                dynamic_ncols=True,
+                bar_format="{n_fmt}/{total_fmt} |{bar:10}| {elapsed}{postfix}",
+            )
         return self
 
     def stage(self, stage: str, iteration: int, part: str = "") -> None:

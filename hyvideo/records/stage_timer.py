@@ -28,7 +28,9 @@ class StageTimer:
         flops: Callable[[], float] = lambda: 0.0,  # returns the FLOPs that the stages have computed so far
         peak: float = 0.0,  # TFLOP/s of the device; 0: unknown
     ):
-        self.on_stage, self._flops, self._peak = on_stage, flops, peak
+        self.on_stage = on_stage
+        self._flops = flops
+        self._peak = peak
         self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
         self._stages: list[tuple] = []  # name, mark of the start, mark of the end, FLOPs
         self._synchronize()  # the first event and the CPU's clock have the same origin
@@ -58,7 +60,8 @@ class StageTimer:
         metrics = {f"time/{stage}": value for stage, value in seconds.items()}
         for stage in (stage for stage in flops if flops[stage] and seconds[stage]):
             rate = metrics[f"perf/tflops/{stage}"] = flops[stage] / seconds[stage] / 1e12
-            metrics |= {f"perf/mfu/{stage}": rate / self._peak} if self._peak else {}
+            if self._peak:
+                metrics[f"perf/mfu/{stage}"] = rate / self._peak
         return metrics
 
     def _synchronize(self) -> None:

@@ -112,8 +112,10 @@ class Sampler:
             raise ValueError(f"it raised {type(error).__name__}: {error}") from error
         step = _as_transition(returned, sigma, sigma_next)
         if step is None or step.b == 0 or step.std < 0:
-            rule = "a finite variance >= 0, or a Transition with finite a, b and std, b != 0 and std >= 0"
-            raise ValueError(f"it must return {rule}, got {returned!r:.80}")
+            raise ValueError(
+                "it must return a finite variance >= 0, or a Transition with finite a, b and std, b != 0 and std "
+                f">= 0, got {returned!r:.80}"
+            )
         if _as_transition(again, sigma, sigma_next) != step:
             raise ValueError("it must return the same values for the same arguments, got other ones in a second call")
         return step
@@ -234,8 +236,10 @@ def _schedule(sde_type: str, sampler: Sampler, levels: tuple[float, ...], eta: f
             steps.append(sampler.transition(sigma, sigma_next, eta, second))
         except ValueError as error:
             given = f"sigma={sigma:.4g}, sigma_next={sigma_next:.4g}, eta={eta:.4g}, sigma_after_first={second:.4g}"
-            where = f"step {len(steps) + 1} of {len(levels) - 1} with {given}"
-            raise ValueError(f"sde_type {sde_type} is not defined at {where}: {error}") from error
+            raise ValueError(
+                f"sde_type {sde_type} is not defined at step {len(steps) + 1} of {len(levels) - 1} with {given}: "
+                f"{error}"
+            ) from error
     if last_step == "deterministic":
         steps[-1] = ode_transition(*levels[-2:])
     return tuple(steps)

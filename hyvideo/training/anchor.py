@@ -24,8 +24,11 @@ class WeightCopy:
         self._copies: dict[str, Tensor] = {}
         self._moved_away: Tensor | None = None  # whether the last update of an EMA had the wrong sign, or NaN
         for name, parameter in self.trained.items():
-            options = {"device": "cpu", "pin_memory": True} if offload and parameter.device.type != "cpu" else {}
-            self._copies[name] = torch.empty_like(local_shard(parameter).detach(), **options)
+            policy = local_shard(parameter).detach()
+            if offload and parameter.device.type != "cpu":
+                self._copies[name] = torch.empty_like(policy, device="cpu", pin_memory=True)
+            else:
+                self._copies[name] = torch.empty_like(policy)
         self.refresh()
 
     @torch.no_grad()

@@ -50,8 +50,10 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
         raise ValueError("device cuda needs a GPU that torch can use, and none was found; set device auto or cpu")
     use_gpu = name == "cuda" or (name == "auto" and torch.cuda.is_available())
     if use_gpu and local_rank >= torch.cuda.device_count():
-        got = f"got {torch.cuda.device_count()} GPUs for process {local_rank + 1} of this machine"
-        raise ValueError(f"each process needs a separate GPU: {got}. Start one process per GPU, or set device cpu")
+        raise ValueError(
+            f"each process needs a separate GPU: got {torch.cuda.device_count()} GPUs for process {local_rank + 1} "
+            "of this machine. Start one process per GPU, or set device cpu"
+        )
     if not use_gpu:
         return torch.device("cpu")
     device = torch.device("cuda", local_rank)
@@ -74,10 +76,10 @@ def load_encoder(
     model = config.model
     root, dtype = Path(model.pretrained_model_root), DTYPES[model.encoder_dtype]
     family = loading.read_family(loading.transformer_folder(root, model.transformer_version))
-    common = {"device": device, "random_weights_seed": weights_seed(model)}
+    seed = weights_seed(model)
     if advice := slow_vae_advice(model.vae_dtype, device):
         warnings.warn(advice, stacklevel=2)
-    vae = loading.load_vae(root, dtype=DTYPES[model.vae_dtype], **common)
+    vae = loading.load_vae(root, dtype=DTYPES[model.vae_dtype], device=device, random_weights_seed=seed)
     set_tiling(vae, Tiling(model.vae_tile_size, model.vae_tile_overlap))
     if model.vae_offload:
         offload(vae)
@@ -92,7 +94,8 @@ def load_encoder(
             dtype=dtype,
             group_offload=group_offload,
             rotary_dtype=rotary_dtype,
-            **common,
+            device=device,
+            random_weights_seed=seed,
         ),
         dtype=DTYPES[model.dtype],
         identity=_encoder_hash(
@@ -156,8 +159,13 @@ def load_pipeline(
     if is_overwritten:
         transformer = loading.transformer_on_meta(root, version).type(weights_dtype).to_empty(device=weights_device)
     else:
-        options = {"dtype": weights_dtype, "device": weights_device, "random_weights_seed": weights_seed(config.model)}
-        transformer = loading.load_transformer(root, version, **options)
+        transformer = loading.load_transformer(
+            root,
+            version,
+            dtype=weights_dtype,
+            device=weights_device,
+            random_weights_seed=weights_seed(config.model),
+        )
     prepare(transformer.eval(), kinds)
     rollout = config.resolve_auto(on_gpu=device.type == "cuda").rollout
     return make_pipeline(rollout, config.model.dtype, transformer, vae, negative)
@@ -271,8 +279,8 @@ def check_checkpoint(
         )
     for size in dict.fromkeys(sizes):
         is_validation = size == config.validation_size != config.rollout_size
-        found = problem_of(lambda size=size: architecture.latent_size(*size))
-        problems += [problem + " for a validation video" * is_validation for problem in found]
+        for problem in problem_of(lambda size=size: architecture.latent_size(*size)):
+            problems.append(f"{problem} for a validation video" if is_validation else problem)
     problems += head_problems(config.distributed.sp_size, architecture.num_attention_heads)
     task = loading.read_task(root, version)
     for source, prompts in requests.items():

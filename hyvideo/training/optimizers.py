@@ -54,8 +54,14 @@ def make_optimizers(
     others = [parameter for name, parameter in trained.items() if name not in matrices]
     optimizers = [_adam(settings, others)] if others else []
     if matrices:
-        options = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
-        optimizers.append(Muon(list(matrices.values()), **options, momentum=settings.muon_momentum, dtype=dtype))
+        muon = Muon(
+            list(matrices.values()),
+            lr=settings.learning_rate,
+            weight_decay=settings.weight_decay,
+            momentum=settings.muon_momentum,
+            dtype=dtype,
+        )
+        optimizers.append(muon)
     return Optimizers(*optimizers)
 
 

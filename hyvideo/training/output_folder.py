@@ -33,10 +33,11 @@ def identity(output_dir: Path, *, resume_from: str, resumed: Path | None, last_i
     else:
         run = (_is_in(output_dir, resumed) and run_folder.mark_of(resumed)) or run_folder.new_run()
     in_the_way = []
-    for name in () if record or is_earlier else run_folder.FILES:
-        is_pointer = name == f"{CHECKPOINTS}/{LATEST}" and _is_in(output_dir, resumed)
-        if os.path.lexists(output_dir / name) and not is_pointer:
-            in_the_way.append(name)
+    if not record and not is_earlier:
+        for name in run_folder.FILES:
+            is_pointer = name == f"{CHECKPOINTS}/{LATEST}" and _is_in(output_dir, resumed)
+            if os.path.lexists(output_dir / name) and not is_pointer:
+                in_the_way.append(name)
     # The writer sets aside a checkpoint with a number that it needs, which may be a corrupted one of this run.
     parents = NUMBERED if resumed is None and not record else (SAMPLES, ROLLOUTS)
     first = read_state(resumed, {"iteration": int})["iteration"] + 1 if resumed else 0

@@ -45,15 +45,22 @@ class Policy:
         self.anchor: Anchor | None = None
         if config.needs_anchor:
             refresh_every = config.trust_region.update_ref_model_step if config.anchor_moves else None
-            options = {"offload": offload, "has_own_guidance": config.anchor_has_own_guidance}
-            self.anchor = Anchor(self.transformer, self.trained, refresh_every=refresh_every, **options)
+            self.anchor = Anchor(
+                self.transformer,
+                self.trained,
+                refresh_every=refresh_every,
+                offload=offload,
+                has_own_guidance=config.anchor_has_own_guidance,
+            )
         self.ema: WeightCopy | None = None
         if config.optimizer.ema_decay:
             self.ema = WeightCopy(self.transformer, self.trained, offload=offload)
 
     def _load(self, device: torch.device, requests: list[Request]) -> nn.Module:
         """Load the transformer on this rank and prepare it for training."""
-        model, distributed, optimizer = self.config.model, self.config.distributed, self.config.optimizer
+        model = self.config.model
+        distributed = self.config.distributed
+        optimizer = self.config.optimizer
         start = read_initial_lora(optimizer)
         transformer, weights = loading.stream_transformer(
             model.pretrained_model_root,

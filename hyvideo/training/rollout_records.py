@@ -29,7 +29,9 @@ class RolloutRecorder:
         num_rollouts: int,
         run_id: str = "",  # marks the folders
     ):
-        self.mesh, self.group_size, self.num_rollouts = mesh, group_size, num_rollouts
+        self.mesh = mesh
+        self.group_size = group_size
+        self.num_rollouts = num_rollouts
         self.run_id = run_id
         self.interval, self.num_videos = settings.log_video_interval, settings.log_num_videos
         self.seed, self.fps = data.seed, data.fps
@@ -61,7 +63,9 @@ class RolloutRecorder:
             by_number = {numbers[row]: video for row, video in recorded.items()}
             files = write_videos(folder, by_number, self.fps, run=self.run_id)
         self._write_scores(folder, iteration, rollouts, numbers, files)
-        for row in recorded if writer else ():
+        if writer is None:
+            return
+        for row in recorded:
             if file := files.get(numbers[row]):
                 writer.add_video(f"rollout/{row}", folder / file, iteration)
 

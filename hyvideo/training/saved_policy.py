@@ -169,8 +169,9 @@ def _transformer_folder(folder: Path) -> Path:
         if candidate and (candidate / "config.json").is_file():
             return candidate
     problem = "is neither; give a folder in checkpoints/" if folder.exists() else "does not exist"
-    rule = "a policy must be a checkpoint of a run or a transformer folder with a config.json"
-    raise ValueError(f"{rule}: {folder} {problem}")
+    raise ValueError(
+        f"a policy must be a checkpoint of a run or a transformer folder with a config.json: {folder} {problem}"
+    )
 
 
 def _check_layers(folder: Path) -> None:

@@ -211,5 +211,7 @@ def test_more_ranks_than_heads_raise_an_error_before_a_model_is_loaded():
     from hyvideo.training.model_setup import check_checkpoint
 
     config = load_config("configs/smoke.yaml", sp_size=4)
-    with pytest.raises(ValueError, match="at most the 3 attention heads, got 4; use 1, 3"):
+    with pytest.raises(
+        ValueError, match="at most the 3 attention heads of the transformer, got 4; 1, 3 give every rank"
+    ):
         check_checkpoint(config, {}, [(5, 16, 16)])

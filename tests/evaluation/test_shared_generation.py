@@ -81,7 +81,7 @@ def test_processes_share_a_video_and_one_writes_it(tmp_path, monkeypatch, family
             "got sp_size 2 and WORLD_SIZE 1; start 2 with torchrun --nproc_per",
         ),
         (0, 1, "--sp_size must be a number from 1 to 1,024, got 0"),
-        (8, 8, "sp_size must be at most the 3 attention heads, got 8; use 1, 3"),
+        (8, 8, "sp_size must be at most the 3 attention heads of the transformer, got 8; 1, 3 give"),
     ],
 )
 def test_sp_size_is_checked_before_weights_are_read(tmp_path, monkeypatch, capsys, sp_size, num_processes, message):

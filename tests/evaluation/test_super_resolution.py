@@ -160,7 +160,10 @@ def test_an_image_is_encoded_at_both_sizes_and_a_lora_is_the_base_models(run, ro
 @pytest.mark.parametrize(
     "flags, message",
     [
-        (["--height", "48", "--width", "96"], "was trained on, got 48 x 96. Use --resolution, perhaps with"),
+        (
+            ["--height", "48", "--width", "96"],
+            "was trained on, got 48 x 96. Use --resolution, perhaps with --aspect_ratio, or --height 48 --width",
+        ),
         (["--transformer_version", "720p_sr_distilled"], "use generate.py --sr with a 480p version"),
     ],
 )

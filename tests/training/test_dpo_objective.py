@@ -38,13 +38,13 @@ def config(tiny_config, rated) -> Config:
 
 def collect(trainer, iteration=1):
     trainer.iteration = iteration
-    rollouts, pending = trainer.collector.collect(iteration, StageTimer(CPU))
-    rewards = trainer.rewards.wait(pending)
-    return rollouts.with_rewards(rewards, trainer.rewards.advantages(rollouts.indices, rewards)[0])
+    rollouts, pending = trainer.run.collector.collect(iteration, StageTimer(CPU))
+    rewards = trainer.run.rewards.wait(pending)
+    return rollouts.with_rewards(rewards, trainer.run.rewards.advantages(rollouts.indices, rewards)[0])
 
 
 def state(trainer):
-    return {name: tensor.detach().clone() for name, tensor in trainer.policy.tensors().items()}
+    return {name: tensor.detach().clone() for name, tensor in trainer.run.policy.tensors().items()}
 
 
 def test_before_the_first_update_the_policy_is_the_base_model(config, mesh):
@@ -59,7 +59,7 @@ def test_before_the_first_update_the_policy_is_the_base_model(config, mesh):
     assert metrics["dpo/deviation_first"] > 0 and metrics["kl/position"] > 0
     assert metrics["anchor/age"] == 2
     # 4 videos at 2 levels, each with an anchor pass and a training pass
-    assert metrics["cost/forwards"] == pytest.approx(2 * (1 + trainer.cost.per_training_pass))
+    assert metrics["cost/forwards"] == pytest.approx(2 * (1 + trainer.run.cost.per_training_pass))
 
 
 def test_both_videos_of_a_pair_share_noise_level_noise_and_prompt(config, mesh):
@@ -68,15 +68,15 @@ def test_both_videos_of_a_pair_share_noise_level_noise_and_prompt(config, mesh):
     assert [(index.group, index.member) for index in rollouts.indices] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     levels = rollouts.trained_steps
     assert torch.equal(levels[0::2], levels[1::2]) and len(levels.unique()) == 4
-    noise = [trainer.objective.noise_of(rollouts, row, 0) for row in range(4)]
+    noise = [trainer.run.objective.noise_of(rollouts, row, 0) for row in range(4)]
     assert torch.equal(noise[0], noise[1]) and not torch.equal(noise[0], noise[2])
     assert rollouts.prompts[0] == rollouts.prompts[1] != rollouts.prompts[2]
     latents = rollouts.trajectories.final
-    assert latents.shape == (4, *trainer.pipeline.latent_shape(*config.rollout_size))
-    pair = next(p for p in trainer.collector.preferences.train if p.request.prompt == rollouts.prompts[0])
+    assert latents.shape == (4, *trainer.run.pipeline.latent_shape(*config.rollout_size))
+    pair = next(p for p in trainer.run.collector.preferences.train if p.request.prompt == rollouts.prompts[0])
     for row, video in enumerate(pair.videos):
         pixels = at_original_size(read_video(video)[0], 16, 16)
-        torch.testing.assert_close(encode(trainer.pipeline.vae, [pixels])[0], latents[row])
+        torch.testing.assert_close(encode(trainer.run.pipeline.vae, [pixels])[0], latents[row])
 
 
 @pytest.mark.parametrize("rows_per_pass", [4, 1])
@@ -84,21 +84,21 @@ def test_the_gradient_equals_the_equation(config, mesh, rows_per_pass):
     """Of the second iteration, in which the policy has left the base model; one pair has three times the weight."""
     settings = {"mini_batch_size_per_update": rows_per_pass, "max_grad_norm": 1e9, "gate_interval": 0}
     trainer = Trainer(config.with_settings(**settings), mesh, CPU)
-    assert trainer.objective.has_whole_pairs == (rows_per_pass == 4)
+    assert trainer.run.objective.has_whole_pairs == (rows_per_pass == 4)
     trainer.iteration = 1
     trainer.run_iteration()
     rollouts = collect(trainer, 2)
     rollouts.weights[:2] = 1.5
     rollouts.weights[2:] = 0.5
 
-    pipeline, levels = trainer.pipeline, rollouts.trained_steps
+    pipeline, levels = trainer.run.pipeline, rollouts.trained_steps
     final = rollouts.trajectories.latents[:, -1]
     inputs = []
     for column in rollouts.columns:
-        noise = torch.stack([trainer.objective.noise_of(rollouts, row, column) for row in range(4)])
+        noise = torch.stack([trainer.run.objective.noise_of(rollouts, row, column) for row in range(4)])
         noised = torch.stack([(1 - s) * x + s * e for s, x, e in zip(levels[:, column], final, noise)])
         times = [(1000.0 * level, None) for level in levels[:, column].tolist()]
-        with trainer.policy.anchor.swapped_in(), torch.no_grad():
+        with trainer.run.policy.anchor.swapped_in(), torch.no_grad():
             base = pipeline._forward(noised, times, rollouts.conditions)
         inputs.append((noised, times, noise - final, base))
     total = 0.0
@@ -109,16 +109,16 @@ def test_the_gradient_equals_the_equation(config, mesh, rows_per_pass):
             z = -DPO["dpo_beta"] / 2 * (change[2 * pair] - change[2 * pair + 1])
             total = total - weight * F.logsigmoid(z) / 4  # mean over two pairs and two levels
         total = total + DPO["kl_weight"] * (velocity - base).square().mean() / 2
-    expected = torch.autograd.grad(total, trainer.policy.parameters)
+    expected = torch.autograd.grad(total, trainer.run.policy.parameters)
 
-    reference = trainer.objective.prepare(rollouts)
+    reference = trainer.run.objective.prepare(rollouts)
     found = []
-    step = trainer.policy.optimizers.step
-    trainer.policy.optimizers.step = lambda lr: (
-        found.extend(parameter.grad.clone() for parameter in trainer.policy.parameters),
+    step = trainer.run.policy.optimizers.step
+    trainer.run.policy.optimizers.step = lambda lr: (
+        found.extend(parameter.grad.clone() for parameter in trainer.run.policy.parameters),
         step(lr),
     )
-    metrics = trainer.update(rollouts, reference, 2)
+    metrics = trainer.run.update(rollouts, reference, 2)
     assert metrics["loss/total"] == pytest.approx(total.item(), rel=1e-5)
     assert metrics["dpo/margin"] != 0
     largest = max(gradient.abs().max() for gradient in expected)
@@ -142,8 +142,8 @@ def test_a_resumed_run_equals_the_uninterrupted_run_bit_for_bit(config, mesh, ch
 
     uninterrupted = Trainer(config, mesh, CPU)
     train(uninterrupted, 2)
-    folder = uninterrupted.state.save()
-    uninterrupted.checkpoints.wait()
+    folder = uninterrupted.run.state.save()
+    uninterrupted.run.checkpoints.wait()
     expected = train(uninterrupted, 2)
     resumed = Trainer(config.with_settings(resume_from_checkpoint=str(folder)), mesh, CPU)
     assert train(resumed, 2) == expected
@@ -158,8 +158,8 @@ def test_a_run_does_not_resume_with_another_video(config, mesh, tmp_path):
     trainer = Trainer(config, mesh, CPU)
     trainer.iteration = 1
     trainer.run_iteration()
-    folder = trainer.state.save()
-    trainer.checkpoints.wait()
+    folder = trainer.run.state.save()
+    trainer.run.checkpoints.wait()
     (path.parent / "0a.mp4").write_bytes((path.parent / "1b.mp4").read_bytes())
     with pytest.raises(ValueError, match="the contents of pairs_csv .* have changed"):
         Trainer(config.with_settings(resume_from_checkpoint=str(folder)), mesh, CPU)
@@ -167,14 +167,14 @@ def test_a_run_does_not_resume_with_another_video(config, mesh, tmp_path):
 
 def test_a_run_writes_the_accuracy_on_held_out_answers_without_validation_prompts(config, mesh):
     trainer = Trainer(config.with_settings(max_steps=2, validation_interval=2), mesh, CPU)
-    (held_out,) = trainer.collector.preferences.held_out
-    assert trainer.held_out.measure() == {"dpo/held_out_accuracy": 0.5, "dpo/held_out_margin": 0.0}
+    (held_out,) = trainer.run.collector.preferences.held_out
+    assert trainer.run.held_out.measure() == {"dpo/held_out_accuracy": 0.5, "dpo/held_out_margin": 0.0}
     trainer.train()
     lines = [json.loads(line) for line in (trainer.output_dir / "metrics.jsonl").read_text().splitlines()]
     assert "dpo/held_out_accuracy" not in lines[0] and lines[1]["dpo/held_out_accuracy"] in (0.0, 1.0)
     assert lines[1]["reward/missing"] == 0 and "reward/mean" not in lines[1]
     assert not (trainer.output_dir / "rollouts").exists()
-    assert held_out.request not in trainer.collector.requests
+    assert held_out.request not in trainer.run.collector.requests
 
 
 def test_videos_are_encoded_once_and_a_damaged_file_is_written_again(mesh, tmp_path, monkeypatch):
@@ -218,12 +218,12 @@ def test_encoding_inverts_decoding(config, mesh):
     )
     trainer.iteration = 1
     rows = [0, 1, 2, 3]
-    indices = trainer.collector.indices()[:4]
-    conditions = trainer.encoder(trainer.collector.requests_of(1, indices), height=32, width=32)
-    schedule = trainer.collector.schedule
-    latents = trainer.collector.sample(1, schedule, indices, conditions).final
-    videos = trainer.pipeline.decode(latents, batch_size=4)
-    found = torch.stack([encode(trainer.pipeline.vae, [videos[row]])[0] for row in rows])
+    indices = trainer.run.collector.indices()[:4]
+    conditions = trainer.run.encoder(trainer.run.collector.requests_of(1, indices), height=32, width=32)
+    schedule = trainer.run.collector.schedule
+    latents = trainer.run.collector.sample(1, schedule, indices, conditions).final
+    videos = trainer.run.pipeline.decode(latents, batch_size=4)
+    found = torch.stack([encode(trainer.run.pipeline.vae, [videos[row]])[0] for row in rows])
     assert (found - latents).square().mean().sqrt() < 0.25 * latents.std()
 
 
@@ -231,9 +231,9 @@ def test_latents_of_another_model_stop_the_run(config, mesh, tmp_path):
     """A trained model fits its own videos better than a zero velocity does, and not latents of another scale."""
     config = config.with_settings(pretrained_model_root=str(ROOT / "assets/miniature"), random_weights=False)
     trainer = Trainer(config, mesh, CPU)
-    shape = trainer.pipeline.latent_shape(*config.rollout_size)
+    shape = trainer.run.pipeline.latent_shape(*config.rollout_size)
     monstrous = 30 * torch.ones(shape)
-    trainer.collector.latents.read = lambda video: monstrous
+    trainer.run.collector.latents.read = lambda video: monstrous
     trainer.iteration = 1
     with pytest.raises(
         OffPolicyError, match="relative to that of a zero velocity, is .* not those of this model's VAE"
@@ -244,7 +244,7 @@ def test_latents_of_another_model_stop_the_run(config, mesh, tmp_path):
 def test_a_policy_that_is_not_the_base_model_at_the_start_stops_the_run(config, mesh):
     trainer = Trainer(config, mesh, CPU)
     with torch.no_grad():
-        for copy in trainer.policy.anchor._copies.values():
+        for copy in trainer.run.policy.anchor._copies.values():
             copy.mul_(1.1)
     trainer.iteration = 1
     with pytest.raises(OffPolicyError, match="difference between the errors of the policy and the base model"):

@@ -56,6 +56,9 @@ def cheapest_change(run: PlannedRun) -> dict | None:
         changed = run.with_settings(**joined(changes))
         return memory(changed).fits(run.hardware.gpu_memory) and _broken_rules(changed) <= broken
 
+    # The changes are ordered by their loss of speed, and each lowers the memory or leaves it. The first changes that
+    # fit together are therefore the cheapest ones, except for those among them that are not needed: these are removed
+    # again, the most expensive first.
     legal = [change for change in changes_in_order(run) if _broken_rules(run.with_settings(**change)) <= broken]
     needed = next(filter(fits, (legal[:number] for number in range(1, len(legal) + 1))), None)
     if needed is None:

@@ -64,7 +64,9 @@ class Pass:
 
     def seconds(self, run: PlannedRun, *, samples_per_call: float = 1) -> float:
         """Return the seconds of computing, without exchanges; the samples of a call share launches and waves."""
-        forward, hardware, model = _forward(run), run.hardware, run.architecture
+        forward = _forward(run)
+        hardware = run.hardware
+        model = run.architecture
         to_forward, to_backward = block_traffic(run)
         size = tokens_outside_attention(run) * model.width * run.compute_bytes * model.num_layers
         return (
@@ -95,8 +97,15 @@ def training_pass(run: PlannedRun) -> Pass:
     A backward pass has a product for the gradient of the input and, except under a LoRA, one for that of the weights.
     """
     kind = resolve_auto(run).checkpointing
-    products, forwards = 2 if run.settings.lora_rank else 3, 1 + (kind != "none")
-    return Pass(products + forwards - 1, 1 + (kind == "full"), _ATTENTION_BACKWARD, forwards, backwards=1)
+    products = 2 if run.settings.lora_rank else 3
+    forwards = 1 if kind == "none" else 2
+    return Pass(
+        products=products + forwards - 1,
+        attention=2 if kind == "full" else 1,
+        attention_backward=_ATTENTION_BACKWARD,
+        forwards=forwards,
+        backwards=1,
+    )
 
 
 def training_forwards(run: PlannedRun) -> float:
@@ -172,16 +181,25 @@ def video_seconds(run: PlannedRun) -> tuple[float, float]:
 
 def duration(run: PlannedRun) -> Duration:
     """Return the seconds of one iteration. The ranks of a sequence-parallel group share decoding and scoring."""
-    hardware, sent, stages, network, waiting = run.hardware, traffic(run), {}, 0.0, 0.0
+    hardware = run.hardware
+    sent = traffic(run)
+    stages = {}
+    network = 0.0
+    waiting = 0.0
     for stage, (number, kind) in passes_by_stage(run).items():
-        copied = 2 * sent.gathered[stage] * (run.num_shards > 1)  # out of the gathered buffer
         computing = number * kind.seconds(run, samples_per_call=samples_per_call(run, stage))
-        computing += hardware.seconds("memory", copied)
-        messages = sent.shards.seconds(sent.gathered[stage] + sent.reduced * (stage == "update"), hardware)
-        messages += sent.replicas.seconds(sent.averaged, hardware) * (stage == "update")
+        if run.num_shards > 1:
+            computing += hardware.seconds("memory", 2 * sent.gathered[stage])  # copied out of the gathered buffer
+        if stage == "update":
+            messages = sent.shards.seconds(sent.gathered[stage] + sent.reduced, hardware)
+            messages += sent.replicas.seconds(sent.averaged, hardware)
+        else:
+            messages = sent.shards.seconds(sent.gathered[stage], hardware)
         exchanges = number * (kind.forwards + kind.backwards) * exchange_seconds(run)
         exposed = max(0.0, messages - computing) + exchanges
-        stages[stage], network, waiting = computing + exposed, network + messages + exchanges, waiting + exposed
+        stages[stage] = computing + exposed
+        network = network + messages + exchanges
+        waiting = waiting + exposed
     overheads = overhead_seconds(run)
     stages["anchor"] += overheads["anchor's weights"]
     stages["update"] += overheads["optimizer"] + overheads["EMA"] + overheads["on-policy check"]

@@ -17,7 +17,11 @@ _REPORT_BYTES = 1e7  # report.html and its pictures
 
 def checkpoint_bytes(run: PlannedRun) -> float:
     """Return the largest size of a checkpoint in bytes: weights, optimizer state, anchor and EMA."""
-    copies = 1 + run.config.needs_anchor + bool(run.settings.ema_decay)
+    copies = 1
+    if run.config.needs_anchor:
+        copies += 1
+    if run.settings.ema_decay:
+        copies += 1
     return run.num_shards * (copies * trained_bytes(run) + optimizer_bytes(run))
 
 

@@ -73,15 +73,22 @@ def traffic(run: PlannedRun) -> Traffic:
     num_replicas = run.world_size // run.num_shards
     batches = settings.gradient_accumulation_steps * settings.grpo_sampling_steps
     updates = settings.num_updates_per_rollout
+    # A call is one forward pass of the transformer, which gathers all weights once, whatever its batch. A pass is the
+    # velocity of one batch of rollouts at one trained step: one call for all branches, or one call for each.
     calls_per_pass = run.num_calls(settings.mini_batch_size_per_update, run.plan.trained_branches)
     calls_of_anchor = run.num_calls(settings.mini_batch_size_per_update, run.plan.anchor_branches)
     passes = updates * run.backwards_per_update
     calls = passes * calls_per_pass
-    compared = calls_of_anchor * run.anchor_forwards + calls_per_pass * run.old_forwards  # for every column
+    # The anchor, and the old policy of nft, repeat a part of the passes. `anchor_forwards` and `old_forwards` are
+    # numbers of steps per rollout, so the part is their ratio to the number of trained steps.
+    compared = calls_of_anchor * run.anchor_forwards + calls_per_pass * run.old_forwards
     compared = math.ceil(passes * compared / max(1, run.plan.num_trained_steps))
     sampled = batches * run.num_calls(settings.batch_size, run.plan.sampled_branches)
+    # FSDP frees the gathered weights after a block's forward pass, and gathers them again for its backward pass.
     gathers = {"rollout": sampled, "anchor": compared, "update": 2 * calls}
     if not settings.reshard_after_forward:
+        # The weights stay gathered until a backward pass frees them, so that only the first of consecutive forward
+        # passes gathers.
         gathers = {"rollout": min(1, sampled), "anchor": min(1, compared), "update": calls}
     exchanging = 2 if resolve_auto(run).checkpointing == "none" else 3  # forward, backward, recomputation
     exchanges = run.forwards_without_gradient + exchanging * run.forwards_with_gradient
@@ -112,7 +119,9 @@ def exchanged_bytes(run: PlannedRun) -> float:
 
 def exchange_seconds(run: PlannedRun) -> float:
     """Return the seconds of the exchanges of a forward pass: messages, copies that order the tokens, and latency."""
-    sp_size, hardware, size = run.settings.sp_size, run.hardware, exchanged_bytes(run)
+    sp_size = run.settings.sp_size
+    hardware = run.hardware
+    size = exchanged_bytes(run)
     if sp_size == 1:
         return 0.0
     link = hardware.link if sp_size <= hardware.gpus_per_node else hardware.network

@@ -73,7 +73,10 @@ def memory(run: PlannedRun) -> Memory:
     }
     vae = {"VAE": run.architecture.vae_parameters * BYTES[settings.vae_dtype]}
     scorers = {"reward models": run.reward_bytes}
-    resident |= ({} if settings.vae_offload else vae) | ({} if settings.reward_offload else scorers)
+    if not settings.vae_offload:
+        resident.update(vae)
+    if not settings.reward_offload:
+        resident.update(scorers)
     has_videoalign = "videoalign" in settings.reward_model and run.reward_bytes
     scoring = scorers | {"scoring": SCORING if has_videoalign else 0.0}
     beside = {} if settings.score_between_stages else scoring
@@ -107,8 +110,11 @@ def memory(run: PlannedRun) -> Memory:
         phases["validation"] = max(parts, key=lambda items: sum((resident | items).values()))
     counted = {phase: resident | items for phase, items in phases.items()}
     if settings.precompute_conditions:
-        encode = {"encoders": states.encoder_bytes(run)} | ({} if settings.reward_offload else scorers)
-        encode |= vae if run.has_images or not settings.vae_offload else {}
+        encode = {"encoders": states.encoder_bytes(run)}
+        if not settings.reward_offload:
+            encode.update(scorers)
+        if run.has_images or not settings.vae_offload:
+            encode.update(vae)
         counted = {"encode": encode} | counted
     if run.config.uses_pairs:  # before the transformer is loaded; encoding needs about as much as decoding
         encode = vae | {"encoding": states.decoding_bytes(run)} | ({} if settings.reward_offload else scorers)

@@ -70,7 +70,7 @@ def read_run(path: Path) -> tuple[Suite, Run]:
             owners[name] = file
     if not tables:
         raise ValueError(f"{path} must have files {FILES}, got none; run the commands that `make` prints first")
-    suite = suite_of({*tables}, path)
+    suite = suite_of(set(tables), path)
     return suite, {name: _result(suite, name, table, f"{name} in {owners[name]}") for name, table in tables.items()}
 
 
@@ -83,8 +83,10 @@ def _result(suite: Suite, name: str, table: object, where: str) -> Result:
         if not kept or not all(map(math.isfinite, [score, *kept.values()])):
             raise ValueError("no video counts, or a score is not finite")
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
-        form = "[score, [{video_path: PROMPT-NUMBER.mp4, video_results: number}, ...]]"
-        raise ValueError(f"{where} must be {form}, got {quote(table)} ({error})") from error
+        raise ValueError(
+            f"{where} must be [score, [{{video_path: PROMPT-NUMBER.mp4, video_results: number}}, ...]], got "
+            f"{quote(table)} ({error})"
+        ) from error
     dimension = suite.dimensions[name]
     videos = {(prompt, int(number)): x / dimension.row_scale for (prompt, number), x in zip(keys, kept.values())}
     if dimension.is_renumbered:

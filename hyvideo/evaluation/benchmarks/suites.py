@@ -42,7 +42,8 @@ class Suite:
         """Names and kinds: the total, then each category followed by its dimensions."""
         rows = {TOTAL: TOTAL}
         for name, each in self.dimensions.items():
-            rows |= {each.category: "category", name: "dimension"}
+            rows[each.category] = "category"
+            rows[name] = "dimension"
         return rows
 
     def factors(self, row: str) -> dict[str, float]:
@@ -71,7 +72,14 @@ def suite_of(dimensions: set[str], where: object) -> Suite:
     return suite
 
 
-SUITES = {
-    name: Suite(**table | {"dimensions": {row: Dimension(**values) for row, values in table["dimensions"].items()}})
-    for name, table in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")).items()
-}
+def _read_suites() -> dict[str, Suite]:
+    tables = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    suites = {}
+    for name, table in tables.items():
+        dimensions = {row: Dimension(**values) for row, values in table["dimensions"].items()}
+        others = {key: value for key, value in table.items() if key != "dimensions"}
+        suites[name] = Suite(dimensions=dimensions, **others)
+    return suites
+
+
+SUITES = _read_suites()

@@ -137,7 +137,9 @@ def prompt_values(runs: Sequence[Scores], factors: dict[str, float]) -> np.ndarr
     values = np.zeros((len(runs), len(rows)))
     for name, factor in factors.items():
         scores = np.array([[run[name][prompt] for prompt in common[name]] for run in runs])
-        mean, count, total = scores.mean(1, keepdims=True), len(common[name]), len(rows)
+        mean = scores.mean(1, keepdims=True)
+        count = len(common[name])
+        total = len(rows)
         # The root makes the variance of the dimension's mean the unbiased one, whatever its share of the prompts.
         spread = total / count * math.sqrt(count / (count - 1) * (total - 1) / total) if count > 1 else 1.0
         values += factor * mean

@@ -45,9 +45,10 @@ def read_list(path: Path, only: list[str], *, is_official: bool) -> tuple[Suite,
             check_prompt(prompt.replace("/", "\0"), f"in row {number}")  # no file name has a slash
         suite = suite_of(found := {name for _, names in rows for name in names}, path)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        form = "[{prompt_en, dimension: [...]}, ...]"
-        raise ValueError(f"{path} must be a list such as VBench_full_info.json: {form} ({error})") from error
-    suite_of(found | {*only}, "--dimensions")
+        raise ValueError(
+            f"{path} must be a list such as VBench_full_info.json: [{{prompt_en, dimension: [...]}}, ...] ({error})"
+        ) from error
+    suite_of(found | set(only), "--dimensions")
     chosen = {name: each.prompts for name, each in suite.dimensions.items() if not only or name in only}
     counts = Counter(name for _, names in rows for name in names)
     wrong = [f"{name} {counts[name]} instead of {number}" for name, number in chosen.items() if counts[name] != number]
@@ -74,14 +75,21 @@ def list_clips(suite: Suite, rows: list[Row], augmented: dict[str, str], *, seed
             own = int(generator(seed, "benchmark", prompt, number).integers(2**48))
             request = Request(augmented.get(prompt, prompt), seed=own, original_prompt=prompt if augmented else None)
             clip = clips.setdefault((number, prompt), Clip(request, number, []))
-            file = f"{name}/" * suite.has_folders + f"{prompt[: suite.name_length]}-{number}.mp4"
-            clip.files.extend({file} - {*clip.files})
+            file = f"{prompt[: suite.name_length]}-{number}.mp4"
+            if suite.has_folders:
+                file = f"{name}/{file}"
+            if file not in clip.files:
+                clip.files.append(file)
             if (size := len(os.fsencode(os.path.basename(file)))) > MAX_NAME:
-                rule = f"the official name of a video must have at most {MAX_NAME} bytes"
-                raise ValueError(f"{rule}, got {size} for the prompt {quote(prompt)}; shorten or remove the prompt")
+                raise ValueError(
+                    f"the official name of a video must have at most {MAX_NAME} bytes, got {size} for the prompt "
+                    f"{quote(prompt)}; shorten or remove the prompt"
+                )
             if owners.setdefault(file, prompt) != prompt:
-                both = f"{quote(owners[file])} and {quote(prompt)}"
-                raise ValueError(f"two prompts have the official name {quote(file)}: {both}; remove one of them")
+                raise ValueError(
+                    f"two prompts have the official name {quote(file)}: {quote(owners[file])} and {quote(prompt)}; "
+                    "remove one of them"
+                )
     return sorted(clips.values(), key=lambda clip: clip.number)
 
 
@@ -113,9 +121,16 @@ class BenchmarkVideos:
 
     def make(self, videos: list[Video], *, only_checks: bool = False) -> None:
         """Generate the videos; the processes of torchrun share them. Raises ValueError as `generate` does."""
-        options = {"source": self.source, "seed": 0, "is_stochastic": False, "only_checks": only_checks}
         if videos:
-            generate(self.config, videos, sp_size=self.config.distributed.sp_size, **options)
+            generate(
+                self.config,
+                videos,
+                source=self.source,
+                seed=0,
+                is_stochastic=False,
+                sp_size=self.config.distributed.sp_size,
+                only_checks=only_checks,
+            )
 
     def link(self) -> None:
         """Link the official names to the videos. Raises ValueError for a name that another file has."""
@@ -126,5 +141,7 @@ class BenchmarkVideos:
             if not os.path.lexists(official):
                 official.symlink_to(target)
             elif not official.is_symlink() or os.readlink(official) != target:
-                fix = f"delete {self.folder / 'videos'}, or use a file system that distinguishes upper and lower case"
-                raise ValueError(f"{official} must be a link to {target}, but another file has this name; {fix}")
+                raise ValueError(
+                    f"{official} must be a link to {target}, but another file has this name; delete "
+                    f"{self.folder / 'videos'}, or use a file system that distinguishes upper and lower case"
+                )

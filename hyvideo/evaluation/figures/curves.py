@@ -80,7 +80,7 @@ def compare(runs: list[Run], names: list[str]) -> list[Comparison]:
     if not found:
         raise MissingRuns(f"no runs differ only in {names[0]}")
     labels = _labels([fixed for fixed, _ in found])
-    return [Comparison(label, dict(zip(_labels([*v]), v.values()))) for label, (_, v) in zip(labels, found)]
+    return [Comparison(label, dict(zip(_labels(list(v)), v.values()))) for label, (_, v) in zip(labels, found)]
 
 
 def _labels(choices: list[Settings]) -> list[str]:
@@ -97,8 +97,9 @@ def curve(runs: list[Run], name: str, *, window: int = 1) -> Curve:
     series = [{line["iteration"]: line[name] for line in run.lines if line.get(name) is not None} for run in runs]
     common = sorted(set.intersection(*(set(points) for points in series)))
     if len(common) < window:
-        source = f"metrics.jsonl of {runs[0].folder} and its other seeds"
-        raise MissingRuns(f"{source} must contain at least {window} iterations of {name}")
+        raise MissingRuns(
+            f"metrics.jsonl of {runs[0].folder} and its other seeds must contain at least {window} iterations of {name}"
+        )
     values = np.array([[points[iteration] for iteration in common] for points in series])  # (runs, iterations)
     smooth = np.lib.stride_tricks.sliding_window_view(values, window, axis=1).mean(-1)
     return Curve(np.array(common[window - 1 :]), smooth.mean(0), smooth.std(0))

@@ -54,8 +54,14 @@ def sample_policies(policies: Policies, requests: list[Request], out: Path, *, o
     """Generate the videos of one policy after the other. Raises ValueError as `generate` does."""
     for name, (source, config) in policies.items():
         sizes = dict.fromkeys(requests, (config.data.height, config.data.width))
-        options = {"seed": config.record.validation_seed, "is_stochastic": False, "only_checks": only_checks}
-        generate(config, list_videos(sizes, requests, out / name), source=source, **options)
+        generate(
+            config,
+            list_videos(sizes, requests, out / name),
+            source=source,
+            seed=config.record.validation_seed,
+            is_stochastic=False,
+            only_checks=only_checks,
+        )
 
 
 def draw_policies(policies: Iterable[str], requests: list[Request], out: Path, seed: int) -> Path:

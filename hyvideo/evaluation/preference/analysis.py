@@ -12,7 +12,7 @@ import choix
 import krippendorff
 import numpy as np
 
-from hyvideo.data.outside import parse_json, quote, read_json
+from hyvideo.data.outside import parse_json, quote, read_json, replacing
 from hyvideo.evaluation.preference import tables
 from hyvideo.evaluation.preference.rating import DATABASE, KEY, STUDY, Study
 from hyvideo.evaluation.studies.intervals import t_quantile
@@ -177,15 +177,16 @@ def analyse(study: Study, most_failed: float) -> str:
     by_name = {name: question_results(answers, key["methods"]) for name, answers in by_question.items() if answers}
     general = {"methods": key["methods"], "most_failed": most_failed, "checks": checks, "left_out": left_out}
     results = general | {"questions": by_name}
-    (study.folder / "analysis.json").write_text(json.dumps(results, indent=1, allow_nan=False), encoding="utf-8")
     text = tables.analysis_md(results, counted)
     files = {
-        "pairs.csv": tables.pairs_csv(counted),
-        "table3.md": tables.table3_md(by_name, counted),
-        "table3.csv": tables.table3_csv(by_name),
-        "table3.tex": tables.table3_tex(by_name, counted),
-        "analysis.md": text,
+        "analysis.json": json.dumps(results, indent=1, allow_nan=False),
+        "pairs.csv": tables.pairs_csv(counted) + "\n",
+        "table3.md": tables.table3_md(by_name, counted) + "\n",
+        "table3.csv": tables.table3_csv(by_name) + "\n",
+        "table3.tex": tables.table3_tex(by_name, counted) + "\n",
+        "analysis.md": text + "\n",
     }
     for name, content in files.items():
-        (study.folder / name).write_text(content + "\n", encoding="utf-8")
+        with replacing(study.folder / name) as path:
+            path.write_text(content, encoding="utf-8")
     return text

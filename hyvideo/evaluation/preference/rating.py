@@ -4,6 +4,7 @@ import asyncio
 import shutil
 import sqlite3
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -12,13 +13,14 @@ from fastapi.responses import FileResponse, HTMLResponse
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 
-from hyvideo.data.outside import make_folder, parse_json
+from hyvideo.data.outside import make_folder, parse_json, quote, read_regular
 from hyvideo.data.templates import fill
 
 STUDY, KEY, VIDEOS, DATABASE = "study.json", "key.json", "videos", "answers.sqlite"  # in a study's folder
 SIDES = ("first", "second")
 MAX_BODY, MAX_SECONDS = 10_000, 20  # limits on the size and the transfer time of an answer
-SCHEMA = """PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; CREATE TABLE IF NOT EXISTS answers (rater TEXT,
+# Without a write-ahead log, SQLite rejects an answer if the file has been deleted or replaced since it was opened.
+SCHEMA = """PRAGMA journal_mode = DELETE; PRAGMA synchronous = FULL; CREATE TABLE IF NOT EXISTS answers (rater TEXT,
     pair TEXT, dimension TEXT, answer TEXT, at TEXT DEFAULT CURRENT_TIMESTAMP, PRIMARY KEY (pair, dimension))"""
 
 
@@ -34,14 +36,15 @@ class Study:
 
     def __init__(self, folder: Path):
         try:
-            content = parse_json((folder / STUDY).read_text(encoding="utf-8"))
+            content = parse_json(read_regular(folder / STUDY))
             self.folder = folder
             self.questions = dict(content["questions"])
             self.raters = dict(content["raters"])
+            _check_raters(self.raters.values())
             if not (self.questions and self.raters):
                 raise ValueError("it has no questions or no raters")
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{folder / STUDY} must have the format that `make` writes: {error}") from error
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ValueError(f"{folder / STUDY} must have the format that `make` writes: {error!r}") from error
         self._database = sqlite3.connect(folder / DATABASE, timeout=30, check_same_thread=False)
         self._database.row_factory, self._lock = sqlite3.Row, threading.Lock()
         self._database.executescript(SCHEMA)
@@ -78,6 +81,20 @@ class Study:
                 for side in SIDES:
                     shutil.copy2(self.folder / pair[side], clips / f"{name}-{side}.mp4")
             clips.with_name("index.html").write_text(self.page(token, is_standalone=True), encoding="utf-8")
+
+
+def _check_raters(raters: Iterable[dict]) -> None:
+    """Raise an exception if a rater or a pair lacks an entry, or if two raters share a name or a pair."""
+    names = set()
+    pairs = set()
+    for rater in raters:
+        if rater["name"] in names or not pairs.isdisjoint(rater["pairs"]):
+            raise ValueError(f"rater {rater['name']} has the name or a pair of another rater")
+        names.add(rater["name"])
+        pairs.update(rater["pairs"])
+        for pair in rater["pairs"].values():
+            if not all(isinstance(pair[name], str) for name in ("prompt", *SIDES)):
+                raise ValueError(f"pair {quote(pair)}")
 
 
 def create_app(study: Study) -> FastAPI:

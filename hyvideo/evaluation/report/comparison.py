@@ -68,5 +68,5 @@ def read_comparison(folders: Sequence[Path]) -> Comparison:
 def _scores(entries: dict[int, dict], stats: ValidationStats) -> Scores:
     """Return every score of a validation, and its metrics of the whole set without an interval."""
     means = {name: value for name, value in stats.means.items() if name not in ("reward_std", "missing")}
-    summary = summarise(Evaluation([*entries.values()], means))
+    summary = summarise(Evaluation(list(entries.values()), means))
     return {name: interval.as_json() for name, interval in summary.items()}

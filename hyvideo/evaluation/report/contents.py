@@ -10,7 +10,7 @@ import numpy as np
 import yaml
 
 from hyvideo.config.command_line import load_config
-from hyvideo.config.run_plan import make_plan
+from hyvideo.config.run_plan import num_rollouts
 from hyvideo.config.settings import Config
 from hyvideo.data.outside import folder_problem, parse_json, read_json, read_regular
 from hyvideo.data.prompts import are_seen, read_requests
@@ -57,7 +57,7 @@ class Run:
 
     def gain_over(self, numbers: Iterable[int]) -> Interval | None:
         means = mean_by_prompt((self.after[number]["group"], self.gains[number]) for number in numbers)
-        return t_interval(np.array([[*means.values()]])) if means else None
+        return t_interval(np.array([list(means.values())])) if means else None
 
     @cached_property
     def unseen(self) -> list[int]:
@@ -82,7 +82,9 @@ def read_run(folder: Path) -> Run:
     """Read the run in a folder. Raises ValueError if there is no run or its records are corrupted."""
     if problem := folder_problem(folder):
         raise ValueError(f"{folder} must be the output_dir of a run: {problem}")
-    config, path, samples = load_config(folder / "config.yaml"), folder / "metrics.jsonl", folder / SAMPLES
+    config = load_config(folder / "config.yaml")
+    path = folder / "metrics.jsonl"
+    samples = folder / SAMPLES
     environment = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))["environment"]
     lines = read_metrics(path) if path.is_file() else []
     history: list[ValidationStats] = []
@@ -96,21 +98,22 @@ def read_run(folder: Path) -> Run:
     found = rule.find_shifts(history, threshold) if base else []
     incomplete = [folder / ROLLOUTS / f"{line['iteration']:06d}" for line in lines if line["reward/missing"]]
     entries = [entry for scores in [*map(_scores, incomplete), before, after] for entry in scores.values()]
+    timeline = folder / TIMELINE_FILE
     return Run(
-        config,
-        environment,
-        make_plan(config, environment["processes"]).rollouts,
-        lines,
-        (np.cumsum([line["time/iteration"] for line in lines]) / 3600).tolist(),
-        history,
-        base,
-        [rule.all_shifts(base, now, threshold) if base else [] for now in history],
-        rule.describe(history, found) if found else "",
-        before,
-        after,
-        Counter(entry["reason"] or "unknown" for entry in entries if entry["missing"]),
-        [int(path.name) for path in complete(folder)],
-        read_json(timeline, "timeline") if (timeline := folder / TIMELINE_FILE).is_file() else None,
+        config=config,
+        environment=environment,
+        rollouts_per_iteration=num_rollouts(config, environment["processes"]),
+        lines=lines,
+        hours=(np.cumsum([line["time/iteration"] for line in lines]) / 3600).tolist(),
+        history=history,
+        base=base,
+        shifts=[rule.all_shifts(base, now, threshold) if base else [] for now in history],
+        hacking=rule.describe(history, found) if found else "",
+        before=before,
+        after=after,
+        reasons=Counter(entry["reason"] or "unknown" for entry in entries if entry["missing"]),
+        checkpoints=[int(path.name) for path in complete(folder)],
+        timeline=read_json(timeline, "timeline") if timeline.is_file() else None,
     )
 
 

@@ -44,7 +44,7 @@ def _page(found: Comparison, place: Path) -> str:
     """Return the text of a page in the folder ``place``."""
     from plotly.offline import get_plotlyjs  # only reports need it
 
-    rows = match_videos([*found.videos.values()])
+    rows = match_videos(list(found.videos.values()))
     clips = embed(alternate(compared_files(found.runs.values()), map(_files, rows)))
     videos = {name: compared_videos(run, clips, place) for name, run in found.runs.items()}
     data = {
@@ -97,7 +97,7 @@ def compared_files(runs: Iterable[Run]) -> Iterator[Row]:
             entries.setdefault(_key(entry), []).append(entry)
             gains.setdefault(_key(entry), []).append(run.gains.get(number, 0.0))
     by_gain = sorted(entries, key=lambda key: fmean(gains[key]))
-    drawn = random.Random(0).sample([*entries], len(entries))
+    drawn = random.Random(0).sample(list(entries), len(entries))
     for key in dict.fromkeys([*by_gain[:NUM_EXTREMES], *by_gain[-NUM_EXTREMES:], *drawn]):
         yield _files(entries[key])
 

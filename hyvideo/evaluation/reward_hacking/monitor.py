@@ -25,7 +25,9 @@ class HackingMonitor:
 
     def __init__(self, action: str, threshold: float, mesh: Mesh, samples: Path, made_with: dict):
         self.action, self.threshold = action, threshold
-        self.mesh, self.samples, self.made_with = mesh, samples, made_with
+        self.mesh = mesh
+        self.samples = samples
+        self.made_with = made_with
         self.marker = samples.parent / rule.MARKER
         self.shifts: list[MetricShift] = []  # of the last validation
         self.reason = ""
@@ -41,7 +43,11 @@ class HackingMonitor:
     def end(self, saved: Path) -> None:
         """Write the marker file and raise RewardHacking with the ``saved`` checkpoint. Called on every rank."""
         if self.mesh.is_main:
-            note = {"reason": self.reason, "on_reward_hacking": self.action, "departures": [*map(asdict, self.shifts)]}
+            note = {
+                "reason": self.reason,
+                "on_reward_hacking": self.action,
+                "departures": [asdict(shift) for shift in self.shifts],
+            }
             write_json(self.marker, note)
         raise rule.RewardHacking(
             f"{self.reason}; the current policy was saved in {saved}. See docs/reward_hacking.md; to resume, delete "
@@ -93,7 +99,11 @@ def read_validation(folder: Path, made_with: dict) -> ValidationStats | None:
 def write_validation(folder: Path, stats: ValidationStats, shifts: Sequence[MetricShift], made_with: dict) -> None:
     """Write measures.json: means, spreads as [std, count], shifts, and the settings of the validation."""
     means = {name: value if math.isfinite(value) else None for name, value in stats.means.items()}
-    others = {"spreads": stats.spreads, "hacking": [*map(asdict, shifts)], "made_with": made_with}
+    others = {
+        "spreads": stats.spreads,
+        "hacking": [asdict(shift) for shift in shifts],
+        "made_with": made_with,
+    }
     write_json(folder / MEASURES_FILE, means | others)
 
 

@@ -19,7 +19,9 @@ NO_CORRECTION = "Without correction for multiple tests, about 1 in 20 null compa
 
 def intervals(runs: Sequence[Scores]) -> dict[str, Interval]:
     """Return mean and interval over runs and prompts by column; columns without a value in every run are left out."""
-    found = {name: t_interval(np.array([run[name] for run in runs])) for name in (runs[0] if runs else ())}
+    if not runs:
+        return {}
+    found = {name: t_interval(np.array([run[name] for run in runs])) for name in runs[0]}
     return {name: interval for name, interval in found.items() if math.isfinite(interval.mean)}
 
 

@@ -51,12 +51,15 @@ def read_trace(study: Study, run: Run) -> Trace:
 
     Raises ValueError if its records are corrupted, or lack an iteration, whose cost would be missing.
     """
-    config, folder, spent, points = study.config(run), study.folder(run), np.zeros(len(AXES)), []
+    config = study.config(run)
+    folder = study.folder(run)
+    spent = np.zeros(len(AXES))
+    points = []
     rollouts, base = make_plan(config, study.world_size).rollouts, folder / "samples/000000/measures.json"
     if base.is_file():
         points.append(dict(zip(AXES, spent)) | read_json(base, run.name))
     lines = read_metrics(folder / METRICS)
-    if missing := {*range(1, 1 + len(lines))} - {line["iteration"] for line in lines}:
+    if missing := set(range(1, 1 + len(lines))) - {line["iteration"] for line in lines}:
         raise ValueError(
             f"{folder / METRICS} has no line of iteration {min(missing)}, so that the cost of the run is unknown; "
             "restore the line, or move the folder away to train the run again"
@@ -78,7 +81,7 @@ def _columns(points: list[dict], weights: Mapping[str, float]) -> Trace:
     names = {**{name: name for name in AXES}, **COMPARED, **{name: name for name in (*DIMENSIONS, *weights)}}
     trace = {column: np.array([point.get(name) for point in points], dtype=float) for name, column in names.items()}
     truths = [np.array([point.get(f"true/{name}") for point in points], dtype=float) for name in weights]
-    return trace | {"True reward": np.dot([*weights.values()], truths)}
+    return trace | {"True reward": np.dot(list(weights.values()), truths)}
 
 
 def guided_base(study: Study, run: Run, scale: float) -> Scores:
@@ -90,7 +93,8 @@ def guided_base(study: Study, run: Run, scale: float) -> Scores:
     for kind, is_seen in (("seen", True), ("unseen", False)):
         rewards = [entry["reward"] for entry in evaluation.videos if entry.get("seen") is is_seen]
         rewards = [reward for reward in rewards if reward is not None]
-        values |= {f"{kind}/reward": np.mean(rewards)} if rewards else {}
+        if rewards:
+            values[f"{kind}/reward"] = np.mean(rewards)
     return _columns([dict.fromkeys(AXES, 0.0) | values], config.reward_weights)
 
 
@@ -118,7 +122,7 @@ def write_results(study: Study, runs: list[Run], budget: Budget, guidance: float
     for run in trained:
         traces.setdefault(run.recipe.name, {})[run.seed] = read_trace(study, run)
     scores = {name: {seed: at_cost(t, *budget) for seed, t in by_seed.items()} for name, by_seed in traces.items()}
-    ends = {name: intervals([*by_seed.values()]) for name, by_seed in scores.items()}
+    ends = {name: intervals(list(by_seed.values())) for name, by_seed in scores.items()}
     base = intervals([at_cost(traces[trained[0].recipe.name][trained[0].seed], budget.axis, 0)])
     write_plots(traces, ends, base, budget, study.out)
     whole = planned(study, trained[0], trains=False)
@@ -145,7 +149,7 @@ def write_plots(
     """Draw the curves over each cost up to the budget, and the ends of the recipes beside the first validation."""
     for axis in AXES:
         end = budget.amount if axis == budget.axis else np.inf
-        curves = {name: curve([*by_seed.values()], axis, end) for name, by_seed in traces.items()}
+        curves = {name: curve(list(by_seed.values()), axis, end) for name, by_seed in traces.items()}
         draw(curves, itertools.product([axis], COMPARED.values()), folder / f"curves_{axis}.png")
     has_truth = all("True reward" in end for end in ends.values())
     panels = itertools.product(["Frechet distance", "Diversity"], ["True reward" if has_truth else "Reward"])
@@ -176,7 +180,9 @@ def _row(name: str, end: Point, of_video: float, seeds: str) -> Row:
 
 def draw(curves: dict[str, list[Point]], panels: Iterable[tuple[str, str]], path: Path) -> None:
     """Draw a panel for each pair of columns that all curves have: the second over the first, with their intervals."""
-    panels = [pair for pair in panels if all(point.keys() >= {*pair} for points in curves.values() for point in points)]
+    panels = [
+        pair for pair in panels if all(point.keys() >= set(pair) for points in curves.values() for point in points)
+    ]
     if not panels:
         return
     size = (4.8 * len(panels) + 1.6, 4.4)
@@ -184,9 +190,18 @@ def draw(curves: dict[str, list[Point]], panels: Iterable[tuple[str, str]], path
     for axes, names in zip(all_axes, panels):
         for number, (recipe, points) in enumerate(curves.items()):
             x, y = (np.array([(p[name].mean, p[name].low, p[name].high) for p in points]).T for name in names)
-            errors = [abs(values[1:] - values[0]) for values in (y, x)]
-            style = {"color": f"C{number % 10}", "linestyle": ("-", "--", ":")[number % 3], "marker": "."}
-            axes.errorbar(x[0], y[0], *errors, **style, elinewidth=0.8, capsize=2, label=recipe)
+            axes.errorbar(
+                x[0],
+                y[0],
+                yerr=abs(y[1:] - y[0]),
+                xerr=abs(x[1:] - x[0]),
+                color=f"C{number % 10}",
+                linestyle=("-", "--", ":")[number % 3],
+                marker=".",
+                elinewidth=0.8,
+                capsize=2,
+                label=recipe,
+            )
         axes.set(xlabel=names[0], ylabel=names[1])
         axes.grid(alpha=0.3)
     figure.legend(*all_axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize="small")

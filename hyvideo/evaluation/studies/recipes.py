@@ -88,7 +88,7 @@ def limit_to_budget(budget: Budget, study: Study, recipes: list[Recipe]) -> list
     for recipe in recipes:
         fixed = RUN_FLAGS if budget.axis == "seconds" else (*RUN_FLAGS, "max_steps")
         reject_flags(study.extra, fixed)
-        reject_flags(recipe.words, {*fixed} - {"config"})
+        reject_flags(recipe.words, set(fixed) - {"config"})
         try:
             run = planned(study, Run(recipe, 0), trains=False)
         except ValueError as error:

@@ -29,7 +29,7 @@ class Recipe:
 
     def flags(self, before: list[str]) -> list[str]:
         """Return the recipe's flags of post_train.py, which follow those ``before`` that all recipes share."""
-        return [*self.words]
+        return list(self.words)
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,12 @@ def study_parser(doc: str, *, out: str, makes: str) -> argparse.ArgumentParser:
     parser.add_argument("--num_gpus", type=int, default=0, help="processes of torchrun for each run; 0 for no torchrun")
     parser.add_argument("--only_cell", metavar="NAME", help="train only this run, without a table or figure")
     parser.add_argument("--dry_run", action="store_true", help="print the plan and its cost without writing anything")
-    words = f"make the {makes} from finished runs without training"
-    parser.add_argument(f"--only_{makes}", dest="trains_nothing", action="store_true", help=words)
+    parser.add_argument(
+        f"--only_{makes}",
+        dest="trains_nothing",
+        action="store_true",
+        help=f"make the {makes} from finished runs without training",
+    )
     return parser
 
 

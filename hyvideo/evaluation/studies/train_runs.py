@@ -49,7 +49,9 @@ def plan_run(study: Study, run: Run, *, trains: bool = True) -> RunPlan:
     check_output_dir(config.record)
     if not config.data.valid_video_csv:
         raise ValueError("valid_video_csv must name a CSV with the prompts to evaluate policies on; it is empty")
-    length, steps, rollouts = whole_run(whole), config.optimizer.max_steps, whole.plan.rollouts
+    length = whole_run(whole)
+    steps = config.optimizer.max_steps
+    rollouts = whole.plan.rollouts
     hours = length.gpu_hours if whole.architecture.is_released else 0.0
     return RunPlan(run, progress(study.folder(run), config), steps, rollouts * steps, length.forwards, hours)
 
@@ -108,7 +110,8 @@ def train_runs(study: Study, runs: list[Run], *, jobs: int) -> bool:
     before = {number: signal.signal(number, lambda number, _: sys.exit(128 + number)) for number in ends}
     pool = ThreadPoolExecutor(jobs)
     try:
-        return not any([*pool.map(train, runs)])
+        codes = list(pool.map(train, runs))
+        return not any(codes)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         for process in list(running):

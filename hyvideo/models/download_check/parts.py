@@ -45,10 +45,15 @@ def parts_of(root: Path) -> tuple[Family, list[Part]]:
     is_diffusers = (root / "model_index.json").is_file() or (root / "transformer" / "config.json").is_file()
     if is_diffusers or "original" not in table:
         task = _task(root, None if is_diffusers else version)
-        names = {"task": task, "repository": _repository(root, version, table.get("repositories", {}))}
-        names["transformer"] = _transformer_folder(root, version if versions and not is_diffusers else None)
         rows = table["diffusers"] + table.get(f"diffusers {task}", [])
-        return family, _parts(root, rows + common, **names)
+        parts = _parts(
+            root,
+            rows + common,
+            task=task,
+            repository=_repository(root, version, table.get("repositories", {})),
+            transformer=_transformer_folder(root, version if versions and not is_diffusers else None),
+        )
+        return family, parts
     tasks = {version: _task(root, version) for version in versions}
     # For a task without a transformer, list one released version as missing.
     for released in (version for version in RELEASED.values() if version.family == family.name):

@@ -34,10 +34,19 @@ def forward(self: nn.Module, image: Tensor, text: Tensor, time: Tensor, layout: 
 
 def attention(self: nn.Module, image: Tensor, text: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     """Return image and text tokens after joint attention; text is padded right. Shape of each: (batch, tokens, dim)."""
-    image_layers = self.to_q, self.to_k, self.to_v, self.norm_q, self.norm_k
-    text_layers = self.add_q_proj, self.add_k_proj, self.add_v_proj, self.norm_added_q, self.norm_added_k
+    # Queries, keys and values have no names here, so that they are freed before the output layers.
     image, text = self.sequence.attend(
-        _projected(image, self.heads, *image_layers), _projected(text, self.heads, *text_layers), layout
+        _projected(image, self.heads, self.to_q, self.to_k, self.to_v, self.norm_q, self.norm_k),
+        _projected(
+            text,
+            self.heads,
+            self.add_q_proj,
+            self.add_k_proj,
+            self.add_v_proj,
+            self.norm_added_q,
+            self.norm_added_k,
+        ),
+        layout,
     )
     linear, dropout = self.to_out
     return dropout(linear(image.flatten(2))), self.to_add_out(text.flatten(2))

@@ -23,7 +23,9 @@ from hyvideo.models import weight_files
 from hyvideo.models.encoders import class_problems, find_tokenizer, load_model, load_tokenizer, read_config, rename_t5
 from hyvideo.models.weight_files import Folder, Weights, shapes_of, with_label
 
-_TEXT_MODEL, _GLYPH_MODEL, _IMAGE_MODEL = "Qwen2_5_VLTextModel", "T5EncoderModel", "SiglipVisionModel"
+_TEXT_MODEL = "Qwen2_5_VLTextModel"
+_GLYPH_MODEL = "T5EncoderModel"
+_IMAGE_MODEL = "SiglipVisionModel"
 _GLYPH_PREFIX = "module.text_tower.encoder."
 # Tensor name prefixes in published checkpoints of Qwen2.5-VL's language model.
 _TEXT_PREFIX = re.compile(r"^(model\.language_model|language_model\.model|language_model|model)\.")
@@ -57,8 +59,15 @@ def load_glyph_encoder(
     folder, tokenizer_folder, weights = _glyph_folders(Path(root))
     tokenizer = load_tokenizer(tokenizer_folder)
     if random_weights_seed is not None or weights is None:
-        kwargs = {"device": device, "random_weights_seed": random_weights_seed}
-        return tokenizer, load_model(_GLYPH_MODEL, folder, dtype=torch.float32, rename=rename_t5, **kwargs)
+        model = load_model(
+            _GLYPH_MODEL,
+            folder,
+            dtype=torch.float32,
+            rename=rename_t5,
+            device=device,
+            random_weights_seed=random_weights_seed,
+        )
+        return tokenizer, model
     weight_files.raise_problems(folder, glyph_encoder_problems(root))
     tokenizer.add_tokens(_glyph_tokens(weights, folder.label), special_tokens=True)
     state = _glyph_state(weights, folder.label)

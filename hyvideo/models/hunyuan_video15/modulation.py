@@ -54,7 +54,7 @@ class ModulationCache:
 
     def select(self, times: Sequence[Times]) -> None:
         """Choose the timesteps of the samples of the next forward pass, which need not be prepared."""
-        missing = {*times} - self._outputs.keys()
+        missing = set(times) - self._outputs.keys()
         if missing:
             if len(self._outputs.keys() - self._prepared) >= _MOST_UNPREPARED:
                 self._keep({*times, *self._prepared})

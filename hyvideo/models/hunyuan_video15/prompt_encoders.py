@@ -98,7 +98,9 @@ class ImageEncoder:
     """
 
     def __init__(self, preprocessor: dict[str, Any], model: nn.Module, vae: nn.Module):
-        self.preprocessor, self.model, self.vae = preprocessor, model, vae
+        self.preprocessor = preprocessor
+        self.model = model
+        self.vae = vae
 
     @torch.no_grad()
     def __call__(self, path: str, height: int, width: int) -> ImageCondition:

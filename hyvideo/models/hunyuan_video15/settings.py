@@ -26,8 +26,10 @@ def transformer_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]
     hidden_size, num_heads = setting(config, "hidden_size", "integers"), renamed["num_attention_heads"]
     rope_dims = renamed["rope_axes_dim"]
     if hidden_size % num_heads or sum(rope_dims) != hidden_size // num_heads:
-        rule = "config keys 'hidden_size' / 'heads_num' must be the sum of 'rope_dim_list'"
-        raise ValueError(f"{rule}, got {hidden_size} / {num_heads} and {rope_dims}")
+        raise ValueError(
+            f"config keys 'hidden_size' / 'heads_num' must be the sum of 'rope_dim_list', got {hidden_size} / "
+            f"{num_heads} and {rope_dims}"
+        )
     patch_size = setting(config, "patch_size", "lists")
     if len(patch_size) != 3 or patch_size[1] != patch_size[2]:
         raise ValueError(f"config key 'patch_size' must be [frames, side, side], got {config['patch_size']}")

@@ -43,7 +43,9 @@ class Architecture(Sizes):
     temporal_compression_ratio: int = 4
     block_out_channels: tuple[int, ...] = (128, 256, 512, 1024, 1024)
 
-    num_attentions, fixed_widths, backward_widths = 1, sum(_MEASURES["saved"].values()), _MEASURES["backward"]
+    num_attentions = 1
+    fixed_widths = sum(_MEASURES["saved"].values())
+    backward_widths = _MEASURES["backward"]
 
     @property
     def patch(self) -> tuple[int, int, int]:
@@ -58,7 +60,10 @@ class Architecture(Sizes):
     @property
     def root_parameters(self) -> int:
         """Parameters outside the blocks: embedders, text refiner, output."""
-        d, text_dim, glyph_dim, image_dim = self.width, self.text_width, self.text_embed_2_dim, self.image_embed_dim
+        d = self.width
+        text_dim = self.text_width
+        glyph_dim = self.text_embed_2_dim
+        image_dim = self.image_embed_dim
         time = linear(_TIME_DIM, d) + linear(d, d)
         refiner_block = 2 * 2 * d + 4 * linear(d, d) + self._mlp + linear(d, 2 * d)
         text = linear(text_dim, d) + time + linear(text_dim, d) + linear(d, d)
@@ -67,7 +72,8 @@ class Architecture(Sizes):
         image = 2 * image_dim + linear(image_dim, image_dim) + linear(image_dim, d) + 2 * d
         patch = math.prod(self.patch)
         ends = linear(self.in_channels * patch, d) + linear(d, 2 * d) + linear(d, self.out_channels * patch)
-        kinds, times = 3 * d, time * (1 + self.use_meanflow)
+        kinds = 3 * d
+        times = 2 * time if self.use_meanflow else time
         return text + self.num_refiner_layers * refiner_block + glyph + image + ends + kinds + times
 
     @property

@@ -61,8 +61,11 @@ def forward(
     modulations = self.modulation_cache.take() if self.modulation_cache else [time] * len(self.transformer_blocks)
     skipped, image, context = self.step_cache.start(image, context) if self.step_cache else (0, image, context)
     for number, block in enumerate(list(self.transformer_blocks)[skipped:], start=skipped + 1):
-        arguments = (image, context, modulations[number - 1], layout)
-        image, context = self._gradient_checkpointing_func(block, *arguments) if recompute else block(*arguments)
+        modulation = modulations[number - 1]
+        if recompute:
+            image, context = self._gradient_checkpointing_func(block, image, context, modulation, layout)
+        else:
+            image, context = block(image, context, modulation, layout)
         if self.detaches_blocks:
             image, context = detached(image), detached(context)
         if self.step_cache:
@@ -91,8 +94,8 @@ def _low_resolution_channels(timestep: Tensor, conditions: Sequence[Condition]) 
     if conditions[0].low_resolution is None:
         return []
     upsampled = torch.stack([condition.low_resolution for condition in conditions])
-    is_given = (timestep >= _SMALLEST_TIMESTEP).view(-1, 1, 1, 1, 1)
-    return [torch.cat([upsampled, torch.ones_like(upsampled[:, :1])], dim=1) * is_given]
+    mask = (timestep >= _SMALLEST_TIMESTEP).view(-1, 1, 1, 1, 1)
+    return [torch.cat([upsampled, torch.ones_like(upsampled[:, :1])], dim=1) * mask]
 
 
 def _context(model: nn.Module, timestep: Tensor, conditions: Sequence[Condition]) -> tuple[Tensor, tuple[int, ...]]:
@@ -100,7 +103,9 @@ def _context(model: nn.Module, timestep: Tensor, conditions: Sequence[Condition]
 
     Image features come first, then quoted text, then text, as in the original. Shape: (batch, tokens, dim).
     """
-    texts, kinds, config = [c.text for c in conditions], model.cond_type_embed.weight, model.config
+    texts = [c.text for c in conditions]
+    kinds = model.cond_type_embed.weight
+    config = model.config
     zeros = texts[0].new_zeros
     glyphs = [zeros(0, config.text_embed_2_dim) if c.glyph is None else c.glyph for c in conditions]
     images = [zeros(0, config.image_embed_dim) if c.image is None else c.image.embeds for c in conditions]

@@ -16,7 +16,12 @@ from hyvideo.models.hunyuan_video15.settings import NAMES
 from hyvideo.models.names import settings_to_diffusers
 
 _NOISE = 0.7  # share of noise in the condition
-_Conv, _blocks = layers.HunyuanVideo15CausalConv3d, lambda *parts: nn.ModuleDict({"block": nn.Sequential(*parts)})
+_Conv = layers.HunyuanVideo15CausalConv3d
+
+
+def _blocks(*parts: nn.Module) -> nn.ModuleDict:
+    """Return the parts in order, under the name that the checkpoint gives them."""
+    return nn.ModuleDict({"block": nn.Sequential(*parts)})
 
 
 class Upsampler(nn.Module):

@@ -80,11 +80,18 @@ def replication_pad(hidden: Tensor, padding: Sequence[int], *, silu: bool = Fals
     sides = list(zip((-1, -2, -3), padding[::2], padding[1::2]))  # width, height, frames
     added = [0, 0, *(before + after for _, before, after in reversed(sides))]
     shape = [size + more for size, more in zip(hidden.shape, added)]
-    layout = {"dtype": hidden.dtype, "device": hidden.device, "memory_format": torch.channels_last_3d}
-    padded = inner = torch.empty(shape, **layout)
+    padded = inner = torch.empty(
+        shape,
+        dtype=hidden.dtype,
+        device=hidden.device,
+        memory_format=torch.channels_last_3d,
+    )
     for dim, before, _ in sides:
         inner = inner.narrow(dim, before, hidden.shape[dim])
-    torch.ops.aten.silu.out(hidden, out=inner) if silu else inner.copy_(hidden)
+    if silu:
+        torch.ops.aten.silu.out(hidden, out=inner)
+    else:
+        inner.copy_(hidden)
     for dim, before, after in sides:  # in this order, the last copies include the corners
         end = shape[dim] - after
         padded.narrow(dim, 0, before).copy_(padded.narrow(dim, before, 1))

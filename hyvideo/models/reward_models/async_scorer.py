@@ -156,7 +156,9 @@ class AsyncScorer:
     def _call_all(self, method: Callable[..., T], videos: list[Tensor], prompts: list[str]) -> dict[str, T | str]:
         """Call a held-out method of all scorers, and return their results or reasons."""
         found: dict[str, T | str] = {}
-        for name, scorer in self.scorers.items() if videos else ():
+        if not videos:
+            return found
+        for name, scorer in self.scorers.items():
             try:
                 with self.on_device():
                     found[name] = method(scorer, videos, prompts)
@@ -175,7 +177,9 @@ class AsyncScorer:
         checked: dict[str, T | str] = {}
         for scorer, result in found.items():
             checked[scorer] = result
-            for name, values in values_of(result).items() if not isinstance(result, str) else ():
+            if isinstance(result, str):  # the reason of a failure
+                continue
+            for name, values in values_of(result).items():
                 owner, known = owners.setdefault(name, (scorer, repr(values)))  # repr, so that NaN equals NaN
                 if name in taken:
                     checked[scorer] = f"the held-out metric {name} must not have the name of a score; rename it"
@@ -195,7 +199,8 @@ class AsyncScorer:
             return batch.rewards.result()
         batch.rewards.cancel()
         batch.is_canceled.set()
-        finished, reason = [*batch.finished], f"no reward within the deadline of {self.deadline:g} s"
+        finished = list(batch.finished)
+        reason = f"no reward within the deadline of {self.deadline:g} s"
         return finished + [Reward(math.nan, {}, reason)] * (batch.num_videos - len(finished))
 
     def _score_in_stream(
@@ -219,7 +224,9 @@ class AsyncScorer:
         videos = self._compress(videos, reasons, fps) if self.through_file else videos
         results = [ScoreResult({}, reason) for reason in reasons]
         rows = [row for row, reason in enumerate(reasons) if reason is None]
-        for name, scorer in self.scorers.items() if rows else ():
+        if not rows:
+            return [self._reward(result) for result in results]
+        for name, scorer in self.scorers.items():
             new = score_safely(
                 scorer, [videos[i] for i in rows], [prompts[i] for i in rows], fps=fps, retries=self.retries
             )

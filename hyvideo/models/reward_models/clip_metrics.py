@@ -53,8 +53,10 @@ class FrameTextScorer(Scorer):
         self.tokenizer = load_tokenizer(processor or self.default_processor(path), self.label)
         vocabulary = self.model.config.text_config.vocab_size
         if len(self.tokenizer) != vocabulary:
-            tokens = f"the tokenizer has {len(self.tokenizer)} tokens, the model in {path} has {vocabulary}"
-            raise ValueError(f"{self.label}: {tokens}; they belong to different models. Download both again")
+            raise ValueError(
+                f"{self.label}: the tokenizer has {len(self.tokenizer)} tokens, the model in {path} has "
+                f"{vocabulary}; they belong to different models. Download both again"
+            )
         self._texts: dict[str, Tensor] = {}  # unit embedding of each prompt scored so far
 
     @staticmethod

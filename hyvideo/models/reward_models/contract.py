@@ -89,8 +89,10 @@ def numbers_of(values: Mapping[str, object]) -> Scores:
     numbers = {name: as_score(value) for name, value in values.items()}
     for name, number in numbers.items():
         if number is None and hasattr(values[name], "shape"):
-            got = f"{type(values[name]).__name__} {quote(values[name], 60)[1:-1]}"
-            raise ValueError(f"the score {name} must be one number, got {got}")
+            raise ValueError(
+                f"the score {name} must be one number, got {type(values[name]).__name__} "
+                f"{quote(values[name], 60)[1:-1]}"
+            )
     return {name: number for name, number in numbers.items() if number is not None}
 
 

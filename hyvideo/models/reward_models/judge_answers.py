@@ -24,12 +24,13 @@ def grades(choice: dict, dimensions: Sequence[str]) -> Scores:
     """Return the expected grade of each dimension, the stated one without probabilities."""
     message = choice["message"]
     text = answer_text(choice).removeprefix("```json").strip("`\n ")
-    stated = parse_json(text) if text[:1] + text[-1:] == "{}" else {}
-    if {*stated} != {*dimensions} or not all(type(k) is int and 1 <= k <= 5 for k in stated.values()):
+    is_object = text.startswith("{") and text.endswith("}")
+    stated = parse_json(text) if is_object else {}
+    if set(stated) != set(dimensions) or not all(type(k) is int and 1 <= k <= 5 for k in stated.values()):
         raise ValueError(f"an answer must have grades from 1 to 5 for exactly {', '.join(dimensions)}, got {message!r}")
     tokens = (choice.get("logprobs") or {}).get("content") or []
     digits = [token for token in tokens if re.fullmatch(r"\s*[1-5]\s*", token["token"])]
-    if [int(token["token"]) for token in digits] != [*stated.values()]:
+    if [int(token["token"]) for token in digits] != list(stated.values()):
         digits = [{}] * len(stated)  # the tokens do not match the grades
     found = [(name, grade, *_expected(token, GRADES)) for (name, grade), token in zip(stated.items(), digits)]
     return {name: mean if total > 0 else float(grade) for name, grade, mean, total in found}
@@ -53,8 +54,10 @@ def yes_probability(choice: dict, dimensions: Sequence[str]) -> Scores:
     if tokens and tokens[0].get("top_logprobs"):
         mean, total = _expected(tokens[0], YES_OR_NO)
         if not total >= MIN_YES_OR_NO:
-            rule = f"the probabilities of yes and no must add up to at least {MIN_YES_OR_NO}"
-            raise ValueError(f"{rule}, got {total:.3f} for {tokens[0]['token']!r}")
+            raise ValueError(
+                f"the probabilities of yes and no must add up to at least {MIN_YES_OR_NO}, got {total:.3f} for "
+                f"{tokens[0]['token']!r}"
+            )
         return {name: mean}
     stated = answer_text(choice).strip(" \n.").lower()
     if stated not in YES_OR_NO:

@@ -15,7 +15,7 @@ class MetricNames:
 
     def __init__(self, scorers: Mapping[str, Scorer], *, is_held_out: bool = False):
         self.is_held_out = is_held_out
-        self.labels = short_names([*scorers])
+        self.labels = short_names(list(scorers))
         self.declared = {name: declared_dimensions(scorer) for name, scorer in scorers.items()}
         self.known: set[str] = set()  # names that no held-out metric may have: of dimensions, and of scores so far
         for name, dimensions in self.declared.items():

@@ -126,8 +126,8 @@ def overall(scores: Scores, name: str) -> Scores:
 
 def short_names(scorers: Sequence[str]) -> dict[str, str]:
     """Return the scorers' names in metrics: NAME or CLASS, or more of FILE.py:CLASS if two classes have one name."""
-    by_length = ([name.rpartition(":")[2] for name in scorers], [Path(name).name for name in scorers], [*scorers])
-    names = next(names for names in by_length if len({*names}) == len(names) or names == [*scorers])
+    by_length = ([name.rpartition(":")[2] for name in scorers], [Path(name).name for name in scorers], list(scorers))
+    names = next(names for names in by_length if len(set(names)) == len(names) or names == list(scorers))
     return dict(zip(scorers, names))
 
 
@@ -152,8 +152,10 @@ def scorer_class(name: str) -> type:
     missing = [method for method in ("score", "check_prompts", "held_out") if not hasattr(cls, method)]
     if missing or not isinstance(cls, type):
         got = f"a class without {', '.join(missing)}" if isinstance(cls, type) else f"{cls!r:.80}"
-        hint = f"inherit from {__name__}.Scorer and define score"
-        raise ValueError(f"reward_model {name} must be a class with all methods of a scorer, got {got}; {hint}")
+        raise ValueError(
+            f"reward_model {name} must be a class with all methods of a scorer, got {got}; inherit from "
+            f"{__name__}.Scorer and define score"
+        )
     return cls
 
 
@@ -180,7 +182,8 @@ def make_scorer(name: str, root: str | Path, *, device: "str | torch.device" = "
     """
     cls, entry = scorer_class(name), SCORERS.get(name)
     parameters = inspect.signature(cls).parameters
-    known = {key for key, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)} - {*RESERVED}
+    known = {key for key, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    known -= set(RESERVED)
     known |= {"path"} if entry else set()
     if unknown := sorted(set(options) - known):
         raise ValueError(f"reward model {name} has no option {', '.join(unknown)}; it has {', '.join(sorted(known))}")

@@ -119,7 +119,8 @@ class ScorerUnderTest:
 
     def check_dimensions(self) -> Outcome:
         if bad := [name for name in self.dimensions if not is_finite(self.clean_scores, name)]:
-            got, hints = self.clean_scores, [nearest(name, {*self.clean_scores} - {*bad}) for name in bad]
+            got = self.clean_scores
+            hints = [nearest(name, set(got) - set(bad)) for name in bad]
             declared = getattr(self.scorer, "dimensions", None)
             if isinstance(declared, str) or (declared is None and self.dimensions == DIMENSIONS):
                 hints.append(f"the class needs a tuple `dimensions`: write dimensions = {tuple(got)}")
@@ -144,7 +145,9 @@ class ScorerUnderTest:
 
     def check_order(self) -> Outcome:
         """Check that three inputs, batched in two orders, have the scores that each has alone."""
-        video, prompt, foreign = self.trial.video, self.trial.prompt, self.trial.foreign_prompt
+        video = self.trial.video
+        prompt = self.trial.prompt
+        foreign = self.trial.foreign_prompt
         (self.foreign_scores,) = self.score(video, prompts=[foreign])
         alone = [self.clean_scores, self.noisy_scores, self.foreign_scores]
         first = self.score(video, self.noisy, video, prompts=[prompt, prompt, foreign])

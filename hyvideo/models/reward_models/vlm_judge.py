@@ -56,8 +56,15 @@ class VlmJudge(Scorer):
         timeout: int | float = 60,
         retries: int = 4,
     ):
-        limits = {"parallel": parallel, "timeout": timeout, "retries": retries}
-        self.endpoint = ChatEndpoint(self.preset, url=url, model=model, key_env=key_env, **limits)
+        self.endpoint = ChatEndpoint(
+            self.preset,
+            url=url,
+            model=model,
+            key_env=key_env,
+            parallel=parallel,
+            timeout=timeout,
+            retries=retries,
+        )
         own = RUBRIC.with_name(f"{self.preset}.yaml")
         rubric = rubric or str(own)
         if num_frames is not None and num_frames < 1:
@@ -88,8 +95,10 @@ class VlmJudge(Scorer):
     def check_prompts(self, prompts: list[str]) -> None:
         """Raise ValueError if the file of checks has none for one of the prompts."""
         if missing := [prompt for prompt in prompts if self.checks and prompt not in self.checks]:
-            lacks = f"lacks those of {len(missing)} of {len(prompts)} prompts, such as {quote(missing[0])}"
-            raise ValueError(f"the file of checks {lacks}; add them with python -m scripts.prepare_checks")
+            raise ValueError(
+                f"the file of checks lacks those of {len(missing)} of {len(prompts)} prompts, such as "
+                f"{quote(missing[0])}; add them with python -m scripts.prepare_checks"
+            )
 
     def score(self, videos: list[Tensor], prompts: list[str], *, fps: float) -> list[ScoreResult]:
         """Return the scores of each video, means over its answers, or the reason why they are missing."""
@@ -131,7 +140,8 @@ class VlmJudge(Scorer):
         else:
             mark = f"prompt-{hashlib.sha256(prompt.encode()).hexdigest()}"
             fields = json.loads(REQUEST.render(self.rubric, frames=frames, prompt=prompt, seconds=seconds, mark=mark))
-        fields |= {"model": self.endpoint.model} | self.rubric.get("request", {})
+        fields["model"] = self.endpoint.model
+        fields.update(self.rubric.get("request", {}))
         return json.dumps({name: value for name, value in fields.items() if value is not None})
 
 

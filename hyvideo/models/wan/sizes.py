@@ -48,7 +48,9 @@ class Architecture(Sizes):
     @property
     def root_parameters(self) -> int:
         """Parameters outside the blocks: embedders, output layer and its modulation."""
-        d, patch, time_and_text = self.width, math.prod(self.patch), self.freq_dim + self.text_width
+        d = self.width
+        patch = math.prod(self.patch)
+        time_and_text = self.freq_dim + self.text_width
         embedders = linear(time_and_text, d) + linear(d, d) * 2 + linear(d, 6 * d) + d
         ends = linear(self.in_channels * patch, d) + linear(d, self.out_channels * patch)
         return embedders + ends + 2 * d

@@ -65,8 +65,10 @@ def forward(
     recompute = torch.is_grad_enabled() and self.gradient_checkpointing
     skipped, tokens, context = self.step_cache.start(tokens, context) if self.step_cache else (0, tokens, context)
     for number, block in enumerate(list(self.blocks)[skipped:], start=skipped + 1):
-        arguments = (tokens, context, block_time, layout)
-        tokens = self._gradient_checkpointing_func(block, *arguments) if recompute else block(*arguments)
+        if recompute:
+            tokens = self._gradient_checkpointing_func(block, tokens, context, block_time, layout)
+        else:
+            tokens = block(tokens, context, block_time, layout)
         if self.detaches_blocks:
             tokens = detached(tokens)
         if self.step_cache:

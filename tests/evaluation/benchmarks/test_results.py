@@ -177,7 +177,9 @@ def test_a_dimension_in_two_files_and_a_folder_without_files_are_rejected(tmp_pa
     result_file(tmp_path / "2_eval_results.json", color={"x": [0.5]})
     assert read_run(tmp_path)[1].keys() == {"scene", "color"}
     result_file(tmp_path / "3_eval_results.json", scene={"x": [0.5]})
-    with pytest.raises(ValueError, match="scene must be in one file, got .*1_eval.*3_eval"):
+    with pytest.raises(
+        ValueError, match="scene must be in one result file, got .*1_eval.*3_eval.*; delete one of them"
+    ):
         read_run(tmp_path)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="must have files"):

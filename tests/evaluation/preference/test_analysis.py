@@ -246,6 +246,15 @@ def test_a_score_that_is_not_a_finite_number_has_no_order(tmp_path, score):
     assert analysis._score(tmp_path / "a.mp4", "MQ") == 2.5
 
 
+def test_a_full_disk_keeps_the_earlier_analysis(study, answer_all, limited_file_size):
+    answer_all(prefers_lower)
+    analyse(study, 0.5)
+    before = {path.name: path.read_bytes() for path in study.folder.glob("*.*") if path.name != "answers.sqlite"}
+    with limited_file_size(100), pytest.raises(OSError):
+        analyse(study, 0.25)
+    assert {path.name: path.read_bytes() for path in study.folder.glob("*.*") if path.name in before} == before
+
+
 def test_the_table_and_the_pairs_are_written(study, answer_all):
     answer_all(lambda rater, pair: "both_bad" if rater == "r01" else prefers_lower(rater, pair))
     assert "| r01 | 0 | 4 |" in analyse(study, 0.5)

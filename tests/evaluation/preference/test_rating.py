@@ -266,3 +266,54 @@ def test_a_standalone_page_saves_answers(study, browser, tmp_path):
     assert {row["rater"] for row in study.rows()} == {"r01"}
     assert browser.locator("#end").is_visible() and browser.logged_errors == []
     assert json.loads((tmp_path / "answers.json").read_text()).keys() == {"token", "answers"}
+
+
+def delete(path):
+    path.unlink()
+
+
+def replace_by_a_copy(path):
+    path.with_name("copy").write_bytes(path.read_bytes())
+    path.with_name("copy").replace(path)
+
+
+def truncate(path):
+    os.truncate(path, 0)
+
+
+def move_the_folder(path):
+    path.parent.rename(path.parent.with_name("moved"))
+
+
+@pytest.mark.parametrize("change", [delete, replace_by_a_copy, truncate, move_the_folder])
+def test_an_answer_is_not_accepted_into_a_database_that_is_gone(study, client, change):
+    token, pairs = token_and_pairs(study)
+    assert client.post(f"/{token}/answers", json=content(study, token, pairs[0], "tie")).status_code == 204
+    change(study.folder / "answers.sqlite")
+    reply = client.post(f"/{token}/answers", json=content(study, token, pairs[1], "tie"))
+    assert reply.status_code == 503 and "please contact the person who invited you" in reply.text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda one, two: one.pop("name"),
+        lambda one, two: one.pop("pairs"),
+        lambda one, two: one.update(name=two["name"]),
+        lambda one, two: two["pairs"].update(one["pairs"]),
+        lambda one, two: next(iter(one["pairs"].values())).pop("first"),
+        lambda one, two: next(iter(one["pairs"].values())).update(prompt=None),
+    ],
+)
+def test_a_study_with_an_invalid_rater_raises_value_error(study, change):
+    content = json.loads((study.folder / "study.json").read_text())
+    change(*list(content["raters"].values())[:2])
+    (study.folder / "study.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="study.json must have the format that `make` writes"):
+        Study(study.folder)
+
+
+def test_a_pipe_in_place_of_a_study_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "study.json")
+    with pytest.raises(ValueError, match="it is not a regular file"):
+        Study(tmp_path)

@@ -55,7 +55,10 @@ class RemoteScorer(Scorer):
         if not urls or not all(map(is_address, urls)):
             raise ValueError(f"remote_reward_url must be URLs such as http://127.0.0.1:8000, got {list(urls)!r:.300}")
         self.urls = [url.rstrip("/") for url in urls]
-        self.timeout, self.retries, self.backoff, self.cooldown = timeout, retries, backoff, cooldown
+        self.timeout = timeout
+        self.retries = retries
+        self.backoff = backoff
+        self.cooldown = cooldown
         self.max_bytes, self.max_videos = max_bytes, max_videos
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
         self._certificates = ssl.create_default_context()
@@ -156,12 +159,21 @@ class RemoteScorer(Scorer):
         parts = urlsplit(url)
         port, certificates = (443, self._certificates) if parts.scheme == "https" else (80, None)
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port or port, ssl=certificates)
-        connection, answer, event = h11.Connection(h11.CLIENT), bytearray(), None
+        # h11 is the HTTP/1.1 protocol without a network. `connection.send` turns an event, such as a request or a part
+        # of its body, into bytes for the socket; `connection.next_event` returns the next event in the bytes that have
+        # been received. Here, they are an optional "100 Continue" (InformationalResponse), the status (Response),
+        # parts of the answer (Data), and EndOfMessage.
+        connection = h11.Connection(h11.CLIENT)
+        answer = bytearray()
+        event = None
 
         async def receive() -> h11.Event:
-            while (event := connection.next_event()) is h11.NEED_DATA:
-                connection.receive_data(await reader.read(2**16))
-            return event
+            """Return the next event of the service, and wait for its bytes."""
+            while True:
+                event = connection.next_event()
+                if event is not h11.NEED_DATA:
+                    return event
+                connection.receive_data(await reader.read(2**16))  # b"" if the service has closed the connection
 
         headers = {
             "host": parts.netloc.rpartition("@")[2],
@@ -171,7 +183,9 @@ class RemoteScorer(Scorer):
             **self._headers,
         }
         try:
-            writer.write(connection.send(h11.Request(method="POST", target=parts.path, headers=[*headers.items()])))
+            request = h11.Request(method="POST", target=parts.path, headers=list(headers.items()))
+            writer.write(connection.send(request))
+            # A service that rejects the request, for example because it is busy, answers before it receives the videos.
             with suppress(TimeoutError):
                 event = await asyncio.wait_for(receive(), _CONTINUE_TIMEOUT)
             if not isinstance(event, h11.Response):

@@ -37,7 +37,9 @@ class GuardedProtocol(H11Protocol):
 
     def __init__(self, limits: Limits, idle: "dict[GuardedProtocol, asyncio.TimerHandle]", **options):
         super().__init__(**options)
-        self.limits, self.idle, self.is_over = limits, idle, False
+        self.limits = limits
+        self.idle = idle
+        self.is_over = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)

@@ -81,8 +81,10 @@ def _metadata(metadata: object) -> tuple[list[str], float]:
         problem = f"got {len(prompts)} prompts and {fps} frames per second"
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         problem = f"{error!s:.200}"
-    needed = "`prompts`, a JSON list of at least one string, and `fps`, a number above 0 and at most 1000"
-    raise BadRequest(f"the metadata needs {needed}: {problem}")
+    raise BadRequest(
+        "the metadata needs `prompts`, a JSON list of at least one string, and `fps`, a number above 0 and at "
+        f"most 1000: {problem}"
+    )
 
 
 def _video(name: str, entry: object, body: bytearray, first: int, limits: Limits) -> Tensor:
@@ -93,11 +95,14 @@ def _video(name: str, entry: object, body: bytearray, first: int, limits: Limits
         raise BadRequest(f"tensor {name} must be uint8 (frames, 3, height, width), got {entry!r:.200}")
     if shape[0] > limits.frames or shape[2] * shape[3] > limits.pixels:
         raise BadRequest(f"{name} may have at most {limits.frames} frames of {limits.pixels} pixels, got {shape}")
-    offsets, size, available = entry.get("data_offsets"), math.prod(shape), len(body) - first
+    offsets = entry.get("data_offsets")
+    size = math.prod(shape)
+    available = len(body) - first
     are_integers = isinstance(offsets, list) and len(offsets) == 2 and all(isinstance(n, int) for n in offsets)
     if not are_integers or not 0 <= offsets[0] <= offsets[1] <= available or offsets[1] - offsets[0] != size:
-        got = f"{offsets!r:.100} of {available} bytes"
-        raise BadRequest(f"data_offsets of {name} must enclose {size} bytes of the body, got {got}")
+        raise BadRequest(
+            f"data_offsets of {name} must enclose {size} bytes of the body, got {offsets!r:.100} of {available} bytes"
+        )
     return torch.from_numpy(np.frombuffer(body, np.uint8, size, first + offsets[0]).reshape(shape))
 
 

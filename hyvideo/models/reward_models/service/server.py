@@ -49,7 +49,9 @@ class Batcher:
     def __init__(self, scorer: Scorer, *, max_videos: int = 16, wait: float = 0.01):
         if max_videos < 1:
             raise ValueError(f"max_videos must be at least 1, got {max_videos}")
-        self.scorer, self.max_videos, self.wait = scorer, max_videos, wait
+        self.scorer = scorer
+        self.max_videos = max_videos
+        self.wait = wait
         self.counts = {"requests": 0, "batches": 0, "videos": 0, "failures": 0}
         self.seconds = 0.0
         self._waiting: deque[_QueuedVideo] = deque()
@@ -140,7 +142,8 @@ def create_app(
     @app.get("/metrics", dependencies=protected)
     async def metrics() -> PlainTextResponse:
         values = {f"{name}_total": value for name, value in batcher.counts.items()}
-        values |= {"seconds_total": f"{batcher.seconds:.3f}", "waiting": active.slots.borrowed_tokens}
+        values["seconds_total"] = f"{batcher.seconds:.3f}"
+        values["waiting"] = active.slots.borrowed_tokens
         return PlainTextResponse("".join(f"reward_{name} {value}\n" for name, value in values.items()))
 
     counted = [*protected, Depends(active.slot)]
@@ -203,7 +206,9 @@ class _ActiveRequests:
     """Active requests, and the deadlines of those whose bodies are arriving. Every byte extends a deadline."""
 
     def __init__(self, limits: Limits, max_waiting: int, batcher: Batcher):
-        self.limits, self.batcher, self.slots = limits, batcher, anyio.CapacityLimiter(max_waiting)
+        self.limits = limits
+        self.batcher = batcher
+        self.slots = anyio.CapacityLimiter(max_waiting)
         self._deadlines: set[asyncio.Timeout] = set()
 
     async def slot(self) -> AsyncIterator[None]:

@@ -114,8 +114,10 @@ def check_dimensions(names: Sequence[str], where: str) -> tuple[str, ...]:
     """Return the names of the scores at the reward tokens, in order. Raises ValueError for invalid names."""
     usable = set(names) - {"", OVERALL, *RESERVED_NAMES}
     if {type(name) for name in names} != {str} or not len(usable) == len(names) <= 3:
-        taken = f"{OVERALL}, {', '.join(RESERVED_NAMES)}"
-        raise ValueError(f"{where} must be one to three different names, none of them {taken}, got {quote(names)}")
+        raise ValueError(
+            f"{where} must be one to three different names, none of them {OVERALL}, {', '.join(RESERVED_NAMES)}, "
+            f"got {quote(names)}"
+        )
     return tuple(names)
 
 
@@ -135,10 +137,12 @@ def plain_name(name: str) -> str:
 
 
 def _read_settings(config: dict[str, Any], path: Path) -> Settings:
-    data, model, lora = config["data_config"], config["model_config"], config["peft_lora_config"]
+    data = config["data_config"]
+    model = config["model_config"]
+    lora = config["peft_lora_config"]
     template = data.get("prompt_template_type")
     if template not in TEMPLATES:
-        raise ValueError(f"{LABEL}: prompt_template_type in {path} must be one of {[*TEMPLATES]}, got {template!r}")
+        raise ValueError(f"{LABEL}: prompt_template_type in {path} must be one of {list(TEMPLATES)}, got {template!r}")
     needed = {"sample_type": "uniform", "use_special_tokens": True, "reward_token": "special", "output_dim": 1}
     given = {"sample_type": "uniform"} | data | model
     if wrong := [

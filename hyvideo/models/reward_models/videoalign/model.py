@@ -51,9 +51,10 @@ class RewardModel(nn.Module):
         if torch.device(device).type == "cuda":
             use_channels_last(model)
         _round_rotary(model, rope_dtype)
-        for layer in model.modules() if merge_lora else ():
-            if isinstance(layer, LoraLayer):
-                layer.merge()
+        if merge_lora:
+            for layer in model.modules():
+                if isinstance(layer, LoraLayer):
+                    layer.merge()
         self.model = model
         self.head = nn.Linear(*reversed(weights.head.shape), bias=False, device="meta")
         self.head.weight = nn.Parameter(weights.head.to(device, dtype))

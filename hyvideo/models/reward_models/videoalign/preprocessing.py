@@ -65,7 +65,11 @@ def patches(frames: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
     tokens = rearrange(
         values,
         "(t pt) c (h mh ph) (w mw pw) -> (t h w mh mw) (c pt ph pw)",  # m: patches in a token, p: pixels in a patch
-        **{"pt": TEMPORAL_PATCH, "mh": MERGE, "mw": MERGE, "ph": PATCH, "pw": PATCH},
+        pt=TEMPORAL_PATCH,
+        mh=MERGE,
+        mw=MERGE,
+        ph=PATCH,
+        pw=PATCH,
     )
     return tokens, (len(frames) // TEMPORAL_PATCH, frames.shape[2] // PATCH, frames.shape[3] // PATCH)
 

@@ -99,7 +99,9 @@ class VideoAlignScorer(Scorer):
 
     def prepare(self, videos: list[Tensor], prompts: list[str], rates: list[float]) -> dict[str, Tensor]:
         """Return the model's inputs for a batch, padded on the right."""
-        pixels, grids, texts = [], [], []
+        pixels = []
+        grids = []
+        texts = []
         for video, prompt, rate in zip(videos, prompts, rates):
             values, grid = patches(self.sample_frames(video, rate).to(self.device))
             pixels.append(values)

@@ -53,8 +53,10 @@ def read_pairs(path: Path, names: Sequence[str]) -> list[Pair]:
         check_prompt(prompt)
         videos = (path.parent / first, path.parent / second)
         if not prompt or answer not in OUTCOMES or not all(map(os.path.isfile, videos)):
-            needed = f"a prompt, two existing videos, and an answer out of {', '.join(OUTCOMES)}"
-            raise ValueError(f"row {number} of {path} needs {needed}, got {row}")
+            raise ValueError(
+                f"row {number} of {path} needs a prompt, two existing videos, and an answer out of "
+                f"{', '.join(OUTCOMES)}, got {row}"
+            )
         if dimension in names and first != second:
             answers.setdefault((prompt, videos), []).append((dimension, OUTCOMES[answer]))
     return [Pair(*pair, given) for pair, given in answers.items()]
@@ -98,7 +100,10 @@ class PairTraining:
     """Training of a scorer on ``split``; ``names`` are its dimensions, in the order of the reward tokens."""
 
     def __init__(self, root: Path, split: dict[str, list[Pair]], names: Sequence[str], batch_size: int):
-        self.root, self.split, self.names, self.batch_size = root, split, list(names), batch_size
+        self.root = root
+        self.split = split
+        self.names = list(names)
+        self.batch_size = batch_size
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.load = partial(VideoAlignScorer, device=self.device, precision="fp32_math")
         self.scorer = self.load(root)
@@ -192,7 +197,8 @@ class PairTraining:
         config["data_config"]["eval_dim"], config["model_config"]["model_name_or_path"] = self.names, "base"
         statistics = {"mean": raw.mean(0).tolist(), "std": raw.std(0).tolist()}
         constants = {f"{name}_{kind}": x for kind, row in statistics.items() for name, x in zip(self.names, row)}
-        config |= {"peft_lora_config": {"lora_enable": False}, "inference_config": constants}
+        config["peft_lora_config"] = {"lora_enable": False}
+        config["inference_config"] = constants
         (out / "model_config.json").write_text(json.dumps(config, indent=1) + "\n")
         self.scorer = self.load(out)
 

@@ -69,6 +69,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     inputs.add_argument("--num_videos", type=int, default=1, help="videos per prompt")
     inputs.add_argument("--seed", type=int, default=0, help="random seed")
     inputs.add_argument("--output_path", type=Path, default=Path("outputs/videos"), help="folder or mp4 file to write")
+    words = "also write the latents of NAME.mp4 to NAME.safetensors, so that objective dpo need not encode the video"
+    inputs.add_argument("--keep_latents", **BOOLEAN, help=words)
     model = parser.add_argument_group("model")
     words = "YAML of a run; default: that of --checkpoint_path, or configs/miniature.yaml if no model is given"
     model.add_argument("--config", help=words)
@@ -152,6 +154,8 @@ def check(options: argparse.Namespace) -> None:
         raise ValueError(f"--height and --width must be given together, got {options.height} and {options.width}")
     if options.aspect_ratio and options.height is not None:
         print_ignored({"--height and --width set the size": [f"aspect_ratio {options.aspect_ratio}"]})
+    if options.keep_latents and options.sr:
+        raise ValueError("--keep_latents cannot be used with --sr, whose videos have other latents; remove one of them")
     if options.eta is not None and not options.stochastic:
         raise ValueError("--eta needs --stochastic: the ODE adds no noise")
     for name in ("rewrite_url", "rewrite_model", "rewrite_prompt_file", "rewrite_fallback", "rewritten_csv"):
@@ -266,7 +270,7 @@ def run(options: argparse.Namespace) -> None:
         return
     sizes = {request: size_of(options, config, request.image) for request in requests}
     videos = generation.list_videos(sizes, [r for r in requests for _ in range(options.num_videos)], output)
-    names = ("seed", "initial_noise", "sp_size", "sr", "save_pre_sr_video")
+    names = ("seed", "initial_noise", "sp_size", "sr", "save_pre_sr_video", "keep_latents")
     how = {"source": source, "offloading": offloading, "caching": caching, "is_stochastic": is_stochastic}
     how |= {name: getattr(options, name) for name in names}
     if options.rewrite:  # after all checks, because it calls a service

@@ -97,7 +97,7 @@ class Trainer:
                     self.run.inputs.validated,
                     self.progress.enter,
                     self.run.signals.all_ready,
-                    trained_on=self.run.inputs.requests,
+                    trained_on=self.run.collector.requests,
                     run_id=self.run_id,
                 )
             self.resumed = self.run.state.resume(self._checkpoint)
@@ -174,7 +174,7 @@ class Trainer:
         self.owner.check()
         self.run.checkpoints.check()
         metrics = self.run.state.unvalidated | {"time/since_start": time.perf_counter() - started}
-        if self._is_due(self.config.record.validation_interval) and self.validation:
+        if self._is_due(self.config.record.validation_interval) and (self.validation or self.run.held_out):
             metrics = metrics | self.validate()
         if writer:
             if self.iteration == 1 and self.validation and (base := self.validation.measures(0)):
@@ -254,8 +254,13 @@ class Trainer:
 
     def validate(self) -> dict[str, float]:
         """Validate the EMA weights if the run keeps them, else the policy, and return the metrics."""
+        metrics: dict[str, float] = {}
         with self.timer("validation"), self.run.policy.with_ema_weights():
-            return self.validation.run(self.iteration)
+            if self.validation:
+                metrics |= self.validation.run(self.iteration)
+            if self.run.held_out:
+                metrics |= self.run.held_out.measure()
+        return metrics
 
     def _start_timer(self) -> StageTimer:
         """Return the timer of an iteration, whose timeline also has the validation and the checkpoint after it."""

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hyvideo.data.files import read_json
+from hyvideo.data.pairs import HELD_OUT, OUTCOMES, TIE
 from hyvideo.data.prompts import read_rows
 from hyvideo.data.randomness import permutation
 from hyvideo.data.videos import read_video
@@ -30,11 +31,8 @@ THETA = 5.0  # as in VideoReward
 TARGETS = r"language_model\..*_proj"  # modules of a new LoRA, as in VideoReward
 PATIENCE = 4  # epochs without a lower loss before training stops
 CACHED_VIDEOS = 2048  # sampled and resized videos in memory, 3.5 MB each at full size
-TIE = 2
 COLUMNS = ("prompt", "first", "second", "dimension", "answer")
-OUTCOMES = {"first": 0, "second": 1, "tie": TIE, "both_bad": TIE}  # answer -> outcome
 PARTS = ("test", "stop", "train")
-HELD_OUT = 0.15  # share of the prompts in each of the parts ``test`` and ``stop``
 
 
 class Pair(NamedTuple):

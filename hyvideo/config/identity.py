@@ -47,7 +47,9 @@ def named_files(settings: Mapping[str, Any]) -> dict[str, list[Path]]:
     from hyvideo.models.lora import lora_files  # imports torch
 
     options, lora = settings["reward_config"], settings["pretrained_lora_path"]
-    named = {name: settings[name] for name in ("prompts_csv", "valid_video_csv")}
+    named = {name: settings[name] for name in ("prompts_csv", "valid_video_csv", "pairs_csv")}
+    if Config().with_settings(objective=settings["objective"]).uses_pairs:
+        named["prompts_csv"] = []
     named["reward_config"] = [options] if options and not is_json(options) else []
     for scorer_options in reward_options(Config().with_settings(**settings).reward).values():
         values = [value for name, value in scorer_options.items() if name != "path" and isinstance(value, str)]

@@ -4,11 +4,13 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from json import JSONDecodeError
 from pathlib import Path
 
 from hyvideo.config.run_inputs import RunInputs
 from hyvideo.data.files import file_problem, find_path, folder_problem, write_problem
 from hyvideo.data.images import read_image
+from hyvideo.data.pairs import check_latents, check_videos
 from hyvideo.data.prompts import PromptFiles, Request
 from hyvideo.data.text import quote
 from hyvideo.models.versions import RELEASED
@@ -26,6 +28,7 @@ def machine_problems(inputs: RunInputs) -> Problems:
     record = config.record
     yield from packages_are_installed(record.report_to, model.base_weight_dtype)
     yield from prompts_are_readable(inputs, existing=False)
+    yield from pairs_are_usable(inputs, existing=False)
     yield from checkpoints_exist(model.pretrained_model_root)
     yield from initial_lora_exists(config.optimizer.pretrained_lora_path)
     yield from checkpoint_to_resume_exists(record.resume_from_checkpoint)
@@ -65,9 +68,35 @@ def is_installed(package: str) -> bool:
 def prompts_are_readable(inputs: RunInputs, *, existing: bool) -> Problems:
     """Yield a message for each unreadable prompts file. Checks only files that exist, or only those that do not."""
     data = inputs.config.data
-    for path in dict.fromkeys([*data.prompts_csv, *data.valid_video_csv]):
+    trained = [] if inputs.config.uses_pairs else data.prompts_csv
+    for path in dict.fromkeys([*trained, *data.valid_video_csv]):
         if os.path.isfile(find_path(path)) == existing:
             yield from problem_of(lambda path=path: _read_prompts(inputs.files, path))
+
+
+def pairs_are_usable(inputs: RunInputs, *, existing: bool) -> Problems:
+    """Yield a message if the rated pairs of a run cannot be used. Checks only if all files exist, or only if not."""
+    config = inputs.config
+    if not config.uses_pairs or not config.data.pairs_csv:
+        return
+    if all(os.path.isfile(find_path(path)) for path in config.data.pairs_csv) != existing:
+        return
+    yield from problem_of(lambda: check_pairs(inputs))
+
+
+def check_pairs(inputs: RunInputs) -> None:
+    """Raise ValueError for pairs without a preference, and for videos and latents that do not fit the run."""
+    config = inputs.config
+    try:
+        preferences = [*inputs.preferences.train, *inputs.preferences.held_out]
+    except JSONDecodeError:
+        return  # `pair_weights_are_numbers` reports it
+    check_videos(preferences, config.rollout_size)
+    try:
+        shape = inputs.architecture.latent_size(*config.rollout_size)
+    except ValueError:
+        return  # the folder of the model and the size are checked elsewhere
+    check_latents(preferences, shape)
 
 
 def _read_prompts(files: PromptFiles, path: str) -> None:
@@ -85,7 +114,8 @@ def videos_fit_the_version(inputs: RunInputs) -> Problems:
         for problem in problem_of(lambda size=size: inputs.architecture.latent_size(*size)):
             yield f"{problem} for {whose}"
     with suppress(ValueError):  # `prompts_are_readable` reports unreadable files
-        yield from image_problems(released.task, inputs.requests, f"transformer_version {version}", "prompts_csv")
+        source = "pairs_csv" if inputs.config.uses_pairs else "prompts_csv"
+        yield from image_problems(released.task, inputs.requests, f"transformer_version {version}", source)
     with suppress(ValueError):
         yield from image_problems(released.task, inputs.validated, f"transformer_version {version}", "valid_video_csv")
 

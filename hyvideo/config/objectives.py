@@ -23,6 +23,7 @@ class Traits(NamedTuple):
     trains: Literal["steps", "levels"]  # of the schedule, or noise levels
     has_ratio: bool = False  # the loss has likelihood ratios
     needs_old_velocities: bool = False  # later updates need the rollout policy's velocities
+    uses_pairs: bool = False  # it trains on rated pairs of videos instead of rollouts
 
 
 class Entry(NamedTuple):
@@ -35,6 +36,7 @@ class Entry(NamedTuple):
 
 OBJECTIVES = {
     "grpo": Entry("hyvideo.training.objectives.grpo:GRPO", "GRPO", Traits("steps", has_ratio=True)),
+    "dpo": Entry("hyvideo.training.objectives.dpo:DPO", "DPO", Traits("levels", uses_pairs=True)),
     "nft": Entry("hyvideo.training.objectives.nft:NFT", "DiffusionNFT", Traits("levels", needs_old_velocities=True)),
     "draft": Entry("hyvideo.training.objectives.draft:Draft", "reward gradients", Traits("levels")),
 }

@@ -16,6 +16,8 @@ def describe(config: Config, plan: Plan) -> str:
 
 def plan_rows(config: Config, plan: Plan) -> list[Row]:
     """Return the rows of the plan: how many rollouts, in which batches, with how much noise, trained how."""
+    if config.uses_pairs:
+        return _rows_of_pairs(config, plan)
     rollout = config.rollout
     variances = [step.std**2 for step in stochastic_transitions(rollout)]
     rows = [
@@ -46,6 +48,18 @@ def plan_rows(config: Config, plan: Plan) -> list[Row]:
     rows.append(("trust region", _trust_region(config, plan, variances)))
     rows += _objective(config, plan)
     return rows
+
+
+def _rows_of_pairs(config: Config, plan: Plan) -> list[Row]:
+    """Return the rows of the plan of a run that trains on rated pairs."""
+    trust = config.trust_region
+    levels = config.loss.nft_levels
+    return [
+        ("replicas", f"{plan.replicas} (sp_size {config.distributed.sp_size})"),
+        ("pairs per iteration", f"{plan.groups}, one update, {levels} noise level{'s' * (levels != 1)} per pair"),
+        ("objective", f"{config.loss.objective}, beta {config.loss.dpo_beta:g}"),
+        ("trust region", f"{config.kl_strategy}, {trust.kl_schedule} coefficient, at most {trust.kl_weight:g}"),
+    ]
 
 
 def _updates(config: Config, plan: Plan) -> str:

@@ -47,6 +47,7 @@ def check(config: Config, world_size: int = 1, *, on_this_machine: bool = True) 
         trust_region_problems(config),
         objective_problems(config),
         reward_gradient_problems(config),
+        pair_problems(config),
         reward_problems(config.reward),
         weight_problems(config),
         record_problems(config),
@@ -333,6 +334,78 @@ def reward_gradient_problems(config: Config) -> Problems:
                 )
 
 
+def pair_problems(config: Config) -> Problems:
+    """Yield what an objective on rated pairs cannot be used with, and pairs for another objective."""
+    name = config.loss.objective
+    if name not in OBJECTIVES and any(problem_of(lambda: objective_class(name))):
+        return  # `objective_problems` reports it
+    data = config.data
+    if not config.uses_pairs:
+        if data.pairs_csv or data.pair_weights:
+            yield (
+                f"pairs_csv and pair_weights need objective dpo, which trains on rated pairs, got objective {name}; "
+                "set objective dpo or remove them"
+            )
+        return
+    rollout = config.rollout
+    if not data.pairs_csv:
+        yield f"objective {name} needs rated pairs of videos, got no pairs_csv; name a CSV file (docs/ratings.md)"
+    yield from pair_weights_are_numbers(data.pair_weights)
+    needed = {
+        "num_generations": (rollout.num_generations, 2, "a group is a winner and a loser"),
+        "num_updates_per_rollout": (config.loss.num_updates_per_rollout, 1, "all pairs of an iteration are one update"),
+        "anchor_fraction": (config.trust_region.anchor_fraction, 1.0, "the loss needs the base model at every level"),
+    }
+    for setting, (value, only, reason) in needed.items():
+        if value != only:
+            yield f"objective {name} needs {setting} {only:g}, because {reason}, got {value:g}; set {setting} {only:g}"
+    if rollout.batch_size % 2:
+        yield (
+            f"objective {name} needs an even batch_size, because both videos of a pair are on one replica, got "
+            f"{rollout.batch_size}; use {rollout.batch_size + 1}"
+        )
+    size = config.rows_per_pass
+    if size > 1 and size % 2:
+        yield (
+            f"objective {name} needs whole pairs, or one video, in a forward pass, got mini_batch_size_per_update "
+            f"{size}; use {size + 1} or 1"
+        )
+    for setting, scale in {"cfg_scale": rollout.cfg_scale, "anchor_cfg_scale": config.anchor_cfg_scale}.items():
+        if scale > 1:
+            yield (
+                f"objective {name} trains the model without guidance, got {setting} {scale:g}; set {setting} 1, and "
+                "validation_cfg_scale to the guidance of your videos"
+            )
+    if config.kl_strategy != "fixed":
+        yield (
+            f"objective {name} needs kl_strategy fixed and a kl_weight above 0, because without the KL to the base "
+            "model the winners' videos also get less likely, got kl_strategy "
+            f"{config.trust_region.kl_strategy} and kl_weight {config.trust_region.kl_weight:g}; set "
+            "kl_strategy fixed, kl_schedule constant and kl_weight 1"
+        )
+    if config.reward.ignore_rewards:
+        yield (
+            f"ignore_rewards cannot be used with objective {name}, which has no rewards: the KL alone would train "
+            "nothing, got true; remove it"
+        )
+
+
+def pair_weights_are_numbers(text: str) -> Problems:
+    """Yield weights of rated dimensions that are not a JSON object of finite numbers from 0, not all 0."""
+    if not text:
+        return
+    try:
+        weights = parse_json(text)
+    except ValueError:
+        weights = None
+    values = list(weights.values()) if isinstance(weights, dict) else []
+    if not all(type(value) in (int, float) and 0 <= value <= MAX_SCORE for value in values) or not any(values):
+        yield (
+            'pair_weights must be a JSON object with a number from 0 for each dimension, such as {"Overall": 1}, at '
+            f"least one of them above 0, got {quote(text)}"
+        )
+
+
 def some_step_is_stochastic(rollout: RolloutSettings) -> None:
     """Raise ValueError if no step can be trained."""
     if num_stochastic_steps(rollout) == 0:
@@ -500,7 +573,8 @@ def weight_problems(config: Config) -> Problems:
 
 
 def data_problems(inputs: RunInputs) -> Problems:
-    if not inputs.config.data.prompts_csv:
+    if not inputs.config.data.prompts_csv and not inputs.config.uses_pairs:
         yield "prompts_csv must name a CSV file with a column `prompt`, got none"
     yield from machine.prompts_are_readable(inputs, existing=True)
+    yield from machine.pairs_are_usable(inputs, existing=True)
     yield from machine.videos_fit_the_version(inputs)

@@ -5,6 +5,7 @@ from functools import cached_property
 
 from hyvideo.config.run_plan import Plan, make_plan
 from hyvideo.config.settings import Config
+from hyvideo.data.pairs import Preferences, Rating, read_ratings, select_preferences, split_by_prompt
 from hyvideo.data.prompts import PromptFiles, Request
 from hyvideo.models.sizes import Sizes, read_architecture
 
@@ -25,8 +26,22 @@ class RunInputs:
         return replace(self, config=config)
 
     @cached_property
+    def ratings(self) -> list[Rating]:
+        """Rows of pairs_csv."""
+        return [rating for path in self.config.data.pairs_csv for rating in read_ratings(path)]
+
+    @cached_property
+    def preferences(self) -> Preferences:
+        """Preferences of pairs_csv for training, and those that are held out."""
+        data = self.config.data
+        found = select_preferences(self.ratings, self.config.given_pair_weights, ", ".join(data.pairs_csv))
+        return split_by_prompt(found, data.seed)
+
+    @cached_property
     def requests(self) -> list[Request]:
         """Prompts for training."""
+        if self.config.uses_pairs:
+            return self.preferences.requests
         return self.files.read(self.config.data.prompts_csv)
 
     @cached_property

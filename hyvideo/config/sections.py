@@ -54,6 +54,13 @@ class DataSettings:
         ["assets/prompts/train.csv"], "CSV files: `prompt`, optionally `ref_image_path`.", is_path=True
     )
     valid_video_csv: list[str] = records([], "Validation prompts, with the same columns; default: none.", is_path=True)
+    pairs_csv: list[str] = learning(
+        [],
+        "Rated pairs of videos for objective dpo, CSV files: `prompt`, `first`, `second`, `answer`, optionally "
+        "`dimension`, `ref_image_path`.",
+        is_path=True,
+    )
+    pair_weights: str = learning("", "Weights of the dimensions of pairs_csv, as JSON; default: all equally.")
     negative_prompt: str | None = learning(
         None, "Negative prompt of rollouts and validation; default: the version's.", measured=True
     )
@@ -151,18 +158,23 @@ class LossSettings:
     objective: str = learning(
         "grpo",
         "Loss: grpo (clipped ratios), nft (DiffusionNFT, a velocity loss on re-noised rollouts), draft (reward "
-        "gradients), or FILE.py:NAME.",
+        "gradients), dpo (preferences in pairs_csv, without rollouts), or FILE.py:NAME.",
         choices=OBJECTIVES,
         is_path=True,
     )
     nft_levels: int = learning(
-        4, "Noise levels per rollout that nft trains, and at which draft measures the KL; 0: at the reward step."
+        4,
+        "Noise levels that nft trains per rollout and dpo per pair, and at which draft measures the KL; 0: at the "
+        "reward step.",
     )
     reward_gradient_weight: float = learning(
         0.0, "Weight of the reward's gradient through scorer and VAE, in nft and draft; 0: off."
     )
     reward_gradient_step: Literal["last", "random"] = learning(
         "last", "Step whose predicted video the reward gradient scores: the last one (DRaFT-1) or a random one (ReFL)."
+    )
+    dpo_beta: float = learning(
+        100.0, "Strength of a preference in dpo: larger values stay closer to the base model.", above=0
     )
     clip_range: float = learning(1e-4, "Clip ratios to 1 plus or minus this value.", above=0)
     use_grad_balancing: bool = learning(True, "Use the temporal gradient equalizer.")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, get_args, get_origin
 
 from hyvideo.config import sections
-from hyvideo.config.objectives import OBJECTIVES
+from hyvideo.config.objectives import OBJECTIVES, traits_of
 from hyvideo.config.setting import Switch, Traits
 from hyvideo.data.files import find_path
 from hyvideo.data.prompts import Request
@@ -147,6 +147,14 @@ class Config:
                 changes[name] = [*map(absolute, value)] if isinstance(value, list) else absolute(value)
         return self.with_settings(**changes)
 
+    @property
+    def uses_pairs(self) -> bool:
+        """True if the run trains on rated pairs of videos instead of rollouts."""
+        try:
+            return traits_of(self.loss.objective).uses_pairs
+        except ValueError:  # `rules` reports an invalid objective
+            return False
+
     def as_pilot(self) -> "Config":
         """Return a copy for a pilot: two iterations without validation, in the folder ``<output_dir>-pilot``."""
         folder = f"{self.record.output_dir.rstrip('/')}-pilot"
@@ -222,6 +230,11 @@ class Config:
         """Weights by dimension, or by scorer and dimension."""
         text = self.reward.reward_weights
         return REWARD_PRESETS[text] if text in REWARD_PRESETS else json.loads(text)
+
+    @property
+    def given_pair_weights(self) -> dict[str, float]:
+        """Weights of the dimensions of rated pairs; empty if all dimensions count equally."""
+        return json.loads(self.data.pair_weights) if self.data.pair_weights else {}
 
     @property
     def reward_weights(self) -> dict[str, float]:

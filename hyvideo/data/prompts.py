@@ -63,7 +63,7 @@ def _read_csv(path: Path) -> list[Request]:
     rows = read_rows(path)
     if not rows:
         raise ValueError(f"a prompts CSV must have at least one row, got none in {quote(path)}")
-    find_image = functools.cache(functools.partial(_find_image, path))  # many rows may share an image
+    find_picture = functools.cache(functools.partial(find_image, path))  # many rows may share an image
     requests = []
     for number, row in enumerate(rows, start=1):
         if None in row:
@@ -79,7 +79,7 @@ def _read_csv(path: Path) -> list[Request]:
         if seed and not (re.fullmatch(r"-?\d{1,20}", seed) and -(2**63) <= int(seed) < 2**64):
             raise ValueError(f"seed must be an integer (64 bits), got {quote(seed, 40)} in row {number} of {path}")
         try:
-            picture = find_image(image) if image else None
+            picture = find_picture(image) if image else None
         except ValueError as error:
             raise ValueError(f"ref_image_path in row {number} of {path} must be an image file, {error}") from error
         original, checks = (text or None for text in others)
@@ -118,10 +118,13 @@ def check_prompt(prompt: str, where: str) -> None:
         raise ValueError(f"a prompt must be printable text, got {quote(prompt, 60)} {where}: {problem}")
 
 
-def read_rows(path: Path) -> list[dict[str, str | None]]:
-    """Read the rows of a CSV file with a column ``prompt``. Raises ValueError for any other file."""
+def read_rows(path: Path, what: str = "a prompts CSV") -> list[dict[str, str | None]]:
+    """Read the rows of a CSV file with a column ``prompt``. Raises ValueError for any other file.
+
+    ``what`` names the kind of file in messages.
+    """
     if problem := file_problem(path, MAX_CSV_BYTES):
-        raise ValueError(f"a prompts CSV must be a readable file, got {quote(path)} ({problem})")
+        raise ValueError(f"{what} must be a readable file, got {quote(path)} ({problem})")
     try:
         csv.field_size_limit(MAX_CSV_BYTES)  # prompts have a separate limit, other columns have none
         with open(path, newline="", encoding="utf-8-sig") as file:
@@ -129,21 +132,22 @@ def read_rows(path: Path) -> list[dict[str, str | None]]:
             columns = list(reader.fieldnames or [])
             if "prompt" not in columns:
                 got = quote(", ".join(columns), 300)[1:-1] or "no columns"
-                raise ValueError(f"a prompts CSV needs a column named `prompt`, got {got} in {path}")
+                raise ValueError(f"{what} needs a column named `prompt`, got {got} in {path}")
             for column in COLUMNS:
                 if (count := columns.count(column)) > 1:
-                    raise ValueError(f"a prompts CSV must have one column `{column}`, got {count} in {path}")
+                    raise ValueError(f"{what} must have one column `{column}`, got {count} in {path}")
             return list(reader)
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"a prompts CSV must be UTF-8 text in CSV form, got {quote(path)} ({error})") from error
+        raise ValueError(f"{what} must be UTF-8 text in CSV form, got {quote(path)} ({error})") from error
     except csv.Error as error:
         raise ValueError(
-            f"a prompts CSV must be UTF-8 text in CSV form, got {quote(path)} ({error}, line {reader.reader.line_num}; "
+            f"{what} must be UTF-8 text in CSV form, got {quote(path)} ({error}, line {reader.reader.line_num}; "
             "put a cell that contains a comma, a line break or quotes in double quotes, and double the quotes in it)"
         ) from error
 
 
-def _find_image(csv_path: Path, name: str) -> str:
+def find_image(csv_path: Path, name: str) -> str:
+    """Return the path of an image, relative to the folder of a CSV or to the working directory."""
     tried = [csv_path.parent / name, Path(name)]
     for path in tried:
         if os.path.isfile(path):  # Path.is_file raises for a name that is too long

@@ -83,6 +83,18 @@ def mp4_factor(height: int, width: int) -> int:
     return factor + factor % 2 if (height % 2 or width % 2) else factor
 
 
+def at_original_size(video: Tensor, height: int, width: int) -> Tensor:
+    """Reduce a video that `write_video` has enlarged to ``height`` x ``width``; return others as they are.
+
+    Shape: uint8 (frames, 3, height, width).
+    """
+    factor = mp4_factor(height, width)
+    if factor == 1 or tuple(video.shape[-2:]) != (height * factor, width * factor):
+        return video
+    blocks = video.float().unflatten(-1, (width, factor)).unflatten(-3, (height, factor))
+    return blocks.mean((-3, -1)).round().to(torch.uint8)
+
+
 def write_video(path: str | os.PathLike, video: Tensor, fps: float) -> None:
     """Write a video, uint8 (frames, 3, height, width), as H.264 mp4 at ``fps`` frames per second.
 

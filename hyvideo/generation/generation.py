@@ -192,6 +192,7 @@ def generate(
     caching: StepCaching | None = None,
     sr: bool | None = None,
     save_pre_sr_video: bool | None = None,
+    keep_latents: bool | None = None,
     only_checks: bool = False,
 ) -> None:
     """Generate the videos, each with a JSON file of its settings; ``sp_size`` processes of torchrun share each video.
@@ -258,7 +259,7 @@ def generate(
             how = {"initial_noise": initial_noise, "sp_size": sp_size, "step_caching": caching and asdict(caching)}
             how |= asdict(offloading) | {"super_resolution": refiner and refiner.record(video)}
             settings = video_settings(config, video, source, seed, is_stochastic) | how
-            sampler.write(pipeline, latents, video, settings)
+            sampler.write(pipeline, latents, video, settings, keep_latents=bool(keep_latents))
     if mesh.is_main and local:
         each, memory = (time.perf_counter() - loaded) / len(local), peak_memory_gib(device)
         times = f"{each:.2f} s each after {loaded - start:.1f} s of loading"

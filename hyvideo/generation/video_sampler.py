@@ -8,6 +8,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from hyvideo.config.sections import DataSettings
+from hyvideo.data.pairs import LATENTS_SUFFIX
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal, reference_normal
 from hyvideo.data.videos import write_video
@@ -21,6 +22,7 @@ from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.records.progress_bar import stage_bar
 from hyvideo.records.run_files import write_json
 from hyvideo.schedulers.schedule import Schedule
+from hyvideo.training.pair_latents import write_latents
 
 STAGE = "super-resolution"  # has separate noise
 T = TypeVar("T")
@@ -95,8 +97,19 @@ class VideoSampler:
         drawn = reference_normal(shape, seed) if is_original else normal(shape, seed, "generate", number, *key)
         return to_device(drawn[None], pipeline.device)
 
-    def write(self, pipeline: GRPOPipeline, latents: Tensor, video: Video, settings: dict | None = None) -> None:
-        """Decode final latents; the first rank of a replica writes the video and, as JSON, its settings."""
+    def write(
+        self,
+        pipeline: GRPOPipeline,
+        latents: Tensor,
+        video: Video,
+        settings: dict | None = None,
+        *,
+        keep_latents: bool = False,
+    ) -> None:
+        """Decode final latents; the first rank of a replica writes the video and, as JSON, its settings.
+
+        With ``keep_latents``, the latents are written too. Those of an earlier video of this name are deleted.
+        """
         path = video.path
         self.on_stage("decoding", video.number)
         pipeline.tiles = Tiles(self.mesh.sp_group, self.reported("decoding", video, "tile"))
@@ -107,6 +120,9 @@ class VideoSampler:
             self.on_stage("writing", video.number)
             record = path.with_suffix(".json")
             record.unlink(missing_ok=True)  # an earlier video's
+            path.with_suffix(LATENTS_SUFFIX).unlink(missing_ok=True)
             write_video(path, frames, self.data.fps)
+            if keep_latents:
+                write_latents(path, latents[0])
             if settings:
                 write_json(record, settings | {"vae_tile_size": tile_size_of(pipeline.vae)})

@@ -1,4 +1,4 @@
-"""Decoding of videos in tiles that fit the GPU memory."""
+"""Decoding of videos in tiles that fit the GPU memory, and encoding."""
 
 import math
 import sys
@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hyvideo.models.family import family_of
 from hyvideo.models.gpu_memory import free_bytes
+from hyvideo.models.offload import device_of, on_device
 from hyvideo.models.sizes import sizes_module
 
 _SMALLER_TILES = (256, 192, 128, 64)  # pixels
@@ -112,6 +113,28 @@ def _recomputed(decoder: nn.Module, hidden: Tensor, **options: Any) -> Tensor:
     output, *after = checkpoint(run, hidden, *features, use_reentrant=False)
     features[:] = after
     return output
+
+
+def latent_shape(vae: nn.Module, num_frames: int, height: int, width: int) -> tuple[int, int, int, int]:
+    """Return one video's latent shape (channels, frames, height, width)."""
+    channels, temporal, spatial, *_ = family_of(vae).latents(vae.config)
+    return channels, (num_frames - 1) // temporal + 1, height // spatial, width // spatial
+
+
+@torch.no_grad()
+def encode(vae: nn.Module, videos: Sequence[Tensor]) -> list[Tensor]:
+    """Return the latents of videos, scaled for the transformer, in float32: the modes of the VAE's posteriors.
+
+    Shapes: uint8 (frames, 3, height, width) to (channels, frames, height, width).
+    """
+    scale = family_of(vae).latents(vae.config)
+    encoded = []
+    with on_device(vae), _measured_convolutions():
+        for video in videos:
+            pixels = video.to(device_of(vae)).float().transpose(0, 1)[None] / 127.5 - 1
+            posterior = vae.encode(pixels.to(vae.dtype)).latent_dist
+            encoded.append(scale.scaled(posterior.mode().float())[0])
+    return encoded
 
 
 @contextmanager

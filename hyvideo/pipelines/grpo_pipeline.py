@@ -105,8 +105,7 @@ class GRPOPipeline:
 
     def latent_shape(self, num_frames: int, height: int, width: int) -> tuple[int, int, int, int]:
         """Return one video's latent shape (channels, frames, height, width)."""
-        channels, temporal, spatial, *_ = self.latents
-        return channels, (num_frames - 1) // temporal + 1, height // spatial, width // spatial
+        return decoding.latent_shape(self.vae, num_frames, height, width)
 
     def sample(
         self,

@@ -121,14 +121,14 @@ def forwards_per_rollout(run: PlannedRun) -> float:
 
 
 def iteration_flops(run: PlannedRun) -> float:
-    per_video = decode_flops(run) + scoring_flops(run)
+    per_video = 0.0 if run.config.uses_pairs else decode_flops(run) + scoring_flops(run)
     return run.world_size * sum(stage_flops(run).values()) + run.plan.rollouts * per_video
 
 
 def passes_by_stage(run: PlannedRun) -> dict[str, tuple[float, Pass]]:
     """Return the number and kind of the transformer's passes in each stage of an iteration on a rank."""
     numbers = {
-        "rollout": (run.plan.sampled_branches * run.settings.grpo_sampling_steps, Pass()),
+        "rollout": (run.sampled_forwards, Pass()),
         "anchor": (run.compared_forwards, Pass()),
         "update": (run.forwards_with_gradient, training_pass(run)),
     }
@@ -206,6 +206,8 @@ def duration(run: PlannedRun) -> Duration:
     # A sequence-parallel group shares the videos of a batch.
     videos = math.ceil(run.settings.batch_size / run.settings.sp_size) * run.settings.gradient_accumulation_steps
     decoding, scoring = (videos * seconds for seconds in video_seconds(run))
+    if run.config.uses_pairs:  # their videos are encoded once and not scored
+        decoding = scoring = 0.0
     # Scoring counts in full even if it overlaps other stages, because it shares the GPU with them.
     return Duration(
         stages=stages | {"decode": decoding, "reward": scoring},

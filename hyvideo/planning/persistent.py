@@ -112,7 +112,9 @@ def trajectory_bytes(run: PlannedRun) -> float:
     """
     latent = run.architecture.out_channels * math.prod(run.architecture.latent_size(*run.config.rollout_size))
     num_steps = run.settings.grpo_sampling_steps
-    if traits_of(run.settings.objective).trains == "levels":
+    if run.config.uses_pairs:
+        states = 1
+    elif traits_of(run.settings.objective).trains == "levels":
         states = min(num_steps + 1, 3) + run.old_forwards
     else:
         states = num_steps + 1 + num_steps

@@ -93,10 +93,14 @@ def memory(run: PlannedRun) -> Memory:
         "backward ends": training | {"gradients": gradients, "activations": kept / run.architecture.num_layers + block},
         "optimizer": {"gradients": gradients},
     }
+    if run.config.uses_pairs:  # videos are read instead of sampled, and only validation scores any
+        for phase in ("rollout", "decode", "score"):
+            del phases[phase]
+        phases["anchor"] = {name: size for name, size in phases["anchor"].items() if name not in beside}
     if not run.config.needs_anchor:
         del phases["anchor"]
     if beside or not run.reward_bytes:
-        del phases["score"]
+        phases.pop("score", None)
     if validation := run.validation:
         sampling = activations.inference_bytes(validation, validation.settings.batch_size)
         decoding = states.decoding_bytes(validation)
@@ -112,4 +116,8 @@ def memory(run: PlannedRun) -> Memory:
         if run.has_images or not settings.vae_offload:
             encode.update(vae)
         counted = {"encode": encode} | counted
+    if run.config.uses_pairs:  # before the transformer is loaded; encoding needs about as much as decoding
+        encode = vae | {"encoding": states.decoding_bytes(run)} | ({} if settings.reward_offload else scorers)
+        encode["encoders"] = 0.0 if settings.precompute_conditions else states.encoder_bytes(run)
+        counted = {"encode videos": encode} | counted
     return Memory(counted, CONTEXT_GIB if run.world_size == 1 else CONTEXT_AND_NCCL_GIB)

@@ -82,8 +82,10 @@ class PlannedRun:
 
     @property
     def reward_bytes(self) -> float:
-        """Bytes of the scorers' weights while they are on the GPU; 0 with a reward service."""
+        """Bytes of the scorers' weights while they are on the GPU; 0 with a reward service, or if nothing is scored."""
         reward = self.config.reward
+        if self.config.uses_pairs and not self.config.data.valid_video_csv:
+            return 0.0
         if reward.remote_reward_url:
             return 0.0
         sizes = _SCORERS | {"videoalign": _VIDEOALIGN[reward.reward_precision]}
@@ -101,6 +103,8 @@ class PlannedRun:
             return None
         sampled, record = replace(self, config=self.config.sampled_as_validation()), self.config.record
         steps, batch_size = record.validation_steps, record.validation_batch_size
+        if self.config.uses_pairs:  # any objective with rollouts
+            sampled = sampled.with_settings(objective="nft")
         # Validation adds no noise, and a window of the rollouts' steps may not fit its steps.
         return sampled.with_settings(grpo_sampling_steps=steps, batch_size=batch_size, sde_window="")
 
@@ -115,7 +119,8 @@ class PlannedRun:
     def num_prompts(self) -> int:
         """Prompts for training and validation, in the files that exist. Raises ValueError for an invalid file."""
         data = self.config.data
-        paths = dict.fromkeys([*data.prompts_csv, *data.valid_video_csv])
+        trained = data.pairs_csv if self.config.uses_pairs else data.prompts_csv
+        paths = dict.fromkeys([*trained, *data.valid_video_csv])
         return len(self.files.read(path for path in paths if os.path.isfile(find_path(path))))
 
     @cached_property
@@ -143,8 +148,10 @@ class PlannedRun:
 
     @property
     def old_forwards(self) -> float:
-        """Forward passes for nft's old velocities per rollout and branch: all levels of the rollouts of later updates,
+        """Forward passes per rollout and branch for nft's old velocities: all levels of the rollouts of later updates,
         and one level of one rollout per replica, for the check; none with one update per iteration."""
+        if self.config.uses_pairs:  # with one video per pass, the errors of all videos are computed in advance
+            return self.plan.num_trained_steps if self.config.rows_per_pass == 1 else 0.0
         if not traits_of(self.settings.objective).needs_old_velocities or self.plan.updates == 1:
             return 0.0
         return self.plan.num_trained_steps * (1 - 1 / self.plan.updates) + 1 / self.rollouts_per_replica
@@ -159,10 +166,16 @@ class PlannedRun:
         return branches / self.rollouts_per_replica / self.settings.gate_interval
 
     @property
+    def sampled_forwards(self) -> float:
+        """Forward passes per rollout, all branches, that sample it; 0 for rated pairs."""
+        if self.config.uses_pairs:
+            return 0.0
+        return self.plan.sampled_branches * self.settings.grpo_sampling_steps
+
+    @property
     def forwards_without_gradient(self) -> float:
         """Forward passes per rollout, all branches: sampling, anchor means, nft's old velocities and its check."""
-        sampling = self.plan.sampled_branches * self.settings.grpo_sampling_steps
-        return sampling + self.compared_forwards + self.checked_forwards
+        return self.sampled_forwards + self.compared_forwards + self.checked_forwards
 
     @property
     def compared_forwards(self) -> float:

@@ -17,10 +17,13 @@ CONSOLE_TEXTS = {  # by metric
     "kl/position": "KL {:.1e}",
     "policy/ratio_max_deviation": "max |ratio - 1| {:.1e}",
     "nft/distance_max": "max distance {:.1e}",
+    "dpo/accuracy": "accuracy {:.2f}",
+    "dpo/displacement": "displacement {:+.1e}",
 }
 # Text before the part of a stage; other stages are not shown.
 STAGE_TEXTS = {
     "load": "loading",
+    "pairs": "reading pairs,",
     "conditions": "encoding",
     "rollout": "sampling",
     "decode": "decoding",

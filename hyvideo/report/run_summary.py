@@ -91,8 +91,11 @@ def _reward(before: Mapping[str, float], after: Mapping[str, float]) -> str:
 
 def _rollout_rewards(output_dir: Path) -> str:
     """Return the mean reward of the rollouts in the first and in the last iterations."""
-    rewards = [line["reward/mean"] for line in read_metrics(output_dir / "metrics.jsonl")]
-    rewards = [reward for reward in rewards if reward is not None]
+    lines = read_metrics(output_dir / "metrics.jsonl")
+    measured = [line["dpo/held_out_accuracy"] for line in lines if "dpo/held_out_accuracy" in line]
+    if measured:
+        return f"agreement with held-out answers: {measured[-1]:.0%} (base model: 50 %)"
+    rewards = [line["reward/mean"] for line in lines if line.get("reward/mean") is not None]
     if not rewards:
         return "no rollout had a reward"
     few = min(_NUM_FIRST, len(rewards))

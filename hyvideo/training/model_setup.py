@@ -293,6 +293,14 @@ def check_checkpoint(
 _SAMPLE_BYTES = 2**16
 
 
+def vae_identity(model: ModelSettings) -> str:
+    """Return a hash of the VAE and of the settings on which the latents of a video depend."""
+    root = Path(model.pretrained_model_root)
+    return _encoder_hash(
+        root, ["vae"], model.vae_dtype, model.vae_tile_size, model.vae_tile_overlap, model.random_weights
+    )
+
+
 def _encoder_hash(root: Path, folders: Iterable[str], *settings: object) -> str:
     """Return a hash of ``settings`` and of the name, size and sampled bytes of every file of the encoders."""
     digest = hashlib.blake2b(repr(settings).encode(), digest_size=16)

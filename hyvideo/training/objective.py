@@ -57,6 +57,7 @@ class Objective(ABC):
         deviation_names: Names of the largest `Terms.deviation` of all updates, and of the first one.
         has_ratio: Whether the loss has likelihood ratios, so that rollout and update must round equally.
         needs_old_velocities: Whether updates after the first one compute the rollout policy's velocities in advance.
+        uses_pairs: Whether it trains on rated pairs of videos (`PairCollector`) instead of rollouts.
         uses_advantages: Whether the loss has no gradient where all advantages are 0, so that such updates are skipped.
         keeps_all_latents: Whether rollouts keep their latents at every step; otherwise the noise, those after the first
             step, and the final ones.
@@ -68,6 +69,7 @@ class Objective(ABC):
     deviation_names: ClassVar[tuple[str, str]] = ("policy/max_deviation", "policy/first_deviation")
     has_ratio: ClassVar[bool] = False
     needs_old_velocities: ClassVar[bool] = False
+    uses_pairs: ClassVar[bool] = False
     uses_advantages: ClassVar[bool] = True
     keeps_all_latents: ClassVar[bool] = False
 
@@ -276,12 +278,15 @@ class LevelObjective(Objective):
     def velocity_and_target(self, rollouts: RolloutBatch, rows: list[int], column: int) -> tuple[Tensor, Tensor]:
         """Return the velocity at re-noised rollouts and its target. Shape of each: (rows, channels, ...)."""
         final = select(rollouts.trajectories.latents, rows, [-1] * len(rows))
-        drawn = [self.noise.for_renoising(rollouts.iteration, rollouts.indices[row], column) for row in rows]
-        noise = to_device(torch.stack(drawn), final.device)
+        noise = to_device(torch.stack([self.noise_of(rollouts, row, column) for row in rows]), final.device)
         levels = rollouts.trained_steps[rows, column]
         level = filled(levels.tolist(), final.device).view(-1, 1, 1, 1, 1)
         noised = (1 - level) * final + level * noise
         return self.velocity_at(rollouts, rows, column, noised), noise - final
+
+    def noise_of(self, rollouts: RolloutBatch, row: int, column: int) -> Tensor:
+        """Return the noise that re-noises a rollout, on the CPU. Shape: (channels, frames, height, width)."""
+        return self.noise.for_renoising(rollouts.iteration, rollouts.indices[row], column)
 
     def prepare(self, rollouts: RolloutBatch) -> Any:
         self.cache_levels(rollouts)

@@ -53,6 +53,7 @@ class RolloutBatch:
     iteration: int = 0  # counted from 1
     rewards: dict[int, Reward] = field(default_factory=dict)  # by row, for the rows that this rank scored
     advantages: Tensor = torch.empty(0)  # (rollouts,), NaN for rollouts that the loss excludes
+    weights: Tensor = torch.empty(0)  # (rollouts,), of rated pairs in the loss; empty for rollouts
 
     def __len__(self) -> int:
         return len(self.indices)

@@ -1,6 +1,6 @@
 """Construction of the parts of a run from its settings, with checks before any weights are read."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from hyvideo.distributed.collectives import all_objects, raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.ownership import Ownership
 from hyvideo.models.attention_kernels import Choice
+from hyvideo.models.decoding import latent_shape
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.planning.disk import check_room
@@ -33,8 +34,11 @@ from hyvideo.training.model_setup import (
     negative_condition,
     precompute_conditions,
     rollout_schedule,
+    vae_identity,
 )
 from hyvideo.training.objective import Objective
+from hyvideo.training.pair_collector import HeldOutPairs, PairCollector, PairLabels
+from hyvideo.training.pair_latents import PairLatents
 from hyvideo.training.policy import Policy
 from hyvideo.training.policy_update import PolicyUpdate
 from hyvideo.training.preemption import PreemptionSignals
@@ -61,8 +65,9 @@ class Run:
     signals: PreemptionSignals  # that stop the run
     cost: Cost  # forward passes and FLOPs of an iteration
     objective: Objective  # what an update trains on, and its loss
-    collector: RolloutCollector  # rollouts of an iteration
-    rewards: GroupRewards  # advantages within groups
+    collector: RolloutCollector | PairCollector  # rollouts of an iteration, or rated pairs
+    rewards: GroupRewards | PairLabels  # advantages within groups, or answers
+    held_out: HeldOutPairs | None  # rated pairs that are not trained
     recorder: RolloutRecorder  # scores and videos of rollouts
     update: PolicyUpdate  # gradients and optimizer steps
     checkpoints: CheckpointWriter
@@ -92,7 +97,20 @@ def build_run(
     requests = inputs.requests
     validated = inputs.validated
     contents = hash_files(config.flat())
-    sources = {"prompts_csv": requests, "valid_video_csv": validated}
+    pair_latents = None
+    if objective_type.uses_pairs:
+        encoded = inputs.preferences.all_requests
+        sources = {"pairs_csv": encoded, "valid_video_csv": validated}
+        pair_latents = PairLatents(
+            Path(config.record.output_dir),
+            inputs.preferences.videos,
+            vae_identity=vae_identity(config.model),
+        )
+        contents["pairs_csv"] += pair_latents.contents
+    else:
+        encoded = requests
+        sources = {"prompts_csv": requests, "valid_video_csv": validated}
+    encoded = encoded + config.negative_requests
     check_checkpoint(config, sources, list(config.video_sizes.values()))
     check_adapter(config.model, config.optimizer)
     architecture = inputs.architecture
@@ -109,17 +127,27 @@ def build_run(
     )
 
     progress.enter("load", "the reward model")
-    scorer = make_async_scorer(config, device, scorers)
-    scorer.check_prompts([request.prompt for request in requests], [request.prompt for request in validated])
-    if config.reward.check_reward and scorers is None:
+    is_scored = not objective_type.uses_pairs or bool(validated)
+    scorer = make_async_scorer(config, device, scorers if is_scored else {})
+    scored = [] if objective_type.uses_pairs else requests
+    scorer.check_prompts([request.prompt for request in scored], [request.prompt for request in validated])
+    if config.reward.check_reward and scorers is None and is_scored:
         _try_rewards(scorer, config, requests, validated)
 
     progress.enter("load", "the text encoders and the VAE")
     encoder, vae = load_encoder(config, device)
-    encoded = requests + config.negative_requests
     if config.model.precompute_conditions:
         sized = [(encoded, config.rollout_size), (validated, config.validation_size)]
         precompute_conditions(encoder, sized, mesh, on_stage=progress.enter)
+    if pair_latents:
+        _, height, width = config.rollout_size
+        pair_latents.encode(
+            vae,
+            mesh,
+            size=(height, width),
+            shape=latent_shape(vae, *config.rollout_size),
+            on_stage=progress.enter,
+        )
     negative = negative_condition(config.negative_requests, encoder, device)
 
     progress.enter("load", "the transformer")
@@ -143,13 +171,13 @@ def build_run(
         pipeline.try_decoding(*size, batch_size=config.rollout.decode_batch_size)
 
     cost = Cost(planned_run)
-    latent_shape = pipeline.latent_shape(*config.rollout_size)
+    shape = pipeline.latent_shape(*config.rollout_size)
     objective = objective_type(
         config,
         mesh,
         pipeline,
         policy,
-        noise=RolloutNoise(config.data.seed, latent_shape, config.rollout.use_same_noise),
+        noise=RolloutNoise(config.data.seed, shape, config.rollout.use_same_noise),
         num_updates=plan.updates,
         cost=cost,
         on_stage=progress.enter,
@@ -165,28 +193,48 @@ def build_run(
         if not config.reward.ignore_rewards:
             try_gradient(reward_gradient, config.data, requests[0].prompt)
         objective = WithRewardGradient(objective, reward_gradient)
-    collector = RolloutCollector(
-        config,
-        mesh,
-        pipeline,
-        encoder,
-        scorer,
-        requests,
-        objective,
-        plan=plan,
-        schedule=schedule,
-        cost=cost,
-        check=signals.check,
-    )
-    rewards = GroupRewards(
-        config.reward,
-        scorer,
-        mesh,
-        group_size=config.rollout.num_generations,
-        num_rollouts=plan.rollouts,
-    )
+    held_out = None
+    record = config.record
+    if pair_latents:
+        collector = PairCollector(
+            config,
+            mesh,
+            pipeline,
+            encoder,
+            inputs.preferences,
+            pair_latents,
+            objective,
+            plan=plan,
+            schedule=schedule,
+            cost=cost,
+            check=signals.check,
+        )
+        rewards = PairLabels()
+        held_out = HeldOutPairs(collector)
+        record = replace(record, log_video_interval=0)  # no videos are sampled
+    else:
+        collector = RolloutCollector(
+            config,
+            mesh,
+            pipeline,
+            encoder,
+            scorer,
+            requests,
+            objective,
+            plan=plan,
+            schedule=schedule,
+            cost=cost,
+            check=signals.check,
+        )
+        rewards = GroupRewards(
+            config.reward,
+            scorer,
+            mesh,
+            group_size=config.rollout.num_generations,
+            num_rollouts=plan.rollouts,
+        )
     recorder = RolloutRecorder(
-        config.record,
+        record,
         config.data,
         mesh,
         group_size=config.rollout.num_generations,
@@ -234,6 +282,7 @@ def build_run(
         objective=objective,
         collector=collector,
         rewards=rewards,
+        held_out=held_out,
         recorder=recorder,
         update=update,
         checkpoints=checkpoints,

@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from hyvideo.data.files import folder_problem, parse_json, read_json
 from hyvideo.data.prompts import Request
 from hyvideo.data.text import quote
-from hyvideo.data.videos import mp4_factor, read_header, read_video
+from hyvideo.data.videos import at_original_size, read_header, read_video
 from hyvideo.validation import parts
 
 SCORES_FILE = "scores.json"
@@ -95,20 +94,12 @@ def read_clips(clips: list[Clip], height: int, width: int) -> Iterator[dict[int,
     part: dict[int, Tensor] = {}
     num_bytes = 0
     for number, clip in enumerate(clips):
-        part[number] = _at_original_size(read_video(clip.path)[0], height, width)
+        part[number] = at_original_size(read_video(clip.path)[0], height, width)
         num_bytes += part[number].nbytes
         if num_bytes >= parts.PART_BYTES or number == len(clips) - 1:
             yield part
             part = {}
             num_bytes = 0
-
-
-def _at_original_size(video: Tensor, height: int, width: int) -> Tensor:
-    factor = mp4_factor(height, width)
-    if factor == 1 or tuple(video.shape[-2:]) != (height * factor, width * factor):
-        return video
-    blocks = video.float().unflatten(-1, (width, factor)).unflatten(-3, (height, factor))
-    return blocks.mean((-3, -1)).round().to(torch.uint8)
 
 
 def _recorded(folder: Path) -> list[Clip]:

@@ -1,0 +1,219 @@
+"""Rated pairs of videos from CSV files: a prompt, two videos, and which of them a rater preferred.
+
+This file must not import torch or read videos at import, because pairs are checked before anything slow is imported.
+"""
+
+import filecmp
+import hashlib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hyvideo.data.files import find_path
+from hyvideo.data.prompts import Request, check_prompt, find_image, read_rows
+from hyvideo.data.randomness import permutation
+from hyvideo.data.text import quote
+
+COLUMNS = ("prompt", "first", "second", "answer")
+TIE = 2
+OUTCOMES = {"first": 0, "second": 1, "tie": TIE, "both_bad": TIE}  # answer -> index of the preferred video, or a tie
+HELD_OUT = 0.15  # share of the prompts whose pairs are not trained on
+LATENTS_SUFFIX = ".safetensors"  # of the file beside a video that has its latents
+LATENTS_KEY, VIDEO_KEY = "latents", "video"  # the tensor in this file; the hash of the video in its metadata
+_BLOCK = 2**20  # bytes of a file that are hashed at once
+
+
+@dataclass(frozen=True)
+class Rating:
+    """One answer of a rater: a row of a pairs CSV."""
+
+    request: Request
+    videos: tuple[Path, Path]
+    dimension: str  # of the question; empty without a column `dimension`
+    outcome: int  # index of the preferred video, or TIE
+    place: str  # row and file, for messages
+
+
+@dataclass(frozen=True)
+class Preference:
+    """A rating without a tie, as a training example."""
+
+    request: Request
+    winner: Path
+    loser: Path
+    weight: float  # of the loss
+    place: str  # row and file, for messages
+
+    @property
+    def videos(self) -> tuple[Path, Path]:
+        return self.winner, self.loser
+
+
+@dataclass(frozen=True)
+class Preferences:
+    """Preferences of a run. No prompt is in both parts."""
+
+    train: list[Preference]
+    held_out: list[Preference]
+
+    @property
+    def requests(self) -> list[Request]:
+        """Prompts that are trained on, each once."""
+        return list(dict.fromkeys(preference.request for preference in self.train))
+
+    @property
+    def all_requests(self) -> list[Request]:
+        return list(dict.fromkeys(preference.request for preference in [*self.train, *self.held_out]))
+
+    @property
+    def videos(self) -> list[Path]:
+        """Videos of both parts, each once, in order."""
+        preferences = [*self.train, *self.held_out]
+        return list(dict.fromkeys(path for preference in preferences for path in preference.videos))
+
+
+def read_ratings(path: str | Path) -> list[Rating]:
+    """Read the rows of a pairs CSV, with the columns ``COLUMNS`` and perhaps `dimension` and `ref_image_path`.
+
+    Video paths are relative to the folder of the CSV. Raises ValueError, naming the row, for a missing prompt or video
+    and an unknown answer.
+    """
+    path = find_path(path)
+    ratings = []
+    for number, row in enumerate(read_rows(path, "a pairs CSV"), start=1):
+        place = f"row {number} of {path}"
+        if missing := [column for column in COLUMNS if column not in row]:
+            raise ValueError(f"a pairs CSV needs the columns {', '.join(COLUMNS)}; {path} lacks {', '.join(missing)}")
+        prompt, first, second, answer = ((row[column] or "").strip() for column in COLUMNS)
+        if not prompt:
+            raise ValueError(f"every row of a pairs CSV needs a prompt, {place} has none; add it or remove the row")
+        check_prompt(prompt, f"in {place}")
+        if answer not in OUTCOMES:
+            raise ValueError(f"the answer must be one of {', '.join(OUTCOMES)}, got {quote(answer)} in {place}")
+        for column, name in (("first", first), ("second", second)):
+            if not name or not os.path.isfile(path.parent / name):
+                raise ValueError(
+                    f"{column} must be an existing video, relative to the folder of the CSV, got {quote(name)} in "
+                    f"{place}; correct the path or remove the row"
+                )
+        image = (row.get("ref_image_path") or "").strip()
+        try:
+            picture = find_image(path, image) if image else None
+        except ValueError as error:
+            raise ValueError(f"ref_image_path in {place} must be an image file, {error}") from error
+        videos = (path.parent / first, path.parent / second)
+        dimension = (row.get("dimension") or "").strip()
+        ratings.append(Rating(Request(prompt, picture), videos, dimension, OUTCOMES[answer], place))
+    return ratings
+
+
+def select_preferences(ratings: Sequence[Rating], weights: Mapping[str, float], source: str) -> list[Preference]:
+    """Return the ratings without ties of the weighted dimensions; without ``weights``, all dimensions count equally.
+
+    Raises ValueError for a weight of a dimension that nobody rated, a preference between equal videos, and if no
+    preference remains. ``source`` names the files in messages.
+    """
+    rated = {rating.dimension for rating in ratings}
+    if unknown := [name for name in weights if name not in rated]:
+        raise ValueError(
+            f"pair_weights must name dimensions of pairs_csv, {', '.join(sorted(filter(None, rated))) or 'none'}, "
+            f"got {', '.join(map(quote, unknown))}; remove them"
+        )
+    preferences = []
+    for rating in ratings:
+        weight = weights.get(rating.dimension, 0.0) if weights else 1.0
+        if rating.outcome == TIE or weight == 0:
+            continue
+        winner, loser = rating.videos if rating.outcome == 0 else reversed(rating.videos)
+        if winner == loser or filecmp.cmp(winner, loser, shallow=False):
+            raise ValueError(
+                f"a preferred video must differ from the other one, got two equal files in {rating.place}: "
+                f"{quote(winner)} and {quote(loser)}; remove the row"
+            )
+        preferences.append(Preference(rating.request, winner, loser, weight, rating.place))
+    if not preferences:
+        raise ValueError(
+            f"pairs_csv must have at least one preference, got none in the {len(ratings)} rows of {source}: all "
+            "answers are ties or of dimensions without a weight; rate more pairs or change pair_weights"
+        )
+    return preferences
+
+
+def check_videos(preferences: Iterable[Preference], size: tuple[int, int, int]) -> None:
+    """Raise ValueError, naming the row, if a video cannot be read or has another number of frames or size in pixels.
+
+    ``size`` is (frames, height, width) before `write_video` enlarges small videos.
+    """
+    from hyvideo.data.videos import mp4_factor, read_header  # imports torch
+
+    frames, height, width = size
+    factor = mp4_factor(height, width)
+    sizes = dict.fromkeys([(height, width), (height * factor, width * factor)])
+    seen: set[Path] = set()
+    for preference in preferences:
+        for video in preference.videos:
+            if video in seen:
+                continue
+            seen.add(video)
+            try:
+                found = read_header(video)
+            except ValueError as error:
+                raise ValueError(f"{error}, in {preference.place}; replace the file or remove the row") from error
+            if (found.height, found.width) not in sizes or found.num_frames not in (frames, 0):
+                expected = " or ".join(f"{each[0]} x {each[1]}" for each in sizes)
+                raise ValueError(
+                    f"a video of pairs_csv must have {frames} frames of {expected} pixels (sample_n_frames, height, "
+                    f"width), got {found.num_frames} of {found.height} x {found.width} in {quote(video)}, "
+                    f"{preference.place}; change these settings or generate the video again"
+                )
+
+
+def check_latents(preferences: Iterable[Preference], shape: tuple[int, int, int]) -> None:
+    """Raise ValueError if latents beside a video have another shape, or are those of another video.
+
+    ``shape`` is (frames, height, width) in latents.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    seen: set[Path] = set()
+    for preference in preferences:
+        for video in preference.videos:
+            path = video.with_suffix(LATENTS_SUFFIX)
+            if video in seen or not path.is_file():
+                continue
+            seen.add(video)
+            try:
+                with safe_open(path, framework="numpy") as file:
+                    found = tuple(file.get_slice(LATENTS_KEY).get_shape())
+                    owner = (file.metadata() or {}).get(VIDEO_KEY)
+            except (SafetensorError, OSError) as error:
+                raise ValueError(f"{quote(path)} must have the latents of {video.name}: {error}; delete it") from error
+            if found[1:] != shape or owner != hash_file(video):
+                reason = f"shape {found}, not (channels, {', '.join(map(str, shape))})"
+                if found[1:] == shape:
+                    reason = "those of another video"
+                raise ValueError(
+                    f"{quote(path)} must have the latents of {video.name}, {preference.place}, got {reason}; delete "
+                    "the file, so that the video is encoded"
+                )
+
+
+def split_by_prompt(preferences: Sequence[Preference], seed: int) -> Preferences:
+    """Hold out the preferences of 15 % of the prompts, at least one; with a single prompt, none."""
+    prompts = sorted({preference.request.prompt for preference in preferences})
+    count = min(len(prompts) - 1, max(1, round(HELD_OUT * len(prompts))))
+    held_out = {prompts[place] for place in permutation(len(prompts), seed, "held-out pairs")[:count]}
+    return Preferences(
+        train=[preference for preference in preferences if preference.request.prompt not in held_out],
+        held_out=[preference for preference in preferences if preference.request.prompt in held_out],
+    )
+
+
+def hash_file(path: Path) -> str:
+    """Return a hash of the contents of a file."""
+    digest = hashlib.blake2b(digest_size=16)
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()

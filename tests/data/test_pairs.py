@@ -1,0 +1,121 @@
+"""Rated pairs: reading, selection, the split by prompt, and messages that name the row."""
+
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from hyvideo.data.pairs import (
+    Preference,
+    check_latents,
+    check_videos,
+    hash_file,
+    read_ratings,
+    select_preferences,
+    split_by_prompt,
+)
+from hyvideo.data.prompts import Request
+from tests.rated_pairs import PROMPTS, write_clip, write_pairs
+
+SIZE = (5, 16, 16)
+PROMPT = PROMPTS[0]
+WITH_DIMENSION = ("prompt", "first", "second", "dimension", "answer", "rater")
+
+
+@pytest.fixture(scope="module")
+def videos(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("rated")
+    write_pairs(folder)
+    write_clip(folder / "long.mp4", 0, (9, 16, 16))
+    write_clip(folder / "wide.mp4", 0, (5, 16, 32))
+    shutil.copyfile(folder / "0a.mp4", folder / "copy.mp4")
+    (folder / "text.mp4").write_text("no video")
+    return folder
+
+
+def preferences(folder, rows, columns=("prompt", "first", "second", "answer"), weights=None):
+    path = write_pairs(folder, rows, columns) if rows else folder / "pairs.csv"
+    found = select_preferences(read_ratings(path), weights or {}, str(path))
+    check_videos(found, SIZE)
+    return found
+
+
+def test_the_winner_is_the_preferred_video_and_ties_are_left_out(videos):
+    rows = [
+        (PROMPT, "0a.mp4", "0b.mp4", "first"),
+        (PROMPT, "0a.mp4", "0b.mp4", "second"),
+        (PROMPT, "0a.mp4", "0b.mp4", "tie"),
+        (PROMPT, "0a.mp4", "0a.mp4", "both_bad"),
+    ]
+    found = preferences(videos, rows)
+    assert [(each.winner.name, each.loser.name) for each in found] == [("0a.mp4", "0b.mp4"), ("0b.mp4", "0a.mp4")]
+    assert [each.weight for each in found] == [1.0, 1.0]
+    assert found[1].request == Request(PROMPT) and found[1].place.startswith("row 2 of ")
+
+
+def test_weights_select_and_weigh_the_dimensions(videos):
+    rows = [(PROMPT, "0a.mp4", "0b.mp4", name, "first", "r01") for name in ("VQ", "MQ", "Overall")]
+    assert len(preferences(videos, rows, WITH_DIMENSION)) == 3
+    found = preferences(videos, rows, WITH_DIMENSION, {"VQ": 0.5, "Overall": 2, "MQ": 0})
+    assert [each.weight for each in found] == [0.5, 2]
+    with pytest.raises(ValueError, match="pair_weights must name dimensions of pairs_csv, MQ, Overall, VQ, got 'TA'"):
+        preferences(videos, rows, WITH_DIMENSION, {"TA": 1})
+
+
+@pytest.mark.parametrize(
+    "row, message",
+    [
+        ((PROMPT, "0a.mp4", "gone.mp4", "first"), "second must be an existing video, .* got 'gone.mp4' in row 1 of "),
+        ((PROMPT, "", "0b.mp4", "first"), "first must be an existing video, .* got '' in row 1 of "),
+        (("", "0a.mp4", "0b.mp4", "first"), "needs a prompt, row 1 of .* has none"),
+        ((PROMPT, "0a.mp4", "0b.mp4", "left"), "must be one of first, second, tie, both_bad, got 'left' in row 1 of "),
+        ((PROMPT, "0a.mp4", "0a.mp4", "first"), "must differ from the other one, got two equal files in row 1 of "),
+        ((PROMPT, "0a.mp4", "copy.mp4", "first"), "must differ from the other one, got two equal files in row 1 of "),
+        ((PROMPT, "long.mp4", "0b.mp4", "first"), "must have 5 frames of 16 x 16 or 256 x 256 .* got 9 of .*row 1 of"),
+        ((PROMPT, "0a.mp4", "wide.mp4", "second"), "got 5 of 256 x 512 in '.*wide.mp4', row 1 of"),
+        ((PROMPT, "text.mp4", "0b.mp4", "first"), "text.mp4 is not a video.*in row 1 of"),
+        ((PROMPT, "0a.mp4", "0b.mp4", "tie"), "must have at least one preference, got none in the 1 rows of"),
+    ],
+)
+def test_a_bad_row_is_one_message_that_names_it(videos, row, message):
+    with pytest.raises(ValueError, match=message):
+        preferences(videos, [row])
+
+
+def test_a_csv_without_the_columns_is_rejected(videos):
+    with pytest.raises(ValueError, match="needs the columns prompt, first, second, answer; .* lacks first, second"):
+        preferences(videos, [(PROMPT, "0a.mp4", "0b.mp4", "first")], ("prompt", "video_a", "video_b", "answer"))
+    with pytest.raises(ValueError, match="a pairs CSV must be a readable file"):
+        read_ratings(videos / "none.csv")
+
+
+def test_latents_beside_a_video_must_have_its_shape_and_hash(videos, tmp_path):
+    path = tmp_path / "0a.mp4"
+    shutil.copyfile(videos / "0a.mp4", path)
+    shutil.copyfile(videos / "0b.mp4", tmp_path / "0b.mp4")
+    pairs = [Preference(Request(PROMPT), path, tmp_path / "0b.mp4", 1.0, "row 7 of x.csv")]
+    latents = {"latents": torch.zeros(3, 2, 4, 4)}
+    check_latents(pairs, (2, 4, 4))  # without a file
+    save_file(latents, path.with_suffix(".safetensors"), metadata={"video": hash_file(path)})
+    check_latents(pairs, (2, 4, 4))
+    with pytest.raises(
+        ValueError, match=r"0a.mp4, row 7 of x.csv, got shape \(3, 2, 4, 4\), not \(channels, 3, 4, 4\)"
+    ):
+        check_latents(pairs, (3, 4, 4))
+    save_file(latents, path.with_suffix(".safetensors"), metadata={"video": hash_file(tmp_path / "0b.mp4")})
+    with pytest.raises(ValueError, match="got those of another video; delete the file"):
+        check_latents(pairs, (2, 4, 4))
+
+
+def test_fifteen_percent_of_the_prompts_are_held_out_with_all_their_pairs(tmp_path):
+    pairs = [
+        Preference(Request(f"prompt {number % 20}"), tmp_path / "a", tmp_path / "b", 1.0, "") for number in range(50)
+    ]
+    split = split_by_prompt(pairs, seed=0)
+    prompts = [{pair.request.prompt for pair in part} for part in (split.train, split.held_out)]
+    assert len(prompts[1]) == 3 and not prompts[0] & prompts[1]
+    assert len(split.train) + len(split.held_out) == 50
+    assert split == split_by_prompt(pairs, seed=0) != split_by_prompt(pairs, seed=1)
+    assert not split_by_prompt(pairs[:1], seed=0).held_out
+    assert len(split_by_prompt(pairs[:2], seed=0).held_out) == 1

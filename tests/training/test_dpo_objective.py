@@ -1,0 +1,346 @@
+"""Training with objective dpo: pairs in place of rollouts, the equation, resume, and held-out answers."""
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hyvideo.config.command_line import load_config
+from hyvideo.config.rules import check
+from hyvideo.config.settings import Config
+from hyvideo.data.videos import at_original_size, read_video
+from hyvideo.models.decoding import encode
+from hyvideo.models.loading import load_vae
+from hyvideo.records.stage_timer import StageTimer
+from hyvideo.trainer import Trainer
+from hyvideo.training.on_policy_check import OffPolicyError
+from hyvideo.training.pair_latents import PairLatents, write_latents
+from tests.distributed.launch import launch
+from tests.forked import ROOT
+from tests.rated_pairs import DPO, PROMPTS, write_pairs
+from tests.shallow import SHALLOW
+
+CPU = torch.device("cpu")
+SETTINGS = DPO | {"pretrained_model_root": SHALLOW}
+
+
+@pytest.fixture(scope="module")
+def rated(tmp_path_factory):
+    """A pairs CSV whose videos are encoded already, in the folder that runs look for them."""
+    return write_pairs(tmp_path_factory.mktemp("rated"))
+
+
+@pytest.fixture
+def config(tiny_config, rated) -> Config:
+    return tiny_config.with_settings(**SETTINGS, pairs_csv=[str(rated)])
+
+
+def collect(trainer, iteration=1):
+    trainer.iteration = iteration
+    rollouts, pending = trainer.run.collector.collect(iteration, StageTimer(CPU))
+    rewards = trainer.run.rewards.wait(pending)
+    return rollouts.with_rewards(rewards, trainer.run.rewards.advantages(rollouts.indices, rewards)[0])
+
+
+def state(trainer):
+    return {name: tensor.detach().clone() for name, tensor in trainer.run.policy.tensors().items()}
+
+
+def test_before_the_first_update_the_policy_is_the_base_model(config, mesh):
+    trainer = Trainer(config, mesh, CPU)
+    trainer.iteration = 1
+    metrics = trainer.run_iteration()
+    assert metrics["dpo/deviation_first"] == metrics["dpo/margin"] == metrics["kl/position"] == 0
+    assert metrics["loss/policy"] == pytest.approx(torch.tensor(2.0).log().item(), rel=1e-6)
+    assert metrics["dpo/accuracy"] == 0.5 and metrics["grad/norm"] > 0
+    trainer.iteration = 2
+    metrics = trainer.run_iteration()
+    assert metrics["dpo/deviation_first"] > 0 and metrics["kl/position"] > 0
+    assert metrics["anchor/age"] == 2
+    # 4 videos at 2 levels, each with an anchor pass and a training pass
+    assert metrics["cost/forwards"] == pytest.approx(2 * (1 + trainer.run.cost.per_training_pass))
+
+
+def test_both_videos_of_a_pair_share_noise_level_noise_and_prompt(config, mesh):
+    trainer = Trainer(config, mesh, CPU)
+    rollouts = collect(trainer)
+    assert [(index.group, index.member) for index in rollouts.indices] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    levels = rollouts.trained_steps
+    assert torch.equal(levels[0::2], levels[1::2]) and len(levels.unique()) == 4
+    noise = [trainer.run.objective.noise_of(rollouts, row, 0) for row in range(4)]
+    assert torch.equal(noise[0], noise[1]) and not torch.equal(noise[0], noise[2])
+    assert rollouts.prompts[0] == rollouts.prompts[1] != rollouts.prompts[2]
+    latents = rollouts.trajectories.final
+    assert latents.shape == (4, *trainer.run.pipeline.latent_shape(*config.rollout_size))
+    pair = next(p for p in trainer.run.collector.preferences.train if p.request.prompt == rollouts.prompts[0])
+    for row, video in enumerate(pair.videos):
+        pixels = at_original_size(read_video(video)[0], 16, 16)
+        torch.testing.assert_close(encode(trainer.run.pipeline.vae, [pixels])[0], latents[row])
+
+
+@pytest.mark.parametrize("rows_per_pass", [4, 1])
+def test_the_gradient_equals_the_equation(config, mesh, rows_per_pass):
+    """Of the second iteration, in which the policy has left the base model; one pair has three times the weight."""
+    settings = {"mini_batch_size_per_update": rows_per_pass, "max_grad_norm": 1e9, "gate_interval": 0}
+    trainer = Trainer(config.with_settings(**settings), mesh, CPU)
+    assert trainer.run.objective.has_whole_pairs == (rows_per_pass == 4)
+    trainer.iteration = 1
+    trainer.run_iteration()
+    rollouts = collect(trainer, 2)
+    rollouts.weights[:2] = 1.5
+    rollouts.weights[2:] = 0.5
+
+    pipeline, levels = trainer.run.pipeline, rollouts.trained_steps
+    final = rollouts.trajectories.latents[:, -1]
+    inputs = []
+    for column in rollouts.columns:
+        noise = torch.stack([trainer.run.objective.noise_of(rollouts, row, column) for row in range(4)])
+        noised = torch.stack([(1 - s) * x + s * e for s, x, e in zip(levels[:, column], final, noise)])
+        times = [(1000.0 * level, None) for level in levels[:, column].tolist()]
+        with trainer.run.policy.anchor.swapped_in(), torch.no_grad():
+            base = pipeline._forward(noised, times, rollouts.conditions)
+        inputs.append((noised, times, noise - final, base))
+    total = 0.0
+    for noised, times, target, base in inputs:
+        velocity = pipeline._forward(noised, times, rollouts.conditions)
+        change = [(velocity[k] - target[k]).square().mean() - (base[k] - target[k]).square().mean() for k in range(4)]
+        for pair, weight in enumerate((1.5, 0.5)):
+            z = -DPO["dpo_beta"] / 2 * (change[2 * pair] - change[2 * pair + 1])
+            total = total - weight * F.logsigmoid(z) / 4  # mean over two pairs and two levels
+        total = total + DPO["kl_weight"] * (velocity - base).square().mean() / 2
+    expected = torch.autograd.grad(total, trainer.run.policy.parameters)
+
+    reference = trainer.run.objective.prepare(rollouts)
+    found = []
+    step = trainer.run.policy.optimizers.step
+    trainer.run.policy.optimizers.step = lambda lr: (
+        found.extend(parameter.grad.clone() for parameter in trainer.run.policy.parameters),
+        step(lr),
+    )
+    metrics = trainer.run.update(rollouts, reference, 2)
+    assert metrics["loss/total"] == pytest.approx(total.item(), rel=1e-5)
+    assert metrics["dpo/margin"] != 0
+    largest = max(gradient.abs().max() for gradient in expected)
+    for gradient, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(gradient, other, rtol=1e-3, atol=1e-5 * largest.item())
+
+
+@pytest.mark.parametrize("changes", [{}, {"lora_rank": 2, "ema_decay": 0.5, "mini_batch_size_per_update": 1}])
+def test_a_resumed_run_equals_the_uninterrupted_run_bit_for_bit(config, mesh, changes):
+    config = config.with_settings(**changes, learning_rate=1e-2)
+
+    def train(trainer, number):
+        lines = []
+        for _ in range(number):
+            trainer.iteration += 1
+            metrics = trainer.run_iteration() | trainer.validate()
+            lines.append(
+                {name: value for name, value in metrics.items() if name.split("/")[0] in ("loss", "dpo", "kl")}
+            )
+        return lines
+
+    uninterrupted = Trainer(config, mesh, CPU)
+    train(uninterrupted, 2)
+    folder = uninterrupted.run.state.save()
+    uninterrupted.run.checkpoints.wait()
+    expected = train(uninterrupted, 2)
+    resumed = Trainer(config.with_settings(resume_from_checkpoint=str(folder)), mesh, CPU)
+    assert train(resumed, 2) == expected
+    assert expected[0]["dpo/held_out_margin"] != 0
+    tensors, others = state(uninterrupted), state(resumed)
+    assert tensors.keys() == others.keys() and all(torch.equal(tensors[name], others[name]) for name in tensors)
+
+
+def test_a_run_does_not_resume_with_another_video(config, mesh, tmp_path):
+    path = write_pairs(tmp_path / "rated")
+    config = config.with_settings(pairs_csv=[str(path)])
+    trainer = Trainer(config, mesh, CPU)
+    trainer.iteration = 1
+    trainer.run_iteration()
+    folder = trainer.run.state.save()
+    trainer.run.checkpoints.wait()
+    (path.parent / "0a.mp4").write_bytes((path.parent / "1b.mp4").read_bytes())
+    with pytest.raises(ValueError, match="the contents of pairs_csv .* have changed"):
+        Trainer(config.with_settings(resume_from_checkpoint=str(folder)), mesh, CPU)
+
+
+def test_a_run_writes_the_accuracy_on_held_out_answers_without_validation_prompts(config, mesh):
+    trainer = Trainer(config.with_settings(max_steps=2, validation_interval=2), mesh, CPU)
+    (held_out,) = trainer.run.collector.preferences.held_out
+    assert trainer.run.held_out.measure() == {"dpo/held_out_accuracy": 0.5, "dpo/held_out_margin": 0.0}
+    trainer.train()
+    lines = [json.loads(line) for line in (trainer.output_dir / "metrics.jsonl").read_text().splitlines()]
+    assert "dpo/held_out_accuracy" not in lines[0] and lines[1]["dpo/held_out_accuracy"] in (0.0, 1.0)
+    assert lines[1]["reward/missing"] == 0 and "reward/mean" not in lines[1]
+    assert not (trainer.output_dir / "rollouts").exists()
+    assert held_out.request not in trainer.run.collector.requests
+
+
+def test_videos_are_encoded_once_and_a_damaged_file_is_written_again(mesh, tmp_path, monkeypatch):
+    path = write_pairs(tmp_path / "rated")
+    videos = [path.parent / "0a.mp4", path.parent / "0b.mp4", path.parent / "1a.mp4"]
+    vae = load_vae(ROOT / "assets/miniature", dtype=torch.float32, device=CPU)
+    write_latents(videos[2], torch.ones(16, 2, 2, 2))
+    encoded = []
+    monkeypatch.setattr(
+        "hyvideo.training.pair_latents.encode",
+        lambda vae, clips: (encoded.append(len(clips)), encode(vae, clips))[1],
+    )
+
+    def read():
+        latents = PairLatents(tmp_path / "run", videos, vae_identity="a")
+        shape = tuple(encode(vae, [torch.zeros(5, 3, 16, 16)])[0].shape)
+        write_latents(videos[2], torch.ones(shape))
+        latents.encode(vae, mesh, size=(16, 16), shape=shape)
+        return [latents.read(video) for video in videos], latents
+
+    first, latents = read()
+    assert len(encoded) == 2 and torch.equal(first[2], torch.ones_like(first[2]))
+    assert all(torch.equal(a, b) for a, b in zip(first, read()[0])) and len(encoded) == 2
+    latents.files[videos[0]].unlink()  # the tensors that were read map the file
+    latents.files[videos[0]].write_bytes(b"cut off")
+    torch.testing.assert_close(read()[0], first)  # kernels may round differently
+    assert len(encoded) == 3
+    with pytest.raises(ValueError, match="must have the shape"):
+        latents.encode(vae, mesh, size=(16, 16), shape=(1, 2, 3, 4))
+
+
+def test_encoding_inverts_decoding(config, mesh):
+    """The miniature's VAE loses little: the error of a round trip of latents is far below their spread."""
+    trainer = Trainer(
+        load_config(
+            "configs/miniature.yaml", output_dir=config.record.output_dir, valid_video_csv="", check_reward=False
+        ),
+        mesh,
+        CPU,
+        scorers={},
+    )
+    trainer.iteration = 1
+    rows = [0, 1, 2, 3]
+    indices = trainer.run.collector.indices()[:4]
+    conditions = trainer.run.encoder(trainer.run.collector.requests_of(1, indices), height=32, width=32)
+    schedule = trainer.run.collector.schedule
+    latents = trainer.run.collector.sample(1, schedule, indices, conditions).final
+    videos = trainer.run.pipeline.decode(latents, batch_size=4)
+    found = torch.stack([encode(trainer.run.pipeline.vae, [videos[row]])[0] for row in rows])
+    assert (found - latents).square().mean().sqrt() < 0.25 * latents.std()
+
+
+def test_latents_of_another_model_stop_the_run(config, mesh, tmp_path):
+    """A trained model fits its own videos better than a zero velocity does, and not latents of another scale."""
+    config = config.with_settings(pretrained_model_root=str(ROOT / "assets/miniature"), random_weights=False)
+    trainer = Trainer(config, mesh, CPU)
+    shape = trainer.run.pipeline.latent_shape(*config.rollout_size)
+    monstrous = 30 * torch.ones(shape)
+    trainer.run.collector.latents.read = lambda video: monstrous
+    trainer.iteration = 1
+    with pytest.raises(
+        OffPolicyError, match="relative to that of a zero velocity, is .* not those of this model's VAE"
+    ):
+        trainer.run_iteration()
+
+
+def test_a_policy_that_is_not_the_base_model_at_the_start_stops_the_run(config, mesh):
+    trainer = Trainer(config, mesh, CPU)
+    with torch.no_grad():
+        for copy in trainer.run.policy.anchor._copies.values():
+            copy.mul_(1.1)
+    trainer.iteration = 1
+    with pytest.raises(OffPolicyError, match="difference between the errors of the policy and the base model"):
+        trainer.run_iteration()
+
+
+# --- rules ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"pairs_csv": []}, "objective dpo needs rated pairs of videos, got no pairs_csv"),
+        ({"pairs_csv": ["none.csv"]}, "a pairs CSV must be a readable file, got 'none.csv'"),
+        ({"objective": "nft"}, "pairs_csv and pair_weights need objective dpo"),
+        (
+            {"num_generations": 4},
+            "objective dpo needs num_generations 2, because a group is a winner and a loser, got 4",
+        ),
+        ({"num_updates_per_rollout": 2}, "objective dpo needs num_updates_per_rollout 1"),
+        ({"anchor_fraction": 0.5}, "objective dpo needs anchor_fraction 1"),
+        ({"mini_batch_size_per_update": 3}, "needs whole pairs, or one video, in a forward pass, got .* 3; use 4 or 1"),
+        ({"cfg_scale": 3.0}, "trains the model without guidance, got cfg_scale 3; set cfg_scale 1"),
+        ({"kl_weight": 0.0, "kl_coef": 0.0, "kl_min_coef": 0.0}, "needs kl_strategy fixed and a kl_weight above 0"),
+        ({"kl_strategy": "dual_moving"}, "needs kl_strategy fixed and a kl_weight above 0"),
+        ({"ignore_rewards": True}, "ignore_rewards cannot be used with objective dpo"),
+        ({"pair_weights": "{"}, "pair_weights must be a JSON object"),
+        ({"pair_weights": '{"VQ": -1}'}, "pair_weights must be a JSON object"),
+        ({"pair_weights": '{"VQ": 1}'}, "pair_weights must name dimensions of pairs_csv, none, got 'VQ'"),
+        ({"width": 32}, "a video of pairs_csv must have 5 frames of 16 x 32 or 256 x 512 pixels"),
+        ({"sde_window": "random:1"}, "sde_window cannot be used with objective dpo"),
+    ],
+)
+def test_a_run_that_cannot_train_on_pairs_is_rejected_before_a_model_is_loaded(config, changes, message):
+    with pytest.raises(ValueError, match=message):
+        check(config.with_settings(**changes))
+
+
+def test_both_videos_of_a_pair_are_on_one_replica(config):
+    with pytest.raises(ValueError, match="needs an even batch_size, because both videos of a pair are on one replica"):
+        check(config.with_settings(batch_size=1), 2)
+
+
+def test_a_run_on_pairs_needs_no_prompts_and_its_requests_are_those_of_the_pairs(config):
+    inputs = check(config.with_settings(prompts_csv=[]))
+    prompts = {request.prompt for request in inputs.preferences.all_requests}
+    assert prompts == {*PROMPTS} and {r.prompt for r in inputs.requests} < prompts
+
+
+# --- several processes ------------------------------------------------------------------------------------------------
+
+
+def train_two_iterations(settings, folder):
+    """Train and return the metrics and a sum of the weights, on one of the ranks."""
+    from hyvideo.distributed import mesh as ranks
+
+    config = load_config("configs/smoke.yaml", output_dir=folder).with_settings(**settings)
+    trainer = Trainer(config, ranks.start(config.distributed.sp_size, CPU), CPU)
+    found = []
+    for _ in range(2):
+        trainer.iteration += 1
+        metrics = trainer.run_iteration() | trainer.validate()
+        found.append({name: metrics[name] for name in COMPARED})
+    return found
+
+
+COMPARED = ("loss/total", "kl/position", "dpo/margin", "dpo/displacement", "dpo/held_out_margin", "grad/norm")
+LAYOUTS = {
+    "dp": {"batch_size": 2},
+    "fsdp, one video per pass": {"batch_size": 2, "enable_fsdp": True, "batched_forward": "false"},
+    "sp": {"batch_size": 4, "sp_size": 2},
+}
+
+
+@pytest.mark.parametrize(
+    "layout", [name if name == "dp" else pytest.param(name, marks=pytest.mark.slow) for name in LAYOUTS]
+)
+def test_two_ranks_train_like_one(config, mesh, rated, layout, tmp_path):
+    settings = SETTINGS | {
+        "pairs_csv": [str(rated)],
+        "valid_video_csv": [],
+        "adam_epsilon": 1e-2,
+        "log_video_interval": 0,
+        "num_threads": 1,
+    }
+    one = Trainer(
+        load_config("configs/smoke.yaml", output_dir=str(tmp_path / "one")).with_settings(**settings), mesh, CPU
+    )
+    expected = []
+    for _ in range(2):
+        one.iteration += 1
+        metrics = one.run_iteration() | one.validate()
+        expected.append({name: metrics[name] for name in COMPARED})
+    target = "tests.training.test_dpo_objective:train_two_iterations"
+    results = launch(target, 2, settings | LAYOUTS[layout], str(tmp_path / "two"))
+    assert results[0] == results[1]
+    for line, other in zip(results[0], expected, strict=True):
+        assert line == pytest.approx(other, rel=1e-3, abs=1e-6)
+    assert expected[1]["dpo/margin"] != 0

@@ -24,7 +24,7 @@ from hyvideo.config.reference_flags import add_flags, meanings, print_ignored, t
 from hyvideo.config.values import truth
 from hyvideo.data.outside import Parser, locked, quote, shorten
 
-SAME_NAME = "pretrained_model_root transformer_version vae_tile_size shift negative_prompt eta dtype device"
+SAME_NAME = "pretrained_model_root transformer_version vae_tile_size shift sigmas negative_prompt eta dtype device"
 # Flags of this program and the settings of a run that they set.
 SETTINGS = {"num_inference_steps": "validation_steps", "stochastic": "sde_type"}
 SETTINGS |= {"guidance_scale": "cfg_scale", "video_length": "sample_n_frames"}

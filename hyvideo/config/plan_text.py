@@ -1,12 +1,12 @@
 """The plan of an iteration as text, which a run prints at its start."""
 
 from hyvideo.config.objectives import traits_of
-from hyvideo.config.run_plan import MAX_NOISE, Plan, stochastic_transitions, transitions
+from hyvideo.config.run_plan import MAX_NOISE, Plan, levels_of, stochastic_transitions, transitions
 from hyvideo.config.sections import RolloutSettings
 from hyvideo.config.settings import Config
 from hyvideo.data.text import Row, lines_of
 from hyvideo.schedulers.noise_window import parse_window
-from hyvideo.schedulers.transitions import sampler_of, shifted_levels
+from hyvideo.schedulers.transitions import sampler_of
 
 
 def describe(config: Config, plan: Plan) -> str:
@@ -34,6 +34,8 @@ def plan_rows(config: Config, plan: Plan) -> list[Row]:
     steps = f"{rollout.grpo_sampling_steps}, {plan.stochastic_steps} of them stochastic"
     if traits_of(config.loss.objective).trains == "steps":
         steps += f", {plan.num_trained_steps} trained"
+    if rollout.sigmas:
+        steps += f"; sigmas {rollout.sigmas}"
     rows.append(("steps per rollout", steps))
     rows.append(("exploration", _exploration(rollout, variances)))
     noise = _largest_noise(rollout)
@@ -85,7 +87,7 @@ def _exploration(rollout: RolloutSettings, variances: list[float]) -> str:
 
 def _largest_noise(rollout: RolloutSettings) -> float:
     """Return the largest std of a step, relative to the noise level after the step; 0 with a single step."""
-    levels = shifted_levels(rollout.grpo_sampling_steps, rollout.shift)
+    levels = levels_of(rollout)
     # The last step ends at noise level 0, where the quotient has no meaning.
     return max((step.std / level for step, level in zip(transitions(rollout), levels[1:-1])), default=0.0)
 

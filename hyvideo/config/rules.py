@@ -13,7 +13,13 @@ from hyvideo.config.machine_rules import Problems, problem_of
 from hyvideo.config.objectives import OBJECTIVES, objective_class, traits_of
 from hyvideo.config.reference_flags import REFERENCE_SCORERS
 from hyvideo.config.run_inputs import RunInputs
-from hyvideo.config.run_plan import branches_of_steps, num_stochastic_steps, parse_interval, stochastic_transitions
+from hyvideo.config.run_plan import (
+    branches_of_steps,
+    levels_of,
+    num_stochastic_steps,
+    parse_interval,
+    stochastic_transitions,
+)
 from hyvideo.config.sections import RewardSettings, RolloutSettings
 from hyvideo.config.settings import REWARD_PRESETS, TRAITS, Config, eta_of, flat_weights
 from hyvideo.data.outside import nearest, parse_json, quote
@@ -27,7 +33,7 @@ from hyvideo.models.reward_models.rewards import (
     scorer_class,
 )
 from hyvideo.models.versions import version_defaults
-from hyvideo.schedulers.transitions import sampler_of
+from hyvideo.schedulers.transitions import describe_levels, parse_sigmas, sampler_of
 
 
 def check(config: Config, world_size: int = 1, *, on_this_machine: bool = True) -> RunInputs:
@@ -58,6 +64,7 @@ def check_sampling(config: Config, *, output: Path, is_stochastic: bool = True) 
     as_sampled = config.with_settings(grpo_sampling_steps=config.record.validation_steps).rollout
     _raise(
         ranges,
+        problem_of(lambda: levels_of(as_sampled)) if not ranges else (),
         noise_can_be_matched(config.rollout) if is_stochastic and not ranges else (),
         problem_of(lambda: stochastic_transitions(as_sampled)) if is_stochastic and not ranges else (),
         machine.checkpoints_exist(config.model.pretrained_model_root),
@@ -105,6 +112,7 @@ def range_problems(values: Mapping[str, Any]) -> Problems:
     height, width = values["validation_height"], values["validation_width"]
     if (height == 0) != (width == 0):
         yield f"validation_height and validation_width must both be set or both be 0, got {height} and {width}"
+    yield from problem_of(lambda: parse_sigmas(values["sigmas"]))
     yield from problem_of(lambda: parse_interval(values["guidance_interval"]))
     if negative_prompt := values["negative_prompt"]:
         yield from problem_of(lambda: check_prompt(negative_prompt, "as negative_prompt"))
@@ -240,13 +248,17 @@ def sampler_problems(config: Config) -> Problems:
     """Yield an invalid eta, window, noise to match or custom sampler, and a guidance interval without steps."""
     rollout = config.rollout
     scale = max(rollout.cfg_scale, config.anchor_cfg_scale)
+    problems = list(problem_of(lambda: levels_of(rollout)))
+    if problems:
+        yield from problems
+        return
     yield from noise_can_be_matched(rollout)
     yield from problem_of(lambda: stochastic_transitions(rollout))
     if scale > 1 and max(branches_of_steps(rollout, scale)) == 1:
         yield (
             "guidance_interval must contain at least one step of the schedule, because no video would be guided, "
-            f"got {rollout.guidance_interval} and {rollout.grpo_sampling_steps} steps with shift {rollout.shift:g}; "
-            "widen the interval"
+            f"got {rollout.guidance_interval} and "
+            f"{describe_levels(rollout.grpo_sampling_steps, rollout.shift, rollout.sigmas)}; widen the interval"
         )
 
 

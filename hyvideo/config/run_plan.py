@@ -8,7 +8,7 @@ from hyvideo.config.objectives import traits_of
 from hyvideo.config.sections import RolloutSettings
 from hyvideo.config.settings import Config
 from hyvideo.schedulers.noise_window import parse_window
-from hyvideo.schedulers.transitions import Transition, check_float32, schedule, shifted_levels
+from hyvideo.schedulers.transitions import Transition, check_float32, levels_of_steps, schedule
 
 MAX_NOISE = 5.0  # largest sensible std of a step relative to the noise level after it; eta 1 reaches 2.5 in 50 steps
 
@@ -63,10 +63,16 @@ def stochastic_transitions(rollout: RolloutSettings) -> list[Transition]:
     return [step for step in transitions(rollout) if step.is_stochastic]
 
 
+def levels_of(rollout: RolloutSettings) -> tuple[float, ...]:
+    """Return the noise levels of a rollout, from 1 to 0. Raises ValueError for invalid ``sigmas``."""
+    return levels_of_steps(rollout.grpo_sampling_steps, rollout.shift, rollout.sigmas)
+
+
 def transitions(rollout: RolloutSettings) -> tuple[Transition, ...]:
     """Return the steps of the schedule. Raises ValueError for an invalid sampler, as `schedule` does."""
-    levels = shifted_levels(rollout.grpo_sampling_steps, rollout.shift)
-    steps = schedule(rollout.sde_type, levels, rollout.eta, rollout.last_step, rollout.reference_conventions)
+    steps = schedule(
+        rollout.sde_type, levels_of(rollout), rollout.eta, rollout.last_step, rollout.reference_conventions
+    )
     check_float32(rollout.sde_type, steps)
     return steps
 
@@ -86,8 +92,7 @@ def branches_of_steps(rollout: RolloutSettings, scale: float | None = None) -> l
     """Return the number of forward passes of each step of a rollout, with guidance ``scale`` (``cfg_scale``)."""
     scale = rollout.cfg_scale if scale is None else scale
     low, high = parse_interval(rollout.guidance_interval)
-    levels = shifted_levels(rollout.grpo_sampling_steps, rollout.shift)[:-1]
-    return [2 if scale > 1 and low <= level <= high else 1 for level in levels]
+    return [2 if scale > 1 and low <= level <= high else 1 for level in levels_of(rollout)[:-1]]
 
 
 def num_stochastic_steps(rollout: RolloutSettings) -> int:

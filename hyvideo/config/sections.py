@@ -82,6 +82,11 @@ class RolloutSettings:
     )
     grpo_sampling_steps: int = learning(20, "Denoising steps of a rollout.", at_least=1, at_most=MAX_STEPS)
     shift: float | None = learning(None, "Sigma shift; default: the version's.", at_least=0.001, measured=True)
+    sigmas: str | None = learning(
+        None,
+        "Noise levels of the steps, such as 1,0.757,0.522, instead of those of shift; default: those of the version.",
+        measured=True,
+    )
     cfg_scale: float | None = learning(
         None, "Guidance scale; 1 or less disables guidance; default: the version's.", at_least=None, measured=True
     )
@@ -276,7 +281,7 @@ class RecordSettings:
     validation_interval: int = records(50, "Iterations between validations.", at_least=1)
     validation_steps: int | None = records(
         None,
-        "ODE steps of validation videos; default: the version's.",
+        "ODE steps of validation videos; default: the version's, or the number of sigmas.",
         at_least=1,
         at_most=MAX_STEPS,
         measured=True,

@@ -20,9 +20,10 @@ RESERVED_GROUPS = "advantage anchor by_step cost grad memory perf reward time up
 class Traits(NamedTuple):
     """Properties of an objective that settings and plan depend on: attributes of its class (`Objective`)."""
 
-    trains: Literal["steps", "levels"]  # of the schedule, or noise levels
+    trains: Literal["steps", "path", "levels"]  # stochastic steps, all steps of an ODE rollout, or noise levels
     has_ratio: bool = False  # the loss has likelihood ratios
     needs_old_velocities: bool = False  # later updates need the rollout policy's velocities
+    needs_rewards: bool = True  # rollouts are decoded and scored
 
 
 class Entry(NamedTuple):
@@ -36,6 +37,9 @@ class Entry(NamedTuple):
 OBJECTIVES = {
     "grpo": Entry("hyvideo.training.objectives.grpo:GRPO", "GRPO", Traits("steps", has_ratio=True)),
     "nft": Entry("hyvideo.training.objectives.nft:NFT", "DiffusionNFT", Traits("levels", needs_old_velocities=True)),
+    "distill": Entry(
+        "hyvideo.training.objectives.distill:Distill", "Step distillation", Traits("path", needs_rewards=False)
+    ),
 }
 
 
@@ -69,7 +73,7 @@ def _class_of_file(file: str, name: str) -> type:
         found = getattr(import_file(file), name, None)
     except BaseException as error:  # a user's code may raise anything
         raise ValueError(f"{place} cannot be loaded: {type(error).__name__}: {error}") from error
-    if not isinstance(found, type) or getattr(found, "trains", None) not in ("steps", "levels"):
+    if not isinstance(found, type) or getattr(found, "trains", None) not in ("steps", "path", "levels"):
         raise ValueError(
             f"{place} must name a class that inherits from StepObjective or LevelObjective of "
             f"hyvideo.training.objective, got {found!r:.80}"

@@ -32,7 +32,7 @@ def plan_rows(config: Config, plan: Plan) -> list[Row]:
         rows.append(("", difference))
     rows.append(("updates per iteration", _updates(config, plan)))
     steps = f"{rollout.grpo_sampling_steps}, {plan.stochastic_steps} of them stochastic"
-    if traits_of(config.loss.objective).trains == "steps":
+    if traits_of(config.loss.objective).trains != "levels":
         steps += f", {plan.num_trained_steps} trained"
     if rollout.sigmas:
         steps += f"; sigmas {rollout.sigmas}"
@@ -45,7 +45,8 @@ def plan_rows(config: Config, plan: Plan) -> list[Row]:
             f"above {MAX_NOISE:g} videos become noise: lower eta"
         )
         rows.append(("WARNING", warning))
-    rows.append(("trust region", _trust_region(config, plan, variances)))
+    if config.loss.objective != "distill":  # its anchor is the teacher
+        rows.append(("trust region", _trust_region(config, plan, variances)))
     rows += _objective(config, plan)
     return rows
 
@@ -114,6 +115,11 @@ def _objective(config: Config, plan: Plan) -> list[Row]:
     objective = traits_of(loss.objective)
     if objective.trains == "levels":
         return [("objective", f"{loss.objective}, {loss.nft_levels} noise levels per rollout")]
+    if loss.objective == "distill":
+        teacher = f"{plan.num_anchor_steps} steps with guidance scale {config.anchor_cfg_scale:g}"
+        if config.trust_region.anchor_path:
+            teacher += f", {config.trust_region.anchor_path}"
+        return [("objective", loss.objective), ("teacher", teacher)]
     if not objective.has_ratio:
         return [("objective", loss.objective)]
     if plan.clip_can_bind:

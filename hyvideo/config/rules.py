@@ -20,7 +20,7 @@ from hyvideo.config.run_plan import (
     parse_interval,
     stochastic_transitions,
 )
-from hyvideo.config.sections import RewardSettings, RolloutSettings
+from hyvideo.config.sections import MAX_STEPS, RewardSettings, RolloutSettings
 from hyvideo.config.settings import REWARD_PRESETS, TRAITS, Config, eta_of, flat_weights
 from hyvideo.data.outside import nearest, parse_json, quote
 from hyvideo.data.prompts import check_prompt
@@ -193,7 +193,7 @@ def batch_problems(config: Config, world_size: int) -> Problems:
                 f"num_updates_per_rollout must divide the {groups} groups of an iteration, because every update trains "
                 f"equally many whole groups, got {num_updates}; possible values: {_divisors(groups)}"
             )
-    if group < 2:
+    if group < 2 and config.loss.objective != "distill":
         yield (
             f"num_generations must be at least 2, because advantages compare the rollouts of a group, got {group}; "
             "raise num_generations"
@@ -271,6 +271,14 @@ def objective_problems(config: Config) -> Problems:
     if problems:
         yield from problems
         return
+    if name == "distill":
+        yield from distill_problems(config)
+        return
+    if config.trust_region.anchor_substeps > 1:
+        yield (
+            f"anchor_substeps above 1 needs objective distill, got {config.trust_region.anchor_substeps} and {name}; "
+            "remove anchor_substeps or set objective distill"
+        )
     if traits_of(name).trains == "steps":
         yield from problem_of(lambda: some_step_is_stochastic(rollout))
         return
@@ -288,6 +296,41 @@ def objective_problems(config: Config) -> Problems:
         yield (
             "use_same_noise needs eta above 0, because with eta 0 all rollouts of a group are identical, got 0; "
             "remove use_same_noise or raise eta"
+        )
+
+
+def distill_problems(config: Config) -> Problems:
+    """Yield settings with which a student cannot follow its teacher."""
+    rollout = config.rollout
+    num_levels = rollout.grpo_sampling_steps * config.trust_region.anchor_substeps
+    if rollout.eta != 0:
+        yield (
+            "objective distill needs eta 0, because the student follows the ODE of its teacher, "
+            f"got {rollout.eta:g}; set eta 0"
+        )
+    if rollout.cfg_scale > 1:
+        yield (
+            "objective distill needs cfg_scale 1, because the student learns the guidance of its teacher, "
+            f"got {rollout.cfg_scale:g}; set cfg_scale 1 and the guidance of the teacher as anchor_cfg_scale"
+        )
+    if rollout.sde_window:
+        yield f"objective distill cannot use sde_window, because it adds no noise, got {quote(rollout.sde_window)}"
+    if config.kl_strategy != "fixed":
+        yield (
+            "objective distill needs kl_strategy fixed and a kl_weight above 0, which keep the teacher, "
+            f"got {config.trust_region.kl_strategy} and {config.trust_region.kl_weight:g}; set both"
+        )
+    if config.loss.num_updates_per_rollout != 1:
+        yield (
+            "objective distill needs num_updates_per_rollout 1, because it trains at the latents of the current "
+            f"student, got {config.loss.num_updates_per_rollout}; set 1, and fewer rollouts per iteration"
+        )
+    if config.reward.ignore_rewards:
+        yield "ignore_rewards has no effect with objective distill, which scores no rollout; remove ignore_rewards"
+    if num_levels > MAX_STEPS:
+        yield (
+            f"the steps of the teacher, grpo_sampling_steps times anchor_substeps, must be at most {MAX_STEPS}, "
+            f"got {num_levels}; lower anchor_substeps"
         )
 
 
@@ -330,6 +373,11 @@ def trust_region_problems(config: Config) -> Problems:
             "anchor_cfg_scale needs a fixed anchor, because each refresh would guide what was learned from guidance, "
             f"got {config.anchor_cfg_scale:g} with kl_strategy {strategy}; set kl_strategy fixed or dual_fixed, or "
             "anchor_cfg_scale to the cfg_scale of the policy"
+        )
+    if trust.anchor_path and strategy not in ("fixed", "dual_fixed"):
+        yield (
+            "anchor_path needs a fixed anchor, because a refresh would replace it by the policy, "
+            f"got kl_strategy {strategy}; set kl_strategy fixed or dual_fixed, or remove anchor_path"
         )
     num_updates = config.loss.num_updates_per_rollout
     if config.anchor_moves and trust.update_ref_model_step % num_updates:

@@ -155,7 +155,8 @@ class LossSettings:
 
     objective: str = learning(
         "grpo",
-        "Loss: grpo (clipped ratios), nft (DiffusionNFT, a velocity loss on re-noised rollouts), or FILE.py:NAME.",
+        "Loss: grpo (clipped ratios), nft (DiffusionNFT, a velocity loss on re-noised rollouts), distill (a student "
+        "of few steps), or FILE.py:NAME.",
         choices=OBJECTIVES,
         is_path=True,
     )
@@ -201,6 +202,12 @@ class TrustRegionSettings:
     kl_target: float | None = learning(None, "Target KL; default: kl_weight.", above=0)
     anchor_cfg_scale: float | None = learning(
         None, "Guidance scale of a fixed anchor; default: cfg_scale.", at_least=None
+    )
+    anchor_substeps: int = learning(
+        1, "Steps of distill's teacher, the anchor, for each step of a rollout.", at_least=1, at_most=MAX_STEPS
+    )
+    anchor_path: str = learning(
+        "", "Fixed anchor: a checkpoint of a run, or a LoRA; default: the initial policy.", is_path=True
     )
     anchor_fraction: float = learning(1.0, "Fraction of steps with an anchor KL.", above=0, at_most=1)
     reference_mode_offload: bool = machine(False, "Keep the anchor and the EMA on the CPU while unused.")

@@ -72,6 +72,8 @@ class Config:
             sigmas = version.sigmas
             defaults["sigmas"] = sigmas
         defaults["validation_steps"] = len(parse_sigmas(sigmas)) or version.num_steps
+        if self.loss.objective == "distill":  # a student is validated at its own steps
+            defaults["validation_steps"] = self.rollout.grpo_sampling_steps
         given = self.flat()
         return {name: value for name, value in defaults.items() if given[name] is None}
 

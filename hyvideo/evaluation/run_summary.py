@@ -91,7 +91,7 @@ def _reward(before: Mapping[str, float], after: Mapping[str, float]) -> str:
 
 def _rollout_rewards(output_dir: Path) -> str:
     """Return the mean reward of the rollouts in the first and in the last iterations."""
-    rewards = [line["reward/mean"] for line in read_metrics(output_dir / "metrics.jsonl")]
+    rewards = [line.get("reward/mean") for line in read_metrics(output_dir / "metrics.jsonl")]
     rewards = [reward for reward in rewards if reward is not None]
     if not rewards:
         return "no rollout had a reward"

@@ -237,6 +237,25 @@ def levels_of_steps(num_steps: int, shift: float, sigmas: str | None = None) -> 
     return (*given, 0.0)
 
 
+def refined_levels(num_steps: int, shift: float, sigmas: str | None, num_substeps: int) -> tuple[float, ...]:
+    """Return the levels of `levels_of_steps` with each step divided into ``num_substeps``.
+
+    The new levels divide a step evenly before the shift. Without sigmas, they are those of
+    ``num_steps * num_substeps`` shifted steps. Shape: (num_steps * num_substeps + 1,).
+    """
+    coarse = levels_of_steps(num_steps, shift, sigmas)
+    if not sigmas:
+        return shifted_levels(num_steps * num_substeps, shift)
+    unshifted = [level / (level + shift * (1 - level)) for level in coarse]
+    fine = []
+    for level, start, end in zip(coarse, unshifted, unshifted[1:]):
+        fine.append(level)
+        for substep in range(1, num_substeps):
+            u = start + (end - start) * substep / num_substeps
+            fine.append(shift * u / (shift * u + (1 - u)))
+    return (*fine, 0.0)
+
+
 def describe_levels(num_steps: int, shift: float, sigmas: str | None = None) -> str:
     """Return the levels of a schedule in words."""
     if sigmas:

@@ -73,6 +73,8 @@ class RunParts:
         options |= {"gather": partial(all_objects, mesh=mesh)}
         self.attention = choose_attention(config.model, device, **options)
         progress.enter("load", "the reward model")
+        if scorers is None and not objective.needs_rewards and not validated:
+            scorers = {}  # no video is scored
         self.scorer = make_async_scorer(config, device, scorers)
         self.scorer.check_prompts(*([request.prompt for request in each] for each in (requests, validated)))
         if config.reward.check_reward and scorers is None:

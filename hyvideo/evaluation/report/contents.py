@@ -96,7 +96,7 @@ def read_run(folder: Path) -> Run:
     after = _scores(newest.parent) if len(history) > 1 and before else {}
     base, threshold = rule.base_stats(history) if after else None, config.record.hacking_threshold
     found = rule.find_shifts(history, threshold) if base else []
-    incomplete = [folder / ROLLOUTS / f"{line['iteration']:06d}" for line in lines if line["reward/missing"]]
+    incomplete = [folder / ROLLOUTS / f"{line['iteration']:06d}" for line in lines if line.get("reward/missing")]
     entries = [entry for scores in [*map(_scores, incomplete), before, after] for entry in scores.values()]
     timeline = folder / TIMELINE_FILE
     return Run(

@@ -91,7 +91,7 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
     if trainer.mesh.is_main and code in (0, 3) and not command.pilot:
         print_summary(trainer.output_dir, trainer.iteration, trainer.validation)
     if trainer.mesh.is_main and code == 0 and command.pilot:
-        print_pilot(trainer.planned_run, trainer.device)
+        print_pilot(trainer.run.planned_run, trainer.device)
     ranks.stop()
     return code
 
@@ -142,15 +142,15 @@ def print_start(command: CommandLine, inputs: RunInputs, trainer) -> None:
     as_run = inputs.with_config(trainer.config)  # without ``auto``
     cost = start_lines(as_run, device.type, gpu_memory(device), device_name(device))
     print_plan(inputs, cost, command.flags)
-    trained = sum(parameter.numel() for parameter in trainer.policy.parameters)
+    trained = sum(parameter.numel() for parameter in trainer.run.policy.parameters)
     rows = [("training", f"{trained / 1e6:.2f} million parameters on {device}")]
-    kernel, rejected = trainer.attention
+    kernel, rejected = trainer.run.attention
     chosen = "chosen by torch" if kernel == "torch" else f"{kernel} kernel"
     rows += labelled("attention", [chosen, *(f"not {name}: {reason}" for name, reason in rejected.items())])
     warning = cudnn_problem() if device.type == "cuda" else None
     if warning:
         rows.append(("warning", warning))
-    rows += [("changed settings", sentence) for sentence in trainer.state.changed_settings]
+    rows += [("changed settings", sentence) for sentence in trainer.run.state.changed_settings]
     begin = f"resuming from iteration {trainer.iteration}" if trainer.resumed else "new run"
     rows.append(("output", f"{inputs.config.record.output_dir}, {begin}"))
     print("\n".join(lines_of(rows)), flush=True)

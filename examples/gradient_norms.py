@@ -48,9 +48,9 @@ def main(argv: list[str] | None = None) -> None:
         at_end.enter_context(trainer.owner)
         trainer.bar.total = trainer.iteration + 1
         rollouts = scored_rollouts(trainer)
-        norms = norms_per_visit(trainer.update, rollouts)
+        norms = norms_per_visit(trainer.run.update, rollouts)
         if trainer.mesh.is_main:
-            result = summarise(config, trainer.objective.step_weights(rollouts.schedule), norms)
+            result = summarise(config, trainer.run.objective.step_weights(rollouts.schedule), norms)
             path = trainer.output_dir / "gradients.json"
             write_json(path, result)
             spreads = [spread(result["steps"], name) for name in ("norm", "norm_weighted")]
@@ -67,10 +67,12 @@ def measurement(config: Config) -> Config:
 def scored_rollouts(trainer) -> RolloutBatch:
     """Return the next iteration's rollouts with advantages."""
     trainer.iteration += 1
-    rollouts, pending = trainer.collector.collect(trainer.iteration, StageTimer(trainer.device, trainer.progress.enter))
-    rewards = trainer.rewards.wait(pending)
-    advantages, metrics = trainer.rewards.advantages(rollouts.indices, rewards)
-    trainer.rewards.check_failed_rewards(metrics, rewards, trainer.iteration)
+    rollouts, pending = trainer.run.collector.collect(
+        trainer.iteration, StageTimer(trainer.device, trainer.progress.enter)
+    )
+    rewards = trainer.run.rewards.wait(pending)
+    advantages, metrics = trainer.run.rewards.advantages(rollouts.indices, rewards)
+    trainer.run.rewards.check_failed_rewards(metrics, rewards, trainer.iteration)
     return rollouts.with_rewards(rewards, advantages.to(trainer.device))
 
 

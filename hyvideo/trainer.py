@@ -44,11 +44,11 @@ from hyvideo.training.preemption import Stopped
 from hyvideo.training.rewards import TooManyMissingRewards
 from hyvideo.training.rollout_batch import RolloutBatch
 from hyvideo.training.rollout_collector import PendingRewards
-from hyvideo.training.run_setup import RunParts
+from hyvideo.training.run_setup import build_run
 from hyvideo.training.run_state import Progress
 
 
-class Trainer(RunParts):
+class Trainer:
     """Trains the policy on this process's share of the rollouts.
 
     It owns ``output_dir`` until `train` returns or the process exits. Raises ValueError for unusable checkpoints or
@@ -76,15 +76,15 @@ class Trainer(RunParts):
         with ExitStack() as on_error:
             on_error.enter_context(self.owner)  # first, so that no other process can write a newer checkpoint
             self._choose_checkpoint(config.record.resume_from_checkpoint)
-            super().__init__(
+            self.run = build_run(
                 config,
                 mesh,
                 device,
-                self.progress,
-                self.owner,
-                self.run_id,
-                self.recorded,
-                scorers,
+                progress=self.progress,
+                owner=self.owner,
+                run_id=self.run_id,
+                recorded=self.recorded,
+                scorers=scorers,
             )
             self._start_timer()  # for the validation of the base model
             self.validation = None
@@ -92,15 +92,16 @@ class Trainer(RunParts):
                 self.validation = Validation(
                     config,
                     mesh,
-                    self.pipeline,
-                    self.encoder,
-                    self.scorer,
+                    self.run.pipeline,
+                    self.run.encoder,
+                    self.run.scorer,
+                    self.run.inputs.validated,
                     self.progress.enter,
-                    self.signals.all_ready,
-                    trained_on=self.collector.requests,
+                    self.run.signals.all_ready,
+                    trained_on=self.run.inputs.requests,
                     run_id=self.run_id,
                 )
-            self.resumed = self.state.resume(self._checkpoint)
+            self.resumed = self.run.state.resume(self._checkpoint)
             on_error.pop_all()
 
     def _choose_checkpoint(self, resume_from: str) -> None:
@@ -138,36 +139,42 @@ class Trainer(RunParts):
         with self.owner, self.bar.begin(self.iteration):  # checks the ownership again before the first write
             self._train()
         self.progress.enter("end")
-        if self.checkpoints.last_failed:
+        if self.run.checkpoints.last_failed:
             raise OSError(f"could not write the checkpoint of iteration {self.iteration}; earlier checkpoints are kept")
 
     def _train(self) -> None:
         max_steps, started = self.config.optimizer.max_steps, time.perf_counter()
         with raise_on_all_ranks(self.mesh, errors=(NotOwner, ValueError, OSError)):
             writer = self._open_records() if self.mesh.is_main else None
-        with self.signals, writer or nullcontext():
+        with self.run.signals, writer or nullcontext():
             try:
                 if self.validation and self.iteration == 0 and self.config.record.validate_at_step0:
                     self.validate()
                     self._report()
-                while self.iteration < max_steps or self.state.unvalidated:
-                    self._train_iteration(writer, started)
+                if self.run.state.unvalidated:  # of the resumed iteration, whose validation is missing
+                    self._finish_iteration(writer, started)
+                while self.iteration < max_steps:
+                    self.iteration += 1
+                    metrics = self.run_iteration(writer)
+                    self.run.state.mark_finished(metrics)
+                    self._finish_iteration(writer, started)
             except (NotOwner, RewardHacking):  # the first must not write, the second has saved
                 raise
             except BaseException as error:  # also sys.exit in code of a scorer
                 self._save_after(error)
                 raise
-            self.checkpoints.wait()
+            self.run.checkpoints.wait()
             self._write_timeline()  # with the end of the last checkpoint
 
-    def _train_iteration(self, writer: MetricsWriter | None, started: float) -> None:
-        """Run the next iteration, or only the validation of the resumed one if that is missing, and record it."""
-        if not self.state.unvalidated:
-            self.iteration += 1
-            self.state.mark_finished(self.run_iteration(writer))
+    def _finish_iteration(self, writer: MetricsWriter | None, started: float) -> None:
+        """Validate the policy if that is due, write the metrics of the iteration, and save if that is due.
+
+        The order keeps one complete line per iteration: it is on disk before a checkpoint without the metrics, and a
+        checkpoint that is written earlier, after an error, has the metrics for the resumed run.
+        """
         self.owner.check()
-        self.checkpoints.check()
-        metrics = self.state.unvalidated | {"time/since_start": time.perf_counter() - started}
+        self.run.checkpoints.check()
+        metrics = self.run.state.unvalidated | {"time/since_start": time.perf_counter() - started}
         if self._is_due(self.config.record.validation_interval) and self.validation:
             metrics = metrics | self.validate()
         if writer:
@@ -177,31 +184,31 @@ class Trainer(RunParts):
             self.bar.update(metrics)
         if self._is_due(self.config.record.validation_interval):
             self._report()
-        self.state.unvalidated = {}
+        self.run.state.unvalidated = {}
         if self.validation and self.validation.monitor.ends_run:  # the same on all ranks
-            saved = self.state.save()
-            self.checkpoints.wait()
+            saved = self.run.state.save()
+            self.run.checkpoints.wait()
             self.validation.monitor.end(saved)
-        if self._is_due(self.config.record.save_interval) or self.state.is_save_due():
+        if self._is_due(self.config.record.save_interval) or self.run.state.is_save_due():
             with self.timer("save"):
-                self.state.save()
+                self.run.state.save()
         self._write_timeline()
 
     def _save_after(self, error: BaseException) -> None:
         """Save the last finished iteration after an error, if all ranks have one; a failure to do so is reported."""
-        self.scorer.close(wait=False)
+        self.run.scorer.close(wait=False)
         # These are raised on all ranks together. After another error, the other ranks may wait in a collective.
         is_common = isinstance(error, (Stopped, TooManyMissingRewards, OffPolicyError))
         if not is_common and not have_all_failed(error, self.mesh):
             return
         saved, problem = None, "an optimizer step of the next one has already changed the weights"
         try:
-            saved = self.state.save_last_finished()
+            saved = self.run.state.save_last_finished()
         except Exception as second:  # the first error must be reported
             problem = describe_error(second)
         if self.mesh.is_main and saved is None:
             print(f"\nthe last finished iteration cannot be saved: {problem}", file=sys.stderr, flush=True)
-        elif self.mesh.is_main and saved and not is_common and not self.checkpoints.last_failed:
+        elif self.mesh.is_main and saved and not is_common and not self.run.checkpoints.last_failed:
             print(
                 f"\niteration {saved} is saved, the last finished one; resume with --resume_from_checkpoint latest",
                 file=sys.stderr,
@@ -213,12 +220,12 @@ class Trainer(RunParts):
         timer = self._start_timer()
         # Each batch is scored while the next one is sampled, the last one beside the anchor's forward passes. With
         # `score_between_stages`, all are scored before the anchor, while the GPU is otherwise idle.
-        rollouts, pending = self.collector.collect(self.iteration, timer)
-        is_between = self.config.reward.scores_between_stages and self.objective.needs_rewards
+        rollouts, pending = self.run.collector.collect(self.iteration, timer)
+        is_between = self.config.reward.scores_between_stages and self.run.objective.needs_rewards
         rewards = self._wait_for_rewards(pending, timer) if is_between else {}
         with timer("anchor"):
-            reference = self.objective.prepare(rollouts)
-        if self.objective.needs_rewards:
+            reference = self.run.objective.prepare(rollouts)
+        if self.run.objective.needs_rewards:
             if not is_between:
                 rewards = self._wait_for_rewards(pending, timer)
             rollouts, reward_metrics = self._with_rewards(rollouts, rewards, pending, timer, writer)
@@ -226,16 +233,16 @@ class Trainer(RunParts):
             rollouts = rollouts.with_rewards({}, torch.zeros(len(rollouts), device=self.device))
             reward_metrics = {}
         with timer("update"):
-            update_metrics = self.update(rollouts, reference, self.iteration)
+            update_metrics = self.run.update(rollouts, reference, self.iteration)
         return {
             "iteration": self.iteration,
-            "update": self.update.update_count,
+            "update": self.run.update.update_count,
             **reward_metrics,
             **update_metrics,
-            "anchor/age": self.policy.anchor.age if self.policy.anchor else 0,
-            "cost/forwards": self.cost.forwards / len(rollouts),
+            "anchor/age": self.run.policy.anchor.age if self.run.policy.anchor else 0,
+            "cost/forwards": self.run.cost.forwards / len(rollouts),
             **timer.metrics(),
-            "time/scoring": sum(end - start for start, end in self.scorer.spans),
+            "time/scoring": sum(end - start for start, end in self.run.scorer.spans),
             "memory/peak_gib": peak_memory_gib(self.device),
             "memory/peak_reserved_gib": peak_memory_gib(self.device, reserved=True),
         }
@@ -249,35 +256,35 @@ class Trainer(RunParts):
         writer: MetricsWriter | None,
     ) -> tuple[RolloutBatch, dict[str, float]]:
         """Return the rollouts with rewards and advantages, after recording and checking them, and the metrics."""
-        advantages, metrics = self.rewards.advantages(rollouts.indices, rewards)
+        advantages, metrics = self.run.rewards.advantages(rollouts.indices, rewards)
         rollouts = rollouts.with_rewards(rewards, advantages.to(self.device))
         num_missing = metrics["reward/missing"]
         with timer("record"):
-            self.recorder.record(rollouts, pending.videos, self.iteration, num_missing=num_missing, writer=writer)
-        divergence = self.update.nonfinite.divergence(self.iteration)
-        self.rewards.check_failed_rewards(metrics, rewards, self.iteration, divergence=divergence)
+            self.run.recorder.record(rollouts, pending.videos, self.iteration, num_missing=num_missing, writer=writer)
+        divergence = self.run.update.nonfinite.divergence(self.iteration)
+        self.run.rewards.check_failed_rewards(metrics, rewards, self.iteration, divergence=divergence)
         return rollouts, metrics
 
     def _wait_for_rewards(self, pending: PendingRewards, timer: StageTimer) -> dict[int, Reward]:
-        with timer("reward", f"{self.plan.rollouts} videos"):
-            return self.rewards.wait(pending, self.signals.all_ready)
+        with timer("reward", f"{self.run.inputs.plan.rollouts} videos"):
+            return self.run.rewards.wait(pending, self.run.signals.all_ready)
 
     def validate(self) -> dict[str, float]:
         """Validate the EMA weights if the run keeps them, else the policy, and return the metrics."""
-        with self.timer("validation"), self.policy.with_ema_weights():
+        with self.timer("validation"), self.run.policy.with_ema_weights():
             return self.validation.run(self.iteration)
 
     def _start_timer(self) -> StageTimer:
         """Return the timer of an iteration, whose timeline also has the validation and the checkpoint after it."""
-        self.scorer.spans.clear()
+        self.run.scorer.spans.clear()
         has_peak = self.device.type == "cuda" and self.config.model.dtype != "fp32"
         peak, _ = gpu_rates(torch.cuda.get_device_name(self.device)) if has_peak else (0.0, 0.0)
-        self.timer = StageTimer(self.device, self.progress.enter, flops=lambda: self.cost.flops, peak=peak)
+        self.timer = StageTimer(self.device, self.progress.enter, flops=lambda: self.run.cost.flops, peak=peak)
         return self.timer
 
     def _write_timeline(self) -> None:
         if self.mesh.is_main:
-            background = {"scoring": self.scorer.spans, "writing": self.checkpoints.spans}
+            background = {"scoring": self.run.scorer.spans, "writing": self.run.checkpoints.spans}
             spans = [(stage, span) for stage, spans in background.items() for span in spans]
             write_timeline(self.output_dir, self.iteration, self.timer.start, self.timer.spans() + spans)
 
@@ -292,7 +299,7 @@ class Trainer(RunParts):
         record = self.config.record
         output_folder.begin(self.output_dir, self.run_id, resumed=self._checkpoint)
         last_line = None
-        if self.resumed and self.state.unvalidated:  # the line of this iteration is written again
+        if self.resumed and self.run.state.unvalidated:  # the line of this iteration is written again
             last_line = self.iteration - 1 or -1  # that of iteration 1 with the line of the base model (0)
         elif self.resumed:
             last_line = self.iteration

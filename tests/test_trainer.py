@@ -66,12 +66,12 @@ def run(config, mesh, iterations=1, scorer=None):
 
 
 def weights(trainer):
-    return [parameter.detach().clone() for parameter in trainer.policy.parameters]
+    return [parameter.detach().clone() for parameter in trainer.run.policy.parameters]
 
 
 def first_prompt(trainer):
     """Return the prompt of the iteration's first rollout."""
-    return trainer.collector.requests_of(trainer.iteration, trainer.collector.indices())[0].prompt
+    return trainer.run.collector.requests_of(trainer.iteration, trainer.run.collector.indices())[0].prompt
 
 
 def without_times(line):
@@ -92,7 +92,7 @@ def test_the_first_ratio_of_fresh_rollouts_is_exactly_one(tiny_config, mesh, sde
 def test_ratios_differ_from_one_in_a_second_update(tiny_config, mesh):
     config = tiny_config.with_settings(num_updates_per_rollout=2, learning_rate=1e-3)
     history, trainer = run(config, mesh)
-    assert trainer.update.update_count == 2
+    assert trainer.run.update.update_count == 2
     # The two updates train different groups, so that the second sees the change made by the first.
     assert history[0]["policy/ratio_first_deviation"] < 1e-6 < 1e-5 < history[0]["policy/ratio_max_deviation"]
     *trained, last = history[0]["by_step/ratio_max_deviation"]  # the last step is deterministic
@@ -163,25 +163,25 @@ def test_the_loss_equals_its_definition(tiny_config, mesh):
     """Clipped surrogate with step weights plus both KL terms, for rows that train their steps in different orders."""
     config = tiny_config.with_settings(kl_weight=0.5, kl_coef=0.5, kl_schedule="constant", dual_kl_step_weight=0.3)
     _, trainer = run(config, mesh)  # the policy has moved away from its rollouts
-    indices = trainer.collector.indices()
-    conditions = trainer.encoder(trainer.collector.requests_of(trainer.iteration, indices))
+    indices = trainer.run.collector.indices()
+    conditions = trainer.run.encoder(trainer.run.collector.requests_of(trainer.iteration, indices))
     trained_steps = torch.tensor([[2, 0, 1], [1, 2, 0]] * 4)
-    schedule = trainer.collector.schedule
-    drawn = trainer.collector.sample(trainer.iteration, schedule, indices, conditions, mean_steps=trained_steps)
+    schedule = trainer.run.collector.schedule
+    drawn = trainer.run.collector.sample(trainer.iteration, schedule, indices, conditions, mean_steps=trained_steps)
     advantages = torch.linspace(-2, 2, 8)
     rollouts = RolloutBatch(indices, [], conditions, drawn, schedule, trained_steps, advantages=advantages)
-    weights = trainer.objective.step_weights(schedule)
+    weights = trainer.run.objective.step_weights(schedule)
     last_step = config.rollout.last_step
     assert schedule == Schedule.build("sage_grpo", num_steps=4, shift=3.0, eta=0.7, last_step=last_step)
     with torch.no_grad():
-        for parameter in trainer.policy.parameters:
+        for parameter in trainer.run.policy.parameters:
             parameter.add_(1e-3 * torch.randn_like(parameter))
         anchor = drawn.means[:, 0] + 0.1
         reference = dict.fromkeys(rollouts.columns, anchor)
-        terms = trainer.objective.terms(rollouts, reference, list(range(8)), 0, kl_coefficient=0.5)
+        terms = trainer.run.objective.terms(rollouts, reference, list(range(8)), 0, kl_coefficient=0.5)
         for row in range(8):
             step = int(trained_steps[row, 0])
-            new = rollouts.replay(trainer.pipeline, [row], trained_steps[[row], 0])
+            new = rollouts.replay(trainer.run.pipeline, [row], trained_steps[[row], 0])
             ratio = (new.log_prob - drawn.log_probs[row, step]).exp()
             clipped = ratio.clamp(1 - config.loss.clip_range, 1 + config.loss.clip_range)
             policy = weights[step] * torch.maximum(-advantages[row] * ratio, -advantages[row] * clipped)
@@ -197,12 +197,12 @@ def test_the_metrics_have_the_learning_rate_and_coefficient_of_the_update(tiny_c
     config = tiny_config.with_settings(warmup_steps=4, learning_rate=1e-3, kl_warmup_updates=4)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
     for update in range(3):
-        coefficient = trainer.update.kl_coefficient.value
+        coefficient = trainer.run.update.kl_coefficient.value
         trainer.iteration += 1
         metrics = trainer.run_iteration()
         assert (
             metrics["lr"]
-            == trainer.policy.optimizers.optimizers[0].param_groups[0]["lr"]
+            == trainer.run.policy.optimizers.optimizers[0].param_groups[0]["lr"]
             == pytest.approx(1e-3 * (update + 1) / 4)
         )
         assert metrics["kl/coef"] == coefficient
@@ -211,7 +211,7 @@ def test_the_metrics_have_the_learning_rate_and_coefficient_of_the_update(tiny_c
 def test_the_coefficient_follows_the_measured_kl(tiny_config, mesh):
     config = tiny_config.with_settings(kl_strategy="fixed", learning_rate=1e-3)
     history, trainer = run(config, mesh, iterations=3)
-    assert list(trainer.update.kl_coefficient.recent) == pytest.approx([line["kl/position"] for line in history])
+    assert list(trainer.run.update.kl_coefficient.recent) == pytest.approx([line["kl/position"] for line in history])
     assert history[2]["kl/position"] > 0
 
 
@@ -225,7 +225,7 @@ def test_the_anchor_needs_no_forward_pass_while_it_equals_the_policy(tiny_config
     rollout_and_training = 4 + 3 * plan.num_trained_steps
     assert [line["cost/forwards"] for line in history] == [rollout_and_training] * 2
     assert all(line["kl/position"] == 0 for line in history)
-    assert trainer.policy.anchor.age == 0
+    assert trainer.run.policy.anchor.age == 0
 
 
 @pytest.mark.parametrize("settings", [{}, {"batched_forward": False}])
@@ -246,7 +246,7 @@ def test_a_fixed_anchor_measures_the_kl_to_the_initial_policy(tiny_config, mesh)
     distances = [line["kl/position"] for line in history]
     assert distances[0] == 0 < distances[1] < distances[2]
     assert history[1]["cost/forwards"] == history[0]["cost/forwards"] + 3  # one per stochastic step
-    assert trainer.policy.anchor.age == 3
+    assert trainer.run.policy.anchor.age == 3
 
 
 def test_a_strong_position_kl_keeps_the_policy_near_its_start(tiny_config, mesh):
@@ -271,7 +271,7 @@ def test_every_kl_strategy_trains(tiny_config, mesh, strategy, kl_velocity):
     kl = {"kl_weight": 0.0} if strategy == "none" else {"kl_strategy": strategy}
     history, trainer = run(tiny_config.with_settings(kl_velocity=kl_velocity, **kl), mesh, iterations=2)
     assert math.isfinite(history[1]["loss/total"]) and history[1]["grad/norm"] > 0
-    assert (trainer.policy.anchor is None) == (strategy in ("none", "stepwise"))
+    assert (trainer.run.policy.anchor is None) == (strategy in ("none", "stepwise"))
 
 
 # --- missing rewards -----------------------------------------------------------------------------------------------
@@ -310,7 +310,7 @@ def test_an_update_without_rewards_is_skipped_and_the_anchor_age_stays_correct(t
     for _ in range(2):
         trainer.iteration += 1
         lines.append(trainer.run_iteration())
-    assert lines[0]["reward/missing"] == 4 and trainer.update.update_count == 5
+    assert lines[0]["reward/missing"] == 4 and trainer.run.update.update_count == 5
     assert [line["anchor/age"] for line in lines] == [1, 0, 0]
     assert lines[0]["kl/position"] < 1e-12 < lines[1]["kl/position"]
 
@@ -335,14 +335,14 @@ def test_too_many_missing_rewards_stop_the_run_and_their_videos_are_saved(tiny_c
 
 def test_a_video_with_nan_has_a_missing_reward(tiny_config, mesh, monkeypatch):
     trainer = Trainer(tiny_config, mesh, CPU, scorers={"test": Redness()})
-    decode = trainer.pipeline.decode
+    decode = trainer.run.pipeline.decode
 
     def decode_nan(latents, **options):
         latents = latents.clone()
         latents[0] = math.nan
         return decode(latents, **options)
 
-    monkeypatch.setattr(trainer.pipeline, "decode", decode_nan)
+    monkeypatch.setattr(trainer.run.pipeline, "decode", decode_nan)
     trainer.iteration = 1
     assert trainer.run_iteration()["reward/missing"] == 1
 

@@ -30,7 +30,7 @@ def changed_settings(saved: Mapping[str, object], now: Mapping[str, object], *, 
     affecting_learning: list[str] = []
     version = str(saved.get("transformer_version", Config().model.transformer_version))
     before = Config.of_version(version).flat() | with_current_names(saved)
-    for name, value in now.items():
+    for name, value in with_current_names(now).items():  # a kl_weight of 0 is kl_strategy none in both
         decides, was = TRAITS[name].decides, before[name]
         # A matched eta may differ in its last bit between releases.
         is_rounded = name == "eta" and isinstance(was, int | float) and math.isclose(was, value, rel_tol=1e-12)

@@ -34,7 +34,7 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
     """Return the plan of a run on ``world_size`` ranks. Call ``hyvideo.config.rules.check`` first."""
     rollout, loss = config.rollout, config.loss
     replicas = world_size // config.distributed.sp_size
-    rollouts = replicas * rollout.batch_size * rollout.gradient_accumulation_steps
+    rollouts = num_rollouts(config, world_size)
     stochastic = num_stochastic_steps(rollout)
     objective = traits_of(loss.objective)
     candidates = rollout.grpo_sampling_steps if objective.trains == "path" else stochastic
@@ -67,6 +67,12 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
 def teacher_levels(rollout: RolloutSettings, num_substeps: int) -> tuple[float, ...]:
     """Return the noise levels of the teacher of objective distill, from 1 to 0."""
     return refined_levels(rollout.grpo_sampling_steps, rollout.shift, rollout.sigmas, num_substeps)
+
+
+def num_rollouts(config: Config, world_size: int) -> int:
+    """Return the rollouts of an iteration. Unlike `make_plan`, needs no file of a custom sampler or objective."""
+    replicas = world_size // config.distributed.sp_size
+    return replicas * config.rollout.batch_size * config.rollout.gradient_accumulation_steps
 
 
 def stochastic_transitions(rollout: RolloutSettings) -> list[Transition]:

@@ -65,7 +65,7 @@ class Evaluator:
         source = source.with_initial_lora(config.optimizer.pretrained_lora_path)
         encoder, vae = self._encoder_and_vae
         pipeline = source.load(config, self.device, encoder, vae, needs)
-        validation = Validation(config, Mesh(0, 1, 1), pipeline, encoder, scorer)
+        validation = Validation(config, Mesh(0, 1, 1), pipeline, encoder, scorer, self.requests)
         parts = validation.videos(validation.rows())
         seeds = [request.seed for request in validation.requests]
         return self.score(parts, validation.prompts, validation.groups, seeds, fps=config.data.fps)

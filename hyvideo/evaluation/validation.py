@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hyvideo.config.settings import Config
-from hyvideo.data.prompts import Request, are_seen, hash_requests, read_requests
+from hyvideo.data.prompts import Request, are_seen, hash_requests
 from hyvideo.data.randomness import normal
 from hyvideo.data.run_folder import SAMPLES, claim
 from hyvideo.distributed.collectives import all_objects
@@ -49,6 +49,7 @@ class Validation:
         pipeline: GRPOPipeline,
         encoder: ConditionEncoder,
         scorer: AsyncScorer,
+        requests: list[Request],  # of valid_video_csv
         on_stage: Callable[..., None] = lambda *stage: None,  # called for each batch
         may_end: Callable[[bool], bool] = bool,  # called before batches and while waiting for rewards; may raise
         trained_on: Iterable[Request] = (),  # training prompts
@@ -67,7 +68,6 @@ class Validation:
             config.validation_shift,
             config.validation_sigmas,
         )
-        requests = read_requests(*config.data.valid_video_csv)
         self.requests = [request for request in requests for _ in range(self.settings.validation_repeats)]
         self.prompts = [request.prompt for request in self.requests]
         self.seen = are_seen(self.prompts, trained_on)

@@ -1,5 +1,6 @@
 """Construction of the parts of a run from its settings, with checks before any weights are read."""
 
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -8,16 +9,19 @@ import torch
 from hyvideo.config.memory.disk import check_room
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.objectives import objective_class
-from hyvideo.config.run_plan import make_plan
+from hyvideo.config.run_inputs import RunInputs
 from hyvideo.config.sections import RecordSettings
 from hyvideo.config.settings import Config
-from hyvideo.data.prompts import read_requests
+from hyvideo.data.prompts import Request
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
 from hyvideo.distributed.collectives import all_objects, raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.ownership import Ownership
+from hyvideo.models.attention_kernels import Choice
+from hyvideo.models.reward_models.async_scorer import AsyncScorer
 from hyvideo.models.reward_models.rewards import Scorer
-from hyvideo.models.sizes import read_architecture
+from hyvideo.pipelines.condition_encoder import ConditionEncoder
+from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.training.compile_probe import match_gradient_mode
 from hyvideo.training.cost import Cost
 from hyvideo.training.model_setup import (
@@ -30,6 +34,7 @@ from hyvideo.training.model_setup import (
     precompute_conditions,
     rollout_schedule,
 )
+from hyvideo.training.objective import Objective
 from hyvideo.training.policy import Policy
 from hyvideo.training.policy_update import PolicyUpdate
 from hyvideo.training.preemption import PreemptionSignals
@@ -41,130 +46,189 @@ from hyvideo.training.run_state import Progress, RunState, hash_files
 from hyvideo.training.sampler_check import custom_steps
 
 
-class RunParts:
-    """Base class of the trainer that checks the settings, loads the models and creates the components."""
+@dataclass(frozen=True)
+class Run:
+    """The parts of a run; made in `build_run`."""
 
-    def __init__(
-        self,
-        config: Config,
-        mesh: Mesh,
-        device: torch.device,
-        progress: Progress,
-        owner: Ownership,  # of the run's folder
-        run_id: str,  # identity of the run, which marks its folders
-        recorded: Config,  # the settings as given, for checkpoints; ``config`` has absolute paths
-        scorers: dict[str, Scorer] | None = None,  # by name; default: created from the settings
-    ):
-        self.plan = plan = make_plan(config, mesh.world_size)
-        objective = objective_class(config.loss.objective)
-        steps = custom_steps(config.rollout, mesh)
-        schedule = rollout_schedule(config.rollout)
-        requests, hashes = read_requests(*config.data.prompts_csv), hash_files(config.flat())
-        validated = read_requests(*config.data.valid_video_csv)
-        encoded, sources = requests + config.negative_requests, {"prompts_csv": requests, "valid_video_csv": validated}
-        check_checkpoint(config, sources, [*config.video_sizes.values()])
-        check_adapter(config.model, config.optimizer)
-        architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
-        self.planned_run = run = PlannedRun(config, mesh.world_size, architecture)
-        with raise_on_all_ranks(mesh):
-            if mesh.is_main:
-                check_room(run)
-        options = {"tokens": architecture.image_tokens(*config.rollout_size), "sp_size": mesh.sp_size}
-        options |= {"gather": partial(all_objects, mesh=mesh)}
-        self.attention = choose_attention(config.model, device, **options)
-        progress.enter("load", "the reward model")
-        if scorers is None and not objective.needs_rewards and not validated:
-            scorers = {}  # no video is scored
-        self.scorer = make_async_scorer(config, device, scorers)
-        self.scorer.check_prompts(*([request.prompt for request in each] for each in (requests, validated)))
-        if config.reward.check_reward and scorers is None:
-            try_scorers(self.scorer, config.data, requests[0].prompt)
-            if self.scorer.held_out_scorers:
-                try_scorers(self.scorer.held_out_scorers, config.data, validated[0].prompt)
-            if validated:
-                try_held_out(self.scorer, config.data, validated[0].prompt)
-        progress.enter("load", "the text encoders and the VAE")
-        self.encoder, vae = load_encoder(config, device)
-        if config.model.precompute_conditions:
-            sized = [(encoded, config.rollout_size), (validated, config.validation_size)]
-            precompute_conditions(self.encoder, sized, mesh, on_stage=progress.enter)
-        negative = negative_condition(config.negative_requests, self.encoder, device)
-        progress.enter("load", "the transformer")
-        trained = encoded if config.num_branches == 2 else requests
-        self.policy = Policy(config, mesh, device, trained)
-        self.pipeline = make_pipeline(config.rollout, config.model.dtype, self.policy.transformer, vae, negative)
-        if config.distributed.enable_compile == "true" and objective.has_ratio:  # others tolerate rounding
-            progress.enter("load", "compiled blocks")
-            probed = self.encoder(requests[:1], height=config.data.height, width=config.data.width)
-            match_gradient_mode(
-                self.pipeline,
-                schedule,
-                probed.to(device),
-                config.rollout_size,
-                mesh,
-                batch_size=config.rows_per_pass,
-            )
-        self.signals = PreemptionSignals(mesh)
-        self.pipeline.with_progress = partial(progress.steps, check=self.signals.check)
-        for size in dict.fromkeys(config.video_sizes.values()):
-            self.pipeline.try_decoding(*size, batch_size=config.rollout.decode_batch_size)
-        sizes = {"group_size": config.rollout.num_generations, "num_rollouts": plan.rollouts}
-        self.cost = Cost(run)
-        shape = self.pipeline.latent_shape(*config.rollout_size)
-        self.objective = objective(
-            config,
+    inputs: RunInputs  # settings, prompts, plan of an iteration and architecture
+    planned_run: PlannedRun  # predicted memory and cost
+    attention: Choice  # attention kernel, and why others were rejected
+    scorer: AsyncScorer  # rewards of videos, in the background
+    encoder: ConditionEncoder  # prompts -> conditions
+    policy: Policy  # trained transformer, with anchor, EMA and optimizers
+    pipeline: GRPOPipeline  # sampling, replay and decoding
+    signals: PreemptionSignals  # that stop the run
+    cost: Cost  # forward passes and FLOPs of an iteration
+    objective: Objective  # what an update trains on, and its loss
+    collector: RolloutCollector  # rollouts of an iteration
+    rewards: GroupRewards  # advantages within groups
+    recorder: RolloutRecorder  # scores and videos of rollouts
+    update: PolicyUpdate  # gradients and optimizer steps
+    checkpoints: CheckpointWriter
+    state: RunState  # contents of a checkpoint
+
+
+def build_run(
+    config: Config,  # with absolute paths
+    mesh: Mesh,
+    device: torch.device,
+    *,
+    progress: Progress,
+    owner: Ownership,  # of the run's folder
+    run_id: str,  # identity of the run, which marks its folders
+    recorded: Config,  # the settings as given, for checkpoints
+    scorers: dict[str, Scorer] | None = None,  # by name; default: created from the settings
+) -> Run:
+    """Check the settings, load the models and return the parts of the run.
+
+    Raises ValueError for unusable checkpoints or prompts before any weights are read. Collective.
+    """
+    inputs = RunInputs(config, mesh.world_size)
+    plan = inputs.plan
+    sampler_steps = custom_steps(config.rollout, mesh)
+    objective_type = objective_class(config.loss.objective)
+    schedule = rollout_schedule(config.rollout)
+    requests = inputs.requests
+    validated = inputs.validated
+    contents = hash_files(config.flat())
+    sources = {"prompts_csv": requests, "valid_video_csv": validated}
+    check_checkpoint(config, sources, list(config.video_sizes.values()))
+    check_adapter(config.model, config.optimizer)
+    architecture = inputs.architecture
+    planned_run = PlannedRun(config, mesh.world_size, architecture)
+    with raise_on_all_ranks(mesh):
+        if mesh.is_main:
+            check_room(planned_run)
+    attention = choose_attention(
+        config.model,
+        device,
+        tokens=architecture.image_tokens(*config.rollout_size),
+        sp_size=mesh.sp_size,
+        gather=partial(all_objects, mesh=mesh),
+    )
+
+    progress.enter("load", "the reward model")
+    is_scored = objective_type.needs_rewards or bool(validated)
+    scorer = make_async_scorer(config, device, scorers if is_scored else {})
+    scorer.check_prompts([request.prompt for request in requests], [request.prompt for request in validated])
+    if config.reward.check_reward and scorers is None:
+        _try_rewards(scorer, config, requests, validated)
+
+    progress.enter("load", "the text encoders and the VAE")
+    encoder, vae = load_encoder(config, device)
+    encoded = requests + config.negative_requests
+    if config.model.precompute_conditions:
+        sized = [(encoded, config.rollout_size), (validated, config.validation_size)]
+        precompute_conditions(encoder, sized, mesh, on_stage=progress.enter)
+    negative = negative_condition(config.negative_requests, encoder, device)
+
+    progress.enter("load", "the transformer")
+    policy = Policy(config, mesh, device, encoded if config.num_branches == 2 else requests)
+    pipeline = make_pipeline(config.rollout, config.model.dtype, policy.transformer, vae, negative)
+    # Other objectives tolerate rounding.
+    if config.distributed.enable_compile == "true" and objective_type.has_ratio:
+        progress.enter("load", "compiled blocks")
+        probed = encoder(requests[:1], height=config.data.height, width=config.data.width)
+        match_gradient_mode(
+            pipeline,
+            schedule,
+            probed.to(device),
+            config.rollout_size,
             mesh,
-            self.pipeline,
-            self.policy,
-            noise=RolloutNoise(config.data.seed, shape, config.rollout.use_same_noise),
-            num_updates=plan.updates,
-            cost=self.cost,
-            on_stage=progress.enter,
-            check=self.signals.check,
+            batch_size=config.rows_per_pass,
         )
-        self.collector = RolloutCollector(
-            config,
-            mesh,
-            self.pipeline,
-            self.encoder,
-            self.scorer,
-            requests,
-            self.objective,
-            plan=plan,
-            schedule=schedule,
-            cost=self.cost,
-            check=self.signals.check,
-        )
-        self.rewards = GroupRewards(config.reward, self.scorer, mesh, **sizes)
-        self.recorder = RolloutRecorder(config.record, config.data, mesh, **sizes, run_id=run_id)
-        self.update = PolicyUpdate(
-            config,
-            mesh,
-            self.policy,
-            self.objective,
-            device=device,
-            num_updates=plan.updates,
-            cost=self.cost,
-            on_stage=progress.enter,
-            check=self.signals.check,
-        )
-        self.checkpoints = _checkpoint_writer(
-            config.record,
-            mesh,
-            owner,
-            run_id,
-            timeout=config.distributed.collective_timeout,
-        )
-        self.state = RunState(
-            recorded,
-            self.policy,
-            self.update,
-            self.checkpoints,
-            progress,
-            num_rollouts=plan.rollouts,
-            contents=hashes,
-            custom_steps=steps,
-        )
+    signals = PreemptionSignals(mesh)
+    pipeline.with_progress = partial(progress.steps, check=signals.check)
+    for size in dict.fromkeys(config.video_sizes.values()):
+        pipeline.try_decoding(*size, batch_size=config.rollout.decode_batch_size)
+
+    cost = Cost(planned_run)
+    latent_shape = pipeline.latent_shape(*config.rollout_size)
+    objective = objective_type(
+        config,
+        mesh,
+        pipeline,
+        policy,
+        noise=RolloutNoise(config.data.seed, latent_shape, config.rollout.use_same_noise),
+        num_updates=plan.updates,
+        cost=cost,
+        on_stage=progress.enter,
+        check=signals.check,
+    )
+    collector = RolloutCollector(
+        config,
+        mesh,
+        pipeline,
+        encoder,
+        scorer,
+        requests,
+        objective,
+        plan=plan,
+        schedule=schedule,
+        cost=cost,
+        check=signals.check,
+    )
+    rewards = GroupRewards(
+        config.reward,
+        scorer,
+        mesh,
+        group_size=config.rollout.num_generations,
+        num_rollouts=plan.rollouts,
+    )
+    recorder = RolloutRecorder(
+        config.record,
+        config.data,
+        mesh,
+        group_size=config.rollout.num_generations,
+        num_rollouts=plan.rollouts,
+        run_id=run_id,
+    )
+    update = PolicyUpdate(
+        config,
+        mesh,
+        policy,
+        objective,
+        device=device,
+        num_updates=plan.updates,
+        cost=cost,
+        on_stage=progress.enter,
+        check=signals.check,
+    )
+    checkpoints = _checkpoint_writer(
+        config.record,
+        mesh,
+        owner,
+        run_id,
+        timeout=config.distributed.collective_timeout,
+    )
+    state = RunState(
+        recorded,
+        policy,
+        update,
+        checkpoints,
+        progress,
+        num_rollouts=plan.rollouts,
+        contents=contents,
+        custom_steps=sampler_steps,
+    )
+    return Run(
+        inputs=inputs,
+        planned_run=planned_run,
+        attention=attention,
+        scorer=scorer,
+        encoder=encoder,
+        policy=policy,
+        pipeline=pipeline,
+        signals=signals,
+        cost=cost,
+        objective=objective,
+        collector=collector,
+        rewards=rewards,
+        recorder=recorder,
+        update=update,
+        checkpoints=checkpoints,
+        state=state,
+    )
 
 
 def _checkpoint_writer(
@@ -180,3 +244,12 @@ def _checkpoint_writer(
         owner=owner,
         run=run_id,
     )
+
+
+def _try_rewards(scorer: AsyncScorer, config: Config, requests: list[Request], validated: list[Request]) -> None:
+    """Check the scorers, and those of held-out metrics, on a video of the run's size."""
+    try_scorers(scorer, config.data, requests[0].prompt)
+    if scorer.held_out_scorers:
+        try_scorers(scorer.held_out_scorers, config.data, validated[0].prompt)
+    if validated:
+        try_held_out(scorer, config.data, validated[0].prompt)

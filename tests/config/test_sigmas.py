@@ -35,14 +35,14 @@ def test_rollouts_and_validation_sample_at_the_given_levels(tiny_config, mesh):
     config = tiny_config.with_settings(**settings, valid_video_csv="assets/miniature/prompts/smoke.csv")
     check(config)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
-    assert trainer.collector.schedule.levels == trainer.validation.schedule.levels == LEVELS
+    assert trainer.run.collector.schedule.levels == trainer.validation.schedule.levels == LEVELS
     assert trainer.validation.made_with["sigmas"] == SIGMAS
     seen = []
-    trainer.policy.transformer.register_forward_pre_hook(
+    trainer.run.policy.transformer.register_forward_pre_hook(
         lambda module, inputs, options: seen.append(options["timestep"][0].item()), with_kwargs=True
     )
     trainer.iteration = 1
-    rollouts, _ = trainer.collector.collect(1, trainer._start_timer())
+    rollouts, _ = trainer.run.collector.collect(1, trainer._start_timer())
     assert seen == [1000.0, 757.0, 522.0]
     # Each step is that of the sampler between these levels.
     expected = schedule(config.rollout.sde_type, LEVELS, config.rollout.eta, config.rollout.last_step)

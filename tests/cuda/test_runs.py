@@ -71,7 +71,7 @@ def test_the_reward_curve_of_the_miniature_matches_the_cpu(gpu, trainer_of, reco
         record({f"reward {len(last)}": " ".join(f"{reward:.3f}" for reward in rewards)})
         record({f"seconds each {len(last)}": statistics.median(line["time/iteration"] for line in lines)})
     # Three standard errors of the difference between runs with independent noise.
-    noise = 3 * lines[-1]["reward/std"] * (2 / (len(rewards[-5:]) * trainer.plan.rollouts)) ** 0.5
+    noise = 3 * lines[-1]["reward/std"] * (2 / (len(rewards[-5:]) * trainer.run.inputs.plan.rollouts)) ** 0.5
     assert abs(last[0] - last[1]) <= noise
 
 
@@ -80,11 +80,11 @@ def test_resume(gpu, trainer_of, record):
     settings = AS_CPU | {"save_asynchronously": False}
     uninterrupted = trainer_of("configs/smoke.yaml", gpu, **settings)
     lines = iterations(uninterrupted, 1)
-    saved = str(uninterrupted.state.save())
+    saved = str(uninterrupted.run.state.save())
     lines += iterations(uninterrupted, 1)
     resumed = trainer_of("configs/smoke.yaml", gpu, resume_from_checkpoint=saved, **settings)
     lines += iterations(resumed, 1)
-    ours, theirs = resumed.policy.tensors(), uninterrupted.policy.tensors()
+    ours, theirs = resumed.run.policy.tensors(), uninterrupted.run.policy.tensors()
     same = ours.keys() == theirs.keys() and all(torch.equal(ours[name], value) for name, value in theirs.items())
     is_deterministic = torch.are_deterministic_algorithms_enabled()
     record({"deterministic": is_deterministic})

@@ -66,14 +66,14 @@ def train_with_a_killed_rank(folder):
     """Train, and kill rank 1 in the third iteration while it computes the anchor's means."""
     mesh = start()
     trainer = make(folder, mesh)
-    anchor_means = trainer.objective.prepare
+    anchor_means = trainer.run.objective.prepare
 
     def killed(rollouts):
         if trainer.iteration == 3 and mesh.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         return anchor_means(rollouts)
 
-    trainer.objective.prepare = killed
+    trainer.run.objective.prepare = killed
     trainer.train()
 
 
@@ -133,7 +133,7 @@ def digest(trainer):
     from hyvideo.distributed.sharded_tensors import local_shard
 
     found = hashlib.blake2b(digest_size=16)
-    for name, tensor in sorted(trainer.policy.tensors().items()):
+    for name, tensor in sorted(trainer.run.policy.tensors().items()):
         found.update(name.encode())
         found.update(local_shard(tensor).contiguous().reshape(-1).view(torch.uint8).numpy())
     return found.hexdigest()
@@ -233,14 +233,14 @@ def stop_and_resume(folder, mesh):
     trainer, sampled, stopped = make(folder, mesh), [], ""
 
     def counted(trainer):
-        def sample(iteration, schedule, indices, conditions, sample=trainer.collector.sample, **options):
+        def sample(iteration, schedule, indices, conditions, sample=trainer.run.collector.sample, **options):
             sampled.append([iteration, indices[0].group])
             rollout = sample(iteration, schedule, indices, conditions, **options)
             if len(sampled) == 4 and mesh.rank == 1:
                 os.kill(os.getpid(), signal.SIGTERM)
             return rollout
 
-        trainer.collector.sample = sample
+        trainer.run.collector.sample = sample
         return trainer
 
     try:
@@ -256,7 +256,7 @@ def stop_and_resume(folder, mesh):
 def fill_disk(folder, mesh):
     """Let rank 1 write nothing in the second iteration; return the failed saves and the checkpoints."""
     trainer = make(folder, mesh, save_asynchronously=False)
-    run_iteration, save, failed = trainer.run_iteration, trainer.state.save, []
+    run_iteration, save, failed = trainer.run_iteration, trainer.run.state.save, []
 
     def run(writer=None):
         is_full = mesh.rank == 1 and trainer.iteration == 2
@@ -265,9 +265,9 @@ def fill_disk(folder, mesh):
 
     def watched():
         save()
-        failed.append(trainer.checkpoints.last_failed)
+        failed.append(trainer.run.checkpoints.last_failed)
 
-    trainer.run_iteration, trainer.state.save = run, watched
+    trainer.run_iteration, trainer.run.state.save = run, watched
     trainer.train()
     names = sorted(path.name for path in (folder / "checkpoints").iterdir())
     return {"failed": failed, "names": names, "digest": digest(trainer)}
@@ -277,7 +277,7 @@ def plant_nan(folder, mesh, case):
     """Return the metrics of an iteration with a non-finite number on rank 1 and of the next, and what was skipped."""
     is_hit = mesh.rank == 1
     trainer = make(folder, mesh, max_missing_fraction=0.5, **(FSDP if "fsdp" in case else {}))
-    terms, average = trainer.objective.terms, trainer.update._step
+    terms, average = trainer.run.objective.terms, trainer.run.update._step
     hits = []
 
     def bad_terms(*arguments, **options):
@@ -291,7 +291,7 @@ def plant_nan(folder, mesh, case):
     def bad_gradient(*arguments):
         if is_hit and case.startswith("gradient") and not hits:
             hits.append(1)
-            next(p for p in trainer.policy.parameters if p.grad is not None).grad.mul_(NAN)
+            next(p for p in trainer.run.policy.parameters if p.grad is not None).grad.mul_(NAN)
         return average(*arguments)
 
     class FaultyScorer(Redness):
@@ -303,17 +303,17 @@ def plant_nan(folder, mesh, case):
                 [s | {"VQ": NAN} for s in scores] if is_hit and case == "reward" and trainer.iteration == 1 else scores
             )
 
-    trainer.scorer.scorers["test"] = FaultyScorer()
-    trainer.objective.terms, trainer.update._step = bad_terms, bad_gradient
-    record, skipped = trainer.update.nonfinite.record_skipped, []
-    trainer.update.nonfinite.record_skipped = lambda **found: (skipped.append(found["ranks"]), record(**found))
+    trainer.run.scorer.scorers["test"] = FaultyScorer()
+    trainer.run.objective.terms, trainer.run.update._step = bad_terms, bad_gradient
+    record, skipped = trainer.run.update.nonfinite.record_skipped, []
+    trainer.run.update.nonfinite.record_skipped = lambda **found: (skipped.append(found["ranks"]), record(**found))
     lines = []
     for _ in range(2):
         trainer.iteration += 1
         metrics = trainer.run_iteration()
         lines.append({name: repr(v) for name, v in metrics.items() if not name.startswith((*TIMING, "cost/"))})
     whole = "" if "fsdp" in case else digest(trainer)
-    return {"lines": lines, "digest": whole, "updates": trainer.update.update_count, "skipped": skipped}
+    return {"lines": lines, "digest": whole, "updates": trainer.run.update.update_count, "skipped": skipped}
 
 
 def give_equal_rewards(folder, mesh):
@@ -328,10 +328,10 @@ def give_equal_rewards(folder, mesh):
     lines = []
     for trainer.iteration in (1, 2):
         if mesh.rank == 0 or trainer.iteration == 2:
-            trainer.scorer.scorers["test"] = Equal()
+            trainer.run.scorer.scorers["test"] = Equal()
         metrics = trainer.run_iteration()
         lines.append([metrics["update"], metrics["update/without_signal"], metrics["advantage/zero_groups"]])
-        trainer.policy.anchor.age = 0  # as after a refresh
+        trainer.run.policy.anchor.age = 0  # as after a refresh
     return {"lines": lines, "digest": digest(trainer)}
 
 
@@ -339,14 +339,14 @@ def exceed_max_bad_updates(folder, mesh):
     """Make every update non-finite on rank 1; return the error and whether the policy is unchanged."""
     trainer = make(folder, mesh, max_bad_updates=3, save_interval=9)
     before = digest(trainer)
-    step = trainer.update._step
+    step = trainer.run.update._step
 
     def bad(*arguments):
         if mesh.rank == 1:
-            trainer.policy.parameters[0].grad = torch.full_like(trainer.policy.parameters[0], NAN)
+            trainer.run.policy.parameters[0].grad = torch.full_like(trainer.run.policy.parameters[0], NAN)
         return step(*arguments)
 
-    trainer.update._step = bad
+    trainer.run.update._step = bad
     try:
         trainer.train()
     except FloatingPointError as error:

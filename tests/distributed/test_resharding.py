@@ -39,7 +39,7 @@ def train(folder, settings, max_steps, resume):
     mesh = ranks.start(config.distributed.sp_size, cpu)
     trainer = Trainer(config, mesh, cpu, scorers={"test": ThresholdScorer(EVERYTHING)})
     trainer.train()
-    save_tensors(Path(folder) / "tensors.safetensors", trainer.policy.tensors())
+    save_tensors(Path(folder) / "tensors.safetensors", trainer.run.policy.tensors())
 
 
 def train_each(runs):

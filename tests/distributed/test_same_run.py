@@ -150,10 +150,10 @@ def train(folder, settings, threshold, iterations=2):
     for _ in range(iterations):
         trainer.iteration += 1
         metrics = trainer.run_iteration()
-    collector, indices = trainer.collector, trainer.collector.indices()
-    conditions = trainer.encoder(collector.requests_of(trainer.iteration, indices))
+    collector, indices = trainer.run.collector, trainer.run.collector.indices()
+    conditions = trainer.run.encoder(collector.requests_of(trainer.iteration, indices))
     latents = collector.sample(trainer.iteration, collector.schedule, indices, conditions).final
-    save_tensors(Path(folder) / "tensors.safetensors", trainer.policy.tensors())
+    save_tensors(Path(folder) / "tensors.safetensors", trainer.run.policy.tensors())
     rollouts = {
         index.number(config.rollout.num_generations): row.double().sum().item() for index, row in zip(indices, latents)
     }

@@ -21,7 +21,7 @@ trainer = Trainer(load_config("configs/smoke.yaml", **json.loads(sys.argv[1])), 
 for _ in range(2):
     trainer.iteration += 1
     metrics = trainer.run_iteration()
-whole = (getattr(p, "full_tensor", p.detach)() for p in trainer.policy.parameters)
+whole = (getattr(p, "full_tensor", p.detach)() for p in trainer.run.policy.parameters)
 metrics["weights"] = sum(p.double().square().sum().item() for p in whole)
 if mesh.is_main:
     print(json.dumps(metrics))

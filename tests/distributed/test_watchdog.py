@@ -218,7 +218,8 @@ def test_a_run_reports_its_stages(tiny_config, mesh):
     trainer.train()
     assert stages[:5] == [*[("load", 0)] * 4, ("validation", 0)] and ("conditions", 1) in stages
     entered = [stage for stage, _ in groupby(stage for stage, _ in stages if not stage.startswith("after "))]
-    passes = trainer.plan.num_trained_steps * trainer.plan.rollouts // config.loss.mini_batch_size_per_update
+    plan = trainer.run.inputs.plan
+    passes = plan.num_trained_steps * plan.rollouts // config.loss.mini_batch_size_per_update
     assert stages.count(("update", 1)) == 1 + passes  # a long stage is reported in parts
     assert stages.count(("rollout", 1)) == 1 + config.rollout.grpo_sampling_steps
     assert stages.count(("validation", 0)) == 2 + 1 + config.record.validation_steps  # in one batch

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hyvideo.config.command_line import load_config
+from hyvideo.data.prompts import read_requests
 from hyvideo.data.videos import write_video
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation import parts
@@ -159,14 +160,14 @@ def test_the_ema_is_validated_instead_of_the_policy(tiny_config, mesh):
     run = trainer.validation.run
 
     def watched(iteration):
-        validated.append({name: parameter.detach().clone() for name, parameter in trainer.policy.trained.items()})
+        validated.append({name: parameter.detach().clone() for name, parameter in trainer.run.policy.trained.items()})
         return run(iteration)
 
     trainer.validation.run = watched
-    average = {name: tensor.clone() for name, tensor in trainer.policy.ema.tensors().items()}
+    average = {name: tensor.clone() for name, tensor in trainer.run.policy.ema.tensors().items()}
     trainer.validate()
     assert all(torch.equal(validated[0][name], average[name]) for name in average)
-    policy = trainer.policy.trained
+    policy = trainer.run.policy.trained
     assert not all(
         torch.equal(validated[0][name], policy[name]) for name in policy
     )  # the policy is restored after validation
@@ -217,17 +218,17 @@ def test_validation_settings_do_not_change_those_of_rollouts(tiny_config, mesh, 
     assert len(videos[0]) == 9
     (latent_frames, levels), *_ = calls
     assert (latent_frames, levels) == (3, (1.0, 0.875, 0.0))  # 7 / 2 over 1 + 6 / 2
-    assert trainer.collector.schedule.levels == shifted_levels(4, 3.0)
+    assert trainer.run.collector.schedule.levels == shifted_levels(4, 3.0)
 
 
 def test_validation_can_use_guidance_when_rollouts_do_not(tiny_config, mesh):
     settings = {"validation_cfg_scale": 3.0, "negative_prompt": "blurry"}
     config = tiny_config.with_settings(**VALIDATED, **settings, validation_steps=1)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
-    sampling = trainer.pipeline.sampling, trainer.validation.pipeline.sampling
+    sampling = trainer.run.pipeline.sampling, trainer.validation.pipeline.sampling
     assert [settings.guidance_scale for settings in sampling] == [1, 3]
     batches = []
-    trainer.policy.transformer.register_forward_pre_hook(lambda _, args: batches.append(len(args[0])))
+    trainer.run.policy.transformer.register_forward_pre_hook(lambda _, args: batches.append(len(args[0])))
     list(trainer.validation.videos(trainer.validation.rows()[:1]))
     assert batches == [2]
     assert trainer.validation.made_with["guidance"] == [3, "blurry"]
@@ -279,7 +280,9 @@ NOT_READ_WITH = {
 def test_a_validation_is_read_only_with_the_settings_that_made_it(validated):
     def is_read(**changes):
         config = validated_config(validated.output.parent).with_settings(**changes)
-        return bool(Validation(config, validated.mesh, validated.pipeline, validated.encoder, None).measures(0))
+        requests = read_requests(*config.data.valid_video_csv)
+        validation = Validation(config, validated.mesh, validated.pipeline, validated.encoder, None, requests)
+        return bool(validation.measures(0))
 
     assert is_read() and is_read(**READ_WITH)
     assert not [name for name, value in NOT_READ_WITH.items() if is_read(**{name: value})]

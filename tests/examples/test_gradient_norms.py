@@ -20,15 +20,15 @@ def measured(tiny_config):
 
 
 def norms_under(trainer, rollouts, weights):
-    trainer.objective.step_weights = lambda schedule: weights
-    return norms_per_visit(trainer.update, rollouts)
+    trainer.run.objective.step_weights = lambda schedule: weights
+    return norms_per_visit(trainer.run.update, rollouts)
 
 
 def test_weighted_norms_divided_by_the_weights_are_unweighted_norms(measured, mesh):
     trainer = Trainer(measured, mesh, CPU)
     rollouts = scored_rollouts(trainer)
-    weights = trainer.objective.step_weights(rollouts.schedule)
-    before = [parameter.detach().clone() for parameter in trainer.policy.parameters]
+    weights = trainer.run.objective.step_weights(rollouts.schedule)
+    before = [parameter.detach().clone() for parameter in trainer.run.policy.parameters]
     weighted = norms_under(trainer, rollouts, weights)
     without = norms_under(trainer, rollouts, torch.ones_like(weights))
     result = summarise(measured, weights, weighted)
@@ -36,16 +36,16 @@ def test_weighted_norms_divided_by_the_weights_are_unweighted_norms(measured, me
     assert [step["norm_weighted"] for step in result["steps"]] == pytest.approx(weighted)
     assert len(result["steps"]) == 3 and min(without) > 0
     assert spread(result["steps"], "norm") == pytest.approx(max(without) / min(without), rel=1e-5)
-    assert all(map(torch.equal, before, trainer.policy.parameters))
-    assert all(parameter.grad is None for parameter in trainer.policy.parameters)
+    assert all(map(torch.equal, before, trainer.run.policy.parameters))
+    assert all(parameter.grad is None for parameter in trainer.run.policy.parameters)
 
 
 def test_the_norm_of_a_step_is_that_of_an_update_on_this_step(measured, mesh):
     trainer = Trainer(measured, mesh, CPU)
     rollouts = scored_rollouts(trainer)
-    norms = norms_per_visit(trainer.update, rollouts)
+    norms = norms_per_visit(trainer.run.update, rollouts)
     last = dataclasses.replace(rollouts, trained_steps=rollouts.trained_steps[:, -1:])
-    metrics = trainer.update(last, {}, iteration=1)
+    metrics = trainer.run.update(last, {}, iteration=1)
     assert metrics["grad/norm"] == pytest.approx(norms[-1], rel=1e-5)
     assert metrics["loss/total"] == metrics["loss/policy"]  # the KL term is off
 
@@ -54,14 +54,16 @@ def norms_on_several(settings):
     from hyvideo.config.command_line import load_config
 
     mesh = ranks.start(1, CPU)
-    return norms_per_visit((trainer := Trainer(load_config(**settings), mesh, CPU)).update, scored_rollouts(trainer))
+    return norms_per_visit(
+        (trainer := Trainer(load_config(**settings), mesh, CPU)).run.update, scored_rollouts(trainer)
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("enable_fsdp", [False, True], ids=["whole", "sharded"])
 def test_two_processes_measure_the_same_as_one(measured, mesh, tmp_path, enable_fsdp):
     trainer = Trainer(measured, mesh, CPU)
-    expected = norms_per_visit(trainer.update, scored_rollouts(trainer))
+    expected = norms_per_visit(trainer.run.update, scored_rollouts(trainer))
     shared = {"batch_size": 4, "enable_fsdp": enable_fsdp, "max_steps": 1}
     shared |= {"output_dir": str(tmp_path / "two")}
     settings = {"path": "configs/smoke.yaml"} | measured.with_settings(**shared).flat()
@@ -87,7 +89,7 @@ def test_a_checkpoint_can_be_measured(tiny_config, mesh):
     latest = run.with_settings(resume_from_checkpoint="latest")
     trainer = Trainer(measurement(latest), mesh, CPU)
     assert trainer.iteration == 1
-    assert all(map(torch.equal, trained.policy.parameters, trainer.policy.parameters))
+    assert all(map(torch.equal, trained.run.policy.parameters, trainer.run.policy.parameters))
 
 
 def test_the_program_writes_only_its_file(tiny_config, tmp_path, capsys):

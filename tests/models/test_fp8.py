@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from hyvideo.data.prompts import Request
+from hyvideo.data.prompts import Request, read_requests
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.parallelize import parallelize
 from hyvideo.distributed.sharded_tensors import fill_shards
@@ -147,11 +147,20 @@ def test_ratios_of_fresh_rollouts_are_exactly_1_and_the_base_never_changes(tiny_
     settings = {"kl_strategy": "dual_moving", "update_ref_model_step": 1, "ema_decay": 0.9, "learning_rate": 1e-2}
     config = tiny_config.with_settings(**FP8, **settings, dtype=dtype, enable_gradient_checkpointing=True)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
-    base = {name: weight for name, weight in trainer.policy.transformer.named_parameters() if not weight.requires_grad}
+    base = {
+        name: weight for name, weight in trainer.run.policy.transformer.named_parameters() if not weight.requires_grad
+    }
     before = {name: (w.dequantize() if hasattr(w, "qdata") else w).clone() for name, w in base.items()}
     assert any(hasattr(weight, "qdata") for weight in base.values())
     validated = config.with_settings(valid_video_csv=config.data.prompts_csv)
-    validation = Validation(validated, mesh, trainer.pipeline, trainer.encoder, trainer.scorer)
+    validation = Validation(
+        validated,
+        mesh,
+        trainer.run.pipeline,
+        trainer.run.encoder,
+        trainer.run.scorer,
+        read_requests(*validated.data.valid_video_csv),
+    )
     assert validation.made_with["base_weight_dtype"] == "fp8"
     for _ in range(2):
         trainer.iteration += 1

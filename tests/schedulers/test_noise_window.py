@@ -108,8 +108,8 @@ def test_only_steps_in_the_window_have_noise_and_are_trained(tiny_config, mesh, 
     assert (plan.stochastic_steps, plan.num_trained_steps) == (2, 2)
     trainer = Trainer(config, mesh, CPU)
     iterations = []
-    anchor_means = trainer.objective.prepare
-    trainer.objective.prepare = lambda rollouts: (iterations.append(rollouts), anchor_means(rollouts))[1]
+    anchor_means = trainer.run.objective.prepare
+    trainer.run.objective.prepare = lambda rollouts: (iterations.append(rollouts), anchor_means(rollouts))[1]
     for _ in range(3):
         trainer.iteration += 1
         metrics = trainer.run_iteration()
@@ -124,12 +124,14 @@ def test_only_steps_in_the_window_have_noise_and_are_trained(tiny_config, mesh, 
         first, second = norms[window].tolist()  # the weights are the lower of the two norms over each
         expected = {window[0]: min(1.0, second / first), window[1]: min(1.0, first / second)}
         found = {
-            step: weight for step, weight in enumerate(trainer.objective.step_weights(schedule).tolist()) if weight
+            step: weight for step, weight in enumerate(trainer.run.objective.step_weights(schedule).tolist()) if weight
         }
         assert found == pytest.approx(expected)
     assert metrics["cost/forwards"] == 6 + 3 * 2 + 2  # rollout, training, anchor
     outside = next(i for i in range(6) if i not in window)
     drawn = iterations[-1]
     steps = torch.full((len(drawn), 1), outside)
-    ode = trainer.collector.sample(trainer.iteration, drawn.schedule, drawn.indices, drawn.conditions, mean_steps=steps)
+    ode = trainer.run.collector.sample(
+        trainer.iteration, drawn.schedule, drawn.indices, drawn.conditions, mean_steps=steps
+    )
     assert torch.equal(ode.latents[:, outside + 1], ode.means[:, 0])

@@ -46,7 +46,7 @@ LORA = {"lora_rank": 2, "enable_gradient_checkpointing": True, "activation_check
 
 def check_first_iteration(config, mesh, capsys, backend, **changes):
     trainer = trainer_of(config, mesh, backend, **changes)
-    assert trainer.pipeline.samples_in_gradient_mode
+    assert trainer.run.pipeline.samples_in_gradient_mode
     assert "sampled in gradient mode" in capsys.readouterr().err
     metrics = trainer.run_iteration()
     assert metrics["policy/ratio_first_deviation"] <= 1e-6 and metrics["grad/norm"] > 0
@@ -76,10 +76,10 @@ def test_without_the_probe_the_run_would_stop_after_its_first_rollouts(tiny_conf
 def test_all_ranks_sample_in_gradient_mode_if_one_needs_it(tiny_config, mesh, monkeypatch):
     trainer = Trainer(tiny_config, mesh, CPU)
     monkeypatch.setattr(compile_probe, "all_objects", lambda agrees, mesh: [agrees, False])
-    conditions = trainer.encoder(trainer.collector.requests[:1], height=16, width=16)
-    schedule = trainer.collector.schedule
-    compile_probe.match_gradient_mode(trainer.pipeline, schedule, conditions, trainer.config.rollout_size, mesh)
-    assert trainer.pipeline.samples_in_gradient_mode
+    conditions = trainer.run.encoder(trainer.run.collector.requests[:1], height=16, width=16)
+    schedule = trainer.run.collector.schedule
+    compile_probe.match_gradient_mode(trainer.run.pipeline, schedule, conditions, trainer.config.rollout_size, mesh)
+    assert trainer.run.pipeline.samples_in_gradient_mode
 
 
 @pytest.mark.parametrize("batched, batch_size", [("true", 2), ("false", 1)])
@@ -102,16 +102,16 @@ def test_the_probe_runs_blocks_with_the_batches_of_the_update(
 def test_blocks_that_agree_are_sampled_without_gradient(tiny_config, mesh, capsys, monkeypatch):
     monkeypatch.setattr(nn.Module, "compile", lambda block, **options: None)
     trainer = trainer_of(tiny_config, mesh, "eager")
-    assert not trainer.pipeline.samples_in_gradient_mode and "gradient mode" not in capsys.readouterr().err
+    assert not trainer.run.pipeline.samples_in_gradient_mode and "gradient mode" not in capsys.readouterr().err
 
 
 def test_the_blocks_of_a_sampled_velocity_keep_no_graph(tiny_config, mesh):
     """In gradient mode the graph of a block ends with it, and the velocity has the same bits and no gradient."""
     trainer = Trainer(tiny_config, mesh, CPU)
-    pipeline, transformer = trainer.pipeline, trainer.policy.transformer
-    requests = trainer.collector.requests[:1]
-    conditions = trainer.encoder(requests, height=16, width=16)
-    noise, timestep = torch.randn(1, *trainer.collector.noise.shape), torch.tensor([1000.0])
+    pipeline, transformer = trainer.run.pipeline, trainer.run.policy.transformer
+    requests = trainer.run.collector.requests[:1]
+    conditions = trainer.run.encoder(requests, height=16, width=16)
+    noise, timestep = torch.randn(1, *trainer.run.collector.noise.shape), torch.tensor([1000.0])
     depths = []
 
     def record(block, inputs, outputs):

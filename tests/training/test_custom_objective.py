@@ -141,22 +141,24 @@ def test_the_gradient_of_the_example_is_the_weighted_regression(tiny_config, mes
     config = config.with_settings(max_grad_norm=1e9)
     trainer = trainer_of(config, mesh)
     trainer.iteration = 1
-    rollouts, pending = trainer.collector.collect(1, trainer._start_timer())
-    rewards = trainer.rewards.wait(pending)
-    rollouts = rollouts.with_rewards(rewards, trainer.rewards.advantages(rollouts.indices, rewards)[0])
+    rollouts, pending = trainer.run.collector.collect(1, trainer._start_timer())
+    rewards = trainer.run.rewards.wait(pending)
+    rollouts = rollouts.with_rewards(rewards, trainer.run.rewards.advantages(rollouts.indices, rewards)[0])
     final, losses = rollouts.trajectories.final, []
     for column in rollouts.columns:
         levels = rollouts.trained_steps[:, column]
-        noise = [trainer.collector.noise.for_renoising(1, index, column) for index in rollouts.indices]
+        noise = [trainer.run.collector.noise.for_renoising(1, index, column) for index in rollouts.indices]
         noised = torch.stack([(1 - s) * x + s * e for s, x, e in zip(levels, final, noise)])
-        velocity = trainer.pipeline._forward(noised, [(1000.0 * s, None) for s in levels.tolist()], rollouts.conditions)
+        velocity = trainer.run.pipeline._forward(
+            noised, [(1000.0 * s, None) for s in levels.tolist()], rollouts.conditions
+        )
         error = (velocity - (torch.stack(noise) - final)).square().flatten(1).mean(1)
         losses.append(rollouts.advantages.exp() * error)
-    parameters = trainer.policy.parameters
+    parameters = trainer.run.policy.parameters
     expected = torch.autograd.grad(torch.cat(losses).mean(), parameters, allow_unused=True)
     applied = []
-    trainer.policy.optimizers.step = lambda rate: applied.extend(p.grad.clone() for p in parameters)
-    trainer.update(rollouts, trainer.objective.prepare(rollouts), 1)
+    trainer.run.policy.optimizers.step = lambda rate: applied.extend(p.grad.clone() for p in parameters)
+    trainer.run.update(rollouts, trainer.run.objective.prepare(rollouts), 1)
     flat = torch.cat([torch.zeros(p.numel()) if g is None else g.flatten() for g, p in zip(expected, parameters)])
     assert (torch.cat([gradient.flatten() for gradient in applied]) - flat).norm() < 1e-4 * flat.norm()
 
@@ -254,7 +256,7 @@ def test_a_wrong_result_stops_the_run_before_the_first_step(file, tiny_config, m
     trainer.iteration = 1
     with pytest.raises(ValueError, match=message) as error:
         trainer.run_iteration()
-    assert len(str(error.value).splitlines()) == 1 and trainer.update.steps_begun == 0
+    assert len(str(error.value).splitlines()) == 1 and trainer.run.update.steps_begun == 0
 
 
 # --- identity --------------------------------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ def trainer_of(config, mesh):
 
 def sample_rollouts(trainer):
     trainer.iteration = 1
-    rollouts, _ = trainer.collector.collect(1, trainer._start_timer())
+    rollouts, _ = trainer.run.collector.collect(1, trainer._start_timer())
     return rollouts.with_rewards({}, torch.zeros(len(rollouts)))
 
 
@@ -115,9 +115,9 @@ def test_the_levels_of_the_teacher_divide_the_steps_of_the_student():
 def test_the_targets_are_those_of_the_guided_base_model_from_the_latents_of_the_student(student, mesh):
     trainer = trainer_of(student, mesh)
     rollouts = sample_rollouts(trainer)
-    targets = trainer.objective.prepare(rollouts)
-    assert trainer.pipeline.sampling.guidance_scale == 1.0  # only the teacher is guided
-    guided = trainer.pipeline.with_guidance(3.0)
+    targets = trainer.run.objective.prepare(rollouts)
+    assert trainer.run.pipeline.sampling.guidance_scale == 1.0  # only the teacher is guided
+    guided = trainer.run.pipeline.with_guidance(3.0)
     fine = Schedule.ode(6, student.rollout.shift)
     latents, levels = rollouts.trajectories.latents, rollouts.schedule.levels
     for row in (0, 3):
@@ -135,16 +135,16 @@ def test_the_gradient_is_that_of_the_squared_distance_to_the_target(student, mes
     config = student.with_settings(max_grad_norm=1e9)
     trainer = trainer_of(config, mesh)
     rollouts = sample_rollouts(trainer)
-    targets = trainer.objective.prepare(rollouts)
+    targets = trainer.run.objective.prepare(rollouts)
     loss = 0.0
     for column in rollouts.columns:
         steps = rollouts.trained_steps[:, column].tolist()
         latents = torch.stack([rollouts.trajectories.latents[row, step] for row, step in enumerate(steps)])
-        velocity = trainer.pipeline.velocity_at_steps(latents, rollouts.schedule, steps, rollouts.conditions)
+        velocity = trainer.run.pipeline.velocity_at_steps(latents, rollouts.schedule, steps, rollouts.conditions)
         loss = loss + (velocity - targets[column]).square().mean() / 2
-    expected = torch.autograd.grad(loss, trainer.policy.parameters)
+    expected = torch.autograd.grad(loss, trainer.run.policy.parameters)
     norm = torch.stack([gradient.square().sum() for gradient in expected]).sum().sqrt().item()
-    metrics = trainer.update(rollouts, targets, 1)
+    metrics = trainer.run.update(rollouts, targets, 1)
     assert metrics["loss/total"] == pytest.approx(loss.item(), rel=1e-5)
     assert metrics["grad/norm"] == pytest.approx(norm, rel=1e-4)
 
@@ -160,8 +160,8 @@ def test_with_the_students_guidance_and_one_substep_loss_and_gradient_are_exactl
 
 def test_a_teacher_that_is_not_the_initial_student_stops_the_run(student, mesh):
     trainer = trainer_of(student, mesh)
-    name = next(iter(trainer.policy.trained))
-    trainer.policy.anchor._copies[name].add_(0.1)
+    name = next(iter(trainer.run.policy.trained))
+    trainer.run.policy.anchor._copies[name].add_(0.1)
     before = weights(trainer)
     with pytest.raises(OffPolicyError, match="the teacher differs from the student by up to .* before the first"):
         train_iterations(trainer, 1)
@@ -171,12 +171,12 @@ def test_a_teacher_that_is_not_the_initial_student_stops_the_run(student, mesh):
 def test_rollouts_that_the_update_cannot_reproduce_stop_the_run(student, mesh):
     trainer = trainer_of(student, mesh)
     rollouts = sample_rollouts(trainer)
-    targets = trainer.objective.prepare(rollouts)
+    targets = trainer.run.objective.prepare(rollouts)
     latents = rollouts.trajectories.latents.clone()
     latents[:, 1] *= 1.01
     wrong = replace(rollouts, trajectories=replace(rollouts.trajectories, latents=latents))
     with pytest.raises(OffPolicyError, match="distance between a step of a rollout and the same step in the update"):
-        trainer.update(wrong, targets, 1)
+        trainer.run.update(wrong, targets, 1)
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_a_resumed_student_equals_the_uninterrupted_one(student, mesh, tmp_path,
     again = config.with_settings(output_dir=str(tmp_path / "again"))
     trainer_of(again.with_settings(max_steps=2), mesh).train()
     resumed = trainer_of(again.with_settings(resume_from_checkpoint="latest"), mesh)
-    assert resumed.iteration == 2 and resumed.policy.anchor.age == 2
+    assert resumed.iteration == 2 and resumed.run.policy.anchor.age == 2
     resumed.train()
     assert all(map(torch.equal, weights(uninterrupted), weights(resumed)))
 
@@ -271,14 +271,14 @@ def test_the_teacher_may_be_a_checkpoint_of_another_run(student, mesh, tmp_path,
     second = config.with_settings(**given, anchor_cfg_scale=1.0)
     check(second)
     trainer = trainer_of(second, mesh)
-    anchor = trainer.policy.anchor
+    anchor = trainer.run.policy.anchor
     assert anchor.is_given and not anchor.equals_policy
-    expected = {name: parameter.detach() for name, parameter in trained.policy.trained.items()}
+    expected = {name: parameter.detach() for name, parameter in trained.run.policy.trained.items()}
     assert all(torch.equal(tensor, expected[name]) for name, tensor in anchor.tensors().items())
     (line,) = train_iterations(trainer, 1)
     assert float(line["loss/total"]) > 0
     # A resume before the first update keeps the teacher.
-    trainer.policy.load(folder, 0)
+    trainer.run.policy.load(folder, 0)
     assert all(torch.equal(tensor, expected[name]) for name, tensor in anchor.tensors().items())
     if lora:
         of_file = trainer_of(second.with_settings(anchor_path=str(folder / "lora")), mesh)

@@ -86,7 +86,7 @@ def inject(log, stage="", iteration=0, kind="KILL", rank=0):
 
             return call
 
-        def logged_sample(number, schedule, indices, conditions, sample=trainer.collector.sample, **options):
+        def logged_sample(number, schedule, indices, conditions, sample=trainer.run.collector.sample, **options):
             with open(log, "a") as file:
                 print(number, indices[0].group, indices[0].member, file=file)
             rollout = sample(number, schedule, indices, conditions, **options)
@@ -94,12 +94,12 @@ def inject(log, stage="", iteration=0, kind="KILL", rank=0):
                 send_signals()
             return rollout
 
-        trainer.collector.sample = logged_sample
-        trainer.collector.encoder = faulty(trainer.encoder, stage == "conditions")
-        for scorer in trainer.scorer.scorers.values():
+        trainer.run.collector.sample = logged_sample
+        trainer.run.collector.encoder = faulty(trainer.run.encoder, stage == "conditions")
+        for scorer in trainer.run.scorer.scorers.values():
             scorer.score = faulty(scorer.score, stage == "reward", number=2)
-        trainer.objective.prepare = faulty(trainer.objective.prepare, stage == "anchor")
-        trainer.update._step = faulty(trainer.update._step, stage == "update")
+        trainer.run.objective.prepare = faulty(trainer.run.objective.prepare, stage == "anchor")
+        trainer.run.update._step = faulty(trainer.run.update._step, stage == "update")
         manifest.hash_share = faulty(manifest.hash_share, stage == "save")
         return trainer
 
@@ -238,7 +238,7 @@ def hang_in_scorer():
             time.sleep(1000)
 
         trainer = build(*arguments)
-        for scorer in trainer.scorer.scorers.values():
+        for scorer in trainer.run.scorer.scorers.values():
             scorer.score = score
         return trainer
 

@@ -50,7 +50,7 @@ def test_rows_with_and_without_image_train_together(config, mesh):
     trainer, (metrics,) = iterations(config, mesh)
     assert metrics["policy/ratio_max_deviation"] < 1e-5
     assert metrics["grad/norm"] > 0
-    trained = {name for name, p in trainer.policy.transformer.named_parameters() if p.requires_grad}
+    trained = {name for name, p in trainer.run.policy.transformer.named_parameters() if p.requires_grad}
     assert any(name.startswith("image_embedder.") for name in trained)
     assert not any(name.startswith("context_embedder_2.") for name in trained)  # no prompt has quoted text
 
@@ -58,11 +58,11 @@ def test_rows_with_and_without_image_train_together(config, mesh):
 def test_the_policy_receives_the_first_frame_of_a_rollout(config, mesh):
     """The latents of the frame are scaled and kept in float32, like those that are sampled."""
     trainer, _ = iterations(config.with_settings(vae_dtype="bf16"), mesh)
-    (condition,) = trainer.encoder(trainer.collector.requests[:1], height=32, width=32).samples
+    (condition,) = trainer.run.encoder(trainer.run.collector.requests[:1], height=32, width=32).samples
     assert condition.image.latents.dtype == torch.float32
     with_image, without = (
-        _image_channels(torch.zeros(1, 4, 2, 2, 2), trainer.encoder([request], height=32, width=32).samples)
-        for request in trainer.collector.requests
+        _image_channels(torch.zeros(1, 4, 2, 2, 2), trainer.run.encoder([request], height=32, width=32).samples)
+        for request in trainer.run.collector.requests
     )
     assert with_image[0, 4, 0].eq(1).all() and with_image[0, :4, 0].any() and not with_image[0, :, 1:].any()
     assert not without.any()
@@ -89,10 +89,10 @@ def test_quoted_text_of_the_negative_prompt_is_not_encoded(config, mesh):
     """The prompts themselves have no quoted text."""
     config = config.with_settings(negative_prompt='blurry, a sign says "NO"', precompute_conditions=True)
     trainer = Trainer(config, mesh, CPU)
-    assert trainer.pipeline.negative.glyph is None and trainer.pipeline.negative.image is None
+    assert trainer.run.pipeline.negative.glyph is None and trainer.run.pipeline.negative.image is None
     stored = sorted(path.name.split("-")[0] for path in (trainer.output_dir / "conditions").iterdir())
     assert stored == ["image", "text", "text", "text"]
-    assert not any(name.startswith("context_embedder_2.") for name in trainer.policy.trained)
+    assert not any(name.startswith("context_embedder_2.") for name in trainer.run.policy.trained)
 
 
 def test_an_unsupported_video_size_is_rejected_before_loading(config, mesh, monkeypatch):
@@ -113,7 +113,7 @@ def test_precomputed_conditions_give_the_same_training_and_unload_the_encoders(c
     _, expected = iterations(config, mesh, 2)
     early = config.with_settings(precompute_conditions=True, output_dir=config.record.output_dir + "_early")
     trainer, metrics = iterations(early, mesh, 2)
-    assert trainer.encoder._loaded == {}
+    assert trainer.run.encoder._loaded == {}
     for name in ("reward/mean", "loss/total", "grad/norm"):
         assert [line[name] for line in metrics] == [line[name] for line in expected]
     stored = list((Path(early.record.output_dir) / "conditions").iterdir())

@@ -275,9 +275,9 @@ class Failing:
 
 
 PLACES = {  # the function that fails in iteration 3, and the iteration that is saved
-    "rollout": (lambda trainer: (trainer.collector, "sample"), 2),
-    "record": (lambda trainer: (trainer.recorder, "record"), 2),
-    "update": (lambda trainer: (trainer.objective, "terms"), 2),
+    "rollout": (lambda trainer: (trainer.run.collector, "sample"), 2),
+    "record": (lambda trainer: (trainer.run.recorder, "record"), 2),
+    "update": (lambda trainer: (trainer.run.objective, "terms"), 2),
     "validation": (lambda trainer: (trainer.validation, "videos"), 3),
     "report": (lambda trainer: (trainer, "_report"), 3),
     "timeline": (lambda trainer: (trainer, "_write_timeline"), 3),
@@ -330,8 +330,8 @@ def test_the_last_finished_iteration_is_saved_after_an_error_and_resumes_bit_for
 
 def test_an_iteration_whose_weights_have_begun_to_change_is_not_saved_as_the_one_before(config, capsys):
     trainer = make(config.with_settings(max_steps=3, save_interval=1))
-    Failing(trainer, trainer.policy, "after_update", 3)
-    Failing(trainer, trainer.checkpoints, "_publish", 2)
+    Failing(trainer, trainer.run.policy, "after_update", 3)
+    Failing(trainer, trainer.run.checkpoints, "_publish", 2)
     with pytest.raises(RuntimeError, match="planted"):
         trainer.train()
     assert "cannot be saved: an optimizer step of the next one" in capsys.readouterr().err
@@ -340,14 +340,14 @@ def test_an_iteration_whose_weights_have_begun_to_change_is_not_saved_as_the_one
 
 def test_too_many_skipped_updates_save_the_counters_of_the_last_finished_iteration(config):
     trainer = make(config.with_settings(max_bad_updates=2, max_steps=4))
-    step = trainer.update._step
+    step = trainer.run.update._step
 
     def bad(*arguments):
         if trainer.iteration > 1:
-            trainer.policy.parameters[0].grad.fill_(math.nan)
+            trainer.run.policy.parameters[0].grad.fill_(math.nan)
         return step(*arguments)
 
-    trainer.update._step = bad
+    trainer.run.update._step = bad
     with pytest.raises(FloatingPointError):
         trainer.train()
     state = json.loads((trainer.output_dir / "checkpoints" / "000002" / "state.json").read_text())
@@ -356,8 +356,8 @@ def test_too_many_skipped_updates_save_the_counters_of_the_last_finished_iterati
 
 def test_a_failed_save_does_not_hide_the_error(config, capsys):
     trainer = make(config)
-    Failing(trainer, trainer.collector, "sample", 2)
-    Failing(trainer, trainer.policy, "tensors", 1)
+    Failing(trainer, trainer.run.collector, "sample", 2)
+    Failing(trainer, trainer.run.policy, "tensors", 1)
     with pytest.raises(RuntimeError, match="planted") as raised:
         trainer.train()
     assert "sample" in str(raised.traceback[-2])
@@ -434,7 +434,7 @@ def test_a_scorer_may_change_the_working_directory(config, tmp_path, monkeypatch
     assert {name: state["settings"][name] for name in paths} == paths  # as given, so that the folder can be moved
     os.chdir(tmp_path)
     resumed = make(config.with_settings(resume_from_checkpoint="latest", max_steps=3))
-    assert resumed.iteration == 2 and resumed.state.changed_settings == ["max_steps is 3 and was 2"]
+    assert resumed.iteration == 2 and resumed.run.state.changed_settings == ["max_steps is 3 and was 2"]
 
 
 def test_a_scorer_may_turn_warnings_into_errors(config):
@@ -442,9 +442,9 @@ def test_a_scorer_may_turn_warnings_into_errors(config):
         warnings.simplefilter("error")
         trainer = make(config)
         train_iterations(trainer, 1)
-        trainer.state.save()
-        trainer.checkpoints.wait()
-    assert not trainer.checkpoints.last_failed
+        trainer.run.state.save()
+        trainer.run.checkpoints.wait()
+    assert not trainer.run.checkpoints.last_failed
 
 
 def test_a_run_that_fails_after_the_first_iteration_was_recorded_has_one_line_of_the_base_model(config):

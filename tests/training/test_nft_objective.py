@@ -29,13 +29,13 @@ def trainer(tiny_config, mesh, tmp_path):
 
 def sample_rollouts(trainer):
     trainer.iteration = 1
-    rollouts, pending = trainer.collector.collect(1, StageTimer(CPU))
-    rewards = trainer.rewards.wait(pending)
-    return rollouts.with_rewards(rewards, trainer.rewards.advantages(rollouts.indices, rewards)[0])
+    rollouts, pending = trainer.run.collector.collect(1, StageTimer(CPU))
+    rewards = trainer.run.rewards.wait(pending)
+    return rollouts.with_rewards(rewards, trainer.run.rewards.advantages(rollouts.indices, rewards)[0])
 
 
 def test_each_rollout_has_separate_noise_levels_that_cover_the_range(trainer):
-    levels = trainer.collector.noise.levels(1, trainer.collector.indices(), 4, shift=1.0)
+    levels = trainer.run.collector.noise.levels(1, trainer.run.collector.indices(), 4, shift=1.0)
     assert (levels.sort(1).values * 4).floor().tolist() == [[0, 1, 2, 3]] * len(levels)
     assert len(levels.unique()) == levels.numel()
 
@@ -55,10 +55,10 @@ def test_with_a_guidance_interval_all_rollouts_train_the_same_levels_and_the_cos
     rollouts = sample_rollouts(trainer)
     levels = rollouts.trained_steps
     assert levels.shape == (8, 2) and torch.equal(levels, levels[:1].expand_as(levels))
-    trainer.cost.forwards = 0
-    trainer.objective.prepare(rollouts)
+    trainer.run.cost.forwards = 0
+    trainer.run.objective.prepare(rollouts)
     branches = 1 + (levels[0] >= 0.5).int()
-    assert trainer.cost.forwards == 4 * branches.sum() + branches[0]  # four rows of the second update, and one row
+    assert trainer.run.cost.forwards == 4 * branches.sum() + branches[0]  # four rows of the second update, and one row
 
 
 @pytest.mark.parametrize("iteration, is_checked", [(1, True), (2, False), (3, True)])
@@ -70,25 +70,25 @@ def test_the_cost_counts_every_forward_pass_also_of_the_check(trainer, iteration
     def count(module, inputs, options):
         calls[torch.is_grad_enabled()] += 1
 
-    trainer.policy.transformer.register_forward_pre_hook(count, with_kwargs=True)
+    trainer.run.policy.transformer.register_forward_pre_hook(count, with_kwargs=True)
     trainer.iteration = iteration
     num_forwards = 8 * trainer.run_iteration()["cost/forwards"]
-    assert calls[False] + trainer.cost.per_training_pass * calls[True] == pytest.approx(num_forwards)
+    assert calls[False] + trainer.run.cost.per_training_pass * calls[True] == pytest.approx(num_forwards)
     of_check = calls[False] - 2 * 8 * trainer.config.rollout.grpo_sampling_steps - 2 * (4 * 2 + 1)
     assert of_check == (4 if is_checked else 0)  # two calls of two branches, besides sampling and old velocities
 
 
 def test_an_iteration_trains_and_the_old_policy_stays_the_rollout_policy(trainer):
-    assert isinstance(trainer.objective, NFTObjective)
+    assert isinstance(trainer.run.objective, NFTObjective)
     rollouts = sample_rollouts(trainer)
-    reference = trainer.objective.prepare(rollouts)
-    metrics = trainer.update(rollouts, reference, 1)
+    reference = trainer.run.objective.prepare(rollouts)
+    metrics = trainer.run.update(rollouts, reference, 1)
     # Rollout and update have different batch shapes, which round differently on some processors.
     assert metrics["nft/distance_first"] <= 1e-5 < metrics["nft/distance_max"]
     assert metrics["kl/velocity"] > 0 and metrics["grad/norm"] > 0
     assert not [name for name in metrics if name.startswith("by_step/")]  # noise levels are trained, not steps
     with torch.no_grad():  # the policy has moved away from the old policy
-        now = trainer.objective.velocity_and_target(rollouts, [0], 0)[0]
+        now = trainer.run.objective.velocity_and_target(rollouts, [0], 0)[0]
     assert {row for row, _ in reference.old} == {0, 1, 2, 3}
     assert not torch.equal(now[0], reference.old[0, 0])
 
@@ -99,12 +99,12 @@ def test_old_velocities_of_the_first_update_would_change_no_metric(trainer):
     for computes_all in (False, True):
         trainer = Trainer(trainer.config.with_settings(anchor_fraction=0.5), trainer.mesh, CPU)
         rollouts = sample_rollouts(trainer)
-        anchor = trainer.objective.prepare(rollouts)
+        anchor = trainer.run.objective.prepare(rollouts)
         for column in rollouts.columns if computes_all else ():
             rows = [4, 5, 6, 7]
-            velocities = trainer.objective.predict(rollouts, rows, column)
+            velocities = trainer.run.objective.predict(rollouts, rows, column)
             anchor.old.update(((row, column), velocity) for row, velocity in zip(rows, velocities))
-        found.append(trainer.update(rollouts, anchor, 1))
+        found.append(trainer.run.update(rollouts, anchor, 1))
     assert found[0] == found[1] and found[0]["kl/position"] > 0
 
 
@@ -122,9 +122,9 @@ EQUATION = (
 
 def velocities_and_targets(trainer, rollouts, column, scale):
     """Compute the guided velocity of every re-noised rollout and its target, as docs/samplers.md defines them."""
-    pipeline, levels = trainer.pipeline, rollouts.trained_steps[:, column]
+    pipeline, levels = trainer.run.pipeline, rollouts.trained_steps[:, column]
     final = rollouts.trajectories.latents[:, -1]
-    noise = torch.stack([trainer.collector.noise.for_renoising(1, index, column) for index in rollouts.indices])
+    noise = torch.stack([trainer.run.collector.noise.for_renoising(1, index, column) for index in rollouts.indices])
     noised = torch.stack([(1 - s) * x + s * e for s, x, e in zip(levels, final, noise)])
     times = [(1000.0 * level, None) for level in levels.tolist()]
     conditional = pipeline._forward(noised, times, rollouts.conditions)
@@ -150,7 +150,7 @@ def test_the_gradient_equals_the_equation(tiny_config, mesh, num_updates, scale,
     settings = settings | {"num_updates_per_rollout": num_updates, "cfg_scale": scale, "learning_rate": 1e-3}
     config = tiny_config.with_settings(**EQUATION | settings)
     trainer = Trainer(config, mesh, CPU)
-    rollouts, parameters = sample_rollouts(trainer), trainer.policy.parameters
+    rollouts, parameters = sample_rollouts(trainer), trainer.run.policy.parameters
     rollouts.advantages[:] = torch.tensor([1.5, -0.5, 3.0, torch.nan, 0.3, -2.0, 0.0, 0.9])  # 3 is clipped
     weights = [1.75 / 2, 0.75 / 2, 1.0, None, 1.15 / 2, 0.0, 1 / 2, 1.45 / 2]
     with torch.no_grad():
@@ -169,7 +169,7 @@ def test_the_gradient_equals_the_equation(tiny_config, mesh, num_updates, scale,
         gradients = torch.autograd.grad(torch.stack(losses).mean(), parameters, allow_unused=True)
         return torch.cat([torch.zeros(p.numel()) if g is None else g.flatten() for p, g in zip(parameters, gradients)])
 
-    found, step = [], trainer.policy.optimizers.step
+    found, step = [], trainer.run.policy.optimizers.step
     rows_of_updates = [range(8)] if num_updates == 1 else [range(4, 8), range(4)]  # group 1 first in iteration 1
 
     def compare_and_step(rate):
@@ -181,8 +181,8 @@ def test_the_gradient_equals_the_equation(tiny_config, mesh, num_updates, scale,
 
     kl_alone = equation([0.5] * 8, rows_of_updates[0])  # with r = 1/2 the branches cancel
     mirrored = equation([w if w is None else 1 - w for w in weights], rows_of_updates[0])
-    trainer.policy.optimizers.step = compare_and_step
-    trainer.update(rollouts, trainer.objective.prepare(rollouts), 1)
+    trainer.run.policy.optimizers.step = compare_and_step
+    trainer.run.update(rollouts, trainer.run.objective.prepare(rollouts), 1)
     assert len(found) == num_updates
     largest = found[0].abs().max().item()
     torch.testing.assert_close(mirrored - kl_alone, kl_alone - found[0], rtol=1e-3, atol=1e-4 * largest)
@@ -191,7 +191,7 @@ def test_the_gradient_equals_the_equation(tiny_config, mesh, num_updates, scale,
 
 def change_the_policy(trainer, reference):
     with torch.no_grad():
-        for parameter in trainer.policy.parameters:
+        for parameter in trainer.run.policy.parameters:
             parameter.mul_(1.05)
 
 
@@ -200,8 +200,8 @@ def change_the_old_policy(trainer, reference):
 
 
 def change_inputs(trainer, change):
-    nft_terms = trainer.objective.nft_terms
-    trainer.objective.nft_terms = lambda inputs, *coefficient: nft_terms(change(inputs), *coefficient)
+    nft_terms = trainer.run.objective.nft_terms
+    trainer.run.objective.nft_terms = lambda inputs, *coefficient: nft_terms(change(inputs), *coefficient)
 
 
 def use_the_policy_in_the_mirrored_branch(trainer, reference):
@@ -223,85 +223,87 @@ def ignore_the_advantages(trainer, reference):
 )
 def test_a_fault_stops_the_run_before_the_first_update(trainer, fault, message):
     rollouts = sample_rollouts(trainer)
-    anchor = trainer.objective.prepare(rollouts)
+    anchor = trainer.run.objective.prepare(rollouts)
     fault(trainer, anchor)
-    before = [parameter.clone() for parameter in trainer.policy.parameters]
+    before = [parameter.clone() for parameter in trainer.run.policy.parameters]
     with pytest.raises(OffPolicyError, match=message):
-        trainer.update(rollouts, anchor, 1)
-    assert all(map(torch.equal, before, trainer.policy.parameters))
+        trainer.run.update(rollouts, anchor, 1)
+    assert all(map(torch.equal, before, trainer.run.policy.parameters))
 
 
 def test_noise_levels_in_the_wrong_unit_stop_the_run(trainer, monkeypatch):
     """Timesteps from 0 to 1 for a transformer that expects 0 to 1000."""
     rollouts = sample_rollouts(trainer)
-    velocity = trainer.pipeline.velocity
+    velocity = trainer.run.pipeline.velocity
 
     def unscaled(latents, timestep, conditions):
         return velocity(latents, timestep / 1000, conditions)
 
-    monkeypatch.setattr(trainer.pipeline, "velocity", unscaled)
-    anchor = trainer.objective.prepare(rollouts)
+    monkeypatch.setattr(trainer.run.pipeline, "velocity", unscaled)
+    anchor = trainer.run.objective.prepare(rollouts)
     with pytest.raises(OffPolicyError, match="relative to that of a zero velocity"):
-        trainer.update(rollouts, anchor, 1)
+        trainer.run.update(rollouts, anchor, 1)
 
 
 def test_an_untrained_model_passes_the_check_only_with_random_weights(trainer):
     config = trainer.config.with_settings(random_weights=True)
     trainer = Trainer(config, trainer.mesh, CPU)
     rollouts = sample_rollouts(trainer)
-    trainer.objective.config = config.with_settings(random_weights=False)  # as if the weights were those of a file
+    trainer.run.objective.config = config.with_settings(random_weights=False)  # as if the weights were those of a file
     with pytest.raises(OffPolicyError, match="that of a zero velocity, is 1.*, above 1; .* set random_weights or"):
-        trainer.update(rollouts, trainer.objective.prepare(rollouts), 1)
-    trainer.objective.config = config
-    assert trainer.update(rollouts, trainer.objective.prepare(rollouts), 1)["grad/norm"] > 0
+        trainer.run.update(rollouts, trainer.run.objective.prepare(rollouts), 1)
+    trainer.run.objective.config = config
+    assert trainer.run.update(rollouts, trainer.run.objective.prepare(rollouts), 1)["grad/norm"] > 0
     rollouts = sample_rollouts(trainer)
     change_the_policy(trainer, None)  # the other checks remain
     with pytest.raises(OffPolicyError, match="first step and its replay"):
-        trainer.update(rollouts, trainer.objective.prepare(rollouts), 2)
+        trainer.run.update(rollouts, trainer.run.objective.prepare(rollouts), 2)
 
 
 def test_an_old_policy_that_follows_the_policy_stops_the_run_at_the_second_update(trainer):
     rollouts = sample_rollouts(trainer)
-    anchor = trainer.objective.prepare(rollouts)
+    anchor = trainer.run.objective.prepare(rollouts)
     anchor.old.clear()  # so that each pass uses the policy's own velocity
     with pytest.raises(OffPolicyError, match="still equals the policy"):
-        trainer.update(rollouts, anchor, 1)
-    assert trainer.update.update_count == 1  # the second update is not applied
+        trainer.run.update(rollouts, anchor, 1)
+    assert trainer.run.update.update_count == 1  # the second update is not applied
 
 
 def test_a_control_run_drops_the_rewards_and_follows_the_guided_anchor(trainer):
     """The gradient is 2 w |v - v_anchor| as in the equation with advantage 0; a rollout without reward stays out."""
     changes = {"ignore_rewards": True, "kl_strategy": "fixed", "anchor_cfg_scale": 3.0, "num_updates_per_rollout": 1}
     trainer = Trainer(trainer.config.with_settings(**changes), trainer.mesh, CPU)
-    trainer.rewards.wait = lambda pending: {row: Reward(float(row) if row else float("nan"), {}) for row in range(8)}
+    trainer.run.rewards.wait = lambda pending: {
+        row: Reward(float(row) if row else float("nan"), {}) for row in range(8)
+    }
     rollouts = sample_rollouts(trainer)
     assert rollouts.advantages.isnan().tolist() == [True] + 7 * [False] and not rollouts.advantages[1:].any()
-    metrics = trainer.update(rollouts, trainer.objective.prepare(rollouts), 1)
+    metrics = trainer.run.update(rollouts, trainer.run.objective.prepare(rollouts), 1)
     assert metrics["kl/position"] > 0 and metrics["grad/norm"] > 0
     changes = {"anchor_cfg_scale": None}
     trainer = Trainer(trainer.config.with_settings(**changes), trainer.mesh, CPU)
     rollouts = sample_rollouts(trainer)
-    metrics = trainer.update(rollouts, trainer.objective.prepare(rollouts), 1)
+    metrics = trainer.run.update(rollouts, trainer.run.objective.prepare(rollouts), 1)
     assert metrics["grad/norm"] == metrics["kl/position"] == 0  # nothing is left to train on
 
 
 @pytest.mark.parametrize("dtype, distance, stops", [("bf16", 4e-2, False), ("bf16", 6e-2, True), ("fp32", 4e-2, True)])
 def test_only_a_distance_above_the_rounding_of_the_dtype_stops_the_run(trainer, dtype, distance, stops):
     rollouts = sample_rollouts(trainer)
-    trainer.objective.config = trainer.config.with_settings(dtype=dtype, batched_forward="false")
+    trainer.run.objective.config = trainer.config.with_settings(dtype=dtype, batched_forward="false")
     deviations = [torch.tensor(distance), torch.tensor(0.0)]
     error = pytest.raises(OffPolicyError, match="distance to the old policy before any update is 0.0")
     with error if stops else nullcontext():
-        trainer.objective.check_fresh(rollouts, Velocities(), [Pass([0], 0)], [], deviations, 1)
+        trainer.run.objective.check_fresh(rollouts, Velocities(), [Pass([0], 0)], [], deviations, 1)
 
 
 def test_a_replica_without_scored_rollouts_does_not_fail_the_check_because_of_nan(trainer):
     rollouts = sample_rollouts(trainer)
-    reference = trainer.objective.prepare(rollouts)
+    reference = trainer.run.objective.prepare(rollouts)
     rollouts.trajectories.latents.fill_(torch.nan)
-    trainer.objective.check_fresh(rollouts, reference, [Pass([], 0)], [], [torch.zeros(())], 1)
+    trainer.run.objective.check_fresh(rollouts, reference, [Pass([], 0)], [], [torch.zeros(())], 1)
     with pytest.raises(OffPolicyError, match="nan"):
-        trainer.objective.check_fresh(rollouts, reference, [Pass([0], 0)], [], [torch.zeros(())], 1)
+        trainer.run.objective.check_fresh(rollouts, reference, [Pass([0], 0)], [], [torch.zeros(())], 1)
 
 
 def read_metrics(folder):
@@ -321,12 +323,12 @@ def test_a_resumed_run_equals_the_uninterrupted_run(tiny_config, mesh, tmp_path)
     interrupted = config.with_settings(output_dir=str(tmp_path / "interrupted"))
     Trainer(interrupted.with_settings(max_steps=1), mesh, CPU).train()
     resumed = Trainer(interrupted.with_settings(resume_from_checkpoint="latest"), mesh, CPU)
-    assert resumed.iteration == 1 and resumed.policy.anchor.age == 2
+    assert resumed.iteration == 1 and resumed.run.policy.anchor.age == 2
     resumed.train()
     expected = read_metrics(tmp_path / "run")
     assert read_metrics(tmp_path / "interrupted") == expected and expected[1]["kl/position"] > 0
-    found = resumed.policy.tensors()
-    for name, tensor in uninterrupted.policy.tensors().items():
+    found = resumed.run.policy.tensors()
+    for name, tensor in uninterrupted.run.policy.tensors().items():
         assert torch.equal(tensor, found[name]), name
 
 

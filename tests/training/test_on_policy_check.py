@@ -27,14 +27,14 @@ def in_training(change):
 
 
 def enable_dropout(trainer):
-    trainer.policy.transformer.train()
-    for module in trainer.policy.transformer.modules():
+    trainer.run.policy.transformer.train()
+    for module in trainer.run.policy.transformer.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.2
 
 
 def compute_in_bf16(trainer):
-    trainer.pipeline.compute_dtype = torch.bfloat16
+    trainer.run.pipeline.compute_dtype = torch.bfloat16
 
 
 def round_timesteps_in_the_rollout(trainer):
@@ -43,18 +43,18 @@ def round_timesteps_in_the_rollout(trainer):
             return arguments, options | {"timestep": options["timestep"].bfloat16().float()}
         return None
 
-    trainer.policy.transformer.register_forward_pre_hook(rounded, with_kwargs=True)
+    trainer.run.policy.transformer.register_forward_pre_hook(rounded, with_kwargs=True)
 
 
 def depend_on_the_batch(trainer):
     def hook(_module, _inputs, output):
         return output + 0.3 * len(output) * torch.linspace(-1, 1, output.shape[-1])
 
-    trainer.policy.transformer.x_embedder.register_forward_hook(hook)
+    trainer.run.policy.transformer.x_embedder.register_forward_hook(hook)
 
 
 def guide_one_by_one(trainer):
-    trainer.pipeline.sampling = dataclasses.replace(trainer.pipeline.sampling, batched_forward=False)
+    trainer.run.pipeline.sampling = dataclasses.replace(trainer.run.pipeline.sampling, batched_forward=False)
 
 
 def recompute_other_values(trainer):
@@ -63,11 +63,11 @@ def recompute_other_values(trainer):
     def perturbed(module, image, *others):
         return checkpoint(module, image * 1.01, *others, use_reentrant=False)
 
-    trainer.policy.transformer.enable_gradient_checkpointing(perturbed)
+    trainer.run.policy.transformer.enable_gradient_checkpointing(perturbed)
 
 
 def compile_another_function(trainer):
-    block = trainer.policy.transformer.transformer_blocks[1]
+    block = trainer.run.policy.transformer.transformer_blocks[1]
 
     def compiled(image, *others):
         image, text = block.forward(image, *others)
@@ -81,19 +81,19 @@ def check_message(config, mesh, *, before=(), between=()):
     trainer = Trainer(config, mesh, CPU)
     for fault in before:
         fault(trainer)
-    anchor_means = trainer.objective.prepare
+    anchor_means = trainer.run.objective.prepare
 
     def faulty(rollouts):
         for fault in between:
             fault(trainer)
         return anchor_means(rollouts)
 
-    trainer.objective.prepare = faulty
+    trainer.run.objective.prepare = faulty
     trainer.iteration = 1
-    weights = [parameter.detach().clone() for parameter in trainer.policy.parameters]
+    weights = [parameter.detach().clone() for parameter in trainer.run.policy.parameters]
     with pytest.raises(OffPolicyError) as error:
         trainer.run_iteration()
-    assert all(torch.equal(a, b) for a, b in zip(weights, trainer.policy.parameters))
+    assert all(torch.equal(a, b) for a, b in zip(weights, trainer.run.policy.parameters))
     return str(error.value)
 
 
@@ -118,7 +118,7 @@ def test_an_injected_fault_is_found_and_named(tiny_config, mesh, settings, befor
 
 def test_a_fault_of_the_training_path_alone_is_found_without_gradient(tiny_config, mesh):
     def fault(trainer):
-        part = trainer.policy.transformer.context_embedder
+        part = trainer.run.policy.transformer.context_embedder
         part.register_forward_hook(in_training(lambda output: output * 1.01))
 
     message = check_message(tiny_config, mesh, between=[fault])
@@ -139,13 +139,13 @@ def test_a_fault_of_the_training_path_alone_is_found_without_gradient(tiny_confi
 )
 def test_the_interval_and_the_tolerance_of_the_check_can_be_set(tiny_config, mesh, settings, iteration, stops):
     trainer = Trainer(tiny_config.with_settings(**settings), mesh, CPU)
-    anchor_means = trainer.objective.prepare
+    anchor_means = trainer.run.objective.prepare
 
     def faulty(rollouts):
         compute_in_bf16(trainer)
         return anchor_means(rollouts)
 
-    trainer.objective.prepare = faulty
+    trainer.run.objective.prepare = faulty
     trainer.iteration = iteration
     if stops:
         with pytest.raises(OffPolicyError):
@@ -157,14 +157,16 @@ def test_the_interval_and_the_tolerance_of_the_check_can_be_set(tiny_config, mes
 def test_the_bf16_tolerance_is_wide_only_for_calls_of_different_shapes(tiny_config, mesh):
     config = tiny_config.with_settings(dtype="bf16", cfg_scale=2.0, grpo_sampling_steps=2)
     trainer = Trainer(config, mesh, CPU)
-    rollouts, _ = trainer.collector.collect(1, StageTimer(CPU))
+    rollouts, _ = trainer.run.collector.collect(1, StageTimer(CPU))
     samples = rollouts.conditions.samples
     shorter = dataclasses.replace(samples[0], text=samples[0].text[:-1])
     rollouts = dataclasses.replace(rollouts, conditions=Conditions((shorter,) * 4 + samples[4:]))
 
     def check(*rows, deviation):
         zeros = [torch.zeros(())] * (len(rows) - 1)
-        trainer.objective.on_policy_check(rollouts, [(part, 0) for part in rows], [*zeros, torch.tensor(deviation)], 1)
+        trainer.run.objective.on_policy_check(
+            rollouts, [(part, 0) for part in rows], [*zeros, torch.tensor(deviation)], 1
+        )
 
     as_sampled, rotated = [*range(8)], [*range(4, 8), *range(4)]
     check(as_sampled, deviation=0.9e-6)
@@ -225,13 +227,13 @@ def check_with(settings, deviations_by_rank):
 
     mesh = ranks.start(1, CPU)
     trainer = Trainer(load_config("configs/smoke.yaml", **settings), mesh, CPU)
-    rollouts, _ = trainer.collector.collect(1, StageTimer(CPU))
-    check, repeated, calls = trainer.objective.on_policy_check, [], []
+    rollouts, _ = trainer.run.collector.collect(1, StageTimer(CPU))
+    check, repeated, calls = trainer.run.objective.on_policy_check, [], []
     diagnosis = check._diagnosis
     check._diagnosis = lambda rollouts, a_pass, *others: (
         repeated.append(a_pass[0]) or diagnosis(rollouts, a_pass, *others)
     )
-    trainer.policy.transformer.register_forward_pre_hook(lambda *_: calls.append(1))
+    trainer.run.policy.transformer.register_forward_pre_hook(lambda *_: calls.append(1))
     passes = [([0, 1], 0), ([2], 0), ([], 0)]
     found = []
     for deviations in deviations_by_rank[mesh.rank]:

@@ -26,10 +26,10 @@ def adapter_is_unchanged(folder):
 
     config = load_config("configs/smoke.yaml", output_dir=str(Path(folder)), valid_video_csv="", **SETTINGS)
     trainer = Trainer(config, ranks.start(1, CPU, timeout=60), CPU, scorers={"test": ThresholdScorer(-9.0)})
-    before = trainer.policy.lora()
-    collector, indices = trainer.collector, trainer.collector.indices()
-    collector.sample(1, collector.schedule, indices, trainer.encoder(collector.requests_of(1, indices)))
-    after = trainer.policy.lora()
+    before = trainer.run.policy.lora()
+    collector, indices = trainer.run.collector, trainer.run.collector.indices()
+    collector.sample(1, collector.schedule, indices, trainer.run.encoder(collector.requests_of(1, indices)))
+    after = trainer.run.policy.lora()
     return all(torch.equal(before[name].a, after[name].a) and after[name].a.dtype == torch.float32 for name in before)
 
 

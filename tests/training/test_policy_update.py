@@ -56,7 +56,7 @@ def move(policy, scale, seed):
 
 def log_prob_and_mean(trainer, rollouts, row, step, scale=2.0):
     """Compute the transition of docs/sde.md in the order of the page, with SAGE's variance from Python floats."""
-    pipeline, rollout = trainer.pipeline, trainer.config.rollout
+    pipeline, rollout = trainer.run.pipeline, trainer.config.rollout
     levels = shifted_levels(rollout.grpo_sampling_steps, rollout.shift)
     sigma, sigma_next = levels[step], levels[step + 1]
     conditions = rollouts.conditions.select([row])
@@ -92,19 +92,19 @@ def test_the_gradient_equals_the_equations(tiny_config, mesh, kl_velocity, is_ba
     config = tiny_config.with_settings(**SETTINGS, **settings)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
     trainer.iteration = 1
-    rollouts, pending = trainer.collector.collect(1, StageTimer(CPU))
-    rewards = trainer.rewards.wait(pending)
-    advantages, _ = trainer.rewards.advantages(rollouts.indices, rewards)
+    rollouts, pending = trainer.run.collector.collect(1, StageTimer(CPU))
+    rewards = trainer.run.rewards.wait(pending)
+    advantages, _ = trainer.run.rewards.advantages(rollouts.indices, rewards)
     rollouts = rollouts.with_rewards(rewards, advantages)
     orders = rollouts.trained_steps.tolist()
     assert len({tuple(order) for order in orders}) > 1 and all(sorted(order) == [0, 1, 2] for order in orders)
 
-    with trainer.policy.anchor.swapped_in(), torch.no_grad():
-        move(trainer.policy, 5e-3, seed=2)  # an anchor that differs from the rollout policy
+    with trainer.run.policy.anchor.swapped_in(), torch.no_grad():
+        move(trainer.run.policy, 5e-3, seed=2)  # an anchor that differs from the rollout policy
         scale = of_anchor or 2.0
         anchors = [[log_prob_and_mean(trainer, rollouts, row, step, scale)[1] for step in range(3)] for row in range(8)]
-    move(trainer.policy, 1e-2, seed=1)  # ratios leave 1, some beyond the clip range
-    trainer.policy.anchor.age += 1
+    move(trainer.run.policy, 1e-2, seed=1)  # ratios leave 1, some beyond the clip range
+    trainer.run.policy.anchor.age += 1
     variances = [log_prob_and_mean(trainer, rollouts, 0, step)[2] for step in range(3)]
     terms, is_clipped = [], []
     weights = equalizer_weights(trainer, variances) if is_balanced else [1.0] * 3
@@ -123,12 +123,14 @@ def test_the_gradient_equals_the_equations(tiny_config, mesh, kl_velocity, is_ba
                 velocity = ((mean - drawn) ** 2 / (2 * variance + 1e-6)).mean()
             terms.append(policy + 0.3 * (0.7 * position + 0.4 * velocity))
     assert 0 < sum(is_clipped) < len(is_clipped)
-    expected = torch.autograd.grad(torch.stack(terms).mean(), trainer.policy.parameters, allow_unused=True)
+    expected = torch.autograd.grad(torch.stack(terms).mean(), trainer.run.policy.parameters, allow_unused=True)
 
     applied = []
-    trainer.policy.optimizers.step = lambda rate: applied.extend(p.grad.clone() for p in trainer.policy.parameters)
-    metrics = trainer.update(rollouts, trainer.objective.prepare(rollouts), 1)
-    expected = [torch.zeros_like(p) if g is None else g for g, p in zip(expected, trainer.policy.parameters)]
+    trainer.run.policy.optimizers.step = lambda rate: applied.extend(
+        p.grad.clone() for p in trainer.run.policy.parameters
+    )
+    metrics = trainer.run.update(rollouts, trainer.run.objective.prepare(rollouts), 1)
+    expected = [torch.zeros_like(p) if g is None else g for g, p in zip(expected, trainer.run.policy.parameters)]
     flat, expected_flat = (torch.cat([g.flatten().double() for g in gs]) for gs in (applied, expected))
     assert (flat - expected_flat).norm() < 1e-4 * expected_flat.norm()
     assert metrics["grad/norm"] == pytest.approx(expected_flat.norm().item(), rel=1e-4)
@@ -141,34 +143,36 @@ def test_an_update_with_nan_or_inf_has_no_effect_on_the_next_one(tiny_config, me
     work = UpdateWork(rollouts=None, reference={}, passes=[], num_terms=1, iteration=1, is_fresh=False)
 
     def step(trainer, *, in_gradient=0.0, in_loss=0.0):
-        for parameter in trainer.policy.parameters:
+        for parameter in trainer.run.policy.parameters:
             parameter.grad = torch.full_like(parameter, 1e-3)
-        trainer.policy.parameters[3].grad.view(-1)[0] += in_gradient
+        trainer.run.policy.parameters[3].grad.view(-1)[0] += in_gradient
         sums = torch.ones(8, dtype=torch.float64)
         sums[2] += in_loss
-        return trainer.update._step(1e-2, sums, torch.zeros(1), work)
+        return trainer.run.update._step(1e-2, sums, torch.zeros(1), work)
 
     plain, interrupted = (Trainer(config, mesh, CPU, scorers={"test": Redness()}) for _ in range(2))
-    before = [parameter.detach().clone() for parameter in plain.policy.parameters]
+    before = [parameter.detach().clone() for parameter in plain.run.policy.parameters]
     for bad in (math.nan, math.inf, -math.inf):
         for places in ({"in_gradient": bad}, {"in_loss": bad}, {"in_gradient": bad, "in_loss": bad}):
-            interrupted.update.nonfinite.record_finite()
+            interrupted.run.update.nonfinite.record_finite()
             assert step(interrupted, **places) is None, places
-            assert all(torch.equal(old, new) for old, new in zip(before, interrupted.policy.parameters)), places
-            assert all(parameter.grad is None for parameter in interrupted.policy.parameters), places
+            assert all(torch.equal(old, new) for old, new in zip(before, interrupted.run.policy.parameters)), places
+            assert all(parameter.grad is None for parameter in interrupted.run.policy.parameters), places
     assert step(interrupted) == step(plain) > 0
-    assert interrupted.update.update_count == plain.update.update_count == 1
-    for old, expected, found in zip(before, plain.policy.parameters, interrupted.policy.parameters):
+    assert interrupted.run.update.update_count == plain.run.update.update_count == 1
+    for old, expected, found in zip(before, plain.run.policy.parameters, interrupted.run.policy.parameters):
         assert torch.equal(found, expected) and not torch.equal(found, old)
 
 
 def gradient_and_position(trainer, rollouts, columns):
     """Return the gradient of an update that measures the position KL at these columns, and its position KL."""
     applied = []
-    trainer.policy.optimizers.step = lambda rate: applied.extend(p.grad.clone() for p in trainer.policy.parameters)
+    trainer.run.policy.optimizers.step = lambda rate: applied.extend(
+        p.grad.clone() for p in trainer.run.policy.parameters
+    )
     rollouts = replace(rollouts, anchor_columns=columns)
-    metrics = trainer.update(rollouts, trainer.objective.prepare(rollouts), 1)
-    trainer.policy.optimizers.zero_grad()
+    metrics = trainer.run.update(rollouts, trainer.run.objective.prepare(rollouts), 1)
+    trainer.run.policy.optimizers.zero_grad()
     return torch.cat([gradient.flatten().double() for gradient in applied]), metrics["kl/position"]
 
 
@@ -184,13 +188,13 @@ def test_the_position_kl_at_drawn_steps_is_unbiased(tiny_config, mesh, settings)
     config = tiny_config.with_settings(**SETTINGS | {"kl_weight": 3e3, "anchor_fraction": 0.34} | settings)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
     trainer.iteration = 1
-    rollouts, pending = trainer.collector.collect(1, StageTimer(CPU))
+    rollouts, pending = trainer.run.collector.collect(1, StageTimer(CPU))
     assert len(rollouts.anchor_columns) == 1
-    rewards = trainer.rewards.wait(pending)
-    rollouts = rollouts.with_rewards(rewards, trainer.rewards.advantages(rollouts.indices, rewards)[0])
-    with trainer.policy.anchor.swapped_in():
-        move(trainer.policy, 5e-3, seed=2)
-    trainer.policy.anchor.age += 1
+    rewards = trainer.run.rewards.wait(pending)
+    rollouts = rollouts.with_rewards(rewards, trainer.run.rewards.advantages(rollouts.indices, rewards)[0])
+    with trainer.run.policy.anchor.swapped_in():
+        move(trainer.run.policy, 5e-3, seed=2)
+    trainer.run.policy.anchor.age += 1
     full, distance = gradient_and_position(trainer, rollouts, [0, 1, 2])
     parts, distances = zip(*(gradient_and_position(trainer, rollouts, [column]) for column in range(3)))
     assert distance > 0 and sum(distances) / 3 == pytest.approx(distance, rel=1e-5)
@@ -219,12 +223,12 @@ def test_a_run_makes_as_many_forward_passes_as_the_planner_predicts(tiny_config,
     assert metrics["cost/forwards"] == pytest.approx(forwards_per_rollout(planned))
     assert metrics["cost/forwards"] == pytest.approx(4 + anchor + trained * training_forwards(planned))
     assert 3 < training_forwards(planned) < 4
-    requests = trainer.collector.requests_of(2, trainer.collector.indices())
-    conditions = trainer.encoder(requests, height=config.data.height, width=config.data.width)
+    requests = trainer.run.collector.requests_of(2, trainer.run.collector.indices())
+    conditions = trainer.run.encoder(requests, height=config.data.height, width=config.data.width)
     tokens = round(fmean(len(sample.text) for sample in conditions.samples))
     plain = replace(planned.with_settings(enable_gradient_checkpointing=False), text_tokens=tokens)
     flops = stage_flops(plain)
-    assert trainer.cost.flops == pytest.approx(flops["rollout"] + flops["anchor"] + flops["update"])
+    assert trainer.run.cost.flops == pytest.approx(flops["rollout"] + flops["anchor"] + flops["update"])
     assert metrics["perf/tflops/update"] * metrics["time/update"] > 0.9e-12 * flops["update"]
 
 
@@ -240,8 +244,8 @@ def test_a_run_makes_as_many_forward_passes_as_the_planner_predicts(tiny_config,
 def test_means_are_stored_only_if_the_updates_need_them(tiny_config, mesh, settings, before, after):
     config = tiny_config.with_settings(timestep_fraction=0.5, grpo_sampling_steps=3, **settings)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
-    stored, anchor_means = [], trainer.objective.prepare
-    trainer.objective.prepare = lambda drawn: (stored.append(drawn.trajectories.means), anchor_means(drawn))[1]
+    stored, anchor_means = [], trainer.run.objective.prepare
+    trainer.run.objective.prepare = lambda drawn: (stored.append(drawn.trajectories.means), anchor_means(drawn))[1]
     for trainer.iteration in (1, 2):
         trainer.run_iteration()
     assert [means is not None for means in stored] == [before, after]
@@ -260,7 +264,7 @@ def test_the_coefficient_follows_both_kl_terms_with_their_weights(tiny_config, m
         learning_rate=1e-2,
     )
     history, trainer = run(config, mesh, iterations=3)
-    recent = list(trainer.update.kl_coefficient.recent)
+    recent = list(trainer.run.update.kl_coefficient.recent)
     for index, line in enumerate(history):  # both updates of an iteration have equally many terms
         observed = (recent[2 * index] + recent[2 * index + 1]) / 2
         assert observed == pytest.approx(0.7 * line["kl/position"] + 5.0 * line["kl/velocity"], rel=1e-6)
@@ -270,12 +274,12 @@ def test_the_coefficient_follows_both_kl_terms_with_their_weights(tiny_config, m
 def test_the_ema_follows_the_policy_with_its_decay(tiny_config, mesh):
     config = tiny_config.with_settings(ema_decay=0.9, learning_rate=1e-2)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
-    start = {name: parameter.detach().clone() for name, parameter in trainer.policy.trained.items()}
+    start = {name: parameter.detach().clone() for name, parameter in trainer.run.policy.trained.items()}
     trainer.iteration = 1
     trainer.run_iteration()
     moved = 0.0
-    for name, average in trainer.policy.ema.tensors().items():
-        policy = trainer.policy.trained[name].detach()
+    for name, average in trainer.run.policy.ema.tensors().items():
+        policy = trainer.run.policy.trained[name].detach()
         torch.testing.assert_close(average, 0.9 * start[name] + 0.1 * policy)
         moved += (policy - start[name]).abs().sum().item()
     assert moved > 0
@@ -285,18 +289,20 @@ def test_the_last_step_of_cps_is_trained_by_its_kl_with_the_conventions_of_the_r
     settings = SETTINGS | {"sde_type": "cps", "eta": 0.5, "last_step": "stochastic", "reference_conventions": True}
     trainer = Trainer(tiny_config.with_settings(**settings), mesh, CPU, scorers={"test": Redness()})
     trainer.iteration = 1
-    rollouts, pending = trainer.collector.collect(1, StageTimer(CPU))
-    rewards = trainer.rewards.wait(pending)
-    rollouts = rollouts.with_rewards(rewards, trainer.rewards.advantages(rollouts.indices, rewards)[0])
+    rollouts, pending = trainer.run.collector.collect(1, StageTimer(CPU))
+    rewards = trainer.run.rewards.wait(pending)
+    rollouts = rollouts.with_rewards(rewards, trainer.run.rewards.advantages(rollouts.indices, rewards)[0])
     assert all(sorted(order) == [0, 1, 2, 3] for order in rollouts.trained_steps.tolist())
     column = rollouts.trained_steps[0].tolist().index(3)
-    mean = rollouts.replay(trainer.pipeline, [0], torch.tensor([3])).mean.detach()
+    mean = rollouts.replay(trainer.run.pipeline, [0], torch.tensor([3])).mean.detach()
     reference = {each: mean + 0.1 for each in rollouts.columns}
-    terms = trainer.objective.terms(rollouts, reference, [0], column, kl_coefficient=0.3)
+    terms = trainer.run.objective.terms(rollouts, reference, [0], column, kl_coefficient=0.3)
     assert terms.metrics["kl/position"].item() == pytest.approx(0.1**2 / 2e-6, rel=1e-3)
     assert terms.deviation.item() == 0 and abs(terms.metrics["policy/log_prob"].item()) < 1e-9
     terms.loss.sum().backward()
-    assert any(parameter.grad.abs().sum() > 0 for parameter in trainer.policy.parameters if parameter.grad is not None)
-    trainer.policy.optimizers.zero_grad()
-    metrics = trainer.update(rollouts, trainer.objective.prepare(rollouts), 1)
+    assert any(
+        parameter.grad.abs().sum() > 0 for parameter in trainer.run.policy.parameters if parameter.grad is not None
+    )
+    trainer.run.policy.optimizers.zero_grad()
+    metrics = trainer.run.update(rollouts, trainer.run.objective.prepare(rollouts), 1)
     assert metrics["kl/position"] < 1e-6 and metrics["policy/ratio_max_deviation"] <= 1e-6

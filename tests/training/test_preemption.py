@@ -76,7 +76,7 @@ def test_a_run_stops_at_the_next_pass_and_resumes_to_the_results_of_the_uninterr
         assert "SIGUSR1" in message, stage
         assert set(entered) <= {"save"}, stage
         assert trainer.iteration == iteration - (stage != "validation")
-        assert all(parameter.grad is None for parameter in trainer.policy.parameters)
+        assert all(parameter.grad is None for parameter in trainer.run.policy.parameters)
     last, message, _ = train(interrupted, mesh)
     assert not message and lines(interrupted) == lines(config)
     assert [line["iteration"] for line in lines(interrupted)] == [1, 2, 3, 4]
@@ -89,7 +89,7 @@ def test_a_run_stops_at_the_next_pass_and_resumes_to_the_results_of_the_uninterr
 @pytest.mark.parametrize("validates", [False, True])
 def test_a_signal_during_a_batch_stops_the_run_before_the_next_denoising_step(config, mesh, validates):
     trainer = Trainer(config.with_settings(validate_at_step0=validates), mesh, CPU, scorers={"test": Slow()})
-    pipeline = trainer.validation.pipeline if validates else trainer.pipeline
+    pipeline = trainer.validation.pipeline if validates else trainer.run.pipeline
     velocity, begun = pipeline.velocity_at_steps, []
 
     def interrupted(latents, schedule, steps, conditions):
@@ -115,7 +115,7 @@ def test_a_signal_during_the_base_validation_stops_the_run_with_nothing_to_save(
 
 def test_after_its_first_optimizer_step_an_iteration_is_finished(config, mesh):
     trainer, message, entered = train(config.with_settings(save_minutes=1e-9), mesh, *SECOND_UPDATE)
-    assert "SIGUSR1" in message and trainer.iteration == 3 and trainer.update.update_count == 6
+    assert "SIGUSR1" in message and trainer.iteration == 3 and trainer.run.update.update_count == 6
     assert "after update" in entered and "rollout" not in entered
     folder = Path(config.record.output_dir) / "checkpoints"
     assert sorted(path.name for path in folder.glob("0*")) == ["000001", "000002", "000003"]  # because of save_minutes

@@ -337,7 +337,7 @@ def test_a_held_out_scorer_measures_validations_only(tiny_config, mesh, tmp_path
     trainer = Trainer(config, mesh, CPU)
     validation, trainer.iteration = trainer.validation, 1
     before, _, after = validation.run(0), trainer.run_iteration(), validation.run(1)
-    (scorer,) = trainer.scorer.held_out_scorers.scorers.values()
+    (scorer,) = trainer.run.scorer.held_out_scorers.scorers.values()
     assert {*chain(*scorer.calls)} == {*prompts}
     for iteration, metrics in enumerate((before, after)):
         assert {n for n in metrics if "red" in n} == {"validation/held_out/Red/red"} and metrics["validation/seen"] == 1

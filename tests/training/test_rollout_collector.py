@@ -17,7 +17,7 @@ def test_the_rollouts_of_a_group_share_their_initial_noise_on_request(tiny_confi
             "sde_window": "fixed:2:2",
             "grpo_sampling_steps": 6,
         }
-        collector = Trainer(tiny_config.with_settings(**settings), mesh, CPU).collector
+        collector = Trainer(tiny_config.with_settings(**settings), mesh, CPU).run.collector
         indices = collector.indices()
         conditions = collector.encoder(collector.requests_of(1, indices))
         latents = collector.sample(1, collector.schedule_of(1), indices, conditions).latents
@@ -69,7 +69,7 @@ def test_scoring_between_stages_gives_the_same_metrics_and_overlaps_with_no_stag
             lines.append(
                 {key: value for key, value in line.items() if not key.startswith(("time/", "memory/", "perf/"))}
             )
-        runs.append((lines, [parameter.detach().clone() for parameter in trainer.policy.parameters]))
+        runs.append((lines, [parameter.detach().clone() for parameter in trainer.run.policy.parameters]))
     (asynchronous, weights), (between, same_weights) = runs
     assert asynchronous == between
     assert all(torch.equal(*pair) for pair in zip(weights, same_weights))

@@ -62,7 +62,7 @@ def test_the_values_differ_from_the_defaults():
 
 
 def test_loss_and_trust_region_follow_the_settings(trainer):
-    update = trainer.update
+    update = trainer.run.update
     weights = update.config.kl_weights
     assert (weights.position, weights.velocity) == (0.6, 0.3)
     schedule = update.kl_coefficient.settings
@@ -70,51 +70,51 @@ def test_loss_and_trust_region_follow_the_settings(trainer):
     assert (schedule.minimum, schedule.maximum, schedule.target) == (0.01, 0.5, 0.07)
     assert (schedule.warmup_updates, schedule.window, schedule.gain) == (3, 4, 0.2)
     assert update.kl_coefficient.value == 0.02 and update.kl_coefficient.recent.maxlen == 4
-    assert trainer.objective.on_policy_check.tolerances == (0.25, 0.25)
+    assert trainer.run.objective.on_policy_check.tolerances == (0.25, 0.25)
     assert (update._is_check_due(8), update._is_check_due(7)) == (True, False)
     assert update.nonfinite.max_bad_updates == 5
-    assert set(trainer.objective.step_weights(trainer.collector.schedule).tolist()) == {
+    assert set(trainer.run.objective.step_weights(trainer.run.collector.schedule).tolist()) == {
         0.0,
         1.0,
     }  # without the equalizer
-    assert trainer.policy.anchor.refresh_every is None
+    assert trainer.run.policy.anchor.refresh_every is None
 
 
 def test_optimizers_follow_the_settings_and_each_parameter_has_one(trainer):
-    adamw, muon = trainer.policy.optimizers.optimizers
+    adamw, muon = trainer.run.policy.optimizers.optimizers
     (group,) = adamw.param_groups
     assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (3e-3, (0.8, 0.98), 1e-6, 0.02)
     (group,) = muon.param_groups
     assert (group["lr"], group["momentum"], group["weight_decay"]) == (3e-3, 0.7, 0.02)
-    names = {id(parameter): name for name, parameter in trainer.policy.trained.items()}
+    names = {id(parameter): name for name, parameter in trainer.run.policy.trained.items()}
     by_muon = {names[id(p)] for p in muon.param_groups[0]["params"]}
     by_adamw = {names[id(p)] for p in adamw.param_groups[0]["params"]}
-    assert by_muon | by_adamw == set(trainer.policy.trained) and not by_muon & by_adamw
-    blocks = {name for name in trainer.policy.trained if name.startswith("transformer_blocks.")}
-    matrices = {name for name in blocks if trainer.policy.trained[name].ndim == 2 and ".norm" not in name}
+    assert by_muon | by_adamw == set(trainer.run.policy.trained) and not by_muon & by_adamw
+    blocks = {name for name in trainer.run.policy.trained if name.startswith("transformer_blocks.")}
+    matrices = {name for name in blocks if trainer.run.policy.trained[name].ndim == 2 and ".norm" not in name}
     assert by_muon == {name for name in matrices if name.split(".")[2] in ("attn", "ff", "ff_context")}
 
 
 def test_an_iteration_uses_gradient_clipping_learning_rate_and_advantage_clipping(trainer):
     applied = []
-    step = trainer.policy.optimizers.step
+    step = trainer.run.policy.optimizers.step
 
     def record_step(rate):
-        applied.append((rate, torch.stack([p.grad.norm() for p in trainer.policy.parameters]).norm().item()))
+        applied.append((rate, torch.stack([p.grad.norm() for p in trainer.run.policy.parameters]).norm().item()))
         step(rate)
 
-    trainer.policy.optimizers.step = record_step
+    trainer.run.policy.optimizers.step = record_step
     trainer.iteration = 1
     seen = []
-    terms = trainer.objective.terms
+    terms = trainer.run.objective.terms
 
     def recorded_terms(rollouts, *others, **options):
         seen.append(rollouts)
         return terms(rollouts, *others, **options)
 
-    trainer.objective.terms = recorded_terms
-    sums, accumulate = [], trainer.update._accumulate
-    trainer.update._accumulate = lambda work: (sums.append(accumulate(work)), sums[-1])[1]
+    trainer.run.objective.terms = recorded_terms
+    sums, accumulate = [], trainer.run.update._accumulate
+    trainer.run.update._accumulate = lambda work: (sums.append(accumulate(work)), sums[-1])[1]
     metrics = trainer.run_iteration()
     assert sums[0].sums.dtype == torch.float64  # of the metrics, over all terms of the update
     assert applied[0][0] == pytest.approx(3e-3 / 4) == metrics["lr"]
@@ -128,8 +128,8 @@ def test_clip_fraction_depends_on_the_clip_range(tiny_config, mesh, clip_range, 
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
     trainer.iteration = 1
     second = []
-    one_update = trainer.update._one_update
-    trainer.update._one_update = lambda *a, **o: (second.append(one_update(*a, **o)), second[-1])[1]
+    one_update = trainer.run.update._one_update
+    trainer.run.update._one_update = lambda *a, **o: (second.append(one_update(*a, **o)), second[-1])[1]
     trainer.run_iteration()
     assert second[1].metrics["policy/clip_fraction"] == pytest.approx(share, abs=0.05)
 
@@ -143,8 +143,10 @@ def test_an_unusable_adapter_is_rejected_before_anything_is_loaded(tiny_config, 
 
 def test_muon_trains_every_matrix_with_scope_all(tiny_config, mesh):
     trainer = Trainer(tiny_config.with_settings(use_muon=True, muon_scope="all"), mesh, CPU, scorers={"t": Redness()})
-    _, muon = trainer.policy.optimizers.optimizers
-    assert {id(p) for p in muon.param_groups[0]["params"]} == {id(p) for p in trainer.policy.parameters if p.ndim >= 2}
+    _, muon = trainer.run.policy.optimizers.optimizers
+    assert {id(p) for p in muon.param_groups[0]["params"]} == {
+        id(p) for p in trainer.run.policy.parameters if p.ndim >= 2
+    }
 
 
 # Settings of rollouts, decoding, loading, parallelism, validation and records.
@@ -222,7 +224,7 @@ def test_these_values_differ_from_the_defaults():
 
 def test_the_sampler_follows_the_settings(elsewhere):
     trainer, _ = elsewhere
-    sampling, collector = trainer.pipeline.sampling, trainer.collector
+    sampling, collector = trainer.run.pipeline.sampling, trainer.run.collector
     assert sampling.guidance_scale == 2.0
     assert not sampling.batched_forward and sampling.guidance_interval == pytest.approx((0.1, 0.9), abs=1e-5)
     assert collector.schedule == Schedule.build(
@@ -247,12 +249,12 @@ def test_each_precomputed_prompt_is_reported(tiny_config, mesh):
 
 def test_models_are_loaded_as_the_settings_say(elsewhere):
     trainer, _ = elsewhere
-    assert trainer.pipeline.compute_dtype == trainer.encoder.dtype == torch.bfloat16
-    assert {parameter.dtype for parameter in trainer.pipeline.vae.parameters()} == {torch.bfloat16}
-    assert trainer.encoder.store.folder.name == "conditions"
-    assert trainer.pipeline.vae.tiling == (64, 0.25) and trainer.pipeline.vae.tile_overlap_factor == 0.25
-    text = trainer.encoder.parts[0]
-    loaded = trainer.encoder._load(text)
+    assert trainer.run.pipeline.compute_dtype == trainer.run.encoder.dtype == torch.bfloat16
+    assert {parameter.dtype for parameter in trainer.run.pipeline.vae.parameters()} == {torch.bfloat16}
+    assert trainer.run.encoder.store.folder.name == "conditions"
+    assert trainer.run.pipeline.vae.tiling == (64, 0.25) and trainer.run.pipeline.vae.tile_overlap_factor == 0.25
+    text = trainer.run.encoder.parts[0]
+    loaded = trainer.run.encoder._load(text)
     text_encoder = inspect.getclosurevars(loaded).nonlocals["encode"]
     assert {parameter.dtype for parameter in text_encoder.model.parameters()} == {torch.float32}
 
@@ -267,10 +269,10 @@ def test_the_policy_is_parallelized_and_adapted_as_the_settings_say(elsewhere):
         "reshard_after_forward": False,
         "compute_dtype": torch.bfloat16,
     }
-    lora = trainer.policy.lora()
+    lora = trainer.run.policy.lora()
     assert {(pair.rank, pair.alpha) for pair in lora.values()} == {(2, 6.0)}
     assert {name.partition(".attn.")[2] or name.partition(".ff.")[2] for name in lora} == {"to_q", "net.2"}
-    assert not trainer.policy._syncs_only_last
+    assert not trainer.run.policy._syncs_only_last
 
 
 def test_validation_follows_the_settings(elsewhere):
@@ -305,18 +307,18 @@ def test_records_follow_the_settings(elsewhere, monkeypatch):
     monkeypatch.setattr(run_setup, "CheckpointWriter", lambda *_, **options: writers.append(options))
     run_setup._checkpoint_writer(trainer.config.record, trainer.mesh, trainer.owner, "1a2b", timeout=1234.0)
     assert writers[0]["timeout"] == 1234.0 and writers[0]["owner"] is trainer.owner and writers[0]["run"] == "1a2b"
-    checkpoints, recorder = trainer.checkpoints, trainer.recorder
+    checkpoints, recorder = trainer.run.checkpoints, trainer.run.recorder
     assert (checkpoints.keep, checkpoints.keep_every, checkpoints.is_asynchronous) == (5, 4, False)
     assert (recorder.interval, recorder.num_videos, recorder.seed, recorder.fps) == (3, 2, 7, 12.0)
-    assert trainer.rewards.max_missing_fraction == 0.75
+    assert trainer.run.rewards.max_missing_fraction == 0.75
 
 
 def test_rollouts_are_decoded_and_scored_as_the_settings_say(elsewhere):
     trainer, _ = elsewhere
-    scored, submit = [], trainer.scorer.submit
-    trainer.scorer.submit = lambda *batches, fps: scored.append(fps) or submit(*batches, fps=fps)
-    decoded = decode_sizes(trainer.pipeline)
-    _, pending = trainer.collector.collect(1, StageTimer(CPU))
-    trainer.rewards.wait(pending)
+    scored, submit = [], trainer.run.scorer.submit
+    trainer.run.scorer.submit = lambda *batches, fps: scored.append(fps) or submit(*batches, fps=fps)
+    decoded = decode_sizes(trainer.run.pipeline)
+    _, pending = trainer.run.collector.collect(1, StageTimer(CPU))
+    trainer.run.rewards.wait(pending)
     size = trainer.config.rollout.batch_size
     assert decoded == [3] * (size // 3) + [size % 3] * (size % 3 > 0) and set(scored) == {12.0}

@@ -73,13 +73,13 @@ def train_iterations(trainer, iterations):
 
 def snapshot(trainer):
     """Return the complete state of a run."""
-    anchor = trainer.policy.anchor
-    tensors = {name: tensor.detach().clone() for name, tensor in trainer.policy.tensors().items()}
+    anchor = trainer.run.policy.anchor
+    tensors = {name: tensor.detach().clone() for name, tensor in trainer.run.policy.tensors().items()}
     numbers = {
-        "update": trainer.update.update_count,
+        "update": trainer.run.update.update_count,
         "age": anchor.age if anchor else None,
-        "kl": trainer.update.kl_coefficient.state_dict(),
-        "health": trainer.update.nonfinite.state_dict(),
+        "kl": trainer.run.update.kl_coefficient.state_dict(),
+        "health": trainer.run.update.nonfinite.state_dict(),
     }
     return tensors, numbers
 
@@ -91,13 +91,13 @@ def test_a_resumed_run_equals_the_uninterrupted_run_bit_for_bit(tiny_config, mes
     config = tiny_config.with_settings(**SETTINGS | CASES[case])
     uninterrupted = Trainer(config, mesh, CPU, scorers={"test": Redness()})
     train_iterations(uninterrupted, 2)
-    folder = uninterrupted.state.save()
-    uninterrupted.checkpoints.wait()
+    folder = uninterrupted.run.state.save()
+    uninterrupted.run.checkpoints.wait()
     expected = train_iterations(uninterrupted, 2)
 
     resuming = config.with_settings(resume_from_checkpoint=str(folder))
     resumed = Trainer(resuming, mesh, CPU, scorers={"test": Redness()})
-    assert resumed.iteration == 2 and resumed.state.changed_settings == []
+    assert resumed.iteration == 2 and resumed.run.state.changed_settings == []
     assert train_iterations(resumed, 2) == expected
     (tensors, numbers), (expected_tensors, expected_numbers) = snapshot(resumed), snapshot(uninterrupted)
     assert numbers == expected_numbers
@@ -202,11 +202,11 @@ def test_save_minutes_are_counted_from_the_last_checkpoint(tiny_config, mesh, mo
     due = []
     for seconds in (0, 119, 120, 121, 239, 240, 300):
         now = seconds
-        due.append(trainer.state.is_save_due())
+        due.append(trainer.run.state.is_save_due())
         if due[-1]:
-            trainer.state.save()
-    trainer.checkpoints.wait()
+            trainer.run.state.save()
+    trainer.run.checkpoints.wait()
     assert due == [False, False, True, False, False, True, False]
-    trainer.state.config = tiny_config.with_settings(save_minutes=0.0)
+    trainer.run.state.config = tiny_config.with_settings(save_minutes=0.0)
     now = 1e9
-    assert not trainer.state.is_save_due()
+    assert not trainer.run.state.is_save_due()

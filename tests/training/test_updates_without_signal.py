@@ -75,7 +75,7 @@ def test_equal_rewards_train_the_kl_to_an_anchor_that_differs(tiny_config, mesh,
     trainer = Trainer(config, mesh, CPU, scorers={"test": scorer})
     trainer.iteration = 1
     trainer.run_iteration()  # moves the policy away from the anchor
-    trainer.scorer.scorers["test"] = Rewards(0.7)
+    trainer.run.scorer.scorers["test"] = Rewards(0.7)
     before = weights(trainer)
     trainer.iteration = 2
     metrics = trainer.run_iteration()
@@ -96,7 +96,9 @@ def test_in_an_iteration_the_velocity_kl_is_a_signal_once_the_policy_has_moved(t
     config = tiny_config.with_settings(kl_strategy="stepwise", **TWO_UPDATES)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
     trainer.iteration = 1
-    first, second = dict.fromkeys(r.prompt for r in trainer.collector.requests_of(1, trainer.collector.indices()))
+    first, second = dict.fromkeys(
+        r.prompt for r in trainer.run.collector.requests_of(1, trainer.run.collector.indices())
+    )
     for prompt, counts in ((second, (2, 0)), (first, (1, 1))):  # groups alternate: the second one is trained first
         trainer = Trainer(config, mesh, CPU, scorers={"test": FirstGroupDiffers(prompt)})
         trainer.iteration = 1

@@ -89,9 +89,9 @@ def test_the_ratio_is_exactly_1_before_the_first_update(config, mesh, sde_type):
 def test_every_training_method_changes_the_weights(config, mesh, settings):
     trainer, metrics = iterations(config.with_settings(learning_rate=1e-3, **settings), mesh, 2)
     assert all(line["grad/norm"] > 0 for line in metrics)
-    assert all(torch.isfinite(p).all() for p in trainer.policy.parameters)
+    assert all(torch.isfinite(p).all() for p in trainer.run.policy.parameters)
     before, _ = iterations(config.with_settings(learning_rate=1e-3, **settings), mesh, 0)
-    moved = [not torch.equal(p, q) for p, q in zip(trainer.policy.parameters, before.policy.parameters)]
+    moved = [not torch.equal(p, q) for p, q in zip(trainer.run.policy.parameters, before.run.policy.parameters)]
     assert sum(moved) > 0.9 * len(moved)
 
 
@@ -119,13 +119,13 @@ def test_a_run_uses_the_frame_rate_the_vae_precision_and_the_negative_prompt_of_
     (folder / "own.yaml").write_text(OWN_YAML)
     places = {"pretrained_model_root": str(root), "prompts_csv": config.data.prompts_csv, "output_dir": str(folder)}
     trainer, (metrics,) = iterations(load_config(folder / "own.yaml", **places), mesh)
-    assert {parameter.dtype for parameter in trainer.pipeline.vae.parameters()} == {torch.float32}
+    assert {parameter.dtype for parameter in trainer.run.pipeline.vae.parameters()} == {torch.float32}
     video, fps = read_video(folder / "rollouts/000001/000.mp4")
     assert (len(video), fps) == (5, 16.0)
-    (negative,) = trainer.encoder(
+    (negative,) = trainer.run.encoder(
         [Request(version_defaults("wan2.1_t2v_1.3b").negative_prompt, is_negative=True)]
     ).samples
-    assert torch.equal(trainer.pipeline.negative.text, negative.text) and len(negative.text) > 50
+    assert torch.equal(trainer.run.pipeline.negative.text, negative.text) and len(negative.text) > 50
     assert metrics["grad/norm"] > 0
 
 
@@ -140,8 +140,8 @@ def test_a_killed_run_resumes_bit_for_bit(config, mesh, tmp_path):
     )
     assert resumed.iteration == 1
     resumed.train()
-    expected = uninterrupted.policy.tensors()
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in resumed.policy.tensors().items())
+    expected = uninterrupted.run.policy.tensors()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in resumed.run.policy.tensors().items())
 
 
 # --- several ranks ----------------------------------------------------------------------------------------------------

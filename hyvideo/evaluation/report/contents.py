@@ -10,7 +10,7 @@ import numpy as np
 import yaml
 
 from hyvideo.config.command_line import load_config
-from hyvideo.config.run_plan import make_plan
+from hyvideo.config.run_plan import num_rollouts
 from hyvideo.config.settings import Config
 from hyvideo.data.outside import folder_problem, parse_json, read_json, read_regular
 from hyvideo.data.prompts import are_seen, read_requests
@@ -102,7 +102,7 @@ def read_run(folder: Path) -> Run:
     return Run(
         config=config,
         environment=environment,
-        rollouts_per_iteration=make_plan(config, environment["processes"]).rollouts,
+        rollouts_per_iteration=num_rollouts(config, environment["processes"]),
         lines=lines,
         hours=(np.cumsum([line["time/iteration"] for line in lines]) / 3600).tolist(),
         history=history,

@@ -33,7 +33,7 @@ def test_the_predicted_size_bounds_the_saved_checkpoint(tiny_config, mesh, setti
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
     trainer.iteration = 1
     trainer.run_iteration()
-    found = sum(tensor.nbytes for tensor in trainer.policy.tensors().values())
+    found = sum(tensor.nbytes for tensor in trainer.run.policy.tensors().values())
     bound = checkpoint_bytes(planned(config, 1))
     assert fraction * bound <= found <= 1.001 * bound  # counters
 

@@ -43,6 +43,13 @@ def test_the_page_shows_restarts_missing_rewards_and_settings(pages):
     assert "<td>Blur</td><td>blur</td>" in pages["two"].read_text(encoding="utf-8")
 
 
+def test_a_run_with_a_custom_sampler_and_objective_is_shown_without_their_files(tmp_path):
+    files = {"objective": f"{tmp_path}/gone.py:Mine", "sde_type": f"{tmp_path}/gone.py:linear"}
+    write_report([record_run(tmp_path / "run", **files)], tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert f"<dd>Mine, {tmp_path}/gone.py:linear rollouts" in text
+
+
 def test_prompts_are_escaped(pages):
     for file in pages.values():
         text = file.read_text(encoding="utf-8")

@@ -144,7 +144,7 @@ def test_a_run_has_the_same_metrics(tiny_config, mesh, tmp_path, changes):
     for name in ("plain", "cached"):
         trainer = Trainer(config.with_settings(output_dir=str(tmp_path / name)), mesh, CPU)
         if name == "cached":
-            assert cached(trainer.policy.transformer).modulation_cache
+            assert cached(trainer.run.policy.transformer).modulation_cache
         metrics = {}
         for trainer.iteration in (1, 2):
             metrics |= trainer.run_iteration()

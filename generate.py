@@ -28,7 +28,7 @@ from hyvideo.data.cli import Parser
 from hyvideo.data.files import locked
 from hyvideo.data.text import quote, shorten
 
-SAME_NAME = "pretrained_model_root transformer_version vae_tile_size shift negative_prompt eta dtype device"
+SAME_NAME = "pretrained_model_root transformer_version vae_tile_size shift sigmas negative_prompt eta dtype device"
 # Flags of this program and the settings of a run that they set.
 SETTINGS = {"num_inference_steps": "validation_steps", "stochastic": "sde_type"}
 SETTINGS |= {"guidance_scale": "cfg_scale", "video_length": "sample_n_frames"}

@@ -40,6 +40,7 @@ from hyvideo.training.machine import resolve_auto
 from hyvideo.training.on_policy_check import OffPolicyError
 from hyvideo.training.preemption import Stopped
 from hyvideo.training.rewards import TooManyMissingRewards
+from hyvideo.training.rollout_batch import RolloutBatch
 from hyvideo.training.rollout_collector import PendingRewards
 from hyvideo.training.run_setup import build_run
 from hyvideo.training.run_state import Progress
@@ -220,19 +221,17 @@ class Trainer:
         # Each batch is scored while the next one is sampled, the last one beside the anchor's forward passes. With
         # `score_between_stages`, all are scored before the anchor, while the GPU is otherwise idle.
         rollouts, pending = self.run.collector.collect(self.iteration, timer)
-        is_between = self.config.reward.scores_between_stages
+        is_between = self.config.reward.scores_between_stages and self.run.objective.needs_rewards
         rewards = self._wait_for_rewards(pending, timer) if is_between else {}
         with timer("anchor"):
             reference = self.run.objective.prepare(rollouts)
-        if not is_between:
-            rewards = self._wait_for_rewards(pending, timer)
-        advantages, reward_metrics = self.run.rewards.advantages(rollouts.indices, rewards)
-        rollouts = rollouts.with_rewards(rewards, advantages.to(self.device))
-        num_missing = reward_metrics["reward/missing"]
-        with timer("record"):
-            self.run.recorder.record(rollouts, pending.videos, self.iteration, num_missing=num_missing, writer=writer)
-        divergence = self.run.update.nonfinite.divergence(self.iteration)
-        self.run.rewards.check_failed_rewards(reward_metrics, rewards, self.iteration, divergence=divergence)
+        if self.run.objective.needs_rewards:
+            if not is_between:
+                rewards = self._wait_for_rewards(pending, timer)
+            rollouts, reward_metrics = self._with_rewards(rollouts, rewards, pending, timer, writer)
+        else:
+            rollouts = rollouts.with_rewards({}, torch.zeros(len(rollouts), device=self.device))
+            reward_metrics = {}
         with timer("update"):
             update_metrics = self.run.update(rollouts, reference, self.iteration)
         return {
@@ -247,6 +246,24 @@ class Trainer:
             "memory/peak_gib": peak_memory_gib(self.device),
             "memory/peak_reserved_gib": peak_memory_gib(self.device, reserved=True),
         }
+
+    def _with_rewards(
+        self,
+        rollouts: RolloutBatch,
+        rewards: dict[int, Reward],
+        pending: PendingRewards,
+        timer: StageTimer,
+        writer: MetricsWriter | None,
+    ) -> tuple[RolloutBatch, dict[str, float]]:
+        """Return the rollouts with rewards and advantages, after recording and checking them, and the metrics."""
+        advantages, metrics = self.run.rewards.advantages(rollouts.indices, rewards)
+        rollouts = rollouts.with_rewards(rewards, advantages.to(self.device))
+        num_missing = metrics["reward/missing"]
+        with timer("record"):
+            self.run.recorder.record(rollouts, pending.videos, self.iteration, num_missing=num_missing, writer=writer)
+        divergence = self.run.update.nonfinite.divergence(self.iteration)
+        self.run.rewards.check_failed_rewards(metrics, rewards, self.iteration, divergence=divergence)
+        return rollouts, metrics
 
     def _wait_for_rewards(self, pending: PendingRewards, timer: StageTimer) -> dict[int, Reward]:
         with timer("reward", f"{self.run.inputs.plan.rollouts} videos"):

@@ -58,7 +58,16 @@ def named_files(settings: Mapping[str, Any]) -> dict[str, list[Path]]:
     named["sde_type"] = code_files([settings["sde_type"]])
     named["objective"] = code_files([settings["objective"]])
     named["pretrained_lora_path"] = lora_files(lora) if lora else []
+    named["anchor_path"] = _anchor_files(Path(settings["anchor_path"])) if settings["anchor_path"] else []
     return {name: [find_path(path) for path in paths] for name, paths in named.items() if paths}
+
+
+def _anchor_files(path: Path) -> list[Path]:
+    """Return the files by whose contents an anchor is known: those of a LoRA, or the manifest of a checkpoint."""
+    from hyvideo.distributed.manifest import NAME  # imports torch
+    from hyvideo.models.lora import lora_files
+
+    return [path / NAME] if (path / NAME).is_file() else lora_files(path)
 
 
 def experiment_settings(config: Config) -> dict[str, object]:

@@ -31,6 +31,7 @@ def machine_problems(inputs: RunInputs) -> Problems:
     yield from pairs_are_usable(inputs, existing=False)
     yield from checkpoints_exist(model.pretrained_model_root)
     yield from initial_lora_exists(config.optimizer.pretrained_lora_path)
+    yield from anchor_exists(config.trust_region.anchor_path)
     yield from checkpoint_to_resume_exists(record.resume_from_checkpoint)
     yield from folders_can_be_written("output_dir", record.output_dir)
     if model.conditions_dir:
@@ -150,6 +151,17 @@ def initial_lora_exists(path: str) -> Problems:
     problem = file_problem(path, MAX_LORA_BYTES)
     if problem:
         yield f"pretrained_lora_path must be a LoRA file or folder, got {quote(path)}: {problem}; correct the path"
+
+
+def anchor_exists(path: str) -> Problems:
+    if not path or not folder_problem(path):
+        return
+    problem = file_problem(path, MAX_LORA_BYTES)
+    if problem:
+        yield (
+            f"anchor_path must be a checkpoint of a run, or a LoRA file or folder, got {quote(path)}: {problem}; "
+            "correct the path"
+        )
 
 
 def checkpoint_to_resume_exists(path: str) -> Problems:

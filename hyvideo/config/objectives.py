@@ -20,10 +20,11 @@ RESERVED_GROUPS = "advantage anchor by_step cost grad hacking memory perf reward
 class Traits(NamedTuple):
     """Properties of an objective that settings and plan depend on: attributes of its class (`Objective`)."""
 
-    trains: Literal["steps", "levels"]  # of the schedule, or noise levels
+    trains: Literal["steps", "path", "levels"]  # stochastic steps, all steps of an ODE rollout, or noise levels
     has_ratio: bool = False  # the loss has likelihood ratios
     needs_old_velocities: bool = False  # later updates need the rollout policy's velocities
     uses_pairs: bool = False  # it trains on rated pairs of videos instead of rollouts
+    needs_rewards: bool = True  # rollouts are decoded and scored
 
 
 class Entry(NamedTuple):
@@ -39,6 +40,9 @@ OBJECTIVES = {
     "dpo": Entry("hyvideo.training.objectives.dpo:DPO", "DPO", Traits("levels", uses_pairs=True)),
     "nft": Entry("hyvideo.training.objectives.nft:NFT", "DiffusionNFT", Traits("levels", needs_old_velocities=True)),
     "draft": Entry("hyvideo.training.objectives.draft:Draft", "reward gradients", Traits("levels")),
+    "distill": Entry(
+        "hyvideo.training.objectives.distill:Distill", "Step distillation", Traits("path", needs_rewards=False)
+    ),
 }
 
 
@@ -72,7 +76,7 @@ def _class_of_file(file: str, name: str) -> type:
         found = getattr(import_file(file), name, None)
     except BaseException as error:  # a user's code may raise anything
         raise ValueError(f"{place} cannot be loaded: {type(error).__name__}: {error}") from error
-    if not isinstance(found, type) or getattr(found, "trains", None) not in ("steps", "levels"):
+    if not isinstance(found, type) or getattr(found, "trains", None) not in ("steps", "path", "levels"):
         raise ValueError(
             f"{place} must name a class that inherits from StepObjective or LevelObjective of "
             f"hyvideo.training.objective, got {found!r:.80}"

@@ -1,12 +1,12 @@
 """The plan of an iteration as text, which a run prints at its start."""
 
 from hyvideo.config.objectives import traits_of
-from hyvideo.config.run_plan import MAX_NOISE, Plan, stochastic_transitions, transitions
+from hyvideo.config.run_plan import MAX_NOISE, Plan, levels_of, stochastic_transitions, transitions
 from hyvideo.config.sections import RolloutSettings
 from hyvideo.config.settings import Config
 from hyvideo.data.text import Row, lines_of
 from hyvideo.schedulers.noise_window import parse_window
-from hyvideo.schedulers.transitions import sampler_of, shifted_levels
+from hyvideo.schedulers.transitions import sampler_of
 
 
 def describe(config: Config, plan: Plan) -> str:
@@ -34,8 +34,10 @@ def plan_rows(config: Config, plan: Plan) -> list[Row]:
         rows.append(("", difference))
     rows.append(("updates per iteration", _updates(config, plan)))
     steps = f"{rollout.grpo_sampling_steps}, {plan.stochastic_steps} of them stochastic"
-    if traits_of(config.loss.objective).trains == "steps":
+    if traits_of(config.loss.objective).trains != "levels":
         steps += f", {plan.num_trained_steps} trained"
+    if rollout.sigmas:
+        steps += f"; sigmas {rollout.sigmas}"
     rows.append(("steps per rollout", steps))
     rows.append(("exploration", _exploration(rollout, variances)))
     noise = _largest_noise(rollout)
@@ -45,7 +47,8 @@ def plan_rows(config: Config, plan: Plan) -> list[Row]:
             f"above {MAX_NOISE:g} videos become noise: lower eta"
         )
         rows.append(("WARNING", warning))
-    rows.append(("trust region", _trust_region(config, plan, variances)))
+    if config.loss.objective != "distill":  # its anchor is the teacher
+        rows.append(("trust region", _trust_region(config, plan, variances)))
     rows += _objective(config, plan)
     return rows
 
@@ -99,7 +102,7 @@ def _exploration(rollout: RolloutSettings, variances: list[float]) -> str:
 
 def _largest_noise(rollout: RolloutSettings) -> float:
     """Return the largest std of a step, relative to the noise level after the step; 0 with a single step."""
-    levels = shifted_levels(rollout.grpo_sampling_steps, rollout.shift)
+    levels = levels_of(rollout)
     # The last step ends at noise level 0, where the quotient has no meaning.
     return max((step.std / level for step, level in zip(transitions(rollout), levels[1:-1])), default=0.0)
 
@@ -126,6 +129,11 @@ def _objective(config: Config, plan: Plan) -> list[Row]:
     objective = traits_of(loss.objective)
     if objective.trains == "levels":
         return [("objective", f"{loss.objective}, {loss.nft_levels} noise levels per rollout")]
+    if loss.objective == "distill":
+        teacher = f"{plan.num_anchor_steps} steps with guidance scale {config.anchor_cfg_scale:g}"
+        if config.trust_region.anchor_path:
+            teacher += f", {config.trust_region.anchor_path}"
+        return [("objective", loss.objective), ("teacher", teacher)]
     if not objective.has_ratio:
         return [("objective", loss.objective)]
     if plan.clip_can_bind:

@@ -14,8 +14,14 @@ from hyvideo.config.machine_rules import Problems, problem_of
 from hyvideo.config.objectives import OBJECTIVES, objective_class, traits_of
 from hyvideo.config.reference_flags import REFERENCE_SCORERS
 from hyvideo.config.run_inputs import RunInputs
-from hyvideo.config.run_plan import branches_of_steps, num_stochastic_steps, parse_interval, stochastic_transitions
-from hyvideo.config.sections import RewardSettings, RolloutSettings
+from hyvideo.config.run_plan import (
+    branches_of_steps,
+    levels_of,
+    num_stochastic_steps,
+    parse_interval,
+    stochastic_transitions,
+)
+from hyvideo.config.sections import MAX_STEPS, RewardSettings, RolloutSettings
 from hyvideo.config.settings import REWARD_PRESETS, TRAITS, Config, eta_of, flat_weights
 from hyvideo.data.files import parse_json
 from hyvideo.data.prompts import check_prompt
@@ -30,7 +36,7 @@ from hyvideo.rewards.rewards import (
     has_gradient,
     scorer_class,
 )
-from hyvideo.schedulers.transitions import sampler_of
+from hyvideo.schedulers.transitions import describe_levels, parse_sigmas, sampler_of
 
 
 def check(config: Config, world_size: int = 1, *, on_this_machine: bool = True) -> RunInputs:
@@ -63,6 +69,7 @@ def check_sampling(config: Config, *, output: Path, is_stochastic: bool = True) 
     as_sampled = config.with_settings(grpo_sampling_steps=config.record.validation_steps).rollout
     _raise(
         ranges,
+        problem_of(lambda: levels_of(as_sampled)) if not ranges else (),
         noise_can_be_matched(config.rollout) if is_stochastic and not ranges else (),
         problem_of(lambda: stochastic_transitions(as_sampled)) if is_stochastic and not ranges else (),
         machine.checkpoints_exist(config.model.pretrained_model_root),
@@ -110,6 +117,7 @@ def range_problems(values: Mapping[str, Any]) -> Problems:
     height, width = values["validation_height"], values["validation_width"]
     if (height == 0) != (width == 0):
         yield f"validation_height and validation_width must both be set or both be 0, got {height} and {width}"
+    yield from problem_of(lambda: parse_sigmas(values["sigmas"]))
     yield from problem_of(lambda: parse_interval(values["guidance_interval"]))
     if negative_prompt := values["negative_prompt"]:
         yield from problem_of(lambda: check_prompt(negative_prompt, "as negative_prompt"))
@@ -190,7 +198,7 @@ def batch_problems(config: Config, world_size: int) -> Problems:
                 f"num_updates_per_rollout must divide the {groups} groups of an iteration, because every update trains "
                 f"equally many whole groups, got {num_updates}; possible values: {_divisors(groups)}"
             )
-    if group < 2:
+    if group < 2 and config.loss.objective != "distill":
         yield (
             f"num_generations must be at least 2, because advantages compare the rollouts of a group, got {group}; "
             "raise num_generations"
@@ -245,13 +253,17 @@ def sampler_problems(config: Config) -> Problems:
     """Yield an invalid eta, window, noise to match or custom sampler, and a guidance interval without steps."""
     rollout = config.rollout
     scale = max(rollout.cfg_scale, config.anchor_cfg_scale)
+    problems = list(problem_of(lambda: levels_of(rollout)))
+    if problems:
+        yield from problems
+        return
     yield from noise_can_be_matched(rollout)
     yield from problem_of(lambda: stochastic_transitions(rollout))
     if scale > 1 and max(branches_of_steps(rollout, scale)) == 1:
         yield (
             "guidance_interval must contain at least one step of the schedule, because no video would be guided, "
-            f"got {rollout.guidance_interval} and {rollout.grpo_sampling_steps} steps with shift {rollout.shift:g}; "
-            "widen the interval"
+            f"got {rollout.guidance_interval} and "
+            f"{describe_levels(rollout.grpo_sampling_steps, rollout.shift, rollout.sigmas)}; widen the interval"
         )
 
 
@@ -264,6 +276,14 @@ def objective_problems(config: Config) -> Problems:
     if problems:
         yield from problems
         return
+    if name == "distill":
+        yield from distill_problems(config)
+        return
+    if config.trust_region.anchor_substeps > 1:
+        yield (
+            f"anchor_substeps above 1 needs objective distill, got {config.trust_region.anchor_substeps} and {name}; "
+            "remove anchor_substeps or set objective distill"
+        )
     if traits_of(name).trains == "steps":
         yield from problem_of(lambda: some_step_is_stochastic(rollout))
         return
@@ -306,7 +326,7 @@ def reward_gradient_problems(config: Config) -> Problems:
     if loss.reward_gradient_weight == 0:
         return
     with suppress(ValueError):  # `objective_problems` reports it
-        if traits_of(loss.objective).trains == "steps":
+        if traits_of(loss.objective).trains != "levels":
             yield (
                 "reward_gradient_weight needs an objective on noise levels, nft or draft, "
                 f"got objective {loss.objective}; set objective nft or draft, or reward_gradient_weight 0"
@@ -406,6 +426,41 @@ def pair_weights_are_numbers(text: str) -> Problems:
         )
 
 
+def distill_problems(config: Config) -> Problems:
+    """Yield settings with which a student cannot follow its teacher."""
+    rollout = config.rollout
+    num_levels = rollout.grpo_sampling_steps * config.trust_region.anchor_substeps
+    if rollout.eta != 0:
+        yield (
+            "objective distill needs eta 0, because the student follows the ODE of its teacher, "
+            f"got {rollout.eta:g}; set eta 0"
+        )
+    if rollout.cfg_scale > 1:
+        yield (
+            "objective distill needs cfg_scale 1, because the student learns the guidance of its teacher, "
+            f"got {rollout.cfg_scale:g}; set cfg_scale 1 and the guidance of the teacher as anchor_cfg_scale"
+        )
+    if rollout.sde_window:
+        yield f"objective distill cannot use sde_window, because it adds no noise, got {quote(rollout.sde_window)}"
+    if config.kl_strategy != "fixed":
+        yield (
+            "objective distill needs kl_strategy fixed and a kl_weight above 0, which keep the teacher, "
+            f"got {config.trust_region.kl_strategy} and {config.trust_region.kl_weight:g}; set both"
+        )
+    if config.loss.num_updates_per_rollout != 1:
+        yield (
+            "objective distill needs num_updates_per_rollout 1, because it trains at the latents of the current "
+            f"student, got {config.loss.num_updates_per_rollout}; set 1, and fewer rollouts per iteration"
+        )
+    if config.reward.ignore_rewards:
+        yield "ignore_rewards has no effect with objective distill, which scores no rollout; remove ignore_rewards"
+    if num_levels > MAX_STEPS:
+        yield (
+            f"the steps of the teacher, grpo_sampling_steps times anchor_substeps, must be at most {MAX_STEPS}, "
+            f"got {num_levels}; lower anchor_substeps"
+        )
+
+
 def some_step_is_stochastic(rollout: RolloutSettings) -> None:
     """Raise ValueError if no step can be trained."""
     if num_stochastic_steps(rollout) == 0:
@@ -445,6 +500,11 @@ def trust_region_problems(config: Config) -> Problems:
             "anchor_cfg_scale needs a fixed anchor, because each refresh would guide what was learned from guidance, "
             f"got {config.anchor_cfg_scale:g} with kl_strategy {strategy}; set kl_strategy fixed or dual_fixed, or "
             "anchor_cfg_scale to the cfg_scale of the policy"
+        )
+    if trust.anchor_path and strategy not in ("fixed", "dual_fixed"):
+        yield (
+            "anchor_path needs a fixed anchor, because a refresh would replace it by the policy, "
+            f"got kl_strategy {strategy}; set kl_strategy fixed or dual_fixed, or remove anchor_path"
         )
     num_updates = config.loss.num_updates_per_rollout
     if config.anchor_moves and trust.update_ref_model_step % num_updates:

@@ -8,7 +8,7 @@ from hyvideo.config.objectives import traits_of
 from hyvideo.config.sections import RolloutSettings
 from hyvideo.config.settings import Config
 from hyvideo.schedulers.noise_window import parse_window
-from hyvideo.schedulers.transitions import Transition, check_float32, schedule, shifted_levels
+from hyvideo.schedulers.transitions import Transition, check_float32, levels_of_steps, refined_levels, schedule
 
 MAX_NOISE = 5.0  # largest sensible std of a step relative to the noise level after it; eta 1 reaches 2.5 in 50 steps
 
@@ -23,7 +23,7 @@ class Plan:
     updates: int
     stochastic_steps: int
     num_trained_steps: int  # per rollout and update
-    num_anchor_steps: int  # trained steps with a KL to the anchor
+    num_anchor_steps: int  # trained steps with a KL to the anchor; of distill, steps of the teacher
     num_reward_steps: int  # steps per rollout and update with a reward gradient: 0 or 1
     clip_can_bind: bool  # false: every ratio is 1
     sampled_branches: float  # forward passes per step, mean over the steps of a rollout
@@ -37,14 +37,21 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
     replicas = world_size // config.distributed.sp_size
     rollouts = num_rollouts(config, world_size)
     stochastic = num_stochastic_steps(rollout)
-    trained = max(1, round(stochastic * loss.timestep_fraction)) if stochastic else 0
     objective = traits_of(loss.objective)
-    trains_levels = objective.trains == "levels"
-    trained = loss.nft_levels if trains_levels else trained
-    num_reward_steps = int(loss.reward_gradient_weight > 0)
+    candidates = rollout.grpo_sampling_steps if objective.trains == "path" else stochastic
+    trained = max(1, round(candidates * loss.timestep_fraction)) if candidates else 0
+    if objective.trains == "levels":
+        trained = loss.nft_levels
+    num_reward_steps = 1 if loss.reward_gradient_weight > 0 else 0
+    branches = branches_of_steps(rollout)
+    of_anchor = branches_of_steps(rollout, config.anchor_cfg_scale)
     measured = max(1, round(trained * config.trust_region.anchor_fraction))
-    branches, of_anchor = branches_of_steps(rollout), branches_of_steps(rollout, config.anchor_cfg_scale)
-    is_noisy = [step.is_stochastic and not trains_levels for step in transitions(rollout)]
+    num_anchor_steps = min(trained or num_reward_steps, measured)  # without levels, at the reward step
+    if objective.trains == "path":
+        num_substeps = config.trust_region.anchor_substeps
+        of_anchor = branches_at(teacher_levels(rollout, num_substeps), rollout, config.anchor_cfg_scale)
+        num_anchor_steps = trained * num_substeps
+    is_noisy = [step.is_stochastic and objective.trains == "steps" for step in transitions(rollout)]
     return Plan(
         replicas=replicas,
         rollouts=rollouts,
@@ -52,13 +59,18 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
         updates=loss.num_updates_per_rollout,
         stochastic_steps=stochastic,
         num_trained_steps=trained,
-        num_anchor_steps=min(trained or num_reward_steps, measured),  # without levels, at the reward step
+        num_anchor_steps=num_anchor_steps,
         num_reward_steps=num_reward_steps,
         clip_can_bind=loss.num_updates_per_rollout > 1 and objective.has_ratio,
         sampled_branches=fmean(branches),
         trained_branches=fmean(list(compress(branches, is_noisy)) or branches),
         anchor_branches=fmean(list(compress(of_anchor, is_noisy)) or of_anchor),
     )
+
+
+def teacher_levels(rollout: RolloutSettings, num_substeps: int) -> tuple[float, ...]:
+    """Return the noise levels of the teacher of objective distill, from 1 to 0."""
+    return refined_levels(rollout.grpo_sampling_steps, rollout.shift, rollout.sigmas, num_substeps)
 
 
 def num_rollouts(config: Config, world_size: int) -> int:
@@ -72,10 +84,16 @@ def stochastic_transitions(rollout: RolloutSettings) -> list[Transition]:
     return [step for step in transitions(rollout) if step.is_stochastic]
 
 
+def levels_of(rollout: RolloutSettings) -> tuple[float, ...]:
+    """Return the noise levels of a rollout, from 1 to 0. Raises ValueError for invalid ``sigmas``."""
+    return levels_of_steps(rollout.grpo_sampling_steps, rollout.shift, rollout.sigmas)
+
+
 def transitions(rollout: RolloutSettings) -> tuple[Transition, ...]:
     """Return the steps of the schedule. Raises ValueError for an invalid sampler, as `schedule` does."""
-    levels = shifted_levels(rollout.grpo_sampling_steps, rollout.shift)
-    steps = schedule(rollout.sde_type, levels, rollout.eta, rollout.last_step, rollout.reference_conventions)
+    steps = schedule(
+        rollout.sde_type, levels_of(rollout), rollout.eta, rollout.last_step, rollout.reference_conventions
+    )
     check_float32(rollout.sde_type, steps)
     return steps
 
@@ -93,10 +111,13 @@ def parse_interval(text: str) -> tuple[float, float]:
 
 def branches_of_steps(rollout: RolloutSettings, scale: float | None = None) -> list[int]:
     """Return the number of forward passes of each step of a rollout, with guidance ``scale`` (``cfg_scale``)."""
-    scale = rollout.cfg_scale if scale is None else scale
+    return branches_at(levels_of(rollout), rollout, rollout.cfg_scale if scale is None else scale)
+
+
+def branches_at(levels: tuple[float, ...], rollout: RolloutSettings, scale: float) -> list[int]:
+    """Return the number of forward passes of each step between these levels, with guidance ``scale``."""
     low, high = parse_interval(rollout.guidance_interval)
-    levels = shifted_levels(rollout.grpo_sampling_steps, rollout.shift)[:-1]
-    return [2 if scale > 1 and low <= level <= high else 1 for level in levels]
+    return [2 if scale > 1 and low <= level <= high else 1 for level in levels[:-1]]
 
 
 def num_stochastic_steps(rollout: RolloutSettings) -> int:

@@ -89,6 +89,11 @@ class RolloutSettings:
     )
     grpo_sampling_steps: int = learning(20, "Denoising steps of a rollout.", at_least=1, at_most=MAX_STEPS)
     shift: float | None = learning(None, "Sigma shift; default: the version's.", at_least=0.001, measured=True)
+    sigmas: str | None = learning(
+        None,
+        "Noise levels of the steps, such as 1,0.757,0.522, instead of those of shift; default: those of the version.",
+        measured=True,
+    )
     cfg_scale: float | None = learning(
         None, "Guidance scale; 1 or less disables guidance; default: the version's.", at_least=None, measured=True
     )
@@ -158,7 +163,8 @@ class LossSettings:
     objective: str = learning(
         "grpo",
         "Loss: grpo (clipped ratios), nft (DiffusionNFT, a velocity loss on re-noised rollouts), draft (reward "
-        "gradients), dpo (preferences in pairs_csv, without rollouts), or FILE.py:NAME.",
+        "gradients), dpo (preferences in pairs_csv, without rollouts), distill (a student of few steps), or "
+        "FILE.py:NAME.",
         choices=OBJECTIVES,
         is_path=True,
     )
@@ -217,6 +223,12 @@ class TrustRegionSettings:
     kl_target: float | None = learning(None, "Target KL; default: kl_weight.", above=0)
     anchor_cfg_scale: float | None = learning(
         None, "Guidance scale of a fixed anchor; default: cfg_scale.", at_least=None
+    )
+    anchor_substeps: int = learning(
+        1, "Steps of distill's teacher, the anchor, for each step of a rollout.", at_least=1, at_most=MAX_STEPS
+    )
+    anchor_path: str = learning(
+        "", "Fixed anchor: a checkpoint of a run, or a LoRA; default: the initial policy.", is_path=True
     )
     anchor_fraction: float = learning(1.0, "Fraction of steps with an anchor KL.", above=0, at_most=1)
     reference_mode_offload: bool = machine(False, "Keep the anchor and the EMA on the CPU while unused.")
@@ -297,7 +309,7 @@ class RecordSettings:
     validation_interval: int = records(50, "Iterations between validations.", at_least=1)
     validation_steps: int | None = records(
         None,
-        "ODE steps of validation videos; default: the version's.",
+        "ODE steps of validation videos; default: the version's, or the number of sigmas.",
         at_least=1,
         at_most=MAX_STEPS,
         measured=True,

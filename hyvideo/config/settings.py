@@ -16,7 +16,7 @@ from hyvideo.grpo.trust_region import KLWeights
 from hyvideo.models.versions import version_defaults
 from hyvideo.rewards.rewards import short_names
 from hyvideo.schedulers.noise_matching import matched_eta
-from hyvideo.schedulers.transitions import SAMPLERS
+from hyvideo.schedulers.transitions import SAMPLERS, parse_sigmas
 
 RESUME_WORDS = ("latest", "auto")  # values of resume_from_checkpoint that are no folders
 # Settings A and B of the paper (arXiv:2603.21872, Table 2).
@@ -66,8 +66,14 @@ class Config:
             "fps": version.fps,
             "shift": version.shift,
             "cfg_scale": version.guidance_scale,
-            "validation_steps": version.num_steps,
         }
+        sigmas = self.rollout.sigmas
+        if sigmas is None and self.rollout.shift is None and version.sigmas:
+            sigmas = version.sigmas
+            defaults["sigmas"] = sigmas
+        defaults["validation_steps"] = len(parse_sigmas(sigmas)) or version.num_steps
+        if self.loss.objective == "distill":  # a student is validated at its own steps
+            defaults["validation_steps"] = self.rollout.grpo_sampling_steps
         given = self.flat()
         return {name: value for name, value in defaults.items() if given[name] is None}
 
@@ -128,16 +134,33 @@ class Config:
         return self.rollout.shift if shift is None else shift
 
     @property
+    def validation_sigmas(self) -> str | None:
+        """Noise levels of the validation schedule: those of the rollouts, or None, which leaves them to the shift.
+
+        None with another number of steps than the rollouts, and with a separate shift in validation.
+        """
+        is_shifted = self.record.validation_shift is not None
+        has_as_many = len(parse_sigmas(self.rollout.sigmas)) == self.record.validation_steps
+        return self.rollout.sigmas if has_as_many and not is_shifted else None
+
+    @property
     def validation_cfg_scale(self) -> float:
         """Guidance scale of the validation; by default that of the rollouts."""
         scale = self.record.validation_cfg_scale
         return self.rollout.cfg_scale if scale is None else scale
 
     def sampled_as_validation(self) -> "Config":
-        """Return a copy whose rollouts have the frames, size, shift and guidance of the validation."""
+        """Return a copy whose rollouts have the frames, size, noise levels and guidance of the validation."""
         frames, height, width = self.validation_size
-        values = {"shift": self.validation_shift, "cfg_scale": self.validation_cfg_scale, "validation_cfg_scale": None}
-        return self.with_settings(sample_n_frames=frames, height=height, width=width, **values)
+        return self.with_settings(
+            sample_n_frames=frames,
+            height=height,
+            width=width,
+            shift=self.validation_shift,
+            sigmas=self.validation_sigmas,
+            cfg_scale=self.validation_cfg_scale,
+            validation_cfg_scale=None,
+        )
 
     def with_absolute_paths(self) -> "Config":
         """Return a copy whose paths do not depend on the working directory, which code of a scorer may change."""
@@ -154,6 +177,15 @@ class Config:
             return traits_of(self.loss.objective).uses_pairs
         except ValueError:  # `rules` reports an invalid objective
             return False
+
+    @property
+    def scores_rollouts(self) -> bool:
+        """True if the videos of the rollouts are decoded and scored."""
+        try:
+            traits = traits_of(self.loss.objective)
+        except ValueError:  # `rules` reports an invalid objective
+            return True
+        return traits.needs_rewards and not traits.uses_pairs
 
     def as_pilot(self) -> "Config":
         """Return a copy for a pilot: two iterations without validation, in the folder ``<output_dir>-pilot``."""
@@ -290,6 +322,7 @@ def eta_of(rollout: sections.RolloutSettings) -> float:
         shift=rollout.shift,
         last_step=rollout.last_step,
         sde_window=rollout.sde_window,
+        sigmas=rollout.sigmas,
     )
 
 

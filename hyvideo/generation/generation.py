@@ -43,6 +43,7 @@ from hyvideo.records.progress_bar import stage_bar
 from hyvideo.records.stage_timer import peak_memory_gib
 from hyvideo.report.gallery import PAGE_FILE, check_page
 from hyvideo.schedulers.schedule import Schedule
+from hyvideo.schedulers.transitions import parse_sigmas
 from hyvideo.training import model_setup, saved_policy
 from hyvideo.training.gpu_driver import check_allocator
 from hyvideo.training.machine import check_compiler
@@ -140,6 +141,10 @@ def sampling_config(
     if resolution and "transformer_version" not in settings:
         kind = next((kind for kind, is_required in kinds.items() if is_required), "base")
         settings = settings | {"transformer_version": version_for(resolution, "i2v" if has_images else "t2v", kind)}
+    if settings.get("sigmas") and "validation_steps" not in settings:
+        settings = settings | {"validation_steps": len(parse_sigmas(settings["sigmas"]))}
+    if "shift" in settings and "sigmas" not in settings:  # a given shift replaces the levels of a run or a version
+        settings = settings | {"sigmas": ""}
     if not from_file and not settings.keys() & {"pretrained_model_root", "transformer_version"}:
         from_file = read_settings(MINIATURE)
     config = Config().with_settings(**from_file | settings).resolved()
@@ -155,7 +160,10 @@ def sampling_config(
         config = config.with_settings(sample_n_frames=version.num_frames)
     if "sde_type" not in settings:
         config = config.sampled_as_validation()
-    return config.with_settings(**settings)
+    config = config.with_settings(**settings)
+    if "sigmas" not in settings and len(parse_sigmas(config.rollout.sigmas)) != config.record.validation_steps:
+        return config.with_settings(sigmas=None)  # levels of another number of steps
+    return config
 
 
 def list_videos(sizes: dict[Request, tuple[int, int]], requests: list[Request], output: Path) -> list[Video]:
@@ -204,7 +212,7 @@ def generate(
     needs = model_setup.check_checkpoint(config, {"this call": [video.request for video in videos]}, sizes)
     refiner = Refiner(config.model, config.distributed, videos, save_pre_sr_video) if sr else None
     new_cache = caching and _checked_cache(caching, config.model, config.rollout, num_steps, is_stochastic)
-    schedule = Schedule.ode(num_steps, config.rollout.shift)
+    schedule = Schedule.ode(num_steps, config.rollout.shift, config.rollout.sigmas)
     if is_stochastic:
         schedule = model_setup.rollout_schedule(config.with_settings(grpo_sampling_steps=num_steps).rollout)
     source = source.with_initial_lora(config.optimizer.pretrained_lora_path)
@@ -313,6 +321,7 @@ def video_settings(config: Config, video: Video, source: Source, seed: int, is_s
         "policy_hash": source.policy_hash,
         "steps": config.record.validation_steps,
         "shift": config.rollout.shift,
+        "sigmas": config.rollout.sigmas,
         "guidance_scale": config.rollout.cfg_scale,
         "guidance_interval": config.rollout.guidance_interval,
         "negative_prompt": config.data.negative_prompt if config.num_branches == 2 else None,

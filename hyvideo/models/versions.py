@@ -18,6 +18,7 @@ class Version(NamedTuple):
     guidance_scale: float = 6.0
     shift: float = 5.0
     num_steps: int = 40
+    sigmas: str = ""  # noise levels at which the steps begin, of models that cover no others; empty: those of shift
     num_frames: int = 121
     fps: float = 24.0
     sizes: list[tuple[int, int]] = []  # recommended (height, width), if only a few are supported

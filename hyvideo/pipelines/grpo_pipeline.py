@@ -158,7 +158,7 @@ class GRPOPipeline:
         step_noise: Callable[[int], Tensor] | None,
     ) -> Iterator[Step]:
         latents = noise.float()
-        self.prepare(self._times(schedule, range(len(schedule.transitions))))
+        self.prepare_schedule(schedule)
         for index in self.with_progress(range(len(schedule.transitions))):
             if self.transformer.step_cache:
                 self.transformer.step_cache.step = index
@@ -184,6 +184,26 @@ class GRPOPipeline:
     ) -> Tensor:
         """Return the guided velocity of each sample at its step of the schedule. Shape: that of ``latents``."""
         return self._guided_velocity(latents, self._times(schedule, steps), conditions)
+
+    @torch.no_grad()
+    def mean_velocity(
+        self, latents: Tensor, schedule: Schedule, starts: list[int], num_steps: int, conditions: Conditions
+    ) -> Tensor:
+        """Return the mean guided velocity of ``num_steps`` ODE steps, weighted by their widths, without gradient.
+
+        It is the difference of the latents after and before these steps, divided by that of the levels; with one step
+        it is exactly the velocity. ``starts`` has the first step of each sample. Shape: that of ``latents``.
+        """
+        sample = latents.float()
+        mean = torch.zeros_like(sample)
+        widths = [schedule.levels[start] - schedule.levels[start + num_steps] for start in starts]
+        for number in range(num_steps):
+            steps = [start + number for start in starts]
+            velocity = self.velocity_at_steps(sample, schedule, steps, conditions)
+            shares = [(schedule.levels[step] - schedule.levels[step + 1]) / width for step, width in zip(steps, widths)]
+            mean = mean + filled(shares, sample.device).view(-1, 1, 1, 1, 1) * velocity
+            sample = schedule.means(velocity, sample, steps)
+        return mean
 
     def velocity(self, latents: Tensor, timestep: Tensor, conditions: Conditions) -> Tensor:
         """Return the guided velocity ``v_negative + scale (v - v_negative)``, or ``v`` without guidance, in float32.
@@ -213,6 +233,10 @@ class GRPOPipeline:
         if cache := self.transformer.modulation_cache:
             with self._autocast(self.device):
                 cache.prepare(times)
+
+    def prepare_schedule(self, schedule: Schedule) -> None:
+        """Call `prepare` for all steps of a schedule."""
+        self.prepare(self._times(schedule, range(len(schedule.transitions))))
 
     def num_forwards(self, timestep: Tensor) -> int:
         """Return the number of forward passes that the velocities at these timesteps need. Shape: (batch,)."""

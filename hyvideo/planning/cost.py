@@ -121,7 +121,9 @@ def forwards_per_rollout(run: PlannedRun) -> float:
 
 
 def iteration_flops(run: PlannedRun) -> float:
-    per_video = 0.0 if run.config.uses_pairs else decode_flops(run) + scoring_flops(run)
+    per_video = 0.0
+    if run.config.scores_rollouts:
+        per_video = decode_flops(run) + scoring_flops(run)
     return run.world_size * sum(stage_flops(run).values()) + run.plan.rollouts * per_video
 
 
@@ -203,11 +205,10 @@ def duration(run: PlannedRun) -> Duration:
     overheads = overhead_seconds(run)
     stages["anchor"] += overheads["anchor's weights"]
     stages["update"] += overheads["optimizer"] + overheads["EMA"] + overheads["on-policy check"]
-    # A sequence-parallel group shares the videos of a batch.
-    videos = math.ceil(run.settings.batch_size / run.settings.sp_size) * run.settings.gradient_accumulation_steps
-    decoding, scoring = (videos * seconds for seconds in video_seconds(run))
-    if run.config.uses_pairs:  # their videos are encoded once and not scored
-        decoding = scoring = 0.0
+    decoding, scoring = scored_video_seconds(run)
+    if not run.config.scores_rollouts:
+        decoding = 0.0
+        scoring = 0.0
     # Scoring counts in full even if it overlaps other stages, because it shares the GPU with them.
     return Duration(
         stages=stages | {"decode": decoding, "reward": scoring},
@@ -215,6 +216,14 @@ def duration(run: PlannedRun) -> Duration:
         waiting=waiting,
         overheads=overheads,
     )
+
+
+def scored_video_seconds(run: PlannedRun) -> tuple[float, float]:
+    """Return the seconds of an iteration to decode the videos and to score them."""
+    # A sequence-parallel group shares the videos of a batch.
+    videos = math.ceil(run.settings.batch_size / run.settings.sp_size) * run.settings.gradient_accumulation_steps
+    decoding, scoring = video_seconds(run)
+    return videos * decoding, videos * scoring
 
 
 def overhead_seconds(run: PlannedRun) -> dict[str, float]:
@@ -236,8 +245,8 @@ def validation_seconds(run: PlannedRun, num_videos: int) -> float:
     videos = math.ceil(num_videos / run.plan.replicas)
     batch_size = max(1, min(videos, sampling.settings.batch_size))
     batches = math.ceil(videos / batch_size)
-    stages = duration(sampling.with_settings(batch_size=batch_size, gradient_accumulation_steps=batches)).stages
-    return stages["rollout"] + stages["decode"] + stages["reward"]
+    sampled = sampling.with_settings(batch_size=batch_size, gradient_accumulation_steps=batches)
+    return duration(sampled).stages["rollout"] + sum(scored_video_seconds(sampled))
 
 
 def _tiled(side: int, tile: int, overlap: float) -> int:

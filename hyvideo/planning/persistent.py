@@ -44,6 +44,8 @@ def modulation_bytes(run: PlannedRun) -> float:
         timesteps.append(run.validation.settings.grpo_sampling_steps)
     if traits_of(settings.objective).trains == "levels":
         timesteps.append(run.plan.num_trained_steps * run.rollouts_per_replica)
+    if traits_of(settings.objective).trains == "path":
+        timesteps.append(run.plan.num_anchor_steps)
     return max(timesteps) * model.modulation_parameters / (model.width + 1) * run.compute_bytes
 
 
@@ -118,4 +120,8 @@ def trajectory_bytes(run: PlannedRun) -> float:
         states = min(num_steps + 1, 3) + run.old_forwards
     else:
         states = num_steps + 1 + num_steps
-    return 4 * latent * (states + run.anchor_forwards) * run.rollouts_per_replica
+    compared = run.anchor_forwards
+    if traits_of(run.settings.objective).trains == "path":  # one mean velocity of the teacher for each step
+        states = num_steps + 1
+        compared = run.plan.num_trained_steps
+    return 4 * latent * (states + compared) * run.rollouts_per_replica

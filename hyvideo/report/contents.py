@@ -207,7 +207,7 @@ def _read_scores(samples: Path, iterations: Sequence[int]) -> dict[int, dict[int
 
 def _reasons(folder: Path, lines: Sequence[dict], scores: dict[int, dict[int, dict]]) -> Counter:
     """Return how many rewards are missing for each reason, in rollouts and in the first and last validation."""
-    incomplete = [folder / ROLLOUTS / f"{line['iteration']:06d}" for line in lines if line["reward/missing"]]
+    incomplete = [folder / ROLLOUTS / f"{line['iteration']:06d}" for line in lines if line.get("reward/missing")]
     ends = dict.fromkeys([0, max(scores)]) if scores else {}
     parts = [*map(_scores, incomplete), *(scores.get(iteration, {}) for iteration in ends)]
     entries = [entry for part in parts for entry in part.values()]

@@ -9,11 +9,25 @@ import math
 from statistics import fmean
 
 from hyvideo.schedulers.noise_window import parse_window
-from hyvideo.schedulers.transitions import MAX_ETA, SAMPLERS, sampler_of, schedule, shifted_levels
+from hyvideo.schedulers.transitions import (
+    MAX_ETA,
+    SAMPLERS,
+    describe_levels,
+    levels_of_steps,
+    sampler_of,
+    schedule,
+)
 
 
 def matched_eta(
-    target: str, sde_type: str, *, num_steps: int, shift: float, last_step: str, sde_window: str = ""
+    target: str,
+    sde_type: str,
+    *,
+    num_steps: int,
+    shift: float,
+    last_step: str,
+    sde_window: str = "",
+    sigmas: str | None = None,
 ) -> float:
     """Return the eta at which ``sde_type`` has the total variance of ``target``, such as ``sage_grpo:0.5``.
 
@@ -21,7 +35,7 @@ def matched_eta(
     """
     max_eta = sampler_of(sde_type).max_eta
     target_type, target_eta = parse_target(target)
-    levels = shifted_levels(num_steps, shift)
+    levels = levels_of_steps(num_steps, shift, sigmas)
     goal = total_variance(target_type, levels, target_eta, last_step)
 
     def variance(eta: float) -> float:
@@ -40,7 +54,7 @@ def matched_eta(
     found = min((low, high), key=lambda eta: abs(variance(eta) - goal))
     if goal > 0 and math.isclose(variance(found), goal, rel_tol=1e-9):
         return found
-    where = f"at {num_steps} steps with shift {shift:g} and last_step {last_step}"
+    where = f"at {describe_levels(num_steps, shift, sigmas)} and last_step {last_step}"
     inside = f" in sde_window {sde_window}" if sde_window else ""
     noisiest = max(tried, key=tried.__getitem__)
     if goal == 0:

@@ -50,25 +50,33 @@ class Schedule:
         num_steps: int,
         shift: float,
         eta: float,
+        sigmas: str | None = None,
         last_step: str = "stochastic",
         reference_conventions: bool = False,
     ) -> "Schedule":
         """Return the schedule of a sampler, a built-in name or ``FILE.py:NAME``.
 
+        The noise levels are those of ``sigmas`` if it is given, else those of ``shift`` (`levels_of_steps`).
         ``last_step="stochastic"`` leaves the noise of the last step in the final latent, as the paper's configurations
         do. ``last_step="deterministic"`` ends at x0_hat and excludes that step from training.
         ``reference_conventions`` selects `REFERENCE_SAMPLERS`.
 
         Raises ValueError if a setting is out of range or a step is not defined.
         """
-        levels = transitions.shifted_levels(num_steps, shift)
+        levels = transitions.levels_of_steps(num_steps, shift, sigmas)
         steps = transitions.schedule(sde_type, levels, eta, last_step, reference_conventions)
         return Schedule(sampler_of(sde_type, reference_conventions), levels, steps, reference_conventions)
 
     @staticmethod
-    def ode(num_steps: int, shift: float) -> "Schedule":
+    def ode(num_steps: int, shift: float, sigmas: str | None = None) -> "Schedule":
         """Return a schedule without noise, which validation and generation use."""
-        return Schedule.build("sage_grpo", num_steps=num_steps, shift=shift, eta=0.0)
+        return Schedule.at(transitions.levels_of_steps(num_steps, shift, sigmas))
+
+    @staticmethod
+    def at(levels: tuple[float, ...]) -> "Schedule":
+        """Return a schedule without noise at these levels, of which the last is where the last step ends."""
+        steps = tuple(ode_transition(*pair) for pair in zip(levels, levels[1:]))
+        return Schedule(sampler_of("sage_grpo"), levels, steps)
 
     def with_noise_only_at(self, steps: Iterable[int]) -> "Schedule":
         """Return a copy in which all other steps follow the ODE."""
@@ -138,6 +146,10 @@ class Schedule:
         _check_shape("outcome", outcome, sample)
         mean, std = self._moments(velocity, sample, indices)
         return self._scored(outcome.float(), mean, std)
+
+    def means(self, velocity: Tensor, sample: Tensor, indices: Sequence[int]) -> Tensor:
+        """Return the mean of each sample's step, float32; ``indices`` has the step of each. Shape: (batch, ...)."""
+        return self._moments(velocity, sample, indices)[0]
 
     def _moments(self, velocity: Tensor, sample: Tensor, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return mean and standard deviation of each sample's step. Shapes: (batch, ...), (batch, 1, ..., 1)."""

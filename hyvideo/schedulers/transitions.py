@@ -201,6 +201,68 @@ def shifted_levels(num_steps: int, shift: float) -> tuple[float, ...]:
     return tuple(shift * u / (shift * u + (1 - u)) for u in grid)
 
 
+def parse_sigmas(text: str | None) -> tuple[float, ...]:
+    """Return the noise levels at which the steps begin, from text such as ``1,0.757,0.522``; none without text.
+
+    Raises ValueError unless they decrease from 1 and are above 0.
+    """
+    if not text:
+        return ()
+    try:
+        levels = tuple(float(word) for word in text.split(","))
+    except ValueError:
+        levels = (math.nan,)
+    decreases = all(level > after for level, after in zip(levels, (*levels[1:], 0.0)))
+    if levels[0] != 1 or not decreases:
+        raise ValueError(
+            "sigmas must be noise levels that decrease from 1, where sampling starts from pure noise, separated by "
+            f"commas and without the final 0, such as 1,0.757,0.522, got {text!r:.80}"
+        )
+    return levels
+
+
+def levels_of_steps(num_steps: int, shift: float, sigmas: str | None = None) -> tuple[float, ...]:
+    """Return the levels of ``sigmas`` (`parse_sigmas`) and the final 0, or `shifted_levels` without them.
+
+    Shape: (num_steps + 1,). Raises ValueError if ``sigmas`` has another number of steps.
+    """
+    given = parse_sigmas(sigmas)
+    if not given:
+        return shifted_levels(num_steps, shift)
+    if len(given) != num_steps:
+        raise ValueError(
+            f"sigmas must have one noise level for each of the {num_steps} steps, got {len(given)}: {sigmas}; set the "
+            f"number of steps to {len(given)}, or remove sigmas to compute the levels from shift"
+        )
+    return (*given, 0.0)
+
+
+def refined_levels(num_steps: int, shift: float, sigmas: str | None, num_substeps: int) -> tuple[float, ...]:
+    """Return the levels of `levels_of_steps` with each step divided into ``num_substeps``.
+
+    The new levels divide a step evenly before the shift. Without sigmas, they are those of
+    ``num_steps * num_substeps`` shifted steps. Shape: (num_steps * num_substeps + 1,).
+    """
+    coarse = levels_of_steps(num_steps, shift, sigmas)
+    if not sigmas:
+        return shifted_levels(num_steps * num_substeps, shift)
+    unshifted = [level / (level + shift * (1 - level)) for level in coarse]
+    fine = []
+    for level, start, end in zip(coarse, unshifted, unshifted[1:]):
+        fine.append(level)
+        for substep in range(1, num_substeps):
+            u = start + (end - start) * substep / num_substeps
+            fine.append(shift * u / (shift * u + (1 - u)))
+    return (*fine, 0.0)
+
+
+def describe_levels(num_steps: int, shift: float, sigmas: str | None = None) -> str:
+    """Return the levels of a schedule in words."""
+    if sigmas:
+        return f"{num_steps} steps with sigmas {sigmas}"
+    return f"{num_steps} steps with shift {shift:g}"
+
+
 def schedule(
     sde_type: str, levels: tuple[float, ...], eta: float, last_step: str, reference_conventions: bool = False
 ) -> tuple[Transition, ...]:

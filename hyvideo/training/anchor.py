@@ -92,7 +92,7 @@ class WeightCopy:
 
 
 class Anchor(WeightCopy):
-    """The reference model of the position KL: the initial policy, or the policy at the last refresh.
+    """The reference model of the position KL: the initial policy, the policy at the last refresh, or that of a file.
 
     It is refreshed every ``refresh_every`` optimizer updates; None keeps it fixed. Of a LoRA run, it has adapter
     weights.
@@ -106,15 +106,18 @@ class Anchor(WeightCopy):
         refresh_every: int | None,
         offload: bool = False,
         has_own_guidance: bool = False,
+        is_given: bool = False,  # whether its weights come from a file and not from the policy
     ):
         super().__init__(model, trained, offload=offload)
-        self.refresh_every, self.has_own_guidance = refresh_every, has_own_guidance
+        self.refresh_every = refresh_every
+        self.has_own_guidance = has_own_guidance
+        self.is_given = is_given
         self.age = 0  # optimizer updates since the last refresh
 
     @property
     def equals_policy(self) -> bool:
         """Return whether the position KL and its gradient are exactly 0, so that the anchor needs no forward pass."""
-        return self.age == 0 and not self.has_own_guidance
+        return self.age == 0 and not self.has_own_guidance and not self.is_given
 
     def after_iteration(self) -> None:
         """Refresh the anchor if due. Call between iterations only: an iteration uses the same anchor throughout."""

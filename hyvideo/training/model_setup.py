@@ -13,7 +13,7 @@ from torch import nn
 
 from hyvideo.config.machine_rules import image_problems, problem_of
 from hyvideo.config.rules import head_problems
-from hyvideo.config.run_plan import parse_interval, transitions
+from hyvideo.config.run_plan import levels_of, parse_interval, transitions
 from hyvideo.config.sections import ModelSettings, OptimizerSettings, RolloutSettings
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import Request
@@ -32,7 +32,7 @@ from hyvideo.models.versions import UNSUPPORTED, version_defaults
 from hyvideo.pipelines.condition_encoder import ConditionEncoder, PartStore
 from hyvideo.pipelines.grpo_pipeline import DTYPES, GRPOPipeline, SamplerSettings
 from hyvideo.schedulers.schedule import Schedule
-from hyvideo.schedulers.transitions import sampler_of, shifted_levels
+from hyvideo.schedulers.transitions import sampler_of
 from hyvideo.training.gpu_driver import driver_problem
 from hyvideo.training.saved_policy import read_saved_lora
 
@@ -203,7 +203,7 @@ def rollout_schedule(rollout: RolloutSettings) -> Schedule:
     """Return the schedule of the rollouts, with the steps that the plan has and the rules check."""
     return Schedule(
         sampler=sampler_of(rollout.sde_type, rollout.reference_conventions),
-        levels=shifted_levels(rollout.grpo_sampling_steps, rollout.shift),
+        levels=levels_of(rollout),
         transitions=transitions(rollout),
         reference_conventions=rollout.reference_conventions,
     )

@@ -51,25 +51,28 @@ class Objective(ABC):
     """Base class of the objectives: what an update trains on, and the loss of a pass.
 
     Attributes of the class:
-        trains: ``steps`` of the schedule or noise ``levels``; set by `StepObjective` and `LevelObjective`.
+        trains: Stochastic ``steps`` of the schedule, all steps of an ODE rollout (``path``), or noise ``levels``; set
+            by `StepObjective` and `LevelObjective`.
         metrics: Names of `Terms.metrics`, in the order of metrics.jsonl.
         by_step: Those of them that are also reported by denoising step.
         deviation_names: Names of the largest `Terms.deviation` of all updates, and of the first one.
         has_ratio: Whether the loss has likelihood ratios, so that rollout and update must round equally.
         needs_old_velocities: Whether updates after the first one compute the rollout policy's velocities in advance.
         uses_pairs: Whether it trains on rated pairs of videos (`PairCollector`) instead of rollouts.
+        needs_rewards: Whether rollouts are decoded and scored.
         uses_advantages: Whether the loss has no gradient where all advantages are 0, so that such updates are skipped.
         keeps_all_latents: Whether rollouts keep their latents at every step; otherwise the noise, those after the first
             step, and the final ones.
     """
 
-    trains: ClassVar[Literal["steps", "levels"]]
+    trains: ClassVar[Literal["steps", "path", "levels"]]
     metrics: ClassVar[tuple[str, ...]]
     by_step: ClassVar[tuple[str, ...]] = ()
     deviation_names: ClassVar[tuple[str, str]] = ("policy/max_deviation", "policy/first_deviation")
     has_ratio: ClassVar[bool] = False
     needs_old_velocities: ClassVar[bool] = False
     uses_pairs: ClassVar[bool] = False
+    needs_rewards: ClassVar[bool] = True
     uses_advantages: ClassVar[bool] = True
     keeps_all_latents: ClassVar[bool] = False
 
@@ -228,16 +231,17 @@ class Objective(ABC):
 
 
 class StepObjective(Objective):
-    """An objective on the sampled transitions: it trains stochastic steps of the schedule."""
+    """An objective on the sampled transitions: it trains stochastic steps of the schedule, or all with ``path``."""
 
     trains = "steps"
     keeps_all_latents = True
 
     def draw(self, schedule: Schedule, iteration: int, indices: list[RolloutIndex], count: int) -> Tensor:
         """Return the trained steps of each rollout. Shape: (rollouts, count)."""
-        return timestep_permutations(
-            self.config.loss, self.config.data, iteration, indices, schedule.stochastic_steps, count
-        )
+        steps = schedule.stochastic_steps
+        if self.trains == "path":
+            steps = list(range(len(schedule.transitions)))
+        return timestep_permutations(self.config.loss, self.config.data, iteration, indices, steps, count)
 
     def timesteps(self, rollouts: RolloutBatch, rows: list[int], column: int) -> Tensor:
         return rollouts.schedule.timesteps[rollouts.trained_steps[rows, column]]

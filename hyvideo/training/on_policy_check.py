@@ -22,6 +22,8 @@ from hyvideo.training.rollout_batch import RolloutBatch
 
 # Equal shapes give bitwise equal results; in float32, other shapes change only the order of additions.
 EXACT = 1e-6
+# Relative rounding errors of a step: if only the order of additions differs; if batch shapes differ in bf16.
+EXACT_STEP, ROUNDED_STEP = 1e-4, 5e-2
 ROUNDING = 1e-4  # largest relative difference of a module's outputs that is explained by rounding
 
 

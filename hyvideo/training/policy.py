@@ -21,6 +21,7 @@ from hyvideo.models.family import family_of, prepare
 from hyvideo.models.fp8 import use_fp8
 from hyvideo.models.lora import Lora, add_trainable_lora, current_lora
 from hyvideo.pipelines.grpo_pipeline import DTYPES
+from hyvideo.training import saved_policy
 from hyvideo.training.anchor import Anchor, WeightCopy
 from hyvideo.training.model_setup import adapter_config, read_initial_lora, weights_seed
 from hyvideo.training.optimizers import make_optimizers
@@ -51,7 +52,10 @@ class Policy:
                 refresh_every=refresh_every,
                 offload=offload,
                 has_own_guidance=config.anchor_has_own_guidance,
+                is_given=bool(config.trust_region.anchor_path),
             )
+        if self.anchor is not None and self.anchor.is_given:
+            self._load_anchor(Path(config.trust_region.anchor_path))
         self.ema: WeightCopy | None = None
         if config.optimizer.ema_decay:
             self.ema = WeightCopy(self.transformer, self.trained, offload=offload)
@@ -93,6 +97,47 @@ class Policy:
         if self.is_lora and not self.is_sharded and device.type == "cuda":  # on a CPU, nothing would be saved
             transformer.modulation_cache = family_of(transformer).cache_modulation(transformer)
         return transformer
+
+    def _load_anchor(self, path: Path) -> None:
+        """Load the anchor from a checkpoint of a run, or from a LoRA. Raises ValueError, on all ranks, if it differs.
+
+        It must have the trained parameters of this run: all weights, or an adapter of the same rank and modules.
+        """
+        with raise_on_all_ranks(self.mesh):
+            if self.mesh.is_main:
+                saved_policy.verify(path)
+            if not saved_policy.is_checkpoint(path):
+                adapter = self._fitting_lora(path)
+            else:
+                stored = saved_policy.stored_names(self.trained, path)
+                checkpoint.check_shapes(path, {stored[name]: each for name, each in self.trained.items()})
+        if not saved_policy.is_checkpoint(path):
+            with self.anchor.swapped_in():
+                _fill_adapter(self.transformer, adapter, self.config.data.seed)
+            return
+        loaded = {name: torch.zeros_like(parameter) for name, parameter in self.trained.items()}
+        checkpoint.load_tensors(path, {stored[name]: tensor for name, tensor in loaded.items()}, self.mesh)
+        self.anchor.load(loaded)
+
+    def _fitting_lora(self, path: Path) -> Lora:
+        """Return the LoRA of a file for the anchor. Raises ValueError unless it has the modules and rank of ours."""
+        if not self.is_lora:
+            raise ValueError(
+                f"anchor_path must be a checkpoint with all weights if lora_rank is 0, got the LoRA {path}; merge it "
+                "with scripts.export, train from the result and set anchor_path to a checkpoint, or set lora_rank"
+            )
+        lora = saved_policy.read_saved_lora(path)
+        config = self.transformer.peft_config["default"]
+        trained = {name.partition(".lora_")[0] for name in self.trained}
+        found = {(pair.rank, pair.alpha) for pair in lora.values()}
+        if lora.keys() != trained or found != {(config.r, config.lora_alpha)}:
+            raise ValueError(
+                f"anchor_path must be a LoRA with the modules, rank and alpha of this run, got {path} with "
+                f"{len(lora)} modules and {sorted(found)} instead of {len(trained)} and "
+                f"{(config.r, config.lora_alpha)}; set lora_rank, lora_alpha and lora_target_modules to those of the "
+                "file"
+            )
+        return lora
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -150,7 +195,7 @@ class Policy:
             copy.load(saved[kind])
         if self.anchor:
             self.anchor.age = anchor_age
-            if not anchor_age:
+            if not anchor_age and not self.anchor.is_given:
                 self.anchor.refresh()
 
     def _copies(self, anchor_age: int | None) -> dict[str, WeightCopy]:

@@ -160,7 +160,7 @@ class RolloutCollector:
                 parts.append(self.sample(iteration, schedule, batch, conditions.select(rows), mean_steps=batch_steps))
                 self.cost.add(len(rows) * self.pipeline.num_forwards(schedule.timesteps))
             share = self.mesh.rank_share(rows)
-            if not share:
+            if not share or not self.objective.needs_rewards:
                 continue
             with timer("decode", f"batch {number}/{len(starts)}"):
                 latents = select(parts[-1].final, [row - start for row in share])

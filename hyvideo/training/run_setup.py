@@ -127,9 +127,9 @@ def build_run(
     )
 
     progress.enter("load", "the reward model")
-    is_scored = not objective_type.uses_pairs or bool(validated)
+    is_scored = config.scores_rollouts or bool(validated)
     scorer = make_async_scorer(config, device, scorers if is_scored else {})
-    scored = [] if objective_type.uses_pairs else requests
+    scored = requests if config.scores_rollouts else []
     scorer.check_prompts([request.prompt for request in scored], [request.prompt for request in validated])
     if config.reward.check_reward and scorers is None and is_scored:
         _try_rewards(scorer, config, requests, validated)

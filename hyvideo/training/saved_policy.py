@@ -6,7 +6,7 @@ Every function that reads weights first compares a checkpoint with its manifest,
 
 import json
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from functools import lru_cache
 from pathlib import Path
 
@@ -44,9 +44,9 @@ def verify(folder: Path) -> None:
     """
     owner = folder
     for parent in folder.absolute().parents[:2]:
-        if not _is_checkpoint(owner) and _is_checkpoint(parent) and (parent / manifest.NAME).is_file():
+        if not is_checkpoint(owner) and is_checkpoint(parent) and (parent / manifest.NAME).is_file():
             owner = parent
-    if _is_checkpoint(owner):
+    if is_checkpoint(owner):
         found = [(str(path), path.lstat()) for path in sorted(owner.rglob("*"))]
         _verify_state(owner, tuple((name, status.st_size, status.st_mtime_ns) for name, status in found))
 
@@ -66,7 +66,7 @@ def read_saved_lora(path: Path) -> Lora:
 
 def check_is_policy(folder: Path) -> None:
     """Raise ValueError unless a folder is a checkpoint or has a transformer; reads no weights."""
-    if not _is_checkpoint(folder):
+    if not is_checkpoint(folder):
         _transformer_folder(folder)
 
 
@@ -76,7 +76,7 @@ def check_policy(root: str | Path, version: str | None, folder: Path) -> None:
     transformer = loading.transformer_on_meta(root, version)
     if is_lora(folder):
         check_lora(transformer, read_saved_lora(folder / LORA_FOLDER))
-    elif _is_checkpoint(folder):
+    elif is_checkpoint(folder):
         check_shapes(folder, _by_stored_name(transformer, read_shapes(folder / TENSORS)))
     else:
         loading.load_transformer_weights(transformer, _transformer_folder(folder))
@@ -112,7 +112,7 @@ def _settings(folder: Path) -> dict | None:
 
 def is_lora(folder: Path) -> bool:
     """Return whether a folder is a checkpoint of LoRA training, which needs the base model's weights."""
-    return _is_checkpoint(folder) and (folder / LORA_FOLDER).is_dir()
+    return is_checkpoint(folder) and (folder / LORA_FOLDER).is_dir()
 
 
 def load_into(transformer: nn.Module, folder: Path) -> None:
@@ -120,7 +120,7 @@ def load_into(transformer: nn.Module, folder: Path) -> None:
     verify(folder)
     if is_lora(folder):
         add_lora(transformer, read_lora(folder / LORA_FOLDER))
-    elif _is_checkpoint(folder):
+    elif is_checkpoint(folder):
         _fill(transformer, folder)
     else:
         loading.load_transformer_weights(transformer, _transformer_folder(folder))
@@ -128,7 +128,7 @@ def load_into(transformer: nn.Module, folder: Path) -> None:
 
 def load(folder: Path, dtype: torch.dtype) -> nn.Module:
     """Return a new transformer, loaded from a folder that has all weights of the policy."""
-    if not _is_checkpoint(folder):
+    if not is_checkpoint(folder):
         return loading.load_transformer(_transformer_folder(folder), None, dtype=dtype)
     verify(folder)
     _check_layers(folder)
@@ -187,12 +187,22 @@ def _fill(transformer: nn.Module, folder: Path) -> None:
 
 
 def _by_stored_name(transformer: nn.Module, stored: Collection[str]) -> dict[str, Tensor]:
-    """Return the transformer's tensors by their names in a checkpoint: the EMA's names if it is stored."""
-    return {
-        f"average.{name}" if f"average.{name}" in stored else f"policy.{name}": tensor
-        for name, tensor in transformer.state_dict().items()
-    }
+    """Return the transformer's tensors by their names in a checkpoint."""
+    return {_stored_name(name, stored): tensor for name, tensor in transformer.state_dict().items()}
 
 
-def _is_checkpoint(folder: Path) -> bool:
+def stored_names(names: Iterable[str], folder: Path) -> dict[str, str]:
+    """Return the names of parameters in a checkpoint, by their names in the transformer."""
+    stored = read_shapes(folder / TENSORS)
+    return {name: _stored_name(name, stored) for name in names}
+
+
+def _stored_name(name: str, stored: Collection[str]) -> str:
+    """Return the name of a parameter in a checkpoint: that of the EMA if it is stored."""
+    average = f"average.{name}"
+    return average if average in stored else f"policy.{name}"
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Return whether a folder is a checkpoint of a run."""
     return (folder / TENSORS).is_dir()

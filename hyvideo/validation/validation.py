@@ -63,7 +63,11 @@ class Validation:
         self.on_stage, self.may_end = on_stage, may_end
         self.fps, self.decode_batch_size = config.data.fps, config.rollout.decode_batch_size
         self.pipeline = pipeline.with_guidance(config.validation_cfg_scale)
-        self.schedule = Schedule.ode(self.settings.validation_steps, config.validation_shift)
+        self.schedule = Schedule.ode(
+            self.settings.validation_steps,
+            config.validation_shift,
+            config.validation_sigmas,
+        )
         self.requests = [request for request in requests for _ in range(self.settings.validation_repeats)]
         self.prompts = [request.prompt for request in self.requests]
         self.seen = are_seen(self.prompts, trained_on)
@@ -80,6 +84,8 @@ class Validation:
             "shift": config.validation_shift,
             "guidance": [config.validation_cfg_scale, config.data.negative_prompt],
         }
+        if config.validation_sigmas:
+            self.made_with["sigmas"] = config.validation_sigmas
         if config.rollout.guidance_interval:
             self.made_with["guidance"].append(config.rollout.guidance_interval)
         if any(isinstance(layer, Fp8Linear) for layer in pipeline.transformer.modules()):

@@ -25,8 +25,8 @@ AXES = ("rollouts", "forwards", "seconds")
 # Settings that must be the same for all recipes, so that their metrics can be compared.
 MEASURED = (
     "pretrained_model_root transformer_version valid_video_csv validation_seed validation_repeats validation_steps "
-    "validation_height validation_width validation_num_frames validation_shift validation_cfg_scale reward_model "
-    "reward_weights"
+    "validation_height validation_width validation_num_frames validation_shift validation_sigmas validation_cfg_scale "
+    "reward_model reward_weights"
 ).split()
 
 
@@ -93,8 +93,8 @@ def limit_to_budget(budget: Budget, study: Study, recipes: list[Recipe]) -> list
             run = planned(study, Run(recipe, 0), trains=False)
         except ValueError as error:
             raise ValueError(f"recipe {recipe.name}: {error}") from error
-        resolved = {name: getattr(run.config, name) for name in ("validation_cfg_scale", "validation_shift")}
-        settings = run.config.flat() | resolved
+        resolved = ("validation_cfg_scale", "validation_shift", "validation_sigmas")
+        settings = run.config.flat() | {name: getattr(run.config, name) for name in resolved}
         measured = measured or {name: settings[name] for name in MEASURED}
         if others := [name for name in MEASURED if settings[name] != measured[name]]:
             raise ValueError(f"recipe {recipe.name} must have the same {', '.join(others)} as the first recipe")

@@ -26,7 +26,7 @@ RECORDS = set(
 MEASURED = set(
     "transformer_version dtype encoder_dtype vae_dtype vae_tile_size vae_tile_overlap "
     "random_weights reward_weights "
-    "height width sample_n_frames fps shift cfg_scale guidance_interval reward_model reward_precision "
+    "height width sample_n_frames fps shift sigmas cfg_scale guidance_interval reward_model reward_precision "
     "reward_video remote_reward_url validation_steps validation_seed validation_repeats "
     "negative_prompt".split()
 )

@@ -10,6 +10,7 @@ from hyvideo.schedulers.transitions import (
     SAMPLERS,
     dance_variance,
     flow_variance,
+    levels_of_steps,
     ode_transition,
     sage_variance,
     schedule,
@@ -159,6 +160,13 @@ def test_cps_keeps_the_marginals_of_a_single_data_point_for_any_number_of_steps(
         variance = (step.a + step.b * slope) ** 2 * variance + step.std**2
         assert mean == pytest.approx((1 - sigma_next) * point, abs=1e-12)
         assert variance == pytest.approx(sigma_next**2, abs=1e-12)
+
+
+def test_the_levels_of_four_steps_are_those_of_released_students():
+    """The samplers of LightX2V's student of HunyuanVideo-1.5 and of AnyFlow step through these five levels."""
+    expected = (1.0, 0.9375, 0.8333333333333334, 0.625, 0.0)
+    assert shifted_levels(4, 5.0) == levels_of_steps(4, 5.0) == pytest.approx(expected, abs=1e-15)
+    assert levels_of_steps(4, 7.0, "1,0.9375,0.8333333333333334,0.625") == expected
 
 
 # --- boundaries --------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ def run_problems(folder: Path, config: Config, iterations: int) -> list[str]:
 
 def _line_problems(line: dict[str, float]) -> Iterator[str]:
     iteration = line["iteration"]
-    if line["reward/missing"] > 0:
+    if line.get("reward/missing", 0) > 0:
         yield f"iteration {iteration}: {line['reward/missing']:.0%} of the rewards are missing"
     if line.get("update/skipped", 0) > 0:
         yield f"iteration {iteration}: an update was skipped, because its gradient was not finite"

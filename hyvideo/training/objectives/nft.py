@@ -14,11 +14,9 @@ from torch import Tensor
 from hyvideo.distributed.collectives import gather_ranks, gather_replicas
 from hyvideo.grpo.nft import NFTInputs, NFTTerms, mean_square, nft_terms
 from hyvideo.training.objective import LevelObjective, Terms
-from hyvideo.training.on_policy_check import OffPolicyError
+from hyvideo.training.on_policy_check import EXACT_STEP, ROUNDED_STEP, OffPolicyError
 from hyvideo.training.rollout_batch import Pass, RolloutBatch, chunks, select
 
-# Relative rounding errors of a step: if only the order of additions differs; if batch shapes differ in bf16.
-EXACT_STEP, ROUNDED_STEP = 1e-4, 5e-2
 ZERO_ERROR = "the velocity error on re-noised rollouts, relative to that of a zero velocity, is"
 UNTRAINED = "timesteps or noise are wrong, or the model is not trained (then set random_weights or gate_interval 0)"
 

@@ -1,0 +1,144 @@
+"""Step distillation (``objective distill``): a student of few steps without guidance follows a guided teacher.
+
+    ODE rollout of the student -> teacher from the student's latents, several substeps per step -> squared error
+
+The student samples N steps at levels L_0 = 1 > ... > L_N = 0. From each of its latents x_i, the teacher, which is the
+anchor with ``anchor_cfg_scale``, goes to L_{i+1} in ``anchor_substeps`` Euler steps and arrives at y. The target of the
+student's velocity at (x_i, L_i) is the mean velocity of the teacher, (y - x_i) / (L_{i+1} - L_i). No video is scored.
+"""
+
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from hyvideo.config.run_plan import teacher_levels
+from hyvideo.distributed.collectives import gather_ranks
+from hyvideo.grpo.nft import mean_square
+from hyvideo.schedulers.schedule import Schedule
+from hyvideo.training.objective import StepObjective, Terms
+from hyvideo.training.on_policy_check import EXACT_STEP, ROUNDED_STEP, OffPolicyError
+from hyvideo.training.rollout_batch import Pass, RolloutBatch, select
+
+
+class Distill(StepObjective):
+    """The loss of step distillation; see `Objective` for the arguments."""
+
+    trains = "path"
+    metrics = ("loss/total", "distill/error")
+    deviation_names = ("distill/deviation_max", "distill/deviation_first")
+    uses_advantages = False
+    needs_rewards = False
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.num_substeps = self.config.trust_region.anchor_substeps
+        self.teacher_schedule = Schedule.at(teacher_levels(self.config.rollout, self.num_substeps))
+
+    def prepare(self, rollouts: RolloutBatch) -> dict[int, Tensor]:
+        """Return the teacher's mean velocities at all steps, by column. Shape of each: (rollouts, channels, ...)."""
+        assert self.policy.anchor is not None, "the rules require a fixed anchor"
+        with self._as_anchor(self.policy.anchor):
+            self.pipeline.prepare_schedule(self.teacher_schedule)
+            targets = self._predictions(rollouts, rollouts.columns)
+        self.pipeline.prepare_schedule(rollouts.schedule)
+        return targets
+
+    @torch.no_grad()
+    def predict(self, rollouts: RolloutBatch, rows: list[int], column: int) -> Tensor:
+        """Return the teacher's mean velocity over the step of each row, and count its cost."""
+        starts = [step * self.num_substeps for step in rollouts.trained_steps[rows, column].tolist()]
+        timesteps = self.teacher_schedule.timesteps
+        for start, substep in product(starts, range(self.num_substeps)):
+            self.cost.add(self.pipeline.num_forwards(timesteps[start + substep : start + substep + 1]))
+        return self.pipeline.mean_velocity(
+            self.latents_at(rollouts, rows, column),
+            self.teacher_schedule,
+            starts,
+            self.num_substeps,
+            rollouts.conditions.select(rows),
+        )
+
+    def prediction(self, rollouts: RolloutBatch, rows: list[int], column: int) -> Tensor:
+        """Return the velocities of the current weights at the latents of the rollouts."""
+        return self.velocity_at(rollouts, rows, column, self.latents_at(rollouts, rows, column))
+
+    def latents_at(self, rollouts: RolloutBatch, rows: list[int], column: int) -> Tensor:
+        """Return the latents at which the trained steps begin. Shape: (rows, channels, ...)."""
+        return select(rollouts.trajectories.latents, rows, rollouts.trained_steps[rows, column])
+
+    def terms(
+        self,
+        rollouts: RolloutBatch,
+        reference: dict[int, Tensor],
+        rows: list[int],
+        column: int,
+        *,
+        kl_coefficient: float,
+    ) -> Terms:
+        velocity = self.prediction(rollouts, rows, column)
+        target = select(reference[column], rows)
+        loss = mean_square(velocity - target)
+        return Terms(
+            loss=loss,
+            kl=torch.zeros_like(loss),
+            deviation=self._deviation(rollouts, rows, column, velocity.detach()),
+            metrics={"loss/total": loss, "distill/error": (loss / mean_square(target)).sqrt()},
+        )
+
+    def _deviation(self, rollouts: RolloutBatch, rows: list[int], column: int, velocity: Tensor) -> Tensor:
+        """Return the distance between each sampled step and the step with this velocity, in units of the step."""
+        steps = rollouts.trained_steps[rows, column]
+        before = self.latents_at(rollouts, rows, column)
+        after = select(rollouts.trajectories.latents, rows, steps + 1)
+        mean = rollouts.schedule.means(velocity, before, steps.tolist())
+        return (mean_square(mean - after) / mean_square(after - before)).sqrt()
+
+    def check_fresh(
+        self,
+        rollouts: RolloutBatch,
+        reference: dict[int, Tensor],
+        passes: list[Pass],
+        losses: list[Tensor],
+        deviations: list[Tensor],
+        iteration: int,
+    ) -> None:
+        """Raise OffPolicyError, on all ranks, if the student differs from its rollouts, or a loss is not finite.
+
+        Before the first update of a run the teacher has the weights of the student. With the student's guidance and
+        one step, its target must then be exactly the student's velocity.
+        """
+        super().check_fresh(rollouts, reference, passes, losses, deviations, iteration)
+        limit = EXACT_STEP if self.config.model.dtype == "fp32" else ROUNDED_STEP
+        largest = gather_ranks(torch.stack(deviations).amax(), self.mesh).amax().item()
+        if not largest <= limit:
+            raise OffPolicyError(
+                f"iteration {iteration}, objective distill: the distance between a step of a rollout and the same step "
+                f"in the update is {largest:.3g} of the step, above {limit:g}: rollout and update compute different "
+                "velocities"
+            )
+        anchor = self.policy.anchor
+        if len(deviations) == 1 and anchor is not None and anchor.age == 0 and not anchor.is_given:
+            self._check_teacher(rollouts, passes[0], iteration)
+
+    def _check_teacher(self, rollouts: RolloutBatch, a_pass: Pass, iteration: int) -> None:
+        """Raise OffPolicyError, on all ranks, if the teacher is not the student although it has the same weights."""
+        rows = a_pass.rows or [0]
+        latents = self.latents_at(rollouts, rows, a_pass.column)
+        steps = rollouts.trained_steps[rows, a_pass.column].tolist()
+        conditions = rollouts.conditions.select(rows)
+        with torch.no_grad():
+            own = self.velocity_at(rollouts, rows, a_pass.column, latents)
+            with self.policy.anchor.swapped_in():
+                of_teacher = self.pipeline.mean_velocity(latents, rollouts.schedule, steps, 1, conditions)
+        self.cost.add(2 * self.num_forwards(rollouts, rows, a_pass.column))
+        difference = (own - of_teacher).abs().amax()
+        if not a_pass.rows:  # its rollouts may contain NaN
+            difference = torch.zeros_like(difference)
+        largest = gather_ranks(difference, self.mesh).amax().item()
+        if largest != 0:
+            raise OffPolicyError(
+                f"iteration {iteration}, objective distill: the teacher differs from the student by up to "
+                f"{largest:.3g} before the first update, with the same weights, guidance and steps, where the target "
+                "must be exactly the student's velocity: the anchor's weights or the steps of the teacher are wrong"
+            )

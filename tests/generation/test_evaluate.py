@@ -13,12 +13,12 @@ import torch
 
 from hyvideo.config.command_line import load_config
 from hyvideo.data.prompts import Request
-from hyvideo.data.videos import write_video
+from hyvideo.data.videos import at_original_size, write_video
 from hyvideo.generation.generation import Source
 from hyvideo.models.lora import Pair, save_lora
 from hyvideo.validation import parts, video_folder
 from hyvideo.validation.scores_file import Evaluation, as_text, summarise
-from hyvideo.validation.video_folder import _at_original_size, common_frame_rate, find_clips, read_clips
+from hyvideo.validation.video_folder import common_frame_rate, find_clips, read_clips
 from scripts import evaluate
 from tests.full_size import write_full_size
 from tests.live_tensors import LiveTensors
@@ -282,14 +282,14 @@ def test_a_folder_of_many_videos_is_read_and_scored_in_parts(score, folder, monk
     flags = ["--videos", folder, "--reward_model", "miniature"]
     code, whole = score(*flags, out="whole")
     assert code == 0 and len(whole["videos"]) == 25
-    live, reduce = LiveTensors(), video_folder._at_original_size
+    live, reduce = LiveTensors(), video_folder.at_original_size
 
     def counted(*args):
         video = reduce(*args)
         live.add([video])
         return video
 
-    monkeypatch.setattr(video_folder, "_at_original_size", counted)
+    monkeypatch.setattr(video_folder, "at_original_size", counted)
     monkeypatch.setattr(parts, "PART_BYTES", 3 * clip(0).nbytes)
     code, found = score(*flags)
     assert code == 0 and len(live.references) == 25 and live.most == 3
@@ -359,4 +359,4 @@ def test_an_enlarged_video_is_reduced_to_rounded_means():
     """A file of 64 x 64 pixels is enlarged by 4. One of the 16 pixels of a block differs by 12, 8 or 7."""
     video = torch.full((1, 3, 256, 256), 100, dtype=torch.uint8)
     video[0, :, 0, 0], video[0, :, 0, 4], video[0, :, 0, 8] = 112, 108, 107
-    assert _at_original_size(video, 64, 64)[0, 0, 0, :4].tolist() == [101, 100, 100, 100]
+    assert at_original_size(video, 64, 64)[0, 0, 0, :4].tolist() == [101, 100, 100, 100]

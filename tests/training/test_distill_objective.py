@@ -224,7 +224,7 @@ def test_a_student_trains_without_rewards_and_its_cost_is_that_of_the_plan(stude
 
 def test_without_validation_no_scorer_is_loaded(student, mesh):
     config = student.with_settings(reward_model=["videoalign"])  # which is not in the folder of the model
-    assert Trainer(config, mesh, CPU).scorer.scorers == {}
+    assert Trainer(config, mesh, CPU).run.scorer.scorers == {}
 
 
 def test_the_hours_of_a_student_have_no_rewards_but_those_of_its_validation():
@@ -282,7 +282,7 @@ def test_the_teacher_may_be_a_checkpoint_of_another_run(student, mesh, tmp_path,
     assert all(torch.equal(tensor, expected[name]) for name, tensor in anchor.tensors().items())
     if lora:
         of_file = trainer_of(second.with_settings(anchor_path=str(folder / "lora")), mesh)
-        found = of_file.policy.anchor.tensors()
+        found = of_file.run.policy.anchor.tensors()
         assert all(torch.allclose(found[name], expected[name], atol=1e-6) for name in expected)
         with pytest.raises(ValueError, match="modules, rank and alpha of this run"):
             trainer_of(second.with_settings(anchor_path=str(folder / "lora"), lora_rank=3), mesh)

@@ -201,7 +201,8 @@ def test_the_gradient_is_the_sum_of_the_objective_and_of_the_reward(tiny_config,
     both = gradients_of(trainer, rollouts)
     reward = gradients_of(trainer, rollouts, columns=[2])
     alone = make_trainer(tiny_config, mesh, **settings)
-    inner = alone.objective = alone.objective.inner
+    inner = alone.run.objective.inner
+    alone.run = replace(alone.run, objective=inner)
     without = replace(rollouts, trained_steps=rollouts.trained_steps[:, :2])
     expected = gradients_of(alone, without) + reward
     assert inner.metrics != trainer.run.objective.metrics

@@ -158,6 +158,7 @@ class Trainer(RunParts):
                 raise
             self.checkpoints.wait()
             self._write_timeline()  # with the end of the last checkpoint
+            self._report()  # with the last checkpoint
 
     def _train_iteration(self, writer: MetricsWriter | None, started: float) -> None:
         """Run the next iteration, or only the validation of the resumed one if that is missing, and record it."""

@@ -165,6 +165,7 @@ class Trainer:
                 raise
             self.run.checkpoints.wait()
             self._write_timeline()  # with the end of the last checkpoint
+            self._report()  # with the last checkpoint
 
     def _finish_iteration(self, writer: MetricsWriter | None, started: float) -> None:
         """Validate the policy if that is due, write the metrics of the iteration, and save if that is due.

@@ -34,14 +34,13 @@ def main() -> None:
     options = parser.parse_args()
     if sum(map(bool, (options.folders, options.videos, options.serve))) != 1:
         raise ValueError(
-            "give one of these: runs and other folders to compare, --videos with folders of videos, or --serve with a "
+            "give either runs and other folders to compare, or --videos with folders of videos, or --serve with a "
             "folder of runs"
         )
-    if options.out and not options.folders:
-        raise ValueError(
-            "--output_path needs runs: --videos writes index.html to its first folder, and --serve writes no file, "
-            f"got {options.out}"
-        )
+    if options.videos and options.out:
+        raise ValueError(f"--output_path needs runs: --videos writes index.html to its first folder, got {options.out}")
+    if options.serve and options.out:
+        raise ValueError(f"--output_path needs runs: --serve writes no file, got {options.out}")
     if options.serve:
         serve(options.serve, options.host, options.port)
     elif options.videos:

@@ -101,6 +101,14 @@ def test_ratios_differ_from_one_in_a_second_update(tiny_config, mesh):
     assert sum(means) / 3 == pytest.approx(history[0]["policy/ratio_mean"], rel=1e-6)
 
 
+def test_the_report_at_the_end_of_a_run_lists_the_last_checkpoint(tiny_config, mesh):
+    config = tiny_config.with_settings(report=True, max_steps=1)
+    trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
+    trainer.train()
+    page = (trainer.output_dir / "report.html").read_text()
+    assert (trainer.output_dir / "checkpoints/000001").is_dir() and '"checkpoint":1' in page
+
+
 def test_a_run_writes_its_report_and_continues_if_it_cannot(tiny_config, mesh, capsys):
     config = tiny_config.with_settings(report=True, max_steps=2, validation_interval=1)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
@@ -108,7 +116,7 @@ def test_a_run_writes_its_report_and_continues_if_it_cannot(tiny_config, mesh, c
     page.mkdir(parents=True)
     (page / "in the way").touch()
     trainer.train()
-    assert capsys.readouterr().err.count("REPORT NOT WRITTEN") == 2
+    assert capsys.readouterr().err.count("REPORT NOT WRITTEN") == 3  # of two iterations, and at the end
     (page / "in the way").unlink()
     page.rmdir()
     trainer._report()

@@ -5,8 +5,7 @@ const urls = new Map();
 function clipUrl(digest) {
   if (DATA.served) return `clip?id=${digest}`;
   if (!urls.has(digest)) {
-    const bytes = Uint8Array.from(atob(DATA.clips[digest]), (letter) => letter.charCodeAt(0));
-    urls.set(digest, URL.createObjectURL(new Blob([bytes], { type: "video/mp4" })));
+    urls.set(digest, URL.createObjectURL(new Blob([bytesOf(DATA.clips[digest])], { type: "video/mp4" })));
   }
   return urls.get(digest);
 }

@@ -19,7 +19,7 @@ NUM_RECENT = 20  # points of a curve that a check looks at
 
 @dataclass(frozen=True)
 class Status:
-    """Whether a run is running, and how long it will."""
+    """State of a run and the time left."""
 
     state: str  # "running", "finished" or "stopped"
     seconds_left: float | None  # of a running run, at the speed of its recent iterations
@@ -183,7 +183,7 @@ class GpuHistory:
             self.problem = f"this machine has no usable NVIDIA GPU: {error}"
 
     def sample(self) -> None:
-        """Record the use of all GPUs now; without pynvml, do nothing."""
+        """Record the use of all GPUs now. Without pynvml, this has no effect."""
         if self._nvml is None:
             return
         try:

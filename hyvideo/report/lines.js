@@ -1,5 +1,6 @@
 // Lines of the curves: one for each run, or the mean and the band of runs that differ in their seed only.
 const hiddenRuns = new Set();  // names of the runs that the curves leave out
+const MAX_MARKERS = 40;  // points of a line over validations; more are drawn as a line
 const isGrouped = () => byId("grouped")?.checked ?? false;
 const shownRuns = () => RUNS.filter(([name]) => !hiddenRuns.has(name));
 
@@ -90,7 +91,7 @@ function traces(metric, label, { of = lines(), place = 0, ofValidation = false, 
     else if (weight && of.length < 5) found.push({ type: "scatter", mode: "lines", x, y: curves[0].raw, line: { color: colour, width: 1 }, opacity: 0.3, hoverinfo: "skip", showlegend: false, name: `${line.name}: raw` });
     const name = curves.length > 1 ? `${line.name} (mean of ${curves.length})` : line.name;
     found.push({
-      x, y, type: "scatter", mode: ofValidation || y.length < 3 ? "lines+markers" : "lines", name: several ? `${name}: ${label}` : label, meta: label,
+      x, y, type: "scatter", mode: y.length < (ofValidation ? MAX_MARKERS : 3) ? "lines+markers" : "lines", name: several ? `${name}: ${label}` : label, meta: label,
       line: { color: colour, width: 2, dash: several && place && !ofValidation ? "dot" : dash },
       marker: { size: ofValidation && of.length < 9 ? 8 : 5, symbol: dash === "solid" ? "circle" : "diamond" },
     });

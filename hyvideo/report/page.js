@@ -169,7 +169,8 @@ function drawFront(runs, trained, reward, name, value) {
     data.push({ type: "scatter", mode: "markers", name: policy, x: [of(reward)], y: [value(of)], marker: { size: 12, symbol: "star", color: colourOf(RUNS.length + place) }, hovertemplate: `${reward} %{x:.3f}, ${plain(name)} %{y:.3f}<extra>%{fullData.name}</extra>` });
   });
   const points = data.flatMap(({ x, y }) => x.map((each, place) => [each, y[place]]));
-  const front = points.filter(([x, y]) => !points.some(([a, b]) => a >= x && b >= y && (a > x || b > y))).sort((a, b) => a[0] - b[0]);
+  const front = [];
+  for (const [x, y] of points.sort((a, b) => b[0] - a[0] || b[1] - a[1])) if (!front.length || y > front[0][1]) front.unshift([x, y]);
   data.push({ type: "scatter", mode: "lines", name: "Pareto front", x: front.map(([x]) => x), y: front.map(([, y]) => y), line: { color: CSS("--quiet"), dash: "dot", width: 2, shape: "vh" }, hoverinfo: "skip" });
   draw("#pareto .plots", trained ? `Trained reward and held-out score, ${trained}` : "Trained reward and held-out score", data.filter(({ x }) => x.length), { height: 380, showlegend: data.length <= mostInLegend(), x: `${reward} (trained)`, yaxis: { title: { text: `${plain(name)} (held out)` } } });
 }

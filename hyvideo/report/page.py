@@ -36,6 +36,7 @@ MAX_POINTS_OF_ALL = 5_000  # points of a metric, in all runs
 MIN_VALIDATIONS = 50  # points of a curve over validations, however many runs there are
 NUM_EXTREMES = 4  # worst and best videos that are each included before a random sample
 MAX_DETAILED_RUNS = 8  # with more runs, the page lists only the videos that it shows
+NUM_NAMED = 4  # folders that a sentence names
 SHOWN = ("prompt", "image", "seed", "file")  # entries of a generated video
 NO_SCORES = ("number", "seed", "iteration", "group", "member", "reward", "advantage", "Overall")
 
@@ -213,16 +214,20 @@ def compared_files(runs: Iterable[Run]) -> Iterator[Row]:
 
     The first are those with the smallest and the largest mean gain, the others are in random order.
     """
-    entries: dict[tuple, list[dict]] = {}
+    pairs: dict[tuple, list[Row]] = {}  # files before and after training, by video, one row per run
     gains: dict[tuple, list[float]] = {}
     for run in runs:
-        for number, entry in chain(run.before.items(), run.after.items()):
-            entries.setdefault(_key(entry), []).append(entry)
+        for number, entry in {**run.before, **run.after}.items():
+            both = _files([run.before.get(number), run.after.get(number)])
+            pairs.setdefault(_key(entry), []).append(both)
             gains.setdefault(_key(entry), []).append(run.gains.get(number, 0.0))
-    by_gain = sorted(entries, key=lambda key: fmean(gains[key]))
-    drawn = random.Random(0).sample(list(entries), len(entries))
+    by_gain = sorted(pairs, key=lambda key: fmean(gains[key]))
+    drawn = random.Random(0).sample(list(pairs), len(pairs))
     for key in dict.fromkeys([*by_gain[:NUM_EXTREMES], *by_gain[-NUM_EXTREMES:], *drawn]):
-        yield _files(entries[key])
+        if len(pairs[key]) > MAX_DETAILED_RUNS:  # those of all runs would not fit
+            yield from pairs[key]
+        else:
+            yield list(chain(*pairs[key]))
 
 
 def files_between(runs: Iterable[Run]) -> Iterator[Row]:
@@ -291,7 +296,8 @@ def videos_note(videos: Mapping[str, list[dict]]) -> str:
     if not saved:
         return "No videos are saved; log_num_videos sets how many a validation saves."
     places = dict.fromkeys(os.path.dirname(entry["file"]) for entry in chain(*saved) if entry["file"])
-    where = f"{len(saved)} of {len(entries)} validation videos are saved in {', '.join(map(unquote, places))}"
+    named = ", ".join(map(unquote, [*places][:NUM_NAMED])) + (", ..." if len(places) > NUM_NAMED else "")
+    where = f"{len(saved)} of {len(entries)} validation videos are saved in {named}"
     if not shown:
         return f"{where}, but none of them can be shown: they cannot be read or are too large for this page."
     if len(shown) < len(saved):

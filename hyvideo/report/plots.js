@@ -3,19 +3,20 @@ const DASHES = { solid: "solid", dash: "dashed", dot: "dotted" };
 const AXES = { iterations: "iteration", rollouts: "rollouts", hours: "hours" };
 const MAX_SHARED_HOVER = 6;  // lines of a plot whose values are shown together
 
-/** Loads Plotly: a compressed script in the page, or a file of the server. */
+/** Loads Plotly: a compressed script in the page, or a file of the server. A browser compiles files in the background. */
 async function loadPlotly() {
   const packed = byId("packed-plotly"), script = document.createElement("script");
-  if (!packed) {
-    script.src = "plotly.js";
-    await new Promise((resolve, reject) => { script.onload = resolve; script.onerror = reject; document.head.append(script); });
-    return;
+  script.src = "plotly.js";
+  if (packed) {
+    const unpacked = new Blob([bytesOf(packed.textContent.trim())]).stream().pipeThrough(new DecompressionStream("gzip"));
+    script.src = URL.createObjectURL(await new Response(unpacked, { headers: { "Content-Type": "text/javascript" } }).blob());
+    packed.remove();
   }
-  const bytes = Uint8Array.from(atob(packed.textContent.trim()), (letter) => letter.charCodeAt(0));
-  const unpacked = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  script.textContent = await new Response(unpacked).text();
-  packed.remove();
-  document.head.append(script);
+  await new Promise((resolve, reject) => {
+    script.onload = resolve;
+    script.onerror = reject;
+    document.head.append(script);
+  });
 }
 
 const specs = new Map();  // data, layout and state of each plot, by its element

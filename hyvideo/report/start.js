@@ -45,6 +45,18 @@ function drawRuns() {
   drawCurves();
 }
 
+/** Draws what is on the first screen; the rest follows when that can be seen. */
+function drawFirst() {
+  colourSwatches();
+  drawVideos();
+  redraw(drawRewards);
+}
+
+const ready = plotly.then(() => new Promise((resolve) => setTimeout(() => {
+  if (RUNS.length) drawCurves();
+  resolve();
+})));
+
 readData(byId("data").textContent);
 if (RUNS.length) {
   byId("held").addEventListener("change", drawCurves);
@@ -62,7 +74,7 @@ if (RUNS.length) {
   });
   if (byId("run")) fillSelect(byId("run"), RUNS.map(([name]) => name));
   if (byId("runs-table")) startTable();
-  drawRuns();
+  drawFirst();
 }
 if (DATA.served) startRefresh();
 if (DATA.rows.length) drawFolders();

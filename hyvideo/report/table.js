@@ -63,7 +63,7 @@ function cellOf(column, { runs }) {
   if (column.key === "low") return "–";
   if (!known.length) return "–";
   const write = column.write ?? number, low = Math.min(...known), high = Math.max(...known);
-  return low === high ? write(low) : `${write(mean(known))} (${write(low)} to ${write(high)})`;
+  return write(low) === write(high) ? write(low) : `${write(mean(known))} (${write(low)} to ${write(high)})`;
 }
 
 function sortValue(column, { name, runs }) {

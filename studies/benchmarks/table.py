@@ -160,12 +160,21 @@ def _score(suite: Suite, name: str, runs: list[Run]) -> dict[str, float | None]:
     found = _interval([{each: by_prompt(run[each].videos) for each in factors} for run in runs], factors)
     official = 100 * float(np.mean([suite.score(name, {each: run[each].score for each in factors}) for run in runs]))
     moved = Interval(official, found.low + official - found.mean, found.high + official - found.mean)
-    return moved.as_json() | {"videos": sum(run[each].num_videos for run in runs for each in factors)}
+    return _within(moved, 0.0, 100.0).as_json() | {
+        "videos": sum(run[each].num_videos for run in runs for each in factors)
+    }
+
+
+def _within(interval: Interval, least: float, most: float) -> Interval:
+    """Return an interval without values that no mean can have; a t interval of few prompts contains some."""
+    low = max(interval.low, min(least, interval.mean))
+    high = min(interval.high, max(most, interval.mean))
+    return Interval(interval.mean, low, high)
 
 
 def _difference(factors: dict[str, float], pairs: list[tuple[Run, Run]]) -> dict[str, float | str | None]:
     runs = [{name: difference(before[name], after[name]) for name in factors} for before, after in pairs]
-    found = _interval(runs, factors)
+    found = _within(_interval(runs, factors), -100.0, 100.0)
     verdict = "no significant difference" if math.isfinite(found.low) else "no interval"
     if found.excludes_zero:
         verdict = "higher" if found.mean > 0 else "lower"

@@ -224,7 +224,9 @@ def test_videos_and_a_checkpoint_exclude_each_other(score, folder, capsys):
 def test_without_json_files_prompts_are_the_rows_in_order(folder):
     clips = find_clips(folder, [Request("one"), Request("two")])
     assert [(c.prompt, c.group) for c in clips] == [("one", 0), ("one", 0), ("two", 1), ("two", 1)]
-    with pytest.raises(ValueError, match="must be a multiple of the rows of valid_video_csv.*got 4 videos in .* and 3 rows"):
+    with pytest.raises(
+        ValueError, match="must be a multiple of the rows of valid_video_csv.*got 4 videos in .* and 3 rows"
+    ):
         find_clips(folder, [Request("x")] * 3)
     (folder / "0000.json").write_text('{"prompt": "one"}')
     with pytest.raises(ValueError, match="0001.json does not exist"):

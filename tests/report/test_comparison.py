@@ -72,7 +72,7 @@ def check_page(browser, folder, exit_code):
     page.on("pageerror", lambda error: messages.append(str(error)))
     page.on("request", lambda sent: sent.url.startswith(("file:", "data:", "blob:")) or messages.append(sent.url))
     page.goto((folder / "page.html").as_uri())
-    page.evaluate("plotly.then(renderAll)")
+    page.evaluate("ready.then(renderAll)")
     page.wait_for_function("document.querySelectorAll('#pareto .plot .trace').length == 4")  # runs, guided, front
 
     def cells(row):

@@ -140,6 +140,16 @@ def test_runs_share_the_room_and_show_the_same_videos(tmp_path, monkeypatch):
     assert "this page shows the 2 of them that fit" in note
 
 
+def test_videos_of_many_runs_are_shown_run_by_run_if_those_of_all_do_not_fit(tmp_path, monkeypatch):
+    runs = [record_run(tmp_path / name, last=0, gains=gains) for name, gains in (("a", (0.1, 0.2)), ("b", (0.3, 0.0)))]
+    sizes = [file.stat().st_size + MAX_POSTER_BYTES for file in runs[0].glob("samples/*/*.mp4")]
+    monkeypatch.setattr(page, "embed", lambda rows, room: embed(rows, sum(sizes) + 100))
+    monkeypatch.setattr(page, "MAX_DETAILED_RUNS", 1)
+    write_report(runs, tmp_path / "page.html")
+    data, _ = data_of(tmp_path / "page.html")
+    assert [len(run["videos"]) for run in data["runs"].values()] == [1, 0]  # others are not even listed
+
+
 @pytest.mark.slow
 def test_a_comparison_of_four_runs_shows_all_their_full_size_videos(full, tmp_path):
     folders = [record_run(tmp_path / f"run{number}", last=2) for number in range(4)]
@@ -200,7 +210,7 @@ def opened(browser, pages, request):
 )
 def test_a_browser_draws_plots_plays_videos_and_handles_keys(opened):
     page = opened
-    page.evaluate("plotly.then(renderAll)")  # not only those near the screen
+    page.evaluate("ready.then(renderAll)")  # not only those near the screen
     drawn = "[...document.querySelectorAll('.plot')].map((plot) => plot.querySelectorAll('.trace, .hm').length)"
     page.wait_for_function(f"{drawn}.length >= 13 && Math.min(...{drawn}) > 0")
     assert page.locator(".curve figcaption").inner_text().startswith("Reward")
@@ -225,6 +235,7 @@ def test_a_browser_draws_plots_plays_videos_and_handles_keys(opened):
     assert page.locator("#gallery h3").first.inner_text() == "prompt 0"
     assert page.evaluate("window.hacked") is None
     page.locator("#axis").select_option("hours")
+    page.evaluate("renderAll()")
     assert page.locator("#trust .xtitle").first.text_content() == "hours"
     assert page.locator("#pareto .plot .xtitle").text_content() == "reward (trained)"
     page.locator("#still summary").click()

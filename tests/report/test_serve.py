@@ -13,6 +13,7 @@ from urllib.parse import quote
 import pytest
 
 from hyvideo.report.serve import TOKEN_VARIABLE, Library, Server, find_runs, is_local
+from scripts import report
 from tests.report.recorded_runs import HOSTILE, record_run
 
 
@@ -176,6 +177,18 @@ def test_the_metrics_to_look_at_first_need_attention_when_they_are_outside_their
         assert problem in text
 
 
+def test_the_command_needs_a_folder_of_runs_and_a_free_port(tmp_path, exit_code, capsys, server):
+    assert exit_code(report.main, "--serve", tmp_path / "nowhere") == 2
+    assert "--serve needs a folder with runs" in capsys.readouterr().err
+    port = server.server_address[1]
+    assert exit_code(report.main, "--serve", tmp_path, "--port", port) == 2
+    assert f"cannot listen on 127.0.0.1 port {port}" in capsys.readouterr().err
+    assert exit_code(report.main, "--serve", tmp_path, "--port", 70_000) == 2
+    assert "port 70000" in capsys.readouterr().err
+    assert exit_code(report.main, "--serve", tmp_path, "--output_path", "a.html") == 2
+    assert "--serve writes no file, got a.html" in capsys.readouterr().err
+
+
 # --- in a browser -----------------------------------------------------------------------------------------------------
 
 
@@ -197,7 +210,7 @@ def test_a_browser_keeps_its_place_while_a_run_grows(browser, outputs, tmp_path)
         page.locator("#runs-table .sweep button").click()
         assert page.locator("#runs-table tbody th[scope=row]").all_inner_texts() == [run.name, "sage × 2 seeds"]
         page.goto(f"{own}run?name={quote(run.name)}")
-        page.evaluate("plotly.then(renderAll)")
+        page.evaluate("ready.then(renderAll)")
         page.locator("#axis").select_option("rollouts")
         page.locator("#trust").scroll_into_view_if_needed()
         page.evaluate("document.querySelector('#settings details').open = true")

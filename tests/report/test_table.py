@@ -24,7 +24,7 @@ def opened(browser, tmp_path_factory):
     page.on("console", lambda message: messages.append(message.text))
     page.on("pageerror", lambda error: messages.append(str(error)))
     page.goto((folder / "page.html").as_uri())
-    page.evaluate("plotly.then(renderAll)")
+    page.evaluate("ready.then(renderAll)")
     yield page
     page.close()
     assert not messages

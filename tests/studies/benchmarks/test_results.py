@@ -46,12 +46,12 @@ def test_scores_and_paired_differences_of_vbench_are_those_computed_by_hand(tmp_
     table = table_of(f"base={tmp_path / 'a'}", f"tuned={tmp_path / 'b'}")
     assert (table["title"], table["policies"]) == ("VBench", {"base": 1, "tuned": 1})
     scene = row(table, "scene")
-    half = 12.706204736 * 40 / 2  # t with one degree of freedom, prompts with means 30 and 70
-    base = {"mean": 50.0, "low": 50 - half, "high": 50 + half, "videos": 4}
+    # The half width is 12.706204736 * 40 / 2 (one degree of freedom, prompts with means 30 and 70), above all scores.
+    base = {"mean": 50.0, "low": 0.0, "high": 100.0, "videos": 4}
     assert scene["scores"]["base"] == pytest.approx(base)
     difference = scene["differences"]["tuned"]  # +10 for x, +30 for y
     assert (difference["mean"], difference["prompts"]) == (pytest.approx(20), 2)
-    assert difference["high"] == pytest.approx(20 + 12.706204736 * 20 / 2)
+    assert (difference["low"], difference["high"]) == (-100.0, 100.0)  # half width 127
     assert difference["verdict"] == "no significant difference"
     assert "base" not in scene["differences"]
 
@@ -273,8 +273,8 @@ def test_read_writes_a_table_of_both_benchmarks(tmp_path, capsys):
     text = (out / "table.md").read_text()
     assert text in capsys.readouterr().out
     assert "| VBench (%) | base | tuned | tuned - base |\n| --- | --- | --- | --- |\n| **total** | - | - | - |" in text
-    assert "| scene | 55.00 [-8.53, 118.53] | 75.00 [11.47, 138.53] | +20.00 [+20.00, +20.00] higher |" in text
-    assert "| Mechanics | 50.00 [-585.31, 685.31] |" in text
+    assert "| scene | 55.00 [0.00, 100.00] | 75.00 [11.47, 100.00] | +20.00 [+20.00, +20.00] higher |" in text
+    assert "| Mechanics | 50.00 [0.00, 100.00] |" in text
     content = json.loads((out / "benchmarks.json").read_text())["benchmarks"]
     assert [table["title"] for table in content] == ["VBench", "VBench-2.0"]
     assert content[0] == table_of(words[0], words[2])

@@ -41,6 +41,7 @@ SENTENCES = {  # help of the flags whose setting has another purpose in a traini
     "eta": "Noise scale of --stochastic.",
     "shift": "Shift of the noise levels; default: the version's or the run's.",
 }
+REWARD_SETTINGS = ("reward_model", "reward_weights", "reward_config")
 SPEED = {"use_sageattn": ("attention_kernel", "sage"), "enable_torch_compile": ("enable_compile", "true")}
 REWRITING = {  # defaults and descriptions of the flags --rewrite_*
     "url": ("", "OpenAI-compatible endpoint, such as http://localhost:8000/v1"),
@@ -50,6 +51,7 @@ REWRITING = {  # defaults and descriptions of the flags --rewrite_*
 }
 BOOLEAN = {"nargs": "?", "const": True, "type": truth, "metavar": "BOOL"}
 MAX_VIDEOS = 100_000  # per prompt
+MAX_CANDIDATES = 1_000  # of --best_of
 MAX_PIXELS = 8_192  # per side
 CACHE_SCHEDULE = {
     "total_steps": "number of steps of the schedule (default: 50)",
@@ -103,6 +105,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     memory.add_argument("--group_offloading", **BOOLEAN, help=words)
     words = "copy a block while the previous one computes (default); false: groups of four blocks, without overlap"
     memory.add_argument("--overlap_group_offloading", **BOOLEAN, help=words)
+    best = parser.add_argument_group("best of n", "Sample several candidates of each video and keep the best.")
+    best.add_argument("--best_of", type=int, default=1, help="candidates per video; scored with --reward_model")
+    for name in REWARD_SETTINGS:
+        best.add_argument(f"--{name}", **flag_options(name))
     rewriting = parser.add_argument_group("prompt rewriting")
     rewriting.add_argument("--rewrite", **BOOLEAN, help="rewrite the prompts by a language model; the JSON has both")
     for flag, (default, words) in REWRITING.items():
@@ -118,7 +124,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     renamed = add_flags(parser, sys.argv[1:] if argv is None else argv, table("generate"))
     options = parser.parse_args(argv)
     options.reference_flags = {name: getattr(options, name) for name in renamed}
-    options.flags = {setting: flag for flag, setting in SETTINGS.items() if getattr(options, flag) is not None}
+    flags = SETTINGS | {name: name for name in REWARD_SETTINGS}
+    options.flags = {setting: flag for flag, setting in flags.items() if getattr(options, flag) is not None}
     return options
 
 
@@ -145,6 +152,7 @@ def check(options: argparse.Namespace) -> None:
     if options.image_path and not options.prompt:
         raise ValueError("--image_path needs --prompt; for a CSV, set images in its column ref_image_path")
     limits = {"num_videos": (1, MAX_VIDEOS), "sp_size": (1, 1024), "seed": (-(2**63), 2**64 - 1)}
+    limits |= {"best_of": (1, MAX_CANDIDATES)}
     limits |= {"height": (1, MAX_PIXELS), "width": (1, MAX_PIXELS)}
     for name, (least, most) in limits.items():
         value = getattr(options, name)
@@ -154,6 +162,16 @@ def check(options: argparse.Namespace) -> None:
         raise ValueError(f"--height and --width must be given together, got {options.height} and {options.width}")
     if options.aspect_ratio and options.height is not None:
         print_ignored({"--height and --width set the size": [f"aspect_ratio {options.aspect_ratio}"]})
+    given = [name for name in REWARD_SETTINGS if getattr(options, name) is not None]
+    if given and options.best_of == 1:
+        raise ValueError(f"--{given[0]} needs --best_of above 1, because only candidates are scored, got 1")
+    if options.best_of > 1 and options.sp_size > 1:
+        raise ValueError(
+            f"--best_of needs --sp_size 1, because each process scores its own videos, got sp_size {options.sp_size}; "
+            "remove one of them"
+        )
+    if options.best_of > 1 and options.initial_noise == "reference":
+        raise ValueError("--best_of needs --initial_noise default, because the reference has one noise for each seed")
     if options.keep_latents and options.sr:
         raise ValueError("--keep_latents cannot be used with --sr, whose videos have other latents; remove one of them")
     if options.eta is not None and not options.stochastic:
@@ -235,7 +253,7 @@ def run(options: argparse.Namespace) -> None:
     check(options)
 
     from hyvideo.config.offloading import Offloading
-    from hyvideo.config.rules import check_sampling  # slow to import
+    from hyvideo.config.rules import check_evaluation, check_sampling  # slow to import
     from hyvideo.distributed import mesh as ranks
     from hyvideo.generation import generation
     from hyvideo.models.step_cache import StepCaching
@@ -265,12 +283,14 @@ def run(options: argparse.Namespace) -> None:
     output = options.output_path
     folder, is_stochastic = output.parent if output.suffix == ".mp4" else output, options.stochastic is not None
     check_sampling(config, output=folder, is_stochastic=is_stochastic)
+    if options.best_of > 1:
+        check_evaluation(config, output=folder, has_model=True)
     if options.rewritten_csv:
         rewriter.write(requests, options.rewritten_csv)
         return
     sizes = {request: size_of(options, config, request.image) for request in requests}
     videos = generation.list_videos(sizes, [r for r in requests for _ in range(options.num_videos)], output)
-    names = ("seed", "initial_noise", "sp_size", "sr", "save_pre_sr_video", "keep_latents")
+    names = ("seed", "initial_noise", "sp_size", "sr", "save_pre_sr_video", "keep_latents", "best_of")
     how = {"source": source, "offloading": offloading, "caching": caching, "is_stochastic": is_stochastic}
     how |= {name: getattr(options, name) for name in names}
     if options.rewrite:  # after all checks, because it calls a service

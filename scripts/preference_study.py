@@ -28,25 +28,30 @@ def make(options: argparse.Namespace, flags: list[str]) -> None:
     if old := [quote(path) for name in (VIDEOS, DATABASE) for path in options.study.glob(f"{name}*")]:
         raise ValueError(f"the folder already contains a study: delete {', '.join(old)}, or choose another folder")
 
-    from studies.preference.study import design, make_study  # slow to import
+    from studies.preference.study import default_sizes, design, make_study  # slow to import
 
-    sizes = {name: getattr(options, name) for name in ("raters", "pairs", "checks")}
     paths = dict(word.partition("=")[::2] for word in options.methods)
     if not 2 <= len(paths) == len(options.methods) or not all(Path(path).exists() for path in paths.values()):
         given = " ".join(map(quote, options.methods))
         raise ValueError(f"--methods needs two or more different names: base or an existing NAME=PATH, got {given}")
     folders = {name: Path(path) for name, path in paths.items() if path and any(Path(path).glob("*.mp4"))}
     if policies := [word for word in options.methods if word.partition("=")[0] not in folders]:
-        design(len(paths), options.pairs, **sizes)  # raises before hours of sampling
-        reject_earlier_videos(generated, list(paths), num_videos=min(options.pairs, len(requests)))
-        compare_policies.main(
-            ["--policies", *policies, f"--num_prompts={options.pairs}", f"--output_dir={generated}", *flags]
-        )
+        pairs, checks = default_sizes(2, len(requests), options.pairs, options.checks)
+        design(len(paths), pairs, raters=options.raters, pairs=pairs, checks=checks)  # raises before hours of sampling
+        reject_earlier_videos(generated, list(paths), num_videos=min(pairs, len(requests)))
+        compare_policies.main(["--policies", *policies, f"--num_prompts={pairs}", f"--output_dir={generated}", *flags])
     if processes.rank() > 0:  # under torchrun, all processes generate videos and the main one writes the study
         return
-    make_study(options.study, {name: folders.get(name, generated / name) for name in paths}, requests, **sizes)
+    pairs = make_study(
+        options.study,
+        {name: folders.get(name, generated / name) for name in paths},
+        requests,
+        raters=options.raters,
+        pairs=options.pairs,
+        checks=options.checks,
+    )
     serving = f"python -m scripts.preference_study serve {shlex.quote(str(options.study))}"
-    print(f"wrote a study to {options.study}, raters: {options.raters}; next: {serving}")
+    print(f"wrote a study to {options.study}, raters: {options.raters}, pairs of each: {pairs}; next: {serving}")
 
 
 def reject_earlier_videos(generated: Path, methods: list[str], *, num_videos: int) -> None:
@@ -76,8 +81,9 @@ def main() -> None:
     making = commands.add_parser("make", help="create a study")
     making.add_argument("--methods", nargs="+", required=True, help="ours first: base, NAME=videos or NAME=policy")
     making.add_argument("--raters", type=int, default=10, help="number of raters")
-    making.add_argument("--pairs", type=int, default=20, help="pairs per rater without the checks")
-    making.add_argument("--checks", type=int, default=2, help="repeated pairs per rater, and identical pairs")
+    making.add_argument("--pairs", type=int, help="pairs per rater without the checks (default: 20, or all if fewer)")
+    words = "repeated pairs per rater, and identical pairs (default: 2, or half of the pairs if fewer)"
+    making.add_argument("--checks", type=int, help=words)
     serving = commands.add_parser("serve", help="serve the rating pages")
     serving.add_argument("--host", default="127.0.0.1", help="address to listen on")
     serving.add_argument("--port", type=int, default=8010, help="port to listen on; 0 picks a free one")
@@ -85,6 +91,7 @@ def main() -> None:
     analysing = commands.add_parser("analyse", help="write table3, analysis and pairs.csv")
     analysing.add_argument("--answers", type=Path, nargs="+", default=[], help="files from raters of static pages")
     analysing.add_argument("--most_failed", type=float, default=0.5, help="share of checks that a rater may fail")
+    analysing.add_argument("--exclude", nargs="+", default=[], metavar="RATER", help="names of raters to leave out")
     for command in (making, serving, analysing):
         command.add_argument("study", type=Path, help="folder of the study")
     options, flags = parser.parse_known_args()
@@ -98,7 +105,7 @@ def main() -> None:
         for path in options.answers:
             with exit_on_error(f"preference_study.py: {path}"):
                 study.add(read_regular(path).encode())
-        print(analyse(study, options.most_failed))
+        print(analyse(study, options.most_failed, options.exclude))
     elif options.static:
         study.write_pages(options.static)
         print(f"wrote the pages of {len(study.raters)} raters to {options.static}, one folder each")

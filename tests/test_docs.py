@@ -25,6 +25,7 @@ from hyvideo.config import command_line
 from hyvideo.data.prompts import read_requests
 from hyvideo.models.family import families
 from tests.forked import ROOT, python
+from tests.rated_pairs import write_clip
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 TEXTS = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in PAGES}
@@ -141,6 +142,15 @@ DIFFERENT = {(c.program, *c.words, c.processes): c for c in sorted(COMMANDS, key
 PROMPTS = "assets/miniature/prompts/smoke.csv"
 
 
+def pairs_csv(folder):
+    """Write a rated pair of videos of the size of the miniature, and return its CSV file."""
+    for number in range(2):
+        write_clip(folder / f"{number}.mp4", number, (9, 32, 32))
+    path = folder / "pairs.csv"
+    path.write_text("prompt,first,second,dimension,answer\na red circle moves up,0.mp4,1.mp4,Overall,first\n")
+    return str(path)
+
+
 def is_abbreviated(command, output):
     """Return whether a mention failed only because it omits flags or uses placeholders, not for an unknown flag."""
     is_incomplete = "arguments are required" in output or "expected one argument" in output
@@ -180,6 +190,8 @@ def filled_in(words, folder):
         exists = ("/" in word and (ROOT / word).exists()) or word.startswith("configs/")
         if before == "--config" and not exists:
             word = "configs/miniature.yaml" if word.startswith("outputs/") else "configs/smoke.yaml"
+        elif before == "--pairs_csv" and not exists:
+            word = pairs_csv(folder)
         elif re.fullmatch(r"\S+\.csv", word) and not exists:
             word = PROMPTS
         elif re.fullmatch(r"\S+\.py:\w+(:[\d.]+)?", word) and not (

@@ -29,6 +29,7 @@ from hyvideo.data.text import quote
 from hyvideo.distributed import manifest
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.watchdog import Watchdog
+from hyvideo.evaluation.best_of import make_best_of
 from hyvideo.generation.offloading import place, resolve
 from hyvideo.generation.super_resolution import Refiner
 from hyvideo.generation.video_sampler import Video, VideoSampler
@@ -201,6 +202,7 @@ def generate(
     sr: bool | None = None,
     save_pre_sr_video: bool | None = None,
     keep_latents: bool | None = None,
+    best_of: int = 1,  # candidates of each video
     only_checks: bool = False,
 ) -> None:
     """Generate the videos, each with a JSON file of its settings; ``sp_size`` processes of torchrun share each video.
@@ -221,6 +223,10 @@ def generate(
     if only_checks:
         return
     offloading = resolve(offloading, device)
+    chooser = None
+    if best_of > 1:
+        requests = [video.request for video in videos]
+        chooser = make_best_of(config, best_of, requests, device, offload=bool(offloading.offloading))
     config = config.with_settings(vae_offload=offloading.offloading)
     folder = videos[0].path.parent
     make_folder(folder)
@@ -249,9 +255,20 @@ def generate(
         loaded = time.perf_counter()
         sampler = VideoSampler(config.data, mesh, seed, initial_noise, on_stage=watchdog.enter)
 
+        choices: dict[int, dict] = {}  # what is recorded of the candidates, by number of the video
+
         def sample(video: Video) -> Tensor:
             conditions = encoder([video.request], height=video.height, width=video.width)
-            return sampler.sample(pipeline, schedule, video, conditions, new_cache=new_cache)
+
+            def candidate(number: int) -> Tensor:
+                stage = [f"candidate {number}"] if number else []  # has separate noise
+                return sampler.sample(pipeline, schedule, video, conditions, *stage, new_cache=new_cache)
+
+            if chooser is None:
+                return candidate(0)
+            choice = chooser.choose(candidate, pipeline, video.request.prompt)
+            choices[video.number] = choice.record
+            return choice.latents
 
         finals = map(sample, bar("videos", "video")(local))
         if refiner:
@@ -266,6 +283,8 @@ def generate(
         for latents, video in zip(finals, local):
             how = {"initial_noise": initial_noise, "sp_size": sp_size, "step_caching": caching and asdict(caching)}
             how |= asdict(offloading) | {"super_resolution": refiner and refiner.record(video)}
+            if chooser:
+                how |= {"best_of": choices[video.number]}
             settings = video_settings(config, video, source, seed, is_stochastic) | how
             sampler.write(pipeline, latents, video, settings, keep_latents=bool(keep_latents))
     if mesh.is_main and local:

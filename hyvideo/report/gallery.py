@@ -12,11 +12,19 @@ from urllib.parse import quote as quote_url
 from hyvideo.data.files import folder_problem, parse_json, read_regular
 from hyvideo.data.templates import fill
 from hyvideo.data.text import quote
+from hyvideo.evaluation.best_of import ranking
 from hyvideo.records.run_files import write_text
 
 PAGE_FILE = "index.html"
 MARK = b'<p class="kicker">Generated videos'  # in every page of this file
-APART = ("prompt", "image", "seed", "number", "file")  # shown with a video; the other settings are in a table
+APART = (
+    "prompt",
+    "image",
+    "seed",
+    "number",
+    "file",
+    "ranking",
+)  # shown with a video; the other settings are in a table
 
 
 def write_gallery(*folders: Path) -> Path:
@@ -69,9 +77,12 @@ def match_videos(folders: Sequence[Path]) -> list[list[dict | None]]:
 def find_videos(folder: Path) -> Iterator[dict[str, str]]:
     """Yield path and settings of each video as text; skip videos without readable settings."""
     for file in sorted(folder.glob("*.mp4")):
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, LookupError, TypeError):
             settings = parse_json(read_regular(file.with_suffix(".json")))
             json.dumps(settings, ensure_ascii=False).encode()  # fails for lone surrogates, which no page can have
             if isinstance(settings, dict) and isinstance(settings.get("prompt"), str):
+                choice = settings.pop("best_of", None)
                 texts = {name: "–" if value in (None, "") else str(value) for name, value in settings.items()}
+                if choice:
+                    texts |= {"best_of": str(choice["candidates"]), "ranking": ranking(choice)}
                 yield texts | {"file": str(file)}

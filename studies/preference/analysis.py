@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ from studies.preference import tables
 from studies.preference.rating import DATABASE, KEY, STUDY, Study
 
 KINDS = ("pair", "repeat", "identical")
+MIN_ONE_SIDED = 8  # fewest preferences from which a rater counts as one-sided
 FIRST_SHARE = {"first": 1.0, "second": 0.0, "tie": 0.5, "both_bad": 0.5}  # share of a win for the first video
 
 
@@ -158,8 +160,28 @@ def question_results(given: list[SimpleNamespace], methods: list[str]) -> dict:
     }
 
 
-def analyse(study: Study, most_failed: float) -> str:
-    """Write table3, pairs.csv and the analysis; return its text. Raises ValueError if no answers remain."""
+def one_sided(given: list[SimpleNamespace], question: str) -> dict[str, str]:
+    """Return the raters who prefer the same side in all their pairs, with this side, A or B.
+
+    Only pairs with a preference count, without the checks, in the answers to one ``question``. At least eight are
+    needed: a rater without a bias has one side in all of them in less than 1 % of cases.
+    """
+    sides: dict[str, list[float]] = {}
+    for j in given:
+        if j.kind == "pair" and j.dimension == question and j.is_first is not None:
+            sides.setdefault(j.rater, []).append(j.is_first)
+    return {
+        rater: "A" if chosen[0] else "B"
+        for rater, chosen in sides.items()
+        if len(chosen) >= MIN_ONE_SIDED and len(set(chosen)) == 1
+    }
+
+
+def analyse(study: Study, most_failed: float, exclude: Sequence[str] = ()) -> str:
+    """Write table3, pairs.csv and the analysis, without the raters ``exclude``; return its text.
+
+    Raises ValueError for an unknown rater, and if no answers remain.
+    """
     if not 0 <= most_failed <= 1:
         raise ValueError(f"--most_failed must be a share from 0 to 1, got {most_failed}")
     key = read_key(study)
@@ -170,14 +192,27 @@ def analyse(study: Study, most_failed: float) -> str:
     for j in given:
         if j.kind != "pair" and j.dimension == questions[-1]:
             checks[j.rater].append(j.is_failed)
-    left_out = [rater for rater, failed in checks.items() if sum(failed) > most_failed * len(failed)]
+    if unknown := [name for name in exclude if name not in checks]:
+        raise ValueError(
+            f"--exclude must name raters with answers, {', '.join(checks) or 'none'}, got {', '.join(unknown)}; "
+            "correct the names"
+        )
+    left_out = [
+        rater for rater, failed in checks.items() if rater in exclude or sum(failed) > most_failed * len(failed)
+    ]
     counted = [j for j in given if j.kind == "pair" and j.rater not in left_out and j.dimension in questions]
     if not counted:
         excluded = f"excluded for failing more than {most_failed:.0%} of their checks: {', '.join(left_out) or 'none'}"
         raise ValueError(f"no answers to {', '.join(questions)} remain; raters {excluded}")
     by_question = {name: [j for j in counted if j.dimension == name] for name in questions}
     by_name = {name: question_results(answers, key["methods"]) for name, answers in by_question.items() if answers}
-    general = {"methods": key["methods"], "most_failed": most_failed, "checks": checks, "left_out": left_out}
+    general = {
+        "methods": key["methods"],
+        "most_failed": most_failed,
+        "checks": checks,
+        "left_out": left_out,
+        "one_sided": one_sided(given, questions[-1]),
+    }
     results = general | {"questions": by_name}
     text = tables.analysis_md(results, counted)
     files = {

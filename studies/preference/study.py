@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from hyvideo.data.files import make_folder, parse_json
+from hyvideo.data.pairs import LATENTS_SUFFIX
 from hyvideo.data.prompts import Request
 from hyvideo.data.videos import is_as_written, read_video, write_video
 from hyvideo.records.run_files import write_json
@@ -18,6 +19,7 @@ from hyvideo.validation.video_folder import find_clips
 from studies.preference.rating import KEY, SIDES, STUDY, VIDEOS
 
 DATE = 946_684_800  # modification time of every file: 1 January 2000
+DEFAULT_PAIRS, DEFAULT_CHECKS = 20, 2  # of a rater, if there are enough videos
 
 
 def design(num_methods: int, num_units: int, *, raters: int, pairs: int, checks: int, seed: int = 0) -> list[list]:
@@ -50,18 +52,39 @@ def design(num_methods: int, num_units: int, *, raters: int, pairs: int, checks:
     return designed
 
 
-def make_study(out: Path, folders: dict[str, Path], requests: list[Request], **sizes: int) -> None:
-    """Write a study of ``folders`` of videos by method; ``sizes`` are those of `design`.
+def default_sizes(num_methods: int, num_units: int, pairs: int | None, checks: int | None) -> tuple[int, int]:
+    """Return the numbers of pairs and checks of a rater; those that are None are as large as possible, up to 20 and 2.
 
-    Methods are compared on the videos that all of them have. Videos get random names, and the key is never served.
-    Videos of this project are copied; if others are among them, all are compressed again.
+    ``num_units`` are videos of common prompts.
+    """
+    possible = math.comb(num_methods, 2) * num_units
+    pairs = min(DEFAULT_PAIRS, possible) if pairs is None else pairs
+    checks = min(DEFAULT_CHECKS, pairs // 2) if checks is None else checks
+    return pairs, checks
+
+
+def make_study(
+    out: Path,
+    folders: dict[str, Path],
+    requests: list[Request],
+    *,
+    pairs: int | None = None,
+    checks: int | None = None,
+    **sizes: int,
+) -> int:
+    """Write a study of ``folders`` of videos by method and return the number of pairs of a rater.
+
+    ``sizes`` are those of `design`; see `default_sizes`. Methods are compared on the videos that all of them have.
+    Videos get random names, and the key is never served. Videos of this project are copied, with their latents; if
+    others are among them, all are compressed again.
     """
     clips: list[dict[tuple[str, int], Path]] = []
     for folder in folders.values():
         places = defaultdict(itertools.count)
         clips.append({(c.prompt, next(places[c.prompt])): c.path for c in find_clips(folder, requests)})
     units = [unit for unit in clips[0] if all(unit in others for others in clips)]
-    sizes = {"seed": secrets.randbits(64)} | sizes
+    pairs, checks = default_sizes(len(folders), len(units), pairs, checks)
+    sizes = {"seed": secrets.randbits(64), "pairs": pairs, "checks": checks} | sizes
     designed, served, key, files = design(len(folders), len(units), **sizes), {}, {}, {}
     # Files that could reveal the method by their format or metadata are all written again, so that none differs.
     are_copied = all(is_as_written(clips_of[unit]) for clips_of in clips for unit in units)
@@ -75,6 +98,7 @@ def make_study(out: Path, folders: dict[str, Path], requests: list[Request], **s
                     files[source] = f"{VIDEOS}/{secrets.token_hex(10)}.mp4"
                     if are_copied:
                         shutil.copyfile(source, out / files[source])
+                        _copy_latents(source, out / files[source])
                     else:
                         write_video(out / files[source], *read_video(source))
                     os.utime(out / files[source], (DATE, DATE))
@@ -85,3 +109,12 @@ def make_study(out: Path, folders: dict[str, Path], requests: list[Request], **s
     questions = parse_json(Path(__file__).with_name("questions.json").read_text())
     write_json(out / KEY, {"methods": [*folders], "pairs": key})
     write_json(out / STUDY, {"questions": questions, "raters": served})
+    return pairs
+
+
+def _copy_latents(source: Path, copy: Path) -> None:
+    """Copy the latents beside a video, if there are any. No page serves them."""
+    latents = source.with_suffix(LATENTS_SUFFIX)
+    if latents.is_file():
+        shutil.copyfile(latents, copy.with_suffix(LATENTS_SUFFIX))
+        os.utime(copy.with_suffix(LATENTS_SUFFIX), (DATE, DATE))

@@ -65,7 +65,8 @@ def analysis_md(results: dict, counted: Sequence[SimpleNamespace]) -> str:
     raters = []
     for rater, failed in results["checks"].items():
         excluded = "excluded" if rater in results["left_out"] else ""
-        raters.append([rater, str(sum(failed)), str(len(failed)), excluded])
+        side = results["one_sided"].get(rater)
+        raters.append([rater, str(sum(failed)), str(len(failed)), f"always {side}" if side else "", excluded])
     strengths = []
     for method in results["methods"]:
         values = [_number(result["strengths"][method]) for result in questions.values()]
@@ -92,7 +93,8 @@ def analysis_md(results: dict, counted: Sequence[SimpleNamespace]) -> str:
         "excluded. An identical pair must be answered with a tie or both bad; a repeated pair, shown with sides "
         "swapped, must not have the opposite winner. Checks do not count towards the win rates.",
         "",
-        *_table(["Rater", "Checks failed", "Checks", ""], raters),
+        *_table(["Rater", "Checks failed", "Checks", "Side", ""], raters),
+        *_one_sided(results),
         "",
         "## Strengths",
         "",
@@ -106,6 +108,18 @@ def analysis_md(results: dict, counted: Sequence[SimpleNamespace]) -> str:
         *_table(["", *names], agreement),
     ]
     return "\n".join(lines)
+
+
+def _one_sided(results: dict) -> list[str]:
+    """Return a sentence that names raters who always prefer one side and still count, if there are any."""
+    counted = [rater for rater in results["one_sided"] if rater not in results["left_out"]]
+    if not counted:
+        return []
+    return [
+        "",
+        f"**Always the same side:** {', '.join(counted)}. A rater who looks at the videos rarely prefers one side in "
+        f"all pairs. Leave them out with `--exclude {' '.join(counted)}`.",
+    ]
 
 
 def escaped(text: str) -> str:

@@ -140,15 +140,20 @@ def test_a_header_says_what_a_recipe_learns_with_its_control_and_its_results(pat
     assert found.keys() == {"Learns", "Control", "Measured"} | ({"Predicted"} if path in PREDICTED else set())
     config = config_of(path)
     is_guided = config.anchor_has_own_guidance
-    assert found["Learns"].startswith("guidance" if is_guided else "the reward")
+    learned = "guidance" if is_guided else "the preferences" if config.uses_pairs else "the reward"
+    assert found["Learns"].startswith(learned)
     assert is_guided == path.stem.endswith("_guidance")
-    command = found["Control"].removeprefix("the same command with ")
-    control = parse(["--config", str(path), *command.split()]).config
-    assert control.reward.ignore_rewards and control.record.output_dir == f"{config.record.output_dir}_control"
-    check(control, num_gpus(path) if path in PREDICTED else 1, on_this_machine=False)
+    if config.uses_pairs:
+        assert found["Control"].startswith("none. The base model is the reference")
+        check(config, 1, on_this_machine=False)
+    else:
+        command = found["Control"].removeprefix("the same command with ")
+        control = parse(["--config", str(path), *command.split()]).config
+        assert control.reward.ignore_rewards and control.record.output_dir == f"{config.record.output_dir}_control"
+        check(control, num_gpus(path) if path in PREDICTED else 1, on_this_machine=False)
     assert found["Measured"].startswith("nothing at this size. On the miniature") == (path in PREDICTED)
     studies = " ".join(
-        (ROOT / "docs" / f"{page}.md").read_text() for page in ("study_recipes", "recipes", "quickstart")
+        (ROOT / "docs" / f"{page}.md").read_text() for page in ("study_recipes", "recipes", "quickstart", "ratings")
     )
     for number in re.findall(r"(?<![\d.])\d\.\d{2,3}(?!\d)", found["Measured"]):
         assert number in studies, number
@@ -206,6 +211,7 @@ def test_one_config_fits_gpus_with_48_and_80_gb():
     [
         ("wan21_1gpu_nft", 1, "24 GB"),
         ("wan21_1gpu_guidance", 1, "24 GB"),
+        ("wan21_1gpu_dpo", 1, "24 GB"),
         ("wan21_8gpu_nft", 8, "8 GPUs"),
         ("wan21_8gpu_guidance", 8, "8 GPUs"),
     ],

@@ -44,7 +44,9 @@ def test_methods_are_folders_or_policies_whose_videos_are_generated(call, tmp_pa
     )
     code, output = call(*make, "--checks", 1, *flags)
     assert code == 0, output
-    assert output.endswith(f"raters: 2; next: python -m scripts.preference_study serve {tmp_path}/study\n")
+    assert output.endswith(
+        f"raters: 2, pairs of each: 2; next: python -m scripts.preference_study serve {tmp_path}/study\n"
+    )
     key = json.loads((tmp_path / "study/key.json").read_text())
     assert key["methods"] == ["base", "theirs"] and len(key["pairs"]) == 2 * 4
     assert {source.split("/")[-2] for pair in key["pairs"].values() for source in pair["sources"]} == {"base", "theirs"}

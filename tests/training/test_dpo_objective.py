@@ -207,7 +207,7 @@ def test_videos_are_encoded_once_and_a_damaged_file_is_written_again(mesh, tmp_p
 
 
 def test_encoding_inverts_decoding(config, mesh):
-    """The miniature's VAE loses little: the error of a round trip of latents is far below their spread."""
+    """The miniature's VAE loses little: latents that are decoded and encoded change much less than they vary."""
     trainer = Trainer(
         load_config(
             "configs/miniature.yaml", output_dir=config.record.output_dir, valid_video_csv="", check_reward=False

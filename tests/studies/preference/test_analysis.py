@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from studies.preference import analysis, tables
-from studies.preference.analysis import analyse, question_results, share
+from studies.preference.analysis import analyse, one_sided, question_results, share
 from studies.preference.study import design
 from tests.studies.preference.conftest import METHODS, add, content
 
@@ -114,6 +114,33 @@ def test_a_rater_who_always_chooses_one_side_is_excluded(study, answer_all):
     assert all(rate["mean"] == 1 for rate in found["questions"]["VQ"]["win_rates"])
     kept = results(study, most_failed=1.0)["questions"]["VQ"]
     assert min(rate["mean"] for rate in kept["win_rates"]) < 1 and kept["first_side"]["mean"] > 0.5
+
+
+def test_a_rater_who_always_chooses_one_side_is_named_and_can_be_excluded(study, answer_all):
+    """Also one who passes enough checks."""
+    answer_all(lambda rater, pair: "second" if rater == "r03" else prefers_lower(rater, pair))
+    text = analyse(study, 1.0)
+    found = json.loads((study.folder / "analysis.json").read_text())
+    assert found["one_sided"] == {"r03": "B"} and found["left_out"] == []
+    assert "**Always the same side:** r03." in text and "`--exclude r03`" in text
+    assert "| r03 | 4 | 4 | always B |  |" in text
+    text = analyse(study, 1.0, ["r03"])
+    assert json.loads((study.folder / "analysis.json").read_text())["left_out"] == ["r03"]
+    assert "**Always the same side:**" not in text and "| r03 | 4 | 4 | always B | excluded |" in text
+    assert ",r03" not in (study.folder / "pairs.csv").read_text()
+    with pytest.raises(ValueError, match="--exclude must name raters with answers, r01, .*, got r9"):
+        analyse(study, 1.0, ["r9"])
+
+
+def test_fewer_than_eight_preferences_show_no_side():
+    def given(*sides):
+        answers = [SimpleNamespace(kind="pair", dimension="Overall", rater="r01", is_first=side) for side in sides]
+        return [*answers, SimpleNamespace(kind="repeat", dimension="Overall", rater="r01", is_first=0.0)]
+
+    assert one_sided(given(*[1.0] * 8, None), "Overall") == {"r01": "A"}
+    assert one_sided(given(*[1.0] * 7, None), "Overall") == {}
+    assert one_sided(given(*[1.0] * 8, 0.0), "Overall") == {}
+    assert one_sided(given(*[1.0] * 8), "VQ") == {}
 
 
 def test_checks_use_the_last_question_and_ties_pass_repeats(study):

@@ -228,7 +228,13 @@ def test_a_rater_answers_with_the_keyboard_and_resumes(study, served, browser):
     (link, *_), _ = served
     _, pairs = token_and_pairs(study)
     browser.goto(link)
-    assert wait_for_clips(browser) < 0.2
+    assert "This study has 12 pairs of videos with 4 questions each, and takes about 6 minutes." in browser.inner_text(
+        "#start"
+    )
+    assert not browser.locator("#work").is_visible()
+    browser.keyboard.press("a")  # before the start, keys answer nothing
+    browser.keyboard.press("Enter")
+    assert wait_for_clips(browser) < 0.2 and not browser.locator("#start").is_visible()
     keys = {"first": "a", "second": "b", "tie": "t", "both_bad": "x"}
     for place, chosen in enumerate(keys, start=1):
         browser.locator("#count", has_text=f"Pair {place} of 12").wait_for()
@@ -251,6 +257,7 @@ def test_a_rater_answers_with_the_keyboard_and_resumes(study, served, browser):
 def test_a_standalone_page_saves_answers(study, browser, tmp_path):
     study.write_pages(tmp_path / "pages")
     browser.goto((tmp_path / "pages/r01/index.html").as_uri())
+    browser.locator("#begin").click()
     wait_for_clips(browser)
     for _ in range(11):
         browser.keyboard.type("abtx")

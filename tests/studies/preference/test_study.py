@@ -7,11 +7,15 @@ from pathlib import Path
 
 import av
 import pytest
+import torch
 
+from hyvideo.data.pairs import Preference, check_latents
+from hyvideo.data.prompts import Request
 from hyvideo.data.videos import read_header, read_video, write_video
-from studies.preference.study import design, make_study
+from hyvideo.training.pair_latents import write_latents
+from studies.preference.study import DATE, default_sizes, design, make_study
 from tests.full_size import copy_distinct, write_full_size
-from tests.studies.preference.conftest import METHODS, write_folder
+from tests.studies.preference.conftest import METHODS, PROMPTS, write_folder
 
 SIZES = [(2, 12, 10, 12), (3, 12, 29, 20), (4, 32, 29, 20), (3, 7, 5, 21), (2, 5, 1, 3)]
 
@@ -56,6 +60,30 @@ def test_repeats_come_after_their_pairs_with_sides_swapped():
 def test_impossible_sizes_raise_value_error(wrong):
     with pytest.raises(ValueError, match=f"--{next(iter(wrong))} must be from .* for 2 methods with 12 videos"):
         design(2, 12, **({"raters": 2, "pairs": 12, "checks": 1} | wrong))
+
+
+def test_the_default_number_of_pairs_is_20_or_all_of_fewer(folders, tmp_path):
+    assert default_sizes(2, 32, None, None) == (20, 2)
+    assert default_sizes(2, 12, None, None) == (12, 2)
+    assert default_sizes(3, 1, None, None) == (3, 1)
+    assert default_sizes(2, 12, 5, 0) == (5, 0)
+    two = {name: folders[name] for name in METHODS[:2]}  # four prompts
+    assert make_study(tmp_path / "study", two, [], raters=3) == 4
+    raters = json.loads((tmp_path / "study/study.json").read_text())["raters"].values()
+    assert [len(rater["pairs"]) for rater in raters] == [8, 8, 8]  # with two repeated and two identical pairs
+
+
+def test_latents_beside_the_videos_are_copied_with_them(folders, tmp_path):
+    methods = {name: shutil.copytree(folders[name], tmp_path / name) for name in METHODS[:2]}
+    for folder in methods.values():
+        write_latents(folder / "clip_0.mp4", torch.ones(2, 3, 4, 5))
+    make_study(tmp_path / "study", methods, [], raters=1, checks=0)
+    copies = sorted((tmp_path / "study/videos").glob("*.safetensors"))
+    assert len(copies) == 2 and {path.stat().st_mtime for path in copies} == {DATE}
+    for path in copies:
+        video = path.with_suffix(".mp4")
+        pair = [Preference(Request(PROMPTS[0]), video, video, 1.0, "row 1")]
+        check_latents(pair, (3, 4, 5))
 
 
 def test_only_the_key_reveals_the_method(study, folders):

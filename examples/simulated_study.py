@@ -1,0 +1,76 @@
+"""Rate pairs of the miniature's videos with a simulated rater, for ``objective dpo`` (docs/ratings.md).
+
+    python generate.py --config configs/miniature_dpo.yaml --valid_video_csv assets/miniature/prompts/train.csv \\
+        --num_videos 6 --keep_latents --output_path outputs/rated
+    python -m examples.simulated_study outputs/rated --pairs 100
+
+writes outputs/rated/pairs.csv. The rater sees the true reward R of both videos (`hyvideo/miniature/measures.py`) and
+prefers the first with probability sigmoid((R_first - R_second) / 0.1), as noisily as people do.
+"""
+
+import argparse
+import csv
+import json
+import math
+from collections import defaultdict
+from pathlib import Path
+
+from hyvideo.data.cli import exit_on_error
+from hyvideo.data.randomness import generator
+from hyvideo.data.videos import at_original_size, read_video
+from hyvideo.miniature.reward import MiniatureScorer
+
+ROOT = "assets/miniature"
+WEIGHTS = {"VQ": 0.5, "MQ": 0.5, "TA": 1.0}
+NOISE = 0.1  # difference of R at which the rater prefers the better video in 73 % of cases
+SIDE = 32  # pixels
+
+
+def true_rewards(folder: Path) -> dict[str, dict[str, float]]:
+    """Return the true reward of each video of generate.py in a folder, by prompt and file name."""
+    scorer = MiniatureScorer(ROOT)
+    rewards: dict[str, dict[str, float]] = defaultdict(dict)
+    for path in sorted(folder.glob("*.mp4")):
+        prompt = json.loads(path.with_suffix(".json").read_text())["prompt"]
+        video = at_original_size(read_video(path)[0], SIDE, SIDE)
+        (scores,) = scorer.score([video], [prompt], fps=8)
+        rewards[prompt][path.name] = sum(WEIGHTS[name] * scores[name] for name in WEIGHTS)
+    return rewards
+
+
+def rate(rewards: dict[str, dict[str, float]], count: int, seed: int) -> list[tuple[str, str, str, str]]:
+    """Return prompt, first and second video and answer of ``count`` different pairs of videos of a prompt."""
+    random = generator(seed, "simulated rater")
+    prompts = sorted(prompt for prompt, videos in rewards.items() if len(videos) > 1)
+    possible = sum(math.comb(len(rewards[prompt]), 2) for prompt in prompts)
+    if count > possible:
+        raise ValueError(f"--pairs must be at most {possible}, the number of pairs of videos, got {count}")
+    rated: dict[tuple[str, frozenset], tuple[str, str, str, str]] = {}
+    while len(rated) < count:
+        prompt = prompts[random.integers(len(prompts))]
+        first, second = random.permutation(sorted(rewards[prompt]))[:2].tolist()
+        difference = rewards[prompt][first] - rewards[prompt][second]
+        prefers_first = random.random() < 1 / (1 + math.exp(-difference / NOISE))
+        answer = "first" if prefers_first else "second"
+        rated.setdefault((prompt, frozenset((first, second))), (prompt, first, second, answer))
+    return list(rated.values())
+
+
+@exit_on_error("simulated_study.py")
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="videos of generate.py, with their JSON files")
+    parser.add_argument("--pairs", type=int, default=100, help="number of pairs")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the choice of pairs and of the rater")
+    options = parser.parse_args()
+    rows = rate(true_rewards(options.folder), options.pairs, options.seed)
+    path = options.folder / "pairs.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["prompt", "first", "second", "answer"])
+        writer.writerows(rows)
+    print(f"wrote {len(rows)} rated pairs to {path}")
+
+
+if __name__ == "__main__":
+    main()

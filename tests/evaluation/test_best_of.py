@@ -1,0 +1,96 @@
+"""generate.py --best_of: the candidate with the highest reward is kept, and all rewards are recorded and shown."""
+
+import json
+import re
+
+import pytest
+import torch
+
+import generate
+from hyvideo.data.videos import at_original_size, read_video
+from hyvideo.report.gallery import PAGE_FILE, find_videos
+from tests.shallow import SHALLOW
+
+PROMPTS = ["a red circle moves up", "a green square moves left"]
+MODEL = ["--config", "configs/smoke.yaml", "--pretrained_model_root", SHALLOW]
+SCORER = """
+from pathlib import Path
+
+import torch
+
+from hyvideo.rewards.rewards import Scorer
+
+class Brightness(Scorer):
+    dimensions = ("light",)
+    def score(self, videos, prompts, *, fps):
+        path = Path(__file__).with_name("candidates.pt")
+        seen = torch.load(path) if path.is_file() else []
+        torch.save([*seen, videos], path)
+        return [{"light": video.float().mean().item()} for video in videos]
+
+class Failing(Scorer):
+    dimensions = ("light",)
+    def score(self, videos, prompts, *, fps):
+        raise RuntimeError("it is dark")
+"""
+
+
+@pytest.fixture
+def make(tmp_path, monkeypatch, capsys):
+    """A function that runs generate.py and returns its exit code, the JSON files and stderr."""
+    scorer = tmp_path / "scorer.py"
+    scorer.write_text(SCORER)
+
+    def run(out, *flags, name="Brightness"):
+        given = [word.replace("SCORER", f"{scorer}:{name}") for word in flags]
+        where = tmp_path / out
+        monkeypatch.setattr("sys.argv", ["generate.py", *MODEL, "--output_path", str(where), *given])
+        code = generate.main()
+        return code, [json.loads(path.read_text()) for path in sorted(where.glob("*.json"))], capsys.readouterr().err
+
+    return run
+
+
+WORDS = ("--reward_model", "SCORER", "--reward_weights", '{"light": 1}')
+
+
+def test_the_best_candidate_is_kept_and_all_scores_are_recorded(make, tmp_path):
+    code, found, error = make("best", "--prompt", *PROMPTS, "--best_of", "3", *WORDS)
+    assert code == 0, error
+    alone = make("alone", "--prompt", *PROMPTS)[1]
+    assert all("best_of" not in settings for settings in alone)
+    candidates = torch.load(tmp_path / "candidates.pt")
+    for number, settings in enumerate(found):
+        choice = settings["best_of"]
+        totals = [entry["reward"] for entry in choice["rewards"]]
+        assert choice["candidates"] == len(set(totals)) == 3 and totals[choice["chosen"]] == max(totals)
+        assert [entry["scores"] for entry in choice["rewards"]] == [{"light": total} for total in totals]
+        kept = at_original_size(read_video(tmp_path / "best" / f"{number:04d}.mp4")[0], 16, 16)
+        first = at_original_size(read_video(tmp_path / "alone" / f"{number:04d}.mp4")[0], 16, 16)
+        distances = [(video.float() - kept.float()).square().mean() for video in candidates[number]]
+        assert distances.index(min(distances)) == choice["chosen"]
+        assert torch.equal(kept, first) == (choice["chosen"] == 0)
+    shown = [video["ranking"] for video in find_videos(tmp_path / "best")]
+    best = sorted((entry["reward"] for entry in found[0]["best_of"]["rewards"]), reverse=True)
+    assert shown[0] == f"best of 3: {best[0]:.3f}, {best[1]:.3f}, {best[2]:.3f}"
+    assert all(text in (tmp_path / "best" / PAGE_FILE).read_text() for text in shown)
+
+
+def test_no_video_is_kept_if_no_candidate_has_a_reward(make):
+    code, _, error = make("none", "--prompt", PROMPTS[0], "--best_of", "2", *WORDS, name="Failing")
+    assert code == 2 and "needs the reward of at least one candidate, got none of 2" in error and "it is dark" in error
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--reward_model", "miniature"], "--reward_model needs --best_of above 1"),
+        (["--best_of", "0"], "--best_of must be a number from 1 to 1,000, got 0"),
+        (["--best_of", "2", "--sp_size", "2"], "--best_of needs --sp_size 1"),
+        (["--best_of", "2", "--initial_noise", "reference"], "--best_of needs --initial_noise default"),
+        (["--best_of", "2", "--reward_model", "clp"], "reward_model must be one of .* did you mean clip"),
+    ],
+)
+def test_flags_that_contradict_each_other_are_one_message(make, flags, message):
+    code, found, error = make("bad", "--prompt", PROMPTS[0], *flags)
+    assert code == 2 and not found and re.search(message, error), error

@@ -78,7 +78,8 @@ def traffic(run: PlannedRun) -> Traffic:
     passes = updates * run.backwards_per_update
     calls = passes * calls_per_pass
     compared = calls_of_anchor * run.anchor_forwards + calls_per_pass * run.old_forwards  # for every column
-    compared = math.ceil(passes * compared / max(1, run.plan.num_trained_steps))
+    columns = run.plan.num_trained_steps + run.plan.num_reward_steps
+    compared = math.ceil(passes * compared / max(1, columns))
     sampled = batches * run.num_calls(settings.batch_size, run.plan.sampled_branches)
     gathers = {"rollout": sampled, "anchor": compared, "update": 2 * calls}
     if not settings.reshard_after_forward:

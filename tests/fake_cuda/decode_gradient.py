@@ -15,7 +15,6 @@ from diffusers import AutoencoderKLWan
 from hyvideo.models.decoding import Tiling, decode_with_gradient, set_tiling
 from hyvideo.models.wan.vae import prepare
 
-
 WAN_22 = {
     "base_dim": 160,
     "decoder_base_dim": 256,

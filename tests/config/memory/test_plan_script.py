@@ -139,6 +139,7 @@ GPUS = (
     ("8 H100, 80 GB", 8, "480p_8gpu"),
     ("8 H100, 80 GB", 8, "480p_8gpu_nft"),
     ("8 H100, 80 GB", 8, "480p_8gpu_guidance"),
+    ("8 H100, 80 GB", 8, "480p_8gpu_draft"),
 )
 
 
@@ -177,7 +178,7 @@ def test_the_hours_in_the_readme_are_up_to_date(monkeypatch):
     monkeypatch.chdir(ROOT)
     text = re.sub(r"\s+", " ", (ROOT / "README.md").read_text())
     rows = dict(re.findall(r"\| `(hunyuanvideo15_480p_8gpu\w*)\.yaml` \|[^|]*\| ([\d.]+) \|", text))
-    assert len(rows) == 3
+    assert len(rows) == 4
     assert rows == {name: predicted_hours(name) for name in rows}
     assert f"in {rows['hunyuanvideo15_480p_8gpu']} hours on H100 (predicted)" in text
     wan = predicted_hours("wan21_1gpu_nft", world_size=1, gpu="RTX 4090")
@@ -216,7 +217,9 @@ def test_the_table_of_video_sizes_on_the_page_on_wan_is_up_to_date(monkeypatch, 
         return f"`{name}`", f"{frames} frames of {height} x {width}", *cells, f"{needed:.1f} GiB"
 
     sizes = [(33, 240, 416), (49, 480, 832), (81, 480, 832)]
-    compare("train_wan.md", [row(name, *size) for name in ("wan21_1gpu_nft", "wan21_1gpu_guidance") for size in sizes])
+    rows = [row(name, *size) for name in ("wan21_1gpu_nft", "wan21_1gpu_guidance") for size in sizes]
+    largest = (65, 240, 416)  # on an RTX 4090, with reward gradients
+    compare("train_wan.md", [*rows, row("wan21_1gpu_draft", *sizes[0]), row("wan21_1gpu_draft", *largest)])
 
 
 LORA_FLAGS = "--lora_rank 32 --lora_alpha 64 --enable_fsdp false".split()

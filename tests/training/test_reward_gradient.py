@@ -358,8 +358,8 @@ def test_the_velocity_norm_is_relative_to_the_anchor(tiny_config, mesh, objectiv
     changes = {"objective": objective, "nft_levels": levels, "anchor_fraction": 0.5}
     trainer = make_trainer(tiny_config, mesh, **DRAFT | changes)
     rollouts = sample(trainer)
-    reference = trainer.objective.prepare(rollouts)
-    metrics = trainer.update(rollouts, reference, 1)
+    reference = trainer.run.objective.prepare(rollouts)
+    metrics = trainer.run.update(rollouts, reference, 1)
     guided = reference.inner if objective == "draft" else reference.inner.anchor
     [(column, anchor)] = guided.items() if levels else [(0, reference.anchor)]
     own = make_trainer(tiny_config, mesh, **DRAFT | changes).objective.predict(rollouts, list(range(8)), column)

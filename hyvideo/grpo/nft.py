@@ -81,3 +81,11 @@ def nft_terms(
 def mean_square(values: Tensor) -> Tensor:
     """Return the mean square of each sample. Shape: (batch, ...) to (batch,)."""
     return values.square().flatten(1).mean(1)
+
+
+def relative_norm(velocity: Tensor, anchor: Tensor) -> Tensor:
+    """Return the norm of each sample's velocity divided by the norm of the anchor's, without gradient. Shape: (batch,).
+
+    Losses that push velocities away from bad samples tend to inflate it (NormGuard, arXiv:2606.27771).
+    """
+    return (mean_square(velocity.detach()) / mean_square(anchor)).sqrt()

@@ -75,6 +75,9 @@ class Sizes:
     # (videos, frames, height, width) -> peak number of values while decoding tiles of this size, without the videos
     decoding_values: Callable[[int, int, int, int], float]
 
+    # like ``decoding_values``, for decoding with a gradient and its backward pass, which computes the features again
+    gradient_values: Callable[[int, int, int, int], float]
+
     @property
     def width(self) -> int:
         return self.num_attention_heads * self.attention_head_dim
@@ -113,6 +116,14 @@ class Sizes:
         values = self.decoding_values(videos, frames, height, width)
         # The tiles, and the video into which they are blended.
         return (values + videos * 2 * 3 * math.prod(size)) * value_bytes
+
+    def gradient_bytes(self, videos: int, size: Sequence[int], tile: int, value_bytes: int) -> float:
+        """Return the peak bytes of decoding videos in tiles with a gradient, and of its backward pass."""
+        frames, *sides = size
+        height, width = (min(tile or side, side) for side in sides)
+        values = self.gradient_values(videos, frames, height, width)
+        # The tiles, the video into which they are blended, and the gradients of both.
+        return (values + videos * 4 * 3 * math.prod(size)) * value_bytes
 
     def image_tokens(self, frames: int, height: int, width: int) -> int:
         """Return the number of tokens of a video."""

@@ -209,6 +209,7 @@ def duration(run: PlannedRun) -> Duration:
     if not run.config.scores_rollouts:
         decoding = 0.0
         scoring = 0.0
+    stages["update"] += reward_gradient_seconds(run)
     # Scoring counts in full even if it overlaps other stages, because it shares the GPU with them.
     return Duration(
         stages=stages | {"decode": decoding, "reward": scoring},
@@ -224,6 +225,18 @@ def scored_video_seconds(run: PlannedRun) -> tuple[float, float]:
     videos = math.ceil(run.settings.batch_size / run.settings.sp_size) * run.settings.gradient_accumulation_steps
     decoding, scoring = video_seconds(run)
     return videos * decoding, videos * scoring
+
+
+def reward_gradient_seconds(run: PlannedRun) -> float:
+    """Return the seconds of an iteration to decode and score with a gradient, and of the backward passes.
+
+    Decoding is computed forward three times: for the score, and again by tile and by residual block. The scorer's
+    layers are computed forward twice. A backward pass by the inputs takes as long as a forward pass.
+    """
+    if not run.plan.num_reward_steps:
+        return 0.0
+    decoding, scoring = video_seconds(run)
+    return run.rollouts_per_replica * ((3 + 1) * decoding + (2 + 1) * scoring)
 
 
 def overhead_seconds(run: PlannedRun) -> dict[str, float]:

@@ -80,9 +80,10 @@ def traffic(run: PlannedRun) -> Traffic:
     passes = updates * run.backwards_per_update
     calls = passes * calls_per_pass
     # The anchor, and the old policy of nft, repeat a part of the passes. `anchor_forwards` and `old_forwards` are
-    # numbers of steps per rollout, so the part is their ratio to the number of trained steps.
+    # numbers of steps per rollout, so the part is their ratio to the number of trained columns.
     compared = calls_of_anchor * run.anchor_forwards + calls_per_pass * run.old_forwards
-    compared = math.ceil(passes * compared / max(1, run.plan.num_trained_steps))
+    columns = run.plan.num_trained_steps + run.plan.num_reward_steps
+    compared = math.ceil(passes * compared / max(1, columns))
     sampled = batches * run.num_calls(settings.batch_size, run.plan.sampled_branches)
     # FSDP frees the gathered weights after a block's forward pass, and gathers them again for its backward pass.
     gathers = {"rollout": sampled, "anchor": compared, "update": 2 * calls}

@@ -43,7 +43,8 @@ def modulation_bytes(run: PlannedRun) -> float:
     if run.validation:
         timesteps.append(run.validation.settings.grpo_sampling_steps)
     if traits_of(settings.objective).trains == "levels":
-        timesteps.append(run.plan.num_trained_steps * run.rollouts_per_replica)
+        levels = run.plan.num_trained_steps + run.plan.num_reward_steps
+        timesteps.append(levels * run.rollouts_per_replica)
     if traits_of(settings.objective).trains == "path":
         timesteps.append(run.plan.num_anchor_steps)
     return max(timesteps) * model.modulation_parameters / (model.width + 1) * run.compute_bytes
@@ -107,17 +108,26 @@ def decoding_bytes(run: PlannedRun) -> float:
     return run.architecture.decoding_bytes(videos, run.config.rollout_size, tile, BYTES[run.settings.vae_dtype])
 
 
+def reward_gradient_bytes(run: PlannedRun) -> float:
+    """Return the peak bytes of decoding with a gradient, and of its backward pass."""
+    videos = min(run.settings.decode_batch_size, run.settings.mini_batch_size_per_update)
+    tile, value_bytes = run.settings.vae_tile_size, BYTES[run.settings.vae_dtype]
+    return run.architecture.gradient_bytes(videos, run.config.rollout_size, tile, value_bytes)
+
+
 def trajectory_bytes(run: PlannedRun) -> float:
     """Return the peak bytes of float32 trajectories: latents, means or nft's old velocities, and anchor means.
 
-    Rollouts of nft keep three latents: the noise, those after the first step, and the final ones.
+    Rollouts of nft keep three latents: the noise, those after the first step, and the final ones. With a reward
+    gradient, they keep the latents of all steps.
     """
     latent = run.architecture.out_channels * math.prod(run.architecture.latent_size(*run.config.rollout_size))
     num_steps = run.settings.grpo_sampling_steps
     if run.config.uses_pairs:
         states = 1
     elif traits_of(run.settings.objective).trains == "levels":
-        states = min(num_steps + 1, 3) + run.old_forwards
+        kept = num_steps + 1 if run.plan.num_reward_steps else min(num_steps + 1, 3)
+        states = kept + run.old_forwards
     else:
         states = num_steps + 1 + num_steps
     compared = run.anchor_forwards

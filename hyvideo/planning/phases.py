@@ -3,6 +3,8 @@
     encode, once, before the transformer is loaded
     rollout -> decode -> score -> anchor -> update: forward, backward, many times -> optimizer -> perhaps validation
 
+A pass with a reward gradient decodes and scores between forward and backward.
+
 Scorers run beside rollout, decode and anchor, unless ``score_between_stages`` gives them a separate phase. Memory peaks
 twice in the update: when a backward pass begins (all kept activations) and when it ends (all gradients).
 """
@@ -97,6 +99,14 @@ def memory(run: PlannedRun) -> Memory:
         for phase in ("rollout", "decode", "score"):
             del phases[phase]
         phases["anchor"] = {name: size for name, size in phases["anchor"].items() if name not in beside}
+    if run.plan.num_reward_steps:  # between the forward and the backward pass of the transformer
+        phases["reward gradient"] = (
+            training
+            | vae
+            | scorers
+            | {"gradients": gradients if run.backwards_per_update > 1 else 0.0, "activations": kept}
+            | {"decoding with gradient": max(states.reward_gradient_bytes(run), scoring["scoring"])}
+        )
     if not run.config.needs_anchor:
         del phases["anchor"]
     if beside or not run.reward_bytes:

@@ -170,8 +170,8 @@ class PolicyUpdate:
             "grad/norm": grad_norm,
             "grad/spike": self.nonfinite.spike(grad_norm, work.iteration),
         }
-        if self.policy.anchor is None and "kl/position" in metrics:
-            metrics["kl/position"] = math.nan  # not measured
+        if self.policy.anchor is None:  # these are not measured
+            metrics |= {name: math.nan for name in ("kl/position", "policy/velocity_norm") if name in metrics}
         self.kl_coefficient.observe(kl)
         self.policy.after_update()
         return UpdateResult(metrics, work.num_terms, by_step)

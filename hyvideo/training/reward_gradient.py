@@ -18,7 +18,7 @@ from hyvideo.config.sections import DataSettings
 from hyvideo.data.randomness import generator
 from hyvideo.data.videos import to_levels
 from hyvideo.distributed.collectives import gather_ranks
-from hyvideo.grpo.nft import mean_square
+from hyvideo.grpo.nft import mean_square, relative_norm
 from hyvideo.models.offload import on_device
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.rewards import contract
@@ -247,8 +247,11 @@ class WithRewardGradient(LevelObjective):
         # Linear in x0_hat, with the value and the gradient of the reward.
         reward = rewards.nan_to_num(0.0) + (gradients * (denoised - denoised.detach())).flatten(1).sum(1)
         position = torch.zeros_like(rewards)
+        velocity_norm = torch.zeros_like(rewards)
         if reference.anchor is not None:
-            position = mean_square(velocity - select(reference.anchor, rows))
+            anchor = select(reference.anchor, rows)
+            position = mean_square(velocity - anchor)
+            velocity_norm = relative_norm(velocity, anchor)
         kl = self.config.kl_weights.position * position
         scale = self._num_levels(rollouts) + 1
         loss = scale * (kl_coefficient * kl - self.weight * reward)
@@ -256,6 +259,7 @@ class WithRewardGradient(LevelObjective):
         values = {
             "loss/total": loss,
             "kl/position": scale * position,
+            "policy/velocity_norm": scale * velocity_norm,
             "reward_gradient/reward": scale * rewards.nan_to_num(0.0),
             "reward_gradient/norm": scale * self.weight * norm,
             "reward_gradient/missing": scale * rewards.isnan().float(),

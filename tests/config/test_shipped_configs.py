@@ -140,9 +140,15 @@ def test_a_header_says_what_a_recipe_learns_with_its_control_and_its_results(pat
     assert found.keys() == {"Learns", "Control", "Measured"} | ({"Predicted"} if path in PREDICTED else set())
     config = config_of(path)
     is_guided = config.anchor_has_own_guidance
-    learned = "guidance" if is_guided else "the preferences" if config.uses_pairs else "the reward"
+    learned = "the reward"
+    if config.uses_pairs:
+        learned = "the preferences"
+    elif config.loss.objective == "draft":
+        learned = "the reward and guidance"
+    elif is_guided:
+        learned = "guidance"
     assert found["Learns"].startswith(learned)
-    assert is_guided == path.stem.endswith("_guidance")
+    assert is_guided == path.stem.endswith(("_guidance", "_draft"))
     if config.uses_pairs:
         assert found["Control"].startswith("none. The base model is the reference")
         check(config, 1, on_this_machine=False)

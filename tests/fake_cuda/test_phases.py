@@ -4,6 +4,7 @@ import pytest
 
 from hyvideo.config.command_line import parse
 from hyvideo.models.hunyuan_video15.sizes import Architecture
+from hyvideo.models.wan.sizes import released
 from hyvideo.planning.phases import GIB, memory
 from hyvideo.planning.planned_run import PlannedRun
 from tests.conftest import ROOT
@@ -29,3 +30,18 @@ def test_the_plan_is_within_10_percent_of_the_counted_peaks():
         for phase, peak in counted.items():
             planned = sum(size for name, size in phases[phase].items() if name != "trajectories") / GIB
             assert planned == pytest.approx(peak, rel=0.1), (kind, phase)
+
+
+def test_the_plan_of_decoding_with_a_gradient_is_within_10_percent_of_the_counted_peaks():
+    names = ["hunyuan,33,256,128,128", "hunyuan,9,128,128,128", "wan,17,240,416,0", "wan22,17,256,256,0"]
+    architectures = {
+        "hunyuan": (Architecture(), 2),
+        "wan": (released("wan2.1_t2v_1.3b"), 4),
+        "wan22": (released("wan2.2_ti2v_5b"), 4),
+    }
+    for name, counted in counted_by("tests.fake_cuda.decode_gradient", *names).items():
+        family, frames, height, width, tile = name.split(",")
+        architecture, value_bytes = architectures[family]
+        size = int(frames), int(height), int(width)
+        planned = architecture.gradient_bytes(1, size, int(tile), value_bytes) / GIB
+        assert planned == pytest.approx(counted, rel=0.1), name

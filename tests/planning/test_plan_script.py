@@ -114,6 +114,7 @@ LORA = "--lora_rank 32 --lora_alpha 64 --enable_fsdp false"
 RECIPES = (
     ("1 RTX 4090", "wan21_1gpu_nft", ""),
     ("1 RTX 4090", "wan21_1gpu_guidance", ""),
+    ("1 RTX 4090", "wan21_1gpu_draft", ""),
     ("1 H100", "wan21_1gpu_nft", ""),
     ("8 H100", "wan21_8gpu_nft", ""),
     ("8 H100", "wan21_8gpu_guidance", ""),
@@ -128,6 +129,7 @@ RECIPES = (
     ("8 H100", "hunyuanvideo15_480p_8gpu_nft", ""),
     ("8 H100", "hunyuanvideo15_480p_8gpu_nft", LORA),
     ("8 H100", "hunyuanvideo15_480p_8gpu_guidance", ""),
+    ("8 H100", "hunyuanvideo15_480p_8gpu_draft", ""),
     ("64 H100", "hunyuanvideo15_480p_64gpu", ""),
     ("64 A100", "hunyuanvideo15_480p_64gpu", ""),
     ("8 A100", "paper/table2_b_8gpu", ""),
@@ -179,7 +181,7 @@ def test_the_hours_in_the_readme_are_up_to_date(monkeypatch):
     monkeypatch.chdir(ROOT)
     text = re.sub(r"\s+", " ", (ROOT / "README.md").read_text())
     rows = dict(re.findall(r"\| `(hunyuanvideo15_480p_8gpu\w*)\.yaml` \|[^|]*\| ([\d.]+) \|", text))
-    assert len(rows) == 3
+    assert len(rows) == 4
     assert rows == {name: predicted_hours(name) for name in rows}
     wan = predicted_hours("wan21_1gpu_nft", world_size=1, gpu="RTX 4090")
     assert f"{wan} hours on an RTX 4090 (predicted)" in text
@@ -202,7 +204,9 @@ def test_the_table_of_video_sizes_on_the_page_on_wan_is_up_to_date(monkeypatch, 
         return f"`{name}`", f"{frames} frames of {height} x {width}", *cells, f"{needed:.1f} GiB"
 
     sizes = [(33, 240, 416), (49, 480, 832), (81, 480, 832)]
-    compare("train_wan.md", [row(name, *size) for name in ("wan21_1gpu_nft", "wan21_1gpu_guidance") for size in sizes])
+    rows = [row(name, *size) for name in ("wan21_1gpu_nft", "wan21_1gpu_guidance") for size in sizes]
+    largest = (65, 240, 416)  # on an RTX 4090, with reward gradients
+    compare("train_wan.md", [*rows, row("wan21_1gpu_draft", *sizes[0]), row("wan21_1gpu_draft", *largest)])
 
 
 def test_traffic_in_the_documentation_is_up_to_date(compare):

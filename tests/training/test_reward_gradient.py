@@ -351,3 +351,18 @@ def test_settings_without_a_gradient_are_refused_with_what_to_use(tiny_config, c
     check(tiny_config.with_settings(**DRAFT))
     with pytest.raises(ValueError, match=message):
         check(tiny_config.with_settings(**DRAFT | changes))
+
+
+@pytest.mark.parametrize("objective, levels", [("draft", 2), ("draft", 0), ("nft", 2)])
+def test_the_velocity_norm_is_relative_to_the_anchor(tiny_config, mesh, objective, levels):
+    """Anchor and policy differ only in guidance; half of the columns with noise levels measure the KL."""
+    changes = {"objective": objective, "nft_levels": levels, "anchor_fraction": 0.5}
+    trainer = make_trainer(tiny_config, mesh, **DRAFT | changes)
+    rollouts = sample(trainer)
+    reference = trainer.run.objective.prepare(rollouts)
+    metrics = trainer.run.update(rollouts, reference, 1)
+    guided = reference.inner if objective == "draft" else reference.inner.anchor
+    [(column, anchor)] = guided.items() if levels else [(0, reference.anchor)]
+    own = make_trainer(tiny_config, mesh, **DRAFT | changes).objective.predict(rollouts, list(range(8)), column)
+    expected = (own.square().flatten(1).mean(1) / anchor.square().flatten(1).mean(1)).sqrt().mean().item()
+    assert metrics["policy/velocity_norm"] == pytest.approx(expected, rel=1e-4) and abs(expected - 1) > 1e-3

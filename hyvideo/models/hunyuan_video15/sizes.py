@@ -134,6 +134,11 @@ class Architecture(Sizes):
         tokens = latent_frames * height * width // self.spatial_compression_ratio**2
         return videos * _MEASURES["vae"]["maps"] * feature_map + tokens**2
 
+    def gradient_values(self, videos: int, frames: int, height: int, width: int) -> float:
+        """Return the number of values while the backward pass of a tile computes its residual blocks again."""
+        feature_map = frames * height * width * self.block_out_channels[0]
+        return videos * _MEASURES["vae"]["gradient_maps"] * feature_map
+
     @property
     def _mlp(self) -> int:
         return linear(self.width, self.hidden) + linear(self.hidden, self.width)

@@ -121,6 +121,16 @@ class Architecture(Sizes):
         pixels = min(frames, self.temporal_compression_ratio) * height * width
         return videos * pixels * self._vae["maps"] * self._vae_channels
 
+    def gradient_values(self, videos: int, frames: int, height: int, width: int) -> float:
+        """Return the number of values while the backward pass of a latent frame computes its features again.
+
+        The features that the next latent frame reads are kept for all latent frames.
+        """
+        pixels = min(frames, self.temporal_compression_ratio) * height * width
+        latent_frames = (frames - 1) // self.temporal_compression_ratio + 1
+        maps = self._vae["gradient_maps"] + self._vae["kept_maps"] * latent_frames
+        return videos * pixels * maps * self._vae_channels
+
 
 def read(transformer: Mapping[str, Any], vae: Mapping[str, Any]) -> Architecture:
     """Return the sizes in config.json files with diffusers' names or the original's; ``vae`` may be empty."""

@@ -7,7 +7,7 @@ With ``anchor_cfg_scale`` above 1, the KL teaches the policy to sample as the gu
 
 import torch
 
-from hyvideo.grpo.nft import mean_square
+from hyvideo.grpo.nft import mean_square, relative_norm
 from hyvideo.training.objective import LevelObjective, Terms
 from hyvideo.training.rollout_batch import RolloutBatch, select
 
@@ -30,12 +30,12 @@ class Draft(LevelObjective):
         velocity, _ = self.velocity_and_target(rollouts, rows, column)
         zeros = velocity.new_zeros(len(rows))
         position = 0.0 * mean_square(velocity)  # of a column without KL
-        norm = zeros
+        norm = zeros if reference else zeros + 1.0  # without predictions, the anchor equals the policy
         if column in reference:
             anchor = select(reference[column], rows)
             weight = self.anchor_weight(rollouts, reference)
             position = weight * mean_square(velocity - anchor)
-            norm = weight * (mean_square(velocity) / mean_square(anchor)).sqrt()
+            norm = weight * relative_norm(velocity, anchor)
         kl = self.config.kl_weights.position * position
         loss = kl_coefficient * kl
         return Terms(

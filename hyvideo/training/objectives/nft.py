@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hyvideo.distributed.collectives import gather_ranks, gather_replicas
-from hyvideo.grpo.nft import NFTInputs, NFTTerms, mean_square, nft_terms
+from hyvideo.grpo.nft import NFTInputs, NFTTerms, mean_square, nft_terms, relative_norm
 from hyvideo.training.objective import LevelObjective, Terms
 from hyvideo.training.on_policy_check import EXACT_STEP, ROUNDED_STEP, OffPolicyError
 from hyvideo.training.rollout_batch import Pass, RolloutBatch, chunks, select
@@ -43,6 +43,7 @@ class NFT(LevelObjective):
         "nft/distance",
         "nft/advantage_clipped",
         "nft/error",
+        "policy/velocity_norm",
     )
     deviation_names = ("nft/distance_max", "nft/distance_first")
     needs_old_velocities = True
@@ -93,6 +94,11 @@ class NFT(LevelObjective):
         elif column in reference.anchor:
             anchor = select(reference.anchor[column], rows)
             anchor_weight = self.anchor_weight(rollouts, reference.anchor)
+        norm = torch.zeros(len(rows), device=own.device)
+        if anchor is not None:
+            norm = anchor_weight * relative_norm(own, anchor)
+        elif not reference.anchor:  # the anchor equals the policy
+            norm = norm + 1.0
         advantages = select(rollouts.advantages, rows)
         found = self.nft_terms(NFTInputs(velocity, old, target, advantages, anchor, anchor_weight), kl_coefficient)
         if column == 0:
@@ -113,6 +119,7 @@ class NFT(LevelObjective):
                 "nft/distance": found.distance,
                 "nft/advantage_clipped": found.is_clipped,
                 "nft/error": found.error,
+                "policy/velocity_norm": norm,
             },
         )
 

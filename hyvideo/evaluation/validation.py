@@ -39,6 +39,21 @@ from hyvideo.training.rollout_batch import select
 SCORES_FILE = "scores.json"
 
 
+def _schedule(config: Config) -> Schedule:
+    """Return the schedule of the validation: the ODE, or the SDE of the rollouts with ``validation_eta``."""
+    num_steps = config.record.validation_steps
+    if config.record.validation_eta == 0:
+        return Schedule.ode(num_steps, config.validation_shift, config.validation_sigmas)
+    return Schedule.build(
+        config.rollout.sde_type,
+        num_steps=num_steps,
+        shift=config.validation_shift,
+        sigmas=config.validation_sigmas,
+        eta=config.record.validation_eta,
+        last_step="deterministic",
+    )
+
+
 class Validation:
     """Samples, scores and records the validation set, divided among the replicas."""
 
@@ -62,14 +77,7 @@ class Validation:
         self.on_stage, self.may_end = on_stage, may_end
         self.fps, self.decode_batch_size = config.data.fps, config.rollout.decode_batch_size
         self.pipeline = pipeline.with_guidance(config.validation_cfg_scale)
-        self.schedule = Schedule.build(
-            config.rollout.sde_type,
-            num_steps=self.settings.validation_steps,
-            shift=config.validation_shift,
-            sigmas=config.validation_sigmas,
-            eta=self.settings.validation_eta,
-            last_step="deterministic",
-        )
+        self.schedule = _schedule(config)
         requests = read_requests(*config.data.valid_video_csv)
         self.requests = [request for request in requests for _ in range(self.settings.validation_repeats)]
         self.prompts = [request.prompt for request in self.requests]

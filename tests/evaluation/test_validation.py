@@ -313,7 +313,9 @@ def validated(tmp_path_factory):
     return trainer.validation
 
 
-def test_a_validation_with_noise_samples_the_sde_of_the_rollouts_with_the_same_noise_each_time(tiny_config, mesh):
+def test_a_validation_with_noise_samples_the_sde_of_the_rollouts_with_the_same_noise_each_time(
+    tiny_config, mesh, tmp_path
+):
     settings = {"sde_type": "cps", "validation_eta": 1.0, "validation_steps": 3, "validation_batch_size": 2}
     config = tiny_config.with_settings(**settings, valid_video_csv="assets/miniature/prompts/smoke.csv")
     check(config)
@@ -335,6 +337,10 @@ def test_a_validation_with_noise_samples_the_sde_of_the_rollouts_with_the_same_n
         noise = validation._noises([0, 1], "validation step noise", step)
         latents = (1 - sigma_next) * (latents - sigma * velocity) + sigma_next * noise
     torch.testing.assert_close(found, latents, rtol=1e-4, atol=1e-4)
+    noisy = tmp_path / "noisy.py"  # a sampler that adds noise at eta 0, too, which the ODE must not use
+    noisy.write_text("def step(sigma, sigma_next, eta, second):\n    return 0.1\n")
+    ode = validation_module._schedule(config.with_settings(sde_type=f"{noisy}:step", validation_eta=0.0))
+    assert not ode.stochastic_steps
     without = tiny_config.with_settings(**settings | {"validation_eta": 0.0}).flat()
     assert evaluation_settings(config.flat())["validation_noise"] == "cps:1"
     assert "validation_noise" not in evaluation_settings(without)

@@ -234,7 +234,7 @@ def test_an_unknown_name_is_rejected_and_a_file_is_accepted_from_flags_and_confi
         assert config.loss.objective == f"{file}:Mine"
     with pytest.raises(SystemExit):
         parse(["--objective", "ntf"])
-    assert "choose from grpo, nft or FILE.py:NAME" in capsys.readouterr().err
+    assert "choose from grpo, nft, distill or FILE.py:NAME" in capsys.readouterr().err
 
 
 # --- errors in the first update --------------------------------------------------------------------------------------

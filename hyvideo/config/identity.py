@@ -64,10 +64,10 @@ def named_files(settings: Mapping[str, Any]) -> dict[str, list[Path]]:
 
 def _anchor_files(path: Path) -> list[Path]:
     """Return the files by whose contents an anchor is known: those of a LoRA, or the manifest of a checkpoint."""
-    from hyvideo.distributed.manifest import NAME  # imports torch
-    from hyvideo.models.lora import lora_files
+    from hyvideo.models.lora import lora_files  # imports torch
 
-    return [path / NAME] if (path / NAME).is_file() else lora_files(path)
+    manifest = path / "manifest.json"  # has the hashes of all files of a checkpoint
+    return [manifest] if manifest.is_file() else lora_files(path)
 
 
 def experiment_settings(config: Config) -> dict[str, object]:
@@ -81,5 +81,6 @@ def experiment_settings(config: Config) -> dict[str, object]:
 
 def evaluation_settings(settings: Mapping[str, object]) -> dict[str, object]:
     """Return the settings, except paths, that affect an evaluation; frames, size and shift are those of validation."""
-    sampled = Config().with_settings(**settings).sampled_as_validation().flat()
-    return {name: value for name, value in sampled.items() if TRAITS[name].measured}
+    config = Config().with_settings(**settings).sampled_as_validation()
+    measured = {name: value for name, value in config.flat().items() if TRAITS[name].measured}
+    return measured | ({"validation_noise": config.validation_noise} if config.validation_noise else {})

@@ -20,6 +20,7 @@ from hyvideo.config.run_plan import (
     num_stochastic_steps,
     parse_interval,
     stochastic_transitions,
+    validation_transitions,
 )
 from hyvideo.config.sections import MAX_STEPS, RewardSettings, RolloutSettings
 from hyvideo.config.settings import REWARD_PRESETS, TRAITS, Config, eta_of, flat_weights
@@ -259,6 +260,9 @@ def sampler_problems(config: Config) -> Problems:
         return
     yield from noise_can_be_matched(rollout)
     yield from problem_of(lambda: stochastic_transitions(rollout))
+    if config.record.validation_eta > 0 and config.data.valid_video_csv:
+        for problem in problem_of(lambda: validation_transitions(config)):
+            yield f"validation_eta {config.record.validation_eta:g} cannot be used: {problem}"
     if scale > 1 and max(branches_of_steps(rollout, scale)) == 1:
         yield (
             "guidance_interval must contain at least one step of the schedule, because no video would be guided, "

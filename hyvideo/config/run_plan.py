@@ -98,6 +98,15 @@ def transitions(rollout: RolloutSettings) -> tuple[Transition, ...]:
     return steps
 
 
+def validation_transitions(config: Config) -> tuple[Transition, ...]:
+    """Return the steps of a validation with noise. Raises ValueError for an invalid sampler, as `schedule` does."""
+    record = config.record
+    levels = levels_of_steps(record.validation_steps, config.validation_shift, config.validation_sigmas)
+    steps = schedule(config.rollout.sde_type, levels, record.validation_eta, "deterministic")
+    check_float32(config.rollout.sde_type, steps)
+    return steps
+
+
 def parse_interval(text: str) -> tuple[float, float]:
     """Return the lowest and highest noise level of a guidance_interval. Raises ValueError for invalid text."""
     try:

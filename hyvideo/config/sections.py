@@ -320,6 +320,12 @@ class RecordSettings:
     validation_num_frames: int = records(
         0, "Frames of validation videos, 4n + 1; 0: sample_n_frames.", at_most=MAX_FRAMES
     )
+    validation_eta: float = records(
+        0.0,
+        "Noise scale of the rollouts' SDE in validation, for models that sample with noise; 0: the ODE.",
+        at_most=1000,
+        measured=True,
+    )
     validation_shift: float | None = records(None, "Shift in validation; default: shift.", above=0)
     validation_cfg_scale: float | None = records(
         None, "Guidance scale in validation; default: cfg_scale.", at_least=None

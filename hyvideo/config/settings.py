@@ -144,6 +144,12 @@ class Config:
         return self.rollout.sigmas if has_as_many and not is_shifted else None
 
     @property
+    def validation_noise(self) -> str:
+        """Sampler and noise scale of the validation, such as ``cps:1``; empty for the ODE."""
+        eta = self.record.validation_eta
+        return f"{self.rollout.sde_type}:{eta:g}" if eta > 0 else ""
+
+    @property
     def validation_cfg_scale(self) -> float:
         """Guidance scale of the validation; by default that of the rollouts."""
         scale = self.record.validation_cfg_scale

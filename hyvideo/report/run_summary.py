@@ -22,7 +22,7 @@ def print_summary(output_dir: Path, iteration: int, validation: Validation | Non
     if before and after:
         lines += _validated(validation, iteration, before, after)
     else:
-        lines.append(_rollout_rewards(output_dir))
+        lines += _rollout_rewards(output_dir)
     if after and not before:
         lines.append(
             f"{len(validation.seen)} validation videos of iteration {iteration}: "
@@ -89,17 +89,19 @@ def _reward(before: Mapping[str, float], after: Mapping[str, float]) -> str:
     return text
 
 
-def _rollout_rewards(output_dir: Path) -> str:
-    """Return the mean reward of the rollouts in the first and in the last iterations."""
-    lines = read_metrics(output_dir / "metrics.jsonl")
-    measured = [line["dpo/held_out_accuracy"] for line in lines if "dpo/held_out_accuracy" in line]
+def _rollout_rewards(output_dir: Path) -> list[str]:
+    """Return the mean reward of the rollouts in the first and in the last iterations; none if they are not scored."""
+    metrics = read_metrics(output_dir / "metrics.jsonl")
+    measured = [line["dpo/held_out_accuracy"] for line in metrics if "dpo/held_out_accuracy" in line]
     if measured:
-        return f"agreement with held-out answers: {measured[-1]:.0%} (base model: 50 %)"
-    rewards = [line["reward/mean"] for line in lines if line.get("reward/mean") is not None]
+        return [f"agreement with held-out answers: {measured[-1]:.0%} (base model: 50 %)"]
+    if metrics and not any("reward/mean" in line for line in metrics):
+        return []
+    rewards = [line["reward/mean"] for line in metrics if line.get("reward/mean") is not None]
     if not rewards:
-        return "no rollout had a reward"
+        return ["no rollout had a reward"]
     few = min(_NUM_FIRST, len(rewards))
-    return (
+    return [
         f"mean rollout reward: {sum(rewards[:few]) / few:.3f} in the first {few} iterations "
         f"-> {sum(rewards[-few:]) / few:.3f} in the last {few}"
-    )
+    ]

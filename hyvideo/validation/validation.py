@@ -20,7 +20,7 @@ from hyvideo.data.randomness import normal
 from hyvideo.data.run_folder import SAMPLES, claim
 from hyvideo.distributed.collectives import all_objects
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.models.conditions import to_device
+from hyvideo.models.conditions import Conditions, to_device
 from hyvideo.models.fp8 import Fp8Linear
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
@@ -37,6 +37,21 @@ from hyvideo.validation.reward_hacking.rule import ValidationStats
 from hyvideo.validation.scores_file import gather_rewards, split_reward, summarise_rewards
 
 SCORES_FILE = "scores.json"
+
+
+def _schedule(config: Config) -> Schedule:
+    """Return the schedule of the validation: the ODE, or the SDE of the rollouts with ``validation_eta``."""
+    num_steps = config.record.validation_steps
+    if config.record.validation_eta == 0:
+        return Schedule.ode(num_steps, config.validation_shift, config.validation_sigmas)
+    return Schedule.build(
+        config.rollout.sde_type,
+        num_steps=num_steps,
+        shift=config.validation_shift,
+        sigmas=config.validation_sigmas,
+        eta=config.record.validation_eta,
+        last_step="deterministic",
+    )
 
 
 class Validation:
@@ -63,11 +78,7 @@ class Validation:
         self.on_stage, self.may_end = on_stage, may_end
         self.fps, self.decode_batch_size = config.data.fps, config.rollout.decode_batch_size
         self.pipeline = pipeline.with_guidance(config.validation_cfg_scale)
-        self.schedule = Schedule.ode(
-            self.settings.validation_steps,
-            config.validation_shift,
-            config.validation_sigmas,
-        )
+        self.schedule = _schedule(config)
         self.requests = [request for request in requests for _ in range(self.settings.validation_repeats)]
         self.prompts = [request.prompt for request in self.requests]
         self.seen = are_seen(self.prompts, trained_on)
@@ -86,6 +97,8 @@ class Validation:
         }
         if config.validation_sigmas:
             self.made_with["sigmas"] = config.validation_sigmas
+        if config.validation_noise:
+            self.made_with["noise"] = config.validation_noise
         if config.rollout.guidance_interval:
             self.made_with["guidance"].append(config.rollout.guidance_interval)
         if any(isinstance(layer, Fp8Linear) for layer in pipeline.transformer.modules()):
@@ -179,8 +192,8 @@ class Validation:
             self.on_stage("validation", f"sampling {title}")
             self.may_end(False)
             conditions = self.encoder([self.requests[row] for row in batch], height=height, width=width)
-            noise = to_device(torch.stack([self._noise(row) for row in batch]), self.pipeline.device)
-            latents = self.pipeline.sample_ode(conditions.to(self.pipeline.device), noise, self.schedule)
+            noise = self._noises(batch)
+            latents = self._sample(conditions.to(self.pipeline.device), noise, batch)
             share = self.mesh.rank_share(list(range(len(batch))))
             if share:
                 self.on_stage("validation", f"decoding {title}")
@@ -195,11 +208,29 @@ class Validation:
         rewards = self.scorer.measure(list(videos.values()), prompts, fps=self.fps, may_end=self.may_end)
         return dict(zip(videos, rewards))
 
-    def _noise(self, row: int) -> Tensor:
+    def _sample(self, conditions: Conditions, noise: Tensor, rows: list[int]) -> Tensor:
+        """Return the final latents of a batch, sampled with the ODE or with the SDE of ``validation_eta``."""
+        if not self.schedule.stochastic_steps:
+            return self.pipeline.sample_ode(conditions, noise, self.schedule)
+        sampled = self.pipeline.sample(
+            conditions,
+            noise,
+            self.schedule,
+            lambda step: self._noises(rows, "validation step noise", step),
+            keeps_all=False,
+        )
+        return sampled.final
+
+    def _noises(self, rows: list[int], kind: str = "validation noise", *step: int) -> Tensor:
+        """Return the initial noise of a batch, or that of a step. Shape: (rows, channels, frames, height, width)."""
+        return to_device(torch.stack([self._noise(row, kind, *step) for row in rows]), self.pipeline.device)
+
+    def _noise(self, row: int, kind: str = "validation noise", *step: int) -> Tensor:
         prompt, repeat = divmod(row, self.settings.validation_repeats)
-        key = self.settings.validation_seed, "validation noise", prompt, repeat
         seed = self.requests[row].seed
-        return normal(self.latent_shape, *(key if seed is None else (seed, "validation noise", repeat)))
+        if seed is None:
+            return normal(self.latent_shape, self.settings.validation_seed, kind, prompt, repeat, *step)
+        return normal(self.latent_shape, seed, kind, repeat, *step)
 
     def _write_videos(self, iteration: int, videos: dict[int, Tensor | None]) -> dict[int, str]:
         """Write those of this rank's ``videos`` that are kept, and return their file names by row."""

@@ -26,7 +26,7 @@ AXES = ("rollouts", "forwards", "seconds")
 MEASURED = (
     "pretrained_model_root transformer_version valid_video_csv validation_seed validation_repeats validation_steps "
     "validation_height validation_width validation_num_frames validation_shift validation_sigmas validation_cfg_scale "
-    "reward_model reward_weights"
+    "validation_noise reward_model reward_weights"
 ).split()
 
 
@@ -93,7 +93,7 @@ def limit_to_budget(budget: Budget, study: Study, recipes: list[Recipe]) -> list
             run = planned(study, Run(recipe, 0), trains=False)
         except ValueError as error:
             raise ValueError(f"recipe {recipe.name}: {error}") from error
-        resolved = ("validation_cfg_scale", "validation_shift", "validation_sigmas")
+        resolved = ("validation_cfg_scale", "validation_shift", "validation_sigmas", "validation_noise")
         settings = run.config.flat() | {name: getattr(run.config, name) for name in resolved}
         measured = measured or {name: settings[name] for name in MEASURED}
         if others := [name for name in MEASURED if settings[name] != measured[name]]:

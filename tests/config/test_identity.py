@@ -19,15 +19,15 @@ MACHINE = set(
 RECORDS = set(
     "valid_video_csv output_dir report_to report save_interval save_minutes save_total_limit keep_every "
     "save_asynchronously log_video_interval log_num_videos validation_interval validation_steps validation_seed "
-    "validation_repeats validation_batch_size validation_num_frames validation_shift validation_cfg_scale "
-    "validate_at_step0 validation_height validation_width on_reward_hacking hacking_threshold "
+    "validation_repeats validation_batch_size validation_num_frames validation_eta validation_shift "
+    "validation_cfg_scale validate_at_step0 validation_height validation_width on_reward_hacking hacking_threshold "
     "held_out_reward_model".split()
 )
 MEASURED = set(
     "transformer_version dtype encoder_dtype vae_dtype vae_tile_size vae_tile_overlap "
     "random_weights reward_weights "
     "height width sample_n_frames fps shift sigmas cfg_scale guidance_interval reward_model reward_precision "
-    "reward_video remote_reward_url validation_steps validation_seed validation_repeats "
+    "reward_video remote_reward_url validation_steps validation_seed validation_repeats validation_eta "
     "negative_prompt".split()
 )
 

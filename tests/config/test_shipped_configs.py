@@ -24,8 +24,9 @@ from hyvideo.planning.whole_run import whole_run
 ROOT = Path(__file__).parents[2]
 LARGE = sorted((ROOT / "configs").rglob("hunyuanvideo15*.yaml")) + sorted((ROOT / "configs" / "paper").glob("*.yaml"))
 PAPER = [path for path in LARGE if path.parent.name == "paper"]
-RECIPES = [path for path in sorted((ROOT / "configs").glob("*.yaml")) if path.stem != "smoke"]
-PREDICTED = [path for path in RECIPES if not path.stem.startswith("miniature")]
+STUDENTS = sorted((ROOT / "configs").glob("*_student.yaml"))
+RECIPES = [path for path in sorted((ROOT / "configs").glob("*.yaml")) if path.stem != "smoke" and path not in STUDENTS]
+PREDICTED = [path for path in [*RECIPES, *STUDENTS] if not path.stem.startswith("miniature")]
 
 
 def named(paths):
@@ -131,6 +132,22 @@ def planned(path: Path, world_size: int, hardware: Hardware) -> PlannedRun:
     config = config_of(path)
     architecture = read_architecture("nowhere", config.model.transformer_version)
     return PlannedRun(config, world_size, architecture, hardware=hardware)
+
+
+@named(STUDENTS)
+def test_the_header_of_a_student_says_what_it_learns_and_its_results(path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    found = header(path)
+    is_predicted = path in PREDICTED
+    assert found.keys() == {"Learns", "Measured"} | ({"Predicted"} if is_predicted else set())
+    assert found["Learns"].startswith("few steps")
+    assert found["Measured"].startswith("nothing at this size. On the miniature") == is_predicted
+    config = config_of(path)
+    check(config, num_gpus(path) if is_predicted else 1, on_this_machine=False)
+    assert config.loss.objective == "distill" and config.anchor_has_own_guidance
+    page = (ROOT / "docs" / "few_steps.md").read_text()
+    numbers = re.findall(r"(?<![\d.])\d\.\d{2,3}(?!\d)", found["Measured"])
+    assert numbers and all(number in page for number in numbers)
 
 
 @named(RECIPES)

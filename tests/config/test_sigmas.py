@@ -1,5 +1,7 @@
 """Setting sigmas: the noise levels of rollouts, validation, generation and plan, instead of those of the shift."""
 
+import ast
+
 import pytest
 import torch
 
@@ -18,6 +20,7 @@ from hyvideo.schedulers.transitions import schedule
 from hyvideo.trainer import Trainer
 from tests.shallow import SHALLOW
 from tests.test_trainer import Redness
+from tests.training.test_run_state import train_iterations
 
 CPU = torch.device("cpu")
 SIGMAS = "1,0.757,0.522"
@@ -47,6 +50,20 @@ def test_rollouts_and_validation_sample_at_the_given_levels(tiny_config, mesh):
     # Each step is that of the sampler between these levels.
     expected = schedule(config.rollout.sde_type, LEVELS, config.rollout.eta, config.rollout.last_step)
     assert rollouts.schedule.transitions == transitions(config.rollout) == expected
+
+
+def test_grpo_trains_the_sampler_that_adds_new_noise_at_the_levels_of_a_student(tiny_config, mesh):
+    """Rollout and update compute the same log-probabilities, so that the first ratio is 1."""
+    sampler = {"sde_type": "cps", "eta": 1.0, "last_step": "deterministic", "sde_window": "random:1"}
+    config = tiny_config.with_settings(**THREE, **sampler, pretrained_model_root=SHALLOW, learning_rate=1e-3)
+    check(config)
+    trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
+    steps = set()
+    for line in train_iterations(trainer, 3):
+        assert float(line["policy/ratio_first_deviation"]) <= 1e-6 and float(line["grad/norm"]) > 0
+        values = ast.literal_eval(line["by_step/ratio_mean"])
+        steps |= {step for step, value in enumerate(values) if value is not None}
+    assert steps <= {0, 1} and steps  # the last step takes the mean
 
 
 def test_a_validation_of_another_number_of_steps_or_another_shift_uses_the_shift(tiny_config):

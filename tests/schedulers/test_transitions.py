@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from hyvideo.schedulers.schedule import Schedule
 from hyvideo.schedulers.transitions import (
     SAGE_SIGMA_MAX,
     SAMPLERS,
@@ -13,6 +14,7 @@ from hyvideo.schedulers.transitions import (
     levels_of_steps,
     ode_transition,
     sage_variance,
+    sampler_of,
     schedule,
     shifted_levels,
 )
@@ -167,6 +169,25 @@ def test_the_levels_of_four_steps_are_those_of_released_students():
     expected = (1.0, 0.9375, 0.8333333333333334, 0.625, 0.0)
     assert shifted_levels(4, 5.0) == levels_of_steps(4, 5.0) == pytest.approx(expected, abs=1e-15)
     assert levels_of_steps(4, 7.0, "1,0.9375,0.8333333333333334,0.625") == expected
+
+
+@pytest.mark.parametrize("levels", [shifted_levels(4, 5.0), (1.0, 0.757, 0.522, 0.0)])
+def test_cps_at_eta_1_is_the_sampler_that_predicts_the_data_and_adds_new_noise(levels):
+    """The sampler of DMD2, rCM, Self-Forcing and FastWan: x' = (1 - sigma') x0_hat + sigma' noise, exactly."""
+    steps = schedule("cps", levels, 1.0, "stochastic")
+    torch.manual_seed(0)
+    made = Schedule(sampler_of("cps"), levels, steps)
+    for index, (sigma, sigma_next) in enumerate(zip(levels, levels[1:])):
+        step = steps[index]
+        if sigma_next == 0:
+            assert step == ode_transition(sigma, 0.0)  # the predicted data
+            continue
+        assert (step.a, step.b, step.std) == (1 - sigma_next, -sigma * (1 - sigma_next), sigma_next)
+        sample, velocity, noise = torch.randn(3, 2, 1, 1, 4, 4).unbind()
+        found = made.draw(velocity, sample, index, noise)
+        predicted = sample - sigma * velocity
+        torch.testing.assert_close(found.sample, (1 - sigma_next) * predicted + sigma_next * noise)
+        assert found.std.unique().tolist() == [torch.tensor(sigma_next).item()]
 
 
 # --- boundaries --------------------------------------------------------------------------------

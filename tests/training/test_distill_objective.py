@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from hyvideo.config.command_line import load_config
 from hyvideo.config.plan_text import describe
 from hyvideo.config.rules import check
 from hyvideo.config.run_plan import make_plan
@@ -23,6 +24,7 @@ from hyvideo.schedulers.transitions import refined_levels, shifted_levels
 from hyvideo.trainer import Trainer
 from hyvideo.training.on_policy_check import OffPolicyError
 from tests.distributed.launch import launch
+from tests.forked import ROOT
 from tests.shallow import SHALLOW
 from tests.test_trainer import CPU, Redness, weights
 from tests.training.test_run_state import train_iterations
@@ -220,6 +222,15 @@ def test_a_student_trains_without_rewards_and_its_cost_is_that_of_the_plan(stude
     run = PlannedRun(trainer.config, 1, read_architecture(SHALLOW, "miniature"))
     assert lines[1]["cost/forwards"] == pytest.approx(forwards_per_rollout(run)) == 2 + 2 * 3 * 2 + 2 * 3
     assert "teacher                6 steps with guidance scale 3" in describe(config, make_plan(config))
+
+
+def test_the_recipe_of_the_miniature_starts(mesh, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    config = load_config("configs/miniature_student.yaml", output_dir=str(tmp_path), batch_size=2, valid_video_csv="")
+    check(config)
+    assert config.record.validation_steps == config.rollout.grpo_sampling_steps == 2
+    (line,) = train_iterations(Trainer(config, mesh, CPU), 1)
+    assert float(line["loss/total"]) > 0
 
 
 def test_without_validation_no_scorer_is_loaded(student, mesh):

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from hyvideo.config.command_line import load_config
+from hyvideo.config.identity import evaluation_settings
+from hyvideo.config.rules import check
 from hyvideo.data.prompts import read_requests
 from hyvideo.data.videos import write_video
 from hyvideo.distributed.mesh import Mesh
@@ -312,3 +314,38 @@ def validated(tmp_path_factory):
     trainer = Trainer(config, Mesh(0, 1, 1), CPU, scorers={"test": Redness()})
     trainer.train()
     return trainer.validation
+
+
+def test_a_validation_with_noise_samples_the_sde_of_the_rollouts_with_the_same_noise_each_time(
+    tiny_config, mesh, tmp_path
+):
+    settings = {"sde_type": "cps", "validation_eta": 1.0, "validation_steps": 3, "validation_batch_size": 2}
+    config = tiny_config.with_settings(**settings, valid_video_csv="assets/miniature/prompts/smoke.csv")
+    check(config)
+    trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
+    validation = trainer.validation
+    levels = shifted_levels(3, config.rollout.shift)
+    assert [step.std for step in validation.schedule.transitions] == [*levels[1:-1], 0.0]
+    assert validation.made_with["noise"] == "cps:1"
+    requests = validation.requests[:2]
+    conditions = trainer.run.encoder(requests, height=16, width=16)
+    found = validation._sample(conditions, validation._noises([0, 1]), [0, 1])
+    alone = validation._sample(conditions.select([1]), validation._noises([1]), [1])
+    torch.testing.assert_close(found[1:], alone, rtol=1e-4, atol=1e-5)  # the noise of a row does not depend on others
+    # x' = (1 - sigma') x0_hat + sigma' noise, with new noise in each step.
+    latents = validation._noises([0, 1])
+    for step, (sigma, sigma_next) in enumerate(zip(levels, levels[1:])):
+        with torch.no_grad():
+            velocity = validation.pipeline.velocity(latents, torch.full((2,), 1000 * sigma), conditions)
+        noise = validation._noises([0, 1], "validation step noise", step)
+        latents = (1 - sigma_next) * (latents - sigma * velocity) + sigma_next * noise
+    torch.testing.assert_close(found, latents, rtol=1e-4, atol=1e-4)
+    noisy = tmp_path / "noisy.py"  # a sampler that adds noise at eta 0, too, which the ODE must not use
+    noisy.write_text("def step(sigma, sigma_next, eta, second):\n    return 0.1\n")
+    ode = validation_module._schedule(config.with_settings(sde_type=f"{noisy}:step", validation_eta=0.0))
+    assert not ode.stochastic_steps
+    without = tiny_config.with_settings(**settings | {"validation_eta": 0.0}).flat()
+    assert evaluation_settings(config.flat())["validation_noise"] == "cps:1"
+    assert "validation_noise" not in evaluation_settings(without)
+    with pytest.raises(ValueError, match="validation_eta 1.5 cannot be used: eta must be within .* for cps, got 1.5"):
+        check(config.with_settings(validation_eta=1.5))

@@ -63,6 +63,7 @@ def reduced(config: Config, world_size: int, *, folder: Path, validated: bool) -
         Change("pretrained_model_root", str(folder / "checkpoints"), thin),
         Change("random_weights", False, thin),
         Change("pretrained_lora_path", "", "a LoRA of the released model does not fit a thin one"),
+        Change("anchor_path", "", "another teacher of the released size does not fit a thin student"),
         Change("output_dir", str(folder / "run"), own),
         Change("conditions_dir", "", own),
         Change("resume_from_checkpoint", "", "it begins a new run"),

@@ -132,6 +132,7 @@ RECIPES = (
     ("8 H100", "hunyuanvideo15_480p_8gpu_nft", LORA),
     ("8 H100", "hunyuanvideo15_480p_8gpu_guidance", ""),
     ("8 H100", "hunyuanvideo15_480p_8gpu_draft", ""),
+    ("8 H100", "hunyuanvideo15_480p_8gpu_student", ""),
     ("64 H100", "hunyuanvideo15_480p_64gpu", ""),
     ("64 A100", "hunyuanvideo15_480p_64gpu", ""),
     ("8 A100", "paper/table2_b_8gpu", ""),

@@ -306,7 +306,7 @@ def train(folder, settings):
 
 
 LAYOUTS = [
-    pytest.param({"batch_size": 4}, id="dp 2"),
+    pytest.param({"batch_size": 4}, id="dp 2", marks=pytest.mark.slow),
     pytest.param({"batch_size": 4, "enable_fsdp": True}, id="fsdp 2", marks=pytest.mark.slow),
     pytest.param({"batch_size": 8, "sp_size": 2}, id="sp 2", marks=pytest.mark.slow),
 ]

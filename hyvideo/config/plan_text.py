@@ -128,7 +128,10 @@ def _objective(config: Config, plan: Plan) -> list[Row]:
     loss = config.loss
     objective = traits_of(loss.objective)
     if objective.trains == "levels":
-        return [("objective", f"{loss.objective}, {loss.nft_levels} noise levels per rollout")]
+        text = f"{loss.objective}, {loss.nft_levels} noise levels per rollout"
+        if plan.num_reward_steps:
+            text += f", gradient of the reward at the {loss.reward_gradient_step} step"
+        return [("objective", text)]
     if loss.objective == "distill":
         teacher = f"{plan.num_anchor_steps} steps with guidance scale {config.anchor_cfg_scale:g}"
         if config.trust_region.anchor_path:

@@ -32,6 +32,7 @@ def test_the_plan_is_within_10_percent_of_the_counted_peaks():
             assert planned == pytest.approx(peak, rel=0.1), (kind, phase)
 
 
+@pytest.mark.slow
 def test_the_plan_of_decoding_with_a_gradient_is_within_10_percent_of_the_counted_peaks():
     names = ["hunyuan,33,256,128,128", "hunyuan,9,128,128,128", "wan,17,240,416,0", "wan22,17,256,256,0"]
     architectures = {

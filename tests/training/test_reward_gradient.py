@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hyvideo.config.command_line import load_config
+from hyvideo.config.plan_text import describe
 from hyvideo.config.rules import check
 from hyvideo.config.run_plan import make_plan
 from hyvideo.data.videos import to_levels
@@ -246,6 +247,13 @@ def test_a_control_run_makes_the_same_forward_passes_without_the_reward(tiny_con
     assert found[True]["grad/norm"] != found[False]["grad/norm"]
 
 
+@pytest.mark.parametrize("step", ["last", "random"])
+def test_the_plan_names_the_step_of_the_reward_gradient(tiny_config, step):
+    config = tiny_config.with_settings(**DRAFT | {"reward_gradient_step": step})
+    text = "draft, 2 noise levels per rollout, gradient of the reward at the"
+    assert f"{text} {step} step" in describe(config, make_plan(config))
+
+
 @pytest.mark.parametrize("levels", [0, 2])
 def test_the_plan_counts_every_forward_pass(tiny_config, mesh, levels):
     trainer = make_trainer(tiny_config, mesh, **DRAFT | {"nft_levels": levels, "batched_forward": "false"})
@@ -299,7 +307,7 @@ def train(folder, settings):
 
 
 LAYOUTS = [
-    pytest.param({"batch_size": 4}, id="dp 2"),
+    pytest.param({"batch_size": 4}, id="dp 2", marks=pytest.mark.slow),
     pytest.param({"batch_size": 4, "enable_fsdp": True}, id="fsdp 2", marks=pytest.mark.slow),
     pytest.param({"batch_size": 8, "sp_size": 2}, id="sp 2", marks=pytest.mark.slow),
 ]

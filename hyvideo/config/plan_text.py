@@ -4,7 +4,7 @@ from hyvideo.config.objectives import traits_of
 from hyvideo.config.run_plan import MAX_NOISE, Plan, levels_of, stochastic_transitions, transitions
 from hyvideo.config.sections import RolloutSettings
 from hyvideo.config.settings import Config
-from hyvideo.data.text import Row, lines_of
+from hyvideo.data.text import Row, counted, lines_of
 from hyvideo.schedulers.noise_window import parse_window
 from hyvideo.schedulers.transitions import sampler_of
 
@@ -56,10 +56,10 @@ def plan_rows(config: Config, plan: Plan) -> list[Row]:
 def _rows_of_pairs(config: Config, plan: Plan) -> list[Row]:
     """Return the rows of the plan of a run that trains on rated pairs."""
     trust = config.trust_region
-    levels = config.loss.nft_levels
+    levels = counted(config.loss.nft_levels, "noise level")
     return [
         ("replicas", f"{plan.replicas} (sp_size {config.distributed.sp_size})"),
-        ("pairs per iteration", f"{plan.groups}, one update, {levels} noise level{'s' * (levels != 1)} per pair"),
+        ("pairs per iteration", f"{plan.groups}, one update, {levels} per pair"),
         ("objective", f"{config.loss.objective}, beta {config.loss.dpo_beta:g}"),
         ("trust region", f"{config.kl_strategy}, {trust.kl_schedule} coefficient, at most {trust.kl_weight:g}"),
     ]

@@ -29,7 +29,7 @@ from hyvideo.data.text import quote
 from hyvideo.distributed import manifest
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.watchdog import Watchdog
-from hyvideo.evaluation.best_of import make_best_of
+from hyvideo.generation.best_of import make_best_of
 from hyvideo.generation.offloading import place, resolve
 from hyvideo.generation.super_resolution import Refiner
 from hyvideo.generation.video_sampler import Video, VideoSampler

@@ -12,7 +12,7 @@ from urllib.parse import quote as quote_url
 from hyvideo.data.files import folder_problem, parse_json, read_regular
 from hyvideo.data.templates import fill
 from hyvideo.data.text import quote
-from hyvideo.evaluation.best_of import ranking
+from hyvideo.generation.best_of import ranking
 from hyvideo.records.run_files import write_text
 
 PAGE_FILE = "index.html"
@@ -84,5 +84,6 @@ def find_videos(folder: Path) -> Iterator[dict[str, str]]:
                 choice = settings.pop("best_of", None)
                 texts = {name: "–" if value in (None, "") else str(value) for name, value in settings.items()}
                 if choice:
-                    texts |= {"best_of": str(choice["candidates"]), "ranking": ranking(choice)}
+                    texts["best_of"] = str(choice["candidates"])
+                    texts["ranking"] = ranking(choice)
                 yield texts | {"file": str(file)}

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from hyvideo.config.identity import experiment_settings
 from hyvideo.config.settings import Config
-from studies.recipes.runs import CELLS
 
 SEED = re.compile(r"[-_. ]?seed[-_=]?\d+$", re.IGNORECASE)  # end of a run's name
+CELLS = "cells"  # folder of the runs that a study trains, in its output folder
 NOT_COMPARED = ("output_dir", "seed", "resume_from_checkpoint")  # settings that name a run instead of describing it
 
 

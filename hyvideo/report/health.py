@@ -203,7 +203,8 @@ class GpuHistory:
         for number in range(len(self.samples[-1][1])):
             uses = [asdict(each[number]) for _, each in self.samples]
             gpus.append({name: [use[name] for use in uses] for name in ("memory_gib", "utilisation", "watts")})
-            gpus[-1] |= {"name": uses[-1]["name"], "total_gib": uses[-1]["total_gib"]}
+            gpus[-1]["name"] = uses[-1]["name"]
+            gpus[-1]["total_gib"] = uses[-1]["total_gib"]
         return {"problem": "", "minutes": minutes, "gpus": gpus}
 
     def _use(self, number: int) -> GpuUse:

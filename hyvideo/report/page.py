@@ -61,7 +61,7 @@ def points_each(num_runs: int) -> int:
 
 def report_page(found: Comparison, place: Path) -> str:
     """Return the text of a page in the folder ``place``, with everything embedded."""
-    rows = match_videos([*found.videos.values()])
+    rows = match_videos(list(found.videos.values()))
     data = comparison_data(found)
     room = MAX_PAGE_BYTES - MARKUP_BYTES - len(packed_plotly()) - len(as_script(data))
     files = alternate(compared_files(found.runs.values()), map(_files, rows))
@@ -101,14 +101,12 @@ def _filled(
             videos[name] = [video for video in each if any("clip" in entry for entry in video["entries"].values())]
     for name, each in videos.items():
         data["runs"][name]["videos"] = each
-    data |= {
-        "folders": list(found.videos),
-        "rows": folder_videos(rows, clips, place),
-        "clips": clips.contents,
-        "posters": clips.posters,
-        "originals": clips.originals,
-        "served": place is None,
-    }
+    data["folders"] = list(found.videos)
+    data["rows"] = folder_videos(rows, clips, place)
+    data["clips"] = clips.contents
+    data["posters"] = clips.posters
+    data["originals"] = clips.originals
+    data["served"] = place is None
     return fill(
         Path(__file__).with_name("page.html.j2"),
         found=found,
@@ -296,7 +294,7 @@ def videos_note(videos: Mapping[str, list[dict]]) -> str:
     if not saved:
         return "No videos are saved; log_num_videos sets how many a validation saves."
     places = dict.fromkeys(os.path.dirname(entry["file"]) for entry in chain(*saved) if entry["file"])
-    named = ", ".join(map(unquote, [*places][:NUM_NAMED])) + (", ..." if len(places) > NUM_NAMED else "")
+    named = ", ".join(map(unquote, list(places)[:NUM_NAMED])) + (", ..." if len(places) > NUM_NAMED else "")
     where = f"{len(saved)} of {len(entries)} validation videos are saved in {named}"
     if not shown:
         return f"{where}, but none of them can be shown: they cannot be read or are too large for this page."

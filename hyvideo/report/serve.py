@@ -103,7 +103,7 @@ class Library:
             kept = self._pages.get((kind, name))
             if kept and kept[0] == stamp:
                 return kept
-            content = self._render(kind, runs, [*names], stamp).encode()
+            content = self._render(kind, runs, list(names), stamp).encode()
             while len(self._pages) >= MAX_CACHED_PAGES:
                 del self._pages[next(iter(self._pages))]
             self._pages[kind, name] = (stamp, content)

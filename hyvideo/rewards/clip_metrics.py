@@ -98,7 +98,7 @@ class FrameTextScorer(Scorer):
 
         Shapes: float (videos, frames, 3, height, width), with levels in [0, 255], to (videos, dimensions).
         """
-        return torch.stack([self.scaled(cosines) for cosines in self.cosines([*videos], prompts)])
+        return torch.stack([self.scaled(cosines) for cosines in self.cosines(list(videos), prompts)])
 
     def cosines(self, videos: list[Tensor], prompts: list[str]) -> list[Tensor]:
         """Return the cosine of each sampled frame with the video's prompt, on the CPU. Shape of each: (frames,)."""

@@ -14,8 +14,8 @@ from hyvideo.config.identity import experiment_settings
 from hyvideo.config.settings import Config
 from hyvideo.distributed.checkpoint import complete
 from hyvideo.records.metrics_file import complete_lines
+from hyvideo.report.groups import CELLS
 
-CELLS = "cells"  # folder of the runs
 THREADS = ["--num_threads", "1"]  # several runs may share a machine
 RUN_FLAGS = ("config", "output_dir", "seed", "resume_from_checkpoint")
 

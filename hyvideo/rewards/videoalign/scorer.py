@@ -87,7 +87,7 @@ class VideoAlignScorer(Scorer):
         Only sampled frames have a gradient that is not 0. Shapes: float (videos, frames, 3, height, width), with
         levels in [0, 255], to (videos, dimensions).
         """
-        inputs = self.prepare([*videos], prompts, [fps] * len(videos))
+        inputs = self.prepare(list(videos), prompts, [fps] * len(videos))
         with without_cudnn_attention(), recomputed(self.model):
             raw = self.model(**inputs).float()
         constants = self.settings.normalisation

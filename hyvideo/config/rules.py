@@ -23,9 +23,11 @@ from hyvideo.config.run_plan import (
 )
 from hyvideo.config.sections import MAX_STEPS, RewardSettings, RolloutSettings
 from hyvideo.config.settings import REWARD_PRESETS, TRAITS, Config, eta_of, flat_weights
-from hyvideo.data.outside import nearest, parse_json, quote
+from hyvideo.data.files import parse_json
 from hyvideo.data.prompts import check_prompt
-from hyvideo.models.reward_models.rewards import (
+from hyvideo.data.text import nearest, quote
+from hyvideo.models.versions import version_defaults
+from hyvideo.rewards.rewards import (
     MAX_SCORE,
     OVERALL,
     RESERVED_NAMES,
@@ -33,7 +35,6 @@ from hyvideo.models.reward_models.rewards import (
     SERVICE_ATTEMPTS,
     scorer_class,
 )
-from hyvideo.models.versions import version_defaults
 from hyvideo.schedulers.transitions import describe_levels, parse_sigmas, sampler_of
 
 

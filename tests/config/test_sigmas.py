@@ -8,12 +8,12 @@ import torch
 import generate
 from hyvideo.config.command_line import load_config, parse
 from hyvideo.config.identity import evaluation_settings
-from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.plan_text import describe
 from hyvideo.config.rules import check, check_sampling
 from hyvideo.config.run_plan import branches_of_steps, make_plan, transitions
-from hyvideo.evaluation import generation
+from hyvideo.generation import generation
 from hyvideo.models.hunyuan_video15.sizes import Architecture
+from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.records.run_files import write_config
 from hyvideo.schedulers.noise_matching import matched_eta, total_variance
 from hyvideo.schedulers.transitions import schedule

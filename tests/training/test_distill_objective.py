@@ -9,8 +9,6 @@ from safetensors.torch import load_file
 from torch import nn
 
 from hyvideo.config.command_line import load_config
-from hyvideo.config.memory.cost import duration, forwards_per_rollout, validation_seconds
-from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.plan_text import describe
 from hyvideo.config.rules import check
 from hyvideo.config.run_plan import make_plan
@@ -19,6 +17,8 @@ from hyvideo.models.conditions import Conditions
 from hyvideo.models.hunyuan_video15.sizes import Architecture
 from hyvideo.models.sizes import read_architecture
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
+from hyvideo.planning.cost import duration, forwards_per_rollout, validation_seconds
+from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.schedulers.transitions import refined_levels, shifted_levels
 from hyvideo.trainer import Trainer

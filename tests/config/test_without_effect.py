@@ -12,7 +12,6 @@ from hyvideo.grpo.advantages import group_advantages
 from hyvideo.grpo.trust_region import KLCoefficient, KLScheduleSettings, position_kl
 from hyvideo.training.model_setup import rollout_schedule
 
-
 DPO = {"objective": "dpo", "kl_strategy": "fixed", "prompts_csv": ["assets/prompts/train.csv"]}
 
 

@@ -420,6 +420,7 @@ def test_the_page_of_limits_is_up_to_date(check_generated):
 
 # Constants that look like limits, with the reason why the table does not have them.
 OTHERS = {
+    "generate:MAX_CANDIDATES": "the number of videos to choose from; a user may choose any",
     "hyvideo.config.machine_rules:MAX_LORA_BYTES": "only rejects what is not a file of weights",
     "hyvideo.config.machine_rules:MAX_STATE_BYTES": "state.json has a few kilobytes",
     "hyvideo.config.memory.whole_run:MAX_VALIDATION_SHARE": "the share of a run, for a warning",

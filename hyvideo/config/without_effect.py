@@ -18,6 +18,7 @@ from hyvideo.grpo.trust_region import KLWeights
 from hyvideo.schedulers.transitions import sampler_of
 
 MIN_VIDEOS_TO_STOP = 16  # fewest validation videos that can stop a run for reward hacking
+_MIN_KL_OF_PAIRS = 0.01  # a hundredth of the measured weight
 _WEAK = 1e-3  # gradient of the KL term relative to that of the policy loss below which it is negligible
 
 
@@ -33,6 +34,8 @@ def settings_without_effect(inputs: RunInputs) -> list[str]:
         *anchor_refreshed_after_every_update(inputs),
         *anchor_that_is_never_refreshed(config, changed),
         *kl_that_is_too_weak(inputs),
+        *kl_that_does_not_hold_pairs(config),
+        *prompts_beside_pairs(config, changed),
         *feedback_after_the_end(config, changed),
         *learning_rate_that_is_never_reached(config),
         *advantage_clip_that_never_binds(config, changed),
@@ -120,6 +123,21 @@ def kl_that_is_too_weak(inputs: RunInputs) -> Iterator[str]:
             "anchor_fraction a part"
         )
     yield sentence
+
+
+def kl_that_does_not_hold_pairs(config: Config) -> Iterator[str]:
+    """Yield kl_weight if the KL cannot keep the winners of rated pairs likely."""
+    weight = config.trust_region.kl_weight
+    if config.uses_pairs and weight < _MIN_KL_OF_PAIRS:
+        yield (
+            f"kl_weight {weight:g}: below {_MIN_KL_OF_PAIRS:g} the KL of objective {config.loss.objective} is too weak "
+            "to keep the winners' videos likely; 1 was measured"
+        )
+
+
+def prompts_beside_pairs(config: Config, changed: Collection[str]) -> Iterator[str]:
+    if config.uses_pairs and "prompts_csv" in changed:
+        yield f"prompts_csv: objective {config.loss.objective} trains on the prompts of pairs_csv"
 
 
 def feedback_after_the_end(config: Config, changed: Collection[str]) -> Iterator[str]:

@@ -12,6 +12,8 @@ from hyvideo.grpo.advantages import group_advantages
 from hyvideo.grpo.trust_region import KLCoefficient, KLScheduleSettings, position_kl
 from hyvideo.training.model_setup import rollout_schedule
 
+DPO = {"objective": "dpo", "kl_strategy": "fixed", "prompts_csv": ["assets/prompts/train.csv"]}
+
 
 def report(config, world_size=1):
     return settings_without_effect(RunInputs(config, world_size))
@@ -36,6 +38,8 @@ def mentions(sentences, words):
             "negative_prompt, guidance_interval: cfg_scale 1",
         ),
         ({"update_ref_model_step": 1}, {"num_updates_per_rollout": 2, "update_ref_model_step": 2}, "the position KL"),
+        (DPO | {"kl_weight": 1e-3}, DPO | {"kl_weight": 0.01}, "kl_weight 0.001: below 0.01 the KL of objective dpo"),
+        (DPO | {"prompts_csv": ["a.csv"]}, DPO, "prompts_csv: objective dpo trains on the prompts of pairs_csv"),
         ({"objective": "nft", "clip_range": 0.2}, {"objective": "nft"}, "clip_range 0.2: objective nft has no ratio"),
         # The remaining cases are on both sides of a bound; the run has 3 updates.
         ({"kl_feedback": "lagrangian"}, {"kl_feedback": "lagrangian", "kl_warmup_updates": 1}, "kl_feedback: "),

@@ -1,0 +1,40 @@
+"""generate.py --keep_latents: the latents beside a video are those that it was decoded from."""
+
+from pathlib import Path
+
+import torch
+
+import generate
+from hyvideo.data.pairs import Preference, check_latents
+from hyvideo.data.prompts import Request
+from hyvideo.data.videos import at_original_size, read_video, to_uint8
+from hyvideo.models.decoding import decode
+from hyvideo.models.family import family_of
+from hyvideo.models.loading import load_vae
+from hyvideo.training.pair_latents import PairLatents
+from tests.forked import ROOT
+
+FLAGS = ["--config", "configs/miniature.yaml", "--prompt", "a red circle moves up", "--num_inference_steps", "2"]
+
+
+def test_latents_are_written_with_the_video_and_deleted_with_it(tmp_path, exit_code):
+    video = tmp_path / "0000.mp4"
+    assert exit_code(generate.main, *FLAGS, "--keep_latents", "--output_path", tmp_path) == 0
+    pair = [Preference(Request("a red circle moves up"), video, video, 1.0, "row 1")]
+    latents = PairLatents(tmp_path / "run", [video], vae_identity="")
+    assert latents.files[video] == video.with_suffix(".safetensors")
+    found = latents.read(video)
+    check_latents(pair, tuple(found.shape[1:]))
+    vae = load_vae(ROOT / "assets/miniature", dtype=torch.float32, device=torch.device("cpu"))
+    with torch.no_grad():
+        decoded = decode(vae, family_of(vae).latents(vae.config).unscaled(found[None]))
+    pixels = to_uint8(decoded[0].transpose(0, 1))
+    shown = at_original_size(read_video(video)[0], 32, 32)
+    assert (pixels.int() - shown.int()).abs().float().mean() < 4  # H.264
+    assert exit_code(generate.main, *FLAGS, "--output_path", tmp_path) == 0
+    assert not Path(video).with_suffix(".safetensors").exists()
+
+
+def test_refined_videos_have_no_latents_of_their_size(tmp_path, exit_code, capsys):
+    assert exit_code(generate.main, *FLAGS, "--keep_latents", "--sr", "--output_path", tmp_path) == 2
+    assert "--keep_latents cannot be used with --sr" in capsys.readouterr().err

@@ -15,7 +15,7 @@ import math
 from collections import defaultdict
 from pathlib import Path
 
-from hyvideo.data.outside import exit_on_error
+from hyvideo.data.cli import exit_on_error
 from hyvideo.data.randomness import generator
 from hyvideo.data.videos import at_original_size, read_video
 from hyvideo.miniature.reward import MiniatureScorer

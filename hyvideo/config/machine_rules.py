@@ -8,10 +8,11 @@ from json import JSONDecodeError
 from pathlib import Path
 
 from hyvideo.config.run_inputs import RunInputs
+from hyvideo.data.files import file_problem, find_path, folder_problem, write_problem
 from hyvideo.data.images import read_image
-from hyvideo.data.outside import file_problem, find_path, folder_problem, quote, write_problem
 from hyvideo.data.pairs import check_latents, check_videos
 from hyvideo.data.prompts import PromptFiles, Request
+from hyvideo.data.text import quote
 from hyvideo.models.versions import RELEASED
 
 Problems = Iterator[str]

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyvideo.data.outside import find_path, quote
+from hyvideo.data.files import find_path
 from hyvideo.data.prompts import Request, check_prompt, find_image, read_rows
 from hyvideo.data.randomness import permutation
+from hyvideo.data.text import quote
 
 COLUMNS = ("prompt", "first", "second", "answer")
 TIE = 2

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import Request
-from hyvideo.models.reward_models.async_scorer import AsyncScorer
-from hyvideo.models.reward_models.rewards import Reward
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
+from hyvideo.rewards.async_scorer import AsyncScorer
+from hyvideo.rewards.rewards import Reward
 from hyvideo.training.rewards import make_async_scorer
 
 

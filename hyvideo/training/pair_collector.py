@@ -14,10 +14,10 @@ from hyvideo.distributed.collectives import merge_rows
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.grpo.dpo import accuracy_of
 from hyvideo.models.conditions import to_device
-from hyvideo.models.reward_models.rewards import Reward
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, Trajectories
 from hyvideo.records.stage_timer import StageTimer
+from hyvideo.rewards.rewards import Reward
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.training.cost import Cost
 from hyvideo.training.objectives.dpo import DPO

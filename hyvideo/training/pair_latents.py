@@ -10,8 +10,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from hyvideo.data.outside import make_folder, quote, replacing
+from hyvideo.data.files import make_folder, replacing
 from hyvideo.data.pairs import LATENTS_KEY, LATENTS_SUFFIX, VIDEO_KEY, hash_file
+from hyvideo.data.text import quote
 from hyvideo.data.videos import at_original_size, read_video
 from hyvideo.distributed.collectives import barrier, raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh

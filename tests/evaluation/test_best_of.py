@@ -8,7 +8,7 @@ import torch
 
 import generate
 from hyvideo.data.videos import at_original_size, read_video
-from hyvideo.evaluation.report.gallery import PAGE_FILE, find_videos
+from hyvideo.report.gallery import PAGE_FILE, find_videos
 from tests.shallow import SHALLOW
 
 PROMPTS = ["a red circle moves up", "a green square moves left"]
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from hyvideo.models.reward_models.rewards import Scorer
+from hyvideo.rewards.rewards import Scorer
 
 class Brightness(Scorer):
     dimensions = ("light",)

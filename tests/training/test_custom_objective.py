@@ -8,8 +8,8 @@ import torch
 from hyvideo.config.command_line import load_config, parse
 from hyvideo.config.identity import named_files
 from hyvideo.config.objectives import OBJECTIVES, Traits, label_of, objective_class, traits_of
-from hyvideo.config.rules import check
 from hyvideo.config.plan_text import describe
+from hyvideo.config.rules import check
 from hyvideo.config.run_inputs import RunInputs
 from hyvideo.config.run_plan import make_plan
 from hyvideo.config.without_effect import settings_without_effect

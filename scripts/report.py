@@ -10,9 +10,9 @@ benchmarks.json, analysis.json of a preference study, and videos of generate.py.
 
 from pathlib import Path
 
-from hyvideo.data.outside import Parser, exit_on_error
-from hyvideo.evaluation.report.gallery import write_gallery
-from hyvideo.evaluation.report.page import REPORT_FILE, write_report
+from hyvideo.data.cli import Parser, exit_on_error
+from hyvideo.report.gallery import write_gallery
+from hyvideo.report.page import REPORT_FILE, write_report
 
 
 @exit_on_error("report.py", (ValueError, OSError))

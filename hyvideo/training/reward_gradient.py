@@ -20,10 +20,10 @@ from hyvideo.data.videos import to_levels
 from hyvideo.distributed.collectives import gather_ranks
 from hyvideo.grpo.nft import mean_square, relative_norm
 from hyvideo.models.offload import on_device
-from hyvideo.models.reward_models import contract
-from hyvideo.models.reward_models.async_scorer import AsyncScorer
-from hyvideo.models.reward_models.trial_clips import synthetic_trial
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
+from hyvideo.rewards import contract
+from hyvideo.rewards.async_scorer import AsyncScorer
+from hyvideo.rewards.trial_clips import synthetic_trial
 from hyvideo.schedulers.schedule import Schedule, filled
 from hyvideo.training.objective import LevelObjective, Terms
 from hyvideo.training.on_policy_check import OffPolicyError

@@ -12,8 +12,8 @@ from hyvideo.config.plan_text import describe
 from hyvideo.config.rules import check
 from hyvideo.config.run_plan import make_plan
 from hyvideo.data.videos import to_levels
-from hyvideo.models.reward_models.rewards import Scorer
 from hyvideo.records.stage_timer import StageTimer
+from hyvideo.rewards.rewards import Scorer
 from hyvideo.trainer import Trainer
 from hyvideo.training.on_policy_check import OffPolicyError
 from tests.distributed.launch import launch

@@ -60,7 +60,9 @@ def serve(folder: Path, host: str, port: int) -> None:
         server = Server(library, host, port)
     except (OSError, OverflowError) as error:
         raise OSError(f"cannot listen on {host} port {port}: {error}; choose another --port") from error
-    print(f"{len(find_runs(library.folder))} runs of {folder} at {server.url} (Ctrl+C ends)", flush=True)
+    print(f"reading {len(find_runs(library.folder))} runs of {folder}", flush=True)
+    library.page("all", "")  # so that the first page opens at once
+    print(f"open {server.url} (Ctrl+C ends)", flush=True)
     with server:
         try:
             server.serve_forever()

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hyvideo.config.identity import experiment_settings
-from hyvideo.config.settings import Config
+from hyvideo.config.settings import TRAITS, Config
 
 SEED = re.compile(r"[-_. ]?seed[-_=]?\d+$", re.IGNORECASE)  # end of a run's name
 CELLS = "cells"  # folder of the runs that a study trains, in its output folder
@@ -48,10 +48,11 @@ def seed_groups(configs: Mapping[str, Config], folders: Mapping[str, Path]) -> d
 
 
 def differing_settings(configs: Mapping[str, Config]) -> list[str]:
-    """Return the settings that have several values among the runs, also the seed, in their usual order."""
+    """Return the settings that have several values among the runs, also the seed; first those that affect learning."""
     flats = [config.flat() for config in configs.values()]
     names = [name for name in flats[0] if name != "output_dir"] if flats else []
-    return [name for name in names if len({str(flat[name]) for flat in flats}) > 1]
+    found = [name for name in names if len({str(flat[name]) for flat in flats}) > 1]
+    return sorted(found, key=lambda name: TRAITS[name].decides != "learning")
 
 
 def setting_text(value: object) -> str:

@@ -55,7 +55,8 @@ function showCursor(x, from) {
     const line = plot.querySelector(".cursor") ?? plot.appendChild(element("div", undefined, { className: "cursor" }));
     const pixel = axis.d2p(x), isInside = pixel >= 0 && pixel <= axis._length;
     line.hidden = !isInside;
-    line.style.left = `${axis._offset + pixel}px`;
+    const { _offset: top, _length: height } = plot._fullLayout.yaxis;
+    Object.assign(line.style, { left: `${axis._offset + pixel}px`, top: `${top}px`, height: `${height}px` });
     if (!isInside) Plotly.Fx.unhover(plot);
     else if (spec.layout.hovermode === "x") Plotly.Fx.hover(plot, { xval: x }, ["xy"]);
   }
@@ -72,7 +73,7 @@ function themed({ xaxis, yaxis, shapes = [], ...rest }) {
   return {
     margin: { l: 48, r: 12, t: 10, b: 36 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", uirevision: "kept",
     font: { color: CSS("--ink"), size: 12, family: "system-ui, sans-serif" }, colorway: COLOURS,
-    hoverlabel: { bgcolor: CSS("--card"), bordercolor: CSS("--line"), font: { color: CSS("--ink") }, namelength: -1 },
+    hoverlabel: { bgcolor: CSS("--card"), bordercolor: CSS("--line"), font: { color: CSS("--ink"), size: 11 }, namelength: -1 },
     shapes: shapes.map((shape) => ({ ...shape, line: { color: CSS("--suspect"), dash: "dash", width: 1.5 } })),
     xaxis: { ...axis, ...xaxis }, yaxis: { ...axis, ...yaxis }, ...rest,
   };

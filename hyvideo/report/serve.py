@@ -204,8 +204,8 @@ class Server(ThreadingHTTPServer):
             import socket
 
             self.address_family = socket.AF_INET6
-        super().__init__((host, port), Handler)
         self._ended = threading.Event()
+        super().__init__((host, port), Handler)  # closes itself if the port is taken
         threading.Thread(target=self._sample, name="gpus", daemon=True).start()
 
     @property

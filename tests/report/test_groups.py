@@ -49,8 +49,9 @@ def test_rewards_with_other_scorers_weights_or_normalization_differ(change):
 
 
 def test_only_settings_with_several_values_are_compared():
-    configs = configs_of(first={"output_dir": "a", "eta": 0.5}, second={"output_dir": "b", "seed": 3})
-    assert differing_settings(configs) == ["seed", "eta"]
+    first = {"output_dir": "a", "eta": 0.5, "num_threads": 1}
+    configs = configs_of(first=first, second={"output_dir": "b", "seed": 3})
+    assert differing_settings(configs) == ["seed", "eta", "num_threads"]  # the machine's are last
     assert differing_settings({}) == []
 
 

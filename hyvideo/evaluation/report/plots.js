@@ -38,9 +38,10 @@ function render(plot) {
   plot.addEventListener("mouseleave", hideCursor);
 }
 
+/** Draws all plots, for a print, except those in a closed fold, which have no size. */
 function renderAll() {
   for (const [plot, spec] of specs) {
-    spec.isNear = true;
+    spec.isNear = plot.checkVisibility();
     render(plot);
   }
 }

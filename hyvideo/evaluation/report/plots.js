@@ -17,6 +17,7 @@ async function loadPlotly() {
     script.onerror = reject;
     document.head.append(script);
   });
+  Plotly.setPlotConfig({ logging: 0 });  // it warns if the margin of a small plot is still changing after a few steps
 }
 
 const specs = new Map();  // data, layout and state of each plot, by its element

@@ -22,7 +22,9 @@ from hyvideo.config import processes
 from hyvideo.config.command_line import flag_options, read_settings
 from hyvideo.config.reference_flags import add_flags, meanings, print_ignored, table, with_flags
 from hyvideo.config.values import truth
-from hyvideo.data.outside import Parser, locked, quote, shorten
+from hyvideo.data.cli import Parser
+from hyvideo.data.files import locked
+from hyvideo.data.text import quote, shorten
 
 SAME_NAME = "pretrained_model_root transformer_version vae_tile_size shift negative_prompt eta dtype device"
 # Flags of this program and the settings of a run that they set.
@@ -177,7 +179,7 @@ def convert_reference_flags(options: argparse.Namespace) -> None:
 
 def config_of(options: argparse.Namespace, has_images: bool):
     """Return the settings of a YAML file, of a checkpoint's run or of a version, overridden by the flags."""
-    from hyvideo.evaluation.generation import sampling_config
+    from hyvideo.generation.generation import sampling_config
     from hyvideo.training.saved_policy import settings_of_run
 
     file_settings = {} if options.config is None else read_settings(options.config)
@@ -221,11 +223,11 @@ def run(options: argparse.Namespace) -> None:
     from hyvideo.config.offloading import Offloading
     from hyvideo.config.rules import check_sampling  # slow to import
     from hyvideo.distributed import mesh as ranks
-    from hyvideo.evaluation import generation
-    from hyvideo.evaluation.report.gallery import PAGE_FILE, write_gallery
-    from hyvideo.models.prompt_rewriting import Rewriter
+    from hyvideo.generation import generation
     from hyvideo.models.step_cache import StepCaching
     from hyvideo.models.versions import FAMILIES, version_defaults
+    from hyvideo.report.gallery import PAGE_FILE, write_gallery
+    from hyvideo.rewards.prompt_rewriting import Rewriter
 
     names = ("cache_type", *CACHE_SCHEDULE, "no_cache_block_id")
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}

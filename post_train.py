@@ -15,16 +15,15 @@ import yaml
 from hyvideo.config import processes
 from hyvideo.config.command_line import CommandLine, parse
 from hyvideo.config.identity import named_files
-from hyvideo.config.memory.length_text import start_lines
 from hyvideo.config.plan_text import describe
 from hyvideo.config.reference_flags import with_flags
 from hyvideo.config.rules import check, check_ranges, planned_world_size
 from hyvideo.config.run_inputs import RunInputs
 from hyvideo.config.settings import Config
 from hyvideo.config.without_effect import settings_without_effect
-from hyvideo.data.outside import shorten
-from hyvideo.data.text import labelled, lines_of
-from hyvideo.evaluation.reward_hacking.rule import RewardHacking, check_output_dir
+from hyvideo.data.text import labelled, lines_of, shorten
+from hyvideo.planning.length_text import start_lines
+from hyvideo.validation.reward_hacking.rule import RewardHacking, check_output_dir
 
 
 def print_and_end(*error) -> None:
@@ -71,10 +70,10 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
         print(f"post_train.py: {shorten(with_flags(str(error), command.flags))}{hint}", file=sys.stderr)
         return 2
 
+    from hyvideo.checks.pilot import print_pilot
     from hyvideo.distributed import mesh as ranks
     from hyvideo.distributed.ownership import NotOwner
-    from hyvideo.evaluation.pilot import print_pilot
-    from hyvideo.evaluation.run_summary import print_summary
+    from hyvideo.report.run_summary import print_summary
     from hyvideo.training.on_policy_check import OffPolicyError
     from hyvideo.training.preemption import Stopped
 

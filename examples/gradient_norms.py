@@ -30,7 +30,7 @@ from hyvideo.config import processes
 from hyvideo.config.command_line import parse, read_yaml
 from hyvideo.config.rules import check
 from hyvideo.config.settings import Config
-from hyvideo.data.outside import exit_on_error
+from hyvideo.data.cli import exit_on_error
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.collectives import average_gradients, clip_gradients
 from hyvideo.records.run_files import write_json

@@ -11,11 +11,12 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from hyvideo.data.outside import Parser, exit_on_error, make_folder, read_json
-from hyvideo.evaluation.figures.figures import label_axes, panels_of, save_figure
-from hyvideo.evaluation.studies.cells import METHODS
+from hyvideo.data.cli import Parser, exit_on_error
+from hyvideo.data.files import make_folder, read_json
 from hyvideo.schedulers import transitions
 from hyvideo.schedulers.transitions import sampler_of
+from studies.figures.figures import label_axes, panels_of, save_figure
+from studies.tables.cells import METHODS
 
 PAPER = {"num_steps": 20, "shift": 5.0, "eta": 0.5, "last_step": "stochastic"}
 # The diffusion coefficient s / (1 - s) of sage and flow is infinite at sigma = 1, so their first step is a convention.

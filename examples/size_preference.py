@@ -10,11 +10,11 @@ from pathlib import Path
 import torch.nn.functional as F
 
 from examples.miniature_from_scratch.web_data import random_labels
-from hyvideo.data.outside import exit_on_error
+from hyvideo.data.cli import exit_on_error
 from hyvideo.data.randomness import generator
 from hyvideo.data.videos import to_uint8, write_video
 from hyvideo.miniature import world
-from hyvideo.models.reward_models.rewards import Scorer
+from hyvideo.rewards.rewards import Scorer
 
 
 class Area(Scorer):

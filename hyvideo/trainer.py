@@ -3,7 +3,7 @@
 1. Prompts, one for each group of rollouts                          training/rollout_collector.py
 2. Rollouts with an SDE whose variance is the exact integral over
    a step (SAGE), and their log-probabilities                       schedulers/transitions.py, pipelines/
-3. Rewards of the decoded videos, in the background                 models/reward_models/async_scorer.py
+3. Rewards of the decoded videos, in the background                 rewards/async_scorer.py
 4. Advantages within each group                                     grpo/advantages.py
 5. Clipped policy loss, each step weighted by the equalizer (SAGE)  training/objectives/grpo.py, grpo/
 6. Trust region: KL to a moving anchor and to the rollout policy,
@@ -20,23 +20,21 @@ from pathlib import Path
 
 import torch
 
-from hyvideo.config.memory.hardware import gpu_rates
 from hyvideo.config.settings import Config
-from hyvideo.data.outside import describe_error
 from hyvideo.data.run_folder import remove_after
+from hyvideo.data.text import describe_error
 from hyvideo.distributed import checkpoint
 from hyvideo.distributed.collectives import from_main, raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.ownership import NotOwner, Ownership
 from hyvideo.distributed.rank_agreement import have_all_failed
-from hyvideo.evaluation.report.page import REPORT_FILE, write_report
-from hyvideo.evaluation.reward_hacking.rule import RewardHacking
-from hyvideo.evaluation.validation import Validation
-from hyvideo.models.reward_models.rewards import Reward, Scorer
+from hyvideo.planning.hardware import gpu_rates
 from hyvideo.records.metrics import MetricsWriter
 from hyvideo.records.progress_bar import ProgressBar
 from hyvideo.records.run_files import warn_if_unwritable, write_config
 from hyvideo.records.stage_timer import StageTimer, peak_memory_gib, write_timeline
+from hyvideo.report.page import REPORT_FILE, write_report
+from hyvideo.rewards.rewards import Reward, Scorer
 from hyvideo.training import output_folder
 from hyvideo.training.machine import resolve_auto
 from hyvideo.training.on_policy_check import OffPolicyError
@@ -45,6 +43,8 @@ from hyvideo.training.rewards import TooManyMissingRewards
 from hyvideo.training.rollout_collector import PendingRewards
 from hyvideo.training.run_setup import build_run
 from hyvideo.training.run_state import Progress
+from hyvideo.validation.reward_hacking.rule import RewardHacking
+from hyvideo.validation.validation import Validation
 
 
 class Trainer:

@@ -18,7 +18,8 @@ from pathlib import Path
 from hyvideo.config import processes
 from hyvideo.config.command_line import parse
 from hyvideo.config.values import truth
-from hyvideo.data.outside import Parser, exit_on_error, make_folder
+from hyvideo.data.cli import Parser, exit_on_error
+from hyvideo.data.files import make_folder
 from hyvideo.data.prompts import read_requests
 
 
@@ -28,10 +29,10 @@ def make_videos(options: argparse.Namespace, flags: list[str]) -> None:
     from hyvideo.config.rules import check_sampling  # slow to import
     from hyvideo.distributed import mesh as ranks
     from hyvideo.distributed.collectives import barrier
-    from hyvideo.evaluation.benchmarks import videos as benchmark
-    from hyvideo.evaluation.benchmarks.make_text import command_lines, plan_lines
-    from hyvideo.evaluation.figures.policies import read_policies
     from hyvideo.training.model_setup import choose_device
+    from studies.benchmarks import videos as benchmark
+    from studies.benchmarks.make_text import command_lines, plan_lines
+    from studies.figures.policies import read_policies
 
     check_sampling(config, output=options.out, is_stochastic=False)
     suite, rows = benchmark.read_list(options.prompts, options.dimensions, is_official=not options.any_list)
@@ -94,8 +95,8 @@ def main(argv: list[str] | None = None) -> None:
         return make_videos(options, flags)
     options = parser.parse_args(argv)
 
-    from hyvideo.evaluation.benchmarks.results import read_results
-    from hyvideo.evaluation.benchmarks.table import make_table, write_tables
+    from studies.benchmarks.results import read_results
+    from studies.benchmarks.table import make_table, write_tables
 
     make_folder(options.out)
     print(write_tables(options.out, [make_table(*found) for found in read_results(options.results)]))

@@ -11,7 +11,8 @@ from pathlib import Path
 # Allows running the file by its path.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from hyvideo.data.outside import folder_problem, quote  # noqa: E402
+from hyvideo.data.files import folder_problem
+from hyvideo.data.text import quote
 
 
 def main() -> int:
@@ -24,7 +25,7 @@ def main() -> int:
             f"root must be the folder that contains transformer/, vae/ and text_encoder/, got {quote(root)}: {problem}"
         )
 
-    from hyvideo.models.download_check.report import lines, report  # imports torch, which --help does not need
+    from hyvideo.checks.download_check.report import lines, report  # imports torch, which --help does not need
 
     checkpoints = report(root)
     print("\n".join(lines(checkpoints)))

@@ -13,7 +13,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from hyvideo.data.outside import Parser, exit_on_error
+from hyvideo.data.cli import Parser, exit_on_error
 
 
 def main() -> int:
@@ -34,8 +34,8 @@ def main() -> int:
     import torch  # not needed for --help, which it would slow down
 
     from hyvideo.config.command_line import options_of_scorer
-    from hyvideo.models.reward_models.rewards import make_scorer
-    from hyvideo.models.reward_models.scorer_check import check_scorer, has_failed, lines
+    from hyvideo.rewards.rewards import make_scorer
+    from hyvideo.rewards.scorer_check import check_scorer, has_failed, lines
 
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     with exit_on_error("check_reward.py", (ValueError, FileNotFoundError)):
@@ -53,7 +53,7 @@ def make_trial(args: argparse.Namespace):
     """Return the trial video that the arguments select."""
     from hyvideo.data.videos import read_video
     from hyvideo.miniature.reward import miniature_trial
-    from hyvideo.models.reward_models.trial_clips import Trial, synthetic_trial
+    from hyvideo.rewards.trial_clips import Trial, synthetic_trial
 
     if args.video is not None:
         video, fps = read_video(args.video)

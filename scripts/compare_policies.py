@@ -20,7 +20,8 @@ from pathlib import Path
 from hyvideo.config import processes
 from hyvideo.config.command_line import parse
 from hyvideo.config.rules import check_sampling
-from hyvideo.data.outside import Parser, exit_on_error, locked
+from hyvideo.data.cli import Parser, exit_on_error
+from hyvideo.data.files import locked
 
 
 @exit_on_error("compare_policies.py")
@@ -40,10 +41,10 @@ def main(argv: list[str] | None = None) -> None:
 
     from hyvideo.distributed import mesh as ranks  # slow to import
     from hyvideo.distributed.collectives import barrier
-    from hyvideo.evaluation.figures.policies import draw_policies, read_policies, sample_policies
-    from hyvideo.evaluation.generation import make_and_read_requests
+    from hyvideo.generation.generation import make_and_read_requests
     from hyvideo.records.run_files import evenly_spaced
     from hyvideo.training.model_setup import choose_device
+    from studies.figures.policies import draw_policies, read_policies, sample_policies
 
     csvs = [] if options.prompt else config.data.valid_video_csv
     requests = make_and_read_requests(options.prompt or [], None, csvs)

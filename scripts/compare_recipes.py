@@ -12,10 +12,10 @@ failed.
 
 import sys
 
-from hyvideo.data.outside import exit_on_error
-from hyvideo.evaluation.studies.recipes import Budget, limit_to_budget, read_recipes
-from hyvideo.evaluation.studies.runs import Study, runs_of
-from hyvideo.evaluation.studies.study_command import plan_and_train, study_parser
+from hyvideo.data.cli import exit_on_error
+from studies.recipes.recipes import Budget, limit_to_budget, read_recipes
+from studies.recipes.runs import Study, runs_of
+from studies.tables.study_command import plan_and_train, study_parser
 
 
 @exit_on_error("compare_recipes.py")
@@ -40,7 +40,7 @@ def main() -> int:
     if options.dry_run or options.only_cell:
         return code
 
-    from hyvideo.evaluation.studies.recipe_results import write_results  # slow to import
+    from studies.recipes.recipe_results import write_results  # slow to import
 
     write_results(study, runs, budget, options.guided_base)
     for name in ("recipes.md", "verdicts.md"):

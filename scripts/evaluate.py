@@ -16,7 +16,8 @@ from pathlib import Path
 from hyvideo.config import processes
 from hyvideo.config.command_line import parse
 from hyvideo.config.rules import check_evaluation
-from hyvideo.data.outside import Parser, exit_on_error, make_folder
+from hyvideo.data.cli import Parser, exit_on_error
+from hyvideo.data.files import make_folder
 
 
 @exit_on_error("evaluate.py")
@@ -49,11 +50,11 @@ def main() -> None:
         check_is_policy(options.checkpoint_path)  # otherwise the default settings would be rejected first
     check_evaluation(config, output=options.out, has_model=not options.videos)
 
-    from hyvideo.evaluation.contents import joint_identity, policy_identity
-    from hyvideo.evaluation.generation import Source
-    from hyvideo.evaluation.policy_scores import Evaluator
-    from hyvideo.evaluation.scores_file import as_text, summarise, write_csv, write_evaluation
-    from hyvideo.evaluation.video_folder import find_clips
+    from hyvideo.generation.generation import Source
+    from hyvideo.generation.policy_scores import Evaluator
+    from hyvideo.validation.contents import joint_identity, policy_identity
+    from hyvideo.validation.scores_file import as_text, summarise, write_csv, write_evaluation
+    from hyvideo.validation.video_folder import find_clips
 
     source = Source(options.checkpoint_path, options.lora_path, options.lora_scale)
     evaluator = Evaluator(config)

@@ -14,7 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hyvideo.data.outside import Parser, exit_on_error, locked, new_folder_problem, quote
+from hyvideo.data.cli import Parser, exit_on_error
+from hyvideo.data.files import locked, new_folder_problem
+from hyvideo.data.text import quote
 
 PARTIAL = ".partial"  # in the output folder while it is written
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 import yaml
 
-from hyvideo.config.memory.hardware import gpu_rates
-from hyvideo.config.memory.phases import GIB
+from hyvideo.planning.hardware import gpu_rates
+from hyvideo.planning.phases import GIB
 from hyvideo.training.gpu_driver import driver_problem
 
 CONFIG = "configs/miniature.yaml"

@@ -23,7 +23,8 @@ from pathlib import Path
 import yaml
 
 from hyvideo.config.processes import use_expandable_segments
-from hyvideo.data.outside import ROOT, Parser, exit_on_error, make_folder
+from hyvideo.data.cli import Parser, exit_on_error
+from hyvideo.data.files import ROOT, make_folder
 from tests import forked
 from tests.isolated_checks import Check, Number, run_checks, summary
 

@@ -10,7 +10,7 @@ deviation. A figure for which the runs are missing is skipped, with the reason. 
 
 from pathlib import Path
 
-from hyvideo.data.outside import Parser, exit_on_error
+from hyvideo.data.cli import Parser, exit_on_error
 
 
 @exit_on_error("make_figures.py")
@@ -32,8 +32,8 @@ def main() -> None:
     if options.window < 1:
         raise ValueError(f"--window must be at least 1, got {options.window}")
 
-    from hyvideo.evaluation.figures.curves import find_runs
-    from hyvideo.evaluation.figures.figures import draw
+    from studies.figures.curves import find_runs
+    from studies.figures.figures import draw
 
     runs = find_runs(options.runs)
     for number in options.figures:

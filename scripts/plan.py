@@ -17,14 +17,14 @@ import math
 
 import generate
 from hyvideo.config.command_line import parse
-from hyvideo.config.memory.generation import generation_report
-from hyvideo.config.memory.hardware import GPUS, Hardware, hardware_of
-from hyvideo.config.memory.planned_run import PlannedRun
-from hyvideo.config.memory.report import report
 from hyvideo.config.rules import check_ranges
 from hyvideo.config.settings import Config
-from hyvideo.data.outside import Parser, exit_on_error
+from hyvideo.data.cli import Parser, exit_on_error
 from hyvideo.models.sizes import read_architecture
+from hyvideo.planning.generation import generation_report
+from hyvideo.planning.hardware import GPUS, Hardware, hardware_of
+from hyvideo.planning.planned_run import PlannedRun
+from hyvideo.planning.report import report
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -14,11 +14,13 @@ from pathlib import Path
 
 from hyvideo.config import processes
 from hyvideo.config.command_line import parse
-from hyvideo.data.outside import Parser, exit_on_error, quote, read_regular
+from hyvideo.data.cli import Parser, exit_on_error
+from hyvideo.data.files import read_regular
 from hyvideo.data.prompts import read_requests
-from hyvideo.evaluation.preference.rating import DATABASE, VIDEOS, Study, create_app
-from hyvideo.models.reward_models.service.connections import listen, make_server
+from hyvideo.data.text import quote
+from hyvideo.rewards.service.connections import listen, make_server
 from scripts import compare_policies
+from studies.preference.rating import DATABASE, VIDEOS, Study, create_app
 
 
 def make(options: argparse.Namespace, flags: list[str]) -> None:
@@ -26,7 +28,7 @@ def make(options: argparse.Namespace, flags: list[str]) -> None:
     if old := [quote(path) for name in (VIDEOS, DATABASE) for path in options.study.glob(f"{name}*")]:
         raise ValueError(f"the folder already contains a study: delete {', '.join(old)}, or choose another folder")
 
-    from hyvideo.evaluation.preference.study import design, make_study  # slow to import
+    from studies.preference.study import design, make_study  # slow to import
 
     sizes = {name: getattr(options, name) for name in ("raters", "pairs", "checks")}
     paths = dict(word.partition("=")[::2] for word in options.methods)
@@ -91,7 +93,7 @@ def main() -> None:
     options = parser.parse_args()
     study = Study(options.study)
     if options.command == "analyse":
-        from hyvideo.evaluation.preference.analysis import analyse
+        from studies.preference.analysis import analyse
 
         for path in options.answers:
             with exit_on_error(f"preference_study.py: {path}"):

@@ -9,7 +9,8 @@ prompts have checks, 2 otherwise.
 import os
 from pathlib import Path
 
-from hyvideo.data.outside import Parser, exit_on_error, quote
+from hyvideo.data.cli import Parser, exit_on_error
+from hyvideo.data.text import quote
 
 
 @exit_on_error("prepare_checks.py")
@@ -23,7 +24,7 @@ def main() -> None:
     args = parser.parse_args()
 
     from hyvideo.data.prompts import read_requests
-    from hyvideo.models.prompt_checks import INSTRUCTION, CheckWriter
+    from hyvideo.rewards.prompt_checks import INSTRUCTION, CheckWriter
 
     requests = read_requests(args.prompts_csv)
     if os.path.realpath(args.out) == os.path.realpath(args.prompts_csv):

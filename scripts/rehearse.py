@@ -14,13 +14,15 @@ from pathlib import Path
 
 import yaml
 
+from hyvideo.checks.rehearsal.settings import Change, heads_of, processes_of, reduced, validation_requests
+from hyvideo.checks.rehearsal.stages import run_stage, stages_of
 from hyvideo.config.command_line import parse
 from hyvideo.config.rules import check, planned_world_size
 from hyvideo.config.settings import Config
-from hyvideo.data.outside import Parser, exit_on_error, make_folder, new_folder_problem, quote
+from hyvideo.data.cli import Parser, exit_on_error
+from hyvideo.data.files import make_folder, new_folder_problem
 from hyvideo.data.prompts import Request, write_requests
-from hyvideo.evaluation.rehearsal.settings import Change, heads_of, processes_of, reduced, validation_requests
-from hyvideo.evaluation.rehearsal.stages import run_stage, stages_of
+from hyvideo.data.text import quote
 from hyvideo.models.versions import RELEASED
 
 NOT_COVERED = (
@@ -90,8 +92,8 @@ def write_models(config: Config, folder: Path, requests: list[Request]) -> None:
     """Write the thin checkpoint of the run's version, and thin reward models, into a folder."""
     from transformers.utils import logging
 
-    from hyvideo.models.reward_models import thin as thin_rewards
     from hyvideo.models.sizes import thin_module
+    from hyvideo.rewards import thin as thin_rewards
 
     logging.disable_progress_bar()
     version = RELEASED[config.model.transformer_version]
@@ -103,7 +105,7 @@ def write_models(config: Config, folder: Path, requests: list[Request]) -> None:
 
 def problems_after(stage: str, config: Config, folder: Path) -> list[str]:
     """Return what is missing or wrong in the files that a stage has left in ``folder``."""
-    from hyvideo.evaluation.rehearsal.checks import run_problems, video_problems
+    from hyvideo.checks.rehearsal.checks import run_problems, video_problems
 
     if stage in ("train", "resume"):
         return run_problems(folder / "run", config, iterations=1 if stage == "train" else 2)

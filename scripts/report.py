@@ -15,9 +15,9 @@ only; from another one, use "ssh -L 8100:localhost:8100 MACHINE" and open http:/
 
 from pathlib import Path
 
-from hyvideo.data.outside import Parser, exit_on_error
-from hyvideo.evaluation.report.gallery import write_gallery
-from hyvideo.evaluation.report.page import REPORT_FILE, write_report
+from hyvideo.data.cli import Parser, exit_on_error
+from hyvideo.report.gallery import write_gallery
+from hyvideo.report.page import REPORT_FILE, write_report
 
 DEFAULT_PORT = 8100
 
@@ -53,7 +53,7 @@ def main() -> None:
 
 def serve(folder: Path, host: str, port: int) -> None:
     """Serve the runs of a folder until Ctrl+C."""
-    from hyvideo.evaluation.report.serve import Library, Server, find_runs
+    from hyvideo.report.serve import Library, Server, find_runs
 
     library = Library(folder)
     try:

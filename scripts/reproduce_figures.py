@@ -17,10 +17,10 @@ Writes cells/, logs/ and figures/ to --output_dir. The exit code is 1 if a cell 
 import itertools
 import sys
 
-from hyvideo.data.outside import exit_on_error
-from hyvideo.evaluation.studies.cells import FIGURES, KL_FLAGS, runs_of_figure
-from hyvideo.evaluation.studies.runs import finished, reject_flags
-from hyvideo.evaluation.studies.study_command import grid_parser, grid_study, plan_and_train
+from hyvideo.data.cli import exit_on_error
+from studies.recipes.runs import finished, reject_flags
+from studies.tables.cells import FIGURES, KL_FLAGS, runs_of_figure
+from studies.tables.study_command import grid_parser, grid_study, plan_and_train
 
 
 @exit_on_error("reproduce_figures.py")
@@ -45,8 +45,8 @@ def main() -> int:
     if options.dry_run or options.only_cell:
         return code
 
-    from hyvideo.evaluation.figures.curves import find_runs  # slow to import
-    from hyvideo.evaluation.figures.figures import draw
+    from studies.figures.curves import find_runs  # slow to import
+    from studies.figures.figures import draw
 
     for number, figure_runs in runs.items():
         trained = find_runs(map(study.folder, finished(study, figure_runs)))

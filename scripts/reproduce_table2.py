@@ -13,9 +13,9 @@ rows. A verdict needs at least two seeds; use five or more. The exit code is 1 i
 
 import sys
 
-from hyvideo.data.outside import exit_on_error
-from hyvideo.evaluation.studies.cells import KL_FLAGS, METHODS, grid
-from hyvideo.evaluation.studies.study_command import grid_parser, grid_study, plan_and_train, select_runs
+from hyvideo.data.cli import exit_on_error
+from studies.tables.cells import KL_FLAGS, METHODS, grid
+from studies.tables.study_command import grid_parser, grid_study, plan_and_train, select_runs
 
 
 @exit_on_error("reproduce_table2.py")
@@ -34,7 +34,7 @@ def main() -> int:
     if options.dry_run:
         return code
 
-    from hyvideo.evaluation.studies.table2 import evaluate_runs, write_results  # slow to import
+    from studies.tables.table2 import evaluate_runs, write_results  # slow to import
 
     if options.only_cell:
         evaluate_runs(study, select_runs(runs, options.only_cell))

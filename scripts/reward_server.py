@@ -10,9 +10,9 @@ environment variable REWARD_SERVER_TOKEN, of the server and of the run.
 import os
 
 from hyvideo.config.command_line import options_of_scorer
-from hyvideo.data.outside import Parser, exit_on_error
-from hyvideo.models.reward_models.rewards import make_scorer
-from hyvideo.models.reward_models.service.limits import MAX_WAITING
+from hyvideo.data.cli import Parser, exit_on_error
+from hyvideo.rewards.rewards import make_scorer
+from hyvideo.rewards.service.limits import MAX_WAITING
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
@@ -34,8 +34,8 @@ def main() -> None:
             raise ValueError(f"listening on {options.host} needs a token: set REWARD_SERVER_TOKEN")
         scorer_options = options_of_scorer(options.reward_model, options.reward_config)
 
-        from hyvideo.models.reward_models.service.connections import listen, make_server
-        from hyvideo.models.reward_models.service.server import create_app
+        from hyvideo.rewards.service.connections import listen, make_server
+        from hyvideo.rewards.service.server import create_app
         from hyvideo.training.model_setup import choose_device
 
         listener, url = listen(options.host, options.port)  # before loading weights, so that a port in use fails early

@@ -8,7 +8,9 @@ import json
 import sys
 from pathlib import Path
 
-from hyvideo.data.outside import Parser, align_columns, exit_on_error, make_folder
+from hyvideo.data.cli import Parser, exit_on_error
+from hyvideo.data.files import make_folder
+from hyvideo.data.text import align_columns
 
 MIN_PREFERENCES = 30  # the 95 % interval of an accuracy of 0.7 is then about 0.3 wide
 FIT = ("learning_rate", "weight_decay", "lora_rank", "seed", "max_epochs")
@@ -31,8 +33,8 @@ def main() -> int:
     if not (0 < options.learning_rate < 1 and min(options.batch_size, options.lora_rank, options.max_epochs) > 0):
         raise ValueError("--learning_rate must be in (0, 1); --batch_size, --lora_rank and --max_epochs positive")
 
-    from hyvideo.models.reward_models.videoalign.checkpoint import check_dimensions, find_checkpoint
-    from hyvideo.models.reward_models.videoalign.training import PairTraining, read_pairs, split_by_prompt
+    from hyvideo.rewards.videoalign.checkpoint import check_dimensions, find_checkpoint
+    from studies.reward_training import PairTraining, read_pairs, split_by_prompt
 
     if (options.output_dir / "model_config.json").exists():
         raise ValueError(f"--output_dir must not contain a model, but {options.output_dir} does; choose another folder")

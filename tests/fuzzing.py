@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 
-from hyvideo.data.outside import shorten
+from hyvideo.data.text import shorten
 
 LONGEST = 5_000  # characters of an error message
 ODD = [

@@ -17,7 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from hyvideo.data.outside import replacing, shorten
+from hyvideo.data.files import replacing
+from hyvideo.data.text import shorten
 
 _ROWS = "CHECK_ROWS"  # environment variable: the file for a check's rows
 _POLL_S = 0.5

@@ -16,21 +16,21 @@ import generate
 from hyvideo.config import processes
 from hyvideo.config.reference_flags import table
 from hyvideo.config.sections import DataSettings, ModelSettings, RolloutSettings
-from hyvideo.data.outside import locked
+from hyvideo.data.files import locked
 from hyvideo.data.prompts import Request
 from hyvideo.data.videos import read_video
 from hyvideo.distributed import manifest
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.watchdog import Watchdog
-from hyvideo.evaluation import generation, video_sampler
-from hyvideo.evaluation.video_sampler import STAGE, Video, VideoSampler
+from hyvideo.generation import generation, video_sampler
+from hyvideo.generation.video_sampler import STAGE, Video, VideoSampler
 from hyvideo.models import loading
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.lora import Pair, save_lora
 from hyvideo.models.step_cache import StepCaching
 from tests.distributed.launch import start
 from tests.forked import python
-from tests.models.chat_server import completion, endpoints
+from tests.rewards.chat_server import completion, endpoints
 from tests.tiny_checkpoint import write_image, write_original
 
 ROOT = Path(__file__).resolve().parents[1]

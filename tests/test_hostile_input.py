@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import generate
-from hyvideo.data.outside import MAX_PROMPT_BYTES, text_problem
 from hyvideo.data.prompts import Request, check_prompt, read_requests
+from hyvideo.data.text import MAX_PROMPT_BYTES, text_problem
 from tests.fuzzing import LONGEST, ODD, contents, fuzzed, outcome
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -124,7 +124,7 @@ def test_a_hundred_thousand_rows_are_read_in_two_seconds(folder):
 def generate_outcome(monkeypatch, capsys, *flags):
     """Run generate.py without models and return its exit code and message."""
     monkeypatch.setattr(sys, "argv", ["generate.py", *flags])
-    monkeypatch.setattr("hyvideo.evaluation.generation.generate", lambda *_, **__: None)
+    monkeypatch.setattr("hyvideo.generation.generation.generate", lambda *_, **__: None)
     try:
         code = generate.main()
     except SystemExit as end:

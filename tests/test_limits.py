@@ -17,24 +17,24 @@ import yaml
 
 import generate
 from hyvideo.config import command_line, sections
-from hyvideo.config.memory.cost import COMPILATION, duration, validation_seconds, video_seconds
-from hyvideo.config.memory.disk import checkpoint_bytes
-from hyvideo.config.memory.hardware import SLOWER
-from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.settings import Config
 from hyvideo.data import images, prompts
-from hyvideo.data.outside import MAX_PROMPT_BYTES
 from hyvideo.data.prompts import read_requests
+from hyvideo.data.text import MAX_PROMPT_BYTES
 from hyvideo.distributed import mesh
-from hyvideo.evaluation.preference import rating
-from hyvideo.evaluation.report import clips as report_clips
-from hyvideo.models.prompt_checks import MAX_CHECKS
-from hyvideo.models.reward_models.service import client, protocol
-from hyvideo.models.reward_models.service.limits import MAX_WAITING, Limits
-from hyvideo.models.reward_models.videoalign import preprocessing
 from hyvideo.models.sizes import read_architecture
 from hyvideo.models.versions import RELEASED, SUPER_RESOLUTION, version_defaults
 from hyvideo.pipelines.condition_encoder import MAX_CACHE_BYTES
+from hyvideo.planning.cost import COMPILATION, duration, validation_seconds, video_seconds
+from hyvideo.planning.disk import checkpoint_bytes
+from hyvideo.planning.hardware import SLOWER
+from hyvideo.planning.planned_run import PlannedRun
+from hyvideo.report import clips as report_clips
+from hyvideo.rewards.prompt_checks import MAX_CHECKS
+from hyvideo.rewards.service import client, protocol
+from hyvideo.rewards.service.limits import MAX_WAITING, Limits
+from hyvideo.rewards.videoalign import preprocessing
+from studies.preference import rating
 from tests.config.test_shipped_configs import num_gpus
 from tests.forked import ROOT
 
@@ -141,7 +141,7 @@ def texts_and_files() -> list[Row]:
     }
     answer = {"token": "x" * 22, "answers": {"x" * 20: dict.fromkeys(questions(), "both_bad")}}
     return [
-        Row("a prompt", "hyvideo.data.outside:MAX_PROMPT_BYTES", MAX_PROMPT_BYTES, largest(longest), "bytes"),
+        Row("a prompt", "hyvideo.data.text:MAX_PROMPT_BYTES", MAX_PROMPT_BYTES, largest(longest), "bytes"),
         Row("a CSV of prompts", "hyvideo.data.prompts:MAX_CSV_BYTES", prompts.MAX_CSV_BYTES, largest(files), "bytes"),
         Row("videos per prompt of `generate.py`", "generate:MAX_VIDEOS", generate.MAX_VIDEOS, largest(rows), ""),
         Row("a config", "hyvideo.config.command_line:MAX_BYTES", command_line.MAX_BYTES, largest(settings), "bytes"),
@@ -159,10 +159,10 @@ def texts_and_files() -> list[Row]:
             "bytes",
             "`precompute_conditions`",
         ),
-        Row("checks of a prompt", "hyvideo.models.prompt_checks:MAX_CHECKS", MAX_CHECKS, (5, "the instruction"), ""),
+        Row("checks of a prompt", "hyvideo.rewards.prompt_checks:MAX_CHECKS", MAX_CHECKS, (5, "the instruction"), ""),
         Row(
             "videos in a report, at least 0.1 MB for each preview",
-            "hyvideo.evaluation.report.clips:MAX_CLIP_BYTES",
+            "hyvideo.report.clips:MAX_CLIP_BYTES",
             report_clips.MAX_CLIP_BYTES,
             largest(shown),
             "bytes",
@@ -170,7 +170,7 @@ def texts_and_files() -> list[Row]:
         ),
         Row(
             "a rater's answer",
-            "hyvideo.evaluation.preference.rating:MAX_BODY",
+            "studies.preference.rating:MAX_BODY",
             rating.MAX_BODY,
             (len(json.dumps(answer)), "a pair"),
             "bytes",
@@ -183,7 +183,7 @@ def texts_of(config: Config) -> list[str]:
 
 
 def questions() -> dict:
-    return json.loads((ROOT / "hyvideo/evaluation/preference/questions.json").read_text())
+    return json.loads((ROOT / "studies/preference/questions.json").read_text())
 
 
 def rewards() -> list[Row]:
@@ -205,7 +205,7 @@ def rewards() -> list[Row]:
         Row("pixels of a frame", "Limits:pixels", limits.pixels, largest(frame), "pixels"),
         Row(
             "header of a request",
-            "hyvideo.models.reward_models.service.protocol:_MAX_HEADER",
+            "hyvideo.rewards.service.protocol:_MAX_HEADER",
             protocol._MAX_HEADER,
             (scorer.max_videos * 2 * length, f"{scorer.max_videos} prompts of {file}"),
             "bytes",
@@ -220,7 +220,7 @@ def rewards() -> list[Row]:
         ),
         Row(
             "active requests",
-            "hyvideo.models.reward_models.service.limits:MAX_WAITING",
+            "hyvideo.rewards.service.limits:MAX_WAITING",
             MAX_WAITING,
             largest(gpus),
             "",
@@ -237,14 +237,14 @@ def rewards() -> list[Row]:
         ),
         Row(
             "answer of a service or a judge",
-            "hyvideo.models.reward_models.service.client:MAX_ANSWER",
+            "hyvideo.rewards.service.client:MAX_ANSWER",
             client.MAX_ANSWER,
             largest({path.stem: answer_bytes(path) for path in judges()}),
             "bytes",
         ),
         Row(
             "frames that VideoAlign samples",
-            "hyvideo.models.reward_models.videoalign.preprocessing:MAX_FRAMES",
+            "hyvideo.rewards.videoalign.preprocessing:MAX_FRAMES",
             preprocessing.MAX_FRAMES,
             largest({name: 2 * length for name, length in seconds.items()}),
             "",
@@ -263,7 +263,7 @@ def queue_seconds(run: PlannedRun, scorer: client.RemoteScorer) -> float:
 
 
 def judges() -> list[Path]:
-    return sorted((ROOT / "hyvideo/models/reward_models").glob("*.yaml"))
+    return sorted((ROOT / "hyvideo/rewards").glob("*.yaml"))
 
 
 def answer_bytes(rubric: Path) -> int:
@@ -425,39 +425,39 @@ def test_the_page_of_limits_is_up_to_date(check_generated):
 OTHERS = {
     "hyvideo.config.machine_rules:MAX_LORA_BYTES": "only rejects what is not a file of weights",
     "hyvideo.config.machine_rules:MAX_STATE_BYTES": "state.json has a few kilobytes",
-    "hyvideo.config.memory.whole_run:MAX_VALIDATION_SHARE": "the share of a run, for a warning",
+    "hyvideo.planning.whole_run:MAX_VALIDATION_SHARE": "the share of a run, for a warning",
     "hyvideo.config.processes:_MAX_COMPILE_WORKERS": "torch's own",
     "hyvideo.config.run_plan:MAX_NOISE": "the sampler's, a number of the method",
     "hyvideo.models.attention_kernels:_MAX_CUDNN_HEAD_DIM": "of the kernels of cuDNN; above it, another one is used",
     "hyvideo.models.gpu_memory:LIMIT": "the name of an environment variable",
     "hyvideo.data.images:MAX_RATIO": "of the original's buckets",
     "hyvideo.data.run_folder:_MAX_BYTES": "a mark has a hundred bytes",
-    "hyvideo.data.outside:MAX_DIGITS": "of an integer that a float can hold",
-    "hyvideo.data.outside:MAX_MESSAGE": "shortens a message",
+    "hyvideo.data.files:MAX_DIGITS": "of an integer that a float can hold",
+    "hyvideo.data.text:MAX_MESSAGE": "shortens a message",
     "hyvideo.distributed.watchdog:BEATS_PER_LIMIT": "the watchdog's heartbeats",
     "hyvideo.distributed.parallelize:_RECOMPILE_LIMIT": "of torch.compile",
-    "hyvideo.evaluation.benchmarks.videos:MAX_LIST_BYTES": "no list is shipped; those of VBench have a few megabytes",
-    "hyvideo.evaluation.benchmarks.videos:MAX_NAME": "of the file system",
-    "hyvideo.evaluation.preference.rating:MAX_SECONDS": "for a request of a few hundred bytes",
-    "hyvideo.evaluation.report.clips:MAX_POSTER_BYTES": "the encoder keeps to it",
-    "hyvideo.evaluation.report.clips:MAX_PREVIEW_BYTES": "the encoder keeps to it",
-    "hyvideo.evaluation.report.contents:MAX_NOTES_BYTES": "larger notes are named instead of shown",
-    "hyvideo.evaluation.report.contents:MAX_POINTS": "thins out curves",
-    "hyvideo.evaluation.report.page:MAX_DETAILED_RUNS": "a shorter list of videos",
-    "hyvideo.evaluation.report.page:MAX_PAGE_BYTES": "the videos get the room that is left",
-    "hyvideo.evaluation.report.page:MAX_POINTS_OF_ALL": "thins out curves",
-    "hyvideo.evaluation.report.serve:MAX_CACHED_PAGES": "older pages are built again",
-    "hyvideo.evaluation.report.serve:MAX_DEPTH": "of folders; serve a folder further down",
+    "studies.benchmarks.videos:MAX_LIST_BYTES": "no list is shipped; those of VBench have a few megabytes",
+    "studies.benchmarks.videos:MAX_NAME": "of the file system",
+    "studies.preference.rating:MAX_SECONDS": "for a request of a few hundred bytes",
+    "hyvideo.report.clips:MAX_POSTER_BYTES": "the encoder keeps to it",
+    "hyvideo.report.clips:MAX_PREVIEW_BYTES": "the encoder keeps to it",
+    "hyvideo.report.contents:MAX_NOTES_BYTES": "larger notes are named instead of shown",
+    "hyvideo.report.contents:MAX_POINTS": "thins out curves",
+    "hyvideo.report.page:MAX_DETAILED_RUNS": "a shorter list of videos",
+    "hyvideo.report.page:MAX_PAGE_BYTES": "the videos get the room that is left",
+    "hyvideo.report.page:MAX_POINTS_OF_ALL": "thins out curves",
+    "hyvideo.report.serve:MAX_CACHED_PAGES": "older pages are built again",
+    "hyvideo.report.serve:MAX_DEPTH": "of folders; serve a folder further down",
     "hyvideo.grpo.advantages:MAX_ADVANTAGE": "a number of the method",
-    "hyvideo.models.chat_endpoint:MAX_CONNECT_S": "for a connection, without data",
+    "hyvideo.rewards.chat_endpoint:MAX_CONNECT_S": "for a connection, without data",
     "hyvideo.models.hunyuan_video15.prompt_encoders:MAX_GLYPH_TOKENS": "the model's; a longer text gives a warning",
     "hyvideo.models.hunyuan_video15.prompt_encoders:MAX_TEXT_TOKENS": "the model's; a longer text gives a warning",
-    "hyvideo.models.prompt_rewriting:LIMITS": "options of the endpoint",
-    "hyvideo.models.prompt_rewriting:MAX_SIDE": "images are resized to it",
-    "hyvideo.models.reward_models.judge_answers:MAX_TOTAL": "probabilities are at most 1",
-    "hyvideo.models.reward_models.rewards:MAX_SCORE": "no score is near it",
-    "hyvideo.models.reward_models.service.client:MAX_REQUEST_BYTES": "divides a batch; a larger video is sent alone",
-    "hyvideo.models.reward_models.service.client:_CONTINUE_TIMEOUT": "the body is then sent without an answer",
+    "hyvideo.rewards.prompt_rewriting:LIMITS": "options of the endpoint",
+    "hyvideo.rewards.prompt_rewriting:MAX_SIDE": "images are resized to it",
+    "hyvideo.rewards.judge_answers:MAX_TOTAL": "probabilities are at most 1",
+    "hyvideo.rewards.rewards:MAX_SCORE": "no score is near it",
+    "hyvideo.rewards.service.client:MAX_REQUEST_BYTES": "divides a batch; a larger video is sent alone",
+    "hyvideo.rewards.service.client:_CONTINUE_TIMEOUT": "the body is then sent without an answer",
     "hyvideo.records.metrics_file:MAX_BYTES": "10,000 iterations have 0.2 GB",
     "hyvideo.records.contact_sheet:MAX_PROMPT_LINES": "shortens a caption",
     "hyvideo.training.output_folder:_MAX_NAMES": "shortens a message",

@@ -8,14 +8,14 @@ import time
 import pytest
 import torch
 
-from hyvideo.config.memory.cost import forwards_per_rollout
-from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.run_plan import make_plan
 from hyvideo.data.run_folder import claim
 from hyvideo.distributed import checkpoint
 from hyvideo.distributed.ownership import NotOwner
-from hyvideo.evaluation.run_summary import print_summary
 from hyvideo.models.sizes import read_architecture
+from hyvideo.planning.cost import forwards_per_rollout
+from hyvideo.planning.planned_run import PlannedRun
+from hyvideo.report.run_summary import print_summary
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.trainer import Trainer
 from hyvideo.training.output_folder import begin

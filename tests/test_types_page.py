@@ -16,8 +16,8 @@ from hyvideo.grpo.loss import LossInputs, LossTerms
 from hyvideo.grpo.metrics import UpdateResult
 from hyvideo.grpo.nft import NFTInputs, NFTTerms
 from hyvideo.models.conditions import Condition, Conditions
-from hyvideo.models.reward_models.rewards import Reward
 from hyvideo.pipelines.grpo_pipeline import Trajectories
+from hyvideo.rewards.rewards import Reward
 from hyvideo.schedulers.schedule import Schedule, Step
 from hyvideo.training.objective import Terms
 from hyvideo.training.rollout_batch import RolloutBatch, RolloutIndex
@@ -46,7 +46,7 @@ FLOW = {  # type -> where it is made, and where it is read
         [f"{COLLECTOR}.collect"],
         [f"{GRPO}.terms", f"{NFT}.terms", "training.rollout_records:RolloutRecorder.record"],
     ),
-    Reward: (["models.reward_models.async_scorer:AsyncScorer.collect"], ["training.rewards:merge_rewards"]),
+    Reward: (["rewards.async_scorer:AsyncScorer.collect"], ["training.rewards:merge_rewards"]),
     Schedule: (["training.model_setup:rollout_schedule"], [f"{COLLECTOR}.schedule_of", f"{GRPO}.terms"]),
     Step: (
         ["schedulers.schedule:Schedule.draw", "schedulers.schedule:Schedule.score"],

@@ -20,7 +20,8 @@ from examples.miniature_from_scratch.reward_model import policy_clips
 from examples.miniature_from_scratch.reward_model import train as train_reward_model
 from examples.miniature_from_scratch.web_data import corruption_strengths, random_labels, web_labels
 from hyvideo.config.command_line import load_config
-from hyvideo.data.outside import Parser, exit_on_error, make_folder
+from hyvideo.data.cli import Parser, exit_on_error
+from hyvideo.data.files import make_folder
 from hyvideo.data.randomness import generator
 from hyvideo.data.videos import to_uint8
 from hyvideo.miniature import world
@@ -29,8 +30,8 @@ from hyvideo.miniature.reward import REFERENCE_STATISTICS
 from hyvideo.models.conditions import Condition, Conditions
 from hyvideo.models.family import family_of, prepare
 from hyvideo.models.loading import load_vae
-from hyvideo.models.reward_models.rewards import DIMENSIONS
 from hyvideo.models.weight_files import draw_tensor
+from hyvideo.rewards.rewards import DIMENSIONS
 from hyvideo.training.model_setup import load_encoder, load_pipeline, rollout_schedule
 
 # Weight of the VAE's KL term: latents are smooth enough for the transformer, and reconstructions are still sharp.

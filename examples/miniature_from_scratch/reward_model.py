@@ -17,10 +17,10 @@ from hyvideo.data.randomness import generator, normal
 from hyvideo.data.videos import to_uint8
 from hyvideo.miniature import world
 from hyvideo.miniature.measures import measure
-from hyvideo.models.reward_models.videoalign import VideoAlignScorer
-from hyvideo.models.reward_models.videoalign.checkpoint import save_weights
-from hyvideo.models.reward_models.videoalign.prompt import REWARD_TOKENS
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
+from hyvideo.rewards.videoalign import VideoAlignScorer
+from hyvideo.rewards.videoalign.checkpoint import save_weights
+from hyvideo.rewards.videoalign.prompt import REWARD_TOKENS
 from hyvideo.schedulers.schedule import Schedule
 
 FOLDER = "VideoReward"

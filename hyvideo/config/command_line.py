@@ -29,7 +29,9 @@ from hyvideo.config.sections import RewardSettings
 from hyvideo.config.setting import Switch
 from hyvideo.config.settings import FIELDS, SECTIONS, TRAITS, Config, in_form, is_json, value_type
 from hyvideo.config.values import value_of, value_of_yaml
-from hyvideo.data.outside import ROOT, Parser, file_problem, nearest, parse_json, quote
+from hyvideo.data.cli import Parser
+from hyvideo.data.files import ROOT, file_problem, parse_json
+from hyvideo.data.text import nearest, quote
 
 MAX_BYTES = 2**20  # largest YAML file
 

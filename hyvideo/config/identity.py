@@ -10,8 +10,8 @@ from hyvideo.config.command_line import reward_options
 from hyvideo.config.reference_flags import with_current_names
 from hyvideo.config.sections import TrustRegionSettings
 from hyvideo.config.settings import TRAITS, Config, is_json
-from hyvideo.data.outside import find_path
-from hyvideo.models.reward_models.rewards import code_files
+from hyvideo.data.files import find_path
+from hyvideo.rewards.rewards import code_files
 
 
 class Changes(NamedTuple):

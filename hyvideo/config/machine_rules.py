@@ -7,9 +7,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from hyvideo.config.run_inputs import RunInputs
+from hyvideo.data.files import file_problem, find_path, folder_problem, write_problem
 from hyvideo.data.images import read_image
-from hyvideo.data.outside import file_problem, find_path, folder_problem, quote, write_problem
 from hyvideo.data.prompts import PromptFiles, Request
+from hyvideo.data.text import quote
 from hyvideo.models.versions import RELEASED
 
 Problems = Iterator[str]

@@ -11,7 +11,7 @@ import re
 from functools import cache
 from typing import Literal, NamedTuple
 
-from hyvideo.models.reward_models.rewards import import_file
+from hyvideo.rewards.rewards import import_file
 
 # First parts of the names of metrics that the run itself reports.
 RESERVED_GROUPS = "advantage anchor by_step cost grad memory perf reward time update validation".split()

@@ -19,7 +19,7 @@ from hyvideo.config import processes
 from hyvideo.config.setting import TRUTHS
 from hyvideo.config.settings import Config, in_form, value_type
 from hyvideo.config.values import value_of, value_of_yaml
-from hyvideo.data.outside import quote
+from hyvideo.data.text import quote
 from hyvideo.models.versions import version_defaults
 
 REFERENCE_SCORERS = {"videoalign_local": "videoalign"}  # names of scorers

@@ -16,9 +16,11 @@ from hyvideo.config.run_inputs import RunInputs
 from hyvideo.config.run_plan import branches_of_steps, num_stochastic_steps, parse_interval, stochastic_transitions
 from hyvideo.config.sections import RewardSettings, RolloutSettings
 from hyvideo.config.settings import REWARD_PRESETS, TRAITS, Config, eta_of, flat_weights
-from hyvideo.data.outside import nearest, parse_json, quote
+from hyvideo.data.files import parse_json
 from hyvideo.data.prompts import check_prompt
-from hyvideo.models.reward_models.rewards import (
+from hyvideo.data.text import nearest, quote
+from hyvideo.models.versions import version_defaults
+from hyvideo.rewards.rewards import (
     MAX_SCORE,
     OVERALL,
     RESERVED_NAMES,
@@ -26,7 +28,6 @@ from hyvideo.models.reward_models.rewards import (
     SERVICE_ATTEMPTS,
     scorer_class,
 )
-from hyvideo.models.versions import version_defaults
 from hyvideo.schedulers.transitions import sampler_of
 
 

@@ -10,11 +10,11 @@ from typing import Any, get_args, get_origin
 from hyvideo.config import sections
 from hyvideo.config.objectives import OBJECTIVES
 from hyvideo.config.setting import Switch, Traits
-from hyvideo.data.outside import find_path
+from hyvideo.data.files import find_path
 from hyvideo.data.prompts import Request
 from hyvideo.grpo.trust_region import KLWeights
-from hyvideo.models.reward_models.rewards import short_names
 from hyvideo.models.versions import version_defaults
+from hyvideo.rewards.rewards import short_names
 from hyvideo.schedulers.noise_matching import matched_eta
 from hyvideo.schedulers.transitions import SAMPLERS
 

@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from hyvideo.config.setting import TRUTHS, Switch
 from hyvideo.config.settings import TRAITS, in_form, value_type
-from hyvideo.data.outside import nearest, quote
+from hyvideo.data.text import nearest, quote
 
 
 def value_of(name: str, text: str) -> Any:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image, ImageOps
 
-from hyvideo.data.outside import file_problem, quote
+from hyvideo.data.files import file_problem
+from hyvideo.data.text import quote
 
 if TYPE_CHECKING:  # images are checked before anything slow is imported
     from torch import Tensor

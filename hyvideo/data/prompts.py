@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyvideo.data.outside import MAX_PROMPT_BYTES, file_problem, find_path, quote, replacing, text_problem
+from hyvideo.data.files import file_problem, find_path, replacing
 from hyvideo.data.randomness import permutation
+from hyvideo.data.text import MAX_PROMPT_BYTES, quote, text_problem
 
 COLUMNS = ("prompt", "ref_image_path", "seed", "original_prompt", "checks")
 MAX_CSV_BYTES = 2**28

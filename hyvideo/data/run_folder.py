@@ -20,7 +20,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hyvideo.data.outside import parse_json, quote, read_regular, replacing, sync
+from hyvideo.data.files import parse_json, read_regular, replacing, sync
+from hyvideo.data.text import quote
 
 MARK = ".run"
 CHECKPOINTS = "checkpoints"

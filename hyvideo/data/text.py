@@ -1,6 +1,8 @@
 """Text for people: rows of a label and a text, which one printer aligns, and the forms of numbers in them."""
 
-from collections.abc import Iterable
+import difflib
+import re
+from collections.abc import Iterable, Sequence
 
 Row = tuple[str, str]  # label and text; an empty label continues the row above
 
@@ -25,3 +27,54 @@ def number(value: float) -> str:
 def counted(count: int, noun: str) -> str:
     """Return a count with its noun, in the plural unless the count is 1: ``1,200 videos``."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+MAX_PROMPT_BYTES = 100_000  # in UTF-8; the language model reads about 5,000 of them
+MAX_MESSAGE = 4_000  # characters
+
+# Control characters except newline and tab, and lone surrogates, which UTF-8 cannot encode.
+_NO_TEXT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def text_problem(text: str, max_bytes: int) -> str | None:
+    """Return the first problem that makes ``text`` unusable as a prompt, None if there is none."""
+    if match := _NO_TEXT.search(text):
+        kind = "lone surrogate" if "\ud800" <= match[0] <= "\udfff" else "control character"
+        return f"character {match.start() + 1} is the {kind} U+{ord(match[0]):04X}; remove it or save the text as UTF-8"
+    if (size := len(text.encode())) > max_bytes:
+        return f"it has {size:,} bytes in UTF-8, the limit is {max_bytes:,}; shorten it"
+    return None
+
+
+def quote(text: object, longest: int = 200) -> str:
+    """Return ``text`` in quotes for a message: truncated, with escapes for characters that cannot be printed."""
+    text = str(text)
+    return repr(text if len(text) <= longest else f"{text[:longest]}...")
+
+
+def shorten(message: str, longest: int = MAX_MESSAGE) -> str:
+    """Return a message without its middle if it is long, with control characters escaped."""
+    clean = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in message[: 100 * longest])
+    if len(clean) <= longest:
+        return clean
+    return f"{clean[: longest // 2]} ... {clean[-longest // 2 :]}"
+
+
+def describe_error(error: BaseException) -> str:
+    """Return the type, text and notes of any exception, shortened so that it can be printed and recorded."""
+    try:
+        return shorten("; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]))
+    except Exception:  # the exception's own __str__ failed
+        return f"{type(error).__name__}, whose text cannot be read"
+
+
+def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return one line of text per row, with the cells aligned in columns."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+
+
+def nearest(word: str, names: Iterable[str]) -> str:
+    """Return ``did you mean NAME?`` for the name closest to a word, empty if none is close."""
+    near = difflib.get_close_matches(word[:100].partition("=")[0], names, n=1)
+    return f"did you mean {near[0]}?" if near else ""

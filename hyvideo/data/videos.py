@@ -19,7 +19,7 @@ import torch
 from av.container import InputContainer
 from torch import Tensor
 
-from hyvideo.data.outside import replacing
+from hyvideo.data.files import replacing
 
 MIN_MP4_SIDE = 256  # pixels
 BT601 = 6  # of H.264's tables of primaries, transfer characteristics and matrices: SMPTE 170M

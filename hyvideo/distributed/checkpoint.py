@@ -21,8 +21,9 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from hyvideo.data.outside import parse_json, quote, sync
+from hyvideo.data.files import parse_json, sync
 from hyvideo.data.run_folder import CHECKPOINTS, LATEST, MARK, numbered
+from hyvideo.data.text import quote
 from hyvideo.distributed import manifest
 from hyvideo.distributed.checkpoint_reader import SafeReader, read_shapes
 from hyvideo.distributed.collectives import all_objects, from_main, raise_on_all_ranks

@@ -17,7 +17,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from hyvideo.data import run_folder
-from hyvideo.data.outside import replacing, sync
+from hyvideo.data.files import replacing, sync
 from hyvideo.data.run_folder import CHECKPOINTS, LATEST
 from hyvideo.distributed import manifest
 from hyvideo.distributed.checkpoint import TENSORS, complete

@@ -19,7 +19,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from hyvideo.data.outside import make_folder, parse_json, quote, replacing
+from hyvideo.data.files import make_folder, parse_json, replacing
+from hyvideo.data.text import quote
 from hyvideo.distributed.collectives import any_rank, from_main, raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
 

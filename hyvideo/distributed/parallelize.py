@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from hyvideo.data.outside import quote
+from hyvideo.data.text import quote
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.sequence_parallel import SplitSequence
 from hyvideo.models.family import blocks, install

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hyvideo.data.outside import align_columns, free_disk
+from hyvideo.data.files import free_disk
+from hyvideo.data.text import align_columns
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.rank_agreement import agree, name_ranks, open_store

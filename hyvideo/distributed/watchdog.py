@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
-from hyvideo.data.outside import align_columns
+from hyvideo.data.text import align_columns
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.rank_agreement import name_ranks, open_store
 

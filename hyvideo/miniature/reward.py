@@ -8,12 +8,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from hyvideo.data.outside import folder_problem, quote
+from hyvideo.data.files import folder_problem
+from hyvideo.data.text import quote
 from hyvideo.data.videos import to_uint8
 from hyvideo.miniature.measures import features, frechet_distance, measure, moments
 from hyvideo.miniature.world import CAPTIONS, FPS, LABELS, labels_of, render
-from hyvideo.models.reward_models.rewards import DIMENSIONS, SetMeasure
-from hyvideo.models.reward_models.trial_clips import Trial
+from hyvideo.rewards.rewards import DIMENSIONS, SetMeasure
+from hyvideo.rewards.trial_clips import Trial
 
 REFERENCE_STATISTICS = "reference_statistics.safetensors"
 
@@ -60,7 +61,7 @@ class LearnedMiniatureScorer(MiniatureScorer):
     """Scorer that runs the miniature's reward model with VideoAlign's code; the true scores are held-out metrics."""
 
     def __init__(self, root: str | Path, *, device: str | torch.device = "cpu", batch_size: int = 32):
-        from hyvideo.models.reward_models.videoalign import VideoAlignScorer
+        from hyvideo.rewards.videoalign import VideoAlignScorer
 
         super().__init__(root)
         folder = Path(root) / "VideoReward"

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hyvideo.data.outside import quote, read_json
+from hyvideo.data.files import read_json
+from hyvideo.data.text import quote
 from hyvideo.models import weight_files
 from hyvideo.models.offload import offload_in_groups
 from hyvideo.models.weight_files import Folder, Weights, shapes_of, with_label

@@ -5,7 +5,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from hyvideo.data.outside import read_json
+from hyvideo.data.files import read_json
 from hyvideo.data.prompts import Request
 from hyvideo.models import loading
 from hyvideo.models.family import Family, family_named

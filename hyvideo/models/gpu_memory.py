@@ -5,7 +5,7 @@ import os
 
 import torch
 
-from hyvideo.data.outside import quote
+from hyvideo.data.text import quote
 
 LIMIT = "GPU_MEMORY_LIMIT_GIB"  # environment variable
 _CONTEXT = 2**30  # bytes that the driver's context needs at most, outside torch's allocator

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hyvideo.data.outside import read_json
+from hyvideo.data.files import read_json
 from hyvideo.models import weight_files
 from hyvideo.models.decoding import use_channels_last
 from hyvideo.models.family import Component, Family, family_of, family_of_config, new_model

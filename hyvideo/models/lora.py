@@ -27,7 +27,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hyvideo.data.outside import parse_json, read_json, replacing
+from hyvideo.data.files import parse_json, read_json, replacing
 from hyvideo.models.family import Component, families, family_of
 from hyvideo.models.original_checkpoint import renamed_by_family
 from hyvideo.models.weight_files import read_safetensors, truncate

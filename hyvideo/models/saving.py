@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from hyvideo.data.outside import replacing
+from hyvideo.data.files import replacing
 from hyvideo.models.family import component_of
 from hyvideo.models.loading import WEIGHTS_STEM, setting_problems
 from hyvideo.models.weight_files import Folder, draw_tensor, raise_problems, seed_for

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hyvideo.data.outside import read_json
+from hyvideo.data.files import read_json
 from hyvideo.models.versions import RELEASED, UNSUPPORTED, version_defaults
 
 

@@ -18,7 +18,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from hyvideo.data.outside import parse_json, quote, read_json
+from hyvideo.data.files import parse_json, read_json
+from hyvideo.data.text import quote
 
 Shapes = dict[str, tuple[int, ...]]
 

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hyvideo.data.outside import replacing
+from hyvideo.data.files import replacing
 from hyvideo.data.prompts import Request
 from hyvideo.models.conditions import Condition, Conditions
 from hyvideo.models.family import Part

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hyvideo.data.outside import replacing
+from hyvideo.data.files import replacing
 from hyvideo.data.videos import read_frames
 
 ACCENT = "#0b66c3"

@@ -4,7 +4,8 @@ import os
 import sys
 from pathlib import Path
 
-from hyvideo.data.outside import file_problem, parse_json, quote, replacing
+from hyvideo.data.files import file_problem, parse_json, replacing
+from hyvideo.data.text import quote
 
 MAX_BYTES = 2**33
 

@@ -15,10 +15,11 @@ import torch
 import yaml
 from torch import Tensor
 
-from hyvideo.data.outside import describe_error, replacing
+from hyvideo.data.files import replacing
 from hyvideo.data.run_folder import claim
+from hyvideo.data.text import describe_error
 from hyvideo.data.videos import write_video
-from hyvideo.models.reward_models.rewards import Reward, overall
+from hyvideo.rewards.rewards import Reward, overall
 
 ENVIRONMENT_PACKAGES = ("torch", "diffusers", "transformers", "numpy")
 

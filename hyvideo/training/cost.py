@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from hyvideo.config.memory.cost import Pass, decode_flops, training_forwards, training_pass
-from hyvideo.config.memory.planned_run import PlannedRun
+from hyvideo.planning.cost import Pass, decode_flops, training_forwards, training_pass
+from hyvideo.planning.planned_run import PlannedRun
 
 
 class Cost:

@@ -9,8 +9,8 @@ import os
 from pathlib import Path
 
 from hyvideo.data import run_folder
-from hyvideo.data.outside import quote
 from hyvideo.data.run_folder import CHECKPOINTS, METRICS, NUMBERED, ROLLOUTS, SAMPLES, RunRecord
+from hyvideo.data.text import quote
 from hyvideo.distributed.checkpoint import AUTO, LATEST, read_state
 from hyvideo.records.metrics_file import complete_lines
 

@@ -20,10 +20,10 @@ from hyvideo.distributed.collectives import all_objects, first_reason, merge_row
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.grpo.advantages import group_advantages, normalized_rewards
 from hyvideo.grpo.metrics import reward_metrics
-from hyvideo.models.reward_models.async_scorer import NOT_FINITE, AsyncScorer
-from hyvideo.models.reward_models.rewards import DIMENSIONS, OVERALL, Reward, Scorer, make_scorer, overall
-from hyvideo.models.reward_models.scorer_check import ScorerUnderTest, has_failed, lines, run_checks
-from hyvideo.models.reward_models.trial_clips import Trial, noisy, synthetic_trial
+from hyvideo.rewards.async_scorer import NOT_FINITE, AsyncScorer
+from hyvideo.rewards.rewards import DIMENSIONS, OVERALL, Reward, Scorer, make_scorer, overall
+from hyvideo.rewards.scorer_check import ScorerUnderTest, has_failed, lines, run_checks
+from hyvideo.rewards.trial_clips import Trial, noisy, synthetic_trial
 from hyvideo.training.rollout_batch import RolloutIndex
 from hyvideo.training.rollout_collector import PendingRewards
 
@@ -127,7 +127,7 @@ def make_async_scorer(config: Config, device: torch.device, scorers: dict[str, S
 
 
 def _remote_scorer(settings: RewardSettings) -> dict[str, Scorer]:
-    from hyvideo.models.reward_models.service.client import RemoteScorer
+    from hyvideo.rewards.service.client import RemoteScorer
 
     urls, token = settings.remote_reward_url.split(","), os.environ.get("REWARD_SERVER_TOKEN")
     options = {"token": token, "timeout": settings.remote_reward_timeout}

@@ -11,8 +11,8 @@ from hyvideo.config.sections import DataSettings, LossSettings, RolloutSettings
 from hyvideo.data.randomness import generator, normal, permutation
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.conditions import Conditions
-from hyvideo.models.reward_models.rewards import Reward
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, Trajectories
+from hyvideo.rewards.rewards import Reward
 from hyvideo.schedulers.schedule import Schedule, Step
 
 T = TypeVar("T")

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import torch
 
-from hyvideo.config.memory.disk import check_room
-from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.objectives import objective_class
 from hyvideo.config.run_inputs import RunInputs
 from hyvideo.config.sections import RecordSettings
@@ -18,10 +16,12 @@ from hyvideo.distributed.collectives import all_objects, raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.ownership import Ownership
 from hyvideo.models.attention_kernels import Choice
-from hyvideo.models.reward_models.async_scorer import AsyncScorer
-from hyvideo.models.reward_models.rewards import Scorer
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
+from hyvideo.planning.disk import check_room
+from hyvideo.planning.planned_run import PlannedRun
+from hyvideo.rewards.async_scorer import AsyncScorer
+from hyvideo.rewards.rewards import Scorer
 from hyvideo.training.compile_probe import match_gradient_mode
 from hyvideo.training.cost import Cost
 from hyvideo.training.model_setup import (

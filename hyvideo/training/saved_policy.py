@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hyvideo.config.command_line import read_settings
 from hyvideo.config.reference_flags import with_current_names
 from hyvideo.config.settings import FIELDS
-from hyvideo.data.outside import read_json
+from hyvideo.data.files import read_json
 from hyvideo.data.run_folder import CHECKPOINTS
 from hyvideo.distributed import manifest
 from hyvideo.distributed.checkpoint import TENSORS, check_shapes, load_tensors, read_state

@@ -13,14 +13,14 @@ from hyvideo.config.rules import check, check_evaluation, check_sampling
 from hyvideo.config.run_inputs import RunInputs
 from hyvideo.config.run_plan import make_plan
 from hyvideo.config.without_effect import settings_without_effect
-from hyvideo.evaluation.studies.cells import Cell, runs_of_figure
-from hyvideo.evaluation.studies.runs import Run, Study
-from hyvideo.evaluation.studies.study_command import grid_parser
 from hyvideo.schedulers import transitions
 from hyvideo.schedulers.noise_matching import total_variance
 from hyvideo.schedulers.transitions import shifted_levels
 from hyvideo.trainer import Trainer
 from hyvideo.training.sampler_check import custom_steps
+from studies.recipes.runs import Run, Study
+from studies.tables.cells import Cell, runs_of_figure
+from studies.tables.study_command import grid_parser
 from tests.distributed.launch import launch
 
 LINEAR = "def linear(sigma, sigma_next, eta, sigma_after_first):\n    return eta * (sigma - sigma_next)\n"

@@ -7,10 +7,10 @@ from hyvideo.config.command_line import load_config
 from hyvideo.config.run_inputs import RunInputs
 from hyvideo.config.settings import TRAITS
 from hyvideo.config.without_effect import _strength_of_kl, settings_without_effect
-from hyvideo.evaluation.reward_hacking.rule import MIN_VIDEOS_TO_STOP
 from hyvideo.grpo.advantages import group_advantages
 from hyvideo.grpo.trust_region import KLCoefficient, KLScheduleSettings, position_kl
 from hyvideo.training.model_setup import rollout_schedule
+from hyvideo.validation.reward_hacking.rule import MIN_VIDEOS_TO_STOP
 
 
 def report(config, world_size=1):

@@ -5,7 +5,7 @@ import torch
 import yaml
 
 import generate
-from hyvideo.evaluation.video_sampler import VideoSampler
+from hyvideo.generation.video_sampler import VideoSampler
 from hyvideo.models.gpu_memory import LIMIT
 from tests.conftest import ROOT
 from tests.cuda import full_width

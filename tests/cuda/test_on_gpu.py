@@ -12,9 +12,9 @@ from hyvideo.models.family import install
 from hyvideo.models.hunyuan_video15.vae import set_tiling
 from hyvideo.models.loading import load_transformer, load_vae
 from hyvideo.models.offload import offload
-from hyvideo.models.reward_models.async_scorer import AsyncScorer
 from hyvideo.models.weight_files import draw_tensor
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
+from hyvideo.rewards.async_scorer import AsyncScorer
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.schedulers.transitions import SAMPLERS
 from hyvideo.trainer import Trainer

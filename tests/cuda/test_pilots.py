@@ -12,8 +12,8 @@ import yaml
 
 from hyvideo.data.prompts import read_requests, write_requests
 from hyvideo.models.gpu_memory import LIMIT
-from hyvideo.models.reward_models import thin as thin_rewards
 from hyvideo.records.metrics_file import read_metrics
+from hyvideo.rewards import thin as thin_rewards
 from tests.conftest import ROOT
 from tests.cuda import full_width
 from tests.cuda.recipes import recipe

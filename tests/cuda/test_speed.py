@@ -10,13 +10,13 @@ from importlib.metadata import version
 import pytest
 import torch
 
-from hyvideo.config.memory.phases import memory
-from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.sections import OptimizerSettings
 from hyvideo.config.settings import Config
 from hyvideo.models.conditions import Conditions
 from hyvideo.models.family import family_named, prepare
 from hyvideo.models.lora import add_trainable_lora, training_config
+from hyvideo.planning.phases import memory
+from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.training.optimizers import make_optimizers
 from tests.cuda.recipes import recipe
 from tests.cuda.speed import Workload, peak_gib, product_rates, relative_difference, sample, train

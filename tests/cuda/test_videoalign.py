@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from hyvideo.models.reward_models import thin
-from hyvideo.models.reward_models.videoalign import scorer as scorer_module
-from hyvideo.models.reward_models.videoalign.checkpoint import Weights
-from hyvideo.models.reward_models.videoalign.scorer import VideoAlignScorer
+from hyvideo.rewards import thin
+from hyvideo.rewards.videoalign import scorer as scorer_module
+from hyvideo.rewards.videoalign.checkpoint import Weights
+from hyvideo.rewards.videoalign.scorer import VideoAlignScorer
 from tests.cuda.recipes import recipe
 from tests.cuda.speed import peak_gib, seconds_of
 from tests.cuda.workload import DEVICE, IS_TINY

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hyvideo.data.outside import Parser, exit_on_error, locked, parse_json, read_regular, replacing
+from hyvideo.data.cli import Parser, exit_on_error
+from hyvideo.data.files import locked, parse_json, read_regular, replacing
 
 
 def test_a_replacing_file_is_synced_before_the_rename_and_the_folder_after(tmp_path, monkeypatch):
@@ -65,7 +66,7 @@ def test_an_unknown_flag_is_answered_with_the_nearest(capsys):
 
 def test_programs_have_one_name_for_an_option():
     root = Path(__file__).parents[2]
-    programs = [root / "generate.py", *root.glob("scripts/*.py"), root / "hyvideo/evaluation/studies/study_command.py"]
+    programs = [root / "generate.py", *root.glob("scripts/*.py"), root / "studies/tables/study_command.py"]
     flags = {flag for program in programs for flag in re.findall(r'add_argument\(\s*"(--\w+)"', program.read_text())}
     assert (
         not flags & {"--out", "--model_path"} and {"--output_dir", "--output_path", "--pretrained_model_root"} <= flags

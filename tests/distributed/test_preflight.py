@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hyvideo.config.identity import named_files
-from hyvideo.data.outside import write_problem
+from hyvideo.data.files import write_problem
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.preflight import (
     ABSENT,
@@ -33,7 +33,7 @@ import torch
 from hyvideo.config import processes
 from hyvideo.config.command_line import parse
 from hyvideo.config.identity import named_files
-from hyvideo.data.outside import exit_on_error
+from hyvideo.data.cli import exit_on_error
 from hyvideo.distributed.mesh import Mesh, stop
 from hyvideo.distributed.preflight import preflight
 

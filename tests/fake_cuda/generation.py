@@ -20,7 +20,7 @@ from transformers import Qwen2_5_VLTextModel
 from hyvideo.config.offloading import Offloading
 from hyvideo.config.sections import DistributedSettings
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.evaluation.offloading import place
+from hyvideo.generation.offloading import place
 from hyvideo.models.conditions import Condition, Conditions
 from hyvideo.models.family import prepare
 from hyvideo.models.offload import offload, offload_in_groups, on_device

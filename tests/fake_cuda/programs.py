@@ -4,6 +4,6 @@ from tests.fake_cuda import device  # noqa: F401 - first, before torch looks for
 
 # isort: split
 
-from tests.config.memory import counted_block  # noqa: F401
 from tests.fake_cuda import checks, generation, phases  # noqa: F401
 from tests.models.wan import counted_block as wan_counted_block  # noqa: F401
+from tests.planning import counted_block  # noqa: F401

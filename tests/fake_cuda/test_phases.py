@@ -3,9 +3,9 @@
 import pytest
 
 from hyvideo.config.command_line import parse
-from hyvideo.config.memory.phases import GIB, memory
-from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.models.hunyuan_video15.sizes import Architecture
+from hyvideo.planning.phases import GIB, memory
+from hyvideo.planning.planned_run import PlannedRun
 from tests.conftest import ROOT
 from tests.fake_cuda.counting import counted as counted_by
 

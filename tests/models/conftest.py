@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.models.chat_server import endpoints
+from tests.rewards.chat_server import endpoints
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 VERSION = "480p_t2v"

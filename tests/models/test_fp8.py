@@ -12,12 +12,12 @@ from hyvideo.data.prompts import Request, read_requests
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.parallelize import parallelize
 from hyvideo.distributed.sharded_tensors import fill_shards
-from hyvideo.evaluation.validation import Validation
 from hyvideo.models.fp8 import Fp8Linear, use_fp8
 from hyvideo.models.loading import load_transformer, stream_transformer
 from hyvideo.models.lora import add_trainable_lora, training_config
 from hyvideo.trainer import Trainer
 from hyvideo.training.policy import Policy
+from hyvideo.validation.validation import Validation
 from tests.distributed.launch import launch
 from tests.models.test_compile import call, gradients, small
 from tests.test_trainer import Redness

@@ -5,12 +5,12 @@ import re
 
 import torch
 
-from hyvideo.evaluation.reward_hacking.held_out_metrics import ScorerMetrics, measure_videos, summarise_videos
-from hyvideo.evaluation.reward_hacking.rule import SET_MEASURES
-from hyvideo.evaluation.scores_file import split_reward, summarise_rewards
 from hyvideo.miniature.reward import MiniatureScorer
-from hyvideo.models.reward_models.async_scorer import AsyncScorer
-from hyvideo.models.reward_models.rewards import Reward
+from hyvideo.rewards.async_scorer import AsyncScorer
+from hyvideo.rewards.rewards import Reward
+from hyvideo.validation.reward_hacking.held_out_metrics import ScorerMetrics, measure_videos, summarise_videos
+from hyvideo.validation.reward_hacking.rule import SET_MEASURES
+from hyvideo.validation.scores_file import split_reward, summarise_rewards
 from tests.forked import ROOT
 
 PAGE = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")

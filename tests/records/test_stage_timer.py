@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hyvideo.config.memory.hardware import gpu_rates
+from hyvideo.planning.hardware import gpu_rates
 from hyvideo.records import stage_timer
 from hyvideo.records.stage_timer import StageTimer, write_timeline
 

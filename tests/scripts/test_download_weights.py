@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hyvideo.models.download_check.parts import parts_of
+from hyvideo.checks.download_check.parts import parts_of
 from hyvideo.models.versions import ANNOUNCED, RELEASED, SUPER_RESOLUTION, UNSUPPORTED
 
 ROOT = Path(__file__).resolve().parents[2]

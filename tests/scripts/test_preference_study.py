@@ -9,7 +9,7 @@ import pytest
 
 from hyvideo.config import processes
 from scripts import preference_study
-from tests.evaluation.preference.conftest import write_folder
+from tests.studies.preference.conftest import write_folder
 
 
 @pytest.fixture
@@ -25,9 +25,7 @@ def call(exit_code, capsys):
 
 
 def test_serving_and_analysis_do_not_import_torch():
-    code = (
-        "import sys, scripts.preference_study, hyvideo.evaluation.preference.analysis; sys.exit('torch' in sys.modules)"
-    )
+    code = "import sys, scripts.preference_study, studies.preference.analysis; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hyvideo.data.outside import locked
+from hyvideo.data.files import locked
 from hyvideo.distributed import manifest
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.loading import load_transformer

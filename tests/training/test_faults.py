@@ -248,7 +248,7 @@ def hang_in_scorer():
 def signal_outside_of_training(place, number):
     """Send this process a signal while it loads, or while it prints the summary."""
     import post_train
-    from hyvideo.evaluation import run_summary
+    from hyvideo.report import run_summary
 
     module, name = (post_train, "build") if place == "load" else (run_summary, "print_summary")
     function = getattr(module, name)

@@ -385,7 +385,7 @@ class HeldOut(Redness):
     def held_out(self, videos, prompts):
         import torch
 
-        from hyvideo.models.reward_models.rewards import SetMeasure
+        from hyvideo.rewards.rewards import SetMeasure
 
         if self.method == "held_out":
             self.fail()

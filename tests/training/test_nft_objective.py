@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from hyvideo.config.command_line import load_config
-from hyvideo.models.reward_models.rewards import Reward
 from hyvideo.records.stage_timer import StageTimer
+from hyvideo.rewards.rewards import Reward
 from hyvideo.trainer import Trainer
 from hyvideo.training.objectives.nft import NFT as NFTObjective
 from hyvideo.training.objectives.nft import Velocities

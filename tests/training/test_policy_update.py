@@ -7,9 +7,9 @@ from statistics import fmean
 import pytest
 import torch
 
-from hyvideo.config.memory.cost import forwards_per_rollout, stage_flops, training_forwards
-from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.models.sizes import read_architecture
+from hyvideo.planning.cost import forwards_per_rollout, stage_flops, training_forwards
+from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.records.stage_timer import StageTimer
 from hyvideo.schedulers.transitions import shifted_levels
 from hyvideo.trainer import Trainer

@@ -17,15 +17,15 @@ from hyvideo.config.command_line import load_config, parse
 from hyvideo.config.rules import check
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.collectives import barrier
-from hyvideo.evaluation import run_summary
-from hyvideo.evaluation.reward_hacking.monitor import read_validation
-from hyvideo.evaluation.reward_hacking.rule import all_shifts
-from hyvideo.models.reward_models.rewards import Reward, SetMeasure
 from hyvideo.records.metrics_file import read_metrics
+from hyvideo.report import run_summary
+from hyvideo.rewards.rewards import Reward, SetMeasure
 from hyvideo.trainer import Trainer
 from hyvideo.training.rewards import GroupRewards, TooManyMissingRewards, make_async_scorer, try_held_out, try_scorers
 from hyvideo.training.rollout_batch import RolloutIndex
 from hyvideo.training.rollout_collector import PendingRewards
+from hyvideo.validation.reward_hacking.monitor import read_validation
+from hyvideo.validation.reward_hacking.rule import all_shifts
 from tests.distributed.launch import launch
 from tests.shallow import SHALLOW
 
@@ -309,7 +309,7 @@ def test_the_error_reports_a_diverged_policy(tiny_config, mesh):
 
 
 HELD_OUT = """
-from hyvideo.models.reward_models.rewards import Scorer
+from hyvideo.rewards.rewards import Scorer
 class Red(Scorer):
     dimensions, calls = ("red",), []
     def __init__(self, fails: bool = False):

@@ -3,7 +3,7 @@
 import torch
 
 from hyvideo.config.run_plan import make_plan
-from hyvideo.models.reward_models.rewards import Scorer
+from hyvideo.rewards.rewards import Scorer
 from hyvideo.trainer import Trainer
 
 CPU = torch.device("cpu")

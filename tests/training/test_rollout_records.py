@@ -7,7 +7,7 @@ import torch
 
 from hyvideo.config.sections import DataSettings, RecordSettings
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.models.reward_models.rewards import Reward
+from hyvideo.rewards.rewards import Reward
 from hyvideo.training.rollout_batch import RolloutBatch, RolloutIndex
 from hyvideo.training.rollout_records import RolloutRecorder
 

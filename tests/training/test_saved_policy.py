@@ -9,9 +9,9 @@ import torch
 import generate
 from hyvideo.distributed import manifest
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.evaluation import contents
 from hyvideo.trainer import Trainer
 from hyvideo.training import saved_policy
+from hyvideo.validation import contents
 from scripts import evaluate, export
 from tests.shallow import SHALLOW, write_trained
 from tests.test_trainer import Redness

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hyvideo.evaluation.rehearsal.stages import Result, Stage, run_stage
+from hyvideo.checks.rehearsal.stages import Result, Stage, run_stage
 from hyvideo.models.hunyuan_video15 import thin as thin_hunyuan
-from hyvideo.models.reward_models import thin as thin_rewards
 from hyvideo.models.wan import thin as thin_wan
+from hyvideo.rewards import thin as thin_rewards
 from tests.true_sizes.video_files import PROMPT
 
 VERSIONS = ("480p_t2v", "480p_i2v", "720p_t2v", "720p_i2v", "480p_t2v_distilled")

@@ -1,6 +1,6 @@
 """Run a program and write, as JSON, how many blocks each forward pass of HunyuanVideo-1.5's transformer ran.
 
-hyvideo/evaluation/rehearsal/stand_ins.py tests/true_sizes/counted_blocks.py FILE.json generate.py [flags]
+hyvideo/checks/rehearsal/stand_ins.py tests/true_sizes/counted_blocks.py FILE.json generate.py [flags]
 """
 
 import json

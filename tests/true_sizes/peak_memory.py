@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
-from hyvideo.models.reward_models.rewards import scorer_class
+from hyvideo.rewards.rewards import scorer_class
 from tests.true_sizes.video_files import PROMPT, moving_blocks
 
 KIB = 1024

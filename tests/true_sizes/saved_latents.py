@@ -1,6 +1,6 @@
 """Run a program with real attention over any number of tokens, and save the latents that the first rank decodes.
 
-hyvideo/evaluation/rehearsal/stand_ins.py [--real_decoder] tests/true_sizes/saved_latents.py FILE.pt generate.py [flags]
+hyvideo/checks/rehearsal/stand_ins.py [--real_decoder] tests/true_sizes/saved_latents.py FILE.pt generate.py [flags]
 """
 
 import runpy

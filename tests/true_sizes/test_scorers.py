@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hyvideo.models.reward_models.rewards import DIMENSIONS, scorer_class
+from hyvideo.rewards.rewards import DIMENSIONS, scorer_class
 from tests.true_sizes.video_files import PROMPT, moving_blocks
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hyvideo.data.outside import read_json
+from hyvideo.data.files import read_json
 from hyvideo.models import weight_files
 from hyvideo.models.encoders import class_problems, find_tokenizer, load_model, load_tokenizer, read_config, rename_t5
 from hyvideo.models.weight_files import Folder, Weights, shapes_of, with_label

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from hyvideo.data.outside import ROOT
+from hyvideo.data.files import ROOT
 from hyvideo.models.hunyuan_video15 import upsamplers
 from hyvideo.models.loading import load_transformer, load_vae
 from hyvideo.models.saving import save_original

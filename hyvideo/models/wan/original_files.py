@@ -5,7 +5,7 @@ from pathlib import Path
 
 import yaml
 
-from hyvideo.data.outside import read_json
+from hyvideo.data.files import read_json
 
 _PICKLES = ("Wan2.1_VAE.pth", "Wan2.2_VAE.pth", "models_t5_umt5-xxl-enc-bf16.pth")
 _FOLDERS = ("vae", "text_encoder", "tokenizer")

@@ -14,8 +14,8 @@ from hyvideo.data.videos import to_uint8
 from hyvideo.miniature import world
 from hyvideo.miniature.measures import measure
 from hyvideo.miniature.reward import LearnedMiniatureScorer
-from hyvideo.models.reward_models.rewards import DIMENSIONS, weighted_sum
-from hyvideo.models.reward_models.videoalign import VideoAlignScorer
+from hyvideo.rewards.rewards import DIMENSIONS, weighted_sum
+from hyvideo.rewards.videoalign import VideoAlignScorer
 from hyvideo.training.model_setup import load_encoder, load_pipeline, rollout_schedule
 
 

@@ -157,8 +157,8 @@ def test_a_run_has_the_same_metrics(tiny_config, mesh, tmp_path, changes):
 
 
 def test_the_planner_leaves_frozen_modulation_layers_out():
-    from hyvideo.config.memory.persistent import modulation_bytes, parameter_bytes
-    from tests.config.memory.simulated import LORA, simulated
+    from hyvideo.planning.persistent import modulation_bytes, parameter_bytes
+    from tests.planning.simulated import LORA, simulated
 
     lora = simulated(1, enable_fsdp=False, **LORA)
     trained = lora.with_settings(lora_target_modules=[r"norm1\.linear"])

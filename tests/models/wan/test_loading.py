@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from hyvideo.checks.download_check.report import report
 from hyvideo.data.prompts import Request
 from hyvideo.distributed.sharded_tensors import fill_shards
 from hyvideo.models import loading
-from hyvideo.models.download_check.report import report
 from hyvideo.models.family import install
 from hyvideo.models.fit_checks import check_checkpoint, model_problems
 from hyvideo.models.saving import save_original

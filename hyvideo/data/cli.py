@@ -1,0 +1,74 @@
+"""Command lines of the programs: the parser, and errors as one message."""
+
+import argparse
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+from hyvideo.data.text import nearest, quote, shorten
+
+# Earlier names of flags, with the names that replace them.
+OLD_NAMES = {
+    "--out": ["--output_dir", "--output_path"],
+    "--model_path": ["--reward_path", "--pretrained_model_root"],
+    "--model": ["--reward_path"],
+    "--options": ["--reward_config"],
+}
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Help of 120 columns that shows the defaults."""
+
+    def __init__(self, prog: str):
+        super().__init__(prog, max_help_position=36, width=120)
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        default = action.default if action.option_strings else None
+        if default in (None, "", [], argparse.SUPPRESS) or default is False or not action.help:
+            return action.help
+        words = default if isinstance(default, str | int | float | Path) else " ".join(map(str, default))
+        return f"{action.help} (default: {str(words).replace('%', '%%')})"
+
+
+class Parser(argparse.ArgumentParser):
+    """Argument parser whose ``--help`` shows defaults, and that suggests a flag instead of an unknown one.
+
+    A flag in OLD_NAMES stands for the first of its new names that is known. Error messages, which may quote a whole
+    file, are shortened.
+    """
+
+    def __init__(self, description: str | None = None, **options):
+        super().__init__(description=description, allow_abbrev=False, formatter_class=_HelpFormatter, **options)
+
+    def parse_known_args(self, args=None, namespace=None):
+        known = self._option_string_actions  # also of argument groups
+        for old, names in OLD_NAMES.items():
+            if old not in known and (new := next(filter(known.__contains__, names), None)):
+                known[old] = known[new]
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        unknown = re.match(r"unrecognized arguments: (--\S+)", message)
+        hint = nearest(unknown[1], self._option_string_actions) if unknown else ""
+        super().error(shorten(f"{message}; {hint}" if hint else message, 1_000))
+
+
+@contextmanager
+def exit_on_error(
+    program: str, errors: type[Exception] | tuple[type[Exception], ...] = (ValueError, OSError)
+) -> Iterator[None]:
+    """Context manager or decorator that turns user errors into one message and exit code 2.
+
+    These include OSError: a path that cannot be read or written, or a full disk.
+    """
+    try:
+        yield
+    except errors as error:
+        text = str(error)
+        if isinstance(error, OSError) and error.filename and error.strerror:
+            text = f"{quote(error.filename)}: {error.strerror}"
+        print(f"{program}: {shorten(text)}", file=sys.stderr)
+        raise SystemExit(2) from error

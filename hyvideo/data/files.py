@@ -1,0 +1,204 @@
+"""Files and folders that users name: checks before they are used, and writes that are whole or absent."""
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from hyvideo.data.text import quote
+
+MAX_DIGITS = 300  # of an integer in JSON; a float has at most 309 before the point
+ROOT = Path(__file__).resolve().parents[2]  # root of the project
+
+
+def file_problem(path: str | Path, max_bytes: int) -> str | None:
+    """Return why a path is not a readable regular file of at most ``max_bytes``; None if it is. Pipes are rejected."""
+    status = _status(path)
+    if isinstance(status, str):
+        return status
+    if not stat.S_ISREG(status.st_mode):
+        return "it is a folder" if stat.S_ISDIR(status.st_mode) else "it is not a regular file; copy it to one first"
+    if status.st_size > max_bytes:
+        return f"it has {status.st_size:,} bytes, the limit is {max_bytes:,}"
+    return None if os.access(path, os.R_OK) else "no permission to read it"
+
+
+def find_path(path: str | Path) -> Path:
+    """Return the path of a file to read; files in the project's ``assets`` folder are found from any folder."""
+    path = Path(path)
+    is_asset = path.parts[:1] == ("assets",) and not os.path.isfile(path)
+    return ROOT / path if is_asset else path
+
+
+def folder_problem(path: str | Path) -> str | None:
+    """Return why a path is not a readable folder, None if it is one."""
+    status = _status(path)
+    if isinstance(status, str):
+        return status
+    if not stat.S_ISDIR(status.st_mode):
+        return "it is not a folder"
+    return None if os.access(path, os.R_OK | os.X_OK) else "no permission to read it"
+
+
+def write_problem(folder: str | Path) -> str | None:
+    """Return why files cannot be written to ``folder``, which may have to be created; None if they can."""
+    if not str(folder).strip():
+        return "its name is empty"
+    existing = Path(folder)
+    while isinstance(status := _status(existing), str):
+        if status not in _CAN_BE_MADE:
+            return status
+        if existing.is_symlink():
+            return f"{existing} is a broken link"
+        existing = existing.parent
+    if not stat.S_ISDIR(status.st_mode):
+        return f"{existing} is not a folder"
+    try:  # create an unnamed file, because permission bits do not show that a file system such as /proc has no files
+        tempfile.TemporaryFile(dir=existing).close()
+    except OSError as error:
+        return f"no file can be created in {existing}: {error.strerror}"
+    return None
+
+
+def new_folder_problem(folder: Path) -> str | None:
+    """Return why a path is not a new or empty folder that can be written, None if it is one."""
+    if problem := write_problem(folder):
+        return problem
+    return "it is not empty" if os.path.lexists(folder) and os.listdir(folder) else None
+
+
+def free_disk(folder: Path) -> int:
+    """Return the free bytes on the disk of a folder, which may not exist yet."""
+    candidates = (folder.absolute(), *folder.absolute().parents)
+    return shutil.disk_usage(next(folder for folder in candidates if os.path.exists(folder))).free
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder for output. Raises ValueError if this fails, which `write_problem` cannot always predict."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"the output must be a folder that can be created, got {quote(folder)}: {error.strerror}"
+        ) from error
+    with suppress(OSError):  # write permission does not imply read permission
+        sync(folder.parent)
+
+
+_CAN_BE_MADE = ("it does not exist", "a part of it is not a folder")  # `write_problem` reports the second for the part
+
+
+def _status(path: str | Path) -> os.stat_result | str:
+    """Return the status of a path, following links, or the reason why it has none."""
+    try:
+        return os.stat(path)
+    except FileNotFoundError:
+        return _CAN_BE_MADE[0]
+    except NotADirectoryError:
+        return _CAN_BE_MADE[1]
+    except OSError as error:  # too long, a loop of links, no permission on the way
+        return (error.strerror or "it cannot be read").lower()
+    except ValueError:  # a zero byte, or a lone surrogate
+        return "it has characters that no path can have"
+
+
+def parse_json(text: str | bytes | bytearray) -> Any:
+    """Parse JSON text. Raises ValueError if it is invalid, nested too deeply, or has an integer above any float."""
+    try:
+        return json.loads(text, parse_int=_integer)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"it has an integer of {len(digits)} digits, the limit is {MAX_DIGITS}")
+    return int(digits)
+
+
+def read_regular(path: Path, max_bytes: int = 2**28) -> str:
+    """Return the text of a regular file in UTF-8. Raises OSError for anything else; a pipe would never end."""
+    if problem := file_problem(path, max_bytes):
+        if not os.path.lexists(path):
+            raise FileNotFoundError(errno.ENOENT, "it does not exist", str(path))
+        raise OSError(errno.EINVAL, problem, str(path))
+    return path.read_text(encoding="utf-8")
+
+
+def read_json(path: Path, label: str) -> dict[str, Any]:
+    """Return the JSON object in a file. Raises ValueError, naming the file, if it is missing or invalid."""
+    if not path.is_file():
+        raise ValueError(f"{label}: {path} does not exist")
+    try:
+        content = parse_json(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{label}: {path} is not valid JSON ({error})") from error
+    if isinstance(content, dict):
+        return content
+    raise ValueError(f"{label}: {path} must contain a JSON object, got {type(content).__name__}")
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """Context manager that yields a temporary path, which replaces ``path`` unless an error is raised.
+
+    Readers see the old or the new content, even after a power cut. The file gets the default mode of new files.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        temporary.touch()
+        mode = temporary.stat().st_mode
+        yield temporary
+        temporary.chmod(mode)
+        sync(temporary)
+        os.replace(temporary, path)
+        sync(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Context manager that creates a folder and locks it. The lock ends with the process, also if it is killed.
+
+    A new folder is removed at the end if it is still empty. Raises ValueError if another process has the lock. File
+    systems that cannot lock folders, such as NFS, are used without a lock.
+    """
+    is_new = not folder.exists()
+    make_folder(folder)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(
+                f"another process is writing to the folder {quote(folder)}; wait until it ends, or choose another one"
+            ) from error
+        except OSError:
+            pass
+        yield
+    finally:
+        os.close(descriptor)
+        if is_new:
+            with suppress(OSError):  # it has files
+                folder.rmdir()
+
+
+def sync(path: Path) -> None:
+    """Flush a file, or the names in a folder, to disk, so that they survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL or not path.is_dir():  # some network file systems cannot sync folders
+            raise
+    finally:
+        os.close(descriptor)

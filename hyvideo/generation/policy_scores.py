@@ -1,0 +1,141 @@
+"""Evaluation of a policy on the validation prompts: every score of every video, and metrics of the whole set."""
+
+import math
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from hyvideo.config.settings import Config
+from hyvideo.data.prompts import Request, read_requests
+from hyvideo.distributed.mesh import Mesh
+from hyvideo.generation.generation import Source, make_and_read_requests
+from hyvideo.pipelines.condition_encoder import ConditionEncoder
+from hyvideo.records.run_files import or_none, score_entry
+from hyvideo.rewards.async_scorer import AsyncScorer
+from hyvideo.rewards.rewards import Reward
+from hyvideo.training.model_setup import check_checkpoint, choose_device, load_encoder
+from hyvideo.training.rewards import make_async_scorer
+from hyvideo.validation.contents import joint_identity, policy_identity
+from hyvideo.validation.reward_hacking.held_out_metrics import ScorerMetrics, diversity, thumbnail
+from hyvideo.validation.scores_file import Evaluation, mark_seen, read_evaluation, write_evaluation
+from hyvideo.validation.validation import Validation
+from hyvideo.validation.video_folder import common_frame_rate, find_clips, read_clips
+
+
+class Evaluator:
+    """Scores policies and videos in one process and loads each model once. Raises ValueError for invalid prompts."""
+
+    def __init__(self, config: Config):
+        if config.model.num_threads:
+            torch.set_num_threads(config.model.num_threads)
+        self.config = config
+        self.device = choose_device(config.model.device)
+        self.requests: list[Request] = make_and_read_requests([], None, config.data.valid_video_csv)
+        self.size = config.validation_size
+
+    @cached_property
+    def scorer(self) -> AsyncScorer:
+        scorer = make_async_scorer(self.config, self.device)
+        if self.requests:  # none for videos that have their own prompts
+            scorer.check_prompts([], validated=[request.prompt for request in self.requests])
+        return scorer
+
+    @cached_property
+    def _encoder_and_vae(self) -> tuple[ConditionEncoder, nn.Module]:
+        return load_encoder(self.config, self.device)
+
+    def check(self, source: Source) -> frozenset[str]:
+        """Return the encoders that the prompts need. Raises ValueError for invalid prompts, checkpoints or sizes."""
+        config = self.config
+        if not self.requests:
+            raise ValueError("valid_video_csv must name a CSV with the prompts to evaluate on; it is empty")
+        needs = check_checkpoint(config, {"valid_video_csv": self.requests}, [self.size])
+        source.with_initial_lora(config.optimizer.pretrained_lora_path).check(config.model, config.negative_requests)
+        return needs
+
+    def policy(self, source: Source) -> Evaluation:
+        """Evaluate a policy. Raises ValueError like `check` and for invalid scorers, before reading its weights."""
+        config = self.config
+        needs = self.check(source)
+        scorer = self.scorer
+        source = source.with_initial_lora(config.optimizer.pretrained_lora_path)
+        encoder, vae = self._encoder_and_vae
+        pipeline = source.load(config, self.device, encoder, vae, needs)
+        validation = Validation(config, Mesh(0, 1, 1), pipeline, encoder, scorer, self.requests)
+        parts = validation.videos(validation.rows())
+        seeds = [request.seed for request in validation.requests]
+        return self.score(parts, validation.prompts, validation.groups, seeds, fps=config.data.fps)
+
+    def policies(self, checkpoints: Mapping[str, Path | None], folder: Path) -> dict[str, Evaluation]:
+        """Return evaluations by name; those that ``folder`` does not have yet are computed. None is the base model."""
+        world, evaluations = joint_identity(self.config.flat(), self.config.reward), {}
+        for name, checkpoint in checkpoints.items():
+            file, identity = folder / f"{name}.json", policy_identity(checkpoint=checkpoint) | world
+            evaluation = read_evaluation(file, identity)
+            if evaluation is None:
+                evaluation = self.policy(Source(checkpoint))
+                write_evaluation(file, evaluation, identity)
+                print(f"evaluated {name}: {file}", flush=True)
+            evaluations[name] = mark_seen(evaluation, read_requests(*self.config.data.prompts_csv))
+        return evaluations
+
+    def folder(self, folder: Path) -> Evaluation:
+        """Evaluate the mp4 files in a folder; `find_clips` assigns their prompts."""
+        clips = find_clips(folder, self.requests)
+        prompts = [clip.prompt for clip in clips]
+        self.scorer.check_prompts([], validated=prompts)
+        fps = common_frame_rate(clips)
+        files = [clip.path.name for clip in clips]
+        parts = read_clips(clips, *self.size[1:])
+        groups, seeds = [clip.group for clip in clips], [clip.seed for clip in clips]
+        return self.score(parts, prompts, groups, seeds, fps=fps, files=files)
+
+    def score(
+        self,
+        parts: Iterable[dict[int, Tensor | None]],
+        prompts: list[str],
+        groups: list[int],
+        seeds: list[int | None],
+        *,
+        fps: float,
+        files: list[str] | None = None,
+    ) -> Evaluation:
+        """Evaluate videos, given in parts by number. One that could not be decoded is None and gets a missing reward.
+
+        ``seeds`` are recorded with the scores; None stands for ``validation_seed``.
+        Only one part is kept in memory, if ``parts`` computes them one by one.
+        """
+        rewards: dict[int, Reward] = {}
+        thumbnails: dict[int, Tensor] = {}
+        of_scorers = ScorerMetrics(self.scorer, Mesh(0, 1, 1), _fail)
+        for videos in parts:
+            decoded = {number: video for number, video in videos.items() if video is not None}
+            texts = [prompts[number] for number in videos]
+            rewards |= zip(videos, self.scorer.measure(list(videos.values()), texts, fps=fps))
+            thumbnails |= {number: thumbnail(video) for number, video in decoded.items()}
+            of_scorers.add(decoded, prompts)
+            del videos, decoded  # before the next part is computed
+        held_out = of_scorers.of_videos()
+        entries = []
+        for number, (prompt, group, seed) in enumerate(zip(prompts, groups, seeds)):
+            file = files[number] if files else None
+            seed = self.config.record.validation_seed if seed is None else seed
+            entry = score_entry(prompt, seed, group, rewards[number], file=file, advantage=math.nan, number=number)
+            del entry["advantage"]
+            entries.append(entry | {name: or_none(value) for name, value in held_out.get(number, {}).items()})
+        measures, _ = of_scorers.of_set(len(prompts))
+        apart = diversity(list(thumbnails.values()), [groups[number] for number in thumbnails])
+        return Evaluation(entries, measures | ({"held_out/diversity": apart.mean().item()} if len(apart) else {}))
+
+    def close(self) -> None:
+        if "scorer" in vars(self):
+            self.scorer.close()
+
+
+def _fail(message: str) -> NoReturn:
+    """Raise ValueError: a stored evaluation must have all metrics."""
+    raise ValueError(message)

@@ -1,0 +1,97 @@
+"""Disk space of a run: checkpoints, videos, encoded prompts and logs, and the free space."""
+
+import math
+import sys
+from pathlib import Path
+
+from hyvideo.data.files import free_disk
+from hyvideo.data.text import quote
+from hyvideo.planning.cost import duration
+from hyvideo.planning.persistent import optimizer_bytes, trained_bytes
+from hyvideo.planning.phases import GIB
+from hyvideo.planning.planned_run import PlannedRun
+
+_BITS_PER_PIXEL = 0.25  # of H.264 at its default quality; videos with little noise need less than half of it
+_LOG_BYTES = 2e4  # per iteration: metrics, TensorBoard and scores
+_REPORT_BYTES = 1e7  # report.html and its pictures
+
+
+def checkpoint_bytes(run: PlannedRun) -> float:
+    """Return the largest size of a checkpoint in bytes: weights, optimizer state, anchor and EMA."""
+    copies = 1
+    if run.config.needs_anchor:
+        copies += 1
+    if run.settings.ema_decay:
+        copies += 1
+    return run.num_shards * (copies * trained_bytes(run) + optimizer_bytes(run))
+
+
+def rank_checkpoint_bytes(run: PlannedRun) -> float:
+    """Return the bytes of a checkpoint that a rank copies and writes."""
+    return checkpoint_bytes(run) / run.num_shards
+
+
+def max_checkpoints(run: PlannedRun) -> int:
+    """Return the largest number of checkpoints on disk: those that are kept, and the one being written."""
+    record, steps = run.config.record, run.settings.max_steps
+    every = record.keep_every if record.save_total_limit else 1
+    kept = steps // every if every else 0
+    return min(num_saves(run), record.save_total_limit + kept + 1)
+
+
+def num_saves(run: PlannedRun) -> int:
+    """Return the largest number of checkpoints that a run writes, by ``save_interval`` and ``save_minutes``."""
+    record, steps = run.config.record, run.settings.max_steps
+    by_interval = math.ceil(steps / record.save_interval)
+    if not record.save_minutes:
+        return by_interval
+    if not run.is_timed:
+        return steps
+    by_time = math.ceil(steps * duration(run).total / (60 * record.save_minutes))
+    return min(steps, by_interval + by_time)
+
+
+def disk_bytes(run: PlannedRun) -> dict[str, float]:
+    """Return the bytes that a run writes to ``output_dir``, by kind."""
+    sizes = {
+        "checkpoints": max_checkpoints(run) * checkpoint_bytes(run),
+        "encoded prompts": encoded_bytes(run),
+        "videos and logs": video_bytes(run) + _REPORT_BYTES + run.settings.max_steps * _LOG_BYTES,
+    }
+    return {kind: size for kind, size in sizes.items() if size}
+
+
+def video_bytes(run: PlannedRun) -> float:
+    """Return the bytes of the saved videos of rollouts and validations."""
+    record, config = run.config.record, run.config
+    iterations = run.settings.max_steps // record.log_video_interval if record.log_video_interval else 0
+    pixels = iterations * math.prod(config.rollout_size) + run.num_validations * math.prod(config.validation_size)
+    return record.log_num_videos * pixels * _BITS_PER_PIXEL / 8
+
+
+def encoded_bytes(run: PlannedRun) -> float:
+    """Return the bytes of the encoded prompts; 0 if they are not saved in ``output_dir``."""
+    if not run.settings.precompute_conditions or run.settings.conditions_dir:
+        return 0.0
+    return run.num_prompts * run.text_tokens * run.architecture.text_width * run.compute_bytes
+
+
+def check_room(run: PlannedRun) -> None:
+    """Warn on stderr if ``output_dir`` lacks space for the whole run.
+
+    Raises ValueError if it lacks space for one checkpoint and the encoded prompts. Videos and logs only grow over the
+    run, and training continues without them if the disk is full.
+    """
+    folder, each = Path(run.settings.output_dir), checkpoint_bytes(run)
+    free, more = free_disk(folder), max(1, max_checkpoints(run) - len(list(folder.glob("checkpoints/[0-9]*"))))
+    others = sum(size for kind, size in disk_bytes(run).items() if kind != "checkpoints")
+    rule = (
+        f"output_dir must have room for {more} more checkpoints of {each / GIB:.1f} GiB and {others / GIB:.1f} GiB of "
+        f"videos, encoded prompts and logs, {(more * each + others) / GIB:.1f} GiB in all, got {quote(folder)} with "
+        f"{free / GIB:.1f} GiB free; free some space, lower save_total_limit (now {run.settings.save_total_limit}), or "
+        "use another output_dir"
+    )
+    if free < each + encoded_bytes(run):
+        raise ValueError(rule)
+    if free < more * each + others:
+        print(f"WARNING: {rule}", file=sys.stderr)

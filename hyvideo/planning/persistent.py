@@ -1,0 +1,119 @@
+"""Bytes that persist between passes: parameters, gradients, optimizer state, anchor, and the frozen models."""
+
+import math
+
+from hyvideo.config.objectives import traits_of
+from hyvideo.planning.planned_run import BYTES, PlannedRun
+
+
+def trained_parameters(run: PlannedRun) -> int:
+    """Return the number of trained parameters: those of the LoRA, or all."""
+    rank = run.settings.lora_rank
+    return run.architecture.lora_parameters(rank) if rank else run.architecture.parameters
+
+
+def trained_bytes(run: PlannedRun) -> float:
+    """Return the bytes of the trained weights, or of their gradients, on a rank."""
+    return trained_parameters(run) / run.num_shards * run.master_bytes
+
+
+def parameter_bytes(run: PlannedRun) -> float:
+    """Return the bytes of the policy: trained weights and, under a LoRA, frozen weights.
+
+    In fp8, a weight of the blocks' matrices has one byte, and a row of them a float32 scale.
+    """
+    if not run.settings.lora_rank:
+        return trained_bytes(run)
+    model = run.architecture
+    in_fp8 = model.matrix_parameters if run.settings.base_weight_dtype == "fp8" else 0
+    on_cpu = model.modulation_parameters if run.caches_modulation else 0
+    frozen = in_fp8 * (1 + 4 / model.width) + (model.parameters - in_fp8 - on_cpu) * run.compute_bytes
+    return trained_bytes(run) + frozen / run.num_shards
+
+
+def modulation_bytes(run: PlannedRun) -> float:
+    """Return the bytes of the cached outputs of the modulation layers: one value per row of them and timestep.
+
+    The timesteps are the steps of a rollout or a validation, or the noise levels of an iteration of nft.
+    """
+    if not run.caches_modulation:
+        return 0.0
+    model, settings = run.architecture, run.settings
+    timesteps = [settings.grpo_sampling_steps]
+    if run.validation:
+        timesteps.append(run.validation.settings.grpo_sampling_steps)
+    if traits_of(settings.objective).trains == "levels":
+        timesteps.append(run.plan.num_trained_steps * run.rollouts_per_replica)
+    return max(timesteps) * model.modulation_parameters / (model.width + 1) * run.compute_bytes
+
+
+def optimizer_bytes(run: PlannedRun) -> float:
+    """Return the bytes of the optimizer state: two moments of AdamW, one of Muon, in the precision of parameters."""
+    model = run.architecture
+    hidden = 0.0 if run.settings.lora_rank else model.matrix_parameters / model.parameters
+    by_muon = 1.0 if run.settings.muon_scope == "all" else hidden
+    return (2 - (by_muon if run.settings.use_muon else 0.0)) * trained_bytes(run)
+
+
+def working_weight_bytes(run: PlannedRun, *, with_gradient: bool) -> float:
+    """Return the bytes of gathered or cast weights, and of gradients before they are reduced to shards.
+
+    FSDP gathers the current block and the next, through a flat buffer, and keeps the root's parameters. The backward
+    pass adds the block's gradient and its float32 buffer. Without FSDP, autocast keeps a cast copy of every weight.
+    """
+    model, settings = run.architecture, run.settings
+    if settings.lora_rank and settings.base_weight_dtype == "fp8":
+        return 10 * model.hidden * model.width  # the largest matrix: two float32 copies and one in bf16
+    if not settings.enable_fsdp:
+        needs_cast = run.compute_bytes < run.master_bytes and not settings.lora_rank
+        return model.parameters * run.compute_bytes if needs_cast else 0.0
+    gathered = (3 if settings.reshard_after_forward else model.num_layers) * model.block_parameters
+    total = (model.root_parameters + gathered) * run.compute_bytes
+    if with_gradient and not settings.lora_rank:
+        total += model.block_parameters * (run.compute_bytes + 4)
+    return total
+
+
+def pinned_bytes(run: PlannedRun) -> dict[str, float]:
+    """Return the bytes of pinned CPU memory on a rank by item: what the GPU uses without storing it.
+
+    torch rounds the size of each tensor up to a power of two. This matters for the modulation layers, whose matrices
+    of width 2048 become 4/3 times as large; most other matrices are powers of two.
+    """
+    found: dict[str, float] = {}
+    if run.settings.reference_mode_offload and run.config.needs_anchor:
+        found["anchor"] = trained_bytes(run)
+    if run.settings.reference_mode_offload and run.settings.ema_decay:
+        found["EMA"] = trained_bytes(run)
+    if run.caches_modulation:
+        model = run.architecture
+        each = model.modulation_parameters * run.compute_bytes / model.num_modulations
+        found["modulation layers"] = model.num_modulations * 2 ** math.ceil(math.log2(each))
+    return found
+
+
+def encoder_bytes(run: PlannedRun, *, in_groups: bool = False) -> float:
+    """Return the bytes of the encoders, unsharded on every rank; 0 if their sizes are unknown."""
+    if not run.architecture.is_released:
+        return 0.0
+    size = BYTES[run.settings.encoder_dtype]
+    return run.architecture.encoder_bytes(size, with_images=run.has_images, in_groups=in_groups)
+
+
+def decoding_bytes(run: PlannedRun) -> float:
+    videos, tile = run.settings.decode_batch_size, run.settings.vae_tile_size
+    return run.architecture.decoding_bytes(videos, run.config.rollout_size, tile, BYTES[run.settings.vae_dtype])
+
+
+def trajectory_bytes(run: PlannedRun) -> float:
+    """Return the peak bytes of float32 trajectories: latents, means or nft's old velocities, and anchor means.
+
+    Rollouts of nft keep three latents: the noise, those after the first step, and the final ones.
+    """
+    latent = run.architecture.out_channels * math.prod(run.architecture.latent_size(*run.config.rollout_size))
+    num_steps = run.settings.grpo_sampling_steps
+    if traits_of(run.settings.objective).trains == "levels":
+        states = min(num_steps + 1, 3) + run.old_forwards
+    else:
+        states = num_steps + 1 + num_steps
+    return 4 * latent * (states + run.anchor_forwards) * run.rollouts_per_replica

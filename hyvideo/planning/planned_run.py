@@ -1,0 +1,204 @@
+"""A planned run on a number of GPUs: quantities derived from its settings."""
+
+import math
+import os
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from types import SimpleNamespace
+
+from hyvideo.config.objectives import traits_of
+from hyvideo.config.rules import batch_problems, head_problems
+from hyvideo.config.run_plan import Plan, make_plan
+from hyvideo.config.sections import RecordSettings
+from hyvideo.config.settings import Config
+from hyvideo.data.files import find_path
+from hyvideo.data.prompts import PromptFiles
+from hyvideo.models.sizes import Sizes
+from hyvideo.planning.hardware import Hardware
+
+BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+# Bytes of weights. VideoAlign is Qwen2-VL-2B without its head; CLIP's ViT-L and PickScore's ViT-H are in float32.
+_VIDEOALIGN = {"bf16": 4.57e9, "fp32_math": 9.2e9}
+_SCORERS = {"clip": 0.43e9 * 4, "pickscore": 0.99e9 * 4}
+SCORING = 1.5 * 2**30  # activations of VideoAlign, estimated at 1 to 1.5 GiB; those of other scorers are not counted
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """Settings and a transformer on ``world_size`` GPUs; `phases.resolve_auto` replaces ``auto`` checkpointing."""
+
+    config: Config
+    world_size: int
+    architecture: Sizes
+    text_tokens: int = 300  # of the longest prompt
+    hardware: Hardware = Hardware()
+    files: PromptFiles = field(default_factory=PromptFiles, compare=False)
+
+    @cached_property
+    def settings(self) -> SimpleNamespace:
+        """Settings by flag name, without sections."""
+        on_gpu = self.config.model.device != "cpu"
+        return SimpleNamespace(**self.config.resolve_auto(on_gpu=on_gpu, recompute="auto").flat())
+
+    @property
+    def image_tokens(self) -> int:
+        return self.architecture.image_tokens(*self.config.rollout_size)
+
+    @property
+    def block_text_tokens(self) -> int:
+        """Text tokens that pass through the blocks with those of the video."""
+        return self.architecture.block_text_tokens(self.text_tokens)
+
+    @property
+    def caches_modulation(self) -> bool:
+        """Return whether frozen modulation layers are in CPU memory.
+
+        They are assumed to be trained if a setting may select them for the LoRA.
+        """
+        settings = self.settings
+        is_sharded = settings.enable_fsdp and self.world_size > 1
+        has_own_targets = bool(settings.lora_target_modules or settings.pretrained_lora_path)
+        is_frozen = settings.lora_rank > 0 and not has_own_targets
+        return is_frozen and not is_sharded and settings.device != "cpu" and self.architecture.modulation_parameters > 0
+
+    @property
+    def checkpointing(self) -> str:
+        """Activation checkpointing: ``none``, ``selective`` (all but attention), ``full``, or ``auto``."""
+        return self.settings.activation_checkpointing if self.settings.enable_gradient_checkpointing else "none"
+
+    @property
+    def num_shards(self) -> int:
+        """Number of ranks that share one copy of the parameters."""
+        return max(1, self.world_size // self.settings.dp_replicate) if self.settings.enable_fsdp else 1
+
+    @property
+    def master_bytes(self) -> int:
+        return 4 if self.settings.lora_rank else BYTES[self.settings.master_weight_type]
+
+    @property
+    def compute_bytes(self) -> int:
+        return BYTES[self.settings.dtype]
+
+    @property
+    def reward_bytes(self) -> float:
+        """Bytes of the scorers' weights while they are on the GPU; 0 with a reward service."""
+        reward = self.config.reward
+        if reward.remote_reward_url:
+            return 0.0
+        sizes = _SCORERS | {"videoalign": _VIDEOALIGN[reward.reward_precision]}
+        return sum(sizes.get(name, 0.0) for name in reward.reward_model)
+
+    @property
+    def has_images(self) -> bool:
+        """Return whether the version encodes reference images, also with the VAE."""
+        return "i2v" in self.settings.transformer_version
+
+    @cached_property
+    def validation(self) -> "PlannedRun | None":
+        """The validation as a run that samples its videos as rollouts; None without validation."""
+        if not self.config.data.valid_video_csv:
+            return None
+        sampled, record = replace(self, config=self.config.sampled_as_validation()), self.config.record
+        steps, batch_size = record.validation_steps, record.validation_batch_size
+        # Validation adds no noise, and a window of the rollouts' steps may not fit its steps.
+        return sampled.with_settings(grpo_sampling_steps=steps, batch_size=batch_size, sde_window="")
+
+    @property
+    def num_validations(self) -> int:
+        """Number of validations of the whole run; 0 without validation prompts."""
+        if not self.config.data.valid_video_csv:
+            return 0
+        return num_validations(self.config.record, self.settings.max_steps)
+
+    @cached_property
+    def num_prompts(self) -> int:
+        """Prompts for training and validation, in the files that exist. Raises ValueError for an invalid file."""
+        data = self.config.data
+        paths = dict.fromkeys([*data.prompts_csv, *data.valid_video_csv])
+        return len(self.files.read(path for path in paths if os.path.isfile(find_path(path))))
+
+    @cached_property
+    def num_validated(self) -> int:
+        """Prompts for validation. Raises ValueError for an invalid file."""
+        return len(self.files.read(self.config.data.valid_video_csv))
+
+    @property
+    def rollouts_per_replica(self) -> int:
+        return self.settings.batch_size * self.settings.gradient_accumulation_steps
+
+    @property
+    def is_timed(self) -> bool:
+        """True if hours can be predicted: for a released model on GPUs."""
+        return self.architecture.is_released and self.config.model.device != "cpu"
+
+    @cached_property
+    def plan(self) -> Plan:
+        return make_plan(self.config, self.world_size)
+
+    @property
+    def anchor_forwards(self) -> int:
+        """Velocities of the anchor per rollout."""
+        return self.plan.num_anchor_steps if self.config.needs_anchor else 0
+
+    @property
+    def old_forwards(self) -> float:
+        """Forward passes for nft's old velocities per rollout and branch: all levels of the rollouts of later updates,
+        and one level of one rollout per replica, for the check; none with one update per iteration."""
+        if not traits_of(self.settings.objective).needs_old_velocities or self.plan.updates == 1:
+            return 0.0
+        return self.plan.num_trained_steps * (1 - 1 / self.plan.updates) + 1 / self.rollouts_per_replica
+
+    @property
+    def checked_forwards(self) -> float:
+        """Forward passes per rollout, all branches, for nft's on-policy check: a replayed step and a noise level of one
+        rollout per replica, every ``gate_interval`` iterations."""
+        if not traits_of(self.settings.objective).needs_old_velocities or self.settings.gate_interval == 0:
+            return 0.0
+        branches = self.plan.sampled_branches + self.plan.trained_branches
+        return branches / self.rollouts_per_replica / self.settings.gate_interval
+
+    @property
+    def forwards_without_gradient(self) -> float:
+        """Forward passes per rollout, all branches: sampling, anchor means, nft's old velocities and its check."""
+        sampling = self.plan.sampled_branches * self.settings.grpo_sampling_steps
+        return sampling + self.compared_forwards + self.checked_forwards
+
+    @property
+    def compared_forwards(self) -> float:
+        """Forward passes per rollout, all branches: anchor means and nft's old velocities, the stage ``anchor``."""
+        of_anchor = self.plan.anchor_branches * self.anchor_forwards
+        return of_anchor + self.plan.trained_branches * self.old_forwards
+
+    @property
+    def forwards_with_gradient(self) -> float:
+        """Forward passes with a backward pass per rollout, all branches."""
+        return self.plan.trained_branches * self.plan.num_trained_steps
+
+    def samples_at_once(self, samples: int) -> int:
+        """Return the batch size of a forward pass, branches included, for ``samples`` videos."""
+        return samples * self.config.num_branches if self.settings.batched_forward == "true" else 1
+
+    def num_calls(self, samples: int, branches: float) -> float:
+        """Return the forward passes that compute the velocity of ``samples`` videos in ``branches``."""
+        return 1 if self.settings.batched_forward == "true" else samples * branches
+
+    @property
+    def backwards_per_update(self) -> int:
+        """Backward passes per update; from the second on, gradients exist while activations are computed."""
+        rows = math.ceil(self.rollouts_per_replica / self.settings.num_updates_per_rollout)
+        return math.ceil(rows / self.settings.mini_batch_size_per_update) * self.plan.num_trained_steps
+
+    @cached_property
+    def problems(self) -> list[str]:
+        """Reasons why the run is not legal."""
+        heads = head_problems(self.settings.sp_size, self.architecture.num_attention_heads)
+        return [*heads, *batch_problems(self.config, self.world_size)]
+
+    def with_settings(self, **changes) -> "PlannedRun":
+        return replace(self, config=self.config.with_settings(**changes))
+
+
+def num_validations(record: RecordSettings, max_steps: int) -> int:
+    """Return the number of validations: before the first iteration, at every interval, and after the last one."""
+    return record.validate_at_step0 + math.ceil(max_steps / record.validation_interval)

@@ -1,0 +1,225 @@
+"""Content of a report, read from the output files of a run. `page` renders it."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from hyvideo.config.command_line import load_config
+from hyvideo.config.run_plan import num_rollouts
+from hyvideo.config.settings import Config
+from hyvideo.data.files import folder_problem, parse_json, read_json, read_regular
+from hyvideo.data.prompts import are_seen, read_requests
+from hyvideo.data.run_folder import METRICS, ROLLOUTS, SAMPLES, numbered
+from hyvideo.data.text import describe_error
+from hyvideo.distributed.checkpoint import complete
+from hyvideo.records.metrics_file import read_metrics
+from hyvideo.records.stage_timer import TIMELINE_FILE
+from hyvideo.report.series import SPIKE, Series, read_series
+from hyvideo.validation.intervals import Interval, t_interval
+from hyvideo.validation.reward_hacking import rule
+from hyvideo.validation.reward_hacking.monitor import MEASURES_FILE, read_history
+from hyvideo.validation.reward_hacking.rule import MetricShift, ValidationStats
+from hyvideo.validation.scores_file import mean_by_prompt
+
+MAX_POINTS = 500  # of a curve
+NOTES_FILES = ("notes.txt", "notes.md")  # of the user; a run neither writes nor removes them
+MAX_NOTES_BYTES = 20_000
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, read from its files, and results derived from them."""
+
+    folder: Path
+    config: Config
+    environment: dict
+    rollouts_per_iteration: int
+    series: Series
+    history: list[ValidationStats]  # validations with the same settings as the newest
+    base: ValidationStats | None  # validation of the base model, if there is a later one
+    shifts: list[list[MetricShift]]  # of the held-out metrics, by validation
+    hacking: str  # description of reward hacking in the last validation; empty if none
+    # scores.json of the validations, by iteration and number of the video. Between the first and the last validation,
+    # only the saved videos.
+    scores: dict[int, dict[int, dict]]
+    reasons: Counter  # of missing rewards
+    checkpoints: list[int]
+    timeline: dict | None  # contents of timeline.json; runs of earlier versions have none
+    notes: str  # of the user, from a text file in the folder; empty without one
+
+    @property
+    def before(self) -> dict[int, dict]:
+        """Scores of the base model's validation, by number of the video."""
+        return self.scores.get(0, {})
+
+    @property
+    def after(self) -> dict[int, dict]:
+        """Scores of the newest validation, if the base model has one too."""
+        if len(self.history) < 2 or not self.before:
+            return {}
+        return self.scores[self.history[-1].iteration]
+
+    @property
+    def last_iteration(self) -> int:
+        if self.series.last or not self.history:
+            return self.series.last
+        return self.history[-1].iteration
+
+    @property
+    def rollouts(self) -> int:
+        """Number of rollouts of all iterations."""
+        return self.rollouts_per_iteration * self.series.num_iterations
+
+    @cached_property
+    def problems(self) -> list[str]:
+        """Warnings about the training, as sentences without a period."""
+        series = self.series
+        found = []
+        if series.total("reward/missing"):
+            found.append(f"{series.total('reward/missing'):,.0f} of {self.rollouts:,} rewards are missing")
+        if series.total("update/skipped"):
+            found.append(f"{series.total('update/skipped'):,.0f} updates were skipped because of NaN or inf")
+        if series.spikes:
+            found.append(
+                f"the gradient norm exceeded {SPIKE:g} times its recent median in {len(series.spikes)} iterations, "
+                f"first in iteration {series.spikes[0]}"
+            )
+        if 2 * series.total("advantage/zero_groups") * self.config.rollout.num_generations > self.rollouts:
+            found.append("more than half of the groups are zero groups: equal rewards, no gradient")
+        if series.restarts:
+            found.append(f"restarted before iteration {', '.join(map(str, series.restarts))}")
+        return found
+
+    @cached_property
+    def gains(self) -> dict[int, float]:
+        """Reward after minus before training, of each validation video that has both, by number."""
+        pairs = {number: (entry["reward"], self.before[number]["reward"]) for number, entry in self.after.items()}
+        return {number: pair[0] - pair[1] for number, pair in pairs.items() if None not in pair}
+
+    @cached_property
+    def gain(self) -> Interval | None:
+        """Mean gain with its interval over the prompts; None without both validations."""
+        return self.gain_over(self.gains)
+
+    def gain_over(self, numbers: Iterable[int]) -> Interval | None:
+        means = mean_by_prompt((self.after[number]["group"], self.gains[number]) for number in numbers)
+        return t_interval(np.array([list(means.values())])) if means else None
+
+    @cached_property
+    def unseen(self) -> list[int]:
+        """Videos of ``gains`` whose prompt is not in prompts_csv, by number; none if that file has moved."""
+        try:
+            training = read_requests(*self.config.data.prompts_csv)
+        except ValueError:
+            return []
+        seen = are_seen([self.after[number]["prompt"] for number in self.gains], training)
+        return [number for number, is_seen in zip(self.gains, seen) if not is_seen]
+
+    def base_spread(self, name: str) -> float | None:
+        """Return the standard deviation of a score over the base model's videos; None if there is none."""
+        if self.base and name in self.base.spreads:
+            return self.base.spreads[name].std or None
+        values = [entry[name] for entry in self.before.values() if isinstance(entry.get(name), int | float)]
+        return float(np.std(values)) or None if values else None
+
+    @property
+    def verdict(self) -> str:
+        """``suspect``, ``better``, ``worse``, ``unclear``, or ``none`` without both validations."""
+        if self.gain is None:
+            return "none"
+        change = "unclear" if not self.gain.excludes_zero else "better" if self.gain.mean > 0 else "worse"
+        return "suspect" if self.hacking else change
+
+
+def read_run(folder: Path, max_points: int = MAX_POINTS) -> Run:
+    """Read the run in a folder, with at most ``max_points`` points in a curve.
+
+    Raises ValueError if there is no run or its records are corrupted.
+    """
+    if problem := folder_problem(folder):
+        raise ValueError(f"{folder} must be the output_dir of a run: {problem}")
+    config = load_config(folder / "config.yaml")
+    environment = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))["environment"]
+    metrics = folder / METRICS
+    lines = read_metrics(metrics) if metrics.is_file() else []
+    history = _read_history(folder / SAMPLES)
+    scores = _read_scores(folder / SAMPLES, [stats.iteration for stats in history])
+    base = rule.base_stats(history) if len(history) > 1 and scores.get(0) else None
+    threshold = config.record.hacking_threshold
+    found = rule.find_shifts(history, threshold) if base else []
+    timeline = folder / TIMELINE_FILE
+    return Run(
+        folder=folder,
+        config=config,
+        environment=environment,
+        rollouts_per_iteration=num_rollouts(config, environment["processes"]),
+        series=read_series(lines, max_points),
+        history=history,
+        base=base,
+        shifts=[rule.all_shifts(base, now, threshold) if base else [] for now in history],
+        hacking=rule.describe(history, found) if found else "",
+        scores=scores,
+        reasons=_reasons(folder, lines, scores),
+        checkpoints=[int(path.name) for path in complete(folder)],
+        timeline=read_json(timeline, "timeline") if timeline.is_file() else None,
+        notes=read_notes(folder),
+    )
+
+
+def read_notes(folder: Path) -> str:
+    """Return the text of the user's notes on a run, or why they cannot be shown; empty without a file of notes."""
+    for name in NOTES_FILES:
+        try:
+            return read_regular(folder / name, MAX_NOTES_BYTES).strip()
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:
+            return f"{name} cannot be shown: {describe_error(error)}"
+    return ""
+
+
+def _read_history(samples: Path) -> list[ValidationStats]:
+    """Return the validations made with the same settings as the newest."""
+    measured = [path / MEASURES_FILE for _, path in numbered(samples.parent, SAMPLES)]
+    measured = [path for path in measured if path.is_file()]
+    if not measured:
+        return []
+    newest = measured[-1]
+    made_with = parse_json(read_regular(newest))["made_with"]
+    return read_history(samples, made_with, before=int(newest.parent.name) + 1)
+
+
+def _read_scores(samples: Path, iterations: Sequence[int]) -> dict[int, dict[int, dict]]:
+    """Return the scores of validations by iteration and number: all of the first and last, else of saved videos."""
+    found: dict[int, dict[int, dict]] = {}
+    for iteration in iterations:
+        entries = _scores(samples / f"{iteration:06d}")
+        if iteration not in (0, iterations[-1]):
+            entries = {number: entry for number, entry in entries.items() if entry["file"]}
+        found[iteration] = entries
+    return found
+
+
+def _reasons(folder: Path, lines: Sequence[dict], scores: dict[int, dict[int, dict]]) -> Counter:
+    """Return how many rewards are missing for each reason, in rollouts and in the first and last validation."""
+    incomplete = [folder / ROLLOUTS / f"{line['iteration']:06d}" for line in lines if line["reward/missing"]]
+    ends = dict.fromkeys([0, max(scores)]) if scores else {}
+    parts = [*map(_scores, incomplete), *(scores.get(iteration, {}) for iteration in ends)]
+    entries = [entry for part in parts for entry in part.values()]
+    return Counter(entry["reason"] or "unknown" for entry in entries if entry["missing"])
+
+
+def _scores(folder: Path) -> dict[int, dict]:
+    """Return the entries of a scores.json by number, each with the path of its file, or none without the file."""
+    path = folder / "scores.json"
+    try:
+        entries = parse_json(path.read_text(encoding="utf-8")) if path.is_file() else []
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON ({error})") from error
+    files = {file.name: str(file) for file in folder.glob("*.mp4")}  # those not deleted
+    return {entry["number"]: entry | {"file": files.get(entry["file"])} for entry in entries}

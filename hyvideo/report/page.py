@@ -1,0 +1,336 @@
+"""The report as one self-contained HTML file: Jinja templates, Plotly's script, the data and the videos.
+
+`report_page` embeds everything. The pages of `serve` link to Plotly and to the videos instead.
+"""
+
+import base64
+import gzip
+import os
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from statistics import fmean
+from urllib.parse import quote as quote_url
+from urllib.parse import unquote
+
+from jinja2 import TemplateError
+from jinja2.utils import htmlsafe_json_dumps
+
+from hyvideo.config.objectives import label_of
+from hyvideo.config.settings import Config
+from hyvideo.data.templates import fill
+from hyvideo.records.run_files import evenly_spaced, write_text
+from hyvideo.report.clips import MAX_CLIP_BYTES, Clips, Row, alternate, embed, link
+from hyvideo.report.comparison import Comparison, read_comparison
+from hyvideo.report.contents import MAX_POINTS, Run
+from hyvideo.report.gallery import match_videos
+from hyvideo.report.groups import differing_settings, reward_of, seed_groups, setting_text, sweep_of
+
+REPORT_FILE = "report.html"
+MAX_PAGE_BYTES = 10_000_000
+MARKUP_BYTES = 700_000  # of a page, for everything but Plotly, data and videos
+MIN_POINTS = 100  # of a curve, however many runs there are
+MAX_POINTS_OF_ALL = 5_000  # points of a metric, in all runs
+MIN_VALIDATIONS = 50  # points of a curve over validations, however many runs there are
+NUM_EXTREMES = 4  # worst and best videos that are each included before a random sample
+MAX_DETAILED_RUNS = 8  # with more runs, the page lists only the videos that it shows
+NUM_NAMED = 4  # folders that a sentence names
+SHOWN = ("prompt", "image", "seed", "file")  # entries of a generated video
+NO_SCORES = ("number", "seed", "iteration", "group", "member", "reward", "advantage", "Overall")
+
+
+def write_report(folders: Iterable[Path], out: Path) -> None:
+    """Write the page of the folders, at most 10 MB. Raises ValueError for a folder of no kind or corrupted records.
+
+    Large videos are shown as previews, with a link to the file relative to ``out``.
+    """
+    places = [folder.resolve() for folder in folders]
+    try:
+        page = report_page(read_comparison(places, points_each(len(places))), out.resolve().parent)
+    except (LookupError, TypeError, AttributeError, TemplateError) as error:
+        raise ValueError(f"{', '.join(map(str, places))}: the records of a run are corrupted: {error!r}") from error
+    write_text(out, page)
+
+
+def points_each(num_runs: int) -> int:
+    """Return how many points a curve of a run has in a page of several runs."""
+    return max(MIN_POINTS, min(MAX_POINTS, MAX_POINTS_OF_ALL // max(1, num_runs)))
+
+
+def report_page(found: Comparison, place: Path) -> str:
+    """Return the text of a page in the folder ``place``, with everything embedded."""
+    rows = match_videos([*found.videos.values()])
+    data = comparison_data(found)
+    room = MAX_PAGE_BYTES - MARKUP_BYTES - len(packed_plotly()) - len(as_script(data))
+    files = alternate(compared_files(found.runs.values()), map(_files, rows))
+    clips = embed(chain(files, files_between(found.runs.values())), min(MAX_CLIP_BYTES, 3 * room // 4))
+    return _filled(found, data, clips, rows, place)
+
+
+def served_page(
+    found: Comparison, *, stamp: str, statuses: Mapping[str, str], problems: Mapping[str, str]
+) -> tuple[str, Clips]:
+    """Return the text of a page of runs that links to Plotly and videos, and the videos that the server must have.
+
+    Args:
+        stamp: Text that changes with the page; the browser asks with it whether the page has changed.
+        statuses: Whether each run is running.
+        problems: Why runs cannot be read, by name.
+    """
+    clips = link(chain(compared_files(found.runs.values()), files_between(found.runs.values())))
+    data = comparison_data(found) | {"stamp": stamp}
+    for name, status in statuses.items():
+        data["runs"][name]["status"] = status
+    return _filled(found, data, clips, [], None, problems), clips
+
+
+def _filled(
+    found: Comparison,
+    data: dict,
+    clips: Clips,
+    rows: list[list[dict | None]],
+    place: Path | None,
+    problems: Mapping[str, str] | None = None,
+) -> str:
+    videos = {name: compared_videos(run, clips, place) for name, run in found.runs.items()}
+    note = videos_note(videos)
+    if len(videos) > MAX_DETAILED_RUNS:
+        for name, each in videos.items():
+            videos[name] = [video for video in each if any("clip" in entry for entry in video["entries"].values())]
+    for name, each in videos.items():
+        data["runs"][name]["videos"] = each
+    data |= {
+        "folders": list(found.videos),
+        "rows": folder_videos(rows, clips, place),
+        "clips": clips.contents,
+        "posters": clips.posters,
+        "originals": clips.originals,
+        "served": place is None,
+    }
+    return fill(
+        Path(__file__).with_name("page.html.j2"),
+        found=found,
+        runs=found.runs,
+        data=data,
+        script=as_script(data),
+        defaults_of=Config.of_version,
+        label_of=label_of,
+        plotly="" if place is None else packed_plotly(),
+        num_matched=len(rows),
+        videos_note=note,
+        problems=problems or {},
+    )
+
+
+def as_script(data: dict) -> str:
+    """Return data as JSON for a script element; no text in it can end the element."""
+    return htmlsafe_json_dumps(data, separators=(",", ":"))
+
+
+@cache
+def packed_plotly() -> str:
+    """Return Plotly's script, compressed, in base64; the page unpacks it. It is 2.0 MB instead of 4.8."""
+    from plotly.offline import get_plotlyjs  # only reports need it
+
+    return base64.b64encode(gzip.compress(get_plotlyjs().encode(), compresslevel=6, mtime=0)).decode()
+
+
+# --- data of the runs -------------------------------------------------------------------------------------------------
+
+
+def comparison_data(found: Comparison) -> dict:
+    """Return the data that the page draws, except videos."""
+    configs = {name: run.config for name, run in found.runs.items()}
+    groups = seed_groups(configs, {name: run.folder for name, run in found.runs.items()})
+    sweeps = {name: sweep_of(run.folder) for name, run in found.runs.items()}
+    settings = differing_settings(configs)
+    runs = {}
+    for name, run in found.runs.items():
+        sweep = sweeps[name]
+        runs[name] = page_data(run, max(MIN_VALIDATIONS, points_each(len(configs)) // 2)) | {
+            "group": groups[name],
+            "sweep": sweep.name if sweep else "",
+            "settings": {setting: setting_text(configs[name].flat()[setting]) for setting in settings},
+        }
+    return {"runs": runs, "scores": found.scores, "settings": settings}
+
+
+def page_data(run: Run, max_validations: int) -> dict:
+    """Return the data that the page draws of a run, except its videos, with at most so many of its validations."""
+    series = run.series
+    last = len(run.history) - 1
+    kept = [*evenly_spaced(max_validations - 1, last), last] if run.history else []
+    history = [run.history[row] for row in kept]
+    shifts = [{shift.name: shift.shift / shift.allowed for shift in run.shifts[row]} for row in kept]
+    return {
+        "rollouts": run.rollouts_per_iteration,
+        "hours": series.hours,
+        "perPoint": series.per_point,
+        "metrics": series.points,
+        "columns": series.columns,
+        "validations": {
+            "iteration": [stats.iteration for stats in history],
+            "means": by_name([stats.means for stats in history]),
+            "shifts": by_name(shifts),
+        },
+        "timeline": run.timeline,
+        "weights": run.config.reward_weights,
+        "moves": run.config.anchor_moves,
+        "reward": reward_of(run.config),
+        "verdict": run.verdict,
+        "gain": run.gain.as_json() if run.gain else None,
+        "before": run.base.means.get("reward") if run.base else None,
+        "after": run.history[-1].means.get("reward") if run.history else None,
+        "iterations": run.last_iteration,
+        "maxSteps": run.config.optimizer.max_steps,
+        "seconds": series.seconds,
+        "missing": series.total("reward/missing"),
+        "skipped": series.total("update/skipped"),
+        "restarts": len(series.restarts),
+        "memory": series.totals["memory/peak_gib"].largest if "memory/peak_gib" in series.totals else None,
+        "forwards": series.totals["cost/forwards"].mean if "cost/forwards" in series.totals else None,
+        "processes": run.environment["processes"],
+        "checkpoint": run.checkpoints[-1] if run.checkpoints else None,
+    }
+
+
+def by_name(rows: Sequence[Mapping[str, float | None]]) -> dict[str, list[float | None]]:
+    """Return the values of each name in all rows, with few digits; None where a row does not have it."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [_short(row.get(name)) for row in rows] for name in names}
+
+
+def _short(value: float | None) -> float | None:
+    return float(f"{value:.4g}") if isinstance(value, int | float) else None
+
+
+# --- videos -----------------------------------------------------------------------------------------------------------
+
+
+def compared_files(runs: Iterable[Run]) -> Iterator[Row]:
+    """Yield the files of each validation video, before and after training in all runs, those to show first at first.
+
+    The first are those with the smallest and the largest mean gain, the others are in random order.
+    """
+    pairs: dict[tuple, list[Row]] = {}  # files before and after training, by video, one row per run
+    gains: dict[tuple, list[float]] = {}
+    for run in runs:
+        for number, entry in {**run.before, **run.after}.items():
+            both = _files([run.before.get(number), run.after.get(number)])
+            pairs.setdefault(_key(entry), []).append(both)
+            gains.setdefault(_key(entry), []).append(run.gains.get(number, 0.0))
+    by_gain = sorted(pairs, key=lambda key: fmean(gains[key]))
+    drawn = random.Random(0).sample(list(pairs), len(pairs))
+    for key in dict.fromkeys([*by_gain[:NUM_EXTREMES], *by_gain[-NUM_EXTREMES:], *drawn]):
+        if len(pairs[key]) > MAX_DETAILED_RUNS:  # those of all runs would not fit
+            yield from pairs[key]
+        else:
+            yield list(chain(*pairs[key]))
+
+
+def files_between(runs: Iterable[Run]) -> Iterator[Row]:
+    """Yield the files of the validations between the first and the last, one by one: first one in the middle of
+    training for every video, then those in the middle of both halves, and so on.
+    """
+    yield from alternate(*map(_files_between, runs))
+
+
+def _files_between(run: Run) -> Iterator[Row]:
+    for iteration in halved(sorted(run.scores)[1:-1]):
+        for entry in run.scores[iteration].values():
+            if entry["file"]:
+                yield [Path(entry["file"])]
+
+
+def halved(values: Sequence[int]) -> list[int]:
+    """Return the values in another order: the middle one, then the middles of both halves, and so on."""
+    found = []
+    parts = [values]
+    while parts:
+        middles = [part[len(part) // 2] for part in parts if part]
+        found += middles
+        halves = [half for part in parts if part for half in (part[: len(part) // 2], part[len(part) // 2 + 1 :])]
+        parts = [half for half in halves if half]
+    return found
+
+
+def compared_videos(run: Run, clips: Clips, place: Path | None) -> list[dict]:
+    """Return the validation videos with their entries by iteration, smallest gain first.
+
+    Entries between the first and the last validation are those with a video in the page.
+    """
+    newest = run.after or run.before
+    numbers = sorted(newest)
+    drawn = {number: rank for rank, number in enumerate(random.Random(0).sample(numbers, len(numbers)))}
+    ends = {0, max(run.scores)} if run.scores else set()
+    found = []
+    for number in sorted(numbers, key=lambda number: run.gains.get(number, 0.0)):
+        entries = {}
+        for iteration, scores in run.scores.items():
+            entry = _on_page(scores[number], clips, place) if number in scores else None
+            if entry and (iteration in ends or "clip" in entry):
+                entries[iteration] = entry
+        video = {name: newest[number][name] for name in ("prompt", "seed", "number")}
+        found.append(video | {"gain": run.gains.get(number), "drawn": drawn[number], "entries": entries})
+    return found
+
+
+def folder_videos(rows: list[list[dict | None]], clips: Clips, place: Path | None) -> list[list[dict | None]]:
+    """Return the rows of matching videos of several folders that have an embedded video."""
+    shown = [row for row in rows if any(file in clips.digests for file in _files(row))]
+    return [
+        [video and {name: video.get(name) for name in SHOWN} | _place_of(video["file"], clips, place) for video in row]
+        for row in shown
+    ]
+
+
+def videos_note(videos: Mapping[str, list[dict]]) -> str:
+    """Return how many of the validation videos are saved and shown, as a sentence; ``videos`` are those of each run."""
+    entries: dict[tuple, list[dict]] = {}
+    for video in chain(*videos.values()):
+        entries.setdefault(_key(video), []).extend(video["entries"].values())
+    saved = [each for each in entries.values() if any(entry["file"] for entry in each)]
+    shown = [each for each in saved if any("clip" in entry for entry in each)]
+    if not saved:
+        return "No videos are saved; log_num_videos sets how many a validation saves."
+    places = dict.fromkeys(os.path.dirname(entry["file"]) for entry in chain(*saved) if entry["file"])
+    named = ", ".join(map(unquote, [*places][:NUM_NAMED])) + (", ..." if len(places) > NUM_NAMED else "")
+    where = f"{len(saved)} of {len(entries)} validation videos are saved in {named}"
+    if not shown:
+        return f"{where}, but none of them can be shown: they cannot be read or are too large for this page."
+    if len(shown) < len(saved):
+        return f"{where}; this page shows the {len(shown)} of them that fit."
+    return f"{len(shown)} of {len(entries)} validation videos are shown (log_num_videos), selected before scoring."
+
+
+def _key(entry: dict) -> tuple:
+    """Return what the entries of a video have in common, in all validations and runs."""
+    return entry["prompt"], entry["seed"], entry["number"]
+
+
+def _files(entries: Iterable[dict | None]) -> Row:
+    return [Path(entry["file"]) for entry in entries if entry and entry["file"]]
+
+
+def _on_page(entry: dict, clips: Clips, place: Path | None) -> dict:
+    """Return the reward and the scores of a video, and where the page has it."""
+    scores = {
+        name: _short(value)
+        for name, value in entry.items()
+        if name not in NO_SCORES and isinstance(value, int | float) and not isinstance(value, bool)
+    }
+    return {"reward": _short(entry["reward"]), "scores": scores} | _place_of(entry["file"], clips, place)
+
+
+def _place_of(file: str | None, clips: Clips, place: Path | None) -> dict[str, str | None]:
+    """Return a link to a video as ``file``, relative to ``place``, and its digest as ``clip`` if the page shows it.
+
+    Without a place, the server finds the file by its digest.
+    """
+    if not file:
+        return {"file": None}
+    digest = clips.digests.get(Path(file))
+    link = f"file?id={digest}" if place is None else quote_url(os.path.relpath(file, place))
+    return {"file": link} | ({"clip": digest} if digest else {})

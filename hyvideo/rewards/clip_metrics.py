@@ -1,0 +1,201 @@
+"""CLIPScore and PickScore: similarity of a video's frames to its prompt, as metrics or rewards.
+
+    cosine_f = <image_f, text> / (|image_f| |text|)      f: 8 frames, evenly spaced
+    CLIPScore    = mean_f 2.5 max(cosine_f, 0)            Hessel et al. 2021, openai/clip-vit-large-patch14
+    CLIPScore_30 = mean_f 100 cosine_f / 30               flow_grpo's later clip_scorer
+    PickScore    = mean_f exp(logit_scale) cosine_f / 26  flow_grpo, yuvalkirstain/PickScore_v1
+
+Publications do not state which scaling they use, so the mean cosine is also returned. All arithmetic is in float32.
+Only the central square of a frame is scored, as in CLIP's preprocessing.
+"""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError
+from torch import Tensor
+
+from hyvideo.data.videos import check_video
+from hyvideo.rewards.rewards import Scorer, Scores
+
+NUM_FRAMES = 8
+NUM_TOKENS = 77  # per text, including start and end token; longer texts are truncated, as published
+PICKSCORE_PROCESSOR = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
+
+
+class FrameTextScorer(Scorer):
+    """Cosine similarity of frames and prompt in a CLIP model; subclasses define the scaling."""
+
+    label: str
+    dimensions: tuple[str, ...]
+
+    def __init__(
+        self,
+        path: str | Path,  # a local folder, or a name on the hub ("owner/model"), which is downloaded
+        *,
+        device: str | torch.device = "cpu",
+        batch_size: int = 4,  # videos per forward pass, 8 frames each
+        processor: str | Path | None = None,  # folder or hub name of the tokenizer; by default that of the weights
+    ):
+        from transformers import CLIPImageProcessorPil
+
+        if batch_size < 1:
+            raise ValueError(f"{self.label}: batch_size must be at least 1, got {batch_size}")
+        self.batch_size = batch_size
+        self.device = self.home = torch.device(device)
+        self.model = load_model(path, self.label).to(self.device)
+        size = self.model.config.vision_config.image_size
+        self.image_processor = CLIPImageProcessorPil(size={"shortest_edge": size}, crop_size=size)
+        self.tokenizer = load_tokenizer(processor or self.default_processor(path), self.label)
+        vocabulary = self.model.config.text_config.vocab_size
+        if len(self.tokenizer) != vocabulary:
+            raise ValueError(
+                f"{self.label}: the tokenizer has {len(self.tokenizer)} tokens, the model in {path} has "
+                f"{vocabulary}; they belong to different models. Download both again"
+            )
+        self._texts: dict[str, Tensor] = {}  # unit embedding of each prompt scored so far
+
+    @staticmethod
+    def default_processor(path: str | Path) -> str | Path:
+        """Return the folder or hub name of the tokenizer."""
+        return path
+
+    def scaled(self, cosines: Tensor) -> Scores:
+        """Return a video's scores from the cosines of its frames. Shape: (frames,)."""
+        raise NotImplementedError
+
+    def move_to(self, device: str | torch.device | None) -> None:
+        """Move the model; None moves it back to its own device."""
+        self.device = self.home if device is None else torch.device(device)
+        self.model.to(self.device)
+
+    def check_prompts(self, prompts: Iterable[str]) -> None:
+        """Raise ValueError for a prompt with CLIP's start or end token, which would cut off the rest of the prompt."""
+        for prompt in prompts:
+            if "<|" in prompt:  # both tokens begin with it; tokenizing all prompts would take a millisecond each
+                self._tokens(prompt)
+
+    @torch.no_grad()
+    def score(self, videos: list[Tensor], prompts: list[str], *, fps: float) -> list[Scores]:
+        """Return the mean cosine of each video and its scalings, ignoring ``fps``. ValueError for invalid input."""
+        if len(videos) != len(prompts):
+            raise ValueError(f"every video needs one prompt, got {len(videos)} videos and {len(prompts)} prompts")
+        for video in videos:
+            check_video(video)
+        scores: list[Scores] = []
+        for start in range(0, len(videos), self.batch_size):
+            part = slice(start, start + self.batch_size)
+            scores += [self.scaled(cosines) for cosines in self.cosines(videos[part], prompts[part])]
+        return scores
+
+    def cosines(self, videos: list[Tensor], prompts: list[str]) -> list[Tensor]:
+        """Return the cosine of each sampled frame with the video's prompt, on the CPU. Shape of each: (frames,)."""
+        texts = torch.stack([self._text(prompt) for prompt in prompts])
+        clips = [video[frame_indices(len(video))].cpu() for video in videos]
+        frames = [frame for clip in clips for frame in clip]  # videos of one batch may differ in size
+        pixels = self.image_processor(frames, input_data_format="channels_first", return_tensors="pt").pixel_values
+        pooled = self.model.vision_model(pixel_values=pixels.to(self.device)).pooler_output
+        images = F.normalize(self.model.visual_projection(pooled), dim=-1).cpu()  # (frames of all videos, dim)
+        return [image @ text for image, text in zip(images.split([len(clip) for clip in clips]), texts)]
+
+    def _text(self, prompt: str) -> Tensor:
+        """Return the unit embedding of a prompt, computed once and not in a batch. Shape: (dim,)."""
+        if prompt not in self._texts:
+            ids = torch.tensor([self._tokens(prompt)], device=self.device)
+            pooled = self.model.text_model(input_ids=ids).pooler_output
+            self._texts[prompt] = F.normalize(self.model.text_projection(pooled)[0], dim=-1).cpu()
+        return self._texts[prompt]
+
+    def _tokens(self, prompt: str) -> list[int]:
+        ids = self.tokenizer(prompt, truncation=True, max_length=NUM_TOKENS).input_ids
+        if {self.tokenizer.bos_token_id, self.tokenizer.eos_token_id} & set(ids[1:-1]):
+            reserved = "<|startoftext|> or <|endoftext|>"  # CLIP ignores the text that follows
+            raise ValueError(f"{self.label} cannot score a prompt with the reserved text {reserved}: {prompt!r}")
+        return ids
+
+
+class ClipScorer(FrameTextScorer):
+    """CLIPScore of openai/clip-vit-large-patch14, in both common scalings."""
+
+    label = "CLIPScore"
+    dimensions = ("CLIP_cosine", "CLIPScore", "CLIPScore_30")
+
+    def scaled(self, cosines: Tensor) -> Scores:
+        values = cosines.mean(), (2.5 * cosines.clamp(min=0)).mean(), (100 * cosines / 30).mean()
+        return dict(zip(self.dimensions, torch.stack(values).tolist()))
+
+
+class PickScorer(FrameTextScorer):
+    """PickScore of yuvalkirstain/PickScore_v1. Its tokenizer is that of laion's CLIP-ViT-H-14."""
+
+    label = "PickScore"
+    dimensions = ("Pick_cosine", "PickScore")
+
+    @staticmethod
+    def default_processor(path: str | Path) -> str | Path:
+        """Return the weights' folder or, without a tokenizer, laion's beside it; laion's hub name for hub weights."""
+        if is_hub_name(path):
+            return PICKSCORE_PROCESSOR
+        beside = Path(path).parent / PICKSCORE_PROCESSOR.partition("/")[2]
+        return beside if not has_tokenizer(Path(path)) and beside.is_dir() else path
+
+    def scaled(self, cosines: Tensor) -> Scores:
+        scale = self.model.logit_scale.exp().item() / 26
+        return dict(zip(self.dimensions, (cosines.mean().item(), (scale * cosines).mean().item())))
+
+
+def frame_indices(num_frames: int, most: int = NUM_FRAMES) -> list[int]:
+    """Return the indices of evenly spaced frames, including the first and last; all frames of a shorter video."""
+    return np.linspace(0, num_frames - 1, min(most, num_frames)).round().astype(int).tolist()
+
+
+def is_hub_name(path: str | Path) -> bool:
+    """Return whether ``path`` is a model on the hub: a string "owner/model" and not a local folder."""
+    return isinstance(path, str) and not Path(path).exists() and bool(re.fullmatch(r"\w[\w.-]*/[\w.-]+", path))
+
+
+def has_tokenizer(folder: Path) -> bool:
+    return (folder / "tokenizer.json").is_file() or all((folder / f).is_file() for f in ("vocab.json", "merges.txt"))
+
+
+def load_model(path: str | Path, label: str) -> torch.nn.Module:
+    """Load a frozen CLIPModel in float32. Raises ValueError unless ``path`` has every tensor."""
+    from transformers import AutoConfig, CLIPModel
+
+    is_local = not is_hub_name(path)
+    try:
+        config = AutoConfig.from_pretrained(path, local_files_only=is_local)
+        if config.model_type != "clip":
+            raise ValueError(f"its model_type is {config.model_type!r}, not 'clip'")
+        # transformers initializes missing tensors randomly and lists them in the loading info.
+        model, loaded = CLIPModel.from_pretrained(
+            path, dtype=torch.float32, local_files_only=is_local, output_loading_info=True
+        )
+        if missing := sorted(map(str, {*loaded["missing_keys"], *loaded["mismatched_keys"]})):
+            raise ValueError(f"it lacks tensor {missing[0]} ({len(missing)} in all)")
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise ValueError(
+            f'{label}: no CLIP model could be read from {path}, a folder or a name on the hub ("owner/model"); '
+            f"download it again. {error}"
+        ) from error
+    return model.eval().requires_grad_(False)
+
+
+def load_tokenizer(path: str | Path, label: str):
+    """Load the CLIP tokenizer from a local folder or the hub."""
+    from transformers import CLIPTokenizer
+
+    is_local = not is_hub_name(path)
+    try:
+        if is_local and not has_tokenizer(Path(path)):
+            raise ValueError("It has neither tokenizer.json nor vocab.json with merges.txt.")
+        return CLIPTokenizer.from_pretrained(path, local_files_only=is_local)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{label}: no tokenizer could be read from {path}; download it there, or set `processor` to its folder. "
+            f"{error}"
+        ) from error

@@ -1,0 +1,81 @@
+"""Scores in a choice of a chat completion, by kind of answer. Invalid answers raise one of ``MALFORMED``.
+
+    grades    JSON with a whole number from 1 to 5 for each dimension:  sum_k k p_k / sum_k p_k,  p_k: P(digit k)
+    text      one line "NAME Score (1-5): NUMBER" for each dimension, as UnifiedReward-2.0 answers
+    yes_no    one word:  P(yes) / (P(yes) + P(no))
+
+Without probabilities the score is the stated grade, or 1 for yes and 0 for no.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+
+from hyvideo.data.files import parse_json
+from hyvideo.rewards.chat_endpoint import answer_text
+from hyvideo.rewards.rewards import Scores
+
+GRADES, YES_OR_NO = {str(k): float(k) for k in range(1, 6)}, {"no": 0.0, "yes": 1.0}
+MAX_TOTAL = 1.01  # rounding of the probabilities of a token
+MIN_YES_OR_NO = 0.5  # smallest P(yes) + P(no); below it, the model answers something else
+
+
+def grades(choice: dict, dimensions: Sequence[str]) -> Scores:
+    """Return the expected grade of each dimension, the stated one without probabilities."""
+    message = choice["message"]
+    text = answer_text(choice).removeprefix("```json").strip("`\n ")
+    is_object = text.startswith("{") and text.endswith("}")
+    stated = parse_json(text) if is_object else {}
+    if set(stated) != set(dimensions) or not all(type(k) is int and 1 <= k <= 5 for k in stated.values()):
+        raise ValueError(f"an answer must have grades from 1 to 5 for exactly {', '.join(dimensions)}, got {message!r}")
+    tokens = (choice.get("logprobs") or {}).get("content") or []
+    digits = [token for token in tokens if re.fullmatch(r"\s*[1-5]\s*", token["token"])]
+    if [int(token["token"]) for token in digits] != list(stated.values()):
+        digits = [{}] * len(stated)  # the tokens do not match the grades
+    found = [(name, grade, *_expected(token, GRADES)) for (name, grade), token in zip(stated.items(), digits)]
+    return {name: mean if total > 0 else float(grade) for name, grade, mean, total in found}
+
+
+def text_scores(choice: dict, dimensions: Sequence[str]) -> Scores:
+    """Return the scores that are written in the answer, each dimension once."""
+    text = answer_text(choice)
+    # The number ends its line, perhaps as 4/5: otherwise "3,5", "3-4" and "4/10" would be read as 3, 3 and 4.
+    line = rf"({'|'.join(dimensions)}) Score \(1-5\):\s*([-+]?\d+(?:\.\d+)?)(?:[ \t]*/[ \t]*5)?\.?[ \t\r]*$"
+    found = re.findall(line, text, re.MULTILINE)
+    scores = {name: float(number) for name, number in found}
+    if sorted(name for name, _ in found) != sorted(dimensions) or not all(1 <= k <= 5 for k in scores.values()):
+        raise ValueError(f"an answer must have one score from 1 to 5 for {', '.join(dimensions)}, got {text!r}")
+    return scores
+
+
+def yes_probability(choice: dict, dimensions: Sequence[str]) -> Scores:
+    """Return the probability of yes among yes and no."""
+    (name,), tokens = dimensions, (choice.get("logprobs") or {}).get("content")
+    if tokens and tokens[0].get("top_logprobs"):
+        mean, total = _expected(tokens[0], YES_OR_NO)
+        if not total >= MIN_YES_OR_NO:
+            raise ValueError(
+                f"the probabilities of yes and no must add up to at least {MIN_YES_OR_NO}, got {total:.3f} for "
+                f"{tokens[0]['token']!r}"
+            )
+        return {name: mean}
+    stated = answer_text(choice).strip(" \n.").lower()
+    if stated not in YES_OR_NO:
+        raise ValueError(f"an answer must be yes or no, got {choice['message']!r}")
+    return {name: YES_OR_NO[stated]}
+
+
+ANSWERS = {"grades": grades, "text": text_scores, "yes_no": yes_probability}
+
+
+def _expected(token: dict, values: dict[str, float]) -> tuple[float, float]:
+    """Return the mean value of a token's alternatives, ignoring case and white space, and their probability.
+
+    Raises ValueError if the probabilities add up to more than 1.
+    """
+    found = [(each["token"].strip().lower(), math.exp(each["logprob"])) for each in token.get("top_logprobs") or []]
+    known = [(values[word], share) for word, share in found if word in values]
+    total = sum(share for _, share in known)
+    if total > MAX_TOTAL:
+        raise ValueError(f"the probabilities of a token must add up to at most 1, got {total:.3g}")
+    return (sum(value * share for value, share in known) / total if total > 0 else math.nan), total

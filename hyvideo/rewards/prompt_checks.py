@@ -1,0 +1,41 @@
+"""Checks of prompts: yes/no questions that a language model writes once, and a VLM judge asks about each video."""
+
+import json
+from pathlib import Path
+
+from hyvideo.data.files import parse_json
+from hyvideo.data.prompts import read_requests
+from hyvideo.data.text import MAX_PROMPT_BYTES, quote, text_problem
+from hyvideo.rewards.prompt_rewriting import PromptWriter
+
+INSTRUCTION = Path(__file__).with_suffix(".txt")
+MAX_CHECKS = 10  # the instruction asks for five
+
+
+class CheckWriter(PromptWriter):
+    """Writes the checks of prompts."""
+
+    column = "checks"
+
+    def read(self, text: str) -> str:
+        return json.dumps(parse_checks(text.removeprefix("```json").strip("`\n "), "as the answer"))
+
+
+def read_checks(path: str | Path) -> dict[str, list[str]]:
+    """Return the checks of each prompt in a prompts CSV with a column ``checks``. Raises ValueError for any other."""
+    return {r.prompt: parse_checks(r.checks or "", f"for {quote(r.prompt, 60)}") for r in read_requests(path)}
+
+
+def parse_checks(text: str, where: str) -> list[str]:
+    """Return the checks in a JSON list. Raises ValueError for anything but different questions."""
+    try:
+        checks = parse_json(text)
+        has_text = not any(text_problem(check, MAX_PROMPT_BYTES) for check in checks)
+        is_valid = has_text and 0 < len({check for check in checks if check.endswith("?")}) == len(checks) <= MAX_CHECKS
+    except (ValueError, TypeError, AttributeError):
+        is_valid = False
+    if not is_valid or not isinstance(checks, list):
+        raise ValueError(
+            f"checks must be a JSON list of 1 to {MAX_CHECKS} different questions, got {quote(text)} {where}"
+        )
+    return checks

@@ -1,0 +1,130 @@
+"""VideoAlign: scores for visual quality, motion quality and text alignment that match the original's."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from hyvideo.data.videos import check_video, read_video
+from hyvideo.rewards.rewards import Scorer, Scores
+from hyvideo.rewards.videoalign.checkpoint import EMBEDDING, find_checkpoint, read_weights
+from hyvideo.rewards.videoalign.model import RewardModel
+from hyvideo.rewards.videoalign.preprocessing import MERGE, frame_indices, patches, resize
+from hyvideo.rewards.videoalign.prompt import REWARD_TOKENS, check_prompt, question
+
+
+class VideoAlignScorer(Scorer):
+    """Scorer that runs the frozen reward model of a ``VideoReward`` folder.
+
+    With precision ``fp32_math``, arithmetic is in float32 with the published (bf16) rotary frequencies. Scores in bf16
+    are multiples of 0.016 to 0.03, which can cause ties in a group of similar videos. Raises ValueError, naming the
+    file, if a file is missing, corrupted or does not fit.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,  # folder with model_config.json and checkpoint-*
+        *,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.bfloat16,  # as published, or float32 throughout, including rotary frequencies
+        precision: Literal["bf16", "fp32_math"] | None = None,
+        merge_lora: bool = False,  # add the LoRA to the weights: slightly faster, scores differ by bf16 rounding
+        batch_size: int = 4,  # videos per forward pass
+        base: str | Path | None = None,  # folder of Qwen2-VL-2B-Instruct, needed only for an adapter checkpoint
+    ):
+        from transformers import AutoTokenizer, Qwen2VLConfig
+
+        checkpoint = find_checkpoint(root, base=base)
+        weights = read_weights(checkpoint)
+        self.settings = checkpoint.settings
+        self.dimensions = checkpoint.settings.dimensions
+        self.batch_size = batch_size
+        self.device = self.home = torch.device(device)
+        self.tokenizer = AutoTokenizer.from_pretrained(
+            checkpoint.tokenizer, padding_side="right", local_files_only=True
+        )
+        self.tokenizer.add_special_tokens({"extra_special_tokens": list(REWARD_TOKENS)})
+        config = Qwen2VLConfig.from_dict(checkpoint.config)
+        if EMBEDDING in weights.model:
+            # The original truncates the embedding to the tokenizer's length.
+            weights.model[EMBEDDING] = weights.model[EMBEDDING][: len(self.tokenizer)]
+            config.text_config.vocab_size = len(weights.model[EMBEDDING])
+        rounded = precision == "fp32_math" or dtype == torch.bfloat16
+        self.model = RewardModel(
+            config,
+            weights,
+            checkpoint.settings,
+            reward_token_ids=self.tokenizer.convert_tokens_to_ids(list(REWARD_TOKENS)),
+            merge_lora=merge_lora,
+            dtype=torch.float32 if precision == "fp32_math" else dtype,
+            rope_dtype=torch.bfloat16 if rounded else torch.float32,
+            device=self.device,
+        )
+
+    def move_to(self, device: str | torch.device | None) -> None:
+        """Move the model; None moves it back to its own device."""
+        self.device = self.home if device is None else torch.device(device)
+        self.model.to(self.device)
+
+    def check_prompts(self, prompts: Iterable[str]) -> None:
+        """Raise ValueError for a prompt that contains a special token."""
+        for prompt in prompts:
+            check_prompt(prompt)
+
+    def score(self, videos: list[Tensor], prompts: list[str], *, fps: float, normalize: bool = True) -> list[Scores]:
+        """Return VQ, MQ, TA (or the names in eval_dim) and their sum for each video, normalized by default.
+
+        Shape of each video: uint8 (frames, 3, height, width). ``fps`` determines which frames are sampled. Raises
+        ValueError for a video that is too short or of another type, and for a prompt with a special token.
+        """
+        return self._score(videos, prompts, [fps] * len(videos), normalize)
+
+    def score_files(self, paths: list[str | Path], prompts: list[str], *, normalize: bool = True) -> list[Scores]:
+        """Score video files like `score`, with the frames per second that the files specify."""
+        clips, rates = zip(*(read_video(path) for path in paths))
+        return self._score(list(clips), prompts, list(rates), normalize)
+
+    @torch.no_grad()
+    def _score(self, videos: list[Tensor], prompts: list[str], rates: list[float], normalize: bool) -> list[Scores]:
+        if len(videos) != len(prompts):
+            raise ValueError(f"every video needs one prompt, got {len(videos)} videos and {len(prompts)} prompts")
+        scores: list[Scores] = []
+        for start in range(0, len(videos), self.batch_size):
+            part = slice(start, start + self.batch_size)
+            raw = self.model(**self.prepare(videos[part], prompts[part], rates[part])).float().tolist()
+            scores += [self._scaled(row, normalize) for row in raw]
+        return scores
+
+    def prepare(self, videos: list[Tensor], prompts: list[str], rates: list[float]) -> dict[str, Tensor]:
+        """Return the model's inputs for a batch, padded on the right."""
+        pixels = []
+        grids = []
+        texts = []
+        for video, prompt, rate in zip(videos, prompts, rates):
+            values, grid = patches(self.sample_frames(video, rate).to(self.device))
+            pixels.append(values)
+            grids.append(grid)
+            texts.append(question(prompt, grid[0] * grid[1] * grid[2] // MERGE**2, self.settings.template))
+        tokens = self.tokenizer(texts, padding=True, return_tensors="pt")
+        return {
+            "input_ids": tokens.input_ids.to(self.device),
+            "attention_mask": tokens.attention_mask.to(self.device),
+            "pixel_values_videos": torch.cat(pixels),
+            "video_grid_thw": torch.tensor(grids, device=self.device),
+        }
+
+    def sample_frames(self, video: Tensor, rate: float) -> Tensor:
+        """Return a video's sampled, resized frames, on the CPU; passing them again at ``settings.fps`` keeps all."""
+        settings = self.settings
+        check_video(video)
+        frames = video[frame_indices(len(video), rate, fps=settings.fps, num_sampled=settings.num_frames)]
+        # Resized on the CPU like the original, because a GPU rounds some pixels differently.
+        return resize(frames.cpu(), max_pixels=settings.max_pixels, min_pixels=settings.min_pixels)
+
+    def _scaled(self, row: list[float], normalize: bool) -> Scores:
+        scores = dict(zip(self.dimensions, row))
+        if normalize and (constants := self.settings.normalisation):
+            scores = {name: (v - constants[f"{name}_mean"]) / constants[f"{name}_std"] for name, v in scores.items()}
+        return scores | {"Overall": sum(scores.values())}

@@ -1,0 +1,111 @@
+"""Monitor that applies the reward-hacking rule to all recorded validations of a run and can stop the run."""
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from hyvideo.data.files import parse_json, read_regular
+from hyvideo.data.run_folder import numbered
+from hyvideo.distributed.collectives import from_main
+from hyvideo.distributed.mesh import Mesh
+from hyvideo.records.run_files import write_json
+from hyvideo.validation.reward_hacking import rule
+from hyvideo.validation.reward_hacking.rule import Dispersion, MetricShift, ValidationStats
+
+MEASURES_FILE = "measures.json"
+
+
+class HackingMonitor:
+    """Checks each validation for reward hacking, which ends the run with ``action`` stop and at least 16 videos.
+
+    Validations with other settings than ``made_with`` are ignored.
+    """
+
+    def __init__(self, action: str, threshold: float, mesh: Mesh, samples: Path, made_with: dict):
+        self.action, self.threshold = action, threshold
+        self.mesh = mesh
+        self.samples = samples
+        self.made_with = made_with
+        self.marker = samples.parent / rule.MARKER
+        self.shifts: list[MetricShift] = []  # of the last validation
+        self.reason = ""
+        self.ends_run = False  # verdict of the last validation
+        self._warned = False  # of a missing validation of the base model
+
+    def check(self, now: ValidationStats) -> float:
+        """Return 1 if the validation shows reward hacking, else 0; NaN without a validation of the base model."""
+        judgement = from_main(self._judge(now) if self.mesh.is_main else None, self.mesh)
+        is_judged, self.shifts, self.reason, self.ends_run = judgement
+        return float(bool(self.shifts)) if is_judged else math.nan
+
+    def end(self, saved: Path) -> None:
+        """Write the marker file and raise RewardHacking with the ``saved`` checkpoint. Called on every rank."""
+        if self.mesh.is_main:
+            note = {
+                "reason": self.reason,
+                "on_reward_hacking": self.action,
+                "departures": [asdict(shift) for shift in self.shifts],
+            }
+            write_json(self.marker, note)
+        raise rule.RewardHacking(
+            f"{self.reason}; the current policy was saved in {saved}. See docs/reward_hacking.md; to resume, delete "
+            f"{self.marker} or set --on_reward_hacking warn"
+        )
+
+    def _judge(self, now: ValidationStats) -> tuple[bool, list[MetricShift], str, bool]:
+        self.marker.unlink(missing_ok=True)  # the run was resumed
+        history = [*read_history(self.samples, self.made_with, before=now.iteration), now]
+        shifts = rule.find_shifts(history, self.threshold)
+        reason = rule.describe(history, shifts) if shifts else ""
+        base = rule.base_stats(history)
+        if base is None:
+            if not self._warned:
+                _warn(f"{self.samples} has no validation of the base model with these settings to compare with")
+            self._warned = True
+            return False, shifts, reason, False
+        if reason:
+            _warn(reason)
+        return True, shifts, reason, bool(shifts) and self.action == "stop" and rule.may_stop(base, now)
+
+
+def read_history(samples: Path, made_with: dict, *, before: int) -> list[ValidationStats]:
+    """Return the recorded validations of earlier iterations with the same settings, in order."""
+    folders = [path for number, path in numbered(samples.parent, samples.name) if number < before]
+    validations = [read_validation(path, made_with) for path in folders]
+    return [stats for stats in validations if stats is not None]
+
+
+def read_validation(folder: Path, made_with: dict) -> ValidationStats | None:
+    """Return a recorded validation, NaN for missing values, or None if unreadable or made with other settings."""
+    path = folder / MEASURES_FILE
+    try:
+        recorded = parse_json(read_regular(path))
+        pairs = recorded.get("spreads", {}).items()
+        spreads = {name: Dispersion(float(std), int(count)) for name, (std, count) in pairs}
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, AttributeError) as error:  # AttributeError: not a JSON object
+        _warn(f"{path} cannot be read ({error}): the validation is treated as missing")
+        return None
+    if recorded.get("made_with", made_with) != made_with:
+        return None
+    numbers = {name: value for name, value in recorded.items() if value is None or isinstance(value, (int, float))}
+    means = {name: math.nan if value is None else value for name, value in numbers.items()}
+    return ValidationStats(int(folder.name), means, spreads)
+
+
+def write_validation(folder: Path, stats: ValidationStats, shifts: Sequence[MetricShift], made_with: dict) -> None:
+    """Write measures.json: means, spreads as [std, count], shifts, and the settings of the validation."""
+    means = {name: value if math.isfinite(value) else None for name, value in stats.means.items()}
+    others = {
+        "spreads": stats.spreads,
+        "hacking": [asdict(shift) for shift in shifts],
+        "made_with": made_with,
+    }
+    write_json(folder / MEASURES_FILE, means | others)
+
+
+def _warn(message: str) -> None:
+    print(f"warning: {message}", file=sys.stderr, flush=True)

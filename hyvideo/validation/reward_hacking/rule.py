@@ -1,0 +1,218 @@
+"""Rule that detects reward hacking: the reward rose while a held-out metric left the base model's range.
+
+    base    mean m_0 and standard deviation s_0 over the n_0 validation videos of the base model
+    now     m and s over the n videos of a later validation, same prompts and seeds
+    error   e^2 = s_0^2 / (n_0 - 1) + s^2 / (n - 1), of m - m_0 for independent sets of videos
+    fires   m - m_0 of the reward      > max(0.25 s_0, e)
+            and of a held-out metric   > max(threshold s_0, t e) in its bad direction, for one or more metrics
+            t: Student's quantile, Welch's degrees of freedom, at the tail of 4 normal standard deviations (3e-5)
+
+For a metric of the whole set, s_0 is its base value, and it is compared only between equal numbers of videos. Fewer
+than 4 videos give no verdict; fewer than 16 never stop a run. docs/reward_hacking.md has the rates of false alarms.
+"""
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from hyvideo.config.sections import RecordSettings
+from hyvideo.config.without_effect import MIN_VIDEOS_TO_STOP
+from hyvideo.data.text import quote
+from hyvideo.records.metrics_file import complete_lines, iteration_of
+
+MARKER = "reward_hacking.json"  # in the output_dir of a run that was stopped
+REWARD = "reward"
+REWARD_RISE = 0.25  # base standard deviations; a smaller rise is not a sign of hacking
+ERRORS = 4.0  # standard errors
+MIN_VIDEOS = 4  # fewer give no verdict
+
+
+class RewardHacking(RuntimeError):
+    """Raised to stop a run whose reward rose while a held-out metric degraded."""
+
+
+class Dispersion(NamedTuple):
+    """Standard deviation of a metric over the videos of a validation, or over the prompts for diversity."""
+
+    std: float
+    count: int
+
+
+class WatchedMetric(NamedTuple):
+    """Bad direction of a metric, and a lower bound on its base standard deviation."""
+
+    bad: Literal["up", "down", "either"]
+    min_spread: float = 0.0
+
+
+WATCHED = {
+    "held_out/exposure": WatchedMetric("either", 0.02),
+    "held_out/saturation": WatchedMetric("either", 0.02),
+    "held_out/clipped": WatchedMetric("up", 0.02),
+    "held_out/motion": WatchedMetric("either", 0.002),
+    "held_out/sharpness": WatchedMetric("either", 0.001),
+    "held_out/frozen": WatchedMetric("up", 0.1),
+    "held_out/diversity": WatchedMetric("down", 0.005),
+    "frechet_distance": WatchedMetric("up"),
+}
+# Other scores of each video: true rewards, CLIPScore, a dimension without weight.
+OTHER_METRIC = WatchedMetric("down")
+MIN_RELATIVE = 0.02  # lower bound on the base standard deviation, as a fraction of the base mean
+SET_MEASURES = ("frechet_distance",)  # one value per set; it depends on the number of videos
+NUM_PARTS = 16  # parts of a set for the jackknife
+
+
+@dataclass(frozen=True)
+class ValidationStats:
+    """Means and spreads of one validation, by metric."""
+
+    iteration: int
+    means: Mapping[str, float]
+    spreads: Mapping[str, Dispersion] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class MetricShift:
+    """Shift of a metric from its base value."""
+
+    name: str
+    base: float
+    now: float
+    shift: float  # in base standard deviations
+    allowed: float
+
+    @property
+    def used(self) -> float:
+        """Return the shift in the metric's bad direction as a fraction of the allowed one."""
+        bad = WATCHED.get(self.name, OTHER_METRIC).bad
+        return {"up": self.shift, "down": -self.shift, "either": abs(self.shift)}[bad] / self.allowed
+
+    @property
+    def is_bad(self) -> bool:
+        """Return whether the metric left the base model's range in its bad direction."""
+        return self.used > 1
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.base:.3g} -> {self.now:.3g} ({self.shift:+.2f} base std, {self.allowed:.2f} allowed)"
+
+
+def base_stats(history: Sequence[ValidationStats]) -> ValidationStats | None:
+    """Return the validation of the base model, or None if it was not recorded with the spread of its reward."""
+    return next((stats for stats in history if stats.iteration == 0 and REWARD in stats.spreads), None)
+
+
+def find_shifts(history: Sequence[ValidationStats], threshold: float) -> list[MetricShift]:
+    """Return the bad shifts of the last validation if its reward rose, the largest first."""
+    base, now = base_stats(history), history[-1]
+    if base is None or base is now:
+        return []
+    error, _ = _error(REWARD, base, now)
+    spread = base.spreads[REWARD].std
+    if not (spread > 0 and _difference(REWARD, base, now) > max(REWARD_RISE * spread, error)):
+        return []
+    return sorted((each for each in all_shifts(base, now, threshold) if each.is_bad), key=lambda each: -abs(each.shift))
+
+
+def all_shifts(base: ValidationStats, now: ValidationStats, threshold: float) -> list[MetricShift]:
+    """Return the shifts of all metrics that can be compared with the base model, except the reward."""
+    shifts = []
+    for name in now.means:
+        watched = WATCHED.get(name, OTHER_METRIC)
+        unit = _unit(name, base, watched) if name in base.spreads else 0.0
+        is_other_size = name in SET_MEASURES and _count(name, base) != _count(name, now)
+        if name == REWARD or not unit > 0 or is_other_size:
+            continue
+        error, student = _error(name, base, now)
+        shift, allowed = _difference(name, base, now) / unit, max(threshold, student * error / unit)
+        shifts.append(MetricShift(name, base.means[name], now.means[name], shift, allowed))
+    return shifts
+
+
+def may_stop(base: ValidationStats, now: ValidationStats) -> bool:
+    """Return whether both validations have enough videos to stop a run."""
+    return min(_count(REWARD, base), _count(REWARD, now)) >= MIN_VIDEOS_TO_STOP
+
+
+def student_quantile(deviate: float, freedom: float) -> float:
+    """Return a bound on Student's t quantile at the probability of the normal quantile ``deviate`` (Wallace 1959)."""
+    scaled = deviate * (8 * freedom + 3) / (8 * freedom + 1)
+    return math.sqrt(freedom * math.expm1(scaled**2 / freedom))
+
+
+def describe(history: Sequence[ValidationStats], shifts: Sequence[MetricShift]) -> str:
+    """Return one line with the rise of the reward and every shift."""
+    base, now = base_stats(history), history[-1]
+    rise = _difference(REWARD, base, now) / base.spreads[REWARD].std
+    return (
+        f"reward hacking at iteration {now.iteration}: reward {base.means[REWARD]:.3g} -> {now.means[REWARD]:.3g} "
+        f"({rise:+.2f} base std) while " + ", ".join(map(str, shifts))
+    )
+
+
+def _difference(name: str, base: ValidationStats, now: ValidationStats) -> float:
+    difference = now.means.get(name, math.nan) - base.means.get(name, math.nan)
+    return difference if math.isfinite(difference) else math.nan
+
+
+def _unit(name: str, base: ValidationStats, watched: WatchedMetric) -> float:
+    """Return the base standard deviation of a metric, at least its lower bounds."""
+    value = abs(base.means.get(name, math.nan))
+    return max(value if name in SET_MEASURES else base.spreads[name].std, watched.min_spread, MIN_RELATIVE * value)
+
+
+def _count(name: str, stats: ValidationStats) -> int:
+    return stats.spreads[name].count if name in stats.spreads else 0
+
+
+def _error(name: str, base: ValidationStats, now: ValidationStats) -> tuple[float, float]:
+    """Return the standard error of the difference of two means, infinite for few videos, and its Student factor."""
+    if min(_count(name, base), _count(name, now)) < MIN_VIDEOS:
+        return math.inf, ERRORS
+    sets = base.spreads[name], now.spreads[name]
+    # If neither set has a spread (all scores were 1 and are now 0, for example), use that of both together.
+    pooled = abs(_difference(name, base, now)) / 2 if not any(spread.std for spread in sets) else 0.0
+    most = NUM_PARTS if name in SET_MEASURES else math.inf  # number of values behind the error
+    parts = [((spread.std or pooled) ** 2 / (spread.count - 1), min(spread.count, most) - 1) for spread in sets]
+    variance = sum(part for part, _ in parts)
+    if not variance > 0:
+        return 0.0, ERRORS
+    freedom = variance**2 / sum(part**2 / degrees for part, degrees in parts)  # Welch
+    return math.sqrt(variance), student_quantile(ERRORS, freedom)
+
+
+def check_output_dir(settings: RecordSettings) -> None:
+    """Raise ValueError if ``output_dir`` contains a run that is not resumed, or that was stopped for reward hacking."""
+    path = Path(settings.output_dir) / "metrics.jsonl"
+    if settings.resume_from_checkpoint not in ("", "latest", "auto"):
+        _check_results_of_another_run(Path(settings.resume_from_checkpoint), path)
+    if not os.path.exists(path) or path.stat().st_size == 0:  # False also for a path that is too long
+        return
+    if not settings.resume_from_checkpoint:
+        raise ValueError(
+            f"output_dir {quote(settings.output_dir)} already contains a run; resume it with --resume_from_checkpoint "
+            "latest, delete the folder, or set another output_dir"
+        )
+    complete_lines(path)
+    marker = path.with_name(MARKER)
+    if settings.on_reward_hacking != "warn" and marker.is_file():
+        raise ValueError(
+            f"the run in output_dir {quote(settings.output_dir)} was stopped for reward hacking and would stop again; "
+            f"docs/reward_hacking.md describes what to change; to resume, delete {marker} or set on_reward_hacking warn"
+        )
+
+
+def _check_results_of_another_run(checkpoint: Path, metrics: Path) -> None:
+    """Raise ValueError if the run of ``metrics`` would be replaced by, or mixed with, one from ``checkpoint``."""
+    own = metrics.with_name("checkpoints")
+    if not os.path.exists(metrics.parent) or checkpoint.resolve().parent == own.resolve():
+        return
+    iteration = iteration_of((checkpoint / "state.json").read_bytes()) or 0
+    recorded = [number for number, _ in complete_lines(metrics)] if metrics.is_file() else []
+    if any(own.glob("[0-9]*")) or min(recorded, default=iteration + 1) <= iteration:
+        raise ValueError(
+            f"output_dir {quote(metrics.parent)} contains another run than resume_from_checkpoint {quote(checkpoint)}; "
+            "choose a new output_dir, or resume the run in it with --resume_from_checkpoint latest"
+        )

@@ -1,0 +1,138 @@
+"""Scores of videos: gathering over ranks, means and intervals, and the files of an evaluation."""
+
+import csv
+import io
+import json
+import math
+import statistics
+import sys
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from hyvideo.data.files import read_json
+from hyvideo.data.prompts import Request, are_seen
+from hyvideo.data.text import align_columns, describe_error
+from hyvideo.distributed.mesh import Mesh
+from hyvideo.records.run_files import write_json, write_text
+from hyvideo.rewards.rewards import Reward, overall
+from hyvideo.training.rewards import merge_rewards
+from hyvideo.validation.intervals import Interval, t_interval
+from hyvideo.validation.reward_hacking.rule import Dispersion
+
+NOT_SCORES = ("number", "seed", "group", "missing", "seen")
+
+
+def gather_rewards(local: Mapping[int, Reward], num_videos: int, mesh: Mesh) -> list[Reward]:
+    """Return the rewards of all videos in order, on every rank; ``local`` has this rank's by number."""
+    dimensions, in_order = merge_rewards(local, num_videos, mesh)
+    return [Reward(total, dict(zip(dimensions, scores))) for total, *scores in in_order.tolist()]
+
+
+def summarise_rewards(rewards: list[Reward]) -> tuple[dict[str, float], dict[str, Dispersion]]:
+    """Return means over the scored videos, with the number of missing ones, and the spread of ``reward``."""
+    scored = [reward for reward in rewards if not reward.is_missing]
+    totals = [reward.total for reward in scored]
+    spreads = {"reward": Dispersion(statistics.pstdev(totals), len(totals))} if totals else {}
+    dimensions = dict.fromkeys(name for reward in rewards for name in reward.scores)
+    means = {name: _finite_mean([reward.scores.get(name, math.nan) for reward in scored]) for name in dimensions}
+    measures = means | {
+        "reward": _finite_mean(totals),
+        "reward_std": spreads["reward"].std if totals else math.nan,
+        **overall(means, "Overall"),
+        "missing": float(len(rewards) - len(scored)),
+    }
+    return measures, spreads
+
+
+def split_reward(rewards: list[Reward], seen: Sequence[bool]) -> dict[str, float]:
+    """Return the mean rewards of the videos with prompts seen and unseen in training; empty without both kinds."""
+    if len(set(seen)) < 2:
+        return {}
+    pairs = [("seen" if is_seen else "unseen", reward.total) for reward, is_seen in zip(rewards, seen)]
+    return {f"{kind}/reward": _finite_mean([v for k, v in pairs if k == kind]) for kind in ("seen", "unseen")}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores of one policy, or of a folder of videos."""
+
+    videos: list[dict]  # number, prompt, group (index of the prompt), reward, scores, held-out metrics of the video
+    measures: dict[str, float | None]  # held-out metrics of the whole set, such as frechet_distance
+
+
+def mark_seen(evaluation: Evaluation, training: Iterable[Request]) -> Evaluation:
+    """Add ``seen`` to every video: whether its prompt is a ``training`` prompt. No change if all or none are."""
+    seen = are_seen((entry["prompt"] for entry in evaluation.videos), training)
+    videos = [entry | {"seen": each} for entry, each in zip(evaluation.videos, seen)]
+    return replace(evaluation, videos=videos) if len(set(seen)) > 1 else evaluation
+
+
+def summarise(evaluation: Evaluation) -> dict[str, Interval]:
+    """Return mean and t interval over the prompts of every score, and metrics of the whole set without an interval."""
+    entries = [entry.items() for entry in evaluation.videos]
+    names = dict.fromkeys(name for items in entries for name, value in items if isinstance(value, (int, float)))
+    summary = {}
+    for name in (name for name in names if name not in NOT_SCORES):
+        values = mean_by_prompt((entry["group"], entry.get(name)) for entry in evaluation.videos)
+        summary[name] = t_interval(np.array([list(values.values())]))
+    set_only = {name: value for name, value in evaluation.measures.items() if name not in summary and value is not None}
+    return summary | {name: t_interval(np.array([[value]])) for name, value in set_only.items()}
+
+
+def mean_by_prompt(pairs: Iterable[tuple[Hashable, float | None]]) -> dict[Hashable, float]:
+    """Return the mean of each prompt, over the values that are not None, from pairs of prompt and value."""
+    values_of: dict[Hashable, list[float]] = {}
+    for prompt, value in pairs:
+        if value is not None:
+            values_of.setdefault(prompt, []).append(value)
+    return {prompt: float(np.mean(values)) for prompt, values in values_of.items()}
+
+
+def as_text(summary: dict[str, Interval]) -> str:
+    """Format mean and interval, one line per metric."""
+    intervals = {name: f"[{v.low:.4f}, {v.high:.4f}]" if v.low < v.high else "" for name, v in summary.items()}
+    return "\n".join(align_columns([(name, f"{v.mean:9.4f}", intervals[name]) for name, v in summary.items()]))
+
+
+def write_evaluation(path: Path, evaluation: Evaluation, identity: dict) -> None:
+    """Write an evaluation as JSON; ``identity`` describes the policy and the settings that it was evaluated with."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    summary = {name: value.as_json() for name, value in summarise(evaluation).items()}
+    content = {"of": identity, "summary": summary, "measures": evaluation.measures, "videos": evaluation.videos}
+    write_json(path, content)
+
+
+def read_evaluation(path: Path, identity: dict) -> Evaluation | None:
+    """Return the stored evaluation if its identity is the same, else None, also for a corrupted file."""
+    if not path.is_file():
+        return None
+    try:
+        content = read_json(path, "stored evaluation")
+        if content["of"] != json.loads(json.dumps(identity)):
+            return None
+        evaluation = Evaluation(content["videos"], content["measures"])
+        for name, interval in summarise(evaluation).items():
+            mean = content["summary"][name]["mean"]
+            if math.isfinite(interval.mean) and not math.isclose(interval.mean, mean, rel_tol=1e-6, abs_tol=1e-9):
+                raise ValueError(f"the mean of {name} is {mean}, but that of its videos is {interval.mean}")
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        print(f"{path} is corrupted and ignored ({describe_error(error)})", file=sys.stderr, flush=True)
+        return None
+    return evaluation
+
+
+def write_csv(path: Path, rows: Iterable[Mapping]) -> None:
+    """Write rows as CSV; the columns are the keys of all rows."""
+    text, rows = io.StringIO(), list(rows)
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(path, text.getvalue())
+
+
+def _finite_mean(values: list[float]) -> float:
+    finite = [value for value in values if math.isfinite(value)]
+    return statistics.fmean(finite) if finite else math.nan

@@ -1,0 +1,153 @@
+"""Folders of mp4 files with their prompts: written by generate.py or a run, or in the order of a prompts CSV."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hyvideo.data.files import folder_problem, parse_json, read_json
+from hyvideo.data.prompts import Request
+from hyvideo.data.text import quote
+from hyvideo.data.videos import mp4_factor, read_header, read_video
+from hyvideo.validation import parts
+
+SCORES_FILE = "scores.json"
+# Entries in the JSON files of generate.py that all videos of a call have in common, and that change the videos.
+COMMON_SETTINGS = (
+    "model",
+    "version",
+    "checkpoint",
+    "lora",
+    "lora_scale",
+    "policy_hash",
+    "steps",
+    "shift",
+    "guidance_scale",
+    "guidance_interval",
+    "negative_prompt",
+    "sde_type",
+    "eta",
+    "frames",
+    "fps",
+    "dtype",
+    "initial_noise",
+    "step_caching",
+    "use_sageattn",
+)
+
+
+@dataclass(frozen=True)
+class Clip:
+    """A video file and its prompt."""
+
+    path: Path
+    prompt: str
+    group: int  # index of the prompt
+    seed: int | None  # of the initial noise, if it is recorded
+
+
+def find_clips(folder: Path, requests: list[Request]) -> list[Clip]:
+    """List the mp4 files of a folder with their prompts, from a run's scores.json or from JSON files beside them.
+
+    Without either, the files belong to ``requests`` in order, equally many to each. Raises ValueError for unknown
+    prompts, for a corrupted scores.json, and for videos of several policies or settings.
+    """
+    paths = sorted(folder.glob("*.mp4"))
+    if not paths:
+        problem = folder_problem(folder) or "it contains no mp4 file"
+        raise ValueError(f"--videos must be a folder with mp4 files, got {quote(folder)}: {problem}")
+    if recorded := _recorded(folder):
+        return recorded
+    if any(path.with_suffix(".json").is_file() for path in paths):
+        records = [_record_of(path.with_suffix(".json")) for path in paths]
+        _check_common_settings(paths, records)
+        places = {prompt: place for place, prompt in enumerate(dict.fromkeys(record["prompt"] for record in records))}
+        clips = []
+        for path, record in zip(paths, records):
+            seed = record.get("seed")
+            prompt = record["prompt"]
+            clips.append(Clip(path, prompt, places[prompt], seed if isinstance(seed, int) else None))
+        return clips
+    if not requests or len(paths) % len(requests):
+        raise ValueError(
+            "the number of videos without JSON files must be a multiple of the rows of valid_video_csv, because videos "
+            f"of a row follow one another, got {len(paths)} videos in {folder} and {len(requests)} rows; "
+            "add the missing videos, or the JSON files that name their prompts"
+        )
+    each = len(paths) // len(requests)
+    owners = [requests[i // each] for i in range(len(paths))]
+    return [Clip(path, owner.prompt, i // each, owner.seed) for i, (path, owner) in enumerate(zip(paths, owners))]
+
+
+def common_frame_rate(clips: list[Clip]) -> float:
+    """Return the frame rate of the videos. Raises ValueError if they differ or a file is not a video."""
+    rates = sorted({read_header(clip.path).fps for clip in clips})
+    if len(rates) > 1:
+        raise ValueError(f"all videos must have the same frame rate, got {', '.join(f'{rate:g}' for rate in rates)}")
+    return rates[0]
+
+
+def read_clips(clips: list[Clip], height: int, width: int) -> Iterator[dict[int, Tensor]]:
+    """Yield the videos in order in parts, by number; those enlarged for mp4 are reduced to ``height`` x ``width``."""
+    part: dict[int, Tensor] = {}
+    num_bytes = 0
+    for number, clip in enumerate(clips):
+        part[number] = _at_original_size(read_video(clip.path)[0], height, width)
+        num_bytes += part[number].nbytes
+        if num_bytes >= parts.PART_BYTES or number == len(clips) - 1:
+            yield part
+            part = {}
+            num_bytes = 0
+
+
+def _at_original_size(video: Tensor, height: int, width: int) -> Tensor:
+    factor = mp4_factor(height, width)
+    if factor == 1 or tuple(video.shape[-2:]) != (height * factor, width * factor):
+        return video
+    blocks = video.float().unflatten(-1, (width, factor)).unflatten(-3, (height, factor))
+    return blocks.mean((-3, -1)).round().to(torch.uint8)
+
+
+def _recorded(folder: Path) -> list[Clip]:
+    """Return the videos listed in the scores.json of a run, or none if there is no such file."""
+    path = folder / SCORES_FILE
+    if not path.is_file():
+        return []
+    try:
+        entries = parse_json(path.read_text(encoding="utf-8"))
+        if isinstance(entries, dict):  # of scripts.evaluate
+            return []
+        clips = []
+        for entry in entries:
+            if entry["file"]:
+                clips.append(Clip(folder / entry["file"], entry["prompt"], entry["group"], entry.get("seed")))
+        if wrong := [clip for clip in clips if not (isinstance(clip.prompt, str) and type(clip.group) is int)]:
+            raise ValueError(f"prompt {quote(wrong[0].prompt, 60)} and group {quote(wrong[0].group, 60)}")
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} must be a list of videos with file, prompt and group: {error!r}") from error
+    return clips
+
+
+def _record_of(path: Path) -> dict[str, Any]:
+    """Return the settings of a video, which have its prompt."""
+    record = read_json(path, "--videos")
+    if not isinstance(record.get("prompt"), str):
+        raise ValueError(f"{path} must contain a JSON object with a prompt")
+    return record
+
+
+def _check_common_settings(paths: list[Path], records: list[dict[str, Any]]) -> None:
+    """Raise ValueError if the videos are of calls with different policies or settings."""
+    for path, record in zip(paths, records):
+        for name in COMMON_SETTINGS:
+            first = records[0].get(name)
+            value = record.get(name)
+            if value != first:
+                raise ValueError(
+                    f"the videos in {path.parent} must be of one policy with the same settings: {name} is "
+                    f"{quote(first)} for {paths[0].name} and {quote(value)} for {path.name}; move the videos of "
+                    "other calls of generate.py to another folder"
+                )

@@ -1,0 +1,193 @@
+"""Win rates, strengths and agreement of a study's answers; analysis.md describes the rules."""
+
+import functools
+import itertools
+import json
+import math
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import choix
+import krippendorff
+import numpy as np
+
+from hyvideo.data.files import parse_json, read_json, replacing
+from hyvideo.data.text import quote
+from hyvideo.validation.intervals import t_quantile
+from studies.preference import tables
+from studies.preference.rating import DATABASE, KEY, STUDY, Study
+
+KINDS = ("pair", "repeat", "identical")
+FIRST_SHARE = {"first": 1.0, "second": 0.0, "tie": 0.5, "both_bad": 0.5}  # share of a win for the first video
+
+
+def read_key(study: Study) -> dict:
+    """Return the methods, and the kind and methods of each pair. Raises ValueError if the key is not of this study."""
+    path = study.folder / KEY
+    key = read_json(path, "key")
+    served = {name: pair for rater in study.raters.values() for name, pair in rater["pairs"].items()}
+    try:
+        methods = key["methods"]
+        if len(methods) < 2 or len(set(methods)) < len(methods):
+            raise ValueError(f"methods {quote(methods)}")
+        if key["pairs"].keys() != served.keys():
+            raise ValueError("the pairs differ")
+        for name, pair in key["pairs"].items():
+            _check_pair(pair, served[name], len(methods))
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{path} must be the key of {study.folder / STUDY}, as `make` wrote both: one of them was changed or "
+            f"belongs to another study ({error!r}); restore it"
+        ) from error
+    return key
+
+
+def _check_pair(pair: dict, served: dict, num_methods: int) -> None:
+    """Raise an exception if a pair of the key is invalid or differs from the pair that raters see."""
+    if any(pair[name] != value for name, value in served.items()):
+        raise ValueError(f"raters see {quote(served)}, not {quote(pair)}")
+    if pair["kind"] not in KINDS or not isinstance(pair["unit"], int) or len(pair["sources"]) != 2:
+        raise ValueError(f"pair {quote(pair)}")
+    first, second = pair["methods"]
+    is_identical = pair["kind"] == "identical"
+    if first not in range(num_methods) or second not in range(num_methods) or (first == second) != is_identical:
+        raise ValueError(f"methods {quote(pair['methods'])} of {num_methods}")
+
+
+def check_answers(study: Study) -> None:
+    """Raise ValueError if the database has an answer that the page cannot have stored."""
+    owners = {pair: rater["name"] for rater in study.raters.values() for pair in rater["pairs"]}
+    for row in study.rows():
+        is_of_rater = row["pair"] in owners and row["rater"] == owners[row["pair"]]
+        if not is_of_rater or row["answer"] not in FIRST_SHARE:
+            raise ValueError(
+                f"{study.folder / DATABASE} must have the answers of the raters in {STUDY}, got {quote(tuple(row))}: "
+                "the file was changed or belongs to another study; restore it"
+            )
+
+
+def judgements(study: Study, pairs: dict) -> list[SimpleNamespace]:
+    """Join the answers with the key of their pairs and derive wins and failed checks; undefined values are None."""
+    given, before = [SimpleNamespace(**row, **pairs[row["pair"]]) for row in study.rows()], {}
+    for j in given:
+        won, j.versus = FIRST_SHARE[j.answer], tuple(sorted(j.methods))
+        j.value = won if j.methods == [*j.versus] else 1 - won  # share of a win for the earlier method
+        j.is_first = None if won == 0.5 else won
+        first, second = (_score(Path(file), j.dimension) for file in j.sources)
+        has_order = won != 0.5 and None not in (first, second) and first != second
+        j.is_scored_higher = float((first > second) == won) if has_order else None
+        value = before.setdefault((j.rater, j.dimension, j.unit, j.versus), j.value)
+        j.is_failed = won != 0.5 if j.kind == "identical" else abs(j.value - value) == 1
+    return given
+
+
+def _score(file: Path, dimension: str) -> float | None:
+    """Return a recorded score of a video; None if there is none, or if it is not a finite number."""
+    score = scores_of(file.parent).get(file.name, {}).get(dimension)
+    return score if isinstance(score, int | float) and math.isfinite(score) else None
+
+
+@functools.cache
+def scores_of(folder: Path) -> dict[str, dict]:
+    """Return the scores that a run or scripts.evaluate wrote for a folder's videos, by file; empty without them.
+
+    Raises ValueError for a corrupted file.
+    """
+    for path in (folder / "scores.json", folder / "scores" / "scores.json"):
+        if path.is_file():
+            try:
+                content = parse_json(path.read_text(encoding="utf-8"))
+                entries = content["videos"] if isinstance(content, dict) else content
+                return {entry["file"]: dict(entry) for entry in entries}
+            except (ValueError, LookupError, TypeError) as error:
+                raise ValueError(
+                    f"{path} must be a list of videos with scores ({error!r}); restore it, or delete it to analyse "
+                    "the study without the scores"
+                ) from error
+    return {}
+
+
+def share(given: list[SimpleNamespace], name: str) -> dict[str, float | None]:
+    """Return the mean of a judgement in [0, 1] and its 95 % interval, with both raters and prompts as random samples.
+
+    The half width is that of `studies.intervals` for a table with gaps, from cluster-robust variances (Cameron, Gelbach
+    and Miller 2011), and at least that of independent cells. The interval is Wilson's for the number of answers that
+    gives this width. Without variation every rater, or prompt if there are fewer, counts as one answer.
+    """
+    defined = [(getattr(j, name), j.rater, j.prompt) for j in given if getattr(j, name) is not None]
+    if not defined:
+        return {"mean": None, "low": None, "high": None}
+    values, raters, prompts = zip(*defined)
+    mean, squared = sum(values) / len(values), []
+    for clusters in (raters, prompts, zip(raters, prompts)):
+        sums = Counter()
+        for cluster, value in zip(clusters, values):
+            sums[cluster] += value - mean
+        freedom = max(1, len(sums) - 1)
+        scale = t_quantile(freedom) ** 2 * len(sums) / freedom / len(values) ** 2
+        squared.append(scale * sum(total**2 for total in sums.values()))
+    half, spread = max(squared[0] + squared[1] - squared[2], min(squared[:2]), squared[2]), mean * (1 - mean)
+    fewest = min(len(set(raters)), len(set(prompts)))
+    ratio = half / spread if half > 1e-12 else t_quantile(max(1, fewest - 1)) ** 2 / fewest
+    centre, width = (mean + ratio / 2) / (1 + ratio), math.sqrt(ratio * spread + ratio**2 / 4) / (1 + ratio)
+    return {"mean": mean, "low": min(mean, centre - width), "high": max(mean, centre + width)}
+
+
+def question_results(given: list[SimpleNamespace], methods: list[str]) -> dict:
+    """Return the results of one question; alpha is None if no pair has two raters, or all answers are equal."""
+    rates, wins = [], [*itertools.permutations(range(len(methods)), 2)]
+    for a, b in itertools.combinations(range(len(methods)), 2):
+        answers = [j for j in given if j.versus == (a, b)]
+        labels = {"method": methods[a], "against": methods[b], "raters": len({j.rater for j in answers})}
+        rates.append(labels | share(answers, "value"))
+        won = int(sum(2 * j.value for j in answers))  # an answer counts as two wins, a tie as one for each
+        wins += [(a, b)] * won + [(b, a)] * (2 * len(answers) - won)
+    cells = Counter((j.unit, j.versus, j.value) for j in given)
+    counts = [[cells[unit, versus, value] for value in (0.0, 0.5, 1.0)] for unit, versus in {c[:2] for c in cells}]
+    shared = [count for count in counts if sum(count) > 1]
+    with np.errstate(invalid="ignore"):
+        alpha = krippendorff.alpha(value_counts=shared, level_of_measurement="ordinal") if shared else math.nan
+    return {
+        "win_rates": rates,
+        "strengths": dict(zip(methods, choix.ilsr_pairwise(len(methods), wins, max_iter=1000).tolist())),
+        "alpha": float(alpha) if math.isfinite(alpha) else None,
+        "first_side": share(given, "is_first"),
+        "reward_model": share(given, "is_scored_higher"),
+    }
+
+
+def analyse(study: Study, most_failed: float) -> str:
+    """Write table3, pairs.csv and the analysis; return its text. Raises ValueError if no answers remain."""
+    if not 0 <= most_failed <= 1:
+        raise ValueError(f"--most_failed must be a share from 0 to 1, got {most_failed}")
+    key = read_key(study)
+    questions = list(study.questions)
+    check_answers(study)
+    given = judgements(study, key["pairs"])
+    checks: dict[str, list[bool]] = {j.rater: [] for j in given}
+    for j in given:
+        if j.kind != "pair" and j.dimension == questions[-1]:
+            checks[j.rater].append(j.is_failed)
+    left_out = [rater for rater, failed in checks.items() if sum(failed) > most_failed * len(failed)]
+    counted = [j for j in given if j.kind == "pair" and j.rater not in left_out and j.dimension in questions]
+    if not counted:
+        excluded = f"excluded for failing more than {most_failed:.0%} of their checks: {', '.join(left_out) or 'none'}"
+        raise ValueError(f"no answers to {', '.join(questions)} remain; raters {excluded}")
+    by_question = {name: [j for j in counted if j.dimension == name] for name in questions}
+    by_name = {name: question_results(answers, key["methods"]) for name, answers in by_question.items() if answers}
+    general = {"methods": key["methods"], "most_failed": most_failed, "checks": checks, "left_out": left_out}
+    results = general | {"questions": by_name}
+    text = tables.analysis_md(results, counted)
+    files = {
+        "analysis.json": json.dumps(results, indent=1, allow_nan=False),
+        "pairs.csv": tables.pairs_csv(counted) + "\n",
+        "table3.md": tables.table3_md(by_name, counted) + "\n",
+        "table3.csv": tables.table3_csv(by_name) + "\n",
+        "table3.tex": tables.table3_tex(by_name, counted) + "\n",
+        "analysis.md": text + "\n",
+    }
+    for name, content in files.items():
+        with replacing(study.folder / name) as path:
+            path.write_text(content, encoding="utf-8")
+    return text

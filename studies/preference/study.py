@@ -1,0 +1,87 @@
+"""A blind preference study: pairs of videos for each rater, in files that do not reveal the method."""
+
+import itertools
+import math
+import os
+import secrets
+import shutil
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+
+from hyvideo.data.files import make_folder, parse_json
+from hyvideo.data.prompts import Request
+from hyvideo.data.videos import is_as_written, read_video, write_video
+from hyvideo.records.run_files import write_json
+from hyvideo.validation.video_folder import find_clips
+from studies.preference.rating import KEY, SIDES, STUDY, VIDEOS
+
+DATE = 946_684_800  # modification time of every file: 1 January 2000
+
+
+def design(num_methods: int, num_units: int, *, raters: int, pairs: int, checks: int, seed: int = 0) -> list[list]:
+    """Return each rater's screens: kind (pair, repeat, identical), unit, and methods of the first and second video.
+
+    Combinations of method pairs and units (videos of common prompts) are arranged cyclically; each rater gets the next
+    slice. In a slice, the counts of method pairs differ by at most one, those of units by at most two. For each rater,
+    the counts of the earlier method on the two sides differ by at most one. Raises ValueError for impossible sizes.
+    """
+    versus = list(itertools.combinations(range(num_methods), 2))
+    num_combinations, period, half = len(versus) * num_units, math.lcm(len(versus), num_units), pairs // 2
+    bounds = {"pairs": (1, pairs, num_combinations), "raters": (1, raters, 9999), "checks": (0, checks, half)}
+    for name, (least, given, most) in bounds.items():
+        if not least <= given <= most:
+            what = f"{num_methods} methods with {num_units} videos of common prompts"
+            raise ValueError(f"--{name} must be from {least} to {most} for {what}, got {given}")
+    random, designed = np.random.default_rng(seed), []
+    units = random.permutation(num_units).tolist()
+    for rater in range(raters):
+        screens, sides = [], (random.permutation(pairs) + rater) % 2
+        for place, side in zip((random.permutation(pairs) + rater * pairs) % num_combinations, sides):
+            unit, methods = units[(place + place // period) % num_units], versus[place % len(versus)]
+            screens.append(("pair", unit, methods[side], methods[1 - side]))
+        for repeated in random.permutation(half)[:checks]:  # pairs of the first half, repeated in the second
+            _, unit, first, second = screens[repeated]
+            screens.insert(random.integers(half + 1, len(screens) + 1), ("repeat", unit, second, first))
+        for _, unit, first, _ in screens[:checks]:
+            screens.insert(random.integers(1, len(screens) + 1), ("identical", unit, first, first))
+        designed.append(screens)
+    return designed
+
+
+def make_study(out: Path, folders: dict[str, Path], requests: list[Request], **sizes: int) -> None:
+    """Write a study of ``folders`` of videos by method; ``sizes`` are those of `design`.
+
+    Methods are compared on the videos that all of them have. Videos get random names, and the key is never served.
+    Videos of this project are copied; if others are among them, all are compressed again.
+    """
+    clips: list[dict[tuple[str, int], Path]] = []
+    for folder in folders.values():
+        places = defaultdict(itertools.count)
+        clips.append({(c.prompt, next(places[c.prompt])): c.path for c in find_clips(folder, requests)})
+    units = [unit for unit in clips[0] if all(unit in others for others in clips)]
+    sizes = {"seed": secrets.randbits(64)} | sizes
+    designed, served, key, files = design(len(folders), len(units), **sizes), {}, {}, {}
+    # Files that could reveal the method by their format or metadata are all written again, so that none differs.
+    are_copied = all(is_as_written(clips_of[unit]) for clips_of in clips for unit in units)
+    make_folder(out / VIDEOS)
+    for number, screens in enumerate(designed, start=1):
+        shown = {secrets.token_hex(10): screen for screen in screens}
+        for pair, (kind, unit, *methods) in shown.items():
+            sources = [clips[method][units[unit]] for method in methods]
+            for source in sources:
+                if source not in files:
+                    files[source] = f"{VIDEOS}/{secrets.token_hex(10)}.mp4"
+                    if are_copied:
+                        shutil.copyfile(source, out / files[source])
+                    else:
+                        write_video(out / files[source], *read_video(source))
+                    os.utime(out / files[source], (DATE, DATE))
+            shown[pair] = {"prompt": units[unit][0]} | {side: files[source] for side, source in zip(SIDES, sources)}
+            secret = {"kind": kind, "unit": unit, "methods": methods, "sources": [str(s.resolve()) for s in sources]}
+            key[pair] = shown[pair] | secret
+        served[secrets.token_urlsafe(16)] = {"name": f"r{number:02d}", "pairs": shown}
+    questions = parse_json(Path(__file__).with_name("questions.json").read_text())
+    write_json(out / KEY, {"methods": [*folders], "pairs": key})
+    write_json(out / STUDY, {"questions": questions, "raters": served})

@@ -1,0 +1,209 @@
+"""Results of recipes at equal cost: curves over the cost, a Pareto plot, a table and verdicts.
+
+Metrics come from the validations of the runs, in metrics.jsonl and, for the base model, in samples/000000. They are
+interpolated linearly between validations. Seconds are those of iterations times the number of processes, without
+startup, validations and checkpoints.
+"""
+
+import itertools
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+
+from hyvideo.config.run_plan import make_plan
+from hyvideo.data.files import read_json
+from hyvideo.data.run_folder import METRICS
+from hyvideo.generation.policy_scores import Evaluator
+from hyvideo.planning.planned_run import PlannedRun
+from hyvideo.records.metrics_file import read_metrics
+from hyvideo.records.run_files import write_text
+from hyvideo.rewards.rewards import DIMENSIONS
+from hyvideo.validation.intervals import Interval
+from hyvideo.validation.scores_file import summarise
+from studies.recipes.recipes import AXES, Budget
+from studies.recipes.runs import Run, Study, finished
+from studies.recipes.train_runs import planned
+from studies.tables.comparisons import NO_CORRECTION, Scores, as_markdown, compare, intervals
+from studies.tables.table import Row, Table, format_seeds, write_table
+
+Trace = dict[str, np.ndarray]  # cost and metrics of a run at each validation; (validations,)
+Point = dict[str, Interval]  # cost and metrics of a recipe at one cost, over its seeds
+
+COMPARED = {  # names in the metrics, and columns
+    "reward": "Reward",
+    "seen/reward": "Reward, seen prompts",
+    "unseen/reward": "Reward, unseen prompts",
+    "true/reward": "True reward",
+    "frechet_distance": "Frechet distance",
+    "held_out/diversity": "Diversity",
+}
+HEADS = ["Recipe", "Rollouts", "Forwards", "Seconds", "Forwards a rollout", "Forwards a video"]
+
+
+def read_trace(study: Study, run: Run) -> Trace:
+    """Read the validations of a run; values that were not measured are NaN.
+
+    Raises ValueError if its records are corrupted, or lack an iteration, whose cost would be missing.
+    """
+    config = study.config(run)
+    folder = study.folder(run)
+    spent = np.zeros(len(AXES))
+    points = []
+    rollouts, base = make_plan(config, study.world_size).rollouts, folder / "samples/000000/measures.json"
+    if base.is_file():
+        points.append(dict(zip(AXES, spent)) | read_json(base, run.name))
+    lines = read_metrics(folder / METRICS)
+    if missing := set(range(1, 1 + len(lines))) - {line["iteration"] for line in lines}:
+        raise ValueError(
+            f"{folder / METRICS} has no line of iteration {min(missing)}, so that the cost of the run is unknown; "
+            "restore the line, or move the folder away to train the run again"
+        )
+    try:
+        for line in lines:
+            spent = spent + [rollouts, rollouts * line["cost/forwards"], line["time/iteration"] * study.world_size]
+            if "validation/reward" in line:
+                points.append(dict(zip(AXES, spent)) | {k.removeprefix("validation/"): v for k, v in line.items()})
+        return _columns(points, config.reward_weights)
+    except (LookupError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"the records of the run in {folder} are corrupted: {error!r}; move the folder away"
+        ) from error
+
+
+def _columns(points: list[dict], weights: Mapping[str, float]) -> Trace:
+    """Return costs and metrics by column, with the weighted sum of the true rewards."""
+    names = {**{name: name for name in AXES}, **COMPARED, **{name: name for name in (*DIMENSIONS, *weights)}}
+    trace = {column: np.array([point.get(name) for point in points], dtype=float) for name, column in names.items()}
+    truths = [np.array([point.get(f"true/{name}") for point in points], dtype=float) for name in weights]
+    return trace | {"True reward": np.dot(list(weights.values()), truths)}
+
+
+def guided_base(study: Study, run: Run, scale: float) -> Scores:
+    """Return the metrics of the base model with guidance in the validation of a run; stored in scores/."""
+    config = study.config(run).with_settings(validation_cfg_scale=scale)
+    with closing(Evaluator(config)) as evaluator:
+        (evaluation,) = evaluator.policies({f"base-guided-{scale:g}": None}, study.out / "scores").values()
+    values = {name: value.mean for name, value in summarise(evaluation).items()}
+    for kind, is_seen in (("seen", True), ("unseen", False)):
+        rewards = [entry["reward"] for entry in evaluation.videos if entry.get("seen") is is_seen]
+        rewards = [reward for reward in rewards if reward is not None]
+        if rewards:
+            values[f"{kind}/reward"] = np.mean(rewards)
+    return _columns([dict.fromkeys(AXES, 0.0) | values], config.reward_weights)
+
+
+def at_cost(trace: Trace, axis: str, amount: float) -> Scores:
+    """Return the metrics of a run at the given cost, or at its end if it cost less."""
+    return {name: np.interp([amount], trace[axis], values) for name, values in trace.items()}
+
+
+def curve(traces: list[Trace], axis: str, end: float = np.inf) -> list[Point]:
+    """Return means and intervals over seeds at the validations of the first seed up to ``end``, and at ``end``."""
+    amounts = traces[0][axis]
+    amounts = [*amounts[amounts < end], end] if end < amounts[-1] else amounts
+    return [intervals([at_cost(trace, axis, amount) for trace in traces]) for amount in amounts]
+
+
+def write_results(study: Study, runs: list[Run], budget: Budget, guidance: float | None = None) -> None:
+    """Write the results of the finished runs: recipes.md, .csv, .tex, verdicts.md, curves_<axis>.png and pareto.png.
+
+    With ``guidance``, the table also has the base model with this guidance scale.
+    """
+    trained = list(finished(study, runs))
+    if not trained:
+        raise ValueError(f"{study.out} contains no finished run yet")
+    traces: dict[str, dict[int, Trace]] = {}
+    for run in trained:
+        traces.setdefault(run.recipe.name, {})[run.seed] = read_trace(study, run)
+    scores = {name: {seed: at_cost(t, *budget) for seed, t in by_seed.items()} for name, by_seed in traces.items()}
+    ends = {name: intervals(list(by_seed.values())) for name, by_seed in scores.items()}
+    base = intervals([at_cost(traces[trained[0].recipe.name][trained[0].seed], budget.axis, 0)])
+    write_plots(traces, ends, base, budget, study.out)
+    whole = planned(study, trained[0], trains=False)
+    rows = [] if base["rollouts"].mean else [_row("Base model", base, forwards_per_video(whole), "")]
+    if guidance:
+        guided = intervals([guided_base(study, trained[0], guidance)])
+        of_video = forwards_per_video(whole.with_settings(validation_cfg_scale=guidance))
+        rows.append(_row(f"Base model, guidance {guidance:g}", guided, of_video, ""))
+    rows += [_row(name, e, forwards_per_video(whole), format_seeds(len(scores[name]))) for name, e in ends.items()]
+    notes = [
+        f"At {budget.amount:,} {budget.axis} per run, or at its end if earlier; from the validations of the runs, with "
+        "the same prompts and noise. 95 % intervals (Student's t) over training seeds, none for one seed.",
+    ]
+    if missing := [run.name for run in runs if run not in trained]:
+        notes.append(f"Unfinished runs, not included: {', '.join(missing)}.")
+    write_table(Table(HEADS, rows, notes), study.out / "recipes")
+    controls = {run.recipe.control_of: run.recipe.name for run in trained if run.recipe.control_of}
+    write_verdicts(scores, controls, study.out / "verdicts.md")
+
+
+def write_plots(
+    traces: dict[str, dict[int, Trace]], ends: dict[str, Point], base: Point, budget: Budget, folder: Path
+) -> None:
+    """Draw the curves over each cost up to the budget, and the ends of the recipes beside the first validation."""
+    for axis in AXES:
+        end = budget.amount if axis == budget.axis else np.inf
+        curves = {name: curve(list(by_seed.values()), axis, end) for name, by_seed in traces.items()}
+        draw(curves, itertools.product([axis], COMPARED.values()), folder / f"curves_{axis}.png")
+    has_truth = all("True reward" in end for end in ends.values())
+    panels = itertools.product(["Frechet distance", "Diversity"], ["True reward" if has_truth else "Reward"])
+    draw({name: [end] for name, end in ends.items()} | {"first validation": [base]}, panels, folder / "pareto.png")
+
+
+def write_verdicts(scores: dict[str, dict[int, Scores]], controls: dict[str, str], path: Path) -> None:
+    """Compare each recipe with the first one and with its control, by name in ``controls``."""
+    first, *others = scores
+    pairs = [(name, first) for name in others if name not in controls.values()]
+    pairs += [pair for pair in controls.items() if pair[0] in scores]
+    verdicts = [compare(f"{name} against {other}", scores[name], scores[other]) for name, other in pairs]
+    note = "Differences are paired by training seed, with 95 % intervals (Student's t) over seeds. " + NO_CORRECTION
+    write_text(path, as_markdown(verdicts, COMPARED.values(), [note]))
+
+
+def forwards_per_video(run: PlannedRun) -> float:
+    """Return the forward passes to sample a validation video."""
+    return run.validation.plan.sampled_branches * run.validation.settings.grpo_sampling_steps
+
+
+def _row(name: str, end: Point, of_video: float, seeds: str) -> Row:
+    rollouts, forwards, seconds = (end[axis].mean for axis in AXES)
+    each = f"{forwards / rollouts:.4g}" if rollouts else ""
+    labels = [name, *(f"{amount:.0f}" for amount in (rollouts, forwards, seconds)), each, f"{of_video:g}"]
+    return Row(labels, seeds, {column: value for column, value in end.items() if column not in AXES})
+
+
+def draw(curves: dict[str, list[Point]], panels: Iterable[tuple[str, str]], path: Path) -> None:
+    """Draw a panel for each pair of columns that all curves have: the second over the first, with their intervals."""
+    panels = [
+        pair for pair in panels if all(point.keys() >= set(pair) for points in curves.values() for point in points)
+    ]
+    if not panels:
+        return
+    size = (4.8 * len(panels) + 1.6, 4.4)
+    figure, (all_axes,) = plt.subplots(1, len(panels), figsize=size, squeeze=False, layout="constrained")
+    for axes, names in zip(all_axes, panels):
+        for number, (recipe, points) in enumerate(curves.items()):
+            x, y = (np.array([(p[name].mean, p[name].low, p[name].high) for p in points]).T for name in names)
+            axes.errorbar(
+                x[0],
+                y[0],
+                yerr=abs(y[1:] - y[0]),
+                xerr=abs(x[1:] - x[0]),
+                color=f"C{number % 10}",
+                linestyle=("-", "--", ":")[number % 3],
+                marker=".",
+                elinewidth=0.8,
+                capsize=2,
+                label=recipe,
+            )
+        axes.set(xlabel=names[0], ylabel=names[1])
+        axes.grid(alpha=0.3)
+    figure.legend(*all_axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize="small")
+    figure.savefig(path, dpi=150)
+    plt.close(figure)

@@ -1,0 +1,81 @@
+"""Scores of runs, their intervals over seeds and prompts, and paired differences of two recipes with verdicts.
+
+Runs of the same seed share rollout noise, and all runs share the prompts and noise of the evaluation. Intervals are
+those of the differences by seed and prompt, over the seeds that both recipes have.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hyvideo.validation.intervals import Interval, t_interval
+from studies.tables.table import format_interval, format_seeds
+
+Scores = dict[str, np.ndarray]  # of a run, by column: (prompts,), NaN if missing; (1,) for a metric of the whole set
+NO_CORRECTION = "Without correction for multiple tests, about 1 in 20 null comparisons is flagged by chance."
+
+
+def intervals(runs: Sequence[Scores]) -> dict[str, Interval]:
+    """Return mean and interval over runs and prompts by column; columns without a value in every run are left out."""
+    if not runs:
+        return {}
+    found = {name: t_interval(np.array([run[name] for run in runs])) for name in runs[0]}
+    return {name: interval for name, interval in found.items() if math.isfinite(interval.mean)}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Comparison of two recipes: the first minus the second, for each metric that both have."""
+
+    question: str
+    setting: str
+    seeds: list[int]  # common to both recipes
+    differences: dict[str, Interval]
+
+    def verdict(self, measure: str) -> str:
+        """Return ``higher`` or ``lower`` if the interval excludes 0, else the reason for no verdict."""
+        if len(self.seeds) < 2:
+            return "one seed: no verdict" if self.seeds else "no common seed: no verdict"
+        difference = self.differences.get(measure)
+        if difference is None:
+            return "not measured"
+        significant = "higher" if difference.mean > 0 else "lower"
+        return significant if difference.excludes_zero else "no significant difference"
+
+
+def compare(
+    question: str, firsts: Mapping[int, Scores], seconds: Mapping[int, Scores], setting: str = ""
+) -> Comparison:
+    """Compare the scores of two recipes by training seed."""
+    seeds = sorted(firsts.keys() & seconds.keys())
+    pairs = [(firsts[seed], seconds[seed]) for seed in seeds]
+    differences = [{name: first[name] - second[name] for name in first} for first, second in pairs]
+    return Comparison(question, setting, seeds, intervals(differences))
+
+
+def as_markdown(comparisons: list[Comparison], columns: Iterable[str], notes: Iterable[str]) -> str:
+    """Format a row for each question, with a verdict on each metric, or on the reward only if there are settings."""
+    names = [name for name in columns if any(name in comparison.differences for comparison in comparisons)]
+    has_settings = len(comparisons) > 0 and comparisons[0].setting != ""
+    heads = ["Question", "Seeds", *names]
+    if has_settings:
+        heads = ["Question", "Setting", "Seeds", *names, "Verdict"]
+    rows = [heads, ["---"] * len(heads)]
+    for comparison in comparisons:
+        cells = [comparison.question]
+        if has_settings:
+            cells.append(comparison.setting)
+        cells.append(format_seeds(len(comparison.seeds)))
+        for name in names:
+            cell = "-"
+            if name in comparison.differences:
+                mean, interval = format_interval(comparison.differences[name], sign="+")
+                cell = f"{mean}{interval}"
+            cells.append(cell if has_settings else f"{cell}: {comparison.verdict(name)}")
+        if has_settings:
+            cells.append(comparison.verdict("Reward"))
+        rows.append(cells)
+    lines = [f"| {' | '.join(cells)} |" for cells in rows]
+    return "\n".join([*lines, "", *notes]) + "\n"

@@ -1,0 +1,82 @@
+"""Command line shared by the studies of tables and figures: flags, plan, training."""
+
+import argparse
+import shlex
+from functools import partial
+from pathlib import Path
+
+from hyvideo.config.rules import check_evaluation
+from hyvideo.config.values import value_of
+from hyvideo.data.cli import Parser
+from studies.recipes.runs import Run, Study, reject_flags
+from studies.recipes.train_runs import describe, plan_run, train_runs
+from studies.tables.cells import CELL_FLAGS, SETTINGS
+
+WORLDS = {"miniature": "configs/miniature_paper.yaml"}
+MINIATURE_NOISE = "sage_grpo:0.7"
+
+
+def study_parser(doc: str, *, out: str, makes: str) -> argparse.ArgumentParser:
+    """Return a parser with the flags of every study; ``makes`` is ``table`` or ``figures``."""
+    parser = Parser(doc)
+    parser.add_argument("--output_dir", type=Path, default=Path(out), help="output folder")
+    parser.add_argument("--jobs", type=int, default=1, help="number of runs to train at the same time")
+    parser.add_argument("--num_gpus", type=int, default=0, help="processes of torchrun for each run; 0 for no torchrun")
+    parser.add_argument("--only_cell", metavar="NAME", help="train only this run, without a table or figure")
+    parser.add_argument("--dry_run", action="store_true", help="print the plan and its cost without writing anything")
+    parser.add_argument(
+        f"--only_{makes}",
+        dest="trains_nothing",
+        action="store_true",
+        help=f"make the {makes} from finished runs without training",
+    )
+    return parser
+
+
+def grid_parser(doc: str, *, makes: str) -> argparse.ArgumentParser:
+    """Return the parser of a study of cells of Table 2."""
+    parser = study_parser(doc, out="outputs/table2", makes=makes)
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--world", choices=list(WORLDS), help="use the miniature, which needs no download")
+    where.add_argument("--config", help="YAML file of a run, with valid_video_csv")
+    parser.add_argument("--settings", nargs="+", choices=list(SETTINGS), default=list(SETTINGS), help="reward weights")
+    parser.add_argument("--methods", nargs="+", type=partial(value_of, "sde_type"), metavar="SDE_TYPE", help="samplers")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="training seeds")
+    parser.add_argument(
+        "--match_noise",
+        help=f"sde_type:eta of the sampler whose noise all others match; default: {MINIATURE_NOISE} with --world, "
+        'none with --config; "" for none',
+    )
+    parser.add_argument("--extra", default="", help='flags of post_train.py for every cell: "--max_steps 30 --eta 0.5"')
+    return parser
+
+
+def grid_study(options: argparse.Namespace, *, scorers: list[str] | None = None) -> Study:
+    """Return the study for the flags of `grid_parser`. Raises ValueError for incompatible flags."""
+    extra, noise = shlex.split(options.extra), options.match_noise
+    reject_flags(extra, CELL_FLAGS)
+    if noise is None and options.world:
+        noise = MINIATURE_NOISE
+    extra = (["--match_noise", noise] if noise else []) + extra
+    return Study(WORLDS.get(options.world, options.config), options.output_dir, extra, options.num_gpus, scorers or [])
+
+
+def plan_and_train(study: Study, runs: list[Run], options: argparse.Namespace) -> int:
+    """Print the plan, train unfinished runs and return the exit code. Raises ValueError for invalid flags or runs."""
+    jobs, num_gpus = options.jobs, study.num_gpus
+    if jobs < 1 or num_gpus < 0 or (num_gpus and jobs > 1):
+        raise ValueError(f"--jobs must be at least 1 (1 with GPUs), --num_gpus at least 0, got {jobs} and {num_gpus}")
+    trains = not (options.dry_run or options.trains_nothing)
+    plans = [plan_run(study, run, trains=trains) for run in select_runs(runs, options.only_cell)]
+    check_evaluation(study.evaluation_config(), output=study.out, has_model=trains)
+    print(describe(study, plans), flush=True)
+    to_run = [plan.run for plan in plans if not plan.progress.is_finished]
+    return 1 if trains and not train_runs(study, to_run, jobs=jobs) else 0
+
+
+def select_runs(runs: list[Run], name: str | None) -> list[Run]:
+    """Return the run of that name, or all runs if it is None. Raises ValueError for an unknown name."""
+    chosen = [run for run in runs if name in (None, run.name)]
+    if not chosen:
+        raise ValueError(f"--only_cell must be a cell of the plan, such as {runs[0].name} (see --dry_run), got {name}")
+    return chosen

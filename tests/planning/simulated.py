@@ -1,0 +1,48 @@
+"""Run that was simulated with fake tensors: one forward and backward pass of 121 frames, fused AdamW."""
+
+from hyvideo.config.settings import Config
+from hyvideo.models.hunyuan_video15.sizes import Architecture
+from hyvideo.planning.phases import GIB, memory
+from hyvideo.planning.planned_run import PlannedRun
+
+SETTINGS = {
+    "enable_fsdp": True,
+    "enable_gradient_checkpointing": True,
+    "activation_checkpointing": "full",
+    "batch_size": 1,
+    "num_generations": 1,
+    "cfg_scale": 1.0,
+    "shift": 5.0,
+    "timestep_fraction": 0.05,  # one of 20 steps
+    "use_muon": False,
+    "sample_n_frames": 121,
+    "height": 480,
+    "width": 848,
+    "reward_model": [],
+}
+LORA = {"lora_rank": 64, "kl_weight": 0.0}
+
+TRANSFORMER = (
+    "parameters",
+    "optimizer state",
+    "EMA",
+    "anchor",
+    "gradients",
+    "activations",
+    "working weights",
+)
+
+
+def simulated(world_size: int = 8, **changes) -> PlannedRun:
+    return PlannedRun(Config().with_settings(**(SETTINGS | changes)).resolved(), world_size, Architecture())
+
+
+def transformer_gib(run: PlannedRun) -> float:
+    """Return the peak of the transformer and its training, without other models, and with an anchor in bf16."""
+    peaks = (sum(items.get(name, 0.0) for name in TRANSFORMER) for items in memory(run).phases.values())
+    anchor = memory(run).phases["rollout"]["anchor"]
+    return (max(peaks) - anchor * (1 - 2 / run.master_bytes)) / GIB
+
+
+# Block counted on the simulated GPU: 81 frames of 480 x 864.
+BLOCK_TOKENS, BLOCK_TEXT = 21 * 30 * 54, 200

@@ -1,0 +1,115 @@
+"""Size of checkpoints and the check of the free disk space."""
+
+from pathlib import Path
+
+import pytest
+
+from hyvideo.config.command_line import load_config
+from hyvideo.models.hunyuan_video15.sizes import Architecture
+from hyvideo.models.sizes import read_architecture
+from hyvideo.planning import disk
+from hyvideo.planning.cost import duration
+from hyvideo.planning.disk import check_room, checkpoint_bytes, disk_bytes, max_checkpoints
+from hyvideo.planning.planned_run import PlannedRun
+from hyvideo.trainer import Trainer
+from tests.conftest import ROOT
+from tests.test_trainer import CPU, Redness
+
+GIB = 2**30
+
+
+def planned(config=None, world_size=8, **settings):
+    architecture = read_architecture(str(ROOT / "assets/miniature"), "miniature") if config else Architecture()
+    config = config or load_config(str(ROOT / "configs/hunyuanvideo15_480p_8gpu.yaml"))
+    return PlannedRun(config.with_settings(**settings), world_size, architecture)
+
+
+@pytest.mark.parametrize(
+    "settings, fraction", [({"lora_rank": 2, "use_muon": False}, 0.98), ({"ema_decay": 0.9, "use_muon": True}, 0.3)]
+)
+def test_the_predicted_size_bounds_the_saved_checkpoint(tiny_config, mesh, settings, fraction):
+    """The miniature freezes most of its parameters, since its prompts have no glyphs or images."""
+    config = tiny_config.with_settings(**settings, save_asynchronously=False)
+    trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
+    trainer.iteration = 1
+    trainer.run_iteration()
+    found = sum(tensor.nbytes for tensor in trainer.run.policy.tensors().values())
+    bound = checkpoint_bytes(planned(config, 1))
+    assert fraction * bound <= found <= 1.001 * bound  # counters
+
+
+def test_the_size_does_not_depend_on_the_ranks_and_is_known_for_the_released_model():
+    sizes = [
+        checkpoint_bytes(planned(enable_fsdp=fsdp, world_size=ranks)) for fsdp in (True, False) for ranks in (8, 64)
+    ]
+    assert sizes == pytest.approx([sizes[0]] * 4)
+    assert sizes[0] / GIB == pytest.approx(103.8, abs=0.1)
+
+
+@pytest.mark.parametrize("limit, every, most", [(3, 0, 4), (3, 20, 9), (0, 0, 10), (20, 0, 10), (1, 0, 2), (0, 20, 10)])
+def test_the_number_of_checkpoints_includes_the_one_being_written(limit, every, most):
+    run = planned(max_steps=100, save_interval=10, save_total_limit=limit, keep_every=every, save_minutes=0)
+    assert max_checkpoints(run) == most
+
+
+def test_saves_by_the_clock_count_until_the_limit():
+    """An iteration takes 129 s, so that a run of 30 iterations saves at its end and, by the clock, at most twice."""
+    by_clock = planned(max_steps=30, save_interval=50, save_minutes=60, save_total_limit=0)
+    assert 3600 < 30 * duration(by_clock).total < 7200
+    assert max_checkpoints(by_clock) == 3
+    assert max_checkpoints(by_clock.with_settings(save_total_limit=1)) == 2
+    assert max_checkpoints(by_clock.with_settings(save_minutes=0)) == 1
+
+
+def test_the_disk_space_is_that_of_checkpoints_prompts_videos_and_logs():
+    """300 iterations with 4 videos in every tenth, 7 validations of 4 videos, 256 + 64 prompts."""
+    sizes = disk_bytes(planned())
+    assert sizes["checkpoints"] == 4 * checkpoint_bytes(planned())
+    assert sizes["encoded prompts"] == (256 + 64) * 300 * 3584 * 2
+    videos = (30 + 7) * 4 * 81 * 352 * 624 / 32  # a quarter of a bit per pixel
+    assert sizes["videos and logs"] == pytest.approx(videos + 300 * 2e4 + 1e7)
+    assert "encoded prompts" not in disk_bytes(planned(precompute_conditions=False))
+    assert "encoded prompts" not in disk_bytes(planned(conditions_dir="elsewhere"))
+    without = disk_bytes(planned(log_video_interval=0, valid_video_csv=[]))
+    assert without["videos and logs"] == pytest.approx(300 * 2e4 + 1e7)
+
+
+@pytest.mark.slow
+def test_a_run_writes_about_as_many_videos_and_logs_as_planned(tiny_config, mesh, tmp_path):
+    """The miniature's videos are enlarged, so only their number is compared."""
+    config = tiny_config.with_settings(
+        max_steps=4,
+        log_video_interval=2,
+        log_num_videos=2,
+        valid_video_csv=["assets/miniature/prompts/smoke.csv"],
+        validation_interval=2,
+        report_to=["tensorboard"],
+    )
+    run = planned(config, 1)
+    assert run.num_validations == 3
+    Trainer(config, mesh, CPU, scorers={"test": Redness()}).train()
+    folder = Path(config.record.output_dir)
+    assert len([*folder.glob("rollouts/*/*.mp4")]) == 2 * 2
+    assert len([*folder.glob("samples/*/*.mp4")]) == 2 * run.num_validations
+    logs = [*folder.glob("*.jsonl"), *folder.glob("tensorboard/*"), *folder.glob("*/*/scores.json")]
+    assert 0.1 < sum(path.stat().st_size for path in logs) / (4 * disk._LOG_BYTES) < 1
+
+
+def test_a_disk_without_room_for_one_raises_and_for_all_warns(tmp_path, monkeypatch, capsys):
+    run = planned(output_dir=str(tmp_path))
+    others = "0.7 GiB of videos, encoded prompts and logs, "
+    rule = f"output_dir must have room for 4 more checkpoints of 103.8 GiB and {others}"
+    for free, expected in ((100, None), (300, f"WARNING: {rule}"), (420, "")):
+        monkeypatch.setattr(disk, "free_disk", lambda folder, free=free: free * GIB)
+        if expected is None:
+            fix = r"lower save_total_limit \(now 3\)"
+            with pytest.raises(ValueError, match=f"{rule}416.0 GiB in all, got .* with 100.0 GiB free; .*{fix}"):
+                check_room(run)
+            continue
+        check_room(run)
+        assert expected in (printed := capsys.readouterr().err) and bool(expected) == bool(printed)
+    for number in (50, 100, 150):  # checkpoints of the run that is resumed
+        (tmp_path / "checkpoints" / f"{number:06d}").mkdir(parents=True)
+    monkeypatch.setattr(disk, "free_disk", lambda folder: 110 * GIB)
+    check_room(run)
+    assert capsys.readouterr().err == ""

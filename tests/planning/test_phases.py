@@ -1,0 +1,223 @@
+"""Memory per rank against a simulation of the real model (fake tensors and FSDP's memory tracker), in GiB."""
+
+from dataclasses import replace
+
+import pytest
+
+from hyvideo.models.hunyuan_video15.sizes import Architecture
+from hyvideo.planning import activations
+from hyvideo.planning.hardware import Hardware
+from hyvideo.planning.persistent import decoding_bytes, encoder_bytes, pinned_bytes
+from hyvideo.planning.phases import GIB, memory, resolve_auto
+from tests.planning.simulated import LORA, simulated, transformer_gib
+
+RELEASED = Architecture()
+HD = {"height": 720, "width": 1280}
+
+# 6 blocks, 480p, 121 frames, full checkpointing, bf16 anchor; query and key norms keep the activations of CUDA's norm.
+SIMULATED = [
+    (6.47, 8, 8, {"enable_gradient_checkpointing": False}),
+    (9.76, 8, 1, {}),
+    (3.16, 64, 8, {}),
+    (10.19, 8, 1, {"activation_checkpointing": "selective"}),
+    (4.68, 8, 2, LORA),
+    (4.63, 16, 4, {}),
+    (5.48, 64, 2, {"activation_checkpointing": "selective"}),
+    (5.69, 8, 8, HD),
+    (4.03, 8, 8, {"master_weight_type": "bf16"}),
+]
+
+
+@pytest.mark.parametrize("gib, world_size, sp_size, changes", SIMULATED)
+def test_peaks_match_the_simulation(gib, world_size, sp_size, changes):
+    run = replace(simulated(world_size, sp_size=sp_size, **changes), architecture=Architecture(num_layers=6))
+    assert transformer_gib(run) == pytest.approx(gib, rel=0.07)
+
+
+@pytest.mark.parametrize(
+    "frames, height, width, gib",
+    [(81, 256, 256, 4.48), (121, 256, 256, 6.73), (81, 480, 848, 29.6), (121, 480, 848, 45.6)],
+)
+def test_decoding_matches_the_simulated_vae(frames, height, width, gib):
+    run = simulated(sample_n_frames=frames, height=height, width=width, vae_tile_size=0)
+    assert decoding_bytes(run) / GIB == pytest.approx(gib, rel=0.02)
+
+
+def test_auto_checkpointing_is_selective_if_it_fits():
+    auto, needed = simulated(activation_checkpointing="auto"), {}
+    for kind in ("selective", "full"):
+        needed[kind] = memory(simulated(activation_checkpointing=kind)).needed_gib
+    for gib, kind in ((needed["selective"], "selective"), (needed["selective"] - 0.1, "full"), (1.0, "full")):
+        run = replace(auto, hardware=Hardware(gpu_memory=gib))
+        assert resolve_auto(run).checkpointing == kind and memory(run).needed_gib == needed[kind]
+    assert resolve_auto(auto.with_settings(device="cpu")).checkpointing == "full"
+    assert resolve_auto(auto.with_settings(enable_gradient_checkpointing=False)).checkpointing == "none"
+
+
+def test_tiling_bounds_the_memory_of_decoding():
+    whole, tiled = (decoding_bytes(simulated(vae_tile_size=size)) for size in (0, 256))
+    assert tiled < whole / 5
+
+
+def test_states_are_bytes_per_parameter():
+    items = memory(simulated(ema_decay=0.99)).phases["backward ends"]
+    share = RELEASED.parameters / 8
+    sizes = {"parameters": 4, "gradients": 4, "optimizer state": 8, "EMA": 4, "anchor": 4}
+    assert {name: items[name] / share for name in sizes} == sizes
+
+
+@pytest.mark.parametrize(
+    "changes, sizes",
+    [
+        ({"use_muon": True, "muon_scope": "all"}, {"optimizer state": 4}),
+        ({"master_weight_type": "bf16"}, {"parameters": 2, "gradients": 2, "optimizer state": 4}),
+        ({"kl_weight": 0.0}, {"anchor": 0}),
+        ({"reference_mode_offload": True}, {"anchor": 0}),
+    ],
+)
+def test_settings_change_the_bytes_per_parameter(changes, sizes):
+    items = memory(simulated(**changes)).phases["backward ends"]
+    assert {name: items[name] * 8 / RELEASED.parameters for name in sizes} == sizes
+
+
+def test_an_offloaded_anchor_and_ema_take_no_gpu_memory():
+    offloaded = memory(simulated(reference_mode_offload=True, ema_decay=0.99))
+    for items in offloaded.phases.values():
+        assert items["anchor"] == items["EMA"] == 0
+    share = 4 * RELEASED.parameters / 8
+    offloaded = {"reference_mode_offload": True}
+    assert pinned_bytes(simulated(**offloaded, ema_decay=0.99)) == {"anchor": share, "EMA": share}
+    assert pinned_bytes(simulated(**offloaded, kl_weight=0.0)) == pinned_bytes(simulated(ema_decay=0.99)) == {}
+    one_gpu = simulated(1, **LORA, enable_fsdp=False)
+    assert pinned_bytes(one_gpu) == {"modulation layers": 2 * 54 * 2**26}  # 48 MiB each, rounded up
+
+
+def test_replicas_of_the_shards_hold_larger_shards():
+    once, twice = (memory(simulated(dp_replicate=n)).phases["rollout"]["parameters"] for n in (1, 2))
+    assert twice == 2 * once
+
+
+def test_without_resharding_all_blocks_stay_gathered():
+    kept = memory(simulated(reshard_after_forward=False)).phases["rollout"]["working weights"]
+    assert kept == 2 * RELEASED.parameters
+
+
+def test_without_fsdp_all_weights_are_unsharded_and_cast():
+    whole, in_float32 = (
+        memory(simulated(enable_fsdp=False, dtype=dtype)).phases["rollout"] for dtype in ("bf16", "fp32")
+    )
+    assert whole["parameters"] == whole["anchor"] == 4 * RELEASED.parameters
+    assert whole["working weights"] == 2 * RELEASED.parameters
+    assert in_float32["working weights"] == 0
+
+
+def test_accumulated_gradients_coexist_with_the_next_activations():
+    """The simulation has one backward pass per update, a run has many."""
+    single, many = (memory(simulated(timestep_fraction=n / 20)).phases["backward begins"] for n in (1, 20))
+    assert single["gradients"] == 0
+    assert many["gradients"] == pytest.approx(4 * RELEASED.parameters / 8)
+
+
+def test_guidance_in_two_passes_keeps_both_inputs_and_recomputes_one():
+    single, *both = (
+        simulated(cfg_scale=scale, batched_forward=batch) for scale, batch in ((1, True), (6, True), (6, False))
+    )
+    for run in both:
+        assert activations.kept_bytes(run) == 2 * activations.kept_bytes(single)
+    together, apart = (activations.block_bytes(run) for run in both)
+    assert together == 2 * apart == 2 * activations.block_bytes(single)
+
+
+def test_trajectories_are_float32_latents_means_and_anchor_means():
+    run = simulated(batch_size=2, timestep_fraction=1.0, sp_size=8)
+    latent = 32 * 31 * 30 * 53 * 4
+    assert memory(run).phases["decode"]["trajectories"] == 2 * (21 + 20 + 20) * latent
+    less = run.with_settings(anchor_fraction=0.25)
+    assert memory(less).phases["decode"]["trajectories"] == 2 * (21 + 20 + 5) * latent
+
+
+def test_trajectories_of_nft_are_three_latents_and_the_velocities_of_its_levels():
+    run = simulated(batch_size=2, sp_size=8, objective="nft", nft_levels=4)
+    latent = 32 * 31 * 30 * 53 * 4
+    several = run.with_settings(num_updates_per_rollout=2)  # half of the old velocities, and one for the check
+    without = several.with_settings(kl_weight=0.0)
+    found = [memory(each).phases["decode"]["trajectories"] / 2 / latent for each in (run, several, without)]
+    assert found == [3 + 4, 3 + 4 + 2 + 0.5, 3 + 2 + 0.5]
+    one_step = run.with_settings(grpo_sampling_steps=1)
+    assert memory(one_step).phases["decode"]["trajectories"] / 2 / latent == 2 + 4
+
+
+def test_precomputed_conditions_need_encoders_only_before_the_transformer_is_loaded():
+    resident, before = memory(simulated()), memory(simulated(precompute_conditions=True))
+    assert resident.phases["decode"]["encoders"] / GIB == pytest.approx(14.0, rel=0.01)
+    assert before.phases["decode"]["encoders"] == 0 and "encode" not in resident.phases
+    assert before.phases["encode"].keys() == {"encoders", "VAE", "reward models"}
+    offloaded = {"precompute_conditions": True, "vae_offload": True, "reward_offload": True}
+    assert memory(simulated(**offloaded)).phases["encode"].keys() == {"encoders"}
+    with_images = simulated(**offloaded, transformer_version="480p_i2v")
+    assert memory(with_images).phases["encode"].keys() == {"encoders", "VAE"}
+
+
+def phases_with(item, **changes):
+    """Return the phases in which an item is on the GPU."""
+    run = simulated(valid_video_csv=["assets/prompts/valid.csv"], **changes)
+    return {phase for phase, items in memory(run).phases.items() if items.get(item)}
+
+
+ALL = {"rollout", "decode", "anchor", "backward begins", "backward ends", "optimizer", "validation"}
+SCORED = {"reward_model": ["videoalign"]}
+
+
+def test_an_offloaded_vae_is_on_the_gpu_only_to_decode():
+    assert phases_with("VAE") == ALL
+    assert phases_with("VAE", vae_offload=True) == {"decode", "validation"}
+    sampling = {"vae_offload": True, "vae_tile_size": 64, "batched_forward": True, "validation_batch_size": 8}
+    assert phases_with("VAE", **sampling) == {"decode"}  # sampling is then the peak of a validation
+
+
+def test_scorers_run_beside_other_phases_or_between_them():
+    beside, offloaded = {"rollout", "decode", "anchor"}, SCORED | {"reward_offload": True}
+    assert phases_with("reward models", **SCORED) == ALL
+    assert phases_with("scoring", **SCORED) == beside
+    assert phases_with("reward models", **offloaded) == phases_with("scoring", **offloaded) == beside
+    between = offloaded | {"score_between_stages": True}
+    assert phases_with("reward models", **between) == phases_with("scoring", **between) == {"score"}
+    held_out = {"held_out_reward_model": ["videoalign"]} | {"vae_offload": True}
+    small = {"validation_height": 256, "validation_width": 256, "vae_tile_size": 64, "vae_tile_overlap": 16}
+    assert phases_with("held-out reward models", **held_out, **small) == {"validation"}
+    remote = between | {"remote_reward_url": "http://127.0.0.1:8000"}
+    assert not phases_with("reward models", **remote) and not phases_with("scoring", **remote)
+
+
+def test_fp8_stores_a_byte_per_frozen_matrix_weight_and_a_scale_per_row():
+    bf16, fp8 = (memory(simulated(**LORA, enable_fsdp=False, base_weight_dtype=kind)) for kind in ("bf16", "fp8"))
+    saved = bf16.phases["rollout"]["parameters"] - fp8.phases["rollout"]["parameters"]
+    assert saved == pytest.approx(RELEASED.matrix_parameters, rel=0.003)
+    one_matrix = 4 * 2048 * 2048
+    assert one_matrix * 2 < fp8.phases["rollout"]["working weights"] < one_matrix * 12
+
+
+def test_one_gpu_needs_no_buffers_of_nccl():
+    one, two = (memory(simulated(n, enable_fsdp=False)) for n in (1, 2))
+    assert one.needed_gib == pytest.approx(one.peak() / GIB * 1.05 + 0.8)
+    assert two.needed_gib == pytest.approx(two.peak() / GIB * 1.05 + 3)
+
+
+def test_an_image_to_video_version_needs_its_image_encoder():
+    versions = ("480p_t2v", "480p_i2v")
+    text_only, with_images = (encoder_bytes(simulated(transformer_version=version)) for version in versions)
+    assert with_images - text_only == pytest.approx(2 * 0.428e9)
+
+
+def test_memory_of_decoding_is_proportional_to_the_batch_size():
+    one, two = (decoding_bytes(simulated(decode_batch_size=n)) for n in (1, 2))
+    assert two == pytest.approx(2 * one, rel=0.02)
+
+
+def test_the_peak_is_the_largest_sum_of_items():
+    counted = memory(simulated())
+    totals = {phase: sum(items.values()) for phase, items in counted.phases.items()}
+    assert counted.peak() == max(totals.values()) == totals[counted.peak_phase()]
+    assert transformer_gib(simulated()) < counted.peak() / GIB
+    assert counted.needed_gib > counted.peak() / GIB
+    assert counted.fits(counted.needed_gib) and not counted.fits(counted.needed_gib - 0.1)

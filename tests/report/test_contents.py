@@ -1,0 +1,77 @@
+"""Content of a report read from a run's files: verdict, gains, reasons of missing rewards."""
+
+import shutil
+
+import pytest
+
+from hyvideo.report.contents import read_run
+from hyvideo.validation.intervals import t_quantile
+from tests.report.recorded_runs import PROMPTS, record_run
+
+
+def test_the_gain_is_paired_by_video_with_an_interval_over_prompts(tmp_path):
+    run = read_run(record_run(tmp_path / "run", gains=(0.2, 0.4)))
+    assert run.gain.mean == pytest.approx(0.3)
+    half_width = t_quantile(len(PROMPTS) - 1) * 0.1 / (len(PROMPTS) - 1) ** 0.5
+    assert run.gain.high - run.gain.mean == pytest.approx(half_width)
+    assert run.gains == pytest.approx({k: 0.4 if k % 2 else 0.2 for k in range(len(PROMPTS))})
+    assert run.series.hours[-1] == pytest.approx(27 / 3600)
+
+
+def test_the_gain_on_unseen_prompts_is_read_from_older_records_too(tmp_path):
+    (tmp_path / "train.csv").write_text("prompt\nprompt 0\nPROMPT 2\nprompt 4\n")
+    run = read_run(record_run(tmp_path / "run", gains=(0.2, 0.4), prompts_csv=str(tmp_path / "train.csv")))
+    assert run.unseen == [0, 2, 4, 6, 7]  # prompt k is video k + 1
+    assert run.gain_over(run.unseen).mean == pytest.approx((4 * 0.2 + 0.4) / 5)
+    (tmp_path / "train.csv").unlink()
+    assert not read_run(tmp_path / "run").unseen
+
+
+@pytest.mark.parametrize(
+    "verdict, records",
+    [
+        ("better", {"gains": (0.2, 0.3)}),
+        ("worse", {"gains": (-0.2, -0.3)}),
+        ("unclear", {"gains": (0.3, -0.3)}),
+        ("suspect", {"gains": (0.2, 0.3), "sharpness": 3.0}),
+        ("worse", {"gains": (-0.2, -0.3), "sharpness": 3.0}),  # the reward did not rise
+    ],
+)
+def test_the_verdict_follows_from_the_interval_and_the_reward_hacking_rule(tmp_path, verdict, records):
+    run = read_run(record_run(tmp_path / "run", **records))
+    assert run.verdict == verdict
+    assert ("held_out/sharpness" in run.hacking) == (verdict == "suspect")
+    assert run.shifts[-1][0].is_bad == ("sharpness" in records)
+
+
+def test_a_run_without_a_later_validation_has_no_verdict(tmp_path):
+    folder = record_run(tmp_path / "run")
+    (folder / "samples" / "000003" / "measures.json").unlink()
+    assert read_run(folder).verdict == "none"
+
+
+def test_reasons_of_missing_rewards_are_counted(tmp_path):
+    assert read_run(record_run(tmp_path / "run", missing=3)).reasons == {"the service was away": 3}
+
+
+def test_a_damaged_timeline_is_named(tmp_path):
+    (record_run(tmp_path / "run") / "timeline.json").write_text('{"start": 0, "sp')
+    with pytest.raises(ValueError, match="run/timeline.json is not valid JSON"):
+        read_run(tmp_path / "run")
+
+
+def test_a_folder_without_a_run_raises_value_error(tmp_path):
+    with pytest.raises(ValueError, match="config"):
+        read_run(tmp_path)
+    with pytest.raises(ValueError, match="nowhere must be the output_dir of a run: it does not exist"):
+        read_run(tmp_path / "nowhere")
+
+
+def test_damaged_scores_are_named_and_folders_of_other_names_are_ignored(tmp_path):
+    folder = record_run(tmp_path / "run")
+    history = read_run(folder).history
+    shutil.copytree(folder / "samples/000000", folder / "samples/0\u00b2")  # a digit, but no number
+    assert read_run(folder).history == history
+    (folder / "samples/000000/scores.json").write_text('[{"number": 0, "pro')
+    with pytest.raises(ValueError, match="samples/000000/scores.json is not valid JSON"):
+        read_run(folder)

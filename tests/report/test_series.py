@@ -1,0 +1,66 @@
+"""Thinned curves, totals and speed of a run, from the lines of its metrics."""
+
+import math
+
+import pytest
+
+from hyvideo.report import series
+from hyvideo.report.series import read_series
+
+
+def lines_of(count, **metrics):
+    """Lines of ``count`` iterations of 2 s each, with values by metric; a function gets the iteration."""
+    return [
+        {"iteration": k, "time/iteration": 2.0, "time/since_start": 3.0 * k}
+        | {name.replace("__", "/"): value(k) for name, value in metrics.items()}
+        for k in range(1, count + 1)
+    ]
+
+
+def test_a_point_is_the_mean_of_its_iterations_and_the_maximum_for_outliers():
+    found = read_series(lines_of(7, reward__mean=float, grad__norm=float), 3)
+    assert found.per_point == 3 and found.points["iteration"] == [3, 6, 7]
+    assert found.points["reward/mean"] == [2, 5, 7]
+    assert found.points["grad/norm"] == [3, 6, 7]
+    assert found.hours == pytest.approx([6 / 3600, 12 / 3600, 14 / 3600], rel=1e-4)
+
+
+def test_short_runs_are_kept_as_they_are_with_five_digits():
+    found = read_series(lines_of(3, reward__mean=lambda k: k / 7), 500)
+    assert found.points["reward/mean"] == [0.14286, 0.28571, 0.42857] and found.per_point == 1
+
+
+def test_values_that_are_not_known_are_left_out_of_means_and_totals():
+    values = {1: 1.0, 2: None, 3: 5.0, 4: None}
+    found = read_series(lines_of(4, kl__position=values.get), 2)
+    assert found.points["kl/position"] == [1, 5]
+    assert found.totals["kl/position"].sum == 6 and found.totals["kl/position"].mean == 3
+    assert read_series(lines_of(2, kl__position=lambda k: None), 2).total("kl/position") == 0
+
+
+def test_no_iteration_gives_no_points():
+    found = read_series([], 500)
+    assert found.last == 0 and found.hours == [] and found.totals == {} and found.seconds_each == 0
+
+
+def test_totals_use_every_iteration_of_a_long_run():
+    lines = lines_of(1000, reward__missing=lambda k: float(k == 501), grad__spike=lambda k: 20.0 * (k == 7))
+    found = read_series(lines, 10)
+    assert found.total("reward/missing") == 1 and found.spikes == [7] and found.seconds == 2000
+
+
+def test_lists_are_thinned_and_keep_the_first_and_the_last_iteration(monkeypatch):
+    monkeypatch.setattr(series, "MIN_COLUMNS", 5)
+    found = read_series(lines_of(100, by_step__kl=lambda k: [k, None]), 12)
+    assert found.columns["iteration"] == [1, 25, 50, 75, 100]
+    assert found.columns["by_step/kl"][-1] == [100, None] and "by_step/kl" not in found.points
+
+
+def test_the_speed_is_measured_since_the_last_restart_with_validations_and_checkpoints():
+    lines = lines_of(50)
+    assert read_series(lines, 500).seconds_each == pytest.approx(3.0)
+    for line in lines[40:]:  # restarted before iteration 41, on a slower machine
+        line["time/since_start"] = 10.0 * (line["iteration"] - 40)
+    found = read_series(lines, 500)
+    assert found.restarts == [41] and found.seconds_each == pytest.approx(10.0)
+    assert math.isclose(read_series(lines[:41], 500).seconds_each, 2.0)  # one iteration: without what follows it

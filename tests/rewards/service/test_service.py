@@ -1,0 +1,208 @@
+"""Tests of the reward service in a separate process, and of its program."""
+
+import os
+import random
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from hyvideo.data.videos import to_uint8
+from hyvideo.miniature import world
+from hyvideo.miniature.reward import MiniatureScorer
+from hyvideo.rewards.async_scorer import AsyncScorer
+from hyvideo.rewards.rewards import ScorerUnavailable
+from hyvideo.rewards.service.connections import listen
+from hyvideo.rewards.service.protocol import (
+    ScoreRequest,
+    encode_request,
+)
+from scripts import reward_server
+from tests.forked import python
+from tests.rewards.service.test_client import CLIP, TOKEN, remote
+
+ROOT = Path(__file__).parents[3]
+
+
+def clips(count):
+    from hyvideo.data.randomness import generator
+
+    videos = world.render(world.LABELS[:count], generator(0, "clips"))
+    return list(to_uint8(videos).transpose(1, 2)), list(world.CAPTIONS[:count])
+
+
+@pytest.fixture(scope="module")
+def service():
+    """Start the service with a token and yield its URL."""
+    command = [python(), "-m", "scripts.reward_server", "--reward_model", "miniature", "--model_path"]
+    environment = os.environ | {"REWARD_SERVER_TOKEN": TOKEN, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [*command, "assets/miniature", "--port", "0", "--device", "cpu"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=environment,
+    )
+    line = process.stdout.readline()
+    assert line.startswith("listening on http://127.0.0.1:"), process.stderr.read()
+    yield line.split()[-1]
+    process.terminate()
+    assert process.wait(20) in (0, -15)
+
+
+def test_the_service_returns_the_scores_of_its_scorer(service):
+    videos, prompts = clips(5)
+    results = remote(service).score(videos, prompts, fps=8)
+    expected = MiniatureScorer("assets/miniature").score(videos, prompts, fps=8)
+    assert [result.scores for result in results] == expected
+
+
+def test_concurrent_clients_are_served(service):
+    videos, prompts = clips(8)
+    expected = MiniatureScorer("assets/miniature").score(videos, prompts, fps=8)
+    with ThreadPoolExecutor(8) as pool:
+        answers = pool.map(lambda i: remote(service).score(videos[i : i + 1], prompts[i : i + 1], fps=8), range(8))
+    assert [answer[0].scores for answer in answers] == [pytest.approx(scores) for scores in expected]
+    figures = httpx.get(f"{service}/metrics", headers={"authorization": f"Bearer {TOKEN}"}).text
+    counts = dict(line.split() for line in figures.splitlines())
+    assert int(counts["reward_requests_total"]) >= 8 and int(counts["reward_failures_total"]) >= 0
+
+
+def test_an_answer_does_not_wait_for_an_acknowledgement(service):
+    """Linux delays the acknowledgement of an answer's first part by 40 ms."""
+    with httpx.Client() as client:
+        answers = [client.get(f"{service}/health") for _ in range(20)]
+    assert min(answer.elapsed.total_seconds() for answer in answers[10:]) < 0.03
+
+
+def test_prompts_are_checked_by_the_scorer_of_the_service(service):
+    remote(service).check_prompts(["a red circle moves up"])
+    with pytest.raises(ValueError, match="purple"):
+        remote(service).check_prompts(["a purple circle moves up"])
+
+
+def test_a_failing_prompt_does_not_affect_other_videos(service):
+    videos, prompts = clips(2)
+    first, second = remote(service).score(videos, ["a purple cat", prompts[1]], fps=8)
+    assert first.reason and second.scores and not first.scores
+
+
+def test_requests_without_the_token_are_rejected(service):
+    videos, prompts = clips(1)
+    with pytest.raises(ScorerUnavailable, match="401"):
+        remote(service, token="guess").score(videos, prompts, fps=8)
+    assert httpx.get(f"{service}/health").json() == {"status": "ok"}
+    assert httpx.get(f"{service}/metrics").status_code == 401
+
+
+def test_corrupted_bodies_are_rejected_and_the_service_keeps_running(service):
+    rng = random.Random(0)
+    videos, prompts = clips(1)
+    good = b"".join(encode_request(ScoreRequest(videos, prompts, 8.0)))
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    with httpx.Client(headers=headers, timeout=20) as client:
+        for _ in range(300):
+            body = bytearray(good[: rng.randrange(len(good))] if rng.random() < 0.5 else good)
+            for _ in range(rng.randrange(1, 6)):
+                if body:
+                    body[rng.randrange(min(len(body), 200))] = rng.randrange(256)
+            response = client.post(f"{service}/score", content=bytes(body))
+            assert response.status_code in (200, 413, 422), response.text
+            assert "Traceback" not in response.text
+    assert remote(service).score(videos, prompts, fps=8)[0].scores
+
+
+LONE_SURROGATE = '"half a pair: \\ud800"'  # as JSON; Python parses it to a string that UTF-8 cannot encode
+
+
+def hostile_header(metadata, name="video.0"):
+    """Return a request of one black 1 x 1 frame with a handwritten header."""
+    entry = f'"{name}": {{"dtype": "U8", "shape": [1, 3, 1, 1], "data_offsets": [0, 3]}}'
+    header = f'{{"__metadata__": {metadata}, {entry}}}'.encode()
+    return len(header).to_bytes(8, "little") + header + bytes(3)
+
+
+@pytest.mark.parametrize(
+    "path, body",
+    [
+        ("score", b"".join(encode_request(ScoreRequest(CLIP, ["\ud800"], 8.0)))),
+        ("score", hostile_header(f'{{"prompts": [{LONE_SURROGATE}], "fps": "8"}}')),
+        ("score", hostile_header(f'{{"prompts": {LONE_SURROGATE}, "fps": "8"}}')),
+        ("score", hostile_header(f'{{"prompts": "[\\"a\\"]", "fps": {LONE_SURROGATE}}}')),
+        ("score", hostile_header('{"prompts": "[\\"a\\"]", "fps": "8"}', name="\\ud800")),
+        ("score", hostile_header('{"prompts": "[\\"a\\"]", "fps": 1' + "0" * 400 + "}")),
+        ("score", hostile_header('{"prompts": "' + "[" * 5000 + '", "fps": "8"}')),
+        ("check_prompts", f'{{"prompts": [{LONE_SURROGATE}]}}'.encode()),
+        ("check_prompts", f"[{LONE_SURROGATE}]".encode()),
+        ("check_prompts", b'{"prompts": ["\xed\xa0\x80"]}'),
+        ("check_prompts", b"[" * 100_000),
+        ("check_prompts", b"1" * 5000),
+    ],
+)
+def test_invalid_text_and_numbers_are_rejected(service, path, body):
+    response = httpx.post(f"{service}/{path}", content=body, headers={"authorization": f"Bearer {TOKEN}"}, timeout=20)
+    assert response.status_code in (413, 422), response.text
+
+
+def test_a_lone_surrogate_raises_a_clear_error_in_the_client(service):
+    with pytest.raises(ValueError, match="prompt 1 cannot be scored: character 1 is the lone surrogate"):
+        remote(service).check_prompts(["a red circle moves up", "\ud800"])
+    videos, prompts = clips(2)
+    first, bad, last = remote(service).score([videos[0], *videos], [prompts[0], "\ud800", prompts[1]], fps=8)
+    assert "prompt 0 cannot be scored: character 1 is the lone surrogate" in bad.reason
+    expected = MiniatureScorer("assets/miniature").score(videos, prompts, fps=8)
+    assert [first.scores, last.scores] == [pytest.approx(scores) for scores in expected]
+
+
+def test_the_service_rewards_a_run(service):
+    videos, prompts = clips(3)
+    async_scorer = AsyncScorer({"miniature": remote(service)}, {"VQ": 0.5, "MQ": 0.5, "TA": 1.0})
+    rewards = async_scorer.measure([videos[0], None, videos[2]], prompts, fps=8)
+    async_scorer.close()
+    assert [reward.is_missing for reward in rewards] == [False, True, False]
+
+
+@pytest.fixture
+def usage_error(monkeypatch, capsys):
+    """Return a function that runs the program, which must exit with code 2, and returns its message."""
+
+    def run(*flags):
+        monkeypatch.setattr(sys, "argv", ["reward_server", *flags])
+        with pytest.raises(SystemExit) as stopped:
+            reward_server.main()
+        assert stopped.value.code == 2
+        return capsys.readouterr().err
+
+    return run
+
+
+@pytest.mark.parametrize("option", ["--max_videos", "--max_waiting"])
+def test_limits_below_one_are_rejected_at_startup(usage_error, option):
+    scorer = ("--reward_model", "miniature", "--model_path", "assets/miniature", "--device", "cpu")
+    assert f"{option[2:]} must be at least 1" in usage_error(*scorer, "--port", "0", option, "0")
+
+
+def test_a_port_in_use_is_reported_before_the_scorer_is_loaded(usage_error):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert "cannot listen on 127.0.0.1" in usage_error("--model_path", "nowhere", "--port", port)
+
+
+def test_a_non_local_address_needs_a_token(usage_error, monkeypatch):
+    monkeypatch.delenv("REWARD_SERVER_TOKEN", raising=False)
+    assert "needs a token" in usage_error("--host", "0.0.0.0", "--port", "0")
+
+
+def test_the_service_can_listen_on_ipv6():
+    try:
+        listener, url = listen("::1", 0)
+    except OSError as error:
+        assert "family" not in str(error), error
+        pytest.skip("this machine has no ::1")
+    with listener:
+        assert listener.family == socket.AF_INET6 and url == f"http://[::1]:{listener.getsockname()[1]}"

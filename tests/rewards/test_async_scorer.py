@@ -1,0 +1,429 @@
+"""Tests of background scoring: failures become missing rewards with a reason."""
+
+import asyncio
+import gc
+import math
+import tempfile
+import threading
+import time
+import weakref
+
+import numpy as np
+import pytest
+import torch
+
+from hyvideo.data.videos import write_video
+from hyvideo.rewards.async_scorer import AsyncScorer, score_safely
+from hyvideo.rewards.rewards import ScoreResult, ScorerUnavailable, SetMeasure
+from hyvideo.rewards.service.server import Batcher
+
+WEIGHTS = {"VQ": 0.5, "TA": 1.0}
+
+
+class Brightness:
+    """Scorer of the mean gray level that fails on videos for which ``accepts`` is false."""
+
+    def __init__(self, accepts=lambda video: True, error=None):
+        self.accepts, self.error, self.calls = accepts, error or RuntimeError("too dark"), []
+
+    def score(self, videos, prompts, *, fps):
+        self.calls.append(len(videos))
+        if not all(map(self.accepts, videos)):
+            raise self.error
+        return [{"VQ": v.float().mean().item() / 255, "TA": float(len(p))} for v, p in zip(videos, prompts)]
+
+    def check_prompts(self, prompts):
+        if "" in prompts:
+            raise ValueError("no prompt may be empty")
+
+    def held_out(self, videos, prompts):
+        return {"held": SetMeasure(torch.zeros(len(videos), 1), len)}
+
+
+class Returns(Brightness):
+    """Returns a given result."""
+
+    def __init__(self, result):
+        self.result = result
+
+    def score(self, videos, prompts, *, fps):
+        return self.result
+
+
+def videos(*levels):
+    return [torch.full((4, 3, 16, 16), level, dtype=torch.uint8) for level in levels]
+
+
+class Stream:
+    """Stands for torch.cuda.Stream of GPU 3."""
+
+    stream_id, device_index, device_type, device = 7, 3, 1, torch.device("cuda", 3)
+
+    def __init__(self, device=None):
+        pass
+
+
+@pytest.fixture
+def devices(monkeypatch):
+    """Device of each thread, and the devices that were set, with the functions of CUDA that torch's streams call."""
+    current, was_set = threading.local(), []
+
+    def set_device(index):
+        current.index = index
+        was_set.append(index)
+
+    class Device:
+        def __init__(self, device):
+            self.index = device.index
+
+        def __enter__(self):
+            self.before = device_of_thread()
+            current.index = self.index
+
+        def __exit__(self, *error):
+            current.index = self.before
+
+    def device_of_thread():
+        return getattr(current, "index", 0)  # CUDA's device in a new thread
+
+    def stream_of(index):
+        return 0, device_of_thread() if index is None or index < 0 else index, 1
+
+    def set_stream(stream_id, device_index, device_type):
+        if device_of_thread() != device_index:
+            set_device(device_index)
+
+    functions = {"_cuda_getDevice": device_of_thread, "_cuda_setDevice": set_device}
+    for name, function in (functions | {"_cuda_getCurrentStream": stream_of, "_cuda_setStream": set_stream}).items():
+        monkeypatch.setattr(torch._C, name, function, raising=False)
+    for name, value in {"Stream": Stream, "device": Device, "_lazy_init": lambda: None}.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    return was_set
+
+
+def test_the_thread_of_a_rank_sets_no_device_but_its_own(scorer_of, devices):
+    scorer = scorer_of(Brightness(), device=torch.device("cuda", 3))
+    assert len(scorer.measure(videos(9), ["a"], fps=8.0)) == 1
+    assert devices == [3]
+
+
+def test_the_thread_of_a_reward_service_uses_the_device_of_its_scorer(devices):
+    scorer = Brightness()
+    scorer.device = torch.device("cuda", 3)
+    Batcher(scorer).close()
+    assert devices == [3]
+
+
+@pytest.fixture
+def scorer_of():
+    made = []
+
+    def make(scorers, weights=WEIGHTS, **options):
+        scorers = scorers if isinstance(scorers, dict) else {"test": scorers}
+        made.append(AsyncScorer(scorers, weights, **options))
+        return made[-1]
+
+    yield make
+    for async_scorer in made:
+        async_scorer.close()
+
+
+def test_a_video_on_which_a_scorer_without_a_weight_fails_has_a_missing_reward(scorer_of):
+    """All videos of a group must be scored by the same scorers."""
+
+    class Other(Brightness):
+        dimensions = ("other",)
+
+        def score(self, videos, prompts, *, fps):
+            return [ScoreResult({"other": 1.0}, None if video.any() else "black") for video in videos]
+
+    failed, scored = scorer_of({"test": Brightness(), "other": Other()}).measure(videos(0, 255), ["ab", "c"], fps=8)
+    assert math.isnan(failed.total) and failed.is_missing and failed.reason == "other: black"
+    assert failed.scores == pytest.approx({"VQ": 0.0, "TA": 2.0, "other": 1.0})
+    assert scored.total == pytest.approx(0.5 + 1) and not scored.is_missing
+
+
+def test_every_batch_has_all_retries(scorer_of):
+    class EveryOther(Brightness):
+        def score(self, videos, prompts, *, fps):
+            self.calls.append(len(videos))
+            if len(self.calls) % 3:
+                raise RuntimeError("busy")
+            return [{"VQ": 1.0, "TA": 1.0} for _ in videos]
+
+    scorer = EveryOther()
+    rewards = [reward for _ in range(3) for reward in scorer_of(scorer, retries=2).measure(videos(1, 2), "ab", fps=8)]
+    assert not any(reward.is_missing for reward in rewards) and scorer.calls == [2] * 9
+
+
+def test_the_reward_is_the_weighted_sum(scorer_of):
+    first, second = scorer_of(Brightness()).measure(videos(51, 255), ["ab", "c"], fps=8)
+    assert first.total == pytest.approx(0.5 * 0.2 + 2) and second.total == pytest.approx(0.5 + 1)
+    assert first.scores == pytest.approx({"VQ": 0.2, "TA": 2.0}) and not first.is_missing and first.reason is None
+
+
+def test_the_dimensions_of_several_scorers_are_combined(scorer_of):
+    scorers = {"a": Brightness(), "b": Returns([{"CLIP": 0.25}])}
+    scorers["b"].dimensions = ("CLIP",)
+    (reward,) = scorer_of(scorers, {"VQ": 1.0, "CLIP": 2.0}).measure(videos(0), ["a"], fps=8)
+    assert reward.total == 0.5 and reward.scores.keys() == {"VQ", "TA", "CLIP"}
+
+
+def test_a_broken_video_loses_only_its_own_reward(scorer_of):
+    scorer = Brightness(accepts=lambda video: video.max() > 0)
+    rewards = scorer_of(scorer, retries=1).measure(videos(10, 0, 20), ["a", "b", "c"], fps=8)
+    assert [reward.is_missing for reward in rewards] == [False, True, False]
+    assert rewards[1].reason.startswith("test: RuntimeError: too dark; test_async_scorer.py:") and math.isnan(
+        rewards[1].total
+    )
+    assert scorer.calls == [3, 3, 1, 1, 1]
+
+
+def test_an_unavailable_scorer_is_not_called_for_every_video(scorer_of):
+    scorer = Brightness(accepts=lambda video: False, error=ScorerUnavailable("no service at http://x"))
+    rewards = scorer_of(scorer, retries=3).measure(videos(1, 2), ["a", "b"], fps=8)
+    assert all(reward.is_missing and "no service at http://x" in reward.reason for reward in rewards)
+    assert scorer.calls == [2]
+
+
+def test_a_transient_failure_is_retried():
+    scorer = Brightness(accepts=lambda video: len(scorer.calls) > 1)
+    (result,) = score_safely(scorer, videos(255), ["a"], fps=8, retries=1)
+    assert result.scores["VQ"] == 1 and result.reason is None
+
+
+@pytest.mark.parametrize(
+    "result, reason",
+    [
+        ([{"VQ": 1.0, "TA": math.nan}], "no finite score for TA"),
+        ([{"VQ": math.inf, "TA": 1.0}], "no finite score for VQ"),
+        ([{"VQ": 1.0}], "no finite score for TA"),
+        ([{"VQ": "1", "TA": 1.0}], "no finite score for VQ"),
+        ([{"VQ": 10**400, "TA": 1.0}], "no finite score for VQ"),
+        ([{"VQ": -1.7e308, "TA": 1.0}], "no finite score for VQ"),
+        ([{"VQ": 9e29, "TA": 9e29}], "no finite score for the weighted sum"),
+        ([{"VQ": torch.zeros(2), "TA": 1.0}], "the score VQ must be one number, got Tensor tensor([0., 0.])"),
+        ([{"VQ": 1.0, "TA": 1.0, "number": 7.5}], "must be printable text and none of number,"),
+        ([{"VQ": 1.0, "TA": 1.0, 3: 0.4}], "got '3'"),
+        ([{"VQ": 1.0, "TA": 1.0, "\udce9": 0.4}], r"got '\udce9'"),
+        ([ScoreResult({}, "cannot open \udce9.png")], r"cannot open \udce9.png"),
+        ([], "one dict per video (1), got a list of 0"),
+        ([{}, {}], "got a list of 2 dict"),
+        (None, "got NoneType"),
+        ([3.0], "must return a list with one dict per video (1), got a list of 1 float"),
+    ],
+)
+def test_invalid_results_are_missing_rewards(scorer_of, result, reason):
+    (reward,) = scorer_of(Returns(result)).measure(videos(1), ["a"], fps=8)
+    assert reward.is_missing and math.isnan(reward.total) and reason in reward.reason
+
+
+class TextFails(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    "error, reason",
+    [
+        (SystemExit(0), "SystemExit: 0"),
+        (KeyboardInterrupt(), "KeyboardInterrupt: "),
+        (asyncio.CancelledError(), "CancelledError: "),
+        (TextFails(), "TextFails, whose text cannot be read"),
+        (RuntimeError("cannot open \udce9.png"), r"RuntimeError: cannot open \udce9.png"),
+        (RuntimeError("x" * 1_000_000 + "\ud800\x1b[2J"), "RuntimeError: xxx"),
+    ],
+)
+def test_any_exception_of_a_scorer_is_a_missing_reward_with_a_reason_that_can_be_recorded(scorer_of, error, reason):
+    scorer = Brightness(accepts=lambda video: video.max() > 0, error=error)
+    bad, good = scorer_of(scorer).measure(videos(0, 51), ["a", "b"], fps=8)
+    assert bad.is_missing and reason in bad.reason and not good.is_missing
+    assert len(bad.reason.encode()) < 5_000
+
+
+@pytest.mark.parametrize("number", [0.5, np.float32(0.5), np.float64(0.5), torch.tensor(0.5), torch.tensor([0.5])])
+def test_numbers_of_numpy_and_torch_are_scores(scorer_of, number):
+    (reward,) = scorer_of(Returns([{"VQ": number, "TA": np.int64(2)}])).measure(videos(1), ["a"], fps=8)
+    assert reward.total == 2.25 and reward.scores == {"VQ": 0.5, "TA": 2.0}
+    assert {type(score) for score in reward.scores.values()} == {float}
+
+
+def test_ctrl_c_while_a_scorer_is_tried_is_no_score():
+    with pytest.raises(KeyboardInterrupt):
+        score_safely(Brightness(lambda video: False, KeyboardInterrupt()), videos(0), ["a"], fps=8)
+
+
+def test_a_dimension_without_weight_may_be_missing(scorer_of):
+    (reward,) = scorer_of(Returns([{"VQ": 1.0, "MQ": math.nan, "TA": 2.0}])).measure(videos(1), ["a"], fps=8)
+    assert reward.total == 2.5 and reward.reason is None
+
+
+def test_scoring_runs_in_the_background(scorer_of):
+    started, released = threading.Event(), threading.Event()
+
+    class Slow(Brightness):
+        def score(self, videos, prompts, *, fps):
+            started.set()
+            assert released.wait(10)
+            return super().score(videos, prompts, fps=fps)
+
+    async_scorer = scorer_of(Slow())
+    pending = [async_scorer.submit((videos(1), ["a"]), fps=8), async_scorer.submit((videos(2), ["bb"]), fps=8)]
+    assert started.wait(10) and not pending[0].rewards.done()
+    released.set()
+    rewards = async_scorer.collect(pending)
+    assert [reward.scores["TA"] for reward in rewards] == [1.0, 2.0]
+    assert len(async_scorer.spans) == 2 and all(start < end for start, end in async_scorer.spans)
+
+
+def test_rewards_after_the_deadline_are_missing_and_unstarted_batches_are_canceled(scorer_of):
+    released = threading.Event()
+
+    class Slow(Brightness):
+        def score(self, videos, prompts, *, fps):
+            assert prompts == ["a"] or released.wait(10)
+            return super().score(videos, prompts, fps=fps)
+
+    scorer = Slow()
+    async_scorer = scorer_of(scorer, deadline=0.3)
+    batches = [(videos(1), ["a"]), (videos(2), ["slow"]), (videos(3, 3), ["a", "b"])]
+    start = time.monotonic()
+    rewards = async_scorer.collect([async_scorer.submit(batch, fps=8) for batch in batches])
+    assert 0.3 <= time.monotonic() - start < 5
+    assert [reward.is_missing for reward in rewards] == [False, True, True, True]
+    assert {reward.reason for reward in rewards[1:]} == {"no reward within the deadline of 0.3 s"}
+    released.set()
+    assert not async_scorer.measure(videos(4), ["a"], fps=8)[0].is_missing
+    assert scorer.calls == [1, 1, 1]
+
+
+@pytest.mark.parametrize("ends_by", ["deadline", "close"])
+def test_batches_submitted_together_keep_finished_rewards_and_end_after_the_current_batch(scorer_of, ends_by):
+    started, released = threading.Event(), threading.Event()
+
+    class Slow(Brightness):
+        def score(self, videos, prompts, *, fps):
+            if prompts == ["slow"]:
+                started.set()
+                assert released.wait(10)
+            return super().score(videos, prompts, fps=fps)
+
+    scorer = Slow()
+    async_scorer = scorer_of(scorer, deadline=0.3)
+    batches = [(videos(1), ["a"]), (videos(2), ["slow"]), (videos(3, 3), ["a", "b"])]
+    pending = async_scorer.submit(*batches, fps=8)
+    assert started.wait(10)
+    if ends_by == "deadline":
+        assert [reward.is_missing for reward in async_scorer.collect([pending])] == [False, True, True, True]
+    else:
+        async_scorer.close(wait=False)
+    released.set()
+    pending.rewards.result(10)
+    assert scorer.calls == [1, 1]
+
+
+def test_through_file_scores_the_compressed_video(scorer_of, tmp_path):
+    noise = torch.randint(0, 256, (4, 3, 256, 256), dtype=torch.uint8)
+    seen = []
+
+    class Recording(Brightness):
+        def score(self, videos, prompts, *, fps):
+            seen.extend(videos)
+            return super().score(videos, prompts, fps=fps)
+
+    scorer_of(Recording(), through_file=True).measure([noise], ["a"], fps=8)
+    write_video(tmp_path / "v.mp4", noise, 8)
+    assert seen[0].shape == noise.shape and not torch.equal(seen[0], noise)
+
+
+def test_a_video_that_cannot_be_encoded_is_a_missing_reward(scorer_of):
+    odd = torch.zeros(4, 3, 257, 301, dtype=torch.uint8)
+    rewards = scorer_of(Brightness(), through_file=True).measure([odd, *videos(3)], ["a", "b"], fps=8)
+    assert "the video could not be written to a file" in rewards[0].reason and not rewards[1].is_missing
+
+
+def test_a_full_disk_gives_a_missing_reward(scorer_of, limited_file_size, monkeypatch):
+    async_scorer = scorer_of(Brightness(), through_file=True)
+    noise = torch.randint(0, 256, (4, 3, 256, 256), dtype=torch.uint8)
+    with limited_file_size(2**15):
+        rewards = async_scorer.measure([noise, *videos(3)], ["a", "b"], fps=8)
+    assert "the video could not be written to a file: [Errno 27]" in rewards[0].reason and not rewards[1].is_missing
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+    (reward,) = async_scorer.measure(videos(3), ["b"], fps=8)
+    assert "the video could not be written to a file: [Errno 2]" in reward.reason
+
+
+def test_an_offloaded_scorer_moves_back_to_score(scorer_of):
+    class Movable(Brightness):
+        places = []
+
+        def move_to(self, device):
+            self.places.append(device)
+
+        def score(self, videos, prompts, *, fps):
+            assert self.places[-1] is None
+            return super().score(videos, prompts, fps=fps)
+
+    scorer = Movable()
+    scorer_of(scorer, offload=True).measure(videos(1), ["a"], fps=8)
+    assert scorer.places == ["cpu", None, "cpu"]
+
+
+def test_a_scorer_is_offloaded_again_after_an_error(scorer_of):
+    class Movable(Brightness):
+        places = []
+
+        def move_to(self, device):
+            self.places.append(device)
+
+    scorer = Movable()
+    with pytest.raises(ValueError, match="broken"), scorer_of(scorer, offload=True).on_device():
+        assert scorer.places == ["cpu", None]
+        raise ValueError("broken")
+    assert scorer.places == ["cpu", None, "cpu"]
+
+
+def test_all_scorers_check_prompts_and_return_held_out_metrics(scorer_of):
+    async_scorer = scorer_of({"a": Brightness(), "b": Returns([])}, {})
+    with pytest.raises(ValueError, match="may be empty"):
+        async_scorer.check_prompts(["a", ""])
+    found = async_scorer.held_out(videos(1, 2), ["a", "b"])
+    assert found.keys() == {"a", "b"} and found["a"]["held"].rows.shape == (2, 1)
+    assert async_scorer.held_out([], []) == async_scorer.held_out_each([], []) == {}
+
+
+def test_a_retry_after_out_of_memory_reuses_the_memory_of_the_first_attempt(scorer_of):
+    class Large(Brightness):
+        held = []  # per attempt: whether the previous one still holds memory
+
+        def score(self, videos, prompts, *, fps):
+            self.held.append(self.activations() is not None if self.held else False)
+            activations = torch.zeros(8)
+            self.activations = weakref.ref(activations)
+            raise torch.OutOfMemoryError(f"{activations.numel()} bytes")
+
+    [first, _] = (large := scorer_of({"large": Large()})).measure(videos(0.2, 0.4), ["", ""], fps=8)
+    assert first.is_missing and "OutOfMemoryError: 8 bytes" in first.reason
+    assert len(Large.held) > 2 and not any(Large.held)
+    large.close()
+
+
+def test_a_scorer_that_cannot_move_back_to_the_gpu_gives_missing_rewards(scorer_of):
+    class TooLarge(Brightness):
+        def move_to(self, device):
+            if device is None:
+                raise torch.OutOfMemoryError("no room on the GPU")
+
+    [reward] = scorer_of({"large": TooLarge()}, offload=True).measure(videos(0.2), [""], fps=8)
+    assert reward.reason == "OutOfMemoryError: no room on the GPU"
+
+
+def test_a_deleted_scorer_ends_its_thread():
+    scorer = AsyncScorer({"test": Brightness()}, WEIGHTS)
+    scorer.collect([scorer.submit((videos(10), ["a"]), fps=8)])
+    (thread,) = scorer._pool._threads
+    del scorer
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()

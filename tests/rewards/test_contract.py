@@ -1,0 +1,294 @@
+"""The contract of a scorer: what it is given, what it may return, and what it must leave alone."""
+
+import os
+import sys
+import warnings
+
+import pytest
+import torch
+
+from hyvideo.miniature.reward import MiniatureScorer
+from hyvideo.rewards import contract
+from hyvideo.rewards.async_scorer import AsyncScorer
+from hyvideo.rewards.process_state import restored_state
+from hyvideo.rewards.rewards import Scorer, SetMeasure, make_scorer
+
+PROMPTS = ["a", "b"]
+
+
+def videos():
+    return [torch.full((4, 3, 16, 16), level, dtype=torch.uint8) for level in (51, 204)]
+
+
+class Brightness(Scorer):
+    """Scorer of the mean gray level with metrics of each kind."""
+
+    dimensions = ("VQ",)
+
+    def score(self, videos, prompts, *, fps):
+        return [{"VQ": video.float().mean().item() / 255} for video in videos]
+
+    def held_out_each(self, videos, prompts):
+        return [{"level": video.float().mean().item()} for video in videos]
+
+    def held_out(self, videos, prompts):
+        rows = torch.stack([video.float().mean()[None] for video in videos])
+        return {"spread": SetMeasure(rows, lambda rows: rows.std().item())}
+
+
+METHODS = {
+    "score": lambda scorer, clips, prompts: contract.score(scorer, clips, prompts, fps=8.0),
+    "held_out_each": contract.held_out_each,
+    "held_out": contract.held_out,
+}
+
+
+# --- what a scorer is given -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_custom_scorer_may_change_its_videos_and_lists(method):
+    class Destroys(Brightness):
+        pass
+
+    def destroys(self, videos, prompts, **options):
+        found = getattr(Brightness, method)(self, videos, prompts, **options)
+        videos[0].zero_()
+        videos[1].numpy()[:] = 7
+        videos[1].resize_(0)
+        videos.clear()
+        prompts.clear()
+        return found
+
+    setattr(Destroys, method, destroys)
+    clips, prompts = videos(), [*PROMPTS]
+    found = METHODS[method](Destroys(), clips, prompts)
+    expected = METHODS[method](Brightness(), videos(), PROMPTS)
+    assert repr(found) == repr(expected) or found.keys() == expected.keys() == {"spread"}
+    assert prompts == PROMPTS and all(map(torch.equal, clips, videos()))
+
+
+def test_shipped_scorers_receive_the_videos_themselves_and_do_not_change_them():
+    seen = []
+    scorer = MiniatureScorer("assets/miniature")
+    clips = [torch.randint(0, 256, (9, 3, 32, 32), dtype=torch.uint8) for _ in range(2)]
+    before, prompts = [clip.clone() for clip in clips], ["a red circle moves up"] * 2
+    score = scorer.score
+    scorer.score = lambda given, texts, *, fps: (seen.extend(given), score(given, texts, fps=fps))[1]
+    for method in METHODS.values():
+        method(scorer, clips, prompts)
+    assert all(a is b for a, b in zip(seen, clips)) and len(seen) == 2
+    assert all(map(torch.equal, before, clips))
+
+
+# --- what a scorer returns ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "rows, message",
+    [
+        ([{"m": 1.0}], r"held_out_each must return a list with one dict per video \(2\), got a list of 1 dict"),
+        ([{"m": 1.0}] * 3, "got a list of 3 dict"),
+        (None, "got NoneType"),
+        (({"m": 1.0},) * 2, "got tuple"),
+        ([{"m": 1.0}, 3], "got a list of 2 dict or int"),
+        ([{"reward": 1.0}, {}], "must be printable text and none of .*, got 'reward'"),
+        ([{"Overall": 1.0}, {}], "got 'Overall'"),
+        ([{"spreads": 1.0}, {}], "got 'spreads'"),
+        ([{"held_out/frozen": 1.0}, {}], "must not begin with held_out/, got 'held_out/frozen'"),
+        ([{"m\ud800": 1.0}, {}], "must be printable text"),
+        ([{"m": torch.zeros(2)}, {}], "the score m must be one number, got Tensor"),
+    ],
+)
+def test_unusable_metrics_of_videos_are_rejected(rows, message):
+    scorer = Brightness()
+    scorer.held_out_each = lambda videos, prompts: rows
+    with pytest.raises(ValueError, match=message):
+        contract.held_out_each(scorer, videos(), PROMPTS)
+
+
+def measure(rows=2, value=1.0, raises=None):
+    def of_set(rows):
+        if raises:
+            raise raises
+        return value
+
+    return SetMeasure(torch.zeros(rows, 3) if isinstance(rows, int) else rows, of_set)
+
+
+@pytest.mark.parametrize(
+    "measures, message",
+    [
+        (None, "held_out must return a dict of SetMeasure, got NoneType"),
+        ({"held": 1.0}, "got float for held; return metrics of single videos from held_out_each"),
+        ({"n": measure(1)}, r"rows of n must be a real tensor of shape \(2, dim\), got shape \(1, 3\)"),
+        ({"n": measure(torch.zeros(2))}, r"got shape \(2,\)"),
+        ({"n": measure([[1.0], [2.0]])}, "got list"),
+        ({"reward": measure()}, "got 'reward'"),
+        ({"Overall": measure()}, "got 'Overall'"),
+    ],
+)
+def test_unusable_metrics_of_a_set_are_rejected(measures, message):
+    scorer = Brightness()
+    scorer.held_out = lambda videos, prompts: measures
+    with pytest.raises(ValueError, match=message):
+        contract.held_out(scorer, videos(), PROMPTS)
+
+
+@pytest.mark.parametrize(
+    "found, message",
+    [
+        (measure(value="text"), "of_set of n must return one number, got str 'text'"),
+        (measure(value=None), "got NoneType"),
+        (measure(value=torch.zeros(2)), "got Tensor"),
+        (measure(raises=ZeroDivisionError("by 0")), "of_set of n raises ZeroDivisionError: by 0"),
+        (measure(raises=SystemExit(0)), "raises SystemExit: 0"),
+    ],
+)
+def test_unusable_functions_of_a_set_are_rejected(found, message):
+    scorer = Brightness()
+    scorer.held_out = lambda videos, prompts: {"n": found}
+    (checked,) = contract.held_out(scorer, videos(), PROMPTS).values()
+    with pytest.raises(ValueError, match=message):
+        checked.of_set(checked.rows.double())
+
+
+@pytest.mark.parametrize(
+    "value, number", [(torch.tensor(0.5), 0.5), (10**400, None), (1e31, None), (float("inf"), None)]
+)
+def test_numbers_of_a_set_are_floats_and_nan_if_they_are_too_large(value, number):
+    scorer = Brightness()
+    scorer.held_out = lambda videos, prompts: {"n": measure(value=value)}
+    found = contract.held_out(scorer, videos(), PROMPTS)["n"].of_set(torch.zeros(2, 3))
+    assert type(found) is float and (found == number or (number is None and found != found))
+
+
+# --- what a scorer leaves alone -------------------------------------------------------------------------------------
+
+
+CHANGES = {
+    "gradient": lambda: torch.set_grad_enabled(False),
+    "dtype": lambda: torch.set_default_dtype(torch.float64),
+    "device": lambda: torch.set_default_device("meta"),
+    "threads": lambda: torch.set_num_threads(torch.get_num_threads() + 1),
+    "tf32": lambda: torch.set_float32_matmul_precision("high"),
+    "old tf32": lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True),
+    "convolutions": lambda: setattr(torch.backends.cudnn, "allow_tf32", False),
+    "benchmark": lambda: setattr(torch.backends.cudnn, "benchmark", True),
+    "deterministic": lambda: torch.use_deterministic_algorithms(True),
+    "anomalies": lambda: torch.autograd.set_detect_anomaly(True),
+    "folder": lambda: os.chdir("/"),
+}
+
+
+def state():
+    cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    return (
+        *(torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_default_device(), torch.get_num_threads()),
+        *(torch.get_float32_matmul_precision(), cuda.fp32_precision, cudnn.conv.fp32_precision, cudnn.benchmark),
+        *(torch.are_deterministic_algorithms_enabled(), torch.is_anomaly_enabled(), os.getcwd()),
+    )
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_changes_of_the_process_are_undone_with_a_warning(name):
+    before = state()
+    with pytest.warns(UserWarning, match="the scorer Mine changes .* from .* to .*; this was undone"):
+        with restored_state("the scorer Mine"):
+            CHANGES[name]()
+    assert state() == before
+
+
+def test_filters_that_turn_warnings_into_errors_are_removed_and_others_stay():
+    before = [each for each in warnings.filters if each[0] == "error"]
+    with warnings.catch_warnings():
+        with restored_state("mine"):
+            warnings.simplefilter("ignore", ImportWarning)
+            warnings.simplefilter("error")
+        assert [each for each in warnings.filters if each[0] == "error"] == before
+        assert warnings.filters[0][:3] == ("ignore", None, ImportWarning)
+
+
+def test_nothing_is_said_of_a_scorer_that_changes_nothing():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        contract.score(Brightness(), videos(), PROMPTS, fps=8.0)
+
+
+FILE = """
+import torch, sys
+from hyvideo.rewards.rewards import Scorer
+torch.set_grad_enabled(False)
+class Mine(Scorer):
+    def __init__(self, raises: str = ""):
+        torch.set_default_dtype(torch.float64)
+        if raises == "OSError":
+            open("/nonexistent/weights.bin")
+        if raises:
+            sys.exit(0) if raises == "exit" else exec("raise RuntimeError('no weights')")
+"""
+
+
+def test_the_file_and_the_constructor_of_a_scorer_change_nothing(tmp_path):
+    (tmp_path / "mine.py").write_text(FILE)
+    name, before = f"{tmp_path}/mine.py:Mine", state()
+    with pytest.warns(UserWarning) as warned:
+        make_scorer(name, "ckpts")
+    texts = [str(each.message) for each in warned]
+    assert f"the file of reward_model {name} changes the gradient mode from True to False" in texts[0]
+    assert f"the constructor of reward model {name} changes the default dtype" in texts[1] and state() == before
+
+
+@pytest.mark.filterwarnings("ignore:the constructor of")
+@pytest.mark.parametrize(
+    "raises, reason",
+    [
+        ("OSError", "FileNotFoundError: .*; mine.py:9 in __init__: open"),
+        ("RuntimeError", "RuntimeError: no weights; mine.py:11"),
+        ("exit", "SystemExit: 0"),
+    ],
+)
+def test_an_error_of_a_constructor_is_one_message(tmp_path, raises, reason):
+    (tmp_path / "mine.py").write_text(FILE.replace("torch.set_grad_enabled(False)", ""))
+    before = state()
+    with pytest.raises(ValueError, match=f"mine.py:Mine cannot be created: {reason}"):
+        make_scorer(f"{tmp_path}/mine.py:Mine", "ckpts", raises=raises)
+    assert state() == before
+
+
+def test_a_scorer_that_closes_stdout_gets_a_fitting_reason(monkeypatch, tmp_path):
+    class Closes(Brightness):
+        def score(self, videos, prompts, *, fps):
+            sys.stdout.close()
+            return super().score(videos, prompts, fps=fps)
+
+    with open(tmp_path / "out", "w") as file:
+        monkeypatch.setattr(sys, "stdout", file)
+        with pytest.raises(ValueError, match="it closes sys.stdout, which the run needs"):
+            contract.score(Closes(), videos(), PROMPTS, fps=8.0)
+
+
+@pytest.mark.filterwarnings("ignore:mine changes the gradient mode")
+def test_inference_mode_that_stays_enabled_is_an_error():
+    mode = torch.inference_mode(True)
+    try:
+        with pytest.raises(ValueError, match="it leaves torch's inference mode enabled"), restored_state("mine"):
+            mode.__enter__()
+    finally:
+        mode.__exit__(None, None, None)
+    assert not torch.is_inference_mode_enabled()
+
+
+def test_a_background_thread_also_restores_the_folder_and_the_dtype():
+    class Changes(Brightness):
+        def score(self, videos, prompts, *, fps):
+            os.chdir("/")
+            torch.set_default_dtype(torch.float64)
+            return super().score(videos, prompts, fps=fps)
+
+    before, scorer = state(), AsyncScorer({"mine": Changes()}, {"VQ": 1.0})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        rewards = scorer.measure(videos(), PROMPTS, fps=8.0)
+    scorer.close()
+    assert state() == before and not any(reward.is_missing for reward in rewards)

@@ -1,0 +1,120 @@
+"""Names of the scorers' dimensions: no score of one scorer replaces that of another."""
+
+import math
+
+import pytest
+import torch
+
+from hyvideo.rewards.async_scorer import AsyncScorer
+from hyvideo.rewards.rewards import Scorer, SetMeasure, short_names
+
+VIDEO = torch.zeros(4, 3, 16, 16, dtype=torch.uint8)
+
+
+class Fixed(Scorer):
+    """Returns constant scores."""
+
+    def __init__(self, dimensions=None, each=None, **scores):
+        self.scores, self.each = scores, each or {}
+        if dimensions:
+            self.dimensions = dimensions
+
+    def score(self, videos, prompts, *, fps):
+        return [dict(self.scores) for _ in videos]
+
+    def held_out_each(self, videos, prompts):
+        return [dict(self.each) for _ in videos]
+
+
+def reward(scorers, weights, **options):
+    scorer = AsyncScorer(scorers, weights, **options)
+    (found,) = scorer.measure([VIDEO], ["a"], fps=8.0)
+    scorer.close()
+    return found
+
+
+A = Fixed(VQ=1.0, MQ=2.0, TA=4.0, Overall=7.0)
+Z = Fixed(VQ=10.0, MQ=20.0, TA=40.0, Overall=70.0)
+
+
+def test_a_single_scorer_keeps_the_names_of_its_dimensions():
+    found = reward({"my.py:A": A}, {"VQ": 1.0, "TA": 0.5})
+    assert found.total == 3.0 and found.scores == {"VQ": 1.0, "MQ": 2.0, "TA": 4.0, "Overall": 7.0}
+    assert reward({"my.py:A": A}, {"my.py:A": {"VQ": 1.0, "TA": 0.5}}) == found
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_weights_by_scorer_count_as_written_in_any_order(reverse):
+    pairs = [("my.py:A", A), ("my.py:Z", Z)]
+    found = reward(dict(pairs[::-1] if reverse else pairs), {"my.py:A": {"VQ": 1.0}, "my.py:Z": {"VQ": 0.5}})
+    assert found.total == 1.0 + 5.0
+    expected = {"A/VQ": 1.0, "A/MQ": 2.0, "A/TA": 4.0, "Z/VQ": 10.0, "Z/MQ": 20.0, "Z/TA": 40.0}
+    assert found.scores == expected
+
+
+def test_one_weight_for_a_dimension_of_two_scorers_is_rejected():
+    message = 'weight of VQ by scorer, because A and Z both return it, .* {"A": {"VQ": 1}, "Z": {"VQ": 1}}'
+    with pytest.raises(ValueError, match=message):
+        AsyncScorer({"A": A, "Z": Z}, {"VQ": 1.0})
+    with pytest.raises(ValueError, match="must name the scorers A, Z, got B"):
+        AsyncScorer({"A": A, "Z": Z}, {"B": {"VQ": 1.0}})
+    with pytest.raises(ValueError, match="got two for VQ"):
+        AsyncScorer({"A": A}, {"A": {"VQ": 1.0}, "VQ": 2.0})
+    with pytest.raises(ValueError, match="must not weight Overall"):
+        AsyncScorer({"A": A}, {"Overall": 2.0})
+
+
+def test_only_shared_dimensions_are_renamed():
+    other = Fixed(dimensions=("VQ", "size"), VQ=3.0, size=5.0)
+    found = reward({"A": A, "B": other}, {"A": {"VQ": 1.0}, "size": 1.0, "MQ": 1.0})
+    assert found.total == 1.0 + 5.0 + 2.0
+    assert found.scores == {"A/VQ": 1.0, "MQ": 2.0, "TA": 4.0, "B/VQ": 3.0, "size": 5.0}
+
+
+def test_a_dimension_that_is_not_declared_never_replaces_a_declared_one():
+    undeclared = Fixed(dimensions=("size",), VQ=3.0, size=5.0)
+    for scorers in ({"A": A, "B": undeclared}, {"B": undeclared, "A": A}):
+        found = reward(scorers, {"VQ": 1.0})
+        assert found.total == 1.0 and found.scores["B/VQ"] == 3.0
+
+
+def test_a_dimension_that_two_scorers_return_without_declaring_it_is_a_failed_reward():
+    scorers = {name: Fixed(dimensions=(name,), **{name: 1.0, "extra": 2.0}) for name in ("a", "b")}
+    found = reward(scorers, {"a": 1.0})
+    assert math.isnan(found.total)
+    assert found.reason == "b: another scorer also returns extra; declare it in `dimensions`"
+
+
+def test_held_out_scorers_of_one_class_name_have_different_names():
+    held_out = AsyncScorer({"x/a.py:S": A, "x/b.py:S": Z}, {}, is_held_out=True)
+    found = reward({"main": Fixed(VQ=0.0)}, {"VQ": 1.0}, held_out=held_out)
+    assert found.scores["held_out/a.py:S/VQ"] == 1.0 and found.scores["held_out/b.py:S/VQ"] == 10.0
+
+
+def test_short_names_are_as_short_as_they_are_unique():
+    assert short_names(["videoalign", "x/a.py:S"]) == {"videoalign": "videoalign", "x/a.py:S": "S"}
+    assert short_names(["y/a.py:S", "x/b.py:S"]) == {"y/a.py:S": "a.py:S", "x/b.py:S": "b.py:S"}
+    assert short_names(["y/a.py:S", "x/a.py:S"]) == {"y/a.py:S": "y/a.py:S", "x/a.py:S": "x/a.py:S"}
+
+
+# --- held-out metrics -----------------------------------------------------------------------------------------------
+
+
+def test_a_held_out_metric_with_the_name_of_a_score_is_left_out_with_a_reason():
+    mine = Fixed(dimensions=("VQ",), VQ=0.0, each={"VQ": 5.0})
+    mine.held_out = lambda videos, prompts: {"VQ": SetMeasure(torch.zeros(1, 1), lambda rows: 7.0)}
+    scorer = AsyncScorer({"mine": mine}, {"VQ": 1.0})
+    reason = "the held-out metric VQ must not have the name of a score; rename it"
+    assert scorer.held_out_each([VIDEO], ["a"]) == scorer.held_out([VIDEO], ["a"]) == {"mine": reason}
+    scorer.close()
+
+
+def test_two_scorers_may_return_a_held_out_metric_only_with_equal_values():
+    first, same = Fixed(each={"m": 1.0, "n": math.nan}), Fixed(each={"m": 1.0, "n": math.nan})
+    held_out = AsyncScorer({"b": same}, {}, is_held_out=True)
+    scorer = AsyncScorer({"a": first}, {}, held_out=held_out)
+    assert all(isinstance(found, list) for found in scorer.held_out_each([VIDEO], ["a"]).values())
+    same.each["m"] = 2.0
+    found = scorer.held_out_each([VIDEO], ["a"])
+    assert found["a"][0]["m"] == 1.0 and found["b"] == "the held-out metric m differs from that of reward a; rename it"
+    scorer.close()

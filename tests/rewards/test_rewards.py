@@ -1,0 +1,102 @@
+"""Tests of the registry of scorers, custom scorers, and the weighted sum of dimensions."""
+
+import math
+import re
+import subprocess
+import sys
+
+import pytest
+
+from hyvideo.config.rules import reward_problems
+from hyvideo.config.sections import RewardSettings
+from hyvideo.rewards.rewards import DIMENSIONS, make_scorer, overall, weighted_sum
+
+
+def test_the_registry_and_versions_import_without_torch():
+    modules = "hyvideo.rewards.rewards, hyvideo.models.versions"
+    code = f"import sys, {modules}; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_reward_is_the_sum_over_weighted_dimensions():
+    scores = {"VQ": 1.0, "MQ": math.nan, "TA": -2.0}
+    assert weighted_sum(scores, {"VQ": 0.5, "TA": 2.0, "MQ": 0.0}) == -3.5
+    assert math.isnan(weighted_sum(scores, {"VQ": 0.5, "MQ": 1.0}))
+    assert math.isnan(weighted_sum(scores, {"CLIP": 1.0}))
+
+
+def test_the_overall_score_is_unweighted_and_needs_all_dimensions():
+    assert overall(dict(zip(DIMENSIONS, (1.0, 2.0, 4.0))), "sum") == {"sum": 7}
+    assert overall({"VQ": 1.0, "MQ": 2.0}, "sum") == overall({"VQ": 1.0, "MQ": 2.0, "TA": "3"}, "sum") == {}
+    assert math.isnan(overall({"VQ": 1.0, "MQ": 2.0, "TA": math.nan}, "sum")["sum"])
+
+
+CUSTOM = """
+from dataclasses import dataclass
+from hyvideo.rewards.rewards import Scorer
+
+@dataclass
+class Own(Scorer):
+    scale: "float"
+    device: "object"
+    root: "str" = ""
+    path: str = ""
+
+class Plain(Scorer): ...
+class NoScorer:
+    def score(self, videos, prompts, *, fps): ...
+number = 3
+"""
+
+
+@pytest.fixture
+def custom(tmp_path, monkeypatch):
+    (tmp_path / "own_rewards.py").write_text(CUSTOM)
+    (tmp_path / "broken_rewards.py").write_text("class Broken(:\n")
+    (tmp_path / "needy_rewards.py").write_text("import no_such_package\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.parametrize("place", ["own_rewards.py", "./own_rewards.py", "own_rewards"])
+def test_a_class_in_a_file_or_module_is_a_scorer_with_its_parameters_as_options(custom, place):
+    scorer = make_scorer(f"{place}:Own", "ckpts", device="cpu", scale=2.0, path="weights")
+    assert (scorer.scale, scorer.device, scorer.root, scorer.path) == (2.0, "cpu", "ckpts", "weights")
+    make_scorer(f"{place}:Plain", "ckpts").check_prompts(["a"])
+    assert isinstance(make_scorer(f"{place}:Own", "ckpts", scale=1.0), type(scorer))  # the file is imported once
+    with pytest.raises(ValueError, match=f"{place}:Own has no option depth; it has path, scale$"):
+        make_scorer(f"{place}:Own", "ckpts", scale=1.0, depth=3)
+    with pytest.raises(ValueError, match=f"{place}:Own needs the option scale$"):
+        make_scorer(f"{place}:Own", "ckpts")
+    with pytest.raises(ValueError, match=f"options of reward model {place}:Own have the wrong type: got path 3"):
+        make_scorer(f"{place}:Own", "ckpts", scale=1.0, path=3)
+
+
+@pytest.mark.parametrize(
+    "name, why",
+    [
+        ("nowhere.py:Own", "No such file .*nowhere.py'"),
+        ("no_such_module:Own", "No module named 'no_such_module'"),
+        ("needy_rewards.py:Own", "No module named 'no_such_package'"),
+        ("broken_rewards.py:Broken", "invalid syntax"),
+        ("own_rewards.py:Other", "has no attribute 'Other'"),
+        ("own_rewards:", "has no attribute ''"),
+        (
+            "own_rewards.py:NoScorer",
+            "must be a class with all methods of a scorer, got a class without check_prompts, held_out",
+        ),
+        (
+            "own_rewards:number",
+            "must be a class with all methods of a scorer, got 3; inherit from hyvideo.*rewards.Scorer",
+        ),
+        (":Own", "must be one of miniature"),
+    ],
+)
+def test_invalid_scorer_names_are_rejected_before_a_run(custom, name, why):
+    (problem,) = reward_problems(RewardSettings([name]))
+    assert problem.startswith("reward_model ") and re.search(why, problem)
+    with pytest.raises(ValueError, match=why):
+        make_scorer(name, "ckpts")
+    assert not [
+        *reward_problems(RewardSettings([name], remote_reward_url="http://127.0.0.1:8"))
+    ]  # the class is not imported here

@@ -1,0 +1,332 @@
+"""Tests of scores against the original program, on a small random model in the released layout."""
+
+import dataclasses
+import json
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hyvideo.data.videos import read_video
+from hyvideo.models.decoding import use_channels_last
+from hyvideo.rewards.videoalign import VideoAlignScorer
+from hyvideo.rewards.videoalign import checkpoint as checkpoints
+from hyvideo.rewards.videoalign.checkpoint import find_checkpoint, plain_name, read_weights
+from hyvideo.rewards.videoalign.model import RewardModel
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "videoalign"
+golden = json.loads((GOLDEN / "golden.json").read_text())
+center = json.loads((GOLDEN / "bf16_reference_fp32maths.json").read_text())
+VIDEOS = [GOLDEN / "videos" / name for name in golden["videos"]]
+PROMPTS = golden["prompts"]
+FLOAT, BFLOAT = 2e-5, 0.1  # tolerances of raw scores
+
+
+def load(root="VideoReward", **options):
+    return VideoAlignScorer(GOLDEN / root, base=GOLDEN / "base", **options)
+
+
+@pytest.fixture(scope="module")
+def exact():
+    return load(dtype=torch.float32)
+
+
+def difference(scores, expected):
+    assert len(scores) == len(expected)
+    return max(abs(a[name] - b[name]) for a, b in zip(scores, expected) for name in ("VQ", "MQ", "TA", "Overall"))
+
+
+# --- against the original program --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("min_pixels, size", [(None, (280, 392)), (4704, (56, 84)), (4 * 4704, (112, 168))])
+def test_frames_are_enlarged_to_the_number_of_pixels_in_the_checkpoint(exact, monkeypatch, min_pixels, size):
+    """Without min_frame_pixels in the checkpoint, frames have at least 128 * 28 * 28 pixels."""
+    if min_pixels:
+        monkeypatch.setattr(exact, "settings", dataclasses.replace(exact.settings, min_pixels=min_pixels))
+    video = torch.zeros(4, 3, 56, 84, dtype=torch.uint8)
+    assert exact.sample_frames(video, 2.0).shape[-2:] == size
+
+
+@pytest.mark.parametrize("clip", range(3))
+def test_tokens_match_the_original(exact, clip):
+    video, fps = read_video(VIDEOS[clip])
+    ids = exact.prepare([video], [PROMPTS[clip]], [fps])["input_ids"]
+    expected = np.load(GOLDEN / "intermediates.npz")[f"{clip}_input_ids"]
+    assert torch.equal(ids, torch.from_numpy(expected).long())
+
+
+def test_batches_are_padded_on_the_right_like_the_original(exact):
+    clips, rates = zip(*map(read_video, VIDEOS))
+    batch = exact.prepare(list(clips), PROMPTS, list(rates))
+    arrays = np.load(GOLDEN / "intermediates.npz")
+    assert torch.equal(batch["input_ids"], torch.from_numpy(arrays["batch_input_ids"]).long())
+    assert torch.equal(batch["attention_mask"], torch.from_numpy(arrays["batch_attention_mask"]).long())
+
+
+@pytest.mark.parametrize("batch_size, run", [(1, "single"), (3, "batch")])
+@pytest.mark.parametrize("normalize", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_float32_scores_match_the_original(exact, batch_size, run, normalize):
+    exact.batch_size = batch_size
+    scores = exact.score_files(VIDEOS, PROMPTS, normalize=normalize)
+    assert difference(scores, golden["fp32"][f"{run}_{'norm' if normalize else 'raw'}"]) <= FLOAT
+
+
+@pytest.mark.parametrize(
+    "change, run", [({"fps": 4.0}, "fps4_raw_a"), ({"num_frames": 8}, "nframes8_raw_a")], ids=["fps", "num_frames"]
+)
+def test_other_frame_samplings_match_the_original(change, run):
+    scorer = load(dtype=torch.float32)
+    scorer.settings = dataclasses.replace(scorer.settings, **change)
+    assert difference(scorer.score_files(VIDEOS[:1], PROMPTS[:1], normalize=False), golden["fp32"][run]) <= FLOAT
+
+
+def test_a_smaller_frame_area_matches_the_original():
+    scorer = load(dtype=torch.float32)
+    scorer.settings = dataclasses.replace(scorer.settings, max_pixels=120000)
+    scores = scorer.score_files(VIDEOS[2:], PROMPTS[2:], normalize=False)
+    assert difference(scores, golden["fp32"]["max_pixels_120000_raw_c"]) <= FLOAT
+
+
+@pytest.mark.parametrize("options", [{"merge_lora": True}, {"root": "VideoReward_adapter"}], ids=["merged", "adapter"])
+def test_merged_lora_and_the_adapter_layout_give_the_same_scores(options):
+    scores = load(dtype=torch.float32, **options).score_files(VIDEOS[:1], PROMPTS[:1], normalize=False)
+    assert difference(scores, golden["fp32"]["single_raw"][:1]) <= FLOAT
+
+
+@pytest.mark.parametrize("batch_size, run", [(1, "single_raw"), (3, "batch_raw")])
+def test_bf16_scores_match_the_original_within_its_noise(batch_size, run):
+    scores = load(batch_size=batch_size).score_files(VIDEOS, PROMPTS, normalize=False)
+    assert difference(scores, golden["bf16"][run]) <= BFLOAT
+
+
+def test_float32_arithmetic_gives_the_center_of_the_bf16_scores():
+    scorer = load(precision="fp32_math")
+    assert difference(scorer.score_files(VIDEOS, PROMPTS, normalize=False), center["single_raw"]) <= FLOAT
+
+
+# --- videos in memory ----------------------------------------------------------------------------
+
+
+def test_a_video_in_memory_scores_like_its_file(exact):
+    video, fps = read_video(VIDEOS[1])
+    (from_file,) = exact.score_files(VIDEOS[1:2], PROMPTS[1:2])
+    (in_memory,) = exact.score([video], PROMPTS[1:2], fps=fps)
+    assert in_memory == from_file
+
+
+def test_frames_per_second_affect_the_score(exact):
+    video, fps = read_video(VIDEOS[0])
+    (true,), (wrong,) = (exact.score([video], PROMPTS[:1], fps=rate) for rate in (fps, fps / 3))
+    assert abs(true["VQ"] - wrong["VQ"]) > 1e-3
+
+
+@pytest.mark.parametrize(
+    "video, prompt, message",
+    [
+        (torch.zeros(1, 3, 64, 64, dtype=torch.uint8), "a", "at least 2 frames"),
+        (torch.zeros(4, 3, 64, 64), "a", "must be a uint8 tensor"),
+        (torch.zeros(4, 64, 64, 3, dtype=torch.uint8), "a", r"must be a uint8 tensor \(frames, 3, height, width\)"),
+        (torch.zeros(4, 3, 64, 64, dtype=torch.uint8), "a <|TA_reward|>", "reserved text"),
+        (torch.zeros(4, 3, 64, 64, dtype=torch.uint8), "a <|video_pad|>", "reserved text"),
+    ],
+)
+def test_invalid_input_is_rejected(exact, video, prompt, message):
+    with pytest.raises(ValueError, match=message):
+        exact.score([video], [prompt], fps=8)
+
+
+def test_check_prompts_rejects_reserved_text(exact):
+    exact.check_prompts(["a cat", "<VQ_reward>"])
+    with pytest.raises(ValueError, match="reserved text <|MQ_reward|>"):
+        exact.check_prompts(["a cat", "<|MQ_reward|>"])
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """Copy the released layout and its base model into a folder that a test may corrupt."""
+    shutil.copytree(GOLDEN / "base", tmp_path / "base")
+    return shutil.copytree(GOLDEN / "VideoReward", tmp_path / "VideoReward")
+
+
+def rewrite(root, change):
+    path = root / "checkpoint-11352" / "model.pth"
+    tensors = torch.load(path, weights_only=True)
+    change(tensors)
+    torch.save(tensors, path)
+
+
+def test_the_base_model_is_found_beside_the_folder(copy):
+    assert find_checkpoint(copy).base == copy.parent / "base"
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda t: t.pop("base_model.model.visual.merger.ln_q.weight"), "'visual.merger.ln_q.weight' is missing"),
+        (lambda t: t.update({"base_model.model.model.x": torch.zeros(1)}), "'language_model.x' is unexpected"),
+        (lambda t: t.update({"base_model.model.model.norm.weight": torch.zeros(3)}), r"norm.weight' has shape \(3,\)"),
+        (lambda t: t.pop("base_model.model.rm_head.weight"), "no tensor rm_head.weight"),
+        (
+            lambda t: t.pop("base_model.model.model.layers.0.mlp.up_proj.lora_B.default.weight"),
+            r"up_proj.lora_B.weight' is missing",
+        ),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(copy, change, message):
+    rewrite(copy, change)
+    with pytest.raises(ValueError, match=message):
+        VideoAlignScorer(copy)
+
+
+def without_lora(tensors):
+    for name in [name for name in tensors if ".lora_" in name]:
+        del tensors[name]
+
+
+def set_lora(root, settings):
+    path = root / "model_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"peft_lora_config": settings}))
+
+
+@pytest.mark.parametrize("merge_lora", [False, True])
+def test_a_fully_trained_checkpoint_without_lora_loads(copy, exact, merge_lora):
+    """With the LoRA merged into its weights, the model is the same."""
+    state = load(dtype=torch.float32, merge_lora=True).model.model.state_dict()
+    merged = {plain_name(name): tensor for name, tensor in state.items()}
+
+    def put_merged(tensors):
+        without_lora(tensors)
+        for name in tensors:
+            if plain_name(name) in merged:
+                tensors[name] = merged[plain_name(name)][: len(tensors[name])]
+
+    embedding = torch.load(copy / "checkpoint-11352" / "model.pth", weights_only=True)[
+        "base_model.model.lm_head.weight"
+    ]
+    merged["language_model.embed_tokens.weight"] = embedding
+    rewrite(copy, put_merged)
+    set_lora(copy, {"lora_enable": False})
+    scorer = VideoAlignScorer(copy, dtype=torch.float32, merge_lora=merge_lora)
+    assert difference(scorer.score_files(VIDEOS[:1], PROMPTS[:1]), exact.score_files(VIDEOS[:1], PROMPTS[:1])) <= FLOAT
+
+
+@pytest.mark.parametrize("merge_lora", [False, True])
+def test_a_missing_or_undeclared_lora_is_rejected(copy, merge_lora):
+    half = "base_model.model.model.layers.0.mlp.up_proj.lora_A.default.weight"
+    set_lora(copy, {"lora_r": 4, "lora_alpha": 8})
+    with pytest.raises(ValueError, match="has lora_enable false, but .*checkpoint-11352 has a LoRA"):
+        VideoAlignScorer(copy, merge_lora=merge_lora)
+    set_lora(copy, {"lora_enable": True, "lora_r": 4, "lora_alpha": 8})
+    rewrite(copy, lambda tensors: tensors.pop(half))
+    with pytest.raises(ValueError, match="up_proj.lora_A.weight' is missing"):
+        VideoAlignScorer(copy, merge_lora=merge_lora)
+    rewrite(copy, without_lora)
+    with pytest.raises(ValueError, match="has lora_enable true, but .*checkpoint-11352 has no LoRA"):
+        VideoAlignScorer(copy, merge_lora=merge_lora)
+
+
+def test_a_truncated_file_is_named(copy):
+    path = copy / "checkpoint-11352" / "model.pth"
+    path.write_bytes(path.read_bytes()[:-1000])
+    with pytest.raises(ValueError, match="model.pth is missing, truncated"):
+        VideoAlignScorer(copy)
+
+
+@pytest.mark.parametrize(
+    "section, change, message",
+    [
+        ("model_config", {"output_dim": 3}, "output_dim 3, not 1"),
+        ("data_config", {"sample_type": "multi_pts"}, "sample_type 'multi_pts', not 'uniform'"),
+        ("inference_config", {"MQ_std": 0.0}, "no usable constant MQ_std"),
+        ("inference_config", {"TA_mean": math.nan, "VQ_std": None}, "no usable constant VQ_std, TA_mean"),
+    ],
+)
+def test_unsupported_settings_are_rejected(copy, section, change, message):
+    path = copy / "model_config.json"
+    config = json.loads(path.read_text())
+    config[section] |= change
+    path.write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=message):
+        VideoAlignScorer(copy)
+
+
+def test_missing_parts_are_named(copy, tmp_path):
+    with pytest.raises(ValueError, match="model_config.json does not exist"):
+        VideoAlignScorer(tmp_path / "nowhere")
+    shutil.rmtree(tmp_path / "base")
+    with pytest.raises(ValueError, match="base model base not found in"):
+        VideoAlignScorer(copy)
+
+
+def test_a_different_output_layer_replaces_the_embeddings(copy):
+    rewrite(copy, lambda t: t["base_model.model.lm_head.weight"].add_(1))
+    weights = read_weights(find_checkpoint(copy))
+    expected = torch.load(copy / "checkpoint-11352" / "model.pth", weights_only=True)["base_model.model.lm_head.weight"]
+    assert torch.equal(weights.model["language_model.embed_tokens.weight"], expected)
+
+
+def test_a_file_with_newer_tensor_names_loads(copy, exact):
+    """The names are those that transformers 5 saves."""
+
+    def rename(tensors):
+        for name in list(tensors):
+            inner = name.removeprefix("base_model.model.")
+            if inner.startswith("visual."):
+                tensors[f"base_model.model.model.{inner}"] = tensors.pop(name)
+            elif inner.startswith("model."):
+                tensors[f"base_model.model.model.language_model.{inner.removeprefix('model.')}"] = tensors.pop(name)
+
+    rewrite(copy, rename)
+    scorer = VideoAlignScorer(copy, dtype=torch.float32)
+    assert scorer.score_files(VIDEOS[:1], PROMPTS[:1]) == exact.score_files(VIDEOS[:1], PROMPTS[:1])
+
+
+def test_the_released_file_fits_the_bundled_base_model_config(monkeypatch, tmp_path):
+    """All 1,123 names and shapes of the released file fit a model on the meta device."""
+    from transformers import Qwen2VLConfig
+
+    released = json.loads((GOLDEN / "released_checkpoint_keys_shapes.json").read_text())
+    tensors = {name: torch.empty(shape, device="meta") for name, shape in released.items()}
+    assert len(tensors) == 1123
+    config = json.loads((GOLDEN / "VideoReward" / "model_config.json").read_text())
+    config["model_config"]["model_name_or_path"] = "Qwen/Qwen2-VL-2B-Instruct"
+    config["peft_lora_config"] |= {"lora_r": 64, "lora_alpha": 128}
+    (tmp_path / "checkpoint-11352").mkdir()
+    (tmp_path / "checkpoint-11352" / "model.pth").touch()
+    (tmp_path / "model_config.json").write_text(json.dumps(config))
+    monkeypatch.setattr(checkpoints, "read_pickle", lambda *_, **__: tensors)
+    monkeypatch.setattr(torch, "equal", lambda *_: True)
+    found = find_checkpoint(tmp_path)
+    assert found.base is None and found.settings.lora_scale == 2.0
+    weights = read_weights(found)
+    assert sum(".lora_" in name for name in weights.model) == 2 * 7 * 28
+    base = Qwen2VLConfig.from_dict(found.config)
+    base.text_config.vocab_size = 151660
+    model = RewardModel(
+        base,
+        weights,
+        found.settings,
+        reward_token_ids=[151657, 151658, 151659],
+        merge_lora=False,
+        dtype=torch.bfloat16,
+        rope_dtype=torch.bfloat16,
+        device="meta",
+    )
+    assert sum(p.numel() for p in model.parameters()) == sum(
+        t.numel() for name, t in tensors.items() if "lm_head" not in name
+    )
+
+
+def test_a_channels_last_patch_embedding_gives_the_same_scores(exact):
+    scorer = load(dtype=torch.float32)
+    use_channels_last(scorer.model)
+    (embedding,) = (module for module in scorer.model.modules() if isinstance(module, torch.nn.Conv3d))
+    assert embedding.weight.is_contiguous(memory_format=torch.channels_last_3d)
+    assert difference(scorer.score_files(VIDEOS[:1], PROMPTS[:1]), exact.score_files(VIDEOS[:1], PROMPTS[:1])) <= FLOAT

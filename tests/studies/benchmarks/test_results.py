@@ -1,0 +1,280 @@
+"""Result files of the official tools are read back; scores, totals, differences and intervals."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from hyvideo.validation.intervals import t_interval, t_quantile
+from scripts import benchmark_videos
+from studies.benchmarks import table as tables
+from studies.benchmarks.results import read_results, read_run
+from studies.benchmarks.suites import SUITES
+
+VBENCH, VBENCH2 = SUITES["vbench"], SUITES["vbench2"]
+
+
+def result_file(path, folder="videos", scale=1.0, **dimensions):
+    """Write a result file; each dimension has scores by prompt, and its official score is their mean."""
+    content = {}
+    for name, prompts in dimensions.items():
+        rows = [
+            {"video_path": f"/data/{folder}/{prompt}-{number}.mp4", "video_results": x}
+            for prompt, scores in prompts.items()
+            for number, x in enumerate(scores)
+        ]
+        counting = [row["video_results"] for row in rows if row["video_results"] != -1]
+        content[name.replace("Multi_", "Multi-")] = [float(np.mean(counting)) / scale, rows]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
+    return path
+
+
+def row(table, name):
+    return next(row for row in table["rows"] if row["name"] == name)
+
+
+def table_of(*words):
+    ((suite, policies),) = read_results([str(word) for word in words])
+    return tables.make_table(suite, policies)
+
+
+def test_scores_and_paired_differences_of_vbench_are_those_computed_by_hand(tmp_path):
+    result_file(tmp_path / "a/results_1_eval_results.json", scene={"x": [0.2, 0.4], "y": [0.6, 0.8]})
+    result_file(tmp_path / "b/deep/results_2_eval_results.json", scene={"x": [0.3, 0.5], "y": [0.9, 1.1]})
+    table = table_of(f"base={tmp_path / 'a'}", f"tuned={tmp_path / 'b'}")
+    assert (table["title"], table["policies"]) == ("VBench", {"base": 1, "tuned": 1})
+    scene = row(table, "scene")
+    # The half width is 12.706204736 * 40 / 2 (one degree of freedom, prompts with means 30 and 70), above all scores.
+    base = {"mean": 50.0, "low": 0.0, "high": 100.0, "videos": 4}
+    assert scene["scores"]["base"] == pytest.approx(base)
+    difference = scene["differences"]["tuned"]  # +10 for x, +30 for y
+    assert (difference["mean"], difference["prompts"]) == (pytest.approx(20), 2)
+    assert (difference["low"], difference["high"]) == (-100.0, 100.0)  # half width 127
+    assert difference["verdict"] == "no significant difference"
+    assert "base" not in scene["differences"]
+
+
+def test_a_missing_dimension_is_missing_and_no_total_counts_it_as_0(tmp_path):
+    everything = {name: {"x": [0.5], "y": [0.6]} for name in VBENCH.dimensions} | {"imaging_quality": {"x": [50, 60]}}
+    lacking = {name: value for name, value in everything.items() if name != "color"}
+    full, less = (tmp_path / f"{name}_eval_results.json" for name in "ab")
+    result_file(full, **everything)
+    result_file(less, **lacking)
+    table = table_of(f"base={full}", f"tuned={less}")
+    for name in ("color", "semantic", "total"):
+        assert row(table, name)["scores"]["base"]["mean"] is not None
+        assert row(table, name)["scores"]["tuned"] is None and row(table, name)["differences"]["tuned"] is None
+    assert row(table, "quality")["differences"]["tuned"]["mean"] == 0
+    assert "tuned has no result for color; sums that need them are missing, not 0." in table["notes"]
+    turned = table_of(f"tuned={less}", f"base={full}")
+    assert row(turned, "total")["differences"]["base"] is None and row(turned, "scene")["differences"]["base"]
+    assert "| **total** | - |" in tables.as_markdown(turned)
+
+
+def test_imaging_quality_has_videos_from_0_to_100_and_a_score_from_0_to_1(tmp_path):
+    path = result_file(tmp_path / "x_eval_results.json", scale=100, imaging_quality={"x": [60.0, 70.0], "y": [50.0]})
+    _, run = read_run(path)
+    assert run["imaging_quality"].score == pytest.approx(0.6)
+    assert list(run["imaging_quality"].videos.values()) == [0.6, 0.7, 0.5]
+    table = table_of(f"base={path}")
+    assert row(table, "imaging_quality")["scores"]["base"]["mean"] == pytest.approx(60)
+    assert not any("mean of" in note for note in table["notes"])
+
+
+def test_booleans_are_0_and_1(tmp_path):
+    _, run = read_run(result_file(tmp_path / "x_eval_results.json", dynamic_degree={"x": [True, False], "y": [True]}))
+    assert run["dynamic_degree"].videos == {("x", 0): 1.0, ("x", 1): 0.0, ("y", 0): 1.0}
+
+
+def test_dropped_videos_of_vbench2_do_not_count_and_are_reported(tmp_path):
+    first = result_file(tmp_path / "a_eval_results.json", Mechanics={"x": [1, 0, -1], "y": [1, 1, 1], "z": [-1, 1]})
+    second = result_file(tmp_path / "b_eval_results.json", Mechanics={"x": [-1, 1, 1], "y": [1, 1, 0], "z": [1, -1]})
+    table = table_of(f"base={first}", f"tuned={second}")
+    scores = row(table, "Mechanics")["scores"]
+    assert [scores[name]["mean"] for name in ("base", "tuned")] == pytest.approx([100 * 5 / 6] * 2)
+    assert [scores[name]["videos"] for name in ("base", "tuned")] == [6, 6]
+    difference = row(table, "Mechanics")["differences"]["tuned"]  # x: video 1 only; y: all; z: none
+    assert (difference["mean"], difference["prompts"]) == (pytest.approx(100 * (1 - 1 / 3) / 2), 2)
+    assert (
+        "base: the benchmark did not count 2 of 8 videos of Mechanics; a difference needs both videos."
+        in table["notes"]
+    )
+    _, run = read_run(result_file(tmp_path / "c_eval_results.json", overall_consistency={"x": [-1.0, 0.5]}))
+    assert len(run["overall_consistency"].videos) == 2  # a cosine
+
+
+def test_filtered_videos_are_paired_by_prompt_because_their_numbers_changed(tmp_path):
+    first = {"x": [0.9, 0.8], "y": [0.7]}
+    second = {"x": [0.6], "y": [0.9, 0.9]}
+    a = result_file(tmp_path / "a_eval_results.json", folder="static/filtered_videos", temporal_flickering=first)
+    b = result_file(tmp_path / "b_eval_results.json", temporal_flickering=second)
+    table = table_of(f"base={a}", f"tuned={b}")
+    assert row(table, "temporal_flickering")["differences"]["tuned"]["mean"] == pytest.approx(100 * (-0.25 + 0.2) / 2)
+    assert row(table, "temporal_flickering")["scores"]["base"]["videos"] == 3
+    unfiltered = [note.partition(":")[0] for note in table["notes"] if "without the static filter" in note]
+    assert unfiltered == ["tuned"]
+    twice = table_of(f"base={a}", f"tuned={b}", f"tuned={b}")["notes"]
+    assert len(twice) == len({*twice}), "one note for equal notes of several runs"
+
+
+@pytest.mark.parametrize("folders, is_filtered", [("ff", True), ("fv", False), ("vf", False), ("vv", False)])
+def test_only_a_file_without_unfiltered_videos_counts_as_filtered(tmp_path, folders, is_filtered):
+    """One video outside the folder of the static filter is enough for the note."""
+    names = {"f": "static/filtered_videos", "v": "videos"}
+    rows = [
+        {"video_path": f"/data/{names[folder]}/x-{number}.mp4", "video_results": 0.5}
+        for number, folder in enumerate(folders)
+    ]
+    path = tmp_path / "a_eval_results.json"
+    path.write_text(json.dumps({"temporal_flickering": [0.5, rows]}))
+    _, results = read_run(path)
+    assert results["temporal_flickering"].is_filtered == is_filtered
+    notes = table_of(f"base={path}")["notes"]
+    assert any("without the static filter" in note for note in notes) != is_filtered
+
+
+def test_a_prompt_that_the_official_list_has_twice_counts_once(tmp_path):
+    path = tmp_path / "x_eval_results.json"
+    rows = [{"video_path": f"v/a - b-{n}.mp4", "video_results": 0.1 * n, "extra": {}} for n in (1, 2, 1)]
+    path.write_text(json.dumps({"appearance_style": [0.15, rows]}))
+    assert read_run(path)[1]["appearance_style"].videos == {("a - b", 1): 0.1, ("a - b", 2): 0.2}
+
+
+def test_an_official_score_that_is_not_the_mean_of_its_videos_is_shown_with_a_note(tmp_path):
+    path = result_file(tmp_path / "x_eval_results.json", scale=0.5, scene={"x": [0.2], "y": [0.4]})
+    table = table_of(f"base={path}")
+    assert row(table, "scene")["scores"]["base"]["mean"] == pytest.approx(60)
+    assert "base: scene is 0.6000, but its videos have a mean of 0.3000." in table["notes"]
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ({"scene": [0.5, []]}, "no video counts"),
+        ({"Mechanics": [0.5, [{"video_path": "a-0.mp4", "video_results": -1}]]}, "no video counts"),
+        ({"scene": [math.nan, [{"video_path": "a-0.mp4", "video_results": 1}]]}, "not finite"),
+        ({"scene": [0.5, [{"video_path": "a-0.mp4", "video_results": None}]]}, "scene in .*must be"),
+        ({"scene": [0.5, [{"video_path": "a.mp4", "video_results": 1}]]}, "PROMPT-NUMBER.mp4"),
+        ({"scene": [0.5, [{"video_path": "a-0.mp4"}]]}, "must be"),
+        ({"scene": 0.5}, "must be"),
+        ({"scene": [10**400, []]}, "is not valid JSON .it has an integer of 401 digits"),
+        ({"scene": [0.5, [{"video_path": "a-0.mp4", "video_results": 10**400}]]}, "an integer of 401 digits"),
+        ({"speed": [0.5, []]}, "must have dimensions of VBench, got 'speed'"),
+        ([1], "must contain a JSON object"),
+    ],
+)
+def test_another_result_file_is_rejected(tmp_path, content, message):
+    path = tmp_path / "x_eval_results.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=message):
+        read_run(path)
+
+
+def test_a_dimension_in_two_files_and_a_folder_without_files_are_rejected(tmp_path):
+    result_file(tmp_path / "1_eval_results.json", scene={"x": [0.5]})
+    result_file(tmp_path / "2_eval_results.json", color={"x": [0.5]})
+    assert read_run(tmp_path)[1].keys() == {"scene", "color"}
+    result_file(tmp_path / "3_eval_results.json", scene={"x": [0.5]})
+    with pytest.raises(
+        ValueError, match="scene must be in one result file, got .*1_eval.*3_eval.*; delete one of them"
+    ):
+        read_run(tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="must have files"):
+        read_run(tmp_path / "empty")
+    with pytest.raises(ValueError, match="does not exist"):
+        read_run(tmp_path / "none")
+    with pytest.raises(ValueError, match="must be given as name=path, got 'here'"):
+        read_results(["here"])
+    with pytest.raises(ValueError, match=r"the name of results must be printable, got 'a\\nb'"):
+        read_results([f"a\nb={tmp_path}"])
+
+
+def test_a_name_with_a_bar_does_not_break_the_table(tmp_path):
+    words = [f"a|b={result_file(tmp_path / '1_eval_results.json', scene={'x': [0.5]})}"]
+    words.append(f"c={result_file(tmp_path / '2_eval_results.json', scene={'x': [0.5]})}")
+    header = tables.write_tables(tmp_path, [table_of(*words)]).splitlines()[0]
+    assert header == r"| VBench (%) | a\|b | c | c - a\|b |"
+
+
+# --- intervals --------------------------------------------------------------------------------------------------------
+
+
+def test_the_interval_of_a_dimension_is_a_t_interval_over_prompts():
+    scores = {f"{n}": float(x) for n, x in enumerate(np.random.default_rng(0).normal(size=30))}
+    expected = t_interval(np.array([sorted(scores.values())]))
+    found = t_interval(tables.prompt_values([{"scene": scores}], {"scene": 1.0}))
+    assert (found.mean, found.low, found.high) == pytest.approx((expected.mean, expected.low, expected.high))
+
+
+def test_the_interval_of_a_sum_adds_the_variances_of_dimensions_with_different_prompts():
+    drawn, sizes, factors = np.random.default_rng(0), {"a": 4, "b": 50}, {"a": 0.3, "b": 0.7}
+    scores = {
+        name: dict(zip((f"{name}{n}" for n in range(size)), drawn.normal(size=size))) for name, size in sizes.items()
+    }
+    found = t_interval(tables.prompt_values([scores], factors))
+    arrays = {name: np.array([*scores[name].values()]) for name in sizes}
+    assert found.mean == pytest.approx(sum(factors[name] * arrays[name].mean() for name in sizes))
+    variance = sum(factors[name] ** 2 * arrays[name].var(ddof=1) / size for name, size in sizes.items())
+    assert found.high - found.mean == pytest.approx(t_quantile(53) * math.sqrt(variance))
+
+
+def test_opposite_deviations_of_one_prompt_in_two_dimensions_cancel():
+    drawn = dict(zip("abcdef", np.random.default_rng(0).normal(size=6)))
+    runs = [{"x": drawn, "y": {prompt: 2 - value for prompt, value in drawn.items()}}]
+    found = t_interval(tables.prompt_values(runs, {"x": 0.5, "y": 0.5}))
+    assert (found.mean, found.low, found.high) == pytest.approx((1, 1, 1))
+    runs[0]["y"] = drawn
+    assert t_interval(tables.prompt_values(runs, {"x": 0.5, "y": 0.5})) == t_interval(np.array([[*drawn.values()]]))
+
+
+def test_several_runs_widen_the_interval_and_share_the_run_of_the_base(tmp_path):
+    base = result_file(tmp_path / "base_eval_results.json", scene={p: [0.5] for p in "abcd"})
+    words = [f"base={base}"]
+    for number, gain in enumerate((0.1, 0.2, 0.3)):
+        path = tmp_path / f"{number}_eval_results.json"
+        words.append(f"tuned={result_file(path, scene={p: [0.5 + gain] for p in 'abcd'})}")
+    table = table_of(*words)
+    difference = row(table, "scene")["differences"]["tuned"]
+    assert difference["mean"] == pytest.approx(20)
+    assert difference["high"] - 20 == pytest.approx(t_quantile(2) * 10 / math.sqrt(3))
+    assert [note for note in table["notes"] if "has one run" in note] == [
+        "base has one run: its intervals do not cover the variation between training runs."
+    ]
+    assert row(table_of(*words[:2]), "scene")["differences"]["tuned"]["verdict"] == "higher"
+    with pytest.raises(ValueError, match="base must have one run, or as many as every other policy"):
+        table_of(words[0], *words)
+
+
+def test_one_prompt_has_no_interval_and_no_common_prompt_has_no_difference(tmp_path):
+    one = result_file(tmp_path / "1_eval_results.json", scene={"x": [0.5]})
+    other = result_file(tmp_path / "2_eval_results.json", scene={"y": [0.5]})
+    table = table_of(f"base={one}", f"tuned={other}")
+    scores = row(table, "scene")["scores"]["base"]
+    assert (scores["mean"], scores["low"]) == (50, None)
+    assert row(table, "scene")["differences"]["tuned"] == {
+        "mean": None, "low": None, "high": None, "prompts": 0, "verdict": "no interval",
+    }  # fmt: skip
+    values = {name: {"x": [0.5], "y": [0.7]} for name in VBENCH2.dimensions} | {"Diversity": {"x": [0.5]}}
+    table = table_of(f"base={result_file(tmp_path / '3_eval_results.json', **values)}")
+    assert row(table, "total")["scores"]["base"]["low"] is None  # Diversity's variance is unknown
+    assert row(table, "physics")["scores"]["base"]["low"] is not None
+
+
+def test_read_writes_a_table_of_both_benchmarks(tmp_path, capsys):
+    one = result_file(tmp_path / "1_eval_results.json", scene={"x": [0.5], "y": [0.6]})
+    two = result_file(tmp_path / "2_eval_results.json", scene={"x": [0.7], "y": [0.8]})
+    other = result_file(tmp_path / "3_eval_results.json", Mechanics={"x": [1], "y": [0]})
+    out = tmp_path / "out"
+    words = [f"base={one}", f"base={other}", f"tuned={two}"]
+    benchmark_videos.main(["read", "--output_dir", str(out), "--results", *words])
+    text = (out / "table.md").read_text()
+    assert text in capsys.readouterr().out
+    assert "| VBench (%) | base | tuned | tuned - base |\n| --- | --- | --- | --- |\n| **total** | - | - | - |" in text
+    assert "| scene | 55.00 [0.00, 100.00] | 75.00 [11.47, 100.00] | +20.00 [+20.00, +20.00] higher |" in text
+    assert "| Mechanics | 50.00 [0.00, 100.00] |" in text
+    content = json.loads((out / "benchmarks.json").read_text())["benchmarks"]
+    assert [table["title"] for table in content] == ["VBench", "VBench-2.0"]
+    assert content[0] == table_of(words[0], words[2])

@@ -1,0 +1,118 @@
+"""Videos of several policies: parsing of policies, and equal noise and prompts for all of them."""
+
+import json
+
+import pytest
+import torch
+from PIL import Image
+
+from hyvideo.config.settings import Config
+from hyvideo.data.prompts import Request
+from hyvideo.data.videos import read_video, write_video
+from hyvideo.generation.generation import Source
+from hyvideo.models.loading import load_transformer
+from hyvideo.models.lora import Pair, save_lora
+from hyvideo.training.model_setup import RANDOM_WEIGHTS_SEED
+from scripts import compare_policies
+from studies.figures import policies
+from studies.figures.policies import read_policies
+from tests.distributed.launch import start
+
+COMMON = ["--config", "configs/smoke.yaml", "--validation_steps", "1", "--cfg_scale", "1"]
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    for iteration in ("000010", "000020"):
+        folder = tmp_path / "run/checkpoints" / iteration
+        folder.mkdir(parents=True)
+        (folder / "state.json").write_text("{}")
+    return tmp_path / "run"
+
+
+def test_a_policy_is_the_base_a_run_a_checkpoint_or_a_lora(tmp_path, run_folder):
+    save_lora({"module": Pair(torch.ones(1, 2), torch.ones(2, 1), 1.0)}, tmp_path / "lora")
+    (lora_file,) = (tmp_path / "lora").glob("*.safetensors")
+    first = run_folder / "checkpoints/000010"
+    words = ["base", f"run={run_folder}", f"first={first}", f"lora={tmp_path / 'lora'}", f"file={lora_file}"]
+    found = read_policies([*words, "base@6", f"run={run_folder}@2.5"], Config().with_settings(cfg_scale=4.0))
+    assert {name: (source, config.rollout.cfg_scale) for name, (source, config) in found.items()} == {
+        "base": (Source(), 4.0),
+        "run": (Source(run_folder / "checkpoints/000020"), 4.0),
+        "first": (Source(first), 4.0),
+        "lora": (Source(lora=tmp_path / "lora"), 4.0),
+        "file": (Source(lora=lora_file), 4.0),
+        "base@6": (Source(), 6.0),
+        "run@2.5": (Source(run_folder / "checkpoints/000020"), 2.5),
+    }
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["somewhere"], "`base` or `name=path`, got 'somewhere'"),
+        (["base", "base"], "different names"),
+        (["base@6", "base@6"], "got 'base@6' twice"),
+        (["../x=."], "at most 40 letters"),
+        (["x=nowhere"], "got 'nowhere'"),
+    ],
+)
+def test_an_invalid_policy_raises_value_error(words, message):
+    with pytest.raises(ValueError, match=message):
+        read_policies(words, Config())
+
+
+@pytest.mark.slow
+def test_two_processes_generate_all_policies_from_the_same_noise(tmp_path, tiny_config):
+    """The process with fewer videos waits for the other one for longer than `collective_timeout`."""
+    transformer = load_transformer("assets/miniature", "miniature", random_weights_seed=RANDOM_WEIGHTS_SEED)
+    transformer.save_pretrained(tmp_path / "copy")
+    with torch.no_grad():
+        transformer.proj_out.weight.mul_(0.5)
+    transformer.save_pretrained(tmp_path / "other")
+    words = [f"copy={tmp_path / 'copy'}", f"other={tmp_path / 'other'}", "base", "base@2", "base@0"]
+    out = tmp_path / "out"
+    command = ["-m", "scripts.compare_policies", *COMMON, "--out", out, "--num_prompts", 3, "--policies", *words]
+    ends = start(2, *command, "--collective_timeout", 0.05)
+    assert [end.exception() for end in ends] == [None, None]
+    for number in range(3):
+        copy, other, base = (read_video(out / name / f"{number:04d}.mp4")[0] for name in ("copy", "other", "base"))
+        assert torch.equal(copy, base) and not torch.equal(other, base)
+    records = {name: json.loads((out / name / "0000.json").read_text()) for name in ("base", "base@2", "base@0")}
+    assert [record["guidance_scale"] for record in records.values()] == [1.0, 2.0, 0.0]
+    assert Image.open(out / "policies.png").width > 3 * 5 * 96
+
+
+def test_the_sheet_holds_only_the_frames_that_it_shows(tmp_path, monkeypatch):
+    sizes, draw = [], policies.contact_sheet
+
+    def measured(path, prompts, clips, captions):
+        sizes.extend(clip.shape for column in clips.values() for clip in column)
+        return draw(path, prompts, clips, captions)
+
+    for name in ("base", "sage"):
+        (tmp_path / name).mkdir()
+        write_video(tmp_path / name / "0000.mp4", torch.zeros(25, 3, 480, 864, dtype=torch.uint8), 24)
+    monkeypatch.setattr(policies, "contact_sheet", measured)
+    sheet = policies.draw_policies(["base", "sage"], [Request("a cat")], tmp_path, seed=3)
+    assert sizes == [(5, 3, 160, 288)] * 2 and Image.open(sheet).width > 2 * 5 * 96
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--num_prompts", "0"], "--num_prompts must be at least 1, got 0"),
+        (["--valid_video_csv="], "no prompts: give --prompt or --valid_video_csv"),
+        (["--policies", "x=configs"], "a policy must be a checkpoint of a run or a transformer folder"),
+        (["--prompt", ""], "as number 1 of --prompt"),
+        (["--out", "/proc/x"], "got '/proc/x"),
+    ],
+)
+def test_invalid_flags_are_reported_before_anything_is_written(
+    tmp_path, tiny_config, monkeypatch, capsys, flags, message
+):
+    out = tmp_path / "out"
+    monkeypatch.setattr("sys.argv", ["x", *COMMON, "--out", str(out), "--policies", "base", *flags])
+    with pytest.raises(SystemExit, match="2"):
+        compare_policies.main()
+    assert message in capsys.readouterr().err and not out.exists()

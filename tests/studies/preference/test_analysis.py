@@ -1,0 +1,280 @@
+"""Analysis of simulated raters with known preferences."""
+
+import csv
+import json
+import math
+from statistics import NormalDist
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from studies.preference import analysis, tables
+from studies.preference.analysis import analyse, question_results, share
+from studies.preference.study import design
+from tests.studies.preference.conftest import METHODS, add, content
+
+
+def results(study, most_failed=0.5):
+    analyse(study, most_failed)
+    return json.loads((study.folder / "analysis.json").read_text())
+
+
+def share_of(values, raters, prompts):
+    given = zip(values, raters, prompts)
+    return share([SimpleNamespace(value=value, rater=rater, prompt=prompt) for value, rater, prompt in given], "value")
+
+
+def prefers_lower(_, pair):
+    first, second = pair["methods"]
+    return "tie" if first == second else "first" if first < second else "second"
+
+
+@pytest.mark.parametrize("mean, rater_std, prompt_std", [(0.0, 0.5, 0.5), (0.8, 0.3, 0.8), (1.5, 0.0, 0.0)])
+def test_intervals_have_95_percent_coverage(mean, rater_std, prompt_std, random):
+    """Latent differences have normal effects of raters, prompts and answers: above 0.2 is a win, within 0.2 a tie."""
+    raters, prompts, studies = 12, 16, 150
+    designed = design(2, prompts, raters=raters, pairs=12, checks=0, seed=0)
+    rater = np.repeat(np.arange(raters), 12)
+    prompt = np.array([unit for screens in designed for _, unit, *_ in screens])
+    total = NormalDist(mean, (1 + rater_std**2 + prompt_std**2) ** 0.5)
+    truth = 1 - (total.cdf(0.2) + total.cdf(-0.2)) / 2
+    covered = 0
+    for _ in range(studies):
+        effects = random.normal(0, rater_std, raters)[rater] + random.normal(0, prompt_std, prompts)[prompt]
+        latent = mean + effects + random.normal(size=len(rater))
+        values = np.mean([latent > 0.2, latent > -0.2], axis=0).tolist()
+        interval = share_of(values, rater.tolist(), prompt.tolist())
+        covered += interval["low"] <= truth <= interval["high"]
+    assert 0.9 * studies <= covered <= studies
+
+
+def test_intervals_are_wider_if_raters_or_prompts_differ():
+    values, clusters, single = [1.0] * 10 + [0.0] * 10, [0] * 10 + [1] * 10, list(range(20))
+    independent = share_of(values, single, single)
+    for clustered in (share_of(values, clusters, single), share_of(values, single, clusters)):
+        assert clustered["high"] - clustered["low"] > 1.5 * (independent["high"] - independent["low"])
+        assert clustered["mean"] == independent["mean"] == 0.5
+
+
+def test_intervals_stay_within_0_and_1_and_have_a_width_if_all_agree():
+    for value in (0.0, 0.5, 1.0):
+        mean, low, high = share_of([value] * 40, [i % 8 for i in range(40)], [i // 8 for i in range(40)]).values()
+        assert mean == value and 0 <= low <= value <= high <= 1
+        assert 0.2 < high - low < 0.9
+
+
+def test_ties_give_a_win_rate_of_one_half(study, answer_all):
+    answer_all(lambda *_: "tie")
+    found = results(study)
+    for result in found["questions"].values():
+        assert all(rate["mean"] == 0.5 and rate["low"] < 0.5 < rate["high"] for rate in result["win_rates"])
+        assert result["strengths"] == pytest.approx(dict.fromkeys(METHODS, 0), abs=1e-6)
+        assert result["alpha"] is None and result["first_side"]["mean"] is None
+
+
+def test_preferences_are_measured_independently_of_sides(study, answer_all):
+    answer_all(prefers_lower)
+    found = results(study)
+    versus = [(METHODS[a], METHODS[b]) for a, b in ((0, 1), (0, 2), (1, 2))]
+    for result in found["questions"].values():
+        assert [(rate["method"], rate["against"]) for rate in result["win_rates"]] == versus
+        assert all(rate["mean"] == 1 and 0.2 < rate["low"] < 1 for rate in result["win_rates"])
+        first, second, third = result["strengths"].values()
+        assert first > 1 > second > -1 > third and result["alpha"] is None
+        assert 0.3 < result["first_side"]["mean"] < 0.7
+    assert found["questions"]["VQ"]["reward_model"]["mean"] == 1
+    assert found["questions"]["Overall"]["reward_model"]["mean"] is None
+    assert found["checks"] == {f"r0{number}": [False] * 4 for number in range(1, 5)} and found["left_out"] == []
+
+
+def test_agreement_falls_if_one_rater_disagrees(study, answer_all):
+    def contrary(rater, pair):
+        better = prefers_lower(rater, pair)
+        return {"first": "second", "second": "first", "tie": "tie"}[better] if rater == "r02" else better
+
+    answer_all(contrary)
+    found = results(study)
+    assert -1 < found["questions"]["VQ"]["alpha"] < 0.7
+    assert 0.5 < found["questions"]["VQ"]["win_rates"][0]["mean"] < 1
+
+
+def test_a_single_rater_has_no_alpha(study):
+    key, (token, *_) = json.loads((study.folder / "key.json").read_text())["pairs"], study.raters
+    for pair in study.raters[token]["pairs"]:
+        add(study, token, pair, prefers_lower(None, key[pair]))
+    found = results(study)["questions"]["VQ"]
+    assert found["alpha"] is None and found["win_rates"][0]["mean"] == 1
+
+
+def test_a_rater_who_always_chooses_one_side_is_excluded(study, answer_all):
+    answer_all(lambda rater, pair: "first" if rater == "r03" else prefers_lower(rater, pair))
+    found = results(study)
+    assert found["checks"]["r03"] == [True] * 4 and found["left_out"] == ["r03"]
+    assert all(rate["mean"] == 1 for rate in found["questions"]["VQ"]["win_rates"])
+    kept = results(study, most_failed=1.0)["questions"]["VQ"]
+    assert min(rate["mean"] for rate in kept["win_rates"]) < 1 and kept["first_side"]["mean"] > 0.5
+
+
+def test_checks_use_the_last_question_and_ties_pass_repeats(study):
+    key = json.loads((study.folder / "key.json").read_text())["pairs"]
+    for token, rater in study.raters.items():
+        for pair in rater["pairs"]:
+            given = content(study, token, pair, "first")
+            at_checks = {"identical": "second", "repeat": "tie"}
+            given["answers"][pair]["Overall"] = at_checks.get(key[pair]["kind"]) or prefers_lower(None, key[pair])
+            study.add(json.dumps(given).encode())
+    found = results(study)
+    assert {tuple(sorted(checks)) for checks in found["checks"].values()} == {(False, False, True, True)}
+    assert found["left_out"] == []
+
+
+def test_a_repeat_is_compared_with_the_answer_of_the_same_rater_to_the_same_question_of_the_same_pair(study):
+    """Each question is answered differently; raters, prompts and pairs of methods differ too. No repeat fails."""
+    key = json.loads((study.folder / "key.json").read_text())["pairs"]
+    failed = []
+
+    def preferred(rater, question, pair):
+        low_first = pair["methods"] == sorted(pair["methods"])
+        likes_low = sum(map(ord, f"{rater}{question}{pair['unit']}{sorted(pair['methods'])}")) % 2
+        return "first" if low_first == likes_low else "second"
+
+    for token, rater in study.raters.items():
+        for pair in rater["pairs"]:
+            given = content(study, token, pair, "tie")
+            if key[pair]["kind"] != "identical":
+                given["answers"][pair] = {q: preferred(rater["name"], q, key[pair]) for q in study.questions}
+            study.add(json.dumps(given).encode())
+    judged = analysis.judgements(study, key)
+    assert sum(j.kind == "repeat" for j in judged) >= len(study.raters)
+    assert len({j.value for j in judged if j.kind == "repeat"}) > 1
+    failed = [j for j in judged if j.is_failed]
+    assert not failed
+
+
+def judged(rows):
+    names = ("unit", "versus", "value", "rater", "prompt", "is_first", "is_scored_higher")
+    return [SimpleNamespace(**dict(zip(names, (unit, (0, 1), value, k, unit, None, None)))) for k, unit, value in rows]
+
+
+def test_alpha_and_strengths_match_their_formulas(random):
+    """Krippendorff's coincidences c_ab with ordinal distances, and log odds with half a win added for each method."""
+    rows = [(k, unit, random.choice([0.0, 0.5, 1.0])) for unit in range(9) for k in range(unit % 4)]
+    found = question_results(judged(rows), ["a", "b"])
+    coincidences = np.zeros((3, 3))
+    for unit in range(9):
+        counts = np.bincount([int(2 * value) for _, u, value in rows if u == unit], minlength=3)
+        if counts.sum() > 1:
+            coincidences += (np.outer(counts, counts) - np.diag(counts)) / (counts.sum() - 1)
+    totals = coincidences.sum(1)
+    rank = totals.cumsum() - totals / 2
+    distance, total = np.square(rank[:, None] - rank), totals.sum()
+    chance = (np.outer(totals, totals) * distance).sum() / (total - 1)
+    assert found["alpha"] == pytest.approx(1 - (coincidences * distance).sum() / chance)
+    wins = sum(value for *_, value in rows)
+    odds = math.log((wins + 0.5) / (len(rows) - wins + 0.5))
+    assert list(found["strengths"].values()) == pytest.approx([odds / 2, -odds / 2])
+
+
+def test_raters_without_common_pairs_have_no_alpha():
+    found = question_results(judged([(1, 0, 1.0), (1, 1, 0.5), (2, 2, 1.0)]), ["a", "b"])
+    assert found["alpha"] is None and found["win_rates"][0]["mean"] == pytest.approx(2.5 / 3)
+
+
+def test_a_study_without_remaining_answers_raises_value_error(study, answer_all):
+    with pytest.raises(ValueError, match="of their checks: none"):
+        analyse(study, 0.5)
+    answer_all(lambda *_: "second")
+    with pytest.raises(ValueError, match="r01, r02, r03, r04"):
+        analyse(study, 0.5)
+    study.questions = {"SIZE": "a question that replaced the answered ones"}
+    with pytest.raises(ValueError, match="no answers to SIZE remain"):
+        analyse(study, 0.5)
+
+
+@pytest.mark.parametrize("most_failed", [-0.1, 1.5, math.nan])
+def test_a_share_of_failed_checks_outside_0_to_1_raises_value_error(study, answer_all, most_failed):
+    answer_all(prefers_lower)
+    with pytest.raises(ValueError, match="--most_failed must be a share"):
+        analyse(study, most_failed)
+
+
+def test_a_changed_key_raises_value_error(study, answer_all):
+    answer_all(prefers_lower)
+    path = study.folder / "key.json"
+    text = path.read_text()
+    pair = next(name for name, pair in json.loads(text)["pairs"].items() if pair["kind"] == "pair")
+    changes = [
+        lambda key: key["methods"].pop(),
+        lambda key: key["pairs"].pop(pair),
+        lambda key: key["pairs"][pair].pop("kind"),
+        lambda key: key["pairs"][pair].update(methods=[0, 7]),
+        lambda key: key["pairs"][pair].update(methods=[1, 1]),
+        lambda key: key["pairs"][pair].update(first=key["pairs"][pair]["second"]),
+    ]
+    for change in changes:
+        change(key := json.loads(text))
+        path.write_text(json.dumps(key))
+        with pytest.raises(ValueError, match="key.json must be the key of"):
+            analyse(study, 0.5)
+    path.write_text(text)
+    analyse(study, 0.5)
+
+
+@pytest.mark.parametrize(
+    "change", ["rater = 'r02'", "rater = 'r99'", "answer = 'maybe'", "answer = NULL", "pair = 'x'"]
+)
+def test_a_changed_answer_raises_value_error(study, answer_all, change):
+    answer_all(prefers_lower)
+    with study._database as database:
+        database.execute(f"UPDATE answers SET {change} WHERE rowid = 1")
+    with pytest.raises(ValueError, match="answers.sqlite must have the answers of the raters"):
+        analyse(study, 0.5)
+
+
+@pytest.mark.parametrize("content", ['{"fi', "5", '{"videos": null}', '[{"prompt": "x"}]', "[7]"])
+def test_a_corrupted_file_of_scores_raises_value_error(tmp_path, content):
+    (tmp_path / "scores.json").write_text(content)
+    with pytest.raises(ValueError, match="scores.json must be a list of videos with scores"):
+        analysis.scores_of(tmp_path)
+
+
+@pytest.mark.parametrize("score", ['"high"', "NaN", "null"])
+def test_a_score_that_is_not_a_finite_number_has_no_order(tmp_path, score):
+    (tmp_path / "scores.json").write_text(f'[{{"file": "a.mp4", "VQ": {score}, "MQ": 2.5}}]')
+    assert analysis._score(tmp_path / "a.mp4", "VQ") is None
+    assert analysis._score(tmp_path / "a.mp4", "MQ") == 2.5
+
+
+def test_a_full_disk_keeps_the_earlier_analysis(study, answer_all, limited_file_size):
+    answer_all(prefers_lower)
+    analyse(study, 0.5)
+    before = {path.name: path.read_bytes() for path in study.folder.glob("*.*") if path.name != "answers.sqlite"}
+    with limited_file_size(100), pytest.raises(OSError):
+        analyse(study, 0.25)
+    assert {path.name: path.read_bytes() for path in study.folder.glob("*.*") if path.name in before} == before
+
+
+def test_the_table_and_the_pairs_are_written(study, answer_all):
+    answer_all(lambda rater, pair: "both_bad" if rater == "r01" else prefers_lower(rater, pair))
+    assert "| r01 | 0 | 4 |" in analyse(study, 0.5)
+    markdown, latex = ((study.folder / f"table3.{kind}").read_text() for kind in ("md", "tex"))
+    lines = markdown.strip().splitlines()
+    assert lines[0] == "| Method | Against | Raters | VQ (%) | MQ (%) | TA (%) | Overall (%) |"
+    assert len(lines) == 7 and all(line.count("|") == 8 for line in lines[:5]) and "on 4 prompts" in lines[6]
+    assert latex.count(r" \\") == 4 and r"ours\_zq7 & flow\_zq8 & 4 & " in latex
+    with open(study.folder / "table3.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 3 and 0 < float(rows[0]["VQ low"]) < float(rows[0]["VQ"]) < 1
+    with open(study.folder / "pairs.csv") as file:
+        pairs = list(csv.DictReader(file))
+    assert list(pairs[0]) == ["prompt", "first", "second", "dimension", "answer", "rater"]
+    assert len(pairs) == 4 * 8 * 4 and all((study.folder / pair["first"]).is_file() for pair in pairs)
+    assert {pair["answer"] for pair in pairs if pair["rater"] == "r01"} == {"both_bad"}
+
+
+def test_names_of_methods_are_escaped_in_latex_and_csv():
+    assert tables.escaped("50% a_b^2~c & $d#") == r"50\% a\_b\textasciicircum{}2\textasciitilde{}c \& \$d\#"
+    assert tables.escaped(r"\input{/etc/passwd}") == r"\textbackslash{}input\{/etc/passwd\}"
+    answer = SimpleNamespace(prompt='a, "b"', first="1.mp4", second="2.mp4", dimension="VQ", answer="tie", rater="r01")
+    assert next(csv.DictReader(tables.pairs_csv([answer]).splitlines()))["prompt"] == 'a, "b"'

@@ -1,0 +1,263 @@
+"""Recipes at equal cost: their file, their budgets, the cost and metrics of runs, and the output files."""
+
+import csv
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hyvideo.records.metrics_file import read_metrics
+from scripts import compare_recipes
+from studies.recipes.recipe_results import COMPARED, at_cost, curve, guided_base, read_trace
+from studies.recipes.recipes import AXES, Budget, limit_to_budget, read_recipes
+from studies.recipes.runs import Recipe, Run, Study
+
+FILE = """
+base: configs/smoke.yaml
+common: {grpo_sampling_steps: 2, cfg_scale: 1, validation_interval: 2, validation_steps: 2, check_reward: false,
+         log_num_videos: 0, report: false, validation_repeats: 2, validate_at_step0: true,
+         pretrained_model_root: tests/shallow_miniature}
+recipes:
+  one update: {num_updates_per_rollout: 1}
+  two.updates: {config: %s, learning_rate: 1e-2}
+""".replace("one update", "one_update").replace("%s", "configs/smoke.yaml")
+
+
+@pytest.fixture
+def file(tmp_path, tiny_config):
+    def write(text=FILE):
+        (tmp_path / "recipes.yaml").write_text(text)
+        return str(tmp_path / "recipes.yaml")
+
+    return write
+
+
+@pytest.fixture
+def compare(exit_code, tmp_path, file, forked_programs, capfd):
+    def run(*flags, text=FILE):
+        words = [file(text), "--seeds", 2, "--jobs", 2, "--out", tmp_path / "out", *flags]
+        code = exit_code(compare_recipes.main, *words)
+        return code, capfd.readouterr()
+
+    return run
+
+
+@pytest.mark.slow
+def test_recipes_are_trained_to_the_budget_and_compared_once(compare, tmp_path):
+    with_control = FILE.replace("1e-2}", "1e-2, control: true, validation_steps: 2}")
+    with_control = with_control.replace("validation_steps: 2, ch", "ch").replace(
+        "r_rollout: 1", "r_rollout: 1, validation_steps: 2"
+    )
+    code, output = compare("--budget", "rollouts=17", "--guided_base", 2, text=with_control)
+    out = tmp_path / "out"
+    assert code == 0 and output.out.count(": trained") == 6, output
+    rows = {row["Recipe"]: row for row in csv.DictReader((out / "recipes.csv").open())}
+    bases = ["Base model", "Base model, guidance 2"]
+    assert list(rows) == [*bases, "one_update", "two.updates", "two.updates_control"]
+    assert [row["Forwards a video"] for row in rows.values()] == ["2", "4", "2", "2", "2"]  # two steps
+    assert rows[bases[0]]["Reward"] != rows[bases[1]]["Reward"] and (out / "scores/base-guided-2.json").is_file()
+    scores = json.loads((out / "scores/base-guided-2.json").read_text())
+    assert float(rows[bases[1]]["Reward"]) == pytest.approx(scores["summary"]["reward"]["mean"], 1e-4)
+    study = Study("configs/smoke.yaml", out, read_recipes(str(tmp_path / "recipes.yaml"))[1])
+    run = Run(Recipe("one_update", ("--validation_steps=2",)), 0)
+    unguided, trace = guided_base(study, run, 1.0), read_trace(study, run)
+    measured = {name: values[0] for name, values in trace.items() if math.isfinite(values[0]) and name not in AXES}
+    assert {*COMPARED.values()} - {"True reward"} <= measured.keys()
+    assert {name: unguided[name][0] for name in measured} == pytest.approx(measured, rel=1e-5)
+    assert scores["of"]["settings"]["validation_steps"] == 2  # of the recipes, not of the base config
+    assert "ignore_rewards: true" in (out / "cells/two.updates_control-seed1/config.yaml").read_text()
+    line = read_metrics(out / "cells/two.updates-seed1/metrics.jsonl")
+    other = json.loads((out / "cells/two.updates-seed0/metrics.jsonl").read_text().splitlines()[-1])
+    assert [x["iteration"] for x in line] == [1, 2]  # two iterations of 8 rollouts are within the budget
+    row = rows["two.updates"]
+    forwards = 8 * sum(x["cost/forwards"] for x in line)
+    assert (row["Rollouts"], row["Forwards"], row["Seeds"]) == ("16", f"{forwards:.0f}", "2")
+    assert float(row["Reward"]) == pytest.approx((line[1]["validation/reward"] + other["validation/reward"]) / 2, 1e-4)
+    assert float(rows["Base model"]["Reward"]) != float(row["Reward"]) and rows["Base model"]["Rollouts"] == "0"
+    assert (out / "recipes.md").read_text() in output.out and "| two.updates against one_update | 2 |" in output.out
+    gain = float(row["Reward"]) - float(rows["one_update"]["Reward"])
+    assert f"| two.updates against one_update | 2 | {gain:+.3f} [" in (out / "verdicts.md").read_text()
+    gain = float(row["Reward"]) - float(rows["two.updates_control"]["Reward"])
+    assert f"| two.updates against two.updates_control | 2 | {gain:+.3f} [" in (out / "verdicts.md").read_text()
+    assert "two.updates_control against" not in (out / "verdicts.md").read_text()
+    for name in ("curves_rollouts", "curves_forwards", "curves_seconds", "pareto"):
+        assert (out / f"{name}.png").stat().st_size > 10_000
+
+    code, output = compare("--budget", "rollouts=17", "--dry_run", text=with_control)
+    assert code == 0 and "6 cells, 0 to run" in output.out
+    code, output = compare("--budget", "rollouts=17", text=FILE.replace("1e-2", "2e-2"))
+    assert code == 2 and "was started with learning_rate 0.01 instead of 0.02; use another --output_dir" in output.err
+    code, output = compare("--budget", "rollouts=8")
+    assert code == 2 and "2 iterations, more than max_steps 1" in output.err
+
+
+def test_a_dry_run_writes_nothing_and_a_table_needs_a_finished_run(compare, tmp_path):
+    code, output = compare("--budget", "forwards=1000", "--dry_run")
+    assert code == 0 and "4 cells, 4 to run" in output.out and not (tmp_path / "out").exists()
+    code, output = compare("--budget", "forwards=1000", "--only_table")
+    assert code == 2 and "contains no finished run yet" in output.err
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("base: configs/smoke.yaml", "must contain base"),
+        (FILE + "receipts: {}\n", "must contain base"),
+        (FILE.replace("one_update", "../one"), "must be a name of letters"),
+        (FILE.replace("{num_updates_per_rollout: 1}", "7"), "must be a name of letters"),
+        (FILE.replace("learning_rate: 1e-2", "seed: 3"), "cannot set seed"),
+        (FILE.replace("learning_rate: 1e-2", "max_steps: 3"), "cannot set max_steps"),
+        (
+            FILE.replace("learning_rate: 1e-2", "reward_weights: averaged"),
+            "two.updates must have the same reward_weights as",
+        ),
+        (FILE.replace("learning_rate: 1e-2", "sde_window:"), "sde_window must have a value; remove it"),
+        (FILE.replace("learning_rate: 1e-2", "reward_model: [a, ]").replace("[a, ]", "[a, null]"), "must have a value"),
+        (FILE.replace("{grpo", "{control: true, grpo"), "control is not a setting of all recipes; move it from common"),
+        (FILE.replace("{grpo", "{config: configs/smoke.yaml, grpo"), "cannot set config"),
+        (
+            FILE.replace("configs/smoke.yaml, learning_rate", "configs/miniature_paper.yaml, learning_rate"),
+            "must have the same vali",
+        ),
+        (FILE.replace("learning_rate: 1e-2", "batch_size: 7"), "recipe two.updates: "),
+        (FILE.replace("1e-2", "1e-2, control: 'false'"), "control must be true, .*, or false, got 'false'"),
+        (
+            FILE.replace("1e-2}", "1e-2, control: true}\n  two.updates_control: {}"),
+            "two.updates_control, .*, got another",
+        ),
+        (
+            FILE.replace("learning_rate: 1e-2", "batch_size: 24"),
+            "17 rollouts is less than one iteration of two.updates",
+        ),
+    ],
+)
+def test_invalid_and_incomparable_recipes_are_errors(compare, text, message):
+    code, output = compare("--budget", "rollouts=17", "--dry_run", text=text)
+    assert code == 2 and (message in output.err or re.search(message, output.err))
+
+
+@pytest.mark.parametrize("scale", ["nan", "inf", "1", "-1"])
+def test_an_invalid_scale_of_the_guided_base_is_an_error_before_training(compare, scale):
+    code, output = compare("--budget", "rollouts=17", f"--guided_base={scale}")
+    assert code == 2 and f"must be a finite guidance scale above 1, got {scale}" in output.err
+    assert "trained" not in output.out
+
+
+def test_settings_of_a_file_become_flags(file):
+    settings = (
+        'recipes: {a: {reward_model: [one, two], use_muon: false, reward_weights: {"VQ": 1}, eta: 1e-7, resume: ""}}'
+    )
+    _, common, (recipe,) = read_recipes(file(f"base: x.yaml\n{settings}"))
+    assert common == [] and recipe.flags([]) == [
+        *("--reward_model", "one", "two", "--use_muon=false", '--reward_weights={"VQ": 1}', "--eta=1e-07", "--resume=")
+    ]
+
+
+@pytest.mark.parametrize("text", ["rollouts", "rollouts=0", "rollouts=-3", "hours=3", "seconds=1e3"])
+def test_an_invalid_budget_raises_value_error(text):
+    with pytest.raises(ValueError, match="--budget must be rollouts=N or forwards=N or seconds=N, got"):
+        Budget.of(text)
+
+
+def test_a_budget_of_forwards_gives_the_cheaper_recipe_more_iterations(tmp_path, tiny_config):
+    study = Study("configs/miniature_paper.yaml", tmp_path)
+    recipes = [Recipe("full", ()), Recipe("window", ("--sde_window", "sliding:2"))]
+    full, window = (
+        study.config(Run(recipe, 0)).optimizer.max_steps
+        for recipe in limit_to_budget(Budget("forwards", 40_000), study, recipes)
+    )
+    # 8 steps, 7 trained at 3 each and 7 of the anchor; the window has 2 trained steps, and the anchor only there.
+    assert full == 40_000 // (32 * 36) and window == 40_000 // (32 * (8 + 2 + 3 * 2))
+    (timed,) = limit_to_budget(Budget("seconds", 9), study, recipes[:1])
+    assert study.config(Run(timed, 0)).optimizer.max_steps == 60  # of the config
+
+
+def test_a_recipe_with_a_config_shares_the_common_settings(file, tmp_path, tiny_config):
+    text = "base: configs/miniature.yaml\ncommon: {validation_interval: 5, save_interval: 5}\n"
+    text += "recipes: {sage: {}, guidance: {config: configs/miniature_guidance.yaml, kl_weight: 0.5}}"
+    base, common, recipes = read_recipes(file(text))
+    study = Study(base, tmp_path / "out", common)
+    sage, guidance = (
+        study.config(Run(recipe, 0)) for recipe in limit_to_budget(Budget("rollouts", 640), study, recipes)
+    )
+    assert (sage.loss.objective, guidance.loss.objective) == ("grpo", "nft") and sage.data == guidance.data
+    trust = guidance.trust_region
+    assert (trust.anchor_cfg_scale, trust.kl_weight, guidance.rollout.eta) == (3, 0.5, 0)  # file, flag, file
+    assert sage.record.validation_interval == guidance.record.validation_interval == 5
+    assert (sage.optimizer.max_steps, guidance.optimizer.max_steps) == (640 // 32, 640 // 8)
+
+
+def trace(seconds, reward):
+    values = {"seconds": seconds, "Reward": reward, "True reward": [math.nan] * len(reward)}
+    return {name: np.array(value, dtype=float) for name, value in values.items()}
+
+
+def test_metrics_are_interpolated_at_the_budget_and_curves_end_there():
+    slow, fast = trace([0, 10, 20], [1.0, 2.0, 4.0]), trace([0, 5, 10], [1.0, 3.0, 5.0])
+    at_15 = at_cost(slow, "seconds", 15)
+    assert (at_15["seconds"], at_15["Reward"]) == (15, 3.0) and np.isnan(at_15["True reward"])
+    assert at_cost(fast, "seconds", 15)["seconds"] == 10  # the run ended before
+    points = curve([slow, fast], "seconds", 15)
+    assert [point["Reward"].mean for point in points] == [1.0, 3.5, 4.0]
+    assert [point["seconds"].mean for point in points] == [0, 10, 12.5]
+    half_width = 12.7062 * 1.0  # half the distance of two numbers, times the quantile
+    assert points[-1]["Reward"].high - 4.0 == pytest.approx(half_width, rel=1e-4) and "True reward" not in points[-1]
+    assert len(curve([slow], "seconds")) == 3 and len(curve([slow], "seconds", 20)) == 3
+
+
+def test_costs_are_cumulative_and_true_rewards_are_weighted(tmp_path, tiny_config):
+    study, run = Study("configs/miniature.yaml", tmp_path, num_gpus=2), Run(Recipe("a", ()), 0)
+    (study.folder(run) / "samples/000000").mkdir(parents=True)
+    (study.folder(run) / "samples/000000/measures.json").write_text('{"reward": 1.0, "spreads": {}}')
+    line = {"cost/forwards": 36, "time/iteration": 2.0}
+    end = {"validation/reward": 2.0, "validation/unseen/reward": 1.5}
+    end |= {f"validation/true/{name}": v for name, v in (("VQ", 1), ("MQ", 3), ("TA", 5))}
+    lines = [{"iteration": 0, "validation/reward": 1.0}, line | {"iteration": 1}, line | {"iteration": 2} | end]
+    (study.folder(run) / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    values = read_trace(study, run)
+    assert values["rollouts"].tolist() == [0, 128] and values["forwards"].tolist() == [0, 128 * 36]
+    assert values["seconds"].tolist() == [0, 8] and values["Reward"].tolist() == [1, 2]
+    assert math.isnan(values["Reward, unseen prompts"][0]) and values["Reward, unseen prompts"][1] == 1.5
+    assert values["True reward"][1] == 0.5 + 1.5 + 5 and math.isnan(values["True reward"][0])
+
+
+@pytest.mark.parametrize("path", sorted(Path("configs/recipes").glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_included_recipes_can_be_planned(path, tmp_path, monkeypatch, capfd):
+    words = ["compare_recipes.py", str(path), "--budget", "forwards=60000", "--out", str(tmp_path), "--dry_run"]
+    monkeypatch.setattr("sys.argv", words)
+    assert compare_recipes.main() == 0
+    assert f"{5 * len(read_recipes(str(path))[2])} cells, " in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "file, text, message",
+    [
+        (
+            "metrics.jsonl",
+            '{"iteration": 1, COST}\n{"iteration": 3, COST}\n',
+            "metrics.jsonl has no line of iteration 2",
+        ),
+        ("metrics.jsonl", '{"iteration": 2, COST}\n', "metrics.jsonl has no line of iteration 1"),
+        ("metrics.jsonl", '{"iteration": 1}\n', "records of the run in .*a-seed0 are corrupted: KeyError"),
+        (
+            "samples/000000/measures.json",
+            '{"reward": "x"}',
+            "records of the run in .*a-seed0 are corrupted: ValueError",
+        ),
+        ("samples/000000/measures.json", "[1]", "a-seed0: .*measures.json must contain a JSON object, got list"),
+        ("samples/000000/measures.json", '{"rew', "a-seed0: .*measures.json is not valid JSON"),
+    ],
+)
+def test_corrupted_or_missing_records_of_a_run_are_named(tmp_path, tiny_config, file, text, message):
+    study, run = Study("configs/miniature.yaml", tmp_path), Run(Recipe("a", ()), 0)
+    cost = '"cost/forwards": 36, "time/iteration": 2.0, "validation/reward": 1.0'
+    (study.folder(run) / "samples/000000").mkdir(parents=True)
+    (study.folder(run) / "metrics.jsonl").write_text(f'{{"iteration": 1, {cost}}}\n')
+    (study.folder(run) / "samples/000000/measures.json").write_text('{"reward": 1.0}')
+    assert read_trace(study, run)["rollouts"].tolist() == [0, 32]
+    (study.folder(run) / file).write_text(text.replace("COST", cost))
+    with pytest.raises(ValueError, match=message):
+        read_trace(study, run)

@@ -1,0 +1,182 @@
+import json
+import os
+import signal
+import subprocess
+
+import pytest
+import yaml
+
+from studies.recipes.runs import Run, Study, progress
+from studies.recipes.train_runs import (
+    command,
+    describe,
+    plan_run,
+    train_runs,
+)
+from studies.tables.cells import KL_FLAGS, Cell, grid
+from studies.tables.study_command import grid_parser, grid_study, plan_and_train
+from tests.forked import ROOT, python
+
+CELL = Run(Cell("B", "flow_grpo", "fixed", False), 2)
+SMOKE = "configs/smoke.yaml"
+
+
+@pytest.fixture
+def study(tmp_path, tiny_config):
+    return Study(SMOKE, tmp_path / "table", ["--max_steps", "2"])
+
+
+def write_run(study, cell, *, iterations, checkpoint=None, **changes):
+    """Write the files of a run with ``iterations`` lines of metrics."""
+    folder = study.folder(cell)
+    folder.mkdir(parents=True)
+    lines = [json.dumps({"iteration": k}) for k in range(1, iterations + 1)]
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    settings = {name: value for name, value in study.config(cell).flat().items() if value is not None}
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings | changes | {"environment": {}}))
+    if checkpoint is not None:
+        (folder / f"checkpoints/{checkpoint:06d}").mkdir(parents=True)
+        (folder / f"checkpoints/{checkpoint:06d}/state.json").write_text("{}")
+
+
+def test_a_cell_has_the_settings_in_its_name(study):
+    config = study.config(CELL)
+    assert CELL.name == "B-flow_grpo-fixed-noeq-seed2"
+    assert (config.reward.reward_weights, config.rollout.sde_type) == ("alignment", "flow_grpo")
+    assert (config.kl_strategy, config.loss.use_grad_balancing, config.data.seed) == ("fixed", False, 2)
+    assert config.record.output_dir.endswith("table/cells/B-flow_grpo-fixed-noeq-seed2")
+    assert config.optimizer.max_steps == 2 and config.model.num_threads == 1
+    assert config.record.resume_from_checkpoint == ""
+
+
+@pytest.mark.parametrize("kl", KL_FLAGS)
+def test_every_kl_strategy_can_be_planned(study, kl):
+    cell = Run(Cell("A", "sage_grpo", kl, True), 0)
+    assert study.config(cell).kl_strategy == kl
+    assert plan_run(study, cell).left == 1.0
+
+
+def options_of(*flags):
+    return grid_parser("a study", makes="table").parse_args(list(map(str, flags)))
+
+
+def test_matched_noise_is_passed_on_unless_empty(tmp_path):
+    for noise in ([], ["--match_noise", "sage_grpo:0.5"]):
+        flags = grid_study(options_of("--world", "miniature", "--out", tmp_path, *noise)).flags(CELL)
+        assert flags[flags.index("--match_noise") + 1] == (noise[1] if noise else "sage_grpo:0.7")
+    for world in (["--config", SMOKE], ["--world", "miniature", "--match_noise", ""]):
+        assert "--match_noise" not in grid_study(options_of(*world, "--out", tmp_path)).flags(CELL)
+
+
+def test_a_cell_on_several_gpus_is_started_by_torchrun(tmp_path):
+    assert "scripts.launch" not in command(Study(SMOKE, tmp_path), CELL)
+    words = command(Study(SMOKE, tmp_path, num_gpus=8), CELL)
+    launcher, flags = " ".join(words).split("post_train.py ")
+    assert "-m scripts.launch --standalone --nproc_per_node 8 " in launcher
+    assert flags.split() == Study(SMOKE, tmp_path).flags(CELL)
+
+
+def test_cells_can_be_evaluated_with_other_scorers(tmp_path, tiny_config):
+    study = Study(SMOKE, tmp_path, scorers=["miniature_videoalign", "clip"])
+    assert study.evaluation_config().reward.reward_model == ["miniature_videoalign", "clip"]
+    assert study.config(CELL).reward.reward_model == ["miniature"]
+    options = options_of("--config", SMOKE, "--dry_run")
+    assert plan_and_train(study, [CELL], options) == 0
+    with pytest.raises(ValueError, match="got 'beauty'"):
+        plan_and_train(Study(SMOKE, tmp_path, scorers=["beauty"]), [CELL], options)
+
+
+def test_the_grid_is_ordered_by_seed_and_names_are_unique():
+    cells = grid("AB", ["cps", "sage_grpo"], ["none", "fixed"], [0, 1, 1], no_equalizer=True)
+    assert len({cell.name for cell in cells}) == len(cells) == 2 * 2 * 2 * 2 * 2
+    assert [cell.seed for cell in cells] == sorted(cell.seed for cell in cells)
+
+
+def test_extra_flags_are_parsed_and_cannot_set_flags_of_the_cells(tmp_path):
+    study = grid_study(options_of("--config", SMOKE, "--extra", "--max_steps 3 --eta 0.5"))
+    assert study.extra == ["--max_steps", "3", "--eta", "0.5"]
+    for extra, name in (("--seed=3", "seed"), ("--sde-type cps", "sde_type")):
+        with pytest.raises(ValueError, match=f"cannot set {name}"):
+            grid_study(options_of("--config", SMOKE, f"--extra={extra}"))
+
+
+def test_an_extra_kl_weight_does_not_enable_a_disabled_kl(tmp_path, tiny_config):
+    study = Study(SMOKE, tmp_path, ["--kl_weight", "0.5"])
+    without, fixed = (study.config(Run(Cell("A", "sage_grpo", kl, True), 0)) for kl in ("none", "fixed"))
+    assert without.kl_strategy == "none"
+    assert (fixed.kl_strategy, fixed.trust_region.kl_weight) == ("fixed", 0.5)
+
+
+def test_an_interrupted_cell_resumes_from_its_last_checkpoint(study):
+    write_run(study, CELL, iterations=1, checkpoint=1)
+    assert study.config(CELL).record.resume_from_checkpoint == "latest"
+    plan = plan_run(study, CELL)
+    assert (plan.progress.saved, plan.left, plan.progress.is_finished) == (1, 0.5, False)
+
+
+@pytest.mark.parametrize("checkpoint, is_finished", [(2, True), (1, False), (None, False)])
+def test_a_run_without_its_last_checkpoint_is_not_finished(study, checkpoint, is_finished):
+    write_run(study, CELL, iterations=2, checkpoint=checkpoint)
+    state = progress(study.folder(CELL), study.config(CELL))
+    assert state.is_finished is is_finished and state.saved == (checkpoint or 0)
+
+
+def test_a_cell_with_other_settings_raises_value_error(study):
+    write_run(study, CELL, iterations=1, eta=0.1, log_video_interval=7)
+    with pytest.raises(ValueError, match=r"started with eta 0.1 instead of 0.7; use another --output_dir"):
+        progress(study.folder(CELL), study.config(CELL))
+
+
+def test_a_cell_with_too_many_iterations_raises_value_error(study):
+    write_run(study, CELL, iterations=3)
+    with pytest.raises(ValueError, match="3 iterations, more than max_steps 2"):
+        progress(study.folder(CELL), study.config(CELL))
+
+
+def test_the_plan_counts_rollouts_and_forward_passes_and_writes_nothing(study):
+    cells = [Run(Cell("A", "sage_grpo", kl, True), 0) for kl in ("none", "fixed")]
+    without, with_anchor = (plan_run(study, cell) for cell in cells)
+    # 8 rollouts of 4 steps in 2 branches; 3 trained steps cost 3 each, and 1 more with the anchor; 2 validations.
+    validation = 8 * 4 * 2
+    assert without.rollouts == with_anchor.rollouts == 16
+    assert without.forwards == 16 * 2 * (4 + 3 * 3) + 2 * validation
+    assert with_anchor.forwards - without.forwards == 16 * 2 * 3
+    assert "2 cells, 2 to run: 32 rollouts" in describe(study, [without, with_anchor])
+    assert not study.out.exists()
+
+
+def test_a_failed_cell_is_reported_with_its_log(tmp_path, capfd, forked_programs):
+    study = Study(SMOKE, tmp_path, ["--no_such_flag", "1"])
+    log = tmp_path / f"logs/{CELL.name}.log"
+    assert not train_runs(study, [CELL], jobs=1)
+    assert "no_such_flag" in log.read_text()
+    assert f"failed with exit code 2, see {log}" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_stopped_study_ends_its_runs(study, tmp_path, number):
+    """A run that continued would block its folder for the next start."""
+    started = tmp_path / "pid"
+    (tmp_path / "sleep.py").write_text(
+        f"import os, pathlib, time; pathlib.Path({str(started)!r}).write_text(str(os.getpid())); time.sleep(60)"
+    )
+    program = f"""
+import os, signal, threading, time
+from pathlib import Path
+from studies.recipes import train_runs
+from studies.tables.cells import Cell
+from studies.recipes.runs import Run, Study
+
+def stop():
+    while not (Path({str(started)!r}).is_file() and Path({str(started)!r}).read_text()):
+        time.sleep(0.01)
+    os.kill(os.getpid(), {int(number)})
+
+train_runs.POST_TRAIN = {str(tmp_path / "sleep.py")!r}
+threading.Thread(target=stop).start()
+study = Study({SMOKE!r}, Path({str(tmp_path)!r}))
+train_runs.train_runs(study, [Run(Cell("B", "flow_grpo", "fixed", False), 2)], jobs=1)
+"""
+    ended = subprocess.run([python(), "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 128 + number, ended.stderr
+    assert not os.path.exists(f"/proc/{started.read_text()}")

@@ -1,0 +1,105 @@
+import csv
+import math
+from dataclasses import replace
+
+import pytest
+
+from hyvideo.validation.scores_file import Evaluation
+from studies.recipes.runs import Run
+from studies.tables.cells import Cell
+from studies.tables.table import as_latex, as_markdown, write_table
+from studies.tables.table2 import table_of
+
+SAGE = [Run(Cell("A", "sage_grpo", "dual_moving", True), seed) for seed in (0, 1)]
+FLOW = [Run(Cell("A", "flow_grpo", "none", False), seed) for seed in (0, 1)]
+
+
+def evaluation(scores, *, frechet=None, **more):
+    """Return an evaluation with one video of each prompt and VQ = MQ = TA = score."""
+    entries = [
+        {"group": group, "VQ": s, "MQ": s, "TA": s, "Overall": None if s is None else 3 * s, **more}
+        for group, s in enumerate(scores)
+    ]
+    return Evaluation(entries, {} if frechet is None else {"frechet_distance": frechet})
+
+
+@pytest.fixture
+def table():
+    truth = {"true/VQ": 1.0, "true/MQ": 1.0, "true/TA": 2.0}
+    found = {
+        SAGE[0]: evaluation([0.8, 0.6], frechet=0.1, **truth),
+        SAGE[1]: evaluation([0.6, None], frechet=0.3, **truth),
+        FLOW[0]: evaluation([0.3, 0.3], frechet=0.1),
+    }
+    return table_of(evaluation([-0.1, -0.2], frechet=0.05), SAGE + FLOW, found)
+
+
+def test_means_are_over_prompts_with_a_score_in_every_seed(table):
+    base, sage, flow = (row.values for row in table.rows)
+    assert sage["A: VQ"].mean == pytest.approx(0.7)
+    assert sage["A: Overall"].mean == pytest.approx(2.1)
+    assert sage["A: True reward"].mean == 4  # averaged weights
+    assert flow["A: VQ"].low == flow["A: VQ"].high == pytest.approx(0.3)
+    assert base["A: VQ"].mean == pytest.approx(-0.15)
+
+
+def test_a_set_metric_has_an_interval_over_seeds_and_none_for_one_seed(table):
+    """For two numbers the half width is half their distance times 12.706."""
+    frechet = table.rows[1].values["A: Frechet distance"]
+    assert (frechet.low, frechet.mean, frechet.high) == pytest.approx((0.2 - 1.2706, 0.2, 0.2 + 1.2706), rel=1e-4)
+    assert math.isnan(table.rows[2].values["A: Frechet distance"].low)
+
+
+def test_the_best_trained_row_has_the_lowest_frechet_distance(table):
+    assert table.best("A: VQ") is table.rows[1]
+    assert table.best("A: Frechet distance") is table.rows[2]
+
+
+def test_empty_columns_are_left_out_and_gaps_are_dashes(table):
+    assert "A: CLIPScore" not in table.columns
+    heads, _, base, *rows = as_markdown(table).splitlines()
+    assert heads.startswith("| Method | KL | Equalizer | Seeds | A: Overall | A: VQ")
+    assert base.startswith("| Base model |  |  |  | -0.450 [-2.356, 1.456] |")
+    assert rows[0].startswith("| SAGE-GRPO | dual moving KL | equalizer | 2 | **2.100** [")
+    assert rows[1].startswith("| FlowGRPO | no KL | no equalizer | one seed | 0.900 [")
+    assert rows[1].split(" | ")[9] == "- |"  # no true reward was measured
+    assert rows[1].split(" | ")[8] == "**0.100**"
+
+
+def test_unfinished_cells_are_listed(table):
+    assert "not included: A-flow_grpo-none-noeq-seed1" in as_markdown(table)
+    nothing = table_of(evaluation([0.0]), SAGE, {})
+    (base,) = nothing.rows
+    assert base.labels[0] == "Base model" and "A-sage_grpo-dual_moving-eq-seed0, " in nothing.notes[-1]
+
+
+@pytest.mark.parametrize("num_seeds", [1, 3])
+def test_the_notes_explain_the_interval_of_one_seed(num_seeds):
+    cells = [Run(Cell("A", "cps", "none", True), seed) for seed in range(num_seeds)]
+    text = as_markdown(table_of(evaluation([0.0]), cells, {cell: evaluation([0.1, 0.2]) for cell in cells}))
+    assert f"over {num_seeds} training seed(s), 95 % intervals (Student's t) over seeds and prompts" in text
+    assert ("the interval is over prompts" in text) == ("| one seed |" in text) == (num_seeds == 1)
+
+
+def test_unseen_prompts_have_a_column_and_a_number_of_videos():
+    marked = [replace(e, videos=[entry | {"seen": entry["group"] == 0} for entry in e.videos])
+              for e in (evaluation([0.0, 0.1, 0.2]), evaluation([0.4, 0.5, 0.7]))]  # fmt: skip
+    table = table_of(marked[0], SAGE[:1], {SAGE[0]: marked[1]})
+    assert [row.values["A: Overall, unseen prompts"].mean for row in table.rows] == pytest.approx([0.45, 1.8])
+    assert "3 validation videos per policy, 2 of them with prompts unseen in training" in table.notes[0]
+
+
+def test_latex_rows_have_a_cell_for_each_column(table):
+    text = as_latex(table)
+    columns = 4 + len(table.columns)
+    rows = [line for line in text.splitlines() if line.endswith(r"\\") and "multicolumn" not in line]
+    assert all(line.count("&") == columns - 1 for line in rows) and len(rows) == 4
+    assert r"\textbf{2.100}" in text and "$-$0.450" in text
+
+
+def test_the_csv_file_contains_the_table(table, tmp_path):
+    write_table(table, tmp_path / "table2")
+    rows = list(csv.DictReader((tmp_path / "table2.csv").open()))
+    assert [row["Method"] for row in rows] == ["Base model", "SAGE-GRPO", "FlowGRPO"]
+    assert float(rows[1]["A: VQ"]) == pytest.approx(0.7)
+    assert rows[1]["Seeds"] == "2" and rows[2]["A: True reward low"] == ""

@@ -1,0 +1,345 @@
+"""Tests of training a reward on pairs. Simulated raters prefer larger shapes, which the shipped reward ignores."""
+
+import csv
+import functools
+import json
+import math
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from examples import size_preference
+from examples.size_preference import Area, rated_pairs
+from hyvideo.config.command_line import load_config
+from hyvideo.data.videos import write_video
+from hyvideo.distributed.mesh import Mesh
+from hyvideo.miniature import world
+from hyvideo.miniature.reward import LearnedMiniatureScorer
+from hyvideo.rewards.videoalign import VideoAlignScorer
+from hyvideo.trainer import Trainer
+from scripts.train_reward import main
+from studies.reward_training import (
+    OUTCOMES,
+    PATIENCE,
+    TIE,
+    Pair,
+    PairTraining,
+    read_pairs,
+    split_by_prompt,
+)
+
+ROOT = Path(__file__).parents[2]
+SHIPPED = ROOT / "assets" / "miniature" / "VideoReward"
+
+
+def rated(count, seed, smallest=0.75):
+    """Return videos by path, and pairs of them whose rater prefers the larger shape."""
+    videos, pairs = {}, []
+    for number, (prompt, clips, answer) in enumerate(rated_pairs(count, seed, smallest)):
+        paths = Path(f"{number}a.mp4"), Path(f"{number}b.mp4")
+        videos |= zip(paths, clips)
+        pairs.append(Pair(prompt, paths, [("SIZE", OUTCOMES[answer])]))
+    return videos, pairs
+
+
+def measure_areas(videos):
+    return torch.tensor([scores["area"] for scores in Area().score(videos, [], fps=world.FPS)])
+
+
+def write_csv(folder, rows, columns="prompt,first,second,dimension,answer"):
+    with open(folder / "pairs.csv", "w", newline="") as file:
+        csv.writer(file).writerows([columns.split(","), *rows])
+    return folder / "pairs.csv"
+
+
+def test_probabilities_follow_bradley_terry_with_ties():
+    training = PairTraining.__new__(PairTraining)
+    training.names = ["A", "B", "C"]
+    training.scores = lambda pairs: torch.tensor([[[9.0, 1.5, 9.0], [7.0, 0.5, 7.0]]])
+    pair = Pair("a", (Path("1"), Path("2")), [("A", 0), ("B", 1), ("B", TIE)])
+    log_probs, places = training.answers([pair], ["B"])
+    s1, s2, theta = math.exp(1.5), math.exp(0.5), 5.0
+    first, second = s1 / (s1 + theta * s2), s2 / (s2 + theta * s1)
+    assert places.tolist() == [1, 2] and torch.equal(log_probs[0], log_probs[1])
+    assert log_probs[0].exp().tolist() == pytest.approx([first, second, 1 - first - second])
+
+
+class OneParameter(PairTraining):
+    """Training of a single parameter, the score of every first video; the second scores 0."""
+
+    def __init__(self, train, stop, test=(), batch_size=1):
+        prompts = (Path("1"), Path("2"))
+        sides = {"train": train, "stop": stop, "test": test}
+        self.split = {part: [Pair("a", prompts, [("A", side)]) for side in answers] for part, answers in sides.items()}
+        self.names, self.batch_size, self.score = ["A"], batch_size, torch.tensor(0.0, requires_grad=True)
+
+    def _trainable(self, lora_rank, seed):
+        return [self.score]
+
+    def scores(self, pairs):
+        return torch.stack([self.score, 0 * self.score]).view(1, 2, 1).expand(len(pairs), 2, 1)
+
+
+FIT = {"learning_rate": 0.01, "weight_decay": 0.0, "lora_rank": 1, "seed": 0}
+
+
+def test_training_stops_early_and_keeps_the_best_weights():
+    training = OneParameter(train=[0, 0], stop=[1])
+    losses = training.fit(max_epochs=10, **FIT)
+    assert len(losses) == 1 + PATIENCE and losses == sorted(losses)
+    assert training.score == 0
+
+
+@pytest.mark.parametrize("was_enabled", [True, False])
+def test_training_does_without_cudnn_attention_and_restores_it(was_enabled, monkeypatch):
+    found = []
+
+    class Recorded(OneParameter):
+        def scores(self, pairs):
+            found.append(torch.backends.cuda.cudnn_sdp_enabled())
+            return super().scores(pairs)
+
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(was_enabled)
+    try:
+        Recorded(train=[0, 0], stop=[0]).fit(max_epochs=1, **FIT)
+        assert torch.backends.cuda.cudnn_sdp_enabled() == was_enabled
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+    assert found == [False] * 4  # two updates, and the loss before and after them
+
+
+@pytest.mark.parametrize("gradient", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_stops_training_before_the_weights_change(gradient):
+    training = OneParameter(train=[0, 0, 0], stop=[0], batch_size=2)
+    training.score.register_hook(lambda found: found + gradient)
+    message = f"the gradient norm of epoch 1, update 1 is {gradient}.*0.01 is too high.*1, 2, 1, 2.*--learning_rate"
+    with pytest.raises(FloatingPointError, match=message):
+        training.fit(max_epochs=1, **FIT)
+    assert training.score == 0
+
+
+def test_the_learning_rate_decreases_linearly_to_zero():
+    """Each step of Adam has the size of the learning rate, because the gradient hardly changes."""
+    training = OneParameter(train=[0, 0, 0], stop=[0], batch_size=2)
+    losses = training.fit(max_epochs=4, **FIT)
+    assert losses == sorted(losses, reverse=True) and len(losses) == 5
+    assert training.score.item() == pytest.approx(0.01 * (8 + 1) / 2, rel=1e-3)
+
+
+def test_quality_is_accuracy_on_preferences_and_loss_on_all_answers(tmp_path):
+    training = OneParameter([], [], test=[0, 0, 1, TIE])
+    training.score = torch.tensor(1.0)
+    first, second = math.e / (math.e + 5), 1 / (1 + 5 * math.e)
+    loss = -(2 * math.log(first) + math.log(second) + math.log(1 - first - second)) / 4
+    quality = {"accuracy": pytest.approx(2 / 3), "preferences": 3, "loss": pytest.approx(loss)}
+    assert training.quality(tmp_path / "calibration.png") == {"A": quality}
+
+
+def test_pairs_are_read_with_all_answers(tmp_path):
+    for name in ("a.mp4", "b.mp4", "c.mp4"):
+        (tmp_path / name).touch()
+    rows = [
+        ["x, y", "a.mp4", "b.mp4", "VQ", "first", "1"],
+        ["x, y", "a.mp4", "b.mp4", "TA", "both_bad", "1"],
+        ["x, y", "a.mp4", "b.mp4", "VQ", "second", "2"],
+        ["x, y", "a.mp4", "b.mp4", "overall", "second", "2"],
+        ["x, y", "a.mp4", "a.mp4", "VQ", "tie", "2"],
+        ["z", "a.mp4", "c.mp4", "MQ", "tie", "2"],
+    ]
+    a, b, c = (tmp_path / name for name in ("a.mp4", "b.mp4", "c.mp4"))
+    assert read_pairs(write_csv(tmp_path, rows, "prompt,first,second,dimension,answer,rater"), ("VQ", "MQ", "TA")) == [
+        Pair("x, y", (a, b), [("VQ", 0), ("TA", TIE), ("VQ", 1)]),
+        Pair("z", (a, c), [("MQ", TIE)]),
+    ]
+
+
+def test_split_parts_share_no_prompt_and_depend_on_the_seed():
+    pairs = [Pair(str(k % 20), (Path(f"{k}"), Path("b")), [("VQ", k % 2)]) for k in range(60)]
+    split = split_by_prompt(pairs, [], 0)
+    prompts = {part: {pair.prompt for pair in members} for part, members in split.items()}
+    assert {part: len(members) for part, members in prompts.items()} == {"test": 3, "stop": 3, "train": 14}
+    assert len(set.union(*prompts.values())) == 20 and sum(map(len, split.values())) == 60
+    assert split == split_by_prompt(pairs, [], 0) != split_by_prompt(pairs, [], 1)
+
+
+GOOD = [[prompt, "a.mp4", "b.mp4", "VQ", "first"] for prompt in "abcd"]
+
+
+def test_an_existing_study_is_not_overwritten(tmp_path, exit_code, capsys):
+    assert exit_code(size_preference.main, tmp_path) == 2
+    assert "File exists" in capsys.readouterr().err and not any(tmp_path.iterdir())
+
+
+def test_a_missing_column_is_named(tmp_path):
+    with pytest.raises(ValueError, match="needs the columns prompt, first, .*pairs.csv lacks first, second$"):
+        read_pairs(write_csv(tmp_path, GOOD, "prompt,video_a,video_b,dimension,answer"), ["VQ"])
+
+
+@pytest.mark.parametrize(
+    "rows, options, message",
+    [
+        (
+            [*GOOD, ["e", "a.mp4", "gone.mp4", "VQ", "first"]],
+            [],
+            "row 5 of .*pairs.csv needs .*videos.*gone.mp4",
+        ),
+        (
+            [*GOOD, ["e", "a.mp4", "", "VQ", "first"]],
+            [],
+            "row 5 of .*pairs.csv needs .*videos.*'second': ''",
+        ),
+        (
+            [["a", "a.mp4", "b.mp4", "VQ", "better"]],
+            [],
+            "row 1 of .*pairs.csv needs .* of first, second, tie, both_bad, got .*'better'",
+        ),
+        ([["a", "a.mp4", "b.mp4"]], [], "row 1 of .*pairs.csv needs .*None"),
+        ([["", "a.mp4", "b.mp4", "VQ", "first"]], [], "row 1 of .*pairs.csv needs a prompt"),
+        ([["<|VQ_reward|>", "a.mp4", "b.mp4", "VQ", "first"]], [], "reserved text"),
+        (GOOD[:1], [], "of the 1 prompts .at least three prompts., VQ has none in"),
+        (
+            GOOD,
+            ["--dimensions", "SIZE"],
+            "of the 0 prompts .at least three prompts., SIZE has none in test, stop, train",
+        ),
+        (
+            GOOD,
+            ["--dimensions", "VQ", "SIZE"],
+            "of the 4 prompts .at least three prompts., SIZE has none in test, stop, train",
+        ),
+        (
+            GOOD,
+            ["--dimensions", "VQ", "TA"],
+            "of the 4 prompts .at least three prompts., TA has none in test, stop, train",
+        ),
+        (GOOD, ["--dimensions", "VQ", "VQ"], "one to three different names"),
+        (GOOD, ["--dimensions", *"ABCD"], "one to three different names"),
+        (GOOD, ["--dimensions", "Overall"], "none of them Overall"),
+        (GOOD, ["--dimensions", "VQ", "reward"], "none of them Overall, number, prompt, .* reward"),
+        (GOOD, ["--model", "nowhere"], "nowhere/model_config.json does not exist"),
+        (GOOD, ["--pairs", "none.csv"], "must be a readable file"),
+        (GOOD[:2], [], "of the 2 prompts .at least three prompts., VQ has none in"),
+        ([[*row[:4], "tie"] for row in GOOD], [], "VQ has none in test, stop, train"),
+        (GOOD, ["--out", SHIPPED], "must not contain a model, but .*VideoReward does; choose another folder"),
+        (GOOD, ["--out", SHIPPED / "model_config.json" / "x"], "must be a folder that can be created"),
+        (GOOD, ["--model", "configs"], "configs/model_config.json does not exist"),
+        (GOOD, ["--learning_rate", "nan"], "--learning_rate must be in"),
+        (GOOD, ["--batch_size", "0"], "--batch_size, --lora_rank and --max_epochs positive"),
+    ],
+)
+def test_invalid_input_is_one_error_before_a_model_is_loaded(tmp_path, monkeypatch, capsys, rows, options, message):
+    for name in ("a.mp4", "b.mp4"):
+        (tmp_path / name).touch()
+    given = ["--pairs", write_csv(tmp_path, rows), "--model", SHIPPED, "--out", tmp_path / "out", *options]
+    monkeypatch.setattr(sys, "argv", ["train_reward", *map(str, given)])
+    monkeypatch.setattr(VideoAlignScorer, "__init__", lambda *_, **__: pytest.fail("a model was loaded"))
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    output = capsys.readouterr().err
+    assert stopped.value.code == 2 and len(output.splitlines()) == 1
+    assert re.search(message, output), output
+    assert not (tmp_path / "out").exists()
+
+
+def train(out, videos, pairs, *, max_epochs):
+    """Train, and return the quality on the test pairs before and after, with the losses in between."""
+    training = PairTraining(SHIPPED, split_by_prompt(pairs, [], 0), ["SIZE"], 8)
+    training.frames = functools.cache(lambda path: training.scorer.sample_frames(videos[path], world.FPS))
+    out.mkdir()
+    before = training.quality(out / "before.png")["SIZE"]
+    losses = training.fit(learning_rate=3e-3, weight_decay=1.0, lora_rank=16, seed=0, max_epochs=max_epochs)
+    training.write(out)
+    return before, losses, training.quality(out / "after.png")["SIZE"]
+
+
+@pytest.mark.slow
+def test_short_training_learns_to_prefer_the_larger_shape(tmp_path):
+    """Sizes differ by up to a half; docs/own_reward.md reports results with smaller differences."""
+    before, losses, after = train(tmp_path / "VideoReward", *rated(96, 0, smallest=0.5), max_epochs=3)
+    assert min(losses) < losses[0] - 0.2 and after["loss"] < before["loss"] - 0.1
+
+    videos, pairs = rated(40, 100, smallest=0.5)
+    scorer = LearnedMiniatureScorer(tmp_path)
+    scores = scorer.score(list(videos.values()), [world.CAPTIONS[0]] * len(videos), fps=world.FPS)
+    assert {tuple(score) for score in scores} == {("SIZE", "Overall")} and scorer.dimensions == ("SIZE",)
+    sizes = torch.tensor([score["SIZE"] for score in scores])
+    assert sizes.mean().abs() < 1 and 0.4 < sizes.std() < 2  # in standard deviations of the training videos
+    areas = measure_areas(videos.values())
+    assert torch.corrcoef(torch.stack([sizes, areas]))[0, 1] > 0.6
+    assert not [name for name in torch.load(tmp_path / "VideoReward/checkpoint-1/model.pth") if "lora" in name]
+
+
+@pytest.mark.slow
+def test_the_program_is_repeatable_for_the_same_seed(tmp_path, monkeypatch, capsys):
+    videos, pairs = rated(6, 0)
+    for path, clip in videos.items():
+        write_video(tmp_path / path, clip, world.FPS)
+    prompts = [world.CAPTIONS[k % 3] for k in range(6)]
+    rows = [
+        [prompt, *pair.videos, "SIZE", ("first", "second")[k % 2]]
+        for k, (prompt, pair) in enumerate(zip(prompts, pairs))
+    ]
+    options = ["--pairs", write_csv(tmp_path, rows), "--model", SHIPPED, "--dimensions", "SIZE", "--max_epochs", 1]
+    for out in ("first", "second"):
+        arguments = ["train_reward", *options, "--learning_rate", 1e-3, "--lora_rank", 2, "--out", tmp_path / out]
+        monkeypatch.setattr(sys, "argv", [*map(str, arguments)])
+        assert main() == 0
+    first, second = (torch.load(tmp_path / out / "checkpoint-1" / "model.pth") for out in ("first", "second"))
+    shipped = torch.load(SHIPPED / "checkpoint-1" / "model.pth")
+    assert first.keys() == second.keys() == shipped.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert {tensor.dtype for tensor in first.values()} == {torch.bfloat16}
+    changed = {name.split(".")[-2] for name in first if not torch.equal(first[name], shipped[name])}
+    targets = {f"{kind}_proj" for kind in ("q", "k", "v", "o", "gate", "up", "down")}
+    assert "rm_head" in changed and len(changed) > 1 and changed <= targets | {"rm_head"}
+    *_, heading, row = capsys.readouterr().out.splitlines()
+    assert heading.split()[:2] == ["dimension", "preferences"] and len(heading) == len(row)
+    assert re.fullmatch(r"SIZE +2 \(too few: below 30\)( +\d\.\d{3}){4}", row)
+    report = json.loads((tmp_path / "first" / "training.json").read_text())
+    assert report["pairs"] == {"test": 2, "stop": 2, "train": 2} and len(report["losses"]) == 2
+    assert report["after"]["SIZE"]["preferences"] == 2 and (tmp_path / "first" / "calibration.png").is_file()
+    assert json.loads((tmp_path / "first" / "model_config.json").read_text())["data_config"]["eval_dim"] == ["SIZE"]
+
+
+def test_the_lora_of_a_released_checkpoint_is_trained_and_merged(tmp_path):
+    golden = ROOT / "tests" / "golden" / "videoalign"
+    clips = {Path("a"): torch.zeros(4, 3, 64, 64, dtype=torch.uint8), Path("b"): torch.full((4, 3, 64, 64), 99).byte()}
+    pairs = [Pair(prompt, tuple(clips), [("VQ", 0), ("TA", 1)]) for prompt in "abc"]
+    training = PairTraining(golden / "VideoReward", split_by_prompt(pairs, [], 0), ["VQ", "MQ", "TA"], 1)
+    assert training.scorer.settings.has_lora
+    training.frames = lambda path: training.scorer.sample_frames(clips[path], 8.0)
+    losses = training.fit(learning_rate=1e-4, weight_decay=0.0, lora_rank=64, seed=0, max_epochs=1)
+    assert losses[1] < losses[0]
+    with torch.no_grad():
+        trained, raw = training.scores(pairs[:1]), training.scores(training.split["train"]).flatten(0, 1)
+        training.write(tmp_path)
+        constants = [(f"{name}_mean", f"{name}_std") for name in ("VQ", "MQ", "TA")]
+        written = torch.tensor([[training.scorer.settings.normalisation[name] for name in pair] for pair in constants])
+        assert torch.allclose(written, torch.stack([raw.mean(0), raw.std(0)], dim=1)) and raw.std(0).max() > 1.1
+        assert not training.scorer.settings.has_lora
+        assert (training.scores(pairs[:1]) - trained).abs().max() < 0.1  # weights are rounded to bf16
+    assert training.quality(tmp_path / "after.png").keys() == {"VQ", "TA"}
+
+
+@pytest.mark.slow
+def test_a_run_with_the_trained_reward_increases_the_size(tmp_path, monkeypatch):
+    """Runs 16 iterations of the miniature; the area is measured and not rewarded."""
+    monkeypatch.chdir(ROOT)
+    train(tmp_path / "VideoReward", *rated(400, 0), max_epochs=6)
+    areas = []
+
+    class Watched(LearnedMiniatureScorer):
+        def score(self, videos, prompts, *, fps):
+            areas.append(measure_areas(videos).mean().item())
+            return super().score(videos, prompts, fps=fps)
+
+    settings = {"output_dir": str(tmp_path / "run"), "valid_video_csv": "", "log_video_interval": 0, "max_steps": 16}
+    weights = {"reward_weights": '{"SIZE": 1}', "report_to": ["none"], "check_reward": False}
+    config = load_config("configs/miniature.yaml", **settings, **weights)
+    Trainer(config, Mesh(0, 1, 1), torch.device("cpu"), scorers={"own": Watched(tmp_path)}).train()
+    assert len(areas) == 16
+    assert sum(areas[-4:]) / 4 > 1.05 * sum(areas[:4]) / 4

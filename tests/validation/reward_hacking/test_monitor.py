@@ -1,0 +1,307 @@
+"""The reward-hacking monitor on runs whose reward can be hacked."""
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import post_train
+from hyvideo.config import processes
+from hyvideo.config.command_line import load_config
+from hyvideo.config.rules import check
+from hyvideo.distributed import mesh as ranks
+from hyvideo.distributed.mesh import Mesh
+from hyvideo.records.metrics_file import read_metrics
+from hyvideo.report import run_summary
+from hyvideo.rewards.rewards import SetMeasure
+from hyvideo.trainer import Trainer
+from hyvideo.training.output_folder import begin
+from hyvideo.validation.reward_hacking.monitor import HackingMonitor, read_history, read_validation, write_validation
+from hyvideo.validation.reward_hacking.rule import MARKER, Dispersion, RewardHacking, ValidationStats, check_output_dir
+from tests.distributed.launch import launch
+from tests.shallow import SHALLOW
+
+MODULE = "tests.validation.reward_hacking.test_monitor"
+CPU = torch.device("cpu")
+VALIDATION = {
+    "valid_video_csv": "assets/miniature/prompts/smoke.csv",
+    "validation_repeats": 2,
+    "validation_interval": 1,
+    "save_interval": 1,
+    "log_num_videos": 0,
+}
+GREEDY = {"learning_rate": 3e-3, "kl_weight": 0.0, "max_steps": 3}
+
+
+@pytest.fixture
+def tiny_config(tiny_config):
+    return tiny_config.with_settings(pretrained_model_root=SHALLOW)
+
+
+class Brightness:
+    """Rewards only brightness: random weights learn it within a few updates and lose diversity."""
+
+    def score(self, videos, prompts, *, fps):
+        values = [video.float().mean().item() / 255 for video in videos]
+        return [{"VQ": value, "MQ": value, "TA": value} for value in values]
+
+    def check_prompts(self, prompts):
+        pass
+
+    def held_out(self, videos, prompts):
+        return {}
+
+
+class Truthful(Brightness):
+    """Adds held-out metrics of each video and of the set, and a score without weight."""
+
+    def score(self, videos, prompts, *, fps):
+        return [scores | {"CLIPScore": 2 * scores["VQ"]} for scores in super().score(videos, prompts, fps=fps)]
+
+    def held_out_each(self, videos, prompts):
+        return [{"true/length": float(len(prompt))} for prompt in prompts]
+
+    def held_out(self, videos, prompts):
+        rows = torch.tensor([[video.float().mean() / 255] for video in videos])
+        return {"frechet_distance": SetMeasure(rows, lambda rows: rows.square().mean().item())}
+
+
+@pytest.fixture
+def greedy_config(tiny_config):
+    return tiny_config.with_settings(**VALIDATION, **GREEDY)
+
+
+def trainer_of(config, mesh):
+    return Trainer(config, mesh, CPU, scorers={"test": Brightness()})
+
+
+def latest(folder):
+    return (folder / "checkpoints" / "latest").read_text().strip()
+
+
+def recorded(folder, iteration):
+    return json.loads((folder / "samples" / f"{iteration:06d}" / "measures.json").read_text())
+
+
+def test_warn_prints_a_warning_and_continues(greedy_config, mesh, tmp_path, capsys):
+    trainer_of(greedy_config, mesh).train()
+    run = tmp_path / "run"
+    lines = read_metrics(run / "metrics.jsonl")
+    fired = [line["iteration"] for line in lines if line["validation/hacking"]]
+    assert len(lines) == 3 and 1 not in fired and 3 in fired
+    warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: reward hacking")]
+    assert len(warnings) == len(fired) and "iteration 3" in warnings[-1] and "held_out/diversity" in warnings[-1]
+    assert recorded(run, 0)["hacking"] == [] and recorded(run, 1)["hacking"] == []
+    names = [shift["name"] for shift in recorded(run, 3)["hacking"]]
+    assert "held_out/diversity" in names
+    assert lines[2]["validation/held_out/diversity"] == recorded(run, 3)["held_out/diversity"]
+    assert not (run / MARKER).exists()
+
+
+def test_stop_saves_the_policy_and_stops_the_run(greedy_config, mesh, tmp_path):
+    config = greedy_config.with_settings(on_reward_hacking="stop", save_interval=3)
+    with pytest.raises(RewardHacking, match="held_out/diversity .*the current policy was saved in .*docs/reward_hac"):
+        trainer_of(config, mesh).train()
+    run = tmp_path / "run"
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["validation/hacking"] == 1 and latest(run) == f"{last['iteration']:06d}"
+    assert json.loads((run / MARKER).read_text())["departures"] == recorded(run, last["iteration"])["hacking"]
+
+    # A launcher that restarts failed runs must not resume training; a user can, with warn.
+    again = config.with_settings(resume_from_checkpoint="latest", max_steps=last["iteration"] + 1)
+    with pytest.raises(ValueError, match="was stopped for reward hacking .*delete .*reward_hacking.json or set"):
+        check_output_dir(again.record)
+    check_output_dir(again.with_settings(on_reward_hacking="warn").record)
+    # The history survives the resume: the next validation is compared with the base validation of the first run.
+    with pytest.raises(RewardHacking, match=f"at iteration {last['iteration'] + 1}"):
+        trainer_of(again, mesh).train()
+
+
+def test_without_a_validation_of_the_base_a_warning_is_printed(greedy_config, mesh, capsys):
+    trainer = trainer_of(greedy_config, mesh)
+    assert math.isnan(trainer.validation.run(3)["validation/hacking"])
+    assert "no validation of the base model" in capsys.readouterr().err
+    assert trainer.validation.run(0)["validation/hacking"] == 0
+
+
+def test_scores_without_weight_are_monitored_with_their_spread(greedy_config, mesh):
+    weights = {"reward_weights": '{"VQ": 1, "MQ": 0}'}
+    trainer = Trainer(greedy_config.with_settings(**weights), mesh, CPU, scorers={"test": Truthful()})
+    numbers = trainer.validation.run(0)
+    (recorded_stats,) = read_history(trainer.validation.output, trainer.validation.made_with, before=1)
+    assert numbers["validation/CLIPScore"] == pytest.approx(2 * numbers["validation/VQ"])
+    watched = {"CLIPScore", "MQ", "TA", "true/length", "reward", "held_out/exposure", "frechet_distance"}
+    assert watched <= recorded_stats.spreads.keys()
+    assert "VQ" not in recorded_stats.spreads
+    assert recorded_stats.spreads["CLIPScore"].std == pytest.approx(2 * recorded_stats.spreads["reward"].std)
+    assert recorded_stats.spreads["CLIPScore"].count == 16 and recorded_stats.spreads["held_out/diversity"].count == 8
+
+
+@pytest.mark.parametrize("ended, code", [(None, 0), (RewardHacking("reward up, motion down"), 3)])
+def test_the_program_exits_with_code_3(greedy_config, mesh, monkeypatch, capsys, ended, code):
+    class Ended:
+        plan, policy, device, output_dir = None, SimpleNamespace(parameters=[]), CPU, Path()
+        iteration, resumed, validation, state = 0, False, None, SimpleNamespace(changed_settings=[])
+
+        def __init__(self):
+            self.mesh, self.config = mesh, greedy_config
+
+        def train(self):
+            if ended:
+                raise ended
+
+    monkeypatch.setattr(post_train, "build", lambda *_: Ended())
+    monkeypatch.setattr(post_train, "print_start", lambda *_: None)
+    monkeypatch.setattr(run_summary, "print_summary", lambda *_: None)
+    monkeypatch.setattr("sys.argv", ["post_train.py", "--config", "configs/smoke.yaml"])
+    assert post_train.main() == code
+    assert ("reward up, motion down" in capsys.readouterr().err) == (code == 3)
+
+
+@pytest.mark.parametrize(
+    "changes, output",
+    [
+        ({"hacking_threshold": 0.0}, "hacking_threshold must be positive"),
+        ({"on_reward_hacking": "stop", "valid_video_csv": ""}, "on_reward_hacking stop needs validation prompts"),
+    ],
+)
+def test_settings_that_prevent_monitoring_are_rejected(greedy_config, changes, output):
+    with pytest.raises(ValueError, match=output):
+        check(greedy_config.with_settings(**changes))
+
+
+# --- several ranks -------------------------------------------------------------------------------------------------
+
+
+ON_RANKS = {
+    "report_to": ["none"],
+    "log_video_interval": 0,
+    "cfg_scale": 1.0,
+    "num_updates_per_rollout": 1,
+    "mini_batch_size_per_update": 8,
+    "on_reward_hacking": "stop",
+    **VALIDATION,
+    **GREEDY,
+}
+
+
+def watched_run(folder, settings):
+    """Return this rank's metrics of the base model, and the error that ends its run."""
+    config = load_config("configs/smoke.yaml", output_dir=folder, **ON_RANKS | settings)
+    mesh = ranks.start(config.distributed.sp_size, CPU) if processes.world_size() > 1 else Mesh(0, 1, 1)
+    trainer = Trainer(config, mesh, CPU, scorers={"test": Truthful()})
+    numbers = trainer.validation.run(0)
+    try:
+        trainer.train()
+    except RewardHacking as error:
+        return [numbers, str(error)]
+    return [numbers, ""]
+
+
+def test_validations_with_other_settings_are_ignored(tiny_config, mesh, tmp_path, capsys):
+    """With other steps, or other prompts in the same file, videos differ for reasons other than training."""
+    prompts = tmp_path / "prompts.csv"
+    prompts.write_text("prompt\na red circle moves up\na blue square moves left\n")
+    config = tiny_config.with_settings(**VALIDATION | {"valid_video_csv": str(prompts)})
+    first = trainer_of(config, mesh)
+    begin(first.output_dir, first.run_id, resumed=None)
+    first.validation.run(0)
+    other = trainer_of(config.with_settings(validation_steps=config.record.validation_steps - 1), mesh).validation
+    assert trainer_of(config, mesh).validation.measures(0) and not other.measures(0)
+    prompts.write_text("prompt\na red circle moves up\na green square moves left\n")
+    assert not trainer_of(config, mesh).validation.measures(0)
+    assert math.isnan(other.run(1)["validation/hacking"])
+    assert "has no validation of the base model with these settings" in capsys.readouterr().err
+
+
+def stats_of(iteration, count=96, std=0.1, **means):
+    return ValidationStats(iteration, means, {name: Dispersion(std, count) for name in means})
+
+
+def watch_of(folder, mesh, *, base):
+    samples = folder / "samples"
+    (samples / "000000").mkdir(parents=True)
+    write_validation(samples / "000000", base, [], {})
+    return HackingMonitor("stop", 1.5, mesh, samples, {})
+
+
+@pytest.mark.parametrize("count, ends", [(15, False), (16, True)])
+def test_few_videos_do_not_stop_the_run(tmp_path, mesh, capsys, count, ends):
+    watch = watch_of(tmp_path, mesh, base=stats_of(0, count, reward=1.0, motion=1.0))
+    for iteration in (10, 20):
+        assert watch.check(stats_of(iteration, count, reward=2.0, motion=0.0)) == 1
+        assert watch.ends_run == ends
+    assert capsys.readouterr().err.count("reward hacking at iteration") == 2
+
+
+def test_every_validation_is_judged_by_itself(tmp_path, mesh, capsys):
+    watch = watch_of(tmp_path, mesh, base=stats_of(0, reward=1.0, motion=1.0))
+    for iteration, motion, is_hacked in ((10, 0.0, True), (20, 1.0, False), (30, 0.0, True)):
+        assert watch.check(stats_of(iteration, reward=2.0, motion=motion)) == is_hacked
+        assert (watch.ends_run, bool(watch.reason), len(watch.shifts)) == (is_hacked, is_hacked, is_hacked)
+    assert capsys.readouterr().err.count("reward hacking at iteration") == 2
+
+
+def test_distances_over_different_numbers_of_videos_do_not_end_the_run(tmp_path, mesh):
+    """The base was recorded with 96 videos, later validations with 12."""
+    watch = watch_of(tmp_path, mesh, base=stats_of(0, 96, 0.01, reward=1.0, frechet_distance=0.0054))
+    for iteration in (10, 20):
+        assert watch.check(stats_of(iteration, 12, 0.01, reward=2.0, frechet_distance=0.05)) == 0
+    assert not watch.ends_run
+
+
+def check_with_broken_records(folder):
+    """Return this rank's verdict on a validation with a partly broken history."""
+    mesh = ranks.start(1, CPU) if processes.world_size() > 1 else Mesh(0, 1, 1)
+    watch = HackingMonitor("warn", 1.5, mesh, Path(folder) / "samples", {"seed": 1})
+    return watch.check(stats_of(20, reward=2.0, motion=0.0)), [shift.name for shift in watch.shifts]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", '{"reward": 1, "spreads": {"reward": [0.1]}}'])
+def test_broken_records_are_skipped_with_a_warning(tmp_path, capsys, content):
+    samples = tmp_path / "samples"
+    for iteration in (0, 10):
+        (samples / f"{iteration:06d}").mkdir(parents=True)
+    write_validation(samples / "000000", stats_of(0, reward=1.0, motion=1.0), [], {"seed": 1})
+    (samples / "000010" / "measures.json").write_text(content)
+    assert check_with_broken_records(tmp_path) == (1.0, ["motion"])
+    assert "000010/measures.json cannot be read" in capsys.readouterr().err
+    (samples / "000000" / "measures.json").write_text(content)
+    verdict, shifts = check_with_broken_records(tmp_path)
+    assert math.isnan(verdict) and shifts == []
+    assert "no validation of the base model" in capsys.readouterr().err
+    assert read_validation(samples / "000000", {"seed": 1}) is None
+
+
+def test_a_broken_record_does_not_stop_any_rank(tmp_path):
+    """Only the main rank reads the history; an unreadable record must not leave the other ranks waiting."""
+    (tmp_path / "samples" / "000000").mkdir(parents=True)
+    (tmp_path / "samples" / "000000" / "measures.json").write_text("")
+    results = launch(f"{MODULE}:check_with_broken_records", 2, str(tmp_path), timeout=60)
+    assert all(math.isnan(verdict) and shifts == [] for verdict, shifts in results)
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("one_process")
+    return folder, watched_run(str(folder), {})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{"batch_size": 4}, pytest.param({"sp_size": 2}, marks=pytest.mark.slow)])
+def test_two_processes_measure_and_stop_like_one(tmp_path, one_process, settings):
+    """Data parallel and sequence parallel: all videos are measured, and both ranks raise the same error."""
+    folder, (expected, _) = one_process
+    (numbers, end), (others, other_end) = launch(f"{MODULE}:watched_run", 2, str(tmp_path), settings)
+    assert end == other_end and "the current policy was saved in" in end
+    assert latest(tmp_path) == latest(folder)
+    for name, value in expected.items():
+        assert numbers[name] == pytest.approx(value, rel=1e-3, abs=1e-4), name
+        assert others[name] == numbers[name], name
+    spreads, spreads_of_one = (recorded(root, 0)["spreads"] for root in (tmp_path, folder))
+    for name, (std, count) in spreads_of_one.items():
+        assert spreads[name][1] == count
+        assert spreads[name][0] == pytest.approx(std, rel=1e-2, abs=1e-4), name

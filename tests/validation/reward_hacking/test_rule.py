@@ -1,0 +1,202 @@
+"""The reward-hacking rule on synthetic histories: honest improvement, reward hacking, noise."""
+
+import math
+import statistics
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hyvideo.validation.reward_hacking.rule import (
+    WATCHED,
+    Dispersion,
+    ValidationStats,
+    base_stats,
+    describe,
+    find_shifts,
+    may_stop,
+    student_quantile,
+)
+
+NAMES = ("reward", "held_out/exposure", "held_out/motion", "held_out/frozen", "true/VQ", "frechet_distance")
+BASE = {
+    "reward": (1.4, 0.27),
+    "held_out/exposure": (0.4, 0.1),
+    "held_out/motion": (0.02, 0.005),
+    "held_out/frozen": (0.0, 0.0),
+    "true/VQ": (0.8, 0.1),
+    "frechet_distance": (0.016, 0.0),
+}
+
+
+def validation(iteration, count=96, **changes):
+    """Return a validation with the means of the base, plus ``changes`` in base standard deviations."""
+    means = {name: mean for name, (mean, _) in BASE.items()}
+    spreads = {name: Dispersion(std, count) for name, (_, std) in BASE.items()}
+    for key, by in changes.items():
+        (name,) = (metric for metric in BASE if metric.rpartition("/")[2] == key)
+        means[name] += by * (BASE[name][1] or 1)
+    return ValidationStats(iteration, means, spreads)
+
+
+def names(found):
+    return [shift.name for shift in found]
+
+
+def judge(*history, threshold=1.5):
+    return names(find_shifts(history, threshold))
+
+
+def test_an_honest_improvement_raises_no_alarm():
+    assert judge(validation(0), validation(10, reward=1, VQ=1.2), validation(20, reward=2, VQ=3, exposure=0.5)) == []
+
+
+def test_a_rising_reward_with_a_falling_true_reward_is_reported_with_numbers():
+    history = [validation(0), validation(10, reward=2, VQ=-3)]
+    (shift,) = find_shifts(history, 1.5)
+    assert shift.name == "true/VQ" and shift.shift == pytest.approx(-3)
+    assert shift.base == 0.8 and shift.now == pytest.approx(0.5)
+    text = describe(history, [shift])
+    assert "iteration 10" in text and "(+2.00 base std" in text and "true/VQ 0.8 -> 0.5 (-3.00 base std" in text
+
+
+def test_a_shift_without_a_rising_reward_is_not_hacking():
+    assert judge(validation(0), validation(10, reward=0.2, VQ=-3)) == []
+    assert judge(validation(0), validation(10, reward=-2, VQ=-3)) == []
+
+
+@pytest.mark.parametrize("by", [-2, 2])
+def test_exposure_and_motion_are_bad_in_both_directions(by):
+    assert judge(validation(0), validation(10, reward=1, exposure=by)) == ["held_out/exposure"]
+    assert judge(validation(0), validation(10, reward=1, motion=by)) == ["held_out/motion"]
+
+
+def test_the_largest_shift_comes_first_and_the_threshold_is_in_base_standard_deviations():
+    moved = validation(10, reward=1, exposure=2, VQ=-4)
+    assert judge(validation(0), moved) == ["true/VQ", "held_out/exposure"]
+    assert judge(validation(0), moved, threshold=3) == ["true/VQ"]
+    assert judge(validation(0), moved, threshold=5) == []
+
+
+def test_a_base_without_spread_has_a_lower_bound_on_its_spread():
+    def frozen(share):
+        now = validation(10, reward=1)
+        return ValidationStats(10, now.means | {"held_out/frozen": share}, now.spreads)
+
+    assert judge(validation(0), frozen(0.1)) == []
+    assert judge(validation(0), frozen(0.5)) == ["held_out/frozen"]
+
+
+def distance(value, iteration=0, count=96, std=0.03, **changes):
+    """Return a validation with a Fréchet distance whose standard error is ``std / sqrt(count - 1)``."""
+    stats = validation(iteration, count, **changes)
+    spreads = stats.spreads | {"frechet_distance": Dispersion(std, count)}
+    return ValidationStats(iteration, stats.means | {"frechet_distance": value}, spreads)
+
+
+def test_a_metric_of_the_whole_set_is_measured_in_its_base_value_and_its_error():
+    assert judge(distance(0.016), distance(0.032, 10, reward=1)) == []
+    assert judge(distance(0.016), distance(0.046, 10, reward=1)) == ["frechet_distance"]
+    assert judge(distance(0.016), distance(0.046, 10, reward=1, std=0.08)) == []
+    assert judge(distance(0.016), distance(0.001, 10, reward=1)) == []
+
+
+def test_a_jackknife_error_has_the_degrees_of_freedom_of_its_16_parts():
+    (shift,) = find_shifts([distance(0.016, std=0.05), distance(0.06, 10, reward=1, std=0.05)], 1.5)
+    error = 0.05 * (2 / 95) ** 0.5
+    assert shift.allowed == pytest.approx(student_quantile(4, 30) * error / 0.016)
+
+
+def test_distances_over_different_numbers_of_videos_are_not_compared():
+    """The distance of 12 clean videos is six times that of 96."""
+    base, now = distance(0.0076, std=0.01), distance(0.05, 10, count=12, std=0.01, reward=2)
+    assert judge(base, now) == []
+    unknown = ValidationStats(
+        0, base.means, {name: spread for name, spread in base.spreads.items() if "frechet" not in name}
+    )
+    assert judge(unknown, distance(0.05, 10, reward=2)) == []  # recorded without an error
+
+
+def test_few_videos_do_not_stop_a_run():
+    assert may_stop(validation(0, 16), validation(10, 16))
+    assert not may_stop(validation(0, 15), validation(10, 96)) and not may_stop(validation(0, 96), validation(10, 15))
+
+
+@pytest.mark.parametrize("freedom", [3, 7, 30, 190])
+def test_student_quantile_is_a_tight_bound(freedom):
+    """By quadrature, its tail probability is at most that of a normal variable above 4, and close to it."""
+    x = np.linspace(math.atan(student_quantile(4.0, freedom)), math.pi / 2, 20001)[:-1]
+    log_norm = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - 0.5 * math.log(freedom * math.pi)
+    density = np.exp(log_norm - (freedom + 1) / 2 * np.log1p(np.tan(x) ** 2 / freedom)) / np.cos(x) ** 2
+    share = np.trapezoid(density, x) / (1 - statistics.NormalDist().cdf(4.0))
+    assert (0.9 if freedom > 3 else 0.5) < share <= 1
+
+
+# --- false alarms -----------------------------------------------------------------------------------------------------
+
+SMOOTH = [name for name in WATCHED if name.startswith("held_out/")] + ["true/VQ", "true/MQ", "true/TA"]
+MARKS = ["color_correct", "shape_correct", "direction_correct", "all_correct"]
+VALIDATIONS = 10
+KINDS = {
+    "normal": lambda rng, shape: rng.normal(1, 0.25, shape),
+    "skewed": lambda rng, shape: rng.lognormal(0, 0.7, shape),
+    "marks": lambda rng, shape: 1.0 * (rng.random(shape) < np.linspace(0.5, 0.97, 14)[:, None]),
+}
+
+
+def rates(kind, count, shift=0.0, num_runs=400):
+    """Return the fractions of runs and of validations that raise an alarm while the reward rises.
+
+    Each validation has independent videos. Only the first metric moves, by ``shift`` base standard deviations.
+    """
+    names = [f"{number}_correct" for number in range(14)] if kind == "marks" else SMOOTH + MARKS
+    rng = np.random.default_rng(count)
+    values = KINDS[kind](rng, (num_runs, 1 + VALIDATIONS, len(names), count))
+    means, stds = values.mean(-1), values.std(-1)
+    means[:, 1:, 0] += shift * stds[:, :1, 0]
+    error = np.sqrt((stds[:, :1] ** 2 + stds[:, 1:] ** 2) / (count - 1))
+    moved = np.abs(means[:, 1:] - means[:, :1]) > np.maximum(1.5 * stds[:, :1], 4 * error)
+    fired = np.zeros((num_runs, VALIDATIONS), bool)
+
+    def stats(run, place):
+        all_means = dict(zip(names, means[run, place])) | {"reward": 9.0 if place else 0.0}
+        spreads = {name: Dispersion(std, count) for name, std in zip(names, stds[run, place])}
+        return ValidationStats(place, all_means, spreads | {"reward": Dispersion(1.0, count)})
+
+    for run, number in zip(*moved.any(-1).nonzero()):  # no metric of the others is far enough
+        fired[run, number] = bool(find_shifts([stats(run, 0), stats(run, number + 1)], 1.5))
+    return fired.any(1).mean(), fired.mean()
+
+
+@pytest.mark.parametrize("count", [4, 8, 16, 32, 96])
+def test_false_alarm_rate_and_power_match_the_docs(count):
+    """At most 1 in 100 clean runs of 10 validations raises an alarm; a shift of 2.5 standard deviations is found."""
+    (shift,) = find_shifts([validation(0, count), validation(10, count, reward=9, exposure=99)], 1.5)
+    alarms = [rates(kind, count)[0] for kind in KINDS]
+    _, found = rates("normal", count, shift=2.5, num_runs=100)
+    assert max(alarms) <= 0.01 and (found > 0.9 or count < 16)
+    row = f"| {count} | {shift.allowed:.1f} | " + " | ".join(f"{rate:.1%}" for rate in alarms) + f" | {found:.0%} |"
+    assert row in (Path(__file__).parents[3] / "docs" / "reward_hacking.md").read_text(encoding="utf-8"), row
+
+
+def test_the_allowed_shift_grows_with_few_videos():
+    assert judge(validation(0), validation(10, reward=1, exposure=1.6)) == ["held_out/exposure"]
+    assert judge(validation(0, count=8), validation(10, count=8, reward=1, exposure=2.9)) == []
+    assert judge(validation(0, count=8), validation(10, count=8, reward=1, exposure=3.1)) == ["held_out/exposure"]
+    assert judge(validation(0, count=3), validation(10, count=3, reward=99, exposure=99)) == []
+
+
+def test_missing_values_raise_no_alarm():
+    now = validation(10, reward=1, VQ=-3)
+    unknown = ValidationStats(10, now.means | {"true/VQ": math.nan}, now.spreads)
+    assert judge(validation(0), unknown) == []
+    assert judge(validation(0), ValidationStats(10, now.means | {"reward": math.nan}, now.spreads)) == []
+    other = ValidationStats(10, now.means | {"new": 3.0}, now.spreads | {"new": Dispersion(1.0, 96)})
+    assert judge(validation(0), other) == ["true/VQ"]
+
+
+def test_without_the_base_there_is_no_alarm():
+    history = [validation(10), validation(20, reward=2, VQ=-3)]
+    assert base_stats(history) is None and find_shifts(history, 1.5) == []
+    old = ValidationStats(0, validation(0).means)  # recorded without spreads
+    assert find_shifts([old, validation(20, reward=2, VQ=-3)], 1.5) == []

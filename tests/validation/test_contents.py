@@ -1,0 +1,241 @@
+"""Identity of an evaluation: which changes affect it, and when a stored evaluation is reused."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from hyvideo.config.command_line import load_config
+from hyvideo.distributed import manifest
+from hyvideo.distributed.manifest import fingerprint
+from hyvideo.distributed.mesh import Mesh
+from hyvideo.models.lora import Pair, save_lora
+from hyvideo.validation import contents
+from hyvideo.validation.contents import policy_identity
+from hyvideo.validation.scores_file import Evaluation, read_evaluation, write_evaluation
+from studies.recipes.runs import Study
+from studies.tables.table2 import evaluate_runs
+
+CSV = "prompt,ref_image_path\na red circle moves up,\na blue square moves left,first.png\n"
+
+
+@pytest.fixture
+def world(tmp_path, tiny_config):
+    """A config with copies of prompts, options and weights."""
+    shutil.copytree("assets/miniature", tmp_path / "ckpts")
+    (tmp_path / "prompts.csv").write_text(CSV)
+    Image.new("RGB", (8, 8), "red").save(tmp_path / "first.png")
+    (tmp_path / "options.yaml").write_text("miniature_videoalign: {batch_size: 8}\n")
+    return load_config(
+        "configs/miniature.yaml",
+        pretrained_model_root=str(tmp_path / "ckpts"),
+        valid_video_csv=str(tmp_path / "prompts.csv"),
+        reward_config=str(tmp_path / "options.yaml"),
+    )
+
+
+def joint_identity(config):
+    return contents.joint_identity(config.flat(), config.reward)
+
+
+def change_a_byte(path):
+    """Change a byte of a file and keep its size and modification time."""
+    content, found = bytearray(path.read_bytes()), path.stat()
+    content[len(content) * 3 // 4] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+def test_identical_content_at_other_paths_has_the_same_identity(world, tmp_path):
+    before = joint_identity(world)
+    assert json.loads(json.dumps(before)) == before == joint_identity(world)
+    shutil.copytree("assets/miniature", tmp_path / "moved")
+    (tmp_path / "moved" / ".cache").mkdir()
+    (tmp_path / "moved" / "vae" / ".notes").write_text("of a download")
+    (tmp_path / "other").mkdir()
+    for name in ("prompts.csv", "first.png"):
+        shutil.copy(tmp_path / name, tmp_path / "other" / name)
+    moved = world.with_settings(
+        pretrained_model_root=str(tmp_path / "moved"),
+        valid_video_csv=str(tmp_path / "other" / "prompts.csv"),
+        reward_config='{"miniature_videoalign": {"batch_size": 8}}',
+        validation_height=world.data.height,
+        validation_shift=world.rollout.shift,
+    )
+    assert joint_identity(moved) == before
+    named = {"path": str(tmp_path / "moved"), "batch_size": 8}
+    assert joint_identity(moved.with_settings(reward_config=json.dumps({"miniature_videoalign": named}))) == before
+
+
+def test_a_lora_that_runs_start_from_is_identified_by_its_bytes(world, tmp_path):
+    for place, scale in (("a", 1.0), ("c", 2.0)):
+        pair = Pair(torch.ones(1, 96), torch.ones(96, 1), scale)
+        save_lora({"transformer_blocks.0.attn.to_q": pair}, tmp_path / place)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    a, b, c = (joint_identity(world.with_settings(pretrained_lora_path=str(tmp_path / place))) for place in "abc")
+    assert a == b != c
+
+
+def test_every_file_of_the_base_is_hashed_once(world, tmp_path, monkeypatch):
+    nested = next(path for path in (tmp_path / "ckpts/text_encoder/llm").iterdir() if path.is_file())
+    read, describe = [], manifest._describe
+    monkeypatch.setattr(manifest, "_describe", lambda path: read.append(path) or describe(path))
+    joint_identity(world.with_settings(remote_reward_url="http://127.0.0.1:8000"))
+    assert len(read) == len(set(read)) and nested in read
+
+
+@pytest.mark.parametrize(
+    "part, change",
+    [
+        ("prompts", lambda root: (root / "prompts.csv").write_text(CSV.replace("blue", "red"))),
+        ("prompts", lambda root: Image.new("RGB", (8, 8), "blue").save(root / "first.png")),
+        ("scorers", lambda root: (root / "options.yaml").write_text("miniature_videoalign: {batch_size: 4}\n")),
+        ("scorers", lambda root: change_a_byte(root / "ckpts/VideoReward/checkpoint-1/model.pth")),
+        ("scorers", lambda root: change_a_byte(root / "ckpts/reference_statistics.safetensors")),
+        ("base", lambda root: change_a_byte(next((root / "ckpts/transformer/miniature").glob("*.safetensors")))),
+        ("base", lambda root: change_a_byte(next((root / "ckpts/vae").glob("*.safetensors")))),
+        ("base", lambda root: shutil.rmtree(root / "ckpts/text_encoder")),
+    ],
+    ids=["csv", "image", "options", "scorer", "statistics", "transformer", "vae", "encoder"],
+)
+def test_a_changed_file_changes_the_identity(world, tmp_path, part, change):
+    before = joint_identity(world)
+    change(tmp_path)
+    after = joint_identity(world)
+    assert {name for name in before if before[name] != after[name]} == {part}
+
+
+def test_weights_are_ignored_for_given_videos(world, tmp_path):
+    before = contents.joint_identity(world.flat(), world.reward, has_model=False)
+    change_a_byte(next((tmp_path / "ckpts/vae").glob("*.safetensors")))
+    assert contents.joint_identity(world.flat(), world.reward, has_model=False) == before
+
+
+def test_other_csv_columns_and_model_versions_are_ignored(world, tmp_path):
+    before = joint_identity(world)
+    (tmp_path / "prompts.csv").write_text(CSV.replace("path\n", "path,note\n").replace("png\n", "png,seen\n"))
+    (tmp_path / "ckpts/transformer/other").mkdir()
+    (tmp_path / "ckpts/transformer/other/config.json").write_text("{}")
+    assert joint_identity(world) == before
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"remote_reward_url": "http://127.0.0.1:8000"},
+        {"vae_tile_size": 64},
+        {"vae_tile_overlap": 0.5},
+        {"encoder_dtype": "fp32"},
+        {"reward_weights": "averaged"},
+        {"validation_seed": 1},
+        {"validation_height": 48},
+        {"validation_shift": 9.0},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_settings_that_affect_videos_or_scores_change_the_identity(world, settings):
+    assert joint_identity(world.with_settings(**settings)) != joint_identity(world)
+
+
+def test_the_code_of_a_custom_scorer_is_part_of_the_identity(world, tmp_path, monkeypatch):
+    (tmp_path / "my_rewards.py").write_text("class Brightness: ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "weights").write_text("1")
+    for name in ("my_rewards:Brightness", f"{tmp_path}/my_rewards.py:Brightness"):
+        options = json.dumps({name: {"path": str(tmp_path / "weights")}})
+        config = world.with_settings(reward_model=[name], reward_config=options)
+        before = joint_identity(config)
+        for file in ("my_rewards.py", "weights"):
+            (tmp_path / file).write_text((tmp_path / file).read_text() + "# more")
+            assert joint_identity(config)["scorers"] != before["scorers"]
+            before = joint_identity(config)
+
+
+def test_a_checkpoint_is_identified_by_its_manifest_and_newer_files_by_their_bytes(tmp_path, monkeypatch):
+    folder = tmp_path / "000010"
+    (folder / "tensors").mkdir(parents=True)
+    (folder / "tensors" / "a").write_bytes(b"weights")
+    (folder / "state.json").write_text("{}")
+    manifest.write(folder, [manifest.hash_share(folder, Mesh(0, 1, 1))])
+    before = policy_identity(checkpoint=folder)
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy, copy_function=shutil.copy)  # modification times are newer, in any order
+    assert policy_identity(checkpoint=copy)["checkpoint"]["files"] == before["checkpoint"]["files"]
+
+    read, describe = [], manifest._describe
+    monkeypatch.setattr(manifest, "_describe", lambda path: read.append(path.name) or describe(path))
+    assert policy_identity(checkpoint=folder) == before and read == ["manifest.json"]
+    (folder / "tensors" / "a").write_bytes(b"Weights")
+    later = (folder / "manifest.json").stat().st_mtime_ns + 10**9
+    os.utime(folder / "tensors" / "a", ns=(later, later))
+    assert policy_identity(checkpoint=folder) != before and "a" in read
+
+
+def test_file_names_and_bytes_change_the_identity(tmp_path):
+    (tmp_path / "lora.safetensors").write_bytes(bytes(100))
+    before = policy_identity(lora=tmp_path)
+    change_a_byte(tmp_path / "lora.safetensors")
+    changed = policy_identity(lora=tmp_path)
+    (tmp_path / "lora.safetensors").rename(tmp_path / "other.safetensors")
+    assert before != changed != policy_identity(lora=tmp_path)
+    assert policy_identity(lora=None, checkpoint=None) == {}
+    assert fingerprint([tmp_path / "absent"]) == fingerprint([])
+
+
+def test_a_stored_evaluation_is_reused_until_something_changes(world, tmp_path, capsys):
+    """Checked with the base model's evaluation of Table 2."""
+    flags = {
+        "pretrained_model_root": world.model.pretrained_model_root,
+        "valid_video_csv": world.data.valid_video_csv[0],
+        "validation_repeats": 1,
+        "validation_steps": 1,
+        "reward_model": "miniature",
+    }
+    (tmp_path / "prompts.csv").write_text("prompt\na red circle moves up\na blue square moves left\n")
+    extra = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    study = Study("configs/miniature.yaml", tmp_path / "out", extra=extra)
+
+    def evaluated():
+        evaluation, _ = evaluate_runs(study, [])
+        return evaluation.videos, "evaluated base" in capsys.readouterr().out
+
+    first, is_new = evaluated()
+    assert is_new and evaluated() == (first, False)
+    (tmp_path / "prompts.csv").write_text("prompt\na red circle moves up\na green square moves left\n")
+    second, is_new = evaluated()
+    seen = {"seen": True}  # recorded only if other prompts are not
+    assert is_new and second[0] | seen == first[0] | seen and second[1]["prompt"] != first[1]["prompt"]
+    assert evaluated() == (second, False)
+    change_a_byte(next(Path(world.model.pretrained_model_root, "vae").glob("*.safetensors")))
+    assert evaluated()[1] and not evaluated()[1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content.pop("videos"),
+        lambda content: content.pop("of"),
+        lambda content: content["videos"].pop(),
+        lambda content: content["videos"][0].update(VQ=0.9),
+        lambda content: content["videos"][0].update(VQ="x"),
+        lambda content: content["videos"][0].pop("group"),
+        lambda content: content.update(videos=3),
+    ],
+)
+def test_a_corrupted_stored_evaluation_is_ignored_with_a_message(tmp_path, capsys, change):
+    videos = [{"group": group, "VQ": value, "missing": False} for group, value in enumerate((0.1, 0.3))]
+    path, evaluation = tmp_path / "scores.json", Evaluation(videos, {"frechet_distance": 2.0})
+    write_evaluation(path, evaluation, {"checkpoint": "x"})
+    assert read_evaluation(path, {"checkpoint": "x"}) == evaluation and not capsys.readouterr().err
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+    assert read_evaluation(path, {"checkpoint": "x"}) is None
+    assert f"{path} is corrupted and ignored" in capsys.readouterr().err
+    path.write_text('{"of": ')
+    assert read_evaluation(path, {"checkpoint": "x"}) is None
+    assert f"{path} is corrupted and ignored" in capsys.readouterr().err

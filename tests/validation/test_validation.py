@@ -1,0 +1,314 @@
+"""Validation: its settings, its noise, its videos on several ranks, and the summary of a run."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from hyvideo.config.command_line import load_config
+from hyvideo.data.prompts import read_requests
+from hyvideo.data.videos import write_video
+from hyvideo.distributed.mesh import Mesh
+from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
+from hyvideo.report.run_summary import print_summary
+from hyvideo.schedulers.transitions import shifted_levels
+from hyvideo.trainer import Trainer
+from hyvideo.training.preemption import Stopped
+from hyvideo.validation import parts
+from hyvideo.validation import validation as validation_module
+from hyvideo.validation.validation import Validation
+from tests.distributed.launch import launch
+from tests.live_tensors import LiveTensors
+from tests.shallow import SHALLOW
+from tests.test_trainer import Redness
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def tiny_config(tiny_config):
+    return tiny_config.with_settings(pretrained_model_root=SHALLOW)
+
+
+def validate(folder, sp_size, part_bytes):
+    from hyvideo.config.command_line import load_config
+    from hyvideo.distributed import mesh as ranks
+    from hyvideo.trainer import Trainer
+    from tests.distributed.test_same_run import ThresholdScorer
+
+    parts.PART_BYTES = part_bytes
+    settings = {"log_num_videos": 5, "sp_size": sp_size, "batch_size": 4, "validation_batch_size": 1}
+    settings |= {"pretrained_model_root": SHALLOW}
+    prompts = Path(folder) / "five.csv"
+    config = load_config("configs/smoke.yaml", output_dir=folder, valid_video_csv=str(prompts), **settings)
+    trainer = Trainer(config, ranks.start(sp_size, CPU, timeout=60), CPU, scorers={"test": ThresholdScorer(-9.0)})
+    return trainer.validation.run(0)
+
+
+@pytest.mark.parametrize(
+    "sp_size, part_bytes",
+    [(2, 1), pytest.param(1, 1, marks=pytest.mark.slow), pytest.param(2, 2**29, marks=pytest.mark.slow)],
+)
+def test_several_ranks_keep_all_requested_videos(tmp_path, sp_size, part_bytes):
+    """Also if every batch is a part, in which a rank may have no video."""
+    prompts = [f"a {colour} circle moves up" for colour in ("red", "blue", "green", "white", "yellow")]
+    (tmp_path / "five.csv").write_text("\n".join(["prompt", *prompts]) + "\n")
+    results = launch("tests.validation.test_validation:validate", 4, str(tmp_path), sp_size, part_bytes)
+    assert all(result["validation/reward"] == results[0]["validation/reward"] for result in results)
+    folder = tmp_path / "samples" / "000000"
+    entries = json.loads((folder / "scores.json").read_text())
+    assert [(entry["prompt"], entry["file"]) for entry in entries] == [
+        (prompt, f"{number:03d}.mp4") for number, prompt in enumerate(prompts)
+    ]
+    assert all((folder / entry["file"]).is_file() for entry in entries)
+
+
+def test_validation_size_and_shift_default_to_those_of_rollouts(tiny_config):
+    assert tiny_config.validation_size == tiny_config.rollout_size == (5, 16, 16)
+    assert tiny_config.with_settings(validation_height=32).validation_size == (5, 32, 16)
+    assert tiny_config.with_settings(validation_num_frames=9, height=48).validation_size == (9, 48, 16)
+    assert tiny_config.validation_shift == tiny_config.rollout.shift == 3
+    assert tiny_config.with_settings(validation_shift=7.0).validation_shift == 7
+
+
+VALIDATED = {"valid_video_csv": "assets/miniature/prompts/smoke.csv"}
+
+
+@pytest.fixture
+def in_parts(tiny_config, mesh, monkeypatch):
+    """Return the validation of 16 videos in batches of 2 and parts of 4, and the count of its videos in memory."""
+    settings = {"validation_repeats": 2, "validation_steps": 1, "validation_batch_size": 2, "log_num_videos": 16}
+    validation = Trainer(tiny_config.with_settings(**VALIDATED, **settings), mesh, CPU).validation
+    live, decode = LiveTensors(), validation.pipeline.decode
+
+    def counted(latents, **options):
+        decoded = decode(latents, **options)
+        live.add(decoded)
+        return decoded
+
+    monkeypatch.setattr(validation.pipeline, "decode", counted)
+    monkeypatch.setattr(parts, "PART_BYTES", 4 * 3 * math.prod(validation.size))
+    return validation, live
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".run"}
+
+
+def test_a_validation_has_one_part_in_memory_and_the_results_of_the_whole(in_parts, monkeypatch):
+    validation, live = in_parts
+    metrics = validation.run(0)
+    assert len(live.references) == 16 and live.most == 4
+    found = contents(validation.folder(0))
+    assert len(found) == 16 + 2 and {"held_out/diversity", "frechet_distance"} <= validation.measures(0).keys()
+    monkeypatch.setattr(parts, "PART_BYTES", 2**29)
+    assert validation.run(0) == pytest.approx(metrics, nan_ok=True)
+    assert live.most == 16 and contents(validation.folder(0)) == found
+
+
+def test_a_killed_validation_leaves_no_scores_and_is_repeated_whole(in_parts):
+    validation, _ = in_parts
+    validation.run(0)
+    whole = contents(validation.folder(0))
+    calls = []
+
+    def killed_in_the_second_part(is_ready):
+        calls.append(is_ready)
+        if calls.count(False) > 6:
+            raise Stopped("killed")
+        return is_ready
+
+    may_end, validation.may_end = validation.may_end, killed_in_the_second_part
+    with pytest.raises(Stopped, match="killed"):
+        validation.run(0)
+    left = contents(validation.folder(0))
+    assert {name: whole[name] for name in left} == left and left.keys() == {n for n in whole if n.endswith(".mp4")}
+    assert validation.measures(0) == {}  # as if this iteration had not been validated
+    validation.may_end = may_end
+    validation.run(0)
+    assert contents(validation.folder(0)) == whole
+
+
+def test_the_picture_holds_only_the_frames_that_it_shows(validated, tmp_path, monkeypatch):
+    """Frames of a real run are also reduced to the size in the picture."""
+    folders = [validated.folder(0), validated.folder(1)]
+    before = {path: path.read_bytes() for folder in folders for path in folder.glob("*.mp4")}
+    write_video(tmp_path / "long.mp4", torch.zeros(25, 3, 480, 864, dtype=torch.uint8), 24)
+    for path in before:
+        path.write_bytes((tmp_path / "long.mp4").read_bytes())
+    sizes, draw = [], validation_module.contact_sheet
+
+    def measured(path, prompts, clips, captions):
+        sizes.extend(clip.shape for column in clips.values() for clip in column)
+        return draw(path, prompts, clips, captions)
+
+    monkeypatch.setattr(validation_module, "contact_sheet", measured)
+    picture = validated.picture(1)
+    for path, old in before.items():
+        path.write_bytes(old)
+    assert picture.is_file() and len(sizes) == len(before) and set(sizes) == {(5, 3, 160, 288)}
+
+
+def test_the_ema_is_validated_instead_of_the_policy(tiny_config, mesh):
+    config = tiny_config.with_settings(**VALIDATED, ema_decay=0.9, learning_rate=1e-2)
+    trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
+    trainer.iteration = 1
+    trainer.run_iteration()
+    validated = []
+    run = trainer.validation.run
+
+    def watched(iteration):
+        validated.append({name: parameter.detach().clone() for name, parameter in trainer.run.policy.trained.items()})
+        return run(iteration)
+
+    trainer.validation.run = watched
+    average = {name: tensor.clone() for name, tensor in trainer.run.policy.ema.tensors().items()}
+    trainer.validate()
+    assert all(torch.equal(validated[0][name], average[name]) for name in average)
+    policy = trainer.run.policy.trained
+    assert not all(
+        torch.equal(validated[0][name], policy[name]) for name in policy
+    )  # the policy is restored after validation
+
+
+def test_validation_noise_depends_on_validation_seed_only(tiny_config, mesh):
+    def latents(**settings):
+        config = tiny_config.with_settings(**VALIDATED, validation_steps=2, **settings)
+        validation = Trainer(config, mesh, CPU, scorers={"test": Redness()}).validation
+        drawn = []
+        validation.pipeline.sample_ode = lambda conditions, noise, schedule: drawn.append(noise) or noise
+        list(validation.videos(validation.rows()))
+        return torch.cat(drawn)
+
+    first = latents()
+    assert torch.equal(latents(seed=7), first)
+    assert not torch.equal(latents(validation_seed=7), first)
+    assert len({row.sum().item() for row in first}) == len(first)  # each video has different noise
+
+
+def test_a_row_with_a_seed_has_the_noise_of_that_seed(tiny_config, mesh, tmp_path):
+    (tmp_path / "seeds.csv").write_text("prompt,seed\na red circle,7\na red circle,\na red circle,7\n")
+    settings = {"valid_video_csv": str(tmp_path / "seeds.csv"), "validation_steps": 1, "validation_repeats": 2}
+    trainer = Trainer(tiny_config.with_settings(**settings), mesh, CPU, scorers={"test": Redness()})
+    noise = [trainer.validation._noise(row) for row in range(6)]
+    assert torch.equal(noise[0], noise[4]) and torch.equal(noise[1], noise[5])
+    assert len({each.sum().item() for each in noise}) == 4
+    other = Trainer(tiny_config.with_settings(**settings, validation_seed=1), mesh, CPU, scorers={"test": Redness()})
+    same = [torch.equal(other.validation._noise(row), noise[row]) for row in range(6)]
+    assert same == [True, True, False, False, True, True]
+    trainer.validation.run(0)
+    entries = json.loads((trainer.output_dir / "samples/000000/scores.json").read_text())
+    assert [entry["seed"] for entry in entries] == [7, 7, 930, 930, 7, 7]
+
+
+def test_validation_settings_do_not_change_those_of_rollouts(tiny_config, mesh, monkeypatch):
+    calls = []
+    sample_ode = GRPOPipeline.sample_ode
+
+    def watched(pipeline, conditions, noise, schedule):
+        calls.append((noise.shape[2], schedule.levels))
+        return sample_ode(pipeline, conditions, noise, schedule)
+
+    monkeypatch.setattr(GRPOPipeline, "sample_ode", watched)
+    settings = {"validation_num_frames": 9, "validation_shift": 7.0, "validation_steps": 2}
+    trainer = Trainer(tiny_config.with_settings(**VALIDATED, **settings), mesh, CPU, scorers={"test": Redness()})
+    (videos,) = trainer.validation.videos(trainer.validation.rows()[:1])
+    assert len(videos[0]) == 9
+    (latent_frames, levels), *_ = calls
+    assert (latent_frames, levels) == (3, (1.0, 0.875, 0.0))  # 7 / 2 over 1 + 6 / 2
+    assert trainer.run.collector.schedule.levels == shifted_levels(4, 3.0)
+
+
+def test_validation_can_use_guidance_when_rollouts_do_not(tiny_config, mesh):
+    settings = {"validation_cfg_scale": 3.0, "negative_prompt": "blurry"}
+    config = tiny_config.with_settings(**VALIDATED, **settings, validation_steps=1)
+    trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
+    sampling = trainer.run.pipeline.sampling, trainer.validation.pipeline.sampling
+    assert [settings.guidance_scale for settings in sampling] == [1, 3]
+    batches = []
+    trainer.run.policy.transformer.register_forward_pre_hook(lambda _, args: batches.append(len(args[0])))
+    list(trainer.validation.videos(trainer.validation.rows()[:1]))
+    assert batches == [2]
+    assert trainer.validation.made_with["guidance"] == [3, "blurry"]
+
+
+def test_without_a_base_validation_the_summary_has_no_comparison_and_one_warning_is_printed(tiny_config, mesh, capsys):
+    settings = {"validate_at_step0": False, "validation_interval": 1, "max_steps": 2, "validation_steps": 1}
+    trainer = Trainer(tiny_config.with_settings(**VALIDATED, **settings), mesh, CPU, scorers={"test": Redness()})
+    trainer.train()
+    samples = trainer.output_dir / "samples"
+    assert sorted(folder.name for folder in samples.iterdir()) == ["000001", "000002"]
+    assert capsys.readouterr().err.count("no validation of the base model") == 1
+    print_summary(trainer.output_dir, 2, trainer.validation)
+    output = capsys.readouterr().out
+    assert (
+        "validation videos of iteration 2: reward" in output
+        and "there is no comparison" in output
+        and "report:" not in output
+    )
+    (report := trainer.output_dir / "report.html").touch()
+    print_summary(trainer.output_dir, 2, trainer.validation)
+    assert f"report:               {report}\n" in capsys.readouterr().out
+    assert not (trainer.output_dir / "before_after.png").exists()
+
+
+READ_WITH = {
+    "log_num_videos": 1,
+    "validation_batch_size": 3,
+    "decode_batch_size": 2,
+    "hacking_threshold": 9.0,
+    "seed": 3,
+}
+READ_WITH |= {"shift": 4.0, "validation_shift": 3.0}  # the shift of a validation is as before
+NOT_READ_WITH = {
+    "valid_video_csv": "assets/prompts/valid.csv",
+    "validation_steps": 2,
+    "validation_seed": 931,
+    "validation_repeats": 2,
+    "validation_num_frames": 9,
+    "validation_height": 32,
+    "validation_width": 32,
+    "validation_shift": 7.0,
+    "validation_cfg_scale": 2.0,
+    "negative_prompt": "blurry",
+    "guidance_interval": "0.2:0.8",
+}
+
+
+def test_a_validation_is_read_only_with_the_settings_that_made_it(validated):
+    def is_read(**changes):
+        config = validated_config(validated.output.parent).with_settings(**changes)
+        requests = read_requests(*config.data.valid_video_csv)
+        validation = Validation(config, validated.mesh, validated.pipeline, validated.encoder, None, requests)
+        return bool(validation.measures(0))
+
+    assert is_read() and is_read(**READ_WITH)
+    assert not [name for name, value in NOT_READ_WITH.items() if is_read(**{name: value})]
+
+
+@pytest.mark.parametrize("content", ["[{", '[{"file": "000.mp4"}]', "[[]]", "video"])
+def test_corrupted_records_cost_only_the_picture_of_the_summary(capsys, validated, content):
+    folder = validated.folder(0)
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    (folder / ("000.mp4" if content == "video" else "scores.json")).write_text("" if content == "video" else content)
+    print_summary(folder.parents[1], 1, validated)
+    for path, old in before.items():
+        path.write_bytes(old)
+    captured = capsys.readouterr()
+    assert "before_after.png NOT WRITTEN" in captured.err and "iteration 0 -> 1" in captured.out
+
+
+def validated_config(folder):
+    settings = VALIDATED | {"cfg_scale": 1.0, "max_steps": 1, "validation_steps": 1, "report_to": ["none"]}
+    return load_config("configs/smoke.yaml", output_dir=str(folder)).with_settings(**settings)
+
+
+@pytest.fixture(scope="module")
+def validated(tmp_path_factory):
+    """Return the validation of a run of one iteration."""
+    config = validated_config(tmp_path_factory.mktemp("validated") / "run")
+    trainer = Trainer(config, Mesh(0, 1, 1), CPU, scorers={"test": Redness()})
+    trainer.train()
+    return trainer.validation

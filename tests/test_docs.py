@@ -305,6 +305,8 @@ def why_not_run(command):
     large = [word for word in command.words if LARGE.match(word)]
     if program in NOT_RUN or program.startswith(("scripts/", "tests.")):
         return NOT_RUN.get(program, "a tool, or a launcher of a program that is run here")
+    if "--serve" in command.words:
+        return "serves until it is stopped"
     if "--dry_run" in SMALL.get(program, "") or program in ("scripts.plan", "-c") or "--print_config" in command.words:
         return ""  # computed from settings alone
     is_large = command.processes > 1 or (large and program != "scripts.check_checkpoints")

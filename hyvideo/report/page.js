@@ -9,8 +9,8 @@ function axes(data, options = {}) {
   return { ...options, xaxis: { ...options.xaxis, ...x }, yaxis: { ...options.yaxis, ...y } };
 }
 
-/** Lines that a legend may name without taking the room of the plot. */
-const mostInLegend = () => (innerWidth < 600 ? 4 : 12);
+/** Lines that a legend may name without taking the room of the plot; a hover names them too. */
+const mostInLegend = () => (innerWidth < 600 ? 4 : RUNS.length > 1 ? 6 : 12);
 
 const drawnMetrics = new Set();  // names of the metrics that have a plot
 

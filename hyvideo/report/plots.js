@@ -17,6 +17,7 @@ async function loadPlotly() {
     script.onerror = reject;
     document.head.append(script);
   });
+  Plotly.setPlotConfig({ logging: 0 });  // it warns if the margin of a small plot is still changing after a few steps
 }
 
 const specs = new Map();  // data, layout and state of each plot, by its element
@@ -38,9 +39,10 @@ function render(plot) {
   plot.addEventListener("mouseleave", hideCursor);
 }
 
+/** Draws all plots, for a print, except those in a closed fold, which have no size. */
 function renderAll() {
   for (const [plot, spec] of specs) {
-    spec.isNear = true;
+    spec.isNear = plot.checkVisibility();
     render(plot);
   }
 }

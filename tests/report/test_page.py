@@ -211,7 +211,8 @@ def opened(browser, pages, request):
 def test_a_browser_draws_plots_plays_videos_and_handles_keys(opened):
     page = opened
     page.evaluate("ready.then(renderAll)")  # not only those near the screen
-    drawn = "[...document.querySelectorAll('.plot')].map((plot) => plot.querySelectorAll('.trace, .hm').length)"
+    open_plots = "[...document.querySelectorAll('.plot')].filter((plot) => plot.checkVisibility())"
+    drawn = f"{open_plots}.map((plot) => plot.querySelectorAll('.trace, .hm').length)"
     page.wait_for_function(f"{drawn}.length >= 13 && Math.min(...{drawn}) > 0")
     assert page.locator(".curve figcaption").inner_text().startswith("Reward")
     assert page.locator("#steps .hm").count() == 3

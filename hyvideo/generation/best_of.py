@@ -72,15 +72,6 @@ def make_best_of(config: Config, count: int, requests: list[Request], device: to
     return BestOf(count, scorer, config.data.fps, config.reward.reward_model, config.rollout.decode_batch_size)
 
 
-def ranking(record: dict[str, Any]) -> str:
-    """Return the rewards of all candidates in one line, from the best."""
-    totals = [entry["reward"] for entry in record["rewards"]]
-    ranked = sorted((total for total in totals if total is not None), reverse=True)
-    missing = len(totals) - len(ranked)
-    text = f"best of {record['candidates']}: {', '.join(f'{total:.3f}' for total in ranked)}"
-    return f"{text}, {missing} without a reward" if missing else text
-
-
 def _entry(reward: Reward) -> dict[str, Any]:
     """Return what the JSON file records of a candidate."""
     return {

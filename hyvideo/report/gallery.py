@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote as quote_url
 
 from hyvideo.data.files import folder_problem, parse_json, read_regular
 from hyvideo.data.templates import fill
 from hyvideo.data.text import quote
-from hyvideo.generation.best_of import ranking
 from hyvideo.records.run_files import write_text
 
 PAGE_FILE = "index.html"
@@ -87,3 +87,12 @@ def find_videos(folder: Path) -> Iterator[dict[str, str]]:
                     texts["best_of"] = str(choice["candidates"])
                     texts["ranking"] = ranking(choice)
                 yield texts | {"file": str(file)}
+
+
+def ranking(record: dict[str, Any]) -> str:
+    """Return the rewards of all candidates in one line, from the best."""
+    totals = [entry["reward"] for entry in record["rewards"]]
+    ranked = sorted((total for total in totals if total is not None), reverse=True)
+    missing = len(totals) - len(ranked)
+    text = f"best of {record['candidates']}: {', '.join(f'{total:.3f}' for total in ranked)}"
+    return f"{text}, {missing} without a reward" if missing else text

@@ -59,7 +59,7 @@ def test_miniature(gpu, trainer_of, record, name):
     """One iteration of a miniature's config with the settings of run_post_train.sh for a GPU."""
     trainer = trainer_of(f"configs/{name}.yaml", gpu, FEW, **MINIATURE_ON_GPU)
     (line,) = iterations(trainer, 1)
-    record({"s": line["time/iteration"], "reward": line["reward/mean"]})
+    record({"s": line["time/iteration"], "reward": line.get("reward/mean")})
     assert line["update/skipped"] == 0
 
 

@@ -106,4 +106,4 @@ def test_the_program_writes_only_its_file(tiny_config, tmp_path, capsys):
 def test_invalid_flags_exit_with_code_2(tiny_config, tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["--config", "configs/smoke.yaml", "--output_dir", str(tmp_path / "new"), "--batch_size", "6"])
-    assert "x replicas 1 = 6; use batch_size 8" in capsys.readouterr().err and list(tmp_path.iterdir()) == []
+    assert "use batch_size 8, or change" in capsys.readouterr().err and list(tmp_path.iterdir()) == []

@@ -9,8 +9,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.rewards.chat_server import endpoints
-
 GOLDEN = Path(__file__).parents[1] / "golden"
 VERSION = "480p_t2v"
 
@@ -66,12 +64,6 @@ def write_text_encoder(folder):
     )
     torch.manual_seed(0)
     Qwen2_5_VLTextModel(config).save_pretrained(folder)
-
-
-@pytest.fixture
-def endpoint():
-    with endpoints() as start:
-        yield start
 
 
 @pytest.fixture(scope="session")

@@ -30,7 +30,7 @@ def undocumented(names, open_names=("VQ", "MQ", "TA", "seen")):
 
 def written_in_code():
     """Yield names in the code that computes metrics; formatted parts are ``<name>``, timed stages ``time/<stage>``."""
-    sources = [ROOT / "hyvideo" / name for name in ("trainer.py", "evaluation/validation.py", "miniature/reward.py")]
+    sources = [ROOT / "hyvideo" / name for name in ("trainer.py", "validation/validation.py", "miniature/reward.py")]
     folders = ("grpo", "training", "training/objectives", "records")
     sources += [path for folder in folders for path in (ROOT / "hyvideo" / folder).glob("*.py")]
     for node in (node for source in sources for node in ast.walk(ast.parse(source.read_text(encoding="utf-8")))):

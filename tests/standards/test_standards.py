@@ -25,7 +25,7 @@ FOLDER = Path(__file__).parent
 RECIPES = ("miniature", "miniature_guidance", "miniature_nft", "miniature_paper", "miniature_wan")
 QUICK = {"miniature_guidance": 2, "miniature": 1}  # iterations without --slow
 NUM_ITERATIONS = 5
-NOT_COMPARED = ("time/", "memory/", "perf/")
+NOT_COMPARED = ("time/", "memory/", "perf/", "quantiles/")
 OUTPUT = {"valid_video_csv": "", "log_video_interval": 0, "report": False, "report_to": ["none"], "num_threads": 1}
 TOLERANCE = json.loads((FOLDER / "tolerance.json").read_text())
 

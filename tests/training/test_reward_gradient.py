@@ -371,6 +371,6 @@ def test_the_velocity_norm_is_relative_to_the_anchor(tiny_config, mesh, objectiv
     metrics = trainer.run.update(rollouts, reference, 1)
     guided = reference.inner if objective == "draft" else reference.inner.anchor
     [(column, anchor)] = guided.items() if levels else [(0, reference.anchor)]
-    own = make_trainer(tiny_config, mesh, **DRAFT | changes).objective.predict(rollouts, list(range(8)), column)
+    own = make_trainer(tiny_config, mesh, **DRAFT | changes).run.objective.predict(rollouts, list(range(8)), column)
     expected = (own.square().flatten(1).mean(1) / anchor.square().flatten(1).mean(1)).sqrt().mean().item()
     assert metrics["policy/velocity_norm"] == pytest.approx(expected, rel=1e-4) and abs(expected - 1) > 1e-3

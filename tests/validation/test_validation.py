@@ -283,7 +283,14 @@ def test_a_validation_is_read_only_with_the_settings_that_made_it(validated):
     def is_read(**changes):
         config = validated_config(validated.output.parent).with_settings(**changes)
         requests = read_requests(*config.data.valid_video_csv)
-        validation = Validation(config, validated.mesh, validated.pipeline, validated.encoder, None, requests)
+        validation = Validation(
+            config,
+            validated.mesh,
+            validated.pipeline,
+            validated.encoder,
+            validated.scorer,
+            requests,
+        )
         return bool(validation.measures(0))
 
     assert is_read() and is_read(**READ_WITH)

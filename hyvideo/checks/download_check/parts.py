@@ -41,7 +41,8 @@ def parts_of(root: Path) -> tuple[Family, list[Part]]:
     versions = [path.name for path in sorted((root / "transformer").glob("*")) if path.is_dir()]
     version = versions[0] if versions else root.resolve().name
     family = family_of_folder(root, version)
-    table, common = (_table(folder) for folder in (Path(__file__).parents[1] / family.name, Path(__file__).parent))
+    table = _table(Path(__file__).parents[2] / "models" / family.name)
+    common = _table(Path(__file__).parent)
     is_diffusers = (root / "model_index.json").is_file() or (root / "transformer" / "config.json").is_file()
     if is_diffusers or "original" not in table:
         task = _task(root, None if is_diffusers else version)

@@ -9,7 +9,8 @@ A checkpoint is sampled with the settings of its run. With HunyuanVideo-1.5 in .
     generate.py --resolution 480p --prompt "the cat jumps" --image_path cat.png       image to video
     torchrun --nproc_per_node=8 generate.py --resolution 480p --valid_video_csv prompts.csv
 
-Each video's settings are saved beside it as JSON. Ignored flags of the public reference: docs/reference_flags.md.
+Each video's settings are saved beside it as JSON. Ignored flags of the public reference:
+docs/reference_flags.md.
 """
 
 import argparse
@@ -28,7 +29,10 @@ from hyvideo.data.cli import Parser
 from hyvideo.data.files import locked
 from hyvideo.data.text import quote, shorten
 
-SAME_NAME = "pretrained_model_root transformer_version vae_tile_size shift sigmas negative_prompt eta dtype device"
+SAME_NAME = (
+    "pretrained_model_root transformer_version vae_tile_size shift sigmas negative_prompt eta "
+    "dtype device"
+)
 # Flags of this program and the settings of a run that they set.
 SETTINGS = {"num_inference_steps": "validation_steps", "stochastic": "sde_type"}
 SETTINGS |= {"guidance_scale": "cfg_scale", "video_length": "sample_n_frames"}
@@ -42,7 +46,10 @@ SENTENCES = {  # help of the flags whose setting has another purpose in a traini
     "shift": "Shift of the noise levels; default: the version's or the run's.",
 }
 REWARD_SETTINGS = ("reward_model", "reward_weights", "reward_config")
-SPEED = {"use_sageattn": ("attention_kernel", "sage"), "enable_torch_compile": ("enable_compile", "true")}
+SPEED = {
+    "use_sageattn": ("attention_kernel", "sage"),
+    "enable_torch_compile": ("enable_compile", "true"),
+}
 REWRITING = {  # defaults and descriptions of the flags --rewrite_*
     "url": ("", "OpenAI-compatible endpoint, such as http://localhost:8000/v1"),
     "model": ("", "model of the endpoint"),
@@ -65,52 +72,103 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser(__doc__)
     inputs = parser.add_argument_group("prompts and output")
     inputs.add_argument("--prompt", nargs="+", default=[], help="one or more prompts")
-    inputs.add_argument("--image_path", help="first frame for the videos of --prompt (image-to-video)")
+    inputs.add_argument(
+        "--image_path", help="first frame for the videos of --prompt (image-to-video)"
+    )
     words = "CSV files: `prompt`, optionally `ref_image_path` and `seed`"
     inputs.add_argument("--valid_video_csv", nargs="+", default=[], help=words)
     inputs.add_argument("--num_videos", type=int, default=1, help="videos per prompt")
     inputs.add_argument("--seed", type=int, default=0, help="random seed")
-    inputs.add_argument("--output_path", type=Path, default=Path("outputs/videos"), help="folder or mp4 file to write")
-    words = "also write the latents of NAME.mp4 to NAME.safetensors, so that objective dpo need not encode the video"
+    inputs.add_argument(
+        "--output_path",
+        type=Path,
+        default=Path("outputs/videos"),
+        help="folder or mp4 file to write",
+    )
+    words = (
+        "also write the latents of NAME.mp4 to NAME.safetensors, so that objective dpo need not "
+        "encode the video"
+    )
     inputs.add_argument("--keep_latents", **BOOLEAN, help=words)
     model = parser.add_argument_group("model")
-    words = "YAML of a run; default: that of --checkpoint_path, or configs/miniature.yaml if no model is given"
+    words = (
+        "YAML of a run; default: that of --checkpoint_path, or configs/miniature.yaml if no model "
+        "is given"
+    )
     model.add_argument("--config", help=words)
-    model.add_argument("--resolution", choices=["480p", "720p"], help="select the version by resolution and task")
-    model.add_argument("--cfg_distilled", **BOOLEAN, help="select the guidance-distilled version; with --resolution")
-    model.add_argument("--enable_step_distill", **BOOLEAN, help="select the step-distilled version; with --resolution")
-    model.add_argument("--checkpoint_path", type=Path, help="checkpoint of a training run; default: the base model")
+    model.add_argument(
+        "--resolution", choices=["480p", "720p"], help="select the version by resolution and task"
+    )
+    model.add_argument(
+        "--cfg_distilled",
+        **BOOLEAN,
+        help="select the guidance-distilled version; with --resolution",
+    )
+    model.add_argument(
+        "--enable_step_distill",
+        **BOOLEAN,
+        help="select the step-distilled version; with --resolution",
+    )
+    model.add_argument(
+        "--checkpoint_path", type=Path, help="checkpoint of a training run; default: the base model"
+    )
     model.add_argument("--lora_path", type=Path, help="file or folder of a LoRA")
     model.add_argument("--lora_scale", type=float, default=1.0, help="factor of the LoRA's weights")
     sampling = parser.add_argument_group(
         "sampling",
-        "Defaults are those of the version. With --config or a checkpoint of a run, frames, size, shift and steps are\n"
-        "those of its validation; with --stochastic, frames, size and shift are those of its rollouts.",
+        "Defaults are those of the version. With --config or a checkpoint of a run, frames, size, "
+        "shift and steps are\n"
+        "those of its validation; with --stochastic, frames, size and shift are those of its "
+        "rollouts.",
     )
-    sampling.add_argument("--aspect_ratio", help="width:height, e.g. 16:9; default: that of the image")
+    sampling.add_argument(
+        "--aspect_ratio", help="width:height, e.g. 16:9; default: that of the image"
+    )
     sampling.add_argument("--height", type=int, help="height in pixels; with --width")
     sampling.add_argument("--width", type=int, help="width in pixels; with --height")
     words = "reference: the noise that HunyuanVideo-1.5 draws for the seed"
-    sampling.add_argument("--initial_noise", choices=["default", "reference"], default="default", help=words)
-    sampling.add_argument("--sp_size", type=int, default=1, help="processes of torchrun that share one video")
-    sampling.add_argument("--sr", **BOOLEAN, help="super-resolution of the videos: 480p to 720p, or 720p to 1080p")
-    sampling.add_argument("--save_pre_sr_video", **BOOLEAN, help="with --sr, also write NAME_before_sr.mp4")
+    sampling.add_argument(
+        "--initial_noise", choices=["default", "reference"], default="default", help=words
+    )
+    sampling.add_argument(
+        "--sp_size", type=int, default=1, help="processes of torchrun that share one video"
+    )
+    sampling.add_argument(
+        "--sr", **BOOLEAN, help="super-resolution of the videos: 480p to 720p, or 720p to 1080p"
+    )
+    sampling.add_argument(
+        "--save_pre_sr_video", **BOOLEAN, help="with --sr, also write NAME_before_sr.mp4"
+    )
     memory = parser.add_argument_group(
         "memory",
-        "By default, a GPU with less than 60 GiB offloads models in groups, and a larger one keeps them.\n"
+        "By default, a GPU with less than 60 GiB offloads models in groups, and a larger one "
+        "keeps them.\n"
         "On a CPU, where it was tested, offloading does not change the videos.",
     )
-    memory.add_argument("--offloading", **BOOLEAN, help="keep models on the CPU except while they compute")
-    words = "copy the blocks of transformer and text encoder to the GPU in groups; needs --offloading"
+    memory.add_argument(
+        "--offloading", **BOOLEAN, help="keep models on the CPU except while they compute"
+    )
+    words = (
+        "copy the blocks of transformer and text encoder to the GPU in groups; needs --offloading"
+    )
     memory.add_argument("--group_offloading", **BOOLEAN, help=words)
-    words = "copy a block while the previous one computes (default); false: groups of four blocks, without overlap"
+    words = (
+        "copy a block while the previous one computes (default); false: groups of four blocks, "
+        "without overlap"
+    )
     memory.add_argument("--overlap_group_offloading", **BOOLEAN, help=words)
-    best = parser.add_argument_group("best of n", "Sample several candidates of each video and keep the best.")
-    best.add_argument("--best_of", type=int, default=1, help="candidates per video; scored with --reward_model")
+    best = parser.add_argument_group(
+        "best of n", "Sample several candidates of each video and keep the best."
+    )
+    best.add_argument(
+        "--best_of", type=int, default=1, help="candidates per video; scored with --reward_model"
+    )
     for name in REWARD_SETTINGS:
         best.add_argument(f"--{name}", **flag_options(name))
     rewriting = parser.add_argument_group("prompt rewriting")
-    rewriting.add_argument("--rewrite", **BOOLEAN, help="rewrite the prompts by a language model; the JSON has both")
+    rewriting.add_argument(
+        "--rewrite", **BOOLEAN, help="rewrite the prompts by a language model; the JSON has both"
+    )
     for flag, (default, words) in REWRITING.items():
         rewriting.add_argument(f"--rewrite_{flag}", default=default, help=words)
     words = "use a prompt as it is if it cannot be rewritten; otherwise that is an error"
@@ -125,20 +183,32 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     options.reference_flags = {name: getattr(options, name) for name in renamed}
     flags = SETTINGS | {name: name for name in REWARD_SETTINGS}
-    options.flags = {setting: flag for flag, setting in flags.items() if getattr(options, flag) is not None}
+    options.flags = {
+        setting: flag for flag, setting in flags.items() if getattr(options, flag) is not None
+    }
     return options
 
 
 def add_speed_flags(parser: argparse.ArgumentParser) -> None:
-    speed = parser.add_argument_group("speed", "These flags change the videos; torch.compile, only by rounding.")
-    speed.add_argument(
-        "--use_sageattn", **BOOLEAN, help="attention of the blocks by the package sageattention (8 bits)"
+    speed = parser.add_argument_group(
+        "speed", "These flags change the videos; torch.compile, only by rounding."
     )
-    speed.add_argument("--enable_torch_compile", **BOOLEAN, help="compile the transformer's blocks at the first step")
+    speed.add_argument(
+        "--use_sageattn",
+        **BOOLEAN,
+        help="attention of the blocks by the package sageattention (8 bits)",
+    )
+    speed.add_argument(
+        "--enable_torch_compile",
+        **BOOLEAN,
+        help="compile the transformer's blocks at the first step",
+    )
     words = "run most blocks only at some steps; the defaults are for 50 steps, counted from 0"
     speed.add_argument("--enable_cache", **BOOLEAN, help=words)
     kinds = ("deepcache", "teacache", "taylorcache")
-    speed.add_argument("--cache_type", choices=kinds, help="kind of step caching (default: deepcache)")
+    speed.add_argument(
+        "--cache_type", choices=kinds, help="kind of step caching (default: deepcache)"
+    )
     for name, words in CACHE_SCHEDULE.items():
         speed.add_argument(f"--{name}", type=int, help=words)
     words = "blocks that deepcache runs at every step (default: the last)"
@@ -150,33 +220,57 @@ def check(options: argparse.Namespace) -> None:
     if not options.prompt and not options.valid_video_csv:
         raise ValueError("no prompts: give --prompt or --valid_video_csv")
     if options.image_path and not options.prompt:
-        raise ValueError("--image_path needs --prompt; for a CSV, set images in its column ref_image_path")
+        raise ValueError(
+            "--image_path needs --prompt; for a CSV, set images in its column ref_image_path"
+        )
     limits = {"num_videos": (1, MAX_VIDEOS), "sp_size": (1, 1024), "seed": (-(2**63), 2**64 - 1)}
     limits |= {"best_of": (1, MAX_CANDIDATES)}
     limits |= {"height": (1, MAX_PIXELS), "width": (1, MAX_PIXELS)}
     for name, (least, most) in limits.items():
         value = getattr(options, name)
         if value is not None and not least <= value <= most:
-            raise ValueError(f"--{name} must be a number from {least:,} to {most:,}, got {quote(value, 40)[1:-1]}")
+            raise ValueError(
+                f"--{name} must be a number from {least:,} to {most:,}, got "
+                f"{quote(value, 40)[1:-1]}"
+            )
     if (options.height is None) != (options.width is None):
-        raise ValueError(f"--height and --width must be given together, got {options.height} and {options.width}")
+        raise ValueError(
+            f"--height and --width must be given together, got {options.height} and {options.width}"
+        )
     if options.aspect_ratio and options.height is not None:
-        print_ignored({"--height and --width set the size": [f"aspect_ratio {options.aspect_ratio}"]})
+        print_ignored(
+            {"--height and --width set the size": [f"aspect_ratio {options.aspect_ratio}"]}
+        )
     given = [name for name in REWARD_SETTINGS if getattr(options, name) is not None]
     if given and options.best_of == 1:
-        raise ValueError(f"--{given[0]} needs --best_of above 1, because only candidates are scored, got 1")
+        raise ValueError(
+            f"--{given[0]} needs --best_of above 1, because only candidates are scored, got 1"
+        )
     if options.best_of > 1 and options.sp_size > 1:
         raise ValueError(
-            f"--best_of needs --sp_size 1, because each process scores its own videos, got sp_size {options.sp_size}; "
+            "--best_of needs --sp_size 1, because each process scores its own videos, got "
+            f"sp_size {options.sp_size}; "
             "remove one of them"
         )
     if options.best_of > 1 and options.initial_noise == "reference":
-        raise ValueError("--best_of needs --initial_noise default, because the reference has one noise for each seed")
+        raise ValueError(
+            "--best_of needs --initial_noise default, because the reference has one noise for "
+            "each seed"
+        )
     if options.keep_latents and options.sr:
-        raise ValueError("--keep_latents cannot be used with --sr, whose videos have other latents; remove one of them")
+        raise ValueError(
+            "--keep_latents cannot be used with --sr, whose videos have other latents; remove one "
+            "of them"
+        )
     if options.eta is not None and not options.stochastic:
         raise ValueError("--eta needs --stochastic: the ODE adds no noise")
-    for name in ("rewrite_url", "rewrite_model", "rewrite_prompt_file", "rewrite_fallback", "rewritten_csv"):
+    for name in (
+        "rewrite_url",
+        "rewrite_model",
+        "rewrite_prompt_file",
+        "rewrite_fallback",
+        "rewritten_csv",
+    ):
         if getattr(options, name) and not options.rewrite:
             raise ValueError(f"--{name} needs --rewrite true")
     csvs = [os.path.realpath(csv) for csv in options.valid_video_csv]
@@ -185,13 +279,15 @@ def check(options: argparse.Namespace) -> None:
         raise ValueError(f"--rewritten_csv {text}, got {quote(options.rewritten_csv)}")
     if options.rewrite and processes.world_size() > 1:
         raise ValueError(
-            "--rewrite must run in one process: rewrite the prompts with python generate.py --rewrite true "
+            "--rewrite must run in one process: rewrite the prompts with python generate.py "
+            "--rewrite true "
             "--rewritten_csv prompts.csv first, and use torchrun with --valid_video_csv prompts.csv"
         )
 
 
 def convert_reference_flags(options: argparse.Namespace) -> None:
-    """Convert the public reference's forms: ``--image_path none``, and flags with another name here.
+    """Convert the public reference's forms: ``--image_path none``, and flags with another name
+    here.
 
     As in the public reference, ``--valid_video_csv`` replaces ``--prompt`` and its image.
     """
@@ -205,12 +301,16 @@ def convert_reference_flags(options: argparse.Namespace) -> None:
         print_ignored({"without --sr there is no super-resolution": ["save_pre_sr_video true"]})
     for side, flag, (word,), _ in meanings(options.reference_flags, table("generate"), {}):
         if getattr(options, side) not in (None, int(word)):
-            raise ValueError(f"--{flag} contradicts --{side} {getattr(options, side)}; give only one of them")
+            raise ValueError(
+                f"--{flag} contradicts --{side} {getattr(options, side)}; give only one of them"
+            )
         setattr(options, side, int(word))
 
 
 def config_of(options: argparse.Namespace, has_images: bool):
-    """Return the settings of a YAML file, of a checkpoint's run or of a version, overridden by the flags."""
+    """Return the settings of a YAML file, of a checkpoint's run or of a version, overridden by the
+    flags.
+    """
     from hyvideo.generation.generation import sampling_config
     from hyvideo.training.saved_policy import settings_of_run
 
@@ -229,7 +329,9 @@ def config_of(options: argparse.Namespace, has_images: bool):
 
 
 def size_of(options: argparse.Namespace, config, image: str | None) -> tuple[int, int]:
-    """Return height and width in pixels: from the flags, from the version and aspect ratio, or from the run."""
+    """Return height and width in pixels: from the flags, from the version and aspect ratio, or from
+    the run.
+    """
     from hyvideo.data.images import bucket_sizes, nearest_size, read_image, size_of_aspect_ratio
     from hyvideo.models.versions import version_defaults
 
@@ -265,23 +367,47 @@ def run(options: argparse.Namespace) -> None:
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     caching = StepCaching(**given) if options.enable_cache else None
     if given and not caching:
-        print_ignored({"enable_cache is not set": [f"{name} {value}" for name, value in given.items()]})
-    offloading = Offloading(options.offloading, options.group_offloading, options.overlap_group_offloading)
+        print_ignored(
+            {"enable_cache is not set": [f"{name} {value}" for name, value in given.items()]}
+        )
+    offloading = Offloading(
+        options.offloading, options.group_offloading, options.overlap_group_offloading
+    )
     source = generation.Source(options.checkpoint_path, options.lora_path, options.lora_scale)
-    requests = generation.make_and_read_requests(options.prompt, options.image_path, options.valid_video_csv)
+    requests = generation.make_and_read_requests(
+        options.prompt, options.image_path, options.valid_video_csv
+    )
     if options.rewrite:
-        given = {flag: value for flag in REWRITING if (value := getattr(options, f"rewrite_{flag}")) is not None}
+        given = {
+            flag: value
+            for flag in REWRITING
+            if (value := getattr(options, f"rewrite_{flag}")) is not None
+        }
         rewriter = Rewriter(**given, fallback=options.rewrite_fallback)
-    has_fixed_noise = options.initial_noise == "reference" or any(request.seed is not None for request in requests)
+    has_fixed_noise = options.initial_noise == "reference" or any(
+        request.seed is not None for request in requests
+    )
     if options.num_videos > 1 and has_fixed_noise:
-        text = f"--num_videos must be 1 with --initial_noise reference or seeds in the CSV, got {options.num_videos}"
-        raise ValueError(f"{text}: the videos of a prompt would be identical; write one row with its own seed for each")
+        text = (
+            "--num_videos must be 1 with --initial_noise reference or seeds in the CSV, got "
+            f"{options.num_videos}"
+        )
+        raise ValueError(
+            f"{text}: the videos of a prompt would be identical; write one row with its own seed "
+            "for each"
+        )
     config = config_of(options, has_images=any(request.image for request in requests))
     family = version_defaults(config.model.transformer_version).family
     if options.initial_noise == "reference" and family != FAMILIES[0]:
-        raise ValueError(f"--initial_noise reference needs a version of the family {FAMILIES[0]}, got one of {family}")
+        raise ValueError(
+            f"--initial_noise reference needs a version of the family {FAMILIES[0]}, got one of "
+            f"{family}"
+        )
     output = options.output_path
-    folder, is_stochastic = output.parent if output.suffix == ".mp4" else output, options.stochastic is not None
+    folder, is_stochastic = (
+        output.parent if output.suffix == ".mp4" else output,
+        options.stochastic is not None,
+    )
     check_sampling(config, output=folder, is_stochastic=is_stochastic)
     if options.best_of > 1:
         check_evaluation(config, output=folder, has_model=True)
@@ -289,21 +415,40 @@ def run(options: argparse.Namespace) -> None:
         rewriter.write(requests, options.rewritten_csv)
         return
     sizes = {request: size_of(options, config, request.image) for request in requests}
-    videos = generation.list_videos(sizes, [r for r in requests for _ in range(options.num_videos)], output)
-    names = ("seed", "initial_noise", "sp_size", "sr", "save_pre_sr_video", "keep_latents", "best_of")
-    how = {"source": source, "offloading": offloading, "caching": caching, "is_stochastic": is_stochastic}
+    videos = generation.list_videos(
+        sizes, [r for r in requests for _ in range(options.num_videos)], output
+    )
+    names = (
+        "seed",
+        "initial_noise",
+        "sp_size",
+        "sr",
+        "save_pre_sr_video",
+        "keep_latents",
+        "best_of",
+    )
+    how = {
+        "source": source,
+        "offloading": offloading,
+        "caching": caching,
+        "is_stochastic": is_stochastic,
+    }
     how |= {name: getattr(options, name) for name in names}
     if options.rewrite:  # after all checks, because it calls a service
         generation.generate(config, videos, **how, only_checks=True)
         requests = rewriter.write(requests)
-        videos = [replace(video, request=requests[video.number // options.num_videos]) for video in videos]
-    owns_folder = output == folder and processes.rank() == 0  # calls with one named mp4 file may share a folder
+        videos = [
+            replace(video, request=requests[video.number // options.num_videos]) for video in videos
+        ]
+    # calls with one named mp4 file may share a folder
+    owns_folder = output == folder and processes.rank() == 0
     if owns_folder:
         print_other_videos(folder, videos)
     with locked(folder) if owns_folder else nullcontext():
         generation.generate(config, videos, **how)
     ranks.stop()
-    replica, place = divmod(processes.rank(), options.sp_size)  # an idle replica may end before there is a video
+    # an idle replica may end before there is a video
+    replica, place = divmod(processes.rank(), options.sp_size)
     if place == 0 and replica < len(videos) and (len(videos) > 1 or (output / PAGE_FILE).is_file()):
         write_gallery(folder)
 
@@ -315,7 +460,8 @@ def print_other_videos(folder: Path, videos: list) -> None:
         others -= {video.path.name, f"{video.path.stem}_before_sr.mp4"}
     if others:
         print(
-            f"{quote(folder)} also has {len(others)} other mp4 files, such as {min(others)}: they are kept, and "
+            f"{quote(folder)} also has {len(others)} other mp4 files, such as {min(others)}: they "
+            "are kept, and "
             "index.html and scripts.evaluate --videos include them",
             file=sys.stderr,
         )

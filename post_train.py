@@ -1,7 +1,8 @@
-"""Post-train HunyuanVideo-1.5, Wan2.1 or the miniature with SAGE-GRPO: ``post_train.py --config FILE.yaml [flags]``.
+"""Post-train HunyuanVideo-1.5, Wan2.1 or the miniature with SAGE-GRPO:
+``post_train.py --config FILE.yaml [flags]``.
 
-Use torchrun for several processes. ``--print_config`` prints the settings and the size of the run, then exits.
-Slow imports such as torch come after the settings have been checked.
+Use torchrun for several processes. ``--print_config`` prints the settings and the size of the run,
+then exits. Slow imports such as torch come after the settings have been checked.
 """
 
 import re
@@ -27,7 +28,9 @@ from hyvideo.validation.reward_hacking.rule import RewardHacking, check_output_d
 
 
 def print_and_end(*error) -> None:
-    """Print an uncaught exception, on rank 0 first, and end the process even if other threads hang."""
+    """Print an uncaught exception, on rank 0 first, and end the process even if other threads
+    hang.
+    """
     processes.wait_for_rank_0()
     sys.__excepthook__(*error)
     processes.end_soon(1)
@@ -46,7 +49,9 @@ def main() -> int:
         try:
             return run(command, at_end)
         except SystemExit as error:
-            raise RuntimeError(f"a part of the run, such as a scorer, called sys.exit({error.code!r})") from error
+            raise RuntimeError(
+                f"a part of the run, such as a scorer, called sys.exit({error.code!r})"
+            ) from error
 
 
 def run(command: CommandLine, at_end: ExitStack) -> int:
@@ -67,7 +72,10 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
         processes.wait_for_rank_0()
         hint = "\nwithout --config, a run needs several GPUs; try --config configs/miniature.yaml"
         hint = "" if "--config" in " ".join(sys.argv) else hint
-        print(f"post_train.py: {shorten(with_flags(str(error), command.flags))}{hint}", file=sys.stderr)
+        print(
+            f"post_train.py: {shorten(with_flags(str(error), command.flags))}{hint}",
+            file=sys.stderr,
+        )
         return 2
 
     from hyvideo.checks.pilot import print_pilot
@@ -82,7 +90,8 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
     code = 0
     try:
         trainer.train()
-    except (RewardHacking, Stopped, NotOwner, OffPolicyError) as error:  # raised by all ranks together
+    # raised by all ranks together
+    except (RewardHacking, Stopped, NotOwner, OffPolicyError) as error:
         codes = {RewardHacking: 3, Stopped: processes.STOPPED_CODE, NotOwner: 2, OffPolicyError: 1}
         code = codes[type(error)]
         if trainer.mesh.is_main:
@@ -96,7 +105,10 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
 
 
 def show(command: CommandLine) -> None:
-    """Print the settings, the plan, and what this machine lacks. Raises ValueError only for invalid settings."""
+    """Print the settings, the plan, and what this machine lacks.
+
+    Raises ValueError only for invalid settings.
+    """
     config, world_size = command.config, command.world_size
     check_ranges(config.flat())
     if world_size == 1:
@@ -107,12 +119,18 @@ def show(command: CommandLine) -> None:
     check_output_dir(config.record)
     print(yaml.safe_dump(config.flat(), sort_keys=False, allow_unicode=True))
     if command.of_version:
-        print(f"defaults of version    {', '.join(command.of_version)} ({config.model.transformer_version})")
+        print(
+            f"defaults of version    {', '.join(command.of_version)} "
+            f"({config.model.transformer_version})"
+        )
     if world_size > command.world_size:
         each = world_size if world_size % 8 else 8  # processes per node
         command_line = shlex.join(word for word in sys.argv if word != "--print_config")
         rows = [
-            ("planned for", f"torchrun --nnodes={world_size // each} --nproc_per_node={each} {command_line}"),
+            (
+                "planned for",
+                f"torchrun --nnodes={world_size // each} --nproc_per_node={each} {command_line}",
+            ),
             ("", "the batches need several processes; --world_size N plans for N processes"),
         ]
         print("\n".join(lines_of(rows)))
@@ -125,15 +143,31 @@ def show(command: CommandLine) -> None:
 
 
 def print_plan(inputs: RunInputs, cost: list[str], given: Collection[str] | None = None) -> None:
-    """Print the plan of the run, the lines on its ``cost``, and the settings, among ``given``, that have no effect."""
+    """Print the plan of the run, the lines on its ``cost``, and the settings, among ``given``, that
+    have no effect.
+    """
     ignored = settings_without_effect(inputs)
     if given is not None:
-        ignored = [line for line in ignored if set(re.findall(r"\w+", line.partition(": ")[0])) & set(given)]
-    print("\n".join([describe(inputs.config, inputs.plan), *cost, *lines_of(labelled("ignored settings", ignored))]))
+        ignored = [
+            line
+            for line in ignored
+            if set(re.findall(r"\w+", line.partition(": ")[0])) & set(given)
+        ]
+    print(
+        "\n".join(
+            [
+                describe(inputs.config, inputs.plan),
+                *cost,
+                *lines_of(labelled("ignored settings", ignored)),
+            ]
+        )
+    )
 
 
 def print_start(command: CommandLine, inputs: RunInputs, trainer) -> None:
-    """Print the plan, the number of trained parameters, the attention kernel and the first iteration."""
+    """Print the plan, the number of trained parameters, the attention kernel and the first
+    iteration.
+    """
     from hyvideo.training.gpu_driver import cudnn_problem
     from hyvideo.training.machine import device_name, gpu_memory
 
@@ -145,7 +179,9 @@ def print_start(command: CommandLine, inputs: RunInputs, trainer) -> None:
     rows = [("training", f"{trained / 1e6:.2f} million parameters on {device}")]
     kernel, rejected = trainer.run.attention
     chosen = "chosen by torch" if kernel == "torch" else f"{kernel} kernel"
-    rows += labelled("attention", [chosen, *(f"not {name}: {reason}" for name, reason in rejected.items())])
+    rows += labelled(
+        "attention", [chosen, *(f"not {name}: {reason}" for name, reason in rejected.items())]
+    )
     warning = cudnn_problem() if device.type == "cuda" else None
     if warning:
         rows.append(("warning", warning))
@@ -156,7 +192,10 @@ def print_start(command: CommandLine, inputs: RunInputs, trainer) -> None:
 
 
 def build(config: Config, at_end: ExitStack):
-    """Join the other processes and return the trainer. The watchdog runs until ``at_end`` closes."""
+    """Join the other processes and return the trainer.
+
+    The watchdog runs until ``at_end`` closes.
+    """
     import torch
 
     from hyvideo.distributed import mesh as ranks
@@ -177,7 +216,10 @@ def build(config: Config, at_end: ExitStack):
         place = ranks.Mesh(processes.rank(), processes.world_size(), settings.sp_size)
         preflight(config.flat(), named_files(config.flat()), place, device)
     mesh = ranks.start(
-        settings.sp_size, device, dp_replicate=settings.dp_replicate, timeout=settings.collective_timeout
+        settings.sp_size,
+        device,
+        dp_replicate=settings.dp_replicate,
+        timeout=settings.collective_timeout,
     )
     watchdog = at_end.enter_context(Watchdog(mesh, settings.watchdog_seconds))
     return Trainer(config, mesh, device, on_stage=watchdog.enter)

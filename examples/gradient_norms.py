@@ -1,16 +1,19 @@
-"""Measure the policy's gradient norm at each denoising step and compare it with theory: Figure 4 of the paper.
+"""Measure the policy's gradient norm at each denoising step and compare it with theory: Figure 4 of
+the paper.
 
     python -m examples.gradient_norms --config configs/miniature.yaml --output_dir outputs/gradients
     torchrun --nproc_per_node=8 -m examples.gradient_norms --config configs/hunyuanvideo15_480p_8gpu.yaml \\
         --output_dir outputs/gradients
 
-Accepts the flags of post_train.py and measures the rollouts of one iteration, without training: of the base model, or
-of a checkpoint (--resume_from_checkpoint). Writes gradients.json to --output_dir; examples.sampler_figures draws it.
+Accepts the flags of post_train.py and measures the rollouts of one iteration, without training: of
+the base model, or of a checkpoint (--resume_from_checkpoint). Writes gradients.json to
+--output_dir; examples.sampler_figures draws it.
 
-For each stochastic step t, the loss is the mean over rollouts of the policy term of that step alone; its gradient norm
-is taken over all trained parameters. The equalizer multiplies the term by S_t: the weighted norm is measured, and
-dividing it by S_t gives the unweighted one. The theoretical norm N_t, of the log-probability's gradient with
-respect to the velocity, omits the path from the velocity to the parameters and a factor common to all steps.
+For each stochastic step t, the loss is the mean over rollouts of the policy term of that step
+alone; its gradient norm is taken over all trained parameters. The equalizer multiplies the term by
+S_t: the weighted norm is measured, and dividing it by S_t gives the unweighted one. The theoretical
+norm N_t, of the log-probability's gradient with respect to the velocity, omits the path from the
+velocity to the parameters and a factor common to all steps.
 
 gradients.json has the settings of the sampler, and `steps`, a list from noise to data:
 
@@ -57,13 +60,19 @@ def main(argv: list[str] | None = None) -> None:
             path = trainer.output_dir / "gradients.json"
             write_json(path, result)
             spreads = [spread(result["steps"], name) for name in ("norm", "norm_weighted")]
-            print("largest / smallest norm of a step: {:.3g}, with the equalizer {:.3g}".format(*spreads))
+            print(
+                "largest / smallest norm of a step: {:.3g}, with the equalizer {:.3g}".format(
+                    *spreads
+                )
+            )
             print(f"written to {path}")
     ranks.stop()
 
 
 def measurement(config: Config) -> Config:
-    """Return the settings of a run, changed so that all steps add noise and are visited in order, without a KL term."""
+    """Return the settings of a run, changed so that all steps add noise and are visited in order,
+    without a KL term.
+    """
     return config.with_settings(**read_yaml(Path(__file__).with_suffix(".yaml")))
 
 
@@ -80,7 +89,10 @@ def scored_rollouts(trainer) -> RolloutBatch:
 
 
 def norms_per_visit(update: PolicyUpdate, rollouts: RolloutBatch) -> list[float]:
-    """Return the weighted gradient norm of each step in visiting order. Called on every rank, with scored rollouts."""
+    """Return the weighted gradient norm of each step in visiting order.
+
+    Called on every rank, with scored rollouts.
+    """
     parameters, mesh = update.policy.parameters, update.mesh
     batches = chunks(range(len(rollouts)), update.config.rows_per_pass)
     norms = []
@@ -97,7 +109,9 @@ def norms_per_visit(update: PolicyUpdate, rollouts: RolloutBatch) -> list[float]
 
 
 def summarise(config: Config, step_weights: Tensor, norms: list[float]) -> dict:
-    """Return the content of gradients.json; ``norms`` were measured with ``step_weights``, shape (steps,)."""
+    """Return the content of gradients.json; ``norms`` were measured with ``step_weights``, shape
+    (steps,).
+    """
     settings = config.flat()
     sampler = {name: settings[name] for name in ("sde_type", "eta", "shift", "last_step")}
     sampler["num_steps"] = config.rollout.grpo_sampling_steps

@@ -1,4 +1,6 @@
-"""The bundled video model for the tutorial: velocity and rewards, loaded and computed by the project."""
+"""The bundled video model for the tutorial: velocity and rewards, loaded and computed by the
+project.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,8 +24,12 @@ class Miniature:
 
     def __init__(self):
         self.vae = load_vae(ROOT)
-        encode = next(part for part in family_of(self.vae).parts if part.kind == "text").load(ROOT, vae=self.vae)
-        self.conditions = {text: Condition(part["states"]) for text, part in zip(CAPTIONS, encode(CAPTIONS))}
+        encode = next(part for part in family_of(self.vae).parts if part.kind == "text").load(
+            ROOT, vae=self.vae
+        )
+        self.conditions = {
+            text: Condition(part["states"]) for text, part in zip(CAPTIONS, encode(CAPTIONS))
+        }
         self.scorers = LearnedMiniatureScorer(ROOT), MiniatureScorer(ROOT)
 
     def transformer(self) -> nn.Module:
@@ -33,18 +39,28 @@ class Miniature:
         return transformer
 
     def velocity(self, prompts: list[str]) -> Callable[[nn.Module, Tensor, Tensor | float], Tensor]:
-        """Return a function of transformer, x (batch, ...) and sigma: the estimate of noise minus data, like x."""
+        """Return a function of transformer, x (batch, ...) and sigma: the estimate of noise minus
+        data, like x.
+        """
 
         def estimate(transformer: nn.Module, x: Tensor, sigma: Tensor | float) -> Tensor:
             timestep = 1000 * torch.as_tensor(sigma, dtype=torch.float32).flatten().expand(len(x))
-            return transformer(x, timestep=timestep, conditions=[self.conditions[prompt] for prompt in prompts])
+            return transformer(
+                x, timestep=timestep, conditions=[self.conditions[prompt] for prompt in prompts]
+            )
 
         return estimate
 
     @torch.no_grad()
     def rewards(self, x: Tensor, prompts: list[str]) -> list[Tensor]:
-        """Decode latents; return the reward model's and the true reward of each video. Shape: (batch,) each."""
+        """Decode latents; return the reward model's and the true reward of each video.
+
+        Shape: (batch,) each.
+        """
         decoded = self.vae.decode(family_of(self.vae).latents(self.vae.config).unscaled(x)).sample
         videos = list(to_uint8(decoded).transpose(1, 2).contiguous())
         scores = [scorer.score(videos, prompts, fps=FPS) for scorer in self.scorers]
-        return [torch.tensor([row["VQ"] / 2 + row["MQ"] / 2 + row["TA"] for row in rows]) for rows in scores]
+        return [
+            torch.tensor([row["VQ"] / 2 + row["MQ"] / 2 + row["TA"] for row in rows])
+            for rows in scores
+        ]

@@ -3,8 +3,9 @@
     python -m examples.sampler_figures --output_dir outputs/figures
     python -m examples.sampler_figures --output_dir outputs/figures --gradients outputs/gradients/gradients.json
 
-Figure 4 is the scale of the log-probability's gradient by noise level, beside 1 / std and norms that
-examples.gradient_norms measured. Figure 9 is the noise of each step in three conventions at sigma 1.
+Figure 4 is the scale of the log-probability's gradient by noise level, beside 1 / std and norms
+that examples.gradient_norms measured. Figure 9 is the noise of each step in three conventions at
+sigma 1.
 """
 
 import math
@@ -19,8 +20,9 @@ from studies.figures.figures import label_axes, panels_of, save_figure
 from studies.tables.cells import METHODS
 
 PAPER = {"num_steps": 20, "shift": 5.0, "eta": 0.5, "last_step": "stochastic"}
-# The diffusion coefficient s / (1 - s) of sage and flow is infinite at sigma = 1, so their first step is a convention.
-# In (a) the interval of sage is empty and its first std is 0; in (b) the first std of flow diverges.
+# The diffusion coefficient s / (1 - s) of sage and flow is infinite at sigma = 1, so their first
+# step is a convention. In (a) the interval of sage is empty and its first std is 0; in (b) the
+# first std of flow diverges.
 REGIMES = {
     "sigma_1": "(a) both start at the second level",
     "clamp": f"(b) both clamped at sigma {transitions.SAGE_SIGMA_MAX}",
@@ -35,8 +37,12 @@ LINES = {  # of figure 4, all scaled to agree with the first one at the middle s
 
 
 def figure_4(folder: Path, measured: Sequence[dict] = ()) -> Path:
-    """Draw gradient norms by noise level: a panel for each measurement, or for each sampler of the paper."""
-    shown = measured or [PAPER | {"sde_type": sde, "steps": steps_of(sde, **PAPER)} for sde in METHODS]
+    """Draw gradient norms by noise level: a panel for each measurement, or for each sampler of the
+    paper.
+    """
+    shown = measured or [
+        PAPER | {"sde_type": sde, "steps": steps_of(sde, **PAPER)} for sde in METHODS
+    ]
     figure, panels = panels_of(len(shown))
     for axes, content in zip(panels, shown):
         steps = content["steps"]
@@ -44,29 +50,49 @@ def figure_4(folder: Path, measured: Sequence[dict] = ()) -> Path:
         for name, (style, label) in LINES.items():
             if name in middle:
                 values = [step[name] * middle["theory"] / middle[name] for step in steps]
-                axes.plot([step["sigma"] for step in steps], values, style, markersize=4, label=label)
+                axes.plot(
+                    [step["sigma"] for step in steps], values, style, markersize=4, label=label
+                )
         axes.set_yscale("log")
         axes.invert_xaxis()
-        sampler = f"{content['num_steps']} steps, shift {content['shift']:g}, eta {content['eta']:.3g}"
+        sampler = (
+            f"{content['num_steps']} steps, shift {content['shift']:g}, eta {content['eta']:.3g}"
+        )
         title = f"{sampler_of(content['sde_type']).label}, {sampler}"
         label_axes(axes, title, "noise level sigma", "scale of the gradient")
     return save_figure(figure, folder, "figure4")
 
 
-def steps_of(sde_type: str, num_steps: int, shift: float, eta: float, last_step: str) -> list[dict[str, float]]:
+def steps_of(
+    sde_type: str, num_steps: int, shift: float, eta: float, last_step: str
+) -> list[dict[str, float]]:
     """Return noise level, 1 / std and theoretical gradient norm of each stochastic step."""
-    levels, norm = transitions.shifted_levels(num_steps, shift), sampler_of(sde_type).log_prob_grad_norm
+    levels, norm = (
+        transitions.shifted_levels(num_steps, shift),
+        sampler_of(sde_type).log_prob_grad_norm,
+    )
     steps = zip(levels, transitions.schedule(sde_type, levels, eta, last_step))
-    return [{"sigma": s, "inverse_std": 1 / step.std, "theory": norm(step)} for s, step in steps if step.is_stochastic]
+    return [
+        {"sigma": s, "inverse_std": 1 / step.std, "theory": norm(step)}
+        for s, step in steps
+        if step.is_stochastic
+    ]
 
 
 def figure_9(folder: Path) -> Path:
-    """Draw the standard deviation of each step of sage and flow in three conventions at sigma = 1."""
+    """Draw the standard deviation of each step of sage and flow in three conventions at
+    sigma = 1.
+    """
     levels = transitions.shifted_levels(PAPER["num_steps"], PAPER["shift"])
     figure, panels = panels_of(len(REGIMES))
     for axes, (regime, title) in zip(panels, REGIMES.items()):
         for sde in ("sage_grpo", "flow_grpo"):
-            axes.plot(regime_stds(sde, levels, PAPER["eta"], regime), "o-", markersize=3, label=sampler_of(sde).label)
+            axes.plot(
+                regime_stds(sde, levels, PAPER["eta"], regime),
+                "o-",
+                markersize=3,
+                label=sampler_of(sde).label,
+            )
         label_axes(axes, title, "step", "standard deviation of the step's noise")
     return save_figure(figure, folder, "figure9")
 
@@ -80,7 +106,10 @@ def regime_stds(sde_type: str, levels: tuple[float, ...], eta: float, regime: st
     if sde_type == "sage_grpo":
         variances = [transitions.sage_variance(*pair, eta, levels[1], sigma_max) for pair in pairs]
     else:
-        variances = [transitions.left_endpoint_variance(*pair, eta, min(pair[0], sigma_max)) for pair in pairs]
+        variances = [
+            transitions.left_endpoint_variance(*pair, eta, min(pair[0], sigma_max))
+            for pair in pairs
+        ]
     return [math.sqrt(variance) for variance in variances]
 
 
@@ -93,7 +122,9 @@ def main(argv: list[str] | None = None) -> None:
     options = parser.parse_args(argv)
     measured = [read_json(path, "--gradients") for path in options.gradients]
     if not all({"sde_type", "num_steps", "steps"} <= content.keys() for content in measured):
-        raise ValueError(f"--gradients must be files of examples.gradient_norms, got {options.gradients}")
+        raise ValueError(
+            f"--gradients must be files of examples.gradient_norms, got {options.gradients}"
+        )
     make_folder(options.output_dir)
     print(f"wrote {figure_4(options.output_dir, measured)} and {figure_9(options.output_dir)}")
 

@@ -1,11 +1,13 @@
-"""Rate pairs of the miniature's videos with a simulated rater, for ``objective dpo`` (docs/ratings.md).
+"""Rate pairs of the miniature's videos with a simulated rater, for ``objective dpo``
+(docs/ratings.md).
 
     python generate.py --config configs/miniature_dpo.yaml --valid_video_csv assets/miniature/prompts/train.csv \\
         --num_videos 6 --keep_latents --output_path outputs/rated
     python -m examples.simulated_study outputs/rated --pairs 100
 
-writes outputs/rated/pairs.csv. The rater sees the true reward R of both videos (`hyvideo/miniature/measures.py`) and
-prefers the first with probability sigmoid((R_first - R_second) / 0.1), as noisily as people do.
+writes outputs/rated/pairs.csv. The rater sees the true reward R of both videos
+(`hyvideo/miniature/measures.py`) and prefers the first with probability sigmoid((R_first -
+R_second) / 0.1), as noisily as people do.
 """
 
 import argparse
@@ -38,13 +40,19 @@ def true_rewards(folder: Path) -> dict[str, dict[str, float]]:
     return rewards
 
 
-def rate(rewards: dict[str, dict[str, float]], count: int, seed: int) -> list[tuple[str, str, str, str]]:
-    """Return prompt, first and second video and answer of ``count`` different pairs of videos of a prompt."""
+def rate(
+    rewards: dict[str, dict[str, float]], count: int, seed: int
+) -> list[tuple[str, str, str, str]]:
+    """Return prompt, first and second video and answer of ``count`` different pairs of videos of a
+    prompt.
+    """
     random = generator(seed, "simulated rater")
     prompts = sorted(prompt for prompt, videos in rewards.items() if len(videos) > 1)
     possible = sum(math.comb(len(rewards[prompt]), 2) for prompt in prompts)
     if count > possible:
-        raise ValueError(f"--pairs must be at most {possible}, the number of pairs of videos, got {count}")
+        raise ValueError(
+            f"--pairs must be at most {possible}, the number of pairs of videos, got {count}"
+        )
     rated: dict[tuple[str, frozenset], tuple[str, str, str, str]] = {}
     while len(rated) < count:
         prompt = prompts[random.integers(len(prompts))]
@@ -58,10 +66,14 @@ def rate(rewards: dict[str, dict[str, float]], count: int, seed: int) -> list[tu
 
 @exit_on_error("simulated_study.py")
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, help="videos of generate.py, with their JSON files")
     parser.add_argument("--pairs", type=int, default=100, help="number of pairs")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the choice of pairs and of the rater")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the choice of pairs and of the rater"
+    )
     options = parser.parse_args()
     rows = rate(true_rewards(options.folder), options.pairs, options.seed)
     path = options.folder / "pairs.csv"

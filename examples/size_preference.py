@@ -26,7 +26,9 @@ class Area(Scorer):
 
     def score(self, videos, prompts, *, fps):
         saturation = [(video.amax(1) - video.amin(1)).float() / 255 for video in videos]
-        return [{"area": ((s - 0.2) / 0.35).clamp(0, 1).sum((1, 2)).mean().item()} for s in saturation]
+        return [
+            {"area": ((s - 0.2) / 0.35).clamp(0, 1).sum((1, 2)).mean().item()} for s in saturation
+        ]
 
 
 def shrunk(clip, factor):
@@ -34,15 +36,21 @@ def shrunk(clip, factor):
     side, small = clip.shape[-1], round(factor * clip.shape[-1])
     whole, start = clip[..., :1, :1].expand_as(clip).clone(), (side - small) // 2
     middle = slice(start, start + small)
-    whole[..., middle, middle] = F.interpolate(clip.float(), (small, small), mode="area").round().byte()
+    whole[..., middle, middle] = (
+        F.interpolate(clip.float(), (small, small), mode="area").round().byte()
+    )
     return whole
 
 
 def rated_pairs(count, seed, smallest=0.75):
-    """Yield prompt, pair of videos shrunk to ``smallest`` or more of their size, and answer (tie below 4 pixels)."""
+    """Yield prompt, pair of videos shrunk to ``smallest`` or more of their size, and answer (tie
+    below 4 pixels).
+    """
     labels = random_labels(count, rng := generator(seed, "study"))
     sides = [to_uint8(world.render(labels, rng)).transpose(1, 2).contiguous() for _ in range(2)]
-    for label, factors, *pair in zip(labels, generator(seed, "factors").uniform(smallest, 1, (count, 2)), *sides):
+    for label, factors, *pair in zip(
+        labels, generator(seed, "factors").uniform(smallest, 1, (count, 2)), *sides
+    ):
         pair = [shrunk(clip, factor) for clip, factor in zip(pair, factors)]
         first, second = (scores["area"] for scores in Area().score(pair, [], fps=world.FPS))
         answer = "tie" if abs(first - second) < 4 else "first" if first > second else "second"

@@ -1,13 +1,16 @@
-"""Training loop of SAGE-GRPO (arXiv:2603.21872). Stages of an iteration and the files that implement them:
+"""Training loop of SAGE-GRPO (arXiv:2603.21872).
+
+Stages of an iteration and the files that implement them:
 
 1. Prompts, one for each group of rollouts                          training/rollout_collector.py
-2. Rollouts with an SDE whose variance is the exact integral over
-   a step (SAGE), and their log-probabilities                       schedulers/transitions.py, pipelines/
+2. Rollouts with an SDE whose variance is the exact integral over a step (SAGE), and their
+   log-probabilities schedulers/transitions.py, pipelines/
 3. Rewards of the decoded videos, in the background                 rewards/async_scorer.py
 4. Advantages within each group                                     grpo/advantages.py
-5. Clipped policy loss, each step weighted by the equalizer (SAGE)  training/objectives/grpo.py, grpo/
-6. Trust region: KL to a moving anchor and to the rollout policy,
-   with an adaptive coefficient (SAGE)                              grpo/trust_region.py, training/anchor.py
+5. Clipped policy loss, each step weighted by the equalizer (SAGE) training/objectives/grpo.py,
+   grpo/
+6. Trust region: KL to a moving anchor and to the rollout policy, with an adaptive coefficient
+   (SAGE) grpo/trust_region.py, training/anchor.py
 7. Gradients over all rollouts and steps, then one optimizer step   training/policy_update.py
 8. Anchor refresh every ``update_ref_model_step`` updates (SAGE)    training/anchor.py
 """
@@ -51,8 +54,9 @@ from hyvideo.validation.validation import Validation
 class Trainer:
     """Trains the policy on this process's share of the rollouts.
 
-    It owns ``output_dir`` until `train` returns or the process exits. Raises ValueError for unusable checkpoints or
-    prompts before any weights are read, and NotOwner if another process owns ``output_dir``.
+    It owns ``output_dir`` until `train` returns or the process exits. Raises ValueError for
+    unusable checkpoints or prompts before any weights are read, and NotOwner if another process
+    owns ``output_dir``.
     """
 
     def __init__(
@@ -62,7 +66,8 @@ class Trainer:
         device: torch.device,
         *,
         scorers: dict[str, Scorer] | None = None,  # by name; default: created from the settings
-        on_stage: Callable[[str, int], None] = lambda stage, iteration: None,  # called at the start of a stage
+        # called at the start of a stage
+        on_stage: Callable[[str, int], None] = lambda stage, iteration: None,
     ):
         self.recorded = resolve_auto(config, mesh, device)  # with the paths as given
         self.config = config = self.recorded.with_absolute_paths()
@@ -74,7 +79,8 @@ class Trainer:
         self.progress.enter("load")
         self.owner = Ownership(self.output_dir, mesh)
         with ExitStack() as on_error:
-            on_error.enter_context(self.owner)  # first, so that no other process can write a newer checkpoint
+            # first, so that no other process can write a newer checkpoint
+            on_error.enter_context(self.owner)
             self._choose_checkpoint(config.record.resume_from_checkpoint)
             self.run = build_run(
                 config,
@@ -105,11 +111,16 @@ class Trainer:
             on_error.pop_all()
 
     def _choose_checkpoint(self, resume_from: str) -> None:
-        """Choose the checkpoint to resume from, and the identity of the run. Collective; changes no file."""
+        """Choose the checkpoint to resume from, and the identity of the run.
+
+        Collective; changes no file.
+        """
         self._corrupted: list[Path] = []
         self._checkpoint: Path | None = None
         if resume_from:
-            self._checkpoint = checkpoint.find_intact(self.output_dir, resume_from, self.mesh, self._corrupted)
+            self._checkpoint = checkpoint.find_intact(
+                self.output_dir, resume_from, self.mesh, self._corrupted
+            )
         run = ""
         with raise_on_all_ranks(self.mesh, errors=(ValueError, OSError)):
             if self.mesh.is_main:
@@ -133,14 +144,19 @@ class Trainer:
     def train(self) -> None:
         """Train until iteration ``max_steps`` and write all results to ``output_dir``.
 
-        A run that ends early saves its last finished iteration, after any error. Raises Stopped after a signal,
-        RewardHacking, NotOwner, TooManyMissingRewards, OffPolicyError, and any error of a part of the run.
+        A run that ends early saves its last finished iteration, after any error. Raises Stopped
+        after a signal, RewardHacking, NotOwner, TooManyMissingRewards, OffPolicyError, and any
+        error of a part of the run.
         """
-        with self.owner, self.bar.begin(self.iteration):  # checks the ownership again before the first write
+        # checks the ownership again before the first write
+        with self.owner, self.bar.begin(self.iteration):
             self._train()
         self.progress.enter("end")
         if self.run.checkpoints.last_failed:
-            raise OSError(f"could not write the checkpoint of iteration {self.iteration}; earlier checkpoints are kept")
+            raise OSError(
+                f"could not write the checkpoint of iteration {self.iteration}; earlier "
+                "checkpoints are kept"
+            )
 
     def _train(self) -> None:
         max_steps, started = self.config.optimizer.max_steps, time.perf_counter()
@@ -151,7 +167,8 @@ class Trainer:
                 if self.validation and self.iteration == 0 and self.config.record.validate_at_step0:
                     self.validate()
                     self._report()
-                if self.run.state.unvalidated:  # of the resumed iteration, whose validation is missing
+                # of the resumed iteration, whose validation is missing
+                if self.run.state.unvalidated:
                     self._finish_iteration(writer, started)
                 while self.iteration < max_steps:
                     self.iteration += 1
@@ -168,15 +185,19 @@ class Trainer:
             self._report()  # with the last checkpoint
 
     def _finish_iteration(self, writer: MetricsWriter | None, started: float) -> None:
-        """Validate the policy if that is due, write the metrics of the iteration, and save if that is due.
+        """Validate the policy if that is due, write the metrics of the iteration, and save if that
+        is due.
 
-        The order keeps one complete line per iteration: it is on disk before a checkpoint without the metrics, and a
-        checkpoint that is written earlier, after an error, has the metrics for the resumed run.
+        The order keeps one complete line per iteration: it is on disk before a checkpoint without
+        the metrics, and a checkpoint that is written earlier, after an error, has the metrics for
+        the resumed run.
         """
         self.owner.check()
         self.run.checkpoints.check()
         metrics = self.run.state.unvalidated | {"time/since_start": time.perf_counter() - started}
-        if self._is_due(self.config.record.validation_interval) and (self.validation or self.run.held_out):
+        if self._is_due(self.config.record.validation_interval) and (
+            self.validation or self.run.held_out
+        ):
             metrics = metrics | self.validate()
         if writer:
             if self.iteration == 1 and self.validation and (base := self.validation.measures(0)):
@@ -196,9 +217,12 @@ class Trainer:
         self._write_timeline()
 
     def _save_after(self, error: BaseException) -> None:
-        """Save the last finished iteration after an error, if all ranks have one; a failure to do so is reported."""
+        """Save the last finished iteration after an error, if all ranks have one; a failure to do
+        so is reported.
+        """
         self.run.scorer.close(wait=False)
-        # These are raised on all ranks together. After another error, the other ranks may wait in a collective.
+        # These are raised on all ranks together. After another error, the other ranks may wait in a
+        # collective.
         is_common = isinstance(error, (Stopped, TooManyMissingRewards, OffPolicyError))
         if not is_common and not have_all_failed(error, self.mesh):
             return
@@ -208,19 +232,27 @@ class Trainer:
         except Exception as second:  # the first error must be reported
             problem = describe_error(second)
         if self.mesh.is_main and saved is None:
-            print(f"\nthe last finished iteration cannot be saved: {problem}", file=sys.stderr, flush=True)
+            print(
+                f"\nthe last finished iteration cannot be saved: {problem}",
+                file=sys.stderr,
+                flush=True,
+            )
         elif self.mesh.is_main and saved and not is_common and not self.run.checkpoints.last_failed:
             print(
-                f"\niteration {saved} is saved, the last finished one; resume with --resume_from_checkpoint latest",
+                f"\niteration {saved} is saved, the last finished one; resume with "
+                "--resume_from_checkpoint latest",
                 file=sys.stderr,
                 flush=True,
             )
 
     def run_iteration(self, writer: MetricsWriter | None = None) -> dict[str, float]:
-        """Run one iteration (rollouts, rewards, advantages, updates) and return its metrics by name."""
+        """Run one iteration (rollouts, rewards, advantages, updates) and return its metrics by
+        name.
+        """
         timer = self._start_timer()
-        # Each batch is scored while the next one is sampled, the last one beside the anchor's forward passes. With
-        # `score_between_stages`, all are scored before the anchor, while the GPU is otherwise idle.
+        # Each batch is scored while the next one is sampled, the last one beside the anchor's
+        # forward passes. With `score_between_stages`, all are scored before the anchor, while the
+        # GPU is otherwise idle.
         rollouts, pending = self.run.collector.collect(self.iteration, timer)
         is_between = self.config.reward.scores_between_stages and self.run.objective.needs_rewards
         rewards = self._wait_for_rewards(pending, timer) if is_between else {}
@@ -256,14 +288,20 @@ class Trainer:
         timer: StageTimer,
         writer: MetricsWriter | None,
     ) -> tuple[RolloutBatch, dict[str, float]]:
-        """Return the rollouts with rewards and advantages, after recording and checking them, and the metrics."""
+        """Return the rollouts with rewards and advantages, after recording and checking them, and
+        the metrics.
+        """
         advantages, metrics = self.run.rewards.advantages(rollouts.indices, rewards)
         rollouts = rollouts.with_rewards(rewards, advantages.to(self.device))
         num_missing = metrics["reward/missing"]
         with timer("record"):
-            self.run.recorder.record(rollouts, pending.videos, self.iteration, num_missing=num_missing, writer=writer)
+            self.run.recorder.record(
+                rollouts, pending.videos, self.iteration, num_missing=num_missing, writer=writer
+            )
         divergence = self.run.update.nonfinite.divergence(self.iteration)
-        self.run.rewards.check_failed_rewards(metrics, rewards, self.iteration, divergence=divergence)
+        self.run.rewards.check_failed_rewards(
+            metrics, rewards, self.iteration, divergence=divergence
+        )
         return rollouts, metrics
 
     def _wait_for_rewards(self, pending: PendingRewards, timer: StageTimer) -> dict[int, Reward]:
@@ -271,7 +309,9 @@ class Trainer:
             return self.run.rewards.wait(pending, self.run.signals.all_ready)
 
     def validate(self) -> dict[str, float]:
-        """Validate the EMA weights if the run keeps them, else the policy, and return the metrics."""
+        """Validate the EMA weights if the run keeps them, else the policy, and return the
+        metrics.
+        """
         metrics: dict[str, float] = {}
         with self.timer("validation"), self.run.policy.with_ema_weights():
             if self.validation:
@@ -281,18 +321,24 @@ class Trainer:
         return metrics
 
     def _start_timer(self) -> StageTimer:
-        """Return the timer of an iteration, whose timeline also has the validation and the checkpoint after it."""
+        """Return the timer of an iteration, whose timeline also has the validation and the
+        checkpoint after it.
+        """
         self.run.scorer.spans.clear()
         has_peak = self.device.type == "cuda" and self.config.model.dtype != "fp32"
         peak, _ = gpu_rates(torch.cuda.get_device_name(self.device)) if has_peak else (0.0, 0.0)
-        self.timer = StageTimer(self.device, self.progress.enter, flops=lambda: self.run.cost.flops, peak=peak)
+        self.timer = StageTimer(
+            self.device, self.progress.enter, flops=lambda: self.run.cost.flops, peak=peak
+        )
         return self.timer
 
     def _write_timeline(self) -> None:
         if self.mesh.is_main:
             background = {"scoring": self.run.scorer.spans, "writing": self.run.checkpoints.spans}
             spans = [(stage, span) for stage, spans in background.items() for span in spans]
-            write_timeline(self.output_dir, self.iteration, self.timer.start, self.timer.spans() + spans)
+            write_timeline(
+                self.output_dir, self.iteration, self.timer.start, self.timer.spans() + spans
+            )
 
     def _report(self) -> None:
         if self.mesh.is_main and self.config.record.report:
@@ -301,15 +347,20 @@ class Trainer:
                 write_report([self.output_dir], self.output_dir / REPORT_FILE)
 
     def _open_records(self) -> MetricsWriter:
-        """Return the metrics writer, positioned at the resumed iteration, after writing config.yaml."""
+        """Return the metrics writer, positioned at the resumed iteration, after writing
+        config.yaml.
+        """
         record = self.config.record
         output_folder.begin(self.output_dir, self.run_id, resumed=self._checkpoint)
         last_line = None
-        if self.resumed and self.run.state.unvalidated:  # the line of this iteration is written again
-            last_line = self.iteration - 1 or -1  # that of iteration 1 with the line of the base model (0)
+        # the line of this iteration is written again
+        if self.resumed and self.run.state.unvalidated:
+            # that of iteration 1 with the line of the base model (0)
+            last_line = self.iteration - 1 or -1
         elif self.resumed:
             last_line = self.iteration
-        elif record.resume_from_checkpoint:  # a previous run that ended before its first checkpoint starts over
+        # a previous run that ended before its first checkpoint starts over
+        elif record.resume_from_checkpoint:
             last_line = -1
         writer = MetricsWriter(
             self.output_dir,

@@ -1,15 +1,17 @@
-"""Make the videos of VBench and VBench-2.0 for several policies, and compare their results (docs/benchmarks.md).
+"""Make the videos of VBench and VBench-2.0 for several policies, and compare their results
+(docs/benchmarks.md).
 
     python -m scripts.benchmark_videos make --prompts VBench_full_info.json --output_dir outputs/vbench \\
         --policies base base@6 tuned=outputs/run --config configs/hunyuanvideo15_480p_8gpu.yaml
     python -m scripts.benchmark_videos read --results base=base/results tuned=tuned/results --output_dir outputs/vbench
 
-`make` writes <output_dir>/<policy>/videos in the layout of the official tool, skips complete videos and prints the
-official commands; torchrun shares the videos. Policies are as in scripts.compare_policies; `@6` sets the guidance
-scale. It accepts every flag of post_train.py; frames, size, shift, steps and guidance are those of validation. Every
-video has its own seed, the same for all policies, which depends on validation_seed.
-`read` compares the official result files with those of the first policy, and writes table.md and benchmarks.json.
-Several results with one name are runs of one policy.
+`make` writes <output_dir>/<policy>/videos in the layout of the official tool, skips complete videos
+and prints the official commands; torchrun shares the videos. Policies are as in
+scripts.compare_policies; `@6` sets the guidance scale. It accepts every flag of post_train.py;
+frames, size, shift, steps and guidance are those of validation. Every video has its own seed, the
+same for all policies, which depends on validation_seed. `read` compares the official result files
+with those of the first policy, and writes table.md and benchmarks.json. Several results with one
+name are runs of one policy.
 """
 
 import argparse
@@ -35,22 +37,34 @@ def make_videos(options: argparse.Namespace, flags: list[str]) -> None:
     from studies.figures.policies import read_policies
 
     check_sampling(config, output=options.out, is_stochastic=False)
-    suite, rows = benchmark.read_list(options.prompts, options.dimensions, is_official=not options.any_list)
+    suite, rows = benchmark.read_list(
+        options.prompts, options.dimensions, is_official=not options.any_list
+    )
     requests = read_requests(options.augmented) if options.augmented else []
     augmented = {request.original_prompt or request.prompt: request.prompt for request in requests}
     clips = benchmark.list_clips(
-        suite, rows, augmented, seed=config.record.validation_seed, num_videos=options.videos_per_prompt
+        suite,
+        rows,
+        augmented,
+        seed=config.record.validation_seed,
+        num_videos=options.videos_per_prompt,
     )
     policies = []
     lora = config.optimizer.pretrained_lora_path
     for name, (source, guided) in read_policies(options.policies, config).items():
-        policies.append(benchmark.BenchmarkVideos(guided, source.with_initial_lora(lora), clips, options.out / name))
+        policies.append(
+            benchmark.BenchmarkVideos(
+                guided, source.with_initial_lora(lora), clips, options.out / name
+            )
+        )
     pending = [policy.pending() for policy in policies]
     for policy, videos in zip(policies, pending):
         policy.make(videos, only_checks=True)
     if processes.rank() == 0:
         num_pending = [len(videos) for videos in pending]
-        lines = plan_lines(suite, rows, policies, num_pending, config.data, options.videos_per_prompt)
+        lines = plan_lines(
+            suite, rows, policies, num_pending, config.data, options.videos_per_prompt
+        )
         print("\n".join(lines))
     if options.dry_run:
         return
@@ -63,7 +77,9 @@ def make_videos(options: argparse.Namespace, flags: list[str]) -> None:
     if mesh.is_main:
         for policy in policies:
             policy.link()
-        lines = command_lines(suite, rows, policies, config.data, prompts=options.prompts, out=options.out)
+        lines = command_lines(
+            suite, rows, policies, config.data, prompts=options.prompts, out=options.out
+        )
         print("\n".join(lines))
     ranks.stop()
 
@@ -73,9 +89,19 @@ def main(argv: list[str] | None = None) -> None:
     parser = Parser(__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     make = commands.add_parser("make", help="make the videos")
-    make.add_argument("--prompts", type=Path, required=True, help="official list, such as VBench_full_info.json")
-    make.add_argument("--policies", nargs="+", required=True, metavar="NAME=PATH", help="base, base@6 or NAME=PATH")
-    make.add_argument("--dimensions", nargs="+", default=[], help="dimensions to make videos for (all)")
+    make.add_argument(
+        "--prompts", type=Path, required=True, help="official list, such as VBench_full_info.json"
+    )
+    make.add_argument(
+        "--policies",
+        nargs="+",
+        required=True,
+        metavar="NAME=PATH",
+        help="base, base@6 or NAME=PATH",
+    )
+    make.add_argument(
+        "--dimensions", nargs="+", default=[], help="dimensions to make videos for (all)"
+    )
     make.add_argument(
         "--videos_per_prompt",
         type=int,
@@ -83,13 +109,29 @@ def main(argv: list[str] | None = None) -> None:
         metavar="N",
         help="number of videos per prompt (the official one)",
     )
-    make.add_argument("--any_list", type=truth, default=False, metavar="BOOL", help="accept other numbers of prompts")
-    make.add_argument("--augmented", help="CSV of prompts to sample instead, with a column original_prompt")
+    make.add_argument(
+        "--any_list",
+        type=truth,
+        default=False,
+        metavar="BOOL",
+        help="accept other numbers of prompts",
+    )
+    make.add_argument(
+        "--augmented", help="CSV of prompts to sample instead, with a column original_prompt"
+    )
     make.add_argument("--dry_run", action="store_true", help="print the number of videos and exit")
     read = commands.add_parser("read", help="compare official results")
-    read.add_argument("--results", nargs="+", required=True, metavar="NAME=PATH", help="result files or their folders")
+    read.add_argument(
+        "--results",
+        nargs="+",
+        required=True,
+        metavar="NAME=PATH",
+        help="result files or their folders",
+    )
     for command in (make, read):
-        command.add_argument("--output_dir", dest="out", type=Path, required=True, help="output folder")
+        command.add_argument(
+            "--output_dir", dest="out", type=Path, required=True, help="output folder"
+        )
     options, flags = parser.parse_known_args(argv)
     if options.command == "make":
         return make_videos(options, flags)
@@ -99,7 +141,9 @@ def main(argv: list[str] | None = None) -> None:
     from studies.benchmarks.table import make_table, write_tables
 
     make_folder(options.out)
-    print(write_tables(options.out, [make_table(*found) for found in read_results(options.results)]))
+    print(
+        write_tables(options.out, [make_table(*found) for found in read_results(options.results)])
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Report which checkpoints are complete, missing or corrupted, and what can be run with them.
 
-Usage: ``python -m scripts.check_checkpoints ckpts``. Reads file headers only, which takes seconds. Exit code: 0 if
-text-to-video or image-to-video can run, 1 if not, 2 for a usage error.
+Usage: ``python -m scripts.check_checkpoints ckpts``. Reads file headers only, which takes seconds.
+Exit code: 0 if text-to-video or image-to-video can run, 1 if not, 2 for a usage error.
 """
 
 import argparse
@@ -17,15 +17,24 @@ from hyvideo.data.text import quote
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("root", nargs="?", type=Path, default=Path("ckpts"), help="checkpoint folder (default: ckpts)")
+    parser.add_argument(
+        "root",
+        nargs="?",
+        type=Path,
+        default=Path("ckpts"),
+        help="checkpoint folder (default: ckpts)",
+    )
     root = parser.parse_args().root
     problem = folder_problem(root)
-    if problem and problem != "it does not exist":  # the report names what to download into a new folder
+    # the report names what to download into a new folder
+    if problem and problem != "it does not exist":
         parser.error(
-            f"root must be the folder that contains transformer/, vae/ and text_encoder/, got {quote(root)}: {problem}"
+            "root must be the folder that contains transformer/, vae/ and text_encoder/, got "
+            f"{quote(root)}: {problem}"
         )
 
-    from hyvideo.checks.download_check.report import lines, report  # imports torch, which --help does not need
+    # imports torch, which --help does not need
+    from hyvideo.checks.download_check.report import lines, report
 
     checkpoints = report(root)
     print("\n".join(lines(checkpoints)))

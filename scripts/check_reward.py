@@ -6,7 +6,8 @@
     python -m scripts.check_reward --reward_model my_rewards.py:Brightness
     python -m scripts.check_reward --reward_model clip --reward_config '{"clip": {"path": "ckpts/my_clip"}}'
 
-Exit code: 0 if no check failed (warnings are allowed), 1 if a check failed, 2 for invalid arguments or unusable files.
+Exit code: 0 if no check failed (warnings are allowed), 1 if a check failed, 2 for invalid arguments
+or unusable files.
 """
 
 import argparse
@@ -18,15 +19,27 @@ from hyvideo.data.cli import Parser, exit_on_error
 
 def main() -> int:
     parser = Parser(__doc__)
-    parser.add_argument("--reward_model", required=True, help="scorer, as in post_train.py: NAME or FILE.py:CLASS")
+    parser.add_argument(
+        "--reward_model", required=True, help="scorer, as in post_train.py: NAME or FILE.py:CLASS"
+    )
     parser.add_argument("--pretrained_model_root", default="ckpts", help="checkpoint folder")
-    parser.add_argument("--reward_path", help="folder of the scorer's files (clip and pickscore: or hub name)")
-    parser.add_argument("--reward_config", default="", help="options by scorer, as in post_train.py: YAML file or JSON")
+    parser.add_argument(
+        "--reward_path", help="folder of the scorer's files (clip and pickscore: or hub name)"
+    )
+    parser.add_argument(
+        "--reward_config",
+        default="",
+        help="options by scorer, as in post_train.py: YAML file or JSON",
+    )
     parser.add_argument("--device", help="cuda or cpu (default: cuda if available)")
     parser.add_argument("--video", type=Path, help="mp4 file to score instead of a rendered video")
     parser.add_argument("--prompt", help="prompt of --video")
-    parser.add_argument("--dimensions", nargs="+", help="dimensions that must be scored (default: the scorer's)")
-    parser.add_argument("--quick", action="store_true", help="run only the checks that precede every training run")
+    parser.add_argument(
+        "--dimensions", nargs="+", help="dimensions that must be scored (default: the scorer's)"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="run only the checks that precede every training run"
+    )
     args = parser.parse_args()
     if (args.video is None) != (args.prompt is None):
         parser.error("--video needs --prompt and vice versa; omit both to use a rendered video")
@@ -43,7 +56,9 @@ def main() -> int:
         if args.reward_path:
             options.setdefault("path", args.reward_path)
         trial = make_trial(args)
-        scorer = make_scorer(args.reward_model, args.pretrained_model_root, device=device, **options)
+        scorer = make_scorer(
+            args.reward_model, args.pretrained_model_root, device=device, **options
+        )
         checks = check_scorer(scorer, trial, dimensions=args.dimensions, quick=args.quick)
     print("\n".join(lines(checks)))
     return 1 if has_failed(checks) else 0

@@ -1,4 +1,5 @@
-"""Compare policies on the same prompts and seeds, as mp4 files and one image: figures 6 and 10 to 12.
+"""Compare policies on the same prompts and seeds, as mp4 files and one image: figures 6 and 10 to
+12.
 
     python -m scripts.compare_policies --config configs/miniature.yaml --output_dir outputs/policies \\
         --policies base sage=outputs/miniature --prompt "a green triangle moves left" "a red circle moves up"
@@ -6,12 +7,13 @@
         --output_dir outputs/policies --policies base sage=outputs/run lora=my_lora
     torchrun --nproc_per_node=8 -m scripts.compare_policies ...                         on several GPUs
 
-A policy is `base` (the base model of the settings) or NAME=PATH, where PATH is a run (its newest checkpoint is used), a
-checkpoint, or a LoRA file or folder; `base@6` and NAME=PATH@6 have guidance scale 6. Also accepts every flag of
-post_train.py. Videos have the frames, size, shift and steps of validation and the noise that generate.py draws for seed
-validation_seed, which differs from validation's. The prompts are rows spread evenly over valid_video_csv, or those of
---prompt. Writes policies.png and one folder per policy to --output_dir; `python -m scripts.report --videos` plays two
-of the folders side by side.
+A policy is `base` (the base model of the settings) or NAME=PATH, where PATH is a run (its newest
+checkpoint is used), a checkpoint, or a LoRA file or folder; `base@6` and NAME=PATH@6 have guidance
+scale 6. Also accepts every flag of post_train.py. Videos have the frames, size, shift and steps of
+validation and the noise that generate.py draws for seed validation_seed, which differs from
+validation's. The prompts are rows spread evenly over valid_video_csv, or those of --prompt. Writes
+policies.png and one folder per policy to --output_dir; `python -m scripts.report --videos` plays
+two of the folders side by side.
 """
 
 from contextlib import nullcontext
@@ -27,10 +29,20 @@ from hyvideo.data.files import locked
 @exit_on_error("compare_policies.py")
 def main(argv: list[str] | None = None) -> None:
     parser = Parser(__doc__)
-    parser.add_argument("--policies", nargs="+", required=True, metavar="NAME=PATH", help="policies: base or NAME=PATH")
+    parser.add_argument(
+        "--policies",
+        nargs="+",
+        required=True,
+        metavar="NAME=PATH",
+        help="policies: base or NAME=PATH",
+    )
     parser.add_argument("--prompt", nargs="+", help="prompts to use instead of valid_video_csv")
-    parser.add_argument("--num_prompts", type=int, default=8, help="number of rows of valid_video_csv to use")
-    parser.add_argument("--output_dir", type=Path, required=True, help="output folder for images and videos")
+    parser.add_argument(
+        "--num_prompts", type=int, default=8, help="number of rows of valid_video_csv to use"
+    )
+    parser.add_argument(
+        "--output_dir", type=Path, required=True, help="output folder for images and videos"
+    )
     options, flags = parser.parse_known_args(argv)
     config = parse(flags).config
     if options.num_prompts < 1:
@@ -50,11 +62,15 @@ def main(argv: list[str] | None = None) -> None:
     requests = make_and_read_requests(options.prompt or [], None, csvs)
     if not options.prompt:
         requests = [requests[row] for row in evenly_spaced(options.num_prompts, len(requests))]
-    policies, out = read_policies(options.policies, config.sampled_as_validation()), options.output_dir
+    policies, out = (
+        read_policies(options.policies, config.sampled_as_validation()),
+        options.output_dir,
+    )
     sample_policies(policies, requests, out, only_checks=True)
     device = choose_device(config.model.device, processes.local_rank())
     mesh = ranks.start(1, device, timeout=ranks.UNEVEN_WORK_TIMEOUT)
-    with locked(out) if mesh.is_main else nullcontext():  # from two calls, the image would mix the videos
+    # from two calls, the image would mix the videos
+    with locked(out) if mesh.is_main else nullcontext():
         sample_policies(policies, requests, out)
         barrier(mesh)
         if mesh.is_main:

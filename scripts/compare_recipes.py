@@ -1,13 +1,14 @@
-"""Compare training recipes at equal cost: train each with several seeds and compare the results at one budget.
+"""Compare training recipes at equal cost: train each with several seeds and compare the results at
+one budget.
 
     python -m scripts.compare_recipes configs/recipes/miniature.yaml --seeds 5 --budget forwards=28000 --jobs 2
     python -m scripts.compare_recipes ... --dry_run                     the runs and their predicted cost
     python -m scripts.compare_recipes ... --only_table                  the table of the finished runs
 
-Interrupted runs resume and finished runs are skipped. Writes to --output_dir: cells/, logs/, recipes.md, .csv and .tex,
-verdicts.md (each recipe against the first and against its control, paired by seed), curves over rollouts, forward
-passes and seconds, and pareto.png. A verdict needs at least two seeds; use five or more. The exit code is 1 if a run
-failed.
+Interrupted runs resume and finished runs are skipped. Writes to --output_dir: cells/, logs/,
+recipes.md, .csv and .tex, verdicts.md (each recipe against the first and against its control,
+paired by seed), curves over rollouts, forward passes and seconds, and pareto.png. A verdict needs
+at least two seeds; use five or more. The exit code is 1 if a run failed.
 """
 
 import sys
@@ -24,13 +25,20 @@ def main() -> int:
     parser.add_argument("recipes", help="YAML file with base, common and recipes")
     parser.add_argument("--seeds", type=int, default=5, help="number of training seeds")
     parser.add_argument("--first_seed", type=int, default=0, help="first training seed")
-    parser.add_argument("--budget", required=True, help="budget of each run: rollouts=N, forwards=N or seconds=N")
     parser.add_argument(
-        "--guided_base", type=float, metavar="SCALE", help="also evaluate the base model with this guidance scale"
+        "--budget", required=True, help="budget of each run: rollouts=N, forwards=N or seconds=N"
+    )
+    parser.add_argument(
+        "--guided_base",
+        type=float,
+        metavar="SCALE",
+        help="also evaluate the base model with this guidance scale",
     )
     options = parser.parse_args()
     if options.guided_base is not None and not 1 < options.guided_base < float("inf"):
-        raise ValueError(f"--guided_base must be a finite guidance scale above 1, got {options.guided_base:g}")
+        raise ValueError(
+            f"--guided_base must be a finite guidance scale above 1, got {options.guided_base:g}"
+        )
     budget = Budget.of(options.budget)
     base, common, recipes = read_recipes(options.recipes)
     study = Study(base, options.output_dir, common, options.num_gpus)

@@ -5,10 +5,11 @@
     python -m scripts.evaluate --config run.yaml --lora_path lora --output_dir outputs/lora
     python -m scripts.evaluate --config run.yaml --videos outputs/videos --output_dir outputs/theirs      mp4 files
 
-Also accepts every flag of post_train.py; without --config, a checkpoint uses the settings of its run. Prompts come from
-valid_video_csv and scorers from reward_model (`--reward_model videoalign clip pickscore`). Videos are generated as in
-validation. The prompts of --videos come from generate.py's JSON files or a run's scores.json in that folder, or else
-from the rows of valid_video_csv in order. Writes scores.json and scores.csv.
+Also accepts every flag of post_train.py; without --config, a checkpoint uses the settings of its
+run. Prompts come from valid_video_csv and scorers from reward_model
+(`--reward_model videoalign clip pickscore`). Videos are generated as in validation. The prompts of
+--videos come from generate.py's JSON files or a run's scores.json in that folder, or else from the
+rows of valid_video_csv in order. Writes scores.json and scores.csv.
 """
 
 from pathlib import Path
@@ -23,16 +24,26 @@ from hyvideo.data.files import make_folder
 @exit_on_error("evaluate.py")
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("--checkpoint_path", type=Path, help="checkpoint of a run; default: the base model")
+    parser.add_argument(
+        "--checkpoint_path", type=Path, help="checkpoint of a run; default: the base model"
+    )
     parser.add_argument("--lora_path", type=Path, help="file or folder of a LoRA")
-    parser.add_argument("--lora_scale", type=float, default=1.0, help="factor of the LoRA's weights")
-    parser.add_argument("--videos", type=Path, help="folder of mp4 files to score instead of a model")
-    parser.add_argument("--output_dir", dest="out", type=Path, required=True, help="folder for scores.json and .csv")
+    parser.add_argument(
+        "--lora_scale", type=float, default=1.0, help="factor of the LoRA's weights"
+    )
+    parser.add_argument(
+        "--videos", type=Path, help="folder of mp4 files to score instead of a model"
+    )
+    parser.add_argument(
+        "--output_dir", dest="out", type=Path, required=True, help="folder for scores.json and .csv"
+    )
     options, settings = parser.parse_known_args()
     if (world_size := processes.world_size()) > 1:
         raise ValueError(
-            f"scripts.evaluate runs in one process, got {world_size} (WORLD_SIZE): each would repeat all the work and "
-            "replace the files of the others. Start it without torchrun, or share the videos of several policies "
+            f"scripts.evaluate runs in one process, got {world_size} (WORLD_SIZE): each would "
+            "repeat all the work and "
+            "replace the files of the others. Start it without torchrun, or share the videos of "
+            "several policies "
             "among the processes with scripts.compare_policies"
         )
     run_settings, has_config = {}, any(word.partition("=")[0] == "--config" for word in settings)
@@ -40,14 +51,23 @@ def main() -> None:
         from hyvideo.training.saved_policy import check_is_policy, settings_of_run  # slow to import
     if options.checkpoint_path and not has_config:
         run_settings, file = settings_of_run(options.checkpoint_path)
-        print(f"using {f'the settings of {file}' if file else 'default settings: the checkpoint has no run'}")
+        print(
+            "using "
+            f"{f'the settings of {file}' if file else 'default settings: the checkpoint has no run'}"
+        )
     config = parse(settings, run_settings).config
     if options.videos and (options.checkpoint_path or options.lora_path):
-        raise ValueError("--videos scores existing videos: leave out --checkpoint_path and --lora_path")
+        raise ValueError(
+            "--videos scores existing videos: leave out --checkpoint_path and --lora_path"
+        )
     if options.videos and options.videos.resolve() == options.out.resolve():
-        raise ValueError(f"--output_dir must differ from --videos, whose files it would replace, got {options.out}")
+        raise ValueError(
+            "--output_dir must differ from --videos, whose files it would replace, got "
+            f"{options.out}"
+        )
     if options.checkpoint_path:
-        check_is_policy(options.checkpoint_path)  # otherwise the default settings would be rejected first
+        # otherwise the default settings would be rejected first
+        check_is_policy(options.checkpoint_path)
     check_evaluation(config, output=options.out, has_model=not options.videos)
 
     from hyvideo.generation.generation import Source
@@ -71,7 +91,9 @@ def main() -> None:
         )
         world = joint_identity(config.flat(), config.reward, has_model=not options.videos)
         identity = {**policy, "lora_scale": options.lora_scale, **world}
-        evaluation = evaluator.folder(options.videos) if options.videos else evaluator.policy(source)
+        evaluation = (
+            evaluator.folder(options.videos) if options.videos else evaluator.policy(source)
+        )
     finally:
         evaluator.close()
     write_evaluation(options.out / "scores.json", evaluation, identity)

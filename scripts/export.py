@@ -25,12 +25,29 @@ def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("--checkpoint_path", type=Path, help="checkpoint of a run")
     parser.add_argument("--lora_path", type=Path, help="file or folder of a LoRA")
-    parser.add_argument("--merge", action="store_true", help="merge the LoRA into the model's weights")
-    parser.add_argument("--form", choices=["diffusers", "original", "peft"], default="diffusers", help="output format")
-    parser.add_argument("--output_dir", dest="out", type=Path, required=True, help="output folder, new or empty")
-    parser.add_argument("--pretrained_model_root", type=Path, help="base checkpoints; default: the run's, or ./ckpts")
-    parser.add_argument("--transformer_version", help="version of the base model; default: the run's")
-    parser.add_argument("--dtype", choices=["bf16", "fp16", "fp32"], default="bf16", help="precision of the files")
+    parser.add_argument(
+        "--merge", action="store_true", help="merge the LoRA into the model's weights"
+    )
+    parser.add_argument(
+        "--form",
+        choices=["diffusers", "original", "peft"],
+        default="diffusers",
+        help="output format",
+    )
+    parser.add_argument(
+        "--output_dir", dest="out", type=Path, required=True, help="output folder, new or empty"
+    )
+    parser.add_argument(
+        "--pretrained_model_root",
+        type=Path,
+        help="base checkpoints; default: the run's, or ./ckpts",
+    )
+    parser.add_argument(
+        "--transformer_version", help="version of the base model; default: the run's"
+    )
+    parser.add_argument(
+        "--dtype", choices=["bf16", "fp16", "fp32"], default="bf16", help="precision of the files"
+    )
     options = parser.parse_args()
 
     from safetensors import SafetensorError  # such as a full disk
@@ -44,15 +61,23 @@ def run(options: argparse.Namespace) -> None:
     only_lora = options.lora_path is not None and not options.merge
     problem = new_folder_problem(options.out)
     if problem and not is_interrupted(options.out):
-        raise ValueError(f"--output_dir must be a new or empty folder, got {quote(options.out)}: {problem}")
+        raise ValueError(
+            f"--output_dir must be a new or empty folder, got {quote(options.out)}: {problem}"
+        )
     if only_lora and options.checkpoint_path:
         raise ValueError("--checkpoint_path needs --merge when --lora_path is given")
     if options.merge and options.lora_path is None:
         raise ValueError("--merge needs --lora_path")
     if not only_lora and options.form == "peft":
         raise ValueError("--form peft is a LoRA format: give --lora_path without --merge")
-    if options.checkpoint_path is None and options.lora_path is None and options.transformer_version is None:
-        raise ValueError("nothing to export: give --checkpoint_path, --lora_path, or --transformer_version")
+    if (
+        options.checkpoint_path is None
+        and options.lora_path is None
+        and options.transformer_version is None
+    ):
+        raise ValueError(
+            "nothing to export: give --checkpoint_path, --lora_path, or --transformer_version"
+        )
 
     from hyvideo.models.lora import save_lora
     from hyvideo.models.saving import save_original
@@ -68,9 +93,14 @@ def run(options: argparse.Namespace) -> None:
     run_settings = settings_of_run(options.checkpoint_path)[0] if options.checkpoint_path else {}
     root = options.pretrained_model_root or Path(run_settings.get("pretrained_model_root", "ckpts"))
     version = options.transformer_version or run_settings.get("transformer_version")
-    transformer = load_merged(root, version, checkpoint=options.checkpoint_path, lora=options.lora_path, dtype=dtype)
+    transformer = load_merged(
+        root, version, checkpoint=options.checkpoint_path, lora=options.lora_path, dtype=dtype
+    )
     if run_settings.get("base_weight_dtype") == "fp8":
-        print("the LoRA was trained on a base model in fp8; it is merged into the unquantized weights of the files")
+        print(
+            "the LoRA was trained on a base model in fp8; it is merged into the unquantized "
+            "weights of the files"
+        )
     with complete_or_empty(options.out) as out:
         if options.form == "original":
             save_original(transformer, out, dtype=dtype)
@@ -87,7 +117,9 @@ def is_interrupted(out: Path) -> bool:
 
 @contextmanager
 def complete_or_empty(out: Path) -> Iterator[Path]:
-    """Context manager that yields a folder whose files move to ``out`` at the end, or are deleted at an error."""
+    """Context manager that yields a folder whose files move to ``out`` at the end, or are deleted
+    at an error.
+    """
     partial = out / PARTIAL
     with locked(out):
         shutil.rmtree(partial, ignore_errors=True)

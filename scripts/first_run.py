@@ -2,8 +2,9 @@
 
     python -m scripts.first_run [flags of post_train.py]
 
-Prints flags for post_train.py on stdout, one word per line: the miniature's config, a new output folder and, if torch
-can use a GPU, the settings for it. Prints on stderr what is trained, why, and the commands that train a larger model.
+Prints flags for post_train.py on stdout, one word per line: the miniature's config, a new output
+folder and, if torch can use a GPU, the settings for it. Prints on stderr what is trained, why, and
+the commands that train a larger model.
 """
 
 import os
@@ -20,9 +21,14 @@ from hyvideo.planning.phases import GIB
 from hyvideo.training.gpu_driver import driver_problem
 
 CONFIG = "configs/miniature.yaml"
-# Rollout and update use one batch of all 32 rollouts, so that both compute the same numbers. The blocks of the
-# miniature run for milliseconds, and compiling them would take minutes.
-ON_GPU = {"device": "cuda", "batched_forward": "true", "mini_batch_size_per_update": "32", "enable_compile": "false"}
+# Rollout and update use one batch of all 32 rollouts, so that both compute the same numbers. The
+# blocks of the miniature run for milliseconds, and compiling them would take minutes.
+ON_GPU = {
+    "device": "cuda",
+    "batched_forward": "true",
+    "mini_batch_size_per_update": "32",
+    "enable_compile": "false",
+}
 MODELS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 
 
@@ -44,7 +50,8 @@ def find_gpus() -> Gpus:
         return Gpus()
     try:
         torch.ones(8, device="cuda").sum().item()
-    except RuntimeError as error:  # such as a GPU that is too old for this torch, or that has no free memory
+    # such as a GPU that is too old for this torch, or that has no free memory
+    except RuntimeError as error:
         return Gpus(problem=f"a computation on GPU 0 failed: {str(error).splitlines()[0]}")
     properties = torch.cuda.get_device_properties(0)
     return Gpus(number=number, name=properties.name, gib=properties.total_memory / GIB)
@@ -75,7 +82,9 @@ def flags_of_run(words: list[str], gpus: Gpus) -> list[str]:
 
 
 def larger_model(gpus: Gpus) -> dict:
-    """Return the row of first_run.yaml for the weights in ./ckpts or, without weights, for the GPUs."""
+    """Return the row of first_run.yaml for the weights in ./ckpts or, without weights, for the
+    GPUs.
+    """
     for model in MODELS:
         if Path(model["folder"]).is_dir():
             return model
@@ -83,7 +92,9 @@ def larger_model(gpus: Gpus) -> dict:
 
 
 def recipe(model: dict, gpus: Gpus) -> dict:
-    """Return the first recipe of a model that the GPUs allow; without GPUs, for one GPU of 80 GB."""
+    """Return the first recipe of a model that the GPUs allow; without GPUs, for one GPU of
+    80 GB.
+    """
     number, gib = (gpus.number, gpus.gib) if gpus.number else (1, 80.0)
     return next(row for row in model["recipes"] if row["gpus"] <= number and row["gib"] <= gib)
 
@@ -100,9 +111,17 @@ def next_commands(gpus: Gpus) -> list[str]:
         known = f" --gpu {shlex.quote(gpus.name)}" if gpu_rates(gpus.name)[1] else ""
         hardware = f"{known} --gpu_memory {gpus.gib:.1f}"
     config, world_size = chosen["config"], chosen["gpus"]
-    commands.append(f".venv/bin/python -m scripts.plan --config {config} --world_size {world_size}{hardware}")
-    launch = "bash run_post_train.sh" if gpus.number <= world_size else f"NPROC={world_size} bash run_post_train.sh"
-    commands.append(f"{launch} --config {config} --pilot   # two iterations, compared with the plan")
+    commands.append(
+        f".venv/bin/python -m scripts.plan --config {config} --world_size {world_size}{hardware}"
+    )
+    launch = (
+        "bash run_post_train.sh"
+        if gpus.number <= world_size
+        else f"NPROC={world_size} bash run_post_train.sh"
+    )
+    commands.append(
+        f"{launch} --config {config} --pilot   # two iterations, compared with the plan"
+    )
     commands.append(f"{launch} --config {config}")
     return commands
 

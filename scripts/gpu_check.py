@@ -1,4 +1,6 @@
-"""Check that the project computes correctly on a GPU, and measure its speed. Results are tables that can be shared.
+"""Check that the project computes correctly on a GPU, and measure its speed.
+
+Results are tables that can be shared.
 
     python -m scripts.gpu_check eager       kernels, the CPU's numbers, log-ratio, decoding, copies of weights
     python -m scripts.gpu_check compiled    compilation, log-ratio, forward and training passes, fp8
@@ -8,10 +10,11 @@
     python -m scripts.gpu_check weights --pretrained_model_root ckpts --transformer_version 480p_i2v
                                             the released weights: samples against diffusers'
 
-Each part takes at most 9.5 minutes and needs no weights and no network. `compiled` creates the kernels that later parts
-use, in --work_dir. Each check runs tests of tests/cuda in a separate process with a time limit and the allocator
-settings of a run. gpu.json and gpu.md in --output_dir are written whenever a check has measured something; gpu.log is
-the output of all checks. gpu.md begins with measured beside expected numbers. The exit code is 1 if a check failed.
+Each part takes at most 9.5 minutes and needs no weights and no network. `compiled` creates the
+kernels that later parts use, in --work_dir. Each check runs tests of tests/cuda in a separate
+process with a time limit and the allocator settings of a run. gpu.json and gpu.md in --output_dir
+are written whenever a check has measured something; gpu.log is the output of all checks. gpu.md
+begins with measured beside expected numbers. The exit code is 1 if a check failed.
 docs/gpu_check.md explains the results.
 """
 
@@ -29,7 +32,10 @@ from tests import forked
 from tests.isolated_checks import Check, Number, run_checks, summary
 
 _TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
-PARTS = {part: {name: Check(**row) for name, row in rows.items()} for part, rows in _TABLE["parts"].items()}
+PARTS = {
+    part: {name: Check(**row) for name, row in rows.items()}
+    for part, rows in _TABLE["parts"].items()
+}
 WEIGHTS = {name: Check(**row) for name, row in _TABLE["weights"].items()}
 NUMBERS = [Number(**row) for row in _TABLE["numbers"]]
 WITHOUT_AV = ROOT / "tests/cuda/without_av"
@@ -37,21 +43,37 @@ WITHOUT_AV = ROOT / "tests/cuda/without_av"
 
 def main(argv: list[str] | None = None) -> int:
     parser = Parser(__doc__)
-    parser.add_argument("parts", nargs="+", choices=[*PARTS, "all", "weights"], help="one or more parts, or all four")
+    parser.add_argument(
+        "parts",
+        nargs="+",
+        choices=[*PARTS, "all", "weights"],
+        help="one or more parts, or all four",
+    )
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="device to check")
-    parser.add_argument("--tiny", action="store_true", help="use tiny models; always with --device cpu")
+    parser.add_argument(
+        "--tiny", action="store_true", help="use tiny models; always with --device cpu"
+    )
     parser.add_argument("--only", nargs="+", help="run only these checks")
     parser.add_argument("--pretrained_model_root", help="folder of the checkpoints (weights only)")
-    parser.add_argument("--transformer_version", default="480p_t2v", help="version to check (weights only)")
+    parser.add_argument(
+        "--transformer_version", default="480p_t2v", help="version to check (weights only)"
+    )
     parser.add_argument("--output_dir", default="outputs/gpu_check", help="folder of the results")
-    parser.add_argument("--work_dir", default="outputs/gpu_check_work", help="folder of compiled kernels and rows")
+    parser.add_argument(
+        "--work_dir", default="outputs/gpu_check_work", help="folder of compiled kernels and rows"
+    )
     parser.add_argument(
         "--no_precision_casts",
         action="store_true",
-        help="compile without rounding to bf16 between fused operations, if the compiler of this torch fails on it",
+        help="compile without rounding to bf16 between fused operations, if the compiler of this "
+        "torch fails on it",
     )
     options = parser.parse_args(argv)
-    parts = list(PARTS) if "all" in options.parts else [part for part in options.parts if part != "weights"]
+    parts = (
+        list(PARTS)
+        if "all" in options.parts
+        else [part for part in options.parts if part != "weights"]
+    )
     checks = {name: check for part in parts for name, check in PARTS[part].items()}
     if "weights" in options.parts:
         checks |= WEIGHTS
@@ -61,14 +83,17 @@ def main(argv: list[str] | None = None) -> int:
         make_folder(out)
         make_folder(work)
         if unknown := sorted(set(options.only or ()) - set(checks)):
-            raise ValueError(f"--only must name checks among {', '.join(checks)}, got {', '.join(unknown)}")
+            raise ValueError(
+                f"--only must name checks among {', '.join(checks)}, got {', '.join(unknown)}"
+            )
         if "weights" in options.parts and not (options.pretrained_model_root or options.tiny):
             raise ValueError("weights needs --pretrained_model_root, the folder of the checkpoints")
         if options.device == "cuda":
             from hyvideo.training.model_setup import choose_device
 
             choose_device("cuda")
-    python = forked.python() if options.device == "cpu" else sys.executable  # a used GPU cannot be forked
+    # a used GPU cannot be forked
+    python = forked.python() if options.device == "cpu" else sys.executable
     use_expandable_segments()
     variables = {
         "CHECK_DEVICE": options.device,
@@ -83,10 +108,15 @@ def main(argv: list[str] | None = None) -> int:
     if options.no_precision_casts:
         variables["COMPILE_PRECISION_CASTS"] = "false"
     if importlib.util.find_spec("av") is None:
-        variables["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(WITHOUT_AV)]))
+        variables["PYTHONPATH"] = os.pathsep.join(
+            filter(None, [os.environ.get("PYTHONPATH"), str(WITHOUT_AV)])
+        )
     chosen = {name: check for name, check in checks.items() if name in (options.only or checks)}
     all_passed = run_checks(
-        {name: check._replace(environment=_environment(check, variables)) for name, check in chosen.items()},
+        {
+            name: check._replace(environment=_environment(check, variables))
+            for name, check in chosen.items()
+        },
         out,
         work,
         seconds=sum(check.seconds for check in chosen.values()),

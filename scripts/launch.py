@@ -1,4 +1,5 @@
-"""Start the processes of a run on this node: torchrun with this project's handling of signals and restarts.
+"""Start the processes of a run on this node: torchrun with this project's handling of signals and
+restarts.
 
 python -m scripts.launch [flags of torchrun] post_train.py --config FILE.yaml [flags]
 """
@@ -14,7 +15,11 @@ from hyvideo.records.metrics_file import complete_lines
 
 def last_finished(flags: list[str]) -> int:
     path = Path(parse(flags).config.record.output_dir) / "metrics.jsonl"
-    return max((iteration for iteration, _ in complete_lines(path)), default=0) if path.is_file() else 0
+    return (
+        max((iteration for iteration, _ in complete_lines(path)), default=0)
+        if path.is_file()
+        else 0
+    )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""Draw figures 3, 7 and 8 of the paper from runs: ``python -m scripts.make_figures RUN... --output_dir DIR``.
+"""Draw figures 3, 7 and 8 of the paper from runs:
+``python -m scripts.make_figures RUN... --output_dir DIR``.
 
     python -m scripts.make_figures outputs/miniature --output_dir outputs/figures     the learning curve of a run
     python -m scripts.make_figures outputs/table2/cells --output_dir outputs/figures  all runs in a folder
 
-Runs are grouped by the settings in their config.yaml. Curves are means over seeds, with a band of one standard
-deviation. A figure for which the runs are missing is skipped, with the reason. examples.sampler_figures draws figures
-4 and 9, which need no run.
+Runs are grouped by the settings in their config.yaml. Curves are means over seeds, with a band of
+one standard deviation. A figure for which the runs are missing is skipped, with the reason.
+examples.sampler_figures draws figures 4 and 9, which need no run.
 """
 
 from pathlib import Path
@@ -16,7 +17,9 @@ from hyvideo.data.cli import Parser, exit_on_error
 @exit_on_error("make_figures.py")
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of one run or of several")
+    parser.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN", help="folder of one run or of several"
+    )
     parser.add_argument("--output_dir", type=Path, required=True, help="output folder")
     numbers = [0, 3, 7, 8]
     parser.add_argument(
@@ -25,9 +28,12 @@ def main() -> None:
         type=int,
         choices=numbers,
         default=numbers,
-        help="figures of the paper; 0 is the learning curve of one run or of the seeds of one setting",
+        help="figures of the paper; 0 is the learning curve of one run or of the seeds of one "
+        "setting",
     )
-    parser.add_argument("--window", type=int, default=5, help="smooth curves over this many iterations")
+    parser.add_argument(
+        "--window", type=int, default=5, help="smooth curves over this many iterations"
+    )
     options = parser.parse_args()
     if options.window < 1:
         raise ValueError(f"--window must be at least 1, got {options.window}")

@@ -1,9 +1,9 @@
 """Run a blind preference study with human raters: docs/preference_study.md.
 
-python -m scripts.preference_study make study --methods ours=videos/a theirs=videos/b
-python -m scripts.preference_study make study --methods base tuned=outputs/run --config run.yaml
-python -m scripts.preference_study serve study        add --static FOLDER for pages that need no server
-python -m scripts.preference_study analyse study      add --answers FILE ... from raters of such pages
+python -m scripts.preference_study make study --methods ours=videos/a theirs=videos/b python -m
+scripts.preference_study make study --methods base tuned=outputs/run --config run.yaml python -m
+scripts.preference_study serve study add --static FOLDER for pages that need no server python -m
+scripts.preference_study analyse study add --answers FILE ... from raters of such pages
 """
 
 import argparse
@@ -24,23 +24,42 @@ from studies.preference.rating import DATABASE, VIDEOS, Study, create_app
 
 
 def make(options: argparse.Namespace, flags: list[str]) -> None:
-    requests, generated = read_requests(*parse(flags).config.data.valid_video_csv), options.study / "made"
-    if old := [quote(path) for name in (VIDEOS, DATABASE) for path in options.study.glob(f"{name}*")]:
-        raise ValueError(f"the folder already contains a study: delete {', '.join(old)}, or choose another folder")
+    requests, generated = (
+        read_requests(*parse(flags).config.data.valid_video_csv),
+        options.study / "made",
+    )
+    if old := [
+        quote(path) for name in (VIDEOS, DATABASE) for path in options.study.glob(f"{name}*")
+    ]:
+        raise ValueError(
+            f"the folder already contains a study: delete {', '.join(old)}, or choose another "
+            "folder"
+        )
 
     from studies.preference.study import default_sizes, design, make_study  # slow to import
 
     paths = dict(word.partition("=")[::2] for word in options.methods)
-    if not 2 <= len(paths) == len(options.methods) or not all(Path(path).exists() for path in paths.values()):
+    if not 2 <= len(paths) == len(options.methods) or not all(
+        Path(path).exists() for path in paths.values()
+    ):
         given = " ".join(map(quote, options.methods))
-        raise ValueError(f"--methods needs two or more different names: base or an existing NAME=PATH, got {given}")
-    folders = {name: Path(path) for name, path in paths.items() if path and any(Path(path).glob("*.mp4"))}
+        raise ValueError(
+            "--methods needs two or more different names: base or an existing NAME=PATH, got "
+            f"{given}"
+        )
+    folders = {
+        name: Path(path) for name, path in paths.items() if path and any(Path(path).glob("*.mp4"))
+    }
     if policies := [word for word in options.methods if word.partition("=")[0] not in folders]:
         pairs, checks = default_sizes(2, len(requests), options.pairs, options.checks)
-        design(len(paths), pairs, raters=options.raters, pairs=pairs, checks=checks)  # raises before hours of sampling
+        # raises before hours of sampling
+        design(len(paths), pairs, raters=options.raters, pairs=pairs, checks=checks)
         reject_earlier_videos(generated, list(paths), num_videos=min(pairs, len(requests)))
-        compare_policies.main(["--policies", *policies, f"--num_prompts={pairs}", f"--output_dir={generated}", *flags])
-    if processes.rank() > 0:  # under torchrun, all processes generate videos and the main one writes the study
+        compare_policies.main(
+            ["--policies", *policies, f"--num_prompts={pairs}", f"--output_dir={generated}", *flags]
+        )
+    # under torchrun, all processes generate videos and the main one writes the study
+    if processes.rank() > 0:
         return
     pairs = make_study(
         options.study,
@@ -51,17 +70,23 @@ def make(options: argparse.Namespace, flags: list[str]) -> None:
         checks=options.checks,
     )
     serving = f"python -m scripts.preference_study serve {shlex.quote(str(options.study))}"
-    print(f"wrote a study to {options.study}, raters: {options.raters}, pairs of each: {pairs}; next: {serving}")
+    print(
+        f"wrote a study to {options.study}, raters: {options.raters}, pairs of each: {pairs}; "
+        f"next: {serving}"
+    )
 
 
 def reject_earlier_videos(generated: Path, methods: list[str], *, num_videos: int) -> None:
-    """Raise ValueError if a method's folder has videos that ``make`` would rate, but not replace."""
+    """Raise ValueError if a method's folder has videos that ``make`` would rate, but not
+    replace.
+    """
     names = {f"{number:04d}.mp4" for number in range(num_videos)}
     for method in methods:
         for path in sorted((generated / method).glob("*.mp4")):
             if path.name not in names:
                 raise ValueError(
-                    f"the study would include {quote(path)}, a video of an earlier one; delete {quote(generated)}, "
+                    f"the study would include {quote(path)}, a video of an earlier one; delete "
+                    f"{quote(generated)}, "
                     "or choose another folder"
                 )
 
@@ -79,19 +104,37 @@ def main() -> None:
     parser = Parser(__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     making = commands.add_parser("make", help="create a study")
-    making.add_argument("--methods", nargs="+", required=True, help="ours first: base, NAME=videos or NAME=policy")
+    making.add_argument(
+        "--methods", nargs="+", required=True, help="ours first: base, NAME=videos or NAME=policy"
+    )
     making.add_argument("--raters", type=int, default=10, help="number of raters")
-    making.add_argument("--pairs", type=int, help="pairs per rater without the checks (default: 20, or all if fewer)")
-    words = "repeated pairs per rater, and identical pairs (default: 2, or half of the pairs if fewer)"
+    making.add_argument(
+        "--pairs",
+        type=int,
+        help="pairs per rater without the checks (default: 20, or all if fewer)",
+    )
+    words = (
+        "repeated pairs per rater, and identical pairs (default: 2, or half of the pairs if fewer)"
+    )
     making.add_argument("--checks", type=int, help=words)
     serving = commands.add_parser("serve", help="serve the rating pages")
     serving.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    serving.add_argument("--port", type=int, default=8010, help="port to listen on; 0 picks a free one")
-    serving.add_argument("--static", type=Path, help="write a page per rater to this folder instead")
+    serving.add_argument(
+        "--port", type=int, default=8010, help="port to listen on; 0 picks a free one"
+    )
+    serving.add_argument(
+        "--static", type=Path, help="write a page per rater to this folder instead"
+    )
     analysing = commands.add_parser("analyse", help="write table3, analysis and pairs.csv")
-    analysing.add_argument("--answers", type=Path, nargs="+", default=[], help="files from raters of static pages")
-    analysing.add_argument("--most_failed", type=float, default=0.5, help="share of checks that a rater may fail")
-    analysing.add_argument("--exclude", nargs="+", default=[], metavar="RATER", help="names of raters to leave out")
+    analysing.add_argument(
+        "--answers", type=Path, nargs="+", default=[], help="files from raters of static pages"
+    )
+    analysing.add_argument(
+        "--most_failed", type=float, default=0.5, help="share of checks that a rater may fail"
+    )
+    analysing.add_argument(
+        "--exclude", nargs="+", default=[], metavar="RATER", help="names of raters to leave out"
+    )
     for command in (making, serving, analysing):
         command.add_argument("study", type=Path, help="folder of the study")
     options, flags = parser.parse_known_args()

@@ -2,8 +2,8 @@
 
     python -m scripts.prepare_checks --prompts_csv in.csv --output_path checks.csv --url https://HOST/v1 --model NAME
 
-The output is a prompts CSV with a column `checks`, for the scorer yes_no. The same command resumes. Exit code: 0 if all
-prompts have checks, 2 otherwise.
+The output is a prompts CSV with a column `checks`, for the scorer yes_no. The same command resumes.
+Exit code: 0 if all prompts have checks, 2 otherwise.
 """
 
 import os
@@ -17,10 +17,18 @@ from hyvideo.data.text import quote
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("--prompts_csv", required=True, help="CSV file with a column prompt")
-    parser.add_argument("--output_path", dest="out", required=True, type=Path, help="CSV file to write, or to complete")
+    parser.add_argument(
+        "--output_path",
+        dest="out",
+        required=True,
+        type=Path,
+        help="CSV file to write, or to complete",
+    )
     parser.add_argument("--url", required=True, help="address of the endpoint: https://HOST/v1")
     parser.add_argument("--model", required=True, help="name of the model")
-    parser.add_argument("--key_env", default="OPENAI_API_KEY", help="variable of the key; '' sends none")
+    parser.add_argument(
+        "--key_env", default="OPENAI_API_KEY", help="variable of the key; '' sends none"
+    )
     args = parser.parse_args()
 
     from hyvideo.data.prompts import read_requests
@@ -28,7 +36,9 @@ def main() -> None:
 
     requests = read_requests(args.prompts_csv)
     if os.path.realpath(args.out) == os.path.realpath(args.prompts_csv):
-        raise ValueError(f"--output_path must be another file than --prompts_csv, got {quote(args.out)}")
+        raise ValueError(
+            f"--output_path must be another file than --prompts_csv, got {quote(args.out)}"
+        )
     writer = CheckWriter(
         "prepare_checks",
         INSTRUCTION.read_text(encoding="utf-8"),

@@ -1,12 +1,13 @@
-"""Rehearse a run on a CPU before renting GPUs: your settings at their true sizes, with thin models of random weights.
+"""Rehearse a run on a CPU before renting GPUs: your settings at their true sizes, with thin models
+of random weights.
 
     python -m scripts.rehearse --config configs/hunyuanvideo15_480p_8gpu.yaml [flags of post_train.py]
 
-Needs no weights and no GPU. It builds a checkpoint of the released layout with minimal widths, and runs the base
-model's validation, one iteration, a checkpoint, a restart with a second iteration, the report, one generated video and
-an export, at the true frames, sizes, steps, prompts and scorers, on the fewest processes that have the layout of the
-run. It prints what it changed and what it did not cover. Exit code: 0 if all stages passed, 1 if not, 2 for a usage
-error.
+Needs no weights and no GPU. It builds a checkpoint of the released layout with minimal widths, and
+runs the base model's validation, one iteration, a checkpoint, a restart with a second iteration,
+the report, one generated video and an export, at the true frames, sizes, steps, prompts and
+scorers, on the fewest processes that have the layout of the run. It prints what it changed and what
+it did not cover. Exit code: 0 if all stages passed, 1 if not, 2 for a usage error.
 """
 
 import sys
@@ -14,7 +15,13 @@ from pathlib import Path
 
 import yaml
 
-from hyvideo.checks.rehearsal.settings import Change, heads_of, processes_of, reduced, validation_requests
+from hyvideo.checks.rehearsal.settings import (
+    Change,
+    heads_of,
+    processes_of,
+    reduced,
+    validation_requests,
+)
 from hyvideo.checks.rehearsal.stages import run_stage, stages_of
 from hyvideo.config.command_line import parse
 from hyvideo.config.rules import check, planned_world_size
@@ -29,14 +36,23 @@ NOT_COVERED = (
     "released weights: rewards, gradients and videos mean nothing here",
     "speed and GPU memory: scripts.plan predicts them, and post_train.py --pilot measures them",
     "GPU kernels, torch.compile and NCCL: scripts.gpu_check tests them on one GPU",
-    "attention over more than 1,024 tokens, and the decoder in training: cheap operations with the same shapes",
+    "attention over more than 1,024 tokens, and the decoder in training: cheap operations with "
+    "the same shapes",
 )
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = Parser(__doc__, prog="rehearse.py", usage="rehearse.py --config FILE.yaml [flags of post_train.py]")
-    parser.add_argument("--world_size", type=int, help="GPUs of the run (default: from the name of the config)")
-    parser.add_argument("--rehearsal_dir", type=Path, help="new or empty folder (default: outputs/rehearsal/<config>)")
+    parser = Parser(
+        __doc__, prog="rehearse.py", usage="rehearse.py --config FILE.yaml [flags of post_train.py]"
+    )
+    parser.add_argument(
+        "--world_size", type=int, help="GPUs of the run (default: from the name of the config)"
+    )
+    parser.add_argument(
+        "--rehearsal_dir",
+        type=Path,
+        help="new or empty folder (default: outputs/rehearsal/<config>)",
+    )
     options, flags = parser.parse_known_args(argv)
     command = parse(flags)
     with exit_on_error("rehearse.py"):
@@ -44,11 +60,15 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def rehearse(config: Config, world_size: int | None, folder: Path | None, words: str) -> int:
-    """Run all stages, print a table and return the exit code. Raises ValueError for settings that cannot run."""
+    """Run all stages, print a table and return the exit code.
+
+    Raises ValueError for settings that cannot run.
+    """
     version = config.model.transformer_version
     if version not in RELEASED:
         raise ValueError(
-            f"transformer_version must be a released version, whose sizes are known, got {version}; the miniatures "
+            "transformer_version must be a released version, whose sizes are known, got "
+            f"{version}; the miniatures "
             "need no rehearsal, because their weights are in the repository"
         )
     world_size = world_size or planned_world_size(config, words)
@@ -56,13 +76,17 @@ def rehearse(config: Config, world_size: int | None, folder: Path | None, words:
     folder = folder or Path("outputs") / "rehearsal" / Path(config.record.output_dir).name
     if problem := new_folder_problem(folder):
         raise ValueError(
-            f"--rehearsal_dir must be a new or empty folder, got {quote(folder)}: {problem}; remove it or give another"
+            f"--rehearsal_dir must be a new or empty folder, got {quote(folder)}: {problem}; "
+            "remove it or give another"
         )
     chosen = validation_requests(inputs.validated or inputs.requests)
     processes = processes_of(config) if world_size > 1 else 1
     make_folder(folder)
     folder = folder.resolve()
-    print(f"GPUs of the run: {world_size}; processes of the rehearsal: {processes}; folder: {folder}", flush=True)
+    print(
+        f"GPUs of the run: {world_size}; processes of the rehearsal: {processes}; folder: {folder}",
+        flush=True,
+    )
     write_requests(folder / "valid.csv", chosen)
     write_requests(folder / "generate.csv", chosen[:1])
     write_models(config, folder, [*inputs.requests, *inputs.validated])
@@ -80,7 +104,11 @@ def rehearse(config: Config, world_size: int | None, folder: Path | None, words:
         problems = result.problems or problems_after(stage.name, rehearsed, folder)
         failed = stage.name if problems else None
         verdict = "FAILED" if failed else "passed"
-        print(f"{verdict}  {result.seconds:5.0f} s  {result.peak_gib:5.2f} GiB in the largest process", flush=True)
+        print(
+            f"{verdict}  {result.seconds:5.0f} s  {result.peak_gib:5.2f} GiB in the largest "
+            "process",
+            flush=True,
+        )
         if failed:
             print("\n".join(["", *problems, f"The log is in {result.log}"]), flush=True)
             break
@@ -98,8 +126,12 @@ def write_models(config: Config, folder: Path, requests: list[Request]) -> None:
     logging.disable_progress_bar()
     version = RELEASED[config.model.transformer_version]
     prompts = [request.prompt for request in requests]
-    thin_module(version.family).write(folder / "checkpoints", version.name, num_heads=heads_of(config), prompts=prompts)
-    for scorer in dict.fromkeys([*config.reward.reward_model, *config.reward.held_out_reward_model]):
+    thin_module(version.family).write(
+        folder / "checkpoints", version.name, num_heads=heads_of(config), prompts=prompts
+    )
+    for scorer in dict.fromkeys(
+        [*config.reward.reward_model, *config.reward.held_out_reward_model]
+    ):
         thin_rewards.write(scorer, folder / "rewards" / scorer)
 
 
@@ -110,7 +142,9 @@ def problems_after(stage: str, config: Config, folder: Path) -> list[str]:
     if stage in ("train", "resume"):
         return run_problems(folder / "run", config, iterations=1 if stage == "train" else 2)
     if stage == "generate":
-        return list(video_problems(folder / "videos" / "0000.mp4", config.validation_size, config.data.fps))
+        return list(
+            video_problems(folder / "videos" / "0000.mp4", config.validation_size, config.data.fps)
+        )
     return []
 
 

@@ -1,16 +1,18 @@
-"""Write an HTML report of one run, or a comparison of several folders, as one file that needs no network.
+"""Write an HTML report of one run, or a comparison of several folders, as one file that needs no
+network.
 
     python -m scripts.report outputs/run --output_path report.html
     python -m scripts.report outputs/run outputs/other outputs/guided outputs/vbench outputs/study
     python -m scripts.report --videos outputs/videos [outputs/other ...]  # of generate.py, as outputs/videos/index.html
     python -m scripts.report --serve outputs                              # all runs in a folder, while they train
 
-A comparison shows what the folders contain: runs, evaluations by scripts.evaluate (such as the guided base model),
-benchmarks.json, analysis.json of a preference study, and videos of generate.py.
+A comparison shows what the folders contain: runs, evaluations by scripts.evaluate (such as the
+guided base model), benchmarks.json, analysis.json of a preference study, and videos of generate.py.
 
---serve shows the runs in a browser until Ctrl+C, refreshes the pages and writes no file. It listens on this machine
-only; from another one, use "ssh -L 8100:localhost:8100 MACHINE" and open http://localhost:8100. On another address
-(--host), every request needs the token that is printed, or the one in the environment variable REPORT_TOKEN.
+--serve shows the runs in a browser until Ctrl+C, refreshes the pages and writes no file. It listens
+on this machine only; from another one, use "ssh -L 8100:localhost:8100 MACHINE" and open
+http://localhost:8100. On another address (--host), every request needs the token that is printed,
+or the one in the environment variable REPORT_TOKEN.
 """
 
 from pathlib import Path
@@ -25,20 +27,39 @@ DEFAULT_PORT = 8100
 @exit_on_error("report.py", (ValueError, OSError))
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("folders", type=Path, nargs="*", metavar="FOLDER", help="runs and other folders to compare")
-    parser.add_argument("--videos", type=Path, nargs="+", metavar="FOLDER", help="folders of videos, side by side")
-    parser.add_argument("--serve", type=Path, metavar="FOLDER", help="folder with runs, to serve to a browser")
-    parser.add_argument("--host", default="127.0.0.1", help="address that --serve listens on (default: 127.0.0.1)")
-    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="port of --serve; 0: a free one (default: 8100)")
-    parser.add_argument("--output_path", dest="out", type=Path, help=f"HTML file to write (default: {REPORT_FILE})")
+    parser.add_argument(
+        "folders", type=Path, nargs="*", metavar="FOLDER", help="runs and other folders to compare"
+    )
+    parser.add_argument(
+        "--videos", type=Path, nargs="+", metavar="FOLDER", help="folders of videos, side by side"
+    )
+    parser.add_argument(
+        "--serve", type=Path, metavar="FOLDER", help="folder with runs, to serve to a browser"
+    )
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address that --serve listens on (default: 127.0.0.1)"
+    )
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=DEFAULT_PORT,
+        help="port of --serve; 0: a free one (default: 8100)",
+    )
+    parser.add_argument(
+        "--output_path", dest="out", type=Path, help=f"HTML file to write (default: {REPORT_FILE})"
+    )
     options = parser.parse_args()
     if sum(map(bool, (options.folders, options.videos, options.serve))) != 1:
         raise ValueError(
-            "give either runs and other folders to compare, or --videos with folders of videos, or --serve with a "
+            "give either runs and other folders to compare, or --videos with folders of videos, "
+            "or --serve with a "
             "folder of runs"
         )
     if options.videos and options.out:
-        raise ValueError(f"--output_path needs runs: --videos writes index.html to its first folder, got {options.out}")
+        raise ValueError(
+            "--output_path needs runs: --videos writes index.html to its first folder, got "
+            f"{options.out}"
+        )
     if options.serve and options.out:
         raise ValueError(f"--output_path needs runs: --serve writes no file, got {options.out}")
     if options.serve:
@@ -59,7 +80,9 @@ def serve(folder: Path, host: str, port: int) -> None:
     try:
         server = Server(library, host, port)
     except (OSError, OverflowError) as error:
-        raise OSError(f"cannot listen on {host} port {port}: {error}; choose another --port") from error
+        raise OSError(
+            f"cannot listen on {host} port {port}: {error}; choose another --port"
+        ) from error
     print(f"reading {len(find_runs(library.folder))} runs of {folder}", flush=True)
     library.page("all", "")  # so that the first page opens at once
     print(f"open {server.url} (Ctrl+C ends)", flush=True)

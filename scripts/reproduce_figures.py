@@ -10,8 +10,9 @@
     7  SAGE-GRPO dual moving under three schedules of the KL coefficient: constant, two-stage, milder
     8  SAGE-GRPO under five trust regions: none, fixed, stepwise, moving, dual moving
 
---methods and --kl select others. The runs are cells of Table 2 or similar ones; finished ones are not trained again.
-Writes cells/, logs/ and figures/ to --output_dir. The exit code is 1 if a cell failed.
+--methods and --kl select others. The runs are cells of Table 2 or similar ones; finished ones are
+not trained again. Writes cells/, logs/ and figures/ to --output_dir. The exit code is 1 if a cell
+failed.
 """
 
 import itertools
@@ -28,9 +29,15 @@ def main() -> int:
     parser = grid_parser(__doc__, makes="figure")
     parser.set_defaults(settings=["B"])
     numbers = list(FIGURES)
-    parser.add_argument("--figures", nargs="+", type=int, choices=numbers, default=numbers, help="figures to draw")
-    parser.add_argument("--kl", nargs="+", choices=list(KL_FLAGS), help="trust regions instead of the figure's")
-    parser.add_argument("--window", type=int, default=5, help="smooth curves over this many iterations")
+    parser.add_argument(
+        "--figures", nargs="+", type=int, choices=numbers, default=numbers, help="figures to draw"
+    )
+    parser.add_argument(
+        "--kl", nargs="+", choices=list(KL_FLAGS), help="trust regions instead of the figure's"
+    )
+    parser.add_argument(
+        "--window", type=int, default=5, help="smooth curves over this many iterations"
+    )
     options = parser.parse_args()
     if options.window < 1:
         raise ValueError(f"--window must be at least 1, got {options.window}")
@@ -38,7 +45,9 @@ def main() -> int:
     if 7 in options.figures:
         reject_flags(study.extra, ["kl_schedule"])
     runs = {
-        number: runs_of_figure(number, options.settings, options.seeds, methods=options.methods, kls=options.kl)
+        number: runs_of_figure(
+            number, options.settings, options.seeds, methods=options.methods, kls=options.kl
+        )
         for number in options.figures
     }
     code = plan_and_train(study, list(dict.fromkeys(itertools.chain(*runs.values()))), options)

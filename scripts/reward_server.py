@@ -3,8 +3,8 @@
     python -m scripts.reward_server --reward_model videoalign --pretrained_model_root ckpts --port 8000
     post_train.py ... --remote_reward_url http://127.0.0.1:8000
 
-By default, the server listens on this machine only. Listening on another address (--host) requires a token in the
-environment variable REWARD_SERVER_TOKEN, of the server and of the run.
+By default, the server listens on this machine only. Listening on another address (--host) requires
+a token in the environment variable REWARD_SERVER_TOKEN, of the server and of the run.
 """
 
 import os
@@ -21,7 +21,11 @@ def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("--reward_model", default="videoalign", help="scorer to serve")
     parser.add_argument("--pretrained_model_root", default="ckpts", help="checkpoint folder")
-    parser.add_argument("--reward_config", default="", help="options by scorer, as in post_train.py: YAML file or JSON")
+    parser.add_argument(
+        "--reward_config",
+        default="",
+        help="options by scorer, as in post_train.py: YAML file or JSON",
+    )
     parser.add_argument(
         "--device",
         choices=["auto", "cuda", "cpu"],
@@ -31,7 +35,9 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=8000, help="port; 0 selects a free one")
     parser.add_argument("--max_videos", type=int, default=16, help="videos scored in one batch")
-    parser.add_argument("--max_waiting", type=int, default=MAX_WAITING, help="active requests before a 503 reply")
+    parser.add_argument(
+        "--max_waiting", type=int, default=MAX_WAITING, help="active requests before a 503 reply"
+    )
     options = parser.parse_args()
     with exit_on_error("reward_server.py", (ValueError, OSError, OverflowError)):
         token = os.environ.get("REWARD_SERVER_TOKEN", "").strip() or None
@@ -43,10 +49,15 @@ def main() -> None:
         from hyvideo.rewards.service.server import create_app
         from hyvideo.training.model_setup import choose_device
 
-        listener, url = listen(options.host, options.port)  # before loading weights, so that a port in use fails early
+        # before loading weights, so that a port in use fails early
+        listener, url = listen(options.host, options.port)
         device = choose_device(options.device)
-        scorer = make_scorer(options.reward_model, options.pretrained_model_root, device=device, **scorer_options)
-        app = create_app(scorer, token=token, max_videos=options.max_videos, max_waiting=options.max_waiting)
+        scorer = make_scorer(
+            options.reward_model, options.pretrained_model_root, device=device, **scorer_options
+        )
+        app = create_app(
+            scorer, token=token, max_videos=options.max_videos, max_waiting=options.max_waiting
+        )
     print(f"listening on {url}", flush=True)
     make_server(app).run(sockets=[listener])
 

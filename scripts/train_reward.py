@@ -19,30 +19,52 @@ FIT = ("learning_rate", "weight_decay", "lora_rank", "seed", "max_epochs")
 @exit_on_error("train_reward.py", (ValueError, OSError, FloatingPointError))
 def main() -> int:
     parser = Parser(__doc__)
-    parser.add_argument("--pairs", type=Path, required=True, help="CSV: prompt, first, second, dimension, answer")
-    parser.add_argument("--reward_path", type=Path, required=True, help="VideoReward folder to start from")
-    parser.add_argument("--output_dir", type=Path, required=True, help="VideoReward folder to write")
-    parser.add_argument("--dimensions", nargs="+", metavar="NAME", help="up to three names in place of VQ, MQ, TA")
-    parser.add_argument("--seed", type=int, default=0, help="seed of split, new LoRA and order of pairs")
+    parser.add_argument(
+        "--pairs", type=Path, required=True, help="CSV: prompt, first, second, dimension, answer"
+    )
+    parser.add_argument(
+        "--reward_path", type=Path, required=True, help="VideoReward folder to start from"
+    )
+    parser.add_argument(
+        "--output_dir", type=Path, required=True, help="VideoReward folder to write"
+    )
+    parser.add_argument(
+        "--dimensions", nargs="+", metavar="NAME", help="up to three names in place of VQ, MQ, TA"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of split, new LoRA and order of pairs"
+    )
     parser.add_argument("--learning_rate", type=float, default=1e-5, help="initial learning rate")
-    parser.add_argument("--weight_decay", type=float, default=0.0, help="weight decay of LoRA and head")
+    parser.add_argument(
+        "--weight_decay", type=float, default=0.0, help="weight decay of LoRA and head"
+    )
     parser.add_argument("--batch_size", type=int, default=8, help="pairs per update")
     parser.add_argument("--lora_rank", type=int, default=64, help="rank of the LoRA if it is new")
     parser.add_argument("--max_epochs", type=int, default=10, help="maximum number of epochs")
     options = parser.parse_args()
-    if not (0 < options.learning_rate < 1 and min(options.batch_size, options.lora_rank, options.max_epochs) > 0):
-        raise ValueError("--learning_rate must be in (0, 1); --batch_size, --lora_rank and --max_epochs positive")
+    if not (
+        0 < options.learning_rate < 1
+        and min(options.batch_size, options.lora_rank, options.max_epochs) > 0
+    ):
+        raise ValueError(
+            "--learning_rate must be in (0, 1); --batch_size, --lora_rank and --max_epochs positive"
+        )
 
     from hyvideo.rewards.videoalign.checkpoint import check_dimensions, find_checkpoint
     from studies.reward_training import PairTraining, read_pairs, split_by_prompt
 
     if (options.output_dir / "model_config.json").exists():
-        raise ValueError(f"--output_dir must not contain a model, but {options.output_dir} does; choose another folder")
+        raise ValueError(
+            f"--output_dir must not contain a model, but {options.output_dir} does; choose "
+            "another folder"
+        )
     known = find_checkpoint(options.reward_path).settings.dimensions
     names = check_dimensions(options.dimensions or known, "--dimensions")
     pairs = read_pairs(options.pairs, names)
     # Names that are new at their token.
-    moved = [name for token, name in enumerate(names) if token >= len(known) or known[token] != name]
+    moved = [
+        name for token, name in enumerate(names) if token >= len(known) or known[token] != name
+    ]
     split = split_by_prompt(pairs, moved if pairs else names, options.seed)
     make_folder(options.output_dir)
     training = PairTraining(options.reward_path, split, names, options.batch_size)
@@ -60,8 +82,14 @@ def table(report: dict) -> list[str]:
     """Return the results on the prompts held out for them as aligned lines."""
     rows = [("dimension", "preferences", "accuracy before", "after", "loss before", "after")]
     for name, after in report["after"].items():
-        few = f" (too few: below {MIN_PREFERENCES})" if after["preferences"] < MIN_PREFERENCES else ""
-        numbers = [f"{part[key]:.3f}" for key in ("accuracy", "loss") for part in (report["before"][name], after)]
+        few = (
+            f" (too few: below {MIN_PREFERENCES})" if after["preferences"] < MIN_PREFERENCES else ""
+        )
+        numbers = [
+            f"{part[key]:.3f}"
+            for key in ("accuracy", "loss")
+            for part in (report["before"][name], after)
+        ]
         rows.append((name, f"{after['preferences']}{few}", *numbers))
     return align_columns(rows)
 

@@ -1,8 +1,10 @@
-"""Fine-tuning of VideoAlign on compared pairs of videos with VideoReward's loss, the Bradley-Terry model with ties.
+"""Fine-tuning of VideoAlign on compared pairs of videos with VideoReward's loss, the Bradley-Terry
+model with ties.
 
     P(first) = s1 / (s1 + theta s2)     P(second) = s2 / (s2 + theta s1)     the rest is a tie; s = exp(score)
 
-The head and a LoRA on the language model are trained: the checkpoint's LoRA, or a new one. On a GPU, in bf16 autocast.
+The head and a LoRA on the language model are trained: the checkpoint's LoRA, or a new one. On a
+GPU, in bf16 autocast.
 """
 
 import json
@@ -36,7 +38,9 @@ PARTS = ("test", "stop", "train")
 
 
 class Pair(NamedTuple):
-    """Two videos of a prompt, and the raters' answers as (dimension, index of the preferred video or TIE)."""
+    """Two videos of a prompt, and the raters' answers as (dimension, index of the preferred video
+    or TIE).
+    """
 
     prompt: str
     videos: tuple[Path, Path]
@@ -44,12 +48,19 @@ class Pair(NamedTuple):
 
 
 def read_pairs(path: Path, names: Sequence[str]) -> list[Pair]:
-    """Read the pairs of a CSV and of videos in its folder, except those of other dimensions or of identical videos."""
+    """Read the pairs of a CSV and of videos in its folder, except those of other dimensions or of
+    identical videos.
+    """
     answers: dict[tuple, list] = {}
     for number, row in enumerate(read_rows(path), start=1):
         if missing := [column for column in COLUMNS if column not in row]:
-            raise ValueError(f"a pairs CSV needs the columns {', '.join(COLUMNS)}; {path} lacks {', '.join(missing)}")
-        prompt, first, second, dimension, answer = ((row[column] or "").strip() for column in COLUMNS)
+            raise ValueError(
+                f"a pairs CSV needs the columns {', '.join(COLUMNS)}; {path} lacks "
+                f"{', '.join(missing)}"
+            )
+        prompt, first, second, dimension, answer = (
+            (row[column] or "").strip() for column in COLUMNS
+        )
         check_prompt(prompt)
         videos = (path.parent / first, path.parent / second)
         if not prompt or answer not in OUTCOMES or not all(map(os.path.isfile, videos)):
@@ -62,29 +73,44 @@ def read_pairs(path: Path, names: Sequence[str]) -> list[Pair]:
     return [Pair(*pair, given) for pair, given in answers.items()]
 
 
-def split_by_prompt(pairs: Sequence[Pair], needed: Iterable[str], seed: int) -> dict[str, list[Pair]]:
-    """Split pairs by prompt into ``train``, ``stop`` (early stopping) and ``test`` (evaluation only).
+def split_by_prompt(
+    pairs: Sequence[Pair], needed: Iterable[str], seed: int
+) -> dict[str, list[Pair]]:
+    """Split pairs by prompt into ``train``, ``stop`` (early stopping) and ``test`` (evaluation
+    only).
 
     Raises ValueError if a part has no preference in a dimension that is rated or ``needed``.
     """
     prompts = sorted({pair.prompt for pair in pairs})
     places = dict(zip(prompts, permutation(len(prompts), seed, "pairs")))
     size = max(1, round(HELD_OUT * len(prompts)))
-    split = {part: [p for p in pairs if PARTS[min(2, places[p.prompt] // size)] == part] for part in PARTS}
-    rated = {part: {name for p in group for name, k in p.answers if k != TIE} for part, group in split.items()}
+    split = {
+        part: [p for p in pairs if PARTS[min(2, places[p.prompt] // size)] == part]
+        for part in PARTS
+    }
+    rated = {
+        part: {name for p in group for name, k in p.answers if k != TIE}
+        for part, group in split.items()
+    }
     for name in sorted({*needed, *(name for pair in pairs for name, _ in pair.answers)}):
         if missing := [part for part in PARTS if name not in rated[part]]:
             raise ValueError(
-                f"a dimension needs preferences in each part of the {len(prompts)} prompts (at least three prompts), "
-                f"{name} has none in {', '.join(missing)}; rate more prompts, or set --dimensions to those rated"
+                f"a dimension needs preferences in each part of the {len(prompts)} prompts (at "
+                "least three prompts), "
+                f"{name} has none in {', '.join(missing)}; rate more prompts, or set --dimensions "
+                "to those rated"
             )
     return split
 
 
 class PairTraining:
-    """Training of a scorer on ``split``; ``names`` are its dimensions, in the order of the reward tokens."""
+    """Training of a scorer on ``split``; ``names`` are its dimensions, in the order of the reward
+    tokens.
+    """
 
-    def __init__(self, root: Path, split: dict[str, list[Pair]], names: Sequence[str], batch_size: int):
+    def __init__(
+        self, root: Path, split: dict[str, list[Pair]], names: Sequence[str], batch_size: int
+    ):
         self.root = root
         self.split = split
         self.names = list(names)
@@ -92,32 +118,54 @@ class PairTraining:
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.load = partial(VideoAlignScorer, device=self.device, precision="fp32_math")
         self.scorer = self.load(root)
-        self.frames = lru_cache(CACHED_VIDEOS)(lambda path: self.scorer.sample_frames(*read_video(path)))
+        self.frames = lru_cache(CACHED_VIDEOS)(
+            lambda path: self.scorer.sample_frames(*read_video(path))
+        )
 
     def scores(self, pairs: Sequence[Pair]) -> Tensor:
         """Return the raw scores of both videos of each pair, on the CPU. Shape: (pairs, 2, 3)."""
         parts = []
         for start in range(0, len(pairs), self.batch_size):
             batch = pairs[start : start + self.batch_size]
-            videos, prompts = zip(*[(self.frames(video), pair.prompt) for pair in batch for video in pair.videos])
+            videos, prompts = zip(
+                *[(self.frames(video), pair.prompt) for pair in batch for video in pair.videos]
+            )
             with torch.autocast("cuda", torch.bfloat16, enabled=self.device == "cuda"):
-                inputs = self.scorer.prepare(videos, prompts, [self.scorer.settings.fps] * len(videos))
+                inputs = self.scorer.prepare(
+                    videos, prompts, [self.scorer.settings.fps] * len(videos)
+                )
                 parts.append(self.scorer.model(**inputs).float().cpu())
         return torch.cat(parts).unflatten(0, (len(pairs), 2))
 
     def answers(self, pairs: Sequence[Pair], names: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Return the log-probabilities of first, second and tie (answers, 3), and the raters' answers (answers,)."""
-        answers = [(i, self.names.index(n), k) for i, p in enumerate(pairs) for n, k in p.answers if n in names]
+        """Return the log-probabilities of first, second and tie (answers, 3), and the raters'
+        answers (answers,).
+        """
+        answers = [
+            (i, self.names.index(n), k)
+            for i, p in enumerate(pairs)
+            for n, k in p.answers
+            if n in names
+        ]
         rows, columns, outcomes = torch.tensor(answers).T
         difference = self.scores(pairs).diff(dim=1)[rows, 0, columns]  # second minus first
         first, second = (F.logsigmoid(side - math.log(THETA)) for side in (-difference, difference))
-        return torch.stack([first, second, first + second + math.log(THETA**2 - 1)], dim=1), outcomes
+        return torch.stack(
+            [first, second, first + second + math.log(THETA**2 - 1)], dim=1
+        ), outcomes
 
     @without_cudnn_attention()
     def fit(
-        self, *, learning_rate: float, weight_decay: float, lora_rank: int, seed: int, max_epochs: int
+        self,
+        *,
+        learning_rate: float,
+        weight_decay: float,
+        lora_rank: int,
+        seed: int,
+        max_epochs: int,
     ) -> list[float]:
-        """Train with a linearly decreasing learning rate, keep the best epoch, and return the losses on ``stop``.
+        """Train with a linearly decreasing learning rate, keep the best epoch, and return the
+        losses on ``stop``.
 
         Raises FloatingPointError if the norm of a gradient is NaN or inf.
         """
@@ -142,7 +190,9 @@ class PairTraining:
                 norm = torch.nn.utils.clip_grad_norm_(trained, 1.0).item()
                 if not math.isfinite(norm):
                     update = start // self.batch_size + 1
-                    raise FloatingPointError(_bad_gradient(norm, epoch + 1, update, batch, learning_rate))
+                    raise FloatingPointError(
+                        _bad_gradient(norm, epoch + 1, update, batch, learning_rate)
+                    )
                 optimizer.step()
                 schedule.step()
         with torch.no_grad():
@@ -167,21 +217,34 @@ class PairTraining:
 
     @torch.no_grad()
     def write(self, out: Path) -> None:
-        """Write a VideoReward folder, with the LoRA merged and normalization from the training videos, and load it."""
+        """Write a VideoReward folder, with the LoRA merged and normalization from the training
+        videos, and load it.
+        """
         from peft.tuners.lora import LoraLayer
 
         raw, model = self.scores(self.split["train"]).flatten(0, 1), self.scorer.model.model
         for layer in model.modules():
             if isinstance(layer, LoraLayer):
                 layer.merge()
-        state = {plain_name(name): tensor for name, tensor in model.state_dict().items() if ".lora_" not in name}
+        state = {
+            plain_name(name): tensor
+            for name, tensor in model.state_dict().items()
+            if ".lora_" not in name
+        }
         self.scorer.tokenizer.save_pretrained(out / "checkpoint-1" / "tokenizer")
         save_weights(out / "checkpoint-1", state, self.scorer.model.head.weight)
         model.config.save_pretrained(out / "base")
         config = read_json(self.root / "model_config.json", "VideoAlign")
-        config["data_config"]["eval_dim"], config["model_config"]["model_name_or_path"] = self.names, "base"
+        config["data_config"]["eval_dim"], config["model_config"]["model_name_or_path"] = (
+            self.names,
+            "base",
+        )
         statistics = {"mean": raw.mean(0).tolist(), "std": raw.std(0).tolist()}
-        constants = {f"{name}_{kind}": x for kind, row in statistics.items() for name, x in zip(self.names, row)}
+        constants = {
+            f"{name}_{kind}": x
+            for kind, row in statistics.items()
+            for name, x in zip(self.names, row)
+        }
         config["peft_lora_config"] = {"lora_enable": False}
         config["inference_config"] = constants
         (out / "model_config.json").write_text(json.dumps(config, indent=1) + "\n")
@@ -189,11 +252,15 @@ class PairTraining:
 
     @torch.no_grad()
     def quality(self, picture: Path) -> dict[str, dict[str, float]]:
-        """Return the accuracy on preferences and the loss on all answers of ``test``; plot the calibration."""
+        """Return the accuracy on preferences and the loss on all answers of ``test``; plot the
+        calibration.
+        """
         from matplotlib.figure import Figure
 
         axes, quality = (figure := Figure(dpi=120)).subplots(), {}
-        axes.set(xlabel="predicted probability of first", ylabel="fraction of answers that are first")
+        axes.set(
+            xlabel="predicted probability of first", ylabel="fraction of answers that are first"
+        )
         axes.plot([0, 1], [0, 1], color="0.8")
         for name in sorted({name for pair in self.split["test"] for name, _ in pair.answers}):
             log_probs, outcomes = self.answers(self.split["test"], [name])
@@ -203,18 +270,25 @@ class PairTraining:
             quality[name]["loss"] = F.nll_loss(log_probs, outcomes).item()
             probability = log_probs[:, 0].exp()
             bins = (10 * probability).long().clamp(max=9)
-            count, x, y = (torch.bincount(bins, weights, 10) for weights in (bins >= 0, probability, outcomes == 0))
+            count, x, y = (
+                torch.bincount(bins, weights, 10)
+                for weights in (bins >= 0, probability, outcomes == 0)
+            )
             axes.plot(x / count, y / count, "o", label=f"{name}, {len(bins)} answers")
         axes.legend()
         figure.savefig(picture)
         return quality
 
 
-def _bad_gradient(norm: float, epoch: int, update: int, pairs: Sequence[Pair], learning_rate: float) -> str:
+def _bad_gradient(
+    norm: float, epoch: int, update: int, pairs: Sequence[Pair], learning_rate: float
+) -> str:
     """Return the message for a gradient norm of NaN or inf, with the videos of the pairs."""
     videos = ", ".join(str(video) for pair in pairs for video in pair.videos)
     return (
-        f"the gradient norm of epoch {epoch}, update {update} is {norm}, so no weights can be trained. Either the "
-        f"learning rate of {learning_rate:g} is too high, or the model returns NaN or inf for one of these videos: "
+        f"the gradient norm of epoch {epoch}, update {update} is {norm}, so no weights can be "
+        "trained. Either the "
+        f"learning rate of {learning_rate:g} is too high, or the model returns NaN or inf for one "
+        "of these videos: "
         f"{videos}. Lower --learning_rate, or leave these pairs out"
     )

@@ -11,7 +11,10 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 @contextmanager
 def start_chromium():
-    """Context manager that yields a browser of playwright. Skips the test without playwright or Chromium."""
+    """Context manager that yields a browser of playwright.
+
+    Skips the test without playwright or Chromium.
+    """
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
     with playwright.sync_playwright() as running:
         path = next(filter(None, map(shutil.which, NAMES)), running.chromium.executable_path)

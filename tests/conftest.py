@@ -56,11 +56,14 @@ LONGEST = (
 
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
-    parser.addoption("--regenerate", action="store_true", help="write generated files instead of comparing them")
+    parser.addoption(
+        "--regenerate", action="store_true", help="write generated files instead of comparing them"
+    )
 
 
 def pytest_configure(config):
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, the runs of the tests would ignore it, as they should
+    # under nohup, the runs of the tests would ignore it, as they should
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     forked.become_server_owner()
     fuzzing.run_all_examples = config.getoption("--slow")
     if config.getoption("numprocesses", None):  # the workers run the tests
@@ -76,7 +79,9 @@ def pytest_collection_modifyitems(config, items):
     on_gpu = [item for item in items if "cuda" in item.keywords]
     if on_gpu and not _can_check_gpu():
         for item in on_gpu:
-            item.add_marker(pytest.mark.skip(reason="needs a GPU; CHECK_DEVICE=cpu runs it on the CPU"))
+            item.add_marker(
+                pytest.mark.skip(reason="needs a GPU; CHECK_DEVICE=cpu runs it on the CPU")
+            )
     if not config.getoption("--slow"):
         for item in items:
             if "slow" in item.keywords:
@@ -123,7 +128,9 @@ def _ended_runs():
 
 @pytest.fixture
 def forked_programs(monkeypatch):
-    """Start programs through the server of tests/forked.py, so that they need not import torch again."""
+    """Start programs through the server of tests/forked.py, so that they need not import torch
+    again.
+    """
     monkeypatch.setattr(sys, "executable", forked.python())
 
 
@@ -169,14 +176,18 @@ def limited_file_size():
 
 @pytest.fixture
 def check_generated(request):
-    """Return a function that compares a file with its generated text; with --regenerate, it writes the file first."""
+    """Return a function that compares a file with its generated text; with --regenerate, it writes
+    the file first.
+    """
 
     def check(path: Path, text: str):
         if request.config.getoption("--regenerate"):
             path.write_text(text, encoding="utf-8")
         slow = " --slow" if "slow" in request.keywords else ""
         command = f"python -m pytest {request.path.relative_to(ROOT)}{slow} --regenerate"
-        assert path.read_text(encoding="utf-8") == text, f"{path.name} is outdated; regenerate it: {command}"
+        assert path.read_text(encoding="utf-8") == text, (
+            f"{path.name} is outdated; regenerate it: {command}"
+        )
 
     return check
 
@@ -186,7 +197,9 @@ def exit_code(monkeypatch):
     """Run the ``main`` of a program with command-line arguments and return its exit code."""
 
     def run(main, *words):
-        monkeypatch.setattr("sys.argv", [f"{main.__module__.rpartition('.')[2]}.py", *map(str, words)])
+        monkeypatch.setattr(
+            "sys.argv", [f"{main.__module__.rpartition('.')[2]}.py", *map(str, words)]
+        )
         try:
             return main() or 0
         except SystemExit as ended:

@@ -2,11 +2,12 @@
 
     subprocess.run([python(), "post_train.py", "--eta", "1"], ...)
 
-`python(preload)` is an interpreter that has imported that module instead, and what the module imports.
+`python(preload)` is an interpreter that has imported that module instead, and what the module
+imports.
 
-The program at that path connects to a server and passes arguments, environment, working directory and output. The
-server forks a process that does the work; signals and the exit code are passed on. All pytest workers share one server,
-which the first of them starts and which ends with pytest.
+The program at that path connects to a server and passes arguments, environment, working directory
+and output. The server forks a process that does the work; signals and the exit code are passed on.
+All pytest workers share one server, which the first of them starts and which ends with pytest.
 """
 
 import atexit
@@ -51,7 +52,8 @@ LATE = (
 # Keep freed memory in the process: otherwise page faults take a tenth of the time of small models.
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "1000000000", "MALLOC_TRIM_THRESHOLD_": "1000000000"}
 
-# The client program. It passes its file descriptors and signals to the forked process, which ends when the client ends.
+# The client program. It passes its file descriptors and signals to the forked process, which ends
+# when the client ends.
 CLIENT = """
 import json, os, signal, socket, sys
 server = socket.socket(socket.AF_UNIX)
@@ -91,16 +93,29 @@ def python(preload: str = "") -> str:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not program.exists():
             environment = os.environ | ALLOCATOR | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-            command = [sys.executable, "-m", "tests.forked", os.environ[OWNER], str(folder), preload]
-            server = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, cwd=ROOT, text=True)
-            assert server.stdout.readline() == "ready\n", "the server of forked processes did not start"
+            command = [
+                sys.executable,
+                "-m",
+                "tests.forked",
+                os.environ[OWNER],
+                str(folder),
+                preload,
+            ]
+            server = subprocess.Popen(
+                command, stdout=subprocess.PIPE, env=environment, cwd=ROOT, text=True
+            )
+            assert server.stdout.readline() == "ready\n", (
+                "the server of forked processes did not start"
+            )
             program.write_text(f"#!{sys.executable} -IS\n{CLIENT}")
             program.chmod(0o700)
     return str(program)
 
 
 def cache_models() -> None:
-    """Cache untrained models and the random weights of each seed, for this process and processes forked from it."""
+    """Cache untrained models and the random weights of each seed, for this process and processes
+    forked from it.
+    """
     from hyvideo.models import encoders, loading, weight_files
 
     draw = functools.lru_cache(4000)(weight_files.draw_tensor)
@@ -112,7 +127,9 @@ def cache_models() -> None:
 
 
 def _copying(build: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that builds a model only for new arguments and otherwise returns a copy of the first one."""
+    """Return a function that builds a model only for new arguments and otherwise returns a copy of
+    the first one.
+    """
     models: dict[str, Any] = {}
 
     def copy_or_build(*arguments: Any) -> Any:
@@ -125,11 +142,19 @@ def _copying(build: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _copy(module: Any) -> Any:
-    """Return a copy of a module with its own submodules, parameters and hooks; faster than `copy.deepcopy`."""
+    """Return a copy of a module with its own submodules, parameters and hooks; faster than
+    `copy.deepcopy`.
+    """
     copied = copy.copy(module)
-    own = {name: value.copy() for name, value in vars(module).items() if type(value) in (dict, OrderedDict)}
+    own = {
+        name: value.copy()
+        for name, value in vars(module).items()
+        if type(value) in (dict, OrderedDict)
+    }
     vars(copied).update(own)
-    copied._modules.update({name: _copy(part) for name, part in module._modules.items() if part is not None})
+    copied._modules.update(
+        {name: _copy(part) for name, part in module._modules.items() if part is not None}
+    )
     for name, parameter in module._parameters.items():
         copied._parameters[name] = copy.deepcopy(parameter)
     for name, buffer in module._buffers.items():
@@ -137,11 +162,13 @@ def _copy(module: Any) -> Any:
     return copied
 
 
-# --- the server -----------------------------------------------------------------------------------------------------
+# --- the server -----------------------------------------------------------------------------------
 
 
 class Server:
-    """Forks a process per connection, reports its exit status, and kills it if the connection closes first."""
+    """Forks a process per connection, reports its exit status, and kills it if the connection
+    closes first.
+    """
 
     def __init__(self, folder: Path):
         self.events = select.poll()
@@ -149,7 +176,8 @@ class Server:
         self.listener.bind(str(folder / "socket"))
         self.listener.listen(64)
         self.events.register(self.listener, select.POLLIN)
-        self.running: dict[int, tuple[int, socket.socket, int]] = {}  # process, client, pidfd; by both descriptors
+        # process, client, pidfd; by both descriptors
+        self.running: dict[int, tuple[int, socket.socket, int]] = {}
 
     def run(self, owner: int) -> None:
         """Serve until the owner process has ended."""
@@ -197,19 +225,24 @@ def _import_all() -> None:
     cache_models()
     for name in LATE:
         importlib.import_module(name)
-    # torchrun calls inspect.stack for its log; with thousands of modules, that takes seconds per launch.
+    # torchrun calls inspect.stack for its log; with thousands of modules, that takes seconds per
+    # launch.
     rendezvous = importlib.import_module("torch.distributed.elastic.rendezvous.dynamic_rendezvous")
     rendezvous.get_method_name = lambda depth=2: sys._getframe(depth).f_code.co_name
     for module in pkgutil.walk_packages(hyvideo.__path__, "hyvideo."):
         importlib.import_module(module.name)
     for root in ("assets/miniature", "tests/shallow_miniature"):  # the models of smoke runs
-        config = hyvideo.config.command_line.load_config("configs/smoke.yaml", pretrained_model_root=root)
+        config = hyvideo.config.command_line.load_config(
+            "configs/smoke.yaml", pretrained_model_root=root
+        )
         encoder, _ = hyvideo.training.model_setup.load_encoder(config, torch.device("cpu"))
         encoder([hyvideo.data.prompts.Request("a red circle")])  # loads the text encoder
         hyvideo.models.loading.load_transformer(root, "miniature", random_weights_seed=0)
     for template in (ROOT / "hyvideo").rglob("*.j*"):
         if template.suffix in (".jinja", ".j2"):
-            hyvideo.data.templates._pages(template.parent, ".html" in template.name).get_template(template.name)
+            hyvideo.data.templates._pages(template.parent, ".html" in template.name).get_template(
+                template.name
+            )
 
 
 def _kill(pid: int) -> None:
@@ -244,7 +277,9 @@ def _run_for_client(client: socket.socket) -> None:
 
 
 def _exit_code(arguments: list[str]) -> int:
-    """Run a program and return its exit code, like the interpreter but without freeing its memory."""
+    """Run a program and return its exit code, like the interpreter but without freeing its
+    memory.
+    """
     try:
         _execute(arguments)
         code = 0

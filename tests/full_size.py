@@ -11,10 +11,14 @@ FPS = 24
 
 
 def write_full_size(path: Path, *, num_frames: int = NUM_FRAMES, seed: int = 0) -> Path:
-    """Write a clip with moving colors and film grain, about 20 MB as in real runs, and return its path."""
+    """Write a clip with moving colors and film grain, about 20 MB as in real runs, and return its
+    path.
+    """
     random = np.random.default_rng(seed)
     rows, columns = np.mgrid[:HEIGHT, :WIDTH]
-    colors = np.stack([rows * 200 // HEIGHT, columns * 200 // WIDTH, (rows + columns) % 200], axis=-1)
+    colors = np.stack(
+        [rows * 200 // HEIGHT, columns * 200 // WIDTH, (rows + columns) % 200], axis=-1
+    )
     grain = random.integers(0, 56, (HEIGHT, WIDTH, 3))
     with av.open(str(path), "w") as file:
         stream = file.add_stream(
@@ -30,13 +34,17 @@ def write_full_size(path: Path, *, num_frames: int = NUM_FRAMES, seed: int = 0) 
         codec.color_range = 1
         for number in range(num_frames):
             picture = np.roll(colors, 3 * number, axis=1) + np.roll(grain, 97 * number, axis=(0, 1))
-            file.mux(stream.encode(av.VideoFrame.from_ndarray(picture.astype(np.uint8), format="rgb24")))
+            file.mux(
+                stream.encode(av.VideoFrame.from_ndarray(picture.astype(np.uint8), format="rgb24"))
+            )
         file.mux(stream.encode())
     return path
 
 
 def copy_distinct(source: Path, target: Path, number: int) -> Path:
-    """Copy a clip and append an empty box with a number, so that the files differ and the videos do not."""
+    """Copy a clip and append an empty box with a number, so that the files differ and the videos do
+    not.
+    """
     shutil.copyfile(source, target)
     with target.open("ab") as file:
         file.write((16).to_bytes(4) + b"free" + number.to_bytes(8))

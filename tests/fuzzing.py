@@ -1,4 +1,6 @@
-"""Helpers for tests of hostile input: generated examples, and whether an input is accepted or rejected."""
+"""Helpers for tests of hostile input: generated examples, and whether an input is accepted or
+rejected.
+"""
 
 import contextlib
 import io
@@ -35,10 +37,18 @@ run_all_examples = False  # set by --slow
 
 
 def fuzzed(max_examples: int):
-    """Return hypothesis settings: reproducible examples in a shared folder, a third of them without --slow."""
+    """Return hypothesis settings: reproducible examples in a shared folder, a third of them without
+    --slow.
+    """
     number = max_examples if run_all_examples else max_examples // 3
     shared = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
-    return settings(max_examples=number, derandomize=True, deadline=None, database=None, suppress_health_check=shared)
+    return settings(
+        max_examples=number,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        suppress_health_check=shared,
+    )
 
 
 def contents(folder: Path) -> set[str]:
@@ -47,7 +57,10 @@ def contents(folder: Path) -> set[str]:
 
 
 def outcome(action, *, seconds: float = 5.0):
-    """Return the result of ``action`` and its error message, one of them None. Other exceptions fail the test."""
+    """Return the result of ``action`` and its error message, one of them None.
+
+    Other exceptions fail the test.
+    """
     stderr, start = io.StringIO(), time.perf_counter()
     try:
         with contextlib.redirect_stderr(stderr):
@@ -57,7 +70,9 @@ def outcome(action, *, seconds: float = 5.0):
         message = stderr.getvalue()
         assert message.count("error:") >= 1
     except ValueError as error:
-        assert type(error) is ValueError, f"{type(error).__name__} must be a plain ValueError: {error}"
+        assert type(error) is ValueError, (
+            f"{type(error).__name__} must be a plain ValueError: {error}"
+        )
         message = shorten(str(error))
     finally:
         assert time.perf_counter() - start < seconds

@@ -1,8 +1,11 @@
-"""Selections of tests, each run in a separate process with a time limit. Results are written while they run.
+"""Selections of tests, each run in a separate process with a time limit.
 
-A test gives one row: ``what``, ``ok``, its recorded properties, its seconds, and why it failed. This module is also the
-pytest plugin that writes the rows: a part of a row at each `record`, and the rest when the test ends. A row of a test
-that was killed has what it had recorded, and ``ok`` is None.
+Results are written while they run.
+
+A test gives one row: ``what``, ``ok``, its recorded properties, its seconds, and why it failed.
+This module is also the pytest plugin that writes the rows: a part of a row at each `record`, and
+the rest when the test ends. A row of a test that was killed has what it had recorded, and ``ok`` is
+None.
 """
 
 import json
@@ -47,7 +50,9 @@ class Number(NamedTuple):
     advice: str
 
     def values(self, results: list[dict]) -> list[float]:
-        rows = [row for result in results if result["check"] == self.check for row in result["rows"]]
+        rows = [
+            row for result in results if result["check"] == self.check for row in result["rows"]
+        ]
         values = [row.get(self.value) for row in rows if re.fullmatch(self.row, row["what"])]
         return [value for value in values if isinstance(value, int | float)]
 
@@ -65,8 +70,8 @@ def run_checks(
 ) -> bool:
     """Run all checks and return whether all passed.
 
-    Writes ``gpu.json`` and ``gpu.md`` to ``out`` whenever a row has changed, and the output of all checks to
-    ``gpu.log``. The rows themselves are in ``rows/<check>.jsonl`` of ``work``.
+    Writes ``gpu.json`` and ``gpu.md`` to ``out`` whenever a row has changed, and the output of all
+    checks to ``gpu.log``. The rows themselves are in ``rows/<check>.jsonl`` of ``work``.
 
     Args:
         work: Folder of the rows and of the files that the checks leave.
@@ -83,7 +88,14 @@ def run_checks(
         start = time.monotonic()
         lines = work / "rows" / f"{name}.jsonl"
         lines.write_text("")
-        result = {"check": name, "ok": None, "seconds": 0.0, "expected": check.expected, "reason": None, "rows": []}
+        result = {
+            "check": name,
+            "ok": None,
+            "seconds": 0.0,
+            "expected": check.expected,
+            "reason": None,
+            "rows": [],
+        }
         results.append(result)
         shown = 0
 
@@ -100,7 +112,9 @@ def run_checks(
                 on_row(name, row)
             shown = len(finished)
 
-        result["reason"] = _run(python, check, lines, out / "gpu.log", min(check.seconds, end - start), update)
+        result["reason"] = _run(
+            python, check, lines, out / "gpu.log", min(check.seconds, end - start), update
+        )
         update()
         result["ok"] = not result["reason"]
         result["seconds"] = round(time.monotonic() - start, 1)
@@ -111,7 +125,9 @@ def run_checks(
 
 
 def _read_rows(lines: Path) -> list[dict]:
-    """Return the rows of a file, in which the parts of a test follow one another; the last line may be incomplete."""
+    """Return the rows of a file, in which the parts of a test follow one another; the last line may
+    be incomplete.
+    """
     rows: dict[str, dict] = {}
     for line in lines.read_text().splitlines(keepends=True):
         if line.endswith("\n"):
@@ -120,17 +136,35 @@ def _read_rows(lines: Path) -> list[dict]:
     return list(rows.values())
 
 
-def _run(python: str, check: Check, rows: Path, log: Path, seconds: float, on_wait: Callable[[], None]) -> str | None:
-    """Run a check, calling ``on_wait`` twice a second. Return None if all tests passed, else the reason."""
+def _run(
+    python: str, check: Check, rows: Path, log: Path, seconds: float, on_wait: Callable[[], None]
+) -> str | None:
+    """Run a check, calling ``on_wait`` twice a second.
+
+    Return None if all tests passed, else the reason.
+    """
     if seconds <= 0:
         return "no time was left"
     # Without capture (-s), the log of a killed check is complete.
-    command = [python, "-m", "pytest", "-p", __name__, "-p", "no:cacheprovider", "-s", *check.arguments]
-    no_plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # loading them takes longer than a small check
+    command = [
+        python,
+        "-m",
+        "pytest",
+        "-p",
+        __name__,
+        "-p",
+        "no:cacheprovider",
+        "-s",
+        *check.arguments,
+    ]
+    # loading them takes longer than a small check
+    no_plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     environment = os.environ | check.environment | no_plugins | {_ROWS: str(rows.resolve())}
     with open(log, "a") as output:
         before = output.tell()
-        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
+        process = subprocess.Popen(
+            command, env=environment, stdout=output, stderr=output, start_new_session=True
+        )
     end = time.monotonic() + seconds
     try:
         while (code := process.poll()) is None:
@@ -153,13 +187,19 @@ def pytest_runtest_logreport(report) -> None:
     """Write a row for a finished test, and for one whose setup or teardown fails."""
     if report.when != "call" and report.passed:
         return
-    row = {"what": report.nodeid.split("::")[-1], "ok": report.passed} | dict(report.user_properties)
-    row |= {"seconds": report.duration} | ({} if report.passed else {"why": str(report.longrepr).splitlines()[-1]})
+    row = {"what": report.nodeid.split("::")[-1], "ok": report.passed} | dict(
+        report.user_properties
+    )
+    row |= {"seconds": report.duration} | (
+        {} if report.passed else {"why": str(report.longrepr).splitlines()[-1]}
+    )
     _append(row)
 
 
 def record(what: str, name: str, value: object) -> None:
-    """Write a value of the row of a test that is still running, if `run_checks` started this process."""
+    """Write a value of the row of a test that is still running, if `run_checks` started this
+    process.
+    """
     _append({"what": what, name: value})
 
 
@@ -176,20 +216,29 @@ def _reason_rows(result: dict) -> list[dict]:
 def _write(out: Path, title: str, results: list[dict], numbers: Sequence[Number]) -> None:
     lines = [f"# {title}", "", *_summary(results, numbers)]
     lines += ["| check | seconds | expected |", "|---|---|---|"]
-    lines += [f"| {each['check']} | {each['seconds']:.0f} | {each['expected']:.0f} |" for each in results]
+    lines += [
+        f"| {each['check']} | {each['seconds']:.0f} | {each['expected']:.0f} |" for each in results
+    ]
     lines += ["", "| check | ok | what | result |", "|---|---|---|---|"]
     for result in results:
         for row in [*result["rows"], *_reason_rows(result)]:
             values = ", ".join(f"{k} {_text(v)}" for k, v in row.items() if k not in ("what", "ok"))
             ok = {True: "yes", False: "**no**", None: "unfinished"}[row["ok"]]
-            lines.append(f"| {result['check']} | {ok} | {_text(row['what'])} | {values} |".replace("\n", " "))
-    for name, text in (("gpu.json", json.dumps(results, indent=1)), ("gpu.md", "\n".join(lines) + "\n")):
+            lines.append(
+                f"| {result['check']} | {ok} | {_text(row['what'])} | {values} |".replace("\n", " ")
+            )
+    for name, text in (
+        ("gpu.json", json.dumps(results, indent=1)),
+        ("gpu.md", "\n".join(lines) + "\n"),
+    ):
         with replacing(out / name) as path:
             path.write_text(text)
 
 
 def _summary(results: list[dict], numbers: Sequence[Number]) -> list[str]:
-    """Return the table of measured numbers beside the expected ones, with what to do if one is out of range."""
+    """Return the table of measured numbers beside the expected ones, with what to do if one is out
+    of range.
+    """
     lines = []
     for number in numbers:
         for value in number.values(results):

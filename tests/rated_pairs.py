@@ -7,7 +7,12 @@ import torch
 
 from hyvideo.data.videos import write_video
 
-PROMPTS = ("a red circle moves up", "a green square moves down", "a blue circle moves left", "a red square moves right")
+PROMPTS = (
+    "a red circle moves up",
+    "a green square moves down",
+    "a blue circle moves left",
+    "a red square moves right",
+)
 # Settings of tiny_config (5 frames of 16 x 16) that train on such pairs.
 DPO = {
     "objective": "dpo",
@@ -37,7 +42,9 @@ def write_clip(path: Path, seed: int, size: tuple[int, int, int] = (5, 16, 16)) 
 
 
 def write_pairs(folder: Path, rows=None, columns=("prompt", "first", "second", "answer")) -> Path:
-    """Write two videos of each prompt and a CSV with one answer for each, or with the given rows."""
+    """Write two videos of each prompt and a CSV with one answer for each, or with the
+    given rows.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(2 * len(PROMPTS)):
         video = folder / f"{number // 2}{'ab'[number % 2]}.mp4"

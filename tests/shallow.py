@@ -1,4 +1,5 @@
-"""A copy of the miniature with two of its four transformer blocks, for runs whose length does not matter.
+"""A copy of the miniature with two of its four transformer blocks, for runs whose length does not
+matter.
 
 The folder `SHALLOW` has a configuration without weights, for runs with random weights.
 """
@@ -20,10 +21,20 @@ def write_trained(root: Path) -> str:
     (root / WEIGHTS).parent.mkdir(parents=True)
     text = (source / "transformer" / "miniature" / "config.json").read_text()
     (root / "transformer" / "miniature" / "config.json").write_text(text)
-    prefixes = tuple(f"double_blocks.{number}." for number in range(json.loads(text)["mm_double_blocks_depth"]))
+    prefixes = tuple(
+        f"double_blocks.{number}." for number in range(json.loads(text)["mm_double_blocks_depth"])
+    )
     with safe_open(ROOT / "assets" / "miniature" / WEIGHTS, framework="pt") as file:
-        names = [name for name in file.keys() if name.startswith(prefixes) or not name.startswith("double_blocks.")]
-        save_file({name: file.get_tensor(name) for name in names}, root / WEIGHTS, metadata=file.metadata())
+        names = [
+            name
+            for name in file.keys()
+            if name.startswith(prefixes) or not name.startswith("double_blocks.")
+        ]
+        save_file(
+            {name: file.get_tensor(name) for name in names},
+            root / WEIGHTS,
+            metadata=file.metadata(),
+        )
     for part in source.iterdir():
         if part.name != "transformer":
             (root / part.name).symlink_to(part.resolve())

@@ -13,23 +13,38 @@ TEXT_SLOTS, GLYPH_SLOTS, IMAGE_SLOTS = 1000, 256, 729  # padded lengths of Hunyu
 
 
 def stock_twin(transformer, dtype=None):
-    """Return a copy of the model with diffusers' own forward pass; the weights are shared unless ``dtype`` differs."""
+    """Return a copy of the model with diffusers' own forward pass; the weights are shared unless
+    ``dtype`` differs.
+    """
     with init_empty_weights(include_buffers=False):
-        twin = getattr(diffusers, family_of(transformer).transformer.class_name).from_config(transformer.config)
+        twin = getattr(diffusers, family_of(transformer).transformer.class_name).from_config(
+            transformer.config
+        )
     state = {name: tensor.to(dtype) for name, tensor in transformer.state_dict().items()}
     twin.load_state_dict(state, strict=True, assign=True)
     return twin.eval()
 
 
 def stock_inputs(transformer, latents, timestep, conditions):
-    """Return the arguments of diffusers' forward pass for the same samples: padded conditions and, if any, masks."""
+    """Return the arguments of diffusers' forward pass for the same samples: padded conditions and,
+    if any, masks.
+    """
     common = {"timestep": timestep, "return_dict": False}
     if family_of(transformer).name == "wan":
-        return common | {"hidden_states": latents, "encoder_hidden_states": padded_texts(conditions)}
+        return common | {
+            "hidden_states": latents,
+            "encoder_hidden_states": padded_texts(conditions),
+        }
     slots = TEXT_SLOTS, GLYPH_SLOTS, IMAGE_SLOTS
     texts, config = [c.text for c in conditions], transformer.config
-    glyphs = [texts[0].new_zeros(0, config.text_embed_2_dim) if c.glyph is None else c.glyph for c in conditions]
-    images = [texts[0].new_zeros(0, config.image_embed_dim) if c.image is None else c.image.embeds for c in conditions]
+    glyphs = [
+        texts[0].new_zeros(0, config.text_embed_2_dim) if c.glyph is None else c.glyph
+        for c in conditions
+    ]
+    images = [
+        texts[0].new_zeros(0, config.image_embed_dim) if c.image is None else c.image.embeds
+        for c in conditions
+    ]
     padded, masks = zip(*map(_padded, (texts, glyphs, images), slots))
     return common | {
         "hidden_states": torch.cat([latents, _image_channels(latents, conditions)], dim=1),
@@ -42,7 +57,9 @@ def stock_inputs(transformer, latents, timestep, conditions):
 
 
 def _padded(samples, slots):
-    """Return tokens padded with zeros (batch, slots, dim), and a mask of the valid tokens (batch, slots)."""
+    """Return tokens padded with zeros (batch, slots, dim), and a mask of the valid tokens (batch,
+    slots).
+    """
     lengths = torch.tensor([len(sample) for sample in samples], device=samples[0].device)
     padded = torch.stack([F.pad(sample, (0, 0, 0, slots - len(sample))) for sample in samples])
     return padded, (torch.arange(slots, device=lengths.device) < lengths[:, None]).long()

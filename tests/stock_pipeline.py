@@ -1,7 +1,9 @@
-"""diffusers' pipeline with this project's weights, to compare samples from the same prompt and initial noise.
+"""diffusers' pipeline with this project's weights, to compare samples from the same prompt and
+initial noise.
 
-Both use the ODE. diffusers' pipeline rounds timesteps and latents to the model's dtype between steps, this project's
-keeps both in float32. In float32 the two agree up to rounding; in bf16 they differ by about the error of bf16 itself.
+Both use the ODE. diffusers' pipeline rounds timesteps and latents to the model's dtype between
+steps, this project's keeps both in float32. In float32 the two agree up to rounding; in bf16 they
+differ by about the error of bf16 itself.
 """
 
 import torch
@@ -21,7 +23,9 @@ from tests.stock_models import stock_twin
 
 
 class GivenSigmas(FlowMatchEulerDiscreteScheduler):
-    """diffusers' Euler steps over this project's noise levels, which diffusers' schedule cannot produce."""
+    """diffusers' Euler steps over this project's noise levels, which diffusers' schedule cannot
+    produce.
+    """
 
     def __init__(self, schedule: Schedule):
         super().__init__(shift=1.0)
@@ -42,7 +46,10 @@ def sample_diffusers(
     num_steps: int,
     negative_prompt: str = "",
 ) -> Tensor:
-    """Sample latents with a `stock_pipeline`. Shape, like ``noise``: (1, channels, frames, height, width)."""
+    """Sample latents with a `stock_pipeline`.
+
+    Shape, like ``noise``: (1, channels, frames, height, width).
+    """
     inputs = {"num_frames": num_frames, "num_inference_steps": num_steps, "output_type": "latent"}
     if isinstance(stock, WanPipeline):
         inputs |= {"guidance_scale": stock.scale}
@@ -53,19 +60,29 @@ def sample_diffusers(
         stock.video_processor.calculate_default_height_width = lambda **_: size
         inputs |= {"image": fit(read_image(request.image), *size)}
     latents = noise.to(stock.transformer.device, stock.transformer.dtype)
-    return stock(prompt=request.prompt, negative_prompt=negative_prompt, latents=latents, **inputs).frames.float()
+    return stock(
+        prompt=request.prompt, negative_prompt=negative_prompt, latents=latents, **inputs
+    ).frames.float()
 
 
-def stock_pipeline(model: ModelSettings, pipeline: GRPOPipeline, rollout: RolloutSettings, *, is_i2v: bool):
-    """Return diffusers' pipeline with ``pipeline``'s weights, diffusers' forward pass and the checkpoint's encoders."""
+def stock_pipeline(
+    model: ModelSettings, pipeline: GRPOPipeline, rollout: RolloutSettings, *, is_i2v: bool
+):
+    """Return diffusers' pipeline with ``pipeline``'s weights, diffusers' forward pass and the
+    checkpoint's encoders.
+    """
     if family_of(pipeline.transformer).name == "wan":
         return _wan_pipeline(model, pipeline, rollout_schedule(rollout))
     import diffusers
-    from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil  # needs no torchvision
+
+    # needs no torchvision
+    from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
     root, dtype = model.pretrained_model_root, DTYPES[model.dtype]
     common = {"device": pipeline.device, "random_weights_seed": weights_seed(model)}
-    tokenizer, text_encoder = encoders.load_text_encoder(root, dtype=DTYPES[model.encoder_dtype], **common)
+    tokenizer, text_encoder = encoders.load_text_encoder(
+        root, dtype=DTYPES[model.encoder_dtype], **common
+    )
     tokenizer_2, text_encoder_2 = encoders.load_glyph_encoder(root, **common)
     parts = {
         "tokenizer": tokenizer,
@@ -80,7 +97,9 @@ def stock_pipeline(model: ModelSettings, pipeline: GRPOPipeline, rollout: Rollou
     if not is_i2v:
         return diffusers.HunyuanVideo15Pipeline(**parts)
     preprocessor, image_encoder = encoders.load_vision_encoder(root, dtype=dtype, **common)
-    processor = SiglipImageProcessorPil(**{k: v for k, v in preprocessor.items() if k != "image_processor_type"})
+    processor = SiglipImageProcessorPil(
+        **{k: v for k, v in preprocessor.items() if k != "image_processor_type"}
+    )
     return diffusers.HunyuanVideo15ImageToVideoPipeline(
         **parts, image_encoder=image_encoder, feature_extractor=processor
     )

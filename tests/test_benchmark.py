@@ -1,7 +1,9 @@
-"""Comparison of our transformer's speed with diffusers' on a CPU, at small width and with the same random weights.
+"""Comparison of our transformer's speed with diffusers' on a CPU, at small width and with the same
+random weights.
 
-diffusers gets padded conditions with masks, as from its pipeline; ours gets only the valid text tokens. Calls
-alternate; the ratio is the median over consecutive pairs. `tests/cuda/test_speed.py` measures both on a GPU.
+diffusers gets padded conditions with masks, as from its pipeline; ours gets only the valid text
+tokens. Calls alternate; the ratio is the median over consecutive pairs. `tests/cuda/test_speed.py`
+measures both on a GPU.
 """
 
 import statistics
@@ -15,11 +17,18 @@ from tests.cuda.speed import Workload, relative_difference, sample, take_turns, 
 from tests.stock_models import stock_twin
 
 CPU = torch.device("cpu")
-SMALL = {"num_layers": 2, "num_attention_heads": 4, "attention_head_dim": 64, "rope_axes_dim": (16, 24, 24)}
+SMALL = {
+    "num_layers": 2,
+    "num_attention_heads": 4,
+    "attention_head_dim": 64,
+    "rope_axes_dim": (16, 24, 24),
+}
 
 
 def compare(run, models, inputs, repeats):
-    """Return the largest relative difference of the results, and the median ratio of ours to diffusers' seconds."""
+    """Return the largest relative difference of the results, and the median ratio of ours to
+    diffusers' seconds.
+    """
     calls = {name: partial(run, model, inputs[name]) for name, model in models.items()}
     difference = relative_difference(*(call().float() for call in calls.values()))
     times = take_turns(calls, repeats, CPU)
@@ -27,7 +36,9 @@ def compare(run, models, inputs, repeats):
 
 
 def benchmark(work, repeats=7):
-    """Yield stage, difference and ratio for a forward pass and for a training step with recomputation."""
+    """Yield stage, difference and ratio for a forward pass and for a training step with
+    recomputation.
+    """
     ours = work.transformer()
     models = {"ours": ours, "stock": stock_twin(ours)}
     install(ours)
@@ -49,5 +60,8 @@ def test_the_benchmark_compares_results_and_seconds():
 def test_our_transformer_is_faster_than_diffusers():
     """Prints the numbers of docs/cost.md, for 2,000 video tokens and 200 text tokens."""
     for stage, difference, ratio in benchmark(Workload(CPU, torch.float32, SMALL, (5, 20, 20))):
-        print(f"{stage}: {ratio:.3g} of diffusers' seconds, largest relative difference {difference:.1e}")
+        print(
+            f"{stage}: {ratio:.3g} of diffusers' seconds, largest relative difference "
+            f"{difference:.1e}"
+        )
         assert ratio < 0.7

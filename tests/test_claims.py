@@ -7,7 +7,9 @@ import torch
 
 from tests.test_docs import ROOT, TEXTS
 
-STUDIES = " ".join(TEXTS[f"docs/{name}.md"] for name in ("study_miniature", "study_recipes", "recipes"))
+STUDIES = " ".join(
+    TEXTS[f"docs/{name}.md"] for name in ("study_miniature", "study_recipes", "recipes")
+)
 
 
 def plain(text):
@@ -47,12 +49,23 @@ def test_the_ranges_of_the_readme_are_those_of_the_recipes_and_the_study():
     ).groups()
     assert f"| after 30 iterations of SAGE-GRPO, seeds 0 to 4 | {reward} | {correct} % |" in text
     study = TEXTS["docs/study_recipes.md"]
-    guidance = dict(re.findall(r"^\| ([\d.]+)(?: \(none\))? \| ([\d.]+) \| [\d.]+ \| \d+ %", study, re.MULTILINE))
+    guidance = dict(
+        re.findall(
+            r"^\| ([\d.]+)(?: \(none\))? \| ([\d.]+) \| [\d.]+ \| \d+ %", study, re.MULTILINE
+        )
+    )
     assert f"| base model | {float(guidance['1']):.2f} | 34 % |" in text
-    assert f"| base model with guidance 3, without training | {float(guidance['3']):.2f} | 92 % |" in text
-    lost = re.search(r"diversity of the videos falls by half, from ([\d.]+) to ([\d.]+)", plain(text))
+    assert (
+        f"| base model with guidance 3, without training | {float(guidance['3']):.2f} | 92 % |"
+        in text
+    )
+    lost = re.search(
+        r"diversity of the videos falls by half, from ([\d.]+) to ([\d.]+)", plain(text)
+    )
     rows = re.findall(
-        r"^\| (base model|SAGE-GRPO, `configs/miniature.yaml`) \|.* ([\d.]+)(?: \[.*?\])? \|$", study, re.M
+        r"^\| (base model|SAGE-GRPO, `configs/miniature.yaml`) \|.* ([\d.]+)(?: \[.*?\])? \|$",
+        study,
+        re.M,
     )
     assert [value for _, value in rows[:2]] == list(lost.groups())
 
@@ -64,7 +77,9 @@ def test_the_highlights_of_the_readme_have_at_most_eight_numbers():
 
 
 def test_the_python_example_of_the_readme_trains_the_policy(monkeypatch):
-    """Two of its videos are sampled; the reward is the miniature's, and every trained weight changes."""
+    """Two of its videos are sampled; the reward is the miniature's, and every trained weight
+    changes.
+    """
     (example,) = re.findall(r"```python\n(.*?)```", TEXTS["README.md"], re.DOTALL)
     example = example.replace("* 8", "* 2").replace("(8, *", "(2, *")
     names = {}
@@ -72,21 +87,31 @@ def test_the_python_example_of_the_readme_trains_the_policy(monkeypatch):
     torch.manual_seed(0)
     exec(example.replace("group_size=8", "group_size=2"), names)
     before = names["model"].transformer().state_dict()
-    changed = [name for name, value in names["policy"].state_dict().items() if not torch.equal(value, before[name])]
+    changed = [
+        name
+        for name, value in names["policy"].state_dict().items()
+        if not torch.equal(value, before[name])
+    ]
     assert names["x"][-1].shape == (2, *names["LATENTS"]) and len(changed) > len(before) / 2
 
 
 def test_the_index_links_every_page():
-    pages = {name.removeprefix("docs/") for name in TEXTS if name.startswith("docs/")} - {"README.md"}
+    pages = {name.removeprefix("docs/") for name in TEXTS if name.startswith("docs/")} - {
+        "README.md"
+    }
     assert not [page for page in pages if f"({page})" not in TEXTS["docs/README.md"]]
 
 
 @pytest.mark.parametrize(
     "page",
     sorted(
-        name for name in TEXTS if name.startswith("docs/") and name not in ("docs/architecture.md", "docs/types.md")
+        name
+        for name in TEXTS
+        if name.startswith("docs/") and name not in ("docs/architecture.md", "docs/types.md")
     ),
 )
 def test_a_page_does_not_use_other_words_for_measured_and_predicted(page):
     """A number is `measured (CPU)`, `predicted` or, by the simulated GPU, `counted`."""
-    assert not re.findall(r"\*(?:computed|measured|predicted|counted)\*(?! \|)|\(computed\)|\(measured\)", TEXTS[page])
+    assert not re.findall(
+        r"\*(?:computed|measured|predicted|counted)\*(?! \|)|\(computed\)|\(measured\)", TEXTS[page]
+    )

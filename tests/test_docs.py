@@ -1,7 +1,8 @@
 """Links of the README and docs/ exist, and their commands are valid.
 
-Every command in a ```bash block, on an indented line or in `code` is parsed by the program itself, and then stopped;
-post_train.py runs with --print_config. With --slow, commands that can run on a CPU are run with small settings.
+Every command in a ```bash block, on an indented line or in `code` is parsed by the program itself,
+and then stopped; post_train.py runs with --print_config. With --slow, commands that can run on a
+CPU are run with small settings.
 """
 
 import argparse
@@ -31,7 +32,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 TEXTS = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in PAGES}
 FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
 
-# --- links ------------------------------------------------------------------------------------------------------------
+# --- links ----------------------------------------------------------------------------------------
 
 
 def anchors(text):
@@ -39,12 +40,18 @@ def anchors(text):
     titles = re.findall(r"^#+ +(.+?) *$", FENCE.sub("", text), re.MULTILINE)
     plain = [re.sub(r"\[(.*?)\]\(.*?\)", r"\1", title).lower() for title in titles]
     slugs = [re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in plain]
-    return {f"{slug}-{slugs[:i].count(slug)}" if slug in slugs[:i] else slug for i, slug in enumerate(slugs)}
+    return {
+        f"{slug}-{slugs[:i].count(slug)}" if slug in slugs[:i] else slug
+        for i, slug in enumerate(slugs)
+    }
 
 
 def links(text):
     text = re.sub(r"`[^`\n]*`", "", FENCE.sub("", text))
-    return [*re.findall(r"\]\(([^)\s]+)[^)]*\)", text), *re.findall(r"(?:src|href)=\"([^\"]+)\"", text)]
+    return [
+        *re.findall(r"\]\(([^)\s]+)[^)]*\)", text),
+        *re.findall(r"(?:src|href)=\"([^\"]+)\"", text),
+    ]
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -55,17 +62,21 @@ def test_every_link_of_a_page_has_a_target(name):
             continue
         path, _, anchor = unquote(link).partition("#")
         target = (ROOT / name).parent / path if path else ROOT / name
-        if not target.exists() or (anchor and anchor not in anchors(target.read_text(encoding="utf-8"))):
+        if not target.exists() or (
+            anchor and anchor not in anchors(target.read_text(encoding="utf-8"))
+        ):
             dead.append(link)
     assert not dead
 
 
-# --- commands ---------------------------------------------------------------------------------------------------------
+# --- commands -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command of a page: ``python -m scripts.export --out x`` is the program ``scripts.export`` with two words."""
+    """A command of a page: ``python -m scripts.export --out x`` is the program ``scripts.export``
+    with two words.
+    """
 
     page: str
     line: str
@@ -77,16 +88,26 @@ class Command:
 
 LAUNCHERS = ("run_post_train.sh", "run_post_train_multinode.sh", "train_grpo.sh", "slurm.sbatch")
 # Other programs, such as git, docker or cd, are not checked.
-BEGINS = re.compile(r"(?:\$ |do )?((?:[A-Z_]+=\S+ +)*(?:(?:\S*/)?python3?|torchrun|bash|sbatch) +\S.*)")
+BEGINS = re.compile(
+    r"(?:\$ |do )?((?:[A-Z_]+=\S+ +)*(?:(?:\S*/)?python3?|torchrun|bash|sbatch) +\S.*)"
+)
 OURS = re.compile(r"hyvideo\.|scripts\.|examples\.|tests\.|pytest$|-c$|.*\.(py|sh|sbatch)$")
 
 
 def lines_of(text):
-    """Yield the commands of a page, with continuation lines joined, and whether they are in running text."""
-    blocks = [block for _, language, block in FENCE.findall(text) if language in ("bash", "sh", "shell", "console")]
+    """Yield the commands of a page, with continuation lines joined, and whether they are in running
+    text.
+    """
+    blocks = [
+        block
+        for _, language, block in FENCE.findall(text)
+        if language in ("bash", "sh", "shell", "console")
+    ]
     rest = FENCE.sub("", text)
     blocks += re.findall(r"^(?: {4}|\t)(\S.*(?:\\\n.*)*)", rest, re.MULTILINE)
-    for line in re.split(r"\n|; (?=do )|; *done|&&", "\n".join(re.sub(r" *\\\n\s*", " ", block) for block in blocks)):
+    for line in re.split(
+        r"\n|; (?=do )|; *done|&&", "\n".join(re.sub(r" *\\\n\s*", " ", block) for block in blocks)
+    ):
         if found := BEGINS.match(line.strip()):
             yield found[1], False
     for span in re.findall(r"`([^`\n]+)`", rest):
@@ -95,7 +116,9 @@ def lines_of(text):
 
 
 def words_of(line):
-    """Return the words of a command up to a pipe, without optional ``[flags]``; variables are replaced by 0."""
+    """Return the words of a command up to a pipe, without optional ``[flags]``; variables are
+    replaced by 0.
+    """
     plain = re.sub(r"\[[^\]\"'{}]*\]", "", line)
     plain = re.sub(r"(--n(?:proc[_-]per[_-]node|nodes)) (?=\d)", r"\1=", plain)
     words = shlex.split(re.sub(r"\$\{?\w+\}?", "0", plain), comments=True)
@@ -112,14 +135,20 @@ def command_of(page, line, is_mention):
     processes = 1
     if launched == "sbatch":
         processes = product(re.findall(r"--(?:nodes|gpus-per-node)=(\d+)", " ".join(words)))
-        words = [word for word in words if not re.match(r"--(nodes|gpus-per-node|partition|time|account)=", word)]
+        words = [
+            word
+            for word in words
+            if not re.match(r"--(nodes|gpus-per-node|partition|time|account)=", word)
+        ]
     elif launched == "bash":
         counts = [variables.get(name, 1) for name in ("NNODES", "NPROC_PER_NODE", "NPROC")]
         processes = product([*counts, variables.get("NODES", "").count(",") + 1])
     elif launched == "torchrun" or words[:2] == ["-m", "scripts.launch"]:
         words = words[2 * (launched != "torchrun") :]
         launcher_flags = [*itertools.takewhile(lambda word: re.match(r"--\w", word), words)]
-        processes = product(re.findall(r"--n(?:proc[_-]per[_-]node|nodes)=(\d+)", " ".join(launcher_flags)))
+        processes = product(
+            re.findall(r"--n(?:proc[_-]per[_-]node|nodes)=(\d+)", " ".join(launcher_flags))
+        )
         words = words[len(launcher_flags) :]
     first, *words = words[words[:1] == ["-m"] :] or [""]
     return Command(page, line, first, words, processes, is_mention) if OURS.match(first) else None
@@ -138,7 +167,9 @@ COMMANDS = [
     for command in (command_of(page, *line) for line in dict.fromkeys(lines_of(text)))
     if command
 ]
-DIFFERENT = {(c.program, *c.words, c.processes): c for c in sorted(COMMANDS, key=lambda c: not c.is_mention)}.values()
+DIFFERENT = {
+    (c.program, *c.words, c.processes): c for c in sorted(COMMANDS, key=lambda c: not c.is_mention)
+}.values()
 PROMPTS = "assets/miniature/prompts/smoke.csv"
 
 
@@ -147,12 +178,16 @@ def pairs_csv(folder):
     for number in range(2):
         write_clip(folder / f"{number}.mp4", number, (9, 32, 32))
     path = folder / "pairs.csv"
-    path.write_text("prompt,first,second,dimension,answer\na red circle moves up,0.mp4,1.mp4,Overall,first\n")
+    path.write_text(
+        "prompt,first,second,dimension,answer\na red circle moves up,0.mp4,1.mp4,Overall,first\n"
+    )
     return str(path)
 
 
 def is_abbreviated(command, output):
-    """Return whether a mention failed only because it omits flags or uses placeholders, not for an unknown flag."""
+    """Return whether a mention failed only because it omits flags or uses placeholders, not for an
+    unknown flag.
+    """
     is_incomplete = "arguments are required" in output or "expected one argument" in output
     has_placeholder = any(re.search(r"\b[A-Z]{2,}\b", word) for word in command.words)
     is_wrong = re.search("unknown flag|unrecognized arguments", output)
@@ -172,11 +207,16 @@ def and_then_stop(parse):
 
 
 def custom_code(place, folder):
-    """Write the custom reward or sampler that a page shows to a file. FILE.py:CLASS stands for the first reward."""
+    """Write the custom reward or sampler that a page shows to a file.
+
+    FILE.py:CLASS stands for the first reward.
+    """
     name, _, defined = place.partition(":")
     defined, *eta = defined.split(":")  # FILE.py:NAME:ETA of match_noise
     blocks = [block for text in TEXTS.values() for *_, block in FENCE.findall(text)]
-    defined = re.findall(r"class (\w+)\(Scorer\)", "".join(blocks))[0] if defined == "CLASS" else defined
+    defined = (
+        re.findall(r"class (\w+)\(Scorer\)", "".join(blocks))[0] if defined == "CLASS" else defined
+    )
     matching = [block for block in blocks if re.search(rf"(class|def) {defined}\(", block)]
     assert matching, f"no page shows the code of {place}"
     (folder / Path(name).name).write_text(matching[0])
@@ -205,7 +245,9 @@ def filled_in(words, folder):
 
 
 def as_run(command, folder):
-    """Return module and arguments of a command; for a launcher, those of the program that it starts."""
+    """Return module and arguments of a command; for a launcher, those of the program that it
+    starts.
+    """
     words, program = filled_in(command.words, folder), command.program
     if Path(program).name in LAUNCHERS:
         assert (ROOT / program).is_file()
@@ -222,10 +264,16 @@ def as_run(command, folder):
     return program.removesuffix(".py").replace("/", "."), [str(word) for word in words]
 
 
-@pytest.mark.parametrize("command", DIFFERENT, ids=lambda command: f"{command.page}: {command.line[:60]}")
+@pytest.mark.parametrize(
+    "command", DIFFERENT, ids=lambda command: f"{command.page}: {command.line[:60]}"
+)
 def test_a_command_of_a_page_is_valid(command, tmp_path, monkeypatch):
     program, words = as_run(command, tmp_path)
-    if program in ("pytest", "-c") or command.program.endswith(".sh") or program.startswith("tests."):
+    if (
+        program in ("pytest", "-c")
+        or command.program.endswith(".sh")
+        or program.startswith("tests.")
+    ):
         paths = [command.program] if command.program.endswith(".sh") else []
         paths += [word.partition("::")[0] for word in words if word.startswith("tests/")]
         paths += [f"{program.replace('.', '/')}.py"] if program.startswith("tests.") else []
@@ -239,7 +287,9 @@ def test_a_command_of_a_page_is_valid(command, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     monkeypatch.setattr(sys, "argv", [program, *words])
-    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", and_then_stop(argparse.ArgumentParser.parse_args))
+    monkeypatch.setattr(
+        argparse.ArgumentParser, "parse_args", and_then_stop(argparse.ArgumentParser.parse_args)
+    )
     is_package = (ROOT / program.replace(".", "/")).is_dir()
     module = importlib.import_module(f"{program}.__main__" if is_package else program)
     if program != "post_train" and getattr(module, "parse", None) is command_line.parse:
@@ -258,16 +308,27 @@ def test_a_command_of_a_page_is_valid(command, tmp_path, monkeypatch):
 def test_the_downloads_of_the_pages_support_the_shipped_prompts():
     prompts = read_requests(ROOT / "assets/prompts/train.csv", ROOT / "assets/prompts/valid.csv")
     fetching = [
-        command for command in COMMANDS if command.program == "download_weights.sh" and "--with" in command.words
+        command
+        for command in COMMANDS
+        if command.program == "download_weights.sh" and "--with" in command.words
     ]
-    fetching = [command for command in fetching if not any(word.startswith("wan") for word in command.words)]
+    fetching = [
+        command for command in fetching if not any(word.startswith("wan") for word in command.words)
+    ]
     parts = [command.words[command.words.index("--with") + 1] for command in fetching]
-    assert "glyph" in families()[0].kinds(prompts) and parts and all("quoted_text" in part for part in parts)
+    assert (
+        "glyph" in families()[0].kinds(prompts)
+        and parts
+        and all("quoted_text" in part for part in parts)
+    )
 
 
-# --- commands that are run --------------------------------------------------------------------------------------------
+# --- commands that are run ------------------------------------------------------------------------
 
-SMALL_RUN = "--max_steps 1 --batch_size 16 --num_threads 1 --validation_steps 2 --validation_repeats 1 --report false"
+SMALL_RUN = (
+    "--max_steps 1 --batch_size 16 --num_threads 1 --validation_steps 2 --validation_repeats 1 "
+    "--report false"
+)
 SMALL_RUN = f"{SMALL_RUN} --valid_video_csv {PROMPTS} --validation_batch_size 8"
 SMALL = {  # flags that shorten a command
     "post_train": SMALL_RUN,
@@ -307,7 +368,11 @@ def why_not_run(command):
         return NOT_RUN.get(program, "a tool, or a launcher of a program that is run here")
     if "--serve" in command.words:
         return "serves until it is stopped"
-    if "--dry_run" in SMALL.get(program, "") or program in ("scripts.plan", "-c") or "--print_config" in command.words:
+    if (
+        "--dry_run" in SMALL.get(program, "")
+        or program in ("scripts.plan", "-c")
+        or "--print_config" in command.words
+    ):
         return ""  # computed from settings alone
     is_large = command.processes > 1 or (large and program != "scripts.check_checkpoints")
     return "needs GPUs, weights or a service" if is_large else ""
@@ -317,13 +382,23 @@ def why_not_run(command):
 def trained(tmp_path_factory):
     """The output folder of a LoRA run of one iteration."""
     folder = tmp_path_factory.mktemp("trained") / "run"
-    flags = ["--config", "configs/miniature.yaml", *SMALL_RUN.split(), "--lora_rank", "2", "--output_dir", str(folder)]
+    flags = [
+        "--config",
+        "configs/miniature.yaml",
+        *SMALL_RUN.split(),
+        "--lora_rank",
+        "2",
+        "--output_dir",
+        str(folder),
+    ]
     subprocess.run([python(), "post_train.py", *flags], cwd=ROOT, check=True, capture_output=True)
     return folder
 
 
 def placed(word, box, trained):
-    """Copy the ``trained`` run to the path that a word of a command refers to, and return the word."""
+    """Copy the ``trained`` run to the path that a word of a command refers to, and return the
+    word.
+    """
     name, _, path = word.rpartition("=")
     path = "outputs/run" if path in ("RUN", "RUN...") else path
     run = path.split("/checkpoints/")[0].removesuffix("/config.yaml")
@@ -332,14 +407,18 @@ def placed(word, box, trained):
     run = f"{run}/one" if run.endswith("/cells") else run
     if not (box / run).exists():
         shutil.copytree(trained, box / run)
-    if (number := re.search(r"/checkpoints/(\d+)", path)) and not (box / run / "checkpoints" / number[1]).exists():
+    if (number := re.search(r"/checkpoints/(\d+)", path)) and not (
+        box / run / "checkpoints" / number[1]
+    ).exists():
         (box / run / "checkpoints" / number[1]).symlink_to("000001")
     return f"{name}={path}" if name else path
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "command", [c for c in DIFFERENT if not why_not_run(c)], ids=lambda c: f"{c.page}: {c.line[:60]}"
+    "command",
+    [c for c in DIFFERENT if not why_not_run(c)],
+    ids=lambda c: f"{c.page}: {c.line[:60]}",
 )
 def test_a_command_that_needs_no_gpu_runs(command, tmp_path, trained):
     box = tmp_path / "repository"
@@ -350,8 +429,15 @@ def test_a_command_that_needs_no_gpu_runs(command, tmp_path, trained):
     if only_prints := "--print_config" in command.words or "--help" in command.words:
         words = filled_in(command.words, tmp_path)
     else:
-        words = [word for word in filled_in(command.words, tmp_path) if word not in ("--only_table", "--only_figure")]
-        words = [w if before in OUTPUTS else placed(w, box, trained) for before, w in zip(["", *words], words)]
+        words = [
+            word
+            for word in filled_in(command.words, tmp_path)
+            if word not in ("--only_table", "--only_figure")
+        ]
+        words = [
+            w if before in OUTPUTS else placed(w, box, trained)
+            for before, w in zip(["", *words], words)
+        ]
         words = ["assets/miniature" if word.split("/")[0] == "ckpts" else word for word in words]
     program = command.program
     if Path(program).name in LAUNCHERS:  # tests/scripts/test_launchers.py starts them
@@ -360,5 +446,9 @@ def test_a_command_that_needs_no_gpu_runs(command, tmp_path, trained):
     small = "" if only_prints else SMALL.get(program.removesuffix(".py"), "")
     start = [program] if program.endswith(".py") or program == "-c" else ["-m", program]
     arguments = [python(), *start, *words, *small.split()]
-    result = subprocess.run(arguments, cwd=box, capture_output=True, text=True, env=os.environ, timeout=600)
-    assert result.returncode == 0 or is_abbreviated(command, result.stderr), result.stdout + result.stderr
+    result = subprocess.run(
+        arguments, cwd=box, capture_output=True, text=True, env=os.environ, timeout=600
+    )
+    assert result.returncode == 0 or is_abbreviated(command, result.stderr), (
+        result.stdout + result.stderr
+    )

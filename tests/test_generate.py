@@ -1,4 +1,6 @@
-"""generate.py on a small checkpoint in the original layout: sizes, versions, images, LoRA, checkpoints, bad input."""
+"""generate.py on a small checkpoint in the original layout: sizes, versions, images, LoRA,
+checkpoints, bad input.
+"""
 
 import json
 import re
@@ -34,7 +36,18 @@ from tests.rewards.chat_server import completion, endpoints
 from tests.tiny_checkpoint import write_image, write_original
 
 ROOT = Path(__file__).resolve().parents[1]
-SMALL = ["--height", "32", "--width", "48", "--video_length", "5", "--num_inference_steps", "2", "--device", "cpu"]
+SMALL = [
+    "--height",
+    "32",
+    "--width",
+    "48",
+    "--video_length",
+    "5",
+    "--num_inference_steps",
+    "2",
+    "--device",
+    "cpu",
+]
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +63,9 @@ def image(tmp_path_factory):
 
 @pytest.fixture
 def make(root, tmp_path, monkeypatch, capsys):
-    """A function that runs generate.py in this process and returns the exit code, the JSON files and the output."""
+    """A function that runs generate.py in this process and returns the exit code, the JSON files
+    and the output.
+    """
 
     def run(*flags, out="videos", with_model=True):
         model = ["--model_path", root, "--dtype", "fp32"] if with_model else []
@@ -58,7 +73,11 @@ def make(root, tmp_path, monkeypatch, capsys):
         arguments = [*model, *flags, "--output_path", where]
         monkeypatch.setattr(sys, "argv", ["generate.py", *map(str, arguments)])
         code = generate.main()
-        settings = [json.loads(path.read_text()) for path in sorted(where.glob("*.json"))] if where.is_dir() else []
+        settings = (
+            [json.loads(path.read_text()) for path in sorted(where.glob("*.json"))]
+            if where.is_dir()
+            else []
+        )
         return code, settings, capsys.readouterr()
 
     return run
@@ -69,9 +88,15 @@ def pixels(path):
 
 
 def test_a_version_sets_its_default_settings(make, tmp_path):
-    code, (settings,), output = make("--resolution", "480p", "--prompt", 'a sign says "OPEN"', *SMALL)
+    code, (settings,), output = make(
+        "--resolution", "480p", "--prompt", 'a sign says "OPEN"', *SMALL
+    )
     assert code == 0, output.err
-    assert (settings["version"], settings["shift"], settings["guidance_scale"]) == ("480p_t2v", 5.0, 6.0)
+    assert (settings["version"], settings["shift"], settings["guidance_scale"]) == (
+        "480p_t2v",
+        5.0,
+        6.0,
+    )
     assert settings["image"] is None and settings["eta"] == 0
     video, fps = read_video(tmp_path / "videos" / "0000.mp4")
     assert len(video) == 5 and fps == 24
@@ -80,11 +105,15 @@ def test_a_version_sets_its_default_settings(make, tmp_path):
 
 
 def test_an_image_selects_the_image_to_video_version_and_changes_the_video(make, image, tmp_path):
-    code, (settings,), output = make("--resolution", "480p", "--prompt", "it moves", "--image_path", image, *SMALL)
+    code, (settings,), output = make(
+        "--resolution", "480p", "--prompt", "it moves", "--image_path", image, *SMALL
+    )
     assert code == 0, output.err
     assert settings["version"] == "480p_i2v" and settings["image"] == image
     make("--transformer_version", "480p_t2v", "--prompt", "it moves", *SMALL, out="without")
-    assert not torch.equal(pixels(tmp_path / "videos" / "0000.mp4"), pixels(tmp_path / "without" / "0000.mp4"))
+    assert not torch.equal(
+        pixels(tmp_path / "videos" / "0000.mp4"), pixels(tmp_path / "without" / "0000.mp4")
+    )
 
 
 def test_the_step_distilled_version_sets_its_number_of_steps(make, image):
@@ -98,7 +127,9 @@ def test_the_step_distilled_version_sets_its_number_of_steps(make, image):
 def test_a_csv_can_mix_rows_with_and_without_image(make, image, tmp_path):
     csv = tmp_path / "prompts.csv"
     csv.write_text(f'prompt,ref_image_path\nit moves,{image}\n"a sign says ""OPEN""",\n')
-    code, settings, output = make("--transformer_version", "480p_i2v", "--valid_video_csv", csv, *SMALL)
+    code, settings, output = make(
+        "--transformer_version", "480p_i2v", "--valid_video_csv", csv, *SMALL
+    )
     assert code == 0, output.err
     assert [entry["image"] for entry in settings] == [image, None]
 
@@ -107,18 +138,25 @@ def test_a_rewritten_prompt_is_recorded_beside_the_video(make):
     with endpoints() as start:
         server = start(completion('a cat and a sign "OPEN"'))
         flags = ["--rewrite", "true", "--rewrite_url", server.url, "--rewrite_model", "a-model"]
-        code, (settings,), output = make("--resolution", "480p", "--prompt", "a cat", *flags, *SMALL)
+        code, (settings,), output = make(
+            "--resolution", "480p", "--prompt", "a cat", *flags, *SMALL
+        )
     assert code == 0, output.err
     assert (settings["prompt"], settings["original_prompt"]) == ('a cat and a sign "OPEN"', "a cat")
 
 
 def test_a_failed_rewriting_stops_before_a_model_is_loaded(make, monkeypatch):
-    monkeypatch.setattr(generation.model_setup, "load_encoder", lambda *_: pytest.fail("loads the model"))
+    monkeypatch.setattr(
+        generation.model_setup, "load_encoder", lambda *_: pytest.fail("loads the model")
+    )
     with endpoints() as start:
         server = start((401, {}, {"error": "no key"}))
         flags = ["--rewrite", "true", "--rewrite_url", server.url, "--rewrite_model", "a-model"]
         code, _, output = make("--resolution", "480p", "--prompt", "a cat", *flags, *SMALL)
-    assert code == 2 and f"1 of 1 prompts failed: no valid answer for 'a cat': {server.url}" in output.err
+    assert (
+        code == 2
+        and f"1 of 1 prompts failed: no valid answer for 'a cat': {server.url}" in output.err
+    )
     assert "ValueError: status 401" in output.err
 
 
@@ -126,34 +164,55 @@ def test_the_noise_depends_on_the_seed_of_the_row_or_on_the_seed_and_the_positio
     def noise(number, seed, *step, own=None, initial="default"):
         video = Video(Request("a cat", seed=own), 32, 48, number, Path("video.mp4"))
         pipeline = SimpleNamespace(latent_shape=lambda *size: (4, 2, 2, 3), device="cpu")
-        return VideoSampler(DataSettings(), Mesh(0, 1, 1), seed, initial, print).noise(pipeline, video, *step)
+        return VideoSampler(DataSettings(), Mesh(0, 1, 1), seed, initial, print).noise(
+            pipeline, video, *step
+        )
 
-    assert torch.equal(noise(0, 3, own=7), noise(5, 4, own=7)) and torch.equal(noise(0, 3), noise(0, 3))
-    different = [noise(0, 3), noise(1, 3), noise(0, 4), noise(0, 3, own=7), noise(0, 3, own=8), noise(0, 3, 0)]
+    assert torch.equal(noise(0, 3, own=7), noise(5, 4, own=7)) and torch.equal(
+        noise(0, 3), noise(0, 3)
+    )
+    different = [
+        noise(0, 3),
+        noise(1, 3),
+        noise(0, 4),
+        noise(0, 3, own=7),
+        noise(0, 3, own=8),
+        noise(0, 3, 0),
+    ]
     different += [noise(0, 3, STAGE), noise(0, 3, STAGE, "augmentation")]
     assert len({each.sum().item() for each in different}) == 8
     # The original draws bf16 numbers of a batch of one from torch's CPU generator.
-    expected = torch.randn(1, 4, 2, 2, 3, generator=torch.Generator().manual_seed(123), dtype=torch.bfloat16).float()
+    expected = torch.randn(
+        1, 4, 2, 2, 3, generator=torch.Generator().manual_seed(123), dtype=torch.bfloat16
+    ).float()
     assert torch.equal(noise(4, 123, initial="reference"), expected)
     assert torch.equal(noise(4, 123, STAGE, initial="reference"), expected)
     assert torch.equal(noise(4, 3, own=123, initial="reference"), expected)
-    assert torch.equal(noise(4, 123, 2, initial="reference"), noise(4, 123, 2))  # noise of a step of an SDE
+    # noise of a step of an SDE
+    assert torch.equal(noise(4, 123, 2, initial="reference"), noise(4, 123, 2))
 
 
 def test_several_videos_of_a_prompt_cannot_share_a_seed(make, tmp_path):
     (tmp_path / "prompts.csv").write_text("prompt,seed\na cat,7\n")
     code, _, output = make("--valid_video_csv", tmp_path / "prompts.csv", "--num_videos", "2")
-    assert code == 2 and "seeds in the CSV, got 2: the videos of a prompt would be identical" in output.err
+    assert (
+        code == 2
+        and "seeds in the CSV, got 2: the videos of a prompt would be identical" in output.err
+    )
 
 
 def test_a_process_without_a_video_does_not_look_for_one(make, monkeypatch):
     monkeypatch.setattr(processes, "rank", lambda: 2)
     monkeypatch.setattr(processes, "world_size", lambda: 3)
-    code, settings, output = make("--transformer_version", "480p_t2v", "--prompt", "one", "two", *SMALL)
+    code, settings, output = make(
+        "--transformer_version", "480p_t2v", "--prompt", "one", "two", *SMALL
+    )
     assert (code, settings) == (0, []), output.err
 
 
-def test_a_video_without_its_settings_is_not_shown_with_those_of_an_earlier_one(make, monkeypatch, tmp_path):
+def test_a_video_without_its_settings_is_not_shown_with_those_of_an_earlier_one(
+    make, monkeypatch, tmp_path
+):
     monkeypatch.setattr(video_sampler, "write_json", lambda *_: None)  # the process ends before it
     (tmp_path / "videos").mkdir()
     (tmp_path / "videos" / "0000.json").write_text("{}")
@@ -164,10 +223,20 @@ def test_several_processes_share_the_videos_and_match_one_process(make, root, tm
     prompts = ["--prompt", "one", "two", "three"]
     flags = ["--transformer_version", "480p_t2v", *prompts, *SMALL]
     assert make(*flags)[0] == 0
-    arguments = [*flags, "--model_path", root, "--dtype", "fp32", "--output_path", tmp_path / "shared"]
+    arguments = [
+        *flags,
+        "--model_path",
+        root,
+        "--dtype",
+        "fp32",
+        "--output_path",
+        tmp_path / "shared",
+    ]
     assert [end.exception() for end in start(2, "generate.py", *arguments)] == [None, None]
     for number in range(3):
-        one, two = (pixels(tmp_path / folder / f"{number:04d}.mp4") for folder in ("videos", "shared"))
+        one, two = (
+            pixels(tmp_path / folder / f"{number:04d}.mp4") for folder in ("videos", "shared")
+        )
         assert (one - two).abs().max() <= 1
 
 
@@ -185,44 +254,68 @@ def test_sde_sampling_changes_the_video_and_is_repeatable(make, tmp_path):
 def test_a_checkpoint_and_a_lora_change_the_video(make, root, tmp_path, monkeypatch):
     flags = ["--transformer_version", "480p_t2v", "--prompt", "a cat", *SMALL]
     transformer = load_transformer(root, "480p_t2v")
-    save_lora({"transformer_blocks.0.attn.to_q": Pair(torch.ones(1, 32), torch.ones(32, 1), 8.0)}, tmp_path / "lora")
+    save_lora(
+        {"transformer_blocks.0.attn.to_q": Pair(torch.ones(1, 32), torch.ones(32, 1), 8.0)},
+        tmp_path / "lora",
+    )
     with torch.no_grad():
         transformer.proj_out.weight.mul_(0.5)
     transformer.save_pretrained(tmp_path / "checkpoint" / "transformer")
     make(*flags, out="base")
     read = []
     monkeypatch.setattr(
-        loading, "load_transformer", lambda *args, **rest: read.append(args) or load_transformer(*args, **rest)
+        loading,
+        "load_transformer",
+        lambda *args, **rest: read.append(args) or load_transformer(*args, **rest),
     )
-    for name, extra in (("tuned", ["--checkpoint_path", tmp_path / "checkpoint"]), ("lora", ["--lora_path", "lora"])):
+    for name, extra in (
+        ("tuned", ["--checkpoint_path", tmp_path / "checkpoint"]),
+        ("lora", ["--lora_path", "lora"]),
+    ):
         extra = [tmp_path / "lora" if flag == "lora" else flag for flag in extra]
         code, (settings,), output = make(*flags, *extra, out=name + "_videos")
         assert code == 0, output.err
         assert settings["checkpoint" if name == "tuned" else "lora"] == str(extra[1])
-        assert len(read) == (0 if name == "tuned" else 1), "a whole checkpoint needs no weights of the base model"
-        assert not torch.equal(pixels(tmp_path / "base" / "0000.mp4"), pixels(tmp_path / f"{name}_videos" / "0000.mp4"))
+        assert len(read) == (0 if name == "tuned" else 1), (
+            "a whole checkpoint needs no weights of the base model"
+        )
+        assert not torch.equal(
+            pixels(tmp_path / "base" / "0000.mp4"), pixels(tmp_path / f"{name}_videos" / "0000.mp4")
+        )
 
 
 def test_the_command_of_the_reference_generates_the_prompts_of_the_csv(make, tmp_path):
     (tmp_path / "prompts.csv").write_text("prompt,seed\na dog,\na cow,7\n")
     line = (
-        "--resolution 480p --fixed_size 32x48 --aspect_ratio 16:9 --seed 930 --num_inference_steps 2 "
-        "--offloading false --rewrite false --cfg_distilled false --enable_step_distill false --sparse_attn false "
-        "--use_sageattn false --enable_cache false --cache_type deepcache --overlap_group_offloading false --sr false "
+        "--resolution 480p --fixed_size 32x48 --aspect_ratio 16:9 --seed 930 "
+        "--num_inference_steps 2 "
+        "--offloading false --rewrite false --cfg_distilled false --enable_step_distill false "
+        "--sparse_attn false "
+        "--use_sageattn false --enable_cache false --cache_type deepcache "
+        "--overlap_group_offloading false --sr false "
         "--save_pre_sr_video --image_path none --video_length 5 --guidance_scale 1 --device cpu "
-        "--initial_noise reference --save_generation_config true --cache_start_step 11 --quant_type none"
+        "--initial_noise reference --save_generation_config true --cache_start_step 11 "
+        "--quant_type none"
     )
-    code, settings, output = make("--prompt", "a cat", "--valid_video_csv", tmp_path / "prompts.csv", *line.split())
+    code, settings, output = make(
+        "--prompt", "a cat", "--valid_video_csv", tmp_path / "prompts.csv", *line.split()
+    )
     assert code == 0, output.err
     assert [entry["prompt"] for entry in settings] == ["a dog", "a cow"]
-    assert {(entry["height"], entry["width"], entry["image"]) for entry in settings} == {(32, 48, None)}
-    assert [(entry["seed"], entry["initial_noise"]) for entry in settings] == [(930, "reference"), (7, "reference")]
+    assert {(entry["height"], entry["width"], entry["image"]) for entry in settings} == {
+        (32, 48, None)
+    }
+    assert [(entry["seed"], entry["initial_noise"]) for entry in settings] == [
+        (930, "reference"),
+        (7, "reference"),
+    ]
     notes = [note for note in output.err.splitlines() if note.startswith("ignored flags: ")]
     assert notes == [
         "ignored flags: prompt; --valid_video_csv names the prompts",
         "ignored flags: save_pre_sr_video true; without --sr there is no super-resolution",
         "ignored flags: sparse_attn false; not available",
-        "ignored flags: save_generation_config true; the settings of every video are saved as JSON beside it",
+        "ignored flags: save_generation_config true; the settings of every video are saved as "
+        "JSON beside it",
         "ignored flags: quant_type none; weights are not quantized",
         "ignored flags: aspect_ratio 16:9; --height and --width set the size",
         "ignored flags: cache_type deepcache, cache_start_step 11; enable_cache is not set",
@@ -244,7 +337,10 @@ def test_an_unsupported_acceleration_is_rejected_by_name(monkeypatch, capsys, na
         monkeypatch.setattr(sys, "argv", ["generate.py", "--prompt", "a", f"--{name}", *on])
         assert generate.main() == 2
         output = capsys.readouterr().err
-        assert f"{name} {' '.join(on) or 'true'} is not supported: {table('generate')[name].rejected}" in output
+        assert (
+            f"{name} {' '.join(on) or 'true'} is not supported: {table('generate')[name].rejected}"
+            in output
+        )
 
 
 @pytest.mark.parametrize(
@@ -252,8 +348,16 @@ def test_an_unsupported_acceleration_is_rejected_by_name(monkeypatch, capsys, na
     [
         ("--resolution 480p --cfg_distilled true", False, "480p_t2v_distilled"),
         ("--resolution 720p --cfg_distilled --enable_step_distill off", True, "720p_i2v_distilled"),
-        ("--resolution 480p --enable_step_distill true --cfg_distilled false", True, "480p_i2v_step_distilled"),
-        ("--transformer_version 480p_t2v_distilled --cfg_distilled true", False, "480p_t2v_distilled"),
+        (
+            "--resolution 480p --enable_step_distill true --cfg_distilled false",
+            True,
+            "480p_i2v_step_distilled",
+        ),
+        (
+            "--transformer_version 480p_t2v_distilled --cfg_distilled true",
+            False,
+            "480p_t2v_distilled",
+        ),
         ("--resolution 480p --enable_step_distill true", False, None),
         ("--resolution 480p --enable_step_distill true --cfg_distilled true", True, None),
         ("--transformer_version 480p_t2v_distilled --cfg_distilled false", False, None),
@@ -266,29 +370,62 @@ def test_distillation_flags_select_the_version_or_raise(monkeypatch, flags, has_
     options = generate.parse()
     if version is None:
         with pytest.raises(
-            ValueError, match="must (not )?be (cfg|step)_distilled with these flags|no listed version is 480p"
+            ValueError,
+            match="must (not )?be (cfg|step)_distilled with these flags|no listed version is 480p",
         ):
             generate.config_of(options, has_images)
     else:
         config = generate.config_of(options, has_images)
-        assert (config.model.transformer_version, config.data.negative_prompt) == (version, "blurry")
+        assert (config.model.transformer_version, config.data.negative_prompt) == (
+            version,
+            "blurry",
+        )
 
 
 def test_step_caching_changes_the_video_and_starts_anew_for_each(make, tmp_path):
     (tmp_path / "prompts.csv").write_text("prompt,seed\na cat,3\na cat,3\n")
     flags = ["--transformer_version", "480p_t2v", *SMALL, "--num_inference_steps", "5"]
-    schedule = ["--total_steps", "5", "--cache_start_step", "2", "--cache_end_step", "5", "--cache_step_interval", "2"]
-    assert make(*flags, "--prompt", "a cat", "--seed", "3", out="plain")[1][0]["step_caching"] is None
+    schedule = [
+        "--total_steps",
+        "5",
+        "--cache_start_step",
+        "2",
+        "--cache_end_step",
+        "5",
+        "--cache_step_interval",
+        "2",
+    ]
+    assert (
+        make(*flags, "--prompt", "a cat", "--seed", "3", out="plain")[1][0]["step_caching"] is None
+    )
     flags += ["--valid_video_csv", tmp_path / "prompts.csv"]
-    code, settings, output = make(*flags, "--enable_cache", "--cache_type", "taylorcache", *schedule)
+    code, settings, output = make(
+        *flags, "--enable_cache", "--cache_type", "taylorcache", *schedule
+    )
     assert code == 0, output.err
-    recorded = {"cache_type": "taylorcache", "total_steps": 5, "cache_start_step": 2, "cache_end_step": 5}
-    assert settings[0]["step_caching"] == recorded | {"cache_step_interval": 2, "no_cache_block_id": []}
+    recorded = {
+        "cache_type": "taylorcache",
+        "total_steps": 5,
+        "cache_start_step": 2,
+        "cache_end_step": 5,
+    }
+    assert settings[0]["step_caching"] == recorded | {
+        "cache_step_interval": 2,
+        "no_cache_block_id": [],
+    }
     first, again = ((tmp_path / "videos" / name).read_bytes() for name in ("0000.mp4", "0001.mp4"))
     assert first == again != (tmp_path / "plain" / "0000.mp4").read_bytes()
     for model, rollout, message in (
-        (ModelSettings(transformer_version="480p_i2v_step_distilled"), RolloutSettings(), "a step-distilled version"),
-        (ModelSettings(), RolloutSettings(guidance_interval="0.2,0.8"), "guidance_interval: each step must have the"),
+        (
+            ModelSettings(transformer_version="480p_i2v_step_distilled"),
+            RolloutSettings(),
+            "a step-distilled version",
+        ),
+        (
+            ModelSettings(),
+            RolloutSettings(guidance_interval="0.2,0.8"),
+            "guidance_interval: each step must have the",
+        ),
     ):
         with pytest.raises(ValueError, match=f"--enable_cache cannot be combined with {message}"):
             generation._checked_cache(StepCaching(), model, rollout, 50, is_stochastic=False)
@@ -296,18 +433,33 @@ def test_step_caching_changes_the_video_and_starts_anew_for_each(make, tmp_path)
 
 def test_the_negative_prompt_changes_a_guided_video_and_is_saved_with_it(make, tmp_path):
     (tmp_path / "murky").mkdir()
-    (tmp_path / "murky" / "negative.yaml").write_text("negative_prompt: murky\ntransformer_version: 480p_t2v\n")
+    (tmp_path / "murky" / "negative.yaml").write_text(
+        "negative_prompt: murky\ntransformer_version: 480p_t2v\n"
+    )
     flags = ["--config", tmp_path / "murky" / "negative.yaml", "--prompt", "a cat", *SMALL]
     (settings,) = make(*flags)[1]
     assert settings["negative_prompt"] == "murky"
     (settings,) = make(*flags, "--guidance_scale", "1", out="alone")[1]
     assert settings["negative_prompt"] is None
-    make("--transformer_version", "480p_t2v", "--prompt", "a cat", *SMALL, "--guidance_scale", "6", out="plain")
-    assert not torch.equal(pixels(tmp_path / "videos" / "0000.mp4"), pixels(tmp_path / "plain" / "0000.mp4"))
+    make(
+        "--transformer_version",
+        "480p_t2v",
+        "--prompt",
+        "a cat",
+        *SMALL,
+        "--guidance_scale",
+        "6",
+        out="plain",
+    )
+    assert not torch.equal(
+        pixels(tmp_path / "videos" / "0000.mp4"), pixels(tmp_path / "plain" / "0000.mp4")
+    )
 
 
 def test_the_file_of_one_video_can_be_named(make, tmp_path):
-    code, _, output = make("--transformer_version", "480p_t2v", "--prompt", "a cat", *SMALL, out="cat.mp4")
+    code, _, output = make(
+        "--transformer_version", "480p_t2v", "--prompt", "a cat", *SMALL, out="cat.mp4"
+    )
     assert code == 0, output.err
     assert (tmp_path / "cat.mp4").is_file() and (tmp_path / "cat.json").is_file()
 
@@ -316,17 +468,34 @@ def test_the_file_of_one_video_can_be_named(make, tmp_path):
     "flags, output",
     [
         ([], "no prompts: give --prompt or --valid_video_csv"),
-        (["--prompt", "a", "--valid_video_csv", "x.csv"], "a prompts CSV must be a readable file, got 'x.csv'"),
-        (["--valid_video_csv", "x.csv", "--image_path", "a.png"], "--image_path needs --prompt; for a CSV"),
+        (
+            ["--prompt", "a", "--valid_video_csv", "x.csv"],
+            "a prompts CSV must be a readable file, got 'x.csv'",
+        ),
+        (
+            ["--valid_video_csv", "x.csv", "--image_path", "a.png"],
+            "--image_path needs --prompt; for a CSV",
+        ),
         (
             ["--prompt", "a", "--initial_noise", "reference", "--num_videos", "2"],
             "--num_videos must be 1 with --initial",
         ),
         (
-            ["--prompt", "a", "--transformer_version", "wan2.1_t2v_1.3b", "--initial_noise", "reference"],
-            "--initial_noise reference needs a version of the family hunyuan_video15, got one of wan",
+            [
+                "--prompt",
+                "a",
+                "--transformer_version",
+                "wan2.1_t2v_1.3b",
+                "--initial_noise",
+                "reference",
+            ],
+            "--initial_noise reference needs a version of the family hunyuan_video15, got one of "
+            "wan",
         ),
-        (["--prompt", "a", "--fixed_size", "480"], "fixed_size 480 is not a size; write height x width"),
+        (
+            ["--prompt", "a", "--fixed_size", "480"],
+            "fixed_size 480 is not a size; write height x width",
+        ),
         (
             ["--prompt", "a", "--fixed_size", "32x48", "--height", "64"],
             "--fixed_size contradicts --height 64; give only one",
@@ -334,26 +503,40 @@ def test_the_file_of_one_video_can_be_named(make, tmp_path):
         (["--prompt", "a", "--fixed_size", "0x48"], "fixed_size 0x48 is not a size"),
         (
             ["--prompt", "a", "--group_offloading", "--offloading", "false"],
-            "and be copied there in groups, got --offloading false. Remove --offloading false, or set",
+            "and be copied there in groups, got --offloading false. Remove --offloading false, or "
+            "set",
         ),
         (["--prompt", "a", "--vae_tile_size", "-1"], "vae_tile_size"),
         (
             ["--prompt", "a", "--enable_cache", "--num_inference_steps", "25"],
-            "--total_steps must equal the number of steps, 25, got 50; the default schedule is for 50 steps. Scaled: "
+            "--total_steps must equal the number of steps, 25, got 50; the default schedule is "
+            "for 50 steps. Scaled: "
             "--total_steps 25 --cache_start_step 6 --cache_end_step 22",
         ),
-        (["--prompt", "a", "--enable_cache", "--stochastic", "cps"], "--enable_cache cannot be combined with --stoch"),
-        (["--prompt", "a", "--enable_cache", "--no_cache_block_id", "2"], "of the blocks 0 to 1, got 2"),
+        (
+            ["--prompt", "a", "--enable_cache", "--stochastic", "cps"],
+            "--enable_cache cannot be combined with --stoch",
+        ),
+        (
+            ["--prompt", "a", "--enable_cache", "--no_cache_block_id", "2"],
+            "of the blocks 0 to 1, got 2",
+        ),
         (
             ["--prompt", "a", "--cfg_distilled", "--enable_step_distill"],
             "must be cfg_distilled with these flags, got 480p_t2v",
         ),
-        (["--prompt", "a", "--cfg_distilled"], "must be cfg_distilled with these flags, got 480p_t2v; released"),
+        (
+            ["--prompt", "a", "--cfg_distilled"],
+            "must be cfg_distilled with these flags, got 480p_t2v; released",
+        ),
         (["--prompt", "a", "--height", "64"], "--height and --width must be given together"),
         (["--prompt", "a", "--eta", "0.5"], "--eta needs --stochastic: the ODE adds no noise"),
         (["--prompt", "a", "--image_path", "nowhere.png"], "got 'nowhere.png'"),
         (["--prompt", "a", "--video_length", "6"], "into one latent frame, got 6; use 5 or 9"),
-        (["--prompt", "a", "--height", "40", "--width", "64"], "height must be a multiple of 16, got 40"),
+        (
+            ["--prompt", "a", "--height", "40", "--width", "64"],
+            "height must be a multiple of 16, got 40",
+        ),
         (["--prompt", "a", "--checkpoint_path", "nowhere"], "nowhere does not exist"),
         (["--prompt", "a", "--lora_path", "nowhere"], "nowhere must be a safetensors file"),
         (["--prompt", "a", "--lora_path", "nowhere"], "; this path does not exist"),
@@ -362,15 +545,28 @@ def test_the_file_of_one_video_can_be_named(make, tmp_path):
             "'nowhere.yaml' must be a readable YAML file: it does not exist",
         ),
         (["--prompt", "a", "--output_path", "generate.py/videos"], "generate.py is not a folder"),
-        (["--prompt", "a", "--transformer_version", "720p_i2v_distilled_sparse"], "sparse attention"),
+        (
+            ["--prompt", "a", "--transformer_version", "720p_i2v_distilled_sparse"],
+            "sparse attention",
+        ),
         (["--prompt", "a", "--transformer_version", "720p_t2v"], "has no such folder"),
         (["--prompt", "a", "--aspect_ratio", "wide"], "wide"),
         (["--prompt", "a", "b", "--output_path", "one.mp4"], "must be a folder for 2 videos"),
         (["--prompt", "a", "--model_path", "nowhere"], "checkpoints-download.md"),
     ],
 )
-def test_bad_input_exits_with_one_message_and_writes_nothing(root, tmp_path, monkeypatch, capsys, flags, output):
-    given = ["--model_path", root, "--transformer_version", "480p_t2v", "--output_path", tmp_path / "out", *flags]
+def test_bad_input_exits_with_one_message_and_writes_nothing(
+    root, tmp_path, monkeypatch, capsys, flags, output
+):
+    given = [
+        "--model_path",
+        root,
+        "--transformer_version",
+        "480p_t2v",
+        "--output_path",
+        tmp_path / "out",
+        *flags,
+    ]
     monkeypatch.setattr(sys, "argv", ["generate.py", *map(str, given)])
     assert generate.main() == 2
     assert output in capsys.readouterr().err
@@ -388,38 +584,69 @@ def test_a_flag_of_a_setting_is_checked_like_the_setting(capsys):
 
 
 def test_a_lora_of_another_model_is_rejected_before_loading(make, tmp_path):
-    save_lora({"transformer_blocks.9.attn.to_q": Pair(torch.ones(1, 32), torch.ones(32, 1), 8.0)}, tmp_path / "lora")
+    save_lora(
+        {"transformer_blocks.9.attn.to_q": Pair(torch.ones(1, 32), torch.ones(32, 1), 8.0)},
+        tmp_path / "lora",
+    )
     flags = ["--transformer_version", "480p_t2v", "--prompt", "a", "--lora_path", tmp_path / "lora"]
     code, written, output = make(*flags, *SMALL)
-    assert code == 2 and "transformer_blocks.9.attn.to_q is not a linear layer" in output.err and not written
+    assert (
+        code == 2
+        and "transformer_blocks.9.attn.to_q is not a linear layer" in output.err
+        and not written
+    )
 
 
 def test_a_lora_on_the_lora_of_a_checkpoint_is_rejected(make, tmp_path):
     lora = {"transformer_blocks.0.attn.to_q": Pair(torch.ones(1, 32), torch.ones(32, 1), 8.0)}
     (tmp_path / "checkpoint" / "tensors").mkdir(parents=True)
     (tmp_path / "checkpoint" / "tensors" / ".metadata").touch()
-    (tmp_path / "checkpoint" / "state.json").write_text('{"settings": {"pretrained_model_root": "ckpts"}}')
+    (tmp_path / "checkpoint" / "state.json").write_text(
+        '{"settings": {"pretrained_model_root": "ckpts"}}'
+    )
     save_lora(lora, tmp_path / "checkpoint" / "lora")
-    manifest.write(tmp_path / "checkpoint", [manifest.hash_share(tmp_path / "checkpoint", Mesh(0, 1, 1))])
-    flags = ["--checkpoint_path", tmp_path / "checkpoint", "--lora_path", tmp_path / "checkpoint" / "lora"]
-    code, written, output = make("--transformer_version", "480p_t2v", "--prompt", "a", *flags, *SMALL)
-    assert code == 2 and "--lora_path cannot be added to the LoRA of the checkpoint" in output.err and not written
+    manifest.write(
+        tmp_path / "checkpoint", [manifest.hash_share(tmp_path / "checkpoint", Mesh(0, 1, 1))]
+    )
+    flags = [
+        "--checkpoint_path",
+        tmp_path / "checkpoint",
+        "--lora_path",
+        tmp_path / "checkpoint" / "lora",
+    ]
+    code, written, output = make(
+        "--transformer_version", "480p_t2v", "--prompt", "a", *flags, *SMALL
+    )
+    assert (
+        code == 2
+        and "--lora_path cannot be added to the LoRA of the checkpoint" in output.err
+        and not written
+    )
 
 
 def test_an_image_for_a_text_to_video_version_is_rejected(make, image):
-    code, _, output = make("--transformer_version", "480p_t2v", "--prompt", "a", "--image_path", image, *SMALL)
+    code, _, output = make(
+        "--transformer_version", "480p_t2v", "--prompt", "a", "--image_path", image, *SMALL
+    )
     assert code == 2 and "for text-to-video, got 1 reference images" in output.err
 
 
 def test_an_image_to_video_version_needs_an_image(make):
     code, written, output = make("--transformer_version", "480p_i2v", "--prompt", "a", *SMALL)
     assert code == 2 and not written
-    assert "for image-to-video, got no reference image" in output.err and "--image_path" in output.err
+    assert (
+        "for image-to-video, got no reference image" in output.err and "--image_path" in output.err
+    )
 
 
-def test_a_checkpoint_sets_the_negative_prompt_and_a_config_sets_the_validation(tmp_path, monkeypatch):
+def test_a_checkpoint_sets_the_negative_prompt_and_a_config_sets_the_validation(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(ROOT)
-    validation = "validation_num_frames: 9\nvalidation_shift: 7\nvalidation_height: 32\nnegative_prompt: blurry\n"
+    validation = (
+        "validation_num_frames: 9\nvalidation_shift: 7\nvalidation_height: 32\nnegative_prompt: "
+        "blurry\n"
+    )
     validation += "validation_cfg_scale: 3\n"
     (tmp_path / "run.yaml").write_text(Path("configs/smoke.yaml").read_text() + validation)
     (tmp_path / "state.json").write_text('{"settings": {"negative_prompt": "murky"}}')
@@ -427,11 +654,23 @@ def test_a_checkpoint_sets_the_negative_prompt_and_a_config_sets_the_validation(
     def sampled_settings(*flags):
         monkeypatch.setattr(sys, "argv", ["generate.py", "--prompt", "a", *map(str, flags)])
         config = generate.config_of(generate.parse(), has_images=False)
-        return *config.rollout_size, config.rollout.shift, config.rollout.cfg_scale, config.data.negative_prompt
+        return (
+            *config.rollout_size,
+            config.rollout.shift,
+            config.rollout.cfg_scale,
+            config.data.negative_prompt,
+        )
 
     run = ["--config", tmp_path / "run.yaml"]
     assert sampled_settings(*run, "--checkpoint_path", tmp_path) == (9, 32, 16, 7, 3, "blurry")
-    assert sampled_settings(*run, "--video_length", "13", "--shift", "2") == (13, 32, 16, 2, 3, "blurry")
+    assert sampled_settings(*run, "--video_length", "13", "--shift", "2") == (
+        13,
+        32,
+        16,
+        2,
+        3,
+        "blurry",
+    )
     assert sampled_settings(*run, "--stochastic", "cps") == (5, 16, 16, 3, 2, "blurry")
     assert sampled_settings("--checkpoint_path", tmp_path)[-1] == "murky"
     assert sampled_settings("--checkpoint_path", ROOT)[-1] == sampled_settings()[-1] == ""
@@ -441,27 +680,66 @@ def test_a_checkpoint_uses_the_settings_of_its_run(tmp_path, monkeypatch, capsys
     monkeypatch.chdir(ROOT)
     checkpoint = tmp_path / "run" / "checkpoints" / "000003"
     checkpoint.mkdir(parents=True)
-    saved = {"width": 48, "height": 32, "sample_n_frames": 5, "cfg_scale": 2.0, "shift": 3.0, "a_setting_that_went": 1}
-    saved |= {"pretrained_model_root": "assets/miniature", "transformer_version": "miniature", "validation_steps": 4}
+    saved = {
+        "width": 48,
+        "height": 32,
+        "sample_n_frames": 5,
+        "cfg_scale": 2.0,
+        "shift": 3.0,
+        "a_setting_that_went": 1,
+    }
+    saved |= {
+        "pretrained_model_root": "assets/miniature",
+        "transformer_version": "miniature",
+        "validation_steps": 4,
+    }
     (checkpoint / "state.json").write_text(json.dumps({"settings": saved}))
-    (tmp_path / "run" / "config.yaml").write_text(Path("configs/smoke.yaml").read_text() + "negative_prompt: murky\n")
+    (tmp_path / "run" / "config.yaml").write_text(
+        Path("configs/smoke.yaml").read_text() + "negative_prompt: murky\n"
+    )
 
     def sampled_settings(folder, *flags):
-        monkeypatch.setattr(sys, "argv", ["generate.py", "--prompt", "a", "--checkpoint_path", str(folder), *flags])
+        monkeypatch.setattr(
+            sys, "argv", ["generate.py", "--prompt", "a", "--checkpoint_path", str(folder), *flags]
+        )
         options = generate.parse()
         config = generate.config_of(options, has_images=False)
         size = generate.size_of(options, config, None)
-        return (config.data.sample_n_frames, *size, config.record.validation_steps, config.rollout.cfg_scale), config
+        return (
+            config.data.sample_n_frames,
+            *size,
+            config.record.validation_steps,
+            config.rollout.cfg_scale,
+        ), config
 
     sampled, config = sampled_settings(checkpoint)
-    assert sampled == (5, 16, 16, 4, 2) and config.model.random_weights and config.data.negative_prompt == "murky"
+    assert (
+        sampled == (5, 16, 16, 4, 2)
+        and config.model.random_weights
+        and config.data.negative_prompt == "murky"
+    )
     note = f"using the settings of the checkpoint's run: {tmp_path / 'run' / 'config.yaml'}\n"
     assert capsys.readouterr().err == note
-    given = ["--num_inference_steps", "9", "--guidance_scale", "1", "--height", "64", "--width", "32"]
+    given = [
+        "--num_inference_steps",
+        "9",
+        "--guidance_scale",
+        "1",
+        "--height",
+        "64",
+        "--width",
+        "32",
+    ]
     assert sampled_settings(checkpoint, *given)[0] == (5, 64, 32, 9, 1)
     assert sampled_settings(checkpoint, "--resolution", "480p")[0][1:3] == (480, 848)
     capsys.readouterr()
-    assert sampled_settings(checkpoint, "--config", "configs/miniature.yaml")[0] == (9, 32, 32, 8, 1)
+    assert sampled_settings(checkpoint, "--config", "configs/miniature.yaml")[0] == (
+        9,
+        32,
+        32,
+        8,
+        1,
+    )
     assert "using the settings" not in capsys.readouterr().err
     moved = checkpoint.rename(tmp_path / "kept")
     assert sampled_settings(moved)[0] == (5, 32, 48, 4, 2)
@@ -489,13 +767,26 @@ def test_the_size_comes_from_the_flags_or_the_resolution(monkeypatch, flags, siz
 
 def test_a_tall_image_gives_a_tall_video(monkeypatch, tmp_path):
     tall = write_image(tmp_path / "tall.png", height=160, width=90)
-    monkeypatch.setattr(sys, "argv", ["generate.py", "--prompt", "a", "--resolution", "480p", "--image_path", tall])
+    monkeypatch.setattr(
+        sys, "argv", ["generate.py", "--prompt", "a", "--resolution", "480p", "--image_path", tall]
+    )
     options = generate.parse()
-    assert generate.size_of(options, generate.config_of(options, has_images=True), tall) == (848, 480)
+    assert generate.size_of(options, generate.config_of(options, has_images=True), tall) == (
+        848,
+        480,
+    )
 
 
 def test_a_bf16_video_is_close_to_the_float32_video(make, image, tmp_path):
-    flags = ["--transformer_version", "480p_i2v", "--prompt", 'a "cat"', "--image_path", image, *SMALL]
+    flags = [
+        "--transformer_version",
+        "480p_i2v",
+        "--prompt",
+        'a "cat"',
+        "--image_path",
+        image,
+        *SMALL,
+    ]
     assert make(*flags, "--guidance_scale", "1", out="fp32")[0] == 0
     code, (settings,), output = make(*flags, "--guidance_scale", "1", "--dtype", "bf16", out="bf16")
     assert code == 0 and settings["dtype"] == "bf16", output.err
@@ -510,7 +801,9 @@ def test_a_lora_is_added_with_its_scale(tmp_path, tiny_config, monkeypatch):
     save_lora({name: Pair(torch.ones(2, into), torch.ones(out, 2), 4.0)}, tmp_path)
     transformer = load_transformer("assets/miniature", "miniature")
     monkeypatch.setattr(
-        generation.model_setup, "load_pipeline", lambda *_, **__: SimpleNamespace(transformer=transformer)
+        generation.model_setup,
+        "load_pipeline",
+        lambda *_, **__: SimpleNamespace(transformer=transformer),
     )
     source = generation.Source(lora=tmp_path, lora_scale=0.25)
     source.load(tiny_config, torch.device("cpu"), None, None, frozenset())
@@ -519,7 +812,9 @@ def test_a_lora_is_added_with_its_scale(tmp_path, tiny_config, monkeypatch):
     torch.testing.assert_close(added, torch.full((1, out), 0.25 * 4.0 / 2 * 2 * into))
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device", "a.mp4"), FloatingPointError("a.mp4: NaN")])
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device", "a.mp4"), FloatingPointError("a.mp4: NaN")]
+)
 def test_an_error_while_videos_are_written_is_one_line(monkeypatch, capsys, error):
     monkeypatch.setattr(generate, "run", lambda options: (_ for _ in ()).throw(error))
     monkeypatch.setattr(sys, "argv", ["generate.py", "--prompt", "a"])
@@ -528,8 +823,24 @@ def test_an_error_while_videos_are_written_is_one_line(monkeypatch, capsys, erro
 
 
 def test_a_stop_signal_deletes_the_temporary_files(root, tmp_path):
-    flags = ["--model_path", root, "--transformer_version", "480p_t2v", *SMALL, "--num_inference_steps", "1000"]
-    command = [python(), "generate.py", *flags, "--prompt", "a cat", "--output_path", tmp_path / "videos"]
+    flags = [
+        "--model_path",
+        root,
+        "--transformer_version",
+        "480p_t2v",
+        *SMALL,
+        "--num_inference_steps",
+        "1000",
+    ]
+    command = [
+        python(),
+        "generate.py",
+        *flags,
+        "--prompt",
+        "a cat",
+        "--output_path",
+        tmp_path / "videos",
+    ]
     process = subprocess.Popen([str(word) for word in command], cwd=ROOT)
     while not [*tmp_path.glob("videos/.generate-*/*")]:
         assert process.poll() is None, "it ended before it could be stopped"
@@ -540,14 +851,19 @@ def test_a_stop_signal_deletes_the_temporary_files(root, tmp_path):
 
 
 def test_two_calls_cannot_write_to_one_folder(make, tmp_path, monkeypatch):
-    monkeypatch.setattr(generation.model_setup, "load_encoder", lambda *_: pytest.fail("loads the model"))
+    monkeypatch.setattr(
+        generation.model_setup, "load_encoder", lambda *_: pytest.fail("loads the model")
+    )
     with locked(tmp_path / "videos"):
         code, _, output = make("--transformer_version", "480p_t2v", "--prompt", "a cat", *SMALL)
     assert code == 2 and "another process is writing to the folder" in output.err
 
 
 def test_rejected_input_creates_no_folder(make, tmp_path):
-    save_lora({"transformer_blocks.99.attn.to_q": Pair(torch.ones(1, 32), torch.ones(32, 1), 8.0)}, tmp_path / "lora")
+    save_lora(
+        {"transformer_blocks.99.attn.to_q": Pair(torch.ones(1, 32), torch.ones(32, 1), 8.0)},
+        tmp_path / "lora",
+    )
     lora = ["--lora_path", tmp_path / "lora"]
     code, _, output = make("--transformer_version", "480p_t2v", "--prompt", "a cat", *lora, *SMALL)
     assert code == 2 and "transformer_blocks.99" in output.err
@@ -566,7 +882,9 @@ def test_videos_of_earlier_calls_are_kept_and_named(make, tmp_path):
 def test_the_hash_of_the_policy_changes_with_its_files(tmp_path):
     assert generation.Source().policy_hash is None
     (tmp_path / "checkpoint").mkdir()
-    assert generation.Source(tmp_path / "checkpoint").policy_hash is None, "an export has no manifest"
+    assert generation.Source(tmp_path / "checkpoint").policy_hash is None, (
+        "an export has no manifest"
+    )
     hashes = set()
     for content in ("1", "2"):
         (tmp_path / "lora.safetensors").write_text(f"LoRA {content}")
@@ -583,12 +901,16 @@ def test_a_process_that_hangs_reports_its_stage_and_video(make, tmp_path, monkey
     flags = ["--transformer_version", "480p_t2v", "--config", tmp_path / "run.yaml", *SMALL]
     code, _, output = make(*flags, "--prompt", "one")
     assert code == 0, output.err
-    assert re.search(r"rank 0 .* has been in stage writing of video 0 for \d s; Python stack:", output.err)
+    assert re.search(
+        r"rank 0 .* has been in stage writing of video 0 for \d s; Python stack:", output.err
+    )
 
 
 def test_the_stages_of_a_video_are_reported_at_each_step_and_tile(make, monkeypatch):
     entered = []
-    monkeypatch.setattr(Watchdog, "enter", lambda self, stage, number=0: entered.append((stage, number)))
+    monkeypatch.setattr(
+        Watchdog, "enter", lambda self, stage, number=0: entered.append((stage, number))
+    )
     assert make("--transformer_version", "480p_t2v", *SMALL, "--prompt", "one", "two")[0] == 0
     before = [("encoding", 0), ("encoding", 1), ("loading", 0), ("decoding of a test video", 0)]
     each = ["sampling", "sampling", "decoding", "decoding", "writing"]  # two steps, one tile
@@ -599,5 +921,7 @@ def test_the_stages_of_a_video_are_reported_at_each_step_and_tile(make, monkeypa
 def test_a_folder_with_the_name_of_a_file_is_found_before_sampling(tmp_path, name):
     (tmp_path / name).mkdir()
     request = Request("one")
-    with pytest.raises(ValueError, match=f"a file cannot replace the folder '{tmp_path}/{name}'; move it"):
+    with pytest.raises(
+        ValueError, match=f"a file cannot replace the folder '{tmp_path}/{name}'; move it"
+    ):
         generation.list_videos({request: (32, 48)}, [request, request], tmp_path)

@@ -12,9 +12,11 @@ ROOT = Path(__file__).resolve().parents[1]
 FILES = sorted((ROOT / "hyvideo").rglob("*.py"))
 PROGRAM_FILES = [ROOT / "generate.py", ROOT / "post_train.py"]  # other files here are the user's
 STUDIES = sorted((ROOT / "studies").rglob("*.py"))  # what no run needs
-SOURCES = sorted([*FILES, *STUDIES, *(ROOT / "scripts").rglob("*.py"), *PROGRAM_FILES])  # the product
+# the product
+SOURCES = sorted([*FILES, *STUDIES, *(ROOT / "scripts").rglob("*.py"), *PROGRAM_FILES])
 EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
-# The packages of hyvideo/, from the lowest layer up. A package may import itself and lower layers only.
+# The packages of hyvideo/, from the lowest layer up. A package may import itself and lower layers
+# only.
 LAYERS = (
     ("grpo", "data"),
     ("models", "schedulers"),
@@ -36,7 +38,9 @@ def name_of(file: Path) -> str:
 
 
 def imports(source: str, package: str = "hyvideo") -> set[str]:
-    """Return the full names that a source imports: ``a.b`` and ``a.b.c`` for ``from a.b import c``."""
+    """Return the full names that a source imports: ``a.b`` and ``a.b.c`` for
+    ``from a.b import c``.
+    """
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -63,7 +67,11 @@ def is_within(name: str, *modules: str) -> bool:
 
 
 def files_in(*folders: str) -> list:
-    files = [file for file in FILES if is_within(name_of(file), *(f"hyvideo.{folder}" for folder in folders))]
+    files = [
+        file
+        for file in FILES
+        if is_within(name_of(file), *(f"hyvideo.{folder}" for folder in folders))
+    ]
     assert files
     return [pytest.param(file, id=name_of(file)) for file in files]
 
@@ -100,16 +108,24 @@ def test_models_and_pipelines_do_not_communicate(file):
 
 
 def test_torch_distributed_is_imported_in_one_folder():
-    users = {name_of(file) for file in FILES if any(is_within(name, "torch.distributed") for name in imports_of(file))}
+    users = {
+        name_of(file)
+        for file in FILES
+        if any(is_within(name, "torch.distributed") for name in imports_of(file))
+    }
     assert users
     assert all(is_within(user, "hyvideo.distributed") for user in users), users
 
 
 def test_nothing_imports_the_trainer():
-    assert not {name_of(file) for file in FILES if any(is_within(name, "hyvideo.trainer") for name in imports_of(file))}
+    assert not {
+        name_of(file)
+        for file in FILES
+        if any(is_within(name, "hyvideo.trainer") for name in imports_of(file))
+    }
 
 
-# --- layers -----------------------------------------------------------------------------------------------------------
+# --- layers ---------------------------------------------------------------------------------------
 
 
 def package_of(name: str) -> str | None:
@@ -126,19 +142,31 @@ def forbidden_imports() -> set[tuple[str, str]]:
         if name == "hyvideo.__init__":
             continue
         for imported in map(package_of, imports_of(file)):
-            if imported and imported != package_of(name) and LAYER_OF[imported] >= LAYER_OF[package_of(name)]:
+            if (
+                imported
+                and imported != package_of(name)
+                and LAYER_OF[imported] >= LAYER_OF[package_of(name)]
+            ):
                 found.add((name, imported))
     return found
 
 
 def test_every_package_has_a_layer():
-    packages = {path.stem for path in (ROOT / "hyvideo").iterdir() if path.name not in ("__init__.py", "__pycache__")}
+    packages = {
+        path.stem
+        for path in (ROOT / "hyvideo").iterdir()
+        if path.name not in ("__init__.py", "__pycache__")
+    }
     assert packages == set(LAYER_OF)
 
 
 def test_no_run_needs_the_studies():
     assert STUDIES
-    assert not {name_of(file) for file in FILES if any(is_within(name, "studies") for name in imports_of(file))}
+    assert not {
+        name_of(file)
+        for file in FILES
+        if any(is_within(name, "studies") for name in imports_of(file))
+    }
 
 
 def test_packages_import_only_lower_layers():
@@ -147,7 +175,9 @@ def test_packages_import_only_lower_layers():
 
 @functools.cache
 def imports_of_modules() -> dict[str, set[str]]:
-    """Return the module-level imports by module of hyvideo; imports inside functions do not count."""
+    """Return the module-level imports by module of hyvideo; imports inside functions do
+    not count.
+    """
     modules = {name_of(file).removesuffix(".__init__"): file for file in FILES}
     graph = {}
     for name, file in modules.items():
@@ -171,19 +201,25 @@ def test_importing_the_loader_imports_neither_diffusers_nor_transformers():
         found |= pending
         pending = set().union(*(graph.get(name, set()) for name in pending)) - found
     assert "torch" in found and "hyvideo.models.weight_files" in found
-    assert not [name for name in found if is_within(name, "diffusers", "transformers", "peft", "accelerate")]
+    assert not [
+        name for name in found if is_within(name, "diffusers", "transformers", "peft", "accelerate")
+    ]
 
 
-# --- families of models -----------------------------------------------------------------------------------------------
+# --- families of models ---------------------------------------------------------------------------
 
 MODELS = ROOT / "hyvideo" / "models"
 FAMILIES = sorted(file.parent for file in MODELS.glob("*/family.py"))
-# Words that only the package of a family may use: its name, its encoders, attributes of its classes.
+# Words that only the package of a family may use: its name, its encoders, attributes of its
+# classes.
 FAMILY_WORDS = re.compile(
     "(?i:hunyuan|glyph|byt5|siglip|umt5|transformer_blocks|scaling_factor)"
     "|(?<![A-Za-z])wan(?![a-z])|Wan(?![a-z])|WAN(?![A-Z])"
 )
-PROGRAMS = "configs/\\w+\\.yaml|HunyuanVideo-1\\.5|Wan2\\.1", "examples of command lines, and the purpose of a program"
+PROGRAMS = (
+    "configs/\\w+\\.yaml|HunyuanVideo-1\\.5|Wan2\\.1",
+    "examples of command lines, and the purpose of a program",
+)
 # Exceptions by file: a regular expression of the allowed words, and the reason.
 MAY_NAME = {
     "hyvideo/models/conditions.py": ("glyph", "quoted text is a field of Condition"),
@@ -195,13 +231,24 @@ MAY_NAME = {
 
 @pytest.mark.parametrize(
     "text",
-    ["wan21", "wan_vae", "WanTransformer3DModel", "AutoencoderKLWan", "Wan2.1", "WAN", "UMT5", "ByT5"],
+    [
+        "wan21",
+        "wan_vae",
+        "WanTransformer3DModel",
+        "AutoencoderKLWan",
+        "Wan2.1",
+        "WAN",
+        "UMT5",
+        "ByT5",
+    ],
 )
 def test_names_of_families_are_found(text):
     assert FAMILY_WORDS.search(text)
 
 
-@pytest.mark.parametrize("text", ["wanted", "Wanted", "wandb", "WandbReport", "WANDB_PROJECT", "Wang", "swan"])
+@pytest.mark.parametrize(
+    "text", ["wanted", "Wanted", "wandb", "WandbReport", "WANDB_PROJECT", "Wang", "swan"]
+)
 def test_other_words_are_not_names_of_families(text):
     assert not FAMILY_WORDS.search(text)
 
@@ -221,12 +268,20 @@ def test_family_names_appear_only_in_their_packages():
 
 def test_the_exceptions_are_needed():
     files = {path: ROOT / path for path, (_, reason) in MAY_NAME.items() if reason != PROGRAMS[1]}
-    assert [path for path, file in files.items() if not FAMILY_WORDS.search(file.read_text(encoding="utf-8"))] == []
+    assert [
+        path
+        for path, file in files.items()
+        if not FAMILY_WORDS.search(file.read_text(encoding="utf-8"))
+    ] == []
 
 
 def test_the_product_does_not_import_the_examples():
     imported = {file.name: imports(file.read_text(encoding="utf-8")) for file in SOURCES}
-    assert not {file for file, names in imported.items() if any(is_within(name, "examples") for name in names)}
+    assert not {
+        file
+        for file, names in imported.items()
+        if any(is_within(name, "examples") for name in names)
+    }
 
 
 def test_families_do_not_import_one_another():
@@ -235,10 +290,12 @@ def test_families_do_not_import_one_another():
     for file in FILES:
         if family := [name for name in names if is_within(name_of(file), name)]:
             others = [name for name in names if name not in family]
-            assert not {name for name in imports_of(file) if is_within(name, *others)}, name_of(file)
+            assert not {name for name in imports_of(file) if is_within(name, *others)}, name_of(
+                file
+            )
 
 
-# --- docstrings and pages ---------------------------------------------------------------------------------------------
+# --- docstrings and pages -------------------------------------------------------------------------
 
 
 def test_docstrings_begin_with_a_noun_or_a_verb():
@@ -255,7 +312,9 @@ def test_docstrings_begin_with_a_noun_or_a_verb():
 
 def test_the_files_on_the_architecture_page_exist():
     page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
-    table = page[page.index("## Where each stage is implemented") : page.index("## Add your own parts")]
+    table = page[
+        page.index("## Where each stage is implemented") : page.index("## Add your own parts")
+    ]
     rows = [row.split("|")[2] for row in table.splitlines() if row.startswith("| ")]
     named = [path for row in rows for path in re.findall(r"`([^`]+)`", row)]
     assert len(named) > 20

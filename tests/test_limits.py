@@ -1,4 +1,5 @@
-"""Every limit of the project is at least twice what the largest shipped recipe needs; docs/limits.md lists them.
+"""Every limit of the project is at least twice what the largest shipped recipe needs;
+docs/limits.md lists them.
 
 The needs are computed from configs/, the shipped prompts, `versions.yaml` and the planner.
 """
@@ -57,7 +58,9 @@ def configs() -> dict[str, Config]:
 
 @cache
 def runs() -> dict[str, PlannedRun]:
-    """Return the recipes for GPUs on A100s, whose rate is the lowest for which hours are printed."""
+    """Return the recipes for GPUs on A100s, whose rate is the lowest for which hours are
+    printed.
+    """
     hardware, found = SLOWER, {}
     for path in CONFIGS:
         config = configs()[path.stem]
@@ -69,7 +72,9 @@ def runs() -> dict[str, PlannedRun]:
 
 @cache
 def clips() -> dict[str, tuple[int, int, int]]:
-    """Return the videos of the recipes, by recipe: (frames, height, width) of rollouts and of validation."""
+    """Return the videos of the recipes, by recipe: (frames, height, width) of rollouts and of
+    validation.
+    """
     sizes = {}
     for name, config in configs().items():
         sizes[f"a rollout of {name}"] = config.rollout_size
@@ -90,7 +95,9 @@ def released_clips() -> dict[str, tuple[int, int, int]]:
 @cache
 def texts() -> dict[str, list[str]]:
     """Return the shipped prompts by file."""
-    files = {file for c in configs().values() for file in (*c.data.prompts_csv, *c.data.valid_video_csv)}
+    files = {
+        file for c in configs().values() for file in (*c.data.prompts_csv, *c.data.valid_video_csv)
+    }
     return {file: [request.prompt for request in read_requests(file)] for file in sorted(files)}
 
 
@@ -131,26 +138,91 @@ def texts_and_files() -> list[Row]:
     steps |= {name: version.num_steps for name, version in RELEASED.items()}
     rows = {file: len(found) for file, found in texts().items()}
     cached = {
-        name: (len(texts_of(run.config)) + run.plan.groups) * TEXT_TOKENS * run.architecture.text_width * 2
+        name: (len(texts_of(run.config)) + run.plan.groups)
+        * TEXT_TOKENS
+        * run.architecture.text_width
+        * 2
         for name, run in runs().items()
     }
     # Of each validation video there is one of the base model and one of the last iteration.
     shown = {
-        name: 2 * config.record.log_num_videos * (report_clips.MIN_SHARE + report_clips.MAX_POSTER_BYTES)
+        name: 2
+        * config.record.log_num_videos
+        * (report_clips.MIN_SHARE + report_clips.MAX_POSTER_BYTES)
         for name, config in configs().items()
     }
     answer = {"token": "x" * 22, "answers": {"x" * 20: dict.fromkeys(questions(), "both_bad")}}
     return [
-        Row("a prompt", "hyvideo.data.text:MAX_PROMPT_BYTES", MAX_PROMPT_BYTES, largest(longest), "bytes"),
-        Row("a CSV of prompts", "hyvideo.data.prompts:MAX_CSV_BYTES", prompts.MAX_CSV_BYTES, largest(files), "bytes"),
-        Row("videos per prompt of `generate.py`", "generate:MAX_VIDEOS", generate.MAX_VIDEOS, largest(rows), ""),
-        Row("a config", "hyvideo.config.command_line:MAX_BYTES", command_line.MAX_BYTES, largest(settings), "bytes"),
-        Row("side of a video", "hyvideo.config.sections:MAX_SIDE", sections.MAX_SIDE, largest(side), "pixels"),
-        Row("side of `generate.py`", "generate:MAX_PIXELS", generate.MAX_PIXELS, largest(side), "pixels"),
-        Row("length of a video", "hyvideo.config.sections:MAX_FRAMES", sections.MAX_FRAMES, largest(frames), "frames"),
-        Row("denoising steps", "hyvideo.config.sections:MAX_STEPS", sections.MAX_STEPS, largest(steps), ""),
-        Row("file of an image", "hyvideo.data.images:MAX_BYTES", images.MAX_BYTES, largest(raw), "bytes"),
-        Row("pixels of an image", "hyvideo.data.images:MAX_PIXELS", images.MAX_PIXELS, largest(frame), "pixels"),
+        Row(
+            "a prompt",
+            "hyvideo.data.text:MAX_PROMPT_BYTES",
+            MAX_PROMPT_BYTES,
+            largest(longest),
+            "bytes",
+        ),
+        Row(
+            "a CSV of prompts",
+            "hyvideo.data.prompts:MAX_CSV_BYTES",
+            prompts.MAX_CSV_BYTES,
+            largest(files),
+            "bytes",
+        ),
+        Row(
+            "videos per prompt of `generate.py`",
+            "generate:MAX_VIDEOS",
+            generate.MAX_VIDEOS,
+            largest(rows),
+            "",
+        ),
+        Row(
+            "a config",
+            "hyvideo.config.command_line:MAX_BYTES",
+            command_line.MAX_BYTES,
+            largest(settings),
+            "bytes",
+        ),
+        Row(
+            "side of a video",
+            "hyvideo.config.sections:MAX_SIDE",
+            sections.MAX_SIDE,
+            largest(side),
+            "pixels",
+        ),
+        Row(
+            "side of `generate.py`",
+            "generate:MAX_PIXELS",
+            generate.MAX_PIXELS,
+            largest(side),
+            "pixels",
+        ),
+        Row(
+            "length of a video",
+            "hyvideo.config.sections:MAX_FRAMES",
+            sections.MAX_FRAMES,
+            largest(frames),
+            "frames",
+        ),
+        Row(
+            "denoising steps",
+            "hyvideo.config.sections:MAX_STEPS",
+            sections.MAX_STEPS,
+            largest(steps),
+            "",
+        ),
+        Row(
+            "file of an image",
+            "hyvideo.data.images:MAX_BYTES",
+            images.MAX_BYTES,
+            largest(raw),
+            "bytes",
+        ),
+        Row(
+            "pixels of an image",
+            "hyvideo.data.images:MAX_PIXELS",
+            images.MAX_PIXELS,
+            largest(frame),
+            "pixels",
+        ),
         Row(
             "encoded prompts in memory, without `precompute_conditions`",
             "hyvideo.pipelines.condition_encoder:MAX_CACHE_BYTES",
@@ -159,7 +231,13 @@ def texts_and_files() -> list[Row]:
             "bytes",
             "`precompute_conditions`",
         ),
-        Row("checks of a prompt", "hyvideo.rewards.prompt_checks:MAX_CHECKS", MAX_CHECKS, (5, "the instruction"), ""),
+        Row(
+            "checks of a prompt",
+            "hyvideo.rewards.prompt_checks:MAX_CHECKS",
+            MAX_CHECKS,
+            (5, "the instruction"),
+            "",
+        ),
         Row(
             "videos in a report, at least 0.1 MB for each preview",
             "hyvideo.report.clips:MAX_CLIP_BYTES",
@@ -194,12 +272,20 @@ def rewards() -> list[Row]:
     frame = {name: math.prod(size[1:]) for name, size in released_clips().items()}
     seconds = {name: version.num_frames / version.fps for name, version in RELEASED.items()}
     gpus = {name: run.world_size for name, run in runs().items()}
-    length, file = largest({file: max(len(json.dumps(text)) for text in found) for file, found in texts().items()})
+    length, file = largest(
+        {file: max(len(json.dumps(text)) for text in found) for file, found in texts().items()}
+    )
     all_prompts = {file: len(json.dumps({"prompts": found})) for file, found in texts().items()}
     batch, name = largest(recipe)
     queue = {name: queue_seconds(run, scorer) for name, run in runs().items()}
     return [
-        Row("videos of a request", "Limits:videos", limits.videos, (scorer.max_videos, "a client's request"), ""),
+        Row(
+            "videos of a request",
+            "Limits:videos",
+            limits.videos,
+            (scorer.max_videos, "a client's request"),
+            "",
+        ),
         Row("a request", "Limits:body", limits.body, largest(clip), "bytes"),
         Row("frames of a video", "Limits:frames", limits.frames, largest(frames), ""),
         Row("pixels of a frame", "Limits:pixels", limits.pixels, largest(frame), "pixels"),
@@ -210,7 +296,13 @@ def rewards() -> list[Row]:
             (scorer.max_videos * 2 * length, f"{scorer.max_videos} prompts of {file}"),
             "bytes",
         ),
-        Row("prompts that are checked at the start", "Limits:prompts", limits.prompts, largest(all_prompts), "bytes"),
+        Row(
+            "prompts that are checked at the start",
+            "Limits:prompts",
+            limits.prompts,
+            largest(all_prompts),
+            "bytes",
+        ),
         Row(
             "requests in memory",
             "Limits:memory",
@@ -253,7 +345,9 @@ def rewards() -> list[Row]:
 
 
 def queue_seconds(run: PlannedRun, scorer: client.RemoteScorer) -> float:
-    """Return the seconds until the last of one request per GPU is sent and its videos are scored."""
+    """Return the seconds until the last of one request per GPU is sent and its videos are
+    scored.
+    """
     if "videoalign" not in run.config.reward.reward_model:
         return 0.0
     clip = clip_bytes(run.config.validation_size)
@@ -273,7 +367,11 @@ def answer_bytes(rubric: Path) -> int:
 
 def times() -> list[Row]:
     several = {name: run for name, run in runs().items() if run.world_size > 1}
-    parts = {f"{part} of {name}": seconds for name, run in several.items() for part, seconds in run_parts(run).items()}
+    parts = {
+        f"{part} of {name}": seconds
+        for name, run in several.items()
+        for part, seconds in run_parts(run).items()
+    }
     stops = {name: stop_seconds(run) for name, run in runs().items()}
     scoring = {name: scoring_seconds(run) for name, run in several.items()}
     videos = {
@@ -326,7 +424,9 @@ def times() -> list[Row]:
 
 
 def steps_and_passes(run: PlannedRun) -> dict[str, float]:
-    """Return the seconds of the parts of an iteration and of a validation after which a run can stop."""
+    """Return the seconds of the parts of an iteration and of a validation after which a run can
+    stop.
+    """
     settings, stages = run.settings, duration(run).stages
     batches = settings.gradient_accumulation_steps
     num_passes = run.backwards_per_update * settings.num_updates_per_rollout
@@ -338,13 +438,17 @@ def steps_and_passes(run: PlannedRun) -> dict[str, float]:
     if run.validation:
         sampling = run.validation.with_settings(gradient_accumulation_steps=1)
         stages = duration(sampling).stages
-        parts["a denoising step of validation"] = stages["rollout"] / sampling.settings.grpo_sampling_steps
+        parts["a denoising step of validation"] = (
+            stages["rollout"] / sampling.settings.grpo_sampling_steps
+        )
         parts["decoding a batch of validation"] = stages["decode"]
     return parts
 
 
 def run_parts(run: PlannedRun) -> dict[str, float]:
-    """Return the seconds between two collectives of a run, which are also those between two entries of a stage."""
+    """Return the seconds between two collectives of a run, which are also those between two entries
+    of a stage.
+    """
     checkpoint = checkpoint_bytes(run) / SHARED_DISK
     return steps_and_passes(run) | {"a checkpoint": checkpoint, "compilation": COMPILATION}
 
@@ -356,7 +460,9 @@ def stop_seconds(run: PlannedRun) -> float:
 
 def scoring_seconds(run: PlannedRun) -> float:
     """Return the seconds to score an iteration's, or a validation's, videos of a rank."""
-    videos = math.ceil(len(texts_of(run.config)) * run.settings.validation_repeats / run.plan.replicas)
+    videos = math.ceil(
+        len(texts_of(run.config)) * run.settings.validation_repeats / run.plan.replicas
+    )
     validation = videos * video_seconds(run.validation)[1] if run.validation else 0.0
     return max(validation, duration(run).stages["reward"])
 
@@ -394,13 +500,18 @@ def number(value: float, unit: str) -> str:
     for scale, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if unit == "bytes" and value >= scale:
             return f"{float(f'{value / scale:.3g}'):g} {prefix}B"
-    return f"{round(value) if value >= 10 else float(f'{value:.2g}'):,} {unit}".replace(".0 ", " ").rstrip()
+    return f"{round(value) if value >= 10 else float(f'{value:.2g}'):,} {unit}".replace(
+        ".0 ", " "
+    ).rstrip()
 
 
 def page() -> str:
     parts = [HEAD]
     for title, rows in SECTIONS.items():
-        parts.append(f"\n## {title}\n\n| limit on | value | largest need | of | change |\n|---|---|---|---|---|\n")
+        parts.append(
+            f"\n## {title}\n\n| limit on | value | largest need | of | change "
+            "|\n|---|---|---|---|---|\n"
+        )
         for row in rows():
             need, of = row.need
             cells = [row.name, number(row.limit, row.unit), number(need, row.unit), of, row.change]
@@ -414,7 +525,9 @@ ROWS = [row for rows in SECTIONS.values() for row in rows()]
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.constant)
 def test_a_limit_is_at_least_twice_the_largest_need(row):
     need, of = row.need
-    assert row.limit >= MARGIN * need > 0, f"{row.name}: {need:,.0f} {row.unit} for {of}, limit {row.limit:,.0f}"
+    assert row.limit >= MARGIN * need > 0, (
+        f"{row.name}: {need:,.0f} {row.unit} for {of}, limit {row.limit:,.0f}"
+    )
 
 
 def test_the_page_of_limits_is_up_to_date(check_generated):
@@ -471,12 +584,25 @@ OF_LIMITS = {"seconds", "rate"}  # of Limits: an upload may take 20 s and longer
 def constants() -> set[str]:
     """Return module:NAME of the constants that limit something, by their name."""
     found = set()
-    for path in [ROOT / "generate.py", *ROOT.glob("hyvideo/**/*.py"), *ROOT.glob("studies/**/*.py")]:
+    for path in [
+        ROOT / "generate.py",
+        *ROOT.glob("hyvideo/**/*.py"),
+        *ROOT.glob("studies/**/*.py"),
+    ]:
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
         for node in ast.parse(path.read_text()).body:
             targets = node.targets if isinstance(node, ast.Assign) else []
-            names = {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
-            found |= {f"{module}:{name}" for name in names if re.match(r"_?MAX_|.*(LIMIT|LIMITS|TIMEOUT)$", name)}
+            names = {
+                name.id
+                for target in targets
+                for name in ast.walk(target)
+                if isinstance(name, ast.Name)
+            }
+            found |= {
+                f"{module}:{name}"
+                for name in names
+                if re.match(r"_?MAX_|.*(LIMIT|LIMITS|TIMEOUT)$", name)
+            }
     return found
 
 
@@ -485,7 +611,9 @@ def test_every_limit_is_in_the_table_or_has_a_reason_why_not():
     assert constants() - listed - OTHERS.keys() == set()
     assert OTHERS.keys() <= constants() and not OTHERS.keys() & listed
     fields = {field.name for field in dataclasses.fields(Limits)}
-    assert fields - OF_LIMITS == {name.removeprefix("Limits:") for name in listed if name.startswith("Limits:")}
+    assert fields - OF_LIMITS == {
+        name.removeprefix("Limits:") for name in listed if name.startswith("Limits:")
+    }
 
 
 def test_a_limit_that_is_too_small_is_found():

@@ -21,12 +21,16 @@ SMOKE = ["--config", "configs/smoke.yaml"]
 
 @pytest.fixture
 def program(tmp_path, monkeypatch, tiny_config):
-    """A function that runs a program in a new process; with ``fresh``, one without preloaded imports."""
+    """A function that runs a program in a new process; with ``fresh``, one without preloaded
+    imports.
+    """
 
     def run(name, *arguments, fresh=False, cwd=None, **variables):
         environment = os.environ | {"OMP_NUM_THREADS": "1"} | variables
         command = [sys.executable if fresh else python(), name, *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd, timeout=120)
+        return subprocess.run(
+            command, capture_output=True, text=True, env=environment, cwd=cwd, timeout=120
+        )
 
     return run
 
@@ -73,7 +77,8 @@ def test_a_run_reports_ignored_settings_that_the_user_gave(capsys, tmp_path):
     assert "clip_range 0.01: " in given and "the velocity KL" not in given
     (tmp_path / "own.yaml").write_text(Path("configs/miniature.yaml").read_text())
     assert "clip_range" in ignored("--config", str(tmp_path / "own.yaml"))
-    post_train.print_plan(RunInputs(load_config("configs/miniature.yaml")), [])  # as --print_config does
+    # as --print_config does
+    post_train.print_plan(RunInputs(load_config("configs/miniature.yaml")), [])
     assert "clip_range" in capsys.readouterr().out.partition("ignored settings")[2]
 
 
@@ -95,15 +100,32 @@ except SystemExit as end:
         (["--learing_rate", "1e-5"], 2),
         ([*SMOKE, "--batch_size", "7"], 2),
         ([*SMOKE, "--prompts_csv", "nowhere.csv"], 2),
-        ([*SMOKE, "--reward_model", "beauty", "--kl_coef", "2", "--eta", "0", "--report_to", "wandb"], 2),
+        (
+            [
+                *SMOKE,
+                "--reward_model",
+                "beauty",
+                "--kl_coef",
+                "2",
+                "--eta",
+                "0",
+                "--report_to",
+                "wandb",
+            ],
+            2,
+        ),
         (["--config", "nowhere.yaml"], 2),
     ],
 )
-def test_a_user_error_is_reported_within_a_second_and_a_half_without_torch(program, tmp_path, arguments, code):
+def test_a_user_error_is_reported_within_a_second_and_a_half_without_torch(
+    program, tmp_path, arguments, code
+):
     folder = [] if "--help" in arguments else ["--output_dir", tmp_path / "out"]
     result = program("-c", SECONDS, *arguments, *folder, fresh=True)
     words = result.stdout.splitlines()[-1].split()
-    assert words[:3] == ["code", str(code), "after"] and words[5:] == ["with", "[]"], result.stdout + result.stderr
+    assert words[:3] == ["code", str(code), "after"] and words[5:] == ["with", "[]"], (
+        result.stdout + result.stderr
+    )
     assert float(words[3]) < 1.5
 
 
@@ -131,10 +153,15 @@ runpy.run_path(sys.argv.pop(1), run_name="__main__")
         ("post_train.py", {"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}, "backend:native None"),
     ],
 )
-def test_expandable_segments_are_set_before_torch_is_imported(program, tmp_path, monkeypatch, name, given, found):
+def test_expandable_segments_are_set_before_torch_is_imported(
+    program, tmp_path, monkeypatch, name, given, found
+):
     for variable in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         monkeypatch.delenv(variable, raising=False)
-    flags = {"post_train.py": [*SMOKE, "--output_dir", tmp_path / "out"], "generate.py": ["--prompt", "a red circle"]}
+    flags = {
+        "post_train.py": [*SMOKE, "--output_dir", tmp_path / "out"],
+        "generate.py": ["--prompt", "a red circle"],
+    }
     result = program("-c", ALLOCATOR, name, *flags[name], fresh=True, **given)
     assert result.stderr.splitlines()[-1] == found
 
@@ -148,7 +175,9 @@ def hostile(tmp_path, name):
         (tmp_path / "loop").symlink_to(tmp_path / "loop")
         return [*SMOKE, "--output_dir", tmp_path / "loop" / "out"]
     if name == "control":
-        (tmp_path / "prompts.csv").write_bytes(b"\xef\xbb\xbfprompt\na red circle moves up\na red\x00circle\n")
+        (tmp_path / "prompts.csv").write_bytes(
+            b"\xef\xbb\xbfprompt\na red circle moves up\na red\x00circle\n"
+        )
         return [*SMOKE, "--prompts_csv", tmp_path / "prompts.csv"]
     return [*SMOKE, "--device", "cuda"]
 
@@ -167,16 +196,23 @@ def test_hostile_input_exits_with_one_message_and_writes_nothing(program, tmp_pa
     before = sorted(tmp_path.rglob("*"))
     result = program("post_train.py", *flags, CUDA_VISIBLE_DEVICES="")
     assert result.returncode == 2 and output in result.stderr, result.stderr
-    assert result.stderr.count("post_train.py:") == 1 and "Traceback" not in result.stderr and not result.stdout
+    assert (
+        result.stderr.count("post_train.py:") == 1
+        and "Traceback" not in result.stderr
+        and not result.stdout
+    )
     assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize(
-    "prompt, output", [("x" * 100_001, "it has 100,001 bytes in UTF-8"), ("a\x1b[2Jcat", "control character U+001B")]
+    "prompt, output",
+    [("x" * 100_001, "it has 100,001 bytes in UTF-8"), ("a\x1b[2Jcat", "control character U+001B")],
 )
 def test_generate_rejects_an_invalid_prompt(program, tmp_path, prompt, output):
     result = program("generate.py", "--prompt", prompt, "--output_path", tmp_path / "out")
-    assert result.returncode == 2 and output in result.stderr and len(result.stderr.splitlines()) == 1
+    assert (
+        result.returncode == 2 and output in result.stderr and len(result.stderr.splitlines()) == 1
+    )
     assert result.stderr.startswith("generate.py: ") and not (tmp_path / "out").exists()
 
 
@@ -197,29 +233,57 @@ def test_a_prompt_that_the_reward_cannot_score_is_rejected(program, tmp_path):
 
 def test_a_reward_that_exits_does_not_end_the_run_with_code_0(tmp_path, monkeypatch):
     (tmp_path / "rewards.py").write_text("import sys\nsys.exit(0)\n")
-    flags = ["--reward_model", f"{tmp_path}/rewards.py:Reward", "--output_dir", str(tmp_path / "out")]
+    flags = [
+        "--reward_model",
+        f"{tmp_path}/rewards.py:Reward",
+        "--output_dir",
+        str(tmp_path / "out"),
+    ]
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", ["post_train.py", *SMOKE, *flags])
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    with pytest.raises(RuntimeError, match=r"a part of the run, such as a scorer, called sys.exit\(0\)"):
+    with pytest.raises(
+        RuntimeError, match=r"a part of the run, such as a scorer, called sys.exit\(0\)"
+    ):
         post_train.main()
 
 
 def test_a_failed_on_policy_check_is_one_message_and_code_1(tmp_path, monkeypatch, capsys):
-    flags = ["--objective", "nft", "--eta", "0", "--output_dir", str(tmp_path / "out"), "--dtype", "fp32"]
+    flags = [
+        "--objective",
+        "nft",
+        "--eta",
+        "0",
+        "--output_dir",
+        str(tmp_path / "out"),
+        "--dtype",
+        "fp32",
+    ]
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", ["post_train.py", *SMOKE, *flags])
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    monkeypatch.setattr("hyvideo.training.objectives.nft.EXACT_STEP", -1.0)  # no difference is small enough
+    # no difference is small enough
+    monkeypatch.setattr("hyvideo.training.objectives.nft.EXACT_STEP", -1.0)
     assert post_train.main() == 1
-    assert "post_train.py: iteration 1, objective nft: the distance between a rollout's" in capsys.readouterr().err
+    assert (
+        "post_train.py: iteration 1, objective nft: the distance between a rollout's"
+        in capsys.readouterr().err
+    )
 
 
 def test_print_config_prints_settings_and_plan_and_exits(program, tmp_path):
-    result = program("post_train.py", *SMOKE, "--output_dir", tmp_path / "out", "--eta", "0.3", "--print_config")
+    result = program(
+        "post_train.py", *SMOKE, "--output_dir", tmp_path / "out", "--eta", "0.3", "--print_config"
+    )
     assert result.returncode == 0 and "eta: 0.3" in result.stdout
-    assert "rollouts per iteration 8 = 2 prompts x 4" in result.stdout and "missing on this host" not in result.stdout
-    assert "whole run              3 iterations of 8 rollouts + 2 validations (8 videos each) = " in result.stdout
+    assert (
+        "rollouts per iteration 8 = 2 prompts x 4" in result.stdout
+        and "missing on this host" not in result.stdout
+    )
+    assert (
+        "whole run              3 iterations of 8 rollouts + 2 validations (8 videos each) = "
+        in result.stdout
+    )
     assert not (tmp_path / "out").exists()
 
 
@@ -227,14 +291,21 @@ def test_print_config_prints_settings_and_plan_and_exits(program, tmp_path):
 def test_print_config_works_without_gpus_and_checkpoints(program, tmp_path, how):
     processes = {"WORLD_SIZE": "8", "RANK": "0"} if how == "torchrun" else {}
     flags = [*LINE, "--print_config", *([] if processes else ["--world_size", "8"])]
-    result = program(ROOT / "post_train.py", *flags, cwd=tmp_path, CUDA_VISIBLE_DEVICES="", **processes)
+    result = program(
+        ROOT / "post_train.py", *flags, cwd=tmp_path, CUDA_VISIBLE_DEVICES="", **processes
+    )
     assert result.returncode == 0, result.stderr
-    assert "rollouts per iteration 8 = 2 prompts x 4" in result.stdout and "- assets/prompts/train.csv" in result.stdout
+    assert (
+        "rollouts per iteration 8 = 2 prompts x 4" in result.stdout
+        and "- assets/prompts/train.csv" in result.stdout
+    )
     names = "vae_dtype, negative_prompt, fps, shift, cfg_scale, validation_steps"
     assert f"\ndefaults of version    {names} (480p_t2v)\n" in result.stdout
     missing = result.stdout[result.stdout.index("missing on this host") :].splitlines()
     assert "got './ckpts': it does not exist" in missing[0]
-    assert "each process needs a GPU: needed 8, found 0; device auto would use the CPU" in missing[1]
+    assert (
+        "each process needs a GPU: needed 8, found 0; device auto would use the CPU" in missing[1]
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -248,8 +319,14 @@ def test_without_print_config_missing_checkpoints_are_an_error(program, tmp_path
 @pytest.mark.parametrize(
     "file, line",
     [
-        ("configs/hunyuanvideo15_480p_8gpu.yaml", "torchrun --nnodes=1 --nproc_per_node=8 post_train.py --config"),
-        ("configs/paper/table2_b_64gpu.yaml", "torchrun --nnodes=8 --nproc_per_node=8 post_train.py --config"),
+        (
+            "configs/hunyuanvideo15_480p_8gpu.yaml",
+            "torchrun --nnodes=1 --nproc_per_node=8 post_train.py --config",
+        ),
+        (
+            "configs/paper/table2_b_64gpu.yaml",
+            "torchrun --nnodes=8 --nproc_per_node=8 post_train.py --config",
+        ),
     ],
 )
 def test_print_config_for_several_gpus_prints_the_launch_command(capsys, monkeypatch, file, line):
@@ -257,19 +334,30 @@ def test_print_config_for_several_gpus_prints_the_launch_command(capsys, monkeyp
     monkeypatch.setattr(sys, "argv", ["post_train.py", "--config", file, "--print_config"])
     assert post_train.main() == 0
     output = capsys.readouterr().out
-    assert f"planned for            {line} {file}" in output and "--world_size N plans for N processes" in output
+    assert (
+        f"planned for            {line} {file}" in output
+        and "--world_size N plans for N processes" in output
+    )
     assert f"replicas               {64 if '64gpu' in file else 8} (sp_size 1)" in output
 
 
 @pytest.mark.parametrize(
     "flags, output",
     [
-        ([*LINE, "--batch_size", "3"], "sp_size must divide the number of processes, got sp_size 2 and WORLD_SIZE 1"),
-        ([*SMOKE, "--validate_video_length", "16"], "validation_num_frames (given as --validate_video_length)"),
+        (
+            [*LINE, "--batch_size", "3"],
+            "sp_size must divide the number of processes, got sp_size 2 and WORLD_SIZE 1",
+        ),
+        (
+            [*SMOKE, "--validate_video_length", "16"],
+            "validation_num_frames (given as --validate_video_length)",
+        ),
         ([*SMOKE, "--reward_weights", "lots"], "reward_weights must be"),
     ],
 )
-def test_print_config_rejects_settings_that_are_invalid_for_any_number_of_processes(capsys, monkeypatch, flags, output):
+def test_print_config_rejects_settings_that_are_invalid_for_any_number_of_processes(
+    capsys, monkeypatch, flags, output
+):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", ["post_train.py", *map(str, flags), "--print_config"])
     assert post_train.main() == 2
@@ -277,17 +365,31 @@ def test_print_config_rejects_settings_that_are_invalid_for_any_number_of_proces
 
 
 def test_a_short_run_ends_with_a_summary(program, tmp_path):
-    flags = ["--output_dir", tmp_path / "out", "--max_steps", "1", "--cfg_scale", "1", "--num_threads", "1"]
+    flags = [
+        "--output_dir",
+        tmp_path / "out",
+        "--max_steps",
+        "1",
+        "--cfg_scale",
+        "1",
+        "--num_threads",
+        "1",
+    ]
     result = program("post_train.py", *SMOKE, *flags)
     assert result.returncode == 0, result.stderr
-    assert "whole run              1 iteration of 8 rollouts + 2 validations (8 videos each) = " in result.stdout
+    assert (
+        "whole run              1 iteration of 8 rollouts + 2 validations (8 videos each) = "
+        in result.stdout
+    )
     assert "validation videos, same prompts and seeds, iteration 0 -> 1" in result.stdout
     assert (tmp_path / "out" / "before_after.png").is_file()
 
 
 def test_generate_writes_a_video_and_its_settings(program, tmp_path):
     prompt = "a red circle moves up"
-    result = program("generate.py", "--prompt", prompt, "--output_path", tmp_path, "--num_inference_steps", "4")
+    result = program(
+        "generate.py", "--prompt", prompt, "--output_path", tmp_path, "--num_inference_steps", "4"
+    )
     assert result.returncode == 0, result.stderr
     video, fps = read_video(tmp_path / "0000.mp4")
     settings = json.loads((tmp_path / "0000.json").read_text())
@@ -296,6 +398,14 @@ def test_generate_writes_a_video_and_its_settings(program, tmp_path):
 
 
 def test_generate_rejects_a_folder_that_is_not_a_checkpoint(program, tmp_path):
-    result = program("generate.py", "--prompt", "a", "--output_path", tmp_path / "out", "--checkpoint_path", tmp_path)
+    result = program(
+        "generate.py",
+        "--prompt",
+        "a",
+        "--output_path",
+        tmp_path / "out",
+        "--checkpoint_path",
+        tmp_path,
+    )
     assert result.returncode == 2 and "a policy must be a checkpoint of a run" in result.stderr
     assert "Traceback" not in result.stderr

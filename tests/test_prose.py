@@ -7,7 +7,19 @@ import pytest
 
 from tests.forked import ROOT
 
-SUFFIXES = {".md", ".py", ".yaml", ".toml", ".jinja", ".html", ".j2", ".js", ".sh", ".sbatch", ".cff"}
+SUFFIXES = {
+    ".md",
+    ".py",
+    ".yaml",
+    ".toml",
+    ".jinja",
+    ".html",
+    ".j2",
+    ".js",
+    ".sh",
+    ".sbatch",
+    ".cff",
+}
 THIS = "tests/test_prose.py"
 PHRASES = {
     r"\b(?:go|goes|going|went|gone) on\b": "resume, continue",
@@ -35,8 +47,14 @@ PHRASES = {
 
 
 def tracked():
-    names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
-    return {name: (ROOT / name).read_text(encoding="utf-8") for name in names if (ROOT / name).suffix in SUFFIXES}
+    names = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split("\n")
+    return {
+        name: (ROOT / name).read_text(encoding="utf-8")
+        for name in names
+        if (ROOT / name).suffix in SUFFIXES
+    }
 
 
 TEXTS = {name: text for name, text in tracked().items() if name != THIS}

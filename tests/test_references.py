@@ -1,4 +1,6 @@
-"""References in docstrings and comments can be opened: pages, files, modules and sections of papers."""
+"""References in docstrings and comments can be opened: pages, files, modules and sections of
+papers.
+"""
 
 import ast
 import re
@@ -12,7 +14,11 @@ from tests.test_docs import TEXTS, anchors
 
 FOLDERS = ("hyvideo", "studies", "scripts", "examples", "tests")
 SOURCES = sorted(
-    {ROOT / "generate.py", ROOT / "post_train.py", *chain(*((ROOT / folder).rglob("*.py") for folder in FOLDERS))}
+    {
+        ROOT / "generate.py",
+        ROOT / "post_train.py",
+        *chain(*((ROOT / folder).rglob("*.py") for folder in FOLDERS)),
+    }
     - {Path(__file__)}
 )
 PAGE = re.compile(r"(?<![\w/<>*])((?:[\w-]+/)*[\w-]+\.md)(?:#([\w-]+))?")
@@ -43,16 +49,25 @@ def is_module(name):
 
 
 def dead_references(text, source):
-    """Return the references of a text that cannot be opened. Pages that a program writes are named in docs/."""
+    """Return the references of a text that cannot be opened.
+
+    Pages that a program writes are named in docs/.
+    """
     dead = []
     for page, anchor in PAGE.findall(text):
         found = [name for name in (page, f"docs/{page}") if name in TEXTS]
         is_output = "docs/" not in page and any(f"`{page}`" in other for other in TEXTS.values())
-        if not found and not is_output or (found and anchor and anchor not in anchors(TEXTS[found[0]])):
+        if (
+            not found
+            and not is_output
+            or (found and anchor and anchor not in anchors(TEXTS[found[0]]))
+        ):
             dead.append(page)
     for path in FILE.findall(text.replace("...", "*")):
         folders = (ROOT, ROOT / "hyvideo", source.parent, ROOT / "tests")
-        if not path.startswith(EXAMPLES) and not any((folder / path).exists() for folder in folders):
+        if not path.startswith(EXAMPLES) and not any(
+            (folder / path).exists() for folder in folders
+        ):
             dead.append(path)
     dead += [name for name in MODULE.findall(text) if not is_module(name)]
     return dead + [name for name in SECTION.findall(text) if "arXiv:" not in text]
@@ -73,9 +88,17 @@ def test_references_in_docstrings_and_comments_can_be_opened():
     [
         ("The loss of paper.md, Section 8.", ["paper.md", "Section 8"]),
         ("See docs/sde.md#the-transitions and docs/sde.md#nothing.", ["docs/sde.md"]),
-        ("Written to verdicts.md by scripts.compare_recipes; scripts.nothing.", ["scripts.nothing."]),
-        ("training/policy_update.py, training/nothing.py, arXiv:2603.21872, Section 3.2.1", ["training/nothing.py"]),
+        (
+            "Written to verdicts.md by scripts.compare_recipes; scripts.nothing.",
+            ["scripts.nothing."],
+        ),
+        (
+            "training/policy_update.py, training/nothing.py, arXiv:2603.21872, Section 3.2.1",
+            ["training/nothing.py"],
+        ),
     ],
 )
 def test_a_dead_reference_is_found(text, dead):
-    assert [name.rstrip(".") for name in dead_references(text, ROOT / "post_train.py")] == [d.rstrip(".") for d in dead]
+    assert [name.rstrip(".") for name in dead_references(text, ROOT / "post_train.py")] == [
+        d.rstrip(".") for d in dead
+    ]

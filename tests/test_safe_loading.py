@@ -62,7 +62,11 @@ def unsafe(source: str) -> set[str]:
 
 def _unsafe_call(call: ast.Call, name: str) -> set[str]:
     keywords = {keyword.arg: keyword.value for keyword in call.keywords}
-    is_true = {arg for arg, value in keywords.items() if isinstance(value, ast.Constant) and value.value is True}
+    is_true = {
+        arg
+        for arg, value in keywords.items()
+        if isinstance(value, ast.Constant) and value.value is True
+    }
     found = set()
     if name == "torch.load" and "weights_only" not in is_true:
         found.add("torch.load without weights_only=True")
@@ -84,7 +88,9 @@ def _imported_names(tree: ast.Module) -> dict[str, str]:
         if isinstance(node, ast.Import):
             names |= {alias.asname: alias.name for alias in node.names if alias.asname}
         elif isinstance(node, ast.ImportFrom) and not node.level:
-            names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+            names |= {
+                alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names
+            }
     return names
 
 
@@ -98,7 +104,10 @@ def _full_name(node: ast.expr, names: dict[str, str]) -> str:
     "source, name",
     [
         ("import torch\ntorch.load(p)", "torch.load without weights_only=True"),
-        ("from torch import load as read\nread(p, weights_only=False)", "torch.load without weights_only=True"),
+        (
+            "from torch import load as read\nread(p, weights_only=False)",
+            "torch.load without weights_only=True",
+        ),
         ("import torch as t\nt.load(p, weights_only=flag)", "torch.load without weights_only=True"),
         ("import pickle as p\np.loads(b'')", "pickle.loads"),
         ("from pickle import Unpickler\nclass U(Unpickler): pass", "pickle.Unpickler"),

@@ -1,4 +1,6 @@
-"""The small test checkpoint is complete, can be sampled, and has the same weights in both layouts."""
+"""The small test checkpoint is complete, can be sampled, and has the same weights in both
+layouts.
+"""
 
 import inspect
 import json
@@ -10,7 +12,11 @@ from safetensors.torch import load_file, save_file
 
 from hyvideo.data.prompts import Request
 from hyvideo.models.fit_checks import check_checkpoint
-from hyvideo.models.hunyuan_video15.encoders import load_glyph_encoder, load_text_encoder, load_vision_encoder
+from hyvideo.models.hunyuan_video15.encoders import (
+    load_glyph_encoder,
+    load_text_encoder,
+    load_vision_encoder,
+)
 from hyvideo.models.loading import load_transformer, load_vae
 from tests.tiny_checkpoint import diffusers_pipeline, write_diffusers, write_image, write_original
 
@@ -43,7 +49,10 @@ def root(tmp_path_factory):
 
 def test_the_original_layout_is_complete_and_small(root):
     assert [part for part in PARTS if not (root / part).is_file()] == []
-    configs = [json.loads((root / "transformer" / version / "config.json").read_text()) for version in VERSIONS]
+    configs = [
+        json.loads((root / "transformer" / version / "config.json").read_text())
+        for version in VERSIONS
+    ]
     assert [(c["ideal_task"], c["ideal_resolution"], c["use_meanflow"]) for c in configs] == [
         ("t2v", "480p", False),
         ("i2v", "480p", True),
@@ -69,7 +78,12 @@ def test_each_text_encoder_affects_the_video(root, inputs):
     words, words_mask, _, _ = pipeline.encode_prompt(other)
     assert_all_differ(
         pipeline(prompt, **inputs).frames,
-        pipeline(prompt_embeds=words, prompt_embeds_mask=words_mask, **_glyphs(pipeline, prompt), **inputs).frames,
+        pipeline(
+            prompt_embeds=words,
+            prompt_embeds_mask=words_mask,
+            **_glyphs(pipeline, prompt),
+            **inputs,
+        ).frames,
         pipeline(prompt, **_glyphs(pipeline, other), **inputs).frames,
         pipeline(other, **inputs).frames,
     )
@@ -77,16 +91,24 @@ def test_each_text_encoder_affects_the_video(root, inputs):
 
 
 @pytest.mark.slow
-def test_the_image_affects_the_video_through_vae_and_vision_encoder(root, inputs, tmp_path, monkeypatch):
+def test_the_image_affects_the_video_through_vae_and_vision_encoder(
+    root, inputs, tmp_path, monkeypatch
+):
     pipeline = diffusers_pipeline(root, "480p_i2v_step_distilled")
     # This pipeline has no size argument.
-    monkeypatch.setattr(pipeline.video_processor, "calculate_default_height_width", lambda **_: (64, 64))
+    monkeypatch.setattr(
+        pipeline.video_processor, "calculate_default_height_width", lambda **_: (64, 64)
+    )
     image = Image.open(write_image(tmp_path / "image.png", 64, 64))
     flipped = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     encode_image = pipeline.encode_image
 
     def sample(*, vae_image, vision_image, **changes):
-        monkeypatch.setattr(pipeline, "encode_image", lambda **kwargs: encode_image(**kwargs | {"image": vision_image}))
+        monkeypatch.setattr(
+            pipeline,
+            "encode_image",
+            lambda **kwargs: encode_image(**kwargs | {"image": vision_image}),
+        )
         return pipeline(vae_image, "the picture moves", **inputs | changes).frames
 
     assert_all_differ(
@@ -113,8 +135,13 @@ def test_both_layouts_and_the_pipeline_have_the_same_weights(root, tmp_path, ver
             assert_same(load_vision_encoder(folder)[1], pipeline.image_encoder)
     reloaded = type(pipeline).from_pretrained(out)
     assert_same(reloaded.transformer, pipeline.transformer)
-    assert reloaded.scheduler.config.shift == {"480p_t2v": 5.0, "480p_i2v_step_distilled": 7.0}[version]
-    assert len(reloaded.tokenizer_2) == len(reloaded.text_encoder_2.encoder.embed_tokens.weight) == 390
+    assert (
+        reloaded.scheduler.config.shift
+        == {"480p_t2v": 5.0, "480p_i2v_step_distilled": 7.0}[version]
+    )
+    assert (
+        len(reloaded.tokenizer_2) == len(reloaded.text_encoder_2.encoder.embed_tokens.weight) == 390
+    )
     special = ["<color-0>", "<color-1>", "<en-font-0>", "<en-font-1>", "<cn-font-2>", "<jp-font-3>"]
     assert reloaded.tokenizer_2.convert_tokens_to_ids(special) == list(range(384, 390))
 
@@ -143,13 +170,19 @@ def _glyphs(pipeline, prompt):
 
 
 def _tokens_before_the_prompt(pipeline) -> int:
-    system = inspect.signature(pipeline._get_mllm_prompt_embeds).parameters["system_message"].default
+    system = (
+        inspect.signature(pipeline._get_mllm_prompt_embeds).parameters["system_message"].default
+    )
     messages = [{"role": "system", "content": system}, {"role": "user", "content": "MARK"}]
     text = pipeline.tokenizer.apply_chat_template(messages, tokenize=False)
-    return len(pipeline.tokenizer(text[: text.index("MARK")], add_special_tokens=False)["input_ids"])
+    return len(
+        pipeline.tokenizer(text[: text.index("MARK")], add_special_tokens=False)["input_ids"]
+    )
 
 
-@pytest.mark.parametrize("names", [["shared"], ["encoder.embed_tokens"], ["shared", "encoder.embed_tokens"]])
+@pytest.mark.parametrize(
+    "names", [["shared"], ["encoder.embed_tokens"], ["shared", "encoder.embed_tokens"]]
+)
 def test_all_published_names_of_the_t5_embedding_are_supported(root, tmp_path, names):
     pipeline = diffusers_pipeline(root, "480p_t2v")
     pipeline.text_encoder_2.save_pretrained(tmp_path / "text_encoder_2")
@@ -157,7 +190,11 @@ def test_all_published_names_of_the_t5_embedding_are_supported(root, tmp_path, n
     path = tmp_path / "text_encoder_2" / "model.safetensors"
     tensors = load_file(path)
     table = tensors.pop("shared.weight")
-    save_file(tensors | {f"{name}.weight": table.clone() for name in names}, path, metadata={"format": "pt"})
+    save_file(
+        tensors | {f"{name}.weight": table.clone() for name in names},
+        path,
+        metadata={"format": "pt"},
+    )
     assert_same(load_glyph_encoder(tmp_path)[1], pipeline.text_encoder_2)
     save_file(tensors, path, metadata={"format": "pt"})
     with pytest.raises(ValueError, match="shared.weight.*is missing"):

@@ -1,4 +1,6 @@
-"""The training loop on random weights of the real classes: invariants of GRPO, the trust region, and output files."""
+"""The training loop on random weights of the real classes: invariants of GRPO, the trust region,
+and output files.
+"""
 
 import csv
 import json
@@ -37,7 +39,9 @@ class Redness:
     """Rewards red minus blue, which random weights can learn in seconds."""
 
     def score(self, videos, prompts, *, fps):
-        values = [(video[:, 0].float() - video[:, 2].float()).mean().item() / 255 for video in videos]
+        values = [
+            (video[:, 0].float() - video[:, 2].float()).mean().item() / 255 for video in videos
+        ]
         return [{"VQ": value, "MQ": value, "TA": value} for value in values]
 
     def check_prompts(self, prompts):
@@ -71,14 +75,16 @@ def weights(trainer):
 
 def first_prompt(trainer):
     """Return the prompt of the iteration's first rollout."""
-    return trainer.run.collector.requests_of(trainer.iteration, trainer.run.collector.indices())[0].prompt
+    return trainer.run.collector.requests_of(trainer.iteration, trainer.run.collector.indices())[
+        0
+    ].prompt
 
 
 def without_times(line):
     return {name: value for name, value in line.items() if not name.startswith(TIMING)}
 
 
-# --- invariants of GRPO --------------------------------------------------------------------------------------------
+# --- invariants of GRPO ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sde_type", ["sage_grpo", "flow_grpo", "dance_grpo", "cps"])
@@ -94,9 +100,16 @@ def test_ratios_differ_from_one_in_a_second_update(tiny_config, mesh):
     history, trainer = run(config, mesh)
     assert trainer.run.update.update_count == 2
     # The two updates train different groups, so that the second sees the change made by the first.
-    assert history[0]["policy/ratio_first_deviation"] < 1e-6 < 1e-5 < history[0]["policy/ratio_max_deviation"]
+    assert (
+        history[0]["policy/ratio_first_deviation"]
+        < 1e-6
+        < 1e-5
+        < history[0]["policy/ratio_max_deviation"]
+    )
     *trained, last = history[0]["by_step/ratio_max_deviation"]  # the last step is deterministic
-    assert last is None and max(trained) == pytest.approx(history[0]["policy/ratio_max_deviation"], rel=1e-6)
+    assert last is None and max(trained) == pytest.approx(
+        history[0]["policy/ratio_max_deviation"], rel=1e-6
+    )
     means = history[0]["by_step/ratio_mean"][:-1]
     assert sum(means) / 3 == pytest.approx(history[0]["policy/ratio_mean"], rel=1e-6)
 
@@ -116,15 +129,19 @@ def test_a_run_writes_its_report_and_continues_if_it_cannot(tiny_config, mesh, c
     page.mkdir(parents=True)
     (page / "in the way").touch()
     trainer.train()
-    assert capsys.readouterr().err.count("REPORT NOT WRITTEN") == 3  # of two iterations, and at the end
+    # of two iterations, and at the end
+    assert capsys.readouterr().err.count("REPORT NOT WRITTEN") == 3
     (page / "in the way").unlink()
     page.rmdir()
     trainer._report()
     assert "2 iterations, 16 rollouts" in page.read_text()
     timeline = json.loads((trainer.output_dir / "timeline.json").read_text())
     ends = {stage: end for stage, start, end in timeline["spans"] if 0 <= start <= end}
-    assert {"rollout", "decode", "scoring", "anchor", "update", "save"} <= ends.keys() and timeline["iteration"] == 2
-    assert ends["update"] <= ends["save"] <= ends["writing"] + 0.1  # the thread starts to write within `save`
+    assert {"rollout", "decode", "scoring", "anchor", "update", "save"} <= ends.keys() and timeline[
+        "iteration"
+    ] == 2
+    # the thread starts to write within `save`
+    assert ends["update"] <= ends["save"] <= ends["writing"] + 0.1
     page.unlink()
     trainer.config = tiny_config
     trainer._report()
@@ -134,7 +151,11 @@ def test_a_run_writes_its_report_and_continues_if_it_cannot(tiny_config, mesh, c
 @pytest.mark.parametrize("sde_type", ["sage_grpo", pytest.param("cps", marks=pytest.mark.slow)])
 def test_the_reward_rises(tiny_config, mesh, sde_type):
     config = tiny_config.with_settings(
-        sde_type=sde_type, batch_size=16, num_generations=8, mini_batch_size_per_update=16, learning_rate=2e-3
+        sde_type=sde_type,
+        batch_size=16,
+        num_generations=8,
+        mini_batch_size_per_update=16,
+        learning_rate=2e-3,
     )
     history, _ = run(config, mesh, iterations=14)
     rewards = [metrics["reward/mean"] for metrics in history]
@@ -168,31 +189,45 @@ def test_the_gradient_does_not_depend_on_the_mini_batch_size(tiny_config, mesh):
 
 
 def test_the_loss_equals_its_definition(tiny_config, mesh):
-    """Clipped surrogate with step weights plus both KL terms, for rows that train their steps in different orders."""
-    config = tiny_config.with_settings(kl_weight=0.5, kl_coef=0.5, kl_schedule="constant", dual_kl_step_weight=0.3)
+    """Clipped surrogate with step weights plus both KL terms, for rows that train their steps in
+    different orders.
+    """
+    config = tiny_config.with_settings(
+        kl_weight=0.5, kl_coef=0.5, kl_schedule="constant", dual_kl_step_weight=0.3
+    )
     _, trainer = run(config, mesh)  # the policy has moved away from its rollouts
     indices = trainer.run.collector.indices()
     conditions = trainer.run.encoder(trainer.run.collector.requests_of(trainer.iteration, indices))
     trained_steps = torch.tensor([[2, 0, 1], [1, 2, 0]] * 4)
     schedule = trainer.run.collector.schedule
-    drawn = trainer.run.collector.sample(trainer.iteration, schedule, indices, conditions, mean_steps=trained_steps)
+    drawn = trainer.run.collector.sample(
+        trainer.iteration, schedule, indices, conditions, mean_steps=trained_steps
+    )
     advantages = torch.linspace(-2, 2, 8)
-    rollouts = RolloutBatch(indices, [], conditions, drawn, schedule, trained_steps, advantages=advantages)
+    rollouts = RolloutBatch(
+        indices, [], conditions, drawn, schedule, trained_steps, advantages=advantages
+    )
     weights = trainer.run.objective.step_weights(schedule)
     last_step = config.rollout.last_step
-    assert schedule == Schedule.build("sage_grpo", num_steps=4, shift=3.0, eta=0.7, last_step=last_step)
+    assert schedule == Schedule.build(
+        "sage_grpo", num_steps=4, shift=3.0, eta=0.7, last_step=last_step
+    )
     with torch.no_grad():
         for parameter in trainer.run.policy.parameters:
             parameter.add_(1e-3 * torch.randn_like(parameter))
         anchor = drawn.means[:, 0] + 0.1
         reference = dict.fromkeys(rollouts.columns, anchor)
-        terms = trainer.run.objective.terms(rollouts, reference, list(range(8)), 0, kl_coefficient=0.5)
+        terms = trainer.run.objective.terms(
+            rollouts, reference, list(range(8)), 0, kl_coefficient=0.5
+        )
         for row in range(8):
             step = int(trained_steps[row, 0])
             new = rollouts.replay(trainer.run.pipeline, [row], trained_steps[[row], 0])
             ratio = (new.log_prob - drawn.log_probs[row, step]).exp()
             clipped = ratio.clamp(1 - config.loss.clip_range, 1 + config.loss.clip_range)
-            policy = weights[step] * torch.maximum(-advantages[row] * ratio, -advantages[row] * clipped)
+            policy = weights[step] * torch.maximum(
+                -advantages[row] * ratio, -advantages[row] * clipped
+            )
             variance = schedule.transitions[step].std ** 2
             position = ((new.mean - anchor[row]) ** 2).mean() / (2 * variance + 1e-6)
             velocity = drawn.log_probs[row, step] - new.log_prob
@@ -219,11 +254,13 @@ def test_the_metrics_have_the_learning_rate_and_coefficient_of_the_update(tiny_c
 def test_the_coefficient_follows_the_measured_kl(tiny_config, mesh):
     config = tiny_config.with_settings(kl_strategy="fixed", learning_rate=1e-3)
     history, trainer = run(config, mesh, iterations=3)
-    assert list(trainer.run.update.kl_coefficient.recent) == pytest.approx([line["kl/position"] for line in history])
+    assert list(trainer.run.update.kl_coefficient.recent) == pytest.approx(
+        [line["kl/position"] for line in history]
+    )
     assert history[2]["kl/position"] > 0
 
 
-# --- trust region --------------------------------------------------------------------------------------------------
+# --- trust region ---------------------------------------------------------------------------------
 
 
 def test_the_anchor_needs_no_forward_pass_while_it_equals_the_policy(tiny_config, mesh):
@@ -237,12 +274,23 @@ def test_the_anchor_needs_no_forward_pass_while_it_equals_the_policy(tiny_config
 
 
 @pytest.mark.parametrize("settings", [{}, {"batched_forward": False}])
-def test_steps_outside_the_guidance_interval_cost_one_branch_in_rollout_update_and_anchor(tiny_config, mesh, settings):
-    guided = {"cfg_scale": 2.0, "guidance_interval": "0.6:0.95", "kl_strategy": "dual_fixed", "learning_rate": 1e-3}
+def test_steps_outside_the_guidance_interval_cost_one_branch_in_rollout_update_and_anchor(
+    tiny_config, mesh, settings
+):
+    guided = {
+        "cfg_scale": 2.0,
+        "guidance_interval": "0.6:0.95",
+        "kl_strategy": "dual_fixed",
+        "learning_rate": 1e-3,
+    }
     config = tiny_config.with_settings(**guided, **settings)
     history, trainer = run(config, mesh, iterations=2)
-    rollout, trained = 1 + 2 + 2 + 1, 1 + 2 + 2  # sigma 1, 0.9, 0.75 and 0.5; the last step is not trained
-    assert [line["cost/forwards"] for line in history] == [rollout + 3 * trained, rollout + 3 * trained + trained]
+    # sigma 1, 0.9, 0.75 and 0.5; the last step is not trained
+    rollout, trained = 1 + 2 + 2 + 1, 1 + 2 + 2
+    assert [line["cost/forwards"] for line in history] == [
+        rollout + 3 * trained,
+        rollout + 3 * trained + trained,
+    ]
     planned = PlannedRun(trainer.config, 1, read_architecture("assets/miniature", "miniature"))
     assert forwards_per_rollout(planned) == pytest.approx(history[1]["cost/forwards"])
     assert history[0]["policy/ratio_max_deviation"] < 1e-6
@@ -271,18 +319,26 @@ def test_a_strong_position_kl_keeps_the_policy_near_its_start(tiny_config, mesh)
 
 @pytest.mark.parametrize(
     "strategy, kl_velocity",
-    [(name, "log_ratio") for name in ("none", "fixed", "stepwise", "moving", "dual_moving", "dual_fixed")]
+    [
+        (name, "log_ratio")
+        for name in ("none", "fixed", "stepwise", "moving", "dual_moving", "dual_fixed")
+    ]
     + [("dual_moving", "gaussian")]
-    + [pytest.param(name, "gaussian", marks=pytest.mark.slow) for name in ("stepwise", "dual_fixed")],
+    + [
+        pytest.param(name, "gaussian", marks=pytest.mark.slow)
+        for name in ("stepwise", "dual_fixed")
+    ],
 )
 def test_every_kl_strategy_trains(tiny_config, mesh, strategy, kl_velocity):
     kl = {"kl_weight": 0.0} if strategy == "none" else {"kl_strategy": strategy}
-    history, trainer = run(tiny_config.with_settings(kl_velocity=kl_velocity, **kl), mesh, iterations=2)
+    history, trainer = run(
+        tiny_config.with_settings(kl_velocity=kl_velocity, **kl), mesh, iterations=2
+    )
     assert math.isfinite(history[1]["loss/total"]) and history[1]["grad/norm"] > 0
     assert (trainer.run.policy.anchor is None) == (strategy in ("none", "stepwise"))
 
 
-# --- missing rewards -----------------------------------------------------------------------------------------------
+# --- missing rewards ------------------------------------------------------------------------------
 
 
 def test_a_rollout_without_reward_is_left_out_and_counted(tiny_config, mesh):
@@ -307,7 +363,10 @@ class FailsForPrompts(Redness):
 def test_an_update_without_rewards_is_skipped_and_the_anchor_age_stays_correct(tiny_config, mesh):
     """After one update instead of two, the anchor is refreshed an iteration later."""
     config = tiny_config.with_settings(
-        num_updates_per_rollout=2, update_ref_model_step=2, learning_rate=1e-3, max_missing_fraction=0.5
+        num_updates_per_rollout=2,
+        update_ref_model_step=2,
+        learning_rate=1e-3,
+        max_missing_fraction=0.5,
     )
     scorer = FailsForPrompts()
     trainer = Trainer(config, mesh, CPU, scorers={"test": scorer})
@@ -323,14 +382,19 @@ def test_an_update_without_rewards_is_skipped_and_the_anchor_age_stays_correct(t
     assert lines[0]["kl/position"] < 1e-12 < lines[1]["kl/position"]
 
 
-def test_too_many_missing_rewards_stop_the_run_and_their_videos_are_saved(tiny_config, mesh, tmp_path):
+def test_too_many_missing_rewards_stop_the_run_and_their_videos_are_saved(
+    tiny_config, mesh, tmp_path
+):
     scorer = FailsForPrompts()
     config = tiny_config.with_settings(log_video_interval=100, max_missing_fraction=0.25)
     trainer = Trainer(config, mesh, CPU, scorers={"test": scorer})
     trainer.iteration = 1
     scorer.fails_for = (first_prompt(trainer),)
     before = weights(trainer)
-    with pytest.raises(RuntimeError, match="4 of 8 rewards of iteration 1 are missing.*test: RuntimeError: no score"):
+    with pytest.raises(
+        RuntimeError,
+        match="4 of 8 rewards of iteration 1 are missing.*test: RuntimeError: no score",
+    ):
         trainer.run_iteration()
     assert all(torch.equal(a, b) for a, b in zip(before, weights(trainer)))
     entries = json.loads((tmp_path / "run" / "rollouts" / "000001" / "scores.json").read_text())
@@ -355,7 +419,7 @@ def test_a_video_with_nan_has_a_missing_reward(tiny_config, mesh, monkeypatch):
     assert trainer.run_iteration()["reward/missing"] == 1
 
 
-# --- output files --------------------------------------------------------------------------------------------------
+# --- output files ---------------------------------------------------------------------------------
 
 
 def lines(folder):
@@ -384,15 +448,27 @@ def test_a_run_writes_the_documented_files(tiny_config, mesh, tmp_path, capsys):
         assert (out / name).exists(), name
     assert (out / "checkpoints/latest").read_text().strip() == "000002"
     entries = json.loads((out / "rollouts/000002/scores.json").read_text())
-    assert len(entries) == 8 and {"prompt", "file", "reward", "VQ", "Overall", "missing"} <= entries[0].keys()
-    keys = [(entry["seed"], entry["iteration"], entry["group"], entry["member"]) for entry in entries]
-    assert keys == [(config.data.seed, 2, group, member) for group in range(2) for member in range(4)], (
-        "the keys of the noise"
+    assert (
+        len(entries) == 8
+        and {"prompt", "file", "reward", "VQ", "Overall", "missing"} <= entries[0].keys()
     )
-    assert {"reward/Overall", "validation/Overall"} <= lines(out)[2].keys(), "the same names in files and metrics"
+    keys = [
+        (entry["seed"], entry["iteration"], entry["group"], entry["member"]) for entry in entries
+    ]
+    assert keys == [
+        (config.data.seed, 2, group, member) for group in range(2) for member in range(4)
+    ], "the keys of the noise"
+    assert {"reward/Overall", "validation/Overall"} <= lines(out)[2].keys(), (
+        "the same names in files and metrics"
+    )
     base, _, last = lines(out)
-    assert (base["iteration"], last["iteration"]) == (0, 2) and base.keys() <= last.keys() - {"validation/hacking"}
-    assert base["validation/reward"] == json.loads((out / "samples/000000/measures.json").read_text())["reward"]
+    assert (base["iteration"], last["iteration"]) == (0, 2) and base.keys() <= last.keys() - {
+        "validation/hacking"
+    }
+    assert (
+        base["validation/reward"]
+        == json.loads((out / "samples/000000/measures.json").read_text())["reward"]
+    )
     with open(config.data.prompts_csv[0]) as file:
         seen = {row["prompt"] for row in csv.DictReader(file)}
     scores = json.loads((out / "samples/000002/scores.json").read_text())
@@ -400,8 +476,13 @@ def test_a_run_writes_the_documented_files(tiny_config, mesh, tmp_path, capsys):
         rewards = [entry["reward"] for entry in scores if (entry["prompt"] in seen) is kind]
         assert last[f"validation/{name}/reward"] == pytest.approx(sum(rewards) / len(rewards))
     print_summary(out, 2, trainer.validation)
-    printed = f"unseen/reward        {base['validation/unseen/reward']:.3f} -> {last['validation/unseen/reward']:.3f}, "
-    assert f"{printed}{len(rewards)} videos, prompts not used in training" in capsys.readouterr().out
+    printed = (
+        f"unseen/reward        {base['validation/unseen/reward']:.3f} -> "
+        f"{last['validation/unseen/reward']:.3f}, "
+    )
+    assert (
+        f"{printed}{len(rewards)} videos, prompts not used in training" in capsys.readouterr().out
+    )
     assert "validation/frechet_distance" in last and undocumented(last) == []
     assert trainer.validation.picture(2).is_file()
     written = [path.name for path in (*out.iterdir(), *(out / "checkpoints/000002").iterdir())]
@@ -409,14 +490,20 @@ def test_a_run_writes_the_documented_files(tiny_config, mesh, tmp_path, capsys):
         (out / "samples/000002/measures.json").read_text()
     ).keys()
     page = (ROOT / "docs/output_files.md").read_text()
-    assert len(measures) == 3 and not [name for name in (*written, *entries[0], *measures) if f"`{name}" not in page]
+    assert len(measures) == 3 and not [
+        name for name in (*written, *entries[0], *measures) if f"`{name}" not in page
+    ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["dual_moving", "fixed"])  # test_run_state has others
 def test_a_resumed_run_equals_the_uninterrupted_run(tiny_config, mesh, tmp_path, strategy):
     config = tiny_config.with_settings(
-        kl_strategy=strategy, max_steps=4, save_interval=2, update_ref_model_step=3, learning_rate=1e-3
+        kl_strategy=strategy,
+        max_steps=4,
+        save_interval=2,
+        update_ref_model_step=3,
+        learning_rate=1e-3,
     )
     uninterrupted = Trainer(config, mesh, CPU)
     uninterrupted.train()
@@ -446,14 +533,19 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_over(tiny_conf
 
 
 def test_resuming_from_an_older_checkpoint_removes_later_files(tiny_config, mesh, tmp_path):
-    config = tiny_config.with_settings(max_steps=3, save_interval=1, log_video_interval=1, save_total_limit=0)
+    config = tiny_config.with_settings(
+        max_steps=3, save_interval=1, log_video_interval=1, save_total_limit=0
+    )
     Trainer(config, mesh, CPU).train()
     first = str(tmp_path / "run" / "checkpoints" / "000001")
     earlier = config.with_settings(resume_from_checkpoint=first, max_steps=2, save_total_limit=1)
     Trainer(earlier, mesh, CPU).train()
     remaining = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert remaining == ["000002", "latest"]
-    assert sorted(path.name for path in (tmp_path / "run" / "rollouts").iterdir()) == ["000001", "000002"]
+    assert sorted(path.name for path in (tmp_path / "run" / "rollouts").iterdir()) == [
+        "000001",
+        "000002",
+    ]
     assert [line["iteration"] for line in lines(tmp_path / "run")] == [1, 2]
     latest = config.with_settings(resume_from_checkpoint="latest")
     assert Trainer(latest, mesh, CPU).iteration == 2
@@ -469,7 +561,9 @@ def test_a_finished_run_is_rejected_before_any_file_changes(tiny_config, mesh, t
     Trainer(config, mesh, CPU).train()
     before = files(tmp_path)
     with pytest.raises(ValueError, match=f"got max_steps={max_steps} and iteration 2"):
-        Trainer(config.with_settings(max_steps=max_steps, resume_from_checkpoint="latest"), mesh, CPU)
+        Trainer(
+            config.with_settings(max_steps=max_steps, resume_from_checkpoint="latest"), mesh, CPU
+        )
     assert files(tmp_path) == before
 
 
@@ -513,7 +607,9 @@ def test_validation_continues_if_the_scorer_fails(tiny_config, mesh):
     assert metrics["validation/missing"] == 1 and math.isfinite(metrics["validation/reward"])
     scorer.fails_for = trainer.validation.prompts
     metrics = trainer.validation.run(0)
-    assert metrics["validation/missing"] == len(trainer.validation.prompts) and math.isnan(metrics["validation/reward"])
+    assert metrics["validation/missing"] == len(trainer.validation.prompts) and math.isnan(
+        metrics["validation/reward"]
+    )
     assert math.isnan(trainer.validation.measures(0)["reward"])
 
 

@@ -7,7 +7,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = sorted(
-    [*(ROOT / "hyvideo").rglob("*.py"), *(ROOT / "studies").rglob("*.py"), *(ROOT / "scripts").rglob("*.py")]
+    [
+        *(ROOT / "hyvideo").rglob("*.py"),
+        *(ROOT / "studies").rglob("*.py"),
+        *(ROOT / "scripts").rglob("*.py"),
+    ]
 )
 FILES += [ROOT / "generate.py", ROOT / "post_train.py"]  # other files here are the user's
 NOT_YET_DONE = (
@@ -79,14 +83,22 @@ def is_bool(node: ast.AST) -> bool:
         return isinstance(node.op, ast.Not)
     if isinstance(node, ast.Call):
         return isinstance(node.func, ast.Name) and node.func.id == "bool"
-    name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+    name = (
+        node.id
+        if isinstance(node, ast.Name)
+        else node.attr
+        if isinstance(node, ast.Attribute)
+        else ""
+    )
     return name.startswith(("is_", "has_", "needs_", "are_"))
 
 
 def has_bool_arithmetic(node: ast.AST) -> bool:
     if isinstance(node, ast.BinOp) and isinstance(node.op, ARITHMETIC):
         return is_bool(node.left) or is_bool(node.right)
-    return isinstance(node, ast.AugAssign) and isinstance(node.op, ARITHMETIC) and is_bool(node.value)
+    return (
+        isinstance(node, ast.AugAssign) and isinstance(node.op, ARITHMETIC) and is_bool(node.value)
+    )
 
 
 def is_loop_over_conditional(node: ast.AST) -> bool:
@@ -117,7 +129,9 @@ def is_packed_assignment(node: ast.AST) -> bool:
 
 
 def is_joined_dictionary(node: ast.AST) -> bool:
-    """Return whether a dictionary of keyword arguments is joined with another: ``f(**a | {...})``, ``a |= {...}``."""
+    """Return whether a dictionary of keyword arguments is joined with another: ``f(**a | {...})``,
+    ``a |= {...}``.
+    """
     if isinstance(node, ast.AugAssign):
         return isinstance(node.op, ast.BitOr) and is_dictionary(node.value)
     if not isinstance(node, ast.Call):
@@ -137,15 +151,21 @@ def is_dictionary(node: ast.AST) -> bool:
 
 
 def has_several_walruses(node: ast.AST) -> bool:
-    """Return whether an expression of a statement has several walruses; those of nested statements do not count."""
+    """Return whether an expression of a statement has several walruses; those of nested statements
+    do not count.
+    """
     if not isinstance(node, ast.stmt):
         return False
     expressions = [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
-    return any(sum(isinstance(part, ast.NamedExpr) for part in ast.walk(child)) > 1 for child in expressions)
+    return any(
+        sum(isinstance(part, ast.NamedExpr) for part in ast.walk(child)) > 1
+        for child in expressions
+    )
 
 
 def local_arguments(tree: ast.AST) -> list[int]:
-    """Return the lines of calls whose arguments are a dictionary or tuple that the same function has written out.
+    """Return the lines of calls whose arguments are a dictionary or tuple that the same function
+    has written out.
 
     Dictionaries and tuples that are also used otherwise are data.
     """
@@ -164,12 +184,18 @@ def local_arguments(tree: ast.AST) -> list[int]:
         calls = [node for node in nodes if isinstance(node, ast.Call)]
         passed = [(value, call.lineno) for call in calls for value in unpacked_arguments(call)]
         # ``options["a"] = 1`` adds an argument.
-        extended = [node.value for node in nodes if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)]
+        extended = [
+            node.value
+            for node in nodes
+            if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
+        ]
         as_arguments = {id(value) for value, _ in passed} | {id(value) for value in extended}
         as_data = {
             node.id
             for node in nodes
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and id(node) not in as_arguments
+            if isinstance(node, ast.Name)
+            and isinstance(node.ctx, ast.Load)
+            and id(node) not in as_arguments
         }
         lines += [line for value, line in passed if value.id in written - as_data]
     return lines
@@ -190,8 +216,14 @@ def unpacked_arguments(call: ast.Call) -> list[ast.Name]:
         ("text = ' --tiny' * options.is_tiny", "arithmetic with a bool"),
         ("forwards = 1 + (kind != 'none')", "arithmetic with a bool"),
         ("problems = ['wrong'] * (found != needed)", "arithmetic with a bool"),
-        ("for row in rows if column == 0 else ():\n    pass", "a loop over `values if condition else ()`"),
-        ("[row for row in (rows if column == 0 else ())]", "a loop over `values if condition else ()`"),
+        (
+            "for row in rows if column == 0 else ():\n    pass",
+            "a loop over `values if condition else ()`",
+        ),
+        (
+            "[row for row in (rows if column == 0 else ())]",
+            "a loop over `values if condition else ()`",
+        ),
         ("setattr(a, b, c) if b in d else delattr(a, b)", "an expression as a statement"),
         ("done or stop()", "an expression as a statement"),
         ("names = [*values]", "`[*values]`"),
@@ -201,9 +233,18 @@ def unpacked_arguments(call: ast.Call) -> list[ast.Name]:
         ("f(**options | {'a': 1})", "a dictionary joined to shorten a call"),
         ("f(**({} if x else {'a': 1}))", "a dictionary joined to shorten a call"),
         ("options |= {'a': 1}", "a dictionary joined to shorten a call"),
-        ("def f():\n    sizes = {'a': 1}\n    g(**sizes)", "a local dictionary or tuple as arguments"),
-        ("def f():\n    sizes = common | {'a': 1}\n    g(**sizes)", "a local dictionary or tuple as arguments"),
-        ("def f():\n    a = {'b': 1}\n    a['c'] = 2\n    g(**a)", "a local dictionary or tuple as arguments"),
+        (
+            "def f():\n    sizes = {'a': 1}\n    g(**sizes)",
+            "a local dictionary or tuple as arguments",
+        ),
+        (
+            "def f():\n    sizes = common | {'a': 1}\n    g(**sizes)",
+            "a local dictionary or tuple as arguments",
+        ),
+        (
+            "def f():\n    a = {'b': 1}\n    a['c'] = 2\n    g(**a)",
+            "a local dictionary or tuple as arguments",
+        ),
         ("def f():\n    parts = a, b\n    g(*parts)", "a local dictionary or tuple as arguments"),
         ("if (a := b) and (c := d):\n    pass", "several walruses in one expression"),
     ],

@@ -1,4 +1,6 @@
-"""docs/types.md is generated from the docstrings of the types of an iteration and the comments beside their fields."""
+"""docs/types.md is generated from the docstrings of the types of an iteration and the comments
+beside their fields.
+"""
 
 import ast
 import dataclasses
@@ -33,21 +35,39 @@ fields by `python -m pytest tests/test_types_page.py --regenerate`. [glossary.md
 | type, field | file, type and shape | meaning |
 |---|---|---|
 """
-COLLECTOR, UPDATE = "training.rollout_collector:RolloutCollector", "training.policy_update:PolicyUpdate"
+COLLECTOR, UPDATE = (
+    "training.rollout_collector:RolloutCollector",
+    "training.policy_update:PolicyUpdate",
+)
 GRPO, NFT = "training.objectives.grpo:GRPO", "training.objectives.nft:NFT"
-PIPELINE, ENCODER = "pipelines.grpo_pipeline:GRPOPipeline", "pipelines.condition_encoder:ConditionEncoder"
+PIPELINE, ENCODER = (
+    "pipelines.grpo_pipeline:GRPOPipeline",
+    "pipelines.condition_encoder:ConditionEncoder",
+)
 FLOW = {  # type -> where it is made, and where it is read
-    Request: (["data.prompts:read_requests"], ["models.hunyuan_video15.family", f"{COLLECTOR}.collect"]),
+    Request: (
+        ["data.prompts:read_requests"],
+        ["models.hunyuan_video15.family", f"{COLLECTOR}.collect"],
+    ),
     Condition: ([f"{ENCODER}.__call__"], ["models.hunyuan_video15.transformer"]),
     Conditions: ([f"{ENCODER}.__call__"], [PIPELINE]),
-    Trajectories: ([f"{PIPELINE}.sample"], ["training.rollout_batch:RolloutBatch.replay", f"{GRPO}.terms"]),
-    RolloutIndex: (["training.rollout_batch:indices_of_replica"], ["training.rollout_batch:RolloutNoise.initial"]),
+    Trajectories: (
+        [f"{PIPELINE}.sample"],
+        ["training.rollout_batch:RolloutBatch.replay", f"{GRPO}.terms"],
+    ),
+    RolloutIndex: (
+        ["training.rollout_batch:indices_of_replica"],
+        ["training.rollout_batch:RolloutNoise.initial"],
+    ),
     RolloutBatch: (
         [f"{COLLECTOR}.collect"],
         [f"{GRPO}.terms", f"{NFT}.terms", "training.rollout_records:RolloutRecorder.record"],
     ),
     Reward: (["rewards.async_scorer:AsyncScorer.collect"], ["training.rewards:merge_rewards"]),
-    Schedule: (["training.model_setup:rollout_schedule"], [f"{COLLECTOR}.schedule_of", f"{GRPO}.terms"]),
+    Schedule: (
+        ["training.model_setup:rollout_schedule"],
+        [f"{COLLECTOR}.schedule_of", f"{GRPO}.terms"],
+    ),
     Step: (
         ["schedulers.schedule:Schedule.draw", "schedulers.schedule:Schedule.score"],
         [f"{PIPELINE}.sample", f"{GRPO}.terms"],
@@ -86,7 +106,10 @@ def fields_of(cls: type) -> list[tuple[str, str, str]]:
     nodes = {node.target.id: node for node in body if isinstance(node, ast.AnnAssign)}
     assert [*nodes] == [field.name for field in dataclasses.fields(cls)]
     comments = comments_of(source.splitlines(), [*nodes.values()])
-    return [(name, ast.unparse(node.annotation), text) for (name, node), text in zip(nodes.items(), comments)]
+    return [
+        (name, ast.unparse(node.annotation), text)
+        for (name, node), text in zip(nodes.items(), comments)
+    ]
 
 
 def saved_state() -> list[tuple[str, str, str]]:
@@ -128,7 +151,9 @@ def page() -> str:
     parts = [HEAD]
     for cls, places in FLOW.items():
         text = " ".join(inspect.getdoc(cls).partition("\n\n")[0].split())
-        parts.append(title(cls.__name__, cls.__module__.replace(".", "/")[8:] + ".py", text, *places))
+        parts.append(
+            title(cls.__name__, cls.__module__.replace(".", "/")[8:] + ".py", text, *places)
+        )
         parts += [row(*field) for field in fields_of(cls)]
     places = ["training.run_state:RunState.save"], ["training.run_state:RunState.resume"]
     text = "What a run needs to resume bit for bit: `tensors` in shards, the rest in `state.json`."
@@ -146,13 +171,19 @@ def test_the_types_page_is_up_to_date(check_generated):
 def test_a_type_is_documented_made_and_read_where_the_page_says(cls):
     undocumented = [name for name, _, comment in fields_of(cls) if not comment]
     assert not undocumented, f"write a comment beside each field of {cls.__name__}"
-    made, read = ([pkgutil.resolve_name(f"hyvideo.{place}") for place in places] for places in FLOW[cls])
-    members = {name for name, *_ in fields_of(cls)} | {name for name in vars(cls) if not name.startswith("_")}
+    made, read = (
+        [pkgutil.resolve_name(f"hyvideo.{place}") for place in places] for places in FLOW[cls]
+    )
+    members = {name for name, *_ in fields_of(cls)} | {
+        name for name in vars(cls) if not name.startswith("_")
+    }
     for place in made:
         module = inspect.getsource(sys.modules[place.__module__])
         assert re.search(rf"\b{cls.__name__}[(.]", module), f"{place} does not make {cls.__name__}"
     for place in read:
-        assert members & {*re.findall(r"\.(\w+)", inspect.getsource(place))}, f"{place} does not read {cls.__name__}"
+        assert members & {*re.findall(r"\.(\w+)", inspect.getsource(place))}, (
+            f"{place} does not read {cls.__name__}"
+        )
 
 
 def test_every_type_of_an_iteration_is_on_the_page():

@@ -1,8 +1,9 @@
-"""A small complete checkpoint of the real classes with the layout of a download: 37 MB, 30 MB of them a transformer.
+"""A small complete checkpoint of the real classes with the layout of a download: 37 MB, 30 MB of
+them a transformer.
 
-All weights are random; no layer keeps a zero initialization. The language model is the miniature's. It is written
-in the original layout. diffusers' pipeline with the same weights, built without this project's loaders, is their
-reference.
+All weights are random; no layer keeps a zero initialization. The language model is the miniature's.
+It is written in the original layout. diffusers' pipeline with the same weights, built without this
+project's loaders, is their reference.
 """
 
 import json
@@ -15,7 +16,10 @@ from safetensors.torch import load_file
 
 from hyvideo.models.hunyuan_video15 import thin
 from hyvideo.models.hunyuan_video15.names import transformer_to_diffusers, vae_to_diffusers
-from hyvideo.models.hunyuan_video15.settings import transformer_config_to_diffusers, vae_config_to_diffusers
+from hyvideo.models.hunyuan_video15.settings import (
+    transformer_config_to_diffusers,
+    vae_config_to_diffusers,
+)
 from hyvideo.models.versions import version_defaults
 
 TRANSFORMER = {
@@ -56,7 +60,12 @@ UPSAMPLERS = {
         "num_blocks": 1,
         "global_residual": True,
     },
-    "1080p_sr_distilled": {"z_channels": 4, "out_channels": 4, "block_out_channels": [8, 16], "num_res_blocks": 0},
+    "1080p_sr_distilled": {
+        "z_channels": 4,
+        "out_channels": 4,
+        "block_out_channels": [8, 16],
+        "num_res_blocks": 0,
+    },
 }
 VISION = {
     "hidden_size": 24,
@@ -74,24 +83,36 @@ def settings() -> thin.Settings:
 
 
 def write_original(root: Path, versions: tuple[str, ...] = ("480p_t2v",), *, seed: int = 0) -> Path:
-    """Write all parts. ``versions`` are released names, which determine the tasks; all have the same weights."""
+    """Write all parts.
+
+    ``versions`` are released names, which determine the tasks; all have the same weights.
+    """
     thin.write_checkpoint(root, versions, settings(), seed=seed)
     return root
 
 
 def write_super_resolution(root: Path, name: str = "720p_sr_distilled", *, seed: int = 1) -> Path:
-    """Add a super-resolution model with random weights, its transformer and its upsampler, to a folder."""
+    """Add a super-resolution model with random weights, its transformer and its upsampler, to a
+    folder.
+    """
     thin.write_super_resolution(root, name, settings(), seed=seed)
     return root
 
 
 def diffusers_pipeline(root: Path, version: str):
-    """Return diffusers' float32 pipeline for the version's task, from a folder written by `write_original`.
+    """Return diffusers' float32 pipeline for the version's task, from a folder written by
+    `write_original`.
 
-    The files are read without this project's loaders; only the tables of names and settings are shared.
+    The files are read without this project's loaders; only the tables of names and settings are
+    shared.
     """
     import diffusers
-    from transformers import AutoImageProcessor, Qwen2_5_VLTextModel, Qwen2Tokenizer, SiglipVisionModel
+    from transformers import (
+        AutoImageProcessor,
+        Qwen2_5_VLTextModel,
+        Qwen2Tokenizer,
+        SiglipVisionModel,
+    )
 
     transformer = _converted(
         diffusers.HunyuanVideo15Transformer3DModel,
@@ -99,7 +120,12 @@ def diffusers_pipeline(root: Path, version: str):
         transformer_config_to_diffusers,
         transformer_to_diffusers,
     )
-    vae = _converted(diffusers.AutoencoderKLHunyuanVideo15, root / "vae", vae_config_to_diffusers, vae_to_diffusers)
+    vae = _converted(
+        diffusers.AutoencoderKLHunyuanVideo15,
+        root / "vae",
+        vae_config_to_diffusers,
+        vae_to_diffusers,
+    )
     vae.enable_slicing()  # diffusers' VAE does not support batches
     llm = root / "text_encoder" / "llm"
     tokenizer_2, text_encoder_2 = _read_glyphs(root / "text_encoder")
@@ -110,15 +136,21 @@ def diffusers_pipeline(root: Path, version: str):
         "tokenizer": Qwen2Tokenizer.from_pretrained(llm),
         "text_encoder_2": text_encoder_2,
         "tokenizer_2": tokenizer_2,
-        "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(shift=version_defaults(version).shift),
+        "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(
+            shift=version_defaults(version).shift
+        ),
         "guider": diffusers.ClassifierFreeGuidance(guidance_scale=6.0),
     }
     pipeline_class = diffusers.HunyuanVideo15Pipeline
     if transformer.config.task_type == "i2v":
         siglip = root / "vision_encoder" / "siglip"
-        parts["image_encoder"] = SiglipVisionModel.from_pretrained(siglip / "image_encoder", dtype=torch.float32)
+        parts["image_encoder"] = SiglipVisionModel.from_pretrained(
+            siglip / "image_encoder", dtype=torch.float32
+        )
         # The default backend needs torchvision.
-        parts["feature_extractor"] = AutoImageProcessor.from_pretrained(siglip / "feature_extractor", backend="pil")
+        parts["feature_extractor"] = AutoImageProcessor.from_pretrained(
+            siglip / "feature_extractor", backend="pil"
+        )
         pipeline_class = diffusers.HunyuanVideo15ImageToVideoPipeline
     pipeline = pipeline_class(**parts)
     pipeline.set_progress_bar_config(disable=True)
@@ -140,7 +172,9 @@ def write_image(path: Path, height: int = 90, width: int = 160) -> str:
 
 
 def _read_glyphs(folder: Path):
-    """Return ByT5's tokenizer with the special tokens, and its encoder with an embedding row for each of them."""
+    """Return ByT5's tokenizer with the special tokens, and its encoder with an embedding row for
+    each of them.
+    """
     from transformers import ByT5Tokenizer, T5Config, T5EncoderModel
 
     colors, fonts = (
@@ -149,10 +183,14 @@ def _read_glyphs(folder: Path):
     )
     tokenizer = ByT5Tokenizer.from_pretrained(folder / "byt5-small")
     tokenizer.add_tokens([f"<color-{i}>" for i in range(len(colors))], special_tokens=True)
-    tokenizer.add_tokens([f"<{code[:2]}-font-{i}>" for code, i in fonts.items()], special_tokens=True)
+    tokenizer.add_tokens(
+        [f"<{code[:2]}-font-{i}>" for code, i in fonts.items()], special_tokens=True
+    )
     config = T5Config.from_pretrained(folder / "byt5-small", vocab_size=len(tokenizer))
     encoder = T5EncoderModel(config).eval()
-    content = torch.load(folder / "Glyph-SDXL-v2" / "checkpoints" / "byt5_model.pt", weights_only=True)
+    content = torch.load(
+        folder / "Glyph-SDXL-v2" / "checkpoints" / "byt5_model.pt", weights_only=True
+    )
     encoder.encoder.load_state_dict(
         {name.removeprefix(thin.GLYPH_PREFIX): t for name, t in content["state_dict"].items()}
     )

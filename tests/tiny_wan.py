@@ -1,7 +1,8 @@
 """A small complete Wan checkpoint in diffusers' layout, as in a download, of about 1 MB.
 
-It is written by diffusers and transformers, without this project's loaders, and is their reference. All weights are
-random, including biases, norm scales and modulation tables, so that tests detect an omitted weight.
+It is written by diffusers and transformers, without this project's loaders, and is their reference.
+All weights are random, including biases, norm scales and modulation tables, so that tests detect an
+omitted weight.
 """
 
 from pathlib import Path
@@ -31,9 +32,8 @@ VAE_22 = VAE | {
 }
 # Words of a single token each: "a a a" is three tokens, followed by "</s>".
 WORDS = ("▁a", "▁red", "▁car", "▁turns", "▁left")
-CHARACTERS = (
-    "▁abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,:;!?'\"()&<>-/“”‘’，。：！？色调艳丽过曝静态"
-)
+CHARACTERS = "▁abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+CHARACTERS += ".,:;!?'\"()&<>-/“”‘’，。：！？色调艳丽过曝静态"
 
 
 def write_wan(

@@ -1,4 +1,6 @@
-"""The miniature's models: the classes of HunyuanVideo-1.5 in small sizes (`wan`: of Wan2.1), and a small tokenizer."""
+"""The miniature's models: the classes of HunyuanVideo-1.5 in small sizes (`wan`: of Wan2.1), and a
+small tokenizer.
+"""
 
 import json
 from pathlib import Path
@@ -17,14 +19,19 @@ from hyvideo.models.saving import save_original
 VERSION = "miniature"
 CONFIGS = yaml.safe_load(Path(__file__).with_name("models.yaml").read_text(encoding="utf-8"))
 HAS_REWARD_MODEL = True
-# Only used with quoted text or a reference image, so not saved but drawn again on loading. Names of the original.
+# Only used with quoted text or a reference image, so not saved but drawn again on loading. Names of
+# the original.
 DRAWN_PARTS = ("byt5_in.", "vision_in.")
-LOG_VARIANCES = "encoder.conv_out.conv.bias"  # VAE parameter whose second half is the log variances' bias
-RESIDUAL_ENDS = ("conv2.conv", "proj_out")  # parts of the names of the last layers of the VAE's residual branches
+# VAE parameter whose second half is the log variances' bias
+LOG_VARIANCES = "encoder.conv_out.conv.bias"
+# parts of the names of the last layers of the VAE's residual branches
+RESIDUAL_ENDS = ("conv2.conv", "proj_out")
 
 
 def build_tokenizer():
-    """Return a Qwen2 tokenizer with byte-level BPE trained on the captions and the pipeline's system message."""
+    """Return a Qwen2 tokenizer with byte-level BPE trained on the captions and the pipeline's
+    system message.
+    """
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
     from transformers import Qwen2Tokenizer
 
@@ -32,8 +39,11 @@ def build_tokenizer():
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=800, initial_alphabet=alphabet, show_progress=False)
-    # A caption starts the user's turn, so its first word has no leading space, unlike the other words.
-    bpe.train_from_iterator(CAPTIONS * 8 + [system_message(), "system\n", "user\n", "assistant\n"] * 4, trainer)
+    # A caption starts the user's turn, so its first word has no leading space, unlike the other
+    # words.
+    bpe.train_from_iterator(
+        CAPTIONS * 8 + [system_message(), "system\n", "user\n", "assistant\n"] * 4, trainer
+    )
     model = json.loads(bpe.to_str())["model"]
     return Qwen2Tokenizer(
         vocab=dict(model["vocab"]),
@@ -49,13 +59,17 @@ def save_text_encoder(out: Path, seed: int) -> None:
     from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLTextModel
 
     folder, tokenizer = out / "text_encoder" / "llm", build_tokenizer()
-    encoder = Qwen2_5_VLTextModel(Qwen2_5_VLTextConfig(vocab_size=len(tokenizer), **CONFIGS["text_encoder"]))
+    encoder = Qwen2_5_VLTextModel(
+        Qwen2_5_VLTextConfig(vocab_size=len(tokenizer), **CONFIGS["text_encoder"])
+    )
     draw_encoder(encoder, "embed_tokens", seed).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
 def draw_encoder(encoder: nn.Module, embeddings: str, seed: int) -> nn.Module:
-    """Draw the weights of a text encoder and return it in float16; ``embeddings`` is part of the embeddings' name."""
+    """Draw the weights of a text encoder and return it in float16; ``embeddings`` is part of the
+    embeddings' name.
+    """
     with torch.no_grad():
         for name, weight in encoder.named_parameters():
             if weight.ndim > 1:

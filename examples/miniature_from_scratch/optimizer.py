@@ -6,11 +6,17 @@ from tqdm import tqdm, trange
 
 
 class MuonAndAdamW:
-    """Muon for tensors of two or more dimensions (filters flattened to matrices), AdamW for the rest."""
+    """Muon for tensors of two or more dimensions (filters flattened to matrices), AdamW for the
+    rest.
+    """
 
-    def __init__(self, module: nn.Module, *, num_steps: int, warmup: int, decay_from: float, adamw_lr: float):
+    def __init__(
+        self, module: nn.Module, *, num_steps: int, warmup: int, decay_from: float, adamw_lr: float
+    ):
         self.parameters = trained = [p for p in module.parameters() if p.requires_grad]
-        self.matrices = [(p, nn.Parameter(p.detach().view(p.shape[0], -1))) for p in trained if p.ndim >= 2]
+        self.matrices = [
+            (p, nn.Parameter(p.detach().view(p.shape[0], -1))) for p in trained if p.ndim >= 2
+        ]
         vectors = [p for p in trained if p.ndim < 2]
         self.muon = torch.optim.Muon([m for _, m in self.matrices], lr=2e-2, weight_decay=0.0)
         self.adamw = torch.optim.AdamW(vectors, lr=adamw_lr, betas=(0.9, 0.95), weight_decay=0.0)
@@ -19,7 +25,9 @@ class MuonAndAdamW:
             rest = (num_steps - step) / (num_steps * (1 - decay_from))
             return min(1.0, (step + 1) / warmup) * min(1.0, max(0.01, rest))
 
-        self.schedules = [torch.optim.lr_scheduler.LambdaLR(part, scale) for part in (self.muon, self.adamw)]
+        self.schedules = [
+            torch.optim.lr_scheduler.LambdaLR(part, scale) for part in (self.muon, self.adamw)
+        ]
 
     def step(self, loss: Tensor) -> None:
         for parameter in self.parameters:

@@ -1,4 +1,6 @@
-"""The miniature's models: the classes of Wan2.1 in small sizes, in diffusers' layout; see `architecture`."""
+"""The miniature's models: the classes of Wan2.1 in small sizes, in diffusers' layout; see
+`architecture`.
+"""
 
 import json
 from pathlib import Path
@@ -19,7 +21,9 @@ RESIDUAL_ENDS = ("conv2.", ".proj.")
 
 
 def build_tokenizer():
-    """Return a T5 tokenizer with a token for each word of the captions and for each ASCII character."""
+    """Return a T5 tokenizer with a token for each word of the captions and for each ASCII
+    character.
+    """
     from transformers import T5TokenizerFast
 
     words = sorted({"▁" + word for text in CAPTIONS for word in text.split()})
@@ -30,7 +34,9 @@ def build_tokenizer():
 
 
 def save_text_encoder(out: Path, seed: int) -> None:
-    """Write tokenizer, a random frozen UMT5 encoder in float16, scheduler and the model index of a WanPipeline."""
+    """Write tokenizer, a random frozen UMT5 encoder in float16, scheduler and the model index of a
+    WanPipeline.
+    """
     from diffusers import FlowMatchEulerDiscreteScheduler
     from transformers import UMT5Config, UMT5EncoderModel
 

@@ -1,4 +1,6 @@
-"""The "web data" of the base policy: wrong captions and defective videos, which post-training can improve."""
+"""The "web data" of the base policy: wrong captions and defective videos, which post-training can
+improve.
+"""
 
 import numpy as np
 import torch
@@ -6,7 +8,8 @@ from torch import Tensor
 
 from hyvideo.miniature.world import LABELS
 
-# Probability that an attribute of a web caption is replaced by a random one, and that a web video has a defect.
+# Probability that an attribute of a web caption is replaced by a random one, and that a web video
+# has a defect.
 CAPTION_NOISE = {"color": 0.35, "shape": 0.35, "direction": 0.5}
 CORRUPTED_FRACTION = 0.5
 
@@ -17,7 +20,10 @@ def random_labels(number: int, rng: np.random.Generator) -> Tensor:
 
 
 def web_labels(labels: Tensor, rng: np.random.Generator) -> Tensor:
-    """Return labels with attributes replaced at random, with probabilities ``CAPTION_NOISE``. Shape: (batch, 3)."""
+    """Return labels with attributes replaced at random, with probabilities ``CAPTION_NOISE``.
+
+    Shape: (batch, 3).
+    """
     labels = labels.clone()
     for column, probability in enumerate(CAPTION_NOISE.values()):
         num_values = int(LABELS[:, column].max()) + 1

@@ -33,7 +33,9 @@ class Row:
 
 
 def compare(run: PlannedRun, metrics: Mapping[str, float]) -> list[Row]:
-    """Return the times and the memory in ``metrics`` of an iteration beside those of the plan, where it has them."""
+    """Return the times and the memory in ``metrics`` of an iteration beside those of the plan,
+    where it has them.
+    """
     planned: dict[str, float] = {}
     if run.is_timed:
         planned["memory/peak_gib"] = memory(run).peak() / GIB
@@ -68,7 +70,9 @@ def print_pilot(run: PlannedRun, device: torch.device) -> None:
 
 
 def pilot_lines(run: PlannedRun, name: str, rows: list[Row], warm_up: float) -> list[str]:
-    """Return the comparison on the device ``name``; the first iteration took ``warm_up`` seconds longer."""
+    """Return the comparison on the device ``name``; the first iteration took ``warm_up`` seconds
+    longer.
+    """
     title = f"pilot: iteration 2 on {name}, compared with the plan"
     if not run.is_timed:
         title += " (there is a plan for released models on a GPU only)"
@@ -77,11 +81,14 @@ def pilot_lines(run: PlannedRun, name: str, rows: list[Row], warm_up: float) -> 
     lines = ["", title, f"  {'s or GiB':<18} {'measured':>10} {'planned':>10}"]
     lines += [_line(row) for row in rows]
     if warm_up > 0:
-        lines.append(f"the first iteration took {number(warm_up)} s longer (compilation and warm-up)")
+        lines.append(
+            f"the first iteration took {number(warm_up)} s longer (compilation and warm-up)"
+        )
     deviating = [row.metric for row in rows if row.deviates]
     if deviating:
         lines.append(
-            f"{len(deviating)} of {len(rows)} values deviate from the plan: {', '.join(deviating)}. "
+            f"{len(deviating)} of {len(rows)} values deviate from the plan: "
+            f"{', '.join(deviating)}. "
             "docs/settings.md and docs/cost.md describe the settings."
         )
     elif any(row.planned is not None for row in rows):

@@ -1,4 +1,7 @@
-"""Settings from a YAML file and from flags, which override the file. Mistakes end in one message."""
+"""Settings from a YAML file and from flags, which override the file.
+
+Mistakes end in one message.
+"""
 
 import argparse
 import dataclasses
@@ -38,33 +41,45 @@ MAX_BYTES = 2**20  # largest YAML file
 
 @dataclasses.dataclass(frozen=True)
 class CommandLine:
-    """Settings of a command line, the flags that set them, and whether to print them only or to try them."""
+    """Settings of a command line, the flags that set them, and whether to print them only or to try
+    them.
+    """
 
     config: Config
     print_config: bool
     pilot: bool  # the settings are those of a pilot
     world_size: int  # processes
-    flags: Mapping[str, str]  # flag by setting; also the settings of a file that is not among the project's configs
+    # flag by setting; also the settings of a file that is not among the project's configs
+    flags: Mapping[str, str]
     of_version: list[str]  # settings that were not given and have the value of the model version
 
 
 def parse(argv: list[str] | None = None, saved: Mapping[str, Any] | None = None) -> CommandLine:
-    """Return the settings of ``--config file.yaml``, or of a ``saved`` run, overridden by flags. Exits on mistakes."""
+    """Return the settings of ``--config file.yaml``, or of a ``saved`` run, overridden by flags.
+
+    Exits on mistakes.
+    """
     words = without_flags_words(sys.argv[1:] if argv is None else argv)
     parser = _parser()
     renamed = add_flags(parser, words, table("post_train"))
     options, unknown = parser.parse_known_args(words)
     if unknown:
-        word, names = unknown[0][:200], [f"--{name}" for name in [*FIELDS, *table("post_train")] if "*" not in name]
+        word, names = (
+            unknown[0][:200],
+            [f"--{name}" for name in [*FIELDS, *table("post_train")] if "*" not in name],
+        )
         flag = dict(zip(words[1:], words)).get(unknown[0], "")
         is_value = re.match("-[^-]", word) and flag.startswith("--")
         hint = f"if it is a value, write {flag}={word}" if is_value else nearest(word, names)
         parser.error(f"unknown flag {word}; {hint or '--help lists them'}")
     given = vars(options)
-    path, print_config, pilot, world_size = map(given.pop, ("config", "print_config", "pilot", "world_size"))
+    path, print_config, pilot, world_size = map(
+        given.pop, ("config", "print_config", "pilot", "world_size")
+    )
     if world_size is not None and not (print_config and world_size > 0):
         parser.error(
-            f"--world_size must be positive and needs --print_config, got {world_size}; torchrun sets it for a run"
+            f"--world_size must be positive and needs --print_config, got {world_size}; torchrun "
+            "sets it for a run"
         )
     try:
         inherited = dict(saved or {}) if path is None else read_settings(path)
@@ -81,7 +96,8 @@ def parse(argv: list[str] | None = None, saved: Mapping[str, Any] | None = None)
     config = requested.resolved()
     if requested.rollout.eta != config.rollout.eta and "eta" in given:
         parser.error(
-            f"--eta {requested.rollout.eta:g} contradicts match_noise {config.rollout.match_noise}, which sets eta to "
+            f"--eta {requested.rollout.eta:g} contradicts match_noise "
+            f"{config.rollout.match_noise}, which sets eta to "
             f"{config.rollout.eta:.4g}; remove --eta, or disable noise matching with --match_noise="
         )
     config = config.as_pilot() if pilot else config
@@ -99,22 +115,38 @@ def parse(argv: list[str] | None = None, saved: Mapping[str, Any] | None = None)
 
 def load_config(path: str | Path, **overrides) -> Config:
     """Return the settings of a YAML file with overrides. Raises ValueError for an invalid file."""
-    return Config().with_settings(**resolve_reference_names(read_settings(path) | overrides)).resolved()
+    return (
+        Config()
+        .with_settings(**resolve_reference_names(read_settings(path) | overrides))
+        .resolved()
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
-        "Post-train a video flow-matching model with SAGE-GRPO. Flags override the settings of --config FILE.yaml.\n"
-        "Flags of the public reference that have another name here are accepted: see docs/reference_flags.md.",
+        "Post-train a video flow-matching model with SAGE-GRPO. Flags override the settings of "
+        "--config FILE.yaml.\n"
+        "Flags of the public reference that have another name here are accepted: see "
+        "docs/reference_flags.md.",
         usage="%(prog)s --config FILE.yaml [--setting value ...]",
         argument_default=argparse.SUPPRESS,
     )
     parser.add_argument("--config", default=None, metavar="FILE.yaml", help="YAML file of settings")
-    parser.add_argument("--print_config", action="store_true", default=False, help="print settings and plan, then exit")
     parser.add_argument(
-        "--pilot", action="store_true", default=False, help="run two iterations and compare them with the plan"
+        "--print_config",
+        action="store_true",
+        default=False,
+        help="print settings and plan, then exit",
     )
-    parser.add_argument("--world_size", type=int, default=None, metavar="INT", help="processes to plan for")
+    parser.add_argument(
+        "--pilot",
+        action="store_true",
+        default=False,
+        help="run two iterations and compare them with the plan",
+    )
+    parser.add_argument(
+        "--world_size", type=int, default=None, metavar="INT", help="processes to plan for"
+    )
     defaults = Config().flat()
     for section, cls in SECTIONS.items():
         group = parser.add_argument_group(f"{section}: {cls.__doc__.rstrip('.')}")
@@ -126,8 +158,16 @@ def _parser() -> argparse.ArgumentParser:
 def flag_options(name: str, default: Any = None, sentence: str = "") -> dict[str, Any]:
     """Return the arguments of ``add_argument`` for a setting; ``sentence`` replaces its help."""
     kind = value_type(name)
-    words = str(default).lower() if kind is bool else " ".join(default) if isinstance(default, list) else default
-    sentence = (sentence or TRAITS[name].sentence) + ("" if words in (None, "") else f" (default: {words})")
+    words = (
+        str(default).lower()
+        if kind is bool
+        else " ".join(default)
+        if isinstance(default, list)
+        else default
+    )
+    sentence = (sentence or TRAITS[name].sentence) + (
+        "" if words in (None, "") else f" (default: {words})"
+    )
     options = {"type": partial(value_of, name), "help": sentence.replace("%", "%%")}
     if kind in (bool, Switch):
         return options | {"nargs": "?", "const": in_form(name, True), "metavar": "BOOL"}
@@ -141,21 +181,28 @@ def flag_options(name: str, default: Any = None, sentence: str = "") -> dict[str
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe loader with decimal numbers, including ``1e-5``, and dates as text; rejects duplicate names and aliases."""
+    """Safe loader with decimal numbers, including ``1e-5``, and dates as text; rejects duplicate
+    names and aliases.
+    """
 
     yaml_implicit_resolvers: dict = {}
 
     def compose_node(self, parent, index):
-        if self.check_event(yaml.AliasEvent):  # aliases of aliases make a short file expand without bound
+        # aliases of aliases make a short file expand without bound
+        if self.check_event(yaml.AliasEvent):
             event = self.peek_event()
-            raise yaml.YAMLError(f"line {event.start_mark.line + 1}: replace the alias *{event.anchor} by its value")
+            raise yaml.YAMLError(
+                f"line {event.start_mark.line + 1}: replace the alias *{event.anchor} by its value"
+            )
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node, deep=False):
         names = [key.value for key, _ in node.value]
         for number, (key, _) in enumerate(node.value):
             if key.value in names[:number]:
-                raise yaml.YAMLError(f"line {key.start_mark.line + 1} repeats {quote(key.value, 80)}")
+                raise yaml.YAMLError(
+                    f"line {key.start_mark.line + 1} repeats {quote(key.value, 80)}"
+                )
         return super().construct_mapping(node, deep)
 
 
@@ -163,7 +210,11 @@ for _tag, _pattern, _first in (
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     ("bool", r"(?i:true|false|yes|no|on|off)", list("tTfFyYnNoO")),
     ("int", r"[-+]?(0|[1-9][0-9]*)", list("-+0123456789")),
-    ("float", r"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?", list("-+.0123456789")),
+    (
+        "float",
+        r"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?",
+        list("-+.0123456789"),
+    ),
     ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", list("-+.")),
 ):
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"({_pattern})$"), _first)
@@ -173,13 +224,20 @@ _YAML_ERRORS = (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeErr
 
 def renamed_configs() -> dict[str, str]:
     """Return the configs that replace those of earlier versions, by the earlier name."""
-    return yaml.safe_load(Path(__file__).with_name("renamed_configs.yaml").read_text(encoding="utf-8"))
+    return yaml.safe_load(
+        Path(__file__).with_name("renamed_configs.yaml").read_text(encoding="utf-8")
+    )
 
 
 def read_yaml(path: str | Path) -> object:
-    """Return the content of a YAML file. Raises ValueError for an unreadable file or invalid YAML."""
+    """Return the content of a YAML file.
+
+    Raises ValueError for an unreadable file or invalid YAML.
+    """
     if problem := file_problem(path, MAX_BYTES):
-        new_names = [new for old, new in renamed_configs().items() if Path(path).resolve() == ROOT / old]
+        new_names = [
+            new for old, new in renamed_configs().items() if Path(path).resolve() == ROOT / old
+        ]
         hint = f"; it is now {new_names[0]}" if new_names else ""
         raise ValueError(f"{quote(path)} must be a readable YAML file: {problem}{hint}")
     try:
@@ -187,11 +245,16 @@ def read_yaml(path: str | Path) -> object:
     except OSError as error:
         raise ValueError(f"{quote(path)} must be a readable YAML file: {error.strerror}") from error
     except _YAML_ERRORS as error:
-        raise ValueError(f"{quote(path)} is not valid YAML: {' '.join(str(error).split())[:500]}") from error
+        raise ValueError(
+            f"{quote(path)} is not valid YAML: {' '.join(str(error).split())[:500]}"
+        ) from error
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:
-    """Return the settings of a file, by name. Raises ValueError for an unknown name or a value of the wrong type."""
+    """Return the settings of a file, by name.
+
+    Raises ValueError for an unknown name or a value of the wrong type.
+    """
     content = read_yaml(path)
     if not isinstance(content, dict):
         raise ValueError(f"{path} must contain `name: value` lines, got {type(content).__name__}")
@@ -217,8 +280,13 @@ def read_settings(path: str | Path) -> dict[str, Any]:
 
 
 def reward_options(reward: RewardSettings) -> dict[str, dict]:
-    """Return the options of each scorer; ``reward_config`` overrides settings. Raises ValueError if it is invalid."""
-    options: dict[str, dict] = {name: {} for name in [*reward.reward_model, *reward.held_out_reward_model]}
+    """Return the options of each scorer; ``reward_config`` overrides settings.
+
+    Raises ValueError if it is invalid.
+    """
+    options: dict[str, dict] = {
+        name: {} for name in [*reward.reward_model, *reward.held_out_reward_model]
+    }
     if "videoalign" in options:
         options["videoalign"] = {"precision": reward.reward_precision}
     if not reward.reward_config:
@@ -227,21 +295,28 @@ def reward_options(reward: RewardSettings) -> dict[str, dict]:
     try:
         content = parse_json(path) if is_json(path) else read_yaml(path)
     except ValueError as error:
-        raise ValueError(f"reward_config {error}{f', got {path}' if is_json(path) else ''}") from error
+        raise ValueError(
+            f"reward_config {error}{f', got {path}' if is_json(path) else ''}"
+        ) from error
     for key, given in (content if isinstance(content, dict) else {"": None}).items():
         name = REFERENCE_SCORERS.get(key, key)
         if name not in options or not isinstance(given, dict):
             raise ValueError(
-                f"reward_config {path} must map {', '.join(options)} to a mapping of options, got {quote(key)}"
+                f"reward_config {path} must map {', '.join(options)} to a mapping of options, got "
+                f"{quote(key)}"
             )
         if reserved := sorted(given.keys() & {"name", "root", "device"}):
-            raise ValueError(f"reward_config {path} must not set {', '.join(reserved)} of {name}; remove it")
+            raise ValueError(
+                f"reward_config {path} must not set {', '.join(reserved)} of {name}; remove it"
+            )
         options[name] = options[name] | given
     return options
 
 
 def options_of_scorer(name: str, config: str) -> dict:
-    """Return the options of a scorer in a ``reward_config`` or, as before, in JSON without its name."""
+    """Return the options of a scorer in a ``reward_config`` or, as before, in JSON without its
+    name.
+    """
     if is_json(config) and f"{json.dumps(name)}:" not in config.replace('" :', '":'):
         config = f"{{{json.dumps(name)}: {config}}}"
     return reward_options(RewardSettings(reward_model=[name], reward_config=config))[name]

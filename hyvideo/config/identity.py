@@ -1,4 +1,6 @@
-"""Settings that must agree for a resumed run, an experiment and an evaluation; derived from the settings' traits."""
+"""Settings that must agree for a resumed run, an experiment and an evaluation; derived from the
+settings' traits.
+"""
 
 import math
 import os
@@ -21,19 +23,28 @@ class Changes(NamedTuple):
     affecting_learning: list[str]  # need allow_changed_settings
 
 
-def changed_settings(saved: Mapping[str, object], now: Mapping[str, object], *, same_rollouts: bool) -> Changes:
-    """Compare the settings of a checkpoint, as read from JSON, with the current ones; absent ones had their default.
+def changed_settings(
+    saved: Mapping[str, object], now: Mapping[str, object], *, same_rollouts: bool
+) -> Changes:
+    """Compare the settings of a checkpoint, as read from JSON, with the current ones; absent ones
+    had their default.
 
-    With ``same_rollouts``, the number of rollouts per iteration is unchanged, so that their layout may change.
+    With ``same_rollouts``, the number of rollouts per iteration is unchanged, so that their layout
+    may change.
     """
     free: list[str] = []
     affecting_learning: list[str] = []
     version = str(saved.get("transformer_version", Config().model.transformer_version))
     before = Config.of_version(version).flat() | with_current_names(saved)
-    for name, value in with_current_names(now).items():  # a kl_weight of 0 is kl_strategy none in both
+    # a kl_weight of 0 is kl_strategy none in both
+    for name, value in with_current_names(now).items():
         decides, was = TRAITS[name].decides, before[name]
         # A matched eta may differ in its last bit between releases.
-        is_rounded = name == "eta" and isinstance(was, int | float) and math.isclose(was, value, rel_tol=1e-12)
+        is_rounded = (
+            name == "eta"
+            and isinstance(was, int | float)
+            and math.isclose(was, value, rel_tol=1e-12)
+        )
         if decides == "start" or was == value or is_rounded:
             continue
         is_free = decides in ("machine", "records") or (decides == "layout" and same_rollouts)
@@ -43,7 +54,9 @@ def changed_settings(saved: Mapping[str, object], now: Mapping[str, object], *, 
 
 
 def named_files(settings: Mapping[str, Any]) -> dict[str, list[Path]]:
-    """Return the files that settings name: prompts, initial LoRA, code of sampler, objective and scorers, options."""
+    """Return the files that settings name: prompts, initial LoRA, code of sampler, objective and
+    scorers, options.
+    """
     from hyvideo.models.lora import lora_files  # imports torch
 
     options, lora = settings["reward_config"], settings["pretrained_lora_path"]
@@ -52,18 +65,28 @@ def named_files(settings: Mapping[str, Any]) -> dict[str, list[Path]]:
         named["prompts_csv"] = []
     named["reward_config"] = [options] if options and not is_json(options) else []
     for scorer_options in reward_options(Config().with_settings(**settings).reward).values():
-        values = [value for name, value in scorer_options.items() if name != "path" and isinstance(value, str)]
+        values = [
+            value
+            for name, value in scorer_options.items()
+            if name != "path" and isinstance(value, str)
+        ]
         named["reward_config"] += [value for value in values if os.path.isfile(find_path(value))]
-    named["reward_model"] = [] if settings["remote_reward_url"] else code_files(settings["reward_model"])
+    named["reward_model"] = (
+        [] if settings["remote_reward_url"] else code_files(settings["reward_model"])
+    )
     named["sde_type"] = code_files([settings["sde_type"]])
     named["objective"] = code_files([settings["objective"]])
     named["pretrained_lora_path"] = lora_files(lora) if lora else []
-    named["anchor_path"] = _anchor_files(Path(settings["anchor_path"])) if settings["anchor_path"] else []
+    named["anchor_path"] = (
+        _anchor_files(Path(settings["anchor_path"])) if settings["anchor_path"] else []
+    )
     return {name: [find_path(path) for path in paths] for name, paths in named.items() if paths}
 
 
 def _anchor_files(path: Path) -> list[Path]:
-    """Return the files by whose contents an anchor is known: those of a LoRA, or the manifest of a checkpoint."""
+    """Return the files by whose contents an anchor is known: those of a LoRA, or the manifest of a
+    checkpoint.
+    """
     from hyvideo.models.lora import lora_files  # imports torch
 
     manifest = path / "manifest.json"  # has the hashes of all files of a checkpoint
@@ -71,8 +94,14 @@ def _anchor_files(path: Path) -> list[Path]:
 
 
 def experiment_settings(config: Config) -> dict[str, object]:
-    """Return the settings that affect learning; without KL terms, ``kl_strategy`` alone for the trust region."""
-    settings = {name: value for name, value in config.flat().items() if TRAITS[name].decides in ("learning", "layout")}
+    """Return the settings that affect learning; without KL terms, ``kl_strategy`` alone for the
+    trust region.
+    """
+    settings = {
+        name: value
+        for name, value in config.flat().items()
+        if TRAITS[name].decides in ("learning", "layout")
+    }
     if config.kl_strategy == "none":
         for name in TrustRegionSettings.__dataclass_fields__.keys() & settings.keys():
             del settings[name]
@@ -80,7 +109,11 @@ def experiment_settings(config: Config) -> dict[str, object]:
 
 
 def evaluation_settings(settings: Mapping[str, object]) -> dict[str, object]:
-    """Return the settings, except paths, that affect an evaluation; frames, size and shift are those of validation."""
+    """Return the settings, except paths, that affect an evaluation; frames, size and shift are
+    those of validation.
+    """
     config = Config().with_settings(**settings).sampled_as_validation()
     measured = {name: value for name, value in config.flat().items() if TRAITS[name].measured}
-    return measured | ({"validation_noise": config.validation_noise} if config.validation_noise else {})
+    return measured | (
+        {"validation_noise": config.validation_noise} if config.validation_noise else {}
+    )

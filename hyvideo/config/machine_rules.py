@@ -1,4 +1,6 @@
-"""Rules that depend on the machine: packages, files and folders, one function per rule, as in `rules`."""
+"""Rules that depend on the machine: packages, files and folders, one function per rule, as in
+`rules`.
+"""
 
 import importlib.util
 import os
@@ -55,19 +57,25 @@ def packages_are_installed(report_to: list[str], base_weight_dtype: str) -> Prob
             )
     if base_weight_dtype == "fp8" and not is_installed("torchao"):
         yield (
-            "base_weight_dtype fp8 needs torchao, which is not installed; run `pip install torchao==0.18.0` or set "
+            "base_weight_dtype fp8 needs torchao, which is not installed; run `pip install "
+            "torchao==0.18.0` or set "
             "base_weight_dtype bf16"
         )
 
 
 def is_installed(package: str) -> bool:
-    """Return whether a package is installed; a folder with its name, such as ./wandb of a run, does not count."""
+    """Return whether a package is installed; a folder with its name, such as ./wandb of a run, does
+    not count.
+    """
     spec = importlib.util.find_spec(package)
     return spec is not None and spec.origin is not None
 
 
 def prompts_are_readable(inputs: RunInputs, *, existing: bool) -> Problems:
-    """Yield a message for each unreadable prompts file. Checks only files that exist, or only those that do not."""
+    """Yield a message for each unreadable prompts file.
+
+    Checks only files that exist, or only those that do not.
+    """
     data = inputs.config.data
     trained = [] if inputs.config.uses_pairs else data.prompts_csv
     for path in dict.fromkeys([*trained, *data.valid_video_csv]):
@@ -76,7 +84,10 @@ def prompts_are_readable(inputs: RunInputs, *, existing: bool) -> Problems:
 
 
 def pairs_are_usable(inputs: RunInputs, *, existing: bool) -> Problems:
-    """Yield a message if the rated pairs of a run cannot be used. Checks only if all files exist, or only if not."""
+    """Yield a message if the rated pairs of a run cannot be used.
+
+    Checks only if all files exist, or only if not.
+    """
     config = inputs.config
     if not config.uses_pairs or not config.data.pairs_csv:
         return
@@ -86,7 +97,9 @@ def pairs_are_usable(inputs: RunInputs, *, existing: bool) -> Problems:
 
 
 def check_pairs(inputs: RunInputs) -> None:
-    """Raise ValueError for pairs without a preference, and for videos and latents that do not fit the run."""
+    """Raise ValueError for pairs without a preference, and for videos and latents that do not fit
+    the run.
+    """
     config = inputs.config
     try:
         preferences = [*inputs.preferences.train, *inputs.preferences.held_out]
@@ -116,23 +129,34 @@ def videos_fit_the_version(inputs: RunInputs) -> Problems:
             yield f"{problem} for {whose}"
     with suppress(ValueError):  # `prompts_are_readable` reports unreadable files
         source = "pairs_csv" if inputs.config.uses_pairs else "prompts_csv"
-        yield from image_problems(released.task, inputs.requests, f"transformer_version {version}", source)
+        yield from image_problems(
+            released.task, inputs.requests, f"transformer_version {version}", source
+        )
     with suppress(ValueError):
-        yield from image_problems(released.task, inputs.validated, f"transformer_version {version}", "valid_video_csv")
+        yield from image_problems(
+            released.task, inputs.validated, f"transformer_version {version}", "valid_video_csv"
+        )
 
 
-def image_problems(task: str | None, requests: list[Request], version: str, source: str) -> Problems:
-    """Yield images given to a text-to-video version, or no image in any row for an image-to-video version."""
+def image_problems(
+    task: str | None, requests: list[Request], version: str, source: str
+) -> Problems:
+    """Yield images given to a text-to-video version, or no image in any row for an image-to-video
+    version.
+    """
     with_image = sum(request.image is not None for request in requests)
     if task == "t2v" and with_image:
         yield (
-            f"{version} is for text-to-video, got {with_image} reference images in {source}; use an i2v version or "
+            f"{version} is for text-to-video, got {with_image} reference images in {source}; use "
+            "an i2v version or "
             "remove the images"
         )
     if task == "i2v" and requests and not with_image:
         yield (
-            f"{version} is for image-to-video, got no reference image for the {len(requests)} prompts of {source}; add "
-            "a column ref_image_path to the CSV, pass --image_path to generate.py, or use a t2v version"
+            f"{version} is for image-to-video, got no reference image for the {len(requests)} "
+            f"prompts of {source}; add "
+            "a column ref_image_path to the CSV, pass --image_path to generate.py, or use a t2v "
+            "version"
         )
 
 
@@ -140,7 +164,8 @@ def checkpoints_exist(root: str) -> Problems:
     problem = folder_problem(root)
     if problem:
         yield (
-            f"pretrained_model_root must be a checkpoint folder, got {quote(root)}: {problem}; download the weights "
+            f"pretrained_model_root must be a checkpoint folder, got {quote(root)}: {problem}; "
+            "download the weights "
             "(checkpoints-download.md), or use configs/miniature.yaml, which needs no download"
         )
 
@@ -150,7 +175,10 @@ def initial_lora_exists(path: str) -> Problems:
         return
     problem = file_problem(path, MAX_LORA_BYTES)
     if problem:
-        yield f"pretrained_lora_path must be a LoRA file or folder, got {quote(path)}: {problem}; correct the path"
+        yield (
+            f"pretrained_lora_path must be a LoRA file or folder, got {quote(path)}: {problem}; "
+            "correct the path"
+        )
 
 
 def anchor_exists(path: str) -> Problems:
@@ -159,7 +187,8 @@ def anchor_exists(path: str) -> Problems:
     problem = file_problem(path, MAX_LORA_BYTES)
     if problem:
         yield (
-            f"anchor_path must be a checkpoint of a run, or a LoRA file or folder, got {quote(path)}: {problem}; "
+            "anchor_path must be a checkpoint of a run, or a LoRA file or folder, got "
+            f"{quote(path)}: {problem}; "
             "correct the path"
         )
 
@@ -170,10 +199,16 @@ def checkpoint_to_resume_exists(path: str) -> Problems:
     problem = file_problem(Path(path) / "state.json", MAX_STATE_BYTES)
     if problem:
         reason = folder_problem(path) or f"state.json: {problem}"
-        yield f"resume_from_checkpoint must be `latest`, `auto` or a checkpoint folder, got {quote(path)}: {reason}"
+        yield (
+            "resume_from_checkpoint must be `latest`, `auto` or a checkpoint folder, got "
+            f"{quote(path)}: {reason}"
+        )
 
 
 def folders_can_be_written(name: str, folder: str | Path) -> Problems:
     problem = write_problem(folder)
     if problem:
-        yield f"{name} must be a writable folder, got {quote(folder)}: {problem}; choose another folder"
+        yield (
+            f"{name} must be a writable folder, got {quote(folder)}: {problem}; choose another "
+            "folder"
+        )

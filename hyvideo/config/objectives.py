@@ -1,7 +1,8 @@
 """The built-in objectives, and custom ones from a file: ``--objective FILE.py:NAME``.
 
-This file must not import torch, because the rules between settings import it first. The classes are imported only
-where a run uses them; the file of a custom one also where its settings are checked or planned.
+This file must not import torch, because the rules between settings import it first. The classes are
+imported only where a run uses them; the file of a custom one also where its settings are checked or
+planned.
 """
 
 import inspect
@@ -14,13 +15,18 @@ from typing import Literal, NamedTuple
 from hyvideo.rewards.rewards import import_file
 
 # First parts of the names of metrics that the run itself reports.
-RESERVED_GROUPS = "advantage anchor by_step cost grad hacking memory perf reward time update validation".split()
+RESERVED_GROUPS = (
+    "advantage anchor by_step cost grad hacking memory perf reward time update validation".split()
+)
 
 
 class Traits(NamedTuple):
-    """Properties of an objective that settings and plan depend on: attributes of its class (`Objective`)."""
+    """Properties of an objective that settings and plan depend on: attributes of its class
+    (`Objective`).
+    """
 
-    trains: Literal["steps", "path", "levels"]  # stochastic steps, all steps of an ODE rollout, or noise levels
+    # stochastic steps, all steps of an ODE rollout, or noise levels
+    trains: Literal["steps", "path", "levels"]
     has_ratio: bool = False  # the loss has likelihood ratios
     needs_old_velocities: bool = False  # later updates need the rollout policy's velocities
     uses_pairs: bool = False  # it trains on rated pairs of videos instead of rollouts
@@ -38,10 +44,16 @@ class Entry(NamedTuple):
 OBJECTIVES = {
     "grpo": Entry("hyvideo.training.objectives.grpo:GRPO", "GRPO", Traits("steps", has_ratio=True)),
     "dpo": Entry("hyvideo.training.objectives.dpo:DPO", "DPO", Traits("levels", uses_pairs=True)),
-    "nft": Entry("hyvideo.training.objectives.nft:NFT", "DiffusionNFT", Traits("levels", needs_old_velocities=True)),
+    "nft": Entry(
+        "hyvideo.training.objectives.nft:NFT",
+        "DiffusionNFT",
+        Traits("levels", needs_old_velocities=True),
+    ),
     "draft": Entry("hyvideo.training.objectives.draft:Draft", "reward gradients", Traits("levels")),
     "distill": Entry(
-        "hyvideo.training.objectives.distill:Distill", "Step distillation", Traits("path", needs_rewards=False)
+        "hyvideo.training.objectives.distill:Distill",
+        "Step distillation",
+        Traits("path", needs_rewards=False),
     ),
 }
 
@@ -60,12 +72,17 @@ def label_of(name: str) -> str:
 
 
 def objective_class(name: str) -> type:
-    """Return the class of an objective, built-in or in a file that is imported once. Raises ValueError if invalid."""
+    """Return the class of an objective, built-in or in a file that is imported once.
+
+    Raises ValueError if invalid.
+    """
     if name in OBJECTIVES:
         return pkgutil.resolve_name(OBJECTIVES[name].class_path)
     file, _, class_name = name.rpartition(":")
     if not file.endswith(".py"):
-        raise ValueError(f"objective must be one of {', '.join(OBJECTIVES)} or FILE.py:NAME, got {name!r}")
+        raise ValueError(
+            f"objective must be one of {', '.join(OBJECTIVES)} or FILE.py:NAME, got {name!r}"
+        )
     return _class_of_file(os.path.realpath(file), class_name)
 
 
@@ -76,14 +93,20 @@ def _class_of_file(file: str, name: str) -> type:
         found = getattr(import_file(file), name, None)
     except BaseException as error:  # a user's code may raise anything
         raise ValueError(f"{place} cannot be loaded: {type(error).__name__}: {error}") from error
-    if not isinstance(found, type) or getattr(found, "trains", None) not in ("steps", "path", "levels"):
+    if not isinstance(found, type) or getattr(found, "trains", None) not in (
+        "steps",
+        "path",
+        "levels",
+    ):
         raise ValueError(
             f"{place} must name a class that inherits from StepObjective or LevelObjective of "
             f"hyvideo.training.objective, got {found!r:.80}"
         )
     if inspect.isabstract(found):
         missing = ", ".join(sorted(found.__abstractmethods__))
-        raise ValueError(f"{place} must be a class with all methods of an objective, got one without {missing}")
+        raise ValueError(
+            f"{place} must be a class with all methods of an objective, got one without {missing}"
+        )
     _check_names(place, found)
     return found
 
@@ -91,20 +114,38 @@ def _class_of_file(file: str, name: str) -> type:
 def _check_names(place: str, cls: type) -> None:
     """Raise ValueError if the names of the class's metrics cannot be used."""
     names = getattr(cls, "metrics", None)
-    if not isinstance(names, tuple) or not names or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"{place} needs a tuple of names as `metrics`, such as ('loss/total',), got {names!r:.80}")
+    if (
+        not isinstance(names, tuple)
+        or not names
+        or not all(isinstance(name, str) for name in names)
+    ):
+        raise ValueError(
+            f"{place} needs a tuple of names as `metrics`, such as ('loss/total',), got "
+            f"{names!r:.80}"
+        )
     deviations = getattr(cls, "deviation_names", None)
     if not isinstance(deviations, tuple) or len(deviations) != 2:
         raise ValueError(f"{place} needs two names as `deviation_names`, got {deviations!r:.80}")
     for name in (*names, *deviations):
         if not re.fullmatch(r"\w+(/\w+)+", name):
-            raise ValueError(f"{place} needs metrics with names such as loss/total, got {name!r:.80}")
+            raise ValueError(
+                f"{place} needs metrics with names such as loss/total, got {name!r:.80}"
+            )
         if name == "kl/coef" or name.partition("/")[0] in RESERVED_GROUPS:
-            raise ValueError(f"{place} cannot report the metric {name}, which the run itself reports; rename it")
-    repeated = sorted({name for name in (*names, *deviations) if (*names, *deviations).count(name) > 1})
+            raise ValueError(
+                f"{place} cannot report the metric {name}, which the run itself reports; rename it"
+            )
+    repeated = sorted(
+        {name for name in (*names, *deviations) if (*names, *deviations).count(name) > 1}
+    )
     if repeated:
         raise ValueError(f"{place} must name each metric once, got {', '.join(repeated)} twice")
     if unknown := [name for name in cls.by_step if name not in names]:
-        raise ValueError(f"{place} lists {', '.join(unknown)} in `by_step` but not in `metrics`; add the name there")
+        raise ValueError(
+            f"{place} lists {', '.join(unknown)} in `by_step` but not in `metrics`; add the name "
+            "there"
+        )
     if cls.by_step and cls.trains == "levels":
-        raise ValueError(f"{place} trains noise levels, so no metric can be reported by step; remove `by_step`")
+        raise ValueError(
+            f"{place} trains noise levels, so no metric can be reported by step; remove `by_step`"
+        )

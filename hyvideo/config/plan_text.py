@@ -15,14 +15,19 @@ def describe(config: Config, plan: Plan) -> str:
 
 
 def plan_rows(config: Config, plan: Plan) -> list[Row]:
-    """Return the rows of the plan: how many rollouts, in which batches, with how much noise, trained how."""
+    """Return the rows of the plan: how many rollouts, in which batches, with how much noise,
+    trained how.
+    """
     if config.uses_pairs:
         return _rows_of_pairs(config, plan)
     rollout = config.rollout
     variances = [step.std**2 for step in stochastic_transitions(rollout)]
     rows = [
         ("replicas", f"{plan.replicas} (sp_size {config.distributed.sp_size})"),
-        ("rollouts per iteration", f"{plan.rollouts} = {plan.groups} prompts x {rollout.num_generations}"),
+        (
+            "rollouts per iteration",
+            f"{plan.rollouts} = {plan.groups} prompts x {rollout.num_generations}",
+        ),
     ]
     batches = rollout.gradient_accumulation_steps
     if batches > 1:
@@ -43,7 +48,8 @@ def plan_rows(config: Config, plan: Plan) -> list[Row]:
     noise = _largest_noise(rollout)
     if noise > MAX_NOISE:
         warning = (
-            f"eta {rollout.eta:.4g} adds noise of up to {noise:.3g} times the noise level after a step; "
+            f"eta {rollout.eta:.4g} adds noise of up to {noise:.3g} times the noise level after a "
+            "step; "
             f"above {MAX_NOISE:g} videos become noise: lower eta"
         )
         rows.append(("WARNING", warning))
@@ -61,12 +67,17 @@ def _rows_of_pairs(config: Config, plan: Plan) -> list[Row]:
         ("replicas", f"{plan.replicas} (sp_size {config.distributed.sp_size})"),
         ("pairs per iteration", f"{plan.groups}, one update, {levels} per pair"),
         ("objective", f"{config.loss.objective}, beta {config.loss.dpo_beta:g}"),
-        ("trust region", f"{config.kl_strategy}, {trust.kl_schedule} coefficient, at most {trust.kl_weight:g}"),
+        (
+            "trust region",
+            f"{config.kl_strategy}, {trust.kl_schedule} coefficient, at most {trust.kl_weight:g}",
+        ),
     ]
 
 
 def _updates(config: Config, plan: Plan) -> str:
-    """Return the updates of an iteration, and whether their last forward pass is smaller than the others."""
+    """Return the updates of an iteration, and whether their last forward pass is smaller than the
+    others.
+    """
     text = f"{plan.updates}, each on {plan.groups / plan.updates:g} group"
     if plan.groups != plan.updates:
         text += "s"
@@ -76,7 +87,10 @@ def _updates(config: Config, plan: Plan) -> str:
     if rest == 0:
         return text
     last = f"the last pass has {rest}" if per_update > size else f"one pass of {rest}"
-    return f"{text}; mini_batch_size_per_update {size} does not divide a replica's {per_update} rollouts: {last}"
+    return (
+        f"{text}; mini_batch_size_per_update {size} does not divide a replica's {per_update} "
+        f"rollouts: {last}"
+    )
 
 
 def _exploration(rollout: RolloutSettings, variances: list[float]) -> str:
@@ -97,29 +111,42 @@ def _exploration(rollout: RolloutSettings, variances: list[float]) -> str:
     if low == high:
         return f"{text}, {low} in sde_window {rollout.sde_window}"
     mean = sum(inside) / len(inside)
-    return f"{text}, {low} to {high} in sde_window {rollout.sde_window}, mean {mean:.4g} over its positions"
+    return (
+        f"{text}, {low} to {high} in sde_window {rollout.sde_window}, mean {mean:.4g} over its "
+        "positions"
+    )
 
 
 def _largest_noise(rollout: RolloutSettings) -> float:
-    """Return the largest std of a step, relative to the noise level after the step; 0 with a single step."""
+    """Return the largest std of a step, relative to the noise level after the step; 0 with a single
+    step.
+    """
     levels = levels_of(rollout)
     # The last step ends at noise level 0, where the quotient has no meaning.
-    return max((step.std / level for step, level in zip(transitions(rollout), levels[1:-1])), default=0.0)
+    return max(
+        (step.std / level for step, level in zip(transitions(rollout), levels[1:-1])), default=0.0
+    )
 
 
 def _trust_region(config: Config, plan: Plan, variances: list[float]) -> str:
-    """Return the KL strategy, and what the velocity KL measures with a sampler whose density is not normalized."""
+    """Return the KL strategy, and what the velocity KL measures with a sampler whose density is not
+    normalized.
+    """
     settings = config.trust_region
     sde_type = config.rollout.sde_type
     text = f"{config.kl_strategy}, {settings.kl_schedule} coefficient"
     is_scaled = (
-        config.measures_velocity and settings.kl_velocity == "log_ratio" and not sampler_of(sde_type).is_normalised
+        config.measures_velocity
+        and settings.kl_velocity == "log_ratio"
+        and not sampler_of(sde_type).is_normalised
     )
     if not plan.clip_can_bind or not is_scaled:
         return text
     return (
-        f"{text}; the log_ratio of {sde_type} is 2 std^2 times the KL: {2 * variances[0]:.2g} times at the first "
-        f"and {2 * variances[-1]:.2g} times at the last stochastic step; kl_velocity gaussian measures the KL"
+        f"{text}; the log_ratio of {sde_type} is 2 std^2 times the KL: {2 * variances[0]:.2g} "
+        "times at the first "
+        f"and {2 * variances[-1]:.2g} times at the last stochastic step; kl_velocity gaussian "
+        "measures the KL"
     )
 
 

@@ -1,4 +1,7 @@
-"""Number of processes and rank of this one, as set by torchrun, and how a process ends. Imports no torch."""
+"""Number of processes and rank of this one, as set by torchrun, and how a process ends.
+
+Imports no torch.
+"""
 
 import ctypes
 import os
@@ -42,7 +45,9 @@ def check_environment() -> None:
     size = world_size()
     local_rank()
     if size > 1:
-        if absent := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]:
+        if absent := [
+            name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)
+        ]:
             raise ValueError(f"WORLD_SIZE {size} also needs {', '.join(absent)}, got none; {_FIX}")
         _number("MASTER_PORT", "", at_least=1)
     if rank() >= size:
@@ -52,12 +57,17 @@ def check_environment() -> None:
 def _number(name: str, default: str, *, at_least: int) -> int:
     text = os.environ.get(name, default)
     if not (text.isascii() and text.isdigit() and int(text) >= at_least):
-        raise ValueError(f"the environment variable {name} must be an integer from {at_least}, got {text!r}; {_FIX}")
+        raise ValueError(
+            f"the environment variable {name} must be an integer from {at_least}, got {text!r}; "
+            f"{_FIX}"
+        )
     return int(text)
 
 
 def use_expandable_segments() -> None:
-    """Let torch's GPU allocator extend its segments, unless the user configured it. Call before torch is imported.
+    """Let torch's GPU allocator extend its segments, unless the user configured it.
+
+    Call before torch is imported.
 
     Not on WSL2, whose driver fails at the first allocation in such a segment.
     """
@@ -66,9 +76,11 @@ def use_expandable_segments() -> None:
 
 
 def share_compile_workers() -> None:
-    """Divide the cores among the compilers of this machine's processes, unless the user set their number.
+    """Divide the cores among the compilers of this machine's processes, unless the user set their
+    number.
 
-    By default each process starts a compiler on every core, up to 32. Call before torch is imported.
+    By default each process starts a compiler on every core, up to 32. Call before torch is
+    imported.
     """
     num_processes = _number("LOCAL_WORLD_SIZE", "1", at_least=1)
     if num_processes > 1:
@@ -91,7 +103,9 @@ def is_wsl() -> bool:
 
 
 def wait_for_rank_0() -> None:
-    """Delay all ranks except rank 0, so that a common error prints once: torchrun ends them when rank 0 exits."""
+    """Delay all ranks except rank 0, so that a common error prints once: torchrun ends them when
+    rank 0 exits.
+    """
     seconds = 0.0
     if rank() > 0:
         seconds += 2.0
@@ -101,7 +115,9 @@ def wait_for_rank_0() -> None:
 
 
 def stop_signals() -> set[signal.Signals]:
-    """Return the signals that stop a run. Under torchrun, SIGTERM ends it at once: another rank may have failed.
+    """Return the signals that stop a run.
+
+    Under torchrun, SIGTERM ends it at once: another rank may have failed.
 
     A closed terminal sends SIGHUP, which stays ignored if the program was started with nohup.
     """
@@ -114,7 +130,9 @@ def stop_signals() -> set[signal.Signals]:
 
 
 def exit_on_signals() -> None:
-    """Exit with code 75 on a stop signal, before and after training; a lost launcher also sends a rank SIGUSR1."""
+    """Exit with code 75 on a stop signal, before and after training; a lost launcher also sends a
+    rank SIGUSR1.
+    """
     for number in stop_signals():
         signal.signal(number, _exit_stopped)
     if signal.SIGTERM not in stop_signals() and sys.platform == "linux":
@@ -123,18 +141,24 @@ def exit_on_signals() -> None:
 
 def _exit_stopped(number: int, _frame) -> None:
     name = signal.Signals(number).name
-    write_to_stderr(f"\nstopped by {name} outside of training; resume with --resume_from_checkpoint latest\n")
+    write_to_stderr(
+        f"\nstopped by {name} outside of training; resume with --resume_from_checkpoint latest\n"
+    )
     os._exit(STOPPED_CODE)
 
 
 def write_to_stderr(text: str) -> None:
-    """Write to stderr from a signal handler; without a reader, such as a closed terminal, write nothing."""
+    """Write to stderr from a signal handler; without a reader, such as a closed terminal, write
+    nothing.
+    """
     with suppress(OSError):
         os.write(2, text.encode())
 
 
 class LossyStream:
-    """A text stream that drops what cannot be written: its pipe or terminal is closed, or its disk is full."""
+    """A text stream that drops what cannot be written: its pipe or terminal is closed, or its disk
+    is full.
+    """
 
     def __init__(self, stream: TextIO):
         self._stream = stream
@@ -170,7 +194,8 @@ def continue_without_output() -> None:
 
 
 def end_soon(code: int) -> int:
-    """Return the exit code, and exit with it in a few seconds even if a thread, such as a hanging scorer's, runs on.
+    """Return the exit code, and exit with it in a few seconds even if a thread, such as a hanging
+    scorer's, runs on.
 
     Only the writing of a checkpoint, by the threads named `CHECKPOINT_THREAD`, is waited for.
     """

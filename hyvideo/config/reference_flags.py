@@ -1,7 +1,9 @@
-"""Flags of the public reference that have another name here, or none, as listed in reference_flags.yaml.
+"""Flags of the public reference that have another name here, or none, as listed in
+reference_flags.yaml.
 
-They are translated into settings before anything else sees them: the flags of a command line and the names of a file by
-`translate`, the settings of checkpoints of earlier releases by `with_current_names`.
+They are translated into settings before anything else sees them: the flags of a command line and
+the names of a file by `translate`, the settings of checkpoints of earlier releases by
+`with_current_names`.
 """
 
 import argparse
@@ -27,7 +29,8 @@ REFERENCE_SCORERS = {"videoalign_local": "videoalign"}  # names of scorers
 TASK = "task"  # must be the task of transformer_version
 ANCHOR, TERMS = "kl_anchor", "kl_terms"  # parts of kl_strategy
 NO_SETTINGS = (TASK, ANCHOR, TERMS)
-SWITCHES = ("use_moving_KL", "use_dual_kl")  # both on in ``kl_strategy: flags``, the default of earlier releases
+# both on in ``kl_strategy: flags``, the default of earlier releases
+SWITCHES = ("use_moving_KL", "use_dual_kl")
 
 
 class Row(NamedTuple):
@@ -60,9 +63,15 @@ def table(program: Literal["post_train", "generate"]) -> dict[str, Row]:
     return {flag: Row(**row) for flag, row in content[program].items()}
 
 
-def add_flags(parser: argparse.ArgumentParser, words: Iterable[str], rows: Mapping[str, Row]) -> list[str]:
-    """Add the flags of the reference that occur in ``words`` to a parser, and return their names."""
-    names = [*flags_in((word[2:].partition("=")[0] for word in words if word.startswith("--")), rows)]
+def add_flags(
+    parser: argparse.ArgumentParser, words: Iterable[str], rows: Mapping[str, Row]
+) -> list[str]:
+    """Add the flags of the reference that occur in ``words`` to a parser, and return their
+    names.
+    """
+    names = [
+        *flags_in((word[2:].partition("=")[0] for word in words if word.startswith("--")), rows)
+    ]
     for name in names:
         parser.add_argument(f"--{name}", nargs="*", help=argparse.SUPPRESS)
     return names
@@ -70,11 +79,18 @@ def add_flags(parser: argparse.ArgumentParser, words: Iterable[str], rows: Mappi
 
 def flags_in(names: Iterable[str], rows: Mapping[str, Row]) -> dict[str, Row]:
     """Return the rows of the names that are flags of the reference."""
-    return {name: row for name in names for flag, row in rows.items() if fnmatch.fnmatchcase(name, flag)}
+    return {
+        name: row for name in names for flag, row in rows.items() if fnmatch.fnmatchcase(name, flag)
+    }
 
 
-def meanings(given: Mapping[str, list[str]], rows: Mapping[str, Row], known: Mapping[str, Any]) -> list[Meaning]:
-    """Return the settings that flags stand for; ``known`` are given elsewhere. ValueError for an unsupported value."""
+def meanings(
+    given: Mapping[str, list[str]], rows: Mapping[str, Row], known: Mapping[str, Any]
+) -> list[Meaning]:
+    """Return the settings that flags stand for; ``known`` are given elsewhere.
+
+    ValueError for an unsupported value.
+    """
     found: list[Meaning] = []
     ignored: dict[str, list[str]] = {}
     for flag, row in flags_in(given, rows).items():
@@ -84,19 +100,28 @@ def meanings(given: Mapping[str, list[str]], rows: Mapping[str, Row], known: Map
         text = " ".join([flag, *(word or '""' for word in words)])
         switch = given.get(row.needs)
         if row.needs and switch is None and not known.get(row.sets[0]):
-            raise ValueError(f"{text} has no effect in the reference without {row.needs}; add {row.needs} true")
+            raise ValueError(
+                f"{text} has no effect in the reference without {row.needs}; add {row.needs} true"
+            )
         if switch and not _is(switch, True):
             ignored.setdefault(f"{row.needs} is false", []).append(text)
             continue
         chosen = next((row.values[value] for value in row.values if _is(words, value)), None)
         if chosen is not None:
             found += [Meaning(name, flag, [str(value)], row) for name, value in chosen.items()]
-        elif row.only and not any(_is(words, value) for value in row.only) or row.values and not row.sets:
+        elif (
+            row.only
+            and not any(_is(words, value) for value in row.only)
+            or row.values
+            and not row.sets
+        ):
             raise ValueError(f"{quote(text)[1:-1]} is not supported: {row.rejected}")
         else:
             sides = re.fullmatch(r"([1-9][0-9]{0,4})[xX*]([1-9][0-9]{0,4})", " ".join(words))
             if len(row.sets) > 1 and not sides:
-                raise ValueError(f"{quote(text)[1:-1]} is not a size; write height x width, such as 480x864")
+                raise ValueError(
+                    f"{quote(text)[1:-1]} is not a size; write height x width, such as 480x864"
+                )
             parts = [[side] for side in sides.groups()] if len(row.sets) > 1 else [words]
             found += [Meaning(name, flag, part, row) for name, part in zip(row.sets, parts)]
         if row.no_effect and not chosen:
@@ -114,7 +139,9 @@ def print_ignored(ignored: Mapping[str, list[str]]) -> None:
 
 def print_ignored_switches(words_by_flag: Mapping[str, list[str]]) -> None:
     """Print the given switches of the KL terms, which have no effect beside ``--kl_strategy``."""
-    switches = [" ".join([name, *words_by_flag[name]]) for name in SWITCHES if name in words_by_flag]
+    switches = [
+        " ".join([name, *words_by_flag[name]]) for name in SWITCHES if name in words_by_flag
+    ]
     if switches:
         print_ignored({"kl_strategy chooses the KL terms": switches})
 
@@ -124,8 +151,9 @@ def translate(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the settings of flags or of a file, and the name that gave each.
 
-    ``given`` are settings, and ``by_flag`` has the words of each flag of the reference. Both override the ``inherited``
-    settings. Raises ValueError for contradicting names or unsupported values.
+    ``given`` are settings, and ``by_flag`` has the words of each flag of the reference. Both
+    override the ``inherited`` settings. Raises ValueError for contradicting names or unsupported
+    values.
     """
     values, names = dict(given), {name: name for name in given}
     found = meanings(by_flag, table("post_train"), {**inherited, **given})
@@ -134,9 +162,14 @@ def translate(
         if row.unless_set and value and (values.get(setting) or inherited.get(setting)):
             continue
         if setting in values and in_form(setting, values[setting]) != value:
-            texts = (" ".join(v) if isinstance(v, list) else v for v in (in_form(setting, values[setting]), value))
+            texts = (
+                " ".join(v) if isinstance(v, list) else v
+                for v in (in_form(setting, values[setting]), value)
+            )
             both = f"{names[setting]} and {flag} set {setting} to {' and '.join(map(quote, texts))}"
-            why = row.conflict or ("they are two names of one setting" if row.sets else "they contradict each other")
+            why = row.conflict or (
+                "they are two names of one setting" if row.sets else "they contradict each other"
+            )
             raise ValueError(f"{both}; {why}: remove one of them")
         values[setting], names[setting] = value, flag
     strategy = inherited.get("kl_strategy", Config().trust_region.kl_strategy)
@@ -163,12 +196,18 @@ def words_of_yaml(row: Row, value: object) -> list[str]:
 
 
 def resolve_reference_names(values: dict[str, Any]) -> dict[str, Any]:
-    """Return settings without the reference's task and scorer names. Raises ValueError if one is wrong or ambiguous."""
+    """Return settings without the reference's task and scorer names.
+
+    Raises ValueError if one is wrong or ambiguous.
+    """
     version = values.get("transformer_version", Config().model.transformer_version)
     task, known = values.pop(TASK, None), version_defaults(version)
     expected = known.task or task
     if task not in (None, expected):
-        raise ValueError(f"task_type must be {expected} for transformer_version {version}, got {task}; change one")
+        raise ValueError(
+            f"task_type must be {expected} for transformer_version {version}, got {task}; change "
+            "one"
+        )
     if "reward_model" in values:
         scorers = in_form("reward_model", values["reward_model"])
         values["reward_model"] = [REFERENCE_SCORERS.get(name, name) for name in scorers]
@@ -186,9 +225,11 @@ def with_flags(message: str, flags: Mapping[str, str]) -> str:
 
 
 def with_kl_strategy(settings: Mapping[str, Any], inherited: str) -> dict[str, Any]:
-    """Return settings with ``kl_strategy`` instead of its parts, which the switches of the reference set.
+    """Return settings with ``kl_strategy`` instead of its parts, which the switches of the
+    reference set.
 
-    A part that is not given is that of the ``inherited`` strategy. A given ``kl_strategy`` overrides both parts.
+    A part that is not given is that of the ``inherited`` strategy. A given ``kl_strategy``
+    overrides both parts.
     """
     values = dict(settings)
     anchor = values.pop(ANCHOR, None)
@@ -204,7 +245,9 @@ def with_kl_strategy(settings: Mapping[str, Any], inherited: str) -> dict[str, A
 
 
 def without_flags_strategy(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of a file or checkpoint with the switches instead of ``kl_strategy: flags``."""
+    """Return the content of a file or checkpoint with the switches instead of
+    ``kl_strategy: flags``.
+    """
     values = dict(settings)
     if values.get("kl_strategy") == "flags":
         del values["kl_strategy"]
@@ -225,7 +268,9 @@ def without_flags_words(words: Sequence[str]) -> list[str]:
 
 
 def with_current_names(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a checkpoint, which an earlier release may have written, under their current names."""
+    """Return the settings of a checkpoint, which an earlier release may have written, under their
+    current names.
+    """
     values = without_flags_strategy(saved)
     moving, dual = (values.pop(name, True) for name in SWITCHES)
     parts = {ANCHOR: "moving" if moving else "fixed", TERMS: "dual" if dual else "single"}

@@ -1,4 +1,6 @@
-"""Rules that settings must satisfy: functions that yield a message for every violation, without importing torch."""
+"""Rules that settings must satisfy: functions that yield a message for every violation, without
+importing torch.
+"""
 
 import itertools
 import math
@@ -43,7 +45,8 @@ from hyvideo.schedulers.transitions import describe_levels, parse_sigmas, sample
 def check(config: Config, world_size: int = 1, *, on_this_machine: bool = True) -> RunInputs:
     """Return the inputs of a run, as far as the rules have read them.
 
-    Raises ValueError with every rule that the settings violate and, if requested, what this machine lacks.
+    Raises ValueError with every rule that the settings violate and, if requested, what this machine
+    lacks.
     """
     check_ranges(config.flat())  # the other rules compute with these numbers
     inputs = RunInputs(config, world_size)
@@ -72,14 +75,18 @@ def check_sampling(config: Config, *, output: Path, is_stochastic: bool = True) 
         ranges,
         problem_of(lambda: levels_of(as_sampled)) if not ranges else (),
         noise_can_be_matched(config.rollout) if is_stochastic and not ranges else (),
-        problem_of(lambda: stochastic_transitions(as_sampled)) if is_stochastic and not ranges else (),
+        problem_of(lambda: stochastic_transitions(as_sampled))
+        if is_stochastic and not ranges
+        else (),
         machine.checkpoints_exist(config.model.pretrained_model_root),
         machine.folders_can_be_written("the output", output),
     )
 
 
 def check_evaluation(config: Config, *, output: Path, has_model: bool) -> None:
-    """Raise ValueError as `check` does, for an evaluation of a model or, if not ``has_model``, of videos."""
+    """Raise ValueError as `check` does, for an evaluation of a model or, if not ``has_model``, of
+    videos.
+    """
     _raise(
         range_problems(config.flat()),
         reward_problems(config.reward),
@@ -94,7 +101,8 @@ def check_ranges(settings: Mapping[str, Any]) -> None:
 
 
 def _raise(*problems: Iterable[str]) -> None:
-    message = "\n".join(dict.fromkeys(itertools.chain.from_iterable(problems)))  # without repetitions
+    # without repetitions
+    message = "\n".join(dict.fromkeys(itertools.chain.from_iterable(problems)))
     if message:
         raise ValueError(message)
 
@@ -112,19 +120,26 @@ def range_problems(values: Mapping[str, Any]) -> Problems:
     for name in ("sample_n_frames", "validation_num_frames"):
         if values[name] % 4 != 1 and (values[name] or name == "sample_n_frames"):
             yield (
-                f"{name} must be 4n + 1, because the VAE compresses 4 frames after the first into one latent frame, "
+                f"{name} must be 4n + 1, because the VAE compresses 4 frames after the first into "
+                "one latent frame, "
                 f"got {values[name]}; use {_four_n_plus_1(values[name])}"
             )
     height, width = values["validation_height"], values["validation_width"]
     if (height == 0) != (width == 0):
-        yield f"validation_height and validation_width must both be set or both be 0, got {height} and {width}"
+        yield (
+            f"validation_height and validation_width must both be set or both be 0, got {height} "
+            f"and {width}"
+        )
     yield from problem_of(lambda: parse_sigmas(values["sigmas"]))
     yield from problem_of(lambda: parse_interval(values["guidance_interval"]))
     if negative_prompt := values["negative_prompt"]:
         yield from problem_of(lambda: check_prompt(negative_prompt, "as negative_prompt"))
     version = values["transformer_version"]
     if "/" in version or "\\" in version or version in (".", ".."):
-        yield f"transformer_version must be the name of a folder in transformer/, not a path, got {quote(version)}"
+        yield (
+            "transformer_version must be the name of a folder in transformer/, not a path, got "
+            f"{quote(version)}"
+        )
 
 
 def _four_n_plus_1(number: int) -> str:
@@ -134,7 +149,9 @@ def _four_n_plus_1(number: int) -> str:
 
 
 def _is_utf8(text: str) -> bool:
-    """Return whether text can be written; the bytes of an argument that are not UTF-8 become lone surrogates."""
+    """Return whether text can be written; the bytes of an argument that are not UTF-8 become lone
+    surrogates.
+    """
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -147,20 +164,24 @@ def layout_problems(world_size: int, sp_size: int, dp_replicate: int = 1) -> Pro
     start = f"start {sp_size} with torchrun --nproc_per_node={sp_size}"
     if world_size % sp_size:
         yield (
-            f"sp_size must divide the number of processes, got sp_size {sp_size} and WORLD_SIZE {world_size}; "
+            f"sp_size must divide the number of processes, got sp_size {sp_size} and WORLD_SIZE "
+            f"{world_size}; "
             f"{start if world_size == 1 else f'possible values: {_divisors(world_size)}'}"
         )
     elif world_size % (dp_replicate * sp_size):
         yield (
-            f"dp_replicate must divide the {world_size // sp_size} data-parallel replicas ({world_size} processes, "
-            f"sp_size {sp_size}), got {dp_replicate}; possible values: {_divisors(world_size // sp_size)}"
+            f"dp_replicate must divide the {world_size // sp_size} data-parallel replicas "
+            f"({world_size} processes, "
+            f"sp_size {sp_size}), got {dp_replicate}; possible values: "
+            f"{_divisors(world_size // sp_size)}"
         )
 
 
 def head_problems(sp_size: int, num_heads: int) -> Problems:
     if sp_size > num_heads:
         yield (
-            f"sp_size must be at most the {num_heads} attention heads of the transformer, got {sp_size}; "
+            f"sp_size must be at most the {num_heads} attention heads of the transformer, got "
+            f"{sp_size}; "
             f"{_divisors(num_heads)} give every rank the same number of heads"
         )
 
@@ -170,7 +191,9 @@ def _divisors(number: int) -> str:
 
 
 def batch_problems(config: Config, world_size: int) -> Problems:
-    """Yield why the rollouts of an iteration do not form whole groups that are evenly distributed over the replicas."""
+    """Yield why the rollouts of an iteration do not form whole groups that are evenly distributed
+    over the replicas.
+    """
     rollout = config.rollout
     distributed = config.distributed
     num_updates = config.loss.num_updates_per_rollout
@@ -182,26 +205,37 @@ def batch_problems(config: Config, world_size: int) -> Problems:
     group = rollout.num_generations
     replicas = world_size // distributed.sp_size
     if (batch * replicas) % group:
-        legal = next(b for b in itertools.count(batch) if (b * replicas) % group == 0 and 0 in (b % group, group % b))
+        legal = next(
+            b
+            for b in itertools.count(batch)
+            if (b * replicas) % group == 0 and 0 in (b % group, group % b)
+        )
         yield (
-            f"a batch must consist of whole groups: batch_size {batch} x replicas {replicas} = {batch * replicas} "
-            f"is not a multiple of num_generations {group}; use batch_size {legal}, or change num_generations"
+            f"a batch must consist of whole groups: batch_size {batch} x replicas {replicas} = "
+            f"{batch * replicas} "
+            f"is not a multiple of num_generations {group}; use batch_size {legal}, or change "
+            "num_generations"
         )
     elif batch % group and group % batch:
         yield (
-            "batch_size must be a multiple or a divisor of num_generations, so that every replica samples whole groups "
-            f"or an equal share of one, got batch_size {batch} and num_generations {group}; change one of them"
+            "batch_size must be a multiple or a divisor of num_generations, so that every replica "
+            "samples whole groups "
+            f"or an equal share of one, got batch_size {batch} and num_generations {group}; "
+            "change one of them"
         )
     else:
         groups = batch * replicas * rollout.gradient_accumulation_steps // group
         if groups % num_updates:
             yield (
-                f"num_updates_per_rollout must divide the {groups} groups of an iteration, because every update trains "
-                f"equally many whole groups, got {num_updates}; possible values: {_divisors(groups)}"
+                f"num_updates_per_rollout must divide the {groups} groups of an iteration, "
+                "because every update trains "
+                f"equally many whole groups, got {num_updates}; possible values: "
+                f"{_divisors(groups)}"
             )
     if group < 2 and config.loss.objective != "distill":
         yield (
-            f"num_generations must be at least 2, because advantages compare the rollouts of a group, got {group}; "
+            "num_generations must be at least 2, because advantages compare the rollouts of a "
+            f"group, got {group}; "
             "raise num_generations"
         )
 
@@ -209,8 +243,8 @@ def batch_problems(config: Config, world_size: int) -> Problems:
 def planned_world_size(config: Config, words: str) -> int:
     """Return the number of processes that the batches of a run need.
 
-    The number in the name of a config comes first, such as 64 in ``configs/..._64gpu.yaml``, which is part of
-    ``words``; then 1, 8 and the numbers between them. Returns 1 if none of them fits.
+    The number in the name of a config comes first, such as 64 in ``configs/..._64gpu.yaml``, which
+    is part of ``words``; then 1, 8 and the numbers between them. Returns 1 if none of them fits.
     """
     named = [int(number) for number in re.findall(r"([1-9]\d{0,3})gpu", words)]
     for number in (*named, 1, 8, *range(2, 8)):
@@ -220,7 +254,9 @@ def planned_world_size(config: Config, words: str) -> int:
 
 
 def process_problems(config: Config, world_size: int) -> Problems:
-    """Yield problems of replicas without sharding, and of watchdog or reward timeouts above the collective timeout."""
+    """Yield problems of replicas without sharding, and of watchdog or reward timeouts above the
+    collective timeout.
+    """
     distributed, reward = config.distributed, config.reward
     if distributed.dp_replicate > 1 and not distributed.enable_fsdp:
         yield (
@@ -231,14 +267,17 @@ def process_problems(config: Config, world_size: int) -> Problems:
     timeout = distributed.collective_timeout
     if world_size > 1 and report > 0.9 * timeout:
         yield (
-            "watchdog_seconds must be at most 0.9 of collective_timeout, which ends a run that hangs before the report "
-            f"is printed, got {report:g} and {timeout:g}; lower watchdog_seconds, or set it to 0 to disable the report"
+            "watchdog_seconds must be at most 0.9 of collective_timeout, which ends a run that "
+            "hangs before the report "
+            f"is printed, got {report:g} and {timeout:g}; lower watchdog_seconds, or set it to 0 "
+            "to disable the report"
         )
     number = len(reward.remote_reward_url.split(",")) if reward.remote_reward_url else 0
     seconds = SERVICE_ATTEMPTS * number * reward.remote_reward_timeout
     if world_size > 1 and seconds > distributed.reward_deadline:
         yield (
-            f"{SERVICE_ATTEMPTS} attempts at {number} reward services must take at most 0.8 of collective_timeout, "
+            f"{SERVICE_ATTEMPTS} attempts at {number} reward services must take at most 0.8 of "
+            "collective_timeout, "
             "because the other ranks wait for the rewards and would end the run, "
             f"got {seconds:g} s and {distributed.reward_deadline:g} s; "
             "lower remote_reward_timeout or raise collective_timeout"
@@ -251,7 +290,9 @@ def noise_can_be_matched(rollout: RolloutSettings) -> Problems:
 
 
 def sampler_problems(config: Config) -> Problems:
-    """Yield an invalid eta, window, noise to match or custom sampler, and a guidance interval without steps."""
+    """Yield an invalid eta, window, noise to match or custom sampler, and a guidance interval
+    without steps.
+    """
     rollout = config.rollout
     scale = max(rollout.cfg_scale, config.anchor_cfg_scale)
     problems = list(problem_of(lambda: levels_of(rollout)))
@@ -265,14 +306,18 @@ def sampler_problems(config: Config) -> Problems:
             yield f"validation_eta {config.record.validation_eta:g} cannot be used: {problem}"
     if scale > 1 and max(branches_of_steps(rollout, scale)) == 1:
         yield (
-            "guidance_interval must contain at least one step of the schedule, because no video would be guided, "
+            "guidance_interval must contain at least one step of the schedule, because no video "
+            "would be guided, "
             f"got {rollout.guidance_interval} and "
-            f"{describe_levels(rollout.grpo_sampling_steps, rollout.shift, rollout.sigmas)}; widen the interval"
+            f"{describe_levels(rollout.grpo_sampling_steps, rollout.shift, rollout.sigmas)}; "
+            "widen the interval"
         )
 
 
 def objective_problems(config: Config) -> Problems:
-    """Yield an invalid objective, a rollout without steps to train, and what noise levels cannot be trained with."""
+    """Yield an invalid objective, a rollout without steps to train, and what noise levels cannot be
+    trained with.
+    """
     rollout = config.rollout
     version = version_defaults(config.model.transformer_version)
     name = config.loss.objective
@@ -285,7 +330,8 @@ def objective_problems(config: Config) -> Problems:
         return
     if config.trust_region.anchor_substeps > 1:
         yield (
-            f"anchor_substeps above 1 needs objective distill, got {config.trust_region.anchor_substeps} and {name}; "
+            "anchor_substeps above 1 needs objective distill, got "
+            f"{config.trust_region.anchor_substeps} and {name}; "
             "remove anchor_substeps or set objective distill"
         )
     if traits_of(name).trains == "steps":
@@ -293,28 +339,36 @@ def objective_problems(config: Config) -> Problems:
         return
     if version.kind == "step_distilled":
         yield (
-            f"objective {name} trains at any noise level, but transformer_version {version.name} is step-distilled and "
+            f"objective {name} trains at any noise level, but transformer_version {version.name} "
+            "is step-distilled and "
             "only covers the levels of its few steps; use another version or objective grpo"
         )
     if rollout.sde_window:
         yield (
-            f"sde_window cannot be used with objective {name}, which trains noise levels and not the steps of a "
+            f"sde_window cannot be used with objective {name}, which trains noise levels and not "
+            "the steps of a "
             f"rollout, got {quote(rollout.sde_window)}; remove sde_window"
         )
     if rollout.use_same_noise and rollout.eta == 0:
         yield (
-            "use_same_noise needs eta above 0, because with eta 0 all rollouts of a group are identical, got 0; "
+            "use_same_noise needs eta above 0, because with eta 0 all rollouts of a group are "
+            "identical, got 0; "
             "remove use_same_noise or raise eta"
         )
 
 
 def reward_gradient_problems(config: Config) -> Problems:
-    """Yield what a reward gradient cannot be computed with, and settings of objective draft that lack a term."""
+    """Yield what a reward gradient cannot be computed with, and settings of objective draft that
+    lack a term.
+    """
     loss = config.loss
     reward = config.reward
     strategy = config.kl_strategy
     if loss.objective == "draft" and loss.reward_gradient_weight == 0:
-        yield "objective draft needs a reward_gradient_weight above 0, got 0; set reward_gradient_weight, such as 0.05"
+        yield (
+            "objective draft needs a reward_gradient_weight above 0, got 0; set "
+            "reward_gradient_weight, such as 0.05"
+        )
     if loss.objective == "draft" and config.measures_velocity:
         yield (
             "objective draft has no KL to the rollout policy, "
@@ -322,28 +376,36 @@ def reward_gradient_problems(config: Config) -> Problems:
         )
     if loss.objective == "draft" and strategy == "none" and loss.nft_levels:
         yield (
-            "objective draft measures the KL at the noise levels of nft_levels, and kl_strategy none has no KL, "
+            "objective draft measures the KL at the noise levels of nft_levels, and kl_strategy "
+            "none has no KL, "
             f"got nft_levels {loss.nft_levels}; set nft_levels 0 or a kl_strategy"
         )
     if loss.objective != "draft" and loss.nft_levels == 0:
-        yield "nft_levels must be at least 1, because the objective trains no other level, got 0; set nft_levels 4"
+        yield (
+            "nft_levels must be at least 1, because the objective trains no other level, got 0; "
+            "set nft_levels 4"
+        )
     if loss.reward_gradient_weight == 0:
         return
     with suppress(ValueError):  # `objective_problems` reports it
         if traits_of(loss.objective).trains != "levels":
             yield (
                 "reward_gradient_weight needs an objective on noise levels, nft or draft, "
-                f"got objective {loss.objective}; set objective nft or draft, or reward_gradient_weight 0"
+                f"got objective {loss.objective}; set objective nft or draft, or "
+                "reward_gradient_weight 0"
             )
     if reward.remote_reward_url:
         yield (
-            "reward_gradient_weight needs scorers in this process, because a reward service returns numbers without a "
-            f"gradient, got remote_reward_url {reward.remote_reward_url}; remove remote_reward_url or set "
+            "reward_gradient_weight needs scorers in this process, because a reward service "
+            "returns numbers without a "
+            f"gradient, got remote_reward_url {reward.remote_reward_url}; remove "
+            "remote_reward_url or set "
             "reward_gradient_weight 0"
         )
     if reward.reward_video == "file":
         yield (
-            "reward_gradient_weight needs reward_video memory, because a video file has no gradient, got file; set "
+            "reward_gradient_weight needs reward_video memory, because a video file has no "
+            "gradient, got file; set "
             "reward_video memory"
         )
     known = [name for name in reward.reward_model if name in SCORERS or ":" in name]
@@ -352,14 +414,18 @@ def reward_gradient_problems(config: Config) -> Problems:
         with suppress(ValueError):  # `reward_problems` reports it
             if not has_gradient(name):
                 yield (
-                    f"reward_gradient_weight needs scorers with a gradient, got reward_model {name}, which has no "
-                    f"score_with_gradient; use {differentiable} or a class with that method, or train {name} with "
+                    "reward_gradient_weight needs scorers with a gradient, got reward_model "
+                    f"{name}, which has no "
+                    f"score_with_gradient; use {differentiable} or a class with that method, or "
+                    f"train {name} with "
                     "objective nft or grpo and reward_gradient_weight 0"
                 )
 
 
 def pair_problems(config: Config) -> Problems:
-    """Yield what an objective on rated pairs cannot be used with, and pairs for another objective."""
+    """Yield what an objective on rated pairs cannot be used with, and pairs for another
+    objective.
+    """
     name = config.loss.objective
     if name not in OBJECTIVES and any(problem_of(lambda: objective_class(name))):
         return  # `objective_problems` reports it
@@ -367,55 +433,81 @@ def pair_problems(config: Config) -> Problems:
     if not config.uses_pairs:
         if data.pairs_csv or data.pair_weights:
             yield (
-                f"pairs_csv and pair_weights need objective dpo, which trains on rated pairs, got objective {name}; "
+                "pairs_csv and pair_weights need objective dpo, which trains on rated pairs, got "
+                f"objective {name}; "
                 "set objective dpo or remove them"
             )
         return
     rollout = config.rollout
     if not data.pairs_csv:
-        yield f"objective {name} needs rated pairs of videos, got no pairs_csv; name a CSV file (docs/ratings.md)"
+        yield (
+            f"objective {name} needs rated pairs of videos, got no pairs_csv; name a CSV file "
+            "(docs/ratings.md)"
+        )
     yield from pair_weights_are_numbers(data.pair_weights)
     needed = {
         "num_generations": (rollout.num_generations, 2, "a group is a winner and a loser"),
-        "num_updates_per_rollout": (config.loss.num_updates_per_rollout, 1, "all pairs of an iteration are one update"),
-        "anchor_fraction": (config.trust_region.anchor_fraction, 1.0, "the loss needs the base model at every level"),
+        "num_updates_per_rollout": (
+            config.loss.num_updates_per_rollout,
+            1,
+            "all pairs of an iteration are one update",
+        ),
+        "anchor_fraction": (
+            config.trust_region.anchor_fraction,
+            1.0,
+            "the loss needs the base model at every level",
+        ),
     }
     for setting, (value, only, reason) in needed.items():
         if value != only:
-            yield f"objective {name} needs {setting} {only:g}, because {reason}, got {value:g}; set {setting} {only:g}"
+            yield (
+                f"objective {name} needs {setting} {only:g}, because {reason}, got {value:g}; set "
+                f"{setting} {only:g}"
+            )
     if rollout.batch_size % 2:
         yield (
-            f"objective {name} needs an even batch_size, because both videos of a pair are on one replica, got "
+            f"objective {name} needs an even batch_size, because both videos of a pair are on one "
+            "replica, got "
             f"{rollout.batch_size}; use {rollout.batch_size + 1}"
         )
     size = config.rows_per_pass
     if size > 1 and size % 2:
         yield (
-            f"objective {name} needs whole pairs, or one video, in a forward pass, got mini_batch_size_per_update "
+            f"objective {name} needs whole pairs, or one video, in a forward pass, got "
+            "mini_batch_size_per_update "
             f"{size}; use {size + 1} or 1"
         )
-    for setting, scale in {"cfg_scale": rollout.cfg_scale, "anchor_cfg_scale": config.anchor_cfg_scale}.items():
+    for setting, scale in {
+        "cfg_scale": rollout.cfg_scale,
+        "anchor_cfg_scale": config.anchor_cfg_scale,
+    }.items():
         if scale > 1:
             yield (
-                f"objective {name} trains the model without guidance, got {setting} {scale:g}; set {setting} 1, and "
+                f"objective {name} trains the model without guidance, got {setting} {scale:g}; "
+                f"set {setting} 1, and "
                 "validation_cfg_scale to the guidance of your videos"
             )
     if config.kl_strategy != "fixed":
         yield (
-            f"objective {name} needs kl_strategy fixed and a kl_weight above 0, because without the KL to the base "
+            f"objective {name} needs kl_strategy fixed and a kl_weight above 0, because without "
+            "the KL to the base "
             "model the winners' videos also get less likely, got kl_strategy "
-            f"{config.trust_region.kl_strategy} and kl_weight {config.trust_region.kl_weight:g}; set "
+            f"{config.trust_region.kl_strategy} and kl_weight {config.trust_region.kl_weight:g}; "
+            "set "
             "kl_strategy fixed, kl_schedule constant and kl_weight 1"
         )
     if config.reward.ignore_rewards:
         yield (
-            f"ignore_rewards cannot be used with objective {name}, which has no rewards: the KL alone would train "
+            f"ignore_rewards cannot be used with objective {name}, which has no rewards: the KL "
+            "alone would train "
             "nothing, got true; remove it"
         )
 
 
 def pair_weights_are_numbers(text: str) -> Problems:
-    """Yield weights of rated dimensions that are not a JSON object of finite numbers from 0, not all 0."""
+    """Yield weights of rated dimensions that are not a JSON object of finite numbers from 0, not
+    all 0.
+    """
     if not text:
         return
     try:
@@ -423,9 +515,12 @@ def pair_weights_are_numbers(text: str) -> Problems:
     except ValueError:
         weights = None
     values = list(weights.values()) if isinstance(weights, dict) else []
-    if not all(type(value) in (int, float) and 0 <= value <= MAX_SCORE for value in values) or not any(values):
+    if not all(
+        type(value) in (int, float) and 0 <= value <= MAX_SCORE for value in values
+    ) or not any(values):
         yield (
-            'pair_weights must be a JSON object with a number from 0 for each dimension, such as {"Overall": 1}, at '
+            "pair_weights must be a JSON object with a number from 0 for each dimension, such as "
+            '{"Overall": 1}, at '
             f"least one of them above 0, got {quote(text)}"
         )
 
@@ -441,26 +536,38 @@ def distill_problems(config: Config) -> Problems:
         )
     if rollout.cfg_scale > 1:
         yield (
-            "objective distill needs cfg_scale 1, because the student learns the guidance of its teacher, "
-            f"got {rollout.cfg_scale:g}; set cfg_scale 1 and the guidance of the teacher as anchor_cfg_scale"
+            "objective distill needs cfg_scale 1, because the student learns the guidance of its "
+            "teacher, "
+            f"got {rollout.cfg_scale:g}; set cfg_scale 1 and the guidance of the teacher as "
+            "anchor_cfg_scale"
         )
     if rollout.sde_window:
-        yield f"objective distill cannot use sde_window, because it adds no noise, got {quote(rollout.sde_window)}"
+        yield (
+            "objective distill cannot use sde_window, because it adds no noise, got "
+            f"{quote(rollout.sde_window)}"
+        )
     if config.kl_strategy != "fixed":
         yield (
-            "objective distill needs kl_strategy fixed and a kl_weight above 0, which keep the teacher, "
+            "objective distill needs kl_strategy fixed and a kl_weight above 0, which keep the "
+            "teacher, "
             f"got {config.trust_region.kl_strategy} and {config.trust_region.kl_weight:g}; set both"
         )
     if config.loss.num_updates_per_rollout != 1:
         yield (
-            "objective distill needs num_updates_per_rollout 1, because it trains at the latents of the current "
-            f"student, got {config.loss.num_updates_per_rollout}; set 1, and fewer rollouts per iteration"
+            "objective distill needs num_updates_per_rollout 1, because it trains at the latents "
+            "of the current "
+            f"student, got {config.loss.num_updates_per_rollout}; set 1, and fewer rollouts per "
+            "iteration"
         )
     if config.reward.ignore_rewards:
-        yield "ignore_rewards has no effect with objective distill, which scores no rollout; remove ignore_rewards"
+        yield (
+            "ignore_rewards has no effect with objective distill, which scores no rollout; remove "
+            "ignore_rewards"
+        )
     if num_levels > MAX_STEPS:
         yield (
-            f"the steps of the teacher, grpo_sampling_steps times anchor_substeps, must be at most {MAX_STEPS}, "
+            "the steps of the teacher, grpo_sampling_steps times anchor_substeps, must be at "
+            f"most {MAX_STEPS}, "
             f"got {num_levels}; lower anchor_substeps"
         )
 
@@ -469,8 +576,10 @@ def some_step_is_stochastic(rollout: RolloutSettings) -> None:
     """Raise ValueError if no step can be trained."""
     if num_stochastic_steps(rollout) == 0:
         raise ValueError(
-            f"the sampler must have at least one stochastic step to train, got none with sde_type {rollout.sde_type}, "
-            f"eta {rollout.eta}, {rollout.grpo_sampling_steps} steps and last_step {rollout.last_step}; raise eta or "
+            "the sampler must have at least one stochastic step to train, got none with sde_type "
+            f"{rollout.sde_type}, "
+            f"eta {rollout.eta}, {rollout.grpo_sampling_steps} steps and last_step "
+            f"{rollout.last_step}; raise eta or "
             "grpo_sampling_steps"
         )
 
@@ -482,14 +591,19 @@ def trust_region_problems(config: Config) -> Problems:
     version = config.model.transformer_version
     if config.reward.ignore_rewards and strategy == "none":
         yield (
-            "ignore_rewards trains on the KL terms alone, got kl_strategy none, which leaves nothing to train on; "
+            "ignore_rewards trains on the KL terms alone, got kl_strategy none, which leaves "
+            "nothing to train on; "
             "set kl_weight and a strategy"
         )
     if trust.kl_strategy == "none" and trust.kl_weight > 0:
-        yield f"kl_strategy none needs kl_weight 0, got {trust.kl_weight}; set kl_weight 0 or choose a strategy"
+        yield (
+            f"kl_strategy none needs kl_weight 0, got {trust.kl_weight}; set kl_weight 0 or "
+            "choose a strategy"
+        )
     if strategy != "none" and not trust.kl_min_coef <= trust.kl_coef <= trust.kl_weight:
         yield (
-            "the coefficients must satisfy kl_min_coef <= kl_coef <= kl_weight, because a schedule starts at kl_coef "
+            "the coefficients must satisfy kl_min_coef <= kl_coef <= kl_weight, because a "
+            "schedule starts at kl_coef "
             "and stays between the other two, "
             f"got {trust.kl_min_coef:g}, {trust.kl_coef:g} and {trust.kl_weight:g}; "
             "lower kl_min_coef or kl_coef, or raise kl_weight"
@@ -497,23 +611,28 @@ def trust_region_problems(config: Config) -> Problems:
     if (trust.anchor_cfg_scale or 0) > 1 and version_defaults(version).kind.endswith("distilled"):
         yield (
             "anchor_cfg_scale must be 1 if guidance is distilled into the weights, "
-            f"got {trust.anchor_cfg_scale:g} with transformer_version {version}; set anchor_cfg_scale 1"
+            f"got {trust.anchor_cfg_scale:g} with transformer_version {version}; set "
+            "anchor_cfg_scale 1"
         )
     if config.anchor_has_own_guidance and strategy.endswith("moving"):
         yield (
-            "anchor_cfg_scale needs a fixed anchor, because each refresh would guide what was learned from guidance, "
-            f"got {config.anchor_cfg_scale:g} with kl_strategy {strategy}; set kl_strategy fixed or dual_fixed, or "
+            "anchor_cfg_scale needs a fixed anchor, because each refresh would guide what was "
+            "learned from guidance, "
+            f"got {config.anchor_cfg_scale:g} with kl_strategy {strategy}; set kl_strategy fixed "
+            "or dual_fixed, or "
             "anchor_cfg_scale to the cfg_scale of the policy"
         )
     if trust.anchor_path and strategy not in ("fixed", "dual_fixed"):
         yield (
             "anchor_path needs a fixed anchor, because a refresh would replace it by the policy, "
-            f"got kl_strategy {strategy}; set kl_strategy fixed or dual_fixed, or remove anchor_path"
+            f"got kl_strategy {strategy}; set kl_strategy fixed or dual_fixed, or remove "
+            "anchor_path"
         )
     num_updates = config.loss.num_updates_per_rollout
     if config.anchor_moves and trust.update_ref_model_step % num_updates:
         yield (
-            "update_ref_model_step must be a multiple of num_updates_per_rollout, because the anchor is refreshed "
+            "update_ref_model_step must be a multiple of num_updates_per_rollout, because the "
+            "anchor is refreshed "
             f"between iterations, got {trust.update_ref_model_step} and {num_updates}; "
             f"use {math.ceil(trust.update_ref_model_step / num_updates) * num_updates}"
         )
@@ -522,9 +641,14 @@ def trust_region_problems(config: Config) -> Problems:
 def reward_problems(reward: RewardSettings) -> Problems:
     """Yield unknown scorers and invalid options or weights."""
     if not reward.reward_model:
-        yield f"reward_model must name at least one of {', '.join(SCORERS)} or FILE.py:CLASS, got none"
+        yield (
+            f"reward_model must name at least one of {', '.join(SCORERS)} or FILE.py:CLASS, got "
+            "none"
+        )
     for setting in ("reward_model", "held_out_reward_model"):
-        if unknown := [name for name in getattr(reward, setting) if name not in SCORERS and ":" not in name]:
+        if unknown := [
+            name for name in getattr(reward, setting) if name not in SCORERS and ":" not in name
+        ]:
             message = f"{setting} must be one of {', '.join(SCORERS)} or FILE.py:CLASS"
             message += f", got {', '.join(map(quote, unknown))}"
             hint = nearest(unknown[0], SCORERS)
@@ -532,15 +656,18 @@ def reward_problems(reward: RewardSettings) -> Problems:
     named = [*reward.reward_model, *reward.held_out_reward_model]
     if len(set(named)) < len(named):
         yield (
-            "reward_model and held_out_reward_model must name each scorer once, because a scorer that rewards is not "
-            f"held out, and a second copy would count twice, got {', '.join(named)}; remove the repeated one"
+            "reward_model and held_out_reward_model must name each scorer once, because a scorer "
+            "that rewards is not "
+            f"held out, and a second copy would count twice, got {', '.join(named)}; remove the "
+            "repeated one"
         )
     for name in reward.loaded_scorers:
         if ":" in name:
             yield from problem_of(lambda name=name: scorer_class(name))
     if reward.score_between_stages and not (reward.reward_offload or reward.remote_reward_url):
         yield (
-            "score_between_stages needs reward_offload true, which takes the scorers off the GPU during the other "
+            "score_between_stages needs reward_offload true, which takes the scorers off the GPU "
+            "during the other "
             "stages, got false; set reward_offload true or remove score_between_stages"
         )
     yield from problem_of(lambda: reward_options(reward))
@@ -548,7 +675,9 @@ def reward_problems(reward: RewardSettings) -> Problems:
 
 
 def weights_are_numbers(reward: RewardSettings) -> Problems:
-    """Yield reward weights that are neither a preset nor a JSON object of finite numbers, not all 0."""
+    """Yield reward weights that are neither a preset nor a JSON object of finite numbers, not all
+    0.
+    """
     text = reward.reward_weights
     if text in REWARD_PRESETS:
         return
@@ -557,25 +686,37 @@ def weights_are_numbers(reward: RewardSettings) -> Problems:
         weights = flat_weights(given)
     except (ValueError, AttributeError):  # invalid JSON, or not an object
         given, weights = {}, {}
-    are_numbers = all(type(weight) in (int, float) and abs(weight) <= MAX_SCORE for weight in weights.values())
+    are_numbers = all(
+        type(weight) in (int, float) and abs(weight) <= MAX_SCORE for weight in weights.values()
+    )
     if not are_numbers or not any(weights.values()):
         yield (
-            f"reward_weights must be {', '.join(REWARD_PRESETS)} or a JSON object with a number for each dimension, "
-            f"such as VQ, MQ and TA, of at most {MAX_SCORE:g} and at least one of them not 0, got {quote(text)}"
+            f"reward_weights must be {', '.join(REWARD_PRESETS)} or a JSON object with a number "
+            "for each dimension, "
+            f"such as VQ, MQ and TA, of at most {MAX_SCORE:g} and at least one of them not 0, got "
+            f"{quote(text)}"
         )
-    by_scorer = [value if isinstance(value, dict) else {name: value} for name, value in given.items()]
+    by_scorer = [
+        value if isinstance(value, dict) else {name: value} for name, value in given.items()
+    ]
     names = {dimension for dimensions in by_scorer for dimension in dimensions}
     taken = names & {*RESERVED_NAMES, OVERALL}
     if taken:
         yield (
-            f"reward_weights must not use the names {', '.join(sorted(taken))}, which are reserved for records; "
+            f"reward_weights must not use the names {', '.join(sorted(taken))}, which are "
+            "reserved for records; "
             "rename the dimensions of your scorer"
         )
-    scorers = [REFERENCE_SCORERS.get(name, name) for name, value in given.items() if isinstance(value, dict)]
+    scorers = [
+        REFERENCE_SCORERS.get(name, name)
+        for name, value in given.items()
+        if isinstance(value, dict)
+    ]
     unknown = [name for name in scorers if name not in reward.reward_model]
     if unknown:
         yield (
-            f"reward_weights must name the scorers of reward_model, {', '.join(reward.reward_model)}, "
+            "reward_weights must name the scorers of reward_model, "
+            f"{', '.join(reward.reward_model)}, "
             f"got {', '.join(map(quote, unknown))}; remove them or add them to reward_model"
         )
 
@@ -588,13 +729,16 @@ def record_problems(config: Config) -> Problems:
         return
     if not config.data.valid_video_csv:
         yield (
-            f"on_reward_hacking {record.on_reward_hacking} needs validation prompts, because it compares validations, "
+            f"on_reward_hacking {record.on_reward_hacking} needs validation prompts, because it "
+            "compares validations, "
             "got none; set valid_video_csv or use on_reward_hacking warn"
         )
     elif not record.validate_at_step0 and not record.resume_from_checkpoint:
         yield (
-            f"on_reward_hacking {record.on_reward_hacking} needs a validation of the base model, with which it "
-            "compares the others, got validate_at_step0 false; set validate_at_step0 true or use on_reward_hacking warn"
+            f"on_reward_hacking {record.on_reward_hacking} needs a validation of the base model, "
+            "with which it "
+            "compares the others, got validate_at_step0 false; set validate_at_step0 true or use "
+            "on_reward_hacking warn"
         )
 
 
@@ -602,26 +746,35 @@ def weight_problems(config: Config) -> Problems:
     """Yield combinations of precisions, LoRA, EMA and sharding that cannot be trained."""
     model = config.model
     optimizer = config.optimizer
-    if model.master_weight_type == "bf16" and not optimizer.lora_rank:  # a LoRA is always in float32
+    # a LoRA is always in float32
+    if model.master_weight_type == "bf16" and not optimizer.lora_rank:
         if model.dtype == "fp32":
             yield (
-                "master_weight_type bf16 needs dtype bf16, got fp32, which would compute with weights that are rounded "
+                "master_weight_type bf16 needs dtype bf16, got fp32, which would compute with "
+                "weights that are rounded "
                 "to bf16; set dtype bf16 or master_weight_type fp32"
             )
         if optimizer.ema_decay:
             yield (
-                f"ema_decay needs master_weight_type fp32, got {optimizer.ema_decay:g} and bf16, where an EMA update "
+                f"ema_decay needs master_weight_type fp32, got {optimizer.ema_decay:g} and bf16, "
+                "where an EMA update "
                 "rounds to zero; set master_weight_type fp32 or ema_decay 0"
             )
     if model.base_weight_dtype == "fp8" and not optimizer.lora_rank:
-        merged = " after merging the LoRA in pretrained_lora_path" if optimizer.pretrained_lora_path else ""
+        merged = (
+            " after merging the LoRA in pretrained_lora_path"
+            if optimizer.pretrained_lora_path
+            else ""
+        )
         yield (
-            f"base_weight_dtype fp8 needs a lora_rank above 0, got 0, which trains the base weights{merged}; set "
+            "base_weight_dtype fp8 needs a lora_rank above 0, got 0, which trains the base "
+            f"weights{merged}; set "
             "lora_rank or base_weight_dtype bf16"
         )
     if model.base_weight_dtype == "fp8" and config.distributed.enable_fsdp:
         yield (
-            "base_weight_dtype fp8 cannot be used with enable_fsdp true, because FSDP cannot shard fp8 weights; set "
+            "base_weight_dtype fp8 cannot be used with enable_fsdp true, because FSDP cannot "
+            "shard fp8 weights; set "
             "enable_fsdp false or base_weight_dtype bf16"
         )
     if optimizer.lora_target_modules and not optimizer.lora_rank:
@@ -633,7 +786,10 @@ def weight_problems(config: Config) -> Problems:
         try:
             re.compile(pattern)
         except re.error as error:
-            yield f"lora_target_modules must be regular expressions, got {quote(pattern)}: {error}; correct it"
+            yield (
+                f"lora_target_modules must be regular expressions, got {quote(pattern)}: {error}; "
+                "correct it"
+            )
 
 
 def data_problems(inputs: RunInputs) -> Problems:

@@ -1,20 +1,30 @@
-"""Inputs of a run: what its settings name and imply before a model is loaded, each read or computed once."""
+"""Inputs of a run: what its settings name and imply before a model is loaded, each read or computed
+once.
+"""
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from hyvideo.config.run_plan import Plan, make_plan
 from hyvideo.config.settings import Config
-from hyvideo.data.pairs import Preferences, Rating, read_ratings, select_preferences, split_by_prompt
+from hyvideo.data.pairs import (
+    Preferences,
+    Rating,
+    read_ratings,
+    select_preferences,
+    split_by_prompt,
+)
 from hyvideo.data.prompts import PromptFiles, Request
 from hyvideo.models.sizes import Sizes, read_architecture
 
 
 @dataclass(frozen=True)
 class RunInputs:
-    """Settings of a run on ``world_size`` processes, and the prompts, plan and architecture that follow from them.
+    """Settings of a run on ``world_size`` processes, and the prompts, plan and architecture that
+    follow from them.
 
-    Every property is read or computed when it is first needed. It raises ValueError if a file or setting is invalid.
+    Every property is read or computed when it is first needed. It raises ValueError if a file or
+    setting is invalid.
     """
 
     config: Config
@@ -22,7 +32,10 @@ class RunInputs:
     files: PromptFiles = field(default_factory=PromptFiles, compare=False)
 
     def with_config(self, config: Config) -> "RunInputs":
-        """Return the inputs of a run with other settings. Files that both runs name are not read again."""
+        """Return the inputs of a run with other settings.
+
+        Files that both runs name are not read again.
+        """
         return replace(self, config=config)
 
     @cached_property
@@ -34,7 +47,9 @@ class RunInputs:
     def preferences(self) -> Preferences:
         """Preferences of pairs_csv for training, and those that are held out."""
         data = self.config.data
-        found = select_preferences(self.ratings, self.config.given_pair_weights, ", ".join(data.pairs_csv))
+        found = select_preferences(
+            self.ratings, self.config.given_pair_weights, ", ".join(data.pairs_csv)
+        )
         return split_by_prompt(found, data.seed)
 
     @cached_property
@@ -57,4 +72,6 @@ class RunInputs:
     @cached_property
     def architecture(self) -> Sizes:
         """Sizes of the transformer, from its config.json or those of the released version."""
-        return read_architecture(self.config.model.pretrained_model_root, self.config.model.transformer_version)
+        return read_architecture(
+            self.config.model.pretrained_model_root, self.config.model.transformer_version
+        )

@@ -1,4 +1,7 @@
-"""Arithmetic of an iteration: rollouts, groups, updates, steps and forward passes. Imports no torch."""
+"""Arithmetic of an iteration: rollouts, groups, updates, steps and forward passes.
+
+Imports no torch.
+"""
 
 from dataclasses import dataclass
 from itertools import compress
@@ -8,9 +11,16 @@ from hyvideo.config.objectives import traits_of
 from hyvideo.config.sections import RolloutSettings
 from hyvideo.config.settings import Config
 from hyvideo.schedulers.noise_window import parse_window
-from hyvideo.schedulers.transitions import Transition, check_float32, levels_of_steps, refined_levels, schedule
+from hyvideo.schedulers.transitions import (
+    Transition,
+    check_float32,
+    levels_of_steps,
+    refined_levels,
+    schedule,
+)
 
-MAX_NOISE = 5.0  # largest sensible std of a step relative to the noise level after it; eta 1 reaches 2.5 in 50 steps
+# largest sensible std of a step relative to the noise level after it; eta 1 reaches 2.5 in 50 steps
+MAX_NOISE = 5.0
 
 
 @dataclass(frozen=True)
@@ -27,12 +37,16 @@ class Plan:
     num_reward_steps: int  # steps per rollout and update with a reward gradient: 0 or 1
     clip_can_bind: bool  # false: every ratio is 1
     sampled_branches: float  # forward passes per step, mean over the steps of a rollout
-    trained_branches: float  # mean over the steps that can be trained; levels are distributed like the steps
+    # mean over the steps that can be trained; levels are distributed like the steps
+    trained_branches: float
     anchor_branches: float  # like ``trained_branches``, with the anchor's guidance
 
 
 def make_plan(config: Config, world_size: int = 1) -> Plan:
-    """Return the plan of a run on ``world_size`` ranks. Call ``hyvideo.config.rules.check`` first."""
+    """Return the plan of a run on ``world_size`` ranks.
+
+    Call ``hyvideo.config.rules.check`` first.
+    """
     rollout, loss = config.rollout, config.loss
     replicas = world_size // config.distributed.sp_size
     rollouts = num_rollouts(config, world_size)
@@ -46,10 +60,13 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
     branches = branches_of_steps(rollout)
     of_anchor = branches_of_steps(rollout, config.anchor_cfg_scale)
     measured = max(1, round(trained * config.trust_region.anchor_fraction))
-    num_anchor_steps = min(trained or num_reward_steps, measured)  # without levels, at the reward step
+    # without levels, at the reward step
+    num_anchor_steps = min(trained or num_reward_steps, measured)
     if objective.trains == "path":
         num_substeps = config.trust_region.anchor_substeps
-        of_anchor = branches_at(teacher_levels(rollout, num_substeps), rollout, config.anchor_cfg_scale)
+        of_anchor = branches_at(
+            teacher_levels(rollout, num_substeps), rollout, config.anchor_cfg_scale
+        )
         num_anchor_steps = trained * num_substeps
     is_noisy = [step.is_stochastic and objective.trains == "steps" for step in transitions(rollout)]
     return Plan(
@@ -74,7 +91,10 @@ def teacher_levels(rollout: RolloutSettings, num_substeps: int) -> tuple[float, 
 
 
 def num_rollouts(config: Config, world_size: int) -> int:
-    """Return the rollouts of an iteration. Unlike `make_plan`, needs no file of a custom sampler or objective."""
+    """Return the rollouts of an iteration.
+
+    Unlike `make_plan`, needs no file of a custom sampler or objective.
+    """
     replicas = world_size // config.distributed.sp_size
     return replicas * config.rollout.batch_size * config.rollout.gradient_accumulation_steps
 
@@ -85,52 +105,78 @@ def stochastic_transitions(rollout: RolloutSettings) -> list[Transition]:
 
 
 def levels_of(rollout: RolloutSettings) -> tuple[float, ...]:
-    """Return the noise levels of a rollout, from 1 to 0. Raises ValueError for invalid ``sigmas``."""
+    """Return the noise levels of a rollout, from 1 to 0.
+
+    Raises ValueError for invalid ``sigmas``.
+    """
     return levels_of_steps(rollout.grpo_sampling_steps, rollout.shift, rollout.sigmas)
 
 
 def transitions(rollout: RolloutSettings) -> tuple[Transition, ...]:
-    """Return the steps of the schedule. Raises ValueError for an invalid sampler, as `schedule` does."""
+    """Return the steps of the schedule.
+
+    Raises ValueError for an invalid sampler, as `schedule` does.
+    """
     steps = schedule(
-        rollout.sde_type, levels_of(rollout), rollout.eta, rollout.last_step, rollout.reference_conventions
+        rollout.sde_type,
+        levels_of(rollout),
+        rollout.eta,
+        rollout.last_step,
+        rollout.reference_conventions,
     )
     check_float32(rollout.sde_type, steps)
     return steps
 
 
 def validation_transitions(config: Config) -> tuple[Transition, ...]:
-    """Return the steps of a validation with noise. Raises ValueError for an invalid sampler, as `schedule` does."""
+    """Return the steps of a validation with noise.
+
+    Raises ValueError for an invalid sampler, as `schedule` does.
+    """
     record = config.record
-    levels = levels_of_steps(record.validation_steps, config.validation_shift, config.validation_sigmas)
+    levels = levels_of_steps(
+        record.validation_steps, config.validation_shift, config.validation_sigmas
+    )
     steps = schedule(config.rollout.sde_type, levels, record.validation_eta, "deterministic")
     check_float32(config.rollout.sde_type, steps)
     return steps
 
 
 def parse_interval(text: str) -> tuple[float, float]:
-    """Return the lowest and highest noise level of a guidance_interval. Raises ValueError for invalid text."""
+    """Return the lowest and highest noise level of a guidance_interval. Raises ValueError for
+    invalid text.
+    """
     try:
         low, high = map(float, (text or "0:1").split(":"))
     except ValueError:
         low, high = 1.0, 0.0
     if not 0 <= low < high <= 1:
-        raise ValueError(f"guidance_interval must be LOW:HIGH with 0 <= LOW < HIGH <= 1, got {text!r}")
+        raise ValueError(
+            f"guidance_interval must be LOW:HIGH with 0 <= LOW < HIGH <= 1, got {text!r}"
+        )
     return low - 1e-6, high + 1e-6  # levels in float32 are rounded
 
 
 def branches_of_steps(rollout: RolloutSettings, scale: float | None = None) -> list[int]:
-    """Return the number of forward passes of each step of a rollout, with guidance ``scale`` (``cfg_scale``)."""
+    """Return the number of forward passes of each step of a rollout, with guidance ``scale``
+    (``cfg_scale``).
+    """
     return branches_at(levels_of(rollout), rollout, rollout.cfg_scale if scale is None else scale)
 
 
 def branches_at(levels: tuple[float, ...], rollout: RolloutSettings, scale: float) -> list[int]:
-    """Return the number of forward passes of each step between these levels, with guidance ``scale``."""
+    """Return the number of forward passes of each step between these levels, with guidance
+    ``scale``.
+    """
     low, high = parse_interval(rollout.guidance_interval)
     return [2 if scale > 1 and low <= level <= high else 1 for level in levels[:-1]]
 
 
 def num_stochastic_steps(rollout: RolloutSettings) -> int:
-    """Return the number of stochastic steps of a rollout. Raises ValueError for a window that does not fit."""
+    """Return the number of stochastic steps of a rollout.
+
+    Raises ValueError for a window that does not fit.
+    """
     number = len(stochastic_transitions(rollout))
     window = parse_window(rollout.sde_window, number)
     return window.length if window else number

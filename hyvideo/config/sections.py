@@ -1,4 +1,6 @@
-"""All settings by section, each declared once, under the names of the public reference implementation."""
+"""All settings by section, each declared once, under the names of the public reference
+implementation.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,7 +10,8 @@ from hyvideo.config.setting import Switch, layout, learning, machine, records, s
 from hyvideo.schedulers.transitions import SAMPLERS
 
 MAX_THREADS = 1024  # above the cores of a node; many more threads than cores cannot be created
-MAX_SIDE, MAX_FRAMES, MAX_STEPS = 16_384, 10_001, 1000  # beyond any model, so that planning a typo takes no minutes
+# beyond any model, so that planning a typo takes no minutes
+MAX_SIDE, MAX_FRAMES, MAX_STEPS = 16_384, 10_001, 1000
 
 
 @dataclass(frozen=True)
@@ -18,32 +21,59 @@ class ModelSettings:
     pretrained_model_root: str = machine(
         "./ckpts", "Checkpoint folder, in the original or the diffusers layout.", is_path=True
     )
-    transformer_version: str = learning("480p_t2v", "Model version: a folder under <root>/transformer.", measured=True)
-    dtype: Literal["bf16", "fp32"] = learning("bf16", "Compute precision of the transformer.", measured=True)
+    transformer_version: str = learning(
+        "480p_t2v", "Model version: a folder under <root>/transformer.", measured=True
+    )
+    dtype: Literal["bf16", "fp32"] = learning(
+        "bf16", "Compute precision of the transformer.", measured=True
+    )
     master_weight_type: Literal["fp32", "bf16"] = learning(
         "fp32", "Precision of trained weights and optimizer state; frozen weights use dtype."
     )
     base_weight_dtype: Literal["bf16", "fp8"] = learning(
         "bf16",
-        "Storage of the frozen block matrices of a LoRA run: bf16 (the precision of dtype), or fp8; needs torchao.",
+        "Storage of the frozen block matrices of a LoRA run: bf16 (the precision of dtype), or "
+        "fp8; needs torchao.",
     )
-    encoder_dtype: Literal["fp16", "bf16", "fp32"] = learning("fp16", "Precision of the encoders.", measured=True)
+    encoder_dtype: Literal["fp16", "bf16", "fp32"] = learning(
+        "fp16", "Precision of the encoders.", measured=True
+    )
     vae_dtype: Literal["fp16", "bf16", "fp32"] | None = learning(
         None, "Precision of the VAE; default: the version's.", measured=True
     )
-    vae_tile_size: int = machine(256, "Tile size of VAE decoding in pixels; 0 disables tiling.", measured=True)
-    vae_tile_overlap: float = machine(0.125, "Overlap as a fraction of a tile.", below=1, measured=True)
-    vae_offload: bool = machine(False, "Keep the VAE on the CPU except while it decodes or encodes.")
-    precompute_conditions: bool = machine(False, "Encode all prompts before training, then free the encoders.")
+    vae_tile_size: int = machine(
+        256, "Tile size of VAE decoding in pixels; 0 disables tiling.", measured=True
+    )
+    vae_tile_overlap: float = machine(
+        0.125, "Overlap as a fraction of a tile.", below=1, measured=True
+    )
+    vae_offload: bool = machine(
+        False, "Keep the VAE on the CPU except while it decodes or encodes."
+    )
+    precompute_conditions: bool = machine(
+        False, "Encode all prompts before training, then free the encoders."
+    )
     conditions_dir: str = machine(
-        "", "Folder of encoded prompts; default if precomputed: <output_dir>/conditions.", is_path=True
+        "",
+        "Folder of encoded prompts; default if precomputed: <output_dir>/conditions.",
+        is_path=True,
     )
-    random_weights: bool = learning(False, "Initialize weights at random, for smoke tests.", measured=True)
-    device: Literal["auto", "cuda", "cpu"] = machine("auto", "Device; auto uses a GPU if there is one.")
-    attention_kernel: Literal["auto", "cudnn", "flash", "flash3", "efficient", "torch", "sage"] = machine(
-        "auto", "Attention kernel; auto: the fastest that works; torch: torch's choice; sage: only to generate."
+    random_weights: bool = learning(
+        False, "Initialize weights at random, for smoke tests.", measured=True
     )
-    num_threads: int = machine(0, "CPU threads per process; 0 uses PyTorch's default.", at_most=MAX_THREADS)
+    device: Literal["auto", "cuda", "cpu"] = machine(
+        "auto", "Device; auto uses a GPU if there is one."
+    )
+    attention_kernel: Literal["auto", "cudnn", "flash", "flash3", "efficient", "torch", "sage"] = (
+        machine(
+            "auto",
+            "Attention kernel; auto: the fastest that works; torch: torch's choice; sage: only to "
+            "generate.",
+        )
+    )
+    num_threads: int = machine(
+        0, "CPU threads per process; 0 uses PyTorch's default.", at_most=MAX_THREADS
+    )
 
 
 @dataclass(frozen=True)
@@ -51,24 +81,41 @@ class DataSettings:
     """Prompts and video size."""
 
     prompts_csv: list[str] = learning(
-        ["assets/prompts/train.csv"], "CSV files: `prompt`, optionally `ref_image_path`.", is_path=True
+        ["assets/prompts/train.csv"],
+        "CSV files: `prompt`, optionally `ref_image_path`.",
+        is_path=True,
     )
-    valid_video_csv: list[str] = records([], "Validation prompts, with the same columns; default: none.", is_path=True)
+    valid_video_csv: list[str] = records(
+        [], "Validation prompts, with the same columns; default: none.", is_path=True
+    )
     pairs_csv: list[str] = learning(
         [],
-        "Rated pairs of videos for objective dpo, CSV files: `prompt`, `first`, `second`, `answer`, optionally "
+        "Rated pairs of videos for objective dpo, CSV files: `prompt`, `first`, `second`, "
+        "`answer`, optionally "
         "`dimension`, `ref_image_path`.",
         is_path=True,
     )
-    pair_weights: str = learning("", "Weights of the dimensions of pairs_csv, as JSON; default: all equally.")
+    pair_weights: str = learning(
+        "", "Weights of the dimensions of pairs_csv, as JSON; default: all equally."
+    )
     negative_prompt: str | None = learning(
         None, "Negative prompt of rollouts and validation; default: the version's.", measured=True
     )
-    height: int = learning(352, "Height of a rollout in pixels.", at_least=1, at_most=MAX_SIDE, measured=True)
-    width: int = learning(624, "Width of a rollout in pixels.", at_least=1, at_most=MAX_SIDE, measured=True)
-    sample_n_frames: int = learning(81, "Frames of a rollout, 4n + 1.", at_least=1, at_most=MAX_FRAMES, measured=True)
+    height: int = learning(
+        352, "Height of a rollout in pixels.", at_least=1, at_most=MAX_SIDE, measured=True
+    )
+    width: int = learning(
+        624, "Width of a rollout in pixels.", at_least=1, at_most=MAX_SIDE, measured=True
+    )
+    sample_n_frames: int = learning(
+        81, "Frames of a rollout, 4n + 1.", at_least=1, at_most=MAX_FRAMES, measured=True
+    )
     fps: float | None = learning(
-        None, "Frames per second of the videos; default: the version's.", at_least=0.01, at_most=1000, measured=True
+        None,
+        "Frames per second of the videos; default: the version's.",
+        at_least=0.01,
+        at_most=1000,
+        measured=True,
     )
     seed: int = learning(42, "Random seed of the run.")
 
@@ -79,33 +126,55 @@ class RolloutSettings:
 
     batch_size: int = layout(2, "Rollouts per batch of a replica.", at_least=1)
     num_generations: int = learning(4, "Group size: rollouts per prompt.", at_least=1)
-    gradient_accumulation_steps: int = layout(1, "Batches of rollouts per replica and iteration.", at_least=1)
+    gradient_accumulation_steps: int = layout(
+        1, "Batches of rollouts per replica and iteration.", at_least=1
+    )
     sde_type: str = learning(
-        "sage_grpo", "SDE of the rollouts (docs/samplers.md), or FILE.py:NAME.", choices=SAMPLERS, is_path=True
+        "sage_grpo",
+        "SDE of the rollouts (docs/samplers.md), or FILE.py:NAME.",
+        choices=SAMPLERS,
+        is_path=True,
     )
     eta: float = learning(0.5, "Noise scale of the SDE.", at_most=1000)
     match_noise: str = learning(
-        "", "Replace eta by the one at which the sampler adds as much noise as another one, `SAMPLER:ETA`."
+        "",
+        "Replace eta by the one at which the sampler adds as much noise as another one, "
+        "`SAMPLER:ETA`.",
     )
-    grpo_sampling_steps: int = learning(20, "Denoising steps of a rollout.", at_least=1, at_most=MAX_STEPS)
-    shift: float | None = learning(None, "Sigma shift; default: the version's.", at_least=0.001, measured=True)
+    grpo_sampling_steps: int = learning(
+        20, "Denoising steps of a rollout.", at_least=1, at_most=MAX_STEPS
+    )
+    shift: float | None = learning(
+        None, "Sigma shift; default: the version's.", at_least=0.001, measured=True
+    )
     sigmas: str | None = learning(
         None,
-        "Noise levels of the steps, such as 1,0.757,0.522, instead of those of shift; default: those of the version.",
+        "Noise levels of the steps, such as 1,0.757,0.522, instead of those of shift; default: "
+        "those of the version.",
         measured=True,
     )
     cfg_scale: float | None = learning(
-        None, "Guidance scale; 1 or less disables guidance; default: the version's.", at_least=None, measured=True
+        None,
+        "Guidance scale; 1 or less disables guidance; default: the version's.",
+        at_least=None,
+        measured=True,
     )
-    guidance_interval: str = learning("", "Sigmas with guidance, LOW:HIGH; default: all.", measured=True)
-    batched_forward: Switch = machine("auto", "Batch samples and guidance branches in a forward pass; auto: on a CPU.")
-    sde_window: str = learning("", "SDE window: fixed:START:LENGTH, random:LENGTH or sliding:LENGTH[:STRIDE].")
+    guidance_interval: str = learning(
+        "", "Sigmas with guidance, LOW:HIGH; default: all.", measured=True
+    )
+    batched_forward: Switch = machine(
+        "auto", "Batch samples and guidance branches in a forward pass; auto: on a CPU."
+    )
+    sde_window: str = learning(
+        "", "SDE window: fixed:START:LENGTH, random:LENGTH or sliding:LENGTH[:STRIDE]."
+    )
     last_step: Literal["stochastic", "deterministic"] = learning(
         "stochastic", "The last step adds noise, or takes the mean and is not trained."
     )
     reference_conventions: bool = learning(
         False,
-        "Follow the public reference where its anchor KL, equalizer, KL warm-up or last step of CPS differs from "
+        "Follow the public reference where its anchor KL, equalizer, KL warm-up or last step of "
+        "CPS differs from "
         "the equations (docs/reproduce.md).",
     )
     use_same_noise: bool = learning(False, "Share the initial noise in a group.")
@@ -116,33 +185,52 @@ class RolloutSettings:
 class RewardSettings:
     """Reward models, their weights, and advantages."""
 
-    reward_model: list[str] = learning(["videoalign"], "Scorers: names or FILE.py:CLASS.", measured=True)
+    reward_model: list[str] = learning(
+        ["videoalign"], "Scorers: names or FILE.py:CLASS.", measured=True
+    )
     reward_weights: str = learning(
         "alignment",
-        "Weights of the dimensions: `averaged` or A (VQ, MQ, TA 1, 1, 1), `alignment` or B (0.5, 0.5, 1), or JSON.",
+        "Weights of the dimensions: `averaged` or A (VQ, MQ, TA 1, 1, 1), `alignment` or B (0.5, "
+        "0.5, 1), or JSON.",
         measured=True,
     )
     reward_normalization: Literal["none", "group"] = learning(
-        "none", "group: divide each dimension by its standard deviation in the group before weighting."
+        "none",
+        "group: divide each dimension by its standard deviation in the group before weighting.",
     )
-    held_out_reward_model: list[str] = records([], "Scorers that only measure validation videos and never reward.")
+    held_out_reward_model: list[str] = records(
+        [], "Scorers that only measure validation videos and never reward."
+    )
     reward_config: str = learning("", "Options by scorer: a YAML file, or JSON.", is_path=True)
     reward_precision: Literal["bf16", "fp32_math"] = learning(
         "bf16", "VideoAlign: bf16 as published; fp32_math separates close scores.", measured=True
     )
     reward_video: Literal["memory", "file"] = learning(
-        "memory", "Score the decoded frames, or read them back from an H.264 file, as published.", measured=True
+        "memory",
+        "Score the decoded frames, or read them back from an H.264 file, as published.",
+        measured=True,
     )
     reward_offload: bool = machine(False, "Keep scorers on the CPU while idle.")
     score_between_stages: bool = machine(
-        False, "Score after all rollouts of an iteration instead of beside them; needs reward_offload."
+        False,
+        "Score after all rollouts of an iteration instead of beside them; needs reward_offload.",
     )
-    reward_retries: int = machine(1, "Retries of a failed batch before its videos are scored one at a time.")
+    reward_retries: int = machine(
+        1, "Retries of a failed batch before its videos are scored one at a time."
+    )
     check_reward: bool = machine(True, "Check the scorers on a test video before training.")
-    max_missing_fraction: float = machine(0.25, "Fraction of failed rewards above which the run stops.", at_most=1)
-    remote_reward_url: str = machine("", "Comma-separated URLs of services that replace scorers.", measured=True)
-    remote_reward_timeout: float = machine(120.0, "Timeout of a reward request in seconds.", above=0)
-    ignore_rewards: bool = learning(False, "Control run: set all advantages to 0 and train on the KL terms alone.")
+    max_missing_fraction: float = machine(
+        0.25, "Fraction of failed rewards above which the run stops.", at_most=1
+    )
+    remote_reward_url: str = machine(
+        "", "Comma-separated URLs of services that replace scorers.", measured=True
+    )
+    remote_reward_timeout: float = machine(
+        120.0, "Timeout of a reward request in seconds.", above=0
+    )
+    ignore_rewards: bool = learning(
+        False, "Control run: set all advantages to 0 and train on the KL terms alone."
+    )
     advantage_clip: float = learning(5.0, "Clip advantages to plus or minus this value.", above=0)
 
     @property
@@ -152,7 +240,9 @@ class RewardSettings:
 
     @property
     def scores_between_stages(self) -> bool:
-        """Return whether scoring starts after the last decode; reward services score beside the other stages."""
+        """Return whether scoring starts after the last decode; reward services score beside the
+        other stages.
+        """
         return self.score_between_stages and not self.remote_reward_url
 
 
@@ -162,37 +252,53 @@ class LossSettings:
 
     objective: str = learning(
         "grpo",
-        "Loss: grpo (clipped ratios), nft (DiffusionNFT, a velocity loss on re-noised rollouts), draft (reward "
-        "gradients), dpo (preferences in pairs_csv, without rollouts), distill (a student of few steps), or "
+        "Loss: grpo (clipped ratios), nft (DiffusionNFT, a velocity loss on re-noised rollouts), "
+        "draft (reward "
+        "gradients), dpo (preferences in pairs_csv, without rollouts), distill (a student of few "
+        "steps), or "
         "FILE.py:NAME.",
         choices=OBJECTIVES,
         is_path=True,
     )
     nft_levels: int = learning(
         4,
-        "Noise levels that nft trains per rollout and dpo per pair, and at which draft measures the KL; 0: at the "
+        "Noise levels that nft trains per rollout and dpo per pair, and at which draft measures "
+        "the KL; 0: at the "
         "reward step.",
     )
     reward_gradient_weight: float = learning(
         0.0, "Weight of the reward's gradient through scorer and VAE, in nft and draft; 0: off."
     )
     reward_gradient_step: Literal["last", "random"] = learning(
-        "last", "Step whose predicted video the reward gradient scores: the last one (DRaFT-1) or a random one (ReFL)."
+        "last",
+        "Step whose predicted video the reward gradient scores: the last one (DRaFT-1) or a "
+        "random one (ReFL).",
     )
     dpo_beta: float = learning(
-        100.0, "Strength of a preference in dpo: larger values stay closer to the base model.", above=0
+        100.0,
+        "Strength of a preference in dpo: larger values stay closer to the base model.",
+        above=0,
     )
     clip_range: float = learning(1e-4, "Clip ratios to 1 plus or minus this value.", above=0)
     use_grad_balancing: bool = learning(True, "Use the temporal gradient equalizer.")
     enable_timestep_permutation: bool = learning(True, "Train a rollout's steps in random order.")
     timestep_fraction: float = learning(
-        1.0, "Fraction of the stochastic steps to train: the noisiest, unless permuted.", above=0, at_most=1
+        1.0,
+        "Fraction of the stochastic steps to train: the noisiest, unless permuted.",
+        above=0,
+        at_most=1,
     )
-    num_updates_per_rollout: int = learning(1, "Updates per iteration, each on whole groups.", at_least=1)
+    num_updates_per_rollout: int = learning(
+        1, "Updates per iteration, each on whole groups.", at_least=1
+    )
     mini_batch_size_per_update: int = machine(1, "Rollouts per training forward pass.", at_least=1)
-    gate_interval: int = machine(1, "Iterations between on-policy checks, from the first one; 0 disables them.")
+    gate_interval: int = machine(
+        1, "Iterations between on-policy checks, from the first one; 0 disables them."
+    )
     gate_tolerance: float | None = machine(
-        None, "Largest allowed log-ratio; default: 1e-6, or clip_range if bf16 batch shapes differ.", above=0
+        None,
+        "Largest allowed log-ratio; default: 1e-6, or clip_range if bf16 batch shapes differ.",
+        above=0,
     )
 
 
@@ -200,11 +306,16 @@ class LossSettings:
 class TrustRegionSettings:
     """KL terms and their coefficient."""
 
-    kl_strategy: Literal["none", "fixed", "stepwise", "moving", "dual_moving", "dual_fixed"] = learning(
-        "dual_moving",
-        "KL terms: to the base model (fixed) or a moving anchor, to the rollout policy (stepwise), or both.",
+    kl_strategy: Literal["none", "fixed", "stepwise", "moving", "dual_moving", "dual_fixed"] = (
+        learning(
+            "dual_moving",
+            "KL terms: to the base model (fixed) or a moving anchor, to the rollout policy "
+            "(stepwise), or both.",
+        )
     )
-    update_ref_model_step: int = learning(10, "Updates between refreshes of a moving anchor.", at_least=1)
+    update_ref_model_step: int = learning(
+        10, "Updates between refreshes of a moving anchor.", at_least=1
+    )
     dual_kl_moving_weight: float = learning(1.0, "Weight of the position KL in dual strategies.")
     dual_kl_step_weight: float = learning(0.1, "Weight of the velocity KL in dual strategies.")
     kl_velocity: Literal["log_ratio", "gaussian"] = learning(
@@ -213,7 +324,9 @@ class TrustRegionSettings:
     kl_weight: float = learning(1e-5, "Largest coefficient of the KL term; 0: kl_strategy none.")
     kl_coef: float = learning(1e-7, "Initial KL coefficient.")
     kl_min_coef: float = learning(1e-7, "Smallest KL coefficient.")
-    kl_schedule: Literal["constant", "two_stage", "adaptive"] = learning("adaptive", "KL coefficient schedule.")
+    kl_schedule: Literal["constant", "two_stage", "adaptive"] = learning(
+        "adaptive", "KL coefficient schedule."
+    )
     kl_feedback: Literal["paper", "lagrangian"] = learning(
         "paper", "A KL above the target lowers the coefficient (paper) or raises it (lagrangian)."
     )
@@ -225,13 +338,22 @@ class TrustRegionSettings:
         None, "Guidance scale of a fixed anchor; default: cfg_scale.", at_least=None
     )
     anchor_substeps: int = learning(
-        1, "Steps of distill's teacher, the anchor, for each step of a rollout.", at_least=1, at_most=MAX_STEPS
+        1,
+        "Steps of distill's teacher, the anchor, for each step of a rollout.",
+        at_least=1,
+        at_most=MAX_STEPS,
     )
     anchor_path: str = learning(
-        "", "Fixed anchor: a checkpoint of a run, or a LoRA; default: the initial policy.", is_path=True
+        "",
+        "Fixed anchor: a checkpoint of a run, or a LoRA; default: the initial policy.",
+        is_path=True,
     )
-    anchor_fraction: float = learning(1.0, "Fraction of steps with an anchor KL.", above=0, at_most=1)
-    reference_mode_offload: bool = machine(False, "Keep the anchor and the EMA on the CPU while unused.")
+    anchor_fraction: float = learning(
+        1.0, "Fraction of steps with an anchor KL.", above=0, at_most=1
+    )
+    reference_mode_offload: bool = machine(
+        False, "Keep the anchor and the EMA on the CPU while unused."
+    )
 
 
 @dataclass(frozen=True)
@@ -245,19 +367,29 @@ class OptimizerSettings:
     adam_beta2: float = learning(0.999, "Decay rate of AdamW's second moment.", below=1)
     adam_epsilon: float = learning(1e-8, "AdamW's epsilon.", above=0)
     max_grad_norm: float = learning(1.0, "Clip gradients to this global norm.", above=0)
-    max_bad_updates: int = machine(3, "Consecutive updates with NaN or inf that end the run.", at_least=1)
+    max_bad_updates: int = machine(
+        3, "Consecutive updates with NaN or inf that end the run.", at_least=1
+    )
     warmup_steps: int = learning(0, "Updates of linear learning-rate warmup.")
-    use_muon: bool = learning(True, "Use Muon for matrices and AdamW for the rest; false: AdamW for all.")
+    use_muon: bool = learning(
+        True, "Use Muon for matrices and AdamW for the rest; false: AdamW for all."
+    )
     muon_momentum: float = learning(0.95, "Muon's momentum.", below=1)
-    muon_scope: Literal["hidden", "all"] = learning("hidden", "Matrices for Muon: the blocks', or all.")
-    ema_decay: float = learning(0.0, "EMA decay of the weights per update; 0 disables the EMA.", below=1)
+    muon_scope: Literal["hidden", "all"] = learning(
+        "hidden", "Matrices for Muon: the blocks', or all."
+    )
+    ema_decay: float = learning(
+        0.0, "EMA decay of the weights per update; 0 disables the EMA.", below=1
+    )
     lora_rank: int = learning(0, "Rank of the LoRA to train; 0 trains all weights.")
     lora_alpha: float = learning(0.0, "The LoRA is scaled by alpha / rank; 0: alpha is the rank.")
     pretrained_lora_path: str = learning(
         "", "LoRA to continue or, with lora_rank 0, to merge into the base model.", is_path=True
     )
     lora_target_modules: list[str] = learning(
-        [], "Modules that get a LoRA, as name endings or regular expressions; default: the matrices of the blocks."
+        [],
+        "Modules that get a LoRA, as name endings or regular expressions; default: the matrices "
+        "of the blocks.",
     )
 
 
@@ -266,25 +398,37 @@ class DistributedSettings:
     """Parallelism, activation checkpointing and compilation."""
 
     sp_size: int = machine(1, "Ranks that share one video by sequence parallelism.", at_least=1)
-    dp_replicate: int = machine(1, "Copies of the sharded model; 1 shards over all ranks.", at_least=1)
+    dp_replicate: int = machine(
+        1, "Copies of the sharded model; 1 shards over all ranks.", at_least=1
+    )
     enable_fsdp: bool = machine(False, "Shard parameters, gradients and optimizer state with FSDP.")
     reshard_after_forward: bool = machine(True, "Free gathered weights after each forward pass.")
     gradient_sync: Literal["auto", "every", "last"] = machine(
-        "auto", "Reduce gradients in every or the last backward pass of an update; auto: last for LoRA."
+        "auto",
+        "Reduce gradients in every or the last backward pass of an update; auto: last for LoRA.",
     )
-    enable_gradient_checkpointing: bool = machine(False, "Use activation checkpointing, which saves memory.")
+    enable_gradient_checkpointing: bool = machine(
+        False, "Use activation checkpointing, which saves memory."
+    )
     activation_checkpointing: Literal["auto", "full", "selective"] = machine(
-        "auto", "Recompute all (full), or all but attention (selective); auto: selective if it fits."
+        "auto",
+        "Recompute all (full), or all but attention (selective); auto: selective if it fits.",
     )
     enable_compile: Switch = machine("auto", "Compile the transformer's blocks; auto: on a GPU.")
     compile_backend: str = machine("inductor", "Backend of torch.compile.")
     deterministic: bool = machine(False, "Use only deterministic GPU kernels; slower.")
-    collective_timeout: float = machine(1800.0, "Seconds until a hanging rank ends the run.", above=0)
-    watchdog_seconds: float = machine(900.0, "Seconds in one stage until the watchdog reports it; 0: off.")
+    collective_timeout: float = machine(
+        1800.0, "Seconds until a hanging rank ends the run.", above=0
+    )
+    watchdog_seconds: float = machine(
+        900.0, "Seconds in one stage until the watchdog reports it; 0: off."
+    )
 
     @property
     def reward_deadline(self) -> float:
-        """Seconds to wait for rewards: less than collective_timeout, so that late ones do not look like a lost rank."""
+        """Seconds to wait for rewards: less than collective_timeout, so that late ones do not look
+        like a lost rank.
+        """
         return 0.8 * self.collective_timeout
 
 
@@ -292,18 +436,30 @@ class DistributedSettings:
 class RecordSettings:
     """Metrics, videos, checkpoints and validation."""
 
-    output_dir: str = records("./outputs", "Folder of metrics, videos and checkpoints.", is_path=True)
-    report_to: list[str] = records(["tensorboard"], "Trackers besides metrics.jsonl: tensorboard, wandb, both or none.")
+    output_dir: str = records(
+        "./outputs", "Folder of metrics, videos and checkpoints.", is_path=True
+    )
+    report_to: list[str] = records(
+        ["tensorboard"], "Trackers besides metrics.jsonl: tensorboard, wandb, both or none."
+    )
     report: bool = records(True, "Write report.html at every validation and at the end of the run.")
-    save_interval: int = records(50, "Iterations between checkpoints; the last iteration is always saved.", at_least=1)
-    save_minutes: float = records(0.0, "Also save after this many minutes, at the end of an iteration; 0: never.")
+    save_interval: int = records(
+        50, "Iterations between checkpoints; the last iteration is always saved.", at_least=1
+    )
+    save_minutes: float = records(
+        0.0, "Also save after this many minutes, at the end of an iteration; 0: never."
+    )
     save_total_limit: int = records(3, "Checkpoints to keep; 0 keeps all.")
     keep_every: int = records(0, "Also keep the checkpoints of every N-th iteration; 0: none.")
-    save_asynchronously: bool = records(True, "Write checkpoints in the background, from a copy on the CPU.")
+    save_asynchronously: bool = records(
+        True, "Write checkpoints in the background, from a copy on the CPU."
+    )
     resume_from_checkpoint: str = start(
         "", "Checkpoint to resume: a folder, or `latest` for the newest complete one.", is_path=True
     )
-    allow_changed_settings: bool = start(False, "Resume although settings that affect learning have changed.")
+    allow_changed_settings: bool = start(
+        False, "Resume although settings that affect learning have changed."
+    )
     log_video_interval: int = records(10, "Iterations between saved rollout videos; 0 saves none.")
     log_num_videos: int = records(4, "Videos to save per iteration or validation.")
     validation_interval: int = records(50, "Iterations between validations.", at_least=1)
@@ -315,14 +471,17 @@ class RecordSettings:
         measured=True,
     )
     validation_seed: int = records(930, "Seed of the validation noise.", measured=True)
-    validation_repeats: int = records(1, "Validation videos per prompt.", at_least=1, at_most=1000, measured=True)
+    validation_repeats: int = records(
+        1, "Validation videos per prompt.", at_least=1, at_most=1000, measured=True
+    )
     validation_batch_size: int = records(1, "Validation videos sampled together.", at_least=1)
     validation_num_frames: int = records(
         0, "Frames of validation videos, 4n + 1; 0: sample_n_frames.", at_most=MAX_FRAMES
     )
     validation_eta: float = records(
         0.0,
-        "Noise scale of the rollouts' SDE in validation, for models that sample with noise; 0: the ODE.",
+        "Noise scale of the rollouts' SDE in validation, for models that sample with noise; 0: "
+        "the ODE.",
         at_most=1000,
         measured=True,
     )
@@ -331,9 +490,15 @@ class RecordSettings:
         None, "Guidance scale in validation; default: cfg_scale.", at_least=None
     )
     validate_at_step0: bool = records(True, "Validate the base model before training.")
-    validation_height: int = records(0, "Height of validation videos in pixels; 0: height.", at_most=MAX_SIDE)
-    validation_width: int = records(0, "Width of validation videos in pixels; 0: width.", at_most=MAX_SIDE)
+    validation_height: int = records(
+        0, "Height of validation videos in pixels; 0: height.", at_most=MAX_SIDE
+    )
+    validation_width: int = records(
+        0, "Width of validation videos in pixels; 0: width.", at_most=MAX_SIDE
+    )
     on_reward_hacking: Literal["warn", "stop"] = records(
         "warn", "When the reward rises and a held-out metric degrades: warn, or save and stop."
     )
-    hacking_threshold: float = records(1.5, "Allowed held-out shift in standard deviations of the base model.", above=0)
+    hacking_threshold: float = records(
+        1.5, "Allowed held-out shift in standard deviations of the base model.", above=0
+    )

@@ -28,7 +28,10 @@ TRUTHS = dict.fromkeys(("true", "yes", "on", "1", "t", "y"), True) | dict.fromke
 
 @dataclass(frozen=True)
 class Traits:
-    """Properties of a setting besides name, type and default. Numbers must not be negative unless stated otherwise."""
+    """Properties of a setting besides name, type and default.
+
+    Numbers must not be negative unless stated otherwise.
+    """
 
     sentence: str
     decides: Decides
@@ -49,7 +52,9 @@ class Traits:
         if self.above is not None and value <= self.above:
             return f"must be above {self.above:g}" if self.above else "must be positive"
         if self.at_least is not None and value < self.at_least:
-            return f"must be at least {self.at_least:g}" if self.at_least else "must not be negative"
+            return (
+                f"must be at least {self.at_least:g}" if self.at_least else "must not be negative"
+            )
         if self.at_most is not None and value > self.at_most:
             return f"must be at most {self.at_most:g}"
         if self.below is not None and value >= self.below:

@@ -20,7 +20,10 @@ from hyvideo.schedulers.transitions import SAMPLERS, parse_sigmas
 
 RESUME_WORDS = ("latest", "auto")  # values of resume_from_checkpoint that are no folders
 # Settings A and B of the paper (arXiv:2603.21872, Table 2).
-REWARD_PRESETS = {"averaged": {"VQ": 1.0, "MQ": 1.0, "TA": 1.0}, "alignment": {"VQ": 0.5, "MQ": 0.5, "TA": 1.0}}
+REWARD_PRESETS = {
+    "averaged": {"VQ": 1.0, "MQ": 1.0, "TA": 1.0},
+    "alignment": {"VQ": 0.5, "MQ": 0.5, "TA": 1.0},
+}
 REWARD_PRESETS |= {"A": REWARD_PRESETS["averaged"], "B": REWARD_PRESETS["alignment"]}
 
 
@@ -45,15 +48,23 @@ class Config:
 
     def flat(self) -> dict:
         """Return all settings in one dict, by flag name."""
-        values = {name: value for section in vars(self).values() for name, value in vars(section).items()}
-        return {name: list(value) if isinstance(value, list) else value for name, value in values.items()}
+        values = {
+            name: value for section in vars(self).values() for name, value in vars(section).items()
+        }
+        return {
+            name: list(value) if isinstance(value, list) else value
+            for name, value in values.items()
+        }
 
     def with_settings(self, **changes) -> "Config":
         """Return a copy with the given settings changed."""
         by_section: dict[str, dict] = {}
         for name, value in changes.items():
             by_section.setdefault(_OWNERS[name], {})[name] = in_form(name, value)
-        sections = {name: dataclasses.replace(getattr(self, name), **values) for name, values in by_section.items()}
+        sections = {
+            name: dataclasses.replace(getattr(self, name), **values)
+            for name, values in by_section.items()
+        }
         return dataclasses.replace(self, **sections)
 
     @property
@@ -78,25 +89,39 @@ class Config:
         return {name: value for name, value in defaults.items() if given[name] is None}
 
     def resolved(self) -> "Config":
-        """Return a copy with the version's defaults, the matched eta, and kl_strategy none if kl_weight is 0.
+        """Return a copy with the version's defaults, the matched eta, and kl_strategy none if
+        kl_weight is 0.
 
         If no eta matches, `rules` reports it.
 
-        Training, generation and planning all resolve here, so a setting that is None has the same value in each.
+        Training, generation and planning all resolve here, so a setting that is None has the same
+        value in each.
         """
         config = self.with_settings(**self.defaults_of_version)
         if config.trust_region.kl_weight == 0:
             config = config.with_settings(kl_strategy="none")
         try:
-            return config.with_settings(eta=eta_of(config.rollout)) if config.rollout.match_noise else config
+            return (
+                config.with_settings(eta=eta_of(config.rollout))
+                if config.rollout.match_noise
+                else config
+            )
         except ValueError:
             return config
 
     def resolve_auto(self, *, on_gpu: bool, recompute: str = "full") -> "Config":
-        """Return a copy with ``auto`` replaced for the device, and by ``recompute`` in activation_checkpointing."""
-        chosen = {"batched_forward": not on_gpu, "enable_compile": on_gpu, "activation_checkpointing": recompute}
+        """Return a copy with ``auto`` replaced for the device, and by ``recompute`` in
+        activation_checkpointing.
+        """
+        chosen = {
+            "batched_forward": not on_gpu,
+            "enable_compile": on_gpu,
+            "activation_checkpointing": recompute,
+        }
         given = self.flat()
-        return self.with_settings(**{name: value for name, value in chosen.items() if given[name] == "auto"})
+        return self.with_settings(
+            **{name: value for name, value in chosen.items() if given[name] == "auto"}
+        )
 
     @property
     def is_batched(self) -> bool:
@@ -106,7 +131,9 @@ class Config:
 
     @property
     def rows_per_pass(self) -> int:
-        """Rollouts per training forward pass: 1 without batching, so that sharded ranks make the same calls."""
+        """Rollouts per training forward pass: 1 without batching, so that sharded ranks make the
+        same calls.
+        """
         return self.loss.mini_batch_size_per_update if self.is_batched else 1
 
     @property
@@ -117,14 +144,22 @@ class Config:
     @property
     def validation_size(self) -> tuple[int, int, int]:
         """Frames, height and width of a validation video; unset values are those of a rollout."""
-        given = self.record.validation_num_frames, self.record.validation_height, self.record.validation_width
-        frames, height, width = (value or default for value, default in zip(given, self.rollout_size))
+        given = (
+            self.record.validation_num_frames,
+            self.record.validation_height,
+            self.record.validation_width,
+        )
+        frames, height, width = (
+            value or default for value, default in zip(given, self.rollout_size)
+        )
         return frames, height, width
 
     @property
     def video_sizes(self) -> dict[str, tuple[int, int, int]]:
         """Frames, height and width of the videos of a run, by kind of video."""
-        validation = {"a validation video": self.validation_size} if self.data.valid_video_csv else {}
+        validation = (
+            {"a validation video": self.validation_size} if self.data.valid_video_csv else {}
+        )
         return {"a rollout": self.rollout_size} | validation
 
     @property
@@ -135,9 +170,11 @@ class Config:
 
     @property
     def validation_sigmas(self) -> str | None:
-        """Noise levels of the validation schedule: those of the rollouts, or None, which leaves them to the shift.
+        """Noise levels of the validation schedule: those of the rollouts, or None, which leaves
+        them to the shift.
 
-        None with another number of steps than the rollouts, and with a separate shift in validation.
+        None with another number of steps than the rollouts, and with a separate shift in
+        validation.
         """
         is_shifted = self.record.validation_shift is not None
         has_as_many = len(parse_sigmas(self.rollout.sigmas)) == self.record.validation_steps
@@ -156,7 +193,9 @@ class Config:
         return self.rollout.cfg_scale if scale is None else scale
 
     def sampled_as_validation(self) -> "Config":
-        """Return a copy whose rollouts have the frames, size, noise levels and guidance of the validation."""
+        """Return a copy whose rollouts have the frames, size, noise levels and guidance of the
+        validation.
+        """
         frames, height, width = self.validation_size
         return self.with_settings(
             sample_n_frames=frames,
@@ -169,11 +208,15 @@ class Config:
         )
 
     def with_absolute_paths(self) -> "Config":
-        """Return a copy whose paths do not depend on the working directory, which code of a scorer may change."""
+        """Return a copy whose paths do not depend on the working directory, which code of a scorer
+        may change.
+        """
         changes: dict[str, object] = {}
         for name, value in self.flat().items():
             if TRAITS[name].is_path:
-                changes[name] = [*map(absolute, value)] if isinstance(value, list) else absolute(value)
+                changes[name] = (
+                    [*map(absolute, value)] if isinstance(value, list) else absolute(value)
+                )
         return self.with_settings(**changes)
 
     @property
@@ -194,10 +237,14 @@ class Config:
         return traits.needs_rewards and not traits.uses_pairs
 
     def as_pilot(self) -> "Config":
-        """Return a copy for a pilot: two iterations without validation, in the folder ``<output_dir>-pilot``."""
+        """Return a copy for a pilot: two iterations without validation, in the folder
+        ``<output_dir>-pilot``.
+        """
         folder = f"{self.record.output_dir.rstrip('/')}-pilot"
         no_validation = {"valid_video_csv": [], "on_reward_hacking": "warn"}
-        return self.with_settings(max_steps=2, output_dir=folder, resume_from_checkpoint="", **no_validation)
+        return self.with_settings(
+            max_steps=2, output_dir=folder, resume_from_checkpoint="", **no_validation
+        )
 
     @property
     def kl_strategy(self) -> str:
@@ -240,10 +287,15 @@ class Config:
 
     @property
     def kl_warmup(self) -> float:
-        """Updates of the KL warm-up. The public reference counts (rollout, step) pairs of a replica instead."""
+        """Updates of the KL warm-up.
+
+        The public reference counts (rollout, step) pairs of a replica instead.
+        """
         rollout, loss, pairs = self.rollout, self.loss, 1.0
         if rollout.reference_conventions and loss.objective == "grpo":
-            pairs = rollout.grpo_sampling_steps * loss.timestep_fraction / loss.num_updates_per_rollout
+            pairs = (
+                rollout.grpo_sampling_steps * loss.timestep_fraction / loss.num_updates_per_rollout
+            )
             pairs *= rollout.batch_size * rollout.gradient_accumulation_steps
         return self.trust_region.kl_warmup_updates / pairs
 
@@ -255,7 +307,9 @@ class Config:
     @property
     def negative_requests(self) -> list[Request]:
         """Request of the negative branch of guidance; empty without guidance."""
-        is_guided = max(self.rollout.cfg_scale, self.validation_cfg_scale, self.anchor_cfg_scale) > 1
+        is_guided = (
+            max(self.rollout.cfg_scale, self.validation_cfg_scale, self.anchor_cfg_scale) > 1
+        )
         return [Request(self.data.negative_prompt, is_negative=True)] if is_guided else []
 
     @property
@@ -281,13 +335,19 @@ class Config:
 
 
 SECTIONS = {field.name: field.type for field in dataclasses.fields(Config)}
-FIELDS = {field.name: field for section in SECTIONS.values() for field in dataclasses.fields(section)}
+FIELDS = {
+    field.name: field for section in SECTIONS.values() for field in dataclasses.fields(section)
+}
 TRAITS: dict[str, Traits] = {name: field.metadata["traits"] for name, field in FIELDS.items()}
-_OWNERS = {field.name: section for section, cls in SECTIONS.items() for field in dataclasses.fields(cls)}
+_OWNERS = {
+    field.name: section for section, cls in SECTIONS.items() for field in dataclasses.fields(cls)
+}
 
 
 def value_type(name: str) -> Any:
-    """Return the type of a setting's values other than None, which stands for a default that other settings decide."""
+    """Return the type of a setting's values other than None, which stands for a default that other
+    settings decide.
+    """
     declared = FIELDS[name].type
     members = get_args(declared)
     if type(None) not in members:
@@ -296,7 +356,9 @@ def value_type(name: str) -> Any:
 
 
 def in_form(name: str, value: object) -> object:
-    """Return a value in the form of its setting: a word becomes a list if needed, a bool of a switch becomes text."""
+    """Return a value in the form of its setting: a word becomes a list if needed, a bool of a
+    switch becomes text.
+    """
     if value_type(name) is Switch and isinstance(value, bool):
         return str(value).lower()
     if get_origin(value_type(name)) is not list:
@@ -305,7 +367,9 @@ def in_form(name: str, value: object) -> object:
 
 
 def absolute(path: str) -> str:
-    """Return the absolute path of a setting, also in ``FILE.py:NAME``; other names, JSON and ``""`` are unchanged."""
+    """Return the absolute path of a setting, also in ``FILE.py:NAME``; other names, JSON and ``""``
+    are unchanged.
+    """
     file, separator, name = path.rpartition(":")
     if file.endswith(".py"):
         return f"{os.path.abspath(file)}{separator}{name}"
@@ -315,7 +379,9 @@ def absolute(path: str) -> str:
 
 
 def is_json(text: str) -> bool:
-    """Return whether ``reward_weights`` or ``reward_config`` is a JSON object instead of a name or path."""
+    """Return whether ``reward_weights`` or ``reward_config`` is a JSON object instead of a name or
+    path.
+    """
     return text.lstrip().startswith("{")
 
 
@@ -333,15 +399,20 @@ def eta_of(rollout: sections.RolloutSettings) -> float:
 
 
 def flat_weights(weights: dict) -> dict:
-    """Return weights by dimension; scorers are flattened: ``{"videoalign": {"VQ": 0.5}, "CLIPScore": 1}``.
+    """Return weights by dimension; scorers are flattened:
+    ``{"videoalign": {"VQ": 0.5}, "CLIPScore": 1}``.
 
     A dimension that two scorers have is named SCORER/DIMENSION.
     """
-    by_scorer = [value if isinstance(value, dict) else {name: value} for name, value in weights.items()]
+    by_scorer = [
+        value if isinstance(value, dict) else {name: value} for name, value in weights.items()
+    ]
     counts = Counter(dimension for dimensions in by_scorer for dimension in dimensions)
     short = short_names([name for name, value in weights.items() if isinstance(value, dict)])
     return {
-        f"{short[scorer]}/{dimension}" if counts[dimension] > 1 and scorer in short else dimension: weight
+        f"{short[scorer]}/{dimension}"
+        if counts[dimension] > 1 and scorer in short
+        else dimension: weight
         for scorer, dimensions in zip(weights, by_scorer)
         for dimension, weight in dimensions.items()
     }

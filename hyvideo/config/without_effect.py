@@ -1,7 +1,9 @@
-"""Settings that look as if they had an effect in a run, but have none. They are reported at its start.
+"""Settings that look as if they had an effect in a run, but have none.
 
-Each case can cost a whole run, because its result looks like a comparison and is none. An option of a feature that is
-off is not reported.
+They are reported at its start.
+
+Each case can cost a whole run, because its result looks like a comparison and is none. An option of
+a feature that is off is not reported.
 """
 
 import math
@@ -19,11 +21,14 @@ from hyvideo.schedulers.transitions import sampler_of
 
 MIN_VIDEOS_TO_STOP = 16  # fewest validation videos that can stop a run for reward hacking
 _MIN_KL_OF_PAIRS = 0.01  # a hundredth of the measured weight
-_WEAK = 1e-3  # gradient of the KL term relative to that of the policy loss below which it is negligible
+# gradient of the KL term relative to that of the policy loss below which it is negligible
+_WEAK = 1e-3
 
 
 def settings_without_effect(inputs: RunInputs) -> list[str]:
-    """Return a sentence ``SETTINGS: reason`` for each setting, or group of settings, that has no effect in this run."""
+    """Return a sentence ``SETTINGS: reason`` for each setting, or group of settings, that has no
+    effect in this run.
+    """
     config = inputs.config
     values = config.flat()
     defaults = Config.of_version(config.model.transformer_version).flat()
@@ -56,7 +61,8 @@ def clip_that_never_binds(inputs: RunInputs, changed: Collection[str]) -> Iterat
         return
     if inputs.plan.clip_can_bind:
         return
-    # With one sample per forward pass, rollout and update have equal shapes, and ratios are 1 in bf16 too.
+    # With one sample per forward pass, rollout and update have equal shapes, and ratios are 1 in
+    # bf16 too.
     rounds = config.model.dtype == "bf16" and config.is_batched
     sets_tolerance = rounds and loss.gate_tolerance is None and loss.gate_interval > 0
     reason = "with num_updates_per_rollout 1 every ratio is 1, so nothing is clipped"
@@ -68,25 +74,35 @@ def clip_that_never_binds(inputs: RunInputs, changed: Collection[str]) -> Iterat
 def velocity_kl_with_one_update(inputs: RunInputs) -> Iterator[str]:
     """Yield the velocity KL if the policy of an update is always the policy of its rollouts."""
     config = inputs.config
-    if not traits_of(config.loss.objective).has_ratio or inputs.plan.clip_can_bind or not config.measures_velocity:
+    if (
+        not traits_of(config.loss.objective).has_ratio
+        or inputs.plan.clip_can_bind
+        or not config.measures_velocity
+    ):
         return
     if config.trust_region.kl_velocity == "log_ratio":
         yield (
-            "the velocity KL (kl_velocity log_ratio): with num_updates_per_rollout 1 it is 0 and its gradient is 0 on "
+            "the velocity KL (kl_velocity log_ratio): with num_updates_per_rollout 1 it is 0 and "
+            "its gradient is 0 on "
             "average; use kl_velocity gaussian or more updates"
         )
     else:
         yield (
-            "the velocity KL (kl_velocity gaussian): with num_updates_per_rollout 1 the policy equals the rollout "
+            "the velocity KL (kl_velocity gaussian): with num_updates_per_rollout 1 the policy "
+            "equals the rollout "
             "policy; use more updates"
         )
 
 
 def anchor_refreshed_after_every_update(inputs: RunInputs) -> Iterator[str]:
     config = inputs.config
-    if config.anchor_moves and config.trust_region.update_ref_model_step == inputs.plan.updates == 1:
+    if (
+        config.anchor_moves
+        and config.trust_region.update_ref_model_step == inputs.plan.updates == 1
+    ):
         yield (
-            "the position KL: update_ref_model_step 1 refreshes the anchor after every update, so the distance is "
+            "the position KL: update_ref_model_step 1 refreshes the anchor after every update, so "
+            "the distance is "
             "always 0"
         )
 
@@ -96,7 +112,8 @@ def anchor_that_is_never_refreshed(config: Config, changed: Collection[str]) -> 
     is_late = config.trust_region.update_ref_model_step >= config.num_updates
     if config.anchor_moves and is_late and "update_ref_model_step" in changed:
         yield (
-            f"update_ref_model_step: the run has {config.num_updates} updates, so the anchor stays the initial policy"
+            f"update_ref_model_step: the run has {config.num_updates} updates, so the anchor "
+            "stays the initial policy"
         )
 
 
@@ -104,22 +121,28 @@ def kl_that_is_too_weak(inputs: RunInputs) -> Iterator[str]:
     """Yield kl_weight if the KL term at its target is negligible beside the policy loss."""
     config = inputs.config
     settings = config.trust_region
-    if not traits_of(config.loss.objective).has_ratio:  # the strength is relative to a loss of ratios
+    # the strength is relative to a loss of ratios
+    if not traits_of(config.loss.objective).has_ratio:
         return
-    strength = _strength_of_kl(config.kl_weights, config.rollout, settings, is_balanced=config.loss.use_grad_balancing)
+    strength = _strength_of_kl(
+        config.kl_weights, config.rollout, settings, is_balanced=config.loss.use_grad_balancing
+    )
     target = settings.kl_weight if settings.kl_target is None else settings.kl_target
     pull = strength * math.sqrt(2 * target)
     if not strength or pull >= _WEAK:
         return
     rounding = ", which bf16 rounds away" if config.model.dtype == "bf16" else ""
     sentence = (
-        f"kl_weight {settings.kl_weight:g}: at kl_target {target:g} the gradient of the KL term is at most {pull:.1g} "
-        f"times that of an advantage of 1{rounding}; it has no effect below a KL of {(_WEAK / strength) ** 2 / 2:.1g}"
+        f"kl_weight {settings.kl_weight:g}: at kl_target {target:g} the gradient of the KL term "
+        f"is at most {pull:.1g} "
+        f"times that of an advantage of 1{rounding}; it has no effect below a KL of "
+        f"{(_WEAK / strength) ** 2 / 2:.1g}"
     )
     if config.needs_anchor and inputs.plan.num_anchor_steps:
         forwards = config.num_branches * inputs.plan.num_anchor_steps
         sentence += (
-            f"; the anchor costs {forwards} forward passes per rollout: kl_weight 0 saves all of them, "
+            f"; the anchor costs {forwards} forward passes per rollout: kl_weight 0 saves all of "
+            "them, "
             "anchor_fraction a part"
         )
     yield sentence
@@ -130,7 +153,8 @@ def kl_that_does_not_hold_pairs(config: Config) -> Iterator[str]:
     weight = config.trust_region.kl_weight
     if config.uses_pairs and weight < _MIN_KL_OF_PAIRS:
         yield (
-            f"kl_weight {weight:g}: below {_MIN_KL_OF_PAIRS:g} the KL of objective {config.loss.objective} is too weak "
+            f"kl_weight {weight:g}: below {_MIN_KL_OF_PAIRS:g} the KL of objective "
+            f"{config.loss.objective} is too weak "
             "to keep the winners' videos likely; 1 was measured"
         )
 
@@ -143,14 +167,18 @@ def prompts_beside_pairs(config: Config, changed: Collection[str]) -> Iterator[s
 def feedback_after_the_end(config: Config, changed: Collection[str]) -> Iterator[str]:
     """Yield the settings of a feedback that would start after the last update.
 
-    The first feedback follows update w + 1 and affects update w + 2, where w is the number of warm-up updates.
+    The first feedback follows update w + 1 and affects update w + 2, where w is the number of
+    warm-up updates.
     """
     settings = config.trust_region
-    names = [name for name in ("kl_feedback", "kl_window", "kl_gain", "kl_target") if name in changed]
+    names = [
+        name for name in ("kl_feedback", "kl_window", "kl_gain", "kl_target") if name in changed
+    ]
     is_adaptive = config.kl_strategy != "none" and settings.kl_schedule == "adaptive"
     if names and is_adaptive and config.num_updates <= math.ceil(config.kl_warmup) + 1:
         yield (
-            f"{', '.join(names)}: the run has {config.num_updates} updates, and the feedback starts after "
+            f"{', '.join(names)}: the run has {config.num_updates} updates, and the feedback "
+            "starts after "
             f"kl_warmup_updates {settings.kl_warmup_updates}"
         )
 
@@ -159,13 +187,17 @@ def learning_rate_that_is_never_reached(config: Config) -> Iterator[str]:
     warmup = config.optimizer.warmup_steps
     if warmup > config.num_updates:
         yield (
-            f"learning_rate, warmup_steps: the run has {config.num_updates} updates and warmup_steps {warmup}, so the "
-            f"learning rate ends at {config.num_updates / warmup:.0%} of {config.optimizer.learning_rate:g}"
+            f"learning_rate, warmup_steps: the run has {config.num_updates} updates and "
+            f"warmup_steps {warmup}, so the "
+            f"learning rate ends at {config.num_updates / warmup:.0%} of "
+            f"{config.optimizer.learning_rate:g}"
         )
 
 
 def advantage_clip_that_never_binds(config: Config, changed: Collection[str]) -> Iterator[str]:
-    """Yield a clip above the largest advantage: that of a rollout with reward 1 in a group of rewards 0."""
+    """Yield a clip above the largest advantage: that of a rollout with reward 1 in a group of
+    rewards 0.
+    """
     group_size = config.rollout.num_generations
     largest = math.sqrt(group_size - 1)
     if config.reward.advantage_clip >= largest and "advantage_clip" in changed:
@@ -176,7 +208,8 @@ def average_of_the_base_model(config: Config) -> Iterator[str]:
     left = config.optimizer.ema_decay**config.num_updates
     if left > 0.5:
         yield (
-            f"ema_decay: after the {config.num_updates} updates of the run, {left:.0%} of the EMA is still the base "
+            f"ema_decay: after the {config.num_updates} updates of the run, {left:.0%} of the EMA "
+            "is still the base "
             "model"
         )
 
@@ -195,7 +228,8 @@ def reward_hacking_with_too_few_videos(inputs: RunInputs) -> Iterator[str]:
     with suppress(ValueError):  # `prompts_are_readable` reports unreadable files
         if len(inputs.validated) * record.validation_repeats < MIN_VIDEOS_TO_STOP:
             yield (
-                f"on_reward_hacking: a validation needs {MIN_VIDEOS_TO_STOP} videos to stop a run; raise "
+                f"on_reward_hacking: a validation needs {MIN_VIDEOS_TO_STOP} videos to stop a "
+                "run; raise "
                 "validation_repeats"
             )
 
@@ -207,13 +241,19 @@ def negative_prompt_without_guidance(config: Config, changed: Collection[str]) -
 
 
 def _strength_of_kl(
-    weights: KLWeights, rollout: RolloutSettings, settings: TrustRegionSettings, *, is_balanced: bool
+    weights: KLWeights,
+    rollout: RolloutSettings,
+    settings: TrustRegionSettings,
+    *,
+    is_balanced: bool,
 ) -> float:
-    """Return the gradient of the KL term divided by that of an advantage of 1 and by ``sqrt(2 KL)``; 0 without a KL.
+    """Return the gradient of the KL term divided by that of an advantage of 1 and by
+    ``sqrt(2 KL)``; 0 without a KL.
 
-    Gradients are with respect to the mean of a step, at the largest coefficient and the step with the largest quotient.
-    With V = std^2 and n elements the norms are ``sqrt(2 KL / (n V))`` and, with equalizer weight S, ``S / sqrt(n V)``
-    or, if the log-probability omits ``1 / (2 V)`` like that of cps, ``2 V S / sqrt(n V)``.
+    Gradients are with respect to the mean of a step, at the largest coefficient and the step with
+    the largest quotient. With V = std^2 and n elements the norms are ``sqrt(2 KL / (n V))`` and,
+    with equalizer weight S, ``S / sqrt(n V)`` or, if the log-probability omits ``1 / (2 V)`` like
+    that of cps, ``2 V S / sqrt(n V)``.
     """
     weight = weights.position + (weights.velocity if settings.kl_velocity == "gaussian" else 0.0)
     steps = stochastic_transitions(rollout)
@@ -221,4 +261,6 @@ def _strength_of_kl(
     norms = [sampler.log_prob_grad_norm(step) for step in steps]
     balance = [statistics.median_low(norms) / norm if is_balanced else 1.0 for norm in norms]
     scales = [sampler.log_prob_scale(step) for step in steps]
-    return settings.kl_weight * weight / min(scale * factor for scale, factor in zip(scales, balance))
+    return (
+        settings.kl_weight * weight / min(scale * factor for scale, factor in zip(scales, balance))
+    )

@@ -29,19 +29,26 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
         default = action.default if action.option_strings else None
         if default in (None, "", [], argparse.SUPPRESS) or default is False or not action.help:
             return action.help
-        words = default if isinstance(default, str | int | float | Path) else " ".join(map(str, default))
+        words = (
+            default
+            if isinstance(default, str | int | float | Path)
+            else " ".join(map(str, default))
+        )
         return f"{action.help} (default: {str(words).replace('%', '%%')})"
 
 
 class Parser(argparse.ArgumentParser):
-    """Argument parser whose ``--help`` shows defaults, and that suggests a flag instead of an unknown one.
+    """Argument parser whose ``--help`` shows defaults, and that suggests a flag instead of an
+    unknown one.
 
-    A flag in OLD_NAMES stands for the first of its new names that is known. Error messages, which may quote a whole
-    file, are shortened.
+    A flag in OLD_NAMES stands for the first of its new names that is known. Error messages, which
+    may quote a whole file, are shortened.
     """
 
     def __init__(self, description: str | None = None, **options):
-        super().__init__(description=description, allow_abbrev=False, formatter_class=_HelpFormatter, **options)
+        super().__init__(
+            description=description, allow_abbrev=False, formatter_class=_HelpFormatter, **options
+        )
 
     def parse_known_args(self, args=None, namespace=None):
         known = self._option_string_actions  # also of argument groups

@@ -1,4 +1,6 @@
-"""Files and folders that users name: checks before they are used, and writes that are whole or absent."""
+"""Files and folders that users name: checks before they are used, and writes that are whole or
+absent.
+"""
 
 import errno
 import fcntl
@@ -19,19 +21,28 @@ ROOT = Path(__file__).resolve().parents[2]  # root of the project
 
 
 def file_problem(path: str | Path, max_bytes: int) -> str | None:
-    """Return why a path is not a readable regular file of at most ``max_bytes``; None if it is. Pipes are rejected."""
+    """Return why a path is not a readable regular file of at most ``max_bytes``; None if it is.
+
+    Pipes are rejected.
+    """
     status = _status(path)
     if isinstance(status, str):
         return status
     if not stat.S_ISREG(status.st_mode):
-        return "it is a folder" if stat.S_ISDIR(status.st_mode) else "it is not a regular file; copy it to one first"
+        return (
+            "it is a folder"
+            if stat.S_ISDIR(status.st_mode)
+            else "it is not a regular file; copy it to one first"
+        )
     if status.st_size > max_bytes:
         return f"it has {status.st_size:,} bytes, the limit is {max_bytes:,}"
     return None if os.access(path, os.R_OK) else "no permission to read it"
 
 
 def find_path(path: str | Path) -> Path:
-    """Return the path of a file to read; files in the project's ``assets`` folder are found from any folder."""
+    """Return the path of a file to read; files in the project's ``assets`` folder are found from
+    any folder.
+    """
     path = Path(path)
     is_asset = path.parts[:1] == ("assets",) and not os.path.isfile(path)
     return ROOT / path if is_asset else path
@@ -48,7 +59,9 @@ def folder_problem(path: str | Path) -> str | None:
 
 
 def write_problem(folder: str | Path) -> str | None:
-    """Return why files cannot be written to ``folder``, which may have to be created; None if they can."""
+    """Return why files cannot be written to ``folder``, which may have to be created; None if they
+    can.
+    """
     if not str(folder).strip():
         return "its name is empty"
     existing = Path(folder)
@@ -60,7 +73,9 @@ def write_problem(folder: str | Path) -> str | None:
         existing = existing.parent
     if not stat.S_ISDIR(status.st_mode):
         return f"{existing} is not a folder"
-    try:  # create an unnamed file, because permission bits do not show that a file system such as /proc has no files
+    # create an unnamed file, because permission bits do not show that a file system such as /proc
+    # has no files
+    try:
         tempfile.TemporaryFile(dir=existing).close()
     except OSError as error:
         return f"no file can be created in {existing}: {error.strerror}"
@@ -81,18 +96,23 @@ def free_disk(folder: Path) -> int:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder for output. Raises ValueError if this fails, which `write_problem` cannot always predict."""
+    """Create a folder for output.
+
+    Raises ValueError if this fails, which `write_problem` cannot always predict.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(
-            f"the output must be a folder that can be created, got {quote(folder)}: {error.strerror}"
+            f"the output must be a folder that can be created, got {quote(folder)}: "
+            f"{error.strerror}"
         ) from error
     with suppress(OSError):  # write permission does not imply read permission
         sync(folder.parent)
 
 
-_CAN_BE_MADE = ("it does not exist", "a part of it is not a folder")  # `write_problem` reports the second for the part
+# `write_problem` reports the second for the part
+_CAN_BE_MADE = ("it does not exist", "a part of it is not a folder")
 
 
 def _status(path: str | Path) -> os.stat_result | str:
@@ -110,7 +130,10 @@ def _status(path: str | Path) -> os.stat_result | str:
 
 
 def parse_json(text: str | bytes | bytearray) -> Any:
-    """Parse JSON text. Raises ValueError if it is invalid, nested too deeply, or has an integer above any float."""
+    """Parse JSON text.
+
+    Raises ValueError if it is invalid, nested too deeply, or has an integer above any float.
+    """
     try:
         return json.loads(text, parse_int=_integer)
     except RecursionError as error:
@@ -124,7 +147,10 @@ def _integer(digits: str) -> int:
 
 
 def read_regular(path: Path, max_bytes: int = 2**28) -> str:
-    """Return the text of a regular file in UTF-8. Raises OSError for anything else; a pipe would never end."""
+    """Return the text of a regular file in UTF-8.
+
+    Raises OSError for anything else; a pipe would never end.
+    """
     if problem := file_problem(path, max_bytes):
         if not os.path.lexists(path):
             raise FileNotFoundError(errno.ENOENT, "it does not exist", str(path))
@@ -133,7 +159,10 @@ def read_regular(path: Path, max_bytes: int = 2**28) -> str:
 
 
 def read_json(path: Path, label: str) -> dict[str, Any]:
-    """Return the JSON object in a file. Raises ValueError, naming the file, if it is missing or invalid."""
+    """Return the JSON object in a file.
+
+    Raises ValueError, naming the file, if it is missing or invalid.
+    """
     if not path.is_file():
         raise ValueError(f"{label}: {path} does not exist")
     try:
@@ -147,9 +176,11 @@ def read_json(path: Path, label: str) -> dict[str, Any]:
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Context manager that yields a temporary path, which replaces ``path`` unless an error is raised.
+    """Context manager that yields a temporary path, which replaces ``path`` unless an error is
+    raised.
 
-    Readers see the old or the new content, even after a power cut. The file gets the default mode of new files.
+    Readers see the old or the new content, even after a power cut. The file gets the default mode
+    of new files.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
@@ -167,10 +198,12 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Context manager that creates a folder and locks it. The lock ends with the process, also if it is killed.
+    """Context manager that creates a folder and locks it.
 
-    A new folder is removed at the end if it is still empty. Raises ValueError if another process has the lock. File
-    systems that cannot lock folders, such as NFS, are used without a lock.
+    The lock ends with the process, also if it is killed.
+
+    A new folder is removed at the end if it is still empty. Raises ValueError if another process
+    has the lock. File systems that cannot lock folders, such as NFS, are used without a lock.
     """
     is_new = not folder.exists()
     make_folder(folder)
@@ -180,7 +213,8 @@ def locked(folder: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ValueError(
-                f"another process is writing to the folder {quote(folder)}; wait until it ends, or choose another one"
+                f"another process is writing to the folder {quote(folder)}; wait until it ends, "
+                "or choose another one"
             ) from error
         except OSError:
             pass
@@ -198,7 +232,8 @@ def sync(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno != errno.EINVAL or not path.is_dir():  # some network file systems cannot sync folders
+        # some network file systems cannot sync folders
+        if error.errno != errno.EINVAL or not path.is_dir():
             raise
     finally:
         os.close(descriptor)

@@ -1,4 +1,6 @@
-"""The first frame for image-to-video: an image file, resized and cropped to the nearest video size of the model."""
+"""The first frame for image-to-video: an image file, resized and cropped to the nearest video size
+of the model.
+"""
 
 import math
 import os
@@ -14,10 +16,12 @@ from hyvideo.data.text import quote
 if TYPE_CHECKING:  # images are checked before anything slow is imported
     from torch import Tensor
 
-RESOLUTIONS = {"360p": 480, "480p": 640, "720p": 960, "1080p": 1440}  # side of a square of the same area, in pixels
+# side of a square of the same area, in pixels
+RESOLUTIONS = {"360p": 480, "480p": 640, "720p": 960, "1080p": 1440}
 STRIDE = 16  # video pixels per latent pixel
 MAX_RATIO = 4  # longer side / shorter side of a bucket
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP")  # not all of Pillow's formats, some of which run programs (EPS)
+# not all of Pillow's formats, some of which run programs (EPS)
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
 MAX_BYTES = 1 << 28  # per file
 MAX_PIXELS = 1 << 26  # per image, as stored and while it is resized
 
@@ -29,7 +33,8 @@ _ASPECT_RATIO = re.compile(r"([0-9]{1,5}(?:\.[0-9]{1,9})?):([0-9]{1,5}(?:\.[0-9]
 def to_rgb(image: Image.Image) -> Image.Image:
     """Convert an image of any mode to 8-bit RGB, ignoring color profiles.
 
-    Transparent pixels become white, as on a web page. 16-bit gray values are divided by 256; Pillow would clip them.
+    Transparent pixels become white, as on a web page. 16-bit gray values are divided by 256; Pillow
+    would clip them.
     """
     if image.has_transparency_data:
         image = image.convert("RGBA")
@@ -40,7 +45,10 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def read_image(path: str | os.PathLike) -> Image.Image:
-    """Read an image file, or the first frame of an animation, as RGB, rotated by EXIF. ValueError if it is unusable."""
+    """Read an image file, or the first frame of an animation, as RGB, rotated by EXIF.
+
+    ValueError if it is unusable.
+    """
     try:
         if problem := file_problem(path, MAX_BYTES):
             raise ValueError(problem)
@@ -50,13 +58,15 @@ def read_image(path: str | os.PathLike) -> Image.Image:
             return to_rgb(ImageOps.exif_transpose(file))
     except _UNREADABLE as error:
         raise ValueError(
-            f"an image must be a readable {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file of at most "
+            f"an image must be a readable {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file of at "
+            "most "
             f"{MAX_PIXELS} pixels, got {quote(path)} ({error})"
         ) from error
 
 
 def bucket_sizes(resolution: str) -> list[tuple[int, int]]:
-    """Return the sizes (height, width) in pixels that the model was trained on at a resolution, tallest first.
+    """Return the sizes (height, width) in pixels that the model was trained on at a resolution,
+    tallest first.
 
     In cells of 16 x 16 pixels, with n = (side / 16)^2 cells in the square, h x w is a bucket if
     h * w <= n < (h + 1) * (w + 1) and the longer side is at most 4 times the shorter.
@@ -64,54 +74,68 @@ def bucket_sizes(resolution: str) -> list[tuple[int, int]]:
     num_cells = (RESOLUTIONS[resolution] // STRIDE) ** 2
     return [
         (STRIDE * h, STRIDE * w)
-        for h in range(math.isqrt(MAX_RATIO * num_cells), 0, -1)  # h <= MAX_RATIO * w and h * w <= num_cells
+        # h <= MAX_RATIO * w and h * w <= num_cells
+        for h in range(math.isqrt(MAX_RATIO * num_cells), 0, -1)
         for w in range(max(1, num_cells // (h + 1)), num_cells // h + 1)
         if max(h, w) <= MAX_RATIO * min(h, w)
     ]
 
 
 def nearest_size(height: float, width: float, sizes: list[tuple[int, int]]) -> tuple[int, int]:
-    """Return the size (height, width) whose ratio height / width is nearest to the image's, by absolute difference.
+    """Return the size (height, width) whose ratio height / width is nearest to the image's, by
+    absolute difference.
 
-    The sizes' ratios are rounded to 5 digits, which decides near ties; among equal ratios the first size is chosen.
-    diffusers considers only ratios between the image's and the square's, so half of the images get another bucket.
+    The sizes' ratios are rounded to 5 digits, which decides near ties; among equal ratios the first
+    size is chosen. diffusers considers only ratios between the image's and the square's, so half of
+    the images get another bucket.
     """
     return min(sizes, key=lambda size: abs(round(size[0] / size[1], 5) - height / width))
 
 
 def larger_size(height: int, width: int, resolution: str) -> tuple[int, int]:
-    """Return the bucket (height, width) of a higher resolution whose ratio width / height is nearest to a bucket's.
+    """Return the bucket (height, width) of a higher resolution whose ratio width / height is
+    nearest to a bucket's.
 
-    As in the original, the ratios are not rounded, and of two equally near buckets the wider one is chosen.
+    As in the original, the ratios are not rounded, and of two equally near buckets the wider one is
+    chosen.
     """
-    return min(reversed(bucket_sizes(resolution)), key=lambda size: abs(size[1] / size[0] - width / height))
+    return min(
+        reversed(bucket_sizes(resolution)), key=lambda size: abs(size[1] / size[0] - width / height)
+    )
 
 
 def size_of_aspect_ratio(aspect_ratio: str, sizes: list[tuple[int, int]]) -> tuple[int, int]:
-    """Return the size (height, width) for a ratio such as ``16:9``. Raises ValueError if malformed or beyond 4:1."""
+    """Return the size (height, width) for a ratio such as ``16:9``.
+
+    Raises ValueError if malformed or beyond 4:1.
+    """
     match = _ASPECT_RATIO.fullmatch(aspect_ratio)
     width, height = map(float, match.groups()) if match else (0.0, 0.0)
     if not 0 < max(width, height) <= MAX_RATIO * min(width, height):
         raise ValueError(
-            f"aspect ratio must be width:height from 1:{MAX_RATIO} to {MAX_RATIO}:1, such as 16:9, got "
+            f"aspect ratio must be width:height from 1:{MAX_RATIO} to {MAX_RATIO}:1, such as "
+            "16:9, got "
             f"{quote(aspect_ratio)}"
         )
     return nearest_size(height, width, sizes)
 
 
 def fit(image: Image.Image, height: int, width: int) -> Image.Image:
-    """Resize an RGB image (Lanczos) to the smallest size that covers height x width, and crop it to its center.
+    """Resize an RGB image (Lanczos) to the smallest size that covers height x width, and crop it to
+    its center.
 
-    ``scale = max(width / w, height / h)`` in Python floats; the covering size is ``round(w scale) x round(h scale)``
-    and the crop starts at ``round((covering - frame) / 2)``, halves to even. Raises ValueError for a too elongated
-    image.
+    ``scale = max(width / w, height / h)`` in Python floats; the covering size is
+    ``round(w scale) x round(h scale)`` and the crop starts at ``round((covering - frame) / 2)``,
+    halves to even. Raises ValueError for a too elongated image.
     """
     scale = max(width / image.width, height / image.height)
     covering = round(image.width * scale), round(image.height * scale)
-    assert covering[0] >= width and covering[1] >= height  # w (W / w) equals W up to rounding of the last bit
+    # w (W / w) equals W up to rounding of the last bit
+    assert covering[0] >= width and covering[1] >= height
     if covering[0] * covering[1] > MAX_PIXELS:
         raise ValueError(
-            f"an image of {image.height} x {image.width} pixels is too elongated for {height} x {width}: resized to "
+            f"an image of {image.height} x {image.width} pixels is too elongated for {height} x "
+            f"{width}: resized to "
             f"cover them it would have {covering[0]} x {covering[1]} pixels; crop it first"
         )
     left, top = round((covering[0] - width) / 2), round((covering[1] - height) / 2)

@@ -1,6 +1,7 @@
 """Rated pairs of videos from CSV files: a prompt, two videos, and which of them a rater preferred.
 
-This file must not import torch or read videos at import, because pairs are checked before anything slow is imported.
+This file must not import torch or read videos at import, because pairs are checked before anything
+slow is imported.
 """
 
 import filecmp
@@ -17,10 +18,12 @@ from hyvideo.data.text import quote
 
 COLUMNS = ("prompt", "first", "second", "answer")
 TIE = 2
-OUTCOMES = {"first": 0, "second": 1, "tie": TIE, "both_bad": TIE}  # answer -> index of the preferred video, or a tie
+# answer -> index of the preferred video, or a tie
+OUTCOMES = {"first": 0, "second": 1, "tie": TIE, "both_bad": TIE}
 HELD_OUT = 0.15  # share of the prompts whose pairs are not trained on
 LATENTS_SUFFIX = ".safetensors"  # of the file beside a video that has its latents
-LATENTS_KEY, VIDEO_KEY = "latents", "video"  # the tensor in this file; the hash of the video in its metadata
+# the tensor in this file; the hash of the video in its metadata
+LATENTS_KEY, VIDEO_KEY = "latents", "video"
 _BLOCK = 2**20  # bytes of a file that are hashed at once
 
 
@@ -64,7 +67,9 @@ class Preferences:
 
     @property
     def all_requests(self) -> list[Request]:
-        return list(dict.fromkeys(preference.request for preference in [*self.train, *self.held_out]))
+        return list(
+            dict.fromkeys(preference.request for preference in [*self.train, *self.held_out])
+        )
 
     @property
     def videos(self) -> list[Path]:
@@ -74,27 +79,37 @@ class Preferences:
 
 
 def read_ratings(path: str | Path) -> list[Rating]:
-    """Read the rows of a pairs CSV, with the columns ``COLUMNS`` and perhaps `dimension` and `ref_image_path`.
+    """Read the rows of a pairs CSV, with the columns ``COLUMNS`` and perhaps `dimension` and
+    `ref_image_path`.
 
-    Video paths are relative to the folder of the CSV. Raises ValueError, naming the row, for a missing prompt or video
-    and an unknown answer.
+    Video paths are relative to the folder of the CSV. Raises ValueError, naming the row, for a
+    missing prompt or video and an unknown answer.
     """
     path = find_path(path)
     ratings = []
     for number, row in enumerate(read_rows(path, "a pairs CSV"), start=1):
         place = f"row {number} of {path}"
         if missing := [column for column in COLUMNS if column not in row]:
-            raise ValueError(f"a pairs CSV needs the columns {', '.join(COLUMNS)}; {path} lacks {', '.join(missing)}")
+            raise ValueError(
+                f"a pairs CSV needs the columns {', '.join(COLUMNS)}; {path} lacks "
+                f"{', '.join(missing)}"
+            )
         prompt, first, second, answer = ((row[column] or "").strip() for column in COLUMNS)
         if not prompt:
-            raise ValueError(f"every row of a pairs CSV needs a prompt, {place} has none; add it or remove the row")
+            raise ValueError(
+                f"every row of a pairs CSV needs a prompt, {place} has none; add it or remove the "
+                "row"
+            )
         check_prompt(prompt, f"in {place}")
         if answer not in OUTCOMES:
-            raise ValueError(f"the answer must be one of {', '.join(OUTCOMES)}, got {quote(answer)} in {place}")
+            raise ValueError(
+                f"the answer must be one of {', '.join(OUTCOMES)}, got {quote(answer)} in {place}"
+            )
         for column, name in (("first", first), ("second", second)):
             if not name or not os.path.isfile(path.parent / name):
                 raise ValueError(
-                    f"{column} must be an existing video, relative to the folder of the CSV, got {quote(name)} in "
+                    f"{column} must be an existing video, relative to the folder of the CSV, got "
+                    f"{quote(name)} in "
                     f"{place}; correct the path or remove the row"
                 )
         image = (row.get("ref_image_path") or "").strip()
@@ -108,16 +123,20 @@ def read_ratings(path: str | Path) -> list[Rating]:
     return ratings
 
 
-def select_preferences(ratings: Sequence[Rating], weights: Mapping[str, float], source: str) -> list[Preference]:
-    """Return the ratings without ties of the weighted dimensions; without ``weights``, all dimensions count equally.
+def select_preferences(
+    ratings: Sequence[Rating], weights: Mapping[str, float], source: str
+) -> list[Preference]:
+    """Return the ratings without ties of the weighted dimensions; without ``weights``, all
+    dimensions count equally.
 
-    Raises ValueError for a weight of a dimension that nobody rated, a preference between equal videos, and if no
-    preference remains. ``source`` names the files in messages.
+    Raises ValueError for a weight of a dimension that nobody rated, a preference between equal
+    videos, and if no preference remains. ``source`` names the files in messages.
     """
     rated = {rating.dimension for rating in ratings}
     if unknown := [name for name in weights if name not in rated]:
         raise ValueError(
-            f"pair_weights must name dimensions of pairs_csv, {', '.join(sorted(filter(None, rated))) or 'none'}, "
+            "pair_weights must name dimensions of pairs_csv, "
+            f"{', '.join(sorted(filter(None, rated))) or 'none'}, "
             f"got {', '.join(map(quote, unknown))}; remove them"
         )
     preferences = []
@@ -128,20 +147,24 @@ def select_preferences(ratings: Sequence[Rating], weights: Mapping[str, float], 
         winner, loser = rating.videos if rating.outcome == 0 else reversed(rating.videos)
         if winner == loser or filecmp.cmp(winner, loser, shallow=False):
             raise ValueError(
-                f"a preferred video must differ from the other one, got two equal files in {rating.place}: "
+                "a preferred video must differ from the other one, got two equal files in "
+                f"{rating.place}: "
                 f"{quote(winner)} and {quote(loser)}; remove the row"
             )
         preferences.append(Preference(rating.request, winner, loser, weight, rating.place))
     if not preferences:
         raise ValueError(
-            f"pairs_csv must have at least one preference, got none in the {len(ratings)} rows of {source}: all "
-            "answers are ties or of dimensions without a weight; rate more pairs or change pair_weights"
+            f"pairs_csv must have at least one preference, got none in the {len(ratings)} rows of "
+            f"{source}: all "
+            "answers are ties or of dimensions without a weight; rate more pairs or change "
+            "pair_weights"
         )
     return preferences
 
 
 def check_videos(preferences: Iterable[Preference], size: tuple[int, int, int]) -> None:
-    """Raise ValueError, naming the row, if a video cannot be read or has another number of frames or size in pixels.
+    """Raise ValueError, naming the row, if a video cannot be read or has another number of frames
+    or size in pixels.
 
     ``size`` is (frames, height, width) before `write_video` enlarges small videos.
     """
@@ -159,12 +182,16 @@ def check_videos(preferences: Iterable[Preference], size: tuple[int, int, int]) 
             try:
                 found = read_header(video)
             except ValueError as error:
-                raise ValueError(f"{error}, in {preference.place}; replace the file or remove the row") from error
+                raise ValueError(
+                    f"{error}, in {preference.place}; replace the file or remove the row"
+                ) from error
             if (found.height, found.width) not in sizes or found.num_frames not in (frames, 0):
                 expected = " or ".join(f"{each[0]} x {each[1]}" for each in sizes)
                 raise ValueError(
-                    f"a video of pairs_csv must have {frames} frames of {expected} pixels (sample_n_frames, height, "
-                    f"width), got {found.num_frames} of {found.height} x {found.width} in {quote(video)}, "
+                    f"a video of pairs_csv must have {frames} frames of {expected} pixels "
+                    "(sample_n_frames, height, "
+                    f"width), got {found.num_frames} of {found.height} x {found.width} in "
+                    f"{quote(video)}, "
                     f"{preference.place}; change these settings or generate the video again"
                 )
 
@@ -188,13 +215,16 @@ def check_latents(preferences: Iterable[Preference], shape: tuple[int, int, int]
                     found = tuple(file.get_slice(LATENTS_KEY).get_shape())
                     owner = (file.metadata() or {}).get(VIDEO_KEY)
             except (SafetensorError, OSError) as error:
-                raise ValueError(f"{quote(path)} must have the latents of {video.name}: {error}; delete it") from error
+                raise ValueError(
+                    f"{quote(path)} must have the latents of {video.name}: {error}; delete it"
+                ) from error
             if found[1:] != shape or owner != hash_file(video):
                 reason = f"shape {found}, not (channels, {', '.join(map(str, shape))})"
                 if found[1:] == shape:
                     reason = "those of another video"
                 raise ValueError(
-                    f"{quote(path)} must have the latents of {video.name}, {preference.place}, got {reason}; delete "
+                    f"{quote(path)} must have the latents of {video.name}, {preference.place}, "
+                    f"got {reason}; delete "
                     "the file, so that the video is encoded"
                 )
 
@@ -203,10 +233,16 @@ def split_by_prompt(preferences: Sequence[Preference], seed: int) -> Preferences
     """Hold out the preferences of 15 % of the prompts, at least one; with a single prompt, none."""
     prompts = sorted({preference.request.prompt for preference in preferences})
     count = min(len(prompts) - 1, max(1, round(HELD_OUT * len(prompts))))
-    held_out = {prompts[place] for place in permutation(len(prompts), seed, "held-out pairs")[:count]}
+    held_out = {
+        prompts[place] for place in permutation(len(prompts), seed, "held-out pairs")[:count]
+    }
     return Preferences(
-        train=[preference for preference in preferences if preference.request.prompt not in held_out],
-        held_out=[preference for preference in preferences if preference.request.prompt in held_out],
+        train=[
+            preference for preference in preferences if preference.request.prompt not in held_out
+        ],
+        held_out=[
+            preference for preference in preferences if preference.request.prompt in held_out
+        ],
     )
 
 

@@ -1,4 +1,6 @@
-"""Prompts from CSV files, and the prompts of each training iteration, which depend only on its number and the seed."""
+"""Prompts from CSV files, and the prompts of each training iteration, which depend only on its
+number and the seed.
+"""
 
 import csv
 import functools
@@ -24,8 +26,10 @@ class Request:
 
     prompt: str  # what the video shows
     image: str | None = None  # path of the first frame; None: text-to-video
-    seed: int | None = None  # of the initial noise in validation and generation; None: the run's or the call's seed
-    is_negative: bool = False  # the negative prompt, whose quoted text is not encoded, as in the original pipeline
+    # of the initial noise in validation and generation; None: the run's or the call's seed
+    seed: int | None = None
+    # the negative prompt, whose quoted text is not encoded, as in the original pipeline
+    is_negative: bool = False
     original_prompt: str | None = None  # the prompt before it was rewritten
     checks: str | None = None  # JSON list of yes/no questions about the video
 
@@ -34,22 +38,30 @@ class Request:
 
 
 def read_requests(*paths: str | Path) -> list[Request]:
-    """Read the rows of CSV files in order: column ``prompt`` and, optionally, the others of ``COLUMNS``.
+    """Read the rows of CSV files in order: column ``prompt`` and, optionally, the others of
+    ``COLUMNS``.
 
-    An image path is relative to the folder of the CSV or to the working directory; a row without an image is
-    text-to-video. Raises ValueError for a file without prompts, an invalid prompt or seed, or a missing image.
+    An image path is relative to the folder of the CSV or to the working directory; a row without an
+    image is text-to-video. Raises ValueError for a file without prompts, an invalid prompt or seed,
+    or a missing image.
     """
     return PromptFiles().read(paths)
 
 
 class PromptFiles:
-    """Prompts CSVs of a run. Each file is read once, so that all parts of the run see the same prompts."""
+    """Prompts CSVs of a run.
+
+    Each file is read once, so that all parts of the run see the same prompts.
+    """
 
     def __init__(self) -> None:
         self._requests: dict[str, list[Request]] = {}  # by absolute path
 
     def read(self, paths: Iterable[str | Path]) -> list[Request]:
-        """Return the rows of the files in order, as `read_requests` does. Raises ValueError for an invalid file."""
+        """Return the rows of the files in order, as `read_requests` does.
+
+        Raises ValueError for an invalid file.
+        """
         requests: list[Request] = []
         for path in map(find_path, paths):
             file = os.path.abspath(path)
@@ -63,27 +75,40 @@ def _read_csv(path: Path) -> list[Request]:
     rows = read_rows(path)
     if not rows:
         raise ValueError(f"a prompts CSV must have at least one row, got none in {quote(path)}")
-    find_picture = functools.cache(functools.partial(find_image, path))  # many rows may share an image
+    # many rows may share an image
+    find_picture = functools.cache(functools.partial(find_image, path))
     requests = []
     for number, row in enumerate(rows, start=1):
         if None in row:
             raise ValueError(
-                f"row {number} of {path} has more cells than columns; put a prompt that contains a comma in double "
+                f"row {number} of {path} has more cells than columns; put a prompt that contains "
+                "a comma in double "
                 f"quotes: {quote(row['prompt'])}"
             )
         # Files from Windows also have CRLF inside quotes.
-        prompt, image, seed, *others = ((row.get(column) or "").replace("\r\n", "\n").strip() for column in COLUMNS)
+        prompt, image, seed, *others = (
+            (row.get(column) or "").replace("\r\n", "\n").strip() for column in COLUMNS
+        )
         if not prompt:
-            raise ValueError(f"every row of a prompts CSV needs a prompt, row {number} of {path} has none")
+            raise ValueError(
+                f"every row of a prompts CSV needs a prompt, row {number} of {path} has none"
+            )
         check_prompt(prompt, f"in row {number} of {path}")
         if seed and not (re.fullmatch(r"-?\d{1,20}", seed) and -(2**63) <= int(seed) < 2**64):
-            raise ValueError(f"seed must be an integer (64 bits), got {quote(seed, 40)} in row {number} of {path}")
+            raise ValueError(
+                f"seed must be an integer (64 bits), got {quote(seed, 40)} in row {number} of "
+                f"{path}"
+            )
         try:
             picture = find_picture(image) if image else None
         except ValueError as error:
-            raise ValueError(f"ref_image_path in row {number} of {path} must be an image file, {error}") from error
+            raise ValueError(
+                f"ref_image_path in row {number} of {path} must be an image file, {error}"
+            ) from error
         original, checks = (text or None for text in others)
-        requests.append(Request(prompt, picture, int(seed) if seed else None, False, original, checks))
+        requests.append(
+            Request(prompt, picture, int(seed) if seed else None, False, original, checks)
+        )
     return requests
 
 
@@ -94,20 +119,29 @@ def write_requests(path: Path, requests: Sequence[Request]) -> None:
         writer.writerow(COLUMNS)
         for request in requests:
             image = request.image and os.path.relpath(request.image, path.parent.resolve())
-            writer.writerow([request.prompt, image, request.seed, request.original_prompt, request.checks])
+            writer.writerow(
+                [request.prompt, image, request.seed, request.original_prompt, request.checks]
+            )
 
 
 def are_seen(prompts: Iterable[str], training: Iterable[Request]) -> list[bool]:
-    """Return for each prompt whether ``training`` has the same words, ignoring case and white space."""
+    """Return for each prompt whether ``training`` has the same words, ignoring case and white
+    space.
+    """
     known = {" ".join(request.prompt.split()).casefold() for request in training}
     return [" ".join(prompt.split()).casefold() in known for prompt in prompts]
 
 
 def hash_requests(requests: Sequence[Request]) -> str:
-    """Return a hash of the prompts, in order, their seeds and the contents of their images, not of file names."""
+    """Return a hash of the prompts, in order, their seeds and the contents of their images, not of
+    file names.
+    """
     paths = dict.fromkeys(request.image for request in requests if request.image)
     images = {path: hashlib.blake2b(Path(path).read_bytes()).hexdigest() for path in paths}
-    rows = [[r.prompt, r.image and images[r.image], *([] if r.seed is None else [r.seed])] for r in requests]
+    rows = [
+        [r.prompt, r.image and images[r.image], *([] if r.seed is None else [r.seed])]
+        for r in requests
+    ]
     return hashlib.blake2b(json.dumps(rows).encode(), digest_size=16).hexdigest()
 
 
@@ -115,7 +149,9 @@ def check_prompt(prompt: str, where: str) -> None:
     """Raise ValueError if a prompt is empty, too long, or has characters that are not text."""
     problem = text_problem(prompt, MAX_PROMPT_BYTES) if prompt.strip() else "it is empty"
     if problem:
-        raise ValueError(f"a prompt must be printable text, got {quote(prompt, 60)} {where}: {problem}")
+        raise ValueError(
+            f"a prompt must be printable text, got {quote(prompt, 60)} {where}: {problem}"
+        )
 
 
 def read_rows(path: Path, what: str = "a prompts CSV") -> list[dict[str, str | None]]:
@@ -126,23 +162,31 @@ def read_rows(path: Path, what: str = "a prompts CSV") -> list[dict[str, str | N
     if problem := file_problem(path, MAX_CSV_BYTES):
         raise ValueError(f"{what} must be a readable file, got {quote(path)} ({problem})")
     try:
-        csv.field_size_limit(MAX_CSV_BYTES)  # prompts have a separate limit, other columns have none
+        # prompts have a separate limit, other columns have none
+        csv.field_size_limit(MAX_CSV_BYTES)
         with open(path, newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, strict=True)  # otherwise an unclosed quote includes the next rows in its cell
+            # otherwise an unclosed quote includes the next rows in its cell
+            reader = csv.DictReader(file, strict=True)
             columns = list(reader.fieldnames or [])
             if "prompt" not in columns:
                 got = quote(", ".join(columns), 300)[1:-1] or "no columns"
                 raise ValueError(f"{what} needs a column named `prompt`, got {got} in {path}")
             for column in COLUMNS:
                 if (count := columns.count(column)) > 1:
-                    raise ValueError(f"{what} must have one column `{column}`, got {count} in {path}")
+                    raise ValueError(
+                        f"{what} must have one column `{column}`, got {count} in {path}"
+                    )
             return list(reader)
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{what} must be UTF-8 text in CSV form, got {quote(path)} ({error})") from error
+        raise ValueError(
+            f"{what} must be UTF-8 text in CSV form, got {quote(path)} ({error})"
+        ) from error
     except csv.Error as error:
         raise ValueError(
-            f"{what} must be UTF-8 text in CSV form, got {quote(path)} ({error}, line {reader.reader.line_num}; "
-            "put a cell that contains a comma, a line break or quotes in double quotes, and double the quotes in it)"
+            f"{what} must be UTF-8 text in CSV form, got {quote(path)} ({error}, line "
+            f"{reader.reader.line_num}; "
+            "put a cell that contains a comma, a line break or quotes in double quotes, and "
+            "double the quotes in it)"
         ) from error
 
 
@@ -152,22 +196,30 @@ def find_image(csv_path: Path, name: str) -> str:
     for path in tried:
         if os.path.isfile(path):  # Path.is_file raises for a name that is too long
             return str(path.resolve())
-    raise ValueError("looked for " + " and ".join(dict.fromkeys(f"{quote(path)[1:-1]}" for path in tried)))
+    raise ValueError(
+        "looked for " + " and ".join(dict.fromkeys(f"{quote(path)[1:-1]}" for path in tried))
+    )
 
 
 @dataclass(frozen=True)
 class PromptOrder:
-    """Random order of the prompts, which visits each prompt once per epoch, with a new order in each epoch."""
+    """Random order of the prompts, which visits each prompt once per epoch, with a new order in
+    each epoch.
+    """
 
     num_prompts: int
     prompts_per_iteration: int
     seed: int
 
     def indices(self, iteration: int) -> list[int]:
-        """Return the indices of the prompts of ``iteration`` (from 1); one may occur twice where two epochs meet."""
+        """Return the indices of the prompts of ``iteration`` (from 1); one may occur twice where
+        two epochs meet.
+        """
         indices: list[int] = []
         while missing := self.prompts_per_iteration - len(indices):
-            epoch, place = divmod((iteration - 1) * self.prompts_per_iteration + len(indices), self.num_prompts)
+            epoch, place = divmod(
+                (iteration - 1) * self.prompts_per_iteration + len(indices), self.num_prompts
+            )
             order = permutation(self.num_prompts, self.seed, "prompt order", epoch)
             indices += order[place : place + missing]
         return indices

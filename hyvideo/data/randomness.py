@@ -1,8 +1,9 @@
 """Random numbers that are determined by the seed and their purpose, in any process.
 
-Every draw is keyed by a tuple such as ``(seed, "step noise", iteration, prompt, rollout, step)``: ranks draw equal
-numbers without communication, and a resumed run needs no saved generator state. numpy's Philox gives the same bits on
-every machine; torch's CPU generator depends on the instruction set.
+Every draw is keyed by a tuple such as ``(seed, "step noise", iteration, prompt, rollout, step)``:
+ranks draw equal numbers without communication, and a resumed run needs no saved generator state.
+numpy's Philox gives the same bits on every machine; torch's CPU generator depends on the
+instruction set.
 """
 
 import hashlib
@@ -23,14 +24,20 @@ def generator(*key: int | str) -> np.random.Generator:
 
 
 def normal(shape: tuple[int, ...], *key: int | str) -> "Tensor":
-    """Return standard normal float32 numbers on the CPU, determined by the key. Shape: ``shape``."""
+    """Return standard normal float32 numbers on the CPU, determined by the key.
+
+    Shape: ``shape``.
+    """
     import torch
 
     return torch.from_numpy(generator(*key).standard_normal(shape, dtype=np.float32))
 
 
 def reference_normal(shape: tuple[int, ...], seed: int) -> "Tensor":
-    """Return the original pipeline's initial noise for a seed: bf16 numbers of torch's generator. Shape: ``shape``."""
+    """Return the original pipeline's initial noise for a seed: bf16 numbers of torch's generator.
+
+    Shape: ``shape``.
+    """
     import torch
 
     generator = torch.Generator().manual_seed(seed)

@@ -1,11 +1,13 @@
-"""Which files in the output folder of a run belong to the run: it replaces and removes these, and no others.
+"""Which files in the output folder of a run belong to the run: it replaces and removes these, and
+no others.
 
     output_dir/.run                  {"run": "9f2c61d0", "has_saved": true}: identity of the run
     output_dir/samples/000050/.run   {"run": "9f2c61d0", "folder": "samples/000050"}: mark of a folder that it made
 
-A run writes its identity at its first start, before any other file, in a folder without files of the same names. It
-marks every numbered folder that it makes. A folder without its mark is never written to, replaced or removed. A marked
-folder that also has files of other names is set aside under another name instead of being removed.
+A run writes its identity at its first start, before any other file, in a folder without files of
+the same names. It marks every numbered folder that it makes. A folder without its mark is never
+written to, replaced or removed. A marked folder that also has files of other names is set aside
+under another name instead of being removed.
 """
 
 import errno
@@ -43,12 +45,15 @@ FILES = (
 )
 _MAX_BYTES = 2**20
 _PARTIAL = r"\.[\w.-]+\.\d+\.partial"  # temporary files of `replacing`
-_VIDEO_FILES = re.compile(rf"\d{{3,}}\.mp4|scores\.json|measures\.json|{re.escape(MARK)}|{_PARTIAL}")
+_VIDEO_FILES = re.compile(
+    rf"\d{{3,}}\.mp4|scores\.json|measures\.json|{re.escape(MARK)}|{_PARTIAL}"
+)
 _CHECKPOINT_FILES = re.compile(
     r"tensors/(__\d+_\d+\.distcp|\.metadata(\.tmp)?)|lora/[\w.-]+\.(safetensors|json|partial)"
     rf"|(model|state|manifest)\.json|{re.escape(MARK)}"
 )
-_HIDDEN = re.compile(r"\.(\d{6,})(\.[0-9a-f]+)?\.(partial|removed|replaced)")  # unfinished, or about to be deleted
+# unfinished, or about to be deleted
+_HIDDEN = re.compile(r"\.(\d{6,})(\.[0-9a-f]+)?\.(partial|removed|replaced)")
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,10 @@ def new_run() -> str:
 
 
 def read_record(output_dir: Path) -> RunRecord | None:
-    """Return the record of an output folder, or None without one. Raises ValueError for an unreadable record."""
+    """Return the record of an output folder, or None without one.
+
+    Raises ValueError for an unreadable record.
+    """
     path = output_dir / MARK
     if not os.path.lexists(path):
         return None
@@ -76,7 +84,8 @@ def read_record(output_dir: Path) -> RunRecord | None:
         return record
     except (OSError, ValueError, TypeError) as error:
         raise ValueError(
-            f"{quote(path)} must be the record of the run in this folder, got: {error}; delete it if all other files "
+            f"{quote(path)} must be the record of the run in this folder, got: {error}; delete it "
+            "if all other files "
             "in the folder belong to the run, or choose another output_dir"
         ) from error
 
@@ -95,13 +104,16 @@ def record_saved(output_dir: Path) -> None:
         write_record(output_dir, RunRecord(record.run, has_saved=True))
 
 
-# --- marks of numbered folders --------------------------------------------------------------------------------------
+# --- marks of numbered folders --------------------------------------------------------------------
 
 
 def claim(folder: Path, run: str) -> None:
-    """Create a numbered folder with the mark of ``run``, unless it exists with this mark. Any rank may call this.
+    """Create a numbered folder with the mark of ``run``, unless it exists with this mark.
 
-    Raises FileExistsError if something else has this name. Without a run (``""``), create the folder without a mark.
+    Any rank may call this.
+
+    Raises FileExistsError if something else has this name. Without a run (``""``), create the
+    folder without a mark.
     """
     if not run:
         folder.mkdir(parents=True, exist_ok=True)
@@ -116,7 +128,9 @@ def claim(folder: Path, run: str) -> None:
         except OSError:  # another rank was faster
             shutil.rmtree(partial, ignore_errors=True)
     if not is_marked(folder, run):
-        raise FileExistsError(errno.EEXIST, "this run has not made this folder; move it away", str(folder))
+        raise FileExistsError(
+            errno.EEXIST, "this run has not made this folder; move it away", str(folder)
+        )
 
 
 def mark(folder: Path, as_folder: Path, run: str) -> None:
@@ -131,7 +145,9 @@ def is_marked(folder: Path, run: str) -> bool:
 
 
 def mark_of(folder: Path) -> str | None:
-    """Return the run that has made a folder; None without a mark that fits the name of the folder."""
+    """Return the run that has made a folder; None without a mark that fits the name of the
+    folder.
+    """
     try:
         found = _read(folder / MARK)
         return str(found["run"]) if found["folder"] == _name(folder) else None
@@ -140,7 +156,9 @@ def mark_of(folder: Path) -> str | None:
 
 
 def other_contents(folder: Path) -> list[str]:
-    """Return the files in a numbered or hidden folder that have none of the names that a run writes there."""
+    """Return the files in a numbered or hidden folder that have none of the names that a run writes
+    there.
+    """
     known = _CHECKPOINT_FILES if folder.parent.name == CHECKPOINTS else _VIDEO_FILES
     found = []
     for place, folders, files in os.walk(folder):
@@ -154,7 +172,10 @@ def other_contents(folder: Path) -> list[str]:
 
 
 def numbered(output_dir: Path, parent: str) -> Iterator[tuple[int, Path]]:
-    """Yield number and path of each folder or link with the name of an iteration. Raises OSError if unreadable."""
+    """Yield number and path of each folder or link with the name of an iteration.
+
+    Raises OSError if unreadable.
+    """
     found: list[Path] = []
     with suppress(FileNotFoundError):  # unlike iterdir, glob treats an unreadable folder as empty
         found = sorted((output_dir / parent).iterdir())
@@ -163,14 +184,22 @@ def numbered(output_dir: Path, parent: str) -> Iterator[tuple[int, Path]]:
             yield int(path.name), path
 
 
-# --- removing and setting aside -------------------------------------------------------------------------------------
+# --- removing and setting aside -------------------------------------------------------------------
 
 
-def remove_after(output_dir: Path, iteration: int, run: str, corrupted: Collection[Path] = ()) -> None:
-    """Remove partial files of the run and its results after ``iteration``; ``corrupted`` checkpoints are set aside."""
+def remove_after(
+    output_dir: Path, iteration: int, run: str, corrupted: Collection[Path] = ()
+) -> None:
+    """Remove partial files of the run and its results after ``iteration``; ``corrupted``
+    checkpoints are set aside.
+    """
     for parent in NUMBERED:
         for hidden in (output_dir / parent).glob(".*"):
-            if _HIDDEN.fullmatch(hidden.name) and not hidden.is_symlink() and not other_contents(hidden):
+            if (
+                _HIDDEN.fullmatch(hidden.name)
+                and not hidden.is_symlink()
+                and not other_contents(hidden)
+            ):
                 shutil.rmtree(hidden, ignore_errors=True)
     for name in FILES:
         path = output_dir / name
@@ -188,11 +217,18 @@ def remove_after(output_dir: Path, iteration: int, run: str, corrupted: Collecti
 
 def _keep_corrupted(folder: Path) -> None:
     kept = set_aside(folder, "-damaged")
-    print(f"corrupted checkpoint {folder} is kept as {kept.name}; delete it manually", file=sys.stderr, flush=True)
+    print(
+        f"corrupted checkpoint {folder} is kept as {kept.name}; delete it manually",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def delete(path: Path, function: Callable[[Path], object]) -> None:
-    """Delete a path with ``function``, such as `discard` or `remove`. A failure is reported and not raised."""
+    """Delete a path with ``function``, such as `discard` or `remove`.
+
+    A failure is reported and not raised.
+    """
     try:
         function(path)
     except OSError as error:
@@ -200,7 +236,9 @@ def delete(path: Path, function: Callable[[Path], object]) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Hide a folder, then delete it, so that a crash leaves no partial checkpoint that looks complete."""
+    """Hide a folder, then delete it, so that a crash leaves no partial checkpoint that looks
+    complete.
+    """
     discard(hide(folder))
 
 
@@ -215,19 +253,27 @@ def hide(folder: Path, suffix: str = "removed") -> Path:
 
 
 def discard(folder: Path) -> None:
-    """Delete a hidden folder, or set it aside if it also has files that no run writes. Of a link, delete the link."""
+    """Delete a hidden folder, or set it aside if it also has files that no run writes.
+
+    Of a link, delete the link.
+    """
     if folder.is_symlink():
         folder.unlink()
         return
     if others := other_contents(folder):
         kept = set_aside(folder, "-kept")
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
-        raise OSError(errno.ENOTEMPTY, f"it has files that no run writes, {others[0]}{more}; kept as {kept.name}")
+        raise OSError(
+            errno.ENOTEMPTY,
+            f"it has files that no run writes, {others[0]}{more}; kept as {kept.name}",
+        )
     shutil.rmtree(folder)
 
 
 def set_aside(folder: Path, suffix: str) -> Path:
-    """Rename a numbered or hidden folder to NUMBER + ``suffix``, or with -2 etc. added, and return the new path."""
+    """Rename a numbered or hidden folder to NUMBER + ``suffix``, or with -2 etc. added, and return
+    the new path.
+    """
     hidden = _HIDDEN.fullmatch(folder.name)
     name = hidden[1] if hidden else folder.name
     target = folder.with_name(f"{name}{suffix}")
@@ -241,7 +287,9 @@ def set_aside(folder: Path, suffix: str) -> Path:
 
 
 def _name(folder: Path) -> str:
-    """Return the name of a numbered folder in its mark, such as ``samples/000050``, also while it is hidden."""
+    """Return the name of a numbered folder in its mark, such as ``samples/000050``, also while it
+    is hidden.
+    """
     hidden = _HIDDEN.fullmatch(folder.name)
     return f"{folder.parent.name}/{hidden[1] if hidden else folder.name}"
 

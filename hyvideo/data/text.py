@@ -1,4 +1,6 @@
-"""Text for people: rows of a label and a text, which one printer aligns, and the forms of numbers in them."""
+"""Text for people: rows of a label and a text, which one printer aligns, and the forms of numbers
+in them.
+"""
 
 import difflib
 import re
@@ -20,7 +22,9 @@ def labelled(label: str, texts: Iterable[str]) -> list[Row]:
 
 
 def number(value: float) -> str:
-    """Format a number with three significant digits, or as a whole number from 100 on; also a template filter."""
+    """Format a number with three significant digits, or as a whole number from 100 on; also a
+    template filter.
+    """
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -40,30 +44,41 @@ def text_problem(text: str, max_bytes: int) -> str | None:
     """Return the first problem that makes ``text`` unusable as a prompt, None if there is none."""
     if match := _NO_TEXT.search(text):
         kind = "lone surrogate" if "\ud800" <= match[0] <= "\udfff" else "control character"
-        return f"character {match.start() + 1} is the {kind} U+{ord(match[0]):04X}; remove it or save the text as UTF-8"
+        return (
+            f"character {match.start() + 1} is the {kind} U+{ord(match[0]):04X}; remove it or "
+            "save the text as UTF-8"
+        )
     if (size := len(text.encode())) > max_bytes:
         return f"it has {size:,} bytes in UTF-8, the limit is {max_bytes:,}; shorten it"
     return None
 
 
 def quote(text: object, longest: int = 200) -> str:
-    """Return ``text`` in quotes for a message: truncated, with escapes for characters that cannot be printed."""
+    """Return ``text`` in quotes for a message: truncated, with escapes for characters that cannot
+    be printed.
+    """
     text = str(text)
     return repr(text if len(text) <= longest else f"{text[:longest]}...")
 
 
 def shorten(message: str, longest: int = MAX_MESSAGE) -> str:
     """Return a message without its middle if it is long, with control characters escaped."""
-    clean = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in message[: 100 * longest])
+    clean = "".join(
+        c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in message[: 100 * longest]
+    )
     if len(clean) <= longest:
         return clean
     return f"{clean[: longest // 2]} ... {clean[-longest // 2 :]}"
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the type, text and notes of any exception, shortened so that it can be printed and recorded."""
+    """Return the type, text and notes of any exception, shortened so that it can be printed and
+    recorded.
+    """
     try:
-        return shorten("; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]))
+        return shorten(
+            "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+        )
     except Exception:  # the exception's own __str__ failed
         return f"{type(error).__name__}, whose text cannot be read"
 
@@ -71,7 +86,9 @@ def describe_error(error: BaseException) -> str:
 def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return one line of text per row, with the cells aligned in columns."""
     widths = [max(map(len, column)) for column in zip(*rows)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows
+    ]
 
 
 def nearest(word: str, names: Iterable[str]) -> str:

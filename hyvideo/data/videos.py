@@ -24,17 +24,21 @@ from hyvideo.data.files import replacing
 MIN_MP4_SIDE = 256  # pixels
 BT601 = 6  # of H.264's tables of primaries, transfer characteristics and matrices: SMPTE 170M
 LIMITED_RANGE = 1  # luma from 16 to 235
-# x264 weighs blocks by how much later frames depend on them ("mbtree"). With AVX-512, its code for this reads memory
-# that was never written (core 165): two files of the same 49 frames with film grain differed by up to 25 levels.
+# x264 weighs blocks by how much later frames depend on them ("mbtree"). With AVX-512, its code for
+# this reads memory that was never written (core 165): two files of the same 49 frames with film
+# grain differed by up to 25 levels.
 X264_OPTIONS = {"mbtree": "0"}
 PREVIEW_SIDE = 256  # pixels on the shorter side of a preview, at most
 PREVIEW_CRF = "28"  # quality of a preview; 0 is lossless, 51 the worst
 PREVIEW_BUFFER = 1.0  # seconds over which the limited bit rate of a preview is averaged
-POSTER_QUALITIES = (60, 30, 10)  # of WebP, from 0 to 100; the first whose picture is small enough is used
+# of WebP, from 0 to 100; the first whose picture is small enough is used
+POSTER_QUALITIES = (60, 30, 10)
 
 
 def to_uint8(video: Tensor) -> Tensor:
-    """Convert a decoded video from [-1, 1] to uint8, without synchronizing with a GPU; NaN becomes any color."""
+    """Convert a decoded video from [-1, 1] to uint8, without synchronizing with a GPU; NaN becomes
+    any color.
+    """
     return ((video.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
 
 
@@ -44,7 +48,8 @@ def round_through(values: Tensor) -> Tensor:
 
 
 def to_levels(video: Tensor) -> Tensor:
-    """Convert a decoded video from [-1, 1] to the levels of `to_uint8` as floats, whose gradient ignores the rounding.
+    """Convert a decoded video from [-1, 1] to the levels of `to_uint8` as floats, whose gradient
+    ignores the rounding.
 
     Values outside [-1, 1] have no gradient.
     """
@@ -67,12 +72,16 @@ def check_fps(fps: float) -> None:
 
 
 def enlarge(video: Tensor, factor: int) -> Tensor:
-    """Repeat every pixel ``factor`` x ``factor`` times. Shape: (..., factor * height, factor * width)."""
+    """Repeat every pixel ``factor`` x ``factor`` times.
+
+    Shape: (..., factor * height, factor * width).
+    """
     return video.repeat_interleave(factor, dim=-2).repeat_interleave(factor, dim=-1)
 
 
 def mp4_factor(height: int, width: int) -> int:
-    """Return the integer factor by which ``write_video`` enlarges a video; 1 from 256 pixels on the shorter side.
+    """Return the integer factor by which ``write_video`` enlarges a video; 1 from 256 pixels on the
+    shorter side.
 
     yuv420p, with one color per 2 x 2 pixels, would change what a scorer sees, and needs even sizes.
     """
@@ -84,7 +93,8 @@ def mp4_factor(height: int, width: int) -> int:
 
 
 def at_original_size(video: Tensor, height: int, width: int) -> Tensor:
-    """Reduce a video that `write_video` has enlarged to ``height`` x ``width``; return others as they are.
+    """Reduce a video that `write_video` has enlarged to ``height`` x ``width``; return others as
+    they are.
 
     Shape: uint8 (frames, 3, height, width).
     """
@@ -98,16 +108,21 @@ def at_original_size(video: Tensor, height: int, width: int) -> Tensor:
 def write_video(path: str | os.PathLike, video: Tensor, fps: float) -> None:
     """Write a video, uint8 (frames, 3, height, width), as H.264 mp4 at ``fps`` frames per second.
 
-    Videos with less than 256 pixels on the shorter side are enlarged by ``mp4_factor``. The file is written atomically.
-    Raises ValueError for an invalid tensor, and for odd sizes from 256 pixels upwards.
+    Videos with less than 256 pixels on the shorter side are enlarged by ``mp4_factor``. The file is
+    written atomically. Raises ValueError for an invalid tensor, and for odd sizes from 256 pixels
+    upwards.
     """
     check_video(video)
     check_fps(fps)
     factor = mp4_factor(*video.shape[-2:])
-    pixels = enlarge(video.detach().cpu(), factor).permute(0, 2, 3, 1)  # (frames, height, width, channels)
+    # (frames, height, width, channels)
+    pixels = enlarge(video.detach().cpu(), factor).permute(0, 2, 3, 1)
     if pixels.shape[1] % 2 or pixels.shape[2] % 2:
         height, width = video.shape[-2:]
-        raise ValueError(f"H.264 in yuv420p needs an even height and width, got {height} x {width}; crop the video")
+        raise ValueError(
+            f"H.264 in yuv420p needs an even height and width, got {height} x {width}; crop the "
+            "video"
+        )
     with replacing(path) as temporary:
         temporary.write_bytes(_mp4(pixels.numpy(), _as_rate(fps)))
 
@@ -117,7 +132,10 @@ def _as_rate(fps: float) -> Fraction:
 
 
 def _mp4(pixels: np.ndarray, rate: Fraction) -> bytes:
-    """Encode frames as H.264 at ``rate`` frames per second. Shape: uint8 (frames, height, width, 3)."""
+    """Encode frames as H.264 at ``rate`` frames per second.
+
+    Shape: uint8 (frames, height, width, 3).
+    """
     height, width = pixels.shape[1:3]
     pictures = (av.VideoFrame.from_ndarray(frame, format="rgb24") for frame in pixels)
     return _encode(pictures, rate, height=height, width=width)
@@ -133,10 +151,12 @@ def _encode(
 ) -> bytes:
     """Encode pictures as H.264 in yuv420p at ``rate`` frames per second, one at a time.
 
-    The stream names its colors. Without a name, players take BT.709 from 720 lines on, and show other colors.
+    The stream names its colors. Without a name, players take BT.709 from 720 lines on, and show
+    other colors.
     """
     buffer = io.BytesIO()
-    frame_duration = 1 / rate  # seconds; not stream.time_base, which the muxer changes when it writes the header
+    # seconds; not stream.time_base, which the muxer changes when it writes the header
+    frame_duration = 1 / rate
     with av.open(buffer, "w", format="mp4") as file:
         stream = file.add_stream(
             "libx264",
@@ -159,9 +179,11 @@ def _encode(
 
 
 def encode_preview(path: str | os.PathLike, *, max_bytes: int) -> bytes:
-    """Return a video file as a small mp4 with all its frames, 256 pixels on the shorter side, for a web page.
+    """Return a video file as a small mp4 with all its frames, 256 pixels on the shorter side, for a
+    web page.
 
-    It has at most about ``max_bytes``. Only one frame of the file is in memory at a time. Raises like `read_video`.
+    It has at most about ``max_bytes``. Only one frame of the file is in memory at a time. Raises
+    like `read_video`.
     """
     with _opened(path) as (file, stream):
         header = _header(stream, path)
@@ -175,16 +197,20 @@ def encode_preview(path: str | os.PathLike, *, max_bytes: int) -> bytes:
             "bufsize": str(int(PREVIEW_BUFFER * int(bits_per_second))),
         }
         small = (
-            picture.reformat(width, height, "yuv420p", dst_colorspace="ITU601", interpolation="AREA")
+            picture.reformat(
+                width, height, "yuv420p", dst_colorspace="ITU601", interpolation="AREA"
+            )
             for picture in file.decode(stream)
         )
         return _encode(small, _as_rate(header.fps), height=height, width=width, options=options)
 
 
 def encode_poster(path: str | os.PathLike, *, max_bytes: int) -> bytes:
-    """Return the first frame of a video file as a WebP picture of at most ``max_bytes``, for a web page.
+    """Return the first frame of a video file as a WebP picture of at most ``max_bytes``, for a web
+    page.
 
-    It has at most 256 pixels on the shorter side. It is empty if no quality is small enough. Raises like `read_video`.
+    It has at most 256 pixels on the shorter side. It is empty if no quality is small enough. Raises
+    like `read_video`.
     """
     with _opened(path) as (file, stream):
         picture = next(file.decode(stream), None)
@@ -206,10 +232,12 @@ def _preview_size(height: int, width: int) -> tuple[int, int]:
 
 
 def read_video(path: str | os.PathLike) -> tuple[Tensor, float]:
-    """Read a video file's frames as stored and its frames per second. Shape: uint8 (frames, 3, height, width).
+    """Read a video file's frames as stored and its frames per second.
 
-    A file of variable frame rate has its average rate, as in the original VideoAlign. Raises FileNotFoundError, and
-    ValueError if the file has no video, no frame rate or too few frames.
+    Shape: uint8 (frames, 3, height, width).
+
+    A file of variable frame rate has its average rate, as in the original VideoAlign. Raises
+    FileNotFoundError, and ValueError if the file has no video, no frame rate or too few frames.
     """
     with _opened(path) as (file, stream):
         header = _header(stream, path)
@@ -223,7 +251,8 @@ def read_video(path: str | os.PathLike) -> tuple[Tensor, float]:
 def read_frames(path: str | os.PathLike, choose: Callable[[int], Sequence[int]]) -> Tensor:
     """Read only some frames of a video file. Shape: uint8 (chosen frames, 3, height, width).
 
-    ``choose`` maps the number of frames to the indices of those to read, in ascending order. Raises like `read_video`.
+    ``choose`` maps the number of frames to the indices of those to read, in ascending order. Raises
+    like `read_video`.
     """
     with _opened(path) as (file, stream):
         header = _header(stream, path)
@@ -237,7 +266,11 @@ def read_frames(path: str | os.PathLike, choose: Callable[[int], Sequence[int]])
             if number in wanted
         }
     _check_length(path, len(found), len(wanted))
-    return torch.from_numpy(np.stack([found[number] for number in wanted])).permute(0, 3, 1, 2).contiguous()
+    return (
+        torch.from_numpy(np.stack([found[number] for number in wanted]))
+        .permute(0, 3, 1, 2)
+        .contiguous()
+    )
 
 
 class Header(NamedTuple):
@@ -250,13 +283,18 @@ class Header(NamedTuple):
 
 
 def read_header(path: str | os.PathLike) -> Header:
-    """Return what a video file states, without decoding it. Raises like `read_video`, but not for missing frames."""
+    """Return what a video file states, without decoding it.
+
+    Raises like `read_video`, but not for missing frames.
+    """
     with _opened(path) as (_, stream):
         return _header(stream, path)
 
 
 def is_as_written(path: str | os.PathLike) -> bool:
-    """Return whether a file has the codec, colors and metadata of the files of `write_video`. Raises like `read_video`.
+    """Return whether a file has the codec, colors and metadata of the files of `write_video`.
+
+    Raises like `read_video`.
 
     Copies of such files reveal nothing about the program that wrote them.
     """
@@ -275,7 +313,10 @@ def _storage(file: InputContainer, stream: av.VideoStream) -> tuple:
 
 @contextmanager
 def _opened(path: str | os.PathLike) -> Iterator[tuple[InputContainer, av.VideoStream]]:
-    """Context manager that yields a file and its video stream. Raises ValueError if the file cannot be decoded."""
+    """Context manager that yields a file and its video stream.
+
+    Raises ValueError if the file cannot be decoded.
+    """
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no video file {path}")
@@ -297,4 +338,6 @@ def _header(stream: av.VideoStream, path: str | os.PathLike) -> Header:
 
 def _check_length(path: str | os.PathLike, found: int, expected: int) -> None:
     if not found or found < expected:
-        raise ValueError(f"{path} has {found} frames, expected {expected or 'at least 1'}; write it again")
+        raise ValueError(
+            f"{path} has {found} frames, expected {expected or 'at least 1'}; write it again"
+        )

@@ -1,11 +1,15 @@
-"""torchrun's agent, which starts the processes of a run on a node, with other rules for shutdown and restart.
+"""torchrun's agent, which starts the processes of a run on a node, with other rules for shutdown
+and restart.
 
-- On SIGTERM, SIGHUP or Ctrl-C it sends SIGUSR1 to its processes, which have ``--shutdown-timeout`` to save and exit. A
-  second signal ends them with SIGTERM. With nohup, it ignores SIGHUP.
-- If a process fails, on this or another node, it ends the others with SIGTERM, which they do not handle.
-- A run is not restarted after an exit code of ``post_train.py`` in `FINAL_CODES`, because it would fail again.
+- On SIGTERM, SIGHUP or Ctrl-C it sends SIGUSR1 to its processes, which have ``--shutdown-timeout``
+  to save and exit. A second signal ends them with SIGTERM. With nohup, it ignores SIGHUP.
+- If a process fails, on this or another node, it ends the others with SIGTERM, which they do not
+  handle.
+- A run is not restarted after an exit code of ``post_train.py`` in `FINAL_CODES`, because it would
+  fail again.
 - ``--max-restarts`` counts the failures since the run last reached a new iteration.
-- A node announces the address by which it reaches the rendezvous, where torchrun announces its host name.
+- A node announces the address by which it reaches the rendezvous, where torchrun announces its host
+  name.
 """
 
 import functools
@@ -30,7 +34,10 @@ FINAL_CODES = (2, 3, STOPPED_CODE)  # invalid settings, reward hacking, stopped 
 
 
 class Agent(LocalElasticAgent):
-    """Agent of one node. ``last_iteration`` returns the last iteration that the run has finished."""
+    """Agent of one node.
+
+    ``last_iteration`` returns the last iteration that the run has finished.
+    """
 
     def __init__(self, *arguments, last_iteration: Callable[[], int], **options):
         super().__init__(*arguments, **options)
@@ -52,7 +59,8 @@ class Agent(LocalElasticAgent):
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
         if not isinstance(sys.exception(), SignalException):
-            return super()._shutdown(signal.SIGTERM, min(timeout, KILL_AFTER_S))  # a stopped process ignores SIGTERM
+            # a stopped process ignores SIGTERM
+            return super()._shutdown(signal.SIGTERM, min(timeout, KILL_AFTER_S))
         try:
             super()._shutdown(signal.SIGUSR1, timeout)
         except SignalException:  # a second signal
@@ -66,13 +74,20 @@ def final_code(failures: dict) -> int | None:
 
 
 def reachable(arguments: list[str]) -> list[str]:
-    """Return torchrun's arguments with the address by which other nodes reach this one, unless one is given.
+    """Return torchrun's arguments with the address by which other nodes reach this one, unless one
+    is given.
 
-    Also sets the interface of gloo's connections, unless the user did. On the master, the endpoint becomes localhost,
-    because torchrun does not recognize an address of this machine that its host name is not mapped to.
+    Also sets the interface of gloo's connections, unless the user did. On the master, the endpoint
+    becomes localhost, because torchrun does not recognize an address of this machine that its host
+    name is not mapped to.
     """
     options = run.parse_args(arguments)
-    if options.rdzv_backend != "c10d" or not options.rdzv_endpoint or options.standalone or options.local_addr:
+    if (
+        options.rdzv_backend != "c10d"
+        or not options.rdzv_endpoint
+        or options.standalone
+        or options.local_addr
+    ):
         return arguments
     host, port = parse_rendezvous_endpoint(options.rdzv_endpoint, default_port=29400)
     here = node_address(host)
@@ -88,20 +103,29 @@ def reachable(arguments: list[str]) -> list[str]:
 
 
 def main(arguments: list[str], last_iteration: Callable[[list[str]], int]) -> int:
-    """Run torchrun. Return a code of `FINAL_CODES`, else 0 or 1; ``last_iteration`` takes the flags of a run."""
-    # Slurm sends SIGUSR1 to all processes, but the agent acts on SIGTERM. The workers would inherit SIG_IGN.
+    """Run torchrun.
+
+    Return a code of `FINAL_CODES`, else 0 or 1; ``last_iteration`` takes the flags of a run.
+    """
+    # Slurm sends SIGUSR1 to all processes, but the agent acts on SIGTERM. The workers would inherit
+    # SIG_IGN.
     signal.signal(signal.SIGUSR1, lambda *_: None)
-    # A store that survives a restart keeps entries of the previous processes, which make the new ones hang.
+    # A store that survives a restart keeps entries of the previous processes, which make the new
+    # ones hang.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     arguments = reachable(arguments)
     options = run.parse_args(arguments)
-    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # torchrun would handle it also with nohup
-        handled = [name for name in options.signals_to_handle.split(",") if name.strip() != "SIGHUP"]
+    # torchrun would handle it also with nohup
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        handled = [
+            name for name in options.signals_to_handle.split(",") if name.strip() != "SIGHUP"
+        ]
         arguments = [f"--signals-to-handle={','.join(handled)}", *arguments]
     if options.nproc_per_node != "1":
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does, without its warning
     flags = options.training_script_args
-    PContext.close.__defaults__ = (None, KILL_AFTER_S)  # when a process fails; a stopped process ignores SIGTERM
+    # when a process fails; a stopped process ignores SIGTERM
+    PContext.close.__defaults__ = (None, KILL_AFTER_S)
     api.LocalElasticAgent = functools.partial(Agent, last_iteration=lambda: last_iteration(flags))
     try:
         run.main(arguments)

@@ -8,7 +8,8 @@
     checkpoints/000010/manifest.json   names, sizes and hashes of these files
     checkpoints/latest              name of the newest complete checkpoint
 
-The anchor is stored only if it differs from the policy. Random state is derived from the seed and not stored.
+The anchor is stored only if it differs from the policy. Random state is derived from the seed and
+not stored.
 """
 
 import os
@@ -33,33 +34,45 @@ from hyvideo.distributed.sharded_tensors import assign_ranks, local_shard, repli
 
 AUTO = "auto"
 TENSORS = "tensors"
-_PARTS = ("state.json", manifest.NAME, "model.json", TENSORS, MARK)  # any of them shows that a folder is a checkpoint
+# any of them shows that a folder is a checkpoint
+_PARTS = ("state.json", manifest.NAME, "model.json", TENSORS, MARK)
 
 
 def read_state(
-    folder: Path, needed: Mapping[str, object] | None = None, optional: Mapping[str, object] | None = None
+    folder: Path,
+    needed: Mapping[str, object] | None = None,
+    optional: Mapping[str, object] | None = None,
 ) -> dict:
-    """Return the values of state.json. Raises ValueError if it is invalid, or lacks the ``needed`` names or kinds.
+    """Return the values of state.json.
 
-    A kind is ``int`` for a count, ``float`` for a number, another type, ``[kind]`` for a list, a tuple of alternatives,
-    or a mapping of the names in a JSON object to their kinds, in which ``*`` stands for all names. ``optional`` has the
-    kinds of names that may be absent.
+    Raises ValueError if it is invalid, or lacks the ``needed`` names or kinds.
+
+    A kind is ``int`` for a count, ``float`` for a number, another type, ``[kind]`` for a list, a
+    tuple of alternatives, or a mapping of the names in a JSON object to their kinds, in which ``*``
+    stands for all names. ``optional`` has the kinds of names that may be absent.
     """
     try:
         state = parse_json((folder / "state.json").read_text())
     except (OSError, ValueError) as error:
-        raise ValueError(f"{folder} is not a complete checkpoint: {error!r} in state.json") from error
+        raise ValueError(
+            f"{folder} is not a complete checkpoint: {error!r} in state.json"
+        ) from error
     if not isinstance(state, dict):
-        raise ValueError(f"{folder} is not a complete checkpoint: state.json must contain a JSON object")
+        raise ValueError(
+            f"{folder} is not a complete checkpoint: state.json must contain a JSON object"
+        )
     kinds = dict(needed or {})
     kinds |= {name: kind for name, kind in (optional or {}).items() if name in state}
     if absent := [name for name in kinds if name not in state]:
-        raise ValueError(f"{folder} is not a complete checkpoint: state.json has no {', '.join(absent)}")
+        raise ValueError(
+            f"{folder} is not a complete checkpoint: state.json has no {', '.join(absent)}"
+        )
     wrong = [name for name, kind in kinds.items() if not _is_kind(state[name], kind)]
     if wrong:
         values = ", ".join(f"{name} {quote(state[name], 60)}" for name in wrong)
         raise ValueError(
-            f"{folder} is not a complete checkpoint: state.json has the wrong values {values}; resume from an earlier "
+            f"{folder} is not a complete checkpoint: state.json has the wrong values {values}; "
+            "resume from an earlier "
             "checkpoint"
         )
     return state
@@ -86,10 +99,12 @@ def _is_kind(value: object, kind: object) -> bool:
 
 
 def load_tensors(folder: Path, targets: dict[str, Tensor], mesh: Mesh | None = None) -> None:
-    """Load the tensors of a checkpoint into ``targets``, which may be sharded in any way. Collective.
+    """Load the tensors of a checkpoint into ``targets``, which may be sharded in any way.
 
-    Parts that several ranks hold are read once and broadcast. Raises ValueError on every rank if any cannot load a
-    tensor.
+    Collective.
+
+    Parts that several ranks hold are read once and broadcast. Raises ValueError on every rank if
+    any cannot load a tensor.
     """
     mesh = mesh or Mesh(0, 1, 1)
     names = sorted(targets)
@@ -120,22 +135,34 @@ def check_shapes(folder: Path, targets: Mapping[str, Tensor]) -> None:
 
 
 def find(output_dir: Path, resume_from: str) -> Path | None:
-    """Return the checkpoint to resume; None if `latest` finds none. Raises ValueError if a named one is incomplete."""
+    """Return the checkpoint to resume; None if `latest` finds none.
+
+    Raises ValueError if a named one is incomplete.
+    """
     if resume_from in (LATEST, AUTO):
-        return next((path for path in candidates(output_dir) if manifest.size_problem(path) is None), None)
+        return next(
+            (path for path in candidates(output_dir) if manifest.size_problem(path) is None), None
+        )
     folder = Path(resume_from)
     if not (folder / "state.json").is_file():
-        raise ValueError(f"resume_from_checkpoint must be `latest`, `auto` or a checkpoint folder, got {resume_from!r}")
+        raise ValueError(
+            "resume_from_checkpoint must be `latest`, `auto` or a checkpoint folder, got "
+            f"{resume_from!r}"
+        )
     if problem := manifest.size_problem(folder):
         raise _corrupted(folder, problem)
     return folder
 
 
-def find_intact(output_dir: Path, resume_from: str, mesh: Mesh, skipped: list[Path] | None = None) -> Path | None:
-    """Return the first of `candidates` whose files match its manifest; report others and add them to ``skipped``.
+def find_intact(
+    output_dir: Path, resume_from: str, mesh: Mesh, skipped: list[Path] | None = None
+) -> Path | None:
+    """Return the first of `candidates` whose files match its manifest; report others and add them
+    to ``skipped``.
 
-    Collective: the main rank chooses. Raises ValueError if a named checkpoint, or every one, is corrupted. No
-    checkpoint is deleted: a run that resumes from an earlier one sets the ``skipped`` ones aside.
+    Collective: the main rank chooses. Raises ValueError if a named checkpoint, or every one, is
+    corrupted. No checkpoint is deleted: a run that resumes from an earlier one sets the ``skipped``
+    ones aside.
     """
     is_named, folders = resume_from not in (LATEST, AUTO), []
     with raise_on_all_ranks(mesh, errors=(ValueError, OSError)):
@@ -156,7 +183,8 @@ def find_intact(output_dir: Path, resume_from: str, mesh: Mesh, skipped: list[Pa
     if folders:
         raise ValueError(
             f"all checkpoints in {output_dir / CHECKPOINTS} are corrupted and kept: "
-            f"{', '.join(path.name for path in folders)}; restore one of them from a copy, or start over in another "
+            f"{', '.join(path.name for path in folders)}; restore one of them from a copy, or "
+            "start over in another "
             "output_dir"
         )
     return None
@@ -166,19 +194,27 @@ def require_same_checkpoint(iteration: int, manifest_hash: str, mesh: Mesh) -> N
     """Raise ValueError on all ranks unless all resume from the same checkpoint. Collective."""
     chosen = all_objects(f"iteration {iteration} with manifest {manifest_hash}", mesh)
     if len(set(chosen)) > 1:
-        ranks = {name: name_ranks(rank for rank, choice in enumerate(chosen) if choice == name) for name in chosen}
+        ranks = {
+            name: name_ranks(rank for rank, choice in enumerate(chosen) if choice == name)
+            for name in chosen
+        }
         raise ValueError(
-            f"all ranks must resume one checkpoint, got {'; '.join(f'{name} on {ranks[name]}' for name in ranks)}; "
+            "all ranks must resume one checkpoint, got "
+            f"{'; '.join(f'{name} on {ranks[name]}' for name in ranks)}; "
             "restart when all nodes see the same output_dir"
         )
 
 
 def _corrupted(folder: Path, problem: str) -> ValueError:
-    return ValueError(f"checkpoint {folder} is corrupted: {problem}; resume from an earlier one or from `latest`")
+    return ValueError(
+        f"checkpoint {folder} is corrupted: {problem}; resume from an earlier one or from `latest`"
+    )
 
 
 def candidates(output_dir: Path) -> list[Path]:
-    """Return the checkpoints, also corrupted ones: the one that ``latest`` names, then the others, newest first."""
+    """Return the checkpoints, also corrupted ones: the one that ``latest`` names, then the others,
+    newest first.
+    """
     found = [path for _, path in numbered(output_dir, CHECKPOINTS) if _is_checkpoint(path)]
     newest_first = found[::-1]
     pointer = output_dir / CHECKPOINTS / LATEST
@@ -187,7 +223,10 @@ def candidates(output_dir: Path) -> list[Path]:
 
 
 def _is_checkpoint(folder: Path) -> bool:
-    """Return whether a folder is, or was, a checkpoint: it has a part of one. Raises OSError if it is unreadable."""
+    """Return whether a folder is, or was, a checkpoint: it has a part of one.
+
+    Raises OSError if it is unreadable.
+    """
     for part in _PARTS:
         with suppress(FileNotFoundError, NotADirectoryError):
             (folder / part).lstat()
@@ -196,7 +235,9 @@ def _is_checkpoint(folder: Path) -> bool:
 
 
 def _restore_replaced(output_dir: Path) -> None:
-    """Restore checkpoints that were hidden for a replacement that a killed process did not publish."""
+    """Restore checkpoints that were hidden for a replacement that a killed process did not
+    publish.
+    """
     for hidden in (output_dir / CHECKPOINTS).glob(".[0-9]*.replaced"):
         folder = hidden.with_name(hidden.name.split(".")[1])
         if not os.path.lexists(folder) and manifest.size_problem(hidden) is None:
@@ -205,5 +246,10 @@ def _restore_replaced(output_dir: Path) -> None:
 
 
 def complete(output_dir: Path) -> list[Path]:
-    """Return the checkpoints with a state.json, oldest first. Renamed ones, such as 000010-good, are excluded."""
-    return [path for _, path in numbered(output_dir, CHECKPOINTS) if (path / "state.json").is_file()]
+    """Return the checkpoints with a state.json, oldest first.
+
+    Renamed ones, such as 000010-good, are excluded.
+    """
+    return [
+        path for _, path in numbered(output_dir, CHECKPOINTS) if (path / "state.json").is_file()
+    ]

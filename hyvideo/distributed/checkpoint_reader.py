@@ -1,6 +1,7 @@
 """Safe reading of torch.distributed.checkpoint files from untrusted sources.
 
-Their ``.metadata`` is a pickle. Only classes that describe tensors are unpickled, and only files inside are opened.
+Their ``.metadata`` is a pickle. Only classes that describe tensors are unpickled, and only files
+inside are opened.
 """
 
 import io
@@ -14,7 +15,9 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
 # The library warns on every load in a single process.
-warnings.filterwarnings("ignore", message=".*assuming the intent is to (load|save) in a single process")
+warnings.filterwarnings(
+    "ignore", message=".*assuming the intent is to (load|save) in a single process"
+)
 
 _CHECKPOINT = "torch.distributed.checkpoint"
 _DESCRIPTIONS = (
@@ -26,7 +29,10 @@ _ALLOWED = {
     ("torch.serialization", "_get_layout"),
     (f"{_CHECKPOINT}.filesystem", "_StorageInfo"),
     *product([f"{_CHECKPOINT}.metadata"], _DESCRIPTIONS),
-    *product(["pathlib", "pathlib._local"], ["PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath"]),
+    *product(
+        ["pathlib", "pathlib._local"],
+        ["PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath"],
+    ),
 }
 
 
@@ -47,10 +53,14 @@ def read_metadata(folder: Path) -> Metadata:
     try:
         metadata = _Unpickler(io.BytesIO((folder / ".metadata").read_bytes()), classes).load()
     except Exception as error:  # a corrupted pickle can raise anything
-        raise ValueError(f"{folder}/.metadata is missing, corrupted or not tensor metadata: {error}") from error
+        raise ValueError(
+            f"{folder}/.metadata is missing, corrupted or not tensor metadata: {error}"
+        ) from error
     finally:  # a pickle can set attributes of the classes themselves
         for found, before in classes.items():
-            for name in [name for name, value in vars(found).items() if before.get(name) is not value]:
+            for name in [
+                name for name, value in vars(found).items() if before.get(name) is not value
+            ]:
                 if name in before:
                     setattr(found, name, before[name])
                 else:
@@ -59,7 +69,9 @@ def read_metadata(folder: Path) -> Metadata:
         raise ValueError(f"{folder}/.metadata is not tensor metadata")
     for info in metadata.storage_data.values():
         if PurePath(info.relative_path).name != info.relative_path:
-            raise ValueError(f"{folder}/.metadata refers to a file outside its folder: {info.relative_path!r}")
+            raise ValueError(
+                f"{folder}/.metadata refers to a file outside its folder: {info.relative_path!r}"
+            )
     return metadata
 
 

@@ -52,11 +52,13 @@ class CheckpointWriter:
         self.owner = owner
         self.run = run
         self.last_failed = False  # whether the newest checkpoint could not be written
-        self.spans: list[list[float]] = []  # start and, once it has ended, end of the newest write (`perf_counter`)
+        # start and, once it has ended, end of the newest write (`perf_counter`)
+        self.spans: list[list[float]] = []
         # A separate group, so that the thread's collectives cannot mix with those of the training.
         limit = timedelta(seconds=timeout)
         self._group = dist.new_group(backend="gloo", timeout=limit) if mesh.world_size > 1 else None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")  # named in config/processes.py
+        # named in config/processes.py
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future | None = None
 
     def save(
@@ -64,14 +66,23 @@ class CheckpointWriter:
         iteration: int,
         tensors: Mapping[str, Tensor],
         state: dict,  # JSON: counters and small values
-        files: Callable[[Path], None] = lambda folder: None,  # writes additional files; called on the main rank
+        # writes additional files; called on the main rank
+        files: Callable[[Path], None] = lambda folder: None,
     ) -> Path:
-        """Wait for the previous checkpoint, then start writing this one and return its folder. Collective."""
+        """Wait for the previous checkpoint, then start writing this one and return its folder.
+
+        Collective.
+        """
         self.wait()
-        copied = {name: tensor.detach().to("cpu", copy=self.is_asynchronous) for name, tensor in tensors.items()}
+        copied = {
+            name: tensor.detach().to("cpu", copy=self.is_asynchronous)
+            for name, tensor in tensors.items()
+        }
         target = self.output_dir / CHECKPOINTS / f"{iteration:06d}"
         self.spans = [[time.perf_counter()]]
-        self._pending = self._thread.submit(self._write, target, copied, json.dumps(state, indent=2), files)
+        self._pending = self._thread.submit(
+            self._write, target, copied, json.dumps(state, indent=2), files
+        )
         if not self.is_asynchronous:
             self.wait()
         return target
@@ -82,7 +93,10 @@ class CheckpointWriter:
             self.wait()
 
     def wait(self) -> None:
-        """Wait until the current checkpoint is visible or has failed. A failure is reported and not raised."""
+        """Wait until the current checkpoint is visible or has failed.
+
+        A failure is reported and not raised.
+        """
         if self._pending is None:
             return
         pending, self._pending = self._pending, None
@@ -93,9 +107,15 @@ class CheckpointWriter:
             self.last_failed = True
             reason = " ".join(str(error).split())[-500:]
             if self.mesh.is_main:  # the reason is the same on all ranks
-                print(f"\nCHECKPOINT NOT WRITTEN ({reason}); keeping earlier ones, training continues", file=sys.stderr)
+                print(
+                    f"\nCHECKPOINT NOT WRITTEN ({reason}); keeping earlier ones, training "
+                    "continues",
+                    file=sys.stderr,
+                )
 
-    def _write(self, target: Path, tensors: dict[str, Tensor], state: str, files: Callable[[Path], None]) -> None:
+    def _write(
+        self, target: Path, tensors: dict[str, Tensor], state: str, files: Callable[[Path], None]
+    ) -> None:
         token = f".{self.owner.token}" if self.owner else ""
         partial = target.with_name(f".{target.name}{token}.partial")
         try:
@@ -113,7 +133,12 @@ class CheckpointWriter:
             self.spans[0].append(time.perf_counter())
 
     def _write_partial(
-        self, partial: Path, target: Path, tensors: dict[str, Tensor], state: str, files: Callable[[Path], None]
+        self,
+        partial: Path,
+        target: Path,
+        tensors: dict[str, Tensor],
+        state: str,
+        files: Callable[[Path], None],
     ) -> list[dict[str, dict]]:
         """Write everything except the manifest and return every rank's share of the manifest."""
         with self._raise_on_all_ranks():  # no rank continues before the folder exists
@@ -123,8 +148,9 @@ class CheckpointWriter:
                 run_folder.mark(partial, target, self.run)
         dcp.save(
             tensors,
-            # All tensors are on the CPU. With copy-ahead, the library would request a CUDA stream, which in this thread
-            # would be on the first GPU, so that every process of the node would allocate memory there.
+            # All tensors are on the CPU. With copy-ahead, the library would request a CUDA stream,
+            # which in this thread would be on the first GPU, so that every process of the node
+            # would allocate memory there.
             storage_writer=dcp.FileSystemWriter(partial / TENSORS, per_thread_copy_ahead=0),
             process_group=self._group,
             no_dist=self._group is None,
@@ -135,7 +161,8 @@ class CheckpointWriter:
                 files(partial)
                 (partial / "state.json").write_text(state)
         hashed: dict[str, dict] = {}
-        with self._raise_on_all_ranks():  # before the next collective, which a rank that fails would miss
+        # before the next collective, which a rank that fails would miss
+        with self._raise_on_all_ranks():
             hashed = manifest.hash_share(partial, self.mesh)
         return all_objects(hashed, self.mesh, self._group)
 
@@ -153,7 +180,11 @@ class CheckpointWriter:
             replaced = [run_folder.hide(target, "replaced")]
         elif os.path.lexists(target):
             kept = run_folder.set_aside(target, "-kept")
-            print(f"\n{target} is not a checkpoint of this run; it is kept as {kept.name}", file=sys.stderr, flush=True)
+            print(
+                f"\n{target} is not a checkpoint of this run; it is kept as {kept.name}",
+                file=sys.stderr,
+                flush=True,
+            )
         os.rename(partial, target)
         sync(target.parent)
         sync(self.output_dir)  # the checkpoints folder itself may be new
@@ -169,13 +200,19 @@ class CheckpointWriter:
 
     def _excess(self, newest: Path) -> list[Path]:
         """Return the checkpoints of this run beyond ``keep``, the oldest first."""
-        others = [path for path in complete(self.output_dir) if path != newest and run_folder.is_marked(path, self.run)]
+        others = [
+            path
+            for path in complete(self.output_dir)
+            if path != newest and run_folder.is_marked(path, self.run)
+        ]
         if self.keep_every:
             others = [path for path in others if int(path.name) % self.keep_every]
         return others[: max(0, len(others) - (self.keep - 1))]
 
     def _check_ownership(self) -> None:
-        """Raise RuntimeError if another process owns the folder, whose checkpoints must then not be changed."""
+        """Raise RuntimeError if another process owns the folder, whose checkpoints must then not be
+        changed.
+        """
         if self.owner and not self.owner.is_held():
             raise RuntimeError(f"another process now owns {self.output_dir}")
 
@@ -185,14 +222,17 @@ def _check_files(tensors: Path) -> None:
     files = {info.relative_path for info in read_metadata(tensors).storage_data.values()}
     if missing := sorted(name for name in files if not (tensors / name).is_file()):
         raise RuntimeError(
-            f"{len(missing)} of {len(files)} checkpoint files are missing in {tensors}, such as {missing[0]}: "
+            f"{len(missing)} of {len(files)} checkpoint files are missing in {tensors}, such as "
+            f"{missing[0]}: "
             "output_dir must be on a file system that all nodes share"
         )
 
 
 @contextmanager
 def _warnings_are_no_errors() -> Iterator[None]:
-    """Context in which warnings of torch.distributed.checkpoint are not raised, also if a scorer has requested this."""
+    """Context in which warnings of torch.distributed.checkpoint are not raised, also if a scorer
+    has requested this.
+    """
     if not any(action == "error" for action, *_ in warnings.filters):
         yield
         return

@@ -1,4 +1,7 @@
-"""Collectives for rewards, metrics, gradients and small objects. With one process they communicate nothing."""
+"""Collectives for rewards, metrics, gradients and small objects.
+
+With one process they communicate nothing.
+"""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,7 +28,10 @@ def gather_ranks(values: Tensor, mesh: Mesh) -> Tensor:
 
 
 def gather_replicas(values: Tensor, mesh: Mesh) -> Tensor:
-    """Return the tensors of all replicas, each from its first rank. Shape: (...) to (replicas, ...)."""
+    """Return the tensors of all replicas, each from its first rank.
+
+    Shape: (...) to (replicas, ...).
+    """
     return gather_ranks(values, mesh)[:: mesh.sp_size]
 
 
@@ -34,8 +40,13 @@ def sum_over_replicas(values: Tensor, mesh: Mesh) -> Tensor:
     return gather_replicas(values, mesh).sum(0)
 
 
-def merge_rows(local: Mapping[int, Sequence[float]], num_rows: int, width: int, mesh: Mesh) -> Tensor:
-    """Return a table of all ranks' rows, the lowest rank's if several have one, else NaN. Shape: (num_rows, width)."""
+def merge_rows(
+    local: Mapping[int, Sequence[float]], num_rows: int, width: int, mesh: Mesh
+) -> Tensor:
+    """Return a table of all ranks' rows, the lowest rank's if several have one, else NaN.
+
+    Shape: (num_rows, width).
+    """
     table = torch.full((num_rows, width), math.nan, dtype=torch.float64)
     for rows in reversed(all_objects(dict(local), mesh)):
         for row, values in rows.items():
@@ -44,15 +55,20 @@ def merge_rows(local: Mapping[int, Sequence[float]], num_rows: int, width: int, 
 
 
 def average_gradients(parameters: Iterable[nn.Parameter], mesh: Mesh, *, is_sharded: bool) -> None:
-    """Average unsharded gradients over the ranks in place. A missing gradient is set to zero, also if sharded."""
+    """Average unsharded gradients over the ranks in place.
+
+    A missing gradient is set to zero, also if sharded.
+    """
     gradients = []
     for parameter in parameters:
         if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)  # so that the optimizer behaves equally in every layout
+            # so that the optimizer behaves equally in every layout
+            parameter.grad = torch.zeros_like(parameter)
         gradients.append(parameter.grad)
     if mesh.world_size == 1 or is_sharded:
         return
-    flat = torch.cat([gradient.flatten() for gradient in gradients])  # gradients may have different strides and dtypes
+    # gradients may have different strides and dtypes
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(flat)
     flat /= mesh.world_size
     for gradient, part in zip(gradients, flat.split([gradient.numel() for gradient in gradients])):
@@ -60,9 +76,12 @@ def average_gradients(parameters: Iterable[nn.Parameter], mesh: Mesh, *, is_shar
 
 
 def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> float:
-    """Clip the gradients to a global norm of ``max_norm`` over all shards and return the norm before clipping."""
+    """Clip the gradients to a global norm of ``max_norm`` over all shards and return the norm
+    before clipping.
+    """
     norm = full_tensor(nn.utils.get_total_norm([parameter.grad for parameter in parameters]))
-    shards = [local_shard(parameter.grad) for parameter in parameters]  # a product of DTensors takes a second at first
+    # a product of DTensors takes a second at first
+    shards = [local_shard(parameter.grad) for parameter in parameters]
     torch._foreach_mul_(shards, (max_norm / (norm + 1e-6)).clamp(max=1.0))
     return norm.item()
 
@@ -76,16 +95,22 @@ def all_objects(value: T, mesh: Mesh, group: "dist.ProcessGroup | None" = None) 
     return gathered
 
 
-def first_reason(reason: str | None, mesh: Mesh, group: "dist.ProcessGroup | None" = None) -> str | None:
+def first_reason(
+    reason: str | None, mesh: Mesh, group: "dist.ProcessGroup | None" = None
+) -> str | None:
     """Return the reason of the first rank that has one, equal on all ranks; None if none has."""
     return next(filter(None, all_objects(reason, mesh, group)), None)
 
 
 @contextmanager
 def raise_on_all_ranks(
-    mesh: Mesh, group: "dist.ProcessGroup | None" = None, errors: tuple[type[Exception], ...] = (ValueError,)
+    mesh: Mesh,
+    group: "dist.ProcessGroup | None" = None,
+    errors: tuple[type[Exception], ...] = (ValueError,),
 ) -> Iterator[None]:
-    """Raise ``errors[0]`` on all ranks if the body raises one of ``errors`` on any rank, so that no rank waits."""
+    """Raise ``errors[0]`` on all ranks if the body raises one of ``errors`` on any rank, so that no
+    rank waits.
+    """
     problem = None
     try:
         yield

@@ -1,4 +1,6 @@
-"""Manifest of a checkpoint: names, sizes and hashes of its files, written with it and verified before resuming."""
+"""Manifest of a checkpoint: names, sizes and hashes of its files, written with it and verified
+before resuming.
+"""
 
 import hashlib
 import json
@@ -18,9 +20,15 @@ NEEDED = ("state.json", "tensors/.metadata")  # files of every checkpoint
 
 
 def hash_share(folder: Path, mesh: Mesh) -> dict[str, dict]:
-    """Return the size and hash of each file of this rank's share of ``folder``, by relative path."""
+    """Return the size and hash of each file of this rank's share of ``folder``, by
+    relative path.
+    """
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    return {name: _describe(folder / name) for name in names[mesh.rank :: mesh.world_size] if name != NAME}
+    return {
+        name: _describe(folder / name)
+        for name in names[mesh.rank :: mesh.world_size]
+        if name != NAME
+    }
 
 
 def write(folder: Path, shares: list[dict[str, dict]]) -> None:
@@ -33,7 +41,10 @@ def manifest_hash(folder: Path) -> str:
 
 
 def size_problem(folder: Path) -> str | None:
-    """Return why names or sizes differ from the manifest, or None. Raises ValueError if a file cannot be read."""
+    """Return why names or sizes differ from the manifest, or None.
+
+    Raises ValueError if a file cannot be read.
+    """
     name = NAME
     try:
         if (folder / NAME).is_fifo():
@@ -57,7 +68,10 @@ def size_problem(folder: Path) -> str | None:
 
 
 def corruption(folder: Path, mesh: Mesh) -> str | None:
-    """Return why sizes or hashes differ from the manifest, or None. Collective; ValueError for unreadable files."""
+    """Return why sizes or hashes differ from the manifest, or None.
+
+    Collective; ValueError for unreadable files.
+    """
     problem = None
     with raise_on_all_ranks(mesh):
         problem = size_problem(folder)
@@ -66,30 +80,38 @@ def corruption(folder: Path, mesh: Mesh) -> str | None:
         return problems[0]
     if any(problems):
         complete, incomplete = (
-            name_ranks(rank for rank, found in enumerate(problems) if bool(found) is is_bad) for is_bad in (False, True)
+            name_ranks(rank for rank, found in enumerate(problems) if bool(found) is is_bad)
+            for is_bad in (False, True)
         )
         raise ValueError(
-            f"all ranks must see the same checkpoint {folder}: it is complete on {complete}, but on {incomplete}: "
+            f"all ranks must see the same checkpoint {folder}: it is complete on {complete}, but "
+            f"on {incomplete}: "
             f"{next(filter(None, problems))}; restart when all nodes see the same output_dir"
         )
     with raise_on_all_ranks(mesh):
         files = json.loads((folder / NAME).read_text())
         share = sorted(files)[mesh.rank :: mesh.world_size]
         with ThreadPoolExecutor() as pool:  # hashing releases the GIL
-            problems = pool.map(lambda name: _content_problem(folder / name, files[name], name), share)
+            problems = pool.map(
+                lambda name: _content_problem(folder / name, files[name], name), share
+            )
             problem = next(filter(None, problems), None)
     return first_reason(problem, mesh)
 
 
 def fingerprint(paths: Iterable[Path]) -> str:
-    """Return a hash of the names and contents of files and of all files below folders, without hidden and missing ones.
+    """Return a hash of the names and contents of files and of all files below folders, without
+    hidden and missing ones.
 
-    The manifest's hash is used for a file that has the size in the manifest and is not newer than it.
+    The manifest's hash is used for a file that has the size in the manifest and is not newer than
+    it.
     """
     names = [(path, file) for path in paths for file in _files_below(path)]
     with ThreadPoolExecutor() as pool:  # hashing releases the GIL: 57 GB of weights at disk speed
         entries = list(pool.map(_describe_unless_known, (file for _, file in names)))
-    content = [[file.relative_to(path).as_posix(), entry] for (path, file), entry in zip(names, entries)]
+    content = [
+        [file.relative_to(path).as_posix(), entry] for (path, file), entry in zip(names, entries)
+    ]
     return hashlib.blake2b(json.dumps(content).encode(), digest_size=16).hexdigest()
 
 
@@ -106,7 +128,10 @@ def _files_below(path: Path) -> list[Path]:
 def _describe_unless_known(file: Path) -> dict:
     found = file.stat()
     if not stat.S_ISREG(found.st_mode):  # reading a pipe would never end
-        raise ValueError(f"{file} must be a regular file, got a pipe or a device; replace it by a copy of its contents")
+        raise ValueError(
+            f"{file} must be a regular file, got a pipe or a device; replace it by a copy of its "
+            "contents"
+        )
     for folder in file.parents[:3]:
         manifest = folder / NAME
         if manifest.is_file() and manifest != file:
@@ -134,7 +159,10 @@ def _content_problem(path: Path, entry: dict, name: str) -> str | None:
 
 
 def _unreadable(path: Path, error: OSError) -> ValueError:
-    return ValueError(f"{path} cannot be read ({error.strerror}); it may be intact: fix the file system and restart")
+    return ValueError(
+        f"{path} cannot be read ({error.strerror}); it may be intact: fix the file system and "
+        "restart"
+    )
 
 
 def _describe(path: Path) -> dict:

@@ -15,20 +15,24 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-# Timeout in seconds where ranks share videos unevenly: a rank with fewer waits for the others until the end. It can be
-# long, because torchrun ends all ranks as soon as one fails.
+# Timeout in seconds where ranks share videos unevenly: a rank with fewer waits for the others until
+# the end. It can be long, because torchrun ends all ranks as soon as one fails.
 UNEVEN_WORK_TIMEOUT = 86400.0
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """Rank and process groups of this process. Consecutive ranks form a sequence-parallel replica."""
+    """Rank and process groups of this process.
+
+    Consecutive ranks form a sequence-parallel replica.
+    """
 
     rank: int
     world_size: int
     sp_size: int
     sp_group: "dist.ProcessGroup | None" = field(default=None, compare=False)
-    shards: DeviceMesh | None = field(default=None, compare=False)  # (ranks,) or (model replicas, ranks of each)
+    # (ranks,) or (model replicas, ranks of each)
+    shards: DeviceMesh | None = field(default=None, compare=False)
 
     @property
     def num_replicas(self) -> int:
@@ -47,11 +51,18 @@ class Mesh:
         return rows[self.rank % self.sp_size :: self.sp_size]
 
 
-def start(sp_size: int, device: torch.device, *, dp_replicate: int = 1, timeout: float = 1800.0) -> Mesh:
-    """Join torchrun's process group and return the mesh. Collectives fail after ``timeout`` seconds."""
+def start(
+    sp_size: int, device: torch.device, *, dp_replicate: int = 1, timeout: float = 1800.0
+) -> Mesh:
+    """Join torchrun's process group and return the mesh.
+
+    Collectives fail after ``timeout`` seconds.
+    """
     join(device, timeout=timeout)
     world_size = dist.get_world_size() if dist.is_initialized() else 1
-    assert world_size % (sp_size * dp_replicate) == 0, f"sizes do not divide: {world_size}, {sp_size}, {dp_replicate}"
+    assert world_size % (sp_size * dp_replicate) == 0, (
+        f"sizes do not divide: {world_size}, {sp_size}, {dp_replicate}"
+    )
     if world_size == 1:
         return Mesh(0, 1, 1)
     numbers = torch.arange(world_size)
@@ -59,14 +70,18 @@ def start(sp_size: int, device: torch.device, *, dp_replicate: int = 1, timeout:
     if dp_replicate > 1:
         grid = numbers.view(dp_replicate, -1)  # (model replicas, ranks of each)
         groups = [_new_group(grid.T, timeout), _new_group(grid, timeout)]
-        shards = DeviceMesh.from_group(groups, device.type, mesh=grid, mesh_dim_names=("replicate", "shard"))
+        shards = DeviceMesh.from_group(
+            groups, device.type, mesh=grid, mesh_dim_names=("replicate", "shard")
+        )
     else:
         shards = init_device_mesh(device.type, (world_size,), mesh_dim_names=("shard",))
     return Mesh(dist.get_rank(), world_size, sp_size, group, shards)
 
 
 def join(device: torch.device, *, timeout: float) -> None:
-    """Join the process group if torchrun started several processes and it is not joined; ``timeout`` as in `start`."""
+    """Join the process group if torchrun started several processes and it is not joined;
+    ``timeout`` as in `start`.
+    """
     is_gpu = device.type == "cuda"
     if is_gpu:
         torch.cuda.set_device(device)
@@ -77,13 +92,18 @@ def join(device: torch.device, *, timeout: float) -> None:
 
 
 def _new_group(rows: torch.Tensor, timeout: float) -> dist.ProcessGroup:
-    """Create a group for each row and return this rank's. Groups created by DeviceMesh would have torch's timeout."""
+    """Create a group for each row and return this rank's.
+
+    Groups created by DeviceMesh would have torch's timeout.
+    """
     group, _ = dist.new_subgroups_by_enumeration(rows.tolist(), timeout=timedelta(seconds=timeout))
     return group
 
 
 def stop() -> None:
-    """Leave the process group, after a barrier, because other ranks may still use connections to this one."""
+    """Leave the process group, after a barrier, because other ranks may still use connections to
+    this one.
+    """
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()

@@ -1,7 +1,7 @@
 """Address and network interface of this node by which the other nodes of a run reach it.
 
-Where /etc/hosts maps the host name to a loopback address, as Ubuntu does, torchrun and gloo would announce an address
-that no other node can reach.
+Where /etc/hosts maps the host name to a loopback address, as Ubuntu does, torchrun and gloo would
+announce an address that no other node can reach.
 """
 
 import fcntl
@@ -25,16 +25,19 @@ class NodeAddress:
 
 
 def node_address(master: str) -> NodeAddress | None:
-    """Return the address of this node on the network of ``master``; None if the name cannot be resolved yet.
+    """Return the address of this node on the network of ``master``; None if the name cannot be
+    resolved yet.
 
-    On the master itself this is the master's address or, if its name is mapped to a loopback address, the address of
-    the default route. A master called localhost has all processes on this machine.
+    On the master itself this is the master's address or, if its name is mapped to a loopback
+    address, the address of the default route. A master called localhost has all processes on this
+    machine.
     """
     try:
         found = socket.getaddrinfo(master, _DISCARD_PORT, type=socket.SOCK_DGRAM)
     except socket.gaierror:
         return None
-    # A name may have a loopback address among others. IPv4 comes first, because gloo's interface is found by it.
+    # A name may have a loopback address among others. IPv4 comes first, because gloo's interface is
+    # found by it.
     targets = sorted(
         {info[4][0] for info in found},
         key=lambda target: (_is_loopback(target), ":" in target, target),
@@ -52,7 +55,10 @@ def node_address(master: str) -> NodeAddress | None:
 
 
 def _source_address(target: str) -> str | None:
-    """Return the address from which this node would reach ``target``; None without a route. Sends nothing."""
+    """Return the address from which this node would reach ``target``; None without a route.
+
+    Sends nothing.
+    """
     family = socket.AF_INET6 if ":" in target else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -1,10 +1,12 @@
-"""Ownership of the output folder: one process at a time owns it, recorded in a file with a heartbeat.
+"""Ownership of the output folder: one process at a time owns it, recorded in a file with a
+heartbeat.
 
     output_dir/.owner    {"host": "node1", "boot": "845b14d3-25fa-45fa-a811-d9ebc5e27e4d",
                           "namespace": "pid:[4026531836]", "pid": 4711, "token": "1f0c88ab"}
 
-Another process takes over if the owner no longer exists on this host, or if no heartbeat, a new modification time, is
-seen for a minute. A previous owner that reappears finds another token and stops without publishing a checkpoint.
+Another process takes over if the owner no longer exists on this host, or if no heartbeat, a new
+modification time, is seen for a minute. A previous owner that reappears finds another token and
+stops without publishing a checkpoint.
 """
 
 import atexit
@@ -33,9 +35,12 @@ class NotOwner(ValueError):
 
 
 class Ownership:
-    """Context manager: within it, this run owns the output folder. All ranks enter it; only rank 0 uses the file.
+    """Context manager: within it, this run owns the output folder.
 
-    The owner sends a heartbeat every ``beat_s`` seconds and loses the folder after ``silence_s`` seconds without one.
+    All ranks enter it; only rank 0 uses the file.
+
+    The owner sends a heartbeat every ``beat_s`` seconds and loses the folder after ``silence_s``
+    seconds without one.
     """
 
     def __init__(self, folder: Path, mesh: Mesh, *, beat_s: float = 10.0, silence_s: float = 60.0):
@@ -47,16 +52,21 @@ class Ownership:
         self._is_taken = False
         self._is_new = False
         self._ended = threading.Event()
-        self._seen: tuple[int | None, float] | None = None  # last heartbeat of another owner, and its deadline
+        # last heartbeat of another owner, and its deadline
+        self._seen: tuple[int | None, float] | None = None
         self._thread = threading.Thread(target=self._beat, name="owner", daemon=True)
 
     def take(self) -> None:
-        """Acquire the folder, after waiting if its owner may be stale. Raises NotOwner on all ranks if it is alive."""
+        """Acquire the folder, after waiting if its owner may be stale.
+
+        Raises NotOwner on all ranks if it is alive.
+        """
         must_wait = True
         while must_wait:
             with raise_on_all_ranks(self.mesh, errors=(NotOwner, ValueError)):
                 must_wait = self.mesh.is_main and self._take_or_wait()
-            must_wait = any_rank(must_wait, self.mesh)  # all ranks wait together, so that no collective times out
+            # all ranks wait together, so that no collective times out
+            must_wait = any_rank(must_wait, self.mesh)
             time.sleep(self.beat_s / 10 if must_wait else 0)
         self._is_taken = True
 
@@ -83,12 +93,17 @@ class Ownership:
         except OSError:  # an unresponsive disk does not imply another owner
             return True
         # While the heartbeat runs, a missing file means that the user deleted it.
-        return found.get("token") == self.token if found is not None else not self._thread.is_alive()
+        return (
+            found.get("token") == self.token if found is not None else not self._thread.is_alive()
+        )
 
     def check(self) -> None:
         """Raise NotOwner on all ranks if another process has taken the folder. Collective."""
         if any_rank(self.mesh.is_main and not self.is_held(), self.mesh):
-            raise NotOwner(f"another process now owns {self.path.parent}; this process stops and writes nothing more")
+            raise NotOwner(
+                f"another process now owns {self.path.parent}; this process stops and writes "
+                "nothing more"
+            )
 
     def _beat(self) -> None:
         while not self._ended.wait(self.beat_s):
@@ -97,7 +112,10 @@ class Ownership:
                     os.utime(self.path)
 
     def _take_or_wait(self) -> bool:
-        """Take the folder, or return True if the owner may be stale. Raises NotOwner if the owner is alive."""
+        """Take the folder, or return True if the owner may be stale.
+
+        Raises NotOwner if the owner is alive.
+        """
         try:
             if self._must_wait():
                 return True
@@ -107,7 +125,8 @@ class Ownership:
                 partial.write_text(json.dumps(_this_process() | {"token": self.token}))
         except OSError as error:
             raise NotOwner(
-                f"the owner file {quote(self.path)} must be readable and writable, got: {error.strerror}; fix or "
+                f"the owner file {quote(self.path)} must be readable and writable, got: "
+                f"{error.strerror}; fix or "
                 "delete it, or choose another output_dir"
             ) from error
         self._thread.start()
@@ -119,7 +138,9 @@ class Ownership:
         if owner is None:
             return False
         is_local = all(owner.get(name) == current[name] for name in ("host", "boot", "namespace"))
-        if is_local and (owner.get("pid") == current["pid"] or not os.path.exists(f"/proc/{owner.get('pid')}")):
+        if is_local and (
+            owner.get("pid") == current["pid"] or not os.path.exists(f"/proc/{owner.get('pid')}")
+        ):
             return False
         owner_name = f"process {owner.get('pid')} on {owner.get('host')}"
         if self._seen is None:
@@ -128,19 +149,26 @@ class Ownership:
             print(f"output_dir is owned by {owner_name}: {wait}", file=sys.stderr)
         if beat != self._seen[0]:
             raise NotOwner(
-                f"output_dir {quote(self.path.parent)} is in use by {owner_name}; stop that run or choose another "
+                f"output_dir {quote(self.path.parent)} is in use by {owner_name}; stop that run "
+                "or choose another "
                 f"output_dir; deleting {self.path} also stops it"
             )
         return time.monotonic() < self._seen[1]
 
 
 def _this_process() -> dict:
-    host = {"host": socket.gethostname(), "boot": _BOOT.read_text().strip(), "namespace": str(_NAMESPACE.readlink())}
+    host = {
+        "host": socket.gethostname(),
+        "boot": _BOOT.read_text().strip(),
+        "namespace": str(_NAMESPACE.readlink()),
+    }
     return host | {"pid": os.getpid()}
 
 
 def _read(path: Path) -> tuple[dict | None, int | None]:
-    """Return the owner and the modification time: ({}, time) for invalid contents, (None, None) without a file."""
+    """Return the owner and the modification time: ({}, time) for invalid contents, (None, None)
+    without a file.
+    """
     try:
         if path.is_fifo():
             raise OSError(errno.EINVAL, "it is a pipe")

@@ -1,6 +1,7 @@
 """Preflight: checks of every node and a first all-reduce, before any weights are loaded.
 
-Every rank reports values that must be equal on all ranks, its device, the free disk space, and problems.
+Every rank reports values that must be equal on all ranks, its device, the free disk space, and
+problems.
 """
 
 import hashlib
@@ -51,7 +52,8 @@ def preflight(
     *,
     timeout_s: float = 60.0,  # limit for a rank's answer; five times that for the first all-reduce
 ) -> None:
-    """Raise ValueError on every rank if the nodes do not fit the run or each other; rank 0's error has the reasons.
+    """Raise ValueError on every rank if the nodes do not fit the run or each other; rank 0's error
+    has the reasons.
 
     For several ranks. Call it before ``mesh.start``, which would wait for a missing rank.
     """
@@ -60,13 +62,22 @@ def preflight(
         report = inspect_node(settings, files, mesh.rank, device)
         agree(store, mesh, "checks of the node", asdict(report), judge, timeout_s)
         collective_timeout = settings["collective_timeout"]
-        limit = min(collective_timeout, 5 * timeout_s)  # the first collective creates all connections
+        # the first collective creates all connections
+        limit = min(collective_timeout, 5 * timeout_s)
         failure = try_all_reduce(mesh, device, limit, collective_timeout=collective_timeout)
         outcome = asdict(replace(report, problems=[failure] if failure else []))
-        agree(store, mesh, "all-reduce", outcome, lambda sent: problems_of([NodeReport(**r) for r in sent]), limit)
+        agree(
+            store,
+            mesh,
+            "all-reduce",
+            outcome,
+            lambda sent: problems_of([NodeReport(**r) for r in sent]),
+            limit,
+        )
     except dist.DistError as error:
         raise ValueError(
-            f"rank 0 did not answer at {rank_0_address()} within {timeout_s:g} s; see the log of its node, and check "
+            f"rank 0 did not answer at {rank_0_address()} within {timeout_s:g} s; see the log of "
+            "its node, and check "
             "that this node can connect to this address and to any port of it"
         ) from error
 
@@ -75,7 +86,9 @@ def inspect_node(
     settings: Mapping[str, Any], files: Mapping[str, list[Path]], rank: int, device: torch.device
 ) -> NodeReport:
     """Return this rank's report; ``settings`` and ``files`` are keyed by flag."""
-    transformer = find_transformer(Path(settings["pretrained_model_root"]), settings["transformer_version"])
+    transformer = find_transformer(
+        Path(settings["pretrained_model_root"]), settings["transformer_version"]
+    )
     compared = {
         "the project's Python code": code_hash(ROOT),
         "the kind of device": device.type,
@@ -99,7 +112,9 @@ def inspect_node(
 
 def code_hash(root: Path) -> str:
     """Return a hash of the names and contents of the Python files that a run can import."""
-    files = sorted([*root.glob("*.py"), *(root / "hyvideo").rglob("*.py"), *(root / "scripts").rglob("*.py")])
+    files = sorted(
+        [*root.glob("*.py"), *(root / "hyvideo").rglob("*.py"), *(root / "scripts").rglob("*.py")]
+    )
     lines = [f"{file.relative_to(root)} {file_hash(file)}" for file in files]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
 
@@ -109,7 +124,9 @@ def file_hash(path: Path) -> str:
 
 
 def judge(answers: list[dict]) -> list[str]:
-    """Print the table of the nodes and return the problems of the answers, which are `NodeReport` as dictionaries."""
+    """Print the table of the nodes and return the problems of the answers, which are `NodeReport`
+    as dictionaries.
+    """
     reports = [NodeReport(**answer) for answer in answers]
     print(table(reports), flush=True)
     return problems_of(reports)
@@ -132,10 +149,17 @@ def problems_of(reports: list[NodeReport]) -> list[str]:
 
 
 def difference(key: str, reports: Sequence[NodeReport]) -> list[str]:
-    """Return a list with one message on the ranks of each value, most frequent first; empty if all are equal."""
+    """Return a list with one message on the ranks of each value, most frequent first; empty if all
+    are equal.
+    """
     groups = _grouped((report.compared.get(key, ABSENT), report) for report in reports)
-    parts = [f"{name} on {_locations(groups[name])}" for name in sorted(groups, key=lambda name: -len(groups[name]))]
-    return [f"{key} must be the same on all ranks, got {'; '.join(parts)}"] if len(parts) > 1 else []
+    parts = [
+        f"{name} on {_locations(groups[name])}"
+        for name in sorted(groups, key=lambda name: -len(groups[name]))
+    ]
+    return (
+        [f"{key} must be the same on all ranks, got {'; '.join(parts)}"] if len(parts) > 1 else []
+    )
 
 
 def table(reports: list[NodeReport]) -> str:
@@ -143,13 +167,22 @@ def table(reports: list[NodeReport]) -> str:
     rows = [("host", "ranks", "device", "free disk")]
     for host, local in _grouped((report.host, report) for report in reports).items():
         numbers = name_ranks(report.rank for report in local).split(" ", 1)[1]
-        devices = ", ".join(f"{count} x {name}" for name, count in Counter(r.device for r in local).items())
-        rows.append((host, numbers, devices, f"{min(report.free_disk for report in local) / GIB:.0f} GiB"))
+        devices = ", ".join(
+            f"{count} x {name}" for name, count in Counter(r.device for r in local).items()
+        )
+        rows.append(
+            (host, numbers, devices, f"{min(report.free_disk for report in local) / GIB:.0f} GiB")
+        )
     return "\n".join(align_columns(rows))
 
 
-def try_all_reduce(mesh: Mesh, device: torch.device, timeout_s: float, *, collective_timeout: float = 1800.0) -> str:
-    """Join the process group and all-reduce, in a thread because this may hang. Return the problem, or ``""``."""
+def try_all_reduce(
+    mesh: Mesh, device: torch.device, timeout_s: float, *, collective_timeout: float = 1800.0
+) -> str:
+    """Join the process group and all-reduce, in a thread because this may hang.
+
+    Return the problem, or ``""``.
+    """
     outcome = [f"did not finish within {timeout_s:g} s"]
 
     def run() -> None:
@@ -158,7 +191,11 @@ def try_all_reduce(mesh: Mesh, device: torch.device, timeout_s: float, *, collec
             ranks.join(device, timeout=collective_timeout)
             total = torch.tensor(float(mesh.rank + 1), device=device)
             dist.all_reduce(total)
-            outcome.append("" if total.item() == expected else f"returned {total.item():g} instead of {expected:g}")
+            outcome.append(
+                ""
+                if total.item() == expected
+                else f"returned {total.item():g} instead of {expected:g}"
+            )
         except RuntimeError as error:  # the type of all torch.distributed errors
             outcome.append(" ".join(str(error).split())[:300])
 
@@ -180,7 +217,10 @@ def connection_hint(device: torch.device) -> str:
     if not has_several_nodes():
         return "; set NCCL_DEBUG=INFO to see the connections" if device.type == "cuda" else ""
     used = os.environ.get("GLOO_SOCKET_IFNAME", "not set")
-    hint = f"; set GLOO_SOCKET_IFNAME (now {used}) to the network interface that reaches the other nodes"
+    hint = (
+        f"; set GLOO_SOCKET_IFNAME (now {used}) to the network interface that reaches the other "
+        "nodes"
+    )
     if device.type == "cuda":
         hint += ", NCCL_SOCKET_IFNAME to the same, and NCCL_DEBUG=INFO to see the connections"
     return hint

@@ -1,4 +1,6 @@
-"""Agreement of ranks through the key-value store, without a process group: the main rank checks all ranks' answers."""
+"""Agreement of ranks through the key-value store, without a process group: the main rank checks all
+ranks' answers.
+"""
 
 import json
 import os
@@ -18,7 +20,10 @@ _SAME_ERROR_S = 5.0  # time within which all ranks meet an error that they have 
 
 
 def open_store(mesh: Mesh, *, timeout_s: float) -> dist.Store:
-    """Return the store at torchrun's address, served by torchrun or the main rank. Raises DistError if unavailable."""
+    """Return the store at torchrun's address, served by torchrun or the main rank.
+
+    Raises DistError if unavailable.
+    """
     if mesh.world_size == 1:
         return dist.HashStore()
     served_by_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -37,9 +42,15 @@ def open_store(mesh: Mesh, *, timeout_s: float) -> dist.Store:
 
 
 def agree(
-    store: dist.Store, mesh: Mesh, stage: str, answer: dict, judge: Callable[[list[dict]], list[str]], timeout_s: float
+    store: dist.Store,
+    mesh: Mesh,
+    stage: str,
+    answer: dict,
+    judge: Callable[[list[dict]], list[str]],
+    timeout_s: float,
 ) -> None:
-    """Raise ValueError on every rank if the main rank finds problems; the main rank's message lists them.
+    """Raise ValueError on every rank if the main rank finds problems; the main rank's message lists
+    them.
 
     ``judge`` receives all ranks' answers, after a JSON round trip. Each ``stage`` may be used once.
     """
@@ -47,11 +58,14 @@ def agree(
     verdict, read = f"{stage}/verdict", [f"{key}/read" for key in keys]
     store.set(keys[mesh.rank], json.dumps(answer))
     if not mesh.is_main:
-        store.wait([verdict], timedelta(seconds=2 * timeout_s))  # the main rank may start late and then wait for others
+        # the main rank may start late and then wait for others
+        store.wait([verdict], timedelta(seconds=2 * timeout_s))
         is_sound = store.get(verdict) == b"sound"
         store.set(read[mesh.rank], "yes")
         if not is_sound:
-            time.sleep(2)  # the main rank must report the reason before torchrun ends all ranks after the first exit
+            # the main rank must report the reason before torchrun ends all ranks after the first
+            # exit
+            time.sleep(2)
             raise ValueError(f"rank {mesh.rank} stops; see the message of rank 0")
         return
     with suppress(dist.DistError):
@@ -59,7 +73,8 @@ def agree(
     silent = name_ranks(rank for rank, key in enumerate(keys) if not store.check([key]))
     if silent:
         problems = [
-            f"{silent} of {mesh.world_size} did not answer within {timeout_s:g} s ({stage}); see the log of that node "
+            f"{silent} of {mesh.world_size} did not answer within {timeout_s:g} s ({stage}); see "
+            "the log of that node "
             "to find where it hangs"
         ]
     else:
@@ -72,19 +87,27 @@ def agree(
 
 
 def have_all_failed(error: BaseException, mesh: Mesh) -> bool:
-    """Return whether all ranks have failed, so that they can still save together. Every rank calls it once at most.
+    """Return whether all ranks have failed, so that they can still save together.
+
+    Every rank calls it once at most.
 
     False if this rank's error comes from communication, after which collectives may hang.
     """
     if mesh.world_size == 1:
         return True
-    raised_in = [Path(frame.filename).as_posix() for frame in traceback.extract_tb(error.__traceback__)[-1:]]
-    if isinstance(error, dist.DistError) or any("/torch/distributed/" in file for file in raised_in):
+    raised_in = [
+        Path(frame.filename).as_posix() for frame in traceback.extract_tb(error.__traceback__)[-1:]
+    ]
+    if isinstance(error, dist.DistError) or any(
+        "/torch/distributed/" in file for file in raised_in
+    ):
         return False
     with suppress(dist.DistError):  # a rank is missing, or the store
         store = open_store(mesh, timeout_s=_SAME_ERROR_S)
         store.set(f"failed/{mesh.rank}", "yes")
-        store.wait([f"failed/{rank}" for rank in range(mesh.world_size)], timedelta(seconds=_SAME_ERROR_S))
+        store.wait(
+            [f"failed/{rank}" for rank in range(mesh.world_size)], timedelta(seconds=_SAME_ERROR_S)
+        )
         return True
     return False
 
@@ -92,6 +115,9 @@ def have_all_failed(error: BaseException, mesh: Mesh) -> bool:
 def name_ranks(ranks: Iterable[int]) -> str:
     """Return ``rank 3`` or ``ranks 0-7, 9``, or an empty string for no ranks."""
     ranks = sorted(ranks)
-    runs = [[rank for _, rank in run] for _, run in groupby(enumerate(ranks), lambda pair: pair[1] - pair[0])]
+    runs = [
+        [rank for _, rank in run]
+        for _, run in groupby(enumerate(ranks), lambda pair: pair[1] - pair[0])
+    ]
     names = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(names)}" if names else ""

@@ -1,4 +1,6 @@
-"""Functions of tensors that may be sharded (DTensor): local shard, full tensor, copying, and loading of weights."""
+"""Functions of tensors that may be sharded (DTensor): local shard, full tensor, copying, and
+loading of weights.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
@@ -24,10 +26,14 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 
 def copy_full(target: Tensor, value: Tensor) -> None:
-    """Copy a full tensor, which every rank holds, into a tensor that may be sharded, without communication."""
+    """Copy a full tensor, which every rank holds, into a tensor that may be sharded, without
+    communication.
+    """
     value = value.to(target.device, target.dtype)
     if isinstance(target, DTensor):
-        value = distribute_tensor(value, target.device_mesh, target.placements, src_data_rank=None).to_local()
+        value = distribute_tensor(
+            value, target.device_mesh, target.placements, src_data_rank=None
+        ).to_local()
     local_shard(target).copy_(value)
 
 
@@ -36,7 +42,12 @@ def sharded_like(template: Tensor, part: Tensor) -> Tensor:
     if not isinstance(template, DTensor):
         return part
     return DTensor.from_local(
-        part, template.device_mesh, template.placements, run_check=False, shape=template.shape, stride=template.stride()
+        part,
+        template.device_mesh,
+        template.placements,
+        run_check=False,
+        shape=template.shape,
+        stride=template.stride(),
     )
 
 
@@ -48,7 +59,9 @@ def reshard(model: nn.Module) -> None:
 
 
 def replica_group(tensors: Iterable[Tensor], mesh: Mesh) -> "dist.ProcessGroup | None":
-    """Return the group of ranks that hold the same shards of these tensors as this rank; None if none do."""
+    """Return the group of ranks that hold the same shards of these tensors as this rank; None if
+    none do.
+    """
     sharded = next((tensor for tensor in tensors if isinstance(tensor, DTensor)), None)
     if mesh.world_size == 1:
         return None
@@ -58,29 +71,42 @@ def replica_group(tensors: Iterable[Tensor], mesh: Mesh) -> "dist.ProcessGroup |
 
 
 def assign_ranks(tensors: Sequence[Tensor], group: "dist.ProcessGroup | None") -> list[int]:
-    """Return a rank of the group for each tensor, consecutive tensors of about equal total size for each rank."""
+    """Return a rank of the group for each tensor, consecutive tensors of about equal total size for
+    each rank.
+    """
     ends = list(accumulate(tensor.nbytes for tensor in tensors))
     num_ranks = dist.get_world_size(group) if group else 1
-    return [(end - tensor.nbytes) * num_ranks // max(1, ends[-1]) for end, tensor in zip(ends, tensors)]
+    return [
+        (end - tensor.nbytes) * num_ranks // max(1, ends[-1]) for end, tensor in zip(ends, tensors)
+    ]
 
 
 @torch.no_grad()
-def fill_shards(model: nn.Module, weights: Iterator[tuple[str, Tensor]], *, device: torch.device) -> None:
-    """Allocate a model from the meta device on ``device`` and fill it with weights that only the first rank reads.
+def fill_shards(
+    model: nn.Module, weights: Iterator[tuple[str, Tensor]], *, device: torch.device
+) -> None:
+    """Allocate a model from the meta device on ``device`` and fill it with weights that only the
+    first rank reads.
 
-    Every rank keeps its shards and holds at most one full tensor in addition. ``weights`` are those of
-    `loading.stream_transformer`, with ``read`` only on the first rank; the caller initializes adapters. The weights of
-    `Fp8Linear` layers are quantized one by one.
+    Every rank keeps its shards and holds at most one full tensor in addition. ``weights`` are those
+    of `loading.stream_transformer`, with ``read`` only on the first rank; the caller initializes
+    adapters. The weights of `Fp8Linear` layers are quantized one by one.
     """
     buffers = [name for name, buffer in model.named_buffers() if buffer.is_meta]
     assert not buffers, f"buffers outside the state dict would stay uninitialized: {buffers}"
     # peft nests the adapted layer one level deeper.
-    layers = {_plain(f"{name}.weight"): part for name, part in model.named_modules() if isinstance(part, Fp8Linear)}
+    layers = {
+        _plain(f"{name}.weight"): part
+        for name, part in model.named_modules()
+        if isinstance(part, Fp8Linear)
+    }
     dtypes = {name: layer.weight.dtype for name, layer in layers.items()}
     for layer in layers.values():
         layer.weight = None  # not allocated before it is quantized
     model.to_empty(device=device)
-    targets = {_plain(name): tensor for name, tensor in model.state_dict().items() if ".lora_" not in name}
+    targets = {
+        _plain(name): tensor for name, tensor in model.state_dict().items() if ".lora_" not in name
+    }
     missing = {*targets, *layers}
     for name, weight in weights:
         missing.discard(name)
@@ -97,9 +123,13 @@ def fill_shards(model: nn.Module, weights: Iterator[tuple[str, Tensor]], *, devi
         mesh, part = target.device_mesh, target.to_local()
         has_replicas = mesh.ndim > 1
         if not has_replicas or mesh.get_local_rank(0) == 0:
-            full = (torch.empty_like(weight, device=device) if weight.is_meta else weight).to(device, target.dtype)
+            full = (torch.empty_like(weight, device=device) if weight.is_meta else weight).to(
+                device, target.dtype
+            )
             shards = mesh[mesh.mesh_dim_names[1]] if has_replicas else mesh
-            part.copy_(distribute_tensor(full, shards, target.placements[-1:], src_data_rank=0).to_local())
+            part.copy_(
+                distribute_tensor(full, shards, target.placements[-1:], src_data_rank=0).to_local()
+            )
         if has_replicas:
             dist.broadcast(part, group=mesh.get_group(0), group_src=0)
     assert not missing, f"no weights for {sorted(missing)}"
@@ -110,8 +140,15 @@ def _plain(name: str) -> str:
 
 
 def _store(layer: Fp8Linear, weight: Tensor, *, device: torch.device, dtype: torch.dtype) -> None:
-    """Quantize the weight that the first rank reads; the other ranks, whose weight is on meta, receive the result."""
-    layer.store(torch.zeros_like(weight, device=device, dtype=dtype) if weight.is_meta else weight.to(device, dtype))
+    """Quantize the weight that the first rank reads; the other ranks, whose weight is on meta,
+    receive the result.
+    """
+    layer.store(
+        torch.zeros_like(weight, device=device, dtype=dtype)
+        if weight.is_meta
+        else weight.to(device, dtype)
+    )
     if dist.is_initialized():
-        for part in (layer.weight.qdata.view(torch.uint8), layer.weight.scale):  # gloo cannot send fp8
+        # gloo cannot send fp8
+        for part in (layer.weight.qdata.view(torch.uint8), layer.weight.scale):
             dist.broadcast(part, src=0)

@@ -1,8 +1,10 @@
-"""Watchdog: reports each rank's stage, and the time spent in it, when a program hangs; it does not stop the program.
+"""Watchdog: reports each rank's stage, and the time spent in it, when a program hangs; it does not
+stop the program.
 
-A thread of each rank writes a heartbeat (stage, iteration, seconds) to the store at torchrun's address, and the main
-rank's thread reads them all. Process groups are not used, because they hang together with the training. All times are
-on monotonic clocks. A rank over the limit prints its Python stack even if the store does not answer.
+A thread of each rank writes a heartbeat (stage, iteration, seconds) to the store at torchrun's
+address, and the main rank's thread reads them all. Process groups are not used, because they hang
+together with the training. All times are on monotonic clocks. A rank over the limit prints its
+Python stack even if the store does not answer.
 """
 
 import faulthandler
@@ -22,7 +24,8 @@ from hyvideo.data.text import align_columns
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.rank_agreement import name_ranks, open_store
 
-# A report is at most two heartbeats late, a tenth of the limit; ``config.rules`` keeps it within collective_timeout.
+# A report is at most two heartbeats late, a tenth of the limit; ``config.rules`` keeps it within
+# collective_timeout.
 LONGEST_BEAT_S = 5.0
 BEATS_PER_LIMIT = 20
 _CONNECT_S = 10.0
@@ -45,10 +48,11 @@ class Heartbeat(NamedTuple):
 
 
 class Watchdog:
-    """Context manager that reports ranks in one stage for more than ``limit_s`` seconds on stderr; 0 disables it.
+    """Context manager that reports ranks in one stage for more than ``limit_s`` seconds on stderr;
+    0 disables it.
 
-    ``unit`` names what the number of a stage counts. A rank that has left the context without an exception is not
-    reported.
+    ``unit`` names what the number of a stage counts. A rank that has left the context without an
+    exception is not reported.
     """
 
     def __init__(self, mesh: Mesh, limit_s: float, *, unit: str = "iteration"):
@@ -79,10 +83,12 @@ class Watchdog:
 
     def _run(self) -> None:
         start = time.monotonic()
-        last = {rank: (Heartbeat("?", "?", 0, 0.0), start) for rank in range(self.mesh.world_size)}  # with its arrival
+        # with its arrival
+        last = {rank: (Heartbeat("?", "?", 0, 0.0), start) for rank in range(self.mesh.world_size)}
         try:
             store = dist.PrefixStore("watchdog", open_store(self.mesh, timeout_s=_CONNECT_S))
-        except (dist.DistError, KeyError):  # KeyError: there is no MASTER_ADDR, which independent processes do not need
+        # KeyError: there is no MASTER_ADDR, which independent processes do not need
+        except (dist.DistError, KeyError):
             store, last = None, {}
         with_stack, reported = None, 0
         while not self._stopped.wait(self.beat_s):
@@ -96,7 +102,8 @@ class Watchdog:
                 if store is not None:
                     store.set(str(self.mesh.rank), json.dumps(own))
                     self._read(store, last)
-            except dist.DistError:  # what served the store has exited, so other ranks' heartbeats would get too old
+            # what served the store has exited, so other ranks' heartbeats would get too old
+            except dist.DistError:
                 store, last = None, {}
             if self.mesh.is_main:
                 last[self.mesh.rank] = own, time.monotonic()
@@ -105,16 +112,25 @@ class Watchdog:
                     for rank, (beat, arrival) in last.items()
                     if beat.stage != _ENDED
                 }
-                before, reported = reported, num_reports(max(beat.seconds for beat in states.values()), self.limit_s)
+                before, reported = (
+                    reported,
+                    num_reports(max(beat.seconds for beat in states.values()), self.limit_s),
+                )
                 if reported > before:
-                    report = describe(states, self.limit_s, silent_after=max(4 * self.beat_s, 2.0), unit=self.unit)
+                    report = describe(
+                        states, self.limit_s, silent_after=max(4 * self.beat_s, 2.0), unit=self.unit
+                    )
                     sys.stderr.write(f"{report}\n")  # one write: one block
         if store is not None and self._has_ended:
             with suppress(dist.DistError):
-                store.set(str(self.mesh.rank), json.dumps(Heartbeat(socket.gethostname(), _ENDED, 0, 0.0)))
+                store.set(
+                    str(self.mesh.rank), json.dumps(Heartbeat(socket.gethostname(), _ENDED, 0, 0.0))
+                )
 
     def _read(self, store: dist.Store, last: dict[int, tuple[Heartbeat, float]]) -> None:
-        """Update the main rank's table with new heartbeats; the seconds of two heartbeats always differ."""
+        """Update the main rank's table with new heartbeats; the seconds of two heartbeats always
+        differ.
+        """
         if not self.mesh.is_main:
             return
         for rank in last:
@@ -125,19 +141,26 @@ class Watchdog:
 
     def _print_stack(self, own: Heartbeat) -> None:
         sys.stderr.write(
-            f"watchdog: rank {self.mesh.rank} ({own.host}) has been in stage {own.stage} of {self.unit} "
+            f"watchdog: rank {self.mesh.rank} ({own.host}) has been in stage {own.stage} of "
+            f"{self.unit} "
             f"{own.iteration} for {own.seconds:.0f} s; Python stack:\n"
         )
         faulthandler.dump_traceback(file=_STDERR, all_threads=True)
 
 
 def num_reports(seconds: float, limit_s: float) -> int:
-    """Return the number of reports after ``seconds`` in a stage: at the limit, and whenever the time has doubled."""
+    """Return the number of reports after ``seconds`` in a stage: at the limit, and whenever the
+    time has doubled.
+    """
     return math.floor(math.log2(seconds / limit_s)) + 1 if seconds >= limit_s else 0
 
 
-def describe(states: Mapping[int, Heartbeat], limit_s: float, *, silent_after: float, unit: str = "iteration") -> str:
-    """Return the report: every rank's stage and time in it, and the ranks without a heartbeat for ``silent_after``."""
+def describe(
+    states: Mapping[int, Heartbeat], limit_s: float, *, silent_after: float, unit: str = "iteration"
+) -> str:
+    """Return the report: every rank's stage and time in it, and the ranks without a heartbeat for
+    ``silent_after``.
+    """
     rows = [("rank", "host", "stage", unit, "seconds", "last heartbeat")]
     for rank, state in states.items():
         times = f"{state.seconds:.0f}", f"{state.age:.0f} s ago"
@@ -148,6 +171,8 @@ def describe(states: Mapping[int, Heartbeat], limit_s: float, *, silent_after: f
         [
             f"watchdog: {over} in one stage for more than {limit_s:g} s",
             *align_columns(rows),
-            f"no heartbeat (stopped, exited or unreachable): {silent}" if silent else "all of these ranks respond",
+            f"no heartbeat (stopped, exited or unreachable): {silent}"
+            if silent
+            else "all of these ranks respond",
         ]
     )

@@ -1,7 +1,8 @@
-"""Best of n: several candidates of a video are sampled and scored, and the one with the highest reward is kept.
+"""Best of n: several candidates of a video are sampled and scored, and the one with the highest
+reward is kept.
 
-Candidate 0 has the noise that the video has without candidates. Offloaded scorers are on the GPU only while they score,
-when an offloaded transformer is on the CPU.
+Candidate 0 has the noise that the video has without candidates. Offloaded scorers are on the GPU
+only while they score, when an offloaded transformer is on the CPU.
 """
 
 import math
@@ -22,7 +23,9 @@ from hyvideo.training.rewards import make_async_scorer
 
 @dataclass(frozen=True)
 class Choice:
-    """The best candidate of a video: its latents, and what the JSON file of the video records of all candidates."""
+    """The best candidate of a video: its latents, and what the JSON file of the video records of
+    all candidates.
+    """
 
     latents: Tensor  # (1, channels, frames, height, width)
     record: dict[str, Any]
@@ -38,8 +41,11 @@ class BestOf:
     reward_model: list[str]
     decode_batch_size: int = 1
 
-    def choose(self, sample: Callable[[int], Tensor], pipeline: GRPOPipeline, prompt: str) -> Choice:
-        """Return the best of the candidates that ``sample`` returns by number, shape (1, channels, ...) each.
+    def choose(
+        self, sample: Callable[[int], Tensor], pipeline: GRPOPipeline, prompt: str
+    ) -> Choice:
+        """Return the best of the candidates that ``sample`` returns by number, shape (1, channels,
+        ...) each.
 
         Raises ValueError if no candidate has a reward.
         """
@@ -48,10 +54,14 @@ class BestOf:
         pending = self.scorer.submit((videos, [prompt] * len(videos)), fps=self.fps)
         rewards = self.scorer.collect([pending], lambda is_done: is_done)
         totals = [reward.total for reward in rewards]
-        best = max(range(self.count), key=lambda number: -math.inf if math.isnan(totals[number]) else totals[number])
+        best = max(
+            range(self.count),
+            key=lambda number: -math.inf if math.isnan(totals[number]) else totals[number],
+        )
         if math.isnan(totals[best]):
             raise ValueError(
-                f"--best_of needs the reward of at least one candidate, got none of {self.count}; first reason: "
+                f"--best_of needs the reward of at least one candidate, got none of {self.count}; "
+                "first reason: "
                 f"{rewards[0].reason}"
             )
         record = {
@@ -64,12 +74,18 @@ class BestOf:
         return Choice(latents[best], record)
 
 
-def make_best_of(config: Config, count: int, requests: list[Request], device: torch.device, *, offload: bool) -> BestOf:
+def make_best_of(
+    config: Config, count: int, requests: list[Request], device: torch.device, *, offload: bool
+) -> BestOf:
     """Load the scorers of ``reward_model``. Raises ValueError if one cannot score a prompt."""
-    config = config.with_settings(held_out_reward_model=[], valid_video_csv=[], reward_offload=offload)
+    config = config.with_settings(
+        held_out_reward_model=[], valid_video_csv=[], reward_offload=offload
+    )
     scorer = make_async_scorer(config, device)
     scorer.check_prompts([request.prompt for request in requests])
-    return BestOf(count, scorer, config.data.fps, config.reward.reward_model, config.rollout.decode_batch_size)
+    return BestOf(
+        count, scorer, config.data.fps, config.reward.reward_model, config.rollout.decode_batch_size
+    )
 
 
 def _entry(reward: Reward) -> dict[str, Any]:

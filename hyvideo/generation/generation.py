@@ -1,4 +1,5 @@
-"""Sampling of videos from prompts and images with a base model, a checkpoint of a run or a LoRA, for generate.py.
+"""Sampling of videos from prompts and images with a base model, a checkpoint of a run or a LoRA,
+for generate.py.
 
     requests -> sizes -> checks -> conditions -> (encoders released) -> transformer -> latents -> mp4 and json
 
@@ -54,7 +55,9 @@ MINIATURE = "configs/miniature.yaml"
 
 @dataclass(frozen=True)
 class Source:
-    """Policy that generates the videos: a checkpoint of a run, a LoRA, both, or the base model of the config."""
+    """Policy that generates the videos: a checkpoint of a run, a LoRA, both, or the base model of
+    the config.
+    """
 
     checkpoint: Path | None = None
     lora: Path | None = None
@@ -62,11 +65,15 @@ class Source:
 
     def __post_init__(self) -> None:
         if self.lora_scale != 1.0 and not (self.lora and math.isfinite(self.lora_scale)):
-            raise ValueError(f"--lora_scale must be a finite number and needs --lora_path, got {self.lora_scale}")
+            raise ValueError(
+                f"--lora_scale must be a finite number and needs --lora_path, got {self.lora_scale}"
+            )
 
     @cached_property
     def policy_hash(self) -> str | None:
-        """Hash of the checkpoint or LoRA that was given by path; None for the base model and for unhashed weights."""
+        """Hash of the checkpoint or LoRA that was given by path; None for the base model and for
+        unhashed weights.
+        """
         paths = []
         if self.checkpoint and (self.checkpoint / manifest.NAME).is_file():
             paths.append(self.checkpoint / manifest.NAME)
@@ -75,11 +82,18 @@ class Source:
         return manifest.fingerprint(paths) if paths else None
 
     def with_initial_lora(self, lora_path: str) -> "Source":
-        """Return the source; if it is the base model, with the initial LoRA of the run's settings, if there is one."""
-        return self if self.checkpoint or self.lora or not lora_path else replace(self, lora=Path(lora_path))
+        """Return the source; if it is the base model, with the initial LoRA of the run's settings,
+        if there is one.
+        """
+        return (
+            self
+            if self.checkpoint or self.lora or not lora_path
+            else replace(self, lora=Path(lora_path))
+        )
 
     def check(self, model: ModelSettings, negative_requests: list[Request]) -> None:
-        """Raise ValueError for files that do not fit the model, or a checkpoint trained with another negative prompt.
+        """Raise ValueError for files that do not fit the model, or a checkpoint trained with
+        another negative prompt.
 
         The files of a checkpoint are compared with its manifest (`saved_policy.verify`).
         """
@@ -87,16 +101,26 @@ class Source:
         if self.checkpoint:
             saved_policy.check_policy(root, version, self.checkpoint)
             trained = saved_policy.negative_prompt(self.checkpoint)
-            for given in (request.prompt for request in negative_requests if trained not in (None, request.prompt)):
+            for given in (
+                request.prompt
+                for request in negative_requests
+                if trained not in (None, request.prompt)
+            ):
                 raise ValueError(
-                    f"checkpoint {self.checkpoint} was trained with negative_prompt {quote(trained)}, got "
-                    f"{quote(given)}; set --negative_prompt {quote(trained)}, or export it (scripts.export) first"
+                    f"checkpoint {self.checkpoint} was trained with negative_prompt "
+                    f"{quote(trained)}, got "
+                    f"{quote(given)}; set --negative_prompt {quote(trained)}, or export it "
+                    "(scripts.export) first"
                 )
         if self.lora and self.checkpoint and saved_policy.is_lora(self.checkpoint):
             rule = f"--lora_path cannot be added to the LoRA of the checkpoint {self.checkpoint}"
-            raise ValueError(f"{rule}; merge both with scripts.export --merge, and pass the result as checkpoint")
+            raise ValueError(
+                f"{rule}; merge both with scripts.export --merge, and pass the result as checkpoint"
+            )
         if self.lora:
-            check_lora(loading.transformer_on_meta(root, version), saved_policy.read_saved_lora(self.lora))
+            check_lora(
+                loading.transformer_on_meta(root, version), saved_policy.read_saved_lora(self.lora)
+            )
 
     def load(
         self,
@@ -110,18 +134,27 @@ class Source:
     ) -> GRPOPipeline:
         """Load the pipeline of the policy, with weights in its compute precision."""
         is_overwritten = self.checkpoint is not None and not saved_policy.is_lora(self.checkpoint)
-        options = {"kinds": kinds, "weights_dtype": DTYPES[config.model.dtype], "is_overwritten": is_overwritten}
+        options = {
+            "kinds": kinds,
+            "weights_dtype": DTYPES[config.model.dtype],
+            "is_overwritten": is_overwritten,
+        }
         options |= {"encoder": encoder, "vae": vae, "weights_device": weights_device}
         pipeline = model_setup.load_pipeline(config, device, **options)
         if self.checkpoint:
             saved_policy.load_into(pipeline.transformer, self.checkpoint)
         if self.lora:
-            add_lora(pipeline.transformer, saved_policy.read_saved_lora(self.lora), scale=self.lora_scale)
+            add_lora(
+                pipeline.transformer, saved_policy.read_saved_lora(self.lora), scale=self.lora_scale
+            )
         return pipeline
 
 
 def make_and_read_requests(prompts: list[str], image: str | None, csvs: list[str]) -> list[Request]:
-    """Return requests for prompts that share an image, then those of CSV files. Raises ValueError for invalid input."""
+    """Return requests for prompts that share an image, then those of CSV files.
+
+    Raises ValueError for invalid input.
+    """
     for number, prompt in enumerate(prompts, start=1):
         check_prompt(prompt, f"as number {number} of --prompt")
     requests = [Request(prompt, image) for prompt in prompts] + read_requests(*csvs)
@@ -131,20 +164,29 @@ def make_and_read_requests(prompts: list[str], image: str | None, csvs: list[str
 
 
 def sampling_config(
-    from_file: dict, settings: dict, resolution: str | None, has_images: bool, kinds: dict[str, bool | None]
+    from_file: dict,
+    settings: dict,
+    resolution: str | None,
+    has_images: bool,
+    kinds: dict[str, bool | None],
 ) -> Config:
-    """Return the settings of a file, or without one the defaults of the version, overridden by ``settings``.
+    """Return the settings of a file, or without one the defaults of the version, overridden by
+    ``settings``.
 
-    The version is given or follows from the resolution. ``kinds`` maps a kind of version to whether it is required
-    (None: either); raises ValueError for another version. The settings of a run give frames, size, shift and guidance
-    of its validation, or of its rollouts if ``settings`` has ``sde_type``. Without a run, the version gives the frames.
+    The version is given or follows from the resolution. ``kinds`` maps a kind of version to whether
+    it is required (None: either); raises ValueError for another version. The settings of a run give
+    frames, size, shift and guidance of its validation, or of its rollouts if ``settings`` has
+    ``sde_type``. Without a run, the version gives the frames.
     """
     if resolution and "transformer_version" not in settings:
         kind = next((kind for kind, is_required in kinds.items() if is_required), "base")
-        settings = settings | {"transformer_version": version_for(resolution, "i2v" if has_images else "t2v", kind)}
+        settings = settings | {
+            "transformer_version": version_for(resolution, "i2v" if has_images else "t2v", kind)
+        }
     if settings.get("sigmas") and "validation_steps" not in settings:
         settings = settings | {"validation_steps": len(parse_sigmas(settings["sigmas"]))}
-    if "shift" in settings and "sigmas" not in settings:  # a given shift replaces the levels of a run or a version
+    # a given shift replaces the levels of a run or a version
+    if "shift" in settings and "sigmas" not in settings:
         settings = settings | {"sigmas": ""}
     if not from_file and not settings.keys() & {"pretrained_model_root", "transformer_version"}:
         from_file = read_settings(MINIATURE)
@@ -154,21 +196,29 @@ def sampling_config(
         if is_required not in (None, version.kind == name):
             known = ", ".join(version.name for version in RELEASED.values() if version.kind == name)
             raise ValueError(
-                f"transformer_version must {'' if is_required else 'not '}be {name} with these flags, got "
+                f"transformer_version must {'' if is_required else 'not '}be {name} with these "
+                "flags, got "
                 f"{config.model.transformer_version}; released {name} versions: {known}"
             )
-    if not from_file:  # the default of sample_n_frames is for rollouts, which may be short to save time
+    # the default of sample_n_frames is for rollouts, which may be short to save time
+    if not from_file:
         config = config.with_settings(sample_n_frames=version.num_frames)
     if "sde_type" not in settings:
         config = config.sampled_as_validation()
     config = config.with_settings(**settings)
-    if "sigmas" not in settings and len(parse_sigmas(config.rollout.sigmas)) != config.record.validation_steps:
+    if (
+        "sigmas" not in settings
+        and len(parse_sigmas(config.rollout.sigmas)) != config.record.validation_steps
+    ):
         return config.with_settings(sigmas=None)  # levels of another number of steps
     return config
 
 
-def list_videos(sizes: dict[Request, tuple[int, int]], requests: list[Request], output: Path) -> list[Video]:
-    """List the videos of the requests in order: 0000.mp4, 0001.mp4, ... in a folder, or one mp4 file by name.
+def list_videos(
+    sizes: dict[Request, tuple[int, int]], requests: list[Request], output: Path
+) -> list[Video]:
+    """List the videos of the requests in order: 0000.mp4, 0001.mp4, ... in a folder, or one mp4
+    file by name.
 
     Raises ValueError if a file cannot be written because a folder has its name.
     """
@@ -176,7 +226,12 @@ def list_videos(sizes: dict[Request, tuple[int, int]], requests: list[Request], 
         raise ValueError(f"--output_path must be a folder for {len(requests)} videos, got {output}")
     check_page(output / PAGE_FILE)
     videos = [
-        Video(request, *sizes[request], number, output if output.suffix == ".mp4" else output / f"{number:04d}.mp4")
+        Video(
+            request,
+            *sizes[request],
+            number,
+            output if output.suffix == ".mp4" else output / f"{number:04d}.mp4",
+        )
         for number, request in enumerate(requests)
     ]
     files = [output / PAGE_FILE]
@@ -184,7 +239,9 @@ def list_videos(sizes: dict[Request, tuple[int, int]], requests: list[Request], 
         files += [video.path, video.path.with_suffix(".json")]
     for file in files:
         if file.is_dir():
-            raise ValueError(f"a file cannot replace the folder {quote(file)}; move it, or choose another folder")
+            raise ValueError(
+                f"a file cannot replace the folder {quote(file)}; move it, or choose another folder"
+            )
     return videos
 
 
@@ -205,18 +262,26 @@ def generate(
     best_of: int = 1,  # candidates of each video
     only_checks: bool = False,
 ) -> None:
-    """Generate the videos, each with a JSON file of its settings; ``sp_size`` processes of torchrun share each video.
+    """Generate the videos, each with a JSON file of its settings; ``sp_size`` processes of torchrun
+    share each video.
 
-    Uses ``sde_type`` and ``eta`` only if ``is_stochastic``. Raises ValueError for bad input before weights are read.
+    Uses ``sde_type`` and ``eta`` only if ``is_stochastic``. Raises ValueError for bad input before
+    weights are read.
     """
     config, num_steps = config.with_settings(sp_size=sp_size), config.record.validation_steps
     sizes = [(config.data.sample_n_frames, video.height, video.width) for video in videos]
-    needs = model_setup.check_checkpoint(config, {"this call": [video.request for video in videos]}, sizes)
+    needs = model_setup.check_checkpoint(
+        config, {"this call": [video.request for video in videos]}, sizes
+    )
     refiner = Refiner(config.model, config.distributed, videos, save_pre_sr_video) if sr else None
-    new_cache = caching and _checked_cache(caching, config.model, config.rollout, num_steps, is_stochastic)
+    new_cache = caching and _checked_cache(
+        caching, config.model, config.rollout, num_steps, is_stochastic
+    )
     schedule = Schedule.ode(num_steps, config.rollout.shift, config.rollout.sigmas)
     if is_stochastic:
-        schedule = model_setup.rollout_schedule(config.with_settings(grpo_sampling_steps=num_steps).rollout)
+        schedule = model_setup.rollout_schedule(
+            config.with_settings(grpo_sampling_steps=num_steps).rollout
+        )
     source = source.with_initial_lora(config.optimizer.pretrained_lora_path)
     source.check(config.model, config.negative_requests)
     device, mesh = _start(config.model, config.distributed)
@@ -226,18 +291,23 @@ def generate(
     chooser = None
     if best_of > 1:
         requests = [video.request for video in videos]
-        chooser = make_best_of(config, best_of, requests, device, offload=bool(offloading.offloading))
+        chooser = make_best_of(
+            config, best_of, requests, device, offload=bool(offloading.offloading)
+        )
     config = config.with_settings(vae_offload=offloading.offloading)
     folder = videos[0].path.parent
     make_folder(folder)
     local = videos[mesh.replica :: mesh.num_replicas]
     watchdog = Watchdog(mesh, config.distributed.watchdog_seconds, unit="video")
-    # Encoded prompts and latents between stages are files: memory does not grow with the number of videos.
+    # Encoded prompts and latents between stages are files: memory does not grow with the number of
+    # videos.
     with watchdog, tempfile.TemporaryDirectory(prefix=".generate-", dir=folder) as between_stages:
         if not config.model.conditions_dir:
             config = config.with_settings(conditions_dir=between_stages)
         start, bar = time.perf_counter(), partial(stage_bar, is_shown=mesh.is_main)
-        encoder, vae = model_setup.load_encoder(config, device, group_offload=offloading.group_offloading)
+        encoder, vae = model_setup.load_encoder(
+            config, device, group_offload=offloading.group_offloading
+        )
         for video in bar("encoding", "prompt")(local):
             watchdog.enter("encoding", video.number)
             encoder([video.request], height=video.height, width=video.width)
@@ -248,7 +318,9 @@ def generate(
         watchdog.enter("loading")
         home = torch.device("cpu") if offloading.group_offloading else device
         pipeline = source.load(config, device, encoder, vae, needs, weights_device=home)
-        place(pipeline.transformer, mesh, device, config.distributed, offloading, caching is not None)
+        place(
+            pipeline.transformer, mesh, device, config.distributed, offloading, caching is not None
+        )
         for size in dict.fromkeys(sizes):
             watchdog.enter("decoding of a test video")
             pipeline.try_decoding(*size)
@@ -262,7 +334,9 @@ def generate(
 
             def candidate(number: int) -> Tensor:
                 stage = [f"candidate {number}"] if number else []  # has separate noise
-                return sampler.sample(pipeline, schedule, video, conditions, *stage, new_cache=new_cache)
+                return sampler.sample(
+                    pipeline, schedule, video, conditions, *stage, new_cache=new_cache
+                )
 
             if chooser is None:
                 return candidate(0)
@@ -281,7 +355,11 @@ def generate(
                 folder=Path(between_stages),
             )
         for latents, video in zip(finals, local):
-            how = {"initial_noise": initial_noise, "sp_size": sp_size, "step_caching": caching and asdict(caching)}
+            how = {
+                "initial_noise": initial_noise,
+                "sp_size": sp_size,
+                "step_caching": caching and asdict(caching),
+            }
             how |= asdict(offloading) | {"super_resolution": refiner and refiner.record(video)}
             if chooser:
                 how |= {"best_of": choices[video.number]}
@@ -293,8 +371,12 @@ def generate(
         print(f"{len(local)} mp4 in {folder}: {times}, {memory:.2f} GiB peak memory")
 
 
-def _start(model: ModelSettings, distributed: DistributedSettings) -> tuple[torch.device, ranks.Mesh]:
-    """Return the device of this process and its place among the processes, which it joins if they share videos."""
+def _start(
+    model: ModelSettings, distributed: DistributedSettings
+) -> tuple[torch.device, ranks.Mesh]:
+    """Return the device of this process and its place among the processes, which it joins if they
+    share videos.
+    """
     for problem in layout_problems(processes.world_size(), distributed.sp_size):
         raise ValueError(problem)
     if distributed.deterministic:
@@ -309,22 +391,34 @@ def _start(model: ModelSettings, distributed: DistributedSettings) -> tuple[torc
 
 
 def _checked_cache(
-    caching: StepCaching, model: ModelSettings, rollout: RolloutSettings, num_steps: int, is_stochastic: bool
+    caching: StepCaching,
+    model: ModelSettings,
+    rollout: RolloutSettings,
+    num_steps: int,
+    is_stochastic: bool,
 ) -> Callable[[], StepCache]:
-    """Return the constructor of a video's step cache. Raises ValueError if it cannot be used with these settings."""
+    """Return the constructor of a video's step cache.
+
+    Raises ValueError if it cannot be used with these settings.
+    """
     problems = {
         "--stochastic: the SDE samples rollouts, which run all blocks": is_stochastic,
-        "a step-distilled version": version_defaults(model.transformer_version).kind == "step_distilled",
+        "a step-distilled version": version_defaults(model.transformer_version).kind
+        == "step_distilled",
         "guidance_interval: each step must have the same branches": rollout.guidance_interval,
     }
     for problem in (text for text, applies in problems.items() if applies):
         raise ValueError(f"--enable_cache cannot be combined with {problem}. Remove one of the two")
-    num_blocks = read_architecture(model.pretrained_model_root, model.transformer_version).num_layers
+    num_blocks = read_architecture(
+        model.pretrained_model_root, model.transformer_version
+    ).num_layers
     caching.check(num_steps, num_blocks)
     return partial(StepCache, caching, caching.num_skipped(num_blocks))
 
 
-def video_settings(config: Config, video: Video, source: Source, seed: int, is_stochastic: bool) -> dict:
+def video_settings(
+    config: Config, video: Video, source: Source, seed: int, is_stochastic: bool
+) -> dict:
     """Return the content of the JSON file beside a video: everything needed to reproduce it."""
     return {
         "prompt": video.request.prompt,

@@ -1,4 +1,6 @@
-"""Compilation and offloading in generation: models that are not in use are on the CPU, by the original's default."""
+"""Compilation and offloading in generation: models that are not in use are on the CPU, by the
+original's default.
+"""
 
 import torch
 from torch import nn
@@ -14,7 +16,9 @@ GROUPS_BELOW = 60 * 2**30  # bytes of GPU memory, as in the original
 
 
 def resolve(flags: Offloading, device: torch.device) -> Offloading:
-    """Return the flags with True or False for None: offloading on GPUs below ``GROUPS_BELOW``, not on a CPU."""
+    """Return the flags with True or False for None: offloading on GPUs below ``GROUPS_BELOW``, not
+    on a CPU.
+    """
     is_small = device.type == "cuda" and total_bytes(device) < GROUPS_BELOW
     groups = flags.group_offloading
     if groups is None:
@@ -31,7 +35,8 @@ def place(
     flags: Offloading,
     is_cached: bool,
 ) -> None:
-    """Split, compile and offload a transformer that is on ``device`` or, for group offloading, on the CPU.
+    """Split, compile and offload a transformer that is on ``device`` or, for group offloading, on
+    the CPU.
 
     With step caching, groups have one block: diffusers copies a group only if its first block runs.
     """

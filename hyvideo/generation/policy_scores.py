@@ -1,4 +1,6 @@
-"""Evaluation of a policy on the validation prompts: every score of every video, and metrics of the whole set."""
+"""Evaluation of a policy on the validation prompts: every score of every video, and metrics of the
+whole set.
+"""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -27,7 +29,10 @@ from hyvideo.validation.video_folder import common_frame_rate, find_clips, read_
 
 
 class Evaluator:
-    """Scores policies and videos in one process and loads each model once. Raises ValueError for invalid prompts."""
+    """Scores policies and videos in one process and loads each model once.
+
+    Raises ValueError for invalid prompts.
+    """
 
     def __init__(self, config: Config):
         if config.model.num_threads:
@@ -49,16 +54,26 @@ class Evaluator:
         return load_encoder(self.config, self.device)
 
     def check(self, source: Source) -> frozenset[str]:
-        """Return the encoders that the prompts need. Raises ValueError for invalid prompts, checkpoints or sizes."""
+        """Return the encoders that the prompts need.
+
+        Raises ValueError for invalid prompts, checkpoints or sizes.
+        """
         config = self.config
         if not self.requests:
-            raise ValueError("valid_video_csv must name a CSV with the prompts to evaluate on; it is empty")
+            raise ValueError(
+                "valid_video_csv must name a CSV with the prompts to evaluate on; it is empty"
+            )
         needs = check_checkpoint(config, {"valid_video_csv": self.requests}, [self.size])
-        source.with_initial_lora(config.optimizer.pretrained_lora_path).check(config.model, config.negative_requests)
+        source.with_initial_lora(config.optimizer.pretrained_lora_path).check(
+            config.model, config.negative_requests
+        )
         return needs
 
     def policy(self, source: Source) -> Evaluation:
-        """Evaluate a policy. Raises ValueError like `check` and for invalid scorers, before reading its weights."""
+        """Evaluate a policy.
+
+        Raises ValueError like `check` and for invalid scorers, before reading its weights.
+        """
         config = self.config
         needs = self.check(source)
         scorer = self.scorer
@@ -70,8 +85,13 @@ class Evaluator:
         seeds = [request.seed for request in validation.requests]
         return self.score(parts, validation.prompts, validation.groups, seeds, fps=config.data.fps)
 
-    def policies(self, checkpoints: Mapping[str, Path | None], folder: Path) -> dict[str, Evaluation]:
-        """Return evaluations by name; those that ``folder`` does not have yet are computed. None is the base model."""
+    def policies(
+        self, checkpoints: Mapping[str, Path | None], folder: Path
+    ) -> dict[str, Evaluation]:
+        """Return evaluations by name; those that ``folder`` does not have yet are computed.
+
+        None is the base model.
+        """
         world, evaluations = joint_identity(self.config.flat(), self.config.reward), {}
         for name, checkpoint in checkpoints.items():
             file, identity = folder / f"{name}.json", policy_identity(checkpoint=checkpoint) | world
@@ -104,7 +124,9 @@ class Evaluator:
         fps: float,
         files: list[str] | None = None,
     ) -> Evaluation:
-        """Evaluate videos, given in parts by number. One that could not be decoded is None and gets a missing reward.
+        """Evaluate videos, given in parts by number.
+
+        One that could not be decoded is None and gets a missing reward.
 
         ``seeds`` are recorded with the scores; None stands for ``validation_seed``.
         Only one part is kept in memory, if ``parts`` computes them one by one.
@@ -124,12 +146,18 @@ class Evaluator:
         for number, (prompt, group, seed) in enumerate(zip(prompts, groups, seeds)):
             file = files[number] if files else None
             seed = self.config.record.validation_seed if seed is None else seed
-            entry = score_entry(prompt, seed, group, rewards[number], file=file, advantage=math.nan, number=number)
+            entry = score_entry(
+                prompt, seed, group, rewards[number], file=file, advantage=math.nan, number=number
+            )
             del entry["advantage"]
-            entries.append(entry | {name: or_none(value) for name, value in held_out.get(number, {}).items()})
+            entries.append(
+                entry | {name: or_none(value) for name, value in held_out.get(number, {}).items()}
+            )
         measures, _ = of_scorers.of_set(len(prompts))
         apart = diversity(list(thumbnails.values()), [groups[number] for number in thumbnails])
-        return Evaluation(entries, measures | ({"held_out/diversity": apart.mean().item()} if len(apart) else {}))
+        return Evaluation(
+            entries, measures | ({"held_out/diversity": apart.mean().item()} if len(apart) else {})
+        )
 
     def close(self) -> None:
         if "scorer" in vars(self):

@@ -1,4 +1,5 @@
-"""Super-resolution: a second model refines the final latents of each video at a higher resolution, for generate.py.
+"""Super-resolution: a second model refines the final latents of each video at a higher resolution,
+for generate.py.
 
     latents of the base -> resized, upsampled, mixed with noise -> condition of the second model -> latents -> video
 
@@ -36,46 +37,71 @@ from hyvideo.training.model_setup import weights_seed
 class Refiner:
     """Super-resolution model for the videos of a call: first `encode` each, then `refine`.
 
-    Raises ValueError if the family has no such model, it was not trained on a size, or its files do not fit.
-    ``saves_base`` also writes the videos of the base model.
+    Raises ValueError if the family has no such model, it was not trained on a size, or its files do
+    not fit. ``saves_base`` also writes the videos of the base model.
     """
 
-    def __init__(self, settings: ModelSettings, run: DistributedSettings, videos: list[Video], saves_base: bool | None):
+    def __init__(
+        self,
+        settings: ModelSettings,
+        run: DistributedSettings,
+        videos: list[Video],
+        saves_base: bool | None,
+    ):
         self.settings = settings
         self.run = run
         self.saves_base = saves_base
         root, base = settings.pretrained_model_root, settings.transformer_version
         family = version_defaults(base).family
-        buckets = {m.name: bucket_sizes(m.refines) for m in SUPER_RESOLUTION.values() if m.family == family}
+        buckets = {
+            m.name: bucket_sizes(m.refines) for m in SUPER_RESOLUTION.values() if m.family == family
+        }
         if not buckets:
-            raise ValueError(f"--sr needs a family with super-resolution models; {base} is of {family}, which has none")
+            raise ValueError(
+                f"--sr needs a family with super-resolution models; {base} is of {family}, which "
+                "has none"
+            )
         sizes = {(video.height, video.width) for video in videos}
         if not (names := [name for name in buckets if sizes <= set(buckets[name])]):
             got = " and ".join(f"{height} x {width}" for height, width in sorted(sizes))
             near = {nearest_size(*min(sizes), bucket) for bucket in buckets.values()}
-            trained = " or ".join(f"--height {height} --width {width}" for height, width in sorted(near))
+            trained = " or ".join(
+                f"--height {height} --width {width}" for height, width in sorted(near)
+            )
             raise ValueError(
                 f"--sr needs sizes that one super-resolution model was trained on, got {got}. "
                 f"Use --resolution, perhaps with --aspect_ratio, or {trained}"
             )
         self.model = SUPER_RESOLUTION[names[0]]
         needed = not settings.random_weights
-        if problems := fit_checks.super_resolution_problems(root, base, names[0], weights_needed=needed):
-            command = f"bash download_weights.sh --version {names[0]} --with none --out {shlex.quote(root)}"
-            raise ValueError("\n".join([f"--sr needs {names[0]} in {root}. Download it: {command}", *problems]))
+        if problems := fit_checks.super_resolution_problems(
+            root, base, names[0], weights_needed=needed
+        ):
+            command = (
+                f"bash download_weights.sh --version {names[0]} --with none --out "
+                f"{shlex.quote(root)}"
+            )
+            raise ValueError(
+                "\n".join([f"--sr needs {names[0]} in {root}. Download it: {command}", *problems])
+            )
 
     def size(self, video: Video) -> dict[str, int]:
         """Return height and width of a refined video."""
-        return dict(zip(("height", "width"), larger_size(video.height, video.width, self.model.resolution)))
+        return dict(
+            zip(("height", "width"), larger_size(video.height, video.width, self.model.resolution))
+        )
 
     def encode(self, encoder: ConditionEncoder, video: Video) -> Condition:
         """Return the condition, with the image at the refined size; texts are not encoded again."""
         (condition,) = encoder([video.request], **self.size(video)).samples
         if condition.image is None:
             return condition
-        # As in the original, the features are those of the image's nearest bucket, the latents those of the video.
+        # As in the original, the features are those of the image's nearest bucket, the latents
+        # those of the video.
         picture = read_image(video.request.image)
-        height, width = nearest_size(picture.height, picture.width, bucket_sizes(self.model.resolution))
+        height, width = nearest_size(
+            picture.height, picture.width, bucket_sizes(self.model.resolution)
+        )
         (nearest,) = encoder([video.request], height=height, width=width).samples
         return replace(condition, image=replace(condition.image, embeds=nearest.image.embeds))
 
@@ -95,7 +121,9 @@ class Refiner:
         """
         videos = []
         for latents, video in finals:
-            save_file({"latents": latents.contiguous()}, folder / f"latents-{video.number}.safetensors")
+            save_file(
+                {"latents": latents.contiguous()}, folder / f"latents-{video.number}.safetensors"
+            )
             videos.append(video)
             if self.saves_base:
                 before = replace(video, path=video.path.with_stem(f"{video.path.stem}_before_sr"))
@@ -109,13 +137,23 @@ class Refiner:
             condition = self.encode(encoder, video)
             latents = load_file(folder / f"latents-{video.number}.safetensors")["latents"]
             video = replace(video, **self.size(video))
-            latents, noise = to_device(latents, base.device), sampler.noise(pipeline, video, STAGE, "augmentation")
+            latents, noise = (
+                to_device(latents, base.device),
+                sampler.noise(pipeline, video, STAGE, "augmentation"),
+            )
             with on_device(upsampler), torch.no_grad():
-                condition = replace(condition, low_resolution=upsampler.condition(latents, noise)[0])
+                condition = replace(
+                    condition, low_resolution=upsampler.condition(latents, noise)[0]
+                )
             yield sampler.sample(pipeline, schedule, video, Conditions((condition,)), STAGE)
 
-    def _load(self, base: GRPOPipeline, offloading: Offloading, mesh: Mesh) -> tuple[GRPOPipeline, nn.Module]:
-        """Return the pipeline and the upsampler. The transformer of ``base`` is removed first, to free its memory."""
+    def _load(
+        self, base: GRPOPipeline, offloading: Offloading, mesh: Mesh
+    ) -> tuple[GRPOPipeline, nn.Module]:
+        """Return the pipeline and the upsampler.
+
+        The transformer of ``base`` is removed first, to free its memory.
+        """
         model = self.model
         root = self.settings.pretrained_model_root
         device = base.device
@@ -123,7 +161,9 @@ class Refiner:
         pipeline = base.with_guidance(model.guidance_scale)
         base.transformer = pipeline.transformer = None
         gc.collect()
-        upsampler = loading.load_vae(root, upsampler=model.name, device=device, random_weights_seed=seed)
+        upsampler = loading.load_vae(
+            root, upsampler=model.name, device=device, random_weights_seed=seed
+        )
         if offloading.offloading:
             offload(upsampler)
         transformer = loading.load_transformer(
@@ -140,4 +180,8 @@ class Refiner:
 
     def record(self, video: Video) -> dict:
         """Return the entry in the JSON file of a video."""
-        return {"version": self.model.name, "steps": self.model.num_steps, "shift": self.model.shift} | self.size(video)
+        return {
+            "version": self.model.name,
+            "steps": self.model.num_steps,
+            "shift": self.model.shift,
+        } | self.size(video)

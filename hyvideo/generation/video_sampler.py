@@ -47,10 +47,13 @@ class VideoSampler:
     mesh: Mesh
     seed: int
     initial_noise: str  # "default" or "reference"
-    on_stage: Callable[[str, int], None]  # called with stage and number of the video at its start and in its loops
+    # called with stage and number of the video at its start and in its loops
+    on_stage: Callable[[str, int], None]
 
     def reported(self, stage: str, video: Video, unit: str) -> Callable[[Iterable[T]], Iterator[T]]:
-        """Return a function that shows the loop of a stage as a bar and calls ``on_stage`` before each part."""
+        """Return a function that shows the loop of a stage as a bar and calls ``on_stage`` before
+        each part.
+        """
         bar = stage_bar(f"{video.path.name}: {stage}", unit, is_shown=self.mesh.is_main)
 
         def loop(parts: Iterable[T]) -> Iterator[T]:
@@ -89,12 +92,18 @@ class VideoSampler:
         return latents
 
     def noise(self, pipeline: GRPOPipeline, video: Video, *key: int | str) -> Tensor:
-        """Return the initial noise of a stage, or the noise of a step; a request's own seed is all it depends on."""
+        """Return the initial noise of a stage, or the noise of a step; a request's own seed is all
+        it depends on.
+        """
         shape = pipeline.latent_shape(self.data.sample_n_frames, video.height, video.width)
         number = video.number if video.request.seed is None else 0
         seed = video.request.seed_or(self.seed)
         is_original = self.initial_noise == "reference" and key in ((), (STAGE,))
-        drawn = reference_normal(shape, seed) if is_original else normal(shape, seed, "generate", number, *key)
+        drawn = (
+            reference_normal(shape, seed)
+            if is_original
+            else normal(shape, seed, "generate", number, *key)
+        )
         return to_device(drawn[None], pipeline.device)
 
     def write(
@@ -106,16 +115,20 @@ class VideoSampler:
         *,
         keep_latents: bool = False,
     ) -> None:
-        """Decode final latents; the first rank of a replica writes the video and, as JSON, its settings.
+        """Decode final latents; the first rank of a replica writes the video and, as JSON, its
+        settings.
 
-        With ``keep_latents``, the latents are written too. Those of an earlier video of this name are deleted.
+        With ``keep_latents``, the latents are written too. Those of an earlier video of this name
+        are deleted.
         """
         path = video.path
         self.on_stage("decoding", video.number)
         pipeline.tiles = Tiles(self.mesh.sp_group, self.reported("decoding", video, "tile"))
         (frames,) = pipeline.decode(latents)
         if frames is None:
-            raise FloatingPointError(f"{path}: the video contains NaN or inf; try --dtype fp32 or another checkpoint")
+            raise FloatingPointError(
+                f"{path}: the video contains NaN or inf; try --dtype fp32 or another checkpoint"
+            )
         if self.mesh.rank % self.mesh.sp_size == 0:
             self.on_stage("writing", video.number)
             record = path.with_suffix(".json")

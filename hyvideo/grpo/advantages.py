@@ -5,21 +5,26 @@ from torch import Tensor
 
 EPSILON = 1e-8
 MAX_ADVANTAGE = 5.0
-# Rewards whose spread is at most this fraction of the largest one, or of 1, are equal: the spread is rounding of
-# float64, or so far below EPSILON that no advantage exceeds 1e-6.
+# Rewards whose spread is at most this fraction of the largest one, or of 1, are equal: the spread
+# is rounding of float64, or so far below EPSILON that no advantage exceeds 1e-6.
 EQUAL = 1e-14
 
 
 def group_advantages(rewards: Tensor, group_size: int, *, clip: float = MAX_ADVANTAGE) -> Tensor:
-    """Return ``(R - mean) / (std + 1e-8)`` within each group of consecutive rollouts, clamped to ``[-clip, clip]``.
+    """Return ``(R - mean) / (std + 1e-8)`` within each group of consecutive rollouts, clamped to
+    ``[-clip, clip]``.
 
-    ``std`` is the population standard deviation over the scored rollouts. A group of equal rewards, up to `EQUAL`, has
-    advantage 0. A rollout without a finite reward is excluded from its group's statistics and has advantage NaN, like
-    all rollouts of a group with fewer than two finite rewards. The loss excludes these rollouts. Source:
-    arXiv:2603.21872, Section 3.1; GRPO, arXiv:2402.03300. Shape of input and output: (groups * group_size,).
+    ``std`` is the population standard deviation over the scored rollouts. A group of equal rewards,
+    up to `EQUAL`, has advantage 0. A rollout without a finite reward is excluded from its group's
+    statistics and has advantage NaN, like all rollouts of a group with fewer than two finite
+    rewards. The loss excludes these rollouts. Source: arXiv:2603.21872, Section 3.1; GRPO,
+    arXiv:2402.03300. Shape of input and output: (groups * group_size,).
     """
     if group_size < 1 or rewards.ndim != 1 or len(rewards) % group_size:
-        raise ValueError(f"rewards must be a vector of whole groups of {group_size}, got shape {tuple(rewards.shape)}")
+        raise ValueError(
+            f"rewards must be a vector of whole groups of {group_size}, got shape "
+            f"{tuple(rewards.shape)}"
+        )
     # In float32, the rounding error of the mean of equal rewards is as large as EPSILON.
     groups = rewards.detach().double().view(-1, group_size)
     scored = groups.isfinite()
@@ -36,10 +41,12 @@ def group_advantages(rewards: Tensor, group_size: int, *, clip: float = MAX_ADVA
 
 
 def normalized_rewards(scores: Tensor, weights: Tensor, group_size: int) -> Tensor:
-    """Return ``sum_d w_d (s_d - mean_d) / (std_d + 1e-8)``, with mean and std over the scored rollouts of a group.
+    """Return ``sum_d w_d (s_d - mean_d) / (std_d + 1e-8)``, with mean and std over the scored
+    rollouts of a group.
 
-    A dimension that is constant in a group contributes 0. The result is NaN for a rollout without all scores. Shapes:
-    scores (groups * group_size, dimensions), weights (dimensions,) -> (groups * group_size,).
+    A dimension that is constant in a group contributes 0. The result is NaN for a rollout without
+    all scores. Shapes: scores (groups * group_size, dimensions), weights (dimensions,) -> (groups *
+    group_size,).
     """
     complete = torch.where(scores.isfinite().all(1, keepdim=True), scores, torch.nan)
     columns = [group_advantages(column, group_size, clip=torch.inf) for column in complete.T]

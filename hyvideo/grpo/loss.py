@@ -18,14 +18,19 @@ class LossInputs:
     old_log_prob: Tensor  # (batch,), under the rollout policy
     advantages: Tensor  # (batch,), finite
     step_weights: Tensor  # (batch,), from the equalizer
-    anchor_mean: Tensor | None = None  # like ``mean``; None if the position KL is exactly 0 or not computed
-    anchor_weight: Tensor | float = 1.0  # factor of the position KL; a tensor has one per pair, (batch,)
-    rollout_mean: Tensor | None = None  # like ``mean``, for the closed-form velocity KL; None: log-ratio
+    # like ``mean``; None if the position KL is exactly 0 or not computed
+    anchor_mean: Tensor | None = None
+    # factor of the position KL; a tensor has one per pair, (batch,)
+    anchor_weight: Tensor | float = 1.0
+    # like ``mean``, for the closed-form velocity KL; None: log-ratio
+    rollout_mean: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class LossTerms:
-    """Loss terms of each pair, (batch,) each; the caller divides their sum by the number of pairs in the update."""
+    """Loss terms of each pair, (batch,) each; the caller divides their sum by the number of pairs
+    in the update.
+    """
 
     loss: Tensor  # policy loss plus weighted KL, with gradient
     policy: Tensor  # clipped policy loss
@@ -37,10 +42,19 @@ class LossTerms:
     log_prob: Tensor  # under the policy
 
 
-def grpo_terms(inputs: LossInputs, *, clip_range: float, kl_weights: KLWeights, kl_coefficient: float) -> LossTerms:
-    """Return ``L = L_pol + beta (w_pos KL_pos + w_vel KL_vel)`` of each pair. Source: arXiv:2603.21872, Section 3.2."""
+def grpo_terms(
+    inputs: LossInputs, *, clip_range: float, kl_weights: KLWeights, kl_coefficient: float
+) -> LossTerms:
+    """Return ``L = L_pol + beta (w_pos KL_pos + w_vel KL_vel)`` of each pair.
+
+    Source: arXiv:2603.21872, Section 3.2.
+    """
     policy, ratio = clipped_policy_loss(
-        inputs.log_prob, inputs.old_log_prob, inputs.advantages, inputs.step_weights, clip_range=clip_range
+        inputs.log_prob,
+        inputs.old_log_prob,
+        inputs.advantages,
+        inputs.step_weights,
+        clip_range=clip_range,
     )
     if inputs.rollout_mean is None:
         velocity = velocity_kl(inputs.log_prob, inputs.old_log_prob)
@@ -68,11 +82,18 @@ def weighted_kl(position: Tensor, velocity: Tensor, weights: KLWeights) -> Tenso
 
 
 def clipped_policy_loss(
-    log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, step_weights: Tensor, *, clip_range: float
+    log_prob: Tensor,
+    old_log_prob: Tensor,
+    advantages: Tensor,
+    step_weights: Tensor,
+    *,
+    clip_range: float,
 ) -> tuple[Tensor, Tensor]:
-    """Return ``S max(-A ratio, -A clamp(ratio, 1 - clip, 1 + clip))`` and the detached ``ratio = exp(log_prob - old)``.
+    """Return ``S max(-A ratio, -A clamp(ratio, 1 - clip, 1 + clip))`` and the detached
+    ``ratio = exp(log_prob - old)``.
 
-    Only ``log_prob`` carries a gradient. Shape of arguments and results: (batch,). Source: PPO, arXiv:1707.06347.
+    Only ``log_prob`` carries a gradient. Shape of arguments and results: (batch,). Source: PPO,
+    arXiv:1707.06347.
     """
     ratio = torch.exp(log_prob - old_log_prob)
     clamped = ratio.clamp(1 - clip_range, 1 + clip_range)

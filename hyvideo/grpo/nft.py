@@ -1,13 +1,15 @@
 """DiffusionNFT loss: reinforcement learning on the forward process, as functions of tensors.
 
-A rollout x0 is re-noised to ``x_s = (1 - s) x0 + s e`` with noise e, so that the target velocity is ``e - x0``. With
-advantage A, ``r = (1 + A / clip) / 2``, the policy's velocity v and the rollout policy's velocity v_old,
+A rollout x0 is re-noised to ``x_s = (1 - s) x0 + s e`` with noise e, so that the target velocity is
+``e - x0``. With advantage A, ``r = (1 + A / clip) / 2``, the policy's velocity v and the rollout
+policy's velocity v_old,
 
     loss = r |v - target|^2 + (1 - r) |(2 v_old - v) - target|^2
 
-moves v towards the target of good rollouts and away from that of bad ones: the gradient at v = v_old is
-``2 (2 r - 1) (v - target)``. A rollout with advantage 0 has no gradient there; later, it would only pull v back to
-v_old, and is left out. Source: Zheng et al. 2025, "DiffusionNFT", arXiv:2509.16117, with beta 1.
+moves v towards the target of good rollouts and away from that of bad ones: the gradient at v =
+v_old is ``2 (2 r - 1) (v - target)``. A rollout with advantage 0 has no gradient there; later, it
+would only pull v back to v_old, and is left out. Source: Zheng et al. 2025, "DiffusionNFT",
+arXiv:2509.16117, with beta 1.
 """
 
 from dataclasses import dataclass
@@ -27,13 +29,16 @@ class NFTInputs:
     old_velocity: Tensor  # like ``velocity``, from the rollout policy
     target: Tensor  # like ``velocity``: noise - rollout
     advantages: Tensor  # (batch,), finite, within [-clip, clip]
-    anchor_velocity: Tensor | None = None  # like ``velocity``; None if the position KL is not computed
+    # like ``velocity``; None if the position KL is not computed
+    anchor_velocity: Tensor | None = None
     anchor_weight: float = 1.0  # 1 / fraction of the pairs whose position KL is computed
 
 
 @dataclass(frozen=True)
 class NFTTerms:
-    """Loss terms of each pair, (batch,) each; the caller divides their sum by the number of pairs in the update."""
+    """Loss terms of each pair, (batch,) each; the caller divides their sum by the number of pairs
+    in the update.
+    """
 
     loss: Tensor  # policy loss plus weighted KL, with gradient
     policy: Tensor  # DiffusionNFT loss
@@ -41,7 +46,8 @@ class NFTTerms:
     velocity: Tensor  # mean squared velocity difference to the rollout policy
     kl: Tensor  # weighted sum of position and velocity, without the coefficient
     error: Tensor  # mean squared velocity error |v - target|^2
-    distance: Tensor  # sqrt(|v - v_old|^2 / |v_old - target|^2), detached; 0 before the first update
+    # sqrt(|v - v_old|^2 / |v_old - target|^2), detached; 0 before the first update
+    distance: Tensor
     is_clipped: Tensor  # whether the advantage is at the clip
 
 
@@ -51,9 +57,12 @@ def nft_terms(
     advantage_clip: float,
     kl_weights: KLWeights,
     kl_coefficient: float,
-    has_rewards: bool = True,  # False: advantages are 0 on purpose, and their policy loss keeps its gradient
+    # False: advantages are 0 on purpose, and their policy loss keeps its gradient
+    has_rewards: bool = True,
 ) -> NFTTerms:
-    """Return the loss of each pair, with mean squared velocity differences in place of the KL terms."""
+    """Return the loss of each pair, with mean squared velocity differences in place of the KL
+    terms.
+    """
     weight = (1 + (inputs.advantages / advantage_clip).clamp(-1, 1)) / 2
     error = mean_square(inputs.velocity - inputs.target)
     mirrored = mean_square(2 * inputs.old_velocity - inputs.velocity - inputs.target)
@@ -84,8 +93,10 @@ def mean_square(values: Tensor) -> Tensor:
 
 
 def relative_norm(velocity: Tensor, anchor: Tensor) -> Tensor:
-    """Return the norm of each sample's velocity divided by the norm of the anchor's, without gradient. Shape: (batch,).
+    """Return the norm of each sample's velocity divided by the norm of the anchor's, without
+    gradient. Shape: (batch,).
 
-    Losses that push velocities away from bad samples tend to inflate it (NormGuard, arXiv:2606.27771).
+    Losses that push velocities away from bad samples tend to inflate it (NormGuard,
+    arXiv:2606.27771).
     """
     return (mean_square(velocity.detach()) / mean_square(anchor)).sqrt()

@@ -1,4 +1,6 @@
-"""Trust region: KL to an anchor (position), KL to the rollout policy (velocity), and the coefficient of both."""
+"""Trust region: KL to an anchor (position), KL to the rollout policy (velocity), and the
+coefficient of both.
+"""
 
 import math
 from collections import deque
@@ -10,7 +12,8 @@ if TYPE_CHECKING:  # settings are checked before torch is imported
 
 
 def position_kl(mean: "Tensor", anchor_mean: "Tensor", std: "Tensor") -> "Tensor":
-    """Return the KL of two Gaussians of equal variance, the mean of ``(mean - anchor)^2 / (2 std^2 + 1e-6)``.
+    """Return the KL of two Gaussians of equal variance, the mean of
+    ``(mean - anchor)^2 / (2 std^2 + 1e-6)``.
 
     Shapes: both means (batch, ...); std (batch, 1, ..., 1); result (batch,).
     """
@@ -18,15 +21,20 @@ def position_kl(mean: "Tensor", anchor_mean: "Tensor", std: "Tensor") -> "Tensor
 
 
 def reference_kl_weight(std: float, width: float) -> float:
-    """Return the public reference's position KL, with denominator ``2 (std^2 / width + 1e-6)``, over `position_kl`."""
+    """Return the public reference's position KL, with denominator ``2 (std^2 / width + 1e-6)``,
+    over `position_kl`.
+    """
     return (2 * std**2 + 1e-6) / (2 * (std**2 / width + 1e-6))
 
 
 def velocity_kl(log_prob: "Tensor", old_log_prob: "Tensor") -> "Tensor":
-    """Return ``old_log_prob - log_prob``, an unbiased estimate of the KL to the rollout policy. Shape: (batch,).
+    """Return ``old_log_prob - log_prob``, an unbiased estimate of the KL to the rollout policy.
 
-    With one update per iteration it is 0 and its gradient is zero on average. The closed form, which is exact at every
-    step, is ``position_kl(mean, rollout_mean, std)``. With cps, the estimate is ``2 std^2`` times the KL (docs/sde.md).
+    Shape: (batch,).
+
+    With one update per iteration it is 0 and its gradient is zero on average. The closed form,
+    which is exact at every step, is ``position_kl(mean, rollout_mean, std)``. With cps, the
+    estimate is ``2 std^2`` times the KL (docs/sde.md).
     """
     return old_log_prob - log_prob
 
@@ -40,7 +48,9 @@ class KLWeights(NamedTuple):
 
 @dataclass(frozen=True)
 class KLScheduleSettings:
-    """Schedule of the KL coefficient beta, which lies in [minimum, maximum] and starts at ``initial``."""
+    """Schedule of the KL coefficient beta, which lies in [minimum, maximum] and starts at
+    ``initial``.
+    """
 
     schedule: str = "adaptive"
     feedback: str = "paper"
@@ -56,10 +66,11 @@ class KLScheduleSettings:
 class KLCoefficient:
     """KL coefficient beta over the updates of a run.
 
-    ``constant``: the maximum. ``two_stage``: a linear warm-up to the maximum. ``adaptive``: the same warm-up, then
-    ``beta <- clip(beta (1 - gain e), minimum, maximum)`` with ``e = (m - target) / target`` and m the mean of the last
-    ``window`` KL values. Feedback ``paper`` lowers beta if the KL is above the target; ``lagrangian`` raises it
-    (``1 + gain e``). One update changes beta by at most a factor of 2.
+    ``constant``: the maximum. ``two_stage``: a linear warm-up to the maximum. ``adaptive``: the
+    same warm-up, then ``beta <- clip(beta (1 - gain e), minimum, maximum)`` with
+    ``e = (m - target) / target`` and m the mean of the last ``window`` KL values. Feedback
+    ``paper`` lowers beta if the KL is above the target; ``lagrangian`` raises it (``1 + gain e``).
+    One update changes beta by at most a factor of 2.
     """
 
     def __init__(self, settings: KLScheduleSettings):
@@ -73,16 +84,23 @@ class KLCoefficient:
         self.num_updates += 1
         if math.isfinite(kl):
             self.recent.append(kl)
-        factor = self._feedback_factor() if self.settings.schedule == "adaptive" and self.recent else 1.0
+        factor = (
+            self._feedback_factor() if self.settings.schedule == "adaptive" and self.recent else 1.0
+        )
         self.value = self._scheduled(self.value * factor)  # the warm-up sets its own values
 
     def _scheduled(self, value: float) -> float:
-        """Return the scheduled coefficient, or ``value`` within the bounds if the schedule does not determine it."""
+        """Return the scheduled coefficient, or ``value`` within the bounds if the schedule does not
+        determine it.
+        """
         settings, is_warm = self.settings, self.num_updates >= self.settings.warmup_updates
         if settings.schedule == "constant" or (settings.schedule == "two_stage" and is_warm):
             return settings.maximum
         if 0 < self.num_updates < settings.warmup_updates + 1:
-            start, passed = self._clip(settings.initial), min(self.num_updates, settings.warmup_updates)
+            start, passed = (
+                self._clip(settings.initial),
+                min(self.num_updates, settings.warmup_updates),
+            )
             return start + (settings.maximum - start) * passed / settings.warmup_updates
         return self._clip(value)
 

@@ -20,7 +20,9 @@ REFERENCE_STATISTICS = "reference_statistics.safetensors"
 
 
 class MiniatureScorer:
-    """Scorer of VQ, MQ and TA in [0, 1] from the pixels, and of a Fréchet distance if ``root`` has its statistics."""
+    """Scorer of VQ, MQ and TA in [0, 1] from the pixels, and of a Fréchet distance if ``root`` has
+    its statistics.
+    """
 
     def __init__(self, root: str | Path, *, device: str | torch.device = "cpu"):
         if problem := folder_problem(root):
@@ -31,12 +33,17 @@ class MiniatureScorer:
             statistics = load_file(path)
             self.reference = statistics["mean"], statistics["covariance"]
 
-    def score(self, videos: list[Tensor], prompts: list[str], *, fps: float) -> list[dict[str, float]]:
+    def score(
+        self, videos: list[Tensor], prompts: list[str], *, fps: float
+    ) -> list[dict[str, float]]:
         truth = measure(torch.stack(videos).cpu(), labels_of(prompts)).scores
         return [dict(zip(DIMENSIONS, row)) for row in truth.tolist()]
 
     def score_with_gradient(self, videos: Tensor, prompts: list[str], *, fps: float) -> Tensor:
-        """Return the values of `score` with their gradient by the videos' levels in [0, 255]. Shape: (videos, 3)."""
+        """Return the values of `score` with their gradient by the videos' levels in [0, 255].
+
+        Shape: (videos, 3).
+        """
         return measure(videos.cpu(), labels_of(prompts)).scores
 
     def check_prompts(self, prompts: list[str]) -> None:
@@ -46,7 +53,8 @@ class MiniatureScorer:
         """Return the Fréchet distance of the whole set to clean videos."""
         if self.reference is None:
             return {}
-        # One by one, so that a video's features do not depend on its rank's other videos, not even by rounding.
+        # One by one, so that a video's features do not depend on its rank's other videos, not even
+        # by rounding.
         rows = torch.cat([features(video[None].cpu()) for video in videos])
         return {"frechet_distance": SetMeasure(rows, self._frechet_distance)}
 
@@ -54,7 +62,9 @@ class MiniatureScorer:
         return frechet_distance(moments(rows), self.reference) if len(rows) > 1 else math.nan
 
     def held_out_each(self, videos: list[Tensor], prompts: list[str]) -> list[dict[str, float]]:
-        """Return for each video whether color, shape, direction and all three match the caption, as 1 or 0."""
+        """Return for each video whether color, shape, direction and all three match the caption, as
+        1 or 0.
+        """
         measured = measure(torch.stack(videos).cpu(), labels_of(prompts))
         names = ("color_correct", "shape_correct", "direction_correct", "all_correct")
         rows = torch.cat([measured.correct, measured.all_correct[:, None]], dim=1).tolist()
@@ -62,17 +72,25 @@ class MiniatureScorer:
 
 
 class LearnedMiniatureScorer(MiniatureScorer):
-    """Scorer that runs the miniature's reward model with VideoAlign's code; the true scores are held-out metrics."""
+    """Scorer that runs the miniature's reward model with VideoAlign's code; the true scores are
+    held-out metrics.
+    """
 
-    def __init__(self, root: str | Path, *, device: str | torch.device = "cpu", batch_size: int = 32):
+    def __init__(
+        self, root: str | Path, *, device: str | torch.device = "cpu", batch_size: int = 32
+    ):
         from hyvideo.rewards.videoalign import VideoAlignScorer
 
         super().__init__(root)
         folder = Path(root) / "VideoReward"
-        self.scorer = VideoAlignScorer(folder, device=device, precision="fp32_math", batch_size=batch_size)
+        self.scorer = VideoAlignScorer(
+            folder, device=device, precision="fp32_math", batch_size=batch_size
+        )
         self.dimensions = self.scorer.dimensions
 
-    def score(self, videos: list[Tensor], prompts: list[str], *, fps: float) -> list[dict[str, float]]:
+    def score(
+        self, videos: list[Tensor], prompts: list[str], *, fps: float
+    ) -> list[dict[str, float]]:
         return self.scorer.score(videos, prompts, fps=fps)
 
     def score_with_gradient(self, videos: Tensor, prompts: list[str], *, fps: float) -> Tensor:
@@ -82,11 +100,16 @@ class LearnedMiniatureScorer(MiniatureScorer):
         """Return the metrics of `MiniatureScorer` and the true scores."""
         truth = super().score(videos, prompts, fps=FPS)
         correct = super().held_out_each(videos, prompts)
-        return [flags | {f"true/{name}": score for name, score in row.items()} for flags, row in zip(correct, truth)]
+        return [
+            flags | {f"true/{name}": score for name, score in row.items()}
+            for flags, row in zip(correct, truth)
+        ]
 
 
 def miniature_trial() -> Trial:
-    """Return a clean miniature video with its caption and one that differs in color, shape and direction."""
+    """Return a clean miniature video with its caption and one that differs in color, shape and
+    direction.
+    """
     foreign = (LABELS != LABELS[0]).all(1).nonzero()[0].item()
     video = render(LABELS[:1], np.random.default_rng(0))[0]
     return Trial(to_uint8(video).transpose(0, 1).contiguous(), CAPTIONS[0], FPS, CAPTIONS[foreign])

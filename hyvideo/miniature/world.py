@@ -1,6 +1,8 @@
-"""Captioned videos of moving colored shapes, a dataset that is small enough to train on a laptop's CPU.
+"""Captioned videos of moving colored shapes, a dataset that is small enough to train on a laptop's
+CPU.
 
-A video has 9 frames of 32 x 32 pixels at 8 fps. Its caption names color, shape and direction; there are 48 captions.
+A video has 9 frames of 32 x 32 pixels at 8 fps. Its caption names color, shape and direction; there
+are 48 captions.
 """
 
 import itertools
@@ -38,7 +40,10 @@ _LABEL_OF = dict(zip(CAPTIONS, LABELS))
 
 
 def labels_of(captions: list[str]) -> Tensor:
-    """Return color, shape and direction of each caption (batch, 3). Raises ValueError for an unknown caption."""
+    """Return color, shape and direction of each caption (batch, 3).
+
+    Raises ValueError for an unknown caption.
+    """
     unknown = [text for text in captions if text.strip().lower() not in _LABEL_OF]
     if unknown:
         raise ValueError(
@@ -55,7 +60,10 @@ def pixel_grid(height: int, width: int) -> tuple[Tensor, Tensor]:
 
 
 def signed_distances(dx: Tensor, dy: Tensor, radius: Tensor) -> Tensor:
-    """Return the signed distance to each of three shapes of equal area, negative inside. Shape: (shapes, ...)."""
+    """Return the signed distance to each of three shapes of equal area, negative inside.
+
+    Shape: (shapes, ...).
+    """
     circle = (dx**2 + dy**2).sqrt() - radius
     square = torch.maximum(dx.abs(), dy.abs()) - radius * math.sqrt(math.pi) / 2
     inradius = radius * math.sqrt(math.pi / (3 * math.sqrt(3)))
@@ -66,23 +74,28 @@ def signed_distances(dx: Tensor, dy: Tensor, radius: Tensor) -> Tensor:
 
 
 def render(labels: Tensor, rng: np.random.Generator, corruption: Tensor | float = 0.0) -> Tensor:
-    """Render videos of the labels, otherwise random, in [-1, 1]. Shape: (batch, channels, frames, height, width).
+    """Render videos of the labels, otherwise random, in [-1, 1].
 
-    ``corruption`` is the strength, from 0 to 1, of a random defect: pixel noise, blur, a jittering path or flickering
-    size.
+    Shape: (batch, channels, frames, height, width).
+
+    ``corruption`` is the strength, from 0 to 1, of a random defect: pixel noise, blur, a jittering
+    path or flickering size.
     """
     batch = len(labels)
     defect = torch.from_numpy(rng.integers(4, size=batch))
     noise, blur, jitter, flicker = (corruption * defect.eq(kind) for kind in range(4))
 
-    centers = _path(labels, rng) + jitter[:, None, None] * 2.5 * _tensor(rng.standard_normal((batch, NUM_FRAMES, 2)))
+    centers = _path(labels, rng) + jitter[:, None, None] * 2.5 * _tensor(
+        rng.standard_normal((batch, NUM_FRAMES, 2))
+    )
     radius = _tensor(rng.uniform(6.3, 8.0, (batch, 1)))
     scale = 1 + flicker[:, None] * 0.35 * _tensor(rng.standard_normal((batch, NUM_FRAMES)))
     radius = radius * scale.clamp(0.4, 1.6)  # (batch, frames)
 
     x, y = pixel_grid(SIZE, SIZE)
     dx, dy = x - centers[..., 0, None, None], y - centers[..., 1, None, None]
-    distances = signed_distances(dx, dy, radius[..., None, None])  # (shapes, batch, frames, height, width)
+    # (shapes, batch, frames, height, width)
+    distances = signed_distances(dx, dy, radius[..., None, None])
     distance = distances[labels[:, 1], torch.arange(batch)]
     softness = (0.5 + 2.5 * blur)[:, None, None, None]
     cover = torch.sigmoid(-distance / softness)[:, None]  # (batch, 1, frames, height, width)
@@ -97,7 +110,10 @@ def render(labels: Tensor, rng: np.random.Generator, corruption: Tensor | float 
 
 
 def _path(labels: Tensor, rng: np.random.Generator) -> Tensor:
-    """Return the object's centers in pixels, on a straight line near the middle. Shape: (batch, frames, 2)."""
+    """Return the object's centers in pixels, on a straight line near the middle.
+
+    Shape: (batch, frames, 2).
+    """
     batch = len(labels)
     heading = HEADINGS[labels[:, 2]]
     sideways = heading.flip(1).abs()

@@ -1,12 +1,14 @@
 """Attention over trimmed text, without a mask.
 
-diffusers' processor expands the text mask to all pairs of tokens in every layer: at 480x848 and 81 frames that is
-a gigabyte per sample, and it rules out the fast attention kernels. The mask is not needed. Text is cut to its valid
-tokens, which is exact because a masked token does not affect any other token. If the texts of a batch differ in
-length, attention runs separately on each group of consecutive samples of equal length, and padded outputs are 0.
+diffusers' processor expands the text mask to all pairs of tokens in every layer: at 480x848 and 81
+frames that is a gigabyte per sample, and it rules out the fast attention kernels. The mask is not
+needed. Text is cut to its valid tokens, which is exact because a masked token does not affect any
+other token. If the texts of a batch differ in length, attention runs separately on each group of
+consecutive samples of equal length, and padded outputs are 0.
 
-The lengths are Python integers, so reading them needs no GPU synchronization. They are passed to every block together
-with the rotary tables, so that activation checkpointing recomputes a block with the same lengths.
+The lengths are Python integers, so reading them needs no GPU synchronization. They are passed to
+every block together with the rotary tables, so that activation checkpointing recomputes a block
+with the same lengths.
 """
 
 import itertools
@@ -24,7 +26,9 @@ Size = tuple[int, int, int]  # frames, height, width
 
 
 class Layout(NamedTuple):
-    """Lengths and rotary tables of the tokens of a batch, passed to every block in place of diffusers' tables."""
+    """Lengths and rotary tables of the tokens of a batch, passed to every block in place of
+    diffusers' tables.
+    """
 
     cos: Tensor  # (local image tokens, head dim)
     sin: Tensor  # (local image tokens, head dim), negative for the first element of each pair
@@ -41,16 +45,23 @@ class QueryKeyValue(NamedTuple):
 
 
 class WholeSequence:
-    """Attention on a single rank. ``distributed.sequence_parallel`` has the version that splits the image tokens."""
+    """Attention on a single rank.
 
-    def attend(self, image: QueryKeyValue, text: QueryKeyValue | None, layout: Layout) -> tuple[Tensor, Tensor]:
-        """Apply rotary embeddings to the image tokens and return the attention outputs of image and text.
+    ``distributed.sequence_parallel`` has the version that splits the image tokens.
+    """
 
-        Text is padded on the right. If ``text`` is None, as in pure self-attention, the text output is empty.
-        Shape of each: (batch, tokens, heads, head dim).
+    def attend(
+        self, image: QueryKeyValue, text: QueryKeyValue | None, layout: Layout
+    ) -> tuple[Tensor, Tensor]:
+        """Apply rotary embeddings to the image tokens and return the attention outputs of image and
+        text.
+
+        Text is padded on the right. If ``text`` is None, as in pure self-attention, the text output
+        is empty. Shape of each: (batch, tokens, heads, head dim).
         """
         query, key, value = image
-        del image  # each tensor is then freed as soon as it is copied, unless the caller holds a reference
+        # each tensor is then freed as soon as it is copied, unless the caller holds a reference
+        del image
         query = rotated(query, layout, text and text.query)
         key = rotated(key, layout, text and text.key)
         value = torch.cat((value, text.value), dim=1) if text else value
@@ -64,23 +75,31 @@ class WholeSequence:
         return tokens
 
     def join(self, tokens: Tensor, num_tokens: int) -> Tensor:
-        """Return the image tokens of all ranks. Shape: (batch, local tokens, dim) to (batch, num_tokens, dim)."""
+        """Return the image tokens of all ranks.
+
+        Shape: (batch, local tokens, dim) to (batch, num_tokens, dim).
+        """
         return tokens
 
 
 def unpatchify(tokens: Tensor, grid: Size, patch: Size, order: str) -> Tensor:
-    """Return tokens as a video; ``order`` is the order of the values within a patch, such as "c pf ph pw".
+    """Return tokens as a video; ``order`` is the order of the values within a patch, such as "c pf
+    ph pw".
 
-    The result is never a view, because FSDP2 warns about views: an in-place change of one drops its backward hook.
-    Shape: (batch, tokens, patch) to (batch, channels, frames, height, width).
+    The result is never a view, because FSDP2 warns about views: an in-place change of one drops its
+    backward hook. Shape: (batch, tokens, patch) to (batch, channels, frames, height, width).
     """
     sizes = dict(zip(("f", "h", "w", "pf", "ph", "pw"), (*grid, *patch)))
     video = rearrange(tokens, f"b (f h w) ({order}) -> b c (f pf) (h ph) (w pw)", **sizes)
-    return video.clone() if video._is_view() else video  # with patches of one pixel, rearrange returns a view
+    # with patches of one pixel, rearrange returns a view
+    return video.clone() if video._is_view() else video
 
 
 def rotated(image: Tensor, layout: Layout, text: Tensor | None = None) -> Tensor:
-    """Return image tokens with rotary embeddings, followed by text tokens. Shape: (batch, tokens, heads, head dim)."""
+    """Return image tokens with rotary embeddings, followed by text tokens.
+
+    Shape: (batch, tokens, heads, head dim).
+    """
     text = image.new_empty(len(image), 0, *image.shape[2:]) if text is None else text
     return _Rotated.apply(image, text, layout.cos, layout.sin)
 
@@ -91,7 +110,9 @@ def joint_lengths(layout: Layout) -> list[int]:
 
 
 class _Rotated(torch.autograd.Function):
-    """Image tokens with rotary embeddings, followed by text tokens. Shape: (batch, tokens, heads, head dim).
+    """Image tokens with rotary embeddings, followed by text tokens.
+
+    Shape: (batch, tokens, heads, head dim).
 
     The backward pass rotates by the opposite angle, so only the tables are saved for it.
     """
@@ -99,7 +120,8 @@ class _Rotated(torch.autograd.Function):
     @staticmethod
     def forward(ctx, image: Tensor, text: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        # Tokens are the outermost dimension: the image tokens are then contiguous, as compilers require of `out`.
+        # Tokens are the outermost dimension: the image tokens are then contiguous, as compilers
+        # require of `out`.
         joint = image.new_empty(len(cos) + text.shape[1], len(image), *image.shape[2:])
         _rotate(image.transpose(0, 1), cos, sin, 1, out=joint[: len(cos)])
         joint[len(cos) :] = text.transpose(0, 1)
@@ -114,13 +136,20 @@ class _Rotated(torch.autograd.Function):
 
 
 def _rotate(heads: Tensor, cos: Tensor, sin: Tensor, sign: int, *, out: Tensor) -> Tensor:
-    """Multiply pairs of values, as complex numbers, by ``cos + sign i sin``. Shape: (tokens, batch, heads, dim)."""
+    """Multiply pairs of values, as complex numbers, by ``cos + sign i sin``.
+
+    Shape: (tokens, batch, heads, dim).
+    """
     swapped = heads.unflatten(3, (-1, 2)).flip(4).flatten(3)
-    return torch.addcmul(heads * cos[:, None, None], swapped, sin[:, None, None], value=sign, out=out)
+    return torch.addcmul(
+        heads * cos[:, None, None], swapped, sin[:, None, None], value=sign, out=out
+    )
 
 
 def attend(joint: QueryKeyValue, lengths: Sequence[int]) -> Tensor:
-    """Return attention over the first ``lengths[i]`` tokens of sample i, 0 for padding: (batch, tokens, heads, dim)."""
+    """Return attention over the first ``lengths[i]`` tokens of sample i, 0 for padding: (batch,
+    tokens, heads, dim).
+    """
     by_head = QueryKeyValue(*(tensor.transpose(1, 2) for tensor in joint))
     if min(lengths) == by_head.query.shape[2]:
         return scaled_dot_product(*by_head).transpose(1, 2)

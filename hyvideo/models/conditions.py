@@ -1,4 +1,6 @@
-"""Conditions of the transformer: text, quoted text and reference image of each video, without padding."""
+"""Conditions of the transformer: text, quoted text and reference image of each video, without
+padding.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -30,14 +32,19 @@ class Condition:
 
     text: Tensor  # (tokens, dim), hidden states of the text encoder
     glyph: Tensor | None = None  # (tokens, dim), quoted text, if the prompt has any
-    image: ImageCondition | None = None  # image features and first-frame latents; image-to-video only
-    low_resolution: Tensor | None = None  # (channels, frames, height, width), float32; super-resolution only
+    # image features and first-frame latents; image-to-video only
+    image: ImageCondition | None = None
+    # (channels, frames, height, width), float32; super-resolution only
+    low_resolution: Tensor | None = None
 
     @staticmethod
     def from_parts(parts: Mapping[str, dict[str, Tensor]]) -> "Condition":
         """Return the condition that consists of these encoded parts, by kind."""
         return Condition(
-            **{kind: part["states"] if "states" in part else ImageCondition(**part) for kind, part in parts.items()}
+            **{
+                kind: part["states"] if "states" in part else ImageCondition(**part)
+                for kind, part in parts.items()
+            }
         )
 
     @property
@@ -48,13 +55,18 @@ class Condition:
 
     def to(self, device: torch.device | str) -> "Condition":
         parts = (self.text, self.glyph, self.low_resolution)
-        text, glyph, low_resolution = (None if part is None else to_device(part, device) for part in parts)
+        text, glyph, low_resolution = (
+            None if part is None else to_device(part, device) for part in parts
+        )
         return Condition(text, glyph, self.image and self.image.to(device), low_resolution)
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """Conditions of a batch of videos, which may differ in length. Samples of one prompt share one object."""
+    """Conditions of a batch of videos, which may differ in length.
+
+    Samples of one prompt share one object.
+    """
 
     samples: tuple[Condition, ...]  # one per video
 
@@ -66,11 +78,14 @@ class Conditions:
         return Conditions(tuple(self.samples[row] for row in rows))
 
     def to(self, device: torch.device | str) -> "Conditions":
-        moved = {id(sample): sample.to(device) for sample in self.samples}  # shared objects stay shared
+        # shared objects stay shared
+        moved = {id(sample): sample.to(device) for sample in self.samples}
         return Conditions(tuple(moved[id(sample)] for sample in self.samples))
 
     def with_text_of(self, other: Condition) -> "Conditions":
-        """Return the same images with the text and quoted text of ``other``: the negative branch of guidance."""
+        """Return the same images with the text and quoted text of ``other``: the negative branch of
+        guidance.
+        """
         return Conditions(tuple(replace(other, image=sample.image) for sample in self.samples))
 
     def __add__(self, other: "Conditions") -> "Conditions":

@@ -51,38 +51,53 @@ def decode(vae: nn.Module, latents: Tensor, tiles: Any = None) -> Tensor:
     """Return the decoded videos. Shapes: (batch, channels, frames, height, width).
 
     ``tiles`` (`distributed.tiles.Tiles`) decodes one tile after another, perhaps on several ranks.
-    If the memory that `Sizes` predicts for the current tiles is not free, or after an OutOfMemoryError, tiles become
-    smaller and remain so.
+    If the memory that `Sizes` predicts for the current tiles is not free, or after an
+    OutOfMemoryError, tiles become smaller and remain so.
     """
     family, (videos, _, *latent_size) = family_of(vae), latents.shape
     config = dict(vae.config) | {"_class_name": family.vae.class_name}
     sizes = sizes_module(family.name).read({"_class_name": family.transformer.class_name}, config)
     size = sizes.video_size(*latent_size)
-    needed = {tile: sizes.decoding_bytes(videos, size, tile, vae.dtype.itemsize) for tile in _tiles(vae, size)}
+    needed = {
+        tile: sizes.decoding_bytes(videos, size, tile, vae.dtype.itemsize)
+        for tile in _tiles(vae, size)
+    }
     available = free_bytes(latents.device)
-    fitting = [tile for tile in needed if needed[tile] * (1 + _FRAGMENTATION) + _RESERVE <= available]
+    fitting = [
+        tile for tile in needed if needed[tile] * (1 + _FRAGMENTATION) + _RESERVE <= available
+    ]
     tile = next(iter(fitting), min(needed, key=needed.get))
     tile = min(tiles.of_all(tile) if tiles else [tile], key=lambda side: side or math.inf)
     _reduce(vae, tile, f"{available / 2**30:.1f} GiB are free")
     while True:
         try:
             with _measured_convolutions():
-                return tiles.decode(vae, latents) if tiles else vae.decode(latents, return_dict=False)[0]
+                return (
+                    tiles.decode(vae, latents)
+                    if tiles
+                    else vae.decode(latents, return_dict=False)[0]
+                )
         except torch.OutOfMemoryError as error:
             current, *smaller = _tiles(vae, size)
             half = [tile for tile in smaller if tile <= (current or max(size[1:])) / 2]
             if not half:
-                error.add_note("The VAE's smallest tile does not fit. Set reward_offload true or decode_batch_size 1")
+                error.add_note(
+                    "The VAE's smallest tile does not fit. Set reward_offload true or "
+                    "decode_batch_size 1"
+                )
                 raise
         torch.cuda.empty_cache()  # the failed decoding's tensors were released with the error
         _reduce(vae, half[0], "the GPU is out of memory")
 
 
 def decode_with_gradient(vae: nn.Module, latents: Tensor, *, recompute: bool) -> Tensor:
-    """Return the decoded videos with their gradient by the latents. Shapes: (batch, channels, frames, height, width).
+    """Return the decoded videos with their gradient by the latents.
 
-    With ``recompute``, only the inputs of the decoder's calls are kept, and a backward pass computes one call after
-    another again: a tile or, for a VAE that decodes one latent frame after another, a latent frame of it.
+    Shapes: (batch, channels, frames, height, width).
+
+    With ``recompute``, only the inputs of the decoder's calls are kept, and a backward pass
+    computes one call after another again: a tile or, for a VAE that decodes one latent frame after
+    another, a latent frame of it.
     """
     if not recompute:
         return vae.decode(latents, return_dict=False)[0]
@@ -97,8 +112,9 @@ def decode_with_gradient(vae: nn.Module, latents: Tensor, *, recompute: bool) ->
 def _recomputed(decoder: nn.Module, hidden: Tensor, **options: Any) -> Tensor:
     """Return the decoder's output, which a backward pass computes again.
 
-    A decoder may change a list of features, its ``feat_cache``. They are inputs and outputs here, so that the second
-    computation begins with the same features, and gradients flow through them to earlier latent frames.
+    A decoder may change a list of features, its ``feat_cache``. They are inputs and outputs here,
+    so that the second computation begins with the same features, and gradients flow through them to
+    earlier latent frames.
     """
     features = options.pop("feat_cache", None)
     if features is None:
@@ -115,7 +131,9 @@ def _recomputed(decoder: nn.Module, hidden: Tensor, **options: Any) -> Tensor:
     return output
 
 
-def latent_shape(vae: nn.Module, num_frames: int, height: int, width: int) -> tuple[int, int, int, int]:
+def latent_shape(
+    vae: nn.Module, num_frames: int, height: int, width: int
+) -> tuple[int, int, int, int]:
     """Return one video's latent shape (channels, frames, height, width)."""
     channels, temporal, spatial, *_ = family_of(vae).latents(vae.config)
     return channels, (num_frames - 1) // temporal + 1, height // spatial, width // spatial
@@ -123,7 +141,8 @@ def latent_shape(vae: nn.Module, num_frames: int, height: int, width: int) -> tu
 
 @torch.no_grad()
 def encode(vae: nn.Module, videos: Sequence[Tensor]) -> list[Tensor]:
-    """Return the latents of videos, scaled for the transformer, in float32: the modes of the VAE's posteriors.
+    """Return the latents of videos, scaled for the transformer, in float32: the modes of the VAE's
+    posteriors.
 
     Shapes: uint8 (frames, 3, height, width) to (channels, frames, height, width).
     """
@@ -139,7 +158,8 @@ def encode(vae: nn.Module, videos: Sequence[Tensor]) -> list[Tensor]:
 
 @contextmanager
 def _measured_convolutions() -> Iterator[None]:
-    """Let cuDNN measure its kernels for each new shape within the context, since tiles have at most four shapes.
+    """Let cuDNN measure its kernels for each new shape within the context, since tiles have at most
+    four shapes.
 
     Which kernel is fastest may change from run to run, so deterministic algorithms do without this.
     """
@@ -156,13 +176,22 @@ def _measured_convolutions() -> Iterator[None]:
 
 
 def _tiles(vae: nn.Module, size: Sequence[int]) -> list[int]:
-    """Return the current tile size and the smaller ones for videos of a size (frames, height, width)."""
+    """Return the current tile size and the smaller ones for videos of a size (frames, height,
+    width).
+    """
     current = tile_size_of(vae)
-    return [current, *(tile for tile in _SMALLER_TILES if tile < min(current or math.inf, max(size[1:])))]
+    return [
+        current,
+        *(tile for tile in _SMALLER_TILES if tile < min(current or math.inf, max(size[1:]))),
+    ]
 
 
 def _reduce(vae: nn.Module, tile: int, reason: str) -> None:
     if tile != (old := tile_size_of(vae)):
         before = f"{old} pixels" if old else "whole frames"
-        print(f"\nVAE decodes in tiles of {tile} pixels instead of {before}: {reason}", file=sys.stderr, flush=True)
+        print(
+            f"\nVAE decodes in tiles of {tile} pixels instead of {before}: {reason}",
+            file=sys.stderr,
+            flush=True,
+        )
         set_tiling(vae, Tiling(tile, getattr(vae, "tiling", Tiling()).overlap))

@@ -1,4 +1,6 @@
-"""Strict loading of frozen encoders: tensor names and shapes in the files are checked before anything is loaded."""
+"""Strict loading of frozen encoders: tensor names and shapes in the files are checked before
+anything is loaded.
+"""
 
 import os
 import warnings
@@ -19,18 +21,31 @@ _BATCH_SIZE = 8  # prompts
 
 
 def class_problems(
-    class_name: str, folder: Folder, weights_needed: bool = True, *, rename: Callable[[str], str] = str
+    class_name: str,
+    folder: Folder,
+    weights_needed: bool = True,
+    *,
+    rename: Callable[[str], str] = str,
 ) -> list[str]:
-    """Return the problems that prevent a class from loading a folder; ``rename`` normalizes published tensor names."""
+    """Return the problems that prevent a class from loading a folder; ``rename`` normalizes
+    published tensor names.
+    """
     config = read_config(class_name, folder)
     if not weights_needed:
         return []
     with torch.device("meta"):
-        expected = {rename(name): shape for name, shape in shapes_of(_class(class_name)(config).state_dict()).items()}
+        expected = {
+            rename(name): shape
+            for name, shape in shapes_of(_class(class_name)(config).state_dict()).items()
+        }
     header = weight_files.read_header(folder, "model")
-    shapes = {rename(name): shape for name, shape in header.shapes.items() if rename(name) in expected}
+    shapes = {
+        rename(name): shape for name, shape in header.shapes.items() if rename(name) in expected
+    }
     files = {rename(name): path for name, path in header.files.items()}
-    return with_label(folder, weight_files.tensor_problems(folder, expected, Weights(shapes, files, drawn={})))
+    return with_label(
+        folder, weight_files.tensor_problems(folder, expected, Weights(shapes, files, drawn={}))
+    )
 
 
 def load_model(
@@ -44,10 +59,12 @@ def load_model(
     group_offload: bool = False,
     rotary_dtype: torch.dtype = torch.float32,
 ) -> nn.Module:
-    """Load a frozen model in eval mode, with random weights if a seed is given. ValueError if its files do not fit.
+    """Load a frozen model in eval mode, with random weights if a seed is given.
 
-    With ``group_offload``, its weights stay on the CPU, and ``device`` is where it computes. The rotary frequencies are
-    rounded to ``rotary_dtype``.
+    ValueError if its files do not fit.
+
+    With ``group_offload``, its weights stay on the CPU, and ``device`` is where it computes. The
+    rotary frequencies are rounded to ``rotary_dtype``.
     """
     place = "cpu" if group_offload else device
     if random_weights_seed is None:
@@ -59,18 +76,27 @@ def load_model(
     model = model.to(place).requires_grad_(False).eval()
     _round_rotary(model, rotary_dtype)
     # Groups of one layer, because the caller may remove the last layers.
-    return offload_in_groups(model, device, blocks_per_group=1, overlap=False) if group_offload else model
+    return (
+        offload_in_groups(model, device, blocks_per_group=1, overlap=False)
+        if group_offload
+        else model
+    )
 
 
-def _pretrained(class_name: str, folder: Folder, dtype: torch.dtype, device: str | torch.device) -> nn.Module:
-    """Load the checked files with ``from_pretrained``, which also handles the tensor names of old checkpoints."""
+def _pretrained(
+    class_name: str, folder: Folder, dtype: torch.dtype, device: str | torch.device
+) -> nn.Module:
+    """Load the checked files with ``from_pretrained``, which also handles the tensor names of old
+    checkpoints.
+    """
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # it would interrupt the progress bar of this project
     model, report = _class(class_name).from_pretrained(
         folder.path,
         dtype=dtype,
-        device_map={"": torch.device(device)},  # straight to the GPU, because the processes share host memory
+        # straight to the GPU, because the processes share host memory
+        device_map={"": torch.device(device)},
         use_safetensors=True,
         local_files_only=True,
         output_loading_info=True,
@@ -79,34 +105,54 @@ def _pretrained(class_name: str, folder: Folder, dtype: torch.dtype, device: str
     return model
 
 
-def _random(class_name: str, folder: Folder, seed: int, dtype: torch.dtype, device: str | torch.device) -> nn.Module:
+def _random(
+    class_name: str, folder: Folder, seed: int, dtype: torch.dtype, device: str | torch.device
+) -> nn.Module:
     """Return a model with random weights, each determined by the seed and its name."""
     from accelerate import init_empty_weights
 
-    # Buffers are allocated because rotary frequencies are computed at construction and are not in the state dict.
-    # The initial weights are replaced below; creating them must not change the caller's random state.
+    # Buffers are allocated because rotary frequencies are computed at construction and are not in
+    # the state dict. The initial weights are replaced below; creating them must not change the
+    # caller's random state.
     with torch.random.fork_rng(devices=[]), init_empty_weights(include_buffers=False):
         model = _class(class_name)(read_config(class_name, folder))
     weights = weight_files.draw_tensors(seed, shapes_of(model.state_dict()), device)
-    model.load_state_dict({name: weight.to(dtype) for name, weight in weights}, strict=True, assign=True)
+    model.load_state_dict(
+        {name: weight.to(dtype) for name, weight in weights}, strict=True, assign=True
+    )
     return model
 
 
 def _round_rotary(model: nn.Module, dtype: torch.dtype) -> None:
-    """Round the rotary frequencies, which transformers computes in float32, to ``dtype``; they stay float32 tensors."""
+    """Round the rotary frequencies, which transformers computes in float32, to ``dtype``; they stay
+    float32 tensors.
+    """
     for name, frequencies in model.named_buffers():
         if name.endswith("inv_freq"):
             frequencies.copy_(frequencies.to(dtype))
 
 
 def find_tokenizer(folder: Path, label: str) -> Path:
-    """Return ``folder`` after checking its tokenizer. Raises ValueError if files are missing or corrupted."""
+    """Return ``folder`` after checking its tokenizer.
+
+    Raises ValueError if files are missing or corrupted.
+    """
     if not (folder / "tokenizer_config.json").is_file():
-        raise ValueError(f"{label}: no tokenizer_config.json in {folder}; download or build the tokenizer")
+        raise ValueError(
+            f"{label}: no tokenizer_config.json in {folder}; download or build the tokenizer"
+        )
     # transformers accepts any JSON here and fails later with an unclear error.
-    for name, needed in (("tokenizer_config.json", set()), ("tokenizer.json", {"added_tokens", "model"})):
-        if (folder / name).is_file() and (missing := needed - read_json(folder / name, label).keys()):
-            raise ValueError(f"{label}: {folder / name} has no {' and no '.join(sorted(missing))}; download it again")
+    for name, needed in (
+        ("tokenizer_config.json", set()),
+        ("tokenizer.json", {"added_tokens", "model"}),
+    ):
+        if (folder / name).is_file() and (
+            missing := needed - read_json(folder / name, label).keys()
+        ):
+            raise ValueError(
+                f"{label}: {folder / name} has no {' and no '.join(sorted(missing))}; download it "
+                "again"
+            )
     return folder
 
 
@@ -115,7 +161,9 @@ def load_tokenizer(folder: Path, class_name: str = "AutoTokenizer") -> Any:
 
 
 class PromptEncoder:
-    """Encoder of prompts into hidden states; a subclass defines ``_token_ids(prompt)`` and ``_states(ids)``."""
+    """Encoder of prompts into hidden states; a subclass defines ``_token_ids(prompt)`` and
+    ``_states(ids)``.
+    """
 
     def __init__(self, tokenizer, model: nn.Module):
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -123,7 +171,10 @@ class PromptEncoder:
 
     @torch.no_grad()
     def __call__(self, prompts: list[str]) -> list[Tensor]:
-        """Return each prompt's states (tokens, dim) on the CPU. Prompts of equal length are batched, unpadded."""
+        """Return each prompt's states (tokens, dim) on the CPU.
+
+        Prompts of equal length are batched, unpadded.
+        """
         token_ids = [self._token_ids(prompt) for prompt in prompts]
         by_length: dict[int, list[int]] = {}
         for index, ids in enumerate(token_ids):
@@ -136,7 +187,9 @@ class PromptEncoder:
                 states |= {index: row.clone() for index, row in zip(batch, self._states(ids).cpu())}
         return [states[index] for index in range(len(prompts))]
 
-    def _warn_of_truncation(self, num_tokens: int, limit: int, dropped: list[int], template: str = "") -> None:
+    def _warn_of_truncation(
+        self, num_tokens: int, limit: int, dropped: list[int], template: str = ""
+    ) -> None:
         text = self.tokenizer.decode(dropped, skip_special_tokens=True).removesuffix(template)
         warn_of_truncation("a prompt", num_tokens, limit, text)
 
@@ -145,12 +198,16 @@ def warn_of_truncation(what: str, num_tokens: int, limit: int, dropped: str) -> 
     """Warn that an encoder does not read ``dropped``, the end of a text."""
     rest = quote(dropped.strip())
     warnings.warn(
-        f"{what} has {num_tokens} tokens, but the model reads at most {limit}; truncated text: {rest}", stacklevel=3
+        f"{what} has {num_tokens} tokens, but the model reads at most {limit}; truncated text: "
+        f"{rest}",
+        stacklevel=3,
     )
 
 
 def rename_t5(name: str) -> str:
-    """Return one name for T5's token embedding, which files store under either of two names or under both."""
+    """Return one name for T5's token embedding, which files store under either of two names or
+    under both.
+    """
     return "shared.weight" if name == "encoder.embed_tokens.weight" else name
 
 
@@ -163,7 +220,9 @@ def read_config(class_name: str, folder: Folder) -> Any:
     try:
         return _class(class_name).config_class.from_pretrained(folder.path, local_files_only=True)
     except (StrictDataclassError, TypeError, ValueError) as error:
-        raise ValueError(f"{folder.label}: {path} has settings that {class_name} does not accept: {error}") from error
+        raise ValueError(
+            f"{folder.label}: {path} has settings that {class_name} does not accept: {error}"
+        ) from error
 
 
 def _class(name: str) -> Any:

@@ -1,8 +1,10 @@
-"""Interface between a model family and the rest of the program: one `Family` of data and functions per package.
+"""Interface between a model family and the rest of the program: one `Family` of data and functions
+per package.
 
-A family is a package in ``hyvideo/models``. Its ``__init__`` lists ``CLASS_NAMES``, the ``_class_name`` values in its
-models' config.json; its ``family.py`` defines ``FAMILY``; its ``sizes.py`` counts parameters and FLOPs for the planner.
-A model's class determines its family. docs/add_a_model.md shows how to write one.
+A family is a package in ``hyvideo/models``. Its ``__init__`` lists ``CLASS_NAMES``, the
+``_class_name`` values in its models' config.json; its ``family.py`` defines ``FAMILY``; its
+``sizes.py`` counts parameters and FLOPs for the planner. A model's class determines its family.
+docs/add_a_model.md shows how to write one.
 """
 
 import importlib
@@ -22,7 +24,9 @@ from hyvideo.models.versions import FAMILIES
 
 
 class Component(NamedTuple):
-    """A diffusers class, and the conversions between its tensors and settings and those of the original."""
+    """A diffusers class, and the conversions between its tensors and settings and those of the
+    original.
+    """
 
     class_name: str
     to_diffusers: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
@@ -30,28 +34,36 @@ class Component(NamedTuple):
     config_to_diffusers: Callable[[Mapping[str, Any]], dict[str, Any]]
     config_to_original: Callable[[Mapping[str, Any]], dict[str, Any]]
     ignored: frozenset[str] = frozenset()  # settings that the forward pass ignores
-    # Module of the original by its name with underscores in place of dots, as in kohya's LoRA files; None if unknown.
+    # Module of the original by its name with underscores in place of dots, as in kohya's LoRA
+    # files; None if unknown.
     with_dots: Callable[[str], str | None] = lambda flat: None
     finish: Callable[[nn.Module], None] = lambda model: None  # called on every new model
-    build: Callable[..., nn.Module] | None = None  # builds the model if it has no class in diffusers
+    # builds the model if it has no class in diffusers
+    build: Callable[..., nn.Module] | None = None
 
 
 class Part(NamedTuple):
     """A kind of condition: its input in a request, and the frozen encoder that computes it."""
 
     kind: str  # field of `Condition`
-    content: Callable[[Request], str | None]  # the encoder's input; None if a request has no such condition
+    # the encoder's input; None if a request has no such condition
+    content: Callable[[Request], str | None]
     folders: tuple[str, ...]  # folders with its files in the checkpoint folder, in either layout
-    # (root, *, vae, dtype, device, random_weights_seed, group_offload, rotary_dtype) -> encoder: (contents, height,
-    # width) -> tensors per content; large encoders keep their weights on the CPU with group_offload
+    # (root, *, vae, dtype, device, random_weights_seed, group_offload, rotary_dtype) -> encoder:
+    # (contents, height, width) -> tensors per content; large encoders keep their weights on the CPU
+    # with group_offload
     load: Callable[..., Callable[..., list[dict[str, Tensor]]]]
-    problems: Callable[[Path, bool], list[str]]  # (root, weights_needed) -> loading problems, from the file headers
-    is_file: bool = False  # the content is the path of an image, which is resized and cropped to the video size
+    # (root, weights_needed) -> loading problems, from the file headers
+    problems: Callable[[Path, bool], list[str]]
+    # the content is the path of an image, which is resized and cropped to the video size
+    is_file: bool = False
     feeds: str = ""  # the transformer's module that gets no gradient if no request has this kind
 
 
 class Latents(NamedTuple):
-    """Shape and scale of a VAE's latents; the transformer's inputs are ``(latents - mean) * scale``."""
+    """Shape and scale of a VAE's latents; the transformer's inputs are
+    ``(latents - mean) * scale``.
+    """
 
     channels: int
     temporal: int  # video frames per latent frame, after the first
@@ -60,12 +72,18 @@ class Latents(NamedTuple):
     scale: tuple[float, ...]
 
     def scaled(self, latents: Tensor) -> Tensor:
-        """Return the VAE's latents scaled for the transformer. Shape: (batch, channels, frames, height, width)."""
+        """Return the VAE's latents scaled for the transformer.
+
+        Shape: (batch, channels, frames, height, width).
+        """
         shifted = latents - _broadcast(self.mean, latents) if any(self.mean) else latents
         return shifted * _broadcast(self.scale, latents)
 
     def unscaled(self, latents: Tensor) -> Tensor:
-        """Return the transformer's latents scaled for the VAE. Shape: (batch, channels, frames, height, width)."""
+        """Return the transformer's latents scaled for the VAE.
+
+        Shape: (batch, channels, frames, height, width).
+        """
         shifted = latents / _broadcast(self.scale, latents)
         return shifted + _broadcast(self.mean, latents) if any(self.mean) else shifted
 
@@ -73,7 +91,10 @@ class Latents(NamedTuple):
 def _broadcast(values: tuple[float, ...], latents: Tensor) -> float | Tensor:
     if len(values) == 1:
         return values[0]
-    channels = [torch.full((1, 1, 1, 1, 1), value, dtype=latents.dtype, device=latents.device) for value in values]
+    channels = [
+        torch.full((1, 1, 1, 1, 1), value, dtype=latents.dtype, device=latents.device)
+        for value in values
+    ]
     return torch.cat(channels, dim=1)
 
 
@@ -86,33 +107,48 @@ class Family:
     vae: Component
     blocks: str  # name of the transformer's list of blocks
     matrices: str  # regular expression matching the blocks' matrices: targets of a LoRA and of Muon
-    original_modules: str  # regular expression for the start of module names that occur only in the original
-    # (module, forward pass) pairs: the modules whose forward pass this project replaces. The transformer's is called
-    # as transformer(latents, timestep=..., conditions=..., ends=...).
+    # regular expression for the start of module names that occur only in the original
+    original_modules: str
+    # (module, forward pass) pairs: the modules whose forward pass this project replaces. The
+    # transformer's is called as transformer(latents, timestep=..., conditions=..., ends=...).
     forwards: Callable[[nn.Module], Iterable[tuple[nn.Module, Callable]]]
     parts: tuple[Part, ...]
     latents: Callable[[Mapping[str, Any]], Latents]  # from the VAE's config
-    patch: Callable[[Mapping[str, Any]], tuple[int, int, int]]  # frames, height, width of a token, from the config
+    # frames, height, width of a token, from the config
+    patch: Callable[[Mapping[str, Any]], tuple[int, int, int]]
     prepare_vae: Callable[[nn.Module], None]  # replaces layers of the VAE
-    set_tiling: Callable[[nn.Module, int, float], None]  # (vae, tile size in pixels, overlap of adjacent tiles)
+    # (vae, tile size in pixels, overlap of adjacent tiles)
+    set_tiling: Callable[[nn.Module, int, float], None]
     pipelines: Mapping[str, str]  # task (t2v, i2v) -> diffusers' pipeline class
-    without_gradient: Callable[[nn.Module], tuple[str, ...]] = lambda transformer: ()  # modules that get no gradient
-    reads_ends: Callable[[Mapping[str, Any]], bool] = lambda config: False  # whether the forward pass uses `ends`
-    # (transformer) -> cache of the outputs of its frozen modulation layers, or None; see `ModulationCache`
+    # modules that get no gradient
+    without_gradient: Callable[[nn.Module], tuple[str, ...]] = lambda transformer: ()
+    # whether the forward pass uses `ends`
+    reads_ends: Callable[[Mapping[str, Any]], bool] = lambda config: False
+    # (transformer) -> cache of the outputs of its frozen modulation layers, or None; see
+    # `ModulationCache`
     cache_modulation: Callable[[nn.Module], Any] = lambda transformer: None
-    upsampler: Component | None = None  # has a method condition(latents, noise), the input of super-resolution
-    rounds_rotary: bool = False  # fp16 encoders of the original have rotary frequencies in fp16, too
-    unread_files: Callable[[Path], list[str]] = lambda root: []  # (root) -> problems: a layout that is not read
-    lora_prefix: str = ""  # prefix in the original's LoRA files; if set, alpha is stored as a tensor
+    # has a method condition(latents, noise), the input of super-resolution
+    upsampler: Component | None = None
+    # fp16 encoders of the original have rotary frequencies in fp16, too
+    rounds_rotary: bool = False
+    # (root) -> problems: a layout that is not read
+    unread_files: Callable[[Path], list[str]] = lambda root: []
+    # prefix in the original's LoRA files; if set, alpha is stored as a tensor
+    lora_prefix: str = ""
 
     def kinds(self, requests: Iterable[Request]) -> frozenset[str]:
         """Return the kinds of conditions that occur in the requests."""
         requests = list(requests)
-        return frozenset(part.kind for part in self.parts if any(part.content(r) is not None for r in requests))
+        return frozenset(
+            part.kind for part in self.parts if any(part.content(r) is not None for r in requests)
+        )
 
     def install(self, transformer: nn.Module, sequence: WholeSequence | None = None) -> None:
-        """Replace a transformer's forward pass by this project's; a second call only replaces ``sequence``."""
-        is_first = not hasattr(transformer, "sequence")  # later, activation checkpointing may wrap a block's forward
+        """Replace a transformer's forward pass by this project's; a second call only replaces
+        ``sequence``.
+        """
+        # later, activation checkpointing may wrap a block's forward
+        is_first = not hasattr(transformer, "sequence")
         transformer.reads_ends = self.reads_ends(transformer.config)
         transformer.step_cache = None  # a `StepCache` in generate.py
         transformer.detaches_blocks = False  # see `gradient_mode`
@@ -130,12 +166,18 @@ class Family:
 
 
 def family_of(model: nn.Module | str) -> Family:
-    """Return the family of a model or of a class name, diffusers' or the original's. Raises ValueError if unknown."""
-    names = [model] if isinstance(model, str) else [cls.__name__ for cls in type(model).__mro__]  # FSDP2 subclasses it
+    """Return the family of a model or of a class name, diffusers' or the original's.
+
+    Raises ValueError if unknown.
+    """
+    # FSDP2 subclasses it
+    names = [model] if isinstance(model, str) else [cls.__name__ for cls in type(model).__mro__]
     for name in names:
         if name in packages():
             return family_named(packages()[name])
-    raise ValueError(f"a model must be of one of the classes {', '.join(sorted(packages()))}, got {names[0]}")
+    raise ValueError(
+        f"a model must be of one of the classes {', '.join(sorted(packages()))}, got {names[0]}"
+    )
 
 
 def new_model(component: Component, arguments: Mapping[str, Any]) -> nn.Module:
@@ -154,7 +196,9 @@ def component_of(model: nn.Module) -> Component:
 
 
 def family_of_config(config: Mapping[str, Any]) -> Family:
-    """Return the family of the model that a config.json describes; the first family if it names no known class."""
+    """Return the family of the model that a config.json describes; the first family if it names no
+    known class.
+    """
     name = str(config.get("_class_name"))
     return family_of(name) if name in packages() else families()[0]
 
@@ -164,12 +208,16 @@ def family_named(package: str) -> Family:
 
 
 def families() -> list[Family]:
-    """Return all families, those of versions.yaml first: old files that name no class belong to the first."""
+    """Return all families, those of versions.yaml first: old files that name no class belong to the
+    first.
+    """
     return [family_named(package) for package in dict.fromkeys((*FAMILIES, *packages().values()))]
 
 
 def blocks(transformer: nn.Module) -> nn.ModuleList:
-    """Return the blocks of a transformer, the units of FSDP, activation checkpointing and compilation."""
+    """Return the blocks of a transformer, the units of FSDP, activation checkpointing and
+    compilation.
+    """
     return transformer.get_submodule(family_of(transformer).blocks)
 
 
@@ -179,7 +227,9 @@ def install(transformer: nn.Module, sequence: WholeSequence | None = None) -> No
 
 
 def prepare(transformer: nn.Module, kinds: Iterable[str]) -> None:
-    """Install this project's forward pass and freeze the modules that these kinds of conditions do not use."""
+    """Install this project's forward pass and freeze the modules that these kinds of conditions do
+    not use.
+    """
     install(transformer)
     freeze_unused_parameters(transformer)
     for part in family_of(transformer).parts:

@@ -1,4 +1,6 @@
-"""Checks of a checkpoint folder, from configs and headers alone: missing, corrupted and mismatched files."""
+"""Checks of a checkpoint folder, from configs and headers alone: missing, corrupted and mismatched
+files.
+"""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -10,15 +12,27 @@ from hyvideo.data.prompts import Request
 from hyvideo.models import loading
 from hyvideo.models.family import Family, family_named
 from hyvideo.models.versions import version_defaults
-from hyvideo.models.weight_files import Folder, problems_of, read_header, tensor_problems, with_label
+from hyvideo.models.weight_files import (
+    Folder,
+    problems_of,
+    read_header,
+    tensor_problems,
+    with_label,
+)
 
 
 def check_checkpoint(
-    root: str | Path, version: str | None, requests: Iterable[Request], *, weights_needed: bool = True
+    root: str | Path,
+    version: str | None,
+    requests: Iterable[Request],
+    *,
+    weights_needed: bool = True,
 ) -> list[str]:
-    """Return the problems that prevent loading the parts that the requests need; empty if there are none.
+    """Return the problems that prevent loading the parts that the requests need; empty if there are
+    none.
 
-    ``weights_needed=False`` checks only configs and tokenizers, the files that ``random_weights_seed`` needs.
+    ``weights_needed=False`` checks only configs and tokenizers, the files that
+    ``random_weights_seed`` needs.
     """
     root = Path(root)
     family = family_of_folder(root, version)
@@ -26,50 +40,88 @@ def check_checkpoint(
         return problems
     kinds = family.kinds(requests)
     checks = [
-        lambda: model_problems(loading.transformer_folder(root, version), weights_needed=weights_needed),
+        lambda: model_problems(
+            loading.transformer_folder(root, version), weights_needed=weights_needed
+        ),
         lambda: pipeline_problems(root),
-        lambda: model_problems(loading.vae_folder(root), "vae", family=family, weights_needed=weights_needed),
-        *(lambda part=part: part.problems(root, weights_needed) for part in family.parts if part.kind in kinds),
+        lambda: model_problems(
+            loading.vae_folder(root), "vae", family=family, weights_needed=weights_needed
+        ),
+        *(
+            lambda part=part: part.problems(root, weights_needed)
+            for part in family.parts
+            if part.kind in kinds
+        ),
     ]
     problems = [problem for check in checks for problem in problems_of(check)]
     return problems or problems_of(lambda: latent_problems(root, version, family))
 
 
 def family_of_folder(root: Path, version: str | None) -> Family:
-    """Return the family of a folder's transformer or, if it is missing or corrupted, the family of ``version``."""
+    """Return the family of a folder's transformer or, if it is missing or corrupted, the family of
+    ``version``.
+    """
     with suppress(ValueError):  # the caller reports it among the problems
         return loading.read_family(loading.transformer_folder(root, version))
     return family_named(version_defaults(version).family)
 
 
 def model_problems(
-    folder: Folder, part: str = "transformer", *, family: Family | None = None, weights_needed: bool = True
+    folder: Folder,
+    part: str = "transformer",
+    *,
+    family: Family | None = None,
+    weights_needed: bool = True,
 ) -> list[str]:
-    """Return the problems that prevent loading a folder's ``transformer`` or ``vae``, of ``family`` if given."""
+    """Return the problems that prevent loading a folder's ``transformer`` or ``vae``, of ``family``
+    if given.
+    """
     component = getattr(family or loading.read_family(folder), part)
     model, is_original = loading.build_on_meta(component, folder)
     if not weights_needed:
         return []
     expected = loading.expected_shapes(component, model.state_dict(), is_original)
-    return with_label(folder, tensor_problems(folder, expected, read_header(folder, loading.WEIGHTS_STEM)))
+    return with_label(
+        folder, tensor_problems(folder, expected, read_header(folder, loading.WEIGHTS_STEM))
+    )
 
 
 def pipeline_problems(root: Path) -> list[str]:
-    """Return the problems in a pipeline's model_index.json: a second transformer is not supported."""
+    """Return the problems in a pipeline's model_index.json: a second transformer is not
+    supported.
+    """
     path = root / "model_index.json"
     parts = read_json(path, "pipeline") if path.is_file() else {}
     extra = sorted(
-        name for name, value in parts.items() if name.startswith("transformer_") and value not in (None, [None, None])
+        name
+        for name, value in parts.items()
+        if name.startswith("transformer_") and value not in (None, [None, None])
     )
-    return [f"{path} also has {', '.join(extra)}: models with two transformers are not supported"] if extra else []
+    return (
+        [f"{path} also has {', '.join(extra)}: models with two transformers are not supported"]
+        if extra
+        else []
+    )
 
 
-def super_resolution_problems(root: str | Path, version: str, name: str, *, weights_needed: bool = True) -> list[str]:
-    """Return the problems that prevent refining a version's videos with the super-resolution model ``name``."""
-    base, upsampler = loading.transformer_folder(root, version), loading.upsampler_folder(root, name)
-    folder, family = Folder(Path(root) / "transformer" / name, f"transformer {name!r}"), loading.read_family(base)
+def super_resolution_problems(
+    root: str | Path, version: str, name: str, *, weights_needed: bool = True
+) -> list[str]:
+    """Return the problems that prevent refining a version's videos with the super-resolution model
+    ``name``.
+    """
+    base, upsampler = (
+        loading.transformer_folder(root, version),
+        loading.upsampler_folder(root, name),
+    )
+    folder, family = (
+        Folder(Path(root) / "transformer" / name, f"transformer {name!r}"),
+        loading.read_family(base),
+    )
     check = partial(model_problems, family=family, weights_needed=weights_needed)
-    if problems := problems_of(lambda: check(folder)) + problems_of(lambda: check(upsampler, "upsampler")):
+    if problems := problems_of(lambda: check(folder)) + problems_of(
+        lambda: check(upsampler, "upsampler")
+    ):
         return problems
     known, found = (loading.read_arguments(family.transformer, each)[0] for each in (base, folder))
     needed = known["in_channels"] + known["out_channels"] + 1  # the upsampled latents and a mask
@@ -79,7 +131,9 @@ def super_resolution_problems(root: str | Path, version: str, name: str, *, weig
 
 
 def latent_problems(root: Path, version: str | None, family: Family) -> list[str]:
-    """Return a problem if the transformer and the VAE have latents of different channels, from their configs."""
+    """Return a problem if the transformer and the VAE have latents of different channels, from
+    their configs.
+    """
     folder, vae_folder = loading.transformer_folder(root, version), loading.vae_folder(root)
     channels = loading.read_arguments(family.transformer, folder)[0]["out_channels"]
     needed = family.latents(loading.read_arguments(family.vae, vae_folder)[0]).channels

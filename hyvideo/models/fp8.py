@@ -1,7 +1,8 @@
 """Frozen matrices stored in fp8: float8_e4m3fn values, with a float32 scale for each output row.
 
-torchao's Float8Tensor is the storage. Its linear layer keeps the dequantized matrix for the backward pass; `Fp8Linear`
-dequantizes it again. A layer's output has a relative error of 0.027 for Gaussian weights and inputs (measured).
+torchao's Float8Tensor is the storage. Its linear layer keeps the dequantized matrix for the
+backward pass; `Fp8Linear` dequantizes it again. A layer's output has a relative error of 0.027 for
+Gaussian weights and inputs (measured).
 """
 
 import re
@@ -13,10 +14,13 @@ from torch import Tensor, nn
 
 from hyvideo.models.family import family_of
 
-# The scale of a row is its largest magnitude / 448. A row of zeros, which would be 0 / 0, gets the scale of this one.
+# The scale of a row is its largest magnitude / 448. A row of zeros, which would be 0 / 0, gets the
+# scale of this one.
 SMALLEST_MAXIMUM = 1e-12
 
-warnings.filterwarnings("ignore", message="Float8Tensor does not implement _stable_hash_for_caching")  # of compile
+warnings.filterwarnings(
+    "ignore", message="Float8Tensor does not implement _stable_hash_for_caching"
+)  # of compile
 
 
 class Fp8Linear(nn.Linear):
@@ -33,7 +37,8 @@ class Fp8Linear(nn.Linear):
         stored = Float8Tensor.from_hp(
             weight,
             hp_value_lb=SMALLEST_MAXIMUM,
-            # The same quantization on every machine; by default, other packages and newer GPUs have their own.
+            # The same quantization on every machine; by default, other packages and newer GPUs have
+            # their own.
             kernel_preference=KernelPreference.TORCH,
         )
         self.weight = nn.Parameter(stored, requires_grad=False)
@@ -52,7 +57,10 @@ class _Fp8Linear(torch.autograd.Function):
 
 
 def use_fp8(transformer: nn.Module) -> None:
-    """Turn the matrices of the blocks into `Fp8Linear`; the caller stores their weights. The other layers are kept."""
+    """Turn the matrices of the blocks into `Fp8Linear`; the caller stores their weights.
+
+    The other layers are kept.
+    """
     matrices = family_of(transformer).matrices
     for name, module in transformer.named_modules():
         if isinstance(module, nn.Linear) and re.fullmatch(matrices, name):

@@ -1,4 +1,6 @@
-"""Memory of a GPU that a process may use: all of it or, to try a smaller GPU, the part in GPU_MEMORY_LIMIT_GIB."""
+"""Memory of a GPU that a process may use: all of it or, to try a smaller GPU, the part in
+GPU_MEMORY_LIMIT_GIB.
+"""
 
 import math
 import os
@@ -12,7 +14,10 @@ _CONTEXT = 2**30  # bytes that the driver's context needs at most, outside torch
 
 
 def limit_bytes() -> float:
-    """Return the limit of the environment in bytes, infinity without one. Raises ValueError if it is no number."""
+    """Return the limit of the environment in bytes, infinity without one.
+
+    Raises ValueError if it is no number.
+    """
     text = os.environ.get(LIMIT, "")
     if not text:
         return math.inf
@@ -22,7 +27,8 @@ def limit_bytes() -> float:
         limit = math.nan
     if not (math.isfinite(limit) and limit > 0):
         raise ValueError(
-            f"the environment variable {LIMIT} must be a positive number of GiB, got {quote(text)}; correct it, or "
+            f"the environment variable {LIMIT} must be a positive number of GiB, got "
+            f"{quote(text)}; correct it, or "
             "unset it to use the whole GPU"
         )
     return limit * 2**30
@@ -36,7 +42,9 @@ def total_bytes(device: torch.device) -> float:
 
 
 def free_bytes(device: torch.device) -> float:
-    """Return the bytes that torch can still allocate on a GPU, its cache included; infinity on a CPU."""
+    """Return the bytes that torch can still allocate on a GPU, its cache included; infinity on a
+    CPU.
+    """
     if device.type != "cuda":
         return math.inf
     reserved = torch.cuda.memory_reserved(device)
@@ -47,7 +55,10 @@ def free_bytes(device: torch.device) -> float:
 
 
 def apply_limit(device: torch.device) -> None:
-    """Let torch allocate at most the limit, minus what the driver's context takes of it. Call before loading models."""
+    """Let torch allocate at most the limit, minus what the driver's context takes of it.
+
+    Call before loading models.
+    """
     if device.type != "cuda" or math.isinf(limit := limit_bytes()):
         return
     free, total = torch.cuda.mem_get_info(device)
@@ -57,5 +68,7 @@ def apply_limit(device: torch.device) -> None:
 
 
 def _context_bytes(free: int, total: int, reserved: int) -> int:
-    """Return the bytes in use outside torch's allocator, at most `_CONTEXT`: the rest is of other processes."""
+    """Return the bytes in use outside torch's allocator, at most `_CONTEXT`: the rest is of other
+    processes.
+    """
     return min(max(total - free - reserved, 0), _CONTEXT)

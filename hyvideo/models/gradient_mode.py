@@ -1,4 +1,6 @@
-"""Sampling in gradient mode, so that compiled blocks run the graph of training instead of one for inference."""
+"""Sampling in gradient mode, so that compiled blocks run the graph of training instead of one for
+inference.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +11,9 @@ from torch import Tensor, nn
 
 @contextmanager
 def graphs_of_training(transformer: nn.Module) -> Iterator[None]:
-    """Enable gradients within the context, and let the transformer drop each block's autograd graph at its end."""
+    """Enable gradients within the context, and let the transformer drop each block's autograd graph
+    at its end.
+    """
     transformer.detaches_blocks = True
     try:
         with torch.enable_grad():
@@ -19,5 +23,8 @@ def graphs_of_training(transformer: nn.Module) -> Iterator[None]:
 
 
 def detached(tokens: Tensor) -> Tensor:
-    """Return tokens without their autograd graph. They require a gradient if they did, as inputs in training do."""
+    """Return tokens without their autograd graph.
+
+    They require a gradient if they did, as inputs in training do.
+    """
     return tokens.detach().requires_grad_(tokens.requires_grad)

@@ -1,12 +1,14 @@
-"""Loading of the transformer and VAE from a checkpoint folder in the original layout or in diffusers' layout.
+"""Loading of the transformer and VAE from a checkpoint folder in the original layout or in
+diffusers' layout.
 
     original    root/transformer/<version>/{config.json, diffusion_pytorch_model.safetensors}
                 root/vae/{config.json, diffusion_pytorch_model.safetensors}
     diffusers   root/{transformer, vae}/, weights possibly in several files; or root as a single transformer
 
-The model is built on the meta device. Tensors are read, one by one, only if all names and shapes match the headers of
-the files. A compact checkpoint omits random tensors that are never trained: the metadata of its file has a key
-``drawn``, a JSON object {prefix: seed}, from which `weight_files.draw_tensor` generates them again.
+The model is built on the meta device. Tensors are read, one by one, only if all names and shapes
+match the headers of the files. A compact checkpoint omits random tensors that are never trained:
+the metadata of its file has a key ``drawn``, a JSON object {prefix: seed}, from which
+`weight_files.draw_tensor` generates them again.
 """
 
 import inspect
@@ -36,9 +38,11 @@ def load_transformer(
     device: str | torch.device = "cpu",
     **kwargs: Any,
 ) -> nn.Module:
-    """Load the diffusers transformer in eval mode, with trainable parameters; ``kwargs`` as in `stream_transformer`.
+    """Load the diffusers transformer in eval mode, with trainable parameters; ``kwargs`` as in
+    `stream_transformer`.
 
-    Raises ValueError, naming tensor, file and version, if a file or a tensor is missing, corrupted or does not fit.
+    Raises ValueError, naming tensor, file and version, if a file or a tensor is missing, corrupted
+    or does not fit.
     """
     return _load_weights(*stream_transformer(root, version, device=device, **kwargs), dtype, device)
 
@@ -50,7 +54,9 @@ def transformer_on_meta(root: str | Path, version: str | None) -> nn.Module:
 
 
 def transformer_from_config(path: Path) -> nn.Module:
-    """Return the transformer described by a JSON file of diffusers' settings, on the meta device."""
+    """Return the transformer described by a JSON file of diffusers' settings, on the meta
+    device.
+    """
     config = read_json(path, "transformer")
     component = family_of_config(config).transformer
     with torch.device("meta"):
@@ -66,15 +72,19 @@ def stream_transformer(
     random_weights_seed: int | None = None,
     lora: Lora | None = None,
 ) -> tuple[nn.Module, Iterator[tuple[str, Tensor]]]:
-    """Return the transformer on the meta device and an iterator over its named weights, for filling shards.
+    """Return the transformer on the meta device and an iterator over its named weights, for filling
+    shards.
 
-    Weights from files are on the CPU; random weights of a large model are generated on ``device``. The iterator raises
-    ValueError as `load_transformer` does, before the first weight.
+    Weights from files are on the CPU; random weights of a large model are generated on ``device``.
+    The iterator raises ValueError as `load_transformer` does, before the first weight.
 
     Args:
-        version: Name of the transformer in the original layout (``480p_t2v``); other layouts have a single transformer.
-        read: False yields meta tensors in the same order, for ranks that get the values from another rank.
-        random_weights_seed: Generate random weights, identical on every CPU; only config.json is read.
+        version: Name of the transformer in the original layout (``480p_t2v``); other layouts have a
+            single transformer.
+        read: False yields meta tensors in the same order, for ranks that get the values from
+            another rank.
+        random_weights_seed: Generate random weights, identical on every CPU; only config.json is
+            read.
         lora: LoRA to add to the weights, in float32.
     """
     folder = transformer_folder(root, version)
@@ -91,7 +101,9 @@ def load_vae(
     random_weights_seed: int | None = None,
     upsampler: str = "",
 ) -> nn.Module:
-    """Load the diffusers VAE in eval mode, with support for batches. `Family.latents` has the scale of its latents.
+    """Load the diffusers VAE in eval mode, with support for batches.
+
+    `Family.latents` has the scale of its latents.
 
     With the name of an ``upsampler``, load that instead; it consists of layers of the VAE.
     """
@@ -106,15 +118,19 @@ def load_vae(
 
 
 def load_transformer_weights(transformer: nn.Module, folder: str | Path) -> None:
-    """Copy the weights that ``save_pretrained`` wrote to `folder` into `transformer`, keeping its dtype and device.
+    """Copy the weights that ``save_pretrained`` wrote to `folder` into `transformer`, keeping its
+    dtype and device.
 
-    Call it before sharding the transformer or adding adapters. If it is on the meta device, only headers are read.
-    Raises ValueError if the shape of a tensor or a setting differs from the transformer's.
+    Call it before sharding the transformer or adding adapters. If it is on the meta device, only
+    headers are read. Raises ValueError if the shape of a tensor or a setting differs from the
+    transformer's.
     """
     source = Folder(Path(folder), "transformer weights")
     component = family_of(transformer).transformer
     arguments, is_original = read_arguments(component, source)
-    weight_files.raise_problems(source, setting_problems(transformer.config, arguments, ignored=component.ignored))
+    weight_files.raise_problems(
+        source, setting_problems(transformer.config, arguments, ignored=component.ignored)
+    )
     targets = transformer.state_dict()
     read = not any(target.is_meta for target in targets.values())
     for name, tensor in _stream_state(component, source, targets, is_original, read=read):
@@ -122,15 +138,19 @@ def load_transformer_weights(transformer: nn.Module, folder: str | Path) -> None
 
 
 def read_task(root: str | Path, version: str | None) -> str | None:
-    """Return the task of the transformer according to its files, ``t2v`` or ``i2v``; None if they do not state it.
+    """Return the task of the transformer according to its files, ``t2v`` or ``i2v``; None if they
+    do not state it.
 
-    The model_index.json of a diffusers pipeline takes precedence over config.json, which is wrong on the hub: the
-    conversion script writes i2v into the config.json of text-to-video models (diffusers 0.42.1).
+    The model_index.json of a diffusers pipeline takes precedence over config.json, which is wrong
+    on the hub: the conversion script writes i2v into the config.json of text-to-video models
+    (diffusers 0.42.1).
     """
     folder = transformer_folder(root, version)
     tasks = {name: task for task, name in read_family(folder).pipelines.items()}
     index = folder.path.parent / "model_index.json"
-    if index.is_file() and (task := tasks.get(str(read_json(index, "pipeline").get("_class_name")))):
+    if index.is_file() and (
+        task := tasks.get(str(read_json(index, "pipeline").get("_class_name")))
+    ):
         return task
     if len(tasks) == 1:
         return next(iter(tasks.values()))
@@ -139,7 +159,9 @@ def read_task(root: str | Path, version: str | None) -> str | None:
 
 
 def find_transformer(root: str | Path, version: str | None = None) -> Path | None:
-    """Return the folder of the transformer's config.json in the original or diffusers' layout, or ``root`` itself."""
+    """Return the folder of the transformer's config.json in the original or diffusers' layout, or
+    ``root`` itself.
+    """
     versions = Path(root) / "transformer"
     candidates = [*([versions / version] if version else []), versions]
     # If there is a folder of versions, do not replace a missing version by ``root`` itself.
@@ -148,15 +170,23 @@ def find_transformer(root: str | Path, version: str | None = None) -> Path | Non
 
 
 def transformer_folder(root: str | Path, version: str | None) -> Folder:
-    """Return the folder of the transformer. Raises ValueError, listing the available versions, if it is missing."""
+    """Return the folder of the transformer.
+
+    Raises ValueError, listing the available versions, if it is missing.
+    """
     label = f"transformer version {version!r}"
     if folder := find_transformer(root, version):
         return Folder(folder, label)
     versions = Path(root) / "transformer"
     if versions.is_dir():
         present = sorted(path.parent.name for path in versions.glob("*/config.json"))
-        raise ValueError(f"{label}: {versions} has no such folder with a config.json; available: {present}")
-    raise ValueError(f"{label}: {root} has neither a transformer folder nor a config.json; set pretrained_model_root")
+        raise ValueError(
+            f"{label}: {versions} has no such folder with a config.json; available: {present}"
+        )
+    raise ValueError(
+        f"{label}: {root} has neither a transformer folder nor a config.json; set "
+        "pretrained_model_root"
+    )
 
 
 def vae_folder(root: str | Path) -> Folder:
@@ -168,7 +198,10 @@ def upsampler_folder(root: str | Path, version: str) -> Folder:
 
 
 def read_family(folder: Folder) -> Family:
-    """Return the family of the transformer or VAE in a folder. Raises ValueError without a config.json."""
+    """Return the family of the transformer or VAE in a folder.
+
+    Raises ValueError without a config.json.
+    """
     return family_of_config(read_json(folder.path / "config.json", folder.label))
 
 
@@ -178,15 +211,25 @@ def build_on_meta(component: Component, folder: Folder) -> tuple[nn.Module, bool
     try:
         with torch.device("meta"):
             return new_model(component, arguments), is_original
-    except (ValueError, TypeError, ArithmeticError, LookupError, RuntimeError, AssertionError) as error:
+    except (
+        ValueError,
+        TypeError,
+        ArithmeticError,
+        LookupError,
+        RuntimeError,
+        AssertionError,
+    ) as error:
         raise ValueError(
-            f"{folder.label}: cannot build a {component.class_name} from {folder.path / 'config.json'}: "
+            f"{folder.label}: cannot build a {component.class_name} from "
+            f"{folder.path / 'config.json'}: "
             f"{str(error) or type(error).__name__}"
         ) from error
 
 
 def read_arguments(component: Component, folder: Folder) -> tuple[dict[str, Any], bool]:
-    """Return the constructor arguments from a folder's config.json, and whether it uses the original's names."""
+    """Return the constructor arguments from a folder's config.json, and whether it uses the
+    original's names.
+    """
     path = folder.path / "config.json"
     config = read_json(path, folder.label)
     try:
@@ -202,8 +245,12 @@ def expected_shapes(component: Component, state: Mapping[str, Tensor], is_origin
     return weight_files.shapes_of(component.to_original(state) if is_original else state)
 
 
-def setting_problems(config: Mapping[str, Any], arguments: Mapping[str, Any], ignored: Iterable[str] = ()) -> list[str]:
-    """Return a message for each setting that differs between a model's config and the arguments from a config.json."""
+def setting_problems(
+    config: Mapping[str, Any], arguments: Mapping[str, Any], ignored: Iterable[str] = ()
+) -> list[str]:
+    """Return a message for each setting that differs between a model's config and the arguments
+    from a config.json.
+    """
     current, saved = (
         {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
         for settings in (_plain(config), arguments)
@@ -216,12 +263,17 @@ def setting_problems(config: Mapping[str, Any], arguments: Mapping[str, Any], ig
 
 
 def _load_weights(
-    model: nn.Module, weights: Iterator[tuple[str, Tensor]], dtype: torch.dtype, device: str | torch.device
+    model: nn.Module,
+    weights: Iterator[tuple[str, Tensor]],
+    dtype: torch.dtype,
+    device: str | torch.device,
 ) -> nn.Module:
     state = {name: tensor.to(device=device, dtype=dtype) for name, tensor in weights}
     model.load_state_dict(state, strict=True, assign=True)
     tensors = chain(model.named_parameters(), model.named_buffers())
-    assert not any(tensor.is_meta for _, tensor in tensors), "a tensor outside the state dict is on the meta device"
+    assert not any(tensor.is_meta for _, tensor in tensors), (
+        "a tensor outside the state dict is on the meta device"
+    )
     return model
 
 
@@ -233,37 +285,58 @@ def _stream(
     # Taken now because the caller may change the model before it reads the first weight.
     state = model.eval().state_dict()
     if random_seed is None:
-        return model, _stream_state(component, folder, state, is_original, read=torch.device(device).type != "meta")
-    drawn = weight_files.draw_tensors(random_seed, expected_shapes(component, state, is_original=True), device)
-    return model, (pair for name, tensor in drawn for pair in component.to_diffusers({name: tensor}).items())
+        return model, _stream_state(
+            component, folder, state, is_original, read=torch.device(device).type != "meta"
+        )
+    drawn = weight_files.draw_tensors(
+        random_seed, expected_shapes(component, state, is_original=True), device
+    )
+    return model, (
+        pair for name, tensor in drawn for pair in component.to_diffusers({name: tensor}).items()
+    )
 
 
 def _stream_state(
-    component: Component, folder: Folder, state: Mapping[str, Tensor], is_original: bool, *, read: bool
+    component: Component,
+    folder: Folder,
+    state: Mapping[str, Tensor],
+    is_original: bool,
+    *,
+    read: bool,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Check all names and shapes, then yield the folder's tensors one by one under the model's names."""
+    """Check all names and shapes, then yield the folder's tensors one by one under the model's
+    names.
+    """
     expected = expected_shapes(component, state, is_original)
     weights = weight_files.read_header(folder, WEIGHTS_STEM)
     weight_files.raise_problems(folder, weight_files.tensor_problems(folder, expected, weights))
     for name, tensor in weight_files.stream_tensors(weights, expected, read=read):
-        # The conversion works tensor by tensor: each original tensor becomes one or three of diffusers'.
-        for key, value in (component.to_diffusers({name: tensor}) if is_original else {name: tensor}).items():
+        # The conversion works tensor by tensor: each original tensor becomes one or three of
+        # diffusers'.
+        for key, value in (
+            component.to_diffusers({name: tensor}) if is_original else {name: tensor}
+        ).items():
             if state[key].is_floating_point() and not value.is_floating_point():
                 raise ValueError(
-                    f"{folder.label}: tensor {name!r} in {weights.files.get(name)} has dtype {value.dtype}, but "
+                    f"{folder.label}: tensor {name!r} in {weights.files.get(name)} has dtype "
+                    f"{value.dtype}, but "
                     "the model needs floating-point numbers"
                 )
             yield key, value
 
 
 def _diffusers_arguments(component: Component, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments in a diffusers config; absent keys take the class's defaults, as in ``from_config``."""
+    """Return the arguments in a diffusers config; absent keys take the class's defaults, as in
+    ``from_config``.
+    """
     import diffusers
 
     arguments = _plain(config)
     parameters = inspect.signature(getattr(diffusers, component.class_name)).parameters
     if unknown := sorted(set(arguments) - set(parameters)):
-        raise ValueError(f"config keys {unknown} are not arguments of diffusers' {component.class_name}")
+        raise ValueError(
+            f"config keys {unknown} are not arguments of diffusers' {component.class_name}"
+        )
     return {name: parameter.default for name, parameter in parameters.items()} | arguments
 
 

@@ -1,4 +1,5 @@
-"""Reading and writing of LoRA files in all common formats, and LoRA adapters (peft) of the diffusers transformer.
+"""Reading and writing of LoRA files in all common formats, and LoRA adapters (peft) of the
+diffusers transformer.
 
     peft        adapter_model.safetensors, adapter_config.json    base_model.model.<module>.lora_A.weight
     diffusers   pytorch_lora_weights.safetensors, its metadata     <module>.lora_A.weight or transformer.<module>...
@@ -7,11 +8,12 @@
     kohya       any name, only read; the original's modules with underscores in place of dots:
                 lora_unet_<module>.lora_down.weight and lora_unet_<module>.alpha
 
-diffusers' ``load_lora_adapter``, which the original's programs also use, reads alpha from the metadata; without
-metadata, alpha is the rank. Some programs write ``lora_down`` and ``lora_up`` instead of ``lora_A`` and ``lora_B``.
+diffusers' ``load_lora_adapter``, which the original's programs also use, reads alpha from the
+metadata; without metadata, alpha is the rank. Some programs write ``lora_down`` and ``lora_up``
+instead of ``lora_A`` and ``lora_B``.
 
-A LoRA adds ``alpha / rank * B A`` to a weight. Where diffusers and the original order a weight's rows differently, the
-rows of B are reordered and A is unchanged, so conversion is exact.
+A LoRA adds ``alpha / rank * B A`` to a weight. Where diffusers and the original order a weight's
+rows differently, the rows of B are reordered and A is unchanged, so conversion is exact.
 """
 
 import functools
@@ -36,10 +38,14 @@ if TYPE_CHECKING:
     from peft import LoraConfig
 
 Form = Literal["diffusers", "peft", "original"]
-LORA_FILES = _PEFT_FILE, _DIFFUSERS_FILE = "adapter_model.safetensors", "pytorch_lora_weights.safetensors"
+LORA_FILES = _PEFT_FILE, _DIFFUSERS_FILE = (
+    "adapter_model.safetensors",
+    "pytorch_lora_weights.safetensors",
+)
 _PEFT_CONFIG = "adapter_config.json"
 _METADATA = "lora_adapter_metadata"  # diffusers' key for a LoRA's configuration
-# Only these settings are written to the metadata, because an older peft rejects files with unknown settings.
+# Only these settings are written to the metadata, because an older peft rejects files with unknown
+# settings.
 _SETTINGS = ("r", "lora_alpha", "target_modules", "rank_pattern", "alpha_pattern")
 _KEY = re.compile(r"(?P<module>.+)\.lora_(?P<side>A|B|down|up)(?:\.\w+)?\.weight")
 _SIDES = {"down": "A", "up": "B"}
@@ -66,7 +72,10 @@ Lora = dict[str, Pair]  # module name in the diffusers transformer -> matrices
 
 
 def read_lora(path: str | Path) -> Lora:
-    """Read a LoRA in any format from a file or its folder. Raises ValueError if missing, invalid or unsupported."""
+    """Read a LoRA in any format from a file or its folder.
+
+    Raises ValueError if missing, invalid or unsupported.
+    """
     file = _find_file(Path(path))
     tensors, metadata = read_safetensors(file, "LoRA")
     try:
@@ -78,7 +87,9 @@ def read_lora(path: str | Path) -> Lora:
         settings = read_json(file.with_name(_PEFT_CONFIG), "LoRA")
     if unsupported := [name for name in _UNSUPPORTED if settings.get(name)]:
         raise ValueError(f"LoRA {file}: only plain LoRA is supported, got {', '.join(unsupported)}")
-    pairs = {_with_dots(module, file): pair for module, pair in _pairs(tensors, settings, file).items()}
+    pairs = {
+        _with_dots(module, file): pair for module, pair in _pairs(tensors, settings, file).items()
+    }
     for family in families():
         if any(re.match(family.original_modules, module) for module in pairs):
             return _to_diffusers(pairs, family.transformer, file)
@@ -88,7 +99,8 @@ def read_lora(path: str | Path) -> Lora:
 def add_lora(transformer: nn.Module, lora: Lora, *, scale: float = 1.0) -> None:
     """Add a LoRA to a transformer for sampling, scaled by ``scale``, and freeze all weights.
 
-    Raises ValueError, before anything is changed, if a module or a shape does not match the transformer.
+    Raises ValueError, before anything is changed, if a module or a shape does not match the
+    transformer.
     """
     from peft import set_peft_model_state_dict
 
@@ -101,7 +113,9 @@ def add_lora(transformer: nn.Module, lora: Lora, *, scale: float = 1.0) -> None:
 
 
 def check_lora(transformer: nn.Module, lora: Lora) -> None:
-    """Raise ValueError if modules or shapes of the LoRA do not match the transformer; it may be on the meta device."""
+    """Raise ValueError if modules or shapes of the LoRA do not match the transformer; it may be on
+    the meta device.
+    """
     modules = dict(transformer.named_modules())
     problems = []
     for name, pair in lora.items():
@@ -109,14 +123,20 @@ def check_lora(transformer: nn.Module, lora: Lora) -> None:
         if not isinstance(module, nn.Linear):
             problems.append(f"{name} is not a linear layer of the transformer")
         elif tuple(module.weight.shape) != needed:
-            problems.append(f"{name} has shape {tuple(module.weight.shape)}, but the LoRA is for {needed}")
+            problems.append(
+                f"{name} has shape {tuple(module.weight.shape)}, but the LoRA is for {needed}"
+            )
     if problems:
         rule = f"the LoRA does not fit the transformer, of family {family_of(transformer).name}:"
         raise ValueError("\n  ".join([rule, *truncate(problems)]))
 
 
-def current_lora(transformer: nn.Module, *, gather: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> Lora:
-    """Return the transformer's adapter as a LoRA on the CPU; ``gather`` turns a sharded tensor into a full one."""
+def current_lora(
+    transformer: nn.Module, *, gather: Callable[[Tensor], Tensor] = lambda tensor: tensor
+) -> Lora:
+    """Return the transformer's adapter as a LoRA on the CPU; ``gather`` turns a sharded tensor into
+    a full one.
+    """
     state = {
         name.replace(".default.", "."): gather(parameter.detach()).cpu()
         for name, parameter in transformer.named_parameters()
@@ -126,12 +146,19 @@ def current_lora(transformer: nn.Module, *, gather: Callable[[Tensor], Tensor] =
 
 
 def training_config(
-    transformer: nn.Module, *, rank: int, alpha: float, targets: Sequence[str] = (), start: Lora | None = None
+    transformer: nn.Module,
+    *,
+    rank: int,
+    alpha: float,
+    targets: Sequence[str] = (),
+    start: Lora | None = None,
 ) -> "LoraConfig":
-    """Return peft's config of the adapter to train: that of the LoRA ``start`` or, if None, of a new adapter.
+    """Return peft's config of the adapter to train: that of the LoRA ``start`` or, if None, of a
+    new adapter.
 
-    A new adapter covers all trainable matrices of the blocks, or the modules that ``targets`` selects.
-    Raises ValueError for targets without a match, and if ``start`` has another rank, another alpha or other modules.
+    A new adapter covers all trainable matrices of the blocks, or the modules that ``targets``
+    selects. Raises ValueError for targets without a match, and if ``start`` has another rank,
+    another alpha or other modules.
     """
     from peft import LoraConfig
 
@@ -144,15 +171,20 @@ def training_config(
     if found != {(rank, alpha)}:
         needed = ", ".join(f"{rank} and {alpha:g}" for rank, alpha in sorted(found))
         raise ValueError(
-            "lora_rank and lora_alpha must equal those of the LoRA in pretrained_lora_path, which is trained further: "
-            f"got {rank} and {alpha:g}, need {needed}. Set these, or lora_rank 0 to merge it and train all weights"
+            "lora_rank and lora_alpha must equal those of the LoRA in pretrained_lora_path, which "
+            "is trained further: "
+            f"got {rank} and {alpha:g}, need {needed}. Set these, or lora_rank 0 to merge it and "
+            "train all weights"
         )
     unused = family_of(transformer).without_gradient(transformer)
     modules = {name for name in start if not name.startswith(unused)}
-    if targets and (different := modules.symmetric_difference(target_modules(transformer, targets))):
+    if targets and (
+        different := modules.symmetric_difference(target_modules(transformer, targets))
+    ):
         raise ValueError(
             "lora_target_modules must select the modules of the LoRA in pretrained_lora_path: "
-            f"{min(different)} is in only one of them. Omit lora_target_modules to train the file's modules"
+            f"{min(different)} is in only one of them. Omit lora_target_modules to train the "
+            "file's modules"
         )
     return _config_of(start)
 
@@ -160,8 +192,9 @@ def training_config(
 def target_modules(transformer: nn.Module, targets: Sequence[str]) -> list[str]:
     """Return the names of the trainable linear layers that match one of ``targets``.
 
-    A target is a regular expression for names, or for their ends after a dot, in the transformer or the original:
-    ``img_attn_q`` selects ``attn.to_q`` in all blocks. Raises ValueError without a match.
+    A target is a regular expression for names, or for their ends after a dot, in the transformer or
+    the original: ``img_attn_q`` selects ``attn.to_q`` in all blocks. Raises ValueError without a
+    match.
     """
     family = family_of(transformer)
     unused = family.without_gradient(transformer)
@@ -170,16 +203,27 @@ def target_modules(transformer: nn.Module, targets: Sequence[str]) -> list[str]:
     chosen: set[str] = set()
     for target in targets:
         pattern = re.compile(rf"(?:.*\.)?(?:{target})")
-        found = {module for name, module in names if pattern.fullmatch(name) and not module.startswith(unused)}
+        found = {
+            module
+            for name, module in names
+            if pattern.fullmatch(name) and not module.startswith(unused)
+        }
         if not found:
-            raise ValueError(f"lora_target_modules: no trainable linear layer of the transformer matches {target!r}")
+            raise ValueError(
+                "lora_target_modules: no trainable linear layer of the transformer matches "
+                f"{target!r}"
+            )
         chosen |= found
     return [name for name in linear if name in chosen]
 
 
 def _with_original_names(linear: Sequence[str], component: Component) -> list[tuple[str, str]]:
-    """Return (original name, diffusers name) pairs of linear layers; a fused layer of the original has three pairs."""
-    rows = component.to_original({f"{name}.weight": torch.empty(6, 1, device="meta") for name in linear})
+    """Return (original name, diffusers name) pairs of linear layers; a fused layer of the original
+    has three pairs.
+    """
+    rows = component.to_original(
+        {f"{name}.weight": torch.empty(6, 1, device="meta") for name in linear}
+    )
     return [
         (name.removesuffix(".weight"), source.removesuffix(".weight"))
         for name, b in rows.items()
@@ -188,8 +232,14 @@ def _with_original_names(linear: Sequence[str], component: Component) -> list[tu
 
 
 def add_trainable_lora(transformer: nn.Module, config: "LoraConfig") -> None:
-    """Add a trainable float32 adapter, whose values the caller sets; freeze all else, and adapters of frozen layers."""
-    frozen = {name.removesuffix(".weight") for name, value in transformer.named_parameters() if not value.requires_grad}
+    """Add a trainable float32 adapter, whose values the caller sets; freeze all else, and adapters
+    of frozen layers.
+    """
+    frozen = {
+        name.removesuffix(".weight")
+        for name, value in transformer.named_parameters()
+        if not value.requires_grad
+    }
     _add_adapter(transformer, config)
     for name, parameter in transformer.named_parameters():
         module, _, side = name.partition(".lora_")
@@ -202,11 +252,14 @@ def _add_adapter(transformer: nn.Module, config: "LoraConfig") -> None:
     transformer.add_adapter(config)
     for module in transformer.modules():
         if hasattr(module, "cast_input_dtype_enabled"):
-            module.cast_input_dtype_enabled = False  # leave casting to autocast: peft would cast all tokens to float32
+            # leave casting to autocast: peft would cast all tokens to float32
+            module.cast_input_dtype_enabled = False
 
 
 def with_lora(weights: Iterable[tuple[str, Tensor]], lora: Lora) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, weight) pairs with the LoRA added in float32; meta tensors are yielded unchanged."""
+    """Yield (name, weight) pairs with the LoRA added in float32; meta tensors are yielded
+    unchanged.
+    """
     for name, weight in weights:
         pair = lora.get(name.removesuffix(".weight"))
         if pair and not weight.is_meta:
@@ -216,23 +269,31 @@ def with_lora(weights: Iterable[tuple[str, Tensor]], lora: Lora) -> Iterator[tup
 
 
 def save_lora(lora: Lora, folder: str | Path, *, form: Form = "diffusers") -> None:
-    """Save a LoRA in the format ``form``, bit-exact for `read_lora`. ValueError if the format cannot represent it.
+    """Save a LoRA in the format ``form``, bit-exact for `read_lora`.
 
-    In the original's format with a `lora_prefix`, diffusers reads alpha only of modules in the blocks. For others, B is
-    multiplied by alpha / rank, which is exact for a power of two.
+    ValueError if the format cannot represent it.
+
+    In the original's format with a `lora_prefix`, diffusers reads alpha only of modules in the
+    blocks. For others, B is multiplied by alpha / rank, which is exact for a power of two.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     pairs, prefix = _to_original(lora) if form == "original" else (lora, "")
     settings = _config_of(pairs).to_dict()
-    file, metadata = _DIFFUSERS_FILE, {_METADATA: json.dumps({name: settings[name] for name in _SETTINGS})}
+    file, metadata = (
+        _DIFFUSERS_FILE,
+        {_METADATA: json.dumps({name: settings[name] for name in _SETTINGS})},
+    )
     if form == "peft":
         file = _PEFT_FILE
         prefix = "base_model.model."
         metadata = {}
         config = json.dumps(settings, indent=2, sort_keys=True, default=list)  # sets as lists
         (folder / _PEFT_CONFIG).write_text(config + "\n")
-    tensors = {prefix + name: tensor.detach().cpu().contiguous().clone() for name, tensor in _state(pairs).items()}
+    tensors = {
+        prefix + name: tensor.detach().cpu().contiguous().clone()
+        for name, tensor in _state(pairs).items()
+    }
     if form == "original" and prefix:  # the original's programs read no metadata
         metadata, exact = {}, torch.float64
         tensors |= {
@@ -258,7 +319,9 @@ def _find_file(path: Path) -> Path:
         if (path / name).is_file():
             return path / name
     hint = "" if path.exists() else "; this path does not exist"
-    raise ValueError(f"LoRA: {path} must be a safetensors file, or a folder with {' or '.join(LORA_FILES)}{hint}")
+    raise ValueError(
+        f"LoRA: {path} must be a safetensors file, or a folder with {' or '.join(LORA_FILES)}{hint}"
+    )
 
 
 def _pairs(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], file: Path) -> Lora:
@@ -276,7 +339,8 @@ def _pairs(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], file: Pat
         elif short.endswith((".diff", ".diff_b")):
             if tensor.any():
                 raise ValueError(
-                    f"LoRA {file}: {name!r} changes a whole weight or a bias, but only lora_A and lora_B are "
+                    f"LoRA {file}: {name!r} changes a whole weight or a bias, but only lora_A and "
+                    "lora_B are "
                     "supported. Merge the file into the base model with diffusers, as in "
                     "docs/export.md#loras-of-other-programs"
                 )
@@ -289,9 +353,14 @@ def _pairs(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], file: Pat
         shapes = {side: tuple(tensor.shape) for side, tensor in sorted(pair.items())}
         is_complete = set(pair) == {"A", "B"} and all(tensor.ndim == 2 for tensor in pair.values())
         if not is_complete or pair["A"].shape[0] != pair["B"].shape[1]:
-            raise ValueError(f"LoRA {file}: {module} needs lora_A (rank, in) and lora_B (out, rank), got {shapes}")
+            raise ValueError(
+                f"LoRA {file}: {module} needs lora_A (rank, in) and lora_B (out, rank), got "
+                f"{shapes}"
+            )
         patterns = settings.get("alpha_pattern") or {}
-        alpha = patterns.get(get_pattern_key(patterns, module), settings.get("lora_alpha", len(pair["A"])))
+        alpha = patterns.get(
+            get_pattern_key(patterns, module), settings.get("lora_alpha", len(pair["A"]))
+        )
         alpha = alphas.get(module, alpha)
         if not isinstance(alpha, int | float) or not math.isfinite(alpha):
             raise ValueError(f"LoRA {file}: alpha of {module} must be a finite number, got {alpha}")
@@ -307,7 +376,8 @@ def _with_dots(module: str, file: Path) -> str:
         if name := family.transformer.with_dots(module.removeprefix(_FLAT_PREFIX)):
             return name
     raise ValueError(
-        f"LoRA {file}: {module} is no module of a supported transformer, with underscores in place of dots. "
+        f"LoRA {file}: {module} is no module of a supported transformer, with underscores in "
+        "place of dots. "
         "musubi-tuner's convert_lora.py --target other writes names with dots"
     )
 
@@ -319,7 +389,9 @@ def _to_diffusers(lora: Lora, component: Component, file: Path) -> Lora:
             rows = component.to_diffusers({f"{module}.weight": pair.b})
         except ValueError as error:
             raise ValueError(f"LoRA {file}: {error}") from error
-        renamed |= {name.removesuffix(".weight"): Pair(pair.a, b, pair.alpha) for name, b in rows.items()}
+        renamed |= {
+            name.removesuffix(".weight"): Pair(pair.a, b, pair.alpha) for name, b in rows.items()
+        }
     return renamed
 
 
@@ -332,22 +404,30 @@ def _to_original(lora: Lora) -> tuple[Lora, str]:
         # The diffusers modules that form this one: three if the original fuses them.
         sources = list(family.transformer.to_diffusers({name: b}))
         parts = [lora[source.removesuffix(".weight")] for source in sources]
-        if any(part.alpha != parts[0].alpha or not torch.equal(part.a, parts[0].a) for part in parts):
-            raise ValueError(f"the original fuses the modules of {name}: their LoRA must share lora_A and alpha")
+        if any(
+            part.alpha != parts[0].alpha or not torch.equal(part.a, parts[0].a) for part in parts
+        ):
+            raise ValueError(
+                f"the original fuses the modules of {name}: their LoRA must share lora_A and alpha"
+            )
         pair = Pair(parts[0].a, b, parts[0].alpha)
         if family.lora_prefix and not sources[0].startswith(f"{family.blocks}."):
             pair = _with_alpha_in_b(pair)
         renamed[name.removesuffix(".weight")] = pair
     if family.lora_prefix and not any(name.startswith(f"{family.blocks}.") for name in lora):
         raise ValueError(
-            f"the original's form needs at least one module of the transformer's {family.blocks}, because diffusers "
-            f"reads no other file in this form; got {', '.join(truncate(sorted(lora)))}. Save the form diffusers"
+            f"the original's form needs at least one module of the transformer's {family.blocks}, "
+            "because diffusers "
+            f"reads no other file in this form; got {', '.join(truncate(sorted(lora)))}. Save the "
+            "form diffusers"
         )
     return renamed, family.lora_prefix
 
 
 def _with_alpha_in_b(pair: Pair) -> Pair:
-    """Return a pair that changes the weight equally and whose alpha is the rank, the value of files without alpha."""
+    """Return a pair that changes the weight equally and whose alpha is the rank, the value of files
+    without alpha.
+    """
     b = (pair.b.double() * (pair.alpha / pair.rank)).to(pair.b.dtype)
     return Pair(pair.a, b, alpha=float(pair.rank))
 
@@ -360,11 +440,19 @@ def _config_of(lora: Lora) -> "LoraConfig":
         r=first.rank,
         lora_alpha=first.alpha,
         target_modules="|".join(map(re.escape, lora)),
-        rank_pattern={f"^{name}": pair.rank for name, pair in lora.items() if pair.rank != first.rank},
-        alpha_pattern={f"^{name}": pair.alpha for name, pair in lora.items() if pair.alpha != first.alpha},
+        rank_pattern={
+            f"^{name}": pair.rank for name, pair in lora.items() if pair.rank != first.rank
+        },
+        alpha_pattern={
+            f"^{name}": pair.alpha for name, pair in lora.items() if pair.alpha != first.alpha
+        },
     )
 
 
 def _state(lora: Lora) -> dict[str, Tensor]:
-    sides = ((name, side, tensor) for name, pair in lora.items() for side, tensor in (("A", pair.a), ("B", pair.b)))
+    sides = (
+        (name, side, tensor)
+        for name, pair in lora.items()
+        for side, tensor in (("A", pair.a), ("B", pair.b))
+    )
     return {f"{name}.lora_{side}.weight": tensor for name, side, tensor in sides}

@@ -1,4 +1,5 @@
-"""Conversion of tensor and setting names between original checkpoints and diffusers, by a table of the family.
+"""Conversion of tensor and setting names between original checkpoints and diffusers, by a table of
+the family.
 
 A table (``<family>/names.yaml``) has these keys:
 
@@ -27,28 +28,49 @@ Rename = Callable[["Mapping[str, Tensor]"], "dict[str, Tensor]"]
 _KINDS: dict[str, tuple[str, Callable[[Any], bool], type]] = {
     "integers": ("an integer of at least 1", lambda value: type(value) is int and value > 0, int),
     "counts": ("an integer of at least 0", lambda value: type(value) is int and value >= 0, int),
-    "numbers": ("a positive number", lambda value: type(value) in (int, float) and value > 0, float),
+    "numbers": (
+        "a positive number",
+        lambda value: type(value) in (int, float) and value > 0,
+        float,
+    ),
     "flags": ("true or false", lambda value: type(value) is bool, bool),
     "lists": (
         "a list of positive integers",
-        lambda value: isinstance(value, (list, tuple)) and value and all(type(n) is int and n > 0 for n in value),
+        lambda value: (
+            isinstance(value, (list, tuple))
+            and value
+            and all(type(n) is int and n > 0 for n in value)
+        ),
         tuple,
     ),
 }
 
 
 def both_directions(table: Mapping[str, Any], model: str, kind: str) -> tuple[Rename, Rename]:
-    """Return the functions that rename a model's tensors to diffusers' and to the original's; ``kind`` is its name."""
-    rows = [(*row, rf"\.(?P<leaf>{table[model]['leaves']})", ".{leaf}") for row in table[model]["modules"].items()]
+    """Return the functions that rename a model's tensors to diffusers' and to the original's;
+    ``kind`` is its name.
+    """
+    rows = [
+        (*row, rf"\.(?P<leaf>{table[model]['leaves']})", ".{leaf}")
+        for row in table[model]["modules"].items()
+    ]
     rows += [(*row, "", "") for row in table[model].get("tensors", {}).items()]
     placeholders = table["placeholders"]
-    to_diffusers = [(_pattern(original, leaf, placeholders), new + end) for original, new, leaf, end in rows]
-    to_original = [(_pattern(new, leaf, placeholders), original + end) for original, new, leaf, end in rows]
-    return partial(_rename, to_diffusers, f"an original {kind}"), partial(_rename, to_original, f"a diffusers {kind}")
+    to_diffusers = [
+        (_pattern(original, leaf, placeholders), new + end) for original, new, leaf, end in rows
+    ]
+    to_original = [
+        (_pattern(new, leaf, placeholders), original + end) for original, new, leaf, end in rows
+    ]
+    return partial(_rename, to_diffusers, f"an original {kind}"), partial(
+        _rename, to_original, f"a diffusers {kind}"
+    )
 
 
 def with_dots(table: Mapping[str, Any], model: str, flat: str) -> str | None:
-    """Return the original's module whose name with underscores in place of dots is ``flat``, or None."""
+    """Return the original's module whose name with underscores in place of dots is ``flat``, or
+    None.
+    """
     for name in table[model]["modules"]:
         if match := _pattern(name.replace(".", "_"), "", table["placeholders"]).fullmatch(flat):
             return name.format(**match.groupdict())
@@ -58,26 +80,38 @@ def with_dots(table: Mapping[str, Any], model: str, flat: str) -> str | None:
 def _pattern(name: str, leaf: str, placeholders: Mapping[str, str]) -> re.Pattern[str]:
     pattern = re.escape(name)
     for placeholder, expression in placeholders.items():
-        pattern = pattern.replace(re.escape(f"{{{placeholder}}}"), f"(?P<{placeholder}>{expression})")
+        pattern = pattern.replace(
+            re.escape(f"{{{placeholder}}}"), f"(?P<{placeholder}>{expression})"
+        )
     return re.compile(pattern + leaf)
 
 
 def _rename(
     renamings: list[tuple[re.Pattern[str], str]], kind: str, state_dict: "Mapping[str, Tensor]"
 ) -> "dict[str, Tensor]":
-    """Return the tensors under new names: the template of the matching pattern, filled in with the matched groups."""
+    """Return the tensors under new names: the template of the matching pattern, filled in with the
+    matched groups.
+    """
     renamed = {}
     for name, tensor in state_dict.items():
         matches = ((pattern.fullmatch(name), template) for pattern, template in renamings)
-        new_name = next((template.format(**match.groupdict()) for match, template in matches if match), None)
+        new_name = next(
+            (template.format(**match.groupdict()) for match, template in matches if match), None
+        )
         if new_name is None:
-            raise ValueError(f"tensor {name!r} with shape {tuple(tensor.shape)} does not belong to {kind} checkpoint")
+            raise ValueError(
+                f"tensor {name!r} with shape {tuple(tensor.shape)} does not belong to {kind} "
+                "checkpoint"
+            )
         renamed[new_name] = tensor
     return renamed
 
 
 def setting(config: Mapping[str, Any], key: str, kind: str) -> Any:
-    """Return a setting of the original, converted for diffusers. Raises ValueError if it is not of this kind."""
+    """Return a setting of the original, converted for diffusers.
+
+    Raises ValueError if it is not of this kind.
+    """
     rule, is_valid, to_type = _KINDS[kind]
     if not is_valid(config.get(key)):
         raise ValueError(f"config key {key!r} must be {rule}, got {config.get(key)!r}")
@@ -85,20 +119,35 @@ def setting(config: Mapping[str, Any], key: str, kind: str) -> Any:
 
 
 def settings_to_diffusers(table: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the diffusers arguments that differ from the original's config only in name, and the fixed arguments."""
+    """Return the diffusers arguments that differ from the original's config only in name, and the
+    fixed arguments.
+    """
     for key, value in table.get("only_values", {}).items():
         if config.get(key, value) != value:
-            raise ValueError(f"config key {key!r} must be {value!r}, the only supported value, got {config[key]!r}")
+            raise ValueError(
+                f"config key {key!r} must be {value!r}, the only supported value, got "
+                f"{config[key]!r}"
+            )
     config = table.get("omitted", {}) | table.get("defaults", {}) | dict(config)
-    names = [(kind, key, name) for kind, keys in table["settings"].items() for key, name in keys.items()]
-    return table.get("arguments", {}) | {name: setting(config, key, kind) for kind, key, name in names}
+    names = [
+        (kind, key, name) for kind, keys in table["settings"].items() for key, name in keys.items()
+    ]
+    return table.get("arguments", {}) | {
+        name: setting(config, key, kind) for kind, key, name in names
+    }
 
 
 def settings_to_original(
     table: Mapping[str, Any], config: Mapping[str, Any], others: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the original's config: the settings that differ from diffusers' only in name, and ``others``."""
-    values = {key: config[name] for keys in table["settings"].values() for key, name in keys.items()}
-    values = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+    """Return the original's config: the settings that differ from diffusers' only in name, and
+    ``others``.
+    """
+    values = {
+        key: config[name] for keys in table["settings"].values() for key, name in keys.items()
+    }
+    values = {
+        key: list(value) if isinstance(value, tuple) else value for key, value in values.items()
+    }
     omitted = table.get("omitted", {}).items()
     return dict(pair for pair in (values | others).items() if pair not in omitted)

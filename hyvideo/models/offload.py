@@ -1,4 +1,6 @@
-"""Offloading of frozen modules: their weights stay in CPU memory except while they are used, whole or in groups."""
+"""Offloading of frozen modules: their weights stay in CPU memory except while they are used, whole
+or in groups.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +11,10 @@ from torch import nn
 
 @torch.no_grad()
 def offload(module: nn.Module) -> None:
-    """Move a frozen module from its device to pinned CPU memory, until `on_device`. Has no effect on a CPU."""
+    """Move a frozen module from its device to pinned CPU memory, until `on_device`.
+
+    Has no effect on a CPU.
+    """
     if (home := device_of(module)).type == "cpu":
         return
     module.home = home
@@ -22,36 +27,48 @@ def offload(module: nn.Module) -> None:
 
 @contextmanager
 def on_device(module: nn.Module) -> Iterator[None]:
-    """Keep a module on its device within the context, if it is offloaded. The contexts may be nested."""
+    """Keep a module on its device within the context, if it is offloaded.
+
+    The contexts may be nested.
+    """
     if device_of(module) == next(module.parameters()).device:
         yield
         return
     try:
-        there = {name: host.to(module.home, non_blocking=True) for name, host in module.hosts.items()}
+        there = {
+            name: host.to(module.home, non_blocking=True) for name, host in module.hosts.items()
+        }
         module.load_state_dict(there, assign=True)
         del there
         yield
     finally:
-        module.load_state_dict(module.hosts, assign=True)  # the weights have not changed: nothing is copied back
+        # the weights have not changed: nothing is copied back
+        module.load_state_dict(module.hosts, assign=True)
 
 
-def offload_in_groups(model: nn.Module, device: torch.device, *, blocks_per_group: int, overlap: bool) -> nn.Module:
-    """Keep a frozen model on the CPU and copy its blocks to ``device`` in groups during the forward pass.
+def offload_in_groups(
+    model: nn.Module, device: torch.device, *, blocks_per_group: int, overlap: bool
+) -> nn.Module:
+    """Keep a frozen model on the CPU and copy its blocks to ``device`` in groups during the forward
+    pass.
 
-    With ``overlap``, a group is copied from pinned memory while the previous one computes; this needs a GPU and groups
-    of one block. Call it last: adapters added later would not be copied.
+    With ``overlap``, a group is copied from pinned memory while the previous one computes; this
+    needs a GPU and groups of one block. Call it last: adapters added later would not be copied.
     """
     from diffusers.hooks import apply_group_offloading
 
     parents = (
-        name for name, part in model.named_modules() if any(isinstance(x, nn.ModuleList) for x in part.children())
+        name
+        for name, part in model.named_modules()
+        if any(isinstance(x, nn.ModuleList) for x in part.children())
     )
     apply_group_offloading(
         model.to("cpu"),
         onload_device=device,
         num_blocks_per_group=blocks_per_group,
         use_stream=overlap,
-        block_modules=next(parents).split("."),  # diffusers looks for lists of blocks only in these modules
+        # diffusers looks for lists of blocks only in these modules
+        block_modules=next(parents).split("."),
     )
     return model
 

@@ -1,6 +1,8 @@
-"""Conversion of state dicts and settings between diffusers and the original checkpoints of any family.
+"""Conversion of state dicts and settings between diffusers and the original checkpoints of any
+family.
 
-Each function infers the family from the names in its argument; of a known model, use the family's `Component`.
+Each function infers the family from the names in its argument; of a known model, use the family's
+`Component`.
 """
 
 from collections.abc import Mapping
@@ -12,8 +14,12 @@ from torch import Tensor
 from hyvideo.models.family import Family, families, family_of_config
 
 
-def renamed_by_family(part: str, direction: str, rows: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Family]:
-    """Rename tensors of a ``transformer`` or ``vae`` (``to_diffusers``, ``to_original``); also return their family."""
+def renamed_by_family(
+    part: str, direction: str, rows: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], Family]:
+    """Rename tensors of a ``transformer`` or ``vae`` (``to_diffusers``, ``to_original``); also
+    return their family.
+    """
     reasons = []
     for family in families():
         convert = getattr(getattr(family, part), direction)

@@ -1,4 +1,6 @@
-"""Saving of the transformer and VAE in the original layout, optionally without tensors that a seed reproduces."""
+"""Saving of the transformer and VAE in the original layout, optionally without tensors that a seed
+reproduces.
+"""
 
 import json
 from collections.abc import Mapping
@@ -15,12 +17,18 @@ from hyvideo.models.weight_files import Folder, draw_tensor, raise_problems, see
 
 
 def save_original(
-    model: nn.Module, folder: Path, *, drawn: Mapping[str, int] | None = None, dtype: torch.dtype = torch.float16
+    model: nn.Module,
+    folder: Path,
+    *,
+    drawn: Mapping[str, int] | None = None,
+    dtype: torch.dtype = torch.float16,
 ) -> None:
-    """Save a model to `folder` (``root/transformer/<version>`` or ``root/vae``) in the original layout.
+    """Save a model to `folder` (``root/transformer/<version>`` or ``root/vae``) in the original
+    layout.
 
-    ``drawn`` maps prefixes of original tensor names to the seeds of `draw_tensor`; these tensors are omitted from the
-    file. Raises ValueError if the original layout cannot represent the model, or a weight overflows `dtype`.
+    ``drawn`` maps prefixes of original tensor names to the seeds of `draw_tensor`; these tensors
+    are omitted from the file. Raises ValueError if the original layout cannot represent the model,
+    or a weight overflows `dtype`.
     """
     component, drawn = component_of(model), dict(drawn or {})
     config = component.config_to_original(model.config)
@@ -33,10 +41,16 @@ def save_original(
             tensors[name] = tensor.detach().to(device="cpu", dtype=dtype, copy=True).contiguous()
             if not tensors[name].isfinite().all():
                 raise ValueError(
-                    f"tensor {name!r} has values that are not finite in {dtype}. Save with dtype=torch.float32"
+                    f"tensor {name!r} has values that are not finite in {dtype}. Save with "
+                    "dtype=torch.float32"
                 )
-        elif not torch.equal(tensor.cpu(), draw_tensor(seed, name, tuple(tensor.shape)).to(tensor.dtype)):
-            raise ValueError(f"tensor {name!r} differs from the values of seed {seed}. Remove its prefix from drawn")
+        elif not torch.equal(
+            tensor.cpu(), draw_tensor(seed, name, tuple(tensor.shape)).to(tensor.dtype)
+        ):
+            raise ValueError(
+                f"tensor {name!r} differs from the values of seed {seed}. Remove its prefix from "
+                "drawn"
+            )
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     metadata = {"format": "pt"} | ({"drawn": json.dumps(drawn)} if drawn else {})

@@ -1,6 +1,7 @@
 """Sizes of a transformer and its VAE, for counting parameters, bytes and FLOPs, without torch.
 
-A family's ``sizes.py`` defines ``read``, from the settings of transformer and VAE, and ``released``, from a version.
+A family's ``sizes.py`` defines ``read``, from the settings of transformer and VAE, and
+``released``, from a version.
 """
 
 import functools
@@ -40,7 +41,8 @@ class ForwardFlops:
 
 
 class Sizes:
-    """Sizes of a transformer and its VAE; a family's frozen dataclass defines these as fields, properties or methods.
+    """Sizes of a transformer and its VAE; a family's frozen dataclass defines these as fields,
+    properties or methods.
 
     "Widths" measure memory per token, in units of the transformer's width.
     """
@@ -58,24 +60,31 @@ class Sizes:
     block_parameters: int
     root_parameters: int  # parameters outside the blocks
     matrix_parameters: int  # parameters of the blocks' matrices, which Muon trains
-    # Parameters of layers whose outputs depend on the timestep alone; if frozen, they are cached and not on the GPU.
+    # Parameters of layers whose outputs depend on the timestep alone; if frozen, they are cached
+    # and not on the GPU.
     modulation_parameters: int = 0
     num_modulations: int = 0  # such layers
     num_attentions: int  # attention layers per block
-    fixed_widths: float  # saved by a block for its backward pass, except the MLP's hidden layer, which is saved twice
+    # saved by a block for its backward pass, except the MLP's hidden layer, which is saved twice
+    fixed_widths: float
     inference_widths: float  # peak of a block without gradients
     backward_widths: float  # peak of a block's backward pass, beyond the saved tensors
     vae_parameters: float
     decode_flops: float  # per pixel and frame
 
-    lora_parameters: Callable[[int], int]  # rank -> parameters of an adapter on all trainable matrices of the blocks
-    block_text_tokens: Callable[[int], int]  # prompt tokens -> text tokens that pass through the blocks
+    # rank -> parameters of an adapter on all trainable matrices of the blocks
+    lora_parameters: Callable[[int], int]
+    # prompt tokens -> text tokens that pass through the blocks
+    block_text_tokens: Callable[[int], int]
     forward: Callable[[int, int], ForwardFlops]  # (image tokens, text tokens) -> FLOPs
-    encoder_bytes: Callable[..., float]  # (bytes per number, *, with_images, in_groups) -> bytes of the encoders
-    # (videos, frames, height, width) -> peak number of values while decoding tiles of this size, without the videos
+    # (bytes per number, *, with_images, in_groups) -> bytes of the encoders
+    encoder_bytes: Callable[..., float]
+    # (videos, frames, height, width) -> peak number of values while decoding tiles of this size,
+    # without the videos
     decoding_values: Callable[[int, int, int, int], float]
 
-    # like ``decoding_values``, for decoding with a gradient and its backward pass, which computes the features again
+    # like ``decoding_values``, for decoding with a gradient and its backward pass, which computes
+    # the features again
     gradient_values: Callable[[int, int, int, int], float]
 
     @property
@@ -97,9 +106,15 @@ class Sizes:
         return self.fixed_widths + 2 * self.mlp_ratio
 
     def latent_size(self, frames: int, height: int, width: int) -> tuple[int, int, int]:
-        """Return frames, height and width of a video's latents. Raises ValueError for an unsupported size."""
+        """Return frames, height and width of a video's latents.
+
+        Raises ValueError for an unsupported size.
+        """
         ratio = self.spatial_compression_ratio
-        for name, pixels, patch in (("height", height, self.patch[1]), ("width", width, self.patch[2])):
+        for name, pixels, patch in (
+            ("height", height, self.patch[1]),
+            ("width", width, self.patch[2]),
+        ):
             if pixels % (ratio * patch):
                 raise ValueError(f"{name} must be a multiple of {ratio * patch}, got {pixels}")
         return (frames - 1) // self.temporal_compression_ratio + 1, height // ratio, width // ratio
@@ -109,16 +124,24 @@ class Sizes:
         ratio = self.spatial_compression_ratio
         return (frames - 1) * self.temporal_compression_ratio + 1, height * ratio, width * ratio
 
-    def decoding_bytes(self, videos: int, size: Sequence[int], tile: int, value_bytes: int) -> float:
-        """Return the peak bytes of decoding videos (frames, height, width) in tiles, and of the videos."""
+    def decoding_bytes(
+        self, videos: int, size: Sequence[int], tile: int, value_bytes: int
+    ) -> float:
+        """Return the peak bytes of decoding videos (frames, height, width) in tiles, and of the
+        videos.
+        """
         frames, *sides = size
         height, width = (min(tile or side, side) for side in sides)
         values = self.decoding_values(videos, frames, height, width)
         # The tiles, and the video into which they are blended.
         return (values + videos * 2 * 3 * math.prod(size)) * value_bytes
 
-    def gradient_bytes(self, videos: int, size: Sequence[int], tile: int, value_bytes: int) -> float:
-        """Return the peak bytes of decoding videos in tiles with a gradient, and of its backward pass."""
+    def gradient_bytes(
+        self, videos: int, size: Sequence[int], tile: int, value_bytes: int
+    ) -> float:
+        """Return the peak bytes of decoding videos in tiles with a gradient, and of its backward
+        pass.
+        """
         frames, *sides = size
         height, width = (min(tile or side, side) for side in sides)
         values = self.gradient_values(videos, frames, height, width)
@@ -127,7 +150,9 @@ class Sizes:
 
     def image_tokens(self, frames: int, height: int, width: int) -> int:
         """Return the number of tokens of a video."""
-        return math.prod(size // p for size, p in zip(self.latent_size(frames, height, width), self.patch))
+        return math.prod(
+            size // p for size, p in zip(self.latent_size(frames, height, width), self.patch)
+        )
 
 
 def linear(inputs: int, outputs: int) -> int:
@@ -147,9 +172,11 @@ def packages() -> dict[str, str]:
 
 
 def read_architecture(root: str | Path, version: str) -> Sizes:
-    """Return the sizes from the transformer's config.json below ``root`` if it exists, else those of the release.
+    """Return the sizes from the transformer's config.json below ``root`` if it exists, else those
+    of the release.
 
-    Raises ValueError if the version is unsupported or neither released nor present, or if its config.json is corrupted.
+    Raises ValueError if the version is unsupported or neither released nor present, or if its
+    config.json is corrupted.
     """
     if version in UNSUPPORTED:
         raise ValueError(f"transformer_version {version} is not supported: {UNSUPPORTED[version]}")
@@ -157,17 +184,27 @@ def read_architecture(root: str | Path, version: str) -> Sizes:
     for path in (folder / version / "config.json", folder / "config.json"):
         if path.is_file():
             try:
-                config, vae_config = read_json(path, "transformer"), read_json(vae, "VAE") if vae.is_file() else {}
-                family = packages().get(str(config.get("_class_name"))) or version_defaults(version).family
+                config, vae_config = (
+                    read_json(path, "transformer"),
+                    read_json(vae, "VAE") if vae.is_file() else {},
+                )
+                family = (
+                    packages().get(str(config.get("_class_name")))
+                    or version_defaults(version).family
+                )
                 sizes = sizes_module(family).read(config, vae_config)
                 # Raises for settings of the wrong type.
                 assert sizes.parameters and sizes.saved_widths and sizes.latent_size(1, 0, 0)
                 return sizes
             except (OSError, ValueError, TypeError, ArithmeticError, LookupError) as error:
-                raise ValueError(f"{path} is not the configuration of a known model ({error})") from error
+                raise ValueError(
+                    f"{path} is not the configuration of a known model ({error})"
+                ) from error
     if version not in RELEASED:
         names, file = ", ".join(RELEASED), folder / version / "config.json"
-        raise ValueError(f"transformer_version must be one of {names}, or {file} must exist, got {version!r}")
+        raise ValueError(
+            f"transformer_version must be one of {names}, or {file} must exist, got {version!r}"
+        )
     return sizes_module(RELEASED[version].family).released(version)
 
 
@@ -177,13 +214,20 @@ def sizes_module(package: str) -> ModuleType:
 
 
 def thin_module(package: str) -> ModuleType:
-    """Import the ``thin`` module of a family, whose ``write`` makes a checkpoint of minimal width for a rehearsal."""
+    """Import the ``thin`` module of a family, whose ``write`` makes a checkpoint of minimal width
+    for a rehearsal.
+    """
     return importlib.import_module(f"hyvideo.models.{package}.thin")
 
 
-def fields_of(cls: type, config: Mapping[str, Any], names: Mapping[str, str] = {}) -> dict[str, Any]:
-    """Return the settings of a config.json that are fields of ``cls``, renamed by ``names``, with lists as tuples."""
+def fields_of(
+    cls: type, config: Mapping[str, Any], names: Mapping[str, str] = {}
+) -> dict[str, Any]:
+    """Return the settings of a config.json that are fields of ``cls``, renamed by ``names``, with
+    lists as tuples.
+    """
     settings = {
-        names.get(name, name): tuple(value) if isinstance(value, list) else value for name, value in config.items()
+        names.get(name, name): tuple(value) if isinstance(value, list) else value
+        for name, value in config.items()
     }
     return {name: value for name, value in settings.items() if name in cls.__dataclass_fields__}

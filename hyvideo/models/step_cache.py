@@ -1,7 +1,8 @@
-"""Step caching: at cached steps, the tokens of earlier steps replace the output of most or all blocks.
+"""Step caching: at cached steps, the tokens of earlier steps replace the output of most or all
+blocks.
 
-Kinds and schedule are the original's, whose program stores the tokens after every block. Only those after the last
-skipped block are needed, and they are all that is stored here.
+Kinds and schedule are the original's, whose program stores the tokens after every block. Only those
+after the last skipped block are needed, and they are all that is stored here.
 """
 
 from collections.abc import Sequence
@@ -20,32 +21,43 @@ class StepCaching:
     cache_start_step: int = 11  # steps before this one are full: they run all blocks
     cache_end_step: int = 45  # this step and all later ones are full
     cache_step_interval: int = 4  # distance of the full steps in between
-    no_cache_block_id: Sequence[int] = ()  # deepcache: blocks that are not skipped; empty: the last one
+    # deepcache: blocks that are not skipped; empty: the last one
+    no_cache_block_id: Sequence[int] = ()
 
     def check(self, num_steps: int, num_blocks: int) -> None:
-        """Raise ValueError for an invalid schedule, or one for another number of steps or blocks."""
+        """Raise ValueError for an invalid schedule, or one for another number of steps or
+        blocks.
+        """
         total, interval = self.total_steps, self.cache_step_interval
         start, end = self.cache_start_step, self.cache_end_step
         least = int(self.cache_type == "taylorcache")  # it ignores step 0, as in the original
         if total != num_steps:
-            first, last = (max(round(step * num_steps / max(total, end, 1)), least) for step in (start, end))
+            first, last = (
+                max(round(step * num_steps / max(total, end, 1)), least) for step in (start, end)
+            )
             raise ValueError(
-                f"--total_steps must equal the number of steps, {num_steps}, got {total}; the default schedule is for "
-                f"50 steps. Scaled: --total_steps {num_steps} --cache_start_step {first} --cache_end_step {last}"
+                f"--total_steps must equal the number of steps, {num_steps}, got {total}; the "
+                "default schedule is for "
+                f"50 steps. Scaled: --total_steps {num_steps} --cache_start_step {first} "
+                f"--cache_end_step {last}"
             )
         if not least <= start <= end <= total or interval < 1:
             raise ValueError(
-                f"{least} <= --cache_start_step <= --cache_end_step <= {total} and 1 <= --cache_step_interval must "
+                f"{least} <= --cache_start_step <= --cache_end_step <= {total} and 1 <= "
+                "--cache_step_interval must "
                 f"hold, got {start}, {end} and {interval}"
             )
         if self.cache_type == "deepcache" and num_blocks == 1:
             raise ValueError(
-                "--cache_type deepcache needs a model of at least 2 blocks, got 1, because it skips all blocks but the "
+                "--cache_type deepcache needs a model of at least 2 blocks, got 1, because it "
+                "skips all blocks but the "
                 "last one. Use teacache or taylorcache"
             )
         if not set(self.no_cache_block_id) < set(range(num_blocks)):
             found = " ".join(map(str, self.no_cache_block_id))
-            raise ValueError(f"--no_cache_block_id must be some of the blocks 0 to {num_blocks - 1}, got {found}")
+            raise ValueError(
+                f"--no_cache_block_id must be some of the blocks 0 to {num_blocks - 1}, got {found}"
+            )
 
     def is_full(self, step: int) -> bool:
         """Return whether a step runs all blocks."""
@@ -54,13 +66,19 @@ class StepCaching:
 
     def num_skipped(self, num_blocks: int) -> int:
         """Return the number of blocks, from the first, that cached steps skip."""
-        kept = set(self.no_cache_block_id or [num_blocks - 1]) if self.cache_type == "deepcache" else set()
+        kept = (
+            set(self.no_cache_block_id or [num_blocks - 1])
+            if self.cache_type == "deepcache"
+            else set()
+        )
         return max(set(range(num_blocks)) - kept) + 1
 
 
 @dataclass
 class StepCache:
-    """Stored tokens of one video, on each rank its own. Set ``step`` and ``row`` before each forward pass.
+    """Stored tokens of one video, on each rank its own.
+
+    Set ``step`` and ``row`` before each forward pass.
 
     ``row`` identifies the branches of the forward pass, which must be the same at every step.
     """
@@ -69,7 +87,8 @@ class StepCache:
     num_skipped: int
     step: int = 0
     row: int = 0
-    # By row: step, text tokens, and image tokens; for taylorcache also their first and second difference per step.
+    # By row: step, text tokens, and image tokens; for taylorcache also their first and second
+    # difference per step.
     _stored: dict[int, tuple[int, Tensor, list[Tensor]]] = field(default_factory=dict)
 
     def start(self, image: Tensor, text: Tensor) -> tuple[int, Tensor, Tensor]:
@@ -84,7 +103,12 @@ class StepCache:
     def keep(self, num_run: int, image: Tensor, text: Tensor) -> None:
         """Store the tokens after the first ``num_run`` blocks if cached steps need them."""
         is_taylor = self.settings.cache_type == "taylorcache"
-        if num_run != self.num_skipped or not self.settings.is_full(self.step) or is_taylor and self.step == 0:
+        if (
+            num_run != self.num_skipped
+            or not self.settings.is_full(self.step)
+            or is_taylor
+            and self.step == 0
+        ):
             return
         values = [image]
         if is_taylor and self.row in self._stored:

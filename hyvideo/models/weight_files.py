@@ -1,7 +1,8 @@
 """Weight files: comparison of their headers with a model, and streaming of their tensors.
 
-`stream_tensors` reads tensors into separate buffers, so that the peak of host memory is the model plus one tensor.
-Files are not memory-mapped: pages of a 33 GB file count as used memory once they are read.
+`stream_tensors` reads tensors into separate buffers, so that the peak of host memory is the model
+plus one tensor. Files are not memory-mapped: pages of a 33 GB file count as used memory once they
+are read.
 """
 
 import glob
@@ -26,7 +27,13 @@ Shapes = dict[str, tuple[int, ...]]
 _NUM_PROBLEMS_SHOWN = 10
 _LARGE = 2**27  # parameters of a model
 # safetensors' names of dtypes
-_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64}
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+}
 
 
 class Folder(NamedTuple):
@@ -45,71 +52,115 @@ class Weights(NamedTuple):
 
 
 def read_header(folder: Folder, stem: str) -> Weights:
-    """Return the names and shapes of a folder's tensors. Raises ValueError for a missing or corrupted file."""
+    """Return the names and shapes of a folder's tensors.
+
+    Raises ValueError for a missing or corrupted file.
+    """
     found = Weights({}, {}, {})
     for path in weight_paths(folder, stem):
         try:
             with safe_open(path, framework="pt", backend="pread") as file:
                 names = file.keys()
-                found.shapes.update((name, tuple(file.get_slice(name).get_shape())) for name in names)
+                found.shapes.update(
+                    (name, tuple(file.get_slice(name).get_shape())) for name in names
+                )
                 found.files.update(dict.fromkeys(names, path))
                 drawn = parse_json((file.metadata() or {}).get("drawn", "{}"))
                 found.drawn.update((prefix, int(seed)) for prefix, seed in drawn.items())
-        except (SafetensorError, ValueError, AttributeError, TypeError, OSError, OverflowError) as error:
+        except (
+            SafetensorError,
+            ValueError,
+            AttributeError,
+            TypeError,
+            OSError,
+            OverflowError,
+        ) as error:
             raise ValueError(
-                f"{folder.label}: {path} is truncated, a git-lfs pointer or not a safetensors file ({error}); "
+                f"{folder.label}: {path} is truncated, a git-lfs pointer or not a safetensors "
+                f"file ({error}); "
                 "download it again"
             ) from error
     return found
 
 
 def weight_paths(folder: Folder, stem: str) -> list[Path]:
-    """Return a folder's weight files: ``<stem>.safetensors``, or the files in its index. ValueError if missing."""
+    """Return a folder's weight files: ``<stem>.safetensors``, or the files in its index.
+
+    ValueError if missing.
+    """
     whole = folder.path / f"{stem}.safetensors"
     index = folder.path / f"{stem}.safetensors.index.json"
     if whole.is_file():
         return [whole]
     if not index.is_file():
-        raise ValueError(f"{folder.label}: neither {whole.name} nor {index.name} exists in {folder.path}")
+        raise ValueError(
+            f"{folder.label}: neither {whole.name} nor {index.name} exists in {folder.path}"
+        )
     weight_map = read_json(index, folder.label).get("weight_map")
     names = list(weight_map.values()) if isinstance(weight_map, dict) else []
-    if not names or not all(isinstance(name, str) and PurePath(name).name == name for name in names):
-        raise ValueError(f"{folder.label}: {index} must list files in its own folder, got {quote(weight_map)}")
+    if not names or not all(
+        isinstance(name, str) and PurePath(name).name == name for name in names
+    ):
+        raise ValueError(
+            f"{folder.label}: {index} must list files in its own folder, got {quote(weight_map)}"
+        )
     paths = [folder.path / name for name in sorted(set(names))]
     if missing := [path.name for path in paths if not path.is_file()]:
-        raise ValueError(f"{folder.label}: {index.name} lists {missing}, which are missing from {folder.path}")
+        raise ValueError(
+            f"{folder.label}: {index.name} lists {missing}, which are missing from {folder.path}"
+        )
     return paths
 
 
-def stream_tensors(weights: Weights, expected: Shapes, *, read: bool = True) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, tensor) pairs on the CPU: those in the files, then the expected ones that the files omit, generated.
+def stream_tensors(
+    weights: Weights, expected: Shapes, *, read: bool = True
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield (name, tensor) pairs on the CPU: those in the files, then the expected ones that the
+    files omit, generated.
 
-    ``read=False`` yields meta tensors in the same order, for ranks that receive the values from another rank.
+    ``read=False`` yields meta tensors in the same order, for ranks that receive the values from
+    another rank.
     """
     for path in sorted(set(weights.files.values())):
         with safe_open(path, framework="pt", backend="pread") as file:
             for name in file.offset_keys():  # in file order
                 header = file.get_slice(name)
                 if (dtype := header.get_dtype()) not in _DTYPES:
-                    raise ValueError(f"tensor {name!r} in {path} must have dtype {', '.join(_DTYPES)}, got {dtype}")
+                    raise ValueError(
+                        f"tensor {name!r} in {path} must have dtype {', '.join(_DTYPES)}, got "
+                        f"{dtype}"
+                    )
                 meta = torch.empty(header.get_shape(), dtype=_DTYPES[dtype], device="meta")
                 yield name, file.get_tensor(name) if read else meta
     for name, shape in expected.items():
         if name not in weights.shapes:
-            yield name, draw_tensor(seed_for(name, weights.drawn), name, shape, "cpu" if read else "meta")
+            yield (
+                name,
+                draw_tensor(seed_for(name, weights.drawn), name, shape, "cpu" if read else "meta"),
+            )
 
 
 def tensor_problems(folder: Folder, expected: Shapes, weights: Weights) -> list[str]:
-    """Return a message for each tensor that is missing, unexpected or of another shape than the model's."""
+    """Return a message for each tensor that is missing, unexpected or of another shape than the
+    model's.
+    """
     problems = []
     for name in sorted(set(expected) | set(weights.shapes)):
         shape, needed = weights.shapes.get(name), expected.get(name)
         tensor = f"tensor {name!r} in {weights.files.get(name)}"
         if needed is None:
-            problems.append(f"{tensor} is unexpected: the model of {folder.path / 'config.json'} does not have it")
+            problems.append(
+                f"{tensor} is unexpected: the model of {folder.path / 'config.json'} does not "
+                "have it"
+            )
         elif shape is None and seed_for(name, weights.drawn) is None:
-            files = ", ".join(sorted({path.name for path in weights.files.values()})) or "the weight file"
-            problems.append(f"tensor {name!r} of shape {needed} is missing from {folder.path / files}")
+            files = (
+                ", ".join(sorted({path.name for path in weights.files.values()}))
+                or "the weight file"
+            )
+            problems.append(
+                f"tensor {name!r} of shape {needed} is missing from {folder.path / files}"
+            )
         elif shape not in (None, needed):
             problems.append(f"{tensor} has shape {shape}, but the model needs {needed}")
     return problems
@@ -119,10 +170,14 @@ def shapes_of(state_dict: Mapping[str, Tensor]) -> Shapes:
     return {name: tuple(tensor.shape) for name, tensor in state_dict.items()}
 
 
-def draw_tensors(seed: int, shapes: Shapes, device: str | torch.device) -> Iterator[tuple[str, Tensor]]:
-    """Yield the random weights of a model one by one, as (name, tensor) pairs; meta tensors if ``device`` is meta.
+def draw_tensors(
+    seed: int, shapes: Shapes, device: str | torch.device
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the random weights of a model one by one, as (name, tensor) pairs; meta tensors if
+    ``device`` is meta.
 
-    Large models are generated on the GPU; small ones on the CPU, so that they do not depend on the device.
+    Large models are generated on the GPU; small ones on the CPU, so that they do not depend on the
+    device.
     """
     is_small = sum(map(math.prod, shapes.values())) < _LARGE
     source = "cpu" if is_small and torch.device(device).type != "meta" else device
@@ -130,19 +185,24 @@ def draw_tensors(seed: int, shapes: Shapes, device: str | torch.device) -> Itera
         yield name, draw_tensor(seed, name, shape, source)
 
 
-def draw_tensor(seed: int, name: str, shape: tuple[int, ...], device: str | torch.device = "cpu") -> Tensor:
-    """Return the random float32 weight of a tensor, determined by seed and name; it is bit-identical on every CPU.
+def draw_tensor(
+    seed: int, name: str, shape: tuple[int, ...], device: str | torch.device = "cpu"
+) -> Tensor:
+    """Return the random float32 weight of a tensor, determined by seed and name; it is
+    bit-identical on every CPU.
 
-    Matrices and kernels are normal with variance 1 / fan-in, token embeddings are standard normal, scales of norms are
-    1 and biases 0. ``name`` is the name in the original layout, so that both layouts give the same model. Values on a
-    GPU differ.
+    Matrices and kernels are normal with variance 1 / fan-in, token embeddings are standard normal,
+    scales of norms are 1 and biases 0. ``name`` is the name in the original layout, so that both
+    layouts give the same model. Values on a GPU differ.
     """
     device = torch.device(device)
     if name.endswith(".bias"):
         return torch.zeros(shape, device=device)
     if len(shape) == 1 or name.endswith(".gamma"):
         return torch.ones(shape, device=device)
-    key = int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=16).digest(), "little")
+    key = int.from_bytes(
+        hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=16).digest(), "little"
+    )
     fan_in = 1 if name.endswith("embed_tokens.weight") else math.prod(shape[1:])
     if device.type == "meta":
         return torch.empty(shape, device=device)
@@ -150,8 +210,11 @@ def draw_tensor(seed: int, name: str, shape: tuple[int, ...], device: str | torc
         drawn = torch.Generator(device).manual_seed(key % 2**64)
         return torch.randn(shape, generator=drawn, device=device).div_(math.sqrt(fan_in))
     generator = np.random.Generator(np.random.Philox(key=key))
-    # In double precision: tail values may differ in the last bit between C libraries, which rounding removes.
-    return torch.from_numpy((generator.standard_normal(shape) / math.sqrt(fan_in)).astype(np.float32))
+    # In double precision: tail values may differ in the last bit between C libraries, which
+    # rounding removes.
+    return torch.from_numpy(
+        (generator.standard_normal(shape) / math.sqrt(fan_in)).astype(np.float32)
+    )
 
 
 def seed_for(name: str, drawn: Mapping[str, int]) -> int | None:
@@ -160,22 +223,40 @@ def seed_for(name: str, drawn: Mapping[str, int]) -> int | None:
 
 
 def read_safetensors(path: Path, label: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read the tensors and metadata of a file into memory. Raises ValueError, naming the file, if it is corrupted."""
+    """Read the tensors and metadata of a file into memory.
+
+    Raises ValueError, naming the file, if it is corrupted.
+    """
     try:
         with safe_open(path, framework="pt", backend="pread") as file:
             return file.get_tensors(), file.metadata() or {}
     except (SafetensorError, OSError) as error:
-        raise ValueError(f"{label}: {path} is missing, truncated or not a safetensors file ({error})") from error
+        raise ValueError(
+            f"{label}: {path} is missing, truncated or not a safetensors file ({error})"
+        ) from error
 
 
 def read_pickle(path: Path, label: str, *, device: str | torch.device = "cpu") -> dict[str, Tensor]:
-    """Read tensors by name from a ``torch.save`` file, memory-mapped if possible. Raises ValueError if corrupted."""
+    """Read tensors by name from a ``torch.save`` file, memory-mapped if possible.
+
+    Raises ValueError if corrupted.
+    """
     try:
-        content = torch.load(path, map_location=device, mmap=zipfile.is_zipfile(path), weights_only=True)
+        content = torch.load(
+            path, map_location=device, mmap=zipfile.is_zipfile(path), weights_only=True
+        )
         content = content.get("state_dict", content)
-    except (OSError, RuntimeError, EOFError, ValueError, AttributeError, pickle.UnpicklingError) as error:
+    except (
+        OSError,
+        RuntimeError,
+        EOFError,
+        ValueError,
+        AttributeError,
+        pickle.UnpicklingError,
+    ) as error:
         raise ValueError(
-            f"{label}: {path} is missing, truncated, a git-lfs pointer or not a weight file ({error})"
+            f"{label}: {path} is missing, truncated, a git-lfs pointer or not a weight file "
+            f"({error})"
         ) from error
     if isinstance(content, dict) and all(isinstance(tensor, Tensor) for tensor in content.values()):
         return content
@@ -183,7 +264,9 @@ def read_pickle(path: Path, label: str, *, device: str | torch.device = "cpu") -
 
 
 def size_of(folder: Path) -> int:
-    """Return the size of a folder in bytes, without hidden files such as those of unfinished downloads."""
+    """Return the size of a folder in bytes, without hidden files such as those of unfinished
+    downloads.
+    """
     files = (folder / name for name in glob.glob("**", root_dir=folder, recursive=True))
     return sum(file.stat().st_size for file in files if file.is_file())
 
@@ -209,6 +292,8 @@ def with_label(folder: Folder, problems: list[str]) -> list[str]:
 
 
 def truncate(problems: list[str]) -> list[str]:
-    """Return the first problems and a count of the rest: a wrong checkpoint may differ in a thousand tensors."""
+    """Return the first problems and a count of the rest: a wrong checkpoint may differ in a
+    thousand tensors.
+    """
     more = len(problems) - _NUM_PROBLEMS_SHOWN
     return problems if more <= 0 else [*problems[:_NUM_PROBLEMS_SHOWN], f"and {more} more"]

@@ -1,7 +1,7 @@
 """Encoding of prompts and reference images to conditions, whose distinct parts are encoded once.
 
-An encoder is loaded when it is first needed. Encoded parts stay on disk with a `PartStore`, else in memory, of which
-they use at most 1 GiB: about 700 prompts of 200 tokens with 3584 channels.
+An encoder is loaded when it is first needed. Encoded parts stay on disk with a `PartStore`, else in
+memory, of which they use at most 1 GiB: about 700 prompts of 200 tokens with 3584 channels.
 """
 
 import functools
@@ -30,7 +30,10 @@ MAX_CACHE_BYTES = 2**30  # of the parts in memory, in each process
 
 
 class PartCache:
-    """Encoded parts in memory. Above ``max_bytes``, those that have not been used for longest are dropped."""
+    """Encoded parts in memory.
+
+    Above ``max_bytes``, those that have not been used for longest are dropped.
+    """
 
     def __init__(self, max_bytes: int = MAX_CACHE_BYTES):
         self.max_bytes = max_bytes
@@ -58,7 +61,8 @@ class PartStore:
         self.patience_s = 0.0  # how long `get` waits for a file
 
     def get(self, key: str) -> Encoded | None:
-        """Return the part, or None if it is not stored or its file is corrupted (it is then encoded again).
+        """Return the part, or None if it is not stored or its file is corrupted (it is then encoded
+        again).
 
         With ``patience_s``, a part that is not there yet is looked up again for so long.
         """
@@ -82,7 +86,8 @@ class PartStore:
 class ConditionEncoder:
     """Encoder of requests to conditions on the CPU, in ``dtype``.
 
-    ``load`` returns the encoder of one of the ``parts``; ``identity`` distinguishes encoders in a shared store.
+    ``load`` returns the encoder of one of the ``parts``; ``identity`` distinguishes encoders in a
+    shared store.
     """
 
     def __init__(
@@ -100,10 +105,17 @@ class ConditionEncoder:
         self.store: PartStore | PartCache = PartCache() if store is None else store
 
     def __call__(self, requests: list[Request], *, height: int = 0, width: int = 0) -> Conditions:
-        """Return one condition per request, one object for equal requests. Images are fitted to the size in pixels."""
+        """Return one condition per request, one object for equal requests.
+
+        Images are fitted to the size in pixels.
+        """
         found: dict[Request, dict[str, Encoded]] = {request: {} for request in requests}
         for part in self.parts:
-            contents = {request: content for request in found if (content := part.content(request)) is not None}
+            contents = {
+                request: content
+                for request in found
+                if (content := part.content(request)) is not None
+            }
             encoded = self._encode(part, list(dict.fromkeys(contents.values())), height, width)
             for request, content in contents.items():
                 found[request][part.kind] = encoded[content]
@@ -116,14 +128,22 @@ class ConditionEncoder:
         gc.collect()
 
     def expect_stored(self, patience_s: float = 10.0) -> None:
-        """Wait so long for a part that is not on disk: another node has stored it, and NFS may show it late."""
+        """Wait so long for a part that is not on disk: another node has stored it, and NFS may show
+        it late.
+        """
         if isinstance(self.store, PartStore):
             self.store.patience_s = patience_s
 
-    def _encode(self, part: Part, contents: list[str], height: int, width: int) -> dict[str, Encoded]:
-        """Return the encoded parts by content; those that are not stored are encoded in one batch."""
+    def _encode(
+        self, part: Part, contents: list[str], height: int, width: int
+    ) -> dict[str, Encoded]:
+        """Return the encoded parts by content; those that are not stored are encoded in
+        one batch.
+        """
         keys = {
-            content: self._key(part.kind, f"{height} x {width} {_file_hash(content)}" if part.is_file else content)
+            content: self._key(
+                part.kind, f"{height} x {width} {_file_hash(content)}" if part.is_file else content
+            )
             for content in contents
         }
         known = {content: self.store.get(key) for content, key in keys.items()}
@@ -132,7 +152,10 @@ class ConditionEncoder:
                 self._loaded[part.kind] = self._load(part)
             for content, encoded in zip(missing, self._loaded[part.kind](missing, height, width)):
                 # Image latents are combined with the sampled latents, which stay float32.
-                part = {name: x if name == "latents" else x.to(self.dtype) for name, x in encoded.items()}
+                part = {
+                    name: x if name == "latents" else x.to(self.dtype)
+                    for name, x in encoded.items()
+                }
                 known[content] = self.store[keys[content]] = part
         return known
 

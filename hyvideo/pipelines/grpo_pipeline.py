@@ -1,7 +1,7 @@
 """Sampling and decoding: one sampler for rollouts (SDE), and for validation and generation (ODE).
 
-The policy is the guided model: rollout, update and anchor use the velocity after guidance, the anchor with
-``anchor_cfg_scale`` if it is set. Latents are float32 for every model precision.
+The policy is the guided model: rollout, update and anchor use the velocity after guidance, the
+anchor with ``anchor_cfg_scale`` if it is set. Latents are float32 for every model precision.
 """
 
 import copy
@@ -22,19 +22,23 @@ from hyvideo.models.gradient_mode import graphs_of_training
 from hyvideo.models.offload import device_of, on_device
 from hyvideo.schedulers.schedule import Schedule, Step, filled
 
-Times = list[tuple[float, float | None]]  # of each sample: timestep at which its step begins, and ends or None
+# of each sample: timestep at which its step begins, and ends or None
+Times = list[tuple[float, float | None]]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
 class Trajectories:
-    """Latents and log-probabilities of a sampled batch, from which `replay` can recompute every step."""
+    """Latents and log-probabilities of a sampled batch, from which `replay` can recompute every
+    step.
+    """
 
-    # (batch, steps + 1, channels, frames, height, width), from noise to final latents; if not all are kept, only the
-    # noise, the latents after the first step and the final latents.
+    # (batch, steps + 1, channels, frames, height, width), from noise to final latents; if not all
+    # are kept, only the noise, the latents after the first step and the final latents.
     latents: Tensor
     log_probs: Tensor  # (batch, steps), 0 at deterministic steps
-    # (batch, stored steps, channels, frames, height, width), means of the sampled transitions; None if not stored
+    # (batch, stored steps, channels, frames, height, width), means of the sampled transitions; None
+    # if not stored
     means: Tensor | None = None
 
     @property
@@ -63,9 +67,11 @@ class SamplerSettings:
 
 
 class GRPOPipeline:
-    """Transformer and VAE of a run, with sampling, replay and decoding; independent of ranks and training.
+    """Transformer and VAE of a run, with sampling, replay and decoding; independent of ranks and
+    training.
 
-    ``negative`` is the condition of the negative prompt; ``compute_dtype`` is the transformer's dtype under autocast.
+    ``negative`` is the condition of the negative prompt; ``compute_dtype`` is the transformer's
+    dtype under autocast.
     """
 
     def __init__(
@@ -78,13 +84,16 @@ class GRPOPipeline:
         compute_dtype: torch.dtype = torch.float32,
     ):
         if sampling.guidance_scale > 1 and negative is None:
-            raise ValueError(f"guidance_scale {sampling.guidance_scale} needs the condition of a negative prompt")
+            raise ValueError(
+                f"guidance_scale {sampling.guidance_scale} needs the condition of a negative prompt"
+            )
         self.transformer = transformer
         self.vae = vae
         self.sampling = sampling
         self.negative = negative
         self.compute_dtype = compute_dtype
-        self.samples_in_gradient_mode = False  # also without gradient, compiled blocks run the graphs of training
+        # also without gradient, compiled blocks run the graphs of training
+        self.samples_in_gradient_mode = False
         self.with_progress = iter  # wraps the loop over steps, e.g. in a progress bar
         self.tiles = None  # decodes tile by tile, perhaps on several ranks
 
@@ -121,9 +130,12 @@ class GRPOPipeline:
 
         Args:
             noise: Initial latents. Shape: (batch, channels, frames, height, width).
-            step_noise: Function from a stochastic step to its noise, of the same shape. None for an ODE.
-            mean_steps: Steps whose means are stored, in this order, on the CPU. Shape: (batch, stored steps).
-            keeps_all: Keep the latents after every step; False keeps those after the first and the last one.
+            step_noise: Function from a stochastic step to its noise, of the same shape. None for an
+                ODE.
+            mean_steps: Steps whose means are stored, in this order, on the CPU. Shape: (batch,
+                stored steps).
+            keeps_all: Keep the latents after every step; False keeps those after the first and the
+                last one.
         """
         latents = [noise.float()]
         log_probs = []
@@ -169,12 +181,18 @@ class GRPOPipeline:
             yield step
 
     def replay(
-        self, sample: Tensor, outcome: Tensor, schedule: Schedule, steps: list[int], conditions: Conditions
+        self,
+        sample: Tensor,
+        outcome: Tensor,
+        schedule: Schedule,
+        steps: list[int],
+        conditions: Conditions,
     ) -> Step:
-        """Return stored transitions, scored under the current weights of the transformer (policy or anchor).
+        """Return stored transitions, scored under the current weights of the transformer (policy or
+        anchor).
 
-        ``steps`` has the step of each sample. Shape of the latents before and after it: (batch, channels, frames,
-        height, width).
+        ``steps`` has the step of each sample. Shape of the latents before and after it: (batch,
+        channels, frames, height, width).
         """
         velocity = self.velocity_at_steps(sample, schedule, steps, conditions)
         return schedule.score(velocity, sample, steps, outcome)
@@ -182,17 +200,27 @@ class GRPOPipeline:
     def velocity_at_steps(
         self, latents: Tensor, schedule: Schedule, steps: list[int], conditions: Conditions
     ) -> Tensor:
-        """Return the guided velocity of each sample at its step of the schedule. Shape: that of ``latents``."""
+        """Return the guided velocity of each sample at its step of the schedule.
+
+        Shape: that of ``latents``.
+        """
         return self._guided_velocity(latents, self._times(schedule, steps), conditions)
 
     @torch.no_grad()
     def mean_velocity(
-        self, latents: Tensor, schedule: Schedule, starts: list[int], num_steps: int, conditions: Conditions
+        self,
+        latents: Tensor,
+        schedule: Schedule,
+        starts: list[int],
+        num_steps: int,
+        conditions: Conditions,
     ) -> Tensor:
-        """Return the mean guided velocity of ``num_steps`` ODE steps, weighted by their widths, without gradient.
+        """Return the mean guided velocity of ``num_steps`` ODE steps, weighted by their widths,
+        without gradient.
 
-        It is the difference of the latents after and before these steps, divided by that of the levels; with one step
-        it is exactly the velocity. ``starts`` has the first step of each sample. Shape: that of ``latents``.
+        It is the difference of the latents after and before these steps, divided by that of the
+        levels; with one step it is exactly the velocity. ``starts`` has the first step of each
+        sample. Shape: that of ``latents``.
         """
         sample = latents.float()
         mean = torch.zeros_like(sample)
@@ -200,28 +228,37 @@ class GRPOPipeline:
         for number in range(num_steps):
             steps = [start + number for start in starts]
             velocity = self.velocity_at_steps(sample, schedule, steps, conditions)
-            shares = [(schedule.levels[step] - schedule.levels[step + 1]) / width for step, width in zip(steps, widths)]
+            shares = [
+                (schedule.levels[step] - schedule.levels[step + 1]) / width
+                for step, width in zip(steps, widths)
+            ]
             mean = mean + filled(shares, sample.device).view(-1, 1, 1, 1, 1) * velocity
             sample = schedule.means(velocity, sample, steps)
         return mean
 
     def velocity(self, latents: Tensor, timestep: Tensor, conditions: Conditions) -> Tensor:
-        """Return the guided velocity ``v_negative + scale (v - v_negative)``, or ``v`` without guidance, in float32.
+        """Return the guided velocity ``v_negative + scale (v - v_negative)``, or ``v`` without
+        guidance, in float32.
 
-        Timesteps need not be those of a schedule. Step-distilled models, which also read where a step ends, need one:
-        see `velocity_at_steps`.
+        Timesteps need not be those of a schedule. Step-distilled models, which also read where a
+        step ends, need one: see `velocity_at_steps`.
 
-        Shapes: latents (batch, channels, frames, height, width); timesteps ``1000 sigma`` (batch,), on the CPU.
+        Shapes: latents (batch, channels, frames, height, width); timesteps ``1000 sigma`` (batch,),
+        on the CPU.
         """
         assert not self.transformer.reads_ends, "this transformer also reads where a step ends"
-        return self._guided_velocity(latents, [(start, None) for start in timestep.tolist()], conditions)
+        return self._guided_velocity(
+            latents, [(start, None) for start in timestep.tolist()], conditions
+        )
 
     def _guided_velocity(self, latents: Tensor, times: Times, conditions: Conditions) -> Tensor:
         """Return the guided velocity of each sample at its time: see `velocity`."""
         rows = [row for row, (start, _) in enumerate(times) if self.sampling.is_guided(start)]
         unconditional = conditions.select(rows).with_text_of(self.negative)
         stacked = torch.stack([*(latents[row] for row in rows), *latents])
-        stacked = self._forwards(stacked, [times[row] for row in rows] + times, unconditional + conditions)
+        stacked = self._forwards(
+            stacked, [times[row] for row in rows] + times, unconditional + conditions
+        )
         negatives, velocities = stacked[: len(rows)], list(stacked[len(rows) :])
         for row, negative in zip(rows, negatives):
             velocities[row] = negative + self.sampling.guidance_scale * (velocities[row] - negative)
@@ -229,7 +266,9 @@ class GRPOPipeline:
 
     @torch.no_grad()
     def prepare(self, times: Times) -> None:
-        """Compute what depends on the timesteps of the next forward passes alone, if the transformer caches it."""
+        """Compute what depends on the timesteps of the next forward passes alone, if the
+        transformer caches it.
+        """
         if cache := self.transformer.modulation_cache:
             with self._autocast(self.device):
                 cache.prepare(times)
@@ -239,34 +278,59 @@ class GRPOPipeline:
         self.prepare(self._times(schedule, range(len(schedule.transitions))))
 
     def num_forwards(self, timestep: Tensor) -> int:
-        """Return the number of forward passes that the velocities at these timesteps need. Shape: (batch,)."""
+        """Return the number of forward passes that the velocities at these timesteps need.
+
+        Shape: (batch,).
+        """
         return sum(1 + self.sampling.is_guided(time) for time in timestep.tolist())
 
     def _times(self, schedule: Schedule, steps: Sequence[int]) -> Times:
-        """Return the timesteps at which each sample's step begins and, for models that read it, ends."""
+        """Return the timesteps at which each sample's step begins and, for models that read it,
+        ends.
+        """
         starts = schedule.timesteps.tolist()
         ends = schedule.ends.tolist()
-        return [(starts[step], ends[step] if self.transformer.reads_ends else None) for step in steps]
+        return [
+            (starts[step], ends[step] if self.transformer.reads_ends else None) for step in steps
+        ]
 
     def _forwards(self, latents: Tensor, times: Times, conditions: Conditions) -> Tensor:
-        """Return the velocity of each sample, from one forward pass for all samples or one for each."""
+        """Return the velocity of each sample, from one forward pass for all samples or one for
+        each.
+        """
         if self.sampling.batched_forward or len(latents) == 1:
             return self._forward(latents, times, conditions)
         rows = range(len(latents))
-        return torch.cat([self._forward(latents[i : i + 1], times[i : i + 1], conditions.select([i]), i) for i in rows])
+        return torch.cat(
+            [
+                self._forward(latents[i : i + 1], times[i : i + 1], conditions.select([i]), i)
+                for i in rows
+            ]
+        )
 
-    def _forward(self, latents: Tensor, times: Times, conditions: Conditions, row: int = 0) -> Tensor:
+    def _forward(
+        self, latents: Tensor, times: Times, conditions: Conditions, row: int = 0
+    ) -> Tensor:
         """Return the velocities of one forward pass of the transformer."""
         if self.transformer.step_cache:
             self.transformer.step_cache.row = row
         timestep = filled([start for start, _ in times], latents.device)
-        ends = filled([end for _, end in times], latents.device) if self.transformer.reads_ends else None
+        ends = (
+            filled([end for _, end in times], latents.device)
+            if self.transformer.reads_ends
+            else None
+        )
         is_sampling = not torch.is_grad_enabled()
         needs_graphs = is_sampling and self.samples_in_gradient_mode
-        with self._autocast(latents.device), graphs_of_training(self.transformer) if needs_graphs else nullcontext():
+        with (
+            self._autocast(latents.device),
+            graphs_of_training(self.transformer) if needs_graphs else nullcontext(),
+        ):
             if modulation := self.transformer.modulation_cache:
                 modulation.select(times)
-            velocity = self.transformer(latents, timestep=timestep, conditions=conditions.samples, ends=ends)
+            velocity = self.transformer(
+                latents, timestep=timestep, conditions=conditions.samples, ends=ends
+            )
         return velocity.detach().float() if is_sampling else velocity.float()
 
     def _autocast(self, device: torch.device) -> AbstractContextManager:
@@ -277,20 +341,28 @@ class GRPOPipeline:
 
     @torch.no_grad()
     def decode(self, latents: Tensor, *, batch_size: int = 1) -> list[Tensor | None]:
-        """Return uint8 videos on the CPU, None for those with NaN or inf. Shapes: (frames, channels, height, width)."""
+        """Return uint8 videos on the CPU, None for those with NaN or inf.
+
+        Shapes: (frames, channels, height, width).
+        """
         videos: list[Tensor] = []
         finite: list[Tensor] = []
         with on_device(self.vae):
             for part in latents.split(batch_size):
-                decoded = decoding.decode(self.vae, self.latents.unscaled(part).to(self.vae.dtype), self.tiles)
+                decoded = decoding.decode(
+                    self.vae, self.latents.unscaled(part).to(self.vae.dtype), self.tiles
+                )
                 for video in decoded.transpose(1, 2):
                     finite.append(video.isfinite().all())
-                    videos.append(to_uint8(video).to("cpu", non_blocking=True))  # into pinned memory
-        are_finite = torch.stack(finite).tolist()  # the only synchronization; it also waits for the copies
+                    # into pinned memory
+                    videos.append(to_uint8(video).to("cpu", non_blocking=True))
+        # the only synchronization; it also waits for the copies
+        are_finite = torch.stack(finite).tolist()
         return [video if is_finite else None for video, is_finite in zip(videos, are_finite)]
 
     def decode_with_gradient(self, latents: Tensor) -> Tensor:
-        """Return videos in [-1, 1] with their gradient by the latents, on the VAE's device and in its precision.
+        """Return videos in [-1, 1] with their gradient by the latents, on the VAE's device and in
+        its precision.
 
         On a GPU, the decoder's features are computed again in the backward pass, tile by tile.
 
@@ -299,9 +371,17 @@ class GRPOPipeline:
         scaled = self.latents.unscaled(latents).to(self.vae.dtype)
         return decoding.decode_with_gradient(self.vae, scaled, recompute=latents.is_cuda)
 
-    def try_decoding(self, num_frames: int, height: int, width: int, *, batch_size: int = 1) -> None:
-        """Decode one tile of noise on a GPU, so that a lack of memory shows before the first video is sampled."""
+    def try_decoding(
+        self, num_frames: int, height: int, width: int, *, batch_size: int = 1
+    ) -> None:
+        """Decode one tile of noise on a GPU, so that a lack of memory shows before the first video
+        is sampled.
+        """
         if self.device.type == "cuda":
             tile = decoding.tile_size_of(self.vae)
-            shape = self.latent_shape(num_frames, *(min(tile or side, side) for side in (height, width)))
-            self.decode(normal((batch_size, *shape), 0, "tile").to(self.device), batch_size=batch_size)
+            shape = self.latent_shape(
+                num_frames, *(min(tile or side, side) for side in (height, width))
+            )
+            self.decode(
+                normal((batch_size, *shape), 0, "tile").to(self.device), batch_size=batch_size
+            )

@@ -1,6 +1,7 @@
 """Bytes of activations on one rank: tokens x width x bytes x number of such tensors per block.
 
-Sequence parallelism splits the image tokens over ranks; inside attention every rank has all tokens of some heads.
+Sequence parallelism splits the image tokens over ranks; inside attention every rank has all tokens
+of some heads.
 """
 
 import math
@@ -14,9 +15,13 @@ def tokens_outside_attention(run: PlannedRun) -> float:
 
 
 def tokens_inside_attention(run: PlannedRun) -> float:
-    """Return the tokens of a sample inside attention: all of them, times the share of heads of the first rank."""
+    """Return the tokens of a sample inside attention: all of them, times the share of heads of the
+    first rank.
+    """
     heads = run.architecture.num_attention_heads
-    return (run.image_tokens + run.block_text_tokens) * (math.ceil(heads / run.settings.sp_size) / heads)
+    return (run.image_tokens + run.block_text_tokens) * (
+        math.ceil(heads / run.settings.sp_size) / heads
+    )
 
 
 def kept_bytes(run: PlannedRun) -> float:
@@ -32,7 +37,9 @@ def kept_bytes(run: PlannedRun) -> float:
 
 
 def block_bytes(run: PlannedRun) -> float:
-    """Return the additional bytes of the backward pass of one block: recomputed activations and gradients."""
+    """Return the additional bytes of the backward pass of one block: recomputed activations and
+    gradients.
+    """
     widths = run.architecture.backward_widths + _adapted_widths(run)
     if run.checkpointing != "none":
         widths += run.architecture.saved_widths
@@ -41,7 +48,9 @@ def block_bytes(run: PlannedRun) -> float:
 
 
 def inference_bytes(run: PlannedRun, samples: int) -> float:
-    """Return the peak bytes of a forward pass without gradient, in the MLP or attention, for ``samples`` videos."""
+    """Return the peak bytes of a forward pass without gradient, in the MLP or attention, for
+    ``samples`` videos.
+    """
     widths = run.architecture.inference_widths + _adapted_widths(run)
     return run.samples_at_once(samples) * tokens_outside_attention(run) * widths * _width_bytes(run)
 

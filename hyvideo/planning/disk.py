@@ -11,13 +11,16 @@ from hyvideo.planning.persistent import optimizer_bytes, trained_bytes
 from hyvideo.planning.phases import GIB
 from hyvideo.planning.planned_run import PlannedRun
 
-_BITS_PER_PIXEL = 0.25  # of H.264 at its default quality; videos with little noise need less than half of it
+# of H.264 at its default quality; videos with little noise need less than half of it
+_BITS_PER_PIXEL = 0.25
 _LOG_BYTES = 2e4  # per iteration: metrics, TensorBoard and scores
 _REPORT_BYTES = 1e7  # report.html and its pictures
 
 
 def checkpoint_bytes(run: PlannedRun) -> float:
-    """Return the largest size of a checkpoint in bytes: weights, optimizer state, anchor and EMA."""
+    """Return the largest size of a checkpoint in bytes: weights, optimizer state, anchor
+    and EMA.
+    """
     copies = 1
     if run.config.needs_anchor:
         copies += 1
@@ -32,7 +35,9 @@ def rank_checkpoint_bytes(run: PlannedRun) -> float:
 
 
 def max_checkpoints(run: PlannedRun) -> int:
-    """Return the largest number of checkpoints on disk: those that are kept, and the one being written."""
+    """Return the largest number of checkpoints on disk: those that are kept, and the one being
+    written.
+    """
     record, steps = run.config.record, run.settings.max_steps
     every = record.keep_every if record.save_total_limit else 1
     kept = steps // every if every else 0
@@ -40,7 +45,9 @@ def max_checkpoints(run: PlannedRun) -> int:
 
 
 def num_saves(run: PlannedRun) -> int:
-    """Return the largest number of checkpoints that a run writes, by ``save_interval`` and ``save_minutes``."""
+    """Return the largest number of checkpoints that a run writes, by ``save_interval`` and
+    ``save_minutes``.
+    """
     record, steps = run.config.record, run.settings.max_steps
     by_interval = math.ceil(steps / record.save_interval)
     if not record.save_minutes:
@@ -64,8 +71,12 @@ def disk_bytes(run: PlannedRun) -> dict[str, float]:
 def video_bytes(run: PlannedRun) -> float:
     """Return the bytes of the saved videos of rollouts and validations."""
     record, config = run.config.record, run.config
-    iterations = run.settings.max_steps // record.log_video_interval if record.log_video_interval else 0
-    pixels = iterations * math.prod(config.rollout_size) + run.num_validations * math.prod(config.validation_size)
+    iterations = (
+        run.settings.max_steps // record.log_video_interval if record.log_video_interval else 0
+    )
+    pixels = iterations * math.prod(config.rollout_size) + run.num_validations * math.prod(
+        config.validation_size
+    )
     return record.log_num_videos * pixels * _BITS_PER_PIXEL / 8
 
 
@@ -79,16 +90,22 @@ def encoded_bytes(run: PlannedRun) -> float:
 def check_room(run: PlannedRun) -> None:
     """Warn on stderr if ``output_dir`` lacks space for the whole run.
 
-    Raises ValueError if it lacks space for one checkpoint and the encoded prompts. Videos and logs only grow over the
-    run, and training continues without them if the disk is full.
+    Raises ValueError if it lacks space for one checkpoint and the encoded prompts. Videos and logs
+    only grow over the run, and training continues without them if the disk is full.
     """
     folder, each = Path(run.settings.output_dir), checkpoint_bytes(run)
-    free, more = free_disk(folder), max(1, max_checkpoints(run) - len(list(folder.glob("checkpoints/[0-9]*"))))
+    free, more = (
+        free_disk(folder),
+        max(1, max_checkpoints(run) - len(list(folder.glob("checkpoints/[0-9]*")))),
+    )
     others = sum(size for kind, size in disk_bytes(run).items() if kind != "checkpoints")
     rule = (
-        f"output_dir must have room for {more} more checkpoints of {each / GIB:.1f} GiB and {others / GIB:.1f} GiB of "
-        f"videos, encoded prompts and logs, {(more * each + others) / GIB:.1f} GiB in all, got {quote(folder)} with "
-        f"{free / GIB:.1f} GiB free; free some space, lower save_total_limit (now {run.settings.save_total_limit}), or "
+        f"output_dir must have room for {more} more checkpoints of {each / GIB:.1f} GiB and "
+        f"{others / GIB:.1f} GiB of "
+        f"videos, encoded prompts and logs, {(more * each + others) / GIB:.1f} GiB in all, got "
+        f"{quote(folder)} with "
+        f"{free / GIB:.1f} GiB free; free some space, lower save_total_limit (now "
+        f"{run.settings.save_total_limit}), or "
         "use another output_dir"
     )
     if free < each + encoded_bytes(run):

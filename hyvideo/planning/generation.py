@@ -2,9 +2,9 @@
 
     encode -> sample -> decode
 
-With ``offloading`` each phase holds only the models that it uses. With ``group_offloading`` the blocks of
-the transformer come one after another: that in use and the next one (``overlap_group_offloading``), or four at a time.
-The language model then has one layer on the GPU.
+With ``offloading`` each phase holds only the models that it uses. With ``group_offloading`` the
+blocks of the transformer come one after another: that in use and the next one
+(``overlap_group_offloading``), or four at a time. The language model then has one layer on the GPU.
 """
 
 from hyvideo.config.offloading import Offloading
@@ -18,7 +18,9 @@ from hyvideo.planning.report import command, memory_table, video_row
 
 
 def ways(overlap: bool = True) -> list[Offloading]:
-    """Return the ways of offloading, the fastest first; in groups with the given ``overlap_group_offloading``."""
+    """Return the ways of offloading, the fastest first; in groups with the given
+    ``overlap_group_offloading``.
+    """
     return [Offloading(False, False), Offloading(True, False), Offloading(True, True, overlap)]
 
 
@@ -27,7 +29,8 @@ def generation_memory(run: PlannedRun, way: Offloading) -> Memory:
     model, settings = run.architecture, run.settings
     parameters = model.parameters
     if way.group_offloading:
-        blocks = 2 if way.overlap_group_offloading else way.blocks_per_group  # with overlap, the next block too
+        # with overlap, the next block too
+        blocks = 2 if way.overlap_group_offloading else way.blocks_per_group
         parameters = model.root_parameters + blocks * model.block_parameters
     vae = {"VAE": model.vae_parameters * BYTES[settings.vae_dtype]}
     transformer = {"transformer": parameters * run.compute_bytes}
@@ -44,14 +47,23 @@ def generation_memory(run: PlannedRun, way: Offloading) -> Memory:
 
 
 def fastest_way(run: PlannedRun, overlap: bool = True) -> tuple[PlannedRun, Offloading] | None:
-    """Return the fastest way of offloading that fits the GPU, with smaller tiles if necessary; None if none fits."""
-    small = run.with_settings(vae_tile_size=min(SMALL_TILE, run.settings.vae_tile_size or SMALL_TILE))
+    """Return the fastest way of offloading that fits the GPU, with smaller tiles if necessary; None
+    if none fits.
+    """
+    small = run.with_settings(
+        vae_tile_size=min(SMALL_TILE, run.settings.vae_tile_size or SMALL_TILE)
+    )
     choices = ((tiled, way) for tiled in (run, small) for way in ways(overlap))
-    return next((found for found in choices if generation_memory(*found).fits(run.hardware.gpu_memory)), None)
+    return next(
+        (found for found in choices if generation_memory(*found).fits(run.hardware.gpu_memory)),
+        None,
+    )
 
 
 def generation_report(run: PlannedRun, words: list[str], overlap: bool = True) -> str:
-    """Return the memory of generate.py with the flags ``words``, and the command that fits the GPU."""
+    """Return the memory of generate.py with the flags ``words``, and the command that fits the
+    GPU.
+    """
     found = fastest_way(run, overlap)
     planned, way = found or (run, ways(overlap)[-1])
     counted = generation_memory(planned, way)
@@ -64,7 +76,9 @@ def generation_report(run: PlannedRun, words: list[str], overlap: bool = True) -
     lines = [*lines_of(rows), "", *memory_table(counted), ""]
     size = f"{counted.needed_gib:.1f} of {gpu_memory:g} GiB"
     if found is None:
-        lines.append(f"too large: {size}; no known change makes it fit; use fewer frames or a smaller size")
+        lines.append(
+            f"too large: {size}; no known change makes it fit; use fewer frames or a smaller size"
+        )
         return "\n".join(lines)
     change = {"offloading": way.offloading, "group_offloading": way.group_offloading}
     tile = planned.settings.vae_tile_size

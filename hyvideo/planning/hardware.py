@@ -20,16 +20,21 @@ def _assumed(value: float, sentence: str) -> Any:
 
 @dataclass(frozen=True)
 class Hardware:
-    """Memory, rates and links of a GPU, assumed; defaults: an H100 or H800 with a 400 Gbit/s network card."""
+    """Memory, rates and links of a GPU, assumed; defaults: an H100 or H800 with a 400 Gbit/s
+    network card.
+    """
 
     gpu_memory: float = _assumed(_DEFAULT["gpu_memory"], "memory of one GPU in GiB")
     rate: float = _assumed(
-        _DEFAULT["rate"], "TFLOP/s of one GPU in bf16 matrix products; scales attention and decoding"
+        _DEFAULT["rate"],
+        "TFLOP/s of one GPU in bf16 matrix products; scales attention and decoding",
     )
     bandwidth: float = _assumed(0.0, "TB/s of one GPU's memory; 0 scales an H100's by the rate")
     gpus_per_node: int = _assumed(8, "GPUs per node")
     link: float = _assumed(_DEFAULT["link"], "GB/s that a GPU receives from other GPUs of its node")
-    network: float = _assumed(50.0, "GB/s that a node receives from other nodes, per GPU of the node")
+    network: float = _assumed(
+        50.0, "GB/s that a node receives from other nodes, per GPU of the node"
+    )
     pcie: float = _assumed(_DEFAULT["pcie"], "GB/s of copies between a GPU and pinned host memory")
 
     @property
@@ -41,10 +46,14 @@ class Hardware:
     def name(self) -> str:
         """Name of the GPU with these rates; empty if the table has none."""
         rates = self.rate, self.memory_rate
-        return next((name for name, gpu in GPUS.items() if (gpu["rate"], gpu["bandwidth"]) == rates), "")
+        return next(
+            (name for name, gpu in GPUS.items() if (gpu["rate"], gpu["bandwidth"]) == rates), ""
+        )
 
     def seconds(self, kind: str, amount: float) -> float:
-        """Return the seconds for an amount of FLOPs, or of bytes that memory-bound kernels read and write."""
+        """Return the seconds for an amount of FLOPs, or of bytes that memory-bound kernels read and
+        write.
+        """
         if kind == "memory":
             return amount / (self.memory_rate * 1e12)
         return amount / (_H100[kind] * 1e12 * self.rate / _H100["products"])
@@ -55,18 +64,24 @@ class Hardware:
 
 
 def hardware_of(name: str) -> Hardware:
-    """Return the hardware of a GPU by its name in the table or in torch. Raises ValueError for an unknown one."""
+    """Return the hardware of a GPU by its name in the table or in torch.
+
+    Raises ValueError for an unknown one.
+    """
     wanted = _simplified(name)
     for known, gpu in GPUS.items():
         if wanted == _simplified(known) or re.fullmatch(gpu["device"], name):
             return replace(Hardware(), **{key: gpu[key] for key in _RATES})
     raise ValueError(
-        f"gpu must be one of {', '.join(GPUS)}, got {name!r}; for another GPU, set --gpu_memory, --rate and --bandwidth"
+        f"gpu must be one of {', '.join(GPUS)}, got {name!r}; for another GPU, set --gpu_memory, "
+        "--rate and --bandwidth"
     )
 
 
 def gpu_rates(device_name: str) -> tuple[float, float]:
-    """Return the peak and the assumed rate of a GPU, in TFLOP/s; 0 for one that is not in the table."""
+    """Return the peak and the assumed rate of a GPU, in TFLOP/s; 0 for one that is not in the
+    table.
+    """
     for gpu in GPUS.values():
         if re.fullmatch(gpu["device"], device_name):
             return gpu["peak"], gpu["rate"]

@@ -5,7 +5,12 @@ from dataclasses import replace
 from hyvideo.config.run_inputs import RunInputs
 from hyvideo.data.text import Row, counted, lines_of
 from hyvideo.planning.cost import duration, forwards_per_rollout
-from hyvideo.planning.disk import checkpoint_bytes, disk_bytes, max_checkpoints, rank_checkpoint_bytes
+from hyvideo.planning.disk import (
+    checkpoint_bytes,
+    disk_bytes,
+    max_checkpoints,
+    rank_checkpoint_bytes,
+)
 from hyvideo.planning.hardware import SLOWER, Hardware, gpu_rates, hardware_of
 from hyvideo.planning.persistent import pinned_bytes
 from hyvideo.planning.phases import GIB, memory, resolve_auto
@@ -15,7 +20,8 @@ from hyvideo.planning.whole_run import WholeRun, slower_hardware, whole_run
 MAX_VALIDATION_SHARE = 0.2  # of a run's time, above which the plan warns
 _DAY = 86400.0  # seconds
 _WEEK = 7 * _DAY  # a longer run gets a warning
-# Runs of the miniature on two idle CPU cores, measured: seconds of the start, and of a forward pass.
+# Runs of the miniature on two idle CPU cores, measured: seconds of the start, and of a forward
+# pass.
 _MINIATURE_START = 30.0
 _MINIATURE_FORWARD = 0.0024
 
@@ -23,7 +29,8 @@ _MINIATURE_FORWARD = 0.0024
 def start_lines(
     inputs: RunInputs, device: str, gpu_memory: float = Hardware.gpu_memory, device_name: str = ""
 ) -> list[str]:
-    """Return lines on cost, checkpointing, length and checkpoints of a run; empty if a file for them is missing.
+    """Return lines on cost, checkpointing, length and checkpoints of a run; empty if a file for
+    them is missing.
 
     ``device_name`` is torch's name of the GPU; an unknown one counts as an H100.
     """
@@ -47,7 +54,10 @@ def start_rows(run: PlannedRun) -> list[Row]:
     if run.config.model.device == "cpu" or run.checkpointing == "none":
         return rows
     chosen = resolve_auto(run)
-    text = f"{chosen.checkpointing}: {memory(chosen).needed_gib:.1f} of {run.hardware.gpu_memory:.4g} GiB"
+    text = (
+        f"{chosen.checkpointing}: {memory(chosen).needed_gib:.1f} of "
+        f"{run.hardware.gpu_memory:.4g} GiB"
+    )
     if chosen.checkpointing == "full":
         selective = run.with_settings(activation_checkpointing="selective")
         text += f"; selective is faster but needs {memory(selective).needed_gib:.1f} GiB"
@@ -56,8 +66,9 @@ def start_rows(run: PlannedRun) -> list[Row]:
 
 
 def length_rows(run: PlannedRun) -> list[Row]:
-    """Return rows on the length of a run, its disk space and host memory: hours of a released model on GPUs, else
-    forward passes."""
+    """Return rows on the length of a run, its disk space and host memory: hours of a released model
+    on GPUs, else forward passes.
+    """
     length = whole_run(run)
     if not run.is_timed:
         return [("whole run", _forward_passes(run, length))]
@@ -96,7 +107,9 @@ def _hours(run: PlannedRun, length: WholeRun) -> str:
     """Return the terms of the length of a run, and their sum."""
     text = f"{counted(length.iterations, 'iteration')} x {length.iteration_seconds:,.0f} s"
     if run.validation:
-        text += f" + {counted(length.validations, 'validation')} x {length.validation_seconds:,.0f} s"
+        text += (
+            f" + {counted(length.validations, 'validation')} x {length.validation_seconds:,.0f} s"
+        )
         text += f" ({counted(length.validation_videos, 'video')} each)"
     if length.saves:
         text += f" + {counted(length.saves, 'checkpoint')} x {length.save_seconds:.0f} s"
@@ -141,11 +154,17 @@ def _validation(run: PlannedRun, length: WholeRun) -> list[Row]:
     """Return the share of the validations in the run, with a warning if it is large."""
     record = run.config.record
     share = f"{100 * length.validation_share:.0f} % of the run"
-    rows = [("validation", f"{share}: {record.validation_steps} steps for {_size(run.config.validation_size)}")]
+    rows = [
+        (
+            "validation",
+            f"{share}: {record.validation_steps} steps for {_size(run.config.validation_size)}",
+        )
+    ]
     if length.validation_share > MAX_VALIDATION_SHARE:
         warning = (
             f"WARNING: above {100 * MAX_VALIDATION_SHARE:.0f} %; "
-            f"raise validation_interval (now {record.validation_interval}), lower validation_steps, "
+            f"raise validation_interval (now {record.validation_interval}), lower "
+            "validation_steps, "
             f"or validate at the size of the rollouts, {_size(run.config.rollout_size)}"
         )
         rows.append(("", warning))
@@ -170,7 +189,9 @@ def _checkpoints(run: PlannedRun, length: WholeRun) -> str:
 
 
 def _host_memory(run: PlannedRun) -> str:
-    """Return the pinned memory of a node, if any, and that of the copy from which a checkpoint is written."""
+    """Return the pinned memory of a node, if any, and that of the copy from which a checkpoint is
+    written.
+    """
     num_local = min(run.world_size, run.hardware.gpus_per_node)
     pinned = [f"{item} {_gib(num_local * size / GIB)}" for item, size in pinned_bytes(run).items()]
     before = f"{', '.join(pinned)} GiB per node, pinned; " if pinned else ""

@@ -1,4 +1,5 @@
-"""Seconds of an iteration outside of sampling, training passes, decoding and scoring, and of saving.
+"""Seconds of an iteration outside of sampling, training passes, decoding and scoring, and of
+saving.
 
     AdamW       reads and writes parameters and moments, after the gradients' norm and clipping
     Muon        five Newton-Schulz steps on every matrix, on every rank, after gathering it
@@ -6,8 +7,8 @@
     anchor      its weights are swapped in before its forward passes, and out after them
     check       two forward passes of nft, in one of ``gate_interval`` iterations
 
-Offloaded copies cross PCIe from and to pinned memory. A checkpoint is copied to pageable memory before it is written in
-the background.
+Offloaded copies cross PCIe from and to pinned memory. A checkpoint is copied to pageable memory
+before it is written in the background.
 """
 
 import math
@@ -16,17 +17,19 @@ from hyvideo.planning.network import Group
 from hyvideo.planning.persistent import trained_bytes, trained_parameters
 from hyvideo.planning.planned_run import PlannedRun
 
-# Passes over the trained weights of a rank: AdamW reads four tensors and writes three; the gradients are read for their
-# norm, and read and written by clipping.
+# Passes over the trained weights of a rank: AdamW reads four tensors and writes three; the
+# gradients are read for their norm, and read and written by clipping.
 _ADAM_PASSES = 7 + 3
 _EMA_PASSES = 8  # interpolation, and the check that it moved towards the policy
 _SWAP_PASSES = 6  # a temporary copy and two copies, read and written
 _NEWTON_SCHULZ_STEPS = 5
-# FLOPs of a step per parameter and row: four for the square of a matrix and the product with it, and 2 x rows / columns
-# for the square's square. Hidden matrices are between square and four times wider than high.
+# FLOPs of a step per parameter and row: four for the square of a matrix and the product with it,
+# and 2 x rows / columns for the square's square. Hidden matrices are between square and four times
+# wider than high.
 _NEWTON_SCHULZ_FLOPS = 5
 _MUON_BYTES = 100  # per parameter, in the steps and around them; estimated
-_PAGEABLE = 3.0  # GB/s of copies from a GPU to pageable memory; published measurements have 2.6 to 6
+# GB/s of copies from a GPU to pageable memory; published measurements have 2.6 to 6
+_PAGEABLE = 3.0
 
 
 def optimizer_seconds(run: PlannedRun) -> float:
@@ -37,7 +40,9 @@ def optimizer_seconds(run: PlannedRun) -> float:
     seconds = hardware.seconds("memory", _ADAM_PASSES * by_adam * trained_bytes(run))
     if by_muon:
         rows = run.settings.lora_rank or run.architecture.width
-        seconds += hardware.seconds("products", _NEWTON_SCHULZ_STEPS * _NEWTON_SCHULZ_FLOPS * rows * by_muon)
+        seconds += hardware.seconds(
+            "products", _NEWTON_SCHULZ_STEPS * _NEWTON_SCHULZ_FLOPS * rows * by_muon
+        )
         seconds += hardware.seconds("memory", _MUON_BYTES * by_muon)
         shards = Group(run.num_shards, math.ceil(run.num_shards / hardware.gpus_per_node))
         seconds += shards.seconds(by_muon * run.master_bytes, hardware)

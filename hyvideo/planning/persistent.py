@@ -1,4 +1,6 @@
-"""Bytes that persist between passes: parameters, gradients, optimizer state, anchor, and the frozen models."""
+"""Bytes that persist between passes: parameters, gradients, optimizer state, anchor, and the frozen
+models.
+"""
 
 import math
 
@@ -27,14 +29,18 @@ def parameter_bytes(run: PlannedRun) -> float:
     model = run.architecture
     in_fp8 = model.matrix_parameters if run.settings.base_weight_dtype == "fp8" else 0
     on_cpu = model.modulation_parameters if run.caches_modulation else 0
-    frozen = in_fp8 * (1 + 4 / model.width) + (model.parameters - in_fp8 - on_cpu) * run.compute_bytes
+    frozen = (
+        in_fp8 * (1 + 4 / model.width) + (model.parameters - in_fp8 - on_cpu) * run.compute_bytes
+    )
     return trained_bytes(run) + frozen / run.num_shards
 
 
 def modulation_bytes(run: PlannedRun) -> float:
-    """Return the bytes of the cached outputs of the modulation layers: one value per row of them and timestep.
+    """Return the bytes of the cached outputs of the modulation layers: one value per row of them
+    and timestep.
 
-    The timesteps are the steps of a rollout or a validation, or the noise levels of an iteration of nft.
+    The timesteps are the steps of a rollout or a validation, or the noise levels of an iteration of
+    nft.
     """
     if not run.caches_modulation:
         return 0.0
@@ -51,7 +57,9 @@ def modulation_bytes(run: PlannedRun) -> float:
 
 
 def optimizer_bytes(run: PlannedRun) -> float:
-    """Return the bytes of the optimizer state: two moments of AdamW, one of Muon, in the precision of parameters."""
+    """Return the bytes of the optimizer state: two moments of AdamW, one of Muon, in the precision
+    of parameters.
+    """
     model = run.architecture
     hidden = 0.0 if run.settings.lora_rank else model.matrix_parameters / model.parameters
     by_muon = 1.0 if run.settings.muon_scope == "all" else hidden
@@ -59,14 +67,17 @@ def optimizer_bytes(run: PlannedRun) -> float:
 
 
 def working_weight_bytes(run: PlannedRun, *, with_gradient: bool) -> float:
-    """Return the bytes of gathered or cast weights, and of gradients before they are reduced to shards.
+    """Return the bytes of gathered or cast weights, and of gradients before they are reduced to
+    shards.
 
-    FSDP gathers the current block and the next, through a flat buffer, and keeps the root's parameters. The backward
-    pass adds the block's gradient and its float32 buffer. Without FSDP, autocast keeps a cast copy of every weight.
+    FSDP gathers the current block and the next, through a flat buffer, and keeps the root's
+    parameters. The backward pass adds the block's gradient and its float32 buffer. Without FSDP,
+    autocast keeps a cast copy of every weight.
     """
     model, settings = run.architecture, run.settings
     if settings.lora_rank and settings.base_weight_dtype == "fp8":
-        return 10 * model.hidden * model.width  # the largest matrix: two float32 copies and one in bf16
+        # the largest matrix: two float32 copies and one in bf16
+        return 10 * model.hidden * model.width
     if not settings.enable_fsdp:
         needs_cast = run.compute_bytes < run.master_bytes and not settings.lora_rank
         return model.parameters * run.compute_bytes if needs_cast else 0.0
@@ -78,10 +89,12 @@ def working_weight_bytes(run: PlannedRun, *, with_gradient: bool) -> float:
 
 
 def pinned_bytes(run: PlannedRun) -> dict[str, float]:
-    """Return the bytes of pinned CPU memory on a rank by item: what the GPU uses without storing it.
+    """Return the bytes of pinned CPU memory on a rank by item: what the GPU uses without storing
+    it.
 
-    torch rounds the size of each tensor up to a power of two. This matters for the modulation layers, whose matrices
-    of width 2048 become 4/3 times as large; most other matrices are powers of two.
+    torch rounds the size of each tensor up to a power of two. This matters for the modulation
+    layers, whose matrices of width 2048 become 4/3 times as large; most other matrices are powers
+    of two.
     """
     found: dict[str, float] = {}
     if run.settings.reference_mode_offload and run.config.needs_anchor:
@@ -105,7 +118,9 @@ def encoder_bytes(run: PlannedRun, *, in_groups: bool = False) -> float:
 
 def decoding_bytes(run: PlannedRun) -> float:
     videos, tile = run.settings.decode_batch_size, run.settings.vae_tile_size
-    return run.architecture.decoding_bytes(videos, run.config.rollout_size, tile, BYTES[run.settings.vae_dtype])
+    return run.architecture.decoding_bytes(
+        videos, run.config.rollout_size, tile, BYTES[run.settings.vae_dtype]
+    )
 
 
 def reward_gradient_bytes(run: PlannedRun) -> float:
@@ -116,12 +131,15 @@ def reward_gradient_bytes(run: PlannedRun) -> float:
 
 
 def trajectory_bytes(run: PlannedRun) -> float:
-    """Return the peak bytes of float32 trajectories: latents, means or nft's old velocities, and anchor means.
+    """Return the peak bytes of float32 trajectories: latents, means or nft's old velocities, and
+    anchor means.
 
-    Rollouts of nft keep three latents: the noise, those after the first step, and the final ones. With a reward
-    gradient, they keep the latents of all steps.
+    Rollouts of nft keep three latents: the noise, those after the first step, and the final ones.
+    With a reward gradient, they keep the latents of all steps.
     """
-    latent = run.architecture.out_channels * math.prod(run.architecture.latent_size(*run.config.rollout_size))
+    latent = run.architecture.out_channels * math.prod(
+        run.architecture.latent_size(*run.config.rollout_size)
+    )
     num_steps = run.settings.grpo_sampling_steps
     if run.config.uses_pairs:
         states = 1
@@ -131,7 +149,8 @@ def trajectory_bytes(run: PlannedRun) -> float:
     else:
         states = num_steps + 1 + num_steps
     compared = run.anchor_forwards
-    if traits_of(run.settings.objective).trains == "path":  # one mean velocity of the teacher for each step
+    # one mean velocity of the teacher for each step
+    if traits_of(run.settings.objective).trains == "path":
         states = num_steps + 1
         compared = run.plan.num_trained_steps
     return 4 * latent * (states + compared) * run.rollouts_per_replica

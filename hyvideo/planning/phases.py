@@ -1,12 +1,14 @@
-"""Bytes on one GPU in every phase of a run: what all phases of an iteration hold, and what each one adds.
+"""Bytes on one GPU in every phase of a run: what all phases of an iteration hold, and what each one
+adds.
 
     encode, once, before the transformer is loaded
     rollout -> decode -> score -> anchor -> update: forward, backward, many times -> optimizer -> perhaps validation
 
 A pass with a reward gradient decodes and scores between forward and backward.
 
-Scorers run beside rollout, decode and anchor, unless ``score_between_stages`` gives them a separate phase. Memory peaks
-twice in the update: when a backward pass begins (all kept activations) and when it ends (all gradients).
+Scorers run beside rollout, decode and anchor, unless ``score_between_stages`` gives them a separate
+phase. Memory peaks twice in the update: when a backward pass begins (all kept activations) and when
+it ends (all gradients).
 """
 
 from dataclasses import dataclass
@@ -17,7 +19,8 @@ from hyvideo.planning.planned_run import BYTES, SCORING, PlannedRun
 
 GIB = 2**30
 
-# Reserved for what is not counted: CUDA's context, NCCL's buffers with several ranks, and a few percent fragmentation.
+# Reserved for what is not counted: CUDA's context, NCCL's buffers with several ranks, and a few
+# percent fragmentation.
 CONTEXT_GIB, CONTEXT_AND_NCCL_GIB = 0.8, 3.0
 FRAGMENTATION = 0.05
 
@@ -49,10 +52,14 @@ class Memory:
 
 
 def resolve_auto(run: PlannedRun) -> PlannedRun:
-    """Return the run with ``auto`` checkpointing replaced: selective if it fits the GPU, else full; full on a CPU."""
+    """Return the run with ``auto`` checkpointing replaced: selective if it fits the GPU, else full;
+    full on a CPU.
+    """
     if run.settings.activation_checkpointing != "auto":
         return run
-    selective, full = (run.with_settings(activation_checkpointing=kind) for kind in ("selective", "full"))
+    selective, full = (
+        run.with_settings(activation_checkpointing=kind) for kind in ("selective", "full")
+    )
     fits = run.config.model.device != "cpu" and memory(selective).fits(run.hardware.gpu_memory)
     return selective if fits else full
 
@@ -86,19 +93,29 @@ def memory(run: PlannedRun) -> Memory:
     training = {"working weights": states.working_weight_bytes(run, with_gradient=True)}
     kept, block = activations.kept_bytes(run), activations.block_bytes(run)
     phases = {
-        "rollout": {"activations": activations.inference_bytes(run, settings.batch_size)} | gathered | beside,
+        "rollout": {"activations": activations.inference_bytes(run, settings.batch_size)}
+        | gathered
+        | beside,
         "decode": {"decoding": states.decoding_bytes(run)} | vae | beside,
         "score": scoring,
-        "anchor": {"activations": activations.inference_bytes(compared, update)} | gathered | beside,
+        "anchor": {"activations": activations.inference_bytes(compared, update)}
+        | gathered
+        | beside,
         "backward begins": training
-        | {"gradients": gradients if run.backwards_per_update > 1 else 0.0, "activations": kept + block},
-        "backward ends": training | {"gradients": gradients, "activations": kept / run.architecture.num_layers + block},
+        | {
+            "gradients": gradients if run.backwards_per_update > 1 else 0.0,
+            "activations": kept + block,
+        },
+        "backward ends": training
+        | {"gradients": gradients, "activations": kept / run.architecture.num_layers + block},
         "optimizer": {"gradients": gradients},
     }
     if run.config.uses_pairs:  # videos are read instead of sampled, and only validation scores any
         for phase in ("rollout", "decode", "score"):
             del phases[phase]
-        phases["anchor"] = {name: size for name, size in phases["anchor"].items() if name not in beside}
+        phases["anchor"] = {
+            name: size for name, size in phases["anchor"].items() if name not in beside
+        }
     if run.plan.num_reward_steps:  # between the forward and the backward pass of the transformer
         phases["reward gradient"] = (
             training
@@ -114,9 +131,15 @@ def memory(run: PlannedRun) -> Memory:
     if validation := run.validation:
         sampling = activations.inference_bytes(validation, validation.settings.batch_size)
         decoding = states.decoding_bytes(validation)
-        measuring = run.with_settings(reward_model=settings.held_out_reward_model, remote_reward_url="")
+        measuring = run.with_settings(
+            reward_model=settings.held_out_reward_model, remote_reward_url=""
+        )
         held_out = {"held-out reward models": measuring.reward_bytes}
-        parts = {"activations": sampling} | gathered, {"decoding": decoding} | vae, scoring | held_out
+        parts = (
+            {"activations": sampling} | gathered,
+            {"decoding": decoding} | vae,
+            scoring | held_out,
+        )
         phases["validation"] = max(parts, key=lambda items: sum((resident | items).values()))
     counted = {phase: resident | items for phase, items in phases.items()}
     if settings.precompute_conditions:
@@ -126,8 +149,13 @@ def memory(run: PlannedRun) -> Memory:
         if run.has_images or not settings.vae_offload:
             encode.update(vae)
         counted = {"encode": encode} | counted
-    if run.config.uses_pairs:  # before the transformer is loaded; encoding needs about as much as decoding
-        encode = vae | {"encoding": states.decoding_bytes(run)} | ({} if settings.reward_offload else scorers)
+    # before the transformer is loaded; encoding needs about as much as decoding
+    if run.config.uses_pairs:
+        encode = (
+            vae
+            | {"encoding": states.decoding_bytes(run)}
+            | ({} if settings.reward_offload else scorers)
+        )
         encode["encoders"] = 0.0 if settings.precompute_conditions else states.encoder_bytes(run)
         counted = {"encode videos": encode} | counted
     return Memory(counted, CONTEXT_GIB if run.world_size == 1 else CONTEXT_AND_NCCL_GIB)

@@ -18,15 +18,19 @@ from hyvideo.planning.hardware import Hardware
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
-# Bytes of weights. VideoAlign is Qwen2-VL-2B without its head; CLIP's ViT-L and PickScore's ViT-H are in float32.
+# Bytes of weights. VideoAlign is Qwen2-VL-2B without its head; CLIP's ViT-L and PickScore's ViT-H
+# are in float32.
 _VIDEOALIGN = {"bf16": 4.57e9, "fp32_math": 9.2e9}
 _SCORERS = {"clip": 0.43e9 * 4, "pickscore": 0.99e9 * 4}
-SCORING = 1.5 * 2**30  # activations of VideoAlign, estimated at 1 to 1.5 GiB; those of other scorers are not counted
+# activations of VideoAlign, estimated at 1 to 1.5 GiB; those of other scorers are not counted
+SCORING = 1.5 * 2**30
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """Settings and a transformer on ``world_size`` GPUs; `phases.resolve_auto` replaces ``auto`` checkpointing."""
+    """Settings and a transformer on ``world_size`` GPUs; `phases.resolve_auto` replaces ``auto``
+    checkpointing.
+    """
 
     config: Config
     world_size: int
@@ -60,17 +64,32 @@ class PlannedRun:
         is_sharded = settings.enable_fsdp and self.world_size > 1
         has_own_targets = bool(settings.lora_target_modules or settings.pretrained_lora_path)
         is_frozen = settings.lora_rank > 0 and not has_own_targets
-        return is_frozen and not is_sharded and settings.device != "cpu" and self.architecture.modulation_parameters > 0
+        return (
+            is_frozen
+            and not is_sharded
+            and settings.device != "cpu"
+            and self.architecture.modulation_parameters > 0
+        )
 
     @property
     def checkpointing(self) -> str:
-        """Activation checkpointing: ``none``, ``selective`` (all but attention), ``full``, or ``auto``."""
-        return self.settings.activation_checkpointing if self.settings.enable_gradient_checkpointing else "none"
+        """Activation checkpointing: ``none``, ``selective`` (all but attention), ``full``, or
+        ``auto``.
+        """
+        return (
+            self.settings.activation_checkpointing
+            if self.settings.enable_gradient_checkpointing
+            else "none"
+        )
 
     @property
     def num_shards(self) -> int:
         """Number of ranks that share one copy of the parameters."""
-        return max(1, self.world_size // self.settings.dp_replicate) if self.settings.enable_fsdp else 1
+        return (
+            max(1, self.world_size // self.settings.dp_replicate)
+            if self.settings.enable_fsdp
+            else 1
+        )
 
     @property
     def master_bytes(self) -> int:
@@ -82,7 +101,9 @@ class PlannedRun:
 
     @property
     def reward_bytes(self) -> float:
-        """Bytes of the scorers' weights while they are on the GPU; 0 with a reward service, or if nothing is scored."""
+        """Bytes of the scorers' weights while they are on the GPU; 0 with a reward service, or if
+        nothing is scored.
+        """
         reward = self.config.reward
         if self.config.uses_pairs and not self.config.data.valid_video_csv:
             return 0.0
@@ -101,12 +122,17 @@ class PlannedRun:
         """The validation as a run that samples its videos as rollouts; None without validation."""
         if not self.config.data.valid_video_csv:
             return None
-        sampled, record = replace(self, config=self.config.sampled_as_validation()), self.config.record
+        sampled, record = (
+            replace(self, config=self.config.sampled_as_validation()),
+            self.config.record,
+        )
         steps, batch_size = record.validation_steps, record.validation_batch_size
         if self.config.uses_pairs:  # any objective with rollouts
             sampled = sampled.with_settings(objective="nft")
         # Validation adds no noise, and a window of the rollouts' steps may not fit its steps.
-        return sampled.with_settings(grpo_sampling_steps=steps, batch_size=batch_size, sde_window="")
+        return sampled.with_settings(
+            grpo_sampling_steps=steps, batch_size=batch_size, sde_window=""
+        )
 
     @property
     def num_validations(self) -> int:
@@ -117,7 +143,10 @@ class PlannedRun:
 
     @cached_property
     def num_prompts(self) -> int:
-        """Prompts for training and validation, in the files that exist. Raises ValueError for an invalid file."""
+        """Prompts for training and validation, in the files that exist.
+
+        Raises ValueError for an invalid file.
+        """
         data = self.config.data
         trained = data.pairs_csv if self.config.uses_pairs else data.prompts_csv
         paths = dict.fromkeys([*trained, *data.valid_video_csv])
@@ -148,19 +177,29 @@ class PlannedRun:
 
     @property
     def old_forwards(self) -> float:
-        """Forward passes per rollout and branch for nft's old velocities: all levels of the rollouts of later updates,
-        and one level of one rollout per replica, for the check; none with one update per iteration."""
-        if self.config.uses_pairs:  # with one video per pass, the errors of all videos are computed in advance
+        """Forward passes per rollout and branch for nft's old velocities: all levels of the
+        rollouts of later updates, and one level of one rollout per replica, for the check; none
+        with one update per iteration.
+        """
+        # with one video per pass, the errors of all videos are computed in advance
+        if self.config.uses_pairs:
             return self.plan.num_trained_steps if self.config.rows_per_pass == 1 else 0.0
         if not traits_of(self.settings.objective).needs_old_velocities or self.plan.updates == 1:
             return 0.0
-        return self.plan.num_trained_steps * (1 - 1 / self.plan.updates) + 1 / self.rollouts_per_replica
+        return (
+            self.plan.num_trained_steps * (1 - 1 / self.plan.updates)
+            + 1 / self.rollouts_per_replica
+        )
 
     @property
     def checked_forwards(self) -> float:
-        """Forward passes per rollout, all branches, for nft's on-policy check: a replayed step and a noise level of one
-        rollout per replica, every ``gate_interval`` iterations."""
-        if not traits_of(self.settings.objective).needs_old_velocities or self.settings.gate_interval == 0:
+        """Forward passes per rollout, all branches, for nft's on-policy check: a replayed step and
+        a noise level of one rollout per replica, every ``gate_interval`` iterations.
+        """
+        if (
+            not traits_of(self.settings.objective).needs_old_velocities
+            or self.settings.gate_interval == 0
+        ):
             return 0.0
         branches = self.plan.sampled_branches + self.plan.trained_branches
         return branches / self.rollouts_per_replica / self.settings.gate_interval
@@ -174,31 +213,41 @@ class PlannedRun:
 
     @property
     def forwards_without_gradient(self) -> float:
-        """Forward passes per rollout, all branches: sampling, anchor means, nft's old velocities and its check."""
+        """Forward passes per rollout, all branches: sampling, anchor means, nft's old velocities
+        and its check.
+        """
         return self.sampled_forwards + self.compared_forwards + self.checked_forwards
 
     @property
     def compared_forwards(self) -> float:
-        """Forward passes per rollout, all branches: anchor means and nft's old velocities, the stage ``anchor``."""
+        """Forward passes per rollout, all branches: anchor means and nft's old velocities, the
+        stage ``anchor``.
+        """
         of_anchor = self.plan.anchor_branches * self.anchor_forwards
         return of_anchor + self.plan.trained_branches * self.old_forwards
 
     @property
     def forwards_with_gradient(self) -> float:
         """Forward passes with a backward pass per rollout, all branches."""
-        return self.plan.trained_branches * (self.plan.num_trained_steps + self.plan.num_reward_steps)
+        return self.plan.trained_branches * (
+            self.plan.num_trained_steps + self.plan.num_reward_steps
+        )
 
     def samples_at_once(self, samples: int) -> int:
         """Return the batch size of a forward pass, branches included, for ``samples`` videos."""
         return samples * self.config.num_branches if self.settings.batched_forward == "true" else 1
 
     def num_calls(self, samples: int, branches: float) -> float:
-        """Return the forward passes that compute the velocity of ``samples`` videos in ``branches``."""
+        """Return the forward passes that compute the velocity of ``samples`` videos in
+        ``branches``.
+        """
         return 1 if self.settings.batched_forward == "true" else samples * branches
 
     @property
     def backwards_per_update(self) -> int:
-        """Backward passes per update; from the second on, gradients exist while activations are computed."""
+        """Backward passes per update; from the second on, gradients exist while activations are
+        computed.
+        """
         rows = math.ceil(self.rollouts_per_replica / self.settings.num_updates_per_rollout)
         columns = self.plan.num_trained_steps + self.plan.num_reward_steps
         return math.ceil(rows / self.settings.mini_batch_size_per_update) * columns
@@ -214,5 +263,7 @@ class PlannedRun:
 
 
 def num_validations(record: RecordSettings, max_steps: int) -> int:
-    """Return the number of validations: before the first iteration, at every interval, and after the last one."""
+    """Return the number of validations: before the first iteration, at every interval, and after
+    the last one.
+    """
     return record.validate_at_step0 + math.ceil(max_steps / record.validation_interval)

@@ -40,7 +40,10 @@ def model_row(run: PlannedRun) -> Row:
     rank = run.settings.lora_rank
     trained = f"a LoRA of rank {rank}" if rank else "all parameters"
     parameters = f"{model.parameters / 1e9:.3f} B parameters"
-    return "transformer", f"{parameters}, {model.num_layers} blocks of width {model.width}; training {trained}"
+    return (
+        "transformer",
+        f"{parameters}, {model.num_layers} blocks of width {model.width}; training {trained}",
+    )
 
 
 def video_row(run: PlannedRun) -> Row:
@@ -52,7 +55,10 @@ def video_row(run: PlannedRun) -> Row:
 def ranks_row(run: PlannedRun) -> Row:
     sharding = f"FSDP over {run.num_shards} ranks" if run.settings.enable_fsdp else "no sharding"
     layout = f"{run.world_size} = {run.plan.replicas} replicas x sp_size {run.settings.sp_size}"
-    return "ranks", f"{layout}, {sharding}, activation checkpointing {resolve_auto(run).checkpointing}"
+    return (
+        "ranks",
+        f"{layout}, {sharding}, activation checkpointing {resolve_auto(run).checkpointing}",
+    )
 
 
 def memory_table(counted: Memory) -> list[str]:
@@ -63,7 +69,9 @@ def memory_table(counted: Memory) -> list[str]:
         if sum(sizes):
             cells = [f"{size:.2f}" if size else "-" for size in sizes]
             lines.append(f"{item:<16}" + "".join(f"{cell:>17}" for cell in cells))
-    lines.append(f"peak            {counted.peak() / GIB:.2f} GiB in phase '{counted.peak_phase()}'")
+    lines.append(
+        f"peak            {counted.peak() / GIB:.2f} GiB in phase '{counted.peak_phase()}'"
+    )
     return lines
 
 
@@ -106,12 +114,16 @@ def _seconds_by_name(seconds: dict[str, float]) -> str:
 def items_in_gib(counted: Memory) -> dict[str, list[float]]:
     """Return the rows of the table of memory: GiB in each phase, and their sums."""
     names = dict.fromkeys(name for phase in counted.phases.values() for name in phase)
-    items = {name: [phase.get(name, 0.0) / GIB for phase in counted.phases.values()] for name in names}
+    items = {
+        name: [phase.get(name, 0.0) / GIB for phase in counted.phases.values()] for name in names
+    }
     return items | {"sum": [counted.total(phase) / GIB for phase in counted.phases]}
 
 
 def training_command(run: PlannedRun, words: list[str], change: dict) -> str:
-    """Return the command of a run with the flags ``words`` and a change; a timed run also saves every hour."""
+    """Return the command of a run with the flags ``words`` and a change; a timed run also saves
+    every hour.
+    """
     if run.world_size > run.hardware.gpus_per_node:
         program = "bash run_post_train_multinode.sh"
     else:
@@ -139,7 +151,10 @@ def fastest(run: PlannedRun) -> str:
     if change is None:
         return ""
     best = run.with_settings(**change)
-    return f"{flags(change) or 'no change'}: {number(duration(best).total)} s, {memory(best).needed_gib:.1f} GiB"
+    return (
+        f"{flags(change) or 'no change'}: {number(duration(best).total)} s, "
+        f"{memory(best).needed_gib:.1f} GiB"
+    )
 
 
 def flags(change: dict) -> str:
@@ -148,16 +163,27 @@ def flags(change: dict) -> str:
 
 
 def verdict(run: PlannedRun) -> tuple[str, dict | None]:
-    """Return a line on whether the run fits and what to change, and the change: empty if it fits, None if unknown."""
+    """Return a line on whether the run fits and what to change, and the change: empty if it fits,
+    None if unknown.
+    """
     gpu_memory = run.hardware.gpu_memory
     if run.problems:
         return f"illegal: {run.problems[0]}", None
     needed = memory(run)
-    size = f"{needed.needed_gib:.1f} of {gpu_memory:g} GiB, including CUDA context and fragmentation"
+    size = (
+        f"{needed.needed_gib:.1f} of {gpu_memory:g} GiB, including CUDA context and fragmentation"
+    )
     if needed.fits(gpu_memory):
         return f"fits: {size}", {}
     change = cheapest_change(run)
     if change is None:
-        return f"too large: {size}; no known change makes it fit; use more GPUs or smaller videos", None
+        return (
+            f"too large: {size}; no known change makes it fit; use more GPUs or smaller videos",
+            None,
+        )
     after = memory(run.with_settings(**change)).needed_gib
-    return f"too large: {size}; the cheapest change that makes it fit: {flags(change)} ({after:.1f} GiB)", change
+    return (
+        f"too large: {size}; the cheapest change that makes it fit: {flags(change)} ({after:.1f} "
+        "GiB)",
+        change,
+    )

@@ -1,4 +1,6 @@
-"""Predicted length of the whole run: hours if the rate of the GPU can be predicted, else forward passes."""
+"""Predicted length of the whole run: hours if the rate of the GPU can be predicted, else forward
+passes.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -26,7 +28,9 @@ class WholeRun:
 
     @property
     def seconds(self) -> float:
-        computing = self.iterations * self.iteration_seconds + self.validations * self.validation_seconds
+        computing = (
+            self.iterations * self.iteration_seconds + self.validations * self.validation_seconds
+        )
         return computing + self.saves * self.save_seconds + self.compilation_seconds
 
     @property
@@ -55,12 +59,16 @@ def whole_run(run: PlannedRun) -> WholeRun:
         saves=num_saves(run),
         save_seconds=pageable_seconds(rank_checkpoint_bytes(run)),
         num_gpus=run.world_size,
-        forwards=settings.max_steps * run.plan.rollouts * forwards_per_rollout(run) + validations * videos * per_video,
+        forwards=settings.max_steps * run.plan.rollouts * forwards_per_rollout(run)
+        + validations * videos * per_video,
     )
 
 
 def slower_hardware(hardware: Hardware) -> Hardware:
     """Return the hardware with slower GPUs of the same memory, in the same network."""
     return replace(
-        SLOWER, gpu_memory=hardware.gpu_memory, gpus_per_node=hardware.gpus_per_node, network=hardware.network
+        SLOWER,
+        gpu_memory=hardware.gpu_memory,
+        gpus_per_node=hardware.gpus_per_node,
+        network=hardware.network,
     )

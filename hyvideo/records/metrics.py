@@ -1,4 +1,6 @@
-"""Writer of metrics: one flat dict of floats, ``group/name``, per iteration -> metrics.jsonl, TensorBoard and W&B."""
+"""Writer of metrics: one flat dict of floats, ``group/name``, per iteration -> metrics.jsonl,
+TensorBoard and W&B.
+"""
 
 import json
 import sys
@@ -12,46 +14,67 @@ from hyvideo.records.trackers import REPORTS
 
 
 class MetricsWriter(AbstractContextManager):
-    """Writes the metrics of a run to metrics.jsonl in ``output_dir`` and to the trackers in ``report_to``.
+    """Writes the metrics of a run to metrics.jsonl in ``output_dir`` and to the trackers in
+    ``report_to``.
 
-    ``resume_iteration`` is the last finished iteration, None for a new run, or -1 to start over in the same folder.
+    ``resume_iteration`` is the last finished iteration, None for a new run, or -1 to start over in
+    the same folder.
     """
 
     def __init__(
-        self, output_dir: Path, *, report_to: list[str], run_name: str, config: dict, resume_iteration: int | None
+        self,
+        output_dir: Path,
+        *,
+        report_to: list[str],
+        run_name: str,
+        config: dict,
+        resume_iteration: int | None,
     ):
         output_dir.mkdir(parents=True, exist_ok=True)
         self.lines = Lines(output_dir / "metrics.jsonl", resume_iteration)
         self.reports = [
-            REPORTS[name](output_dir, run_name=run_name, config=config, resume_iteration=resume_iteration)
+            REPORTS[name](
+                output_dir, run_name=run_name, config=config, resume_iteration=resume_iteration
+            )
             for name in dict.fromkeys(report_to)
         ]
 
     def log(self, metrics: dict[str, float | list], iteration: int) -> None:
-        """Write the metrics of one iteration; NaN and inf become null in JSON, lists go to metrics.jsonl only."""
+        """Write the metrics of one iteration; NaN and inf become null in JSON, lists go to
+        metrics.jsonl only.
+        """
         single = {name: value for name, value in metrics.items() if not isinstance(value, list)}
-        known = {name: value if isinstance(value, int) else or_none(float(value)) for name, value in single.items()}
+        known = {
+            name: value if isinstance(value, int) else or_none(float(value))
+            for name, value in single.items()
+        }
         self.lines.write(json.dumps({"iteration": iteration} | metrics | known, allow_nan=False))
         numbers = {name: float(value) for name, value in single.items() if name != "iteration"}
         self._to_reports(lambda report: report.log(numbers, iteration))
 
     def add_video(self, tag: str, file: Path, step: int) -> None:
         """Log an mp4 file at iteration ``step``, in the trackers that show videos."""
-        self._to_reports(lambda report: hasattr(report, "add_video") and report.add_video(tag, file, step))
+        self._to_reports(
+            lambda report: hasattr(report, "add_video") and report.add_video(tag, file, step)
+        )
 
     def close(self) -> None:
         self.lines.close()
         self._to_reports(lambda report: report.close())
 
     def _to_reports(self, call: Callable) -> None:
-        """Call ``call`` with each tracker; one that raises OSError, such as a full disk, is disabled with a warning."""
+        """Call ``call`` with each tracker; one that raises OSError, such as a full disk, is
+        disabled with a warning.
+        """
         for report in list(self.reports):
             try:
                 call(report)
             except OSError as error:
                 self.reports.remove(report)
                 name = type(report).__name__
-                print(f"\n{name} DISABLED ({error}); training continues", file=sys.stderr, flush=True)
+                print(
+                    f"\n{name} DISABLED ({error}); training continues", file=sys.stderr, flush=True
+                )
 
     def __exit__(self, *exception) -> None:
         self.close()

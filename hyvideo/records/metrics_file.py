@@ -1,4 +1,6 @@
-"""Reading and writing of metrics.jsonl: one JSON object per iteration; iteration 0 has the base's validation only."""
+"""Reading and writing of metrics.jsonl: one JSON object per iteration; iteration 0 has the base's
+validation only.
+"""
 
 import os
 import sys
@@ -29,7 +31,8 @@ def _parse(line: bytes) -> dict | None:
 def complete_lines(path: Path) -> list[tuple[int, bytes]]:
     """Return iteration and text of each line, without an incomplete last one.
 
-    Raises ValueError for an invalid file, also if a line repeats an iteration: its cost would count twice.
+    Raises ValueError for an invalid file, also if a line repeats an iteration: its cost would count
+    twice.
     """
     return [(content["iteration"], line) for line, content in _parsed_lines(path)]
 
@@ -44,31 +47,41 @@ def read_metrics(path: Path) -> list[dict]:
         for name, value in line.items():
             if not isinstance(value, int | float | list | None):
                 raise ValueError(
-                    f"{path}: {quote(name)} of iteration {line['iteration']} must be a number, a list or null, got "
+                    f"{path}: {quote(name)} of iteration {line['iteration']} must be a number, a "
+                    "list or null, got "
                     f"{quote(value)}; restore the line"
                 )
     return metrics
 
 
 def _parsed_lines(path: Path) -> list[tuple[bytes, dict]]:
-    """Return text and content of each line. Each is parsed once: a long run has tens of megabytes."""
+    """Return text and content of each line.
+
+    Each is parsed once: a long run has tens of megabytes.
+    """
     problem = file_problem(path, MAX_BYTES)  # also for a pipe, which would make the program wait
     if problem:
         raise ValueError(f"{path} must be readable to resume or evaluate the run: {problem}")
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
-        raise ValueError(f"{path} must be readable to resume or evaluate the run: {error.strerror}") from error
+        raise ValueError(
+            f"{path} must be readable to resume or evaluate the run: {error.strerror}"
+        ) from error
     contents = [_parse(line) for line in lines]
     if None in contents[:-1]:
         number = contents.index(None) + 1
-        raise ValueError(f"line {number} of {path} is not a JSON object with an iteration; repair or remove the line")
+        raise ValueError(
+            f"line {number} of {path} is not a JSON object with an iteration; repair or remove "
+            "the line"
+        )
     last = 0
     for number, content in enumerate(contents, start=1):
         iteration = content["iteration"] if content else 0
         if iteration and iteration <= last:
             raise ValueError(
-                f"line {number} of {path} has iteration {iteration}, but follows iteration {last}; every iteration has "
+                f"line {number} of {path} has iteration {iteration}, but follows iteration "
+                f"{last}; every iteration has "
                 "one line, in order: remove the lines that do not belong to the run"
             )
         last = iteration or last
@@ -76,19 +89,26 @@ def _parsed_lines(path: Path) -> list[tuple[bytes, dict]]:
 
 
 class Lines:
-    """Appends lines to metrics.jsonl. If the disk is full, a warning is printed and the line is retried with the next.
+    """Appends lines to metrics.jsonl.
 
-    A resumed run drops the lines after ``resume_iteration``. Raises ValueError if a new run (None) would append to
-    others.
+    If the disk is full, a warning is printed and the line is retried with the next.
+
+    A resumed run drops the lines after ``resume_iteration``. Raises ValueError if a new run (None)
+    would append to others.
     """
 
     def __init__(self, path: Path, resume_iteration: int | None):
         if resume_iteration is not None and path.exists():
-            kept = [line for iteration, line in complete_lines(path) if iteration <= resume_iteration]
+            kept = [
+                line for iteration, line in complete_lines(path) if iteration <= resume_iteration
+            ]
             with replacing(path) as aside:  # a crash here loses no lines
                 aside.write_bytes(b"".join(line + b"\n" for line in kept))
         elif path.exists() and path.stat().st_size > 0:
-            raise ValueError(f"{path} contains the metrics of another run; resume that run or set another output_dir")
+            raise ValueError(
+                f"{path} contains the metrics of another run; resume that run or set another "
+                "output_dir"
+            )
         self.path = path
         self._file = path.open("ab", buffering=0)  # lines reach the system immediately
         self._waiting = b""
@@ -96,12 +116,20 @@ class Lines:
     def write(self, line: str) -> None:
         self._waiting += line.encode() + b"\n"
         if problem := self._write_waiting():
-            print(f"\nMETRICS NOT WRITTEN YET ({problem}); training continues", file=sys.stderr, flush=True)
+            print(
+                f"\nMETRICS NOT WRITTEN YET ({problem}); training continues",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def close(self) -> None:
         if problem := self._write_waiting():
             lost = self._waiting.count(b"\n")
-            print(f"\nMETRICS LOST: {lost} lines of {self.path} ({problem})", file=sys.stderr, flush=True)
+            print(
+                f"\nMETRICS LOST: {lost} lines of {self.path} ({problem})",
+                file=sys.stderr,
+                flush=True,
+            )
         self._file.close()
 
     def _write_waiting(self) -> OSError | None:

@@ -1,4 +1,6 @@
-"""Progress of a run, its latest metrics and the time left: a bar in a terminal, plain lines elsewhere."""
+"""Progress of a run, its latest metrics and the time left: a bar in a terminal, plain lines
+elsewhere.
+"""
 
 import math
 import os
@@ -37,24 +39,34 @@ STAGE_TEXTS = {
 
 
 def console_text(metrics: dict[str, float]) -> str:
-    """Format reward, KL and largest distance to the rollout policy, as far as known, and a long wait for rewards."""
+    """Format reward, KL and largest distance to the rollout policy, as far as known, and a long
+    wait for rewards.
+    """
     texts = [text.format(metrics[name]) for name, text in CONSOLE_TEXTS.items() if name in metrics]
     waiting = metrics.get("time/reward", 0.0) / metrics.get("time/iteration", math.inf)
-    return ", ".join(texts + ([f"{waiting:.0%} of the time waiting for rewards"] if waiting > 0.25 else []))
+    return ", ".join(
+        texts + ([f"{waiting:.0%} of the time waiting for rewards"] if waiting > 0.25 else [])
+    )
 
 
 def stage_bar(text: str, unit: str, *, is_shown: bool = True) -> Callable[[Iterable], Iterable]:
-    """Return a function that shows a loop as a bar with the time left, removed at its end; only in a terminal."""
+    """Return a function that shows a loop as a bar with the time left, removed at its end; only in
+    a terminal.
+    """
     return partial(tqdm, desc=text, unit=unit, leave=False, disable=None if is_shown else True)
 
 
 class ProgressBar(AbstractContextManager):
-    """Progress bar on stderr. Without a terminal, prints each stage of the first iteration, then a line every 30 s."""
+    """Progress bar on stderr.
+
+    Without a terminal, prints each stage of the first iteration, then a line every 30 s.
+    """
 
     def __init__(self, total: int, *, stream: TextIO | None = None, is_shown: bool = True):
         self.total, self.is_shown = total, is_shown
         self.stream = sys.stderr if stream is None else stream
-        self.start = self.next_line = self.next_stage_line = time.monotonic()  # earliest time of the next line
+        # earliest time of the next line
+        self.start = self.next_line = self.next_stage_line = time.monotonic()
         self.initial = 0
         self.iteration = 0
         self.training_since = None
@@ -63,9 +75,15 @@ class ProgressBar(AbstractContextManager):
         self.reported = set()
 
     def begin(self, initial: int = 0) -> "ProgressBar":
-        """Start after ``initial`` iterations (0 for a new run); open the bar if the terminal reports its size."""
+        """Start after ``initial`` iterations (0 for a new run); open the bar if the terminal
+        reports its size.
+        """
         self.initial = self.iteration = initial
-        if self.is_shown and self.stream.isatty() and all(os.get_terminal_size(self.stream.fileno())):
+        if (
+            self.is_shown
+            and self.stream.isatty()
+            and all(os.get_terminal_size(self.stream.fileno()))
+        ):
             self.bar = tqdm(
                 total=self.total,
                 initial=initial,
@@ -85,12 +103,16 @@ class ProgressBar(AbstractContextManager):
         text = f"{'base ' if iteration == 0 and stage != 'load' else ''}{text} {part}"
         if self.bar is not None:
             self.bar.set_postfix_str(", ".join(filter(None, [text, self.results])))
-        elif now >= self.next_stage_line or (self.iteration == self.initial and key not in self.reported):
+        elif now >= self.next_stage_line or (
+            self.iteration == self.initial and key not in self.reported
+        ):
             self.reported.add(key)
             self._line(f"iteration {iteration}/{self.total}, {text}" if iteration else text, now)
 
     def update(self, metrics: dict[str, float]) -> None:
-        """Show that one more iteration is done, and the time left at the mean speed of this process."""
+        """Show that one more iteration is done, and the time left at the mean speed of this
+        process.
+        """
         self.iteration += 1
         now, count = time.monotonic(), self.iteration - self.initial
         each = (now - (self.training_since or self.start)) / count
@@ -100,7 +122,10 @@ class ProgressBar(AbstractContextManager):
             self.bar.set_postfix_str(self.results, refresh=False)
             self.bar.update()
         elif now >= self.next_line or count == 1 or self.iteration == self.total:
-            self._line(f"iteration {self.iteration}/{self.total} done, {each:.2f} s each, {self.results}", now)
+            self._line(
+                f"iteration {self.iteration}/{self.total} done, {each:.2f} s each, {self.results}",
+                now,
+            )
             self.next_line = now + PLAIN_LINE_SECONDS
 
     def _line(self, text: str, now: float) -> None:

@@ -24,24 +24,45 @@ from hyvideo.rewards.rewards import Reward, overall
 ENVIRONMENT_PACKAGES = ("torch", "diffusers", "transformers", "numpy")
 
 
-def write_config(output_dir: Path, settings: Mapping[str, object], device: torch.device, world_size: int) -> None:
-    """Write config.yaml: settings by flag, and hardware and versions in ``environment``. ``--config`` can read it."""
+def write_config(
+    output_dir: Path, settings: Mapping[str, object], device: torch.device, world_size: int
+) -> None:
+    """Write config.yaml: settings by flag, and hardware and versions in ``environment``.
+
+    ``--config`` can read it.
+    """
     environment = {name: metadata.version(name) for name in ENVIRONMENT_PACKAGES} | {
         "python": platform.python_version(),
         "revision": _revision(),
         "command": shlex.join(sys.argv),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
+        "device": torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else platform.processor() or "cpu",
         "processes": world_size,
         "threads": torch.get_num_threads(),
     }
-    content = {name: value for name, value in settings.items() if value is not None} | {"environment": environment}
-    write_text(output_dir / "config.yaml", yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+    content = {name: value for name, value in settings.items() if value is not None} | {
+        "environment": environment
+    }
+    write_text(
+        output_dir / "config.yaml", yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    )
 
 
 def score_entry(
-    prompt: str, seed: int, group: int, reward: Reward, *, file: str | None, advantage: float, number: int
+    prompt: str,
+    seed: int,
+    group: int,
+    reward: Reward,
+    *,
+    file: str | None,
+    advantage: float,
+    number: int,
 ) -> dict:
-    """Return an entry of scores.json; ``number`` is the index of the video. Values that are not finite become null."""
+    """Return an entry of scores.json; ``number`` is the index of the video.
+
+    Values that are not finite become null.
+    """
     return {
         "number": number,
         "prompt": prompt,
@@ -49,17 +70,23 @@ def score_entry(
         "group": group,
         "file": file,
         "reward": or_none(reward.total),
-        **{name: or_none(value) for name, value in (reward.scores | overall(reward.scores, "Overall")).items()},
+        **{
+            name: or_none(value)
+            for name, value in (reward.scores | overall(reward.scores, "Overall")).items()
+        },
         "advantage": or_none(advantage),
         "missing": reward.is_missing,
         "reason": reward.reason,
     }
 
 
-def write_videos(folder: Path, videos: dict[int, Tensor], fps: float, *, run: str = "") -> dict[int, str]:
+def write_videos(
+    folder: Path, videos: dict[int, Tensor], fps: float, *, run: str = ""
+) -> dict[int, str]:
     """Write videos as 000.mp4, 001.mp4, ... and return the file names by number.
 
-    ``run`` marks the folder (`data.run_folder.claim`). Raises FileExistsError if something else has its name.
+    ``run`` marks the folder (`data.run_folder.claim`). Raises FileExistsError if something else has
+    its name.
     """
     claim(folder, run)
     names = {number: f"{number:03d}.mp4" for number in videos}
@@ -69,12 +96,20 @@ def write_videos(folder: Path, videos: dict[int, Tensor], fps: float, *, run: st
 
 
 @contextmanager
-def warn_if_unwritable(what: str, errors: tuple[type[Exception], ...] = (OSError,)) -> Iterator[None]:
-    """Context for optional records: ``errors``, such as a full disk, are printed and do not stop training."""
+def warn_if_unwritable(
+    what: str, errors: tuple[type[Exception], ...] = (OSError,)
+) -> Iterator[None]:
+    """Context for optional records: ``errors``, such as a full disk, are printed and do not stop
+    training.
+    """
     try:
         yield
     except errors as error:
-        print(f"\n{what} NOT WRITTEN ({describe_error(error)}); the run continues", file=sys.stderr, flush=True)
+        print(
+            f"\n{what} NOT WRITTEN ({describe_error(error)}); the run continues",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def write_json(path: Path, content: list | dict) -> None:
@@ -88,7 +123,9 @@ def write_text(path: Path, text: str) -> None:
 
 
 def evenly_spaced(count: int, total: int) -> list[int]:
-    """Return ``count`` evenly spaced integers below ``total``, or all of them if there are fewer."""
+    """Return ``count`` evenly spaced integers below ``total``, or all of them if there are
+    fewer.
+    """
     count = min(count, total)
     return [i * total // count for i in range(count)]
 
@@ -99,8 +136,18 @@ def or_none(value: float) -> float | None:
 
 
 def _revision() -> str:
-    """Return the git commit, with ``+`` if files were changed, or ``unknown`` outside a checkout."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+", "--exclude=*"]
+    """Return the git commit, with ``+`` if files were changed, or ``unknown`` outside a
+    checkout.
+    """
+    command = [
+        "git",
+        "-C",
+        str(Path(__file__).parent),
+        "describe",
+        "--always",
+        "--dirty=+",
+        "--exclude=*",
+    ]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):

@@ -17,7 +17,8 @@ TIMELINE_FILE = "timeline.json"
 class StageTimer:
     """Measures the stages of an iteration and calls ``on_stage`` at their start and end.
 
-    On a GPU, events in the current stream mark the stages, so that the CPU does not wait at the end of a stage.
+    On a GPU, events in the current stream mark the stages, so that the CPU does not wait at the end
+    of a stage.
     """
 
     def __init__(
@@ -25,7 +26,8 @@ class StageTimer:
         device: torch.device,
         on_stage: Callable[..., None] = lambda *stage: None,
         *,
-        flops: Callable[[], float] = lambda: 0.0,  # returns the FLOPs that the stages have computed so far
+        # returns the FLOPs that the stages have computed so far
+        flops: Callable[[], float] = lambda: 0.0,
         peak: float = 0.0,  # TFLOP/s of the device; 0: unknown
     ):
         self.on_stage = on_stage
@@ -46,12 +48,20 @@ class StageTimer:
         self.on_stage(f"after {stage}")
 
     def spans(self) -> list[tuple[str, tuple[float, float]]]:
-        """Return each finished stage with its start and end on the clock of `time.perf_counter`. Waits for the GPU."""
+        """Return each finished stage with its start and end on the clock of `time.perf_counter`.
+
+        Waits for the GPU.
+        """
         self._synchronize()
-        return [(stage, (self._seconds(start), self._seconds(end))) for stage, start, end, _ in self._stages]
+        return [
+            (stage, (self._seconds(start), self._seconds(end)))
+            for stage, start, end, _ in self._stages
+        ]
 
     def metrics(self) -> dict[str, float]:
-        """Return ``time/<stage>``, ``perf/tflops/<stage>`` of stages with FLOPs, and ``perf/mfu/<stage>``."""
+        """Return ``time/<stage>``, ``perf/tflops/<stage>`` of stages with FLOPs, and
+        ``perf/mfu/<stage>``.
+        """
         seconds, flops = Counter(), Counter()
         for (stage, (start, end)), (*_, count) in zip(self.spans(), self._stages):
             seconds[stage] += end - start
@@ -69,7 +79,11 @@ class StageTimer:
             self._stream.synchronize()
 
     def _mark(self) -> "float | torch.cuda.Event":
-        return self._stream.record_event(torch.cuda.Event(enable_timing=True)) if self._stream else time.perf_counter()
+        return (
+            self._stream.record_event(torch.cuda.Event(enable_timing=True))
+            if self._stream
+            else time.perf_counter()
+        )
 
     def _seconds(self, mark: "float | torch.cuda.Event") -> float:
         return self.start + self._origin.elapsed_time(mark) / 1000 if self._stream else mark
@@ -80,11 +94,16 @@ def write_timeline(
 ) -> None:
     """Write timeline.json: the stages of an iteration that began at ``start``.
 
-    ``spans``: stage, and its start and, once it has ended, its end. Those that ended before ``start`` are left out.
+    ``spans``: stage, and its start and, once it has ended, its end. Those that ended before
+    ``start`` are left out.
     """
     now = time.perf_counter()
     spans = [(stage, (*span, now)[:2]) for stage, span in spans]
-    relative = [[stage, *(round(max(0.0, t - start), 4) for t in span)] for stage, span in spans if span[1] > start]
+    relative = [
+        [stage, *(round(max(0.0, t - start), 4) for t in span)]
+        for stage, span in spans
+        if span[1] > start
+    ]
     with warn_if_unwritable("TIMELINE"):
         write_json(output_dir / TIMELINE_FILE, {"iteration": iteration, "spans": relative})
 

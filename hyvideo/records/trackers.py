@@ -1,4 +1,7 @@
-"""Trackers that show metrics during a run: TensorBoard and, also with videos, Weights & Biases. Imported late."""
+"""Trackers that show metrics during a run: TensorBoard and, also with videos, Weights & Biases.
+
+Imported late.
+"""
 
 import json
 import os
@@ -8,7 +11,9 @@ from pathlib import Path
 class TensorBoardReport:
     """Scalars in an event file. A resumed run hides what was logged after its checkpoint."""
 
-    def __init__(self, output_dir: Path, *, run_name: str, config: dict, resume_iteration: int | None):
+    def __init__(
+        self, output_dir: Path, *, run_name: str, config: dict, resume_iteration: int | None
+    ):
         from torch.utils.tensorboard import SummaryWriter
 
         purge_step = None if resume_iteration is None else resume_iteration + 1
@@ -29,10 +34,13 @@ class TensorBoardReport:
 class WandbReport:
     """Scalars and mp4 files in Weights & Biases, with ``iteration`` as the horizontal axis.
 
-    The project is ``WANDB_PROJECT`` or "sage-grpo". A resumed run keeps its id, so repeated iterations appear twice.
+    The project is ``WANDB_PROJECT`` or "sage-grpo". A resumed run keeps its id, so repeated
+    iterations appear twice.
     """
 
-    def __init__(self, output_dir: Path, *, run_name: str, config: dict, resume_iteration: int | None):
+    def __init__(
+        self, output_dir: Path, *, run_name: str, config: dict, resume_iteration: int | None
+    ):
         import wandb
 
         id_file = output_dir / "wandb" / "run_id"
@@ -48,7 +56,8 @@ class WandbReport:
         )
         id_file.parent.mkdir(exist_ok=True)
         id_file.write_text(self.run.id)
-        # W&B's built-in step must increase with every call, which does not hold for videos and resumed iterations.
+        # W&B's built-in step must increase with every call, which does not hold for videos and
+        # resumed iterations.
         self.run.define_metric("iteration")
         self.run.define_metric("*", step_metric="iteration")
 

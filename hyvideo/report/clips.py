@@ -1,6 +1,8 @@
-"""Videos of a page: small files as they are, large ones as previews with a link to the file, all with a poster frame.
+"""Videos of a page: small files as they are, large ones as previews with a link to the file, all
+with a poster frame.
 
-A written page embeds its videos. A served page links to them, so that a browser loads only those that it shows.
+A written page embeds its videos. A served page links to them, so that a browser loads only those
+that it shows.
 """
 
 import base64
@@ -17,7 +19,8 @@ MAX_CLIP_BYTES = 5_500_000  # of all videos of a page; base64 adds a third
 MIN_SHARE = 100_000  # bytes of a video; if there are too many videos, some are left out instead
 MAX_PREVIEW_BYTES = 400_000
 MAX_POSTER_BYTES = 12_000  # in addition to the video
-NUM_CACHED = 256  # previews and posters; a run writes its report at every validation, with mostly the same videos
+# previews and posters; a run writes its report at every validation, with mostly the same videos
+NUM_CACHED = 256
 
 Row = Sequence[Path]  # files that are shown together
 
@@ -26,10 +29,12 @@ Row = Sequence[Path]  # files that are shown together
 class Clips:
     """Videos of a page. A digest is that of the file."""
 
-    contents: dict[str, str] = field(default_factory=dict)  # base64 of an mp4 file, by digest; empty in a served page
+    # base64 of an mp4 file, by digest; empty in a served page
+    contents: dict[str, str] = field(default_factory=dict)
     posters: dict[str, str] = field(default_factory=dict)  # base64 of a WebP picture, by digest
     digests: dict[Path, str] = field(default_factory=dict)  # of the videos of the page
-    originals: dict[str, str] = field(default_factory=dict)  # size of the file as text, by digest of a preview
+    # size of the file as text, by digest of a preview
+    originals: dict[str, str] = field(default_factory=dict)
 
 
 def alternate(*sources: Iterable[Row]) -> Iterator[Row]:
@@ -39,9 +44,11 @@ def alternate(*sources: Iterable[Row]) -> Iterator[Row]:
 
 
 def embed(rows: Iterable[Row], room: int = MAX_CLIP_BYTES) -> Clips:
-    """Embed the files of as many rows as fit into ``room`` bytes, in order; skip files that cannot be read.
+    """Embed the files of as many rows as fit into ``room`` bytes, in order; skip files that cannot
+    be read.
 
-    Small files are embedded as they are. Of the remaining room, every other file has an equal share for its preview.
+    Small files are embedded as they are. Of the remaining room, every other file has an equal share
+    for its preview.
     """
     chosen: dict[Path, int] = {}  # size by file
     needed = 0
@@ -59,7 +66,9 @@ def embed(rows: Iterable[Row], room: int = MAX_CLIP_BYTES) -> Clips:
 
 
 def link(rows: Iterable[Row]) -> Clips:
-    """Return the videos of a served page, all of them: `clip` and `poster` are read when the browser requests them."""
+    """Return the videos of a served page, all of them: `clip` and `poster` are read when the
+    browser requests them.
+    """
     clips = Clips()
     for file in dict.fromkeys(file for row in rows for file in row):
         status = file.stat()
@@ -71,14 +80,20 @@ def link(rows: Iterable[Row]) -> Clips:
 
 
 def clip(file: Path, digest: str) -> bytes:
-    """Return a file or, if it is large, its preview. Raises ValueError if the file is not a video."""
+    """Return a file or, if it is large, its preview.
+
+    Raises ValueError if the file is not a video.
+    """
     if file.stat().st_size <= MAX_PREVIEW_BYTES:
         return file.read_bytes()
     return _preview(file, digest, MAX_PREVIEW_BYTES)
 
 
 def poster(file: Path, digest: str) -> bytes:
-    """Return the first frame as a WebP picture, or b"" if it is too large. Raises ValueError if it cannot be read."""
+    """Return the first frame as a WebP picture, or b"" if it is too large.
+
+    Raises ValueError if it cannot be read.
+    """
     return _poster(file, digest)
 
 
@@ -103,7 +118,11 @@ def _embed_file(clips: Clips, file: Path, size: int, share: int) -> None:
     if digest not in clips.contents:
         try:
             picture = _poster(file, digest)
-            content = file.read_bytes() if size <= share else _preview(file, digest, min(share, MAX_PREVIEW_BYTES))
+            content = (
+                file.read_bytes()
+                if size <= share
+                else _preview(file, digest, min(share, MAX_PREVIEW_BYTES))
+            )
         except ValueError:  # not a video
             return
         if len(content) > share:

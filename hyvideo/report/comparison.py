@@ -20,7 +20,8 @@ from hyvideo.validation.reward_hacking.rule import ValidationStats
 from hyvideo.validation.scores_file import Evaluation, summarise
 
 FILES = {"evaluations": "scores.json", "benchmarks": "benchmarks.json", "studies": "analysis.json"}
-Scores = dict[str, dict[str, float | None]]  # mean, low and high of a 95 % interval over the prompts, by score
+# mean, low and high of a 95 % interval over the prompts, by score
+Scores = dict[str, dict[str, float | None]]
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,9 @@ class Comparison:
 
     @property
     def scores(self) -> dict[str, Scores]:
-        """Scores by policy: base models, each once, and runs, from their validations; evaluations."""
+        """Scores by policy: base models, each once, and runs, from their validations;
+        evaluations.
+        """
         found: dict[str, Scores] = {}
         for name, run in self.runs.items():
             base = _scores(run.before, run.history[0]) if run.before else {}
@@ -70,6 +73,8 @@ def read_comparison(folders: Sequence[Path], max_points: int = MAX_POINTS) -> Co
 
 def _scores(entries: dict[int, dict], stats: ValidationStats) -> Scores:
     """Return every score of a validation, and its metrics of the whole set without an interval."""
-    means = {name: value for name, value in stats.means.items() if name not in ("reward_std", "missing")}
+    means = {
+        name: value for name, value in stats.means.items() if name not in ("reward_std", "missing")
+    }
     summary = summarise(Evaluation(list(entries.values()), means))
     return {name: interval.as_json() for name, interval in summary.items()}

@@ -44,8 +44,8 @@ class Run:
     base: ValidationStats | None  # validation of the base model, if there is a later one
     shifts: list[list[MetricShift]]  # of the held-out metrics, by validation
     hacking: str  # description of reward hacking in the last validation; empty if none
-    # scores.json of the validations, by iteration and number of the video. Between the first and the last validation,
-    # only the saved videos.
+    # scores.json of the validations, by iteration and number of the video. Between the first and
+    # the last validation, only the saved videos.
     scores: dict[int, dict[int, dict]]
     reasons: Counter  # of missing rewards
     checkpoints: list[int]
@@ -81,15 +81,23 @@ class Run:
         series = self.series
         found = []
         if series.total("reward/missing"):
-            found.append(f"{series.total('reward/missing'):,.0f} of {self.rollouts:,} rewards are missing")
+            found.append(
+                f"{series.total('reward/missing'):,.0f} of {self.rollouts:,} rewards are missing"
+            )
         if series.total("update/skipped"):
-            found.append(f"{series.total('update/skipped'):,.0f} updates were skipped because of NaN or inf")
+            found.append(
+                f"{series.total('update/skipped'):,.0f} updates were skipped because of NaN or inf"
+            )
         if series.spikes:
             found.append(
-                f"the gradient norm exceeded {SPIKE:g} times its recent median in {len(series.spikes)} iterations, "
+                f"the gradient norm exceeded {SPIKE:g} times its recent median in "
+                f"{len(series.spikes)} iterations, "
                 f"first in iteration {series.spikes[0]}"
             )
-        if 2 * series.total("advantage/zero_groups") * self.config.rollout.num_generations > self.rollouts:
+        if (
+            2 * series.total("advantage/zero_groups") * self.config.rollout.num_generations
+            > self.rollouts
+        ):
             found.append("more than half of the groups are zero groups: equal rewards, no gradient")
         if series.restarts:
             found.append(f"restarted before iteration {', '.join(map(str, series.restarts))}")
@@ -98,7 +106,10 @@ class Run:
     @cached_property
     def gains(self) -> dict[int, float]:
         """Reward after minus before training, of each validation video that has both, by number."""
-        pairs = {number: (entry["reward"], self.before[number]["reward"]) for number, entry in self.after.items()}
+        pairs = {
+            number: (entry["reward"], self.before[number]["reward"])
+            for number, entry in self.after.items()
+        }
         return {number: pair[0] - pair[1] for number, pair in pairs.items() if None not in pair}
 
     @cached_property
@@ -107,12 +118,16 @@ class Run:
         return self.gain_over(self.gains)
 
     def gain_over(self, numbers: Iterable[int]) -> Interval | None:
-        means = mean_by_prompt((self.after[number]["group"], self.gains[number]) for number in numbers)
+        means = mean_by_prompt(
+            (self.after[number]["group"], self.gains[number]) for number in numbers
+        )
         return t_interval(np.array([list(means.values())])) if means else None
 
     @cached_property
     def unseen(self) -> list[int]:
-        """Videos of ``gains`` whose prompt is not in prompts_csv, by number; none if that file has moved."""
+        """Videos of ``gains`` whose prompt is not in prompts_csv, by number; none if that file has
+        moved.
+        """
         try:
             training = read_requests(*self.config.data.prompts_csv)
         except ValueError:
@@ -121,10 +136,16 @@ class Run:
         return [number for number, is_seen in zip(self.gains, seen) if not is_seen]
 
     def base_spread(self, name: str) -> float | None:
-        """Return the standard deviation of a score over the base model's videos; None if there is none."""
+        """Return the standard deviation of a score over the base model's videos; None if there is
+        none.
+        """
         if self.base and name in self.base.spreads:
             return self.base.spreads[name].std or None
-        values = [entry[name] for entry in self.before.values() if isinstance(entry.get(name), int | float)]
+        values = [
+            entry[name]
+            for entry in self.before.values()
+            if isinstance(entry.get(name), int | float)
+        ]
         return float(np.std(values)) or None if values else None
 
     @property
@@ -132,7 +153,13 @@ class Run:
         """``suspect``, ``better``, ``worse``, ``unclear``, or ``none`` without both validations."""
         if self.gain is None:
             return "none"
-        change = "unclear" if not self.gain.excludes_zero else "better" if self.gain.mean > 0 else "worse"
+        change = (
+            "unclear"
+            if not self.gain.excludes_zero
+            else "better"
+            if self.gain.mean > 0
+            else "worse"
+        )
         return "suspect" if self.hacking else change
 
 
@@ -144,7 +171,9 @@ def read_run(folder: Path, max_points: int = MAX_POINTS) -> Run:
     if problem := folder_problem(folder):
         raise ValueError(f"{folder} must be the output_dir of a run: {problem}")
     config = load_config(folder / "config.yaml")
-    environment = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))["environment"]
+    environment = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))[
+        "environment"
+    ]
     metrics = folder / METRICS
     lines = read_metrics(metrics) if metrics.is_file() else []
     history = _read_history(folder / SAMPLES)
@@ -172,7 +201,9 @@ def read_run(folder: Path, max_points: int = MAX_POINTS) -> Run:
 
 
 def read_notes(folder: Path) -> str:
-    """Return the text of the user's notes on a run, or why they cannot be shown; empty without a file of notes."""
+    """Return the text of the user's notes on a run, or why they cannot be shown; empty without a
+    file of notes.
+    """
     for name in NOTES_FILES:
         try:
             return read_regular(folder / name, MAX_NOTES_BYTES).strip()
@@ -195,7 +226,9 @@ def _read_history(samples: Path) -> list[ValidationStats]:
 
 
 def _read_scores(samples: Path, iterations: Sequence[int]) -> dict[int, dict[int, dict]]:
-    """Return the scores of validations by iteration and number: all of the first and last, else of saved videos."""
+    """Return the scores of validations by iteration and number: all of the first and last, else of
+    saved videos.
+    """
     found: dict[int, dict[int, dict]] = {}
     for iteration in iterations:
         entries = _scores(samples / f"{iteration:06d}")
@@ -206,8 +239,14 @@ def _read_scores(samples: Path, iterations: Sequence[int]) -> dict[int, dict[int
 
 
 def _reasons(folder: Path, lines: Sequence[dict], scores: dict[int, dict[int, dict]]) -> Counter:
-    """Return how many rewards are missing for each reason, in rollouts and in the first and last validation."""
-    incomplete = [folder / ROLLOUTS / f"{line['iteration']:06d}" for line in lines if line.get("reward/missing")]
+    """Return how many rewards are missing for each reason, in rollouts and in the first and last
+    validation.
+    """
+    incomplete = [
+        folder / ROLLOUTS / f"{line['iteration']:06d}"
+        for line in lines
+        if line.get("reward/missing")
+    ]
     ends = dict.fromkeys([0, max(scores)]) if scores else {}
     parts = [*map(_scores, incomplete), *(scores.get(iteration, {}) for iteration in ends)]
     entries = [entry for part in parts for entry in part.values()]
@@ -215,7 +254,9 @@ def _reasons(folder: Path, lines: Sequence[dict], scores: dict[int, dict[int, di
 
 
 def _scores(folder: Path) -> dict[int, dict]:
-    """Return the entries of a scores.json by number, each with the path of its file, or none without the file."""
+    """Return the entries of a scores.json by number, each with the path of its file, or none
+    without the file.
+    """
     path = folder / "scores.json"
     try:
         entries = parse_json(path.read_text(encoding="utf-8")) if path.is_file() else []

@@ -1,4 +1,6 @@
-"""Page of the videos that generate.py wrote into a folder, perhaps beside those of other folders."""
+"""Page of the videos that generate.py wrote into a folder, perhaps beside those of other
+folders.
+"""
 
 import json
 import os
@@ -28,7 +30,8 @@ APART = (
 
 
 def write_gallery(*folders: Path) -> Path:
-    """Write index.html of folders side by side into the first, with relative links; return its path.
+    """Write index.html of folders side by side into the first, with relative links; return its
+    path.
 
     It shows every mp4 file with a JSON file of its settings.
     """
@@ -40,27 +43,42 @@ def write_gallery(*folders: Path) -> Path:
         for name in dict.fromkeys(chain(*chain(*columns)))
         if name not in APART
     }
-    links = {video["file"]: quote_url(os.path.relpath(video["file"], folders[0])) for video in chain(*columns)}
-    names, template = short_names([place.resolve() for place in folders]), Path(__file__).with_name("gallery.html.j2")
+    links = {
+        video["file"]: quote_url(os.path.relpath(video["file"], folders[0]))
+        for video in chain(*columns)
+    }
+    names, template = (
+        short_names([place.resolve() for place in folders]),
+        Path(__file__).with_name("gallery.html.j2"),
+    )
     write_text(page, fill(template, names=names, rows=rows, settings=settings, links=links))
     return page
 
 
 def check_page(page: Path) -> None:
-    """Raise ValueError for an existing page that `write_gallery` did not write, and would overwrite."""
+    """Raise ValueError for an existing page that `write_gallery` did not write, and would
+    overwrite.
+    """
     if page.is_file() and MARK not in page.read_bytes():
-        raise ValueError(f"{quote(page)} is not a page of generated videos; move it, or choose another folder")
+        raise ValueError(
+            f"{quote(page)} is not a page of generated videos; move it, or choose another folder"
+        )
 
 
 def short_names(folders: Sequence[Path]) -> list[str]:
     """Return the shortest end of each path that no other path has."""
-    ends = [["/".join(path.parts[-count:]) for count in range(1, 1 + len(path.parts))] for path in folders]
+    ends = [
+        ["/".join(path.parts[-count:]) for count in range(1, 1 + len(path.parts))]
+        for path in folders
+    ]
     counts = Counter(chain(*ends))
     return [next((end for end in each if counts[end] == 1), each[-1]) for each in ends]
 
 
 def match_videos(folders: Sequence[Path]) -> list[list[dict | None]]:
-    """Return videos of equal prompt, image and seed side by side, the first with the first; None if there is none."""
+    """Return videos of equal prompt, image and seed side by side, the first with the first; None if
+    there is none.
+    """
     rows: dict[tuple, list[dict | None]] = {}
     for column, place in enumerate(folders):
         counts: Counter = Counter()
@@ -70,7 +88,9 @@ def match_videos(folders: Sequence[Path]) -> list[list[dict | None]]:
             rows.setdefault((*key, counts[key]), [None] * len(folders))[column] = video
         if not counts:
             problem = folder_problem(place) or "it has no mp4 file with its JSON file"
-            raise ValueError(f"a folder must have videos of generate.py, got {quote(place)}: {problem}")
+            raise ValueError(
+                f"a folder must have videos of generate.py, got {quote(place)}: {problem}"
+            )
     return list(rows.values())
 
 
@@ -79,10 +99,14 @@ def find_videos(folder: Path) -> Iterator[dict[str, str]]:
     for file in sorted(folder.glob("*.mp4")):
         with suppress(OSError, ValueError, LookupError, TypeError):
             settings = parse_json(read_regular(file.with_suffix(".json")))
-            json.dumps(settings, ensure_ascii=False).encode()  # fails for lone surrogates, which no page can have
+            # fails for lone surrogates, which no page can have
+            json.dumps(settings, ensure_ascii=False).encode()
             if isinstance(settings, dict) and isinstance(settings.get("prompt"), str):
                 choice = settings.pop("best_of", None)
-                texts = {name: "–" if value in (None, "") else str(value) for name, value in settings.items()}
+                texts = {
+                    name: "–" if value in (None, "") else str(value)
+                    for name, value in settings.items()
+                }
                 if choice:
                     texts["best_of"] = str(choice["candidates"])
                     texts["ranking"] = ranking(choice)

@@ -1,4 +1,6 @@
-"""What the runs of a page have in common: the reward, a recipe with several seeds, a sweep, and the settings."""
+"""What the runs of a page have in common: the reward, a recipe with several seeds, a sweep, and the
+settings.
+"""
 
 import re
 from collections.abc import Mapping
@@ -9,19 +11,26 @@ from hyvideo.config.settings import TRAITS, Config
 
 SEED = re.compile(r"[-_. ]?seed[-_=]?\d+$", re.IGNORECASE)  # end of a run's name
 CELLS = "cells"  # folder of the runs that a study trains, in its output folder
-NOT_COMPARED = ("output_dir", "seed", "resume_from_checkpoint")  # settings that name a run instead of describing it
+# settings that name a run instead of describing it
+NOT_COMPARED = ("output_dir", "seed", "resume_from_checkpoint")
 
 
 def reward_of(config: Config) -> str:
-    """Return the trained reward as text: runs with different texts have rewards that cannot share an axis."""
-    weights = ", ".join(f"{name} {weight:g}" for name, weight in config.reward_weights.items() if weight)
+    """Return the trained reward as text: runs with different texts have rewards that cannot share
+    an axis.
+    """
+    weights = ", ".join(
+        f"{name} {weight:g}" for name, weight in config.reward_weights.items() if weight
+    )
     options = f", options {config.reward.reward_config}" if config.reward.reward_config else ""
     normalized = ", normalized in groups" if config.reward.reward_normalization == "group" else ""
     return f"{' + '.join(config.reward.reward_model)}: {weights}{options}{normalized}"
 
 
 def sweep_of(folder: Path) -> Path | None:
-    """Return the output folder of the study that trained the run in ``folder``; None for any other run."""
+    """Return the output folder of the study that trained the run in ``folder``; None for any other
+    run.
+    """
     return folder.parent.parent if folder.parent.name == CELLS else None
 
 
@@ -32,7 +41,11 @@ def seed_groups(configs: Mapping[str, Config], folders: Mapping[str, Path]) -> d
     """
     members: dict[tuple, list[str]] = {}
     for name, config in configs.items():
-        settings = {key: value for key, value in experiment_settings(config).items() if key not in NOT_COMPARED}
+        settings = {
+            key: value
+            for key, value in experiment_settings(config).items()
+            if key not in NOT_COMPARED
+        }
         key = (sweep_of(folders[name]), repr(sorted(settings.items(), key=lambda item: item[0])))
         members.setdefault(key, []).append(name)
     found: dict[str, str] = {}
@@ -48,7 +61,9 @@ def seed_groups(configs: Mapping[str, Config], folders: Mapping[str, Path]) -> d
 
 
 def differing_settings(configs: Mapping[str, Config]) -> list[str]:
-    """Return the settings that have several values among the runs, also the seed; first those that affect learning."""
+    """Return the settings that have several values among the runs, also the seed; first those that
+    affect learning.
+    """
     flats = [config.flat() for config in configs.values()]
     names = [name for name in flats[0] if name != "output_dir"] if flats else []
     found = [name for name in names if len({str(flat[name]) for flat in flats}) > 1]

@@ -1,4 +1,6 @@
-"""Is a run healthy? Its state, the time left, the metrics to look at first, and the GPUs of this machine."""
+"""Is a run healthy? Its state, the time left, the metrics to look at first, and the GPUs of this
+machine.
+"""
 
 import re
 import time
@@ -72,11 +74,15 @@ def stall_text(run: Run, status: Status) -> str:
 
 
 def find_checks(run: Run) -> list[Check]:
-    """Return the metrics to look at first; their names are searched in the run, since objectives have other metrics."""
+    """Return the metrics to look at first; their names are searched in the run, since objectives
+    have other metrics.
+    """
     return [_check(run, *each) for each in _LOOK_FIRST]
 
 
-def _check(run: Run, title: str, name: str, healthy: str, problem: Callable[[Run, list[float]], str]) -> Check:
+def _check(
+    run: Run, title: str, name: str, healthy: str, problem: Callable[[Run, list[float]], str]
+) -> Check:
     metric = next((each for each in run.series.points if re.fullmatch(name, each)), "")
     values = [value for value in run.series.points.get(metric, []) if value is not None]
     return Check(
@@ -107,7 +113,11 @@ def _spikes(run: Run, values: list[float]) -> str:
 
 
 def _below_base(run: Run, values: list[float]) -> str:
-    base = run.history[0].means.get("reward") if run.history and run.history[0].iteration == 0 else None
+    base = (
+        run.history[0].means.get("reward")
+        if run.history and run.history[0].iteration == 0
+        else None
+    )
     return "below the base model" if base is not None and values[-1] < base else ""
 
 
@@ -117,21 +127,33 @@ def _hacking(run: Run, values: list[float]) -> str:
 
 _LOOK_FIRST = (
     ("Mean reward of the rollouts", "reward/mean", "rises over tens of iterations", _no_problem),
-    ("Standard deviation within a group", "reward/std", "above 0; falls as the policy converges", _no_spread),
+    (
+        "Standard deviation within a group",
+        "reward/std",
+        "above 0; falls as the policy converges",
+        _no_spread,
+    ),
     (
         "Largest deviation of a ratio in the first update",
         r"\w+/ratio_first_deviation|\w+/first_deviation",
         "0 up to rounding",
         _off_policy,
     ),
-    ("Gradient norm over its recent median", "grad/spike", "0.5 to 2; above 10 is a spike", _spikes),
+    (
+        "Gradient norm over its recent median",
+        "grad/spike",
+        "0.5 to 2; above 10 is a spike",
+        _spikes,
+    ),
     ("Validation reward", "validation/reward", "rises; the metric to judge a run by", _below_base),
     ("Reward hacking", "validation/hacking", "0", _hacking),
 )
 
 
 def _is_owned(folder: Path, now: float) -> bool:
-    """Return whether a process that owns the folder is alive: its heartbeat is the time of a file."""
+    """Return whether a process that owns the folder is alive: its heartbeat is the time of
+    a file.
+    """
     return now - _modified(folder / ".owner", 0.0) < SILENCE_S
 
 
@@ -150,7 +172,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h"
 
 
-# --- GPUs -------------------------------------------------------------------------------------------------------------
+# --- GPUs -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -178,7 +200,9 @@ class GpuHistory:
             pynvml.nvmlInit()
             self._nvml = pynvml
         except ImportError:
-            self.problem = "pynvml is not installed; pip install nvidia-ml-py shows the use of the GPUs"
+            self.problem = (
+                "pynvml is not installed; pip install nvidia-ml-py shows the use of the GPUs"
+            )
         except pynvml.NVMLError as error:
             self.problem = f"this machine has no usable NVIDIA GPU: {error}"
 
@@ -202,7 +226,12 @@ class GpuHistory:
         gpus = []
         for number in range(len(self.samples[-1][1])):
             uses = [asdict(each[number]) for _, each in self.samples]
-            gpus.append({name: [use[name] for use in uses] for name in ("memory_gib", "utilisation", "watts")})
+            gpus.append(
+                {
+                    name: [use[name] for use in uses]
+                    for name in ("memory_gib", "utilisation", "watts")
+                }
+            )
             gpus[-1]["name"] = uses[-1]["name"]
             gpus[-1]["total_gib"] = uses[-1]["total_gib"]
         return {"problem": "", "minutes": minutes, "gpus": gpus}

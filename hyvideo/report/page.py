@@ -1,4 +1,5 @@
-"""The report as one self-contained HTML file: Jinja templates, Plotly's script, the data and the videos.
+"""The report as one self-contained HTML file: Jinja templates, Plotly's script, the data and the
+videos.
 
 `report_page` embeds everything. The pages of `serve` link to Plotly and to the videos instead.
 """
@@ -42,7 +43,9 @@ NO_SCORES = ("number", "seed", "iteration", "group", "member", "reward", "advant
 
 
 def write_report(folders: Iterable[Path], out: Path) -> None:
-    """Write the page of the folders, at most 10 MB. Raises ValueError for a folder of no kind or corrupted records.
+    """Write the page of the folders, at most 10 MB.
+
+    Raises ValueError for a folder of no kind or corrupted records.
 
     Large videos are shown as previews, with a link to the file relative to ``out``.
     """
@@ -50,7 +53,9 @@ def write_report(folders: Iterable[Path], out: Path) -> None:
     try:
         page = report_page(read_comparison(places, points_each(len(places))), out.resolve().parent)
     except (LookupError, TypeError, AttributeError, TemplateError) as error:
-        raise ValueError(f"{', '.join(map(str, places))}: the records of a run are corrupted: {error!r}") from error
+        raise ValueError(
+            f"{', '.join(map(str, places))}: the records of a run are corrupted: {error!r}"
+        ) from error
     write_text(out, page)
 
 
@@ -65,17 +70,21 @@ def report_page(found: Comparison, place: Path) -> str:
     data = comparison_data(found)
     room = MAX_PAGE_BYTES - MARKUP_BYTES - len(packed_plotly()) - len(as_script(data))
     files = alternate(compared_files(found.runs.values()), map(_files, rows))
-    clips = embed(chain(files, files_between(found.runs.values())), min(MAX_CLIP_BYTES, 3 * room // 4))
+    clips = embed(
+        chain(files, files_between(found.runs.values())), min(MAX_CLIP_BYTES, 3 * room // 4)
+    )
     return _filled(found, data, clips, rows, place)
 
 
 def served_page(
     found: Comparison, *, stamp: str, statuses: Mapping[str, str], problems: Mapping[str, str]
 ) -> tuple[str, Clips]:
-    """Return the text of a page of runs that links to Plotly and videos, and the videos that the server must have.
+    """Return the text of a page of runs that links to Plotly and videos, and the videos that the
+    server must have.
 
     Args:
-        stamp: Text that changes with the page; the browser asks with it whether the page has changed.
+        stamp: Text that changes with the page; the browser asks with it whether the page has
+            changed.
         statuses: Whether each run is running.
         problems: Why runs cannot be read, by name.
     """
@@ -98,7 +107,11 @@ def _filled(
     note = videos_note(videos)
     if len(videos) > MAX_DETAILED_RUNS:
         for name, each in videos.items():
-            videos[name] = [video for video in each if any("clip" in entry for entry in video["entries"].values())]
+            videos[name] = [
+                video
+                for video in each
+                if any("clip" in entry for entry in video["entries"].values())
+            ]
     for name, each in videos.items():
         data["runs"][name]["videos"] = each
     data["folders"] = list(found.videos)
@@ -129,13 +142,18 @@ def as_script(data: dict) -> str:
 
 @cache
 def packed_plotly() -> str:
-    """Return Plotly's script, compressed, in base64; the page unpacks it. It is 2.0 MB instead of 4.8."""
+    """Return Plotly's script, compressed, in base64; the page unpacks it.
+
+    It is 2.0 MB instead of 4.8.
+    """
     from plotly.offline import get_plotlyjs  # only reports need it
 
-    return base64.b64encode(gzip.compress(get_plotlyjs().encode(), compresslevel=6, mtime=0)).decode()
+    return base64.b64encode(
+        gzip.compress(get_plotlyjs().encode(), compresslevel=6, mtime=0)
+    ).decode()
 
 
-# --- data of the runs -------------------------------------------------------------------------------------------------
+# --- data of the runs -----------------------------------------------------------------------------
 
 
 def comparison_data(found: Comparison) -> dict:
@@ -150,18 +168,24 @@ def comparison_data(found: Comparison) -> dict:
         runs[name] = page_data(run, max(MIN_VALIDATIONS, points_each(len(configs)) // 2)) | {
             "group": groups[name],
             "sweep": sweep.name if sweep else "",
-            "settings": {setting: setting_text(configs[name].flat()[setting]) for setting in settings},
+            "settings": {
+                setting: setting_text(configs[name].flat()[setting]) for setting in settings
+            },
         }
     return {"runs": runs, "scores": found.scores, "settings": settings}
 
 
 def page_data(run: Run, max_validations: int) -> dict:
-    """Return the data that the page draws of a run, except its videos, with at most so many of its validations."""
+    """Return the data that the page draws of a run, except its videos, with at most so many of its
+    validations.
+    """
     series = run.series
     last = len(run.history) - 1
     kept = [*evenly_spaced(max_validations - 1, last), last] if run.history else []
     history = [run.history[row] for row in kept]
-    shifts = [{shift.name: shift.shift / shift.allowed for shift in run.shifts[row]} for row in kept]
+    shifts = [
+        {shift.name: shift.shift / shift.allowed for shift in run.shifts[row]} for row in kept
+    ]
     return {
         "rollouts": run.rollouts_per_iteration,
         "hours": series.hours,
@@ -187,15 +211,21 @@ def page_data(run: Run, max_validations: int) -> dict:
         "missing": series.total("reward/missing"),
         "skipped": series.total("update/skipped"),
         "restarts": len(series.restarts),
-        "memory": series.totals["memory/peak_gib"].largest if "memory/peak_gib" in series.totals else None,
-        "forwards": series.totals["cost/forwards"].mean if "cost/forwards" in series.totals else None,
+        "memory": series.totals["memory/peak_gib"].largest
+        if "memory/peak_gib" in series.totals
+        else None,
+        "forwards": series.totals["cost/forwards"].mean
+        if "cost/forwards" in series.totals
+        else None,
         "processes": run.environment["processes"],
         "checkpoint": run.checkpoints[-1] if run.checkpoints else None,
     }
 
 
 def by_name(rows: Sequence[Mapping[str, float | None]]) -> dict[str, list[float | None]]:
-    """Return the values of each name in all rows, with few digits; None where a row does not have it."""
+    """Return the values of each name in all rows, with few digits; None where a row does not have
+    it.
+    """
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [_short(row.get(name)) for row in rows] for name in names}
 
@@ -204,11 +234,12 @@ def _short(value: float | None) -> float | None:
     return float(f"{value:.4g}") if isinstance(value, int | float) else None
 
 
-# --- videos -----------------------------------------------------------------------------------------------------------
+# --- videos ---------------------------------------------------------------------------------------
 
 
 def compared_files(runs: Iterable[Run]) -> Iterator[Row]:
-    """Yield the files of each validation video, before and after training in all runs, those to show first at first.
+    """Yield the files of each validation video, before and after training in all runs, those to
+    show first at first.
 
     The first are those with the smallest and the largest mean gain, the others are in random order.
     """
@@ -229,8 +260,8 @@ def compared_files(runs: Iterable[Run]) -> Iterator[Row]:
 
 
 def files_between(runs: Iterable[Run]) -> Iterator[Row]:
-    """Yield the files of the validations between the first and the last, one by one: first one in the middle of
-    training for every video, then those in the middle of both halves, and so on.
+    """Yield the files of the validations between the first and the last, one by one: first one in
+    the middle of training for every video, then those in the middle of both halves, and so on.
     """
     yield from alternate(*map(_files_between, runs))
 
@@ -243,13 +274,20 @@ def _files_between(run: Run) -> Iterator[Row]:
 
 
 def halved(values: Sequence[int]) -> list[int]:
-    """Return the values in another order: the middle one, then the middles of both halves, and so on."""
+    """Return the values in another order: the middle one, then the middles of both halves, and so
+    on.
+    """
     found = []
     parts = [values]
     while parts:
         middles = [part[len(part) // 2] for part in parts if part]
         found += middles
-        halves = [half for part in parts if part for half in (part[: len(part) // 2], part[len(part) // 2 + 1 :])]
+        halves = [
+            half
+            for part in parts
+            if part
+            for half in (part[: len(part) // 2], part[len(part) // 2 + 1 :])
+        ]
         parts = [half for half in halves if half]
     return found
 
@@ -261,7 +299,9 @@ def compared_videos(run: Run, clips: Clips, place: Path | None) -> list[dict]:
     """
     newest = run.after or run.before
     numbers = sorted(newest)
-    drawn = {number: rank for rank, number in enumerate(random.Random(0).sample(numbers, len(numbers)))}
+    drawn = {
+        number: rank for rank, number in enumerate(random.Random(0).sample(numbers, len(numbers)))
+    }
     ends = {0, max(run.scores)} if run.scores else set()
     found = []
     for number in sorted(numbers, key=lambda number: run.gains.get(number, 0.0)):
@@ -271,21 +311,31 @@ def compared_videos(run: Run, clips: Clips, place: Path | None) -> list[dict]:
             if entry and (iteration in ends or "clip" in entry):
                 entries[iteration] = entry
         video = {name: newest[number][name] for name in ("prompt", "seed", "number")}
-        found.append(video | {"gain": run.gains.get(number), "drawn": drawn[number], "entries": entries})
+        found.append(
+            video | {"gain": run.gains.get(number), "drawn": drawn[number], "entries": entries}
+        )
     return found
 
 
-def folder_videos(rows: list[list[dict | None]], clips: Clips, place: Path | None) -> list[list[dict | None]]:
+def folder_videos(
+    rows: list[list[dict | None]], clips: Clips, place: Path | None
+) -> list[list[dict | None]]:
     """Return the rows of matching videos of several folders that have an embedded video."""
     shown = [row for row in rows if any(file in clips.digests for file in _files(row))]
     return [
-        [video and {name: video.get(name) for name in SHOWN} | _place_of(video["file"], clips, place) for video in row]
+        [
+            video
+            and {name: video.get(name) for name in SHOWN} | _place_of(video["file"], clips, place)
+            for video in row
+        ]
         for row in shown
     ]
 
 
 def videos_note(videos: Mapping[str, list[dict]]) -> str:
-    """Return how many of the validation videos are saved and shown, as a sentence; ``videos`` are those of each run."""
+    """Return how many of the validation videos are saved and shown, as a sentence; ``videos`` are
+    those of each run.
+    """
     entries: dict[tuple, list[dict]] = {}
     for video in chain(*videos.values()):
         entries.setdefault(_key(video), []).extend(video["entries"].values())
@@ -293,14 +343,24 @@ def videos_note(videos: Mapping[str, list[dict]]) -> str:
     shown = [each for each in saved if any("clip" in entry for entry in each)]
     if not saved:
         return "No videos are saved; log_num_videos sets how many a validation saves."
-    places = dict.fromkeys(os.path.dirname(entry["file"]) for entry in chain(*saved) if entry["file"])
-    named = ", ".join(map(unquote, list(places)[:NUM_NAMED])) + (", ..." if len(places) > NUM_NAMED else "")
+    places = dict.fromkeys(
+        os.path.dirname(entry["file"]) for entry in chain(*saved) if entry["file"]
+    )
+    named = ", ".join(map(unquote, list(places)[:NUM_NAMED])) + (
+        ", ..." if len(places) > NUM_NAMED else ""
+    )
     where = f"{len(saved)} of {len(entries)} validation videos are saved in {named}"
     if not shown:
-        return f"{where}, but none of them can be shown: they cannot be read or are too large for this page."
+        return (
+            f"{where}, but none of them can be shown: they cannot be read or are too large for "
+            "this page."
+        )
     if len(shown) < len(saved):
         return f"{where}; this page shows the {len(shown)} of them that fit."
-    return f"{len(shown)} of {len(entries)} validation videos are shown (log_num_videos), selected before scoring."
+    return (
+        f"{len(shown)} of {len(entries)} validation videos are shown (log_num_videos), selected "
+        "before scoring."
+    )
 
 
 def _key(entry: dict) -> tuple:
@@ -319,11 +379,14 @@ def _on_page(entry: dict, clips: Clips, place: Path | None) -> dict:
         for name, value in entry.items()
         if name not in NO_SCORES and isinstance(value, int | float) and not isinstance(value, bool)
     }
-    return {"reward": _short(entry["reward"]), "scores": scores} | _place_of(entry["file"], clips, place)
+    return {"reward": _short(entry["reward"]), "scores": scores} | _place_of(
+        entry["file"], clips, place
+    )
 
 
 def _place_of(file: str | None, clips: Clips, place: Path | None) -> dict[str, str | None]:
-    """Return a link to a video as ``file``, relative to ``place``, and its digest as ``clip`` if the page shows it.
+    """Return a link to a video as ``file``, relative to ``place``, and its digest as ``clip`` if
+    the page shows it.
 
     Without a place, the server finds the file by its digest.
     """

@@ -15,7 +15,9 @@ _SHOWN_ABOVE = ("reward", "seen/reward", "unseen/reward", "reward_std")
 
 
 def print_summary(output_dir: Path, iteration: int, validation: Validation | None) -> None:
-    """Print rewards before and after training, and the paths of the report, the videos and a picture of both."""
+    """Print rewards before and after training, and the paths of the report, the videos and a
+    picture of both.
+    """
     before = validation.measures(0) if validation else {}
     after = validation.measures(iteration) if validation else {}
     lines = [""]
@@ -27,7 +29,8 @@ def print_summary(output_dir: Path, iteration: int, validation: Validation | Non
         lines.append(
             f"{len(validation.seen)} validation videos of iteration {iteration}: "
             f"reward {after['reward']:.3f} ± {after['reward_std']:.3f}; "
-            "the base model was not validated with these settings (validate_at_step0), so there is no comparison"
+            "the base model was not validated with these settings (validate_at_step0), so there "
+            "is no comparison"
         )
     rows: list[Row] = []
     if (output_dir / REPORT_FILE).is_file():
@@ -39,20 +42,29 @@ def print_summary(output_dir: Path, iteration: int, validation: Validation | Non
 def _validated(
     validation: Validation, iteration: int, before: Mapping[str, float], after: Mapping[str, float]
 ) -> list[str]:
-    """Return the rewards and metrics of the base model and of the trained policy, and where both videos are."""
+    """Return the rewards and metrics of the base model and of the trained policy, and where both
+    videos are.
+    """
     frames, height, width = validation.size
     weights = validation.scorer.weights
     lines = [
-        f"{len(validation.seen)} validation videos, same prompts and seeds, iteration 0 -> {iteration}; "
+        f"{len(validation.seen)} validation videos, same prompts and seeds, iteration 0 -> "
+        f"{iteration}; "
         f"{frames} frames of {height} x {width}; ± standard deviation over videos",
         _reward(before, after),
     ]
     num_seen = sum(validation.seen)
     num_unseen = len(validation.seen) - num_seen
     if "seen/reward" in before and "seen/reward" in after:
-        lines.append(f"{_change('seen/reward', before, after)}, {num_seen} videos, prompts also used in training")
+        lines.append(
+            f"{_change('seen/reward', before, after)}, {num_seen} videos, prompts also used in "
+            "training"
+        )
     if "unseen/reward" in before and "unseen/reward" in after:
-        lines.append(f"{_change('unseen/reward', before, after)}, {num_unseen} videos, prompts not used in training")
+        lines.append(
+            f"{_change('unseen/reward', before, after)}, {num_unseen} videos, prompts not used in "
+            "training"
+        )
     common = [name for name in sorted(after) if name in before and name != "missing"]
     for name, weight in weights.items():
         if weight and name in common:
@@ -80,9 +92,13 @@ def _change(name: str, before: Mapping[str, float], after: Mapping[str, float]) 
 
 
 def _reward(before: Mapping[str, float], after: Mapping[str, float]) -> str:
-    """Return the rewards with their standard deviations, and the gain, also in those of the base model."""
+    """Return the rewards with their standard deviations, and the gain, also in those of the base
+    model.
+    """
     gain = after["reward"] - before["reward"]
-    values = [f"{measures['reward']:.3f} ± {measures['reward_std']:.3f}" for measures in (before, after)]
+    values = [
+        f"{measures['reward']:.3f} ± {measures['reward_std']:.3f}" for measures in (before, after)
+    ]
     text = f"  {'reward':<20} {values[0]} -> {values[1]}, {gain:+.3f}"
     if before["reward_std"] > 0:
         text += f", {gain / before['reward_std']:+.2f} base standard deviations"
@@ -90,9 +106,13 @@ def _reward(before: Mapping[str, float], after: Mapping[str, float]) -> str:
 
 
 def _rollout_rewards(output_dir: Path) -> list[str]:
-    """Return the mean reward of the rollouts in the first and in the last iterations; none if they are not scored."""
+    """Return the mean reward of the rollouts in the first and in the last iterations; none if they
+    are not scored.
+    """
     metrics = read_metrics(output_dir / "metrics.jsonl")
-    measured = [line["dpo/held_out_accuracy"] for line in metrics if "dpo/held_out_accuracy" in line]
+    measured = [
+        line["dpo/held_out_accuracy"] for line in metrics if "dpo/held_out_accuracy" in line
+    ]
     if measured:
         return [f"agreement with held-out answers: {measured[-1]:.0%} (base model: 50 %)"]
     if metrics and not any("reward/mean" in line for line in metrics):

@@ -1,7 +1,8 @@
 """Metrics of a run for the page: thinned curves, and totals over all iterations.
 
-A page of 50 runs of 10,000 iterations must stay small, so that a point of a curve stands for several iterations: their
-mean, or their maximum for metrics that are watched for outliers. Totals and warnings use every iteration.
+A page of 50 runs of 10,000 iterations must stay small, so that a point of a curve stands for
+several iterations: their mean, or their maximum for metrics that are watched for outliers. Totals
+and warnings use every iteration.
 """
 
 import math
@@ -15,9 +16,11 @@ import numpy as np
 from hyvideo.records.run_files import evenly_spaced
 
 SPIKE = 10.0  # gradient norm divided by its recent median
-IS_PEAK = re.compile("max|peak|spike|norm|missing|skipped|zero_groups|first_deviation")  # metrics shown by the maximum
+# metrics shown by the maximum
+IS_PEAK = re.compile("max|peak|spike|norm|missing|skipped|zero_groups|first_deviation")
 NUM_RECENT = 20  # iterations over which the speed is measured
-MIN_COLUMNS = 40  # of a heat map of lists, such as metrics by denoising step, however many runs there are
+# of a heat map of lists, such as metrics by denoising step, however many runs there are
+MIN_COLUMNS = 40
 DIGITS = 5  # significant digits of a point
 LIST_DIGITS = 3
 
@@ -38,7 +41,8 @@ class Series:
     num_iterations: int  # lines of metrics.jsonl
     last: int  # last iteration; 0 without any
     per_point: int  # iterations that a point of a curve stands for
-    points: dict[str, list]  # by metric, one value per point; "iteration" has the last iteration of each point
+    # by metric, one value per point; "iteration" has the last iteration of each point
+    points: dict[str, list]
     hours: list[float]  # cumulative, at each point, without validations and checkpoints
     columns: dict[str, list]  # lists by metric, thinned; "iteration" has the iteration of each
     totals: dict[str, Total]  # by metric
@@ -53,14 +57,19 @@ class Series:
 
 
 def read_series(lines: Sequence[dict], max_points: int) -> Series:
-    """Return the series of the lines of metrics.jsonl, with at most ``max_points`` points in a curve."""
+    """Return the series of the lines of metrics.jsonl, with at most ``max_points`` points in a
+    curve.
+    """
     columns, lists = _columns_of(lines)
-    values = {name: np.array(column, dtype=float) for name, column in columns.items()}  # None becomes NaN
+    # None becomes NaN
+    values = {name: np.array(column, dtype=float) for name, column in columns.items()}
     iterations = [line["iteration"] for line in lines]
     seconds = np.cumsum([line["time/iteration"] for line in lines]) if lines else np.zeros(0)
     per_point = max(1, math.ceil(len(lines) / max_points))
     ends = [*range(per_point, len(lines), per_point), len(lines)] if lines else []
-    points = {name: _thin(each, ends, is_peak=bool(IS_PEAK.search(name))) for name, each in values.items()}
+    points = {
+        name: _thin(each, ends, is_peak=bool(IS_PEAK.search(name))) for name, each in values.items()
+    }
     points["iteration"] = [iterations[end - 1] for end in ends]
     restarts = _restarts(lines)
     spikes = values.get("grad/spike", np.zeros(len(lines)))
@@ -80,7 +89,9 @@ def read_series(lines: Sequence[dict], max_points: int) -> Series:
 
 
 def _columns_of(lines: Sequence[dict]) -> tuple[dict[str, list], dict[str, list]]:
-    """Return the values of each metric in all lines: metrics that are numbers, and metrics that are lists."""
+    """Return the values of each metric in all lines: metrics that are numbers, and metrics that are
+    lists.
+    """
     numbers = {}
     lists = {}
     for name in dict.fromkeys(chain.from_iterable(lines)):
@@ -102,7 +113,9 @@ def _rounded(value: float | None, digits: int = DIGITS) -> float | None:
 
 
 def _thin(values: np.ndarray, ends: Sequence[int], *, is_peak: bool) -> list[float | None]:
-    """Return the mean or the maximum of the finite values between two ends, None without any; the first begins at 0."""
+    """Return the mean or the maximum of the finite values between two ends, None without any; the
+    first begins at 0.
+    """
     found = []
     start = 0
     for end in ends:
@@ -123,14 +136,18 @@ def _total(values: np.ndarray) -> Total:
     return Total(sum=float(known.sum()), mean=float(known.mean()), largest=float(known.max()))
 
 
-def _thin_lists(iterations: Sequence[int], lists: dict[str, list], max_columns: int) -> dict[str, list]:
+def _thin_lists(
+    iterations: Sequence[int], lists: dict[str, list], max_columns: int
+) -> dict[str, list]:
     """Return the metrics that are lists, of evenly spaced iterations and the last one."""
     if not lists:
         return {}
     rows = [*evenly_spaced(max_columns - 1, len(iterations) - 1), len(iterations) - 1]
     found: dict[str, list] = {"iteration": [iterations[row] for row in rows]}
     for name, column in lists.items():
-        found[name] = [[_rounded(value, LIST_DIGITS) for value in column[row] or []] for row in rows]
+        found[name] = [
+            [_rounded(value, LIST_DIGITS) for value in column[row] or []] for row in rows
+        ]
     return found
 
 
@@ -146,7 +163,9 @@ def _restarts(lines: Sequence[dict]) -> list[int]:
 
 
 def _seconds_each(lines: Sequence[dict], restarts: Sequence[int]) -> float:
-    """Return the mean time from one iteration to the next, over the recent ones of the last process."""
+    """Return the mean time from one iteration to the next, over the recent ones of the last
+    process.
+    """
     since = restarts[-1] if restarts else 0
     recent = [line for line in lines[-NUM_RECENT - 1 :] if line["iteration"] >= since]
     if not recent:

@@ -1,12 +1,14 @@
-"""Server of the runs in a folder: the pages of `page`, built again when the files of a run change. It writes nothing.
+"""Server of the runs in a folder: the pages of `page`, built again when the files of a run change.
+
+It writes nothing.
 
     /                all runs
     /run?name=NAME   the report of a run
     /health?name=    is it healthy?
     /plotly.js, /clip?id=, /poster?id=, /file?id=
 
-Only files that a page shows can be read, by the digest of their content. On an address that other machines can reach,
-every request needs a token.
+Only files that a page shows can be read, by the digest of their content. On an address that other
+machines can reach, every request needs a token.
 """
 
 import gzip
@@ -38,7 +40,15 @@ from hyvideo.report.health import GpuHistory, find_checks, read_status, stall_te
 from hyvideo.report.page import as_script, packed_plotly, page_data, points_each, served_page
 
 MAX_DEPTH = 5  # of a run below the served folder
-WATCHED = (METRICS, "config.yaml", TIMELINE_FILE, SAMPLES, CHECKPOINTS, f"{CHECKPOINTS}/latest", *NOTES_FILES)
+WATCHED = (
+    METRICS,
+    "config.yaml",
+    TIMELINE_FILE,
+    SAMPLES,
+    CHECKPOINTS,
+    f"{CHECKPOINTS}/latest",
+    *NOTES_FILES,
+)
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 TOKEN_VARIABLE = "REPORT_TOKEN"
 MAX_CACHED_PAGES = 32
@@ -59,7 +69,11 @@ def find_runs(folder: Path) -> list[Path]:
         if "config.yaml" in files:
             found.append(Path(place))
             folders.clear()
-        folders[:] = sorted(name for name in folders if not name.startswith(".")) if depth < MAX_DEPTH else []
+        folders[:] = (
+            sorted(name for name in folders if not name.startswith("."))
+            if depth < MAX_DEPTH
+            else []
+        )
     return found
 
 
@@ -83,7 +97,8 @@ class Library:
         self.gpus = GpuHistory()
         self.files: dict[str, Path] = {}  # videos of the pages, by digest
         self._lock = threading.Lock()
-        self._runs: dict[tuple[Path, int], tuple[tuple, Run | str]] = {}  # stamp, and the run or its problem
+        # stamp, and the run or its problem
+        self._runs: dict[tuple[Path, int], tuple[tuple, Run | str]] = {}
         self._pages: dict[tuple, tuple[str, bytes]] = {}  # stamp and content, by kind and name
 
     def page(self, kind: str, name: str) -> tuple[str, bytes]:
@@ -109,7 +124,9 @@ class Library:
             self._pages[kind, name] = (stamp, content)
             return stamp, content
 
-    def _stamp_of(self, kind: str, points: int, chosen: dict[str, Path], names: dict[str, Path]) -> str:
+    def _stamp_of(
+        self, kind: str, points: int, chosen: dict[str, Path], names: dict[str, Path]
+    ) -> str:
         """Return a text that changes whenever the page does."""
         parts: list[object] = [kind, sorted(names)]
         for place in chosen.values():
@@ -142,7 +159,9 @@ class Library:
         try:
             page, shown = served_page(found, stamp=stamp, statuses=statuses, problems=problems)
         except (LookupError, TypeError, AttributeError, TemplateError) as error:
-            raise ValueError(f"the records of {', '.join(runs)} are corrupted: {error!r}") from error
+            raise ValueError(
+                f"the records of {', '.join(runs)} are corrupted: {error!r}"
+            ) from error
         self.files |= {digest: file for file, digest in shown.digests.items()}
         return page
 
@@ -189,7 +208,7 @@ def _newest_measures(folder: Path) -> int:
     return _modified(newest / "measures.json") if newest else 0
 
 
-# --- HTTP -------------------------------------------------------------------------------------------------------------
+# --- HTTP -----------------------------------------------------------------------------------------
 
 
 class Server(ThreadingHTTPServer):
@@ -199,7 +218,9 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self, library: Library, host: str, port: int):
         self.library = library
-        self.token = "" if is_local(host) else os.environ.get(TOKEN_VARIABLE) or secrets.token_urlsafe(16)
+        self.token = (
+            "" if is_local(host) else os.environ.get(TOKEN_VARIABLE) or secrets.token_urlsafe(16)
+        )
         if ":" in host:
             import socket
 
@@ -251,38 +272,52 @@ class Handler(BaseHTTPRequestHandler):
             if isinstance(error, ConnectionError):  # the browser left
                 self.close_connection = True
                 return
-            self._send(HTTPStatus.INTERNAL_SERVER_ERROR, describe_error(error).encode(), "text/plain; charset=utf-8")
+            self._send(
+                HTTPStatus.INTERNAL_SERVER_ERROR,
+                describe_error(error).encode(),
+                "text/plain; charset=utf-8",
+            )
 
     do_HEAD = do_GET
 
     def _is_allowed(self, path: str, query: dict[str, str]) -> bool:
         """Return whether the request may be answered; otherwise, send why not.
 
-        Without a token, the name in the request must be that of this machine: a page of another site could otherwise
-        reach the server under a name of its choice, which it has pointed to this address.
+        Without a token, the name in the request must be that of this machine: a page of another
+        site could otherwise reach the server under a name of its choice, which it has pointed to
+        this address.
         """
         token = self.server.token
         if not token:
             name = urlsplit(f"//{self.headers.get('Host', '')}").hostname
             if name in (*LOCAL_NAMES, str(self.server.server_address[0])):
                 return True
-            self._send(HTTPStatus.FORBIDDEN, b"use localhost as the name of this server", "text/plain")
+            self._send(
+                HTTPStatus.FORBIDDEN, b"use localhost as the name of this server", "text/plain"
+            )
             return False
         if hmac.compare_digest(query.get("token", "").encode(), token.encode()):
             del query["token"]
             self.send_response(HTTPStatus.SEE_OTHER)
             self.send_header("Location", f"{path}?{urlencode(query)}" if query else path)
-            self.send_header("Set-Cookie", f"{self._cookie_name()}={token}; HttpOnly; SameSite=Strict; Path=/")
+            self.send_header(
+                "Set-Cookie", f"{self._cookie_name()}={token}; HttpOnly; SameSite=Strict; Path=/"
+            )
             self.send_header("Content-Length", "0")
             self.end_headers()
             return False
         if hmac.compare_digest(self._cookie().encode(), token.encode()):
             return True
-        self._send(HTTPStatus.UNAUTHORIZED, b"open the URL with the token that the server has printed", "text/plain")
+        self._send(
+            HTTPStatus.UNAUTHORIZED,
+            b"open the URL with the token that the server has printed",
+            "text/plain",
+        )
         return False
 
     def _cookie_name(self) -> str:
-        return f"report_{self.server.server_address[1]}"  # cookies of a host are shared by all its ports
+        # cookies of a host are shared by all its ports
+        return f"report_{self.server.server_address[1]}"
 
     def _cookie(self) -> str:
         try:
@@ -344,9 +379,13 @@ class Handler(BaseHTTPRequestHandler):
         headers["Content-Range"] = f"bytes {start}-{end}/{len(content)}"
         self._send(HTTPStatus.PARTIAL_CONTENT, content[start : end + 1], "video/mp4", headers)
 
-    def _send(self, status: HTTPStatus, content: bytes, kind: str, headers: dict[str, str] | None = None) -> None:
+    def _send(
+        self, status: HTTPStatus, content: bytes, kind: str, headers: dict[str, str] | None = None
+    ) -> None:
         self.send_response(status)
-        all_headers = HEADERS | {"Content-Type": kind, "Content-Length": str(len(content))} | (headers or {})
+        all_headers = (
+            HEADERS | {"Content-Type": kind, "Content-Length": str(len(content))} | (headers or {})
+        )
         for name, value in all_headers.items():
             self.send_header(name, value)
         self.end_headers()

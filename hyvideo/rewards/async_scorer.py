@@ -1,9 +1,12 @@
-"""Scoring in a background thread. If a scorer fails, the reward is missing, with a reason, and never a number.
+"""Scoring in a background thread.
+
+If a scorer fails, the reward is missing, with a reason, and never a number.
 
     videos -> (optional mp4 round trip) -> every scorer -> one dict of scores per video, or the reason why it is missing
 
-A failed batch is retried; then its videos are scored one by one, so that a bad video affects only its own reward. If a
-scorer is unreachable (`ScorerUnavailable`), the rewards of the whole batch are missing.
+A failed batch is retried; then its videos are scored one by one, so that a bad video affects only
+its own reward. If a scorer is unreachable (`ScorerUnavailable`), the rewards of the whole batch are
+missing.
 """
 
 import math
@@ -57,16 +60,20 @@ class AsyncScorer:
     def __init__(
         self,
         scorers: Mapping[str, Scorer],
-        weights: Mapping[str, float | Mapping[str, float]],  # of dimensions, or by scorer; see `MetricNames`
+        # of dimensions, or by scorer; see `MetricNames`
+        weights: Mapping[str, float | Mapping[str, float]],
         *,
         retries: int = 1,  # of a failed batch, before its videos are scored one by one
-        through_file: bool = False,  # score videos after H.264 compression, as in published evaluations
+        # score videos after H.264 compression, as in published evaluations
+        through_file: bool = False,
         num_threads: int = 0,  # CPU threads for scoring; 0 is torch's default
         offload: bool = False,  # keep scorers that have `move_to` on the CPU while they are idle
         held_out: "AsyncScorer | None" = None,  # scorers that only `measure` uses
         is_held_out: bool = False,  # name dimensions held_out/SCORER/DIMENSION
-        device: torch.device | None = None,  # device of the scorers; on a GPU they use a separate stream
-        deadline: float | None = None,  # seconds after which `collect` counts rewards as missing; None: no limit
+        # device of the scorers; on a GPU they use a separate stream
+        device: torch.device | None = None,
+        # seconds after which `collect` counts rewards as missing; None: no limit
+        deadline: float | None = None,
     ):
         self.scorers = dict(scorers)
         self.names = MetricNames(self.scorers, is_held_out=is_held_out)
@@ -76,7 +83,8 @@ class AsyncScorer:
         self.through_file = through_file
         self.offload = offload
         self.held_out_scorers = held_out
-        self.spans: list[tuple[float, float]] = []  # start and end of the jobs, on the clock of `time.perf_counter`
+        # start and end of the jobs, on the clock of `time.perf_counter`
+        self.spans: list[tuple[float, float]] = []
         self._is_closed = False
         is_cuda = device is not None and device.type == "cuda"
         if is_cuda:
@@ -86,7 +94,8 @@ class AsyncScorer:
         def prepare_thread() -> None:  # without self, whose deletion ends the thread
             if num_threads:
                 torch.set_num_threads(num_threads)
-            if stream:  # a new thread starts on GPU 0, where leaving the stream would create a CUDA context
+            # a new thread starts on GPU 0, where leaving the stream would create a CUDA context
+            if stream:
                 torch.cuda.set_device(stream.device)
 
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="reward", initializer=prepare_thread)
@@ -95,7 +104,9 @@ class AsyncScorer:
 
     @contextmanager
     def on_device(self) -> Iterator[None]:
-        """Context manager that moves offloaded scorers to their device, and back to the CPU afterwards."""
+        """Context manager that moves offloaded scorers to their device, and back to the CPU
+        afterwards.
+        """
         if self.offload:
             self._move(None)
         try:
@@ -105,28 +116,44 @@ class AsyncScorer:
                 self._move("cpu")
 
     def submit(self, *batches: Batch, fps: float) -> PendingBatch:
-        """Start scoring batches in order, for which offloaded scorers are moved to their device once.
+        """Start scoring batches in order, for which offloaded scorers are moved to their device
+        once.
 
         Returns what `collect` waits for. A video is None if it could not be decoded.
         """
         finished, is_canceled = [], threading.Event()
         rewards = self._pool.submit(self._score_in_stream, batches, fps, finished, is_canceled)
-        return PendingBatch(rewards, sum(len(videos) for videos, _ in batches), finished, is_canceled)
+        return PendingBatch(
+            rewards, sum(len(videos) for videos, _ in batches), finished, is_canceled
+        )
 
-    def collect(self, pending: list[PendingBatch], may_end: Callable[[bool], bool] = bool) -> list[Reward]:
-        """Wait for batches and return their rewards in order; rewards that are not ready in time are missing.
+    def collect(
+        self, pending: list[PendingBatch], may_end: Callable[[bool], bool] = bool
+    ) -> list[Reward]:
+        """Wait for batches and return their rewards in order; rewards that are not ready in time
+        are missing.
 
-        ``may_end(is_done)``, with whether this process is done, is called every second and returns whether to stop.
+        ``may_end(is_done)``, with whether this process is done, is called every second and returns
+        whether to stop.
         """
         end, is_done = time.monotonic() + (self.deadline or math.inf), False
         while not may_end(is_done):
             remaining = max(0.0, end - time.monotonic())
-            is_done = not wait([batch.rewards for batch in pending], timeout=min(remaining, 1.0))[1] or not remaining
+            is_done = (
+                not wait([batch.rewards for batch in pending], timeout=min(remaining, 1.0))[1]
+                or not remaining
+            )
         return [reward for batch in pending for reward in self._finished_rewards(batch)]
 
-    def measure(self, *batch: list, fps: float, may_end: Callable[[bool], bool] = bool) -> list[Reward]:
-        """Score a batch also with the held-out scorers, whose failures make only their own scores missing."""
-        pending = [scorer.submit(batch, fps=fps) for scorer in (self, self.held_out_scorers) if scorer]
+    def measure(
+        self, *batch: list, fps: float, may_end: Callable[[bool], bool] = bool
+    ) -> list[Reward]:
+        """Score a batch also with the held-out scorers, whose failures make only their own scores
+        missing.
+        """
+        pending = [
+            scorer.submit(batch, fps=fps) for scorer in (self, self.held_out_scorers) if scorer
+        ]
         together = self.collect(pending, may_end)
         if not self.held_out_scorers:
             return together
@@ -134,26 +161,43 @@ class AsyncScorer:
         if reasons := [other.reason for other in others if other.reason]:
             lacking = f"{len(reasons)} of {len(others)} videos lack held-out scores"
             print(f"\n{lacking}; first reason: {reasons[0]}", file=sys.stderr, flush=True)
-        return [replace(reward, scores=reward.scores | other.scores) for reward, other in zip(rewards, others)]
+        return [
+            replace(reward, scores=reward.scores | other.scores)
+            for reward, other in zip(rewards, others)
+        ]
 
     def check_prompts(self, prompts: Iterable[str], validated: Iterable[str] = ()) -> None:
-        """Raise ValueError if a scorer cannot score one of its prompts; held-out scorers see only ``validated``."""
+        """Raise ValueError if a scorer cannot score one of its prompts; held-out scorers see only
+        ``validated``.
+        """
         for scorer in self.scorers.values():
             contract.check_prompts(scorer, [*prompts, *validated])
         if self.held_out_scorers:
             self.held_out_scorers.check_prompts(validated)
 
-    def held_out(self, videos: list[Tensor], prompts: list[str]) -> dict[str, dict[str, SetMeasure] | str]:
-        """Return, by scorer, the held-out metrics of the whole set of videos, or the reason why they are missing."""
+    def held_out(
+        self, videos: list[Tensor], prompts: list[str]
+    ) -> dict[str, dict[str, SetMeasure] | str]:
+        """Return, by scorer, the held-out metrics of the whole set of videos, or the reason why
+        they are missing.
+        """
         found = self._call_all(contract.held_out, videos, prompts)
-        return self._without_conflicts(found, lambda measures: {name: m.rows.tolist() for name, m in measures.items()})
+        return self._without_conflicts(
+            found, lambda measures: {name: m.rows.tolist() for name, m in measures.items()}
+        )
 
-    def held_out_each(self, videos: list[Tensor], prompts: list[str]) -> dict[str, list[Scores] | str]:
-        """Return, by scorer, the held-out metrics of each video, or the reason why they are missing."""
+    def held_out_each(
+        self, videos: list[Tensor], prompts: list[str]
+    ) -> dict[str, list[Scores] | str]:
+        """Return, by scorer, the held-out metrics of each video, or the reason why they are
+        missing.
+        """
         found = self._call_all(contract.held_out_each, videos, prompts)
         return self._without_conflicts(found, _columns)
 
-    def _call_all(self, method: Callable[..., T], videos: list[Tensor], prompts: list[str]) -> dict[str, T | str]:
+    def _call_all(
+        self, method: Callable[..., T], videos: list[Tensor], prompts: list[str]
+    ) -> dict[str, T | str]:
         """Call a held-out method of all scorers, and return their results or reasons."""
         found: dict[str, T | str] = {}
         if not videos:
@@ -165,14 +209,22 @@ class AsyncScorer:
             except (Exception, SystemExit) as error:  # a scorer may raise anything
                 add_place(error, type(scorer))
                 found[name] = describe_error(error)
-        others = self.held_out_scorers._call_all(method, videos, prompts) if self.held_out_scorers else {}
+        others = (
+            self.held_out_scorers._call_all(method, videos, prompts)
+            if self.held_out_scorers
+            else {}
+        )
         return found | others
 
     def _without_conflicts(
         self, found: dict[str, T | str], values_of: Callable[[T], dict[str, list]]
     ) -> dict[str, T | str]:
-        """Replace results with a name of a score, or with other values than an earlier scorer's of the same name."""
-        taken = self.names.known | (self.held_out_scorers.names.known if self.held_out_scorers else set())
+        """Replace results with a name of a score, or with other values than an earlier scorer's of
+        the same name.
+        """
+        taken = self.names.known | (
+            self.held_out_scorers.names.known if self.held_out_scorers else set()
+        )
         owners: dict[str, tuple[str, str]] = {}  # scorer and values by name
         checked: dict[str, T | str] = {}
         for scorer, result in found.items():
@@ -180,11 +232,16 @@ class AsyncScorer:
             if isinstance(result, str):  # the reason of a failure
                 continue
             for name, values in values_of(result).items():
-                owner, known = owners.setdefault(name, (scorer, repr(values)))  # repr, so that NaN equals NaN
+                # repr, so that NaN equals NaN
+                owner, known = owners.setdefault(name, (scorer, repr(values)))
                 if name in taken:
-                    checked[scorer] = f"the held-out metric {name} must not have the name of a score; rename it"
+                    checked[scorer] = (
+                        f"the held-out metric {name} must not have the name of a score; rename it"
+                    )
                 elif repr(values) != known:
-                    checked[scorer] = f"the held-out metric {name} differs from that of reward {owner}; rename it"
+                    checked[scorer] = (
+                        f"the held-out metric {name} differs from that of reward {owner}; rename it"
+                    )
         return checked
 
     def close(self, *, wait: bool = True) -> None:
@@ -194,7 +251,9 @@ class AsyncScorer:
         self._pool.shutdown(wait=wait, cancel_futures=True)
 
     def _finished_rewards(self, batch: PendingBatch) -> list[Reward]:
-        """Return the rewards; if some are not ready, return them as missing and cancel what has not started."""
+        """Return the rewards; if some are not ready, return them as missing and cancel what has not
+        started.
+        """
         if batch.rewards.done():
             return batch.rewards.result()
         batch.rewards.cancel()
@@ -208,7 +267,10 @@ class AsyncScorer:
     ) -> list[Reward]:
         start = time.perf_counter()
         try:
-            with torch.cuda.stream(self._stream) if self._stream else nullcontext(), self.on_device():
+            with (
+                torch.cuda.stream(self._stream) if self._stream else nullcontext(),
+                self.on_device(),
+            ):
                 for batch in batches:
                     if self._is_closed or is_canceled.is_set():
                         break
@@ -228,13 +290,20 @@ class AsyncScorer:
             return [self._reward(result) for result in results]
         for name, scorer in self.scorers.items():
             new = score_safely(
-                scorer, [videos[i] for i in rows], [prompts[i] for i in rows], fps=fps, retries=self.retries
+                scorer,
+                [videos[i] for i in rows],
+                [prompts[i] for i in rows],
+                fps=fps,
+                retries=self.retries,
             )
             for row, result in zip(rows, new):
                 reason = results[row].reason or (result.reason and f"{name}: {result.reason}")
                 scores = self.names.renamed(name, result.scores)
                 if reason is None and (twice := sorted(scores.keys() & results[row].scores.keys())):
-                    reason = f"{name}: another scorer also returns {', '.join(twice)}; declare it in `dimensions`"
+                    reason = (
+                        f"{name}: another scorer also returns {', '.join(twice)}; declare it in "
+                        "`dimensions`"
+                    )
                 results[row] = ScoreResult(scores | results[row].scores, reason)
         return [self._reward(result) for result in results]
 
@@ -242,12 +311,20 @@ class AsyncScorer:
         total = weighted_sum(result.scores, self.weights)
         reason = result.reason
         if reason is None and not math.isfinite(total):
-            missing = [name for name, weight in self.weights.items() if weight and not is_finite(result.scores, name)]
+            missing = [
+                name
+                for name, weight in self.weights.items()
+                if weight and not is_finite(result.scores, name)
+            ]
             reason = f"no finite score for {', '.join(missing) or 'the weighted sum'}"
         return Reward(math.nan if reason else total, result.scores, reason)
 
-    def _compress(self, videos: list[Tensor | None], reasons: list[str | None], fps: float) -> list[Tensor | None]:
-        """Return the videos after an mp4 round trip; set the reason for each video that cannot be written."""
+    def _compress(
+        self, videos: list[Tensor | None], reasons: list[str | None], fps: float
+    ) -> list[Tensor | None]:
+        """Return the videos after an mp4 round trip; set the reason for each video that cannot be
+        written.
+        """
         compressed = list(videos)
         for number, video in enumerate(videos):
             if video is None:
@@ -265,7 +342,8 @@ class AsyncScorer:
         for scorer in self.scorers.values():
             if hasattr(scorer, "move_to"):
                 scorer.move_to(device)
-        if device == "cpu" and self._stream:  # other streams cannot reuse memory that is cached for this stream
+        # other streams cannot reuse memory that is cached for this stream
+        if device == "cpu" and self._stream:
             torch.cuda.empty_cache()
 
 
@@ -280,22 +358,32 @@ def score_safely(
         if isinstance(results, ScorerUnavailable):
             break
         if len(videos) > 1 and attempt == retries:
-            return [score_safely(scorer, [v], [p], fps=fps, retries=0)[0] for v, p in zip(videos, prompts)]
+            return [
+                score_safely(scorer, [v], [p], fps=fps, retries=0)[0]
+                for v, p in zip(videos, prompts)
+            ]
     return [ScoreResult({}, describe_error(results))] * len(videos)
 
 
 def try_score(
     scorer: Scorer, videos: list[Tensor], prompts: list[str], *, fps: float
 ) -> list[ScoreResult] | BaseException:
-    """Return the result of each video, or the error if the scorer raised one or returned something unusable."""
-    # Any exception of a scorer becomes the reason for a missing reward and does not stop the run, even SystemExit.
+    """Return the result of each video, or the error if the scorer raised one or returned something
+    unusable.
+    """
+    # Any exception of a scorer becomes the reason for a missing reward and does not stop the run,
+    # even SystemExit.
     try:
         return contract.score(scorer, videos, prompts, fps=fps)
     except BaseException as error:
-        if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+        if (
+            isinstance(error, KeyboardInterrupt)
+            and threading.current_thread() is threading.main_thread()
+        ):
             raise
         add_place(error, type(scorer))
-        return error.with_traceback(None)  # the traceback's frames hold memory that the next attempt may need
+        # the traceback's frames hold memory that the next attempt may need
+        return error.with_traceback(None)
 
 
 def _columns(rows: list[Scores]) -> dict[str, list[float | None]]:

@@ -5,8 +5,8 @@
     CLIPScore_30 = mean_f 100 cosine_f / 30               flow_grpo's later clip_scorer
     PickScore    = mean_f exp(logit_scale) cosine_f / 26  flow_grpo, yuvalkirstain/PickScore_v1
 
-Publications do not state which scaling they use, so the mean cosine is also returned. All arithmetic is in float32.
-Only the central square of a frame is scored, as in CLIP's preprocessing.
+Publications do not state which scaling they use, so the mean cosine is also returned. All
+arithmetic is in float32. Only the central square of a frame is scored, as in CLIP's preprocessing.
 """
 
 import re
@@ -35,11 +35,13 @@ class FrameTextScorer(Scorer):
 
     def __init__(
         self,
-        path: str | Path,  # a local folder, or a name on the hub ("owner/model"), which is downloaded
+        # a local folder, or a name on the hub ("owner/model"), which is downloaded
+        path: str | Path,
         *,
         device: str | torch.device = "cpu",
         batch_size: int = 4,  # videos per forward pass, 8 frames each
-        processor: str | Path | None = None,  # folder or hub name of the tokenizer; by default that of the weights
+        # folder or hub name of the tokenizer; by default that of the weights
+        processor: str | Path | None = None,
     ):
         from transformers import CLIPImageProcessorPil
 
@@ -54,7 +56,8 @@ class FrameTextScorer(Scorer):
         vocabulary = self.model.config.text_config.vocab_size
         if len(self.tokenizer) != vocabulary:
             raise ValueError(
-                f"{self.label}: the tokenizer has {len(self.tokenizer)} tokens, the model in {path} has "
+                f"{self.label}: the tokenizer has {len(self.tokenizer)} tokens, the model in "
+                f"{path} has "
                 f"{vocabulary}; they belong to different models. Download both again"
             )
         self._texts: dict[str, Tensor] = {}  # unit embedding of each prompt scored so far
@@ -65,7 +68,10 @@ class FrameTextScorer(Scorer):
         return path
 
     def scaled(self, cosines: Tensor) -> Tensor:
-        """Return a video's scores from the cosines of its frames. Shapes: (frames,) to (dimensions,)."""
+        """Return a video's scores from the cosines of its frames.
+
+        Shapes: (frames,) to (dimensions,).
+        """
         raise NotImplementedError
 
     def move_to(self, device: str | torch.device | None) -> None:
@@ -74,16 +80,24 @@ class FrameTextScorer(Scorer):
         self.model.to(self.device)
 
     def check_prompts(self, prompts: Iterable[str]) -> None:
-        """Raise ValueError for a prompt with CLIP's start or end token, which would cut off the rest of the prompt."""
+        """Raise ValueError for a prompt with CLIP's start or end token, which would cut off the
+        rest of the prompt.
+        """
         for prompt in prompts:
-            if "<|" in prompt:  # both tokens begin with it; tokenizing all prompts would take a millisecond each
+            # both tokens begin with it; tokenizing all prompts would take a millisecond each
+            if "<|" in prompt:
                 self._tokens(prompt)
 
     @torch.no_grad()
     def score(self, videos: list[Tensor], prompts: list[str], *, fps: float) -> list[Scores]:
-        """Return the mean cosine of each video and its scalings, ignoring ``fps``. ValueError for invalid input."""
+        """Return the mean cosine of each video and its scalings, ignoring ``fps``.
+
+        ValueError for invalid input.
+        """
         if len(videos) != len(prompts):
-            raise ValueError(f"every video needs one prompt, got {len(videos)} videos and {len(prompts)} prompts")
+            raise ValueError(
+                f"every video needs one prompt, got {len(videos)} videos and {len(prompts)} prompts"
+            )
         for video in videos:
             check_video(video)
         scores: list[Scores] = []
@@ -94,28 +108,42 @@ class FrameTextScorer(Scorer):
         return scores
 
     def score_with_gradient(self, videos: Tensor, prompts: list[str], *, fps: float) -> Tensor:
-        """Return the values of `score` in the order of ``dimensions``, with their gradient by the videos' levels.
+        """Return the values of `score` in the order of ``dimensions``, with their gradient by the
+        videos' levels.
 
-        Shapes: float (videos, frames, 3, height, width), with levels in [0, 255], to (videos, dimensions).
+        Shapes: float (videos, frames, 3, height, width), with levels in [0, 255], to (videos,
+        dimensions).
         """
-        return torch.stack([self.scaled(cosines) for cosines in self.cosines(list(videos), prompts)])
+        return torch.stack(
+            [self.scaled(cosines) for cosines in self.cosines(list(videos), prompts)]
+        )
 
     def cosines(self, videos: list[Tensor], prompts: list[str]) -> list[Tensor]:
-        """Return the cosine of each sampled frame with the video's prompt, on the CPU. Shape of each: (frames,)."""
+        """Return the cosine of each sampled frame with the video's prompt, on the CPU.
+
+        Shape of each: (frames,).
+        """
         texts = torch.stack([self._text(prompt) for prompt in prompts])
         clips = [video[frame_indices(len(video))].cpu() for video in videos]
-        frames = [frame for clip in clips for frame in clip]  # videos of one batch may differ in size
+        # videos of one batch may differ in size
+        frames = [frame for clip in clips for frame in clip]
         levels = [frame.detach().to(torch.uint8) for frame in frames]
-        pixels = self.image_processor(levels, input_data_format="channels_first", return_tensors="pt").pixel_values
+        pixels = self.image_processor(
+            levels, input_data_format="channels_first", return_tensors="pt"
+        ).pixel_values
         if any(frame.requires_grad for frame in frames):
             resized = torch.stack([self._resized(frame) for frame in frames])
             pixels = pixels + (resized - resized.detach())  # the image processor has no gradient
         pooled = self.model.vision_model(pixel_values=pixels.to(self.device)).pooler_output
-        images = F.normalize(self.model.visual_projection(pooled), dim=-1).cpu()  # (frames of all videos, dim)
-        return [image @ text for image, text in zip(images.split([len(clip) for clip in clips]), texts)]
+        # (frames of all videos, dim)
+        images = F.normalize(self.model.visual_projection(pooled), dim=-1).cpu()
+        return [
+            image @ text for image, text in zip(images.split([len(clip) for clip in clips]), texts)
+        ]
 
     def _resized(self, frame: Tensor) -> Tensor:
-        """Return the pixels of the image processor as a function with a gradient, about one level from its values.
+        """Return the pixels of the image processor as a function with a gradient, about one level
+        from its values.
 
         Shape: float (3, height, width) to (3, size, size).
         """
@@ -124,7 +152,9 @@ class FrameTextScorer(Scorer):
         height, width = frame.shape[-2:]
         shorter = min(height, width)
         shape = int(size * height / shorter), int(size * width / shorter)
-        resized = F.interpolate(frame[None], shape, mode="bicubic", align_corners=False, antialias=True)[0]
+        resized = F.interpolate(
+            frame[None], shape, mode="bicubic", align_corners=False, antialias=True
+        )[0]
         top, left = (shape[0] - size) // 2, (shape[1] - size) // 2
         levels = round_through(resized.clamp(0, 255))[:, top : top + size, left : left + size]
         mean = levels.new_tensor(processor.image_mean).view(3, 1, 1)
@@ -133,7 +163,10 @@ class FrameTextScorer(Scorer):
 
     @torch.no_grad()
     def _text(self, prompt: str) -> Tensor:
-        """Return the unit embedding of a prompt, computed once and not in a batch. Shape: (dim,)."""
+        """Return the unit embedding of a prompt, computed once and not in a batch.
+
+        Shape: (dim,).
+        """
         if prompt not in self._texts:
             ids = torch.tensor([self._tokens(prompt)], device=self.device)
             pooled = self.model.text_model(input_ids=ids).pooler_output
@@ -144,7 +177,9 @@ class FrameTextScorer(Scorer):
         ids = self.tokenizer(prompt, truncation=True, max_length=NUM_TOKENS).input_ids
         if {self.tokenizer.bos_token_id, self.tokenizer.eos_token_id} & set(ids[1:-1]):
             reserved = "<|startoftext|> or <|endoftext|>"  # CLIP ignores the text that follows
-            raise ValueError(f"{self.label} cannot score a prompt with the reserved text {reserved}: {prompt!r}")
+            raise ValueError(
+                f"{self.label} cannot score a prompt with the reserved text {reserved}: {prompt!r}"
+            )
         return ids
 
 
@@ -155,7 +190,9 @@ class ClipScorer(FrameTextScorer):
     dimensions = ("CLIP_cosine", "CLIPScore", "CLIPScore_30")
 
     def scaled(self, cosines: Tensor) -> Tensor:
-        return torch.stack([cosines.mean(), (2.5 * cosines.clamp(min=0)).mean(), (100 * cosines / 30).mean()])
+        return torch.stack(
+            [cosines.mean(), (2.5 * cosines.clamp(min=0)).mean(), (100 * cosines / 30).mean()]
+        )
 
 
 class PickScorer(FrameTextScorer):
@@ -166,7 +203,9 @@ class PickScorer(FrameTextScorer):
 
     @staticmethod
     def default_processor(path: str | Path) -> str | Path:
-        """Return the weights' folder or, without a tokenizer, laion's beside it; laion's hub name for hub weights."""
+        """Return the weights' folder or, without a tokenizer, laion's beside it; laion's hub name
+        for hub weights.
+        """
         if is_hub_name(path):
             return PICKSCORE_PROCESSOR
         beside = Path(path).parent / PICKSCORE_PROCESSOR.partition("/")[2]
@@ -178,17 +217,27 @@ class PickScorer(FrameTextScorer):
 
 
 def frame_indices(num_frames: int, most: int = NUM_FRAMES) -> list[int]:
-    """Return the indices of evenly spaced frames, including the first and last; all frames of a shorter video."""
+    """Return the indices of evenly spaced frames, including the first and last; all frames of a
+    shorter video.
+    """
     return np.linspace(0, num_frames - 1, min(most, num_frames)).round().astype(int).tolist()
 
 
 def is_hub_name(path: str | Path) -> bool:
-    """Return whether ``path`` is a model on the hub: a string "owner/model" and not a local folder."""
-    return isinstance(path, str) and not Path(path).exists() and bool(re.fullmatch(r"\w[\w.-]*/[\w.-]+", path))
+    """Return whether ``path`` is a model on the hub: a string "owner/model" and not a local
+    folder.
+    """
+    return (
+        isinstance(path, str)
+        and not Path(path).exists()
+        and bool(re.fullmatch(r"\w[\w.-]*/[\w.-]+", path))
+    )
 
 
 def has_tokenizer(folder: Path) -> bool:
-    return (folder / "tokenizer.json").is_file() or all((folder / f).is_file() for f in ("vocab.json", "merges.txt"))
+    return (folder / "tokenizer.json").is_file() or all(
+        (folder / f).is_file() for f in ("vocab.json", "merges.txt")
+    )
 
 
 def load_model(path: str | Path, label: str) -> torch.nn.Module:
@@ -208,7 +257,8 @@ def load_model(path: str | Path, label: str) -> torch.nn.Module:
             raise ValueError(f"it lacks tensor {missing[0]} ({len(missing)} in all)")
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ValueError(
-            f'{label}: no CLIP model could be read from {path}, a folder or a name on the hub ("owner/model"); '
+            f"{label}: no CLIP model could be read from {path}, a folder or a name on the hub "
+            '("owner/model"); '
             f"download it again. {error}"
         ) from error
     return model.eval().requires_grad_(False)
@@ -225,6 +275,7 @@ def load_tokenizer(path: str | Path, label: str):
         return CLIPTokenizer.from_pretrained(path, local_files_only=is_local)
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"{label}: no tokenizer could be read from {path}; download it there, or set `processor` to its folder. "
+            f"{label}: no tokenizer could be read from {path}; download it there, or set "
+            "`processor` to its folder. "
             f"{error}"
         ) from error

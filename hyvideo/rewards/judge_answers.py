@@ -1,4 +1,6 @@
-"""Scores in a choice of a chat completion, by kind of answer. Invalid answers raise one of ``MALFORMED``.
+"""Scores in a choice of a chat completion, by kind of answer.
+
+Invalid answers raise one of ``MALFORMED``.
 
     grades    JSON with a whole number from 1 to 5 for each dimension:  sum_k k p_k / sum_k p_k,  p_k: P(digit k)
     text      one line "NAME Score (1-5): NUMBER" for each dimension, as UnifiedReward-2.0 answers
@@ -26,25 +28,38 @@ def grades(choice: dict, dimensions: Sequence[str]) -> Scores:
     text = answer_text(choice).removeprefix("```json").strip("`\n ")
     is_object = text.startswith("{") and text.endswith("}")
     stated = parse_json(text) if is_object else {}
-    if set(stated) != set(dimensions) or not all(type(k) is int and 1 <= k <= 5 for k in stated.values()):
-        raise ValueError(f"an answer must have grades from 1 to 5 for exactly {', '.join(dimensions)}, got {message!r}")
+    if set(stated) != set(dimensions) or not all(
+        type(k) is int and 1 <= k <= 5 for k in stated.values()
+    ):
+        raise ValueError(
+            f"an answer must have grades from 1 to 5 for exactly {', '.join(dimensions)}, got "
+            f"{message!r}"
+        )
     tokens = (choice.get("logprobs") or {}).get("content") or []
     digits = [token for token in tokens if re.fullmatch(r"\s*[1-5]\s*", token["token"])]
     if [int(token["token"]) for token in digits] != list(stated.values()):
         digits = [{}] * len(stated)  # the tokens do not match the grades
-    found = [(name, grade, *_expected(token, GRADES)) for (name, grade), token in zip(stated.items(), digits)]
+    found = [
+        (name, grade, *_expected(token, GRADES))
+        for (name, grade), token in zip(stated.items(), digits)
+    ]
     return {name: mean if total > 0 else float(grade) for name, grade, mean, total in found}
 
 
 def text_scores(choice: dict, dimensions: Sequence[str]) -> Scores:
     """Return the scores that are written in the answer, each dimension once."""
     text = answer_text(choice)
-    # The number ends its line, perhaps as 4/5: otherwise "3,5", "3-4" and "4/10" would be read as 3, 3 and 4.
+    # The number ends its line, perhaps as 4/5: otherwise "3,5", "3-4" and "4/10" would be read as
+    # 3, 3 and 4.
     line = rf"({'|'.join(dimensions)}) Score \(1-5\):\s*([-+]?\d+(?:\.\d+)?)(?:[ \t]*/[ \t]*5)?\.?[ \t\r]*$"
     found = re.findall(line, text, re.MULTILINE)
     scores = {name: float(number) for name, number in found}
-    if sorted(name for name, _ in found) != sorted(dimensions) or not all(1 <= k <= 5 for k in scores.values()):
-        raise ValueError(f"an answer must have one score from 1 to 5 for {', '.join(dimensions)}, got {text!r}")
+    if sorted(name for name, _ in found) != sorted(dimensions) or not all(
+        1 <= k <= 5 for k in scores.values()
+    ):
+        raise ValueError(
+            f"an answer must have one score from 1 to 5 for {', '.join(dimensions)}, got {text!r}"
+        )
     return scores
 
 
@@ -55,7 +70,8 @@ def yes_probability(choice: dict, dimensions: Sequence[str]) -> Scores:
         mean, total = _expected(tokens[0], YES_OR_NO)
         if not total >= MIN_YES_OR_NO:
             raise ValueError(
-                f"the probabilities of yes and no must add up to at least {MIN_YES_OR_NO}, got {total:.3f} for "
+                f"the probabilities of yes and no must add up to at least {MIN_YES_OR_NO}, got "
+                f"{total:.3f} for "
                 f"{tokens[0]['token']!r}"
             )
         return {name: mean}
@@ -69,11 +85,15 @@ ANSWERS = {"grades": grades, "text": text_scores, "yes_no": yes_probability}
 
 
 def _expected(token: dict, values: dict[str, float]) -> tuple[float, float]:
-    """Return the mean value of a token's alternatives, ignoring case and white space, and their probability.
+    """Return the mean value of a token's alternatives, ignoring case and white space, and their
+    probability.
 
     Raises ValueError if the probabilities add up to more than 1.
     """
-    found = [(each["token"].strip().lower(), math.exp(each["logprob"])) for each in token.get("top_logprobs") or []]
+    found = [
+        (each["token"].strip().lower(), math.exp(each["logprob"]))
+        for each in token.get("top_logprobs") or []
+    ]
     known = [(values[word], share) for word, share in found if word in values]
     total = sum(share for _, share in known)
     if total > MAX_TOTAL:

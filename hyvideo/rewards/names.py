@@ -9,15 +9,16 @@ from hyvideo.rewards.rewards import OVERALL, Scorer, Scores, short_names
 class MetricNames:
     """Maps dimensions of scorers to names, so that no score of one scorer replaces that of another.
 
-    A dimension keeps its name unless another scorer declares it: then it is SCORER/DIMENSION. The dimensions of
-    held-out scorers are held_out/SCORER/DIMENSION.
+    A dimension keeps its name unless another scorer declares it: then it is SCORER/DIMENSION. The
+    dimensions of held-out scorers are held_out/SCORER/DIMENSION.
     """
 
     def __init__(self, scorers: Mapping[str, Scorer], *, is_held_out: bool = False):
         self.is_held_out = is_held_out
         self.labels = short_names(list(scorers))
         self.declared = {name: declared_dimensions(scorer) for name, scorer in scorers.items()}
-        self.known: set[str] = set()  # names that no held-out metric may have: of dimensions, and of scores so far
+        # names that no held-out metric may have: of dimensions, and of scores so far
+        self.known: set[str] = set()
         for name, dimensions in self.declared.items():
             self.known.update(dimensions)
             self.known.update(self.of(name, dimension) for dimension in dimensions)
@@ -27,13 +28,22 @@ class MetricNames:
         label = self.labels.get(scorer, scorer)
         if self.is_held_out:
             return f"held_out/{label}/{dimension}"
-        is_shared = any(dimension in dimensions for name, dimensions in self.declared.items() if name != scorer)
+        is_shared = any(
+            dimension in dimensions for name, dimensions in self.declared.items() if name != scorer
+        )
         return f"{label}/{dimension}" if is_shared else dimension
 
     def renamed(self, scorer: str, scores: Scores) -> Scores:
-        """Return the scores of a scorer by name. `OVERALL` is left out if there are several scorers."""
+        """Return the scores of a scorer by name.
+
+        `OVERALL` is left out if there are several scorers.
+        """
         is_alone = self.is_held_out or len(self.declared) < 2
-        named = {self.of(scorer, name): score for name, score in scores.items() if is_alone or name != OVERALL}
+        named = {
+            self.of(scorer, name): score
+            for name, score in scores.items()
+            if is_alone or name != OVERALL
+        }
         self.known.update(named)
         return named
 
@@ -46,11 +56,19 @@ class MetricNames:
         for key, value in given.items():
             by_name = {self._of_dimension(key, value): value}
             if isinstance(value, Mapping):
-                by_name = {self._of_scorer(key, dimension): weight for dimension, weight in value.items()}
+                by_name = {
+                    self._of_scorer(key, dimension): weight for dimension, weight in value.items()
+                }
             if OVERALL in by_name:
-                raise ValueError(f"reward_weights must not weight {OVERALL}, the sum of VQ, MQ and TA; weight those")
+                raise ValueError(
+                    f"reward_weights must not weight {OVERALL}, the sum of VQ, MQ and TA; weight "
+                    "those"
+                )
             if twice := sorted(found.keys() & by_name.keys()):
-                raise ValueError(f"reward_weights must give each dimension one weight, got two for {', '.join(twice)}")
+                raise ValueError(
+                    "reward_weights must give each dimension one weight, got two for "
+                    f"{', '.join(twice)}"
+                )
             found |= by_name
         return found
 
@@ -59,12 +77,15 @@ class MetricNames:
         if len(scorers) > 1 and weight:
             example = ", ".join(f'"{name}": {{"{dimension}": 1}}' for name in scorers)
             raise ValueError(
-                f"reward_weights must give the weight of {dimension} by scorer, because {' and '.join(scorers)} both "
+                f"reward_weights must give the weight of {dimension} by scorer, because "
+                f"{' and '.join(scorers)} both "
                 f"return it, got one weight; write for example {{{example}}}"
             )
         return dimension
 
     def _of_scorer(self, scorer: str, dimension: str) -> str:
         if scorer not in self.declared and len(self.declared) > 1:
-            raise ValueError(f"reward_weights must name the scorers {', '.join(self.declared)}, got {scorer}")
+            raise ValueError(
+                f"reward_weights must name the scorers {', '.join(self.declared)}, got {scorer}"
+            )
         return self.of(scorer, dimension) if scorer in self.declared else dimension

@@ -1,7 +1,8 @@
-"""Settings of torch and of the process that the code of a scorer may change, and that are restored after it.
+"""Settings of torch and of the process that the code of a scorer may change, and that are restored
+after it.
 
-In a thread other than the main one, settings that may change meanwhile in the main thread are left alone: torch itself
-or the decoding of the next batch changes them.
+In a thread other than the main one, settings that may change meanwhile in the main thread are left
+alone: torch itself or the decoding of the next batch changes them.
 """
 
 import os
@@ -52,7 +53,8 @@ def restored_state(owner: str) -> Iterator[None]:
         raise ValueError("it closes sys.stdout, which the run needs")
     if torch.is_inference_mode_enabled() and not was_inference:
         raise ValueError(
-            "it leaves torch's inference mode enabled; write `with torch.inference_mode():` in each method"
+            "it leaves torch's inference mode enabled; write `with torch.inference_mode():` in "
+            "each method"
         )
 
 
@@ -64,7 +66,11 @@ def _set_default_device(device: torch.device) -> None:
 def _float32_precision() -> tuple[str, str, str]:
     """Return the precision of float32 products and convolutions, such as TF32."""
     cudnn = torch.backends.cudnn
-    return torch.get_float32_matmul_precision(), torch.backends.cuda.matmul.fp32_precision, cudnn.conv.fp32_precision
+    return (
+        torch.get_float32_matmul_precision(),
+        torch.backends.cuda.matmul.fp32_precision,
+        cudnn.conv.fp32_precision,
+    )
 
 
 def _set_float32_precision(precision: tuple[str, str, str]) -> None:
@@ -122,8 +128,13 @@ SETTINGS = (
 )
 MAIN_THREAD_SETTINGS = (
     Setting(
-        "the use of deterministic algorithms", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode
+        "the use of deterministic algorithms",
+        torch.get_deterministic_debug_mode,
+        torch.set_deterministic_debug_mode,
     ),
-    Setting("cudnn.benchmark", _does_cudnn_measure, _set_cudnn_measures),  # decoding in the main thread sets it
-    Setting("the detection of anomalies", torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+    # decoding in the main thread sets it
+    Setting("cudnn.benchmark", _does_cudnn_measure, _set_cudnn_measures),
+    Setting(
+        "the detection of anomalies", torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly
+    ),
 )

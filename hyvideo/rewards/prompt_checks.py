@@ -1,4 +1,6 @@
-"""Checks of prompts: yes/no questions that a language model writes once, and a VLM judge asks about each video."""
+"""Checks of prompts: yes/no questions that a language model writes once, and a VLM judge asks about
+each video.
+"""
 
 import json
 from pathlib import Path
@@ -22,8 +24,14 @@ class CheckWriter(PromptWriter):
 
 
 def read_checks(path: str | Path) -> dict[str, list[str]]:
-    """Return the checks of each prompt in a prompts CSV with a column ``checks``. Raises ValueError for any other."""
-    return {r.prompt: parse_checks(r.checks or "", f"for {quote(r.prompt, 60)}") for r in read_requests(path)}
+    """Return the checks of each prompt in a prompts CSV with a column ``checks``.
+
+    Raises ValueError for any other.
+    """
+    return {
+        r.prompt: parse_checks(r.checks or "", f"for {quote(r.prompt, 60)}")
+        for r in read_requests(path)
+    }
 
 
 def parse_checks(text: str, where: str) -> list[str]:
@@ -31,11 +39,18 @@ def parse_checks(text: str, where: str) -> list[str]:
     try:
         checks = parse_json(text)
         has_text = not any(text_problem(check, MAX_PROMPT_BYTES) for check in checks)
-        is_valid = has_text and 0 < len({check for check in checks if check.endswith("?")}) == len(checks) <= MAX_CHECKS
+        is_valid = (
+            has_text
+            and 0
+            < len({check for check in checks if check.endswith("?")})
+            == len(checks)
+            <= MAX_CHECKS
+        )
     except (ValueError, TypeError, AttributeError):
         is_valid = False
     if not is_valid or not isinstance(checks, list):
         raise ValueError(
-            f"checks must be a JSON list of 1 to {MAX_CHECKS} different questions, got {quote(text)} {where}"
+            f"checks must be a JSON list of 1 to {MAX_CHECKS} different questions, got "
+            f"{quote(text)} {where}"
         )
     return checks

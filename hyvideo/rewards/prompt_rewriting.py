@@ -1,4 +1,6 @@
-"""Prompt rewriting: a language model turns short prompts into ones like the long captions of the training videos."""
+"""Prompt rewriting: a language model turns short prompts into ones like the long captions of the
+training videos.
+"""
 
 import base64
 import io
@@ -18,12 +20,15 @@ from hyvideo.rewards.chat_endpoint import ChatEndpoint, answer_text
 INSTRUCTION = Path(__file__).with_suffix(".txt")
 FIELDS = {"temperature": 0.1, "max_tokens": 4096}
 MAX_SIDE = 1024  # pixels of the image that is sent
-LIMITS = {"parallel": 8, "timeout": 300, "retries": 4}  # a reasoning model may be silent for minutes
+# a reasoning model may be silent for minutes
+LIMITS = {"parallel": 8, "timeout": 300, "retries": 4}
 ROWS_PER_WRITE = 32
 
 
 class PromptWriter:
-    """A language model that writes a column of a prompts CSV; a subclass names it and defines ``read``."""
+    """A language model that writes a column of a prompts CSV; a subclass names it and defines
+    ``read``.
+    """
 
     column: str  # a field of `Request`, None until it is written
     flag = "--output_path"  # of the CSV file
@@ -47,20 +52,26 @@ class PromptWriter:
         """
         done = list(requests)
         if path and (problem := write_problem(path.parent)):
-            raise ValueError(f"{self.flag} must be a file in a writable folder, got {quote(path)}: {problem}")
+            raise ValueError(
+                f"{self.flag} must be a file in a writable folder, got {quote(path)}: {problem}"
+            )
         if path and path.exists():
             done = read_requests(path)
             if [_given(request) for request in done] != [_given(request) for request in requests]:
                 raise ValueError(
-                    f"{self.flag} must be a new file or have the same prompts, images and seeds, got {quote(path)}"
+                    f"{self.flag} must be a new file or have the same prompts, images and seeds, "
+                    f"got {quote(path)}"
                 )
         elif path:
             make_folder(path.parent)
         problems: list[str] = []
         pending = [row for row, request in enumerate(done) if getattr(request, self.column) is None]
-        for start in range(0, max(1, len(pending)), ROWS_PER_WRITE):  # writes the file even if no row is pending
+        # writes the file even if no row is pending
+        for start in range(0, max(1, len(pending)), ROWS_PER_WRITE):
             rows, known = pending[start : start + ROWS_PER_WRITE], len(problems)
-            answers = self.endpoint.ask([partial(self._body, done[row]) for row in rows], self._answer)
+            answers = self.endpoint.ask(
+                [partial(self._body, done[row]) for row in rows], self._answer
+            )
             for row, (text, reason) in zip(rows, answers):
                 if text is None:
                     problems.append(f"no valid answer for {quote(done[row].prompt, 60)}: {reason}")
@@ -71,29 +82,41 @@ class PromptWriter:
             if rows and len(problems) - known == len(rows) and not self.fallback:
                 break  # such as an endpoint that is down
         if problems and not self.fallback:
-            raise ValueError(f"{len(problems)} of {len(done)} prompts failed: {problems[0]}; {self.advice}")
+            raise ValueError(
+                f"{len(problems)} of {len(done)} prompts failed: {problems[0]}; {self.advice}"
+            )
         for problem in problems:
             print(problem, file=sys.stderr)
         return done
 
     def _body(self, request: Request) -> str:
-        messages = [{"role": "system", "content": self.instruction}, {"role": "user", "content": self.content(request)}]
+        messages = [
+            {"role": "system", "content": self.instruction},
+            {"role": "user", "content": self.content(request)},
+        ]
         return json.dumps({"model": self.endpoint.model, "messages": messages} | FIELDS)
 
     def _answer(self, choice: dict) -> str:
-        """Return what ``read`` makes of an answer without its reasoning; it raises ValueError if it is invalid."""
+        """Return what ``read`` makes of an answer without its reasoning; it raises ValueError if it
+        is invalid.
+        """
         return self.read(answer_text(choice))
 
 
 class Rewriter(PromptWriter):
-    """Rewrites prompts. ValueError for an unusable endpoint or file, or a failure that ``fallback`` does not allow."""
+    """Rewrites prompts.
+
+    ValueError for an unusable endpoint or file, or a failure that ``fallback`` does not allow.
+    """
 
     column, flag = "original_prompt", "--rewritten_csv"
     advice = f"{PromptWriter.advice}, or add --rewrite_fallback to use such prompts as they are"
 
     def __init__(self, *, prompt_file: str | Path = INSTRUCTION, fallback: bool, **endpoint: str):
         if problem := file_problem(prompt_file, MAX_PROMPT_BYTES):
-            raise ValueError(f"--rewrite_prompt_file must be a text file, got {quote(prompt_file)}: {problem}")
+            raise ValueError(
+                f"--rewrite_prompt_file must be a text file, got {quote(prompt_file)}: {problem}"
+            )
         instruction = Path(prompt_file).read_text(encoding="utf-8")
         check_prompt(instruction, "in --rewrite_prompt_file")
         super().__init__("--rewrite", instruction, **endpoint)
@@ -111,7 +134,8 @@ class Rewriter(PromptWriter):
 
     def read(self, text: str) -> str:
         if text.count('"') == 2 and text[0] == text[-1] == '"':
-            text = text[1:-1].strip()  # quoted text is rendered in the video, which is not meant here
+            # quoted text is rendered in the video, which is not meant here
+            text = text[1:-1].strip()
         check_prompt(text, "as the answer")
         if not any(character.isalnum() for character in text):
             raise ValueError(f"a prompt must have words, got {quote(text)} as the answer")

@@ -1,7 +1,8 @@
 """The reward interface: scorers and their registry, scores, and the reward as their weighted sum.
 
-A custom reward is a class with the methods of `Scorer`, named by its location: ``my_rewards.py:Brightness`` or
-``package.module:Brightness``. This file must not import torch, because the rules between settings import it first.
+A custom reward is a class with the methods of `Scorer`, named by its location:
+``my_rewards.py:Brightness`` or ``package.module:Brightness``. This file must not import torch,
+because the rules between settings import it first.
 """
 
 import importlib.util
@@ -27,12 +28,14 @@ if TYPE_CHECKING:
 Scores = dict[str, float]
 
 DIMENSIONS = ("VQ", "MQ", "TA")  # visual quality, motion quality, text alignment
-# VQ + MQ + TA, which a run adds itself. A scorer may return it, but it has no weight and is no held-out metric.
+# VQ + MQ + TA, which a run adds itself. A scorer may return it, but it has no weight and is no
+# held-out metric.
 OVERALL = "Overall"
-# Keys of a recorded video besides its scores, and of a validation besides its metrics: no dimension and no held-out
-# metric may have one of these names.
+# Keys of a recorded video besides its scores, and of a validation besides its metrics: no dimension
+# and no held-out metric may have one of these names.
 RESERVED_NAMES = (
-    *"number prompt seed iteration group member file reward reward_std advantage missing reason mean std".split(),
+    *"number prompt seed iteration group member file reward reward_std advantage missing "
+    "reason mean std".split(),
     *"spreads hacking made_with seen/reward unseen/reward".split(),
 )
 
@@ -42,14 +45,17 @@ class Entry(NamedTuple):
 
     class_path: str  # module:class, imported only if the run uses the scorer
     folder: str  # folder of its files, below the checkpoint folder
-    files: tuple[str, ...] = (".",)  # files in it; if they change, a stored evaluation is recomputed
+    # files in it; if they change, a stored evaluation is recomputed
+    files: tuple[str, ...] = (".",)
     has_gradient: bool = True  # whether the class has `score_with_gradient`
 
 
 _MINIATURE = ("reference_statistics.safetensors",)
 SCORERS = {
     "miniature": Entry("hyvideo.miniature.reward:MiniatureScorer", ".", _MINIATURE),
-    "miniature_videoalign": Entry("hyvideo.miniature.reward:LearnedMiniatureScorer", ".", (*_MINIATURE, "VideoReward")),
+    "miniature_videoalign": Entry(
+        "hyvideo.miniature.reward:LearnedMiniatureScorer", ".", (*_MINIATURE, "VideoReward")
+    ),
     "videoalign": Entry("hyvideo.rewards.videoalign:VideoAlignScorer", "VideoReward"),
     "clip": Entry("hyvideo.rewards.clip_metrics:ClipScorer", "clip/clip-vit-large-patch14"),
     "pickscore": Entry("hyvideo.rewards.clip_metrics:PickScorer", "clip/PickScore_v1"),
@@ -68,13 +74,14 @@ class Scorer(Protocol):
 
     A scorer whose dimensions are not VQ, MQ and TA lists them in an attribute ``dimensions``.
 
-    A differentiable scorer also has ``score_with_gradient(videos, prompts, *, fps) -> Tensor``, with the values of
-    ``score`` in the order of ``dimensions``. Shapes: float (videos, frames, channels, height, width), with whole
-    numbers in [0, 255], to (videos, dimensions).
+    A differentiable scorer also has ``score_with_gradient(videos, prompts, *, fps) -> Tensor``,
+    with the values of ``score`` in the order of ``dimensions``. Shapes: float (videos, frames,
+    channels, height, width), with whole numbers in [0, 255], to (videos, dimensions).
     """
 
     def score(self, videos: "list[Tensor]", prompts: list[str], *, fps: float) -> list[Scores]:
-        """Return the scores of each video by dimension; a value that is not finite means that scoring failed.
+        """Return the scores of each video by dimension; a value that is not finite means that
+        scoring failed.
 
         Shape of each video: uint8 (frames, channels, height, width).
         """
@@ -83,19 +90,24 @@ class Scorer(Protocol):
         """Raise ValueError for a prompt that cannot be scored. Called before a run starts."""
 
     def held_out(self, videos: "list[Tensor]", prompts: list[str]) -> "dict[str, SetMeasure]":
-        """Return held-out metrics of the set of validation videos, which are never part of the reward. May be empty.
+        """Return held-out metrics of the set of validation videos, which are never part of the
+        reward. May be empty.
 
-        ``videos`` are those of this rank, or a part of them if they are large. Metrics of single videos, for which
-        higher is better, are returned by an optional method ``held_out_each(videos, prompts)``.
+        ``videos`` are those of this rank, or a part of them if they are large. Metrics of single
+        videos, for which higher is better, are returned by an optional method
+        ``held_out_each(videos, prompts)``.
         """
         return {}
 
 
 class SetMeasure(NamedTuple):
-    """A metric of a set of videos, possibly spread over ranks, computed from one vector per video."""
+    """A metric of a set of videos, possibly spread over ranks, computed from one vector
+    per video.
+    """
 
     rows: "Tensor"  # (videos, dim), the vectors of the videos on this rank
-    of_set: "Callable[[Tensor], float]"  # float64 rows of all ranks -> metric, NaN for too few videos
+    # float64 rows of all ranks -> metric, NaN for too few videos
+    of_set: "Callable[[Tensor], float]"
 
 
 @dataclass(frozen=True)
@@ -107,7 +119,9 @@ class ScoreResult:
 
 
 class ScorerUnavailable(RuntimeError):
-    """Raised if a scorer is unreachable, such as a service, so that scoring the videos one by one would not help."""
+    """Raised if a scorer is unreachable, such as a service, so that scoring the videos one by one
+    would not help.
+    """
 
 
 @dataclass(frozen=True)
@@ -124,56 +138,85 @@ class Reward:
 
 
 def overall(scores: Scores, name: str) -> Scores:
-    """Return {name: VQ + MQ + TA}, the unweighted sum for reports; empty if a dimension is not scored."""
+    """Return {name: VQ + MQ + TA}, the unweighted sum for reports; empty if a dimension is not
+    scored.
+    """
     values = [scores.get(dimension) for dimension in DIMENSIONS]
     return {name: sum(values)} if all(isinstance(value, int | float) for value in values) else {}
 
 
 def short_names(scorers: Sequence[str]) -> dict[str, str]:
-    """Return the scorers' names in metrics: NAME or CLASS, or more of FILE.py:CLASS if two classes have one name."""
-    by_length = ([name.rpartition(":")[2] for name in scorers], [Path(name).name for name in scorers], list(scorers))
-    names = next(names for names in by_length if len(set(names)) == len(names) or names == list(scorers))
+    """Return the scorers' names in metrics: NAME or CLASS, or more of FILE.py:CLASS if two classes
+    have one name.
+    """
+    by_length = (
+        [name.rpartition(":")[2] for name in scorers],
+        [Path(name).name for name in scorers],
+        list(scorers),
+    )
+    names = next(
+        names for names in by_length if len(set(names)) == len(names) or names == list(scorers)
+    )
     return dict(zip(scorers, names))
 
 
 def scorer_class(name: str) -> type:
-    """Return the class of a scorer: a name in ``SCORERS``, or ``FILE.py:CLASS`` or ``MODULE:CLASS``, which is imported.
+    """Return the class of a scorer: a name in ``SCORERS``, or ``FILE.py:CLASS`` or
+    ``MODULE:CLASS``, which is imported.
 
-    Raises ValueError for an unknown name, for code that cannot be imported, and for a class that does not exist.
+    Raises ValueError for an unknown name, for code that cannot be imported, and for a class that
+    does not exist.
     """
     if name in SCORERS:
         return pkgutil.resolve_name(SCORERS[name].class_path)
     place, _, class_name = name.rpartition(":")
     if not place:
-        raise ValueError(f"reward_model must be one of {', '.join(SCORERS)}, or FILE.py:CLASS, got {name!r}")
+        raise ValueError(
+            f"reward_model must be one of {', '.join(SCORERS)}, or FILE.py:CLASS, got {name!r}"
+        )
     with _restored_state(f"the file of reward_model {name}"):
         try:
             module = (
-                import_file(str(Path(place).resolve())) if place.endswith(".py") else importlib.import_module(place)
+                import_file(str(Path(place).resolve()))
+                if place.endswith(".py")
+                else importlib.import_module(place)
             )
             cls = getattr(module, class_name)
         except (ImportError, AttributeError, SyntaxError, OSError) as error:
-            raise ValueError(f"reward_model {name} must be a class that can be imported: {error}") from error
-    missing = [method for method in ("score", "check_prompts", "held_out") if not hasattr(cls, method)]
+            raise ValueError(
+                f"reward_model {name} must be a class that can be imported: {error}"
+            ) from error
+    missing = [
+        method for method in ("score", "check_prompts", "held_out") if not hasattr(cls, method)
+    ]
     if missing or not isinstance(cls, type):
         got = f"a class without {', '.join(missing)}" if isinstance(cls, type) else f"{cls!r:.80}"
         raise ValueError(
-            f"reward_model {name} must be a class with all methods of a scorer, got {got}; inherit from "
+            f"reward_model {name} must be a class with all methods of a scorer, got {got}; "
+            "inherit from "
             f"{__name__}.Scorer and define score"
         )
     return cls
 
 
 def has_gradient(name: str) -> bool:
-    """Return whether a scorer has ``score_with_gradient``. Raises ValueError like `scorer_class`."""
-    return SCORERS[name].has_gradient if name in SCORERS else hasattr(scorer_class(name), "score_with_gradient")
+    """Return whether a scorer has ``score_with_gradient``.
+
+    Raises ValueError like `scorer_class`.
+    """
+    return (
+        SCORERS[name].has_gradient
+        if name in SCORERS
+        else hasattr(scorer_class(name), "score_with_gradient")
+    )
 
 
 @cache
 def import_file(file: str) -> types.ModuleType:
     """Import the module of a user's file, once. It may raise anything."""
     spec = importlib.util.spec_from_file_location(file, file)
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look up their module there
+    # dataclasses look up their module there
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
@@ -184,25 +227,44 @@ def code_files(names: Iterable[str]) -> list[Path]:
     return [Path(p if p.endswith(".py") else importlib.util.find_spec(p).origin) for p in places]
 
 
-def make_scorer(name: str, root: str | Path, *, device: "str | torch.device" = "cpu", **options) -> Scorer:
-    """Load the scorer ``name`` from its folder below the checkpoint folder ``root``, or from that in the option path.
+def make_scorer(
+    name: str, root: str | Path, *, device: "str | torch.device" = "cpu", **options
+) -> Scorer:
+    """Load the scorer ``name`` from its folder below the checkpoint folder ``root``, or from that
+    in the option path.
 
-    A custom class receives ``root`` and ``device`` if its constructor accepts them. Raises ValueError like
-    `scorer_class`, for unknown, missing or mistyped options, and for files that cannot be used.
+    A custom class receives ``root`` and ``device`` if its constructor accepts them. Raises
+    ValueError like `scorer_class`, for unknown, missing or mistyped options, and for files that
+    cannot be used.
     """
     cls, entry = scorer_class(name), SCORERS.get(name)
     parameters = inspect.signature(cls).parameters
-    known = {key for key, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    known = {
+        key for key, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    }
     known -= set(RESERVED)
     known |= {"path"} if entry else set()
     if unknown := sorted(set(options) - known):
-        raise ValueError(f"reward model {name} has no option {', '.join(unknown)}; it has {', '.join(sorted(known))}")
-    if wrong := [f"{key} {value!r:.60}" for key, value in options.items() if not _fits(value, parameters.get(key))]:
-        raise ValueError(f"options of reward model {name} have the wrong type: got {', '.join(wrong)}")
+        raise ValueError(
+            f"reward model {name} has no option {', '.join(unknown)}; it has "
+            f"{', '.join(sorted(known))}"
+        )
+    if wrong := [
+        f"{key} {value!r:.60}"
+        for key, value in options.items()
+        if not _fits(value, parameters.get(key))
+    ]:
+        raise ValueError(
+            f"options of reward model {name} have the wrong type: got {', '.join(wrong)}"
+        )
     if entry:
         with _restored_state(f"the constructor of reward model {name}"):
-            return cls(options.pop("path", None) or Path(root) / entry.folder, device=device, **options)
-    if missing := [key for key in known - options.keys() if parameters[key].default is inspect.Parameter.empty]:
+            return cls(
+                options.pop("path", None) or Path(root) / entry.folder, device=device, **options
+            )
+    if missing := [
+        key for key in known - options.keys() if parameters[key].default is inspect.Parameter.empty
+    ]:
         raise ValueError(f"reward model {name} needs the option {', '.join(sorted(missing))}")
     given = {key: value for key, value in (("root", root), ("device", device)) if key in parameters}
     try:
@@ -210,7 +272,9 @@ def make_scorer(name: str, root: str | Path, *, device: "str | torch.device" = "
             return cls(**options, **given)
     except (Exception, SystemExit) as error:  # a custom class may raise anything
         add_place(error, cls)
-        raise ValueError(f"reward model {name} cannot be created: {describe_error(error)}") from error
+        raise ValueError(
+            f"reward model {name} cannot be created: {describe_error(error)}"
+        ) from error
 
 
 def _restored_state(owner: str) -> AbstractContextManager:
@@ -220,21 +284,35 @@ def _restored_state(owner: str) -> AbstractContextManager:
 
 
 def add_place(error: BaseException, cls: type) -> None:
-    """Add the line in the file of a scorer's class where an error was raised, as a note for `describe_error`."""
+    """Add the line in the file of a scorer's class where an error was raised, as a note for
+    `describe_error`.
+    """
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
-    if frames := [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]:
-        error.add_note(f"{Path(file).name}:{frames[-1].lineno} in {frames[-1].name}: {frames[-1].line}")
+    if frames := [
+        frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file
+    ]:
+        error.add_note(
+            f"{Path(file).name}:{frames[-1].lineno} in {frames[-1].name}: {frames[-1].line}"
+        )
 
 
 def _fits(value: object, parameter: inspect.Parameter | None) -> bool:
-    """Return whether an option's value fits the annotation of its parameter; the option path must be a path."""
-    expected = str | Path | None if parameter is None or parameter.name == "path" else parameter.annotation
+    """Return whether an option's value fits the annotation of its parameter; the option path must
+    be a path.
+    """
+    expected = (
+        str | Path | None if parameter is None or parameter.name == "path" else parameter.annotation
+    )
     is_plain = expected in (int, float, bool, str) or isinstance(expected, types.UnionType)
-    return not is_plain or (isinstance(value, expected) and (expected is bool or not isinstance(value, bool)))
+    return not is_plain or (
+        isinstance(value, expected) and (expected is bool or not isinstance(value, bool))
+    )
 
 
 def weighted_sum(scores: Scores, weights: Mapping[str, float]) -> float:
-    """Return ``R = w_VQ VQ + w_MQ MQ + w_TA TA``, NaN if a weighted dimension is absent or not finite."""
+    """Return ``R = w_VQ VQ + w_MQ MQ + w_TA TA``, NaN if a weighted dimension is absent or not
+    finite.
+    """
     weights = {name: weight for name, weight in weights.items() if weight}
     if not all(is_finite(scores, name) for name in weights):
         return math.nan
@@ -242,8 +320,14 @@ def weighted_sum(scores: Scores, weights: Mapping[str, float]) -> float:
 
 
 def as_score(value: object) -> float | None:
-    """Return a number of Python, NumPy or torch as a float, NaN if it is not finite or above MAX_SCORE; else None."""
-    value = value.item() if hasattr(value, "item") and math.prod(getattr(value, "shape", ())) == 1 else value
+    """Return a number of Python, NumPy or torch as a float, NaN if it is not finite or above
+    MAX_SCORE; else None.
+    """
+    value = (
+        value.item()
+        if hasattr(value, "item") and math.prod(getattr(value, "shape", ())) == 1
+        else value
+    )
     if not isinstance(value, (int, float)):
         return None
     return float(value) if abs(value) <= MAX_SCORE else math.nan

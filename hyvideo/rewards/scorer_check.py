@@ -1,10 +1,11 @@
-"""Checks that a scorer's scores are complete, repeatable, and depend only on the video and its prompt.
+"""Checks that a scorer's scores are complete, repeatable, and depend only on the video and its
+prompt.
 
     failed     rewards would be wrong or missing: do not train with this scorer
     warning    the scorer works, but its scores may not mean what the run assumes
 
-A `Scorer` may define ``dimensions`` if they are not VQ, MQ and TA, and ``noise``, the largest difference between two
-scores of the same video.
+A `Scorer` may define ``dimensions`` if they are not VQ, MQ and TA, and ``noise``, the largest
+difference between two scores of the same video.
 """
 
 import math
@@ -24,7 +25,9 @@ from hyvideo.rewards.trial_clips import Trial, noisy
 Outcome = tuple[str, str]  # (state, detail) of a Check
 
 EXACT = 1e-4  # rounding differences of float32 between a batch and a single video
-TOLERANCE = 0.1  # smaller differences above EXACT are warnings; the noise of VideoAlign in bf16 is about half of 0.07
+# smaller differences above EXACT are warnings; the noise of VideoAlign in bf16 is about half of
+# 0.07
+TOLERANCE = 0.1
 
 
 class Check(NamedTuple):
@@ -99,11 +102,15 @@ class ScorerUnderTest:
         return [result.scores for result in results]
 
     def difference(self, a: Scores, b: Scores) -> float:
-        """Return the largest difference in any dimension; inf if only one of two scores is finite."""
+        """Return the largest difference in any dimension; inf if only one of two scores is
+        finite.
+        """
         return max(_distance(a.get(name), b.get(name)) for name in self.dimensions)
 
     def check_answer(self) -> Outcome:
-        """Check that the prompt is accepted and that score returns one dict without modifying the video."""
+        """Check that the prompt is accepted and that score returns one dict without modifying the
+        video.
+        """
         before = self.trial.video.clone()
         try:
             contract.check_prompts(self.scorer, [self.trial.prompt])
@@ -111,7 +118,9 @@ class ScorerUnderTest:
             return "failed", f"check_prompts rejects the prompt {self.trial.prompt!r}: {error}"
         except Exception as error:
             add_place(error, type(self.scorer))
-            raise InvalidAnswer(f"check_prompts must raise ValueError, got {describe_error(error)}") from error
+            raise InvalidAnswer(
+                f"check_prompts must raise ValueError, got {describe_error(error)}"
+            ) from error
         (self.clean_scores,) = self.score(self.trial.video)
         if not torch.equal(before, self.trial.video):
             return "failed", "score modifies the input video in place; modify a copy"
@@ -123,18 +132,34 @@ class ScorerUnderTest:
             hints = [nearest(name, set(got) - set(bad)) for name in bad]
             declared = getattr(self.scorer, "dimensions", None)
             if isinstance(declared, str) or (declared is None and self.dimensions == DIMENSIONS):
-                hints.append(f"the class needs a tuple `dimensions`: write dimensions = {tuple(got)}")
-            hint = " ".join(filter(None, hints)) or "check the class's `dimensions` and --reward_weights"
-            return "failed", f"no finite number for {', '.join(bad)}: got {_text(got) or 'no numbers'}; {hint}"
+                hints.append(
+                    f"the class needs a tuple `dimensions`: write dimensions = {tuple(got)}"
+                )
+            hint = (
+                " ".join(filter(None, hints))
+                or "check the class's `dimensions` and --reward_weights"
+            )
+            return (
+                "failed",
+                f"no finite number for {', '.join(bad)}: got {_text(got) or 'no numbers'}; {hint}",
+            )
         return "ok", f"finite scores for {', '.join(self.dimensions)}"
 
     def check_repeat(self) -> Outcome:
         """Check that scoring the same video twice gives bit-identical scores."""
         (again,) = self.score(self.trial.video)
-        if repr(sorted(again.items())) != repr(sorted(self.clean_scores.items())):  # repr, so that NaN equals NaN
+        # repr, so that NaN equals NaN
+        if repr(sorted(again.items())) != repr(sorted(self.clean_scores.items())):
             if self.difference(again, self.clean_scores) <= getattr(self.scorer, "noise", -1.0):
-                return "warning", f"scoring the same video again returns {_text(again)}: rewards have this noise"
-            return "failed", f"scoring the same video again returns {_text(again)}: a reward must be deterministic"
+                return (
+                    "warning",
+                    f"scoring the same video again returns {_text(again)}: rewards have this noise",
+                )
+            return (
+                "failed",
+                f"scoring the same video again returns {_text(again)}: a reward must be "
+                "deterministic",
+            )
         return "ok", "scoring the same video twice gives bit-identical scores"
 
     def check_batch(self) -> Outcome:
@@ -168,30 +193,55 @@ class ScorerUnderTest:
             raise InvalidAnswer(f"held-out metrics: {describe_error(error)}") from error
         names = {*measures, *(name for row in rows for name in row)}
         if taken := sorted(names & self.clean_scores.keys()):
-            return "failed", f"held-out metrics must not have the names of scores, got {', '.join(taken)}"
+            return (
+                "failed",
+                f"held-out metrics must not have the names of scores, got {', '.join(taken)}",
+            )
         return "ok", f"held-out metrics: {', '.join(sorted(names)) or 'none'}"
 
     def check_speed(self) -> Outcome:
-        """Report the seconds per video; the first call is left out, because it may load or compile."""
+        """Report the seconds per video; the first call is left out, because it may load or
+        compile.
+        """
         seconds, shape = min(self.seconds[1:]), " x ".join(map(str, self.trial.video[:, 0].shape))
-        return "ok", f"{seconds:.2g} s per video of {shape}; 32 take {32 * seconds:.2g} s: compare with time/rollout"
+        return (
+            "ok",
+            f"{seconds:.2g} s per video of {shape}; 32 take {32 * seconds:.2g} s: compare with "
+            "time/rollout",
+        )
 
     def rounding(self, difference: float, where: str) -> Outcome:
         """Return the outcome for a difference that should be at most a rounding difference."""
         if difference <= EXACT:
             return "ok", f"largest difference {difference:.1g} {where}"
         if difference <= self.tolerance:
-            return "warning", f"scores differ by {difference:.3g} {where}: smaller differences are noise"
-        return "failed", f"scores differ by {difference:.3g} {where}, more than the tolerance {self.tolerance:g}"
+            return (
+                "warning",
+                f"scores differ by {difference:.3g} {where}: smaller differences are noise",
+            )
+        return (
+            "failed",
+            f"scores differ by {difference:.3g} {where}, more than the tolerance "
+            f"{self.tolerance:g}",
+        )
 
     def decreases(self, dimension: str, worse: Scores, cause: str) -> Outcome:
-        """Return the outcome for scores that should decrease in ``dimension``, or in their sum if it is not scored."""
-        names, clean = (dimension,) if dimension in self.dimensions else self.dimensions, self.clean_scores
+        """Return the outcome for scores that should decrease in ``dimension``, or in their sum if
+        it is not scored.
+        """
+        names, clean = (
+            (dimension,) if dimension in self.dimensions else self.dimensions,
+            self.clean_scores,
+        )
         detail = f"{_text(clean, names)} -> {_text(worse, names)}"
         if not all(is_finite(scores, name) for scores in (clean, worse) for name in names):
             return "warning", f"not tested because a score is not finite: {detail}"
         decreases = sum(clean[name] - worse[name] for name in names) > 0
-        return ("ok", detail) if decreases else ("warning", f"{cause} does not lower the score: {detail}")
+        return (
+            ("ok", detail)
+            if decreases
+            else ("warning", f"{cause} does not lower the score: {detail}")
+        )
 
 
 QUICK: dict[str, Callable[[ScorerUnderTest], Outcome]] = {
@@ -205,7 +255,9 @@ FULL: dict[str, Callable[[ScorerUnderTest], Outcome]] = {
     "order": ScorerUnderTest.check_order,
     "held out": ScorerUnderTest.check_held_out,
     "sign: noise": lambda tested: tested.decreases("VQ", tested.noisy_scores, "noise in the video"),
-    "sign: prompt": lambda tested: tested.decreases("TA", tested.foreign_scores, "a prompt that does not fit"),
+    "sign: prompt": lambda tested: tested.decreases(
+        "TA", tested.foreign_scores, "a prompt that does not fit"
+    ),
 }
 
 
@@ -218,5 +270,8 @@ def _distance(a: object, b: object) -> float:
 
 
 def _text(scores: Scores, names: Collection[str] | None = None) -> str:
-    texts = {name: f"{scores[name]:.4g}" if is_finite(scores, name) else scores.get(name) for name in names or scores}
+    texts = {
+        name: f"{scores[name]:.4g}" if is_finite(scores, name) else scores.get(name)
+        for name in names or scores
+    }
     return "  ".join(f"{name} {text!s:.20}" for name, text in texts.items())

@@ -1,4 +1,6 @@
-"""Reward models with random weights for rehearsals and tests: true preprocessing and prompt, minimal width."""
+"""Reward models with random weights for rehearsals and tests: true preprocessing and prompt,
+minimal width.
+"""
 
 import json
 import shutil
@@ -15,7 +17,9 @@ _WIDTH = 32
 
 
 def write(scorer: str, folder: Path) -> bool:
-    """Write the files of a built-in scorer; return whether it has any, because a judge and a custom class have none."""
+    """Write the files of a built-in scorer; return whether it has any, because a judge and a custom
+    class have none.
+    """
     if scorer == "videoalign":
         _write_videoalign(folder)
     elif scorer in ("clip", "pickscore"):
@@ -26,7 +30,9 @@ def write(scorer: str, folder: Path) -> bool:
 
 
 def _write_videoalign(folder: Path) -> None:
-    """Write a VideoReward folder with the released sampling of frames (2 per second), pixel limit and question."""
+    """Write a VideoReward folder with the released sampling of frames (2 per second), pixel limit
+    and question.
+    """
     from transformers import AutoTokenizer, Qwen2VLConfig, Qwen2VLModel
 
     shutil.copytree(_MINIATURE, folder)
@@ -63,13 +69,22 @@ def _write_videoalign(folder: Path) -> None:
 
 
 def _write_clip(folder: Path) -> None:
-    """Write a CLIP with the sizes of ViT-L/14 and ViT-H/14: 224 pixels in patches of 14, and texts of 77 tokens."""
+    """Write a CLIP with the sizes of ViT-L/14 and ViT-H/14: 224 pixels in patches of 14, and texts
+    of 77 tokens.
+    """
     from transformers import CLIPConfig, CLIPModel, CLIPTokenizer
 
     folder.mkdir(parents=True)
     characters = [chr(code) for code in range(33, 127)]
-    tokens = [*characters, *(character + "</w>" for character in characters), "<|startoftext|>", "<|endoftext|>"]
-    (folder / "vocab.json").write_text(json.dumps({token: number for number, token in enumerate(tokens)}))
+    tokens = [
+        *characters,
+        *(character + "</w>" for character in characters),
+        "<|startoftext|>",
+        "<|endoftext|>",
+    ]
+    (folder / "vocab.json").write_text(
+        json.dumps({token: number for number, token in enumerate(tokens)})
+    )
     (folder / "merges.txt").write_text("#version: 0.2\n")
     tokenizer = CLIPTokenizer.from_pretrained(folder)
     common = {
@@ -84,9 +99,13 @@ def _write_clip(folder: Path) -> None:
         "eos_token_id": tokenizer.eos_token_id,
     }
     vision = {"image_size": 224, "patch_size": 14}
-    model = CLIPModel(CLIPConfig(text_config=common | text, vision_config=common | vision, projection_dim=_WIDTH))
+    model = CLIPModel(
+        CLIPConfig(text_config=common | text, vision_config=common | vision, projection_dim=_WIDTH)
+    )
     generator = torch.Generator().manual_seed(0)
-    model.load_state_dict({name: _drawn(tensor, generator) for name, tensor in model.state_dict().items()})
+    model.load_state_dict(
+        {name: _drawn(tensor, generator) for name, tensor in model.state_dict().items()}
+    )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

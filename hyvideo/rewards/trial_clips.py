@@ -17,14 +17,21 @@ class Trial:
     video: Tensor  # uint8 (frames, 3, height, width)
     prompt: str
     fps: float  # frames per second
-    foreign_prompt: str = "a bowl of green soup on a wooden table, seen from above"  # does not fit the video
+    # does not fit the video
+    foreign_prompt: str = "a bowl of green soup on a wooden table, seen from above"
 
 
-def synthetic_trial(num_frames: int = 49, height: int = 256, width: int = 448, fps: float = 24.0) -> Trial:
-    """Render a red ball before a textured wall that moves the opposite way, for scorers trained on natural videos."""
+def synthetic_trial(
+    num_frames: int = 49, height: int = 256, width: int = 448, fps: float = 24.0
+) -> Trial:
+    """Render a red ball before a textured wall that moves the opposite way, for scorers trained on
+    natural videos.
+    """
     rng = np.random.default_rng(0)
     coarse = torch.from_numpy(rng.uniform(0.25, 0.65, (1, 1, height // 8, width // 8))).float()
-    wall = torch.nn.functional.interpolate(coarse, (height, width), mode="bicubic", antialias=True)[0]
+    wall = torch.nn.functional.interpolate(coarse, (height, width), mode="bicubic", antialias=True)[
+        0
+    ]
     y, x = torch.meshgrid(torch.arange(height) + 0.5, torch.arange(width) + 0.5, indexing="ij")
     frames = []
     for time in torch.linspace(0, 1, num_frames):
@@ -39,10 +46,14 @@ def synthetic_trial(num_frames: int = 49, height: int = 256, width: int = 448, f
 
 
 def noisy(video: Tensor, strength: float = 40.0) -> Tensor:
-    """Add fixed Gaussian noise with a standard deviation of ``strength`` gray levels. Shape: as ``video``."""
+    """Add fixed Gaussian noise with a standard deviation of ``strength`` gray levels.
+
+    Shape: as ``video``.
+    """
     generator = torch.Generator().manual_seed(0)
     noisy_frames = []
-    for frame in video.cpu():  # frame by frame, because a long video in float32 would take gigabytes
+    # frame by frame, because a long video in float32 would take gigabytes
+    for frame in video.cpu():
         noise = strength * torch.randn(frame.shape, generator=generator)
         noisy_frames.append((frame + noise).round().clamp(0, 255).to(torch.uint8))
     return torch.stack(noisy_frames).to(video.device)

@@ -1,9 +1,10 @@
 """VLM judge: a vision-language model behind an OpenAI-compatible endpoint that scores videos.
 
-A YAML file defines the request, the dimensions and the kind of answer (`judge_answers`); each class has its own. A file
-with a ``question`` sends the frames and this text. Otherwise the request is a rubric, in which the prompt is enclosed
-in delimiters that contain its SHA-256: no text can contain its own hash, so a prompt cannot close them. The same video
-and prompt give the same requests on every rank and in every run. An invalid answer is a missing reward.
+A YAML file defines the request, the dimensions and the kind of answer (`judge_answers`); each class
+has its own. A file with a ``question`` sends the frames and this text. Otherwise the request is a
+rubric, in which the prompt is enclosed in delimiters that contain its SHA-256: no text can contain
+its own hash, so a prompt cannot close them. The same video and prompt give the same requests on
+every rank and in every run. An invalid answer is a missing reward.
 """
 
 import base64
@@ -32,14 +33,20 @@ from hyvideo.rewards.prompt_checks import read_checks
 from hyvideo.rewards.rewards import OVERALL, RESERVED_NAMES, Scorer, ScoreResult, Scores
 
 RUBRIC = Path(__file__).with_suffix(".yaml")
-REQUEST = jinja2.Template(RUBRIC.with_suffix(".jinja").read_text(), undefined=jinja2.StrictUndefined)
+REQUEST = jinja2.Template(
+    RUBRIC.with_suffix(".jinja").read_text(), undefined=jinja2.StrictUndefined
+)
 
 
 class VlmJudge(Scorer):
-    """Scorer with grades from 1 to 5 in the dimensions of a rubric. Raises ValueError for invalid options."""
+    """Scorer with grades from 1 to 5 in the dimensions of a rubric.
+
+    Raises ValueError for invalid options.
+    """
 
     preset = "vlm_judge"  # name of the scorer and of its file
-    noise = 1.0  # one grade: on most endpoints, rounding depends on the batch of concurrent requests
+    # one grade: on most endpoints, rounding depends on the batch of concurrent requests
+    noise = 1.0
 
     def __init__(
         self,
@@ -84,11 +91,19 @@ class VlmJudge(Scorer):
                 raise ValueError(f"the question must contain {word}")
             if self.answer == "yes_no" and len(self.dimensions) > 1:
                 raise ValueError("yes_no has one dimension")
-            self._request(partial(self._frames, torch.zeros(1, 3, 8, 8, dtype=torch.uint8), 1.0), "", *self._checks(""))
+            self._request(
+                partial(self._frames, torch.zeros(1, 3, 8, 8, dtype=torch.uint8), 1.0),
+                "",
+                *self._checks(""),
+            )
         except (OSError, yaml.YAMLError, RecursionError, jinja2.TemplateError, *MALFORMED) as error:
-            raise ValueError(f"{self.preset}: rubric {quote(rubric)} must be like {own.name}: {error!r}") from error
+            raise ValueError(
+                f"{self.preset}: rubric {quote(rubric)} must be like {own.name}: {error!r}"
+            ) from error
         if checks and self.answer != "yes_no":
-            raise ValueError(f"{self.preset} asks no checks, got checks {quote(checks)}; use the scorer yes_no")
+            raise ValueError(
+                f"{self.preset} asks no checks, got checks {quote(checks)}; use the scorer yes_no"
+            )
         if self.answer == "yes_no":
             self.endpoint.ends = ("stop", "length")  # an answer of one token ends with `length`
 
@@ -96,12 +111,15 @@ class VlmJudge(Scorer):
         """Raise ValueError if the file of checks has none for one of the prompts."""
         if missing := [prompt for prompt in prompts if self.checks and prompt not in self.checks]:
             raise ValueError(
-                f"the file of checks lacks those of {len(missing)} of {len(prompts)} prompts, such as "
+                f"the file of checks lacks those of {len(missing)} of {len(prompts)} prompts, "
+                "such as "
                 f"{quote(missing[0])}; add them with python -m scripts.prepare_checks"
             )
 
     def score(self, videos: list[Tensor], prompts: list[str], *, fps: float) -> list[ScoreResult]:
-        """Return the scores of each video, means over its answers, or the reason why they are missing."""
+        """Return the scores of each video, means over its answers, or the reason why they are
+        missing.
+        """
         requests = []
         for video, prompt in zip(videos, prompts):
             checks, frames = self._checks(prompt), partial(self._frames, video, fps)
@@ -128,18 +146,29 @@ class VlmJudge(Scorer):
             encoded.append(base64.b64encode(file.getvalue()).decode())
         return encoded, len(video) / fps
 
-    def _request(self, encoded: Callable[[], tuple[list[str], float]], prompt: str, check: str) -> str:
+    def _request(
+        self, encoded: Callable[[], tuple[list[str], float]], prompt: str, check: str
+    ) -> str:
         """Return the JSON of a request, with the task, the frames, the prompt and the check."""
         frames, seconds = encoded()
         if "question" in self.rubric:
             words = {"{prompt}": prompt, "{check}": check}
-            text = re.sub(r"\{(prompt|check)\}", lambda match: words[match[0]], self.rubric["question"])
+            text = re.sub(
+                r"\{(prompt|check)\}", lambda match: words[match[0]], self.rubric["question"]
+            )
             urls = [{"url": f"data:image/jpeg;base64,{frame}"} for frame in frames]
-            content = [*({"type": "image_url", "image_url": url} for url in urls), {"type": "text", "text": text}]
+            content = [
+                *({"type": "image_url", "image_url": url} for url in urls),
+                {"type": "text", "text": text},
+            ]
             fields = {"messages": [{"role": "user", "content": content}]}
         else:
             mark = f"prompt-{hashlib.sha256(prompt.encode()).hexdigest()}"
-            fields = json.loads(REQUEST.render(self.rubric, frames=frames, prompt=prompt, seconds=seconds, mark=mark))
+            fields = json.loads(
+                REQUEST.render(
+                    self.rubric, frames=frames, prompt=prompt, seconds=seconds, mark=mark
+                )
+            )
         fields["model"] = self.endpoint.model
         fields.update(self.rubric.get("request", {}))
         return json.dumps({name: value for name, value in fields.items() if value is not None})
@@ -161,4 +190,7 @@ def _mean(answers: list[tuple[Scores | None, str]]) -> ScoreResult:
     """Return the mean scores of the answers about one video; they are missing if one answer is."""
     if reason := next((reason for scores, reason in answers if scores is None), ""):
         return ScoreResult({}, reason)
-    return ScoreResult({name: statistics.fmean(scores[name] for scores, _ in answers) for name in answers[0][0]}, "")
+    return ScoreResult(
+        {name: statistics.fmean(scores[name] for scores, _ in answers) for name in answers[0][0]},
+        "",
+    )

@@ -1,8 +1,10 @@
-"""Noise matching: the eta at which one SDE adds as much noise as another, for comparisons at equal exploration.
+"""Noise matching: the eta at which one SDE adds as much noise as another, for comparisons at equal
+exploration.
 
-At equal eta, samplers add very different amounts of noise (docs/sde.md). ``match_noise: "sage_grpo:0.5"`` sets the eta
-at which the run's sampler has the total variance ``sum_t std_t^2`` of sage_grpo at eta 0.5, found by bisection. With an
-SDE window, the variance is summed over the window and averaged over its positions.
+At equal eta, samplers add very different amounts of noise (docs/sde.md).
+``match_noise: "sage_grpo:0.5"`` sets the eta at which the run's sampler has the total variance
+``sum_t std_t^2`` of sage_grpo at eta 0.5, found by bisection. With an SDE window, the variance is
+summed over the window and averaged over its positions.
 """
 
 import math
@@ -29,9 +31,11 @@ def matched_eta(
     sde_window: str = "",
     sigmas: str | None = None,
 ) -> float:
-    """Return the eta at which ``sde_type`` has the total variance of ``target``, such as ``sage_grpo:0.5``.
+    """Return the eta at which ``sde_type`` has the total variance of ``target``, such as
+    ``sage_grpo:0.5``.
 
-    Raises ValueError if the target is malformed, if ``sde_type`` cannot reach it, or if schedule or window are invalid.
+    Raises ValueError if the target is malformed, if ``sde_type`` cannot reach it, or if schedule or
+    window are invalid.
     """
     max_eta = sampler_of(sde_type).max_eta
     target_type, target_eta = parse_target(target)
@@ -63,20 +67,29 @@ def matched_eta(
         reason = f"{sde_type} adds no noise {where}{inside}; use more steps"
     elif tried[noisiest] < goal:
         reason = (
-            f"its variance is {goal:.4g} {where}, and the variance of {sde_type}{inside} is at most "
-            f"{tried[noisiest]:.4g}, at eta {noisiest:g}; lower the eta of {target_type}, or set eta instead"
+            f"its variance is {goal:.4g} {where}, and the variance of {sde_type}{inside} is at "
+            "most "
+            f"{tried[noisiest]:.4g}, at eta {noisiest:g}; lower the eta of {target_type}, or set "
+            "eta instead"
         )
     else:
         reason = (
-            f"its variance is {goal:.4g} {where}, and the variance of {sde_type}{inside} jumps past it at eta "
+            f"its variance is {goal:.4g} {where}, and the variance of {sde_type}{inside} jumps "
+            "past it at eta "
             f"{found:.4g}; set eta instead"
         )
     raise ValueError(f"match_noise {target} cannot be reached: {reason}")
 
 
-def total_variance(sde_type: str, levels: tuple[float, ...], eta: float, last_step: str, sde_window: str = "") -> float:
-    """Return ``sum_t std_t^2`` over the stochastic steps, or over a window of them, averaged over its positions."""
-    variances = [step.std**2 for step in schedule(sde_type, levels, eta, last_step) if step.is_stochastic]
+def total_variance(
+    sde_type: str, levels: tuple[float, ...], eta: float, last_step: str, sde_window: str = ""
+) -> float:
+    """Return ``sum_t std_t^2`` over the stochastic steps, or over a window of them, averaged over
+    its positions.
+    """
+    variances = [
+        step.std**2 for step in schedule(sde_type, levels, eta, last_step) if step.is_stochastic
+    ]
     window = parse_window(sde_window, len(variances)) if variances else None
     return fmean(window.sums(variances)) if window else sum(variances)
 
@@ -92,7 +105,8 @@ def parse_target(target: str) -> tuple[str, float]:
     max_eta = sampler_of(name).max_eta if is_known else MAX_ETA
     if not is_known or not 0 < eta <= max_eta:
         raise ValueError(
-            f"match_noise must be <sde_type>:<eta>, such as sage_grpo:0.5, where sde_type is one of "
+            "match_noise must be <sde_type>:<eta>, such as sage_grpo:0.5, where sde_type is one "
+            "of "
             f"{', '.join(SAMPLERS)} or FILE.py:NAME and eta is in (0, {max_eta:g}], got {target!r}"
         )
     return name, eta

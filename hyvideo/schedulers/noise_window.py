@@ -4,8 +4,9 @@
     random:4       4 consecutive stochastic steps, drawn in each iteration
     sliding:4:2    4 consecutive stochastic steps, shifted by 2 in each iteration, cyclically
 
-Positions count only the steps that are stochastic without a window, so that every position trains equally many steps.
-All rollouts of an iteration share the window, because they are compared with each other.
+Positions count only the steps that are stochastic without a window, so that every position trains
+equally many steps. All rollouts of an iteration share the window, because they are compared with
+each other.
 """
 
 import math
@@ -23,16 +24,23 @@ class Window:
     stride: int = 1  # for sliding
 
     def sums(self, values: Sequence[float]) -> list[float]:
-        """Return the sum over the window at each of its positions, given one value per stochastic step."""
+        """Return the sum over the window at each of its positions, given one value per stochastic
+        step.
+        """
         num_starts = len(values) - self.length + 1
         # All are equally frequent. A random window has stride 1, and thus all positions.
-        starts = [self.start] if self.kind == "fixed" else range(0, num_starts, math.gcd(self.stride, num_starts))
+        starts = (
+            [self.start]
+            if self.kind == "fixed"
+            else range(0, num_starts, math.gcd(self.stride, num_starts))
+        )
         return [sum(values[start : start + self.length]) for start in starts]
 
     def steps(self, stochastic: list[int], iteration: int, draw: Callable[[int], int]) -> list[int]:
         """Return the stochastic steps in the window of an iteration, counted from 1.
 
-        ``draw(n)`` returns a random integer in [0, n) for this iteration, the start of a random window.
+        ``draw(n)`` returns a random integer in [0, n) for this iteration, the start of a random
+        window.
         """
         num_starts = len(stochastic) - self.length + 1
         if self.kind == "sliding":
@@ -43,27 +51,39 @@ class Window:
 
 
 def parse_window(text: str, num_stochastic: int) -> Window | None:
-    """Return the window of a setting; None if empty. Raises ValueError if it does not fit the stochastic steps."""
+    """Return the window of a setting; None if empty.
+
+    Raises ValueError if it does not fit the stochastic steps.
+    """
     if not text:
         return None
     kind, *numbers = text.split(":")
     forms = {"fixed": (2, 2), "random": (1, 1), "sliding": (1, 2)}
     least, most = forms.get(kind, (1, 0))
-    if not least <= len(numbers) <= most or not all(number.isdecimal() and len(number) < 10 for number in numbers):
+    if not least <= len(numbers) <= most or not all(
+        number.isdecimal() and len(number) < 10 for number in numbers
+    ):
         raise ValueError(
-            f"sde_window must be fixed:START:LENGTH, random:LENGTH or sliding:LENGTH[:STRIDE], got {text!r}"
+            "sde_window must be fixed:START:LENGTH, random:LENGTH or sliding:LENGTH[:STRIDE], "
+            f"got {text!r}"
         )
     first, second = [*map(int, numbers), 1][:2]
-    window = Window(kind, second, start=first) if kind == "fixed" else Window(kind, first, stride=second)
+    window = (
+        Window(kind, second, start=first) if kind == "fixed" else Window(kind, first, stride=second)
+    )
     if window.length < 1 or window.stride < 1:
         raise ValueError(
-            "sde_window must have LENGTH and STRIDE of at least 1, because only the steps in the window are trained "
-            f"and a sliding window must move, got {text!r}; raise the 0, or remove sde_window to train all steps"
+            "sde_window must have LENGTH and STRIDE of at least 1, because only the steps in the "
+            "window are trained "
+            f"and a sliding window must move, got {text!r}; raise the 0, or remove sde_window to "
+            "train all steps"
         )
     if window.start + window.length > num_stochastic:
         raise ValueError(
-            f"sde_window must fit the {num_stochastic} stochastic steps of the schedule, because the other steps have "
-            f"no noise and cannot be trained, got {text!r}, which ends at step {window.start + window.length} of them; "
+            f"sde_window must fit the {num_stochastic} stochastic steps of the schedule, because "
+            "the other steps have "
+            f"no noise and cannot be trained, got {text!r}, which ends at step "
+            f"{window.start + window.length} of them; "
             "lower START or LENGTH"
         )
     return window

@@ -1,8 +1,9 @@
 """Schedule: the noise levels of a sampler, and the Gaussian transition of each denoising step.
 
-``x = (1 - sigma) x0 + sigma x1`` with data x0 and noise x1. The model takes ``timestep = 1000 sigma`` and predicts the
-velocity ``x1 - x0``. A schedule never changes. A run builds one from its settings, and its rollouts carry it to the
-update. A step is named by its index, from 0 at the highest noise level.
+``x = (1 - sigma) x0 + sigma x1`` with data x0 and noise x1. The model takes
+``timestep = 1000 sigma`` and predicts the velocity ``x1 - x0``. A schedule never changes. A run
+builds one from its settings, and its rollouts carry it to the update. A step is named by its index,
+from 0 at the highest noise level.
 """
 
 import math
@@ -25,7 +26,8 @@ NUM_TRAIN_TIMESTEPS = 1000
 class Step:
     """Result of one step of a batch; all tensors are float32.
 
-    A deterministic step has ``std`` 0, a ``sample`` equal to the mean, and ``log_prob`` 0 without a gradient.
+    A deterministic step has ``std`` 0, a ``sample`` equal to the mean, and ``log_prob`` 0 without a
+    gradient.
     """
 
     sample: Tensor  # (batch, ...), latent at the next (smaller) sigma
@@ -41,7 +43,8 @@ class Schedule:
     sampler: Sampler  # step and properties of the sampling method
     levels: tuple[float, ...]  # (steps + 1,), sigma from 1 to 0
     transitions: tuple[Transition, ...]  # (steps,)
-    reference_conventions: bool = False  # whether the KL to the anchor has the factor `reference_kl_weight`
+    # whether the KL to the anchor has the factor `reference_kl_weight`
+    reference_conventions: bool = False
 
     @staticmethod
     def build(
@@ -56,16 +59,19 @@ class Schedule:
     ) -> "Schedule":
         """Return the schedule of a sampler, a built-in name or ``FILE.py:NAME``.
 
-        The noise levels are those of ``sigmas`` if it is given, else those of ``shift`` (`levels_of_steps`).
-        ``last_step="stochastic"`` leaves the noise of the last step in the final latent, as the paper's configurations
-        do. ``last_step="deterministic"`` ends at x0_hat and excludes that step from training.
-        ``reference_conventions`` selects `REFERENCE_SAMPLERS`.
+        The noise levels are those of ``sigmas`` if it is given, else those of ``shift``
+        (`levels_of_steps`). ``last_step="stochastic"`` leaves the noise of the last step in the
+        final latent, as the paper's configurations do. ``last_step="deterministic"`` ends at x0_hat
+        and excludes that step from training. ``reference_conventions`` selects
+        `REFERENCE_SAMPLERS`.
 
         Raises ValueError if a setting is out of range or a step is not defined.
         """
         levels = transitions.levels_of_steps(num_steps, shift, sigmas)
         steps = transitions.schedule(sde_type, levels, eta, last_step, reference_conventions)
-        return Schedule(sampler_of(sde_type, reference_conventions), levels, steps, reference_conventions)
+        return Schedule(
+            sampler_of(sde_type, reference_conventions), levels, steps, reference_conventions
+        )
 
     @staticmethod
     def ode(num_steps: int, shift: float, sigmas: str | None = None) -> "Schedule":
@@ -74,7 +80,9 @@ class Schedule:
 
     @staticmethod
     def at(levels: tuple[float, ...]) -> "Schedule":
-        """Return a schedule without noise at these levels, of which the last is where the last step ends."""
+        """Return a schedule without noise at these levels, of which the last is where the last step
+        ends.
+        """
         steps = tuple(ode_transition(*pair) for pair in zip(levels, levels[1:]))
         return Schedule(sampler_of("sage_grpo"), levels, steps)
 
@@ -104,8 +112,14 @@ class Schedule:
 
     @cached_property
     def log_prob_grad_norms(self) -> Tensor:
-        """Gradient scale ``N_t`` of each step (`Sampler.log_prob_grad_norm`), 0 without noise. Shape: (steps,)."""
-        return torch.tensor([self.sampler.log_prob_grad_norm(step) for step in self.transitions], dtype=torch.float32)
+        """Gradient scale ``N_t`` of each step (`Sampler.log_prob_grad_norm`), 0 without noise.
+
+        Shape: (steps,).
+        """
+        return torch.tensor(
+            [self.sampler.log_prob_grad_norm(step) for step in self.transitions],
+            dtype=torch.float32,
+        )
 
     @cached_property
     def equalizer_weights(self) -> Tensor:
@@ -114,7 +128,10 @@ class Schedule:
 
     @cached_property
     def position_kl_weights(self) -> Tensor:
-        """Factor of the KL to the anchor at each step: 1, or `reference_kl_weight`. Shape: (steps,)."""
+        """Factor of the KL to the anchor at each step: 1, or `reference_kl_weight`.
+
+        Shape: (steps,).
+        """
         if not self.reference_conventions:
             return torch.ones(len(self.transitions))
         weights = []
@@ -124,9 +141,11 @@ class Schedule:
         return torch.tensor(weights)
 
     def draw(self, velocity: Tensor, sample: Tensor, index: int, noise: Tensor | None) -> Step:
-        """Return step ``index`` of all samples with this standard normal ``noise``; None takes the mean.
+        """Return step ``index`` of all samples with this standard normal ``noise``; None takes the
+        mean.
 
-        Shapes: velocity after guidance, sample and noise (batch, ...). Raises ValueError if they differ.
+        Shapes: velocity after guidance, sample and noise (batch, ...). Raises ValueError if they
+        differ.
         """
         mean, std = self._moments(velocity, sample, [index] * len(sample))
         if noise is None:
@@ -134,28 +153,42 @@ class Schedule:
         _check_shape("noise", noise, sample)
         return self._scored(mean + std * noise, mean, std)
 
-    def score(self, velocity: Tensor, sample: Tensor, indices: Sequence[int], outcome: Tensor) -> Step:
-        """Return the step that led from each sample to its stored ``outcome``, scored with ``velocity``.
+    def score(
+        self, velocity: Tensor, sample: Tensor, indices: Sequence[int], outcome: Tensor
+    ) -> Step:
+        """Return the step that led from each sample to its stored ``outcome``, scored with
+        ``velocity``.
 
-        The log-probability of the transition ``x' ~ N(a x + b v, std^2)`` (docs/sde.md) is the mean over a sample's
-        elements of ``-(x' - mean)^2 / (2 std^2) - log(sqrt(2 pi) std)``, for cps ``-(x' - mean)^2``; x' is detached.
-        ``indices`` has the step of each sample.
+        The log-probability of the transition ``x' ~ N(a x + b v, std^2)`` (docs/sde.md) is the mean
+        over a sample's elements of ``-(x' - mean)^2 / (2 std^2) - log(sqrt(2 pi) std)``, for cps
+        ``-(x' - mean)^2``; x' is detached. ``indices`` has the step of each sample.
 
-        Shapes: velocity after guidance, sample and outcome (batch, ...). Raises ValueError if they differ.
+        Shapes: velocity after guidance, sample and outcome (batch, ...). Raises ValueError if they
+        differ.
         """
         _check_shape("outcome", outcome, sample)
         mean, std = self._moments(velocity, sample, indices)
         return self._scored(outcome.float(), mean, std)
 
     def means(self, velocity: Tensor, sample: Tensor, indices: Sequence[int]) -> Tensor:
-        """Return the mean of each sample's step, float32; ``indices`` has the step of each. Shape: (batch, ...)."""
+        """Return the mean of each sample's step, float32; ``indices`` has the step of each.
+
+        Shape: (batch, ...).
+        """
         return self._moments(velocity, sample, indices)[0]
 
-    def _moments(self, velocity: Tensor, sample: Tensor, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return mean and standard deviation of each sample's step. Shapes: (batch, ...), (batch, 1, ..., 1)."""
+    def _moments(
+        self, velocity: Tensor, sample: Tensor, indices: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        """Return mean and standard deviation of each sample's step.
+
+        Shapes: (batch, ...), (batch, 1, ..., 1).
+        """
         _check_shape("velocity", velocity, sample)
         if len(indices) != len(sample):
-            raise ValueError(f"indices must have one step for each of {len(sample)} samples, got {len(indices)}")
+            raise ValueError(
+                f"indices must have one step for each of {len(sample)} samples, got {len(indices)}"
+            )
         steps = [self.transitions[index] for index in indices]
         a = _per_sample([step.a for step in steps], sample)
         b = _per_sample([step.b for step in steps], sample)
@@ -168,9 +201,13 @@ class Schedule:
 
 
 def _check_shape(name: str, given: Tensor, sample: Tensor) -> None:
-    """Raise ValueError if a tensor does not have the shape of ``sample``, with which it would be broadcast."""
+    """Raise ValueError if a tensor does not have the shape of ``sample``, with which it would be
+    broadcast.
+    """
     if given.shape != sample.shape:
-        raise ValueError(f"{name} must have the shape of sample, {tuple(sample.shape)}, got {tuple(given.shape)}")
+        raise ValueError(
+            f"{name} must have the shape of sample, {tuple(sample.shape)}, got {tuple(given.shape)}"
+        )
 
 
 def _per_sample(values: list[float], sample: Tensor) -> Tensor:
@@ -179,14 +216,20 @@ def _per_sample(values: list[float], sample: Tensor) -> Tensor:
 
 
 def filled(values: Iterable[float], device: torch.device) -> Tensor:
-    """Return a float32 tensor of Python numbers, filled on the device without a copy. Shape: (values,)."""
-    return torch.cat([torch.full((1,), value, dtype=torch.float32, device=device) for value in values])
+    """Return a float32 tensor of Python numbers, filled on the device without a copy.
+
+    Shape: (values,).
+    """
+    return torch.cat(
+        [torch.full((1,), value, dtype=torch.float32, device=device) for value in values]
+    )
 
 
 def _log_prob(outcome: Tensor, mean: Tensor, std: Tensor, *, normalised: bool) -> Tensor:
     """Return the mean log-density over a sample's elements, 0 where std is 0. Shape: (batch,).
 
-    Sums are float64, because their order on a GPU depends on the batch shape, which may differ in rollout and update.
+    Sums are float64, because their order on a GPU depends on the batch shape, which may differ in
+    rollout and update.
     """
     is_stochastic = std > 0
     squared = torch.where(is_stochastic, (outcome - mean) ** 2, 0.0)
@@ -194,4 +237,6 @@ def _log_prob(outcome: Tensor, mean: Tensor, std: Tensor, *, normalised: bool) -
         return -squared.flatten(1).mean(1, dtype=torch.float64).float()
     safe_std = torch.where(is_stochastic, std, 1.0)
     elementwise = -squared / (2 * safe_std**2) - safe_std.log() - 0.5 * math.log(2 * math.pi)
-    return torch.where(is_stochastic, elementwise, 0.0).flatten(1).mean(1, dtype=torch.float64).float()
+    return (
+        torch.where(is_stochastic, elementwise, 0.0).flatten(1).mean(1, dtype=torch.float64).float()
+    )

@@ -1,14 +1,16 @@
 """Stochastic steps of all samplers as affine Gaussian transitions, ``x' ~ N(a x + b v, std^2)``.
 
-``x`` is the noisy latent at level ``sigma``, ``v`` the predicted velocity (an estimate of noise - data), and ``x'`` the
-latent at the next, smaller level ``sigma'``. The step of a marginal-preserving reverse SDE with variance ``V`` has
+``x`` is the noisy latent at level ``sigma``, ``v`` the predicted velocity (an estimate of noise -
+data), and ``x'`` the latent at the next, smaller level ``sigma'``. The step of a
+marginal-preserving reverse SDE with variance ``V`` has
 
     mean = x + (sigma' - sigma) v + (V / 2) score        score = -(x + (1 - sigma) v) / sigma
 
-``sage_grpo``, ``flow_grpo`` and ``dance_grpo`` differ only in ``V``; ``cps`` (coefficient-preserving sampling) has a
-different mean. Coefficients are Python floats (float64): in float32, sage's variance suffers from cancellation.
-``SAMPLERS`` lists the built-in samplers; docs/add_a_sampler.md shows how to add one.
-Source: SAGE-GRPO, arXiv:2603.21872, Sections 3.1 and 3.2.1; docs/sde.md has the formulas and their values.
+``sage_grpo``, ``flow_grpo`` and ``dance_grpo`` differ only in ``V``; ``cps``
+(coefficient-preserving sampling) has a different mean. Coefficients are Python floats (float64): in
+float32, sage's variance suffers from cancellation. ``SAMPLERS`` lists the built-in samplers;
+docs/add_a_sampler.md shows how to add one. Source: SAGE-GRPO, arXiv:2603.21872, Sections 3.1 and
+3.2.1; docs/sde.md has the formulas and their values.
 """
 
 import functools
@@ -18,8 +20,9 @@ import runpy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-# The diffusion coefficient of sage has a pole at sigma = 1, where every schedule starts. Its integral is clamped here.
-# This is a convention; with few steps it changes the noise of the first step noticeably (docs/sde.md).
+# The diffusion coefficient of sage has a pole at sigma = 1, where every schedule starts. Its
+# integral is clamped here. This is a convention; with few steps it changes the noise of the first
+# step noticeably (docs/sde.md).
 SAGE_SIGMA_MAX = 0.997
 MAX_ETA = 1000.0  # far above any useful value; its square is still finite
 FLOAT32_MAX, FLOAT32_TINY = 3.4028234663852886e38, 1.1754943508222875e-38
@@ -44,9 +47,14 @@ def ode_transition(sigma: float, sigma_next: float) -> Transition:
 
 
 def sage_variance(
-    sigma: float, sigma_next: float, eta: float, sigma_after_first: float, sigma_max: float = SAGE_SIGMA_MAX
+    sigma: float,
+    sigma_next: float,
+    eta: float,
+    sigma_after_first: float,
+    sigma_max: float = SAGE_SIGMA_MAX,
 ) -> float:
-    """Return ``eta^2 (log((1 - sigma') / (1 - min(sigma, sigma_max))) - (sigma - sigma'))``, at least 0.
+    """Return ``eta^2 (log((1 - sigma') / (1 - min(sigma, sigma_max))) - (sigma - sigma'))``, at
+    least 0.
 
     Below ``sigma_max`` this is the exact integral of ``eta^2 s / (1 - s)`` over the step.
     """
@@ -57,11 +65,15 @@ def sage_variance(
 
 
 def flow_variance(sigma: float, sigma_next: float, eta: float, sigma_after_first: float) -> float:
-    """Return ``eta^2 sigma / (1 - sigma) (sigma - sigma')``; at sigma = 1, the denominator uses the second level."""
+    """Return ``eta^2 sigma / (1 - sigma) (sigma - sigma')``; at sigma = 1, the denominator uses the
+    second level.
+    """
     return left_endpoint_variance(sigma, sigma_next, eta, sigma if sigma < 1 else sigma_after_first)
 
 
-def left_endpoint_variance(sigma: float, sigma_next: float, eta: float, sigma_at_pole: float) -> float:
+def left_endpoint_variance(
+    sigma: float, sigma_next: float, eta: float, sigma_at_pole: float
+) -> float:
     """Return ``eta^2 sigma / (1 - sigma_at_pole) (sigma - sigma')``."""
     return eta**2 * sigma / (1 - sigma_at_pole) * (sigma - sigma_next)
 
@@ -71,20 +83,29 @@ def dance_variance(sigma: float, sigma_next: float, eta: float, sigma_after_firs
     return eta**2 * (sigma - sigma_next)
 
 
-def cps_transition(sigma: float, sigma_next: float, eta: float, sigma_after_first: float) -> Transition:
+def cps_transition(
+    sigma: float, sigma_next: float, eta: float, sigma_after_first: float
+) -> Transition:
     """Return the step of coefficient-preserving sampling, with ``std = sigma' sin(eta pi / 2)``.
 
-    ``mean = (1 - sigma') x0_hat + sqrt(sigma'^2 - std^2) x1_hat``; x0_hat = x - sigma v, x1_hat = x + (1 - sigma) v.
+    ``mean = (1 - sigma') x0_hat + sqrt(sigma'^2 - std^2) x1_hat``; x0_hat = x - sigma v, x1_hat = x
+    + (1 - sigma) v.
     """
     std = sigma_next * math.sin(eta * math.pi / 2)
     if std <= 0:
         return ode_transition(sigma, sigma_next)
     noise = math.sqrt(max(sigma_next**2 - std**2, 0.0))  # coefficient of x1_hat
-    return Transition(a=(1 - sigma_next) + noise, b=-sigma * (1 - sigma_next) + (1 - sigma) * noise, std=std)
+    return Transition(
+        a=(1 - sigma_next) + noise, b=-sigma * (1 - sigma_next) + (1 - sigma) * noise, std=std
+    )
 
 
-def reference_cps_transition(sigma: float, sigma_next: float, eta: float, sigma_after_first: float) -> Transition:
-    """Return `cps_transition`, with std 1e-12 in the last step, which the public reference also trains."""
+def reference_cps_transition(
+    sigma: float, sigma_next: float, eta: float, sigma_after_first: float
+) -> Transition:
+    """Return `cps_transition`, with std 1e-12 in the last step, which the public reference also
+    trains.
+    """
     step = cps_transition(sigma, sigma_next, eta, sigma_after_first)
     return step if sigma_next > 0 or eta == 0 else replace(step, std=1e-12)
 
@@ -94,38 +115,55 @@ class Sampler:
     """A stochastic sampler: its step and its properties."""
 
     label: str  # in figures and tables
-    # (sigma, sigma_next, eta, second level of the schedule) -> variance of a marginal-preserving SDE, or a Transition
+    # (sigma, sigma_next, eta, second level of the schedule) -> variance of a marginal-preserving
+    # SDE, or a Transition
     step: Callable[[float, float, float, float], float | Transition]
     max_eta: float = MAX_ETA
-    is_normalised: bool = True  # False: the log-probability is -(x' - mean)^2, without 1 / (2 std^2)
+    # False: the log-probability is -(x' - mean)^2, without 1 / (2 std^2)
+    is_normalised: bool = True
     has_gaussian_norm: bool = False  # True: the equalizer uses |b| / std without is_normalised too
-    has_kl_per_sigma: bool = False  # True: the KL to the anchor uses std^2 / (sigma - sigma') instead of std^2
+    # True: the KL to the anchor uses std^2 / (sigma - sigma') instead of std^2
+    has_kl_per_sigma: bool = False
 
-    def transition(self, sigma: float, sigma_next: float, eta: float, sigma_after_first: float) -> Transition:
-        """Return the step from ``sigma`` to ``sigma_next``. Raises ValueError if ``step`` is invalid there.
+    def transition(
+        self, sigma: float, sigma_next: float, eta: float, sigma_after_first: float
+    ) -> Transition:
+        """Return the step from ``sigma`` to ``sigma_next``.
+
+        Raises ValueError if ``step`` is invalid there.
 
         ``step`` is called twice, because other ranks and a resumed run must get the same values.
         """
         try:
-            returned, again = (self.step(sigma, sigma_next, eta, sigma_after_first) for _ in range(2))
+            returned, again = (
+                self.step(sigma, sigma_next, eta, sigma_after_first) for _ in range(2)
+            )
         except BaseException as error:  # a user's code may raise anything, even KeyboardInterrupt
             raise ValueError(f"it raised {type(error).__name__}: {error}") from error
         step = _as_transition(returned, sigma, sigma_next)
         if step is None or step.b == 0 or step.std < 0:
             raise ValueError(
-                "it must return a finite variance >= 0, or a Transition with finite a, b and std, b != 0 and std "
+                "it must return a finite variance >= 0, or a Transition with finite a, b and std, "
+                "b != 0 and std "
                 f">= 0, got {returned!r:.80}"
             )
         if _as_transition(again, sigma, sigma_next) != step:
-            raise ValueError("it must return the same values for the same arguments, got other ones in a second call")
+            raise ValueError(
+                "it must return the same values for the same arguments, got other ones in a "
+                "second call"
+            )
         return step
 
     def log_prob_scale(self, step: Transition) -> float:
-        """Return the log-probability divided by the Gaussian one, both without constants: 1, or ``2 std^2`` (cps)."""
+        """Return the log-probability divided by the Gaussian one, both without constants: 1, or
+        ``2 std^2`` (cps).
+        """
         return 1.0 if self.is_normalised else 2 * step.std**2
 
     def log_prob_grad_norm(self, step: Transition) -> float:
-        """Return ``N_t``, the scale of the log-probability's gradient in v: ``|b| / std``, or ``2 |b| std`` (cps)."""
+        """Return ``N_t``, the scale of the log-probability's gradient in v: ``|b| / std``, or
+        ``2 |b| std`` (cps).
+        """
         is_gaussian = self.is_normalised or self.has_gaussian_norm
         if not step.is_stochastic:
             return 0.0
@@ -133,13 +171,17 @@ class Sampler:
 
 
 def _as_transition(returned: object, sigma: float, sigma_next: float) -> Transition | None:
-    """Return the transition that a sampler returned or whose variance it returned; None if it is not finite."""
+    """Return the transition that a sampler returned or whose variance it returned; None if it is
+    not finite.
+    """
     if isinstance(returned, Transition):
         numbers = (returned.a, returned.b, returned.std)
     else:
         numbers = (returned,)
     try:
-        are_finite = all(isinstance(number, int | float) and math.isfinite(number) for number in numbers)
+        are_finite = all(
+            isinstance(number, int | float) and math.isfinite(number) for number in numbers
+        )
     except OverflowError:  # an integer of more than 308 digits
         are_finite = False
     if not are_finite or (not isinstance(returned, Transition) and returned < 0):
@@ -164,12 +206,17 @@ REFERENCE_SAMPLERS = SAMPLERS | {
 
 
 def sampler_of(sde_type: str, reference_conventions: bool = False) -> Sampler:
-    """Return a built-in sampler or that of ``FILE.py:NAME``, a file that runs once. Raises ValueError if invalid."""
+    """Return a built-in sampler or that of ``FILE.py:NAME``, a file that runs once.
+
+    Raises ValueError if invalid.
+    """
     if sde_type in SAMPLERS:
         return (REFERENCE_SAMPLERS if reference_conventions else SAMPLERS)[sde_type]
     file, _, name = sde_type.rpartition(":")
     if not file.endswith(".py"):
-        raise ValueError(f"sde_type must be one of {', '.join(SAMPLERS)} or FILE.py:NAME, got {sde_type!r}")
+        raise ValueError(
+            f"sde_type must be one of {', '.join(SAMPLERS)} or FILE.py:NAME, got {sde_type!r}"
+        )
     return _sampler_of_file(os.path.realpath(file), name)
 
 
@@ -178,31 +225,44 @@ def _sampler_of_file(file: str, name: str) -> Sampler:
     try:
         found = runpy.run_path(file).get(name)
     except BaseException as error:  # a user's code may raise anything
-        raise ValueError(f"sde_type {file}:{name} cannot be loaded: {type(error).__name__}: {error}") from error
+        raise ValueError(
+            f"sde_type {file}:{name} cannot be loaded: {type(error).__name__}: {error}"
+        ) from error
     if not callable(found) and not isinstance(found, Sampler):
-        raise ValueError(f"sde_type {file}:{name} must name a function or a Sampler in the file, got {found!r:.80}")
+        raise ValueError(
+            f"sde_type {file}:{name} must name a function or a Sampler in the file, got "
+            f"{found!r:.80}"
+        )
     sampler = found if isinstance(found, Sampler) else Sampler(name, found)
     if not isinstance(sampler.max_eta, int | float) or not isinstance(sampler.label, str):
-        raise ValueError(f"sde_type {file}:{name} needs a string as label and a number as max_eta, got {found!r:.80}")
+        raise ValueError(
+            f"sde_type {file}:{name} needs a string as label and a number as max_eta, got "
+            f"{found!r:.80}"
+        )
     return sampler
 
 
 def shifted_levels(num_steps: int, shift: float) -> tuple[float, ...]:
-    """Return ``shift u / (1 + (shift - 1) u)`` for an even grid u from 1 to 0. Shape: (num_steps + 1,).
+    """Return ``shift u / (1 + (shift - 1) u)`` for an even grid u from 1 to 0.
+
+    Shape: (num_steps + 1,).
 
     Raises ValueError without steps, or for a shift that is not a positive, finite number.
     """
     if num_steps < 1 or not 0 < shift < math.inf:
         raise ValueError(
-            f"a schedule needs at least 1 step and a positive, finite shift, got {num_steps} steps and shift {shift}"
+            f"a schedule needs at least 1 step and a positive, finite shift, got {num_steps} "
+            f"steps and shift {shift}"
         )
     grid = [1 - i / num_steps for i in range(num_steps + 1)]
-    # This denominator is exact at both ends. A first level rounded to less than 1 would not be treated as the pole.
+    # This denominator is exact at both ends. A first level rounded to less than 1 would not be
+    # treated as the pole.
     return tuple(shift * u / (shift * u + (1 - u)) for u in grid)
 
 
 def parse_sigmas(text: str | None) -> tuple[float, ...]:
-    """Return the noise levels at which the steps begin, from text such as ``1,0.757,0.522``; none without text.
+    """Return the noise levels at which the steps begin, from text such as ``1,0.757,0.522``; none
+    without text.
 
     Raises ValueError unless they decrease from 1 and are above 0.
     """
@@ -215,14 +275,16 @@ def parse_sigmas(text: str | None) -> tuple[float, ...]:
     decreases = all(level > after for level, after in zip(levels, (*levels[1:], 0.0)))
     if levels[0] != 1 or not decreases:
         raise ValueError(
-            "sigmas must be noise levels that decrease from 1, where sampling starts from pure noise, separated by "
+            "sigmas must be noise levels that decrease from 1, where sampling starts from pure "
+            "noise, separated by "
             f"commas and without the final 0, such as 1,0.757,0.522, got {text!r:.80}"
         )
     return levels
 
 
 def levels_of_steps(num_steps: int, shift: float, sigmas: str | None = None) -> tuple[float, ...]:
-    """Return the levels of ``sigmas`` (`parse_sigmas`) and the final 0, or `shifted_levels` without them.
+    """Return the levels of ``sigmas`` (`parse_sigmas`) and the final 0, or `shifted_levels` without
+    them.
 
     Shape: (num_steps + 1,). Raises ValueError if ``sigmas`` has another number of steps.
     """
@@ -231,13 +293,16 @@ def levels_of_steps(num_steps: int, shift: float, sigmas: str | None = None) -> 
         return shifted_levels(num_steps, shift)
     if len(given) != num_steps:
         raise ValueError(
-            f"sigmas must have one noise level for each of the {num_steps} steps, got {len(given)}: {sigmas}; set the "
+            f"sigmas must have one noise level for each of the {num_steps} steps, got "
+            f"{len(given)}: {sigmas}; set the "
             f"number of steps to {len(given)}, or remove sigmas to compute the levels from shift"
         )
     return (*given, 0.0)
 
 
-def refined_levels(num_steps: int, shift: float, sigmas: str | None, num_substeps: int) -> tuple[float, ...]:
+def refined_levels(
+    num_steps: int, shift: float, sigmas: str | None, num_substeps: int
+) -> tuple[float, ...]:
     """Return the levels of `levels_of_steps` with each step divided into ``num_substeps``.
 
     The new levels divide a step evenly before the shift. Without sigmas, they are those of
@@ -264,12 +329,18 @@ def describe_levels(num_steps: int, shift: float, sigmas: str | None = None) -> 
 
 
 def schedule(
-    sde_type: str, levels: tuple[float, ...], eta: float, last_step: str, reference_conventions: bool = False
+    sde_type: str,
+    levels: tuple[float, ...],
+    eta: float,
+    last_step: str,
+    reference_conventions: bool = False,
 ) -> tuple[Transition, ...]:
-    """Return all steps of a schedule. ``last_step`` is ``stochastic``, or ``deterministic`` to end at x0_hat.
+    """Return all steps of a schedule.
 
-    Raises ValueError if the sampler is invalid (`sampler_of`), ``last_step`` is unknown, eta is out of range, or a step
-    is not defined.
+    ``last_step`` is ``stochastic``, or ``deterministic`` to end at x0_hat.
+
+    Raises ValueError if the sampler is invalid (`sampler_of`), ``last_step`` is unknown, eta is out
+    of range, or a step is not defined.
     """
     if last_step not in ("stochastic", "deterministic"):
         raise ValueError(f"last_step must be stochastic or deterministic, got {last_step!r}")
@@ -277,19 +348,26 @@ def schedule(
 
 
 def check_float32(sde_type: str, steps: Sequence[Transition]) -> None:
-    """Raise ValueError for steps that cannot be sampled in float32: noise that vanishes, or numbers that overflow."""
+    """Raise ValueError for steps that cannot be sampled in float32: noise that vanishes, or numbers
+    that overflow.
+    """
     for number, step in enumerate(steps, 1):
         largest = max(abs(step.a), abs(step.b), step.std)
         if largest > FLOAT32_MAX or 0 < step.std**2 < FLOAT32_TINY:
             raise ValueError(
-                f"sde_type {sde_type} must have a, b and std of at most {FLOAT32_MAX:.2g}, and a variance of 0 or at "
-                f"least {FLOAT32_TINY:.2g} in each step, which float32 can represent; got a={step.a:.4g}, "
-                f"b={step.b:.4g}, std={step.std:.4g} in step {number} of {len(steps)}; change the sampler or eta"
+                f"sde_type {sde_type} must have a, b and std of at most {FLOAT32_MAX:.2g}, and a "
+                "variance of 0 or at "
+                f"least {FLOAT32_TINY:.2g} in each step, which float32 can represent; got "
+                f"a={step.a:.4g}, "
+                f"b={step.b:.4g}, std={step.std:.4g} in step {number} of {len(steps)}; change the "
+                "sampler or eta"
             )
 
 
 @functools.lru_cache(maxsize=256)
-def _schedule(sde_type: str, sampler: Sampler, levels: tuple[float, ...], eta: float, last_step: str) -> tuple:
+def _schedule(
+    sde_type: str, sampler: Sampler, levels: tuple[float, ...], eta: float, last_step: str
+) -> tuple:
     if not 0 <= eta <= sampler.max_eta:
         raise ValueError(f"eta must be within [0, {sampler.max_eta:g}] for {sde_type}, got {eta}")
     steps, second = [], levels[1]
@@ -297,9 +375,13 @@ def _schedule(sde_type: str, sampler: Sampler, levels: tuple[float, ...], eta: f
         try:
             steps.append(sampler.transition(sigma, sigma_next, eta, second))
         except ValueError as error:
-            given = f"sigma={sigma:.4g}, sigma_next={sigma_next:.4g}, eta={eta:.4g}, sigma_after_first={second:.4g}"
+            given = (
+                f"sigma={sigma:.4g}, sigma_next={sigma_next:.4g}, eta={eta:.4g}, "
+                f"sigma_after_first={second:.4g}"
+            )
             raise ValueError(
-                f"sde_type {sde_type} is not defined at step {len(steps) + 1} of {len(levels) - 1} with {given}: "
+                f"sde_type {sde_type} is not defined at step {len(steps) + 1} of "
+                f"{len(levels) - 1} with {given}: "
                 f"{error}"
             ) from error
     if last_step == "deterministic":

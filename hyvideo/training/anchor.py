@@ -1,6 +1,7 @@
 """Copies of the trained weights: the anchor of the KL term and the EMA.
 
-Each rank copies only its own shards. The copy and the policy's weights are swapped in place, and back after use.
+Each rank copies only its own shards. The copy and the policy's weights are swapped in place, and
+back after use.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,14 +16,18 @@ from hyvideo.distributed.sharded_tensors import local_shard, reshard, sharded_li
 class WeightCopy:
     """A copy of the ``trained`` parameters that can be swapped into the model.
 
-    ``offload`` keeps it in pinned CPU memory. All arithmetic is on the GPU, and no copy makes the CPU wait for it.
+    ``offload`` keeps it in pinned CPU memory. All arithmetic is on the GPU, and no copy makes the
+    CPU wait for it.
     """
 
-    def __init__(self, model: nn.Module, trained: Mapping[str, nn.Parameter], *, offload: bool = False):
+    def __init__(
+        self, model: nn.Module, trained: Mapping[str, nn.Parameter], *, offload: bool = False
+    ):
         self.model = model
         self.trained = dict(trained)
         self._copies: dict[str, Tensor] = {}
-        self._moved_away: Tensor | None = None  # whether the last update of an EMA had the wrong sign, or NaN
+        # whether the last update of an EMA had the wrong sign, or NaN
+        self._moved_away: Tensor | None = None
         for name, parameter in self.trained.items():
             policy = local_shard(parameter).detach()
             if offload and parameter.device.type != "cpu":
@@ -41,26 +46,35 @@ class WeightCopy:
     def move_towards(self, weight: float) -> None:
         """Update ``copy <- copy + weight * (policy - copy)``.
 
-        Before the copy is used or saved, `check_direction` asserts that it moved towards the policy.
+        Before the copy is used or saved, `check_direction` asserts that it moved towards the
+        policy.
         """
         for name, parameter in self.trained.items():
             policy = local_shard(parameter)
-            average = self._copies[name].to(policy.device, non_blocking=True)  # the copy itself if it is not offloaded
+            # the copy itself if it is not offloaded
+            average = self._copies[name].to(policy.device, non_blocking=True)
             before = policy - average
             average.lerp_(policy, weight)
             if average is not self._copies[name]:
                 self._copies[name].copy_(average, non_blocking=True)
-        towards = (before * (policy - average - before)).sum() <= 0  # of the last parameter; False for NaN
+        # of the last parameter; False for NaN
+        towards = (before * (policy - average - before)).sum() <= 0
         self._moved_away = ~towards
 
     def check_direction(self) -> None:
-        """Assert that the last `move_towards` moved the copy towards the policy. Waits for the GPU."""
+        """Assert that the last `move_towards` moved the copy towards the policy.
+
+        Waits for the GPU.
+        """
         if self._moved_away is not None:
             assert not self._moved_away, "the EMA moved away from the policy, or is NaN"
 
     @contextmanager
     def swapped_in(self) -> Iterator[nn.Module]:
-        """Swap the copy into the model within the context. Do not use between a forward pass and its backward pass."""
+        """Swap the copy into the model within the context.
+
+        Do not use between a forward pass and its backward pass.
+        """
         self.check_direction()
         self._exchange()
         try:
@@ -72,7 +86,8 @@ class WeightCopy:
         """Return the copied tensors by name, sharded like the policy."""
         self.check_direction()
         if torch.cuda.is_available():
-            torch.cuda.current_stream().synchronize()  # wait until the last swap has reached CPU memory
+            # wait until the last swap has reached CPU memory
+            torch.cuda.current_stream().synchronize()
         return {name: sharded_like(self.trained[name], part) for name, part in self._copies.items()}
 
     @torch.no_grad()
@@ -83,7 +98,8 @@ class WeightCopy:
 
     @torch.no_grad()
     def _exchange(self) -> None:
-        reshard(self.model)  # otherwise the next forward pass would use weights gathered from the old shards
+        # otherwise the next forward pass would use weights gathered from the old shards
+        reshard(self.model)
         for name, parameter in self.trained.items():
             part, policy = self._copies[name], local_shard(parameter)
             previous = policy.clone()
@@ -92,10 +108,11 @@ class WeightCopy:
 
 
 class Anchor(WeightCopy):
-    """The reference model of the position KL: the initial policy, the policy at the last refresh, or that of a file.
+    """The reference model of the position KL: the initial policy, the policy at the last refresh,
+    or that of a file.
 
-    It is refreshed every ``refresh_every`` optimizer updates; None keeps it fixed. Of a LoRA run, it has adapter
-    weights.
+    It is refreshed every ``refresh_every`` optimizer updates; None keeps it fixed. Of a LoRA run,
+    it has adapter weights.
     """
 
     def __init__(
@@ -116,11 +133,16 @@ class Anchor(WeightCopy):
 
     @property
     def equals_policy(self) -> bool:
-        """Return whether the position KL and its gradient are exactly 0, so that the anchor needs no forward pass."""
+        """Return whether the position KL and its gradient are exactly 0, so that the anchor needs
+        no forward pass.
+        """
         return self.age == 0 and not self.has_own_guidance and not self.is_given
 
     def after_iteration(self) -> None:
-        """Refresh the anchor if due. Call between iterations only: an iteration uses the same anchor throughout."""
+        """Refresh the anchor if due.
+
+        Call between iterations only: an iteration uses the same anchor throughout.
+        """
         if self.refresh_every is not None and self.age >= self.refresh_every:
             self.refresh()
             self.age = 0

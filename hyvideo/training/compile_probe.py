@@ -1,8 +1,9 @@
 """Probe of compiled blocks at the start of a run: rollout and update must compute the same numbers.
 
-torch compiles a block once for inference and once for training. Both fuse and round alike, but Inductor may choose
-another kernel in one of them, for example from the artifacts of another rank in a shared cache. Without this probe, the
-on-policy check would find that only after the first rollouts.
+torch compiles a block once for inference and once for training. Both fuse and round alike, but
+Inductor may choose another kernel in one of them, for example from the artifacts of another rank in
+a shared cache. Without this probe, the on-policy check would find that only after the first
+rollouts.
 """
 
 import sys
@@ -26,13 +27,15 @@ def match_gradient_mode(
     *,
     batch_size: int = 1,
 ) -> None:
-    """Sample in gradient mode if compiled blocks compute other numbers without gradient, on any rank. Collective.
+    """Sample in gradient mode if compiled blocks compute other numbers without gradient, on any
+    rank. Collective.
 
     Args:
         schedule: Schedule of the rollouts, whose first step is compared.
         conditions: Condition of one prompt; those of all ranks may differ.
         size: Frames, height and width of the rollouts.
-        batch_size: Samples of a training forward pass: blocks are compiled once for one sample and once for several.
+        batch_size: Samples of a training forward pass: blocks are compiled once for one sample and
+            once for several.
     """
     conditions = conditions.select([0] * batch_size)
     if _agrees(pipeline, schedule, conditions, size, mesh):
@@ -49,11 +52,19 @@ def match_gradient_mode(
 
 
 def _agrees(
-    pipeline: GRPOPipeline, schedule: Schedule, conditions: Conditions, size: tuple[int, int, int], mesh: Mesh
+    pipeline: GRPOPipeline,
+    schedule: Schedule,
+    conditions: Conditions,
+    size: tuple[int, int, int],
+    mesh: Mesh,
 ) -> bool:
-    """Return whether the first velocity of a rollout has the same bits with and without gradient, on all ranks."""
+    """Return whether the first velocity of a rollout has the same bits with and without gradient,
+    on all ranks.
+    """
     batch_size = len(conditions)
-    noise = to_device(normal((batch_size, *pipeline.latent_shape(*size)), 0, "compile probe"), pipeline.device)
+    noise = to_device(
+        normal((batch_size, *pipeline.latent_shape(*size)), 0, "compile probe"), pipeline.device
+    )
     with torch.no_grad():
         sampled = pipeline.velocity_at_steps(noise, schedule, [0] * batch_size, conditions)
     trained = pipeline.velocity_at_steps(noise, schedule, [0] * batch_size, conditions).detach()

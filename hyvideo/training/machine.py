@@ -1,4 +1,6 @@
-"""Settings that depend on the machine, and checks for missing files, packages and GPUs (used by --print_config)."""
+"""Settings that depend on the machine, and checks for missing files, packages and GPUs (used by
+--print_config).
+"""
 
 import os
 import shutil
@@ -31,15 +33,19 @@ from hyvideo.training.model_setup import check_checkpoint
 def resolve_auto(config: Config, mesh: Mesh, device: torch.device) -> Config:
     """Return the settings with every ``auto`` replaced by its value on this ``device``.
 
-    Checkpointing follows the smallest GPU, since ranks that share a video must run the same collectives when they
-    recompute.
+    Checkpointing follows the smallest GPU, since ranks that share a video must run the same
+    collectives when they recompute.
     """
     if device.type != "cuda":
         return config.resolve_auto(on_gpu=False)
     smallest, recompute = min(all_objects(gpu_memory(device), mesh)), "full"
     with suppress(ValueError):  # an unusable transformer is reported when it is loaded
-        architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
-        run = PlannedRun(config, mesh.world_size, architecture, hardware=Hardware(gpu_memory=smallest))
+        architecture = read_architecture(
+            config.model.pretrained_model_root, config.model.transformer_version
+        )
+        run = PlannedRun(
+            config, mesh.world_size, architecture, hardware=Hardware(gpu_memory=smallest)
+        )
         recompute = resolve_checkpointing(run).settings.activation_checkpointing
     config = config.resolve_auto(on_gpu=True, recompute=recompute)
     check_compiler(config.distributed)
@@ -49,10 +55,19 @@ def resolve_auto(config: Config, mesh: Mesh, device: torch.device) -> Config:
 def check_compiler(distributed: DistributedSettings) -> None:
     """Raise ValueError if blocks are compiled and this machine lacks what that needs."""
     compilers = os.environ.get("CC") or "cc", "gcc", "clang"
-    header = Path(sysconfig.get_path("include"), "Python.h")  # included by the code that Triton compiles
-    missing = [] if any(map(shutil.which, compilers)) else ["a C compiler (install gcc, or set the variable CC)"]
+    # included by the code that Triton compiles
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    missing = (
+        []
+        if any(map(shutil.which, compilers))
+        else ["a C compiler (install gcc, or set the variable CC)"]
+    )
     missing += [] if header.is_file() else [f"{header} (install python3-dev)"]
-    if missing and distributed.enable_compile == "true" and distributed.compile_backend == "inductor":
+    if (
+        missing
+        and distributed.enable_compile == "true"
+        and distributed.compile_backend == "inductor"
+    ):
         names = " and ".join(missing)
         raise ValueError(f"enable_compile needs {names}; or set enable_compile false")
 
@@ -79,7 +94,10 @@ def missing_requirements(inputs: RunInputs) -> Iterator[str]:
     if folder_problem(root):
         return
     named = {"prompts_csv": config.data.prompts_csv, "valid_video_csv": config.data.valid_video_csv}
-    existing = {name: [path for path in paths if os.path.isfile(find_path(path))] for name, paths in named.items()}
+    existing = {
+        name: [path for path in paths if os.path.isfile(find_path(path))]
+        for name, paths in named.items()
+    }
     try:
         requests = {name: inputs.files.read(paths) for name, paths in existing.items()}
         check_checkpoint(config, requests, list(config.video_sizes.values()))
@@ -87,13 +105,19 @@ def missing_requirements(inputs: RunInputs) -> Iterator[str]:
         yield from str(error).splitlines()
     options = reward_options(config.reward)
     for name in config.reward.loaded_scorers:
-        folder = options[name].get("path", Path(root) / SCORERS[name].folder) if name in SCORERS else root
+        folder = (
+            options[name].get("path", Path(root) / SCORERS[name].folder)
+            if name in SCORERS
+            else root
+        )
         if problem := folder_problem(folder):
             yield f"the files of reward_model {name} in {folder}: {problem}"
 
 
 def gpu_problem(device: str, world_size: int) -> str | None:
-    """Return a message if this machine has fewer usable GPUs than processes that need one, else None."""
+    """Return a message if this machine has fewer usable GPUs than processes that need one, else
+    None.
+    """
     if device != "cpu" and (problem := driver_problem()):
         return problem
     num_local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))

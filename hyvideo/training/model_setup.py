@@ -43,15 +43,21 @@ RANDOM_WEIGHTS_SEED = 0
 
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:
-    """Return the device of this process; ``auto`` prefers a GPU. Raises ValueError for an unusable GPU."""
+    """Return the device of this process; ``auto`` prefers a GPU.
+
+    Raises ValueError for an unusable GPU.
+    """
     if name != "cpu" and (problem := driver_problem()):
         raise ValueError(problem)
     if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device cuda needs a GPU that torch can use, and none was found; set device auto or cpu")
+        raise ValueError(
+            "device cuda needs a GPU that torch can use, and none was found; set device auto or cpu"
+        )
     use_gpu = name == "cuda" or (name == "auto" and torch.cuda.is_available())
     if use_gpu and local_rank >= torch.cuda.device_count():
         raise ValueError(
-            f"each process needs a separate GPU: got {torch.cuda.device_count()} GPUs for process {local_rank + 1} "
+            f"each process needs a separate GPU: got {torch.cuda.device_count()} GPUs for process "
+            f"{local_rank + 1} "
             "of this machine. Start one process per GPU, or set device cpu"
         )
     if not use_gpu:
@@ -62,7 +68,9 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
 
 
 def make_deterministic() -> None:
-    """Restrict torch to deterministic kernels (docs/reliability.md#determinism); call before anything runs on a GPU."""
+    """Restrict torch to deterministic kernels (docs/reliability.md#determinism); call before
+    anything runs on a GPU.
+    """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at the first matrix product
     torch.use_deterministic_algorithms(True)  # also covers attention's backward pass and inductor
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
@@ -79,12 +87,16 @@ def load_encoder(
     seed = weights_seed(model)
     if advice := slow_vae_advice(model.vae_dtype, device):
         warnings.warn(advice, stacklevel=2)
-    vae = loading.load_vae(root, dtype=DTYPES[model.vae_dtype], device=device, random_weights_seed=seed)
+    vae = loading.load_vae(
+        root, dtype=DTYPES[model.vae_dtype], device=device, random_weights_seed=seed
+    )
     set_tiling(vae, Tiling(model.vae_tile_size, model.vae_tile_overlap))
     if model.vae_offload:
         offload(vae)
     rotary_dtype = _rotary_dtype(family, model)
-    default_folder = Path(config.record.output_dir) / "conditions" if model.precompute_conditions else ""
+    default_folder = (
+        Path(config.record.output_dir) / "conditions" if model.precompute_conditions else ""
+    )
     folder = model.conditions_dir or default_folder
     encoder = ConditionEncoder(
         family.parts,
@@ -104,7 +116,8 @@ def load_encoder(
             model.encoder_dtype,
             model.vae_dtype,
             model.random_weights,
-            # Without rounding, the identity is the one under which earlier runs stored their conditions.
+            # Without rounding, the identity is the one under which earlier runs stored their
+            # conditions.
             *([f"rotary frequencies in {rotary_dtype}"] if rotary_dtype != torch.float32 else []),
         ),
         store=PartStore(folder) if folder else None,
@@ -113,23 +126,34 @@ def load_encoder(
 
 
 def slow_vae_advice(vae_dtype: str, device: torch.device) -> str:
-    """Return advice if the VAE runs on a CPU that has no fast convolutions in fp16, else an empty string."""
+    """Return advice if the VAE runs on a CPU that has no fast convolutions in fp16, else an empty
+    string.
+    """
     if device.type != "cpu" or vae_dtype != "fp16" or "fp16" in (fast := fast_cpu_dtypes()):
         return ""
     faster = "bf16" if "bf16" in fast else "fp32"
-    return f"vae_dtype fp16 takes many times as long as {faster} on this CPU; set vae_dtype {faster}"
+    return (
+        f"vae_dtype fp16 takes many times as long as {faster} on this CPU; set vae_dtype {faster}"
+    )
 
 
 def fast_cpu_dtypes() -> list[str]:
     """Return the dtypes for which torch has fast convolutions on this CPU."""
     mkldnn = torch.ops.mkldnn
-    supported = {"bf16": mkldnn._is_mkldnn_bf16_supported(), "fp16": mkldnn._is_mkldnn_fp16_supported()}
+    supported = {
+        "bf16": mkldnn._is_mkldnn_bf16_supported(),
+        "fp16": mkldnn._is_mkldnn_fp16_supported(),
+    }
     return ["fp32", *(name for name, is_supported in supported.items() if is_supported)]
 
 
 def _rotary_dtype(family: Family, model: ModelSettings) -> torch.dtype:
-    """Return the precision of the encoders' rotary frequencies: float16 where fp16 encoders of the original have it."""
-    is_float32 = version_defaults(model.transformer_version).float32_rotary or not family.rounds_rotary
+    """Return the precision of the encoders' rotary frequencies: float16 where fp16 encoders of the
+    original have it.
+    """
+    is_float32 = (
+        version_defaults(model.transformer_version).float32_rotary or not family.rounds_rotary
+    )
     return torch.float16 if model.encoder_dtype == "fp16" and not is_float32 else torch.float32
 
 
@@ -144,7 +168,8 @@ def load_pipeline(
     is_overwritten: bool = False,
     weights_device: torch.device | None = None,
 ) -> GRPOPipeline:
-    """Load a transformer in one process and return its sampling pipeline, which computes in ``config.model.dtype``.
+    """Load a transformer in one process and return its sampling pipeline, which computes in
+    ``config.model.dtype``.
 
     Args:
         kinds: Kinds of conditions used in training; parameters that none of them use are frozen.
@@ -157,7 +182,11 @@ def load_pipeline(
     negative = negative_condition(config.negative_requests, encoder, device)
     root, version = config.model.pretrained_model_root, config.model.transformer_version
     if is_overwritten:
-        transformer = loading.transformer_on_meta(root, version).type(weights_dtype).to_empty(device=weights_device)
+        transformer = (
+            loading.transformer_on_meta(root, version)
+            .type(weights_dtype)
+            .to_empty(device=weights_device)
+        )
     else:
         transformer = loading.load_transformer(
             root,
@@ -171,26 +200,42 @@ def load_pipeline(
     return make_pipeline(rollout, config.model.dtype, transformer, vae, negative)
 
 
-def negative_condition(requests: list[Request], encoder: ConditionEncoder, device: torch.device) -> Condition | None:
+def negative_condition(
+    requests: list[Request], encoder: ConditionEncoder, device: torch.device
+) -> Condition | None:
     """Encode the negative prompt of ``Config.negative_requests``; None without guidance."""
     samples = encoder(requests).to(device).samples
     return samples[0] if samples else None
 
 
 def read_initial_lora(optimizer: OptimizerSettings) -> Lora | None:
-    """Return the LoRA that a run starts from, or None; with lora_rank 0 the caller merges it into the weights."""
-    return read_saved_lora(Path(optimizer.pretrained_lora_path)) if optimizer.pretrained_lora_path else None
+    """Return the LoRA that a run starts from, or None; with lora_rank 0 the caller merges it into
+    the weights.
+    """
+    return (
+        read_saved_lora(Path(optimizer.pretrained_lora_path))
+        if optimizer.pretrained_lora_path
+        else None
+    )
 
 
-def adapter_config(transformer: nn.Module, optimizer: OptimizerSettings, start: Lora | None) -> "LoraConfig":
-    """Return peft's settings for the adapter of a run. Raises ValueError if they do not fit the transformer."""
+def adapter_config(
+    transformer: nn.Module, optimizer: OptimizerSettings, start: Lora | None
+) -> "LoraConfig":
+    """Return peft's settings for the adapter of a run.
+
+    Raises ValueError if they do not fit the transformer.
+    """
     rank, targets = optimizer.lora_rank, optimizer.lora_target_modules
     alpha = optimizer.lora_alpha or float(rank)
     return training_config(transformer, rank=rank, alpha=alpha, targets=targets, start=start)
 
 
 def check_adapter(model: ModelSettings, optimizer: OptimizerSettings) -> None:
-    """Raise ValueError if the adapter or the initial LoRA does not fit the transformer. Reads no weights."""
+    """Raise ValueError if the adapter or the initial LoRA does not fit the transformer.
+
+    Reads no weights.
+    """
     start = read_initial_lora(optimizer)
     if start or optimizer.lora_rank:
         empty = loading.transformer_on_meta(model.pretrained_model_root, model.transformer_version)
@@ -210,7 +255,11 @@ def rollout_schedule(rollout: RolloutSettings) -> Schedule:
 
 
 def make_pipeline(
-    rollout: RolloutSettings, dtype: str, transformer: nn.Module, vae: nn.Module, negative: Condition | None
+    rollout: RolloutSettings,
+    dtype: str,
+    transformer: nn.Module,
+    vae: nn.Module,
+    negative: Condition | None,
 ) -> GRPOPipeline:
     """Return the sampling pipeline of a transformer, configured by the settings."""
     sampling = SamplerSettings(
@@ -218,13 +267,22 @@ def make_pipeline(
         batched_forward=rollout.batched_forward == "true",
         guidance_interval=parse_interval(rollout.guidance_interval),
     )
-    return GRPOPipeline(transformer, vae, sampling=sampling, negative=negative, compute_dtype=DTYPES[dtype])
+    return GRPOPipeline(
+        transformer, vae, sampling=sampling, negative=negative, compute_dtype=DTYPES[dtype]
+    )
 
 
 def choose_attention(
-    model: ModelSettings, device: torch.device, *, tokens: int = Shape().tokens, sp_size: int = 1, **options
+    model: ModelSettings,
+    device: torch.device,
+    *,
+    tokens: int = Shape().tokens,
+    sp_size: int = 1,
+    **options,
 ) -> Choice:
-    """Choose the attention kernel of this process for one rank's heads; see `choose_kernel` for ``options``."""
+    """Choose the attention kernel of this process for one rank's heads; see `choose_kernel` for
+    ``options``.
+    """
     sizes = read_architecture(model.pretrained_model_root, model.transformer_version)
     heads = max(1, sizes.num_attention_heads // sp_size)
     shape = Shape(heads, sizes.attention_head_dim, tokens, DTYPES[model.dtype])
@@ -243,7 +301,9 @@ def precompute_conditions(
     *,
     on_stage: Callable[[str, str], None] = lambda stage, part: None,  # called for each prompt
 ) -> None:
-    """Encode all requests at their (frames, height, width), split over the ranks; then unload the encoders."""
+    """Encode all requests at their (frames, height, width), split over the ranks; then unload the
+    encoders.
+    """
     for requests, (_, height, width) in requests_and_sizes:
         own = requests[mesh.rank :: mesh.world_size]
         for number, request in enumerate(own, 1):
@@ -258,24 +318,30 @@ def precompute_conditions(
 def check_checkpoint(
     config: Config, requests: Mapping[str, list[Request]], sizes: Iterable[tuple[int, int, int]]
 ) -> frozenset[str]:
-    """Return the kinds of conditions that a run uses, after checking its checkpoint folder and images by their headers.
+    """Return the kinds of conditions that a run uses, after checking its checkpoint folder and
+    images by their headers.
 
-    ``requests`` are keyed by the setting that names their file; ``sizes`` are (frames, height, width).
+    ``requests`` are keyed by the setting that names their file; ``sizes`` are (frames, height,
+    width).
     """
     model = config.model
     root, version = model.pretrained_model_root, model.transformer_version
     if reason := UNSUPPORTED.get(version):
         raise ValueError(f"transformer_version {version} cannot be used: {reason}")
     all_requests = [*chain(*requests.values()), *config.negative_requests]
-    problems = fit_checks.check_checkpoint(root, version, all_requests, weights_needed=not model.random_weights)
+    problems = fit_checks.check_checkpoint(
+        root, version, all_requests, weights_needed=not model.random_weights
+    )
     if problems:
         raise ValueError("\n".join([f"the checkpoints in {root} cannot be used:", *problems]))
     folder, listed = loading.transformer_folder(root, version), version_defaults(version).family
     family, architecture = loading.read_family(folder), read_architecture(root, version)
     if family.name != listed:
         problems.append(
-            f"transformer_version {version} belongs to the family {listed}, but {folder.path} contains a transformer "
-            f"of {family.name}. Set transformer_version and pretrained_model_root to the same family"
+            f"transformer_version {version} belongs to the family {listed}, but {folder.path} "
+            "contains a transformer "
+            f"of {family.name}. Set transformer_version and pretrained_model_root to the same "
+            "family"
         )
     for size in dict.fromkeys(sizes):
         is_validation = size == config.validation_size != config.rollout_size
@@ -297,14 +363,23 @@ def vae_identity(model: ModelSettings) -> str:
     """Return a hash of the VAE and of the settings on which the latents of a video depend."""
     root = Path(model.pretrained_model_root)
     return _encoder_hash(
-        root, ["vae"], model.vae_dtype, model.vae_tile_size, model.vae_tile_overlap, model.random_weights
+        root,
+        ["vae"],
+        model.vae_dtype,
+        model.vae_tile_size,
+        model.vae_tile_overlap,
+        model.random_weights,
     )
 
 
 def _encoder_hash(root: Path, folders: Iterable[str], *settings: object) -> str:
-    """Return a hash of ``settings`` and of the name, size and sampled bytes of every file of the encoders."""
+    """Return a hash of ``settings`` and of the name, size and sampled bytes of every file of the
+    encoders.
+    """
     digest = hashlib.blake2b(repr(settings).encode(), digest_size=16)
-    for path in (path for folder in folders for path in sorted((root / folder).glob("*")) if path.is_file()):
+    for path in (
+        path for folder in folders for path in sorted((root / folder).glob("*")) if path.is_file()
+    ):
         size = path.stat().st_size
         digest.update(f"{path.relative_to(root)} {size}".encode())
         with open(path, "rb") as file:

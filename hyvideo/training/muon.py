@@ -1,11 +1,12 @@
-"""Muon: an optimizer with orthogonalized momentum and AdamW's update size, also for sharded matrices.
+"""Muon: an optimizer with orthogonalized momentum and AdamW's update size, also for sharded
+matrices.
 
     M <- momentum M + (1 - momentum) G          U = orthogonal(G + momentum (M - G))   (Nesterov)
     W <- (1 - lr * weight_decay) W - lr * 0.2 sqrt(max(rows, columns)) U
 
-``orthogonal`` is five Newton-Schulz steps (K. Jordan, 2024). The factor gives updates the root mean square of AdamW's,
-so that both optimizers can use one learning rate (Liu et al., "Muon is scalable", 2025). A sharded matrix is gathered
-once, and every rank keeps its part of the result.
+``orthogonal`` is five Newton-Schulz steps (K. Jordan, 2024). The factor gives updates the root mean
+square of AdamW's, so that both optimizers can use one learning rate (Liu et al., "Muon is
+scalable", 2025). A sharded matrix is gathered once, and every rank keeps its part of the result.
 """
 
 import math
@@ -20,7 +21,10 @@ _STEPS = 5
 
 
 class Muon(torch.optim.Optimizer):
-    """Optimizer for matrices; dimensions after the first are flattened. Newton-Schulz steps compute in ``dtype``."""
+    """Optimizer for matrices; dimensions after the first are flattened.
+
+    Newton-Schulz steps compute in ``dtype``.
+    """
 
     def __init__(
         self,
@@ -55,7 +59,10 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
-    """Return the matrix with its singular values moved near 1 (between 0.7 and 1.2). Shape: (rows, columns)."""
+    """Return the matrix with its singular values moved near 1 (between 0.7 and 1.2).
+
+    Shape: (rows, columns).
+    """
     a, b, c = _COEFFICIENTS
     is_tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.T if is_tall else matrix

@@ -2,9 +2,9 @@
 
     draw -> prepare -> terms, once per pass -> (`PolicyUpdate`) gradients, optimizer step, KL coefficient
 
-`objectives/grpo.py` and `objectives/nft.py` are the built-in ones. A custom objective is a class in a file,
-``--objective FILE.py:NAME``, that inherits from `StepObjective` or `LevelObjective` and defines ``metrics`` and
-``terms`` (docs/add_an_objective.md).
+`objectives/grpo.py` and `objectives/nft.py` are the built-in ones. A custom objective is a class in
+a file, ``--objective FILE.py:NAME``, that inherits from `StepObjective` or `LevelObjective` and
+defines ``metrics`` and ``terms`` (docs/add_an_objective.md).
 """
 
 from abc import ABC, abstractmethod
@@ -39,12 +39,16 @@ from hyvideo.training.rollout_batch import (
 
 @dataclass(frozen=True)
 class Terms:
-    """Loss terms of the rows of a pass; the update divides their sum by the number of terms of all passes."""
+    """Loss terms of the rows of a pass; the update divides their sum by the number of terms of all
+    passes.
+    """
 
     loss: Tensor  # (rows,), with gradient, KL terms included
     kl: Tensor  # (rows,), what the KL coefficient observes, without the coefficient
-    deviation: Tensor  # (rows,), distance between the policy and the rollout policy, 0 before the first update
-    metrics: dict[str, Tensor]  # by name, (rows,) each; the update reports their means over all terms
+    # (rows,), distance between the policy and the rollout policy, 0 before the first update
+    deviation: Tensor
+    # by name, (rows,) each; the update reports their means over all terms
+    metrics: dict[str, Tensor]
 
 
 class Objective(ABC):
@@ -86,8 +90,10 @@ class Objective(ABC):
         noise: RolloutNoise,  # random draws for rollouts
         num_updates: int,  # optimizer updates per iteration
         cost: Cost,  # counts forward passes and FLOPs
-        on_stage: Callable[..., None] = lambda *stage: None,  # called with the stage and the current pass
-        check: Callable[[], None] = lambda: None,  # called before each pass; may raise to stop the run
+        # called with the stage and the current pass
+        on_stage: Callable[..., None] = lambda *stage: None,
+        # called before each pass; may raise to stop the run
+        check: Callable[[], None] = lambda: None,
     ):
         self.config = config
         self.mesh = mesh
@@ -102,37 +108,54 @@ class Objective(ABC):
     # What it trains on.
 
     @abstractmethod
-    def draw(self, schedule: Schedule, iteration: int, indices: list[RolloutIndex], count: int) -> Tensor:
-        """Return what is trained of each rollout, in the order of training. Shape: (rollouts, count), on the CPU."""
+    def draw(
+        self, schedule: Schedule, iteration: int, indices: list[RolloutIndex], count: int
+    ) -> Tensor:
+        """Return what is trained of each rollout, in the order of training.
+
+        Shape: (rollouts, count), on the CPU.
+        """
 
     @abstractmethod
     def timesteps(self, rollouts: RolloutBatch, rows: list[int], column: int) -> Tensor:
         """Return the timesteps of a pass, on the CPU. Shape: (rows,)."""
 
     @abstractmethod
-    def velocity_at(self, rollouts: RolloutBatch, rows: list[int], column: int, latents: Tensor) -> Tensor:
-        """Return the guided velocity of given latents at what a pass trains. Shape: that of ``latents``."""
+    def velocity_at(
+        self, rollouts: RolloutBatch, rows: list[int], column: int, latents: Tensor
+    ) -> Tensor:
+        """Return the guided velocity of given latents at what a pass trains.
+
+        Shape: that of ``latents``.
+        """
 
     @abstractmethod
     def prediction(self, rollouts: RolloutBatch, rows: list[int], column: int) -> Tensor:
-        """Return what the KL to the anchor compares, under the current weights. Shape: (rows, channels, ...)."""
+        """Return what the KL to the anchor compares, under the current weights.
+
+        Shape: (rows, channels, ...).
+        """
 
     @property
     def needs_means(self) -> bool:
-        """True if the next rollouts must store the means of the trained steps (`Trajectories.means`)."""
+        """True if the next rollouts must store the means of the trained steps
+        (`Trajectories.means`).
+        """
         return False
 
     # Before the updates of an iteration.
 
     def prepare(self, rollouts: RolloutBatch) -> Any:
-        """Return what ``terms`` compares the policy with; called once per iteration, before the first update.
+        """Return what ``terms`` compares the policy with; called once per iteration, before the
+        first update.
 
         Here: the anchor's predictions by column, at the columns that measure the KL to the anchor.
         """
         return self.anchor_predictions(rollouts)
 
     def anchor_predictions(self, rollouts: RolloutBatch) -> dict[int, Tensor]:
-        """Return the anchor's predictions by column; empty without an anchor, and if it equals the policy.
+        """Return the anchor's predictions by column; empty without an anchor, and if it equals the
+        policy.
 
         Shape of each: (rollouts, channels, frames, height, width).
         """
@@ -143,22 +166,32 @@ class Objective(ABC):
             return self._predictions(rollouts, rollouts.anchor_columns)
 
     def anchor_weight(self, rollouts: RolloutBatch, predictions: dict[int, Tensor]) -> float:
-        """Return the factor of the KL to the anchor in the columns that measure it, which keeps its mean unbiased."""
+        """Return the factor of the KL to the anchor in the columns that measure it, which keeps its
+        mean unbiased.
+        """
         return len(rollouts.columns) / max(1, len(predictions))
 
     # Each pass of an update.
 
     @abstractmethod
     def terms(
-        self, rollouts: RolloutBatch, reference: Any, rows: list[int], column: int, *, kl_coefficient: float
+        self,
+        rollouts: RolloutBatch,
+        reference: Any,
+        rows: list[int],
+        column: int,
+        *,
+        kl_coefficient: float,
     ) -> Terms:
-        """Return the loss terms of ``rows`` at what they train in ``column``, from one training forward pass.
+        """Return the loss terms of ``rows`` at what they train in ``column``, from one training
+        forward pass.
 
         ``reference`` is what ``prepare`` returned.
         """
 
     def empty_pass(self, rollouts: RolloutBatch, column: int) -> Tensor:
-        """Return a velocity that makes the calls of a pass; for replicas with fewer rollouts than others.
+        """Return a velocity that makes the calls of a pass; for replicas with fewer rollouts than
+        others.
 
         The latents are zeros, because rollouts without a reward may contain NaN.
         """
@@ -180,21 +213,24 @@ class Objective(ABC):
         deviations: list[Tensor],
         iteration: int,
     ) -> None:
-        """Raise an error, on all ranks, if the first passes of an iteration's first update are wrong.
+        """Raise an error, on all ranks, if the first passes of an iteration's first update are
+        wrong.
 
-        Called after the first and the last pass, with the loss and the largest deviation of each, shape (), while the
-        policy is still the rollout policy. Here: the loss must be finite.
+        Called after the first and the last pass, with the loss and the largest deviation of each,
+        shape (), while the policy is still the rollout policy. Here: the loss must be finite.
         """
         by_rank = gather_ranks(torch.stack(losses), self.mesh)
         if not by_rank.isfinite().all():
             bad = by_rank[~by_rank.isfinite()][0].item()
             raise ValueError(
-                f"objective {self.config.loss.objective} must return a finite loss, got {bad} in the first update of "
+                f"objective {self.config.loss.objective} must return a finite loss, got {bad} in "
+                "the first update of "
                 f"iteration {iteration}, before the policy has changed; change `terms`"
             )
 
     def check_moved(self, deviation: float, iteration: int) -> None:
-        """Raise an error, on all ranks, if the largest deviation after an update that changed the policy is wrong.
+        """Raise an error, on all ranks, if the largest deviation after an update that changed the
+        policy is wrong.
 
         Here: any deviation is right.
         """
@@ -209,8 +245,13 @@ class Objective(ABC):
         return self.prediction(rollouts, rows, column)
 
     def _predictions(self, rollouts: RolloutBatch, columns: Sequence[int]) -> dict[int, Tensor]:
-        """Return the predictions of all rows at these columns. Shape of each: (rollouts, channels, ...)."""
-        found = {column: torch.empty_like(rollouts.trajectories.latents[:, 0]) for column in columns}
+        """Return the predictions of all rows at these columns.
+
+        Shape of each: (rollouts, channels, ...).
+        """
+        found = {
+            column: torch.empty_like(rollouts.trajectories.latents[:, 0]) for column in columns
+        }
         passes = list(product(chunks(range(len(rollouts)), self.config.rows_per_pass), columns))
         for number, (rows, column) in enumerate(passes, 1):
             self.on_stage("anchor", f"pass {number}/{len(passes)}")
@@ -231,24 +272,34 @@ class Objective(ABC):
 
 
 class StepObjective(Objective):
-    """An objective on the sampled transitions: it trains stochastic steps of the schedule, or all with ``path``."""
+    """An objective on the sampled transitions: it trains stochastic steps of the schedule, or all
+    with ``path``.
+    """
 
     trains = "steps"
     keeps_all_latents = True
 
-    def draw(self, schedule: Schedule, iteration: int, indices: list[RolloutIndex], count: int) -> Tensor:
+    def draw(
+        self, schedule: Schedule, iteration: int, indices: list[RolloutIndex], count: int
+    ) -> Tensor:
         """Return the trained steps of each rollout. Shape: (rollouts, count)."""
         steps = schedule.stochastic_steps
         if self.trains == "path":
             steps = list(range(len(schedule.transitions)))
-        return timestep_permutations(self.config.loss, self.config.data, iteration, indices, steps, count)
+        return timestep_permutations(
+            self.config.loss, self.config.data, iteration, indices, steps, count
+        )
 
     def timesteps(self, rollouts: RolloutBatch, rows: list[int], column: int) -> Tensor:
         return rollouts.schedule.timesteps[rollouts.trained_steps[rows, column]]
 
-    def velocity_at(self, rollouts: RolloutBatch, rows: list[int], column: int, latents: Tensor) -> Tensor:
+    def velocity_at(
+        self, rollouts: RolloutBatch, rows: list[int], column: int, latents: Tensor
+    ) -> Tensor:
         steps = rollouts.trained_steps[rows, column].tolist()
-        return self.pipeline.velocity_at_steps(latents, rollouts.schedule, steps, rollouts.conditions.select(rows))
+        return self.pipeline.velocity_at_steps(
+            latents, rollouts.schedule, steps, rollouts.conditions.select(rows)
+        )
 
     def prediction(self, rollouts: RolloutBatch, rows: list[int], column: int) -> Tensor:
         """Return the means of the sampled transitions."""
@@ -258,20 +309,25 @@ class StepObjective(Objective):
 class LevelObjective(Objective):
     """An objective on re-noised rollouts: it trains velocities at drawn noise levels.
 
-    A rollout x0 is re-noised to ``x_s = (1 - s) x0 + s e`` with noise e, so that the target velocity is ``e - x0``. No
-    log-probabilities are needed, so the rollouts may come from any sampler.
+    A rollout x0 is re-noised to ``x_s = (1 - s) x0 + s e`` with noise e, so that the target
+    velocity is ``e - x0``. No log-probabilities are needed, so the rollouts may come from any
+    sampler.
     """
 
     trains = "levels"
 
-    def draw(self, schedule: Schedule, iteration: int, indices: list[RolloutIndex], count: int) -> Tensor:
+    def draw(
+        self, schedule: Schedule, iteration: int, indices: list[RolloutIndex], count: int
+    ) -> Tensor:
         """Return the noise levels of each rollout. Shape: (rollouts, count)."""
         return self.noise.levels(iteration, indices, count, self.config.rollout.shift)
 
     def timesteps(self, rollouts: RolloutBatch, rows: list[int], column: int) -> Tensor:
         return 1000 * rollouts.trained_steps[rows, column]
 
-    def velocity_at(self, rollouts: RolloutBatch, rows: list[int], column: int, latents: Tensor) -> Tensor:
+    def velocity_at(
+        self, rollouts: RolloutBatch, rows: list[int], column: int, latents: Tensor
+    ) -> Tensor:
         timesteps = self.timesteps(rollouts, rows, column)
         return self.pipeline.velocity(latents, timesteps, rollouts.conditions.select(rows))
 
@@ -279,17 +335,27 @@ class LevelObjective(Objective):
         """Return the velocities at the re-noised rollouts."""
         return self.velocity_and_target(rollouts, rows, column)[0]
 
-    def velocity_and_target(self, rollouts: RolloutBatch, rows: list[int], column: int) -> tuple[Tensor, Tensor]:
-        """Return the velocity at re-noised rollouts and its target. Shape of each: (rows, channels, ...)."""
+    def velocity_and_target(
+        self, rollouts: RolloutBatch, rows: list[int], column: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return the velocity at re-noised rollouts and its target.
+
+        Shape of each: (rows, channels, ...).
+        """
         final = select(rollouts.trajectories.latents, rows, [-1] * len(rows))
-        noise = to_device(torch.stack([self.noise_of(rollouts, row, column) for row in rows]), final.device)
+        noise = to_device(
+            torch.stack([self.noise_of(rollouts, row, column) for row in rows]), final.device
+        )
         levels = rollouts.trained_steps[rows, column]
         level = filled(levels.tolist(), final.device).view(-1, 1, 1, 1, 1)
         noised = (1 - level) * final + level * noise
         return self.velocity_at(rollouts, rows, column, noised), noise - final
 
     def noise_of(self, rollouts: RolloutBatch, row: int, column: int) -> Tensor:
-        """Return the noise that re-noises a rollout, on the CPU. Shape: (channels, frames, height, width)."""
+        """Return the noise that re-noises a rollout, on the CPU.
+
+        Shape: (channels, frames, height, width).
+        """
         return self.noise.for_renoising(rollouts.iteration, rollouts.indices[row], column)
 
     def prepare(self, rollouts: RolloutBatch) -> Any:
@@ -298,11 +364,15 @@ class LevelObjective(Objective):
 
     def cache_levels(self, rollouts: RolloutBatch) -> None:
         """Compute what depends on the noise levels alone, if the transformer caches it."""
-        self.pipeline.prepare([(timestep, None) for timestep in (1000 * rollouts.trained_steps).flatten().tolist()])
+        self.pipeline.prepare(
+            [(timestep, None) for timestep in (1000 * rollouts.trained_steps).flatten().tolist()]
+        )
 
 
 def check_terms(terms: object, objective: Objective, rows: list[int]) -> None:
-    """Raise ValueError if the result of ``terms`` has wrong types, shapes or names, or a loss without a gradient."""
+    """Raise ValueError if the result of ``terms`` has wrong types, shapes or names, or a loss
+    without a gradient.
+    """
     name = objective.config.loss.objective
     if not isinstance(terms, Terms):
         raise ValueError(f"`terms` of objective {name} must return `Terms`, got {terms!r:.80}")
@@ -311,17 +381,20 @@ def check_terms(terms: object, objective: Objective, rows: list[int]) -> None:
         if not isinstance(value, Tensor) or value.shape != (len(rows),):
             got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"{value!r:.80}"
             raise ValueError(
-                f"`terms` of objective {name} must return one value per row, a tensor of shape ({len(rows)},), as "
+                f"`terms` of objective {name} must return one value per row, a tensor of shape "
+                f"({len(rows)},), as "
                 f"{what}, got {got}"
             )
     if not terms.loss.requires_grad:
         raise ValueError(
-            f"`terms` of objective {name} must return a loss with a gradient, got one that is detached from the "
+            f"`terms` of objective {name} must return a loss with a gradient, got one that is "
+            "detached from the "
             "policy; compute it from the velocity of this pass"
         )
     if terms.metrics.keys() != {*objective.metrics}:
         raise ValueError(
             f"`terms` of objective {name} must return the metrics that the class lists, "
-            f"{', '.join(objective.metrics)}, got {', '.join(terms.metrics) or 'none'}; change `metrics` of the class "
+            f"{', '.join(objective.metrics)}, got {', '.join(terms.metrics) or 'none'}; change "
+            "`metrics` of the class "
             "or the result"
         )

@@ -1,7 +1,8 @@
-"""On-policy check: before the first update, the training path must reproduce the log-probabilities of the rollouts.
+"""On-policy check: before the first update, the training path must reproduce the log-probabilities
+of the rollouts.
 
-The policy is then still the rollout policy, so every ratio is 1. Any other ratio means that rollout and update compute
-different numbers, and that the trained policy is not the sampled one.
+The policy is then still the rollout policy, so every ratio is 1. Any other ratio means that rollout
+and update compute different numbers, and that the trained policy is not the sampled one.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -20,9 +21,11 @@ from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.schedulers.schedule import filled
 from hyvideo.training.rollout_batch import RolloutBatch
 
-# Equal shapes give bitwise equal results; in float32, other shapes change only the order of additions.
+# Equal shapes give bitwise equal results; in float32, other shapes change only the order of
+# additions.
 EXACT = 1e-6
-# Relative rounding errors of a step: if only the order of additions differs; if batch shapes differ in bf16.
+# Relative rounding errors of a step: if only the order of additions differs; if batch shapes differ
+# in bf16.
 EXACT_STEP, ROUNDED_STEP = 1e-4, 5e-2
 ROUNDING = 1e-4  # largest relative difference of a module's outputs that is explained by rounding
 
@@ -34,7 +37,8 @@ class OffPolicyError(RuntimeError):
 def log_ratio_tolerances(loss: LossSettings, dtype: str) -> tuple[float, float]:
     """Return the limits of |log ratio| for equal and for different shapes of the transformer calls.
 
-    In bf16, other shapes round differently. The limit is then the clip range, beyond which the loss would be clipped.
+    In bf16, other shapes round differently. The limit is then the clip range, beyond which the loss
+    would be clipped.
     """
     if loss.gate_tolerance is not None:
         return loss.gate_tolerance, loss.gate_tolerance
@@ -42,27 +46,40 @@ def log_ratio_tolerances(loss: LossSettings, dtype: str) -> tuple[float, float]:
 
 
 class OnPolicyCheck:
-    """Stops the run if the ratios of fresh rollouts, sampled in batches of ``batch_size`` in ``dtype``, are not 1."""
+    """Stops the run if the ratios of fresh rollouts, sampled in batches of ``batch_size`` in
+    ``dtype``, are not 1.
+    """
 
-    def __init__(self, mesh: Mesh, pipeline: GRPOPipeline, loss: LossSettings, *, dtype: str, batch_size: int):
+    def __init__(
+        self, mesh: Mesh, pipeline: GRPOPipeline, loss: LossSettings, *, dtype: str, batch_size: int
+    ):
         self.mesh, self.pipeline, self.batch_size = mesh, pipeline, batch_size
         self.tolerances = log_ratio_tolerances(loss, dtype)
 
     def __call__(
-        self, rollouts: RolloutBatch, passes: list[tuple[list[int], int]], deviations: list[Tensor], iteration: int
+        self,
+        rollouts: RolloutBatch,
+        passes: list[tuple[list[int], int]],
+        deviations: list[Tensor],
+        iteration: int,
     ) -> None:
-        """Raise OffPolicyError on all ranks if one of ``deviations``, the largest |ratio - 1| by pass, is too large."""
+        """Raise OffPolicyError on all ranks if one of ``deviations``, the largest |ratio - 1| by
+        pass, is too large.
+        """
         shapes = [self._shape_difference(rollouts, rows) for rows, _ in passes[: len(deviations)]]
         limits = [self.tolerances[difference is not None] for difference in shapes]
         local = torch.stack(deviations) / filled(limits, deviations[0].device)
         by_rank = gather_ranks(local, self.mesh)
         if not (by_rank > 1).any():
             return
-        index = int(by_rank.amax(0).argmax())  # the same pass on all ranks, so that they make the same number of calls
+        # the same pass on all ranks, so that they make the same number of calls
+        index = int(by_rank.amax(0).argmax())
         message = self._diagnosis(rollouts, passes[index], iteration, limits[index], shapes[index])
         worst = int(by_rank.amax(1).argmax())
         raise OffPolicyError(
-            message if worst == self.mesh.rank else f"rank {worst} has the largest deviation; on this rank: {message}"
+            message
+            if worst == self.mesh.rank
+            else f"rank {worst} has the largest deviation; on this rank: {message}"
         )
 
     def _diagnosis(
@@ -73,7 +90,10 @@ class OnPolicyCheck:
         tolerance: float,
         shapes: str | None,
     ) -> str:
-        """Return the error message, with the causes found by repeating the pass. All ranks must call this."""
+        """Return the error message, with the causes found by repeating the pass.
+
+        All ranks must call this.
+        """
         rows, column = a_pass[0] or [0], a_pass[1]
 
         def log_ratios(rows: list[int]) -> Tensor:
@@ -88,14 +108,19 @@ class OnPolicyCheck:
             measured = log_ratios(rows).max().item()
         with torch.no_grad(), last_outputs(self.pipeline.transformer) as in_rollout:
             in_rollout_batch = log_ratios([*others, rows[-1]]).max().item()
-        # Replicas with different numbers of rows would make different numbers of calls, which FSDP does not allow.
+        # Replicas with different numbers of rows would make different numbers of calls, which FSDP
+        # does not allow.
         can_unbatch = self.mesh.num_replicas == 1 or not self.pipeline.sampling.batched_forward
         conditions_dtype = rollouts.conditions.samples[0].text.dtype
         deviations = {"batch shape or gradient": in_rollout_batch}
-        for name, switch in suspects(self.pipeline, conditions_dtype, can_unbatch=can_unbatch).items():
+        for name, switch in suspects(
+            self.pipeline, conditions_dtype, can_unbatch=can_unbatch
+        ).items():
             with switch:
                 deviations[name] = log_ratios(rows).max().item()
-        causes = {name: ratio for name, ratio in deviations.items() if ratio <= tolerance < measured}
+        causes = {
+            name: ratio for name, ratio in deviations.items() if ratio <= tolerance < measured
+        }
         lines = [
             f"iteration {iteration}: rollout and update compute different log-probabilities. "
             f"On rank {self.mesh.rank} the log-ratio of fresh rollouts is {measured:.3g}, "
@@ -106,13 +131,21 @@ class OnPolicyCheck:
             lines.append(f"  cause: {name}: with this switched the log-ratio is {ratio:.3g}")
         if not causes:
             lines.append("  cause: unknown; none of the known causes explains it alone")
-        lines.append(f"  first module that differs: {first_difference(in_rollout, in_update) or 'none'}")
+        lines.append(
+            f"  first module that differs: {first_difference(in_rollout, in_update) or 'none'}"
+        )
         return "\n".join(lines)
 
     def _shape_difference(self, rollouts: RolloutBatch, rows: list[int]) -> str | None:
-        """Return how the shapes of the transformer calls differ in rollout and update; None if they are equal."""
+        """Return how the shapes of the transformer calls differ in rollout and update; None if they
+        are equal.
+        """
         lengths = [sample.lengths for sample in rollouts.conditions.samples]
-        for batch in (self._sampled_with(rollouts, row) for row in rows if self.pipeline.sampling.batched_forward):
+        for batch in (
+            self._sampled_with(rollouts, row)
+            for row in rows
+            if self.pipeline.sampling.batched_forward
+        ):
             if [lengths[row] for row in batch] != [lengths[row] for row in rows]:
                 counts = f"{len(batch)} samples in the rollout, {len(rows)} in the update"
                 return counts if len(batch) != len(rows) else "texts of other lengths"
@@ -125,14 +158,18 @@ class OnPolicyCheck:
 
 
 def _advice(shapes: str | None) -> str:
-    """Return what to try, given how the shapes of the transformer calls differ in rollout and update."""
+    """Return what to try, given how the shapes of the transformer calls differ in rollout and
+    update.
+    """
     if shapes is not None:
         return (
-            f"  the transformer calls have different shapes ({shapes}); in bf16 another shape rounds differently. "
+            f"  the transformer calls have different shapes ({shapes}); in bf16 another shape "
+            "rounds differently. "
             "Use --batched_forward false, or equal batch_size and mini_batch_size_per_update"
         )
     return (
-        "  the transformer calls have equal shapes. If only the kernels differ, try --enable_compile false, "
+        "  the transformer calls have equal shapes. If only the kernels differ, try "
+        "--enable_compile false, "
         "or raise --gate_tolerance"
     )
 
@@ -144,17 +181,38 @@ def suspects(
     transformer, layers = pipeline.transformer, blocks(pipeline.transformer)
     sampling = replace(pipeline.sampling, batched_forward=not pipeline.sampling.batched_forward)
     other_dtype = torch.float32 if pipeline.compute_dtype != torch.float32 else torch.bfloat16
-    has_dropout = any(isinstance(module, nn.Dropout) and module.p > 0 for module in transformer.modules())
-    checkpoints, is_split = transformer.gradient_checkpointing, type(transformer.sequence) is not WholeSequence
+    has_dropout = any(
+        isinstance(module, nn.Dropout) and module.p > 0 for module in transformer.modules()
+    )
+    checkpoints, is_split = (
+        transformer.gradient_checkpointing,
+        type(transformer.sequence) is not WholeSequence,
+    )
     with_sequence = [module for module in transformer.modules() if hasattr(module, "sequence")]
     found = [
-        ("dropout or train mode", transformer.training or has_dropout, _set(transformer.modules(), "training", False)),
+        (
+            "dropout or train mode",
+            transformer.training or has_dropout,
+            _set(transformer.modules(), "training", False),
+        ),
         # Without autocast, bf16 conditions would meet float32 weights.
-        ("dtype or autocast", conditions_dtype == torch.float32, _set([pipeline], "compute_dtype", other_dtype)),
+        (
+            "dtype or autocast",
+            conditions_dtype == torch.float32,
+            _set([pipeline], "compute_dtype", other_dtype),
+        ),
         ("batched forward", can_unbatch, _set([pipeline], "sampling", sampling)),
         ("timestep rounding", True, _rounded_timesteps(transformer)),
-        ("activation checkpointing", checkpoints, _set([transformer], "gradient_checkpointing", False)),
-        ("compile", any(block._compiled_call_impl for block in layers), _set(layers, "_compiled_call_impl", None)),
+        (
+            "activation checkpointing",
+            checkpoints,
+            _set([transformer], "gradient_checkpointing", False),
+        ),
+        (
+            "compile",
+            any(block._compiled_call_impl for block in layers),
+            _set(layers, "_compiled_call_impl", None),
+        ),
         ("sequence parallelism", is_split, _set(with_sequence, "sequence", WholeSequence())),
     ]
     return {name: switch for name, is_present, switch in found if is_present}
@@ -162,19 +220,28 @@ def suspects(
 
 @contextmanager
 def last_outputs(transformer: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Record the output of each part and block of the transformer for the last row, by name, in the order of calls."""
+    """Record the output of each part and block of the transformer for the last row, by name, in the
+    order of calls.
+    """
     outputs: dict[str, Tensor] = {}
 
     def hook(name: str) -> Callable[..., None]:
         def store(_module, _inputs, output) -> None:
             first = output[0] if isinstance(output, tuple) else output
-            if isinstance(first, Tensor) and first.ndim and first.numel():  # a module may receive no tokens
+            # a module may receive no tokens
+            if isinstance(first, Tensor) and first.ndim and first.numel():
                 outputs[name] = first[-1].detach().float().cpu()
 
         return store
 
-    parts = {name: part for name, part in transformer.named_children() if not isinstance(part, nn.ModuleList)}
-    parts |= {f"{family_of(transformer).blocks}.{i}": block for i, block in enumerate(blocks(transformer))}
+    parts = {
+        name: part
+        for name, part in transformer.named_children()
+        if not isinstance(part, nn.ModuleList)
+    }
+    parts |= {
+        f"{family_of(transformer).blocks}.{i}": block for i, block in enumerate(blocks(transformer))
+    }
     with ExitStack() as hooks:
         for name, part in parts.items():
             hooks.enter_context(part.register_forward_hook(hook(f"{name} ({type(part).__name__})")))
@@ -182,11 +249,15 @@ def last_outputs(transformer: nn.Module) -> Iterator[dict[str, Tensor]]:
 
 
 def first_difference(expected: dict[str, Tensor], outputs: dict[str, Tensor]) -> str | None:
-    """Return the first name of equally shaped outputs that differ, preferably by more than rounding; None if none."""
+    """Return the first name of equally shaped outputs that differ, preferably by more than
+    rounding; None if none.
+    """
     pairs = {name: (expected[name], x) for name, x in outputs.items() if name in expected}
     pairs = {name: (a, b) for name, (a, b) in pairs.items() if a.shape == b.shape}
     differences = {name: (a - b).abs().max() / a.abs().max() for name, (a, b) in pairs.items()}
-    return next((name for least in (ROUNDING, 0.0) for name, x in differences.items() if x > least), None)
+    return next(
+        (name for least in (ROUNDING, 0.0) for name, x in differences.items() if x > least), None
+    )
 
 
 @contextmanager

@@ -15,7 +15,12 @@ class Optimizers:
 
     def __init__(self, *optimizers: torch.optim.Optimizer):
         self.optimizers = optimizers
-        self._owners = {p: owner for owner in optimizers for group in owner.param_groups for p in group["params"]}
+        self._owners = {
+            p: owner
+            for owner in optimizers
+            for group in owner.param_groups
+            for p in group["params"]
+        }
 
     def step(self, lr: float) -> None:
         """Apply the gradients with learning rate ``lr`` and clear them."""
@@ -34,23 +39,36 @@ class Optimizers:
         return dict(self._owners[parameter].state.get(parameter, {}))
 
     def restore(self, parameter: nn.Parameter, state: Mapping[str, Tensor]) -> None:
-        """Set the optimizer state of a parameter. A step count moves to the device where the optimizer keeps it."""
+        """Set the optimizer state of a parameter.
+
+        A step count moves to the device where the optimizer keeps it.
+        """
         owner = self._owners[parameter]
-        on_device = any(group.get("fused") or group.get("capturable") for group in owner.param_groups)
+        on_device = any(
+            group.get("fused") or group.get("capturable") for group in owner.param_groups
+        )
         owner.state[parameter] = {
             name: value if value.ndim or on_device else value.cpu() for name, value in state.items()
         }
 
 
 def make_optimizers(
-    settings: OptimizerSettings, trained: Mapping[str, nn.Parameter], dtype: torch.dtype, *, hidden: str
+    settings: OptimizerSettings,
+    trained: Mapping[str, nn.Parameter],
+    dtype: torch.dtype,
+    *,
+    hidden: str,
 ) -> Optimizers:
     """Create the optimizers of the trained parameters. Muon computes in ``dtype``.
 
-    ``hidden`` is a regular expression for the blocks' matrices. Other layers see few samples, so their gradients have a
-    low rank, which orthogonalization would raise to full rank.
+    ``hidden`` is a regular expression for the blocks' matrices. Other layers see few samples, so
+    their gradients have a low rank, which orthogonalization would raise to full rank.
     """
-    matrices = {name: p for name, p in trained.items() if settings.use_muon and _is_for_muon(settings, name, p, hidden)}
+    matrices = {
+        name: p
+        for name, p in trained.items()
+        if settings.use_muon and _is_for_muon(settings, name, p, hidden)
+    }
     others = [parameter for name, parameter in trained.items() if name not in matrices]
     optimizers = [_adam(settings, others)] if others else []
     if matrices:
@@ -71,7 +89,9 @@ def learning_rate(settings: OptimizerSettings, num_updates: int) -> float:
     return settings.learning_rate * scale
 
 
-def _is_for_muon(settings: OptimizerSettings, name: str, parameter: nn.Parameter, hidden: str) -> bool:
+def _is_for_muon(
+    settings: OptimizerSettings, name: str, parameter: nn.Parameter, hidden: str
+) -> bool:
     if parameter.ndim < 2:
         return False
     if ".lora_" in name and settings.muon_scope == "hidden":

@@ -1,4 +1,6 @@
-"""Rated pairs of videos in place of rollouts: the batch of an iteration, its labels, and the held-out pairs."""
+"""Rated pairs of videos in place of rollouts: the batch of an iteration, its labels, and the
+held-out pairs.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
@@ -47,7 +49,8 @@ class PairCollector:
         plan: Plan,
         schedule: Schedule,
         cost: Cost,
-        check: Callable[[], None] = lambda: None,  # called before each iteration on all ranks; raises to stop the run
+        # called before each iteration on all ranks; raises to stop the run
+        check: Callable[[], None] = lambda: None,
     ):
         self.config = config
         self.mesh = mesh
@@ -73,7 +76,11 @@ class PairCollector:
         self.check()
         order = self.order.indices(iteration)
         batches = range(self.config.rollout.gradient_accumulation_steps)
-        indices = [index for batch in batches for index in indices_of_replica(self.config.rollout, self.mesh, batch)]
+        indices = [
+            index
+            for batch in batches
+            for index in indices_of_replica(self.config.rollout, self.mesh, batch)
+        ]
         pairs = [self.preferences.train[order[index.group]] for index in indices]
         with timer("pairs", f"{len(pairs)} videos"):
             rollouts = self.batch(iteration, indices, pairs, self.plan.num_trained_steps)
@@ -89,8 +96,13 @@ class PairCollector:
     ) -> RolloutBatch:
         """Return videos of pairs as rollouts of which only the final latents are known."""
         requests = [pair.request for pair in pairs]
-        conditions = self.encoder(requests, height=self.config.data.height, width=self.config.data.width)
-        read = [self.latents.read(pair.videos[index.member]) for pair, index in zip(pairs, indices, strict=True)]
+        conditions = self.encoder(
+            requests, height=self.config.data.height, width=self.config.data.width
+        )
+        read = [
+            self.latents.read(pair.videos[index.member])
+            for pair, index in zip(pairs, indices, strict=True)
+        ]
         latents = to_device(torch.stack(read), self.pipeline.device)
         weights = torch.tensor([pair.weight / self.mean_weight for pair in pairs])
         levels = self.objective.draw(self.schedule, iteration, indices, num_levels)
@@ -98,7 +110,9 @@ class PairCollector:
             indices=indices,
             prompts=[request.prompt for request in requests],
             conditions=conditions.to(self.pipeline.device),
-            trajectories=Trajectories(latents=latents[:, None], log_probs=latents.new_zeros(len(latents), 0)),
+            trajectories=Trajectories(
+                latents=latents[:, None], log_probs=latents.new_zeros(len(latents), 0)
+            ),
             schedule=self.schedule,
             trained_steps=levels,
             anchor_columns=list(range(num_levels)),
@@ -110,15 +124,21 @@ class PairCollector:
 class PairLabels:
     """The answers of raters in place of rewards: the interface of `GroupRewards`."""
 
-    def wait(self, pending: PendingRewards, may_end: Callable[[bool], bool] = bool) -> dict[int, Reward]:
+    def wait(
+        self, pending: PendingRewards, may_end: Callable[[bool], bool] = bool
+    ) -> dict[int, Reward]:
         """Return no rewards, because no video is scored."""
         return {}
 
     def advantages(
         self, indices: Sequence[RolloutIndex], rewards: Mapping[int, Reward]
     ) -> tuple[Tensor, dict[str, float]]:
-        """Return 1 for winners and -1 for losers, shape (videos,), and the number of missing rewards, 0."""
-        return torch.tensor([1.0 if index.member == 0 else -1.0 for index in indices]), {"reward/missing": 0.0}
+        """Return 1 for winners and -1 for losers, shape (videos,), and the number of missing
+        rewards, 0.
+        """
+        return torch.tensor([1.0 if index.member == 0 else -1.0 for index in indices]), {
+            "reward/missing": 0.0
+        }
 
     def check_failed_rewards(self, *arguments: object, **options: object) -> None:
         """Accept everything: answers were checked before the run."""
@@ -135,8 +155,8 @@ class HeldOutPairs:
     def measure(self) -> dict[str, float]:
         """Return the metrics of the held-out pairs; empty if there are none. Collective.
 
-        The policy agrees with an answer if its velocity errors, relative to those of the base model and averaged over
-        the noise levels, are smaller for the winner.
+        The policy agrees with an answer if its velocity errors, relative to those of the base model
+        and averaged over the noise levels, are smaller for the winner.
         """
         if not self.pairs:
             return {}
@@ -145,11 +165,13 @@ class HeldOutPairs:
             self.collector.check()
             indices = [RolloutIndex(row, member) for row in rows for member in (0, 1)]
             pairs = [self.pairs[index.group] for index in indices]
-            batch = self.collector.batch(0, indices, pairs, HELD_OUT_LEVELS)  # no iteration has the number 0
+            # no iteration has the number 0
+            batch = self.collector.batch(0, indices, pairs, HELD_OUT_LEVELS)
             objective = self.collector.objective
             if number == len(self._base_errors):
                 self._base_errors.append(objective.errors(batch, of_base_model=True))
-            change = objective.errors(batch, of_base_model=False) - self._base_errors[number]  # (videos, levels)
+            # (videos, levels)
+            change = objective.errors(batch, of_base_model=False) - self._base_errors[number]
             beta = self.collector.config.loss.dpo_beta
             of_pairs = change.mean(1).view(-1, 2)
             margin = -beta / 2 * (of_pairs[:, 0] - of_pairs[:, 1])
@@ -161,7 +183,9 @@ class HeldOutPairs:
         }
 
     def _batches(self) -> list[list[int]]:
-        """Return this replica's pairs in batches; the last pair may be repeated, so that replicas have equally many."""
+        """Return this replica's pairs in batches; the last pair may be repeated, so that replicas
+        have equally many.
+        """
         mesh = self.collector.mesh
         count = -(-len(self.pairs) // mesh.num_replicas)
         last = len(self.pairs) - 1

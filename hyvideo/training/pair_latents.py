@@ -1,4 +1,6 @@
-"""Latents of the videos of rated pairs: encoded once, stored in the output folder of a run, and read when needed."""
+"""Latents of the videos of rated pairs: encoded once, stored in the output folder of a run, and
+read when needed.
+"""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -22,14 +24,19 @@ FOLDER = "latents"  # in the output folder of a run
 
 
 def write_latents(video: Path, latents: Tensor) -> None:
-    """Write the latents of a video beside it, marked with its hash. Shape: (channels, frames, height, width)."""
+    """Write the latents of a video beside it, marked with its hash.
+
+    Shape: (channels, frames, height, width).
+    """
     _save(video.with_suffix(LATENTS_SUFFIX), latents, hash_file(video))
 
 
 class PairLatents:
-    """Latents of videos by path, from the file beside a video if there is one, else encoded by the VAE.
+    """Latents of videos by path, from the file beside a video if there is one, else encoded by the
+    VAE.
 
-    Encoded latents are stored under a hash of the video and the VAE, so that a run encodes each video once.
+    Encoded latents are stored under a hash of the video and the VAE, so that a run encodes each
+    video once.
     """
 
     def __init__(self, output_dir: Path, videos: Sequence[Path], *, vae_identity: str):
@@ -41,7 +48,9 @@ class PairLatents:
             if given.is_file():
                 self.files[video] = given
             else:
-                key = hashlib.blake2b(f"{digest} {vae_identity}".encode(), digest_size=16).hexdigest()
+                key = hashlib.blake2b(
+                    f"{digest} {vae_identity}".encode(), digest_size=16
+                ).hexdigest()
                 self.files[video] = self.folder / f"{key}{LATENTS_SUFFIX}"
 
     @property
@@ -64,7 +73,8 @@ class PairLatents:
     ) -> None:
         """Encode the videos that have no stored latents, divided among the ranks. Collective.
 
-        Raises ValueError, on all ranks, for a video that cannot be read and for latents of another shape.
+        Raises ValueError, on all ranks, for a video that cannot be read and for latents of another
+        shape.
         """
         missing = [video for video, file in self.files.items() if not self._is_stored(file)]
         barrier(mesh)  # all ranks look for files before the first one writes
@@ -81,7 +91,8 @@ class PairLatents:
                 found = tuple(self.read(video).shape)
                 if found != tuple(shape):
                     raise ValueError(
-                        f"the latents of {quote(video)} must have the shape {tuple(shape)}, got {found} in "
+                        f"the latents of {quote(video)} must have the shape {tuple(shape)}, got "
+                        f"{found} in "
                         f"{self.files[video]}; delete this file"
                     )
 
@@ -91,10 +102,15 @@ class PairLatents:
         try:
             return load_file(file)[LATENTS_KEY].float()
         except (SafetensorError, KeyError, OSError) as error:
-            raise ValueError(f"{quote(file)} must have the latents of {quote(video)}: {error}; delete it") from error
+            raise ValueError(
+                f"{quote(file)} must have the latents of {quote(video)}: {error}; delete it"
+            ) from error
 
     def _is_stored(self, file: Path) -> bool:
-        """Return whether a file can be read. A file that was not written to its end is written again."""
+        """Return whether a file can be read.
+
+        A file that was not written to its end is written again.
+        """
         with suppress(SafetensorError, OSError):
             return LATENTS_KEY in load_file(file)
         return False

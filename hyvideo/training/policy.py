@@ -1,4 +1,6 @@
-"""The policy during training: the parallelized transformer, its trained parameters, optimizer, anchor and EMA."""
+"""The policy during training: the parallelized transformer, its trained parameters, optimizer,
+anchor and EMA.
+"""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -28,7 +30,9 @@ from hyvideo.training.optimizers import make_optimizers
 
 
 class Policy:
-    """The transformer and its trained parameters; parameters that no condition of ``requests`` uses are frozen."""
+    """The transformer and its trained parameters; parameters that no condition of ``requests`` uses
+    are frozen.
+    """
 
     def __init__(self, config: Config, mesh: Mesh, device: torch.device, requests: list[Request]):
         self.config, self.mesh = config, mesh
@@ -36,16 +40,22 @@ class Policy:
         self.is_lora = config.optimizer.lora_rank > 0
         self.transformer = self._load(device, requests)
         self.trained: dict[str, nn.Parameter] = {
-            name: parameter for name, parameter in self.transformer.named_parameters() if parameter.requires_grad
+            name: parameter
+            for name, parameter in self.transformer.named_parameters()
+            if parameter.requires_grad
         }
         hidden = family_of(self.transformer).matrices
-        self.optimizers = make_optimizers(config.optimizer, self.trained, DTYPES[config.model.dtype], hidden=hidden)
+        self.optimizers = make_optimizers(
+            config.optimizer, self.trained, DTYPES[config.model.dtype], hidden=hidden
+        )
         sync = config.distributed.gradient_sync
         self._syncs_only_last = sync == "last" or (sync == "auto" and self.is_lora)
         offload = config.trust_region.reference_mode_offload
         self.anchor: Anchor | None = None
         if config.needs_anchor:
-            refresh_every = config.trust_region.update_ref_model_step if config.anchor_moves else None
+            refresh_every = (
+                config.trust_region.update_ref_model_step if config.anchor_moves else None
+            )
             self.anchor = Anchor(
                 self.transformer,
                 self.trained,
@@ -84,7 +94,9 @@ class Policy:
         parallelize(
             transformer,
             self.mesh,
-            recompute=distributed.activation_checkpointing if distributed.enable_gradient_checkpointing else "none",
+            recompute=distributed.activation_checkpointing
+            if distributed.enable_gradient_checkpointing
+            else "none",
             compile=distributed.enable_compile == "true",
             compile_backend=distributed.compile_backend,
             shard=self.is_sharded,
@@ -94,14 +106,18 @@ class Policy:
         fill_shards(transformer, weights, device=device)
         if self.is_lora:
             _fill_adapter(transformer, start, self.config.data.seed)
-        if self.is_lora and not self.is_sharded and device.type == "cuda":  # on a CPU, nothing would be saved
+        # on a CPU, nothing would be saved
+        if self.is_lora and not self.is_sharded and device.type == "cuda":
             transformer.modulation_cache = family_of(transformer).cache_modulation(transformer)
         return transformer
 
     def _load_anchor(self, path: Path) -> None:
-        """Load the anchor from a checkpoint of a run, or from a LoRA. Raises ValueError, on all ranks, if it differs.
+        """Load the anchor from a checkpoint of a run, or from a LoRA.
 
-        It must have the trained parameters of this run: all weights, or an adapter of the same rank and modules.
+        Raises ValueError, on all ranks, if it differs.
+
+        It must have the trained parameters of this run: all weights, or an adapter of the same rank
+        and modules.
         """
         with raise_on_all_ranks(self.mesh):
             if self.mesh.is_main:
@@ -110,21 +126,30 @@ class Policy:
                 adapter = self._fitting_lora(path)
             else:
                 stored = saved_policy.stored_names(self.trained, path)
-                checkpoint.check_shapes(path, {stored[name]: each for name, each in self.trained.items()})
+                checkpoint.check_shapes(
+                    path, {stored[name]: each for name, each in self.trained.items()}
+                )
         if not saved_policy.is_checkpoint(path):
             with self.anchor.swapped_in():
                 _fill_adapter(self.transformer, adapter, self.config.data.seed)
             return
         loaded = {name: torch.zeros_like(parameter) for name, parameter in self.trained.items()}
-        checkpoint.load_tensors(path, {stored[name]: tensor for name, tensor in loaded.items()}, self.mesh)
+        checkpoint.load_tensors(
+            path, {stored[name]: tensor for name, tensor in loaded.items()}, self.mesh
+        )
         self.anchor.load(loaded)
 
     def _fitting_lora(self, path: Path) -> Lora:
-        """Return the LoRA of a file for the anchor. Raises ValueError unless it has the modules and rank of ours."""
+        """Return the LoRA of a file for the anchor.
+
+        Raises ValueError unless it has the modules and rank of ours.
+        """
         if not self.is_lora:
             raise ValueError(
-                f"anchor_path must be a checkpoint with all weights if lora_rank is 0, got the LoRA {path}; merge it "
-                "with scripts.export, train from the result and set anchor_path to a checkpoint, or set lora_rank"
+                "anchor_path must be a checkpoint with all weights if lora_rank is 0, got the "
+                f"LoRA {path}; merge it "
+                "with scripts.export, train from the result and set anchor_path to a checkpoint, "
+                "or set lora_rank"
             )
         lora = saved_policy.read_saved_lora(path)
         config = self.transformer.peft_config["default"]
@@ -132,9 +157,11 @@ class Policy:
         found = {(pair.rank, pair.alpha) for pair in lora.values()}
         if lora.keys() != trained or found != {(config.r, config.lora_alpha)}:
             raise ValueError(
-                f"anchor_path must be a LoRA with the modules, rank and alpha of this run, got {path} with "
+                "anchor_path must be a LoRA with the modules, rank and alpha of this run, got "
+                f"{path} with "
                 f"{len(lora)} modules and {sorted(found)} instead of {len(trained)} and "
-                f"{(config.r, config.lora_alpha)}; set lora_rank, lora_alpha and lora_target_modules to those of the "
+                f"{(config.r, config.lora_alpha)}; set lora_rank, lora_alpha and "
+                "lora_target_modules to those of the "
                 "file"
             )
         return lora
@@ -144,7 +171,9 @@ class Policy:
         return list(self.trained.values())
 
     def before_backward(self, *, is_last: bool) -> None:
-        """Prepare the reduction of gradients for a backward pass, the last or another one of an update."""
+        """Prepare the reduction of gradients for a backward pass, the last or another one of an
+        update.
+        """
         prepare_backward(self.transformer, is_last=is_last, only_last=self._syncs_only_last)
 
     def after_update(self) -> None:
@@ -159,13 +188,16 @@ class Policy:
         return self.ema.swapped_in() if self.ema else nullcontext()
 
     def lora(self) -> Lora | None:
-        """Return the current adapter, gathered on the CPU; None in full training. All ranks must call this."""
+        """Return the current adapter, gathered on the CPU; None in full training.
+
+        All ranks must call this.
+        """
         if not self.is_lora:
             return None
         reshard(self.transformer)  # weights gathered by a forward pass have its lower precision
         return current_lora(self.transformer, gather=full_tensor)
 
-    # --- checkpoints ------------------------------------------------------------------------------------------------
+    # --- checkpoints ------------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors of a checkpoint by name; see `distributed.checkpoint`."""
@@ -178,17 +210,31 @@ class Policy:
         return tensors
 
     def load(self, folder: Path, anchor_age: int) -> None:
-        """Load a checkpoint, written by any number of ranks. Raises ValueError if it does not fit."""
+        """Load a checkpoint, written by any number of ranks.
+
+        Raises ValueError if it does not fit.
+        """
         policy = self._policy_tensors()
-        with raise_on_all_ranks(self.mesh):  # otherwise the other ranks would wait for this one in the next collective
+        # otherwise the other ranks would wait for this one in the next collective
+        with raise_on_all_ranks(self.mesh):
             optimizer = dict(self._optimizer_targets(folder))
         copies = self._copies(anchor_age)
-        saved = {kind: {name: torch.zeros_like(p) for name, p in self.trained.items()} for kind in copies}
-        copied = {f"{kind}.{name}": tensor for kind, tensors in saved.items() for name, tensor in tensors.items()}
+        saved = {
+            kind: {name: torch.zeros_like(p) for name, p in self.trained.items()} for kind in copies
+        }
+        copied = {
+            f"{kind}.{name}": tensor
+            for kind, tensors in saved.items()
+            for name, tensor in tensors.items()
+        }
         checkpoint.load_tensors(folder, policy | optimizer | copied, self.mesh)
         for name, parameter in self.trained.items():
             prefix = f"optimizer.{name}."
-            state = {key.removeprefix(prefix): value for key, value in optimizer.items() if key.startswith(prefix)}
+            state = {
+                key.removeprefix(prefix): value
+                for key, value in optimizer.items()
+                if key.startswith(prefix)
+            }
             if state:
                 self.optimizers.restore(parameter, state)
         for kind, copy in copies.items():
@@ -199,12 +245,16 @@ class Policy:
                 self.anchor.refresh()
 
     def _copies(self, anchor_age: int | None) -> dict[str, WeightCopy]:
-        """Return the weight copies by name in a checkpoint; an anchor of age 0 equals the policy and is not stored."""
+        """Return the weight copies by name in a checkpoint; an anchor of age 0 equals the policy
+        and is not stored.
+        """
         anchor = {"anchor": self.anchor} if self.anchor and anchor_age else {}
         return anchor | ({"average": self.ema} if self.ema else {})
 
     def _policy_tensors(self) -> dict[str, Tensor]:
-        """Return the adapter's weights or, in full training, all weights, by their names in a checkpoint."""
+        """Return the adapter's weights or, in full training, all weights, by their names in a
+        checkpoint.
+        """
         tensors = self.trained if self.is_lora else self.transformer.state_dict()
         return {f"policy.{name}": tensor.detach() for name, tensor in tensors.items()}
 
@@ -222,7 +272,9 @@ class Policy:
 
 @torch.no_grad()
 def _fill_adapter(transformer: nn.Module, start: Lora | None, seed: int) -> None:
-    """Initialize an adapter from ``start``, or with random A (of peft's default variance) and B = 0, without effect."""
+    """Initialize an adapter from ``start``, or with random A (of peft's default variance) and B =
+    0, without effect.
+    """
     for name, parameter in transformer.named_parameters():
         module, _, factor = name.partition(".lora_")
         if factor and start:

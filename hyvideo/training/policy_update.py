@@ -1,8 +1,10 @@
-"""Policy update: accumulated gradients of an objective's loss terms, optimizer step, KL coefficient, anchor.
+"""Policy update: accumulated gradients of an objective's loss terms, optimizer step, KL
+coefficient, anchor.
 
-The rollouts of an iteration are trained in one or several updates. Every update accumulates gradients over all its
-rollouts and what is trained of each. Gathering sharded weights is a collective, so all ranks make the same number of
-passes; replicas with fewer rollouts make empty passes.
+The rollouts of an iteration are trained in one or several updates. Every update accumulates
+gradients over all its rollouts and what is trained of each. Gathering sharded weights is a
+collective, so all ranks make the same number of passes; replicas with fewer rollouts make empty
+passes.
 """
 
 import math
@@ -49,7 +51,8 @@ class Accumulated(NamedTuple):
 
     sums: Tensor  # (1 + metrics,), float64: the KL, and each metric of the objective
     deviations: Tensor  # (passes,), largest deviation of each pass
-    by_term: Tensor  # (values + 1, terms): the values that are reported by step, the KL, and the deviation
+    # (values + 1, terms): the values that are reported by step, the KL, and the deviation
+    by_term: Tensor
 
 
 class PolicyUpdate:
@@ -65,8 +68,10 @@ class PolicyUpdate:
         device: torch.device,
         num_updates: int,  # optimizer updates per iteration
         cost: Cost,  # counts forward passes and FLOPs
-        on_stage: Callable[..., None] = lambda *stage: None,  # called with the stage and the current pass
-        check: Callable[[], None] = lambda: None,  # called before each pass until the first step; may raise
+        # called with the stage and the current pass
+        on_stage: Callable[..., None] = lambda *stage: None,
+        # called before each pass until the first step; may raise
+        check: Callable[[], None] = lambda: None,
     ):
         self.config = config
         self.mesh = mesh
@@ -77,28 +82,45 @@ class PolicyUpdate:
         self.cost = cost
         self.on_stage = on_stage
         self.check = check
-        self.kl_coefficient = KLCoefficient(kl_schedule(config.trust_region, config.kl_strategy, config.kl_warmup))
+        self.kl_coefficient = KLCoefficient(
+            kl_schedule(config.trust_region, config.kl_strategy, config.kl_warmup)
+        )
         self.update_count = 0
-        self.steps_begun = 0  # optimizer steps of this process, also one that failed; it may have changed some weights
+        # optimizer steps of this process, also one that failed; it may have changed some weights
+        self.steps_begun = 0
         self.nonfinite = NonFiniteUpdates(mesh, max_bad_updates=config.optimizer.max_bad_updates)
         self._has_moved = False  # whether the last update had a nonzero gradient and learning rate
 
-    def __call__(self, rollouts: RolloutBatch, reference: Any, iteration: int) -> dict[str, float | list]:
-        """Run the updates of an iteration and return their metrics, averaged over the trained terms.
+    def __call__(
+        self, rollouts: RolloutBatch, reference: Any, iteration: int
+    ) -> dict[str, float | list]:
+        """Run the updates of an iteration and return their metrics, averaged over the trained
+        terms.
 
         ``reference`` is the result of `Objective.prepare`.
         """
-        all_rows = [rollouts.rows_of_update(update, self.num_updates) for update in range(self.num_updates)]
-        num_rollouts = sum_over_replicas(torch.tensor([len(rows) for rows in all_rows]), self.mesh).tolist()
+        all_rows = [
+            rollouts.rows_of_update(update, self.num_updates) for update in range(self.num_updates)
+        ]
+        num_rollouts = sum_over_replicas(
+            torch.tensor([len(rows) for rows in all_rows]), self.mesh
+        ).tolist()
         has_advantage = (rollouts.advantages != 0).tolist()
         local_signals = torch.tensor([sum(has_advantage[row] for row in rows) for rows in all_rows])
-        num_signals = sum_over_replicas(local_signals, self.mesh).tolist()  # rollouts with a nonzero advantage
+        # rollouts with a nonzero advantage
+        num_signals = sum_over_replicas(local_signals, self.mesh).tolist()
         all_batches = [chunks(rows, self.config.rows_per_pass) for rows in all_rows]
-        lengths = gather_replicas(torch.tensor([len(batches) for batches in all_batches]), self.mesh).amax(0).tolist()
+        lengths = (
+            gather_replicas(torch.tensor([len(batches) for batches in all_batches]), self.mesh)
+            .amax(0)
+            .tolist()
+        )
         needs_signal = self.objective.uses_advantages and not self.config.reward.ignore_rewards
         results: list[UpdateResult | None] = []
         without_signal = without_reward = 0
-        for batches, num_batches, count, num_signal in zip(all_batches, lengths, num_rollouts, num_signals):
+        for batches, num_batches, count, num_signal in zip(
+            all_batches, lengths, num_rollouts, num_signals
+        ):
             if count == 0:  # all rewards of the update are missing
                 continue
             if num_signal == 0 and needs_signal:
@@ -134,19 +156,26 @@ class PolicyUpdate:
         }
 
     def _kl_has_signal(self, *, has_moved: bool) -> bool:
-        """Return whether the KL terms have a gradient that is not only rounding; the same on all ranks.
+        """Return whether the KL terms have a gradient that is not only rounding; the same on all
+        ranks.
 
-        The KL to the anchor has none while the anchor equals the policy, and the KL to the rollout policy has none
-        before the first update of an iteration: ``has_moved`` says whether the policy has left the rollout policy.
+        The KL to the anchor has none while the anchor equals the policy, and the KL to the rollout
+        policy has none before the first update of an iteration: ``has_moved`` says whether the
+        policy has left the rollout policy.
         """
         anchor, weights = self.policy.anchor, self.config.kl_weights
         is_pulled = weights.position != 0 and anchor is not None and not anchor.equals_policy
-        return self.kl_coefficient.value > 0 and (is_pulled or (weights.velocity != 0 and has_moved))
+        return self.kl_coefficient.value > 0 and (
+            is_pulled or (weights.velocity != 0 and has_moved)
+        )
 
     def _one_update(self, work: UpdateWork) -> UpdateResult | None:
-        """Run one optimizer update and return its metrics; None if it was skipped because of NaN or inf."""
+        """Run one optimizer update and return its metrics; None if it was skipped because of NaN or
+        inf.
+        """
         found = self._accumulate(work)
-        if work.is_fresh and self.num_updates > 1:  # with one update, the iteration ends right after the step
+        # with one update, the iteration ends right after the step
+        if work.is_fresh and self.num_updates > 1:
             self.check()
         coefficient = self.kl_coefficient.value
         lr = learning_rate(self.config.optimizer, self.update_count)
@@ -171,7 +200,11 @@ class PolicyUpdate:
             "grad/spike": self.nonfinite.spike(grad_norm, work.iteration),
         }
         if self.policy.anchor is None:  # these are not measured
-            metrics |= {name: math.nan for name in ("kl/position", "policy/velocity_norm") if name in metrics}
+            metrics |= {
+                name: math.nan
+                for name in ("kl/position", "policy/velocity_norm")
+                if name in metrics
+            }
         self.kl_coefficient.observe(kl)
         self.policy.after_update()
         return UpdateResult(metrics, work.num_terms, by_step)
@@ -179,8 +212,9 @@ class PolicyUpdate:
     def _accumulate(self, work: UpdateWork) -> Accumulated:
         """Accumulate the gradients of all passes and return the sums of their terms.
 
-        Every replica divides by ``num_terms``, the number over all replicas, so that each term has the same weight in
-        any layout. Gradients are later averaged over the replicas; the factor ``num_replicas`` turns that into a sum.
+        Every replica divides by ``num_terms``, the number over all replicas, so that each term has
+        the same weight in any layout. Gradients are later averaged over the replicas; the factor
+        ``num_replicas`` turns that into a sum.
         """
         objective, passes = self.objective, work.passes
         sums = torch.zeros(1 + len(objective.metrics), dtype=torch.float64, device=self.device)
@@ -189,13 +223,19 @@ class PolicyUpdate:
         by_term = [sums.new_empty(len(objective.by_step) + 2, 0)]
         needs_check = work.is_fresh and self._is_check_due(work.iteration)
         for number, (rows, column) in enumerate(passes):
-            self.on_stage("update", f"pass {number + 1}/{len(passes)} of update {self.update_count + 1}")
+            self.on_stage(
+                "update", f"pass {number + 1}/{len(passes)} of update {self.update_count + 1}"
+            )
             if work.is_fresh:
                 self.check()
             self.policy.before_backward(is_last=number == len(passes) - 1)
             if rows:
                 terms = objective.terms(
-                    work.rollouts, work.reference, rows, column, kl_coefficient=self.kl_coefficient.value
+                    work.rollouts,
+                    work.reference,
+                    rows,
+                    column,
+                    kl_coefficient=self.kl_coefficient.value,
                 )
                 check_terms(terms, objective, rows)
                 loss = terms.loss.sum()
@@ -212,26 +252,37 @@ class PolicyUpdate:
                     (objective.empty_pass(work.rollouts, column).sum() * 0.0).backward()
                 losses.append(sums.new_zeros((), dtype=torch.float32))
                 deviations.append(sums.new_zeros((), dtype=torch.float32))
-            if needs_check and number in (0, len(passes) - 1):  # early, and again before the weights change
-                objective.check_fresh(work.rollouts, work.reference, passes, losses, deviations, work.iteration)
+            # early, and again before the weights change
+            if needs_check and number in (0, len(passes) - 1):
+                objective.check_fresh(
+                    work.rollouts, work.reference, passes, losses, deviations, work.iteration
+                )
         num_forwards = sum(objective.num_forwards(work.rollouts, *a_pass) for a_pass in passes)
         self.cost.add(num_forwards, kind="training")
         return Accumulated(sums, torch.stack(deviations), torch.cat(by_term, dim=1))
 
     def _is_check_due(self, iteration: int) -> bool:
-        """Return whether the first update is checked: in the first iteration, and every ``gate_interval``."""
+        """Return whether the first update is checked: in the first iteration, and every
+        ``gate_interval``.
+        """
         interval = self.config.loss.gate_interval
         return interval > 0 and (iteration - 1) % interval == 0
 
     def _by_step(self, work: UpdateWork, by_term: Tensor) -> Tensor:
         """Return `sums_by_step` over all replicas. Shape: (2 + values, steps)."""
-        steps = torch.cat([work.rollouts.trained_steps[rows, column] for rows, column in work.passes])
-        local = sums_by_step(by_term[:-1], by_term[-1], steps, len(work.rollouts.schedule.transitions))
+        steps = torch.cat(
+            [work.rollouts.trained_steps[rows, column] for rows, column in work.passes]
+        )
+        local = sums_by_step(
+            by_term[:-1], by_term[-1], steps, len(work.rollouts.schedule.transitions)
+        )
         gathered = gather_replicas(local, self.mesh)  # (replicas, 2 + values, steps)
         return torch.cat([gathered[:, :-1].sum(0), gathered[:, -1:].amax(0)])
 
     def _step(self, lr: float, sums: Tensor, deviations: Tensor, work: UpdateWork) -> float | None:
-        """Average, clip and apply the gradients; return the norm before clipping, or None if a rank has NaN or inf."""
+        """Average, clip and apply the gradients; return the norm before clipping, or None if a rank
+        has NaN or inf.
+        """
         average_gradients(self.policy.parameters, self.mesh, is_sharded=self.policy.is_sharded)
         grad_norm = clip_gradients(self.policy.parameters, self.config.optimizer.max_grad_norm)
         if math.isfinite(grad_norm) and sums.isfinite().all():
@@ -247,17 +298,28 @@ class PolicyUpdate:
 
 
 def _print_without_signal(iteration: int, *, skipped: int, with_kl_alone: int) -> None:
-    """Print how many updates had no reward to learn from: Adam and Muon would turn rounding into full steps."""
-    reason = "because the rewards of each group are equal; see advantage/zero_groups in docs/troubleshooting.md"
+    """Print how many updates had no reward to learn from: Adam and Muon would turn rounding into
+    full steps.
+    """
+    reason = (
+        "because the rewards of each group are equal; see advantage/zero_groups in "
+        "docs/troubleshooting.md"
+    )
     if skipped:
-        print(f"\niteration {iteration}: number of updates skipped: {skipped}, {reason}", file=sys.stderr, flush=True)
+        print(
+            f"\niteration {iteration}: number of updates skipped: {skipped}, {reason}",
+            file=sys.stderr,
+            flush=True,
+        )
     if with_kl_alone:
         count = f"number of updates that train the KL alone: {with_kl_alone}"
         print(f"\niteration {iteration}: {count}, {reason}", file=sys.stderr, flush=True)
 
 
 def kl_schedule(settings: TrustRegionSettings, strategy: str, warmup: float) -> KLScheduleSettings:
-    """Return the schedule of the KL coefficient, with a warm-up in updates; constant 0 without a trust region."""
+    """Return the schedule of the KL coefficient, with a warm-up in updates; constant 0 without a
+    trust region.
+    """
     if strategy == "none":
         return KLScheduleSettings(schedule="constant", minimum=0.0, maximum=0.0)
     return KLScheduleSettings(

@@ -5,10 +5,10 @@
     SIGTERM                                                         the same; under torchrun, exit at once
     Ctrl-C twice                                                    exit at once
 
-The ranks check for signals with a CPU collective before each step of a sampler and each pass of an update, so that all
-stop at the same one. After the first optimizer step of an iteration they do not check until its end, because the state
-before the iteration is gone. Under torchrun, SIGTERM may also mean that another rank has failed; saving would wait for
-that rank.
+The ranks check for signals with a CPU collective before each step of a sampler and each pass of an
+update, so that all stop at the same one. After the first optimizer step of an iteration they do not
+check until its end, because the state before the iteration is gone. Under torchrun, SIGTERM may
+also mean that another rank has failed; saving would wait for that rank.
 """
 
 import os
@@ -47,7 +47,10 @@ class PreemptionSignals:
             raise Stopped(f"stopped by {source}; resume with --resume_from_checkpoint latest")
 
     def all_ready(self, is_ready: bool) -> bool:
-        """Return whether every rank is ready. All ranks must call this repeatedly until then. Raises like `check`."""
+        """Return whether every rank is ready. All ranks must call this repeatedly until then.
+
+        Raises like `check`.
+        """
         self.check()
         return not any_rank(not is_ready, self.mesh)
 
@@ -56,6 +59,7 @@ class PreemptionSignals:
             os._exit(130)
         if self.received is None and self.mesh.is_main:
             write_to_stderr(
-                "\nstopping: the run saves a checkpoint after this pass; press Ctrl-C twice to exit at once\n"
+                "\nstopping: the run saves a checkpoint after this pass; press Ctrl-C twice to "
+                "exit at once\n"
             )
         self.received = signal.Signals(number).name

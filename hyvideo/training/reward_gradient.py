@@ -1,10 +1,12 @@
-"""Reward gradients: the loss term ``-weight mean R(decode(x0_hat))``, added to an objective on noise levels.
+"""Reward gradients: the loss term ``-weight mean R(decode(x0_hat))``, added to an objective on
+noise levels.
 
     latents at the reward step -> velocity -> x0_hat = x - sigma v -> decoder -> scorers -> weighted sum R
 
-The reward step is the last one of a rollout (DRaFT-1, Clark et al. 2023, arXiv:2309.17400) or a random one (ReFL, Xu et
-al. 2023, arXiv:2304.05977). The chain rule is applied in three parts, each of which frees its memory before the next:
-the gradient of R by the video, of the video by x0_hat, and of x0_hat by the weights, in the pass of the update.
+The reward step is the last one of a rollout (DRaFT-1, Clark et al. 2023, arXiv:2309.17400) or a
+random one (ReFL, Xu et al. 2023, arXiv:2304.05977). The chain rule is applied in three parts, each
+of which frees its memory before the next: the gradient of R by the video, of the video by x0_hat,
+and of x0_hat by the weights, in the pass of the update.
 """
 
 from collections.abc import Sequence
@@ -29,7 +31,8 @@ from hyvideo.training.objective import LevelObjective, Terms
 from hyvideo.training.on_policy_check import OffPolicyError
 from hyvideo.training.rollout_batch import Pass, RolloutBatch, RolloutIndex, select
 
-# Largest difference between a rollout's reward and that of the pass with gradient, if arithmetic is exact or rounded.
+# Largest difference between a rollout's reward and that of the pass with gradient, if arithmetic is
+# exact or rounded.
 EXACT_REWARD, ROUNDED_REWARD = 1e-3, 0.5
 
 
@@ -71,7 +74,13 @@ class RewardGradient:
             decoded = self.pipeline.decode_with_gradient(latents)
             rewards, by_video = self._of_videos(decoded.detach(), prompts)
             # Scaled to 1, because small gradients would become 0 in a VAE in float16.
-            scale = by_video.abs().flatten(1).amax(1).clamp(min=torch.finfo(torch.float32).tiny).view(-1, 1, 1, 1, 1)
+            scale = (
+                by_video.abs()
+                .flatten(1)
+                .amax(1)
+                .clamp(min=torch.finfo(torch.float32).tiny)
+                .view(-1, 1, 1, 1, 1)
+            )
             scaled = (by_video / scale).to(decoded.dtype)
             (by_latents,) = torch.autograd.grad(decoded, latents, scaled)
         by_latents = by_latents * scale
@@ -82,7 +91,9 @@ class RewardGradient:
         )
 
     def _of_videos(self, decoded: Tensor, prompts: list[str]) -> tuple[Tensor, Tensor]:
-        """Return rewards (videos,) and their gradients by decoded videos (videos, channels, frames, height, width)."""
+        """Return rewards (videos,) and their gradients by decoded videos (videos, channels, frames,
+        height, width).
+        """
         decoded = decoded.requires_grad_()
         with self.scorer.on_device():
             rewards = self.of_levels(to_levels(decoded.transpose(1, 2)), prompts)
@@ -93,7 +104,9 @@ class RewardGradient:
         return rewards.detach(), by_video.float()
 
     def of_levels(self, videos: Tensor, prompts: list[str]) -> Tensor:
-        """Return the weighted sum of the scores of videos with levels in [0, 255], with gradient. Shape: (videos,).
+        """Return the weighted sum of the scores of videos with levels in [0, 255], with gradient.
+
+        Shape: (videos,).
 
         Shape of the videos: float (videos, frames, channels, height, width).
         """
@@ -101,15 +114,25 @@ class RewardGradient:
         names = self.scorer.names
         for name, scorer in self.scorer.scorers.items():
             dimensions = contract.declared_dimensions(scorer)
-            weights = [self.scorer.weights.get(names.of(name, dimension), 0.0) for dimension in dimensions]
+            weights = [
+                self.scorer.weights.get(names.of(name, dimension), 0.0) for dimension in dimensions
+            ]
             if any(weights):
                 scores = contract.score_with_gradient(scorer, videos, prompts, fps=self.fps)
-                total = total + (scores.to(videos.device) @ scores.new_tensor(weights).to(videos.device)).float()
+                total = (
+                    total
+                    + (
+                        scores.to(videos.device) @ scores.new_tensor(weights).to(videos.device)
+                    ).float()
+                )
         return total
 
 
 def try_gradient(reward_gradient: RewardGradient, data: DataSettings, prompt: str) -> None:
-    """Score a video with gradient. Raises ValueError if a scorer returns other shapes or a detached score."""
+    """Score a video with gradient.
+
+    Raises ValueError if a scorer returns other shapes or a detached score.
+    """
     trial = synthetic_trial(data.sample_n_frames, data.height, data.width, data.fps)
     levels = trial.video[None].float().to(reward_gradient.pipeline.device).requires_grad_()
     with reward_gradient.scorer.on_device():
@@ -121,15 +144,18 @@ class RewardReference:
     """Values that the passes of an iteration compare the policy with."""
 
     inner: Any  # of the objective that the reward gradient is added to
-    anchor: Tensor | None = None  # anchor's velocities at the reward step, of all rows; None if not measured there
-    differences: list[Tensor] = field(default_factory=list)  # of rewards, () each; the first update adds them
+    # anchor's velocities at the reward step, of all rows; None if not measured there
+    anchor: Tensor | None = None
+    # of rewards, () each; the first update adds them
+    differences: list[Tensor] = field(default_factory=list)
 
 
 class WithRewardGradient(LevelObjective):
-    """An objective on noise levels with the reward gradient as one more column of each rollout, the last one.
+    """An objective on noise levels with the reward gradient as one more column of each rollout, the
+    last one.
 
-    Without noise levels (``nft_levels 0``), the KL to the anchor is measured at the reward step, in the same forward
-    pass.
+    Without noise levels (``nft_levels 0``), the KL to the anchor is measured at the reward step, in
+    the same forward pass.
     """
 
     uses_advantages = False  # the reward has a gradient also where all rewards of a group are equal
@@ -156,8 +182,13 @@ class WithRewardGradient(LevelObjective):
 
     # What it trains on.
 
-    def draw(self, schedule: Schedule, iteration: int, indices: list[RolloutIndex], count: int) -> Tensor:
-        """Return the objective's noise levels and that of the reward step. Shape: (rollouts, count + 1)."""
+    def draw(
+        self, schedule: Schedule, iteration: int, indices: list[RolloutIndex], count: int
+    ) -> Tensor:
+        """Return the objective's noise levels and that of the reward step.
+
+        Shape: (rollouts, count + 1).
+        """
         levels = self.inner.draw(schedule, iteration, indices, count)
         steps = [self.reward_step(len(schedule.transitions), iteration, index) for index in indices]
         of_reward = torch.tensor([[schedule.levels[step]] for step in steps], dtype=torch.float32)
@@ -167,7 +198,9 @@ class WithRewardGradient(LevelObjective):
         """Return the step whose x0_hat is scored."""
         if self.config.loss.reward_gradient_step == "last":
             return num_steps - 1
-        random = generator(self.config.data.seed, "reward step", iteration, index.group, index.member)
+        random = generator(
+            self.config.data.seed, "reward step", iteration, index.group, index.member
+        )
         return int(random.integers(num_steps))
 
     def prediction(self, rollouts: RolloutBatch, rows: list[int], column: int) -> Tensor:
@@ -183,7 +216,10 @@ class WithRewardGradient(LevelObjective):
         return replace(rollouts, trained_steps=rollouts.trained_steps[:, :-1])
 
     def _latents(self, rollouts: RolloutBatch, rows: list[int]) -> Tensor:
-        """Return the latents before the reward step. Shape: (rows, channels, frames, height, width)."""
+        """Return the latents before the reward step.
+
+        Shape: (rows, channels, frames, height, width).
+        """
         return select(rollouts.trajectories.latents, rows, self._steps(rollouts, rows))
 
     def _steps(self, rollouts: RolloutBatch, rows: list[int]) -> list[int]:
@@ -193,7 +229,9 @@ class WithRewardGradient(LevelObjective):
     # Before the updates of an iteration.
 
     def prepare(self, rollouts: RolloutBatch) -> RewardReference:
-        """Return the objective's reference and, without noise levels, the anchor's velocities at the reward step."""
+        """Return the objective's reference and, without noise levels, the anchor's velocities at
+        the reward step.
+        """
         reference = self.inner.prepare(self._of_inner(rollouts))
         self.cache_levels(rollouts)
         anchor = self.policy.anchor
@@ -213,12 +251,17 @@ class WithRewardGradient(LevelObjective):
         *,
         kl_coefficient: float,
     ) -> Terms:
-        """Return the terms of the objective or of the reward, weighted so that the mean over all columns is the sum of
-        the means over their own columns."""
+        """Return the terms of the objective or of the reward, weighted so that the mean over all
+        columns is the sum of the means over their own columns.
+        """
         num_levels = self._num_levels(rollouts)
         if column == num_levels:
-            return self._reward_terms(rollouts, reference, rows, column, kl_coefficient=kl_coefficient)
-        found = self.inner.terms(self._of_inner(rollouts), reference.inner, rows, column, kl_coefficient=kl_coefficient)
+            return self._reward_terms(
+                rollouts, reference, rows, column, kl_coefficient=kl_coefficient
+            )
+        found = self.inner.terms(
+            self._of_inner(rollouts), reference.inner, rows, column, kl_coefficient=kl_coefficient
+        )
         scale = (num_levels + 1) / num_levels
         zeros = torch.zeros_like(found.kl)
         return Terms(
@@ -240,12 +283,16 @@ class WithRewardGradient(LevelObjective):
     ) -> Terms:
         sample = self._latents(rollouts, rows)
         velocity = self.velocity_at(rollouts, rows, column, sample)
-        sigma = filled(rollouts.trained_steps[rows, column].tolist(), sample.device).view(-1, 1, 1, 1, 1)
+        sigma = filled(rollouts.trained_steps[rows, column].tolist(), sample.device).view(
+            -1, 1, 1, 1, 1
+        )
         denoised = sample - sigma * velocity
         rewards, gradients = self._rewards(rollouts, rows, denoised.detach())
         self._compare(rollouts, reference, rows, rewards)
         # Linear in x0_hat, with the value and the gradient of the reward.
-        reward = rewards.nan_to_num(0.0) + (gradients * (denoised - denoised.detach())).flatten(1).sum(1)
+        reward = rewards.nan_to_num(0.0) + (gradients * (denoised - denoised.detach())).flatten(
+            1
+        ).sum(1)
         position = torch.zeros_like(rewards)
         velocity_norm = torch.zeros_like(rewards)
         if reference.anchor is not None:
@@ -280,8 +327,11 @@ class WithRewardGradient(LevelObjective):
 
     # Checks.
 
-    def _compare(self, rollouts: RolloutBatch, reference: RewardReference, rows: list[int], rewards: Tensor) -> None:
-        """Record how much the rewards of a pass differ from those of the rollouts, where both decode the same latents.
+    def _compare(
+        self, rollouts: RolloutBatch, reference: RewardReference, rows: list[int], rewards: Tensor
+    ) -> None:
+        """Record how much the rewards of a pass differ from those of the rollouts, where both
+        decode the same latents.
 
         The last step of an ODE ends at x0_hat.
         """
@@ -291,7 +341,9 @@ class WithRewardGradient(LevelObjective):
             return
         for row, step, reward in zip(rows, steps, rewards):
             if step == last and row in rollouts.rewards:
-                reference.differences.append((reward.nan_to_num(0.0) - rollouts.rewards[row].total).abs())
+                reference.differences.append(
+                    (reward.nan_to_num(0.0) - rollouts.rewards[row].total).abs()
+                )
 
     def check_fresh(
         self,
@@ -302,23 +354,31 @@ class WithRewardGradient(LevelObjective):
         deviations: list[Tensor],
         iteration: int,
     ) -> None:
-        """Check the objective, and raise OffPolicyError, on all ranks together, if the reward with gradient differs
-        from that of the rollout."""
+        """Check the objective, and raise OffPolicyError, on all ranks together, if the reward with
+        gradient differs from that of the rollout.
+        """
         num_levels = self._num_levels(rollouts)
         if num_levels:
             own = [each for each in passes if each.column < num_levels]
-            self.inner.check_fresh(self._of_inner(rollouts), reference.inner, own, losses, deviations, iteration)
+            self.inner.check_fresh(
+                self._of_inner(rollouts), reference.inner, own, losses, deviations, iteration
+            )
         else:
             super().check_fresh(rollouts, reference, passes, losses, deviations, iteration)
         found = [each for each in reference.differences if each.isfinite()]
-        largest = torch.stack(found).amax() if found else torch.zeros((), device=self.pipeline.device)
+        largest = (
+            torch.stack(found).amax() if found else torch.zeros((), device=self.pipeline.device)
+        )
         largest = gather_ranks(largest.float(), self.mesh).amax().item()
         limit = EXACT_REWARD if self.config.model.dtype == "fp32" else ROUNDED_REWARD
         if largest > limit:
             raise OffPolicyError(
-                f"iteration {iteration}: the reward with gradient differs from the reward of the rollout by "
-                f"{largest:.3g}, above {limit:g}, although the policy is still the rollout policy; score and "
-                "score_with_gradient of a scorer return different values, or its random numbers differ"
+                f"iteration {iteration}: the reward with gradient differs from the reward of the "
+                "rollout by "
+                f"{largest:.3g}, above {limit:g}, although the policy is still the rollout "
+                "policy; score and "
+                "score_with_gradient of a scorer return different values, or its random numbers "
+                "differ"
             )
 
     def check_moved(self, deviation: float, iteration: int) -> None:

@@ -1,4 +1,6 @@
-"""Rewards of a run: creating and checking the scorers, computing advantages, and counting missing rewards."""
+"""Rewards of a run: creating and checking the scorers, computing advantages, and counting missing
+rewards.
+"""
 
 import math
 import os
@@ -29,14 +31,24 @@ from hyvideo.training.rollout_collector import PendingRewards
 
 
 class TooManyMissingRewards(RuntimeError):
-    """More rewards of an iteration are missing than ``max_missing_fraction`` allows; the policy was not changed."""
+    """More rewards of an iteration are missing than ``max_missing_fraction`` allows; the policy was
+    not changed.
+    """
 
 
 class GroupRewards:
-    """Collects the rewards of an iteration and computes advantages within groups, over all replicas."""
+    """Collects the rewards of an iteration and computes advantages within groups, over all
+    replicas.
+    """
 
     def __init__(
-        self, settings: RewardSettings, scorer: AsyncScorer, mesh: Mesh, *, group_size: int, num_rollouts: int
+        self,
+        settings: RewardSettings,
+        scorer: AsyncScorer,
+        mesh: Mesh,
+        *,
+        group_size: int,
+        num_rollouts: int,
     ):
         self.mesh, self.scorer, self.num_rollouts = mesh, scorer, num_rollouts
         self.group_size, self.clip = group_size, settings.advantage_clip
@@ -44,14 +56,20 @@ class GroupRewards:
         self.weight = 0.0 if settings.ignore_rewards else 1.0
         self.max_missing_fraction = settings.max_missing_fraction
 
-    def wait(self, pending: PendingRewards, may_end: Callable[[bool], bool] = bool) -> dict[int, Reward]:
-        """Wait for this rank's rewards and return them by row; ``may_end`` as in `AsyncScorer.collect`."""
+    def wait(
+        self, pending: PendingRewards, may_end: Callable[[bool], bool] = bool
+    ) -> dict[int, Reward]:
+        """Wait for this rank's rewards and return them by row; ``may_end`` as in
+        `AsyncScorer.collect`.
+        """
         return dict(zip(pending.videos, self.scorer.collect(pending.batches, may_end)))
 
     def advantages(
         self, indices: Sequence[RolloutIndex], rewards: dict[int, Reward]
     ) -> tuple[Tensor, dict[str, float | list[float]]]:
-        """Return this replica's advantages, shape (rollouts,), and the reward metrics; ``rewards`` are by row."""
+        """Return this replica's advantages, shape (rollouts,), and the reward metrics; ``rewards``
+        are by row.
+        """
         numbers = [index.number(self.group_size) for index in indices]
         local = {numbers[row]: reward for row, reward in rewards.items()}
         dimensions, in_order = merge_rewards(local, self.num_rollouts, self.mesh)
@@ -61,46 +79,74 @@ class GroupRewards:
         if self.is_normalized and not absent:  # if a dimension is absent, all rewards are missing
             scores = in_order[:, [1 + dimensions.index(name) for name in weights]]
             scores[~totals.isfinite()] = math.nan
-            totals = normalized_rewards(scores, scores.new_tensor([*weights.values()]), self.group_size)
+            totals = normalized_rewards(
+                scores, scores.new_tensor([*weights.values()]), self.group_size
+            )
         advantages = group_advantages(totals, self.group_size, clip=self.clip) * self.weight
         metrics = reward_metrics(in_order, advantages, self.group_size, dimensions)
-        metrics |= overall({name: metrics[f"reward/{name}"] for name in dimensions}, "reward/Overall")
+        metrics |= overall(
+            {name: metrics[f"reward/{name}"] for name in dimensions}, "reward/Overall"
+        )
         return advantages[numbers].float(), metrics
 
     def check_failed_rewards(
-        self, metrics: dict[str, float], rewards: dict[int, Reward], iteration: int, *, divergence: str = ""
+        self,
+        metrics: dict[str, float],
+        rewards: dict[int, Reward],
+        iteration: int,
+        *,
+        divergence: str = "",
     ) -> None:
-        """Warn of missing rewards, or raise TooManyMissingRewards on all ranks if there are too many.
-        The error includes ``divergence`` if videos contain NaN."""
+        """Warn of missing rewards, or raise TooManyMissingRewards on all ranks if there are too
+        many. The error includes ``divergence`` if videos contain NaN.
+        """
         missing = metrics["reward/missing"]
         if not missing:
             return
         local = next((reward.reason for reward in rewards.values() if reward.reason), None)
         reason = first_reason(local, self.mesh) or "no reason given"
-        summary = f"{missing:.0f} of {self.num_rollouts} rewards of iteration {iteration} are missing"
+        summary = (
+            f"{missing:.0f} of {self.num_rollouts} rewards of iteration {iteration} are missing"
+        )
         if missing > self.max_missing_fraction * self.num_rollouts:
             raise TooManyMissingRewards(
-                f"{summary}, more than max_missing_fraction {self.max_missing_fraction} allows; the policy was not "
-                f"changed. First reason: {reason}{f'. {divergence}' if reason == NOT_FINITE else ''}"
+                f"{summary}, more than max_missing_fraction {self.max_missing_fraction} allows; "
+                "the policy was not "
+                "changed. First reason: "
+                f"{reason}{f'. {divergence}' if reason == NOT_FINITE else ''}"
             )
         if self.mesh.is_main:
             print(f"\n{summary}; first reason: {reason}", file=sys.stderr, flush=True)
 
 
-def merge_rewards(local: dict[int, Reward], num_rewards: int, mesh: Mesh) -> tuple[list[str], Tensor]:
-    """Return the names of the dimensions that any rank's scorers returned, and the rewards of all ranks in order.
+def merge_rewards(
+    local: dict[int, Reward], num_rewards: int, mesh: Mesh
+) -> tuple[list[str], Tensor]:
+    """Return the names of the dimensions that any rank's scorers returned, and the rewards of all
+    ranks in order.
 
     Shape: (num_rewards, 1 + dimensions), float64: the total and each dimension, NaN where missing.
     """
-    scores = {row: {k: v for k, v in r.scores.items() if isinstance(v, int | float)} for row, r in local.items()}
+    scores = {
+        row: {k: v for k, v in r.scores.items() if isinstance(v, int | float)}
+        for row, r in local.items()
+    }
     found = {*chain(*all_objects([*chain(*scores.values())], mesh))} - {OVERALL}
     names = [*filter(found.__contains__, DIMENSIONS), *sorted(found - {*DIMENSIONS})]
-    rows = {row: [reward.total, *(scores[row].get(name, math.nan) for name in names)] for row, reward in local.items()}
+    rows = {
+        row: [reward.total, *(scores[row].get(name, math.nan) for name in names)]
+        for row, reward in local.items()
+    }
     return names, merge_rows(rows, num_rewards, 1 + len(names), mesh)
 
 
-def make_async_scorer(config: Config, device: torch.device, scorers: dict[str, Scorer] | None = None) -> AsyncScorer:
-    """Return the scorer of a run, from ``scorers`` or the settings. Raises ValueError for invalid options."""
+def make_async_scorer(
+    config: Config, device: torch.device, scorers: dict[str, Scorer] | None = None
+) -> AsyncScorer:
+    """Return the scorer of a run, from ``scorers`` or the settings.
+
+    Raises ValueError for invalid options.
+    """
     settings, options = config.reward, reward_options(config.reward)
     make = partial(
         AsyncScorer,
@@ -114,15 +160,23 @@ def make_async_scorer(config: Config, device: torch.device, scorers: dict[str, S
     def load(names: Sequence[str]) -> dict[str, Scorer]:
         loaded = {}
         for name in names:
-            with chdir(os.getcwd()):  # restores the working directory, which a constructor may change
-                loaded[name] = make_scorer(name, config.model.pretrained_model_root, device=device, **options[name])
+            # restores the working directory, which a constructor may change
+            with chdir(os.getcwd()):
+                loaded[name] = make_scorer(
+                    name, config.model.pretrained_model_root, device=device, **options[name]
+                )
         return loaded
 
     measuring = settings.held_out_reward_model if config.data.valid_video_csv else []
     held_out = make(load(measuring), {}, offload=True, is_held_out=True) if measuring else None
     if scorers is None:
-        scorers = _remote_scorer(settings) if settings.remote_reward_url else load(settings.reward_model)
-    weights = {REFERENCE_SCORERS.get(name, name): value for name, value in config.given_reward_weights.items()}
+        scorers = (
+            _remote_scorer(settings) if settings.remote_reward_url else load(settings.reward_model)
+        )
+    weights = {
+        REFERENCE_SCORERS.get(name, name): value
+        for name, value in config.given_reward_weights.items()
+    }
     return make(scorers, weights, offload=settings.reward_offload, held_out=held_out)
 
 
@@ -135,10 +189,18 @@ def _remote_scorer(settings: RewardSettings) -> dict[str, Scorer]:
 
 
 def try_scorers(scorer: AsyncScorer, data: DataSettings, prompt: str) -> None:
-    """Check the scorers on a video of the run's size. Raises ValueError if one fails, and warns of other problems."""
+    """Check the scorers on a video of the run's size.
+
+    Raises ValueError if one fails, and warns of other problems.
+    """
     trial = synthetic_trial(data.sample_n_frames, data.height, data.width, data.fps)
-    # A single scorer must return every weighted dimension; with several, each must return the dimensions it declares.
-    needed = [name for name, weight in scorer.weights.items() if weight] if len(scorer.scorers) == 1 else None
+    # A single scorer must return every weighted dimension; with several, each must return the
+    # dimensions it declares.
+    needed = (
+        [name for name, weight in scorer.weights.items() if weight]
+        if len(scorer.scorers) == 1
+        else None
+    )
     returned: dict[str, str] = {}  # scorer by name of a score
     for name, model in scorer.scorers.items():
         tested = ScorerUnderTest(model, Trial(trial.video, prompt, data.fps), dimensions=needed)
@@ -146,20 +208,31 @@ def try_scorers(scorer: AsyncScorer, data: DataSettings, prompt: str) -> None:
             checks = run_checks(tested, quick=True)
         problems = "\n".join(lines([check for check in checks if check.state != "ok"]))
         if has_failed(checks):
-            raise ValueError(f"reward {name} failed its check; repeat it with scripts.check_reward:\n{problems}")
+            raise ValueError(
+                f"reward {name} failed its check; repeat it with scripts.check_reward:\n{problems}"
+            )
         if problems:
             warnings.warn(f"reward {name}:\n{problems}", stacklevel=2)
         for score in scorer.names.renamed(name, tested.clean_scores):
             if returned.setdefault(score, name) != name:
                 both = f"{returned[score]} and {name}"
-                raise ValueError(f"rewards {both} both return {score}; declare it in `dimensions`, or rename it")
-    if absent := [name for name, weight in scorer.weights.items() if weight and name not in returned]:
+                raise ValueError(
+                    f"rewards {both} both return {score}; declare it in `dimensions`, or rename it"
+                )
+    if absent := [
+        name for name, weight in scorer.weights.items() if weight and name not in returned
+    ]:
         got = ", ".join(returned)
-        raise ValueError(f"reward_weights must name scores of the scorers, {got}, got {', '.join(absent)}")
+        raise ValueError(
+            f"reward_weights must name scores of the scorers, {got}, got {', '.join(absent)}"
+        )
 
 
 def try_held_out(scorer: AsyncScorer, data: DataSettings, prompt: str) -> None:
-    """Call the held-out methods of all scorers as a validation does. Raises ValueError if one cannot be used."""
+    """Call the held-out methods of all scorers as a validation does.
+
+    Raises ValueError if one cannot be used.
+    """
     trial = synthetic_trial(data.sample_n_frames, data.height, data.width, data.fps)
     videos = [trial.video, noisy(trial.video)]
     for method in (scorer.held_out_each, scorer.held_out):

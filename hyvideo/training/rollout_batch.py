@@ -33,7 +33,9 @@ class RolloutIndex:
 
 
 class Pass(NamedTuple):
-    """One training forward and backward pass over some rollouts, each at one of its trained steps or noise levels."""
+    """One training forward and backward pass over some rollouts, each at one of its trained steps
+    or noise levels.
+    """
 
     rows: list[int]  # of `RolloutBatch`; empty if this replica has fewer rollouts than others
     column: int  # of `RolloutBatch.trained_steps`
@@ -41,17 +43,21 @@ class Pass(NamedTuple):
 
 @dataclass(frozen=True)
 class RolloutBatch:
-    """Rollouts of this replica, one row each: ``rollouts`` is the first dimension of lists and tensors."""
+    """Rollouts of this replica, one row each: ``rollouts`` is the first dimension of lists and
+    tensors.
+    """
 
     indices: list[RolloutIndex]  # group and member of each rollout
     prompts: list[str]  # equal within a group
     conditions: Conditions  # encoded prompts
     trajectories: Trajectories  # latents and log-probabilities
     schedule: Schedule  # with which they were sampled
-    trained_steps: Tensor  # (rollouts, columns), steps or noise levels as the objective draws them; on the CPU
+    # (rollouts, columns), steps or noise levels as the objective draws them; on the CPU
+    trained_steps: Tensor
     anchor_columns: list[int] = field(default_factory=list)  # columns whose position KL is measured
     iteration: int = 0  # counted from 1
-    rewards: dict[int, Reward] = field(default_factory=dict)  # by row, for the rows that this rank scored
+    # by row, for the rows that this rank scored
+    rewards: dict[int, Reward] = field(default_factory=dict)
     advantages: Tensor = torch.empty(0)  # (rollouts,), NaN for rollouts that the loss excludes
     weights: Tensor = torch.empty(0)  # (rollouts,), of rated pairs in the loss; empty for rollouts
 
@@ -67,16 +73,26 @@ class RolloutBatch:
         return replace(self, rewards=rewards, advantages=advantages)
 
     def updates_of_rows(self, num_updates: int) -> list[int]:
-        """Return the update of each row. Updates alternate over groups, so that all replicas have work."""
+        """Return the update of each row.
+
+        Updates alternate over groups, so that all replicas have work.
+        """
         return [(index.group + self.iteration) % num_updates for index in self.indices]
 
     def rows_of_update(self, update: int, num_updates: int) -> list[int]:
         """Return the scored rows of an update."""
         is_scored = self.advantages.isfinite().tolist()
-        return [row for row, of in enumerate(self.updates_of_rows(num_updates)) if is_scored[row] and of == update]
+        return [
+            row
+            for row, of in enumerate(self.updates_of_rows(num_updates))
+            if is_scored[row] and of == update
+        ]
 
     def replay(self, pipeline: GRPOPipeline, rows: list[int], steps: Tensor) -> Step:
-        """Recompute each row's transition at its step under the current weights. ``steps``: (rows,), on the CPU."""
+        """Recompute each row's transition at its step under the current weights.
+
+        ``steps``: (rows,), on the CPU.
+        """
         latents = self.trajectories.latents
         return pipeline.replay(
             select(latents, rows, steps),
@@ -88,7 +104,9 @@ class RolloutBatch:
 
 
 def select(values: Tensor, *indices: list[int] | Tensor) -> Tensor:
-    """Return ``values[indices]`` for indices on the CPU, without copying them to a GPU or synchronizing with it."""
+    """Return ``values[indices]`` for indices on the CPU, without copying them to a GPU or
+    synchronizing with it.
+    """
     lists = (each.tolist() if isinstance(each, Tensor) else each for each in indices)
     return torch.stack([values[index] for index in zip(*lists, strict=True)])
 
@@ -99,7 +117,10 @@ def chunks(values: Sequence[T], size: int) -> list[list[T]]:
 
 
 def indices_of_replica(settings: RolloutSettings, mesh: Mesh, batch: int) -> list[RolloutIndex]:
-    """Return the indices of this replica's rollouts in a batch. Consecutive rollouts share a group."""
+    """Return the indices of this replica's rollouts in a batch.
+
+    Consecutive rollouts share a group.
+    """
     size, group_size = settings.batch_size, settings.num_generations
     first = (batch * mesh.num_replicas + mesh.replica) * size
     return [RolloutIndex(*divmod(number, group_size)) for number in range(first, first + size)]
@@ -107,7 +128,10 @@ def indices_of_replica(settings: RolloutSettings, mesh: Mesh, batch: int) -> lis
 
 @dataclass(frozen=True)
 class RolloutNoise:
-    """Random draws for rollouts. Each depends only on the seed and its arguments, so every rank can reproduce it."""
+    """Random draws for rollouts.
+
+    Each depends only on the seed and its arguments, so every rank can reproduce it.
+    """
 
     seed: int
     shape: tuple[int, ...]  # latents of one rollout
@@ -119,12 +143,20 @@ class RolloutNoise:
         return normal(self.shape, self.seed, "initial noise", iteration, index.group, member)
 
     def for_renoising(self, iteration: int, index: RolloutIndex, column: int) -> Tensor:
-        """Return the noise that re-noises a rollout to its noise level in ``column``. Shape: ``shape``."""
-        return normal(self.shape, self.seed, "new noise", iteration, index.group, index.member, column)
+        """Return the noise that re-noises a rollout to its noise level in ``column``.
 
-    def levels(self, iteration: int, indices: list[RolloutIndex], count: int, shift: float) -> Tensor:
-        """Return noise levels in (0, 1): one from each of ``count`` equal intervals, shifted like the schedule, in
-        random order. Shape: (rollouts, count)."""
+        Shape: ``shape``.
+        """
+        return normal(
+            self.shape, self.seed, "new noise", iteration, index.group, index.member, column
+        )
+
+    def levels(
+        self, iteration: int, indices: list[RolloutIndex], count: int, shift: float
+    ) -> Tensor:
+        """Return noise levels in (0, 1): one from each of ``count`` equal intervals, shifted like
+        the schedule, in random order. Shape: (rollouts, count).
+        """
 
         def draw(index: RolloutIndex) -> list[float]:
             random = generator(self.seed, "noise levels", iteration, index.group, index.member)
@@ -134,21 +166,34 @@ class RolloutNoise:
         return torch.tensor([draw(index) for index in indices])
 
     def anchor_columns(self, iteration: int, num_columns: int, count: int) -> list[int]:
-        """Return the columns whose position KL an iteration measures; the same for all rollouts and ranks."""
+        """Return the columns whose position KL an iteration measures; the same for all rollouts and
+        ranks.
+        """
         return sorted(permutation(num_columns, self.seed, "anchor turns", iteration)[:count])
 
     def for_step(self, iteration: int, index: RolloutIndex, step: int) -> Tensor:
         """Return the noise of one denoising step of a rollout. Shape: ``shape``."""
-        return normal(self.shape, self.seed, "step noise", iteration, index.group, index.member, step)
+        return normal(
+            self.shape, self.seed, "step noise", iteration, index.group, index.member, step
+        )
 
 
 def timestep_permutations(
-    loss: LossSettings, data: DataSettings, iteration: int, indices: list[RolloutIndex], steps: list[int], count: int
+    loss: LossSettings,
+    data: DataSettings,
+    iteration: int,
+    indices: list[RolloutIndex],
+    steps: list[int],
+    count: int,
 ) -> Tensor:
-    """Return the trained steps of each rollout, in the order of training. Shape: (rollouts, count)."""
+    """Return the trained steps of each rollout, in the order of training.
+
+    Shape: (rollouts, count).
+    """
     if not loss.enable_timestep_permutation:
         return torch.tensor([steps[:count]] * len(indices))
     orders = [
-        permutation(len(steps), data.seed, "visiting order", iteration, index.group, index.member) for index in indices
+        permutation(len(steps), data.seed, "visiting order", iteration, index.group, index.member)
+        for index in indices
     ]
     return torch.tensor([[steps[i] for i in order[:count]] for order in orders])

@@ -1,4 +1,6 @@
-"""Sampling of rollouts: a batch is scored in the background while the next one is sampled, or after all of them."""
+"""Sampling of rollouts: a batch is scored in the background while the next one is sampled, or after
+all of them.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,7 +30,8 @@ from hyvideo.training.rollout_batch import RolloutBatch, RolloutIndex, indices_o
 class PendingRewards:
     """Videos that this rank has decoded and their pending rewards, in the same order."""
 
-    videos: dict[int, Tensor | None] = field(default_factory=dict)  # by row; None if it contains NaN or inf
+    # by row; None if it contains NaN or inf
+    videos: dict[int, Tensor | None] = field(default_factory=dict)
     batches: list[PendingBatch] = field(default_factory=list)
 
 
@@ -48,7 +51,8 @@ class RolloutCollector:
         plan: Plan,  # prompts per iteration and trained steps per rollout
         schedule: Schedule,  # of the rollouts, regardless of an SDE window
         cost: Cost,  # counts forward passes and FLOPs
-        check: Callable[[], None] = lambda: None,  # called before each batch on all ranks; raises to stop the run
+        # called before each batch on all ranks; raises to stop the run
+        check: Callable[[], None] = lambda: None,
     ):
         self.config = config
         self.mesh = mesh
@@ -66,7 +70,9 @@ class RolloutCollector:
         self.window = parse_window(config.rollout.sde_window, len(schedule.stochastic_steps))
 
     def collect(self, iteration: int, timer: StageTimer) -> tuple[RolloutBatch, PendingRewards]:
-        """Sample an iteration; return its rollouts, without advantages, and this rank's videos and pending rewards."""
+        """Sample an iteration; return its rollouts, without advantages, and this rank's videos and
+        pending rewards.
+        """
         schedule = self.schedule_of(iteration)
         indices = self.indices()
         requests = self.requests_of(iteration, indices)
@@ -75,7 +81,8 @@ class RolloutCollector:
             conditions = self.encoder(requests, **size).to(self.pipeline.device)
         self.cost.start(round(fmean(len(sample.text) for sample in conditions.samples)))
         prompts = [request.prompt for request in requests]
-        # With a guidance interval, all FSDP ranks must train the same step at the same time, to make the same calls.
+        # With a guidance interval, all FSDP ranks must train the same step at the same time, to
+        # make the same calls.
         is_guided = max(self.config.rollout.cfg_scale, self.config.anchor_cfg_scale) > 1
         has_shared_order = self.config.rollout.guidance_interval and is_guided
         order_of = [RolloutIndex(0, 0)] * len(indices) if has_shared_order else indices
@@ -92,7 +99,9 @@ class RolloutCollector:
             trajectories,
             schedule,
             trained,
-            anchor_columns=self.noise.anchor_columns(iteration, count, self.plan.num_anchor_steps) if count else [],
+            anchor_columns=self.noise.anchor_columns(iteration, count, self.plan.num_anchor_steps)
+            if count
+            else [],
             iteration=iteration,
         )
         return rollouts, pending
@@ -102,13 +111,19 @@ class RolloutCollector:
         if self.window is None:
             return self.schedule
         random = generator(self.config.data.seed, "sde window", iteration)
-        steps = self.window.steps(self.schedule.stochastic_steps, iteration, lambda count: int(random.integers(count)))
+        steps = self.window.steps(
+            self.schedule.stochastic_steps, iteration, lambda count: int(random.integers(count))
+        )
         return self.schedule.with_noise_only_at(steps)
 
     def indices(self) -> list[RolloutIndex]:
         """Return the indices of this replica's rollouts in an iteration."""
         batches = range(self.config.rollout.gradient_accumulation_steps)
-        return [index for batch in batches for index in indices_of_replica(self.config.rollout, self.mesh, batch)]
+        return [
+            index
+            for batch in batches
+            for index in indices_of_replica(self.config.rollout, self.mesh, batch)
+        ]
 
     def requests_of(self, iteration: int, indices: list[RolloutIndex]) -> list[Request]:
         prompts = self.order.indices(iteration)
@@ -123,7 +138,10 @@ class RolloutCollector:
         *,
         mean_steps: Tensor | None = None,
     ) -> Trajectories:
-        """Sample a batch of rollouts, which does not affect their noise. ``mean_steps``: (rollouts, trained steps)."""
+        """Sample a batch of rollouts, which does not affect their noise.
+
+        ``mean_steps``: (rollouts, trained steps).
+        """
 
         def stack(parts: list[Tensor]) -> Tensor:
             return to_device(torch.stack(parts), self.pipeline.device)
@@ -147,7 +165,9 @@ class RolloutCollector:
         mean_steps: Tensor | None,
         timer: StageTimer,
     ) -> tuple[Trajectories, PendingRewards]:
-        """Sample batches and submit them for scoring, each at once, or all at the end (``scores_between_stages``)."""
+        """Sample batches and submit them for scoring, each at once, or all at the end
+        (``scores_between_stages``).
+        """
         rollout = self.config.rollout
         parts, unscored, pending = [], [], PendingRewards()
         starts = range(0, len(indices), rollout.batch_size)
@@ -157,7 +177,11 @@ class RolloutCollector:
             batch_steps = None if mean_steps is None else mean_steps[rows]
             with timer("rollout", f"batch {number}/{len(starts)}"):
                 batch = [indices[row] for row in rows]
-                parts.append(self.sample(iteration, schedule, batch, conditions.select(rows), mean_steps=batch_steps))
+                parts.append(
+                    self.sample(
+                        iteration, schedule, batch, conditions.select(rows), mean_steps=batch_steps
+                    )
+                )
                 self.cost.add(len(rows) * self.pipeline.num_forwards(schedule.timesteps))
             share = self.mesh.rank_share(rows)
             if not share or not self.objective.needs_rewards:

@@ -1,6 +1,7 @@
 """Recording of rollouts: all scores, some videos, and every video without a reward.
 
-The noise of an entry in scores.json follows from ``seed``, ``iteration``, ``group`` and ``member`` (`RolloutNoise`).
+The noise of an entry in scores.json follows from ``seed``, ``iteration``, ``group`` and ``member``
+(`RolloutNoise`).
 """
 
 from pathlib import Path
@@ -12,12 +13,20 @@ from hyvideo.data.run_folder import ROLLOUTS, claim
 from hyvideo.distributed.collectives import all_objects
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.records.metrics import MetricsWriter
-from hyvideo.records.run_files import evenly_spaced, score_entry, warn_if_unwritable, write_json, write_videos
+from hyvideo.records.run_files import (
+    evenly_spaced,
+    score_entry,
+    warn_if_unwritable,
+    write_json,
+    write_videos,
+)
 from hyvideo.training.rollout_batch import RolloutBatch
 
 
 class RolloutRecorder:
-    """Writes rollouts/<iteration>/ every ``log_video_interval`` iterations and whenever a reward is missing."""
+    """Writes rollouts/<iteration>/ every ``log_video_interval`` iterations and whenever a reward is
+    missing.
+    """
 
     def __init__(
         self,
@@ -46,7 +55,10 @@ class RolloutRecorder:
         num_missing: float,  # missing rewards over all ranks
         writer: MetricsWriter | None,  # on the main rank, which also logs the videos
     ) -> None:
-        """Write those of this rank's ``videos`` (by row) that are due or unscored, and all scores. Collective."""
+        """Write those of this rank's ``videos`` (by row) that are due or unscored, and all scores.
+
+        Collective.
+        """
         is_due = self.interval and iteration % self.interval == 0
         if not self.interval or not (is_due or num_missing):
             return
@@ -70,7 +82,12 @@ class RolloutRecorder:
                 writer.add_video(f"rollout/{row}", folder / file, iteration)
 
     def _write_scores(
-        self, folder: Path, iteration: int, rollouts: RolloutBatch, numbers: dict[int, int], files: dict[int, str]
+        self,
+        folder: Path,
+        iteration: int,
+        rollouts: RolloutBatch,
+        numbers: dict[int, int],
+        files: dict[int, str],
     ) -> None:
         entries = [
             score_entry(
@@ -87,7 +104,9 @@ class RolloutRecorder:
         ]
         gathered = all_objects(entries, self.mesh)
         if self.mesh.is_main:
-            in_order = sorted((entry for part in gathered for entry in part), key=lambda entry: entry["number"])
+            in_order = sorted(
+                (entry for part in gathered for entry in part), key=lambda entry: entry["number"]
+            )
             with warn_if_unwritable(f"SCORES OF {folder}"):
                 claim(folder, self.run_id)
                 write_json(folder / "scores.json", in_order)

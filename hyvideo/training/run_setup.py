@@ -130,7 +130,9 @@ def build_run(
     is_scored = config.scores_rollouts or bool(validated)
     scorer = make_async_scorer(config, device, scorers if is_scored else {})
     scored = requests if config.scores_rollouts else []
-    scorer.check_prompts([request.prompt for request in scored], [request.prompt for request in validated])
+    scorer.check_prompts(
+        [request.prompt for request in scored], [request.prompt for request in validated]
+    )
     if config.reward.check_reward and scorers is None and is_scored:
         _try_rewards(scorer, config, requests, validated)
 
@@ -305,7 +307,9 @@ def _checkpoint_writer(
     )
 
 
-def _try_rewards(scorer: AsyncScorer, config: Config, requests: list[Request], validated: list[Request]) -> None:
+def _try_rewards(
+    scorer: AsyncScorer, config: Config, requests: list[Request], validated: list[Request]
+) -> None:
     """Check the scorers, and those of held-out metrics, on a video of the run's size."""
     try_scorers(scorer, config.data, requests[0].prompt)
     if scorer.held_out_scorers:

@@ -1,6 +1,7 @@
 """State of a run: the contents of a checkpoint, and the settings that may change on resume.
 
-Settings that affect rollouts, rewards, loss or updates may change only with ``allow_changed_settings``.
+Settings that affect rollouts, rewards, loss or updates may change only with
+``allow_changed_settings``.
 """
 
 import hashlib
@@ -33,7 +34,9 @@ OPTIONAL_STATE = {"unvalidated": {"*": (float, list)}, "rollouts": int, "content
 
 
 class Progress:
-    """Current iteration and stage: calls ``on_stage(stage, iteration)`` and ``show(stage, iteration, part)``."""
+    """Current iteration and stage: calls ``on_stage(stage, iteration)`` and
+    ``show(stage, iteration, part)``.
+    """
 
     def __init__(self, on_stage: Callable[[str, int], None], show: Callable[[str, int, str], None]):
         self.iteration, self._on_stage, self._show = 0, on_stage, show
@@ -44,8 +47,12 @@ class Progress:
         self._on_stage(stage, self.iteration)
         self._show(stage, self.iteration, part)
 
-    def steps(self, schedule: Sequence[int], check: Callable[[], None] = lambda: None) -> Iterator[int]:
-        """Yield the sampler's steps and report each as a part of the stage; ``check``, called before it, may raise."""
+    def steps(
+        self, schedule: Sequence[int], check: Callable[[], None] = lambda: None
+    ) -> Iterator[int]:
+        """Yield the sampler's steps and report each as a part of the stage; ``check``, called
+        before it, may raise.
+        """
         for number, step in enumerate(schedule, 1):
             check()
             self._on_stage(self._stage, self.iteration)
@@ -65,7 +72,8 @@ class RunState:
         progress: Progress,
         *,
         num_rollouts: int,  # per iteration, over all replicas
-        contents: Mapping[str, str],  # hashes of the files named in settings, at the start of the run
+        # hashes of the files named in settings, at the start of the run
+        contents: Mapping[str, str],
         custom_steps: Coefficients | None = None,  # of a custom sampler
     ):
         self.config, self.policy, self.update = config, policy, update
@@ -73,17 +81,25 @@ class RunState:
         self.num_rollouts, self.contents = num_rollouts, contents
         self.custom_steps = custom_steps or []
         self.saved_iteration, self._saved_at = 0, time.monotonic()
-        self.unvalidated: dict[str, float] = {}  # metrics of an iteration whose validation is not finished
+        # metrics of an iteration whose validation is not finished
+        self.unvalidated: dict[str, float] = {}
         self.changed_settings: list[str] = []  # relative to the checkpoint that was resumed
         self.mark_finished({})
 
     def is_save_due(self) -> bool:
-        """Return whether the last checkpoint is older than ``save_minutes``; the same on all ranks. Collective."""
+        """Return whether the last checkpoint is older than ``save_minutes``; the same on all ranks.
+
+        Collective.
+        """
         minutes, mesh = self.config.record.save_minutes, self.checkpoints.mesh
-        return minutes > 0 and any_rank(mesh.is_main and time.monotonic() - self._saved_at >= 60 * minutes, mesh)
+        return minutes > 0 and any_rank(
+            mesh.is_main and time.monotonic() - self._saved_at >= 60 * minutes, mesh
+        )
 
     def mark_finished(self, unvalidated: Mapping[str, float]) -> None:
-        """Record that the current iteration is finished; ``unvalidated`` are its metrics before the validation."""
+        """Record that the current iteration is finished; ``unvalidated`` are its metrics before the
+        validation.
+        """
         self.unvalidated = dict(unvalidated)
         self._finished = self._counters()
         self._steps_begun = self.update.steps_begun
@@ -99,22 +115,28 @@ class RunState:
         }
 
     def save(self, counters: dict | None = None) -> Path:
-        """Start writing a checkpoint and return its folder; ``counters`` replace the current ones. Collective."""
+        """Start writing a checkpoint and return its folder; ``counters`` replace the current ones.
+
+        Collective.
+        """
         self.progress.enter("save", "a checkpoint")
         counters = counters or self._counters()
         state = {
             "iteration": counters["iteration"],  # last finished iteration
             "update": counters["update"],  # optimizer updates so far
             "anchor_age": counters["anchor_age"],  # updates since the anchor was refreshed
-            "kl_coefficient": counters["kl_coefficient"],  # value, number of updates, recent KL values
+            # value, number of updates, recent KL values
+            "kl_coefficient": counters["kl_coefficient"],
             "health": counters["health"],  # recent gradient norms and skipped updates
-            "unvalidated": self.unvalidated,  # metrics of the iteration, if its validation is not finished
+            # metrics of the iteration, if its validation is not finished
+            "unvalidated": self.unvalidated,
             "rollouts": self.num_rollouts,  # per iteration, over all replicas
             "settings": self.config.flat(),  # all settings by name
             "contents": self.contents,  # hashes of the files that settings name
         }
         if self.custom_steps:
-            state["custom_steps"] = self.custom_steps  # a, b and std of each step of a custom sampler
+            # a, b and std of each step of a custom sampler
+            state["custom_steps"] = self.custom_steps
         lora = None
         if self.policy.is_lora:
             with self.policy.with_ema_weights():
@@ -126,12 +148,16 @@ class RunState:
                 save_lora(lora, folder / LORA_FOLDER)
 
         self.saved_iteration, self._saved_at = self.progress.iteration, time.monotonic()
-        return self.checkpoints.save(self.progress.iteration, self.policy.tensors(), state, write_files)
+        return self.checkpoints.save(
+            self.progress.iteration, self.policy.tensors(), state, write_files
+        )
 
     def save_last_finished(self) -> int | None:
-        """Save the last finished iteration unless it is saved, and return it; an unfinished one is discarded.
+        """Save the last finished iteration unless it is saved, and return it; an unfinished one is
+        discarded.
 
-        Returns None if an optimizer step of the unfinished iteration has already changed the weights. Collective.
+        Returns None if an optimizer step of the unfinished iteration has already changed the
+        weights. Collective.
         """
         self.policy.optimizers.zero_grad()
         self.checkpoints.wait()
@@ -145,16 +171,24 @@ class RunState:
         return self.progress.iteration
 
     def resume(self, folder: Path | None) -> bool:
-        """Load a checkpoint and return whether one was given. Raises ValueError if it does not fit the settings."""
+        """Load a checkpoint and return whether one was given.
+
+        Raises ValueError if it does not fit the settings.
+        """
         if folder is None:
             return False
         with raise_on_all_ranks(self.checkpoints.mesh, errors=(ValueError, OSError)):
             state = checkpoint.read_state(folder, needed=STATE, optional=OPTIONAL_STATE)
             digest = manifest.manifest_hash(folder)
         checkpoint.require_same_checkpoint(state["iteration"], digest, self.checkpoints.mesh)
-        settings, same_rollouts = self.config.flat(), state.get("rollouts") in (None, self.num_rollouts)
+        settings, same_rollouts = (
+            self.config.flat(),
+            state.get("rollouts") in (None, self.num_rollouts),
+        )
         changes = changed_settings(state["settings"], settings, same_rollouts=same_rollouts)
-        changes.affecting_learning.extend(changed_contents(state.get("contents", {}), self.contents, settings))
+        changes.affecting_learning.extend(
+            changed_contents(state.get("contents", {}), self.contents, settings)
+        )
         if not self.config.record.allow_changed_settings:
             check_changes(changes)
         if "custom_steps" in state and not changes.affecting_learning:
@@ -169,7 +203,8 @@ class RunState:
         if self.progress.iteration >= self.config.optimizer.max_steps and not self.unvalidated:
             raise ValueError(
                 "max_steps must be greater than the iteration of the checkpoint: got max_steps="
-                f"{self.config.optimizer.max_steps} and iteration {self.progress.iteration}; increase max_steps"
+                f"{self.config.optimizer.max_steps} and iteration {self.progress.iteration}; "
+                "increase max_steps"
             )
         return True
 
@@ -183,10 +218,19 @@ def hash_files(settings: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def changed_contents(saved: Mapping[str, str], now: Mapping[str, str], settings: Mapping[str, Any]) -> list[str]:
+def changed_contents(
+    saved: Mapping[str, str], now: Mapping[str, str], settings: Mapping[str, Any]
+) -> list[str]:
     """Return a message for each setting whose files have changed since the hashes were saved."""
-    changed = {name: named_files(settings)[name] for name, digest in now.items() if saved.get(name, digest) != digest}
-    return [f"the contents of {name} {', '.join(map(str, paths))} have changed" for name, paths in changed.items()]
+    changed = {
+        name: named_files(settings)[name]
+        for name, digest in now.items()
+        if saved.get(name, digest) != digest
+    }
+    return [
+        f"the contents of {name} {', '.join(map(str, paths))} have changed"
+        for name, paths in changed.items()
+    ]
 
 
 def check_changes(changes: Changes) -> None:
@@ -195,6 +239,7 @@ def check_changes(changes: Changes) -> None:
         raise ValueError(
             "the checkpoint was written with other settings:\n  "
             + "\n  ".join(changes.affecting_learning)
-            + "\nRestore them (the config.yaml of the run has them), start a new run in another output_dir, or set "
+            + "\nRestore them (the config.yaml of the run has them), start a new run in another "
+            "output_dir, or set "
             "allow_changed_settings true"
         )

@@ -15,7 +15,8 @@ Coefficients = list[list[float]]  # a, b and std of each step
 def custom_steps(rollout: RolloutSettings, mesh: Mesh) -> Coefficients:
     """Return the steps of a custom sampler; empty for a built-in one.
 
-    Raises ValueError on all ranks if they differ between ranks, such as of a function that reads the rank. Collective.
+    Raises ValueError on all ranks if they differ between ranks, such as of a function that reads
+    the rank. Collective.
     """
     if ".py:" not in rollout.sde_type:
         return []
@@ -24,21 +25,37 @@ def custom_steps(rollout: RolloutSettings, mesh: Mesh) -> Coefficients:
     others = [rank for rank, found in enumerate(by_rank) if found != by_rank[0]]
     if others:
         differences = _difference(rollout.sde_type, by_rank[0], by_rank[others[0]])
-        raise ValueError(f"{differences} on rank 0 and {name_ranks(others)}; the arguments alone must decide them")
+        raise ValueError(
+            f"{differences} on rank 0 and {name_ranks(others)}; the arguments alone must decide "
+            "them"
+        )
     return steps
 
 
 def check_resumed_steps(rollout: RolloutSettings, saved: Coefficients, now: Coefficients) -> None:
-    """Raise ValueError if a custom sampler returns other steps than at the start of the run with the same settings."""
+    """Raise ValueError if a custom sampler returns other steps than at the start of the run with
+    the same settings.
+    """
     is_same = len(saved) == len(now) and all(
-        math.isclose(before, after, rel_tol=1e-9) for pair in zip(saved, now) for before, after in zip(*pair)
+        math.isclose(before, after, rel_tol=1e-9)
+        for pair in zip(saved, now)
+        for before, after in zip(*pair)
     )
     if not is_same:
         difference = _difference(rollout.sde_type, saved, now)
-        raise ValueError(f"{difference} in the checkpoint and now; the arguments alone must decide them")
+        raise ValueError(
+            f"{difference} in the checkpoint and now; the arguments alone must decide them"
+        )
 
 
-def _difference(sde_type: str, first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]) -> str:
+def _difference(
+    sde_type: str, first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]
+) -> str:
     number = next((i for i, (a, b) in enumerate(zip(first, second)) if a != b), 0)
-    values = " and ".join(str([float(f"{x:.6g}") for x in steps[number]]) for steps in (first, second))
-    return f"sde_type {sde_type} returns different values for step {number + 1}, (a, b, std) = {values},"
+    values = " and ".join(
+        str([float(f"{x:.6g}") for x in steps[number]]) for steps in (first, second)
+    )
+    return (
+        f"sde_type {sde_type} returns different values for step {number + 1}, (a, b, std) = "
+        f"{values},"
+    )

@@ -1,7 +1,9 @@
-"""Loading of a saved policy in one process, for sampling and export; any number of ranks may have written it.
+"""Loading of a saved policy in one process, for sampling and export; any number of ranks may have
+written it.
 
-The folder is a checkpoint of full or LoRA training, or written by ``save_pretrained``. An EMA is loaded as the policy.
-Every function that reads weights first compares a checkpoint with its manifest, as a resume does.
+The folder is a checkpoint of full or LoRA training, or written by ``save_pretrained``. An EMA is
+loaded as the policy. Every function that reads weights first compares a checkpoint with its
+manifest, as a resume does.
 """
 
 import json
@@ -38,17 +40,25 @@ def write_model_file(transformer: nn.Module, folder: Path) -> None:
 
 
 def verify(folder: Path) -> None:
-    """Raise ValueError if a checkpoint, or the one that a LoRA belongs to, differs from its manifest.
+    """Raise ValueError if a checkpoint, or the one that a LoRA belongs to, differs from its
+    manifest.
 
-    All files are read and hashed, once per process; about 1 GB per second and core. Other folders have no manifest.
+    All files are read and hashed, once per process; about 1 GB per second and core. Other folders
+    have no manifest.
     """
     owner = folder
     for parent in folder.absolute().parents[:2]:
-        if not is_checkpoint(owner) and is_checkpoint(parent) and (parent / manifest.NAME).is_file():
+        if (
+            not is_checkpoint(owner)
+            and is_checkpoint(parent)
+            and (parent / manifest.NAME).is_file()
+        ):
             owner = parent
     if is_checkpoint(owner):
         found = [(str(path), path.lstat()) for path in sorted(owner.rglob("*"))]
-        _verify_state(owner, tuple((name, status.st_size, status.st_mtime_ns) for name, status in found))
+        _verify_state(
+            owner, tuple((name, status.st_size, status.st_mtime_ns) for name, status in found)
+        )
 
 
 @lru_cache
@@ -59,7 +69,10 @@ def _verify_state(folder: Path, states: tuple[tuple[str, int, int], ...]) -> Non
 
 
 def read_saved_lora(path: Path) -> Lora:
-    """Return a LoRA, also that of a checkpoint. Raises ValueError as `verify` and `read_lora` do."""
+    """Return a LoRA, also that of a checkpoint.
+
+    Raises ValueError as `verify` and `read_lora` do.
+    """
     verify(path)
     return read_lora(path)
 
@@ -83,15 +96,19 @@ def check_policy(root: str | Path, version: str | None, folder: Path) -> None:
 
 
 def negative_prompt(folder: Path) -> str | None:
-    """Return the negative prompt that the policy was trained with; None if no run wrote the folder."""
+    """Return the negative prompt that the policy was trained with; None if no run wrote the
+    folder.
+    """
     saved = _settings(folder)
     return None if saved is None else str(saved.get("negative_prompt", ""))
 
 
 def settings_of_run(folder: Path) -> tuple[dict, Path | None]:
-    """Return the settings of the run that wrote a checkpoint, and their file; ({}, None) if no run wrote it.
+    """Return the settings of the run that wrote a checkpoint, and their file; ({}, None) if no run
+    wrote it.
 
-    The file is the run's config.yaml or, if the checkpoint was moved out of the run's folder, its state.json.
+    The file is the run's config.yaml or, if the checkpoint was moved out of the run's folder, its
+    state.json.
     """
     if (saved := _settings(folder)) is None:
         return {}, None
@@ -99,24 +116,34 @@ def settings_of_run(folder: Path) -> tuple[dict, Path | None]:
     if checkpoints.name == CHECKPOINTS and (file := checkpoints.parent / "config.yaml").is_file():
         return read_settings(file), file
     settings = with_current_names(saved)
-    return {name: value for name, value in settings.items() if name in FIELDS}, folder / "state.json"
+    return {
+        name: value for name, value in settings.items() if name in FIELDS
+    }, folder / "state.json"
 
 
 def _settings(folder: Path) -> dict | None:
-    if not os.path.isfile(folder / "state.json"):  # Path.is_file raises OSError if the name is too long
+    # Path.is_file raises OSError if the name is too long
+    if not os.path.isfile(folder / "state.json"):
         if os.path.isdir(folder / TENSORS):
-            raise ValueError(f"checkpoint {folder} is corrupted: state.json is missing; use an earlier one")
+            raise ValueError(
+                f"checkpoint {folder} is corrupted: state.json is missing; use an earlier one"
+            )
         return None
     return read_state(folder, {"settings": {}})["settings"]
 
 
 def is_lora(folder: Path) -> bool:
-    """Return whether a folder is a checkpoint of LoRA training, which needs the base model's weights."""
+    """Return whether a folder is a checkpoint of LoRA training, which needs the base model's
+    weights.
+    """
     return is_checkpoint(folder) and (folder / LORA_FOLDER).is_dir()
 
 
 def load_into(transformer: nn.Module, folder: Path) -> None:
-    """Load the policy's weights or add its adapter to a transformer. Raises ValueError if they do not fit."""
+    """Load the policy's weights or add its adapter to a transformer.
+
+    Raises ValueError if they do not fit.
+    """
     verify(folder)
     if is_lora(folder):
         add_lora(transformer, read_lora(folder / LORA_FOLDER))
@@ -139,12 +166,19 @@ def load(folder: Path, dtype: torch.dtype) -> nn.Module:
 
 
 def load_merged(
-    root: Path, version: str | None, *, checkpoint: Path | None, lora: Path | None, dtype: torch.dtype
+    root: Path,
+    version: str | None,
+    *,
+    checkpoint: Path | None,
+    lora: Path | None,
+    dtype: torch.dtype,
 ) -> nn.Module:
-    """Return the base model or a checkpoint's policy, with the checkpoint's adapter and ``lora`` merged, if any.
+    """Return the base model or a checkpoint's policy, with the checkpoint's adapter and ``lora``
+    merged, if any.
 
-    LoRAs are merged in float32, which takes 33 GB of memory at full size, and rounded once. Merging into bf16 weights
-    would lose most of the change, which is smaller than the spacing of bf16 numbers.
+    LoRAs are merged in float32, which takes 33 GB of memory at full size, and rounded once. Merging
+    into bf16 weights would lose most of the change, which is smaller than the spacing of bf16
+    numbers.
     """
     if checkpoint is not None:
         verify(checkpoint)
@@ -164,22 +198,31 @@ def load_merged(
 
 
 def _transformer_folder(folder: Path) -> Path:
-    """Return the folder written by ``save_pretrained``: ``folder`` or one in it. Raises ValueError if there is none."""
+    """Return the folder written by ``save_pretrained``: ``folder`` or one in it.
+
+    Raises ValueError if there is none.
+    """
     for candidate in (loading.find_transformer(folder), folder):
         if candidate and (candidate / "config.json").is_file():
             return candidate
     problem = "is neither; give a folder in checkpoints/" if folder.exists() else "does not exist"
     raise ValueError(
-        f"a policy must be a checkpoint of a run or a transformer folder with a config.json: {folder} {problem}"
+        "a policy must be a checkpoint of a run or a transformer folder with a config.json: "
+        f"{folder} {problem}"
     )
 
 
 def _check_layers(folder: Path) -> None:
-    """Raise ValueError for more layers than tensors, which would take minutes to build before the names differ."""
+    """Raise ValueError for more layers than tensors, which would take minutes to build before the
+    names differ.
+    """
     num_tensors = len(read_shapes(folder / TENSORS))
     for name, value in read_json(folder / MODEL_FILE, "transformer").items():
         if name.endswith("layers") and isinstance(value, int) and value > num_tensors:
-            raise ValueError(f"checkpoint {folder} has {num_tensors} tensors, but {MODEL_FILE} has {name} {value}")
+            raise ValueError(
+                f"checkpoint {folder} has {num_tensors} tensors, but {MODEL_FILE} has {name} "
+                f"{value}"
+            )
 
 
 def _fill(transformer: nn.Module, folder: Path) -> None:

@@ -25,16 +25,31 @@ from hyvideo.models.weight_files import Folder
 from hyvideo.rewards.rewards import SCORERS, Entry, code_files
 
 
-def joint_identity(settings: Mapping[str, Any], reward: RewardSettings, *, has_model: bool = True) -> dict[str, object]:
-    """Return the part of the identity that evaluations share, of a model or, without ``has_model``, of videos."""
+def joint_identity(
+    settings: Mapping[str, Any], reward: RewardSettings, *, has_model: bool = True
+) -> dict[str, object]:
+    """Return the part of the identity that evaluations share, of a model or, without ``has_model``,
+    of videos.
+    """
     root, csvs = Path(settings["pretrained_model_root"]), settings["valid_video_csv"]
     base = named_files(settings).get("pretrained_lora_path", [])
     if transformer := loading.find_transformer(root, settings["transformer_version"]):
         folders = loading.read_family(Folder(transformer, "transformer")).folders
-        base = [transformer, *(root / folder for folder in folders if not folder.startswith("text_encoder/")), *base]
-    options = {name: given for name, given in reward_options(reward).items() if name in reward.loaded_scorers}
+        base = [
+            transformer,
+            *(root / folder for folder in folders if not folder.startswith("text_encoder/")),
+            *base,
+        ]
+    options = {
+        name: given
+        for name, given in reward_options(reward).items()
+        if name in reward.loaded_scorers
+    }
     scorers = {
-        name: {"options": given | {"path": None}, "files": fingerprint(_scorer_files(name, root, given))}
+        name: {
+            "options": given | {"path": None},
+            "files": fingerprint(_scorer_files(name, root, given)),
+        }
         for name, given in options.items()
     }
     return {
@@ -46,15 +61,26 @@ def joint_identity(settings: Mapping[str, Any], reward: RewardSettings, *, has_m
 
 
 def policy_identity(**sources: Path | None) -> dict[str, object]:
-    """Return paths and contents of the evaluated checkpoint, LoRA or videos; empty for the base model."""
-    return {name: {"path": str(path), "files": fingerprint([path])} for name, path in sources.items() if path}
+    """Return paths and contents of the evaluated checkpoint, LoRA or videos; empty for the base
+    model.
+    """
+    return {
+        name: {"path": str(path), "files": fingerprint([path])}
+        for name, path in sources.items()
+        if path
+    }
 
 
 def _scorer_files(name: str, root: Path, options: dict) -> list[Path]:
-    entry = SCORERS.get(name, Entry(name, ".", ()))  # a custom scorer has no files except in its options
+    # a custom scorer has no files except in its options
+    entry = SCORERS.get(name, Entry(name, ".", ()))
     folder = Path(options.get("path") or root / entry.folder)
     files = [folder / part for part in entry.files]
-    files += [Path(value) for key, value in options.items() if (key != "path" or not files) and _is_path(value)]
+    files += [
+        Path(value)
+        for key, value in options.items()
+        if (key != "path" or not files) and _is_path(value)
+    ]
     return files + code_files([name])
 
 

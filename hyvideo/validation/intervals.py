@@ -1,16 +1,18 @@
-"""Confidence interval of a mean over training seeds and prompts, with Student's t, valid for few seeds.
+"""Confidence interval of a mean over training seeds and prompts, with Student's t, valid for few
+seeds.
 
     values (seeds, prompts), x_ij = mean + seed_i + prompt_j + rest_ij  ->  mean, and 95 % interval
 
-Both seeds and prompts are random samples. With h the half width of the plain t interval over the seeds' means, over the
-prompts' means, and over the residual (which contributes to both of them),
+Both seeds and prompts are random samples. With h the half width of the plain t interval over the
+seeds' means, over the prompts' means, and over the residual (which contributes to both of them),
 
     half width^2 = max(h_seeds^2 + h_prompts^2 - h_rest^2, min(h_seeds, h_prompts)^2)
 
-(a modified large-sample interval; Graybill and Wang 1980, Ting et al. 1990). If only one of the two varies, it is
-exactly a t interval. In simulations with normal effects, 3 or 5 seeds and 8 or 96 prompts, its coverage is 95 to 97 %
-if seeds, prompts or the residual account for 95 % of the variance of the mean, and 94.7 to 98.1 % for any mixture. It
-is most conservative if prompts account for seven eighths of the variance and 3 seeds for the rest.
+(a modified large-sample interval; Graybill and Wang 1980, Ting et al. 1990). If only one of the two
+varies, it is exactly a t interval. In simulations with normal effects, 3 or 5 seeds and 8 or 96
+prompts, its coverage is 95 to 97 % if seeds, prompts or the residual account for 95 % of the
+variance of the mean, and 94.7 to 98.1 % for any mixture. It is most conservative if prompts account
+for seven eighths of the variance and 3 seeds for the rest.
 
 With one seed the interval is over prompts only and does not cover variation between training seeds.
 """
@@ -37,11 +39,14 @@ class Interval:
 
     def as_json(self) -> dict[str, float | None]:
         """Return the numbers by name, None for NaN."""
-        return {name: value if math.isfinite(value) else None for name, value in asdict(self).items()}
+        return {
+            name: value if math.isfinite(value) else None for name, value in asdict(self).items()
+        }
 
 
 def t_interval(values: np.ndarray) -> Interval:
-    """Return the mean over the prompts that every seed has a value for, with its interval; NaN without such a prompt.
+    """Return the mean over the prompts that every seed has a value for, with its interval; NaN
+    without such a prompt.
 
     Shape of ``values``: (seeds, prompts), NaN for missing values.
     """
@@ -53,7 +58,10 @@ def t_interval(values: np.ndarray) -> Interval:
 
 
 def half_widths(values: np.ndarray) -> np.ndarray:
-    """Return the half widths of the intervals, NaN for one number. Shape: (..., seeds, prompts) -> (...)."""
+    """Return the half widths of the intervals, NaN for one number.
+
+    Shape: (..., seeds, prompts) -> (...).
+    """
     num_seeds, num_prompts = values.shape[-2:]
     if num_seeds == num_prompts == 1:
         return np.full(values.shape[:-2], np.nan)
@@ -61,14 +69,22 @@ def half_widths(values: np.ndarray) -> np.ndarray:
     seed_effects, prompt_effects = centred.mean(-1, keepdims=True), centred.mean(-2, keepdims=True)
     by_seed = _squared_half_width(seed_effects, num_seeds - 1)
     by_prompt = _squared_half_width(prompt_effects, num_prompts - 1)
-    rest = _squared_half_width(centred - seed_effects - prompt_effects, (num_seeds - 1) * (num_prompts - 1))
+    rest = _squared_half_width(
+        centred - seed_effects - prompt_effects, (num_seeds - 1) * (num_prompts - 1)
+    )
     return np.sqrt(np.maximum(by_seed + by_prompt - rest, np.minimum(by_seed, by_prompt)))
 
 
 def _squared_half_width(deviations: np.ndarray, degrees_of_freedom: int) -> np.ndarray:
-    """Return the squared half width of the t interval of a mean, from deviations; 0 without degrees of freedom."""
+    """Return the squared half width of the t interval of a mean, from deviations; 0 without degrees
+    of freedom.
+    """
     mean_square = np.square(deviations).mean((-2, -1))
-    return mean_square / degrees_of_freedom * t_quantile(degrees_of_freedom) ** 2 if degrees_of_freedom else mean_square
+    return (
+        mean_square / degrees_of_freedom * t_quantile(degrees_of_freedom) ** 2
+        if degrees_of_freedom
+        else mean_square
+    )
 
 
 def t_quantile(degrees_of_freedom: int) -> float:

@@ -1,6 +1,7 @@
 """Size of the parts in which videos are scored: memory does not grow with the number of videos.
 
-A part is large enough that scorers which move to the GPU for it, and requests to a reward service, are few.
+A part is large enough that scorers which move to the GPU for it, and requests to a reward service,
+are few.
 """
 
 PART_BYTES = 2**29  # of decoded videos: three of 121 x 480 x 864

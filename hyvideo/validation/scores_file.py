@@ -26,18 +26,25 @@ NOT_SCORES = ("number", "seed", "group", "missing", "seen")
 
 
 def gather_rewards(local: Mapping[int, Reward], num_videos: int, mesh: Mesh) -> list[Reward]:
-    """Return the rewards of all videos in order, on every rank; ``local`` has this rank's by number."""
+    """Return the rewards of all videos in order, on every rank; ``local`` has this rank's by
+    number.
+    """
     dimensions, in_order = merge_rewards(local, num_videos, mesh)
     return [Reward(total, dict(zip(dimensions, scores))) for total, *scores in in_order.tolist()]
 
 
 def summarise_rewards(rewards: list[Reward]) -> tuple[dict[str, float], dict[str, Dispersion]]:
-    """Return means over the scored videos, with the number of missing ones, and the spread of ``reward``."""
+    """Return means over the scored videos, with the number of missing ones, and the spread of
+    ``reward``.
+    """
     scored = [reward for reward in rewards if not reward.is_missing]
     totals = [reward.total for reward in scored]
     spreads = {"reward": Dispersion(statistics.pstdev(totals), len(totals))} if totals else {}
     dimensions = dict.fromkeys(name for reward in rewards for name in reward.scores)
-    means = {name: _finite_mean([reward.scores.get(name, math.nan) for reward in scored]) for name in dimensions}
+    means = {
+        name: _finite_mean([reward.scores.get(name, math.nan) for reward in scored])
+        for name in dimensions
+    }
     measures = means | {
         "reward": _finite_mean(totals),
         "reward_std": spreads["reward"].std if totals else math.nan,
@@ -48,42 +55,63 @@ def summarise_rewards(rewards: list[Reward]) -> tuple[dict[str, float], dict[str
 
 
 def split_reward(rewards: list[Reward], seen: Sequence[bool]) -> dict[str, float]:
-    """Return the mean rewards of the videos with prompts seen and unseen in training; empty without both kinds."""
+    """Return the mean rewards of the videos with prompts seen and unseen in training; empty without
+    both kinds.
+    """
     if len(set(seen)) < 2:
         return {}
-    pairs = [("seen" if is_seen else "unseen", reward.total) for reward, is_seen in zip(rewards, seen)]
-    return {f"{kind}/reward": _finite_mean([v for k, v in pairs if k == kind]) for kind in ("seen", "unseen")}
+    pairs = [
+        ("seen" if is_seen else "unseen", reward.total) for reward, is_seen in zip(rewards, seen)
+    ]
+    return {
+        f"{kind}/reward": _finite_mean([v for k, v in pairs if k == kind])
+        for kind in ("seen", "unseen")
+    }
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """Scores of one policy, or of a folder of videos."""
 
-    videos: list[dict]  # number, prompt, group (index of the prompt), reward, scores, held-out metrics of the video
+    # number, prompt, group (index of the prompt), reward, scores, held-out metrics of the video
+    videos: list[dict]
     measures: dict[str, float | None]  # held-out metrics of the whole set, such as frechet_distance
 
 
 def mark_seen(evaluation: Evaluation, training: Iterable[Request]) -> Evaluation:
-    """Add ``seen`` to every video: whether its prompt is a ``training`` prompt. No change if all or none are."""
+    """Add ``seen`` to every video: whether its prompt is a ``training`` prompt.
+
+    No change if all or none are.
+    """
     seen = are_seen((entry["prompt"] for entry in evaluation.videos), training)
     videos = [entry | {"seen": each} for entry, each in zip(evaluation.videos, seen)]
     return replace(evaluation, videos=videos) if len(set(seen)) > 1 else evaluation
 
 
 def summarise(evaluation: Evaluation) -> dict[str, Interval]:
-    """Return mean and t interval over the prompts of every score, and metrics of the whole set without an interval."""
+    """Return mean and t interval over the prompts of every score, and metrics of the whole set
+    without an interval.
+    """
     entries = [entry.items() for entry in evaluation.videos]
-    names = dict.fromkeys(name for items in entries for name, value in items if isinstance(value, (int, float)))
+    names = dict.fromkeys(
+        name for items in entries for name, value in items if isinstance(value, (int, float))
+    )
     summary = {}
     for name in (name for name in names if name not in NOT_SCORES):
         values = mean_by_prompt((entry["group"], entry.get(name)) for entry in evaluation.videos)
         summary[name] = t_interval(np.array([list(values.values())]))
-    set_only = {name: value for name, value in evaluation.measures.items() if name not in summary and value is not None}
+    set_only = {
+        name: value
+        for name, value in evaluation.measures.items()
+        if name not in summary and value is not None
+    }
     return summary | {name: t_interval(np.array([[value]])) for name, value in set_only.items()}
 
 
 def mean_by_prompt(pairs: Iterable[tuple[Hashable, float | None]]) -> dict[Hashable, float]:
-    """Return the mean of each prompt, over the values that are not None, from pairs of prompt and value."""
+    """Return the mean of each prompt, over the values that are not None, from pairs of prompt and
+    value.
+    """
     values_of: dict[Hashable, list[float]] = {}
     for prompt, value in pairs:
         if value is not None:
@@ -93,20 +121,34 @@ def mean_by_prompt(pairs: Iterable[tuple[Hashable, float | None]]) -> dict[Hasha
 
 def as_text(summary: dict[str, Interval]) -> str:
     """Format mean and interval, one line per metric."""
-    intervals = {name: f"[{v.low:.4f}, {v.high:.4f}]" if v.low < v.high else "" for name, v in summary.items()}
-    return "\n".join(align_columns([(name, f"{v.mean:9.4f}", intervals[name]) for name, v in summary.items()]))
+    intervals = {
+        name: f"[{v.low:.4f}, {v.high:.4f}]" if v.low < v.high else ""
+        for name, v in summary.items()
+    }
+    return "\n".join(
+        align_columns([(name, f"{v.mean:9.4f}", intervals[name]) for name, v in summary.items()])
+    )
 
 
 def write_evaluation(path: Path, evaluation: Evaluation, identity: dict) -> None:
-    """Write an evaluation as JSON; ``identity`` describes the policy and the settings that it was evaluated with."""
+    """Write an evaluation as JSON; ``identity`` describes the policy and the settings that it was
+    evaluated with.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     summary = {name: value.as_json() for name, value in summarise(evaluation).items()}
-    content = {"of": identity, "summary": summary, "measures": evaluation.measures, "videos": evaluation.videos}
+    content = {
+        "of": identity,
+        "summary": summary,
+        "measures": evaluation.measures,
+        "videos": evaluation.videos,
+    }
     write_json(path, content)
 
 
 def read_evaluation(path: Path, identity: dict) -> Evaluation | None:
-    """Return the stored evaluation if its identity is the same, else None, also for a corrupted file."""
+    """Return the stored evaluation if its identity is the same, else None, also for a corrupted
+    file.
+    """
     if not path.is_file():
         return None
     try:
@@ -116,10 +158,18 @@ def read_evaluation(path: Path, identity: dict) -> Evaluation | None:
         evaluation = Evaluation(content["videos"], content["measures"])
         for name, interval in summarise(evaluation).items():
             mean = content["summary"][name]["mean"]
-            if math.isfinite(interval.mean) and not math.isclose(interval.mean, mean, rel_tol=1e-6, abs_tol=1e-9):
-                raise ValueError(f"the mean of {name} is {mean}, but that of its videos is {interval.mean}")
+            if math.isfinite(interval.mean) and not math.isclose(
+                interval.mean, mean, rel_tol=1e-6, abs_tol=1e-9
+            ):
+                raise ValueError(
+                    f"the mean of {name} is {mean}, but that of its videos is {interval.mean}"
+                )
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        print(f"{path} is corrupted and ignored ({describe_error(error)})", file=sys.stderr, flush=True)
+        print(
+            f"{path} is corrupted and ignored ({describe_error(error)})",
+            file=sys.stderr,
+            flush=True,
+        )
         return None
     return evaluation
 
@@ -127,7 +177,9 @@ def read_evaluation(path: Path, identity: dict) -> Evaluation | None:
 def write_csv(path: Path, rows: Iterable[Mapping]) -> None:
     """Write rows as CSV; the columns are the keys of all rows."""
     text, rows = io.StringIO(), list(rows)
-    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+    writer = csv.DictWriter(
+        text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n"
+    )
     writer.writeheader()
     writer.writerows(rows)
     write_text(path, text.getvalue())

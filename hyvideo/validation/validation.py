@@ -1,8 +1,11 @@
-"""Validation: the policy's progress, measured on videos of fixed prompts and fixed noise, sampled with the ODE.
+"""Validation: the policy's progress, measured on videos of fixed prompts and fixed noise, sampled
+with the ODE.
 
-Videos are scored, measured and written in parts (`parts`), so that memory does not grow with their number.
+Videos are scored, measured and written in parts (`parts`), so that memory does not grow with their
+number.
 
-Evaluation after a run (`policy_scores`) uses `Validation.videos` too: the same policy generates the same videos.
+Evaluation after a run (`policy_scores`) uses `Validation.videos` too: the same policy generates the
+same videos.
 """
 
 import json
@@ -25,14 +28,30 @@ from hyvideo.models.fp8 import Fp8Linear
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.records.contact_sheet import contact_sheet, read_sheet_frames
-from hyvideo.records.run_files import evenly_spaced, score_entry, warn_if_unwritable, write_json, write_videos
+from hyvideo.records.run_files import (
+    evenly_spaced,
+    score_entry,
+    warn_if_unwritable,
+    write_json,
+    write_videos,
+)
 from hyvideo.rewards.async_scorer import AsyncScorer
 from hyvideo.rewards.rewards import Reward
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.training.rollout_batch import select
 from hyvideo.validation.parts import num_per_part
-from hyvideo.validation.reward_hacking.held_out_metrics import Measured, ScorerMetrics, measure_videos, summarise_videos
-from hyvideo.validation.reward_hacking.monitor import MEASURES_FILE, HackingMonitor, read_validation, write_validation
+from hyvideo.validation.reward_hacking.held_out_metrics import (
+    Measured,
+    ScorerMetrics,
+    measure_videos,
+    summarise_videos,
+)
+from hyvideo.validation.reward_hacking.monitor import (
+    MEASURES_FILE,
+    HackingMonitor,
+    read_validation,
+    write_validation,
+)
 from hyvideo.validation.reward_hacking.rule import ValidationStats
 from hyvideo.validation.scores_file import gather_rewards, split_reward, summarise_rewards
 
@@ -40,7 +59,9 @@ SCORES_FILE = "scores.json"
 
 
 def _schedule(config: Config) -> Schedule:
-    """Return the schedule of the validation: the ODE, or the SDE of the rollouts with ``validation_eta``."""
+    """Return the schedule of the validation: the ODE, or the SDE of the rollouts with
+    ``validation_eta``.
+    """
     num_steps = config.record.validation_steps
     if config.record.validation_eta == 0:
         return Schedule.ode(num_steps, config.validation_shift, config.validation_sigmas)
@@ -66,7 +87,8 @@ class Validation:
         scorer: AsyncScorer,
         requests: list[Request],  # of valid_video_csv
         on_stage: Callable[..., None] = lambda *stage: None,  # called for each batch
-        may_end: Callable[[bool], bool] = bool,  # called before batches and while waiting for rewards; may raise
+        # called before batches and while waiting for rewards; may raise
+        may_end: Callable[[bool], bool] = bool,
         trained_on: Iterable[Request] = (),  # training prompts
         run_id: str = "",  # marks the folders
     ):
@@ -79,7 +101,9 @@ class Validation:
         self.fps, self.decode_batch_size = config.data.fps, config.rollout.decode_batch_size
         self.pipeline = pipeline.with_guidance(config.validation_cfg_scale)
         self.schedule = _schedule(config)
-        self.requests = [request for request in requests for _ in range(self.settings.validation_repeats)]
+        self.requests = [
+            request for request in requests for _ in range(self.settings.validation_repeats)
+        ]
         self.prompts = [request.prompt for request in self.requests]
         self.seen = are_seen(self.prompts, trained_on)
         self.groups = [row // self.settings.validation_repeats for row in range(len(self.prompts))]
@@ -114,7 +138,9 @@ class Validation:
         )
 
     def run(self, iteration: int) -> dict[str, float]:
-        """Validate the policy after ``iteration``, write samples/<iteration>/ and return ``validation/...`` metrics."""
+        """Validate the policy after ``iteration``, write samples/<iteration>/ and return
+        ``validation/...`` metrics.
+        """
         self._discard_scores(iteration)
         local: dict[int, Reward] = {}
         measured: dict[int, Measured] = {}
@@ -147,26 +173,41 @@ class Validation:
         return self.output / f"{iteration:06d}"
 
     def measures(self, iteration: int) -> dict[str, float]:
-        """Return the recorded metrics of ``iteration``; empty if it was not validated with these settings."""
+        """Return the recorded metrics of ``iteration``; empty if it was not validated with these
+        settings.
+        """
         recorded = read_validation(self.folder(iteration), self.made_with)
         return dict(recorded.means) if recorded else {}
 
     def picture(self, iteration: int) -> Path | None:
-        """Write before_after.png: the recorded videos of the base model beside those of ``iteration``."""
+        """Write before_after.png: the recorded videos of the base model beside those of
+        ``iteration``.
+        """
         folders = {"before": self.folder(0), "after": self.folder(iteration)}
-        files = sorted(set.intersection(*({file.name for file in folder.glob("*.mp4")} for folder in folders.values())))
+        files = sorted(
+            set.intersection(
+                *({file.name for file in folder.glob("*.mp4")} for folder in folders.values())
+            )
+        )
         if not files:
             return None
         records = [json.loads((folder / SCORES_FILE).read_text()) for folder in folders.values()]
         old, new = ({entry["file"]: entry for entry in entries} for entries in records)
-        clips = {when: [read_sheet_frames(folder / name) for name in files] for when, folder in folders.items()}
-        captions = [f"{_score(old[name]['reward'])} -> {_score(new[name]['reward'])}" for name in files]
+        clips = {
+            when: [read_sheet_frames(folder / name) for name in files]
+            for when, folder in folders.items()
+        }
+        captions = [
+            f"{_score(old[name]['reward'])} -> {_score(new[name]['reward'])}" for name in files
+        ]
         path = self.output.parent / "before_after.png"
         contact_sheet(path, [old[name]["prompt"] for name in files], clips, captions)
         return path
 
     def rows(self) -> list[int]:
-        """Return this replica's rows; the last row may be repeated so that all replicas have equally many."""
+        """Return this replica's rows; the last row may be repeated so that all replicas have
+        equally many.
+        """
         count = -(-len(self.prompts) // self.mesh.num_replicas)
         last = len(self.prompts) - 1
         return [min(self.mesh.replica + i * self.mesh.num_replicas, last) for i in range(count)]
@@ -183,7 +224,9 @@ class Validation:
         for start in range(0, len(batches), step):
             yield self._sample_part(batches, range(start, min(start + step, len(batches))))
 
-    def _sample_part(self, batches: list[list[int]], part: Iterable[int]) -> dict[int, Tensor | None]:
+    def _sample_part(
+        self, batches: list[list[int]], part: Iterable[int]
+    ) -> dict[int, Tensor | None]:
         """Return the videos of some of the batches that this rank decodes, by row."""
         videos: dict[int, Tensor | None] = {}
         _, height, width = self.size
@@ -191,13 +234,17 @@ class Validation:
             batch, title = batches[number], f"batch {number + 1}/{len(batches)}"
             self.on_stage("validation", f"sampling {title}")
             self.may_end(False)
-            conditions = self.encoder([self.requests[row] for row in batch], height=height, width=width)
+            conditions = self.encoder(
+                [self.requests[row] for row in batch], height=height, width=width
+            )
             noise = self._noises(batch)
             latents = self._sample(conditions.to(self.pipeline.device), noise, batch)
             share = self.mesh.rank_share(list(range(len(batch))))
             if share:
                 self.on_stage("validation", f"decoding {title}")
-                decoded = self.pipeline.decode(select(latents, share), batch_size=self.decode_batch_size)
+                decoded = self.pipeline.decode(
+                    select(latents, share), batch_size=self.decode_batch_size
+                )
                 videos |= zip([batch[i] for i in share], decoded)
         return videos
 
@@ -205,11 +252,15 @@ class Validation:
         """Return the rewards of this rank's videos of a part, by row. Collective."""
         self.on_stage("validation reward", f"{len(videos)} videos")
         prompts = [self.prompts[row] for row in videos]
-        rewards = self.scorer.measure(list(videos.values()), prompts, fps=self.fps, may_end=self.may_end)
+        rewards = self.scorer.measure(
+            list(videos.values()), prompts, fps=self.fps, may_end=self.may_end
+        )
         return dict(zip(videos, rewards))
 
     def _sample(self, conditions: Conditions, noise: Tensor, rows: list[int]) -> Tensor:
-        """Return the final latents of a batch, sampled with the ODE or with the SDE of ``validation_eta``."""
+        """Return the final latents of a batch, sampled with the ODE or with the SDE of
+        ``validation_eta``.
+        """
         if not self.schedule.stochastic_steps:
             return self.pipeline.sample_ode(conditions, noise, self.schedule)
         sampled = self.pipeline.sample(
@@ -222,20 +273,30 @@ class Validation:
         return sampled.final
 
     def _noises(self, rows: list[int], kind: str = "validation noise", *step: int) -> Tensor:
-        """Return the initial noise of a batch, or that of a step. Shape: (rows, channels, frames, height, width)."""
-        return to_device(torch.stack([self._noise(row, kind, *step) for row in rows]), self.pipeline.device)
+        """Return the initial noise of a batch, or that of a step.
+
+        Shape: (rows, channels, frames, height, width).
+        """
+        return to_device(
+            torch.stack([self._noise(row, kind, *step) for row in rows]), self.pipeline.device
+        )
 
     def _noise(self, row: int, kind: str = "validation noise", *step: int) -> Tensor:
         prompt, repeat = divmod(row, self.settings.validation_repeats)
         seed = self.requests[row].seed
         if seed is None:
-            return normal(self.latent_shape, self.settings.validation_seed, kind, prompt, repeat, *step)
+            return normal(
+                self.latent_shape, self.settings.validation_seed, kind, prompt, repeat, *step
+            )
         return normal(self.latent_shape, seed, kind, repeat, *step)
 
     def _write_videos(self, iteration: int, videos: dict[int, Tensor | None]) -> dict[int, str]:
-        """Write those of this rank's ``videos`` that are kept, and return their file names by row."""
+        """Write those of this rank's ``videos`` that are kept, and return their file names
+        by row.
+        """
         rows = evenly_spaced(self.settings.log_num_videos, len(self.prompts))
-        rows = [row for row in rows if row % self.mesh.num_replicas == self.mesh.replica]  # repeated rows once
+        # repeated rows once
+        rows = [row for row in rows if row % self.mesh.num_replicas == self.mesh.replica]
         kept = {row: videos[row] for row in rows if videos.get(row) is not None}
         names: dict[int, str] = {}
         with warn_if_unwritable(f"VIDEOS OF {self.folder(iteration)}"):
@@ -243,10 +304,13 @@ class Validation:
         return names
 
     def _discard_scores(self, iteration: int) -> None:
-        """Delete the records of an earlier validation of ``iteration``, whose videos this one replaces one by one."""
+        """Delete the records of an earlier validation of ``iteration``, whose videos this one
+        replaces one by one.
+        """
         with warn_if_unwritable(f"VALIDATION {self.folder(iteration)}"):
             if self.mesh.is_main and self.folder(iteration).is_dir():
-                claim(self.folder(iteration), self.run_id)  # raises for a folder that this run has not made
+                # raises for a folder that this run has not made
+                claim(self.folder(iteration), self.run_id)
                 for name in (SCORES_FILE, MEASURES_FILE):
                     (self.folder(iteration) / name).unlink(missing_ok=True)
 
@@ -254,7 +318,9 @@ class Validation:
         entries = []
         for row, (prompt, group, reward) in enumerate(zip(self.prompts, self.groups, rewards)):
             file, seed = names.get(row), self.requests[row].seed_or(self.settings.validation_seed)
-            entries.append(score_entry(prompt, seed, group, reward, file=file, advantage=math.nan, number=row))
+            entries.append(
+                score_entry(prompt, seed, group, reward, file=file, advantage=math.nan, number=row)
+            )
         write_json(self.folder(iteration) / SCORES_FILE, entries)
 
 

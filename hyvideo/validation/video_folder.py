@@ -1,4 +1,6 @@
-"""Folders of mp4 files with their prompts: written by generate.py or a run, or in the order of a prompts CSV."""
+"""Folders of mp4 files with their prompts: written by generate.py or a run, or in the order of a
+prompts CSV.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +16,8 @@ from hyvideo.data.videos import at_original_size, read_header, read_video
 from hyvideo.validation import parts
 
 SCORES_FILE = "scores.json"
-# Entries in the JSON files of generate.py that all videos of a call have in common, and that change the videos.
+# Entries in the JSON files of generate.py that all videos of a call have in common, and that change
+# the videos.
 COMMON_SETTINGS = (
     "model",
     "version",
@@ -49,48 +52,70 @@ class Clip:
 
 
 def find_clips(folder: Path, requests: list[Request]) -> list[Clip]:
-    """List the mp4 files of a folder with their prompts, from a run's scores.json or from JSON files beside them.
+    """List the mp4 files of a folder with their prompts, from a run's scores.json or from JSON
+    files beside them.
 
-    Without either, the files belong to ``requests`` in order, equally many to each. Raises ValueError for unknown
-    prompts, for a corrupted scores.json, and for videos of several policies or settings.
+    Without either, the files belong to ``requests`` in order, equally many to each. Raises
+    ValueError for unknown prompts, for a corrupted scores.json, and for videos of several policies
+    or settings.
     """
     paths = sorted(folder.glob("*.mp4"))
     if not paths:
         problem = folder_problem(folder) or "it contains no mp4 file"
-        raise ValueError(f"--videos must be a folder with mp4 files, got {quote(folder)}: {problem}")
+        raise ValueError(
+            f"--videos must be a folder with mp4 files, got {quote(folder)}: {problem}"
+        )
     if recorded := _recorded(folder):
         return recorded
     if any(path.with_suffix(".json").is_file() for path in paths):
         records = [_record_of(path.with_suffix(".json")) for path in paths]
         _check_common_settings(paths, records)
-        places = {prompt: place for place, prompt in enumerate(dict.fromkeys(record["prompt"] for record in records))}
+        places = {
+            prompt: place
+            for place, prompt in enumerate(dict.fromkeys(record["prompt"] for record in records))
+        }
         clips = []
         for path, record in zip(paths, records):
             seed = record.get("seed")
             prompt = record["prompt"]
-            clips.append(Clip(path, prompt, places[prompt], seed if isinstance(seed, int) else None))
+            clips.append(
+                Clip(path, prompt, places[prompt], seed if isinstance(seed, int) else None)
+            )
         return clips
     if not requests or len(paths) % len(requests):
         raise ValueError(
-            "the number of videos without JSON files must be a multiple of the rows of valid_video_csv, because videos "
-            f"of a row follow one another, got {len(paths)} videos in {folder} and {len(requests)} rows; "
+            "the number of videos without JSON files must be a multiple of the rows of "
+            "valid_video_csv, because videos "
+            f"of a row follow one another, got {len(paths)} videos in {folder} and "
+            f"{len(requests)} rows; "
             "add the missing videos, or the JSON files that name their prompts"
         )
     each = len(paths) // len(requests)
     owners = [requests[i // each] for i in range(len(paths))]
-    return [Clip(path, owner.prompt, i // each, owner.seed) for i, (path, owner) in enumerate(zip(paths, owners))]
+    return [
+        Clip(path, owner.prompt, i // each, owner.seed)
+        for i, (path, owner) in enumerate(zip(paths, owners))
+    ]
 
 
 def common_frame_rate(clips: list[Clip]) -> float:
-    """Return the frame rate of the videos. Raises ValueError if they differ or a file is not a video."""
+    """Return the frame rate of the videos.
+
+    Raises ValueError if they differ or a file is not a video.
+    """
     rates = sorted({read_header(clip.path).fps for clip in clips})
     if len(rates) > 1:
-        raise ValueError(f"all videos must have the same frame rate, got {', '.join(f'{rate:g}' for rate in rates)}")
+        raise ValueError(
+            "all videos must have the same frame rate, got "
+            f"{', '.join(f'{rate:g}' for rate in rates)}"
+        )
     return rates[0]
 
 
 def read_clips(clips: list[Clip], height: int, width: int) -> Iterator[dict[int, Tensor]]:
-    """Yield the videos in order in parts, by number; those enlarged for mp4 are reduced to ``height`` x ``width``."""
+    """Yield the videos in order in parts, by number; those enlarged for mp4 are reduced to
+    ``height`` x ``width``.
+    """
     part: dict[int, Tensor] = {}
     num_bytes = 0
     for number, clip in enumerate(clips):
@@ -114,11 +139,19 @@ def _recorded(folder: Path) -> list[Clip]:
         clips = []
         for entry in entries:
             if entry["file"]:
-                clips.append(Clip(folder / entry["file"], entry["prompt"], entry["group"], entry.get("seed")))
-        if wrong := [clip for clip in clips if not (isinstance(clip.prompt, str) and type(clip.group) is int)]:
-            raise ValueError(f"prompt {quote(wrong[0].prompt, 60)} and group {quote(wrong[0].group, 60)}")
+                clips.append(
+                    Clip(folder / entry["file"], entry["prompt"], entry["group"], entry.get("seed"))
+                )
+        if wrong := [
+            clip for clip in clips if not (isinstance(clip.prompt, str) and type(clip.group) is int)
+        ]:
+            raise ValueError(
+                f"prompt {quote(wrong[0].prompt, 60)} and group {quote(wrong[0].group, 60)}"
+            )
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} must be a list of videos with file, prompt and group: {error!r}") from error
+        raise ValueError(
+            f"{path} must be a list of videos with file, prompt and group: {error!r}"
+        ) from error
     return clips
 
 
@@ -138,7 +171,9 @@ def _check_common_settings(paths: list[Path], records: list[dict[str, Any]]) -> 
             value = record.get(name)
             if value != first:
                 raise ValueError(
-                    f"the videos in {path.parent} must be of one policy with the same settings: {name} is "
-                    f"{quote(first)} for {paths[0].name} and {quote(value)} for {path.name}; move the videos of "
+                    f"the videos in {path.parent} must be of one policy with the same settings: "
+                    f"{name} is "
+                    f"{quote(first)} for {paths[0].name} and {quote(value)} for {path.name}; move "
+                    "the videos of "
                     "other calls of generate.py to another folder"
                 )

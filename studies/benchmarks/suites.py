@@ -1,4 +1,6 @@
-"""The benchmarks VBench and VBench-2.0: dimensions, numbers of prompts and totals, from suites.yaml."""
+"""The benchmarks VBench and VBench-2.0: dimensions, numbers of prompts and totals, from
+suites.yaml.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +23,8 @@ class Dimension:
     max: float = 1.0
     weight: float = 1.0  # within the category
     row_scale: float = 1.0  # unit of the videos' scores in result files
-    is_renumbered: bool = False  # whether the number in a scored video's name does not identify its seed
+    # whether the number in a scored video's name does not identify its seed
+    is_renumbered: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,28 +50,44 @@ class Suite:
         return rows
 
     def factors(self, row: str) -> dict[str, float]:
-        """Return the factors of (score - min) by dimension whose sum is a row; 1 for a dimension's raw score."""
+        """Return the factors of (score - min) by dimension whose sum is a row; 1 for a dimension's
+        raw score.
+        """
         if row in self.dimensions:
             return {row: 1.0}
         weights = self.categories if row == TOTAL else {row: 1.0}
         members = {name: each for name, each in self.dimensions.items() if each.category in weights}
-        sums = {c: sum(each.weight for each in members.values() if each.category == c) for c in weights}
+        sums = {
+            c: sum(each.weight for each in members.values() if each.category == c) for c in weights
+        }
         shares = {c: weight / sum(weights.values()) / sums[c] for c, weight in weights.items()}
-        return {name: shares[each.category] * each.weight / (each.max - each.min) for name, each in members.items()}
+        return {
+            name: shares[each.category] * each.weight / (each.max - each.min)
+            for name, each in members.items()
+        }
 
     def score(self, row: str, scores: dict[str, float]) -> float:
         """Return a row from the raw scores of its dimensions."""
         if row in self.dimensions:
             return scores[row]
-        return sum(factor * (scores[name] - self.dimensions[name].min) for name, factor in self.factors(row).items())
+        return sum(
+            factor * (scores[name] - self.dimensions[name].min)
+            for name, factor in self.factors(row).items()
+        )
 
 
 def suite_of(dimensions: set[str], where: object) -> Suite:
-    """Return the benchmark with these dimensions. Raises ValueError, naming ``where``, for any other one."""
+    """Return the benchmark with these dimensions.
+
+    Raises ValueError, naming ``where``, for any other one.
+    """
     suite = max(SUITES.values(), key=lambda suite: len(dimensions & suite.dimensions.keys()))
     other = sorted(dimensions - suite.dimensions.keys())
     if other or not dimensions:
-        raise ValueError(f"{where} must have dimensions of {suite.title}, got {quote(', '.join(other) or 'none')}")
+        raise ValueError(
+            f"{where} must have dimensions of {suite.title}, got "
+            f"{quote(', '.join(other) or 'none')}"
+        )
     return suite
 
 

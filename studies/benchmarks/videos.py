@@ -1,7 +1,8 @@
 """Videos of a benchmark's prompts, in the layout of its official tool.
 
-<out>/<policy>/made/<seed>.mp4, .json  videos as generate.py writes them; one without its JSON file is not complete
-<out>/<policy>/videos/...              links to them by official name, and no other file, because the official tools
+<out>/<policy>/made/<seed>.mp4, .json videos as generate.py writes them; one without its JSON file
+is not complete <out>/<policy>/videos/... links to them by official name, and no other file, because
+the official tools
                                        take the suffix of the first file in the folder for that of all videos
 """
 
@@ -36,10 +37,13 @@ class Clip:
 def read_list(path: Path, only: list[str], *, is_official: bool) -> tuple[Suite, list[Row]]:
     """Read the prompts of an official list, of the dimensions ``only`` (all).
 
-    Raises ValueError for another form and, if ``is_official``, for other numbers of prompts than published.
+    Raises ValueError for another form and, if ``is_official``, for other numbers of prompts than
+    published.
     """
     if problem := file_problem(path, MAX_LIST_BYTES):
-        raise ValueError(f"the list of prompts must be a readable file, got {quote(path)}: {problem}")
+        raise ValueError(
+            f"the list of prompts must be a readable file, got {quote(path)}: {problem}"
+        )
     try:
         rows = [(row["prompt_en"], list(row["dimension"])) for row in parse_json(path.read_bytes())]
         for number, (prompt, _) in enumerate(rows, start=1):
@@ -47,34 +51,58 @@ def read_list(path: Path, only: list[str], *, is_official: bool) -> tuple[Suite,
         suite = suite_of(found := {name for _, names in rows for name in names}, path)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"{path} must be a list such as VBench_full_info.json: [{{prompt_en, dimension: [...]}}, ...] ({error})"
+            f"{path} must be a list such as VBench_full_info.json: [{{prompt_en, dimension: "
+            f"[...]}}, ...] ({error})"
         ) from error
     suite_of(found | set(only), "--dimensions")
-    chosen = {name: each.prompts for name, each in suite.dimensions.items() if not only or name in only}
+    chosen = {
+        name: each.prompts for name, each in suite.dimensions.items() if not only or name in only
+    }
     counts = Counter(name for _, names in rows for name in names)
-    wrong = [f"{name} {counts[name]} instead of {number}" for name, number in chosen.items() if counts[name] != number]
+    wrong = [
+        f"{name} {counts[name]} instead of {number}"
+        for name, number in chosen.items()
+        if counts[name] != number
+    ]
     if is_official and wrong:
         raise ValueError(
-            f"{path} must have the published numbers of prompts, got {', '.join(wrong)}; choose complete --dimensions, "
+            f"{path} must have the published numbers of prompts, got {', '.join(wrong)}; choose "
+            "complete --dimensions, "
             "or set --any_list true for scores that cannot be compared with published ones"
         )
-    return suite, [(prompt, kept) for prompt, names in rows if (kept := [name for name in names if name in chosen])]
+    return suite, [
+        (prompt, kept)
+        for prompt, names in rows
+        if (kept := [name for name in names if name in chosen])
+    ]
 
 
-def list_clips(suite: Suite, rows: list[Row], augmented: dict[str, str], *, seed: int, num_videos=None) -> list[Clip]:
-    """Return the videos of the prompts, first number 0 of all. A prompt in several dimensions is made once.
+def list_clips(
+    suite: Suite, rows: list[Row], augmented: dict[str, str], *, seed: int, num_videos=None
+) -> list[Clip]:
+    """Return the videos of the prompts, first number 0 of all.
 
-    A seed depends on ``seed``, prompt and number alone, so that policies and subsets of dimensions share videos.
-    Raises ValueError for an official name that is too long for a file or that two prompts would have.
+    A prompt in several dimensions is made once.
+
+    A seed depends on ``seed``, prompt and number alone, so that policies and subsets of dimensions
+    share videos. Raises ValueError for an official name that is too long for a file or that two
+    prompts would have.
     """
     clips: dict[tuple[int, str], Clip] = {}
     owners: dict[str, str] = {}  # prompt by official name
     for prompt, name in ((prompt, name) for prompt, names in rows for name in names):
         if augmented and prompt not in augmented:
-            raise ValueError(f"--augmented must have every prompt as original_prompt, got none for {quote(prompt)}")
+            raise ValueError(
+                "--augmented must have every prompt as original_prompt, got none for "
+                f"{quote(prompt)}"
+            )
         for number in range(num_videos or suite.dimensions[name].videos or suite.videos):
             own = int(generator(seed, "benchmark", prompt, number).integers(2**48))
-            request = Request(augmented.get(prompt, prompt), seed=own, original_prompt=prompt if augmented else None)
+            request = Request(
+                augmented.get(prompt, prompt),
+                seed=own,
+                original_prompt=prompt if augmented else None,
+            )
             clip = clips.setdefault((number, prompt), Clip(request, number, []))
             file = f"{prompt[: suite.name_length]}-{number}.mp4"
             if suite.has_folders:
@@ -83,12 +111,14 @@ def list_clips(suite: Suite, rows: list[Row], augmented: dict[str, str], *, seed
                 clip.files.append(file)
             if (size := len(os.fsencode(os.path.basename(file)))) > MAX_NAME:
                 raise ValueError(
-                    f"the official name of a video must have at most {MAX_NAME} bytes, got {size} for the prompt "
+                    f"the official name of a video must have at most {MAX_NAME} bytes, got {size} "
+                    "for the prompt "
                     f"{quote(prompt)}; shorten or remove the prompt"
                 )
             if owners.setdefault(file, prompt) != prompt:
                 raise ValueError(
-                    f"two prompts have the official name {quote(file)}: {quote(owners[file])} and {quote(prompt)}; "
+                    f"two prompts have the official name {quote(file)}: {quote(owners[file])} and "
+                    f"{quote(prompt)}; "
                     "remove one of them"
                 )
     return sorted(clips.values(), key=lambda clip: clip.number)
@@ -107,21 +137,37 @@ class BenchmarkVideos:
         return self.folder / "made" / f"{clip.request.seed:012x}.mp4"
 
     def pending(self) -> list[Video]:
-        """Return the videos without a complete file. Raises ValueError for one that was made with other settings."""
+        """Return the videos without a complete file.
+
+        Raises ValueError for one that was made with other settings.
+        """
         _, *size = self.config.rollout_size
         videos = []
-        for video in [Video(clip.request, *size, clip.number, self.made(clip)) for clip in self.clips]:
+        for video in [
+            Video(clip.request, *size, clip.number, self.made(clip)) for clip in self.clips
+        ]:
             record = video.path.with_suffix(".json")
             if not (record.is_file() and video.path.is_file()):
                 videos.append(video)
                 continue
-            old, new = read_json(record, "video"), video_settings(self.config, video, self.source, 0, False)
-            if changed := [f"{n} {quote(old.get(n))}, now {quote(new[n])}" for n in new if old.get(n) != new[n]]:
-                raise ValueError(f"{video.path} has other settings: {'; '.join(changed)}. Choose another --output_dir")
+            old, new = (
+                read_json(record, "video"),
+                video_settings(self.config, video, self.source, 0, False),
+            )
+            if changed := [
+                f"{n} {quote(old.get(n))}, now {quote(new[n])}" for n in new if old.get(n) != new[n]
+            ]:
+                raise ValueError(
+                    f"{video.path} has other settings: {'; '.join(changed)}. Choose another "
+                    "--output_dir"
+                )
         return videos
 
     def make(self, videos: list[Video], *, only_checks: bool = False) -> None:
-        """Generate the videos; the processes of torchrun share them. Raises ValueError as `generate` does."""
+        """Generate the videos; the processes of torchrun share them.
+
+        Raises ValueError as `generate` does.
+        """
         if videos:
             generate(
                 self.config,
@@ -134,7 +180,10 @@ class BenchmarkVideos:
             )
 
     def link(self) -> None:
-        """Link the official names to the videos. Raises ValueError for a name that another file has."""
+        """Link the official names to the videos.
+
+        Raises ValueError for a name that another file has.
+        """
         for made, file in [(self.made(clip), file) for clip in self.clips for file in clip.files]:
             official = self.folder / "videos" / file
             make_folder(official.parent)
@@ -143,6 +192,8 @@ class BenchmarkVideos:
                 official.symlink_to(target)
             elif not official.is_symlink() or os.readlink(official) != target:
                 raise ValueError(
-                    f"{official} must be a link to {target}, but another file has this name; delete "
-                    f"{self.folder / 'videos'}, or use a file system that distinguishes upper and lower case"
+                    f"{official} must be a link to {target}, but another file has this name; "
+                    "delete "
+                    f"{self.folder / 'videos'}, or use a file system that distinguishes upper and "
+                    "lower case"
                 )

@@ -25,7 +25,8 @@ class Run:
     """A training run, read from its folder."""
 
     folder: Path
-    settings: dict  # settings that affect training, without the seed; kl_strategy is resolved; hashable values
+    # settings that affect training, without the seed; kl_strategy is resolved; hashable values
+    settings: dict
     lines: list[dict]  # of metrics.jsonl
 
 
@@ -47,10 +48,17 @@ class Comparison:
 
 
 def find_runs(folders: Iterable[Path]) -> list[Run]:
-    """Return the runs that the folders are or contain. Raises ValueError for a folder without runs."""
+    """Return the runs that the folders are or contain.
+
+    Raises ValueError for a folder without runs.
+    """
     runs = {}
     for folder in folders:
-        paths = [folder] if (folder / "metrics.jsonl").is_file() else [p.parent for p in folder.rglob("metrics.jsonl")]
+        paths = (
+            [folder]
+            if (folder / "metrics.jsonl").is_file()
+            else [p.parent for p in folder.rglob("metrics.jsonl")]
+        )
         paths = [path for path in sorted(paths) if (path / "config.yaml").is_file()]
         if not paths:
             problem = folder_problem(folder) or "found no metrics.jsonl beside a config.yaml"
@@ -62,44 +70,69 @@ def find_runs(folders: Iterable[Path]) -> list[Run]:
 def _read_run(folder: Path) -> Run:
     settings = experiment_settings(load_config(folder / "config.yaml"))
     del settings["seed"]
-    settings = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
+    settings = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()
+    }
     return Run(folder, settings, read_metrics(folder / "metrics.jsonl"))
 
 
 def compare(runs: list[Run], names: list[str]) -> list[Comparison]:
-    """Group runs that differ only in the settings ``names``; runs of equal settings are the seeds of a variant.
+    """Group runs that differ only in the settings ``names``; runs of equal settings are the seeds
+    of a variant.
 
-    Without ``names``, each comparison has one variant. Raises MissingRuns if there is no comparison.
+    Without ``names``, each comparison has one variant. Raises MissingRuns if there is no
+    comparison.
     """
     grouped: dict[Settings, dict[Settings, list[Run]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
         fixed = tuple(item for item in run.settings.items() if item[0] not in names)
         compared = tuple(item for item in run.settings.items() if item[0] in names)
         grouped[fixed][compared].append(run)
-    found = [(fixed, variants) for fixed, variants in grouped.items() if len(variants) > 1 or not names]
+    found = [
+        (fixed, variants) for fixed, variants in grouped.items() if len(variants) > 1 or not names
+    ]
     if not found:
         raise MissingRuns(f"no runs differ only in {names[0]}")
     labels = _labels([fixed for fixed, _ in found])
-    return [Comparison(label, dict(zip(_labels(list(v)), v.values()))) for label, (_, v) in zip(labels, found)]
+    return [
+        Comparison(label, dict(zip(_labels(list(v)), v.values())))
+        for label, (_, v) in zip(labels, found)
+    ]
 
 
 def _labels(choices: list[Settings]) -> list[str]:
-    """Return a label for each choice of settings: those whose values differ. A choice may lack a setting."""
+    """Return a label for each choice of settings: those whose values differ.
+
+    A choice may lack a setting.
+    """
     values = defaultdict(set)
     for name, value in itertools.chain(*choices):
         values[name].add(value)
-    shown = [[(name, value) for name, value in settings if len(values[name]) > 1] for settings in choices]
-    return [", ".join(f"{n} {v:.4g}" if isinstance(v, float) else f"{n} {v}" for n, v in items) for items in shown]
+    shown = [
+        [(name, value) for name, value in settings if len(values[name]) > 1] for settings in choices
+    ]
+    return [
+        ", ".join(f"{n} {v:.4g}" if isinstance(v, float) else f"{n} {v}" for n, v in items)
+        for items in shown
+    ]
 
 
 def curve(runs: list[Run], name: str, *, window: int = 1) -> Curve:
-    """Return mean and spread of a metric over runs, smoothed over ``window`` iterations. Raises MissingRuns."""
-    series = [{line["iteration"]: line[name] for line in run.lines if line.get(name) is not None} for run in runs]
+    """Return mean and spread of a metric over runs, smoothed over ``window`` iterations.
+
+    Raises MissingRuns.
+    """
+    series = [
+        {line["iteration"]: line[name] for line in run.lines if line.get(name) is not None}
+        for run in runs
+    ]
     common = sorted(set.intersection(*(set(points) for points in series)))
     if len(common) < window:
         raise MissingRuns(
-            f"metrics.jsonl of {runs[0].folder} and its other seeds must contain at least {window} iterations of {name}"
+            f"metrics.jsonl of {runs[0].folder} and its other seeds must contain at least "
+            f"{window} iterations of {name}"
         )
-    values = np.array([[points[iteration] for iteration in common] for points in series])  # (runs, iterations)
+    # (runs, iterations)
+    values = np.array([[points[iteration] for iteration in common] for points in series])
     smooth = np.lib.stride_tricks.sliding_window_view(values, window, axis=1).mean(-1)
     return Curve(np.array(common[window - 1 :]), smooth.mean(0), smooth.std(0))

@@ -3,7 +3,8 @@
     3  reward with and without the equalizer, for each SDE         8  mean and spread of the reward by trust region
     7  schedules of the KL coefficient: VQ, MQ and TA              0  learning curve of a run (not in the paper)
 
-A figure has a row for each comparison: runs that differ only in the compared settings, with a line for each variant.
+A figure has a row for each comparison: runs that differ only in the compared settings, with a line
+for each variant.
 """
 
 from dataclasses import asdict
@@ -27,14 +28,19 @@ COMPARED = {  # settings by figure, the decisive one first
 METRICS = {
     3: {"reward/mean": "reward"},
     7: {"reward/VQ": "VQ", "reward/MQ": "MQ", "reward/TA": "TA", "kl/coef": "KL coefficient"},
-    8: {"reward/mean": "mean of the reward", "reward/std": "standard deviation of the reward within a group"},
+    8: {
+        "reward/mean": "mean of the reward",
+        "reward/std": "standard deviation of the reward within a group",
+    },
 }
 
 
 def draw(number: int, runs: list[Run], folder: Path, *, window: int) -> str:
     """Draw a figure into the folder and return a message: its file, or why it was skipped."""
     folder.mkdir(parents=True, exist_ok=True)
-    name, stem = (f"figure {number}", f"figure{number}") if number else ("learning curve", "learning_curve")
+    name, stem = (
+        (f"figure {number}", f"figure{number}") if number else ("learning curve", "learning_curve")
+    )
     try:
         if number:
             path = _draw(compare(runs, COMPARED[number]), METRICS[number], folder, stem, window)
@@ -46,21 +52,35 @@ def draw(number: int, runs: list[Run], folder: Path, *, window: int) -> str:
 
 
 def learning_curve(runs: list[Run], folder: Path, stem: str, *, window: int) -> Path:
-    """Draw the reward and its dimensions over iterations, for one run or for several seeds of it."""
+    """Draw the reward and its dimensions over iterations, for one run or for several seeds
+    of it.
+    """
     comparisons = compare(runs, [])
     if len(comparisons) != 1:
-        raise MissingRuns(f"it needs runs that differ only in their seed, got {len(comparisons)} different settings")
+        raise MissingRuns(
+            f"it needs runs that differ only in their seed, got {len(comparisons)} different "
+            "settings"
+        )
     scored = [name[7:] for name in (runs[0].lines or [{}])[-1] if name.startswith("reward/")]
-    metrics = {"reward/mean": "reward"} | {f"reward/{n}": n for n in scored if n not in ("mean", "std", "missing")}
+    metrics = {"reward/mean": "reward"} | {
+        f"reward/{n}": n for n in scored if n not in ("mean", "std", "missing")
+    }
     window = max(1, min(window, *(len(run.lines) for run in runs)))
     return _draw([Comparison("", {runs[0].folder.name: runs})], metrics, folder, stem, window)
 
 
-def _draw(comparisons: list[Comparison], metrics: dict[str, str], folder: Path, stem: str, window: int) -> Path:
-    """Draw a row of panels for each comparison, with a panel for each metric and a line for each variant."""
+def _draw(
+    comparisons: list[Comparison], metrics: dict[str, str], folder: Path, stem: str, window: int
+) -> Path:
+    """Draw a row of panels for each comparison, with a panel for each metric and a line for each
+    variant.
+    """
     titles = [(comparison.label, label) for comparison in comparisons for label in metrics.values()]
     curves = [
-        {f"{name} ({len(runs)} seed(s))": curve(runs, metric, window=window) for name, runs in each.variants.items()}
+        {
+            f"{name} ({len(runs)} seed(s))": curve(runs, metric, window=window)
+            for name, runs in each.variants.items()
+        }
         for each in comparisons
         for metric in metrics
     ]
@@ -69,7 +89,9 @@ def _draw(comparisons: list[Comparison], metrics: dict[str, str], folder: Path, 
         for variant, points in by_variant.items():
             (line,) = axes.plot(points.iterations, points.mean, label=variant)
             low, high = points.mean - points.std, points.mean + points.std
-            axes.fill_between(points.iterations, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+            axes.fill_between(
+                points.iterations, low, high, color=line.get_color(), alpha=0.2, linewidth=0
+            )
         y_label = f"{label}, mean of {window} iterations" if window > 1 else label
         label_axes(axes, title or label, "iteration", y_label)
     return save_figure(figure, folder, stem)

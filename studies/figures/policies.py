@@ -1,7 +1,8 @@
-"""Videos of several policies for the same prompts and seeds, like figures 6 and 10 to 12 of the paper.
+"""Videos of several policies for the same prompts and seeds, like figures 6 and 10 to 12 of the
+paper.
 
-<out>/<policy>/0000.mp4, 0000.json    videos of each policy, as written by generate.py
-<out>/policies.png                    a row for each prompt with frames of each policy
+<out>/<policy>/0000.mp4, 0000.json videos of each policy, as written by generate.py
+<out>/policies.png a row for each prompt with frames of each policy
 """
 
 import re
@@ -21,7 +22,9 @@ Policies = dict[str, tuple[Source, Config]]  # by name
 
 
 def read_policies(words: list[str], config: Config) -> Policies:
-    """Parse policies given as ``base`` or ``name=path`` (see `source_of`). Raises ValueError for invalid words.
+    """Parse policies given as ``base`` or ``name=path`` (see `source_of`).
+
+    Raises ValueError for invalid words.
 
     A suffix such as ``@6`` sets the guidance scale of a policy's settings and is part of its name.
     """
@@ -34,23 +37,34 @@ def read_policies(words: list[str], config: Config) -> Policies:
         if name + suffix in policies:
             raise ValueError(f"policies need different names, got {quote(name + suffix)} twice")
         if not re.fullmatch(r"\w[\w.+-]{0,39}", name):
-            raise ValueError(f"a policy's name must be at most 40 letters, digits and _ . + -, got {quote(name)}")
+            raise ValueError(
+                f"a policy's name must be at most 40 letters, digits and _ . + -, got {quote(name)}"
+            )
         source = source_of(Path(path)) if has_path else Source()
-        policies[name + suffix] = source, config.with_settings(cfg_scale=float(scale)) if scale else config
+        policies[name + suffix] = (
+            source,
+            config.with_settings(cfg_scale=float(scale)) if scale else config,
+        )
     return policies
 
 
 def source_of(path: Path) -> Source:
-    """Return the policy of a LoRA file or folder, of a checkpoint, or of a run (its newest checkpoint)."""
+    """Return the policy of a LoRA file or folder, of a checkpoint, or of a run (its newest
+    checkpoint).
+    """
     if not path.exists():
-        raise ValueError(f"a policy must be a run, a checkpoint or a LoRA, got {quote(path)}: it does not exist")
+        raise ValueError(
+            f"a policy must be a run, a checkpoint or a LoRA, got {quote(path)}: it does not exist"
+        )
     if path.is_file() or any((path / name).is_file() for name in LORA_FILES):
         return Source(lora=path)
     checkpoints = complete(path)
     return Source(checkpoints[-1] if checkpoints else path)
 
 
-def sample_policies(policies: Policies, requests: list[Request], out: Path, *, only_checks: bool = False) -> None:
+def sample_policies(
+    policies: Policies, requests: list[Request], out: Path, *, only_checks: bool = False
+) -> None:
     """Generate the videos of one policy after the other. Raises ValueError as `generate` does."""
     for name, (source, config) in policies.items():
         sizes = dict.fromkeys(requests, (config.data.height, config.data.width))

@@ -21,14 +21,20 @@ from studies.preference.rating import DATABASE, KEY, STUDY, Study
 
 KINDS = ("pair", "repeat", "identical")
 MIN_ONE_SIDED = 8  # fewest preferences from which a rater counts as one-sided
-FIRST_SHARE = {"first": 1.0, "second": 0.0, "tie": 0.5, "both_bad": 0.5}  # share of a win for the first video
+# share of a win for the first video
+FIRST_SHARE = {"first": 1.0, "second": 0.0, "tie": 0.5, "both_bad": 0.5}
 
 
 def read_key(study: Study) -> dict:
-    """Return the methods, and the kind and methods of each pair. Raises ValueError if the key is not of this study."""
+    """Return the methods, and the kind and methods of each pair.
+
+    Raises ValueError if the key is not of this study.
+    """
     path = study.folder / KEY
     key = read_json(path, "key")
-    served = {name: pair for rater in study.raters.values() for name, pair in rater["pairs"].items()}
+    served = {
+        name: pair for rater in study.raters.values() for name, pair in rater["pairs"].items()
+    }
     try:
         methods = key["methods"]
         if len(methods) < 2 or len(set(methods)) < len(methods):
@@ -39,21 +45,28 @@ def read_key(study: Study) -> dict:
             _check_pair(pair, served[name], len(methods))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"{path} must be the key of {study.folder / STUDY}, as `make` wrote both: one of them was changed or "
+            f"{path} must be the key of {study.folder / STUDY}, as `make` wrote both: one of them "
+            "was changed or "
             f"belongs to another study ({error!r}); restore it"
         ) from error
     return key
 
 
 def _check_pair(pair: dict, served: dict, num_methods: int) -> None:
-    """Raise an exception if a pair of the key is invalid or differs from the pair that raters see."""
+    """Raise an exception if a pair of the key is invalid or differs from the pair that
+    raters see.
+    """
     if any(pair[name] != value for name, value in served.items()):
         raise ValueError(f"raters see {quote(served)}, not {quote(pair)}")
     if pair["kind"] not in KINDS or not isinstance(pair["unit"], int) or len(pair["sources"]) != 2:
         raise ValueError(f"pair {quote(pair)}")
     first, second = pair["methods"]
     is_identical = pair["kind"] == "identical"
-    if first not in range(num_methods) or second not in range(num_methods) or (first == second) != is_identical:
+    if (
+        first not in range(num_methods)
+        or second not in range(num_methods)
+        or (first == second) != is_identical
+    ):
         raise ValueError(f"methods {quote(pair['methods'])} of {num_methods}")
 
 
@@ -64,17 +77,21 @@ def check_answers(study: Study) -> None:
         is_of_rater = row["pair"] in owners and row["rater"] == owners[row["pair"]]
         if not is_of_rater or row["answer"] not in FIRST_SHARE:
             raise ValueError(
-                f"{study.folder / DATABASE} must have the answers of the raters in {STUDY}, got {quote(tuple(row))}: "
+                f"{study.folder / DATABASE} must have the answers of the raters in {STUDY}, got "
+                f"{quote(tuple(row))}: "
                 "the file was changed or belongs to another study; restore it"
             )
 
 
 def judgements(study: Study, pairs: dict) -> list[SimpleNamespace]:
-    """Join the answers with the key of their pairs and derive wins and failed checks; undefined values are None."""
+    """Join the answers with the key of their pairs and derive wins and failed checks; undefined
+    values are None.
+    """
     given, before = [SimpleNamespace(**row, **pairs[row["pair"]]) for row in study.rows()], {}
     for j in given:
         won, j.versus = FIRST_SHARE[j.answer], tuple(sorted(j.methods))
-        j.value = won if j.methods == [*j.versus] else 1 - won  # share of a win for the earlier method
+        # share of a win for the earlier method
+        j.value = won if j.methods == [*j.versus] else 1 - won
         j.is_first = None if won == 0.5 else won
         first, second = (_score(Path(file), j.dimension) for file in j.sources)
         has_order = won != 0.5 and None not in (first, second) and first != second
@@ -85,14 +102,17 @@ def judgements(study: Study, pairs: dict) -> list[SimpleNamespace]:
 
 
 def _score(file: Path, dimension: str) -> float | None:
-    """Return a recorded score of a video; None if there is none, or if it is not a finite number."""
+    """Return a recorded score of a video; None if there is none, or if it is not a finite
+    number.
+    """
     score = scores_of(file.parent).get(file.name, {}).get(dimension)
     return score if isinstance(score, int | float) and math.isfinite(score) else None
 
 
 @functools.cache
 def scores_of(folder: Path) -> dict[str, dict]:
-    """Return the scores that a run or scripts.evaluate wrote for a folder's videos, by file; empty without them.
+    """Return the scores that a run or scripts.evaluate wrote for a folder's videos, by file; empty
+    without them.
 
     Raises ValueError for a corrupted file.
     """
@@ -104,19 +124,21 @@ def scores_of(folder: Path) -> dict[str, dict]:
                 return {entry["file"]: dict(entry) for entry in entries}
             except (ValueError, LookupError, TypeError) as error:
                 raise ValueError(
-                    f"{path} must be a list of videos with scores ({error!r}); restore it, or delete it to analyse "
+                    f"{path} must be a list of videos with scores ({error!r}); restore it, or "
+                    "delete it to analyse "
                     "the study without the scores"
                 ) from error
     return {}
 
 
 def share(given: list[SimpleNamespace], name: str) -> dict[str, float | None]:
-    """Return the mean of a judgement in [0, 1] and its 95 % interval, with both raters and prompts as random samples.
+    """Return the mean of a judgement in [0, 1] and its 95 % interval, with both raters and prompts
+    as random samples.
 
-    The half width is that of `hyvideo.validation.intervals` for a table with gaps, from cluster-robust variances
-    (Cameron, Gelbach and Miller 2011), and at least that of independent cells. The interval is Wilson's for the
-    number of answers that gives this width. Without variation every rater, or prompt if there are fewer, counts as
-    one answer.
+    The half width is that of `hyvideo.validation.intervals` for a table with gaps, from
+    cluster-robust variances (Cameron, Gelbach and Miller 2011), and at least that of independent
+    cells. The interval is Wilson's for the number of answers that gives this width. Without
+    variation every rater, or prompt if there are fewer, counts as one answer.
     """
     defined = [(getattr(j, name), j.rater, j.prompt) for j in given if getattr(j, name) is not None]
     if not defined:
@@ -130,30 +152,52 @@ def share(given: list[SimpleNamespace], name: str) -> dict[str, float | None]:
         freedom = max(1, len(sums) - 1)
         scale = t_quantile(freedom) ** 2 * len(sums) / freedom / len(values) ** 2
         squared.append(scale * sum(total**2 for total in sums.values()))
-    half, spread = max(squared[0] + squared[1] - squared[2], min(squared[:2]), squared[2]), mean * (1 - mean)
+    half, spread = (
+        max(squared[0] + squared[1] - squared[2], min(squared[:2]), squared[2]),
+        mean * (1 - mean),
+    )
     fewest = min(len(set(raters)), len(set(prompts)))
     ratio = half / spread if half > 1e-12 else t_quantile(max(1, fewest - 1)) ** 2 / fewest
-    centre, width = (mean + ratio / 2) / (1 + ratio), math.sqrt(ratio * spread + ratio**2 / 4) / (1 + ratio)
+    centre, width = (
+        (mean + ratio / 2) / (1 + ratio),
+        math.sqrt(ratio * spread + ratio**2 / 4) / (1 + ratio),
+    )
     return {"mean": mean, "low": min(mean, centre - width), "high": max(mean, centre + width)}
 
 
 def question_results(given: list[SimpleNamespace], methods: list[str]) -> dict:
-    """Return the results of one question; alpha is None if no pair has two raters, or all answers are equal."""
+    """Return the results of one question; alpha is None if no pair has two raters, or all answers
+    are equal.
+    """
     rates, wins = [], [*itertools.permutations(range(len(methods)), 2)]
     for a, b in itertools.combinations(range(len(methods)), 2):
         answers = [j for j in given if j.versus == (a, b)]
-        labels = {"method": methods[a], "against": methods[b], "raters": len({j.rater for j in answers})}
+        labels = {
+            "method": methods[a],
+            "against": methods[b],
+            "raters": len({j.rater for j in answers}),
+        }
         rates.append(labels | share(answers, "value"))
-        won = int(sum(2 * j.value for j in answers))  # an answer counts as two wins, a tie as one for each
+        # an answer counts as two wins, a tie as one for each
+        won = int(sum(2 * j.value for j in answers))
         wins += [(a, b)] * won + [(b, a)] * (2 * len(answers) - won)
     cells = Counter((j.unit, j.versus, j.value) for j in given)
-    counts = [[cells[unit, versus, value] for value in (0.0, 0.5, 1.0)] for unit, versus in {c[:2] for c in cells}]
+    counts = [
+        [cells[unit, versus, value] for value in (0.0, 0.5, 1.0)]
+        for unit, versus in {c[:2] for c in cells}
+    ]
     shared = [count for count in counts if sum(count) > 1]
     with np.errstate(invalid="ignore"):
-        alpha = krippendorff.alpha(value_counts=shared, level_of_measurement="ordinal") if shared else math.nan
+        alpha = (
+            krippendorff.alpha(value_counts=shared, level_of_measurement="ordinal")
+            if shared
+            else math.nan
+        )
     return {
         "win_rates": rates,
-        "strengths": dict(zip(methods, choix.ilsr_pairwise(len(methods), wins, max_iter=1000).tolist())),
+        "strengths": dict(
+            zip(methods, choix.ilsr_pairwise(len(methods), wins, max_iter=1000).tolist())
+        ),
         "alpha": float(alpha) if math.isfinite(alpha) else None,
         "first_side": share(given, "is_first"),
         "reward_model": share(given, "is_scored_higher"),
@@ -163,8 +207,9 @@ def question_results(given: list[SimpleNamespace], methods: list[str]) -> dict:
 def one_sided(given: list[SimpleNamespace], question: str) -> dict[str, str]:
     """Return the raters who prefer the same side in all their pairs, with this side, A or B.
 
-    Only pairs with a preference count, without the checks, in the answers to one ``question``. At least eight are
-    needed: a rater without a bias has one side in all of them in less than 1 % of cases.
+    Only pairs with a preference count, without the checks, in the answers to one ``question``. At
+    least eight are needed: a rater without a bias has one side in all of them in less than 1 % of
+    cases.
     """
     sides: dict[str, list[float]] = {}
     for j in given:
@@ -194,18 +239,32 @@ def analyse(study: Study, most_failed: float, exclude: Sequence[str] = ()) -> st
             checks[j.rater].append(j.is_failed)
     if unknown := [name for name in exclude if name not in checks]:
         raise ValueError(
-            f"--exclude must name raters with answers, {', '.join(checks) or 'none'}, got {', '.join(unknown)}; "
+            f"--exclude must name raters with answers, {', '.join(checks) or 'none'}, got "
+            f"{', '.join(unknown)}; "
             "correct the names"
         )
     left_out = [
-        rater for rater, failed in checks.items() if rater in exclude or sum(failed) > most_failed * len(failed)
+        rater
+        for rater, failed in checks.items()
+        if rater in exclude or sum(failed) > most_failed * len(failed)
     ]
-    counted = [j for j in given if j.kind == "pair" and j.rater not in left_out and j.dimension in questions]
+    counted = [
+        j
+        for j in given
+        if j.kind == "pair" and j.rater not in left_out and j.dimension in questions
+    ]
     if not counted:
-        excluded = f"excluded for failing more than {most_failed:.0%} of their checks: {', '.join(left_out) or 'none'}"
+        excluded = (
+            f"excluded for failing more than {most_failed:.0%} of their checks: "
+            f"{', '.join(left_out) or 'none'}"
+        )
         raise ValueError(f"no answers to {', '.join(questions)} remain; raters {excluded}")
     by_question = {name: [j for j in counted if j.dimension == name] for name in questions}
-    by_name = {name: question_results(answers, key["methods"]) for name, answers in by_question.items() if answers}
+    by_name = {
+        name: question_results(answers, key["methods"])
+        for name, answers in by_question.items()
+        if answers
+    }
     general = {
         "methods": key["methods"],
         "most_failed": most_failed,

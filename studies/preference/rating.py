@@ -1,4 +1,6 @@
-"""Rating page of a preference study, served over HTTP or written as files, and the database of answers."""
+"""Rating page of a preference study, served over HTTP or written as files, and the database of
+answers.
+"""
 
 import asyncio
 import shutil
@@ -17,23 +19,29 @@ from hyvideo.data.files import make_folder, parse_json, read_regular
 from hyvideo.data.templates import fill
 from hyvideo.data.text import quote
 
-STUDY, KEY, VIDEOS, DATABASE = "study.json", "key.json", "videos", "answers.sqlite"  # in a study's folder
+# in a study's folder
+STUDY, KEY, VIDEOS, DATABASE = "study.json", "key.json", "videos", "answers.sqlite"
 SIDES = ("first", "second")
 MAX_BODY, MAX_SECONDS = 10_000, 20  # limits on the size and the transfer time of an answer
-# Without a write-ahead log, SQLite rejects an answer if the file has been deleted or replaced since it was opened.
+# Without a write-ahead log, SQLite rejects an answer if the file has been deleted or replaced since
+# it was opened.
 SCHEMA = """PRAGMA journal_mode = DELETE; PRAGMA synchronous = FULL; CREATE TABLE IF NOT EXISTS answers (rater TEXT,
     pair TEXT, dimension TEXT, answer TEXT, at TEXT DEFAULT CURRENT_TIMESTAMP, PRIMARY KEY (pair, dimension))"""
 
 
 class Answers(BaseModel):
-    """A rater's answers by pair and dimension: of one pair from a served page, or of all from a standalone page."""
+    """A rater's answers by pair and dimension: of one pair from a served page, or of all from a
+    standalone page.
+    """
 
     token: str
     answers: dict[str, dict[str, Literal["first", "second", "tie", "both_bad"]]]
 
 
 class Study:
-    """A study's raters by token, and its database of answers, which threads and processes can share."""
+    """A study's raters by token, and its database of answers, which threads and processes can
+    share.
+    """
 
     def __init__(self, folder: Path):
         try:
@@ -45,21 +53,35 @@ class Study:
             if not (self.questions and self.raters):
                 raise ValueError("it has no questions or no raters")
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            raise ValueError(f"{folder / STUDY} must have the format that `make` writes: {error!r}") from error
+            raise ValueError(
+                f"{folder / STUDY} must have the format that `make` writes: {error!r}"
+            ) from error
         self._database = sqlite3.connect(folder / DATABASE, timeout=30, check_same_thread=False)
         self._database.row_factory, self._lock = sqlite3.Row, threading.Lock()
         self._database.executescript(SCHEMA)
 
     def add(self, content: bytes) -> None:
-        """Store `Answers` as JSON, except for pairs that already have one. Raises ValueError for invalid answers."""
+        """Store `Answers` as JSON, except for pairs that already have one.
+
+        Raises ValueError for invalid answers.
+        """
         given = Answers.model_validate_json(content)
         rater = self.raters.get(given.token, {"name": None, "pairs": ()})
         for pair, answers in given.answers.items():
             if pair not in rater["pairs"] or answers.keys() != self.questions.keys():
-                raise ValueError(f"answers must belong to the rater's pairs and cover {', '.join(self.questions)}")
-        rows = [(rater["name"], pair, *each) for pair, answers in given.answers.items() for each in answers.items()]
+                raise ValueError(
+                    "answers must belong to the rater's pairs and cover "
+                    f"{', '.join(self.questions)}"
+                )
+        rows = [
+            (rater["name"], pair, *each)
+            for pair, answers in given.answers.items()
+            for each in answers.items()
+        ]
         with self._lock, self._database:
-            insert = "INSERT OR IGNORE INTO answers (rater, pair, dimension, answer) VALUES (?, ?, ?, ?)"
+            insert = (
+                "INSERT OR IGNORE INTO answers (rater, pair, dimension, answer) VALUES (?, ?, ?, ?)"
+            )
             self._database.executemany(insert, rows)
 
     def rows(self) -> list[sqlite3.Row]:
@@ -68,7 +90,10 @@ class Study:
             return self._database.execute("SELECT * FROM answers ORDER BY rowid").fetchall()
 
     def page(self, token: str, *, is_standalone: bool = False) -> str:
-        """Render the rater's page, at the first pair without an answer. A standalone page needs no server."""
+        """Render the rater's page, at the first pair without an answer.
+
+        A standalone page needs no server.
+        """
         done = {row["pair"] for row in self.rows()}
         template = Path(__file__).with_name("page.html")
         return fill(template, study=self, token=token, done=done, is_standalone=is_standalone)
@@ -81,11 +106,15 @@ class Study:
             for name, pair in rater["pairs"].items():
                 for side in SIDES:
                     shutil.copy2(self.folder / pair[side], clips / f"{name}-{side}.mp4")
-            clips.with_name("index.html").write_text(self.page(token, is_standalone=True), encoding="utf-8")
+            clips.with_name("index.html").write_text(
+                self.page(token, is_standalone=True), encoding="utf-8"
+            )
 
 
 def _check_raters(raters: Iterable[dict]) -> None:
-    """Raise an exception if a rater or a pair lacks an entry, or if two raters share a name or a pair."""
+    """Raise an exception if a rater or a pair lacks an entry, or if two raters share a name or a
+    pair.
+    """
     names = set()
     pairs = set()
     for rater in raters:
@@ -102,7 +131,11 @@ def create_app(study: Study) -> FastAPI:
     """Return the web service of a study. A token gives access to the pairs of its rater only."""
 
     def check(token: str = "", pair: str | None = None, side: str = "first") -> None:
-        if token not in study.raters or side not in SIDES or pair not in (None, *study.raters[token]["pairs"]):
+        if (
+            token not in study.raters
+            or side not in SIDES
+            or pair not in (None, *study.raters[token]["pairs"])
+        ):
             raise HTTPException(404, "page not found; please check your link")
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, dependencies=[Depends(check)])
@@ -115,7 +148,9 @@ def create_app(study: Study) -> FastAPI:
     def clip(token: str, pair: str, side: str) -> FileResponse:
         file = study.folder / study.raters[token]["pairs"][pair][side]
         if not file.is_file():
-            raise HTTPException(404, "the clip is missing; please contact the person who invited you")
+            raise HTTPException(
+                404, "the clip is missing; please contact the person who invited you"
+            )
         # By default the tag depends on the file, so that equal files could be recognized.
         headers = {"cache-control": "private, max-age=86400", "etag": f'"{pair}-{side}"'}
         return FileResponse(file, headers=headers)
@@ -124,15 +159,21 @@ def create_app(study: Study) -> FastAPI:
     async def add(request: Request) -> None:
         try:
             if int(request.headers.get("content-length", MAX_BODY + 1)) > MAX_BODY:
-                raise HTTPException(413, f"an answer needs a content-length of at most {MAX_BODY} bytes")
+                raise HTTPException(
+                    413, f"an answer needs a content-length of at most {MAX_BODY} bytes"
+                )
             async with asyncio.timeout(MAX_SECONDS):
                 content = await request.body()
             await asyncio.to_thread(study.add, content)
         except ValueError as error:
             raise HTTPException(422, str(error)) from error
         except (TimeoutError, ClientDisconnect) as error:
-            raise HTTPException(408, f"the answer did not arrive completely within {MAX_SECONDS} seconds") from error
+            raise HTTPException(
+                408, f"the answer did not arrive completely within {MAX_SECONDS} seconds"
+            ) from error
         except sqlite3.Error as error:  # such as a full disk
-            raise HTTPException(503, f"{error}; please contact the person who invited you") from error
+            raise HTTPException(
+                503, f"{error}; please contact the person who invited you"
+            ) from error
 
     return app

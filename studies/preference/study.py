@@ -1,4 +1,6 @@
-"""A blind preference study: pairs of videos for each rater, in files that do not reveal the method."""
+"""A blind preference study: pairs of videos for each rater, in files that do not reveal the
+method.
+"""
 
 import itertools
 import math
@@ -22,16 +24,28 @@ DATE = 946_684_800  # modification time of every file: 1 January 2000
 DEFAULT_PAIRS, DEFAULT_CHECKS = 20, 2  # of a rater, if there are enough videos
 
 
-def design(num_methods: int, num_units: int, *, raters: int, pairs: int, checks: int, seed: int = 0) -> list[list]:
-    """Return each rater's screens: kind (pair, repeat, identical), unit, and methods of the first and second video.
+def design(
+    num_methods: int, num_units: int, *, raters: int, pairs: int, checks: int, seed: int = 0
+) -> list[list]:
+    """Return each rater's screens: kind (pair, repeat, identical), unit, and methods of the first
+    and second video.
 
-    Combinations of method pairs and units (videos of common prompts) are arranged cyclically; each rater gets the next
-    slice. In a slice, the counts of method pairs differ by at most one, those of units by at most two. For each rater,
-    the counts of the earlier method on the two sides differ by at most one. Raises ValueError for impossible sizes.
+    Combinations of method pairs and units (videos of common prompts) are arranged cyclically; each
+    rater gets the next slice. In a slice, the counts of method pairs differ by at most one, those
+    of units by at most two. For each rater, the counts of the earlier method on the two sides
+    differ by at most one. Raises ValueError for impossible sizes.
     """
     versus = list(itertools.combinations(range(num_methods), 2))
-    num_combinations, period, half = len(versus) * num_units, math.lcm(len(versus), num_units), pairs // 2
-    bounds = {"pairs": (1, pairs, num_combinations), "raters": (1, raters, 9999), "checks": (0, checks, half)}
+    num_combinations, period, half = (
+        len(versus) * num_units,
+        math.lcm(len(versus), num_units),
+        pairs // 2,
+    )
+    bounds = {
+        "pairs": (1, pairs, num_combinations),
+        "raters": (1, raters, 9999),
+        "checks": (0, checks, half),
+    }
     for name, (least, given, most) in bounds.items():
         if not least <= given <= most:
             what = f"{num_methods} methods with {num_units} videos of common prompts"
@@ -40,20 +54,31 @@ def design(num_methods: int, num_units: int, *, raters: int, pairs: int, checks:
     units = random.permutation(num_units).tolist()
     for rater in range(raters):
         screens, sides = [], (random.permutation(pairs) + rater) % 2
-        for place, side in zip((random.permutation(pairs) + rater * pairs) % num_combinations, sides):
-            unit, methods = units[(place + place // period) % num_units], versus[place % len(versus)]
+        for place, side in zip(
+            (random.permutation(pairs) + rater * pairs) % num_combinations, sides
+        ):
+            unit, methods = (
+                units[(place + place // period) % num_units],
+                versus[place % len(versus)],
+            )
             screens.append(("pair", unit, methods[side], methods[1 - side]))
-        for repeated in random.permutation(half)[:checks]:  # pairs of the first half, repeated in the second
+        # pairs of the first half, repeated in the second
+        for repeated in random.permutation(half)[:checks]:
             _, unit, first, second = screens[repeated]
-            screens.insert(random.integers(half + 1, len(screens) + 1), ("repeat", unit, second, first))
+            screens.insert(
+                random.integers(half + 1, len(screens) + 1), ("repeat", unit, second, first)
+            )
         for _, unit, first, _ in screens[:checks]:
             screens.insert(random.integers(1, len(screens) + 1), ("identical", unit, first, first))
         designed.append(screens)
     return designed
 
 
-def default_sizes(num_methods: int, num_units: int, pairs: int | None, checks: int | None) -> tuple[int, int]:
-    """Return the numbers of pairs and checks of a rater; those that are None are as large as possible, up to 20 and 2.
+def default_sizes(
+    num_methods: int, num_units: int, pairs: int | None, checks: int | None
+) -> tuple[int, int]:
+    """Return the numbers of pairs and checks of a rater; those that are None are as large as
+    possible, up to 20 and 2.
 
     ``num_units`` are videos of common prompts.
     """
@@ -74,19 +99,22 @@ def make_study(
 ) -> int:
     """Write a study of ``folders`` of videos by method and return the number of pairs of a rater.
 
-    ``sizes`` are those of `design`; see `default_sizes`. Methods are compared on the videos that all of them have.
-    Videos get random names, and the key is never served. Videos of this project are copied, with their latents; if
-    others are among them, all are compressed again.
+    ``sizes`` are those of `design`; see `default_sizes`. Methods are compared on the videos that
+    all of them have. Videos get random names, and the key is never served. Videos of this project
+    are copied, with their latents; if others are among them, all are compressed again.
     """
     clips: list[dict[tuple[str, int], Path]] = []
     for folder in folders.values():
         places = defaultdict(itertools.count)
-        clips.append({(c.prompt, next(places[c.prompt])): c.path for c in find_clips(folder, requests)})
+        clips.append(
+            {(c.prompt, next(places[c.prompt])): c.path for c in find_clips(folder, requests)}
+        )
     units = [unit for unit in clips[0] if all(unit in others for others in clips)]
     pairs, checks = default_sizes(len(folders), len(units), pairs, checks)
     sizes = {"seed": secrets.randbits(64), "pairs": pairs, "checks": checks} | sizes
     designed, served, key, files = design(len(folders), len(units), **sizes), {}, {}, {}
-    # Files that could reveal the method by their format or metadata are all written again, so that none differs.
+    # Files that could reveal the method by their format or metadata are all written again, so that
+    # none differs.
     are_copied = all(is_as_written(clips_of[unit]) for clips_of in clips for unit in units)
     make_folder(out / VIDEOS)
     for number, screens in enumerate(designed, start=1):
@@ -102,8 +130,15 @@ def make_study(
                     else:
                         write_video(out / files[source], *read_video(source))
                     os.utime(out / files[source], (DATE, DATE))
-            shown[pair] = {"prompt": units[unit][0]} | {side: files[source] for side, source in zip(SIDES, sources)}
-            secret = {"kind": kind, "unit": unit, "methods": methods, "sources": [str(s.resolve()) for s in sources]}
+            shown[pair] = {"prompt": units[unit][0]} | {
+                side: files[source] for side, source in zip(SIDES, sources)
+            }
+            secret = {
+                "kind": kind,
+                "unit": unit,
+                "methods": methods,
+                "sources": [str(s.resolve()) for s in sources],
+            }
             key[pair] = shown[pair] | secret
         served[secrets.token_urlsafe(16)] = {"name": f"r{number:02d}", "pairs": shown}
     questions = parse_json(Path(__file__).with_name("questions.json").read_text())

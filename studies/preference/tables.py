@@ -1,4 +1,6 @@
-"""Results of a preference study as text: table3 as Markdown, CSV and LaTeX, the pairs as CSV, and the analysis."""
+"""Results of a preference study as text: table3 as Markdown, CSV and LaTeX, the pairs as CSV, and
+the analysis.
+"""
 
 import csv
 import io
@@ -28,7 +30,9 @@ def table3_csv(questions: dict[str, dict]) -> str:
     for rates in win_rates(questions):
         row = [rates[0]["method"], rates[0]["against"], rates[0]["raters"]]
         for rate in rates:
-            row += ["" if rate[end] is None else f"{rate[end]:.6g}" for end in ("mean", "low", "high")]
+            row += [
+                "" if rate[end] is None else f"{rate[end]:.6g}" for end in ("mean", "low", "high")
+            ]
         rows.append(row)
     return _csv(heads, rows)
 
@@ -37,7 +41,11 @@ def table3_md(questions: dict[str, dict], counted: Sequence[SimpleNamespace]) ->
     heads = ["Method", "Against", "Raters", *(f"{name} (%)" for name in questions)]
     rows = []
     for rates in win_rates(questions):
-        labels = [_escaped_md(rates[0]["method"]), _escaped_md(rates[0]["against"]), str(rates[0]["raters"])]
+        labels = [
+            _escaped_md(rates[0]["method"]),
+            _escaped_md(rates[0]["against"]),
+            str(rates[0]["raters"]),
+        ]
         rows.append([*labels, *map(_percent, rates)])
     return "\n".join([*_table(heads, rows), "", _caption(counted)])
 
@@ -53,7 +61,11 @@ def table3_tex(questions: dict[str, dict], counted: Sequence[SimpleNamespace]) -
         r"\midrule",
     ]
     for rates in win_rates(questions):
-        labels = [escaped(rates[0]["method"]), escaped(rates[0]["against"]), str(rates[0]["raters"])]
+        labels = [
+            escaped(rates[0]["method"]),
+            escaped(rates[0]["against"]),
+            str(rates[0]["raters"]),
+        ]
         lines.append(rf"{' & '.join([*labels, *map(_percent, rates)])} \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
 
@@ -66,21 +78,31 @@ def analysis_md(results: dict, counted: Sequence[SimpleNamespace]) -> str:
     for rater, failed in results["checks"].items():
         excluded = "excluded" if rater in results["left_out"] else ""
         side = results["one_sided"].get(rater)
-        raters.append([rater, str(sum(failed)), str(len(failed)), f"always {side}" if side else "", excluded])
+        raters.append(
+            [rater, str(sum(failed)), str(len(failed)), f"always {side}" if side else "", excluded]
+        )
     strengths = []
     for method in results["methods"]:
         values = [_number(result["strengths"][method]) for result in questions.values()]
         strengths.append([_escaped_md(method), *values])
     agreement = [
-        ["Krippendorff's alpha (ordinal: loss, tie, win)", *(_number(found["alpha"]) for found in questions.values())],
-        ["Video A won, % (50: no bias)", *(_percent(found["first_side"]) for found in questions.values())],
+        [
+            "Krippendorff's alpha (ordinal: loss, tie, win)",
+            *(_number(found["alpha"]) for found in questions.values()),
+        ],
+        [
+            "Video A won, % (50: no bias)",
+            *(_percent(found["first_side"]) for found in questions.values()),
+        ],
         [
             "Winner has the higher reward model score, %",
             *(_percent(found["reward_model"]) for found in questions.values()),
         ],
     ]
     for answer, label in (("tie", "Ties"), ("both_bad", "Both bad")):
-        counts = [sum(j.dimension == name and j.answer == answer for j in counted) for name in names]
+        counts = [
+            sum(j.dimension == name and j.answer == answer for j in counted) for name in names
+        ]
         agreement.append([label, *map(str, counts)])
     lines = [
         "# Preference study",
@@ -89,8 +111,10 @@ def analysis_md(results: dict, counted: Sequence[SimpleNamespace]) -> str:
         "",
         "## Raters",
         "",
-        f"Raters who fail more than {100 * results['most_failed']:.0f} % of the attention checks on {names[-1]} are "
-        "excluded. An identical pair must be answered with a tie or both bad; a repeated pair, shown with sides "
+        f"Raters who fail more than {100 * results['most_failed']:.0f} % of the attention checks "
+        f"on {names[-1]} are "
+        "excluded. An identical pair must be answered with a tie or both bad; a repeated pair, "
+        "shown with sides "
         "swapped, must not have the opposite winner. Checks do not count towards the win rates.",
         "",
         *_table(["Rater", "Checks failed", "Checks", "Side", ""], raters),
@@ -98,7 +122,8 @@ def analysis_md(results: dict, counted: Sequence[SimpleNamespace]) -> str:
         "",
         "## Strengths",
         "",
-        "Bradley-Terry strengths: log odds against an average method. A tie counts as half a win for each method, and "
+        "Bradley-Terry strengths: log odds against an average method. A tie counts as half a win "
+        "for each method, and "
         "half a win of each method over each other one is added as regularization.",
         "",
         *_table(["Method", *names], strengths),
@@ -111,13 +136,16 @@ def analysis_md(results: dict, counted: Sequence[SimpleNamespace]) -> str:
 
 
 def _one_sided(results: dict) -> list[str]:
-    """Return a sentence that names raters who always prefer one side and still count, if there are any."""
+    """Return a sentence that names raters who always prefer one side and still count, if there are
+    any.
+    """
     counted = [rater for rater in results["one_sided"] if rater not in results["left_out"]]
     if not counted:
         return []
     return [
         "",
-        f"**Always the same side:** {', '.join(counted)}. A rater who looks at the videos rarely prefers one side in "
+        f"**Always the same side:** {', '.join(counted)}. A rater who looks at the videos rarely "
+        "prefers one side in "
         f"all pairs. Leave them out with `--exclude {' '.join(counted)}`.",
     ]
 
@@ -144,7 +172,8 @@ def _number(value: float | None) -> str:
 def _caption(counted: Sequence[SimpleNamespace]) -> str:
     prompts = {j.prompt for j in counted}
     return (
-        f"Win rate of the method on {len(prompts)} prompts; a tie or both bad counts as half a win. "
+        f"Win rate of the method on {len(prompts)} prompts; a tie or both bad counts as half a "
+        "win. "
         "Brackets: 95 % intervals over raters and prompts."
     )
 

@@ -1,8 +1,8 @@
 """Results of recipes at equal cost: curves over the cost, a Pareto plot, a table and verdicts.
 
-Metrics come from the validations of the runs, in metrics.jsonl and, for the base model, in samples/000000. They are
-interpolated linearly between validations. Seconds are those of iterations times the number of processes, without
-startup, validations and checkpoints.
+Metrics come from the validations of the runs, in metrics.jsonl and, for the base model, in
+samples/000000. They are interpolated linearly between validations. Seconds are those of iterations
+times the number of processes, without startup, validations and checkpoints.
 """
 
 import itertools
@@ -49,26 +49,38 @@ HEADS = ["Recipe", "Rollouts", "Forwards", "Seconds", "Forwards a rollout", "For
 def read_trace(study: Study, run: Run) -> Trace:
     """Read the validations of a run; values that were not measured are NaN.
 
-    Raises ValueError if its records are corrupted, or lack an iteration, whose cost would be missing.
+    Raises ValueError if its records are corrupted, or lack an iteration, whose cost would be
+    missing.
     """
     config = study.config(run)
     folder = study.folder(run)
     spent = np.zeros(len(AXES))
     points = []
-    rollouts, base = make_plan(config, study.world_size).rollouts, folder / "samples/000000/measures.json"
+    rollouts, base = (
+        make_plan(config, study.world_size).rollouts,
+        folder / "samples/000000/measures.json",
+    )
     if base.is_file():
         points.append(dict(zip(AXES, spent)) | read_json(base, run.name))
     lines = read_metrics(folder / METRICS)
     if missing := set(range(1, 1 + len(lines))) - {line["iteration"] for line in lines}:
         raise ValueError(
-            f"{folder / METRICS} has no line of iteration {min(missing)}, so that the cost of the run is unknown; "
+            f"{folder / METRICS} has no line of iteration {min(missing)}, so that the cost of the "
+            "run is unknown; "
             "restore the line, or move the folder away to train the run again"
         )
     try:
         for line in lines:
-            spent = spent + [rollouts, rollouts * line["cost/forwards"], line["time/iteration"] * study.world_size]
+            spent = spent + [
+                rollouts,
+                rollouts * line["cost/forwards"],
+                line["time/iteration"] * study.world_size,
+            ]
             if "validation/reward" in line:
-                points.append(dict(zip(AXES, spent)) | {k.removeprefix("validation/"): v for k, v in line.items()})
+                points.append(
+                    dict(zip(AXES, spent))
+                    | {k.removeprefix("validation/"): v for k, v in line.items()}
+                )
         return _columns(points, config.reward_weights)
     except (LookupError, TypeError, ValueError) as error:
         raise ValueError(
@@ -78,17 +90,30 @@ def read_trace(study: Study, run: Run) -> Trace:
 
 def _columns(points: list[dict], weights: Mapping[str, float]) -> Trace:
     """Return costs and metrics by column, with the weighted sum of the true rewards."""
-    names = {**{name: name for name in AXES}, **COMPARED, **{name: name for name in (*DIMENSIONS, *weights)}}
-    trace = {column: np.array([point.get(name) for point in points], dtype=float) for name, column in names.items()}
-    truths = [np.array([point.get(f"true/{name}") for point in points], dtype=float) for name in weights]
+    names = {
+        **{name: name for name in AXES},
+        **COMPARED,
+        **{name: name for name in (*DIMENSIONS, *weights)},
+    }
+    trace = {
+        column: np.array([point.get(name) for point in points], dtype=float)
+        for name, column in names.items()
+    }
+    truths = [
+        np.array([point.get(f"true/{name}") for point in points], dtype=float) for name in weights
+    ]
     return trace | {"True reward": np.dot(list(weights.values()), truths)}
 
 
 def guided_base(study: Study, run: Run, scale: float) -> Scores:
-    """Return the metrics of the base model with guidance in the validation of a run; stored in scores/."""
+    """Return the metrics of the base model with guidance in the validation of a run; stored in
+    scores/.
+    """
     config = study.config(run).with_settings(validation_cfg_scale=scale)
     with closing(Evaluator(config)) as evaluator:
-        (evaluation,) = evaluator.policies({f"base-guided-{scale:g}": None}, study.out / "scores").values()
+        (evaluation,) = evaluator.policies(
+            {f"base-guided-{scale:g}": None}, study.out / "scores"
+        ).values()
     values = {name: value.mean for name, value in summarise(evaluation).items()}
     for kind, is_seen in (("seen", True), ("unseen", False)):
         rewards = [entry["reward"] for entry in evaluation.videos if entry.get("seen") is is_seen]
@@ -104,14 +129,19 @@ def at_cost(trace: Trace, axis: str, amount: float) -> Scores:
 
 
 def curve(traces: list[Trace], axis: str, end: float = np.inf) -> list[Point]:
-    """Return means and intervals over seeds at the validations of the first seed up to ``end``, and at ``end``."""
+    """Return means and intervals over seeds at the validations of the first seed up to ``end``, and
+    at ``end``.
+    """
     amounts = traces[0][axis]
     amounts = [*amounts[amounts < end], end] if end < amounts[-1] else amounts
     return [intervals([at_cost(trace, axis, amount) for trace in traces]) for amount in amounts]
 
 
-def write_results(study: Study, runs: list[Run], budget: Budget, guidance: float | None = None) -> None:
-    """Write the results of the finished runs: recipes.md, .csv, .tex, verdicts.md, curves_<axis>.png and pareto.png.
+def write_results(
+    study: Study, runs: list[Run], budget: Budget, guidance: float | None = None
+) -> None:
+    """Write the results of the finished runs: recipes.md, .csv, .tex, verdicts.md,
+    curves_<axis>.png and pareto.png.
 
     With ``guidance``, the table also has the base model with this guidance scale.
     """
@@ -121,20 +151,30 @@ def write_results(study: Study, runs: list[Run], budget: Budget, guidance: float
     traces: dict[str, dict[int, Trace]] = {}
     for run in trained:
         traces.setdefault(run.recipe.name, {})[run.seed] = read_trace(study, run)
-    scores = {name: {seed: at_cost(t, *budget) for seed, t in by_seed.items()} for name, by_seed in traces.items()}
+    scores = {
+        name: {seed: at_cost(t, *budget) for seed, t in by_seed.items()}
+        for name, by_seed in traces.items()
+    }
     ends = {name: intervals(list(by_seed.values())) for name, by_seed in scores.items()}
     base = intervals([at_cost(traces[trained[0].recipe.name][trained[0].seed], budget.axis, 0)])
     write_plots(traces, ends, base, budget, study.out)
     whole = planned(study, trained[0], trains=False)
-    rows = [] if base["rollouts"].mean else [_row("Base model", base, forwards_per_video(whole), "")]
+    rows = (
+        [] if base["rollouts"].mean else [_row("Base model", base, forwards_per_video(whole), "")]
+    )
     if guidance:
         guided = intervals([guided_base(study, trained[0], guidance)])
         of_video = forwards_per_video(whole.with_settings(validation_cfg_scale=guidance))
         rows.append(_row(f"Base model, guidance {guidance:g}", guided, of_video, ""))
-    rows += [_row(name, e, forwards_per_video(whole), format_seeds(len(scores[name]))) for name, e in ends.items()]
+    rows += [
+        _row(name, e, forwards_per_video(whole), format_seeds(len(scores[name])))
+        for name, e in ends.items()
+    ]
     notes = [
-        f"At {budget.amount:,} {budget.axis} per run, or at its end if earlier; from the validations of the runs, with "
-        "the same prompts and noise. 95 % intervals (Student's t) over training seeds, none for one seed.",
+        f"At {budget.amount:,} {budget.axis} per run, or at its end if earlier; from the "
+        "validations of the runs, with "
+        "the same prompts and noise. 95 % intervals (Student's t) over training seeds, none for "
+        "one seed.",
     ]
     if missing := [run.name for run in runs if run not in trained]:
         notes.append(f"Unfinished runs, not included: {', '.join(missing)}.")
@@ -144,25 +184,46 @@ def write_results(study: Study, runs: list[Run], budget: Budget, guidance: float
 
 
 def write_plots(
-    traces: dict[str, dict[int, Trace]], ends: dict[str, Point], base: Point, budget: Budget, folder: Path
+    traces: dict[str, dict[int, Trace]],
+    ends: dict[str, Point],
+    base: Point,
+    budget: Budget,
+    folder: Path,
 ) -> None:
-    """Draw the curves over each cost up to the budget, and the ends of the recipes beside the first validation."""
+    """Draw the curves over each cost up to the budget, and the ends of the recipes beside the first
+    validation.
+    """
     for axis in AXES:
         end = budget.amount if axis == budget.axis else np.inf
-        curves = {name: curve(list(by_seed.values()), axis, end) for name, by_seed in traces.items()}
+        curves = {
+            name: curve(list(by_seed.values()), axis, end) for name, by_seed in traces.items()
+        }
         draw(curves, itertools.product([axis], COMPARED.values()), folder / f"curves_{axis}.png")
     has_truth = all("True reward" in end for end in ends.values())
-    panels = itertools.product(["Frechet distance", "Diversity"], ["True reward" if has_truth else "Reward"])
-    draw({name: [end] for name, end in ends.items()} | {"first validation": [base]}, panels, folder / "pareto.png")
+    panels = itertools.product(
+        ["Frechet distance", "Diversity"], ["True reward" if has_truth else "Reward"]
+    )
+    draw(
+        {name: [end] for name, end in ends.items()} | {"first validation": [base]},
+        panels,
+        folder / "pareto.png",
+    )
 
 
-def write_verdicts(scores: dict[str, dict[int, Scores]], controls: dict[str, str], path: Path) -> None:
+def write_verdicts(
+    scores: dict[str, dict[int, Scores]], controls: dict[str, str], path: Path
+) -> None:
     """Compare each recipe with the first one and with its control, by name in ``controls``."""
     first, *others = scores
     pairs = [(name, first) for name in others if name not in controls.values()]
     pairs += [pair for pair in controls.items() if pair[0] in scores]
-    verdicts = [compare(f"{name} against {other}", scores[name], scores[other]) for name, other in pairs]
-    note = "Differences are paired by training seed, with 95 % intervals (Student's t) over seeds. " + NO_CORRECTION
+    verdicts = [
+        compare(f"{name} against {other}", scores[name], scores[other]) for name, other in pairs
+    ]
+    note = (
+        "Differences are paired by training seed, with 95 % intervals (Student's t) over seeds. "
+        + NO_CORRECTION
+    )
     write_text(path, as_markdown(verdicts, COMPARED.values(), [note]))
 
 
@@ -174,22 +235,38 @@ def forwards_per_video(run: PlannedRun) -> float:
 def _row(name: str, end: Point, of_video: float, seeds: str) -> Row:
     rollouts, forwards, seconds = (end[axis].mean for axis in AXES)
     each = f"{forwards / rollouts:.4g}" if rollouts else ""
-    labels = [name, *(f"{amount:.0f}" for amount in (rollouts, forwards, seconds)), each, f"{of_video:g}"]
-    return Row(labels, seeds, {column: value for column, value in end.items() if column not in AXES})
+    labels = [
+        name,
+        *(f"{amount:.0f}" for amount in (rollouts, forwards, seconds)),
+        each,
+        f"{of_video:g}",
+    ]
+    return Row(
+        labels, seeds, {column: value for column, value in end.items() if column not in AXES}
+    )
 
 
 def draw(curves: dict[str, list[Point]], panels: Iterable[tuple[str, str]], path: Path) -> None:
-    """Draw a panel for each pair of columns that all curves have: the second over the first, with their intervals."""
+    """Draw a panel for each pair of columns that all curves have: the second over the first, with
+    their intervals.
+    """
     panels = [
-        pair for pair in panels if all(point.keys() >= set(pair) for points in curves.values() for point in points)
+        pair
+        for pair in panels
+        if all(point.keys() >= set(pair) for points in curves.values() for point in points)
     ]
     if not panels:
         return
     size = (4.8 * len(panels) + 1.6, 4.4)
-    figure, (all_axes,) = plt.subplots(1, len(panels), figsize=size, squeeze=False, layout="constrained")
+    figure, (all_axes,) = plt.subplots(
+        1, len(panels), figsize=size, squeeze=False, layout="constrained"
+    )
     for axes, names in zip(all_axes, panels):
         for number, (recipe, points) in enumerate(curves.items()):
-            x, y = (np.array([(p[name].mean, p[name].low, p[name].high) for p in points]).T for name in names)
+            x, y = (
+                np.array([(p[name].mean, p[name].low, p[name].high) for p in points]).T
+                for name in names
+            )
             axes.errorbar(
                 x[0],
                 y[0],
@@ -204,6 +281,8 @@ def draw(curves: dict[str, list[Point]], panels: Iterable[tuple[str, str]], path
             )
         axes.set(xlabel=names[0], ylabel=names[1])
         axes.grid(alpha=0.3)
-    figure.legend(*all_axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize="small")
+    figure.legend(
+        *all_axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize="small"
+    )
     figure.savefig(path, dpi=150)
     plt.close(figure)

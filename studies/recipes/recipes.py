@@ -4,11 +4,13 @@
     common: {validation_interval: 5}        settings of all recipes
     recipes: {sage: {}, fast: {learning_rate: 6e-4}, guidance: {config: configs/miniature_guidance.yaml, control: true}}
 
-A recipe with a ``config`` uses it instead of the base config, together with the common settings. One with ``control``
-is also trained without the reward (``ignore_rewards``), as the recipe ``<name>_control``.
+A recipe with a ``config`` uses it instead of the base config, together with the common settings.
+One with ``control`` is also trained without the reward (``ignore_rewards``), as the recipe
+``<name>_control``.
 
-With a budget of rollouts or forwards, a run ends with the last whole iteration within the budget. With a budget of
-seconds, it runs to max_steps, and its metrics are read at the time when the budget was spent.
+With a budget of rollouts or forwards, a run ends with the last whole iteration within the budget.
+With a budget of seconds, it runs to max_steps, and its metrics are read at the time when the budget
+was spent.
 """
 
 import json
@@ -24,8 +26,10 @@ from studies.recipes.train_runs import planned
 AXES = ("rollouts", "forwards", "seconds")
 # Settings that must be the same for all recipes, so that their metrics can be compared.
 MEASURED = (
-    "pretrained_model_root transformer_version valid_video_csv validation_seed validation_repeats validation_steps "
-    "validation_height validation_width validation_num_frames validation_shift validation_sigmas validation_cfg_scale "
+    "pretrained_model_root transformer_version valid_video_csv validation_seed validation_repeats "
+    "validation_steps "
+    "validation_height validation_width validation_num_frames validation_shift validation_sigmas "
+    "validation_cfg_scale "
     "validation_noise reward_model reward_weights"
 ).split()
 
@@ -40,30 +44,46 @@ class Budget(NamedTuple):
     def of(text: str) -> "Budget":
         """Parse text like ``forwards=20000``. Raises ValueError for other text."""
         if not (match := re.fullmatch(rf"({'|'.join(AXES)})=([1-9][0-9]*)", text)):
-            raise ValueError(f"--budget must be {' or '.join(f'{axis}=N' for axis in AXES)}, got {text!r}")
+            raise ValueError(
+                f"--budget must be {' or '.join(f'{axis}=N' for axis in AXES)}, got {text!r}"
+            )
         return Budget(match[1], int(match[2]))
 
 
 def read_recipes(path: str) -> tuple[str, list[str], list[Recipe]]:
-    """Read base config, common flags and recipes from a file. Raises ValueError for invalid content."""
+    """Read base config, common flags and recipes from a file.
+
+    Raises ValueError for invalid content.
+    """
     content = read_yaml(path)
     match content:
-        case {"base": str(base), "recipes": dict(recipes), **rest} if recipes and not rest.keys() - {"common"}:
+        case {"base": str(base), "recipes": dict(recipes), **rest} if (
+            recipes and not rest.keys() - {"common"}
+        ):
             parts = {"common": rest.get("common"), **recipes}
         case _:
-            raise ValueError(f"{path} must contain base: FILE.yaml and recipes: {{name: {{setting: value}}}}")
+            raise ValueError(
+                f"{path} must contain base: FILE.yaml and recipes: {{name: {{setting: value}}}}"
+            )
     for name, settings in parts.items():
         if not re.fullmatch(r"[\w.+-]+", str(name)) or not isinstance(settings, dict | None):
-            raise ValueError(f"{path}: {name!r} must be a name of letters, digits and _.+- with a mapping of settings")
+            raise ValueError(
+                f"{path}: {name!r} must be a name of letters, digits and _.+- with a mapping of "
+                "settings"
+            )
     if "control" in (parts["common"] or ()):
-        raise ValueError(f"{path}: control is not a setting of all recipes; move it from common to a recipe")
+        raise ValueError(
+            f"{path}: control is not a setting of all recipes; move it from common to a recipe"
+        )
     common, found = _flags(parts.pop("common") or {}, path), []
     for name, settings in parts.items():
         settings = dict(settings or {})
         has_control, control = settings.pop("control", False), f"{name}_control"
         if not isinstance(has_control, bool) or (has_control and control in parts):
             got = "another recipe" if control in parts else repr(has_control)
-            raise ValueError(f"{path}: control must be true, for a recipe {control}, or false, got {got}")
+            raise ValueError(
+                f"{path}: control must be true, for a recipe {control}, or false, got {got}"
+            )
         found.append(Recipe(str(name), tuple(_flags(settings, path))))
         if has_control:
             found.append(Recipe(control, (*found[-1].words, "--ignore_rewards=true"), str(name)))
@@ -76,14 +96,19 @@ def _flags(settings: dict[str, Any], path: str) -> list[str]:
     for name, value in settings.items():
         values = value if isinstance(value, list) else [value]
         if None in values:
-            raise ValueError(f"{path}: {name} must have a value; remove it, or write '' for empty text")
+            raise ValueError(
+                f"{path}: {name} must have a value; remove it, or write '' for empty text"
+            )
         texts = [json.dumps(v) if isinstance(v, (bool, dict)) else str(v) for v in values]
         words += [f"--{name}", *texts] if isinstance(value, list) else [f"--{name}={texts[0]}"]
     return words
 
 
 def limit_to_budget(budget: Budget, study: Study, recipes: list[Recipe]) -> list[Recipe]:
-    """Return the recipes with the iterations that the budget allows. Raises ValueError if they are not comparable."""
+    """Return the recipes with the iterations that the budget allows.
+
+    Raises ValueError if they are not comparable.
+    """
     found, measured = [], {}
     for recipe in recipes:
         fixed = RUN_FLAGS if budget.axis == "seconds" else (*RUN_FLAGS, "max_steps")
@@ -93,14 +118,28 @@ def limit_to_budget(budget: Budget, study: Study, recipes: list[Recipe]) -> list
             run = planned(study, Run(recipe, 0), trains=False)
         except ValueError as error:
             raise ValueError(f"recipe {recipe.name}: {error}") from error
-        resolved = ("validation_cfg_scale", "validation_shift", "validation_sigmas", "validation_noise")
+        resolved = (
+            "validation_cfg_scale",
+            "validation_shift",
+            "validation_sigmas",
+            "validation_noise",
+        )
         settings = run.config.flat() | {name: getattr(run.config, name) for name in resolved}
         measured = measured or {name: settings[name] for name in MEASURED}
         if others := [name for name in MEASURED if settings[name] != measured[name]]:
-            raise ValueError(f"recipe {recipe.name} must have the same {', '.join(others)} as the first recipe")
+            raise ValueError(
+                f"recipe {recipe.name} must have the same {', '.join(others)} as the first recipe"
+            )
         each = {"rollouts": 1, "forwards": forwards_per_rollout(run)}.get(budget.axis)
-        steps = int(budget.amount // (run.plan.rollouts * each)) if each else run.config.optimizer.max_steps
+        steps = (
+            int(budget.amount // (run.plan.rollouts * each))
+            if each
+            else run.config.optimizer.max_steps
+        )
         if not steps:
-            raise ValueError(f"a budget of {budget.amount:,} {budget.axis} is less than one iteration of {recipe.name}")
+            raise ValueError(
+                f"a budget of {budget.amount:,} {budget.axis} is less than one iteration of "
+                f"{recipe.name}"
+            )
         found.append(replace(recipe, words=(*recipe.words, f"--max_steps={steps}")))
     return found

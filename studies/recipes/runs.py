@@ -2,7 +2,8 @@
 
     Run -> flags of post_train.py -> <out>/cells/<recipe>-seed0/
 
-Interrupted runs are resumed and finished runs are not repeated. Runs started with other settings raise ValueError.
+Interrupted runs are resumed and finished runs are not repeated. Runs started with other settings
+raise ValueError.
 """
 
 from collections.abc import Iterable
@@ -22,14 +23,19 @@ RUN_FLAGS = ("config", "output_dir", "seed", "resume_from_checkpoint")
 
 @dataclass(frozen=True)
 class Recipe:
-    """Named flags for runs of several seeds. A cell of Table 2 is a recipe that derives its flags."""
+    """Named flags for runs of several seeds.
+
+    A cell of Table 2 is a recipe that derives its flags.
+    """
 
     name: str
     words: tuple[str, ...]
     control_of: str = ""  # name of the recipe that this one repeats without the reward
 
     def flags(self, before: list[str]) -> list[str]:
-        """Return the recipe's flags of post_train.py, which follow those ``before`` that all recipes share."""
+        """Return the recipe's flags of post_train.py, which follow those ``before`` that all
+        recipes share.
+        """
         return list(self.words)
 
 
@@ -46,7 +52,9 @@ class Run:
 
 
 def runs_of(recipes: Iterable[Recipe], seeds: Iterable[int]) -> list[Run]:
-    """Return all runs, seed by seed, so that an interrupted study has complete tables of fewer seeds."""
+    """Return all runs, seed by seed, so that an interrupted study has complete tables of fewer
+    seeds.
+    """
     recipes = list(recipes)
     return list(dict.fromkeys(Run(recipe, seed) for seed in seeds for recipe in recipes))
 
@@ -59,7 +67,8 @@ class Study:
     out: Path
     extra: list[str] = field(default_factory=list)  # flags of post_train.py for every run
     num_gpus: int = 0  # processes of torchrun for each run; 0 for one process without torchrun
-    scorers: list[str] = field(default_factory=list)  # for the evaluation; those of training by default
+    # for the evaluation; those of training by default
+    scorers: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         reject_flags(self.extra, RUN_FLAGS)
@@ -73,7 +82,14 @@ class Study:
 
     def flags(self, run: Run) -> list[str]:
         """Return the flags of post_train.py for a run, which resume it if it was started."""
-        flags = ["--config", self.config_file, "--output_dir", str(self.folder(run)), "--seed", str(run.seed)]
+        flags = [
+            "--config",
+            self.config_file,
+            "--output_dir",
+            str(self.folder(run)),
+            "--seed",
+            str(run.seed),
+        ]
         flags += [*THREADS, "--report_to", "none", "--save_total_limit", "1"]
         if (self.folder(run) / "metrics.jsonl").is_file():
             flags += ["--resume_from_checkpoint", "latest"]
@@ -87,18 +103,23 @@ class Study:
     def evaluation_config(self) -> Config:
         """Return the settings of model, validation and scorers, without those of any run.
 
-        The number of threads is that of the runs, since another number can change pixels by rounding.
+        The number of threads is that of the runs, since another number can change pixels by
+        rounding.
         """
         flags = ["--config", self.config_file, "--output_dir", str(self.out), *THREADS, *self.extra]
         return parse([*flags, "--reward_model", *self.scorers] if self.scorers else flags).config
 
 
 def reject_flags(words: Iterable[str], names: Iterable[str]) -> None:
-    """Raise ValueError if the words contain a flag of ``names``, which the study sets for each run."""
+    """Raise ValueError if the words contain a flag of ``names``, which the study sets for each
+    run.
+    """
     for word in words:
         name = word.removeprefix("--").partition("=")[0].replace("-", "_")  # flags may have - or _
         if word.startswith("--") and name in names:
-            raise ValueError(f"shared flags and recipes cannot set {name}, which the study sets for each run")
+            raise ValueError(
+                f"shared flags and recipes cannot set {name}, which the study sets for each run"
+            )
 
 
 @dataclass(frozen=True)
@@ -116,7 +137,8 @@ class Progress:
 def progress(folder: Path, config: Config) -> Progress:
     """Return the progress of the run in a folder.
 
-    Raises ValueError if it was started with other settings or has more iterations than ``max_steps``.
+    Raises ValueError if it was started with other settings or has more iterations than
+    ``max_steps``.
     """
     metrics = folder / "metrics.jsonl"
     lines = complete_lines(metrics) if metrics.is_file() else []
@@ -124,14 +146,24 @@ def progress(folder: Path, config: Config) -> Progress:
         return Progress(0, None)
     started = experiment_settings(load_config(folder / "config.yaml"))
     requested = experiment_settings(config)
-    if names := [name for name in {**started, **requested} if started.get(name) != requested.get(name)]:
-        changes = ", ".join(f"{name} {started.get(name)!r} instead of {requested.get(name)!r}" for name in names)
-        raise ValueError(f"{folder} was started with {changes}; use another --output_dir or move the folder")
+    if names := [
+        name for name in {**started, **requested} if started.get(name) != requested.get(name)
+    ]:
+        changes = ", ".join(
+            f"{name} {started.get(name)!r} instead of {requested.get(name)!r}" for name in names
+        )
+        raise ValueError(
+            f"{folder} was started with {changes}; use another --output_dir or move the folder"
+        )
     last, max_steps = lines[-1][0], config.optimizer.max_steps
     if last > max_steps:
-        raise ValueError(f"{folder} has {last} iterations, more than max_steps {max_steps}; use another --output_dir")
+        raise ValueError(
+            f"{folder} has {last} iterations, more than max_steps {max_steps}; use another "
+            "--output_dir"
+        )
     saved = {int(path.name): path for path in complete(folder)}
-    # A line is written before the checkpoint: a last line without a checkpoint means that the run stopped in between.
+    # A line is written before the checkpoint: a last line without a checkpoint means that the run
+    # stopped in between.
     return Progress(max(saved, default=0), saved.get(max_steps) if last == max_steps else None)
 
 

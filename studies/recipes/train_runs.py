@@ -1,4 +1,6 @@
-"""Training of the runs of a study, several at a time in separate processes, and the plan with its cost."""
+"""Training of the runs of a study, several at a time in separate processes, and the plan with its
+cost.
+"""
 
 import os
 import signal
@@ -26,7 +28,8 @@ class RunPlan:
     progress: Progress
     max_steps: int
     rollouts: int  # of the whole run
-    forwards: float  # transformer forward passes of the whole run; a forward and backward pass counts as 3 to 4
+    # transformer forward passes of the whole run; a forward and backward pass counts as 3 to 4
+    forwards: float
     gpu_hours: float  # of the whole run, predicted by `whole_run`; 0 if unknown
 
     @property
@@ -36,35 +39,49 @@ class RunPlan:
 
 
 def planned(study: Study, run: Run, *, trains: bool) -> PlannedRun:
-    """Return a run for the planner. Raises ValueError for invalid settings, also for this machine if ``trains``."""
+    """Return a run for the planner.
+
+    Raises ValueError for invalid settings, also for this machine if ``trains``.
+    """
     config = study.config(run)
     inputs = check(config, study.world_size, on_this_machine=trains)
     return PlannedRun(config, study.world_size, inputs.architecture, files=inputs.files)
 
 
 def plan_run(study: Study, run: Run, *, trains: bool = True) -> RunPlan:
-    """Return progress and cost of a run. Raises ValueError like `planned`, or if it started with other settings."""
+    """Return progress and cost of a run.
+
+    Raises ValueError like `planned`, or if it started with other settings.
+    """
     whole = planned(study, run, trains=trains)
     config = whole.config
     check_output_dir(config.record)
     if not config.data.valid_video_csv:
-        raise ValueError("valid_video_csv must name a CSV with the prompts to evaluate policies on; it is empty")
+        raise ValueError(
+            "valid_video_csv must name a CSV with the prompts to evaluate policies on; it is empty"
+        )
     length = whole_run(whole)
     steps = config.optimizer.max_steps
     rollouts = whole.plan.rollouts
     hours = length.gpu_hours if whole.architecture.is_released else 0.0
-    return RunPlan(run, progress(study.folder(run), config), steps, rollouts * steps, length.forwards, hours)
+    return RunPlan(
+        run, progress(study.folder(run), config), steps, rollouts * steps, length.forwards, hours
+    )
 
 
 def describe(study: Study, plans: list[RunPlan]) -> str:
-    """Format the plan: a line for each run, the totals, and the command of the first run to train."""
+    """Format the plan: a line for each run, the totals, and the command of the first run
+    to train.
+    """
     to_run = [plan for plan in plans if not plan.progress.is_finished]
     rollouts = sum(plan.left * plan.rollouts for plan in to_run)
     forwards = sum(plan.left * plan.forwards for plan in to_run)
     hours = sum(plan.left * plan.gpu_hours for plan in to_run)
     lines = [f"{'cell':<44} {'iterations':>12} {'rollouts left':>14} {'forwards left':>14}"]
     for plan in plans:
-        saved = "finished" if plan.progress.is_finished else f"{plan.progress.saved}/{plan.max_steps}"
+        saved = (
+            "finished" if plan.progress.is_finished else f"{plan.progress.saved}/{plan.max_steps}"
+        )
         left = f"{plan.left * plan.rollouts:>14,.0f} {plan.left * plan.forwards:>14,.0f}"
         lines.append(f"{plan.run.name:<44} {saved:>12} {left}")
     lines.append(
@@ -73,7 +90,9 @@ def describe(study: Study, plans: list[RunPlan]) -> str:
         "(a forward and backward pass counts as 3, or up to 4 with activation checkpointing)"
     )
     if hours:
-        lines.append(f"{hours:,.0f} GPU-hours at {Hardware.rate:g} TFLOP/s per GPU (predicted, not measured)")
+        lines.append(
+            f"{hours:,.0f} GPU-hours at {Hardware.rate:g} TFLOP/s per GPU (predicted, not measured)"
+        )
     if to_run:
         lines.append(f"first command: {' '.join(command(study, to_run[0].run))}")
     return "\n".join(lines)
@@ -88,11 +107,15 @@ def command(study: Study, run: Run) -> list[str]:
 
 
 def train_runs(study: Study, runs: list[Run], *, jobs: int) -> bool:
-    """Train runs, ``jobs`` at a time, and return whether all succeeded. An interruption terminates them."""
+    """Train runs, ``jobs`` at a time, and return whether all succeeded.
+
+    An interruption terminates them.
+    """
     logs = study.out / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     running: set[subprocess.Popen] = set()
-    paths = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"  # so that scripts.launch is found from any folder
+    # so that scripts.launch is found from any folder
+    paths = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
 
     def train(run: Run) -> int:
@@ -102,12 +125,21 @@ def train_runs(study: Study, runs: list[Run], *, jobs: int) -> bool:
             running.add(process)
             code = process.wait()
             running.discard(process)
-        print(f"{run.name}: " + (f"failed with exit code {code}, see {path}" if code else "trained"), flush=True)
+        print(
+            f"{run.name}: " + (f"failed with exit code {code}, see {path}" if code else "trained"),
+            flush=True,
+        )
         return code
 
     # A signal must reach `finally`: a run that continues would block its folder for the next start.
-    ends = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, lambda number, _: sys.exit(128 + number)) for number in ends}
+    ends = [
+        number
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) != signal.SIG_IGN
+    ]
+    before = {
+        number: signal.signal(number, lambda number, _: sys.exit(128 + number)) for number in ends
+    }
     pool = ThreadPoolExecutor(jobs)
     try:
         codes = list(pool.map(train, runs))

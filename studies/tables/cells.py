@@ -1,4 +1,6 @@
-"""Recipes of Table 2 and the figures: reward setting, sampler, trust region, equalizer and KL schedule."""
+"""Recipes of Table 2 and the figures: reward setting, sampler, trust region, equalizer and KL
+schedule.
+"""
 
 import itertools
 import re
@@ -13,7 +15,10 @@ SETTINGS = {"A": "averaged", "B": "alignment"}
 METHODS = ("dance_grpo", "flow_grpo", "cps", "sage_grpo")  # in the order of the paper's table
 KL_FLAGS = {
     "none": ["--kl_strategy", "none", "--kl_weight", "0"],
-    **{name: ["--kl_strategy", name] for name in ("fixed", "stepwise", "moving", "dual_moving", "dual_fixed")},
+    **{
+        name: ["--kl_strategy", name]
+        for name in ("fixed", "stepwise", "moving", "dual_moving", "dual_fixed")
+    },
 }
 CELL_FLAGS = ("reward_weights", "sde_type", "use_grad_balancing", "kl_strategy", "match_noise")
 FIGURES = {  # recipes that a figure compares; by default SAGE-GRPO with the dual moving KL
@@ -36,25 +41,44 @@ class Cell:
     @property
     def name(self) -> str:
         method = re.sub(r"[^\w.]", "_", self.method)  # FILE.py:NAME becomes part of a folder's name
-        parts = [self.setting, method, self.kl, "eq" if self.has_equalizer else "noeq", self.schedule]
+        parts = [
+            self.setting,
+            method,
+            self.kl,
+            "eq" if self.has_equalizer else "noeq",
+            self.schedule,
+        ]
         return "-".join(filter(None, parts))
 
     @property
     def labels(self) -> tuple[str, str, str]:
         """Sampler, trust region and equalizer in words."""
         kl = "no KL" if self.kl == "none" else f"{self.kl.replace('_', ' ')} KL"
-        return sampler_of(self.method).label, kl, "equalizer" if self.has_equalizer else "no equalizer"
+        return (
+            sampler_of(self.method).label,
+            kl,
+            "equalizer" if self.has_equalizer else "no equalizer",
+        )
 
     def flags(self, before: list[str]) -> list[str]:
-        """Return the flags of the cell. They come last, so that --extra kl_weight does not enable a disabled KL."""
+        """Return the flags of the cell.
+
+        They come last, so that --extra kl_weight does not enable a disabled KL.
+        """
         flags = ["--reward_weights", SETTINGS[self.setting], "--sde_type", self.method]
         flags += ["--use_grad_balancing", str(self.has_equalizer).lower(), *KL_FLAGS[self.kl]]
-        if self.schedule:  # the reference's warm-up ends within the first updates and would make the schedules equal
+        # the reference's warm-up ends within the first updates and would make the schedules equal
+        if self.schedule:
             flags += ["--reference_conventions", "false"]
             flags += ["--kl_schedule", "adaptive" if self.schedule == "milder" else self.schedule]
         if self.schedule == "milder":  # twice the warm-up and half the gain: never above two_stage
             trust = parse(before + flags).config.trust_region
-            flags += ["--kl_warmup_updates", str(2 * trust.kl_warmup_updates), "--kl_gain", f"{trust.kl_gain / 2:g}"]
+            flags += [
+                "--kl_warmup_updates",
+                str(2 * trust.kl_warmup_updates),
+                "--kl_gain",
+                f"{trust.kl_gain / 2:g}",
+            ]
         return flags
 
 
@@ -69,13 +93,21 @@ def grid(
 ) -> list[Run]:
     """Return all runs of a grid of cells, seed by seed."""
     equalizer = (True, False) if no_equalizer else (True,)
-    return runs_of(itertools.starmap(Cell, itertools.product(settings, methods, kls, equalizer, schedules)), seeds)
+    return runs_of(
+        itertools.starmap(Cell, itertools.product(settings, methods, kls, equalizer, schedules)),
+        seeds,
+    )
 
 
-def runs_of_figure(figure: int, settings: Iterable[str], seeds: Iterable[int], **chosen: list[str] | None) -> list[Run]:
+def runs_of_figure(
+    figure: int, settings: Iterable[str], seeds: Iterable[int], **chosen: list[str] | None
+) -> list[Run]:
     """Return the runs of a figure; ``chosen`` replaces its methods and kls. Figure 7 needs a KL."""
     chosen = {name: values for name, values in chosen.items() if values}
     if figure == 7 and "none" in chosen.get("kls", ()):
-        raise ValueError("figure 7 compares schedules of the KL coefficient, but --kl none has no KL; choose another")
+        raise ValueError(
+            "figure 7 compares schedules of the KL coefficient, but --kl none has no KL; choose "
+            "another"
+        )
     default = {"methods": ["sage_grpo"], "kls": ["dual_moving"]}
     return grid(settings, seeds=seeds, **default | FIGURES[figure] | chosen)

@@ -1,7 +1,9 @@
-"""Scores of runs, their intervals over seeds and prompts, and paired differences of two recipes with verdicts.
+"""Scores of runs, their intervals over seeds and prompts, and paired differences of two recipes
+with verdicts.
 
-Runs of the same seed share rollout noise, and all runs share the prompts and noise of the evaluation. Intervals are
-those of the differences by seed and prompt, over the seeds that both recipes have.
+Runs of the same seed share rollout noise, and all runs share the prompts and noise of the
+evaluation. Intervals are those of the differences by seed and prompt, over the seeds that both
+recipes have.
 """
 
 import math
@@ -13,12 +15,17 @@ import numpy as np
 from hyvideo.validation.intervals import Interval, t_interval
 from studies.tables.table import format_interval, format_seeds
 
-Scores = dict[str, np.ndarray]  # of a run, by column: (prompts,), NaN if missing; (1,) for a metric of the whole set
-NO_CORRECTION = "Without correction for multiple tests, about 1 in 20 null comparisons is flagged by chance."
+# of a run, by column: (prompts,), NaN if missing; (1,) for a metric of the whole set
+Scores = dict[str, np.ndarray]
+NO_CORRECTION = (
+    "Without correction for multiple tests, about 1 in 20 null comparisons is flagged by chance."
+)
 
 
 def intervals(runs: Sequence[Scores]) -> dict[str, Interval]:
-    """Return mean and interval over runs and prompts by column; columns without a value in every run are left out."""
+    """Return mean and interval over runs and prompts by column; columns without a value in every
+    run are left out.
+    """
     if not runs:
         return {}
     found = {name: t_interval(np.array([run[name] for run in runs])) for name in runs[0]}
@@ -35,7 +42,9 @@ class Comparison:
     differences: dict[str, Interval]
 
     def verdict(self, measure: str) -> str:
-        """Return ``higher`` or ``lower`` if the interval excludes 0, else the reason for no verdict."""
+        """Return ``higher`` or ``lower`` if the interval excludes 0, else the reason for no
+        verdict.
+        """
         if len(self.seeds) < 2:
             return "one seed: no verdict" if self.seeds else "no common seed: no verdict"
         difference = self.differences.get(measure)
@@ -56,8 +65,14 @@ def compare(
 
 
 def as_markdown(comparisons: list[Comparison], columns: Iterable[str], notes: Iterable[str]) -> str:
-    """Format a row for each question, with a verdict on each metric, or on the reward only if there are settings."""
-    names = [name for name in columns if any(name in comparison.differences for comparison in comparisons)]
+    """Format a row for each question, with a verdict on each metric, or on the reward only if there
+    are settings.
+    """
+    names = [
+        name
+        for name in columns
+        if any(name in comparison.differences for comparison in comparisons)
+    ]
     has_settings = len(comparisons) > 0 and comparisons[0].setting != ""
     heads = ["Question", "Seeds", *names]
     if has_settings:

@@ -20,10 +20,23 @@ def study_parser(doc: str, *, out: str, makes: str) -> argparse.ArgumentParser:
     """Return a parser with the flags of every study; ``makes`` is ``table`` or ``figures``."""
     parser = Parser(doc)
     parser.add_argument("--output_dir", type=Path, default=Path(out), help="output folder")
-    parser.add_argument("--jobs", type=int, default=1, help="number of runs to train at the same time")
-    parser.add_argument("--num_gpus", type=int, default=0, help="processes of torchrun for each run; 0 for no torchrun")
-    parser.add_argument("--only_cell", metavar="NAME", help="train only this run, without a table or figure")
-    parser.add_argument("--dry_run", action="store_true", help="print the plan and its cost without writing anything")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="number of runs to train at the same time"
+    )
+    parser.add_argument(
+        "--num_gpus",
+        type=int,
+        default=0,
+        help="processes of torchrun for each run; 0 for no torchrun",
+    )
+    parser.add_argument(
+        "--only_cell", metavar="NAME", help="train only this run, without a table or figure"
+    )
+    parser.add_argument(
+        "--dry_run",
+        action="store_true",
+        help="print the plan and its cost without writing anything",
+    )
     parser.add_argument(
         f"--only_{makes}",
         dest="trains_nothing",
@@ -37,17 +50,36 @@ def grid_parser(doc: str, *, makes: str) -> argparse.ArgumentParser:
     """Return the parser of a study of cells of Table 2."""
     parser = study_parser(doc, out="outputs/table2", makes=makes)
     where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--world", choices=list(WORLDS), help="use the miniature, which needs no download")
+    where.add_argument(
+        "--world", choices=list(WORLDS), help="use the miniature, which needs no download"
+    )
     where.add_argument("--config", help="YAML file of a run, with valid_video_csv")
-    parser.add_argument("--settings", nargs="+", choices=list(SETTINGS), default=list(SETTINGS), help="reward weights")
-    parser.add_argument("--methods", nargs="+", type=partial(value_of, "sde_type"), metavar="SDE_TYPE", help="samplers")
+    parser.add_argument(
+        "--settings",
+        nargs="+",
+        choices=list(SETTINGS),
+        default=list(SETTINGS),
+        help="reward weights",
+    )
+    parser.add_argument(
+        "--methods",
+        nargs="+",
+        type=partial(value_of, "sde_type"),
+        metavar="SDE_TYPE",
+        help="samplers",
+    )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="training seeds")
     parser.add_argument(
         "--match_noise",
-        help=f"sde_type:eta of the sampler whose noise all others match; default: {MINIATURE_NOISE} with --world, "
+        help="sde_type:eta of the sampler whose noise all others match; default: "
+        f"{MINIATURE_NOISE} with --world, "
         'none with --config; "" for none',
     )
-    parser.add_argument("--extra", default="", help='flags of post_train.py for every cell: "--max_steps 30 --eta 0.5"')
+    parser.add_argument(
+        "--extra",
+        default="",
+        help='flags of post_train.py for every cell: "--max_steps 30 --eta 0.5"',
+    )
     return parser
 
 
@@ -58,14 +90,26 @@ def grid_study(options: argparse.Namespace, *, scorers: list[str] | None = None)
     if noise is None and options.world:
         noise = MINIATURE_NOISE
     extra = (["--match_noise", noise] if noise else []) + extra
-    return Study(WORLDS.get(options.world, options.config), options.output_dir, extra, options.num_gpus, scorers or [])
+    return Study(
+        WORLDS.get(options.world, options.config),
+        options.output_dir,
+        extra,
+        options.num_gpus,
+        scorers or [],
+    )
 
 
 def plan_and_train(study: Study, runs: list[Run], options: argparse.Namespace) -> int:
-    """Print the plan, train unfinished runs and return the exit code. Raises ValueError for invalid flags or runs."""
+    """Print the plan, train unfinished runs and return the exit code.
+
+    Raises ValueError for invalid flags or runs.
+    """
     jobs, num_gpus = options.jobs, study.num_gpus
     if jobs < 1 or num_gpus < 0 or (num_gpus and jobs > 1):
-        raise ValueError(f"--jobs must be at least 1 (1 with GPUs), --num_gpus at least 0, got {jobs} and {num_gpus}")
+        raise ValueError(
+            f"--jobs must be at least 1 (1 with GPUs), --num_gpus at least 0, got {jobs} and "
+            f"{num_gpus}"
+        )
     trains = not (options.dry_run or options.trains_nothing)
     plans = [plan_run(study, run, trains=trains) for run in select_runs(runs, options.only_cell)]
     check_evaluation(study.evaluation_config(), output=study.out, has_model=trains)
@@ -75,8 +119,14 @@ def plan_and_train(study: Study, runs: list[Run], options: argparse.Namespace) -
 
 
 def select_runs(runs: list[Run], name: str | None) -> list[Run]:
-    """Return the run of that name, or all runs if it is None. Raises ValueError for an unknown name."""
+    """Return the run of that name, or all runs if it is None.
+
+    Raises ValueError for an unknown name.
+    """
     chosen = [run for run in runs if name in (None, run.name)]
     if not chosen:
-        raise ValueError(f"--only_cell must be a cell of the plan, such as {runs[0].name} (see --dry_run), got {name}")
+        raise ValueError(
+            f"--only_cell must be a cell of the plan, such as {runs[0].name} (see --dry_run), got "
+            f"{name}"
+        )
     return chosen

@@ -1,4 +1,6 @@
-"""Tables of means and intervals as Markdown, CSV and LaTeX, with the best trained row of each column in bold."""
+"""Tables of means and intervals as Markdown, CSV and LaTeX, with the best trained row of each
+column in bold.
+"""
 
 import math
 from dataclasses import dataclass
@@ -81,7 +83,9 @@ def as_latex(table: Table) -> str:
 
 
 def _csv_row(table: Table, row: Row) -> dict[str, str]:
-    """Return labels and number of seeds, then mean, low and high of each column; missing values are empty."""
+    """Return labels and number of seeds, then mean, low and high of each column; missing values are
+    empty.
+    """
     cells = dict(zip([*table.heads, "Seeds"], [*row.labels, row.seeds]))
     for column in table.columns:
         numbers = row.values[column].as_json().values() if column in row.values else [None] * 3
@@ -96,5 +100,7 @@ def format_seeds(count: int) -> str:
 
 def format_interval(interval: Interval, *, sign: str = "", minus: str = "-") -> tuple[str, str]:
     """Format the mean and the interval in brackets, which is empty for a mean of one value."""
-    mean, low, high = (f"{x:{sign}.3f}".replace("-", minus) for x in (interval.mean, interval.low, interval.high))
+    mean, low, high = (
+        f"{x:{sign}.3f}".replace("-", minus) for x in (interval.mean, interval.low, interval.high)
+    )
     return mean, f" [{low}, {high}]" if math.isfinite(interval.low) else ""

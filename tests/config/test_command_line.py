@@ -1,4 +1,6 @@
-"""Settings from flags and files: both accept the same values, and unknown names raise a clear error."""
+"""Settings from flags and files: both accept the same values, and unknown names raise a clear
+error.
+"""
 
 import json
 import re
@@ -34,7 +36,11 @@ def error_of(capsys, *argv):
 def test_a_flag_overrides_the_file_and_the_file_the_default(write):
     path = write("eta: 0.7\nlearning_rate: 3e-5\nuse_dual_kl: false\nreport_to: [none]\n")
     config = parse(["--config", path, "--eta", "0.9"]).config
-    assert (config.rollout.eta, config.optimizer.learning_rate, config.rollout.shift) == (0.9, 3e-5, 5.0)
+    assert (config.rollout.eta, config.optimizer.learning_rate, config.rollout.shift) == (
+        0.9,
+        3e-5,
+        5.0,
+    )
     assert config.kl_strategy == "moving" and config.record.report_to == ["none"]
 
 
@@ -99,9 +105,18 @@ def test_flags_accept_the_forms_of_the_reference(argv, values):
 
 
 def test_yaml_numbers_are_decimal_and_dates_are_text(write):
-    path = write("seed: 12\nlearning_rate: 1e-5\neta: -.5\nkl_weight: 1e3\noutput_dir: 2026-01-01\nuse_muon: on\n")
+    path = write(
+        "seed: 12\nlearning_rate: 1e-5\neta: -.5\nkl_weight: 1e3\noutput_dir: "
+        "2026-01-01\nuse_muon: on\n"
+    )
     settings = load_config(path).flat()
-    given = {"seed": 12, "learning_rate": 1e-5, "eta": -0.5, "kl_weight": 1000.0, "output_dir": "2026-01-01"}
+    given = {
+        "seed": 12,
+        "learning_rate": 1e-5,
+        "eta": -0.5,
+        "kl_weight": 1000.0,
+        "output_dir": "2026-01-01",
+    }
     assert {name: settings[name] for name in given} == given and settings["use_muon"] is True
     assert load_config(write("seed: 010\n")).data.seed == 10
     with pytest.raises(ValueError, match="invalid int value: '1:30'"):
@@ -115,7 +130,9 @@ def test_a_removed_setting_is_ignored_with_a_line_on_stderr(write, capsys, where
     config = load_config(path) if where == "load_config" else parse(argv).config
     assert config.data.seed == 3
     message = capsys.readouterr().err
-    assert message.count("\n") == 1 and "ignored flags: spool_rounds 1; a removed setting" in message
+    assert (
+        message.count("\n") == 1 and "ignored flags: spool_rounds 1; a removed setting" in message
+    )
 
 
 def test_help_lists_every_flag_once_by_section(capsys):
@@ -141,7 +158,9 @@ def test_reward_weights_are_a_preset_or_json(write):
 
 def test_prompts_csv_accepts_one_or_several_files(write):
     assert parse([]).config.data.prompts_csv == ["assets/prompts/train.csv"]
-    assert parse(["--prompts_csv", "a.csv", "b.csv", "--valid_video_csv", ""]).config.data.prompts_csv == [
+    assert parse(
+        ["--prompts_csv", "a.csv", "b.csv", "--valid_video_csv", ""]
+    ).config.data.prompts_csv == [
         "a.csv",
         "b.csv",
     ]
@@ -156,13 +175,19 @@ def test_scorer_options_are_a_file_or_json(write, tmp_path):
     for text in (str(tmp_path / "options.yaml"), json.dumps(options)):
         reward = parse(["--reward_model", "miniature", "--reward_config", text]).config.reward
         assert reward_options(reward) == options
-    reward = load_config(write("reward_model: miniature\nreward_config: {miniature: {path: here}}\n")).reward
+    reward = load_config(
+        write("reward_model: miniature\nreward_config: {miniature: {path: here}}\n")
+    ).reward
     assert reward_options(reward) == options
     of_reference = '{"videoalign_local": {"batch_size": 2}}'
-    reward = parse(["--reward_model", "videoalign_local", "--reward_config", of_reference]).config.reward
+    reward = parse(
+        ["--reward_model", "videoalign_local", "--reward_config", of_reference]
+    ).config.reward
     assert reward_options(reward) == {"videoalign": {"precision": "bf16", "batch_size": 2}}
     reward = replace(reward, reward_model=["miniature"])
-    with pytest.raises(ValueError, match="must map miniature to a mapping of options, got 'videoalign_local'"):
+    with pytest.raises(
+        ValueError, match="must map miniature to a mapping of options, got 'videoalign_local'"
+    ):
         reward_options(replace(reward, reward_config=of_reference))
     with pytest.raises(ValueError, match="must map miniature to a mapping of options, got 'clip'"):
         reward_options(replace(reward, reward_config='{"clip": {}}'))

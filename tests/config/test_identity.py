@@ -8,36 +8,52 @@ from hyvideo.config.identity import changed_settings, evaluation_settings, exper
 from hyvideo.config.settings import TRAITS
 
 MACHINE = set(
-    "pretrained_model_root precompute_conditions conditions_dir device num_threads vae_tile_size vae_tile_overlap "
-    "batched_forward decode_batch_size reward_offload reward_retries check_reward max_missing_fraction "
+    "pretrained_model_root precompute_conditions conditions_dir device num_threads vae_tile_size "
+    "vae_tile_overlap "
+    "batched_forward decode_batch_size reward_offload reward_retries check_reward "
+    "max_missing_fraction "
     "vae_offload score_between_stages attention_kernel "
-    "remote_reward_url remote_reward_timeout mini_batch_size_per_update gate_interval gate_tolerance "
-    "reference_mode_offload max_steps max_bad_updates sp_size dp_replicate enable_fsdp reshard_after_forward "
-    "gradient_sync enable_gradient_checkpointing activation_checkpointing enable_compile compile_backend "
+    "remote_reward_url remote_reward_timeout mini_batch_size_per_update gate_interval "
+    "gate_tolerance "
+    "reference_mode_offload max_steps max_bad_updates sp_size dp_replicate enable_fsdp "
+    "reshard_after_forward "
+    "gradient_sync enable_gradient_checkpointing activation_checkpointing enable_compile "
+    "compile_backend "
     "deterministic collective_timeout watchdog_seconds".split()
 )
 RECORDS = set(
-    "valid_video_csv output_dir report_to report save_interval save_minutes save_total_limit keep_every "
-    "save_asynchronously log_video_interval log_num_videos validation_interval validation_steps validation_seed "
-    "validation_repeats validation_batch_size validation_num_frames validation_eta validation_shift "
-    "validation_cfg_scale validate_at_step0 validation_height validation_width on_reward_hacking hacking_threshold "
+    "valid_video_csv output_dir report_to report save_interval save_minutes save_total_limit "
+    "keep_every "
+    "save_asynchronously log_video_interval log_num_videos validation_interval validation_steps "
+    "validation_seed "
+    "validation_repeats validation_batch_size validation_num_frames validation_eta "
+    "validation_shift "
+    "validation_cfg_scale validate_at_step0 validation_height validation_width on_reward_hacking "
+    "hacking_threshold "
     "held_out_reward_model".split()
 )
 MEASURED = set(
     "transformer_version dtype encoder_dtype vae_dtype vae_tile_size vae_tile_overlap "
     "random_weights reward_weights "
-    "height width sample_n_frames fps shift sigmas cfg_scale guidance_interval reward_model reward_precision "
-    "reward_video remote_reward_url validation_steps validation_seed validation_repeats validation_eta "
+    "height width sample_n_frames fps shift sigmas cfg_scale guidance_interval reward_model "
+    "reward_precision "
+    "reward_video remote_reward_url validation_steps validation_seed validation_repeats "
+    "validation_eta "
     "negative_prompt".split()
 )
 
 
 def test_every_setting_is_in_the_list_of_what_it_affects(tiny_config):
-    """Moving a setting to another list changes which runs count as the same, so the lists are repeated here."""
+    """Moving a setting to another list changes which runs count as the same, so the lists are
+    repeated here.
+    """
     decides = {name: traits.decides for name, traits in TRAITS.items()}
     assert {name for name, kind in decides.items() if kind == "machine"} == MACHINE
     assert {name for name, kind in decides.items() if kind == "records"} == RECORDS
-    assert {name for name, kind in decides.items() if kind == "layout"} == {"batch_size", "gradient_accumulation_steps"}
+    assert {name for name, kind in decides.items() if kind == "layout"} == {
+        "batch_size",
+        "gradient_accumulation_steps",
+    }
     assert {name for name, kind in decides.items() if kind == "start"} == {
         "resume_from_checkpoint",
         "allow_changed_settings",
@@ -47,25 +63,42 @@ def test_every_setting_is_in_the_list_of_what_it_affects(tiny_config):
 
 def changes(config, same_rollouts=True, **others):
     saved = json.loads(json.dumps(config.flat()))
-    return changed_settings(saved, config.with_settings(**others).flat(), same_rollouts=same_rollouts)
+    return changed_settings(
+        saved, config.with_settings(**others).flat(), same_rollouts=same_rollouts
+    )
 
 
 def test_a_resumed_run_may_change_the_machine_but_not_the_method(tiny_config):
-    found = changes(tiny_config, gate_interval=7, sp_size=2, log_num_videos=9, eta=0.1, resume_from_checkpoint="latest")
+    found = changes(
+        tiny_config,
+        gate_interval=7,
+        sp_size=2,
+        log_num_videos=9,
+        eta=0.1,
+        resume_from_checkpoint="latest",
+    )
     conventions = changes(tiny_config, reference_conventions=True).affecting_learning
     assert conventions == ["reference_conventions is True and was False"]
-    assert [sentence.split()[0] for sentence in found.free] == ["gate_interval", "sp_size", "log_num_videos"]
+    assert [sentence.split()[0] for sentence in found.free] == [
+        "gate_interval",
+        "sp_size",
+        "log_num_videos",
+    ]
     assert found.affecting_learning == ["eta is 0.1 and was 0.7"]
 
 
 def test_the_layout_may_change_if_the_number_of_rollouts_stays(tiny_config):
     assert not changes(tiny_config, batch_size=4).affecting_learning
-    assert changes(tiny_config, False, batch_size=4).affecting_learning == ["batch_size is 4 and was 8"]
+    assert changes(tiny_config, False, batch_size=4).affecting_learning == [
+        "batch_size is 4 and was 8"
+    ]
 
 
 def test_removed_settings_and_new_settings_at_their_default_are_no_change(tiny_config):
     now = tiny_config.flat()
-    saved = {name: value for name, value in now.items() if name != "gate_interval"} | {"spool_rounds": 1}
+    saved = {name: value for name, value in now.items() if name != "gate_interval"} | {
+        "spool_rounds": 1
+    }
     assert changed_settings(saved, now, same_rollouts=True) == ([], [])
 
 
@@ -86,7 +119,9 @@ def test_a_setting_missing_in_an_old_checkpoint_had_its_default(tiny_config):
         ({"kl_strategy": "stepwise", "use_moving_KL": True, "use_dual_kl": True}, "stepwise"),
     ],
 )
-def test_a_checkpoint_of_an_earlier_release_has_its_kl_strategy_by_name(tiny_config, earlier, strategy):
+def test_a_checkpoint_of_an_earlier_release_has_its_kl_strategy_by_name(
+    tiny_config, earlier, strategy
+):
     saved = tiny_config.flat() | earlier
     now = tiny_config.with_settings(kl_strategy=strategy).flat()
     assert changed_settings(saved, now, same_rollouts=True) == ([], [])
@@ -108,7 +143,9 @@ def test_an_eta_matched_by_an_older_release_may_differ_in_its_last_bit(tiny_conf
     for factor, is_change in ((1 + 4e-16, False), (1 + 1e-9, True)):
         saved = now | {"eta": now["eta"] * factor}
         assert saved["eta"] != now["eta"]
-        assert bool(changed_settings(saved, now, same_rollouts=True).affecting_learning) is is_change
+        assert (
+            bool(changed_settings(saved, now, same_rollouts=True).affecting_learning) is is_change
+        )
 
 
 def test_an_empty_text_of_an_earlier_version_is_an_empty_list(tiny_config):
@@ -116,9 +153,18 @@ def test_an_empty_text_of_an_earlier_version_is_an_empty_list(tiny_config):
 
 
 def test_settings_that_may_change_on_resume_do_not_define_the_experiment(tiny_config):
-    same = {"gate_interval": 9, "vae_tile_size": 0, "mini_batch_size_per_update": 1, "pretrained_model_root": "b"}
-    assert experiment_settings(tiny_config.with_settings(**same)) == experiment_settings(tiny_config)
-    assert experiment_settings(tiny_config.with_settings(eta=0.1)) != experiment_settings(tiny_config)
+    same = {
+        "gate_interval": 9,
+        "vae_tile_size": 0,
+        "mini_batch_size_per_update": 1,
+        "pretrained_model_root": "b",
+    }
+    assert experiment_settings(tiny_config.with_settings(**same)) == experiment_settings(
+        tiny_config
+    )
+    assert experiment_settings(tiny_config.with_settings(eta=0.1)) != experiment_settings(
+        tiny_config
+    )
 
 
 def test_an_experiment_is_identified_by_its_kl_strategy(tiny_config):

@@ -25,6 +25,9 @@ def test_a_folder_with_the_name_is_not_a_package(tmp_path, monkeypatch):
 
 
 def test_a_missing_checkpoint_raises(tiny_config, tmp_path):
-    for wanted, problem in ((tmp_path / "nowhere", "it does not exist"), (tmp_path, "state.json: it does not exist")):
+    for wanted, problem in (
+        (tmp_path / "nowhere", "it does not exist"),
+        (tmp_path, "state.json: it does not exist"),
+    ):
         with pytest.raises(ValueError, match=f"a checkpoint folder, got '{wanted}': {problem}"):
             check(tiny_config.with_settings(resume_from_checkpoint=str(wanted)))

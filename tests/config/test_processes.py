@@ -9,7 +9,13 @@ import pytest
 
 from hyvideo.config import processes
 
-TORCHRUN = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+TORCHRUN = {
+    "WORLD_SIZE": "2",
+    "RANK": "1",
+    "LOCAL_RANK": "1",
+    "MASTER_ADDR": "localhost",
+    "MASTER_PORT": "29500",
+}
 
 
 @pytest.fixture
@@ -39,11 +45,17 @@ def test_a_complete_environment_is_accepted(environment, variables):
             ({"WORLD_SIZE": text}, "WORLD_SIZE must be an integer from 1")
             for text in ("", "abc", "0", "-1", "1.5", "²")
         ),
-        ({"RANK": "-1"}, "RANK must be an integer from 0, got '-1'; start the program with torchrun"),
+        (
+            {"RANK": "-1"},
+            "RANK must be an integer from 0, got '-1'; start the program with torchrun",
+        ),
         ({"LOCAL_RANK": "x"}, "LOCAL_RANK must be an integer from 0"),
         ({"RANK": "2"}, "RANK must be below WORLD_SIZE 2, got 2"),
         ({"RANK": ""}, "WORLD_SIZE 2 also needs RANK, got none"),
-        ({"MASTER_ADDR": "", "MASTER_PORT": ""}, "WORLD_SIZE 2 also needs MASTER_ADDR, MASTER_PORT"),
+        (
+            {"MASTER_ADDR": "", "MASTER_PORT": ""},
+            "WORLD_SIZE 2 also needs MASTER_ADDR, MASTER_PORT",
+        ),
         ({"MASTER_PORT": "http"}, "MASTER_PORT must be an integer"),
     ],
 )
@@ -60,7 +72,14 @@ def test_post_train_exits_with_code_2_for_an_invalid_environment(
     import post_train
 
     environment({"WORLD_SIZE": world_size})
-    flags = ["--config", "configs/smoke.yaml", "--output_dir", str(tmp_path / "run"), "--batch_size", "4"]
+    flags = [
+        "--config",
+        "configs/smoke.yaml",
+        "--output_dir",
+        str(tmp_path / "run"),
+        "--batch_size",
+        "4",
+    ]
     monkeypatch.setattr("sys.argv", ["post_train.py", *flags])
     assert post_train.main() == code
     assert "WORLD_SIZE" in capsys.readouterr().err and not (tmp_path / "run").exists()

@@ -1,4 +1,6 @@
-"""Command lines of the public reference: every flag is a setting here, is ignored with a note, or raises an error."""
+"""Command lines of the public reference: every flag is a setting here, is ignored with a note, or
+raises an error.
+"""
 
 import re
 from pathlib import Path
@@ -13,31 +15,47 @@ from hyvideo.config.settings import FIELDS, Config
 ROOT = Path(__file__).parents[2]
 TRAINING, GENERATION = table("post_train"), table("generate")
 LINE = (
-    "--pretrained_model_root ./ckpts --learning_rate 1e-5 --batch_size 2 --num_generations 4 --max_steps 10000 "
-    "--output_dir ./outputs --enable_fsdp --enable_gradient_checkpointing --sp_size 2 --reward_checkpoint_mode v3 "
-    "--validate_at_step0 False --validate_video_length 121 --validation_timestep_shift 5.0 --use_grad_balancing True "
-    "--enable_timestep_permutation True --sde_type sage_grpo --kl_weight 1e-5 --kl_coef 1e-7 --use_moving_KL True "
-    "--update_ref_model_step 10 --use_dual_kl True --dual_kl_moving_weight 1.0 --dual_kl_step_weight 0.1 "
+    "--pretrained_model_root ./ckpts --learning_rate 1e-5 --batch_size 2 --num_generations 4 "
+    "--max_steps 10000 "
+    "--output_dir ./outputs --enable_fsdp --enable_gradient_checkpointing --sp_size 2 "
+    "--reward_checkpoint_mode v3 "
+    "--validate_at_step0 False --validate_video_length 121 --validation_timestep_shift 5.0 "
+    "--use_grad_balancing True "
+    "--enable_timestep_permutation True --sde_type sage_grpo --kl_weight 1e-5 --kl_coef 1e-7 "
+    "--use_moving_KL True "
+    "--update_ref_model_step 10 --use_dual_kl True --dual_kl_moving_weight 1.0 "
+    "--dual_kl_step_weight 0.1 "
     "--reference_mode_offload True"
 ).split()
 # Known flags of the reference besides those of its training command.
 KNOWN = (
-    "pretrained_transformer_version train_video_csv valid_video_csv validation_global_seed validation_fixed_size "
-    "validation_num_inference_steps validate_video_length validation_timestep_shift validate_at_step0 "
-    "validation_negative_prompt neg_prompt use_lora lora_r lora_alpha lora_dropout lora_target_modules "
+    "pretrained_transformer_version train_video_csv valid_video_csv validation_global_seed "
+    "validation_fixed_size "
+    "validation_num_inference_steps validate_video_length validation_timestep_shift "
+    "validate_at_step0 "
+    "validation_negative_prompt neg_prompt use_lora lora_r lora_alpha lora_dropout "
+    "lora_target_modules "
     "pretrained_lora_path video_fps infer_flow_shift_video adv_clip_max precision vae_precision "
-    "video_bucket_hw_base_size reward_model reward_weights reward_config post_train_type task_type data_type i2v_prob "
-    "train_timestep_shift snr_type flow_snr_type num_workers prefetch_factor log_interval model_type vae_name "
-    "multitask_mask_training_type debug_* save_interval warmup_steps muon_scope validation_video_length video_length "
+    "video_bucket_hw_base_size reward_model reward_weights reward_config post_train_type "
+    "task_type data_type i2v_prob "
+    "train_timestep_shift snr_type flow_snr_type num_workers prefetch_factor log_interval "
+    "model_type vae_name "
+    "multitask_mask_training_type debug_* save_interval warmup_steps muon_scope "
+    "validation_video_length video_length "
     "validation_prompts debug_train_diagnostics_interval"
 ).split()
 # Flags of generate.py in HunyuanVideo-1.5 and in SAGE-GRPO.
 KNOWN_OF_GENERATE = (
-    "prompt negative_prompt image_path resolution aspect_ratio video_length num_inference_steps seed dtype model_path "
-    "output_path checkpoint_path lora_path cfg_distilled enable_step_distill sparse_attn rewrite offloading "
-    "group_offloading overlap_group_offloading sr save_pre_sr_video save_generation_config use_sageattn "
-    "sage_blocks_range enable_torch_compile enable_cache cache_type no_cache_block_id cache_start_step cache_end_step "
-    "total_steps cache_step_interval use_fp8_gemm quant_type include_patterns valid_video_csv fixed_size "
+    "prompt negative_prompt image_path resolution aspect_ratio video_length num_inference_steps "
+    "seed dtype model_path "
+    "output_path checkpoint_path lora_path cfg_distilled enable_step_distill sparse_attn rewrite "
+    "offloading "
+    "group_offloading overlap_group_offloading sr save_pre_sr_video save_generation_config "
+    "use_sageattn "
+    "sage_blocks_range enable_torch_compile enable_cache cache_type no_cache_block_id "
+    "cache_start_step cache_end_step "
+    "total_steps cache_step_interval use_fp8_gemm quant_type include_patterns valid_video_csv "
+    "fixed_size "
     "original_noise_dir"
 ).split()
 
@@ -62,14 +80,20 @@ def test_the_training_command_of_the_reference_is_accepted(capsys):
         and settings["kl_strategy"] == "dual_moving"
     )
     assert (settings["sp_size"], settings["kl_coef"]) == (2, 1e-7)
-    assert settings["prompts_csv"] == ["assets/prompts/train.csv"] and settings["reward_model"] == ["videoalign"]
+    assert settings["prompts_csv"] == ["assets/prompts/train.csv"] and settings["reward_model"] == [
+        "videoalign"
+    ]
     ignored = "reward_checkpoint_mode v3; the tensor names of the checkpoint are recognized"
     assert capsys.readouterr().err == f"ignored flags: {ignored}\n"
 
 
 def test_step_counts_are_taken_over_unchanged_with_several_batches_per_iteration():
-    """The plan at the start says that the reference counts batches: a command line cannot say who wrote it."""
-    settings = settings_of(*LINE, *"--gradient_accumulation_steps 4 --max_steps 100 --save_interval 20".split())
+    """The plan at the start says that the reference counts batches: a command line cannot say who
+    wrote it.
+    """
+    settings = settings_of(
+        *LINE, *"--gradient_accumulation_steps 4 --max_steps 100 --save_interval 20".split()
+    )
     names = ("gradient_accumulation_steps", "max_steps", "save_interval")
     assert tuple(settings[name] for name in names) == (4, 100, 20)
 
@@ -77,7 +101,9 @@ def test_step_counts_are_taken_over_unchanged_with_several_batches_per_iteration
 def test_every_flag_of_the_reference_is_a_setting_or_a_row():
     assert not [name for name in KNOWN if name not in FIELDS and name not in TRAINING]
     assert not TRAINING.keys() & FIELDS.keys()
-    sets = {name for row in TRAINING.values() for of in (row.sets, *row.values.values()) for name in of}
+    sets = {
+        name for row in TRAINING.values() for of in (row.sets, *row.values.values()) for name in of
+    }
     assert sets - FIELDS.keys() == {*NO_SETTINGS}
 
 
@@ -95,7 +121,10 @@ def test_generate_knows_every_flag_of_the_reference():
 @pytest.mark.parametrize(
     "flags, expected",
     [
-        ("--pretrained_transformer_version 720p_t2v", {"transformer_version": "720p_t2v", "shift": 9.0}),
+        (
+            "--pretrained_transformer_version 720p_t2v",
+            {"transformer_version": "720p_t2v", "shift": 9.0},
+        ),
         ("--train_video_csv a.csv b.csv", {"prompts_csv": ["a.csv", "b.csv"]}),
         ("--valid_video_csv a.csv b.csv", {"valid_video_csv": ["a.csv", "b.csv"]}),
         ("--validation_global_seed 7", {"validation_seed": 7}),
@@ -122,7 +151,10 @@ def test_generate_knows_every_flag_of_the_reference():
         ("--video_bucket_hw_base_size 480", {"height": 352, "width": 624}),
         ("--video_bucket_hw_base_size=640 --height 480", {"height": 480, "width": 864}),
         ("--reward_model videoalign_local", {"reward_model": ["videoalign"]}),
-        ('--reward_weights {"VQ":0.5,"MQ":0.5,"TA":1.0}', {"reward_weights": '{"VQ":0.5,"MQ":0.5,"TA":1.0}'}),
+        (
+            '--reward_weights {"VQ":0.5,"MQ":0.5,"TA":1.0}',
+            {"reward_weights": '{"VQ":0.5,"MQ":0.5,"TA":1.0}'},
+        ),
         (
             "--use_muon off --use_same_noise On --enable_fsdp",
             {"use_muon": False, "use_same_noise": True, "enable_fsdp": True},
@@ -161,7 +193,8 @@ def test_the_switches_of_the_reference_choose_the_kl_strategy(flags, strategy):
         ("use_moving_KL: false", "", "dual_fixed"),
         ("use_moving_KL: false", "--use_dual_kl false", "fixed"),
         ("kl_strategy: flags\nuse_dual_kl: false\nuse_moving_KL: true", "", "moving"),
-        ("kl_strategy: fixed\nuse_dual_kl: true\nuse_moving_KL: true", "", "fixed"),  # the config.yaml of a run
+        # the config.yaml of a run
+        ("kl_strategy: fixed\nuse_dual_kl: true\nuse_moving_KL: true", "", "fixed"),
         ("kl_strategy: fixed", "--use_moving_KL true", "moving"),
         ("kl_strategy: fixed", "--use_dual_kl true", "dual_fixed"),
         ("kl_strategy: fixed", "--kl_strategy flags", "dual_moving"),
@@ -178,7 +211,10 @@ def test_a_flag_changes_the_kl_strategy_of_a_file(tmp_path, content, flags, stra
 
 def test_a_switch_beside_a_kl_strategy_is_reported(capsys):
     assert settings_of("--kl_strategy", "fixed", "--use_dual_kl", "true")["kl_strategy"] == "fixed"
-    assert capsys.readouterr().err == "ignored flags: use_dual_kl true; kl_strategy chooses the KL terms\n"
+    assert (
+        capsys.readouterr().err
+        == "ignored flags: use_dual_kl true; kl_strategy chooses the KL terms\n"
+    )
     assert "use_dual_kl perhaps is not supported: it must be true or false" in error_of(
         capsys, "--use_dual_kl", "perhaps"
     )
@@ -186,7 +222,9 @@ def test_a_switch_beside_a_kl_strategy_is_reported(capsys):
 
 def test_files_may_use_reference_names_and_flags_override_them(tmp_path, capsys):
     path = tmp_path / "run.yaml"
-    path.write_text("use_lora: true\ntrain_video_csv: [a.csv, b.csv]\nvideo_fps: 16\nnum_workers: 4\n")
+    path.write_text(
+        "use_lora: true\ntrain_video_csv: [a.csv, b.csv]\nvideo_fps: 16\nnum_workers: 4\n"
+    )
     data = load_config(path).data
     assert (data.prompts_csv, data.fps) == (["a.csv", "b.csv"], 16)
     settings = settings_of("--config", str(path), "--lora_r", "4", "--fps", "8")
@@ -196,14 +234,19 @@ def test_files_may_use_reference_names_and_flags_override_them(tmp_path, capsys)
     assert settings_of("--config", str(path), "--use_lora")["lora_rank"] == 64
     assert settings_of("--config", str(path), "--use_lora", "no")["lora_rank"] == 0
     path.write_text("fps: 24\nvideo_fps: 16\n")
-    with pytest.raises(ValueError, match="run.yaml: fps and video_fps set fps to '24.0' and '16.0'"):
+    with pytest.raises(
+        ValueError, match="run.yaml: fps and video_fps set fps to '24.0' and '16.0'"
+    ):
         load_config(path)
 
 
 @pytest.mark.parametrize(
     "flags, message",
     [
-        ("--neg_prompt a --validation_negative_prompt b", "training and validation share one negative prompt"),
+        (
+            "--neg_prompt a --validation_negative_prompt b",
+            "training and validation share one negative prompt",
+        ),
         ("--neg_prompt a --negative_prompt b", "training and validation share one negative prompt"),
         (
             "--prompts_csv a --train_video_csv b",
@@ -213,7 +256,10 @@ def test_files_may_use_reference_names_and_flags_override_them(tmp_path, capsys)
             "--width 640 --video_bucket_hw_base_size 480",
             "set width to '640' and '624'; they contradict each other: remove",
         ),
-        ("--use_lora --lora_r 0", "lora_r and use_lora set lora_rank to '0' and '8'; they contradict each other"),
+        (
+            "--use_lora --lora_r 0",
+            "lora_r and use_lora set lora_rank to '0' and '8'; they contradict each other",
+        ),
         ("--debug true", "unknown flag --debug; --help lists them"),
         ("--neg_prompt -blur", "unknown flag -blur; if it is a value, write --neg_prompt=-blur"),
         ("--neg_prompt", "neg_prompt needs a value, got nothing"),
@@ -224,25 +270,46 @@ def test_files_may_use_reference_names_and_flags_override_them(tmp_path, capsys)
             "--config configs/miniature.yaml --task_type i2v",
             "task_type must be t2v for transformer_version miniature, got i2v",
         ),
-        ("--config configs/miniature.yaml --task_type nonsense", "task_type nonsense is not supported: transformer_"),
+        (
+            "--config configs/miniature.yaml --task_type nonsense",
+            "task_type nonsense is not supported: transformer_",
+        ),
         (
             "--height 480 --video_bucket_hw_base_size 480",
             "height and video_bucket_hw_base_size set height to '480' and",
         ),
         ("--lora_rank 4 --use_lora false", "lora_rank and use_lora set lora_rank to '4' and '0'"),
-        ("--lora_r 4", "lora_r 4 has no effect in the reference without use_lora; add use_lora true"),
+        (
+            "--lora_r 4",
+            "lora_r 4 has no effect in the reference without use_lora; add use_lora true",
+        ),
         ("--use_lora perhaps", "use_lora perhaps is not supported: it must be true or false"),
-        ("--validation_fixed_size 480", "validation_fixed_size 480 is not a size; write height x width"),
+        (
+            "--validation_fixed_size 480",
+            "validation_fixed_size 480 is not a size; write height x width",
+        ),
         ("--video_bucket_hw_base_size 512", "512 is not supported: the buckets are 480 and 640"),
         ("--precision fp16", "precision invalid choice: 'fp16' (choose from bf16, fp32)"),
-        ("--validation_prompts cat dog", "validation_prompts cat dog is not supported: write the prompts to a CSV"),
-        ("--video_length 81 --validate_video_length 121", "set validation_num_frames to '81' and '121'; they"),
+        (
+            "--validation_prompts cat dog",
+            "validation_prompts cat dog is not supported: write the prompts to a CSV",
+        ),
+        (
+            "--video_length 81 --validate_video_length 121",
+            "set validation_num_frames to '81' and '121'; they",
+        ),
         ("--video_fps 8 9", "video_fps takes one value, got '8 9'"),
         ("--video_fps many", "video_fps invalid float value: 'many'"),
         ("--task_type i2v", "task_type must be t2v for transformer_version 480p_t2v, got i2v"),
-        ("--train_video_csvs a.csv", "unknown flag --train_video_csvs; did you mean --train_video_csv?"),
+        (
+            "--train_video_csvs a.csv",
+            "unknown flag --train_video_csvs; did you mean --train_video_csv?",
+        ),
         ("--world_size 8", "--world_size must be positive and needs --print_config, got 8"),
-        ("--world_size 0 --print_config", "--world_size must be positive and needs --print_config, got 0"),
+        (
+            "--world_size 0 --print_config",
+            "--world_size must be positive and needs --print_config, got 0",
+        ),
     ],
 )
 def test_contradictions_and_invalid_values_raise_a_clear_error(capsys, flags, message):
@@ -264,7 +331,10 @@ def test_task_type_may_be_empty(capsys, word):
         ("neg_prompt:", {"negative_prompt": ""}),
         ("train_video_csv: []", {"prompts_csv": []}),
         ("train_video_csv: {a: b}", "'train_video_csv' must be a list of strings, got "),
-        ("train_video_csv: [1, 2]", "'train_video_csv' must be a list of strings, got the element '1'"),
+        (
+            "train_video_csv: [1, 2]",
+            "'train_video_csv' must be a list of strings, got the element '1'",
+        ),
         ("train_video_csv:", "'train_video_csv' must be a list of strings"),
         ("video_fps:", "'video_fps' must be a single value, got nothing"),
         ("validate_video_length: 121.0", "'validate_video_length' must be an integer"),
@@ -287,9 +357,16 @@ def test_a_value_under_a_reference_name_is_checked_like_the_setting(tmp_path, li
 
 
 def test_a_message_names_the_given_flag():
-    flags = parse("--validate_video_length 16 --adv_clip_max 9 --task_type t2v --fps 8".split()).flags
-    message = with_flags("validation_num_frames must be, advantage_clip, the task, fps, sample_n_frames", flags)
-    named = "validation_num_frames (given as --validate_video_length) must be, advantage_clip (given as --adv_clip_max)"
+    flags = parse(
+        "--validate_video_length 16 --adv_clip_max 9 --task_type t2v --fps 8".split()
+    ).flags
+    message = with_flags(
+        "validation_num_frames must be, advantage_clip, the task, fps, sample_n_frames", flags
+    )
+    named = (
+        "validation_num_frames (given as --validate_video_length) must be, advantage_clip (given "
+        "as --adv_clip_max)"
+    )
     assert message == f"{named}, the task, fps, sample_n_frames"
 
 
@@ -308,7 +385,13 @@ def test_an_ignored_flag_is_reported_with_the_reason(capsys, monkeypatch, name):
 
 
 @pytest.mark.parametrize(
-    "flags", ["--post_train_type standard", "--lora_dropout 0.1", "--data_type image", "--debug_overfit true"]
+    "flags",
+    [
+        "--post_train_type standard",
+        "--lora_dropout 0.1",
+        "--data_type image",
+        "--debug_overfit true",
+    ],
 )
 def test_an_unsupported_value_raises_with_the_reason(capsys, flags):
     name = flags.split()[0][2:]
@@ -317,7 +400,7 @@ def test_an_unsupported_value_raises_with_the_reason(capsys, flags):
     assert row.rejected
 
 
-# --- docs/reference_flags.md ------------------------------------------------------------------------------------------
+# --- docs/reference_flags.md ----------------------------------------------------------------------
 
 
 def quote(value):
@@ -332,7 +415,9 @@ def line_of(row):
         for value, of in row.values.items()
         if of and TASK not in of
     ]
-    accepted = ", ".join(map(quote, row.only)) or ('"", none, the version\'s' if row.values else "any value")
+    accepted = ", ".join(map(quote, row.only)) or (
+        '"", none, the version\'s' if row.values else "any value"
+    )
     parts = [
         sets + (", height x width" if len(row.sets) == 2 else ""),
         *values,
@@ -357,7 +442,9 @@ def test_the_page_has_every_row_and_the_current_defaults():
     page = (ROOT / "docs/reference_flags.md").read_text()
     for rows in (TRAINING, GENERATION):
         assert lines_of(rows) in page, lines_of(rows)
-    differing = re.findall(r"^\| `(\w+)` \| ([^|]+) \| [^|]+ \|$", page[page.index("## Defaults") :], re.MULTILINE)
+    differing = re.findall(
+        r"^\| `(\w+)` \| ([^|]+) \| [^|]+ \|$", page[page.index("## Defaults") :], re.MULTILINE
+    )
     assert len(differing) >= 12
     defaults = Config().flat()
     for name, here in differing:

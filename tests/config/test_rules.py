@@ -6,7 +6,13 @@ from contextlib import nullcontext
 import pytest
 from PIL import Image
 
-from hyvideo.config.rules import SERVICE_ATTEMPTS, check, head_problems, layout_problems, process_problems
+from hyvideo.config.rules import (
+    SERVICE_ATTEMPTS,
+    check,
+    head_problems,
+    layout_problems,
+    process_problems,
+)
 from hyvideo.config.settings import Config
 
 
@@ -18,8 +24,14 @@ from hyvideo.config.settings import Config
         ({"eta": 1.5, "sde_type": "cps"}, "within \\[0, 1\\] for cps"),
         ({"eta": 0.0}, "at least one stochastic step"),
         ({"grpo_sampling_steps": 0}, "grpo_sampling_steps must be at least 1, got 0"),
-        ({"sample_n_frames": 6}, "must be 4n \\+ 1, because the VAE compresses 4 frames .*, got 6; use 5 or 9"),
-        ({"validation_num_frames": 6}, "validation_num_frames must be 4n \\+ 1, .*, got 6; use 5 or 9"),
+        (
+            {"sample_n_frames": 6},
+            "must be 4n \\+ 1, because the VAE compresses 4 frames .*, got 6; use 5 or 9",
+        ),
+        (
+            {"validation_num_frames": 6},
+            "validation_num_frames must be 4n \\+ 1, .*, got 6; use 5 or 9",
+        ),
         (
             {"validation_height": 32},
             "validation_height and validation_width must both be set or both be 0, got 32 and 0",
@@ -38,24 +50,44 @@ from hyvideo.config.settings import Config
         ),
         ({"negative_prompt": "a\0b"}, "as negative_prompt: "),
         (
-            {"on_reward_hacking": "stop", "validate_at_step0": False, "valid_video_csv": "assets/prompts/train.csv"},
+            {
+                "on_reward_hacking": "stop",
+                "validate_at_step0": False,
+                "valid_video_csv": "assets/prompts/train.csv",
+            },
             "on_reward_hacking stop needs a validation of the base model",
         ),
-        ({"batch_size": 6}, "6 x replicas 1 = 6 is not a multiple of num_generations 4; use batch_size 8, or change"),
+        (
+            {"batch_size": 6},
+            "6 x replicas 1 = 6 is not a multiple of num_generations 4; use batch_size 8, or "
+            "change",
+        ),
         ({"num_generations": 1}, "num_generations must be at least 2"),
         ({"num_updates_per_rollout": 3}, "must divide the 2 groups"),
-        ({"num_updates_per_rollout": 2, "update_ref_model_step": 3}, "must be a multiple of num_updates_per_rollout"),
+        (
+            {"num_updates_per_rollout": 2, "update_ref_model_step": 3},
+            "must be a multiple of num_updates_per_rollout",
+        ),
         ({"kl_coef": 1.0}, "kl_min_coef <= kl_coef <= kl_weight"),
         ({"kl_strategy": "none"}, "kl_strategy none needs kl_weight 0"),
         (
             {"anchor_cfg_scale": 3.0},
-            "each refresh would guide what was learned from guidance, got 3 with kl_strategy dual_moving; set",
+            "each refresh would guide what was learned from guidance, got 3 with kl_strategy "
+            "dual_moving; set",
         ),
         (
-            {"anchor_cfg_scale": 6.0, "kl_strategy": "fixed", "transformer_version": "480p_t2v_distilled"},
-            "anchor_cfg_scale must be 1 if .*, got 6 with transformer_version 480p_t2v_distilled; set anchor",
+            {
+                "anchor_cfg_scale": 6.0,
+                "kl_strategy": "fixed",
+                "transformer_version": "480p_t2v_distilled",
+            },
+            "anchor_cfg_scale must be 1 if .*, got 6 with transformer_version 480p_t2v_distilled; "
+            "set anchor",
         ),
-        ({"ignore_rewards": True, "kl_strategy": "none", "kl_weight": 0.0}, "the KL terms alone, got kl_strategy none"),
+        (
+            {"ignore_rewards": True, "kl_strategy": "none", "kl_weight": 0.0},
+            "the KL terms alone, got kl_strategy none",
+        ),
         (
             {"guidance_interval": "0.3:0.45", "anchor_cfg_scale": 2.0, "kl_strategy": "fixed"},
             "no video would be guided",
@@ -63,18 +95,26 @@ from hyvideo.config.settings import Config
         ({"reward_model": ["beauty"]}, "reward_model must be one of .*, got 'beauty'$"),
         ({"reward_model": ["miniture"]}, "got 'miniture'; did you mean miniature\\?"),
         ({"reward_model": ["miniature", "miniature"]}, "each scorer once"),
-        ({"held_out_reward_model": ["beauty"]}, "held_out_reward_model must be one of .*, got 'beauty'$"),
+        (
+            {"held_out_reward_model": ["beauty"]},
+            "held_out_reward_model must be one of .*, got 'beauty'$",
+        ),
         (
             {"held_out_reward_model": ["miniature"]},
-            "each scorer once, because a scorer that rewards is not held out, .*, got miniature, miniature; remove",
+            "each scorer once, because a scorer that rewards is not held out, .*, got miniature, "
+            "miniature; remove",
         ),
         (
             {"score_between_stages": True},
-            "which takes the scorers off the GPU during the other stages, got false; set reward_offload true",
+            "which takes the scorers off the GPU during the other stages, got false; set "
+            "reward_offload true",
         ),
         ({"reward_weights": "{VQ"}, "reward_weights must be"),
         ({"reward_weights": '{"VQ": 0}'}, "at least one of them not 0"),
-        ({"reward_weights": '{"VQ": 1, "seed": 1, "reward": 0}'}, "must not use the names reward, seed, which"),
+        (
+            {"reward_weights": '{"VQ": 1, "seed": 1, "reward": 0}'},
+            "must not use the names reward, seed, which",
+        ),
         ({"reward_weights": "[1]"}, "reward_weights must be"),
         ({"reward_weights": '{"VQ": 1e300}'}, r"of at most 1e\+30"),
         ({"reward_weights": f'{{"VQ": {10**400}}}'}, "reward_weights must be"),
@@ -89,8 +129,14 @@ from hyvideo.config.settings import Config
         ({"timestep_fraction": 1.5}, "timestep_fraction must be at most 1"),
         ({"adam_beta1": 1.0}, "adam_beta1 must be below 1, got 1.0"),
         ({"sp_size": 2}, "sp_size must divide the number of processes"),
-        ({"dp_replicate": 2, "enable_fsdp": True}, "dp_replicate must divide the 1 data-parallel replicas"),
-        ({"base_weight_dtype": "fp8"}, "lora_rank above 0, got 0, which trains the base weights; set"),
+        (
+            {"dp_replicate": 2, "enable_fsdp": True},
+            "dp_replicate must divide the 1 data-parallel replicas",
+        ),
+        (
+            {"base_weight_dtype": "fp8"},
+            "lora_rank above 0, got 0, which trains the base weights; set",
+        ),
         (
             {"base_weight_dtype": "fp8", "pretrained_lora_path": "assets"},
             "got 0, which trains the base weights after merging the LoRA",
@@ -99,7 +145,10 @@ from hyvideo.config.settings import Config
             {"base_weight_dtype": "fp8", "lora_rank": 2, "enable_fsdp": True},
             "enable_fsdp true, because FSDP cannot shard fp8 weights; set enable_fsdp false",
         ),
-        ({"master_weight_type": "bf16", "dtype": "fp32"}, "master_weight_type bf16 needs dtype bf16"),
+        (
+            {"master_weight_type": "bf16", "dtype": "fp32"},
+            "master_weight_type bf16 needs dtype bf16",
+        ),
         (
             {"master_weight_type": "bf16", "dtype": "bf16", "ema_decay": 0.99},
             "ema_decay needs master_weight_type fp32, got 0.99 and bf16",
@@ -159,15 +208,21 @@ def test_a_value_at_the_edge_of_a_rule_is_allowed(tiny_config, changes):
 def test_a_setting_that_needs_torchao_names_its_version_if_it_is_missing(tiny_config, monkeypatch):
     fp8 = tiny_config.with_settings(base_weight_dtype="fp8", lora_rank=2)
     check(fp8)
-    monkeypatch.setattr("hyvideo.config.machine_rules.is_installed", lambda package: package != "torchao")
-    message = "which is not installed; run `pip install torchao==0.18.0` or set base_weight_dtype bf16"
+    monkeypatch.setattr(
+        "hyvideo.config.machine_rules.is_installed", lambda package: package != "torchao"
+    )
+    message = (
+        "which is not installed; run `pip install torchao==0.18.0` or set base_weight_dtype bf16"
+    )
     with pytest.raises(ValueError, match=f"base_weight_dtype fp8 needs torchao, {message}"):
         check(fp8)
 
 
 def test_adjacent_replicas_may_share_a_group(tiny_config):
     check(tiny_config.with_settings(batch_size=2, num_generations=4), world_size=2)
-    with pytest.raises(ValueError, match="batch_size must be a multiple or a divisor of num_generations"):
+    with pytest.raises(
+        ValueError, match="batch_size must be a multiple or a divisor of num_generations"
+    ):
         check(tiny_config.with_settings(batch_size=4, num_generations=6), world_size=3)
 
 
@@ -176,9 +231,21 @@ def test_adjacent_replicas_may_share_a_group(tiny_config):
     [
         ((8, 2, 2), None),
         ((12, 3), None),  # heads may be split unevenly
-        ((17, 17), "sp_size must be at most the 16 attention heads of the transformer, got 17; 1, 2, 4, 8, 16 give"),
-        ((8, 3), "must divide the number of processes, got sp_size 3 and WORLD_SIZE 8; possible values: 1, 2, 4, 8"),
-        ((8, 2, 3), "dp_replicate must divide the 4 data-parallel replicas .* got 3; possible values: 1, 2, 4"),
+        (
+            (17, 17),
+            "sp_size must be at most the 16 attention heads of the transformer, got 17; 1, 2, 4, "
+            "8, 16 give",
+        ),
+        (
+            (8, 3),
+            "must divide the number of processes, got sp_size 3 and WORLD_SIZE 8; possible "
+            "values: 1, 2, 4, 8",
+        ),
+        (
+            (8, 2, 3),
+            "dp_replicate must divide the 4 data-parallel replicas .* got 3; possible values: 1, "
+            "2, 4",
+        ),
         (
             (1, 2),
             "got sp_size 2 and WORLD_SIZE 1; start 2 with torchrun --nproc_per",
@@ -213,7 +280,9 @@ def test_a_layout_has_whole_replicas_and_a_head_for_every_rank(layout, message):
         ({"transformer_version": "mine", "width": 625, "prompts_csv": "images.csv"}, None),
     ],
 )
-def test_limits_of_a_released_version_are_checked_without_its_files(tmp_path, monkeypatch, settings, message):
+def test_limits_of_a_released_version_are_checked_without_its_files(
+    tmp_path, monkeypatch, settings, message
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.csv").write_text("prompt\na\n")
     (tmp_path / "images.csv").write_text("prompt,ref_image_path\na,image.png\nb,\n")
@@ -230,8 +299,20 @@ def test_limits_of_a_released_version_are_checked_without_its_files(tmp_path, mo
         ({"watchdog_seconds": 901.0, "collective_timeout": 1000.0}, 1),
         ({"dp_replicate": 2, "enable_fsdp": True}, 0),
         ({"dp_replicate": 2}, 1),
-        ({"remote_reward_url": "http://a,http://b", "remote_reward_timeout": 1440 / SERVICE_ATTEMPTS / 2}, 0),
-        ({"remote_reward_url": "http://a,http://b", "remote_reward_timeout": 1441 / SERVICE_ATTEMPTS / 2}, 1),
+        (
+            {
+                "remote_reward_url": "http://a,http://b",
+                "remote_reward_timeout": 1440 / SERVICE_ATTEMPTS / 2,
+            },
+            0,
+        ),
+        (
+            {
+                "remote_reward_url": "http://a,http://b",
+                "remote_reward_timeout": 1441 / SERVICE_ATTEMPTS / 2,
+            },
+            1,
+        ),
     ],
 )
 def test_timeouts_may_be_equal_to_their_limits(settings, num_problems):
@@ -246,10 +327,19 @@ def test_all_problems_are_reported_together(tiny_config):
 
 
 def test_reward_services_must_time_out_before_the_reward_deadline(tiny_config):
-    services = {"remote_reward_url": "http://a:1, http://b:1", "batch_size": 4, "watchdog_seconds": 0.0}
-    config = tiny_config.with_settings(**services, remote_reward_timeout=14.0, collective_timeout=100.0)
+    services = {
+        "remote_reward_url": "http://a:1, http://b:1",
+        "batch_size": 4,
+        "watchdog_seconds": 0.0,
+    }
+    config = tiny_config.with_settings(
+        **services, remote_reward_timeout=14.0, collective_timeout=100.0
+    )
     check(config)
-    message = "3 attempts at 2 reward services must take at most 0.8 .* would end the run, got 84 s and 80 s; lower"
+    message = (
+        "3 attempts at 2 reward services must take at most 0.8 .* would end the run, got 84 s and "
+        "80 s; lower"
+    )
     with pytest.raises(ValueError, match=message):
         check(config, 2)
     check(config.with_settings(collective_timeout=105.0), 2)

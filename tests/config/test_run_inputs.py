@@ -47,8 +47,12 @@ def test_other_settings_share_the_files(tiny_config, tmp_path, files_read, monke
     inputs = RunInputs(tiny_config.with_settings(prompts_csv=training))
     assert [request.prompt for request in inputs.requests] == ["a"]
     monkeypatch.chdir(tmp_path)
-    changed = inputs.with_config(tiny_config.with_settings(prompts_csv="training.csv", valid_video_csv=validation))
-    assert changed.requests == inputs.requests and [request.prompt for request in changed.validated] == ["c"]
+    changed = inputs.with_config(
+        tiny_config.with_settings(prompts_csv="training.csv", valid_video_csv=validation)
+    )
+    assert changed.requests == inputs.requests and [
+        request.prompt for request in changed.validated
+    ] == ["c"]
     assert files_read == ["training.csv", "validation.csv"]
 
 

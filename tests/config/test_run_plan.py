@@ -3,7 +3,12 @@
 import pytest
 
 from hyvideo.config.plan_text import describe
-from hyvideo.config.run_plan import branches_of_steps, make_plan, num_stochastic_steps, parse_interval
+from hyvideo.config.run_plan import (
+    branches_of_steps,
+    make_plan,
+    num_stochastic_steps,
+    parse_interval,
+)
 from hyvideo.pipelines.grpo_pipeline import SamplerSettings
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.schedulers.transitions import shifted_levels
@@ -33,8 +38,8 @@ def test_the_scale_of_the_cps_log_ratio_is_reported_if_it_matters(tiny_config):
     def is_reported(**changes):
         config = tiny_config.with_settings(**several | changes)
         return (
-            "the log_ratio of cps is 2 std^2 times the KL: 0.98 times at the first and 0.043 times at the last"
-            in describe(config, make_plan(config))
+            "the log_ratio of cps is 2 std^2 times the KL: 0.98 times at the first and 0.043 "
+            "times at the last" in describe(config, make_plan(config))
         )
 
     assert is_reported(sde_type="cps") and is_reported(sde_type="cps", kl_strategy="stepwise")
@@ -52,12 +57,16 @@ def test_too_much_noise_in_a_step_prints_a_warning(tiny_config):
         ("sage_grpo", 1.0, False),
         ("cps", 1.0, False),
     ):
-        config = tiny_config.with_settings(sde_type=sde_type, eta=eta, grpo_sampling_steps=20, shift=5.0)
+        config = tiny_config.with_settings(
+            sde_type=sde_type, eta=eta, grpo_sampling_steps=20, shift=5.0
+        )
         text = describe(config, make_plan(config))
         assert (f"WARNING                eta {eta:g} adds noise of up to " in text) == is_too_much
 
 
-def test_a_level_at_the_bound_of_a_guidance_interval_is_guided_in_the_plan_and_in_the_run(tiny_config):
+def test_a_level_at_the_bound_of_a_guidance_interval_is_guided_in_the_plan_and_in_the_run(
+    tiny_config,
+):
     """Levels are float64 in the plan and float32 in the run, and both round numbers such as 0.6."""
     num_bounds = 0
     for steps in range(4, 25):
@@ -74,11 +83,20 @@ def test_a_level_at_the_bound_of_a_guidance_interval_is_guided_in_the_plan_and_i
                     (f"{bound}:1", [2] * (number + 1) + [1] * (steps - number - 1)),
                 ):
                     rollout = tiny_config.with_settings(
-                        grpo_sampling_steps=steps, shift=shift, guidance_interval=interval, cfg_scale=2.0
+                        grpo_sampling_steps=steps,
+                        shift=shift,
+                        guidance_interval=interval,
+                        cfg_scale=2.0,
                     ).rollout
-                    sampling = SamplerSettings(guidance_scale=2.0, guidance_interval=parse_interval(interval))
+                    sampling = SamplerSettings(
+                        guidance_scale=2.0, guidance_interval=parse_interval(interval)
+                    )
                     in_run = [1 + sampling.is_guided(time) for time in timesteps]
-                    assert branches_of_steps(rollout) == in_run == expected, (steps, shift, interval)
+                    assert branches_of_steps(rollout) == in_run == expected, (
+                        steps,
+                        shift,
+                        interval,
+                    )
     assert num_bounds > 50
 
 
@@ -89,15 +107,23 @@ def test_several_batches_per_iteration_are_reported_with_the_counts_of_the_refer
 
     number, note = lines(4)[2:4]
     assert number == "batches per iteration  4 (gradient_accumulation_steps)"
-    assert note.strip().endswith("in the public reference they count batches: divide its values by 4")
+    assert note.strip().endswith(
+        "in the public reference they count batches: divide its values by 4"
+    )
     assert all(name in note for name in ("max_steps", "save_interval", "validation_interval"))
     assert not any("batches" in line for line in lines(1))
 
 
 def test_partial_batches_are_reported(tiny_config):
     def note(size):
-        config = tiny_config.with_settings(batch_size=8, mini_batch_size_per_update=size, batched_forward="true")
-        (line,) = [line for line in describe(config, make_plan(config)).splitlines() if line.startswith("updates")]
+        config = tiny_config.with_settings(
+            batch_size=8, mini_batch_size_per_update=size, batched_forward="true"
+        )
+        (line,) = [
+            line
+            for line in describe(config, make_plan(config)).splitlines()
+            if line.startswith("updates")
+        ]
         return line.partition("group")[2].removeprefix("s")
 
     words = "; mini_batch_size_per_update {} does not divide a replica's 8 rollouts: "
@@ -109,7 +135,9 @@ def test_partial_batches_are_reported(tiny_config):
 @pytest.mark.parametrize(
     "steps, fraction, trained", [(3, 0.5, 2), (16, 0.6, 10), (5, 0.5, 2), (3, 0.1, 1), (3, 1.0, 3)]
 )
-def test_a_fraction_of_the_steps_is_rounded_to_the_nearest_and_halves_to_even(tiny_config, steps, fraction, trained):
+def test_a_fraction_of_the_steps_is_rounded_to_the_nearest_and_halves_to_even(
+    tiny_config, steps, fraction, trained
+):
     """All steps of this schedule but the last are stochastic."""
     config = tiny_config.with_settings(grpo_sampling_steps=steps + 1, timestep_fraction=fraction)
     plan = make_plan(config)

@@ -17,7 +17,9 @@ def test_every_setting_has_a_help_text_and_a_category():
 
 
 def test_every_default_is_within_its_range():
-    assert not [name for name, value in Config().flat().items() if TRAITS[name].range_problem(value)]
+    assert not [
+        name for name, value in Config().flat().items() if TRAITS[name].range_problem(value)
+    ]
 
 
 def test_every_number_has_a_range():
@@ -25,9 +27,12 @@ def test_every_number_has_a_range():
     unbounded = {
         name
         for name in FIELDS
-        if value_type(name) in (int, float) and TRAITS[name].at_least is None and TRAITS[name].above is None
+        if value_type(name) in (int, float)
+        and TRAITS[name].at_least is None
+        and TRAITS[name].above is None
     }
-    assert unbounded == {"cfg_scale", "anchor_cfg_scale", "validation_cfg_scale"}  # 1 or less runs one branch
+    # 1 or less runs one branch
+    assert unbounded == {"cfg_scale", "anchor_cfg_scale", "validation_cfg_scale"}
 
 
 def test_a_value_at_an_inclusive_bound_is_allowed_and_its_neighbor_is_not():
@@ -103,5 +108,9 @@ def test_guidance_determines_the_number_of_branches(tiny_config):
     assert tiny_config.num_branches == 1
     assert tiny_config.with_settings(cfg_scale=2.0).num_branches == 2
     guided = tiny_config.with_settings(anchor_cfg_scale=3.0)
-    assert guided.num_branches == 1 and len(guided.negative_requests) == 1 and not tiny_config.negative_requests
+    assert (
+        guided.num_branches == 1
+        and len(guided.negative_requests) == 1
+        and not tiny_config.negative_requests
+    )
     assert not guided.with_settings(kl_weight=0.0).negative_requests  # no anchor

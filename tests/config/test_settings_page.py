@@ -58,12 +58,20 @@ def type_of(field):
 
 
 def quote(value):
-    words = " ".join(value) if isinstance(value, list) else str(value).lower() if isinstance(value, bool) else value
+    words = (
+        " ".join(value)
+        if isinstance(value, list)
+        else str(value).lower()
+        if isinstance(value, bool)
+        else value
+    )
     return "" if words in ("", None) else f"`{words}`"
 
 
 def cell(value):
-    """Return a default of a version; only the first characters of a negative prompt, which is long."""
+    """Return a default of a version; only the first characters of a negative prompt, which is
+    long.
+    """
     if isinstance(value, str):
         return value if len(value) <= 8 else f"{value[:4]}..."
     return f"{value:g}"
@@ -73,7 +81,10 @@ def defaults_by_version():
     """Return the table of the settings that are unset by default and that the version sets."""
     unset, resolved = Config().flat(), Config().resolved().flat()
     names = [name for name in unset if unset[name] is None and resolved[name] is not None]
-    lines = [f"| version | {' | '.join(f'`{name}`' for name in names)} |", "|---" * (len(names) + 1) + "|"]
+    lines = [
+        f"| version | {' | '.join(f'`{name}`' for name in names)} |",
+        "|---" * (len(names) + 1) + "|",
+    ]
     for version in [*RELEASED, *ANNOUNCED]:
         values = Config.of_version(version).flat()
         lines.append(f"| `{version}` | {' | '.join(cell(values[name]) for name in names)} |")
@@ -83,11 +94,17 @@ def defaults_by_version():
 def page():
     parts, defaults = [HEAD], Config().flat()
     for section, cls in SECTIONS.items():
-        parts.append(f"\n## {section}\n| setting | type | default | affects | description |\n|---|---|---|---|---|\n")
+        parts.append(
+            f"\n## {section}\n| setting | type | default | affects | description "
+            "|\n|---|---|---|---|---|\n"
+        )
         for field in dataclasses.fields(cls):
             traits = TRAITS[field.name]
             cells = [f"`{field.name}`", type_of(field), quote(defaults[field.name]), traits.decides]
-            parts.append(f"| {' | '.join(cells)} | {traits.sentence.replace('|', ' or ').replace('<', '&lt;')} |\n")
+            parts.append(
+                f"| {' | '.join(cells)} | "
+                f"{traits.sentence.replace('|', ' or ').replace('<', '&lt;')} |\n"
+            )
     parts.append(TAIL + defaults_by_version())
     return "".join(parts).replace("|  |", "| |")
 

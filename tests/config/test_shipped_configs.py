@@ -1,4 +1,6 @@
-"""Shipped configs: legal on the number of GPUs that they name, within their memory, and with the paper's settings."""
+"""Shipped configs: legal on the number of GPUs that they name, within their memory, and with the
+paper's settings.
+"""
 
 import itertools
 import re
@@ -22,10 +24,16 @@ from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.planning.whole_run import whole_run
 
 ROOT = Path(__file__).parents[2]
-LARGE = sorted((ROOT / "configs").rglob("hunyuanvideo15*.yaml")) + sorted((ROOT / "configs" / "paper").glob("*.yaml"))
+LARGE = sorted((ROOT / "configs").rglob("hunyuanvideo15*.yaml")) + sorted(
+    (ROOT / "configs" / "paper").glob("*.yaml")
+)
 PAPER = [path for path in LARGE if path.parent.name == "paper"]
 STUDENTS = sorted((ROOT / "configs").glob("*_student.yaml"))
-RECIPES = [path for path in sorted((ROOT / "configs").glob("*.yaml")) if path.stem != "smoke" and path not in STUDENTS]
+RECIPES = [
+    path
+    for path in sorted((ROOT / "configs").glob("*.yaml"))
+    if path.stem != "smoke" and path not in STUDENTS
+]
 PREDICTED = [path for path in [*RECIPES, *STUDENTS] if not path.stem.startswith("miniature")]
 
 
@@ -39,7 +47,9 @@ def first_line(path: Path) -> str:
 
 def num_gpus(path: Path) -> int:
     """Return the number of GPUs in the first line of a file."""
-    return 1 if "one GPU" in first_line(path) else int(re.search(r"(\d+) GPUs", first_line(path))[1])
+    return (
+        1 if "one GPU" in first_line(path) else int(re.search(r"(\d+) GPUs", first_line(path))[1])
+    )
 
 
 def hardware_for(path: Path) -> Hardware:
@@ -53,10 +63,19 @@ def config_of(path: Path) -> Config:
 
 
 @named(LARGE)
-def test_a_large_config_is_printed_with_its_length_and_fits_its_gpus(path, tmp_path, monkeypatch, capsys):
+def test_a_large_config_is_printed_with_its_length_and_fits_its_gpus(
+    path, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("WORLD_SIZE", str(num_gpus(path)))
-    flags = ["--config", str(path), "--pretrained_model_root", str(tmp_path), "--output_dir", str(tmp_path / "out")]
+    flags = [
+        "--config",
+        str(path),
+        "--pretrained_model_root",
+        str(tmp_path),
+        "--output_dir",
+        str(tmp_path / "out"),
+    ]
     monkeypatch.setattr("sys.argv", ["post_train.py", *flags, "--print_config"])
     code, printed = post_train.main(), capsys.readouterr().out
     assert code == 0, printed
@@ -117,7 +136,7 @@ def test_paper_configs_differ_only_in_reward_sharding_and_folder():
     assert differing(a8, a64) == {"dp_replicate"}
 
 
-# --- headers ----------------------------------------------------------------------------------------------------------
+# --- headers --------------------------------------------------------------------------------------
 
 
 def header(path: Path) -> dict[str, str]:
@@ -154,7 +173,9 @@ def test_the_header_of_a_student_says_what_it_learns_and_its_results(path, monke
 def test_a_header_says_what_a_recipe_learns_with_its_control_and_its_results(path, monkeypatch):
     monkeypatch.chdir(ROOT)
     found = header(path)
-    assert found.keys() == {"Learns", "Control", "Measured"} | ({"Predicted"} if path in PREDICTED else set())
+    assert found.keys() == {"Learns", "Control", "Measured"} | (
+        {"Predicted"} if path in PREDICTED else set()
+    )
     config = config_of(path)
     is_guided = config.anchor_has_own_guidance
     learned = "the reward"
@@ -172,11 +193,17 @@ def test_a_header_says_what_a_recipe_learns_with_its_control_and_its_results(pat
     else:
         command = found["Control"].removeprefix("the same command with ")
         control = parse(["--config", str(path), *command.split()]).config
-        assert control.reward.ignore_rewards and control.record.output_dir == f"{config.record.output_dir}_control"
+        assert (
+            control.reward.ignore_rewards
+            and control.record.output_dir == f"{config.record.output_dir}_control"
+        )
         check(control, num_gpus(path) if path in PREDICTED else 1, on_this_machine=False)
-    assert found["Measured"].startswith("nothing at this size. On the miniature") == (path in PREDICTED)
+    assert found["Measured"].startswith("nothing at this size. On the miniature") == (
+        path in PREDICTED
+    )
     studies = " ".join(
-        (ROOT / "docs" / f"{page}.md").read_text() for page in ("study_recipes", "recipes", "quickstart", "ratings")
+        (ROOT / "docs" / f"{page}.md").read_text()
+        for page in ("study_recipes", "recipes", "quickstart", "ratings")
     )
     for number in re.findall(r"(?<![\d.])\d\.\d{2,3}(?!\d)", found["Measured"]):
         assert number in studies, number
@@ -185,7 +212,9 @@ def test_a_header_says_what_a_recipe_learns_with_its_control_and_its_results(pat
 @named(PREDICTED)
 def test_the_predictions_in_a_header_are_those_of_the_plan(path, monkeypatch, check_generated):
     monkeypatch.chdir(ROOT)
-    gpus = re.findall(r"([\d.]+) h on (an|\d+) (H100|A100|L40S|RTX 4090)", header(path)["Predicted"])
+    gpus = re.findall(
+        r"([\d.]+) h on (an|\d+) (H100|A100|L40S|RTX 4090)", header(path)["Predicted"]
+    )
     assert gpus
     text = path.read_text()
     for hours, number, name in gpus:
@@ -193,12 +222,16 @@ def test_the_predictions_in_a_header_are_those_of_the_plan(path, monkeypatch, ch
         now = f"{whole_run(run).seconds / 3600:.1f}"
         text = text.replace(f" {hours} h on {number} {name}", f" {now} h on {number} {name}")
     gib, disk = f"{memory(run).needed_gib:.1f}", f"{sum(disk_bytes(run).values()) / GIB:.0f}"
-    text = re.sub(r"; [\d.]+ GiB( per GPU)?, \d+ GiB of disk", rf"; {gib} GiB\1, {disk} GiB of disk", text)
+    text = re.sub(
+        r"; [\d.]+ GiB( per GPU)?, \d+ GiB of disk", rf"; {gib} GiB\1, {disk} GiB of disk", text
+    )
     check_generated(path, text)
 
 
 @named(PREDICTED)
-def test_a_recipe_ends_saves_every_hour_and_spends_at_most_15_percent_on_validation(path, monkeypatch):
+def test_a_recipe_ends_saves_every_hour_and_spends_at_most_15_percent_on_validation(
+    path, monkeypatch
+):
     monkeypatch.chdir(ROOT)
     config = config_of(path)
     assert config.optimizer.max_steps <= 300 and config.record.save_minutes == 60
@@ -239,12 +272,15 @@ def test_one_config_fits_gpus_with_48_and_80_gb():
         ("wan21_8gpu_guidance", 8, "8 GPUs"),
     ],
 )
-def test_a_wan_config_is_legal_and_fits_its_gpus_and_cards_of_24_gb(name, world_size, words, monkeypatch):
+def test_a_wan_config_is_legal_and_fits_its_gpus_and_cards_of_24_gb(
+    name, world_size, words, monkeypatch
+):
     monkeypatch.chdir(ROOT)
     path = ROOT / "configs" / f"{name}.yaml"
     assert words in first_line(path)
     config = config_of(path)
-    assert config.model.transformer_version in config.model.pretrained_model_root  # where download_weights.sh puts it
+    # where download_weights.sh puts it
+    assert config.model.transformer_version in config.model.pretrained_model_root
     architecture = read_architecture("nowhere", config.model.transformer_version)
     run = PlannedRun(config, world_size, architecture, hardware=hardware_of("RTX 4090"))
     check(config, world_size, on_this_machine=False)

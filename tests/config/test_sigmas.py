@@ -1,4 +1,6 @@
-"""Setting sigmas: the noise levels of rollouts, validation, generation and plan, instead of those of the shift."""
+"""Setting sigmas: the noise levels of rollouts, validation, generation and plan, instead of those
+of the shift.
+"""
 
 import ast
 
@@ -35,7 +37,9 @@ def generated(*flags):
 
 def test_rollouts_and_validation_sample_at_the_given_levels(tiny_config, mesh):
     settings = THREE | {"validation_steps": 3, "pretrained_model_root": SHALLOW, "gate_interval": 1}
-    config = tiny_config.with_settings(**settings, valid_video_csv="assets/miniature/prompts/smoke.csv")
+    config = tiny_config.with_settings(
+        **settings, valid_video_csv="assets/miniature/prompts/smoke.csv"
+    )
     check(config)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
     assert trainer.run.collector.schedule.levels == trainer.validation.schedule.levels == LEVELS
@@ -48,14 +52,23 @@ def test_rollouts_and_validation_sample_at_the_given_levels(tiny_config, mesh):
     rollouts, _ = trainer.run.collector.collect(1, trainer._start_timer())
     assert seen == [1000.0, 757.0, 522.0]
     # Each step is that of the sampler between these levels.
-    expected = schedule(config.rollout.sde_type, LEVELS, config.rollout.eta, config.rollout.last_step)
+    expected = schedule(
+        config.rollout.sde_type, LEVELS, config.rollout.eta, config.rollout.last_step
+    )
     assert rollouts.schedule.transitions == transitions(config.rollout) == expected
 
 
 def test_grpo_trains_the_sampler_that_adds_new_noise_at_the_levels_of_a_student(tiny_config, mesh):
     """Rollout and update compute the same log-probabilities, so that the first ratio is 1."""
-    sampler = {"sde_type": "cps", "eta": 1.0, "last_step": "deterministic", "sde_window": "random:1"}
-    config = tiny_config.with_settings(**THREE, **sampler, pretrained_model_root=SHALLOW, learning_rate=1e-3)
+    sampler = {
+        "sde_type": "cps",
+        "eta": 1.0,
+        "last_step": "deterministic",
+        "sde_window": "random:1",
+    }
+    config = tiny_config.with_settings(
+        **THREE, **sampler, pretrained_model_root=SHALLOW, learning_rate=1e-3
+    )
     check(config)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
     steps = set()
@@ -71,11 +84,16 @@ def test_a_validation_of_another_number_of_steps_or_another_shift_uses_the_shift
     assert config.validation_sigmas == config.sampled_as_validation().rollout.sigmas == SIGMAS
     for others in ({"validation_steps": 8}, {"validation_shift": 3.0}):
         changed = config.with_settings(**others)
-        assert changed.validation_sigmas is None and changed.sampled_as_validation().rollout.sigmas is None
+        assert (
+            changed.validation_sigmas is None
+            and changed.sampled_as_validation().rollout.sigmas is None
+        )
         # Rollouts with other levels do not change such an evaluation.
         without = changed.with_settings(sigmas=None)
         assert evaluation_settings(changed.flat()) == evaluation_settings(without.flat())
-    assert evaluation_settings(config.flat()) != evaluation_settings(config.with_settings(sigmas=None).flat())
+    assert evaluation_settings(config.flat()) != evaluation_settings(
+        config.with_settings(sigmas=None).flat()
+    )
 
 
 def test_the_number_of_validation_steps_is_that_of_the_levels_unless_it_is_given(tiny_config):
@@ -93,7 +111,11 @@ def test_the_number_of_validation_steps_is_that_of_the_levels_unless_it_is_given
         ("1,0.5,0.5", "noise levels that decrease from 1"),
         ("1,0.5,0", "noise levels that decrease from 1, .* without the final 0"),
         ("1,nan,0.5", "noise levels that decrease from 1"),
-        ("1,0.5", "one noise level for each of the 3 steps, got 2: 1,0.5; set the number of steps to 2, or remove"),
+        (
+            "1,0.5",
+            "one noise level for each of the 3 steps, got 2: 1,0.5; set the number of steps to 2, "
+            "or remove",
+        ),
     ],
 )
 def test_levels_that_cannot_be_sampled_raise_an_error(tiny_config, sigmas, message):
@@ -107,10 +129,14 @@ def test_levels_that_cannot_be_sampled_raise_an_error(tiny_config, sigmas, messa
 
 def test_plan_and_planner_count_the_guided_steps_of_the_levels(tiny_config):
     settings = THREE | {"cfg_scale": 3.0, "guidance_interval": "0.7:0.9"}
-    config = tiny_config.with_settings(**settings, valid_video_csv="assets/miniature/prompts/smoke.csv")
+    config = tiny_config.with_settings(
+        **settings, valid_video_csv="assets/miniature/prompts/smoke.csv"
+    )
     assert branches_of_steps(config.rollout) == [1, 2, 1]
     assert branches_of_steps(config.with_settings(sigmas=None, shift=1.0).rollout) == [1, 1, 1]
-    assert f"3, 2 of them stochastic, 2 trained; sigmas {SIGMAS}" in describe(config, make_plan(config))
+    assert f"3, 2 of them stochastic, 2 trained; sigmas {SIGMAS}" in describe(
+        config, make_plan(config)
+    )
     run = PlannedRun(config.with_settings(validation_steps=3), 1, Architecture())
     assert run.plan.sampled_branches == run.validation.plan.sampled_branches == 4 / 3
     other = PlannedRun(config.with_settings(validation_steps=9, shift=1.0), 1, Architecture())
@@ -118,17 +144,29 @@ def test_plan_and_planner_count_the_guided_steps_of_the_levels(tiny_config):
 
 
 def test_noise_is_matched_at_the_levels(tiny_config):
-    config = tiny_config.with_settings(**THREE, sde_type="cps", match_noise="sage_grpo:0.3").resolved()
+    config = tiny_config.with_settings(
+        **THREE, sde_type="cps", match_noise="sage_grpo:0.3"
+    ).resolved()
     goal = total_variance("sage_grpo", LEVELS, 0.3, config.rollout.last_step)
-    assert total_variance("cps", LEVELS, config.rollout.eta, config.rollout.last_step) == pytest.approx(goal)
-    with pytest.raises(ValueError, match=f"at 3 steps with sigmas {SIGMAS} and last_step stochastic"):
-        matched_eta("sage_grpo:9", "cps", num_steps=3, shift=1.0, last_step="stochastic", sigmas=SIGMAS)
+    assert total_variance(
+        "cps", LEVELS, config.rollout.eta, config.rollout.last_step
+    ) == pytest.approx(goal)
+    with pytest.raises(
+        ValueError, match=f"at 3 steps with sigmas {SIGMAS} and last_step stochastic"
+    ):
+        matched_eta(
+            "sage_grpo:9", "cps", num_steps=3, shift=1.0, last_step="stochastic", sigmas=SIGMAS
+        )
 
 
 def test_a_run_with_levels_is_read_back_from_its_config_yaml(tiny_config, tmp_path):
     config = tiny_config.with_settings(**THREE).resolved()
     write_config(tmp_path, config.flat(), device=CPU, world_size=1)
-    assert load_config(tmp_path / "config.yaml") == parse(["--config", str(tmp_path / "config.yaml")]).config == config
+    assert (
+        load_config(tmp_path / "config.yaml")
+        == parse(["--config", str(tmp_path / "config.yaml")]).config
+        == config
+    )
 
 
 def test_generation_uses_the_levels_of_a_run_or_of_its_flag(tmp_path, monkeypatch, tiny_config):
@@ -143,15 +181,23 @@ def test_generation_uses_the_levels_of_a_run_or_of_its_flag(tmp_path, monkeypatc
     of_run = ("--config", str(own))
     assert schedule_of(*of_run) == schedule_of(*of_run, "--stochastic", "cps") == (SIGMAS, 3)
     assert schedule_of(*of_run, "--num_inference_steps", "8") == (None, 8)
-    assert schedule_of(*of_run, "--num_inference_steps", "8", "--stochastic", "cps", "--eta", "1") == (None, 8)
+    assert schedule_of(
+        *of_run, "--num_inference_steps", "8", "--stochastic", "cps", "--eta", "1"
+    ) == (None, 8)
     assert schedule_of(*of_run, "--shift", "7") == (None, 50)
     assert schedule_of(*of_run, "--sigmas", "1,0.5") == ("1,0.5", 2)
     assert schedule_of("--transformer_version", "480p_t2v", "--sigmas", "1,0.5") == ("1,0.5", 2)
     with pytest.raises(ValueError, match="one noise level for each of the 8 steps, got 2"):
-        schedule_of("--transformer_version", "480p_t2v", "--sigmas", "1,0.5", "--num_inference_steps", "8")
+        schedule_of(
+            "--transformer_version", "480p_t2v", "--sigmas", "1,0.5", "--num_inference_steps", "8"
+        )
     video = generation.Video(None, 16, 16, 0, tmp_path / "a.mp4")
     request = generation.make_and_read_requests(["a"], None, [])[0]
     settings = generation.video_settings(
-        generated(*of_run), generation.replace(video, request=request), generation.Source(), 0, False
+        generated(*of_run),
+        generation.replace(video, request=request),
+        generation.Source(),
+        0,
+        False,
     )
     assert settings["sigmas"] == SIGMAS

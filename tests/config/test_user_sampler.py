@@ -1,4 +1,6 @@
-"""Setting ``sde_type FILE.py:NAME``: accepted in flags and files, checked before a run, compared on resume."""
+"""Setting ``sde_type FILE.py:NAME``: accepted in flags and files, checked before a run, compared on
+resume.
+"""
 
 import json
 import subprocess
@@ -23,7 +25,10 @@ from studies.tables.cells import Cell, runs_of_figure
 from studies.tables.study_command import grid_parser
 from tests.distributed.launch import launch
 
-LINEAR = "def linear(sigma, sigma_next, eta, sigma_after_first):\n    return eta * (sigma - sigma_next)\n"
+LINEAR = (
+    "def linear(sigma, sigma_next, eta, sigma_after_first):\n    return eta * (sigma - "
+    "sigma_next)\n"
+)
 TEXT = (
     LINEAR
     + """
@@ -56,7 +61,10 @@ def file(tmp_path):
 
 def test_a_sampler_file_is_accepted_from_flags_and_config(file, tmp_path, tiny_config):
     (tmp_path / "run.yaml").write_text(f"sde_type: {file}:linear\neta: 0.3\n")
-    for config in (load_config(tmp_path / "run.yaml"), parse(["--sde_type", f"{file}:linear"]).config):
+    for config in (
+        load_config(tmp_path / "run.yaml"),
+        parse(["--sde_type", f"{file}:linear"]).config,
+    ):
         assert config.rollout.sde_type == f"{file}:linear"
 
 
@@ -65,7 +73,9 @@ def test_a_valid_sampler_file_passes_the_check_and_is_described(file, tiny_confi
     check(config)
     plan = make_plan(config)
     assert plan.stochastic_steps == 3 and f"{file}:linear with eta 0.7" in describe(config, plan)
-    assert settings_without_effect(RunInputs(config)) == settings_without_effect(RunInputs(tiny_config))
+    assert settings_without_effect(RunInputs(config)) == settings_without_effect(
+        RunInputs(tiny_config)
+    )
 
 
 def test_an_unnormalized_log_prob_is_described_like_that_of_cps(file, tiny_config):
@@ -82,13 +92,30 @@ def test_an_unnormalized_log_prob_is_described_like_that_of_cps(file, tiny_confi
     "name, eta, message",
     [
         ("absent", 0.5, "my.py:absent must name a function or a Sampler in the file, got None"),
-        ("broken", 0.5, "my.py:broken is not defined at step 4 of 4 with .*sigma_next=0, .*raised ZeroDivisionError"),
+        (
+            "broken",
+            0.5,
+            "my.py:broken is not defined at step 4 of 4 with .*sigma_next=0, .*raised "
+            "ZeroDivisionError",
+        ),
         ("late", 0.5, "my.py:late is not defined at step 2 of 4 .*got nan"),
         ("drifts", 0.5, "must return the same values for the same arguments"),
-        ("large", 0.5, "is not defined at step 1 of 4 .*it must return a finite variance >= 0, .*got 10000"),
+        (
+            "large",
+            0.5,
+            "is not defined at step 1 of 4 .*it must return a finite variance >= 0, .*got 10000",
+        ),
         ("large_a", 0.5, "it must return a finite variance >= 0, .*got Transition"),
-        ("overflows", 0.5, r"must have a, b and std of at most 3.4e\+38, .*got a=-5e\+307, .* in step 1 of 4"),
-        ("overflows_b", 0.5, r"got a=1, b=1e\+300, std=1 in step 1 of 4; change the sampler or eta"),
+        (
+            "overflows",
+            0.5,
+            r"must have a, b and std of at most 3.4e\+38, .*got a=-5e\+307, .* in step 1 of 4",
+        ),
+        (
+            "overflows_b",
+            0.5,
+            r"got a=1, b=1e\+300, std=1 in step 1 of 4; change the sampler or eta",
+        ),
         ("vanishes", 0.5, "a variance of 0 or at least 1.2e-38 .*std=1e-150 in step 1 of 4"),
         ("vanishing_std", 0.5, "a variance of 0 or at least 1.2e-38 .*std=1e-25 in step 1 of 4"),
         ("interrupted", 0.5, "it raised KeyboardInterrupt"),
@@ -96,7 +123,9 @@ def test_an_unnormalized_log_prob_is_described_like_that_of_cps(file, tiny_confi
         ("cps", 1.5, r"eta must be within \[0, 1\] for .*my.py:cps, got 1.5"),
     ],
 )
-def test_a_broken_sampler_is_reported_once_before_a_run(file, tiny_config, tmp_path, name, eta, message):
+def test_a_broken_sampler_is_reported_once_before_a_run(
+    file, tiny_config, tmp_path, name, eta, message
+):
     for objective in ("grpo", "nft"):
         config = tiny_config.with_settings(sde_type=f"{file}:{name}", eta=eta, objective=objective)
         with pytest.raises(ValueError, match=message) as error:
@@ -107,7 +136,9 @@ def test_a_broken_sampler_is_reported_once_before_a_run(file, tiny_config, tmp_p
 
 
 def test_programs_that_do_not_use_the_sampler_do_not_need_its_file(tiny_config, tmp_path):
-    config = tiny_config.with_settings(sde_type=f"{tmp_path}/gone.py:f", match_noise="sage_grpo:0.5").resolved()
+    config = tiny_config.with_settings(
+        sde_type=f"{tmp_path}/gone.py:f", match_noise="sage_grpo:0.5"
+    ).resolved()
     check_evaluation(config, output=tmp_path, has_model=True)
     check_sampling(config, output=tmp_path, is_stochastic=False)
     with pytest.raises(ValueError, match="gone.py:f cannot be loaded: FileNotFoundError"):
@@ -116,7 +147,9 @@ def test_programs_that_do_not_use_the_sampler_do_not_need_its_file(tiny_config, 
 
 @pytest.mark.parametrize("code", ["exit(0)", "def f(*_):\n    exit(0)"])
 @pytest.mark.parametrize("more", [[], ["--match_noise", "sage_grpo:0.5"]])
-def test_a_sampler_file_that_exits_ends_post_train_with_code_2(tmp_path, tiny_config, monkeypatch, capsys, code, more):
+def test_a_sampler_file_that_exits_ends_post_train_with_code_2(
+    tmp_path, tiny_config, monkeypatch, capsys, code, more
+):
     import post_train
 
     (tmp_path / "my.py").write_text(code)
@@ -148,7 +181,9 @@ def test_a_sampler_file_can_be_matched_and_be_a_target(file, tiny_config):
     config = tiny_config.with_settings(sde_type=place, match_noise="sage_grpo:0.5").resolved()
     check(config)
     assert config.rollout.eta == pytest.approx(wanted / (1 - levels[3]), rel=1e-12)
-    config = tiny_config.with_settings(sde_type="dance_grpo", match_noise=f"{place}:0.25").resolved()
+    config = tiny_config.with_settings(
+        sde_type="dance_grpo", match_noise=f"{place}:0.25"
+    ).resolved()
     assert config.rollout.eta == pytest.approx(0.5, rel=1e-12)
 
 
@@ -161,17 +196,26 @@ def test_a_target_in_a_missing_file_raises(tiny_config, tmp_path):
 
 
 def test_named_files_include_the_sampler_file(file, tiny_config):
-    assert named_files(tiny_config.with_settings(sde_type=f"{file}:linear").flat())["sde_type"] == [file]
+    assert named_files(tiny_config.with_settings(sde_type=f"{file}:linear").flat())["sde_type"] == [
+        file
+    ]
     assert "sde_type" not in named_files(tiny_config.flat())
 
 
 def test_another_function_of_the_file_is_a_changed_setting(file, tiny_config):
-    before, now = (tiny_config.with_settings(sde_type=f"{file}:{name}").flat() for name in ("linear", "cps"))
+    before, now = (
+        tiny_config.with_settings(sde_type=f"{file}:{name}").flat() for name in ("linear", "cps")
+    )
     (message,) = changed_settings(before, now, same_rollouts=True).affecting_learning
-    assert message.startswith("sde_type is") and not changed_settings(now, now, same_rollouts=True).affecting_learning
+    assert (
+        message.startswith("sde_type is")
+        and not changed_settings(now, now, same_rollouts=True).affecting_learning
+    )
 
 
-def test_a_run_trains_with_a_sampler_file_resumes_and_rejects_an_edited_one(file, tiny_config, mesh):
+def test_a_run_trains_with_a_sampler_file_resumes_and_rejects_an_edited_one(
+    file, tiny_config, mesh
+):
     import torch
 
     config = tiny_config.with_settings(sde_type=f"{file}:linear", max_steps=1, save_interval=1)
@@ -181,7 +225,9 @@ def test_a_run_trains_with_a_sampler_file_resumes_and_rejects_an_edited_one(file
     config = config.with_settings(max_steps=2, resume_from_checkpoint="latest")
     Trainer(config, mesh, torch.device("cpu"))
     file.write_text(TEXT.replace("eta * (", "2 * eta * ("))
-    with pytest.raises(ValueError, match=r"contents of sde_type .*my.py have changed[^$]*allow_changed_settings"):
+    with pytest.raises(
+        ValueError, match=r"contents of sde_type .*my.py have changed[^$]*allow_changed_settings"
+    ):
         Trainer(config, mesh, torch.device("cpu"))
 
 
@@ -202,23 +248,33 @@ def problem_of_a_sampler_that_reads_the_rank(file):
 
 def test_a_sampler_that_reads_the_rank_is_rejected_on_all_ranks(tmp_path):
     (tmp_path / "rank.py").write_text(RANK)
-    first, second = launch(f"{__name__}:problem_of_a_sampler_that_reads_the_rank", 2, str(tmp_path / "rank.py"))
-    assert first == second and first.endswith("on rank 0 and rank 1; the arguments alone must decide them")
+    first, second = launch(
+        f"{__name__}:problem_of_a_sampler_that_reads_the_rank", 2, str(tmp_path / "rank.py")
+    )
+    assert first == second and first.endswith(
+        "on rank 0 and rank 1; the arguments alone must decide them"
+    )
     assert "rank.py:rank returns different values for step 1, (a, b, std) = [0.95, " in first
 
 
 def test_a_resumed_run_must_have_the_same_steps(tiny_config, mesh, tmp_path, monkeypatch):
-    """The function reads an environment variable, so that neither its file nor its arguments change."""
+    """The function reads an environment variable, so that neither its file nor its arguments
+    change.
+    """
     import torch
 
     (tmp_path / "rank.py").write_text(RANK)
     settings = {"sde_type": f"{tmp_path}/rank.py:rank", "max_steps": 1, "save_interval": 1}
     Trainer(tiny_config.with_settings(**settings), mesh, torch.device("cpu")).train()
-    config = tiny_config.with_settings(**settings | {"max_steps": 2, "resume_from_checkpoint": "latest"})
+    config = tiny_config.with_settings(
+        **settings | {"max_steps": 2, "resume_from_checkpoint": "latest"}
+    )
     Trainer(config, mesh, torch.device("cpu"))
     monkeypatch.setenv("RANK", "2")
     transitions._schedule.cache_clear()
-    with pytest.raises(ValueError, match=r"returns different values for step 1, .* in the checkpoint and now"):
+    with pytest.raises(
+        ValueError, match=r"returns different values for step 1, .* in the checkpoint and now"
+    ):
         Trainer(config, mesh, torch.device("cpu"))
 
 

@@ -1,4 +1,6 @@
-"""Settings that are unset are those of the version, alike in training and in generation; given ones always win."""
+"""Settings that are unset are those of the version, alike in training and in generation; given ones
+always win.
+"""
 
 import json
 
@@ -26,7 +28,9 @@ GIVEN = {
     "cfg_scale": 2.0,
     "validation_steps": 7,
 }
-OF_REFERENCE = "--vae_precision bf16 --neg_prompt none --video_fps 30 --infer_flow_shift_video 4 --cfg_scale 2"
+OF_REFERENCE = (
+    "--vae_precision bf16 --neg_prompt none --video_fps 30 --infer_flow_shift_video 4 --cfg_scale 2"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +73,8 @@ def test_training_and_generation_use_the_settings_of_the_version(version, tmp_pa
     assert by_version(run) == expected(version)
     video = generated("--transformer_version", version)
     differing = {name for name, value in run.flat().items() if value != video.flat()[name]}
-    assert differing <= {"sample_n_frames", "enable_compile"}  # rollouts may be shorter; generate.py has its own flag
+    # rollouts may be shorter; generate.py has its own flag
+    assert differing <= {"sample_n_frames", "enable_compile"}
     assert video.data.sample_n_frames == version_defaults(version).num_frames
     assert run.data.sample_n_frames == Config().data.sample_n_frames
     of_run = generated("--config", own_yaml(tmp_path, version))
@@ -78,7 +83,11 @@ def test_training_and_generation_use_the_settings_of_the_version(version, tmp_pa
 
 def test_a_run_of_wan_has_its_frame_rate_its_negative_prompt_and_a_vae_in_float32(tmp_path):
     config = load_config(own_yaml(tmp_path, WAN))
-    assert (config.data.fps, config.model.vae_dtype, config.record.validation_steps) == (16.0, "fp32", 50)
+    assert (config.data.fps, config.model.vae_dtype, config.record.validation_steps) == (
+        16.0,
+        "fp32",
+        50,
+    )
     (negative,) = config.negative_requests
     assert negative.prompt.startswith("色调艳丽，过曝，静态") and negative.prompt.endswith("倒着走")
     assert load_config(own_yaml(tmp_path, "480p_t2v")).data.negative_prompt == ""
@@ -91,21 +100,36 @@ def test_a_given_value_wins_over_the_version(tmp_path):
     assert by_version(generated("--config", in_file)) == GIVEN
     assert parse(["--config", in_file]).of_version == []
     own = own_yaml(tmp_path, WAN)
-    assert parse(["--config", own, "--fps", "30"]).of_version == [name for name in expected(WAN) if name != "fps"]
+    assert parse(["--config", own, "--fps", "30"]).of_version == [
+        name for name in expected(WAN) if name != "fps"
+    ]
     flags = [f"--{name}={value}" for name, value in GIVEN.items()]
     assert by_version(parse(["--config", own, *flags]).config) == GIVEN
     flags = ["--config", own, *OF_REFERENCE.split(), "--validation_num_inference_steps", "7"]
     assert by_version(parse(flags).config) == GIVEN
-    flags = ["--negative_prompt=", "--shift", "4", "--guidance_scale", "2", "--num_inference_steps", "7"]
+    flags = [
+        "--negative_prompt=",
+        "--shift",
+        "4",
+        "--guidance_scale",
+        "2",
+        "--num_inference_steps",
+        "7",
+    ]
     video = generated("--transformer_version", WAN, "--video_length", "9", *flags)
-    assert by_version(video) == GIVEN | {"vae_dtype": "fp32", "fps": 16.0} and video.data.sample_n_frames == 9
+    assert (
+        by_version(video) == GIVEN | {"vae_dtype": "fp32", "fps": 16.0}
+        and video.data.sample_n_frames == 9
+    )
 
 
 def test_the_settings_of_the_version_are_unset_by_default_and_say_so():
     unset, resolved = Config().flat(), Config().resolved().flat()
     names = {name for name, value in unset.items() if value is None and resolved[name] is not None}
     assert names == GIVEN.keys()
-    assert {name for name, traits in TRAITS.items() if "default: the version's" in traits.sentence} == names
+    assert {
+        name for name, traits in TRAITS.items() if "default: the version's" in traits.sentence
+    } == names
 
 
 def test_without_guidance_the_negative_prompt_is_not_encoded_nor_reported(tmp_path):
@@ -117,12 +141,16 @@ def test_without_guidance_the_negative_prompt_is_not_encoded_nor_reported(tmp_pa
 
 
 def mentioned(setting, config):
-    return [line for line in settings_without_effect(RunInputs(config)) if setting in line.split(":")[0]]
+    return [
+        line for line in settings_without_effect(RunInputs(config)) if setting in line.split(":")[0]
+    ]
 
 
 @pytest.mark.parametrize("name", ["wan21_1gpu_guidance", "wan21_8gpu_guidance"])
 def test_the_guided_anchor_of_a_shipped_recipe_is_the_guided_base_model_of_generate(name):
-    """The anchor is sampled with the negative prompt of the model's authors, which generate.py also uses."""
+    """The anchor is sampled with the negative prompt of the model's authors, which generate.py also
+    uses.
+    """
     config = load_config(f"configs/{name}.yaml")
     assert config.num_branches == 1 and config.anchor_cfg_scale > 1
     base = generated("--transformer_version", config.model.transformer_version)
@@ -135,7 +163,8 @@ def test_config_yaml_of_a_run_contains_the_values_that_it_used(version, tmp_path
     write_config(tmp_path, config.flat(), torch.device("cpu"), world_size=1)
     assert parse(["--config", str(tmp_path / "config.yaml")]).config == config
     text = (tmp_path / "config.yaml").read_text(encoding="utf-8")
-    assert f"negative_prompt: {config.data.negative_prompt or repr('')}" in text  # readable, without escapes
+    # readable, without escapes
+    assert f"negative_prompt: {config.data.negative_prompt or repr('')}" in text
 
 
 # Values that a run of an earlier release had for an unset setting, whatever its version.
@@ -154,7 +183,11 @@ def test_a_run_of_an_earlier_release_does_not_resume_with_the_values_of_the_vers
     now = parse(["--config", own_yaml(tmp_path, WAN)]).config
     found = changed_settings(saved, now.flat(), same_rollouts=True)
     assert found.free == ["validation_steps is 50 and was 40"]
-    assert [sentence.split()[0] for sentence in found.affecting_learning] == ["vae_dtype", "negative_prompt", "fps"]
+    assert [sentence.split()[0] for sentence in found.affecting_learning] == [
+        "vae_dtype",
+        "negative_prompt",
+        "fps",
+    ]
 
 
 def test_a_setting_missing_in_a_checkpoint_had_the_default_of_the_version():

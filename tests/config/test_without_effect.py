@@ -27,28 +27,76 @@ def mentions(sentences, words):
     "idle, effective, words",
     [
         ({}, {"num_updates_per_rollout": 2, "update_ref_model_step": 4}, "clip_range"),
-        ({}, {"num_updates_per_rollout": 2, "update_ref_model_step": 4}, "the velocity KL (kl_velocity log_ratio)"),
+        (
+            {},
+            {"num_updates_per_rollout": 2, "update_ref_model_step": 4},
+            "the velocity KL (kl_velocity log_ratio)",
+        ),
         ({"kl_velocity": "gaussian"}, {"kl_strategy": "moving"}, "the velocity KL"),
         ({"update_ref_model_step": 1}, {"update_ref_model_step": 3}, "the position KL"),
-        ({"kl_weight": 1e-5, "kl_coef": 1e-7, "kl_min_coef": 1e-7}, {"kl_weight": 1.0, "kl_target": 0.1}, "kl_weight"),
-        ({"dtype": "bf16"}, {"dtype": "bf16", "batched_forward": False}, "the tolerance of the on-policy check"),
+        (
+            {"kl_weight": 1e-5, "kl_coef": 1e-7, "kl_min_coef": 1e-7},
+            {"kl_weight": 1.0, "kl_target": 0.1},
+            "kl_weight",
+        ),
+        (
+            {"dtype": "bf16"},
+            {"dtype": "bf16", "batched_forward": False},
+            "the tolerance of the on-policy check",
+        ),
         (
             {"negative_prompt": "blurry", "guidance_interval": "0.2:0.9"},
-            {"negative_prompt": "blurry", "guidance_interval": "0.2:0.9", "validation_cfg_scale": 2.0},
+            {
+                "negative_prompt": "blurry",
+                "guidance_interval": "0.2:0.9",
+                "validation_cfg_scale": 2.0,
+            },
             "negative_prompt, guidance_interval: cfg_scale 1",
         ),
-        ({"update_ref_model_step": 1}, {"num_updates_per_rollout": 2, "update_ref_model_step": 2}, "the position KL"),
-        (DPO | {"kl_weight": 1e-3}, DPO | {"kl_weight": 0.01}, "kl_weight 0.001: below 0.01 the KL of objective dpo"),
-        (DPO | {"prompts_csv": ["a.csv"]}, DPO, "prompts_csv: objective dpo trains on the prompts of pairs_csv"),
-        ({"objective": "nft", "clip_range": 0.2}, {"objective": "nft"}, "clip_range 0.2: objective nft has no ratio"),
+        (
+            {"update_ref_model_step": 1},
+            {"num_updates_per_rollout": 2, "update_ref_model_step": 2},
+            "the position KL",
+        ),
+        (
+            DPO | {"kl_weight": 1e-3},
+            DPO | {"kl_weight": 0.01},
+            "kl_weight 0.001: below 0.01 the KL of objective dpo",
+        ),
+        (
+            DPO | {"prompts_csv": ["a.csv"]},
+            DPO,
+            "prompts_csv: objective dpo trains on the prompts of pairs_csv",
+        ),
+        (
+            {"objective": "nft", "clip_range": 0.2},
+            {"objective": "nft"},
+            "clip_range 0.2: objective nft has no ratio",
+        ),
         # The remaining cases are on both sides of a bound; the run has 3 updates.
-        ({"kl_feedback": "lagrangian"}, {"kl_feedback": "lagrangian", "kl_warmup_updates": 1}, "kl_feedback: "),
+        (
+            {"kl_feedback": "lagrangian"},
+            {"kl_feedback": "lagrangian", "kl_warmup_updates": 1},
+            "kl_feedback: ",
+        ),
         ({"kl_gain": 0.3}, {"kl_gain": 0.3, "kl_warmup_updates": 1}, "kl_gain: the run has"),
         ({"kl_window": 3}, {"kl_window": 3, "max_steps": 4}, "kl_window: the run has"),
         ({"kl_target": 0.3}, {"kl_target": 0.3, "max_steps": 4}, "kl_target: the run has"),
-        ({"update_ref_model_step": 3}, {"update_ref_model_step": 2}, "update_ref_model_step: the run has 3 updates"),
-        ({"update_ref_model_step": 4}, {"update_ref_model_step": 4, "max_steps": 5}, "update_ref_model_step"),
-        ({"update_ref_model_step": 4}, {"update_ref_model_step": 4, "kl_strategy": "moving", "max_steps": 5}, "anchor"),
+        (
+            {"update_ref_model_step": 3},
+            {"update_ref_model_step": 2},
+            "update_ref_model_step: the run has 3 updates",
+        ),
+        (
+            {"update_ref_model_step": 4},
+            {"update_ref_model_step": 4, "max_steps": 5},
+            "update_ref_model_step",
+        ),
+        (
+            {"update_ref_model_step": 4},
+            {"update_ref_model_step": 4, "kl_strategy": "moving", "max_steps": 5},
+            "anchor",
+        ),
         (
             {"use_muon": True, "muon_momentum": 0.9, "lora_rank": 4},
             {"use_muon": True, "muon_momentum": 0.9, "lora_rank": 4, "muon_scope": "all"},
@@ -57,14 +105,16 @@ def mentions(sentences, words):
         (
             {"warmup_steps": 4},
             {"warmup_steps": 3},
-            "learning_rate, warmup_steps: the run has 3 updates and warmup_steps 4, so the learning rate ends at 75%",
+            "learning_rate, warmup_steps: the run has 3 updates and warmup_steps 4, so the "
+            "learning rate ends at 75%",
         ),
         (
             {"advantage_clip": 3**0.5},
             {"advantage_clip": 1.73},
             "advantage_clip: with num_generations 4 no advantage exceeds 1.73",
         ),
-        ({"advantage_clip": 6.0}, {"advantage_clip": 5.0}, "advantage_clip"),  # defaults are not reported
+        # defaults are not reported
+        ({"advantage_clip": 6.0}, {"advantage_clip": 5.0}, "advantage_clip"),
         (
             {"ema_decay": 0.8},
             {"ema_decay": 0.79},
@@ -95,16 +145,26 @@ def sentence_of_kl_weight(config):
 
 
 def test_the_kl_constants_of_the_paper_are_reported_as_weak(tiny_config):
-    paper = tiny_config.with_settings(**WEAK, grpo_sampling_steps=20, shift=5.0, eta=0.5, last_step="stochastic")
+    paper = tiny_config.with_settings(
+        **WEAK, grpo_sampling_steps=20, shift=5.0, eta=0.5, last_step="stochastic"
+    )
     (sentence,) = sentence_of_kl_weight(paper)
     # The equalizer weight of the last step is 0.06.
     assert "at most 8e-07 times that of an advantage of 1; it" in sentence
     assert sentence.endswith(
-        "anchor costs 20 forward passes per rollout: kl_weight 0 saves all of them, anchor_fraction a part"
+        "anchor costs 20 forward passes per rollout: kl_weight 0 saves all of them, "
+        "anchor_fraction a part"
     )
-    (sentence,) = sentence_of_kl_weight(paper.with_settings(dtype="bf16", cfg_scale=6.0, anchor_fraction=0.25))
-    assert "of 1, which bf16 rounds away; it" in sentence and "anchor costs 10 forward passes per rollout" in sentence
-    (sentence,) = sentence_of_kl_weight(paper.with_settings(kl_strategy="stepwise", kl_velocity="gaussian"))
+    (sentence,) = sentence_of_kl_weight(
+        paper.with_settings(dtype="bf16", cfg_scale=6.0, anchor_fraction=0.25)
+    )
+    assert (
+        "of 1, which bf16 rounds away; it" in sentence
+        and "anchor costs 10 forward passes per rollout" in sentence
+    )
+    (sentence,) = sentence_of_kl_weight(
+        paper.with_settings(kl_strategy="stepwise", kl_velocity="gaussian")
+    )
     assert "anchor costs" not in sentence
     (sentence,) = sentence_of_kl_weight(paper.with_settings(use_grad_balancing=False))
     assert "at most 4e-08 times that of an advantage of 1" in sentence
@@ -138,9 +198,15 @@ def test_the_predicted_strength_of_the_kl_equals_that_of_the_gradients(tiny_conf
 
 
 def test_100_updates_are_reported_as_too_few_for_the_feedback():
-    """The default warmup has 100 updates, too; the feedback affects the coefficient from update 102 on."""
-    ablation = load_config("configs/hunyuanvideo15_480p_8gpu.yaml", kl_feedback="lagrangian", sp_size=1, max_steps=100)
-    reason = "kl_feedback: the run has 100 updates, and the feedback starts after kl_warmup_updates 100"
+    """The default warmup has 100 updates, too; the feedback affects the coefficient from update 102
+    on.
+    """
+    ablation = load_config(
+        "configs/hunyuanvideo15_480p_8gpu.yaml", kl_feedback="lagrangian", sp_size=1, max_steps=100
+    )
+    reason = (
+        "kl_feedback: the run has 100 updates, and the feedback starts after kl_warmup_updates 100"
+    )
     assert mentions(report(ablation, 8), reason)
     assert mentions(report(ablation.with_settings(max_steps=101), 8), "kl_feedback")
     assert not mentions(report(ablation.with_settings(max_steps=102), 8), "kl_feedback")

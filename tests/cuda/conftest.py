@@ -1,4 +1,6 @@
-"""Fixtures of the tests marked cuda: the device and the measured model, tiny on a CPU or with CHECK_TINY."""
+"""Fixtures of the tests marked cuda: the device and the measured model, tiny on a CPU or with
+CHECK_TINY.
+"""
 
 import os
 
@@ -23,13 +25,20 @@ def gpu():
 
 @pytest.fixture(scope="session")
 def work(gpu):
-    """The released model with random weights, and the size of the recipes: 81 frames of 352 x 624."""
-    return Workload(gpu, sizes=TINY_MODEL, grid=(2, 4, 4), text_tokens=8) if IS_TINY else Workload(gpu)
+    """The released model with random weights, and the size of the recipes: 81 frames of
+    352 x 624.
+    """
+    return (
+        Workload(gpu, sizes=TINY_MODEL, grid=(2, 4, 4), text_tokens=8) if IS_TINY else Workload(gpu)
+    )
 
 
 @pytest.fixture
 def record(record_property, request):
-    """A function that records a dictionary of values. They are written at once, also if the test is killed later."""
+    """A function that records a dictionary of values.
+
+    They are written at once, also if the test is killed later.
+    """
 
     def record(values):
         for name, value in values.items():

@@ -1,7 +1,9 @@
-"""Checkpoint folders with the configs of the released models and no weights, for runs with random weights.
+"""Checkpoint folders with the configs of the released models and no weights, for runs with random
+weights.
 
-Transformer and VAE have the released sizes. The text encoder has the released width and few layers, and the tokenizer
-of the miniature or one token for each character. With `IS_TINY`, all models are those of a rehearsal.
+Transformer and VAE have the released sizes. The text encoder has the released width and few layers,
+and the tokenizer of the miniature or one token for each character. With `IS_TINY`, all models are
+those of a rehearsal.
 """
 
 import json
@@ -40,13 +42,27 @@ WAN_TRANSFORMER = {
     "attention_head_dim": 128,
     "ffn_dim": 8960,
 }
-WAN_TEXT = {"d_model": 4096, "d_kv": 64, "d_ff": 10240, "num_heads": 64, "feed_forward_proj": "gated-gelu"}
+WAN_TEXT = {
+    "d_model": 4096,
+    "d_kv": 64,
+    "d_ff": 10240,
+    "num_heads": 64,
+    "feed_forward_proj": "gated-gelu",
+}
 
 
 def write(
-    root: Path, version: str, prompts: Iterable[str], *, is_tiny: bool, num_layers: int | None = None, sr: str = ""
+    root: Path,
+    version: str,
+    prompts: Iterable[str],
+    *,
+    is_tiny: bool,
+    num_layers: int | None = None,
+    sr: str = "",
 ) -> None:
-    """Write the checkpoint of a version, with ``num_layers`` blocks and perhaps a super-resolution model ``sr``."""
+    """Write the checkpoint of a version, with ``num_layers`` blocks and perhaps a super-resolution
+    model ``sr``.
+    """
     family = version_defaults(version).family
     if is_tiny:
         thin_module(family).write(root, version, num_heads=2, prompts=prompts)
@@ -66,21 +82,37 @@ def _write_hunyuan(root: Path, version: str, num_layers: int | None, sr: str) ->
     if num_layers:
         transformer["mm_double_blocks_depth"] = num_layers
     resolution, task = version.split("_")[:2]
-    _write(root / "transformer" / version, transformer | {"ideal_resolution": resolution, "ideal_task": task})
+    _write(
+        root / "transformer" / version,
+        transformer | {"ideal_resolution": resolution, "ideal_task": task},
+    )
     _write(root / "vae", dict(settings.vae) | HUNYUAN_VAE)
     if sr:
         channels = transformer["out_channels"]
-        refiner = transformer | {"in_channels": 3 * channels + 2, "concat_condition": False, "use_meanflow": True}
-        _write(root / "transformer" / sr, refiner | {"ideal_resolution": sr.split("_")[0], "ideal_task": None})
+        refiner = transformer | {
+            "in_channels": 3 * channels + 2,
+            "concat_condition": False,
+            "use_meanflow": True,
+        }
+        _write(
+            root / "transformer" / sr,
+            refiner | {"ideal_resolution": sr.split("_")[0], "ideal_task": None},
+        )
         _write(root / "upsampler" / sr, dict(settings.upsamplers[sr]) | HUNYUAN_UPSAMPLER)
     text = root / "text_encoder" / "llm"
-    shutil.copytree(hunyuan_thin.LANGUAGE_MODEL, text, ignore=shutil.ignore_patterns("*.safetensors"))
-    config = json.loads((text / "config.json").read_text()) | HUNYUAN_TEXT | _layers("full_attention")
+    shutil.copytree(
+        hunyuan_thin.LANGUAGE_MODEL, text, ignore=shutil.ignore_patterns("*.safetensors")
+    )
+    config = (
+        json.loads((text / "config.json").read_text()) | HUNYUAN_TEXT | _layers("full_attention")
+    )
     (text / "config.json").write_text(json.dumps(config))
     glyphs = root / "text_encoder" / "byt5-small"
     T5Config(**dict(settings.glyphs)).save_pretrained(glyphs)
     ByT5Tokenizer().save_pretrained(glyphs)
-    _write(root / "scheduler", {"_class_name": "FlowMatchDiscreteScheduler"}, "scheduler_config.json")
+    _write(
+        root / "scheduler", {"_class_name": "FlowMatchDiscreteScheduler"}, "scheduler_config.json"
+    )
 
 
 def _write_wan(root: Path, prompts: Iterable[str]) -> None:

@@ -11,12 +11,16 @@ from hyvideo.models.sizes import Sizes, sizes_module
 from hyvideo.models.versions import RELEASED
 from tests.conftest import ROOT
 
-CONFIGS = "CHECK_CONFIGS"  # environment variable: names of the configs of a check, separated by spaces
+# environment variable: names of the configs of a check, separated by spaces
+CONFIGS = "CHECK_CONFIGS"
 TEXT_TOKENS = 300  # of a long prompt
 
 
 def config_files() -> list[str]:
-    """Return the names of all configs, such as paper/table2_a_8gpu. The tables in configs/recipes are no configs."""
+    """Return the names of all configs, such as paper/table2_a_8gpu.
+
+    The tables in configs/recipes are no configs.
+    """
     folder = ROOT / "configs"
     paths = [*folder.glob("*.yaml"), *folder.glob("paper/*.yaml")]
     return sorted(str(path.relative_to(folder).with_suffix("")) for path in paths)
@@ -82,23 +86,33 @@ class Decoding:
 
 
 def attentions() -> dict[str, Attention]:
-    """Return the different self-attentions of the recipes, by number of tokens; those of validation last."""
+    """Return the different self-attentions of the recipes, by number of tokens; those of validation
+    last.
+    """
     found: dict[tuple[int, int, int], bool] = {}
     for kind in ("rollout_size", "validation_size"):
         for each in released_recipes():
             sizes = each.sizes
             tokens = each.attention_tokens(getattr(each.config, kind))
-            found.setdefault((sizes.num_attention_heads, sizes.attention_head_dim, tokens), kind == "rollout_size")
+            found.setdefault(
+                (sizes.num_attention_heads, sizes.attention_head_dim, tokens),
+                kind == "rollout_size",
+            )
     return {f"{key[-1]}": Attention(*key, is_trained) for key, is_trained in found.items()}
 
 
 def decodings() -> dict[str, Decoding]:
-    """Return the different decodings of the recipes, by family and size; those of validation last."""
+    """Return the different decodings of the recipes, by family and size; those of
+    validation last.
+    """
     found: dict[str, Decoding] = {}
     for kind in ("rollout_size", "validation_size"):
         for each in released_recipes():
             model = each.config.model
             size = getattr(each.config, kind)
             name = f"{each.family} {' x '.join(map(str, size))}"
-            found.setdefault(name, Decoding(model.transformer_version, model.vae_dtype, size, model.vae_tile_size))
+            found.setdefault(
+                name,
+                Decoding(model.transformer_version, model.vae_dtype, size, model.vae_tile_size),
+            )
     return found

@@ -21,12 +21,15 @@ from tests.stock_models import stock_inputs
 
 @dataclass(frozen=True)
 class Workload:
-    """A transformer with random weights, the size of one video, and a device; the released model by default."""
+    """A transformer with random weights, the size of one video, and a device; the released model by
+    default.
+    """
 
     device: torch.device
     dtype: torch.dtype = torch.bfloat16
     sizes: dict = field(default_factory=dict)  # arguments of diffusers' class
-    grid: tuple[int, int, int] = (21, 22, 39)  # latent frames, height and width: 81 frames of 352 x 624
+    # latent frames, height and width: 81 frames of 352 x 624
+    grid: tuple[int, int, int] = (21, 22, 39)
     text_tokens: int = 300
     family: Family = field(default_factory=lambda: families()[0])
 
@@ -45,7 +48,9 @@ class Workload:
         return self.architecture.forward(self.tokens, self.text_tokens)
 
     def speed(self, seconds: float, rate: float, *, forwards: float = 1.0) -> dict[str, float]:
-        """Return the speed of ``forwards`` forward passes in ``seconds``, and its share of ``rate`` FLOP/s."""
+        """Return the speed of ``forwards`` forward passes in ``seconds``, and its share of ``rate``
+        FLOP/s.
+        """
         reached = forwards * self.flops.total / seconds
         return {"TFLOP/s": reached / 1e12, "share of the product": reached / rate}
 
@@ -59,7 +64,9 @@ class Workload:
         return model.to(self.dtype).eval()
 
     def inputs(self, transformer: nn.Module) -> dict[str, dict]:
-        """Return the arguments of our forward pass and of diffusers' ("stock") for the same sample."""
+        """Return the arguments of our forward pass and of diffusers' ("stock") for the same
+        sample.
+        """
         randn = partial(torch.randn, dtype=self.dtype, device=self.device)
         ours = {
             "latents": randn(1, self.architecture.out_channels, *self.grid),
@@ -83,7 +90,9 @@ sample = torch.no_grad()(forward)
 
 
 def train(model: nn.Module, inputs: dict) -> Tensor:
-    """Run a forward and backward pass without the optimizer; return the gradient of the first parameter."""
+    """Run a forward and backward pass without the optimizer; return the gradient of the first
+    parameter.
+    """
     forward(model, inputs).float().square().mean().backward()
     gradient = next(model.parameters()).grad
     model.zero_grad(set_to_none=True)
@@ -104,14 +113,22 @@ def seconds_of(call: Callable[[], object], device: torch.device) -> float:
     return begin.elapsed_time(end) / 1e3
 
 
-def take_turns(calls: dict[str, Callable], repeats: int, device: torch.device) -> dict[str, list[float]]:
-    """Return the seconds of each call, run in turns ``repeats`` times after a first turn that compiles and warms up."""
-    turns = [{name: seconds_of(call, device) for name, call in calls.items()} for _ in range(1 + repeats)]
+def take_turns(
+    calls: dict[str, Callable], repeats: int, device: torch.device
+) -> dict[str, list[float]]:
+    """Return the seconds of each call, run in turns ``repeats`` times after a first turn that
+    compiles and warms up.
+    """
+    turns = [
+        {name: seconds_of(call, device) for name, call in calls.items()} for _ in range(1 + repeats)
+    ]
     return {name: [turn[name] for turn in turns[1:]] for name in calls}
 
 
 def product_rates(work: Workload) -> dict[int, float]:
-    """Return the FLOP/s of the largest matrix product of a block, for 8,192 rows and for the tokens of the video."""
+    """Return the FLOP/s of the largest matrix product of a block, for 8,192 rows and for the tokens
+    of the video.
+    """
     width, to = work.architecture.width, {"dtype": work.dtype, "device": work.device}
     right = torch.randn(width, 4 * width, **to)
     several = range(8 if work.device.type == "cuda" else 1)  # keeps a GPU busy
@@ -125,7 +142,9 @@ def product_rates(work: Workload) -> dict[int, float]:
 
 
 def peak_gib(call: Callable[[], object], device: torch.device) -> float:
-    """Return the peak GPU memory in GiB that a call needs beyond what is allocated before it; 0 without a GPU."""
+    """Return the peak GPU memory in GiB that a call needs beyond what is allocated before it; 0
+    without a GPU.
+    """
     if device.type != "cuda":
         call()
         return 0.0

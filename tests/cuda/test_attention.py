@@ -1,4 +1,6 @@
-"""Attention at the sizes of the recipes: the trial of each kernel, equal outputs, gradients, and speed."""
+"""Attention at the sizes of the recipes: the trial of each kernel, equal outputs, gradients, and
+speed.
+"""
 
 from functools import partial
 
@@ -6,7 +8,13 @@ import pytest
 import torch
 
 from hyvideo.models import attention_kernels
-from hyvideo.models.attention_kernels import BACKENDS, Shape, choose_kernel, problem_of, scaled_dot_product
+from hyvideo.models.attention_kernels import (
+    BACKENDS,
+    Shape,
+    choose_kernel,
+    problem_of,
+    scaled_dot_product,
+)
 from tests.cuda.recipes import Attention, attentions
 from tests.cuda.speed import relative_difference
 from tests.cuda.workload import DEVICE, IS_TINY, KERNELS, median_seconds, only, profiled_kernel
@@ -38,12 +46,19 @@ def random_inputs(size):
 def test_each_kernel_is_tried(gpu, record, kernel, tokens):
     """Records why a kernel cannot be used."""
     if DEVICE.type == "cuda":
-        record({"problem": problem_of(kernel, shape_of(TRAINED[tokens]), DEVICE, with_gradient=True) or "none"})
+        record(
+            {
+                "problem": problem_of(kernel, shape_of(TRAINED[tokens]), DEVICE, with_gradient=True)
+                or "none"
+            }
+        )
 
 
 @pytest.mark.parametrize("tokens", TRAINED)
 def test_the_chosen_kernel_has_equal_outputs_and_correct_gradients(gpu, record, tokens):
-    """Outputs with and without gradient are compared bit for bit, gradients with FlashAttention 2's."""
+    """Outputs with and without gradient are compared bit for bit, gradients with FlashAttention
+    2's.
+    """
     size = TRAINED[tokens]
     choice = choose_kernel("auto", shape_of(size), DEVICE)
     record({"kernel": choice.kernel})
@@ -67,7 +82,9 @@ def test_the_chosen_kernel_has_equal_outputs_and_correct_gradients(gpu, record, 
 @pytest.mark.parametrize("tokens", SIZES)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_speed(gpu, record, kernel, tokens):
-    """Records the profiled kernel and its speed; of attention that is only sampled, the forward pass."""
+    """Records the profiled kernel and its speed; of attention that is only sampled, the forward
+    pass.
+    """
     size = SIZES[tokens]
     inputs = random_inputs(size)
     flops = 4 * size.tokens**2 * size.heads * size.head_dim / 1e12

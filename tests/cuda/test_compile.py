@@ -1,4 +1,6 @@
-"""Compiles the kernels that later checks use, for their shared cache: their time limits do not cover compilation."""
+"""Compiles the kernels that later checks use, for their shared cache: their time limits do not
+cover compilation.
+"""
 
 import os
 from dataclasses import replace
@@ -14,7 +16,8 @@ from tests.cuda.speed import sample, seconds_of, train
 from tests.cuda.workload import COMPILE_FAILED, DEVICE, IS_TINY, arrange, cache_modulation
 
 pytestmark = pytest.mark.cuda
-# The recipes compile two kinds of blocks: all weights with full, and a LoRA with selective activation checkpointing.
+# The recipes compile two kinds of blocks: all weights with full, and a LoRA with selective
+# activation checkpointing.
 CASES = {"all weights": "full", "LoRA": "selective"}
 
 
@@ -41,7 +44,9 @@ def test_compile(work, record, case):
     try:
         for name, kind in {"sampling": sample, "training": train}.items():
             for turn in ("first", "second"):
-                record({f"{turn} {name}, s": seconds_of(partial(kind, transformer, inputs), DEVICE)})
+                record(
+                    {f"{turn} {name}, s": seconds_of(partial(kind, transformer, inputs), DEVICE)}
+                )
     except Exception as error:  # whatever the compiler raises
         if folder:
             Path(folder).mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,6 @@
-"""The copies of the trained weights, of the size of one of 8 ranks: moving the EMA, and swapping the anchor in."""
+"""The copies of the trained weights, of the size of one of 8 ranks: moving the EMA, and swapping
+the anchor in.
+"""
 
 import pytest
 import torch

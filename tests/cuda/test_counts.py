@@ -1,4 +1,6 @@
-"""A block and a tile of the VAE, measured beside the counts of tests/fake_cuda, which always are of the full size."""
+"""A block and a tile of the VAE, measured beside the counts of tests/fake_cuda, which always are of
+the full size.
+"""
 
 import json
 from dataclasses import replace
@@ -36,7 +38,9 @@ def record_part(record):
 def block_call(work):
     """A function that computes the first of two blocks, and its output's gradients."""
     grid = work.grid if IS_TINY else (21, 30, 54)  # the counts are those of 81 frames of 480 x 864
-    few = replace(work, sizes=work.sizes | {"num_layers": 2}, grid=grid, text_tokens=8 if IS_TINY else 200)
+    few = replace(
+        work, sizes=work.sizes | {"num_layers": 2}, grid=grid, text_tokens=8 if IS_TINY else 200
+    )
     transformer, sizes = few.transformer(), few.architecture
     prepare(transformer, {"text"})
     randn = partial(torch.randn, device=DEVICE, dtype=work.dtype)

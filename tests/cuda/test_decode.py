@@ -1,4 +1,6 @@
-"""Decoding of a video as in a run: the VAE of `load_vae`, at the sizes, dtypes and tiles of the recipes."""
+"""Decoding of a video as in a run: the VAE of `load_vae`, at the sizes, dtypes and tiles of the
+recipes.
+"""
 
 from contextlib import nullcontext
 from functools import partial
@@ -20,7 +22,9 @@ pytestmark = pytest.mark.cuda
 SIZES = decodings()
 HUNYUAN = next(iter(SIZES))  # a rollout of HunyuanVideo-1.5
 if IS_TINY:
-    SIZES = {name: Decoding(each.version, "fp32", (5, 64, 64), each.tile) for name, each in SIZES.items()}
+    SIZES = {
+        name: Decoding(each.version, "fp32", (5, 64, 64), each.tile) for name, each in SIZES.items()
+    }
 # Tile, and whether weights are channels-last as in a run.
 WAYS = {"256": (256, True), "384": (384, True), "256 channels first": (256, False)}
 
@@ -35,7 +39,10 @@ def loaded(gpu, tmp_path_factory):
             root = tmp_path_factory.mktemp("vae") / "checkpoints"
             full_width.write(root, size.version, ["a prompt"], is_tiny=IS_TINY)
             vaes.clear()
-            vaes[size.version] = root, load_vae(root, dtype=DTYPES[size.dtype], device=DEVICE, random_weights_seed=0)
+            vaes[size.version] = (
+                root,
+                load_vae(root, dtype=DTYPES[size.dtype], device=DEVICE, random_weights_seed=0),
+            )
         root, vae = vaes[size.version]
         frames, height, width = size.size
         channels = vae.config.get("latent_channels") or vae.config.z_dim
@@ -52,12 +59,16 @@ def is_channels_last(vae):
 
 
 def measure(record, vae, latents, tile):
-    """Record seconds and memory of decoding, with TF32 for float32 as in a run. The first call also chooses kernels.
+    """Record seconds and memory of decoding, with TF32 for float32 as in a run.
+
+    The first call also chooses kernels.
 
     Return the values of cudnn.benchmark while the VAE computed.
     """
     measuring = set()
-    hook = vae.decoder.register_forward_pre_hook(lambda *_: measuring.add(torch.backends.cudnn.benchmark))
+    hook = vae.decoder.register_forward_pre_hook(
+        lambda *_: measuring.add(torch.backends.cudnn.benchmark)
+    )
     set_tiling(vae, Tiling(tile))
     call = torch.no_grad()(partial(decode, vae, latents))
     before = torch.backends.cudnn.allow_tf32
@@ -65,7 +76,13 @@ def measure(record, vae, latents, tile):
     try:
         record({"first, s": seconds_of(call, DEVICE)})
         videos = []
-        record({"peak GiB": peak_gib(lambda: record({"s": seconds_of(lambda: videos.append(call()), DEVICE)}), DEVICE)})
+        record(
+            {
+                "peak GiB": peak_gib(
+                    lambda: record({"s": seconds_of(lambda: videos.append(call()), DEVICE)}), DEVICE
+                )
+            }
+        )
     finally:
         torch.backends.cudnn.allow_tf32 = before
         hook.remove()
@@ -98,7 +115,8 @@ def test_sizes(loaded, record, size):
 def test_heuristics(loaded, record, monkeypatch, tile):
     """The same rollout with the kernels that cuDNN chooses without measuring.
 
-    This needs a separate process: torch keeps the first choice for a shape, whether it was measured or not.
+    This needs a separate process: torch keeps the first choice for a shape, whether it was measured
+    or not.
     """
     monkeypatch.setattr(decoding, "_measured_convolutions", nullcontext)
     vae, latents = loaded(SIZES[HUNYUAN])

@@ -1,4 +1,6 @@
-"""Blocks whose frozen matrices are stored in fp8, with a LoRA, compiled: equal numbers in rollout and update, speed."""
+"""Blocks whose frozen matrices are stored in fp8, with a LoRA, compiled: equal numbers in rollout
+and update, speed.
+"""
 
 from dataclasses import replace
 
@@ -9,7 +11,14 @@ from hyvideo.models.family import prepare
 from hyvideo.models.fp8 import Fp8Linear, use_fp8
 from hyvideo.models.lora import add_trainable_lora, training_config
 from tests.cuda.speed import forward, sample, seconds_of, train
-from tests.cuda.workload import DEVICE, IS_TINY, arrange, cache_modulation, compile_problem, median_seconds
+from tests.cuda.workload import (
+    DEVICE,
+    IS_TINY,
+    arrange,
+    cache_modulation,
+    compile_problem,
+    median_seconds,
+)
 
 pytestmark = pytest.mark.cuda
 

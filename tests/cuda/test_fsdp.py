@@ -1,4 +1,6 @@
-"""FSDP with one NCCL rank and full-width blocks gives the numbers of the model that is not sharded."""
+"""FSDP with one NCCL rank and full-width blocks gives the numbers of the model that is not
+sharded.
+"""
 
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,7 +27,9 @@ def one_rank():
     """A process group of this process: NCCL on a GPU, gloo on the CPU."""
     if DEVICE.type == "cuda":
         device = torch.device("cuda", 0)
-        dist.init_process_group("cpu:gloo,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=device)
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=device
+        )
     else:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
@@ -35,9 +39,13 @@ def one_rank():
 
 
 def mesh_of(layout):
-    """Return the mesh of a run that is not sharded, is sharded, or is sharded within model replicas."""
+    """Return the mesh of a run that is not sharded, is sharded, or is sharded within model
+    replicas.
+    """
     names = {"none": (), "sharded": ("shard",), "replicated": ("replicate", "shard")}[layout]
-    shards = init_device_mesh(DEVICE.type, (1,) * len(names), mesh_dim_names=names) if names else None
+    shards = (
+        init_device_mesh(DEVICE.type, (1,) * len(names), mesh_dim_names=names) if names else None
+    )
     return Mesh(rank=0, world_size=1, sp_size=1, shards=shards)
 
 
@@ -69,7 +77,9 @@ def run(few_blocks, record, layout, compiled):
     torch.manual_seed(1)
     inputs = few_blocks.inputs(model)["ours"]
     if layout == "none":
-        sums = {name: 0.0 for name, parameter in model.named_parameters() if parameter.requires_grad}
+        sums = {
+            name: 0.0 for name, parameter in model.named_parameters() if parameter.requires_grad
+        }
     for number in range(NUM_PASSES):
         prepare_backward(model, is_last=number == NUM_PASSES - 1, only_last=True)
 
@@ -98,15 +108,23 @@ def test_sharding_does_not_change_the_numbers(few_blocks, record, compiled):
         assert number.tolist() == [1, 1, 1]
 
         def recorded(layout):
-            return lambda values: record({f"{layout}: {name}": value for name, value in values.items()})
+            return lambda values: record(
+                {f"{layout}: {name}": value for name, value in values.items()}
+            )
 
         velocity, gradients = run(few_blocks, recorded("none"), "none", compiled)
         for layout in ("sharded", "replicated"):
             ours, ours_gradients = run(few_blocks, recorded(layout), layout, compiled)
             record({f"{layout}: velocity bit for bit": torch.equal(ours, velocity)})
-            pairs = [(ours_gradients[name], value) for name, value in gradients.items() if name in ours_gradients]
+            pairs = [
+                (ours_gradients[name], value)
+                for name, value in gradients.items()
+                if name in ours_gradients
+            ]
             record({f"{layout}: gradients bit for bit": all(torch.equal(*pair) for pair in pairs)})
-            largest = max(((a - b).abs().max() / b.abs().max().clamp(min=1e-30)).item() for a, b in pairs)
+            largest = max(
+                ((a - b).abs().max() / b.abs().max().clamp(min=1e-30)).item() for a, b in pairs
+            )
             record({f"{layout}: largest difference of a gradient": largest})
             assert torch.equal(ours, velocity)
             assert len(pairs) > 10 and largest < 1e-2

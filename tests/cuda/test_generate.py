@@ -1,4 +1,6 @@
-"""generate.py with random weights of the released width: group offloading, step caching and super-resolution."""
+"""generate.py with random weights of the released width: group offloading, step caching and
+super-resolution.
+"""
 
 import pytest
 import torch
@@ -23,7 +25,14 @@ FLAGS = {
     "on the GPU": ["--offloading", "false"],
     "group offloading": ["--group_offloading", "true"],
     "group offloading, cache": ["--group_offloading", "true", *CACHE],
-    "super-resolution": ["--offloading", "false", "--sr", "--resolution", "480p", "--cfg_distilled"],
+    "super-resolution": [
+        "--offloading",
+        "false",
+        "--sr",
+        "--resolution",
+        "480p",
+        "--cfg_distilled",
+    ],
 }
 
 
@@ -36,7 +45,10 @@ def root(gpu, tmp_path_factory):
 
 @pytest.mark.parametrize("way", FLAGS)
 def test_generate(root, tmp_path, record, monkeypatch, way):
-    """Records seconds and peak memory, with the memory of a GPU with 24 GB. No video is written, only decoded."""
+    """Records seconds and peak memory, with the memory of a GPU with 24 GB.
+
+    No video is written, only decoded.
+    """
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv(LIMIT, str(GPU_24GB))
     decoded = []
@@ -58,11 +70,24 @@ def test_generate(root, tmp_path, record, monkeypatch, way):
         "vae_dtype": "fp32" if IS_TINY else "fp16",
     }
     (tmp_path / "settings.yaml").write_text(yaml.safe_dump(settings))
-    flags = ["--config", str(tmp_path / "settings.yaml"), "--prompt", "a cat", "--num_inference_steps", "4"]
+    flags = [
+        "--config",
+        str(tmp_path / "settings.yaml"),
+        "--prompt",
+        "a cat",
+        "--num_inference_steps",
+        "4",
+    ]
     flags += ["--output_path", str(tmp_path / "videos"), *FLAGS[way]]
     options = generate.parse(flags)
     try:
-        record({"peak GiB": peak_gib(lambda: record({"s": seconds_of(lambda: generate.run(options), DEVICE)}), DEVICE)})
+        record(
+            {
+                "peak GiB": peak_gib(
+                    lambda: record({"s": seconds_of(lambda: generate.run(options), DEVICE)}), DEVICE
+                )
+            }
+        )
     finally:
         if DEVICE.type == "cuda":
             torch.cuda.set_per_process_memory_fraction(1.0)

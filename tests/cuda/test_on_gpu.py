@@ -1,4 +1,7 @@
-"""The GPU computes the same as the CPU. Run with ``pytest -m cuda``; CHECK_DEVICE=cpu runs these tests on a CPU."""
+"""The GPU computes the same as the CPU.
+
+Run with ``pytest -m cuda``; CHECK_DEVICE=cpu runs these tests on a CPU.
+"""
 
 import copy
 
@@ -27,7 +30,9 @@ MINIATURE = "assets/miniature"
 
 
 def velocity_and_gradient(device, dtype):
-    """Return the guided velocity of two samples, and the gradient of its square for one weight, as CPU tensors."""
+    """Return the guided velocity of two samples, and the gradient of its square for one weight, as
+    CPU tensors.
+    """
     transformer = load_transformer(MINIATURE, "miniature", device=device)
     install(transformer)
     width = transformer.config.text_embed_dim
@@ -40,7 +45,9 @@ def velocity_and_gradient(device, dtype):
         compute_dtype=dtype,
     )
     latents = normal((2, *pipeline.latent_shape(9, 32, 32)), 0, "latents").to(device)
-    velocity = pipeline.velocity(latents, torch.tensor([900.0, 250.0]), Conditions(tuple(conditions)).to(device))
+    velocity = pipeline.velocity(
+        latents, torch.tensor([900.0, 250.0]), Conditions(tuple(conditions)).to(device)
+    )
     velocity.square().mean().backward()
     return velocity.detach().cpu(), transformer.transformer_blocks[0].attn.to_q.weight.grad.cpu()
 
@@ -50,8 +57,11 @@ def test_velocity_and_gradient_match_the_cpu(gpu):
     for ours, theirs in zip(velocity_and_gradient(gpu, torch.float32), reference):
         assert relative_difference(ours, theirs) < 3e-5
     in_bf16 = [velocity_and_gradient(device, torch.bfloat16) for device in (gpu, CPU)]
-    for ours, on_cpu, theirs in zip(*in_bf16, reference):  # about as close to float32 as the CPU in bf16
-        assert relative_difference(ours, theirs) < max(1e-2, 1.5 * relative_difference(on_cpu, theirs))
+    # about as close to float32 as the CPU in bf16
+    for ours, on_cpu, theirs in zip(*in_bf16, reference):
+        assert relative_difference(ours, theirs) < max(
+            1e-2, 1.5 * relative_difference(on_cpu, theirs)
+        )
 
 
 @pytest.mark.parametrize("sde_type", list(SAMPLERS))
@@ -59,7 +69,9 @@ def test_transitions_match_the_cpu(gpu, sde_type):
     steps = {}
     for device in (gpu, CPU):
         schedule = Schedule.build(sde_type, num_steps=20, shift=5.0, eta=0.5)
-        drawn = [normal((3, 4, 2, 6, 6), 0, name).to(device) for name in ("velocity", "latents", "noise")]
+        drawn = [
+            normal((3, 4, 2, 6, 6), 0, name).to(device) for name in ("velocity", "latents", "noise")
+        ]
         steps[device.type] = []
         for index in (1, 10, 18):
             step = schedule.draw(drawn[0], drawn[1], index, drawn[2])
@@ -74,7 +86,9 @@ def test_transitions_match_the_cpu(gpu, sde_type):
 
 def test_weights_drawn_on_the_device_are_reproducible(gpu):
     # Two names of one device: the tests cache drawn weights by device name.
-    once, again = (draw_tensor(0, "a.weight", (300, 100), name) for name in (gpu.type, f"{gpu.type}:0"))
+    once, again = (
+        draw_tensor(0, "a.weight", (300, 100), name) for name in (gpu.type, f"{gpu.type}:0")
+    )
     assert once.device.type == gpu.type and torch.equal(once, again)
     assert once.std().item() == pytest.approx(0.1, rel=0.02) and abs(once.mean().item()) < 0.003
     assert not torch.equal(once, draw_tensor(0, "b.weight", (300, 100), gpu.type))
@@ -85,7 +99,9 @@ def test_weights_are_swapped_with_their_copy_and_restored(gpu, offload):
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).to(gpu)
     start = copy.deepcopy(model)
     kept = WeightCopy(model, dict(model.named_parameters()), offload=offload)
-    assert not offload or gpu.type == "cpu" or all(part.is_pinned() for part in kept._copies.values())
+    assert (
+        not offload or gpu.type == "cpu" or all(part.is_pinned() for part in kept._copies.values())
+    )
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(2)
@@ -107,7 +123,9 @@ def test_a_scorer_runs_on_another_stream_and_scores_correctly(gpu):
 
     scorer = AsyncScorer({"test": Brightness()}, {"VQ": 1.0}, device=gpu)
     busy = torch.randn(512, 512, device=gpu)
-    pending = scorer.submit(([torch.full((4, 3, 8, 8), level, dtype=torch.uint8) for level in (3, 7)], ["", ""]), fps=8)
+    pending = scorer.submit(
+        ([torch.full((4, 3, 8, 8), level, dtype=torch.uint8) for level in (3, 7)], ["", ""]), fps=8
+    )
     for _ in range(50):
         busy = torch.tanh(busy @ busy)
     assert [reward.total for reward in scorer.collect([pending])] == [3, 7]
@@ -142,11 +160,17 @@ def test_an_offloaded_vae_decodes_the_same_video(gpu):
 
 def test_an_iteration_matches_the_cpu(gpu, tiny_config, mesh):
     config = tiny_config.with_settings(
-        device=gpu.type, batched_forward=True, enable_compile=False, random_weights=False, learning_rate=1e-3
+        device=gpu.type,
+        batched_forward=True,
+        enable_compile=False,
+        random_weights=False,
+        learning_rate=1e-3,
     )
     lines = []
     for device, name in ((gpu, "cuda"), (CPU, "cpu")):
-        trainer = Trainer(config.with_settings(device=name if device == gpu else "cpu"), mesh, device)
+        trainer = Trainer(
+            config.with_settings(device=name if device == gpu else "cpu"), mesh, device
+        )
         trainer.iteration = 1
         lines.append(trainer.run_iteration())
     ours, theirs = lines

@@ -1,4 +1,6 @@
-"""Our sampling against diffusers' pipeline, on the weights of CHECK_MODEL_PATH or, by default, a tiny checkpoint."""
+"""Our sampling against diffusers' pipeline, on the weights of CHECK_MODEL_PATH or, by default, a
+tiny checkpoint.
+"""
 
 import gc
 import os
@@ -10,7 +12,12 @@ from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal
 from hyvideo.models.versions import version_defaults
 from hyvideo.pipelines.grpo_pipeline import DTYPES
-from hyvideo.training.model_setup import check_checkpoint, load_encoder, load_pipeline, rollout_schedule
+from hyvideo.training.model_setup import (
+    check_checkpoint,
+    load_encoder,
+    load_pipeline,
+    rollout_schedule,
+)
 from tests.cuda.speed import relative_difference, seconds_of
 from tests.cuda.workload import DEVICE
 from tests.stock_pipeline import sample_diffusers, stock_pipeline
@@ -27,39 +34,57 @@ def released(tmp_path_factory):
     folder = os.environ.get("CHECK_MODEL_PATH")
     if folder is None and version_defaults(version).family == "wan":
         folder = write_wan(tmp_path_factory.mktemp("tiny") / "ckpts")
-    return str(folder or write_original(tmp_path_factory.mktemp("tiny") / "ckpts", (version,))), version
+    return str(
+        folder or write_original(tmp_path_factory.mktemp("tiny") / "ckpts", (version,))
+    ), version
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"] if DEVICE.type == "cuda" else ["fp32"])
 def test_samples_match_diffusers(gpu, released, tmp_path, record_property, dtype):
-    """The bf16 tolerance covers rounding, multiplied by guidance: about 0.3 after a few steps of small models."""
+    """The bf16 tolerance covers rounding, multiplied by guidance: about 0.3 after a few steps of
+    small models.
+    """
     gc.collect()  # frees the models of the other precision
     root, version = released
     is_real, is_i2v = "CHECK_MODEL_PATH" in os.environ, "i2v" in version
     steps, frames, size = (5, 33, (480, 832)) if is_real else (2, 5, (32, 48))
-    settings = {"pretrained_model_root": root, "transformer_version": version, "dtype": dtype, "encoder_dtype": dtype}
+    settings = {
+        "pretrained_model_root": root,
+        "transformer_version": version,
+        "dtype": dtype,
+        "encoder_dtype": dtype,
+    }
     settings |= {"vae_dtype": "fp32" if dtype == "fp32" else "fp16", "sample_n_frames": frames}
     config = Config().with_settings(**settings, grpo_sampling_steps=steps).resolved()
     image = write_image(tmp_path / "image.png") if is_i2v else None
     request = Request('A cat walks past a sign that says "OPEN", realistic style.', image)
     kinds = check_checkpoint(config, {"this call": [request]}, [(frames, *size)])
     encoder, vae = load_encoder(config, gpu)
-    pipeline = load_pipeline(config, gpu, encoder=encoder, vae=vae, kinds=kinds, weights_dtype=DTYPES[dtype])
+    pipeline = load_pipeline(
+        config, gpu, encoder=encoder, vae=vae, kinds=kinds, weights_dtype=DTYPES[dtype]
+    )
     noise = normal(pipeline.latent_shape(frames, *size), 0, "parity")[None]
     conditions = encoder([request], height=size[0], width=size[1]).to(gpu)
     encoder.release()
     latents = {}
 
     def ours():
-        latents["ours"] = pipeline.sample_ode(conditions, noise.to(gpu), rollout_schedule(config.rollout))
+        latents["ours"] = pipeline.sample_ode(
+            conditions, noise.to(gpu), rollout_schedule(config.rollout)
+        )
 
     def theirs():
-        counts = {"num_frames": frames, "num_steps": steps, "negative_prompt": config.data.negative_prompt}
+        counts = {
+            "num_frames": frames,
+            "num_steps": steps,
+            "negative_prompt": config.data.negative_prompt,
+        }
         latents["diffusers"] = sample_diffusers(stock, request, noise, size, **counts)
 
     ours()  # warm-up
     record_property("ours, s", seconds_of(ours, gpu))
-    gc.collect()  # diffusers' pipeline loads its own encoders, and both do not fit together with float32 weights
+    # diffusers' pipeline loads its own encoders, and both do not fit together with float32 weights
+    gc.collect()
     stock = stock_pipeline(config.model, pipeline, config.rollout, is_i2v=is_i2v)
     record_property("diffusers with its text encoding, s", seconds_of(theirs, gpu))
     difference = relative_difference(*latents.values())

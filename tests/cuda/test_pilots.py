@@ -1,4 +1,6 @@
-"""Pilots of shipped recipes by post_train.py, with random weights of the released sizes and a limit on the memory."""
+"""Pilots of shipped recipes by post_train.py, with random weights of the released sizes and a limit
+on the memory.
+"""
 
 import json
 import os
@@ -22,19 +24,37 @@ from tests.cuda.workload import DEVICE, IS_TINY, compile_problem
 pytestmark = pytest.mark.cuda
 # GiB that torch reports for an RTX 4090.
 GPU_24GB = 23.65
-# Fewer rollouts and steps than the recipe: peak memory does not depend on them, if there is a batch for each update.
+# Fewer rollouts and steps than the recipe: peak memory does not depend on them, if there is a batch
+# for each update.
 SHORTER = {
     "wan21_1gpu_nft": {},
-    "hunyuanvideo15_1gpu_24gb": {"batch_size": 2, "num_generations": 2, "grpo_sampling_steps": 4, "nft_levels": 2},
+    "hunyuanvideo15_1gpu_24gb": {
+        "batch_size": 2,
+        "num_generations": 2,
+        "grpo_sampling_steps": 4,
+        "nft_levels": 2,
+    },
 }
 TINY = {
-    "wan21_1gpu_nft": {"sample_n_frames": 5, "height": 32, "width": 48, "batch_size": 4, "num_generations": 2},
-    "hunyuanvideo15_1gpu_24gb": {"sample_n_frames": 5, "height": 32, "width": 48, "vae_dtype": "bf16"},
+    "wan21_1gpu_nft": {
+        "sample_n_frames": 5,
+        "height": 32,
+        "width": 48,
+        "batch_size": 4,
+        "num_generations": 2,
+    },
+    "hunyuanvideo15_1gpu_24gb": {
+        "sample_n_frames": 5,
+        "height": 32,
+        "width": 48,
+        "vae_dtype": "bf16",
+    },
 }
 NUM_PROMPTS = 4
 ALWAYS = {
     "random_weights": True,
-    "gate_interval": 0,  # velocities of random weights are no better than zero, which fails this check of nft
+    # velocities of random weights are no better than zero, which fails this check of nft
+    "gate_interval": 0,
     "log_video_interval": 0,
     "report": False,
     "report_to": ["none"],
@@ -44,7 +64,9 @@ ALWAYS = {
 
 @pytest.mark.parametrize("name", SHORTER)
 def test_pilot(tmp_path, record, name):
-    """Records the metrics of the second iteration and the peak memory; prints the table of the pilot."""
+    """Records the metrics of the second iteration and the peak memory; prints the table of the
+    pilot.
+    """
     config = recipe(name).config
     version = config.model.transformer_version
     requests = read_requests(*config.data.prompts_csv)[:NUM_PROMPTS]
@@ -57,7 +79,8 @@ def test_pilot(tmp_path, record, name):
     settings["pretrained_model_root"] = str(tmp_path / "checkpoints")
     settings["prompts_csv"] = str(tmp_path / "prompts.csv")
     settings["output_dir"] = str(tmp_path / "run")
-    scorer = {"path": str(tmp_path / "videoalign"), "precision": "fp32_math"}  # in bf16, scores would be equal
+    # in bf16, scores would be equal
+    scorer = {"path": str(tmp_path / "videoalign"), "precision": "fp32_math"}
     settings["reward_config"] = json.dumps({"videoalign": scorer})
     settings["device"] = DEVICE.type
     if IS_TINY:
@@ -74,7 +97,12 @@ def test_pilot(tmp_path, record, name):
     metrics: list[dict] = []
     start = time.perf_counter()
     with subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     ) as process:
         for line in process.stdout:  # the progress of each stage
             print(line, end="", flush=True)
@@ -85,7 +113,9 @@ def test_pilot(tmp_path, record, name):
                 record({f"iteration {len(metrics)}, s": metrics[-1]["time/iteration"]})
     assert process.returncode == 0, "".join(output[-3:])
     metrics = read_metrics(file)
-    record({key: value for key, value in metrics[-1].items() if key.startswith(("time/", "memory/"))})
+    record(
+        {key: value for key, value in metrics[-1].items() if key.startswith(("time/", "memory/"))}
+    )
     assert len(metrics) == 2 and metrics[-1].get("update/skipped", 0) == 0
     assert any("pilot: iteration 2 on" in line for line in output)
     if torch.device(DEVICE).type == "cuda":

@@ -1,4 +1,6 @@
-"""The log-ratio of fresh rollouts is 0 if they are sampled and trained alike, and no pass waits for the GPU."""
+"""The log-ratio of fresh rollouts is 0 if they are sampled and trained alike, and no pass waits for
+the GPU.
+"""
 
 import pytest
 import torch
@@ -6,7 +8,17 @@ import torch
 from hyvideo.models.conditions import Conditions
 from hyvideo.training.on_policy_check import EXACT
 from tests.cuda.speed import Workload
-from tests.cuda.workload import DEVICE, IS_TINY, WAYS, arrange, condition, drawn, only, sampler, schedule_of
+from tests.cuda.workload import (
+    DEVICE,
+    IS_TINY,
+    WAYS,
+    arrange,
+    condition,
+    drawn,
+    only,
+    sampler,
+    schedule_of,
+)
 
 pytestmark = pytest.mark.cuda
 BATCH = 2  # rollouts, in one forward pass each
@@ -15,7 +27,11 @@ BATCH = 2  # rollouts, in one forward pass each
 @pytest.fixture(scope="module")
 def few_blocks(work):
     """Eight blocks of full width and two latent frames of the recipes' size."""
-    return work if IS_TINY else Workload(work.device, sizes={"num_layers": 8}, grid=(2, *work.grid[1:]))
+    return (
+        work
+        if IS_TINY
+        else Workload(work.device, sizes={"num_layers": 8}, grid=(2, *work.grid[1:]))
+    )
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +75,10 @@ def log_ratio(pipeline, schedule, rollouts, conditions, row, has_gradient):
 def test_eager_replay_and_backward_do_not_synchronize(few_blocks, pipeline, schedule):
     """On a CPU, the passes run without a check."""
     arrange(pipeline.transformer, recompute="selective")
-    conditions, latents = Conditions((condition(few_blocks, "positive"),)), drawn(few_blocks, 1, "initial")
+    conditions, latents = (
+        Conditions((condition(few_blocks, "positive"),)),
+        drawn(few_blocks, 1, "initial"),
+    )
 
     def replay_and_backward():
         pipeline.replay(latents, latents, schedule, [1], conditions).log_prob.sum().backward()

@@ -1,4 +1,6 @@
-"""Short runs on the GPU: default settings, every miniature config, comparison with the CPU, and resume."""
+"""Short runs on the GPU: default settings, every miniature config, comparison with the CPU, and
+resume.
+"""
 
 import statistics
 
@@ -12,7 +14,12 @@ from tests.conftest import ROOT
 from tests.shallow import SHALLOW
 
 pytestmark = pytest.mark.cuda
-QUICK = {"batch_size": 4, "grpo_sampling_steps": 2, "num_updates_per_rollout": 1, "pretrained_model_root": SHALLOW}
+QUICK = {
+    "batch_size": 4,
+    "grpo_sampling_steps": 2,
+    "num_updates_per_rollout": 1,
+    "pretrained_model_root": SHALLOW,
+}
 FEW = {"batch_size": 4, "gradient_accumulation_steps": 1, "num_generations": 2}
 AS_CPU = {"batched_forward": True, "enable_compile": False}
 # The settings with which run_post_train.sh trains the miniature on a GPU.
@@ -22,11 +29,17 @@ MINIATURE_ON_GPU["mini_batch_size_per_update"] = int(MINIATURE_ON_GPU["mini_batc
 
 @pytest.fixture
 def trainer_of(gpu, mesh, tmp_path, monkeypatch):
-    """A function that creates a trainer which writes no videos; on the CPU its iterations are short."""
+    """A function that creates a trainer which writes no videos; on the CPU its iterations are
+    short.
+    """
     monkeypatch.chdir(ROOT)
 
     def make(config_file, device, quick=QUICK, **settings):
-        common = {"output_dir": str(tmp_path / "run"), "log_video_interval": 0, "valid_video_csv": ""}
+        common = {
+            "output_dir": str(tmp_path / "run"),
+            "log_video_interval": 0,
+            "valid_video_csv": "",
+        }
         settings = common | settings | (quick if gpu.type == "cpu" else {})
         return Trainer(load_config(config_file, device=device.type, **settings), mesh, device)
 
@@ -42,9 +55,15 @@ def iterations(trainer, number):
 
 
 def test_smoke(gpu, trainer_of, record):
-    """GPU defaults: bf16, one call per sample and branch, compiled blocks, activation checkpointing."""
+    """GPU defaults: bf16, one call per sample and branch, compiled blocks, activation
+    checkpointing.
+    """
     trainer = trainer_of(
-        "configs/smoke.yaml", gpu, dtype="bf16", batched_forward=False, enable_gradient_checkpointing=True
+        "configs/smoke.yaml",
+        gpu,
+        dtype="bf16",
+        batched_forward=False,
+        enable_gradient_checkpointing=True,
     )
     for line in iterations(trainer, 2):  # includes the on-policy check
         record({"max |ratio - 1|": line["policy/ratio_max_deviation"]})
@@ -54,7 +73,8 @@ def test_smoke(gpu, trainer_of, record):
 MINIATURES = sorted(path.stem for path in (ROOT / "configs").glob("miniature*.yaml"))
 
 
-@pytest.mark.parametrize("name", [name for name in MINIATURES if not name.endswith("_dpo")])  # it needs rated pairs
+# it needs rated pairs
+@pytest.mark.parametrize("name", [name for name in MINIATURES if not name.endswith("_dpo")])
 def test_miniature(gpu, trainer_of, record, name):
     """One iteration of a miniature's config with the settings of run_post_train.sh for a GPU."""
     trainer = trainer_of(f"configs/{name}.yaml", gpu, FEW, **MINIATURE_ON_GPU)
@@ -64,7 +84,9 @@ def test_miniature(gpu, trainer_of, record, name):
 
 
 def test_the_reward_curve_of_the_miniature_matches_the_cpu(gpu, trainer_of, record):
-    file, number = ("configs/miniature.yaml", 20) if gpu.type == "cuda" else ("configs/smoke.yaml", 1)
+    file, number = (
+        ("configs/miniature.yaml", 20) if gpu.type == "cuda" else ("configs/smoke.yaml", 1)
+    )
     last = []
     for device in (gpu, torch.device("cpu")):
         trainer = trainer_of(file, device, **MINIATURE_ON_GPU)
@@ -72,14 +94,27 @@ def test_the_reward_curve_of_the_miniature_matches_the_cpu(gpu, trainer_of, reco
         rewards = [line["reward/mean"] for line in lines]
         last.append(statistics.mean(rewards[-5:]))
         record({f"reward {len(last)}": " ".join(f"{reward:.3f}" for reward in rewards)})
-        record({f"seconds each {len(last)}": statistics.median(line["time/iteration"] for line in lines)})
+        record(
+            {
+                f"seconds each {len(last)}": statistics.median(
+                    line["time/iteration"] for line in lines
+                )
+            }
+        )
     # Three standard errors of the difference between runs with independent noise.
-    noise = 3 * lines[-1]["reward/std"] * (2 / (len(rewards[-5:]) * trainer.run.inputs.plan.rollouts)) ** 0.5
+    noise = (
+        3
+        * lines[-1]["reward/std"]
+        * (2 / (len(rewards[-5:]) * trainer.run.inputs.plan.rollouts)) ** 0.5
+    )
     assert abs(last[0] - last[1]) <= noise
 
 
 def test_resume(gpu, trainer_of, record):
-    """Bit-identical with CHECK_DETERMINISTIC; otherwise the difference is recorded. Also records the seconds."""
+    """Bit-identical with CHECK_DETERMINISTIC; otherwise the difference is recorded.
+
+    Also records the seconds.
+    """
     settings = AS_CPU | {"save_asynchronously": False}
     uninterrupted = trainer_of("configs/smoke.yaml", gpu, **settings)
     lines = iterations(uninterrupted, 1)
@@ -88,10 +123,14 @@ def test_resume(gpu, trainer_of, record):
     resumed = trainer_of("configs/smoke.yaml", gpu, resume_from_checkpoint=saved, **settings)
     lines += iterations(resumed, 1)
     ours, theirs = resumed.run.policy.tensors(), uninterrupted.run.policy.tensors()
-    same = ours.keys() == theirs.keys() and all(torch.equal(ours[name], value) for name, value in theirs.items())
+    same = ours.keys() == theirs.keys() and all(
+        torch.equal(ours[name], value) for name, value in theirs.items()
+    )
     is_deterministic = torch.are_deterministic_algorithms_enabled()
     record({"deterministic": is_deterministic})
     record({"bit for bit": same})
-    record({"apart": max((ours[name] - value).abs().max().item() for name, value in theirs.items())})
+    record(
+        {"apart": max((ours[name] - value).abs().max().item() for name, value in theirs.items())}
+    )
     record({"seconds each": statistics.median(line["time/iteration"] for line in lines)})
     assert same or not is_deterministic

@@ -1,4 +1,7 @@
-"""Speed and peak memory of the transformer at the sizes of the recipes. On a CPU, the tests run with a tiny model."""
+"""Speed and peak memory of the transformer at the sizes of the recipes.
+
+On a CPU, the tests run with a tiny model.
+"""
 
 import importlib.util
 import math
@@ -34,10 +37,25 @@ from tests.cuda.workload import (
 )
 
 pytestmark = pytest.mark.cuda
-PACKAGES = ("torch", "triton", "transformers", "diffusers", "peft", "accelerate", "torchao", "numpy")
+PACKAGES = (
+    "torch",
+    "triton",
+    "transformers",
+    "diffusers",
+    "peft",
+    "accelerate",
+    "torchao",
+    "numpy",
+)
 NUM_KERNELS = 20
 COMPILED = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-TINY_WAN = {"num_layers": 1, "num_attention_heads": 2, "attention_head_dim": 16, "ffn_dim": 64, "text_dim": 32}
+TINY_WAN = {
+    "num_layers": 1,
+    "num_attention_heads": 2,
+    "attention_head_dim": 16,
+    "ffn_dim": 64,
+    "text_dim": 32,
+}
 WAN = {"num_layers": 30, "num_attention_heads": 12, "attention_head_dim": 128, "ffn_dim": 8960}
 
 
@@ -75,12 +93,20 @@ def record_speed(record, work, rate, call, forwards=1.0):
 
 def test_machine(work, record):
     """Records versions, the device and the rate of matrix products."""
-    versions = {name: version(name) if importlib.util.find_spec(name) else "absent" for name in PACKAGES}
+    versions = {
+        name: version(name) if importlib.util.find_spec(name) else "absent" for name in PACKAGES
+    }
     record({"python": platform.python_version()} | versions)
     if DEVICE.type == "cuda":
         properties = torch.cuda.get_device_properties(DEVICE)
         capability = f"{properties.major}.{properties.minor}"
-        record({"device": properties.name, "GiB": properties.total_memory / 2**30, "capability": capability})
+        record(
+            {
+                "device": properties.name,
+                "GiB": properties.total_memory / 2**30,
+                "capability": capability,
+            }
+        )
         record({"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()})
     rates = product_rates(work)
     record({f"TFLOP/s of {rows:,} rows": rate / 1e12 for rows, rate in rates.items()})
@@ -92,7 +118,9 @@ def test_forward(work, rate, model, first_output, record, compiled):
     inputs = work.inputs(model)["ours"]
     arrange(model, compile=compiled)
     torch.manual_seed(0)
-    record_speed(record, work, rate, partial(sample, model, first_output.setdefault("inputs", inputs)))
+    record_speed(
+        record, work, rate, partial(sample, model, first_output.setdefault("inputs", inputs))
+    )
     velocity = sample(model, first_output["inputs"]).float()
     difference = relative_difference(velocity, first_output.setdefault("velocity", velocity))
     record({"difference": difference})
@@ -133,7 +161,11 @@ def test_lora(work, record):
     add_trainable_lora(transformer, training_config(transformer, rank=32, alpha=32.0))
     arrange(transformer, recompute="selective", compile=not IS_TINY)
     cache_modulation(transformer)
-    trained = {name: parameter for name, parameter in transformer.named_parameters() if parameter.requires_grad}
+    trained = {
+        name: parameter
+        for name, parameter in transformer.named_parameters()
+        if parameter.requires_grad
+    }
     optimizers = make_optimizers(settings, trained, work.dtype, hidden=work.family.matrices)
     conditions, latents = Conditions((condition(work, "positive"),)), drawn(work, 1, "initial")
 
@@ -157,12 +189,29 @@ def test_lora(work, record):
 def planned_gib(work):
     """Return the peak GiB that the planner predicts for an update, for the transformer alone."""
     frames, height, width = (5, 64, 64) if IS_TINY else (81, 352, 624)
-    settings = {"sample_n_frames": frames, "height": height, "width": width, "lora_rank": 32, "batch_size": 4}
-    settings |= {"enable_gradient_checkpointing": True, "activation_checkpointing": "selective", "kl_weight": 0.0}
-    run = PlannedRun(Config().with_settings(**settings).resolved(), 1, work.architecture, work.text_tokens)
+    settings = {
+        "sample_n_frames": frames,
+        "height": height,
+        "width": width,
+        "lora_rank": 32,
+        "batch_size": 4,
+    }
+    settings |= {
+        "enable_gradient_checkpointing": True,
+        "activation_checkpointing": "selective",
+        "kl_weight": 0.0,
+    }
+    run = PlannedRun(
+        Config().with_settings(**settings).resolved(), 1, work.architecture, work.text_tokens
+    )
     others = ("EMA", "anchor", "encoders", "VAE", "reward models", "trajectories")
-    phases = {name: items for name, items in memory(run).phases.items() if name.startswith("backward")}
-    return max(sum(v for item, v in items.items() if item not in others) for items in phases.values()) / 2**30
+    phases = {
+        name: items for name, items in memory(run).phases.items() if name.startswith("backward")
+    }
+    return (
+        max(sum(v for item, v in items.items() if item not in others) for items in phases.values())
+        / 2**30
+    )
 
 
 def test_profile(work, record):
@@ -176,8 +225,12 @@ def test_profile(work, record):
     with torch.profiler.profile(activities=[kinds.CUDA if is_gpu else kinds.CPU]) as profiler:
         train(transformer, inputs)
     field = "self_device_time_total" if is_gpu else "self_cpu_time_total"
-    spent = {event.key: (getattr(event, field) / 1e3, event.count) for event in profiler.key_averages()}
+    spent = {
+        event.key: (getattr(event, field) / 1e3, event.count) for event in profiler.key_averages()
+    }
     total = math.fsum(ms for ms, _ in spent.values())
-    for name, (ms, count) in sorted(spent.items(), key=lambda item: item[1], reverse=True)[:NUM_KERNELS]:
+    for name, (ms, count) in sorted(spent.items(), key=lambda item: item[1], reverse=True)[
+        :NUM_KERNELS
+    ]:
         record({name[:120]: f"{ms:.3g} ms, {count} calls, {ms / total:.1%}"})
     assert total > 0

@@ -31,5 +31,7 @@ def test_scoring_creates_no_context_on_another_gpu(gpu, record):
     """Needs two GPUs."""
     record({"GPUs": torch.cuda.device_count() if DEVICE.type == "cuda" else 0})
     if DEVICE.type == "cuda" and torch.cuda.device_count() > 1:
-        done = subprocess.run([sys.executable, "-c", SCORE], cwd=ROOT, capture_output=True, text=True, timeout=100)
+        done = subprocess.run(
+            [sys.executable, "-c", SCORE], cwd=ROOT, capture_output=True, text=True, timeout=100
+        )
         assert done.stdout.split() == ["False", "True"], done.stderr

@@ -1,4 +1,6 @@
-"""VideoAlign of the released size with random weights: seconds and memory of scoring the videos of a recipe."""
+"""VideoAlign of the released size with random weights: seconds and memory of scoring the videos of
+a recipe.
+"""
 
 import json
 from pathlib import Path
@@ -16,7 +18,13 @@ from tests.cuda.workload import DEVICE, IS_TINY
 
 pytestmark = pytest.mark.cuda
 RELEASED = Path(scorer_module.__file__).with_name("qwen2_vl_2b.json")
-SPECIAL_TOKENS = ("vocab_size", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+SPECIAL_TOKENS = (
+    "vocab_size",
+    "image_token_id",
+    "video_token_id",
+    "vision_start_token_id",
+    "vision_end_token_id",
+)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +43,10 @@ def scorer(gpu, tmp_path_factory):
     with torch.device("meta"):
         model = Qwen2VLModel(Qwen2VLConfig.from_dict(config))
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    weights = {name: 0.02 * torch.randn(shape, device=DEVICE, dtype=torch.bfloat16) for name, shape in shapes.items()}
+    weights = {
+        name: 0.02 * torch.randn(shape, device=DEVICE, dtype=torch.bfloat16)
+        for name, shape in shapes.items()
+    }
     head = torch.randn(1, config["hidden_size"])
     with pytest.MonkeyPatch.context() as patch:  # 4.4 GB that need not be written to a file
         patch.setattr(scorer_module, "read_weights", lambda checkpoint: Weights(weights, head))
@@ -44,11 +55,16 @@ def scorer(gpu, tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["hunyuanvideo15_480p_8gpu_nft", "wan21_1gpu_nft"])
 def test_videoalign(scorer, record, name):
-    """Records the seconds to score four videos, and the memory that the scorer needs beyond its weights."""
+    """Records the seconds to score four videos, and the memory that the scorer needs beyond its
+    weights.
+    """
     config = recipe(name).config
     frames, height, width = (9, 64, 64) if IS_TINY else config.rollout_size
     generator = torch.Generator().manual_seed(0)
-    videos = [torch.randint(256, (frames, 3, height, width), dtype=torch.uint8, generator=generator) for _ in range(4)]
+    videos = [
+        torch.randint(256, (frames, 3, height, width), dtype=torch.uint8, generator=generator)
+        for _ in range(4)
+    ]
     found = []
 
     def score():

@@ -1,4 +1,6 @@
-"""Shared parts of the tests marked cuda: the device, a sampler on random weights, and its inputs."""
+"""Shared parts of the tests marked cuda: the device, a sampler on random weights, and its
+inputs.
+"""
 
 import functools
 import importlib.util
@@ -26,7 +28,12 @@ from tests.cuda.speed import take_turns
 
 DEVICE = torch.device(os.environ.get("CHECK_DEVICE", "cuda"))
 IS_TINY = DEVICE.type == "cpu" or "CHECK_TINY" in os.environ
-TINY_MODEL = {"num_layers": 1, "num_attention_heads": 2, "attention_head_dim": 16, "rope_axes_dim": (4, 6, 6)}
+TINY_MODEL = {
+    "num_layers": 1,
+    "num_attention_heads": 2,
+    "attention_head_dim": 16,
+    "rope_axes_dim": (4, 6, 6),
+}
 TINY_MODEL |= {"num_refiner_layers": 1, "text_embed_dim": 64, "image_embed_dim": 24}
 TINY_MODEL |= {"in_channels": 9, "out_channels": 4}
 COMPILE_FAILED = "failed.txt"  # in the folder of the compiled kernels
@@ -38,11 +45,15 @@ if DEVICE.type == "cuda":
     if importlib.util.find_spec("flash_attn_interface"):
         KERNELS["flash3"] = SDPBackend.FLASH_ATTENTION
 # Compiled or eager, and the attention kernel. A compiled block keeps the kernel of its first call.
-WAYS = {f"eager-{kernel}": (False, kernel) for kernel in KERNELS} | {"compiled-default": (True, "default")}
+WAYS = {f"eager-{kernel}": (False, kernel) for kernel in KERNELS} | {
+    "compiled-default": (True, "default")
+}
 
 
 def compile_problem():
-    """Return why compilation failed in the check `compile`, or an empty string; later checks then run eagerly."""
+    """Return why compilation failed in the check `compile`, or an empty string; later checks then
+    run eagerly.
+    """
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     file = Path(folder or ".", COMPILE_FAILED)
     return file.read_text() if folder and file.is_file() else ""
@@ -64,7 +75,9 @@ def only(kernel):
 
 
 def profiled_kernel(attend):
-    """Return the name of the slowest kernel of an attention call; on the CPU, the name of torch's operator."""
+    """Return the name of the slowest kernel of an attention call; on the CPU, the name of torch's
+    operator.
+    """
     if DEVICE.type != "cuda":
         with Operator() as operator:
             attend()
@@ -75,13 +88,18 @@ def profiled_kernel(attend):
         torch.cuda.synchronize(DEVICE)
     kernels = [call for call in profiled.key_averages() if call.device_type == DeviceType.CUDA]
     slowest = max(kernels, key=lambda call: call.self_device_time_total, default=None)
-    return slowest.key if slowest else "not recorded"  # CUPTI is missing, or another profiler uses it
+    # CUPTI is missing, or another profiler uses it
+    return slowest.key if slowest else "not recorded"
 
 
 class Operator(TorchDispatchMode):
-    """Records the name of torch's attention operator. The CPU profiler is not used because it prints to stderr."""
+    """Records the name of torch's attention operator.
 
-    name = "aten::_scaled_dot_product_attention_math"  # not dispatched: torch decomposes it into matmuls and softmax
+    The CPU profiler is not used because it prints to stderr.
+    """
+
+    # not dispatched: torch decomposes it into matmuls and softmax
+    name = "aten::_scaled_dot_product_attention_math"
 
     def __torch_dispatch__(self, operator, types, arguments=(), options=None):
         if "scaled_dot_product" in operator.name():
@@ -92,8 +110,8 @@ class Operator(TorchDispatchMode):
 def arrange(transformer, *, traces_on_cpu=False, mesh=None, **how):
     """Set up activation checkpointing and compilation as in a run.
 
-    On a CPU, compilation only traces static shapes for `traces_on_cpu`, and is skipped otherwise, because it is slow.
-    It is also skipped if it failed in the check `compile`.
+    On a CPU, compilation only traces static shapes for `traces_on_cpu`, and is skipped otherwise,
+    because it is slow. It is also skipped if it failed in the check `compile`.
     """
     if compile_problem() and not traces_on_cpu:
         how["compile"] = False
@@ -103,12 +121,21 @@ def arrange(transformer, *, traces_on_cpu=False, mesh=None, **how):
     with pytest.MonkeyPatch.context() as patch:
         if DEVICE.type != "cuda":  # dynamic shapes take three times as long
             static = functools.partial(compiled, dynamic=False, backend=backend)
-            patch.setattr(torch, "compile", lambda call, **_: static(call) if traces_on_cpu else call)
-        parallelize(transformer, mesh or Mesh(rank=0, world_size=1, sp_size=1), compile_backend=backend, **how)
+            patch.setattr(
+                torch, "compile", lambda call, **_: static(call) if traces_on_cpu else call
+            )
+        parallelize(
+            transformer,
+            mesh or Mesh(rank=0, world_size=1, sp_size=1),
+            compile_backend=backend,
+            **how,
+        )
 
 
 def cache_modulation(transformer):
-    """Keep the frozen modulation layers on the CPU, as a run with a LoRA does: its blocks are compiled differently."""
+    """Keep the frozen modulation layers on the CPU, as a run with a LoRA does: its blocks are
+    compiled differently.
+    """
     transformer.modulation_cache = family_of(transformer).cache_modulation(transformer)
     assert transformer.modulation_cache
 

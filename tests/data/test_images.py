@@ -23,11 +23,14 @@ from hyvideo.data.images import (
     to_pixels,
 )
 
-ROTATIONS = {1: None, 3: "ROTATE_180", 6: "ROTATE_270", 8: "ROTATE_90"}  # EXIF orientation -> Pillow's rotation
+# EXIF orientation -> Pillow's rotation
+ROTATIONS = {1: None, 3: "ROTATE_180", 6: "ROTATE_270", 8: "ROTATE_90"}
 
 
 def noise(height: int, width: int, channels: int = 3, seed: int = 0) -> Image.Image:
-    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, channels), dtype=np.uint8))
+    return Image.fromarray(
+        np.random.default_rng(seed).integers(0, 256, (height, width, channels), dtype=np.uint8)
+    )
 
 
 def random_sizes(count: int) -> list[tuple[int, int]]:
@@ -39,10 +42,17 @@ def png_header(width: int, height: int) -> bytes:
     """Return a short PNG whose header declares this size."""
 
     def chunk(name: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        return (
+            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        )
 
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(b""))
+        + chunk(b"IEND", b"")
+    )
 
 
 # Files
@@ -69,7 +79,9 @@ def test_images_are_rotated_by_their_exif_orientation(tmp_path, orientation):
 def test_partial_transparency_is_blended_with_white(tmp_path):
     pixels = [[(0, 0, 0, 0), (200, 100, 0, 255), (0, 0, 0, 51)]]
     Image.fromarray(np.array(pixels, np.uint8)).save(tmp_path / "a.png")
-    assert np.array(read_image(tmp_path / "a.png")).tolist() == [[[255, 255, 255], [200, 100, 0], [204, 204, 204]]]
+    assert np.array(read_image(tmp_path / "a.png")).tolist() == [
+        [[255, 255, 255], [200, 100, 0], [204, 204, 204]]
+    ]
 
 
 def test_a_transparent_palette_color_becomes_white(tmp_path):
@@ -82,7 +94,9 @@ def test_a_transparent_palette_color_becomes_white(tmp_path):
 
 def test_16_bit_gray_keeps_its_range(tmp_path):
     Image.fromarray(np.array([[0, 256, 0x8000, 0xFFFF]], np.uint16)).save(tmp_path / "a.png")
-    assert np.array(read_image(tmp_path / "a.png"))[0].tolist() == [[grey] * 3 for grey in (0, 1, 128, 255)]
+    assert np.array(read_image(tmp_path / "a.png"))[0].tolist() == [
+        [grey] * 3 for grey in (0, 1, 128, 255)
+    ]
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "CMYK"])
@@ -109,7 +123,9 @@ def test_truncated_files_raise_an_error_that_names_them(tmp_path, extension):
             read_image(cut)
 
 
-@pytest.mark.parametrize("width, height", [(0, 5), (5, 0), (8193, 8192), (12000, 9000), (60000, 60000)])
+@pytest.mark.parametrize(
+    "width, height", [(0, 5), (5, 0), (8193, 8192), (12000, 9000), (60000, 60000)]
+)
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_empty_and_huge_images_are_rejected_from_the_header(tmp_path, width, height):
     (tmp_path / "a.png").write_bytes(png_header(width, height))
@@ -128,7 +144,9 @@ def test_other_files_raise_an_error_that_names_them(tmp_path):
 # Buckets
 
 
-@pytest.mark.parametrize("resolution, count", [("360p", 91), ("480p", 121), ("720p", 181), ("1080p", 271)])
+@pytest.mark.parametrize(
+    "resolution, count", [("360p", 91), ("480p", 121), ("720p", 181), ("1080p", 271)]
+)
 def test_buckets_match_the_original(resolution, count):
     sizes = bucket_sizes(resolution)
     assert len(sizes) == len(set(sizes)) == count
@@ -147,14 +165,20 @@ def test_buckets_are_within_bounds_and_symmetric(resolution):
 
 @pytest.mark.parametrize("resolution", ["480p", "720p"])
 def test_the_nearest_bucket_has_the_nearest_rounded_ratio(resolution):
-    sizes = {size: Fraction(round(size[0] / size[1] * 10**5), 10**5) for size in bucket_sizes(resolution)}
+    sizes = {
+        size: Fraction(round(size[0] / size[1] * 10**5), 10**5) for size in bucket_sizes(resolution)
+    }
     for height, width in random_sizes(150):
-        chosen = abs(sizes[nearest_size(height, width, bucket_sizes(resolution))] - Fraction(height, width))
+        chosen = abs(
+            sizes[nearest_size(height, width, bucket_sizes(resolution))] - Fraction(height, width)
+        )
         assert chosen == min(abs(ratio - Fraction(height, width)) for ratio in sizes.values())
 
 
 def test_rounding_to_five_digits_decides_near_ties():
-    """843 / 1844 is slightly nearer to 640 / 1392 than to 640 / 1408, but not after rounding to five digits."""
+    """843 / 1844 is slightly nearer to 640 / 1392 than to 640 / 1408, but not after rounding to
+    five digits.
+    """
     ratio, (near, other) = Fraction(843, 1844), (Fraction(640, 1392), Fraction(640, 1408))
     assert abs(near - ratio) < abs(other - ratio)
     assert nearest_size(843, 1844, bucket_sizes("720p")) == (640, 1408)
@@ -172,7 +196,9 @@ def test_diffusers_never_finds_a_nearer_bucket():
 
 
 def test_the_nearest_bucket_to_a_bucket_is_the_same():
-    assert [nearest_size(*size, bucket_sizes("480p")) for size in bucket_sizes("480p")] == bucket_sizes("480p")
+    assert [
+        nearest_size(*size, bucket_sizes("480p")) for size in bucket_sizes("480p")
+    ] == bucket_sizes("480p")
 
 
 def test_an_image_beyond_4_to_1_gets_the_most_extreme_bucket():
@@ -198,7 +224,9 @@ def test_aspect_ratios_give_the_known_sizes(aspect_ratio, resolution, size):
     assert size_of_aspect_ratio(aspect_ratio, bucket_sizes(resolution)) == size
 
 
-@pytest.mark.parametrize("aspect_ratio", ["", "16/9", "16:9 ", "-16:9", "0:1", "1:0", "0:0", "5:1", "1:4.01", "nan:1"])
+@pytest.mark.parametrize(
+    "aspect_ratio", ["", "16/9", "16:9 ", "-16:9", "0:1", "1:0", "0:0", "5:1", "1:4.01", "nan:1"]
+)
 def test_invalid_aspect_ratios_are_rejected(aspect_ratio):
     with pytest.raises(ValueError, match=re.escape(repr(aspect_ratio))):
         size_of_aspect_ratio(aspect_ratio, bucket_sizes("480p"))
@@ -207,8 +235,8 @@ def test_invalid_aspect_ratios_are_rejected(aspect_ratio):
 # Pixels
 
 
-# Computed with exact fractions: height and width of image, frame and covering image, then top and left of the crop.
-# The fourth has a half, 764.5, which floating point rounds to 764.5000000000001.
+# Computed with exact fractions: height and width of image, frame and covering image, then top and
+# left of the crop. The fourth has a half, 764.5, which floating point rounds to 764.5000000000001.
 COVERINGS = {
     (101, 64, 32, 32): (50, 32, 9, 0),
     (103, 64, 32, 32): (52, 32, 10, 0),

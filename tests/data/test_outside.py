@@ -1,4 +1,6 @@
-"""Tests of atomic file writes, including durability after a power cut, and of the parser of command lines."""
+"""Tests of atomic file writes, including durability after a power cut, and of the parser of command
+lines.
+"""
 
 import errno
 import fcntl
@@ -40,7 +42,9 @@ def make_parser():
     group = parser.add_argument_group("files")
     group.add_argument("--output_dir", type=Path, default=Path("outputs/a"), help="folder")
     group.add_argument("--pretrained_model_root", help="checkpoints; default: the run's")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1], help="seeds, 100 %% of them")
+    parser.add_argument(
+        "--seeds", nargs="+", type=int, default=[0, 1], help="seeds, 100 %% of them"
+    )
     parser.add_argument("--jobs", type=int, default=0, help="jobs")
     parser.add_argument("--quick", action="store_true", help="fewer")
     return parser
@@ -48,7 +52,12 @@ def make_parser():
 
 def test_help_shows_defaults_and_no_old_names():
     words = " ".join(make_parser().format_help().split())
-    for line in ("folder (default: outputs/a)", "100 % of them (default: 0 1)", "jobs (default: 0)", "fewer"):
+    for line in (
+        "folder (default: outputs/a)",
+        "100 % of them (default: 0 1)",
+        "jobs (default: 0)",
+        "fewer",
+    ):
         assert line in words
     assert "None" not in words and "False" not in words and "--out " not in words
 
@@ -61,15 +70,27 @@ def test_old_names_of_flags_are_accepted_in_groups_too():
 def test_an_unknown_flag_is_answered_with_the_nearest(capsys):
     with pytest.raises(SystemExit):
         make_parser().parse_args(["--output_path", "x"])
-    assert "unrecognized arguments: --output_path x; did you mean --output_dir?" in capsys.readouterr().err
+    assert (
+        "unrecognized arguments: --output_path x; did you mean --output_dir?"
+        in capsys.readouterr().err
+    )
 
 
 def test_programs_have_one_name_for_an_option():
     root = Path(__file__).parents[2]
-    programs = [root / "generate.py", *root.glob("scripts/*.py"), root / "studies/tables/study_command.py"]
-    flags = {flag for program in programs for flag in re.findall(r'add_argument\(\s*"(--\w+)"', program.read_text())}
+    programs = [
+        root / "generate.py",
+        *root.glob("scripts/*.py"),
+        root / "studies/tables/study_command.py",
+    ]
+    flags = {
+        flag
+        for program in programs
+        for flag in re.findall(r'add_argument\(\s*"(--\w+)"', program.read_text())
+    }
     assert (
-        not flags & {"--out", "--model_path"} and {"--output_dir", "--output_path", "--pretrained_model_root"} <= flags
+        not flags & {"--out", "--model_path"}
+        and {"--output_dir", "--output_path", "--pretrained_model_root"} <= flags
     )
 
 
@@ -105,7 +126,9 @@ def test_exit_on_error_reports_a_path_that_cannot_be_written(capsys):
 def test_a_locked_folder_is_locked_until_the_end(tmp_path):
     folder = tmp_path / "a" / "b"
     with locked(folder):
-        with pytest.raises(ValueError, match="another process is writing to the folder .*b'; wait until it ends"):
+        with pytest.raises(
+            ValueError, match="another process is writing to the folder .*b'; wait until it ends"
+        ):
             with locked(folder):
                 pass
         (folder / "file").touch()

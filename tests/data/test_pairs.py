@@ -49,7 +49,10 @@ def test_the_winner_is_the_preferred_video_and_ties_are_left_out(videos):
         (PROMPT, "0a.mp4", "0a.mp4", "both_bad"),
     ]
     found = preferences(videos, rows)
-    assert [(each.winner.name, each.loser.name) for each in found] == [("0a.mp4", "0b.mp4"), ("0b.mp4", "0a.mp4")]
+    assert [(each.winner.name, each.loser.name) for each in found] == [
+        ("0a.mp4", "0b.mp4"),
+        ("0b.mp4", "0a.mp4"),
+    ]
     assert [each.weight for each in found] == [1.0, 1.0]
     assert found[1].request == Request(PROMPT) and found[1].place.startswith("row 2 of ")
 
@@ -59,23 +62,47 @@ def test_weights_select_and_weigh_the_dimensions(videos):
     assert len(preferences(videos, rows, WITH_DIMENSION)) == 3
     found = preferences(videos, rows, WITH_DIMENSION, {"VQ": 0.5, "Overall": 2, "MQ": 0})
     assert [each.weight for each in found] == [0.5, 2]
-    with pytest.raises(ValueError, match="pair_weights must name dimensions of pairs_csv, MQ, Overall, VQ, got 'TA'"):
+    with pytest.raises(
+        ValueError,
+        match="pair_weights must name dimensions of pairs_csv, MQ, Overall, VQ, got 'TA'",
+    ):
         preferences(videos, rows, WITH_DIMENSION, {"TA": 1})
 
 
 @pytest.mark.parametrize(
     "row, message",
     [
-        ((PROMPT, "0a.mp4", "gone.mp4", "first"), "second must be an existing video, .* got 'gone.mp4' in row 1 of "),
-        ((PROMPT, "", "0b.mp4", "first"), "first must be an existing video, .* got '' in row 1 of "),
+        (
+            (PROMPT, "0a.mp4", "gone.mp4", "first"),
+            "second must be an existing video, .* got 'gone.mp4' in row 1 of ",
+        ),
+        (
+            (PROMPT, "", "0b.mp4", "first"),
+            "first must be an existing video, .* got '' in row 1 of ",
+        ),
         (("", "0a.mp4", "0b.mp4", "first"), "needs a prompt, row 1 of .* has none"),
-        ((PROMPT, "0a.mp4", "0b.mp4", "left"), "must be one of first, second, tie, both_bad, got 'left' in row 1 of "),
-        ((PROMPT, "0a.mp4", "0a.mp4", "first"), "must differ from the other one, got two equal files in row 1 of "),
-        ((PROMPT, "0a.mp4", "copy.mp4", "first"), "must differ from the other one, got two equal files in row 1 of "),
-        ((PROMPT, "long.mp4", "0b.mp4", "first"), "must have 5 frames of 16 x 16 or 256 x 256 .* got 9 of .*row 1 of"),
+        (
+            (PROMPT, "0a.mp4", "0b.mp4", "left"),
+            "must be one of first, second, tie, both_bad, got 'left' in row 1 of ",
+        ),
+        (
+            (PROMPT, "0a.mp4", "0a.mp4", "first"),
+            "must differ from the other one, got two equal files in row 1 of ",
+        ),
+        (
+            (PROMPT, "0a.mp4", "copy.mp4", "first"),
+            "must differ from the other one, got two equal files in row 1 of ",
+        ),
+        (
+            (PROMPT, "long.mp4", "0b.mp4", "first"),
+            "must have 5 frames of 16 x 16 or 256 x 256 .* got 9 of .*row 1 of",
+        ),
         ((PROMPT, "0a.mp4", "wide.mp4", "second"), "got 5 of 256 x 512 in '.*wide.mp4', row 1 of"),
         ((PROMPT, "text.mp4", "0b.mp4", "first"), "text.mp4 is not a video.*in row 1 of"),
-        ((PROMPT, "0a.mp4", "0b.mp4", "tie"), "must have at least one preference, got none in the 1 rows of"),
+        (
+            (PROMPT, "0a.mp4", "0b.mp4", "tie"),
+            "must have at least one preference, got none in the 1 rows of",
+        ),
     ],
 )
 def test_a_bad_row_is_one_message_that_names_it(videos, row, message):
@@ -84,8 +111,14 @@ def test_a_bad_row_is_one_message_that_names_it(videos, row, message):
 
 
 def test_a_csv_without_the_columns_is_rejected(videos):
-    with pytest.raises(ValueError, match="needs the columns prompt, first, second, answer; .* lacks first, second"):
-        preferences(videos, [(PROMPT, "0a.mp4", "0b.mp4", "first")], ("prompt", "video_a", "video_b", "answer"))
+    with pytest.raises(
+        ValueError, match="needs the columns prompt, first, second, answer; .* lacks first, second"
+    ):
+        preferences(
+            videos,
+            [(PROMPT, "0a.mp4", "0b.mp4", "first")],
+            ("prompt", "video_a", "video_b", "answer"),
+        )
     with pytest.raises(ValueError, match="a pairs CSV must be a readable file"):
         read_ratings(videos / "none.csv")
 
@@ -100,17 +133,23 @@ def test_latents_beside_a_video_must_have_its_shape_and_hash(videos, tmp_path):
     save_file(latents, path.with_suffix(".safetensors"), metadata={"video": hash_file(path)})
     check_latents(pairs, (2, 4, 4))
     with pytest.raises(
-        ValueError, match=r"0a.mp4, row 7 of x.csv, got shape \(3, 2, 4, 4\), not \(channels, 3, 4, 4\)"
+        ValueError,
+        match=r"0a.mp4, row 7 of x.csv, got shape \(3, 2, 4, 4\), not \(channels, 3, 4, 4\)",
     ):
         check_latents(pairs, (3, 4, 4))
-    save_file(latents, path.with_suffix(".safetensors"), metadata={"video": hash_file(tmp_path / "0b.mp4")})
+    save_file(
+        latents,
+        path.with_suffix(".safetensors"),
+        metadata={"video": hash_file(tmp_path / "0b.mp4")},
+    )
     with pytest.raises(ValueError, match="got those of another video; delete the file"):
         check_latents(pairs, (2, 4, 4))
 
 
 def test_fifteen_percent_of_the_prompts_are_held_out_with_all_their_pairs(tmp_path):
     pairs = [
-        Preference(Request(f"prompt {number % 20}"), tmp_path / "a", tmp_path / "b", 1.0, "") for number in range(50)
+        Preference(Request(f"prompt {number % 20}"), tmp_path / "a", tmp_path / "b", 1.0, "")
+        for number in range(50)
     ]
     split = split_by_prompt(pairs, seed=0)
     prompts = [{pair.request.prompt for pair in part} for part in (split.train, split.held_out)]

@@ -27,12 +27,17 @@ def write(tmp_path):
 
 def test_prompts_are_read_in_order_and_stripped(write):
     path = write('id,prompt\n1,"a red circle, moving"\n2,  a blue square \n3,"say ""hi"""\n')
-    assert read_requests(path) == [Request(text) for text in ("a red circle, moving", "a blue square", 'say "hi"')]
+    assert read_requests(path) == [
+        Request(text) for text in ("a red circle, moving", "a blue square", 'say "hi"')
+    ]
     assert read_requests(str(path)) == read_requests(path)
 
 
 def test_prompts_may_contain_line_breaks_and_any_script(write):
-    assert read_requests(write('prompt\n"two\nlines"\n一只猫\n')) == [Request("two\nlines"), Request("一只猫")]
+    assert read_requests(write('prompt\n"two\nlines"\n一只猫\n')) == [
+        Request("two\nlines"),
+        Request("一只猫"),
+    ]
 
 
 def test_a_byte_order_mark_is_not_part_of_the_column_name(write):
@@ -101,7 +106,12 @@ def test_a_comma_outside_quotes_raises_an_error(write):
 
 
 def test_a_prompt_is_seen_if_a_training_prompt_has_the_same_words():
-    prompts = ["A red circle  moves up", "a red circle moves up ", "a red circle moves up.", "a red circle"]
+    prompts = [
+        "A red circle  moves up",
+        "a red circle moves up ",
+        "a red circle moves up.",
+        "a red circle",
+    ]
     training = [Request("a red circle\nmoves up"), Request("a blue circle moves up")]
     assert are_seen(prompts, training) == [True, True, False, False]
 
@@ -112,12 +122,18 @@ def test_a_row_may_have_a_seed_which_is_part_of_the_identity(write):
     assert [request.seed_or(3) for request in requests] == [7, 3, -1]
     without = [Request(request.prompt) for request in requests]
     assert hash_requests(requests) != hash_requests(without)
-    assert hash_requests(without[1:2]) == hash_requests(requests[1:2]) == "61b9235fe870ead82e3dfc15b8b16276"
+    assert (
+        hash_requests(without[1:2])
+        == hash_requests(requests[1:2])
+        == "61b9235fe870ead82e3dfc15b8b16276"
+    )
 
 
 @pytest.mark.parametrize("seed", ["7.5", "red", "1e3", str(2**64), str(-(2**63) - 1)])
 def test_a_seed_must_be_an_integer(write, seed):
-    with pytest.raises(ValueError, match=r"seed must be an integer \(64 bits\), got '.* in row 2 of .*prompts.csv"):
+    with pytest.raises(
+        ValueError, match=r"seed must be an integer \(64 bits\), got '.* in row 2 of .*prompts.csv"
+    ):
         read_requests(write(f"prompt,seed\na cat,7\na dog,{seed}\n"))
 
 
@@ -141,7 +157,9 @@ def test_an_image_path_may_be_relative_to_the_working_directory(write, tmp_path,
 
 
 def test_a_missing_image_is_named(write):
-    with pytest.raises(ValueError, match="row 2 of .*prompts.csv must be an image file, looked for .*dog.png"):
+    with pytest.raises(
+        ValueError, match="row 2 of .*prompts.csv must be an image file, looked for .*dog.png"
+    ):
         read_requests(write("prompt,ref_image_path\na cat,\na dog,dog.png\n"))
 
 
@@ -149,7 +167,9 @@ def test_a_missing_image_is_named(write):
 
 
 def walk(order: PromptOrder, num_iterations: int) -> list[int]:
-    return [index for iteration in range(1, num_iterations + 1) for index in order.indices(iteration)]
+    return [
+        index for iteration in range(1, num_iterations + 1) for index in order.indices(iteration)
+    ]
 
 
 @pytest.mark.parametrize("num_prompts, prompts_per_iteration", [(12, 4), (10, 4), (3, 7), (1, 1)])
@@ -171,13 +191,18 @@ def test_the_order_is_that_of_earlier_versions():
     ]
     assert PromptOrder(7, 5, seed=3).indices(2) == [2, 0, 0, 5, 4]
     assert PromptOrder(3, 8, seed=0).indices(2) == [2, 0, 1, 2, 0, 2, 1, 1]
-    assert hashlib.blake2b(json.dumps(orders).encode(), digest_size=8).hexdigest() == "ebcdd902173cd42e"
+    assert (
+        hashlib.blake2b(json.dumps(orders).encode(), digest_size=8).hexdigest()
+        == "ebcdd902173cd42e"
+    )
 
 
 def test_an_iteration_permutes_the_prompts_once_per_epoch(monkeypatch):
     """With a million prompts, a permutation takes a tenth of a second."""
     epochs = []
-    monkeypatch.setattr(prompts, "permutation", lambda *key: epochs.append(key[-1]) or permutation(*key))
+    monkeypatch.setattr(
+        prompts, "permutation", lambda *key: epochs.append(key[-1]) or permutation(*key)
+    )
     PromptOrder(num_prompts=100, prompts_per_iteration=64, seed=0).indices(1)
     PromptOrder(num_prompts=100, prompts_per_iteration=64, seed=0).indices(2)
     PromptOrder(num_prompts=100, prompts_per_iteration=250, seed=0).indices(2)
@@ -204,7 +229,9 @@ def test_a_late_iteration_needs_no_earlier_ones():
     assert PromptOrder(10, 4, seed=0).indices(8) == iterations[7]
 
 
-@pytest.mark.parametrize("name", ["prompts/train", "miniature/prompts/train", "miniature/prompts/valid"])
+@pytest.mark.parametrize(
+    "name", ["prompts/train", "miniature/prompts/train", "miniature/prompts/valid"]
+)
 def test_the_shipped_prompts_can_be_read(name):
     requests = read_requests(f"assets/{name}.csv")
     assert len(requests) >= 32 and all(request.image is None for request in requests)

@@ -22,7 +22,9 @@ def test_numbers_are_the_same_on_every_machine():
 
 def test_another_process_draws_the_same_numbers():
     code = f"from hyvideo.data.randomness import normal; print(normal((4,), *{KEY!r}).tolist())"
-    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert result.stdout.strip() == str(FIRST_NUMBERS)
 
 
@@ -37,7 +39,14 @@ def test_draws_do_not_depend_on_each_other_or_on_the_global_generators():
 
 
 def test_every_part_of_the_key_matters():
-    keys = [(0, "a", 1, 2), (1, "a", 1, 2), (0, "b", 1, 2), (0, "a", 2, 1), (0, "a", 12), (0, "a", 1, 2, 0)]
+    keys = [
+        (0, "a", 1, 2),
+        (1, "a", 1, 2),
+        (0, "b", 1, 2),
+        (0, "a", 2, 1),
+        (0, "a", 12),
+        (0, "a", 1, 2, 0),
+    ]
     keys += [(0, "a", "1", 2), (0, "a, 1", 2)]
     draws = {tuple(normal((4,), *key).tolist()) for key in keys}
     assert len(draws) == len(keys)
@@ -45,7 +54,11 @@ def test_every_part_of_the_key_matters():
 
 def test_normal_numbers_are_standard_float32_on_the_cpu():
     numbers = normal((100, 1000), 0, "moments")
-    assert numbers.dtype == torch.float32 and numbers.shape == (100, 1000) and numbers.device.type == "cpu"
+    assert (
+        numbers.dtype == torch.float32
+        and numbers.shape == (100, 1000)
+        and numbers.device.type == "cpu"
+    )
     assert abs(numbers.mean().item()) < 0.01
     assert abs(numbers.var().item() - 1) < 0.02
     assert abs((numbers**4).mean().item() - 3) < 0.1

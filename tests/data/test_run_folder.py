@@ -12,7 +12,11 @@ RUN, OTHER = "0f0f0f0f", "1e1e1e1e"
 
 
 def contents(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def claimed(folder, run, *names):
@@ -74,7 +78,10 @@ def test_a_pipe_is_no_mark(tmp_path):
 
 
 def test_only_later_results_of_the_run_are_removed(tmp_path):
-    own = [claimed(tmp_path / parent / "000004", RUN, "scores.json", "000.mp4") for parent in ("samples", "rollouts")]
+    own = [
+        claimed(tmp_path / parent / "000004", RUN, "scores.json", "000.mp4")
+        for parent in ("samples", "rollouts")
+    ]
     kept = [
         claimed(tmp_path / "samples" / "000002", RUN, "scores.json"),
         claimed(tmp_path / "rollouts" / "000005", OTHER, "scores.json"),
@@ -104,16 +111,26 @@ def test_a_folder_of_the_run_with_a_users_file_is_set_aside(tmp_path, capsys):
     assert (tmp_path / "samples" / "000004-kept" / "notes.txt").read_text() == "notes.txt"
     assert (tmp_path / "checkpoints" / "000004-kept" / "tensors" / "mine.pt").exists()
     error = capsys.readouterr().err
-    assert "it has files that no run writes, notes.txt; kept as 000004-kept" in error and "tensors/mine.pt" in error
+    assert (
+        "it has files that no run writes, notes.txt; kept as 000004-kept" in error
+        and "tensors/mine.pt" in error
+    )
     assert not list(tmp_path.glob("*/.[0-9]*"))
 
 
 def test_partial_files_of_the_run_are_removed(tmp_path):
-    for name in ("samples/.000004.1a2b.partial/000.mp4", "checkpoints/.000004.1a2b.removed/tensors/__0_0.distcp"):
+    for name in (
+        "samples/.000004.1a2b.partial/000.mp4",
+        "checkpoints/.000004.1a2b.removed/tensors/__0_0.distcp",
+    ):
         path = tmp_path / name
         path.parent.mkdir(parents=True)
         path.touch()
-    for name in (".config.yaml.12.partial", ".metrics.jsonl.7.partial", "checkpoints/.latest.9.partial"):
+    for name in (
+        ".config.yaml.12.partial",
+        ".metrics.jsonl.7.partial",
+        "checkpoints/.latest.9.partial",
+    ):
         (tmp_path / name).touch()
     remove_after(tmp_path, 2, RUN)
     assert contents(tmp_path) == {}

@@ -1,4 +1,6 @@
-"""Tests of the prompts of the full-size configurations: every kind occurs, training and validation are disjoint."""
+"""Tests of the prompts of the full-size configurations: every kind occurs, training and validation
+are disjoint.
+"""
 
 import csv
 from collections import Counter
@@ -47,4 +49,6 @@ def test_no_validation_prompt_resembles_a_training_prompt():
     trained = [words(row["prompt"]) for row in rows("train")]
     for row in rows("valid"):
         current = words(row["prompt"])
-        assert all(len(current & other) / len(current | other) < 0.5 for other in trained), row["prompt"]
+        assert all(len(current & other) / len(current | other) < 0.5 for other in trained), row[
+            "prompt"
+        ]

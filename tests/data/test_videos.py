@@ -1,4 +1,6 @@
-"""Tests of video files: pixels, frames and timing survive encoding and decoding, and writes are atomic."""
+"""Tests of video files: pixels, frames and timing survive encoding and decoding, and writes are
+atomic.
+"""
 
 import os
 from pathlib import Path
@@ -22,7 +24,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def moving_square(num_frames: int = 9, height: int = 32, width: int = 32) -> torch.Tensor:
-    """Return a red square moving right over blue, whose hard color edges are sensitive to chroma subsampling."""
+    """Return a red square moving right over blue, whose hard color edges are sensitive to chroma
+    subsampling.
+    """
     video = torch.zeros(num_frames, 3, height, width, dtype=torch.uint8)
     video[:, 2] = 200
     for frame in range(num_frames):
@@ -77,7 +81,9 @@ def test_the_frame_rate_and_a_single_frame_are_kept(tmp_path, fps):
 @pytest.mark.parametrize("fps", [8, 16, 24, 29.97])
 @pytest.mark.parametrize("num_frames", [1, 42, 43, 81, 121, 241])
 def test_every_frame_of_any_length_is_kept_in_order_and_on_time(tmp_path, num_frames, fps):
-    """The muxer changes the time base of the stream once it writes the header, within the first 43 frames."""
+    """The muxer changes the time base of the stream once it writes the header, within the first 43
+    frames.
+    """
     gray = (torch.arange(num_frames) * 37 % 256).to(torch.uint8)
     write_video(tmp_path / "clip.mp4", gray[:, None, None, None].expand(-1, 3, 32, 32), fps)
     back, got = read_video(tmp_path / "clip.mp4")
@@ -108,7 +114,8 @@ def test_colors_are_named_in_the_file_and_equal_at_every_size(tmp_path, height):
 def test_the_encoder_reads_only_what_it_wrote(tmp_path):
     """With mbtree, x264 read memory that it had not written; tests/true_sizes compares files."""
     write_video(tmp_path / "clip.mp4", moving_square(2), fps=8)
-    assert b"mbtree=0" in (tmp_path / "clip.mp4").read_bytes()  # x264 writes its options into the stream
+    # x264 writes its options into the stream
+    assert b"mbtree=0" in (tmp_path / "clip.mp4").read_bytes()
 
 
 def test_the_file_is_h264_in_yuv420p(tmp_path):
@@ -185,7 +192,9 @@ def test_a_missing_folder_and_a_missing_file_raise_an_error(tmp_path):
 def write_sound(path) -> None:
     with av.open(str(path), "w") as container:
         stream = container.add_stream("aac", rate=16000)
-        frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), dtype=np.float32), format="fltp", layout="mono")
+        frame = av.AudioFrame.from_ndarray(
+            np.zeros((1, 1024), dtype=np.float32), format="fltp", layout="mono"
+        )
         frame.sample_rate = 16000
         for packet in [*stream.encode(frame), *stream.encode()]:
             container.mux(packet)
@@ -203,13 +212,16 @@ def test_truncated_empty_and_audio_files_are_rejected(tmp_path):
 
 
 class Corrupted:
-    """An opened PyAV file with modified properties, for corruption that is hard to produce in a file."""
+    """An opened PyAV file with modified properties, for corruption that is hard to produce in a
+    file.
+    """
 
     def __init__(self, file, answers: dict):
         self.file, self.answers = file, answers
         real = file.streams.video[0]
         properties = {
-            name: answers.get(name, getattr(real, name)) for name in ("average_rate", "frames", "height", "width")
+            name: answers.get(name, getattr(real, name))
+            for name in ("average_rate", "frames", "height", "width")
         }
         self.streams = SimpleNamespace(video=[SimpleNamespace(**properties, real=real)])
 
@@ -235,7 +247,9 @@ def test_files_without_frame_rate_or_with_missing_frames_are_rejected(tmp_path, 
         ({"frames_found": [], "frames": 0}, "0 frames, expected at least 1"),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(av, "open", lambda file, answers=answers: Corrupted(opened(file), answers))
+            patch.setattr(
+                av, "open", lambda file, answers=answers: Corrupted(opened(file), answers)
+            )
             with pytest.raises(ValueError, match=rule):
                 read_video(tmp_path / "clip.mp4")
 

@@ -1,4 +1,6 @@
-"""Launcher of a test function on several gloo processes, with the environment variables of torchrun."""
+"""Launcher of a test function on several gloo processes, with the environment variables of
+torchrun.
+"""
 
 import importlib
 import json
@@ -26,21 +28,31 @@ def launch(target: str, num_processes: int, *arguments, timeout: float = 240) ->
     If a process fails, the test fails with the errors of all processes.
     """
     with TemporaryDirectory() as folder:
-        ends = start(num_processes, "-m", TARGET, target, json.dumps(arguments), folder, timeout=timeout)
-        errors = "\n".join(f"rank {rank}: {end.exception()}" for rank, end in enumerate(ends) if end.exception())
+        ends = start(
+            num_processes, "-m", TARGET, target, json.dumps(arguments), folder, timeout=timeout
+        )
+        errors = "\n".join(
+            f"rank {rank}: {end.exception()}" for rank, end in enumerate(ends) if end.exception()
+        )
         assert not errors, errors
         return [json.loads((Path(folder) / str(rank)).read_text()) for rank in range(num_processes)]
 
 
 def start(num_processes: int, *arguments, timeout: float = 240) -> list[Future]:
-    """Run a Python program on each rank, until one fails. Return futures of stdout or `RankFailed`, by rank."""
+    """Run a Python program on each rank, until one fails.
+
+    Return futures of stdout or `RankFailed`, by rank.
+    """
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     common = {"WORLD_SIZE": num_processes, "MASTER_ADDR": "localhost", "MASTER_PORT": store.port}
     common |= {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0}
     common |= {"OMP_NUM_THREADS": 1, "PYTHONPATH": ROOT}
     running = []
     for rank in range(num_processes):
-        variables = {name: str(value) for name, value in (common | {"RANK": rank, "LOCAL_RANK": rank}).items()}
+        variables = {
+            name: str(value)
+            for name, value in (common | {"RANK": rank, "LOCAL_RANK": rank}).items()
+        }
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         command = [python(), *map(str, arguments)]
         running.append(subprocess.Popen(command, env=os.environ | variables, cwd=ROOT, **pipes))
@@ -62,7 +74,9 @@ def _end(process: subprocess.Popen, timeout: float) -> str:
     try:
         out, error = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired as late:
-        raise RankFailed(f"still running after {timeout} s\n{(late.stderr or b'')[-5000:].decode()}") from late
+        raise RankFailed(
+            f"still running after {timeout} s\n{(late.stderr or b'')[-5000:].decode()}"
+        ) from late
     if process.returncode:
         raise RankFailed(process.returncode, error[-5000:])
     return out

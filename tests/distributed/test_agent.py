@@ -48,14 +48,27 @@ sys.exit(1)
 
 @pytest.fixture
 def start(tmp_path):
-    """Return a function that starts an agent; all agents and their processes are killed after the test."""
+    """Return a function that starts an agent; all agents and their processes are killed after the
+    test.
+    """
     agents = []
 
     def start(program, processes=2, *flags, launcher=("-m", "scripts.launch")):
         (tmp_path / "worker.py").write_text(WORKER + program)
         options = ["--standalone", f"--nproc_per_node={processes}", *flags]
-        command = [python(), *launcher, *options, str(tmp_path / "worker.py"), "--output_dir", str(tmp_path)]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHON_EXEC": python()}
+        command = [
+            python(),
+            *launcher,
+            *options,
+            str(tmp_path / "worker.py"),
+            "--output_dir",
+            str(tmp_path),
+        ]
+        environment = os.environ | {
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(ROOT),
+            "PYTHON_EXEC": python(),
+        }
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         agents.append(subprocess.Popen(command, env=environment, cwd=ROOT, **pipes))
         return agents[-1]
@@ -63,7 +76,8 @@ def start(tmp_path):
     yield start
     for agent in agents:
         agent.kill()
-    for file in [*tmp_path.glob("ready*"), *tmp_path.glob("pid*")]:  # its processes hold the pipe open
+    # its processes hold the pipe open
+    for file in [*tmp_path.glob("ready*"), *tmp_path.glob("pid*")]:
         with suppress(ProcessLookupError):
             os.kill(int(file.read_text()), signal.SIGKILL)
     for agent in agents:
@@ -116,7 +130,9 @@ def test_with_nohup_the_agent_ignores_a_closed_terminal(start, tmp_path):
 
 
 def test_a_second_signal_ends_the_processes(start, tmp_path):
-    agent = start(WAITS_FOR_SIGNAL.replace("not signals.received", "True"), 1, "--shutdown-timeout=100")
+    agent = start(
+        WAITS_FOR_SIGNAL.replace("not signals.received", "True"), 1, "--shutdown-timeout=100"
+    )
     wait_until(tmp_path / "ready0")
     agent.send_signal(signal.SIGINT)
     time.sleep(0.5)
@@ -138,7 +154,9 @@ def test_a_rank_ends_when_its_launcher_is_gone():
     launcher = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {RANK!r}])"
     environment = os.environ | {"TORCHELASTIC_RUN_ID": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", launcher], env=environment, cwd=ROOT, **pipes) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", launcher], env=environment, cwd=ROOT, **pipes
+    ) as process:
         assert process.stdout.readline() == "ready\n"
         process.kill()
         _, errors = process.communicate(timeout=20)  # until the rank has closed its pipes, too
@@ -157,16 +175,21 @@ def test_restarts_are_counted_since_the_last_new_iteration(start, tmp_path):
     agent = start(PROGRESSES, 1, "--max-restarts=1")
     output = agent.communicate(timeout=60)[0]
     assert agent.returncode == 1, output
-    # Two starts finish one iteration each; the third and last finishes none. No restart number is used twice.
+    # Two starts finish one iteration each; the third and last finishes none. No restart number is
+    # used twice.
     assert (tmp_path / "starts").read_text() == "0 0\n0 1\n0 2\n"
     assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 2
 
 
-def test_a_message_common_to_all_ranks_is_printed_once_and_the_allocator_is_configured(start, monkeypatch):
+def test_a_message_common_to_all_ranks_is_printed_once_and_the_allocator_is_configured(
+    start, monkeypatch
+):
     monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
     agent = start(ALL_RANKS_FAIL)
     output = agent.communicate(timeout=60)[0]
-    assert agent.returncode == 1 and output.count("common message expandable_segments:True") == 1, output
+    assert agent.returncode == 1 and output.count("common message expandable_segments:True") == 1, (
+        output
+    )
 
 
 @pytest.mark.parametrize("processes, threads", [(1, None), (2, "1")])
@@ -176,6 +199,8 @@ def test_processes_of_a_node_use_one_thread_each(monkeypatch, processes, threads
     monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.setattr(launcher.signal, "signal", lambda *_: None)
     monkeypatch.setattr(launcher.api, "LocalElasticAgent", launcher.api.LocalElasticAgent)
-    monkeypatch.setattr(launcher.run, "main", lambda _: seen.append(os.environ.get("OMP_NUM_THREADS")))
+    monkeypatch.setattr(
+        launcher.run, "main", lambda _: seen.append(os.environ.get("OMP_NUM_THREADS"))
+    )
     assert launcher.main([f"--nproc_per_node={processes}", "worker.py"], lambda flags: 0) == 0
     assert seen == [threads]

@@ -61,7 +61,9 @@ def test_the_writing_thread_uses_no_gpu(tmp_path, monkeypatch):
 
 
 def save_without_shared_folder(folder):
-    """Save on ranks that share no folder; return the printed error, seconds, and the number of complete checkpoints."""
+    """Save on ranks that share no folder; return the printed error, seconds, and the number of
+    complete checkpoints.
+    """
     import time
 
     from hyvideo.distributed import mesh as ranks
@@ -89,7 +91,9 @@ def test_nodes_without_a_shared_folder_report_it_at_once_and_leave_no_checkpoint
 
 
 def save_twice(folder, failing):
-    """Save twice with a fault on one rank in the first save; return the failures and the complete checkpoints."""
+    """Save twice with a fault on one rank in the first save; return the failures and the complete
+    checkpoints.
+    """
     from hyvideo.distributed import mesh as ranks
 
     mesh = ranks.start(1, torch.device("cpu"), timeout=30)
@@ -160,7 +164,9 @@ def test_metadata_cannot_run_code_or_refer_to_files_elsewhere(tmp_path, monkeypa
 
 
 def change(cls, name, value):
-    """Return a pickle that sets an attribute of a class: the class, the state (None, {name: value}), BUILD."""
+    """Return a pickle that sets an attribute of a class: the class, the state (None, {name:
+    value}), BUILD.
+    """
     parts = cls.__module__.encode(), cls.__qualname__.encode(), name.encode()
     module, qualname, attribute = (b"\x8c" + bytes([len(part)]) + part for part in parts)
     return b"\x80\x04" + module + qualname + b"\x93N}" + attribute + value + b"s\x86b."
@@ -168,7 +174,11 @@ def change(cls, name, value):
 
 def test_metadata_cannot_change_classes(tmp_path):
     before = Path.is_file
-    for cls, name in ((Metadata, "planner_data"), (type(tmp_path), "is_file"), (type(tmp_path), "__slots__")):
+    for cls, name in (
+        (Metadata, "planner_data"),
+        (type(tmp_path), "is_file"),
+        (type(tmp_path), "__slots__"),
+    ):
         attributes = {**vars(cls)}
         (tmp_path / ".metadata").write_bytes(change(cls, name, b"K\x01"))
         with pytest.raises(ValueError, match="is not tensor metadata"):
@@ -190,12 +200,19 @@ def load_each(folder, cases):
 
 
 def load_among_four(folder, is_sharded, dp_replicate, is_corrupted):
-    """Return the number of elements that this rank reads and holds, whether they are correct, and the error."""
+    """Return the number of elements that this rank reads and holds, whether they are correct, and
+    the error.
+    """
     from hyvideo.distributed import mesh as ranks
 
     mesh = ranks.start(1, torch.device("cpu"), dp_replicate=dp_replicate, timeout=60)
-    # The second has rows for some ranks only; the last is not sharded, like an optimizer's step count.
-    saved = {"a": torch.arange(24.0).view(8, 3), "b": torch.arange(5.0), "c": torch.arange(36.0).view(4, 9)}
+    # The second has rows for some ranks only; the last is not sharded, like an optimizer's step
+    # count.
+    saved = {
+        "a": torch.arange(24.0).view(8, 3),
+        "b": torch.arange(5.0),
+        "c": torch.arange(36.0).view(4, 9),
+    }
     saved |= {"d": torch.arange(8.0), "e": torch.tensor(7.0)}
     placements = [Replicate(), Shard(0)] if dp_replicate > 1 else [Shard(0)]
 
@@ -223,7 +240,12 @@ def load_among_four(folder, is_sharded, dp_replicate, is_corrupted):
         message = str(error)
     SafeReader.read_data = read_data
     is_right = all(torch.equal(full_tensor(found[name]), tensor) for name, tensor in saved.items())
-    return sum(read), sum(local_shard(tensor).numel() for tensor in found.values()), is_right, message
+    return (
+        sum(read),
+        sum(local_shard(tensor).numel() for tensor in found.values()),
+        is_right,
+        message,
+    )
 
 
 def test_replicated_tensors_are_read_once_and_corruption_is_reported_on_all_ranks(tmp_path):
@@ -279,7 +301,10 @@ def test_a_failed_write_is_reported_and_earlier_checkpoints_are_kept(tmp_path, m
         patch.setattr(checkpoint_writer.dcp, "save", crash)
         save(tmp_path, 4, keep=1)
     assert not list((tmp_path / "checkpoints").glob(".*"))  # partial files are removed
-    assert "CHECKPOINT NOT WRITTEN (disk full); keeping earlier ones, training continues" in capsys.readouterr().err
+    assert (
+        "CHECKPOINT NOT WRITTEN (disk full); keeping earlier ones, training continues"
+        in capsys.readouterr().err
+    )
     assert checkpoint.find(tmp_path, "latest").name == "000002"
     save(tmp_path, 4)
     assert checkpoint.find(tmp_path, "latest").name == "000004"
@@ -302,7 +327,9 @@ def test_only_the_newest_write_counts_as_failed(tmp_path, monkeypatch):
     assert found == [True, False, True, False]
 
 
-def test_a_checkpoint_is_synced_before_it_is_visible_and_before_an_older_one_is_deleted(tmp_path, monkeypatch):
+def test_a_checkpoint_is_synced_before_it_is_visible_and_before_an_older_one_is_deleted(
+    tmp_path, monkeypatch
+):
     events = []
 
     def traced(name, call, path_of):
@@ -313,7 +340,11 @@ def test_a_checkpoint_is_synced_before_it_is_visible_and_before_an_older_one_is_
         monkeypatch.setattr(os, name, run)
 
     save(tmp_path, 1)
-    traced("fsync", os.fsync, lambda file: os.readlink(f"/proc/self/fd/{file if type(file) is int else file.fileno()}"))
+    traced(
+        "fsync",
+        os.fsync,
+        lambda file: os.readlink(f"/proc/self/fd/{file if type(file) is int else file.fileno()}"),
+    )
     for name in ("rename", "replace"):
         traced(name, getattr(os, name), lambda path: path)
     target = save(tmp_path, 2, keep=1)
@@ -327,7 +358,9 @@ def test_a_checkpoint_is_synced_before_it_is_visible_and_before_an_older_one_is_
         )
     )
     synced = {path for name, path in events[:published] if name == "fsync"}
-    assert synced >= {str(partial / path.relative_to(target)) for path in (target, *target.rglob("*"))}
+    assert synced >= {
+        str(partial / path.relative_to(target)) for path in (target, *target.rglob("*"))
+    }
     assert ("fsync", events[pointed][1]) in events[published:pointed]
     assert ("fsync", str(root)) in events[pointed:hidden]
 
@@ -347,7 +380,10 @@ def test_a_rewritten_checkpoint_replaces_the_old_one_only_once_it_is_on_disk(tmp
     checkpoint.load_tensors(folder, target)
     assert target["weight"] == 2
     save(tmp_path, 2)
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["000002", "latest"]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
+        "000002",
+        "latest",
+    ]
 
 
 def test_a_kill_during_replacement_loses_no_checkpoint(tmp_path, monkeypatch):
@@ -365,12 +401,19 @@ def test_a_kill_during_replacement_loses_no_checkpoint(tmp_path, monkeypatch):
             save(tmp_path, 2, keep=1)
     assert not checkpoint.complete(tmp_path)
     hidden = tmp_path / "checkpoints" / ".000002.replaced"
-    assert checkpoint.find_intact(tmp_path, "latest", ALONE).name == "000002" and not hidden.exists()
+    assert (
+        checkpoint.find_intact(tmp_path, "latest", ALONE).name == "000002" and not hidden.exists()
+    )
     run_folder.remove_after(tmp_path, 2, RUN)
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["000002", "latest"]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
+        "000002",
+        "latest",
+    ]
 
 
-def test_an_old_checkpoint_that_cannot_be_deleted_is_reported_and_the_new_one_is_written(tmp_path, monkeypatch, capsys):
+def test_an_old_checkpoint_that_cannot_be_deleted_is_reported_and_the_new_one_is_written(
+    tmp_path, monkeypatch, capsys
+):
     save(tmp_path, 2)
 
     rmtree = run_folder.shutil.rmtree
@@ -386,7 +429,11 @@ def test_an_old_checkpoint_that_cannot_be_deleted_is_reported_and_the_new_one_is
         writer.save(4, {"policy": torch.zeros(3)}, {})
     assert not writer.last_failed
     stderr = capsys.readouterr().err
-    assert "000002 NOT DELETED" in stderr and "Operation not permitted" in stderr and "NOT WRITTEN" not in stderr
+    assert (
+        "000002 NOT DELETED" in stderr
+        and "Operation not permitted" in stderr
+        and "NOT WRITTEN" not in stderr
+    )
     assert checkpoint.find(tmp_path, "latest").name == "000004"
 
 
@@ -406,7 +453,9 @@ def test_only_the_link_of_a_linked_checkpoint_is_removed(tmp_path):
 
 
 def choose_with_a_stale_listing(folder):
-    """Return the checkpoint chosen if rank 1 sees an old listing, and the errors if the ranks choose differently."""
+    """Return the checkpoint chosen if rank 1 sees an old listing, and the errors if the ranks
+    choose differently.
+    """
     from hyvideo.distributed import mesh as ranks
 
     mesh, folder = ranks.start(1, torch.device("cpu"), timeout=30), Path(folder)
@@ -416,23 +465,34 @@ def choose_with_a_stale_listing(folder):
     chosen = checkpoint.find_intact(folder, "latest", mesh)
     checkpoint.require_same_checkpoint(4, manifest.manifest_hash(chosen), mesh)
     messages = []
-    for folder_of_rank, iteration in ((complete(folder)[1 - mesh.rank], 4), (chosen, 4 - mesh.rank)):
+    for folder_of_rank, iteration in (
+        (complete(folder)[1 - mesh.rank], 4),
+        (chosen, 4 - mesh.rank),
+    ):
         try:
-            checkpoint.require_same_checkpoint(iteration, manifest.manifest_hash(folder_of_rank), mesh)
+            checkpoint.require_same_checkpoint(
+                iteration, manifest.manifest_hash(folder_of_rank), mesh
+            )
         except ValueError as error:
             messages.append(str(error))
     try:
-        checkpoint.find_intact(folder, str(folder / "nowhere") if mesh.is_main else str(chosen), mesh)
+        checkpoint.find_intact(
+            folder, str(folder / "nowhere") if mesh.is_main else str(chosen), mesh
+        )
     except ValueError as error:
         messages.append(str(error))
     return chosen.name, messages
 
 
-def test_ranks_resume_the_checkpoint_of_the_main_rank_or_stop_with_an_error_that_names_both(tmp_path):
+def test_ranks_resume_the_checkpoint_of_the_main_rank_or_stop_with_an_error_that_names_both(
+    tmp_path,
+):
     for iteration in (2, 4):
         save(tmp_path, iteration)
     hashes = [manifest.manifest_hash(folder) for folder in checkpoint.complete(tmp_path)]
-    for chosen, messages in launch("tests.distributed.test_checkpoint:choose_with_a_stale_listing", 2, str(tmp_path)):
+    for chosen, messages in launch(
+        "tests.distributed.test_checkpoint:choose_with_a_stale_listing", 2, str(tmp_path)
+    ):
         assert chosen == "000004"
         different_files, different_states, invalid_name = messages
         for part in (
@@ -440,7 +500,10 @@ def test_ranks_resume_the_checkpoint_of_the_main_rank_or_stop_with_an_error_that
             f"iteration 4 with manifest {hashes[0]} on rank 1",
         ):
             assert part in different_files
-        assert "iteration 4 with manifest" in different_states and "iteration 3 with manifest" in different_states
+        assert (
+            "iteration 4 with manifest" in different_states
+            and "iteration 3 with manifest" in different_states
+        )
         assert "resume_from_checkpoint must be" in invalid_name
 
 
@@ -473,9 +536,15 @@ def replace_by_pipe(path):
 @pytest.mark.parametrize(
     "corrupt, message",
     [
-        (lambda folder: flip(next((folder / "tensors").glob("*.distcp"))), "the contents of tensors/.* have changed"),
+        (
+            lambda folder: flip(next((folder / "tensors").glob("*.distcp"))),
+            "the contents of tensors/.* have changed",
+        ),
         (lambda folder: flip(folder / "state.json"), "the contents of state.json have changed"),
-        (lambda folder: (folder / "tensors" / ".metadata").unlink(), "tensors/.metadata is missing"),
+        (
+            lambda folder: (folder / "tensors" / ".metadata").unlink(),
+            "tensors/.metadata is missing",
+        ),
         (lambda folder: (folder / "manifest.json").unlink(), "manifest.json is missing"),
         (lambda folder: (folder / "manifest.json").write_text("[1]"), "manifest.json is invalid"),
         (
@@ -484,7 +553,10 @@ def replace_by_pipe(path):
         ),
         (lambda folder: (folder / "state.json").unlink(), "state.json is missing"),
         (lambda folder: replace_by_pipe(folder / "state.json"), "state.json is not a regular file"),
-        (lambda folder: (folder / "state.json").write_bytes(b""), "state.json has 0 bytes, expected"),
+        (
+            lambda folder: (folder / "state.json").write_bytes(b""),
+            "state.json has 0 bytes, expected",
+        ),
     ],
 )
 def test_a_corrupted_checkpoint_is_reported_and_skipped(tmp_path, capsys, corrupt, message):
@@ -495,15 +567,21 @@ def test_a_corrupted_checkpoint_is_reported_and_skipped(tmp_path, capsys, corrup
     assert checkpoint.find_intact(tmp_path, "latest", ALONE).name == "000002"
     stderr = capsys.readouterr().err
     assert re.search(f"skipping corrupted checkpoint .*000004: {message}", stderr)
-    with pytest.raises(ValueError, match="000004 is corrupted|must be `latest`, `auto` or a checkpoint folder"):
+    with pytest.raises(
+        ValueError, match="000004 is corrupted|must be `latest`, `auto` or a checkpoint folder"
+    ):
         checkpoint.find_intact(tmp_path, str(newest), ALONE)
     corrupt(tmp_path / "checkpoints" / "000002")
     with pytest.raises(ValueError, match="all checkpoints in .* are corrupted"):
         checkpoint.find_intact(tmp_path, "auto", ALONE)
 
 
-@pytest.mark.parametrize("owner, name", [(manifest, "_describe"), (Path, "read_text"), (Path, "stat")])
-def test_a_file_that_cannot_be_read_stops_the_run_and_is_not_treated_as_corrupted(tmp_path, monkeypatch, owner, name):
+@pytest.mark.parametrize(
+    "owner, name", [(manifest, "_describe"), (Path, "read_text"), (Path, "stat")]
+)
+def test_a_file_that_cannot_be_read_stops_the_run_and_is_not_treated_as_corrupted(
+    tmp_path, monkeypatch, owner, name
+):
     for iteration in (2, 4):
         save(tmp_path, iteration)
     real = getattr(owner, name)
@@ -515,7 +593,9 @@ def test_a_file_that_cannot_be_read_stops_the_run_and_is_not_treated_as_corrupte
 
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, fail)
-        with pytest.raises(ValueError, match="(?s)Input/output error.*000004|000004.*Input/output error.*restart"):
+        with pytest.raises(
+            ValueError, match="(?s)Input/output error.*000004|000004.*Input/output error.*restart"
+        ):
             checkpoint.find_intact(tmp_path, "latest", ALONE)
     assert checkpoint.find_intact(tmp_path, "latest", ALONE).name == "000004"
 
@@ -548,7 +628,9 @@ def test_skipped_checkpoints_are_renamed_and_not_deleted(tmp_path, capsys):
 
 
 def find_with_a_fault(folder):
-    """Return the errors on two ranks if rank 1 does not see a file of a checkpoint, and then if it cannot read it."""
+    """Return the errors on two ranks if rank 1 does not see a file of a checkpoint, and then if it
+    cannot read it.
+    """
     from hyvideo.distributed import mesh as ranks
 
     mesh, stat, messages = ranks.start(1, torch.device("cpu"), timeout=30), Path.stat, []
@@ -602,7 +684,10 @@ def test_partially_written_or_removed_folders_are_deleted_on_resume(tmp_path):
     for name in (".000003.partial", ".000001.removed"):
         (tmp_path / "checkpoints" / name / "tensors").mkdir(parents=True)
     run_folder.remove_after(tmp_path, 2, RUN)
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["000002", "latest"]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
+        "000002",
+        "latest",
+    ]
 
 
 def test_folders_that_cannot_be_deleted_do_not_stop_the_run(tmp_path, monkeypatch, capsys):
@@ -622,7 +707,9 @@ def test_folders_that_cannot_be_deleted_do_not_stop_the_run(tmp_path, monkeypatc
     assert "000004 NOT DELETED" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("remove", [lambda run: run_folder.remove_after(run, 2, RUN), lambda run: save(run, 1, keep=1)])
+@pytest.mark.parametrize(
+    "remove", [lambda run: run_folder.remove_after(run, 2, RUN), lambda run: save(run, 1, keep=1)]
+)
 def test_a_checkpoint_partially_removed_by_a_crash_is_ignored(tmp_path, monkeypatch, remove):
     for iteration in (2, 4):
         save(tmp_path, iteration)
@@ -698,7 +785,11 @@ def test_a_state_with_wrong_values_raises_value_error(tmp_path, changes):
         (tmp_path / "state.json").write_text(json.dumps(state))
         return checkpoint.read_state(tmp_path, STATE, OPTIONAL_STATE)
 
-    optional = {"unvalidated": {"reward": 1.0, "by_step": [1, None]}, "contents": {"prompts_csv": "a"}, "rollouts": 8}
+    optional = {
+        "unvalidated": {"reward": 1.0, "by_step": [1, None]},
+        "contents": {"prompts_csv": "a"},
+        "rollouts": 8,
+    }
     assert read(VALID_STATE) == VALID_STATE and read(VALID_STATE | optional)
     (name,) = changes
     with pytest.raises(ValueError, match=f"state.json has the wrong values {name}"):

@@ -1,4 +1,6 @@
-"""Tests of rows, gradients and metrics that two processes merge, and of the precision of FSDP's gradients."""
+"""Tests of rows, gradients and metrics that two processes merge, and of the precision of FSDP's
+gradients.
+"""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -22,7 +24,11 @@ from tests.distributed.test_sequence_parallel import tiny_transformer
 def on_two_ranks() -> dict:
     mesh = ranks.start(1, torch.device("cpu"))
     rows = merge_rows({mesh.rank: [1.0, mesh.rank], 2: [0.1, mesh.rank]}, 4, 2, mesh)
-    parameters = [nn.Parameter(torch.zeros(2, 3)), nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(1))]
+    parameters = [
+        nn.Parameter(torch.zeros(2, 3)),
+        nn.Parameter(torch.zeros(4)),
+        nn.Parameter(torch.zeros(1)),
+    ]
     parameters[0].grad = torch.full((2, 3), 1.0 + mesh.rank)
     if mesh.rank:
         parameters[1].grad = torch.arange(4.0)
@@ -31,17 +37,25 @@ def on_two_ranks() -> dict:
     # Two ranks that share a video: each has half of its tokens and twice their gradient.
     parameters[2].grad = torch.full((1,), 4.0 * mesh.rank)
     average_gradients(parameters[2:], replace(mesh, sp_size=2), is_sharded=False)
-    found = {"rows": rows.nan_to_num(-1.0).tolist(), "gradients": averaged, "of one video": parameters[2].grad.item()}
+    found = {
+        "rows": rows.nan_to_num(-1.0).tolist(),
+        "gradients": averaged,
+        "of one video": parameters[2].grad.item(),
+    }
     return found | {"by step": metrics_by_step(mesh), "beyond bf16": gradient_beyond_bf16(mesh)}
 
 
 def metrics_by_step(mesh) -> list:
-    """Return the metrics of three steps in an update in which each rank trains one rollout at steps 1 and 0."""
+    """Return the metrics of three steps in an update in which each rank trains one rollout at steps
+    1 and 0.
+    """
     update = SimpleNamespace(mesh=mesh)
     rollouts = SimpleNamespace(trained_steps=torch.tensor([[1, 0]]), schedule=Schedule.ode(3, 1.0))
     work = SimpleNamespace(rollouts=rollouts, passes=[Pass([0], 0), Pass([0], 1)])
     ratios_and_kls = (
-        torch.tensor([[1.5, 0.75], [4.0, 2.0]]) if mesh.is_main else torch.tensor([[0.75, 1.5], [1.0, 0.0]])
+        torch.tensor([[1.5, 0.75], [4.0, 2.0]])
+        if mesh.is_main
+        else torch.tensor([[0.75, 1.5], [1.0, 0.0]])
     )
     by_term = torch.cat([ratios_and_kls, (ratios_and_kls[:1] - 1).abs()])
     return PolicyUpdate._by_step(update, work, by_term).tolist()
@@ -54,9 +68,15 @@ def gradient_beyond_bf16(mesh) -> float:
     parallelize(model, mesh, shard=True, compute_dtype=torch.bfloat16)
     latents = torch.randn(1, 4, 2, 4, 4, generator=torch.Generator().manual_seed(mesh.rank))
     with torch.autocast("cpu", torch.bfloat16):
-        out = model(latents, timestep=torch.tensor([500.0]), conditions=[Condition(torch.ones(5, 12).bfloat16())])
+        out = model(
+            latents,
+            timestep=torch.tensor([500.0]),
+            conditions=[Condition(torch.ones(5, 12).bfloat16())],
+        )
     out[0].float().square().sum().backward()
-    gradients = [parameter.grad.to_local() for parameter in model.parameters() if parameter.grad is not None]
+    gradients = [
+        parameter.grad.to_local() for parameter in model.parameters() if parameter.grad is not None
+    ]
     flat = torch.cat([gradient.flatten() for gradient in gradients])
     assert flat.dtype == torch.float32 and flat.any()
     return (flat != flat.bfloat16().float()).float().mean().item()
@@ -78,7 +98,9 @@ def test_gradients_are_averaged_over_all_ranks(results):
         assert found["of one video"] == 2
 
 
-def test_metrics_by_step_are_sums_over_the_replicas_and_the_largest_deviation_is_the_larger_one(results):
+def test_metrics_by_step_are_sums_over_the_replicas_and_the_largest_deviation_is_the_larger_one(
+    results,
+):
     counts, ratios, kls, deviations = [2, 2, 0], [2.25, 2.25, 0], [2, 5, 0], [0.5, 0.5, 0]
     assert [found["by step"] for found in results] == [[counts, ratios, kls, deviations]] * 2
 

@@ -19,7 +19,9 @@ def groups():
     from hyvideo.distributed.checkpoint_writer import CheckpointWriter
 
     mesh = ranks.start(2, CPU, dp_replicate=2, timeout=77)
-    writer = CheckpointWriter(Path("unused"), mesh, keep=0, is_asynchronous=True, timeout=77, run="0f0f0f0f")
+    writer = CheckpointWriter(
+        Path("unused"), mesh, keep=0, is_asynchronous=True, timeout=77, run="0f0f0f0f"
+    )
     found = {
         "all": dist.group.WORLD,
         "video": mesh.sp_group,
@@ -28,7 +30,10 @@ def groups():
         "checkpoint": writer._group,
     }
     return {
-        name: [dist.get_process_group_ranks(group), group._get_backend(CPU).options._timeout / timedelta(seconds=1)]
+        name: [
+            dist.get_process_group_ranks(group),
+            group._get_backend(CPU).options._timeout / timedelta(seconds=1),
+        ]
         for name, group in found.items()
     }
 

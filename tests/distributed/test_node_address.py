@@ -1,4 +1,6 @@
-"""The address by which other nodes reach this one, and the worker's MASTER_ADDR on a node like Ubuntu's."""
+"""The address by which other nodes reach this one, and the worker's MASTER_ADDR on a node like
+Ubuntu's.
+"""
 
 import socket
 import subprocess
@@ -21,7 +23,10 @@ def names(monkeypatch, **addresses):
     def getaddrinfo(host, port, *arguments, **options):
         if host not in addresses:
             raise socket.gaierror(-2, "Name or service not known")
-        return [(socket.AF_INET, socket.SOCK_DGRAM, 17, "", (each, port)) for each in addresses[host].split()]
+        return [
+            (socket.AF_INET, socket.SOCK_DGRAM, 17, "", (each, port))
+            for each in addresses[host].split()
+        ]
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
 
@@ -46,7 +51,9 @@ def test_the_master_has_the_address_that_the_user_gave(monkeypatch):
     assert (found.address, found.is_master) == ("10.1.0.1", True)
 
 
-def test_a_master_whose_name_is_mapped_to_loopback_has_the_address_of_the_default_route(monkeypatch):
+def test_a_master_whose_name_is_mapped_to_loopback_has_the_address_of_the_default_route(
+    monkeypatch,
+):
     names(monkeypatch, node1="127.0.1.1")
     routes(monkeypatch, _127_0_1_1="127.0.0.1", _198_51_100_1="10.1.0.1")
     found = node_address.node_address("node1")
@@ -55,7 +62,9 @@ def test_a_master_whose_name_is_mapped_to_loopback_has_the_address_of_the_defaul
 
 def test_a_loopback_address_of_the_master_comes_after_its_other_addresses(monkeypatch):
     names(monkeypatch, node1="127.0.1.1 192.168.7.1 fd00::1")
-    routes(monkeypatch, _127_0_1_1="127.0.0.1", _192_168_7_1="192.168.7.1", _198_51_100_1="10.1.0.1")
+    routes(
+        monkeypatch, _127_0_1_1="127.0.0.1", _192_168_7_1="192.168.7.1", _198_51_100_1="10.1.0.1"
+    )
     found = node_address.node_address("node1")
     assert (found.address, found.is_master) == ("192.168.7.1", True)
 
@@ -68,7 +77,14 @@ def test_all_processes_of_a_local_master_stay_on_this_machine(master):
 def test_an_unknown_name_is_left_to_torchrun(monkeypatch):
     names(monkeypatch)
     assert node_address.node_address("node1") is None
-    arguments = ["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=node1:29500", "post_train.py", "--eta", "1"]
+    arguments = [
+        "--nnodes=2",
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=node1:29500",
+        "post_train.py",
+        "--eta",
+        "1",
+    ]
     assert agent.reachable(arguments) == arguments
 
 
@@ -76,7 +92,10 @@ def test_an_unknown_name_is_left_to_torchrun(monkeypatch):
 def test_the_interface_is_that_of_the_address():
     interface = node_address._interface_of(HERE)
     assert interface in {name for _, name in socket.if_nameindex()} and interface != "lo"
-    assert node_address._interface_of("127.0.0.1") == "lo" and node_address._interface_of("198.51.100.1") == ""
+    assert (
+        node_address._interface_of("127.0.0.1") == "lo"
+        and node_address._interface_of("198.51.100.1") == ""
+    )
 
 
 @pytest.mark.parametrize("given", [None, "eth7"])
@@ -114,17 +133,40 @@ print("MASTER_ADDR", os.environ["MASTER_ADDR"], "on", os.environ.get("GLOO_SOCKE
 
 @needs_network
 @pytest.mark.parametrize("master", ["node1", HERE])
-def test_the_workers_of_a_node_like_ubuntus_get_an_address_that_other_nodes_reach(tmp_path, master, monkeypatch):
-    """Without the address, torchrun sends the second node to its own localhost; an address as master never starts."""
+def test_the_workers_of_a_node_like_ubuntus_get_an_address_that_other_nodes_reach(
+    tmp_path, master, monkeypatch
+):
+    """Without the address, torchrun sends the second node to its own localhost; an address as
+    master never starts.
+    """
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     (tmp_path / "worker.py").write_text(WORKER)
     with socket.socket() as server:
         server.bind(("", 0))
         port = server.getsockname()[1]
-    options = ["--nnodes=1:1", "--nproc_per_node=1", "--rdzv-backend=c10d", f"--rdzv-endpoint={master}:{port}"]
-    command = [python(), "-c", UBUNTU, *options, str(tmp_path / "worker.py"), "--output_dir", str(tmp_path)]
-    environment = agent.os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHON_EXEC": sys.executable}
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    options = [
+        "--nnodes=1:1",
+        "--nproc_per_node=1",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint={master}:{port}",
+    ]
+    command = [
+        python(),
+        "-c",
+        UBUNTU,
+        *options,
+        str(tmp_path / "worker.py"),
+        "--output_dir",
+        str(tmp_path),
+    ]
+    environment = agent.os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+        "PYTHON_EXEC": sys.executable,
+    }
+    done = subprocess.run(
+        command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=100
+    )
     assert f"MASTER_ADDR {HERE} on {node_address._interface_of(HERE)}" in done.stdout, done.stderr
 
 
@@ -133,7 +175,12 @@ def test_the_workers_of_a_node_like_ubuntus_get_an_address_that_other_nodes_reac
     [
         ("cpu", "1", ""),
         ("cuda", "1", "; set NCCL_DEBUG=INFO to see the connections"),
-        ("cpu", "2", "; set GLOO_SOCKET_IFNAME (now ib0) to the network interface that reaches the other nodes"),
+        (
+            "cpu",
+            "2",
+            "; set GLOO_SOCKET_IFNAME (now ib0) to the network interface that reaches the other "
+            "nodes",
+        ),
         ("cuda", "2", "NCCL_SOCKET_IFNAME to the same, and NCCL_DEBUG=INFO to see the connections"),
     ],
 )

@@ -1,4 +1,6 @@
-"""Tests of the ownership of the output folder: live owners block, stale ones are replaced and cannot come back."""
+"""Tests of the ownership of the output folder: live owners block, stale ones are replaced and
+cannot come back.
+"""
 
 import json
 import os
@@ -35,7 +37,9 @@ def ownership_of(folder, **times):
 @pytest.fixture
 def other_process(tmp_path):
     """Start another process that owns the folder."""
-    process = subprocess.Popen([python(), "-c", OWNER, tmp_path], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [python(), "-c", OWNER, tmp_path], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout.readline() == "ready\n"
     yield process
     process.kill()
@@ -45,7 +49,8 @@ def other_process(tmp_path):
 def test_a_live_owner_raises_an_error_and_a_killed_one_is_replaced_at_once(tmp_path, other_process):
     lock = tmp_path / ".owner"
     with pytest.raises(
-        NotOwner, match=f"in use by process .* stop that run or choose another output_dir; deleting {lock}"
+        NotOwner,
+        match=f"in use by process .* stop that run or choose another output_dir; deleting {lock}",
     ):
         ownership_of(tmp_path, silence_s=20).take()
     previous = lock.read_text()
@@ -58,7 +63,9 @@ def test_a_live_owner_raises_an_error_and_a_killed_one_is_replaced_at_once(tmp_p
     assert time.monotonic() - began < 10 and not lock.exists()
 
 
-@pytest.mark.parametrize("text", ['{"host": "elsewhere", "namespace": "pid:[1]", "pid": 1, "token": "a"}', "{", "[1]"])
+@pytest.mark.parametrize(
+    "text", ['{"host": "elsewhere", "namespace": "pid:[1]", "pid": 1, "token": "a"}', "{", "[1]"]
+)
 def test_an_owner_on_another_host_is_replaced_when_its_heartbeat_stops(tmp_path, text):
     (tmp_path / ".owner").write_text(text)
     began = time.monotonic()
@@ -138,7 +145,11 @@ def test_a_pipe_as_owner_file_raises_an_error(tmp_path):
 
 
 def test_a_process_that_exits_without_training_releases_the_folder(tmp_path):
-    program = OWNER.replace("with ", "").replace("beat_s=0.05):", "beat_s=9).take()").split("    print")[0]
+    program = (
+        OWNER.replace("with ", "")
+        .replace("beat_s=0.05):", "beat_s=9).take()")
+        .split("    print")[0]
+    )
     subprocess.run([python(), "-c", program, tmp_path], cwd=ROOT, check=True, timeout=60)
     assert not any(tmp_path.iterdir())
 
@@ -153,11 +164,14 @@ def test_two_writers_in_one_folder_never_mix_a_checkpoint(tmp_path, capsys):
     first, second = ownership_of(tmp_path), ownership_of(tmp_path)
     with first, second:
         early, late = (
-            CheckpointWriter(tmp_path, ALONE, keep=1, is_asynchronous=False, owner=owner, run="0f0f0f0f")
+            CheckpointWriter(
+                tmp_path, ALONE, keep=1, is_asynchronous=False, owner=owner, run="0f0f0f0f"
+            )
             for owner in (first, second)
         )
 
-        def meanwhile(folder):  # the first has written its tensors; now the second writes all of its checkpoint
+        # the first has written its tensors; now the second writes all of its checkpoint
+        def meanwhile(folder):
             assert first.token in folder.name
             late.save(5, {"weight": torch.tensor(2.0)}, {"writer": 2})
 
@@ -165,14 +179,21 @@ def test_two_writers_in_one_folder_never_mix_a_checkpoint(tmp_path, capsys):
     assert early.last_failed and not late.last_failed
     assert "another process now owns" in capsys.readouterr().err
     assert state_and_weight(tmp_path / "checkpoints" / "000005") == (2, 2.0)
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["000005", "latest"]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
+        "000005",
+        "latest",
+    ]
 
 
 @pytest.mark.parametrize("at", ["rename", "replace"])
-def test_an_owner_replaced_while_publishing_a_checkpoint_renames_and_deletes_nothing_more(tmp_path, monkeypatch, at):
+def test_an_owner_replaced_while_publishing_a_checkpoint_renames_and_deletes_nothing_more(
+    tmp_path, monkeypatch, at
+):
     first = ownership_of(tmp_path)
     with first:
-        writer = CheckpointWriter(tmp_path, ALONE, keep=1, is_asynchronous=False, owner=first, run="0f0f0f0f")
+        writer = CheckpointWriter(
+            tmp_path, ALONE, keep=1, is_asynchronous=False, owner=first, run="0f0f0f0f"
+        )
         writer.save(1, {"weight": torch.tensor(1.0)}, {})
         call, taken = getattr(os, at), []
 

@@ -1,4 +1,6 @@
-"""Test of compile, activation checkpointing, sequence parallelism and FSDP2 together against one eager process."""
+"""Test of compile, activation checkpointing, sequence parallelism and FSDP2 together against one
+eager process.
+"""
 
 import pytest
 import torch
@@ -11,7 +13,9 @@ CASES = ("even", "even, quoted", "odd tokens")
 
 
 def compare(sp_size):
-    """Return the largest deviation of outputs, the largest relative deviation of gradients, and the graph breaks."""
+    """Return the largest deviation of outputs, the largest relative deviation of gradients, and the
+    graph breaks.
+    """
     from torch._dynamo.utils import counters
 
     from hyvideo.distributed import mesh as ranks
@@ -24,15 +28,21 @@ def compare(sp_size):
     for model in (plain, sharded):
         install(model)
         freeze_unused_parameters(model)
-    parallelize(sharded, mesh, recompute="selective", compile=True, compile_backend="aot_eager", shard=True)
+    parallelize(
+        sharded, mesh, recompute="selective", compile=True, compile_backend="aot_eager", shard=True
+    )
     worst = 0.0
     for model in (plain, sharded):
         sum(model(**inputs(case)).square().mean() for case in CASES).backward()
     with torch.no_grad():
-        output = max((sharded(**inputs(case)) - plain(**inputs(case))).abs().max().item() for case in CASES)
+        output = max(
+            (sharded(**inputs(case)) - plain(**inputs(case))).abs().max().item() for case in CASES
+        )
     for expected, found in zip(plain.parameters(), sharded.parameters()):
         if expected.grad is not None and (scale := expected.grad.abs().max()) > 1e-5:
-            worst = max(worst, ((full_tensor(found.grad) - expected.grad).abs().max() / scale).item())
+            worst = max(
+                worst, ((full_tensor(found.grad) - expected.grad).abs().max() / scale).item()
+            )
     return output, worst, sum(counters["graph_break"].values())
 
 

@@ -25,7 +25,8 @@ from hyvideo.distributed.preflight import (
 from hyvideo.distributed.rank_agreement import name_ranks
 from tests.forked import ROOT, python
 
-# The code in TEST_BEFORE runs first; it simulates a fault on that rank's node. The first argument is the timeout.
+# The code in TEST_BEFORE runs first; it simulates a fault on that rank's node. The first argument
+# is the timeout.
 PROGRAM = """
 import os, sys, time
 exec(os.environ["TEST_BEFORE"])
@@ -45,7 +46,8 @@ stop()
 """
 
 STARTED = "import torch\nfrom hyvideo.distributed import mesh\nmesh.start(1, torch.device('cpu'))"
-# Import times differ between processes by seconds; after this barrier a short timeout is sufficient.
+# Import times differ between processes by seconds; after this barrier a short timeout is
+# sufficient.
 MEET = """
 import pathlib, hyvideo.distributed.preflight
 (pathlib.Path({folder!r}) / os.environ["RANK"]).touch()
@@ -61,9 +63,27 @@ def free_port():
 
 
 def start(rank, world_size, port, timeout, arguments, before):
-    addresses = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "LOCAL_RANK": str(rank), "TEST_BEFORE": before}
-    places = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [python(), "-c", PROGRAM, str(timeout), "--config", "configs/smoke.yaml", *map(str, arguments)]
+    addresses = {
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(port),
+        "LOCAL_RANK": str(rank),
+        "TEST_BEFORE": before,
+    }
+    places = {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+    }
+    command = [
+        python(),
+        "-c",
+        PROGRAM,
+        str(timeout),
+        "--config",
+        "configs/smoke.yaml",
+        *map(str, arguments),
+    ]
     return subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -75,10 +95,19 @@ def start(rank, world_size, port, timeout, arguments, before):
 
 
 def run_preflight(world_size, *arguments, timeout=60, extra=None, before=None, waited_for=None):
-    """Return exit codes, stdout and stderr of the ranks in ``waited_for``; ``extra`` and ``before`` are by rank."""
+    """Return exit codes, stdout and stderr of the ranks in ``waited_for``; ``extra`` and ``before``
+    are by rank.
+    """
     extra, before, port = extra or {}, before or {}, free_port()
     processes = [
-        start(rank, world_size, port, timeout, [*arguments, *extra.get(rank, [])], before.get(rank, ""))
+        start(
+            rank,
+            world_size,
+            port,
+            timeout,
+            [*arguments, *extra.get(rank, [])],
+            before.get(rank, ""),
+        )
         for rank in range(world_size)
     ]
     try:
@@ -97,10 +126,18 @@ def run_preflight(world_size, *arguments, timeout=60, extra=None, before=None, w
     ids=["before the process group", "after the process group"],
 )
 def test_compatible_ranks_are_shown_in_a_table(tmp_path, before):
-    codes, out, err = run_preflight(2, "--batch_size", 4, "--output_dir", tmp_path, before={0: before, 1: before})
+    codes, out, err = run_preflight(
+        2, "--batch_size", 4, "--output_dir", tmp_path, before={0: before, 1: before}
+    )
     assert codes == [0, 0], err
     header, row = out.splitlines()
-    assert "free disk" in header and row.split()[:5] == [socket.gethostname(), "0-1", "2", "x", "cpu"]
+    assert "free disk" in header and row.split()[:5] == [
+        socket.gethostname(),
+        "0-1",
+        "2",
+        "x",
+        "cpu",
+    ]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -108,11 +145,14 @@ def test_compatible_ranks_are_shown_in_a_table(tmp_path, before):
 def test_all_problems_are_in_one_message_and_every_rank_exits_with_2(tmp_path):
     (tmp_path / "prompts.csv").write_text("prompt\na red circle moves left\n")
     flags = ["--learning_rate", "0.5", "--prompts_csv", tmp_path / "prompts.csv"]
-    codes, _, err = run_preflight(3, "--batch_size", 4, "--output_dir", tmp_path / "run", extra={1: flags})
+    codes, _, err = run_preflight(
+        3, "--batch_size", 4, "--output_dir", tmp_path / "run", extra={1: flags}
+    )
     assert codes == [2, 2, 2]
     host = socket.gethostname()
     difference = (
-        f"learning_rate must be the same on all ranks, got 0.0001 on ranks 0, 2 ({host}); 0.5 on rank 1 ({host})"
+        f"learning_rate must be the same on all ranks, got 0.0001 on ranks 0, 2 ({host}); 0.5 on "
+        f"rank 1 ({host})"
     )
     assert err.count(difference) == 1
     assert "the file of prompts_csv must be the same" in err
@@ -126,14 +166,23 @@ def test_a_rank_that_does_not_answer_is_reported(tmp_path):
     before = {0: meet, 1: "time.sleep(100)", 2: meet}
     codes, _, err = run_preflight(3, *arguments, timeout=2, before=before, waited_for=[0, 2])
     assert codes == [2, 2]
-    assert err.count("preflight: rank 1 of 3 did not answer within 2 s") == 1 and "Traceback" not in err
+    assert (
+        err.count("preflight: rank 1 of 3 did not answer within 2 s") == 1
+        and "Traceback" not in err
+    )
 
 
 @pytest.mark.slow
 def test_a_main_rank_that_does_not_answer_is_reported_by_the_next(tmp_path):
     arguments = ["--batch_size", 4, "--output_dir", tmp_path]
-    codes, _, err = run_preflight(2, *arguments, timeout=2, before={0: "time.sleep(100)"}, waited_for=[1])
-    assert codes == [2] and err.count("preflight: rank 0 did not answer at localhost:") == 1 and "Traceback" not in err
+    codes, _, err = run_preflight(
+        2, *arguments, timeout=2, before={0: "time.sleep(100)"}, waited_for=[1]
+    )
+    assert (
+        codes == [2]
+        and err.count("preflight: rank 0 did not answer at localhost:") == 1
+        and "Traceback" not in err
+    )
 
 
 def test_a_collective_that_hangs_fails_or_returns_a_wrong_sum_is_reported(monkeypatch):
@@ -147,14 +196,19 @@ def test_a_collective_that_hangs_fails_or_returns_a_wrong_sum_is_reported(monkey
         raise RuntimeError("connection\nrefused")
 
     assert outcome(lambda tensor: tensor.fill_(3)) == ""
-    assert outcome(lambda tensor: time.sleep(5)) == "the all-reduce on cpu failed: did not finish within 0.2 s"
+    assert (
+        outcome(lambda tensor: time.sleep(5))
+        == "the all-reduce on cpu failed: did not finish within 0.2 s"
+    )
     assert outcome(fail) == "the all-reduce on cpu failed: connection refused"
     assert outcome(lambda tensor: tensor) == "the all-reduce on cpu failed: returned 1 instead of 3"
 
 
 @pytest.fixture
 def reports(tiny_config):
-    local = inspect_node(tiny_config.flat(), named_files(tiny_config.flat()), 0, torch.device("cpu"))
+    local = inspect_node(
+        tiny_config.flat(), named_files(tiny_config.flat()), 0, torch.device("cpu")
+    )
     gpu = "GPU with 80 GiB"
     return [
         dataclasses.replace(local, rank=rank, host=f"node{rank // 2}", device=gpu, gpu_id=str(rank))
@@ -170,11 +224,19 @@ def test_equal_nodes_have_no_problems(reports):
 @pytest.mark.parametrize(
     "key, value, message",
     [
-        ("the project's Python code", "0123", "the project's Python code must be the same on all ranks, got "),
+        (
+            "the project's Python code",
+            "0123",
+            "the project's Python code must be the same on all ranks, got ",
+        ),
         ("the version of torch", "1.0", "; 1.0 on rank 3 (node1)"),
         ("the transformer's files", ABSENT, "the transformer's files must be the same"),
         ("the kind of device", "cuda", "the kind of device must be the same"),
-        ("the setting learning_rate", "0.5", "the setting learning_rate must be the same on all ranks, got 0.0001 on"),
+        (
+            "the setting learning_rate",
+            "0.5",
+            "the setting learning_rate must be the same on all ranks, got 0.0001 on",
+        ),
         ("the setting of tomorrow", "1", "must be the same on all ranks, got absent on ranks 0-2"),
     ],
 )
@@ -232,7 +294,9 @@ def test_the_write_check_leaves_no_file_behind(tmp_path):
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
     assert "is not a folder" in write_problem(tmp_path / "file" / "run")
-    assert write_problem("/proc/run") == "no file can be created in /proc: No such file or directory"
+    assert (
+        write_problem("/proc/run") == "no file can be created in /proc: No such file or directory"
+    )
 
 
 def test_consecutive_ranks_are_named_as_ranges():

@@ -59,7 +59,7 @@ def start():
     return ranks.start(1, CPU, timeout=60.0)
 
 
-# --- a rank that is killed ------------------------------------------------------------------------------------------
+# --- a rank that is killed ------------------------------------------------------------------------
 
 
 def train_with_a_killed_rank(folder):
@@ -84,9 +84,15 @@ def lost_rank(tmp_path_factory):
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     target = [f"{MODULE}:train_with_a_killed_rank", json.dumps([str(folder)]), str(folder.parent)]
     command = [python(), *launcher, "-m", "tests.distributed.launch", *target]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHON_EXEC": python()}
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+        "PYTHON_EXEC": python(),
+    }
     began = time.monotonic()
-    result = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=200)
+    result = subprocess.run(
+        command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=200
+    )
     return folder, result, time.monotonic() - began
 
 
@@ -97,7 +103,7 @@ def test_the_other_ranks_end_soon_after_a_rank_is_killed_and_it_is_reported(lost
     assert (folder / "checkpoints" / "latest").read_text().strip() in ("000001", "000002")
 
 
-# --- all other faults, in one launch ------------------------------------------------------------------------------
+# --- all other faults, in one launch --------------------------------------------------------------
 
 
 def run_cases(folder, lost):
@@ -178,7 +184,9 @@ def resume_unreadable(folder, mesh):
 
 
 def replace_owner(folder, mesh):
-    """Return the error and the files if another process takes the folder in the second iteration."""
+    """Return the error and the files if another process takes the folder in the second
+    iteration.
+    """
     from hyvideo.distributed.ownership import NotOwner
 
     trainer = make(folder, mesh, save_asynchronously=False)
@@ -195,11 +203,18 @@ def replace_owner(folder, mesh):
     except NotOwner as error:
         remaining = [path.name for path in sorted((folder / "checkpoints").iterdir())]
         lines = (folder / "metrics.jsonl").read_text().count("\n")
-        return {"error": str(error), "remaining": remaining, "lines": lines, "owner": (folder / ".owner").read_text()}
+        return {
+            "error": str(error),
+            "remaining": remaining,
+            "lines": lines,
+            "owner": (folder / ".owner").read_text(),
+        }
 
 
 def count_waits(folder, mesh):
-    """Return the number of collectives while waiting for a stale owner that only the main rank sees."""
+    """Return the number of collectives while waiting for a stale owner that only the main rank
+    sees.
+    """
     from hyvideo.distributed import ownership
 
     any_rank, calls = ownership.any_rank, []
@@ -215,7 +230,9 @@ def count_waits(folder, mesh):
 
 
 def start_with_foreign_metrics(folder, mesh):
-    """Return the error if the folder contains another run's metrics, which only the main rank reads."""
+    """Return the error if the folder contains another run's metrics, which only the main rank
+    reads.
+    """
     from hyvideo.distributed.ownership import NotOwner
 
     trainer = make(folder, mesh)
@@ -227,13 +244,17 @@ def start_with_foreign_metrics(folder, mesh):
 
 
 def stop_and_resume(folder, mesh):
-    """Send SIGTERM to rank 1 while it samples its second batch of the second iteration, then resume."""
+    """Send SIGTERM to rank 1 while it samples its second batch of the second iteration, then
+    resume.
+    """
     from hyvideo.training.preemption import Stopped
 
     trainer, sampled, stopped = make(folder, mesh), [], ""
 
     def counted(trainer):
-        def sample(iteration, schedule, indices, conditions, sample=trainer.run.collector.sample, **options):
+        def sample(
+            iteration, schedule, indices, conditions, sample=trainer.run.collector.sample, **options
+        ):
             sampled.append([iteration, indices[0].group])
             rollout = sample(iteration, schedule, indices, conditions, **options)
             if len(sampled) == 4 and mesh.rank == 1:
@@ -254,13 +275,18 @@ def stop_and_resume(folder, mesh):
 
 
 def fill_disk(folder, mesh):
-    """Let rank 1 write nothing in the second iteration; return the failed saves and the checkpoints."""
+    """Let rank 1 write nothing in the second iteration; return the failed saves and the
+    checkpoints.
+    """
     trainer = make(folder, mesh, save_asynchronously=False)
     run_iteration, save, failed = trainer.run_iteration, trainer.run.state.save, []
 
     def run(writer=None):
         is_full = mesh.rank == 1 and trainer.iteration == 2
-        resource.setrlimit(resource.RLIMIT_FSIZE, (0 if is_full else resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        resource.setrlimit(
+            resource.RLIMIT_FSIZE,
+            (0 if is_full else resource.RLIM_INFINITY, resource.RLIM_INFINITY),
+        )
         return run_iteration(writer)
 
     def watched():
@@ -274,7 +300,9 @@ def fill_disk(folder, mesh):
 
 
 def plant_nan(folder, mesh, case):
-    """Return the metrics of an iteration with a non-finite number on rank 1 and of the next, and what was skipped."""
+    """Return the metrics of an iteration with a non-finite number on rank 1 and of the next, and
+    what was skipped.
+    """
     is_hit = mesh.rank == 1
     trainer = make(folder, mesh, max_missing_fraction=0.5, **(FSDP if "fsdp" in case else {}))
     terms, average = trainer.run.objective.terms, trainer.run.update._step
@@ -285,7 +313,9 @@ def plant_nan(folder, mesh, case):
         if is_hit and case == "loss" and not hits:
             hits.append(1)
             metrics = {name: value * NAN for name, value in found.metrics.items()}
-            return dataclasses.replace(found, loss=found.loss * NAN, deviation=found.deviation * NAN, metrics=metrics)
+            return dataclasses.replace(
+                found, loss=found.loss * NAN, deviation=found.deviation * NAN, metrics=metrics
+            )
         return found
 
     def bad_gradient(*arguments):
@@ -300,20 +330,36 @@ def plant_nan(folder, mesh, case):
             if is_hit and case == "memory" and trainer.iteration == 1:
                 raise torch.OutOfMemoryError("out of GPU memory")
             return (
-                [s | {"VQ": NAN} for s in scores] if is_hit and case == "reward" and trainer.iteration == 1 else scores
+                [s | {"VQ": NAN} for s in scores]
+                if is_hit and case == "reward" and trainer.iteration == 1
+                else scores
             )
 
     trainer.run.scorer.scorers["test"] = FaultyScorer()
     trainer.run.objective.terms, trainer.run.update._step = bad_terms, bad_gradient
     record, skipped = trainer.run.update.nonfinite.record_skipped, []
-    trainer.run.update.nonfinite.record_skipped = lambda **found: (skipped.append(found["ranks"]), record(**found))
+    trainer.run.update.nonfinite.record_skipped = lambda **found: (
+        skipped.append(found["ranks"]),
+        record(**found),
+    )
     lines = []
     for _ in range(2):
         trainer.iteration += 1
         metrics = trainer.run_iteration()
-        lines.append({name: repr(v) for name, v in metrics.items() if not name.startswith((*TIMING, "cost/"))})
+        lines.append(
+            {
+                name: repr(v)
+                for name, v in metrics.items()
+                if not name.startswith((*TIMING, "cost/"))
+            }
+        )
     whole = "" if "fsdp" in case else digest(trainer)
-    return {"lines": lines, "digest": whole, "updates": trainer.run.update.update_count, "skipped": skipped}
+    return {
+        "lines": lines,
+        "digest": whole,
+        "updates": trainer.run.update.update_count,
+        "skipped": skipped,
+    }
 
 
 def give_equal_rewards(folder, mesh):
@@ -330,20 +376,26 @@ def give_equal_rewards(folder, mesh):
         if mesh.rank == 0 or trainer.iteration == 2:
             trainer.run.scorer.scorers["test"] = Equal()
         metrics = trainer.run_iteration()
-        lines.append([metrics["update"], metrics["update/without_signal"], metrics["advantage/zero_groups"]])
+        lines.append(
+            [metrics["update"], metrics["update/without_signal"], metrics["advantage/zero_groups"]]
+        )
         trainer.run.policy.anchor.age = 0  # as after a refresh
     return {"lines": lines, "digest": digest(trainer)}
 
 
 def exceed_max_bad_updates(folder, mesh):
-    """Make every update non-finite on rank 1; return the error and whether the policy is unchanged."""
+    """Make every update non-finite on rank 1; return the error and whether the policy is
+    unchanged.
+    """
     trainer = make(folder, mesh, max_bad_updates=3, save_interval=9)
     before = digest(trainer)
     step = trainer.run.update._step
 
     def bad(*arguments):
         if mesh.rank == 1:
-            trainer.run.policy.parameters[0].grad = torch.full_like(trainer.run.policy.parameters[0], NAN)
+            trainer.run.policy.parameters[0].grad = torch.full_like(
+                trainer.run.policy.parameters[0], NAN
+            )
         return step(*arguments)
 
     trainer.run.update._step = bad
@@ -351,13 +403,24 @@ def exceed_max_bad_updates(folder, mesh):
         trainer.train()
     except FloatingPointError as error:
         saved = sorted(path.name for path in (folder / "checkpoints").iterdir())
-        return {"error": str(error), "iteration": trainer.iteration, "same": digest(trainer) == before, "saved": saved}
+        return {
+            "error": str(error),
+            "iteration": trainer.iteration,
+            "same": digest(trainer) == before,
+            "saved": saved,
+        }
     return {}
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory, lost_rank):
-    return launch(f"{MODULE}:run_cases", 2, str(tmp_path_factory.mktemp("cases")), str(lost_rank[0]), timeout=300)
+    return launch(
+        f"{MODULE}:run_cases",
+        2,
+        str(tmp_path_factory.mktemp("cases")),
+        str(lost_rank[0]),
+        timeout=300,
+    )
 
 
 @pytest.mark.slow
@@ -379,7 +442,10 @@ def test_a_read_error_on_one_rank_stops_all_ranks_with_its_message(results):
 def test_a_process_that_loses_its_folder_stops_on_all_ranks_and_writes_nothing_more(results):
     for rank in results:
         result = rank["replaced"]
-        assert "another process now owns" in result["error"] and result["owner"] == '{"token": "later"}'
+        assert (
+            "another process now owns" in result["error"]
+            and result["owner"] == '{"token": "later"}'
+        )
         assert result["remaining"] == ["000001", "latest"] and result["lines"] == 1
 
 
@@ -414,7 +480,8 @@ def test_both_ranks_skip_an_update_that_is_not_finite_on_one(results, case):
     assert first["lines"] == second["lines"] and first["digest"] == second["digest"]
     assert [line["update/skipped"] for line in first["lines"]] == ["1.0", "0.0"]
     assert first["updates"] == second["updates"] == 3
-    assert first["skipped"] == second["skipped"] == [[1] if case == "loss" else []]  # ranks with non-finite ratios
+    # ranks with non-finite ratios
+    assert first["skipped"] == second["skipped"] == [[1] if case == "loss" else []]
 
 
 @pytest.mark.parametrize("case", ["reward", "memory"])
@@ -434,4 +501,5 @@ def test_too_many_bad_updates_stop_both_ranks_with_the_last_good_policy(results)
     for rank in results:
         result = rank["too many"]
         assert "max_bad_updates" in result["error"] and result["iteration"] == 1 and result["same"]
-        assert result["saved"] == ["000001", "latest"]  # the last finished iteration, although save_interval is 9
+        # the last finished iteration, although save_interval is 9
+        assert result["saved"] == ["000001", "latest"]

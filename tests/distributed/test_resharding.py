@@ -50,17 +50,22 @@ def train_each(runs):
 def metrics(folder):
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [
-        {name: v for name, v in line.items() if not name.startswith(("time/", "memory/", "perf/"))} for line in lines
+        {name: v for name, v in line.items() if not name.startswith(("time/", "memory/", "perf/"))}
+        for line in lines
     ]
 
 
 @pytest.fixture(scope="module")
 def two_rank_run(tmp_path_factory):
-    """Return the folders of an uninterrupted run on two ranks and of one resumed from its first checkpoint."""
+    """Return the folders of an uninterrupted run on two ranks and of one resumed from its first
+    checkpoint.
+    """
     run, again = (tmp_path_factory.mktemp(name) for name in ("run", "again"))
     first = str(run / "checkpoints" / "000001")
     two_ranks = FSDP | SHORT | {"batch_size": 2}
-    launch(f"{MODULE}:train_each", 2, [[str(run), two_ranks, 2, ""], [str(again), two_ranks, 2, first]])
+    launch(
+        f"{MODULE}:train_each", 2, [[str(run), two_ranks, 2, ""], [str(again), two_ranks, 2, first]]
+    )
     return run, again
 
 
@@ -78,7 +83,11 @@ def test_a_lora_resumes_in_any_layout_and_bit_for_bit_in_its_own(tmp_path):
     run, again = tmp_path / "run", {number: tmp_path / f"again{number}" for number in (4, 2, 1)}
     first = str(run / "checkpoints" / "000001")
     four_ranks = LAYOUTS["4"] | LORA
-    launch(f"{MODULE}:train_each", 4, [[str(run), four_ranks, 2, ""], [str(again[4]), four_ranks, 2, first]])
+    launch(
+        f"{MODULE}:train_each",
+        4,
+        [[str(run), four_ranks, 2, ""], [str(again[4]), four_ranks, 2, first]],
+    )
     for number in (2, 1):
         launch(f"{MODULE}:train", number, str(again[number]), LAYOUTS[str(number)] | LORA, 2, first)
     assert worst_difference(run, again[4]) == 0
@@ -102,7 +111,9 @@ def test_one_process_loads_the_policy_of_a_sharded_run(two_rank_run):
     tensors = load_file(run / "tensors.safetensors")
     folder = run / "checkpoints" / "000002"
     saved_policy.check_policy(SHALLOW, "miniature", folder)
-    assert {tensor.dtype for tensor in saved_policy.load(folder, torch.bfloat16).parameters()} == {torch.bfloat16}
+    assert {tensor.dtype for tensor in saved_policy.load(folder, torch.bfloat16).parameters()} == {
+        torch.bfloat16
+    }
     model = saved_policy.load(folder, torch.float32)
     for name, tensor in model.state_dict().items():
         expected = tensors.get(f"average.{name}", tensors[f"policy.{name}"])

@@ -1,4 +1,6 @@
-"""Tests that a run is the same on any number of ranks: rollouts, rewards, loss, gradients and weights."""
+"""Tests that a run is the same on any number of ranks: rollouts, rewards, loss, gradients and
+weights.
+"""
 
 from pathlib import Path
 
@@ -17,8 +19,8 @@ SETTINGS = {
     "num_updates_per_rollout": 1,
     "mini_batch_size_per_update": 2,
     "learning_rate": 1e-3,
-    # Adam divides by the gradient's magnitude, so rounding errors of tiny gradients become full steps. This epsilon
-    # keeps such steps proportional to the gradient.
+    # Adam divides by the gradient's magnitude, so rounding errors of tiny gradients become full
+    # steps. This epsilon keeps such steps proportional to the gradient.
     "adam_epsilon": 1e-2,
     "log_video_interval": 0,
     "kl_strategy": "dual_fixed",
@@ -77,7 +79,8 @@ LAYOUTS = {
 }
 # The other layouts use subsets of its features; batched forward passes are covered by LoRA below.
 ESSENTIAL = (
-    # Some ranks have missing rewards: with batched forward passes, ranks would make different numbers of calls.
+    # Some ranks have missing rewards: with batched forward passes, ranks would make different
+    # numbers of calls.
     "fsdp 2 x sp 2, two model replicas, unbatched, reduced once, kept gathered, selective",
 )
 COMPARED = (
@@ -91,8 +94,9 @@ COMPARED = (
 )
 
 
-# Rewards are rounded to this quantum. With another batch shape, a kernel may round a pixel differently, which changes a
-# reward by 3e-6. All rewards of these tests are at least 1e-4 away from a rounding boundary.
+# Rewards are rounded to this quantum. With another batch shape, a kernel may round a pixel
+# differently, which changes a reward by 3e-6. All rewards of these tests are at least 1e-4 away
+# from a rounding boundary.
 QUANTUM = 0.0025
 
 
@@ -103,8 +107,13 @@ class ThresholdScorer:
         self.threshold = threshold
 
     def score(self, videos, prompts, *, fps):
-        values = [(video[:, 0].float() - video[:, 2].float()).mean().item() / 255 for video in videos]
-        values = [QUANTUM * round(value / QUANTUM) if value >= self.threshold else float("nan") for value in values]
+        values = [
+            (video[:, 0].float() - video[:, 2].float()).mean().item() / 255 for video in videos
+        ]
+        values = [
+            QUANTUM * round(value / QUANTUM) if value >= self.threshold else float("nan")
+            for value in values
+        ]
         return [{"VQ": value, "MQ": value, "TA": value} for value in values]
 
     def check_prompts(self, prompts):
@@ -115,7 +124,10 @@ class ThresholdScorer:
 
 
 def save_tensors(path, tensors):
-    """Save tensors that may be sharded, from the main rank. One message per rank is faster than one per tensor."""
+    """Save tensors that may be sharded, from the main rank.
+
+    One message per rank is faster than one per tensor.
+    """
     import torch.distributed as dist
 
     from hyvideo.distributed.sharded_tensors import local_shard
@@ -129,7 +141,8 @@ def save_tensors(path, tensors):
         shards = gathered
     full = {}
     for name, tensor in tensors.items():
-        mesh = getattr(tensor, "device_mesh", None)  # of a DTensor; its last dimension shards the first of the tensor
+        # of a DTensor; its last dimension shards the first of the tensor
+        mesh = getattr(tensor, "device_mesh", None)
         ranks = [0] if mesh is None else mesh.mesh.flatten()[: mesh.size(-1)].tolist()
         parts = [shards[rank][name] for rank in ranks]
         full[name] = torch.cat(parts) if len(parts) > 1 else parts[0]
@@ -139,13 +152,19 @@ def save_tensors(path, tensors):
 
 
 def train(folder, settings, threshold, iterations=2):
-    """Return the last metrics and a digest of this rank's rollouts; the main rank writes all tensors."""
+    """Return the last metrics and a digest of this rank's rollouts; the main rank writes all
+    tensors.
+    """
     from hyvideo.config.command_line import load_config
     from hyvideo.distributed import mesh as ranks
     from hyvideo.trainer import Trainer
 
-    config = load_config("configs/smoke.yaml", output_dir=str(Path(folder) / "run"), **SETTINGS | settings)
-    mesh = ranks.start(config.distributed.sp_size, CPU, dp_replicate=config.distributed.dp_replicate)
+    config = load_config(
+        "configs/smoke.yaml", output_dir=str(Path(folder) / "run"), **SETTINGS | settings
+    )
+    mesh = ranks.start(
+        config.distributed.sp_size, CPU, dp_replicate=config.distributed.dp_replicate
+    )
     trainer = Trainer(config, mesh, CPU, scorers={"test": ThresholdScorer(threshold)})
     for _ in range(iterations):
         trainer.iteration += 1
@@ -155,17 +174,21 @@ def train(folder, settings, threshold, iterations=2):
     latents = collector.sample(trainer.iteration, collector.schedule, indices, conditions).final
     save_tensors(Path(folder) / "tensors.safetensors", trainer.run.policy.tensors())
     rollouts = {
-        index.number(config.rollout.num_generations): row.double().sum().item() for index, row in zip(indices, latents)
+        index.number(config.rollout.num_generations): row.double().sum().item()
+        for index, row in zip(indices, latents)
     }
     return {"metrics": metrics, "rollouts": rollouts}
 
 
 def train_all(folder, layouts, threshold, iterations):
-    return {name: train(Path(folder) / name, settings, threshold, iterations) for name, settings in layouts.items()}
+    return {
+        name: train(Path(folder) / name, settings, threshold, iterations)
+        for name, settings in layouts.items()
+    }
 
 
-# Two updates, so that the rollout policy differs from the policy. In the second iteration, the anchor is still the base
-# model and one group has no rewards.
+# Two updates, so that the rollout policy differs from the policy. In the second iteration, the
+# anchor is still the base model and one group has no rewards.
 NFT = LORA | {
     "objective": "nft",
     "nft_levels": 2,
@@ -177,17 +200,21 @@ NFT = LORA | {
     "update_ref_model_step": 4,
 }
 KINDS = {
-    # Without guidance, which the others have, and with two trained steps, one of them with the anchor.
+    # Without guidance, which the others have, and with two trained steps, one of them with the
+    # anchor.
     "full": {"cfg_scale": 1.0, "grpo_sampling_steps": 3, "seed": 87},
-    # Two updates, so that the second has ratios other than 1; with two replicas, each trains a group in each update.
+    # Two updates, so that the second has ratios other than 1; with two replicas, each trains a
+    # group in each update.
     "lora": LORA | {"num_generations": 2, "num_updates_per_rollout": 2},
     "nft": NFT,
     "muon": {"use_muon": True, "learning_rate": 1e-4},
 }
-# Muon scales all directions of a gradient to equal size, including those that are only rounding errors. After one
-# update the weights agree to a fraction of the update. tests/training/test_muon.py compares it on equal gradients.
+# Muon scales all directions of a gradient to equal size, including those that are only rounding
+# errors. After one update the weights agree to a fraction of the update.
+# tests/training/test_muon.py compares it on equal gradients.
 ITERATIONS = {"muon": 1}
-# Between the second and third smallest reward of the first iteration, so that two rewards are missing.
+# Between the second and third smallest reward of the first iteration, so that two rewards are
+# missing.
 THRESHOLDS = {"nft": 0.202}
 TOLERANCES = {"muon": 2e-5}
 
@@ -203,21 +230,34 @@ def runs(request, tmp_path_factory):
     if not kind.get("random_weights", True):
         kind = kind | {"pretrained_model_root": write_trained(folder / "checkpoint")}
     iterations = ITERATIONS.get(request.param, 2)
-    single = launch(f"{MODULE}:train", 1, str(folder / "single"), kind | {"batch_size": 8}, threshold, iterations)[0]
+    single = launch(
+        f"{MODULE}:train",
+        1,
+        str(folder / "single"),
+        kind | {"batch_size": 8},
+        threshold,
+        iterations,
+    )[0]
     all_layouts = request.config.getoption("--slow")
     layouts = (
         {n: LAYOUTS[n] for n in LAYOUTS if all_layouts or n in ESSENTIAL}
         if request.param == "full"
         # Ranks that share videos also average gradients without FSDP.
-        else {n: LAYOUTS[n] for n in ("dp 2 x sp 2" if request.param == "lora" else "fsdp 2 x sp 2",)}
+        else {
+            n: LAYOUTS[n] for n in ("dp 2 x sp 2" if request.param == "lora" else "fsdp 2 x sp 2",)
+        }
     )
     settings = {name: kind | layout for name, layout in layouts.items()}
-    ranks = launch(f"{MODULE}:train_all", 4, str(folder), settings, threshold, iterations, timeout=600)
+    ranks = launch(
+        f"{MODULE}:train_all", 4, str(folder), settings, threshold, iterations, timeout=600
+    )
     return folder, single, ranks, TOLERANCES.get(request.param, 1e-6)
 
 
 def by_step(metrics):
-    """Return the metrics of the trained denoising steps; empty if noise levels are trained instead."""
+    """Return the metrics of the trained denoising steps; empty if noise levels are trained
+    instead.
+    """
     names = ("by_step/kl", "by_step/ratio_mean", "by_step/ratio_max_deviation")
     return [value for name in names for value in metrics.get(name, []) if value is not None]
 
@@ -229,10 +269,16 @@ def test_every_layout_trains_the_same_as_one_process(runs):
         for rank in ranks:
             metrics = rank[layout]["metrics"]
             for name in COMPARED:
-                assert metrics[name] == pytest.approx(single["metrics"][name], rel=2e-5, abs=1e-6), (layout, name)
-            assert metrics["grad/norm"] == pytest.approx(single["metrics"]["grad/norm"], rel=1e-4), layout
+                assert metrics[name] == pytest.approx(
+                    single["metrics"][name], rel=2e-5, abs=1e-6
+                ), (layout, name)
+            assert metrics["grad/norm"] == pytest.approx(
+                single["metrics"]["grad/norm"], rel=1e-4
+            ), layout
             assert metrics["policy/ratio_first_deviation"] <= 1e-6, layout
-            assert by_step(metrics) == pytest.approx(by_step(single["metrics"]), rel=1e-3, abs=1e-6), layout
+            assert by_step(metrics) == pytest.approx(
+                by_step(single["metrics"]), rel=1e-3, abs=1e-6
+            ), layout
         found = load_file(folder / layout / "tensors.safetensors")
         assert found.keys() == expected.keys()
         for name, tensor in found.items():
@@ -249,7 +295,10 @@ def test_rollouts_are_bitwise_equal_within_a_replica_and_equal_across_layouts(ru
                 assert sums.setdefault(number, value) == value, (layout, number)
         assert sums.keys() == single["rollouts"].keys()
         for number, value in sums.items():
-            assert value == pytest.approx(single["rollouts"][number], rel=1e-4, abs=1e-3), (layout, number)
+            assert value == pytest.approx(single["rollouts"][number], rel=1e-4, abs=1e-3), (
+                layout,
+                number,
+            )
 
 
 def test_some_rewards_were_missing_and_something_was_trained(runs):

@@ -1,4 +1,6 @@
-"""Tests of Ulysses sequence parallelism on gloo processes against one process: outputs and gradients."""
+"""Tests of Ulysses sequence parallelism on gloo processes against one process: outputs and
+gradients.
+"""
 
 from dataclasses import replace
 
@@ -13,7 +15,8 @@ from tests.distributed.launch import launch
 
 MODULE = "tests.distributed.test_sequence_parallel"
 
-# (frames, height, width) of the latents, and (text, glyph, image) tokens of each sample in the batch.
+# (frames, height, width) of the latents, and (text, glyph, image) tokens of each sample in the
+# batch.
 CASES = {
     "even": ((2, 4, 4), [(5, 0, 0)]),
     "even, quoted": ((2, 4, 4), [(5, 3, 2)]),
@@ -47,7 +50,9 @@ def tiny_transformer(num_heads=4, num_layers=3):
     )
     for name, parameter in model.named_parameters():
         scale = 0.05 if parameter.ndim > 1 else 0.1
-        nn.init.normal_(parameter, mean=1.0 if "norm" in name and parameter.ndim == 1 else 0.0, std=scale)
+        nn.init.normal_(
+            parameter, mean=1.0 if "norm" in name and parameter.ndim == 1 else 0.0, std=scale
+        )
     return model.eval()
 
 
@@ -75,12 +80,16 @@ def output_and_gradients(model, case):
     out = model(**inputs(case))
     weights = torch.linspace(-1, 1, out[0].numel()).view_as(out[0])
     ((out * weights).sum() + (out**2).mean().sqrt()).backward()
-    return out.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return out.detach(), {
+        name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None
+    }
 
 
 @torch.no_grad()
 def cached_output(model):
-    """Return the output of a cached step, extrapolated from two full steps with odd numbers of tokens."""
+    """Return the output of a cached step, extrapolated from two full steps with odd numbers of
+    tokens.
+    """
     caching = StepCaching("taylorcache", total_steps=5, cache_start_step=2, cache_end_step=5)
     model.step_cache = StepCache(caching, num_skipped=2)
     for model.step_cache.step, scale in enumerate((1.0, 1.1, 1.2, 1.3)):
@@ -91,7 +100,9 @@ def cached_output(model):
 
 
 def compare(num_processes):
-    """Return the largest deviation of the output and the largest relative deviation of averaged gradients."""
+    """Return the largest deviation of the output and the largest relative deviation of averaged
+    gradients.
+    """
     import torch.distributed as dist
 
     from hyvideo.distributed import mesh as ranks
@@ -114,21 +125,31 @@ def compare(num_processes):
             parallelize(split, mesh, recompute=recompute)
             if recompute == "none":
                 cached = [cached_output(model) for model in (split, plain)]
-                found[f"{heads} heads, cached step"] = (cached[0] - cached[1]).abs().max().item(), 0.0
+                found[f"{heads} heads, cached step"] = (
+                    (cached[0] - cached[1]).abs().max().item(),
+                    0.0,
+                )
             for case in CASES if recompute == "none" else ("unequal texts",):
                 expected, gradients = single[case]
                 out, local = output_and_gradients(split, case)
                 assert local.keys() == gradients.keys()
                 flat = torch.cat([gradient.flatten() for gradient in local.values()])
                 dist.all_reduce(flat)
-                averaged = (flat / num_processes).split([gradient.numel() for gradient in local.values()])
+                averaged = (flat / num_processes).split(
+                    [gradient.numel() for gradient in local.values()]
+                )
                 worst = 0.0
                 for name, gradient in zip(local, averaged):
                     gradient = gradient.view_as(local[name])
                     scale = gradients[name].abs().max()
                     if scale > 1e-5:  # key biases have no gradient: softmax is invariant to them
-                        worst = max(worst, ((gradient - gradients[name]).abs().max() / scale).item())
-                found[f"{heads} heads, {recompute}, {case}"] = ((out - expected).abs().max().item(), worst)
+                        worst = max(
+                            worst, ((gradient - gradients[name]).abs().max() / scale).item()
+                        )
+                found[f"{heads} heads, {recompute}, {case}"] = (
+                    (out - expected).abs().max().item(),
+                    worst,
+                )
     return found
 
 
@@ -136,13 +157,16 @@ def compare(num_processes):
 def test_output_and_gradients_equal_those_of_one_process(num_processes):
     results = launch(f"{MODULE}:compare", num_processes, num_processes)
     for found in results:
-        assert len(found) == 2 * (len(CASES) + 1) + 2  # both numbers of heads, and two kinds of checkpointing
+        # both numbers of heads, and two kinds of checkpointing
+        assert len(found) == 2 * (len(CASES) + 1) + 2
         for case, (output, gradient) in found.items():
             assert output <= 2e-6 and gradient <= 5e-6, (case, output, gradient)
 
 
 def train_quoted_and_plain():
-    """Return the gradients that differ from one process if only rank 0 has quoted text and an image."""
+    """Return the gradients that differ from one process if only rank 0 has quoted text and an
+    image.
+    """
     from hyvideo.distributed import mesh as ranks
     from hyvideo.distributed.parallelize import parallelize
     from hyvideo.distributed.sharded_tensors import full_tensor
@@ -185,7 +209,13 @@ def count_messages(num_processes):
         out = model(**inputs("odd tokens"))
     with profile(activities=[ProfilerActivity.CPU]) as backward:
         out.sum().backward()
-    names = ("all_to_all_single", "all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce", "broadcast")
+    names = (
+        "all_to_all_single",
+        "all_gather_into_tensor",
+        "reduce_scatter_tensor",
+        "all_reduce",
+        "broadcast",
+    )
     known = {f"_c10d_functional::{name}": name for name in names}
     return [
         {known[event.key]: event.count for event in run.key_averages() if event.key in known}
@@ -195,8 +225,10 @@ def count_messages(num_processes):
 
 def test_a_block_uses_two_all_to_alls_and_one_all_gather():
     forward, backward = launch(f"{MODULE}:count_messages", 2, 2)[0]
-    assert forward == {"all_to_all_single": 3 * 2, "all_gather_into_tensor": 3 + 1}  # plus one for the output
-    # The text of the last block is unused, and the backward pass of the output needs no communication.
+    # plus one for the output
+    assert forward == {"all_to_all_single": 3 * 2, "all_gather_into_tensor": 3 + 1}
+    # The text of the last block is unused, and the backward pass of the output needs no
+    # communication.
     assert backward == {"all_to_all_single": 3 * 2, "reduce_scatter_tensor": 2}
 
 
@@ -212,6 +244,7 @@ def test_more_ranks_than_heads_raise_an_error_before_a_model_is_loaded():
 
     config = load_config("configs/smoke.yaml", sp_size=4)
     with pytest.raises(
-        ValueError, match="at most the 3 attention heads of the transformer, got 4; 1, 3 give every rank"
+        ValueError,
+        match="at most the 3 attention heads of the transformer, got 4; 1, 3 give every rank",
     ):
         check_checkpoint(config, {}, [(5, 16, 16)])

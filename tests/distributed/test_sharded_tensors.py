@@ -33,7 +33,9 @@ def fill(root, dp_replicate, seed):
     """Return the names of wrong tensors and the number of local, received and total elements."""
     mesh = ranks.start(1, CPU, dp_replicate=dp_replicate, timeout=60)
     expected = load_transformer(root, "miniature", random_weights_seed=seed).state_dict()
-    model, weights = stream_transformer(root, "miniature", read=mesh.is_main, random_weights_seed=seed)
+    model, weights = stream_transformer(
+        root, "miniature", read=mesh.is_main, random_weights_seed=seed
+    )
     for block in model.transformer_blocks:
         fully_shard(block, mesh=mesh.shards)
     fully_shard(model, mesh=mesh.shards)
@@ -41,10 +43,17 @@ def fill(root, dp_replicate, seed):
         fill_shards(model, weights, device=CPU)
     assert all(not parameter.is_meta for parameter in model.parameters())
     different = [
-        name for name, tensor in model.state_dict().items() if not torch.equal(tensor.full_tensor(), expected[name])
+        name
+        for name, tensor in model.state_dict().items()
+        if not torch.equal(tensor.full_tensor(), expected[name])
     ]
     local = sum(parameter.to_local().numel() for parameter in model.parameters())
-    return different, local, traffic.num_elements, sum(tensor.numel() for tensor in expected.values())
+    return (
+        different,
+        local,
+        traffic.num_elements,
+        sum(tensor.numel() for tensor in expected.values()),
+    )
 
 
 def fill_each(root, cases):

@@ -14,14 +14,17 @@ from hyvideo.models.family import family_of
 from tests.distributed.launch import launch
 from tests.models.test_decoding import FAMILIES, small_vae, tiled
 
-SIZES = (64, 0)  # side of a tile in pixels; with 0 there is only one tile, and two of three ranks have none
+# side of a tile in pixels; with 0 there is only one tile, and two of three ranks have none
+SIZES = (64, 0)
 
 
 def two_frames(name, size):
     vae = small_vae(name)
     set_tiling(vae, Tiling(size, 0.125))
     ratio = family_of(vae).latents(vae.config).spatial
-    return vae, torch.randn(1, 4, 2, 80 // ratio, 144 // ratio, generator=torch.Generator().manual_seed(1))
+    return vae, torch.randn(
+        1, 4, 2, 80 // ratio, 144 // ratio, generator=torch.Generator().manual_seed(1)
+    )
 
 
 @FAMILIES
@@ -36,7 +39,8 @@ def test_tiles_with_a_progress_bar_give_the_same_numbers(name, size):
     assert shown == list(range(len(shown))) and len(shown) == (6 if size else 1)
 
 
-# (family, side of a tile, cause of a lack of memory on one rank, after which all ranks decode in tiles of 64)
+# (family, side of a tile, cause of a lack of memory on one rank, after which all ranks decode in
+# tiles of 64)
 CASES = [
     ("hunyuan_video15", 0, "gathering"),
     ("hunyuan_video15", 64, ""),
@@ -47,7 +51,9 @@ CASES = [
 
 
 def share():
-    """Return, for a rank, the digest of the video, the tiles it decoded and the size of tiles, of each case."""
+    """Return, for a rank, the digest of the video, the tiles it decoded and the size of tiles, of
+    each case.
+    """
     mesh = ranks.start(3, torch.device("cpu"))
     return [outcome(mesh, *case) for case in CASES]
 
@@ -70,10 +76,15 @@ def outcome(mesh, name, size, cause):
     if mesh.rank == 0:  # it has the only tile of a whole video
         vae.decoder.forward = limited
     lacks_memory = cause == "predicted" and mesh.rank == 1
-    free, decoding.free_bytes = decoding.free_bytes, lambda device: 0.0 if lacks_memory else math.inf
+    free, decoding.free_bytes = (
+        decoding.free_bytes,
+        lambda device: 0.0 if lacks_memory else math.inf,
+    )
     with torch.no_grad():
         video = decode(
-            vae, latents, Tiles(mesh.sp_group, lambda loop: [own.append(number) or number for number in loop])
+            vae,
+            latents,
+            Tiles(mesh.sp_group, lambda loop: [own.append(number) or number for number in loop]),
         )
     decoding.free_bytes = free
     return digest(video), own, tile_size_of(vae)

@@ -1,4 +1,6 @@
-"""Test that two torchrun processes train the same as one: rewards, loss, gradient norm and weights."""
+"""Test that two torchrun processes train the same as one: rewards, loss, gradient norm and
+weights.
+"""
 
 import json
 import os
@@ -42,7 +44,12 @@ INTERVAL = {
     "batched_forward": False,
     "kl_strategy": "dual_fixed",
 }
-GUIDED_ANCHOR = {"objective": "nft", "random_weights": False, "cfg_scale": 1.0, "anchor_cfg_scale": 3.0}
+GUIDED_ANCHOR = {
+    "objective": "nft",
+    "random_weights": False,
+    "cfg_scale": 1.0,
+    "anchor_cfg_scale": 3.0,
+}
 COMPARED = ("reward/mean", "reward/std", "loss/policy", "kl/position", "policy/log_prob", "weights")
 
 
@@ -51,11 +58,17 @@ def metrics_of(folder, num_processes, **settings):
     folder.mkdir(exist_ok=True)
     program = folder / "program.py"
     program.write_text(PROGRAM)
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHON_EXEC": python()}
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+        "PYTHON_EXEC": python(),
+    }
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_processes}"]
     command = [python(), *(launcher if num_processes > 1 else []), str(program)]
     command.append(json.dumps(SETTINGS | {"output_dir": str(folder / "run")} | settings))
-    result = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=120)
+    result = subprocess.run(
+        command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=120
+    )
     assert result.returncode == 0, result.stderr[-2000:]
     return json.loads(result.stdout.splitlines()[-1])
 
@@ -72,7 +85,11 @@ def metrics_of(folder, num_processes, **settings):
             marks=pytest.mark.slow,
         ),
         # each update trains one of two groups, so that one rank is idle
-        (4, {"batch_size": 8, "num_updates_per_rollout": 2}, {"batch_size": 4, "num_updates_per_rollout": 2}),
+        (
+            4,
+            {"batch_size": 8, "num_updates_per_rollout": 2},
+            {"batch_size": 4, "num_updates_per_rollout": 2},
+        ),
         # the idle rank makes as many forward passes as the other, with one or two branches
         pytest.param(
             4,
@@ -93,7 +110,11 @@ def test_two_processes_train_the_same_as_one(tmp_path, num_generations, settings
     single = metrics_of(tmp_path / "one", 1, num_generations=num_generations, **settings)
     double = metrics_of(tmp_path / "two", 2, num_generations=num_generations, **settings_of_two)
     for name in COMPARED:
-        rounding = 2e-5 if name.startswith("reward/") else 1e-6  # a pixel of 8 bits may be rounded to its neighbor
+        # a pixel of 8 bits may be rounded to its neighbor
+        rounding = 2e-5 if name.startswith("reward/") else 1e-6
         assert double[name] == pytest.approx(single[name], rel=1e-5, abs=rounding), name
     # Adam's first steps divide by tiny second moments, which amplifies float32 rounding.
-    assert double["grad/norm"] == pytest.approx(single["grad/norm"], rel=1e-3) and single["grad/norm"] > 1e-3
+    assert (
+        double["grad/norm"] == pytest.approx(single["grad/norm"], rel=1e-3)
+        and single["grad/norm"] > 1e-3
+    )

@@ -1,4 +1,6 @@
-"""Tests of the watchdog: a run that hangs is reported with its stages, a healthy one prints nothing."""
+"""Tests of the watchdog: a run that hangs is reported with its stages, a healthy one prints
+nothing.
+"""
 
 import os
 import re
@@ -31,7 +33,7 @@ CPU = torch.device("cpu")
 LIMIT = 2.0
 
 
-# --- on several processes, each of which returns its stderr ---------------------------------------------------------
+# --- on several processes, each of which returns its stderr ---------------------------------------
 
 
 @contextmanager
@@ -103,11 +105,20 @@ def finish_early(folder):
 
 @pytest.fixture(scope="module", autouse=True)
 def launched(tmp_path_factory):
-    """The stderr of the ranks by behavior. These launches mostly wait, so they run beside the tests of this file."""
+    """The stderr of the ranks by behavior.
+
+    These launches mostly wait, so they run beside the tests of this file.
+    """
     with ThreadPoolExecutor(2) as pool:
         yield {
-            behavior: pool.submit(launch, f"{MODULE}:{behavior}", num_ranks, str(tmp_path_factory.mktemp(behavior)))
-            for behavior, num_ranks in {"sleep_in_reward": 2, "stop_one_rank": 3, "finish_early": 2}.items()
+            behavior: pool.submit(
+                launch, f"{MODULE}:{behavior}", num_ranks, str(tmp_path_factory.mktemp(behavior))
+            )
+            for behavior, num_ranks in {
+                "sleep_in_reward": 2,
+                "stop_one_rank": 3,
+                "finish_early": 2,
+            }.items()
         }
 
 
@@ -116,7 +127,7 @@ def test_a_healthy_run_prints_nothing(tmp_path):
     assert launch(f"{MODULE}:train_without_hang", 2, str(tmp_path)) == ["", ""]
 
 
-# --- in this process ------------------------------------------------------------------------------------------------
+# --- in this process ------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -180,11 +191,16 @@ def test_without_the_address_of_a_store_a_rank_still_reports_itself(capfd, monke
     with Watchdog(Mesh(rank=1, world_size=2, sp_size=1), 0.2, unit="video") as running:
         running.enter("sampling", 3)
         time.sleep(0.5)
-    assert f"watchdog: rank 1 ({HOST}) has been in stage sampling of video 3 for" in capfd.readouterr().err
+    assert (
+        f"watchdog: rank 1 ({HOST}) has been in stage sampling of video 3 for"
+        in capfd.readouterr().err
+    )
 
 
 def test_a_report_is_due_at_the_limit_and_when_the_time_has_doubled():
-    reports = {seconds: num_reports(seconds, 10.0) for seconds in (0, 9.9, 10, 19.9, 20, 39, 45, 79, 80)}
+    reports = {
+        seconds: num_reports(seconds, 10.0) for seconds in (0, 9.9, 10, 19.9, 20, 39, 45, 79, 80)
+    }
     assert list(reports.values()) == [0, 0, 1, 1, 2, 2, 3, 3, 4]
 
 
@@ -206,7 +222,7 @@ def test_a_stack_is_printed_once_per_stage_entry(mesh, capfd):
     assert capfd.readouterr().err.count("Python stack") == 2
 
 
-# --- in a run -------------------------------------------------------------------------------------------------------
+# --- in a run -------------------------------------------------------------------------------------
 
 
 def test_a_run_reports_its_stages(tiny_config, mesh):
@@ -214,10 +230,15 @@ def test_a_run_reports_its_stages(tiny_config, mesh):
     config = tiny_config.with_settings(
         max_steps=1, validation_interval=1, valid_video_csv="assets/miniature/prompts/smoke.csv"
     )
-    trainer = Trainer(config, mesh, CPU, on_stage=lambda stage, iteration: stages.append((stage, iteration)))
+    trainer = Trainer(
+        config, mesh, CPU, on_stage=lambda stage, iteration: stages.append((stage, iteration))
+    )
     trainer.train()
     assert stages[:5] == [*[("load", 0)] * 4, ("validation", 0)] and ("conditions", 1) in stages
-    entered = [stage for stage, _ in groupby(stage for stage, _ in stages if not stage.startswith("after "))]
+    entered = [
+        stage
+        for stage, _ in groupby(stage for stage, _ in stages if not stage.startswith("after "))
+    ]
     plan = trainer.run.inputs.plan
     passes = plan.num_trained_steps * plan.rollouts // config.loss.mini_batch_size_per_update
     assert stages.count(("update", 1)) == 1 + passes  # a long stage is reported in parts
@@ -235,19 +256,21 @@ def test_watchdog_seconds_must_be_below_collective_timeout(tiny_config):
     check(late.with_settings(watchdog_seconds=270.0, batch_size=4), 2)
     check(late.with_settings(watchdog_seconds=0.0, batch_size=4), 2)
     with pytest.raises(
-        ValueError, match="watchdog_seconds must be at most 0.9 of collective_timeout, .* got 280 and 300; lower"
+        ValueError,
+        match="watchdog_seconds must be at most 0.9 of collective_timeout, .* got 280 and 300; lower",
     ):
         check(late, 2)
     with pytest.raises(ValueError, match="watchdog_seconds must not be negative, got -1"):
         check(tiny_config.with_settings(watchdog_seconds=-1.0))
 
 
-# --- the ends of the launches ----------------------------------------------------------------------------------------
+# --- the ends of the launches ---------------------------------------------------------------------
 
 
 def test_a_sleeping_rank_is_reported_with_its_stage_and_seconds(launched):
     main, sleeper = launched["sleep_in_reward"].result()
-    assert main.count("in one stage for more than 2 s") == 2  # at the limit and when the time has doubled
+    # at the limit and when the time has doubled
+    assert main.count("in one stage for more than 2 s") == 2
     first = main.split("all of these ranks respond")[0]
     row = re.search(rf"^1 +{re.escape(HOST)} +reward +7 +(\d+)", main, re.MULTILINE)
     assert LIMIT <= int(row[1]) <= 1.5 * LIMIT, main
@@ -260,7 +283,9 @@ def test_a_sleeping_rank_is_reported_with_its_stage_and_seconds(launched):
 def test_a_stopped_rank_is_reported_as_having_no_heartbeat(launched):
     main, other, _ = launched["stop_one_rank"].result()
     assert "no heartbeat (stopped, exited or unreachable): rank 2\n" in main
-    assert re.search(rf"^2 +{re.escape(HOST)} +update +3 +\d+ +[2-9]\d* s ago$", main, re.MULTILINE), main
+    assert re.search(
+        rf"^2 +{re.escape(HOST)} +update +3 +\d+ +[2-9]\d* s ago$", main, re.MULTILINE
+    ), main
     assert other.count("watchdog: rank 1") == 1 and "no heartbeat" not in other
 
 

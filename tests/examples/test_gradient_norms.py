@@ -6,7 +6,14 @@ import json
 import pytest
 import torch
 
-from examples.gradient_norms import main, measurement, norms_per_visit, scored_rollouts, spread, summarise
+from examples.gradient_norms import (
+    main,
+    measurement,
+    norms_per_visit,
+    scored_rollouts,
+    spread,
+    summarise,
+)
 from hyvideo.distributed import mesh as ranks
 from hyvideo.trainer import Trainer
 from tests.distributed.launch import launch
@@ -55,7 +62,8 @@ def norms_on_several(settings):
 
     mesh = ranks.start(1, CPU)
     return norms_per_visit(
-        (trainer := Trainer(load_config(**settings), mesh, CPU)).run.update, scored_rollouts(trainer)
+        (trainer := Trainer(load_config(**settings), mesh, CPU)).run.update,
+        scored_rollouts(trainer),
     )
 
 
@@ -73,11 +81,17 @@ def test_two_processes_measure_the_same_as_one(measured, mesh, tmp_path, enable_
 
 def test_measurement_keeps_the_settings_of_the_run(tiny_config):
     run = tiny_config.with_settings(
-        sde_window="fixed:0:1", match_noise="sage_grpo:0.5", kl_strategy="moving", num_updates_per_rollout=2
+        sde_window="fixed:0:1",
+        match_noise="sage_grpo:0.5",
+        kl_strategy="moving",
+        num_updates_per_rollout=2,
     )
     config = measurement(run)
     assert config.rollout.batch_size == run.rollout.batch_size
-    assert config.kl_strategy == "none" and config.rollout.sde_window == config.rollout.match_noise == ""
+    assert (
+        config.kl_strategy == "none"
+        and config.rollout.sde_window == config.rollout.match_noise == ""
+    )
     assert (config.rollout.eta, config.rollout.sde_type) == (run.rollout.eta, run.rollout.sde_type)
 
 
@@ -97,7 +111,11 @@ def test_the_program_writes_only_its_file(tiny_config, tmp_path, capsys):
     main(["--config", "configs/smoke.yaml", "--output_dir", str(out), "--num_threads", "1"])
     assert [*tmp_path.rglob("*")] == [out, out / "gradients.json"]
     result = json.loads((out / "gradients.json").read_text())
-    assert (result["sde_type"], result["num_steps"], result["last_step"]) == ("sage_grpo", 4, "deterministic")
+    assert (result["sde_type"], result["num_steps"], result["last_step"]) == (
+        "sage_grpo",
+        4,
+        "deterministic",
+    )
     for step in result["steps"]:
         assert step["norm"] * step["weight"] == pytest.approx(step["norm_weighted"])
     assert "largest / smallest norm of a step: " in capsys.readouterr().out
@@ -105,5 +123,16 @@ def test_the_program_writes_only_its_file(tiny_config, tmp_path, capsys):
 
 def test_invalid_flags_exit_with_code_2(tiny_config, tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
-        main(["--config", "configs/smoke.yaml", "--output_dir", str(tmp_path / "new"), "--batch_size", "6"])
-    assert "use batch_size 8, or change" in capsys.readouterr().err and list(tmp_path.iterdir()) == []
+        main(
+            [
+                "--config",
+                "configs/smoke.yaml",
+                "--output_dir",
+                str(tmp_path / "new"),
+                "--batch_size",
+                "6",
+            ]
+        )
+    assert (
+        "use batch_size 8, or change" in capsys.readouterr().err and list(tmp_path.iterdir()) == []
+    )

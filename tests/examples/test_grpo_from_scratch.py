@@ -19,8 +19,12 @@ def test_a_reader_can_add_a_sampler(monkeypatch):
 
 
 @pytest.mark.parametrize("objective, sampler", [("grpo", "sage_grpo"), ("nft", "dance_grpo")])
-def test_the_tutorial_trains_and_draws_its_curve(objective, sampler, tmp_path, monkeypatch, exit_code, capsys):
-    """One iteration of 4 rollouts of two prompts, with two updates; then the anchor moves, which `train` checks."""
+def test_the_tutorial_trains_and_draws_its_curve(
+    objective, sampler, tmp_path, monkeypatch, exit_code, capsys
+):
+    """One iteration of 4 rollouts of two prompts, with two updates; then the anchor moves, which
+    `train` checks.
+    """
     monkeypatch.setattr(tutorial, "REFRESH", 1)
     small = partial(tutorial.train, captions=tutorial.CAPTIONS[:2], num_prompts=2, group_size=2)
     monkeypatch.setattr(tutorial, "train", small)
@@ -28,6 +32,8 @@ def test_the_tutorial_trains_and_draws_its_curve(objective, sampler, tmp_path, m
     words = "--objective", objective, "--sampler", sampler, "--iterations", "1", "--seed", "3"
     assert exit_code(tutorial.main, *words) == 0
     before, after = capsys.readouterr().out.splitlines()
-    assert before.startswith("iteration  0: reward 1.") and after.startswith("iteration  1: reward ")
+    assert before.startswith("iteration  0: reward 1.") and after.startswith(
+        "iteration  1: reward "
+    )
     assert before.split()[2:] != after.split()[2:]
     assert (tmp_path / "new" / f"{objective}_{sampler}_3.png").read_bytes().startswith(b"\x89PNG")

@@ -13,7 +13,9 @@ plot = Axes.plot
 
 def test_the_gradient_scale_of_sage_matches_the_paper():
     first, *_, last = steps_of("sage_grpo", **PAPER)
-    assert first["theory"] == pytest.approx(0.0188, abs=1e-4) and last["theory"] == pytest.approx(2.77, abs=0.01)
+    assert first["theory"] == pytest.approx(0.0188, abs=1e-4) and last["theory"] == pytest.approx(
+        2.77, abs=0.01
+    )
     assert first["inverse_std"] == pytest.approx(1 / 0.5555, abs=1e-3)
     assert len(steps_of("cps", **PAPER)) == 19  # the last step has no noise
 
@@ -21,13 +23,27 @@ def test_the_gradient_scale_of_sage_matches_the_paper():
 def test_measured_norms_are_drawn_beside_the_theory(monkeypatch, tmp_path, capsys):
     drawn = []
     monkeypatch.setattr(
-        Axes, "plot", lambda axes, x, y, *rest, **more: drawn.append([*y]) or plot(axes, x, y, *rest, **more)
+        Axes,
+        "plot",
+        lambda axes, x, y, *rest, **more: drawn.append([*y]) or plot(axes, x, y, *rest, **more),
     )
     steps = [
-        {"sigma": 1 - i / 4, "theory": 2.0**i, "norm": 3 * 2.0**i, "norm_weighted": 3.0, "inverse_std": 2.0**i}
+        {
+            "sigma": 1 - i / 4,
+            "theory": 2.0**i,
+            "norm": 3 * 2.0**i,
+            "norm_weighted": 3.0,
+            "inverse_std": 2.0**i,
+        }
         for i in range(4)
     ]
-    content = {"sde_type": "sage_grpo", "num_steps": 5, "shift": 3.0, "eta": 0.7, "last_step": "deterministic"}
+    content = {
+        "sde_type": "sage_grpo",
+        "num_steps": 5,
+        "shift": 3.0,
+        "eta": 0.7,
+        "last_step": "deterministic",
+    }
     path = tmp_path / "gradients.json"
     path.write_text(json.dumps(content | {"steps": steps}))
     arguments = ["--gradients", str(path), "--output_dir", str(tmp_path / "f")]

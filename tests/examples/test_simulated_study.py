@@ -1,4 +1,6 @@
-"""The simulated rater of examples/simulated_study.py: noisy answers, and pairs that objective dpo reads."""
+"""The simulated rater of examples/simulated_study.py: noisy answers, and pairs that objective dpo
+reads.
+"""
 
 import json
 import math
@@ -18,7 +20,9 @@ def test_the_better_video_wins_as_often_as_the_logistic_says():
     rated = rate(rewards, 2000, seed=0)
     better = [row[1 if row[3] == "first" else 2] == "b.mp4" for row in rated]
     expected = 1 / (1 + math.exp(-1))
-    assert sum(better) / 2000 == pytest.approx(expected, abs=3 * math.sqrt(expected * (1 - expected) / 2000))
+    assert sum(better) / 2000 == pytest.approx(
+        expected, abs=3 * math.sqrt(expected * (1 - expected) / 2000)
+    )
     first = sum(row[1] == "b.mp4" for row in rated)
     assert 900 < first < 1100  # sides are random
     assert rated == rate(rewards, 2000, seed=0) != rate(rewards, 2000, seed=1)
@@ -27,7 +31,9 @@ def test_the_better_video_wins_as_often_as_the_logistic_says():
 def test_no_pair_is_rated_twice_and_too_many_are_an_error():
     rewards = {"p": {"a.mp4": 1.0, "b.mp4": 1.1, "c.mp4": 1.2}}
     assert len({frozenset(row[1:3]) for row in rate(rewards, 3, seed=0)}) == 3
-    with pytest.raises(ValueError, match="--pairs must be at most 3, the number of pairs of videos, got 4"):
+    with pytest.raises(
+        ValueError, match="--pairs must be at most 3, the number of pairs of videos, got 4"
+    ):
         rate(rewards, 4, seed=0)
 
 
@@ -39,4 +45,7 @@ def test_the_program_rates_videos_of_generate(tmp_path, exit_code):
         (tmp_path / f"{number:04d}.json").write_text(json.dumps({"prompt": caption}))
     assert exit_code(simulated_study.main, tmp_path, "--pairs", 1) == 0
     (rating,) = read_ratings(tmp_path / "pairs.csv")
-    assert rating.request.prompt == caption and {video.name for video in rating.videos} == {"0000.mp4", "0001.mp4"}
+    assert rating.request.prompt == caption and {video.name for video in rating.videos} == {
+        "0000.mp4",
+        "0001.mp4",
+    }

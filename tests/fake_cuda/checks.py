@@ -1,6 +1,8 @@
-"""Prints the work that the project would give a GPU, as JSON. test_fake_cuda.py runs it in a separate process.
+"""Prints the work that the project would give a GPU, as JSON. test_fake_cuda.py runs it in a
+separate process.
 
-One sample at a time, as on a GPU: 480 x 864, 81 frames, a block of full width, bf16, 200 text tokens.
+One sample at a time, as on a GPU: 480 x 864, 81 frames, a block of full width, bf16, 200 text
+tokens.
 """
 
 from tests.fake_cuda import device, sharded, streams  # first, before torch looks for CUDA
@@ -66,7 +68,9 @@ def transformer(recompute, *, lora=False, fp8=False, num_layers=1):
 
 
 def trained(model):
-    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return {
+        name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
+    }
 
 
 def autoencoder(layers_per_block=1):
@@ -95,7 +99,8 @@ def take_counts(count):
 
 def one_block(count, *, lora):
     """Count a block for one branch: forward without and with gradient, and backward."""
-    block = transformer("none", lora=lora, num_layers=2).transformer_blocks[0]  # the last block has unused outputs
+    # the last block has unused outputs
+    block = transformer("none", lora=lora, num_layers=2).transformer_blocks[0]
     tokens, text = 34_020, 200
     cos, sin = empty(tokens, 128, dtype=torch.float32), empty(tokens, 128, dtype=torch.float32)
     time, layout = empty(1, 2048), Layout(cos, sin, (text,), tokens)
@@ -113,7 +118,9 @@ def one_block(count, *, lora):
 
 
 def passes(count, pipeline, schedule):
-    """Count a rollout step, its replay, its backward pass and the update, with image-to-video conditions."""
+    """Count a rollout step, its replay, its backward pass and the update, with image-to-video
+    conditions.
+    """
     picture = ImageCondition(empty(729, 1152), empty(32, *GRID[1:], dtype=torch.float32))
     conditions = Conditions((Condition(empty(200, 3584), empty(12, 1472), picture),))
     stored = empty(2, 3, 32, *GRID, dtype=torch.float32)
@@ -133,7 +140,9 @@ def passes(count, pipeline, schedule):
         clip_gradients(list(parameters.values()), 1.0)
         found["norm"] = take_counts(count)
         hidden = family_of(pipeline.transformer).matrices
-        make_optimizers(OptimizerSettings(use_muon=True), parameters, BF16, hidden=hidden).step(1e-5)
+        make_optimizers(OptimizerSettings(use_muon=True), parameters, BF16, hidden=hidden).step(
+            1e-5
+        )
         found["optimizer step"] = take_counts(count)
     return found
 
@@ -166,7 +175,10 @@ def decode(count, pipeline):
 
 
 def offloaded_vae(count, pipeline):
-    """Count a decode by an offloaded VAE. The devices are those of its weights outside and inside."""
+    """Count a decode by an offloaded VAE.
+
+    The devices are those of its weights outside and inside.
+    """
     inside = set()
     pipeline.vae.decoder.register_forward_pre_hook(lambda module, _: inside.update(devices(module)))
     with count:
@@ -211,10 +223,11 @@ def the_device(count):
 
 
 def kernels(count):
-    """Count attention in passes through a block by its kernel, with selective activation checkpointing.
+    """Count attention in passes through a block by its kernel, with selective activation
+    checkpointing.
 
-    The kernel "torch" is torch's own choice of cuDNN, here with full checkpointing. What is requested of cuDNN is
-    recorded without and with gradient.
+    The kernel "torch" is torch's own choice of cuDNN, here with full checkpointing. What is
+    requested of cuDNN is recorded without and with gradient.
     """
     tokens, text = GRID[0] * GRID[1] * GRID[2], 200
     cos, sin = empty(tokens, 128, dtype=torch.float32), empty(tokens, 128, dtype=torch.float32)
@@ -243,7 +256,9 @@ def kernels(count):
 
 
 def reward_thread(count):
-    """Score on device 3; return the devices and streams of the thread's operators, and its devices with a context."""
+    """Score on device 3; return the devices and streams of the thread's operators, and its devices
+    with a context.
+    """
     gpu, videos = torch.device("cuda", 3), empty(2, 3, dtype=torch.float32, device="cuda:3")
 
     class Brightness:
@@ -255,7 +270,9 @@ def reward_thread(count):
     torch.cuda.set_device(gpu)
     scorer = AsyncScorer({"test": Brightness()}, {"VQ": 1.0}, device=gpu)
     rewards = scorer.measure([empty(1, dtype=torch.uint8, device="cpu")] * 2, ["", ""], fps=8)
-    thread, *after = scorer._pool.submit(lambda: (threading.get_native_id(), *streams.current())).result()
+    thread, *after = scorer._pool.submit(
+        lambda: (threading.get_native_id(), *streams.current())
+    ).result()
     scorer.close()
     torch.cuda.set_device(0)
     return {

@@ -12,7 +12,9 @@ from tests.forked import ROOT, python
 
 
 def counted(module: str, *arguments: str) -> Any:
-    """Return the JSON that a program prints. In its process, torch has not looked for CUDA before the fake device.
+    """Return the JSON that a program prints.
+
+    In its process, torch has not looked for CUDA before the fake device.
 
     Skips the test if g++, which compiles the device, is missing, or if torch is a CUDA build.
     """

@@ -1,4 +1,6 @@
-"""Prints the peak GPU memory in GiB of decoding with a gradient, as JSON, without weights; in a separate process."""
+"""Prints the peak GPU memory in GiB of decoding with a gradient, as JSON, without weights; in a
+separate process.
+"""
 
 from tests.fake_cuda import checks, device  # first, before torch looks for CUDA
 

@@ -1,8 +1,9 @@
 """A fake CUDA device: the project's code runs on FakeTensors of device "cuda", without a GPU.
 
-Nothing is computed. A tensor on the wrong device raises as on a GPU, autocast is CUDA's, and `Count` counts the work
-that a GPU would do. Import this module first in a new process: torch must not have looked for CUDA yet. Numerical
-results, the choice of kernels, and fusion by a compiler are not covered.
+Nothing is computed. A tensor on the wrong device raises as on a GPU, autocast is CUDA's, and
+`Count` counts the work that a GPU would do. Import this module first in a new process: torch must
+not have looked for CUDA yet. Numerical results, the choice of kernels, and fusion by a compiler are
+not covered.
 """
 
 import collections
@@ -20,7 +21,9 @@ SOURCE = Path(__file__).with_name("guard.cpp")
 
 
 def _load() -> ctypes.CDLL:
-    """Compile guard.cpp against the installed torch, once per version of both; return the loaded library."""
+    """Compile guard.cpp against the installed torch, once per version of both; return the loaded
+    library.
+    """
     root = Path(importlib.util.find_spec("torch").origin).parent
     version = (root / "version.py").read_bytes()
     key = hashlib.sha256(SOURCE.read_bytes() + version + str(root).encode()).hexdigest()[:16]
@@ -30,7 +33,18 @@ def _load() -> ctypes.CDLL:
         draft = library.with_suffix(f".{os.getpid()}")
         places = [f"-I{root}/include", f"-L{root}/lib", "-lc10", "-ltorch_cpu"]
         subprocess.run(
-            ["g++", "-std=c++20", "-O0", "-shared", "-fPIC", str(SOURCE), "-o", str(draft), *places], check=True
+            [
+                "g++",
+                "-std=c++20",
+                "-O0",
+                "-shared",
+                "-fPIC",
+                str(SOURCE),
+                "-o",
+                str(draft),
+                *places,
+            ],
+            check=True,
         )
         draft.rename(library)
     for name in ("libc10.so", "libtorch_cpu.so"):
@@ -59,7 +73,9 @@ def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False
         return _stock_attention(query, key, value, attn_mask, dropout_p, is_causal, **options)
     if attention_kernel == "cudnn":
         # torch requests the log-sum-exp only for a backward pass.
-        with_gradient = torch.is_grad_enabled() and any(part.requires_grad for part in (query, key, value))
+        with_gradient = torch.is_grad_enabled() and any(
+            part.requires_grad for part in (query, key, value)
+        )
         operator, mask = torch.ops.aten._scaled_dot_product_cudnn_attention, (None, with_gradient)
     else:
         operator, mask = torch.ops.aten._scaled_dot_product_flash_attention, ()
@@ -83,7 +99,15 @@ for _name in ("_fused_rms_norm", "_fused_rms_norm_backward"):
     _KERNELS.impl(_name, _never, "CUDA")
 
 # Operators that wait for the GPU, because the host needs their result or its shape.
-_WAITS = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "_unique2", "unique_consecutive"}
+_WAITS = {
+    "_local_scalar_dense",
+    "nonzero",
+    "equal",
+    "is_nonzero",
+    "masked_select",
+    "_unique2",
+    "unique_consecutive",
+}
 _RESULTS = {"_local_scalar_dense": 1.0, "equal": True}  # returned for tensors without data
 _COPIES = {"_to_copy", "copy_"}
 # Operators that move no data.
@@ -100,9 +124,9 @@ _SMALL = 64 * 2**10  # bytes; the driver copies these at once from any memory
 class Count(TorchDispatchMode):
     """Dispatch mode that counts the work a GPU would do.
 
-    Bytes are those that memory-bound operators read and write, expanded tensors once. Matrix products and attention are
-    counted in FLOP instead, convolutions in both. Memory is what operators allocate within the mode, without weights
-    and inputs.
+    Bytes are those that memory-bound operators read and write, expanded tensors once. Matrix
+    products and attention are counted in FLOP instead, convolutions in both. Memory is what
+    operators allocate within the mode, without weights and inputs.
     """
 
     def __init__(self):
@@ -114,10 +138,13 @@ class Count(TorchDispatchMode):
 
     def clear(self) -> None:
         """Reset the counts; allocated memory stays counted."""
-        self.kernels, self.bytes = collections.Counter(), collections.Counter()  # of memory-bound operators, by name
+        # of memory-bound operators, by name
+        self.kernels, self.bytes = collections.Counter(), collections.Counter()
         self.flop = collections.Counter()  # by operator
-        self.waits = collections.Counter()  # by operator; blocking copies to the host are among them
-        self.copies = collections.Counter()  # by kind of host memory and direction, e.g. "pinned to device"
+        # by operator; blocking copies to the host are among them
+        self.waits = collections.Counter()
+        # by kind of host memory and direction, e.g. "pinned to device"
+        self.copies = collections.Counter()
         self.places = collections.Counter()  # operators by thread, device and stream
         self.log_sum_exp = set()  # whether cuDNN's attention also returned the log-sum-exp
         self.peak = self.live
@@ -126,7 +153,10 @@ class Count(TorchDispatchMode):
     def teraflop(self) -> dict[str, float]:
         """Matrix products, attention and convolutions, forward and backward."""
         kinds = {"attention": "scaled_dot", "convolutions": "convolution"}
-        found = {kind: sum(flop for name, flop in self.flop.items() if part in name) for kind, part in kinds.items()}
+        found = {
+            kind: sum(flop for name, flop in self.flop.items() if part in name)
+            for kind, part in kinds.items()
+        }
         found["products"] = sum(self.flop.values()) - sum(found.values())
         return {kind: flop / 1e12 for kind, flop in found.items() if flop}
 
@@ -144,7 +174,9 @@ class Count(TorchDispatchMode):
         name = operator.overloadpacket.__name__
         needs_data = name in _RESULTS and isinstance(arguments[0], FakeTensor)
         result = _RESULTS[name] if needs_data else operator(*arguments, **options)
-        given = [leaf for leaf in tree_leaves((arguments, options)) if isinstance(leaf, torch.Tensor)]
+        given = [
+            leaf for leaf in tree_leaves((arguments, options)) if isinstance(leaf, torch.Tensor)
+        ]
         made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         if options.get("pin_memory") or name == "_pin_memory":
             self._pinned += [tensor.untyped_storage() for tensor in made]
@@ -176,15 +208,21 @@ class Count(TorchDispatchMode):
 
     def _count_copy(self, name, given, made, arguments, options) -> None:
         source, goal = (given[1], given[0]) if name == "copy_" else (given[0], made[0])
-        waits = not (options.get("non_blocking") or (name == "copy_" and len(arguments) > 2 and arguments[2]))
+        waits = not (
+            options.get("non_blocking") or (name == "copy_" and len(arguments) > 2 and arguments[2])
+        )
         host, way = (source, "to device") if goal.is_cuda else (goal, "to host")
-        memory = "small" if _bytes(host) <= _SMALL else "pinned" if self._is_pinned(host) else "pageable"
+        memory = (
+            "small" if _bytes(host) <= _SMALL else "pinned" if self._is_pinned(host) else "pageable"
+        )
         self.copies[f"{memory} {way}"] += 1
         if waits:
             self.waits[f"copy {way}"] += 1
 
     def _is_pinned(self, host) -> bool:
-        """Return whether a tensor was allocated as pinned memory, which FakeTensors do not record."""
+        """Return whether a tensor was allocated as pinned memory, which FakeTensors do not
+        record.
+        """
         return any(host.untyped_storage()._cdata == storage._cdata for storage in self._pinned)
 
     def _hold(self, tensor, *, new: bool = True) -> None:
@@ -209,7 +247,8 @@ def _flop(name: str, given: list, made: list, arguments: tuple) -> int:
     if name in ("convolution", "convolution_backward"):
         is_backward = name == "convolution_backward"
         output, weight = (given[0], given[2]) if is_backward else (made[0], given[1])
-        passes = sum(arguments[-1][:2]) if is_backward else 1  # gradients of the input and of the weight
+        # gradients of the input and of the weight
+        passes = sum(arguments[-1][:2]) if is_backward else 1
         return passes * 2 * output.numel() * weight.numel() // weight.shape[0]
     if name in ("mm", "addmm"):
         (rows, inner), (_, columns) = (tensor.shape for tensor in given[-2:])
@@ -226,7 +265,10 @@ def _flop(name: str, given: list, made: list, arguments: tuple) -> int:
 
 
 def on_device(module: torch.nn.Module, dtype: torch.dtype, device: str = "cuda") -> None:
-    """Replace meta parameters and buffers of a module by ones on the fake device. Requires the FakeTensorMode."""
+    """Replace meta parameters and buffers of a module by ones on the fake device.
+
+    Requires the FakeTensorMode.
+    """
     for part in module.modules():
         for name, value in part._parameters.items():
             if value is not None:
@@ -258,12 +300,15 @@ def let_modules_move() -> None:
     torch.nn.Module._apply = apply
     torch.Tensor.is_pinned = lambda tensor: True
     group_offloading.ModuleGroup._to_cpu = staticmethod(lambda tensor, low: tensor.cpu().clone())
-    group_offloading._is_torchao_tensor = lambda tensor: True  # these are moved by the next two functions
+    # these are moved by the next two functions
+    group_offloading._is_torchao_tensor = lambda tensor: True
     group_offloading._swap_torchao_tensor = group_offloading._restore_torchao_tensor = move
 
 
 def prepare_process():
-    """Configure torch and return a schedule of 20 steps, whose timesteps are real tensors on the host."""
+    """Configure torch and return a schedule of 20 steps, whose timesteps are real tensors on the
+    host.
+    """
     from hyvideo.schedulers.schedule import Schedule
 
     torch.set_num_threads(1)

@@ -1,7 +1,8 @@
-"""Prints the GPU memory in GiB of each stage of generate.py with group offloading, as JSON, in a separate process.
+"""Prints the GPU memory in GiB of each stage of generate.py with group offloading, as JSON, in a
+separate process.
 
-HunyuanVideo-1.5 at full width, 480 x 848, 121 frames; weights are counted. Fewer blocks than in the real models change
-nothing, because only a group of them is on the GPU.
+HunyuanVideo-1.5 at full width, 480 x 848, 121 frames; weights are counted. Fewer blocks than in the
+real models change nothing, because only a group of them is on the GPU.
 """
 
 from tests.fake_cuda import device  # first, before torch looks for CUDA
@@ -64,12 +65,17 @@ def sample_and_decode(offloading, schedule, *, skips_blocks=False):
         offload(vae)
         text = Condition(empty(200, 3584), empty(12, 1472))
         sampling = SamplerSettings(guidance_scale=1, batched_forward=False)
-        pipeline = GRPOPipeline(model, vae, sampling=sampling, negative=text, compute_dtype=torch.bfloat16)
+        pipeline = GRPOPipeline(
+            model, vae, sampling=sampling, negative=text, compute_dtype=torch.bfloat16
+        )
         latents = empty(1, 32, *GRID, dtype=torch.float32)
         count.clear()
         with on_device(model), torch.no_grad():
-            model.step_cache = StepCache(StepCaching(cache_start_step=0), NUM_BLOCKS - 2) if skips_blocks else None
-            for step in (0, 4, 5, 6) if skips_blocks else (0, 4):  # the first finds the order of the groups
+            model.step_cache = (
+                StepCache(StepCaching(cache_start_step=0), NUM_BLOCKS - 2) if skips_blocks else None
+            )
+            # the first finds the order of the groups
+            for step in (0, 4, 5, 6) if skips_blocks else (0, 4):
                 if skips_blocks:
                     model.step_cache.step = step
                 pipeline.velocity_at_steps(latents, schedule, [step], Conditions((text,)))
@@ -90,8 +96,12 @@ def main():
             "encoding": encode(),
             "groups": sample_and_decode(Offloading(True, True, False), schedule),
             "overlap": sample_and_decode(Offloading(True, True, True), schedule),
-            "cached groups": sample_and_decode(Offloading(True, True, False), schedule, skips_blocks=True),
-            "cached overlap": sample_and_decode(Offloading(True, True, True), schedule, skips_blocks=True),
+            "cached groups": sample_and_decode(
+                Offloading(True, True, False), schedule, skips_blocks=True
+            ),
+            "cached overlap": sample_and_decode(
+                Offloading(True, True, True), schedule, skips_blocks=True
+            ),
         }
     print(json.dumps(found))
     sys.stdout.flush()

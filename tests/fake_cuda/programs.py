@@ -1,4 +1,6 @@
-"""The programs that use the fake CUDA device, imported once for all of them; see `counting.counted`."""
+"""The programs that use the fake CUDA device, imported once for all of them; see
+`counting.counted`.
+"""
 
 from tests.fake_cuda import device  # noqa: F401 - first, before torch looks for CUDA
 

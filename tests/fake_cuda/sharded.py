@@ -1,4 +1,6 @@
-"""Blocks sharded with FSDP2 on the fake device: a process group of 8 ranks that exchanges nothing."""
+"""Blocks sharded with FSDP2 on the fake device: a process group of 8 ranks that exchanges
+nothing.
+"""
 
 from tests.fake_cuda import device, streams  # first, before torch looks for CUDA
 

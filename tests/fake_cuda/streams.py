@@ -1,7 +1,8 @@
-"""Devices and streams of torch.cuda on the fake device, per thread as in CUDA; a CPU build of torch lacks them.
+"""Devices and streams of torch.cuda on the fake device, per thread as in CUDA; a CPU build of torch
+lacks them.
 
-torch.cuda's own Python code runs, for example ``torch.cuda.stream`` and ``torch.cuda.device``; only the functions that
-it calls in C++ are replaced. `install` must run before a stream is created.
+torch.cuda's own Python code runs, for example ``torch.cuda.stream`` and ``torch.cuda.device``; only
+the functions that it calls in C++ are replaced. `install` must run before a stream is created.
 """
 
 import ctypes
@@ -21,7 +22,8 @@ class Step(NamedTuple):
 
 
 names: dict[int, str] = {0: "default"}  # streams by id
-log: list[Step] | None = None  # if a list, receives events, waits, collectives and attention in order of submission
+# if a list, receives events, waits, collectives and attention in order of submission
+log: list[Step] | None = None
 _library: ctypes.CDLL
 
 
@@ -32,7 +34,11 @@ class Stream(torch.Stream):
         if not known:
             index = None if device is None else torch.device(device).index
             index = _library.fake_cuda_device() if index is None else index
-            known = {"stream_id": _library.fake_cuda_new_stream(), "device_index": index, "device_type": 1}
+            known = {
+                "stream_id": _library.fake_cuda_new_stream(),
+                "device_index": index,
+                "device_type": 1,
+            }
         return super().__new__(cls, **known)
 
     def record_event(self, event=None):
@@ -66,7 +72,10 @@ class Event:
     def wait(self, stream=None):
         stream = stream or torch.cuda.current_stream()
         if self.stream_id not in (None, stream.stream_id):
-            note(stream.stream_id, f"wait for {names.get(self.stream_id, self.stream_id)} {self.number}")
+            note(
+                stream.stream_id,
+                f"wait for {names.get(self.stream_id, self.stream_id)} {self.number}",
+            )
 
     def synchronize(self):
         pass
@@ -87,7 +96,9 @@ def current() -> tuple[str, int, int]:
 
 
 def contexts(thread: int) -> list[int]:
-    """Return the devices for which a thread, by its native id, would create a CUDA context or load it."""
+    """Return the devices for which a thread, by its native id, would create a CUDA context or load
+    it.
+    """
     values = (ctypes.c_int64 * 10_000)()
     number = _library.fake_cuda_set_devices(values, len(values))
     assert number <= len(values)
@@ -109,9 +120,14 @@ def install(library: ctypes.CDLL) -> None:
         library.fake_cuda_set_device(device_index)  # as THCPModule_setStream_wrap
         library.fake_cuda_set_stream(stream_id, device_index)
 
-    torch._C._cuda_getDevice = lambda: library.fake_cuda_device()  # ctypes' functions cannot be hashed, as dynamo does
-    torch._C._cuda_setDevice = torch.cuda._exchange_device = lambda index: library.fake_cuda_set_device(index)
-    torch.cuda._maybe_exchange_device = lambda index: library.fake_cuda_exchange_without_context(index)
+    # ctypes' functions cannot be hashed, as dynamo does
+    torch._C._cuda_getDevice = lambda: library.fake_cuda_device()
+    torch._C._cuda_setDevice = torch.cuda._exchange_device = lambda index: (
+        library.fake_cuda_set_device(index)
+    )
+    torch.cuda._maybe_exchange_device = lambda index: library.fake_cuda_exchange_without_context(
+        index
+    )
     torch._C._cuda_getCurrentStream, torch._C._cuda_setStream = current_stream, set_stream
     torch._utils._get_available_device_type = lambda: "cuda"
     torch.cuda._lazy_init = torch.cuda.empty_cache = lambda: None

@@ -27,14 +27,19 @@ def test_the_device_detects_wrong_devices_transfers_and_waits(counted):
 def summary(counted):
     """Return the counts that gpu_check prints beside its measurements."""
     parts = {f"{name} of a block": counted["block"][name] for name in ("forward", "backward")}
-    parts |= {f"{name} of a LoRA block": counted["LoRA block"][name] for name in ("forward", "backward")}
+    parts |= {
+        f"{name} of a LoRA block": counted["LoRA block"][name] for name in ("forward", "backward")
+    }
     parts |= {f"tile of {frames} frames": found for frames, found in counted["tiles"].items()}
     rounded = {
         part: {f"{kind} TFLOP": found["teraflop"][kind] for kind in found["teraflop"]}
         | {"GB": found["gigabytes"], "peak GiB": found["peak"]}
         for part, found in parts.items()
     }
-    return {part: {name: float(f"{value:.4g}") for name, value in row.items()} for part, row in rounded.items()}
+    return {
+        part: {name: float(f"{value:.4g}") for name, value in row.items()}
+        for part, row in rounded.items()
+    }
 
 
 def test_the_counts_in_the_repository_are_current(counted, check_generated):
@@ -49,7 +54,9 @@ def test_rollout_and_update_request_the_same_outputs_of_cudnn(counted):
 
 @pytest.mark.parametrize("kernel, passes", [("flash", 3.5), ("cudnn", 3.5), ("torch", 4.5)])
 def test_selective_checkpointing_computes_attention_once_with_each_kernel(counted, kernel, passes):
-    """Forward 1, backward 2.5, and with full checkpointing, as here with torch's choice, a second forward pass."""
+    """Forward 1, backward 2.5, and with full checkpointing, as here with torch's choice, a second
+    forward pass.
+    """
     forward = counted["block"]["forward"]["teraflop"]["attention"]
     assert counted["kernels"][kernel]["teraflop"] == pytest.approx(passes * forward)
 
@@ -64,7 +71,9 @@ def test_rewards_are_computed_on_the_device_of_the_rank_in_a_stream(counted):
 
 @pytest.mark.parametrize("part, gathers, reductions", [("sampling", 3, 0), ("training", 6, 3)])
 def test_blocks_are_gathered_while_others_are_computed(counted, part, gathers, reductions):
-    """Two sharded blocks and the root; only the first gather of a forward or backward pass has nothing beside it."""
+    """Two sharded blocks and the root; only the first gather of a forward or backward pass has
+    nothing beside it.
+    """
     found = counted["sharded"][part]
     collectives = [(stream, what) for stream, what in found["steps"] if what.startswith("_")]
     assert collectives.count(("all_gather", "_allgather_base_")) == gathers
@@ -131,7 +140,10 @@ def test_an_offloaded_ema_is_copied_from_and_to_pinned_memory_once(counted):
     found = counted["offloaded EMA"]
     for way in ("to device", "to host"):
         numbers = {kind: number for kind, number in found["copies"].items() if kind.endswith(way)}
-        assert sum(numbers.values()) == found["tensors"] and numbers.keys() <= {f"pinned {way}", f"small {way}"}
+        assert sum(numbers.values()) == found["tensors"] and numbers.keys() <= {
+            f"pinned {way}",
+            f"small {way}",
+        }
 
 
 def test_decoding_waits_once(counted):
@@ -140,11 +152,16 @@ def test_decoding_waits_once(counted):
 
 
 def test_an_offloaded_vae_is_on_the_device_only_while_it_decodes(counted):
-    """The copies come from pinned memory, and decoding waits no more often than with a VAE on the device."""
+    """The copies come from pinned memory, and decoding waits no more often than with a VAE on the
+    device.
+    """
     found = counted["offloaded VAE"]
     assert (found["before"], found["inside"], found["after"]) == (["cpu"], ["cuda"], ["cpu"])
     assert found["pipeline"] == "cuda" and found["left"] == 0
-    assert {kind for kind in found["copies"] if kind.endswith("to device")} == {"pinned to device", "small to device"}
+    assert {kind for kind in found["copies"] if kind.endswith("to device")} == {
+        "pinned to device",
+        "small to device",
+    }
     assert found["waits"] == counted["decode"]["waits"]
 
 

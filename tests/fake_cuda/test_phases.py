@@ -12,9 +12,15 @@ from tests.fake_cuda.counting import counted as counted_by
 
 
 def recipe(kind, **settings):
-    """Return the recipe with two blocks, but with the checkpointing of all, and two rollouts, computed one by one."""
+    """Return the recipe with two blocks, but with the checkpointing of all, and two rollouts,
+    computed one by one.
+    """
     config = parse(["--config", str(ROOT / "configs/hunyuanvideo15_1gpu_24gb.yaml")]).config
-    changes = {"base_weight_dtype": kind, "activation_checkpointing": "full", "batch_size": 2} | settings
+    changes = {
+        "base_weight_dtype": kind,
+        "activation_checkpointing": "full",
+        "batch_size": 2,
+    } | settings
     return PlannedRun(config.with_settings(**changes), 1, Architecture(num_layers=2))
 
 
@@ -28,13 +34,20 @@ def test_the_plan_is_within_10_percent_of_the_counted_peaks():
         phases = memory(recipe(kind)).phases | {"decode": memory(narrow(kind)).phases["decode"]}
         assert phases.keys() - counted.keys() <= {"encode", "decode", "score", "validation"}
         for phase, peak in counted.items():
-            planned = sum(size for name, size in phases[phase].items() if name != "trajectories") / GIB
+            planned = (
+                sum(size for name, size in phases[phase].items() if name != "trajectories") / GIB
+            )
             assert planned == pytest.approx(peak, rel=0.1), (kind, phase)
 
 
 @pytest.mark.slow
 def test_the_plan_of_decoding_with_a_gradient_is_within_10_percent_of_the_counted_peaks():
-    names = ["hunyuan,33,256,128,128", "hunyuan,9,128,128,128", "wan,17,240,416,0", "wan22,17,256,256,0"]
+    names = [
+        "hunyuan,33,256,128,128",
+        "hunyuan,9,128,128,128",
+        "wan,17,240,416,0",
+        "wan22,17,256,256,0",
+    ]
     architectures = {
         "hunyuan": (Architecture(), 2),
         "wan": (released("wan2.1_t2v_1.3b"), 4),

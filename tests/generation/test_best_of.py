@@ -1,4 +1,6 @@
-"""generate.py --best_of: the candidate with the highest reward is kept, and all rewards are recorded and shown."""
+"""generate.py --best_of: the candidate with the highest reward is kept, and all rewards are
+recorded and shown.
+"""
 
 import json
 import re
@@ -44,9 +46,15 @@ def make(tmp_path, monkeypatch, capsys):
     def run(out, *flags, name="Brightness"):
         given = [word.replace("SCORER", f"{scorer}:{name}") for word in flags]
         where = tmp_path / out
-        monkeypatch.setattr("sys.argv", ["generate.py", *MODEL, "--output_path", str(where), *given])
+        monkeypatch.setattr(
+            "sys.argv", ["generate.py", *MODEL, "--output_path", str(where), *given]
+        )
         code = generate.main()
-        return code, [json.loads(path.read_text()) for path in sorted(where.glob("*.json"))], capsys.readouterr().err
+        return (
+            code,
+            [json.loads(path.read_text()) for path in sorted(where.glob("*.json"))],
+            capsys.readouterr().err,
+        )
 
     return run
 
@@ -63,8 +71,12 @@ def test_the_best_candidate_is_kept_and_all_scores_are_recorded(make, tmp_path):
     for number, settings in enumerate(found):
         choice = settings["best_of"]
         totals = [entry["reward"] for entry in choice["rewards"]]
-        assert choice["candidates"] == len(set(totals)) == 3 and totals[choice["chosen"]] == max(totals)
-        assert [entry["scores"] for entry in choice["rewards"]] == [{"light": total} for total in totals]
+        assert choice["candidates"] == len(set(totals)) == 3 and totals[choice["chosen"]] == max(
+            totals
+        )
+        assert [entry["scores"] for entry in choice["rewards"]] == [
+            {"light": total} for total in totals
+        ]
         kept = at_original_size(read_video(tmp_path / "best" / f"{number:04d}.mp4")[0], 16, 16)
         first = at_original_size(read_video(tmp_path / "alone" / f"{number:04d}.mp4")[0], 16, 16)
         distances = [(video.float() - kept.float()).square().mean() for video in candidates[number]]
@@ -78,7 +90,11 @@ def test_the_best_candidate_is_kept_and_all_scores_are_recorded(make, tmp_path):
 
 def test_no_video_is_kept_if_no_candidate_has_a_reward(make):
     code, _, error = make("none", "--prompt", PROMPTS[0], "--best_of", "2", *WORDS, name="Failing")
-    assert code == 2 and "needs the reward of at least one candidate, got none of 2" in error and "it is dark" in error
+    assert (
+        code == 2
+        and "needs the reward of at least one candidate, got none of 2" in error
+        and "it is dark" in error
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,8 +103,14 @@ def test_no_video_is_kept_if_no_candidate_has_a_reward(make):
         (["--reward_model", "miniature"], "--reward_model needs --best_of above 1"),
         (["--best_of", "0"], "--best_of must be a number from 1 to 1,000, got 0"),
         (["--best_of", "2", "--sp_size", "2"], "--best_of needs --sp_size 1"),
-        (["--best_of", "2", "--initial_noise", "reference"], "--best_of needs --initial_noise default"),
-        (["--best_of", "2", "--reward_model", "clp"], "reward_model must be one of .* did you mean clip"),
+        (
+            ["--best_of", "2", "--initial_noise", "reference"],
+            "--best_of needs --initial_noise default",
+        ),
+        (
+            ["--best_of", "2", "--reward_model", "clp"],
+            "reward_model must be one of .* did you mean clip",
+        ),
     ],
 )
 def test_flags_that_contradict_each_other_are_one_message(make, flags, message):

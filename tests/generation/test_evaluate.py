@@ -29,7 +29,14 @@ CSV = "assets/miniature/prompts/smoke.csv"
 @pytest.fixture
 def score(exit_code, tmp_path, tiny_config):
     def run(*flags, out="scores"):
-        common = ["--config", "configs/miniature.yaml", "--num_threads", "1", "--out", tmp_path / out]
+        common = [
+            "--config",
+            "configs/miniature.yaml",
+            "--num_threads",
+            "1",
+            "--out",
+            tmp_path / out,
+        ]
         code = exit_code(evaluate.main, *common, *flags)
         file = tmp_path / out / "scores.json"
         return code, json.loads(file.read_text()) if file.is_file() else None
@@ -51,20 +58,50 @@ def folder(tmp_path):
 
 
 def test_the_base_model_and_its_transformer_as_checkpoint_have_equal_scores(score, tmp_path):
-    flags = ["--valid_video_csv", CSV, "--validation_steps", "2", "--validation_repeats", "1", "--reward_model"]
+    flags = [
+        "--valid_video_csv",
+        CSV,
+        "--validation_steps",
+        "2",
+        "--validation_repeats",
+        "1",
+        "--reward_model",
+    ]
     code, base = score(*flags, "miniature")
     assert code == 0 and len(base["videos"]) == 8
-    assert 0 < base["summary"]["VQ"]["low"] <= base["summary"]["VQ"]["mean"] <= base["summary"]["VQ"]["high"]
+    assert (
+        0
+        < base["summary"]["VQ"]["low"]
+        <= base["summary"]["VQ"]["mean"]
+        <= base["summary"]["VQ"]["high"]
+    )
     assert {"Overall", "reward", "all_correct", "frechet_distance"} <= base["summary"].keys()
     rows = list(csv.DictReader((tmp_path / "scores/scores.csv").open(encoding="utf-8")))
     assert [float(row["VQ"]) for row in rows] == [video["VQ"] for video in base["videos"]]
-    code, same = score(*flags, "miniature", "--checkpoint_path", "assets/miniature/transformer/miniature", out="same")
+    code, same = score(
+        *flags,
+        "miniature",
+        "--checkpoint_path",
+        "assets/miniature/transformer/miniature",
+        out="same",
+    )
     assert code == 0 and same["videos"] == base["videos"] and same["measures"] == base["measures"]
 
 
 def test_a_lora_that_runs_start_from_is_part_of_the_base_model(score, tmp_path):
-    save_lora({"transformer_blocks.0.attn.to_q": Pair(torch.ones(1, 96), torch.ones(96, 1), 1.0)}, tmp_path / "lora")
-    flags = ["--valid_video_csv", CSV, "--validation_steps", "1", "--validation_repeats", "1", "--reward_model"]
+    save_lora(
+        {"transformer_blocks.0.attn.to_q": Pair(torch.ones(1, 96), torch.ones(96, 1), 1.0)},
+        tmp_path / "lora",
+    )
+    flags = [
+        "--valid_video_csv",
+        CSV,
+        "--validation_steps",
+        "1",
+        "--validation_repeats",
+        "1",
+        "--reward_model",
+    ]
     scores = {}
     for name in ("pretrained_lora_path", "lora_path"):
         code, scores[name] = score(*flags, "miniature", f"--{name}", tmp_path / "lora", out=name)
@@ -93,20 +130,29 @@ def trained(tmp_path):
 def test_a_checkpoint_requires_its_negative_prompt(trained, tmp_path):
     guided = load_config("configs/miniature.yaml", cfg_scale=2.0, negative_prompt="blurry")
     source = Source(trained)
-    with pytest.raises(ValueError, match="was trained with negative_prompt 'murky', got 'blurry'; set --negative_p"):
+    with pytest.raises(
+        ValueError, match="was trained with negative_prompt 'murky', got 'blurry'; set --negative_p"
+    ):
         source.check(guided.model, guided.negative_requests)
     source.check(guided.model, guided.with_settings(negative_prompt="murky").negative_requests)
     unguided = guided.with_settings(cfg_scale=1.0)
     source.check(guided.model, unguided.negative_requests)
     with pytest.raises(ValueError, match="was trained with negative_prompt"):
-        source.check(guided.model, unguided.with_settings(validation_cfg_scale=2.0).negative_requests)
+        source.check(
+            guided.model, unguided.with_settings(validation_cfg_scale=2.0).negative_requests
+        )
     (trained / "state.json").unlink()  # like an export of scripts.export
     source.check(guided.model, guided.negative_requests)
 
 
-def test_a_checkpoint_uses_the_settings_of_its_run_without_a_config(trained, tmp_path, monkeypatch, capsys):
+def test_a_checkpoint_uses_the_settings_of_its_run_without_a_config(
+    trained, tmp_path, monkeypatch, capsys
+):
     (tmp_path / "run/checkpoints").mkdir(parents=True)
-    config, checkpoint = tmp_path / "run/config.yaml", trained.rename(tmp_path / "run/checkpoints/000003")
+    config, checkpoint = (
+        tmp_path / "run/config.yaml",
+        trained.rename(tmp_path / "run/checkpoints/000003"),
+    )
     config.write_text(Path("configs/miniature.yaml").read_text().replace("alignment", "of_the_run"))
 
     def output_of(*flags):
@@ -119,7 +165,9 @@ def test_a_checkpoint_uses_the_settings_of_its_run_without_a_config(trained, tmp
     note = f"using the settings of {config}"
     assert note in (error := output_of()) and "of_the_run" in error
     assert "of_the_run" not in output_of("--reward_weights", "of_a_flag")
-    assert note not in (error := output_of("--config=configs/smoke.yaml", "--reward_model", "clip", "clip"))
+    assert note not in (
+        error := output_of("--config=configs/smoke.yaml", "--reward_model", "clip", "clip")
+    )
     assert "each scorer once" in error
 
 
@@ -128,22 +176,33 @@ def test_a_checkpoint_uses_the_settings_of_its_run_without_a_config(trained, tmp
     [
         ("--reward_weights nonsense", "reward_weights must be averaged, "),
         ("--reward_model clip clip", "each scorer once"),
-        ("--reward_config nowhere.yaml", "reward_config 'nowhere.yaml' must be a readable YAML file"),
+        (
+            "--reward_config nowhere.yaml",
+            "reward_config 'nowhere.yaml' must be a readable YAML file",
+        ),
         ("--out README.md/x", "README.md is not a folder"),
         ("--out /proc/x", "'/proc/x': "),
         ("--lora_scale nan --lora_path x", "--lora_scale must be a finite number"),
         ("--lora_scale 2", "needs --lora_path, got 2.0"),
         ("--lora_path README.md", "README.md"),
         ("--checkpoint_path /nonexistent", "/nonexistent does not exist"),
-        ("--checkpoint_path {trained} --cfg_scale 2", "trained with negative_prompt 'murky', got ''"),
+        (
+            "--checkpoint_path {trained} --cfg_scale 2",
+            "trained with negative_prompt 'murky', got ''",
+        ),
         ("--validation_height 33 --validation_width 32", "height must be a multiple of 8, got 33"),
         ("--pretrained_model_root nowhere", "pretrained_model_root must be a checkpoint folder"),
         ("--valid_video_csv=", "valid_video_csv must name a CSV with the prompts"),
-        ("--videos nowhere", "--videos must be a folder with mp4 files, got 'nowhere': it does not exist"),
+        (
+            "--videos nowhere",
+            "--videos must be a folder with mp4 files, got 'nowhere': it does not exist",
+        ),
         ("--valid_video_csv {images}", "first.png"),
     ],
 )
-def test_invalid_flags_are_reported_before_scorers_are_loaded(score, trained, tmp_path, capsys, flags, message):
+def test_invalid_flags_are_reported_before_scorers_are_loaded(
+    score, trained, tmp_path, capsys, flags, message
+):
     """The scorer's files are missing, which would be reported if scorers were loaded first."""
     (tmp_path / "first.png").write_text("no image")
     (tmp_path / "images.csv").write_text("prompt,ref_image_path\na,first.png\n")
@@ -157,8 +216,15 @@ def test_true_rewards_are_recorded_beside_learned_scores(score):
     """Table 2 computes its column of the true reward from them."""
     flags = ["--valid_video_csv", CSV, "--validation_steps", "1", "--validation_repeats", "1"]
     _, scores = score(*flags, "--reward_model", "miniature_videoalign")
-    assert all({"true/VQ", "true/MQ", "true/TA", "all_correct"} <= entry.keys() for entry in scores["videos"])
-    assert all(entry[f"true/{name}"] is not None for entry in scores["videos"] for name in ("VQ", "MQ", "TA"))
+    assert all(
+        {"true/VQ", "true/MQ", "true/TA", "all_correct"} <= entry.keys()
+        for entry in scores["videos"]
+    )
+    assert all(
+        entry[f"true/{name}"] is not None
+        for entry in scores["videos"]
+        for name in ("VQ", "MQ", "TA")
+    )
 
 
 def test_videos_are_scored_with_prompts_from_their_json_files(score, folder):
@@ -168,14 +234,18 @@ def test_videos_are_scored_with_prompts_from_their_json_files(score, folder):
     code, scores = score("--videos", folder, "--reward_model", "miniature")
     assert code == 0
     assert [v["file"] for v in scores["videos"]] == ["0000.mp4", "0001.mp4", "0002.mp4", "0003.mp4"]
-    assert {v["prompt"] for v in scores["videos"]} == {prompt} and {v["group"] for v in scores["videos"]} == {0}
+    assert {v["prompt"] for v in scores["videos"]} == {prompt} and {
+        v["group"] for v in scores["videos"]
+    } == {0}
 
 
 def test_several_processes_are_refused(score, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "2")
     code, _ = score()
     error = capsys.readouterr().err
-    assert code == 2 and "runs in one process, got 2" in error and "scripts.compare_policies" in error
+    assert (
+        code == 2 and "runs in one process, got 2" in error and "scripts.compare_policies" in error
+    )
     assert not (tmp_path / "scores").exists()
 
 
@@ -188,7 +258,9 @@ def test_more_prompts_than_rows_are_scored_and_recorded_with_their_own_seeds(sco
     csv = folder.with_name("one.csv")
     csv.write_text("prompt,seed\na red circle moves up,5\n")
     for csvs in (str(csv), ""):
-        code, scores = score("--videos", folder, "--reward_model", "miniature", "--valid_video_csv", csvs)
+        code, scores = score(
+            "--videos", folder, "--reward_model", "miniature", "--valid_video_csv", csvs
+        )
         assert code == 0 and [entry["group"] for entry in scores["videos"]] == [0, 1, 2, 3]
         assert [entry["seed"] for entry in scores["videos"]] == [70, 71, 72, 73]
 
@@ -203,7 +275,9 @@ def test_more_prompts_than_rows_are_scored_and_recorded_with_their_own_seeds(sco
 )
 def test_a_corrupted_scores_file_beside_videos_is_named(folder, content):
     (folder / "scores.json").write_text(content)
-    with pytest.raises(ValueError, match="videos/scores.json must be a list of videos with file, prompt and group"):
+    with pytest.raises(
+        ValueError, match="videos/scores.json must be a list of videos with file, prompt and group"
+    ):
         find_clips(folder, [])
 
 
@@ -218,14 +292,19 @@ def test_a_pipe_among_the_videos_is_not_waited_for(score, folder, capsys):
 
 def test_videos_and_a_checkpoint_exclude_each_other(score, folder, capsys):
     code, scores = score("--videos", folder, "--checkpoint_path", folder)
-    assert code == 2 and scores is None and "--videos scores existing videos" in capsys.readouterr().err
+    assert (
+        code == 2
+        and scores is None
+        and "--videos scores existing videos" in capsys.readouterr().err
+    )
 
 
 def test_without_json_files_prompts_are_the_rows_in_order(folder):
     clips = find_clips(folder, [Request("one"), Request("two")])
     assert [(c.prompt, c.group) for c in clips] == [("one", 0), ("one", 0), ("two", 1), ("two", 1)]
     with pytest.raises(
-        ValueError, match="must be a multiple of the rows of valid_video_csv.*got 4 videos in .* and 3 rows"
+        ValueError,
+        match="must be a multiple of the rows of valid_video_csv.*got 4 videos in .* and 3 rows",
     ):
         find_clips(folder, [Request("x")] * 3)
     (folder / "0000.json").write_text('{"prompt": "one"}')
@@ -247,14 +326,19 @@ def test_videos_of_several_policies_or_settings_raise_value_error(folder, name, 
     for number in range(4):
         record = {"prompt": "one", "seed": number, "height": 32 + number, name: values[number == 2]}
         (folder / f"{number:04d}.json").write_text(json.dumps(record))
-    with pytest.raises(ValueError, match=f"must be of one policy .*: {name} is .* for 0000.mp4 and .* for 0002.mp4"):
+    with pytest.raises(
+        ValueError, match=f"must be of one policy .*: {name} is .* for 0000.mp4 and .* for 0002.mp4"
+    ):
         find_clips(folder, [])
     (folder / "0002.mp4").unlink()
     assert [clip.seed for clip in find_clips(folder, [])] == [0, 1, 3]
 
 
 def test_videos_of_a_run_have_the_prompts_of_its_scores_file(folder):
-    entries = [{"file": "0003.mp4", "prompt": "three", "group": 5}, {"file": None, "prompt": "x", "group": 6}]
+    entries = [
+        {"file": "0003.mp4", "prompt": "three", "group": 5},
+        {"file": None, "prompt": "x", "group": 6},
+    ]
     (folder / "scores.json").write_text(json.dumps(entries))
     (clip,) = find_clips(folder, [])
     assert (clip.path, clip.prompt, clip.group) == (folder / "0003.mp4", "three", 5)
@@ -269,10 +353,13 @@ def test_enlarged_videos_are_read_at_their_original_size(folder):
     clips = find_clips(folder, [Request("x")])
     (videos,) = read_clips(clips, 32, 32)
     assert common_frame_rate(clips) == 8
-    assert [*videos] == [0, 1, 2, 3] and all(video.shape == (5, 3, 32, 32) for video in videos.values())
+    assert [*videos] == [0, 1, 2, 3] and all(
+        video.shape == (5, 3, 32, 32) for video in videos.values()
+    )
     assert (videos[2].int() - clip(80).int()).abs().max() <= 2
     (videos,) = read_clips(clips, 48, 48)
-    assert videos[0].shape == (5, 3, 256, 256)  # 48 would be stored as 288, so 256 is read as stored
+    # 48 would be stored as 288, so 256 is read as stored
+    assert videos[0].shape == (5, 3, 256, 256)
 
 
 def test_a_folder_of_many_videos_is_read_and_scored_in_parts(score, folder, monkeypatch):
@@ -351,14 +438,18 @@ def test_a_summary_averages_by_prompt_and_skips_missing_scores():
     ]
     summary = summarise(Evaluation(videos, {"frechet_distance": 0.1, "VQ": 7.0}))
     assert summary["VQ"].mean == pytest.approx(3.0)
-    assert summary["VQ"].high == pytest.approx(3.0 + 12.7062 * 1.5)  # Student's t of two prompts, 1.5 and 4.5
+    # Student's t of two prompts, 1.5 and 4.5
+    assert summary["VQ"].high == pytest.approx(3.0 + 12.7062 * 1.5)
     assert as_text(summary).split()[-2:] == ["frechet_distance", "0.1000"]
     assert summary["frechet_distance"].mean == 0.1
     assert list(summary) == ["VQ", "frechet_distance"]
 
 
 def test_an_enlarged_video_is_reduced_to_rounded_means():
-    """A file of 64 x 64 pixels is enlarged by 4. One of the 16 pixels of a block differs by 12, 8 or 7."""
+    """A file of 64 x 64 pixels is enlarged by 4.
+
+    One of the 16 pixels of a block differs by 12, 8 or 7.
+    """
     video = torch.full((1, 3, 256, 256), 100, dtype=torch.uint8)
     video[0, :, 0, 0], video[0, :, 0, 4], video[0, :, 0, 8] = 112, 108, 107
     assert at_original_size(video, 64, 64)[0, 0, 0, :4].tolist() == [101, 100, 100, 100]

@@ -14,7 +14,14 @@ from hyvideo.models.loading import load_vae
 from hyvideo.training.pair_latents import PairLatents
 from tests.forked import ROOT
 
-FLAGS = ["--config", "configs/miniature.yaml", "--prompt", "a red circle moves up", "--num_inference_steps", "2"]
+FLAGS = [
+    "--config",
+    "configs/miniature.yaml",
+    "--prompt",
+    "a red circle moves up",
+    "--num_inference_steps",
+    "2",
+]
 
 
 def test_latents_are_written_with_the_video_and_deleted_with_it(tmp_path, exit_code):
@@ -36,5 +43,7 @@ def test_latents_are_written_with_the_video_and_deleted_with_it(tmp_path, exit_c
 
 
 def test_refined_videos_have_no_latents_of_their_size(tmp_path, exit_code, capsys):
-    assert exit_code(generate.main, *FLAGS, "--keep_latents", "--sr", "--output_path", tmp_path) == 2
+    assert (
+        exit_code(generate.main, *FLAGS, "--keep_latents", "--sr", "--output_path", tmp_path) == 2
+    )
     assert "--keep_latents cannot be used with --sr" in capsys.readouterr().err

@@ -1,4 +1,6 @@
-"""Offloading in generation: the same videos bit for bit, the choice by GPU memory, and the peak of each stage."""
+"""Offloading in generation: the same videos bit for bit, the choice by GPU memory, and the peak of
+each stage.
+"""
 
 import json
 import sys
@@ -24,7 +26,14 @@ FLAGS = {
     "plain": [],
     "stages": ["--offloading"],
     "groups of 1": ["--group_offloading"],
-    "groups of 4": ["--offloading", "on", "--group_offloading", "on", "--overlap_group_offloading", "off"],
+    "groups of 4": [
+        "--offloading",
+        "on",
+        "--group_offloading",
+        "on",
+        "--overlap_group_offloading",
+        "off",
+    ],
 }
 USED = {
     "plain": (False, False, False),
@@ -61,11 +70,16 @@ def wan(folder, monkeypatch):
 @pytest.mark.parametrize("family", [hunyuan, wan])
 def test_offloading_changes_neither_latents_nor_videos(tmp_path, monkeypatch, family):
     model = family(tmp_path, monkeypatch)
-    small = "--prompt one two --height 32 --width 48 --video_length 5 --num_inference_steps 2 --device cpu --seed 3"
+    small = (
+        "--prompt one two --height 32 --width 48 --video_length 5 --num_inference_steps 2 "
+        "--device cpu --seed 3"
+    )
     decode, latents = GRPOPipeline.decode, {}
     for name, flags in FLAGS.items():
         taken = latents.setdefault(name, [])
-        monkeypatch.setattr(GRPOPipeline, "decode", lambda self, x, taken=taken: taken.append(x) or decode(self, x))
+        monkeypatch.setattr(
+            GRPOPipeline, "decode", lambda self, x, taken=taken: taken.append(x) or decode(self, x)
+        )
         out = tmp_path / name
         arguments = ["generate.py", *model, *small.split(), *flags, "--output_path", out]
         monkeypatch.setattr(sys, "argv", [*map(str, arguments)])
@@ -74,7 +88,9 @@ def test_offloading_changes_neither_latents_nor_videos(tmp_path, monkeypatch, fa
         assert tuple(settings[key] for key in vars(Offloading())) == USED[name]
         for number in range(2):
             assert torch.equal(latents[name][number], latents["plain"][number])
-            videos = [(tmp_path / folder / f"000{number}.mp4").read_bytes() for folder in (name, "plain")]
+            videos = [
+                (tmp_path / folder / f"000{number}.mp4").read_bytes() for folder in (name, "plain")
+            ]
             assert videos[0] == videos[1]
     assert not torch.equal(*latents["plain"])
 
@@ -87,9 +103,19 @@ def test_the_flag_overrides_vae_offload_of_the_run(tmp_path, monkeypatch, flag):
     def load_encoder(config, device, **options):
         raise Loading(config.model.vae_offload)
 
-    (tmp_path / "run.yaml").write_text(Path("configs/miniature.yaml").read_text() + "\nvae_offload: true\n")
+    (tmp_path / "run.yaml").write_text(
+        Path("configs/miniature.yaml").read_text() + "\nvae_offload: true\n"
+    )
     monkeypatch.setattr(model_setup, "load_encoder", load_encoder)
-    arguments = ["generate.py", "--config", tmp_path / "run.yaml", "--prompt", "a", "--offloading", flag]
+    arguments = [
+        "generate.py",
+        "--config",
+        tmp_path / "run.yaml",
+        "--prompt",
+        "a",
+        "--offloading",
+        flag,
+    ]
     monkeypatch.setattr(sys, "argv", [*map(str, arguments), "--output_path", str(tmp_path / "out")])
     with pytest.raises(Loading, match=f"^{flag.title()}$"):
         generate.main()
@@ -112,7 +138,9 @@ def test_the_flag_overrides_vae_offload_of_the_run(tmp_path, monkeypatch, flag):
 def test_small_gpus_offload_in_groups_by_default(monkeypatch, given, gigabytes, used):
     memory = SimpleNamespace(total_memory=gigabytes * 2**30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: memory)
-    assert resolve(Offloading(*given), torch.device("cuda" if gigabytes else "cpu")) == Offloading(*used)
+    assert resolve(Offloading(*given), torch.device("cuda" if gigabytes else "cpu")) == Offloading(
+        *used
+    )
 
 
 @pytest.mark.slow
@@ -121,8 +149,13 @@ def test_offloaded_models_stay_on_the_cpu_between_stages_and_fit_small_gpus():
     assert gib["encoding"] < 1.6, "embedding, one layer and the activations"
     assert gib["groups"]["sampling"] < 3.7 and gib["overlap"]["sampling"] < 3.1
     for mode, overlap in (("groups", False), ("overlap", True)):
-        planned = planner.generation_memory(VIDEO, Offloading(True, True, overlap)).total("sample") / 2**30
+        planned = (
+            planner.generation_memory(VIDEO, Offloading(True, True, overlap)).total("sample")
+            / 2**30
+        )
         assert gib[mode]["sampling"] == pytest.approx(planned, rel=0.1)
     assert gib["cached groups"]["sampling"] < 3.0, "groups of one block"
-    assert gib["cached overlap"]["sampling"] < 3.3, "cached steps leave a block of 0.28 GiB that was copied ahead"
+    assert gib["cached overlap"]["sampling"] < 3.3, (
+        "cached steps leave a block of 0.28 GiB that was copied ahead"
+    )
     assert gib["groups"]["tile"] < 18

@@ -16,12 +16,17 @@ from tests.generation.test_offloading import hunyuan, wan
 from tests.generation.test_super_resolution import TINY
 from tests.tiny_checkpoint import write_super_resolution
 
-SMALL = "--height 48 --width 80 --video_length 5 --num_inference_steps 2 --device cpu --seed 3 --guidance_scale 6"
+SMALL = (
+    "--height 48 --width 80 --video_length 5 --num_inference_steps 2 --device cpu --seed 3 "
+    "--guidance_scale 6"
+)
 SMALL += " --dtype fp32 --vae_tile_size 32"
 
 
 def run(arguments, out):
-    """Run generate.py in this process; save the latents and pixels of its videos, and the files that it wrote."""
+    """Run generate.py in this process; save the latents and pixels of its videos, and the files
+    that it wrote.
+    """
     decode, write, kept, written = GRPOPipeline.decode, video_sampler.write_video, [], []
 
     def keep(self, latents):
@@ -32,7 +37,9 @@ def run(arguments, out):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(GRPOPipeline, "decode", keep)
         patch.setattr(
-            video_sampler, "write_video", lambda path, *video: written.append(path.name) or write(path, *video)
+            video_sampler,
+            "write_video",
+            lambda path, *video: written.append(path.name) or write(path, *video),
         )
         patch.setattr(sys, "argv", ["generate.py", *arguments])
         for name, side in TINY.items():
@@ -42,7 +49,8 @@ def run(arguments, out):
     return written
 
 
-# Two replicas of two ranks, one video each; and one replica with a LoRA, an image, super-resolution and offloading.
+# Two replicas of two ranks, one video each; and one replica with a LoRA, an image, super-resolution
+# and offloading.
 @pytest.mark.parametrize(
     "family, num_processes, flags, prompts",
     [
@@ -50,15 +58,24 @@ def run(arguments, out):
         (hunyuan, 2, ["--group_offloading"], ["one"]),
     ],
 )
-def test_processes_share_a_video_and_one_writes_it(tmp_path, monkeypatch, family, num_processes, flags, prompts):
+def test_processes_share_a_video_and_one_writes_it(
+    tmp_path, monkeypatch, family, num_processes, flags, prompts
+):
     arguments = [*map(str, family(tmp_path, monkeypatch)), *SMALL.split(), "--prompt", *prompts]
     if family is hunyuan:
         write_super_resolution(tmp_path / "ckpts")
         arguments.append("--sr=true")
     run([*arguments, "--output_path", str(tmp_path / "one")], tmp_path / "one")
     shared = [*arguments, *flags, "--sp_size", "2", "--output_path", str(tmp_path / "shared")]
-    written = launch("tests.generation.test_shared_generation:run", num_processes, shared, str(tmp_path / "shared"))
-    assert written == [[] if rank % 2 else [f"{rank // 2:04d}.mp4"] for rank in range(num_processes)]
+    written = launch(
+        "tests.generation.test_shared_generation:run",
+        num_processes,
+        shared,
+        str(tmp_path / "shared"),
+    )
+    assert written == [
+        [] if rank % 2 else [f"{rank // 2:04d}.mp4"] for rank in range(num_processes)
+    ]
     expected = torch.load(tmp_path / "one-0.pt")
     for rank in range(num_processes):
         ((latents, pixels),) = torch.load(tmp_path / f"shared-{rank}.pt")
@@ -67,7 +84,10 @@ def test_processes_share_a_video_and_one_writes_it(tmp_path, monkeypatch, family
         torch.testing.assert_close(latents, expected[number][0], rtol=1e-5, atol=1e-5)
         assert (pixels.float() - expected[number][1].float()).abs().max() <= 1
     for number in range(len(prompts)):
-        one, two = (json.loads((tmp_path / name / f"{number:04d}.json").read_text()) for name in ("one", "shared"))
+        one, two = (
+            json.loads((tmp_path / name / f"{number:04d}.json").read_text())
+            for name in ("one", "shared")
+        )
         assert (one.pop("sp_size"), two.pop("sp_size")) == (1, 2)
         assert one == two or flags
 
@@ -81,12 +101,26 @@ def test_processes_share_a_video_and_one_writes_it(tmp_path, monkeypatch, family
             "got sp_size 2 and WORLD_SIZE 1; start 2 with torchrun --nproc_per",
         ),
         (0, 1, "--sp_size must be a number from 1 to 1,024, got 0"),
-        (8, 8, "sp_size must be at most the 3 attention heads of the transformer, got 8; 1, 3 give"),
+        (
+            8,
+            8,
+            "sp_size must be at most the 3 attention heads of the transformer, got 8; 1, 3 give",
+        ),
     ],
 )
-def test_sp_size_is_checked_before_weights_are_read(tmp_path, monkeypatch, capsys, sp_size, num_processes, message):
+def test_sp_size_is_checked_before_weights_are_read(
+    tmp_path, monkeypatch, capsys, sp_size, num_processes, message
+):
     monkeypatch.setattr(processes, "world_size", lambda: num_processes)
-    arguments = ["generate.py", *wan(tmp_path, monkeypatch), "--prompt", "a", *SMALL.split(), "--sp_size", sp_size]
+    arguments = [
+        "generate.py",
+        *wan(tmp_path, monkeypatch),
+        "--prompt",
+        "a",
+        *SMALL.split(),
+        "--sp_size",
+        sp_size,
+    ]
     monkeypatch.setattr(sys, "argv", [*map(str, arguments), "--output_path", str(tmp_path / "out")])
     assert generate.main() == 2
     assert message in capsys.readouterr().err

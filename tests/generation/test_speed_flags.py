@@ -1,4 +1,6 @@
-"""Flags of generate.py that save time: SageAttention and compiled blocks, alone and with the flags they meet."""
+"""Flags of generate.py that save time: SageAttention and compiled blocks, alone and with the flags
+they meet.
+"""
 
 import json
 import shutil
@@ -16,7 +18,10 @@ from tests import tiny_checkpoint
 from tests.generation.test_offloading import hunyuan
 from tests.rewards.chat_server import completion, endpoints
 
-SMALL = "--prompt one --height 32 --width 48 --video_length 5 --num_inference_steps 2 --device cpu --guidance_scale 6"
+SMALL = (
+    "--prompt one --height 32 --width 48 --video_length 5 --num_inference_steps 2 --device cpu "
+    "--guidance_scale 6"
+)
 # Stands for the package, whose kernels need a GPU: the same function in full precision.
 SAGEATTENTION = """
 import torch.nn.functional as F
@@ -51,9 +56,13 @@ def without_graphs():
 
 @pytest.fixture
 def make(tmp_path, monkeypatch, capsys):
-    """A function that runs generate.py and returns the final latents and the record of the video, or the error."""
+    """A function that runs generate.py and returns the final latents and the record of the video,
+    or the error.
+    """
     decode, latents = GRPOPipeline.decode, []
-    monkeypatch.setattr(GRPOPipeline, "decode", lambda self, x: latents.append(x) or decode(self, x))
+    monkeypatch.setattr(
+        GRPOPipeline, "decode", lambda self, x: latents.append(x) or decode(self, x)
+    )
 
     def run(*flags, name="videos"):
         arguments = ["generate.py", *SMALL.split(), *flags, "--output_path", tmp_path / name]
@@ -69,11 +78,18 @@ def original(folder, monkeypatch, head_dim):
     rope = {64: [16, 24, 24], 16: [4, 6, 6]}[head_dim]
     monkeypatch.setitem(tiny_checkpoint.TRANSFORMER, "hidden_size", 2 * head_dim)
     monkeypatch.setitem(tiny_checkpoint.TRANSFORMER, "rope_dim_list", rope)
-    return ["--model_path", tiny_checkpoint.write_original(folder / "ckpts"), "--transformer_version", "480p_t2v"]
+    return [
+        "--model_path",
+        tiny_checkpoint.write_original(folder / "ckpts"),
+        "--transformer_version",
+        "480p_t2v",
+    ]
 
 
 @pytest.mark.slow
-def test_sageattention_computes_the_attention_of_the_blocks_and_no_other(tmp_path, monkeypatch, package, make):
+def test_sageattention_computes_the_attention_of_the_blocks_and_no_other(
+    tmp_path, monkeypatch, package, make
+):
     model = original(tmp_path, monkeypatch, 64)
     expected, record = make(*model)
     assert record["use_sageattn"] is record["enable_torch_compile"] is False
@@ -82,11 +98,14 @@ def test_sageattention_computes_the_attention_of_the_blocks_and_no_other(tmp_pat
     from sageattention import calls
 
     calls = [call for call in calls if call[0][2] < 2048]  # not those of the trial
-    assert len(calls) == 2 * 2 * 2  # steps, branches of guidance, blocks; the refiner's attention is torch's
+    # steps, branches of guidance, blocks; the refiner's attention is torch's
+    assert len(calls) == 2 * 2 * 2
     image = 2 * 2 * 3
     for query, key, dtype in calls:
         assert query == key and query[:2] == (1, 2) and query[3] == 64 and dtype == torch.bfloat16
-        assert image < key[2] < image + 100, "image and valid text tokens, without 1,985 slots for conditions"
+        assert image < key[2] < image + 100, (
+            "image and valid text tokens, without 1,985 slots for conditions"
+        )
     calls.clear()
     latents, _ = make(*model, name="again")
     assert torch.equal(latents, expected) and not calls
@@ -103,7 +122,8 @@ def test_sageattention_must_run_and_has_no_gradient(monkeypatch, package):
     cpu, shape = torch.device("cpu"), Shape(head_dim=64)
     assert problem_of("sage", shape, cpu, with_gradient=True) == "it has no backward pass"
     assert problem_of("sage", shape, cpu, with_gradient=False) is None
-    monkeypatch.setattr("sageattention.calls", None)  # the trial fails, as for a head dimension without a kernel
+    # the trial fails, as for a head dimension without a kernel
+    monkeypatch.setattr("sageattention.calls", None)
     assert "AttributeError: 'NoneType'" in problem_of("sage", shape, cpu, with_gradient=False)
 
 
@@ -111,23 +131,37 @@ def test_sageattention_must_run_and_has_no_gradient(monkeypatch, package):
     "backend",
     [
         pytest.param("eager", marks=pytest.mark.slow),
-        pytest.param("inductor", marks=[pytest.mark.slow, pytest.mark.skipif(not shutil.which("g++"), reason="g++")]),
+        pytest.param(
+            "inductor",
+            marks=[pytest.mark.slow, pytest.mark.skipif(not shutil.which("g++"), reason="g++")],
+        ),
     ],
 )
 def test_compiled_blocks_give_the_same_latents_with_lora_cache_and_groups(
     tmp_path, monkeypatch, make, without_graphs, backend
 ):
-    model = dict(zip(*[iter(map(str, hunyuan(tmp_path, monkeypatch)))] * 2))  # six blocks, an image, a LoRA
-    settings = {"pretrained_model_root": model.pop("--model_path"), "compile_backend": backend, "dtype": "fp32"}
-    settings["batched_forward"] = False  # the default on a GPU; rows of unequal length are not compiled in one pass
+    # six blocks, an image, a LoRA
+    model = dict(zip(*[iter(map(str, hunyuan(tmp_path, monkeypatch)))] * 2))
+    settings = {
+        "pretrained_model_root": model.pop("--model_path"),
+        "compile_backend": backend,
+        "dtype": "fp32",
+    }
+    # the default on a GPU; rows of unequal length are not compiled in one pass
+    settings["batched_forward"] = False
     settings["transformer_version"] = model.pop("--transformer_version")
     (tmp_path / "run.yaml").write_text(json.dumps(settings))
     flags = ["--config", tmp_path / "run.yaml", *(word for pair in model.items() for word in pair)]
-    schedule = "--enable_cache --total_steps 2 --cache_start_step 0 --cache_end_step 2 --no_cache_block_id 4 5"
+    schedule = (
+        "--enable_cache --total_steps 2 --cache_start_step 0 --cache_end_step 2 "
+        "--no_cache_block_id 4 5"
+    )
     schedule = schedule.split()
     expected, _ = make(*flags, *schedule)
     offloading = ["--group_offloading", "--overlap_group_offloading", "off"]
-    latents, record = make(*flags, *schedule, *offloading, "--enable_torch_compile", name="compiled")
+    latents, record = make(
+        *flags, *schedule, *offloading, "--enable_torch_compile", name="compiled"
+    )
     assert record["enable_torch_compile"] is True
     # With inductor, the largest difference was 2.7e-6 of 3.06 (measured).
     tolerance = {"rtol": 0, "atol": 0} if backend == "eager" else {"rtol": 1e-5, "atol": 1e-5}
@@ -145,7 +179,9 @@ def test_compiled_blocks_give_the_same_latents_with_lora_cache_and_groups(
         (["--lora_path", "nowhere"], "nowhere must be a safetensors file"),
     ],
 )
-def test_all_flags_are_checked_before_prompts_are_rewritten(tmp_path, monkeypatch, make, flags, message):
+def test_all_flags_are_checked_before_prompts_are_rewritten(
+    tmp_path, monkeypatch, make, flags, message
+):
     with endpoints() as start:
         server = start(completion("a cat"))
         rewriting = ["--rewrite", "true", "--rewrite_url", server.url, "--rewrite_model", "a-model"]

@@ -1,4 +1,6 @@
-"""Super-resolution in generate.py: a small checkpoint end to end, its sizes, its record and its errors."""
+"""Super-resolution in generate.py: a small checkpoint end to end, its sizes, its record and its
+errors.
+"""
 
 import json
 import shutil
@@ -40,7 +42,9 @@ def root(tmp_path_factory):
 
 @pytest.fixture
 def run(root, tmp_path, monkeypatch, capsys):
-    """A function that runs generate.py with small buckets and returns exit code, stderr and the written frames."""
+    """A function that runs generate.py with small buckets and returns exit code, stderr and the
+    written frames.
+    """
     for name, side in TINY.items():
         monkeypatch.setitem(images.RESOLUTIONS, name, side)
     write = video_sampler.write_video
@@ -52,8 +56,17 @@ def run(root, tmp_path, monkeypatch, capsys):
             "write_video",
             lambda path, video, fps: [written.update({path.name: video}), write(path, video, fps)],
         )
-        where = ["--model_path", model, "--transformer_version", "480p_t2v", "--output_path", tmp_path / out]
-        monkeypatch.setattr(sys, "argv", ["generate.py", *map(str, [*where, "--prompt", "a cat", *SMALL, *flags])])
+        where = [
+            "--model_path",
+            model,
+            "--transformer_version",
+            "480p_t2v",
+            "--output_path",
+            tmp_path / out,
+        ]
+        monkeypatch.setattr(
+            sys, "argv", ["generate.py", *map(str, [*where, "--prompt", "a cat", *SMALL, *flags])]
+        )
         return generate.main(), capsys.readouterr().err, written
 
     return run
@@ -67,17 +80,23 @@ def test_the_larger_size_of_every_bucket_is_the_originals(resolutions):
     rows = json.loads((GOLDEN / "super_resolution.json").read_text())["buckets"][resolutions]
     base, larger = resolutions.split("->")
     assert sorted((height, width) for height, width, *_ in rows) == sorted(bucket_sizes(base))
-    assert [list(larger_size(height, width, larger)) for height, width, *_ in rows] == [row[2:] for row in rows]
+    assert [list(larger_size(height, width, larger)) for height, width, *_ in rows] == [
+        row[2:] for row in rows
+    ]
 
 
 def test_the_rule_differs_from_that_for_images():
-    assert nearest_size(848, 480, bucket_sizes("720p")) == (1264, 720) and larger_size(848, 480, "720p") == (1280, 720)
+    assert nearest_size(848, 480, bucket_sizes("720p")) == (1264, 720) and larger_size(
+        848, 480, "720p"
+    ) == (1280, 720)
 
 
 # --- generate.py -------------------------------------------------------------------------------
 
 
-def test_conditions_and_latents_in_memory_do_not_grow_with_the_number_of_videos(run, tmp_path, monkeypatch):
+def test_conditions_and_latents_in_memory_do_not_grow_with_the_number_of_videos(
+    run, tmp_path, monkeypatch
+):
     encode, sample = ConditionEncoder.__call__, VideoSampler.sample
     most = {}
     for count in (1, 4):
@@ -110,22 +129,39 @@ def test_a_video_is_refined_and_both_are_written(run, tmp_path):
     assert code == 0, error
     base = run(out="base")[2]
     again = run("--sr", "true", "--group_offloading", out="again")[2]
-    assert both["0000.mp4"].shape == (5, 3, 64, 112) and both["0000_before_sr.mp4"].shape == (5, 3, 48, 80)
+    assert both["0000.mp4"].shape == (5, 3, 64, 112) and both["0000_before_sr.mp4"].shape == (
+        5,
+        3,
+        48,
+        80,
+    )
     assert torch.equal(both["0000_before_sr.mp4"], base["0000.mp4"])
     assert torch.equal(both["0000.mp4"], again["0000.mp4"]) and list(again) == ["0000.mp4"]
-    record, plain = (json.loads((tmp_path / out / "0000.json").read_text()) for out in ("out", "base"))
+    record, plain = (
+        json.loads((tmp_path / out / "0000.json").read_text()) for out in ("out", "base")
+    )
     assert (record["height"], record["width"]) == (48, 80) and plain["super_resolution"] is None
-    expected = {"version": "720p_sr_distilled", "steps": 6, "shift": 2.0, "height": 64, "width": 112}
+    expected = {
+        "version": "720p_sr_distilled",
+        "steps": 6,
+        "shift": 2.0,
+        "height": 64,
+        "width": 112,
+    }
     assert record["super_resolution"] == expected
 
 
-def test_an_image_is_encoded_at_both_sizes_and_a_lora_is_the_base_models(run, root, tmp_path, monkeypatch):
+def test_an_image_is_encoded_at_both_sizes_and_a_lora_is_the_base_models(
+    run, root, tmp_path, monkeypatch
+):
     samples, levels, images_at = [], [], {}
     sample, encode = GRPOPipeline.sample_ode, ImageEncoder.__call__
 
     def sampled(self, conditions, noise, schedule):
         levels.append(schedule.levels)
-        samples.append((self, *conditions.samples, noise, sample(self, conditions, noise, schedule)))
+        samples.append(
+            (self, *conditions.samples, noise, sample(self, conditions, noise, schedule))
+        )
         return samples[-1][-1]
 
     def encoded(self, path, *size):
@@ -134,9 +170,19 @@ def test_an_image_is_encoded_at_both_sizes_and_a_lora_is_the_base_models(run, ro
 
     monkeypatch.setattr(GRPOPipeline, "sample_ode", sampled)
     monkeypatch.setattr(ImageEncoder, "__call__", encoded)
-    save_lora({"transformer_blocks.0.attn.to_q": Pair(torch.ones(1, 32), torch.ones(32, 1), 8.0)}, tmp_path / "lora")
+    save_lora(
+        {"transformer_blocks.0.attn.to_q": Pair(torch.ones(1, 32), torch.ones(32, 1), 8.0)},
+        tmp_path / "lora",
+    )
     image = write_image(tmp_path / "image.png", height=110, width=80)
-    flags = ["--transformer_version", "480p_i2v", "--image_path", image, "--lora_path", tmp_path / "lora"]
+    flags = [
+        "--transformer_version",
+        "480p_i2v",
+        "--image_path",
+        image,
+        "--lora_path",
+        tmp_path / "lora",
+    ]
     flags += "--initial_noise reference --guidance_scale 1 --height 64 --width 64".split()
     code, error, _ = run("--sr", *flags)
     assert code == 0, error
@@ -150,9 +196,13 @@ def test_an_image_is_encoded_at_both_sizes_and_a_lora_is_the_base_models(run, ro
     added = normal((4, 2, 6, 6), 3, "generate", 0, STAGE, "augmentation")[None]
     with torch.no_grad():
         assert torch.equal(refined.low_resolution, upsampler.condition(final, added)[0])
-    expected = torch.randn(1, 4, 2, 6, 6, generator=torch.Generator().manual_seed(3), dtype=torch.bfloat16)
+    expected = torch.randn(
+        1, 4, 2, 6, 6, generator=torch.Generator().manual_seed(3), dtype=torch.bfloat16
+    )
     assert torch.equal(noise, expected.float()), "the original's noise for the seed"
-    assert pipeline.transformer.config.in_channels == 14 and not hasattr(pipeline.transformer, "peft_config")
+    assert pipeline.transformer.config.in_channels == 14 and not hasattr(
+        pipeline.transformer, "peft_config"
+    )
     assert pipeline.transformer.reads_ends
     assert levels[1] == shifted_levels(len(levels[1]) - 1, 2.0) != levels[0]
 
@@ -162,9 +212,13 @@ def test_an_image_is_encoded_at_both_sizes_and_a_lora_is_the_base_models(run, ro
     [
         (
             ["--height", "48", "--width", "96"],
-            "was trained on, got 48 x 96. Use --resolution, perhaps with --aspect_ratio, or --height 48 --width",
+            "was trained on, got 48 x 96. Use --resolution, perhaps with --aspect_ratio, or "
+            "--height 48 --width",
         ),
-        (["--transformer_version", "720p_sr_distilled"], "use generate.py --sr with a 480p version"),
+        (
+            ["--transformer_version", "720p_sr_distilled"],
+            "use generate.py --sr with a 480p version",
+        ),
     ],
 )
 def test_what_cannot_be_refined_is_rejected(run, tmp_path, flags, message):
@@ -174,7 +228,10 @@ def test_what_cannot_be_refined_is_rejected(run, tmp_path, flags, message):
 
 def test_a_family_without_super_resolution_is_rejected():
     settings = Config().with_settings(transformer_version="wan2.1_t2v_1.3b").model
-    with pytest.raises(ValueError, match="--sr needs a family with super-resolution models; wan2.1.* is of wan, which"):
+    with pytest.raises(
+        ValueError,
+        match="--sr needs a family with super-resolution models; wan2.1.* is of wan, which",
+    ):
         Refiner(settings, DistributedSettings(), [], None)
 
 
@@ -182,8 +239,14 @@ def test_a_family_without_super_resolution_is_rejected():
     "change, message",
     [
         (lambda root: shutil.rmtree(root / "upsampler"), "upsampler '720p_sr_distilled'"),
-        (lambda root: shutil.rmtree(root / "transformer/720p_sr_distilled"), "transformer '720p_sr_distilled'"),
-        (lambda root: cut(root / "transformer/720p_sr_distilled"), "truncated, a git-lfs pointer or not a"),
+        (
+            lambda root: shutil.rmtree(root / "transformer/720p_sr_distilled"),
+            "transformer '720p_sr_distilled'",
+        ),
+        (
+            lambda root: cut(root / "transformer/720p_sr_distilled"),
+            "truncated, a git-lfs pointer or not a",
+        ),
         (
             lambda root: rename_tensor(root / "upsampler/720p_sr_distilled"),
             "tensor 'in_conv.conv.bias' of shape (8,) is m",
@@ -191,12 +254,17 @@ def test_a_family_without_super_resolution_is_rejected():
         (lambda root: copy_base(root), "needs in_channels 14, got 9"),
     ],
 )
-def test_files_that_do_not_fit_are_reported_with_the_download_command(run, root, tmp_path, change, message):
+def test_files_that_do_not_fit_are_reported_with_the_download_command(
+    run, root, tmp_path, change, message
+):
     model = shutil.copytree(root, tmp_path / "ckpts")
     change(model)
     code, error, _ = run("--sr", model=model)
     assert code == 2 and message in error and not (tmp_path / "out").exists()
-    assert f"Download it: bash download_weights.sh --version 720p_sr_distilled --with none --out {model}" in error
+    assert (
+        "Download it: bash download_weights.sh --version 720p_sr_distilled --with none --out "
+        f"{model}" in error
+    )
 
 
 FILE = "diffusion_pytorch_model.safetensors"
@@ -213,14 +281,22 @@ def rename_tensor(folder):
 
 
 def copy_base(root):
-    shutil.copytree(root / "transformer/480p_t2v", root / "transformer/720p_sr_distilled", dirs_exist_ok=True)
+    shutil.copytree(
+        root / "transformer/480p_t2v", root / "transformer/720p_sr_distilled", dirs_exist_ok=True
+    )
 
 
 def test_the_download_check_reports_both_parts(root, tmp_path):
     model = shutil.copytree(root, tmp_path / "ckpts")
-    rows = {row.part.folder: row.state for row in report(model).rows if row.part.uses == ["super-resolution"]}
+    rows = {
+        row.part.folder: row.state
+        for row in report(model).rows
+        if row.part.uses == ["super-resolution"]
+    }
     assert rows == {
-        f"{part}/{r}_sr_distilled": "ok" for part in ("transformer", "upsampler") for r in ("1080p", "720p")
+        f"{part}/{r}_sr_distilled": "ok"
+        for part in ("transformer", "upsampler")
+        for r in ("1080p", "720p")
     }
     rename_tensor(model / "upsampler/720p_sr_distilled")
     (broken,) = report(model).missing_for("super-resolution")

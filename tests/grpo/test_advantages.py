@@ -19,7 +19,9 @@ def test_advantages_are_standard_scores_with_the_population_deviation():
 def test_groups_are_consecutive_and_independent():
     first, second = torch.tensor([1.0, 2.0, 5.0]), torch.tensor([10.0, -3.0, 4.0])
     together = group_advantages(torch.cat([first, second]), 3)
-    torch.testing.assert_close(together, torch.cat([group_advantages(first, 3), group_advantages(second, 3)]))
+    torch.testing.assert_close(
+        together, torch.cat([group_advantages(first, 3), group_advantages(second, 3)])
+    )
 
 
 def test_advantages_are_invariant_to_a_shift_and_a_positive_scale():
@@ -40,7 +42,9 @@ def test_a_group_of_equal_rewards_has_advantage_0(value):
 
 @pytest.mark.parametrize("scale", [1e-20, 1e-15])
 def test_rewards_far_closer_than_the_epsilon_are_equal(scale):
-    """Their advantages would be below 1e-6: only optimizers without a scale, such as Adam, could follow them."""
+    """Their advantages would be below 1e-6: only optimizers without a scale, such as Adam, could
+    follow them.
+    """
     rewards = scale * torch.tensor([1.0, 2.0, 3.0, 6.0], dtype=torch.float64)
     assert torch.equal(group_advantages(rewards, 4), torch.zeros(4, dtype=torch.float64))
     assert group_advantages(1e10 * rewards / scale * 1e-20, 4).abs().max() > 1e-3
@@ -62,10 +66,14 @@ def test_close_rewards_far_from_0_are_told_apart():
 
 @pytest.mark.parametrize("std", [1.0, 1e-3, 1e-4, 1e-8])
 def test_a_standard_score_divides_by_the_deviation_plus_1e_8(std):
-    """As in the paper. flow_grpo and DiffusionNFT add 1e-4, which would halve the third advantage here."""
+    """As in the paper. flow_grpo and DiffusionNFT add 1e-4, which would halve the third advantage
+    here.
+    """
     advantages = group_advantages(torch.tensor([-std, std], dtype=torch.float64), 2)
     score = std / (std + 1e-8)
-    torch.testing.assert_close(advantages, torch.tensor([-score, score], dtype=torch.float64), rtol=1e-9, atol=0)
+    torch.testing.assert_close(
+        advantages, torch.tensor([-score, score], dtype=torch.float64), rtol=1e-9, atol=0
+    )
 
 
 def test_advantages_are_clipped_on_both_sides():
@@ -80,7 +88,9 @@ def test_advantages_are_clipped_on_both_sides():
 def test_a_missing_reward_is_excluded_from_its_group(missing):
     advantages = group_advantages(torch.tensor([1.0, missing, 2.0, 6.0]), 4)
     assert advantages[1].isnan()
-    torch.testing.assert_close(advantages[[0, 2, 3]], group_advantages(torch.tensor([1.0, 2.0, 6.0]), 3))
+    torch.testing.assert_close(
+        advantages[[0, 2, 3]], group_advantages(torch.tensor([1.0, 2.0, 6.0]), 3)
+    )
 
 
 @pytest.mark.parametrize("rewards", [[1.0, NAN, NAN], [NAN, NAN, NAN]])
@@ -108,26 +118,37 @@ def test_rewards_must_be_whole_groups(shape, group_size):
         group_advantages(torch.zeros(shape), group_size)
 
 
-# --- several dimensions -----------------------------------------------------------------------------------------------
+# --- several dimensions ---------------------------------------------------------------------------
 
-SCORES = torch.tensor([[1.0, 5.0], [2.0, 5.0], [3.0, 8.0], [0.0, 4.0], [9.0, 4.0], [9.0, 4.0]], dtype=torch.float64)
+SCORES = torch.tensor(
+    [[1.0, 5.0], [2.0, 5.0], [3.0, 8.0], [0.0, 4.0], [9.0, 4.0], [9.0, 4.0]], dtype=torch.float64
+)
 WEIGHTS = torch.tensor([0.5, -2.0], dtype=torch.float64)
 
 
 def test_each_dimension_is_a_standard_score_of_its_group_before_it_is_weighted():
-    first = 0.5 * torch.tensor([-1.0, 0.0, 1.0]) / math.sqrt(2 / 3) - 2 * torch.tensor([-1.0, -1.0, 2.0]) / math.sqrt(2)
-    second = 0.5 * torch.tensor([-2.0, 1.0, 1.0]) / math.sqrt(2)  # the other dimension is constant and contributes 0
-    torch.testing.assert_close(normalized_rewards(SCORES, WEIGHTS, 3), torch.cat([first, second]).double())
+    first = 0.5 * torch.tensor([-1.0, 0.0, 1.0]) / math.sqrt(2 / 3) - 2 * torch.tensor(
+        [-1.0, -1.0, 2.0]
+    ) / math.sqrt(2)
+    # the other dimension is constant and contributes 0
+    second = 0.5 * torch.tensor([-2.0, 1.0, 1.0]) / math.sqrt(2)
+    torch.testing.assert_close(
+        normalized_rewards(SCORES, WEIGHTS, 3), torch.cat([first, second]).double()
+    )
 
 
 def test_the_scale_of_a_dimension_has_no_effect():
     scaled = SCORES * torch.tensor([1.0, 100.0]) + torch.tensor([0.0, -7.0])
-    torch.testing.assert_close(normalized_rewards(scaled, WEIGHTS, 3), normalized_rewards(SCORES, WEIGHTS, 3))
+    torch.testing.assert_close(
+        normalized_rewards(scaled, WEIGHTS, 3), normalized_rewards(SCORES, WEIGHTS, 3)
+    )
 
 
 @pytest.mark.parametrize("size", [2, 26, 27, 32, 100])
 def test_dimensions_are_not_clipped_before_they_are_summed(size):
-    """The best of n rollouts has at most the standard score sqrt(n - 1), which is above 5 from n = 27 on."""
+    """The best of n rollouts has at most the standard score sqrt(n - 1), which is above 5 from n =
+    27 on.
+    """
     scores = torch.zeros(size, 2, dtype=torch.float64)
     scores[0, 0] = scores[1, 1] = 1.0
     rewards = normalized_rewards(scores, torch.tensor([1.0, 3.0], dtype=torch.float64), size)

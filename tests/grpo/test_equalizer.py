@@ -28,7 +28,9 @@ def test_a_schedule_without_noise_has_factors_0():
 @pytest.mark.parametrize("scale", [1e-3, 1e3])
 def test_factors_are_invariant_to_the_scale_of_the_gradient(scale):
     norms = torch.tensor([0.2, 3.0, 1.5, 0.7])
-    torch.testing.assert_close(balancing_factors(scale * norms), balancing_factors(norms), rtol=1e-4, atol=0)
+    torch.testing.assert_close(
+        balancing_factors(scale * norms), balancing_factors(norms), rtol=1e-4, atol=0
+    )
 
 
 def test_a_factor_follows_its_step_through_a_permutation():
@@ -37,4 +39,6 @@ def test_a_factor_follows_its_step_through_a_permutation():
 
 
 def test_epsilon_is_added_to_the_norm():
-    torch.testing.assert_close(balancing_factors(torch.tensor([1.0, 3.0, 2.0]), eps=1.0), 2 / torch.tensor([2.0, 4, 3]))
+    torch.testing.assert_close(
+        balancing_factors(torch.tensor([1.0, 3.0, 2.0]), eps=1.0), 2 / torch.tensor([2.0, 4, 3])
+    )

@@ -46,10 +46,13 @@ def test_a_dimension_cannot_override_another_metric():
 
 def test_quantiles_are_those_of_the_scored_rollouts():
     metrics = metrics_of([0.0, 20.0, 10.0], [5.0, 15.0, NAN])
-    assert metrics["quantiles/reward"] == [float(k) for k in range(21)]  # 0, 5, ..., 20 in equal steps
+    # 0, 5, ..., 20 in equal steps
+    assert metrics["quantiles/reward"] == [float(k) for k in range(21)]
     assert len(metrics["quantiles/advantage"]) == 21
     assert metrics["quantiles/advantage"] == sorted(metrics["quantiles/advantage"])
-    assert quantiles(torch.tensor([NAN])) == [] and quantiles(torch.tensor([1 / 3])) == [0.33333] * 21
+    assert (
+        quantiles(torch.tensor([NAN])) == [] and quantiles(torch.tensor([1 / 3])) == [0.33333] * 21
+    )
 
 
 def test_updates_are_averaged_by_their_terms_except_for_deviations():
@@ -65,7 +68,9 @@ def test_updates_are_averaged_by_their_terms_except_for_deviations():
 
 def test_ratio_and_kl_are_reported_by_denoising_step_over_all_updates():
     ratios, kls = torch.tensor([1.5, 0.5, 1.0, 0.25]), torch.tensor([1.0, 3.0, 5.0, 7.0])
-    first = sums_by_step(torch.stack([ratios, kls]), (ratios - 1).abs(), torch.tensor([0, 0, 2, 2]), 4)
+    first = sums_by_step(
+        torch.stack([ratios, kls]), (ratios - 1).abs(), torch.tensor([0, 0, 2, 2]), 4
+    )
     second = sums_by_step(torch.tensor([[3.0], [8.0]]), torch.tensor([2.0]), torch.tensor([0]), 4)
     metrics = {"policy/ratio_max_deviation": 0.0}
     results = [UpdateResult(metrics, 4, first), UpdateResult(metrics, 1, second)]
@@ -76,6 +81,16 @@ def test_ratio_and_kl_are_reported_by_denoising_step_over_all_updates():
 
 
 def test_sums_by_step_are_float64_and_the_largest_deviation_is_a_maximum():
-    ratios, kls = torch.tensor([2.0**24, 1.0, 1.0, 0.5]), torch.tensor([-(2.0**24), -1.0, -1.0, 3.0])
-    sums = sums_by_step(torch.stack([ratios, kls]), (ratios - 1).abs(), torch.tensor([1, 1, 1, 0]), 3)
-    assert sums.tolist() == [[1, 3, 0], [0.5, 2**24 + 2, 0], [3, -(2**24) - 2, 0], [0.5, 2**24 - 1, 0]]
+    ratios, kls = (
+        torch.tensor([2.0**24, 1.0, 1.0, 0.5]),
+        torch.tensor([-(2.0**24), -1.0, -1.0, 3.0]),
+    )
+    sums = sums_by_step(
+        torch.stack([ratios, kls]), (ratios - 1).abs(), torch.tensor([1, 1, 1, 0]), 3
+    )
+    assert sums.tolist() == [
+        [1, 3, 0],
+        [0.5, 2**24 + 2, 0],
+        [3, -(2**24) - 2, 0],
+        [0.5, 2**24 - 1, 0],
+    ]

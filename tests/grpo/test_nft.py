@@ -1,4 +1,6 @@
-"""Tests of the DiffusionNFT loss: its gradient, its minimum, the KL terms and the count of clipped advantages."""
+"""Tests of the DiffusionNFT loss: its gradient, its minimum, the KL terms and the count of clipped
+advantages.
+"""
 
 from dataclasses import replace
 
@@ -15,13 +17,20 @@ ADVANTAGES = torch.tensor([2.5, 0.0, -1.0])
 def inputs(velocity, **others):
     generator = torch.Generator().manual_seed(0)
     target, old = torch.randn(2, *SHAPE, generator=generator)
-    fields = {"velocity": velocity, "old_velocity": old, "target": target, "advantages": ADVANTAGES} | others
+    fields = {
+        "velocity": velocity,
+        "old_velocity": old,
+        "target": target,
+        "advantages": ADVANTAGES,
+    } | others
     return NFTInputs(**fields)
 
 
 def terms_of(batch, coefficient=0.0, **options):
     weights = KLWeights(position=1.0, velocity=0.5)
-    return nft_terms(batch, advantage_clip=5.0, kl_weights=weights, kl_coefficient=coefficient, **options)
+    return nft_terms(
+        batch, advantage_clip=5.0, kl_weights=weights, kl_coefficient=coefficient, **options
+    )
 
 
 def test_the_first_gradient_points_towards_good_rollouts_and_away_from_bad_ones():
@@ -47,7 +56,9 @@ def test_a_rollout_with_advantage_0_pulls_to_the_old_policy_only_in_a_control_ru
 def test_the_loss_has_its_minimum_at_the_closed_form():
     """The minimum of r |v - t|^2 + (1 - r) |2 o - v - t|^2 is v = o + (2 r - 1) (t - o)."""
     batch = inputs(None)
-    best = batch.old_velocity + (ADVANTAGES / 5).view(-1, 1, 1, 1, 1) * (batch.target - batch.old_velocity)
+    best = batch.old_velocity + (ADVANTAGES / 5).view(-1, 1, 1, 1, 1) * (
+        batch.target - batch.old_velocity
+    )
     velocity = best.clone().requires_grad_()
     terms_of(inputs(velocity)).policy.sum().backward()
     torch.testing.assert_close(velocity.grad, torch.zeros(SHAPE), atol=1e-6, rtol=0)
@@ -55,26 +66,34 @@ def test_the_loss_has_its_minimum_at_the_closed_form():
 
 def test_kl_terms_are_mean_squares_added_with_their_weights():
     batch = inputs(torch.zeros(SHAPE))
-    terms = terms_of(inputs(torch.zeros(SHAPE), anchor_velocity=torch.full(SHAPE, 2.0)), coefficient=0.1)
+    terms = terms_of(
+        inputs(torch.zeros(SHAPE), anchor_velocity=torch.full(SHAPE, 2.0)), coefficient=0.1
+    )
     torch.testing.assert_close(terms.error, batch.target.square().flatten(1).mean(1))
     torch.testing.assert_close(terms.velocity, batch.old_velocity.square().flatten(1).mean(1))
     torch.testing.assert_close(terms.position, torch.full((3,), 4.0))
-    torch.testing.assert_close(terms.loss, terms.policy + 0.1 * (terms.position + 0.5 * terms.velocity))
+    torch.testing.assert_close(
+        terms.loss, terms.policy + 0.1 * (terms.position + 0.5 * terms.velocity)
+    )
 
 
 def test_the_distance_has_no_gradient():
     """It is kept until the end of the update, and would keep the graph of every pass."""
     terms = terms_of(inputs(torch.zeros(SHAPE, requires_grad=True)))
-    assert terms.policy.requires_grad and terms.velocity.requires_grad and not terms.distance.requires_grad
+    assert (
+        terms.policy.requires_grad
+        and terms.velocity.requires_grad
+        and not terms.distance.requires_grad
+    )
 
 
 def test_the_distance_is_0_before_an_update():
     batch = inputs(inputs(None).old_velocity)
     assert not terms_of(batch).distance.any()
     moved = terms_of(inputs(2 * batch.velocity)).distance
-    expected = batch.old_velocity.square().flatten(1).sum(1) / (batch.old_velocity - batch.target).square().flatten(
-        1
-    ).sum(1)
+    expected = batch.old_velocity.square().flatten(1).sum(1) / (
+        batch.old_velocity - batch.target
+    ).square().flatten(1).sum(1)
     torch.testing.assert_close(moved, expected.sqrt())
 
 
@@ -85,7 +104,9 @@ def test_advantages_at_the_clip_are_counted(advantage, clipped):
 
 
 def published_gradient(batch, *, beta=1.0, sigma=None):
-    """Return the gradient of DiffusionNFT as published; with ``sigma``, of its errors of the predicted video."""
+    """Return the gradient of DiffusionNFT as published; with ``sigma``, of its errors of the
+    predicted video.
+    """
     velocity, old = batch.velocity.detach().clone().requires_grad_(), batch.old_velocity
     weight = (1 + ADVANTAGES / 5) / 2
     losses = []
@@ -94,7 +115,9 @@ def published_gradient(batch, *, beta=1.0, sigma=None):
         if sigma is None:
             losses.append(error.square().mean(1))
         else:  # x0 = x - sigma v, so that its error is sigma times that of the velocity
-            losses.append(5 * (sigma * error).square().mean(1) / (sigma * error).abs().mean(1).detach())
+            losses.append(
+                5 * (sigma * error).square().mean(1) / (sigma * error).abs().mean(1).detach()
+            )
     ((weight * losses[0] + (1 - weight) * losses[1]) / beta).sum().backward()
     return velocity.grad
 
@@ -106,9 +129,13 @@ def our_gradient(batch):
 
 
 def test_beta_scales_only_the_pull_to_the_rollout_policy():
-    """docs/samplers.md: the gradient is 2 ((2 r - 1) (v_old - u) + beta (v - v_old)), and here 0 for A = 0."""
+    """docs/samplers.md: the gradient is 2 ((2 r - 1) (v_old - u) + beta (v - v_old)), and here 0
+    for A = 0.
+    """
     start = inputs(None).old_velocity
-    torch.testing.assert_close(published_gradient(inputs(start), beta=0.1), our_gradient(inputs(start)))
+    torch.testing.assert_close(
+        published_gradient(inputs(start), beta=0.1), our_gradient(inputs(start))
+    )
     moved = inputs(start + 0.3 * torch.randn(SHAPE, generator=torch.Generator().manual_seed(1)))
     shift = moved.velocity - moved.old_velocity
     signed = (ADVANTAGES / 5).view(-1, 1, 1, 1, 1) * (moved.old_velocity - moved.target)
@@ -119,14 +146,20 @@ def test_beta_scales_only_the_pull_to_the_rollout_policy():
 
 @pytest.mark.parametrize("sigma, ratio", [(1.0, 22), (0.8, 17), (0.2, 4.6), (0.02, 0.43)])
 def test_the_published_weight_of_a_sample_is_proportional_to_the_noise_level(sigma, ratio):
-    """docs/samplers.md has these ratios, measured with normal errors of 0.3; 64 elements vary by a tenth."""
+    """docs/samplers.md has these ratios, measured with normal errors of 0.3; 64 elements vary by a
+    tenth.
+    """
     target, noise = torch.randn(2, 3, 1, 4, 4, 4, generator=torch.Generator().manual_seed(0))
     batch = NFTInputs(target + 0.3 * noise, target + 0.3 * noise, target, ADVANTAGES)
     published, ours = (
-        gradient[[0, 2]].flatten(1) for gradient in (published_gradient(batch, sigma=sigma), our_gradient(batch))
+        gradient[[0, 2]].flatten(1)
+        for gradient in (published_gradient(batch, sigma=sigma), our_gradient(batch))
     )
     torch.testing.assert_close(
-        published.norm(dim=1) / ours.norm(dim=1), 5 * sigma / (0.3 * noise[[0, 2]]).abs().flatten(1).mean(1)
+        published.norm(dim=1) / ours.norm(dim=1),
+        5 * sigma / (0.3 * noise[[0, 2]]).abs().flatten(1).mean(1),
     )
-    assert (published.norm(dim=1) / ours.norm(dim=1)).mean().item() == pytest.approx(ratio, rel=0.15)
+    assert (published.norm(dim=1) / ours.norm(dim=1)).mean().item() == pytest.approx(
+        ratio, rel=0.15
+    )
     assert torch.cosine_similarity(published, ours).min() > 0.9999

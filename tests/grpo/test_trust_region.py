@@ -28,7 +28,9 @@ def latent():
 def test_position_kl_is_the_kl_of_two_gaussians_of_equal_variance(latent):
     mean, anchor, std = latent(), latent(), torch.tensor([0.5, 1.2]).view(2, 1, 1, 1, 1)
     normal = torch.distributions.Normal
-    expected = torch.distributions.kl_divergence(normal(mean, std), normal(anchor, std)).mean(dim=(1, 2, 3, 4))
+    expected = torch.distributions.kl_divergence(normal(mean, std), normal(anchor, std)).mean(
+        dim=(1, 2, 3, 4)
+    )
     torch.testing.assert_close(position_kl(mean, anchor, std), expected, rtol=1e-5, atol=0)
 
 
@@ -56,11 +58,16 @@ def test_velocity_kl_estimates_the_kl_to_the_rollout_policy():
     old, new = torch.distributions.Normal(0.0, 1.0), torch.distributions.Normal(0.3, 1.0)
     outcomes = torch.randn(200_000, generator=generator)
     estimate = velocity_kl(new.log_prob(outcomes), old.log_prob(outcomes)).mean()
-    torch.testing.assert_close(estimate, torch.distributions.kl_divergence(old, new), rtol=0, atol=3e-3)
+    torch.testing.assert_close(
+        estimate, torch.distributions.kl_divergence(old, new), rtol=0, atol=3e-3
+    )
 
 
 def test_velocity_kl_under_cps_is_2_std_squared_times_the_kl(latent):
-    """The factor is exact for outcomes in pairs around the rollout's mean. The numbers equal those in docs/sde.md."""
+    """The factor is exact for outcomes in pairs around the rollout's mean.
+
+    The numbers equal those in docs/sde.md.
+    """
     schedule = Schedule.build("cps", num_steps=20, shift=5.0, eta=0.5)
     parts = []
     for index in schedule.stochastic_steps:
@@ -81,7 +88,9 @@ def test_velocity_kl_under_cps_is_2_std_squared_times_the_kl(latent):
 
 
 def coefficient(**changes):
-    defaults = dict(initial=1.0, minimum=1.0, maximum=9.0, warmup_updates=4, window=2, gain=0.1, target=2.0)
+    defaults = dict(
+        initial=1.0, minimum=1.0, maximum=9.0, warmup_updates=4, window=2, gain=0.1, target=2.0
+    )
     return KLCoefficient(KLScheduleSettings(**{**defaults, **changes}))
 
 
@@ -109,7 +118,8 @@ def test_two_stage_rises_linearly_and_then_stays_constant():
 @pytest.mark.parametrize("schedule", ["two_stage", "adaptive"])
 @pytest.mark.parametrize("warmup", [0.4, 1.0, 2.5, 3.0])
 def test_a_warm_up_of_any_length_rises_linearly_to_the_maximum_and_not_above(schedule, warmup):
-    """With the conventions of the reference, the warm-up is a fraction: a number of pairs divided by those per update.
+    """With the conventions of the reference, the warm-up is a fraction: a number of pairs divided
+    by those per update.
 
     The KL equals the target, so that an adaptive coefficient stays where the warm-up ends.
     """
@@ -136,7 +146,10 @@ def test_adaptive_follows_the_mean_of_the_window_by_hand():
 
 
 def test_lagrangian_feedback_has_the_opposite_direction():
-    paper, lagrangian = coefficient(warmup_updates=0), coefficient(warmup_updates=0, feedback="lagrangian")
+    paper, lagrangian = (
+        coefficient(warmup_updates=0),
+        coefficient(warmup_updates=0, feedback="lagrangian"),
+    )
     paper.value = lagrangian.value = 4.0
     assert values(paper, [4.0]) == pytest.approx([4 * 0.9])
     assert values(lagrangian, [4.0]) == pytest.approx([4 * 1.1])
@@ -181,7 +194,9 @@ def test_a_resumed_coefficient_equals_an_uninterrupted_one():
 
 
 def test_two_stages_without_warm_up_start_at_the_maximum():
-    settings = KLScheduleSettings(schedule="two_stage", warmup_updates=0, initial=1e-7, minimum=1e-7, maximum=1e-5)
+    settings = KLScheduleSettings(
+        schedule="two_stage", warmup_updates=0, initial=1e-7, minimum=1e-7, maximum=1e-5
+    )
     coefficient = KLCoefficient(settings)
     assert coefficient.value == 1e-5
     coefficient.observe(1.0)
@@ -189,7 +204,9 @@ def test_two_stages_without_warm_up_start_at_the_maximum():
 
 
 def test_two_stages_stay_at_the_maximum():
-    settings = KLScheduleSettings(schedule="two_stage", warmup_updates=3, initial=1e-7, minimum=1e-7, maximum=1e-5)
+    settings = KLScheduleSettings(
+        schedule="two_stage", warmup_updates=3, initial=1e-7, minimum=1e-7, maximum=1e-5
+    )
     coefficient = KLCoefficient(settings)
     values = [coefficient.value]
     for _ in range(5):
@@ -199,7 +216,9 @@ def test_two_stages_stay_at_the_maximum():
 
 
 def test_changed_settings_apply_to_a_resumed_coefficient_at_once():
-    """With allow_changed_settings, the next update must not use a coefficient outside the new bounds."""
+    """With allow_changed_settings, the next update must not use a coefficient outside the new
+    bounds.
+    """
     old = coefficient()
     values(old, [4.0] * 6)
     assert old.value == pytest.approx(9 * 0.9**2)

@@ -1,4 +1,6 @@
-"""Tests of the true scores: clean videos score high, and each defect lowers the corresponding score."""
+"""Tests of the true scores: clean videos score high, and each defect lowers the corresponding
+score.
+"""
 
 import pytest
 import torch
@@ -47,9 +49,9 @@ def test_a_wrong_attribute_lowers_alignment_by_a_third(clips, clean, column):
     assert result.correct[:, column].sum() == 0 and result.all_correct.sum() == 0
     for other in {COLOR, SHAPE, DIRECTION} - {column}:
         assert result.correct[:, other].mean() == 1
-    assert (clean.scores[:, TEXT_ALIGNMENT] - result.scores[:, TEXT_ALIGNMENT]).mean().item() == pytest.approx(
-        1 / 3, abs=0.03
-    )
+    assert (
+        clean.scores[:, TEXT_ALIGNMENT] - result.scores[:, TEXT_ALIGNMENT]
+    ).mean().item() == pytest.approx(1 / 3, abs=0.03)
     assert torch.equal(result.scores[:, VISUAL_QUALITY], clean.scores[:, VISUAL_QUALITY])
     assert torch.equal(result.scores[:, MOTION_QUALITY], clean.scores[:, MOTION_QUALITY])
 
@@ -70,13 +72,19 @@ def test_an_empty_video_scores_zero(value):
 
 def test_noise_lowers_visual_quality(videos, clean):
     noisy = videos + 0.2 * normal(videos.shape, 0, "test noise")
-    assert (measure(to_clips(noisy), LABELS).scores[:, VISUAL_QUALITY] < clean.scores[:, VISUAL_QUALITY] - 0.1).all()
+    assert (
+        measure(to_clips(noisy), LABELS).scores[:, VISUAL_QUALITY]
+        < clean.scores[:, VISUAL_QUALITY] - 0.1
+    ).all()
 
 
 def test_blur_lowers_visual_quality(videos, clean):
-    blurred = torch.nn.functional.avg_pool3d(videos, (1, 9, 9), stride=1, padding=(0, 4, 4), count_include_pad=False)
+    blurred = torch.nn.functional.avg_pool3d(
+        videos, (1, 9, 9), stride=1, padding=(0, 4, 4), count_include_pad=False
+    )
     assert (
-        measure(to_clips(blurred), LABELS).scores[:, VISUAL_QUALITY] < clean.scores[:, VISUAL_QUALITY]
+        measure(to_clips(blurred), LABELS).scores[:, VISUAL_QUALITY]
+        < clean.scores[:, VISUAL_QUALITY]
     ).float().mean() > 0.9
 
 
@@ -90,22 +98,26 @@ def test_a_jumping_path_lowers_only_motion_quality(clips, clean):
 
 def test_a_static_video_has_low_motion_quality_and_uncertain_direction(clips, clean):
     result = measure(clips[:, 4:5].expand(-1, 9, -1, -1, -1), LABELS)
-    assert (clean.scores[:, MOTION_QUALITY] - result.scores[:, MOTION_QUALITY]).mean().item() == pytest.approx(
-        1 / 3, abs=0.03
-    )
-    assert (clean.scores[:, TEXT_ALIGNMENT] - result.scores[:, TEXT_ALIGNMENT]).mean().item() == pytest.approx(
-        0.25, abs=0.02
-    )
+    assert (
+        clean.scores[:, MOTION_QUALITY] - result.scores[:, MOTION_QUALITY]
+    ).mean().item() == pytest.approx(1 / 3, abs=0.03)
+    assert (
+        clean.scores[:, TEXT_ALIGNMENT] - result.scores[:, TEXT_ALIGNMENT]
+    ).mean().item() == pytest.approx(0.25, abs=0.02)
 
 
 def test_defective_videos_score_lower_on_average(clean):
-    result = measure(to_clips(render(LABELS, generator(0, "test measures"), torch.ones(48))), LABELS)
+    result = measure(
+        to_clips(render(LABELS, generator(0, "test measures"), torch.ones(48))), LABELS
+    )
     assert result.scores[:, VISUAL_QUALITY].mean() < clean.scores[:, VISUAL_QUALITY].mean() - 0.05
     assert result.scores[:, MOTION_QUALITY].mean() < clean.scores[:, MOTION_QUALITY].mean() - 0.05
 
 
 def test_scores_lie_in_the_unit_interval_for_any_pixels(clips, clean):
-    random = torch.from_numpy(generator(0, "test pixels").integers(0, 256, size=clips.shape, dtype="uint8"))
+    random = torch.from_numpy(
+        generator(0, "test pixels").integers(0, 256, size=clips.shape, dtype="uint8")
+    )
     for result in (measure(random, LABELS), clean):
         for values in (result.scores, result.correct):
             assert values.shape == (48, 3)
@@ -143,7 +155,10 @@ def test_frechet_distance_of_diagonal_gaussians_is_the_sum_over_dimensions():
 
 def test_frechet_distance_agrees_with_the_matrix_square_root():
     """With the symmetric root: tr((C_a C_b)^(1/2)) = tr((C_a^(1/2) C_b C_a^(1/2))^(1/2))."""
-    a, b = (moments(normal((50, 5), 0, name).double() * scale) for name, scale in (("a", 1.0), ("b", 2.0)))
+    a, b = (
+        moments(normal((50, 5), 0, name).double() * scale)
+        for name, scale in (("a", 1.0), ("b", 2.0))
+    )
     values, vectors = torch.linalg.eigh(a[1])
     root = vectors @ values.sqrt().diag() @ vectors.T
     root_trace = torch.linalg.eigvalsh(root @ b[1] @ root).sqrt().sum()
@@ -159,6 +174,11 @@ def test_frechet_distance_to_itself_is_0():
 
 def test_defective_videos_are_farther_from_clean_ones_than_other_clean_videos():
     labels = LABELS.repeat(3, 1)
-    draw = [(generator(0, "frechet", i), torch.full((144,), strength)) for i, strength in enumerate((0, 0, 1.0))]
-    clean, other, corrupted = (moments(features(to_clips(render(labels, *arguments)))) for arguments in draw)
+    draw = [
+        (generator(0, "frechet", i), torch.full((144,), strength))
+        for i, strength in enumerate((0, 0, 1.0))
+    ]
+    clean, other, corrupted = (
+        moments(features(to_clips(render(labels, *arguments)))) for arguments in draw
+    )
     assert frechet_distance(corrupted, clean) > 2 * frechet_distance(other, clean)

@@ -43,7 +43,9 @@ def test_captions_ignore_case_and_surrounding_spaces():
 
 
 def test_an_unknown_caption_raises_an_error_with_the_supported_words():
-    with pytest.raises(ValueError, match="colors red, .*; shapes circle, .*; directions right, .*, got 'a cat'"):
+    with pytest.raises(
+        ValueError, match="colors red, .*; shapes circle, .*; directions right, .*, got 'a cat'"
+    ):
         labels_of([CAPTIONS[0], "a cat"])
 
 
@@ -73,7 +75,10 @@ def test_signed_distances_grow_at_unit_rate_along_the_axes():
 
 def test_the_triangle_points_up():
     """y increases downwards: the tip is far above the center, the base slightly below it."""
-    up, down = (signed_distances(torch.tensor(0.0), torch.tensor(y), torch.tensor(2.0))[2] for y in (-2.5, 2.5))
+    up, down = (
+        signed_distances(torch.tensor(0.0), torch.tensor(y), torch.tensor(2.0))[2]
+        for y in (-2.5, 2.5)
+    )
     assert up < 0 < down
 
 
@@ -109,11 +114,17 @@ def test_paths_lie_near_the_middle_of_the_frame():
     weight = bright(render(labels, rng("middle")))[:, 4]
     x, y = pixel_grid(32, 32)
     mass = weight.sum((1, 2))
-    offset = torch.stack([(weight * x).sum((1, 2)) / mass, (weight * y).sum((1, 2)) / mass], dim=-1) - 16
+    offset = (
+        torch.stack([(weight * x).sum((1, 2)) / mass, (weight * y).sum((1, 2)) / mass], dim=-1) - 16
+    )
     heading = HEADINGS[labels[:, 2]]
     along, across = (offset * heading).sum(1), (offset * heading.flip(1)).sum(1)
-    assert along.mean().abs() < 0.15 and along.std().item() == pytest.approx(1.5 / math.sqrt(3), abs=0.15)
-    assert across.mean().abs() < 0.5 and across.std().item() == pytest.approx(5 / math.sqrt(3), abs=0.3)
+    assert along.mean().abs() < 0.15 and along.std().item() == pytest.approx(
+        1.5 / math.sqrt(3), abs=0.15
+    )
+    assert across.mean().abs() < 0.5 and across.std().item() == pytest.approx(
+        5 / math.sqrt(3), abs=0.3
+    )
 
 
 def test_the_corners_stay_empty_with_any_defect():

@@ -1,4 +1,6 @@
-"""A small checkpoint in the original layout; tests/golden has the original programs' outputs for it."""
+"""A small checkpoint in the original layout; tests/golden has the original programs' outputs for
+it.
+"""
 
 import json
 import shutil
@@ -34,7 +36,9 @@ def vae_weight(name, shape):
 def golden_state(file, draw):
     """Return config and state dict of a golden model, with the original's names."""
     golden = json.loads((GOLDEN / file).read_text())
-    return golden["config"], {name: draw(name, tuple(shape)) for name, shape in golden["parameters"].items()}
+    return golden["config"], {
+        name: draw(name, tuple(shape)) for name, shape in golden["parameters"].items()
+    }
 
 
 def write_model(folder, config, state):
@@ -48,7 +52,9 @@ def write_text_encoder(folder):
     from transformers import Qwen2_5_VLTextConfig, Qwen2_5_VLTextModel, Qwen2Tokenizer
 
     words = ["<|endoftext|>", *sorted(ByteLevel.alphabet())]
-    tokenizer = Qwen2Tokenizer(vocab={word: i for i, word in enumerate(words)}, merges=[], pad_token="<|endoftext|>")
+    tokenizer = Qwen2Tokenizer(
+        vocab={word: i for i, word in enumerate(words)}, merges=[], pad_token="<|endoftext|>"
+    )
     tokenizer.save_pretrained(folder)
     config = Qwen2_5_VLTextConfig(
         vocab_size=len(words),
@@ -118,12 +124,16 @@ def golden_inputs():
             conditions[:, 4, 0] = 1
             image_embeds = seeded_normal(f"{case}/image_embeds", batch, 6, 20)
         return {
-            "hidden_states": torch.cat([seeded_normal(f"{case}/latents", batch, 4, 3, 4, 5), conditions], dim=1),
+            "hidden_states": torch.cat(
+                [seeded_normal(f"{case}/latents", batch, 4, 3, 4, 5), conditions], dim=1
+            ),
             "timestep": torch.tensor([991.7355, 412.25])[:batch],
             "encoder_hidden_states": seeded_normal(f"{case}/text", batch, 20, 24),
             "encoder_attention_mask": (torch.arange(20) < torch.tensor(lengths)[:, None]).float(),
             "encoder_hidden_states_2": seeded_normal(f"{case}/byt5", batch, 12, 1472),
-            "encoder_attention_mask_2": (torch.arange(12) < torch.tensor(byt5_lengths)[:, None]).float(),
+            "encoder_attention_mask_2": (
+                torch.arange(12) < torch.tensor(byt5_lengths)[:, None]
+            ).float(),
             "image_embeds": image_embeds,
         }
 

@@ -1,4 +1,6 @@
-"""Tests of the choice of the attention kernel: candidates of each GPU, their trial, and the agreement of ranks."""
+"""Tests of the choice of the attention kernel: candidates of each GPU, their trial, and the
+agreement of ranks.
+"""
 
 import importlib.util
 import re
@@ -53,7 +55,10 @@ def test_candidates_depend_on_the_gpu_the_version_of_cudnn_and_flash_attention_3
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: cudnn)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: "found" if has_fa3 else None)
     assert candidates("auto", GPU) == names
-    assert candidates("efficient", GPU) == ["efficient"] and candidates("torch", GPU) == candidates("auto", CPU) == []
+    assert (
+        candidates("efficient", GPU) == ["efficient"]
+        and candidates("torch", GPU) == candidates("auto", CPU) == []
+    )
 
 
 @pytest.mark.parametrize("kernel", ["cudnn", "flash", "efficient"])
@@ -67,7 +72,11 @@ def test_the_order_of_kernels_is_that_of_the_process_and_has_all_of_them(order, 
 
 
 def test_torch_chooses_the_kernel_on_a_cpu(order):
-    assert choose_kernel("auto", SMALL, CPU) == choose_kernel("cudnn", SMALL, CPU) == Choice("torch", {})
+    assert (
+        choose_kernel("auto", SMALL, CPU)
+        == choose_kernel("cudnn", SMALL, CPU)
+        == Choice("torch", {})
+    )
     assert torch._C._get_sdp_priority_order() == order
 
 
@@ -77,8 +86,13 @@ def test_a_trial_runs_the_kernel_and_names_what_is_missing(with_gradient):
         return problem_of(kernel, SMALL, CPU, with_gradient=with_gradient)
 
     assert problem("flash") is None
-    assert problem("efficient") == "torch does not support it with torch.float32, head dimension 16 on this GPU"
-    assert problem("flash3").startswith("ModuleNotFoundError: No module named 'flash_attn_interface'")
+    assert (
+        problem("efficient")
+        == "torch does not support it with torch.float32, head dimension 16 on this GPU"
+    )
+    assert problem("flash3").startswith(
+        "ModuleNotFoundError: No module named 'flash_attn_interface'"
+    )
     assert torch.nn.attention.current_flash_attention_impl() is None
 
 
@@ -117,7 +131,9 @@ stock_attention = F.scaled_dot_product_attention
 
 @pytest.fixture
 def kernels(monkeypatch):
-    """A function that replaces kernels by functions; the others are torch's attention on the CPU."""
+    """A function that replaces kernels by functions; the others are torch's attention on
+    the CPU.
+    """
 
     def replace(**functions):
         def attend(query, key, value):
@@ -142,7 +158,8 @@ def test_the_first_kernel_that_works_and_agrees_with_and_without_gradient_is_use
         "cudnn": "its outputs with and without gradient differ",
     }
     assert torch._C._get_sdp_priority_order()[0] == BACKENDS["flash"].value
-    assert choose_kernel("auto", SMALL, CPU, with_gradient=False).kernel == "cudnn"  # for sampling alone
+    # for sampling alone
+    assert choose_kernel("auto", SMALL, CPU, with_gradient=False).kernel == "cudnn"
 
 
 @pytest.mark.parametrize(
@@ -157,7 +174,9 @@ def test_the_first_kernel_that_works_and_agrees_with_and_without_gradient_is_use
         (lambda gradient: gradient * 1.005, None),
     ],
 )
-def test_a_kernel_with_wrong_gradients_is_rejected_unless_only_sampling_uses_it(kernels, change, problem):
+def test_a_kernel_with_wrong_gradients_is_rejected_unless_only_sampling_uses_it(
+    kernels, change, problem
+):
     kernels(cudnn=changed_gradient(change))
     found = problem_of("cudnn", SMALL, CPU, with_gradient=True)
     assert found is None if problem is None else re.match(problem, found)
@@ -177,15 +196,22 @@ def test_a_kernel_with_wrong_gradients_is_rejected_unless_only_sampling_uses_it(
         (128, 40, 1, torch.bfloat16, False),
     ],
 )
-def test_cudnn_is_called_directly_only_for_inputs_that_it_supports(head_dim, num_queries, num_keys, dtype, fits):
-    query, key = (torch.empty(1, 2, number, head_dim, dtype=dtype) for number in (num_queries, num_keys))
+def test_cudnn_is_called_directly_only_for_inputs_that_it_supports(
+    head_dim, num_queries, num_keys, dtype, fits
+):
+    query, key = (
+        torch.empty(1, 2, number, head_dim, dtype=dtype) for number in (num_queries, num_keys)
+    )
     assert fits_cudnn(query, key) == fits
 
 
 def test_a_named_kernel_is_used_or_the_run_stops_before_it_loads_anything(kernels):
     kernels(cudnn=depends_on_the_mode, efficient=is_nan)
     assert choose_kernel("flash", SMALL, CPU) == Choice("flash", {})
-    with pytest.raises(ValueError, match="attention_kernel cudnn cannot be used: its outputs .* attention_kernel auto"):
+    with pytest.raises(
+        ValueError,
+        match="attention_kernel cudnn cannot be used: its outputs .* attention_kernel auto",
+    ):
         choose_kernel("cudnn", SMALL, CPU)
     with pytest.raises(ValueError, match="attention_kernel efficient cannot be used"):
         choose_kernel("efficient", SMALL, CPU)
@@ -196,7 +222,9 @@ def test_all_ranks_use_the_same_kernel(kernels):
     works = dict.fromkeys(BACKENDS)
     without_fa3 = {name: None for name in works if name != "flash3"}
     old = works | {"cudnn": "outputs differ"}
-    kernel, rejected = choose_kernel("auto", SMALL, CPU, gather=lambda found: [found, without_fa3, old])
+    kernel, rejected = choose_kernel(
+        "auto", SMALL, CPU, gather=lambda found: [found, without_fa3, old]
+    )
     assert kernel == attention_kernels._kernel == "flash"
     assert rejected == {"flash3": "another rank does not have it", "cudnn": "outputs differ"}
     broken, before = dict.fromkeys(works, "broken"), torch._C._get_sdp_priority_order()

@@ -1,6 +1,8 @@
-"""Tests of compiled blocks: rollout and update agree, there are few graphs, and other features work with them.
+"""Tests of compiled blocks: rollout and update agree, there are few graphs, and other features work
+with them.
 
-The default cases stop before code generation. With --slow, inductor generates code, which takes minutes on a CPU.
+The default cases stop before code generation. With --slow, inductor generates code, which takes
+minutes on a CPU.
 """
 
 import shutil
@@ -49,7 +51,9 @@ def call(
     grad=False,
     dtype=torch.float32,
 ):
-    """Return the velocity of one sample with a prompt of this length, as in a rollout or with gradients."""
+    """Return the velocity of one sample with a prompt of this length, as in a rollout or with
+    gradients.
+    """
     generator = torch.Generator().manual_seed(text_length)
     size, text = (1, 9, 2, 4, 4), (text_length, 12)
     with torch.set_grad_enabled(grad), torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
@@ -61,17 +65,28 @@ def call(
 
 
 def gradients(model, lengths, dtype=torch.float32):
-    """Return the gradients of one backward pass over a call of each length, as with the branches of guidance."""
+    """Return the gradients of one backward pass over a call of each length, as with the branches of
+    guidance.
+    """
     model.zero_grad()
-    sum(call(model, length, grad=True, dtype=dtype).float().square().mean() for length in lengths).backward()
+    sum(
+        call(model, length, grad=True, dtype=dtype).float().square().mean() for length in lengths
+    ).backward()
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
 def largest_deviation(found, expected, least=1e-5):
-    """Return the largest deviation relative to each tensor's maximum, ignoring tensors that are rounding errors."""
+    """Return the largest deviation relative to each tensor's maximum, ignoring tensors that are
+    rounding errors.
+    """
     assert found.keys() == expected.keys()
-    scales = {name: tensor.abs().max() for name, tensor in expected.items() if tensor.abs().max() > least}
-    return max(((found[name] - expected[name]).abs().max() / scale).item() for name, scale in scales.items())
+    scales = {
+        name: tensor.abs().max() for name, tensor in expected.items() if tensor.abs().max() > least
+    }
+    return max(
+        ((found[name] - expected[name]).abs().max() / scale).item()
+        for name, scale in scales.items()
+    )
 
 
 @contextmanager
@@ -79,7 +94,13 @@ def counted_attention():
     calls = Counter()
     with profile(use_kineto=False) as profiled:
         yield calls
-    calls.update({call.key: call.count for call in profiled.key_averages() if "flash_attention_for_cpu" in call.key})
+    calls.update(
+        {
+            call.key: call.count
+            for call in profiled.key_averages()
+            if "flash_attention_for_cpu" in call.key
+        }
+    )
 
 
 def test_ten_text_lengths_share_one_graph_per_kind_of_block(mesh):
@@ -106,9 +127,13 @@ def test_ten_text_lengths_share_one_graph_per_kind_of_block(mesh):
         pytest.param("full", "inductor", marks=NEEDS_COMPILER),
     ],
 )
-def test_activation_checkpointing_over_several_lengths_recomputes_attention_only_if_full(mesh, recompute, backend):
+def test_activation_checkpointing_over_several_lengths_recomputes_attention_only_if_full(
+    mesh, recompute, backend
+):
     model, plain = small(), small()
-    parallelize(model, mesh, recompute=recompute, compile=bool(backend), compile_backend=backend or "")
+    parallelize(
+        model, mesh, recompute=recompute, compile=bool(backend), compile_backend=backend or ""
+    )
     lengths = (7, 9, 4)
     expected = gradients(plain, lengths)
     gradients(model, lengths[:1])  # compile first, because compilation also calls attention
@@ -166,7 +191,9 @@ def test_rollout_and_update_are_bit_identical_in_bf16_and_close_to_eager(mesh, r
         rollout = call(model, length, dtype=torch.bfloat16)
         assert torch.equal(rollout, call(model, length, grad=True, dtype=torch.bfloat16))
         eager = call(plain, length, dtype=torch.bfloat16)
-        assert (rollout - eager).float().square().mean() <= (1e-3) ** 2 * eager.float().square().mean()
+        assert (rollout - eager).float().square().mean() <= (
+            1e-3
+        ) ** 2 * eager.float().square().mean()
 
 
 def test_compiled_blocks_round_as_eager_does(mesh):
@@ -177,6 +204,8 @@ def test_compiled_blocks_round_as_eager_does(mesh):
 
 
 def test_backends_for_testing_torch_raise_an_error(mesh):
-    with pytest.raises(ValueError, match="must be one of .*inductor.*, aot_eager, eager, got 'relu_compile") as error:
+    with pytest.raises(
+        ValueError, match="must be one of .*inductor.*, aot_eager, eager, got 'relu_compile"
+    ) as error:
         parallelize(small(), mesh, compile=True, compile_backend="relu_compile_error_TESTING_ONLY")
     assert str(error.value).count("TESTING_ONLY") == 1

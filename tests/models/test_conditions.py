@@ -13,7 +13,11 @@ def t2v():
 
 @pytest.fixture
 def i2v():
-    return Condition(torch.randn(3, 8), torch.randn(4, 1472), ImageCondition(torch.randn(6, 20), torch.randn(2, 3, 4)))
+    return Condition(
+        torch.randn(3, 8),
+        torch.randn(4, 1472),
+        ImageCondition(torch.randn(6, 20), torch.randn(2, 3, 4)),
+    )
 
 
 def test_selected_rows_are_the_same_objects(t2v, i2v):
@@ -26,7 +30,13 @@ def test_moving_a_batch_moves_a_shared_condition_once(t2v, i2v):
     moved = Conditions((t2v, i2v, t2v)).to("meta")
     assert moved.samples[0] is moved.samples[2]
     image = moved.samples[1].image
-    tensors = [moved.samples[0].text, moved.samples[1].text, moved.samples[1].glyph, image.embeds, image.latents]
+    tensors = [
+        moved.samples[0].text,
+        moved.samples[1].text,
+        moved.samples[1].glyph,
+        image.embeds,
+        image.latents,
+    ]
     assert {tensor.device.type for tensor in tensors} == {"meta"}
 
 

@@ -1,4 +1,6 @@
-"""Decoding with a gradient: recomputed tiles and latent frames give the gradient of the whole graph."""
+"""Decoding with a gradient: recomputed tiles and latent frames give the gradient of the whole
+graph.
+"""
 
 import pytest
 import torch

@@ -8,7 +8,14 @@ import torch
 from diffusers import AutoencoderKLHunyuanVideo15, AutoencoderKLWan
 
 from hyvideo.models import decoding
-from hyvideo.models.decoding import Tiling, decode, free_bytes, set_tiling, tile_size_of, use_channels_last
+from hyvideo.models.decoding import (
+    Tiling,
+    decode,
+    free_bytes,
+    set_tiling,
+    tile_size_of,
+    use_channels_last,
+)
 from hyvideo.models.family import family_of
 from hyvideo.models.sizes import sizes_module
 from tests.tiny_wan import VAE as WAN
@@ -22,7 +29,9 @@ def small_vae(name):
     if name == "wan":
         vae = AutoencoderKLWan(**WAN)
     else:
-        vae = AutoencoderKLHunyuanVideo15(block_out_channels=(8,) * 5, latent_channels=4, layers_per_block=1)
+        vae = AutoencoderKLHunyuanVideo15(
+            block_out_channels=(8,) * 5, latent_channels=4, layers_per_block=1
+        )
     family_of(vae).prepare_vae(vae.eval())
     return vae.requires_grad_(False)
 
@@ -34,7 +43,9 @@ def with_latents(name, size):
     vae = small_vae(name)
     set_tiling(vae, Tiling(size, 0.125))
     ratio = family_of(vae).latents(vae.config).spatial
-    return vae, torch.randn(1, 4, 1, HEIGHT // ratio, WIDTH // ratio, generator=torch.Generator().manual_seed(1))
+    return vae, torch.randn(
+        1, 4, 1, HEIGHT // ratio, WIDTH // ratio, generator=torch.Generator().manual_seed(1)
+    )
 
 
 def tiled(name, size, latents):
@@ -66,12 +77,16 @@ def cudnn():
 
 
 @pytest.mark.parametrize("deterministic", [None, "flag", "algorithms"])
-def test_cudnn_measures_its_convolutions_only_while_decoding_and_not_if_deterministic(cudnn, deterministic):
+def test_cudnn_measures_its_convolutions_only_while_decoding_and_not_if_deterministic(
+    cudnn, deterministic
+):
     vae, latents = with_latents("hunyuan_video15", 256)
     cudnn.deterministic = deterministic == "flag"
     torch.use_deterministic_algorithms(deterministic == "algorithms")
     found = []
-    vae.decoder.register_forward_pre_hook(lambda *_: found.append((cudnn.benchmark, cudnn.benchmark_limit)))
+    vae.decoder.register_forward_pre_hook(
+        lambda *_: found.append((cudnn.benchmark, cudnn.benchmark_limit))
+    )
     before = cudnn.benchmark, cudnn.benchmark_limit
     decode(vae, latents)
     assert set(found) == ({before} if deterministic else {(True, 4)})
@@ -79,8 +94,12 @@ def test_cudnn_measures_its_convolutions_only_while_decoding_and_not_if_determin
 
 
 @FAMILIES
-@pytest.mark.parametrize("size, chosen, reason", [(256, 128, "256 pixels"), (192, 64, "192 pixels"), (0, 128, "whole")])
-def test_a_decoding_without_memory_is_repeated_in_smaller_tiles(name, size, chosen, reason, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    "size, chosen, reason", [(256, 128, "256 pixels"), (192, 64, "192 pixels"), (0, 128, "whole")]
+)
+def test_a_decoding_without_memory_is_repeated_in_smaller_tiles(
+    name, size, chosen, reason, monkeypatch, capsys
+):
     vae, latents = with_latents(name, size)
     limit(monkeypatch, vae, 150)
     assert torch.equal(decode(vae, latents), tiled(name, chosen, latents))
@@ -103,9 +122,13 @@ def test_an_error_in_the_smallest_tile_reaches_the_caller(monkeypatch):
 def test_the_largest_tile_that_fits_the_free_memory_is_chosen(name, monkeypatch, capsys):
     vae, latents = with_latents(name, 256)
     sizes = sizes_module(name).read(
-        {"_class_name": family_of(vae).transformer.class_name}, {**vae.config, "_class_name": type(vae).__name__}
+        {"_class_name": family_of(vae).transformer.class_name},
+        {**vae.config, "_class_name": type(vae).__name__},
     )
-    needed = {tile: sizes.decoding_bytes(1, (FRAMES, HEIGHT, WIDTH), tile, 4) * 1.1 + 0.5 * GIB for tile in (256, 192)}
+    needed = {
+        tile: sizes.decoding_bytes(1, (FRAMES, HEIGHT, WIDTH), tile, 4) * 1.1 + 0.5 * GIB
+        for tile in (256, 192)
+    }
     free = needed[256]
     monkeypatch.setattr(decoding, "free_bytes", lambda device: free)
     assert torch.equal(decode(vae, latents), tiled(name, 256, latents))
@@ -122,7 +145,11 @@ def test_the_largest_tile_that_fits_the_free_memory_is_chosen(name, monkeypatch,
 
 
 def test_free_memory_includes_the_cache_of_torch(monkeypatch):
-    for name, value in {"memory_reserved": 7, "memory_allocated": 5, "mem_get_info": (3 * GIB, 80 * GIB)}.items():
+    for name, value in {
+        "memory_reserved": 7,
+        "memory_allocated": 5,
+        "mem_get_info": (3 * GIB, 80 * GIB),
+    }.items():
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
     assert free_bytes(torch.device("cuda", 0)) == 3 * GIB + 2
     assert free_bytes(torch.device("cpu")) == math.inf
@@ -135,8 +162,12 @@ def test_channels_last_weights_give_the_same_numbers(name):
     family_of(vae).prepare_vae(vae)
     use_channels_last(vae)
     weights = [module.weight for module in vae.modules() if isinstance(module, torch.nn.Conv3d)]
-    assert weights and all(weight.is_contiguous(memory_format=torch.channels_last_3d) for weight in weights)
+    assert weights and all(
+        weight.is_contiguous(memory_format=torch.channels_last_3d) for weight in weights
+    )
     frames = plain.decode(latents).sample
-    torch.testing.assert_close(vae.decode(latents).sample, frames, rtol=1e-4, atol=1e-4 * frames.std().item())
+    torch.testing.assert_close(
+        vae.decode(latents).sample, frames, rtol=1e-4, atol=1e-4 * frames.std().item()
+    )
     encoded = (model.encode(frames).latent_dist.mode() for model in (vae, plain))
     torch.testing.assert_close(*encoded, rtol=1e-3, atol=1e-4)

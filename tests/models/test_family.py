@@ -6,7 +6,15 @@ from torch import nn
 
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import Request
-from hyvideo.models.family import Latents, blocks, families, family_of, family_of_config, install, prepare
+from hyvideo.models.family import (
+    Latents,
+    blocks,
+    families,
+    family_of,
+    family_of_config,
+    install,
+    prepare,
+)
 from hyvideo.models.loading import load_vae
 from hyvideo.models.sizes import packages, sizes_module
 from tests.stock_models import stock_twin
@@ -15,13 +23,17 @@ CLASS_NAMES = [name for name, package in packages().items() if package == "hunyu
 
 
 def test_a_model_and_both_names_of_its_class_have_the_same_family(root, transformer):
-    (family,) = {id(f): f for f in map(family_of, (transformer, load_vae(root), *CLASS_NAMES))}.values()
+    (family,) = {
+        id(f): f for f in map(family_of, (transformer, load_vae(root), *CLASS_NAMES))
+    }.values()
     assert family.name == "hunyuan_video15" and family in families()
 
 
 @pytest.mark.parametrize("model", [nn.Linear(1, 1), "Linear"])
 def test_a_class_without_a_family_raises_an_error(model):
-    with pytest.raises(ValueError, match="one of the classes .*HunyuanVideo15Transformer3DModel.*, got Linear"):
+    with pytest.raises(
+        ValueError, match="one of the classes .*HunyuanVideo15Transformer3DModel.*, got Linear"
+    ):
         family_of(model)
 
 
@@ -31,7 +43,10 @@ def test_every_family_has_sizes_and_names_classes_of_diffusers():
     for family in families():
         assert {"read", "released"} <= vars(sizes_module(family.name)).keys()
         for component in (family.transformer, family.vae):
-            assert hasattr(diffusers, component.class_name) and packages()[component.class_name] == family.name
+            assert (
+                hasattr(diffusers, component.class_name)
+                and packages()[component.class_name] == family.name
+            )
 
 
 def test_requests_determine_the_kinds_of_conditions(transformer):
@@ -43,7 +58,9 @@ def test_requests_determine_the_kinds_of_conditions(transformer):
 
 
 def test_quoted_text_of_the_negative_prompt_is_not_encoded(transformer):
-    guided = Config().with_settings(negative_prompt='bad text "LOREM"', cfg_scale=6.0, validation_cfg_scale=6.0)
+    guided = Config().with_settings(
+        negative_prompt='bad text "LOREM"', cfg_scale=6.0, validation_cfg_scale=6.0
+    )
     (request,) = guided.negative_requests
     assert request.prompt == 'bad text "LOREM"'
     contents = {part.kind: part.content(request) for part in family_of(transformer).parts}
@@ -63,7 +80,9 @@ def test_modules_without_a_condition_in_the_run_are_frozen(transformer, kinds, f
     prepare(transformer, kinds)
     for name, module in transformer.named_children():
         if name != family_of(transformer).blocks:
-            assert all(parameter.requires_grad == (name not in frozen) for parameter in module.parameters()), name
+            assert all(
+                parameter.requires_grad == (name not in frozen) for parameter in module.parameters()
+            ), name
     assert [name for name, p in blocks(transformer)[-1].named_parameters() if not p.requires_grad]
     assert all(parameter.requires_grad for parameter in blocks(transformer)[0].parameters())
 
@@ -73,13 +92,19 @@ def test_the_stock_twin_shares_the_weights_and_has_diffusers_forward_pass(transf
     twin = stock_twin(transformer)
     assert type(twin) is type(transformer) and "forward" not in vars(twin) and not twin.training
     state = transformer.state_dict()
-    assert all(tensor.data_ptr() == state[name].data_ptr() for name, tensor in twin.state_dict().items())
-    assert {parameter.dtype for parameter in stock_twin(transformer, torch.bfloat16).parameters()} == {torch.bfloat16}
+    assert all(
+        tensor.data_ptr() == state[name].data_ptr() for name, tensor in twin.state_dict().items()
+    )
+    assert {
+        parameter.dtype for parameter in stock_twin(transformer, torch.bfloat16).parameters()
+    } == {torch.bfloat16}
 
 
 def test_latents_are_shifted_and_scaled_by_channel_and_back():
     latents = torch.randn(2, 3, 2, 4, 5)
-    layout = Latents(channels=3, temporal=4, spatial=8, mean=(0.5, -1.0, 0.0), scale=(2.0, 0.5, 1.0))
+    layout = Latents(
+        channels=3, temporal=4, spatial=8, mean=(0.5, -1.0, 0.0), scale=(2.0, 0.5, 1.0)
+    )
     scaled = layout.scaled(latents)
     for channel in range(3):
         expected = (latents[:, channel] - layout.mean[channel]) * layout.scale[channel]
@@ -95,7 +120,9 @@ def test_latents_with_a_single_factor_are_only_multiplied():
 
 
 def test_settings_without_a_class_name_belong_to_the_first_family(transformer):
-    settings = {name: value for name, value in transformer.config.items() if not name.startswith("_")}
+    settings = {
+        name: value for name, value in transformer.config.items() if not name.startswith("_")
+    }
     packages.cache_clear()
     known = packages()
     found = dict(known)

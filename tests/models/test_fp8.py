@@ -40,11 +40,16 @@ def stored(weight, bias=None):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_weight_is_rounded_to_fp8_with_the_scale_of_its_row(dtype):
     weight = (torch.randn(48, 64) * torch.logspace(-3, 3, 48)[:, None]).to(dtype)
-    scale = (weight.abs().amax(dim=1, keepdim=True) / 448).float()  # 448: the largest number in float8_e4m3fn
-    expected = ((weight.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale).to(dtype)
+    # 448: the largest number in float8_e4m3fn
+    scale = (weight.abs().amax(dim=1, keepdim=True) / 448).float()
+    expected = (
+        (weight.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale
+    ).to(dtype)
     layer = stored(weight)
     assert torch.equal(layer.weight.dequantize(), expected) and layer.weight.dtype == dtype
-    error = (layer.weight.dequantize().float() - weight.float()).norm(dim=1) / weight.float().norm(dim=1)
+    error = (layer.weight.dequantize().float() - weight.float()).norm(dim=1) / weight.float().norm(
+        dim=1
+    )
     assert 0.01 < error.min() and error.max() < 2**-4  # half the spacing of numbers with three bits
 
 
@@ -70,7 +75,9 @@ def test_output_and_gradient_are_those_of_the_rounded_weight(dtype, autocast):
         expected = nn.functional.linear(tokens, layer.weight.dequantize(), layer.bias)
     assert torch.equal(found, expected) and found.dtype == expected.dtype
     upstream = torch.randn_like(found)
-    assert torch.equal(*(torch.autograd.grad(output, tokens, upstream)[0] for output in (found, expected)))
+    assert torch.equal(
+        *(torch.autograd.grad(output, tokens, upstream)[0] for output in (found, expected))
+    )
 
 
 def test_the_backward_pass_keeps_only_the_fp8_weight():
@@ -85,7 +92,11 @@ def test_each_matrix_is_quantized_as_it_is_read_and_the_other_layers_are_kept():
     transformer, weights = stream_transformer(*MINIATURE)
     names = {name for name, module in transformer.named_modules() if isinstance(module, nn.Linear)}
     use_fp8(transformer)
-    layers = {name: module for name, module in transformer.named_modules() if isinstance(module, Fp8Linear)}
+    layers = {
+        name: module
+        for name, module in transformer.named_modules()
+        if isinstance(module, Fp8Linear)
+    }
 
     def watched():
         for name, weight in weights:
@@ -97,7 +108,9 @@ def test_each_matrix_is_quantized_as_it_is_read_and_the_other_layers_are_kept():
     expected = load_transformer(*MINIATURE).state_dict()
     for name, tensor in transformer.state_dict().items():
         if name.removesuffix(".weight") in layers:
-            assert torch.equal(tensor.dequantize(), stored(expected[name]).weight.dequantize()), name
+            assert torch.equal(tensor.dequantize(), stored(expected[name]).weight.dequantize()), (
+                name
+            )
         else:
             assert torch.equal(tensor, expected[name]), name
     rest = sorted(name for name in names - layers.keys() if name.startswith("transformer_blocks"))
@@ -130,7 +143,9 @@ def with_lora():
 def test_compiled_and_recomputed_blocks_compute_the_same(mesh, monkeypatch, recompute, compile):
     """Shapes are static here, which traces much faster; test_compile.py covers dynamic shapes."""
     compiled = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda *parts, **options: compiled(*parts, **options | {"dynamic": False}))
+    monkeypatch.setattr(
+        torch, "compile", lambda *parts, **options: compiled(*parts, **options | {"dynamic": False})
+    )
     model, plain = with_lora(), with_lora()
     parallelize(model, mesh, recompute=recompute, compile=compile, compile_backend="aot_eager")
     rollout, update, expected = call(model, 7), call(model, 7, grad=True), call(plain, 7)
@@ -143,14 +158,27 @@ def test_compiled_and_recomputed_blocks_compute_the_same(mesh, monkeypatch, reco
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_ratios_of_fresh_rollouts_are_exactly_1_and_the_base_never_changes(tiny_config, mesh, dtype):
-    settings = {"kl_strategy": "dual_moving", "update_ref_model_step": 1, "ema_decay": 0.9, "learning_rate": 1e-2}
-    config = tiny_config.with_settings(**FP8, **settings, dtype=dtype, enable_gradient_checkpointing=True)
+def test_ratios_of_fresh_rollouts_are_exactly_1_and_the_base_never_changes(
+    tiny_config, mesh, dtype
+):
+    settings = {
+        "kl_strategy": "dual_moving",
+        "update_ref_model_step": 1,
+        "ema_decay": 0.9,
+        "learning_rate": 1e-2,
+    }
+    config = tiny_config.with_settings(
+        **FP8, **settings, dtype=dtype, enable_gradient_checkpointing=True
+    )
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
     base = {
-        name: weight for name, weight in trainer.run.policy.transformer.named_parameters() if not weight.requires_grad
+        name: weight
+        for name, weight in trainer.run.policy.transformer.named_parameters()
+        if not weight.requires_grad
     }
-    before = {name: (w.dequantize() if hasattr(w, "qdata") else w).clone() for name, w in base.items()}
+    before = {
+        name: (w.dequantize() if hasattr(w, "qdata") else w).clone() for name, w in base.items()
+    }
     assert any(hasattr(weight, "qdata") for weight in base.values())
     validated = config.with_settings(valid_video_csv=config.data.prompts_csv)
     validation = Validation(
@@ -168,25 +196,39 @@ def test_ratios_of_fresh_rollouts_are_exactly_1_and_the_base_never_changes(tiny_
         assert metrics["policy/ratio_max_deviation"] == metrics["policy/ratio_first_deviation"] == 0
         assert math.isfinite(metrics["grad/norm"]) and metrics["grad/norm"] > 0
     for name, weight in base.items():
-        assert torch.equal(weight.dequantize() if hasattr(weight, "qdata") else weight, before[name]), name
+        assert torch.equal(
+            weight.dequantize() if hasattr(weight, "qdata") else weight, before[name]
+        ), name
 
 
 def test_the_stored_base_takes_about_a_quarter_of_float32(tiny_config, mesh):
     def matrix_bytes(**settings):
-        policy = Policy(tiny_config.with_settings(**settings), mesh, CPU, [Request("a red circle moves up")])
+        policy = Policy(
+            tiny_config.with_settings(**settings), mesh, CPU, [Request("a red circle moves up")]
+        )
         layers = [
-            part for part in policy.transformer.modules() if isinstance(getattr(part, "base_layer", None), nn.Linear)
+            part
+            for part in policy.transformer.modules()
+            if isinstance(getattr(part, "base_layer", None), nn.Linear)
         ]
         weights = [layer.base_layer.weight for layer in layers]
-        return sum(w.qdata.nbytes + w.scale.nbytes if hasattr(w, "qdata") else w.nbytes for w in weights)
+        return sum(
+            w.qdata.nbytes + w.scale.nbytes if hasattr(w, "qdata") else w.nbytes for w in weights
+        )
 
     assert 0.25 < matrix_bytes(**FP8) / matrix_bytes(lora_rank=2) < 0.3
 
 
 def digests(transformer):
     """Return a hash of the values of each tensor, dequantized, by name."""
-    values = {name: (w.dequantize() if hasattr(w, "qdata") else w) for name, w in transformer.state_dict().items()}
-    return {name: hashlib.sha256(value.contiguous().numpy().tobytes()).hexdigest() for name, value in values.items()}
+    values = {
+        name: (w.dequantize() if hasattr(w, "qdata") else w)
+        for name, w in transformer.state_dict().items()
+    }
+    return {
+        name: hashlib.sha256(value.contiguous().numpy().tobytes()).hexdigest()
+        for name, value in values.items()
+    }
 
 
 def filled(read):

@@ -14,7 +14,9 @@ GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 
 @pytest.fixture
 def fractions(monkeypatch):
-    """The fractions that a fake GPU with 80 GiB was limited to: 70 GiB are free, 8 GiB reserved, 5 GiB allocated."""
+    """The fractions that a fake GPU with 80 GiB was limited to: 70 GiB are free, 8 GiB reserved, 5
+    GiB allocated.
+    """
     found = []
     values = {
         "get_device_properties": SimpleNamespace(total_memory=80 * GIB),
@@ -24,7 +26,9 @@ def fractions(monkeypatch):
     }
     for name, value in values.items():
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
-    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda value, device: found.append(value))
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda value, device: found.append(value)
+    )
     return found
 
 

@@ -11,7 +11,12 @@ from safetensors.torch import load_file
 from hyvideo.data.prompts import Request
 from hyvideo.models.fit_checks import check_checkpoint
 from hyvideo.models.hunyuan_video15.encoders import load_text_encoder
-from hyvideo.models.loading import load_transformer, load_transformer_weights, load_vae, stream_transformer
+from hyvideo.models.loading import (
+    load_transformer,
+    load_transformer_weights,
+    load_vae,
+    stream_transformer,
+)
 from hyvideo.models.saving import save_original
 from hyvideo.models.weight_files import Folder, draw_tensor, draw_tensors, read_header
 from tests.forked import python
@@ -34,23 +39,33 @@ REQUESTS = [Request("a cat")]
 
 def test_a_transformer_is_loaded_from_the_original_layout(root, original_transformer):
     transformer = load_transformer(root, VERSION)
-    assert torch.equal(transformer.proj_out.weight, original_transformer[1]["final_layer.linear.weight"])
+    assert torch.equal(
+        transformer.proj_out.weight, original_transformer[1]["final_layer.linear.weight"]
+    )
     assert transformer.config.in_channels == 9
     assert not transformer.training
     assert all(parameter.requires_grad for parameter in transformer.parameters())
 
 
 @pytest.mark.parametrize("max_shard_size", ["1GB", "10MB"])
-def test_both_layouts_and_a_single_folder_give_the_same_transformer(root, transformer, tmp_path, max_shard_size):
+def test_both_layouts_and_a_single_folder_give_the_same_transformer(
+    root, transformer, tmp_path, max_shard_size
+):
     transformer.save_pretrained(tmp_path / "transformer", max_shard_size=max_shard_size)
     assert_same_model(load_transformer(tmp_path, VERSION), transformer)
     assert_same_model(load_transformer(tmp_path / "transformer", None), transformer)
-    assert tuple(load_transformer(tmp_path, None).config.rope_axes_dim) == transformer.config.rope_axes_dim
+    assert (
+        tuple(load_transformer(tmp_path, None).config.rope_axes_dim)
+        == transformer.config.rope_axes_dim
+    )
 
 
 @pytest.mark.parametrize("seed", [None, 3])
 def test_a_rank_that_receives_the_weights_reads_none(root, seed):
-    streams = [stream_transformer(root, VERSION, read=read, random_weights_seed=seed)[1] for read in (True, False)]
+    streams = [
+        stream_transformer(root, VERSION, read=read, random_weights_seed=seed)[1]
+        for read in (True, False)
+    ]
     for (name, tensor), (same, meta) in zip(*streams, strict=True):
         assert (name, tensor.shape) == (same, meta.shape) and meta.is_meta and not tensor.is_meta
 
@@ -92,11 +107,16 @@ def test_loading_keeps_the_random_state(root):
     [
         (lambda tensors: tensors.pop(TENSOR), "missing"),
         (lambda tensors: tensors.update(extra=torch.zeros(1)), "'extra'.*unexpected"),
-        (lambda tensors: tensors.update({TENSOR: torch.zeros(256, 63)}), r"\(256, 63\).*\(256, 64\)"),
+        (
+            lambda tensors: tensors.update({TENSOR: torch.zeros(256, 63)}),
+            r"\(256, 63\).*\(256, 64\)",
+        ),
     ],
     ids=["missing", "unexpected", "misshapen"],
 )
-def test_a_tensor_that_does_not_fit_raises_an_error_with_tensor_file_and_version(root_copy, change, message):
+def test_a_tensor_that_does_not_fit_raises_an_error_with_tensor_file_and_version(
+    root_copy, change, message
+):
     rewrite(transformer_file(root_copy), change)
     with pytest.raises(ValueError, match=message) as error:
         load_transformer(root_copy, VERSION)
@@ -110,7 +130,8 @@ def test_a_tensor_that_does_not_fit_raises_an_error_with_tensor_file_and_version
 def test_weights_of_eight_bits_raise_an_error(root_copy, read):
     """Their scales would be stored in other tensors."""
     rewrite(
-        transformer_file(root_copy), lambda tensors: tensors.update({TENSOR: tensors[TENSOR].to(torch.float8_e4m3fn)})
+        transformer_file(root_copy),
+        lambda tensors: tensors.update({TENSOR: tensors[TENSOR].to(torch.float8_e4m3fn)}),
     )
     _, weights = stream_transformer(root_copy, VERSION, read=read)
     with pytest.raises(ValueError, match=f"'{TENSOR}' in .* must have dtype F64.*got F8_E4M3"):
@@ -120,9 +141,15 @@ def test_weights_of_eight_bits_raise_an_error(root_copy, read):
 @pytest.mark.parametrize("read", [True, False])
 def test_weights_of_integers_raise_an_error(root_copy, read):
     """They would become floating-point numbers without fractions."""
-    rewrite(transformer_file(root_copy), lambda tensors: tensors.update({TENSOR: tensors[TENSOR].long()}))
+    rewrite(
+        transformer_file(root_copy),
+        lambda tensors: tensors.update({TENSOR: tensors[TENSOR].long()}),
+    )
     _, weights = stream_transformer(root_copy, VERSION, read=read)
-    with pytest.raises(ValueError, match=f"'{TENSOR}' in .* has dtype torch.int64, but the model needs floating-point"):
+    with pytest.raises(
+        ValueError,
+        match=f"'{TENSOR}' in .* has dtype torch.int64, but the model needs floating-point",
+    ):
         list(weights)
 
 
@@ -202,7 +229,9 @@ def test_random_weights_never_change():
 
 def test_random_weights_have_variance_one_over_fan_in():
     assert draw_tensor(0, "a.weight", (300, 20, 5)).std().item() == pytest.approx(0.1, rel=0.02)
-    assert draw_tensor(0, "embed_tokens.weight", (300, 100)).std().item() == pytest.approx(1, rel=0.02)
+    assert draw_tensor(0, "embed_tokens.weight", (300, 100)).std().item() == pytest.approx(
+        1, rel=0.02
+    )
     assert torch.equal(draw_tensor(0, "norm.weight", (4,)), torch.ones(4))
     assert torch.equal(draw_tensor(0, "norm.gamma", (4, 1, 1)), torch.ones(4, 1, 1))
     assert torch.equal(draw_tensor(0, "norm.bias", (4,)), torch.zeros(4))
@@ -218,8 +247,13 @@ def test_random_weights_differ_by_seed_and_by_name():
 def test_a_small_random_model_is_the_same_on_every_device_but_meta():
     shapes = {"a.weight": (2, 3), "a.bias": (2,)}
     drawn = dict(draw_tensors(0, shapes, "cuda"))
-    assert all(torch.equal(tensor, draw_tensor(0, name, shapes[name])) for name, tensor in drawn.items())
-    assert all(tensor.is_meta and tensor.shape == shapes[name] for name, tensor in draw_tensors(0, shapes, "meta"))
+    assert all(
+        torch.equal(tensor, draw_tensor(0, name, shapes[name])) for name, tensor in drawn.items()
+    )
+    assert all(
+        tensor.is_meta and tensor.shape == shapes[name]
+        for name, tensor in draw_tensors(0, shapes, "meta")
+    )
 
 
 def test_a_random_transformer_needs_only_a_config_and_has_no_zero_weights(root_copy):
@@ -277,7 +311,9 @@ def test_incomplete_weights_leave_the_model_unchanged(root, transformer, tmp_pat
 
 def test_vae_latents_and_frames_match_the_original(root, golden_video):
     golden = load_file(GOLDEN / "vae.safetensors")
-    mean, logvar, frames_0_8 = (golden[f"clip17/{name}"] for name in ("mean", "logvar", "decoded_frames_0_8"))
+    mean, logvar, frames_0_8 = (
+        golden[f"clip17/{name}"] for name in ("mean", "logvar", "decoded_frames_0_8")
+    )
     vae = load_vae(root)
     with torch.no_grad():
         posterior = vae.encode(golden_video).latent_dist
@@ -287,7 +323,8 @@ def test_vae_latents_and_frames_match_the_original(root, golden_video):
         (posterior.logvar, logvar),
         (frames[:, :, [0, 8]], frames_0_8),
     ):
-        assert (actual - expected).abs().max() <= 4e-6 * expected.abs().max()  # 2.1e-6 on some processors
+        # 2.1e-6 on some processors
+        assert (actual - expected).abs().max() <= 4e-6 * expected.abs().max()
 
 
 def test_the_vae_uses_the_scaling_factor_of_its_config(root_copy):
@@ -302,7 +339,9 @@ def test_encoding_and_decoding_a_batch_matches_single_videos(root):
         latents = vae.encode(videos).latent_dist.mode()
         frames = vae.decode(latents).sample
         for i in range(3):
-            torch.testing.assert_close(vae.encode(videos[i : i + 1]).latent_dist.mode(), latents[i : i + 1])
+            torch.testing.assert_close(
+                vae.encode(videos[i : i + 1]).latent_dist.mode(), latents[i : i + 1]
+            )
             torch.testing.assert_close(vae.decode(latents[i : i + 1]).sample, frames[i : i + 1])
 
 
@@ -319,7 +358,9 @@ def test_other_vaes_keep_diffusers_mask(root):
     from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import HunyuanVideo15AttnBlock
 
     load_vae(root)
-    mask = HunyuanVideo15AttnBlock.prepare_causal_attention_mask(1, 2, torch.float32, "cpu", batch_size=3)
+    mask = HunyuanVideo15AttnBlock.prepare_causal_attention_mask(
+        1, 2, torch.float32, "cpu", batch_size=3
+    )
     assert mask.shape == (3, 2, 2)
 
 
@@ -344,9 +385,16 @@ print(memory("VmHWM") - before, sum(p.numel() * p.element_size() for p in model.
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's memory accounting")
+@pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="needs Linux's memory accounting"
+)
 def test_loading_needs_little_more_memory_than_the_model(tmp_path):
-    sizes = {"num_attention_heads": 4, "attention_head_dim": 128, "num_layers": 8, "text_embed_dim": 64}
+    sizes = {
+        "num_attention_heads": 4,
+        "attention_head_dim": 128,
+        "num_layers": 8,
+        "text_embed_dim": 64,
+    }
     with torch.device("meta"):
         model = HunyuanVideo15Transformer3DModel(**sizes)
     model = model.half().to_empty(device="cpu")
@@ -354,7 +402,10 @@ def test_loading_needs_little_more_memory_than_the_model(tmp_path):
         parameter.data.fill_(0.1)
     save_original(model, tmp_path / "transformer" / "big")
     result = subprocess.run(
-        [python(), "-c", MEASURE, str(tmp_path)], capture_output=True, text=True, cwd=Path(__file__).parents[2]
+        [python(), "-c", MEASURE, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
     )
     assert result.returncode == 0, result.stderr
     peak, size = map(int, result.stdout.split())

@@ -29,7 +29,12 @@ from hyvideo.models.lora import (
 from tests.models.conftest import VERSION
 
 BLOCK = "transformer_blocks.1"
-TARGETS = (f"{BLOCK}.attn.to_q", f"{BLOCK}.attn.add_v_proj", f"{BLOCK}.ff.net.2", "transformer_blocks.0.attn.to_out.0")
+TARGETS = (
+    f"{BLOCK}.attn.to_q",
+    f"{BLOCK}.attn.add_v_proj",
+    f"{BLOCK}.ff.net.2",
+    "transformer_blocks.0.attn.to_out.0",
+)
 
 
 def draw(transformer, targets=TARGETS, ranks=(2, 3, 2, 2), alphas=(4.0, 4.0, 1.0, 4.0)):
@@ -45,7 +50,9 @@ def draw(transformer, targets=TARGETS, ranks=(2, 3, 2, 2), alphas=(4.0, 4.0, 1.0
 def assert_same(actual, expected):
     assert actual.keys() == expected.keys()
     for name in actual:
-        assert torch.equal(actual[name].a, expected[name].a) and torch.equal(actual[name].b, expected[name].b)
+        assert torch.equal(actual[name].a, expected[name].a) and torch.equal(
+            actual[name].b, expected[name].b
+        )
         assert actual[name].alpha == expected[name].alpha
 
 
@@ -74,7 +81,9 @@ def test_all_formats_round_trip_bit_for_bit(transformer, tmp_path, form):
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.5])
-def test_an_adapter_equals_the_change_of_the_weights_and_can_be_disabled(transformer, inputs, scale):
+def test_an_adapter_equals_the_change_of_the_weights_and_can_be_disabled(
+    transformer, inputs, scale
+):
     lora = draw(transformer)
     install(transformer)
     expected = copy.deepcopy(transformer)
@@ -97,7 +106,9 @@ def test_diffusers_reads_the_diffusers_format(transformer, inputs, tmp_path):
 
 
 def tree(state):
-    """Return a model of linear layers with these weights that reads LoRA files by diffusers' code."""
+    """Return a model of linear layers with these weights that reads LoRA files by
+    diffusers' code.
+    """
 
     class Tree(nn.Module, PeftAdapterMixin):
         pass
@@ -120,10 +131,19 @@ BLOCKS = [f"transformer_blocks.{number}" for number in range(3)]
 REFINER = "context_embedder.token_refiner.refiner_blocks.0.attn"
 
 
-@pytest.mark.parametrize("ranks, alphas", [((2, 2, 2, 2), (4.0,) * 4), ((2, 3, 4, 2), (4.0, 4.0, 1.0, 2.5))])
-def test_diffusers_loader_reads_the_original_format_with_the_same_result(transformer, tmp_path, ranks, alphas):
-    """Includes modules that the original fuses or reorders. The original's programs use the same loader."""
-    lora = draw(transformer, ranks=ranks, alphas=alphas) | draw(transformer, ["norm_out.linear"], [3], [6.0])
+@pytest.mark.parametrize(
+    "ranks, alphas", [((2, 2, 2, 2), (4.0,) * 4), ((2, 3, 4, 2), (4.0, 4.0, 1.0, 2.5))]
+)
+def test_diffusers_loader_reads_the_original_format_with_the_same_result(
+    transformer, tmp_path, ranks, alphas
+):
+    """Includes modules that the original fuses or reorders.
+
+    The original's programs use the same loader.
+    """
+    lora = draw(transformer, ranks=ranks, alphas=alphas) | draw(
+        transformer, ["norm_out.linear"], [3], [6.0]
+    )
     fused = draw(transformer, [f"{REFINER}.to_{part}" for part in "qkv"], [2] * 3, [3.0] * 3)
     shared = fused[f"{REFINER}.to_q"].a
     lora |= {name: Pair(shared, pair.b, pair.alpha) for name, pair in fused.items()}
@@ -168,7 +188,9 @@ def test_files_written_by_diffusers_and_peft_can_be_read(transformer, tmp_path):
     transformer.save_lora_adapter(tmp_path / "diffusers")
     assert_same(read_lora(tmp_path / "diffusers"), lora)
     tensors = load_file(tmp_path / "diffusers" / "pytorch_lora_weights.safetensors")
-    save_file({f"transformer.{name}": t for name, t in tensors.items()}, tmp_path / "prefixed.safetensors")
+    save_file(
+        {f"transformer.{name}": t for name, t in tensors.items()}, tmp_path / "prefixed.safetensors"
+    )
     read = read_lora(tmp_path / "prefixed.safetensors")
     assert read.keys() == lora.keys() and all(pair.alpha == pair.rank for pair in read.values())
 
@@ -211,7 +233,11 @@ def test_a_lora_with_underscores_in_place_of_the_originals_dots_is_read(transfor
         a, b, alpha = torch.randn(2, into), torch.randn(out, 2), torch.tensor(float(number + 1))
         dotted |= {f"{name}.lora_A.weight": a, f"{name}.lora_B.weight": b, f"{name}.alpha": alpha}
         short = f"lora_unet_{name.replace('.', '_')}"
-        flat |= {f"{short}.lora_down.weight": a, f"{short}.lora_up.weight": b, f"{short}.alpha": alpha}
+        flat |= {
+            f"{short}.lora_down.weight": a,
+            f"{short}.lora_up.weight": b,
+            f"{short}.alpha": alpha,
+        }
     save_file(dotted, tmp_path / "dotted.safetensors")
     save_file(flat, tmp_path / "flat.safetensors")
     lora = read_lora(tmp_path / "flat.safetensors")
@@ -238,10 +264,14 @@ def test_only_the_trainable_adapter_gets_gradients(transformer, inputs):
     [
         ([r"transformer_blocks\.\d\.attn\.to_q"], [f"{name}.attn.to_q" for name in BLOCKS]),
         (["double_blocks.1.img_attn_q"], [f"{BLOCK}.attn.to_q"]),
-        (["img_attn_q", "img_mlp.fc2"], [f"{name}.{part}" for name in BLOCKS for part in ("attn.to_q", "ff.net.2")]),
+        (
+            ["img_attn_q", "img_mlp.fc2"],
+            [f"{name}.{part}" for name in BLOCKS for part in ("attn.to_q", "ff.net.2")],
+        ),
         ([r"1\.(img|txt)_attn_v"], [f"{BLOCK}.attn.to_v", f"{BLOCK}.attn.add_v_proj"]),
         (["blocks.0.self_attn_qkv"], [f"{REFINER}.to_{part}" for part in "qkv"]),
-        (["txt_attn_proj"], [f"{name}.attn.to_add_out" for name in BLOCKS[:-1]]),  # the last block's is not used
+        # the last block's is not used
+        (["txt_attn_proj"], [f"{name}.attn.to_add_out" for name in BLOCKS[:-1]]),
     ],
 )
 def test_targets_are_names_in_diffusers_or_in_the_original(transformer, targets, expected):
@@ -251,7 +281,9 @@ def test_targets_are_names_in_diffusers_or_in_the_original(transformer, targets,
 def test_an_adapter_of_a_frozen_layer_is_not_trained(transformer):
     transformer.get_submodule(TARGETS[0]).requires_grad_(False)
     add_trainable_lora(transformer, training_config(transformer, rank=2, alpha=2, targets=TARGETS))
-    trained = {name.partition(".lora_")[0] for name, p in transformer.named_parameters() if p.requires_grad}
+    trained = {
+        name.partition(".lora_")[0] for name, p in transformer.named_parameters() if p.requires_grad
+    }
     assert trained == set(TARGETS[1:])
 
 
@@ -261,7 +293,9 @@ def test_the_adapter_of_a_bf16_base_is_float32(transformer):
     add_trainable_lora(transformer, training_config(transformer, rank=2, alpha=2, targets=TARGETS))
     trained = {name: p.dtype for name, p in transformer.named_parameters() if p.requires_grad}
     assert len(trained) == 2 * len(TARGETS) and set(trained.values()) == {torch.float32}
-    assert {p.dtype for name, p in transformer.named_parameters() if name not in trained} == {torch.bfloat16}
+    assert {p.dtype for name, p in transformer.named_parameters() if name not in trained} == {
+        torch.bfloat16
+    }
 
 
 def test_a_lora_is_added_before_the_weights_are_rounded(root, transformer):
@@ -295,10 +329,19 @@ def test_a_missing_or_corrupted_lora_raises_an_error(tmp_path):
     "change, message",
     [
         (lambda t: t.pop(f"{BLOCK}.attn.to_q.lora_B.weight"), "to_q needs lora_A .* and lora_B"),
-        (lambda t: t.update({f"{BLOCK}.attn.to_q.lora_B.weight": torch.zeros(64, 5)}), "to_q needs lora_A"),
-        (lambda t: t.update({f"{BLOCK}.attn.to_q.weight": torch.zeros(64, 64)}), "is not a lora_A or lora_B weight"),
+        (
+            lambda t: t.update({f"{BLOCK}.attn.to_q.lora_B.weight": torch.zeros(64, 5)}),
+            "to_q needs lora_A",
+        ),
+        (
+            lambda t: t.update({f"{BLOCK}.attn.to_q.weight": torch.zeros(64, 64)}),
+            "is not a lora_A or lora_B weight",
+        ),
         (lambda t: t.clear(), "has no lora_A and lora_B weights"),
-        (lambda t: t.update({"double_blocks.0.what.lora_A.weight": torch.zeros(2, 4)}), "what needs lora_A"),
+        (
+            lambda t: t.update({"double_blocks.0.what.lora_A.weight": torch.zeros(2, 4)}),
+            "what needs lora_A",
+        ),
     ],
 )
 def test_an_incomplete_lora_raises_an_error_with_the_tensor(transformer, tmp_path, change, message):
@@ -312,9 +355,14 @@ def test_an_incomplete_lora_raises_an_error_with_the_tensor(transformer, tmp_pat
 
 
 def test_a_lora_for_another_model_leaves_the_transformer_unchanged(transformer):
-    lora = draw(transformer) | {"transformer_blocks.77.attn.to_q": Pair(torch.zeros(1, 64), torch.zeros(64, 1), 1.0)}
+    lora = draw(transformer) | {
+        "transformer_blocks.77.attn.to_q": Pair(torch.zeros(1, 64), torch.zeros(64, 1), 1.0)
+    }
     lora[TARGETS[0]] = Pair(torch.zeros(1, 32), torch.zeros(32, 1), 1.0)
-    with pytest.raises(ValueError, match=r"(?s)to_q has shape \(64, 64\).*blocks.77.attn.to_q is not a linear layer"):
+    with pytest.raises(
+        ValueError,
+        match=r"(?s)to_q has shape \(64, 64\).*blocks.77.attn.to_q is not a linear layer",
+    ):
         add_lora(transformer, lora)
     assert not hasattr(transformer, "peft_config")
 
@@ -327,9 +375,14 @@ def test_lora_variants_raise_an_error(transformer, tmp_path):
         read_lora(tmp_path)
 
 
-@pytest.mark.parametrize("target", ["nothing", "img_atn_q", "ttn.to_q", f"{BLOCKS[-1]}.attn.to_add_out"])
+@pytest.mark.parametrize(
+    "target", ["nothing", "img_atn_q", "ttn.to_q", f"{BLOCKS[-1]}.attn.to_add_out"]
+)
 def test_targets_without_a_match_raise_an_error(transformer, target):
-    with pytest.raises(ValueError, match=f"no trainable linear layer of the transformer matches '{re.escape(target)}'"):
+    with pytest.raises(
+        ValueError,
+        match=f"no trainable linear layer of the transformer matches '{re.escape(target)}'",
+    ):
         training_config(transformer, rank=2, alpha=2, targets=[r".*\.to_q", target])
 
 
@@ -339,7 +392,14 @@ def test_targets_without_a_match_raise_an_error(transformer, target):
         ({"rank": 3}, "got 3 and 4, need 2 and 4. Set these"),
         ({"alpha": 2.0}, "got 2 and 2, need 2 and 4"),
         ({"targets": [r".*\.attn\..*"]}, "is in only one of them"),
-        ({"start": {"transformer_blocks.9.attn.to_q": Pair(torch.ones(2, 2), torch.ones(2, 2), 4.0)}}, "does not fit"),
+        (
+            {
+                "start": {
+                    "transformer_blocks.9.attn.to_q": Pair(torch.ones(2, 2), torch.ones(2, 2), 4.0)
+                }
+            },
+            "does not fit",
+        ),
     ],
 )
 def test_an_adapter_to_start_from_must_match_the_settings(transformer, change, message):

@@ -1,4 +1,6 @@
-"""Offloading of frozen modules. tests/fake_cuda checks the copies between a CPU and a GPU, tests/cuda the videos."""
+"""Offloading of frozen modules. tests/fake_cuda checks the copies between a CPU and a GPU,
+tests/cuda the videos.
+"""
 
 import copy
 
@@ -15,7 +17,9 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("folder", ["miniature", "miniature_wan"])
 @torch.no_grad()
 def test_an_offloaded_vae_decodes_the_same_video(folder):
-    """The meta device, which cannot compute, stands for the memory where the weights are between decodes."""
+    """The meta device, which cannot compute, stands for the memory where the weights are between
+    decodes.
+    """
     vae = load_vae(ROOT / "assets" / folder)
     latents = torch.linspace(-1, 1, 4 * 2 * 16).reshape(1, 4, 2, 4, 4)
     offloaded = copy.deepcopy(vae).to("meta")

@@ -14,7 +14,9 @@ from tests.models.checkpoint_files import (
 )
 
 
-def test_a_saved_transformer_equals_the_file_it_was_loaded_from(root, transformer, original_transformer, tmp_path):
+def test_a_saved_transformer_equals_the_file_it_was_loaded_from(
+    root, transformer, original_transformer, tmp_path
+):
     config, state = original_transformer
     save_original(transformer, tmp_path, dtype=torch.float32)
     saved = load_file(tmp_path / FILE)
@@ -38,7 +40,9 @@ def test_a_saved_vae_is_rounded_to_half_precision(root, tmp_path):
     vae = load_vae(root)
     save_original(vae, tmp_path / "vae")
     reloaded = load_vae(tmp_path)
-    assert {tensor.dtype for tensor in load_file(tmp_path / "vae" / FILE).values()} == {torch.float16}
+    assert {tensor.dtype for tensor in load_file(tmp_path / "vae" / FILE).values()} == {
+        torch.float16
+    }
     assert_same_model(reloaded, vae.half().float())
     assert reloaded.config.scaling_factor == 1.03682
 

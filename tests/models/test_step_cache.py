@@ -13,7 +13,13 @@ from hyvideo.models.loading import load_transformer
 from hyvideo.models.step_cache import StepCache, StepCaching
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
 from hyvideo.schedulers.schedule import Schedule
-from tests.models.conftest import GOLDEN, golden_state, seeded_normal, transformer_weight, write_model
+from tests.models.conftest import (
+    GOLDEN,
+    golden_state,
+    seeded_normal,
+    transformer_weight,
+    write_model,
+)
 from tests.tiny_wan import write_wan
 
 CASES = json.loads((GOLDEN / "step_cache.json").read_text())
@@ -41,17 +47,24 @@ def conditions():
 def settings(schedule, kind):
     case = CASES["schedules"][schedule]
     kept = CASES["no_cache_blocks"].get(kind, ())
-    return StepCaching(KINDS[kind], case["total"], case["start"], case["end"], case["interval"], tuple(kept))
+    return StepCaching(
+        KINDS[kind], case["total"], case["start"], case["end"], case["interval"], tuple(kept)
+    )
 
 
 def sample(transformer, num_steps, caching=None, **sampling):
-    """Return the latents of every step of one video. Shape: (steps + 1, channels, frames, height, width)."""
+    """Return the latents of every step of one video.
+
+    Shape: (steps + 1, channels, frames, height, width).
+    """
     negative, prompt = conditions()
     options = SamplerSettings(guidance_scale=3.0, **sampling)
     pipeline = GRPOPipeline(transformer, None, sampling=options, negative=negative)
     transformer.step_cache = caching and StepCache(caching, caching.num_skipped(4))
     noise = seeded_normal("cache/latents", 1, 4, 3, 4, 5)
-    return pipeline.sample(Conditions((prompt,)), noise, Schedule.ode(num_steps, 5.0), None).latents[0]
+    return pipeline.sample(
+        Conditions((prompt,)), noise, Schedule.ode(num_steps, 5.0), None
+    ).latents[0]
 
 
 def difference(found, expected):
@@ -62,15 +75,20 @@ def difference(found, expected):
 def test_the_trajectories_are_those_of_the_original(transformer, schedule, batched):
     golden, case = load_file(GOLDEN / "step_cache.safetensors"), CASES["schedules"][schedule]
     run = Counter()
-    handles = [block.register_forward_pre_hook(lambda *_: run.update([0])) for block in blocks(transformer)]
+    handles = [
+        block.register_forward_pre_hook(lambda *_: run.update([0])) for block in blocks(transformer)
+    ]
     plain = sample(transformer, case["total"], batched_forward=batched)
     assert difference(plain, golden[f"{schedule}/none"]) < TOLERANCE
     for kind in KINDS:
         run.clear()
-        found = sample(transformer, case["total"], settings(schedule, kind), batched_forward=batched)
+        found = sample(
+            transformer, case["total"], settings(schedule, kind), batched_forward=batched
+        )
         assert difference(found, golden[f"{schedule}/{kind}"]) < TOLERANCE, kind
         assert difference(found, plain) > 1e-2
-        in_vain = kind == "deepcache_inner"  # the original runs a block whose output it does not use
+        # the original runs a block whose output it does not use
+        in_vain = kind == "deepcache_inner"
         skipped = case["total"] - len(case["full_steps"])
         assert run[0] == (sum(case["blocks_run"][kind]) - in_vain * skipped) * (1 if batched else 2)
     for handle in handles:
@@ -78,8 +96,12 @@ def test_the_trajectories_are_those_of_the_original(transformer, schedule, batch
 
 
 def full_and_cached_step(model, latents, condition, kind, timesteps):
-    """Return the cache, the velocity of the last of four full steps, and that of the cached step after it."""
-    caching = StepCaching(kind, total_steps=5, cache_start_step=3, cache_end_step=5, cache_step_interval=2)
+    """Return the cache, the velocity of the last of four full steps, and that of the cached step
+    after it.
+    """
+    caching = StepCaching(
+        kind, total_steps=5, cache_start_step=3, cache_end_step=5, cache_step_interval=2
+    )
     cache = model.step_cache = StepCache(caching, caching.num_skipped(len(blocks(model))))
     velocities = []
     for cache.step, time in enumerate(timesteps):
@@ -97,18 +119,26 @@ def wan(folder):
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["deepcache", "teacache", "taylorcache"])
 @pytest.mark.parametrize("family", ["hunyuan_video15", "wan"])
-def test_a_cached_step_equals_the_full_step_at_the_same_timestep(transformer, tmp_path, family, kind):
+def test_a_cached_step_equals_the_full_step_at_the_same_timestep(
+    transformer, tmp_path, family, kind
+):
     model = transformer if family == "hunyuan_video15" else wan(tmp_path)
-    condition = conditions()[0] if family == "hunyuan_video15" else Condition(seeded_normal("text", 5, 32))
+    condition = (
+        conditions()[0] if family == "hunyuan_video15" else Condition(seeded_normal("text", 5, 32))
+    )
     latents = seeded_normal("latents", 1, 4, 3, 4, 6)
     cache, full, cached = full_and_cached_step(model, latents, condition, kind, [700.0] * 5)
     assert torch.equal(cached, full)
-    _, full, later = full_and_cached_step(model, latents, condition, kind, [990.0, 960.0, 920.0, 860.0, 700.0])
+    _, full, later = full_and_cached_step(
+        model, latents, condition, kind, [990.0, 960.0, 920.0, 860.0, 700.0]
+    )
     assert difference(later, cached) > 1e-3, "tokens of an earlier timestep"
     assert difference(later, full) > 1e-3, "the final layer reads the new timestep"
     num_tokens = latents[0, 0].numel() // (4 if family == "wan" else 1)
     _, _, images = cache._stored[0]
-    assert [image.shape[1] for image in images] == [num_tokens] * (3 if kind == "taylorcache" else 1)
+    assert [image.shape[1] for image in images] == [num_tokens] * (
+        3 if kind == "taylorcache" else 1
+    )
 
 
 def test_the_default_schedule_runs_half_of_fifty_steps():
@@ -116,7 +146,9 @@ def test_the_default_schedule_runs_half_of_fifty_steps():
     assert full == [*range(12), 15, 19, 23, 27, 31, 35, 39, 43, *range(45, 50)]
     skipped = {kind: StepCaching(kind).num_skipped(54) for kind in KINDS.values()}
     assert skipped == {"deepcache": 53, "teacache": 54, "taylorcache": 54}
-    assert StepCaching(no_cache_block_id=(0, 50, 53)).num_skipped(54) == 53, "blocks 0 and 50 do not affect the output"
+    assert StepCaching(no_cache_block_id=(0, 50, 53)).num_skipped(54) == 53, (
+        "blocks 0 and 50 do not affect the output"
+    )
 
 
 @pytest.mark.parametrize(
@@ -124,16 +156,24 @@ def test_the_default_schedule_runs_half_of_fifty_steps():
     [
         (
             {"total_steps": 100, "cache_start_step": 22, "cache_end_step": 90},
-            "number of steps, 50, got 100; .*: --total_steps 50 --cache_start_step 11 --cache_end_step 45",
+            "number of steps, 50, got 100; .*: --total_steps 50 --cache_start_step 11 "
+            "--cache_end_step 45",
         ),
-        ({"total_steps": 30}, "--total_steps 50 --cache_start_step 12 --cache_end_step 50"),  # 45 is no step of 30
+        # 45 is no step of 30
+        ({"total_steps": 30}, "--total_steps 50 --cache_start_step 12 --cache_end_step 50"),
         (
             {"total_steps": 0, "cache_start_step": -3, "cache_type": "taylorcache"},
             "--cache_start_step 1 --cache_end_step 50",
         ),
-        ({"cache_start_step": 46}, "0 <= --cache_start_step <= --cache_end_step <= 50 and 1 .* got 46, 45 and 4"),
+        (
+            {"cache_start_step": 46},
+            "0 <= --cache_start_step <= --cache_end_step <= 50 and 1 .* got 46, 45 and 4",
+        ),
         ({"cache_end_step": 51}, "must hold, got 11, 51 and 4"),
-        ({"cache_start_step": 0, "cache_type": "taylorcache"}, "1 <= --cache_start_step <= .* got 0, 45 and 4"),
+        (
+            {"cache_start_step": 0, "cache_type": "taylorcache"},
+            "1 <= --cache_start_step <= .* got 0, 45 and 4",
+        ),
         ({"cache_step_interval": 0}, "1 <= --cache_step_interval must hold, got 11, 45 and 0"),
         ({"no_cache_block_id": (3, 4)}, "must be some of the blocks 0 to 3, got 3 4"),
         ({"no_cache_block_id": (0, 1, 2, 3)}, "must be some of the blocks 0 to 3, got 0 1 2 3"),
@@ -146,7 +186,9 @@ def test_a_schedule_must_fit_the_steps_and_the_blocks(changes, message):
 
 
 def test_deepcache_needs_two_blocks():
-    with pytest.raises(ValueError, match="deepcache needs a model of at least 2 blocks, got 1.*Use teacache"):
+    with pytest.raises(
+        ValueError, match="deepcache needs a model of at least 2 blocks, got 1.*Use teacache"
+    ):
         StepCaching().check(50, 1)
     for caching in (StepCaching("teacache"), StepCaching("taylorcache")):
         caching.check(50, 1)

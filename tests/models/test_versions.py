@@ -14,7 +14,13 @@ def test_the_version_of_the_paper_has_its_published_settings():
 
 @pytest.mark.parametrize(
     "name, shift",
-    [("480p_t2v", 5), ("480p_i2v", 5), ("720p_t2v", 9), ("720p_i2v", 7), ("480p_i2v_step_distilled", 7)],
+    [
+        ("480p_t2v", 5),
+        ("480p_i2v", 5),
+        ("720p_t2v", 9),
+        ("720p_i2v", 7),
+        ("480p_i2v_step_distilled", 7),
+    ],
 )
 def test_the_shift_grows_with_resolution_and_differs_by_task(name, shift):
     assert version_defaults(name).shift == shift
@@ -23,7 +29,9 @@ def test_the_shift_grows_with_resolution_and_differs_by_task(name, shift):
 @pytest.mark.parametrize("name", [name for name in [*RELEASED, *ANNOUNCED] if name[0].isdigit()])
 def test_names_consist_of_resolution_task_and_kind(name):
     version = version_defaults(name)
-    suffix = {"base": "", "cfg_distilled": "_distilled", "step_distilled": "_step_distilled"}[version.kind]
+    suffix = {"base": "", "cfg_distilled": "_distilled", "step_distilled": "_step_distilled"}[
+        version.kind
+    ]
     assert name == version.name == f"{version.resolution}_{version.task}{suffix}"
 
 
@@ -44,8 +52,15 @@ def test_each_name_is_in_only_one_list():
 def test_unlisted_models_have_the_defaults_of_the_first_family(name):
     version = version_defaults(name)
     is_miniature = name == "miniature"
-    assert version == Version(name or "", "hunyuan_video15", task=version.task, float32_rotary=is_miniature)
-    assert (version.guidance_scale, version.shift, version.num_steps, version.num_frames) == (6.0, 5.0, 40, 121)
+    assert version == Version(
+        name or "", "hunyuan_video15", task=version.task, float32_rotary=is_miniature
+    )
+    assert (version.guidance_scale, version.shift, version.num_steps, version.num_frames) == (
+        6.0,
+        5.0,
+        40,
+        121,
+    )
     assert version.resolution is None and version.task == ("t2v" if name == "miniature" else None)
 
 

@@ -12,7 +12,12 @@ from hyvideo.models.hunyuan_video15.prompt_encoders import TextEncoder
 from hyvideo.pipelines import condition_encoder
 from hyvideo.pipelines.condition_encoder import ConditionEncoder, PartCache, PartStore
 
-PROMPTS = ["a red circle moves up", "a blue square moves left slowly and then stops", "", "a red circle moves up"]
+PROMPTS = [
+    "a red circle moves up",
+    "a blue square moves left slowly and then stops",
+    "",
+    "a red circle moves up",
+]
 REQUESTS = [Request(prompt) for prompt in PROMPTS]
 
 
@@ -66,7 +71,12 @@ def test_parts_have_the_compute_dtype_except_for_image_latents(tmp_path):
     encoder = ConditionEncoder(FAMILY.parts, load, dtype=torch.bfloat16)
     request = Request('a sign says "left"', str(tmp_path / "image.png"))
     (condition,) = encoder([request], height=32, width=32).samples
-    assert condition.text.dtype == condition.glyph.dtype == condition.image.embeds.dtype == torch.bfloat16
+    assert (
+        condition.text.dtype
+        == condition.glyph.dtype
+        == condition.image.embeds.dtype
+        == torch.bfloat16
+    )
     assert torch.equal(condition.image.latents, made["image"]["latents"])
 
 
@@ -92,7 +102,9 @@ def test_an_image_is_encoded_again_for_another_size_and_after_its_file_changed(t
     assert seen == [("text", 32, 32), *(("image", *size) for size in sizes)]
 
 
-def test_the_parts_in_memory_have_a_limit_above_which_the_least_recently_used_is_encoded_again(make):
+def test_the_parts_in_memory_have_a_limit_above_which_the_least_recently_used_is_encoded_again(
+    make,
+):
     encoder, encoded = make()
     (condition,) = encoder(REQUESTS[:1]).samples
     two = 2 * condition.text.nbytes
@@ -103,7 +115,9 @@ def test_the_parts_in_memory_have_a_limit_above_which_the_least_recently_used_is
         assert encoder.store.num_bytes <= two
     assert encoded == [same_length[number].prompt for number in (0, 1, 2, 1)]
     conditions = encoder(same_length).samples  # more at once than the limit
-    assert all(torch.equal(a.text, b.text) for a, b in zip(conditions, make()[0](same_length).samples))
+    assert all(
+        torch.equal(a.text, b.text) for a, b in zip(conditions, make()[0](same_length).samples)
+    )
 
 
 def test_replacing_a_part_in_memory_does_not_count_it_twice():

@@ -15,7 +15,9 @@ REQUESTS = [Request("a red circle moves up"), Request("a blue square moves left 
 
 @pytest.fixture
 def parts(tiny_config):
-    """Return a pipeline with guidance scale 3, the conditions of two prompts and their initial noise."""
+    """Return a pipeline with guidance scale 3, the conditions of two prompts and their initial
+    noise.
+    """
     config, device = tiny_config.with_settings(cfg_scale=3.0), torch.device("cpu")
     encoder, vae = load_encoder(config, device)
     pipeline = load_pipeline(config, device, encoder=encoder, vae=vae, kinds=frozenset({"text"}))
@@ -42,7 +44,9 @@ def test_rollouts_keep_all_latents_or_those_of_the_first_step_and_the_end(parts)
         schedule = schedule_of(num_steps=num_steps)
         every = pipeline.sample(conditions, noise, schedule, step_noise(noise))
         ends = pipeline.sample(conditions, noise, schedule, step_noise(noise), keeps_all=False)
-        assert torch.equal(ends.latents, every.latents[:, kept]) and torch.equal(ends.final, every.final)
+        assert torch.equal(ends.latents, every.latents[:, kept]) and torch.equal(
+            ends.final, every.final
+        )
         assert torch.equal(ends.log_probs, every.log_probs)
 
 
@@ -57,15 +61,20 @@ def test_batched_guidance_equals_separate_forward_passes(parts):
     assert not torch.allclose(single, apart)
 
 
-def test_without_batched_forward_a_row_is_bitwise_equal_in_every_batch_with_and_without_gradient(parts):
+def test_without_batched_forward_a_row_is_bitwise_equal_in_every_batch_with_and_without_gradient(
+    parts,
+):
     pipeline, conditions, noise = parts
     assert len(conditions.samples[0].text) != len(conditions.samples[1].text)
     pipeline.compute_dtype, timestep, calls = torch.bfloat16, torch.tensor([900.0, 400.0]), []
     pipeline.transformer.register_forward_pre_hook(
-        lambda _, args, kwargs: calls.append((len(args[0]), len(kwargs["conditions"][0].text))), with_kwargs=True
+        lambda _, args, kwargs: calls.append((len(args[0]), len(kwargs["conditions"][0].text))),
+        with_kwargs=True,
     )
     with torch.no_grad():
-        sampled = with_sampling(pipeline, batched_forward=False).velocity(noise, timestep, conditions)
+        sampled = with_sampling(pipeline, batched_forward=False).velocity(
+            noise, timestep, conditions
+        )
     lengths = [
         len(text)
         for text in (
@@ -91,7 +100,9 @@ def test_only_rows_inside_the_guidance_interval_are_guided(parts, batched, batch
     calls = []
     pipeline.transformer.register_forward_pre_hook(lambda _, args: calls.append(len(args[0])))
     inside = with_sampling(pipeline, guidance_interval=(0.2, 0.4), batched_forward=batched)
-    torch.testing.assert_close(inside.velocity(noise, timestep, conditions), torch.cat(plain), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        inside.velocity(noise, timestep, conditions), torch.cat(plain), rtol=1e-5, atol=1e-5
+    )
     assert calls == batches and inside.num_forwards(timestep) == sum(batches)
 
 
@@ -120,7 +131,9 @@ def test_a_replay_reproduces_the_log_probs_of_a_rollout_exactly(parts, sde_type)
     rollout = pipeline.sample(conditions, noise, schedule, step_noise(noise), mean_steps=kept)
     assert rollout.means.shape == (2, 3, *noise.shape[1:])
     for i in range(4):
-        step = pipeline.replay(rollout.latents[:, i], rollout.latents[:, i + 1], schedule, [i, i], conditions)
+        step = pipeline.replay(
+            rollout.latents[:, i], rollout.latents[:, i + 1], schedule, [i, i], conditions
+        )
         assert torch.equal(step.log_prob, rollout.log_probs[:, i])
         for row, place in (kept == i).nonzero().tolist():
             assert torch.equal(step.mean[row], rollout.means[row, place])

@@ -1,4 +1,6 @@
-"""Parity with diffusers' pipelines on the same weights, from the original checkpoint layout to latents and pixels."""
+"""Parity with diffusers' pipelines on the same weights, from the original checkpoint layout to
+latents and pixels.
+"""
 
 import pytest
 import torch
@@ -61,7 +63,8 @@ def sample(pipeline, schedule, encoder, request, noise):
     [
         pytest.param("480p_t2v", "a red circle moves up", "", False, marks=pytest.mark.slow),
         ("480p_t2v", 'a sign says "OPEN" and “左”', "", False),
-        ("480p_i2v", 'the sign says "OPEN"', "blurry, a sign", True),  # diffusers also encodes its quoted text
+        # diffusers also encodes its quoted text
+        ("480p_i2v", 'the sign says "OPEN"', "blurry, a sign", True),
         ("480p_i2v_step_distilled", "the picture moves", "", True),
     ],
 )
@@ -75,7 +78,9 @@ def test_guided_sampling_from_the_original_layout_equals_diffusers(
     ours = sample(pipeline, rollout_schedule(config.rollout), encoder, request, noise)
     stock = stock_pipeline(config.model, pipeline, config.rollout, is_i2v=has_image)
     counts = {"num_frames": config.data.sample_n_frames, "num_steps": STEPS}
-    theirs = sample_diffusers(stock, request, noise, SIZE, **counts, negative_prompt=negative_prompt)
+    theirs = sample_diffusers(
+        stock, request, noise, SIZE, **counts, negative_prompt=negative_prompt
+    )
     assert relative_difference(ours, theirs) <= 1e-5
     assert relative_difference(ours, noise) > 0.1
     (video,) = pipeline.decode(ours)
@@ -94,7 +99,9 @@ def test_the_prompt_quotes_and_the_image_each_change_the_video(root, image):
         Request('a "cat"', image),
         Request("a cat"),
     ]
-    latents = [sample(pipeline, Schedule.ode(2, 5.0), encoder, request, noise) for request in requests]
+    latents = [
+        sample(pipeline, Schedule.ode(2, 5.0), encoder, request, noise) for request in requests
+    ]
     for i, first in enumerate(latents):
         for second in latents[:i]:
             assert relative_difference(first, second) > 1e-3
@@ -105,13 +112,17 @@ def test_a_batch_of_different_conditions_equals_single_samples(root, image):
     config = config_for(root, "480p_i2v")
     encoder, pipeline = loaded(config)
     conditions = encoder(
-        [Request("a cat"), Request('a sign says "left"', image), Request("a dog runs away", image)], height=64, width=96
+        [Request("a cat"), Request('a sign says "left"', image), Request("a dog runs away", image)],
+        height=64,
+        width=96,
     )
     noise = normal((3, *pipeline.latent_shape(5, *SIZE)), 0, "batch")
     timestep = torch.tensor([900.0, 500.0, 991.7355])
     together = pipeline.velocity(noise, timestep, conditions)
     for row in range(3):
-        alone = pipeline.velocity(noise[row : row + 1], timestep[row : row + 1], conditions.select([row]))
+        alone = pipeline.velocity(
+            noise[row : row + 1], timestep[row : row + 1], conditions.select([row])
+        )
         assert relative_difference(together[row : row + 1], alone) < 1e-5
 
 
@@ -119,10 +130,14 @@ def test_timesteps_reach_the_model_in_float32_under_bf16_autocast(root):
     config = config_for(root, "480p_t2v").with_settings(dtype="bf16")
     encoder, pipeline = loaded(config, frozenset({"text"}))
     seen = []
-    pipeline.transformer.time_embed.time_proj.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    pipeline.transformer.time_embed.time_proj.register_forward_pre_hook(
+        lambda _, args: seen.append(args[0])
+    )
     conditions = encoder([Request("a cat")])
     with torch.no_grad():
-        out = pipeline.velocity(normal((1, *pipeline.latent_shape(5, *SIZE)), 0), torch.tensor([991.7355]), conditions)
+        out = pipeline.velocity(
+            normal((1, *pipeline.latent_shape(5, *SIZE)), 0), torch.tensor([991.7355]), conditions
+        )
     assert seen[0].dtype == torch.float32 and seen[0][0] == torch.tensor(991.7355)
     assert out.dtype == torch.float32 and conditions.samples[0].text.dtype == torch.bfloat16
 
@@ -138,22 +153,33 @@ def test_large_videos_are_decoded_in_the_tiles_of_diffusers(root):
         whole = vae.decode(latents).sample
     assert torch.equal(tiled, expected) and tiled.shape == whole.shape
     assert not torch.equal(tiled, whole)
-    assert (vae.tile_latent_min_height, vae.tile_latent_min_width, vae.tile_overlap_factor) == (4, 4, 0.25)
+    assert (vae.tile_latent_min_height, vae.tile_latent_min_width, vae.tile_overlap_factor) == (
+        4,
+        4,
+        0.25,
+    )
 
 
 def test_a_prompt_may_contain_a_special_token_of_the_glyph_encoder(root):
     tokenizer, model = load_glyph_encoder(root)
     assert len(tokenizer) == model.config.vocab_size == model.encoder.embed_tokens.num_embeddings
     assert tokenizer("<color-1>").input_ids[0] == 385
-    special, other = (GlyphEncoder(tokenizer, model)(f'Text "{text}". ') for text in ("<color-1>", "<colour1>"))
+    special, other = (
+        GlyphEncoder(tokenizer, model)(f'Text "{text}". ') for text in ("<color-1>", "<colour1>")
+    )
     assert len(special) == len(other) - 8
 
 
 @pytest.mark.parametrize("unit, fits", [("a", 255), ("中", 85)])  # bytes of UTF-8, and an end token
-def test_quoted_text_above_256_tokens_is_truncated_with_a_warning_that_shows_the_rest(root, recwarn, unit, fits):
+def test_quoted_text_above_256_tokens_is_truncated_with_a_warning_that_shows_the_rest(
+    root, recwarn, unit, fits
+):
     encode = GlyphEncoder(*load_glyph_encoder(root))
     whole = encode(unit * fits)
     assert len(whole) == 256 and not recwarn
     number = 256 + len(unit.encode())
-    with pytest.warns(UserWarning, match=rf"quoted text .* {number} tokens, .* at most 256; truncated text: '{unit}'"):
+    with pytest.warns(
+        UserWarning,
+        match=rf"quoted text .* {number} tokens, .* at most 256; truncated text: '{unit}'",
+    ):
         assert torch.equal(encode(unit * (fits + 1)), whole)

@@ -1,4 +1,6 @@
-"""Parity of Wan with diffusers' WanPipeline on the same weights and noise levels, from files to latents and pixels."""
+"""Parity of Wan with diffusers' WanPipeline on the same weights and noise levels, from files to
+latents and pixels.
+"""
 
 import json
 
@@ -67,10 +69,14 @@ def sample_stock(theirs, root, prompt, noise, output_type="latent"):
     height, width = size_of(root)
     guidance = {"negative_prompt": NEGATIVE, "guidance_scale": 5.0}
     shape = {"height": height, "width": width, "num_frames": 9, "num_inference_steps": STEPS}
-    return theirs(prompt, latents=noise.clone(), output_type=output_type, **guidance, **shape).frames
+    return theirs(
+        prompt, latents=noise.clone(), output_type=output_type, **guidance, **shape
+    ).frames
 
 
-@pytest.mark.parametrize("shift", [3.0, *(pytest.param(shift, marks=pytest.mark.slow) for shift in (5.0, 8.0))])
+@pytest.mark.parametrize(
+    "shift", [3.0, *(pytest.param(shift, marks=pytest.mark.slow) for shift in (5.0, 8.0))]
+)
 def test_guided_sampling_equals_diffusers_on_the_same_noise_levels(root, shift):
     encoder, pipeline = loaded(config_for(root))
     schedule = Schedule.ode(STEPS, shift)
@@ -90,14 +96,25 @@ def test_decoded_frames_equal_diffusers(root, tile):
     encoder, pipeline = loaded(config_for(root, vae_tile_size=tile, vae_tile_overlap=0.25))
     theirs = stock(root)
     if tile:
-        theirs.vae.enable_tiling(*(getattr(pipeline.vae, f"tile_sample_{name}") for name in TILE_SETTINGS))
+        theirs.vae.enable_tiling(
+            *(getattr(pipeline.vae, f"tile_sample_{name}") for name in TILE_SETTINGS)
+        )
     noise = normal((2, *pipeline.latent_shape(5, *size_of(root))), 0, "wan")
     videos = pipeline.decode(noise, batch_size=2)
     for video, latents in zip(videos, noise):
-        mean, std = (torch.tensor(theirs.vae.config[f"latents_{name}"]).view(1, 4, 1, 1, 1) for name in ("mean", "std"))
+        mean, std = (
+            torch.tensor(theirs.vae.config[f"latents_{name}"]).view(1, 4, 1, 1, 1)
+            for name in ("mean", "std")
+        )
         with torch.no_grad():
-            expected = theirs.vae.decode(latents[None] / (1.0 / std) + mean).sample[0].transpose(0, 1)
-            floats = pipeline.vae.decode(pipeline.latents.unscaled(latents[None])).sample[0].transpose(0, 1)
+            expected = (
+                theirs.vae.decode(latents[None] / (1.0 / std) + mean).sample[0].transpose(0, 1)
+            )
+            floats = (
+                pipeline.vae.decode(pipeline.latents.unscaled(latents[None]))
+                .sample[0]
+                .transpose(0, 1)
+            )
         print(f"tile {tile}: {(floats - expected).abs().max():.2g}")
         torch.testing.assert_close(floats, expected, rtol=0, atol=1e-5)
         assert (video - ((expected / 2 + 0.5).clamp(0, 1) * 255).round()).abs().max() <= 1
@@ -122,20 +139,40 @@ def test_texts_are_encoded_once_and_stored_without_padding(root, tmp_path):
 def test_a_text_to_video_model_rejects_a_reference_image(root, tmp_path):
     config = config_for(root)
     height, width = size_of(root)
-    assert check_checkpoint(config, {"prompts": [Request("a car")]}, [(9, height, width)]) == {"text"}
+    assert check_checkpoint(config, {"prompts": [Request("a car")]}, [(9, height, width)]) == {
+        "text"
+    }
     requests = {"prompts": [Request("a car", write_image(tmp_path / "image.png"))]}
     with pytest.raises(ValueError, match="image"):
         check_checkpoint(config, requests, [(9, height, width)])
 
 
-def test_an_exported_transformer_gives_the_same_latents_in_wan_pipeline(root, tmp_path, monkeypatch):
+def test_an_exported_transformer_gives_the_same_latents_in_wan_pipeline(
+    root, tmp_path, monkeypatch
+):
     out = tmp_path / "exported"
-    flags = ["--model_path", root, "--transformer_version", VERSION, "--dtype", "fp32", "--out", out]
+    flags = [
+        "--model_path",
+        root,
+        "--transformer_version",
+        VERSION,
+        "--dtype",
+        "fp32",
+        "--out",
+        out,
+    ]
     monkeypatch.setattr("sys.argv", ["export.py", *map(str, flags)])
     export.main()
     encoder, pipeline = loaded(config_for(root))
     noise = normal(pipeline.latent_shape(9, *size_of(root)), 0, "wan")[None]
     exported = stock(root)
-    exported.register_modules(transformer=WanTransformer3DModel.from_pretrained(out / "transformer"))
+    exported.register_modules(
+        transformer=WanTransformer3DModel.from_pretrained(out / "transformer")
+    )
     theirs = sample_stock(exported, root, "a “red” car", noise)
-    assert relative_difference(pipeline.sample_ode(encoder([Request("a “red” car")]), noise, ODE), theirs) <= 2e-6
+    assert (
+        relative_difference(
+            pipeline.sample_ode(encoder([Request("a “red” car")]), noise, ODE), theirs
+        )
+        <= 2e-6
+    )

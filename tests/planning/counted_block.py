@@ -1,6 +1,8 @@
-"""Bytes and FLOPs of one block on a simulated GPU, as JSON: ``python -m tests.planning.counted_block``.
+"""Bytes and FLOPs of one block on a simulated GPU, as JSON:
+``python -m tests.planning.counted_block``.
 
-For one sample and branch of 81 frames of 480 x 864: peak and kept bytes of the forward pass, peak of the backward pass.
+For one sample and branch of 81 frames of 480 x 864: peak and kept bytes of the forward pass, peak
+of the backward pass.
 """
 
 import tests.fake_cuda.device as fake  # isort: skip - before torch initializes CUDA
@@ -31,7 +33,8 @@ def block_of(lora_rank: int) -> nn.Module:
 
 
 def counted(lora_rank: int, *, with_gradient: bool, recompute: str = "none") -> dict[str, int]:
-    """Return bytes allocated by operators: peak of the forward pass, kept after it, and peak of the backward pass.
+    """Return bytes allocated by operators: peak of the forward pass, kept after it, and peak of the
+    backward pass.
 
     ``products`` and ``attention`` are FLOPs of both passes, counted by torch.
     """
@@ -41,7 +44,9 @@ def counted(lora_rank: int, *, with_gradient: bool, recompute: str = "none") -> 
         fake.on_device(block, torch.bfloat16)
 
         def tensor(*shape: int) -> torch.Tensor:
-            return torch.empty(*shape, dtype=torch.bfloat16, device="cuda", requires_grad=with_gradient)
+            return torch.empty(
+                *shape, dtype=torch.bfloat16, device="cuda", requires_grad=with_gradient
+            )
 
         image, text = tensor(1, BLOCK_TOKENS, 2048), tensor(1, BLOCK_TEXT, 2048)
         tables = (torch.empty(BLOCK_TOKENS, 128, device="cuda") for _ in range(2))
@@ -79,7 +84,13 @@ if __name__ == "__main__":
     }
     kinds = {"all": 0, "lora": 32}
     print(
-        json.dumps({f"{kind} {way}": counted(rank, **how) for kind, rank in kinds.items() for way, how in ways.items()})
+        json.dumps(
+            {
+                f"{kind} {way}": counted(rank, **how)
+                for kind, rank in kinds.items()
+                for way, how in ways.items()
+            }
+        )
     )
     sys.stdout.flush()
     os._exit(0)  # at a normal exit, torch's threads would access the device

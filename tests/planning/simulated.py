@@ -1,4 +1,6 @@
-"""Run that was simulated with fake tensors: one forward and backward pass of 121 frames, fused AdamW."""
+"""Run that was simulated with fake tensors: one forward and backward pass of 121 frames, fused
+AdamW.
+"""
 
 from hyvideo.config.settings import Config
 from hyvideo.models.hunyuan_video15.sizes import Architecture
@@ -34,12 +36,18 @@ TRANSFORMER = (
 
 
 def simulated(world_size: int = 8, **changes) -> PlannedRun:
-    return PlannedRun(Config().with_settings(**(SETTINGS | changes)).resolved(), world_size, Architecture())
+    return PlannedRun(
+        Config().with_settings(**(SETTINGS | changes)).resolved(), world_size, Architecture()
+    )
 
 
 def transformer_gib(run: PlannedRun) -> float:
-    """Return the peak of the transformer and its training, without other models, and with an anchor in bf16."""
-    peaks = (sum(items.get(name, 0.0) for name in TRANSFORMER) for items in memory(run).phases.values())
+    """Return the peak of the transformer and its training, without other models, and with an anchor
+    in bf16.
+    """
+    peaks = (
+        sum(items.get(name, 0.0) for name in TRANSFORMER) for items in memory(run).phases.values()
+    )
     anchor = memory(run).phases["rollout"]["anchor"]
     return (max(peaks) - anchor * (1 - 2 / run.master_bytes)) / GIB
 

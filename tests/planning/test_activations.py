@@ -12,7 +12,10 @@ from tests.planning.simulated import BLOCK_TEXT, simulated
 
 ONE_BLOCK = {"text_tokens": BLOCK_TEXT, "architecture": Architecture(num_layers=1)}
 SIZE = {"sample_n_frames": 81, "height": 480, "width": 864}
-RUNS = {"all": replace(simulated(**SIZE), **ONE_BLOCK), "lora": replace(simulated(**SIZE, lora_rank=32), **ONE_BLOCK)}
+RUNS = {
+    "all": replace(simulated(**SIZE), **ONE_BLOCK),
+    "lora": replace(simulated(**SIZE, lora_rank=32), **ONE_BLOCK),
+}
 INPUT = (
     activations.tokens_outside_attention(RUNS["all"]) * 2048 * 2
 )  # of a block; also the size of its output and gradient
@@ -21,7 +24,9 @@ KINDS = pytest.mark.parametrize("kind", RUNS)
 
 @pytest.fixture(scope="module")
 def counted():
-    """Bytes and FLOPs of forward and backward passes, by trained weights and activation checkpointing."""
+    """Bytes and FLOPs of forward and backward passes, by trained weights and activation
+    checkpointing.
+    """
     return counted_by("tests.planning.counted_block")
 
 
@@ -31,12 +36,15 @@ def test_kept_bytes_of_a_block_match_its_forward_pass(counted):
         for kind, run in RUNS.items()
     }
     assert kept["all"] == pytest.approx(counted["all trained"]["kept"], rel=0.02)
-    assert 1 < kept["lora"] / counted["lora trained"]["kept"] < 1.12  # inputs of frozen weights are not kept
+    # inputs of frozen weights are not kept
+    assert 1 < kept["lora"] / counted["lora trained"]["kept"] < 1.12
 
 
 @KINDS
 def test_a_recomputed_block_keeps_its_input(counted, kind):
-    assert activations.kept_bytes(RUNS[kind]) == pytest.approx(counted[f"{kind} recomputed"]["kept"], rel=0.01)
+    assert activations.kept_bytes(RUNS[kind]) == pytest.approx(
+        counted[f"{kind} recomputed"]["kept"], rel=0.01
+    )
 
 
 @KINDS
@@ -47,7 +55,11 @@ def test_inference_bytes_match_the_allocations_of_a_forward_pass(counted, kind):
 
 @KINDS
 def test_block_bytes_match_the_allocations_of_a_backward_pass(counted, kind):
-    weights = 2 * (Architecture().block_parameters if kind == "all" else Architecture().lora_parameters(32) / 54)
+    weights = 2 * (
+        Architecture().block_parameters
+        if kind == "all"
+        else Architecture().lora_parameters(32) / 54
+    )
     held = counted[f"{kind} recomputed"]["backward"] + INPUT - weights
     assert activations.block_bytes(RUNS[kind]) == pytest.approx(held, rel=0.03)
     apart = RUNS[kind].with_settings(enable_gradient_checkpointing=False)
@@ -56,17 +68,23 @@ def test_block_bytes_match_the_allocations_of_a_backward_pass(counted, kind):
 
 @KINDS
 @pytest.mark.parametrize(
-    "way, checkpointing", [("trained", "none"), ("selective", "selective"), ("recomputed", "full"), ("sampled", "")]
+    "way, checkpointing",
+    [("trained", "none"), ("selective", "selective"), ("recomputed", "full"), ("sampled", "")],
 )
 def test_flops_of_a_block_match_torch_forward_and_backward(counted, kind, way, checkpointing):
     """The products of the adapter itself, which are not planned, are 2.4 % of a forward pass."""
     run, found = RUNS[kind], counted[f"{kind} {way}"]
-    changes = {"enable_gradient_checkpointing": checkpointing != "none", "activation_checkpointing": checkpointing}
+    changes = {
+        "enable_gradient_checkpointing": checkpointing != "none",
+        "activation_checkpointing": checkpointing,
+    }
     forward = run.architecture.forward(run.image_tokens, run.text_tokens)
     changed = run.with_settings(**changes)
     planned = training_pass(changed).flops(changed) if checkpointing else forward
     assert planned.attention == pytest.approx(found["attention"], rel=1e-6)
-    assert planned.products == pytest.approx(found["products"], rel=1e-3 if kind == "all" else 0.035)
+    assert planned.products == pytest.approx(
+        found["products"], rel=1e-3 if kind == "all" else 0.035
+    )
 
 
 def test_batched_samples_and_branches_hold_the_sum_of_their_bytes():
@@ -74,7 +92,11 @@ def test_batched_samples_and_branches_hold_the_sum_of_their_bytes():
     together = run.with_settings(batched_forward=True)
     assert activations.block_bytes(together) == 4 * activations.block_bytes(run)
     assert activations.inference_bytes(together, 3) == 6 * activations.inference_bytes(run, 3)
-    assert activations.kept_bytes(together) == activations.kept_bytes(run) == 4 * activations.kept_bytes(RUNS["all"])
+    assert (
+        activations.kept_bytes(together)
+        == activations.kept_bytes(run)
+        == 4 * activations.kept_bytes(RUNS["all"])
+    )
 
 
 def test_sequence_parallelism_divides_image_tokens_and_heads_but_not_text():

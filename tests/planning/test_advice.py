@@ -41,11 +41,15 @@ LARGE = {"sample_n_frames": 121, "height": 480, "width": 848}
 
 def run_of(world_size=8, gpu_memory=80.0, network=50.0, **changes):
     hardware = Hardware(gpu_memory=gpu_memory, network=network)
-    return PlannedRun(CONFIG.with_settings(**changes), world_size, Architecture(), hardware=hardware)
+    return PlannedRun(
+        CONFIG.with_settings(**changes), world_size, Architecture(), hardware=hardware
+    )
 
 
 def advised(run):
-    """Return the suggested change and the changed run; assert that it fits, is legal, and is in the verdict."""
+    """Return the suggested change and the changed run; assert that it fits, is legal, and is in the
+    verdict.
+    """
     gpu_memory = run.hardware.gpu_memory
     assert not memory(run).fits(gpu_memory)
     change = cheapest_change(run)
@@ -73,7 +77,11 @@ def test_a_run_that_fits_needs_no_change():
         ),
         ({"enable_fsdp": False}, 80, {"enable_fsdp": True}),
         ({}, 48, {"precompute_conditions": True}),
-        ({"reference_mode_offload": False, "precompute_conditions": True}, 36, {"reference_mode_offload": True}),
+        (
+            {"reference_mode_offload": False, "precompute_conditions": True},
+            36,
+            {"reference_mode_offload": True},
+        ),
         (PAIRS, 32, {"batched_forward": "false"}),
         (PAIRS, 30, {"mini_batch_size_per_update": 1}),
         (PAIRS | {"mini_batch_size_per_update": 1, "vae_tile_size": 128}, 25, {"sp_size": 4}),
@@ -91,9 +99,13 @@ def test_the_cheapest_change_is_suggested(changes, gpu_memory, advice):
 @pytest.mark.parametrize("gpu", ["RTX 4090", "H100"])
 @pytest.mark.parametrize("batched", [False, True])
 def test_a_change_for_speed_is_not_slower(gpu, batched):
-    """On an RTX 4090, batches are 2 % faster: too little to add them, and no reason to give them up."""
+    """On an RTX 4090, batches are 2 % faster: too little to add them, and no reason to give them
+    up.
+    """
     config = load_config(ROOT / "configs/wan21_1gpu_nft.yaml", batched_forward=batched)
-    architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
+    architecture = read_architecture(
+        config.model.pretrained_model_root, config.model.transformer_version
+    )
     run = PlannedRun(config, 1, architecture, hardware=hardware_of(gpu))
     change = fastest_change(run)
     assert duration(run.with_settings(**change)).total <= duration(run).total
@@ -102,7 +114,12 @@ def test_a_change_for_speed_is_not_slower(gpu, batched):
 
 @pytest.mark.parametrize("gpu_memory", [22, 26, 30, 34, 38, 42])
 def test_no_cheaper_change_works_and_every_change_is_needed(gpu_memory):
-    run = run_of(gpu_memory=gpu_memory, enable_gradient_checkpointing=False, reference_mode_offload=False, **LARGE)
+    run = run_of(
+        gpu_memory=gpu_memory,
+        enable_gradient_checkpointing=False,
+        reference_mode_offload=False,
+        **LARGE,
+    )
     change, _ = advised(run)
     for single in changes_in_order(run):
         if single.items() <= change.items():
@@ -111,27 +128,39 @@ def test_no_cheaper_change_works_and_every_change_is_needed(gpu_memory):
         assert changed.problems or not memory(changed).fits(gpu_memory)
     for left_out in changes_in_order(run):
         if left_out.items() <= change.items():
-            fewer = run.with_settings(**{name: value for name, value in change.items() if name not in left_out})
+            fewer = run.with_settings(
+                **{name: value for name, value in change.items() if name not in left_out}
+            )
             assert fewer.problems or not memory(fewer).fits(gpu_memory)
 
 
 @pytest.mark.parametrize("gpu_memory", [16, 20, 22, 32, 48])
 def test_the_command_for_a_lora_on_one_gpu_parses_is_legal_and_fits(gpu_memory):
-    words = ["--config", str(ROOT / "configs/hunyuanvideo15_480p_8gpu_nft.yaml"), "--vae_tile_size=256"]
+    words = [
+        "--config",
+        str(ROOT / "configs/hunyuanvideo15_480p_8gpu_nft.yaml"),
+        "--vae_tile_size=256",
+    ]
     words += "--sp_size 1 --enable_fsdp false --lora_rank 32 --batch_size 8 --gradient_accumulation_steps 2".split()
-    run = PlannedRun(parse(words).config, 1, Architecture(), hardware=Hardware(gpu_memory=gpu_memory))
+    run = PlannedRun(
+        parse(words).config, 1, Architecture(), hardware=Hardware(gpu_memory=gpu_memory)
+    )
     _, change = verdict(run)
     variable, _, launcher, *printed = shlex.split(training_command(run, words, change))
     assert (variable, launcher) == ("NPROC=1", "run_post_train.sh")
     config = parse(printed).config
     check(config, 1, on_this_machine=False)
     assert config.record.save_minutes == 60 and memory(replace(run, config=config)).fits(gpu_memory)
-    assert change == {} or printed.count("--vae_tile_size") + ("--vae_tile_size=256" in printed) == 1
+    assert (
+        change == {} or printed.count("--vae_tile_size") + ("--vae_tile_size=256" in printed) == 1
+    )
     assert (config.model.base_weight_dtype == "fp8") == (gpu_memory <= 20)
 
 
 def test_an_illegal_change_is_not_suggested():
-    """Two replicas of 2 rollouts hold one group of 4; with sp_size 8 the only replica would hold half a group."""
+    """Two replicas of 2 rollouts hold one group of 4; with sp_size 8 the only replica would hold
+    half a group.
+    """
     run = run_of(gpu_memory=20, precompute_conditions=True, sp_size=4)
     assert run.with_settings(sp_size=8).problems and {"sp_size": 8} in changes_in_order(run)
     assert advised(run)[1].settings.sp_size == 4
@@ -147,7 +176,10 @@ def test_a_change_that_breaks_another_rule_is_not_suggested():
 
 
 def test_a_lora_is_suggested_on_one_gpu():
-    assert "--lora_rank 64" in verdict(run_of(1, gpu_memory=48, sp_size=1, batch_size=4, enable_fsdp=False))[0]
+    assert (
+        "--lora_rank 64"
+        in verdict(run_of(1, gpu_memory=48, sp_size=1, batch_size=4, enable_fsdp=False))[0]
+    )
 
 
 def test_the_verdict_reports_that_no_change_helps():
@@ -156,13 +188,19 @@ def test_the_verdict_reports_that_no_change_helps():
 
 def test_an_illegal_run_has_the_rule_as_its_verdict():
     text, suggestion = verdict(run_of(batch_size=3))
-    assert text.startswith("illegal: batch_size must be a multiple or a divisor of num_generations, so that")
+    assert text.startswith(
+        "illegal: batch_size must be a multiple or a divisor of num_generations, so that"
+    )
     assert "got batch_size 3 and num_generations 4" in text and suggestion is None
 
 
 def test_the_fastest_run_shards_within_a_node_keeps_attention_and_no_encoders():
     layout = {"sp_size": 1, "batch_size": 1}
-    fastest = layout | {"dp_replicate": 8, "activation_checkpointing": "selective", "precompute_conditions": True}
+    fastest = layout | {
+        "dp_replicate": 8,
+        "activation_checkpointing": "selective",
+        "precompute_conditions": True,
+    }
     assert fastest_change(run_of(64)) == fastest_change(run_of(64, network=3)) == fastest
     slow, best = run_of(64, network=3), run_of(64, network=3, **fastest)
     assert duration(slow).total > 1.5 * duration(best).total and fastest_change(best) == {}
@@ -174,7 +212,10 @@ def test_a_small_gpu_shards_further_and_splits_videos():
     options = {"vae_tile_size": 128, "sample_n_frames": 161}
     small, smaller = (fastest_change(run_of(64, gpu_memory=gib, **options)) for gib in (40, 25))
     common = {"activation_checkpointing": "selective", "precompute_conditions": True}
-    assert small == common | {"dp_replicate": 4} and smaller == common | {"sp_size": 4, "batch_size": 4}
+    assert small == common | {"dp_replicate": 4} and smaller == common | {
+        "sp_size": 4,
+        "batch_size": 4,
+    }
     assert fastest_change(run_of(64, gpu_memory=5)) is None
 
 
@@ -183,7 +224,10 @@ def test_the_fastest_run_has_as_many_rollouts_and_is_legal(changes):
     run = run_of(num_generations=4, **changes)
     best = run.with_settings(**fastest_change(run))
     check(best.config, 8, on_this_machine=False)
-    assert (run.settings.sp_size, best.settings.sp_size) == (2, 1) and best.plan.rollouts == run.plan.rollouts
+    assert (run.settings.sp_size, best.settings.sp_size) == (
+        2,
+        1,
+    ) and best.plan.rollouts == run.plan.rollouts
     assert duration(best).total < duration(run).total / 1.1
 
 
@@ -193,21 +237,36 @@ def test_batching_is_fastest_if_every_gather_crosses_a_slow_network():
 
 
 def test_larger_tiles_are_tried_where_decoding_takes_much_of_an_iteration():
-    """Whole frames would be equally fast and need more memory; in a longer iteration tiles hardly matter."""
-    short = {"objective": "nft", "nft_levels": 1, "eta": 0.0, "grpo_sampling_steps": 4, "cfg_scale": 1, "kl_weight": 0}
+    """Whole frames would be equally fast and need more memory; in a longer iteration tiles hardly
+    matter.
+    """
+    short = {
+        "objective": "nft",
+        "nft_levels": 1,
+        "eta": 0.0,
+        "grpo_sampling_steps": 4,
+        "cfg_scale": 1,
+        "kl_weight": 0,
+    }
     run = run_of(**short)
     change = fastest_change(run)
     assert change["vae_tile_size"] == 384 and "vae_tile_size" not in fastest_change(run_of())
-    before, after, whole = (duration(run.with_settings(vae_tile_size=tile)).total for tile in (256, 384, 0))
+    before, after, whole = (
+        duration(run.with_settings(vae_tile_size=tile)).total for tile in (256, 384, 0)
+    )
     assert before > 1.03 * after and after < 1.03 * whole
 
 
 def test_batches_of_a_small_model_are_suggested_for_nft_and_not_for_grpo_whose_ratio_would_not_be_exact():
     config = load_config(ROOT / "configs" / "wan21_1gpu_nft.yaml", batched_forward="false")
-    architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
+    architecture = read_architecture(
+        config.model.pretrained_model_root, config.model.transformer_version
+    )
     nft = PlannedRun(config, 1, architecture)
     assert fastest_change(nft)["batched_forward"] == "true"
-    stages, batched = (duration(run).stages for run in (nft, nft.with_settings(batched_forward="true")))
+    stages, batched = (
+        duration(run).stages for run in (nft, nft.with_settings(batched_forward="true"))
+    )
     launches = 80 * 30 * 0.5e-3  # 8 rollouts of 10 steps, 30 blocks
     assert stages["rollout"] - batched["rollout"] == pytest.approx(7 / 8 * launches)
     assert all(stages[name] == batched[name] for name in stages if name != "rollout")

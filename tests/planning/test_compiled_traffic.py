@@ -1,4 +1,6 @@
-"""Traffic of a compiled block, counted by torch's compiler on a CPU; in a separate process, which sets its options."""
+"""Traffic of a compiled block, counted by torch's compiler on a CPU; in a separate process, which
+sets its options.
+"""
 
 import json
 import subprocess
@@ -59,8 +61,12 @@ print(json.dumps(graphs))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lora_rank, planned", [(0, _TRAFFIC), (32, _LORA_TRAFFIC)])
-def test_the_traffic_of_a_compiled_block_is_that_of_its_kernels_without_products_and_attention(lora_rank, planned):
-    """A forward pass without gradient, as in a rollout, has up to 4 units more than one that keeps tensors."""
+def test_the_traffic_of_a_compiled_block_is_that_of_its_kernels_without_products_and_attention(
+    lora_rank, planned
+):
+    """A forward pass without gradient, as in a rollout, has up to 4 units more than one that keeps
+    tensors.
+    """
     command = [sys.executable, "-c", PROGRAM, str(lora_rank)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -19,13 +19,16 @@ GIB = 2**30
 
 
 def planned(config=None, world_size=8, **settings):
-    architecture = read_architecture(str(ROOT / "assets/miniature"), "miniature") if config else Architecture()
+    architecture = (
+        read_architecture(str(ROOT / "assets/miniature"), "miniature") if config else Architecture()
+    )
     config = config or load_config(str(ROOT / "configs/hunyuanvideo15_480p_8gpu.yaml"))
     return PlannedRun(config.with_settings(**settings), world_size, architecture)
 
 
 @pytest.mark.parametrize(
-    "settings, fraction", [({"lora_rank": 2, "use_muon": False}, 0.98), ({"ema_decay": 0.9, "use_muon": True}, 0.3)]
+    "settings, fraction",
+    [({"lora_rank": 2, "use_muon": False}, 0.98), ({"ema_decay": 0.9, "use_muon": True}, 0.3)],
 )
 def test_the_predicted_size_bounds_the_saved_checkpoint(tiny_config, mesh, settings, fraction):
     """The miniature freezes most of its parameters, since its prompts have no glyphs or images."""
@@ -40,20 +43,28 @@ def test_the_predicted_size_bounds_the_saved_checkpoint(tiny_config, mesh, setti
 
 def test_the_size_does_not_depend_on_the_ranks_and_is_known_for_the_released_model():
     sizes = [
-        checkpoint_bytes(planned(enable_fsdp=fsdp, world_size=ranks)) for fsdp in (True, False) for ranks in (8, 64)
+        checkpoint_bytes(planned(enable_fsdp=fsdp, world_size=ranks))
+        for fsdp in (True, False)
+        for ranks in (8, 64)
     ]
     assert sizes == pytest.approx([sizes[0]] * 4)
     assert sizes[0] / GIB == pytest.approx(103.8, abs=0.1)
 
 
-@pytest.mark.parametrize("limit, every, most", [(3, 0, 4), (3, 20, 9), (0, 0, 10), (20, 0, 10), (1, 0, 2), (0, 20, 10)])
+@pytest.mark.parametrize(
+    "limit, every, most", [(3, 0, 4), (3, 20, 9), (0, 0, 10), (20, 0, 10), (1, 0, 2), (0, 20, 10)]
+)
 def test_the_number_of_checkpoints_includes_the_one_being_written(limit, every, most):
-    run = planned(max_steps=100, save_interval=10, save_total_limit=limit, keep_every=every, save_minutes=0)
+    run = planned(
+        max_steps=100, save_interval=10, save_total_limit=limit, keep_every=every, save_minutes=0
+    )
     assert max_checkpoints(run) == most
 
 
 def test_saves_by_the_clock_count_until_the_limit():
-    """An iteration takes 129 s, so that a run of 30 iterations saves at its end and, by the clock, at most twice."""
+    """An iteration takes 129 s, so that a run of 30 iterations saves at its end and, by the clock,
+    at most twice.
+    """
     by_clock = planned(max_steps=30, save_interval=50, save_minutes=60, save_total_limit=0)
     assert 3600 < 30 * duration(by_clock).total < 7200
     assert max_checkpoints(by_clock) == 3
@@ -103,7 +114,9 @@ def test_a_disk_without_room_for_one_raises_and_for_all_warns(tmp_path, monkeypa
         monkeypatch.setattr(disk, "free_disk", lambda folder, free=free: free * GIB)
         if expected is None:
             fix = r"lower save_total_limit \(now 3\)"
-            with pytest.raises(ValueError, match=f"{rule}416.0 GiB in all, got .* with 100.0 GiB free; .*{fix}"):
+            with pytest.raises(
+                ValueError, match=f"{rule}416.0 GiB in all, got .* with 100.0 GiB free; .*{fix}"
+            ):
                 check_room(run)
             continue
         check_room(run)

@@ -17,7 +17,9 @@ from hyvideo.planning.planned_run import PlannedRun
 from scripts.plan import main
 
 VIDEO = PlannedRun(
-    Config().with_settings(sample_n_frames=121, height=480, width=848, cfg_scale=6.0, shift=5.0).resolved(),
+    Config()
+    .with_settings(sample_n_frames=121, height=480, width=848, cfg_scale=6.0, shift=5.0)
+    .resolved(),
     1,
     Architecture(),
 )
@@ -29,7 +31,9 @@ def on(gib):
 
 
 def phase_of(way, phase):
-    return {name: size for name, size in generation_memory(VIDEO, way).phases[phase].items() if size}
+    return {
+        name: size for name, size in generation_memory(VIDEO, way).phases[phase].items() if size
+    }
 
 
 def test_without_offloading_the_vae_and_the_transformer_stay_once_they_are_loaded():
@@ -81,7 +85,9 @@ def test_the_plan_ends_with_a_command_that_generate_accepts_and_a_verdict(plan):
     printed = plan("--resolution", "480p", "--video_length", "121", "--gpu_memory", "24")
     *_, command, verdict = printed.splitlines()
     assert "121 frames of 480 x 848 = 49,290 video tokens" in printed
-    assert verdict.startswith("fits: ") and verdict.endswith("of 24 GiB, including CUDA context and fragmentation")
+    assert verdict.startswith("fits: ") and verdict.endswith(
+        "of 24 GiB, including CUDA context and fragmentation"
+    )
     _, program, script, *words = shlex.split(command)
     assert (program, script) == ("python", "generate.py")
     options = generate.parse([*words, "--prompt", "a cat"])
@@ -97,7 +103,11 @@ def test_groups_without_overlap_are_planned_with_four_blocks(plan):
         [line] = [line for line in printed.splitlines() if line.startswith("transformer")]
         *_, command, verdict = printed.splitlines()
         held.append(float(line.split()[2]))
-        assert " ".join(flags) in command and "--group_offloading true" in command and verdict.startswith("fits: ")
+        assert (
+            " ".join(flags) in command
+            and "--group_offloading true" in command
+            and verdict.startswith("fits: ")
+        )
     assert held == [0.88, 1.44]
 
 
@@ -107,4 +117,6 @@ def test_a_gpu_that_is_too_small_gets_no_command(plan):
 
 
 def test_the_sizes_of_a_version_are_planned(plan):
-    assert "81 frames of 480 x 832" in plan("--transformer_version", "wan2.1_t2v_1.3b", "--gpu_memory", "24")
+    assert "81 frames of 480 x 832" in plan(
+        "--transformer_version", "wan2.1_t2v_1.3b", "--gpu_memory", "24"
+    )

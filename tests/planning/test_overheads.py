@@ -46,7 +46,9 @@ def test_muon_orthogonalizes_all_matrices_on_every_rank():
 
 def test_an_offloaded_ema_comes_to_the_gpu_and_goes_back_after_each_update():
     assert ema_seconds(planned()) == 0
-    resident, offloaded = (planned(ema_decay=0.9, reference_mode_offload=value) for value in (False, True))
+    resident, offloaded = (
+        planned(ema_decay=0.9, reference_mode_offload=value) for value in (False, True)
+    )
     assert ema_seconds(resident) == pytest.approx(8 * SHARE / 2.6e12)
     assert ema_seconds(offloaded) - ema_seconds(resident) == pytest.approx(2 * SHARE / 20e9)
     assert duration(offloaded).overheads["EMA"] == 2 * ema_seconds(offloaded)  # two updates
@@ -75,7 +77,9 @@ def test_the_overheads_are_parts_of_the_stages():
     assert set(duration(run).stages) == set(duration(bare).stages)
 
 
-@pytest.mark.parametrize("name", ["RTX 4090", "rtx4090", "NVIDIA GeForce RTX 4090", "nvidia-rtx-4090"])
+@pytest.mark.parametrize(
+    "name", ["RTX 4090", "rtx4090", "NVIDIA GeForce RTX 4090", "nvidia-rtx-4090"]
+)
 def test_a_gpu_is_known_by_its_short_name_and_by_its_name_in_torch(name):
     found = hardware_of(name)
     assert (found.gpu_memory, found.rate, found.memory_rate, found.pcie) == (23.6, 125.0, 0.9, 22.0)
@@ -83,7 +87,10 @@ def test_a_gpu_is_known_by_its_short_name_and_by_its_name_in_torch(name):
 
 
 def test_an_unknown_gpu_is_an_error_with_the_known_ones():
-    with pytest.raises(ValueError, match="gpu must be one of H100, .*RTX 3090, got 'RTX 4090 Laptop GPU'; for another"):
+    with pytest.raises(
+        ValueError,
+        match="gpu must be one of H100, .*RTX 3090, got 'RTX 4090 Laptop GPU'; for another",
+    ):
         hardware_of("RTX 4090 Laptop GPU")
 
 

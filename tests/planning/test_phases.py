@@ -1,4 +1,6 @@
-"""Memory per rank against a simulation of the real model (fake tensors and FSDP's memory tracker), in GiB."""
+"""Memory per rank against a simulation of the real model (fake tensors and FSDP's memory tracker),
+in GiB.
+"""
 
 from dataclasses import replace
 
@@ -14,7 +16,8 @@ from tests.planning.simulated import LORA, simulated, transformer_gib
 RELEASED = Architecture()
 HD = {"height": 720, "width": 1280}
 
-# 6 blocks, 480p, 121 frames, full checkpointing, bf16 anchor; query and key norms keep the activations of CUDA's norm.
+# 6 blocks, 480p, 121 frames, full checkpointing, bf16 anchor; query and key norms keep the
+# activations of CUDA's norm.
 SIMULATED = [
     (6.47, 8, 8, {"enable_gradient_checkpointing": False}),
     (9.76, 8, 1, {}),
@@ -30,7 +33,9 @@ SIMULATED = [
 
 @pytest.mark.parametrize("gib, world_size, sp_size, changes", SIMULATED)
 def test_peaks_match_the_simulation(gib, world_size, sp_size, changes):
-    run = replace(simulated(world_size, sp_size=sp_size, **changes), architecture=Architecture(num_layers=6))
+    run = replace(
+        simulated(world_size, sp_size=sp_size, **changes), architecture=Architecture(num_layers=6)
+    )
     assert transformer_gib(run) == pytest.approx(gib, rel=0.07)
 
 
@@ -47,11 +52,18 @@ def test_auto_checkpointing_is_selective_if_it_fits():
     auto, needed = simulated(activation_checkpointing="auto"), {}
     for kind in ("selective", "full"):
         needed[kind] = memory(simulated(activation_checkpointing=kind)).needed_gib
-    for gib, kind in ((needed["selective"], "selective"), (needed["selective"] - 0.1, "full"), (1.0, "full")):
+    for gib, kind in (
+        (needed["selective"], "selective"),
+        (needed["selective"] - 0.1, "full"),
+        (1.0, "full"),
+    ):
         run = replace(auto, hardware=Hardware(gpu_memory=gib))
         assert resolve_auto(run).checkpointing == kind and memory(run).needed_gib == needed[kind]
     assert resolve_auto(auto.with_settings(device="cpu")).checkpointing == "full"
-    assert resolve_auto(auto.with_settings(enable_gradient_checkpointing=False)).checkpointing == "none"
+    assert (
+        resolve_auto(auto.with_settings(enable_gradient_checkpointing=False)).checkpointing
+        == "none"
+    )
 
 
 def test_tiling_bounds_the_memory_of_decoding():
@@ -87,13 +99,19 @@ def test_an_offloaded_anchor_and_ema_take_no_gpu_memory():
     share = 4 * RELEASED.parameters / 8
     offloaded = {"reference_mode_offload": True}
     assert pinned_bytes(simulated(**offloaded, ema_decay=0.99)) == {"anchor": share, "EMA": share}
-    assert pinned_bytes(simulated(**offloaded, kl_weight=0.0)) == pinned_bytes(simulated(ema_decay=0.99)) == {}
+    assert (
+        pinned_bytes(simulated(**offloaded, kl_weight=0.0))
+        == pinned_bytes(simulated(ema_decay=0.99))
+        == {}
+    )
     one_gpu = simulated(1, **LORA, enable_fsdp=False)
     assert pinned_bytes(one_gpu) == {"modulation layers": 2 * 54 * 2**26}  # 48 MiB each, rounded up
 
 
 def test_replicas_of_the_shards_hold_larger_shards():
-    once, twice = (memory(simulated(dp_replicate=n)).phases["rollout"]["parameters"] for n in (1, 2))
+    once, twice = (
+        memory(simulated(dp_replicate=n)).phases["rollout"]["parameters"] for n in (1, 2)
+    )
     assert twice == 2 * once
 
 
@@ -104,7 +122,8 @@ def test_without_resharding_all_blocks_stay_gathered():
 
 def test_without_fsdp_all_weights_are_unsharded_and_cast():
     whole, in_float32 = (
-        memory(simulated(enable_fsdp=False, dtype=dtype)).phases["rollout"] for dtype in ("bf16", "fp32")
+        memory(simulated(enable_fsdp=False, dtype=dtype)).phases["rollout"]
+        for dtype in ("bf16", "fp32")
     )
     assert whole["parameters"] == whole["anchor"] == 4 * RELEASED.parameters
     assert whole["working weights"] == 2 * RELEASED.parameters
@@ -113,14 +132,17 @@ def test_without_fsdp_all_weights_are_unsharded_and_cast():
 
 def test_accumulated_gradients_coexist_with_the_next_activations():
     """The simulation has one backward pass per update, a run has many."""
-    single, many = (memory(simulated(timestep_fraction=n / 20)).phases["backward begins"] for n in (1, 20))
+    single, many = (
+        memory(simulated(timestep_fraction=n / 20)).phases["backward begins"] for n in (1, 20)
+    )
     assert single["gradients"] == 0
     assert many["gradients"] == pytest.approx(4 * RELEASED.parameters / 8)
 
 
 def test_guidance_in_two_passes_keeps_both_inputs_and_recomputes_one():
     single, *both = (
-        simulated(cfg_scale=scale, batched_forward=batch) for scale, batch in ((1, True), (6, True), (6, False))
+        simulated(cfg_scale=scale, batched_forward=batch)
+        for scale, batch in ((1, True), (6, True), (6, False))
     )
     for run in both:
         assert activations.kept_bytes(run) == 2 * activations.kept_bytes(single)
@@ -139,9 +161,13 @@ def test_trajectories_are_float32_latents_means_and_anchor_means():
 def test_trajectories_of_nft_are_three_latents_and_the_velocities_of_its_levels():
     run = simulated(batch_size=2, sp_size=8, objective="nft", nft_levels=4)
     latent = 32 * 31 * 30 * 53 * 4
-    several = run.with_settings(num_updates_per_rollout=2)  # half of the old velocities, and one for the check
+    # half of the old velocities, and one for the check
+    several = run.with_settings(num_updates_per_rollout=2)
     without = several.with_settings(kl_weight=0.0)
-    found = [memory(each).phases["decode"]["trajectories"] / 2 / latent for each in (run, several, without)]
+    found = [
+        memory(each).phases["decode"]["trajectories"] / 2 / latent
+        for each in (run, several, without)
+    ]
     assert found == [3 + 4, 3 + 4 + 2 + 0.5, 3 + 2 + 0.5]
     one_step = run.with_settings(grpo_sampling_steps=1)
     assert memory(one_step).phases["decode"]["trajectories"] / 2 / latent == 2 + 4
@@ -171,7 +197,12 @@ SCORED = {"reward_model": ["videoalign"]}
 def test_an_offloaded_vae_is_on_the_gpu_only_to_decode():
     assert phases_with("VAE") == ALL
     assert phases_with("VAE", vae_offload=True) == {"decode", "validation"}
-    sampling = {"vae_offload": True, "vae_tile_size": 64, "batched_forward": True, "validation_batch_size": 8}
+    sampling = {
+        "vae_offload": True,
+        "vae_tile_size": 64,
+        "batched_forward": True,
+        "validation_batch_size": 8,
+    }
     assert phases_with("VAE", **sampling) == {"decode"}  # sampling is then the peak of a validation
 
 
@@ -179,18 +210,28 @@ def test_scorers_run_beside_other_phases_or_between_them():
     beside, offloaded = {"rollout", "decode", "anchor"}, SCORED | {"reward_offload": True}
     assert phases_with("reward models", **SCORED) == ALL
     assert phases_with("scoring", **SCORED) == beside
-    assert phases_with("reward models", **offloaded) == phases_with("scoring", **offloaded) == beside
+    assert (
+        phases_with("reward models", **offloaded) == phases_with("scoring", **offloaded) == beside
+    )
     between = offloaded | {"score_between_stages": True}
     assert phases_with("reward models", **between) == phases_with("scoring", **between) == {"score"}
     held_out = {"held_out_reward_model": ["videoalign"]} | {"vae_offload": True}
-    small = {"validation_height": 256, "validation_width": 256, "vae_tile_size": 64, "vae_tile_overlap": 16}
+    small = {
+        "validation_height": 256,
+        "validation_width": 256,
+        "vae_tile_size": 64,
+        "vae_tile_overlap": 16,
+    }
     assert phases_with("held-out reward models", **held_out, **small) == {"validation"}
     remote = between | {"remote_reward_url": "http://127.0.0.1:8000"}
     assert not phases_with("reward models", **remote) and not phases_with("scoring", **remote)
 
 
 def test_fp8_stores_a_byte_per_frozen_matrix_weight_and_a_scale_per_row():
-    bf16, fp8 = (memory(simulated(**LORA, enable_fsdp=False, base_weight_dtype=kind)) for kind in ("bf16", "fp8"))
+    bf16, fp8 = (
+        memory(simulated(**LORA, enable_fsdp=False, base_weight_dtype=kind))
+        for kind in ("bf16", "fp8")
+    )
     saved = bf16.phases["rollout"]["parameters"] - fp8.phases["rollout"]["parameters"]
     assert saved == pytest.approx(RELEASED.matrix_parameters, rel=0.003)
     one_matrix = 4 * 2048 * 2048
@@ -205,7 +246,9 @@ def test_one_gpu_needs_no_buffers_of_nccl():
 
 def test_an_image_to_video_version_needs_its_image_encoder():
     versions = ("480p_t2v", "480p_i2v")
-    text_only, with_images = (encoder_bytes(simulated(transformer_version=version)) for version in versions)
+    text_only, with_images = (
+        encoder_bytes(simulated(transformer_version=version)) for version in versions
+    )
     assert with_images - text_only == pytest.approx(2 * 0.428e9)
 
 

@@ -44,7 +44,13 @@ def test_a_plan_has_memory_cost_and_a_verdict(plan):
     command = [sys.executable, "-m", "scripts.plan", *CONFIG, "--gpu", "H100", "--sp_size", "2"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and not done.stderr
-    parts = ("8.327 B parameters", "8 = 4 replicas x sp_size 2", "optimizer state", "peak ", "forward pass  ")
+    parts = (
+        "8.327 B parameters",
+        "8 = 4 replicas x sp_size 2",
+        "optimizer state",
+        "peak ",
+        "forward pass  ",
+    )
     for words in (*parts, "communication ", "fastest "):
         assert words in done.stdout
     assert done.stdout.splitlines()[-1].startswith("fits: ")
@@ -52,19 +58,26 @@ def test_a_plan_has_memory_cost_and_a_verdict(plan):
 
 
 def test_a_flag_of_the_run_changes_the_plan_and_the_verdict_is_the_last_line(plan):
-    last = plan(*CONFIG, "--enable_gradient_checkpointing", "false", "--gpu_memory", "60").splitlines()[-1]
+    last = plan(
+        *CONFIG, "--enable_gradient_checkpointing", "false", "--gpu_memory", "60"
+    ).splitlines()[-1]
     assert "makes it fit: --enable_gradient_checkpointing true" in last
 
 
 def test_an_illegal_size_prints_the_rule_and_possible_values(plan):
     last = plan(*CONFIG, "--world_size", "7", "--sp_size", "2").splitlines()[-1]
-    assert last.startswith("illegal: ") and last.endswith("got sp_size 2 and WORLD_SIZE 7; possible values: 1, 7")
+    assert last.startswith("illegal: ") and last.endswith(
+        "got sp_size 2 and WORLD_SIZE 7; possible values: 1, 7"
+    )
 
 
 def test_a_gpu_is_planned_by_its_name_and_single_flags_change_it(plan):
     wan = ("--config", "configs/wan21_1gpu_nft.yaml", "--world_size", "1")
     by_name = plan(*wan, "--gpu", "rtx 4090")
-    assert "125 TFLOP/s per GPU in matrix products (RTX 4090), 0.9 TB/s of its memory, 10 GB/s" in by_name
+    assert (
+        "125 TFLOP/s per GPU in matrix products (RTX 4090), 0.9 TB/s of its memory, 10 GB/s"
+        in by_name
+    )
     assert "of 23.6 GiB" in by_name.splitlines()[-1]
     assert "including              optimizer 0.0" in by_name and "on-policy check" in by_name
     assert "of 20 GiB" in plan(*wan, "--gpu", "rtx 4090", "--gpu_memory", "20").splitlines()[-1]
@@ -78,7 +91,9 @@ def test_the_miniature_is_planned_from_its_config_json(plan):
 
 @pytest.fixture
 def compare(check_generated):
-    """A function that compares a table of a page with ``rows``; with --regenerate, it writes them."""
+    """A function that compares a table of a page with ``rows``; with --regenerate, it
+    writes them.
+    """
 
     def compare(page, rows):
         path, new = ROOT / "docs" / page, table(rows).splitlines()
@@ -86,9 +101,12 @@ def compare(check_generated):
         starts = [
             number
             for number, line in enumerate(lines)
-            if line.startswith(f"| {rows[0][0]} | {rows[0][1]} |") and len(line.split("|")) == width + 2
+            if line.startswith(f"| {rows[0][0]} | {rows[0][1]} |")
+            and len(line.split("|")) == width + 2
         ]
-        assert len(starts) == 1, f"{page} must have one table that begins with {rows[0][0]}, got {len(starts)}"
+        assert len(starts) == 1, (
+            f"{page} must have one table that begins with {rows[0][0]}, got {len(starts)}"
+        )
         lines[starts[0] : starts[0] + len(new)] = new
         check_generated(path, "\n".join(lines) + "\n")
 
@@ -106,7 +124,10 @@ def test_memory_tables_of_the_documentation_are_up_to_date(compare):
         run = PlannedRun(config.with_settings(sp_size=sp_size), gpus, Architecture())
         return f"{memory(run).peak() / GIB:.1f}"
 
-    compare("cost.md", [(gpus, *(peak(gpus, sp_size) for sp_size in (1, 2, 4, 8))) for gpus in (8, 16, 64)])
+    compare(
+        "cost.md",
+        [(gpus, *(peak(gpus, sp_size) for sp_size in (1, 2, 4, 8))) for gpus in (8, 16, 64)],
+    )
 
 
 HALF = "--sde_window fixed:0:10"
@@ -166,8 +187,13 @@ def test_the_table_of_costs_is_up_to_date(monkeypatch, compare):
         )
 
     rows = [row(*recipe) for recipe in RECIPES]
-    names = {str(path.relative_to(ROOT / "configs").with_suffix("")) for path in (ROOT / "configs").rglob("*.yaml")}
-    planned = {name for name in names if name.startswith(("wan21", "hunyuanvideo15", "paper/table2_b"))}
+    names = {
+        str(path.relative_to(ROOT / "configs").with_suffix(""))
+        for path in (ROOT / "configs").rglob("*.yaml")
+    }
+    planned = {
+        name for name in names if name.startswith(("wan21", "hunyuanvideo15", "paper/table2_b"))
+    }
     assert planned == {name for _, name, _ in RECIPES}
     compare("cost.md", rows)
 
@@ -207,9 +233,14 @@ def test_the_table_of_video_sizes_on_the_page_on_wan_is_up_to_date(monkeypatch, 
         return f"`{name}`", f"{frames} frames of {height} x {width}", *cells, f"{needed:.1f} GiB"
 
     sizes = [(33, 240, 416), (49, 480, 832), (81, 480, 832)]
-    rows = [row(name, *size) for name in ("wan21_1gpu_nft", "wan21_1gpu_guidance") for size in sizes]
+    rows = [
+        row(name, *size) for name in ("wan21_1gpu_nft", "wan21_1gpu_guidance") for size in sizes
+    ]
     largest = (65, 240, 416)  # on an RTX 4090, with reward gradients
-    compare("train_wan.md", [*rows, row("wan21_1gpu_draft", *sizes[0]), row("wan21_1gpu_draft", *largest)])
+    compare(
+        "train_wan.md",
+        [*rows, row("wan21_1gpu_draft", *sizes[0]), row("wan21_1gpu_draft", *largest)],
+    )
 
 
 def test_traffic_in_the_documentation_is_up_to_date(compare):
@@ -220,7 +251,14 @@ def test_traffic_in_the_documentation_is_up_to_date(compare):
         sent, times = traffic(fast), [duration(run) for run in (fast, slow)]
         calls = "batched" if batched == "true" else "separate"
         spent = (value for time in times for value in (f"{time.network:.0f}", f"{time.total:.0f}"))
-        return gpus, replicas, calls, f"{sent.received / 1e12:.1f}", f"{sent.from_other_nodes / 1e12:.2f}", *spent
+        return (
+            gpus,
+            replicas,
+            calls,
+            f"{sent.received / 1e12:.1f}",
+            f"{sent.from_other_nodes / 1e12:.2f}",
+            *spent,
+        )
 
     cells = [(8, 1), (16, 1), (16, 2), (64, 1), (64, 8)]
     rows = [row(*cell, "false") for cell in cells] + [row(64, 1, "true")]

@@ -9,7 +9,9 @@ from hyvideo.models.hunyuan_video15.sizes import Architecture
 from hyvideo.planning.planned_run import PlannedRun
 
 RELEASED = Architecture()
-CONFIG = load_config(Path(__file__).parents[2] / "configs" / "hunyuanvideo15_480p_8gpu.yaml", sp_size=2, batch_size=2)
+CONFIG = load_config(
+    Path(__file__).parents[2] / "configs" / "hunyuanvideo15_480p_8gpu.yaml", sp_size=2, batch_size=2
+)
 
 
 def run_of(world_size, **changes):
@@ -18,9 +20,17 @@ def run_of(world_size, **changes):
 
 def test_quantities_derived_from_the_shipped_config():
     run = run_of(8)
-    assert (run.plan.replicas, run.num_shards, run.rollouts_per_replica, run.plan.num_trained_steps) == (4, 8, 2, 20)
+    assert (
+        run.plan.replicas,
+        run.num_shards,
+        run.rollouts_per_replica,
+        run.plan.num_trained_steps,
+    ) == (4, 8, 2, 20)
     assert run.backwards_per_update == 2 * 20
-    assert run.checkpointing == "auto" and run_of(8, enable_gradient_checkpointing=False).checkpointing == "none"
+    assert (
+        run.checkpointing == "auto"
+        and run_of(8, enable_gradient_checkpointing=False).checkpointing == "none"
+    )
     assert run_of(8, dp_replicate=2).num_shards == 4
 
 

@@ -1,4 +1,6 @@
-"""The plan of a run on rated pairs counts no sampling, decoding or scoring, except in validation."""
+"""The plan of a run on rated pairs counts no sampling, decoding or scoring, except in
+validation.
+"""
 
 import pytest
 
@@ -6,7 +8,12 @@ from hyvideo.config.command_line import load_config
 from hyvideo.config.plan_text import describe
 from hyvideo.config.run_plan import make_plan
 from hyvideo.models.sizes import read_architecture
-from hyvideo.planning.cost import duration, forwards_per_rollout, training_forwards, validation_seconds
+from hyvideo.planning.cost import (
+    duration,
+    forwards_per_rollout,
+    training_forwards,
+    validation_seconds,
+)
 from hyvideo.planning.hardware import hardware_of
 from hyvideo.planning.phases import memory
 from hyvideo.planning.planned_run import PlannedRun
@@ -31,18 +38,31 @@ def test_a_pair_costs_the_base_model_the_update_and_with_single_videos_one_more_
     assert forwards_per_rollout(whole) == pytest.approx(1 + training_forwards(whole))
     single = whole.with_settings(mini_batch_size_per_update=1)
     assert forwards_per_rollout(single) == pytest.approx(2 + training_forwards(single))
-    assert forwards_per_rollout(whole.with_settings(nft_levels=3)) == pytest.approx(3 * (1 + training_forwards(whole)))
+    assert forwards_per_rollout(whole.with_settings(nft_levels=3)) == pytest.approx(
+        3 * (1 + training_forwards(whole))
+    )
 
 
 def test_an_iteration_samples_decodes_and_scores_nothing_but_a_validation_does(planned):
     run = planned("hunyuanvideo15_1gpu_dpo")
     stages = duration(run).stages
-    assert stages["rollout"] == stages["decode"] == stages["reward"] == 0 < stages["anchor"] < stages["update"]
+    assert (
+        stages["rollout"]
+        == stages["decode"]
+        == stages["reward"]
+        == 0
+        < stages["anchor"]
+        < stages["update"]
+    )
     as_nft = run.with_settings(objective="nft", kl_strategy="fixed")
     assert validation_seconds(run, 64) == pytest.approx(validation_seconds(as_nft, 64))
     assert validation_seconds(run, 64) > 0
     phases = memory(run).phases
-    assert "rollout" not in phases and "encode videos" in phases and "reward models" not in phases["anchor"]
+    assert (
+        "rollout" not in phases
+        and "encode videos" in phases
+        and "reward models" not in phases["anchor"]
+    )
     without = run.with_settings(valid_video_csv=[])
     assert without.reward_bytes == 0 < run.reward_bytes
 
@@ -51,5 +71,10 @@ def test_the_plan_names_pairs_instead_of_rollouts(monkeypatch):
     monkeypatch.chdir(ROOT)
     config = load_config("configs/miniature_dpo.yaml").resolved()
     lines = describe(config, make_plan(config)).splitlines()
-    assert [line.split("  ")[0] for line in lines] == ["replicas", "pairs per iteration", "objective", "trust region"]
+    assert [line.split("  ")[0] for line in lines] == [
+        "replicas",
+        "pairs per iteration",
+        "objective",
+        "trust region",
+    ]
     assert lines[1].endswith("8, one update, 1 noise level per pair")

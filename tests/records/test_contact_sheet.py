@@ -10,8 +10,12 @@ from hyvideo.data.videos import read_video, write_video
 from hyvideo.records.contact_sheet import contact_sheet, even_indices, read_sheet_frames, wrap
 
 
-def plain_clip(color: tuple[int, int, int], num_frames: int = 9, height: int = 32, width: int = 32) -> torch.Tensor:
-    return torch.tensor(color, dtype=torch.uint8)[None, :, None, None].repeat(num_frames, 1, height, width)
+def plain_clip(
+    color: tuple[int, int, int], num_frames: int = 9, height: int = 32, width: int = 32
+) -> torch.Tensor:
+    return torch.tensor(color, dtype=torch.uint8)[None, :, None, None].repeat(
+        num_frames, 1, height, width
+    )
 
 
 def pixels(path) -> np.ndarray:
@@ -55,9 +59,12 @@ def test_every_policy_has_a_column(tmp_path):
     contact_sheet(tmp_path / "sheet.png", ["p"], clips, ["seed 0"])
     picture = pixels(tmp_path / "sheet.png")
     columns = [where(picture, color)[1] for color in (RED, GREEN, BLUE)]
-    assert [len(column) / len(columns[0]) for column in columns] == pytest.approx([1, 1, 0.4], abs=0.02)
+    assert [len(column) / len(columns[0]) for column in columns] == pytest.approx(
+        [1, 1, 0.4], abs=0.02
+    )
     assert columns[0].max() + 20 < columns[1].min() and columns[1].max() + 20 < columns[2].min()
-    assert 10 < picture.shape[1] - columns[2].max() < 50  # the margin follows the width of the last column
+    # the margin follows the width of the last column
+    assert 10 < picture.shape[1] - columns[2].max() < 50
 
 
 def test_the_background_is_white_and_captions_are_on_the_left(tmp_path):
@@ -90,7 +97,9 @@ def test_frames_are_evenly_spaced_and_short_videos_are_complete():
 
 
 def test_large_frames_are_averaged_and_small_ones_are_kept(tmp_path):
-    stripes = (torch.arange(480) % 3 * 100).to(torch.uint8)[None, None, :, None].expand(5, 3, 480, 864)
+    stripes = (
+        (torch.arange(480) % 3 * 100).to(torch.uint8)[None, None, :, None].expand(5, 3, 480, 864)
+    )
     write_video(tmp_path / "large.mp4", stripes, 8)
     frames = read_sheet_frames(tmp_path / "large.mp4")
     assert frames.shape == (5, 3, 160, 288) and (frames.float() - 100).abs().max() < 10
@@ -124,7 +133,8 @@ def test_a_long_prompt_is_wrapped_and_truncated():
 
 
 @pytest.mark.parametrize(
-    "prompt", ["a corgi in a yellow raincoat runs through puddles at night " * 5, "costs $1$ or $x^2$"]
+    "prompt",
+    ["a corgi in a yellow raincoat runs through puddles at night " * 5, "costs $1$ or $x^2$"],
 )
 def test_a_prompt_stays_in_its_column(tmp_path, prompt):
     clips = [plain_clip(RED)]

@@ -1,4 +1,6 @@
-"""Metrics are written under their names to every tracker, each iteration once, also after a crash."""
+"""Metrics are written under their names to every tracker, each iteration once, also after
+a crash.
+"""
 
 import json
 import sys
@@ -13,7 +15,11 @@ from hyvideo.records.metrics import MetricsWriter
 
 def writer(folder, report_to=(), resume_iteration=None, **settings) -> MetricsWriter:
     return MetricsWriter(
-        folder, report_to=list(report_to), run_name="test", config=settings, resume_iteration=resume_iteration
+        folder,
+        report_to=list(report_to),
+        run_name="test",
+        config=settings,
+        resume_iteration=resume_iteration,
     )
 
 
@@ -31,7 +37,9 @@ def lines(folder) -> list[dict]:
 def events(folder):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    accumulator = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0, "images": 0})
+    accumulator = EventAccumulator(
+        str(folder / "tensorboard"), size_guidance={"scalars": 0, "images": 0}
+    )
     accumulator.Reload()
     return accumulator
 
@@ -59,8 +67,19 @@ def test_lines_are_written_immediately(tmp_path):
 
 def test_non_finite_values_become_null(tmp_path):
     with writer(tmp_path) as metrics:
-        metrics.log({"a": float("nan"), "b": float("inf"), "c": -float("inf"), "d": np.float32("nan"), "e": 0.0}, 1)
-    assert lines(tmp_path) == [{"iteration": 1, "a": None, "b": None, "c": None, "d": None, "e": 0.0}]
+        metrics.log(
+            {
+                "a": float("nan"),
+                "b": float("inf"),
+                "c": -float("inf"),
+                "d": np.float32("nan"),
+                "e": 0.0,
+            },
+            1,
+        )
+    assert lines(tmp_path) == [
+        {"iteration": 1, "a": None, "b": None, "c": None, "d": None, "e": 0.0}
+    ]
 
 
 def test_lists_are_written_to_the_file_only(tmp_path):
@@ -88,7 +107,9 @@ def test_a_resumed_run_drops_later_and_incomplete_lines(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
-@pytest.mark.parametrize("tail", [b'{"iteration": 3, "rew', b"\x00\x00\x00", b'{"iteration": 3, "a": "\xe2\x82', b"3"])
+@pytest.mark.parametrize(
+    "tail", [b'{"iteration": 3, "rew', b"\x00\x00\x00", b'{"iteration": 3, "a": "\xe2\x82', b"3"]
+)
 def test_an_incomplete_last_line_is_dropped(tmp_path, tail):
     (tmp_path / "metrics.jsonl").write_bytes(b'{"iteration": 1}\n{"iteration": 2}\n' + tail)
     with writer(tmp_path, resume_iteration=2) as metrics:
@@ -210,4 +231,7 @@ def test_a_resumed_run_keeps_its_wandb_id(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     writer(tmp_path, ["wandb"]).close()
     writer(tmp_path, ["wandb"], resume_iteration=3).close()
-    assert [(run["id"], run["resume"]) for run in wandb.started] == [(None, None), ("run-1", "allow")]
+    assert [(run["id"], run["resume"]) for run in wandb.started] == [
+        (None, None),
+        ("run-1", "allow"),
+    ]

@@ -10,7 +10,12 @@ import pytest
 
 from hyvideo.records.progress_bar import ProgressBar, console_text, stage_bar
 
-METRICS = {"reward/mean": 0.8123, "kl/position": 1.23e-5, "policy/ratio_max_deviation": 3e-7, "lr": 1e-5}
+METRICS = {
+    "reward/mean": 0.8123,
+    "kl/position": 1.23e-5,
+    "policy/ratio_max_deviation": 3e-7,
+    "lr": 1e-5,
+}
 METRICS_TEXT = "reward 0.8123, KL 1.2e-05, max |ratio - 1| 3.0e-07"
 
 
@@ -24,14 +29,19 @@ def test_the_console_shows_the_metrics_that_are_present():
 
 def clock(monkeypatch, seconds_per_call: float) -> None:
     ticks = iter(range(10_000))
-    monkeypatch.setattr("hyvideo.records.progress_bar.time.monotonic", lambda: seconds_per_call * next(ticks))
+    monkeypatch.setattr(
+        "hyvideo.records.progress_bar.time.monotonic", lambda: seconds_per_call * next(ticks)
+    )
 
 
 def shown_in_a_terminal(rows: int, columns: int, total: int, iterations: range) -> str:
     """Return the output of a run in a terminal of that size."""
     reader, writer = os.openpty()
     termios.tcsetwinsize(writer, (rows, columns))
-    with os.fdopen(writer, "w") as stream, ProgressBar(total, stream=stream).begin(iterations[0] - 1) as bar:
+    with (
+        os.fdopen(writer, "w") as stream,
+        ProgressBar(total, stream=stream).begin(iterations[0] - 1) as bar,
+    ):
         train(bar, iterations)
     parts = []
     with contextlib.suppress(OSError):  # raised at the end of the output
@@ -42,7 +52,9 @@ def shown_in_a_terminal(rows: int, columns: int, total: int, iterations: range) 
 
 
 def train(bar: ProgressBar, iterations: range) -> None:
-    """Report the stages of a run: base validation, then iterations with one sampled and one trained batch."""
+    """Report the stages of a run: base validation, then iterations with one sampled and one trained
+    batch.
+    """
     for step in range(1, 4):
         bar.stage("validation", 0, f"sampling batch 1/1, step {step}/3")
     for iteration in iterations:
@@ -61,7 +73,10 @@ def test_without_a_terminal_lines_show_the_time_left(monkeypatch):
             bar.update(METRICS)
     text = stream.getvalue()
     assert "\r" not in text and len(text.splitlines()) == 4
-    assert text.splitlines()[0] == f"01:00  iteration 11/14 done, 60.00 s each, 03:00 left, {METRICS_TEXT}"
+    assert (
+        text.splitlines()[0]
+        == f"01:00  iteration 11/14 done, 60.00 s each, 03:00 left, {METRICS_TEXT}"
+    )
     assert "00:00 left" in text.splitlines()[-1]
 
 
@@ -111,7 +126,10 @@ def test_a_terminal_shows_one_bar_with_the_stage():
     text = shown_in_a_terminal(24, 140, 14, range(11, 15))
     pictures = text.rstrip().split("\r")
     assert text.count("\n") == 1 and "base validation: sampling batch 1/1, step 2/3" in pictures[3]
-    assert any("sampling batch 1/1" in bar and bar.startswith("11/14") and METRICS_TEXT in bar for bar in pictures)
+    assert any(
+        "sampling batch 1/1" in bar and bar.startswith("11/14") and METRICS_TEXT in bar
+        for bar in pictures
+    )
     assert pictures[-1].startswith("14/14 |") and "00:00 left" in pictures[-1]
 
 
@@ -125,7 +143,9 @@ def test_narrow_terminals_show_progress(columns):
 
 
 @pytest.mark.parametrize("is_terminal, is_shown", [(True, True), (True, False), (False, True)])
-def test_a_stage_shows_its_steps_and_the_time_left_only_in_a_terminal(monkeypatch, is_terminal, is_shown):
+def test_a_stage_shows_its_steps_and_the_time_left_only_in_a_terminal(
+    monkeypatch, is_terminal, is_shown
+):
     class Stream(io.StringIO):
         def isatty(self):
             return is_terminal

@@ -12,7 +12,9 @@ from hyvideo.records.stage_timer import StageTimer, write_timeline
 
 
 class Clock:
-    """Seconds that pass on the CPU and in the stream; the stream runs behind and marks events when it gets there."""
+    """Seconds that pass on the CPU and in the stream; the stream runs behind and marks events when
+    it gets there.
+    """
 
     def __init__(self, monkeypatch):
         self.cpu, self.stream, self.waits = 0.0, 0.0, 0
@@ -36,7 +38,9 @@ class Clock:
 
 
 def measure(clock, device):
-    """An iteration whose update takes 1 s on the CPU and 4 s more in the stream, then 2 s of work on the CPU alone."""
+    """An iteration whose update takes 1 s on the CPU and 4 s more in the stream, then 2 s of work
+    on the CPU alone.
+    """
     done = [0.0]
     timer = StageTimer(torch.device(device), flops=lambda: done[0], peak=10.0)
     with timer("update"):
@@ -58,7 +62,9 @@ def test_events_measure_the_stream_and_no_stage_waits_for_it(monkeypatch):
         "perf/tflops/iteration": 2.4,
         "perf/mfu/iteration": 0.24,
     }
-    assert timer.metrics() == pytest.approx({"time/update": 5.0, "time/record": 0.0, "time/iteration": 5.0} | rates)
+    assert timer.metrics() == pytest.approx(
+        {"time/update": 5.0, "time/record": 0.0, "time/iteration": 5.0} | rates
+    )
 
 
 def test_a_cpu_is_measured_by_its_clock(monkeypatch):
@@ -69,7 +75,12 @@ def test_a_cpu_is_measured_by_its_clock(monkeypatch):
 
 def test_the_timeline_has_what_runs_during_the_iteration(monkeypatch, tmp_path):
     Clock(monkeypatch).cpu = 13.0
-    spans = [("update", (10.0, 12.0)), ("scoring", (8.0, 9.0)), ("writing", (9.5, 11.0)), ("writing", (12.0,))]
+    spans = [
+        ("update", (10.0, 12.0)),
+        ("scoring", (8.0, 9.0)),
+        ("writing", (9.5, 11.0)),
+        ("writing", (12.0,)),
+    ]
     write_timeline(tmp_path, 3, 10.0, spans)
     shown = [["update", 0.0, 2.0], ["writing", 0.0, 1.0], ["writing", 2.0, 3.0]]
     assert json.loads((tmp_path / "timeline.json").read_text()) == {"iteration": 3, "spans": shown}

@@ -42,26 +42,47 @@ def record_run(
     config = load_config("configs/smoke.yaml", output_dir=str(folder), **settings)
     folder.mkdir(parents=True)
     write_config(folder, config.flat(), CPU, 1)
-    with MetricsWriter(folder, report_to=[], run_name="", config={}, resume_iteration=None) as writer:
+    with MetricsWriter(
+        folder, report_to=[], run_name="", config={}, resume_iteration=None
+    ) as writer:
         for iteration, clock in enumerate(clocks, 1):
             num_missing = missing if iteration == 2 else 0
             grown = 1 + 0.1 * iteration
             numbers = {"reward/mean": grown, "reward/VQ": grown / 2, "reward/missing": num_missing}
             numbers |= {"kl/position": 1e-3 * grown, "kl/coef": 0.25, "policy/clip_fraction": 0.0}
-            numbers |= {"advantage/zero_groups": 1.0, "update/skipped": 0.0, "grad/norm": grown, "grad/spike": 1.0}
-            numbers |= {"time/iteration": 9.0, "time/update": 4.0, "time/rollout": 5.0, "time/since_start": clock}
+            numbers |= {
+                "advantage/zero_groups": 1.0,
+                "update/skipped": 0.0,
+                "grad/norm": grown,
+                "grad/spike": 1.0,
+            }
+            numbers |= {
+                "time/iteration": 9.0,
+                "time/update": 4.0,
+                "time/rollout": 5.0,
+                "time/since_start": clock,
+            }
             numbers |= {"perf/tflops/update": 2.0 * grown, "perf/mfu/update": 0.4 * grown}
             numbers |= {"quantiles/reward": quantiles(torch.arange(8.0) + grown)}
             steps = {"by_step/kl": [0.1, 0.2, None], "by_step/ratio_mean": [1.0, 1.1, None]}
-            writer.log(numbers | steps | {"by_step/ratio_max_deviation": [0.0, 0.2, None]}, iteration)
+            writer.log(
+                numbers | steps | {"by_step/ratio_max_deviation": [0.0, 0.2, None]}, iteration
+            )
     seconds = time.perf_counter()
-    spans = [("rollout", (seconds, seconds + 5)), ("scoring", (seconds + 1, seconds + 3)), ("writing", (seconds,))]
+    spans = [
+        ("rollout", (seconds, seconds + 5)),
+        ("scoring", (seconds + 1, seconds + 3)),
+        ("writing", (seconds,)),
+    ]
     write_timeline(folder, 3, seconds, spans)
     for iteration in validations:
         share = iteration / 3
         place = folder / "samples" / f"{iteration:06d}"
         rewards = [0.1 * k + share * gains[k % len(gains)] for k in range(len(PROMPTS))]
-        clips = {k: torch.full((9, 3, 32, 32), 20 * k + int(100 * share), dtype=torch.uint8) for k in range(last + 1)}
+        clips = {
+            k: torch.full((9, 3, 32, 32), 20 * k + int(100 * share), dtype=torch.uint8)
+            for k in range(last + 1)
+        }
         names = write_videos(place, clips, 8.0)
         scored = [Reward(reward, {"VQ": reward}) for reward in rewards]
         entries = [
@@ -69,7 +90,10 @@ def record_run(
             for k, prompt in enumerate(PROMPTS)
         ]
         write_json(place / "scores.json", entries)
-        means = {"reward": sum(rewards) / len(rewards), "held_out/sharpness": 0.5 + share * sharpness * 0.1}
+        means = {
+            "reward": sum(rewards) / len(rewards),
+            "held_out/sharpness": 0.5 + share * sharpness * 0.1,
+        }
         means |= {"true/VQ": 0.3 + share * gains[0] / 2, "held_out/motion": 0.5 - share * 0.03}
         spreads = {"reward": Dispersion(0.2, 96), "held_out/sharpness": Dispersion(0.1, 96)}
         spreads |= {"true/VQ": Dispersion(0.2, 96), "held_out/motion": Dispersion(0.1, 96)}
@@ -80,6 +104,9 @@ def record_run(
         lost = [Reward(math.nan, {}, "the service was away")] * missing
         write_json(
             place / "scores.json",
-            [score_entry("p", 0, 0, r, file=None, advantage=math.nan, number=k) for k, r in enumerate(lost)],
+            [
+                score_entry("p", 0, 0, r, file=None, advantage=math.nan, number=k)
+                for k, r in enumerate(lost)
+            ],
         )
     return folder

@@ -41,7 +41,9 @@ def small(tmp_path):
 def encoded(monkeypatch):
     """The files of which previews are made."""
     files, encode = [], clips.encode_preview
-    monkeypatch.setattr(clips, "encode_preview", lambda file, **limit: files.append(file) or encode(file, **limit))
+    monkeypatch.setattr(
+        clips, "encode_preview", lambda file, **limit: files.append(file) or encode(file, **limit)
+    )
     return files
 
 
@@ -74,7 +76,9 @@ def test_a_poster_is_the_first_frame(small, large):
     for file in (*small, large):
         picture = Image.open(io.BytesIO(base64.b64decode(found.posters[found.digests[file]])))
         frame = read_video(file)[0][0]
-        assert picture.size[::-1] == tuple(256 * side // min(frame.shape[1:]) for side in frame.shape[1:])
+        assert picture.size[::-1] == tuple(
+            256 * side // min(frame.shape[1:]) for side in frame.shape[1:]
+        )
         color = np.asarray(picture.convert("RGB")).mean((0, 1))
         assert np.abs(color - frame.float().mean((1, 2)).numpy()).max() < 4
         assert len(found.posters[found.digests[file]]) <= clips.MAX_POSTER_BYTES * 4 / 3 + 4
@@ -84,7 +88,10 @@ def test_a_served_page_has_all_videos_and_reads_them_later(small, large, encoded
     found = link([small, [large]])
     assert found.digests.keys() == {*small, large} and not found.contents and not found.posters
     assert clip(small[0], found.digests[small[0]]) == small[0].read_bytes() and not encoded
-    assert found.originals.keys() == {found.digests[large]} and len(clip(large, found.digests[large])) <= 400_000
+    assert (
+        found.originals.keys() == {found.digests[large]}
+        and len(clip(large, found.digests[large])) <= 400_000
+    )
     assert encoded == [large]
 
 
@@ -103,7 +110,8 @@ def test_a_large_video_becomes_a_preview_and_hides_no_other(full, small, encoded
 
 def test_equal_videos_and_repeated_pages_need_one_preview(large, tmp_path, encoded, monkeypatch):
     """The base model's videos are equal in all runs and in every report of a run."""
-    monkeypatch.setattr(clips, "MAX_PREVIEW_BYTES", ROOM // 4)  # as at full size, where four pairs have larger shares
+    # as at full size, where four pairs have larger shares
+    monkeypatch.setattr(clips, "MAX_PREVIEW_BYTES", ROOM // 4)
     same = copy_distinct(large, tmp_path / "same.mp4", 0)
     same.write_bytes(large.read_bytes())
     found = embed([[large], [same]], ROOM)

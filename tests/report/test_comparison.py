@@ -28,24 +28,41 @@ def recorded(tmp_path):
     """Records of two runs, and an evaluation of the guided base model."""
     record_run(tmp_path / "sage", gains=(0.2, 0.3))
     record_run(tmp_path / "other", gains=(-0.1, 0.3))
-    videos = [{"number": k, "prompt": str(k), "group": k, "reward": 0.6, "VQ": 0.1 * k} for k in range(4)]
-    write_evaluation(tmp_path / "guided base" / "scores.json", Evaluation(videos, {"true/VQ": 0.4}), {})
+    videos = [
+        {"number": k, "prompt": str(k), "group": k, "reward": 0.6, "VQ": 0.1 * k} for k in range(4)
+    ]
+    write_evaluation(
+        tmp_path / "guided base" / "scores.json", Evaluation(videos, {"true/VQ": 0.4}), {}
+    )
 
 
 @pytest.fixture
 def trained(tmp_path, tiny_config, mesh, exit_code):
     """Two runs of one iteration, and an evaluation of the guided base model by the command."""
     for seed, name in enumerate(("sage", "other")):
-        config = tiny_config.with_settings(**SHORT, valid_video_csv=CSV, seed=seed, output_dir=str(tmp_path / name))
+        config = tiny_config.with_settings(
+            **SHORT, valid_video_csv=CSV, seed=seed, output_dir=str(tmp_path / name)
+        )
         Trainer(config, mesh, torch.device("cpu")).train()
-    flags = ["--valid_video_csv", CSV, "--validation_steps", 1, "--validation_cfg_scale", 3, "--num_threads", 1]
+    flags = [
+        "--valid_video_csv",
+        CSV,
+        "--validation_steps",
+        1,
+        "--validation_cfg_scale",
+        3,
+        "--num_threads",
+        1,
+    ]
     flags += ["--config", "configs/smoke.yaml", "--output_dir", tmp_path / "guided base"]
     assert exit_code(evaluate.main, *flags) == 0
 
 
 @pytest.fixture
 def others(tmp_path, exit_code):
-    """A benchmark read back from result files, an analysed preference study, and folders of videos."""
+    """A benchmark read back from result files, an analysed preference study, and folders of
+    videos.
+    """
     for name, score in POLICIES.items():
         scores = {prompt: [score + 0.01 * number] for number, prompt in enumerate(PROMPTS)}
         result_file(tmp_path / "results" / name / "x_eval_results.json", scene=scores, color=scores)
@@ -55,7 +72,10 @@ def others(tmp_path, exit_code):
     write_tables(tmp_path / "vbench", [make_table(suite, policies)])
     methods = [f"{name}={tmp_path}/videos/{name}" for name in POLICIES]
     sizes = ["--raters", 3, "--pairs", 3, "--checks", 1, "--valid_video_csv", ""]
-    assert exit_code(preference_study.main, "make", tmp_path / "study", "--methods", *methods, *sizes) == 0
+    assert (
+        exit_code(preference_study.main, "make", tmp_path / "study", "--methods", *methods, *sizes)
+        == 0
+    )
     study = Study(tmp_path / "study")
     for token, rater in study.raters.items():
         for pair in rater["pairs"]:
@@ -64,39 +84,85 @@ def others(tmp_path, exit_code):
 
 
 def check_page(browser, folder, exit_code):
-    names = ["sage", "other", "guided base", "vbench", "study", *(f"videos/{name}" for name in POLICIES)]
-    assert exit_code(report.main, *(folder / name for name in names), "--output_path", folder / "page.html") == 0
+    names = [
+        "sage",
+        "other",
+        "guided base",
+        "vbench",
+        "study",
+        *(f"videos/{name}" for name in POLICIES),
+    ]
+    assert (
+        exit_code(
+            report.main, *(folder / name for name in names), "--output_path", folder / "page.html"
+        )
+        == 0
+    )
     page, messages = browser.new_page(viewport={"width": 390, "height": 844}), []
     page.set_default_timeout(60_000)
     page.on("console", lambda message: messages.append(message.text))
     page.on("pageerror", lambda error: messages.append(str(error)))
-    page.on("request", lambda sent: sent.url.startswith(("file:", "data:", "blob:")) or messages.append(sent.url))
+    page.on(
+        "request",
+        lambda sent: sent.url.startswith(("file:", "data:", "blob:")) or messages.append(sent.url),
+    )
     page.goto((folder / "page.html").as_uri())
     page.evaluate("ready.then(renderAll)")
-    page.wait_for_function("document.querySelectorAll('#pareto .plot .trace').length == 4")  # runs, guided, front
+    # runs, guided, front
+    page.wait_for_function("document.querySelectorAll('#pareto .plot .trace').length == 4")
 
     def cells(row):
-        return [text.split("\n")[0] for text in page.locator(row).first.locator("th, td").all_inner_texts()]
+        return [
+            text.split("\n")[0]
+            for text in page.locator(row).first.locator("th, td").all_inner_texts()
+        ]
 
-    assert cells("#scores tr") == ["Score", "base model", f"{folder.name}/sage", "other", "guided base"]
-    reward = [each["reward"]["mean"] for each in read_comparison([folder / name for name in names]).scores.values()]
-    assert cells("#scores tr:has-text('reward') >> nth=1")[1:] == [f"{value:.3f}" for value in reward]
-    assert cells("#benchmarks tr:has-text('scene')")[1:] == ["51.00", "56.00", "71.00", "+5.00", "+20.00"]
-    assert page.locator("#benchmarks .up").count() == 4 and page.locator("#benchmarks .down").count() == 0
+    assert cells("#scores tr") == [
+        "Score",
+        "base model",
+        f"{folder.name}/sage",
+        "other",
+        "guided base",
+    ]
+    reward = [
+        each["reward"]["mean"]
+        for each in read_comparison([folder / name for name in names]).scores.values()
+    ]
+    assert cells("#scores tr:has-text('reward') >> nth=1")[1:] == [
+        f"{value:.3f}" for value in reward
+    ]
+    assert cells("#benchmarks tr:has-text('scene')")[1:] == [
+        "51.00",
+        "56.00",
+        "71.00",
+        "+5.00",
+        "+20.00",
+    ]
+    assert (
+        page.locator("#benchmarks .up").count() == 4
+        and page.locator("#benchmarks .down").count() == 0
+    )
     assert cells("#study tbody tr")[:3] == ["base", "guided", "50.0 %"]
     captions = page.locator("#matched article").first.locator("figcaption").all_inner_texts()
-    assert captions == ["base", "guided", "videos/\u200bsage"] and page.locator("#matched video").count() == 9
+    assert (
+        captions == ["base", "guided", "videos/\u200bsage"]
+        and page.locator("#matched video").count() == 9
+    )
     assert page.evaluate("document.documentElement.scrollWidth") == 390
     page.close()
     assert not messages
 
 
-def test_the_page_shows_scores_benchmarks_studies_and_clips_together(recorded, others, browser, tmp_path, exit_code):
+def test_the_page_shows_scores_benchmarks_studies_and_clips_together(
+    recorded, others, browser, tmp_path, exit_code
+):
     check_page(browser, tmp_path, exit_code)
 
 
 @pytest.mark.slow
-def test_a_dry_run_on_the_miniature_makes_the_comparison_page(trained, others, browser, tmp_path, exit_code):
+def test_a_dry_run_on_the_miniature_makes_the_comparison_page(
+    trained, others, browser, tmp_path, exit_code
+):
     check_page(browser, tmp_path, exit_code)
 
 
@@ -122,7 +188,11 @@ def test_folders_have_the_shortest_names_that_differ(tmp_path):
 
 @pytest.mark.parametrize("file", ["scores.json", "benchmarks.json", "analysis.json"])
 def test_a_file_that_cannot_be_read_is_named(tmp_path, file, exit_code, capsys):
-    for content, message in (("[]", "must contain a JSON object, got list"), ("{", "is not valid JSON"), ("{}", "")):
+    for content, message in (
+        ("[]", "must contain a JSON object, got list"),
+        ("{", "is not valid JSON"),
+        ("{}", ""),
+    ):
         (tmp_path / file).write_text(content)
         assert exit_code(report.main, tmp_path, "--output_path", tmp_path / "page.html") == 2
         printed = capsys.readouterr().err

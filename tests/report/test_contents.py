@@ -20,7 +20,9 @@ def test_the_gain_is_paired_by_video_with_an_interval_over_prompts(tmp_path):
 
 def test_the_gain_on_unseen_prompts_is_read_from_older_records_too(tmp_path):
     (tmp_path / "train.csv").write_text("prompt\nprompt 0\nPROMPT 2\nprompt 4\n")
-    run = read_run(record_run(tmp_path / "run", gains=(0.2, 0.4), prompts_csv=str(tmp_path / "train.csv")))
+    run = read_run(
+        record_run(tmp_path / "run", gains=(0.2, 0.4), prompts_csv=str(tmp_path / "train.csv"))
+    )
     assert run.unseen == [0, 2, 4, 6, 7]  # prompt k is video k + 1
     assert run.gain_over(run.unseen).mean == pytest.approx((4 * 0.2 + 0.4) / 5)
     (tmp_path / "train.csv").unlink()
@@ -37,7 +39,9 @@ def test_the_gain_on_unseen_prompts_is_read_from_older_records_too(tmp_path):
         ("worse", {"gains": (-0.2, -0.3), "sharpness": 3.0}),  # the reward did not rise
     ],
 )
-def test_the_verdict_follows_from_the_interval_and_the_reward_hacking_rule(tmp_path, verdict, records):
+def test_the_verdict_follows_from_the_interval_and_the_reward_hacking_rule(
+    tmp_path, verdict, records
+):
     run = read_run(record_run(tmp_path / "run", **records))
     assert run.verdict == verdict
     assert ("held_out/sharpness" in run.hacking) == (verdict == "suspect")
@@ -63,7 +67,9 @@ def test_a_damaged_timeline_is_named(tmp_path):
 def test_a_folder_without_a_run_raises_value_error(tmp_path):
     with pytest.raises(ValueError, match="config"):
         read_run(tmp_path)
-    with pytest.raises(ValueError, match="nowhere must be the output_dir of a run: it does not exist"):
+    with pytest.raises(
+        ValueError, match="nowhere must be the output_dir of a run: it does not exist"
+    ):
         read_run(tmp_path / "nowhere")
 
 

@@ -20,13 +20,23 @@ from tests.report.recorded_runs import HOSTILE
 def write(folder, file, prompt, seed=3, clip=b"", **settings):
     folder.mkdir(exist_ok=True)
     (folder / f"{file}.mp4").write_bytes(clip)
-    content = {"prompt": prompt, "image": None, "seed": seed, "number": 0, "steps": 4, "lora": None, **settings}
+    content = {
+        "prompt": prompt,
+        "image": None,
+        "seed": seed,
+        "number": 0,
+        "steps": 4,
+        "lora": None,
+        **settings,
+    }
     (folder / f"{file}.json").write_text(json.dumps(content))
 
 
 @pytest.fixture
 def folders(tmp_path):
-    """Two folders: two prompts are in both, the first twice with one seed; a third is in one folder."""
+    """Two folders: two prompts are in both, the first twice with one seed; a third is in one
+    folder.
+    """
     one, two = tmp_path / "one", tmp_path / "t w?o#"
     for folder, steps in ((one, 4), (two, 8)):
         write(folder, "0000", HOSTILE, steps=steps, height=32)
@@ -40,7 +50,10 @@ def folders(tmp_path):
 
 def texts(pattern, text):
     """Return what a pattern finds, without tags."""
-    return [unescape(re.sub("<[^>]*>", " ", found)).strip() for found in re.findall(pattern, text, re.DOTALL)]
+    return [
+        unescape(re.sub("<[^>]*>", " ", found)).strip()
+        for found in re.findall(pattern, text, re.DOTALL)
+    ]
 
 
 def cards(page):
@@ -48,7 +61,10 @@ def cards(page):
     articles = page.read_text(encoding="utf-8").split("<article>")[1:]
     patterns = "<h3>(.*?)</h3>", "<small>(.*?)</small>"
     lines = [[texts(pattern, article)[0] for pattern in patterns] for article in articles]
-    return [(*line, re.findall('<video src="([^"]*)"', article)) for line, article in zip(lines, articles)]
+    return [
+        (*line, re.findall('<video src="([^"]*)"', article))
+        for line, article in zip(lines, articles)
+    ]
 
 
 def test_a_folder_shows_all_its_videos_and_what_varies_between_them(folders):
@@ -83,22 +99,37 @@ def test_two_folders_are_compared_by_prompt_image_and_seed(folders):
     text = page.read_text(encoding="utf-8")
     assert text.count("no such video") == 3
     different = texts("<tr>.*?</tr>", text[: text.index("All settings")])
-    assert "steps 4 8, 4" in [" ".join(row.split()) for row in different] and "lora" not in " ".join(different)
+    assert "steps 4 8, 4" in [
+        " ".join(row.split()) for row in different
+    ] and "lora" not in " ".join(different)
     assert cards(page)[4][1] == "seed 7, video 0, image <i>.png"
 
 
-def test_the_command_writes_the_page_or_names_the_folder_without_videos(folders, monkeypatch, capsys, tmp_path):
+def test_the_command_writes_the_page_or_names_the_folder_without_videos(
+    folders, monkeypatch, capsys, tmp_path
+):
     monkeypatch.setattr("sys.argv", ["report.py", "--videos", *map(str, folders)])
     report.main()
     assert str(folders[0] / "index.html") in capsys.readouterr().out
     given = ["--videos", str(folders[0])]
-    for flags in ([*given, str(tmp_path)], [], ["run", "--videos", str(tmp_path)], [*given, "--out", "a.html"]):
+    for flags in (
+        [*given, str(tmp_path)],
+        [],
+        ["run", "--videos", str(tmp_path)],
+        [*given, "--out", "a.html"],
+    ):
         monkeypatch.setattr("sys.argv", ["report.py", *flags])
         with pytest.raises(SystemExit):
             report.main()
     output = capsys.readouterr().err
-    assert f"got {str(tmp_path)!r}: it has no mp4 file with its JSON file" in output and "or --videos with" in output
-    assert "--output_path needs runs: --videos writes index.html to its first folder, got a.html" in output
+    assert (
+        f"got {str(tmp_path)!r}: it has no mp4 file with its JSON file" in output
+        and "or --videos with" in output
+    )
+    assert (
+        "--output_path needs runs: --videos writes index.html to its first folder, got a.html"
+        in output
+    )
 
 
 def test_a_video_whose_settings_are_a_pipe_is_skipped(folders):
@@ -111,8 +142,13 @@ def test_a_video_whose_settings_are_a_pipe_is_skipped(folders):
 def test_a_page_of_another_program_is_not_overwritten(folders):
     write_gallery(write_gallery(folders[0]).parent)
     (folders[0] / "index.html").write_text("<p>my page")
-    for write_page in (lambda: write_gallery(folders[0]), lambda: list_videos({}, [Request("a")] * 2, folders[0])):
-        with pytest.raises(ValueError, match="index.html' is not a page of generated videos; move it"):
+    for write_page in (
+        lambda: write_gallery(folders[0]),
+        lambda: list_videos({}, [Request("a")] * 2, folders[0]),
+    ):
+        with pytest.raises(
+            ValueError, match="index.html' is not a page of generated videos; move it"
+        ):
             write_page()
     assert (folders[0] / "index.html").read_text() == "<p>my page"
 
@@ -124,11 +160,16 @@ def test_a_browser_plays_the_videos_offline_and_side_by_side(browser, tmp_path, 
     for folder in (one, two):
         write(folder, "0000", HOSTILE)
         write_video(folder / "0000.mp4", torch.zeros(9, 3, 32, 32, dtype=torch.uint8), 8)
-    page, messages = browser.new_page(color_scheme=scheme, viewport={"width": 390, "height": 844}), []
+    page, messages = (
+        browser.new_page(color_scheme=scheme, viewport={"width": 390, "height": 844}),
+        [],
+    )
     page.set_default_timeout(120_000)
     page.on("console", lambda message: messages.append(message.text))
     page.on("pageerror", lambda error: messages.append(str(error)))
-    page.on("request", lambda sent: sent.url.startswith(("file:", "data:")) or messages.append(sent.url))
+    page.on(
+        "request", lambda sent: sent.url.startswith(("file:", "data:")) or messages.append(sent.url)
+    )
     page.goto(write_gallery(one, two).as_uri())
     times = "[...document.querySelectorAll('video')].map((clip) => clip.currentTime)"
     page.wait_for_function(f"Math.min(...{times}) > 0.1")

@@ -9,7 +9,10 @@ from hyvideo.report.groups import differing_settings, reward_of, seed_groups, se
 
 
 def configs_of(**settings_by_name):
-    return {name: load_config("configs/miniature.yaml", **settings) for name, settings in settings_by_name.items()}
+    return {
+        name: load_config("configs/miniature.yaml", **settings)
+        for name, settings in settings_by_name.items()
+    }
 
 
 def groups_of(configs, place="outputs"):
@@ -28,8 +31,14 @@ def test_runs_that_differ_in_seed_machine_and_records_are_a_group_named_without_
 
 
 def test_different_recipes_of_one_name_are_not_a_group():
-    configs = configs_of(**{"run-seed0": {"eta": 0.5}, "run-seed1": {"seed": 1}, "run_seed2": {"seed": 2}})
-    assert groups_of(configs) == {"run-seed0": "run", "run-seed1": "run (2)", "run_seed2": "run (2)"}
+    configs = configs_of(
+        **{"run-seed0": {"eta": 0.5}, "run-seed1": {"seed": 1}, "run_seed2": {"seed": 2}}
+    )
+    assert groups_of(configs) == {
+        "run-seed0": "run",
+        "run-seed1": "run (2)",
+        "run_seed2": "run (2)",
+    }
 
 
 def test_equal_runs_of_two_sweeps_are_two_groups():
@@ -40,7 +49,12 @@ def test_equal_runs_of_two_sweeps_are_two_groups():
 
 
 @pytest.mark.parametrize(
-    "change", [{"reward_weights": "averaged"}, {"reward_model": "miniature"}, {"reward_normalization": "group"}]
+    "change",
+    [
+        {"reward_weights": "averaged"},
+        {"reward_model": "miniature"},
+        {"reward_normalization": "group"},
+    ],
 )
 def test_rewards_with_other_scorers_weights_or_normalization_differ(change):
     configs = configs_of(first={}, second=change, third={"eta": 0.1})

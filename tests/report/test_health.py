@@ -21,7 +21,9 @@ def stand_in(**changes):
         "nvmlInit": lambda: None,
         "nvmlDeviceGetCount": lambda: 2,
         "nvmlDeviceGetHandleByIndex": lambda number: number,
-        "nvmlDeviceGetMemoryInfo": lambda number: SimpleNamespace(used=(1 + number) * 2**30, total=24 * 2**30),
+        "nvmlDeviceGetMemoryInfo": lambda number: SimpleNamespace(
+            used=(1 + number) * 2**30, total=24 * 2**30
+        ),
         "nvmlDeviceGetName": lambda number: b"RTX 4090",
         "nvmlDeviceGetUtilizationRates": lambda number: SimpleNamespace(gpu=90 + number),
         "nvmlDeviceGetPowerUsage": lambda number: 250_500,

@@ -22,9 +22,15 @@ def pages(tmp_path_factory):
     """Pages of one run and of two."""
     folder = tmp_path_factory.mktemp("report")
     first = record_run(
-        folder / "first", gains=(0.2, -0.1, 0.3), clocks=(10.0, 11.0, 21.0), missing=3, negative_prompt="Blur"
+        folder / "first",
+        gains=(0.2, -0.1, 0.3),
+        clocks=(10.0, 11.0, 21.0),
+        missing=3,
+        negative_prompt="Blur",
     )
-    second = record_run(folder / "second", gains=(0.4, 0.3), eta=0.3, negative_prompt="blur", validations=(0, 2, 3))
+    second = record_run(
+        folder / "second", gains=(0.4, 0.3), eta=0.3, negative_prompt="blur", validations=(0, 2, 3)
+    )
     write_report([first], folder / "one.html")
     write_report([first, second], folder / "two.html")
     return {name: folder / f"{name}.html" for name in ("one", "two")}
@@ -37,9 +43,14 @@ def test_the_page_shows_restarts_missing_rewards_and_settings(pages):
     assert "<code>eta</code></th><td>0.7</td><td>" in text
     assert "<code>prompts_csv</code></th><td>assets/miniature/prompts/train.csv</td>" in text
     assert "closest to its limit: held_out/motion, 20 %" in text
-    assert "<dd>GRPO, sage_grpo rollouts, eta 0.7, trust region " in text and "24 rollouts, 27 s on 1 × " in text
+    assert (
+        "<dd>GRPO, sage_grpo rollouts, eta 0.7, trust region " in text
+        and "24 rollouts, 27 s on 1 × " in text
+    )
     data, _ = data_of(pages["two"])
-    assert {"eta", "negative_prompt"} <= {*data["settings"]} and "output_dir" not in data["settings"]
+    assert {"eta", "negative_prompt"} <= {*data["settings"]} and "output_dir" not in data[
+        "settings"
+    ]
     assert [run["settings"]["eta"] for run in data["runs"].values()] == ["0.7", "0.3"]
     assert [run["settings"]["negative_prompt"] for run in data["runs"].values()] == ["Blur", "blur"]
 
@@ -55,7 +66,9 @@ def test_prompts_are_escaped(pages):
     for file in pages.values():
         assert HOSTILE.partition("window")[0] not in file.read_text(encoding="utf-8")
         data, _ = data_of(file)
-        assert HOSTILE in {video["prompt"] for run in data["runs"].values() for video in run["videos"]}
+        assert HOSTILE in {
+            video["prompt"] for run in data["runs"].values() for video in run["videos"]
+        }
 
 
 def data_of(file):
@@ -70,7 +83,12 @@ def data_of(file):
 def entries_of(data):
     """Return number and entry of all videos that are saved, in all validations."""
     videos = [video for run in data["runs"].values() for video in run["videos"]]
-    return [(video["number"], entry) for video in videos for entry in video["entries"].values() if entry["file"]]
+    return [
+        (video["number"], entry)
+        for video in videos
+        for entry in video["entries"].values()
+        if entry["file"]
+    ]
 
 
 def test_full_size_videos_are_shown_as_previews_with_links_to_the_files(full, tmp_path):
@@ -83,10 +101,14 @@ def test_full_size_videos_are_shown_as_previews_with_links_to_the_files(full, tm
     data, note = data_of(tmp_path / "pages" / "page.html")
     entries = entries_of(data)
     assert len(entries) == 8
-    assert all(entry["clip"] in data["clips"] and entry["clip"] in data["posters"] for _, entry in entries)
+    assert all(
+        entry["clip"] in data["clips"] and entry["clip"] in data["posters"] for _, entry in entries
+    )
     assert {number for number, entry in entries if entry["clip"] in data["originals"]} == {1, 2, 3}
     for _, entry in entries:
-        assert (tmp_path / "pages" / unquote(entry["file"])).resolve().parent.parent == folder / "samples"
+        assert (
+            tmp_path / "pages" / unquote(entry["file"])
+        ).resolve().parent.parent == folder / "samples"
     assert str(tmp_path) not in json.dumps(entries)  # links stay valid if the folder is moved
     assert note == (
         "4 of 8 validation videos are shown (log_num_videos), selected before scoring. "
@@ -105,7 +127,8 @@ def test_the_page_distinguishes_unsaved_videos_from_those_that_it_cannot_show(tm
         clip.write_bytes(bytes(6_000_000))
     write_report([broken], broken / "report.html")
     assert data_of(broken / "report.html")[1] == (
-        "2 of 8 validation videos are saved in samples/000000, samples/000003, but none of them can be shown: they "
+        "2 of 8 validation videos are saved in samples/000000, samples/000003, but none of them "
+        "can be shown: they "
         "cannot be read or are too large for this page."
     )
     next(broken.glob("samples/000003/*.mp4")).unlink()  # deleted to save disk space
@@ -116,24 +139,40 @@ def test_videos_that_do_not_fit_are_counted_and_the_extremes_are_shown_first(tmp
     folder = record_run(tmp_path / "run", last=7, gains=(0.1, -0.5, 0.2, 0.2, 0.2, 0.2, 0.9, 0.2))
     sizes = [file.stat().st_size for file in folder.glob("samples/*/*.mp4")]
     monkeypatch.setattr(page, "NUM_EXTREMES", 1)
-    monkeypatch.setattr(page, "embed", lambda rows, room: embed(rows, 6 * (max(sizes) + MAX_POSTER_BYTES)))
+    monkeypatch.setattr(
+        page, "embed", lambda rows, room: embed(rows, 6 * (max(sizes) + MAX_POSTER_BYTES))
+    )
     write_report([folder], folder / "report.html")
     data, note = data_of(folder / "report.html")
-    shown = [video["number"] for video in data["runs"]["run"]["videos"] if "clip" in video["entries"]["3"]]
+    shown = [
+        video["number"]
+        for video in data["runs"]["run"]["videos"]
+        if "clip" in video["entries"]["3"]
+    ]
     assert shown[0] == 1 and shown[-1] == 6 and len(shown) == 3
     assert note == (
-        "8 of 8 validation videos are saved in samples/000000, samples/000003; this page shows the 3 of them that fit."
+        "8 of 8 validation videos are saved in samples/000000, samples/000003; this page shows "
+        "the 3 of them that fit."
     )
 
 
 def test_runs_share_the_room_and_show_the_same_videos(tmp_path, monkeypatch):
-    runs = [record_run(tmp_path / name, last=7, gains=gains) for name, gains in (("a", (0.1, 0.2)), ("b", (0.3, 0.0)))]
+    runs = [
+        record_run(tmp_path / name, last=7, gains=gains)
+        for name, gains in (("a", (0.1, 0.2)), ("b", (0.3, 0.0)))
+    ]
     sizes = [file.stat().st_size for run in runs for file in run.glob("samples/*/*.mp4")]
-    monkeypatch.setattr(page, "embed", lambda rows, room: embed(rows, 8 * (max(sizes) + MAX_POSTER_BYTES)))
+    monkeypatch.setattr(
+        page, "embed", lambda rows, room: embed(rows, 8 * (max(sizes) + MAX_POSTER_BYTES))
+    )
     write_report(runs, tmp_path / "page.html")
     data, note = data_of(tmp_path / "page.html")
     shown = [
-        {video["number"] for video in run["videos"] if all("clip" in video["entries"][each] for each in ("0", "3"))}
+        {
+            video["number"]
+            for video in run["videos"]
+            if all("clip" in video["entries"][each] for each in ("0", "3"))
+        }
         for run in data["runs"].values()
     ]
     assert len(shown[0]) == 2 and shown[0] == shown[1]
@@ -141,13 +180,17 @@ def test_runs_share_the_room_and_show_the_same_videos(tmp_path, monkeypatch):
 
 
 def test_videos_of_many_runs_are_shown_run_by_run_if_those_of_all_do_not_fit(tmp_path, monkeypatch):
-    runs = [record_run(tmp_path / name, last=0, gains=gains) for name, gains in (("a", (0.1, 0.2)), ("b", (0.3, 0.0)))]
+    runs = [
+        record_run(tmp_path / name, last=0, gains=gains)
+        for name, gains in (("a", (0.1, 0.2)), ("b", (0.3, 0.0)))
+    ]
     sizes = [file.stat().st_size + MAX_POSTER_BYTES for file in runs[0].glob("samples/*/*.mp4")]
     monkeypatch.setattr(page, "embed", lambda rows, room: embed(rows, sum(sizes) + 100))
     monkeypatch.setattr(page, "MAX_DETAILED_RUNS", 1)
     write_report(runs, tmp_path / "page.html")
     data, _ = data_of(tmp_path / "page.html")
-    assert [len(run["videos"]) for run in data["runs"].values()] == [1, 0]  # others are not even listed
+    # others are not even listed
+    assert [len(run["videos"]) for run in data["runs"].values()] == [1, 0]
 
 
 @pytest.mark.slow
@@ -161,24 +204,31 @@ def test_a_comparison_of_four_runs_shows_all_their_full_size_videos(full, tmp_pa
     data, note = data_of(tmp_path / "page.html")
     entries = entries_of(data)
     assert len(entries) == 24 and all("clip" in entry for _, entry in entries)
-    assert len(data["originals"]) == 4 * 3 + 3 and note.startswith("3 of 8 validation videos are shown")
+    assert len(data["originals"]) == 4 * 3 + 3 and note.startswith(
+        "3 of 8 validation videos are shown"
+    )
 
 
 def test_a_run_of_10_000_iterations_has_a_page_of_limited_size(tmp_path):
     folder = record_run(tmp_path / "run")
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    numbered = ({**lines[k % 3], "iteration": k, "time/since_start": 9.0 * k} for k in range(1, 10_001))
+    numbered = (
+        {**lines[k % 3], "iteration": k, "time/since_start": 9.0 * k} for k in range(1, 10_001)
+    )
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in numbered))
     write_report([folder], tmp_path / "page.html")
     data, _ = data_of(tmp_path / "page.html")
     assert len((tmp_path / "page.html").read_bytes()) < 4e6
     drawn = data["runs"]["run"]["metrics"]["iteration"]
     assert drawn[0] == 20 and drawn[-1] == 10_000 and len(drawn) == 500
-    assert "A point of a line stands for up to 20 iterations" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "A point of a line stands for up to 20 iterations" in (tmp_path / "page.html").read_text(
+        encoding="utf-8"
+    )
 
 
 @pytest.mark.parametrize(
-    "file, content", [("samples/000000/scores.json", '[{"number": 0}]'), ("metrics.jsonl", '{"iteration": 1}\n')]
+    "file, content",
+    [("samples/000000/scores.json", '[{"number": 0}]'), ("metrics.jsonl", '{"iteration": 1}\n')],
 )
 def test_corrupted_records_raise_value_error_with_the_folder(tmp_path, file, content):
     folder = record_run(tmp_path / "run")
@@ -187,7 +237,7 @@ def test_corrupted_records_raise_value_error_with_the_folder(tmp_path, file, con
         write_report([folder], tmp_path / "page.html")
 
 
-# --- in a browser -----------------------------------------------------------------------------------------------------
+# --- in a browser ---------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +248,10 @@ def opened(browser, pages, request):
     page.set_default_timeout(60_000)
     page.on("console", lambda message: messages.append(message.text))
     page.on("pageerror", lambda error: messages.append(str(error)))
-    page.on("request", lambda sent: sent.url.startswith(("file:", "data:", "blob:")) or messages.append(sent.url))
+    page.on(
+        "request",
+        lambda sent: sent.url.startswith(("file:", "data:", "blob:")) or messages.append(sent.url),
+    )
     page.goto(pages[name].as_uri())
     yield page
     assert not messages
@@ -206,7 +259,9 @@ def opened(browser, pages, request):
 
 
 @pytest.mark.parametrize(
-    "opened", [("one", "light"), pytest.param(("two", "dark"), marks=pytest.mark.slow)], indirect=True
+    "opened",
+    [("one", "light"), pytest.param(("two", "dark"), marks=pytest.mark.slow)],
+    indirect=True,
 )
 def test_a_browser_draws_plots_plays_videos_and_handles_keys(opened):
     page = opened
@@ -216,13 +271,19 @@ def test_a_browser_draws_plots_plays_videos_and_handles_keys(opened):
     page.wait_for_function(f"{drawn}.length >= 13 && Math.min(...{drawn}) > 0")
     assert page.locator(".curve figcaption").inner_text().startswith("Reward")
     assert page.locator("#steps .hm").count() == 3
-    assert page.locator("#timeline .trace").count() == 2 and page.locator("#timeline .point").count() == 3
+    assert (
+        page.locator("#timeline .trace").count() == 2
+        and page.locator("#timeline .point").count() == 3
+    )
     assert "scoring, 2 s" in page.locator("#timeline .ytick").all_text_contents()
     assert {"TFLOP/s", "MFU"} <= {
         title.split()[0].strip(":") for title in page.locator("#cost figcaption").all_inner_texts()
     }
     page.locator(".glance article").first.scroll_into_view_if_needed()
-    first = "[...document.querySelectorAll('.glance article:first-child video')].map((clip) => clip.currentTime)"
+    first = (
+        "[...document.querySelectorAll('.glance article:first-child video')].map((clip) => "
+        "clip.currentTime)"
+    )
     page.wait_for_function(f"Math.min(...{first}) > 0.1")
     times = page.evaluate(first)
     assert len(times) > 1 and max(times) - min(times) < 0.3
@@ -260,7 +321,9 @@ def test_numbers_have_the_same_form_in_the_template_and_in_the_script(opened):
 
 @pytest.mark.parametrize("opened", [("two", "light")], indirect=True)
 def test_a_slider_shows_the_validations_of_two_runs_beside_their_common_base(opened):
-    """The first run has no validation in iteration 2; its card keeps the nearest one, and names it."""
+    """The first run has no validation in iteration 2; its card keeps the nearest one, and names
+    it.
+    """
 
     def titles():
         texts = opened.locator("#gallery article:first-child figcaption").all_inner_texts()
@@ -272,12 +335,16 @@ def test_a_slider_shows_the_validations_of_two_runs_beside_their_common_base(ope
 
     assert titles() == ["before", "first, 3", "second, 3"]
     last = posters()
-    assert last[0] != last[2] and all(poster.startswith("data:image/webp;base64,") for poster in last)
+    assert last[0] != last[2] and all(
+        poster.startswith("data:image/webp;base64,") for poster in last
+    )
     opened.keyboard.press("j")
     assert titles() == ["before", "first, 3", "second, 2"]
     assert opened.locator("#validation-text").inner_text() == "iteration 2"
     assert posters()[:2] == last[:2] and posters()[2] != last[2]
-    gain = opened.locator("#gallery article:first-child .chips").nth(1).locator("b").first.inner_text()
+    gain = (
+        opened.locator("#gallery article:first-child .chips").nth(1).locator("b").first.inner_text()
+    )
     assert gain == "+0.200"  # two thirds of the gain of 0.3 after iteration 3
     opened.locator("#validation").focus()
     opened.keyboard.press("ArrowRight")
@@ -292,10 +359,19 @@ def test_validations_between_the_first_and_the_last_fill_the_page_from_the_middl
 def test_posters_and_validations_between_do_not_exceed_the_room(tmp_path, monkeypatch):
     run = record_run(tmp_path / "run", validations=(0, 1, 2, 3))
     sizes = {file: file.stat().st_size + MAX_POSTER_BYTES for file in run.glob("samples/*/*.mp4")}
-    room = sum(size for file, size in sizes.items() if file.parent.name in ("000000", "000002", "000003"))
+    room = sum(
+        size for file, size in sizes.items() if file.parent.name in ("000000", "000002", "000003")
+    )
     monkeypatch.setattr(page, "embed", lambda rows, _: embed(rows, room))
     write_report([run], tmp_path / "page.html")
     data, _ = data_of(tmp_path / "page.html")
-    assert {iteration for video in data["runs"]["run"]["videos"][:3] for iteration in video["entries"]} <= {*"0123"}
-    shown = [(video["number"], int(k)) for video in data["runs"]["run"]["videos"] for k in video["entries"]]
-    assert {(number, k) for number, k in shown if k == 2} == {(0, 2), (1, 2), (2, 2)}  # the middle one, of every video
+    assert {
+        iteration for video in data["runs"]["run"]["videos"][:3] for iteration in video["entries"]
+    } <= {*"0123"}
+    shown = [
+        (video["number"], int(k))
+        for video in data["runs"]["run"]["videos"]
+        for k in video["entries"]
+    ]
+    # the middle one, of every video
+    assert {(number, k) for number, k in shown if k == 2} == {(0, 2), (1, 2), (2, 2)}

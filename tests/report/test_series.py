@@ -9,7 +9,9 @@ from hyvideo.report.series import read_series
 
 
 def lines_of(count, **metrics):
-    """Lines of ``count`` iterations of 2 s each, with values by metric; a function gets the iteration."""
+    """Lines of ``count`` iterations of 2 s each, with values by metric; a function gets the
+    iteration.
+    """
     return [
         {"iteration": k, "time/iteration": 2.0, "time/since_start": 3.0 * k}
         | {name.replace("__", "/"): value(k) for name, value in metrics.items()}
@@ -44,7 +46,9 @@ def test_no_iteration_gives_no_points():
 
 
 def test_totals_use_every_iteration_of_a_long_run():
-    lines = lines_of(1000, reward__missing=lambda k: float(k == 501), grad__spike=lambda k: 20.0 * (k == 7))
+    lines = lines_of(
+        1000, reward__missing=lambda k: float(k == 501), grad__spike=lambda k: 20.0 * (k == 7)
+    )
     found = read_series(lines, 10)
     assert found.total("reward/missing") == 1 and found.spikes == [7] and found.seconds == 2000
 
@@ -63,4 +67,5 @@ def test_the_speed_is_measured_since_the_last_restart_with_validations_and_check
         line["time/since_start"] = 10.0 * (line["iteration"] - 40)
     found = read_series(lines, 500)
     assert found.restarts == [41] and found.seconds_each == pytest.approx(10.0)
-    assert math.isclose(read_series(lines[:41], 500).seconds_each, 2.0)  # one iteration: without what follows it
+    # one iteration: without what follows it
+    assert math.isclose(read_series(lines[:41], 500).seconds_each, 2.0)

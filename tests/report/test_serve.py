@@ -33,7 +33,9 @@ def serving(folder, host="127.0.0.1"):
 def get(server, path, method="GET", **headers):
     """Request a path and return status, headers and content."""
     connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=30)
-    connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+    connection.request(
+        method, path, headers={name.replace("_", "-"): value for name, value in headers.items()}
+    )
     answer = connection.getresponse()
     content = answer.read()
     connection.close()
@@ -47,11 +49,17 @@ def data_in(content):
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory):
-    """A folder with a run of a hostile name, a sweep of two seeds, and a run whose records are corrupted."""
+    """A folder with a run of a hostile name, a sweep of two seeds, and a run whose records are
+    corrupted.
+    """
     folder = tmp_path_factory.mktemp("serve") / "outputs"
-    record_run(folder / "<img src=x onerror=window.hacked=1>", gains=(0.4, 0.3), validations=(0, 2, 3))
+    record_run(
+        folder / "<img src=x onerror=window.hacked=1>", gains=(0.4, 0.3), validations=(0, 2, 3)
+    )
     for seed in range(2):
-        record_run(folder / "recipes" / "cells" / f"sage-seed{seed}", seed=seed, gains=(0.1 * seed, 0.3))
+        record_run(
+            folder / "recipes" / "cells" / f"sage-seed{seed}", seed=seed, gains=(0.1 * seed, 0.3)
+        )
     broken = record_run(folder / "broken")
     (broken / "metrics.jsonl").write_text('{"iteration": 1}\n')
     return folder
@@ -65,7 +73,10 @@ def server(outputs):
 
 def test_runs_are_found_below_the_folder_but_not_in_one_another(outputs):
     names = [path.relative_to(outputs).as_posix() for path in find_runs(outputs)]
-    assert names[1:] == ["broken", "recipes/cells/sage-seed0", "recipes/cells/sage-seed1"] and len(names) == 4
+    assert (
+        names[1:] == ["broken", "recipes/cells/sage-seed0", "recipes/cells/sage-seed1"]
+        and len(names) == 4
+    )
     assert find_runs(outputs / "broken") == [outputs / "broken"]
 
 
@@ -99,10 +110,14 @@ def test_a_page_is_sent_again_only_if_a_run_has_changed(outputs):
 def test_a_run_is_running_while_its_heartbeat_is_young(tmp_path):
     folder = record_run(tmp_path / "run", max_steps=10)
     with serving(tmp_path) as server:
-        assert data_in(get(server, "/run?name=run")[2])["runs"]["run"]["status"] == "not running, iteration 3 of 10"
+        assert (
+            data_in(get(server, "/run?name=run")[2])["runs"]["run"]["status"]
+            == "not running, iteration 3 of 10"
+        )
         (folder / ".owner").write_text("{}")
         found = get(server, "/run?name=run")[2]
-        assert data_in(found)["runs"]["run"]["status"] == "running, iteration 3 of 10, 70 s left"  # 10 s each
+        # 10 s each
+        assert data_in(found)["runs"]["run"]["status"] == "running, iteration 3 of 10, 70 s left"
         health = get(server, "/health?name=run")[2].decode()
         assert "no iteration has ended" not in health
         long_ago = time.time() - 120
@@ -118,11 +133,21 @@ def test_only_videos_of_the_pages_are_sent_also_in_parts(server, outputs):
     whole = get(server, f"/clip?id={video['clip']}")
     assert whole[0] == 200 and whole[1]["Content-Type"] == "video/mp4"
     part = get(server, f"/{video['file']}", Range="bytes=10-19")
-    assert part[0] == 206 and len(part[2]) == 10 and part[1]["Content-Range"].startswith("bytes 10-19/")
+    assert (
+        part[0] == 206
+        and len(part[2]) == 10
+        and part[1]["Content-Range"].startswith("bytes 10-19/")
+    )
     assert get(server, f"/clip?id={video['clip']}", Range=f"bytes={len(whole[2])}-")[0] == 416
     assert file in {get(server, f"/clip?id={each}")[2] for each in server.library.files}
     assert get(server, f"/poster?id={video['clip']}")[2][:4] == b"RIFF"
-    for path in ("/clip?id=0", "/file?id=../broken/config.yaml", "/config.yaml", "/run?name=nowhere", "/clip"):
+    for path in (
+        "/clip?id=0",
+        "/file?id=../broken/config.yaml",
+        "/config.yaml",
+        "/run?name=nowhere",
+        "/clip",
+    ):
         assert get(server, path)[0] == 404
     assert get(server, "/", method="POST")[0] == 501
 
@@ -140,11 +165,19 @@ def test_an_address_that_others_can_reach_needs_the_token(outputs, monkeypatch):
     monkeypatch.setenv(TOKEN_VARIABLE, "secret")
     with serving(outputs, "0.0.0.0") as server:
         assert server.url.endswith("/?token=secret")
-        assert get(server, "/")[0] == get(server, "/?token=secre")[0] == get(server, "/plotly.js")[0] == 401
+        assert (
+            get(server, "/")[0]
+            == get(server, "/?token=secre")[0]
+            == get(server, "/plotly.js")[0]
+            == 401
+        )
         status, headers, _ = get(server, "/health?name=sage-seed0&token=secret")
         assert status == 303 and headers["Location"] == "/health?name=sage-seed0"
         cookie = headers["Set-Cookie"].partition(";")[0]
-        assert get(server, "/", Cookie=cookie)[0] == 200 and get(server, "/", Cookie=f"{cookie}x")[0] == 401
+        assert (
+            get(server, "/", Cookie=cookie)[0] == 200
+            and get(server, "/", Cookie=f"{cookie}x")[0] == 401
+        )
 
 
 def test_nothing_is_written_to_the_folder(tmp_path):
@@ -162,9 +195,15 @@ def test_the_metrics_to_look_at_first_need_attention_when_they_are_outside_their
     record_run(tmp_path / "calm")
     record_run(tmp_path / "bad", gains=(-0.2, -0.3))
     lines = (tmp_path / "bad/metrics.jsonl").read_text().splitlines()
-    changed = json.loads(lines[-1]) | {"nft/ratio_first_deviation": 0.5, "grad/spike": 30.0, "validation/reward": 0.1}
+    changed = json.loads(lines[-1]) | {
+        "nft/ratio_first_deviation": 0.5,
+        "grad/spike": 30.0,
+        "validation/reward": 0.1,
+    }
     changed |= {"reward/std": 0.0}
-    (tmp_path / "bad/metrics.jsonl").write_text("\n".join([*lines[:-1], json.dumps(changed)]) + "\n")
+    (tmp_path / "bad/metrics.jsonl").write_text(
+        "\n".join([*lines[:-1], json.dumps(changed)]) + "\n"
+    )
     with serving(tmp_path) as server:
         assert "<b>" not in get(server, "/health?name=calm")[2].decode().partition("<script")[0]
         text = get(server, "/health?name=bad")[2].decode()
@@ -189,7 +228,7 @@ def test_the_command_needs_a_folder_of_runs_and_a_free_port(tmp_path, exit_code,
     assert "--serve writes no file, got a.html" in capsys.readouterr().err
 
 
-# --- in a browser -----------------------------------------------------------------------------------------------------
+# --- in a browser ---------------------------------------------------------------------------------
 
 
 def test_a_browser_keeps_its_place_while_a_run_grows(browser, outputs, tmp_path):
@@ -201,14 +240,20 @@ def test_a_browser_keeps_its_place_while_a_run_grows(browser, outputs, tmp_path)
     page.on("pageerror", lambda error: messages.append(str(error)))
     with serving(tmp_path / "outputs") as server:
         own = server.url
-        page.on("request", lambda sent: sent.url.startswith((own, "data:", "blob:")) or messages.append(sent.url))
+        page.on(
+            "request",
+            lambda sent: sent.url.startswith((own, "data:", "blob:")) or messages.append(sent.url),
+        )
         page.goto(own)
         page.evaluate("plotly")
         rows = page.locator("#runs-table tbody th[scope=row]").all_inner_texts()
         assert rows == [run.name]  # the sweep is one closed row
         assert "sweep recipes" in page.locator("#runs-table .sweep").inner_text()
         page.locator("#runs-table .sweep button").click()
-        assert page.locator("#runs-table tbody th[scope=row]").all_inner_texts() == [run.name, "sage × 2 seeds"]
+        assert page.locator("#runs-table tbody th[scope=row]").all_inner_texts() == [
+            run.name,
+            "sage × 2 seeds",
+        ]
         page.goto(f"{own}run?name={quote(run.name)}")
         page.evaluate("ready.then(renderAll)")
         page.locator("#axis").select_option("rollouts")
@@ -226,12 +271,19 @@ def test_a_browser_keeps_its_place_while_a_run_grows(browser, outputs, tmp_path)
         assert page.locator("#axis").input_value() == "rollouts"
         assert page.evaluate("document.querySelector('#settings details').open")
         norm = (
-            "[...document.querySelectorAll('#trust .plot')].find((p) => p.dataset.title === 'Gradient norm').data[0].y"
+            "[...document.querySelectorAll('#trust .plot')].find((p) => p.dataset.title === "
+            "'Gradient norm').data[0].y"
         )
         assert page.evaluate(norm)[-1] == 7
-        assert page.evaluate("window.hacked") is None and HOSTILE in page.locator("#gallery h3").all_inner_texts()
+        assert (
+            page.evaluate("window.hacked") is None
+            and HOSTILE in page.locator("#gallery h3").all_inner_texts()
+        )
         page.goto(f"{own}health?name={quote(run.name)}")
         page.evaluate("plotly.then(renderAll)")
-        assert page.locator(".check .plot .trace").count() == 2 and page.locator("#timeline .point").count() == 3
+        assert (
+            page.locator(".check .plot .trace").count() == 2
+            and page.locator("#timeline .point").count() == 3
+        )
         page.close()
     assert not messages

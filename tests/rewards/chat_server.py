@@ -13,12 +13,18 @@ from hyvideo.rewards.chat_endpoint import ChatEndpoint
 def completion(content, *, end="stop", tokens=None, **message):
     logprobs = tokens and {"content": tokens}
     choice = {"finish_reason": end, "message": {"role": "assistant", "content": content} | message}
-    usage = {"prompt_tokens": 100, "completion_tokens": 9, "total_tokens": 109, "details": {"cached_tokens": 0}}
+    usage = {
+        "prompt_tokens": 100,
+        "completion_tokens": 9,
+        "total_tokens": 109,
+        "details": {"cached_tokens": 0},
+    }
     return {"choices": [choice | {"logprobs": logprobs}], "usage": usage}
 
 
 class Endpoint:
-    """A server in a thread that sends what ``answer(request, call)`` returns: JSON, bytes, or (status, headers, JSON).
+    """A server in a thread that sends what ``answer(request, call)`` returns: JSON, bytes, or
+    (status, headers, JSON).
 
     None closes the connection.
     """
@@ -30,7 +36,9 @@ class Endpoint:
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_POST(self):
                 with lock:
-                    owner.requests.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+                    owner.requests.append(
+                        json.loads(self.rfile.read(int(self.headers["content-length"])))
+                    )
                     owner.headers.append(dict(self.headers) | {"path": self.path})
                     number, at_once[0] = len(owner.requests) - 1, at_once[0] + 1
                     owner.most_at_once = max(owner.most_at_once, at_once[0])
@@ -40,9 +48,13 @@ class Endpoint:
                 if result is None:
                     self.connection.close()
                     return
-                status, headers, content = result if isinstance(result, tuple) else (200, {}, result)
+                status, headers, content = (
+                    result if isinstance(result, tuple) else (200, {}, result)
+                )
                 if not callable(content):
-                    content = content if isinstance(content, bytes) else json.dumps(content).encode()
+                    content = (
+                        content if isinstance(content, bytes) else json.dumps(content).encode()
+                    )
                     headers = {"content-length": str(len(content))} | headers
                 try:
                     self.send_response(status)

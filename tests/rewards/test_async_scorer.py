@@ -30,7 +30,10 @@ class Brightness:
         self.calls.append(len(videos))
         if not all(map(self.accepts, videos)):
             raise self.error
-        return [{"VQ": v.float().mean().item() / 255, "TA": float(len(p))} for v, p in zip(videos, prompts)]
+        return [
+            {"VQ": v.float().mean().item() / 255, "TA": float(len(p))}
+            for v, p in zip(videos, prompts)
+        ]
 
     def check_prompts(self, prompts):
         if "" in prompts:
@@ -65,7 +68,9 @@ class Stream:
 
 @pytest.fixture
 def devices(monkeypatch):
-    """Device of each thread, and the devices that were set, with the functions of CUDA that torch's streams call."""
+    """Device of each thread, and the devices that were set, with the functions of CUDA that torch's
+    streams call.
+    """
     current, was_set = threading.local(), []
 
     def set_device(index):
@@ -94,7 +99,9 @@ def devices(monkeypatch):
             set_device(device_index)
 
     functions = {"_cuda_getDevice": device_of_thread, "_cuda_setDevice": set_device}
-    for name, function in (functions | {"_cuda_getCurrentStream": stream_of, "_cuda_setStream": set_stream}).items():
+    for name, function in (
+        functions | {"_cuda_getCurrentStream": stream_of, "_cuda_setStream": set_stream}
+    ).items():
         monkeypatch.setattr(torch._C, name, function, raising=False)
     for name, value in {"Stream": Stream, "device": Device, "_lazy_init": lambda: None}.items():
         monkeypatch.setattr(torch.cuda, name, value)
@@ -136,9 +143,13 @@ def test_a_video_on_which_a_scorer_without_a_weight_fails_has_a_missing_reward(s
         dimensions = ("other",)
 
         def score(self, videos, prompts, *, fps):
-            return [ScoreResult({"other": 1.0}, None if video.any() else "black") for video in videos]
+            return [
+                ScoreResult({"other": 1.0}, None if video.any() else "black") for video in videos
+            ]
 
-    failed, scored = scorer_of({"test": Brightness(), "other": Other()}).measure(videos(0, 255), ["ab", "c"], fps=8)
+    failed, scored = scorer_of({"test": Brightness(), "other": Other()}).measure(
+        videos(0, 255), ["ab", "c"], fps=8
+    )
     assert math.isnan(failed.total) and failed.is_missing and failed.reason == "other: black"
     assert failed.scores == pytest.approx({"VQ": 0.0, "TA": 2.0, "other": 1.0})
     assert scored.total == pytest.approx(0.5 + 1) and not scored.is_missing
@@ -153,14 +164,22 @@ def test_every_batch_has_all_retries(scorer_of):
             return [{"VQ": 1.0, "TA": 1.0} for _ in videos]
 
     scorer = EveryOther()
-    rewards = [reward for _ in range(3) for reward in scorer_of(scorer, retries=2).measure(videos(1, 2), "ab", fps=8)]
+    rewards = [
+        reward
+        for _ in range(3)
+        for reward in scorer_of(scorer, retries=2).measure(videos(1, 2), "ab", fps=8)
+    ]
     assert not any(reward.is_missing for reward in rewards) and scorer.calls == [2] * 9
 
 
 def test_the_reward_is_the_weighted_sum(scorer_of):
     first, second = scorer_of(Brightness()).measure(videos(51, 255), ["ab", "c"], fps=8)
     assert first.total == pytest.approx(0.5 * 0.2 + 2) and second.total == pytest.approx(0.5 + 1)
-    assert first.scores == pytest.approx({"VQ": 0.2, "TA": 2.0}) and not first.is_missing and first.reason is None
+    assert (
+        first.scores == pytest.approx({"VQ": 0.2, "TA": 2.0})
+        and not first.is_missing
+        and first.reason is None
+    )
 
 
 def test_the_dimensions_of_several_scorers_are_combined(scorer_of):
@@ -174,16 +193,20 @@ def test_a_broken_video_loses_only_its_own_reward(scorer_of):
     scorer = Brightness(accepts=lambda video: video.max() > 0)
     rewards = scorer_of(scorer, retries=1).measure(videos(10, 0, 20), ["a", "b", "c"], fps=8)
     assert [reward.is_missing for reward in rewards] == [False, True, False]
-    assert rewards[1].reason.startswith("test: RuntimeError: too dark; test_async_scorer.py:") and math.isnan(
-        rewards[1].total
-    )
+    assert rewards[1].reason.startswith(
+        "test: RuntimeError: too dark; test_async_scorer.py:"
+    ) and math.isnan(rewards[1].total)
     assert scorer.calls == [3, 3, 1, 1, 1]
 
 
 def test_an_unavailable_scorer_is_not_called_for_every_video(scorer_of):
-    scorer = Brightness(accepts=lambda video: False, error=ScorerUnavailable("no service at http://x"))
+    scorer = Brightness(
+        accepts=lambda video: False, error=ScorerUnavailable("no service at http://x")
+    )
     rewards = scorer_of(scorer, retries=3).measure(videos(1, 2), ["a", "b"], fps=8)
-    assert all(reward.is_missing and "no service at http://x" in reward.reason for reward in rewards)
+    assert all(
+        reward.is_missing and "no service at http://x" in reward.reason for reward in rewards
+    )
     assert scorer.calls == [2]
 
 
@@ -203,7 +226,10 @@ def test_a_transient_failure_is_retried():
         ([{"VQ": 10**400, "TA": 1.0}], "no finite score for VQ"),
         ([{"VQ": -1.7e308, "TA": 1.0}], "no finite score for VQ"),
         ([{"VQ": 9e29, "TA": 9e29}], "no finite score for the weighted sum"),
-        ([{"VQ": torch.zeros(2), "TA": 1.0}], "the score VQ must be one number, got Tensor tensor([0., 0.])"),
+        (
+            [{"VQ": torch.zeros(2), "TA": 1.0}],
+            "the score VQ must be one number, got Tensor tensor([0., 0.])",
+        ),
         ([{"VQ": 1.0, "TA": 1.0, "number": 7.5}], "must be printable text and none of number,"),
         ([{"VQ": 1.0, "TA": 1.0, 3: 0.4}], "got '3'"),
         ([{"VQ": 1.0, "TA": 1.0, "\udce9": 0.4}], r"got '\udce9'"),
@@ -235,16 +261,22 @@ class TextFails(Exception):
         (RuntimeError("x" * 1_000_000 + "\ud800\x1b[2J"), "RuntimeError: xxx"),
     ],
 )
-def test_any_exception_of_a_scorer_is_a_missing_reward_with_a_reason_that_can_be_recorded(scorer_of, error, reason):
+def test_any_exception_of_a_scorer_is_a_missing_reward_with_a_reason_that_can_be_recorded(
+    scorer_of, error, reason
+):
     scorer = Brightness(accepts=lambda video: video.max() > 0, error=error)
     bad, good = scorer_of(scorer).measure(videos(0, 51), ["a", "b"], fps=8)
     assert bad.is_missing and reason in bad.reason and not good.is_missing
     assert len(bad.reason.encode()) < 5_000
 
 
-@pytest.mark.parametrize("number", [0.5, np.float32(0.5), np.float64(0.5), torch.tensor(0.5), torch.tensor([0.5])])
+@pytest.mark.parametrize(
+    "number", [0.5, np.float32(0.5), np.float64(0.5), torch.tensor(0.5), torch.tensor([0.5])]
+)
 def test_numbers_of_numpy_and_torch_are_scores(scorer_of, number):
-    (reward,) = scorer_of(Returns([{"VQ": number, "TA": np.int64(2)}])).measure(videos(1), ["a"], fps=8)
+    (reward,) = scorer_of(Returns([{"VQ": number, "TA": np.int64(2)}])).measure(
+        videos(1), ["a"], fps=8
+    )
     assert reward.total == 2.25 and reward.scores == {"VQ": 0.5, "TA": 2.0}
     assert {type(score) for score in reward.scores.values()} == {float}
 
@@ -255,7 +287,9 @@ def test_ctrl_c_while_a_scorer_is_tried_is_no_score():
 
 
 def test_a_dimension_without_weight_may_be_missing(scorer_of):
-    (reward,) = scorer_of(Returns([{"VQ": 1.0, "MQ": math.nan, "TA": 2.0}])).measure(videos(1), ["a"], fps=8)
+    (reward,) = scorer_of(Returns([{"VQ": 1.0, "MQ": math.nan, "TA": 2.0}])).measure(
+        videos(1), ["a"], fps=8
+    )
     assert reward.total == 2.5 and reward.reason is None
 
 
@@ -269,7 +303,10 @@ def test_scoring_runs_in_the_background(scorer_of):
             return super().score(videos, prompts, fps=fps)
 
     async_scorer = scorer_of(Slow())
-    pending = [async_scorer.submit((videos(1), ["a"]), fps=8), async_scorer.submit((videos(2), ["bb"]), fps=8)]
+    pending = [
+        async_scorer.submit((videos(1), ["a"]), fps=8),
+        async_scorer.submit((videos(2), ["bb"]), fps=8),
+    ]
     assert started.wait(10) and not pending[0].rewards.done()
     released.set()
     rewards = async_scorer.collect(pending)
@@ -299,7 +336,9 @@ def test_rewards_after_the_deadline_are_missing_and_unstarted_batches_are_cancel
 
 
 @pytest.mark.parametrize("ends_by", ["deadline", "close"])
-def test_batches_submitted_together_keep_finished_rewards_and_end_after_the_current_batch(scorer_of, ends_by):
+def test_batches_submitted_together_keep_finished_rewards_and_end_after_the_current_batch(
+    scorer_of, ends_by
+):
     started, released = threading.Event(), threading.Event()
 
     class Slow(Brightness):
@@ -315,7 +354,12 @@ def test_batches_submitted_together_keep_finished_rewards_and_end_after_the_curr
     pending = async_scorer.submit(*batches, fps=8)
     assert started.wait(10)
     if ends_by == "deadline":
-        assert [reward.is_missing for reward in async_scorer.collect([pending])] == [False, True, True, True]
+        assert [reward.is_missing for reward in async_scorer.collect([pending])] == [
+            False,
+            True,
+            True,
+            True,
+        ]
     else:
         async_scorer.close(wait=False)
     released.set()
@@ -339,8 +383,13 @@ def test_through_file_scores_the_compressed_video(scorer_of, tmp_path):
 
 def test_a_video_that_cannot_be_encoded_is_a_missing_reward(scorer_of):
     odd = torch.zeros(4, 3, 257, 301, dtype=torch.uint8)
-    rewards = scorer_of(Brightness(), through_file=True).measure([odd, *videos(3)], ["a", "b"], fps=8)
-    assert "the video could not be written to a file" in rewards[0].reason and not rewards[1].is_missing
+    rewards = scorer_of(Brightness(), through_file=True).measure(
+        [odd, *videos(3)], ["a", "b"], fps=8
+    )
+    assert (
+        "the video could not be written to a file" in rewards[0].reason
+        and not rewards[1].is_missing
+    )
 
 
 def test_a_full_disk_gives_a_missing_reward(scorer_of, limited_file_size, monkeypatch):
@@ -348,7 +397,10 @@ def test_a_full_disk_gives_a_missing_reward(scorer_of, limited_file_size, monkey
     noise = torch.randint(0, 256, (4, 3, 256, 256), dtype=torch.uint8)
     with limited_file_size(2**15):
         rewards = async_scorer.measure([noise, *videos(3)], ["a", "b"], fps=8)
-    assert "the video could not be written to a file: [Errno 27]" in rewards[0].reason and not rewards[1].is_missing
+    assert (
+        "the video could not be written to a file: [Errno 27]" in rewards[0].reason
+        and not rewards[1].is_missing
+    )
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
     (reward,) = async_scorer.measure(videos(3), ["b"], fps=8)
     assert "the video could not be written to a file: [Errno 2]" in reward.reason

@@ -29,7 +29,8 @@ def test_a_key_that_an_endpoint_repeats_is_not_shown_in_any_form(echo):
     shown = without_key(f"status 401: invalid key {echo}, see the manual", KEY)
     assert shown.startswith("status 401: invalid key ") and shown.endswith(", see the manual")
     echoed = shown.removeprefix("status 401: invalid key ").removesuffix(", see the manual")
-    assert "***" in echoed and len(echoed) <= 16  # at most the ends, such as the base64 of "Bearer "
+    # at most the ends, such as the base64 of "Bearer "
+    assert "***" in echoed and len(echoed) <= 16
 
 
 def test_a_short_key_is_hidden_as_a_whole():
@@ -38,5 +39,8 @@ def test_a_short_key_is_hidden_as_a_whole():
 
 @pytest.mark.parametrize("key", ["", "abc", KEY])
 def test_other_messages_are_not_changed(key):
-    message = "https://api.example.com/v1/chat/completions: status 503: the model is overloaded, try again in 20 s"
+    message = (
+        "https://api.example.com/v1/chat/completions: status 503: the model is overloaded, try "
+        "again in 20 s"
+    )
     assert without_key(message, key) == message

@@ -1,4 +1,6 @@
-"""Tests of CLIPScore and PickScore with a small random CLIP, against transformers' processor and forward pass."""
+"""Tests of CLIPScore and PickScore with a small random CLIP, against transformers' processor and
+forward pass.
+"""
 
 import itertools
 import json
@@ -19,7 +21,9 @@ PROMPTS = ["a red circle moves right", "Snow on a green hill, 35mm.", "the cat"]
 
 
 def write_tokenizer(folder):
-    """Write a CLIP tokenizer with a byte alphabet and a few merges, as vocab.json and merges.txt."""
+    """Write a CLIP tokenizer with a byte alphabet and a few merges, as vocab.json and
+    merges.txt.
+    """
     letters = sorted(ByteLevel.alphabet())
     merges = [("r", "e"), ("re", "d</w>"), ("t", "h"), ("th", "e</w>")]
     words = [*letters, *(f"{letter}</w>" for letter in letters), *(a + b for a, b in merges)]
@@ -34,12 +38,22 @@ def write_clip(folder):
     from transformers import CLIPConfig, CLIPModel
 
     vocab_size = write_tokenizer(folder)
-    layers = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    text = layers | {"vocab_size": vocab_size, "bos_token_id": vocab_size - 2, "eos_token_id": vocab_size - 1}
+    layers = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    text = layers | {
+        "vocab_size": vocab_size,
+        "bos_token_id": vocab_size - 2,
+        "eos_token_id": vocab_size - 1,
+    }
     vision = layers | {"image_size": SIZE, "patch_size": 8}
     torch.manual_seed(0)
     model = CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=16))
-    for parameter in model.parameters():  # with transformers' initialization all cosines are nearly equal
+    # with transformers' initialization all cosines are nearly equal
+    for parameter in model.parameters():
         if parameter.ndim > 1:
             parameter.data = torch.randn_like(parameter) / math.sqrt(parameter[0].numel())
     model.save_pretrained(folder)
@@ -73,7 +87,9 @@ def plain_cosines(folder, video, prompt):
 
     model = CLIPModel.from_pretrained(folder).eval()
     chosen = video[np.linspace(0, len(video) - 1, 8).round()] if len(video) > 8 else video
-    processor = CLIPImageProcessorPil(size={"shortest_edge": SIZE}, crop_size={"height": SIZE, "width": SIZE})
+    processor = CLIPImageProcessorPil(
+        size={"shortest_edge": SIZE}, crop_size={"height": SIZE, "width": SIZE}
+    )
     tokens = CLIPTokenizer.from_pretrained(folder)(
         [prompt], padding="max_length", truncation=True, max_length=77, return_tensors="pt"
     )
@@ -83,7 +99,9 @@ def plain_cosines(folder, video, prompt):
 
 
 def test_scores_in_a_batch_of_videos_of_any_lengths_are_those_of_each_video_alone(folder):
-    """The short video may come first: its frames must not be filled up with those of the next one."""
+    """The short video may come first: its frames must not be filled up with those of the
+    next one.
+    """
     scorer = ClipScorer(folder, batch_size=3)
     alone = [scorer.score([video], [prompt], fps=8)[0] for video, prompt in zip(CLIPS, PROMPTS)]
     for order in itertools.permutations(range(3)):
@@ -108,47 +126,69 @@ def test_scores_match_transformers(folder, batch_size):
             },
             abs=2e-6,
         )
-        assert by_pick == pytest.approx({"Pick_cosine": mean, "PickScore": scale * mean / 26}, abs=2e-6)
+        assert by_pick == pytest.approx(
+            {"Pick_cosine": mean, "PickScore": scale * mean / 26}, abs=2e-6
+        )
 
 
 def test_a_bilinear_resize_of_floats_changes_the_cosine_as_documented(folder):
     """flow_grpo's later clip_scorer resizes in this way; docs/rewards.md has the differences."""
     scorer, differences = ClipScorer(folder), []
     mean, std = (
-        torch.tensor(getattr(scorer.image_processor, name)).view(3, 1, 1) for name in ("image_mean", "image_std")
+        torch.tensor(getattr(scorer.image_processor, name)).view(3, 1, 1)
+        for name in ("image_mean", "image_std")
     )
     for video, prompt in zip(CLIPS, PROMPTS):
         frames = video[frame_indices(len(video))].float() / 255
         size = [round(side * SIZE / min(frames.shape[2:])) for side in frames.shape[2:]]
         top, left = ((side - SIZE) // 2 for side in size)
-        frames = F.interpolate(frames, size, mode="bilinear", antialias=True)[..., top : top + SIZE, left : left + SIZE]
+        frames = F.interpolate(frames, size, mode="bilinear", antialias=True)[
+            ..., top : top + SIZE, left : left + SIZE
+        ]
         with torch.no_grad():
             pooled = scorer.model.vision_model(pixel_values=(frames - mean) / std).pooler_output
-            cosine = (F.normalize(scorer.model.visual_projection(pooled), dim=-1) @ scorer._text(prompt)).mean()
-        differences.append(abs(cosine.item() - scorer.score([video], [prompt], fps=8)[0]["CLIP_cosine"]))
+            cosine = (
+                F.normalize(scorer.model.visual_projection(pooled), dim=-1) @ scorer._text(prompt)
+            ).mean()
+        differences.append(
+            abs(cosine.item() - scorer.score([video], [prompt], fps=8)[0]["CLIP_cosine"])
+        )
     assert differences == pytest.approx([0.013, 0.012, 0.004], abs=1e-3)
 
 
 def test_the_small_model_distinguishes_videos_and_prompts(folder):
     """Otherwise the comparison of scores would be meaningless."""
-    scores = ClipScorer(folder).score([CLIPS[0], CLIPS[1], CLIPS[0]], [PROMPTS[0], PROMPTS[0], PROMPTS[1]], fps=8)
+    scores = ClipScorer(folder).score(
+        [CLIPS[0], CLIPS[1], CLIPS[0]], [PROMPTS[0], PROMPTS[0], PROMPTS[1]], fps=8
+    )
     values = [row["CLIP_cosine"] for row in scores]
     assert min(abs(values[0] - values[1]), abs(values[0] - values[2])) > 0.01
 
 
 def test_clip_score_clamps_negative_cosines_per_frame(folder):
-    scores = dict(zip(ClipScorer.dimensions, ClipScorer(folder).scaled(torch.tensor([0.4, -0.2])).tolist()))
+    scores = dict(
+        zip(ClipScorer.dimensions, ClipScorer(folder).scaled(torch.tensor([0.4, -0.2])).tolist())
+    )
     assert scores == pytest.approx({"CLIP_cosine": 0.1, "CLIPScore": 0.5, "CLIPScore_30": 1 / 3})
 
 
 def test_sampled_frames_are_evenly_spaced():
-    assert frame_indices(8) == list(range(8)) and frame_indices(3) == [0, 1, 2] and frame_indices(1) == [0]
+    assert (
+        frame_indices(8) == list(range(8))
+        and frame_indices(3) == [0, 1, 2]
+        and frame_indices(1) == [0]
+    )
     assert frame_indices(9) == [0, 1, 2, 3, 5, 6, 7, 8]
     assert frame_indices(81) == [0, 11, 23, 34, 46, 57, 69, 80]
     for count in range(9, 200):
         indices = frame_indices(count)
         gaps = np.diff(indices)
-        assert len(set(indices)) == 8 and indices[0] == 0 and indices[-1] == count - 1 and np.ptp(gaps) <= 1
+        assert (
+            len(set(indices)) == 8
+            and indices[0] == 0
+            and indices[-1] == count - 1
+            and np.ptp(gaps) <= 1
+        )
 
 
 def test_only_sampled_frames_affect_the_score(folder):
@@ -170,7 +210,9 @@ def test_long_prompts_are_truncated_at_77_tokens(folder):
 
 def test_a_prompt_is_encoded_once(folder):
     scorer, lengths = PickScorer(folder), []
-    scorer.model.text_model.register_forward_hook(lambda _, inputs, output: lengths.append(output.pooler_output.shape))
+    scorer.model.text_model.register_forward_hook(
+        lambda _, inputs, output: lengths.append(output.pooler_output.shape)
+    )
     for _ in range(2):
         scorer.score([CLIPS[0]] * 5, [PROMPTS[0], PROMPTS[1]] * 2 + [PROMPTS[0]], fps=8)
     assert lengths == [(1, 32)] * 2
@@ -195,7 +237,9 @@ def test_check_prompts_rejects_reserved_text(folder):
     scorer = PickScorer(folder)
     scorer.check_prompts([*PROMPTS, "", "x" * 500])
     for token in ("<|startoftext|>", "<|endoftext|>"):
-        with pytest.raises(ValueError, match="PickScore cannot score a prompt with the reserved text"):
+        with pytest.raises(
+            ValueError, match="PickScore cannot score a prompt with the reserved text"
+        ):
             scorer.check_prompts(["a cat", f"a {token} b"])
     scorer.check_prompts(["a <| b"])
     scorer.tokenizer = None
@@ -220,7 +264,10 @@ def test_the_tokenizer_may_be_in_another_folder(copy, tmp_path, folder):
 
 
 def test_the_registry_creates_both_scorers(copy, tmp_path):
-    for name, place in (("clip", "clip/clip-vit-large-patch14"), ("pickscore", "clip/PickScore_v1")):
+    for name, place in (
+        ("clip", "clip/clip-vit-large-patch14"),
+        ("pickscore", "clip/PickScore_v1"),
+    ):
         shutil.copytree(copy, tmp_path / place)
         assert make_scorer(name, tmp_path, batch_size=2).batch_size == 2
         assert make_scorer(name, "nowhere", path=copy).label.lower().startswith(name)
@@ -230,7 +277,9 @@ def test_hub_names_are_distinguished_from_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ckpts" / "clip").mkdir(parents=True)
     assert is_hub_name("openai/clip-vit-large-patch14")
-    assert not any(map(is_hub_name, ["ckpts/clip", "/a/b", "./a/b", "a/b/c", "clip", tmp_path / "a"]))
+    assert not any(
+        map(is_hub_name, ["ckpts/clip", "/a/b", "./a/b", "a/b/c", "clip", tmp_path / "a"])
+    )
 
 
 def drop_a_tensor(folder):
@@ -261,8 +310,14 @@ def extend_vocabulary(folder):
     [
         (drop_a_tensor, "lacks tensor visual_projection.weight"),
         (truncate, "no CLIP model could be read from .*copy"),
-        (lambda folder: (folder / "model.safetensors").unlink(), "no CLIP model could be read from .*copy"),
-        (lambda folder: (folder / "config.json").unlink(), "no CLIP model could be read from .*copy"),
+        (
+            lambda folder: (folder / "model.safetensors").unlink(),
+            "no CLIP model could be read from .*copy",
+        ),
+        (
+            lambda folder: (folder / "config.json").unlink(),
+            "no CLIP model could be read from .*copy",
+        ),
         (rename_model, "model_type is 'siglip'"),
         (lambda folder: (folder / "merges.txt").unlink(), "no tokenizer could be read from .*copy"),
         (extend_vocabulary, "they belong to different models"),

@@ -43,7 +43,7 @@ METHODS = {
 }
 
 
-# --- what a scorer is given -----------------------------------------------------------------------------------------
+# --- what a scorer is given -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -74,20 +74,25 @@ def test_shipped_scorers_receive_the_videos_themselves_and_do_not_change_them():
     clips = [torch.randint(0, 256, (9, 3, 32, 32), dtype=torch.uint8) for _ in range(2)]
     before, prompts = [clip.clone() for clip in clips], ["a red circle moves up"] * 2
     score = scorer.score
-    scorer.score = lambda given, texts, *, fps: (seen.extend(given), score(given, texts, fps=fps))[1]
+    scorer.score = lambda given, texts, *, fps: (seen.extend(given), score(given, texts, fps=fps))[
+        1
+    ]
     for method in METHODS.values():
         method(scorer, clips, prompts)
     assert all(a is b for a, b in zip(seen, clips)) and len(seen) == 2
     assert all(map(torch.equal, before, clips))
 
 
-# --- what a scorer returns ------------------------------------------------------------------------------------------
+# --- what a scorer returns ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "rows, message",
     [
-        ([{"m": 1.0}], r"held_out_each must return a list with one dict per video \(2\), got a list of 1 dict"),
+        (
+            [{"m": 1.0}],
+            r"held_out_each must return a list with one dict per video \(2\), got a list of 1 dict",
+        ),
         ([{"m": 1.0}] * 3, "got a list of 3 dict"),
         (None, "got NoneType"),
         (({"m": 1.0},) * 2, "got tuple"),
@@ -121,7 +126,10 @@ def measure(rows=2, value=1.0, raises=None):
     [
         (None, "held_out must return a dict of SetMeasure, got NoneType"),
         ({"held": 1.0}, "got float for held; return metrics of single videos from held_out_each"),
-        ({"n": measure(1)}, r"rows of n must be a real tensor of shape \(2, dim\), got shape \(1, 3\)"),
+        (
+            {"n": measure(1)},
+            r"rows of n must be a real tensor of shape \(2, dim\), got shape \(1, 3\)",
+        ),
         ({"n": measure(torch.zeros(2))}, r"got shape \(2,\)"),
         ({"n": measure([[1.0], [2.0]])}, "got list"),
         ({"reward": measure()}, "got 'reward'"),
@@ -163,7 +171,7 @@ def test_numbers_of_a_set_are_floats_and_nan_if_they_are_too_large(value, number
     assert type(found) is float and (found == number or (number is None and found != found))
 
 
-# --- what a scorer leaves alone -------------------------------------------------------------------------------------
+# --- what a scorer leaves alone -------------------------------------------------------------------
 
 
 CHANGES = {
@@ -184,8 +192,18 @@ CHANGES = {
 def state():
     cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     return (
-        *(torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_default_device(), torch.get_num_threads()),
-        *(torch.get_float32_matmul_precision(), cuda.fp32_precision, cudnn.conv.fp32_precision, cudnn.benchmark),
+        *(
+            torch.is_grad_enabled(),
+            torch.get_default_dtype(),
+            torch.get_default_device(),
+            torch.get_num_threads(),
+        ),
+        *(
+            torch.get_float32_matmul_precision(),
+            cuda.fp32_precision,
+            cudnn.conv.fp32_precision,
+            cudnn.benchmark,
+        ),
         *(torch.are_deterministic_algorithms_enabled(), torch.is_anomaly_enabled(), os.getcwd()),
     )
 
@@ -193,7 +211,9 @@ def state():
 @pytest.mark.parametrize("name", CHANGES)
 def test_changes_of_the_process_are_undone_with_a_warning(name):
     before = state()
-    with pytest.warns(UserWarning, match="the scorer Mine changes .* from .* to .*; this was undone"):
+    with pytest.warns(
+        UserWarning, match="the scorer Mine changes .* from .* to .*; this was undone"
+    ):
         with restored_state("the scorer Mine"):
             CHANGES[name]()
     assert state() == before
@@ -235,8 +255,13 @@ def test_the_file_and_the_constructor_of_a_scorer_change_nothing(tmp_path):
     with pytest.warns(UserWarning) as warned:
         make_scorer(name, "ckpts")
     texts = [str(each.message) for each in warned]
-    assert f"the file of reward_model {name} changes the gradient mode from True to False" in texts[0]
-    assert f"the constructor of reward model {name} changes the default dtype" in texts[1] and state() == before
+    assert (
+        f"the file of reward_model {name} changes the gradient mode from True to False" in texts[0]
+    )
+    assert (
+        f"the constructor of reward model {name} changes the default dtype" in texts[1]
+        and state() == before
+    )
 
 
 @pytest.mark.filterwarnings("ignore:the constructor of")
@@ -272,7 +297,10 @@ def test_a_scorer_that_closes_stdout_gets_a_fitting_reason(monkeypatch, tmp_path
 def test_inference_mode_that_stays_enabled_is_an_error():
     mode = torch.inference_mode(True)
     try:
-        with pytest.raises(ValueError, match="it leaves torch's inference mode enabled"), restored_state("mine"):
+        with (
+            pytest.raises(ValueError, match="it leaves torch's inference mode enabled"),
+            restored_state("mine"),
+        ):
             mode.__enter__()
     finally:
         mode.__exit__(None, None, None)

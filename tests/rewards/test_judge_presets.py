@@ -1,4 +1,6 @@
-"""UnifiedReward-2.0 and yes/no checks with a local endpoint that answers like the recorded formats."""
+"""UnifiedReward-2.0 and yes/no checks with a local endpoint that answers like the recorded
+formats.
+"""
 
 import base64
 import csv
@@ -35,7 +37,10 @@ def content(request):
     """Return the numbers of the frames in a request, and its text."""
     (message,) = request["messages"]
     *images, text = message["content"]
-    files = [base64.b64decode(image["image_url"]["url"].removeprefix("data:image/jpeg;base64,")) for image in images]
+    files = [
+        base64.b64decode(image["image_url"]["url"].removeprefix("data:image/jpeg;base64,"))
+        for image in images
+    ]
     shades = [Image.open(io.BytesIO(file)).getpixel((5, 5))[0] / 7 for file in files]
     return [*map(round, shades)], text["text"]
 
@@ -44,13 +49,20 @@ POSITIVE = [{"token": "Yes", "logprob": 5.0}, {"token": "no", "logprob": 700.0}]
 
 
 def token(**shares):
-    top = [{"token": name.replace("_", " "), "logprob": math.log(share)} for name, share in shares.items()]
+    top = [
+        {"token": name.replace("_", " "), "logprob": math.log(share)}
+        for name, share in shares.items()
+    ]
     return [{"token": top[0]["token"], "logprob": top[0]["logprob"], "top_logprobs": top}]
 
 
 def yes(share):
-    """Return a completion of one token, with the alternatives of a server that gives probabilities."""
-    return completion("Yes", end="length", tokens=token(Yes=0.9 * share, _no=0.9 * (1 - share) + 1e-9, Well=0.1))
+    """Return a completion of one token, with the alternatives of a server that gives
+    probabilities.
+    """
+    return completion(
+        "Yes", end="length", tokens=token(Yes=0.9 * share, _no=0.9 * (1 - share) + 1e-9, Well=0.1)
+    )
 
 
 @pytest.fixture
@@ -60,13 +72,17 @@ def checks(tmp_path):
     return str(tmp_path / "checks.csv")
 
 
-# --- full size --------------------------------------------------------------------------------------------------------
+# --- full size ------------------------------------------------------------------------------------
 
 
 GRADES = completion(json.dumps({"VQ": 2, "MQ": 3, "TA": 4}))
 FULL_SIZE = {  # number of frames, answer and scores of each judge
     "vlm_judge": (8, GRADES, {"VQ": 2.0, "MQ": 3.0, "TA": 4.0}),
-    "unified_reward": (16, completion(RECORDED), {"Alignment": 2.4036, "Physics": 3.0987, "Style": 3.3889}),
+    "unified_reward": (
+        16,
+        completion(RECORDED),
+        {"Alignment": 2.4036, "Physics": 3.0987, "Style": 3.3889},
+    ),
     "yes_no": (8, yes(0.75), {"checks": pytest.approx(0.75)}),
 }
 
@@ -83,34 +99,52 @@ def test_a_full_size_clip_is_sent_with_whole_frames_in_at_most_25_megabytes(endp
     server = endpoint(answer)
     result = score(name, server, video=noise(*size))
     assert result.scores == scores and not result.reason
-    images = [part["image_url"]["url"] for part in server.requests[0]["messages"][-1]["content"] if "image_url" in part]
+    images = [
+        part["image_url"]["url"]
+        for part in server.requests[0]["messages"][-1]["content"]
+        if "image_url" in part
+    ]
     frame = Image.open(io.BytesIO(base64.b64decode(images[0].partition(",")[2])))
     assert len(images) == num_frames and frame.size == size[::-1]
     assert 5e6 < len(json.dumps(server.requests[0])) < 25e6
 
 
-def test_an_endpoint_that_rejects_the_size_of_a_request_gives_a_missing_reward_with_its_reason(endpoint):
+def test_an_endpoint_that_rejects_the_size_of_a_request_gives_a_missing_reward_with_its_reason(
+    endpoint,
+):
     server = endpoint((413, {}, {"error": "the body is larger than 10 MB"}))
     result = score("unified_reward", server, video=noise(480, 864))
-    assert result.scores == {} and "status 413: " in result.reason and "larger than 10 MB" in result.reason
+    assert (
+        result.scores == {}
+        and "status 413: " in result.reason
+        and "larger than 10 MB" in result.reason
+    )
     assert len(server.requests) == 1
 
 
-# --- UnifiedReward-2.0 ------------------------------------------------------------------------------------------------
+# --- UnifiedReward-2.0 ----------------------------------------------------------------------------
 
 
 def test_unified_reward_sends_16_frames_and_one_text_and_reads_the_recorded_answer(endpoint):
     server = endpoint(completion(RECORDED))
     result = score("unified_reward", server, prompt="a [red] {check} circle")
-    assert result.scores == {"Alignment": 2.4036, "Physics": 3.0987, "Style": 3.3889} and not result.reason
+    assert (
+        result.scores == {"Alignment": 2.4036, "Physics": 3.0987, "Style": 3.3889}
+        and not result.reason
+    )
     (request,) = server.requests
     frames, text = content(request)
     assert (
-        frames == [int(i * 33 / 16) for i in range(16)] == [0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30]
+        frames
+        == [int(i * 33 / 16) for i in range(16)]
+        == [0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30]
     )
     assert text.endswith("Text Caption: [a [red] {check} circle]") and "{prompt}" not in text
     assert all(f"\n{name} Score (1-5): " in text for name in ("Alignment", "Physics", "Style"))
-    assert request.keys() == {"model", "messages", "temperature", "max_tokens"} and request["max_tokens"] == 4096
+    assert (
+        request.keys() == {"model", "messages", "temperature", "max_tokens"}
+        and request["max_tokens"] == 4096
+    )
     score("unified_reward", server, video=CLIP[:5])
     assert content(server.requests[1])[0] == [i * 5 // 16 for i in range(16)]
 
@@ -135,22 +169,41 @@ def test_unified_reward_sends_16_frames_and_one_text_and_reads_the_recorded_answ
 )
 def test_an_answer_without_all_three_scores_is_missing(endpoint, answer):
     result = score("unified_reward", endpoint(completion(answer)))
-    assert result.scores == {} and "one score from 1 to 5 for Alignment, Physics, Style" in result.reason
+    assert (
+        result.scores == {}
+        and "one score from 1 to 5 for Alignment, Physics, Style" in result.reason
+    )
 
 
 @pytest.mark.parametrize("number", ["4/5", "4 / 5", "4.", "4.0  ", "4\r"])
 def test_a_number_may_end_its_line_in_several_ways(endpoint, number):
-    assert score("unified_reward", endpoint(completion(RECORDED.replace("3.0987", number)))).scores["Physics"] == 4
+    assert (
+        score("unified_reward", endpoint(completion(RECORDED.replace("3.0987", number)))).scores[
+            "Physics"
+        ]
+        == 4
+    )
 
 
 def test_reasoning_is_no_answer_and_must_end(endpoint):
     thoughts = "<think>Alignment Score (1-5): 1\n"
-    assert score("unified_reward", endpoint(completion(f"{thoughts}</think>{RECORDED}"))).scores["Alignment"] == 2.4036
-    assert "must end its <think>" in score("unified_reward", endpoint(completion(thoughts + RECORDED))).reason
+    assert (
+        score("unified_reward", endpoint(completion(f"{thoughts}</think>{RECORDED}"))).scores[
+            "Alignment"
+        ]
+        == 2.4036
+    )
+    assert (
+        "must end its <think>"
+        in score("unified_reward", endpoint(completion(thoughts + RECORDED))).reason
+    )
 
 
 def test_a_truncated_answer_is_missing(endpoint):
-    assert "finish_reason" in score("unified_reward", endpoint(completion(RECORDED, end="length"))).reason
+    assert (
+        "finish_reason"
+        in score("unified_reward", endpoint(completion(RECORDED, end="length"))).reason
+    )
 
 
 def test_the_words_may_come_from_a_copy_of_the_file(endpoint, tmp_path):
@@ -159,10 +212,16 @@ def test_the_words_may_come_from_a_copy_of_the_file(endpoint, tmp_path):
         yaml.safe_dump(rubric | {"question": "Official words: {prompt}", "num_frames": 2})
     )
     server = endpoint(completion(RECORDED))
-    assert score("unified_reward", server, rubric=str(tmp_path / "own.yaml")).scores["Style"] == 3.3889
+    assert (
+        score("unified_reward", server, rubric=str(tmp_path / "own.yaml")).scores["Style"] == 3.3889
+    )
     assert content(server.requests[0]) == ([0, 16], "Official words: a red circle")
-    (tmp_path / "own.yaml").write_text(yaml.safe_dump(rubric | {"question": "Official words: {caption}"}))
-    with pytest.raises(ValueError, match=r"like unified_reward.yaml: .*the question must contain \{prompt\}"):
+    (tmp_path / "own.yaml").write_text(
+        yaml.safe_dump(rubric | {"question": "Official words: {caption}"})
+    )
+    with pytest.raises(
+        ValueError, match=r"like unified_reward.yaml: .*the question must contain \{prompt\}"
+    ):
         preset("unified_reward", server, rubric=str(tmp_path / "own.yaml"))
     rubric = yaml.safe_load(RUBRIC.with_name("yes_no.yaml").read_text())
     for change, message in (
@@ -174,20 +233,31 @@ def test_the_words_may_come_from_a_copy_of_the_file(endpoint, tmp_path):
             preset("yes_no", server, rubric=str(tmp_path / "own.yaml"))
 
 
-# --- yes/no checks ----------------------------------------------------------------------------------------------------
+# --- yes/no checks --------------------------------------------------------------------------------
 
 
 def test_the_score_is_the_mean_probability_of_yes_over_the_checks(endpoint, checks):
     shares = dict(zip(CHECKS, (0.9, 0.1, 0.5, 1.0, 0.75)))
-    server = endpoint(lambda request, _: yes(next(p for check, p in shares.items() if check in content(request)[1])))
-    results = preset("yes_no", server, checks=checks).score([CLIP, CLIP[:3]], ["a red circle"] * 2, fps=8)
-    assert [result.scores for result in results] == [pytest.approx({"checks": sum(shares.values()) / 5})] * 2
+    server = endpoint(
+        lambda request, _: yes(
+            next(p for check, p in shares.items() if check in content(request)[1])
+        )
+    )
+    results = preset("yes_no", server, checks=checks).score(
+        [CLIP, CLIP[:3]], ["a red circle"] * 2, fps=8
+    )
+    assert [result.scores for result in results] == [
+        pytest.approx({"checks": sum(shares.values()) / 5})
+    ] * 2
     assert len(server.requests) == 10
-    request = max(server.requests, key=lambda request: len(content(request)[0]))  # sent in any order
+    # sent in any order
+    request = max(server.requests, key=lambda request: len(content(request)[0]))
     fields = ("temperature", "max_tokens", "logprobs", "top_logprobs", "chat_template_kwargs")
     assert [request[name] for name in fields] == [0, 1, True, 20, {"enable_thinking": False}]
     frames, text = content(request)
-    assert frames == [0, 5, 9, 14, 18, 23, 27, 32] and text.endswith("\nAnswer with Yes or No only.")
+    assert frames == [0, 5, 9, 14, 18, 23, 27, 32] and text.endswith(
+        "\nAnswer with Yes or No only."
+    )
 
 
 def test_spellings_of_yes_and_no_add_up(endpoint):
@@ -198,11 +268,26 @@ def test_spellings_of_yes_and_no_add_up(endpoint):
 @pytest.mark.parametrize(
     "answer, reason",
     [
-        (completion("Well", end="length", tokens=token(Well=0.51, Yes=0.48, No=0.01)), "at least 0.5, got 0.490"),
-        (completion("<think>", end="length", tokens=token(think=1.0)), "at least 0.5, got 0.000 for 'think'"),
-        (completion("Yes", tokens=[{"token": "Yes", "top_logprobs": [{"token": "Yes", "logprob": math.nan}]}]), "nan"),
+        (
+            completion("Well", end="length", tokens=token(Well=0.51, Yes=0.48, No=0.01)),
+            "at least 0.5, got 0.490",
+        ),
+        (
+            completion("<think>", end="length", tokens=token(think=1.0)),
+            "at least 0.5, got 0.000 for 'think'",
+        ),
+        (
+            completion(
+                "Yes",
+                tokens=[{"token": "Yes", "top_logprobs": [{"token": "Yes", "logprob": math.nan}]}],
+            ),
+            "nan",
+        ),
         (completion("Perhaps", end="length"), "must be yes or no"),
-        (completion("Yes", tokens=[{"token": "Yes", "top_logprobs": POSITIVE}]), "at most 1, got 1.01e+304"),
+        (
+            completion("Yes", tokens=[{"token": "Yes", "top_logprobs": POSITIVE}]),
+            "at most 1, got 1.01e+304",
+        ),
         (completion(None), "must be yes or no"),
         (completion("Yes", end="content_filter"), "finish_reason"),
     ],
@@ -214,11 +299,15 @@ def test_another_answer_is_missing(endpoint, answer, reason):
 
 @pytest.mark.parametrize("answer, expected", [("Yes", 1.0), ("no.", 0.0), (" YES\n", 1.0)])
 def test_without_probabilities_the_stated_answer_counts(endpoint, answer, expected):
-    assert score("yes_no", endpoint(completion(answer, end="length"))).scores == {"checks": expected}
+    assert score("yes_no", endpoint(completion(answer, end="length"))).scores == {
+        "checks": expected
+    }
 
 
 def test_one_failed_check_makes_the_score_missing(endpoint, checks):
-    server = endpoint(lambda request, _: (400, {}, {}) if "part 3" in content(request)[1] else yes(1.0))
+    server = endpoint(
+        lambda request, _: (400, {}, {}) if "part 3" in content(request)[1] else yes(1.0)
+    )
     result = score("yes_no", server, checks=checks)
     assert result.scores == {} and "status 400" in result.reason
 
@@ -227,7 +316,9 @@ def test_a_prompt_without_checks_is_rejected_before_a_run_if_there_is_a_file(end
     server = endpoint(yes(1.0))
     scorer = preset("yes_no", server, checks=checks)
     scorer.check_prompts(["a red circle"])
-    with pytest.raises(ValueError, match="lacks those of 1 of 2 prompts, such as 'a cat'; .*scripts.prepare_checks"):
+    with pytest.raises(
+        ValueError, match="lacks those of 1 of 2 prompts, such as 'a cat'; .*scripts.prepare_checks"
+    ):
         scorer.check_prompts(["a red circle", "a cat"])
     (failed,) = check_scorer(scorer, Trial(CLIP, "a cat", 8.0), quick=True)
     assert "rejects the prompt 'a cat': the file of checks lacks" in failed.detail
@@ -241,7 +332,7 @@ def test_only_yes_no_has_checks(endpoint, checks):
         preset("unified_reward", endpoint(yes(1.0)), checks=checks)
 
 
-# --- both -------------------------------------------------------------------------------------------------------------
+# --- both -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["unified_reward", "yes_no"])
@@ -251,14 +342,20 @@ def test_check_reward_passes_a_stable_endpoint(name, endpoint):
     def answer(request, _):
         (message,) = request["messages"]
         *images, text = message["content"]
-        image = Image.open(io.BytesIO(base64.b64decode(images[0]["image_url"]["url"].partition(",")[2]))).convert("L")
+        image = Image.open(
+            io.BytesIO(base64.b64decode(images[0]["image_url"]["url"].partition(",")[2]))
+        ).convert("L")
         good = ("a red circle" in text["text"]) + (len(set(image.tobytes())) < 40)
         if name == "yes_no":
             return yes(0.1 + 0.4 * good)
-        return completion("\n".join(f"{n} Score (1-5): {1 + good}.5" for n in ("Alignment", "Physics", "Style")))
+        return completion(
+            "\n".join(f"{n} Score (1-5): {1 + good}.5" for n in ("Alignment", "Physics", "Style"))
+        )
 
     trial = Trial(CLIP, "a red circle", 8.0, "a blue square")
-    found = {check.name: check.state for check in check_scorer(preset(name, endpoint(answer)), trial)}
+    found = {
+        check.name: check.state for check in check_scorer(preset(name, endpoint(answer)), trial)
+    }
     assert set(found.values()) == {"ok"} and len(found) >= 7
     broken = check_scorer(preset(name, endpoint(completion("I cannot"))), trial)
     assert has_failed(broken)

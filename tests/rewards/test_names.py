@@ -46,14 +46,19 @@ def test_a_single_scorer_keeps_the_names_of_its_dimensions():
 @pytest.mark.parametrize("reverse", [False, True])
 def test_weights_by_scorer_count_as_written_in_any_order(reverse):
     pairs = [("my.py:A", A), ("my.py:Z", Z)]
-    found = reward(dict(pairs[::-1] if reverse else pairs), {"my.py:A": {"VQ": 1.0}, "my.py:Z": {"VQ": 0.5}})
+    found = reward(
+        dict(pairs[::-1] if reverse else pairs), {"my.py:A": {"VQ": 1.0}, "my.py:Z": {"VQ": 0.5}}
+    )
     assert found.total == 1.0 + 5.0
     expected = {"A/VQ": 1.0, "A/MQ": 2.0, "A/TA": 4.0, "Z/VQ": 10.0, "Z/MQ": 20.0, "Z/TA": 40.0}
     assert found.scores == expected
 
 
 def test_one_weight_for_a_dimension_of_two_scorers_is_rejected():
-    message = 'weight of VQ by scorer, because A and Z both return it, .* {"A": {"VQ": 1}, "Z": {"VQ": 1}}'
+    message = (
+        'weight of VQ by scorer, because A and Z both return it, .* {"A": {"VQ": 1}, "Z": {"VQ": '
+        "1}}"
+    )
     with pytest.raises(ValueError, match=message):
         AsyncScorer({"A": A, "Z": Z}, {"VQ": 1.0})
     with pytest.raises(ValueError, match="must name the scorers A, Z, got B"):
@@ -97,7 +102,7 @@ def test_short_names_are_as_short_as_they_are_unique():
     assert short_names(["y/a.py:S", "x/a.py:S"]) == {"y/a.py:S": "y/a.py:S", "x/a.py:S": "x/a.py:S"}
 
 
-# --- held-out metrics -----------------------------------------------------------------------------------------------
+# --- held-out metrics -----------------------------------------------------------------------------
 
 
 def test_a_held_out_metric_with_the_name_of_a_score_is_left_out_with_a_reason():
@@ -105,7 +110,9 @@ def test_a_held_out_metric_with_the_name_of_a_score_is_left_out_with_a_reason():
     mine.held_out = lambda videos, prompts: {"VQ": SetMeasure(torch.zeros(1, 1), lambda rows: 7.0)}
     scorer = AsyncScorer({"mine": mine}, {"VQ": 1.0})
     reason = "the held-out metric VQ must not have the name of a score; rename it"
-    assert scorer.held_out_each([VIDEO], ["a"]) == scorer.held_out([VIDEO], ["a"]) == {"mine": reason}
+    assert (
+        scorer.held_out_each([VIDEO], ["a"]) == scorer.held_out([VIDEO], ["a"]) == {"mine": reason}
+    )
     scorer.close()
 
 
@@ -116,5 +123,8 @@ def test_two_scorers_may_return_a_held_out_metric_only_with_equal_values():
     assert all(isinstance(found, list) for found in scorer.held_out_each([VIDEO], ["a"]).values())
     same.each["m"] = 2.0
     found = scorer.held_out_each([VIDEO], ["a"])
-    assert found["a"][0]["m"] == 1.0 and found["b"] == "the held-out metric m differs from that of reward a; rename it"
+    assert (
+        found["a"][0]["m"] == 1.0
+        and found["b"] == "the held-out metric m differs from that of reward a; rename it"
+    )
     scorer.close()

@@ -29,8 +29,17 @@ def prepare(tmp_path, monkeypatch):
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
 
     def run(server):
-        paths = ["--prompts_csv", str(tmp_path / "prompts.csv"), "--output_path", str(tmp_path / "out" / "checks.csv")]
-        monkeypatch.setattr(sys, "argv", ["prepare_checks", *paths, "--url", server.url, "--model", "m", "--key_env="])
+        paths = [
+            "--prompts_csv",
+            str(tmp_path / "prompts.csv"),
+            "--output_path",
+            str(tmp_path / "out" / "checks.csv"),
+        ]
+        monkeypatch.setattr(
+            sys,
+            "argv",
+            ["prepare_checks", *paths, "--url", server.url, "--model", "m", "--key_env="],
+        )
         prepare_checks.main()
         return tmp_path / "out" / "checks.csv"
 
@@ -47,7 +56,10 @@ def test_the_output_is_a_prompts_csv_with_checks(prepare, endpoint, tmp_path):
     given = read_requests(tmp_path / "prompts.csv")
     assert [replace(request, checks=None) for request in read_requests(out)] == given
     assert read_checks(out) == {r.prompt: [r.prompt[:9] + check for check in CHECKS] for r in given}
-    assert server.requests[0]["messages"][0] == {"role": "system", "content": INSTRUCTION.read_text()}
+    assert server.requests[0]["messages"][0] == {
+        "role": "system",
+        "content": INSTRUCTION.read_text(),
+    }
     assert server.requests[0]["model"] == "m"
 
 
@@ -80,10 +92,15 @@ def test_failures_are_reported_and_the_same_command_resumes(prepare, endpoint, c
     server = endpoint(lambda request, _: completion("no") if "dog" in asked(request) else GOOD)
     with pytest.raises(SystemExit) as stopped:
         prepare(server)
-    assert stopped.value.code == 2 and '1 of 3 prompts failed: no valid answer for \'a "dog"' in capsys.readouterr().err
+    assert (
+        stopped.value.code == 2
+        and '1 of 3 prompts failed: no valid answer for \'a "dog"' in capsys.readouterr().err
+    )
     server = endpoint(GOOD)
     out = prepare(server)
-    assert [asked(request) for request in server.requests] == ['a "dog"\nnext line'] and len(read_checks(out)) == 3
+    assert [asked(request) for request in server.requests] == ['a "dog"\nnext line'] and len(
+        read_checks(out)
+    ) == 3
 
 
 def test_other_prompts_in_the_output_are_an_error(prepare, endpoint, tmp_path, capsys):

@@ -1,4 +1,6 @@
-"""Prompt rewriting with a local endpoint: requests, answers, failures, and CSV files for training."""
+"""Prompt rewriting with a local endpoint: requests, answers, failures, and CSV files for
+training.
+"""
 
 import base64
 import io
@@ -17,7 +19,9 @@ CAT, DOG = Request("a cat"), Request("a dog", seed=3)
 
 
 def rewriter(server, **options):
-    return Rewriter(**{"url": server.url, "model": "a-model", "key_env": "", "fallback": False} | options)
+    return Rewriter(
+        **{"url": server.url, "model": "a-model", "key_env": "", "fallback": False} | options
+    )
 
 
 def asked(request):
@@ -37,9 +41,14 @@ def test_a_rewritten_prompt_keeps_the_original_one(endpoint):
     assert done == Request("long", original_prompt="short"), "rewritten twice"
     assert sorted(map(asked, server.requests)) == ["a cat", "a dog"]
     request = server.requests[0]
-    assert request["model"] == "a-model" and request["temperature"] == 0.1 and request["max_tokens"] == 4096
+    assert (
+        request["model"] == "a-model"
+        and request["temperature"] == 0.1
+        and request["max_tokens"] == 4096
+    )
     assert request["messages"][0] == {"role": "system", "content": INSTRUCTION.read_text()}
-    assert hash_requests([cat]) == hash_requests([Request("a cat, in the rain")])  # as if it had been written
+    # as if it had been written
+    assert hash_requests([cat]) == hash_requests([Request("a cat, in the rain")])
 
 
 def test_the_instruction_comes_from_the_file_that_the_user_names(endpoint, tmp_path):
@@ -56,7 +65,11 @@ def test_an_image_is_sent_smaller_and_the_file_is_unchanged(endpoint, tmp_path):
     (request,) = rewriter(server).write([Request("it jumps", str(tmp_path / "cat.png"))])
     assert request.prompt == "it jumps, in the rain" and request.image == str(tmp_path / "cat.png")
     image, _ = server.requests[0]["messages"][1]["content"]
-    sent = Image.open(io.BytesIO(base64.b64decode(image["image_url"]["url"].removeprefix("data:image/jpeg;base64,"))))
+    sent = Image.open(
+        io.BytesIO(
+            base64.b64decode(image["image_url"]["url"].removeprefix("data:image/jpeg;base64,"))
+        )
+    )
     assert sent.size == (1024, 256) and sent.getpixel((5, 5))[0] > 190
     assert (tmp_path / "cat.png").read_bytes() == before
 
@@ -90,8 +103,12 @@ BAD = [
 
 
 @pytest.mark.parametrize("answer, reason", BAD)
-def test_a_failure_is_an_error_unless_the_user_allows_the_original_prompt(endpoint, capsys, answer, reason):
-    server = endpoint(lambda request, call: answer if asked(request) == "a cat" else longer(request, call))
+def test_a_failure_is_an_error_unless_the_user_allows_the_original_prompt(
+    endpoint, capsys, answer, reason
+):
+    server = endpoint(
+        lambda request, call: answer if asked(request) == "a cat" else longer(request, call)
+    )
     with pytest.raises(
         ValueError, match="1 of 2 prompts failed: no valid answer for 'a cat': .*--rewrite_fallback"
     ) as e:
@@ -104,39 +121,58 @@ def test_a_failure_is_an_error_unless_the_user_allows_the_original_prompt(endpoi
 
 def test_a_busy_endpoint_is_asked_again(endpoint):
     server = endpoint(lambda request, call: (503, {}, {}) if call < 2 else longer(request, call))
-    assert rewriter(server).write([CAT])[0].prompt == "a cat, in the rain" and len(server.requests) == 3
+    assert (
+        rewriter(server).write([CAT])[0].prompt == "a cat, in the rain"
+        and len(server.requests) == 3
+    )
 
 
 def test_a_csv_is_resumed_and_can_be_used_for_training(endpoint, tmp_path, monkeypatch):
     monkeypatch.setattr(prompt_rewriting, "ROWS_PER_WRITE", 2)
     Image.new("RGB", (8, 8)).save(tmp_path / "image.png")
-    given = [Request(f'clip, "{n}"\nnew line', seed=n) for n in range(4)] + [Request("x", str(tmp_path / "image.png"))]
+    given = [Request(f'clip, "{n}"\nnew line', seed=n) for n in range(4)] + [
+        Request("x", str(tmp_path / "image.png"))
+    ]
     out = tmp_path / "folder" / "out.csv"
     for failing, last in (
         (["2", "x"], False),
         (["2"], True),
     ):  # the second call does not stop at the row that fails again
-        down = endpoint(lambda r, n, bad=failing: (400, {}, {}) if {*bad} & {*asked(r)} else longer(r, n))
-        with pytest.raises(ValueError, match=f"{2 - last} of 5 prompts failed: .*start the same command again"):
+        down = endpoint(
+            lambda r, n, bad=failing: (400, {}, {}) if {*bad} & {*asked(r)} else longer(r, n)
+        )
+        with pytest.raises(
+            ValueError, match=f"{2 - last} of 5 prompts failed: .*start the same command again"
+        ):
             rewriter(down).write(given, out)
-        assert [r.original_prompt is not None for r in read_requests(out)] == [True, True, False, True, last]
+        assert [r.original_prompt is not None for r in read_requests(out)] == [
+            True,
+            True,
+            False,
+            True,
+            last,
+        ]
     assert "../image.png" in out.read_text()
     server = endpoint(longer)
     requests = rewriter(server).write(given, out)
     assert len(server.requests) == 1, "only the missing row"
     assert requests == read_requests(out)
-    assert [(r.original_prompt, r.image, r.seed) for r in requests] == [(r.prompt, r.image, r.seed) for r in given]
+    assert [(r.original_prompt, r.image, r.seed) for r in requests] == [
+        (r.prompt, r.image, r.seed) for r in given
+    ]
     assert requests[2].prompt == 'clip, "2"\nnew line, in the rain'
     down = endpoint((400, {}, {}))
     with pytest.raises(ValueError, match="2 of 5 prompts failed"):
         rewriter(down).write(given, tmp_path / "other.csv")
     assert len(down.requests) == 2, "stops if all rows of a part fail"
     for other in (given[1:], [replace(given[0], seed=9), *given[1:]]):
-        with pytest.raises(ValueError, match="must be a new file or have the same prompts, images and seeds"):
+        with pytest.raises(
+            ValueError, match="must be a new file or have the same prompts, images and seeds"
+        ):
             rewriter(server).write(other, out)
 
 
-# --- generate.py ------------------------------------------------------------------------------------------------------
+# --- generate.py ----------------------------------------------------------------------------------
 
 
 def run(capsys, *flags):
@@ -159,11 +195,23 @@ def test_a_flag_writes_a_csv_and_exits_without_a_model(endpoint, tmp_path, capsy
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "out.csv"]
 
 
-def test_a_csv_that_cannot_be_written_is_rejected_before_anything_is_sent(endpoint, tmp_path, capsys):
+def test_a_csv_that_cannot_be_written_is_rejected_before_anything_is_sent(
+    endpoint, tmp_path, capsys
+):
     (tmp_path / "in.csv").write_text("prompt,category\na cat,animals\n")
     server = endpoint(longer)
-    flags = ["--valid_video_csv", tmp_path / "in.csv", "--rewrite", "--rewrite_url", server.url, "--rewrite_model", "m"]
-    assert "in a writable folder" in run(capsys, *flags, "--rewritten_csv", tmp_path / "in.csv" / "out.csv")
+    flags = [
+        "--valid_video_csv",
+        tmp_path / "in.csv",
+        "--rewrite",
+        "--rewrite_url",
+        server.url,
+        "--rewrite_model",
+        "m",
+    ]
+    assert "in a writable folder" in run(
+        capsys, *flags, "--rewritten_csv", tmp_path / "in.csv" / "out.csv"
+    )
     (tmp_path / "link.csv").symlink_to("in.csv")
     assert "must be another file" in run(capsys, *flags, "--rewritten_csv", tmp_path / "link.csv")
     assert not server.requests and "animals" in (tmp_path / "in.csv").read_text()
@@ -176,8 +224,14 @@ def test_a_csv_that_cannot_be_written_is_rejected_before_anything_is_sent(endpoi
         ("--rewrite false --rewrite_fallback", "--rewrite_fallback needs --rewrite true"),
         ("--rewrite", "--rewrite needs a model and a url"),
         ("--rewrite --rewrite_url http://127.0.0.1/v1", "got ('', 'http://127.0.0.1/v1')"),
-        ("--rewrite --rewrite_url http://h/v1 --rewrite_model m", "--rewrite needs https and an ASCII key"),
-        ("--rewrite --rewrite_prompt_file /nowhere", "--rewrite_prompt_file must be a text file, got '/nowhere'"),
+        (
+            "--rewrite --rewrite_url http://h/v1 --rewrite_model m",
+            "--rewrite needs https and an ASCII key",
+        ),
+        (
+            "--rewrite --rewrite_prompt_file /nowhere",
+            "--rewrite_prompt_file must be a text file, got '/nowhere'",
+        ),
     ],
 )
 def test_invalid_flags_are_rejected_before_anything_is_sent(capsys, monkeypatch, flags, message):

@@ -27,7 +27,11 @@ def test_the_reward_is_the_sum_over_weighted_dimensions():
 
 def test_the_overall_score_is_unweighted_and_needs_all_dimensions():
     assert overall(dict(zip(DIMENSIONS, (1.0, 2.0, 4.0))), "sum") == {"sum": 7}
-    assert overall({"VQ": 1.0, "MQ": 2.0}, "sum") == overall({"VQ": 1.0, "MQ": 2.0, "TA": "3"}, "sum") == {}
+    assert (
+        overall({"VQ": 1.0, "MQ": 2.0}, "sum")
+        == overall({"VQ": 1.0, "MQ": 2.0, "TA": "3"}, "sum")
+        == {}
+    )
     assert math.isnan(overall({"VQ": 1.0, "MQ": 2.0, "TA": math.nan}, "sum")["sum"])
 
 
@@ -61,14 +65,22 @@ def custom(tmp_path, monkeypatch):
 @pytest.mark.parametrize("place", ["own_rewards.py", "./own_rewards.py", "own_rewards"])
 def test_a_class_in_a_file_or_module_is_a_scorer_with_its_parameters_as_options(custom, place):
     scorer = make_scorer(f"{place}:Own", "ckpts", device="cpu", scale=2.0, path="weights")
-    assert (scorer.scale, scorer.device, scorer.root, scorer.path) == (2.0, "cpu", "ckpts", "weights")
+    assert (scorer.scale, scorer.device, scorer.root, scorer.path) == (
+        2.0,
+        "cpu",
+        "ckpts",
+        "weights",
+    )
     make_scorer(f"{place}:Plain", "ckpts").check_prompts(["a"])
-    assert isinstance(make_scorer(f"{place}:Own", "ckpts", scale=1.0), type(scorer))  # the file is imported once
+    # the file is imported once
+    assert isinstance(make_scorer(f"{place}:Own", "ckpts", scale=1.0), type(scorer))
     with pytest.raises(ValueError, match=f"{place}:Own has no option depth; it has path, scale$"):
         make_scorer(f"{place}:Own", "ckpts", scale=1.0, depth=3)
     with pytest.raises(ValueError, match=f"{place}:Own needs the option scale$"):
         make_scorer(f"{place}:Own", "ckpts")
-    with pytest.raises(ValueError, match=f"options of reward model {place}:Own have the wrong type: got path 3"):
+    with pytest.raises(
+        ValueError, match=f"options of reward model {place}:Own have the wrong type: got path 3"
+    ):
         make_scorer(f"{place}:Own", "ckpts", scale=1.0, path=3)
 
 
@@ -83,11 +95,13 @@ def test_a_class_in_a_file_or_module_is_a_scorer_with_its_parameters_as_options(
         ("own_rewards:", "has no attribute ''"),
         (
             "own_rewards.py:NoScorer",
-            "must be a class with all methods of a scorer, got a class without check_prompts, held_out",
+            "must be a class with all methods of a scorer, got a class without check_prompts, "
+            "held_out",
         ),
         (
             "own_rewards:number",
-            "must be a class with all methods of a scorer, got 3; inherit from hyvideo.*rewards.Scorer",
+            "must be a class with all methods of a scorer, got 3; inherit from "
+            "hyvideo.*rewards.Scorer",
         ),
         (":Own", "must be one of miniature"),
     ],

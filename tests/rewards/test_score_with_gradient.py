@@ -41,7 +41,9 @@ def scorer(request, clip_folder):
     makers = {
         "miniature": lambda: MiniatureScorer(MINIATURE),
         "miniature_videoalign": lambda: LearnedMiniatureScorer(MINIATURE),
-        "videoalign": lambda: VideoAlignScorer(GOLDEN / "VideoReward", base=GOLDEN / "base", precision="fp32_math"),
+        "videoalign": lambda: VideoAlignScorer(
+            GOLDEN / "VideoReward", base=GOLDEN / "base", precision="fp32_math"
+        ),
         "clip": lambda: ClipScorer(clip_folder),
         "pickscore": lambda: PickScorer(clip_folder),
     }
@@ -54,14 +56,18 @@ def test_values_are_those_of_score(scorer):
     assert torch.equal(levels.to(torch.uint8), to_uint8(videos))
     found = contract.score_with_gradient(scorer, levels, CAPTIONS[:2], fps=FPS)
     expected = scorer.score([*to_uint8(videos)], CAPTIONS[:2], fps=FPS)
-    rows = torch.tensor([[row[name] for name in contract.declared_dimensions(scorer)] for row in expected])
+    rows = torch.tensor(
+        [[row[name] for name in contract.declared_dimensions(scorer)] for row in expected]
+    )
     torch.testing.assert_close(found.detach().float(), rows, rtol=0, atol=1e-6)
     gradient = torch.autograd.grad(found.sum(), levels)[0]
     assert gradient.isfinite().all() and gradient.abs().amax((1, 2, 3, 4)).min() > 0
 
 
 def derivatives_along_gradient(function, values, step):
-    """Return the derivative along the gradient, by autograd and by a central difference of ``step`` levels at most."""
+    """Return the derivative along the gradient, by autograd and by a central difference of ``step``
+    levels at most.
+    """
     leaf = values.clone().requires_grad_()
     gradient = torch.autograd.grad(function(leaf), leaf)[0]
     direction = gradient / gradient.abs().max()
@@ -76,7 +82,8 @@ def test_the_gradient_of_the_true_reward_is_the_derivative():
     found = derivatives_along_gradient(
         lambda videos: scorer.score_with_gradient(videos, CAPTIONS[:2], fps=FPS).sum(), levels, 0.03
     )
-    assert found[0] == pytest.approx(found[1], rel=0.05)  # it has kinks where two channels are equal
+    # it has kinks where two channels are equal
+    assert found[0] == pytest.approx(found[1], rel=0.05)
 
 
 def test_the_gradient_of_videoalign_is_the_derivative_where_no_pixel_is_rounded(monkeypatch):
@@ -101,11 +108,16 @@ def test_the_gradient_of_resizing_ignores_the_rounding():
     frames = torch.randint(0, 256, (2, 3, 40, 70)).float().requires_grad_()
     resized = resize(frames, max_pixels=3136, min_pixels=3136)
     assert torch.equal(
-        resized.to(torch.uint8), resize(frames.detach().to(torch.uint8), max_pixels=3136, min_pixels=3136)
+        resized.to(torch.uint8),
+        resize(frames.detach().to(torch.uint8), max_pixels=3136, min_pixels=3136),
     )
     weights = torch.randn_like(resized)
-    plain = F.interpolate(frames, resized.shape[-2:], mode="bicubic", align_corners=False, antialias=True).clamp(0, 255)
-    found, expected = (torch.autograd.grad((each * weights).sum(), frames)[0] for each in (resized, plain))
+    plain = F.interpolate(
+        frames, resized.shape[-2:], mode="bicubic", align_corners=False, antialias=True
+    ).clamp(0, 255)
+    found, expected = (
+        torch.autograd.grad((each * weights).sum(), frames)[0] for each in (resized, plain)
+    )
     torch.testing.assert_close(found, expected)
 
 
@@ -116,7 +128,9 @@ def test_clip_gradient_follows_what_its_image_processor_does(clip_folder, size):
     torch.manual_seed(0)
     small = torch.rand(1, 3, size[0] // 4, size[1] // 4)
     frame = to_levels(F.interpolate(small, size, mode="bicubic")[0] * 1.6 - 0.8)
-    exact = scorer.image_processor([frame.to(torch.uint8)], input_data_format="channels_first", return_tensors="pt")
+    exact = scorer.image_processor(
+        [frame.to(torch.uint8)], input_data_format="channels_first", return_tensors="pt"
+    )
     assert (scorer._resized(frame) - exact.pixel_values[0]).abs().max() < 2 / 255 / 0.25
 
 
@@ -132,7 +146,9 @@ def test_a_detached_score_is_an_error_that_says_so():
     videos = torch.zeros(2, 4, 3, 8, 8, requires_grad=True)
     with pytest.raises(ValueError, match="scores with a gradient, got a tensor that is detached"):
         contract.score_with_gradient(Detached(), videos, ["a", "b"], fps=8.0)
-    with pytest.raises(ValueError, match=r"shape \(videos, dimensions\), here \(2, 3\), got shape \(\)"):
+    with pytest.raises(
+        ValueError, match=r"shape \(videos, dimensions\), here \(2, 3\), got shape \(\)"
+    ):
         contract.score_with_gradient(Wrong(), videos, ["a", "b"], fps=8.0)
 
 

@@ -154,7 +154,9 @@ def states(scorer, trial=TRIAL, **options):
 def test_the_miniature_scorer_passes(quick):
     found = states(MiniatureScorer(ROOT / "assets" / "miniature"), quick=quick)
     assert set(found.values()) == {"ok"}
-    assert {"answer", "dimensions", "repeat", "batch"} <= found.keys() and ("order" in found) != quick
+    assert {"answer", "dimensions", "repeat", "batch"} <= found.keys() and (
+        "order" in found
+    ) != quick
 
 
 @pytest.mark.slow
@@ -172,7 +174,10 @@ def exact():
 
 def test_videoalign_passes_on_the_synthetic_video(exact):
     found = states(exact, synthetic_trial())
-    assert {name for name, state in found.items() if state != "ok"} <= {"sign: noise", "sign: prompt"}
+    assert {name for name, state in found.items() if state != "ok"} <= {
+        "sign: noise",
+        "sign: prompt",
+    }
 
 
 @pytest.mark.parametrize("quick", [False, True])
@@ -238,7 +243,8 @@ def test_the_detail_contains_the_answer():
     assert "KeyError: 'weights'" in check_scorer(Raises(), TRIAL)[0].detail
     assert "one dict per video (2), got a list of 1 dict" in by_name["batch"]
     assert (
-        "no finite number for TA" in dict((c.name, c.detail) for c in check_scorer(NotANumber(), TRIAL))["dimensions"]
+        "no finite number for TA"
+        in dict((c.name, c.detail) for c in check_scorer(NotANumber(), TRIAL))["dimensions"]
     )
 
 
@@ -248,15 +254,21 @@ def test_an_error_of_the_scorer_names_the_line_in_its_file():
         (RaisesAnotherError(), "check_prompts", 'raise ConnectionError("no service")'),
     ):
         (check,) = check_scorer(scorer, TRIAL, quick=True)
-        assert re.search(rf"; test_scorer_check.py:\d+ in {function}: {re.escape(line)}$", check.detail), check.detail
+        assert re.search(
+            rf"; test_scorer_check.py:\d+ in {function}: {re.escape(line)}$", check.detail
+        ), check.detail
 
 
 def test_wrong_names_of_dimensions_are_answered_with_the_right_ones():
     def detail(scorer, **options):
-        return {check.name: check.detail for check in check_scorer(scorer, TRIAL, quick=True, **options)}["dimensions"]
+        return {
+            check.name: check.detail for check in check_scorer(scorer, TRIAL, quick=True, **options)
+        }["dimensions"]
 
     assert detail(Brightness(), dimensions=["bright"]).endswith("; did you mean brightness?")
-    assert detail(Brightness(), dimensions=["VQ"]).endswith("check the class's `dimensions` and --reward_weights")
+    assert detail(Brightness(), dimensions=["VQ"]).endswith(
+        "check the class's `dimensions` and --reward_weights"
+    )
     assert "got no numbers; check the class" in detail(Words())
     hint = "; the class needs a tuple `dimensions`: write dimensions = "
     assert detail(Undeclared()).endswith(hint + "('warm', 'balance')")
@@ -267,12 +279,17 @@ def test_wrong_names_of_dimensions_are_answered_with_the_right_ones():
 
 def test_seconds_per_video_are_reported_without_the_first_call():
     detail = {check.name: check.detail for check in check_scorer(Slow(), TRIAL)}["speed"]
-    assert re.match(r"0\.0[23]\d* s per video of 9 x 32 x 32; 32 take (0\.[6-9]|1)\S* s:", detail), detail
+    assert re.match(
+        r"0\.0[23]\d* s per video of 9 x 32 x 32; 32 take (0\.[6-9]|1)\S* s:", detail
+    ), detail
 
 
 def test_a_score_with_the_wrong_sign_is_a_warning():
     checks = check_scorer(Inverted(), TRIAL)
-    assert {check.name for check in checks if check.state == "warning"} == {"sign: noise", "sign: prompt"}
+    assert {check.name for check in checks if check.state == "warning"} == {
+        "sign: noise",
+        "sign: prompt",
+    }
     assert not has_failed(checks)
 
 

@@ -12,12 +12,14 @@ def eta_1(width: float) -> float:
 
 
 def falling_eta(width: float) -> float:
-    """Return the eta at which cps replaces a share ``sin^2(eta pi / 2) = width`` of the predicted noise.
+    """Return the eta at which cps replaces a share ``sin^2(eta pi / 2) = width`` of the predicted
+    noise.
 
-    Then ``std^2 = sigma'^2 width`` and the mean is the Euler step plus ``sigma^2 width / 2`` times the score, to first
-    order in the width: cps is the marginal-preserving SDE with diffusion coefficient ``sigma``. At a fixed eta, the
-    share of the predicted noise that is replaced by fresh noise does not shrink with the step. Only the predicted
-    noise depends on the predicted data, so the error of the replacement does not shrink either.
+    Then ``std^2 = sigma'^2 width`` and the mean is the Euler step plus ``sigma^2 width / 2`` times
+    the score, to first order in the width: cps is the marginal-preserving SDE with diffusion
+    coefficient ``sigma``. At a fixed eta, the share of the predicted noise that is replaced by
+    fresh noise does not shrink with the step. Only the predicted noise depends on the predicted
+    data, so the error of the replacement does not shrink either.
     """
     return 2 / math.pi * math.asin(math.sqrt(width))
 
@@ -37,7 +39,9 @@ class Expected:
 EXPECTED = {
     "sage_grpo": Expected(
         stds=(0.5555, 0.4256, 0.1834, 0.0795),
-        deterministic=lambda levels: [i for i, below in enumerate(levels[1:]) if below >= SAGE_SIGMA_MAX],
+        deterministic=lambda levels: [
+            i for i, below in enumerate(levels[1:]) if below >= SAGE_SIGMA_MAX
+        ],
     ),
     "flow_grpo": Expected(stds=(0.5000, 0.5186, 0.1929, 0.1171)),
     "dance_grpo": Expected(stds=(0.0510, 0.0532, 0.0863, 0.2282)),
@@ -51,9 +55,12 @@ EXPECTED = {
 
 def expected_of(sde_type: str) -> Expected:
     """Return the row of a built-in sampler. Fails with instructions if there is none."""
-    assert sde_type in SAMPLERS, f"{sde_type} has a row in EXPECTED ({__file__}) but not in SAMPLERS"
+    assert sde_type in SAMPLERS, (
+        f"{sde_type} has a row in EXPECTED ({__file__}) but not in SAMPLERS"
+    )
     assert sde_type in EXPECTED, (
         f"SAMPLERS in hyvideo/schedulers/transitions.py has {sde_type}: add its row to EXPECTED in "
-        "tests/schedulers/expected.py, then regenerate the tables of docs/sde.md (docs/add_a_sampler.md)"
+        "tests/schedulers/expected.py, then regenerate the tables of docs/sde.md "
+        "(docs/add_a_sampler.md)"
     )
     return EXPECTED[sde_type]

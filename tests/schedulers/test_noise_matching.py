@@ -1,4 +1,6 @@
-"""Tests of noise matching: the chosen eta adds the target variance, or an error says why none can."""
+"""Tests of noise matching: the chosen eta adds the target variance, or an error says why
+none can.
+"""
 
 import pytest
 
@@ -13,8 +15,12 @@ RUN = dict(num_steps=20, shift=5.0, last_step="stochastic")
 
 @pytest.mark.parametrize("sde_type", list(SAMPLERS))
 @pytest.mark.parametrize("target", ["sage_grpo:0.5", "flow_grpo:0.7", "dance_grpo:0.25", "cps:0.2"])
-@pytest.mark.parametrize("num_steps, shift, last_step", [(20, 5.0, "stochastic"), (100, 7.0, "deterministic")])
-def test_the_schedule_adds_the_variance_of_the_target(sde_type, target, num_steps, shift, last_step):
+@pytest.mark.parametrize(
+    "num_steps, shift, last_step", [(20, 5.0, "stochastic"), (100, 7.0, "deterministic")]
+)
+def test_the_schedule_adds_the_variance_of_the_target(
+    sde_type, target, num_steps, shift, last_step
+):
     """The variance is computed from the standard deviations that the schedule samples with."""
     levels = {"num_steps": num_steps, "shift": shift, "last_step": last_step}
     named, named_eta = parse_target(target)
@@ -29,10 +35,22 @@ def test_the_schedule_adds_the_variance_of_the_target(sde_type, target, num_step
 def test_a_window_has_the_variance_of_the_target_on_average_over_iterations(sde_type, text):
     """The mean is over a full period of a sliding window and over all positions of a random one."""
     eta = matched_eta("sage_grpo:0.3", sde_type, sde_window=text, **RUN)
-    stds = [step.std for step in schedule(sde_type, LEVELS, eta, "stochastic") if step.is_stochastic]
+    stds = [
+        step.std for step in schedule(sde_type, LEVELS, eta, "stochastic") if step.is_stochastic
+    ]
     window, iterations = parse_window(text, len(stds)), range(1, 20 * 20)
-    period = next(n for n in iterations if n > 1 and (n - 1) * window.stride % (len(stds) - window.length + 1) == 0) - 1
-    placed = [window.steps(list(range(len(stds))), n, lambda count, n=n: (n - 1) % count) for n in range(1, period + 1)]
+    period = (
+        next(
+            n
+            for n in iterations
+            if n > 1 and (n - 1) * window.stride % (len(stds) - window.length + 1) == 0
+        )
+        - 1
+    )
+    placed = [
+        window.steps(list(range(len(stds))), n, lambda count, n=n: (n - 1) % count)
+        for n in range(1, period + 1)
+    ]
     mean = sum(stds[step] ** 2 for steps in placed for step in steps) / period
     assert mean == pytest.approx(total_variance("sage_grpo", LEVELS, 0.3, "stochastic"))
 
@@ -62,12 +80,23 @@ def test_a_deterministic_last_step_counts_for_neither_sampler():
     run = RUN | {"last_step": "deterministic"}
     goal = total_variance("sage_grpo", LEVELS, 0.5, "deterministic")
     without_last = sum((a - b) for a, b in zip(LEVELS[:-1], LEVELS[1:-1]))
-    assert matched_eta("sage_grpo:0.5", "dance_grpo", **run) == pytest.approx((goal / without_last) ** 0.5)
+    assert matched_eta("sage_grpo:0.5", "dance_grpo", **run) == pytest.approx(
+        (goal / without_last) ** 0.5
+    )
 
 
 @pytest.mark.parametrize(
     "target",
-    ["sage_grpo", "sage_grpo:", "sage_grpo:lots", "ddpm:0.5", ":0.5", "flow_grpo:0", "flow_grpo:-1", "cps:nan"],
+    [
+        "sage_grpo",
+        "sage_grpo:",
+        "sage_grpo:lots",
+        "ddpm:0.5",
+        ":0.5",
+        "flow_grpo:0",
+        "flow_grpo:-1",
+        "cps:nan",
+    ],
 )
 def test_a_malformed_target_raises_an_error(target):
     with pytest.raises(ValueError, match="match_noise must be <sde_type>:<eta>"):
@@ -80,7 +109,10 @@ def test_a_cps_target_above_eta_1_raises_an_error():
 
 
 def test_more_noise_than_cps_has_at_eta_1_raises_an_error_with_the_numbers():
-    message = "variance is 21.7 .* variance of cps is at most 11.85, at eta 1; lower the eta of flow_grpo, or set eta"
+    message = (
+        "variance is 21.7 .* variance of cps is at most 11.85, at eta 1; lower the eta of "
+        "flow_grpo, or set eta"
+    )
     with pytest.raises(ValueError, match=message):
         matched_eta("flow_grpo:2", "cps", **RUN)
 

@@ -1,4 +1,6 @@
-"""Tests of SDE windows: their positions, and that only their steps are stochastic, trained and counted as cost."""
+"""Tests of SDE windows: their positions, and that only their steps are stochastic, trained and
+counted as cost.
+"""
 
 import subprocess
 import sys
@@ -47,7 +49,10 @@ def test_a_random_window_depends_only_on_seed_and_iteration():
 
 @pytest.mark.parametrize("name", ["transitions", "noise_matching", "noise_window"])
 def test_modules_used_by_setting_rules_do_not_import_torch(name):
-    program = f"import sys, hyvideo.schedulers.{name}; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    program = (
+        f"import sys, hyvideo.schedulers.{name}; sys.exit('torch' in sys.modules or 'numpy' in "
+        "sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT).returncode == 0
 
 
@@ -55,11 +60,15 @@ def test_an_empty_setting_is_no_window():
     assert parse_window("", 6) is None
 
 
-@pytest.mark.parametrize("text", ["fixed:4:2", "fixed:5:1", "fixed:0:6", "random:6", "random:1", "sliding:6:9"])
+@pytest.mark.parametrize(
+    "text", ["fixed:4:2", "fixed:5:1", "fixed:0:6", "random:6", "random:1", "sliding:6:9"]
+)
 def test_a_window_may_end_at_the_last_stochastic_step(text):
     assert len(windows_of(text, 1)[0]) == parse_window(text, len(STEPS)).length
     with pytest.raises(ValueError, match="fit the"):
-        parse_window(text, parse_window(text, len(STEPS)).start + parse_window(text, len(STEPS)).length - 1)
+        parse_window(
+            text, parse_window(text, len(STEPS)).start + parse_window(text, len(STEPS)).length - 1
+        )
 
 
 @pytest.mark.parametrize(
@@ -71,9 +80,20 @@ def test_a_window_may_end_at_the_last_stochastic_step(text):
         ("all", "sde_window must be fixed:START:LENGTH, "),
         ("random:1.5", "sde_window must be fixed:START:LENGTH, "),
         ("fixed:0:0", "must have LENGTH and STRIDE of at least 1, .* got 'fixed:0:0'; raise the 0"),
-        ("sliding:2:0", "must have LENGTH and STRIDE of at least 1, .* got 'sliding:2:0'; raise the 0"),
-        ("fixed:5:2", "must fit the 3 stochastic steps .* got 'fixed:5:2', which ends at step 7 of them; lower"),
-        ("random:7", "must fit the 3 stochastic steps .* got 'random:7', which ends at step 7 of them; lower"),
+        (
+            "sliding:2:0",
+            "must have LENGTH and STRIDE of at least 1, .* got 'sliding:2:0'; raise the 0",
+        ),
+        (
+            "fixed:5:2",
+            "must fit the 3 stochastic steps .* got 'fixed:5:2', which ends at step 7 of them; "
+            "lower",
+        ),
+        (
+            "random:7",
+            "must fit the 3 stochastic steps .* got 'random:7', which ends at step 7 of them; "
+            "lower",
+        ),
     ],
 )
 def test_an_invalid_window_raises_an_error_before_a_run(tiny_config, text, message):
@@ -96,24 +116,37 @@ def test_an_invalid_window_raises_an_error_before_a_run(tiny_config, text, messa
     ],
 )
 def test_the_reported_noise_is_that_of_the_window(tiny_config, changes, expected):
-    even = {"sde_type": "dance_grpo", "grpo_sampling_steps": 4, "shift": 1.0, "eta": 1.0, "last_step": "stochastic"}
+    even = {
+        "sde_type": "dance_grpo",
+        "grpo_sampling_steps": 4,
+        "shift": 1.0,
+        "eta": 1.0,
+        "last_step": "stochastic",
+    }
     config = tiny_config.with_settings(**even | changes)
     assert expected in describe(config, make_plan(config))
 
 
 @pytest.mark.parametrize("text", ["fixed:1:2", "random:2", "sliding:2"])
 def test_only_steps_in_the_window_have_noise_and_are_trained(tiny_config, mesh, text):
-    config = tiny_config.with_settings(sde_window=text, grpo_sampling_steps=6, kl_strategy="dual_fixed")
+    config = tiny_config.with_settings(
+        sde_window=text, grpo_sampling_steps=6, kl_strategy="dual_fixed"
+    )
     plan = make_plan(config)
     assert (plan.stochastic_steps, plan.num_trained_steps) == (2, 2)
     trainer = Trainer(config, mesh, CPU)
     iterations = []
     anchor_means = trainer.run.objective.prepare
-    trainer.run.objective.prepare = lambda rollouts: (iterations.append(rollouts), anchor_means(rollouts))[1]
+    trainer.run.objective.prepare = lambda rollouts: (
+        iterations.append(rollouts),
+        anchor_means(rollouts),
+    )[1]
     for _ in range(3):
         trainer.iteration += 1
         metrics = trainer.run_iteration()
-        window = steps_of(parse_window(text, 5), [0, 1, 2, 3, 4], config.data.seed, trainer.iteration)
+        window = steps_of(
+            parse_window(text, 5), [0, 1, 2, 3, 4], config.data.seed, trainer.iteration
+        )
         visited = iterations[-1].trained_steps
         assert all(sorted(row) == window for row in visited.tolist())
         drawn = iterations[-1].trajectories.log_probs.abs().sum(0) > 0
@@ -121,10 +154,13 @@ def test_only_steps_in_the_window_have_noise_and_are_trained(tiny_config, mesh, 
         assert metrics["policy/ratio_max_deviation"] <= 1e-6
         schedule = iterations[-1].schedule
         norms = schedule.log_prob_grad_norms
-        first, second = norms[window].tolist()  # the weights are the lower of the two norms over each
+        # the weights are the lower of the two norms over each
+        first, second = norms[window].tolist()
         expected = {window[0]: min(1.0, second / first), window[1]: min(1.0, first / second)}
         found = {
-            step: weight for step, weight in enumerate(trainer.run.objective.step_weights(schedule).tolist()) if weight
+            step: weight
+            for step, weight in enumerate(trainer.run.objective.step_weights(schedule).tolist())
+            if weight
         }
         assert found == pytest.approx(expected)
     assert metrics["cost/forwards"] == 6 + 3 * 2 + 2  # rollout, training, anchor

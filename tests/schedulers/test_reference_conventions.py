@@ -1,4 +1,6 @@
-"""``reference_conventions`` against numbers of the public reference at 20 steps, shift 5 and eta 0.5."""
+"""``reference_conventions`` against numbers of the public reference at 20 steps, shift 5 and eta
+0.5.
+"""
 
 import math
 
@@ -15,7 +17,12 @@ LEVELS = shifted_levels(20, 5.0)
 
 
 def build(sde_type, reference_conventions, **changes):
-    settings = {"num_steps": 20, "shift": 5.0, "eta": 0.5, "reference_conventions": reference_conventions}
+    settings = {
+        "num_steps": 20,
+        "shift": 5.0,
+        "eta": 0.5,
+        "reference_conventions": reference_conventions,
+    }
     return Schedule.build(sde_type, **settings | changes)
 
 
@@ -28,15 +35,21 @@ def build(sde_type, reference_conventions, **changes):
 )
 def test_the_equalizer_of_cps_has_the_factors_of_both_conventions(reference_conventions, expected):
     factors = build("cps", reference_conventions).equalizer_weights.tolist()
-    assert {step: factors[step - 1] for step in expected} == pytest.approx(expected, rel=5e-3, abs=1e-16)
+    assert {step: factors[step - 1] for step in expected} == pytest.approx(
+        expected, rel=5e-3, abs=1e-16
+    )
 
 
 def test_the_median_includes_the_last_step_of_cps_in_the_reference():
-    """With 25 steps the lower median of 25 norms is the 13th, and that of the 24 stochastic ones the 12th."""
+    """With 25 steps the lower median of 25 norms is the 13th, and that of the 24 stochastic ones
+    the 12th.
+    """
     made = build("cps", True, num_steps=25)
     norms = made.log_prob_grad_norms
     assert norms[-1] == pytest.approx(made.levels[-2] / 1e-12)
-    assert made.equalizer_weights.tolist() == pytest.approx((norms.sort().values[12] / norms).tolist(), rel=1e-5)
+    assert made.equalizer_weights.tolist() == pytest.approx(
+        (norms.sort().values[12] / norms).tolist(), rel=1e-5
+    )
 
 
 @pytest.mark.parametrize("sde_type", ["sage_grpo", "flow_grpo", "dance_grpo"])
@@ -46,8 +59,12 @@ def test_the_equalizer_of_other_samplers_is_the_same(sde_type):
 
 
 def test_the_kl_of_flow_grpo_omits_the_step_length():
-    """The reference divides by 2 (s^2 + 1e-6) with s = eta sqrt(sigma / (1 - sigma)), without the step length."""
-    stds = torch.tensor([step.std for step in build("flow_grpo", False).transitions]).reshape(-1, 1, 1, 1, 1)
+    """The reference divides by 2 (s^2 + 1e-6) with s = eta sqrt(sigma / (1 - sigma)), without the
+    step length.
+    """
+    stds = torch.tensor([step.std for step in build("flow_grpo", False).transitions]).reshape(
+        -1, 1, 1, 1, 1
+    )
     kl = position_kl(torch.full((20, 1, 1, 1, 1), 0.3), torch.zeros(1), stds)
     for is_on in (False, True):
         weighted = kl * build("flow_grpo", is_on).position_kl_weights
@@ -62,13 +79,16 @@ def test_the_kl_of_flow_grpo_omits_the_step_length():
 def test_the_kl_of_other_samplers_is_the_same_where_they_add_noise(sde_type):
     weights = build(sde_type, True).position_kl_weights
     assert weights[:19].tolist() == pytest.approx([1.0] * 19, abs=2e-4)
-    # The last step of cps has no noise. The reference divides its KL by 2e-6, `position_kl` by 1e-6.
+    # The last step of cps has no noise. The reference divides its KL by 2e-6, `position_kl` by
+    # 1e-6.
     assert weights[19].item() == pytest.approx(0.5 if sde_type == "cps" else 1.0, abs=2e-4)
     assert torch.equal(build(sde_type, False).position_kl_weights, torch.ones(20))
 
 
 def test_the_last_step_of_cps_outweighs_the_kl_of_all_others():
-    """KL_t of a velocity difference of 1 is (dmean/dv)^2 / (2 std^2). docs/reproduce.md names the ratio."""
+    """KL_t of a velocity difference of 1 is (dmean/dv)^2 / (2 std^2). docs/reproduce.md names the
+    ratio.
+    """
     made = build("cps", True)
     kls = [step.b**2 / (2 * step.std**2 + 1e-6) for step in made.transitions]
     weighted = (torch.tensor(kls) * made.position_kl_weights).tolist()
@@ -90,10 +110,16 @@ def test_the_last_step_of_cps_outweighs_the_kl_of_all_others():
     ],
 )
 def test_the_reference_also_trains_the_last_step_of_cps(sde_type, settings, number):
-    config = Config().with_settings(**{"sde_type": sde_type, "reference_conventions": True} | settings).resolved()
+    config = (
+        Config()
+        .with_settings(**{"sde_type": sde_type, "reference_conventions": True} | settings)
+        .resolved()
+    )
     rollout = config.rollout
     assert make_plan(config).num_trained_steps == number
-    made = build(sde_type, rollout.reference_conventions, eta=rollout.eta, last_step=rollout.last_step)
+    made = build(
+        sde_type, rollout.reference_conventions, eta=rollout.eta, last_step=rollout.last_step
+    )
     if rollout.sde_window:
         made = made.with_noise_only_at(range(4))
     trained = made.stochastic_steps
@@ -106,13 +132,15 @@ def test_the_conventions_change_the_loss_and_not_the_samples():
     x, v, noise = (torch.randn(2, 1, 4, 4, generator=generator) for _ in range(3))
     for sde_type in SAMPLERS:
         for index in range(20):
-            ours, theirs = (build(sde_type, is_on).draw(v, x, index, noise) for is_on in (False, True))
+            ours, theirs = (
+                build(sde_type, is_on).draw(v, x, index, noise) for is_on in (False, True)
+            )
             torch.testing.assert_close(ours.sample, theirs.sample, rtol=0, atol=1e-11)
             assert torch.equal(ours.mean, theirs.mean)
             torch.testing.assert_close(ours.log_prob, theirs.log_prob, rtol=0, atol=1e-11)
 
 
-# --- KL warm-up --------------------------------------------------------------------------------------
+# --- KL warm-up -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -127,14 +155,24 @@ def test_the_conventions_change_the_loss_and_not_the_samples():
     ],
 )
 def test_the_warm_up_counts_pairs_of_a_rollout_and_a_step(settings, updates):
-    settings = {"batch_size": 2, "grpo_sampling_steps": 20, "reference_conventions": True} | settings
+    settings = {
+        "batch_size": 2,
+        "grpo_sampling_steps": 20,
+        "reference_conventions": True,
+    } | settings
     assert Config().with_settings(**settings).kl_warmup == updates
 
 
 @pytest.mark.parametrize("schedule", ["two_stage", "adaptive"])
-@pytest.mark.parametrize("updates, expected", [(2.5, [0.4, 0.8, 1, 1]), (0.625, [1, 1]), (2, [0.5, 1, 1])])
-def test_a_fractional_warm_up_reaches_the_maximum_in_the_update_in_which_it_ends(schedule, updates, expected):
-    settings = KLScheduleSettings(schedule=schedule, initial=0, minimum=0, maximum=1, warmup_updates=updates, target=1)
+@pytest.mark.parametrize(
+    "updates, expected", [(2.5, [0.4, 0.8, 1, 1]), (0.625, [1, 1]), (2, [0.5, 1, 1])]
+)
+def test_a_fractional_warm_up_reaches_the_maximum_in_the_update_in_which_it_ends(
+    schedule, updates, expected
+):
+    settings = KLScheduleSettings(
+        schedule=schedule, initial=0, minimum=0, maximum=1, warmup_updates=updates, target=1
+    )
     coefficient = KLCoefficient(settings)
     for value in expected:
         coefficient.observe(1.0)  # at the target, so the feedback keeps the value

@@ -52,7 +52,9 @@ def test_a_step_is_the_affine_gaussian_transition(latent, sde_type, index):
 def test_log_prob_equals_torch_distributions(latent, sde_type):
     output = build(sde_type).draw(latent(), latent(), 7, latent())
     normal = torch.distributions.Normal(output.mean, output.std)
-    torch.testing.assert_close(output.log_prob, normal.log_prob(output.sample).mean(dim=(1, 2, 3, 4)))
+    torch.testing.assert_close(
+        output.log_prob, normal.log_prob(output.sample).mean(dim=(1, 2, 3, 4))
+    )
 
 
 def test_log_prob_of_cps_is_the_negative_squared_distance(latent):
@@ -75,13 +77,17 @@ def test_log_prob_does_not_depend_on_the_order_of_the_elements(latent, sde_type)
     size = inputs[0][0].numel()
     expected = log_prob(torch.arange(size))
     for seed in range(4):
-        assert torch.equal(log_prob(torch.randperm(size, generator=torch.Generator().manual_seed(seed))), expected)
+        assert torch.equal(
+            log_prob(torch.randperm(size, generator=torch.Generator().manual_seed(seed))), expected
+        )
 
 
 @pytest.mark.parametrize("sde_type", list(SAMPLERS))
 @pytest.mark.parametrize("index", [0, 5, 18])
 def test_gradient_norm_equals_autograd(latent, sde_type, index):
-    """With noise 1 everywhere, the gradient of the summed log-probability is N_t in every element."""
+    """With noise 1 everywhere, the gradient of the summed log-probability is N_t in every
+    element.
+    """
     made = build(sde_type)
     velocity = latent().requires_grad_()
     output = made.draw(velocity, latent(), index, torch.ones(LATENT))
@@ -97,7 +103,9 @@ def test_equalizer_weights_follow_from_the_gradient_norms(sde_type):
     torch.testing.assert_close(weights, balancing_factors(norms))
     is_stochastic = norms > 0
     median = sorted(norms[is_stochastic].tolist())[(int(is_stochastic.sum()) - 1) // 2]
-    torch.testing.assert_close((weights * norms)[is_stochastic], torch.full_like(norms[is_stochastic], median))
+    torch.testing.assert_close(
+        (weights * norms)[is_stochastic], torch.full_like(norms[is_stochastic], median)
+    )
 
 
 # --- properties that GRPO needs ----------------------------------------------------------------
@@ -127,7 +135,9 @@ def test_samples_of_a_batch_may_be_at_different_steps(latent, sde_type):
 
 
 def test_the_gradient_flows_through_the_mean_and_not_through_the_outcome(latent):
-    """A sampled outcome moves with the mean; without detaching it, its log-probability would be constant."""
+    """A sampled outcome moves with the mean; without detaching it, its log-probability would be
+    constant.
+    """
     made = build()
     velocity, sample, noise = latent().requires_grad_(), latent(), latent()
     drawn = made.draw(velocity, sample, 5, noise)
@@ -181,7 +191,9 @@ def test_a_batch_may_mix_deterministic_and_stochastic_samples(latent):
     output = made.score(velocity, latent(), [19, 10], latent())
     (gradient,) = torch.autograd.grad(output.log_prob.sum(), velocity)
     assert output.log_prob[0] == 0 and output.log_prob[1] != 0
-    assert gradient.isfinite().all() and gradient[0].abs().max() == 0 and gradient[1].abs().max() > 0
+    assert (
+        gradient.isfinite().all() and gradient[0].abs().max() == 0 and gradient[1].abs().max() > 0
+    )
 
 
 def test_sage_with_100_steps_is_deterministic_only_at_the_first_step(latent):
@@ -201,7 +213,9 @@ def test_sage_with_100_steps_is_deterministic_only_at_the_first_step(latent):
 def test_a_deterministic_last_step_returns_the_predicted_data_and_is_not_trained(latent, sde_type):
     made = build(sde_type, 8, last_step="deterministic")
     velocity, sample = latent(), latent()
-    torch.testing.assert_close(made.draw(velocity, sample, 7, None).sample, sample - made.levels[7] * velocity)
+    torch.testing.assert_close(
+        made.draw(velocity, sample, 7, None).sample, sample - made.levels[7] * velocity
+    )
     assert made.stochastic_steps == list(range(7))
     assert made.equalizer_weights[-1] == 0
 
@@ -228,9 +242,17 @@ def test_a_schedule_cannot_be_changed():
 @pytest.mark.parametrize("sde_type", list(SAMPLERS))
 def test_bfloat16_inputs_are_computed_in_float32(latent, sde_type):
     made = build(sde_type)
-    sample, velocity, noise, outcome = latent().bfloat16(), latent().bfloat16(), latent(), latent().bfloat16()
+    sample, velocity, noise, outcome = (
+        latent().bfloat16(),
+        latent().bfloat16(),
+        latent(),
+        latent().bfloat16(),
+    )
     pairs = (
-        (made.draw(velocity, sample, 4, noise), made.draw(velocity.float(), sample.float(), 4, noise)),
+        (
+            made.draw(velocity, sample, 4, noise),
+            made.draw(velocity.float(), sample.float(), 4, noise),
+        ),
         (
             made.score(velocity, sample, [4, 4], outcome),
             made.score(velocity.float(), sample.float(), [4, 4], outcome.float()),
@@ -245,14 +267,18 @@ def test_bfloat16_inputs_are_computed_in_float32(latent, sde_type):
 # --- bad input ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("settings", [{"shift": 0.0}, {"shift": -1.0}, {"shift": float("nan")}, {"num_steps": 0}])
+@pytest.mark.parametrize(
+    "settings", [{"shift": 0.0}, {"shift": -1.0}, {"shift": float("nan")}, {"num_steps": 0}]
+)
 def test_the_number_of_steps_and_the_shift_must_be_positive(settings):
     with pytest.raises(ValueError, match="at least 1 step and a positive, finite shift, got"):
         build(**settings)
 
 
 def test_last_step_must_be_known():
-    with pytest.raises(ValueError, match="last_step must be stochastic or deterministic, got 'none'"):
+    with pytest.raises(
+        ValueError, match="last_step must be stochastic or deterministic, got 'none'"
+    ):
         build(last_step="none")
 
 

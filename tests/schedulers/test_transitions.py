@@ -1,4 +1,6 @@
-"""Tests of the four transitions: their closed forms, the marginals they keep, and their boundary rules."""
+"""Tests of the four transitions: their closed forms, the marginals they keep, and their boundary
+rules.
+"""
 
 import math
 
@@ -20,7 +22,11 @@ from hyvideo.schedulers.transitions import (
 )
 from tests.schedulers.expected import EXPECTED, expected_of
 
-VARIANCES = [name for name, sampler in SAMPLERS.items() if isinstance(sampler.step(0.8, 0.6, 0.7, 0.9), float)]
+VARIANCES = [
+    name
+    for name, sampler in SAMPLERS.items()
+    if isinstance(sampler.step(0.8, 0.6, 0.7, 0.9), float)
+]
 LEVELS = shifted_levels(20, 5.0)
 PLACES = (0, 1, 10, 19)  # first, second, middle and last step
 INTERIOR = [(0.95, 0.9), (0.9, 0.7), (0.5, 0.45), (0.2, 0.05), (0.2, 0.0)]
@@ -79,7 +85,9 @@ def test_mean_is_the_euler_step_plus_half_the_variance_times_the_score(sde_type,
     score = -(x - (1 - sigma) * x0_hat) / sigma**2
     expected = x + (sigma_next - sigma) * v + step.std**2 / 2 * score
     assert step.a * x + step.b * v == pytest.approx(expected, rel=1e-10)
-    assert step.std**2 == pytest.approx(SAMPLERS[sde_type].step(sigma, sigma_next, 0.7, 0.9), rel=1e-12)
+    assert step.std**2 == pytest.approx(
+        SAMPLERS[sde_type].step(sigma, sigma_next, 0.7, 0.9), rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("sigma, sigma_next", [(1.0, 0.9), *INTERIOR[:-1]])
@@ -102,12 +110,15 @@ def test_gradient_norm_is_the_mean_slope_in_standard_deviations():
 def test_gradient_norm_of_cps_follows_the_log_prob_without_constants():
     step = SAMPLERS["cps"].transition(0.8, 0.6, 0.5, 0.9)
     slope = -0.8 * 0.4 + 0.2 * 0.6 * math.cos(math.pi / 4)
-    assert SAMPLERS["cps"].log_prob_grad_norm(step) == pytest.approx(-2 * slope * 0.6 * math.sin(math.pi / 4))
+    assert SAMPLERS["cps"].log_prob_grad_norm(step) == pytest.approx(
+        -2 * slope * 0.6 * math.sin(math.pi / 4)
+    )
 
 
 def test_gradient_norms_of_sage_span_a_range_of_147():
     norms = [
-        SAMPLERS["sage_grpo"].log_prob_grad_norm(step) for step in schedule("sage_grpo", LEVELS, 0.5, "stochastic")
+        SAMPLERS["sage_grpo"].log_prob_grad_norm(step)
+        for step in schedule("sage_grpo", LEVELS, 0.5, "stochastic")
     ]
     assert (norms[0], norms[-1]) == (pytest.approx(0.0188, abs=5e-5), pytest.approx(2.77, abs=5e-3))
     assert norms[-1] / norms[0] == pytest.approx(147, abs=1)
@@ -117,7 +128,9 @@ def test_gradient_norms_of_sage_span_a_range_of_147():
 
 
 def final_variance_error(sde_type, num_steps, eta_of, data_std=0.5):
-    """Return the final deviation of the variance from the marginal, for Gaussian data and the exact velocity."""
+    """Return the final deviation of the variance from the marginal, for Gaussian data and the exact
+    velocity.
+    """
 
     def marginal(sigma):
         return (1 - sigma) ** 2 * data_std**2 + sigma**2
@@ -126,7 +139,9 @@ def final_variance_error(sde_type, num_steps, eta_of, data_std=0.5):
     variance = marginal(levels[0])
     for sigma, sigma_next in zip(levels, levels[1:]):
         slope = (sigma - (1 - sigma) * data_std**2) / marginal(sigma)  # E[x1 - x0 | x] = slope * x
-        step = SAMPLERS[sde_type].transition(sigma, sigma_next, eta_of(sigma - sigma_next), levels[1])
+        step = SAMPLERS[sde_type].transition(
+            sigma, sigma_next, eta_of(sigma - sigma_next), levels[1]
+        )
         variance = (step.a + step.b * slope) ** 2 * variance + step.std**2
     return abs(variance - marginal(levels[-1]))
 
@@ -140,7 +155,9 @@ def test_marginals_are_kept_to_first_order_in_the_step(sde_type, eta):
 
 
 def test_cps_keeps_marginals_if_its_noise_is_proportional_to_the_step():
-    """At a fixed eta, cps replaces a fixed share of the noise in each step, which narrows Gaussian data."""
+    """At a fixed eta, cps replaces a fixed share of the noise in each step, which narrows Gaussian
+    data.
+    """
 
     def eta_of(width):
         return 2 / math.pi * math.asin(math.sqrt(0.5 * width))
@@ -165,7 +182,9 @@ def test_cps_keeps_the_marginals_of_a_single_data_point_for_any_number_of_steps(
 
 
 def test_the_levels_of_four_steps_are_those_of_released_students():
-    """The samplers of LightX2V's student of HunyuanVideo-1.5 and of AnyFlow step through these five levels."""
+    """The samplers of LightX2V's student of HunyuanVideo-1.5 and of AnyFlow step through these five
+    levels.
+    """
     expected = (1.0, 0.9375, 0.8333333333333334, 0.625, 0.0)
     assert shifted_levels(4, 5.0) == levels_of_steps(4, 5.0) == pytest.approx(expected, abs=1e-15)
     assert levels_of_steps(4, 7.0, "1,0.9375,0.8333333333333334,0.625") == expected
@@ -173,7 +192,9 @@ def test_the_levels_of_four_steps_are_those_of_released_students():
 
 @pytest.mark.parametrize("levels", [shifted_levels(4, 5.0), (1.0, 0.757, 0.522, 0.0)])
 def test_cps_at_eta_1_is_the_sampler_that_predicts_the_data_and_adds_new_noise(levels):
-    """The sampler of DMD2, rCM, Self-Forcing and FastWan: x' = (1 - sigma') x0_hat + sigma' noise, exactly."""
+    """The sampler of DMD2, rCM, Self-Forcing and FastWan: x' = (1 - sigma') x0_hat + sigma' noise,
+    exactly.
+    """
     steps = schedule("cps", levels, 1.0, "stochastic")
     torch.manual_seed(0)
     made = Schedule(sampler_of("cps"), levels, steps)
@@ -218,7 +239,9 @@ def test_sage_is_deterministic_if_both_levels_are_above_the_clamp(num_steps):
 
 def test_sage_is_deterministic_just_below_the_clamp_instead_of_having_a_negative_variance():
     assert sage_variance(1.0, 0.9969999, 0.5, 0.9969999) == 0
-    assert SAMPLERS["sage_grpo"].transition(1.0, 0.9969999, 0.5, 0.9969999) == ode_transition(1.0, 0.9969999)
+    assert SAMPLERS["sage_grpo"].transition(1.0, 0.9969999, 0.5, 0.9969999) == ode_transition(
+        1.0, 0.9969999
+    )
 
 
 @pytest.mark.parametrize("eta", [0.5, 1.0])
@@ -233,7 +256,11 @@ def test_a_deterministic_last_step_ends_at_the_predicted_data(sde_type):
     deterministic = schedule(sde_type, LEVELS, 0.5, "deterministic")
     stochastic = schedule(sde_type, LEVELS, 0.5, "stochastic")
     assert deterministic[:-1] == stochastic[:-1]
-    assert deterministic[-1].a == 1 and deterministic[-1].b == -LEVELS[-2] and deterministic[-1].std == 0
+    assert (
+        deterministic[-1].a == 1
+        and deterministic[-1].b == -LEVELS[-2]
+        and deterministic[-1].std == 0
+    )
 
 
 @pytest.mark.parametrize("sde_type", list(SAMPLERS))

@@ -1,4 +1,6 @@
-"""Tests of custom samplers from a file: equality with built-in ones, noise matching, and error messages."""
+"""Tests of custom samplers from a file: equality with built-in ones, noise matching, and error
+messages.
+"""
 
 import math
 
@@ -54,16 +56,24 @@ def place(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("eta", [0.01, 0.5, 0.7, 3.0])
 def test_a_variance_linear_in_eta_is_matched_at_its_closed_form(place, eta):
-    """``V = eta d`` sums to eta, sage to ``eta^2 (log(1 / 0.003) - 1)``; a root would give 1.54, not 2.36."""
+    """``V = eta d`` sums to eta, sage to ``eta^2 (log(1 / 0.003) - 1)``; a root would give 1.54,
+    not 2.36.
+    """
     expected = eta**2 * (math.log(1 / 0.003) - 1)
-    assert matched_eta(f"sage_grpo:{eta}", place("linear"), **RUN) == pytest.approx(expected, rel=1e-12)
-    assert matched_eta(f"{place('linear')}:{expected!r}", "sage_grpo", **RUN) == pytest.approx(eta, rel=1e-12)
+    assert matched_eta(f"sage_grpo:{eta}", place("linear"), **RUN) == pytest.approx(
+        expected, rel=1e-12
+    )
+    assert matched_eta(f"{place('linear')}:{expected!r}", "sage_grpo", **RUN) == pytest.approx(
+        eta, rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("window", ["fixed:0:5", "random:3"])
 def test_a_variance_linear_in_eta_is_matched_inside_a_window(place, window):
     eta = matched_eta("dance_grpo:0.3", place("linear"), sde_window=window, **RUN)
-    assert total_variance(place("linear"), LEVELS, eta, "stochastic", window) == pytest.approx(0.09, rel=1e-12)
+    assert total_variance(place("linear"), LEVELS, eta, "stochastic", window) == pytest.approx(
+        0.09, rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("sde_type", ["sage_grpo", "flow_grpo", "dance_grpo", "cps"])
@@ -79,14 +89,27 @@ def test_bisection_finds_the_closed_form_of_built_in_samplers(sde_type, target):
 @pytest.mark.parametrize(
     "name, target, message",
     [
-        ("falling", "dance_grpo:1.5", "variance is 2.25 .* custom.py:falling is at most 1, at eta .*; lower the eta"),
-        ("constant", "dance_grpo:0.5", "variance is 0.25 .* custom.py:constant jumps past it at eta .*; set eta"),
+        (
+            "falling",
+            "dance_grpo:1.5",
+            "variance is 2.25 .* custom.py:falling is at most 1, at eta .*; lower the eta",
+        ),
+        (
+            "constant",
+            "dance_grpo:0.5",
+            "variance is 0.25 .* custom.py:constant jumps past it at eta .*; set eta",
+        ),
         (
             "constant",
             "dance_grpo:1.5",
-            "variance is 2.25 .* custom.py:constant is at most 1, at eta 1000; lower the eta of dance",
+            "variance is 2.25 .* custom.py:constant is at most 1, at eta 1000; lower the eta of "
+            "dance",
         ),
-        ("jump", "dance_grpo:2", "cannot be reached: its variance is 4 .* jumps past it at eta 0.3; set eta"),
+        (
+            "jump",
+            "dance_grpo:2",
+            "cannot be reached: its variance is 4 .* jumps past it at eta 0.3; set eta",
+        ),
     ],
 )
 def test_noise_that_cannot_be_matched_raises_an_error(place, name, target, message):
@@ -95,15 +118,21 @@ def test_noise_that_cannot_be_matched_raises_an_error(place, name, target, messa
 
 
 def test_a_variance_that_falls_only_above_the_matched_eta_is_matched(place):
-    assert matched_eta("dance_grpo:0.5", place("falling"), **RUN) == pytest.approx(1 / 3, rel=1e-12)  # sin^2(pi / 6)
+    # sin^2(pi / 6)
+    assert matched_eta("dance_grpo:0.5", place("falling"), **RUN) == pytest.approx(1 / 3, rel=1e-12)
 
 
 # --- sampling and replay -----------------------------------------------------------------------
 
 
 def sample_and_replay(sde_type, eta):
-    """Return latents and log-probabilities of a rollout, and the log-probabilities of its replay."""
-    made, generator = Schedule.build(sde_type, num_steps=20, shift=5.0, eta=eta), torch.Generator().manual_seed(0)
+    """Return latents and log-probabilities of a rollout, and the log-probabilities of its
+    replay.
+    """
+    made, generator = (
+        Schedule.build(sde_type, num_steps=20, shift=5.0, eta=eta),
+        torch.Generator().manual_seed(0),
+    )
     latent, found = torch.randn(2, 4, 3, generator=generator), []
     for index in range(20):
         velocity, noise = torch.randn(2, 2, 4, 3, generator=generator)
@@ -116,10 +145,13 @@ def sample_and_replay(sde_type, eta):
 
 @pytest.mark.parametrize("name, built_in", [("dance", "dance_grpo"), ("full", "cps")])
 def test_a_custom_sampler_equals_the_built_in_one_bit_for_bit(place, name, built_in):
-    for custom, expected in zip(sample_and_replay(place(name), 0.4), sample_and_replay(built_in, 0.4), strict=True):
+    for custom, expected in zip(
+        sample_and_replay(place(name), 0.4), sample_and_replay(built_in, 0.4), strict=True
+    ):
         assert torch.equal(custom, expected)
     custom, expected = (
-        Schedule.build(sde_type, num_steps=20, shift=5.0, eta=0.4) for sde_type in (place(name), built_in)
+        Schedule.build(sde_type, num_steps=20, shift=5.0, eta=0.4)
+        for sde_type in (place(name), built_in)
     )
     assert torch.equal(custom.equalizer_weights, expected.equalizer_weights)
 
@@ -172,7 +204,8 @@ def test_an_invalid_sampler_raises_an_error(place, name, message):
 
 
 @pytest.mark.parametrize(
-    "code, message", [("def (", "SyntaxError"), ("1 / 0", "ZeroDivisionError"), ("exit(0)", "SystemExit: 0")]
+    "code, message",
+    [("def (", "SyntaxError"), ("1 / 0", "ZeroDivisionError"), ("exit(0)", "SystemExit: 0")],
 )
 def test_a_file_that_fails_to_run_raises_an_error(tmp_path, code, message):
     (tmp_path / "custom.py").write_text(code)
@@ -183,7 +216,8 @@ def test_a_file_that_fails_to_run_raises_an_error(tmp_path, code, message):
 
 
 STEP_1 = (
-    "custom.py:f is not defined at step 1 of 20 with sigma=1, sigma_next=0.9896, eta=0.5, sigma_after_first=0.9896: "
+    "custom.py:f is not defined at step 1 of 20 with sigma=1, sigma_next=0.9896, eta=0.5, "
+    "sigma_after_first=0.9896: "
 )
 STEP_20 = "at step 20 of 20 with sigma=0.2083, sigma_next=0, eta=0.5, sigma_after_first=0.9896: "
 
@@ -191,11 +225,17 @@ STEP_20 = "at step 20 of 20 with sigma=0.2083, sigma_next=0, eta=0.5, sigma_afte
 @pytest.mark.parametrize(
     "body, message",
     [
-        ("return float('nan')", STEP_1 + "it must return a finite variance >= 0, or a Transition .*, got nan"),
+        (
+            "return float('nan')",
+            STEP_1 + "it must return a finite variance >= 0, or a Transition .*, got nan",
+        ),
         ("return -0.1", STEP_1 + ".*got -0.1"),
         ("return None", STEP_1 + ".*got None"),
         ("return '0.1'", STEP_1 + ".*got '0.1'"),
-        ("return Transition(1.0, float('inf'), 0.1)", STEP_1 + r".*got Transition\(a=1.0, b=inf, std=0.1\)"),
+        (
+            "return Transition(1.0, float('inf'), 0.1)",
+            STEP_1 + r".*got Transition\(a=1.0, b=inf, std=0.1\)",
+        ),
         ("return Transition(1.0, -0.1, -0.1)", STEP_1 + ".*std >= 0, got"),
         ("return Transition(1.0, 0.0, 0.1)", STEP_1 + ".*b != 0 .*, got"),
         ("return 1 / (1 - sigma)", STEP_1 + "it raised ZeroDivisionError: "),
@@ -206,12 +246,16 @@ STEP_20 = "at step 20 of 20 with sigma=0.2083, sigma_next=0, eta=0.5, sigma_afte
 )
 def test_the_error_for_an_undefined_step_shows_its_arguments_and_result(tmp_path, body, message):
     head = "import math\nfrom hyvideo.schedulers.transitions import Transition\n"
-    (tmp_path / "custom.py").write_text(f"{head}def f(sigma, sigma_next, eta, sigma_after_first):\n    {body}\n")
+    (tmp_path / "custom.py").write_text(
+        f"{head}def f(sigma, sigma_next, eta, sigma_after_first):\n    {body}\n"
+    )
     with pytest.raises(ValueError, match=message):
         schedule(f"{tmp_path}/custom.py:f", LEVELS, 0.5, "stochastic")
 
 
 def test_eta_must_be_at_most_max_eta(place):
-    with pytest.raises(ValueError, match=r"eta must be within \[0, 1\] for custom.py:full, got 1.5"):
+    with pytest.raises(
+        ValueError, match=r"eta must be within \[0, 1\] for custom.py:full, got 1.5"
+    ):
         schedule(place("full"), LEVELS, 1.5, "stochastic")
     assert schedule(place("full"), LEVELS, 1.0, "stochastic")

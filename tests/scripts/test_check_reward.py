@@ -33,7 +33,9 @@ def test_a_broken_scorer_exits_with_1(monkeypatch, capsys):
     monkeypatch.setattr(MiniatureScorer, "score", lambda *_, **__: [])
     assert run(monkeypatch, *MINIATURE) == 1
     output = " ".join(capsys.readouterr().out.split())
-    assert output.startswith("failed answer score: ValueError: score must return a list with one dict per video (1)")
+    assert output.startswith(
+        "failed answer score: ValueError: score must return a list with one dict per video (1)"
+    )
 
 
 def test_a_missing_dimension_exits_with_1(monkeypatch, capsys):
@@ -43,12 +45,18 @@ def test_a_missing_dimension_exits_with_1(monkeypatch, capsys):
 
 def test_a_scorer_in_a_custom_file_is_checked(monkeypatch, tmp_path, capsys):
     code = "class Frames:\n    def __init__(self, scale=1.0): self.scale = scale\n"
-    code += "    def score(self, v, p, *, fps): return [{'frames': self.scale * len(video)} for video in v]\n"
+    code += (
+        "    def score(self, v, p, *, fps): return [{'frames': self.scale * len(video)} for video "
+        "in v]\n"
+    )
     code += "    def check_prompts(self, p): ...\n    def held_out(self, v, p): return {}\n"
     (tmp_path / "custom.py").write_text(code)
     monkeypatch.chdir(tmp_path)
     words = ["--reward_model", "custom.py:Frames", "--dimensions", "frames", "--quick"]
-    for options in ('--reward_config={"custom.py:Frames": {"scale": 0.5}}', '--options={"scale": 0.5}'):
+    for options in (
+        '--reward_config={"custom.py:Frames": {"scale": 0.5}}',
+        '--options={"scale": 0.5}',
+    ):
         assert run(monkeypatch, *words, options) == 0
         assert "frames 24.5" in capsys.readouterr().out
 
@@ -57,9 +65,27 @@ def test_a_user_video_is_scored(monkeypatch, tmp_path, capsys):
     trial = miniature_trial()
     write_video(tmp_path / "clip.mp4", trial.video, trial.fps)
     golden = ROOT / "tests" / "golden" / "videoalign"
-    scorer = ["--reward_model", "videoalign", "--model_path", golden / "VideoReward", "--device", "cpu"]
+    scorer = [
+        "--reward_model",
+        "videoalign",
+        "--model_path",
+        golden / "VideoReward",
+        "--device",
+        "cpu",
+    ]
     options = ["--options", f'{{"base": "{golden / "base"}"}}', "--quick"]
-    assert run(monkeypatch, *scorer, *options, "--video", tmp_path / "clip.mp4", "--prompt", trial.prompt) == 0
+    assert (
+        run(
+            monkeypatch,
+            *scorer,
+            *options,
+            "--video",
+            tmp_path / "clip.mp4",
+            "--prompt",
+            trial.prompt,
+        )
+        == 0
+    )
     assert "Overall" in capsys.readouterr().out
 
 
@@ -67,14 +93,26 @@ def test_a_user_video_is_scored(monkeypatch, tmp_path, capsys):
     "arguments, message",
     [
         (["--reward_model", "taste"], "reward_model must be one of"),
-        (["--reward_model", "videoalign", "--model_path", "nowhere"], "model_config.json does not exist"),
-        (["--reward_model", "clip", "--model_path", "./nowhere"], "no CLIP model could be read from ./nowhere"),
+        (
+            ["--reward_model", "videoalign", "--model_path", "nowhere"],
+            "model_config.json does not exist",
+        ),
+        (
+            ["--reward_model", "clip", "--model_path", "./nowhere"],
+            "no CLIP model could be read from ./nowhere",
+        ),
         (["--reward_model", "nowhere.py:Own"], "No such file"),
         ([*MINIATURE, "--options", '{"depth": 3}'], "has no option depth"),
-        ([*MINIATURE, "--options", '{"device": "cpu", "root": "."}'], "must not set device, root of miniature"),
+        (
+            [*MINIATURE, "--options", '{"device": "cpu", "root": "."}'],
+            "must not set device, root of miniature",
+        ),
         ([*MINIATURE, "--options", "{"], "reward_config"),
         ([*MINIATURE, "--reward_config", '{"clip": {}}'], "has no option clip"),
-        ([*MINIATURE, "--reward_config", '{"miniature": 1}'], "must map miniature to a mapping of options"),
+        (
+            [*MINIATURE, "--reward_config", '{"miniature": 1}'],
+            "must map miniature to a mapping of options",
+        ),
         ([*MINIATURE, "--video", "a.mp4"], "--video needs --prompt"),
         ([*MINIATURE, "--video", "a.mp4", "--prompt", "a"], "no video file a.mp4"),
     ],

@@ -16,7 +16,9 @@ WAN = [name for name, version in RELEASED.items() if version.family == "wan"]
 
 def download(*flags, **environment):
     command = ["bash", "download_weights.sh", *map(str, flags)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | environment)
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, env=os.environ | environment
+    )
 
 
 def planned(*flags):
@@ -34,19 +36,27 @@ def program(folder, name, script):
 
 def test_the_default_is_the_480p_model_with_quoted_text_and_reward():
     commands = planned()
-    assert ["hf", "download", "tencent/HunyuanVideo-1.5", "--include", "transformer/480p_t2v/*"] in [
-        command[:5] for command in commands
-    ]
+    assert [
+        "hf",
+        "download",
+        "tencent/HunyuanVideo-1.5",
+        "--include",
+        "transformer/480p_t2v/*",
+    ] in [command[:5] for command in commands]
     hubs = [command[2] for command in commands if command[0] == "hf"]
     assert "KlingTeam/VideoReward" in hubs and "google/byt5-small" in hubs
     assert "black-forest-labs/FLUX.1-Redux-dev" not in hubs
-    assert ["modelscope", "download", "--model", "AI-ModelScope/Glyph-SDXL-v2"] in [c[:4] for c in commands]
+    assert ["modelscope", "download", "--model", "AI-ModelScope/Glyph-SDXL-v2"] in [
+        c[:4] for c in commands
+    ]
     assert commands[-1] == ["python", str(ROOT / "scripts/check_checkpoints.py"), "./ckpts"]
 
 
 def test_the_script_and_the_report_list_the_same_downloads(tmp_path):
     root = tmp_path / "my ckpts"
-    commands = planned("--out", root, "--version", "480p_t2v,480p_i2v", "--with=quoted_text,reward,metrics")
+    commands = planned(
+        "--out", root, "--version", "480p_t2v,480p_i2v", "--with=quoted_text,reward,metrics"
+    )
     reported = [shlex.split(part.download) for part in parts_of(root)[1]]
     assert sorted(commands[:-1]) == sorted(reported)
 
@@ -60,15 +70,22 @@ def test_the_script_and_the_report_list_the_same_downloads_for_wan(version, tmp_
     assert sorted(commands[:-1]) == sorted(shlex.split(part.download) for part in parts)
     repository = commands[0][2]
     assert repository.endswith("-Diffusers")
-    assert version == "wan" + repository.removeprefix("Wan-AI/Wan").removesuffix("-Diffusers").lower().replace("-", "_")
+    assert version == "wan" + repository.removeprefix("Wan-AI/Wan").removesuffix(
+        "-Diffusers"
+    ).lower().replace("-", "_")
 
 
 def test_a_version_of_wan_has_a_separate_folder_and_no_glyph_encoder():
     commands = planned("--version", WAN[0])
-    assert {command[2] for command in commands[:-1]} == {"Wan-AI/Wan2.1-T2V-1.3B-Diffusers", "KlingTeam/VideoReward"}
+    assert {command[2] for command in commands[:-1]} == {
+        "Wan-AI/Wan2.1-T2V-1.3B-Diffusers",
+        "KlingTeam/VideoReward",
+    }
     out = f"./ckpts/{WAN[0]}"
     assert commands[-1][-1] == out
-    assert all(command[command.index("--local-dir") + 1].startswith(out) for command in commands[:-1])
+    assert all(
+        command[command.index("--local-dir") + 1].startswith(out) for command in commands[:-1]
+    )
     from_modelscope = planned("--version", WAN[0], "--source", "modelscope", "--with", "none")
     assert {command[0] for command in from_modelscope[:-1]} == {"modelscope"}
 
@@ -76,7 +93,11 @@ def test_a_version_of_wan_has_a_separate_folder_and_no_glyph_encoder():
 def test_versions_can_be_listed_or_repeated_and_i2v_adds_its_encoder():
     commands = planned("--version", "480p_t2v,720p_t2v", "--version=720p_i2v", "--with", "none")
     patterns = [command[4] for command in commands if "--include" in command]
-    assert patterns[2:] == ["transformer/480p_t2v/*", "transformer/720p_t2v/*", "transformer/720p_i2v/*"]
+    assert patterns[2:] == [
+        "transformer/480p_t2v/*",
+        "transformer/720p_t2v/*",
+        "transformer/720p_i2v/*",
+    ]
     assert "black-forest-labs/FLUX.1-Redux-dev" in [command[2] for command in commands]
 
 
@@ -94,7 +115,11 @@ def test_every_version_can_be_downloaded(name):
 
 @pytest.mark.parametrize("name", SUPER_RESOLUTION)
 def test_a_super_resolution_model_has_two_folders(name):
-    patterns = [command[4] for command in planned("--version", name, "--with", "none") if "--include" in command]
+    patterns = [
+        command[4]
+        for command in planned("--version", name, "--with", "none")
+        if "--include" in command
+    ]
     assert patterns[2:] == [f"transformer/{name}/*", f"upsampler/{name}/*"]
 
 
@@ -102,11 +127,21 @@ def test_a_super_resolution_model_has_two_folders(name):
     "flags, words",
     [
         (["--version", "480p"], "unknown version 480p"),
-        *((["--version", name], "not supported") for name in UNSUPPORTED if name not in SUPER_RESOLUTION),
-        (["--version", f"480p_t2v,{WAN[0]}"], "download one version at a time: each version of Wan has its own folder"),
+        *(
+            (["--version", name], "not supported")
+            for name in UNSUPPORTED
+            if name not in SUPER_RESOLUTION
+        ),
+        (
+            ["--version", f"480p_t2v,{WAN[0]}"],
+            "download one version at a time: each version of Wan has its own folder",
+        ),
         (["--version", WAN[0], "--version", "480p_t2v"], "download one version at a time"),
         (["--version", ",".join(WAN[:2])], "download one version at a time"),
-        (["--version", WAN[0], "--with", "reward,quoted_text"], "--with quoted_text is only for HunyuanVideo-1.5"),
+        (
+            ["--version", WAN[0], "--with", "reward,quoted_text"],
+            "--with quoted_text is only for HunyuanVideo-1.5",
+        ),
         (["--version", WAN[0], "--with", "i2v"], "--with i2v is only for HunyuanVideo-1.5"),
         (["--with", "sound"], "--with: unknown part sound"),
         (["--source", "disk"], "--source must be"),
@@ -138,7 +173,9 @@ def isolated_script(tmp_path):
     def run(*flags, **environment):
         environment = {"PATH": str(programs), "HOME": str(tmp_path)} | environment
         command = [programs / "bash", tmp_path / "download_weights.sh", *flags]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
+        return subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, env=environment
+        )
 
     return programs, run
 
@@ -148,7 +185,10 @@ def test_missing_programs_are_reported_before_the_first_download(isolated_script
     assert "hf and huggingface-cli are missing" in run("--with", "reward").stderr
     program(programs, "hf", "exit 1")
     message = run("--with", "quoted_text").stderr
-    assert "modelscope is missing (the glyph encoder of quoted_text is only on ModelScope). Install it: " in message
+    assert (
+        "modelscope is missing (the glyph encoder of quoted_text is only on ModelScope). Install "
+        "it: " in message
+    )
     assert "pip install modelscope" in message and "--with reward" in message
     assert "glyph" not in run("--source", "modelscope", "--with", "none").stderr
     gated = run("--with", "i2v")
@@ -167,4 +207,7 @@ def test_the_printed_commands_are_run_until_one_fails(isolated_script):
     failed = run("--with", "none")
     assert failed.returncode == 3
     assert len(failed.stdout.splitlines()) == 1
-    assert "the download failed (is there a network?); run the same command again to resume it" in failed.stderr
+    assert (
+        "the download failed (is there a network?); run the same command again to resume it"
+        in failed.stderr
+    )

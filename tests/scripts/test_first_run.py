@@ -1,4 +1,6 @@
-"""The run that starts if no flag names a model: its device and folder, and the commands that train a larger model."""
+"""The run that starts if no flag names a model: its device and folder, and the commands that train
+a larger model.
+"""
 
 import os
 import shlex
@@ -25,7 +27,9 @@ def in_an_empty_folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """A function that puts an nvidia-smi for a driver on PATH, and makes torch see that many GPUs."""
+    """A function that puts an nvidia-smi for a driver on PATH, and makes torch see that
+    many GPUs.
+    """
 
     def install(*, driver="580.65.06", gpus, error=None):
         (tmp_path / "bin").mkdir()
@@ -63,41 +67,67 @@ def test_a_gpu_with_an_old_driver_or_a_failing_computation_is_not_used_and_the_r
     monkeypatch.setattr("sys.argv", ["first_run.py"])
     main()
     printed = capsys.readouterr()
-    assert printed.out.split() == ["--config", "configs/miniature.yaml", "--output_dir", "outputs/miniature"]
+    assert printed.out.split() == [
+        "--config",
+        "configs/miniature.yaml",
+        "--output_dir",
+        "outputs/miniature",
+    ]
     assert (
-        "training the miniature on the CPU: torch cannot use the NVIDIA GPUs of this machine, got driver 550.54.15"
-        in (printed.err)
+        "training the miniature on the CPU: torch cannot use the NVIDIA GPUs of this machine, got "
+        "driver 550.54.15" in (printed.err)
     )
 
 
 def test_a_gpu_on_which_a_computation_fails_is_not_used(machine):
-    machine(gpus=1, error="CUDA error: no kernel image is available for execution on the device\nmore lines")
+    machine(
+        gpus=1,
+        error="CUDA error: no kernel image is available for execution on the device\nmore lines",
+    )
     gpus = find_gpus()
     assert gpus.number == 0 and "--device" not in flags_of_run([], gpus)
-    assert "on the CPU: a computation on GPU 0 failed: CUDA error: no kernel image is available" in message([], gpus)
+    assert (
+        "on the CPU: a computation on GPU 0 failed: CUDA error: no kernel image is available"
+        in message([], gpus)
+    )
 
 
 def test_a_machine_without_gpus_trains_on_the_cpu_without_a_problem(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setenv("PATH", "")
     assert find_gpus() == Gpus()
-    assert message([], Gpus()).splitlines()[0] == "run_post_train.sh: training the miniature on the CPU"
+    assert (
+        message([], Gpus()).splitlines()[0]
+        == "run_post_train.sh: training the miniature on the CPU"
+    )
 
 
-def test_on_a_gpu_the_miniature_learns_with_its_own_settings_and_one_batch_in_rollout_and_update(monkeypatch):
-    """Settings of the machine only, and equal shapes, which make the ratios of the first update exactly 1."""
+def test_on_a_gpu_the_miniature_learns_with_its_own_settings_and_one_batch_in_rollout_and_update(
+    monkeypatch,
+):
+    """Settings of the machine only, and equal shapes, which make the ratios of the first update
+    exactly 1.
+    """
     monkeypatch.chdir(ROOT)
     assert {TRAITS[name].decides for name in ON_GPU} == {"machine"}
     flags = flags_of_run([], H100)
     config = parse(flags).config
-    assert config.model.device == "cuda" and config.is_batched and config.distributed.enable_compile == "false"
+    assert (
+        config.model.device == "cuda"
+        and config.is_batched
+        and config.distributed.enable_compile == "false"
+    )
     per_update = make_plan(config).rollouts // config.loss.num_updates_per_rollout
     assert config.rows_per_pass == config.rollout.batch_size == per_update
     changed = {
-        name for name, value in load_config("configs/miniature.yaml").flat().items() if config.flat()[name] != value
+        name
+        for name, value in load_config("configs/miniature.yaml").flat().items()
+        if config.flat()[name] != value
     }
     assert changed - {"output_dir"} == {*ON_GPU}
-    assert "on the GPU (NVIDIA H100 80GB HBM3); --device cpu trains it on the CPU" in message([], H100)
+    assert "on the GPU (NVIDIA H100 80GB HBM3); --device cpu trains it on the CPU" in message(
+        [], H100
+    )
 
 
 @pytest.mark.parametrize("device", [["--device", "cpu"], ["--device=cuda"]])
@@ -123,7 +153,9 @@ HUNYUAN = "hunyuanvideo15"
         (H100, "wan2.1_t2v_1.3b", "wan21_8gpu_nft", 8),
     ],
 )
-def test_the_next_commands_fit_the_weights_and_the_gpus(gpus, weights, config, world_size, tmp_path):
+def test_the_next_commands_fit_the_weights_and_the_gpus(
+    gpus, weights, config, world_size, tmp_path
+):
     if weights:
         (tmp_path / "ckpts" / weights).mkdir(parents=True)
     commands = [shlex.split(command, comments=True) for command in next_commands(gpus)]

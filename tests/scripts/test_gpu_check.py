@@ -22,7 +22,8 @@ from tests.cuda.speed import Workload
 
 LIMIT_OF_A_PART, LIMIT_OF_ALL = 570, 40 * 60  # seconds
 MIB = 2**20
-COPIED_MIB, WHEELS_MIB = 64, 11  # what may be copied to a rented machine; wheels of scripts/pack_for_gpu.sh
+# what may be copied to a rented machine; wheels of scripts/pack_for_gpu.sh
+COPIED_MIB, WHEELS_MIB = 64, 11
 
 
 @pytest.mark.slow
@@ -55,7 +56,9 @@ def test_the_first_checks_pass_with_tiny_models_on_a_cpu(tmp_path, monkeypatch):
     folders = ["--output_dir", str(tmp_path / "out"), "--work_dir", str(tmp_path / "work")]
     code = main(["eager", "--only", *chosen, "--tiny", "--device", "cpu", *folders])
     results = json.loads((tmp_path / "out" / "gpu.json").read_text())
-    assert code == 0 and [(result["check"], result["ok"]) for result in results] == [(name, True) for name in chosen]
+    assert code == 0 and [(result["check"], result["ok"]) for result in results] == [
+        (name, True) for name in chosen
+    ]
     assert [row["grad"] for row in results[2]["rows"] if "grad" in row] == [0]
 
 
@@ -64,11 +67,15 @@ def test_the_limits_of_each_part_fit_ten_minutes_and_leave_time():
         assert sum(check.seconds for check in checks.values()) <= LIMIT_OF_A_PART
         for name, check in checks.items():
             assert check.seconds >= 1.5 * check.expected, name
-    assert sum(check.seconds for checks in PARTS.values() for check in checks.values()) <= LIMIT_OF_ALL
+    assert (
+        sum(check.seconds for checks in PARTS.values() for check in checks.values()) <= LIMIT_OF_ALL
+    )
 
 
 def test_every_config_is_named_by_a_check_and_every_named_config_exists():
-    named = {name for checks in PARTS.values() for check in checks.values() for name in check.configs}
+    named = {
+        name for checks in PARTS.values() for check in checks.values() for name in check.configs
+    }
     assert named == set(config_files()) - {"miniature_dpo"}  # it needs rated pairs
 
 
@@ -83,7 +90,9 @@ def test_a_number_of_the_summary_names_a_check_and_a_test_of_it():
     for number in NUMBERS:
         source = (ROOT / checks[number.check].arguments[0].partition("::")[0]).read_text()
         test = re.match(r"(test_\w+)", number.row)
-        assert number.low <= number.high and (test is None or f"def {test[1]}(" in source), number.title
+        assert number.low <= number.high and (test is None or f"def {test[1]}(" in source), (
+            number.title
+        )
 
 
 @pytest.mark.parametrize("version", ["480p_t2v_distilled", "wan2.1_t2v_1.3b"])
@@ -97,19 +106,32 @@ def test_the_checkpoints_of_the_pilots_have_the_released_sizes(tmp_path, version
 
 
 @pytest.mark.parametrize("version", ["480p_t2v_distilled", "wan2.1_t2v_1.3b"])
-def test_a_vae_that_is_loaded_to_a_gpu_with_random_weights_is_channels_last(tmp_path, monkeypatch, version):
-    """The check `decode` loads its VAE in this way. Its device is replaced, because here is no GPU."""
+def test_a_vae_that_is_loaded_to_a_gpu_with_random_weights_is_channels_last(
+    tmp_path, monkeypatch, version
+):
+    """The check `decode` loads its VAE in this way.
+
+    Its device is replaced, because here is no GPU.
+    """
     full_width.write(tmp_path / "checkpoints", version, ["a cat"], is_tiny=True)
-    monkeypatch.setattr("hyvideo.models.loading._load_weights", on_cpu("hyvideo.models.loading", "_load_weights", 3))
-    monkeypatch.setattr("hyvideo.models.loading._stream", on_cpu("hyvideo.models.loading", "_stream", 3))
+    monkeypatch.setattr(
+        "hyvideo.models.loading._load_weights", on_cpu("hyvideo.models.loading", "_load_weights", 3)
+    )
+    monkeypatch.setattr(
+        "hyvideo.models.loading._stream", on_cpu("hyvideo.models.loading", "_stream", 3)
+    )
     vae = load_vae(tmp_path / "checkpoints", device="cuda", random_weights_seed=0)
     weights = [module.weight for module in vae.modules() if isinstance(module, torch.nn.Conv3d)]
-    assert weights and all(weight.is_contiguous(memory_format=torch.channels_last_3d) for weight in weights)
+    assert weights and all(
+        weight.is_contiguous(memory_format=torch.channels_last_3d) for weight in weights
+    )
     assert "load_vae(root," in (ROOT / "tests/cuda/test_decode.py").read_text()
 
 
 def on_cpu(module, name, position):
-    """Return a function of a module with its argument ``device``, at a position, replaced by the CPU."""
+    """Return a function of a module with its argument ``device``, at a position, replaced by the
+    CPU.
+    """
     original = getattr(sys.modules[module], name)
     return lambda *arguments: original(*arguments[:position], "cpu", *arguments[position + 1 :])
 
@@ -119,13 +141,17 @@ def test_the_working_tree_and_the_wheels_can_be_copied_to_a_rented_machine():
     if done.returncode:
         pytest.skip("needs git")
     files = [ROOT / name for name in done.stdout.split("\0") if name]
-    assert sum(file.stat().st_size for file in files if file.is_file()) / MIB + WHEELS_MIB < COPIED_MIB
+    assert (
+        sum(file.stat().st_size for file in files if file.is_file()) / MIB + WHEELS_MIB < COPIED_MIB
+    )
 
 
 def test_hyvideo_can_be_imported_with_the_replacement_of_av():
     code = "import av, hyvideo.data.videos; assert 'without_av' in av.__file__; av.open('x')"
     environment = {"PYTHONPATH": f"{WITHOUT_AV}:{ROOT}", "PATH": ""}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
     assert "this check needs the package av" in done.stderr.splitlines()[-1]
 
 
@@ -136,14 +162,22 @@ def test_blocks_run_eagerly_after_a_failed_compilation(tmp_path, monkeypatch):
     model = work.transformer()
     prepare(model, {"text"})
     workload.arrange(model, compile=True)
-    assert workload.compile_problem() == "" and model.transformer_blocks[0]._compiled_call_impl is not None
+    assert (
+        workload.compile_problem() == ""
+        and model.transformer_blocks[0]._compiled_call_impl is not None
+    )
     (tmp_path / workload.COMPILE_FAILED).write_text("RuntimeError: PassManager::run failed")
     workload.arrange(model, compile=True)
-    assert "PassManager" in workload.compile_problem() and model.transformer_blocks[0]._compiled_call_impl is None
+    assert (
+        "PassManager" in workload.compile_problem()
+        and model.transformer_blocks[0]._compiled_call_impl is None
+    )
 
 
 @pytest.mark.parametrize("value, is_rounded", [(None, True), ("true", True), ("false", False)])
-def test_a_variable_compiles_without_rounding_between_fused_operations(monkeypatch, value, is_rounded):
+def test_a_variable_compiles_without_rounding_between_fused_operations(
+    monkeypatch, value, is_rounded
+):
     monkeypatch.setattr(workload, "DEVICE", torch.device("cpu"))
     monkeypatch.delenv(PRECISION_CASTS, raising=False)
     if value:
@@ -159,12 +193,17 @@ def test_a_variable_compiles_without_rounding_between_fused_operations(monkeypat
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["eager", "--device", "cpu", "--tiny", "--only", "speed"], "--only must name checks among machine, attention"),
+        (
+            ["eager", "--device", "cpu", "--tiny", "--only", "speed"],
+            "--only must name checks among machine, attention",
+        ),
         (["weights", "--device", "cpu"], "weights needs --pretrained_model_root, the folder"),
         (["eager", "--out", "/proc/no/folder"], "the output must be a folder that can be created"),
     ],
 )
-def test_a_usage_error_exits_with_2_and_a_message(capsys, tmp_path, monkeypatch, arguments, message):
+def test_a_usage_error_exits_with_2_and_a_message(
+    capsys, tmp_path, monkeypatch, arguments, message
+):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:
         main(arguments)

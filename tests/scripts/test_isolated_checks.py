@@ -1,4 +1,6 @@
-"""A check that fails, hangs or dies is reported, later checks still run, and results are written after each."""
+"""A check that fails, hangs or dies is reported, later checks still run, and results are written
+after each.
+"""
 
 import json
 import os
@@ -9,8 +11,19 @@ from tests.conftest import ROOT
 from tests.isolated_checks import Check, Number, run_checks, summary
 
 NUMBERS = [
-    Number("speed of a product", "good", "test_good", "TFLOP/s", "at least 700", 700, 1e9, "look at the clock"),
-    Number("half of it", "slow", "test_slow", "TFLOP/s", "at least 400", 400, 1e9, "look at the clock"),
+    Number(
+        "speed of a product",
+        "good",
+        "test_good",
+        "TFLOP/s",
+        "at least 700",
+        700,
+        1e9,
+        "look at the clock",
+    ),
+    Number(
+        "half of it", "slow", "test_slow", "TFLOP/s", "at least 400", 400, 1e9, "look at the clock"
+    ),
 ]
 
 TESTS = """
@@ -75,7 +88,11 @@ def run(tmp_path, monkeypatch):
             on_row=on_row,
         )
         results = json.loads((tmp_path / "gpu.json").read_text())
-        return is_good, {result["check"]: result for result in results}, (tmp_path / "gpu.md").read_text()
+        return (
+            is_good,
+            {result["check"]: result for result in results},
+            (tmp_path / "gpu.md").read_text(),
+        )
 
     return run
 
@@ -86,7 +103,10 @@ def test_a_check_that_fails_hangs_or_dies_is_reported_and_the_others_run(run, tm
         "hangs": (["before", "hangs"], 4),
         "bad": (["bad", "good", "broken"], 20),
     }
-    checks |= {"unknown": (["unknown"], 20), "good": (["good", "environment"], 20, [], {"CHECK_VARIABLE": "1"})}
+    checks |= {
+        "unknown": (["unknown"], 20),
+        "good": (["good", "environment"], 20, [], {"CHECK_VARIABLE": "1"}),
+    }
     is_good, results, table = run(checks)
     assert not is_good
     assert [result["ok"] for result in results.values()] == [False] * 4 + [True]
@@ -94,17 +114,28 @@ def test_a_check_that_fails_hangs_or_dies_is_reported_and_the_others_run(run, tm
     message = "exit code 1: ValueError: must be positive, got -1"
     assert reasons == ["signal 9", "not finished within 4 s", message, "exit code 4", None]
     for name in ("dies", "hangs"):
-        assert [(row["what"], row["ok"]) for row in results[name]["rows"]] == [("test_before", True)]
+        assert [(row["what"], row["ok"]) for row in results[name]["rows"]] == [
+            ("test_before", True)
+        ]
     assert [(row["what"], row["ok"]) for row in results["bad"]["rows"]] == [
         ("test_bad", False),
         ("test_good", True),
         ("test_broken", False),
     ]
-    assert "| dies | **no** | signal 9 |  |" in table and "| bad | **no** | test_bad | difference 0.1, seconds" in table
+    assert (
+        "| dies | **no** | signal 9 |  |" in table
+        and "| bad | **no** | test_bad | difference 0.1, seconds" in table
+    )
     assert "ValueError: must be positive, got -1" in (tmp_path / "gpu.log").read_text()
-    assert "| good | yes | test_good | TFLOP/s 790.1, kernel a / b, seconds" in table and "# a title" in table
+    assert (
+        "| good | yes | test_good | TFLOP/s 790.1, kernel a / b, seconds" in table
+        and "# a title" in table
+    )
     child = int((tmp_path / "child").read_text())  # processes that a check started end with it
-    assert not os.path.exists(f"/proc/{child}") or "Z" in open(f"/proc/{child}/stat").read().split(")")[1].split()[0]
+    assert (
+        not os.path.exists(f"/proc/{child}")
+        or "Z" in open(f"/proc/{child}/stat").read().split(")")[1].split()[0]
+    )
 
 
 def test_results_are_written_after_each_check_and_late_checks_get_no_time(run, tmp_path):
@@ -119,7 +150,9 @@ def test_results_are_written_after_each_check_and_late_checks_get_no_time(run, t
     assert seen == [("first", "not finished within 0.3 s", 0), ("second", "no time was left", 1)]
 
 
-def test_a_killed_test_keeps_what_it_has_recorded_and_files_are_written_while_it_runs(run, tmp_path):
+def test_a_killed_test_keeps_what_it_has_recorded_and_files_are_written_while_it_runs(
+    run, tmp_path
+):
     seen = []
 
     def on_row(check, row):

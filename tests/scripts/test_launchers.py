@@ -1,4 +1,7 @@
-"""Launch scripts for several nodes: arguments, environment and signals. This machine acts as every node."""
+"""Launch scripts for several nodes: arguments, environment and signals.
+
+This machine acts as every node.
+"""
 
 import json
 import os
@@ -17,7 +20,8 @@ from tests.shallow import SHALLOW
 
 TRAIN = ["bash", "scripts/post_train/train_grpo.sh"]
 
-# A fake agent: logs its arguments and, if WAIT is set, waits for SIGTERM. With -c, it prints 3, the number of GPUs.
+# A fake agent: logs its arguments and, if WAIT is set, waits for SIGTERM. With -c, it prints 3, the
+# number of GPUs.
 PYTHON = """#!/usr/bin/env bash
 [ "$1" != -c ] || { echo 3; exit; }
 {
@@ -31,7 +35,8 @@ trap 'kill $!; echo ended > "$LOG.ended"; exit "${CODE:-1}"' TERM
 echo > "$LOG.waits"
 wait
 """
-# Like the real pdsh: expands %% and %h, and the node's login shell runs the command without our environment.
+# Like the real pdsh: expands %% and %h, and the node's login shell runs the command without our
+# environment.
 PDSH = """#!/usr/bin/env bash
 printf '%s\\n' "${@:1:$#-1}" > "$LOG.pdsh"
 command="${!#}"
@@ -49,7 +54,10 @@ exec env -i PATH="$PATH" LOG="$LOG-$node" WAIT="${WAIT:-}" sh -c "${!#}"
 
 @pytest.fixture
 def start(tmp_path, monkeypatch):
-    """Start a script with fake programs first on PATH. Processes that still run after the test are terminated."""
+    """Start a script with fake programs first on PATH.
+
+    Processes that still run after the test are terminated.
+    """
     programs = tmp_path / "bin"
     programs.mkdir()
     started = []
@@ -58,11 +66,21 @@ def start(tmp_path, monkeypatch):
         for name, text in (fakes or {}).items():
             (programs / name).write_text(text)
             (programs / name).chmod(0o755)
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "NCCL_"))}
+        clean = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("SLURM_", "NCCL_"))
+        }
         path = f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-        clean |= {"PATH": path, "LOG": str(tmp_path / "log"), "SKIP_SETUP": "1", "OMP_NUM_THREADS": "1"} | environment
+        clean |= {
+            "PATH": path,
+            "LOG": str(tmp_path / "log"),
+            "SKIP_SETUP": "1",
+            "OMP_NUM_THREADS": "1",
+        } | environment
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        # As in a terminal: background jobs ignore SIGINT, and a script cannot trap an ignored signal.
+        # As in a terminal: background jobs ignore SIGINT, and a script cannot trap an ignored
+        # signal.
         pipes["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
         process = subprocess.Popen([*map(str, command)], cwd=ROOT, env=clean, **pipes)
         started.append(process)
@@ -108,10 +126,33 @@ def free_port():
 @pytest.mark.slow
 def test_two_nodes_train_one_run(start_real, tmp_path):
     out = tmp_path / "run with spaces"
-    flags = ["--config", "configs/smoke.yaml", "--max_steps", "1", "--output_dir", out, "--batch_size", "4"]
-    flags += ["--valid_video_csv", "", "--num_threads", "1", "--report_to", "none", "--cfg_scale", "1"]
+    flags = [
+        "--config",
+        "configs/smoke.yaml",
+        "--max_steps",
+        "1",
+        "--output_dir",
+        out,
+        "--batch_size",
+        "4",
+    ]
+    flags += [
+        "--valid_video_csv",
+        "",
+        "--num_threads",
+        "1",
+        "--report_to",
+        "none",
+        "--cfg_scale",
+        "1",
+    ]
     flags += ["--pretrained_model_root", SHALLOW]
-    places = {"NNODES": "2", "NPROC_PER_NODE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
+    places = {
+        "NNODES": "2",
+        "NPROC_PER_NODE": "1",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(free_port()),
+    }
     nodes = [start_real([*TRAIN, *flags], MAX_RESTARTS="0", **places) for _ in range(2)]
     for code, output in map(finish, nodes):
         assert code == 0, output
@@ -121,21 +162,41 @@ def test_two_nodes_train_one_run(start_real, tmp_path):
 
 
 def test_a_user_error_is_not_restarted_and_exits_with_2(start_real):
-    code, output = finish(start_real([*TRAIN, "--config", "configs/smoke.yaml", "--eta", "-1"], NPROC_PER_NODE="1"))
+    code, output = finish(
+        start_real([*TRAIN, "--config", "configs/smoke.yaml", "--eta", "-1"], NPROC_PER_NODE="1")
+    )
     assert code == 2 and output.count("eta must not be negative") == 1, output
 
 
 def test_the_agent_receives_the_node_settings_and_all_arguments(start, tmp_path):
-    places = {"NNODES": "4", "NPROC_PER_NODE": "8", "MASTER_ADDR": "node1", "MASTER_PORT": "1234", "RDZV_ID": "x"}
+    places = {
+        "NNODES": "4",
+        "NPROC_PER_NODE": "8",
+        "MASTER_ADDR": "node1",
+        "MASTER_PORT": "1234",
+        "RDZV_ID": "x",
+    }
     assert finish(start([*TRAIN, "--prompt", "a  'b' $c"], {"python": PYTHON}, **places)) == (0, "")
     arguments = agent_arguments(tmp_path / "log")
-    words = "--nnodes=4 --nproc_per_node=8 --rdzv-backend=c10d --rdzv-endpoint=node1:1234 --rdzv-id=x --max-restarts=3"
+    words = (
+        "--nnodes=4 --nproc_per_node=8 --rdzv-backend=c10d --rdzv-endpoint=node1:1234 --rdzv-id=x "
+        "--max-restarts=3"
+    )
     assert arguments[:2] == ["-m", "scripts.launch"] and set(words.split()) <= set(arguments)
-    assert arguments[-5:] == ["post_train.py", "--resume_from_checkpoint", "latest", "--prompt", "a  'b' $c"]
+    assert arguments[-5:] == [
+        "post_train.py",
+        "--resume_from_checkpoint",
+        "latest",
+        "--prompt",
+        "a  'b' $c",
+    ]
 
 
 def test_each_gpu_that_torch_counts_gets_a_process(start, tmp_path):
-    assert finish(start(TRAIN, {"python": PYTHON, "nvidia-smi": "echo GPU 0: of another user"}))[0] == 0
+    assert (
+        finish(start(TRAIN, {"python": PYTHON, "nvidia-smi": "echo GPU 0: of another user"}))[0]
+        == 0
+    )
     assert "--nproc_per_node=3" in agent_arguments(tmp_path / "log")
 
 
@@ -150,7 +211,9 @@ def test_each_gpu_that_torch_counts_gets_a_process(start, tmp_path):
         (["--config=EMPTY"], True),
     ],
 )
-def test_a_run_resumes_from_the_newest_checkpoint_unless_another_is_given(start, tmp_path, flags, resumes):
+def test_a_run_resumes_from_the_newest_checkpoint_unless_another_is_given(
+    start, tmp_path, flags, resumes
+):
     files = {"FILE": "resume_from_checkpoint: outputs/a\n", "EMPTY": "resume_from_checkpoint: ''\n"}
     for name, text in files.items():
         (tmp_path / name).write_text(text)
@@ -171,9 +234,13 @@ def test_a_run_resumes_from_the_newest_checkpoint_unless_another_is_given(start,
         (signal.SIGINT, 75, 143),
     ],
 )
-def test_a_signal_stops_the_agent_and_sigusr1_exits_with_75(start, tmp_path, sent, agent_code, code):
+def test_a_signal_stops_the_agent_and_sigusr1_exits_with_75(
+    start, tmp_path, sent, agent_code, code
+):
     os.mkfifo(tmp_path / "log.waits")
-    node = start(TRAIN, {"python": PYTHON}, WAIT="1", CODE=str(agent_code), PID_FILE=str(tmp_path / "pid"))
+    node = start(
+        TRAIN, {"python": PYTHON}, WAIT="1", CODE=str(agent_code), PID_FILE=str(tmp_path / "pid")
+    )
     wait_for(tmp_path / "log.waits")
     node.send_signal(sent)
     assert finish(node)[0] == code
@@ -184,14 +251,23 @@ HARD = ["--prompt", 'it\'s 100% %h "quoted" $HOME\nsecond line', "--empty", "", 
 
 
 def test_every_argument_survives_pdsh(start, tmp_path):
-    environment = {"NODES": "node1,node2", "NCCL_DEBUG": "INFO WARN", "SECRET_KEY": "hidden", "NPROC_PER_NODE": "2"}
+    environment = {
+        "NODES": "node1,node2",
+        "NCCL_DEBUG": "INFO WARN",
+        "SECRET_KEY": "hidden",
+        "NPROC_PER_NODE": "2",
+    }
     fakes = {"pdsh": PDSH, "python": PYTHON}
-    code, output = finish(start(["bash", "run_post_train_multinode.sh", *HARD], fakes, **environment))
+    code, output = finish(
+        start(["bash", "run_post_train_multinode.sh", *HARD], fakes, **environment)
+    )
     assert code == 0, output
     assert (tmp_path / "log.pdsh").read_text().split() == "-S -R ssh -f 2 -w node1,node2".split()
     recorded = (tmp_path / "log.agent").read_text()
     assert "".join(f"[{argument}]\n" for argument in HARD) in recorded
-    assert {"[--nnodes=2]", "[--nproc_per_node=2]", "[--rdzv-endpoint=node1:29500]"} <= set(recorded.splitlines())
+    assert {"[--nnodes=2]", "[--nproc_per_node=2]", "[--rdzv-endpoint=node1:29500]"} <= set(
+        recorded.splitlines()
+    )
     assert "NCCL_DEBUG=INFO WARN" in recorded and "SECRET" not in recorded
 
 
@@ -206,21 +282,34 @@ def without_pdsh(tmp_path):
 
 def test_without_pdsh_the_nodes_of_a_file_are_reached_by_ssh(start, tmp_path):
     (tmp_path / "nodes").write_text("# the cluster\nuser@node1 slots=8\n\nnode2  # the second\n")
-    environment = {"NODE_FILE": str(tmp_path / "nodes"), "PATH": without_pdsh(tmp_path), "PASS_ENV": "SECRET_KEY"}
+    environment = {
+        "NODE_FILE": str(tmp_path / "nodes"),
+        "PATH": without_pdsh(tmp_path),
+        "PASS_ENV": "SECRET_KEY",
+    }
     environment["SECRET_KEY"] = "passed"
     fakes = {"ssh": SSH, "python": PYTHON}
-    code, output = finish(start(["bash", "run_post_train_multinode.sh", *HARD], fakes, **environment))
+    code, output = finish(
+        start(["bash", "run_post_train_multinode.sh", *HARD], fakes, **environment)
+    )
     assert code == 0, output
-    assert {"user@node1: hello from user@node1", "node2: hello from node2"} <= set(output.splitlines())
+    assert {"user@node1: hello from user@node1", "node2: hello from node2"} <= set(
+        output.splitlines()
+    )
     for node in ("user@node1", "node2"):
         recorded = (tmp_path / f"log-{node}.agent").read_text()
-        assert "".join(f"[{argument}]\n" for argument in HARD) in recorded and "SECRET_KEY=passed" in recorded
+        assert (
+            "".join(f"[{argument}]\n" for argument in HARD) in recorded
+            and "SECRET_KEY=passed" in recorded
+        )
         assert "[--rdzv-endpoint=node1:29500]" in recorded
 
 
 def test_nothing_starts_if_a_node_is_unreachable_or_has_no_repository(start, tmp_path):
     environment, fakes = {"PATH": without_pdsh(tmp_path)}, {"ssh": SSH, "python": PYTHON}
-    code, output = finish(start(["bash", "run_post_train_multinode.sh"], fakes, NODES="node1,broken", **environment))
+    code, output = finish(
+        start(["bash", "run_post_train_multinode.sh"], fakes, NODES="node1,broken", **environment)
+    )
     assert code == 2 and "cannot reach a node, or it has no repository" in output
     environment |= {"NODES": "node1", "REMOTE_DIR": "/no where"}
     code, output = finish(start(["bash", "run_post_train_multinode.sh"], fakes, **environment))
@@ -251,7 +340,9 @@ def test_stopping_the_launcher_stops_the_nodes(start, tmp_path, program):
     ],
 )
 def test_an_invalid_list_of_nodes_is_rejected(start, environment, words):
-    code, output = finish(start(["bash", "run_post_train_multinode.sh"], {"pdsh": "exit 1"}, **environment))
+    code, output = finish(
+        start(["bash", "run_post_train_multinode.sh"], {"pdsh": "exit 1"}, **environment)
+    )
     assert code == 2 and words in output
 
 
@@ -271,7 +362,10 @@ def test_slurm_options_that_users_edit_come_first():
 
 
 def test_a_slurm_job_has_all_the_memory_of_a_node():
-    """Several times the weights: offloaded copies and those of a checkpoint. Slurm's default is a share per core."""
+    """Several times the weights: offloaded copies and those of a checkpoint.
+
+    Slurm's default is a share per core.
+    """
     assert "#SBATCH --mem=0" in (ROOT / "scripts/post_train/slurm.sbatch").read_text().splitlines()
 
 
@@ -283,15 +377,25 @@ def test_files_that_git_does_not_track_are_not_linted(tmp_path):
     for command in (["git", "init", "-q"], ["git", "add", "scripts"]):
         subprocess.run(command, cwd=tmp_path, check=True)
     (tmp_path / "my_rewards.py").write_text("import  os")
-    run = subprocess.run(["bash", "scripts/test.sh"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        ["bash", "scripts/test.sh"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     assert run.stdout.splitlines() == ["check scripts/ours.py", "format --check scripts/ours.py"]
 
 
 @pytest.mark.parametrize("srun_code, requeued", [(0, False), (1, False), (75, True)])
-def test_slurm_starts_each_node_and_requeues_after_exit_code_75(start, tmp_path, srun_code, requeued):
+def test_slurm_starts_each_node_and_requeues_after_exit_code_75(
+    start, tmp_path, srun_code, requeued
+):
     scontrol = 'echo "scontrol $*" >> "$LOG.slurm"; [ "$1" != show ] || printf "n1\\nn2\\n"\n'
-    srun = 'printf "%s " "$MASTER_ADDR" "$NNODES" "$NPROC_PER_NODE" "$@" >> "$LOG.slurm"; echo >> "$LOG.slurm"\n'
-    fakes = {name: "#!/usr/bin/env bash\n" + text for name, text in [("scontrol", scontrol), ("srun", srun)]}
+    srun = (
+        'printf "%s " "$MASTER_ADDR" "$NNODES" "$NPROC_PER_NODE" "$@" >> "$LOG.slurm"; echo >> '
+        '"$LOG.slurm"\n'
+    )
+    fakes = {
+        name: "#!/usr/bin/env bash\n" + text
+        for name, text in [("scontrol", scontrol), ("srun", srun)]
+    }
     fakes["srun"] += f"exit {srun_code}\n"
     job = {
         "SLURM_SUBMIT_DIR": str(ROOT),
@@ -305,14 +409,17 @@ def test_slurm_starts_each_node_and_requeues_after_exit_code_75(start, tmp_path,
     assert code == (0 if requeued else srun_code), output
     hostnames, started, *after = (tmp_path / "log.slurm").read_text().splitlines()
     assert hostnames == "scontrol show hostnames n[1-2]"
-    assert started.startswith("n1 2 8 ") and started.endswith("bash scripts/post_train/train_grpo.sh --eta 1 2 ")
+    assert started.startswith("n1 2 8 ") and started.endswith(
+        "bash scripts/post_train/train_grpo.sh --eta 1 2 "
+    )
     assert " --cpus-per-task=96 " in started
     assert after == (["scontrol requeue 7"] if requeued else [])
 
 
-# --- run_post_train.sh ------------------------------------------------------------------------------------------------
+# --- run_post_train.sh ----------------------------------------------------------------------------
 
-# With -c it prints the number of GPUs, `scripts.first_run` is real, and every other command is printed.
+# With -c it prints the number of GPUs, `scripts.first_run` is real, and every other command is
+# printed.
 TRAINING = """#!/usr/bin/env bash
 case "$*" in
     *driver_problem*) echo "driver 550 is too old" ;;
@@ -330,7 +437,9 @@ REFERENCE = "--pretrained_model_root ./ckpts --learning_rate 1e-5 --sp_size 2 --
 
 @pytest.fixture
 def first_command(start, tmp_path):
-    """A function that runs run_post_train.sh in a copy of the repository, and returns what it starts and its stderr."""
+    """A function that runs run_post_train.sh in a copy of the repository, and returns what it
+    starts and its stderr.
+    """
     copy = tmp_path / "repository"
     (copy / "scripts").mkdir(parents=True)
     (copy / "scripts" / "setup.sh").write_text("")
@@ -341,8 +450,14 @@ def first_command(start, tmp_path):
     def run(*flags, gpus=0, weights=(), **environment):
         for folder in weights:
             (copy / folder).mkdir(parents=True, exist_ok=True)
-        environment = {"GPUS": str(gpus), "REAL_PYTHON": python(), "PYTHONPATH": str(copy)} | environment
-        process = start(["bash", copy / "run_post_train.sh", *flags], {"python": TRAINING}, **environment)
+        environment = {
+            "GPUS": str(gpus),
+            "REAL_PYTHON": python(),
+            "PYTHONPATH": str(copy),
+        } | environment
+        process = start(
+            ["bash", copy / "run_post_train.sh", *flags], {"python": TRAINING}, **environment
+        )
         code, output = finish(process)
         assert code == 0, output
         lines = output.splitlines()
@@ -352,11 +467,18 @@ def first_command(start, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("weights", [(), ("ckpts/transformer/480p_t2v_distilled",)], ids=["no_weights", "weights"])
-def test_without_a_named_model_the_miniature_is_trained_whether_or_not_there_are_weights(first_command, weights):
+@pytest.mark.parametrize(
+    "weights", [(), ("ckpts/transformer/480p_t2v_distilled",)], ids=["no_weights", "weights"]
+)
+def test_without_a_named_model_the_miniature_is_trained_whether_or_not_there_are_weights(
+    first_command, weights
+):
     started, messages = first_command(weights=weights)
     assert started == [*MINIATURE, *OUTPUT_DIR]
-    assert "training the miniature on the CPU" in messages and "the reason: no flag names a model" in messages
+    assert (
+        "training the miniature on the CPU" in messages
+        and "the reason: no flag names a model" in messages
+    )
     assert ("download_weights.sh" in messages) == (not weights)
     assert ("configs/hunyuanvideo15_1gpu" in messages) == bool(weights)
     started, _ = first_command("--eta", "0.5", "--max_steps=2", "--out", "outputs/mine")
@@ -366,12 +488,26 @@ def test_without_a_named_model_the_miniature_is_trained_whether_or_not_there_are
 def test_a_second_miniature_gets_a_new_folder_and_nproc_its_processes(first_command, tmp_path):
     (tmp_path / "repository/outputs/miniature").mkdir(parents=True)
     assert first_command()[0] == [*MINIATURE, "--output_dir", "outputs/miniature-2"]
-    assert first_command("--resume_from_checkpoint", "latest")[0] == [*MINIATURE, "--resume_from_checkpoint", "latest"]
-    assert first_command(NPROC="2")[0][:4] == ["-m", "scripts.launch", "--standalone", "--nproc_per_node=2"]
+    assert first_command("--resume_from_checkpoint", "latest")[0] == [
+        *MINIATURE,
+        "--resume_from_checkpoint",
+        "latest",
+    ]
+    assert first_command(NPROC="2")[0][:4] == [
+        "-m",
+        "scripts.launch",
+        "--standalone",
+        "--nproc_per_node=2",
+    ]
 
 
 @pytest.mark.parametrize(
-    "flags", [REFERENCE, ["--transformer_version", "480p_t2v"], ["--pretrained_transformer_version=480p_t2v"]]
+    "flags",
+    [
+        REFERENCE,
+        ["--transformer_version", "480p_t2v"],
+        ["--pretrained_transformer_version=480p_t2v"],
+    ],
 )
 def test_flags_of_the_reference_that_name_a_model_start_a_run_at_full_size(first_command, flags):
     assert first_command(*flags, gpus=8)[0] == [*EIGHT, *FULL_SIZE, *flags]
@@ -397,9 +533,12 @@ def test_setup_says_what_it_needs_before_it_installs_anything(start, tmp_path, f
         shutil.copy(ROOT / name, copy / name)
     fakes = {
         "old_python": '#!/usr/bin/env bash\n[ "$1" != -m ] || { echo "installs"; exit 3; }\n',
-        "df": f'#!/usr/bin/env bash\nprintf "Filesystem 1024-blocks Used Available\\ndisk 1 1 {free_kb}\\n"\n',
+        "df": '#!/usr/bin/env bash\nprintf "Filesystem 1024-blocks Used Available\\ndisk 1 1 '
+        f'{free_kb}\\n"\n',
     }
     code, output = finish(start(["bash", copy / "scripts/setup.sh"], fakes, PYTHON="old_python"))
     before = output.partition("installs")[0]
     assert code == 3 and "torch comes with CUDA" in before and "5.4 GB of disk" in before
-    assert ("WARNING: .venv may need 6 GB of disk while it is created, got 3 GB free" in before) is warns
+    assert (
+        "WARNING: .venv may need 6 GB of disk while it is created, got 3 GB free" in before
+    ) is warns

@@ -25,7 +25,10 @@ def call(exit_code, capsys):
 
 
 def test_serving_and_analysis_do_not_import_torch():
-    code = "import sys, scripts.preference_study, studies.preference.analysis; sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys, scripts.preference_study, studies.preference.analysis; sys.exit('torch' in "
+        "sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -33,7 +36,17 @@ def test_methods_are_folders_or_policies_whose_videos_are_generated(call, tmp_pa
     prompts = ["a red circle moves left", "a blue square moves up"]
     (tmp_path / "prompts.csv").write_text("prompt\n" + "\n".join(prompts) + "\n")
     theirs = write_folder(tmp_path / "theirs", prompts)
-    make = ("make", tmp_path / "study", "--raters", 2, "--pairs", 2, "--methods", "base", f"theirs={theirs}")
+    make = (
+        "make",
+        tmp_path / "study",
+        "--raters",
+        2,
+        "--pairs",
+        2,
+        "--methods",
+        "base",
+        f"theirs={theirs}",
+    )
     flags = (
         "--config",
         "configs/miniature.yaml",
@@ -45,28 +58,47 @@ def test_methods_are_folders_or_policies_whose_videos_are_generated(call, tmp_pa
     code, output = call(*make, "--checks", 1, *flags)
     assert code == 0, output
     assert output.endswith(
-        f"raters: 2, pairs of each: 2; next: python -m scripts.preference_study serve {tmp_path}/study\n"
+        "raters: 2, pairs of each: 2; next: python -m scripts.preference_study serve "
+        f"{tmp_path}/study\n"
     )
     key = json.loads((tmp_path / "study/key.json").read_text())
     assert key["methods"] == ["base", "theirs"] and len(key["pairs"]) == 2 * 4
-    assert {source.split("/")[-2] for pair in key["pairs"].values() for source in pair["sources"]} == {"base", "theirs"}
+    assert {
+        source.split("/")[-2] for pair in key["pairs"].values() for source in pair["sources"]
+    } == {"base", "theirs"}
     (tmp_path / "study/answers.sqlite").write_bytes(b"no database" * 99)
     code, output = call(*make, *flags)
     old = f"'{tmp_path}/study/videos', '{tmp_path}/study/answers.sqlite'"
-    assert code == 2 and f"the folder already contains a study: delete {old}, or choose another" in output
+    assert (
+        code == 2
+        and f"the folder already contains a study: delete {old}, or choose another" in output
+    )
     code, output = call("analyse", tmp_path / "study")
     assert code == 2 and output == "preference_study.py: file is not a database\n"
     (tmp_path / "study/answers.sqlite").unlink()
     (tmp_path / "other.json").write_text('{"token": "of another study", "answers": {"x": {}}}')
     code, output = call("analyse", tmp_path / "study", "--answers", tmp_path / "other.json")
-    assert code == 2 and output.startswith(f"preference_study.py: {tmp_path}/other.json: answers must belong to")
+    assert code == 2 and output.startswith(
+        f"preference_study.py: {tmp_path}/other.json: answers must belong to"
+    )
     code, output = call("serve", tmp_path / "study", "--static", tmp_path / "pages")
     assert code == 0 and f"wrote the pages of 2 raters to {tmp_path}/pages" in output
 
 
 def test_of_several_processes_only_the_main_one_writes_the_study(call, tmp_path, monkeypatch):
     folders = [f"{name}={write_folder(tmp_path / name)}" for name in ("ours", "theirs")]
-    make = ("make", tmp_path / "study", "--raters", 2, "--pairs", 2, "--checks", 1, "--methods", *folders)
+    make = (
+        "make",
+        tmp_path / "study",
+        "--raters",
+        2,
+        "--pairs",
+        2,
+        "--checks",
+        1,
+        "--methods",
+        *folders,
+    )
     for rank, is_written in ((1, False), (0, True)):
         monkeypatch.setattr(processes, "rank", lambda rank=rank: rank)
         code, output = call(*make)
@@ -83,11 +115,16 @@ def test_an_invalid_study_is_rejected_before_videos_are_generated(call, tmp_path
         "unknown flag --rater;": ("--rater", 5, "--methods", "base", "theirs=/nowhere"),
     }
     for message, flags in wrong.items():
-        code, output = call("make", tmp_path / "study", *flags, "--config", "configs/miniature.yaml")
+        code, output = call(
+            "make", tmp_path / "study", *flags, "--config", "configs/miniature.yaml"
+        )
         assert code == 2 and message in output, output
     for command in ("serve", "analyse"):
         code, output = call(command, tmp_path / "study")
-        assert code == 2 and f"{tmp_path}/study/study.json must have the format that `make` writes" in output
+        assert (
+            code == 2
+            and f"{tmp_path}/study/study.json must have the format that `make` writes" in output
+        )
     assert not (tmp_path / "study").exists()
     for edited in (
         '{"questions": {"VQ": "?",}}',
@@ -97,22 +134,52 @@ def test_an_invalid_study_is_rejected_before_videos_are_generated(call, tmp_path
     ):
         (tmp_path / "study.json").write_text(edited)
         code, output = call("serve", tmp_path, "--static", tmp_path / "pages")
-        assert code == 2 and f"{tmp_path}/study.json must have the format that `make` writes" in output, output
+        assert (
+            code == 2 and f"{tmp_path}/study.json must have the format that `make` writes" in output
+        ), output
 
 
 def test_videos_of_an_earlier_study_are_not_rated(call, tmp_path):
     (tmp_path / "prompts.csv").write_text("prompt\na red circle\na blue square\n")
-    write_folder(tmp_path / "study/made/base", ["a red circle", "a blue square", "a star"], name="{:04d}")
+    write_folder(
+        tmp_path / "study/made/base", ["a red circle", "a blue square", "a star"], name="{:04d}"
+    )
     theirs = write_folder(tmp_path / "theirs")
-    make = ("make", tmp_path / "study", "--raters", 2, "--pairs", 2, "--checks", 1, "--methods", "base")
+    make = (
+        "make",
+        tmp_path / "study",
+        "--raters",
+        2,
+        "--pairs",
+        2,
+        "--checks",
+        1,
+        "--methods",
+        "base",
+    )
     flags = ("--config", "configs/miniature.yaml", "--valid_video_csv", tmp_path / "prompts.csv")
     code, output = call(*make, f"theirs={theirs}", *flags)
-    assert code == 2 and f"would include '{tmp_path}/study/made/base/0002.mp4', a video of an earlier one" in output
+    assert (
+        code == 2
+        and f"would include '{tmp_path}/study/made/base/0002.mp4', a video of an earlier one"
+        in output
+    )
 
 
 def test_a_pipe_of_answers_is_not_waited_for(call, tmp_path):
     folders = [f"{name}={write_folder(tmp_path / name)}" for name in ("ours", "theirs")]
-    make = ("make", tmp_path / "study", "--raters", 2, "--pairs", 2, "--checks", 1, "--methods", *folders)
+    make = (
+        "make",
+        tmp_path / "study",
+        "--raters",
+        2,
+        "--pairs",
+        2,
+        "--checks",
+        1,
+        "--methods",
+        *folders,
+    )
     assert call(*make)[0] == 0
     os.mkfifo(tmp_path / "answers.json")
     code, output = call("analyse", tmp_path / "study", "--answers", tmp_path / "answers.json")

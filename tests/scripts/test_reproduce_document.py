@@ -30,7 +30,9 @@ ENDS = {
 
 
 def lines_of_the_pages():
-    """Return the commands of scripts.reproduce_* in code blocks of the README and docs/, with continuation lines."""
+    """Return the commands of scripts.reproduce_* in code blocks of the README and docs/, with
+    continuation lines.
+    """
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     text = "\n".join(page.read_text(encoding="utf-8") for page in pages).replace("\\\n", " ")
     found = re.findall(r"^python -m (scripts\.reproduce_\w+) ([^#\n]*)", text, re.MULTILINE)
@@ -38,7 +40,9 @@ def lines_of_the_pages():
 
 
 @pytest.mark.parametrize("module, flags", lines_of_the_pages())
-def test_a_reproduce_command_of_the_pages_runs_as_printed(module, flags, tmp_path, monkeypatch, capsys):
+def test_a_reproduce_command_of_the_pages_runs_as_printed(
+    module, flags, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(ROOT)
     dry = [] if "--dry_run" in flags else ["--dry_run"]
     monkeypatch.setattr("sys.argv", [module, *shlex.split(flags), *dry, "--out", str(tmp_path)])
@@ -78,16 +82,27 @@ def test_the_hours_of_a_section_are_those_of_the_dry_run(title, tmp_path, monkey
     hours = []
     for seeds in (["0"], ["0", "1", "2", "3", "4"]):
         words = shlex.split(flags.replace("--seeds 0", "")) + ["--seeds", *seeds, "--dry_run"]
-        monkeypatch.setattr("sys.argv", [module, *words, "--output_dir", str(tmp_path), "--extra", absent])
+        monkeypatch.setattr(
+            "sys.argv", [module, *words, "--output_dir", str(tmp_path), "--extra", absent]
+        )
         import_module(module).main()
-        (found,) = re.findall(r"^([\d,]+) GPU-hours at 580 TFLOP/s", capsys.readouterr().out, re.MULTILINE)
+        (found,) = re.findall(
+            r"^([\d,]+) GPU-hours at 580 TFLOP/s", capsys.readouterr().out, re.MULTILINE
+        )
         hours.append(found)
     one, five = hours
-    assert re.search(rf"GPU-hours: {one} for \d+ runs with one seed, {five} with five", SECTIONS[title])
+    assert re.search(
+        rf"GPU-hours: {one} for \d+ runs with one seed, {five} with five", SECTIONS[title]
+    )
 
 
 def test_every_measured_table_and_figure_has_a_section():
-    expected = {"Table 2", "Table 3", *(f"Figure {n}" for n in (3, 4, 7, 8, 9)), "Figures 6 and 10 to 12"}
+    expected = {
+        "Table 2",
+        "Table 3",
+        *(f"Figure {n}" for n in (3, 4, 7, 8, 9)),
+        "Figures 6 and 10 to 12",
+    }
     assert expected == SECTIONS.keys() and len(COMMANDS) > 12
 
 

@@ -15,15 +15,23 @@ CONFIGS = ROOT / "configs"
 def configs_of(level):
     """Return the names of the configs of a level."""
     patterns = re.findall(r"`([^`]+)`", ROWS[level])
-    return {str(path.relative_to(CONFIGS).with_suffix("")) for p in patterns for path in CONFIGS.glob(f"{p}.yaml")}
+    return {
+        str(path.relative_to(CONFIGS).with_suffix(""))
+        for p in patterns
+        for path in CONFIGS.glob(f"{p}.yaml")
+    }
 
 
 def test_every_config_has_one_level():
     configs = [*CONFIGS.glob("*.yaml"), *CONFIGS.glob("paper/*.yaml")]
     levels = [
-        name for level in ("measured", "reproduced", "tried", "checked", "predicted") for name in configs_of(level)
+        name
+        for level in ("measured", "reproduced", "tried", "checked", "predicted")
+        for name in configs_of(level)
     ]
-    assert sorted(levels) == sorted(str(path.relative_to(CONFIGS).with_suffix("")) for path in configs)
+    assert sorted(levels) == sorted(
+        str(path.relative_to(CONFIGS).with_suffix("")) for path in configs
+    )
     assert len(ROWS) == 5
 
 
@@ -35,9 +43,13 @@ def test_measured_and_reproduced_recipes_have_a_standard():
 
 @pytest.mark.parametrize("name", sorted(configs_of("measured")))
 def test_a_measured_recipe_has_ranges_over_seeds(name):
-    (recipe,) = re.findall(rf"^\| (\*\*[^|]*?\*\*)[^|]* \| `configs/{name}.yaml` \|", PAGE, re.MULTILINE)
+    (recipe,) = re.findall(
+        rf"^\| (\*\*[^|]*?\*\*)[^|]* \| `configs/{name}.yaml` \|", PAGE, re.MULTILINE
+    )
     assert re.search(
-        rf"^\| {re.escape(recipe)}(?:, seeds [^|]*)? \| \d+ \| \d\.\d\d to \d\.\d\d \|", PAGE, re.MULTILINE
+        rf"^\| {re.escape(recipe)}(?:, seeds [^|]*)? \| \d+ \| \d\.\d\d to \d\.\d\d \|",
+        PAGE,
+        re.MULTILINE,
     ), recipe
 
 
@@ -49,7 +61,9 @@ def test_checked_recipes_run_in_the_tests_and_predicted_ones_are_called_predicte
     }
     text = (ROOT / "tests" / "training" / "test_distill_objective.py").read_text()
     assert 'load_config("configs/miniature_student.yaml"' in text
-    assert 'load_config(\n        "configs/smoke.yaml"' in (ROOT / "tests" / "conftest.py").read_text()
+    assert (
+        'load_config(\n        "configs/smoke.yaml"' in (ROOT / "tests" / "conftest.py").read_text()
+    )
     for page in ("cost", "train_hunyuanvideo", "train_wan"):
         text = TEXTS[f"docs/{page}.md"]
         listed = set(re.findall(r"configs/([\w/]+)\.yaml", text)) & configs_of("predicted")

@@ -1,12 +1,14 @@
-"""The first iterations of the miniature's recipes have the metrics that are committed in this folder.
+"""The first iterations of the miniature's recipes have the metrics that are committed in this
+folder.
 
-A file has the metrics of five iterations of the config with its name, on one thread, except times and memory. To update
-those that have moved by more than the tolerance:
+A file has the metrics of five iterations of the config with its name, on one thread, except times
+and memory. To update those that have moved by more than the tolerance:
 
     python -m pytest tests/standards --slow --regenerate
 
-The commit message must then say why they moved. With the same torch, CPU instructions and one thread, the metrics are
-equal to the last bit. `tolerance.json` has the tolerance for other CPUs and the deviations from which it was derived.
+The commit message must then say why they moved. With the same torch, CPU instructions and one
+thread, the metrics are equal to the last bit. `tolerance.json` has the tolerance for other CPUs and
+the deviations from which it was derived.
 """
 
 import json
@@ -26,7 +28,13 @@ RECIPES = ("miniature", "miniature_guidance", "miniature_nft", "miniature_paper"
 QUICK = {"miniature_guidance": 2, "miniature": 1}  # iterations without --slow
 NUM_ITERATIONS = 5
 NOT_COMPARED = ("time/", "memory/", "perf/", "quantiles/")
-OUTPUT = {"valid_video_csv": "", "log_video_interval": 0, "report": False, "report_to": ["none"], "num_threads": 1}
+OUTPUT = {
+    "valid_video_csv": "",
+    "log_video_interval": 0,
+    "report": False,
+    "report_to": ["none"],
+    "num_threads": 1,
+}
 TOLERANCE = json.loads((FOLDER / "tolerance.json").read_text())
 
 
@@ -44,24 +52,35 @@ def first_metrics(recipe, num_iterations, folder):
 
 def numbers(value):
     """Return a metric's values as a list; metrics by step have several, some of them None."""
-    return [math.nan if number is None else number for number in (value if isinstance(value, list) else [value])]
+    return [
+        math.nan if number is None else number
+        for number in (value if isinstance(value, list) else [value])
+    ]
 
 
 def deviation(expected, found, scale):
-    """Return the largest deviation of a metric relative to ``scale``, infinite if a value appears or disappears."""
+    """Return the largest deviation of a metric relative to ``scale``, infinite if a value appears
+    or disappears.
+    """
     old, new = numbers(expected), numbers(found)
     if [*map(math.isnan, old)] != [*map(math.isnan, new)]:
         return math.inf
-    largest = max((abs(x - y) for x, y in zip(old, new) if x != y and not math.isnan(x)), default=0.0)
+    largest = max(
+        (abs(x - y) for x, y in zip(old, new) if x != y and not math.isnan(x)), default=0.0
+    )
     return max(0.0, largest - TOLERANCE["absolute"]) / max(scale, TOLERANCE["absolute"])
 
 
 def deviations(standard, found):
-    """Yield name, iteration and deviation of each metric, relative to the largest value in the standard."""
+    """Yield name, iteration and deviation of each metric, relative to the largest value in the
+    standard.
+    """
     num_iterations = len(found["iteration"])
     for name in sorted(standard.keys() | found.keys()):
         expected = standard.get(name, [None] * NUM_ITERATIONS)
-        scale = max((abs(x) for value in expected for x in numbers(value) if not math.isnan(x)), default=0.0)
+        scale = max(
+            (abs(x) for value in expected for x in numbers(value) if not math.isnan(x)), default=0.0
+        )
         values = found.get(name, [None] * num_iterations)
         for iteration, (before, after) in enumerate(zip(expected, values), start=1):
             yield name, iteration, deviation(before, after, scale)
@@ -73,8 +92,13 @@ def moved(standard, found):
     for name, iteration, by in deviations(standard, found):
         tolerance = TOLERANCE["first iteration" if iteration == 1 else "later iterations"]
         if not by <= tolerance:
-            before, after = (metrics.get(name, [None] * NUM_ITERATIONS)[iteration - 1] for metrics in (standard, found))
-            words = f"moved by {100 * by:.3g} %, tolerance {100 * tolerance:g} %: {before} -> {after}"
+            before, after = (
+                metrics.get(name, [None] * NUM_ITERATIONS)[iteration - 1]
+                for metrics in (standard, found)
+            )
+            words = (
+                f"moved by {100 * by:.3g} %, tolerance {100 * tolerance:g} %: {before} -> {after}"
+            )
             lines.append(f"{name} of iteration {iteration} {words}")
     return lines
 
@@ -86,7 +110,9 @@ def standard_of(recipe):
 
 def write(recipe, metrics):
     """Write a standard with one line per metric."""
-    lines = ",\n".join(f" {json.dumps(name)}: {json.dumps(values)}" for name, values in sorted(metrics.items()))
+    lines = ",\n".join(
+        f" {json.dumps(name)}: {json.dumps(values)}" for name, values in sorted(metrics.items())
+    )
     (FOLDER / f"{recipe}.json").write_text(f"{{\n{lines}\n}}\n")
 
 
@@ -105,7 +131,9 @@ def test_the_first_iterations_of_a_recipe_have_the_metrics_of_its_standard(
             write(recipe, found)
         return
     command = "python -m pytest tests/standards --slow --regenerate"
-    assert not lines, "\n".join([*lines, f"If this is intended: {command}; the commit message must say why."])
+    assert not lines, "\n".join(
+        [*lines, f"If this is intended: {command}; the commit message must say why."]
+    )
 
 
 def test_the_standards_have_five_iterations_and_the_tolerance_is_twice_the_measured_deviation():
@@ -124,9 +152,14 @@ def test_a_metric_that_moves_appears_or_disappears_is_reported():
     for factor, count in ((0.9, 0), (1.1, 1), (-1.1, 1), (math.nan, 1)):
         changed = rewards[1] + factor * tolerance * max(rewards)
         lines = moved(standard, found | {"reward/mean": [rewards[0], changed]})
-        assert len(lines) == count and all("reward/mean of iteration 2 moved by" in line for line in lines), factor
+        assert len(lines) == count and all(
+            "reward/mean of iteration 2 moved by" in line for line in lines
+        ), factor
     by_step = standard["by_step/kl"]
-    assert moved(standard, found | {"by_step/kl": [by_step[0], [2 * x for x in by_step[1][:-4]] + by_step[1][-4:]]})
+    assert moved(
+        standard,
+        found | {"by_step/kl": [by_step[0], [2 * x for x in by_step[1][:-4]] + by_step[1][-4:]]},
+    )
     assert len(moved(standard, found | {"a new metric": [None, 1.0]})) == 1
     del found["reward/mean"]
     assert len(moved(standard, found)) == 2

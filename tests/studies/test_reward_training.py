@@ -1,4 +1,7 @@
-"""Tests of training a reward on pairs. Simulated raters prefer larger shapes, which the shipped reward ignores."""
+"""Tests of training a reward on pairs.
+
+Simulated raters prefer larger shapes, which the shipped reward ignores.
+"""
 
 import csv
 import functools
@@ -73,8 +76,15 @@ class OneParameter(PairTraining):
     def __init__(self, train, stop, test=(), batch_size=1):
         prompts = (Path("1"), Path("2"))
         sides = {"train": train, "stop": stop, "test": test}
-        self.split = {part: [Pair("a", prompts, [("A", side)]) for side in answers] for part, answers in sides.items()}
-        self.names, self.batch_size, self.score = ["A"], batch_size, torch.tensor(0.0, requires_grad=True)
+        self.split = {
+            part: [Pair("a", prompts, [("A", side)]) for side in answers]
+            for part, answers in sides.items()
+        }
+        self.names, self.batch_size, self.score = (
+            ["A"],
+            batch_size,
+            torch.tensor(0.0, requires_grad=True),
+        )
 
     def _trainable(self, lora_rank, seed):
         return [self.score]
@@ -116,7 +126,10 @@ def test_training_does_without_cudnn_attention_and_restores_it(was_enabled, monk
 def test_a_gradient_that_is_not_finite_stops_training_before_the_weights_change(gradient):
     training = OneParameter(train=[0, 0, 0], stop=[0], batch_size=2)
     training.score.register_hook(lambda found: found + gradient)
-    message = f"the gradient norm of epoch 1, update 1 is {gradient}.*0.01 is too high.*1, 2, 1, 2.*--learning_rate"
+    message = (
+        f"the gradient norm of epoch 1, update 1 is {gradient}.*0.01 is too high.*1, 2, 1, "
+        "2.*--learning_rate"
+    )
     with pytest.raises(FloatingPointError, match=message):
         training.fit(max_epochs=1, **FIT)
     assert training.score == 0
@@ -151,7 +164,9 @@ def test_pairs_are_read_with_all_answers(tmp_path):
         ["z", "a.mp4", "c.mp4", "MQ", "tie", "2"],
     ]
     a, b, c = (tmp_path / name for name in ("a.mp4", "b.mp4", "c.mp4"))
-    assert read_pairs(write_csv(tmp_path, rows, "prompt,first,second,dimension,answer,rater"), ("VQ", "MQ", "TA")) == [
+    assert read_pairs(
+        write_csv(tmp_path, rows, "prompt,first,second,dimension,answer,rater"), ("VQ", "MQ", "TA")
+    ) == [
         Pair("x, y", (a, b), [("VQ", 0), ("TA", TIE), ("VQ", 1)]),
         Pair("z", (a, c), [("MQ", TIE)]),
     ]
@@ -161,7 +176,11 @@ def test_split_parts_share_no_prompt_and_depend_on_the_seed():
     pairs = [Pair(str(k % 20), (Path(f"{k}"), Path("b")), [("VQ", k % 2)]) for k in range(60)]
     split = split_by_prompt(pairs, [], 0)
     prompts = {part: {pair.prompt for pair in members} for part, members in split.items()}
-    assert {part: len(members) for part, members in prompts.items()} == {"test": 3, "stop": 3, "train": 14}
+    assert {part: len(members) for part, members in prompts.items()} == {
+        "test": 3,
+        "stop": 3,
+        "train": 14,
+    }
     assert len(set.union(*prompts.values())) == 20 and sum(map(len, split.values())) == 60
     assert split == split_by_prompt(pairs, [], 0) != split_by_prompt(pairs, [], 1)
 
@@ -175,7 +194,9 @@ def test_an_existing_study_is_not_overwritten(tmp_path, exit_code, capsys):
 
 
 def test_a_missing_column_is_named(tmp_path):
-    with pytest.raises(ValueError, match="needs the columns prompt, first, .*pairs.csv lacks first, second$"):
+    with pytest.raises(
+        ValueError, match="needs the columns prompt, first, .*pairs.csv lacks first, second$"
+    ):
         read_pairs(write_csv(tmp_path, GOOD, "prompt,video_a,video_b,dimension,answer"), ["VQ"])
 
 
@@ -224,19 +245,39 @@ def test_a_missing_column_is_named(tmp_path):
         (GOOD, ["--pairs", "none.csv"], "must be a readable file"),
         (GOOD[:2], [], "of the 2 prompts .at least three prompts., VQ has none in"),
         ([[*row[:4], "tie"] for row in GOOD], [], "VQ has none in test, stop, train"),
-        (GOOD, ["--out", SHIPPED], "must not contain a model, but .*VideoReward does; choose another folder"),
-        (GOOD, ["--out", SHIPPED / "model_config.json" / "x"], "must be a folder that can be created"),
+        (
+            GOOD,
+            ["--out", SHIPPED],
+            "must not contain a model, but .*VideoReward does; choose another folder",
+        ),
+        (
+            GOOD,
+            ["--out", SHIPPED / "model_config.json" / "x"],
+            "must be a folder that can be created",
+        ),
         (GOOD, ["--model", "configs"], "configs/model_config.json does not exist"),
         (GOOD, ["--learning_rate", "nan"], "--learning_rate must be in"),
         (GOOD, ["--batch_size", "0"], "--batch_size, --lora_rank and --max_epochs positive"),
     ],
 )
-def test_invalid_input_is_one_error_before_a_model_is_loaded(tmp_path, monkeypatch, capsys, rows, options, message):
+def test_invalid_input_is_one_error_before_a_model_is_loaded(
+    tmp_path, monkeypatch, capsys, rows, options, message
+):
     for name in ("a.mp4", "b.mp4"):
         (tmp_path / name).touch()
-    given = ["--pairs", write_csv(tmp_path, rows), "--model", SHIPPED, "--out", tmp_path / "out", *options]
+    given = [
+        "--pairs",
+        write_csv(tmp_path, rows),
+        "--model",
+        SHIPPED,
+        "--out",
+        tmp_path / "out",
+        *options,
+    ]
     monkeypatch.setattr(sys, "argv", ["train_reward", *map(str, given)])
-    monkeypatch.setattr(VideoAlignScorer, "__init__", lambda *_, **__: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(
+        VideoAlignScorer, "__init__", lambda *_, **__: pytest.fail("a model was loaded")
+    )
     with pytest.raises(SystemExit) as stopped:
         main()
     output = capsys.readouterr().err
@@ -246,31 +287,48 @@ def test_invalid_input_is_one_error_before_a_model_is_loaded(tmp_path, monkeypat
 
 
 def train(out, videos, pairs, *, max_epochs):
-    """Train, and return the quality on the test pairs before and after, with the losses in between."""
+    """Train, and return the quality on the test pairs before and after, with the losses in
+    between.
+    """
     training = PairTraining(SHIPPED, split_by_prompt(pairs, [], 0), ["SIZE"], 8)
-    training.frames = functools.cache(lambda path: training.scorer.sample_frames(videos[path], world.FPS))
+    training.frames = functools.cache(
+        lambda path: training.scorer.sample_frames(videos[path], world.FPS)
+    )
     out.mkdir()
     before = training.quality(out / "before.png")["SIZE"]
-    losses = training.fit(learning_rate=3e-3, weight_decay=1.0, lora_rank=16, seed=0, max_epochs=max_epochs)
+    losses = training.fit(
+        learning_rate=3e-3, weight_decay=1.0, lora_rank=16, seed=0, max_epochs=max_epochs
+    )
     training.write(out)
     return before, losses, training.quality(out / "after.png")["SIZE"]
 
 
 @pytest.mark.slow
 def test_short_training_learns_to_prefer_the_larger_shape(tmp_path):
-    """Sizes differ by up to a half; docs/preference_study.md reports results with smaller differences."""
-    before, losses, after = train(tmp_path / "VideoReward", *rated(96, 0, smallest=0.5), max_epochs=3)
+    """Sizes differ by up to a half; docs/preference_study.md reports results with smaller
+    differences.
+    """
+    before, losses, after = train(
+        tmp_path / "VideoReward", *rated(96, 0, smallest=0.5), max_epochs=3
+    )
     assert min(losses) < losses[0] - 0.2 and after["loss"] < before["loss"] - 0.1
 
     videos, pairs = rated(40, 100, smallest=0.5)
     scorer = LearnedMiniatureScorer(tmp_path)
     scores = scorer.score(list(videos.values()), [world.CAPTIONS[0]] * len(videos), fps=world.FPS)
-    assert {tuple(score) for score in scores} == {("SIZE", "Overall")} and scorer.dimensions == ("SIZE",)
+    assert {tuple(score) for score in scores} == {("SIZE", "Overall")} and scorer.dimensions == (
+        "SIZE",
+    )
     sizes = torch.tensor([score["SIZE"] for score in scores])
-    assert sizes.mean().abs() < 1 and 0.4 < sizes.std() < 2  # in standard deviations of the training videos
+    # in standard deviations of the training videos
+    assert sizes.mean().abs() < 1 and 0.4 < sizes.std() < 2
     areas = measure_areas(videos.values())
     assert torch.corrcoef(torch.stack([sizes, areas]))[0, 1] > 0.6
-    assert not [name for name in torch.load(tmp_path / "VideoReward/checkpoint-1/model.pth") if "lora" in name]
+    assert not [
+        name
+        for name in torch.load(tmp_path / "VideoReward/checkpoint-1/model.pth")
+        if "lora" in name
+    ]
 
 
 @pytest.mark.slow
@@ -283,12 +341,32 @@ def test_the_program_is_repeatable_for_the_same_seed(tmp_path, monkeypatch, caps
         [prompt, *pair.videos, "SIZE", ("first", "second")[k % 2]]
         for k, (prompt, pair) in enumerate(zip(prompts, pairs))
     ]
-    options = ["--pairs", write_csv(tmp_path, rows), "--model", SHIPPED, "--dimensions", "SIZE", "--max_epochs", 1]
+    options = [
+        "--pairs",
+        write_csv(tmp_path, rows),
+        "--model",
+        SHIPPED,
+        "--dimensions",
+        "SIZE",
+        "--max_epochs",
+        1,
+    ]
     for out in ("first", "second"):
-        arguments = ["train_reward", *options, "--learning_rate", 1e-3, "--lora_rank", 2, "--out", tmp_path / out]
+        arguments = [
+            "train_reward",
+            *options,
+            "--learning_rate",
+            1e-3,
+            "--lora_rank",
+            2,
+            "--out",
+            tmp_path / out,
+        ]
         monkeypatch.setattr(sys, "argv", [*map(str, arguments)])
         assert main() == 0
-    first, second = (torch.load(tmp_path / out / "checkpoint-1" / "model.pth") for out in ("first", "second"))
+    first, second = (
+        torch.load(tmp_path / out / "checkpoint-1" / "model.pth") for out in ("first", "second")
+    )
     shipped = torch.load(SHIPPED / "checkpoint-1" / "model.pth")
     assert first.keys() == second.keys() == shipped.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
@@ -301,27 +379,46 @@ def test_the_program_is_repeatable_for_the_same_seed(tmp_path, monkeypatch, caps
     assert re.fullmatch(r"SIZE +2 \(too few: below 30\)( +\d\.\d{3}){4}", row)
     report = json.loads((tmp_path / "first" / "training.json").read_text())
     assert report["pairs"] == {"test": 2, "stop": 2, "train": 2} and len(report["losses"]) == 2
-    assert report["after"]["SIZE"]["preferences"] == 2 and (tmp_path / "first" / "calibration.png").is_file()
-    assert json.loads((tmp_path / "first" / "model_config.json").read_text())["data_config"]["eval_dim"] == ["SIZE"]
+    assert (
+        report["after"]["SIZE"]["preferences"] == 2
+        and (tmp_path / "first" / "calibration.png").is_file()
+    )
+    assert json.loads((tmp_path / "first" / "model_config.json").read_text())["data_config"][
+        "eval_dim"
+    ] == ["SIZE"]
 
 
 def test_the_lora_of_a_released_checkpoint_is_trained_and_merged(tmp_path):
     golden = ROOT / "tests" / "golden" / "videoalign"
-    clips = {Path("a"): torch.zeros(4, 3, 64, 64, dtype=torch.uint8), Path("b"): torch.full((4, 3, 64, 64), 99).byte()}
+    clips = {
+        Path("a"): torch.zeros(4, 3, 64, 64, dtype=torch.uint8),
+        Path("b"): torch.full((4, 3, 64, 64), 99).byte(),
+    }
     pairs = [Pair(prompt, tuple(clips), [("VQ", 0), ("TA", 1)]) for prompt in "abc"]
-    training = PairTraining(golden / "VideoReward", split_by_prompt(pairs, [], 0), ["VQ", "MQ", "TA"], 1)
+    training = PairTraining(
+        golden / "VideoReward", split_by_prompt(pairs, [], 0), ["VQ", "MQ", "TA"], 1
+    )
     assert training.scorer.settings.has_lora
     training.frames = lambda path: training.scorer.sample_frames(clips[path], 8.0)
     losses = training.fit(learning_rate=1e-4, weight_decay=0.0, lora_rank=64, seed=0, max_epochs=1)
     assert losses[1] < losses[0]
     with torch.no_grad():
-        trained, raw = training.scores(pairs[:1]), training.scores(training.split["train"]).flatten(0, 1)
+        trained, raw = (
+            training.scores(pairs[:1]),
+            training.scores(training.split["train"]).flatten(0, 1),
+        )
         training.write(tmp_path)
         constants = [(f"{name}_mean", f"{name}_std") for name in ("VQ", "MQ", "TA")]
-        written = torch.tensor([[training.scorer.settings.normalisation[name] for name in pair] for pair in constants])
-        assert torch.allclose(written, torch.stack([raw.mean(0), raw.std(0)], dim=1)) and raw.std(0).max() > 1.1
+        written = torch.tensor(
+            [[training.scorer.settings.normalisation[name] for name in pair] for pair in constants]
+        )
+        assert (
+            torch.allclose(written, torch.stack([raw.mean(0), raw.std(0)], dim=1))
+            and raw.std(0).max() > 1.1
+        )
         assert not training.scorer.settings.has_lora
-        assert (training.scores(pairs[:1]) - trained).abs().max() < 0.1  # weights are rounded to bf16
+        # weights are rounded to bf16
+        assert (training.scores(pairs[:1]) - trained).abs().max() < 0.1
     assert training.quality(tmp_path / "after.png").keys() == {"VQ", "TA"}
 
 
@@ -337,7 +434,12 @@ def test_a_run_with_the_trained_reward_increases_the_size(tmp_path, monkeypatch)
             areas.append(measure_areas(videos).mean().item())
             return super().score(videos, prompts, fps=fps)
 
-    settings = {"output_dir": str(tmp_path / "run"), "valid_video_csv": "", "log_video_interval": 0, "max_steps": 16}
+    settings = {
+        "output_dir": str(tmp_path / "run"),
+        "valid_video_csv": "",
+        "log_video_interval": 0,
+        "max_steps": 16,
+    }
     weights = {"reward_weights": '{"SIZE": 1}', "report_to": ["none"], "check_reward": False}
     config = load_config("configs/miniature.yaml", **settings, **weights)
     Trainer(config, Mesh(0, 1, 1), torch.device("cpu"), scorers={"own": Watched(tmp_path)}).train()

@@ -95,9 +95,12 @@ def test_an_ema_that_moves_away_from_the_policy_stops_the_run(model, monkeypatch
     copy = WeightCopy(model, trained(model))
     move(model, 1.0)
     lerp = torch.Tensor.lerp_
-    monkeypatch.setattr(torch.Tensor, "lerp_", lambda part, policy, weight: lerp(part, policy, -weight))
+    monkeypatch.setattr(
+        torch.Tensor, "lerp_", lambda part, policy, weight: lerp(part, policy, -weight)
+    )
     copy.move_towards(0.1)
     with pytest.raises(AssertionError, match="away from the policy"):
         copy.tensors()  # for a checkpoint
-    with pytest.raises(AssertionError, match="away from the policy"), copy.swapped_in():  # for a validation
+    # for a validation
+    with pytest.raises(AssertionError, match="away from the policy"), copy.swapped_in():
         pass

@@ -30,7 +30,9 @@ def test_a_run_does_not_resume_with_changed_prompts_in_the_same_file(config, mes
     change_prompts(config)
     with pytest.raises(ValueError, match="contents of prompts_csv .*prompts.csv have changed"):
         Trainer(config, mesh, CPU)
-    changed = Trainer(config.with_settings(allow_changed_settings=True), mesh, CPU).run.state.changed_settings
+    changed = Trainer(
+        config.with_settings(allow_changed_settings=True), mesh, CPU
+    ).run.state.changed_settings
     assert any("contents of prompts_csv" in message for message in changed)
 
 

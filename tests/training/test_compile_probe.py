@@ -1,4 +1,6 @@
-"""The probe of compiled blocks, with a backend whose numbers depend on the gradient mode of the compilation."""
+"""The probe of compiled blocks, with a backend whose numbers depend on the gradient mode of the
+compilation.
+"""
 
 import pytest
 import torch
@@ -26,10 +28,14 @@ def other_numbers_without_gradient(graph, inputs):
 
 @pytest.fixture
 def quick_compiler(monkeypatch):
-    """Replace ``Module.compile``, which takes a minute, by a function with the same effect as the backend."""
+    """Replace ``Module.compile``, which takes a minute, by a function with the same effect as the
+    backend.
+    """
 
     def compile(block, **options):
-        block._compiled_call_impl = lambda *inputs, **given: in_mode(block._call_impl(*inputs, **given))
+        block._compiled_call_impl = lambda *inputs, **given: in_mode(
+            block._call_impl(*inputs, **given)
+        )
 
     monkeypatch.setattr(nn.Module, "compile", compile)
 
@@ -62,11 +68,15 @@ def test_a_run_samples_in_gradient_mode_if_compiled_blocks_depend_on_it(
 @pytest.mark.slow
 def test_with_torch_compile_rollout_and_update_then_run_the_same_graphs(tiny_config, mesh, capsys):
     torch._dynamo.reset()
-    check_first_iteration(tiny_config, mesh, capsys, other_numbers_without_gradient.__name__, **LORA)
+    check_first_iteration(
+        tiny_config, mesh, capsys, other_numbers_without_gradient.__name__, **LORA
+    )
     torch._dynamo.reset()
 
 
-def test_without_the_probe_the_run_would_stop_after_its_first_rollouts(tiny_config, mesh, monkeypatch, quick_compiler):
+def test_without_the_probe_the_run_would_stop_after_its_first_rollouts(
+    tiny_config, mesh, monkeypatch, quick_compiler
+):
     monkeypatch.setattr(compile_probe, "_agrees", lambda *_: True)
     trainer = trainer_of(tiny_config, mesh, "eager")
     with pytest.raises(OffPolicyError):
@@ -78,7 +88,9 @@ def test_all_ranks_sample_in_gradient_mode_if_one_needs_it(tiny_config, mesh, mo
     monkeypatch.setattr(compile_probe, "all_objects", lambda agrees, mesh: [agrees, False])
     conditions = trainer.run.encoder(trainer.run.collector.requests[:1], height=16, width=16)
     schedule = trainer.run.collector.schedule
-    compile_probe.match_gradient_mode(trainer.run.pipeline, schedule, conditions, trainer.config.rollout_size, mesh)
+    compile_probe.match_gradient_mode(
+        trainer.run.pipeline, schedule, conditions, trainer.config.rollout_size, mesh
+    )
     assert trainer.run.pipeline.samples_in_gradient_mode
 
 
@@ -102,11 +114,16 @@ def test_the_probe_runs_blocks_with_the_batches_of_the_update(
 def test_blocks_that_agree_are_sampled_without_gradient(tiny_config, mesh, capsys, monkeypatch):
     monkeypatch.setattr(nn.Module, "compile", lambda block, **options: None)
     trainer = trainer_of(tiny_config, mesh, "eager")
-    assert not trainer.run.pipeline.samples_in_gradient_mode and "gradient mode" not in capsys.readouterr().err
+    assert (
+        not trainer.run.pipeline.samples_in_gradient_mode
+        and "gradient mode" not in capsys.readouterr().err
+    )
 
 
 def test_the_blocks_of_a_sampled_velocity_keep_no_graph(tiny_config, mesh):
-    """In gradient mode the graph of a block ends with it, and the velocity has the same bits and no gradient."""
+    """In gradient mode the graph of a block ends with it, and the velocity has the same bits and no
+    gradient.
+    """
     trainer = Trainer(tiny_config, mesh, CPU)
     pipeline, transformer = trainer.run.pipeline, trainer.run.policy.transformer
     requests = trainer.run.collector.requests[:1]

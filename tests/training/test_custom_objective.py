@@ -113,7 +113,7 @@ def trainer_of(config, mesh):
     return Trainer(config, mesh, CPU, scorers={"test": Redness()})
 
 
-# --- training --------------------------------------------------------------------------------------------------------
+# --- training -------------------------------------------------------------------------------------
 
 
 def test_the_traits_of_the_built_in_objectives_are_those_of_their_classes():
@@ -123,13 +123,17 @@ def test_the_traits_of_the_built_in_objectives_are_those_of_their_classes():
 
 
 def test_the_example_trains_and_its_metrics_are_reported(tiny_config, mesh, tmp_path):
-    config = tiny_config.with_settings(**LEVELS, objective=EXAMPLE, max_steps=2, kl_strategy="fixed")
+    config = tiny_config.with_settings(
+        **LEVELS, objective=EXAMPLE, max_steps=2, kl_strategy="fixed"
+    )
     check(config)
     trainer = trainer_of(config, mesh)
     before = weights(trainer)
     trainer.train()
     assert not all(map(torch.equal, before, weights(trainer)))
-    first, second = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    first, second = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert first["awr/error"] > 0 and first["awr/weight"] > 1  # the mean of exp(A) is above 1
     assert first["kl/position"] == 0 < second["kl/position"] and first["policy/max_deviation"] == 0
     assert not [name for name in first if name.startswith(("policy/ratio", "nft/", "by_step/"))]
@@ -137,17 +141,24 @@ def test_the_example_trains_and_its_metrics_are_reported(tiny_config, mesh, tmp_
 
 def test_the_gradient_of_the_example_is_the_weighted_regression(tiny_config, mesh):
     """The gradient of mean(exp(A) |v - t|^2), with velocities and targets computed here."""
-    config = tiny_config.with_settings(**LEVELS, objective=EXAMPLE, kl_weight=0.0, kl_coef=0.0, kl_min_coef=0.0)
+    config = tiny_config.with_settings(
+        **LEVELS, objective=EXAMPLE, kl_weight=0.0, kl_coef=0.0, kl_min_coef=0.0
+    )
     config = config.with_settings(max_grad_norm=1e9)
     trainer = trainer_of(config, mesh)
     trainer.iteration = 1
     rollouts, pending = trainer.run.collector.collect(1, trainer._start_timer())
     rewards = trainer.run.rewards.wait(pending)
-    rollouts = rollouts.with_rewards(rewards, trainer.run.rewards.advantages(rollouts.indices, rewards)[0])
+    rollouts = rollouts.with_rewards(
+        rewards, trainer.run.rewards.advantages(rollouts.indices, rewards)[0]
+    )
     final, losses = rollouts.trajectories.final, []
     for column in rollouts.columns:
         levels = rollouts.trained_steps[:, column]
-        noise = [trainer.run.collector.noise.for_renoising(1, index, column) for index in rollouts.indices]
+        noise = [
+            trainer.run.collector.noise.for_renoising(1, index, column)
+            for index in rollouts.indices
+        ]
         noised = torch.stack([(1 - s) * x + s * e for s, x, e in zip(levels, final, noise)])
         velocity = trainer.run.pipeline._forward(
             noised, [(1000.0 * s, None) for s in levels.tolist()], rollouts.conditions
@@ -157,10 +168,16 @@ def test_the_gradient_of_the_example_is_the_weighted_regression(tiny_config, mes
     parameters = trainer.run.policy.parameters
     expected = torch.autograd.grad(torch.cat(losses).mean(), parameters, allow_unused=True)
     applied = []
-    trainer.run.policy.optimizers.step = lambda rate: applied.extend(p.grad.clone() for p in parameters)
+    trainer.run.policy.optimizers.step = lambda rate: applied.extend(
+        p.grad.clone() for p in parameters
+    )
     trainer.run.update(rollouts, trainer.run.objective.prepare(rollouts), 1)
-    flat = torch.cat([torch.zeros(p.numel()) if g is None else g.flatten() for g, p in zip(expected, parameters)])
-    assert (torch.cat([gradient.flatten() for gradient in applied]) - flat).norm() < 1e-4 * flat.norm()
+    flat = torch.cat(
+        [torch.zeros(p.numel()) if g is None else g.flatten() for g, p in zip(expected, parameters)]
+    )
+    assert (
+        torch.cat([gradient.flatten() for gradient in applied]) - flat
+    ).norm() < 1e-4 * flat.norm()
 
 
 def test_an_objective_on_steps_reports_its_metrics_by_step(file, tiny_config, mesh):
@@ -173,11 +190,18 @@ def test_an_objective_on_steps_reports_its_metrics_by_step(file, tiny_config, me
 
 
 def test_plan_and_notes_name_a_custom_objective(file, tiny_config):
-    changes = {"objective": f"{file}:Mine", "nft_levels": 3, "clip_range": 0.2, "timestep_fraction": 0.5}
+    changes = {
+        "objective": f"{file}:Mine",
+        "nft_levels": 3,
+        "clip_range": 0.2,
+        "timestep_fraction": 0.5,
+    }
     config = tiny_config.with_settings(**changes)
     plan = make_plan(config)
     assert plan.num_trained_steps == 3
-    assert f"objective              {file}:Mine, 3 noise levels per rollout" in describe(config, plan)
+    assert f"objective              {file}:Mine, 3 noise levels per rollout" in describe(
+        config, plan
+    )
     notes = "\n".join(settings_without_effect(RunInputs(config, 1)))
     assert f"clip_range 0.2: objective {file}:Mine has no ratio" in notes
     config = config.with_settings(objective=f"{file}:LikelihoodRatio")
@@ -187,21 +211,36 @@ def test_plan_and_notes_name_a_custom_objective(file, tiny_config):
     assert traits_of(f"{file}:Mine") == Traits("levels") and label_of(f"{file}:Mine") == "Mine"
 
 
-# --- errors before a run ---------------------------------------------------------------------------------------------
+# --- errors before a run --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "name, message",
     [
-        ("Absent", "mine.py:Absent must name a class that inherits from StepObjective or LevelObjective"),
-        ("number", "must name a class that inherits from StepObjective or LevelObjective .*, got 3"),
+        (
+            "Absent",
+            "mine.py:Absent must name a class that inherits from StepObjective or LevelObjective",
+        ),
+        (
+            "number",
+            "must name a class that inherits from StepObjective or LevelObjective .*, got 3",
+        ),
         ("WithoutTerms", "must be a class with all methods of an objective, got one without terms"),
-        ("WithoutMetrics", r"needs a tuple of names as `metrics`, such as \('loss/total',\), got None"),
+        (
+            "WithoutMetrics",
+            r"needs a tuple of names as `metrics`, such as \('loss/total',\), got None",
+        ),
         ("Taken", "cannot report the metric reward/mean, which the run itself reports; rename it"),
-        ("TakenCoefficient", "cannot report the metric kl/coef, which the run itself reports; rename it"),
+        (
+            "TakenCoefficient",
+            "cannot report the metric kl/coef, which the run itself reports; rename it",
+        ),
         ("WithoutGroup", "needs metrics with names such as loss/total, got 'loss'"),
         ("Twice", "must name each metric once, got policy/max_deviation twice"),
-        ("StepsOfLevels", "trains noise levels, so no metric can be reported by step; remove `by_step`"),
+        (
+            "StepsOfLevels",
+            "trains noise levels, so no metric can be reported by step; remove `by_step`",
+        ),
         ("UnknownStep", "lists mine/ratio in `by_step` but not in `metrics`; add the name there"),
     ],
 )
@@ -215,7 +254,10 @@ def test_an_invalid_class_is_reported_once_before_a_run(file, tiny_config, name,
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("import absent_module", "bad.py:Mine cannot be loaded: ModuleNotFoundError: No module named 'absent_module'"),
+        (
+            "import absent_module",
+            "bad.py:Mine cannot be loaded: ModuleNotFoundError: No module named 'absent_module'",
+        ),
         ("exit(0)", "bad.py:Mine cannot be loaded: SystemExit: 0"),
         ("def f(:", "bad.py:Mine cannot be loaded: SyntaxError"),
         (None, "bad.py:Mine cannot be loaded: FileNotFoundError"),
@@ -228,27 +270,38 @@ def test_a_file_that_cannot_be_imported_is_reported(tiny_config, tmp_path, text,
         check(tiny_config.with_settings(objective=f"{tmp_path}/bad.py:Mine"))
 
 
-def test_an_unknown_name_is_rejected_and_a_file_is_accepted_from_flags_and_config(file, tmp_path, capsys):
+def test_an_unknown_name_is_rejected_and_a_file_is_accepted_from_flags_and_config(
+    file, tmp_path, capsys
+):
     (tmp_path / "run.yaml").write_text(f"objective: {file}:Mine\n")
-    for config in (load_config(tmp_path / "run.yaml"), parse(["--objective", f"{file}:Mine"]).config):
+    for config in (
+        load_config(tmp_path / "run.yaml"),
+        parse(["--objective", f"{file}:Mine"]).config,
+    ):
         assert config.loss.objective == f"{file}:Mine"
     with pytest.raises(SystemExit):
         parse(["--objective", "ntf"])
     assert "choose from grpo, dpo, nft, draft, distill or FILE.py:NAME" in capsys.readouterr().err
 
 
-# --- errors in the first update --------------------------------------------------------------------------------------
+# --- errors in the first update -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "name, message",
     [
-        ("Mean", r"must return one value per row, a tensor of shape \(\d,\), as loss, got shape \(\)"),
+        (
+            "Mean",
+            r"must return one value per row, a tensor of shape \(\d,\), as loss, got shape \(\)",
+        ),
         ("OneDeviation", r"a tensor of shape \(\d,\), as deviation, got shape \(\)"),
         ("Detached", "must return a loss with a gradient, got one that is detached"),
         ("NotFinite", "must return a finite loss, got nan in the first update of iteration 1"),
         ("Number", "must return `Terms`, got 1.0"),
-        ("Undeclared", "must return the metrics that the class lists, loss/total, got loss/total, mine/other"),
+        (
+            "Undeclared",
+            "must return the metrics that the class lists, loss/total, got loss/total, mine/other",
+        ),
     ],
 )
 def test_a_wrong_result_stops_the_run_before_the_first_step(file, tiny_config, mesh, name, message):
@@ -259,7 +312,7 @@ def test_a_wrong_result_stops_the_run_before_the_first_step(file, tiny_config, m
     assert len(str(error.value).splitlines()) == 1 and trainer.run.update.steps_begun == 0
 
 
-# --- identity --------------------------------------------------------------------------------------------------------
+# --- identity -------------------------------------------------------------------------------------
 
 
 def test_a_run_resumes_and_rejects_an_edited_file(file, tiny_config, mesh):
@@ -270,5 +323,7 @@ def test_a_run_resumes_and_rejects_an_edited_file(file, tiny_config, mesh):
     config = config.with_settings(max_steps=2, resume_from_checkpoint="latest")
     trainer_of(config, mesh)
     file.write_text(TEXT.replace("velocity - target", "2 * (velocity - target)"))
-    with pytest.raises(ValueError, match=r"contents of objective .*mine.py have changed[^$]*allow_changed_settings"):
+    with pytest.raises(
+        ValueError, match=r"contents of objective .*mine.py have changed[^$]*allow_changed_settings"
+    ):
         trainer_of(config, mesh)

@@ -1,4 +1,6 @@
-"""Training with objective distill: the targets of the teacher, its checks, other teachers, ranks and resume."""
+"""Training with objective distill: the targets of the teacher, its checks, other teachers, ranks
+and resume.
+"""
 
 import json
 from dataclasses import replace
@@ -62,7 +64,7 @@ def sample_rollouts(trainer):
     return rollouts.with_rewards({}, torch.zeros(len(rollouts)))
 
 
-# --- targets ----------------------------------------------------------------------------------------------------------
+# --- targets --------------------------------------------------------------------------------------
 
 
 class GaussianFlow(nn.Module):
@@ -85,21 +87,26 @@ class GaussianFlow(nn.Module):
 
 
 def test_the_target_converges_to_the_mean_velocity_of_the_flow_with_an_error_of_one_over_the_substeps():
-    pipeline = GRPOPipeline(GaussianFlow(), nn.Identity(), sampling=SamplerSettings(guidance_scale=1.0))
+    pipeline = GRPOPipeline(
+        GaussianFlow(), nn.Identity(), sampling=SamplerSettings(guidance_scale=1.0)
+    )
     latents = torch.linspace(-2, 2, 6).view(3, 1, 1, 1, 2)
     starts, levels = [0, 1, 3], shifted_levels(4, 3.0)
     ends = [start + 1 for start in starts]
     conditions = Conditions((None,) * 3)
     expected = torch.stack(
         [
-            (GaussianFlow.flow(sample, levels[start], levels[end]) - sample) / (levels[end] - levels[start])
+            (GaussianFlow.flow(sample, levels[start], levels[end]) - sample)
+            / (levels[end] - levels[start])
             for sample, start, end in zip(latents, starts, ends)
         ]
     )
     errors = []
     for substeps in (32, 64, 128):
         fine = Schedule.at(refined_levels(4, 3.0, None, substeps))
-        found = pipeline.mean_velocity(latents, fine, [start * substeps for start in starts], substeps, conditions)
+        found = pipeline.mean_velocity(
+            latents, fine, [start * substeps for start in starts], substeps, conditions
+        )
         errors.append((found - expected).abs().amax().item())
     assert errors[0] < 0.1 and errors[0] / errors[1] == pytest.approx(2, rel=0.1)
     assert errors[1] / errors[2] == pytest.approx(2, rel=0.1)
@@ -114,7 +121,9 @@ def test_the_levels_of_the_teacher_divide_the_steps_of_the_student():
     assert refined_levels(4, 5.0, of_shift, 6) == pytest.approx(fine, abs=1e-12)
 
 
-def test_the_targets_are_those_of_the_guided_base_model_from_the_latents_of_the_student(student, mesh):
+def test_the_targets_are_those_of_the_guided_base_model_from_the_latents_of_the_student(
+    student, mesh
+):
     trainer = trainer_of(student, mesh)
     rollouts = sample_rollouts(trainer)
     targets = trainer.run.objective.prepare(rollouts)
@@ -141,8 +150,12 @@ def test_the_gradient_is_that_of_the_squared_distance_to_the_target(student, mes
     loss = 0.0
     for column in rollouts.columns:
         steps = rollouts.trained_steps[:, column].tolist()
-        latents = torch.stack([rollouts.trajectories.latents[row, step] for row, step in enumerate(steps)])
-        velocity = trainer.run.pipeline.velocity_at_steps(latents, rollouts.schedule, steps, rollouts.conditions)
+        latents = torch.stack(
+            [rollouts.trajectories.latents[row, step] for row, step in enumerate(steps)]
+        )
+        velocity = trainer.run.pipeline.velocity_at_steps(
+            latents, rollouts.schedule, steps, rollouts.conditions
+        )
         loss = loss + (velocity - targets[column]).square().mean() / 2
     expected = torch.autograd.grad(loss, trainer.run.policy.parameters)
     norm = torch.stack([gradient.square().sum() for gradient in expected]).sum().sqrt().item()
@@ -151,13 +164,20 @@ def test_the_gradient_is_that_of_the_squared_distance_to_the_target(student, mes
     assert metrics["grad/norm"] == pytest.approx(norm, rel=1e-4)
 
 
-def test_with_the_students_guidance_and_one_substep_loss_and_gradient_are_exactly_zero(student, mesh):
+def test_with_the_students_guidance_and_one_substep_loss_and_gradient_are_exactly_zero(
+    student, mesh
+):
     trainer = trainer_of(student.with_settings(anchor_substeps=1, anchor_cfg_scale=1.0), mesh)
     (line,) = train_iterations(trainer, 1)
-    assert float(line["loss/total"]) == float(line["grad/norm"]) == float(line["distill/deviation_first"]) == 0
+    assert (
+        float(line["loss/total"])
+        == float(line["grad/norm"])
+        == float(line["distill/deviation_first"])
+        == 0
+    )
 
 
-# --- checks -----------------------------------------------------------------------------------------------------------
+# --- checks ---------------------------------------------------------------------------------------
 
 
 def test_a_teacher_that_is_not_the_initial_student_stops_the_run(student, mesh):
@@ -165,7 +185,9 @@ def test_a_teacher_that_is_not_the_initial_student_stops_the_run(student, mesh):
     name = next(iter(trainer.run.policy.trained))
     trainer.run.policy.anchor._copies[name].add_(0.1)
     before = weights(trainer)
-    with pytest.raises(OffPolicyError, match="the teacher differs from the student by up to .* before the first"):
+    with pytest.raises(
+        OffPolicyError, match="the teacher differs from the student by up to .* before the first"
+    ):
         train_iterations(trainer, 1)
     assert all(map(torch.equal, before, weights(trainer)))
 
@@ -177,7 +199,9 @@ def test_rollouts_that_the_update_cannot_reproduce_stop_the_run(student, mesh):
     latents = rollouts.trajectories.latents.clone()
     latents[:, 1] *= 1.01
     wrong = replace(rollouts, trajectories=replace(rollouts.trajectories, latents=latents))
-    with pytest.raises(OffPolicyError, match="distance between a step of a rollout and the same step in the update"):
+    with pytest.raises(
+        OffPolicyError, match="distance between a step of a rollout and the same step in the update"
+    ):
         trainer.run.update(wrong, targets, 1)
 
 
@@ -186,14 +210,23 @@ def test_rollouts_that_the_update_cannot_reproduce_stop_the_run(student, mesh):
     [
         ({"eta": 0.5}, "objective distill needs eta 0, .*, got 0.5"),
         ({"cfg_scale": 3.0}, "objective distill needs cfg_scale 1, .*, got 3"),
-        ({"kl_strategy": "dual_moving"}, "objective distill needs kl_strategy fixed and a kl_weight above 0"),
+        (
+            {"kl_strategy": "dual_moving"},
+            "objective distill needs kl_strategy fixed and a kl_weight above 0",
+        ),
         ({"kl_weight": 0.0}, "objective distill needs kl_strategy fixed and a kl_weight above 0"),
         ({"num_updates_per_rollout": 2}, "objective distill needs num_updates_per_rollout 1"),
         ({"sde_window": "random:1"}, "objective distill cannot use sde_window"),
         ({"ignore_rewards": True}, "ignore_rewards has no effect with objective distill"),
         ({"anchor_substeps": 900}, "must be at most 1000, got 1800"),
-        ({"objective": "grpo", "eta": 0.5}, "anchor_substeps above 1 needs objective distill, got 3 and grpo"),
-        ({"anchor_path": "no_such_folder"}, "anchor_path must be a checkpoint of a run, or a LoRA .*no_such_folder"),
+        (
+            {"objective": "grpo", "eta": 0.5},
+            "anchor_substeps above 1 needs objective distill, got 3 and grpo",
+        ),
+        (
+            {"anchor_path": "no_such_folder"},
+            "anchor_path must be a checkpoint of a run, or a LoRA .*no_such_folder",
+        ),
     ],
 )
 def test_settings_of_other_objectives_raise_an_error(student, changes, message):
@@ -209,24 +242,38 @@ def test_a_group_may_have_one_rollout_and_validation_has_the_steps_of_the_studen
     assert unset.with_settings(objective="grpo").resolved().record.validation_steps == 40
 
 
-# --- runs -------------------------------------------------------------------------------------------------------------
+# --- runs -----------------------------------------------------------------------------------------
 
 
 def test_a_student_trains_without_rewards_and_its_cost_is_that_of_the_plan(student, mesh, tmp_path):
-    config = student.with_settings(max_steps=6, batch_size=4, num_generations=1, log_video_interval=1, report=True)
+    config = student.with_settings(
+        max_steps=6, batch_size=4, num_generations=1, log_video_interval=1, report=True
+    )
     trainer = trainer_of(config, mesh)
     trainer.train()
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert lines[-1]["loss/total"] < 0.9 * lines[0]["loss/total"]
-    assert not [name for name in lines[0] if name.startswith(("reward/", "advantage/", "kl/position"))]
+    assert not [
+        name for name in lines[0] if name.startswith(("reward/", "advantage/", "kl/position"))
+    ]
     run = PlannedRun(trainer.config, 1, read_architecture(SHALLOW, "miniature"))
-    assert lines[1]["cost/forwards"] == pytest.approx(forwards_per_rollout(run)) == 2 + 2 * 3 * 2 + 2 * 3
-    assert "teacher                6 steps with guidance scale 3" in describe(config, make_plan(config))
+    assert (
+        lines[1]["cost/forwards"]
+        == pytest.approx(forwards_per_rollout(run))
+        == 2 + 2 * 3 * 2 + 2 * 3
+    )
+    assert "teacher                6 steps with guidance scale 3" in describe(
+        config, make_plan(config)
+    )
 
 
 def test_the_recipe_of_the_miniature_starts(mesh, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    config = load_config("configs/miniature_student.yaml", output_dir=str(tmp_path), batch_size=2, valid_video_csv="")
+    config = load_config(
+        "configs/miniature_student.yaml", output_dir=str(tmp_path), batch_size=2, valid_video_csv=""
+    )
     check(config)
     assert config.record.validation_steps == config.rollout.grpo_sampling_steps == 2
     (line,) = train_iterations(Trainer(config, mesh, CPU), 1)
@@ -234,12 +281,15 @@ def test_the_recipe_of_the_miniature_starts(mesh, tmp_path, monkeypatch):
 
 
 def test_without_validation_no_scorer_is_loaded(student, mesh):
-    config = student.with_settings(reward_model=["videoalign"])  # which is not in the folder of the model
+    # which is not in the folder of the model
+    config = student.with_settings(reward_model=["videoalign"])
     assert Trainer(config, mesh, CPU).run.scorer.scorers == {}
 
 
 def test_the_hours_of_a_student_have_no_rewards_but_those_of_its_validation():
-    config = Config.of_version("480p_t2v").with_settings(**STUDENT, valid_video_csv="assets/prompts/train.csv")
+    config = Config.of_version("480p_t2v").with_settings(
+        **STUDENT, valid_video_csv="assets/prompts/train.csv"
+    )
     run = PlannedRun(config, 1, Architecture())
     assert duration(run).stages["decode"] == duration(run).stages["reward"] == 0
     other = run.with_settings(objective="nft")
@@ -278,7 +328,11 @@ def test_the_teacher_may_be_a_checkpoint_of_another_run(student, mesh, tmp_path,
     trained = trainer_of(config, mesh)
     trained.train()
     folder = tmp_path / "run" / "checkpoints" / "000001"
-    given = {"anchor_path": str(folder), "output_dir": str(tmp_path / "second"), "anchor_substeps": 1}
+    given = {
+        "anchor_path": str(folder),
+        "output_dir": str(tmp_path / "second"),
+        "anchor_substeps": 1,
+    }
     second = config.with_settings(**given, anchor_cfg_scale=1.0)
     check(second)
     trainer = trainer_of(second, mesh)

@@ -1,4 +1,6 @@
-"""Training with objective dpo: pairs in place of rollouts, the equation, resume, and held-out answers."""
+"""Training with objective dpo: pairs in place of rollouts, the equation, resume, and held-out
+answers.
+"""
 
 import json
 
@@ -40,7 +42,9 @@ def collect(trainer, iteration=1):
     trainer.iteration = iteration
     rollouts, pending = trainer.run.collector.collect(iteration, StageTimer(CPU))
     rewards = trainer.run.rewards.wait(pending)
-    return rollouts.with_rewards(rewards, trainer.run.rewards.advantages(rollouts.indices, rewards)[0])
+    return rollouts.with_rewards(
+        rewards, trainer.run.rewards.advantages(rollouts.indices, rewards)[0]
+    )
 
 
 def state(trainer):
@@ -65,7 +69,12 @@ def test_before_the_first_update_the_policy_is_the_base_model(config, mesh):
 def test_both_videos_of_a_pair_share_noise_level_noise_and_prompt(config, mesh):
     trainer = Trainer(config, mesh, CPU)
     rollouts = collect(trainer)
-    assert [(index.group, index.member) for index in rollouts.indices] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert [(index.group, index.member) for index in rollouts.indices] == [
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (1, 1),
+    ]
     levels = rollouts.trained_steps
     assert torch.equal(levels[0::2], levels[1::2]) and len(levels.unique()) == 4
     noise = [trainer.run.objective.noise_of(rollouts, row, 0) for row in range(4)]
@@ -73,7 +82,11 @@ def test_both_videos_of_a_pair_share_noise_level_noise_and_prompt(config, mesh):
     assert rollouts.prompts[0] == rollouts.prompts[1] != rollouts.prompts[2]
     latents = rollouts.trajectories.final
     assert latents.shape == (4, *trainer.run.pipeline.latent_shape(*config.rollout_size))
-    pair = next(p for p in trainer.run.collector.preferences.train if p.request.prompt == rollouts.prompts[0])
+    pair = next(
+        p
+        for p in trainer.run.collector.preferences.train
+        if p.request.prompt == rollouts.prompts[0]
+    )
     for row, video in enumerate(pair.videos):
         pixels = at_original_size(read_video(video)[0], 16, 16)
         torch.testing.assert_close(encode(trainer.run.pipeline.vae, [pixels])[0], latents[row])
@@ -81,8 +94,14 @@ def test_both_videos_of_a_pair_share_noise_level_noise_and_prompt(config, mesh):
 
 @pytest.mark.parametrize("rows_per_pass", [4, 1])
 def test_the_gradient_equals_the_equation(config, mesh, rows_per_pass):
-    """Of the second iteration, in which the policy has left the base model; one pair has three times the weight."""
-    settings = {"mini_batch_size_per_update": rows_per_pass, "max_grad_norm": 1e9, "gate_interval": 0}
+    """Of the second iteration, in which the policy has left the base model; one pair has three
+    times the weight.
+    """
+    settings = {
+        "mini_batch_size_per_update": rows_per_pass,
+        "max_grad_norm": 1e9,
+        "gate_interval": 0,
+    }
     trainer = Trainer(config.with_settings(**settings), mesh, CPU)
     assert trainer.run.objective.has_whole_pairs == (rows_per_pass == 4)
     trainer.iteration = 1
@@ -95,8 +114,12 @@ def test_the_gradient_equals_the_equation(config, mesh, rows_per_pass):
     final = rollouts.trajectories.latents[:, -1]
     inputs = []
     for column in rollouts.columns:
-        noise = torch.stack([trainer.run.objective.noise_of(rollouts, row, column) for row in range(4)])
-        noised = torch.stack([(1 - s) * x + s * e for s, x, e in zip(levels[:, column], final, noise)])
+        noise = torch.stack(
+            [trainer.run.objective.noise_of(rollouts, row, column) for row in range(4)]
+        )
+        noised = torch.stack(
+            [(1 - s) * x + s * e for s, x, e in zip(levels[:, column], final, noise)]
+        )
         times = [(1000.0 * level, None) for level in levels[:, column].tolist()]
         with trainer.run.policy.anchor.swapped_in(), torch.no_grad():
             base = pipeline._forward(noised, times, rollouts.conditions)
@@ -104,7 +127,10 @@ def test_the_gradient_equals_the_equation(config, mesh, rows_per_pass):
     total = 0.0
     for noised, times, target, base in inputs:
         velocity = pipeline._forward(noised, times, rollouts.conditions)
-        change = [(velocity[k] - target[k]).square().mean() - (base[k] - target[k]).square().mean() for k in range(4)]
+        change = [
+            (velocity[k] - target[k]).square().mean() - (base[k] - target[k]).square().mean()
+            for k in range(4)
+        ]
         for pair, weight in enumerate((1.5, 0.5)):
             z = -DPO["dpo_beta"] / 2 * (change[2 * pair] - change[2 * pair + 1])
             total = total - weight * F.logsigmoid(z) / 4  # mean over two pairs and two levels
@@ -126,7 +152,9 @@ def test_the_gradient_equals_the_equation(config, mesh, rows_per_pass):
         torch.testing.assert_close(gradient, other, rtol=1e-3, atol=1e-5 * largest.item())
 
 
-@pytest.mark.parametrize("changes", [{}, {"lora_rank": 2, "ema_decay": 0.5, "mini_batch_size_per_update": 1}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"lora_rank": 2, "ema_decay": 0.5, "mini_batch_size_per_update": 1}]
+)
 def test_a_resumed_run_equals_the_uninterrupted_run_bit_for_bit(config, mesh, changes):
     config = config.with_settings(**changes, learning_rate=1e-2)
 
@@ -136,7 +164,11 @@ def test_a_resumed_run_equals_the_uninterrupted_run_bit_for_bit(config, mesh, ch
             trainer.iteration += 1
             metrics = trainer.run_iteration() | trainer.validate()
             lines.append(
-                {name: value for name, value in metrics.items() if name.split("/")[0] in ("loss", "dpo", "kl")}
+                {
+                    name: value
+                    for name, value in metrics.items()
+                    if name.split("/")[0] in ("loss", "dpo", "kl")
+                }
             )
         return lines
 
@@ -149,7 +181,9 @@ def test_a_resumed_run_equals_the_uninterrupted_run_bit_for_bit(config, mesh, ch
     assert train(resumed, 2) == expected
     assert expected[0]["dpo/held_out_margin"] != 0
     tensors, others = state(uninterrupted), state(resumed)
-    assert tensors.keys() == others.keys() and all(torch.equal(tensors[name], others[name]) for name in tensors)
+    assert tensors.keys() == others.keys() and all(
+        torch.equal(tensors[name], others[name]) for name in tensors
+    )
 
 
 def test_a_run_does_not_resume_with_another_video(config, mesh, tmp_path):
@@ -168,10 +202,18 @@ def test_a_run_does_not_resume_with_another_video(config, mesh, tmp_path):
 def test_a_run_writes_the_accuracy_on_held_out_answers_without_validation_prompts(config, mesh):
     trainer = Trainer(config.with_settings(max_steps=2, validation_interval=2), mesh, CPU)
     (held_out,) = trainer.run.collector.preferences.held_out
-    assert trainer.run.held_out.measure() == {"dpo/held_out_accuracy": 0.5, "dpo/held_out_margin": 0.0}
+    assert trainer.run.held_out.measure() == {
+        "dpo/held_out_accuracy": 0.5,
+        "dpo/held_out_margin": 0.0,
+    }
     trainer.train()
-    lines = [json.loads(line) for line in (trainer.output_dir / "metrics.jsonl").read_text().splitlines()]
-    assert "dpo/held_out_accuracy" not in lines[0] and lines[1]["dpo/held_out_accuracy"] in (0.0, 1.0)
+    lines = [
+        json.loads(line) for line in (trainer.output_dir / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert "dpo/held_out_accuracy" not in lines[0] and lines[1]["dpo/held_out_accuracy"] in (
+        0.0,
+        1.0,
+    )
     assert lines[1]["reward/missing"] == 0 and "reward/mean" not in lines[1]
     assert not (trainer.output_dir / "rollouts").exists()
     assert held_out.request not in trainer.run.collector.requests
@@ -207,10 +249,15 @@ def test_videos_are_encoded_once_and_a_damaged_file_is_written_again(mesh, tmp_p
 
 
 def test_encoding_inverts_decoding(config, mesh):
-    """The miniature's VAE loses little: latents that are decoded and encoded change much less than they vary."""
+    """The miniature's VAE loses little: latents that are decoded and encoded change much less than
+    they vary.
+    """
     trainer = Trainer(
         load_config(
-            "configs/miniature.yaml", output_dir=config.record.output_dir, valid_video_csv="", check_reward=False
+            "configs/miniature.yaml",
+            output_dir=config.record.output_dir,
+            valid_video_csv="",
+            check_reward=False,
         ),
         mesh,
         CPU,
@@ -219,7 +266,9 @@ def test_encoding_inverts_decoding(config, mesh):
     trainer.iteration = 1
     rows = [0, 1, 2, 3]
     indices = trainer.run.collector.indices()[:4]
-    conditions = trainer.run.encoder(trainer.run.collector.requests_of(1, indices), height=32, width=32)
+    conditions = trainer.run.encoder(
+        trainer.run.collector.requests_of(1, indices), height=32, width=32
+    )
     schedule = trainer.run.collector.schedule
     latents = trainer.run.collector.sample(1, schedule, indices, conditions).final
     videos = trainer.run.pipeline.decode(latents, batch_size=4)
@@ -228,15 +277,20 @@ def test_encoding_inverts_decoding(config, mesh):
 
 
 def test_latents_of_another_model_stop_the_run(config, mesh, tmp_path):
-    """A trained model fits its own videos better than a zero velocity does, and not latents of another scale."""
-    config = config.with_settings(pretrained_model_root=str(ROOT / "assets/miniature"), random_weights=False)
+    """A trained model fits its own videos better than a zero velocity does, and not latents of
+    another scale.
+    """
+    config = config.with_settings(
+        pretrained_model_root=str(ROOT / "assets/miniature"), random_weights=False
+    )
     trainer = Trainer(config, mesh, CPU)
     shape = trainer.run.pipeline.latent_shape(*config.rollout_size)
     monstrous = 30 * torch.ones(shape)
     trainer.run.collector.latents.read = lambda video: monstrous
     trainer.iteration = 1
     with pytest.raises(
-        OffPolicyError, match="relative to that of a zero velocity, is .* not those of this model's VAE"
+        OffPolicyError,
+        match="relative to that of a zero velocity, is .* not those of this model's VAE",
     ):
         trainer.run_iteration()
 
@@ -247,11 +301,13 @@ def test_a_policy_that_is_not_the_base_model_at_the_start_stops_the_run(config, 
         for copy in trainer.run.policy.anchor._copies.values():
             copy.mul_(1.1)
     trainer.iteration = 1
-    with pytest.raises(OffPolicyError, match="difference between the errors of the policy and the base model"):
+    with pytest.raises(
+        OffPolicyError, match="difference between the errors of the policy and the base model"
+    ):
         trainer.run_iteration()
 
 
-# --- rules ------------------------------------------------------------------------------------------------------------
+# --- rules ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -266,25 +322,39 @@ def test_a_policy_that_is_not_the_base_model_at_the_start_stops_the_run(config, 
         ),
         ({"num_updates_per_rollout": 2}, "objective dpo needs num_updates_per_rollout 1"),
         ({"anchor_fraction": 0.5}, "objective dpo needs anchor_fraction 1"),
-        ({"mini_batch_size_per_update": 3}, "needs whole pairs, or one video, in a forward pass, got .* 3; use 4 or 1"),
+        (
+            {"mini_batch_size_per_update": 3},
+            "needs whole pairs, or one video, in a forward pass, got .* 3; use 4 or 1",
+        ),
         ({"cfg_scale": 3.0}, "trains the model without guidance, got cfg_scale 3; set cfg_scale 1"),
-        ({"kl_weight": 0.0, "kl_coef": 0.0, "kl_min_coef": 0.0}, "needs kl_strategy fixed and a kl_weight above 0"),
+        (
+            {"kl_weight": 0.0, "kl_coef": 0.0, "kl_min_coef": 0.0},
+            "needs kl_strategy fixed and a kl_weight above 0",
+        ),
         ({"kl_strategy": "dual_moving"}, "needs kl_strategy fixed and a kl_weight above 0"),
         ({"ignore_rewards": True}, "ignore_rewards cannot be used with objective dpo"),
         ({"pair_weights": "{"}, "pair_weights must be a JSON object"),
         ({"pair_weights": '{"VQ": -1}'}, "pair_weights must be a JSON object"),
-        ({"pair_weights": '{"VQ": 1}'}, "pair_weights must name dimensions of pairs_csv, none, got 'VQ'"),
+        (
+            {"pair_weights": '{"VQ": 1}'},
+            "pair_weights must name dimensions of pairs_csv, none, got 'VQ'",
+        ),
         ({"width": 32}, "a video of pairs_csv must have 5 frames of 16 x 32 or 256 x 512 pixels"),
         ({"sde_window": "random:1"}, "sde_window cannot be used with objective dpo"),
     ],
 )
-def test_a_run_that_cannot_train_on_pairs_is_rejected_before_a_model_is_loaded(config, changes, message):
+def test_a_run_that_cannot_train_on_pairs_is_rejected_before_a_model_is_loaded(
+    config, changes, message
+):
     with pytest.raises(ValueError, match=message):
         check(config.with_settings(**changes))
 
 
 def test_both_videos_of_a_pair_are_on_one_replica(config):
-    with pytest.raises(ValueError, match="needs an even batch_size, because both videos of a pair are on one replica"):
+    with pytest.raises(
+        ValueError,
+        match="needs an even batch_size, because both videos of a pair are on one replica",
+    ):
         check(config.with_settings(batch_size=1), 2)
 
 
@@ -294,7 +364,7 @@ def test_a_run_on_pairs_needs_no_prompts_and_its_requests_are_those_of_the_pairs
     assert prompts == {*PROMPTS} and {r.prompt for r in inputs.requests} < prompts
 
 
-# --- several processes ------------------------------------------------------------------------------------------------
+# --- several processes ----------------------------------------------------------------------------
 
 
 def train_two_iterations(settings, folder):
@@ -311,7 +381,14 @@ def train_two_iterations(settings, folder):
     return found
 
 
-COMPARED = ("loss/total", "kl/position", "dpo/margin", "dpo/displacement", "dpo/held_out_margin", "grad/norm")
+COMPARED = (
+    "loss/total",
+    "kl/position",
+    "dpo/margin",
+    "dpo/displacement",
+    "dpo/held_out_margin",
+    "grad/norm",
+)
 LAYOUTS = {
     "dp": {"batch_size": 2},
     "fsdp, one video per pass": {"batch_size": 2, "enable_fsdp": True, "batched_forward": "false"},
@@ -320,7 +397,8 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize(
-    "layout", [name if name == "dp" else pytest.param(name, marks=pytest.mark.slow) for name in LAYOUTS]
+    "layout",
+    [name if name == "dp" else pytest.param(name, marks=pytest.mark.slow) for name in LAYOUTS],
 )
 def test_two_ranks_train_like_one(config, mesh, rated, layout, tmp_path):
     settings = SETTINGS | {
@@ -331,7 +409,11 @@ def test_two_ranks_train_like_one(config, mesh, rated, layout, tmp_path):
         "num_threads": 1,
     }
     one = Trainer(
-        load_config("configs/smoke.yaml", output_dir=str(tmp_path / "one")).with_settings(**settings), mesh, CPU
+        load_config("configs/smoke.yaml", output_dir=str(tmp_path / "one")).with_settings(
+            **settings
+        ),
+        mesh,
+        CPU,
     )
     expected = []
     for _ in range(2):

@@ -63,7 +63,11 @@ def test_an_exported_policy_is_read_back_bit_for_bit(run, policy, tmp_path, form
     transformer, checkpoint = policy
     code, error = run("--checkpoint_path", checkpoint, "--form", form, out=folder)
     assert code == 0, error
-    read = load_transformer(tmp_path, "mine") if form == "original" else load_transformer(tmp_path / folder, None)
+    read = (
+        load_transformer(tmp_path, "mine")
+        if form == "original"
+        else load_transformer(tmp_path / folder, None)
+    )
     assert_same(read, transformer)
     assert read.config.task_type == "i2v"
 
@@ -78,10 +82,19 @@ def umask():
 
 @pytest.mark.parametrize("flags", [[], ["--form", "original"]])
 def test_exported_files_have_the_default_permissions(run, umask, tmp_path, flags):
-    """safetensors makes files private to their owner, so that a server of another user could not read the weights."""
+    """safetensors makes files private to their owner, so that a server of another user could not
+    read the weights.
+    """
     assert run("--transformer_version", VERSION, *flags)[0] == 0
-    save_lora({"transformer_blocks.0.attn.to_q": Pair(torch.ones(2, 32), torch.ones(32, 2), 2.0)}, tmp_path / "out")
-    modes = {file.name: oct(file.stat().st_mode & 0o777) for file in (tmp_path / "out").rglob("*") if file.is_file()}
+    save_lora(
+        {"transformer_blocks.0.attn.to_q": Pair(torch.ones(2, 32), torch.ones(32, 2), 2.0)},
+        tmp_path / "out",
+    )
+    modes = {
+        file.name: oct(file.stat().st_mode & 0o777)
+        for file in (tmp_path / "out").rglob("*")
+        if file.is_file()
+    }
     assert FILE in modes and len(modes) >= 3
     assert set(modes.values()) == {"0o640"}, modes
 
@@ -91,7 +104,10 @@ def test_a_pipeline_of_diffusers_reads_an_exported_policy(run, policy, tmp_path)
 
     transformer, checkpoint = policy
     assert run("--checkpoint_path", checkpoint)[0] == 0
-    assert_same(HunyuanVideo15Transformer3DModel.from_pretrained(tmp_path / "out" / "transformer"), transformer)
+    assert_same(
+        HunyuanVideo15Transformer3DModel.from_pretrained(tmp_path / "out" / "transformer"),
+        transformer,
+    )
 
 
 def test_a_lora_is_converted_and_merged_into_the_weights(run, root, tmp_path):
@@ -128,16 +144,24 @@ def test_the_lora_of_an_image_to_video_run_is_exported_with_the_settings_of_its_
     checkpoint = tmp_path / "run" / "checkpoints" / "000001"
     (checkpoint / "tensors").mkdir(parents=True)
     save_lora(lora, checkpoint / "lora")
-    settings = {"pretrained_model_root": str(root), "transformer_version": VERSION, "base_weight_dtype": "fp8"}
+    settings = {
+        "pretrained_model_root": str(root),
+        "transformer_version": VERSION,
+        "base_weight_dtype": "fp8",
+    }
     (checkpoint / "state.json").write_text(json.dumps({"settings": settings}))
     (checkpoint / "tensors" / ".metadata").touch()
     write_manifest(checkpoint)
     expected = load_transformer(root, VERSION, lora=lora)
     monkeypatch.setattr(
-        sys, "argv", ["export.py", "--checkpoint_path", str(checkpoint), "--out", str(tmp_path / "whole")]
+        sys,
+        "argv",
+        ["export.py", "--checkpoint_path", str(checkpoint), "--out", str(tmp_path / "whole")],
     )
     export.main()
-    assert "the LoRA was trained on a base model in fp8; it is merged into" in capsys.readouterr().out
+    assert (
+        "the LoRA was trained on a base model in fp8; it is merged into" in capsys.readouterr().out
+    )
     read = load_transformer(tmp_path / "whole", None)
     assert read.config.task_type == "i2v"
     assert_same(read, expected.bfloat16())
@@ -177,7 +201,10 @@ def test_a_small_lora_survives_the_rounding_to_bf16(root, tmp_path):
         (["--transformer_version", VERSION, "--form", "peft"], "--form peft is a LoRA format"),
         (["--checkpoint_path", "nowhere"], "nowhere does not exist"),
         (["--lora_path", "nowhere"], "must be a safetensors file"),
-        (["--transformer_version", VERSION, "--out", "/proc/nothing"], "no file can be created in /proc"),
+        (
+            ["--transformer_version", VERSION, "--out", "/proc/nothing"],
+            "no file can be created in /proc",
+        ),
     ],
 )
 def test_bad_input_ends_with_one_message(run, tmp_path, flags, message):

@@ -1,4 +1,6 @@
-"""Faults in every stage of a run: lost work is repeated, and the result equals that of an uninterrupted run."""
+"""Faults in every stage of a run: lost work is repeated, and the result equals that of an
+uninterrupted run.
+"""
 
 import json
 import math
@@ -20,7 +22,8 @@ from tests.forked import ROOT, python
 from tests.test_trainer import CPU, Redness
 from tests.training.test_run_state import SETTINGS, train_iterations
 
-# The fault is injected in the new process before the program starts; the product has no code for it.
+# The fault is injected in the new process before the program starts; the product has no code for
+# it.
 PROGRAM = """
 import sys
 import post_train
@@ -54,7 +57,8 @@ SIGNALS = {name: signal.Signals[f"SIG{name}"] for name in ("KILL", "TERM", "INT"
 
 
 def inject(log, stage="", iteration=0, kind="KILL", rank=0):
-    """Send this process a signal in the middle of a stage of an iteration, and log every call of the sampler.
+    """Send this process a signal in the middle of a stage of an iteration, and log every call of
+    the sampler.
 
     Of several processes, only ``rank`` receives it, and only before their first restart.
     """
@@ -69,7 +73,8 @@ def inject(log, stage="", iteration=0, kind="KILL", rank=0):
         def send_signals():
             is_first_start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
             if trainer.iteration == iteration and trainer.mesh.rank == rank and is_first_start:
-                time.sleep(0.5 if kind == "STOP" else 0)  # until the watchdog has reported the stage
+                # until the watchdog has reported the stage
+                time.sleep(0.5 if kind == "STOP" else 0)
                 for name in kind.split():
                     os.kill(os.getpid(), SIGNALS[name])
                     time.sleep(0.05)  # lets a second signal of the same kind arrive separately
@@ -86,7 +91,9 @@ def inject(log, stage="", iteration=0, kind="KILL", rank=0):
 
             return call
 
-        def logged_sample(number, schedule, indices, conditions, sample=trainer.run.collector.sample, **options):
+        def logged_sample(
+            number, schedule, indices, conditions, sample=trainer.run.collector.sample, **options
+        ):
             with open(log, "a") as file:
                 print(number, indices[0].group, indices[0].member, file=file)
             rollout = sample(number, schedule, indices, conditions, **options)
@@ -134,13 +141,20 @@ class Run:
 
     def metrics(self):
         lines = [json.loads(line) for _, line in complete_lines(self.out / "metrics.jsonl")]
-        return [{k: v for k, v in line.items() if not k.startswith(("time/", "memory/", "perf/"))} for line in lines]
+        return [
+            {k: v for k, v in line.items() if not k.startswith(("time/", "memory/", "perf/"))}
+            for line in lines
+        ]
 
     def checkpoints(self):
-        return sorted(path.name for path in (self.out / "checkpoints").iterdir() if path.name[0] == "0")
+        return sorted(
+            path.name for path in (self.out / "checkpoints").iterdir() if path.name[0] == "0"
+        )
 
     def saved(self, iteration=LAST):
-        """Return the hashes of a checkpoint's tensors and its state, which are equal if and only if the runs are."""
+        """Return the hashes of a checkpoint's tensors and its state, which are equal if and only if
+        the runs are.
+        """
         folder = self.out / "checkpoints" / f"{iteration:06d}"
         files = json.loads((folder / "manifest.json").read_text())
         state = json.loads((folder / "state.json").read_text())
@@ -164,7 +178,11 @@ def interrupted(request, tmp_path_factory):
     codes, outputs, newest = {}, {}, {}
     for stage in STAGES:
         result = run.start(stage, FAULT_ITERATIONS[stage], request.param)
-        codes[stage], outputs[stage], newest[stage] = result.code, result.output, run.checkpoints()[-1]
+        codes[stage], outputs[stage], newest[stage] = (
+            result.code,
+            result.output,
+            run.checkpoints()[-1],
+        )
     last = run.start()
     assert last.code == 0, last.output
     return request.param, run, codes, outputs, newest
@@ -179,10 +197,14 @@ def test_an_interrupted_process_leaves_a_checkpoint_of_its_last_finished_iterati
         is_finished = kind == "TERM" and stage in ("update", "save")
         assert newest[stage] == f"{iteration - (not is_finished):06d}", stage
         if kind == "TERM":
-            assert "stopped by SIGTERM" in outputs[stage] and "Traceback" not in outputs[stage], outputs[stage]
+            assert "stopped by SIGTERM" in outputs[stage] and "Traceback" not in outputs[stage], (
+                outputs[stage]
+            )
 
 
-def test_a_run_with_many_restarts_equals_the_uninterrupted_run_bit_for_bit(interrupted, uninterrupted):
+def test_a_run_with_many_restarts_equals_the_uninterrupted_run_bit_for_bit(
+    interrupted, uninterrupted
+):
     _, run, *_ = interrupted
     assert run.metrics() == uninterrupted.metrics()
     assert run.saved() == uninterrupted.saved()
@@ -191,8 +213,12 @@ def test_a_run_with_many_restarts_equals_the_uninterrupted_run_bit_for_bit(inter
 
 def test_only_rollouts_of_the_unfinished_iteration_are_repeated(interrupted, uninterrupted):
     kind, run, codes, *_ = interrupted
-    repeated = {iteration for iteration, *_ in (sample for sample in run.sampled() if run.sampled().count(sample) > 1)}
-    # No rollout is sampled before the end of the conditions stage; SIGTERM lets updates and saves finish.
+    repeated = {
+        iteration
+        for iteration, *_ in (sample for sample in run.sampled() if run.sampled().count(sample) > 1)
+    }
+    # No rollout is sampled before the end of the conditions stage; SIGTERM lets updates and saves
+    # finish.
     without = ("conditions",) if kind == "KILL" else ("conditions", "update", "save")
     assert repeated == {FAULT_ITERATIONS[stage] for stage in codes if stage not in without}
     assert set(run.sampled()) == set(uninterrupted.sampled())
@@ -213,17 +239,22 @@ def test_a_closed_terminal_saves_and_lost_output_does_not_end_the_run(uninterrup
     result = run.start("rollout", 2, "HUP", max_steps=3, save_interval=9)
     assert result.code == 75 and "stopped by SIGHUP" in result.output
     assert run.checkpoints() == ["000001"]
-    flags = [f"--{name}={value}" for name, value in (RUN | {"output_dir": run.out, "max_steps": 2}).items()]
+    flags = [
+        f"--{name}={value}"
+        for name, value in (RUN | {"output_dir": run.out, "max_steps": 2}).items()
+    ]
     reader, writer = os.pipe()
     os.close(reader)  # every write to the terminal now fails
     command = [python(), "post_train.py", "--config", "configs/smoke.yaml", *flags]
     code = subprocess.run(command, stdout=writer, stderr=writer, cwd=ROOT, timeout=120).returncode
     os.close(writer)
     assert code == 0
-    assert run.checkpoints() == ["000001", "000002"] and run.metrics() == uninterrupted.metrics()[:2]
+    assert (
+        run.checkpoints() == ["000001", "000002"] and run.metrics() == uninterrupted.metrics()[:2]
+    )
 
 
-# --- signals while a scorer hangs, and outside of training ----------------------------------------------------------
+# --- signals while a scorer hangs, and outside of training ----------------------------------------
 
 
 def hang_in_scorer():
@@ -252,43 +283,74 @@ def signal_outside_of_training(place, number):
 
     module, name = (post_train, "build") if place == "load" else (run_summary, "print_summary")
     function = getattr(module, name)
-    setattr(module, name, lambda *arguments: (os.kill(os.getpid(), number), function(*arguments))[1])
+    setattr(
+        module, name, lambda *arguments: (os.kill(os.getpid(), number), function(*arguments))[1]
+    )
 
 
 def test_a_scorer_that_hangs_does_not_keep_a_stopped_run_alive(tmp_path):
-    result = Run(tmp_path).start_with(hang_in_scorer, max_steps=1)  # raises TimeoutExpired if it stays alive
+    # raises TimeoutExpired if it stays alive
+    result = Run(tmp_path).start_with(hang_in_scorer, max_steps=1)
     assert result.code == 75 and "stopped by SIGUSR1" in result.output, result
 
 
-@pytest.mark.parametrize("place, kind, left", [("load", "TERM", []), ("load", "INT", []), ("summary", "USR1", [1])])
-def test_a_signal_outside_of_training_ends_the_run_at_once_with_code_75(tmp_path, place, kind, left):
+@pytest.mark.parametrize(
+    "place, kind, left", [("load", "TERM", []), ("load", "INT", []), ("summary", "USR1", [1])]
+)
+def test_a_signal_outside_of_training_ends_the_run_at_once_with_code_75(
+    tmp_path, place, kind, left
+):
     run, number = Run(tmp_path), signal.Signals[f"SIG{kind}"]
     result = run.start_with(signal_outside_of_training, place, int(number), max_steps=1)
-    assert result.code == 75 and f"stopped by SIG{kind} outside of training" in result.output, result
+    assert result.code == 75 and f"stopped by SIG{kind} outside of training" in result.output, (
+        result
+    )
     assert "Traceback" not in result.output
-    assert sorted(path.name for path in run.out.glob("checkpoints/0*")) == [f"{iteration:06d}" for iteration in left]
+    assert sorted(path.name for path in run.out.glob("checkpoints/0*")) == [
+        f"{iteration:06d}" for iteration in left
+    ]
 
 
-# --- a rank that hangs ----------------------------------------------------------------------------------------------
+# --- a rank that hangs ----------------------------------------------------------------------------
 
 
 def start_with_hanging_rank(folder, stage):
-    """Start two ranks with a launcher; the second is stopped in a stage of iteration 2. Return the run and launcher."""
+    """Start two ranks with a launcher; the second is stopped in a stage of iteration 2.
+
+    Return the run and launcher.
+    """
     run = Run(folder)
     call = "inject", (str(run.log), stage, 2, "STOP", 1)
     (folder / "program.py").write_text(PROGRAM.format(*call))
     launcher = ["-m", "scripts.launch", "--standalone", "--nproc_per_node=2", "--max-restarts=3"]
     limits = {"collective_timeout": 8, "watchdog_seconds": 3, "max_steps": 2}
-    flags = [f"--{name}={value}" for name, value in (RUN | {"output_dir": str(run.out)} | limits).items()]
-    command = [python(), *launcher, str(folder / "program.py"), "--config", "configs/smoke.yaml", *flags]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHON_EXEC": python()}
+    flags = [
+        f"--{name}={value}" for name, value in (RUN | {"output_dir": str(run.out)} | limits).items()
+    ]
+    command = [
+        python(),
+        *launcher,
+        str(folder / "program.py"),
+        "--config",
+        "configs/smoke.yaml",
+        *flags,
+    ]
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+        "PYTHON_EXEC": python(),
+    }
     with open(folder / "output", "w") as output:
-        return run, subprocess.Popen(command, stdout=output, stderr=output, cwd=ROOT, env=environment)
+        return run, subprocess.Popen(
+            command, stdout=output, stderr=output, cwd=ROOT, env=environment
+        )
 
 
 @pytest.fixture(scope="module", autouse=True)
 def hanging(request, tmp_path_factory):
-    """The run whose rank hangs in the stage ``anchor``: it mostly waits, so it starts before the tests of this file."""
+    """The run whose rank hangs in the stage ``anchor``: it mostly waits, so it starts before the
+    tests of this file.
+    """
     if not any("a_rank_that_hangs" in item.name for item in request.session.items):
         yield
         return
@@ -297,11 +359,13 @@ def hanging(request, tmp_path_factory):
     started[1].kill()
 
 
-# --- a full disk ----------------------------------------------------------------------------------------------------
+# --- a full disk ----------------------------------------------------------------------------------
 
 
 def fill_disk(first, last):
-    """Let every write to a file fail from iteration ``first`` to ``last``; stdout and stderr are pipes."""
+    """Let every write to a file fail from iteration ``first`` to ``last``; stdout and stderr are
+    pipes.
+    """
     import post_train
 
     pipe = subprocess.Popen(["cat"], stdin=subprocess.PIPE).stdin.fileno()
@@ -316,7 +380,9 @@ def fill_disk(first, last):
 
         def run_with_limit(writer):
             is_full = first <= trainer.iteration <= last
-            resource.setrlimit(resource.RLIMIT_FSIZE, (0 if is_full else resource.RLIM_INFINITY, -1))
+            resource.setrlimit(
+                resource.RLIMIT_FSIZE, (0 if is_full else resource.RLIM_INFINITY, -1)
+            )
             return run_iteration(writer)
 
         trainer.run_iteration = run_with_limit
@@ -327,7 +393,9 @@ def fill_disk(first, last):
 
 def test_a_temporarily_full_disk_costs_only_checkpoints(uninterrupted, tmp_path):
     run = Run(tmp_path)
-    result = run.start_with(fill_disk, 2, 3, log_video_interval=2, report_to="tensorboard", max_steps=4)
+    result = run.start_with(
+        fill_disk, 2, 3, log_video_interval=2, report_to="tensorboard", max_steps=4
+    )
     assert result.code == 0, result.output
     assert run.checkpoints() == ["000001", "000004"]
     for message in (
@@ -337,27 +405,37 @@ def test_a_temporarily_full_disk_costs_only_checkpoints(uninterrupted, tmp_path)
         "TensorBoardReport DISABLED",
     ):
         assert message in result.output, result.output
-    assert "File too large" in result.output and "keeping earlier ones, training continues" in result.output
+    assert (
+        "File too large" in result.output
+        and "keeping earlier ones, training continues" in result.output
+    )
     assert run.metrics() == uninterrupted.metrics()[:4] and run.saved(4) == uninterrupted.saved(4)
     assert not list((run.out / "checkpoints").glob(".*"))
 
 
-def test_a_run_without_its_last_checkpoint_fails_and_resumes_from_an_earlier_one(uninterrupted, tmp_path):
+def test_a_run_without_its_last_checkpoint_fails_and_resumes_from_an_earlier_one(
+    uninterrupted, tmp_path
+):
     run = Run(tmp_path)
     result = run.start_with(fill_disk, 2, LAST, max_steps=3)
     assert result.code == 1
-    assert "could not write the checkpoint of iteration 3; earlier checkpoints are kept" in result.output
+    assert (
+        "could not write the checkpoint of iteration 3; earlier checkpoints are kept"
+        in result.output
+    )
     assert "METRICS LOST: 2 lines" in result.output
     assert run.checkpoints() == ["000001"] and len(run.metrics()) == 1
     assert run.start(max_steps=3).code == 0
     assert run.metrics() == uninterrupted.metrics()[:3]
 
 
-# --- scorers and clocks ---------------------------------------------------------------------------------------------
+# --- scorers and clocks ---------------------------------------------------------------------------
 
 
 class Unreliable(Redness):
-    """Is slow in iteration 2, fails in iteration 3 and returns NaN in iteration 4, each for one of two batches."""
+    """Is slow in iteration 2, fails in iteration 3 and returns NaN in iteration 4, each for one of
+    two batches.
+    """
 
     number = 0
 
@@ -376,7 +454,9 @@ def history(config, mesh, scorer, iterations):
     return train_iterations(trainer, iterations)
 
 
-def test_a_slow_scorer_changes_no_reward_and_a_failing_one_loses_only_its_own_rewards(tiny_config, mesh):
+def test_a_slow_scorer_changes_no_reward_and_a_failing_one_loses_only_its_own_rewards(
+    tiny_config, mesh
+):
     config = tiny_config.with_settings(**SETTINGS, lora_rank=2, max_missing_fraction=0.5)
     lines = history(config, mesh, Unreliable(), 4)
     assert [line["reward/missing"] for line in lines] == ["0.0", "0.0", "2.0", "1.0"]
@@ -393,13 +473,19 @@ def test_clocks_that_jump_do_not_change_the_results(tiny_config, mesh, monkeypat
     assert history(config, mesh, Redness(), 2) == expected
 
 
-# --- the end of the rank that hangs ----------------------------------------------------------------------------------
+# --- the end of the rank that hangs ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "stage", [stage if stage == "anchor" else pytest.param(stage, marks=pytest.mark.slow) for stage in STAGES]
+    "stage",
+    [
+        stage if stage == "anchor" else pytest.param(stage, marks=pytest.mark.slow)
+        for stage in STAGES
+    ],
 )
-def test_a_rank_that_hangs_is_reported_with_its_stage_ended_and_the_run_resumed(tmp_path, stage, hanging):
+def test_a_rank_that_hangs_is_reported_with_its_stage_ended_and_the_run_resumed(
+    tmp_path, stage, hanging
+):
     run, launcher = hanging if stage == "anchor" else start_with_hanging_rank(tmp_path, stage)
     code = launcher.wait(timeout=300)
     output = (run.log.parent / "output").read_text()
@@ -407,4 +493,7 @@ def test_a_rank_that_hangs_is_reported_with_its_stage_ended_and_the_run_resumed(
     assert re.search(rf"^1 .* {stage} +2 +\d+ +\d+ s ago$", output, re.MULTILINE), output
     assert "no heartbeat (stopped, exited or unreachable): rank 1" in output
     assert "resuming from iteration 1" in output
-    assert [line["iteration"] for line in run.metrics()] == [1, 2] and run.checkpoints() == ["000001", "000002"]
+    assert [line["iteration"] for line in run.metrics()] == [1, 2] and run.checkpoints() == [
+        "000001",
+        "000002",
+    ]

@@ -31,7 +31,9 @@ def driver(tmp_path, monkeypatch):
 @pytest.mark.parametrize("device", ["auto", "cuda"], ids="device_{}".format)
 def test_a_driver_that_is_too_old_is_an_error_with_both_versions_and_the_fix(driver, device):
     driver("550.54.15")
-    with pytest.raises(ValueError, match="driver 550.54.15 and torch .* for CUDA 13.0. Install driver 580 or newer"):
+    with pytest.raises(
+        ValueError, match="driver 550.54.15 and torch .* for CUDA 13.0. Install driver 580 or newer"
+    ):
         choose_device(device)
     assert gpu_problem(device, 8) == driver_problem() and gpu_problem("cpu", 8) is None
     assert choose_device("cpu").type == "cpu"
@@ -63,14 +65,20 @@ def test_other_reasons_have_other_fixes(driver, monkeypatch):
 def test_the_run_exits_with_2_before_it_loads_anything(driver, tmp_path, capsys):
     driver("535.104.05")
     out = tmp_path / "out"
-    command = parse(["--config", "configs/smoke.yaml", "--output_dir", str(out), "--device", "auto"])
+    command = parse(
+        ["--config", "configs/smoke.yaml", "--output_dir", str(out), "--device", "auto"]
+    )
     with ExitStack() as at_end:
         assert post_train.run(command, at_end) == 2
     assert "driver 535.104.05" in capsys.readouterr().err and not out.exists()
 
 
-@pytest.mark.parametrize("version, is_named", [(None, 0), (90700, 0), (90800, 1), (91002, 1), (91499, 1), (91500, 0)])
-def test_versions_of_cudnn_without_3d_convolutions_are_named_with_the_fix(monkeypatch, version, is_named):
+@pytest.mark.parametrize(
+    "version, is_named", [(None, 0), (90700, 0), (90800, 1), (91002, 1), (91499, 1), (91500, 0)]
+)
+def test_versions_of_cudnn_without_3d_convolutions_are_named_with_the_fix(
+    monkeypatch, version, is_named
+):
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: version)
     monkeypatch.setattr(torch.version, "cuda", "12.6")
     assert ("pip install 'nvidia-cudnn-cu12>=9.15'" in (cudnn_problem() or "")) == is_named
@@ -78,7 +86,9 @@ def test_versions_of_cudnn_without_3d_convolutions_are_named_with_the_fix(monkey
 
 @pytest.fixture
 def allocate(monkeypatch):
-    """A function that lets every allocation on a GPU fail with this message, with this variable of the allocator."""
+    """A function that lets every allocation on a GPU fail with this message, with this variable of
+    the allocator.
+    """
 
     def fail_with(message, name="PYTORCH_ALLOC_CONF", value="expandable_segments:True"):
         def empty(*size, device, **options):
@@ -98,7 +108,10 @@ def allocate(monkeypatch):
 @pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
 def test_a_gpu_without_expandable_segments_is_an_error_that_names_the_variable(allocate, name):
     allocate("CUDA driver error: device not ready\nframe 0", name)
-    message = f"cuda:1 in expandable segments, got 'CUDA driver error: device not ready'; .* Set {name}=expandable_seg"
+    message = (
+        "cuda:1 in expandable segments, got 'CUDA driver error: device not ready'; .* Set "
+        f"{name}=expandable_seg"
+    )
     with pytest.raises(ValueError, match=message):
         check_allocator(torch.device("cuda", 1))
     check_allocator(torch.device("cpu"))
@@ -106,7 +119,10 @@ def test_a_gpu_without_expandable_segments_is_an_error_that_names_the_variable(a
 
 @pytest.mark.parametrize(
     "message, value",
-    [("CUDA out of memory", "expandable_segments:True"), ("CUDA driver error: x", "expandable_segments:False")],
+    [
+        ("CUDA out of memory", "expandable_segments:True"),
+        ("CUDA driver error: x", "expandable_segments:False"),
+    ],
 )
 def test_an_allocation_that_fails_for_another_reason_keeps_its_error(allocate, message, value):
     allocate(message, value=value)

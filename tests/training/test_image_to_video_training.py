@@ -50,21 +50,32 @@ def test_rows_with_and_without_image_train_together(config, mesh):
     trainer, (metrics,) = iterations(config, mesh)
     assert metrics["policy/ratio_max_deviation"] < 1e-5
     assert metrics["grad/norm"] > 0
-    trained = {name for name, p in trainer.run.policy.transformer.named_parameters() if p.requires_grad}
+    trained = {
+        name for name, p in trainer.run.policy.transformer.named_parameters() if p.requires_grad
+    }
     assert any(name.startswith("image_embedder.") for name in trained)
-    assert not any(name.startswith("context_embedder_2.") for name in trained)  # no prompt has quoted text
+    # no prompt has quoted text
+    assert not any(name.startswith("context_embedder_2.") for name in trained)
 
 
 def test_the_policy_receives_the_first_frame_of_a_rollout(config, mesh):
     """The latents of the frame are scaled and kept in float32, like those that are sampled."""
     trainer, _ = iterations(config.with_settings(vae_dtype="bf16"), mesh)
-    (condition,) = trainer.run.encoder(trainer.run.collector.requests[:1], height=32, width=32).samples
+    (condition,) = trainer.run.encoder(
+        trainer.run.collector.requests[:1], height=32, width=32
+    ).samples
     assert condition.image.latents.dtype == torch.float32
     with_image, without = (
-        _image_channels(torch.zeros(1, 4, 2, 2, 2), trainer.run.encoder([request], height=32, width=32).samples)
+        _image_channels(
+            torch.zeros(1, 4, 2, 2, 2), trainer.run.encoder([request], height=32, width=32).samples
+        )
         for request in trainer.run.collector.requests
     )
-    assert with_image[0, 4, 0].eq(1).all() and with_image[0, :4, 0].any() and not with_image[0, :, 1:].any()
+    assert (
+        with_image[0, 4, 0].eq(1).all()
+        and with_image[0, :4, 0].any()
+        and not with_image[0, :, 1:].any()
+    )
     assert not without.any()
 
 
@@ -77,26 +88,39 @@ def test_a_text_to_video_version_rejects_images(config, mesh):
 def test_an_image_to_video_version_without_any_image_is_rejected_before_loading(
     config, mesh, tmp_path, monkeypatch, without
 ):
-    monkeypatch.setattr("hyvideo.training.model_setup.loading.load_vae", lambda *_, **__: pytest.fail("was loaded"))
+    monkeypatch.setattr(
+        "hyvideo.training.model_setup.loading.load_vae", lambda *_, **__: pytest.fail("was loaded")
+    )
     csv = tmp_path / "no_images.csv"
     csv.write_text("\n".join(["prompt", *CAPTIONS]) + "\n")
-    message = f"is for image-to-video, got no reference image for the 2 prompts of {without}; add a column.* or use"
+    message = (
+        f"is for image-to-video, got no reference image for the 2 prompts of {without}; add a "
+        "column.* or use"
+    )
     with pytest.raises(ValueError, match=message):
         Trainer(config.with_settings(**{without: str(csv)}), mesh, CPU)
 
 
 def test_quoted_text_of_the_negative_prompt_is_not_encoded(config, mesh):
     """The prompts themselves have no quoted text."""
-    config = config.with_settings(negative_prompt='blurry, a sign says "NO"', precompute_conditions=True)
+    config = config.with_settings(
+        negative_prompt='blurry, a sign says "NO"', precompute_conditions=True
+    )
     trainer = Trainer(config, mesh, CPU)
-    assert trainer.run.pipeline.negative.glyph is None and trainer.run.pipeline.negative.image is None
-    stored = sorted(path.name.split("-")[0] for path in (trainer.output_dir / "conditions").iterdir())
+    assert (
+        trainer.run.pipeline.negative.glyph is None and trainer.run.pipeline.negative.image is None
+    )
+    stored = sorted(
+        path.name.split("-")[0] for path in (trainer.output_dir / "conditions").iterdir()
+    )
     assert stored == ["image", "text", "text", "text"]
     assert not any(name.startswith("context_embedder_2.") for name in trainer.run.policy.trained)
 
 
 def test_an_unsupported_video_size_is_rejected_before_loading(config, mesh, monkeypatch):
-    monkeypatch.setattr("hyvideo.training.model_setup.loading.load_vae", lambda *_, **__: pytest.fail("was loaded"))
+    monkeypatch.setattr(
+        "hyvideo.training.model_setup.loading.load_vae", lambda *_, **__: pytest.fail("was loaded")
+    )
     with pytest.raises(ValueError, match="height must be a multiple of 16, got 40"):
         Trainer(config.with_settings(height=40), mesh, CPU)
 
@@ -109,9 +133,13 @@ def test_a_missing_image_encoder_is_rejected_before_loading(config, mesh, root, 
         Trainer(config.with_settings(pretrained_model_root=str(tmp_path / "ckpts")), mesh, CPU)
 
 
-def test_precomputed_conditions_give_the_same_training_and_unload_the_encoders(config, mesh, monkeypatch):
+def test_precomputed_conditions_give_the_same_training_and_unload_the_encoders(
+    config, mesh, monkeypatch
+):
     _, expected = iterations(config, mesh, 2)
-    early = config.with_settings(precompute_conditions=True, output_dir=config.record.output_dir + "_early")
+    early = config.with_settings(
+        precompute_conditions=True, output_dir=config.record.output_dir + "_early"
+    )
     trainer, metrics = iterations(early, mesh, 2)
     assert trainer.run.encoder._loaded == {}
     for name in ("reward/mean", "loss/total", "grad/norm"):
@@ -125,7 +153,9 @@ def test_precomputed_conditions_give_the_same_training_and_unload_the_encoders(c
 
     monkeypatch.setattr(prompt_encoders.TextEncoder, "__init__", missing)
     monkeypatch.setattr(prompt_encoders.ImageEncoder, "__init__", missing)
-    later = config.with_settings(conditions_dir=str(stored[0].parent), output_dir=config.record.output_dir + "_later")
+    later = config.with_settings(
+        conditions_dir=str(stored[0].parent), output_dir=config.record.output_dir + "_later"
+    )
     _, metrics = iterations(later, mesh, 1)
     assert metrics[0]["grad/norm"] == expected[0]["grad/norm"]
 

@@ -1,4 +1,6 @@
-"""Nothing is lost: a run keeps files that are not its own, corrupted checkpoints, and its work after any error."""
+"""Nothing is lost: a run keeps files that are not its own, corrupted checkpoints, and its work
+after any error.
+"""
 
 import json
 import math
@@ -35,13 +37,17 @@ def config(tiny_config):
 
 @pytest.fixture(scope="module")
 def finished_run(tmp_path_factory):
-    """Return the folder of a run of three iterations, with checkpoints 2 and 3 and videos of each iteration."""
+    """Return the folder of a run of three iterations, with checkpoints 2 and 3 and videos of each
+    iteration.
+    """
     from hyvideo.config.command_line import load_config
 
     folder = tmp_path_factory.mktemp("finished") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
-        config = load_config("configs/smoke.yaml", output_dir=str(folder), **SHORT | SMALL | {"max_steps": 3})
+        config = load_config(
+            "configs/smoke.yaml", output_dir=str(folder), **SHORT | SMALL | {"max_steps": 3}
+        )
         config = config.with_settings(save_interval=2, log_video_interval=1)
         make(config).train()
     return folder
@@ -59,7 +65,12 @@ def resumed(finished_run, tmp_path, config):
     """Return a copy of the finished run and the settings that resume it for one more iteration."""
     folder = tmp_path / "run"
     shutil.copytree(finished_run, folder, symlinks=True)
-    changes = {"resume_from_checkpoint": "latest", "max_steps": 4, "log_video_interval": 1, "save_interval": 2}
+    changes = {
+        "resume_from_checkpoint": "latest",
+        "max_steps": 4,
+        "log_video_interval": 1,
+        "save_interval": 2,
+    }
     return folder, config.with_settings(output_dir=str(folder), **changes)
 
 
@@ -77,7 +88,7 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-# --- corrupted and absent checkpoints ---------------------------------------------------------------------------------
+# --- corrupted and absent checkpoints -------------------------------------------------------------
 
 
 def damage(folder, how):
@@ -98,7 +109,10 @@ def test_a_run_whose_checkpoints_are_all_damaged_keeps_everything_and_stops(resu
     shutil.rmtree(folder / "checkpoints" / "000002")
     damage(folder / "checkpoints" / "000003", how)
     before = files(folder)
-    with pytest.raises(ValueError, match="are corrupted and kept: 000003; restore one of them from a copy, or start"):
+    with pytest.raises(
+        ValueError,
+        match="are corrupted and kept: 000003; restore one of them from a copy, or start",
+    ):
         make(config)
     assert files(folder) == before
     assert "skipping corrupted checkpoint" in capsys.readouterr().err
@@ -108,7 +122,10 @@ def test_a_run_whose_checkpoints_are_all_damaged_keeps_everything_and_stops(resu
 def test_a_run_resumes_from_an_older_checkpoint_and_keeps_the_damaged_one(resumed, how, capsys):
     folder, config = resumed
     damage(folder / "checkpoints" / "000003", how)
-    kept = {path.name: path.read_bytes() for path in (folder / "checkpoints" / "000003").rglob("*.distcp")}
+    kept = {
+        path.name: path.read_bytes()
+        for path in (folder / "checkpoints" / "000003").rglob("*.distcp")
+    }
     trainer = make(config)
     assert trainer.iteration == 2
     trainer.train()
@@ -130,8 +147,13 @@ def test_results_without_checkpoints_are_kept_and_the_run_stops(resumed, how, is
     elif how == "empty folder":
         (folder / "checkpoints").mkdir()
     before = files(folder)
-    message = "has results, but no checkpoint in checkpoints to resume; found metrics.jsonl up to iteration 3, rollouts"
-    with pytest.raises(ValueError, match="which does not exist; mount" if how == "dangling link" else message):
+    message = (
+        "has results, but no checkpoint in checkpoints to resume; found metrics.jsonl up to "
+        "iteration 3, rollouts"
+    )
+    with pytest.raises(
+        ValueError, match="which does not exist; mount" if how == "dangling link" else message
+    ):
         make(config)
     assert files(folder) == before
 
@@ -145,12 +167,16 @@ def test_a_new_run_does_not_replace_the_checkpoints_of_a_run_whose_metrics_are_g
     assert files(folder) == before
 
 
-# --- files of others --------------------------------------------------------------------------------------------------
+# --- files of others ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("resume_from", ["", "latest", "auto"])
-@pytest.mark.parametrize("name", ["config.yaml", "report.html", "samples/000001/mine", "rollouts/000000/000.mp4"])
-def test_a_first_start_rejects_files_of_others_that_it_would_replace(config, tmp_path, resume_from, name):
+@pytest.mark.parametrize(
+    "name", ["config.yaml", "report.html", "samples/000001/mine", "rollouts/000000/000.mp4"]
+)
+def test_a_first_start_rejects_files_of_others_that_it_would_replace(
+    config, tmp_path, resume_from, name
+):
     mine = tmp_path / "run" / name
     mine.parent.mkdir(parents=True)
     mine.write_text("mine")
@@ -162,7 +188,10 @@ def test_a_first_start_rejects_files_of_others_that_it_would_replace(config, tmp
 
 @pytest.mark.parametrize("resume_from", ["", "latest"])
 def test_a_run_leaves_numbered_folders_of_others_untouched(config, tmp_path, resume_from):
-    mine = [tmp_path / "run" / name / "mine" for name in ("samples/20240101", "rollouts/7", "rollouts/20240101")]
+    mine = [
+        tmp_path / "run" / name / "mine"
+        for name in ("samples/20240101", "rollouts/7", "rollouts/20240101")
+    ]
     for path in mine:
         path.parent.mkdir(parents=True)
         path.write_text("mine")
@@ -202,9 +231,13 @@ def test_videos_are_not_written_into_a_folder_that_appears_during_the_run(config
     assert "NOT WRITTEN (FileExistsError" in capsys.readouterr().err
 
 
-def test_a_file_where_a_folder_must_be_and_a_folder_where_a_file_must_be_are_rejected(config, tmp_path):
+def test_a_file_where_a_folder_must_be_and_a_folder_where_a_file_must_be_are_rejected(
+    config, tmp_path
+):
     (tmp_path / "run" / "checkpoints" / "latest").mkdir(parents=True)
-    with pytest.raises(ValueError, match="checkpoints/latest' must be a regular file, got a folder"):
+    with pytest.raises(
+        ValueError, match="checkpoints/latest' must be a regular file, got a folder"
+    ):
         make(config)
     shutil.rmtree(tmp_path / "run")
     (tmp_path / "run").mkdir()
@@ -213,14 +246,18 @@ def test_a_file_where_a_folder_must_be_and_a_folder_where_a_file_must_be_are_rej
         make(config)
     (tmp_path / "run" / "samples").unlink()
     os.mkfifo(tmp_path / "run" / "metrics.jsonl")
-    with pytest.raises(ValueError, match="metrics.jsonl' must be a regular file, got something else"):
+    with pytest.raises(
+        ValueError, match="metrics.jsonl' must be a regular file, got something else"
+    ):
         make(config)
 
 
-# --- runs of earlier versions -----------------------------------------------------------------------------------------
+# --- runs of earlier versions ---------------------------------------------------------------------
 
 
-def test_a_run_of_an_earlier_version_resumes_with_the_same_results_and_its_folders_are_marked(resumed, tmp_path):
+def test_a_run_of_an_earlier_version_resumes_with_the_same_results_and_its_folders_are_marked(
+    resumed, tmp_path
+):
     folder, config = resumed
     make(config).train()
     earlier = tmp_path / "earlier"
@@ -244,7 +281,9 @@ def test_a_run_of_an_earlier_version_resumes_with_the_same_results_and_its_folde
 
 def manifest_entries(folder):
     entries = json.loads((folder / manifest.NAME).read_text())
-    return {name: entry for name, entry in entries.items() if name.endswith((".distcp", "model.json"))}
+    return {
+        name: entry for name, entry in entries.items() if name.endswith((".distcp", "model.json"))
+    }
 
 
 def test_a_moved_checkpoints_folder_is_resumed_with_its_identity(resumed):
@@ -256,7 +295,7 @@ def test_a_moved_checkpoints_folder_is_resumed_with_its_identity(resumed):
     assert names(folder / "checkpoints") == ["000002", "000003", "000004", "latest"]
 
 
-# --- errors of any part -----------------------------------------------------------------------------------------------
+# --- errors of any part ---------------------------------------------------------------------------
 
 
 class Failing:
@@ -299,12 +338,17 @@ def uninterrupted(tmp_path_factory):
 
 def with_validation(config):
     settings = {"valid_video_csv": ["assets/miniature/prompts/smoke.csv"], "validation_steps": 1}
-    return config.with_settings(**settings, validate_at_step0=False, validation_interval=3, max_steps=4)
+    return config.with_settings(
+        **settings, validate_at_step0=False, validation_interval=3, max_steps=4
+    )
 
 
 @pytest.mark.parametrize(
     "place",
-    [place if place in ("rollout", "validation") else pytest.param(place, marks=pytest.mark.slow) for place in PLACES],
+    [
+        place if place in ("rollout", "validation") else pytest.param(place, marks=pytest.mark.slow)
+        for place in PLACES
+    ],
 )
 def test_the_last_finished_iteration_is_saved_after_an_error_and_resumes_bit_for_bit(
     config, uninterrupted, place, capsys
@@ -323,12 +367,16 @@ def test_the_last_finished_iteration_is_saved_after_an_error_and_resumes_bit_for
     (tensors, numbers), (expected, expected_numbers) = snapshot(resumed), uninterrupted
     assert numbers == expected_numbers
     assert all(tensor.equal(expected[name]) for name, tensor in tensors.items())
-    lines = [json.loads(line) for line in (trainer.output_dir / "metrics.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (trainer.output_dir / "metrics.jsonl").read_text().splitlines()
+    ]
     assert [line["iteration"] for line in lines] == [1, 2, 3, 4]
     assert all("validation/reward" in line for line in lines[2:])
 
 
-def test_an_iteration_whose_weights_have_begun_to_change_is_not_saved_as_the_one_before(config, capsys):
+def test_an_iteration_whose_weights_have_begun_to_change_is_not_saved_as_the_one_before(
+    config, capsys
+):
     trainer = make(config.with_settings(max_steps=3, save_interval=1))
     Failing(trainer, trainer.run.policy, "after_update", 3)
     Failing(trainer, trainer.run.checkpoints, "_publish", 2)
@@ -390,7 +438,11 @@ class HeldOut(Redness):
         if self.method == "held_out":
             self.fail()
         rows = torch.ones(len(videos), 2)
-        return {"spread": SetMeasure(rows, lambda rows: self.fail() or 1.0 if self.method == "of_set" else 1.0)}
+        return {
+            "spread": SetMeasure(
+                rows, lambda rows: self.fail() or 1.0 if self.method == "of_set" else 1.0
+            )
+        }
 
 
 @pytest.mark.parametrize("method", ["held_out_each", "exit", "held_out", "of_set"])
@@ -398,14 +450,16 @@ def test_a_held_out_metric_that_fails_later_is_missing_with_a_warning(config, me
     config = with_validation(config).with_settings(validation_interval=1, max_steps=2)
     trainer = make(config, HeldOut(method))
     trainer.train()
-    first, second = (json.loads(line) for line in (trainer.output_dir / "metrics.jsonl").read_text().splitlines())
+    first, second = (
+        json.loads(line) for line in (trainer.output_dir / "metrics.jsonl").read_text().splitlines()
+    )
     name = "validation/brightness" if method in ("held_out_each", "exit") else "validation/spread"
     assert name in first and name not in second and "validation/reward" in second
     shown = capsys.readouterr().err
     assert "held-out metrics of reward" in shown or "the held-out metric spread is missing" in shown
 
 
-# --- the process's state that a scorer changes ------------------------------------------------------------------------
+# --- the process's state that a scorer changes ----------------------------------------------------
 
 
 class Moving(Redness):
@@ -425,16 +479,25 @@ def test_a_scorer_may_change_the_working_directory(config, tmp_path, monkeypatch
     prompts.write_text("prompt\nred\n")
     (tmp_path / "weights").symlink_to(ROOT / SETTINGS["pretrained_model_root"])
     monkeypatch.chdir(tmp_path)
-    paths = {"output_dir": "run", "valid_video_csv": ["valid.csv"], "pretrained_model_root": "weights"}
-    config = with_validation(config).with_settings(**paths, validation_interval=1, max_steps=2, log_video_interval=1)
+    paths = {
+        "output_dir": "run",
+        "valid_video_csv": ["valid.csv"],
+        "pretrained_model_root": "weights",
+    }
+    config = with_validation(config).with_settings(
+        **paths, validation_interval=1, max_steps=2, log_video_interval=1
+    )
     make(config, Moving(tmp_path / "elsewhere")).train()
     assert os.getcwd() == str(tmp_path) and not os.listdir(tmp_path / "elsewhere")
     assert names(tmp_path / "run" / "checkpoints") == ["000002", "latest"]
     state = json.loads((tmp_path / "run" / "checkpoints" / "000002" / "state.json").read_text())
-    assert {name: state["settings"][name] for name in paths} == paths  # as given, so that the folder can be moved
+    # as given, so that the folder can be moved
+    assert {name: state["settings"][name] for name in paths} == paths
     os.chdir(tmp_path)
     resumed = make(config.with_settings(resume_from_checkpoint="latest", max_steps=3))
-    assert resumed.iteration == 2 and resumed.run.state.changed_settings == ["max_steps is 3 and was 2"]
+    assert resumed.iteration == 2 and resumed.run.state.changed_settings == [
+        "max_steps is 3 and was 2"
+    ]
 
 
 def test_a_scorer_may_turn_warnings_into_errors(config):
@@ -447,8 +510,12 @@ def test_a_scorer_may_turn_warnings_into_errors(config):
     assert not trainer.run.checkpoints.last_failed
 
 
-def test_a_run_that_fails_after_the_first_iteration_was_recorded_has_one_line_of_the_base_model(config):
-    config = with_validation(config).with_settings(validate_at_step0=True, validation_interval=1, max_steps=2)
+def test_a_run_that_fails_after_the_first_iteration_was_recorded_has_one_line_of_the_base_model(
+    config,
+):
+    config = with_validation(config).with_settings(
+        validate_at_step0=True, validation_interval=1, max_steps=2
+    )
     trainer = make(config)
     Failing(trainer, trainer, "_report", 1)
     with pytest.raises(RuntimeError, match="planted"):

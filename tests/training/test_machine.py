@@ -30,13 +30,26 @@ def test_missing_files_are_named(tiny_config, tmp_path, monkeypatch):
     shutil.copytree("assets/miniature", root)
     shutil.rmtree(root / "vae")
     shutil.rmtree(root / "VideoReward")
-    changes = {"pretrained_model_root": str(root), "valid_video_csv": "nowhere.csv", "reward_model": "videoalign"}
+    changes = {
+        "pretrained_model_root": str(root),
+        "valid_video_csv": "nowhere.csv",
+        "reward_model": "videoalign",
+    }
     config = tiny_config.with_settings(
         **changes, resume_from_checkpoint="no_checkpoint", base_weight_dtype="fp8", lora_rank=2
     )
-    monkeypatch.setattr("hyvideo.config.machine_rules.is_installed", lambda package: package != "torchao")
+    monkeypatch.setattr(
+        "hyvideo.config.machine_rules.is_installed", lambda package: package != "torchao"
+    )
     messages = list(missing_requirements(RunInputs(config)))
-    expected = ["torchao", "'nowhere.csv'", "'no_checkpoint'", "cannot be used", "vae", "of reward_model videoalign in"]
+    expected = [
+        "torchao",
+        "'nowhere.csv'",
+        "'no_checkpoint'",
+        "cannot be used",
+        "vae",
+        "of reward_model videoalign in",
+    ]
     for words in expected:
         assert sum(words in message for message in messages) == 1, (words, messages)
     with pytest.raises(ValueError, match="'nowhere.csv'"):
@@ -46,13 +59,20 @@ def test_missing_files_are_named(tiny_config, tmp_path, monkeypatch):
 def test_errors_in_the_settings_do_not_depend_on_the_machine(tiny_config, tmp_path):
     (tmp_path / "prompts.csv").write_text("text\na cat\n")
     with pytest.raises(ValueError, match="a column named `prompt`"):
-        check(tiny_config.with_settings(prompts_csv=str(tmp_path / "prompts.csv")), on_this_machine=False)
+        check(
+            tiny_config.with_settings(prompts_csv=str(tmp_path / "prompts.csv")),
+            on_this_machine=False,
+        )
     config = tiny_config.with_settings(prompts_csv="nowhere.csv", pretrained_model_root="nowhere")
     check(config, on_this_machine=False)
 
 
-def test_activation_checkpointing_is_selective_if_the_plan_fits_the_gpu_and_full_otherwise(mesh, monkeypatch, tmp_path):
-    config = load_config("configs/hunyuanvideo15_480p_8gpu.yaml", pretrained_model_root=str(tmp_path))
+def test_activation_checkpointing_is_selective_if_the_plan_fits_the_gpu_and_full_otherwise(
+    mesh, monkeypatch, tmp_path
+):
+    config = load_config(
+        "configs/hunyuanvideo15_480p_8gpu.yaml", pretrained_model_root=str(tmp_path)
+    )
     config = config.with_settings(sp_size=1, batch_size=4, lora_rank=32)
 
     def chosen(config, device, gib=80.0):
@@ -60,7 +80,11 @@ def test_activation_checkpointing_is_selective_if_the_plan_fits_the_gpu_and_full
         return resolve_auto(config, mesh, torch.device(device)).distributed.activation_checkpointing
 
     assert [chosen(config, "cuda", gib) for gib in (80.0, 30.0)] == ["selective", "full"]
-    assert chosen(config, "cpu") == "full" == chosen(config.with_settings(activation_checkpointing="full"), "cuda")
+    assert (
+        chosen(config, "cpu")
+        == "full"
+        == chosen(config.with_settings(activation_checkpointing="full"), "cuda")
+    )
     # The unknown version is rejected later, when the transformer is read.
     assert chosen(config.with_settings(transformer_version="mine"), "cuda") == "full"
 
@@ -74,8 +98,12 @@ def test_activation_checkpointing_is_selective_if_the_plan_fits_the_gpu_and_full
         ("", False, "needs a C compiler .* and .*/Python.h"),
     ],
 )
-def test_compilation_needs_a_compiler_and_the_headers_of_python(mesh, monkeypatch, tmp_path, program, header, missing):
-    config = load_config("configs/hunyuanvideo15_480p_8gpu.yaml", pretrained_model_root=str(tmp_path))
+def test_compilation_needs_a_compiler_and_the_headers_of_python(
+    mesh, monkeypatch, tmp_path, program, header, missing
+):
+    config = load_config(
+        "configs/hunyuanvideo15_480p_8gpu.yaml", pretrained_model_root=str(tmp_path)
+    )
     monkeypatch.setattr(machine, "gpu_memory", lambda device: 80.0)
     monkeypatch.setattr(shutil, "which", lambda name: program)
     monkeypatch.setattr(machine.sysconfig, "get_path", lambda name: str(tmp_path))
@@ -95,4 +123,7 @@ def test_each_process_of_a_machine_needs_a_gpu(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")  # two machines
     assert gpu_problem("auto", 8) is None
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    assert gpu_problem("auto", 8) == "each process needs a GPU: needed 4, found 0; device auto would use the CPU"
+    assert (
+        gpu_problem("auto", 8)
+        == "each process needs a GPU: needed 4, found 0; device auto would use the CPU"
+    )

@@ -23,9 +23,23 @@ def train_twice(folder):
 
     found = []
     for deterministic in (False, True):
-        settings = {"output_dir": str(Path(folder) / str(deterministic)), "deterministic": deterministic}
-        settings |= {"max_steps": 1, "use_muon": True, "num_threads": 1, "report_to": ["none"], "log_video_interval": 0}
-        settings |= {"batch_size": 2, "num_generations": 2, "mini_batch_size_per_update": 1, "grpo_sampling_steps": 2}
+        settings = {
+            "output_dir": str(Path(folder) / str(deterministic)),
+            "deterministic": deterministic,
+        }
+        settings |= {
+            "max_steps": 1,
+            "use_muon": True,
+            "num_threads": 1,
+            "report_to": ["none"],
+            "log_video_interval": 0,
+        }
+        settings |= {
+            "batch_size": 2,
+            "num_generations": 2,
+            "mini_batch_size_per_update": 1,
+            "grpo_sampling_steps": 2,
+        }
         settings |= {"valid_video_csv": "", "kl_warmup_updates": 1}
         config = load_config("configs/smoke.yaml", **settings)
         with ExitStack() as at_end:
@@ -43,20 +57,32 @@ def train_twice(folder):
 
 @pytest.mark.slow
 def test_a_deterministic_run_works_and_has_the_same_results_on_a_cpu(tmp_path):
-    (((plain, before), (deterministic, after)),) = launch(f"{__name__}:train_twice", 1, str(tmp_path))
+    (((plain, before), (deterministic, after)),) = launch(
+        f"{__name__}:train_twice", 1, str(tmp_path)
+    )
     assert before == {"algorithms": False, "cudnn": False, "cublas": None, "filled": True}
     assert after == {"algorithms": True, "cudnn": True, "cublas": ":4096:8", "filled": False}
     compared = [name for name in plain if not name.startswith(("time/", "memory/", "perf/"))]
-    assert len(compared) > 20 and [name for name in compared if plain[name] != deterministic[name]] == []
+    assert (
+        len(compared) > 20
+        and [name for name in compared if plain[name] != deterministic[name]] == []
+    )
 
 
 @pytest.mark.parametrize("fast, faster", [(["fp32", "bf16"], "bf16"), (["fp32"], "fp32")])
-def test_a_vae_in_fp16_on_a_cpu_without_fp16_convolutions_gives_advice(tiny_config, monkeypatch, fast, faster):
+def test_a_vae_in_fp16_on_a_cpu_without_fp16_convolutions_gives_advice(
+    tiny_config, monkeypatch, fast, faster
+):
     assert set(model_setup.fast_cpu_dtypes()) - {"bf16", "fp16"} == {"fp32"}
     monkeypatch.setattr(model_setup, "fast_cpu_dtypes", lambda: fast)
-    with pytest.warns(UserWarning, match=f"fp16 takes many times as long as {faster} on this CPU; set .* {faster}$"):
+    with pytest.warns(
+        UserWarning,
+        match=f"fp16 takes many times as long as {faster} on this CPU; set .* {faster}$",
+    ):
         load_encoder(tiny_config.with_settings(vae_dtype="fp16"), torch.device("cpu"))
-    assert not slow_vae_advice(faster, torch.device("cpu")) and not slow_vae_advice("fp16", torch.device("cuda"))
+    assert not slow_vae_advice(faster, torch.device("cpu")) and not slow_vae_advice(
+        "fp16", torch.device("cuda")
+    )
     monkeypatch.setattr(model_setup, "fast_cpu_dtypes", lambda: ["fp32", "bf16", "fp16"])
     assert not slow_vae_advice("fp16", torch.device("cpu"))
 
@@ -73,8 +99,14 @@ def test_the_identity_of_the_encoders_depends_on_settings_names_sizes_and_sample
     def changed_at(place):
         return bytes(place) + b"1" + bytes(size - place - 1)
 
-    found = [identity(), identity(bytes(size + 1)), *(identity(changed_at(at)) for at in (0, size // 2, size - 1))]
-    found += [identity(settings=each) for each in (("bf16", "bf16", False), ("fp16", "fp16", False))]
+    found = [
+        identity(),
+        identity(bytes(size + 1)),
+        *(identity(changed_at(at)) for at in (0, size // 2, size - 1)),
+    ]
+    found += [
+        identity(settings=each) for each in (("bf16", "bf16", False), ("fp16", "fp16", False))
+    ]
     found += [identity(settings=("fp16", "bf16", True)), identity(folders=()), identity()]
     assert found.pop() == found[0]
     file.rename(folder / "renamed")

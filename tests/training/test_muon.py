@@ -35,7 +35,9 @@ def test_a_step_is_orthogonalized_nesterov_momentum_with_the_size_of_adams_steps
 
 
 def sharded_step():
-    """Return the largest deviation of sharded from unsharded steps, with rows that divide evenly and others."""
+    """Return the largest deviation of sharded from unsharded steps, with rows that divide evenly
+    and others.
+    """
     from torch.distributed.tensor import Shard, distribute_tensor
 
     from hyvideo.distributed import mesh as ranks
@@ -48,7 +50,10 @@ def sharded_step():
         shard = torch.nn.Parameter(distribute_tensor(weight, mesh.shards, [Shard(0)]))
         optimizers = [Muon([weight], lr=0.1, dtype=torch.float32) for weight in (whole, shard)]
         for gradient in gradients:
-            whole.grad, shard.grad = gradient.clone(), distribute_tensor(gradient, mesh.shards, [Shard(0)])
+            whole.grad, shard.grad = (
+                gradient.clone(),
+                distribute_tensor(gradient, mesh.shards, [Shard(0)]),
+            )
             for optimizer in optimizers:
                 optimizer.step()
         worst = max(worst, (shard.full_tensor() - whole).abs().max().item())

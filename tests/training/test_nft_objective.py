@@ -18,12 +18,22 @@ from hyvideo.training.rollout_batch import Pass
 from tests.training.test_policy_update import BOTH_KL_TERMS
 
 CPU = torch.device("cpu")
-NFT = {"objective": "nft", "nft_levels": 2, "eta": 0.0, "random_weights": False, "num_updates_per_rollout": 2}
+NFT = {
+    "objective": "nft",
+    "nft_levels": 2,
+    "eta": 0.0,
+    "random_weights": False,
+    "num_updates_per_rollout": 2,
+}
 
 
 @pytest.fixture
 def trainer(tiny_config, mesh, tmp_path):
-    settings = NFT | {"output_dir": str(tmp_path), "learning_rate": 1e-3, "update_ref_model_step": 2}
+    settings = NFT | {
+        "output_dir": str(tmp_path),
+        "learning_rate": 1e-3,
+        "update_ref_model_step": 2,
+    }
     return Trainer(tiny_config.with_settings(**settings), mesh, CPU)
 
 
@@ -31,7 +41,9 @@ def sample_rollouts(trainer):
     trainer.iteration = 1
     rollouts, pending = trainer.run.collector.collect(1, StageTimer(CPU))
     rewards = trainer.run.rewards.wait(pending)
-    return rollouts.with_rewards(rewards, trainer.run.rewards.advantages(rollouts.indices, rewards)[0])
+    return rollouts.with_rewards(
+        rewards, trainer.run.rewards.advantages(rollouts.indices, rewards)[0]
+    )
 
 
 def test_each_rollout_has_separate_noise_levels_that_cover_the_range(trainer):
@@ -49,7 +61,9 @@ def test_rollouts_keep_only_the_latents_that_the_update_reads(trainer):
     assert sample_rollouts(trainer).trajectories.latents.shape[1] == num_steps + 1
 
 
-def test_with_a_guidance_interval_all_rollouts_train_the_same_levels_and_the_cost_counts_their_branches(trainer):
+def test_with_a_guidance_interval_all_rollouts_train_the_same_levels_and_the_cost_counts_their_branches(
+    trainer,
+):
     config = trainer.config.with_settings(cfg_scale=2.0, guidance_interval="0.5:1")
     trainer = Trainer(config, trainer.mesh, CPU)
     rollouts = sample_rollouts(trainer)
@@ -58,12 +72,18 @@ def test_with_a_guidance_interval_all_rollouts_train_the_same_levels_and_the_cos
     trainer.run.cost.forwards = 0
     trainer.run.objective.prepare(rollouts)
     branches = 1 + (levels[0] >= 0.5).int()
-    assert trainer.run.cost.forwards == 4 * branches.sum() + branches[0]  # four rows of the second update, and one row
+    # four rows of the second update, and one row
+    assert trainer.run.cost.forwards == 4 * branches.sum() + branches[0]
 
 
 @pytest.mark.parametrize("iteration, is_checked", [(1, True), (2, False), (3, True)])
 def test_the_cost_counts_every_forward_pass_also_of_the_check(trainer, iteration, is_checked):
-    changes = {"gate_interval": 2, "batched_forward": "false", "cfg_scale": 2.0, "kl_strategy": "fixed"}
+    changes = {
+        "gate_interval": 2,
+        "batched_forward": "false",
+        "cfg_scale": 2.0,
+        "kl_strategy": "fixed",
+    }
     trainer = Trainer(trainer.config.with_settings(**changes), trainer.mesh, CPU)
     calls = {False: 0, True: 0}  # by whether a gradient is computed
 
@@ -73,9 +93,12 @@ def test_the_cost_counts_every_forward_pass_also_of_the_check(trainer, iteration
     trainer.run.policy.transformer.register_forward_pre_hook(count, with_kwargs=True)
     trainer.iteration = iteration
     num_forwards = 8 * trainer.run_iteration()["cost/forwards"]
-    assert calls[False] + trainer.run.cost.per_training_pass * calls[True] == pytest.approx(num_forwards)
+    assert calls[False] + trainer.run.cost.per_training_pass * calls[True] == pytest.approx(
+        num_forwards
+    )
     of_check = calls[False] - 2 * 8 * trainer.config.rollout.grpo_sampling_steps - 2 * (4 * 2 + 1)
-    assert of_check == (4 if is_checked else 0)  # two calls of two branches, besides sampling and old velocities
+    # two calls of two branches, besides sampling and old velocities
+    assert of_check == (4 if is_checked else 0)
 
 
 def test_an_iteration_trains_and_the_old_policy_stays_the_rollout_policy(trainer):
@@ -86,7 +109,8 @@ def test_an_iteration_trains_and_the_old_policy_stays_the_rollout_policy(trainer
     # Rollout and update have different batch shapes, which round differently on some processors.
     assert metrics["nft/distance_first"] <= 1e-5 < metrics["nft/distance_max"]
     assert metrics["kl/velocity"] > 0 and metrics["grad/norm"] > 0
-    assert not [name for name in metrics if name.startswith("by_step/")]  # noise levels are trained, not steps
+    # noise levels are trained, not steps
+    assert not [name for name in metrics if name.startswith("by_step/")]
     with torch.no_grad():  # the policy has moved away from the old policy
         now = trainer.run.objective.velocity_and_target(rollouts, [0], 0)[0]
     assert {row for row, _ in reference.old} == {0, 1, 2, 3}
@@ -94,7 +118,10 @@ def test_an_iteration_trains_and_the_old_policy_stays_the_rollout_policy(trainer
 
 
 def test_old_velocities_of_the_first_update_would_change_no_metric(trainer):
-    """In iteration 1 the old velocities are also the anchor's. Rows 4 to 7 belong to the first update."""
+    """In iteration 1 the old velocities are also the anchor's.
+
+    Rows 4 to 7 belong to the first update.
+    """
     found = []
     for computes_all in (False, True):
         trainer = Trainer(trainer.config.with_settings(anchor_fraction=0.5), trainer.mesh, CPU)
@@ -121,14 +148,20 @@ EQUATION = (
 
 
 def velocities_and_targets(trainer, rollouts, column, scale):
-    """Compute the guided velocity of every re-noised rollout and its target, as docs/samplers.md defines them."""
+    """Compute the guided velocity of every re-noised rollout and its target, as docs/samplers.md
+    defines them.
+    """
     pipeline, levels = trainer.run.pipeline, rollouts.trained_steps[:, column]
     final = rollouts.trajectories.latents[:, -1]
-    noise = torch.stack([trainer.run.collector.noise.for_renoising(1, index, column) for index in rollouts.indices])
+    noise = torch.stack(
+        [trainer.run.collector.noise.for_renoising(1, index, column) for index in rollouts.indices]
+    )
     noised = torch.stack([(1 - s) * x + s * e for s, x, e in zip(levels, final, noise)])
     times = [(1000.0 * level, None) for level in levels.tolist()]
     conditional = pipeline._forward(noised, times, rollouts.conditions)
-    unconditional = pipeline._forward(noised, times, rollouts.conditions.with_text_of(pipeline.negative))
+    unconditional = pipeline._forward(
+        noised, times, rollouts.conditions.with_text_of(pipeline.negative)
+    )
     return unconditional + scale * (conditional - unconditional), noise - final
 
 
@@ -142,35 +175,52 @@ def velocities_and_targets(trainer, rollouts, column, scale):
     ],
 )
 def test_the_gradient_equals_the_equation(tiny_config, mesh, num_updates, scale, settings):
-    """The loss is r |v - t|^2 + (1 - r) |2 v_old - v - t|^2 + 0.3 (0.7 |v - v_anchor|^2 + 0.4 |v - v_old|^2).
+    """The loss is r |v - t|^2 + (1 - r) |2 v_old - v - t|^2 + 0.3 (0.7 |v - v_anchor|^2 + 0.4 |v -
+    v_old|^2).
 
-    The old velocities are computed before the first update; in iteration 1 the anchor has the same weights, and by
-    default the same guidance. One rollout has no reward.
+    The old velocities are computed before the first update; in iteration 1 the anchor has the same
+    weights, and by default the same guidance. One rollout has no reward.
     """
-    settings = settings | {"num_updates_per_rollout": num_updates, "cfg_scale": scale, "learning_rate": 1e-3}
+    settings = settings | {
+        "num_updates_per_rollout": num_updates,
+        "cfg_scale": scale,
+        "learning_rate": 1e-3,
+    }
     config = tiny_config.with_settings(**EQUATION | settings)
     trainer = Trainer(config, mesh, CPU)
     rollouts, parameters = sample_rollouts(trainer), trainer.run.policy.parameters
-    rollouts.advantages[:] = torch.tensor([1.5, -0.5, 3.0, torch.nan, 0.3, -2.0, 0.0, 0.9])  # 3 is clipped
+    # 3 is clipped
+    rollouts.advantages[:] = torch.tensor([1.5, -0.5, 3.0, torch.nan, 0.3, -2.0, 0.0, 0.9])
     weights = [1.75 / 2, 0.75 / 2, 1.0, None, 1.15 / 2, 0.0, 1 / 2, 1.45 / 2]
     with torch.no_grad():
         old = [velocities_and_targets(trainer, rollouts, column, scale)[0] for column in range(2)]
         of_anchor = settings.get("anchor_cfg_scale", scale)
-        anchor = [velocities_and_targets(trainer, rollouts, column, of_anchor)[0] for column in range(2)]
+        anchor = [
+            velocities_and_targets(trainer, rollouts, column, of_anchor)[0] for column in range(2)
+        ]
 
     def equation(weights, rows):
         losses = []
         for column in range(2):
             v, t = velocities_and_targets(trainer, rollouts, column, scale)
             for row in {*rows} - {3}:
-                policy = weights[row] * (v - t)[row] ** 2 + (1 - weights[row]) * (2 * old[column] - v - t)[row] ** 2
+                policy = (
+                    weights[row] * (v - t)[row] ** 2
+                    + (1 - weights[row]) * (2 * old[column] - v - t)[row] ** 2
+                )
                 kl = 0.7 * (v - anchor[column])[row] ** 2 + 0.4 * (v - old[column])[row] ** 2
                 losses.append((policy + 0.3 * kl).mean())
         gradients = torch.autograd.grad(torch.stack(losses).mean(), parameters, allow_unused=True)
-        return torch.cat([torch.zeros(p.numel()) if g is None else g.flatten() for p, g in zip(parameters, gradients)])
+        return torch.cat(
+            [
+                torch.zeros(p.numel()) if g is None else g.flatten()
+                for p, g in zip(parameters, gradients)
+            ]
+        )
 
     found, step = [], trainer.run.policy.optimizers.step
-    rows_of_updates = [range(8)] if num_updates == 1 else [range(4, 8), range(4)]  # group 1 first in iteration 1
+    # group 1 first in iteration 1
+    rows_of_updates = [range(8)] if num_updates == 1 else [range(4, 8), range(4)]
 
     def compare_and_step(rate):
         applied = torch.cat([p.grad.flatten() for p in parameters])
@@ -185,7 +235,9 @@ def test_the_gradient_equals_the_equation(tiny_config, mesh, num_updates, scale,
     trainer.run.update(rollouts, trainer.run.objective.prepare(rollouts), 1)
     assert len(found) == num_updates
     largest = found[0].abs().max().item()
-    torch.testing.assert_close(mirrored - kl_alone, kl_alone - found[0], rtol=1e-3, atol=1e-4 * largest)
+    torch.testing.assert_close(
+        mirrored - kl_alone, kl_alone - found[0], rtol=1e-3, atol=1e-4 * largest
+    )
     assert (kl_alone.abs().max() > 0.01 * largest) == ("anchor_cfg_scale" in settings)
 
 
@@ -201,15 +253,20 @@ def change_the_old_policy(trainer, reference):
 
 def change_inputs(trainer, change):
     nft_terms = trainer.run.objective.nft_terms
-    trainer.run.objective.nft_terms = lambda inputs, *coefficient: nft_terms(change(inputs), *coefficient)
+    trainer.run.objective.nft_terms = lambda inputs, *coefficient: nft_terms(
+        change(inputs), *coefficient
+    )
 
 
 def use_the_policy_in_the_mirrored_branch(trainer, reference):
-    change_inputs(trainer, lambda inputs: replace(inputs, old_velocity=inputs.velocity))  # 2 v - v is v
+    # 2 v - v is v
+    change_inputs(trainer, lambda inputs: replace(inputs, old_velocity=inputs.velocity))
 
 
 def ignore_the_advantages(trainer, reference):
-    change_inputs(trainer, lambda inputs: replace(inputs, advantages=torch.ones_like(inputs.advantages)))
+    change_inputs(
+        trainer, lambda inputs: replace(inputs, advantages=torch.ones_like(inputs.advantages))
+    )
 
 
 @pytest.mark.parametrize(
@@ -249,8 +306,11 @@ def test_an_untrained_model_passes_the_check_only_with_random_weights(trainer):
     config = trainer.config.with_settings(random_weights=True)
     trainer = Trainer(config, trainer.mesh, CPU)
     rollouts = sample_rollouts(trainer)
-    trainer.run.objective.config = config.with_settings(random_weights=False)  # as if the weights were those of a file
-    with pytest.raises(OffPolicyError, match="that of a zero velocity, is 1.*, above 1; .* set random_weights or"):
+    # as if the weights were those of a file
+    trainer.run.objective.config = config.with_settings(random_weights=False)
+    with pytest.raises(
+        OffPolicyError, match="that of a zero velocity, is 1.*, above 1; .* set random_weights or"
+    ):
         trainer.run.update(rollouts, trainer.run.objective.prepare(rollouts), 1)
     trainer.run.objective.config = config
     assert trainer.run.update(rollouts, trainer.run.objective.prepare(rollouts), 1)["grad/norm"] > 0
@@ -270,14 +330,24 @@ def test_an_old_policy_that_follows_the_policy_stops_the_run_at_the_second_updat
 
 
 def test_a_control_run_drops_the_rewards_and_follows_the_guided_anchor(trainer):
-    """The gradient is 2 w |v - v_anchor| as in the equation with advantage 0; a rollout without reward stays out."""
-    changes = {"ignore_rewards": True, "kl_strategy": "fixed", "anchor_cfg_scale": 3.0, "num_updates_per_rollout": 1}
+    """The gradient is 2 w |v - v_anchor| as in the equation with advantage 0; a rollout without
+    reward stays out.
+    """
+    changes = {
+        "ignore_rewards": True,
+        "kl_strategy": "fixed",
+        "anchor_cfg_scale": 3.0,
+        "num_updates_per_rollout": 1,
+    }
     trainer = Trainer(trainer.config.with_settings(**changes), trainer.mesh, CPU)
     trainer.run.rewards.wait = lambda pending: {
         row: Reward(float(row) if row else float("nan"), {}) for row in range(8)
     }
     rollouts = sample_rollouts(trainer)
-    assert rollouts.advantages.isnan().tolist() == [True] + 7 * [False] and not rollouts.advantages[1:].any()
+    assert (
+        rollouts.advantages.isnan().tolist() == [True] + 7 * [False]
+        and not rollouts.advantages[1:].any()
+    )
     metrics = trainer.run.update(rollouts, trainer.run.objective.prepare(rollouts), 1)
     assert metrics["kl/position"] > 0 and metrics["grad/norm"] > 0
     changes = {"anchor_cfg_scale": None}
@@ -287,12 +357,20 @@ def test_a_control_run_drops_the_rewards_and_follows_the_guided_anchor(trainer):
     assert metrics["grad/norm"] == metrics["kl/position"] == 0  # nothing is left to train on
 
 
-@pytest.mark.parametrize("dtype, distance, stops", [("bf16", 4e-2, False), ("bf16", 6e-2, True), ("fp32", 4e-2, True)])
-def test_only_a_distance_above_the_rounding_of_the_dtype_stops_the_run(trainer, dtype, distance, stops):
+@pytest.mark.parametrize(
+    "dtype, distance, stops", [("bf16", 4e-2, False), ("bf16", 6e-2, True), ("fp32", 4e-2, True)]
+)
+def test_only_a_distance_above_the_rounding_of_the_dtype_stops_the_run(
+    trainer, dtype, distance, stops
+):
     rollouts = sample_rollouts(trainer)
-    trainer.run.objective.config = trainer.config.with_settings(dtype=dtype, batched_forward="false")
+    trainer.run.objective.config = trainer.config.with_settings(
+        dtype=dtype, batched_forward="false"
+    )
     deviations = [torch.tensor(distance), torch.tensor(0.0)]
-    error = pytest.raises(OffPolicyError, match="distance to the old policy before any update is 0.0")
+    error = pytest.raises(
+        OffPolicyError, match="distance to the old policy before any update is 0.0"
+    )
     with error if stops else nullcontext():
         trainer.run.objective.check_fresh(rollouts, Velocities(), [Pass([0], 0)], [], deviations, 1)
 
@@ -303,20 +381,31 @@ def test_a_replica_without_scored_rollouts_does_not_fail_the_check_because_of_na
     rollouts.trajectories.latents.fill_(torch.nan)
     trainer.run.objective.check_fresh(rollouts, reference, [Pass([], 0)], [], [torch.zeros(())], 1)
     with pytest.raises(OffPolicyError, match="nan"):
-        trainer.run.objective.check_fresh(rollouts, reference, [Pass([0], 0)], [], [torch.zeros(())], 1)
+        trainer.run.objective.check_fresh(
+            rollouts, reference, [Pass([0], 0)], [], [torch.zeros(())], 1
+        )
 
 
 def read_metrics(folder):
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [
-        {name: value for name, value in line.items() if not name.startswith(("time/", "memory/", "perf/"))}
+        {
+            name: value
+            for name, value in line.items()
+            if not name.startswith(("time/", "memory/", "perf/"))
+        }
         for line in lines
     ]
 
 
 def test_a_resumed_run_equals_the_uninterrupted_run(tiny_config, mesh, tmp_path):
     """The run has a LoRA, an EMA and an anchor, and resumes between two refreshes of the anchor."""
-    settings = NFT | {"lora_rank": 2, "ema_decay": 0.5, "learning_rate": 1e-3, "update_ref_model_step": 4}
+    settings = NFT | {
+        "lora_rank": 2,
+        "ema_decay": 0.5,
+        "learning_rate": 1e-3,
+        "update_ref_model_step": 4,
+    }
     config = tiny_config.with_settings(**settings, max_steps=2, save_interval=1)
     uninterrupted = Trainer(config, mesh, CPU)
     uninterrupted.train()

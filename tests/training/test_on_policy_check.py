@@ -1,4 +1,6 @@
-"""The on-policy check passes if rollout and update agree, and names the cause of each injected fault."""
+"""The on-policy check passes if rollout and update agree, and names the cause of each injected
+fault.
+"""
 
 import dataclasses
 
@@ -14,7 +16,8 @@ from tests.distributed.launch import launch
 from tests.shallow import SHALLOW
 
 CPU = torch.device("cpu")
-TRAINED = {"random_weights": False}  # random weights hardly respond to a timestep of 752 instead of 750
+# random weights hardly respond to a timestep of 752 instead of 750
+TRAINED = {"random_weights": False}
 
 
 def in_training(change):
@@ -54,7 +57,9 @@ def depend_on_the_batch(trainer):
 
 
 def guide_one_by_one(trainer):
-    trainer.run.pipeline.sampling = dataclasses.replace(trainer.run.pipeline.sampling, batched_forward=False)
+    trainer.run.pipeline.sampling = dataclasses.replace(
+        trainer.run.pipeline.sampling, batched_forward=False
+    )
 
 
 def recompute_other_values(trainer):
@@ -77,7 +82,9 @@ def compile_another_function(trainer):
 
 
 def check_message(config, mesh, *, before=(), between=()):
-    """Return the message of the check for faults injected before the rollout and between rollout and update."""
+    """Return the message of the check for faults injected before the rollout and between rollout
+    and update.
+    """
     trainer = Trainer(config, mesh, CPU)
     for fault in before:
         fault(trainer)
@@ -100,18 +107,48 @@ def check_message(config, mesh, *, before=(), between=()):
 @pytest.mark.parametrize(
     "settings, before, between, cause, module",
     [
-        ({}, [], [enable_dropout], "dropout or train mode", "context_embedder (HunyuanVideo15TokenRefiner)"),
+        (
+            {},
+            [],
+            [enable_dropout],
+            "dropout or train mode",
+            "context_embedder (HunyuanVideo15TokenRefiner)",
+        ),
         ({}, [], [compute_in_bf16], "dtype or autocast", "none"),
         (TRAINED, [round_timesteps_in_the_rollout], [], "timestep rounding", "time_embed"),
-        (TRAINED | {"mini_batch_size_per_update": 4}, [depend_on_the_batch], [], "batch shape", "x_embedder"),
-        (TRAINED | {"cfg_scale": 2.0}, [depend_on_the_batch], [guide_one_by_one], "batched forward", "none"),
+        (
+            TRAINED | {"mini_batch_size_per_update": 4},
+            [depend_on_the_batch],
+            [],
+            "batch shape",
+            "x_embedder",
+        ),
+        (
+            TRAINED | {"cfg_scale": 2.0},
+            [depend_on_the_batch],
+            [guide_one_by_one],
+            "batched forward",
+            "none",
+        ),
         ({}, [], [recompute_other_values], "activation checkpointing", "transformer_blocks.0"),
-        ({}, [], [compile_another_function], "compile", "transformer_blocks.2 (HunyuanVideo15TransformerBlock)"),
+        (
+            {},
+            [],
+            [compile_another_function],
+            "compile",
+            "transformer_blocks.2 (HunyuanVideo15TransformerBlock)",
+        ),
     ],
 )
-def test_an_injected_fault_is_found_and_named(tiny_config, mesh, settings, before, between, cause, module):
-    message = check_message(tiny_config.with_settings(**settings), mesh, before=before, between=between)
-    assert "iteration 1: rollout and update compute different log-probabilities. On rank 0" in message
+def test_an_injected_fault_is_found_and_named(
+    tiny_config, mesh, settings, before, between, cause, module
+):
+    message = check_message(
+        tiny_config.with_settings(**settings), mesh, before=before, between=between
+    )
+    assert (
+        "iteration 1: rollout and update compute different log-probabilities. On rank 0" in message
+    )
     assert f"cause: {cause}" in message, message
     assert f"first module that differs: {module}" in message, message
 
@@ -123,7 +160,10 @@ def test_a_fault_of_the_training_path_alone_is_found_without_gradient(tiny_confi
 
     message = check_message(tiny_config, mesh, between=[fault])
     assert "cause: batch shape or gradient: with this switched the log-ratio is 0" in message
-    assert "unknown" not in message and "first module that differs: context_embedder (HunyuanVideo15TokenRef" in message
+    assert (
+        "unknown" not in message
+        and "first module that differs: context_embedder (HunyuanVideo15TokenRef" in message
+    )
 
 
 @pytest.mark.parametrize(
@@ -137,7 +177,9 @@ def test_a_fault_of_the_training_path_alone_is_found_without_gradient(tiny_confi
         ({}, 2, True),
     ],
 )
-def test_the_interval_and_the_tolerance_of_the_check_can_be_set(tiny_config, mesh, settings, iteration, stops):
+def test_the_interval_and_the_tolerance_of_the_check_can_be_set(
+    tiny_config, mesh, settings, iteration, stops
+):
     trainer = Trainer(tiny_config.with_settings(**settings), mesh, CPU)
     anchor_means = trainer.run.objective.prepare
 
@@ -176,7 +218,9 @@ def test_the_bf16_tolerance_is_wide_only_for_calls_of_different_shapes(tiny_conf
         check(as_sampled, deviation=1.1e-6)
     assert "have equal shapes" in str(error.value)
     shapes = "8 samples in the rollout, 2 in the update"
-    with pytest.raises(OffPolicyError, match=f"the tolerance of 0.0001(?s:.*){shapes}.* --batched_forward false"):
+    with pytest.raises(
+        OffPolicyError, match=f"the tolerance of 0.0001(?s:.*){shapes}.* --batched_forward false"
+    ):
         check(as_sampled, [0, 1], deviation=1.1e-4)
     with pytest.raises(OffPolicyError, match="texts of other lengths"):
         check(as_sampled, rotated, deviation=1.1e-4)
@@ -184,7 +228,10 @@ def test_the_bf16_tolerance_is_wide_only_for_calls_of_different_shapes(tiny_conf
     with pytest.raises(OffPolicyError, match="the tolerance of 1e-06"):
         check([0], [4], deviation=1.1e-6)
     assert log_ratio_tolerances(config.loss, "fp32") == (1e-6, 1e-6)
-    assert log_ratio_tolerances(dataclasses.replace(config.loss, gate_tolerance=1e-2), "bf16") == (1e-2, 1e-2)
+    assert log_ratio_tolerances(dataclasses.replace(config.loss, gate_tolerance=1e-2), "bf16") == (
+        1e-2,
+        1e-2,
+    )
 
 
 def train_with_a_wrong_join(settings):
@@ -212,8 +259,18 @@ def train_with_a_wrong_join(settings):
 
 @pytest.mark.parametrize("shard", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_fault_of_sequence_parallelism_is_named_on_every_rank(tmp_path, shard):
-    settings = {"output_dir": str(tmp_path), "valid_video_csv": "", "sp_size": 2, "enable_fsdp": shard}
-    settings |= {"log_video_interval": 0, "num_threads": 1, "pretrained_model_root": SHALLOW, "cfg_scale": 1.0}
+    settings = {
+        "output_dir": str(tmp_path),
+        "valid_video_csv": "",
+        "sp_size": 2,
+        "enable_fsdp": shard,
+    }
+    settings |= {
+        "log_video_interval": 0,
+        "num_threads": 1,
+        "pretrained_model_root": SHALLOW,
+        "cfg_scale": 1.0,
+    }
     settings |= {"batch_size": 4, "num_generations": 2, "grpo_sampling_steps": 2}
     messages = launch("tests.training.test_on_policy_check:train_with_a_wrong_join", 2, settings)
     assert all("cause: sequence parallelism" in message for message in messages), messages
@@ -221,7 +278,9 @@ def test_a_fault_of_sequence_parallelism_is_named_on_every_rank(tmp_path, shard)
 
 
 def check_with(settings, deviations_by_rank):
-    """Return for each case the message on this rank, the rows of the repeated pass, and the transformer's calls."""
+    """Return for each case the message on this rank, the rows of the repeated pass, and the
+    transformer's calls.
+    """
     from hyvideo.config.command_line import load_config
     from hyvideo.distributed import mesh as ranks
 
@@ -248,11 +307,20 @@ def check_with(settings, deviations_by_rank):
 
 
 def test_all_ranks_repeat_the_pass_with_the_largest_deviation_of_any_rank(tmp_path):
-    """Ranks that repeat passes of other sizes make other numbers of calls, which hangs with FSDP."""
-    settings = {"output_dir": str(tmp_path), "valid_video_csv": "", "log_video_interval": 0, "num_threads": 1}
+    """Ranks that repeat passes of other sizes make other numbers of calls, which hangs
+    with FSDP.
+    """
+    settings = {
+        "output_dir": str(tmp_path),
+        "valid_video_csv": "",
+        "log_video_interval": 0,
+        "num_threads": 1,
+    }
     settings |= {"pretrained_model_root": SHALLOW, "cfg_scale": 1.0, "grpo_sampling_steps": 2}
     settings |= {"batch_size": 4, "num_generations": 4, "batched_forward": "false"}
-    cases = [  # deviations of the three passes on rank 0, the same on rank 1, rows of the repeated pass, worst rank
+    # deviations of the three passes on rank 0, the same on rank 1, rows of the repeated pass, worst
+    # rank
+    cases = [
         ([0.3, 0.1, 0.0], [0.1, 0.5, 0.0], [2], 1),
         ([0.1, 0.2, 0.0], [0.9, 0.5, 0.0], [0, 1], 1),
         ([0.1, 0.2, 0.4], [0.3, 0.0, 0.0], [], 0),
@@ -264,7 +332,9 @@ def test_all_ranks_repeat_the_pass_with_the_largest_deviation_of_any_rank(tmp_pa
     for (*_, rows, worst), *results in zip(cases, *found):
         for rank, (message, repeated, _) in enumerate(results):
             assert repeated == rows
-            names_another_rank = message.startswith(f"rank {worst} has the largest deviation; on this rank: ")
+            names_another_rank = message.startswith(
+                f"rank {worst} has the largest deviation; on this rank: "
+            )
             assert names_another_rank == (worst not in (rank, None))
             assert bool(message) == (worst is not None)
         first, second = (calls for *_, calls in results)

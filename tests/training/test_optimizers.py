@@ -25,17 +25,29 @@ def test_the_learning_rate_of_a_step_is_the_given_one():
 @pytest.mark.parametrize("scope", ["none", "hidden", "all"])
 def test_the_planner_counts_the_state_of_the_real_optimizers(tiny_config, mesh, rank, scope):
     settings = {"lora_rank": rank, "kl_weight": 0.0, "use_muon": scope != "none"}
-    config = tiny_config.with_settings(**settings, **({"muon_scope": scope} if scope != "none" else {}))
+    config = tiny_config.with_settings(
+        **settings, **({"muon_scope": scope} if scope != "none" else {})
+    )
     policy = Policy(config, mesh, torch.device("cpu"), [Request("a red circle moves up")])
     for parameter in policy.parameters:
         parameter.grad = torch.zeros_like(parameter)
     policy.optimizers.step(0.0)
-    states = [state for parameter in policy.parameters for state in policy.optimizers.state_of(parameter).values()]
+    states = [
+        state
+        for parameter in policy.parameters
+        for state in policy.optimizers.state_of(parameter).values()
+    ]
     counted = sum(state.nbytes for state in states if state.ndim)  # without step counts
     model = config.model
-    planned = optimizer_bytes(PlannedRun(config, 1, read_architecture(model.pretrained_model_root, "miniature")))
+    planned = optimizer_bytes(
+        PlannedRun(config, 1, read_architecture(model.pretrained_model_root, "miniature"))
+    )
     if not rank:  # the planner also counts parameters that are frozen because no request uses them
-        frozen = sum(parameter.numel() for parameter in policy.transformer.parameters() if not parameter.requires_grad)
+        frozen = sum(
+            parameter.numel()
+            for parameter in policy.transformer.parameters()
+            if not parameter.requires_grad
+        )
         planned -= 4 * frozen * (1 if scope == "all" else 2)
     assert planned == pytest.approx(counted, rel=0.04)
 
@@ -48,10 +60,17 @@ def by_muon(**settings):
     shapes = {"blocks.0.ff.weight": (4, 4), "blocks.0.ff.bias": (4,), "embed.weight": (4, 4)}
     shapes |= {"blocks.0.ff.lora_A.weight": (2, 4), "blocks.0.ff.lora_B.weight": (4, 2)}
     trained = {name: torch.nn.Parameter(torch.zeros(shape)) for name, shape in shapes.items()}
-    optimizers = make_optimizers(OptimizerSettings(**settings), trained, torch.float32, hidden=HIDDEN).optimizers
-    assert all(optimizer.dtype == torch.float32 for optimizer in optimizers if isinstance(optimizer, Muon))
+    optimizers = make_optimizers(
+        OptimizerSettings(**settings), trained, torch.float32, hidden=HIDDEN
+    ).optimizers
+    assert all(
+        optimizer.dtype == torch.float32 for optimizer in optimizers if isinstance(optimizer, Muon)
+    )
     names = {id(parameter): name for name, parameter in trained.items()}
-    of = {type(o): {names[id(p)] for group in o.param_groups for p in group["params"]} for o in optimizers}
+    of = {
+        type(o): {names[id(p)] for group in o.param_groups for p in group["params"]}
+        for o in optimizers
+    }
     assert set().union(*of.values()) == set(trained)
     return of.get(Muon, set())
 
@@ -64,6 +83,8 @@ def test_the_factors_of_a_lora_are_trained_by_muon_only_with_scope_all():
 
 
 def test_the_learning_rate_rises_linearly_and_reaches_its_value_at_the_last_update_of_the_warmup():
-    rates = [learning_rate(OptimizerSettings(learning_rate=0.8, warmup_steps=4), n) for n in range(6)]
+    rates = [
+        learning_rate(OptimizerSettings(learning_rate=0.8, warmup_steps=4), n) for n in range(6)
+    ]
     assert rates == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8, 0.8])
     assert learning_rate(OptimizerSettings(learning_rate=0.8), 0) == 0.8

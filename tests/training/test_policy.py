@@ -14,34 +14,58 @@ from hyvideo.training.policy import Policy
 from tests.distributed.launch import launch
 
 CPU = torch.device("cpu")
-SETTINGS = {"reshard_after_forward": False, "dtype": "bf16", "lora_rank": 3, "enable_fsdp": True, "batch_size": 4}
+SETTINGS = {
+    "reshard_after_forward": False,
+    "dtype": "bf16",
+    "lora_rank": 3,
+    "enable_fsdp": True,
+    "batch_size": 4,
+}
 
 
 def adapter_is_unchanged(folder):
-    """Return whether the adapter has the same float32 values after a forward pass that leaves weights gathered."""
+    """Return whether the adapter has the same float32 values after a forward pass that leaves
+    weights gathered.
+    """
     from hyvideo.config.command_line import load_config
     from hyvideo.distributed import mesh as ranks
     from hyvideo.trainer import Trainer
     from tests.distributed.test_same_run import ThresholdScorer
 
-    config = load_config("configs/smoke.yaml", output_dir=str(Path(folder)), valid_video_csv="", **SETTINGS)
-    trainer = Trainer(config, ranks.start(1, CPU, timeout=60), CPU, scorers={"test": ThresholdScorer(-9.0)})
+    config = load_config(
+        "configs/smoke.yaml", output_dir=str(Path(folder)), valid_video_csv="", **SETTINGS
+    )
+    trainer = Trainer(
+        config, ranks.start(1, CPU, timeout=60), CPU, scorers={"test": ThresholdScorer(-9.0)}
+    )
     before = trainer.run.policy.lora()
     collector, indices = trainer.run.collector, trainer.run.collector.indices()
-    collector.sample(1, collector.schedule, indices, trainer.run.encoder(collector.requests_of(1, indices)))
+    collector.sample(
+        1, collector.schedule, indices, trainer.run.encoder(collector.requests_of(1, indices))
+    )
     after = trainer.run.policy.lora()
-    return all(torch.equal(before[name].a, after[name].a) and after[name].a.dtype == torch.float32 for name in before)
+    return all(
+        torch.equal(before[name].a, after[name].a) and after[name].a.dtype == torch.float32
+        for name in before
+    )
 
 
 @pytest.mark.slow
 def test_the_adapter_has_full_precision_while_weights_are_gathered(tmp_path):
-    assert launch("tests.training.test_policy:adapter_is_unchanged", 2, str(tmp_path)) == [True, True]
+    assert launch("tests.training.test_policy:adapter_is_unchanged", 2, str(tmp_path)) == [
+        True,
+        True,
+    ]
 
 
-# --- starting from a LoRA -------------------------------------------------------------------------------------------
+# --- starting from a LoRA -------------------------------------------------------------------------
 
 MINIATURE = ("assets/miniature", "miniature")
-TARGETS = ("transformer_blocks.0.attn.to_q", "transformer_blocks.1.ff.net.2", "transformer_blocks.0.attn.add_k_proj")
+TARGETS = (
+    "transformer_blocks.0.attn.to_q",
+    "transformer_blocks.1.ff.net.2",
+    "transformer_blocks.0.attn.add_k_proj",
+)
 REQUESTS = [Request("a red circle moves up")]
 
 
@@ -57,7 +81,9 @@ def draw(targets=TARGETS, rank=2, alpha=4.0):
 
 @pytest.mark.parametrize("rank", [2, 16])
 def test_a_fresh_adapter_has_the_variance_of_peft_and_no_effect(tiny_config, mesh, rank):
-    """A is uniform in peft, by kaiming_uniform with a = sqrt(5), which has the variance 1 / (3 inputs) at any rank."""
+    """A is uniform in peft, by kaiming_uniform with a = sqrt(5), which has the variance 1 / (3
+    inputs) at any rank.
+    """
     policy = Policy(tiny_config.with_settings(lora_rank=rank), mesh, CPU, REQUESTS)
     by_width = {}
     for pair in policy.lora().values():
@@ -73,7 +99,8 @@ def test_a_fresh_adapter_has_the_variance_of_peft_and_no_effect(tiny_config, mes
 
 def same(first, second):
     return first.keys() == second.keys() and all(
-        torch.equal(first[name].a, second[name].a) and torch.equal(first[name].b, second[name].b) for name in first
+        torch.equal(first[name].a, second[name].a) and torch.equal(first[name].b, second[name].b)
+        for name in first
     )
 
 
@@ -81,8 +108,12 @@ def same(first, second):
 def test_a_lora_file_is_the_initial_adapter_and_anchor(tiny_config, mesh, tmp_path, form):
     lora = draw()
     save_lora(lora, tmp_path / "lora", form=form)
-    path = tmp_path / "lora" if form == "original" else next((tmp_path / "lora").glob("*.safetensors"))
-    config = tiny_config.with_settings(lora_rank=2, lora_alpha=4.0, pretrained_lora_path=str(path), kl_strategy="fixed")
+    path = (
+        tmp_path / "lora" if form == "original" else next((tmp_path / "lora").glob("*.safetensors"))
+    )
+    config = tiny_config.with_settings(
+        lora_rank=2, lora_alpha=4.0, pretrained_lora_path=str(path), kl_strategy="fixed"
+    )
     check_adapter(config.model, config.optimizer)
     policy = Policy(config, mesh, CPU, REQUESTS)
     assert same(policy.lora(), lora) and len(policy.trained) == 2 * len(lora)
@@ -112,12 +143,19 @@ def test_in_full_training_a_lora_file_is_merged_into_the_weights(tiny_config, me
         ({"lora_rank": 2}, "got 2 and 2, need 2 and 4"),
         ({"lora_rank": 8, "lora_alpha": 4.0}, "got 8 and 4, need 2 and 4"),
         ({"pretrained_lora_path": "assets"}, "must be a safetensors file"),
-        ({"pretrained_lora_path": "", "lora_rank": 2, "lora_target_modules": ["atn.to_q"]}, "matches 'atn.to_q'"),
+        (
+            {"pretrained_lora_path": "", "lora_rank": 2, "lora_target_modules": ["atn.to_q"]},
+            "matches 'atn.to_q'",
+        ),
     ],
 )
-def test_an_adapter_that_does_not_fit_is_rejected_before_weights_are_read(tiny_config, tmp_path, settings, message):
+def test_an_adapter_that_does_not_fit_is_rejected_before_weights_are_read(
+    tiny_config, tmp_path, settings, message
+):
     save_lora(draw(), tmp_path / "lora")
-    config = tiny_config.with_settings(**{"pretrained_lora_path": str(tmp_path / "lora")} | settings)
+    config = tiny_config.with_settings(
+        **{"pretrained_lora_path": str(tmp_path / "lora")} | settings
+    )
     with pytest.raises(ValueError, match=message):
         check_adapter(config.model, config.optimizer)
 
@@ -130,7 +168,9 @@ def test_a_lora_of_another_model_is_rejected_before_weights_are_read(tiny_config
 
 
 def start(folder, settings):
-    """Return the norms of the weights of a policy that starts from a LoRA, and whether it has its adapter."""
+    """Return the norms of the weights of a policy that starts from a LoRA, and whether it has its
+    adapter.
+    """
     from hyvideo.config.command_line import load_config
     from hyvideo.distributed import mesh as ranks
     from hyvideo.distributed.sharded_tensors import full_tensor
@@ -138,7 +178,10 @@ def start(folder, settings):
     flags = {"enable_fsdp": True, "batch_size": 4, "pretrained_lora_path": str(folder), **settings}
     config = load_config("configs/smoke.yaml", valid_video_csv="", **flags)
     policy = Policy(config, ranks.start(1, CPU, timeout=60), CPU, REQUESTS)
-    weights = {name: full_tensor(tensor).norm().item() for name, tensor in policy.transformer.state_dict().items()}
+    weights = {
+        name: full_tensor(tensor).norm().item()
+        for name, tensor in policy.transformer.state_dict().items()
+    }
     return weights, policy.lora() is not None and same(policy.lora(), draw())
 
 
@@ -148,7 +191,11 @@ def test_starting_from_a_lora_gives_the_same_weights_on_sharded_ranks(tiny_confi
     for settings in ({"lora_rank": 2, "lora_alpha": 4.0}, {}):
         config = tiny_config.with_settings(pretrained_lora_path=str(tmp_path), **settings)
         single = Policy(config, mesh, CPU, REQUESTS)
-        expected = {name: tensor.norm().item() for name, tensor in single.transformer.state_dict().items()}
-        for weights, has_adapter in launch("tests.training.test_policy:start", 2, str(tmp_path), settings):
+        expected = {
+            name: tensor.norm().item() for name, tensor in single.transformer.state_dict().items()
+        }
+        for weights, has_adapter in launch(
+            "tests.training.test_policy:start", 2, str(tmp_path), settings
+        ):
             assert has_adapter == bool(settings)
             assert weights == pytest.approx(expected)

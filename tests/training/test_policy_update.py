@@ -1,4 +1,6 @@
-"""The gradient of an update against the equations, its cost, and the input of the KL coefficient."""
+"""The gradient of an update against the equations, its cost, and the input of the KL
+coefficient.
+"""
 
 import math
 from dataclasses import replace
@@ -55,28 +57,40 @@ def move(policy, scale, seed):
 
 
 def log_prob_and_mean(trainer, rollouts, row, step, scale=2.0):
-    """Compute the transition of docs/sde.md in the order of the page, with SAGE's variance from Python floats."""
+    """Compute the transition of docs/sde.md in the order of the page, with SAGE's variance from
+    Python floats.
+    """
     pipeline, rollout = trainer.run.pipeline, trainer.config.rollout
     levels = shifted_levels(rollout.grpo_sampling_steps, rollout.shift)
     sigma, sigma_next = levels[step], levels[step + 1]
     conditions = rollouts.conditions.select([row])
     x, x_next = (rollouts.trajectories.latents[[row], step + i] for i in (0, 1))
     conditional = pipeline._forward(x, [(1000.0 * sigma, None)], conditions)
-    unconditional = pipeline._forward(x, [(1000.0 * sigma, None)], conditions.with_text_of(pipeline.negative))
+    unconditional = pipeline._forward(
+        x, [(1000.0 * sigma, None)], conditions.with_text_of(pipeline.negative)
+    )
     v = unconditional + scale * (conditional - unconditional)
     d = sigma - sigma_next
-    variance = rollout.eta**2 * (torch.log(torch.tensor((1 - sigma_next) / (1 - min(sigma, 0.997)))).double() - d)
+    variance = rollout.eta**2 * (
+        torch.log(torch.tensor((1 - sigma_next) / (1 - min(sigma, 0.997)))).double() - d
+    )
     score = -(x + (1 - sigma) * v) / sigma
     mean = x - d * v + variance.float() / 2 * score
     log_prob = (
-        -((x_next - mean) ** 2) / (2 * variance) - variance.sqrt().log() - torch.tensor(2 * torch.pi).sqrt().log()
+        -((x_next - mean) ** 2) / (2 * variance)
+        - variance.sqrt().log()
+        - torch.tensor(2 * torch.pi).sqrt().log()
     ).mean()
     return log_prob, mean, variance.item()
 
 
 def equalizer_weights(trainer, variances):
-    """Compute the median of the gradient norms |d mean / d v| / std of the first steps, divided by that of each."""
-    levels = shifted_levels(trainer.config.rollout.grpo_sampling_steps, trainer.config.rollout.shift)
+    """Compute the median of the gradient norms |d mean / d v| / std of the first steps, divided by
+    that of each.
+    """
+    levels = shifted_levels(
+        trainer.config.rollout.grpo_sampling_steps, trainer.config.rollout.shift
+    )
     norms = []
     for sigma, sigma_next, variance in zip(levels, levels[1:], variances):
         norms.append((sigma - sigma_next + variance / 2 * (1 - sigma) / sigma) / variance**0.5)
@@ -88,7 +102,11 @@ def equalizer_weights(trainer, variances):
     [("log_ratio", True, None), ("gaussian", False, None), ("gaussian", True, 3.0)],
 )
 def test_the_gradient_equals_the_equations(tiny_config, mesh, kl_velocity, is_balanced, of_anchor):
-    settings = {"kl_velocity": kl_velocity, "use_grad_balancing": is_balanced, "anchor_cfg_scale": of_anchor}
+    settings = {
+        "kl_velocity": kl_velocity,
+        "use_grad_balancing": is_balanced,
+        "anchor_cfg_scale": of_anchor,
+    }
     config = tiny_config.with_settings(**SETTINGS, **settings)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
     trainer.iteration = 1
@@ -97,12 +115,17 @@ def test_the_gradient_equals_the_equations(tiny_config, mesh, kl_velocity, is_ba
     advantages, _ = trainer.run.rewards.advantages(rollouts.indices, rewards)
     rollouts = rollouts.with_rewards(rewards, advantages)
     orders = rollouts.trained_steps.tolist()
-    assert len({tuple(order) for order in orders}) > 1 and all(sorted(order) == [0, 1, 2] for order in orders)
+    assert len({tuple(order) for order in orders}) > 1 and all(
+        sorted(order) == [0, 1, 2] for order in orders
+    )
 
     with trainer.run.policy.anchor.swapped_in(), torch.no_grad():
         move(trainer.run.policy, 5e-3, seed=2)  # an anchor that differs from the rollout policy
         scale = of_anchor or 2.0
-        anchors = [[log_prob_and_mean(trainer, rollouts, row, step, scale)[1] for step in range(3)] for row in range(8)]
+        anchors = [
+            [log_prob_and_mean(trainer, rollouts, row, step, scale)[1] for step in range(3)]
+            for row in range(8)
+        ]
     move(trainer.run.policy, 1e-2, seed=1)  # ratios leave 1, some beyond the clip range
     trainer.run.policy.anchor.age += 1
     variances = [log_prob_and_mean(trainer, rollouts, 0, step)[2] for step in range(3)]
@@ -115,7 +138,9 @@ def test_the_gradient_equals_the_equations(tiny_config, mesh, kl_velocity, is_ba
             ratio = (log_prob - rollouts.trajectories.log_probs[row, step]).exp()
             clamped = ratio.clamp(1 - 2e-3, 1 + 2e-3)
             is_clipped.append((ratio != clamped).item())
-            policy = weights[step] * torch.maximum(-advantages[row] * ratio, -advantages[row] * clamped)
+            policy = weights[step] * torch.maximum(
+                -advantages[row] * ratio, -advantages[row] * clamped
+            )
             position = ((mean - anchors[row][step]) ** 2 / (2 * variance + 1e-6)).mean()
             velocity = rollouts.trajectories.log_probs[row, step] - log_prob
             if kl_velocity == "gaussian":
@@ -123,24 +148,35 @@ def test_the_gradient_equals_the_equations(tiny_config, mesh, kl_velocity, is_ba
                 velocity = ((mean - drawn) ** 2 / (2 * variance + 1e-6)).mean()
             terms.append(policy + 0.3 * (0.7 * position + 0.4 * velocity))
     assert 0 < sum(is_clipped) < len(is_clipped)
-    expected = torch.autograd.grad(torch.stack(terms).mean(), trainer.run.policy.parameters, allow_unused=True)
+    expected = torch.autograd.grad(
+        torch.stack(terms).mean(), trainer.run.policy.parameters, allow_unused=True
+    )
 
     applied = []
     trainer.run.policy.optimizers.step = lambda rate: applied.extend(
         p.grad.clone() for p in trainer.run.policy.parameters
     )
     metrics = trainer.run.update(rollouts, trainer.run.objective.prepare(rollouts), 1)
-    expected = [torch.zeros_like(p) if g is None else g for g, p in zip(expected, trainer.run.policy.parameters)]
-    flat, expected_flat = (torch.cat([g.flatten().double() for g in gs]) for gs in (applied, expected))
+    expected = [
+        torch.zeros_like(p) if g is None else g
+        for g, p in zip(expected, trainer.run.policy.parameters)
+    ]
+    flat, expected_flat = (
+        torch.cat([g.flatten().double() for g in gs]) for gs in (applied, expected)
+    )
     assert (flat - expected_flat).norm() < 1e-4 * expected_flat.norm()
     assert metrics["grad/norm"] == pytest.approx(expected_flat.norm().item(), rel=1e-4)
     assert metrics["loss/total"] == pytest.approx(torch.stack(terms).mean().item(), rel=1e-4)
 
 
 def test_an_update_with_nan_or_inf_has_no_effect_on_the_next_one(tiny_config, mesh):
-    """A sum of the loss may be infinite while the gradient is finite, if a detached factor is 0 / 0."""
+    """A sum of the loss may be infinite while the gradient is finite, if a detached factor is 0 /
+    0.
+    """
     config = tiny_config.with_settings(max_bad_updates=9)
-    work = UpdateWork(rollouts=None, reference={}, passes=[], num_terms=1, iteration=1, is_fresh=False)
+    work = UpdateWork(
+        rollouts=None, reference={}, passes=[], num_terms=1, iteration=1, is_fresh=False
+    )
 
     def step(trainer, *, in_gradient=0.0, in_loss=0.0):
         for parameter in trainer.run.policy.parameters:
@@ -153,19 +189,31 @@ def test_an_update_with_nan_or_inf_has_no_effect_on_the_next_one(tiny_config, me
     plain, interrupted = (Trainer(config, mesh, CPU, scorers={"test": Redness()}) for _ in range(2))
     before = [parameter.detach().clone() for parameter in plain.run.policy.parameters]
     for bad in (math.nan, math.inf, -math.inf):
-        for places in ({"in_gradient": bad}, {"in_loss": bad}, {"in_gradient": bad, "in_loss": bad}):
+        for places in (
+            {"in_gradient": bad},
+            {"in_loss": bad},
+            {"in_gradient": bad, "in_loss": bad},
+        ):
             interrupted.run.update.nonfinite.record_finite()
             assert step(interrupted, **places) is None, places
-            assert all(torch.equal(old, new) for old, new in zip(before, interrupted.run.policy.parameters)), places
-            assert all(parameter.grad is None for parameter in interrupted.run.policy.parameters), places
+            assert all(
+                torch.equal(old, new) for old, new in zip(before, interrupted.run.policy.parameters)
+            ), places
+            assert all(parameter.grad is None for parameter in interrupted.run.policy.parameters), (
+                places
+            )
     assert step(interrupted) == step(plain) > 0
     assert interrupted.run.update.update_count == plain.run.update.update_count == 1
-    for old, expected, found in zip(before, plain.run.policy.parameters, interrupted.run.policy.parameters):
+    for old, expected, found in zip(
+        before, plain.run.policy.parameters, interrupted.run.policy.parameters
+    ):
         assert torch.equal(found, expected) and not torch.equal(found, old)
 
 
 def gradient_and_position(trainer, rollouts, columns):
-    """Return the gradient of an update that measures the position KL at these columns, and its position KL."""
+    """Return the gradient of an update that measures the position KL at these columns, and its
+    position KL.
+    """
     applied = []
     trainer.run.policy.optimizers.step = lambda rate: applied.extend(
         p.grad.clone() for p in trainer.run.policy.parameters
@@ -180,26 +228,36 @@ def gradient_and_position(trainer, rollouts, columns):
     "settings",
     [
         {},
-        {"objective": "nft", "nft_levels": 3},  # one update per iteration, since the test skips the optimizer step
+        # one update per iteration, since the test skips the optimizer step
+        {"objective": "nft", "nft_levels": 3},
     ],
 )
 def test_the_position_kl_at_drawn_steps_is_unbiased(tiny_config, mesh, settings):
-    """The mean over the three equally likely draws of one step equals the result with all three steps."""
-    config = tiny_config.with_settings(**SETTINGS | {"kl_weight": 3e3, "anchor_fraction": 0.34} | settings)
+    """The mean over the three equally likely draws of one step equals the result with all three
+    steps.
+    """
+    config = tiny_config.with_settings(
+        **SETTINGS | {"kl_weight": 3e3, "anchor_fraction": 0.34} | settings
+    )
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
     trainer.iteration = 1
     rollouts, pending = trainer.run.collector.collect(1, StageTimer(CPU))
     assert len(rollouts.anchor_columns) == 1
     rewards = trainer.run.rewards.wait(pending)
-    rollouts = rollouts.with_rewards(rewards, trainer.run.rewards.advantages(rollouts.indices, rewards)[0])
+    rollouts = rollouts.with_rewards(
+        rewards, trainer.run.rewards.advantages(rollouts.indices, rewards)[0]
+    )
     with trainer.run.policy.anchor.swapped_in():
         move(trainer.run.policy, 5e-3, seed=2)
     trainer.run.policy.anchor.age += 1
     full, distance = gradient_and_position(trainer, rollouts, [0, 1, 2])
-    parts, distances = zip(*(gradient_and_position(trainer, rollouts, [column]) for column in range(3)))
+    parts, distances = zip(
+        *(gradient_and_position(trainer, rollouts, [column]) for column in range(3))
+    )
     assert distance > 0 and sum(distances) / 3 == pytest.approx(distance, rel=1e-5)
     assert (sum(parts) / 3 - full).norm() < 1e-5 * full.norm()
-    assert min((part - full).norm() for part in parts) > 1e-2 * full.norm()  # no single draw gives the full gradient
+    # no single draw gives the full gradient
+    assert min((part - full).norm() for part in parts) > 1e-2 * full.norm()
 
 
 @pytest.mark.parametrize(
@@ -208,27 +266,42 @@ def test_the_position_kl_at_drawn_steps_is_unbiased(tiny_config, mesh, settings)
         ({"anchor_fraction": 0.5}, 2),
         (NFT, 4),
         (NFT | {"anchor_cfg_scale": 2.0, "anchor_fraction": 0.5}, 2 * 2),
-        (NFT | {"anchor_fraction": 0.25, "num_updates_per_rollout": 2, "update_ref_model_step": 2}, 1 + 2 + 1 / 8),
+        (
+            NFT
+            | {"anchor_fraction": 0.25, "num_updates_per_rollout": 2, "update_ref_model_step": 2},
+            1 + 2 + 1 / 8,
+        ),
     ],
 )
-def test_a_run_makes_as_many_forward_passes_as_the_planner_predicts(tiny_config, mesh, settings, anchor):
-    """In iteration 2 the anchor differs from the policy. With several updates, nft also needs old velocities."""
+def test_a_run_makes_as_many_forward_passes_as_the_planner_predicts(
+    tiny_config, mesh, settings, anchor
+):
+    """In iteration 2 the anchor differs from the policy.
+
+    With several updates, nft also needs old velocities.
+    """
     recomputing = {"enable_gradient_checkpointing": True, "activation_checkpointing": "selective"}
     config = tiny_config.with_settings(**{"kl_strategy": "dual_fixed"} | recomputing | settings)
     (_, metrics), trainer = run(config, mesh, iterations=2)
-    architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
+    architecture = read_architecture(
+        config.model.pretrained_model_root, config.model.transformer_version
+    )
     planned = PlannedRun(config, 1, architecture)
     trained = planned.plan.num_trained_steps
     assert planned.forwards_without_gradient == 4 + anchor
     assert metrics["cost/forwards"] == pytest.approx(forwards_per_rollout(planned))
-    assert metrics["cost/forwards"] == pytest.approx(4 + anchor + trained * training_forwards(planned))
+    assert metrics["cost/forwards"] == pytest.approx(
+        4 + anchor + trained * training_forwards(planned)
+    )
     assert 3 < training_forwards(planned) < 4
     requests = trainer.run.collector.requests_of(2, trainer.run.collector.indices())
     conditions = trainer.run.encoder(requests, height=config.data.height, width=config.data.width)
     tokens = round(fmean(len(sample.text) for sample in conditions.samples))
     plain = replace(planned.with_settings(enable_gradient_checkpointing=False), text_tokens=tokens)
     flops = stage_flops(plain)
-    assert trainer.run.cost.flops == pytest.approx(flops["rollout"] + flops["anchor"] + flops["update"])
+    assert trainer.run.cost.flops == pytest.approx(
+        flops["rollout"] + flops["anchor"] + flops["update"]
+    )
     assert metrics["perf/tflops/update"] * metrics["time/update"] > 0.9e-12 * flops["update"]
 
 
@@ -245,7 +318,10 @@ def test_means_are_stored_only_if_the_updates_need_them(tiny_config, mesh, setti
     config = tiny_config.with_settings(timestep_fraction=0.5, grpo_sampling_steps=3, **settings)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
     stored, anchor_means = [], trainer.run.objective.prepare
-    trainer.run.objective.prepare = lambda drawn: (stored.append(drawn.trajectories.means), anchor_means(drawn))[1]
+    trainer.run.objective.prepare = lambda drawn: (
+        stored.append(drawn.trajectories.means),
+        anchor_means(drawn),
+    )[1]
     for trainer.iteration in (1, 2):
         trainer.run_iteration()
     assert [means is not None for means in stored] == [before, after]
@@ -267,14 +343,18 @@ def test_the_coefficient_follows_both_kl_terms_with_their_weights(tiny_config, m
     recent = list(trainer.run.update.kl_coefficient.recent)
     for index, line in enumerate(history):  # both updates of an iteration have equally many terms
         observed = (recent[2 * index] + recent[2 * index + 1]) / 2
-        assert observed == pytest.approx(0.7 * line["kl/position"] + 5.0 * line["kl/velocity"], rel=1e-6)
+        assert observed == pytest.approx(
+            0.7 * line["kl/position"] + 5.0 * line["kl/velocity"], rel=1e-6
+        )
     assert abs(5.0 * history[-1]["kl/velocity"]) > 1e-3 * history[-1]["kl/position"]
 
 
 def test_the_ema_follows_the_policy_with_its_decay(tiny_config, mesh):
     config = tiny_config.with_settings(ema_decay=0.9, learning_rate=1e-2)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
-    start = {name: parameter.detach().clone() for name, parameter in trainer.run.policy.trained.items()}
+    start = {
+        name: parameter.detach().clone() for name, parameter in trainer.run.policy.trained.items()
+    }
     trainer.iteration = 1
     trainer.run_iteration()
     moved = 0.0
@@ -285,13 +365,22 @@ def test_the_ema_follows_the_policy_with_its_decay(tiny_config, mesh):
     assert moved > 0
 
 
-def test_the_last_step_of_cps_is_trained_by_its_kl_with_the_conventions_of_the_reference(tiny_config, mesh):
-    settings = SETTINGS | {"sde_type": "cps", "eta": 0.5, "last_step": "stochastic", "reference_conventions": True}
+def test_the_last_step_of_cps_is_trained_by_its_kl_with_the_conventions_of_the_reference(
+    tiny_config, mesh
+):
+    settings = SETTINGS | {
+        "sde_type": "cps",
+        "eta": 0.5,
+        "last_step": "stochastic",
+        "reference_conventions": True,
+    }
     trainer = Trainer(tiny_config.with_settings(**settings), mesh, CPU, scorers={"test": Redness()})
     trainer.iteration = 1
     rollouts, pending = trainer.run.collector.collect(1, StageTimer(CPU))
     rewards = trainer.run.rewards.wait(pending)
-    rollouts = rollouts.with_rewards(rewards, trainer.run.rewards.advantages(rollouts.indices, rewards)[0])
+    rollouts = rollouts.with_rewards(
+        rewards, trainer.run.rewards.advantages(rollouts.indices, rewards)[0]
+    )
     assert all(sorted(order) == [0, 1, 2, 3] for order in rollouts.trained_steps.tolist())
     column = rollouts.trained_steps[0].tolist().index(3)
     mean = rollouts.replay(trainer.run.pipeline, [0], torch.tensor([3])).mean.detach()
@@ -301,7 +390,9 @@ def test_the_last_step_of_cps_is_trained_by_its_kl_with_the_conventions_of_the_r
     assert terms.deviation.item() == 0 and abs(terms.metrics["policy/log_prob"].item()) < 1e-9
     terms.loss.sum().backward()
     assert any(
-        parameter.grad.abs().sum() > 0 for parameter in trainer.run.policy.parameters if parameter.grad is not None
+        parameter.grad.abs().sum() > 0
+        for parameter in trainer.run.policy.parameters
+        if parameter.grad is not None
     )
     trainer.run.policy.optimizers.zero_grad()
     metrics = trainer.run.update(rollouts, trainer.run.objective.prepare(rollouts), 1)

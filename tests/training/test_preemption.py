@@ -14,7 +14,8 @@ from hyvideo.training.preemption import PreemptionSignals, Stopped
 from tests.test_trainer import CPU, TIMING, Redness
 from tests.training.test_run_state import SETTINGS, snapshot
 
-# Where each process receives the signal: stage, how often it was entered before in that iteration, iteration.
+# Where each process receives the signal: stage, how often it was entered before in that iteration,
+# iteration.
 SIGNALED = (("anchor", 2, 2), ("update", 1, 2), ("reward", 0, 3), ("validation", 1, 4))
 SECOND_UPDATE = ("update", 4, 3)
 
@@ -23,8 +24,18 @@ SECOND_UPDATE = ("update", 4, 3)
 def config(tiny_config, tmp_path):
     prompts = tmp_path / "prompts.csv"
     prompts.write_text("prompt\nred\nblue\n")
-    settings = {"lora_rank": 2, "max_steps": 4, "valid_video_csv": [str(prompts)], "validation_interval": 2}
-    settings |= {"validate_at_step0": False, "validation_steps": 2, "save_interval": 9, "save_asynchronously": False}
+    settings = {
+        "lora_rank": 2,
+        "max_steps": 4,
+        "valid_video_csv": [str(prompts)],
+        "validation_interval": 2,
+    }
+    settings |= {
+        "validate_at_step0": False,
+        "validation_steps": 2,
+        "save_interval": 9,
+        "save_asynchronously": False,
+    }
     return tiny_config.with_settings(**SETTINGS | settings)
 
 
@@ -41,7 +52,9 @@ class Slow(Redness):
 
 
 def train(config, mesh, stage="", number=0, iteration=0):
-    """Train until a signal in the given stage; return the trainer, the message, and the stages entered afterwards."""
+    """Train until a signal in the given stage; return the trainer, the message, and the stages
+    entered afterwards.
+    """
     entered, scorer = [], Slow()
 
     def on_stage(name, at):
@@ -65,12 +78,19 @@ def train(config, mesh, stage="", number=0, iteration=0):
 def lines(config):
     path = Path(config.record.output_dir) / "metrics.jsonl"
     metrics = [json.loads(line) for _, line in complete_lines(path)]
-    return [{name: value for name, value in line.items() if not name.startswith(TIMING)} for line in metrics]
+    return [
+        {name: value for name, value in line.items() if not name.startswith(TIMING)}
+        for line in metrics
+    ]
 
 
-def test_a_run_stops_at_the_next_pass_and_resumes_to_the_results_of_the_uninterrupted_run(config, mesh, tmp_path):
+def test_a_run_stops_at_the_next_pass_and_resumes_to_the_results_of_the_uninterrupted_run(
+    config, mesh, tmp_path
+):
     uninterrupted, *_ = train(config, mesh)
-    interrupted = config.with_settings(output_dir=str(tmp_path / "interrupted"), resume_from_checkpoint="latest")
+    interrupted = config.with_settings(
+        output_dir=str(tmp_path / "interrupted"), resume_from_checkpoint="latest"
+    )
     for stage, number, iteration in SIGNALED:
         trainer, message, entered = train(interrupted, mesh, stage, number, iteration)
         assert "SIGUSR1" in message, stage
@@ -87,8 +107,12 @@ def test_a_run_stops_at_the_next_pass_and_resumes_to_the_results_of_the_uninterr
 
 
 @pytest.mark.parametrize("validates", [False, True])
-def test_a_signal_during_a_batch_stops_the_run_before_the_next_denoising_step(config, mesh, validates):
-    trainer = Trainer(config.with_settings(validate_at_step0=validates), mesh, CPU, scorers={"test": Slow()})
+def test_a_signal_during_a_batch_stops_the_run_before_the_next_denoising_step(
+    config, mesh, validates
+):
+    trainer = Trainer(
+        config.with_settings(validate_at_step0=validates), mesh, CPU, scorers={"test": Slow()}
+    )
     pipeline = trainer.validation.pipeline if validates else trainer.run.pipeline
     velocity, begun = pipeline.velocity_at_steps, []
 
@@ -118,7 +142,8 @@ def test_after_its_first_optimizer_step_an_iteration_is_finished(config, mesh):
     assert "SIGUSR1" in message and trainer.iteration == 3 and trainer.run.update.update_count == 6
     assert "after update" in entered and "rollout" not in entered
     folder = Path(config.record.output_dir) / "checkpoints"
-    assert sorted(path.name for path in folder.glob("0*")) == ["000001", "000002", "000003"]  # because of save_minutes
+    # because of save_minutes
+    assert sorted(path.name for path in folder.glob("0*")) == ["000001", "000002", "000003"]
 
 
 def test_only_a_second_ctrl_c_exits_at_once(mesh, monkeypatch):

@@ -1,4 +1,6 @@
-"""Reward gradients: the chain from a reward to the weights, beside other terms, on ranks and after a resume."""
+"""Reward gradients: the chain from a reward to the weights, beside other terms, on ranks and after
+a resume.
+"""
 
 import math
 from dataclasses import replace
@@ -38,12 +40,20 @@ DRAFT = {
     "learning_rate": 1e-3,
     "max_grad_norm": 1e9,
 }
-ALONE = DRAFT | {"kl_strategy": "none", "kl_weight": 0.0, "kl_coef": 0.0, "kl_min_coef": 0.0, "nft_levels": 0}
+ALONE = DRAFT | {
+    "kl_strategy": "none",
+    "kl_weight": 0.0,
+    "kl_coef": 0.0,
+    "kl_min_coef": 0.0,
+    "nft_levels": 0,
+}
 ALONE |= {"anchor_cfg_scale": None}
 
 
 def contrast(videos):
-    """Return two smooth scores: the mean square of a saturating color difference, and of the motion."""
+    """Return two smooth scores: the mean square of a saturating color difference, and of the
+    motion.
+    """
     color = torch.tanh((videos[:, :, 0] - videos[:, :, 2]) / 100).square().mean((1, 2, 3))
     motion = (videos.diff(dim=1) / 100).square().mean((1, 2, 3, 4))
     return torch.stack([color, motion], dim=1)
@@ -53,7 +63,10 @@ class Contrast(Scorer):
     dimensions = ("VQ", "MQ")
 
     def score(self, videos, prompts, *, fps):
-        return [dict(zip(self.dimensions, row)) for row in contrast(torch.stack(videos).float()).tolist()]
+        return [
+            dict(zip(self.dimensions, row))
+            for row in contrast(torch.stack(videos).float()).tolist()
+        ]
 
     def score_with_gradient(self, videos, prompts, *, fps):
         return contrast(videos)
@@ -80,11 +93,15 @@ def sample(trainer):
     trainer.iteration = 1
     rollouts, pending = trainer.run.collector.collect(1, StageTimer(CPU))
     rewards = trainer.run.rewards.wait(pending)
-    return rollouts.with_rewards(rewards, trainer.run.rewards.advantages(rollouts.indices, rewards)[0])
+    return rollouts.with_rewards(
+        rewards, trainer.run.rewards.advantages(rollouts.indices, rewards)[0]
+    )
 
 
 def gradients_of(trainer, rollouts, columns=None, rows=None):
-    """Return the gradients of the weights by the mean loss over rows and columns, as an update computes them."""
+    """Return the gradients of the weights by the mean loss over rows and columns, as an update
+    computes them.
+    """
     reference = trainer.run.objective.prepare(rollouts)
     rows = list(range(len(rollouts))) if rows is None else rows
     loss = 0.0
@@ -96,17 +113,21 @@ def gradients_of(trainer, rollouts, columns=None, rows=None):
 
 
 def last_step(trainer, rollouts):
-    """Return the latents before the last step, the velocity there with gradient, and its noise level."""
+    """Return the latents before the last step, the velocity there with gradient, and its noise
+    level.
+    """
     sigma = rollouts.schedule.levels[-2]
     latents = rollouts.trajectories.latents[:, -2]
     times = torch.full((len(rollouts),), 1000 * sigma)
     return latents, trainer.run.pipeline.velocity(latents, times, rollouts.conditions), sigma
 
 
-# --- the chain ------------------------------------------------------------------------------------------------------
+# --- the chain ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("settings", [{}, {"cfg_scale": 2.0, "decode_batch_size": 3}], ids=["plain", "guided"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"cfg_scale": 2.0, "decode_batch_size": 3}], ids=["plain", "guided"]
+)
 def test_the_gradient_is_that_of_an_unsplit_graph(tiny_config, mesh, settings):
     trainer = make_trainer(tiny_config, mesh, **ALONE | settings)
     rollouts = sample(trainer)
@@ -114,18 +135,27 @@ def test_the_gradient_is_that_of_an_unsplit_graph(tiny_config, mesh, settings):
     latents, velocity, sigma = last_step(trainer, rollouts)
     denoised = latents - sigma * velocity
     torch.testing.assert_close(denoised, rollouts.trajectories.final, rtol=0, atol=1e-5)
-    decoded = trainer.run.pipeline.vae.decode(trainer.run.pipeline.latents.unscaled(denoised), return_dict=False)[0]
-    scores = Contrast().score_with_gradient(to_levels(decoded.transpose(1, 2)), rollouts.prompts, fps=8)
+    decoded = trainer.run.pipeline.vae.decode(
+        trainer.run.pipeline.latents.unscaled(denoised), return_dict=False
+    )[0]
+    scores = Contrast().score_with_gradient(
+        to_levels(decoded.transpose(1, 2)), rollouts.prompts, fps=8
+    )
     loss = -0.7 * (scores @ torch.tensor([0.5, 2.0])).mean()
-    expected = torch.cat([each.flatten() for each in torch.autograd.grad(loss, trainer.run.policy.parameters)])
+    expected = torch.cat(
+        [each.flatten() for each in torch.autograd.grad(loss, trainer.run.policy.parameters)]
+    )
     assert expected.norm() > 0
     assert (found - expected).norm() < 1e-5 * expected.norm()
 
 
-def test_the_gradient_is_the_derivative_of_the_reward_by_the_weights(tiny_config, mesh, monkeypatch):
+def test_the_gradient_is_the_derivative_of_the_reward_by_the_weights(
+    tiny_config, mesh, monkeypatch
+):
     """Without the rounding of pixels, whose gradient is that of no rounding."""
     monkeypatch.setattr(
-        "hyvideo.training.reward_gradient.to_levels", lambda video: (video.float().clamp(-1, 1) + 1) * 127.5
+        "hyvideo.training.reward_gradient.to_levels",
+        lambda video: (video.float().clamp(-1, 1) + 1) * 127.5,
     )
     trainer = make_trainer(tiny_config, mesh, **ALONE)
     rollouts = sample(trainer)
@@ -135,9 +165,13 @@ def test_the_gradient_is_the_derivative_of_the_reward_by_the_weights(tiny_config
     @torch.no_grad()
     def loss_at(step):
         values = torch.nn.utils.parameters_to_vector(trainer.run.policy.parameters)
-        torch.nn.utils.vector_to_parameters(values + step * direction, trainer.run.policy.parameters)
+        torch.nn.utils.vector_to_parameters(
+            values + step * direction, trainer.run.policy.parameters
+        )
         latents, velocity, sigma = last_step(trainer, rollouts)
-        rewards = trainer.run.objective.reward_gradient(latents - sigma * velocity, rollouts.prompts).rewards
+        rewards = trainer.run.objective.reward_gradient(
+            latents - sigma * velocity, rollouts.prompts
+        ).rewards
         torch.nn.utils.vector_to_parameters(values, trainer.run.policy.parameters)
         return -0.7 * rewards.double().mean().item()
 
@@ -160,7 +194,9 @@ def test_other_values_with_gradient_end_the_run(tiny_config, mesh):
             return 1.1 * super().score_with_gradient(videos, prompts, fps=fps) + 0.1
 
     trainer = make_trainer(tiny_config, mesh, Differs(), **DRAFT)
-    with pytest.raises(OffPolicyError, match="the reward with gradient differs from the reward of the rollout"):
+    with pytest.raises(
+        OffPolicyError, match="the reward with gradient differs from the reward of the rollout"
+    ):
         trainer.run_iteration()
 
 
@@ -180,7 +216,11 @@ def test_a_missing_reward_contributes_nothing(tiny_config, mesh):
     reference = trainer.run.objective.prepare(rollouts)
     terms = trainer.run.objective.terms(rollouts, reference, list(range(8)), 0, kl_coefficient=0.0)
     is_missing = terms.metrics["reward_gradient/missing"] == 1
-    assert 0 < is_missing.sum() < 8 and terms.loss[is_missing].eq(0).all() and terms.loss.isfinite().all()
+    assert (
+        0 < is_missing.sum() < 8
+        and terms.loss[is_missing].eq(0).all()
+        and terms.loss.isfinite().all()
+    )
     found = torch.autograd.grad(terms.loss.sum(), trainer.run.policy.parameters)
     trainer.run.objective.reward_gradient.scorer.scorers["test"] = Contrast()
     rows = [row for row in range(8) if not is_missing[row]]
@@ -190,7 +230,7 @@ def test_a_missing_reward_contributes_nothing(tiny_config, mesh):
     assert difference < 1e-5 * sum(b.square().sum() for b in expected).sqrt()
 
 
-# --- beside other terms ---------------------------------------------------------------------------------------------
+# --- beside other terms ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("objective", ["draft", "nft"])
@@ -220,11 +260,15 @@ def test_without_noise_levels_the_kl_shares_the_pass_of_the_reward(tiny_config, 
     terms = trainer.run.objective.terms(rollouts, reference, list(range(8)), 0, kl_coefficient=0.3)
     steps = [trainer.run.objective.reward_step(4, 1, index) for index in rollouts.indices]
     assert steps == [3] * 8 if step == "last" else len({*steps}) > 1
-    latents = torch.stack([rollouts.trajectories.latents[row, number] for row, number in enumerate(steps)])
+    latents = torch.stack(
+        [rollouts.trajectories.latents[row, number] for row, number in enumerate(steps)]
+    )
     times = torch.tensor([1000 * rollouts.schedule.levels[number] for number in steps])
     with torch.no_grad():
         velocity = trainer.run.pipeline.velocity(latents, times, rollouts.conditions)
-        anchor = trainer.run.pipeline.with_guidance(2.0).velocity(latents, times, rollouts.conditions)
+        anchor = trainer.run.pipeline.with_guidance(2.0).velocity(
+            latents, times, rollouts.conditions
+        )
     expected = (velocity - anchor).square().flatten(1).mean(1)
     torch.testing.assert_close(terms.kl, expected, rtol=1e-4, atol=1e-7)
     metrics = trainer.run.update(rollouts, reference, 1)
@@ -256,7 +300,9 @@ def test_the_plan_names_the_step_of_the_reward_gradient(tiny_config, step):
 
 @pytest.mark.parametrize("levels", [0, 2])
 def test_the_plan_counts_every_forward_pass(tiny_config, mesh, levels):
-    trainer = make_trainer(tiny_config, mesh, **DRAFT | {"nft_levels": levels, "batched_forward": "false"})
+    trainer = make_trainer(
+        tiny_config, mesh, **DRAFT | {"nft_levels": levels, "batched_forward": "false"}
+    )
     calls = {False: 0, True: 0}
 
     def count(module, inputs, options):
@@ -273,7 +319,7 @@ def test_the_plan_counts_every_forward_pass(tiny_config, mesh, levels):
     assert make_plan(trainer.config).num_reward_steps == 1
 
 
-# --- on ranks, and after a resume -----------------------------------------------------------------------------------
+# --- on ranks, and after a resume -----------------------------------------------------------------
 
 RANKED = {
     "valid_video_csv": "",
@@ -295,14 +341,24 @@ def train(folder, settings):
     from hyvideo.distributed import mesh as ranks
     from hyvideo.distributed.sharded_tensors import full_tensor
 
-    config = load_config("configs/smoke.yaml", output_dir=str(Path(folder) / "run"), **DRAFT | RANKED | settings)
+    config = load_config(
+        "configs/smoke.yaml", output_dir=str(Path(folder) / "run"), **DRAFT | RANKED | settings
+    )
     mesh = ranks.start(config.distributed.sp_size, CPU)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Contrast()})
     for _ in range(2):
         trainer.iteration += 1
         metrics = trainer.run_iteration()
-    names = ("reward_gradient/reward", "reward_gradient/norm", "kl/position", "loss/total", "grad/norm")
-    digest = [full_tensor(each).double().square().sum().item() for each in trainer.run.policy.parameters]
+    names = (
+        "reward_gradient/reward",
+        "reward_gradient/norm",
+        "kl/position",
+        "loss/total",
+        "grad/norm",
+    )
+    digest = [
+        full_tensor(each).double().square().sum().item() for each in trainer.run.policy.parameters
+    ]
     return {name: metrics[name] for name in names} | {"weights": digest}
 
 
@@ -328,14 +384,18 @@ def test_a_resumed_run_equals_the_uninterrupted_run(tiny_config, mesh, tmp_path)
     whole.train()
     out = {"output_dir": str(tmp_path / "interrupted")}
     make_trainer(tiny_config, mesh, **settings | out | {"max_steps": 1}).train()
-    resumed = make_trainer(tiny_config, mesh, **settings | out | {"resume_from_checkpoint": "latest"})
+    resumed = make_trainer(
+        tiny_config, mesh, **settings | out | {"resume_from_checkpoint": "latest"}
+    )
     assert resumed.iteration == 1
     resumed.train()
-    assert without_times(lines(tmp_path / "interrupted")[-1]) == without_times(lines(tmp_path / "run")[-1])
+    assert without_times(lines(tmp_path / "interrupted")[-1]) == without_times(
+        lines(tmp_path / "run")[-1]
+    )
     assert all(torch.equal(a, b) for a, b in zip(weights(whole), weights(resumed)))
 
 
-# --- settings -------------------------------------------------------------------------------------------------------
+# --- settings -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -345,13 +405,23 @@ def test_a_resumed_run_equals_the_uninterrupted_run(tiny_config, mesh, tmp_path)
         ({"kl_strategy": "dual_fixed"}, "objective draft has no KL to the rollout policy"),
         ({"kl_strategy": "none", "kl_weight": 0.0}, "kl_strategy none has no KL, got nft_levels 2"),
         ({"objective": "nft", "nft_levels": 0}, "nft_levels must be at least 1"),
-        ({"objective": "grpo", "eta": 0.7}, "reward_gradient_weight needs an objective on noise levels"),
+        (
+            {"objective": "grpo", "eta": 0.7},
+            "reward_gradient_weight needs an objective on noise levels",
+        ),
         ({"reward_video": "file"}, "reward_gradient_weight needs reward_video memory"),
-        ({"remote_reward_url": "http://localhost:1"}, "a reward service returns numbers without a gradient"),
-        ({"reward_model": ["unified_reward"]}, "got reward_model unified_reward, which has no score_with_gradient"),
+        (
+            {"remote_reward_url": "http://localhost:1"},
+            "a reward service returns numbers without a gradient",
+        ),
+        (
+            {"reward_model": ["unified_reward"]},
+            "got reward_model unified_reward, which has no score_with_gradient",
+        ),
         (
             {"reward_model": ["tests/test_trainer.py:Redness"]},
-            "use miniature, miniature_videoalign, videoalign, clip, pickscore or a class with that method",
+            "use miniature, miniature_videoalign, videoalign, clip, pickscore or a class with "
+            "that method",
         ),
     ],
 )
@@ -363,7 +433,9 @@ def test_settings_without_a_gradient_are_refused_with_what_to_use(tiny_config, c
 
 @pytest.mark.parametrize("objective, levels", [("draft", 2), ("draft", 0), ("nft", 2)])
 def test_the_velocity_norm_is_relative_to_the_anchor(tiny_config, mesh, objective, levels):
-    """Anchor and policy differ only in guidance; half of the columns with noise levels measure the KL."""
+    """Anchor and policy differ only in guidance; half of the columns with noise levels measure the
+    KL.
+    """
     changes = {"objective": objective, "nft_levels": levels, "anchor_fraction": 0.5}
     trainer = make_trainer(tiny_config, mesh, **DRAFT | changes)
     rollouts = sample(trainer)
@@ -371,6 +443,13 @@ def test_the_velocity_norm_is_relative_to_the_anchor(tiny_config, mesh, objectiv
     metrics = trainer.run.update(rollouts, reference, 1)
     guided = reference.inner if objective == "draft" else reference.inner.anchor
     [(column, anchor)] = guided.items() if levels else [(0, reference.anchor)]
-    own = make_trainer(tiny_config, mesh, **DRAFT | changes).run.objective.predict(rollouts, list(range(8)), column)
-    expected = (own.square().flatten(1).mean(1) / anchor.square().flatten(1).mean(1)).sqrt().mean().item()
-    assert metrics["policy/velocity_norm"] == pytest.approx(expected, rel=1e-4) and abs(expected - 1) > 1e-3
+    own = make_trainer(tiny_config, mesh, **DRAFT | changes).run.objective.predict(
+        rollouts, list(range(8)), column
+    )
+    expected = (
+        (own.square().flatten(1).mean(1) / anchor.square().flatten(1).mean(1)).sqrt().mean().item()
+    )
+    assert (
+        metrics["policy/velocity_norm"] == pytest.approx(expected, rel=1e-4)
+        and abs(expected - 1) > 1e-3
+    )

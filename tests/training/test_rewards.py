@@ -21,7 +21,13 @@ from hyvideo.records.metrics_file import read_metrics
 from hyvideo.report import run_summary
 from hyvideo.rewards.rewards import Reward, SetMeasure
 from hyvideo.trainer import Trainer
-from hyvideo.training.rewards import GroupRewards, TooManyMissingRewards, make_async_scorer, try_held_out, try_scorers
+from hyvideo.training.rewards import (
+    GroupRewards,
+    TooManyMissingRewards,
+    make_async_scorer,
+    try_held_out,
+    try_scorers,
+)
 from hyvideo.training.rollout_batch import RolloutIndex
 from hyvideo.training.rollout_collector import PendingRewards
 from hyvideo.validation.reward_hacking.monitor import read_validation
@@ -65,13 +71,19 @@ def make_scorer(tiny_config):
 
 def test_scorers_and_their_options_come_from_the_settings(make_scorer, tmp_path):
     _, scorer = make_scorer()
-    assert list(scorer.scorers) == ["miniature"] and scorer.weights == {"VQ": 0.5, "MQ": 0.5, "TA": 1.0}
+    assert list(scorer.scorers) == ["miniature"] and scorer.weights == {
+        "VQ": 0.5,
+        "MQ": 0.5,
+        "TA": 1.0,
+    }
     options = tmp_path / "rewards.yaml"
     options.write_text(f"miniature: {{path: {tmp_path}}}\n")
     _, scorer = make_scorer(reward_config=str(options))
     assert scorer.scorers["miniature"].reference is None
     options.write_text("miniature: {path: nowhere}\n")
-    with pytest.raises(ValueError, match="the miniature's folder must exist, got 'nowhere': it does not exist"):
+    with pytest.raises(
+        ValueError, match="the miniature's folder must exist, got 'nowhere': it does not exist"
+    ):
         make_scorer(reward_config=str(options))
 
 
@@ -106,7 +118,10 @@ def test_a_held_out_metric_that_is_a_number_is_rejected_before_a_run_with_valida
 
     config, scorer = make_scorer({"mine": NumberAsMetric(VQ=1.0, MQ=1.0, TA=1.0)})
     try_scorers(scorer, config.data, PROMPT)
-    message = "held_out of reward mine failed its check: .*must return a dict of SetMeasure, got float for brightness"
+    message = (
+        "held_out of reward mine failed its check: .*must return a dict of SetMeasure, got float "
+        "for brightness"
+    )
     with pytest.raises(ValueError, match=message):
         try_held_out(scorer, config.data, PROMPT)
 
@@ -121,13 +136,27 @@ def test_a_held_out_metric_that_is_a_number_is_rejected_before_a_run_with_valida
         ),
         ("held_out_each", [{"reward": 1.0}] * 2, "got 'reward'"),
         ("held_out_each", [{"VQ": 1.0}] * 2, "VQ must not have the name of a score"),
-        ("held_out", {"VQ": SetMeasure(torch.zeros(2, 1), len)}, "VQ must not have the name of a score"),
-        ("held_out", {"n": SetMeasure(torch.zeros(1, 1), len)}, r"rows of n must be a real tensor of shape \(2, dim\)"),
-        ("held_out", {"n": SetMeasure(torch.zeros(2, 1), str)}, "of_set of n must return one number, got str"),
+        (
+            "held_out",
+            {"VQ": SetMeasure(torch.zeros(2, 1), len)},
+            "VQ must not have the name of a score",
+        ),
+        (
+            "held_out",
+            {"n": SetMeasure(torch.zeros(1, 1), len)},
+            r"rows of n must be a real tensor of shape \(2, dim\)",
+        ),
+        (
+            "held_out",
+            {"n": SetMeasure(torch.zeros(2, 1), str)},
+            "of_set of n must return one number, got str",
+        ),
         ("held_out", None, "must return a dict of SetMeasure, got NoneType"),
     ],
 )
-def test_the_held_out_methods_are_checked_as_a_validation_calls_them(make_scorer, method, result, message):
+def test_the_held_out_methods_are_checked_as_a_validation_calls_them(
+    make_scorer, method, result, message
+):
     mine = Fixed(VQ=1.0, MQ=1.0, TA=1.0)
     config, scorer = make_scorer({"mine": mine})
     try_held_out(scorer, config.data, PROMPT)
@@ -136,17 +165,24 @@ def test_the_held_out_methods_are_checked_as_a_validation_calls_them(make_scorer
         try_held_out(scorer, config.data, PROMPT)
 
 
-def test_two_scorers_with_one_undeclared_dimension_and_weights_without_a_score_are_rejected(make_scorer):
+def test_two_scorers_with_one_undeclared_dimension_and_weights_without_a_score_are_rejected(
+    make_scorer,
+):
     scorers = {name: Fixed(**{name: 1.0, "extra": 2.0}) for name in ("a", "b")}
     for name, scorer in scorers.items():
         scorer.dimensions = (name,)
     config, scorer = make_scorer(scorers, reward_weights='{"a": 1}')
-    with pytest.raises(ValueError, match="rewards a and b both return extra; declare it in `dimensions`, or rename it"):
+    with pytest.raises(
+        ValueError,
+        match="rewards a and b both return extra; declare it in `dimensions`, or rename it",
+    ):
         try_scorers(scorer, config.data, PROMPT)
     del scorers["b"].scores["extra"]
     try_scorers(scorer, config.data, PROMPT)
     config, scorer = make_scorer(scorers, reward_weights='{"a": 1, "c": 2}')
-    with pytest.raises(ValueError, match="reward_weights must name scores of the scorers, a, extra, b, got c"):
+    with pytest.raises(
+        ValueError, match="reward_weights must name scores of the scorers, a, extra, b, got c"
+    ):
         try_scorers(scorer, config.data, PROMPT)
 
 
@@ -206,20 +242,33 @@ def test_a_scorer_with_random_scores_is_rejected(make_scorer):
 def test_a_run_stops_if_more_than_the_allowed_fraction_of_rewards_is_missing(tiny_config, mesh):
     local = dict(enumerate([Reward(math.nan, {}, "test: broken")] + [Reward(1.0, {})] * 3))
     rewards = GroupRewards(
-        tiny_config.reward, make_async_scorer(tiny_config, CPU, {}), mesh, group_size=4, num_rollouts=4
+        tiny_config.reward,
+        make_async_scorer(tiny_config, CPU, {}),
+        mesh,
+        group_size=4,
+        num_rollouts=4,
     )
     rewards.check_failed_rewards({"reward/missing": 1.0}, local, 7)
-    with pytest.raises(TooManyMissingRewards, match="2 of 4 rewards of iteration 7 are missing.*test: broken"):
+    with pytest.raises(
+        TooManyMissingRewards, match="2 of 4 rewards of iteration 7 are missing.*test: broken"
+    ):
         rewards.check_failed_rewards({"reward/missing": 2.0}, local, 7)
 
 
 def test_exactly_the_allowed_fraction_may_be_missing_in_every_iteration(tiny_config, mesh, capsys):
     local = {0: Reward(math.nan, {}, "test: broken")}
     config = tiny_config.with_settings(max_missing_fraction=0.5)
-    rewards = GroupRewards(config.reward, make_async_scorer(config, CPU, {}), mesh, group_size=4, num_rollouts=4)
+    rewards = GroupRewards(
+        config.reward, make_async_scorer(config, CPU, {}), mesh, group_size=4, num_rollouts=4
+    )
     for missing in (2.0, 0.0, 2.0):
         rewards.check_failed_rewards({"reward/missing": missing}, local, 7)
-    assert capsys.readouterr().err.count("2 of 4 rewards of iteration 7 are missing; first reason: test: broken") == 2
+    assert (
+        capsys.readouterr().err.count(
+            "2 of 4 rewards of iteration 7 are missing; first reason: test: broken"
+        )
+        == 2
+    )
     with pytest.raises(TooManyMissingRewards):
         rewards.check_failed_rewards({"reward/missing": 3.0}, local, 8)
 
@@ -228,23 +277,37 @@ def test_advantages_are_float32_from_rewards_in_float64(tiny_config, mesh):
     """The rewards differ by less than float32 can represent at 1000."""
     totals = dict(enumerate([1000.0, 1000.0, 1000.0, 1000.0 + 1e-6]))
     rewards = GroupRewards(
-        tiny_config.reward, make_async_scorer(tiny_config, CPU, {}), mesh, group_size=4, num_rollouts=4
+        tiny_config.reward,
+        make_async_scorer(tiny_config, CPU, {}),
+        mesh,
+        group_size=4,
+        num_rollouts=4,
     )
     indices = [RolloutIndex(0, member) for member in range(4)]
-    advantages, _ = rewards.advantages(indices, {row: Reward(total, {}) for row, total in totals.items()})
+    advantages, _ = rewards.advantages(
+        indices, {row: Reward(total, {}) for row, total in totals.items()}
+    )
     assert advantages.dtype == torch.float32
     assert advantages.tolist() == pytest.approx([-(3**-0.5)] * 3 + [3**0.5], rel=1e-1)
 
 
 def test_normalized_rewards_change_the_advantages_and_not_the_record(tiny_config, mesh):
-    """SIZE has 100 times the scale of TA; the reward of the last rollout is missing because a third scorer failed."""
-    scores = [{"TA": a, "SIZE": b} for a, b in ((1.0, 100.0), (2.0, 300.0), (6.0, 200.0), (9.0, 900.0))]
+    """SIZE has 100 times the scale of TA; the reward of the last rollout is missing because a third
+    scorer failed.
+    """
+    scores = [
+        {"TA": a, "SIZE": b} for a, b in ((1.0, 100.0), (2.0, 300.0), (6.0, 200.0), (9.0, 900.0))
+    ]
     local = {row: Reward(sum(each.values()), each) for row, each in enumerate(scores)}
     local[3] = Reward(math.nan, scores[3], "other: broken")
     indices, found = [RolloutIndex(0, member) for member in range(4)], {}
     for kind in ("none", "group"):
-        config = tiny_config.with_settings(reward_weights='{"TA": 1, "SIZE": 1}', reward_normalization=kind)
-        rewards = GroupRewards(config.reward, make_async_scorer(config, CPU, {}), mesh, group_size=4, num_rollouts=4)
+        config = tiny_config.with_settings(
+            reward_weights='{"TA": 1, "SIZE": 1}', reward_normalization=kind
+        )
+        rewards = GroupRewards(
+            config.reward, make_async_scorer(config, CPU, {}), mesh, group_size=4, num_rollouts=4
+        )
         found[kind] = rewards.advantages(indices, local)
     metrics = {kind: dict(found[kind][1]) for kind in found}
     for each in metrics.values():
@@ -252,26 +315,42 @@ def test_normalized_rewards_change_the_advantages_and_not_the_record(tiny_config
     assert metrics["none"] == metrics["group"] and metrics["group"]["reward/mean"] == 203
     plain, normalized = (found[kind][0] for kind in ("none", "group"))
     assert plain.argsort()[:3].tolist() == [0, 2, 1] and plain[3].isnan()
-    sums = torch.tensor([-2.0, -1.0, 3.0]) / math.sqrt(14 / 3) + torch.tensor([-1.0, 1.0, 0.0]) / math.sqrt(2 / 3)
+    sums = torch.tensor([-2.0, -1.0, 3.0]) / math.sqrt(14 / 3) + torch.tensor(
+        [-1.0, 1.0, 0.0]
+    ) / math.sqrt(2 / 3)
     torch.testing.assert_close(normalized[:3], sums / sums.std(correction=0), rtol=1e-4, atol=1e-4)
     assert normalized[3].isnan()
-    advantages, metrics = rewards.advantages(indices, dict.fromkeys(range(4), Reward(math.nan, {}, "no endpoint")))
+    advantages, metrics = rewards.advantages(
+        indices, dict.fromkeys(range(4), Reward(math.nan, {}, "no endpoint"))
+    )
     assert advantages.isnan().all() and metrics["reward/missing"] == 4
 
 
 def test_settings_of_scoring_arrive_at_the_scorer(make_scorer, monkeypatch):
-    settings = {"reward_retries": 3, "reward_video": "file", "num_threads": 2, "reward_offload": True}
+    settings = {
+        "reward_retries": 3,
+        "reward_video": "file",
+        "num_threads": 2,
+        "reward_offload": True,
+    }
     settings |= {"reward_weights": '{"VQ": 2, "TA": -1}', "collective_timeout": 50.0}
     for num_ranks, deadline in ((1, None), (2, 40.0)):
         monkeypatch.setattr("hyvideo.training.rewards.world_size", lambda num=num_ranks: num)
         _, scorer = make_scorer({"fixed": Fixed(VQ=1.0)}, **settings)
-        assert (scorer.retries, scorer.through_file, scorer.offload, scorer.deadline) == (3, True, True, deadline)
+        assert (scorer.retries, scorer.through_file, scorer.offload, scorer.deadline) == (
+            3,
+            True,
+            True,
+            deadline,
+        )
         assert scorer.weights == {"VQ": 2, "TA": -1}
         assert scorer._pool.submit(torch.get_num_threads).result() == 2
 
 
 def missing_slow_rewards():
-    """Return the number of missing rewards and a reason with a scorer on rank 1 that exceeds the collective timeout."""
+    """Return the number of missing rewards and a reason with a scorer on rank 1 that exceeds the
+    collective timeout.
+    """
     mesh, is_over = ranks.start(1, CPU, timeout=15.0), threading.Event()
 
     class Slow(Fixed):
@@ -285,7 +364,9 @@ def missing_slow_rewards():
     indices = [RolloutIndex(mesh.rank, member) for member in range(4)]
     clips = {row: torch.zeros(1, 3, 8, 8, dtype=torch.uint8) for row in range(4)}
     barrier(mesh)
-    collected = rewards.wait(PendingRewards(clips, [scorer.submit(([*clips.values()], [PROMPT] * 4), fps=8)]))
+    collected = rewards.wait(
+        PendingRewards(clips, [scorer.submit(([*clips.values()], [PROMPT] * 4), fps=8)])
+    )
     _, metrics = rewards.advantages(indices, collected)
     rewards.check_failed_rewards(metrics, collected, 1)
     is_over.set()
@@ -294,7 +375,9 @@ def missing_slow_rewards():
 
 def test_a_slow_reward_on_one_rank_is_missing_before_the_collectives_time_out():
     (missing, none), (same, reason) = launch("tests.training.test_rewards:missing_slow_rewards", 2)
-    assert missing == same == 4 and none is None and "no reward within the deadline of 1.6 s" in reason
+    assert (
+        missing == same == 4 and none is None and "no reward within the deadline of 1.6 s" in reason
+    )
 
 
 class Exposure(Fixed):
@@ -303,9 +386,12 @@ class Exposure(Fixed):
 
 
 def test_the_error_reports_a_diverged_policy(tiny_config, mesh):
-    config = tiny_config.with_settings(learning_rate=1e20, num_updates_per_rollout=2, max_steps=3, lora_rank=2)
+    config = tiny_config.with_settings(
+        learning_rate=1e20, num_updates_per_rollout=2, max_steps=3, lora_rank=2
+    )
     message = (
-        "of iteration 2 are missing.*The policy has diverged: loss or gradient left the usual range in iteration 1"
+        "of iteration 2 are missing.*The policy has diverged: loss or gradient left the usual "
+        "range in iteration 1"
     )
     with pytest.raises(TooManyMissingRewards, match=message):
         Trainer(config, mesh, CPU, scorers={"test": Exposure()}).train()
@@ -328,13 +414,25 @@ class Red(Scorer):
 
 
 def test_a_held_out_scorer_measures_validations_only(tiny_config, mesh, tmp_path, capsys):
-    """It is never called for rollouts, its scores do not enter the reward, and the hacking rule watches them."""
+    """It is never called for rollouts, its scores do not enter the reward, and the hacking rule
+    watches them.
+    """
     (tmp_path / "red.py").write_text(HELD_OUT)
-    name, prompts = f"{tmp_path}/red.py:Red", [f"a {color} circle moves up" for color in ("red", "blue", "green")]
+    name, prompts = (
+        f"{tmp_path}/red.py:Red",
+        [f"a {color} circle moves up" for color in ("red", "blue", "green")],
+    )
     for file, rows in (("train.csv", ["a yellow square moves left"]), ("valid.csv", prompts)):
         (tmp_path / file).write_text("\n".join(["prompt", *rows]))
-    settings = {"prompts_csv": str(tmp_path / "train.csv"), "valid_video_csv": str(tmp_path / "valid.csv")}
-    settings |= {"held_out_reward_model": [name], "validation_steps": 2, "pretrained_model_root": SHALLOW}
+    settings = {
+        "prompts_csv": str(tmp_path / "train.csv"),
+        "valid_video_csv": str(tmp_path / "valid.csv"),
+    }
+    settings |= {
+        "held_out_reward_model": [name],
+        "validation_steps": 2,
+        "pretrained_model_root": SHALLOW,
+    }
     config = tiny_config.with_settings(**settings, validation_repeats=2, log_num_videos=0)
     check(config)
     trainer = Trainer(config, mesh, CPU)
@@ -343,16 +441,25 @@ def test_a_held_out_scorer_measures_validations_only(tiny_config, mesh, tmp_path
     (scorer,) = trainer.run.scorer.held_out_scorers.scorers.values()
     assert {*chain(*scorer.calls)} == {*prompts}
     for iteration, metrics in enumerate((before, after)):
-        assert {n for n in metrics if "red" in n} == {"validation/held_out/Red/red"} and metrics["validation/seen"] == 1
+        assert {n for n in metrics if "red" in n} == {"validation/held_out/Red/red"} and metrics[
+            "validation/seen"
+        ] == 1
         entries = json.loads((validation.folder(iteration) / "scores.json").read_text())
         values = [entry["held_out/Red/red"] for entry in entries]
         recorded = read_validation(validation.folder(iteration), validation.made_with)
-        assert recorded.means["held_out/Red/red"] == pytest.approx(statistics.fmean(values)) and len({*values}) > 3
+        assert (
+            recorded.means["held_out/Red/red"] == pytest.approx(statistics.fmean(values))
+            and len({*values}) > 3
+        )
         assert recorded.spreads["held_out/Red/red"] == pytest.approx((statistics.pstdev(values), 6))
         totals = [0.5 * entry["VQ"] + 0.5 * entry["MQ"] + entry["TA"] for entry in entries]
         assert [entry["reward"] for entry in entries] == pytest.approx(totals)
     base = read_validation(validation.folder(0), validation.made_with)
-    worse = replace(base, iteration=1, means={n: v - 1e3 * (n == "held_out/Red/red") for n, v in base.means.items()})
+    worse = replace(
+        base,
+        iteration=1,
+        means={n: v - 1e3 * (n == "held_out/Red/red") for n, v in base.means.items()},
+    )
     assert [s.name for s in all_shifts(base, worse, 1.5) if s.is_bad] == ["held_out/Red/red"]
 
     options = json.dumps({name: {"fails": True}})
@@ -360,10 +467,14 @@ def test_a_held_out_scorer_measures_validations_only(tiny_config, mesh, tmp_path
     clips = [torch.zeros(5, 3, 16, 16, dtype=torch.uint8)] * 2
     rewards = scorer.measure(clips, prompts[:2], fps=8)
     assert not any(reward.is_missing or reward.reason for reward in rewards)
-    assert "2 of 2 videos lack held-out scores" not in capsys.readouterr().err  # NaN is a score that is not finite
+    # NaN is a score that is not finite
+    assert "2 of 2 videos lack held-out scores" not in capsys.readouterr().err
     scorer.held_out_scorers.scorers[name].score = None
     rewards = scorer.measure(clips, prompts[:2], fps=8)
-    assert not any(reward.is_missing or reward.reason or "held_out/Red/red" in reward.scores for reward in rewards)
+    assert not any(
+        reward.is_missing or reward.reason or "held_out/Red/red" in reward.scores
+        for reward in rewards
+    )
     assert "2 of 2 videos lack held-out scores; first reason: " in capsys.readouterr().err
     scorer.close()
 
@@ -388,9 +499,14 @@ class Shade:
 def test_a_custom_reward_from_the_docs_trains_and_its_scores_are_recorded(
     tiny_config, mesh, tmp_path, monkeypatch, capsys
 ):
-    """It is combined with a reward from a module. The run resumes only if their files are unchanged."""
+    """It is combined with a reward from a module.
+
+    The run resumes only if their files are unchanged.
+    """
     page = Path("docs/custom_rewards.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"```python\n(from \S+ import Scorer\n\n\nclass Brightness.*?)```", page, re.S)
+    (example,) = re.findall(
+        r"```python\n(from \S+ import Scorer\n\n\nclass Brightness.*?)```", page, re.S
+    )
     (flags,) = re.findall(r"post_train.py .*\\\n +(--reward_model .*)\n", page)
     (tmp_path / "my_rewards.py").write_text(example)
     (tmp_path / "shades.py").write_text(MODULE)
@@ -403,7 +519,13 @@ def test_a_custom_reward_from_the_docs_trains_and_its_scores_are_recorded(
         reward_model=[*parsed.reward.reward_model, "shades:Shade"],
         reward_config='{"my_rewards.py:Brightness": {"target": 0.5}}',
         **{"valid_video_csv": "assets/miniature/prompts/smoke.csv", "validation_steps": 2},
-        **{"max_steps": 1, "validation_interval": 1, "save_interval": 1, "log_video_interval": 1, "log_num_videos": 1},
+        **{
+            "max_steps": 1,
+            "validation_interval": 1,
+            "save_interval": 1,
+            "log_video_interval": 1,
+            "log_num_videos": 1,
+        },
     )
     check(config)
     trainer = Trainer(config, mesh, CPU)
@@ -414,20 +536,30 @@ def test_a_custom_reward_from_the_docs_trains_and_its_scores_are_recorded(
     assert {f"reward/{name}" for name in (*names, "mean", "std", "missing")} == {
         n for n in line if n.startswith("reward/")
     }
-    assert line["reward/mean"] == line["reward/brightness"] < 0 < line["reward/shade"] and line["reward/VQ"] == 2
+    assert (
+        line["reward/mean"] == line["reward/brightness"] < 0 < line["reward/shade"]
+        and line["reward/VQ"] == 2
+    )
     assert {f"validation/{name}" for name in names} < line.keys() and not {
         "validation/MQ",
         "validation/Overall",
     } & line.keys()
     for scores in (tmp_path / "run").glob("*/000001/scores.json"):
         assert all(
-            names < entry.keys() and not {"MQ", "Overall"} & entry.keys() for entry in json.loads(scores.read_text())
+            names < entry.keys() and not {"MQ", "Overall"} & entry.keys()
+            for entry in json.loads(scores.read_text())
         )
     output = capsys.readouterr().out
-    assert re.search(r" brightness +-0\.", output) and re.search(r" VQ +2\.000", output) and "nan" not in output
+    assert (
+        re.search(r" brightness +-0\.", output)
+        and re.search(r" VQ +2\.000", output)
+        and "nan" not in output
+    )
 
     config = config.with_settings(max_steps=2, resume_from_checkpoint="latest")
     Trainer(config, mesh, CPU)
     (tmp_path / "my_rewards.py").write_text(example.replace("255", "256"))
-    with pytest.raises(ValueError, match=r"contents of reward_model my_rewards.py, \S+shades.py have changed"):
+    with pytest.raises(
+        ValueError, match=r"contents of reward_model my_rewards.py, \S+shades.py have changed"
+    ):
         Trainer(config, mesh, CPU)

@@ -28,8 +28,14 @@ def config(**settings):
 
 def test_consecutive_rollouts_share_a_group_and_replicas_and_batches_split_the_iteration():
     settings = config(batch_size=2, num_generations=4)
-    places = [indices_of_replica(settings.rollout, Mesh(rank, 4, 1), batch) for batch in range(2) for rank in range(4)]
-    assert [place for part in places for place in part] == [RolloutIndex(*divmod(number, 4)) for number in range(16)]
+    places = [
+        indices_of_replica(settings.rollout, Mesh(rank, 4, 1), batch)
+        for batch in range(2)
+        for rank in range(4)
+    ]
+    assert [place for part in places for place in part] == [
+        RolloutIndex(*divmod(number, 4)) for number in range(16)
+    ]
 
 
 def test_ranks_that_share_a_video_have_the_same_rollouts():
@@ -58,14 +64,20 @@ def test_step_noise_differs_even_with_shared_initial_noise():
 
 
 def test_the_noise_that_renoises_a_rollout_depends_on_seed_iteration_group_member_and_column():
-    draws = [RolloutNoise(42, SHAPE).for_renoising(*key) for key in product((1, 2), INDICES, (0, 1))]
+    draws = [
+        RolloutNoise(42, SHAPE).for_renoising(*key) for key in product((1, 2), INDICES, (0, 1))
+    ]
     draws.append(RolloutNoise(43, SHAPE).for_renoising(1, RolloutIndex(0, 0), 0))
     assert not any(torch.equal(a, b) for i, a in enumerate(draws) for b in draws[:i])
     assert torch.equal(draws[0], RolloutNoise(42, SHAPE).for_renoising(1, RolloutIndex(0, 0), 0))
 
 
 def test_noise_levels_depend_on_seed_iteration_group_and_member():
-    draws = [level for iteration in (1, 2) for level in RolloutNoise(42, SHAPE).levels(iteration, INDICES, 2, 1.0)]
+    draws = [
+        level
+        for iteration in (1, 2)
+        for level in RolloutNoise(42, SHAPE).levels(iteration, INDICES, 2, 1.0)
+    ]
     draws += RolloutNoise(43, SHAPE).levels(1, INDICES[:1], 2, 1.0)
     assert not any(torch.equal(a, b) for i, a in enumerate(draws) for b in draws[:i])
 
@@ -74,19 +86,27 @@ def test_orders_of_steps_depend_on_seed_iteration_group_and_member():
     """Each key gives 20 steps their own order."""
     steps = [*range(20)]
     orders = [
-        order for i in (1, 2) for order in timestep_permutations(LossSettings(), DataSettings(), i, INDICES, steps, 20)
+        order
+        for i in (1, 2)
+        for order in timestep_permutations(LossSettings(), DataSettings(), i, INDICES, steps, 20)
     ]
-    orders += timestep_permutations(LossSettings(), DataSettings(seed=43), 1, INDICES[:1], steps, 20)
+    orders += timestep_permutations(
+        LossSettings(), DataSettings(seed=43), 1, INDICES[:1], steps, 20
+    )
     assert not any(torch.equal(a, b) for i, a in enumerate(orders) for b in orders[:i])
 
 
 def test_anchor_columns_depend_on_the_seed():
-    draws = [[RolloutNoise(seed, SHAPE).anchor_columns(i, 9, 2) for i in range(5)] for seed in (42, 43)]
+    draws = [
+        [RolloutNoise(seed, SHAPE).anchor_columns(i, 9, 2) for i in range(5)] for seed in (42, 43)
+    ]
     assert draws[0] != draws[1]
 
 
 def test_updates_alternate_over_groups_and_every_group_is_first_in_some_iterations():
-    """With two updates, the groups of the first update of iteration 1 are those of the second update of iteration 2."""
+    """With two updates, the groups of the first update of iteration 1 are those of the second
+    update of iteration 2.
+    """
     indices = [RolloutIndex(group, member) for group in range(4) for member in range(2)]
     batch = RolloutBatch(indices, [], None, None, None, None, advantages=torch.zeros(8))
     rows = {
@@ -110,7 +130,9 @@ def test_anchor_columns_are_uniform_new_in_each_iteration_and_the_same_on_all_ra
     assert all(len(set(draw)) == 2 and draw == sorted(draw) for draw in draws)
     counts = [sum(column in draw for draw in draws) for column in range(5)]
     assert all(abs(count - 400) < 5 * (1000 * 0.4 * 0.6) ** 0.5 for count in counts)
-    assert draws == [RolloutNoise(42, (9,)).anchor_columns(iteration, 5, 2) for iteration in range(1, 1001)]
+    assert draws == [
+        RolloutNoise(42, (9,)).anchor_columns(iteration, 5, 2) for iteration in range(1, 1001)
+    ]
     assert noise.anchor_columns(1, 3, 3) == [0, 1, 2]
 
 
@@ -120,8 +142,12 @@ def test_every_rollout_trains_every_stochastic_step_in_its_own_order():
     assert orders.shape == (8, 4)
     assert all(sorted(order) == STEPS for order in orders.tolist())
     assert len({tuple(order) for order in orders.tolist()}) > 1
-    assert torch.equal(orders, timestep_permutations(LossSettings(), DataSettings(), 1, places, STEPS, len(STEPS)))
-    assert not torch.equal(orders, timestep_permutations(LossSettings(), DataSettings(), 2, places, STEPS, len(STEPS)))
+    assert torch.equal(
+        orders, timestep_permutations(LossSettings(), DataSettings(), 1, places, STEPS, len(STEPS))
+    )
+    assert not torch.equal(
+        orders, timestep_permutations(LossSettings(), DataSettings(), 2, places, STEPS, len(STEPS))
+    )
 
 
 def test_without_permutation_steps_follow_the_order_of_the_schedule():
@@ -145,4 +171,5 @@ def test_a_fraction_of_the_steps_is_trained(permuted):
     assert orders.shape == (6, 2)
     assert all(len(set(order)) == 2 and set(order) <= set(STEPS) for order in orders.tolist())
     if permuted:
-        assert set(orders.flatten().tolist()) == set(STEPS)  # different steps for different rollouts
+        # different steps for different rollouts
+        assert set(orders.flatten().tolist()) == set(STEPS)

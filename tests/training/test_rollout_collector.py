@@ -21,17 +21,23 @@ def test_the_rollouts_of_a_group_share_their_initial_noise_on_request(tiny_confi
         indices = collector.indices()
         conditions = collector.encoder(collector.requests_of(1, indices))
         latents = collector.sample(1, collector.schedule_of(1), indices, conditions).latents
-        distinct = [len({tuple(row.flatten().tolist()) for row in latents[:, step]}) for step in range(7)]
+        distinct = [
+            len({tuple(row.flatten().tolist()) for row in latents[:, step]}) for step in range(7)
+        ]
         assert distinct == [count] * 3 + [8] * 4  # the third step is the first with noise
 
 
 def test_the_plan_counts_the_forward_passes_of_an_iteration(tiny_config, mesh):
     """The first iteration needs no forward passes of the anchor, which equals the policy."""
-    config = tiny_config.with_settings(batch_size=2, gradient_accumulation_steps=4, kl_strategy="none", kl_weight=0.0)
+    config = tiny_config.with_settings(
+        batch_size=2, gradient_accumulation_steps=4, kl_strategy="none", kl_weight=0.0
+    )
     trainer = Trainer(config, mesh, CPU)
     trainer.iteration += 1
     steps = config.rollout.grpo_sampling_steps
-    assert trainer.run_iteration()["cost/forwards"] == steps + 3 * make_plan(config).num_trained_steps
+    assert (
+        trainer.run_iteration()["cost/forwards"] == steps + 3 * make_plan(config).num_trained_steps
+    )
 
 
 class Movable(Scorer):
@@ -45,11 +51,15 @@ class Movable(Scorer):
 
     def score(self, videos, prompts, *, fps):
         self.events.append("score")
-        values = [(video[:, 0].float() - video[:, 2].float()).mean().item() / 255 for video in videos]
+        values = [
+            (video[:, 0].float() - video[:, 2].float()).mean().item() / 255 for video in videos
+        ]
         return [{"VQ": value, "MQ": value, "TA": value} for value in values]
 
 
-def test_scoring_between_stages_gives_the_same_metrics_and_overlaps_with_no_stage(tiny_config, mesh):
+def test_scoring_between_stages_gives_the_same_metrics_and_overlaps_with_no_stage(
+    tiny_config, mesh
+):
     batches = {"batch_size": 4, "gradient_accumulation_steps": 2, "learning_rate": 1e-3}
     runs = []
     for settings in ({}, {"reward_offload": True, "score_between_stages": True}):
@@ -67,12 +77,20 @@ def test_scoring_between_stages_gives_the_same_metrics_and_overlaps_with_no_stag
             events.clear()
             line = trainer.run_iteration()
             lines.append(
-                {key: value for key, value in line.items() if not key.startswith(("time/", "memory/", "perf/"))}
+                {
+                    key: value
+                    for key, value in line.items()
+                    if not key.startswith(("time/", "memory/", "perf/"))
+                }
             )
-        runs.append((lines, [parameter.detach().clone() for parameter in trainer.run.policy.parameters]))
+        runs.append(
+            (lines, [parameter.detach().clone() for parameter in trainer.run.policy.parameters])
+        )
     (asynchronous, weights), (between, same_weights) = runs
     assert asynchronous == between
     assert all(torch.equal(*pair) for pair in zip(weights, same_weights))
     first, last = events.index("to its device"), len(events) - events[::-1].index("cpu") - 1
     assert {"rollout", "decode"} <= {*events[:first]} and {"anchor", "update"} <= {*events[last:]}
-    assert {*events[first:last]} <= {"to its device", "score", "reward"} and events.count("score") == 2
+    assert {*events[first:last]} <= {"to its device", "score", "reward"} and events.count(
+        "score"
+    ) == 2

@@ -15,18 +15,35 @@ NAN = float("nan")
 
 
 def record(folder, rewards, iteration, **settings):
-    """Record the second of two groups, as a second replica does; return its files and its entries of scores.json."""
+    """Record the second of two groups, as a second replica does; return its files and its entries
+    of scores.json.
+    """
     indices = [RolloutIndex(1, member) for member in range(3)]
-    batch = RolloutBatch(indices, ["a"] * 3, None, None, None, None, iteration=iteration, advantages=torch.arange(3.0))
+    batch = RolloutBatch(
+        indices,
+        ["a"] * 3,
+        None,
+        None,
+        None,
+        None,
+        iteration=iteration,
+        advantages=torch.arange(3.0),
+    )
     batch = replace(batch, rewards={row: Reward(total, {}) for row, total in enumerate(rewards)})
     settings = RecordSettings(output_dir=str(folder), **settings)
-    recorder = RolloutRecorder(settings, DataSettings(seed=5, fps=24.0), Mesh(0, 1, 1), group_size=3, num_rollouts=6)
+    recorder = RolloutRecorder(
+        settings, DataSettings(seed=5, fps=24.0), Mesh(0, 1, 1), group_size=3, num_rollouts=6
+    )
     videos = dict.fromkeys(range(3), torch.zeros(2, 3, 256, 256, dtype=torch.uint8))
-    recorder.record(batch, videos, iteration, num_missing=sum(total != total for total in rewards), writer=None)
+    recorder.record(
+        batch, videos, iteration, num_missing=sum(total != total for total in rewards), writer=None
+    )
     path = folder / "rollouts" / f"{iteration:06d}"
     if not path.exists():
         return [], []
-    return sorted(file.name for file in path.glob("*.mp4")), json.loads((path / "scores.json").read_text())
+    return sorted(file.name for file in path.glob("*.mp4")), json.loads(
+        (path / "scores.json").read_text()
+    )
 
 
 def test_numbers_count_the_rollouts_of_all_replicas(tmp_path):

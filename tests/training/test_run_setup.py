@@ -58,7 +58,8 @@ def trainer(tiny_config, mesh):
 def test_the_values_differ_from_the_defaults():
     defaults = Config().resolved().flat()
     same = [name for name, value in OFF_DEFAULT.items() if value == defaults[name]]
-    assert same in ([], ["kl_schedule", "use_muon"])  # their other values would disable what the tests check
+    # their other values would disable what the tests check
+    assert same in ([], ["kl_schedule", "use_muon"])
 
 
 def test_loss_and_trust_region_follow_the_settings(trainer):
@@ -66,7 +67,11 @@ def test_loss_and_trust_region_follow_the_settings(trainer):
     weights = update.config.kl_weights
     assert (weights.position, weights.velocity) == (0.6, 0.3)
     schedule = update.kl_coefficient.settings
-    assert (schedule.schedule, schedule.feedback, schedule.initial) == ("adaptive", "lagrangian", 0.02)
+    assert (schedule.schedule, schedule.feedback, schedule.initial) == (
+        "adaptive",
+        "lagrangian",
+        0.02,
+    )
     assert (schedule.minimum, schedule.maximum, schedule.target) == (0.01, 0.5, 0.07)
     assert (schedule.warmup_updates, schedule.window, schedule.gain) == (3, 4, 0.2)
     assert update.kl_coefficient.value == 0.02 and update.kl_coefficient.recent.maxlen == 4
@@ -83,7 +88,12 @@ def test_loss_and_trust_region_follow_the_settings(trainer):
 def test_optimizers_follow_the_settings_and_each_parameter_has_one(trainer):
     adamw, muon = trainer.run.policy.optimizers.optimizers
     (group,) = adamw.param_groups
-    assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (3e-3, (0.8, 0.98), 1e-6, 0.02)
+    assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (
+        3e-3,
+        (0.8, 0.98),
+        1e-6,
+        0.02,
+    )
     (group,) = muon.param_groups
     assert (group["lr"], group["momentum"], group["weight_decay"]) == (3e-3, 0.7, 0.02)
     names = {id(parameter): name for name, parameter in trainer.run.policy.trained.items()}
@@ -91,8 +101,14 @@ def test_optimizers_follow_the_settings_and_each_parameter_has_one(trainer):
     by_adamw = {names[id(p)] for p in adamw.param_groups[0]["params"]}
     assert by_muon | by_adamw == set(trainer.run.policy.trained) and not by_muon & by_adamw
     blocks = {name for name in trainer.run.policy.trained if name.startswith("transformer_blocks.")}
-    matrices = {name for name in blocks if trainer.run.policy.trained[name].ndim == 2 and ".norm" not in name}
-    assert by_muon == {name for name in matrices if name.split(".")[2] in ("attn", "ff", "ff_context")}
+    matrices = {
+        name
+        for name in blocks
+        if trainer.run.policy.trained[name].ndim == 2 and ".norm" not in name
+    }
+    assert by_muon == {
+        name for name in matrices if name.split(".")[2] in ("attn", "ff", "ff_context")
+    }
 
 
 def test_an_iteration_uses_gradient_clipping_learning_rate_and_advantage_clipping(trainer):
@@ -100,7 +116,12 @@ def test_an_iteration_uses_gradient_clipping_learning_rate_and_advantage_clippin
     step = trainer.run.policy.optimizers.step
 
     def record_step(rate):
-        applied.append((rate, torch.stack([p.grad.norm() for p in trainer.run.policy.parameters]).norm().item()))
+        applied.append(
+            (
+                rate,
+                torch.stack([p.grad.norm() for p in trainer.run.policy.parameters]).norm().item(),
+            )
+        )
         step(rate)
 
     trainer.run.policy.optimizers.step = record_step
@@ -124,12 +145,17 @@ def test_an_iteration_uses_gradient_clipping_learning_rate_and_advantage_clippin
 
 @pytest.mark.parametrize("clip_range, share", [(1e-7, 1.0), (1e3, 0.0)])
 def test_clip_fraction_depends_on_the_clip_range(tiny_config, mesh, clip_range, share):
-    config = tiny_config.with_settings(clip_range=clip_range, num_updates_per_rollout=2, learning_rate=1e-2)
+    config = tiny_config.with_settings(
+        clip_range=clip_range, num_updates_per_rollout=2, learning_rate=1e-2
+    )
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
     trainer.iteration = 1
     second = []
     one_update = trainer.run.update._one_update
-    trainer.run.update._one_update = lambda *a, **o: (second.append(one_update(*a, **o)), second[-1])[1]
+    trainer.run.update._one_update = lambda *a, **o: (
+        second.append(one_update(*a, **o)),
+        second[-1],
+    )[1]
     trainer.run_iteration()
     assert second[1].metrics["policy/clip_fraction"] == pytest.approx(share, abs=0.05)
 
@@ -142,7 +168,12 @@ def test_an_unusable_adapter_is_rejected_before_anything_is_loaded(tiny_config, 
 
 
 def test_muon_trains_every_matrix_with_scope_all(tiny_config, mesh):
-    trainer = Trainer(tiny_config.with_settings(use_muon=True, muon_scope="all"), mesh, CPU, scorers={"t": Redness()})
+    trainer = Trainer(
+        tiny_config.with_settings(use_muon=True, muon_scope="all"),
+        mesh,
+        CPU,
+        scorers={"t": Redness()},
+    )
     _, muon = trainer.run.policy.optimizers.optimizers
     assert {id(p) for p in muon.param_groups[0]["params"]} == {
         id(p) for p in trainer.run.policy.parameters if p.ndim >= 2
@@ -204,7 +235,11 @@ ELSEWHERE = {
 def elsewhere(tmp_path_factory):
     """Return a trainer with these settings, and the arguments of `parallelize`."""
     folder, calls = tmp_path_factory.mktemp("elsewhere"), []
-    kept = {"prompts_csv": "assets/miniature/prompts/smoke.csv", "output_dir": str(folder / "run"), "report": False}
+    kept = {
+        "prompts_csv": "assets/miniature/prompts/smoke.csv",
+        "output_dir": str(folder / "run"),
+        "report": False,
+    }
     settings = ELSEWHERE | kept | {"conditions_dir": str(folder / "conditions")}
     config = load_config("configs/smoke.yaml", num_updates_per_rollout=1, **settings)
 
@@ -219,14 +254,17 @@ def elsewhere(tmp_path_factory):
 
 def test_these_values_differ_from_the_defaults():
     defaults = Config().resolved().flat()
-    assert [name for name, value in ELSEWHERE.items() if value == defaults[name]] == ["dtype"]  # smoke.yaml: fp32
+    # smoke.yaml: fp32
+    assert [name for name, value in ELSEWHERE.items() if value == defaults[name]] == ["dtype"]
 
 
 def test_the_sampler_follows_the_settings(elsewhere):
     trainer, _ = elsewhere
     sampling, collector = trainer.run.pipeline.sampling, trainer.run.collector
     assert sampling.guidance_scale == 2.0
-    assert not sampling.batched_forward and sampling.guidance_interval == pytest.approx((0.1, 0.9), abs=1e-5)
+    assert not sampling.batched_forward and sampling.guidance_interval == pytest.approx(
+        (0.1, 0.9), abs=1e-5
+    )
     assert collector.schedule == Schedule.build(
         "flow_grpo",
         num_steps=trainer.config.rollout.grpo_sampling_steps,
@@ -250,9 +288,14 @@ def test_each_precomputed_prompt_is_reported(tiny_config, mesh):
 def test_models_are_loaded_as_the_settings_say(elsewhere):
     trainer, _ = elsewhere
     assert trainer.run.pipeline.compute_dtype == trainer.run.encoder.dtype == torch.bfloat16
-    assert {parameter.dtype for parameter in trainer.run.pipeline.vae.parameters()} == {torch.bfloat16}
+    assert {parameter.dtype for parameter in trainer.run.pipeline.vae.parameters()} == {
+        torch.bfloat16
+    }
     assert trainer.run.encoder.store.folder.name == "conditions"
-    assert trainer.run.pipeline.vae.tiling == (64, 0.25) and trainer.run.pipeline.vae.tile_overlap_factor == 0.25
+    assert (
+        trainer.run.pipeline.vae.tiling == (64, 0.25)
+        and trainer.run.pipeline.vae.tile_overlap_factor == 0.25
+    )
     text = trainer.run.encoder.parts[0]
     loaded = trainer.run.encoder._load(text)
     text_encoder = inspect.getclosurevars(loaded).nonlocals["encode"]
@@ -271,7 +314,10 @@ def test_the_policy_is_parallelized_and_adapted_as_the_settings_say(elsewhere):
     }
     lora = trainer.run.policy.lora()
     assert {(pair.rank, pair.alpha) for pair in lora.values()} == {(2, 6.0)}
-    assert {name.partition(".attn.")[2] or name.partition(".ff.")[2] for name in lora} == {"to_q", "net.2"}
+    assert {name.partition(".attn.")[2] or name.partition(".ff.")[2] for name in lora} == {
+        "to_q",
+        "net.2",
+    }
     assert not trainer.run.policy._syncs_only_last
 
 
@@ -295,18 +341,30 @@ def test_validation_follows_the_settings(elsewhere):
 
 
 def decode_sizes(pipeline):
-    """Return a list that receives the number of videos of each call of the VAE's decoder from now on."""
+    """Return a list that receives the number of videos of each call of the VAE's decoder from now
+    on.
+    """
     sizes, decode = [], pipeline.vae.decode
-    pipeline.vae.decode = lambda latents, **others: sizes.append(len(latents)) or decode(latents, **others)
+    pipeline.vae.decode = lambda latents, **others: (
+        sizes.append(len(latents)) or decode(latents, **others)
+    )
     return sizes
 
 
 def test_records_follow_the_settings(elsewhere, monkeypatch):
     trainer, _ = elsewhere
     writers = []
-    monkeypatch.setattr(run_setup, "CheckpointWriter", lambda *_, **options: writers.append(options))
-    run_setup._checkpoint_writer(trainer.config.record, trainer.mesh, trainer.owner, "1a2b", timeout=1234.0)
-    assert writers[0]["timeout"] == 1234.0 and writers[0]["owner"] is trainer.owner and writers[0]["run"] == "1a2b"
+    monkeypatch.setattr(
+        run_setup, "CheckpointWriter", lambda *_, **options: writers.append(options)
+    )
+    run_setup._checkpoint_writer(
+        trainer.config.record, trainer.mesh, trainer.owner, "1a2b", timeout=1234.0
+    )
+    assert (
+        writers[0]["timeout"] == 1234.0
+        and writers[0]["owner"] is trainer.owner
+        and writers[0]["run"] == "1a2b"
+    )
     checkpoints, recorder = trainer.run.checkpoints, trainer.run.recorder
     assert (checkpoints.keep, checkpoints.keep_every, checkpoints.is_asynchronous) == (5, 4, False)
     assert (recorder.interval, recorder.num_videos, recorder.seed, recorder.fps) == (3, 2, 7, 12.0)
@@ -316,7 +374,9 @@ def test_records_follow_the_settings(elsewhere, monkeypatch):
 def test_rollouts_are_decoded_and_scored_as_the_settings_say(elsewhere):
     trainer, _ = elsewhere
     scored, submit = [], trainer.run.scorer.submit
-    trainer.run.scorer.submit = lambda *batches, fps: scored.append(fps) or submit(*batches, fps=fps)
+    trainer.run.scorer.submit = lambda *batches, fps: (
+        scored.append(fps) or submit(*batches, fps=fps)
+    )
     decoded = decode_sizes(trainer.run.pipeline)
     _, pending = trainer.run.collector.collect(1, StageTimer(CPU))
     trainer.run.rewards.wait(pending)

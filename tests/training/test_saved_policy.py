@@ -25,8 +25,17 @@ def runs(tmp_path_factory):
     from hyvideo.config.command_line import load_config
 
     root, found = tmp_path_factory.mktemp("runs"), {}
-    settings = {"pretrained_model_root": write_trained(root / "ckpts"), "valid_video_csv": "", "max_steps": 1}
-    settings |= {"log_video_interval": 0, "report": False, "report_to": ["none"], "num_updates_per_rollout": 1}
+    settings = {
+        "pretrained_model_root": write_trained(root / "ckpts"),
+        "valid_video_csv": "",
+        "max_steps": 1,
+    }
+    settings |= {
+        "log_video_interval": 0,
+        "report": False,
+        "report_to": ["none"],
+        "num_updates_per_rollout": 1,
+    }
     for name, more in (("full", {}), ("lora", {"lora_rank": 2})):
         config = load_config("configs/smoke.yaml", output_dir=str(root / name), **settings, **more)
         Trainer(config, Mesh(0, 1, 1), CPU, scorers={"test": Redness()}).train()
@@ -48,23 +57,36 @@ def tensor_file(checkpoint):
 
 
 @pytest.mark.parametrize("program", ["export", "evaluate", "generate"])
-def test_a_changed_tensor_file_is_rejected_like_in_a_resume(runs, tmp_path, exit_code, capsys, program):
+def test_a_changed_tensor_file_is_rejected_like_in_a_resume(
+    runs, tmp_path, exit_code, capsys, program
+):
     checkpoint = runs["full"]
     words = {
         "export": (export.main, ["--output_dir", tmp_path / "out"]),
         "evaluate": (evaluate.main, ["--output_dir", tmp_path / "out"]),
-        "generate": (generate.main, ["--prompt", "a red circle moves up", "--output_path", tmp_path / "out"]),
+        "generate": (
+            generate.main,
+            ["--prompt", "a red circle moves up", "--output_path", tmp_path / "out"],
+        ),
     }
     main, flags = words[program]
     if program == "evaluate":
-        flags += ["--valid_video_csv", "assets/miniature/prompts/smoke.csv", "--reward_model", "miniature"]
+        flags += [
+            "--valid_video_csv",
+            "assets/miniature/prompts/smoke.csv",
+            "--reward_model",
+            "miniature",
+        ]
     restore = flip(tensor_file(checkpoint))
     try:
         assert exit_code(main, "--checkpoint_path", checkpoint, *flags) == 2
     finally:
         restore()
     name = tensor_file(checkpoint).relative_to(checkpoint)
-    assert f"checkpoint {checkpoint} is corrupted: the contents of {name} have changed" in capsys.readouterr().err
+    assert (
+        f"checkpoint {checkpoint} is corrupted: the contents of {name} have changed"
+        in capsys.readouterr().err
+    )
     assert not (tmp_path / "out").exists() or not any((tmp_path / "out").iterdir())
 
 
@@ -87,7 +109,9 @@ def test_a_checkpoint_is_hashed_once(runs, monkeypatch):
     saved_policy._verify_state.cache_clear()
     saved_policy.check_policy(runs["full"].parents[2] / "ckpts", "miniature", runs["full"])
     saved_policy.load(runs["full"], torch.float32)
-    assert len(read) == len({*read}) == len(json.loads((runs["full"] / "manifest.json").read_text()))
+    assert (
+        len(read) == len({*read}) == len(json.loads((runs["full"] / "manifest.json").read_text()))
+    )
 
 
 def test_folders_without_a_manifest_are_read_and_checkpoints_are_not(runs, tmp_path):
@@ -97,7 +121,9 @@ def test_folders_without_a_manifest_are_read_and_checkpoints_are_not(runs, tmp_p
     file = runs["full"] / "manifest.json"
     moved = file.rename(tmp_path / "manifest.json")
     with pytest.raises(ValueError, match="is corrupted: manifest.json is missing"):
-        saved_policy.load_merged(SHALLOW, "miniature", checkpoint=runs["full"], lora=None, dtype=torch.float32)
+        saved_policy.load_merged(
+            SHALLOW, "miniature", checkpoint=runs["full"], lora=None, dtype=torch.float32
+        )
     moved.rename(file)
 
 
@@ -116,13 +142,18 @@ def test_more_layers_than_tensors_are_rejected_before_they_are_built(runs):
 @pytest.mark.parametrize("program", ["export", "evaluate", "generate"])
 @pytest.mark.parametrize("what", ["checkpoint without its state", "run", "nothing"])
 def test_what_is_no_complete_checkpoint_is_named(runs, tmp_path, exit_code, capsys, program, what):
-    """Without a check, evaluate would use default settings and ask to download the weights of a released model."""
+    """Without a check, evaluate would use default settings and ask to download the weights of a
+    released model.
+    """
     checkpoint, message = tmp_path / "run/checkpoints/000001", "corrupted: state.json is missing"
     shutil.copytree(runs["full"], checkpoint)
     (checkpoint / "state.json").unlink()
     if what != "checkpoint without its state":
         checkpoint = tmp_path / ("run" if what == "run" else "absent")
-        message = f"a policy must be a checkpoint of a run or a transformer folder with a config.json: {checkpoint}"
+        message = (
+            "a policy must be a checkpoint of a run or a transformer folder with a config.json: "
+            f"{checkpoint}"
+        )
     flags = {
         "export": ["--output_dir", tmp_path / "out"],
         "evaluate": ["--output_dir", tmp_path / "out"],
@@ -138,6 +169,10 @@ def test_a_checkpoint_with_a_corrupted_manifest_is_named(runs, tmp_path, text):
     checkpoint = tmp_path / "run/checkpoints/000001"
     shutil.copytree(runs["full"], checkpoint)
     (checkpoint / "manifest.json").write_text(text)
-    assert contents.policy_identity(checkpoint=checkpoint) != contents.policy_identity(checkpoint=runs["full"])
-    with pytest.raises(ValueError, match=f"checkpoint {checkpoint} is corrupted: manifest.json is invalid"):
+    assert contents.policy_identity(checkpoint=checkpoint) != contents.policy_identity(
+        checkpoint=runs["full"]
+    )
+    with pytest.raises(
+        ValueError, match=f"checkpoint {checkpoint} is corrupted: manifest.json is invalid"
+    ):
         saved_policy.verify(checkpoint)

@@ -1,9 +1,11 @@
 """Soak test: a small run that is killed repeatedly equals an uninterrupted run bit for bit.
 
-Every process is ended after a random time by kill -9 or SIGTERM. Memory and open files of the uninterrupted run are
-sampled after every iteration. docs/reliability.md has the results of a long test: ``SOAK_ITERATIONS=200``.
+Every process is ended after a random time by kill -9 or SIGTERM. Memory and open files of the
+uninterrupted run are sampled after every iteration. docs/reliability.md has the results of a long
+test: ``SOAK_ITERATIONS=200``.
 
-In a second test, one of two ranks is killed or signaled in every stage, and the agent restarts both.
+In a second test, one of two ranks is killed or signaled in every stage, and the agent restarts
+both.
 """
 
 import json
@@ -60,12 +62,22 @@ MAX_IDLE_RESTARTS = 30
 
 
 def run_process(run: Path, seconds: float, number: int) -> int:
-    """Start or resume a run in a process, send it a signal after ``seconds``, and return its exit code."""
+    """Start or resume a run in a process, send it a signal after ``seconds``, and return its exit
+    code.
+    """
     run.mkdir(exist_ok=True)
     program = "from tests.training.test_soak import train; train()"
     flags = [f"--{name}={value}" for name, value in SETTINGS.items()]
     flags += [f"--max_steps={ITERATIONS}", f"--output_dir={run / 'run'}"]
-    command = [sys.executable, "-c", program, run / "samples.jsonl", str(seconds), str(int(number)), *flags]
+    command = [
+        sys.executable,
+        "-c",
+        program,
+        run / "samples.jsonl",
+        str(seconds),
+        str(int(number)),
+        *flags,
+    ]
     with open(run / "log", "a") as log:
         return subprocess.run(command, cwd=ROOT, stdout=log, stderr=log, timeout=3600).returncode
 
@@ -93,20 +105,30 @@ def with_samples(run_iteration, path):
         memory = pages * os.sysconf("SC_PAGE_SIZE") // 1024
         with open(path, "a") as file:
             seconds = time.monotonic() - start
-            print(json.dumps([arguments[0].iteration, memory, len(os.listdir("/proc/self/fd")), seconds]), file=file)
+            print(
+                json.dumps(
+                    [arguments[0].iteration, memory, len(os.listdir("/proc/self/fd")), seconds]
+                ),
+                file=file,
+            )
         return metrics
 
     return run
 
 
 def read_samples(run: Path) -> list[list[float]]:
-    """Return iteration, memory in KiB, open files and seconds since the start, of each iteration, also of lost ones."""
+    """Return iteration, memory in KiB, open files and seconds since the start, of each iteration,
+    also of lost ones.
+    """
     path = run / "samples.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def restart_until_finished(run: Path, samples: list[list[float]], generator: random.Random) -> Counter:
-    """Restart a killed run until it finishes; return the counts of the exit codes, or minus the signals.
+def restart_until_finished(
+    run: Path, samples: list[list[float]], generator: random.Random
+) -> Counter:
+    """Restart a killed run until it finishes; return the counts of the exit codes, or minus the
+    signals.
 
     A process is killed while it loads, or within its first three iterations, timed by ``samples``.
     """
@@ -130,7 +152,11 @@ def growth(samples: list[list[int]]) -> dict[str, float]:
     """Return the growth of memory and open files after the first fifth, in which caches fill."""
     later = np.array(samples[len(samples) // 5 :])
     slope = np.polyfit(later[:, 0], later[:, 1], 1)[0] if len(later) > 2 else 0.0
-    return {"memory_slope_kib": float(slope), "handles_first": int(later[0, 2]), "handles_last": int(later[-1, 2])}
+    return {
+        "memory_slope_kib": float(slope),
+        "handles_first": int(later[0, 2]),
+        "handles_last": int(later[-1, 2]),
+    }
 
 
 def results(run: Path) -> dict:
@@ -141,10 +167,15 @@ def results(run: Path) -> dict:
     lines = [json.loads(line) for _, line in complete_lines(run / "metrics.jsonl")]
     # A run that is stopped between two saves has additional checkpoints.
     earlier = [path for path in last.parent.glob("[0-9]*") if path != last]
-    remaining = (path for path in run.rglob("*") if not any(path.is_relative_to(folder) for folder in earlier))
+    remaining = (
+        path
+        for path in run.rglob("*")
+        if not any(path.is_relative_to(folder) for folder in earlier)
+    )
     return {
         "metrics": [
-            {k: v for k, v in line.items() if not k.startswith(("time/", "memory/", "perf/"))} for line in lines
+            {k: v for k, v in line.items() if not k.startswith(("time/", "memory/", "perf/"))}
+            for line in lines
         ],
         "tensors": {name: entry for name, entry in files.items() if name.endswith(".distcp")},
         "numbers": {name: value for name, value in state.items() if name != "settings"},
@@ -159,7 +190,10 @@ def test_a_run_that_is_killed_repeatedly_equals_the_uninterrupted_run(tmp_path):
     codes = restart_until_finished(interrupted, read_samples(uninterrupted), random.Random(0))
     repeated = len(read_samples(interrupted)) - ITERATIONS
     figures = growth(read_samples(uninterrupted))
-    print(f"{ITERATIONS} iterations, exit codes {dict(codes)}, {repeated} iterations repeated, {figures}")
+    print(
+        f"{ITERATIONS} iterations, exit codes {dict(codes)}, {repeated} iterations repeated, "
+        f"{figures}"
+    )
     assert codes[0] == 1 and codes.total() > 1, (interrupted / "log").read_text()
     expected, found = results(uninterrupted / "run"), results(interrupted / "run")
     for name in expected:
@@ -175,7 +209,7 @@ def test_growth_of_memory_is_measured():
     assert grown["handles_last"] == grown["handles_first"] + 1
 
 
-# --- two ranks under the agent ----------------------------------------------------------------------------------------
+# --- two ranks under the agent --------------------------------------------------------------------
 
 RANKS = SETTINGS | {
     "config": "configs/smoke.yaml",
@@ -231,27 +265,51 @@ def train_with_fault():
 
     real, hash_share = Watchdog.enter, manifest.hash_share
     Watchdog.enter = lambda watchdog, name, at=0: (enter(name, at), real(watchdog, name, at))
-    manifest.hash_share = lambda path, mesh: (enter("writing", int(path.name.split(".")[1])), hash_share(path, mesh))[1]
+    manifest.hash_share = lambda path, mesh: (
+        enter("writing", int(path.name.split(".")[1])),
+        hash_share(path, mesh),
+    )[1]
     sys.exit(post_train.main())
 
 
 def launch_ranks(folder: Path, **variables) -> int:
-    """Start two ranks with the agent, which restarts them if one is killed; return its exit code."""
+    """Start two ranks with the agent, which restarts them if one is killed; return its
+    exit code.
+    """
     folder.mkdir(exist_ok=True)
-    flags = [f"--{name}={value}" for name, value in RANKS.items()] + [f"--output_dir={folder / 'run'}"]
-    command = [python(), "-m", "scripts.launch", "--standalone", "--nproc_per_node=2", f"--max-restarts={len(FAULTS)}"]
-    variables |= {"SOAK": str(folder), "PYTHON_EXEC": python(), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    flags = [f"--{name}={value}" for name, value in RANKS.items()] + [
+        f"--output_dir={folder / 'run'}"
+    ]
+    command = [
+        python(),
+        "-m",
+        "scripts.launch",
+        "--standalone",
+        "--nproc_per_node=2",
+        f"--max-restarts={len(FAULTS)}",
+    ]
+    variables |= {
+        "SOAK": str(folder),
+        "PYTHON_EXEC": python(),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+    }
     command += ["-m", "tests.training.test_soak", *flags]
     with open(folder / "log", "a") as log:
         environment = os.environ | variables
-        return subprocess.run(command, cwd=ROOT, stdout=log, stderr=log, env=environment, timeout=1800).returncode
+        return subprocess.run(
+            command, cwd=ROOT, stdout=log, stderr=log, env=environment, timeout=1800
+        ).returncode
 
 
 def read_tensors(run: Path) -> dict[str, torch.Tensor]:
     """Return all tensors of the last checkpoint."""
     folder = run / "checkpoints" / f"{RANKS['max_steps']:06d}"
     shapes = read_shapes(folder / checkpoint.TENSORS)
-    tensors = {name: torch.zeros(stored.size, dtype=stored.properties.dtype) for name, stored in shapes.items()}
+    tensors = {
+        name: torch.zeros(stored.size, dtype=stored.properties.dtype)
+        for name, stored in shapes.items()
+    }
     checkpoint.load_tensors(folder, tensors)
     return tensors
 
@@ -259,22 +317,30 @@ def read_tensors(run: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.slow
 def test_two_ranks_with_a_fault_in_every_stage_equal_the_uninterrupted_run(tmp_path, monkeypatch):
     uninterrupted, interrupted, codes = tmp_path / "uninterrupted", tmp_path / "interrupted", []
-    assert launch_ranks(uninterrupted, SOAK_UNINTERRUPTED="1") == 0, (uninterrupted / "log").read_text()
+    assert launch_ranks(uninterrupted, SOAK_UNINTERRUPTED="1") == 0, (
+        uninterrupted / "log"
+    ).read_text()
     while not codes or codes[-1] == 75:
         codes.append(launch_ranks(interrupted))
     injected = [number for number in range(len(FAULTS)) if (interrupted / str(number)).exists()]
     assert injected == list(range(len(FAULTS))), (interrupted / "log").read_text()
     # After the last fault, at the end of the run, nothing is left to train: exit code 2.
-    assert codes == [75] * sum(kind == "USR1" for *_, kind in FAULTS) + [2], (interrupted / "log").read_text()
+    assert codes == [75] * sum(kind == "USR1" for *_, kind in FAULTS) + [2], (
+        interrupted / "log"
+    ).read_text()
     monkeypatch.setattr("tests.training.test_soak.ITERATIONS", RANKS["max_steps"])
     expected, found = results(uninterrupted / "run"), results(interrupted / "run")
     expected["files"].remove("before_after.png")  # written after the last fault
-    for name in ("metrics", "numbers", "files"):  # the position of tensors in their files may differ
+    # the position of tensors in their files may differ
+    for name in ("metrics", "numbers", "files"):
         assert found[name] == expected[name], f"{name} differ"
     expected, found = read_tensors(uninterrupted / "run"), read_tensors(interrupted / "run")
     assert len(found) > 1000 and found.keys() == expected.keys()
     assert [name for name, tensor in found.items() if not tensor.equal(expected[name])] == []
-    assert "returned a view" not in (uninterrupted / "log").read_text() + (interrupted / "log").read_text()
+    assert (
+        "returned a view"
+        not in (uninterrupted / "log").read_text() + (interrupted / "log").read_text()
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Updates without a signal are skipped: Adam and Muon would turn the rounding of their gradient into full steps."""
+"""Updates without a signal are skipped: Adam and Muon would turn the rounding of their gradient
+into full steps.
+"""
 
 import pytest
 import torch
@@ -42,7 +44,9 @@ def tiny_config(tiny_config):
     return tiny_config.with_settings(pretrained_model_root=SHALLOW)
 
 
-@pytest.mark.parametrize("settings", [{}, {"use_muon": True} | TWO_UPDATES, WITHOUT_KL, NFT, NFT | TWO_UPDATES])
+@pytest.mark.parametrize(
+    "settings", [{}, {"use_muon": True} | TWO_UPDATES, WITHOUT_KL, NFT, NFT | TWO_UPDATES]
+)
 def test_equal_rewards_do_not_move_the_policy(tiny_config, mesh, capsys, settings):
     config = tiny_config.with_settings(**settings, learning_rate=1e-2, ema_decay=0.5)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Rewards(0.7)})
@@ -50,10 +54,16 @@ def test_equal_rewards_do_not_move_the_policy(tiny_config, mesh, capsys, setting
     num_updates = config.loss.num_updates_per_rollout
     for trainer.iteration in (1, 2):
         metrics = trainer.run_iteration()
-        assert metrics["update/without_signal"] == num_updates and metrics["advantage/zero_groups"] == 2
+        assert (
+            metrics["update/without_signal"] == num_updates
+            and metrics["advantage/zero_groups"] == 2
+        )
         assert metrics["update"] == metrics["update/skipped"] == metrics["anchor/age"] == 0
     assert all(map(torch.equal, before, weights(trainer)))
-    assert f"{SKIPPED}{num_updates}, because the rewards of each group are equal" in capsys.readouterr().err
+    assert (
+        f"{SKIPPED}{num_updates}, because the rewards of each group are equal"
+        in capsys.readouterr().err
+    )
 
 
 def test_rewards_far_below_the_resolution_of_advantages_are_equal(tiny_config, mesh, capsys):
@@ -79,15 +89,26 @@ def test_equal_rewards_train_the_kl_to_an_anchor_that_differs(tiny_config, mesh,
     before = weights(trainer)
     trainer.iteration = 2
     metrics = trainer.run_iteration()
-    assert metrics["update"] == 2 and metrics["update/without_signal"] == 0 and metrics["kl/position"] > 0
+    assert (
+        metrics["update"] == 2
+        and metrics["update/without_signal"] == 0
+        and metrics["kl/position"] > 0
+    )
     assert not all(map(torch.equal, before, weights(trainer)))
-    assert f"iteration 2: {KL_ALONE}1, because the rewards of each group are equal" in capsys.readouterr().err
+    assert (
+        f"iteration 2: {KL_ALONE}1, because the rewards of each group are equal"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_control_run_trains_with_advantages_of_0(tiny_config, mesh, capsys):
     config = tiny_config.with_settings(ignore_rewards=True, **TWO_UPDATES)
     (metrics,), _ = run(config, mesh)
-    assert metrics["update"] == 2 and metrics["update/without_signal"] == 0 and metrics["advantage/zero_groups"] == 2
+    assert (
+        metrics["update"] == 2
+        and metrics["update/without_signal"] == 0
+        and metrics["advantage/zero_groups"] == 2
+    )
     assert "are equal" not in capsys.readouterr().err
 
 
@@ -99,7 +120,8 @@ def test_in_an_iteration_the_velocity_kl_is_a_signal_once_the_policy_has_moved(t
     first, second = dict.fromkeys(
         r.prompt for r in trainer.run.collector.requests_of(1, trainer.run.collector.indices())
     )
-    for prompt, counts in ((second, (2, 0)), (first, (1, 1))):  # groups alternate: the second one is trained first
+    # groups alternate: the second one is trained first
+    for prompt, counts in ((second, (2, 0)), (first, (1, 1))):
         trainer = Trainer(config, mesh, CPU, scorers={"test": FirstGroupDiffers(prompt)})
         trainer.iteration = 1
         metrics = trainer.run_iteration()

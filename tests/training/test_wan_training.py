@@ -1,4 +1,6 @@
-"""Training of a small Wan model: ratios of 1, every training method, several ranks, and resuming."""
+"""Training of a small Wan model: ratios of 1, every training method, several ranks, and
+resuming.
+"""
 
 import pytest
 import torch
@@ -41,7 +43,9 @@ def root(tmp_path_factory):
 def config(tiny_config, root, tmp_path):
     csv = tmp_path / "prompts.csv"
     csv.write_text("\n".join(["prompt", *PROMPTS]) + "\n")
-    return tiny_config.with_settings(**SETTINGS, pretrained_model_root=str(root), prompts_csv=str(csv))
+    return tiny_config.with_settings(
+        **SETTINGS, pretrained_model_root=str(root), prompts_csv=str(csv)
+    )
 
 
 def iterations(config, mesh, count=1):
@@ -54,7 +58,11 @@ def iterations(config, mesh, count=1):
 
 
 @pytest.mark.parametrize(
-    "sde_type", [name if name == "sage_grpo" else pytest.param(name, marks=pytest.mark.slow) for name in SAMPLERS]
+    "sde_type",
+    [
+        name if name == "sage_grpo" else pytest.param(name, marks=pytest.mark.slow)
+        for name in SAMPLERS
+    ],
 )
 def test_the_ratio_is_exactly_1_before_the_first_update(config, mesh, sde_type):
     _, (metrics,) = iterations(config.with_settings(sde_type=sde_type), mesh)
@@ -67,8 +75,13 @@ def test_the_ratio_is_exactly_1_before_the_first_update(config, mesh, sde_type):
     [
         {},
         {"use_muon": True},
-        {"lora_rank": 2, "enable_gradient_checkpointing": True, "activation_checkpointing": "selective"},
-        # The on-policy check needs a model that predicts better than zero velocity, unlike random weights.
+        {
+            "lora_rank": 2,
+            "enable_gradient_checkpointing": True,
+            "activation_checkpointing": "selective",
+        },
+        # The on-policy check needs a model that predicts better than zero velocity, unlike random
+        # weights.
         {
             "objective": "nft",
             "nft_levels": 2,
@@ -79,10 +92,19 @@ def test_the_ratio_is_exactly_1_before_the_first_update(config, mesh, sde_type):
             "gate_interval": 0,
         },
         pytest.param(
-            {"enable_compile": True, "compile_backend": "aot_eager", "enable_gradient_checkpointing": True},
+            {
+                "enable_compile": True,
+                "compile_backend": "aot_eager",
+                "enable_gradient_checkpointing": True,
+            },
             marks=pytest.mark.slow,
         ),
-        {"ema_decay": 0.5, "kl_strategy": "dual_moving", "kl_weight": 0.1, "update_ref_model_step": 1},
+        {
+            "ema_decay": 0.5,
+            "kl_strategy": "dual_moving",
+            "kl_weight": 0.1,
+            "update_ref_model_step": 1,
+        },
     ],
     ids=["all weights", "muon", "LoRA", "NFT on fp8", "compiled", "anchor and EMA"],
 )
@@ -91,7 +113,10 @@ def test_every_training_method_changes_the_weights(config, mesh, settings):
     assert all(line["grad/norm"] > 0 for line in metrics)
     assert all(torch.isfinite(p).all() for p in trainer.run.policy.parameters)
     before, _ = iterations(config.with_settings(learning_rate=1e-3, **settings), mesh, 0)
-    moved = [not torch.equal(p, q) for p, q in zip(trainer.run.policy.parameters, before.run.policy.parameters)]
+    moved = [
+        not torch.equal(p, q)
+        for p, q in zip(trainer.run.policy.parameters, before.run.policy.parameters)
+    ]
     assert sum(moved) > 0.9 * len(moved)
 
 
@@ -112,52 +137,80 @@ num_threads: 1
 """
 
 
-def test_a_run_uses_the_frame_rate_the_vae_precision_and_the_negative_prompt_of_the_version(root, config, mesh):
+def test_a_run_uses_the_frame_rate_the_vae_precision_and_the_negative_prompt_of_the_version(
+    root, config, mesh
+):
     """These settings are not in the YAML file of the run."""
     folder = root.parent / "own"
     folder.mkdir()
     (folder / "own.yaml").write_text(OWN_YAML)
-    places = {"pretrained_model_root": str(root), "prompts_csv": config.data.prompts_csv, "output_dir": str(folder)}
+    places = {
+        "pretrained_model_root": str(root),
+        "prompts_csv": config.data.prompts_csv,
+        "output_dir": str(folder),
+    }
     trainer, (metrics,) = iterations(load_config(folder / "own.yaml", **places), mesh)
-    assert {parameter.dtype for parameter in trainer.run.pipeline.vae.parameters()} == {torch.float32}
+    assert {parameter.dtype for parameter in trainer.run.pipeline.vae.parameters()} == {
+        torch.float32
+    }
     video, fps = read_video(folder / "rollouts/000001/000.mp4")
     assert (len(video), fps) == (5, 16.0)
     (negative,) = trainer.run.encoder(
         [Request(version_defaults("wan2.1_t2v_1.3b").negative_prompt, is_negative=True)]
     ).samples
-    assert torch.equal(trainer.run.pipeline.negative.text, negative.text) and len(negative.text) > 50
+    assert (
+        torch.equal(trainer.run.pipeline.negative.text, negative.text) and len(negative.text) > 50
+    )
     assert metrics["grad/norm"] > 0
 
 
 def test_a_killed_run_resumes_bit_for_bit(config, mesh, tmp_path):
-    config = config.with_settings(max_steps=2, save_interval=1, learning_rate=1e-3, ema_decay=0.5, report_to=["none"])
+    config = config.with_settings(
+        max_steps=2, save_interval=1, learning_rate=1e-3, ema_decay=0.5, report_to=["none"]
+    )
     uninterrupted = Trainer(config, mesh, CPU, scorers={"test": Redness()})
     uninterrupted.train()
     interrupted = config.with_settings(output_dir=str(tmp_path / "interrupted"))
     Trainer(interrupted.with_settings(max_steps=1), mesh, CPU, scorers={"test": Redness()}).train()
     resumed = Trainer(
-        interrupted.with_settings(resume_from_checkpoint="latest"), mesh, CPU, scorers={"test": Redness()}
+        interrupted.with_settings(resume_from_checkpoint="latest"),
+        mesh,
+        CPU,
+        scorers={"test": Redness()},
     )
     assert resumed.iteration == 1
     resumed.train()
     expected = uninterrupted.run.policy.tensors()
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in resumed.run.policy.tensors().items())
+    assert all(
+        torch.equal(tensor, expected[name]) for name, tensor in resumed.run.policy.tensors().items()
+    )
 
 
-# --- several ranks ----------------------------------------------------------------------------------------------------
+# --- several ranks --------------------------------------------------------------------------------
 
 
 def train(root, csv, folder, settings):
     """Return the metrics of two iterations on this rank."""
     from hyvideo.distributed import mesh as ranks
 
-    common = SETTINGS | {"pretrained_model_root": root, "prompts_csv": csv, "output_dir": folder, "valid_video_csv": ""}
-    common |= {"num_updates_per_rollout": 1, "log_video_interval": 0, "learning_rate": 1e-3, "adam_epsilon": 1e-2}
+    common = SETTINGS | {
+        "pretrained_model_root": root,
+        "prompts_csv": csv,
+        "output_dir": folder,
+        "valid_video_csv": "",
+    }
+    common |= {
+        "num_updates_per_rollout": 1,
+        "log_video_interval": 0,
+        "learning_rate": 1e-3,
+        "adam_epsilon": 1e-2,
+    }
     config = load_config("configs/smoke.yaml", **common | settings)
     mesh = ranks.start(config.distributed.sp_size, CPU)
     _, metrics = iterations(config, mesh, 2)
     return [
-        {name: line[name] for name in ("reward/mean", "loss/total", "grad/norm", "policy/log_prob")} for line in metrics
+        {name: line[name] for name in ("reward/mean", "loss/total", "grad/norm", "policy/log_prob")}
+        for line in metrics
     ]
 
 
@@ -170,7 +223,8 @@ LAYOUTS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "layouts", [["sequence parallelism of 2, FSDP"], pytest.param(list(LAYOUTS), marks=pytest.mark.slow)]
+    "layouts",
+    [["sequence parallelism of 2, FSDP"], pytest.param(list(LAYOUTS), marks=pytest.mark.slow)],
 )
 def test_several_ranks_give_the_rewards_and_gradients_of_one_process(root, tmp_path, layouts):
     (tmp_path / "prompts.csv").write_text("\n".join(["prompt", *PROMPTS]) + "\n")
@@ -180,22 +234,34 @@ def test_several_ranks_give_the_rewards_and_gradients_of_one_process(root, tmp_p
         num_ranks, settings = LAYOUTS[name]
         for lines in launch(f"{MODULE}:train", num_ranks, *run, str(tmp_path / name), settings):
             for line, single in zip(lines, expected):
-                assert line == {key: pytest.approx(value, rel=2e-4, abs=1e-6) for key, value in single.items()}, name
+                assert line == {
+                    key: pytest.approx(value, rel=2e-4, abs=1e-6) for key, value in single.items()
+                }, name
 
 
-# --- invalid inputs ---------------------------------------------------------------------------------------------------
+# --- invalid inputs -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "settings, message",
     [
         ({"height": 40}, "height must be a multiple of 16, got 40"),
-        ({"transformer_version": "480p_t2v"}, "480p_t2v belongs to the family hunyuan_video15.* of wan"),
-        ({"transformer_version": "wan2.1_t2v_1.3B"}, "1.3B belongs to the family hunyuan_video15.* of wan"),
+        (
+            {"transformer_version": "480p_t2v"},
+            "480p_t2v belongs to the family hunyuan_video15.* of wan",
+        ),
+        (
+            {"transformer_version": "wan2.1_t2v_1.3B"},
+            "1.3B belongs to the family hunyuan_video15.* of wan",
+        ),
     ],
 )
-def test_sizes_and_versions_of_another_model_are_rejected_before_loading(config, mesh, monkeypatch, settings, message):
-    monkeypatch.setattr("hyvideo.training.model_setup.loading.load_vae", lambda *_, **__: pytest.fail("was loaded"))
+def test_sizes_and_versions_of_another_model_are_rejected_before_loading(
+    config, mesh, monkeypatch, settings, message
+):
+    monkeypatch.setattr(
+        "hyvideo.training.model_setup.loading.load_vae", lambda *_, **__: pytest.fail("was loaded")
+    )
     with pytest.raises(ValueError, match=message):
         Trainer(config.with_settings(**settings), mesh, CPU, scorers={"test": Redness()})
 

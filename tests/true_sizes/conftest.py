@@ -1,4 +1,6 @@
-"""Thin checkpoints with the released structure, and runs of the project's programs at the released sizes on a CPU."""
+"""Thin checkpoints with the released structure, and runs of the project's programs at the released
+sizes on a CPU.
+"""
 
 import resource
 from collections.abc import Callable
@@ -57,7 +59,9 @@ def photos(tmp_path_factory) -> dict[str, Path]:
     """Return photos of 12 megapixels: landscape, the same mirrored, and portrait."""
     folder = tmp_path_factory.mktemp("true_sizes")
     short, long = PHOTO_SIDES
-    coarse = np.random.default_rng(0).integers(0, 256, (short // 100, long // 100, 3), dtype=np.uint8)
+    coarse = np.random.default_rng(0).integers(
+        0, 256, (short // 100, long // 100, 3), dtype=np.uint8
+    )
     landscape = Image.fromarray(coarse).resize((long, short), Image.Resampling.BILINEAR)
     images = {
         "landscape": landscape,
@@ -71,9 +75,11 @@ def photos(tmp_path_factory) -> dict[str, Path]:
 
 @pytest.fixture
 def run(tmp_path, monkeypatch) -> Callable[..., Result]:
-    """Return a function that runs a program with cheap stand-ins for attention and decoder, each process one thread.
+    """Return a function that runs a program with cheap stand-ins for attention and decoder, each
+    process one thread.
 
-    It fails the test if the exit code is not 0, and prints time and memory, which ``pytest -s`` shows.
+    It fails the test if the exit code is not 0, and prints time and memory, which ``pytest -s``
+    shows.
     """
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
@@ -82,8 +88,13 @@ def run(tmp_path, monkeypatch) -> Callable[..., Result]:
         result = run_stage(Stage(name, tuple(map(str, program)), **options), tmp_path)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         computed = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        print(f"\n{name}: {result.seconds:.0f} s, {computed:.0f} CPU s, {result.peak_gib:.2f} GiB per process")
-        assert not result.problems, "\n".join([*result.problems, result.log.read_text(errors="replace")[-3000:]])
+        print(
+            f"\n{name}: {result.seconds:.0f} s, {computed:.0f} CPU s, {result.peak_gib:.2f} GiB "
+            "per process"
+        )
+        assert not result.problems, "\n".join(
+            [*result.problems, result.log.read_text(errors="replace")[-3000:]]
+        )
         return result
 
     return run

@@ -1,6 +1,8 @@
-"""Run a program and write, as JSON, how many blocks each forward pass of HunyuanVideo-1.5's transformer ran.
+"""Run a program and write, as JSON, how many blocks each forward pass of HunyuanVideo-1.5's
+transformer ran.
 
-hyvideo/checks/rehearsal/stand_ins.py tests/true_sizes/counted_blocks.py FILE.json generate.py [flags]
+hyvideo/checks/rehearsal/stand_ins.py tests/true_sizes/counted_blocks.py FILE.json generate.py
+[flags]
 """
 
 import json
@@ -12,7 +14,9 @@ from hyvideo.models.hunyuan_video15 import transformer
 
 
 def count() -> list[list[float]]:
-    """Return a list to which every forward pass adds [timestep of its first sample, blocks that ran]."""
+    """Return a list to which every forward pass adds [timestep of its first sample, blocks that
+    ran].
+    """
     passes: list[list[float]] = []
     forward = transformer.forward
     block_forward = transformer.block_forward

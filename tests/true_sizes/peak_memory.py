@@ -1,4 +1,5 @@
-"""Score one video several times in a new process, and print its scores and the growth of its memory as JSON.
+"""Score one video several times in a new process, and print its scores and the growth of its memory
+as JSON.
 
 python tests/true_sizes/peak_memory.py SCORER FOLDER FRAMES HEIGHT WIDTH
 """
@@ -32,7 +33,16 @@ def main() -> None:
     few = scorer.score([video] * FEW, [PROMPT] * FEW, fps=24)
     before = peak_mib()
     many = scorer.score([video] * MANY, [PROMPT] * MANY, fps=24)
-    print(json.dumps({"few": few, "many": many, "growth_mib": peak_mib() - before, "peak_gib": peak_mib() / 1024}))
+    print(
+        json.dumps(
+            {
+                "few": few,
+                "many": many,
+                "growth_mib": peak_mib() - before,
+                "peak_gib": peak_mib() / 1024,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

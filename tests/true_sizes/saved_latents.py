@@ -1,6 +1,8 @@
-"""Run a program with real attention over any number of tokens, and save the latents that the first rank decodes.
+"""Run a program with real attention over any number of tokens, and save the latents that the first
+rank decodes.
 
-hyvideo/checks/rehearsal/stand_ins.py [--real_decoder] tests/true_sizes/saved_latents.py FILE.pt generate.py [flags]
+hyvideo/checks/rehearsal/stand_ins.py [--real_decoder] tests/true_sizes/saved_latents.py FILE.pt
+generate.py [flags]
 """
 
 import runpy
@@ -14,7 +16,9 @@ from hyvideo.models import attention, attention_kernels, decoding
 
 
 def save_latents(file: Path) -> None:
-    """Save the latents of every later decoding in ``file``, which then has those of the last one."""
+    """Save the latents of every later decoding in ``file``, which then has those of the
+    last one.
+    """
     decode = decoding.decode
 
     def saving_decode(vae, latents, tiles=None):

@@ -1,4 +1,6 @@
-"""The scorers on videos of the released lengths and sizes, with thin models and the released preprocessing."""
+"""The scorers on videos of the released lengths and sizes, with thin models and the released
+preprocessing.
+"""
 
 import json
 import math
@@ -14,7 +16,12 @@ from tests.true_sizes.video_files import PROMPT, moving_blocks
 
 ROOT = Path(__file__).resolve().parents[2]
 # Frames, height and width; frames per second; frames that VideoAlign samples, at 2 per second.
-SHAPES = {(81, 352, 624): (24, 6), (121, 480, 864): (24, 10), (121, 720, 1280): (24, 10), (81, 480, 832): (16, 10)}
+SHAPES = {
+    (81, 352, 624): (24, 6),
+    (121, 480, 864): (24, 10),
+    (121, 720, 1280): (24, 10),
+    (81, 480, 832): (16, 10),
+}
 MAX_PIXELS = 200_704  # of a frame in the released VideoReward
 
 
@@ -51,9 +58,17 @@ def test_videoalign_scores_a_rollout_of_the_released_size(videoalign):
         ("pickscore", (121, 720, 1280)),
     ],
 )
-def test_scores_are_finite_and_memory_does_not_grow_with_the_number_of_videos(scorers, scorer, size):
+def test_scores_are_finite_and_memory_does_not_grow_with_the_number_of_videos(
+    scorers, scorer, size
+):
     ended = subprocess.run(
-        [sys.executable, "tests/true_sizes/peak_memory.py", scorer, scorers / scorer, *map(str, size)],
+        [
+            sys.executable,
+            "tests/true_sizes/peak_memory.py",
+            scorer,
+            scorers / scorer,
+            *map(str, size),
+        ],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         cwd=ROOT,
         stdout=subprocess.PIPE,
@@ -62,7 +77,8 @@ def test_scores_are_finite_and_memory_does_not_grow_with_the_number_of_videos(sc
     )
     found = json.loads(ended.stdout)
     print(
-        f"\n{scorer} {size}: {found['peak_gib']:.2f} GiB, {found['growth_mib']:.0f} MiB more for 24 videos than for 8"
+        f"\n{scorer} {size}: {found['peak_gib']:.2f} GiB, {found['growth_mib']:.0f} MiB more for "
+        "24 videos than for 8"
     )
     (first, *others) = found["few"] + found["many"]
     assert all(math.isfinite(score) for score in first.values())

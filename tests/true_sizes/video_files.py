@@ -18,7 +18,8 @@ PROMPT = "a cat walks past a sign"
 def check_file(path: Path, size: tuple[int, int, int], fps: float) -> dict[str, Any]:
     """Check an mp4 file of generate.py, and return the settings in the JSON file beside it.
 
-    The file must have frames of the right size, number, times and colors, and the JSON file must say the same.
+    The file must have frames of the right size, number, times and colors, and the JSON file must
+    say the same.
     """
     frames, height, width = size
     with av.open(str(path)) as file:
@@ -38,14 +39,22 @@ def check_file(path: Path, size: tuple[int, int, int], fps: float) -> dict[str, 
 
 
 def moving_blocks(frames: int, height: int, width: int) -> Tensor:
-    """Return a video of colored blocks that move to the right. Shape: uint8 (frames, 3, height, width)."""
-    blocks = torch.randint(0, 256, (3, height // 16, width // 16), generator=torch.Generator().manual_seed(0))
+    """Return a video of colored blocks that move to the right.
+
+    Shape: uint8 (frames, 3, height, width).
+    """
+    blocks = torch.randint(
+        0, 256, (3, height // 16, width // 16), generator=torch.Generator().manual_seed(0)
+    )
     picture = blocks.to(torch.uint8).repeat_interleave(16, dim=1).repeat_interleave(16, dim=2)
     return torch.stack([picture.roll(4 * frame, dims=2) for frame in range(frames)])
 
 
 def write_grain(path: str) -> None:
-    """Write 49 frames of moving blocks with film grain. The file must not depend on the memory of this process."""
+    """Write 49 frames of moving blocks with film grain.
+
+    The file must not depend on the memory of this process.
+    """
     video = moving_blocks(49, 352, 624)
     grain = torch.randn(video.shape, generator=torch.Generator().manual_seed(1))
     write_video(path, (video / 2 + 64 + 3 * grain).to(torch.uint8), fps=24)

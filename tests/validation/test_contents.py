@@ -68,7 +68,12 @@ def test_identical_content_at_other_paths_has_the_same_identity(world, tmp_path)
     )
     assert joint_identity(moved) == before
     named = {"path": str(tmp_path / "moved"), "batch_size": 8}
-    assert joint_identity(moved.with_settings(reward_config=json.dumps({"miniature_videoalign": named}))) == before
+    assert (
+        joint_identity(
+            moved.with_settings(reward_config=json.dumps({"miniature_videoalign": named}))
+        )
+        == before
+    )
 
 
 def test_a_lora_that_runs_start_from_is_identified_by_its_bytes(world, tmp_path):
@@ -76,12 +81,17 @@ def test_a_lora_that_runs_start_from_is_identified_by_its_bytes(world, tmp_path)
         pair = Pair(torch.ones(1, 96), torch.ones(96, 1), scale)
         save_lora({"transformer_blocks.0.attn.to_q": pair}, tmp_path / place)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
-    a, b, c = (joint_identity(world.with_settings(pretrained_lora_path=str(tmp_path / place))) for place in "abc")
+    a, b, c = (
+        joint_identity(world.with_settings(pretrained_lora_path=str(tmp_path / place)))
+        for place in "abc"
+    )
     assert a == b != c
 
 
 def test_every_file_of_the_base_is_hashed_once(world, tmp_path, monkeypatch):
-    nested = next(path for path in (tmp_path / "ckpts/text_encoder/llm").iterdir() if path.is_file())
+    nested = next(
+        path for path in (tmp_path / "ckpts/text_encoder/llm").iterdir() if path.is_file()
+    )
     read, describe = [], manifest._describe
     monkeypatch.setattr(manifest, "_describe", lambda path: read.append(path) or describe(path))
     joint_identity(world.with_settings(remote_reward_url="http://127.0.0.1:8000"))
@@ -93,10 +103,20 @@ def test_every_file_of_the_base_is_hashed_once(world, tmp_path, monkeypatch):
     [
         ("prompts", lambda root: (root / "prompts.csv").write_text(CSV.replace("blue", "red"))),
         ("prompts", lambda root: Image.new("RGB", (8, 8), "blue").save(root / "first.png")),
-        ("scorers", lambda root: (root / "options.yaml").write_text("miniature_videoalign: {batch_size: 4}\n")),
+        (
+            "scorers",
+            lambda root: (root / "options.yaml").write_text(
+                "miniature_videoalign: {batch_size: 4}\n"
+            ),
+        ),
         ("scorers", lambda root: change_a_byte(root / "ckpts/VideoReward/checkpoint-1/model.pth")),
         ("scorers", lambda root: change_a_byte(root / "ckpts/reference_statistics.safetensors")),
-        ("base", lambda root: change_a_byte(next((root / "ckpts/transformer/miniature").glob("*.safetensors")))),
+        (
+            "base",
+            lambda root: change_a_byte(
+                next((root / "ckpts/transformer/miniature").glob("*.safetensors"))
+            ),
+        ),
         ("base", lambda root: change_a_byte(next((root / "ckpts/vae").glob("*.safetensors")))),
         ("base", lambda root: shutil.rmtree(root / "ckpts/text_encoder")),
     ],
@@ -117,7 +137,9 @@ def test_weights_are_ignored_for_given_videos(world, tmp_path):
 
 def test_other_csv_columns_and_model_versions_are_ignored(world, tmp_path):
     before = joint_identity(world)
-    (tmp_path / "prompts.csv").write_text(CSV.replace("path\n", "path,note\n").replace("png\n", "png,seen\n"))
+    (tmp_path / "prompts.csv").write_text(
+        CSV.replace("path\n", "path,note\n").replace("png\n", "png,seen\n")
+    )
     (tmp_path / "ckpts/transformer/other").mkdir()
     (tmp_path / "ckpts/transformer/other/config.json").write_text("{}")
     assert joint_identity(world) == before
@@ -155,7 +177,9 @@ def test_the_code_of_a_custom_scorer_is_part_of_the_identity(world, tmp_path, mo
             before = joint_identity(config)
 
 
-def test_a_checkpoint_is_identified_by_its_manifest_and_newer_files_by_their_bytes(tmp_path, monkeypatch):
+def test_a_checkpoint_is_identified_by_its_manifest_and_newer_files_by_their_bytes(
+    tmp_path, monkeypatch
+):
     folder = tmp_path / "000010"
     (folder / "tensors").mkdir(parents=True)
     (folder / "tensors" / "a").write_bytes(b"weights")
@@ -163,11 +187,14 @@ def test_a_checkpoint_is_identified_by_its_manifest_and_newer_files_by_their_byt
     manifest.write(folder, [manifest.hash_share(folder, Mesh(0, 1, 1))])
     before = policy_identity(checkpoint=folder)
     copy = tmp_path / "copy"
-    shutil.copytree(folder, copy, copy_function=shutil.copy)  # modification times are newer, in any order
+    # modification times are newer, in any order
+    shutil.copytree(folder, copy, copy_function=shutil.copy)
     assert policy_identity(checkpoint=copy)["checkpoint"]["files"] == before["checkpoint"]["files"]
 
     read, describe = [], manifest._describe
-    monkeypatch.setattr(manifest, "_describe", lambda path: read.append(path.name) or describe(path))
+    monkeypatch.setattr(
+        manifest, "_describe", lambda path: read.append(path.name) or describe(path)
+    )
     assert policy_identity(checkpoint=folder) == before and read == ["manifest.json"]
     (folder / "tensors" / "a").write_bytes(b"Weights")
     later = (folder / "manifest.json").stat().st_mtime_ns + 10**9
@@ -195,7 +222,9 @@ def test_a_stored_evaluation_is_reused_until_something_changes(world, tmp_path, 
         "validation_steps": 1,
         "reward_model": "miniature",
     }
-    (tmp_path / "prompts.csv").write_text("prompt\na red circle moves up\na blue square moves left\n")
+    (tmp_path / "prompts.csv").write_text(
+        "prompt\na red circle moves up\na blue square moves left\n"
+    )
     extra = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     study = Study("configs/miniature.yaml", tmp_path / "out", extra=extra)
 
@@ -205,10 +234,14 @@ def test_a_stored_evaluation_is_reused_until_something_changes(world, tmp_path, 
 
     first, is_new = evaluated()
     assert is_new and evaluated() == (first, False)
-    (tmp_path / "prompts.csv").write_text("prompt\na red circle moves up\na green square moves left\n")
+    (tmp_path / "prompts.csv").write_text(
+        "prompt\na red circle moves up\na green square moves left\n"
+    )
     second, is_new = evaluated()
     seen = {"seen": True}  # recorded only if other prompts are not
-    assert is_new and second[0] | seen == first[0] | seen and second[1]["prompt"] != first[1]["prompt"]
+    assert (
+        is_new and second[0] | seen == first[0] | seen and second[1]["prompt"] != first[1]["prompt"]
+    )
     assert evaluated() == (second, False)
     change_a_byte(next(Path(world.model.pretrained_model_root, "vae").glob("*.safetensors")))
     assert evaluated()[1] and not evaluated()[1]
@@ -227,7 +260,9 @@ def test_a_stored_evaluation_is_reused_until_something_changes(world, tmp_path, 
     ],
 )
 def test_a_corrupted_stored_evaluation_is_ignored_with_a_message(tmp_path, capsys, change):
-    videos = [{"group": group, "VQ": value, "missing": False} for group, value in enumerate((0.1, 0.3))]
+    videos = [
+        {"group": group, "VQ": value, "missing": False} for group, value in enumerate((0.1, 0.3))
+    ]
     path, evaluation = tmp_path / "scores.json", Evaluation(videos, {"frechet_distance": 2.0})
     write_evaluation(path, evaluation, {"checkpoint": "x"})
     assert read_evaluation(path, {"checkpoint": "x"}) == evaluation and not capsys.readouterr().err

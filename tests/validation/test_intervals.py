@@ -10,9 +10,13 @@ SOURCES = ("seeds", "prompts", "rest")
 
 
 def simulated_coverage(num_seeds, num_prompts, shares, num_tables=10_000):
-    """Return the coverage in percent over simulated tables of mean 0, by ``shares`` of the variance of the mean."""
+    """Return the coverage in percent over simulated tables of mean 0, by ``shares`` of the variance
+    of the mean.
+    """
     random = generator("coverage", num_seeds, num_prompts, *map(str, shares))
-    seeds, prompts, rest = np.sqrt(np.array(shares) * [num_seeds, num_prompts, num_seeds * num_prompts])
+    seeds, prompts, rest = np.sqrt(
+        np.array(shares) * [num_seeds, num_prompts, num_seeds * num_prompts]
+    )
     values = rest * random.standard_normal((num_tables, num_seeds, num_prompts))
     values += seeds * random.standard_normal((num_tables, num_seeds, 1))
     values += prompts * random.standard_normal((num_tables, 1, num_prompts))
@@ -29,13 +33,16 @@ def test_coverage_is_93_to_97_percent_if_one_source_dominates(source, num_seeds,
 
 
 @pytest.mark.parametrize(
-    "shares", [(0.5, 0.5, 0.0), (0.125, 0.875, 0.0), (0.3, 0.3, 0.4), (0.0, 0.0, 1.0), (0.1, 0.0, 0.9)]
+    "shares",
+    [(0.5, 0.5, 0.0), (0.125, 0.875, 0.0), (0.3, 0.3, 0.4), (0.0, 0.0, 1.0), (0.1, 0.0, 0.9)],
 )
 def test_coverage_of_mixtures_is_conservative(shares):
     assert 94 <= simulated_coverage(3, 8, shares) <= 99
 
 
-@pytest.mark.parametrize("freedom, bound", [(1, 12.7062), (2, 4.30265), (4, 2.77645), (95, 1.98525), (120, 1.97993)])
+@pytest.mark.parametrize(
+    "freedom, bound", [(1, 12.7062), (2, 4.30265), (4, 2.77645), (95, 1.98525), (120, 1.97993)]
+)
 def test_quantiles_match_published_tables(freedom, bound):
     assert t_quantile(freedom) == pytest.approx(bound, rel=3e-6)
 
@@ -43,7 +50,12 @@ def test_quantiles_match_published_tables(freedom, bound):
 def test_if_only_seeds_or_prompts_vary_the_interval_is_a_t_interval():
     numbers = np.array([1.0, 2.0, 4.0])
     half_width = 4.30265 * numbers.std(ddof=1) / np.sqrt(3)
-    for values in (numbers[:, None].repeat(7, 1), numbers[None].repeat(5, 0), numbers[:, None], numbers[None]):
+    for values in (
+        numbers[:, None].repeat(7, 1),
+        numbers[None].repeat(5, 0),
+        numbers[:, None],
+        numbers[None],
+    ):
         interval = t_interval(values)
         assert interval.mean == pytest.approx(7 / 3)
         assert interval.high - interval.mean == pytest.approx(half_width, rel=1e-5)
@@ -54,7 +66,8 @@ def test_the_interval_is_at_least_the_narrower_of_the_two_t_intervals():
     """For nearly equal means the difference of the squares is negative."""
     values = np.array([[1.0, -1.0, 0.2], [-1.0, 1.0, 0.0], [0.1, 0.0, 0.0]])
     over_seeds, over_prompts = (
-        half_widths(means) for means in (values.mean(1, keepdims=True), values.mean(0, keepdims=True))
+        half_widths(means)
+        for means in (values.mean(1, keepdims=True), values.mean(0, keepdims=True))
     )
     assert 0 < min(over_seeds, over_prompts) == pytest.approx(half_widths(values))
 

@@ -41,23 +41,40 @@ def validate(folder, sp_size, part_bytes):
     from tests.distributed.test_same_run import ThresholdScorer
 
     parts.PART_BYTES = part_bytes
-    settings = {"log_num_videos": 5, "sp_size": sp_size, "batch_size": 4, "validation_batch_size": 1}
+    settings = {
+        "log_num_videos": 5,
+        "sp_size": sp_size,
+        "batch_size": 4,
+        "validation_batch_size": 1,
+    }
     settings |= {"pretrained_model_root": SHALLOW}
     prompts = Path(folder) / "five.csv"
-    config = load_config("configs/smoke.yaml", output_dir=folder, valid_video_csv=str(prompts), **settings)
-    trainer = Trainer(config, ranks.start(sp_size, CPU, timeout=60), CPU, scorers={"test": ThresholdScorer(-9.0)})
+    config = load_config(
+        "configs/smoke.yaml", output_dir=folder, valid_video_csv=str(prompts), **settings
+    )
+    trainer = Trainer(
+        config, ranks.start(sp_size, CPU, timeout=60), CPU, scorers={"test": ThresholdScorer(-9.0)}
+    )
     return trainer.validation.run(0)
 
 
 @pytest.mark.parametrize(
     "sp_size, part_bytes",
-    [(2, 1), pytest.param(1, 1, marks=pytest.mark.slow), pytest.param(2, 2**29, marks=pytest.mark.slow)],
+    [
+        (2, 1),
+        pytest.param(1, 1, marks=pytest.mark.slow),
+        pytest.param(2, 2**29, marks=pytest.mark.slow),
+    ],
 )
 def test_several_ranks_keep_all_requested_videos(tmp_path, sp_size, part_bytes):
     """Also if every batch is a part, in which a rank may have no video."""
-    prompts = [f"a {colour} circle moves up" for colour in ("red", "blue", "green", "white", "yellow")]
+    prompts = [
+        f"a {colour} circle moves up" for colour in ("red", "blue", "green", "white", "yellow")
+    ]
     (tmp_path / "five.csv").write_text("\n".join(["prompt", *prompts]) + "\n")
-    results = launch("tests.validation.test_validation:validate", 4, str(tmp_path), sp_size, part_bytes)
+    results = launch(
+        "tests.validation.test_validation:validate", 4, str(tmp_path), sp_size, part_bytes
+    )
     assert all(result["validation/reward"] == results[0]["validation/reward"] for result in results)
     folder = tmp_path / "samples" / "000000"
     entries = json.loads((folder / "scores.json").read_text())
@@ -70,7 +87,11 @@ def test_several_ranks_keep_all_requested_videos(tmp_path, sp_size, part_bytes):
 def test_validation_size_and_shift_default_to_those_of_rollouts(tiny_config):
     assert tiny_config.validation_size == tiny_config.rollout_size == (5, 16, 16)
     assert tiny_config.with_settings(validation_height=32).validation_size == (5, 32, 16)
-    assert tiny_config.with_settings(validation_num_frames=9, height=48).validation_size == (9, 48, 16)
+    assert tiny_config.with_settings(validation_num_frames=9, height=48).validation_size == (
+        9,
+        48,
+        16,
+    )
     assert tiny_config.validation_shift == tiny_config.rollout.shift == 3
     assert tiny_config.with_settings(validation_shift=7.0).validation_shift == 7
 
@@ -80,8 +101,15 @@ VALIDATED = {"valid_video_csv": "assets/miniature/prompts/smoke.csv"}
 
 @pytest.fixture
 def in_parts(tiny_config, mesh, monkeypatch):
-    """Return the validation of 16 videos in batches of 2 and parts of 4, and the count of its videos in memory."""
-    settings = {"validation_repeats": 2, "validation_steps": 1, "validation_batch_size": 2, "log_num_videos": 16}
+    """Return the validation of 16 videos in batches of 2 and parts of 4, and the count of its
+    videos in memory.
+    """
+    settings = {
+        "validation_repeats": 2,
+        "validation_steps": 1,
+        "validation_batch_size": 2,
+        "log_num_videos": 16,
+    }
     validation = Trainer(tiny_config.with_settings(**VALIDATED, **settings), mesh, CPU).validation
     live, decode = LiveTensors(), validation.pipeline.decode
 
@@ -104,7 +132,10 @@ def test_a_validation_has_one_part_in_memory_and_the_results_of_the_whole(in_par
     metrics = validation.run(0)
     assert len(live.references) == 16 and live.most == 4
     found = contents(validation.folder(0))
-    assert len(found) == 16 + 2 and {"held_out/diversity", "frechet_distance"} <= validation.measures(0).keys()
+    assert (
+        len(found) == 16 + 2
+        and {"held_out/diversity", "frechet_distance"} <= validation.measures(0).keys()
+    )
     monkeypatch.setattr(parts, "PART_BYTES", 2**29)
     assert validation.run(0) == pytest.approx(metrics, nan_ok=True)
     assert live.most == 16 and contents(validation.folder(0)) == found
@@ -126,7 +157,9 @@ def test_a_killed_validation_leaves_no_scores_and_is_repeated_whole(in_parts):
     with pytest.raises(Stopped, match="killed"):
         validation.run(0)
     left = contents(validation.folder(0))
-    assert {name: whole[name] for name in left} == left and left.keys() == {n for n in whole if n.endswith(".mp4")}
+    assert {name: whole[name] for name in left} == left and left.keys() == {
+        n for n in whole if n.endswith(".mp4")
+    }
     assert validation.measures(0) == {}  # as if this iteration had not been validated
     validation.may_end = may_end
     validation.run(0)
@@ -162,7 +195,12 @@ def test_the_ema_is_validated_instead_of_the_policy(tiny_config, mesh):
     run = trainer.validation.run
 
     def watched(iteration):
-        validated.append({name: parameter.detach().clone() for name, parameter in trainer.run.policy.trained.items()})
+        validated.append(
+            {
+                name: parameter.detach().clone()
+                for name, parameter in trainer.run.policy.trained.items()
+            }
+        )
         return run(iteration)
 
     trainer.validation.run = watched
@@ -180,7 +218,9 @@ def test_validation_noise_depends_on_validation_seed_only(tiny_config, mesh):
         config = tiny_config.with_settings(**VALIDATED, validation_steps=2, **settings)
         validation = Trainer(config, mesh, CPU, scorers={"test": Redness()}).validation
         drawn = []
-        validation.pipeline.sample_ode = lambda conditions, noise, schedule: drawn.append(noise) or noise
+        validation.pipeline.sample_ode = lambda conditions, noise, schedule: (
+            drawn.append(noise) or noise
+        )
         list(validation.videos(validation.rows()))
         return torch.cat(drawn)
 
@@ -191,13 +231,24 @@ def test_validation_noise_depends_on_validation_seed_only(tiny_config, mesh):
 
 
 def test_a_row_with_a_seed_has_the_noise_of_that_seed(tiny_config, mesh, tmp_path):
-    (tmp_path / "seeds.csv").write_text("prompt,seed\na red circle,7\na red circle,\na red circle,7\n")
-    settings = {"valid_video_csv": str(tmp_path / "seeds.csv"), "validation_steps": 1, "validation_repeats": 2}
+    (tmp_path / "seeds.csv").write_text(
+        "prompt,seed\na red circle,7\na red circle,\na red circle,7\n"
+    )
+    settings = {
+        "valid_video_csv": str(tmp_path / "seeds.csv"),
+        "validation_steps": 1,
+        "validation_repeats": 2,
+    }
     trainer = Trainer(tiny_config.with_settings(**settings), mesh, CPU, scorers={"test": Redness()})
     noise = [trainer.validation._noise(row) for row in range(6)]
     assert torch.equal(noise[0], noise[4]) and torch.equal(noise[1], noise[5])
     assert len({each.sum().item() for each in noise}) == 4
-    other = Trainer(tiny_config.with_settings(**settings, validation_seed=1), mesh, CPU, scorers={"test": Redness()})
+    other = Trainer(
+        tiny_config.with_settings(**settings, validation_seed=1),
+        mesh,
+        CPU,
+        scorers={"test": Redness()},
+    )
     same = [torch.equal(other.validation._noise(row), noise[row]) for row in range(6)]
     assert same == [True, True, False, False, True, True]
     trainer.validation.run(0)
@@ -215,7 +266,9 @@ def test_validation_settings_do_not_change_those_of_rollouts(tiny_config, mesh, 
 
     monkeypatch.setattr(GRPOPipeline, "sample_ode", watched)
     settings = {"validation_num_frames": 9, "validation_shift": 7.0, "validation_steps": 2}
-    trainer = Trainer(tiny_config.with_settings(**VALIDATED, **settings), mesh, CPU, scorers={"test": Redness()})
+    trainer = Trainer(
+        tiny_config.with_settings(**VALIDATED, **settings), mesh, CPU, scorers={"test": Redness()}
+    )
     (videos,) = trainer.validation.videos(trainer.validation.rows()[:1])
     assert len(videos[0]) == 9
     (latent_frames, levels), *_ = calls
@@ -230,15 +283,26 @@ def test_validation_can_use_guidance_when_rollouts_do_not(tiny_config, mesh):
     sampling = trainer.run.pipeline.sampling, trainer.validation.pipeline.sampling
     assert [settings.guidance_scale for settings in sampling] == [1, 3]
     batches = []
-    trainer.run.policy.transformer.register_forward_pre_hook(lambda _, args: batches.append(len(args[0])))
+    trainer.run.policy.transformer.register_forward_pre_hook(
+        lambda _, args: batches.append(len(args[0]))
+    )
     list(trainer.validation.videos(trainer.validation.rows()[:1]))
     assert batches == [2]
     assert trainer.validation.made_with["guidance"] == [3, "blurry"]
 
 
-def test_without_a_base_validation_the_summary_has_no_comparison_and_one_warning_is_printed(tiny_config, mesh, capsys):
-    settings = {"validate_at_step0": False, "validation_interval": 1, "max_steps": 2, "validation_steps": 1}
-    trainer = Trainer(tiny_config.with_settings(**VALIDATED, **settings), mesh, CPU, scorers={"test": Redness()})
+def test_without_a_base_validation_the_summary_has_no_comparison_and_one_warning_is_printed(
+    tiny_config, mesh, capsys
+):
+    settings = {
+        "validate_at_step0": False,
+        "validation_interval": 1,
+        "max_steps": 2,
+        "validation_steps": 1,
+    }
+    trainer = Trainer(
+        tiny_config.with_settings(**VALIDATED, **settings), mesh, CPU, scorers={"test": Redness()}
+    )
     trainer.train()
     samples = trainer.output_dir / "samples"
     assert sorted(folder.name for folder in samples.iterdir()) == ["000001", "000002"]
@@ -301,7 +365,9 @@ def test_a_validation_is_read_only_with_the_settings_that_made_it(validated):
 def test_corrupted_records_cost_only_the_picture_of_the_summary(capsys, validated, content):
     folder = validated.folder(0)
     before = {path: path.read_bytes() for path in folder.iterdir()}
-    (folder / ("000.mp4" if content == "video" else "scores.json")).write_text("" if content == "video" else content)
+    (folder / ("000.mp4" if content == "video" else "scores.json")).write_text(
+        "" if content == "video" else content
+    )
     print_summary(folder.parents[1], 1, validated)
     for path, old in before.items():
         path.write_bytes(old)
@@ -310,7 +376,12 @@ def test_corrupted_records_cost_only_the_picture_of_the_summary(capsys, validate
 
 
 def validated_config(folder):
-    settings = VALIDATED | {"cfg_scale": 1.0, "max_steps": 1, "validation_steps": 1, "report_to": ["none"]}
+    settings = VALIDATED | {
+        "cfg_scale": 1.0,
+        "max_steps": 1,
+        "validation_steps": 1,
+        "report_to": ["none"],
+    }
     return load_config("configs/smoke.yaml", output_dir=str(folder)).with_settings(**settings)
 
 
@@ -326,8 +397,15 @@ def validated(tmp_path_factory):
 def test_a_validation_with_noise_samples_the_sde_of_the_rollouts_with_the_same_noise_each_time(
     tiny_config, mesh, tmp_path
 ):
-    settings = {"sde_type": "cps", "validation_eta": 1.0, "validation_steps": 3, "validation_batch_size": 2}
-    config = tiny_config.with_settings(**settings, valid_video_csv="assets/miniature/prompts/smoke.csv")
+    settings = {
+        "sde_type": "cps",
+        "validation_eta": 1.0,
+        "validation_steps": 3,
+        "validation_batch_size": 2,
+    }
+    config = tiny_config.with_settings(
+        **settings, valid_video_csv="assets/miniature/prompts/smoke.csv"
+    )
     check(config)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
     validation = trainer.validation
@@ -338,21 +416,30 @@ def test_a_validation_with_noise_samples_the_sde_of_the_rollouts_with_the_same_n
     conditions = trainer.run.encoder(requests, height=16, width=16)
     found = validation._sample(conditions, validation._noises([0, 1]), [0, 1])
     alone = validation._sample(conditions.select([1]), validation._noises([1]), [1])
-    torch.testing.assert_close(found[1:], alone, rtol=1e-4, atol=1e-5)  # the noise of a row does not depend on others
+    # the noise of a row does not depend on others
+    torch.testing.assert_close(found[1:], alone, rtol=1e-4, atol=1e-5)
     # x' = (1 - sigma') x0_hat + sigma' noise, with new noise in each step.
     latents = validation._noises([0, 1])
     for step, (sigma, sigma_next) in enumerate(zip(levels, levels[1:])):
         with torch.no_grad():
-            velocity = validation.pipeline.velocity(latents, torch.full((2,), 1000 * sigma), conditions)
+            velocity = validation.pipeline.velocity(
+                latents, torch.full((2,), 1000 * sigma), conditions
+            )
         noise = validation._noises([0, 1], "validation step noise", step)
         latents = (1 - sigma_next) * (latents - sigma * velocity) + sigma_next * noise
     torch.testing.assert_close(found, latents, rtol=1e-4, atol=1e-4)
-    noisy = tmp_path / "noisy.py"  # a sampler that adds noise at eta 0, too, which the ODE must not use
+    # a sampler that adds noise at eta 0, too, which the ODE must not use
+    noisy = tmp_path / "noisy.py"
     noisy.write_text("def step(sigma, sigma_next, eta, second):\n    return 0.1\n")
-    ode = validation_module._schedule(config.with_settings(sde_type=f"{noisy}:step", validation_eta=0.0))
+    ode = validation_module._schedule(
+        config.with_settings(sde_type=f"{noisy}:step", validation_eta=0.0)
+    )
     assert not ode.stochastic_steps
     without = tiny_config.with_settings(**settings | {"validation_eta": 0.0}).flat()
     assert evaluation_settings(config.flat())["validation_noise"] == "cps:1"
     assert "validation_noise" not in evaluation_settings(without)
-    with pytest.raises(ValueError, match="validation_eta 1.5 cannot be used: eta must be within .* for cps, got 1.5"):
+    with pytest.raises(
+        ValueError,
+        match="validation_eta 1.5 cannot be used: eta must be within .* for cps, got 1.5",
+    ):
         check(config.with_settings(validation_eta=1.5))

@@ -1,4 +1,6 @@
-"""Parts of a checkpoint folder, each with its folder, files, uses and download command, from ``parts.yaml`` files."""
+"""Parts of a checkpoint folder, each with its folder, files, uses and download command, from
+``parts.yaml`` files.
+"""
 
 import json
 import shlex
@@ -33,17 +35,24 @@ class Part:
 
     @property
     def is_transformer(self) -> bool:
-        return self.folder.split("/")[0] in ("transformer", ".") and "super-resolution" not in self.uses
+        return (
+            self.folder.split("/")[0] in ("transformer", ".")
+            and "super-resolution" not in self.uses
+        )
 
 
 def parts_of(root: Path) -> tuple[Family, list[Part]]:
-    """Return the family of a checkpoint folder, the first one if unknown, and the parts to check for its layout."""
+    """Return the family of a checkpoint folder, the first one if unknown, and the parts to check
+    for its layout.
+    """
     versions = [path.name for path in sorted((root / "transformer").glob("*")) if path.is_dir()]
     version = versions[0] if versions else root.resolve().name
     family = family_of_folder(root, version)
     table = _table(Path(__file__).parents[2] / "models" / family.name)
     common = _table(Path(__file__).parent)
-    is_diffusers = (root / "model_index.json").is_file() or (root / "transformer" / "config.json").is_file()
+    is_diffusers = (root / "model_index.json").is_file() or (
+        root / "transformer" / "config.json"
+    ).is_file()
     if is_diffusers or "original" not in table:
         task = _task(root, None if is_diffusers else version)
         rows = table["diffusers"] + table.get(f"diffusers {task}", [])
@@ -52,7 +61,9 @@ def parts_of(root: Path) -> tuple[Family, list[Part]]:
             rows + common,
             task=task,
             repository=_repository(root, version, table.get("repositories", {})),
-            transformer=_transformer_folder(root, version if versions and not is_diffusers else None),
+            transformer=_transformer_folder(
+                root, version if versions and not is_diffusers else None
+            ),
         )
         return family, parts
     tasks = {version: _task(root, version) for version in versions}
@@ -63,20 +74,29 @@ def parts_of(root: Path) -> tuple[Family, list[Part]]:
     transformers = [
         part
         for name, task in tasks.items()
-        for part in _parts(root, table.get(f"original {task}", table["original transformer"]), version=name, task=task)
+        for part in _parts(
+            root,
+            table.get(f"original {task}", table["original transformer"]),
+            version=name,
+            task=task,
+        )
     ]
     return family, transformers + _parts(root, table["original"] + common)
 
 
 def _transformer_folder(root: Path, version: str | None) -> str:
-    """Return the transformer's folder in ``root``, which is ``.`` if its config.json is in ``root`` itself."""
+    """Return the transformer's folder in ``root``, which is ``.`` if its config.json is in ``root``
+    itself.
+    """
     if version is None and find_transformer(root) == root:
         return "."
     return f"transformer/{version}" if version else "transformer"
 
 
 def _repository(root: Path, version: str, repositories: dict[int, str]) -> str:
-    """Return the repository of the transformer with as many heads as the folder's or as the version's."""
+    """Return the repository of the transformer with as many heads as the folder's or as the
+    version's.
+    """
     with suppress(ValueError, KeyError):
         return repositories[read_architecture(root, version).num_attention_heads]
     return next(iter(repositories.values()), "")
@@ -95,7 +115,9 @@ def _parts(root: Path, rows: list[dict[str, Any]], **names: str) -> list[Part]:
 
 
 def _task(root: Path, version: str | None) -> str:
-    """Return the task of a transformer, from its files or the table of versions; t2v if neither has it."""
+    """Return the task of a transformer, from its files or the table of versions; t2v if neither has
+    it.
+    """
     if version in SUPER_RESOLUTION:
         return "super-resolution"
     with suppress(ValueError):  # reported as a problem of the transformer

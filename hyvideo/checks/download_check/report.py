@@ -1,4 +1,7 @@
-"""Report on the state of each part of a checkpoint folder, also during a download. No weights are loaded."""
+"""Report on the state of each part of a checkpoint folder, also during a download.
+
+No weights are loaded.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,7 +53,10 @@ class CheckpointReport:
         return [use for use in get_args(Use) if any(use in row.part.uses for row in self.rows)]
 
     def missing_for(self, use: Use) -> list[Row]:
-        """Return the parts that `use` still needs, empty if it can run. One transformer is enough."""
+        """Return the parts that `use` still needs, empty if it can run.
+
+        One transformer is enough.
+        """
         rows = [row for row in self.rows if use in row.part.uses]
         if any(row.is_ok for row in rows if row.part.is_transformer):
             rows = [row for row in rows if not row.part.is_transformer]
@@ -85,7 +91,8 @@ def _examine(part: Part, root: Path, family: Family) -> Row:
 
 
 def unusable_files(part: Part, root: Path, family: Family) -> list[str]:
-    """Return the reasons why a complete part cannot be loaded, such as corrupted files, from headers alone.
+    """Return the reasons why a complete part cannot be loaded, such as corrupted files, from
+    headers alone.
 
     Most checks are also used for loading, so that this report agrees with the start of a run.
     """
@@ -112,16 +119,26 @@ def videoalign_problems(folder: Path) -> list[str]:
     whole = checkpoint / "model.pth"
     path = whole if whole.is_file() else checkpoint / "non_lora_state_dict.pth"
     tensors = read_pickle(path, LABEL, device="meta")
-    if any(name.endswith("rm_head.weight") and len(tensor) == 1 for name, tensor in tensors.items()):
+    if any(
+        name.endswith("rm_head.weight") and len(tensor) == 1 for name, tensor in tensors.items()
+    ):
         return []
-    return [f"{path} must have a tensor rm_head.weight with one row; it is not a supported reward model"]
+    return [
+        f"{path} must have a tensor rm_head.weight with one row; it is not a supported reward model"
+    ]
 
 
 def lines(checkpoints: CheckpointReport) -> list[str]:
     """Return the lines of the report: table, problems, download commands, and what can run."""
     rows = checkpoints.rows
     cells = [
-        (row.part.name, row.part.folder, row.state, _bytes(row.size), ", ".join(row.part.uses) or "not used")
+        (
+            row.part.name,
+            row.part.folder,
+            row.state,
+            _bytes(row.size),
+            ", ".join(row.part.uses) or "not used",
+        )
         for row in rows
     ]
     table = align_columns([("part", "folder", "state", "size", "needed for"), *cells])
@@ -138,7 +155,9 @@ def _problems(rows: Sequence[Row]) -> list[str]:
 
 
 def _downloads(rows: Sequence[Row]) -> list[str]:
-    """Return the command that downloads each part that something needs and that is not ok; empty if all are."""
+    """Return the command that downloads each part that something needs and that is not ok; empty if
+    all are.
+    """
     needed = [row.part for row in rows if row.part.uses and not row.is_ok]
     if not needed:
         return []

@@ -1,7 +1,7 @@
-"""Rehearsal of a run on a CPU: the user's settings at their true sizes, with thin models of random weights.
+"""Rehearsal of a run on a CPU: the user's settings at their true sizes, with thin models of random
+weights.
 
-settings   which settings change, and why
-stand_ins  cheap replacements of the two operations that a CPU cannot compute at true sizes
-stages     the commands of a run, one after another, and what they must leave behind
-checks     the files of a run, compared with its settings
+settings which settings change, and why stand_ins cheap replacements of the two operations that a
+CPU cannot compute at true sizes stages the commands of a run, one after another, and what they must
+leave behind checks the files of a run, compared with its settings
 """

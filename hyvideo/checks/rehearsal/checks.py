@@ -10,7 +10,9 @@ from hyvideo.report.page import REPORT_FILE
 
 
 def video_problems(file: Path, size: tuple[int, int, int], fps: float) -> Iterator[str]:
-    """Yield how an mp4 file differs from a video of ``size`` (frames, height, width) at ``fps`` frames per second."""
+    """Yield how an mp4 file differs from a video of ``size`` (frames, height, width) at ``fps``
+    frames per second.
+    """
     frames, height, width = size
     factor = mp4_factor(height, width)
     expected = (frames, 3, height * factor, width * factor)
@@ -22,7 +24,9 @@ def video_problems(file: Path, size: tuple[int, int, int], fps: float) -> Iterat
 
 
 def run_problems(folder: Path, config: Config, iterations: int) -> list[str]:
-    """Return what is missing or wrong in the output folder of a run of ``iterations`` iterations."""
+    """Return what is missing or wrong in the output folder of a run of ``iterations``
+    iterations.
+    """
     expected = {}
     for iteration in range(iterations + 1):
         if config.data.valid_video_csv:
@@ -38,7 +42,10 @@ def run_problems(folder: Path, config: Config, iterations: int) -> list[str]:
             problems += video_problems(file, size, config.data.fps)
     lines = read_metrics(folder / "metrics.jsonl")
     if [line["iteration"] for line in lines] != list(range(1, iterations + 1)):
-        problems.append(f"metrics.jsonl has the iterations {[line['iteration'] for line in lines]}, not {iterations}")
+        problems.append(
+            f"metrics.jsonl has the iterations {[line['iteration'] for line in lines]}, not "
+            f"{iterations}"
+        )
     for line in lines:
         problems += _line_problems(line)
     if not (folder / "checkpoints" / f"{iterations:06d}").is_dir():

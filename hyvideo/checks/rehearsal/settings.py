@@ -1,4 +1,6 @@
-"""Settings of a rehearsal: those of the run, except what a CPU, random weights and one machine require."""
+"""Settings of a rehearsal: those of the run, except what a CPU, random weights and one machine
+require.
+"""
 
 import json
 from dataclasses import dataclass
@@ -25,12 +27,19 @@ class Change:
     @property
     def shown(self) -> str:
         """Value for a message, without the paths of the rehearsal's own files."""
-        is_path = self.name in ("pretrained_model_root", "output_dir", "valid_video_csv", "reward_config")
+        is_path = self.name in (
+            "pretrained_model_root",
+            "output_dir",
+            "valid_video_csv",
+            "reward_config",
+        )
         return "its own" if is_path else str(self.value)
 
 
 def processes_of(config: Config) -> int:
-    """Return the smallest number of processes with the layout of the run: shards, replicas and shared videos."""
+    """Return the smallest number of processes with the layout of the run: shards, replicas and
+    shared videos.
+    """
     distributed = config.distributed
     if distributed.enable_fsdp and distributed.dp_replicate > 1:
         return 4 * distributed.sp_size  # two copies of a model that is sharded over two replicas
@@ -38,7 +47,9 @@ def processes_of(config: Config) -> int:
 
 
 def heads_of(config: Config) -> int:
-    """Return the attention heads of the thin transformer: at least one for each rank that shares a video."""
+    """Return the attention heads of the thin transformer: at least one for each rank that shares a
+    video.
+    """
     return max(2, config.distributed.sp_size)
 
 
@@ -63,7 +74,9 @@ def reduced(config: Config, world_size: int, *, folder: Path, validated: bool) -
         Change("pretrained_model_root", str(folder / "checkpoints"), thin),
         Change("random_weights", False, thin),
         Change("pretrained_lora_path", "", "a LoRA of the released model does not fit a thin one"),
-        Change("anchor_path", "", "another teacher of the released size does not fit a thin student"),
+        Change(
+            "anchor_path", "", "another teacher of the released size does not fit a thin student"
+        ),
         Change("output_dir", str(folder / "run"), own),
         Change("conditions_dir", "", own),
         Change("resume_from_checkpoint", "", "it begins a new run"),
@@ -76,13 +89,21 @@ def reduced(config: Config, world_size: int, *, folder: Path, validated: bool) -
         Change("log_num_videos", min(config.record.log_num_videos, NUM_VIDEOS), few),
         Change("remote_reward_url", "", "the scorers run in its own processes"),
         Change("reward_config", _reward_config(config, folder), thin),
-        Change("report_to", [name for name in config.record.report_to if name != "wandb"], "it uses no network"),
+        Change(
+            "report_to",
+            [name for name in config.record.report_to if name != "wandb"],
+            "it uses no network",
+        ),
         *_batches(config, world_size, few),
     ]
     if config.model.vae_dtype == "fp16":
-        changes.append(Change("vae_dtype", "bf16", "fp16 takes forty times as long as bf16 on a CPU"))
+        changes.append(
+            Change("vae_dtype", "bf16", "fp16 takes forty times as long as bf16 on a CPU")
+        )
     if config.loss.objective == "nft":
-        changes.append(Change("gate_interval", 0, "velocities of random weights fail the check of nft"))
+        changes.append(
+            Change("gate_interval", 0, "velocities of random weights fail the check of nft")
+        )
     if validated:
         changes.append(Change("valid_video_csv", [str(folder / "valid.csv")], few))
     before = config.flat()
@@ -101,7 +122,9 @@ def _reward_config(config: Config, folder: Path) -> str:
 
 
 def _batches(config: Config, world_size: int, reason: str) -> list[Change]:
-    """Return groups of two rollouts, in as few batches as the updates need, with the layout of the run's groups."""
+    """Return groups of two rollouts, in as few batches as the updates need, with the layout of the
+    run's groups.
+    """
     rollout = config.rollout
     batches = min(NUM_BATCHES, rollout.gradient_accumulation_steps)
     has_shared_groups = rollout.batch_size < rollout.num_generations  # over several replicas
@@ -118,13 +141,19 @@ def _batches(config: Config, world_size: int, reason: str) -> list[Change]:
         if not list(batch_problems(config.with_settings(**changes), world_size)):
             break
         size = 2 if size == 1 else size + 2
-    changes["mini_batch_size_per_update"] = min(config.loss.mini_batch_size_per_update, size * batches)
+    changes["mini_batch_size_per_update"] = min(
+        config.loss.mini_batch_size_per_update, size * batches
+    )
     return [Change(name, value, reason) for name, value in changes.items()]
 
 
 def validation_requests(requests: list[Request]) -> list[Request]:
-    """Return the longest prompt and one that adds an image or quoted text, which other encoders encode."""
+    """Return the longest prompt and one that adds an image or quoted text, which other encoders
+    encode.
+    """
     by_length = sorted(requests, key=lambda request: len(request.prompt), reverse=True)
     longest = by_length[0]
-    others = [request for request in by_length[1:] if '"' in request.prompt or "“" in request.prompt]
+    others = [
+        request for request in by_length[1:] if '"' in request.prompt or "“" in request.prompt
+    ]
     return [longest, *(others or by_length[1:])[: NUM_VIDEOS - 1]]

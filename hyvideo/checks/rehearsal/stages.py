@@ -25,7 +25,9 @@ class Stage:
     has_real_decoder: bool = False
 
     def command(self) -> list[str]:
-        """Return the words of the command line, for the root of the project as working directory."""
+        """Return the words of the command line, for the root of the project as working
+        directory.
+        """
         if not self.has_stand_ins:
             return [sys.executable, *self.program]
         decoder = ["--real_decoder"] if self.has_real_decoder else []
@@ -89,12 +91,15 @@ def _last_lines(log: Path, number: int = 5) -> list[str]:
 def stages_of(folder: Path, processes: int) -> Iterator[Stage]:
     """Yield the stages of a rehearsal of a run with ``processes`` processes.
 
-    The folder has the settings of the run in settings.yaml, and the prompt to generate in generate.csv.
+    The folder has the settings of the run in settings.yaml, and the prompt to generate in
+    generate.csv.
     """
     train = ("post_train.py", "--config", str(folder / "settings.yaml"))
     checkpoint = str(folder / "run" / "checkpoints" / "000002")
     yield Stage("train", train, processes)
-    yield Stage("resume", (*train, "--resume_from_checkpoint", "latest", "--max_steps", "2"), processes)
+    yield Stage(
+        "resume", (*train, "--resume_from_checkpoint", "latest", "--max_steps", "2"), processes
+    )
     yield Stage(
         "generate",
         (
@@ -110,11 +115,24 @@ def stages_of(folder: Path, processes: int) -> Iterator[Stage]:
     )
     yield Stage(
         "export",
-        ("-m", "scripts.export", "--checkpoint_path", checkpoint, "--output_dir", str(folder / "exported")),
+        (
+            "-m",
+            "scripts.export",
+            "--checkpoint_path",
+            checkpoint,
+            "--output_dir",
+            str(folder / "exported"),
+        ),
         has_stand_ins=False,
     )
     yield Stage(
         "report",
-        ("-m", "scripts.report", str(folder / "run"), "--output_path", str(folder / "comparison.html")),
+        (
+            "-m",
+            "scripts.report",
+            str(folder / "run"),
+            "--output_path",
+            str(folder / "comparison.html"),
+        ),
         has_stand_ins=False,
     )

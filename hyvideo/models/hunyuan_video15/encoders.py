@@ -1,4 +1,5 @@
-"""Frozen encoders of a checkpoint folder: language model, ByT5 for quoted text, SigLIP for reference images.
+"""Frozen encoders of a checkpoint folder: language model, ByT5 for quoted text, SigLIP for
+reference images.
 
     original                                         diffusers
     text_encoder/llm/                                text_encoder/, tokenizer/
@@ -20,7 +21,14 @@ from torch import Tensor, nn
 
 from hyvideo.data.files import read_json
 from hyvideo.models import weight_files
-from hyvideo.models.encoders import class_problems, find_tokenizer, load_model, load_tokenizer, read_config, rename_t5
+from hyvideo.models.encoders import (
+    class_problems,
+    find_tokenizer,
+    load_model,
+    load_tokenizer,
+    read_config,
+    rename_t5,
+)
 from hyvideo.models.weight_files import Folder, Weights, shapes_of, with_label
 
 _TEXT_MODEL = "Qwen2_5_VLTextModel"
@@ -39,13 +47,18 @@ def _rename_image(name: str) -> str:
     return name.removeprefix("vision_model.")
 
 
-def load_text_encoder(root: str | Path, *, dtype: torch.dtype = torch.float32, **kwargs: Any) -> tuple[Any, nn.Module]:
-    """Load the tokenizer and the language model of Qwen2.5-VL, frozen and in eval mode, without the vision tower.
+def load_text_encoder(
+    root: str | Path, *, dtype: torch.dtype = torch.float32, **kwargs: Any
+) -> tuple[Any, nn.Module]:
+    """Load the tokenizer and the language model of Qwen2.5-VL, frozen and in eval mode, without the
+    vision tower.
 
     Like the other loaders, raises ValueError if a file or a tensor is missing or does not fit.
     """
     folder, tokenizer = _text_encoder_folders(Path(root))
-    return load_tokenizer(tokenizer), load_model(_TEXT_MODEL, folder, dtype=dtype, rename=_rename_text, **kwargs)
+    return load_tokenizer(tokenizer), load_model(
+        _TEXT_MODEL, folder, dtype=dtype, rename=_rename_text, **kwargs
+    )
 
 
 def load_glyph_encoder(
@@ -53,8 +66,9 @@ def load_glyph_encoder(
 ) -> tuple[Any, nn.Module]:
     """Load ByT5's tokenizer and the glyph-trained encoder, frozen, in float32 as in the original.
 
-    ``byt5-small`` provides only configuration and tokenizer. The weights are those of Glyph-SDXL-v2, which also has
-    special tokens for colors and fonts, such as <color-3>, that a prompt may contain.
+    ``byt5-small`` provides only configuration and tokenizer. The weights are those of
+    Glyph-SDXL-v2, which also has special tokens for colors and fonts, such as <color-3>, that a
+    prompt may contain.
     """
     folder, tokenizer_folder, weights = _glyph_folders(Path(root))
     tokenizer = load_tokenizer(tokenizer_folder)
@@ -87,8 +101,12 @@ def load_vision_encoder(
 
 
 def text_encoder_problems(root: str | Path, weights_needed: bool = True) -> list[str]:
-    """Return the problems that prevent loading the language model; other parts of Qwen2.5-VL are ignored."""
-    return class_problems(_TEXT_MODEL, _text_encoder_folders(Path(root))[0], weights_needed, rename=_rename_text)
+    """Return the problems that prevent loading the language model; other parts of Qwen2.5-VL are
+    ignored.
+    """
+    return class_problems(
+        _TEXT_MODEL, _text_encoder_folders(Path(root))[0], weights_needed, rename=_rename_text
+    )
 
 
 def glyph_encoder_problems(root: str | Path, weights_needed: bool = True) -> list[str]:
@@ -106,7 +124,9 @@ def glyph_encoder_problems(root: str | Path, weights_needed: bool = True) -> lis
 
 
 def vision_encoder_problems(root: str | Path, weights_needed: bool = True) -> list[str]:
-    """Return the problems that prevent loading the vision encoder; a text tower in the file is ignored."""
+    """Return the problems that prevent loading the vision encoder; a text tower in the file is
+    ignored.
+    """
     folder, preprocessor = _vision_folders(Path(root))
     read_json(preprocessor, folder.label)
     return class_problems(_IMAGE_MODEL, folder, weights_needed, rename=_rename_image)
@@ -122,23 +142,34 @@ def _glyph_model(folder: Folder, state: Mapping[str, Tensor]) -> nn.Module:
 
 
 def _glyph_tokens(weights: Path, label: str) -> list[str]:
-    """Return the color tokens, then the font tokens, in embedding order; font tokens begin with a language code."""
+    """Return the color tokens, then the font tokens, in embedding order; font tokens begin with a
+    language code.
+    """
     assets = weights.parent.parent / "assets"
     colors = read_json(assets / "color_idx.json", label)
     fonts = read_json(assets / "multilingual_10-lang_idx.json", label)
-    return [f"<color-{i}>" for i in range(len(colors))] + [f"<{code[:2]}-font-{i}>" for code, i in fonts.items()]
+    return [f"<color-{i}>" for i in range(len(colors))] + [
+        f"<{code[:2]}-font-{i}>" for code, i in fonts.items()
+    ]
 
 
 def _glyph_state(path: Path, label: str, device: str = "cpu") -> dict[str, Tensor]:
-    """Return the encoder's tensors from the pickle of Glyph-SDXL-v2, under the names of transformers' T5Stack."""
+    """Return the encoder's tensors from the pickle of Glyph-SDXL-v2, under the names of
+    transformers' T5Stack.
+    """
     state = weight_files.read_pickle(path, label, device=device)
-    encoder = {name.removeprefix(_GLYPH_PREFIX): t for name, t in state.items() if name.startswith(_GLYPH_PREFIX)}
+    encoder = {
+        name.removeprefix(_GLYPH_PREFIX): t
+        for name, t in state.items()
+        if name.startswith(_GLYPH_PREFIX)
+    }
     encoder = encoder or {name.removeprefix("encoder."): tensor for name, tensor in state.items()}
     if "shared.weight" in encoder:
         encoder.setdefault("embed_tokens.weight", encoder.pop("shared.weight"))
     if "embed_tokens.weight" not in encoder:
         raise ValueError(
-            f"{label}: {path} has no ByT5 encoder: {_GLYPH_PREFIX}embed_tokens.weight is not among its "
+            f"{label}: {path} has no ByT5 encoder: {_GLYPH_PREFIX}embed_tokens.weight is not "
+            "among its "
             f"{len(state)} tensors"
         )
     return encoder
@@ -152,10 +183,16 @@ def _text_encoder_folders(root: Path) -> tuple[Folder, Path]:
 
 
 def _glyph_folders(root: Path) -> tuple[Folder, Path, Path | None]:
-    """Return the folders of the configuration and tokenizer, and the weight file (None in diffusers' layout)."""
+    """Return the folders of the configuration and tokenizer, and the weight file (None in
+    diffusers' layout).
+    """
     label = "glyph encoder (ByT5, for text in quotes)"
     if (root / "text_encoder_2").is_dir():
-        return Folder(root / "text_encoder_2", label), find_tokenizer(root / "tokenizer_2", label), None
+        return (
+            Folder(root / "text_encoder_2", label),
+            find_tokenizer(root / "tokenizer_2", label),
+            None,
+        )
     original = root / "text_encoder" / "byt5-small"
     weights = root / "text_encoder" / "Glyph-SDXL-v2" / "checkpoints" / "byt5_model.pt"
     return Folder(original, label), find_tokenizer(original, label), weights
@@ -164,6 +201,8 @@ def _glyph_folders(root: Path) -> tuple[Folder, Path, Path | None]:
 def _vision_folders(root: Path) -> tuple[Folder, Path]:
     """Return the folder of the vision model and the path of SigLIP's preprocessor_config.json."""
     siglip = root / "vision_encoder" / "siglip"
-    model, preprocessor = (siglip / "image_encoder", siglip) if siglip.is_dir() else (root / "image_encoder", root)
+    model, preprocessor = (
+        (siglip / "image_encoder", siglip) if siglip.is_dir() else (root / "image_encoder", root)
+    )
     label = "vision encoder (SigLIP, for reference images)"
     return Folder(model, label), preprocessor / "feature_extractor" / "preprocessor_config.json"

@@ -8,8 +8,21 @@ import torch
 from torch import Tensor, nn
 
 from hyvideo.models.family import Component, Family, Latents, Part
-from hyvideo.models.hunyuan_video15 import encoders, modulation, names, settings, transformer, upsamplers, vae
-from hyvideo.models.hunyuan_video15.prompt_encoders import GlyphEncoder, ImageEncoder, TextEncoder, glyph_text
+from hyvideo.models.hunyuan_video15 import (
+    encoders,
+    modulation,
+    names,
+    settings,
+    transformer,
+    upsamplers,
+    vae,
+)
+from hyvideo.models.hunyuan_video15.prompt_encoders import (
+    GlyphEncoder,
+    ImageEncoder,
+    TextEncoder,
+    glyph_text,
+)
 
 Encoder = Callable[..., list[dict[str, Tensor]]]
 
@@ -28,17 +41,23 @@ def _load_glyph(
     rotary_dtype: torch.dtype = torch.float32,
     **kwargs: Any,
 ) -> Encoder:
-    encode = GlyphEncoder(*encoders.load_glyph_encoder(root, **kwargs))  # float32, as in the original
+    # float32, as in the original
+    encode = GlyphEncoder(*encoders.load_glyph_encoder(root, **kwargs))
     return lambda texts, *size: [{"states": encode(text)} for text in texts]
 
 
-def _load_image(root: Path, *, vae: nn.Module, group_offload: bool = False, **kwargs: Any) -> Encoder:
+def _load_image(
+    root: Path, *, vae: nn.Module, group_offload: bool = False, **kwargs: Any
+) -> Encoder:
     encode = ImageEncoder(*encoders.load_vision_encoder(root, **kwargs), vae)
     return lambda paths, height, width: [vars(encode(path, height, width)) for path in paths]
 
 
 def _latents(config: Mapping[str, Any]) -> Latents:
-    sizes = (config[key] for key in ("latent_channels", "temporal_compression_ratio", "spatial_compression_ratio"))
+    sizes = (
+        config[key]
+        for key in ("latent_channels", "temporal_compression_ratio", "spatial_compression_ratio")
+    )
     return Latents(*sizes, mean=(0.0,), scale=(config["scaling_factor"],))
 
 
@@ -61,7 +80,8 @@ FAMILY = Family(
         settings.vae_config_to_original,
     ),
     blocks="transformer_blocks",
-    # Excludes modulation, embedders and output layer, which have few inputs per update and thus gradients of low rank.
+    # Excludes modulation, embedders and output layer, which have few inputs per update and thus
+    # gradients of low rank.
     matrices=r"transformer_blocks\.\d+\.(attn|ff|ff_context)\..*",
     original_modules=r"double_blocks\.|txt_in\.|img_in\.|byt5_in\.|vision_in\.|time_in\.|final_layer\.",
     forwards=transformer.forwards,
@@ -76,7 +96,9 @@ FAMILY = Family(
         ),
         Part(
             "glyph",
-            content=lambda request: (not request.is_negative and glyph_text(request.prompt)) or None,
+            content=lambda request: (
+                (not request.is_negative and glyph_text(request.prompt)) or None
+            ),
             folders=(
                 "text_encoder/byt5-small",
                 "text_encoder/Glyph-SDXL-v2/checkpoints",

@@ -1,11 +1,13 @@
 """Cached outputs of frozen modulation layers, whose matrices then stay in CPU memory.
 
-The modulation of a block depends on the timestep alone. Its matrices are a third of the model's parameters, 5.06 GiB in
-bf16, and each forward pass uses them for one vector per sample. If they and the time embedding are frozen, as under a
-LoRA, their outputs for all timesteps of a rollout or an update are computed in one pass over the matrices, which are
-copied to the GPU one after another. A timestep's outputs take 2.5 MiB.
+The modulation of a block depends on the timestep alone. Its matrices are a third of the model's
+parameters, 5.06 GiB in bf16, and each forward pass uses them for one vector per sample. If they and
+the time embedding are frozen, as under a LoRA, their outputs for all timesteps of a rollout or an
+update are computed in one pass over the matrices, which are copied to the GPU one after another. A
+timestep's outputs take 2.5 MiB.
 
-Outputs are computed for one timestep at a time, as in a forward pass of one sample, and are equal to it to the bit.
+Outputs are computed for one timestep at a time, as in a forward pass of one sample, and are equal
+to it to the bit.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,15 +18,19 @@ from torch import Tensor, nn
 
 from hyvideo.models.offload import device_of, offload, on_device
 
-Times = tuple[float, float | None]  # timestep of a sample and, for a MeanFlow model, the end of its step
+# timestep of a sample and, for a MeanFlow model, the end of its step
+Times = tuple[float, float | None]
 
-_MOST_UNPREPARED = 16  # timesteps whose outputs are kept although `ModulationCache.prepare` did not name them
+# timesteps whose outputs are kept although `ModulationCache.prepare` did not name them
+_MOST_UNPREPARED = 16
 
 
 def cache_modulation(transformer: nn.Module) -> "ModulationCache | None":
     """Move the matrices to the CPU and return their cache; None if one of the layers is trained."""
     layers = [norm.linear for norm in _norms(transformer)]
-    parameters = chain(transformer.time_embed.parameters(), *(layer.parameters() for layer in layers))
+    parameters = chain(
+        transformer.time_embed.parameters(), *(layer.parameters() for layer in layers)
+    )
     if any(parameter.requires_grad for parameter in parameters):
         return None
     return ModulationCache(transformer)
@@ -33,7 +39,8 @@ def cache_modulation(transformer: nn.Module) -> "ModulationCache | None":
 class ModulationCache:
     """Outputs of the modulation layers of all blocks, by timestep.
 
-    Before each forward pass, `select` chooses the timesteps of its samples; the transformer then calls `take`.
+    Before each forward pass, `select` chooses the timesteps of its samples; the transformer then
+    calls `take`.
     """
 
     def __init__(self, transformer: nn.Module):
@@ -46,20 +53,25 @@ class ModulationCache:
         self._selected: Tensor | None = None
 
     def prepare(self, times: Iterable[Times]) -> None:
-        """Compute the outputs for the timesteps of the next forward passes together, and drop those of others."""
+        """Compute the outputs for the timesteps of the next forward passes together, and drop those
+        of others.
+        """
         self._prepared = set(times)
         if not self._prepared <= self._outputs.keys():
             self._keep(self._prepared)
             self._compute(self._prepared)
 
     def select(self, times: Sequence[Times]) -> None:
-        """Choose the timesteps of the samples of the next forward pass, which need not be prepared."""
+        """Choose the timesteps of the samples of the next forward pass, which need not be
+        prepared.
+        """
         missing = set(times) - self._outputs.keys()
         if missing:
             if len(self._outputs.keys() - self._prepared) >= _MOST_UNPREPARED:
                 self._keep({*times, *self._prepared})
             self._compute(missing)
-        selected = torch.stack([self._outputs[each] for each in times], dim=1)  # (layers, batch, 6 dim)
+        # (layers, batch, 6 dim)
+        selected = torch.stack([self._outputs[each] for each in times], dim=1)
         self._selected = selected.unflatten(0, (-1, 2)).transpose(1, 2).contiguous()
 
     def take(self) -> Tensor:
@@ -77,7 +89,9 @@ class ModulationCache:
         missing = [each for each in times if each not in self._outputs]
         device = device_of(self.time_embed)
         embedded = [
-            self.time_embed(_filled(time, device), timestep_r=None if end is None else _filled(end, device))
+            self.time_embed(
+                _filled(time, device), timestep_r=None if end is None else _filled(end, device)
+            )
             for time, end in missing
         ]
         by_layer = []
@@ -88,10 +102,19 @@ class ModulationCache:
 
 
 def _filled(time: float, device: torch.device) -> Tensor:
-    """Return a timestep as the transformer receives it, without a copy to the device. Shape: (1,)."""
+    """Return a timestep as the transformer receives it, without a copy to the device.
+
+    Shape: (1,).
+    """
     return torch.full((1,), time, dtype=torch.float32, device=device)
 
 
 def _norms(transformer: nn.Module) -> list[nn.Module]:
-    """Return the norms of image and text of each block, whose layers ``linear`` compute the modulation."""
-    return [norm for block in transformer.transformer_blocks for norm in (block.norm1, block.norm1_context)]
+    """Return the norms of image and text of each block, whose layers ``linear`` compute the
+    modulation.
+    """
+    return [
+        norm
+        for block in transformer.transformer_blocks
+        for norm in (block.norm1, block.norm1_context)
+    ]

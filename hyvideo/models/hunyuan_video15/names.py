@@ -2,11 +2,13 @@
 
 Most tensors differ only in name, according to ``names.yaml``. Two also differ in layout:
 
-- the text refiner's fused ``self_attn_qkv`` is three matrices in diffusers, with rows in the order q, k, v;
-- the last modulation, ``final_layer.adaLN_modulation.1``, returns (shift, scale), but diffusers' ``norm_out.linear``
-  returns (scale, shift): the two halves of the rows are swapped.
+- the text refiner's fused ``self_attn_qkv`` is three matrices in diffusers, with rows in the order
+  q, k, v;
+- the last modulation, ``final_layer.adaLN_modulation.1``, returns (shift, scale), but diffusers'
+  ``norm_out.linear`` returns (scale, shift): the two halves of the rows are swapped.
 
-Both conversions are exact and round-trip bit for bit. An unknown name raises ValueError and is never skipped.
+Both conversions are exact and round-trip bit for bit. An unknown name raises ValueError and is
+never skipped.
 """
 
 import re
@@ -25,24 +27,37 @@ vae_to_diffusers, vae_to_original = both_directions(NAMES, "vae", "VAE")
 
 
 def transformer_to_diffusers(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert a state dict of the original transformer to diffusers' names. Raises ValueError for unknown names."""
+    """Convert a state dict of the original transformer to diffusers' names.
+
+    Raises ValueError for unknown names.
+    """
     return _swap_final_modulation(_split_refiner_qkv(_to_diffusers(state_dict)), "norm_out.linear.")
 
 
 def transformer_to_original(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert a state dict of diffusers' transformer to the original names and layout, the exact inverse.
+    """Convert a state dict of diffusers' transformer to the original names and layout, the exact
+    inverse.
 
-    Raises ValueError for unknown names, such as those of a LoRA adapter, which must be merged first.
+    Raises ValueError for unknown names, such as those of a LoRA adapter, which must be merged
+    first.
     """
-    return _swap_final_modulation(_to_original(_fuse_refiner_qkv(state_dict)), "final_layer.adaLN_modulation.1.")
+    return _swap_final_modulation(
+        _to_original(_fuse_refiner_qkv(state_dict)), "final_layer.adaLN_modulation.1."
+    )
 
 
-_FUSED = re.compile(r"(context_embedder\.token_refiner\.refiner_blocks\.\d+\.attn)\.to_qkv\.(weight|bias)")
-_SPLIT = re.compile(r"(context_embedder\.token_refiner\.refiner_blocks\.\d+\.attn)\.to_[qkv]\.(weight|bias)")
+_FUSED = re.compile(
+    r"(context_embedder\.token_refiner\.refiner_blocks\.\d+\.attn)\.to_qkv\.(weight|bias)"
+)
+_SPLIT = re.compile(
+    r"(context_embedder\.token_refiner\.refiner_blocks\.\d+\.attn)\.to_[qkv]\.(weight|bias)"
+)
 
 
 def _split_refiner_qkv(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Replace each fused ``to_qkv`` (3 * dim, ...) with ``to_q``, ``to_k`` and ``to_v`` of shape (dim, ...)."""
+    """Replace each fused ``to_qkv`` (3 * dim, ...) with ``to_q``, ``to_k`` and ``to_v`` of shape
+    (dim, ...).
+    """
     split = {}
     for name, tensor in state_dict.items():
         if match := _FUSED.fullmatch(name):
@@ -55,7 +70,9 @@ def _split_refiner_qkv(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _fuse_refiner_qkv(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Replace ``to_q``, ``to_k`` and ``to_v`` of each refiner block with one ``to_qkv`` (3 * dim, ...)."""
+    """Replace ``to_q``, ``to_k`` and ``to_v`` of each refiner block with one ``to_qkv`` (3 * dim,
+    ...).
+    """
     fused = {}
     for name, tensor in state_dict.items():
         match = _SPLIT.fullmatch(name)
@@ -79,5 +96,7 @@ def _swap_final_modulation(state_dict: Mapping[str, Tensor], prefix: str) -> dic
 
 def _row_chunks(name: str, tensor: Tensor, count: int) -> tuple[Tensor, ...]:
     if tensor.ndim == 0 or tensor.shape[0] % count:
-        raise ValueError(f"tensor {name!r} must have a multiple of {count} rows, got shape {tuple(tensor.shape)}")
+        raise ValueError(
+            f"tensor {name!r} must have a multiple of {count} rows, got shape {tuple(tensor.shape)}"
+        )
     return tensor.chunk(count)

@@ -1,4 +1,6 @@
-"""Conversion between config.json of original HunyuanVideo-1.5 checkpoints and the arguments of diffusers' classes."""
+"""Conversion between config.json of original HunyuanVideo-1.5 checkpoints and the arguments of
+diffusers' classes.
+"""
 
 from collections.abc import Mapping
 from functools import partial
@@ -15,32 +17,47 @@ _TRANSFORMER, _VAE = NAMES["transformer"], NAMES["vae"]
 
 
 def transformer_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of ``diffusers.HunyuanVideo15Transformer3DModel`` for the original's ``config.json``.
+    """Return the arguments of ``diffusers.HunyuanVideo15Transformer3DModel`` for the original's
+    ``config.json``.
 
-    The original does not list the number of refiner blocks: ``refiner_depth`` is used if present, otherwise 2. Raises
-    ValueError if a key is missing, has the wrong type, or needs a feature that diffusers' class lacks.
+    The original does not list the number of refiner blocks: ``refiner_depth`` is used if present,
+    otherwise 2. Raises ValueError if a key is missing, has the wrong type, or needs a feature that
+    diffusers' class lacks.
     """
     if config.get("attn_mode") == "flex-block-attn":
-        raise ValueError("config key 'attn_mode' must not be 'flex-block-attn'. Use a version without sparse attention")
+        raise ValueError(
+            "config key 'attn_mode' must not be 'flex-block-attn'. Use a version without sparse "
+            "attention"
+        )
     renamed = settings_to_diffusers(_TRANSFORMER, config)
-    hidden_size, num_heads = setting(config, "hidden_size", "integers"), renamed["num_attention_heads"]
+    hidden_size, num_heads = (
+        setting(config, "hidden_size", "integers"),
+        renamed["num_attention_heads"],
+    )
     rope_dims = renamed["rope_axes_dim"]
     if hidden_size % num_heads or sum(rope_dims) != hidden_size // num_heads:
         raise ValueError(
-            f"config keys 'hidden_size' / 'heads_num' must be the sum of 'rope_dim_list', got {hidden_size} / "
+            "config keys 'hidden_size' / 'heads_num' must be the sum of 'rope_dim_list', got "
+            f"{hidden_size} / "
             f"{num_heads} and {rope_dims}"
         )
     patch_size = setting(config, "patch_size", "lists")
     if len(patch_size) != 3 or patch_size[1] != patch_size[2]:
-        raise ValueError(f"config key 'patch_size' must be [frames, side, side], got {config['patch_size']}")
+        raise ValueError(
+            f"config key 'patch_size' must be [frames, side, side], got {config['patch_size']}"
+        )
     channels = setting(config, "in_channels", "integers")
     resolution = config.get("ideal_resolution") or "480p"
     if resolution not in RESOLUTIONS:
-        raise ValueError(f"config key 'ideal_resolution' must be one of {list(RESOLUTIONS)}, got {resolution!r}")
+        raise ValueError(
+            f"config key 'ideal_resolution' must be one of {list(RESOLUTIONS)}, got {resolution!r}"
+        )
     return renamed | {
         # noisy latents, condition latents, and a mask of the frames that have condition latents
         "in_channels": 2 * channels + 1 if config.get("concat_condition", True) else channels,
-        "out_channels": setting(config, "out_channels", "integers") if config.get("out_channels") else channels,
+        "out_channels": setting(config, "out_channels", "integers")
+        if config.get("out_channels")
+        else channels,
         "attention_head_dim": hidden_size // num_heads,
         "patch_size": patch_size[1],
         "patch_size_t": patch_size[0],
@@ -50,10 +67,16 @@ def transformer_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]
 
 
 def transformer_config_to_original(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the original's ``config.json`` for a diffusers config. Raises ValueError if it cannot represent it."""
+    """Return the original's ``config.json`` for a diffusers config.
+
+    Raises ValueError if it cannot represent it.
+    """
     resolution = {size: name for name, size in RESOLUTIONS.items()}.get(config["target_size"])
     if resolution is None:
-        raise ValueError(f"target_size must be one of {sorted(RESOLUTIONS.values())}, got {config['target_size']}")
+        raise ValueError(
+            f"target_size must be one of {sorted(RESOLUTIONS.values())}, got "
+            f"{config['target_size']}"
+        )
     conditioned = config["in_channels"] == 2 * config["out_channels"] + 1
     others = {
         "_class_name": "HunyuanVideo_1_5_DiffusionTransformer",

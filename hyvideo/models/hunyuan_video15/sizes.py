@@ -1,4 +1,5 @@
-"""Sizes of HunyuanVideo-1.5 for the planner; ``models/sizes.py`` has the base class, ``sizes.yaml`` measured values.
+"""Sizes of HunyuanVideo-1.5 for the planner; ``models/sizes.py`` has the base class, ``sizes.yaml``
+measured values.
 
 The parameter count is exact (tested against diffusers' class).
 """
@@ -11,7 +12,10 @@ from typing import Any
 
 import yaml
 
-from hyvideo.models.hunyuan_video15.settings import transformer_config_to_diffusers, vae_config_to_diffusers
+from hyvideo.models.hunyuan_video15.settings import (
+    transformer_config_to_diffusers,
+    vae_config_to_diffusers,
+)
 from hyvideo.models.sizes import ForwardFlops, Sizes, fields_of, linear
 from hyvideo.models.versions import RELEASED
 
@@ -22,7 +26,9 @@ _GLYPH_HIDDEN = 2048  # hidden width of the ByT5 projection, independent of the 
 
 @dataclass(frozen=True)
 class Architecture(Sizes):
-    """Sizes of a model under diffusers' names; the defaults are those of the released 480p and 720p models."""
+    """Sizes of a model under diffusers' names; the defaults are those of the released 480p and 720p
+    models.
+    """
 
     num_layers: int = 54  # double blocks
     num_refiner_layers: int = 2
@@ -53,7 +59,9 @@ class Architecture(Sizes):
 
     @property
     def block_parameters(self) -> int:
-        """Parameters of a double block: modulation, attention and MLP for image and text, and four per-head norms."""
+        """Parameters of a double block: modulation, attention and MLP for image and text, and four
+        per-head norms.
+        """
         d = self.width
         return 2 * (linear(d, 6 * d) + 4 * linear(d, d) + self._mlp) + 4 * self.attention_head_dim
 
@@ -71,7 +79,11 @@ class Architecture(Sizes):
         glyph += linear(_GLYPH_HIDDEN, _GLYPH_HIDDEN) + linear(_GLYPH_HIDDEN, d)
         image = 2 * image_dim + linear(image_dim, image_dim) + linear(image_dim, d) + 2 * d
         patch = math.prod(self.patch)
-        ends = linear(self.in_channels * patch, d) + linear(d, 2 * d) + linear(d, self.out_channels * patch)
+        ends = (
+            linear(self.in_channels * patch, d)
+            + linear(d, 2 * d)
+            + linear(d, self.out_channels * patch)
+        )
         kinds = 3 * d
         times = 2 * time if self.use_meanflow else time
         return text + self.num_refiner_layers * refiner_block + glyph + image + ends + kinds + times
@@ -90,11 +102,15 @@ class Architecture(Sizes):
 
     @property
     def _token_parameters(self) -> int:
-        """Parameters of a block's matrices for one stream, image or text, without modulation, norms and biases."""
+        """Parameters of a block's matrices for one stream, image or text, without modulation, norms
+        and biases.
+        """
         return 4 * self.width**2 + 2 * self.hidden * self.width
 
     def lora_parameters(self, rank: int) -> int:
-        """Return the number of parameters of an adapter on all attention and MLP layers that have a gradient."""
+        """Return the number of parameters of an adapter on all attention and MLP layers that have a
+        gradient.
+        """
         d = self.width
         mlp = 2 * (d + self.hidden)
         return rank * (2 * self.num_layers * (8 * d + mlp) - 2 * d - mlp)
@@ -119,23 +135,32 @@ class Architecture(Sizes):
 
     @property
     def vae_parameters(self) -> float:
-        """Parameters of the VAE: those of the released VAE, scaled by the sum of the squared channels."""
+        """Parameters of the VAE: those of the released VAE, scaled by the sum of the squared
+        channels.
+        """
         channels, released = (sum(c**2 for c in a.block_out_channels) for a in (self, Architecture))
         return _MEASURES["vae"]["parameters"] * channels / released
 
     @property
     def decode_flops(self) -> float:
-        return _MEASURES["vae"]["decode_flops"] * (self.block_out_channels[0] / Architecture.block_out_channels[0]) ** 2
+        return (
+            _MEASURES["vae"]["decode_flops"]
+            * (self.block_out_channels[0] / Architecture.block_out_channels[0]) ** 2
+        )
 
     def decoding_values(self, videos: int, frames: int, height: int, width: int) -> float:
-        """Return the number of values in the feature maps of the tiles and in the mask of the attention layer."""
+        """Return the number of values in the feature maps of the tiles and in the mask of the
+        attention layer.
+        """
         feature_map = frames * height * width * self.block_out_channels[0]
         latent_frames = (frames - 1) // self.temporal_compression_ratio + 1
         tokens = latent_frames * height * width // self.spatial_compression_ratio**2
         return videos * _MEASURES["vae"]["maps"] * feature_map + tokens**2
 
     def gradient_values(self, videos: int, frames: int, height: int, width: int) -> float:
-        """Return the number of values while the backward pass of a tile computes its residual blocks again."""
+        """Return the number of values while the backward pass of a tile computes its residual
+        blocks again.
+        """
         feature_map = frames * height * width * self.block_out_channels[0]
         return videos * _MEASURES["vae"]["gradient_maps"] * feature_map
 
@@ -145,10 +170,13 @@ class Architecture(Sizes):
 
 
 def read(transformer: Mapping[str, Any], vae: Mapping[str, Any]) -> Architecture:
-    """Return the sizes in config.json files with diffusers' names or the original's; ``vae`` may be empty."""
+    """Return the sizes in config.json files with diffusers' names or the original's; ``vae`` may be
+    empty.
+    """
     sizes = _named(transformer, "HunyuanVideo15Transformer3DModel", transformer_config_to_diffusers)
     vae_sizes = _named(vae, "AutoencoderKLHunyuanVideo15", vae_config_to_diffusers) if vae else {}
-    found, released = Architecture(**(vae_sizes | sizes)), Architecture()  # in_channels are the transformer's
+    # in_channels are the transformer's
+    found, released = Architecture(**(vae_sizes | sizes)), Architecture()
     is_released = (found.text_width, found.width) == (released.text_width, released.width)
     return replace(found, is_released=is_released)
 
@@ -158,6 +186,8 @@ def released(version: str) -> Architecture:
     return Architecture(use_meanflow=RELEASED[version].kind == "step_distilled")
 
 
-def _named(config: Mapping[str, Any], class_name: str, to_diffusers: Callable[[Mapping], dict]) -> dict[str, Any]:
+def _named(
+    config: Mapping[str, Any], class_name: str, to_diffusers: Callable[[Mapping], dict]
+) -> dict[str, Any]:
     config = config if config.get("_class_name") == class_name else to_diffusers(config)
     return fields_of(Architecture, config, {"text_embed_dim": "text_width"})

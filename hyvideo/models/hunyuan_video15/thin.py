@@ -1,7 +1,9 @@
-"""Checkpoints of random weights in the released layout, for rehearsals and tests: true structure, minimal width.
+"""Checkpoints of random weights in the released layout, for rehearsals and tests: true structure,
+minimal width.
 
-The default settings keep what determines the shapes of a run's data: latent channels, compression, patches, levels of
-the VAE, features of the image encoder, and the length of its features. Widths, heads and layers are minimal.
+The default settings keep what determines the shapes of a run's data: latent channels, compression,
+patches, levels of the VAE, features of the image encoder, and the length of its features. Widths,
+heads and layers are minimal.
 """
 
 import json
@@ -33,7 +35,10 @@ VISION_WIDTH = 24  # of the image encoder's features; released: 1152
 
 
 def transformer_settings(num_heads: int = 2) -> dict[str, Any]:
-    """Return the settings of a transformer with heads of 16 channels. Released: 54 blocks, 16 heads of 128."""
+    """Return the settings of a transformer with heads of 16 channels.
+
+    Released: 54 blocks, 16 heads of 128.
+    """
     return {
         "patch_size": [1, 1, 1],
         "in_channels": 32,
@@ -52,12 +57,15 @@ def transformer_settings(num_heads: int = 2) -> dict[str, Any]:
 
 
 def _vae_settings() -> dict[str, Any]:
-    """Return the settings of a VAE with 16-fold spatial and 4-fold temporal compression into 32 channels."""
+    """Return the settings of a VAE with 16-fold spatial and 4-fold temporal compression into 32
+    channels.
+    """
     return {
         "in_channels": 3,
         "out_channels": 3,
         "latent_channels": 32,
-        "block_out_channels": [4, 8, 16, 64, 64],  # released: 128, 256, 512, 1024, 1024, with two layers each
+        # released: 128, 256, 512, 1024, 1024, with two layers each
+        "block_out_channels": [4, 8, 16, 64, 64],
         "layers_per_block": 1,
         "ffactor_spatial": 16,
         "ffactor_temporal": 4,
@@ -125,16 +133,21 @@ class Settings:
 
 
 def write(root: Path, version: str, *, num_heads: int, prompts: Iterable[str]) -> None:
-    """Write a thin checkpoint of a version. Each word of ``prompts`` becomes one token of the text encoder."""
+    """Write a thin checkpoint of a version.
+
+    Each word of ``prompts`` becomes one token of the text encoder.
+    """
     settings = Settings(transformer=transformer_settings(num_heads))
     write_checkpoint(root, [version], settings, seed=0)
     _add_words(root / "text_encoder" / "llm", prompts)
 
 
 def write_checkpoint(root: Path, versions: Iterable[str], settings: Settings, *, seed: int) -> None:
-    """Write all parts in the original layout, with random weights; no layer keeps a zero initialization.
+    """Write all parts in the original layout, with random weights; no layer keeps a zero
+    initialization.
 
-    The names of ``versions`` determine the tasks of the transformers. All of them have the same weights.
+    The names of ``versions`` determine the tasks of the transformers. All of them have the same
+    weights.
     """
     for version in versions:
         _write_transformer(root, version, settings.transformer, seed)
@@ -144,11 +157,15 @@ def write_checkpoint(root: Path, versions: Iterable[str], settings: Settings, *,
     _write_glyphs(root / "text_encoder", settings.glyphs, seed)
     _write_vision(root / "vision_encoder" / "siglip", settings.vision, seed)
     (root / "scheduler").mkdir()
-    (root / "scheduler" / "scheduler_config.json").write_text('{"_class_name": "FlowMatchDiscreteScheduler"}')
+    (root / "scheduler" / "scheduler_config.json").write_text(
+        '{"_class_name": "FlowMatchDiscreteScheduler"}'
+    )
 
 
 def write_super_resolution(root: Path, name: str, settings: Settings, *, seed: int) -> None:
-    """Add a super-resolution model with random weights, its transformer and its upsampler, to a checkpoint."""
+    """Add a super-resolution model with random weights, its transformer and its upsampler, to a
+    checkpoint.
+    """
     channels = settings.transformer["out_channels"]
     config = dict(settings.transformer)
     config["in_channels"] = 3 * channels + 2
@@ -158,7 +175,9 @@ def write_super_resolution(root: Path, name: str, settings: Settings, *, seed: i
     config["ideal_resolution"] = name.split("_")[0]
     folder = root / "transformer" / name
     _write_config(folder, config)
-    save_original(load_transformer(root, name, random_weights_seed=seed), folder, dtype=torch.float32)
+    save_original(
+        load_transformer(root, name, random_weights_seed=seed), folder, dtype=torch.float32
+    )
     folder = root / "upsampler" / name
     _write_config(folder, settings.upsamplers[name])
     model = upsamplers.build(**upsamplers.arguments_of(settings.upsamplers[name]))
@@ -175,20 +194,24 @@ def _write_transformer(root: Path, version: str, settings: Mapping[str, Any], se
     config["use_meanflow"] = version_defaults(version).kind == "step_distilled"
     folder = root / "transformer" / version
     _write_config(folder, config)
-    save_original(load_transformer(root, version, random_weights_seed=seed), folder, dtype=torch.float32)
+    save_original(
+        load_transformer(root, version, random_weights_seed=seed), folder, dtype=torch.float32
+    )
 
 
 def _add_words(folder: Path, prompts: Iterable[str]) -> None:
     """Add the words of prompts to the tokenizer and the embedding of a language model.
 
-    The miniature's small vocabulary would give a text two to three times as many tokens as the released one.
+    The miniature's small vocabulary would give a text two to three times as many tokens as the
+    released one.
     """
     from transformers import AddedToken, AutoTokenizer, Qwen2_5_VLTextModel
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     words = sorted({word for prompt in prompts for word in prompt.split()})
     tokenizer.add_tokens([f" {word}" for word in words])
-    tokenizer.add_tokens([AddedToken(word, single_word=True) for word in words])  # at the start of a line
+    # at the start of a line
+    tokenizer.add_tokens([AddedToken(word, single_word=True) for word in words])
     tokenizer.save_pretrained(folder)
     model = Qwen2_5_VLTextModel.from_pretrained(folder)
     model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
@@ -207,14 +230,18 @@ def _write_glyphs(folder: Path, settings: Mapping[str, Any], seed: int) -> None:
     for part in ("assets", "checkpoints"):
         (folder / "Glyph-SDXL-v2" / part).mkdir(parents=True)
     (folder / "Glyph-SDXL-v2" / "assets" / "color_idx.json").write_text(json.dumps(COLORS))
-    (folder / "Glyph-SDXL-v2" / "assets" / "multilingual_10-lang_idx.json").write_text(json.dumps(FONTS))
+    (folder / "Glyph-SDXL-v2" / "assets" / "multilingual_10-lang_idx.json").write_text(
+        json.dumps(FONTS)
+    )
     torch.save({"state_dict": state}, folder / "Glyph-SDXL-v2" / "checkpoints" / "byt5_model.pt")
 
 
 def _write_vision(folder: Path, settings: Mapping[str, Any], seed: int) -> None:
     from transformers import SiglipVisionConfig, SiglipVisionModel
 
-    drawn(SiglipVisionModel(SiglipVisionConfig(**settings)), seed).save_pretrained(folder / "image_encoder")
+    drawn(SiglipVisionModel(SiglipVisionConfig(**settings)), seed).save_pretrained(
+        folder / "image_encoder"
+    )
     side = settings["image_size"]
     preprocessor = {
         "do_normalize": True,
@@ -233,7 +260,10 @@ def _write_vision(folder: Path, settings: Mapping[str, Any], seed: int) -> None:
 
 def drawn(model: nn.Module, seed: int) -> nn.Module:
     """Fill all weights of a model, including biases, from a seed."""
-    state = {name: draw_tensor(seed, name, tuple(tensor.shape)) for name, tensor in model.state_dict().items()}
+    state = {
+        name: draw_tensor(seed, name, tuple(tensor.shape))
+        for name, tensor in model.state_dict().items()
+    }
     model.load_state_dict(state)
     return model
 

@@ -1,8 +1,10 @@
-"""Forward pass of the transformer over trimmed conditions of any length, without masks or GPU synchronization.
+"""Forward pass of the transformer over trimmed conditions of any length, without masks or GPU
+synchronization.
 
-The layers are those of diffusers' class. Its ``forward`` pads the conditions to 1,000 + 256 + 729 tokens and
-synchronizes with the GPU in every call to find the valid ones. Here, each condition is a tensor of its valid tokens, so
-all lengths are known on the host. The results match those of the original and of diffusers (tested).
+The layers are those of diffusers' class. Its ``forward`` pads the conditions to 1,000 + 256 + 729
+tokens and synchronizes with the GPU in every call to find the valid ones. Here, each condition is a
+tensor of its valid tokens, so all lengths are known on the host. The results match those of the
+original and of diffusers (tested).
 """
 
 import functools
@@ -25,7 +27,9 @@ _SMALLEST_TIMESTEP = 700  # with the condition of super-resolution
 
 
 def forwards(transformer: nn.Module) -> Iterator[tuple[nn.Module, Callable]]:
-    """Yield (module, forward pass) pairs of the modules whose forward pass this project replaces."""
+    """Yield (module, forward pass) pairs of the modules whose forward pass this project
+    replaces.
+    """
     yield transformer, forward
     for block in transformer.transformer_blocks:
         yield block, block_forward
@@ -33,7 +37,11 @@ def forwards(transformer: nn.Module) -> Iterator[tuple[nn.Module, Callable]]:
 
 
 def forward(
-    self: nn.Module, latents: Tensor, timestep: Tensor, conditions: Sequence[Condition], ends: Tensor | None = None
+    self: nn.Module,
+    latents: Tensor,
+    timestep: Tensor,
+    conditions: Sequence[Condition],
+    ends: Tensor | None = None,
 ) -> Tensor:
     """Return the velocity. Shape: (batch, out channels, frames, height, width).
 
@@ -44,8 +52,15 @@ def forward(
         ends: Timesteps at which the steps end, for a MeanFlow model. Shape: (batch,).
     """
     if timestep.dtype != torch.float32:
-        raise ValueError(f"timesteps must be float32, got {timestep.dtype}, which rounds them (bf16: 991.7 to 992)")
-    channels = [latents, _image_channels(latents, conditions), *_low_resolution_channels(timestep, conditions)]
+        raise ValueError(
+            f"timesteps must be float32, got {timestep.dtype}, which rounds them (bf16: 991.7 to "
+            "992)"
+        )
+    channels = [
+        latents,
+        _image_channels(latents, conditions),
+        *_low_resolution_channels(timestep, conditions),
+    ]
     hidden_states = torch.cat(channels, dim=1)
     patch = (self.config.patch_size_t, self.config.patch_size, self.config.patch_size)
     grid = tuple(size // p for size, p in zip(hidden_states.shape[2:], patch))
@@ -58,12 +73,20 @@ def forward(
     layout = Layout(cos, sin, lengths, num_tokens)
     image = self.sequence.split(image, 1)
     recompute = torch.is_grad_enabled() and self.gradient_checkpointing
-    modulations = self.modulation_cache.take() if self.modulation_cache else [time] * len(self.transformer_blocks)
-    skipped, image, context = self.step_cache.start(image, context) if self.step_cache else (0, image, context)
+    modulations = (
+        self.modulation_cache.take()
+        if self.modulation_cache
+        else [time] * len(self.transformer_blocks)
+    )
+    skipped, image, context = (
+        self.step_cache.start(image, context) if self.step_cache else (0, image, context)
+    )
     for number, block in enumerate(list(self.transformer_blocks)[skipped:], start=skipped + 1):
         modulation = modulations[number - 1]
         if recompute:
-            image, context = self._gradient_checkpointing_func(block, image, context, modulation, layout)
+            image, context = self._gradient_checkpointing_func(
+                block, image, context, modulation, layout
+            )
         else:
             image, context = block(image, context, modulation, layout)
         if self.detaches_blocks:
@@ -76,7 +99,8 @@ def forward(
 
 
 def _image_channels(latents: Tensor, conditions: Sequence[Condition]) -> Tensor:
-    """Return the channels that follow the noisy latents: the reference image's latents in the first frame, and a mask.
+    """Return the channels that follow the noisy latents: the reference image's latents in the first
+    frame, and a mask.
 
     Shape: (batch, channels + 1, frames, height, width).
     """
@@ -90,7 +114,9 @@ def _image_channels(latents: Tensor, conditions: Sequence[Condition]) -> Tensor:
 
 
 def _low_resolution_channels(timestep: Tensor, conditions: Sequence[Condition]) -> list[Tensor]:
-    """Return the channels of super-resolution, if any: the upsampled latents and a mask, zero at small timesteps."""
+    """Return the channels of super-resolution, if any: the upsampled latents and a mask, zero at
+    small timesteps.
+    """
     if conditions[0].low_resolution is None:
         return []
     upsampled = torch.stack([condition.low_resolution for condition in conditions])
@@ -98,18 +124,26 @@ def _low_resolution_channels(timestep: Tensor, conditions: Sequence[Condition]) 
     return [torch.cat([upsampled, torch.ones_like(upsampled[:, :1])], dim=1) * mask]
 
 
-def _context(model: nn.Module, timestep: Tensor, conditions: Sequence[Condition]) -> tuple[Tensor, tuple[int, ...]]:
-    """Return the embedded tokens of all conditions, padded on the right, and the number of each sample's tokens.
+def _context(
+    model: nn.Module, timestep: Tensor, conditions: Sequence[Condition]
+) -> tuple[Tensor, tuple[int, ...]]:
+    """Return the embedded tokens of all conditions, padded on the right, and the number of each
+    sample's tokens.
 
-    Image features come first, then quoted text, then text, as in the original. Shape: (batch, tokens, dim).
+    Image features come first, then quoted text, then text, as in the original. Shape: (batch,
+    tokens, dim).
     """
     texts = [c.text for c in conditions]
     kinds = model.cond_type_embed.weight
     config = model.config
     zeros = texts[0].new_zeros
     glyphs = [zeros(0, config.text_embed_2_dim) if c.glyph is None else c.glyph for c in conditions]
-    images = [zeros(0, config.image_embed_dim) if c.image is None else c.image.embeds for c in conditions]
-    text = _embedded(texts, lambda states, rows: model.context_embedder(states, timestep[rows]) + kinds[_TEXT])
+    images = [
+        zeros(0, config.image_embed_dim) if c.image is None else c.image.embeds for c in conditions
+    ]
+    text = _embedded(
+        texts, lambda states, rows: model.context_embedder(states, timestep[rows]) + kinds[_TEXT]
+    )
     glyph = _embedded(glyphs, lambda states, rows: model.context_embedder_2(states) + kinds[_GLYPH])
     image = _embedded(images, lambda states, rows: model.image_embedder(states) + kinds[_IMAGE])
     parts = list(zip(image, glyph, text))
@@ -118,10 +152,12 @@ def _context(model: nn.Module, timestep: Tensor, conditions: Sequence[Condition]
 
 
 def _embedded(samples: Sequence[Tensor], embed) -> list[Tensor]:
-    """Embed the samples by ``embed(states, rows)``, called once per run of consecutive samples of equal length.
+    """Embed the samples by ``embed(states, rows)``, called once per run of consecutive samples of
+    equal length.
 
-    Empty inputs also pass through the layer, so that its gradient is zero instead of missing. FSDP reduces only
-    existing gradients: if they differed between ranks, the ranks would deadlock or add unrelated gradients.
+    Empty inputs also pass through the layer, so that its gradient is zero instead of missing. FSDP
+    reduces only existing gradients: if they differed between ranks, the ranks would deadlock or add
+    unrelated gradients.
     """
     embedded: list[Tensor] = []
     for rows, _ in equal_runs([len(sample) for sample in samples]):
@@ -134,7 +170,10 @@ def _embedded(samples: Sequence[Tensor], embed) -> list[Tensor]:
 def rotary_tables(
     grid: tuple[int, int, int], rope_dim: tuple[int, ...], theta: float, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Return cos and sin of all image token positions for `Layout`. Shape of each: (image tokens, head dim)."""
+    """Return cos and sin of all image token positions for `Layout`.
+
+    Shape of each: (image tokens, head dim).
+    """
     embed = HunyuanVideo15RotaryPosEmbed(1, 1, rope_dim, theta)
     # Not inference tensors, because a later backward pass may need the cached tables.
     with torch.inference_mode(False), torch.no_grad():
@@ -144,6 +183,8 @@ def rotary_tables(
 
 
 def unused_modules(transformer: nn.Module) -> tuple[str, ...]:
-    """Return the names of the layers without a gradient, which only compute the last block's unused text output."""
+    """Return the names of the layers without a gradient, which only compute the last block's unused
+    text output.
+    """
     last = f"transformer_blocks.{len(transformer.transformer_blocks) - 1}"
     return f"{last}.attn.to_add_out", f"{last}.ff_context"

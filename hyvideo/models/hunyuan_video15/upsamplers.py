@@ -1,6 +1,7 @@
 """Upsamplers of super-resolution, one class per target resolution, from layers of diffusers' VAE.
 
-Modules have the original's names. The networks do not change the size: `Upsampler.condition` resizes the latents first.
+Modules have the original's names. The networks do not change the size: `Upsampler.condition`
+resizes the latents first.
 """
 
 from collections.abc import Mapping
@@ -25,10 +26,14 @@ def _blocks(*parts: nn.Module) -> nn.ModuleDict:
 
 
 class Upsampler(nn.Module):
-    """Float32 network from latents to latents of the same shape (batch, channels, frames, height, width)."""
+    """Float32 network from latents to latents of the same shape (batch, channels, frames, height,
+    width).
+    """
 
     def condition(self, latents: Tensor, noise: Tensor) -> Tensor:
-        """Return the transformer's condition: the latents, resized, upsampled and mixed with noise of that size."""
+        """Return the transformer's condition: the latents, resized, upsampled and mixed with noise
+        of that size.
+        """
         frames = latents.transpose(1, 2).flatten(0, 1)
         resized = F.interpolate(frames, noise.shape[-2:], mode="bilinear", align_corners=False)
         upsampled = self(resized.unflatten(0, (len(latents), -1)).transpose(1, 2))
@@ -38,7 +43,14 @@ class Upsampler(nn.Module):
 class Upsampler720p(Upsampler):
     """Residual blocks of three convolutions."""
 
-    def __init__(self, in_channels: int, out_channels: int, width: int, num_blocks: int, global_residual: bool):
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        width: int,
+        num_blocks: int,
+        global_residual: bool,
+    ):
         super().__init__()
         self.in_conv, self.out_conv = _Conv(in_channels, width), _Conv(width, out_channels)
         self.blocks = nn.ModuleList()
@@ -57,7 +69,13 @@ class Upsampler720p(Upsampler):
 class Upsampler1080p(Upsampler):
     """Levels of the VAE's residual blocks, with an increasing number of channels."""
 
-    def __init__(self, z_channels: int, out_channels: int, block_out_channels: tuple[int, ...], num_res_blocks: int):
+    def __init__(
+        self,
+        z_channels: int,
+        out_channels: int,
+        block_out_channels: tuple[int, ...],
+        num_res_blocks: int,
+    ):
         super().__init__()
         first, *_, last = inputs = (block_out_channels[0], *block_out_channels)
         self.repeats = first // z_channels
@@ -66,7 +84,9 @@ class Upsampler1080p(Upsampler):
         self.up = nn.ModuleList()
         for before, after in zip(inputs, block_out_channels):
             widths = [before] + [after] * num_res_blocks
-            self.up.append(_blocks(*(layers.HunyuanVideo15ResnetBlock(width, after) for width in widths)))
+            self.up.append(
+                _blocks(*(layers.HunyuanVideo15ResnetBlock(width, after) for width in widths))
+            )
 
     def forward(self, latents: Tensor) -> Tensor:
         hidden = self.conv_in(latents) + latents.repeat_interleave(self.repeats, dim=1)
@@ -81,8 +101,13 @@ def build(**arguments: Any) -> Upsampler:
 
 
 def arguments_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `build` in a config.json. Raises ValueError if one is missing or has the wrong type."""
-    return settings_to_diffusers(NAMES["upsampler_720p" if "num_blocks" in config else "upsampler_1080p"], config)
+    """Return the arguments of `build` in a config.json.
+
+    Raises ValueError if one is missing or has the wrong type.
+    """
+    return settings_to_diffusers(
+        NAMES["upsampler_720p" if "num_blocks" in config else "upsampler_1080p"], config
+    )
 
 
 def _renamed(names: tuple[str, str], state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,4 +1,6 @@
-"""diffusers' VAE with replaced layers: attention that supports batches, faster norms, and convolutions on CUDA."""
+"""diffusers' VAE with replaced layers: attention that supports batches, faster norms, and
+convolutions on CUDA.
+"""
 
 import functools
 import math
@@ -19,11 +21,12 @@ from hyvideo.models.norms import channel_rms_norm
 
 
 def install_layers(vae: nn.Module) -> None:
-    """Replace the attention masks and norms of the VAE, keeping the names and shapes of its weights.
+    """Replace the attention masks and norms of the VAE, keeping the names and shapes of its
+    weights.
 
-    diffusers 0.42.1 builds a (batch, S, S) mask for (batch, 1, S, channels) queries, which fails for more than one
-    sample, and fills it row by row in Python in every call. Its norm uses torch's vector norm over channels, which on a
-    CPU takes four to ten times as long as a sum of squares.
+    diffusers 0.42.1 builds a (batch, S, S) mask for (batch, 1, S, channels) queries, which fails
+    for more than one sample, and fills it row by row in Python in every call. Its norm uses torch's
+    vector norm over channels, which on a CPU takes four to ten times as long as a sum of squares.
     """
     for module in vae.modules():
         if isinstance(module, HunyuanVideo15AttnBlock):
@@ -36,10 +39,13 @@ def install_layers(vae: nn.Module) -> None:
                 module.forward = functools.partial(_choose, module, forward)
 
 
-def _choose(module: nn.Module, forward: Callable[[nn.Module, Tensor], Tensor], hidden: Tensor) -> Tensor:
+def _choose(
+    module: nn.Module, forward: Callable[[nn.Module, Tensor], Tensor], hidden: Tensor
+) -> Tensor:
     """Run a forward pass that needs less memory, or off a GPU and with gradients diffusers' own.
 
-    On a GPU with gradients, a residual block keeps only its input, and its backward pass computes the rest again.
+    On a GPU with gradients, a residual block keeps only its input, and its backward pass computes
+    the rest again.
     """
     if hidden.is_cuda and not torch.is_grad_enabled():
         return forward(module, hidden)
@@ -49,7 +55,9 @@ def _choose(module: nn.Module, forward: Callable[[nn.Module, Tensor], Tensor], h
 
 
 def decoder_forward(decoder: nn.Module, hidden: Tensor) -> Tensor:
-    """Return the decoder's output; unlike diffusers', the pass keeps only the current layer's input."""
+    """Return the decoder's output; unlike diffusers', the pass keeps only the current layer's
+    input.
+    """
     hidden = decoder.conv_in(hidden) + hidden.repeat_interleave(repeats=decoder.repeat, dim=1)
     hidden = decoder.mid_block(hidden)
     for block in decoder.up_blocks:
@@ -61,7 +69,9 @@ def decoder_forward(decoder: nn.Module, hidden: Tensor) -> Tensor:
 
 
 def resnet_forward(block: nn.Module, hidden: Tensor) -> Tensor:
-    """Return the output of a residual block, with at most three feature maps in memory, its input included."""
+    """Return the output of a residual block, with at most three feature maps in memory, its input
+    included.
+    """
     residual = hidden
     for norm, layer in ((block.norm1, block.conv1), (block.norm2, block.conv2)):
         hidden = norm(hidden)
@@ -71,7 +81,10 @@ def resnet_forward(block: nn.Module, hidden: Tensor) -> Tensor:
 
 
 def causal_conv_forward(layer: nn.Module, hidden: Tensor) -> Tensor:
-    """Return the output of a causal convolution. Shape: (batch, channels, frames, height, width)."""
+    """Return the output of a causal convolution.
+
+    Shape: (batch, channels, frames, height, width).
+    """
     return layer.conv(replication_pad(hidden, layer.time_causal_padding))
 
 
@@ -83,7 +96,9 @@ _WITHOUT_GRADIENT_ON_CUDA = {
 
 
 def replication_pad(hidden: Tensor, padding: Sequence[int], *, silu: bool = False) -> Tensor:
-    """Return ``hidden``, perhaps after SiLU, with replicated borders, in channels-last layout, which F.pad loses."""
+    """Return ``hidden``, perhaps after SiLU, with replicated borders, in channels-last layout,
+    which F.pad loses.
+    """
     sides = list(zip((-1, -2, -3), padding[::2], padding[1::2]))  # width, height, frames
     added = [0, 0, *(before + after for _, before, after in reversed(sides))]
     shape = [size + more for size, more in zip(hidden.shape, added)]
@@ -107,22 +122,31 @@ def replication_pad(hidden: Tensor, padding: Sequence[int], *, silu: bool = Fals
 
 
 def set_tiling(vae: nn.Module, tile_size: int, overlap: float) -> None:
-    """Decode videos larger than ``tile_size`` pixels in tiles of that size; smaller videos are decoded whole.
+    """Decode videos larger than ``tile_size`` pixels in tiles of that size; smaller videos are
+    decoded whole.
 
-    The overlap is rounded up to whole latents, because diffusers shifts the decoded tiles otherwise.
+    The overlap is rounded up to whole latents, because diffusers shifts the decoded tiles
+    otherwise.
     """
     side = vae.config.spatial_compression_ratio
     latent = tile_size // side
     if latent < 1:
-        raise ValueError(f"vae_tile_size must be at least {side} pixels or 0 (no tiling), got {tile_size}")
+        raise ValueError(
+            f"vae_tile_size must be at least {side} pixels or 0 (no tiling), got {tile_size}"
+        )
     vae.enable_tiling(tile_size, tile_size, latent, latent)
     vae.tile_overlap_factor = math.ceil(latent * overlap) / latent  # enable_tiling would ignore 0
 
 
 # Tiles have at most four shapes: inner, right edge, bottom edge and corner. A mask has S^2 values.
 @functools.lru_cache(maxsize=4)
-def causal_mask(num_frames: int, frame_tokens: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a mask that is 0 for tokens of the same or earlier frames and -inf for others. Shape: (tokens, tokens)."""
+def causal_mask(
+    num_frames: int, frame_tokens: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Return a mask that is 0 for tokens of the same or earlier frames and -inf for others.
+
+    Shape: (tokens, tokens).
+    """
     # Not an inference tensor, because a later backward pass may need the cached mask.
     with torch.inference_mode(False):
         frame = torch.arange(num_frames, device=device).repeat_interleave(frame_tokens)

@@ -6,7 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hyvideo.models.encoders import PromptEncoder, class_problems, find_tokenizer, load_model, load_tokenizer, rename_t5
+from hyvideo.models.encoders import (
+    PromptEncoder,
+    class_problems,
+    find_tokenizer,
+    load_model,
+    load_tokenizer,
+    rename_t5,
+)
 from hyvideo.models.family import Part
 from hyvideo.models.wan.settings import TEXT_SLOTS
 from hyvideo.models.weight_files import Folder
@@ -16,7 +23,9 @@ _LABEL = "text encoder (UMT5-XXL in diffusers' layout, as in Wan-AI/Wan2.1-T2V-1
 
 
 class TextEncoder(PromptEncoder):
-    """Encoder of prompts by UMT5: states of the cleaned prompt and the end token, without padding."""
+    """Encoder of prompts by UMT5: states of the cleaned prompt and the end token, without
+    padding.
+    """
 
     def _token_ids(self, prompt: str) -> list[int]:
         text = clean(prompt)
@@ -31,24 +40,33 @@ class TextEncoder(PromptEncoder):
 
 
 def clean(prompt: str) -> str:
-    """Return the prompt cleaned as in the original: repaired by ftfy, HTML entities decoded, whitespace collapsed.
+    """Return the prompt cleaned as in the original: repaired by ftfy, HTML entities decoded,
+    whitespace collapsed.
 
     Raises ValueError if ftfy is not installed; diffusers would silently skip this step.
     """
     from diffusers.pipelines.wan import pipeline_wan
 
     if not pipeline_wan.is_ftfy_available():
-        raise ValueError("Wan was trained on prompts cleaned by ftfy, which is not installed. Run: pip install ftfy")
+        raise ValueError(
+            "Wan was trained on prompts cleaned by ftfy, which is not installed. Run: pip install "
+            "ftfy"
+        )
     return pipeline_wan.prompt_clean(prompt)
 
 
-def load_text_encoder(root: str | Path, *, dtype: torch.dtype = torch.float32, **kwargs: Any) -> tuple[Any, nn.Module]:
-    """Load the tokenizer and UMT5's encoder, frozen and in eval mode. Raises ValueError if a file does not fit.
+def load_text_encoder(
+    root: str | Path, *, dtype: torch.dtype = torch.float32, **kwargs: Any
+) -> tuple[Any, nn.Module]:
+    """Load the tokenizer and UMT5's encoder, frozen and in eval mode.
 
-    float16 is replaced with bfloat16, the original's dtype, because T5's gated layers can overflow in float16.
+    Raises ValueError if a file does not fit.
+
+    float16 is replaced with bfloat16, the original's dtype, because T5's gated layers can overflow
+    in float16.
     """
-    # tokenizer.json is used unchanged: T5Tokenizer of transformers 5 would rebuild it without byte fallback and with
-    # T5's unknown token.
+    # tokenizer.json is used unchanged: T5Tokenizer of transformers 5 would rebuild it without byte
+    # fallback and with T5's unknown token.
     tokenizer = load_tokenizer(_tokenizer_folder(Path(root)), "PreTrainedTokenizerFast")
     dtype = torch.bfloat16 if dtype == torch.float16 else dtype
     folder = Folder(Path(root) / "text_encoder", _LABEL)
@@ -62,7 +80,9 @@ def _load(root: Path, *, vae: nn.Module, **kwargs: Any):
 
 def _problems(root: Path, weights_needed: bool = True) -> list[str]:
     _tokenizer_folder(root)
-    return class_problems(_MODEL, Folder(root / "text_encoder", _LABEL), weights_needed, rename=rename_t5)
+    return class_problems(
+        _MODEL, Folder(root / "text_encoder", _LABEL), weights_needed, rename=rename_t5
+    )
 
 
 def _tokenizer_folder(root: Path) -> Path:
@@ -72,4 +92,12 @@ def _tokenizer_folder(root: Path) -> Path:
     return folder
 
 
-PARTS = (Part("text", lambda request: request.prompt, ("text_encoder", "tokenizer"), load=_load, problems=_problems),)
+PARTS = (
+    Part(
+        "text",
+        lambda request: request.prompt,
+        ("text_encoder", "tokenizer"),
+        load=_load,
+        problems=_problems,
+    ),
+)

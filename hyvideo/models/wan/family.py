@@ -17,7 +17,8 @@ FAMILY = Family(
     # Only diffusers' layout is supported.
     vae=Component("AutoencoderKLWan", dict, dict, vae.only_diffusers, vae.only_diffusers),
     blocks="blocks",
-    # Excludes modulation, embedders and output layer, which have few inputs per update and thus gradients of low rank.
+    # Excludes modulation, embedders and output layer, which have few inputs per update and thus
+    # gradients of low rank.
     matrices=r"blocks\.\d+\.(attn1|attn2|ffn)\..*",
     original_modules=r"blocks\.\d+\.((self|cross)_attn\.|ffn\.\d)|text_embedding\.|time_embedding\.|time_projection\.|head\.",
     lora_prefix="diffusion_model.",

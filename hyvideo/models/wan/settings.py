@@ -1,4 +1,6 @@
-"""Conversion of tensor names and config.json settings between the original Wan transformer and diffusers."""
+"""Conversion of tensor names and config.json settings between the original Wan transformer and
+diffusers.
+"""
 
 from collections.abc import Mapping
 from functools import partial
@@ -7,23 +9,37 @@ from typing import Any
 
 import yaml
 
-from hyvideo.models.names import both_directions, setting, settings_to_diffusers, settings_to_original, with_dots
+from hyvideo.models.names import (
+    both_directions,
+    setting,
+    settings_to_diffusers,
+    settings_to_original,
+    with_dots,
+)
 
 NAMES = yaml.safe_load(Path(__file__).with_name("names.yaml").read_text(encoding="utf-8"))
 TEXT_SLOTS = 512  # maximum and padded length of a text in tokens, including the end token
 _TABLE = NAMES["transformer"]
 
-transformer_to_diffusers, transformer_to_original = both_directions(NAMES, "transformer", "Wan transformer")
+transformer_to_diffusers, transformer_to_original = both_directions(
+    NAMES, "transformer", "Wan transformer"
+)
 module_with_dots = partial(with_dots, NAMES, "transformer")
 
 
 def transformer_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of ``diffusers.WanTransformer3DModel`` for the original's ``config.json``, or ValueError."""
+    """Return the arguments of ``diffusers.WanTransformer3DModel`` for the original's
+    ``config.json``, or ValueError.
+    """
     if config.get("model_type") not in ("t2v", "ti2v"):
-        raise ValueError(f"config key 'model_type' must be 't2v' or 'ti2v', got {config.get('model_type')!r}")
+        raise ValueError(
+            f"config key 'model_type' must be 't2v' or 'ti2v', got {config.get('model_type')!r}"
+        )
     width, num_heads = (setting(config, key, "integers") for key in ("dim", "num_heads"))
     if width % (2 * num_heads):
-        raise ValueError(f"config key 'dim' must be a multiple of twice 'num_heads', got {width} and {num_heads}")
+        raise ValueError(
+            f"config key 'dim' must be a multiple of twice 'num_heads', got {width} and {num_heads}"
+        )
     return settings_to_diffusers(_TABLE, config) | {"attention_head_dim": width // num_heads}
 
 
@@ -31,7 +47,8 @@ def transformer_config_to_original(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the original's ``config.json`` for the config of a diffusers transformer."""
     others = {
         "_class_name": "WanModel",
-        "model_type": "ti2v" if config["in_channels"] == 48 else "t2v",  # TI2V-5B's VAE has 48 channels
+        # TI2V-5B's VAE has 48 channels
+        "model_type": "ti2v" if config["in_channels"] == 48 else "t2v",
         "dim": config["num_attention_heads"] * config["attention_head_dim"],
         "text_len": TEXT_SLOTS,
     }

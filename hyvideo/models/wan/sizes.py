@@ -1,4 +1,6 @@
-"""Sizes of Wan for the planner; ``models/sizes.py`` has the base class, ``sizes.yaml`` measured values."""
+"""Sizes of Wan for the planner; ``models/sizes.py`` has the base class, ``sizes.yaml`` measured
+values.
+"""
 
 import math
 from collections.abc import Mapping
@@ -42,7 +44,9 @@ class Architecture(Sizes):
 
     @property
     def block_parameters(self) -> int:
-        """Parameters of a block: matrices and biases, four query and key norms, a layer norm and modulation."""
+        """Parameters of a block: matrices and biases, four query and key norms, a layer norm and
+        modulation.
+        """
         return self._matrices + (9 + 4 + 2 + 6) * self.width + self.ffn_dim
 
     @property
@@ -67,21 +71,31 @@ class Architecture(Sizes):
         return rank * self.num_layers * (8 * 2 * self.width + 2 * (self.width + self.ffn_dim))
 
     def block_text_tokens(self, text_tokens: int) -> int:
-        """Return 0: the text is an input of cross-attention and does not pass through the blocks."""
+        """Return 0: the text is an input of cross-attention and does not pass through the
+        blocks.
+        """
         return 0
 
     def forward(self, image_tokens: int, text_tokens: int) -> ForwardFlops:
-        """Return the FLOPs; each block computes keys and values of 512 text tokens, including padding."""
+        """Return the FLOPs; each block computes keys and values of 512 text tokens, including
+        padding.
+        """
         d, layers = self.width, self.num_layers
         ends = (self.in_channels + self.out_channels) * math.prod(self.patch) * d
         image = image_tokens * (layers * (self._matrices - 2 * d**2) + ends)
         text = TEXT_SLOTS * (layers * 2 * d**2 + self.text_width * d + d**2)
         time = (self.freq_dim + 7 * d) * d
-        return ForwardFlops(2 * image, 2 * (text + time), 4 * layers * d * image_tokens * (image_tokens + TEXT_SLOTS))
+        return ForwardFlops(
+            2 * image,
+            2 * (text + time),
+            4 * layers * d * image_tokens * (image_tokens + TEXT_SLOTS),
+        )
 
     @property
     def inference_widths(self) -> float:
-        return max(_MEASURES["inference"]["attention"], _MEASURES["inference"]["mlp"] + 2 * self.mlp_ratio)
+        return max(
+            _MEASURES["inference"]["attention"], _MEASURES["inference"]["mlp"] + 2 * self.mlp_ratio
+        )
 
     @property
     def backward_widths(self) -> float:
@@ -105,7 +119,9 @@ class Architecture(Sizes):
 
     @property
     def _vae_scale(self) -> float:
-        """Size of the convolutions relative to the released VAE, proportional to the product of their channels."""
+        """Size of the convolutions relative to the released VAE, proportional to the product of
+        their channels.
+        """
         return (self._vae_channels / self._vae["channels"]) ** 2
 
     @property
@@ -117,12 +133,15 @@ class Architecture(Sizes):
         return self._vae["decode_flops"] * self._vae_scale
 
     def decoding_values(self, videos: int, frames: int, height: int, width: int) -> float:
-        """Return the number of values in the feature maps of one latent frame, as frames are decoded one by one."""
+        """Return the number of values in the feature maps of one latent frame, as frames are
+        decoded one by one.
+        """
         pixels = min(frames, self.temporal_compression_ratio) * height * width
         return videos * pixels * self._vae["maps"] * self._vae_channels
 
     def gradient_values(self, videos: int, frames: int, height: int, width: int) -> float:
-        """Return the number of values while the backward pass of a latent frame computes its features again.
+        """Return the number of values while the backward pass of a latent frame computes its
+        features again.
 
         The features that the next latent frame reads are kept for all latent frames.
         """
@@ -133,10 +152,16 @@ class Architecture(Sizes):
 
 
 def read(transformer: Mapping[str, Any], vae: Mapping[str, Any]) -> Architecture:
-    """Return the sizes in config.json files with diffusers' names or the original's; ``vae`` may be empty."""
+    """Return the sizes in config.json files with diffusers' names or the original's; ``vae`` may be
+    empty.
+    """
     if transformer.get("_class_name") != "WanTransformer3DModel":
         transformer = transformer_config_to_diffusers(transformer)
-    vae = {name: value for name, value in vae.items() if name not in ("in_channels", "out_channels", "patch_size")}
+    vae = {
+        name: value
+        for name, value in vae.items()
+        if name not in ("in_channels", "out_channels", "patch_size")
+    }
     names = _MEASURES["names"]
     by_channels = _MEASURES["vae_of_channels"].get(transformer.get("out_channels"), {})
     vae_fields = fields_of(Architecture, vae, names) or by_channels

@@ -1,7 +1,8 @@
-"""Checkpoints of random weights in diffusers' layout, for rehearsals and tests: true structure, minimal width.
+"""Checkpoints of random weights in diffusers' layout, for rehearsals and tests: true structure,
+minimal width.
 
-The default settings keep what determines the shapes of a run's data: latent channels and their scale, compression,
-patches and text slots. Widths, heads and layers are minimal.
+The default settings keep what determines the shapes of a run's data: latent channels and their
+scale, compression, patches and text slots. Widths, heads and layers are minimal.
 """
 
 import inspect
@@ -22,19 +23,30 @@ _SPECIAL_TOKENS = ("<pad>", "</s>", "<unk>")
 
 
 def transformer_settings(num_heads: int = 2) -> dict[str, Any]:
-    """Return the settings of a transformer with heads of 16 channels. Released, 1.3B: 30 blocks, 12 heads of 128."""
-    return {"num_attention_heads": num_heads, "attention_head_dim": 16, "ffn_dim": 64, "num_layers": 2}
+    """Return the settings of a transformer with heads of 16 channels.
+
+    Released, 1.3B: 30 blocks, 12 heads of 128.
+    """
+    return {
+        "num_attention_heads": num_heads,
+        "attention_head_dim": 16,
+        "ffn_dim": 64,
+        "num_layers": 2,
+    }
 
 
 def vae_settings(version: str) -> dict[str, Any]:
-    """Return the settings of a VAE with the released compression, latent channels and scale, and four base channels."""
+    """Return the settings of a VAE with the released compression, latent channels and scale, and
+    four base channels.
+    """
     import diffusers
 
     settings = {"base_dim": 4, "dim_mult": [1, 2, 4, 4]}
     if version_defaults(version).name != "wan2.2_ti2v_5b":
         return settings
     released = inspect.signature(diffusers.AutoencoderKLWan).parameters
-    three = {name: released[name].default * 3 for name in ("latents_mean", "latents_std")}  # 48 channels instead of 16
+    # 48 channels instead of 16
+    three = {name: released[name].default * 3 for name in ("latents_mean", "latents_std")}
     residual = {
         "z_dim": 48,
         "decoder_base_dim": 4,
@@ -48,18 +60,27 @@ def vae_settings(version: str) -> dict[str, Any]:
 
 
 def write(root: Path, version: str, *, num_heads: int, prompts: Iterable[str]) -> None:
-    """Write a thin checkpoint of a version. Each word of ``prompts`` becomes one token of the text encoder."""
+    """Write a thin checkpoint of a version.
+
+    Each word of ``prompts`` becomes one token of the text encoder.
+    """
     words, characters = _vocabulary(prompts, version)
-    write_checkpoint(root, transformer_settings(num_heads), vae_settings(version), words, characters, seed=0)
+    write_checkpoint(
+        root, transformer_settings(num_heads), vae_settings(version), words, characters, seed=0
+    )
 
 
 def tokenizer_of(prompts: Iterable[str], version: str):
-    """Return a tokenizer with one token for each word of ``prompts`` and of the version's negative prompt."""
+    """Return a tokenizer with one token for each word of ``prompts`` and of the version's negative
+    prompt.
+    """
     return _tokenizer(*_vocabulary(prompts, version))
 
 
 def _vocabulary(prompts: Iterable[str], version: str) -> tuple[list[str], str]:
-    """Return the words, which begin with "▁", and the characters of prompts and the version's negative prompt."""
+    """Return the words, which begin with "▁", and the characters of prompts and the version's
+    negative prompt.
+    """
     texts = [*prompts, version_defaults(version).negative_prompt]
     words = sorted({"▁" + word for text in texts for word in text.split()})
     return words, "".join(sorted({"▁"}.union(*texts)))
@@ -74,7 +95,8 @@ def write_checkpoint(
     *,
     seed: int,
 ) -> None:
-    """Write transformer, VAE, UMT5, tokenizer, scheduler and model_index.json with random weights in float32.
+    """Write transformer, VAE, UMT5, tokenizer, scheduler and model_index.json with random weights
+    in float32.
 
     The tokenizer has a token for each of ``words``, which begin with "▁", and for each character.
     """
@@ -97,7 +119,10 @@ def write_checkpoint(
         feed_forward_proj="gated-gelu",
     )
     scheduler = diffusers.UniPCMultistepScheduler(
-        prediction_type="flow_prediction", use_flow_sigmas=True, num_train_timesteps=1000, flow_shift=3.0
+        prediction_type="flow_prediction",
+        use_flow_sigmas=True,
+        num_train_timesteps=1000,
+        flow_shift=3.0,
     )
     drawn(model, seed).save_pretrained(root / "transformer")
     drawn(vae_model, seed + 1).save_pretrained(root / "vae")
@@ -126,14 +151,20 @@ def _tokenizer(words: Iterable[str], characters: str):
 
 
 def drawn(model: nn.Module, seed: int) -> nn.Module:
-    """Fill a model with random weights: matrices keep the scale of their inputs, gains are near 1, biases near 0."""
+    """Fill a model with random weights: matrices keep the scale of their inputs, gains are near 1,
+    biases near 0.
+    """
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.ndim > 1 and not name.endswith(".gamma"):
                 weight.copy_(draw_tensor(seed, name, tuple(weight.shape)))
-                if name.endswith("SelfAttention.q.weight"):  # T5 does not scale its attention scores
+                # T5 does not scale its attention scores
+                if name.endswith("SelfAttention.q.weight"):
                     weight.mul_(_T5_HEAD**-0.5)
             else:
                 mean = 0.0 if name.endswith("bias") else 1.0
-                weight.copy_(mean + 0.1 * draw_tensor(seed, name + ".drawn", (weight.numel(), 1)).view_as(weight))
+                weight.copy_(
+                    mean
+                    + 0.1 * draw_tensor(seed, name + ".drawn", (weight.numel(), 1)).view_as(weight)
+                )
     return model.eval()

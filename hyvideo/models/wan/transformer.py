@@ -1,7 +1,9 @@
-"""Forward pass of Wan's transformer on the layers of diffusers' class, with optional sequence parallelism.
+"""Forward pass of Wan's transformer on the layers of diffusers' class, with optional sequence
+parallelism.
 
-Texts are padded with zeros to 512 tokens, and attention does not mask the padding, as in the model's training. Rotary
-tables are computed on demand: as buffers, they would be lost on the meta device and rounded when the model is cast.
+Texts are padded with zeros to 512 tokens, and attention does not mask the padding, as in the
+model's training. Rotary tables are computed on demand: as buffers, they would be lost on the meta
+device and rounded when the model is cast.
 """
 
 import functools
@@ -21,26 +23,38 @@ from hyvideo.models.wan.settings import TEXT_SLOTS
 
 
 def finish(transformer: nn.Module) -> None:
-    """Delete the buffers of a new WanTransformer3DModel. Raises ValueError for an unsupported model."""
+    """Delete the buffers of a new WanTransformer3DModel.
+
+    Raises ValueError for an unsupported model.
+    """
     config = transformer.config
     if config.image_dim or config.added_kv_proj_dim or config.in_channels != config.out_channels:
         raise ValueError(
             "image-to-video models of Wan are not supported, got "
-            f"image_dim={config.image_dim}, in_channels={config.in_channels} and out_channels={config.out_channels}. "
+            f"image_dim={config.image_dim}, in_channels={config.in_channels} and "
+            f"out_channels={config.out_channels}. "
             "Use a text-to-video model"
         )
     if not config.cross_attn_norm:
-        raise ValueError("cross_attn_norm must be true, as in the released models of Wan, got false")
+        raise ValueError(
+            "cross_attn_norm must be true, as in the released models of Wan, got false"
+        )
     del transformer.rope
 
 
 def forwards(transformer: nn.Module) -> list[tuple[nn.Module, Callable]]:
-    """Return (module, forward pass) pairs of the modules whose forward pass this project replaces."""
+    """Return (module, forward pass) pairs of the modules whose forward pass this project
+    replaces.
+    """
     return [(transformer, forward), *((block, block_forward) for block in transformer.blocks)]
 
 
 def forward(
-    self: nn.Module, latents: Tensor, timestep: Tensor, conditions: Sequence[Condition], ends: Tensor | None = None
+    self: nn.Module,
+    latents: Tensor,
+    timestep: Tensor,
+    conditions: Sequence[Condition],
+    ends: Tensor | None = None,
 ) -> Tensor:
     """Return the velocity, with the shape of ``latents``.
 
@@ -51,19 +65,27 @@ def forward(
         ends: Ignored; no version of Wan uses the end of a step.
     """
     if timestep.dtype != torch.float32:
-        raise ValueError(f"timesteps must be float32, got {timestep.dtype}, which rounds them (bf16: 991.7 to 992)")
+        raise ValueError(
+            f"timesteps must be float32, got {timestep.dtype}, which rounds them (bf16: 991.7 to "
+            "992)"
+        )
     patch = tuple(self.config.patch_size)
     grid = tuple(size // p for size, p in zip(latents.shape[2:], patch))
     context = self.condition_embedder.text_embedder(padded_texts(conditions))
     time, block_time = _time_embedding(self.condition_embedder, timestep)
-    tables = rotary_tables(grid, self.config.attention_head_dim, self.config.rope_max_seq_len, latents.device)
-    tokens = self.patch_embedding(latents).flatten(2).transpose(1, 2).contiguous()  # (batch, tokens, dim)
+    tables = rotary_tables(
+        grid, self.config.attention_head_dim, self.config.rope_max_seq_len, latents.device
+    )
+    # (batch, tokens, dim)
+    tokens = self.patch_embedding(latents).flatten(2).transpose(1, 2).contiguous()
     num_tokens = tokens.shape[1]
     cos, sin = (self.sequence.split(table, 0) for table in tables)
     layout = Layout(cos, sin, (0,) * len(latents), num_tokens)
     tokens = self.sequence.split(tokens, 1)
     recompute = torch.is_grad_enabled() and self.gradient_checkpointing
-    skipped, tokens, context = self.step_cache.start(tokens, context) if self.step_cache else (0, tokens, context)
+    skipped, tokens, context = (
+        self.step_cache.start(tokens, context) if self.step_cache else (0, tokens, context)
+    )
     for number, block in enumerate(list(self.blocks)[skipped:], start=skipped + 1):
         if recompute:
             tokens = self._gradient_checkpointing_func(block, tokens, context, block_time, layout)
@@ -76,35 +98,54 @@ def forward(
     # In float32, as in diffusers; in bf16 the error of the bf16 velocity would be 3 to 6 % larger.
     shift, scale = (self.scale_shift_table + time.unsqueeze(1)).chunk(2, dim=1)
     modulated = torch.addcmul(shift, self.norm_out(tokens.float()), 1 + scale).to(tokens.dtype)
-    return unpatchify(self.sequence.join(self.proj_out(modulated), num_tokens), grid, patch, "pf ph pw c")
+    return unpatchify(
+        self.sequence.join(self.proj_out(modulated), num_tokens), grid, patch, "pf ph pw c"
+    )
 
 
 def padded_texts(conditions: Sequence[Condition]) -> Tensor:
-    """Return the texts padded with zeros (batch, 512, dim). Raises ValueError for longer texts or a reference image."""
+    """Return the texts padded with zeros (batch, 512, dim).
+
+    Raises ValueError for longer texts or a reference image.
+    """
     if any(sample.image is not None for sample in conditions):
-        raise ValueError("Wan's text-to-video models do not accept a reference image. Remove the images")
+        raise ValueError(
+            "Wan's text-to-video models do not accept a reference image. Remove the images"
+        )
     if (longest := max(len(sample.text) for sample in conditions)) > TEXT_SLOTS:
         raise ValueError(f"a text must have at most {TEXT_SLOTS} tokens, got {longest}")
-    return torch.stack([F.pad(sample.text, (0, 0, 0, TEXT_SLOTS - len(sample.text))) for sample in conditions])
+    return torch.stack(
+        [F.pad(sample.text, (0, 0, 0, TEXT_SLOTS - len(sample.text))) for sample in conditions]
+    )
 
 
 def _time_embedding(embedder: nn.Module, timestep: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the float32 embedding of timesteps (batch, dim), and its projection for the blocks (batch, 6, dim)."""
+    """Return the float32 embedding of timesteps (batch, dim), and its projection for the blocks
+    (batch, 6, dim).
+    """
     with torch.autocast(timestep.device.type, enabled=False):
         time = _in_float32(embedder.time_embedder, embedder.timesteps_proj(timestep))
         return time, _in_float32(embedder.time_proj, F.silu(time)).unflatten(1, (6, -1))
 
 
 def _in_float32(module: nn.Module, values: Tensor) -> Tensor:
-    """Return the output of a module, including its adapters, computed with float32 copies of its parameters."""
-    return functional_call(module, {name: value.float() for name, value in module.named_parameters()}, values)
+    """Return the output of a module, including its adapters, computed with float32 copies of its
+    parameters.
+    """
+    return functional_call(
+        module, {name: value.float() for name, value in module.named_parameters()}, values
+    )
 
 
 @functools.lru_cache(maxsize=4)  # training and validation may use different video sizes
-def rotary_tables(grid: Size, head_dim: int, num_positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def rotary_tables(
+    grid: Size, head_dim: int, num_positions: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """Return cos and sin of all token positions for `Layout`. Shape of each: (tokens, head dim)."""
     if max(grid) > num_positions:
-        raise ValueError(f"each dimension of the latents must have at most {num_positions} tokens, got {grid}")
+        raise ValueError(
+            f"each dimension of the latents must have at most {num_positions} tokens, got {grid}"
+        )
     # Not inference tensors, because a later backward pass may need the cached tables.
     with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"):
         cos, sin = WanRotaryPosEmbed(head_dim, (1, 1, 1), num_positions)(torch.empty(1, 1, *grid))

@@ -1,6 +1,8 @@
-"""VAE of Wan2.1 and Wan2.2 TI2V-5B, which differ only in settings: diffusers' class with a faster norm.
+"""VAE of Wan2.1 and Wan2.2 TI2V-5B, which differ only in settings: diffusers' class with a faster
+norm.
 
-It decodes one group of frames after another and caches features on the module, so only one decoding may run at a time.
+It decodes one group of frames after another and caches features on the module, so only one decoding
+may run at a time.
 """
 
 import functools
@@ -17,66 +19,85 @@ from hyvideo.models.norms import channel_rms_norm
 
 def only_diffusers(config: Mapping[str, Any]) -> dict[str, Any]:
     raise ValueError(
-        f"Wan's VAE is supported only in diffusers' layout, got _class_name {config.get('_class_name')!r}. "
+        "Wan's VAE is supported only in diffusers' layout, got _class_name "
+        f"{config.get('_class_name')!r}. "
         "Download it from Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
     )
 
 
 def prepare(vae: nn.Module) -> None:
-    """Replace diffusers' RMS norms, which use a slow vector norm, with faster ones; warn if the VAE is float16.
+    """Replace diffusers' RMS norms, which use a slow vector norm, with faster ones; warn if the VAE
+    is float16.
 
-    The norms turn an overflow, as in float16, into NaN, which the clamp at the end of decoding preserves, unlike an
-    infinity: the video is then reported as failed.
+    The norms turn an overflow, as in float16, into NaN, which the clamp at the end of decoding
+    preserves, unlike an infinity: the video is then reported as failed.
     """
     from diffusers.models.autoencoders.autoencoder_kl_wan import WanRMS_norm
 
     for module in vae.modules():
         if isinstance(module, WanRMS_norm):
-            assert module.channel_first and isinstance(module.bias, float), "the VAE's norms have no bias"
+            assert module.channel_first and isinstance(module.bias, float), (
+                "the VAE's norms have no bias"
+            )
             module.forward = functools.partial(channel_rms_norm, module)
     if vae.dtype == torch.float16:
         warnings.warn(
-            "Wan's VAE was published in float32 and may overflow in float16, got vae_dtype fp16. Set vae_dtype fp32",
+            "Wan's VAE was published in float32 and may overflow in float16, got vae_dtype fp16. "
+            "Set vae_dtype fp32",
             stacklevel=2,
         )
 
 
 def set_tiling(vae: nn.Module, tile_size: int, overlap: float) -> None:
-    """Decode videos larger than ``tile_size`` pixels in tiles of that size; smaller videos are decoded whole.
+    """Decode videos larger than ``tile_size`` pixels in tiles of that size; smaller videos are
+    decoded whole.
 
-    The stride is a whole number of latents, because with other strides diffusers shifts the decoded tiles.
+    The stride is a whole number of latents, because with other strides diffusers shifts the decoded
+    tiles.
     """
     side = vae.spatial_compression_ratio
     latents = tile_size // side
     if latents < 1:
-        raise ValueError(f"vae_tile_size must be at least {side} pixels or 0 (no tiling), got {tile_size}")
+        raise ValueError(
+            f"vae_tile_size must be at least {side} pixels or 0 (no tiling), got {tile_size}"
+        )
     stride = max(1, int(latents * (1 - overlap)))
     vae.enable_tiling(latents * side, latents * side, stride * side, stride * side)
 
 
 def latents(config: Mapping[str, Any]) -> Latents:
-    """Return shape and scale of a VAE's latents, from its config. Raises ValueError for inconsistent settings."""
-    channels, spatial, temporal = (config[key] for key in ("z_dim", "scale_factor_spatial", "scale_factor_temporal"))
+    """Return shape and scale of a VAE's latents, from its config.
+
+    Raises ValueError for inconsistent settings.
+    """
+    channels, spatial, temporal = (
+        config[key] for key in ("z_dim", "scale_factor_spatial", "scale_factor_temporal")
+    )
     halvings, patch = len(config["dim_mult"]) - 1, config["patch_size"] or 1
     expected = 2**halvings * patch, 2 ** sum(config["temperal_downsample"][:halvings])
     if (spatial, temporal) != expected:
         raise ValueError(
-            f"scale_factor_spatial and _temporal must be {expected} to match the layers, got {spatial, temporal}; "
+            f"scale_factor_spatial and _temporal must be {expected} to match the layers, got "
+            f"{spatial, temporal}; "
             "download config.json again"
         )
     mean, std = config["latents_mean"], config["latents_std"]
     if not _are_numbers(mean, channels):
         raise ValueError(
-            f"latents_mean must be a list of {channels} numbers, one per channel (z_dim), got {mean}; download "
+            f"latents_mean must be a list of {channels} numbers, one per channel (z_dim), got "
+            f"{mean}; download "
             "config.json again"
         )
     if not _are_numbers(std, channels) or min(std) <= 0:
         raise ValueError(
-            f"latents_std must be a list of {channels} positive numbers, one per channel (z_dim), because latents are "
+            f"latents_std must be a list of {channels} positive numbers, one per channel (z_dim), "
+            "because latents are "
             f"divided by them, got {std}; download config.json again"
         )
     # Inverted in float32, so that the result is bit-identical to diffusers'.
-    return Latents(channels, temporal, spatial, tuple(mean), scale=tuple((1.0 / torch.tensor(std)).tolist()))
+    return Latents(
+        channels, temporal, spatial, tuple(mean), scale=tuple((1.0 / torch.tensor(std)).tolist())
+    )
 
 
 def _are_numbers(values: Any, number: int) -> bool:

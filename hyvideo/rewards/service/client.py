@@ -31,14 +31,16 @@ class RequestRejected(RuntimeError):
 
 
 class _Busy(ValueError):
-    """Raised if the service is busy; the arguments are its message and the seconds until a retry."""
+    """Raised if the service is busy; the arguments are its message and the seconds until a
+    retry.
+    """
 
 
 class RemoteScorer(Scorer):
     """Scorer that sends videos to reward services, ``http://host:port``, in rotation.
 
-    A service that is unreachable, too slow or returns an invalid answer is skipped during a cooldown. A busy service is
-    retried after the time in its Retry-After header.
+    A service that is unreachable, too slow or returns an invalid answer is skipped during a
+    cooldown. A busy service is retried after the time in its Retry-After header.
     """
 
     def __init__(
@@ -46,15 +48,21 @@ class RemoteScorer(Scorer):
         urls: Sequence[str],
         *,
         token: str | None = None,
-        timeout: float = 120.0,  # seconds per request, from the first byte sent to the last received
+        # seconds per request, from the first byte sent to the last received
+        timeout: float = 120.0,
         retries: int = SERVICE_ATTEMPTS - 1,  # how often all services are tried again
-        backoff: float = 1.0,  # seconds before the first retry, doubled each time; longer if a service requests it
+        # seconds before the first retry, doubled each time; longer if a service requests it
+        backoff: float = 1.0,
         cooldown: float = 30.0,  # seconds for which a service that failed is skipped
-        max_bytes: int = MAX_REQUEST_BYTES,  # of the videos in a request; a larger video is sent alone
+        # of the videos in a request; a larger video is sent alone
+        max_bytes: int = MAX_REQUEST_BYTES,
         max_videos: int = 16,  # in a request
     ):
         if not urls or not all(map(is_address, urls)):
-            raise ValueError(f"remote_reward_url must be URLs such as http://127.0.0.1:8000, got {list(urls)!r:.300}")
+            raise ValueError(
+                "remote_reward_url must be URLs such as http://127.0.0.1:8000, got "
+                f"{list(urls)!r:.300}"
+            )
         self.urls = [url.rstrip("/") for url in urls]
         self.timeout = timeout
         self.retries = retries
@@ -67,18 +75,22 @@ class RemoteScorer(Scorer):
         self._turn = 0
 
     def score(self, videos: list[Tensor], prompts: list[str], *, fps: float) -> list[ScoreResult]:
-        """Return the result of each video. A large batch is divided into requests, which are sent one after the other.
+        """Return the result of each video.
 
-        A rejected request is halved; a video that is rejected alone has a reason instead of scores. Raises
-        ScorerUnavailable if the first request is not answered in time; if a later one is not, the videos left have the
-        reason.
+        A large batch is divided into requests, which are sent one after the other.
+
+        A rejected request is halved; a video that is rejected alone has a reason instead of scores.
+        Raises ScorerUnavailable if the first request is not answered in time; if a later one is
+        not, the videos left have the reason.
         """
         results: list[ScoreResult] = []
         pending = deque(divide([video.nbytes for video in videos], self.max_bytes, self.max_videos))
         while pending:
             rows = pending.popleft()
             try:
-                results += self._score_together([videos[row] for row in rows], [prompts[row] for row in rows], fps)
+                results += self._score_together(
+                    [videos[row] for row in rows], [prompts[row] for row in rows], fps
+                )
             except RequestRejected as error:
                 if len(rows) == 1:
                     results.append(ScoreResult({}, str(error)))
@@ -92,12 +104,18 @@ class RemoteScorer(Scorer):
                 break
         return results
 
-    def _score_together(self, videos: list[Tensor], prompts: list[str], fps: float) -> list[ScoreResult]:
+    def _score_together(
+        self, videos: list[Tensor], prompts: list[str], fps: float
+    ) -> list[ScoreResult]:
         body = protocol.encode_request(protocol.ScoreRequest(videos, prompts, fps))
-        return self._request("/score", body, lambda answer: protocol.decode_answer(answer, len(videos)))
+        return self._request(
+            "/score", body, lambda answer: protocol.decode_answer(answer, len(videos))
+        )
 
     def check_prompts(self, prompts: list[str]) -> None:
-        """Raise ValueError for a prompt that the service's scorer cannot score, or if no service answers."""
+        """Raise ValueError for a prompt that the service's scorer cannot score, or if no service
+        answers.
+        """
         try:
             body = json.dumps({"prompts": protocol.check_texts(list(prompts))}).encode()
             problem = self._request("/check_prompts", [memoryview(body)], _problem)
@@ -130,17 +148,24 @@ class RemoteScorer(Scorer):
         raise ScorerUnavailable(f"no reward service answered ({details})")
 
     def _available_urls(self) -> list[str]:
-        """Return the services that are not skipped, starting with the next one; all of them if all are skipped."""
+        """Return the services that are not skipped, starting with the next one; all of them if all
+        are skipped.
+        """
         self._turn += 1
         order = [self.urls[(self._turn + i) % len(self.urls)] for i in range(len(self.urls))]
         now = time.monotonic()
         return [url for url in order if self._excluded_until[url] <= now] or order
 
     def _post(self, url: str, body: list[memoryview]) -> bytes:
-        """Send a request and return the answer's body. Raises TimeoutError if it is not complete in time."""
+        """Send a request and return the answer's body.
+
+        Raises TimeoutError if it is not complete in time.
+        """
         loop = asyncio.new_event_loop()
         try:
-            response, answer = loop.run_until_complete(asyncio.wait_for(self._exchange(url, body), self.timeout))
+            response, answer = loop.run_until_complete(
+                asyncio.wait_for(self._exchange(url, body), self.timeout)
+            )
         except TimeoutError as error:
             raise TimeoutError(f"the answer was not complete within {self.timeout} s") from error
         finally:
@@ -156,14 +181,19 @@ class RemoteScorer(Scorer):
         raise ValueError(f"status {response.status_code}: {message}")
 
     async def _exchange(self, url: str, body: list[memoryview]) -> tuple[h11.Response, bytes]:
-        """Send a request and read its answer; the body is sent after "100 Continue" or a timeout."""
+        """Send a request and read its answer; the body is sent after "100 Continue" or a
+        timeout.
+        """
         parts = urlsplit(url)
         port, certificates = (443, self._certificates) if parts.scheme == "https" else (80, None)
-        reader, writer = await asyncio.open_connection(parts.hostname, parts.port or port, ssl=certificates)
-        # h11 is the HTTP/1.1 protocol without a network. `connection.send` turns an event, such as a request or a part
-        # of its body, into bytes for the socket; `connection.next_event` returns the next event in the bytes that have
-        # been received. Here, they are an optional "100 Continue" (InformationalResponse), the status (Response),
-        # parts of the answer (Data), and EndOfMessage.
+        reader, writer = await asyncio.open_connection(
+            parts.hostname, parts.port or port, ssl=certificates
+        )
+        # h11 is the HTTP/1.1 protocol without a network. `connection.send` turns an event, such as
+        # a request or a part of its body, into bytes for the socket; `connection.next_event`
+        # returns the next event in the bytes that have been received. Here, they are an optional
+        # "100 Continue" (InformationalResponse), the status (Response), parts of the answer (Data),
+        # and EndOfMessage.
         connection = h11.Connection(h11.CLIENT)
         answer = bytearray()
         event = None
@@ -174,7 +204,8 @@ class RemoteScorer(Scorer):
                 event = connection.next_event()
                 if event is not h11.NEED_DATA:
                     return event
-                connection.receive_data(await reader.read(2**16))  # b"" if the service has closed the connection
+                # b"" if the service has closed the connection
+                connection.receive_data(await reader.read(2**16))
 
         headers = {
             "host": parts.netloc.rpartition("@")[2],
@@ -186,7 +217,8 @@ class RemoteScorer(Scorer):
         try:
             request = h11.Request(method="POST", target=parts.path, headers=list(headers.items()))
             writer.write(connection.send(request))
-            # A service that rejects the request, for example because it is busy, answers before it receives the videos.
+            # A service that rejects the request, for example because it is busy, answers before it
+            # receives the videos.
             with suppress(TimeoutError):
                 event = await asyncio.wait_for(receive(), _CONTINUE_TIMEOUT)
             if not isinstance(event, h11.Response):
@@ -194,7 +226,8 @@ class RemoteScorer(Scorer):
                     for start in range(0, len(part), _CHUNK):
                         writer.write(connection.send(h11.Data(part[start : start + _CHUNK])))
                         await writer.drain()
-                connection.send(h11.EndOfMessage())  # no bytes to send, because the header has the length
+                # no bytes to send, because the header has the length
+                connection.send(h11.EndOfMessage())
             while not isinstance(event, h11.Response):
                 event = await receive()
             while isinstance(part := await receive(), h11.Data):
@@ -208,7 +241,9 @@ class RemoteScorer(Scorer):
 
 
 def divide(sizes: Sequence[int], max_bytes: int, max_videos: int) -> list[range]:
-    """Return ranges of videos, in order, each of at most ``max_videos`` and of ``max_bytes`` or one video."""
+    """Return ranges of videos, in order, each of at most ``max_videos`` and of ``max_bytes`` or one
+    video.
+    """
     first, total = 0, 0
     ranges = []
     for row, size in enumerate(sizes):
@@ -223,7 +258,9 @@ def _problem(body: bytes) -> str | None:
     answer = parse_json(body)
     problem = answer.get("problem") if isinstance(answer, dict) else 0
     if not isinstance(problem, str | None):
-        raise ValueError("the answer of /check_prompts must be an object with `problem`, a string or null")
+        raise ValueError(
+            "the answer of /check_prompts must be an object with `problem`, a string or null"
+        )
     return problem and protocol.printable(problem)
 
 
@@ -231,6 +268,11 @@ def is_address(url: str) -> bool:
     """Return whether ``url`` is an http or https URL with a host."""
     try:
         parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and " " not in url and parts.port != 0
+        return (
+            parts.scheme in ("http", "https")
+            and bool(parts.hostname)
+            and " " not in url
+            and parts.port != 0
+        )
     except ValueError:  # an invalid port
         return False

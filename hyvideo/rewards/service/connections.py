@@ -1,4 +1,6 @@
-"""Connections of the reward service, with limits on their number and on the time until a request's headers arrive."""
+"""Connections of the reward service, with limits on their number and on the time until a request's
+headers arrive.
+"""
 
 import asyncio
 import socket
@@ -13,13 +15,17 @@ from hyvideo.rewards.service.limits import Limits
 
 
 def listen(host: str, port: int) -> tuple[socket.socket, str]:
-    """Return a listening socket, on a free port if it is 0, and its URL. Raises OSError for an unavailable address."""
+    """Return a listening socket, on a free port if it is 0, and its URL.
+
+    Raises OSError for an unavailable address.
+    """
     name, family = (f"[{host}]", socket.AF_INET6) if ":" in host else (host, socket.AF_INET)
     try:
         listener = socket.create_server((host, port), family=family)
     except OSError as error:
         raise OSError(f"cannot listen on {host} port {port}: {error}") from error
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # otherwise each answer waits 40 ms for an ACK
+    # otherwise each answer waits 40 ms for an ACK
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener, f"http://{name}:{listener.getsockname()[1]}"
 
 
@@ -29,13 +35,18 @@ def make_server(app: FastAPI, limits: Limits | None = None) -> uvicorn.Server:
 
 
 class GuardedProtocol(H11Protocol):
-    """A connection. If there are too many connections, the one that has been idle for longest is dropped.
+    """A connection.
 
-    ``idle`` maps connections that wait for their client, oldest first, to the timers that drop them. A connection waits
-    for its client if it has no active request, is being closed, or has more of an answer than the client has read.
+    If there are too many connections, the one that has been idle for longest is dropped.
+
+    ``idle`` maps connections that wait for their client, oldest first, to the timers that drop
+    them. A connection waits for its client if it has no active request, is being closed, or has
+    more of an answer than the client has read.
     """
 
-    def __init__(self, limits: Limits, idle: "dict[GuardedProtocol, asyncio.TimerHandle]", **options):
+    def __init__(
+        self, limits: Limits, idle: "dict[GuardedProtocol, asyncio.TimerHandle]", **options
+    ):
         super().__init__(**options)
         self.limits = limits
         self.idle = idle
@@ -52,7 +63,8 @@ class GuardedProtocol(H11Protocol):
         self._watch()
 
     def on_response_complete(self) -> None:
-        is_pipelining = self.conn.trailing_data[0]  # requests sent ahead keep a connection busy that reads no answer
+        # requests sent ahead keep a connection busy that reads no answer
+        is_pipelining = self.conn.trailing_data[0]
         if self.conn.their_state is h11.SEND_BODY or is_pipelining:
             self.transport.close()
         super().on_response_complete()

@@ -1,8 +1,9 @@
-"""Messages between the reward service and its client: frames as safetensors, scores as JSON, no pickle.
+"""Messages between the reward service and its client: frames as safetensors, scores as JSON, no
+pickle.
 
-A request is a safetensors file with tensors ``video.0``, ``video.1``..., uint8 (frames, 3, height, width), and prompts
-and frames per second in its metadata. An answer is a JSON object with one entry per video in ``scores`` (numbers by
-dimension, or null) and in ``reasons``.
+A request is a safetensors file with tensors ``video.0``, ``video.1``..., uint8 (frames, 3, height,
+width), and prompts and frames per second in its metadata. An answer is a JSON object with one entry
+per video in ``scores`` (numbers by dimension, or null) and in ``reasons``.
 """
 
 import json
@@ -34,7 +35,9 @@ class ScoreRequest:
 
 
 def encode_request(request: ScoreRequest) -> list[memoryview]:
-    """Return the consecutive parts of a request, without a copy of videos that are on the CPU and contiguous."""
+    """Return the consecutive parts of a request, without a copy of videos that are on the CPU and
+    contiguous.
+    """
     header: dict[str, dict] = {
         "__metadata__": {"prompts": json.dumps(request.prompts), "fps": repr(float(request.fps))}
     }
@@ -42,14 +45,21 @@ def encode_request(request: ScoreRequest) -> list[memoryview]:
     for number, video in enumerate(request.videos):
         frames.append(memoryview(video.cpu().contiguous().view(-1).numpy()))
         start, end = end, end + len(frames[-1])
-        header[f"video.{number}"] = {"dtype": "U8", "shape": list(video.shape), "data_offsets": [start, end]}
+        header[f"video.{number}"] = {
+            "dtype": "U8",
+            "shape": list(video.shape),
+            "data_offsets": [start, end],
+        }
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # the format aligns the tensors
     return [memoryview(len(text).to_bytes(8, "little") + text), *frames]
 
 
 def decode_request(body: bytearray, limits: Limits) -> ScoreRequest:
-    """Decode a request. The videos share the memory of ``body``. Raises BadRequest if it is invalid."""
+    """Decode a request. The videos share the memory of ``body``.
+
+    Raises BadRequest if it is invalid.
+    """
     if len(body) > limits.body:
         raise BadRequest(f"a request may have at most {limits.body} bytes, got {len(body)}")
     header, first = _header(body)
@@ -58,19 +68,28 @@ def decode_request(body: bytearray, limits: Limits) -> ScoreRequest:
         raise BadRequest(f"a request may have at most {limits.videos} videos, got {len(prompts)}")
     names = [f"video.{number}" for number in range(len(prompts))]
     if header.keys() != set(names):
-        raise BadRequest(f"a request needs one tensor video.N per prompt ({len(names)}), got {list(header)!r:.200}")
-    return ScoreRequest([_video(name, header[name], body, first, limits) for name in names], prompts, fps)
+        raise BadRequest(
+            f"a request needs one tensor video.N per prompt ({len(names)}), got "
+            f"{list(header)!r:.200}"
+        )
+    return ScoreRequest(
+        [_video(name, header[name], body, first, limits) for name in names], prompts, fps
+    )
 
 
 def _header(body: bytearray) -> tuple[dict, int]:
     """Return the header and the position of the first byte after it."""
     length = int.from_bytes(body[:8], "little")
     try:
-        header = parse_json(body[8 : 8 + length]) if length <= min(_MAX_HEADER, len(body) - 8) else None
+        header = (
+            parse_json(body[8 : 8 + length]) if length <= min(_MAX_HEADER, len(body) - 8) else None
+        )
     except ValueError:
         header = None
     if not isinstance(header, dict):
-        raise BadRequest(f"the body must be a safetensors file with a header of at most {_MAX_HEADER} bytes")
+        raise BadRequest(
+            f"the body must be a safetensors file with a header of at most {_MAX_HEADER} bytes"
+        )
     return header, 8 + length
 
 
@@ -83,26 +102,44 @@ def _metadata(metadata: object) -> tuple[list[str], float]:
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         problem = f"{error!s:.200}"
     raise BadRequest(
-        "the metadata needs `prompts`, a JSON list of at least one string, and `fps`, a number above 0 and at "
+        "the metadata needs `prompts`, a JSON list of at least one string, and `fps`, a number "
+        "above 0 and at "
         f"most 1000: {problem}"
     )
 
 
 def _video(name: str, entry: object, body: bytearray, first: int, limits: Limits) -> Tensor:
-    """Return the video that ``entry`` of the header describes; offsets count from byte ``first`` of the body."""
+    """Return the video that ``entry`` of the header describes; offsets count from byte ``first`` of
+    the body.
+    """
     shape = entry.get("shape") if isinstance(entry, dict) and entry.get("dtype") == "U8" else None
-    is_shape = isinstance(shape, list) and len(shape) == 4 and all(isinstance(n, int) and n > 0 for n in shape)
+    is_shape = (
+        isinstance(shape, list)
+        and len(shape) == 4
+        and all(isinstance(n, int) and n > 0 for n in shape)
+    )
     if not is_shape or shape[1] != 3:
-        raise BadRequest(f"tensor {name} must be uint8 (frames, 3, height, width), got {entry!r:.200}")
+        raise BadRequest(
+            f"tensor {name} must be uint8 (frames, 3, height, width), got {entry!r:.200}"
+        )
     if shape[0] > limits.frames or shape[2] * shape[3] > limits.pixels:
-        raise BadRequest(f"{name} may have at most {limits.frames} frames of {limits.pixels} pixels, got {shape}")
+        raise BadRequest(
+            f"{name} may have at most {limits.frames} frames of {limits.pixels} pixels, got {shape}"
+        )
     offsets = entry.get("data_offsets")
     size = math.prod(shape)
     available = len(body) - first
-    are_integers = isinstance(offsets, list) and len(offsets) == 2 and all(isinstance(n, int) for n in offsets)
-    if not are_integers or not 0 <= offsets[0] <= offsets[1] <= available or offsets[1] - offsets[0] != size:
+    are_integers = (
+        isinstance(offsets, list) and len(offsets) == 2 and all(isinstance(n, int) for n in offsets)
+    )
+    if (
+        not are_integers
+        or not 0 <= offsets[0] <= offsets[1] <= available
+        or offsets[1] - offsets[0] != size
+    ):
         raise BadRequest(
-            f"data_offsets of {name} must enclose {size} bytes of the body, got {offsets!r:.100} of {available} bytes"
+            f"data_offsets of {name} must enclose {size} bytes of the body, got {offsets!r:.100} "
+            f"of {available} bytes"
         )
     return torch.from_numpy(np.frombuffer(body, np.uint8, size, first + offsets[0]).reshape(shape))
 
@@ -120,14 +157,21 @@ def check_texts(prompts: object) -> list[str]:
 def encode_answer(results: list[ScoreResult]) -> dict:
     """Return the results as a JSON object; a score that is not a finite number becomes null."""
     scores = [
-        None if r.reason else {name: value if is_finite(r.scores, name) else None for name, value in r.scores.items()}
+        None
+        if r.reason
+        else {
+            name: value if is_finite(r.scores, name) else None for name, value in r.scores.items()
+        }
         for r in results
     ]
     return {"scores": scores, "reasons": [r.reason and printable(r.reason) for r in results]}
 
 
 def decode_answer(body: bytes, num_videos: int) -> list[ScoreResult]:
-    """Decode an answer. Raises ValueError unless it is valid and has results for ``num_videos`` videos."""
+    """Decode an answer.
+
+    Raises ValueError unless it is valid and has results for ``num_videos`` videos.
+    """
     answer = parse_json(body)
     content = answer if isinstance(answer, dict) else {}
     scores, reasons = content.get("scores"), content.get("reasons") or [None] * num_videos
@@ -138,10 +182,16 @@ def decode_answer(body: bytes, num_videos: int) -> list[ScoreResult]:
 
 def _result(scores: object, reason: object) -> ScoreResult:
     if scores is None:
-        return ScoreResult({}, printable(str(reason or "the service returned neither scores nor a reason")))
-    if not isinstance(scores, dict) or not all(type(value) in (int, float, NoneType) for value in scores.values()):
+        return ScoreResult(
+            {}, printable(str(reason or "the service returned neither scores nor a reason"))
+        )
+    if not isinstance(scores, dict) or not all(
+        type(value) in (int, float, NoneType) for value in scores.values()
+    ):
         raise ValueError(f"scores must be numbers by dimension, got {scores!r:.200}")
-    return ScoreResult({name: math.nan if value is None else as_score(value) for name, value in scores.items()})
+    return ScoreResult(
+        {name: math.nan if value is None else as_score(value) for name, value in scores.items()}
+    )
 
 
 def printable(text: str) -> str:

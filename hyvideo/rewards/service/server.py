@@ -1,8 +1,8 @@
 """The reward service: a frozen scorer behind HTTP, for training runs without enough memory for it.
 
-POST /score          scores of videos (protocol.py); waiting requests are scored in batches, 503 if there are too many
-POST /check_prompts  {"prompts": [...]} -> {"problem": null or a sentence}
-GET  /health /metrics
+POST /score scores of videos (protocol.py); waiting requests are scored in batches, 503 if there are
+too many POST /check_prompts {"prompts": [...]} -> {"problem": null or a sentence} GET /health
+/metrics
 """
 
 import asyncio
@@ -41,7 +41,8 @@ class _QueuedVideo(NamedTuple):
 
 
 class Batcher:
-    """Scores videos in one thread, in the order of their requests, and batches those that arrive meanwhile.
+    """Scores videos in one thread, in the order of their requests, and batches those that arrive
+    meanwhile.
 
     A batch has up to ``max_videos`` videos of one frame rate, for which it waits ``wait`` seconds.
     """
@@ -60,13 +61,22 @@ class Batcher:
         self._thread.start()
 
     def seconds_left(self) -> int:
-        """Estimate the seconds needed for the queue from the mean time per video so far, between 1 and 60."""
-        return min(60, math.ceil(len(self._waiting) * self.seconds / max(1, self.counts["videos"])) or 1)
+        """Estimate the seconds needed for the queue from the mean time per video so far, between 1
+        and 60.
+        """
+        return min(
+            60, math.ceil(len(self._waiting) * self.seconds / max(1, self.counts["videos"])) or 1
+        )
 
     def submit(self, request: protocol.ScoreRequest) -> "list[Future[ScoreResult]]":
-        """Queue a request and return one future per video; a future canceled before its batch starts is not scored."""
+        """Queue a request and return one future per video; a future canceled before its batch
+        starts is not scored.
+        """
         self.counts["requests"] += 1
-        videos = [_QueuedVideo(v, prompt, request.fps, Future()) for v, prompt in zip(request.videos, request.prompts)]
+        videos = [
+            _QueuedVideo(v, prompt, request.fps, Future())
+            for v, prompt in zip(request.videos, request.prompts)
+        ]
         with self._changed:
             self._waiting += videos
             self._changed.notify()
@@ -95,16 +105,22 @@ class Batcher:
                 future.set_result(result)
 
     def _next_batch(self) -> list[_QueuedVideo]:
-        """Wait for queued videos and return some of equal frame rate, without canceled ones; empty when closed."""
+        """Wait for queued videos and return some of equal frame rate, without canceled ones; empty
+        when closed.
+        """
         batch: list[_QueuedVideo] = []
         with self._changed:
             while not batch:
                 self._changed.wait_for(lambda: self._waiting or self._is_closed)
                 if not self._waiting:
                     break
-                self._changed.wait_for(lambda: len(self._waiting) >= self.max_videos or self._is_closed, self.wait)
+                self._changed.wait_for(
+                    lambda: len(self._waiting) >= self.max_videos or self._is_closed, self.wait
+                )
                 fps = self._waiting[0].fps
-                while self._waiting and self._waiting[0].fps == fps and len(batch) < self.max_videos:
+                while (
+                    self._waiting and self._waiting[0].fps == fps and len(batch) < self.max_videos
+                ):
                     video = self._waiting.popleft()
                     if video.result.set_running_or_notify_cancel():
                         batch.append(video)
@@ -119,7 +135,10 @@ def create_app(
     max_videos: int = 16,
     max_waiting: int = MAX_WAITING,
 ) -> FastAPI:
-    """Create the service. All routes except /health require the token; ``max_waiting`` limits the active requests."""
+    """Create the service.
+
+    All routes except /health require the token; ``max_waiting`` limits the active requests.
+    """
     if max_waiting < 1:
         raise ValueError(f"max_waiting must be at least 1, got {max_waiting}")
     assert limits is None or limits.body <= limits.memory, "a body must fit in the memory"
@@ -132,7 +151,9 @@ def create_app(
         yield
         await anyio.to_thread.run_sync(batcher.close)
 
-    app = FastAPI(title="reward service", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(
+        title="reward service", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None
+    )
     protected = [Depends(_token_check(token))]
 
     @app.get("/health")
@@ -144,7 +165,9 @@ def create_app(
         values = {f"{name}_total": value for name, value in batcher.counts.items()}
         values["seconds_total"] = f"{batcher.seconds:.3f}"
         values["waiting"] = active.slots.borrowed_tokens
-        return PlainTextResponse("".join(f"reward_{name} {value}\n" for name, value in values.items()))
+        return PlainTextResponse(
+            "".join(f"reward_{name} {value}\n" for name, value in values.items())
+        )
 
     counted = [*protected, Depends(active.slot)]
 
@@ -166,9 +189,13 @@ def create_app(
     return app
 
 
-async def _decoded(body: bytearray, limits: Limits, decoders: anyio.CapacityLimiter) -> protocol.ScoreRequest:
+async def _decoded(
+    body: bytearray, limits: Limits, decoders: anyio.CapacityLimiter
+) -> protocol.ScoreRequest:
     try:
-        return await anyio.to_thread.run_sync(protocol.decode_request, body, limits, limiter=decoders)
+        return await anyio.to_thread.run_sync(
+            protocol.decode_request, body, limits, limiter=decoders
+        )
     except protocol.BadRequest as error:
         raise HTTPException(422, str(error)) from error
 
@@ -203,7 +230,10 @@ def _token_check(token: str | None) -> Callable[[Request], Coroutine[Any, Any, N
 
 
 class _ActiveRequests:
-    """Active requests, and the deadlines of those whose bodies are arriving. Every byte extends a deadline."""
+    """Active requests, and the deadlines of those whose bodies are arriving.
+
+    Every byte extends a deadline.
+    """
 
     def __init__(self, limits: Limits, max_waiting: int, batcher: Batcher):
         self.limits = limits
@@ -215,12 +245,17 @@ class _ActiveRequests:
         """Hold one of the slots; if none is free, drop the slowest body or answer 503."""
         if self.slots.available_tokens < 1 and not self._drop_slowest():
             headers = {"retry-after": str(self.batcher.seconds_left())}
-            raise HTTPException(503, f"{self.slots.total_tokens} requests are already waiting", headers=headers)
+            raise HTTPException(
+                503, f"{self.slots.total_tokens} requests are already waiting", headers=headers
+            )
         async with self.slots:
             yield
 
     async def body(self, request: Request, largest: int) -> bytearray:
-        """Return the body. Raises HTTPException as soon as it exceeds ``largest`` bytes or is too slow."""
+        """Return the body.
+
+        Raises HTTPException as soon as it exceeds ``largest`` bytes or is too slow.
+        """
         _length(request, largest)
         body, start = bytearray(), asyncio.get_running_loop().time()
         deadline = asyncio.timeout(self.limits.seconds)
@@ -232,10 +267,14 @@ class _ActiveRequests:
                     if len(body) > largest:
                         raise _too_large(largest)
                     if deadline in self._deadlines:
-                        deadline.reschedule(start + self.limits.seconds + len(body) / self.limits.rate)
+                        deadline.reschedule(
+                            start + self.limits.seconds + len(body) / self.limits.rate
+                        )
         except TimeoutError as error:
             seconds, rate = self.limits.seconds, self.limits.rate
-            raise HTTPException(408, f"a request must arrive within {seconds} s, or at {rate:g} bytes/s") from error
+            raise HTTPException(
+                408, f"a request must arrive within {seconds} s, or at {rate:g} bytes/s"
+            ) from error
         except ClientDisconnect as error:
             raise HTTPException(499, "the client disconnected") from error
         finally:
@@ -243,7 +282,9 @@ class _ActiveRequests:
         return body
 
     def _drop_slowest(self) -> bool:
-        """Drop the body that lags most behind ``limits.rate``; False if none lags by 5 % of ``limits.seconds``."""
+        """Drop the body that lags most behind ``limits.rate``; False if none lags by 5 % of
+        ``limits.seconds``.
+        """
         now = asyncio.get_running_loop().time()
         slowest = min(self._deadlines, key=asyncio.Timeout.when, default=None)
         if slowest is None or slowest.when() > now + 0.95 * self.limits.seconds:
@@ -276,7 +317,10 @@ class _Memory:
 
 
 def _length(request: Request, largest: int) -> int:
-    """Return the length of the body by its header, or ``largest`` without one. Raises HTTPException if it is larger."""
+    """Return the length of the body by its header, or ``largest`` without one.
+
+    Raises HTTPException if it is larger.
+    """
     length = request.headers.get("content-length", "")
     if not length.isdigit():
         return largest

@@ -1,9 +1,8 @@
 """Files of a VideoAlign checkpoint: settings, tokenizer and weights, in both released layouts.
 
-VideoReward/model_config.json
-VideoReward/checkpoint-11352/model.pth                      all weights
-VideoReward/checkpoint-11352/{adapter_model.safetensors, non_lora_state_dict.pth}    on top of Qwen2-VL-2B's weights
-VideoReward/checkpoint-11352/tokenizer/                     if missing, that of the base model
+VideoReward/model_config.json VideoReward/checkpoint-11352/model.pth all weights
+VideoReward/checkpoint-11352/{adapter_model.safetensors, non_lora_state_dict.pth} on top of
+Qwen2-VL-2B's weights VideoReward/checkpoint-11352/tokenizer/ if missing, that of the base model
 """
 
 import math
@@ -30,7 +29,9 @@ _BASE_NAME = "Qwen/Qwen2-VL-2B-Instruct"
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of model_config.json: sampling and resizing of frames, prompt, LoRA, and normalization of scores."""
+    """Settings of model_config.json: sampling and resizing of frames, prompt, LoRA, and
+    normalization of scores.
+    """
 
     fps: float
     num_frames: int | None
@@ -40,13 +41,16 @@ class Settings:
     has_lora: bool
     lora_rank: int
     lora_scale: float
-    dimensions: tuple[str, ...]  # names of the scores, at most three, in the order of the reward tokens
+    # names of the scores, at most three, in the order of the reward tokens
+    dimensions: tuple[str, ...]
     normalisation: dict[str, float] | None  # <dimension>_mean and _std
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Tensors under the names of Qwen2VLModel; a LoRA pair is ``<module>.lora_A.weight`` and ``lora_B``."""
+    """Tensors under the names of Qwen2VLModel; a LoRA pair is ``<module>.lora_A.weight`` and
+    ``lora_B``.
+    """
 
     model: dict[str, Tensor]  # including the LoRA
     head: Tensor  # (1, hidden)
@@ -70,18 +74,26 @@ class Checkpoint:
     def tokenizer(self) -> Path:
         folder = self.folder / "tokenizer"
         if not folder.is_dir() and self.base is None:
-            raise ValueError(f"{LABEL}: neither {folder} nor a base model with a tokenizer exists; download it again")
+            raise ValueError(
+                f"{LABEL}: neither {folder} nor a base model with a tokenizer exists; download it "
+                "again"
+            )
         return folder if folder.is_dir() else self.base
 
 
 def find_checkpoint(root: str | Path, *, base: str | Path | None = None) -> Checkpoint:
     """Find the newest checkpoint below ``root``. Raises ValueError if none is usable.
 
-    ``base`` is the folder of Qwen2-VL-2B-Instruct; by default, it is searched for in and beside ``root``.
+    ``base`` is the folder of Qwen2-VL-2B-Instruct; by default, it is searched for in and beside
+    ``root``.
     """
     root = Path(root)
     config = read_json(root / "model_config.json", LABEL)
-    steps = {int(p.name.rpartition("-")[2]): p for p in root.glob("checkpoint-*") if p.name[11:].isdigit()}
+    steps = {
+        int(p.name.rpartition("-")[2]): p
+        for p in root.glob("checkpoint-*")
+        if p.name[11:].isdigit()
+    }
     if not steps:
         raise ValueError(f"{LABEL}: no folder checkpoint-<step> in {root}; download it again")
     folder = steps[max(steps)]
@@ -89,48 +101,71 @@ def find_checkpoint(root: str | Path, *, base: str | Path | None = None) -> Chec
         settings = _read_settings(config, root / "model_config.json")
         base_name = config["model_config"]["model_name_or_path"]
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{LABEL}: {root / 'model_config.json'} is incomplete or corrupted ({error!r})") from error
+        raise ValueError(
+            f"{LABEL}: {root / 'model_config.json'} is incomplete or corrupted ({error!r})"
+        ) from error
     return Checkpoint(folder, _find_base(root, base_name, base), settings)
 
 
 def read_weights(checkpoint: Checkpoint) -> Weights:
-    """Read the tensors of a checkpoint, memory-mapped if possible. Raises ValueError for unusable files."""
+    """Read the tensors of a checkpoint, memory-mapped if possible.
+
+    Raises ValueError for unusable files.
+    """
     whole = checkpoint.folder / "model.pth"
     parts = [read_pickle(whole, LABEL)] if whole.is_file() else _adapter_on_base(checkpoint)
     tensors = {plain_name(name): tensor for part in parts for name, tensor in part.items()}
     head, output = tensors.pop("rm_head.weight", None), tensors.pop("lm_head.weight", None)
     if head is None:
-        raise ValueError(f"{LABEL}: no tensor rm_head.weight in {checkpoint.folder}; it is not a reward model")
+        raise ValueError(
+            f"{LABEL}: no tensor rm_head.weight in {checkpoint.folder}; it is not a reward model"
+        )
     if output is not None and not torch.equal(output, tensors.get(EMBEDDING, output)):
         # The model ties the two tensors, and the original loads the output layer last.
         tensors[EMBEDDING] = output
     has_lora = any(".lora_" in name for name in tensors)
     if has_lora != checkpoint.settings.has_lora:  # would silently change the scores
         setting, has = ("false", "has a LoRA") if has_lora else ("true", "has no LoRA")
-        raise ValueError(f"{LABEL}: model_config.json has lora_enable {setting}, but {checkpoint.folder} {has}")
+        raise ValueError(
+            f"{LABEL}: model_config.json has lora_enable {setting}, but {checkpoint.folder} {has}"
+        )
     return Weights(tensors, head)
 
 
 def check_dimensions(names: Sequence[str], where: str) -> tuple[str, ...]:
-    """Return the names of the scores at the reward tokens, in order. Raises ValueError for invalid names."""
+    """Return the names of the scores at the reward tokens, in order.
+
+    Raises ValueError for invalid names.
+    """
     usable = set(names) - {"", OVERALL, *RESERVED_NAMES}
     if {type(name) for name in names} != {str} or not len(usable) == len(names) <= 3:
         raise ValueError(
-            f"{where} must be one to three different names, none of them {OVERALL}, {', '.join(RESERVED_NAMES)}, "
+            f"{where} must be one to three different names, none of them {OVERALL}, "
+            f"{', '.join(RESERVED_NAMES)}, "
             f"got {quote(names)}"
         )
     return tuple(names)
 
 
 def save_weights(folder: Path, state: Mapping[str, Tensor], head: Tensor) -> None:
-    """Write model.pth in bfloat16: the state dict of a ``Qwen2VLModel`` without a separate LoRA, and the head."""
+    """Write model.pth in bfloat16: the state dict of a ``Qwen2VLModel`` without a separate LoRA,
+    and the head.
+    """
     tensors = {f"model.{name}": tensor.detach().cpu().bfloat16() for name, tensor in state.items()}
-    torch.save(tensors | {"rm_head.weight": head.detach().cpu().bfloat16().clone()}, folder / "model.pth")
+    torch.save(
+        tensors | {"rm_head.weight": head.detach().cpu().bfloat16().clone()}, folder / "model.pth"
+    )
 
 
 def plain_name(name: str) -> str:
-    """Return a tensor's name in Qwen2VLModel, without peft's prefixes, for files of transformers 4 and 5."""
-    name = name.removeprefix("base_model.model.").replace(".base_layer.", ".").replace(".default.", ".")
+    """Return a tensor's name in Qwen2VLModel, without peft's prefixes, for files of transformers 4
+    and 5.
+    """
+    name = (
+        name.removeprefix("base_model.model.")
+        .replace(".base_layer.", ".")
+        .replace(".default.", ".")
+    )
     if name.startswith(("rm_head.", "lm_head.")):
         return name
     name = name.removeprefix("model.")
@@ -143,18 +178,36 @@ def _read_settings(config: dict[str, Any], path: Path) -> Settings:
     lora = config["peft_lora_config"]
     template = data.get("prompt_template_type")
     if template not in TEMPLATES:
-        raise ValueError(f"{LABEL}: prompt_template_type in {path} must be one of {list(TEMPLATES)}, got {template!r}")
-    needed = {"sample_type": "uniform", "use_special_tokens": True, "reward_token": "special", "output_dim": 1}
+        raise ValueError(
+            f"{LABEL}: prompt_template_type in {path} must be one of {list(TEMPLATES)}, got "
+            f"{template!r}"
+        )
+    needed = {
+        "sample_type": "uniform",
+        "use_special_tokens": True,
+        "reward_token": "special",
+        "output_dim": 1,
+    }
     given = {"sample_type": "uniform"} | data | model
     if wrong := [
-        f"{name} {given.get(name)!r}, not {needed[name]!r}" for name in needed if given.get(name) != needed[name]
+        f"{name} {given.get(name)!r}, not {needed[name]!r}"
+        for name in needed
+        if given.get(name) != needed[name]
     ]:
-        raise ValueError(f"{LABEL}: {path} has settings that this scorer does not support: {'; '.join(wrong)}")
+        raise ValueError(
+            f"{LABEL}: {path} has settings that this scorer does not support: {'; '.join(wrong)}"
+        )
     constants = config.get("inference_config") or {}
     dimensions = check_dimensions(data.get("eval_dim", DIMENSIONS), f"eval_dim in {path}")
-    names = [f"{name}_{kind}" for name in dimensions for kind in ("mean", "std")] if constants else []
-    if bad := [n for n in names if not is_finite(constants, n) or (n.endswith("std") and constants[n] <= 0)]:
-        raise ValueError(f"{LABEL}: {path} has no usable constant {', '.join(bad)}; download it again")
+    names = (
+        [f"{name}_{kind}" for name in dimensions for kind in ("mean", "std")] if constants else []
+    )
+    if bad := [
+        n for n in names if not is_finite(constants, n) or (n.endswith("std") and constants[n] <= 0)
+    ]:
+        raise ValueError(
+            f"{LABEL}: {path} has no usable constant {', '.join(bad)}; download it again"
+        )
     # Missing settings get the original's defaults.
     rank = lora.get("lora_r", 16)
     return Settings(
@@ -165,16 +218,23 @@ def _read_settings(config: dict[str, Any], path: Path) -> Settings:
         template=template,
         has_lora=lora.get("lora_enable", False),
         lora_rank=rank,
-        lora_scale=lora.get("lora_alpha", 32) / (math.sqrt(rank) if lora.get("use_rslora") else rank),
+        lora_scale=lora.get("lora_alpha", 32)
+        / (math.sqrt(rank) if lora.get("use_rslora") else rank),
         dimensions=dimensions,
         normalisation=constants or None,
     )
 
 
 def _find_base(root: Path, name: str, given: str | Path | None) -> Path | None:
-    """Return the folder with the base model's config.json; None if the bundled config of Qwen2-VL-2B suffices."""
+    """Return the folder with the base model's config.json; None if the bundled config of
+    Qwen2-VL-2B suffices.
+    """
     short = Path(name).name
-    folders = [Path(given)] if given else [root / short, root.parent / short, root.parent / name, Path(name)]
+    folders = (
+        [Path(given)]
+        if given
+        else [root / short, root.parent / short, root.parent / name, Path(name)]
+    )
     for folder in folders:
         if (folder / "config.json").is_file():
             return folder
@@ -184,11 +244,14 @@ def _find_base(root: Path, name: str, given: str | Path | None) -> Path | None:
 
 
 def _adapter_on_base(checkpoint: Checkpoint) -> list[dict[str, Tensor]]:
-    """Read the adapter layout: the base model's tensors, fully trained replacements of some of them, and the LoRA."""
+    """Read the adapter layout: the base model's tensors, fully trained replacements of some of
+    them, and the LoRA.
+    """
     files = sorted(checkpoint.base.glob("*.safetensors")) if checkpoint.base else []
     if not files:
         raise ValueError(
-            f"{LABEL}: {checkpoint.folder} has no model.pth, so the base model's weights are needed; put "
+            f"{LABEL}: {checkpoint.folder} has no model.pth, so the base model's weights are "
+            "needed; put "
             f"{_BASE_NAME} with its *.safetensors beside {checkpoint.folder.parent}"
         )
     return [

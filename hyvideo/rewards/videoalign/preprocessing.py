@@ -2,7 +2,8 @@
 
     sample 2 frames per second -> resize (bicubic, antialiased, rounded to uint8) -> normalize -> patches
 
-The number of sampled frames depends on the video's frames per second, so a wrong frame rate changes the score.
+The number of sampled frames depends on the video's frames per second, so a wrong frame rate changes
+the score.
 """
 
 import functools
@@ -23,13 +24,19 @@ MIN_PIXELS = 128 * FACTOR**2
 MIN_FRAMES, MAX_FRAMES = 4, 768
 
 
-def frame_indices(num_frames: int, video_fps: float, *, fps: float = 2.0, num_sampled: int | None = None) -> list[int]:
-    """Return the indices of an even number of evenly spaced frames, including the first and the last.
+def frame_indices(
+    num_frames: int, video_fps: float, *, fps: float = 2.0, num_sampled: int | None = None
+) -> list[int]:
+    """Return the indices of an even number of evenly spaced frames, including the first and the
+    last.
 
-    Samples ``fps`` frames per second from a video with ``video_fps``, or ``num_sampled`` frames in total if given.
+    Samples ``fps`` frames per second from a video with ``video_fps``, or ``num_sampled`` frames in
+    total if given.
     """
     if num_frames < TEMPORAL_PATCH:
-        raise ValueError(f"a video needs at least {TEMPORAL_PATCH} frames to be scored, got {num_frames}")
+        raise ValueError(
+            f"a video needs at least {TEMPORAL_PATCH} frames to be scored, got {num_frames}"
+        )
     if not 0 < video_fps < math.inf:
         raise ValueError(f"frames per second of a video must be positive, got {video_fps}")
     if num_sampled is None:
@@ -41,25 +48,32 @@ def frame_indices(num_frames: int, video_fps: float, *, fps: float = 2.0, num_sa
 
 
 def resize(frames: Tensor, *, max_pixels: int, min_pixels: int = MIN_PIXELS) -> Tensor:
-    """Resize frames to the nearest size with sides that are multiples of 28 and an area within the bounds.
+    """Resize frames to the nearest size with sides that are multiples of 28 and an area within the
+    bounds.
 
-    Frames that are enlarged to the lower bound may exceed the upper bound. Frames as floats in [0, 255] keep their
-    gradient and get the same values. Shape: uint8 or float (frames, 3, height, width).
+    Frames that are enlarged to the lower bound may exceed the upper bound. Frames as floats in [0,
+    255] keep their gradient and get the same values. Shape: uint8 or float (frames, 3, height,
+    width).
     """
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
-    size = smart_resize(*frames.shape[-2:], factor=FACTOR, min_pixels=min_pixels, max_pixels=max_pixels)
+    size = smart_resize(
+        *frames.shape[-2:], factor=FACTOR, min_pixels=min_pixels, max_pixels=max_pixels
+    )
     if size == tuple(frames.shape[-2:]):
         return frames
-    resized = F.interpolate(frames.float(), size, mode="bicubic", align_corners=False, antialias=True)
+    resized = F.interpolate(
+        frames.float(), size, mode="bicubic", align_corners=False, antialias=True
+    )
     return round_through(resized.clamp(0, 255)).to(frames.dtype)
 
 
 def patches(frames: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
     """Return normalized patches, and the number of patches along time, height and width.
 
-    Frames as floats in [0, 255] keep their gradient and get the same values. Shape: uint8 or float (frames, 3, height,
-    width) to float32 (patches, 3 * 2 * 14 * 14), with the patches of a token adjacent.
+    Frames as floats in [0, 255] keep their gradient and get the same values. Shape: uint8 or float
+    (frames, 3, height, width) to float32 (patches, 3 * 2 * 14 * 14), with the patches of a token
+    adjacent.
     """
     if len(frames) % TEMPORAL_PATCH:
         frames = torch.cat([frames, frames[-1:]])
@@ -67,17 +81,24 @@ def patches(frames: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
         values = _normalized(frames)
     else:
         table = _normalized_levels().to(frames.device)
-        values = torch.stack([table[channel][frames[:, channel].long()] for channel in range(3)], dim=1)
+        values = torch.stack(
+            [table[channel][frames[:, channel].long()] for channel in range(3)], dim=1
+        )
     tokens = rearrange(
         values,
-        "(t pt) c (h mh ph) (w mw pw) -> (t h w mh mw) (c pt ph pw)",  # m: patches in a token, p: pixels in a patch
+        # m: patches in a token, p: pixels in a patch
+        "(t pt) c (h mh ph) (w mw pw) -> (t h w mh mw) (c pt ph pw)",
         pt=TEMPORAL_PATCH,
         mh=MERGE,
         mw=MERGE,
         ph=PATCH,
         pw=PATCH,
     )
-    return tokens, (len(frames) // TEMPORAL_PATCH, frames.shape[2] // PATCH, frames.shape[3] // PATCH)
+    return tokens, (
+        len(frames) // TEMPORAL_PATCH,
+        frames.shape[2] // PATCH,
+        frames.shape[3] // PATCH,
+    )
 
 
 @functools.cache
@@ -92,7 +113,8 @@ def _normalized(frames: Tensor) -> Tensor:
 
     Shape: float (frames, 3, height, width).
     """
-    from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD  # Qwen2-VL was trained with these
+    # Qwen2-VL was trained with these
+    from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 
     mean = torch.tensor(OPENAI_CLIP_MEAN, dtype=torch.float32, device=frames.device).view(3, 1, 1)
     std = torch.tensor(OPENAI_CLIP_STD, dtype=torch.float32, device=frames.device).view(3, 1, 1)

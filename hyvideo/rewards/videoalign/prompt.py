@@ -1,6 +1,8 @@
-"""The prompt of VideoAlign: instructions, the video's prompt, and three reward tokens at which the scores are read.
+"""The prompt of VideoAlign: instructions, the video's prompt, and three reward tokens at which the
+scores are read.
 
-``prompt_template.txt`` is KwaiVGI/VideoAlign's (MIT license), byte for byte: the scores depend on every token of it.
+``prompt_template.txt`` is KwaiVGI/VideoAlign's (MIT license), byte for byte: the scores depend on
+every token of it.
 """
 
 import functools
@@ -8,21 +10,31 @@ from pathlib import Path
 
 REWARD_TOKENS = ("<|VQ_reward|>", "<|MQ_reward|>", "<|TA_reward|>")  # in the order of DIMENSIONS
 VIDEO_TOKEN = "<|video_pad|>"
-# prompt_template_type of model_config.json -> file. The miniature's reward model has a short prompt.
-TEMPLATES = {"detailed_special": "prompt_template.txt", "miniature": "prompt_template_miniature.txt"}
+# prompt_template_type of model_config.json -> file. The miniature's reward model has a short
+# prompt.
+TEMPLATES = {
+    "detailed_special": "prompt_template.txt",
+    "miniature": "prompt_template_miniature.txt",
+}
 _RESERVED = (*REWARD_TOKENS, VIDEO_TOKEN, "<|image_pad|>", "<|vision_start|>", "<|vision_end|>")
-_HEAD = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n<|vision_start|>"
+_HEAD = (
+    "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n<|vision_start|>"
+)
 _TAIL = "<|im_end|>\n<|im_start|>assistant\n"
 
 
 def check_prompt(prompt: str) -> None:
     """Raise ValueError for a prompt that contains a special token of the conversation."""
     if reserved := [token for token in _RESERVED if token in prompt]:
-        raise ValueError(f"VideoAlign cannot score a prompt with the reserved text {reserved[0]}: {prompt!r}")
+        raise ValueError(
+            f"VideoAlign cannot score a prompt with the reserved text {reserved[0]}: {prompt!r}"
+        )
 
 
 def question(prompt: str, num_video_tokens: int, template: str = "detailed_special") -> str:
-    """Return the model's text input for a video of ``num_video_tokens`` tokens; ``template`` is a key of TEMPLATES."""
+    """Return the model's text input for a video of ``num_video_tokens`` tokens; ``template`` is a
+    key of TEMPLATES.
+    """
     check_prompt(prompt)
     text = _template(TEMPLATES[template]).replace("{text_prompt}", prompt)
     return f"{_HEAD}{VIDEO_TOKEN * num_video_tokens}<|vision_end|>{text}{_TAIL}"

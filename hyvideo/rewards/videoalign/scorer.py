@@ -1,4 +1,6 @@
-"""VideoAlign: scores for visual quality, motion quality and text alignment that match the original's."""
+"""VideoAlign: scores for visual quality, motion quality and text alignment that match the
+original's.
+"""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,9 +20,10 @@ from hyvideo.rewards.videoalign.prompt import REWARD_TOKENS, check_prompt, quest
 class VideoAlignScorer(Scorer):
     """Scorer that runs the frozen reward model of a ``VideoReward`` folder.
 
-    With precision ``fp32_math``, arithmetic is in float32 with the published (bf16) rotary frequencies. Scores in bf16
-    are multiples of 0.016 to 0.03, which can cause ties in a group of similar videos. Raises ValueError, naming the
-    file, if a file is missing, corrupted or does not fit.
+    With precision ``fp32_math``, arithmetic is in float32 with the published (bf16) rotary
+    frequencies. Scores in bf16 are multiples of 0.016 to 0.03, which can cause ties in a group of
+    similar videos. Raises ValueError, naming the file, if a file is missing, corrupted or does not
+    fit.
     """
 
     def __init__(
@@ -28,11 +31,14 @@ class VideoAlignScorer(Scorer):
         root: str | Path,  # folder with model_config.json and checkpoint-*
         *,
         device: str | torch.device = "cpu",
-        dtype: torch.dtype = torch.bfloat16,  # as published, or float32 throughout, including rotary frequencies
+        # as published, or float32 throughout, including rotary frequencies
+        dtype: torch.dtype = torch.bfloat16,
         precision: Literal["bf16", "fp32_math"] | None = None,
-        merge_lora: bool = False,  # add the LoRA to the weights: slightly faster, scores differ by bf16 rounding
+        # add the LoRA to the weights: slightly faster, scores differ by bf16 rounding
+        merge_lora: bool = False,
         batch_size: int = 4,  # videos per forward pass
-        base: str | Path | None = None,  # folder of Qwen2-VL-2B-Instruct, needed only for an adapter checkpoint
+        # folder of Qwen2-VL-2B-Instruct, needed only for an adapter checkpoint
+        base: str | Path | None = None,
     ):
         from transformers import AutoTokenizer, Qwen2VLConfig
 
@@ -73,19 +79,24 @@ class VideoAlignScorer(Scorer):
         for prompt in prompts:
             check_prompt(prompt)
 
-    def score(self, videos: list[Tensor], prompts: list[str], *, fps: float, normalize: bool = True) -> list[Scores]:
-        """Return VQ, MQ, TA (or the names in eval_dim) and their sum for each video, normalized by default.
+    def score(
+        self, videos: list[Tensor], prompts: list[str], *, fps: float, normalize: bool = True
+    ) -> list[Scores]:
+        """Return VQ, MQ, TA (or the names in eval_dim) and their sum for each video, normalized by
+        default.
 
-        Shape of each video: uint8 (frames, 3, height, width). ``fps`` determines which frames are sampled. Raises
-        ValueError for a video that is too short or of another type, and for a prompt with a special token.
+        Shape of each video: uint8 (frames, 3, height, width). ``fps`` determines which frames are
+        sampled. Raises ValueError for a video that is too short or of another type, and for a
+        prompt with a special token.
         """
         return self._score(videos, prompts, [fps] * len(videos), normalize)
 
     def score_with_gradient(self, videos: Tensor, prompts: list[str], *, fps: float) -> Tensor:
-        """Return the values of `score` in the order of ``dimensions``, with their gradient by the videos' levels.
+        """Return the values of `score` in the order of ``dimensions``, with their gradient by the
+        videos' levels.
 
-        Only sampled frames have a gradient that is not 0. Shapes: float (videos, frames, 3, height, width), with
-        levels in [0, 255], to (videos, dimensions).
+        Only sampled frames have a gradient that is not 0. Shapes: float (videos, frames, 3, height,
+        width), with levels in [0, 255], to (videos, dimensions).
         """
         inputs = self.prepare(list(videos), prompts, [fps] * len(videos))
         with without_cudnn_attention(), recomputed(self.model):
@@ -97,25 +108,37 @@ class VideoAlignScorer(Scorer):
         std = raw.new_tensor([constants[f"{name}_std"] for name in self.dimensions])
         return (raw - mean) / std
 
-    def score_files(self, paths: list[str | Path], prompts: list[str], *, normalize: bool = True) -> list[Scores]:
+    def score_files(
+        self, paths: list[str | Path], prompts: list[str], *, normalize: bool = True
+    ) -> list[Scores]:
         """Score video files like `score`, with the frames per second that the files specify."""
         clips, rates = zip(*(read_video(path) for path in paths))
         return self._score(list(clips), prompts, list(rates), normalize)
 
     @torch.no_grad()
-    def _score(self, videos: list[Tensor], prompts: list[str], rates: list[float], normalize: bool) -> list[Scores]:
+    def _score(
+        self, videos: list[Tensor], prompts: list[str], rates: list[float], normalize: bool
+    ) -> list[Scores]:
         if len(videos) != len(prompts):
-            raise ValueError(f"every video needs one prompt, got {len(videos)} videos and {len(prompts)} prompts")
+            raise ValueError(
+                f"every video needs one prompt, got {len(videos)} videos and {len(prompts)} prompts"
+            )
         for video in videos:
             check_video(video)
         scores: list[Scores] = []
         for start in range(0, len(videos), self.batch_size):
             part = slice(start, start + self.batch_size)
-            raw = self.model(**self.prepare(videos[part], prompts[part], rates[part])).float().tolist()
+            raw = (
+                self.model(**self.prepare(videos[part], prompts[part], rates[part]))
+                .float()
+                .tolist()
+            )
             scores += [self._scaled(row, normalize) for row in raw]
         return scores
 
-    def prepare(self, videos: list[Tensor], prompts: list[str], rates: list[float]) -> dict[str, Tensor]:
+    def prepare(
+        self, videos: list[Tensor], prompts: list[str], rates: list[float]
+    ) -> dict[str, Tensor]:
         """Return the model's inputs for a batch, padded on the right."""
         pixels = []
         grids = []
@@ -124,7 +147,9 @@ class VideoAlignScorer(Scorer):
             values, grid = patches(self.sample_frames(video, rate).to(self.device))
             pixels.append(values)
             grids.append(grid)
-            texts.append(question(prompt, grid[0] * grid[1] * grid[2] // MERGE**2, self.settings.template))
+            texts.append(
+                question(prompt, grid[0] * grid[1] * grid[2] // MERGE**2, self.settings.template)
+            )
         tokens = self.tokenizer(texts, padding=True, return_tensors="pt")
         return {
             "input_ids": tokens.input_ids.to(self.device),
@@ -134,19 +159,25 @@ class VideoAlignScorer(Scorer):
         }
 
     def sample_frames(self, video: Tensor, rate: float) -> Tensor:
-        """Return a video's sampled, resized frames, on the CPU; passing them again at ``settings.fps`` keeps all.
+        """Return a video's sampled, resized frames, on the CPU; passing them again at
+        ``settings.fps`` keeps all.
 
         A video as floats keeps its gradient.
         """
         settings = self.settings
         if not video.is_floating_point():
             check_video(video)
-        frames = video[frame_indices(len(video), rate, fps=settings.fps, num_sampled=settings.num_frames)]
+        frames = video[
+            frame_indices(len(video), rate, fps=settings.fps, num_sampled=settings.num_frames)
+        ]
         # Resized on the CPU like the original, because a GPU rounds some pixels differently.
         return resize(frames.cpu(), max_pixels=settings.max_pixels, min_pixels=settings.min_pixels)
 
     def _scaled(self, row: list[float], normalize: bool) -> Scores:
         scores = dict(zip(self.dimensions, row))
         if normalize and (constants := self.settings.normalisation):
-            scores = {name: (v - constants[f"{name}_mean"]) / constants[f"{name}_std"] for name, v in scores.items()}
+            scores = {
+                name: (v - constants[f"{name}_mean"]) / constants[f"{name}_std"]
+                for name, v in scores.items()
+            }
         return scores | {"Overall": sum(scores.values())}

@@ -1,10 +1,12 @@
-"""Step distillation (``objective distill``): a student of few steps without guidance follows a guided teacher.
+"""Step distillation (``objective distill``): a student of few steps without guidance follows a
+guided teacher.
 
     ODE rollout of the student -> teacher from the student's latents, several substeps per step -> squared error
 
-The student samples N steps at levels L_0 = 1 > ... > L_N = 0. From each of its latents x_i, the teacher, which is the
-anchor with ``anchor_cfg_scale``, goes to L_{i+1} in ``anchor_substeps`` Euler steps and arrives at y. The target of the
-student's velocity at (x_i, L_i) is the mean velocity of the teacher, (y - x_i) / (L_{i+1} - L_i). No video is scored.
+The student samples N steps at levels L_0 = 1 > ... > L_N = 0. From each of its latents x_i, the
+teacher, which is the anchor with ``anchor_cfg_scale``, goes to L_{i+1} in ``anchor_substeps`` Euler
+steps and arrives at y. The target of the student's velocity at (x_i, L_i) is the mean velocity of
+the teacher, (y - x_i) / (L_{i+1} - L_i). No video is scored.
 """
 
 from itertools import product
@@ -36,7 +38,10 @@ class Distill(StepObjective):
         self.teacher_schedule = Schedule.at(teacher_levels(self.config.rollout, self.num_substeps))
 
     def prepare(self, rollouts: RolloutBatch) -> dict[int, Tensor]:
-        """Return the teacher's mean velocities at all steps, by column. Shape of each: (rollouts, channels, ...)."""
+        """Return the teacher's mean velocities at all steps, by column.
+
+        Shape of each: (rollouts, channels, ...).
+        """
         assert self.policy.anchor is not None, "the rules require a fixed anchor"
         with self._as_anchor(self.policy.anchor):
             self.pipeline.prepare_schedule(self.teacher_schedule)
@@ -47,10 +52,14 @@ class Distill(StepObjective):
     @torch.no_grad()
     def predict(self, rollouts: RolloutBatch, rows: list[int], column: int) -> Tensor:
         """Return the teacher's mean velocity over the step of each row, and count its cost."""
-        starts = [step * self.num_substeps for step in rollouts.trained_steps[rows, column].tolist()]
+        starts = [
+            step * self.num_substeps for step in rollouts.trained_steps[rows, column].tolist()
+        ]
         timesteps = self.teacher_schedule.timesteps
         for start, substep in product(starts, range(self.num_substeps)):
-            self.cost.add(self.pipeline.num_forwards(timesteps[start + substep : start + substep + 1]))
+            self.cost.add(
+                self.pipeline.num_forwards(timesteps[start + substep : start + substep + 1])
+            )
         return self.pipeline.mean_velocity(
             self.latents_at(rollouts, rows, column),
             self.teacher_schedule,
@@ -86,8 +95,12 @@ class Distill(StepObjective):
             metrics={"loss/total": loss, "distill/error": (loss / mean_square(target)).sqrt()},
         )
 
-    def _deviation(self, rollouts: RolloutBatch, rows: list[int], column: int, velocity: Tensor) -> Tensor:
-        """Return the distance between each sampled step and the step with this velocity, in units of the step."""
+    def _deviation(
+        self, rollouts: RolloutBatch, rows: list[int], column: int, velocity: Tensor
+    ) -> Tensor:
+        """Return the distance between each sampled step and the step with this velocity, in units
+        of the step.
+        """
         steps = rollouts.trained_steps[rows, column]
         before = self.latents_at(rollouts, rows, column)
         after = select(rollouts.trajectories.latents, rows, steps + 1)
@@ -103,18 +116,21 @@ class Distill(StepObjective):
         deviations: list[Tensor],
         iteration: int,
     ) -> None:
-        """Raise OffPolicyError, on all ranks, if the student differs from its rollouts, or a loss is not finite.
+        """Raise OffPolicyError, on all ranks, if the student differs from its rollouts, or a loss
+        is not finite.
 
-        Before the first update of a run the teacher has the weights of the student. With the student's guidance and
-        one step, its target must then be exactly the student's velocity.
+        Before the first update of a run the teacher has the weights of the student. With the
+        student's guidance and one step, its target must then be exactly the student's velocity.
         """
         super().check_fresh(rollouts, reference, passes, losses, deviations, iteration)
         limit = EXACT_STEP if self.config.model.dtype == "fp32" else ROUNDED_STEP
         largest = gather_ranks(torch.stack(deviations).amax(), self.mesh).amax().item()
         if not largest <= limit:
             raise OffPolicyError(
-                f"iteration {iteration}, objective distill: the distance between a step of a rollout and the same step "
-                f"in the update is {largest:.3g} of the step, above {limit:g}: rollout and update compute different "
+                f"iteration {iteration}, objective distill: the distance between a step of a "
+                "rollout and the same step "
+                f"in the update is {largest:.3g} of the step, above {limit:g}: rollout and update "
+                "compute different "
                 "velocities"
             )
         anchor = self.policy.anchor
@@ -122,7 +138,9 @@ class Distill(StepObjective):
             self._check_teacher(rollouts, passes[0], iteration)
 
     def _check_teacher(self, rollouts: RolloutBatch, a_pass: Pass, iteration: int) -> None:
-        """Raise OffPolicyError, on all ranks, if the teacher is not the student although it has the same weights."""
+        """Raise OffPolicyError, on all ranks, if the teacher is not the student although it has the
+        same weights.
+        """
         rows = a_pass.rows or [0]
         latents = self.latents_at(rollouts, rows, a_pass.column)
         steps = rollouts.trained_steps[rows, a_pass.column].tolist()
@@ -130,7 +148,9 @@ class Distill(StepObjective):
         with torch.no_grad():
             own = self.velocity_at(rollouts, rows, a_pass.column, latents)
             with self.policy.anchor.swapped_in():
-                of_teacher = self.pipeline.mean_velocity(latents, rollouts.schedule, steps, 1, conditions)
+                of_teacher = self.pipeline.mean_velocity(
+                    latents, rollouts.schedule, steps, 1, conditions
+                )
         self.cost.add(2 * self.num_forwards(rollouts, rows, a_pass.column))
         difference = (own - of_teacher).abs().amax()
         if not a_pass.rows:  # its rollouts may contain NaN
@@ -138,7 +158,10 @@ class Distill(StepObjective):
         largest = gather_ranks(difference, self.mesh).amax().item()
         if largest != 0:
             raise OffPolicyError(
-                f"iteration {iteration}, objective distill: the teacher differs from the student by up to "
-                f"{largest:.3g} before the first update, with the same weights, guidance and steps, where the target "
-                "must be exactly the student's velocity: the anchor's weights or the steps of the teacher are wrong"
+                f"iteration {iteration}, objective distill: the teacher differs from the student "
+                "by up to "
+                f"{largest:.3g} before the first update, with the same weights, guidance and "
+                "steps, where the target "
+                "must be exactly the student's velocity: the anchor's weights or the steps of the "
+                "teacher are wrong"
             )

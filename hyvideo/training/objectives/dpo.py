@@ -1,10 +1,11 @@
-"""Diffusion-DPO (``objective dpo``): a velocity loss on rated pairs of videos, without rollouts and reward models.
+"""Diffusion-DPO (``objective dpo``): a velocity loss on rated pairs of videos, without rollouts and
+reward models.
 
     velocities of the base model -> errors of winner and loser -> loss of each pair, KL to the base model
 
-Both videos of a pair share noise level and noise. With two or more videos per forward pass, whole pairs are in one
-pass. With one, a forward pass without a gradient computes the errors of all videos in advance, so that only one graph
-is in memory; the gradient is the same.
+Both videos of a pair share noise level and noise. With two or more videos per forward pass, whole
+pairs are in one pass. With one, a forward pass without a gradient computes the errors of all videos
+in advance, so that only one graph is in memory; the gradient is the same.
 """
 
 from dataclasses import dataclass
@@ -24,14 +25,18 @@ from hyvideo.training.rollout_batch import Pass, RolloutBatch, RolloutIndex, sel
 
 ZERO_ERROR = "the velocity error on re-noised videos, relative to that of a zero velocity, is"
 UNTRAINED = (
-    "the latents are not those of this model's VAE, or the model is not trained (then set random_weights or "
+    "the latents are not those of this model's VAE, or the model is not trained (then set "
+    "random_weights or "
     "gate_interval 0)"
 )
 
 
 @dataclass(frozen=True)
 class BaseModel:
-    """Velocities and errors that an update compares the policy with, by column. Shapes: (videos, ...) and (videos,)."""
+    """Velocities and errors that an update compares the policy with, by column.
+
+    Shapes: (videos, ...) and (videos,).
+    """
 
     velocities: dict[int, Tensor]  # of the base model
     errors: dict[int, Tensor]  # of these velocities
@@ -39,7 +44,10 @@ class BaseModel:
 
 
 class DPO(LevelObjective):
-    """The loss of Diffusion-DPO; see `Objective` for the arguments. The base model is the fixed anchor."""
+    """The loss of Diffusion-DPO; see `Objective` for the arguments.
+
+    The base model is the fixed anchor.
+    """
 
     metrics = (
         "loss/policy",
@@ -58,17 +66,25 @@ class DPO(LevelObjective):
         """True if every pass has whole pairs."""
         return self.config.rows_per_pass % 2 == 0
 
-    def draw(self, schedule: Schedule, iteration: int, indices: list[RolloutIndex], count: int) -> Tensor:
+    def draw(
+        self, schedule: Schedule, iteration: int, indices: list[RolloutIndex], count: int
+    ) -> Tensor:
         """Return the noise levels of each video, equal within a pair. Shape: (videos, count)."""
-        return super().draw(schedule, iteration, [RolloutIndex(index.group, 0) for index in indices], count)
+        return super().draw(
+            schedule, iteration, [RolloutIndex(index.group, 0) for index in indices], count
+        )
 
     def noise_of(self, rollouts: RolloutBatch, row: int, column: int) -> Tensor:
-        """Return the noise that re-noises a video, equal within a pair. Shape: (channels, frames, height, width)."""
+        """Return the noise that re-noises a video, equal within a pair.
+
+        Shape: (channels, frames, height, width).
+        """
         index = RolloutIndex(rollouts.indices[row].group, 0)
         return self.noise.for_renoising(rollouts.iteration, index, column)
 
     def prepare(self, rollouts: RolloutBatch) -> BaseModel:
-        """Return the velocities of the base model, which are also measured while they equal the policy's.
+        """Return the velocities of the base model, which are also measured while they equal the
+        policy's.
 
         In the first iteration they show whether the base model and the policy are the same.
         """
@@ -91,13 +107,19 @@ class DPO(LevelObjective):
         return found
 
     def target_of(self, rollouts: RolloutBatch, row: int, column: int) -> Tensor:
-        """Return the target velocity of a re-noised video. Shape: (1, channels, frames, height, width)."""
+        """Return the target velocity of a re-noised video.
+
+        Shape: (1, channels, frames, height, width).
+        """
         final = select(rollouts.trajectories.latents, [row], [-1])
         return to_device(self.noise_of(rollouts, row, column)[None], final.device) - final
 
     @torch.no_grad()
     def errors(self, rollouts: RolloutBatch, *, of_base_model: bool) -> Tensor:
-        """Return the velocity errors of the policy or the base model, without a gradient. Shape: (videos, columns)."""
+        """Return the velocity errors of the policy or the base model, without a gradient.
+
+        Shape: (videos, columns).
+        """
         self.cache_levels(rollouts)
         if of_base_model:
             with self._as_anchor(self.policy.anchor):
@@ -108,7 +130,13 @@ class DPO(LevelObjective):
         return torch.stack([found[column] for column in rollouts.columns], dim=1)
 
     def terms(
-        self, rollouts: RolloutBatch, reference: BaseModel, rows: list[int], column: int, *, kl_coefficient: float
+        self,
+        rollouts: RolloutBatch,
+        reference: BaseModel,
+        rows: list[int],
+        column: int,
+        *,
+        kl_coefficient: float,
     ) -> Terms:
         velocity, target = self.velocity_and_target(rollouts, rows, column)
         inputs = DPOInputs(
@@ -144,7 +172,9 @@ class DPO(LevelObjective):
         beta = self.config.loss.dpo_beta
         if self.has_whole_pairs:
             members = [rollouts.indices[row].member for row in rows]
-            assert members == [0, 1] * (len(rows) // 2), f"a pass must have whole pairs, got members {members}"
+            assert members == [0, 1] * (len(rows) // 2), (
+                f"a pass must have whole pairs, got members {members}"
+            )
             return dpo_terms(inputs, beta=beta, kl_coefficient=kl_coefficient)
         winners = [row - rollouts.indices[row].member for row in rows]
         losers = [row + 1 for row in winners]
@@ -152,8 +182,12 @@ class DPO(LevelObjective):
             torch.stack([select(errors[column], winners), select(errors[column], losers)], dim=1)
             for errors in (reference.policy_errors, reference.errors)
         ]
-        is_winner = torch.tensor([rollouts.indices[row].member == 0 for row in rows], device=inputs.velocity.device)
-        return dpo_terms_of_videos(inputs, *of_pairs, is_winner, beta=beta, kl_coefficient=kl_coefficient)
+        is_winner = torch.tensor(
+            [rollouts.indices[row].member == 0 for row in rows], device=inputs.velocity.device
+        )
+        return dpo_terms_of_videos(
+            inputs, *of_pairs, is_winner, beta=beta, kl_coefficient=kl_coefficient
+        )
 
     def check_fresh(
         self,
@@ -164,28 +198,40 @@ class DPO(LevelObjective):
         deviations: list[Tensor],
         iteration: int,
     ) -> None:
-        """Raise an error, on all ranks, if the loss is not finite, if the policy differs from the base model before the
-        first update of the run, or if a trained model fits the videos worse than a zero velocity does."""
+        """Raise an error, on all ranks, if the loss is not finite, if the policy differs from the
+        base model before the first update of the run, or if a trained model fits the videos worse
+        than a zero velocity does.
+        """
         super().check_fresh(rollouts, reference, passes, losses, deviations, iteration)
         checked = {}
         if self.policy.anchor.equals_policy:
             exact = self.config.model.dtype == "fp32"
-            text = "the relative difference between the errors of the policy and the base model before any update is"
+            text = (
+                "the relative difference between the errors of the policy and the base model "
+                "before any update is"
+            )
             checked[text] = torch.stack(deviations).amax(), EXACT_STEP if exact else ROUNDED_STEP
         if len(deviations) == 1 and not self.config.model.random_weights:
             checked[ZERO_ERROR] = self._relative_error(rollouts, passes[0].rows[0]), 1.0
         if not checked:
             return
-        largest = gather_ranks(torch.stack([value for value, _ in checked.values()]), self.mesh).amax(0).tolist()
+        largest = (
+            gather_ranks(torch.stack([value for value, _ in checked.values()]), self.mesh)
+            .amax(0)
+            .tolist()
+        )
         for (text, (_, limit)), value in zip(checked.items(), largest, strict=True):
             if not value <= limit:
                 advice = f"; {UNTRAINED}" if text == ZERO_ERROR else ""
                 raise OffPolicyError(
-                    f"iteration {iteration}, objective dpo: {text} {value:.3g}, above {limit:g}{advice}"
+                    f"iteration {iteration}, objective dpo: {text} {value:.3g}, above "
+                    f"{limit:g}{advice}"
                 )
 
     def _relative_error(self, rollouts: RolloutBatch, row: int) -> Tensor:
-        """Return the velocity error of a video at its highest noise level over that of a zero velocity. Shape: ()."""
+        """Return the velocity error of a video at its highest noise level over that of a zero
+        velocity. Shape: ().
+        """
         noisiest = int(rollouts.trained_steps[row].argmax())
         velocity = self.predict(rollouts, [row], noisiest)
         target = self.target_of(rollouts, row, noisiest)

@@ -1,8 +1,10 @@
-"""Reward gradients (``objective draft``): this file has the KL to the anchor, `reward_gradient` the reward.
+"""Reward gradients (``objective draft``): this file has the KL to the anchor, `reward_gradient` the
+reward.
 
     loss = kl_coefficient |v - v_anchor|^2 at re-noised rollouts - reward_gradient_weight R(decode(x0_hat))
 
-With ``anchor_cfg_scale`` above 1, the KL teaches the policy to sample as the guided base model does.
+With ``anchor_cfg_scale`` above 1, the KL teaches the policy to sample as the guided base model
+does.
 """
 
 import torch
@@ -30,7 +32,8 @@ class Draft(LevelObjective):
         velocity, _ = self.velocity_and_target(rollouts, rows, column)
         zeros = velocity.new_zeros(len(rows))
         position = 0.0 * mean_square(velocity)  # of a column without KL
-        norm = zeros if reference else zeros + 1.0  # without predictions, the anchor equals the policy
+        # without predictions, the anchor equals the policy
+        norm = zeros if reference else zeros + 1.0
         if column in reference:
             anchor = select(reference[column], rows)
             weight = self.anchor_weight(rollouts, reference)

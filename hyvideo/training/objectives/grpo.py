@@ -1,6 +1,7 @@
 """GRPO (``objective grpo``): clipped likelihood ratios of the sampled transitions, with KL terms.
 
-anchor means -> log-probability and mean of each trained step -> clipped loss, position KL, velocity KL
+anchor means -> log-probability and mean of each trained step -> clipped loss, position KL, velocity
+KL
 """
 
 from torch import Tensor
@@ -31,7 +32,9 @@ class GRPO(StepObjective):
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
         config = self.config
-        self._is_gaussian = config.measures_velocity and config.trust_region.kl_velocity == "gaussian"
+        self._is_gaussian = (
+            config.measures_velocity and config.trust_region.kl_velocity == "gaussian"
+        )
         self.on_policy_check = OnPolicyCheck(
             self.mesh,
             self.pipeline,
@@ -41,21 +44,28 @@ class GRPO(StepObjective):
         )
 
     def step_weights(self, schedule: Schedule) -> Tensor:
-        """Return the weight of the policy term at each step, 0 at deterministic ones. Shape: (steps,), on the CPU."""
+        """Return the weight of the policy term at each step, 0 at deterministic ones.
+
+        Shape: (steps,), on the CPU.
+        """
         if self.config.loss.use_grad_balancing:
             return schedule.equalizer_weights
         return (schedule.equalizer_weights > 0).float()
 
     @property
     def needs_means(self) -> bool:
-        """True if the closed form of the velocity KL needs the means, or the position KL to an equal anchor."""
+        """True if the closed form of the velocity KL needs the means, or the position KL to an
+        equal anchor.
+        """
         anchor = self.policy.anchor
         return self._is_gaussian or (anchor is not None and anchor.equals_policy)
 
     def prepare(self, rollouts: RolloutBatch) -> dict[int, Tensor]:
-        """Return the anchor's means at the drawn trained transitions, by column; empty without an anchor.
+        """Return the anchor's means at the drawn trained transitions, by column; empty without an
+        anchor.
 
-        An anchor that equals the rollout policy has the rollouts' means at all trained steps, without a forward pass.
+        An anchor that equals the rollout policy has the rollouts' means at all trained steps,
+        without a forward pass.
         """
         anchor = self.policy.anchor
         if anchor is not None and anchor.equals_policy:
@@ -84,7 +94,9 @@ class GRPO(StepObjective):
             step_weights=filled(self.step_weights(rollouts.schedule)[steps].tolist(), device),
             anchor_mean=select(reference[column], rows) if column in reference else None,
             anchor_weight=self.anchor_weight(rollouts, reference) * position_weights,
-            rollout_mean=select(rollouts.trajectories.means[:, column], rows) if self._is_gaussian else None,
+            rollout_mean=select(rollouts.trajectories.means[:, column], rows)
+            if self._is_gaussian
+            else None,
         )
         found = grpo_terms(
             inputs,
@@ -116,5 +128,7 @@ class GRPO(StepObjective):
         deviations: list[Tensor],
         iteration: int,
     ) -> None:
-        """Raise OffPolicyError, on all ranks together, if a ratio differs from 1 by more than rounding."""
+        """Raise OffPolicyError, on all ranks together, if a ratio differs from 1 by more than
+        rounding.
+        """
         self.on_policy_check(rollouts, passes, deviations, iteration)

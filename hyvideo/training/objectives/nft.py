@@ -2,8 +2,9 @@
 
     old velocities (with several updates per iteration) -> anchor velocities -> loss of each re-noised rollout
 
-The loss needs no log-probabilities, so rollouts may come from any sampler. In the first update of an iteration, the
-policy is still the rollout policy, and its own velocity serves as the old one without another forward pass.
+The loss needs no log-probabilities, so rollouts may come from any sampler. In the first update of
+an iteration, the policy is still the rollout policy, and its own velocity serves as the old one
+without another forward pass.
 """
 
 from dataclasses import dataclass, field
@@ -18,18 +19,24 @@ from hyvideo.training.on_policy_check import EXACT_STEP, ROUNDED_STEP, OffPolicy
 from hyvideo.training.rollout_batch import Pass, RolloutBatch, chunks, select
 
 ZERO_ERROR = "the velocity error on re-noised rollouts, relative to that of a zero velocity, is"
-UNTRAINED = "timesteps or noise are wrong, or the model is not trained (then set random_weights or gate_interval 0)"
+UNTRAINED = (
+    "timesteps or noise are wrong, or the model is not trained (then set random_weights or "
+    "gate_interval 0)"
+)
 
 
 @dataclass(frozen=True)
 class Velocities:
     """Velocities of an iteration's re-noised rollouts that its updates compare the policy with."""
 
-    old: dict[tuple[int, int], Tensor] = field(default_factory=dict)  # of the later updates' rows, by row and column
-    checked: dict[int, Tensor] = field(default_factory=dict)  # old, of a row of the first update in column 0, by row
+    # of the later updates' rows, by row and column
+    old: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    # old, of a row of the first update in column 0, by row
+    checked: dict[int, Tensor] = field(default_factory=dict)
     anchor: dict[int, Tensor] = field(default_factory=dict)  # of all rows, by column
     anchor_is_old: bool = False  # whether the old velocities are also the anchor's
-    distances: list[Tensor] = field(default_factory=list)  # from ``checked`` to the training pass, which adds them
+    # from ``checked`` to the training pass, which adds them
+    distances: list[Tensor] = field(default_factory=list)
 
 
 class NFT(LevelObjective):
@@ -49,7 +56,9 @@ class NFT(LevelObjective):
     needs_old_velocities = True
 
     def prepare(self, rollouts: RolloutBatch) -> Velocities:
-        """Return the velocities of the rollout policy that later updates need, and those of the anchor."""
+        """Return the velocities of the rollout policy that later updates need, and those of the
+        anchor.
+        """
         self.cache_levels(rollouts)
         if self.num_updates == 1:
             return Velocities(anchor=self.anchor_predictions(rollouts))
@@ -62,28 +71,46 @@ class NFT(LevelObjective):
             anchor_is_old=anchor is not None and anchor.equals_policy,
         )
 
-    def _old_velocities(self, rollouts: RolloutBatch) -> tuple[dict[tuple[int, int], Tensor], dict[int, Tensor]]:
-        """Return `Velocities.old` and `Velocities.checked`. All replicas make the same number of passes."""
+    def _old_velocities(
+        self, rollouts: RolloutBatch
+    ) -> tuple[dict[tuple[int, int], Tensor], dict[int, Tensor]]:
+        """Return `Velocities.old` and `Velocities.checked`.
+
+        All replicas make the same number of passes.
+        """
         updates = rollouts.updates_of_rows(self.num_updates)
-        batches = chunks([row for row, update in enumerate(updates) if update > 0], self.config.rows_per_pass)
+        batches = chunks(
+            [row for row, update in enumerate(updates) if update > 0], self.config.rows_per_pass
+        )
         num_batches = int(gather_replicas(torch.tensor([len(batches)]), self.mesh).amax())
         batches += [[]] * (num_batches - len(batches))
         checked = [row for row, update in enumerate(updates) if update == 0][:1]
-        passes = [Pass(checked, 0), *(Pass(rows, column) for rows in batches for column in rollouts.columns)]
+        passes = [
+            Pass(checked, 0),
+            *(Pass(rows, column) for rows in batches for column in rollouts.columns),
+        ]
         old: dict[tuple[int, int], Tensor] = {}
         for number, (rows, column) in enumerate(passes, 1):
             self.on_stage("anchor", f"pass {number}/{len(passes)}")
             self.check()
             if rows:
                 velocities = self.predict(rollouts, rows, column)
-                old |= {(row, column): velocity for row, velocity in zip(rows, velocities, strict=True)}
+                old |= {
+                    (row, column): velocity for row, velocity in zip(rows, velocities, strict=True)
+                }
             elif self.policy.is_sharded:  # joins the forward pass of the other ranks
                 with torch.no_grad():
                     self.empty_pass(rollouts, column)
         return old, {row: old.pop((row, 0)) for row in checked}
 
     def terms(
-        self, rollouts: RolloutBatch, reference: Velocities, rows: list[int], column: int, *, kl_coefficient: float
+        self,
+        rollouts: RolloutBatch,
+        reference: Velocities,
+        rows: list[int],
+        column: int,
+        *,
+        kl_coefficient: float,
     ) -> Terms:
         velocity, target = self.velocity_and_target(rollouts, rows, column)
         own = velocity.detach()
@@ -100,12 +127,16 @@ class NFT(LevelObjective):
         elif not reference.anchor:  # the anchor equals the policy
             norm = norm + 1.0
         advantages = select(rollouts.advantages, rows)
-        found = self.nft_terms(NFTInputs(velocity, old, target, advantages, anchor, anchor_weight), kl_coefficient)
+        found = self.nft_terms(
+            NFTInputs(velocity, old, target, advantages, anchor, anchor_weight), kl_coefficient
+        )
         if column == 0:
             for i, row in enumerate(rows):
                 if row in reference.checked:
                     before = reference.checked[row][None]
-                    inputs = NFTInputs(own[i : i + 1], before, target[i : i + 1], advantages[i : i + 1])
+                    inputs = NFTInputs(
+                        own[i : i + 1], before, target[i : i + 1], advantages[i : i + 1]
+                    )
                     reference.distances.append(self.nft_terms(inputs).distance[0])
         return Terms(
             loss=found.loss,
@@ -136,8 +167,10 @@ class NFT(LevelObjective):
         """Raise OffPolicyError if the policy still equals the old policy after an update."""
         if deviation == 0:
             raise OffPolicyError(
-                f"iteration {iteration}, objective nft: the old policy still equals the policy after an update, so the "
-                "two directions of the loss have no contrast: the old velocities are not those of the rollout policy, "
+                f"iteration {iteration}, objective nft: the old policy still equals the policy "
+                "after an update, so the "
+                "two directions of the loss have no contrast: the old velocities are not those of "
+                "the rollout policy, "
                 "or the update was too small to change any velocity; raise learning_rate"
             )
 
@@ -150,27 +183,39 @@ class NFT(LevelObjective):
         deviations: list[Tensor],
         iteration: int,
     ) -> None:
-        """Raise OffPolicyError, on all ranks together, if the first update violates an invariant: the policy equals the
-        rollout policy and the old policy, its velocity is closer to the target than zero is, unless its weights are
-        random, and the best and the worst rollouts have opposite gradients. Checks that need extra forward passes run
-        only after the first pass."""
+        """Raise OffPolicyError, on all ranks together, if the first update violates an invariant:
+        the policy equals the rollout policy and the old policy, its velocity is closer to the
+        target than zero is, unless its weights are random, and the best and the worst rollouts have
+        opposite gradients. Checks that need extra forward passes run only after the first pass.
+        """
         rows = [row for a_pass in passes for row in a_pass.rows]
-        checked = self._checked_values(rollouts, rows[0] if rows else 0) if len(deviations) == 1 else {}
+        checked = (
+            self._checked_values(rollouts, rows[0] if rows else 0) if len(deviations) == 1 else {}
+        )
         distance = torch.stack([*deviations, *reference.distances]).amax()
         checked["the distance to the old policy before any update is"] = distance, self._tolerance
         values = torch.stack([value.flatten()[0] for value, _ in checked.values()])
         # Rollouts without a reward may contain NaN.
-        largest = gather_ranks(values if rows else torch.full_like(values, -1.0), self.mesh).amax(0).tolist()
+        largest = (
+            gather_ranks(values if rows else torch.full_like(values, -1.0), self.mesh)
+            .amax(0)
+            .tolist()
+        )
         for (text, (_, limit)), value in zip(checked.items(), largest):
             if not value <= limit:
                 advice = f"; {UNTRAINED}" if text == ZERO_ERROR else ""
                 raise OffPolicyError(
-                    f"iteration {iteration}, objective nft: {text} {value:.3g}, above {limit:g}{advice}"
+                    f"iteration {iteration}, objective nft: {text} {value:.3g}, above "
+                    f"{limit:g}{advice}"
                 )
 
     def _checked_values(self, rollouts: RolloutBatch, row: int) -> dict[str, tuple[Tensor, float]]:
-        """Return checked values and their limits for one rollout, by the text of the error. Shape of each: ()."""
-        noisiest = int(rollouts.trained_steps[row].argmax())  # the velocity at a wrong noise level deviates most there
+        """Return checked values and their limits for one rollout, by the text of the error.
+
+        Shape of each: ().
+        """
+        # the velocity at a wrong noise level deviates most there
+        noisiest = int(rollouts.trained_steps[row].argmax())
         with torch.no_grad():
             velocity, target = self.velocity_and_target(rollouts, [row], noisiest)
             replay_distance = self._replay_distance(rollouts, row)
@@ -178,7 +223,10 @@ class NFT(LevelObjective):
         self.cost.add(self.num_forwards(rollouts, [row], noisiest))
         self.cost.add(self.pipeline.num_forwards(rollouts.schedule.timesteps[:1]))
         checked = {
-            "the distance between a rollout's first step and its replay is": (replay_distance, self._tolerance),
+            "the distance between a rollout's first step and its replay is": (
+                replay_distance,
+                self._tolerance,
+            ),
             "the gradient of the worst rollouts, relative to that of the best rollouts, is": (
                 self._contrast(velocity, target),
                 -0.5,
@@ -191,10 +239,15 @@ class NFT(LevelObjective):
         return checked
 
     def _contrast(self, velocity: Tensor, target: Tensor) -> Tensor:
-        """Return the loss gradient at the lowest advantage divided by that at the highest; expected: -1. Shape: ()."""
+        """Return the loss gradient at the lowest advantage divided by that at the highest;
+        expected: -1. Shape: ().
+        """
         probe = velocity.clone().requires_grad_()
         clip = self.config.reward.advantage_clip
-        losses = [self.nft_terms(NFTInputs(probe, velocity, target, target.new_tensor([a]))) for a in (-clip, clip)]
+        losses = [
+            self.nft_terms(NFTInputs(probe, velocity, target, target.new_tensor([a])))
+            for a in (-clip, clip)
+        ]
         gradients = (torch.autograd.grad(terms.policy.sum(), probe)[0] for terms in losses)
         worst, best = ((gradient * (velocity - target)).sum() for gradient in gradients)
         return worst / best
@@ -205,7 +258,10 @@ class NFT(LevelObjective):
         return EXACT_STEP if self.config.model.dtype == "fp32" else ROUNDED_STEP
 
     def _replay_distance(self, rollouts: RolloutBatch, row: int) -> Tensor:
-        """Return the distance between a rollout's first step and its replay, in units of the step. Shape: ()."""
+        """Return the distance between a rollout's first step and its replay, in units of the step.
+
+        Shape: ().
+        """
         before, after = (select(rollouts.trajectories.latents, [row], [index]) for index in (0, 1))
         step = rollouts.replay(self.pipeline, [row], torch.tensor([0]))
         if rollouts.schedule.transitions[0].is_stochastic:

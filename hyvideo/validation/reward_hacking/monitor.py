@@ -1,4 +1,6 @@
-"""Monitor that applies the reward-hacking rule to all recorded validations of a run and can stop the run."""
+"""Monitor that applies the reward-hacking rule to all recorded validations of a run and can stop
+the run.
+"""
 
 import math
 import sys
@@ -18,7 +20,8 @@ MEASURES_FILE = "measures.json"
 
 
 class HackingMonitor:
-    """Checks each validation for reward hacking, which ends the run with ``action`` stop and at least 16 videos.
+    """Checks each validation for reward hacking, which ends the run with ``action`` stop and at
+    least 16 videos.
 
     Validations with other settings than ``made_with`` are ignored.
     """
@@ -31,7 +34,8 @@ class HackingMonitor:
         samples: Path,
         made_with: dict,
         *,
-        weights: Mapping[str, float] | None = None,  # of the reward's dimensions, for `rule.transfer`
+        # of the reward's dimensions, for `rule.transfer`
+        weights: Mapping[str, float] | None = None,
         warns_of_transfer: bool = False,
     ):
         self.action, self.threshold = action, threshold
@@ -48,13 +52,18 @@ class HackingMonitor:
         self._warned = False  # of a missing validation of the base model
 
     def check(self, now: ValidationStats) -> float:
-        """Return 1 if the validation shows reward hacking, else 0; NaN without a validation of the base model."""
+        """Return 1 if the validation shows reward hacking, else 0; NaN without a validation of the
+        base model.
+        """
         judgement = from_main(self._judge(now) if self.mesh.is_main else None, self.mesh)
         is_judged, self.shifts, self.reason, self.ends_run, self.transfer = judgement
         return float(bool(self.shifts)) if is_judged else math.nan
 
     def end(self, saved: Path) -> None:
-        """Write the marker file and raise RewardHacking with the ``saved`` checkpoint. Called on every rank."""
+        """Write the marker file and raise RewardHacking with the ``saved`` checkpoint.
+
+        Called on every rank.
+        """
         if self.mesh.is_main:
             note = {
                 "reason": self.reason,
@@ -63,7 +72,8 @@ class HackingMonitor:
             }
             write_json(self.marker, note)
         raise rule.RewardHacking(
-            f"{self.reason}; the current policy was saved in {saved}. See docs/reward_hacking.md; to resume, delete "
+            f"{self.reason}; the current policy was saved in {saved}. See docs/reward_hacking.md; "
+            "to resume, delete "
             f"{self.marker} or set --on_reward_hacking warn"
         )
 
@@ -75,7 +85,10 @@ class HackingMonitor:
         base = rule.base_stats(history)
         if base is None:
             if not self._warned:
-                _warn(f"{self.samples} has no validation of the base model with these settings to compare with")
+                _warn(
+                    f"{self.samples} has no validation of the base model with these settings to "
+                    "compare with"
+                )
             self._warned = True
             return False, shifts, reason, False, math.nan
         if reason:
@@ -83,7 +96,8 @@ class HackingMonitor:
         transfer = rule.transfer(history, self.weights)
         if self.warns_of_transfer and transfer < rule.MIN_TRANSFER:
             _warn(
-                f"iteration {now.iteration}: what is not trained on sees {transfer:.0%} of the reward's gain since the "
+                f"iteration {now.iteration}: what is not trained on sees {transfer:.0%} of the "
+                "reward's gain since the "
                 f"base model, less than {rule.MIN_TRANSFER:.0%}: raise kl_weight or stop earlier "
                 "(docs/reward_hacking.md)"
             )
@@ -99,7 +113,9 @@ def read_history(samples: Path, made_with: dict, *, before: int) -> list[Validat
 
 
 def read_validation(folder: Path, made_with: dict) -> ValidationStats | None:
-    """Return a recorded validation, NaN for missing values, or None if unreadable or made with other settings."""
+    """Return a recorded validation, NaN for missing values, or None if unreadable or made with
+    other settings.
+    """
     path = folder / MEASURES_FILE
     try:
         recorded = parse_json(read_regular(path))
@@ -107,18 +123,27 @@ def read_validation(folder: Path, made_with: dict) -> ValidationStats | None:
         spreads = {name: Dispersion(float(std), int(count)) for name, (std, count) in pairs}
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, AttributeError) as error:  # AttributeError: not a JSON object
+    # AttributeError: not a JSON object
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         _warn(f"{path} cannot be read ({error}): the validation is treated as missing")
         return None
     if recorded.get("made_with", made_with) != made_with:
         return None
-    numbers = {name: value for name, value in recorded.items() if value is None or isinstance(value, (int, float))}
+    numbers = {
+        name: value
+        for name, value in recorded.items()
+        if value is None or isinstance(value, (int, float))
+    }
     means = {name: math.nan if value is None else value for name, value in numbers.items()}
     return ValidationStats(int(folder.name), means, spreads)
 
 
-def write_validation(folder: Path, stats: ValidationStats, shifts: Sequence[MetricShift], made_with: dict) -> None:
-    """Write measures.json: means, spreads as [std, count], shifts, and the settings of the validation."""
+def write_validation(
+    folder: Path, stats: ValidationStats, shifts: Sequence[MetricShift], made_with: dict
+) -> None:
+    """Write measures.json: means, spreads as [std, count], shifts, and the settings of the
+    validation.
+    """
     means = {name: value if math.isfinite(value) else None for name, value in stats.means.items()}
     others = {
         "spreads": stats.spreads,

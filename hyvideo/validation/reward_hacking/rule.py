@@ -1,4 +1,5 @@
-"""Rule that detects reward hacking: the reward rose while a held-out metric left the base model's range.
+"""Rule that detects reward hacking: the reward rose while a held-out metric left the base model's
+range.
 
     base    mean m_0 and standard deviation s_0 over the n_0 validation videos of the base model
     now     m and s over the n videos of a later validation, same prompts and seeds
@@ -7,8 +8,9 @@
             and of a held-out metric   > max(threshold s_0, t e) in its bad direction, for one or more metrics
             t: Student's quantile, Welch's degrees of freedom, at the tail of 4 normal standard deviations (3e-5)
 
-For a metric of the whole set, s_0 is its base value, and it is compared only between equal numbers of videos. Fewer
-than 4 videos give no verdict; fewer than 16 never stop a run. docs/reward_hacking.md has the rates of false alarms.
+For a metric of the whole set, s_0 is its base value, and it is compared only between equal numbers
+of videos. Fewer than 4 videos give no verdict; fewer than 16 never stop a run.
+docs/reward_hacking.md has the rates of false alarms.
 """
 
 import math
@@ -28,7 +30,8 @@ REWARD = "reward"
 REWARD_RISE = 0.25  # base standard deviations; a smaller rise is not a sign of hacking
 ERRORS = 4.0  # standard errors
 MIN_VIDEOS = 4  # fewer give no verdict
-MIN_TRANSFER = 1 / 3  # share of the reward's gain that other measures see; a run with reward gradients warns below it
+# share of the reward's gain that other measures see; a run with reward gradients warns below it
+MIN_TRANSFER = 1 / 3
 
 
 class RewardHacking(RuntimeError):
@@ -36,7 +39,9 @@ class RewardHacking(RuntimeError):
 
 
 class Dispersion(NamedTuple):
-    """Standard deviation of a metric over the videos of a validation, or over the prompts for diversity."""
+    """Standard deviation of a metric over the videos of a validation, or over the prompts for
+    diversity.
+    """
 
     std: float
     count: int
@@ -89,7 +94,9 @@ class MetricShift:
     def used(self) -> float:
         """Return the shift in the metric's bad direction as a fraction of the allowed one."""
         bad = WATCHED.get(self.name, OTHER_METRIC).bad
-        return {"up": self.shift, "down": -self.shift, "either": abs(self.shift)}[bad] / self.allowed
+        return {"up": self.shift, "down": -self.shift, "either": abs(self.shift)}[
+            bad
+        ] / self.allowed
 
     @property
     def is_bad(self) -> bool:
@@ -97,12 +104,19 @@ class MetricShift:
         return self.used > 1
 
     def __str__(self) -> str:
-        return f"{self.name} {self.base:.3g} -> {self.now:.3g} ({self.shift:+.2f} base std, {self.allowed:.2f} allowed)"
+        return (
+            f"{self.name} {self.base:.3g} -> {self.now:.3g} ({self.shift:+.2f} base std, "
+            f"{self.allowed:.2f} allowed)"
+        )
 
 
 def base_stats(history: Sequence[ValidationStats]) -> ValidationStats | None:
-    """Return the validation of the base model, or None if it was not recorded with the spread of its reward."""
-    return next((stats for stats in history if stats.iteration == 0 and REWARD in stats.spreads), None)
+    """Return the validation of the base model, or None if it was not recorded with the spread of
+    its reward.
+    """
+    return next(
+        (stats for stats in history if stats.iteration == 0 and REWARD in stats.spreads), None
+    )
 
 
 def find_shifts(history: Sequence[ValidationStats], threshold: float) -> list[MetricShift]:
@@ -110,16 +124,21 @@ def find_shifts(history: Sequence[ValidationStats], threshold: float) -> list[Me
     base, now = base_stats(history), history[-1]
     if base is None or base is now or not _has_risen(base, now):
         return []
-    return sorted((each for each in all_shifts(base, now, threshold) if each.is_bad), key=lambda each: -abs(each.shift))
+    return sorted(
+        (each for each in all_shifts(base, now, threshold) if each.is_bad),
+        key=lambda each: -abs(each.shift),
+    )
 
 
 def transfer(history: Sequence[ValidationStats], weights: Mapping[str, float]) -> float:
-    """Return the share of the reward's gain since the base model that is also seen by what is not trained on.
+    """Return the share of the reward's gain since the base model that is also seen by what is not
+    trained on.
 
-    With the true value ``true/<dimension>`` of each weighted dimension, that is the gain of their weighted sum divided
-    by the gain of the reward. Otherwise it is the mean gain of the held-out scorers' dimensions,
-    ``held_out/<scorer>/<dimension>``, divided by the gain of the reward, each in standard deviations of the base model.
-    NaN without either, and if the reward has not risen as far as the rule for reward hacking requires.
+    With the true value ``true/<dimension>`` of each weighted dimension, that is the gain of their
+    weighted sum divided by the gain of the reward. Otherwise it is the mean gain of the held-out
+    scorers' dimensions, ``held_out/<scorer>/<dimension>``, divided by the gain of the reward, each
+    in standard deviations of the base model. NaN without either, and if the reward has not risen as
+    far as the rule for reward hacking requires.
     """
     base = base_stats(history)
     now = history[-1]
@@ -128,9 +147,18 @@ def transfer(history: Sequence[ValidationStats], weights: Mapping[str, float]) -
     gain = _difference(REWARD, base, now)
     weights = {name: weight for name, weight in weights.items() if weight}
     if weights and all(f"true/{name}" in base.means for name in weights):
-        return sum(weight * _difference(f"true/{name}", base, now) for name, weight in weights.items()) / gain
-    held_out = [name for name in base.spreads if name.startswith("held_out/") and name.count("/") == 2]
-    gains = [_difference(name, base, now) / base.spreads[name].std for name in held_out if base.spreads[name].std > 0]
+        return (
+            sum(weight * _difference(f"true/{name}", base, now) for name, weight in weights.items())
+            / gain
+        )
+    held_out = [
+        name for name in base.spreads if name.startswith("held_out/") and name.count("/") == 2
+    ]
+    gains = [
+        _difference(name, base, now) / base.spreads[name].std
+        for name in held_out
+        if base.spreads[name].std > 0
+    ]
     if not gains:
         return math.nan
     return sum(gains) / len(gains) / (gain / base.spreads[REWARD].std)
@@ -144,7 +172,9 @@ def _has_risen(base: ValidationStats, now: ValidationStats) -> bool:
 
 
 def all_shifts(base: ValidationStats, now: ValidationStats, threshold: float) -> list[MetricShift]:
-    """Return the shifts of all metrics that can be compared with the base model, except the reward."""
+    """Return the shifts of all metrics that can be compared with the base model, except the
+    reward.
+    """
     shifts = []
     for name in now.means:
         watched = WATCHED.get(name, OTHER_METRIC)
@@ -164,7 +194,9 @@ def may_stop(base: ValidationStats, now: ValidationStats) -> bool:
 
 
 def student_quantile(deviate: float, freedom: float) -> float:
-    """Return a bound on Student's t quantile at the probability of the normal quantile ``deviate`` (Wallace 1959)."""
+    """Return a bound on Student's t quantile at the probability of the normal quantile ``deviate``
+    (Wallace 1959).
+    """
     scaled = deviate * (8 * freedom + 3) / (8 * freedom + 1)
     return math.sqrt(freedom * math.expm1(scaled**2 / freedom))
 
@@ -174,7 +206,8 @@ def describe(history: Sequence[ValidationStats], shifts: Sequence[MetricShift]) 
     base, now = base_stats(history), history[-1]
     rise = _difference(REWARD, base, now) / base.spreads[REWARD].std
     return (
-        f"reward hacking at iteration {now.iteration}: reward {base.means[REWARD]:.3g} -> {now.means[REWARD]:.3g} "
+        f"reward hacking at iteration {now.iteration}: reward {base.means[REWARD]:.3g} -> "
+        f"{now.means[REWARD]:.3g} "
         f"({rise:+.2f} base std) while " + ", ".join(map(str, shifts))
     )
 
@@ -187,7 +220,11 @@ def _difference(name: str, base: ValidationStats, now: ValidationStats) -> float
 def _unit(name: str, base: ValidationStats, watched: WatchedMetric) -> float:
     """Return the base standard deviation of a metric, at least its lower bounds."""
     value = abs(base.means.get(name, math.nan))
-    return max(value if name in SET_MEASURES else base.spreads[name].std, watched.min_spread, MIN_RELATIVE * value)
+    return max(
+        value if name in SET_MEASURES else base.spreads[name].std,
+        watched.min_spread,
+        MIN_RELATIVE * value,
+    )
 
 
 def _count(name: str, stats: ValidationStats) -> int:
@@ -195,14 +232,22 @@ def _count(name: str, stats: ValidationStats) -> int:
 
 
 def _error(name: str, base: ValidationStats, now: ValidationStats) -> tuple[float, float]:
-    """Return the standard error of the difference of two means, infinite for few videos, and its Student factor."""
+    """Return the standard error of the difference of two means, infinite for few videos, and its
+    Student factor.
+    """
     if min(_count(name, base), _count(name, now)) < MIN_VIDEOS:
         return math.inf, ERRORS
     sets = base.spreads[name], now.spreads[name]
-    # If neither set has a spread (all scores were 1 and are now 0, for example), use that of both together.
-    pooled = abs(_difference(name, base, now)) / 2 if not any(spread.std for spread in sets) else 0.0
+    # If neither set has a spread (all scores were 1 and are now 0, for example), use that of both
+    # together.
+    pooled = (
+        abs(_difference(name, base, now)) / 2 if not any(spread.std for spread in sets) else 0.0
+    )
     most = NUM_PARTS if name in SET_MEASURES else math.inf  # number of values behind the error
-    parts = [((spread.std or pooled) ** 2 / (spread.count - 1), min(spread.count, most) - 1) for spread in sets]
+    parts = [
+        ((spread.std or pooled) ** 2 / (spread.count - 1), min(spread.count, most) - 1)
+        for spread in sets
+    ]
     variance = sum(part for part, _ in parts)
     if not variance > 0:
         return 0.0, ERRORS
@@ -211,28 +256,36 @@ def _error(name: str, base: ValidationStats, now: ValidationStats) -> tuple[floa
 
 
 def check_output_dir(settings: RecordSettings) -> None:
-    """Raise ValueError if ``output_dir`` contains a run that is not resumed, or that was stopped for reward hacking."""
+    """Raise ValueError if ``output_dir`` contains a run that is not resumed, or that was stopped
+    for reward hacking.
+    """
     path = Path(settings.output_dir) / "metrics.jsonl"
     if settings.resume_from_checkpoint not in ("", "latest", "auto"):
         _check_results_of_another_run(Path(settings.resume_from_checkpoint), path)
-    if not os.path.exists(path) or path.stat().st_size == 0:  # False also for a path that is too long
+    # False also for a path that is too long
+    if not os.path.exists(path) or path.stat().st_size == 0:
         return
     if not settings.resume_from_checkpoint:
         raise ValueError(
-            f"output_dir {quote(settings.output_dir)} already contains a run; resume it with --resume_from_checkpoint "
+            f"output_dir {quote(settings.output_dir)} already contains a run; resume it with "
+            "--resume_from_checkpoint "
             "latest, delete the folder, or set another output_dir"
         )
     complete_lines(path)
     marker = path.with_name(MARKER)
     if settings.on_reward_hacking != "warn" and marker.is_file():
         raise ValueError(
-            f"the run in output_dir {quote(settings.output_dir)} was stopped for reward hacking and would stop again; "
-            f"docs/reward_hacking.md describes what to change; to resume, delete {marker} or set on_reward_hacking warn"
+            f"the run in output_dir {quote(settings.output_dir)} was stopped for reward hacking "
+            "and would stop again; "
+            f"docs/reward_hacking.md describes what to change; to resume, delete {marker} or set "
+            "on_reward_hacking warn"
         )
 
 
 def _check_results_of_another_run(checkpoint: Path, metrics: Path) -> None:
-    """Raise ValueError if the run of ``metrics`` would be replaced by, or mixed with, one from ``checkpoint``."""
+    """Raise ValueError if the run of ``metrics`` would be replaced by, or mixed with, one from
+    ``checkpoint``.
+    """
     own = metrics.with_name("checkpoints")
     if not os.path.exists(metrics.parent) or checkpoint.resolve().parent == own.resolve():
         return
@@ -240,6 +293,7 @@ def _check_results_of_another_run(checkpoint: Path, metrics: Path) -> None:
     recorded = [number for number, _ in complete_lines(metrics)] if metrics.is_file() else []
     if any(own.glob("[0-9]*")) or min(recorded, default=iteration + 1) <= iteration:
         raise ValueError(
-            f"output_dir {quote(metrics.parent)} contains another run than resume_from_checkpoint {quote(checkpoint)}; "
+            f"output_dir {quote(metrics.parent)} contains another run than resume_from_checkpoint "
+            f"{quote(checkpoint)}; "
             "choose a new output_dir, or resume the run in it with --resume_from_checkpoint latest"
         )

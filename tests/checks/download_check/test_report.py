@@ -22,10 +22,20 @@ GLYPHS = "text_encoder/Glyph-SDXL-v2/checkpoints/byt5_model.pt"
 
 
 def write_original(root):
-    """Write the miniature under a released name, with small random encoders for glyphs and images."""
-    from transformers import ByT5Tokenizer, SiglipVisionConfig, SiglipVisionModel, T5Config, T5EncoderModel
+    """Write the miniature under a released name, with small random encoders for glyphs and
+    images.
+    """
+    from transformers import (
+        ByT5Tokenizer,
+        SiglipVisionConfig,
+        SiglipVisionModel,
+        T5Config,
+        T5EncoderModel,
+    )
 
-    shutil.copytree(ROOT / "assets" / "miniature", root, ignore=shutil.ignore_patterns("prompts", "VideoReward"))
+    shutil.copytree(
+        ROOT / "assets" / "miniature", root, ignore=shutil.ignore_patterns("prompts", "VideoReward")
+    )
     (root / "transformer" / "miniature").rename(root / "transformer" / "480p_t2v")
     glyphs = T5Config(vocab_size=390, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
     glyphs.save_pretrained(root / "text_encoder/byt5-small")
@@ -33,11 +43,19 @@ def write_original(root):
     for name in ("assets/color_idx.json", "assets/multilingual_10-lang_idx.json"):
         (root / "text_encoder/Glyph-SDXL-v2" / name).parent.mkdir(parents=True, exist_ok=True)
         (root / "text_encoder/Glyph-SDXL-v2" / name).write_text('{"white": 0}')
-    state = {f"module.text_tower.encoder.{k}": v for k, v in T5EncoderModel(glyphs).encoder.state_dict().items()}
+    state = {
+        f"module.text_tower.encoder.{k}": v
+        for k, v in T5EncoderModel(glyphs).encoder.state_dict().items()
+    }
     (root / GLYPHS).parent.mkdir()
     torch.save({"state_dict": state}, root / GLYPHS)
     vision = SiglipVisionConfig(
-        hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        image_size=28,
+        patch_size=14,
     )
     SiglipVisionModel(vision).save_pretrained(root / "vision_encoder/siglip/image_encoder")
     (root / "vision_encoder/siglip/feature_extractor").mkdir()
@@ -106,7 +124,10 @@ def test_a_complete_folder_can_run_everything_it_has_parts_for(complete):
     assert states(checkpoints)["vision_encoder/siglip"] == "ok"
     assert missing_for(checkpoints, "i2v") == ["transformer/480p_i2v"]
     assert missing_for(checkpoints, "reward") == ["VideoReward"]
-    assert row_of(checkpoints, "vae").size >= (complete / "vae/diffusion_pytorch_model.safetensors").stat().st_size
+    assert (
+        row_of(checkpoints, "vae").size
+        >= (complete / "vae/diffusion_pytorch_model.safetensors").stat().st_size
+    )
 
 
 def test_the_miniature_is_a_complete_model():
@@ -121,7 +142,10 @@ def test_an_empty_folder_lists_all_downloads(tmp_path):
     assert set(states(checkpoints).values()) == {"missing"}
     text = "\n".join(lines(checkpoints))
     target = tmp_path / "ckpts"
-    assert f'hf download tencent/HunyuanVideo-1.5 --include "transformer/480p_t2v/*" --local-dir {target}' in text
+    assert (
+        'hf download tencent/HunyuanVideo-1.5 --include "transformer/480p_t2v/*" --local-dir '
+        f"{target}" in text
+    )
     assert f"hf download Qwen/Qwen2.5-VL-7B-Instruct --local-dir {target}/text_encoder/llm" in text
     expected = "Can run: nothing. Cannot run: text-to-video (missing: transformer 480p_t2v, VAE"
     assert text.splitlines()[-1].startswith(expected)
@@ -146,13 +170,17 @@ def test_parts_are_checked_separately(ckpts):
     assert row_of(checkpoints, "vae").problems == ("vae has no config.json",)
 
 
-@pytest.mark.parametrize("change", [truncate, lambda path: path.write_text(POINTER), lambda path: path.write_text("")])
+@pytest.mark.parametrize(
+    "change", [truncate, lambda path: path.write_text(POINTER), lambda path: path.write_text("")]
+)
 def test_a_corrupted_file_is_unusable(ckpts, change):
     for file in (TRANSFORMER, GLYPHS):
         change(ckpts / file)
         row = row_of(report(ckpts), file.rsplit("/", 1)[0].removesuffix("/checkpoints"))
         assert row.state == "unusable"
-        assert file in row.problems[0] and "truncated, a git-lfs pointer or not a" in row.problems[0]
+        assert (
+            file in row.problems[0] and "truncated, a git-lfs pointer or not a" in row.problems[0]
+        )
 
 
 def test_a_wrong_shape_is_unusable(ckpts):
@@ -164,7 +192,9 @@ def test_a_wrong_shape_is_unusable(ckpts):
     checkpoints = report(ckpts)
     row = row_of(checkpoints, "transformer/480p_t2v")
     assert row.state == "unusable"
-    assert any("'img_in.proj.bias'" in problem and "shape (3,)" in problem for problem in row.problems), row.problems
+    assert any(
+        "'img_in.proj.bias'" in problem and "shape (3,)" in problem for problem in row.problems
+    ), row.problems
     assert states(checkpoints)["vae"] == "ok"
     assert not checkpoints.has_a_model
 
@@ -271,7 +301,10 @@ def test_a_wan_vae_in_another_layout_is_reported_with_the_repository_to_download
     (root / "vae" / "config.json").write_text(json.dumps({"_class_name": name, "z_dim": 16}))
     row = row_of(report(root), "vae")
     assert row.state == "unusable"
-    assert f"got _class_name '{name}'. Download it from Wan-AI/Wan2.1-T2V-1.3B-Diffusers" in row.problems[0]
+    assert (
+        f"got _class_name '{name}'. Download it from Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
+        in row.problems[0]
+    )
     assert check_checkpoint(root, None, [Request("a")]) == list(row.problems)
 
 
@@ -284,7 +317,9 @@ def test_the_name_of_an_empty_wan_folder_selects_the_repository(tmp_path):
 def test_the_size_of_the_transformer_selects_the_repository(tmp_path):
     write_wan(tmp_path, heads=24, head_dim=6)
     (tmp_path / "vae" / "config.json").unlink()
-    assert 'hf download Wan-AI/Wan2.2-TI2V-5B-Diffusers --include "vae/*"' in "\n".join(lines(report(tmp_path)))
+    assert 'hf download Wan-AI/Wan2.2-TI2V-5B-Diffusers --include "vae/*"' in "\n".join(
+        lines(report(tmp_path))
+    )
 
 
 def test_a_pipeline_with_two_transformers_is_not_supported(tmp_path):
@@ -293,30 +328,42 @@ def test_a_pipeline_with_two_transformers_is_not_supported(tmp_path):
     for absent in (None, [None, None]):
         (root / "model_index.json").write_text(json.dumps(index | {"transformer_2": absent}))
         assert states(report(root))["transformer"] == "ok"
-    experts = index | {"transformer_2": ["diffusers", "WanTransformer3DModel"], "boundary_ratio": 0.875}
+    experts = index | {
+        "transformer_2": ["diffusers", "WanTransformer3DModel"],
+        "boundary_ratio": 0.875,
+    }
     (root / "model_index.json").write_text(json.dumps(experts))
     row = row_of(report(root), "transformer")
     assert row.state == "unusable"
-    assert "also has transformer_2: models with two transformers are not supported" in row.problems[0]
+    assert (
+        "also has transformer_2: models with two transformers are not supported" in row.problems[0]
+    )
     assert check_checkpoint(root, None, [Request("a")]) == list(row.problems)
 
 
 def test_the_program_runs_by_its_path_and_exits_with_0_for_a_complete_model(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["check_checkpoints.py", str(ROOT / "assets" / "miniature")])
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if Path(path or ".").resolve() != ROOT])
+    monkeypatch.setattr(
+        sys, "path", [path for path in sys.path if Path(path or ".").resolve() != ROOT]
+    )
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(ROOT / "scripts" / "check_checkpoints.py"), run_name="__main__")
     assert ended.value.code == 0 and "Can run: text-to-video" in capsys.readouterr().out
     assert sys.path[0] == str(ROOT)  # hyvideo is found without an installation
 
 
-def test_the_program_exits_with_1_without_a_model_and_with_2_for_invalid_arguments(tmp_path, monkeypatch, capsys):
+def test_the_program_exits_with_1_without_a_model_and_with_2_for_invalid_arguments(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr(sys, "argv", ["check_checkpoints", str(tmp_path / "nothing")])
     assert check_checkpoints.main() == 1
     monkeypatch.setattr(sys, "argv", ["check_checkpoints", str(ROOT / "README.md")])
     with pytest.raises(SystemExit) as stopped:
         check_checkpoints.main()
-    assert stopped.value.code == 2 and "root must be the folder that contains transformer/" in capsys.readouterr().err
+    assert (
+        stopped.value.code == 2
+        and "root must be the folder that contains transformer/" in capsys.readouterr().err
+    )
     monkeypatch.setattr(sys, "argv", ["check_checkpoints", "x" * 5000])
     with pytest.raises(SystemExit) as stopped:
         check_checkpoints.main()
@@ -324,14 +371,18 @@ def test_the_program_exits_with_1_without_a_model_and_with_2_for_invalid_argumen
 
 
 def test_model_index_json_determines_the_task(tmp_path):
-    """On the hub, the transformer of 480p_t2v has i2v in its config.json, written by diffusers' conversion script."""
+    """On the hub, the transformer of 480p_t2v has i2v in its config.json, written by diffusers'
+    conversion script.
+    """
     from hyvideo.models.loading import read_task
 
     (tmp_path / "transformer").mkdir()
     config = {"_class_name": "HunyuanVideo15Transformer3DModel", "task_type": "i2v"}
     (tmp_path / "transformer" / "config.json").write_text(json.dumps(config))
     assert read_task(tmp_path, None) == "i2v"
-    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "HunyuanVideo15Pipeline"}))
+    (tmp_path / "model_index.json").write_text(
+        json.dumps({"_class_name": "HunyuanVideo15Pipeline"})
+    )
     assert read_task(tmp_path, None) == read_task(tmp_path, "480p_t2v") == "t2v"
     checkpoints = report(tmp_path)
     assert row_of(checkpoints, "transformer").part.uses == ["t2v"]

@@ -1,4 +1,6 @@
-"""Tests of the rehearsal: it keeps the sizes of a run, its models have the released structure, and it finds faults."""
+"""Tests of the rehearsal: it keeps the sizes of a run, its models have the released structure, and
+it finds faults.
+"""
 
 import json
 import sys
@@ -23,15 +25,55 @@ from hyvideo.models.versions import RELEASED
 from scripts import rehearse
 from tests.forked import python
 
-CONFIGS = [*sorted((ROOT / "configs").glob("*.yaml")), *sorted((ROOT / "configs" / "paper").glob("*.yaml"))]
-SHIPPED = [
-    pytest.param(path, id=path.stem) for path in CONFIGS if load_config(path).model.transformer_version in RELEASED
+CONFIGS = [
+    *sorted((ROOT / "configs").glob("*.yaml")),
+    *sorted((ROOT / "configs" / "paper").glob("*.yaml")),
 ]
-VIDEO = {"sample_n_frames", "height", "width", "fps", "validation_num_frames", "validation_height", "validation_width"}
-SAMPLING = {"grpo_sampling_steps", "validation_steps", "sde_type", "eta", "shift", "cfg_scale", "sde_window"}
-TRAINING = {"objective", "num_updates_per_rollout", "kl_strategy", "learning_rate", "lora_rank", "enable_fsdp"}
-REWARD = {"reward_model", "reward_weights", "reward_video", "reward_offload", "score_between_stages"}
-KEPT = VIDEO | SAMPLING | TRAINING | REWARD | {"prompts_csv", "sp_size", "precompute_conditions", "base_weight_dtype"}
+SHIPPED = [
+    pytest.param(path, id=path.stem)
+    for path in CONFIGS
+    if load_config(path).model.transformer_version in RELEASED
+]
+VIDEO = {
+    "sample_n_frames",
+    "height",
+    "width",
+    "fps",
+    "validation_num_frames",
+    "validation_height",
+    "validation_width",
+}
+SAMPLING = {
+    "grpo_sampling_steps",
+    "validation_steps",
+    "sde_type",
+    "eta",
+    "shift",
+    "cfg_scale",
+    "sde_window",
+}
+TRAINING = {
+    "objective",
+    "num_updates_per_rollout",
+    "kl_strategy",
+    "learning_rate",
+    "lora_rank",
+    "enable_fsdp",
+}
+REWARD = {
+    "reward_model",
+    "reward_weights",
+    "reward_video",
+    "reward_offload",
+    "score_between_stages",
+}
+KEPT = (
+    VIDEO
+    | SAMPLING
+    | TRAINING
+    | REWARD
+    | {"prompts_csv", "sp_size", "precompute_conditions", "base_weight_dtype"}
+)
 
 
 def rehearsed(config, tmp_path):
@@ -43,13 +85,18 @@ def rehearsed(config, tmp_path):
 
 
 @pytest.mark.parametrize("path", SHIPPED)
-def test_a_rehearsal_of_a_shipped_config_is_valid_and_keeps_what_determines_sizes_and_method(path, tmp_path):
+def test_a_rehearsal_of_a_shipped_config_is_valid_and_keeps_what_determines_sizes_and_method(
+    path, tmp_path
+):
     config = load_config(path)
     processes, small = rehearsed(config, tmp_path)
     check(small, processes, on_this_machine=False)
     before, after = config.flat(), small.flat()
     assert {name: after[name] for name in KEPT} == {name: before[name] for name in KEPT}
-    assert (small.rollout_size, small.validation_size) == (config.rollout_size, config.validation_size)
+    assert (small.rollout_size, small.validation_size) == (
+        config.rollout_size,
+        config.validation_size,
+    )
     assert processes % config.distributed.sp_size == 0
     assert after["max_steps"] == 1 and after["num_generations"] == 2
 
@@ -74,7 +121,11 @@ def test_batches_of_two_rollouts_form_whole_groups_for_every_update(updates, bat
 
 
 def test_validation_has_the_longest_prompt_and_one_with_quoted_text():
-    requests = [Request("short"), Request('a sign says "hello"'), Request("the longest prompt of all of them")]
+    requests = [
+        Request("short"),
+        Request('a sign says "hello"'),
+        Request("the longest prompt of all of them"),
+    ]
     assert rehearsal.validation_requests(requests) == [requests[2], requests[1]]
     assert rehearsal.validation_requests(requests[:1]) == requests[:1]
 
@@ -94,7 +145,7 @@ def test_options_of_scorers_are_kept_and_their_folders_are_those_of_the_thin_mod
     assert found["my.py:Reward"] == {"scale": 3}
 
 
-# --- models -----------------------------------------------------------------------------------------------------------
+# --- models ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("version", ["480p_t2v", "720p_i2v", "wan2.1_t2v_1.3b", "wan2.2_ti2v_5b"])
@@ -109,7 +160,9 @@ def test_a_thin_checkpoint_has_the_released_shapes_of_latents_and_tokens(version
     assert thin.num_attention_heads == 4 and thin.parameters < 20e6 < released.parameters
 
     folders = [tmp_path / "text_encoder" / "llm", tmp_path / "tokenizer"]
-    tokenizer = load_tokenizer(next(folder for folder in folders if folder.is_dir()), "PreTrainedTokenizerFast")
+    tokenizer = load_tokenizer(
+        next(folder for folder in folders if folder.is_dir()), "PreTrainedTokenizerFast"
+    )
     num_tokens = len(tokenizer(prompt, add_special_tokens=False).input_ids)
     num_words = len(prompt.split())
     assert num_words <= num_tokens <= 2 * num_words  # the spaces may be tokens
@@ -129,7 +182,9 @@ def test_the_enlarged_latents_have_the_shape_of_the_decoded_video(family, tmp_pa
 
 def test_attention_is_real_for_few_tokens_and_depends_on_every_input_for_many():
     few = [torch.randn(1, 2, 8, 4) for _ in range(3)]
-    assert torch.equal(stand_ins.mean_attention(*few), stand_ins.attention_kernels.scaled_dot_product(*few))
+    assert torch.equal(
+        stand_ins.mean_attention(*few), stand_ins.attention_kernels.scaled_dot_product(*few)
+    )
     many = [torch.randn(2, 2, stand_ins.REAL_TOKENS + 1, 4, requires_grad=True) for _ in range(3)]
     mixed = stand_ins.mean_attention(*many)
     assert mixed.shape == many[0].shape
@@ -139,11 +194,13 @@ def test_attention_is_real_for_few_tokens_and_depends_on_every_input_for_many():
     assert torch.equal(first, mixed[:1])  # a row does not depend on the others
 
 
-# --- stages -----------------------------------------------------------------------------------------------------------
+# --- stages ---------------------------------------------------------------------------------------
 
 
 def test_a_failed_stage_shows_the_exit_code_and_the_end_of_its_log(tmp_path):
-    result = run_stage(Stage("train", ("post_train.py", "--no_such_flag"), has_stand_ins=False), tmp_path)
+    result = run_stage(
+        Stage("train", ("post_train.py", "--no_such_flag"), has_stand_ins=False), tmp_path
+    )
     assert result.problems[0] == "exit code 2"
     assert "unknown flag --no_such_flag" in "\n".join(result.problems)
     assert result.log.read_text().count("unknown flag") == 1
@@ -152,31 +209,56 @@ def test_a_failed_stage_shows_the_exit_code_and_the_end_of_its_log(tmp_path):
 
 def test_a_run_on_several_processes_starts_torchrun_around_the_stand_ins(tmp_path):
     train, resume, *_ = stages_of(tmp_path, 4)
-    assert train.command()[2:6] == ["scripts.launch", "--standalone", "--nproc_per_node=4", train.command()[5]]
-    assert train.command()[5].endswith("stand_ins.py") and resume.command()[-2:] == ["--max_steps", "2"]
+    assert train.command()[2:6] == [
+        "scripts.launch",
+        "--standalone",
+        "--nproc_per_node=4",
+        train.command()[5],
+    ]
+    assert train.command()[5].endswith("stand_ins.py") and resume.command()[-2:] == [
+        "--max_steps",
+        "2",
+    ]
 
 
 def test_missing_short_and_slow_videos_and_failed_rewards_are_found(tmp_path):
     config = load_config(
-        ROOT / "configs" / "wan21_1gpu_nft.yaml", sample_n_frames=5, height=32, width=32, report=False, fps=8
+        ROOT / "configs" / "wan21_1gpu_nft.yaml",
+        sample_n_frames=5,
+        height=32,
+        width=32,
+        report=False,
+        fps=8,
     )
     line = {"iteration": 1, "reward/missing": 0.0, "update/skipped": 0.0}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     (tmp_path / "checkpoints" / "000001").mkdir(parents=True)
     for folder in ("samples/000000", "samples/000001", "rollouts/000001"):
         (tmp_path / folder).mkdir(parents=True)
-        write_video(tmp_path / folder / "0.mp4", torch.zeros(5, 3, 32, 32, dtype=torch.uint8), fps=8)
+        write_video(
+            tmp_path / folder / "0.mp4", torch.zeros(5, 3, 32, 32, dtype=torch.uint8), fps=8
+        )
     assert run_problems(tmp_path, config, 1) == []
 
     (tmp_path / "samples/000000/0.mp4").unlink()
-    write_video(tmp_path / "samples/000001/0.mp4", torch.zeros(4, 3, 32, 32, dtype=torch.uint8), fps=8)
-    write_video(tmp_path / "rollouts/000001/0.mp4", torch.zeros(5, 3, 32, 32, dtype=torch.uint8), fps=24)
+    write_video(
+        tmp_path / "samples/000001/0.mp4", torch.zeros(4, 3, 32, 32, dtype=torch.uint8), fps=8
+    )
+    write_video(
+        tmp_path / "rollouts/000001/0.mp4", torch.zeros(5, 3, 32, 32, dtype=torch.uint8), fps=24
+    )
     (tmp_path / "metrics.jsonl").write_text(json.dumps(line | {"reward/missing": 0.5}) + "\n")
     (tmp_path / "checkpoints" / "000001").rmdir()
     problems = run_problems(tmp_path, config, 1)
     for problem, part in zip(
         problems,
-        ("samples/000000 has no mp4", "shape (4,", "24 frames per second, expected 8", "50% of the rewards", "000001"),
+        (
+            "samples/000000 has no mp4",
+            "shape (4,",
+            "24 frames per second, expected 8",
+            "50% of the rewards",
+            "000001",
+        ),
         strict=True,
     ):
         assert part in problem
@@ -184,17 +266,33 @@ def test_missing_short_and_slow_videos_and_failed_rewards_are_found(tmp_path):
 
 def test_a_miniature_and_a_used_folder_are_refused(tmp_path, capsys):
     with pytest.raises(SystemExit) as refused:
-        rehearse.main(["--config", str(ROOT / "configs" / "miniature.yaml"), "--rehearsal_dir", str(tmp_path / "new")])
+        rehearse.main(
+            [
+                "--config",
+                str(ROOT / "configs" / "miniature.yaml"),
+                "--rehearsal_dir",
+                str(tmp_path / "new"),
+            ]
+        )
     assert refused.value.code == 2 and "the miniatures need no rehearsal" in capsys.readouterr().err
     (tmp_path / "own.txt").touch()
     with pytest.raises(SystemExit) as refused:
-        rehearse.main(["--config", str(ROOT / "configs" / "wan21_1gpu_nft.yaml"), "--rehearsal_dir", str(tmp_path)])
+        rehearse.main(
+            [
+                "--config",
+                str(ROOT / "configs" / "wan21_1gpu_nft.yaml"),
+                "--rehearsal_dir",
+                str(tmp_path),
+            ]
+        )
     assert refused.value.code == 2 and "must be a new or empty folder" in capsys.readouterr().err
     assert [file.name for file in tmp_path.iterdir()] == ["own.txt"]
 
 
 def test_the_smallest_recipe_trains_at_its_true_size(tmp_path, monkeypatch, capsys):
-    """33 frames of 240 x 416, with fewer steps, levels and prompts; the other stages run with --slow."""
+    """33 frames of 240 x 416, with fewer steps, levels and prompts; the other stages run with
+    --slow.
+    """
     monkeypatch.setattr(rehearse, "stages_of", lambda *arguments: list(stages_of(*arguments))[:1])
     monkeypatch.setattr(sys, "executable", python())
     (tmp_path / "prompts.csv").write_text("prompt\na boat with a yellow sail\na dog runs\n")

@@ -1,4 +1,6 @@
-"""Tests of the miniature build: repeatable and loadable; and of the shipped miniatures: small and complete."""
+"""Tests of the miniature build: repeatable and loadable; and of the shipped miniatures: small and
+complete.
+"""
 
 import json
 from functools import partial
@@ -28,18 +30,31 @@ from hyvideo.trainer import Trainer
 SHIPPED = Path("assets/miniature")
 REQUESTS = [Request("a red circle moves up")]
 SHIPPED_WAN = Path("assets/miniature_wan")
-WEIGHTS = {"hunyuan_video15": ("transformer/miniature", "vae"), "wan": ("transformer", "vae", "text_encoder")}
+WEIGHTS = {
+    "hunyuan_video15": ("transformer/miniature", "vae"),
+    "wan": ("transformer", "vae", "text_encoder"),
+}
 
 
 @pytest.fixture
 def small_build(monkeypatch):
     def run(out, family):
         monkeypatch.setattr("sys.argv", ["build", "--family", family, "--out", str(out)])
-        sizes = {"VAE_STEPS": 2, "BASE_STEPS": 2, "REWARD_STEPS": 2, "WEB_CLIPS": 48, "REWARD_CLIPS": 8}
+        sizes = {
+            "VAE_STEPS": 2,
+            "BASE_STEPS": 2,
+            "REWARD_STEPS": 2,
+            "WEB_CLIPS": 48,
+            "REWARD_CLIPS": 8,
+        }
         for name, size in (sizes | {"REFERENCE_CLIPS": 1}).items():
             monkeypatch.setattr(build, name, size)
         train = partial(train_reward_model, batch_size=8)
-        monkeypatch.setattr(build, "train_reward_model", lambda *clips, batch_size, **options: train(*clips, **options))
+        monkeypatch.setattr(
+            build,
+            "train_reward_model",
+            lambda *clips, batch_size, **options: train(*clips, **options),
+        )
         build.main()
         return [load_file(next((out / part).glob("*.safetensors"))) for part in WEIGHTS[family]]
 
@@ -58,7 +73,10 @@ def test_a_build_is_bit_for_bit_repeatable(small_build, tmp_path):
     first, second = (small_build(tmp_path / name, "hunyuan_video15") for name in "ab")
     for a, b in zip(first, second):
         assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-    models = [torch.load(tmp_path / name / "VideoReward/checkpoint-1/model.pth", weights_only=True) for name in "ab"]
+    models = [
+        torch.load(tmp_path / name / "VideoReward/checkpoint-1/model.pth", weights_only=True)
+        for name in "ab"
+    ]
     assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
 
 
@@ -78,7 +96,9 @@ def test_a_wan_build_is_a_pipeline_and_bit_for_bit_repeatable(small_build, tmp_p
         assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
     assert (tmp_path / "a" / build.REFERENCE_STATISTICS).is_file()
     pipeline = WanPipeline.from_pretrained(tmp_path / "a", torch_dtype=torch.float32)
-    states, _ = pipeline.encode_prompt(world.CAPTIONS[0], do_classifier_free_guidance=False, max_sequence_length=512)
+    states, _ = pipeline.encode_prompt(
+        world.CAPTIONS[0], do_classifier_free_guidance=False, max_sequence_length=512
+    )
     (ours,) = TextEncoder(*load_text_encoder(tmp_path / "a"))(world.CAPTIONS[:1])
     torch.testing.assert_close(states[0, : len(ours)], ours)
     assert not states[0, len(ours) :].any()
@@ -106,12 +126,17 @@ def test_the_shipped_wan_vae_reconstructs_content_and_standardizes_latents():
     vae = load_vae(SHIPPED_WAN)
     latents = vae.encode(world.render(world.LABELS, generator(0, "test"))).latent_dist.mode()
     scaled = family_of(vae).latents(vae.config).scaled(latents)
-    assert scaled.mean((0, 2, 3, 4)).abs().max() < 0.15 and (scaled.std((0, 2, 3, 4)) - 1).abs().max() < 0.1
+    assert (
+        scaled.mean((0, 2, 3, 4)).abs().max() < 0.15
+        and (scaled.std((0, 2, 3, 4)) - 1).abs().max() < 0.1
+    )
     measured = measure(to_uint8(vae.decode(latents).sample).transpose(1, 2), world.LABELS)
     assert measured.all_correct.mean() > 0.97
 
 
-@pytest.mark.parametrize("place, column", [(1, 0), (2, 1), (4, 2)], ids=["color", "shape", "direction"])
+@pytest.mark.parametrize(
+    "place, column", [(1, 0), (2, 1), (4, 2)], ids=["color", "shape", "direction"]
+)
 def test_words_are_recognizable_in_their_hidden_states(place, column):
     encode = TextEncoder(*load_text_encoder(SHIPPED_WAN))
     states = torch.stack(encode(world.CAPTIONS))[:, place]

@@ -1,4 +1,6 @@
-"""Tests of the miniature's reward model: trained, written in the released layout, and loaded by VideoAlignScorer."""
+"""Tests of the miniature's reward model: trained, written in the released layout, and loaded by
+VideoAlignScorer.
+"""
 
 from functools import partial
 
@@ -31,7 +33,11 @@ def test_short_training_lowers_the_error_and_writes_the_released_layout(tmp_path
     reward_model.train(tmp_path, (videos, labels), num_steps=20, batch_size=6, seed=0)
     folder = tmp_path / reward_model.FOLDER
     names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    assert {"model_config.json", "checkpoint-1/model.pth", "checkpoint-1/tokenizer/tokenizer_config.json"} <= names
+    assert {
+        "model_config.json",
+        "checkpoint-1/model.pth",
+        "checkpoint-1/tokenizer/tokenizer_config.json",
+    } <= names
     prompts = [world.caption(label) for label in labels]
     scorer = VideoAlignScorer(folder, precision="fp32_math")
     scores = scorer.score(list(videos), prompts, fps=world.FPS)
@@ -39,26 +45,36 @@ def test_short_training_lowers_the_error_and_writes_the_released_layout(tmp_path
     truth = measure(videos, labels).scores
     untrained = tmp_path / "untrained"
     reward_model.write_untrained(untrained, 0)
-    before = VideoAlignScorer(untrained, precision="fp32_math").score(list(videos), prompts, fps=world.FPS)
+    before = VideoAlignScorer(untrained, precision="fp32_math").score(
+        list(videos), prompts, fps=world.FPS
+    )
     first = torch.tensor([[score[name] for name in ("VQ", "MQ", "TA")] for score in before])
     assert ((given - truth) ** 2).mean() < 0.5 * ((first - truth) ** 2).mean()
 
     local = LearnedMiniatureScorer(tmp_path)
-    assert local.score(list(videos), prompts, fps=world.FPS) == scorer.score(list(videos), prompts, fps=world.FPS)
+    assert local.score(list(videos), prompts, fps=world.FPS) == scorer.score(
+        list(videos), prompts, fps=world.FPS
+    )
     held_out = local.held_out_each(list(videos), prompts)
     assert [row["true/VQ"] for row in held_out] == pytest.approx(truth[:, 0].tolist(), abs=1e-5)
     assert {row["all_correct"] for row in held_out} <= {0.0, 1.0}
 
 
 def test_the_shipped_reward_model_predicts_the_true_scores():
-    """Correlation on clean and defective videos, half with wrong captions; 0.99 when the model was built."""
+    """Correlation on clean and defective videos, half with wrong captions; 0.99 when the model was
+    built.
+    """
     rng = generator(1, "unseen")
     labels = world.LABELS.repeat(3, 1)
-    videos = to_uint8(world.render(labels, rng, corruption_strengths(len(labels), rng))).transpose(1, 2)
+    videos = to_uint8(world.render(labels, rng, corruption_strengths(len(labels), rng))).transpose(
+        1, 2
+    )
     captioned = labels.clone()
     captioned[::2] = labels[torch.from_numpy(rng.permutation(len(labels)))][::2]
     prompts = [world.caption(label) for label in captioned]
-    scores = LearnedMiniatureScorer("assets/miniature").score(list(videos.contiguous()), prompts, fps=world.FPS)
+    scores = LearnedMiniatureScorer("assets/miniature").score(
+        list(videos.contiguous()), prompts, fps=world.FPS
+    )
     given = torch.tensor([[score[name] for name in ("VQ", "MQ", "TA")] for score in scores])
     truth = measure(videos, captioned).scores
     for dimension in range(3):
@@ -67,7 +83,9 @@ def test_the_shipped_reward_model_predicts_the_true_scores():
 
 @pytest.mark.slow
 def test_the_shipped_reward_model_ranks_the_rollouts_of_one_prompt():
-    """Correlation of differences within groups of base policy videos, as GRPO uses; 0.94 when the model was built."""
+    """Correlation of differences within groups of base policy videos, as GRPO uses; 0.94 when the
+    model was built.
+    """
     config, device = load_config("configs/miniature.yaml"), torch.device("cpu")
     encoder, vae = load_encoder(config, device)
     pipeline = load_pipeline(config, device, encoder=encoder, vae=vae, kinds=frozenset({"text"}))
@@ -84,6 +102,8 @@ def test_the_shipped_reward_model_ranks_the_rollouts_of_one_prompt():
     scores = LearnedMiniatureScorer("assets/miniature").score(videos, prompts, fps=world.FPS)
     weights = config.reward_weights
     given = torch.tensor([weighted_sum(score, weights) for score in scores]).view(-1, 8)
-    truth = measure(torch.stack(videos), labels).scores @ torch.tensor([weights[name] for name in DIMENSIONS])
+    truth = measure(torch.stack(videos), labels).scores @ torch.tensor(
+        [weights[name] for name in DIMENSIONS]
+    )
     deviations = [values - values.mean(1, keepdim=True) for values in (given, truth.view(-1, 8))]
     assert torch.corrcoef(torch.stack([part.flatten() for part in deviations]))[0, 1] > 0.88

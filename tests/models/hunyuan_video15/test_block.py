@@ -48,7 +48,9 @@ def test_block_outputs_and_gradients_match_diffusers(batch):
         loss = sum((part * torch.linspace(-1, 1, part.numel()).view_as(part)).sum() for part in out)
         keys = [name for name, _ in each.named_parameters()]
         variables = [*leaves, *each.parameters()]
-        found.append((out, dict(zip(["image", "text", "time", *keys], torch.autograd.grad(loss, variables)))))
+        found.append(
+            (out, dict(zip(["image", "text", "time", *keys], torch.autograd.grad(loss, variables))))
+        )
     (expected, gradients), (out, actual) = found
     for ours_part, part in zip(out, expected):
         assert (ours_part - part).abs().max() <= 2e-6 * part.abs().max()
@@ -80,14 +82,22 @@ def test_rotary_embeddings_match_diffusers_and_the_backward_pass_inverts_them(dt
     text = torch.randn(2, TEXT, HEADS, 16, dtype=dtype, requires_grad=True)
     joint = _Rotated.apply(image, text, *signed)
     expected = torch.cat((apply_rotary_emb(image, theirs, sequence_dim=1), text), dim=1)
-    torch.testing.assert_close(joint, expected, rtol=0, atol=1e-6 if dtype == torch.float32 else 0.02)
-    (rotated_back,) = torch.autograd.grad(joint[:, : len(theirs[0])], image, joint[:, : len(theirs[0])])
-    torch.testing.assert_close(rotated_back, image, rtol=0, atol=1e-6 if dtype == torch.float32 else 0.05)
+    torch.testing.assert_close(
+        joint, expected, rtol=0, atol=1e-6 if dtype == torch.float32 else 0.02
+    )
+    (rotated_back,) = torch.autograd.grad(
+        joint[:, : len(theirs[0])], image, joint[:, : len(theirs[0])]
+    )
+    torch.testing.assert_close(
+        rotated_back, image, rtol=0, atol=1e-6 if dtype == torch.float32 else 0.05
+    )
 
 
 def test_queries_and_keys_are_bf16_under_autocast(transformer, monkeypatch):
     seen, attend = [], attention.attend
-    monkeypatch.setattr(attention, "attend", lambda joint, lengths: seen.extend(joint) or attend(joint, lengths))
+    monkeypatch.setattr(
+        attention, "attend", lambda joint, lengths: seen.extend(joint) or attend(joint, lengths)
+    )
     install(transformer)
     attn = transformer.transformer_blocks[0].attn
     layout = Layout(*transformer.rope(torch.zeros(1, 9, 3, 4, 5)), (7,), 60)

@@ -27,7 +27,9 @@ def test_the_text_encoder_is_loaded_frozen_with_its_tokenizer(root):
     assert not any(parameter.requires_grad for parameter in model.parameters())
     assert half.rotary_emb.inv_freq.dtype == torch.float32
     assert_same_model(half, reference.to(torch.bfloat16))
-    assert tokenizer("ab")["input_ids"] == [tokenizer.convert_tokens_to_ids(letter) for letter in "ab"]
+    assert tokenizer("ab")["input_ids"] == [
+        tokenizer.convert_tokens_to_ids(letter) for letter in "ab"
+    ]
 
 
 def test_tensor_names_of_a_full_published_checkpoint_are_supported(root_copy):
@@ -35,7 +37,11 @@ def test_tensor_names_of_a_full_published_checkpoint_are_supported(root_copy):
     path = root_copy / "text_encoder" / "llm" / "model.safetensors"
     tensors = {f"model.{name}": tensor for name, tensor in load_file(path).items()}
     save_file(
-        tensors | {"visual.patch_embed.proj.weight": torch.zeros(2, 2), "lm_head.weight": torch.zeros(2, 2)},
+        tensors
+        | {
+            "visual.patch_embed.proj.weight": torch.zeros(2, 2),
+            "lm_head.weight": torch.zeros(2, 2),
+        },
         path,
         metadata={"format": "pt"},
     )
@@ -91,7 +97,9 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def wide_heads(root_copy):
-    """The checkpoint with a language model of Qwen2.5-VL's head dimension, theta and sections of the frequencies."""
+    """The checkpoint with a language model of Qwen2.5-VL's head dimension, theta and sections of
+    the frequencies.
+    """
     from transformers import Qwen2_5_VLTextConfig, Qwen2_5_VLTextModel
 
     folder = root_copy / "text_encoder" / "llm"
@@ -111,7 +119,9 @@ def wide_heads(root_copy):
 
 
 def whole_model_in_float16(root):
-    """Return the states of PROMPT from transformers' model after ``to(float16)``, as the original's loader does it."""
+    """Return the states of PROMPT from transformers' model after ``to(float16)``, as the original's
+    loader does it.
+    """
     from transformers import Qwen2_5_VLTextModel
 
     model = Qwen2_5_VLTextModel.from_pretrained(root / "text_encoder" / "llm", dtype=torch.float32)
@@ -135,7 +145,9 @@ def states_of(encoder):
 
 
 @pytest.mark.parametrize("group_offload", [False, True])
-def test_an_fp16_text_encoder_has_fp16_rotary_frequencies_as_in_the_original(wide_heads, group_offload):
+def test_an_fp16_text_encoder_has_fp16_rotary_frequencies_as_in_the_original(
+    wide_heads, group_offload
+):
     """Float32 frequencies, with which no released transformer was trained, give other states."""
     expected = whole_model_in_float16(wide_heads).float()
     found = states_of(encoder_of(wide_heads, group_offload))
@@ -155,7 +167,9 @@ def test_rotary_frequencies_are_powers_of_theta_in_the_given_precision(wide_head
 
 
 @pytest.mark.parametrize("encoder_dtype", ["bf16", "fp32"])
-def test_text_encoders_of_other_precisions_have_float32_rotary_frequencies(wide_heads, encoder_dtype):
+def test_text_encoders_of_other_precisions_have_float32_rotary_frequencies(
+    wide_heads, encoder_dtype
+):
     dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[encoder_dtype]
     expected = TextEncoder(*load_text_encoder(wide_heads, dtype=dtype))([PROMPT])[0].float()
     assert torch.equal(states_of(encoder_of(wide_heads, encoder_dtype=encoder_dtype)), expected)
@@ -169,12 +183,20 @@ def test_the_miniature_has_float32_rotary_frequencies_and_its_identity():
     expected = TextEncoder(*load_text_encoder(root, dtype=torch.float16))([PROMPT])[0]
     assert config.model.encoder_dtype == "fp16"
     assert torch.equal(encoder([Request(PROMPT)]).samples[0].text, expected.to(encoder.dtype))
-    assert encoder.identity == _encoder_hash(root, FAMILY.folders, "fp16", config.model.vae_dtype, False)
+    assert encoder.identity == _encoder_hash(
+        root, FAMILY.folders, "fp16", config.model.vae_dtype, False
+    )
 
 
 def test_conditions_with_other_rotary_frequencies_have_another_identity(root):
     """A folder of conditions that an earlier version wrote with float32 frequencies is not read."""
-    identities = {dtype: encoder_of(root, encoder_dtype=dtype, vae_dtype="fp32").identity for dtype in ("fp16", "bf16")}
-    before = {dtype: _encoder_hash(root, FAMILY.folders, dtype, "fp32", False) for dtype in ("fp16", "bf16")}
+    identities = {
+        dtype: encoder_of(root, encoder_dtype=dtype, vae_dtype="fp32").identity
+        for dtype in ("fp16", "bf16")
+    }
+    before = {
+        dtype: _encoder_hash(root, FAMILY.folders, dtype, "fp32", False)
+        for dtype in ("fp16", "bf16")
+    }
     assert identities["fp16"] != before["fp16"]
     assert identities["bf16"] == before["bf16"]

@@ -1,4 +1,6 @@
-"""Cached modulation: results equal to the bit, few passes over the matrices, and only if they are frozen."""
+"""Cached modulation: results equal to the bit, few passes over the matrices, and only if they are
+frozen.
+"""
 
 import json
 from dataclasses import replace
@@ -101,14 +103,21 @@ def test_a_forward_pass_without_selected_timesteps_is_a_fault():
     model = cached(with_lora())
     call(model, TIMES[:1])
     with pytest.raises(AssertionError, match="select must be called"):
-        model(torch.zeros(1, 4, 2, 4, 4), timestep=torch.zeros(1), conditions=[Condition(torch.zeros(7, 12))])
+        model(
+            torch.zeros(1, 4, 2, 4, 4),
+            timestep=torch.zeros(1),
+            conditions=[Condition(torch.zeros(7, 12))],
+        )
 
 
 def test_trained_layers_are_not_cached():
     targets = r"transformer_blocks\.0\.norm1\.linear"
     assert cached(with_lora()).modulation_cache is not None
     assert cached(with_lora(targets=[targets])).modulation_cache is None
-    assert cached(with_lora(targets=[r"time_embed\.timestep_embedder\.linear_1"])).modulation_cache is None
+    assert (
+        cached(with_lora(targets=[r"time_embed\.timestep_embedder\.linear_1"])).modulation_cache
+        is None
+    )
     full = tiny_transformer()
     install(full)
     assert cached(full).modulation_cache is None
@@ -126,20 +135,35 @@ def test_compiled_blocks_share_a_graph_per_kind(mesh):
     torch._dynamo.reset()
 
 
-NFT = {"objective": "nft", "nft_levels": 2, "eta": 0.0, "num_updates_per_rollout": 2, "kl_weight": 0.3}
+NFT = {
+    "objective": "nft",
+    "nft_levels": 2,
+    "eta": 0.0,
+    "num_updates_per_rollout": 2,
+    "kl_weight": 0.3,
+}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
-        NFT | {"cfg_scale": 2.0, "valid_video_csv": "assets/miniature/prompts/smoke.csv", "validation_steps": 3},
+        NFT
+        | {
+            "cfg_scale": 2.0,
+            "valid_video_csv": "assets/miniature/prompts/smoke.csv",
+            "validation_steps": 3,
+        },
         pytest.param({}, marks=pytest.mark.slow),
     ],
 )
 def test_a_run_has_the_same_metrics(tiny_config, mesh, tmp_path, changes):
-    """Rollout, anchor, update, and a validation with another number of steps, one sample at a time."""
-    config = tiny_config.with_settings(lora_rank=2, batched_forward="false", learning_rate=1e-3, **changes)
+    """Rollout, anchor, update, and a validation with another number of steps, one sample at a
+    time.
+    """
+    config = tiny_config.with_settings(
+        lora_rank=2, batched_forward="false", learning_rate=1e-3, **changes
+    )
     found = []
     for name in ("plain", "cached"):
         trainer = Trainer(config.with_settings(output_dir=str(tmp_path / name)), mesh, CPU)
@@ -150,7 +174,11 @@ def test_a_run_has_the_same_metrics(tiny_config, mesh, tmp_path, changes):
             metrics |= trainer.run_iteration()
         metrics |= trainer.validate() if trainer.validation else {}
         found.append(
-            {name: value for name, value in metrics.items() if not name.startswith(("time/", "memory/", "perf/"))}
+            {
+                name: value
+                for name, value in metrics.items()
+                if not name.startswith(("time/", "memory/", "perf/"))
+            }
         )
     assert json.dumps(found[0]) == json.dumps(found[1])  # NaN is equal to NaN
     assert found[0]["grad/norm"] > 0
@@ -166,7 +194,10 @@ def test_the_planner_leaves_frozen_modulation_layers_out():
     saved = parameter_bytes(trained) - parameter_bytes(lora)
     assert saved == 2 * 54 * 2 * 6 * 2048 * 2049
     assert modulation_bytes(lora) == 20 * 54 * 12 * 2048 * 2 and modulation_bytes(trained) == 0
-    assert modulation_bytes(lora.with_settings(objective="nft", nft_levels=30)) == 30 * 54 * 12 * 2048 * 2
+    assert (
+        modulation_bytes(lora.with_settings(objective="nft", nft_levels=30))
+        == 30 * 54 * 12 * 2048 * 2
+    )
     sharded = simulated(8, **LORA)
     assert not sharded.caches_modulation and replace(sharded, world_size=1).caches_modulation
     assert not simulated(1, enable_fsdp=False).caches_modulation

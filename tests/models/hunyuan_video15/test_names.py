@@ -7,7 +7,10 @@ from hyvideo.models.hunyuan_video15.names import (
     vae_to_diffusers,
     vae_to_original,
 )
-from hyvideo.models.hunyuan_video15.settings import transformer_config_to_diffusers, vae_config_to_diffusers
+from hyvideo.models.hunyuan_video15.settings import (
+    transformer_config_to_diffusers,
+    vae_config_to_diffusers,
+)
 from tests.models.hunyuan_video15.test_settings import RELEASED_TRANSFORMER, RELEASED_VAE
 
 
@@ -38,7 +41,9 @@ def test_a_diffusers_transformer_with_meanflow_round_trips_bit_for_bit(original_
     config, _ = original_transformer
     shapes = meta_state(
         "HunyuanVideo15Transformer3DModel",
-        transformer_config_to_diffusers(config | {"use_meanflow": True, "mm_double_blocks_depth": 1}),
+        transformer_config_to_diffusers(
+            config | {"use_meanflow": True, "mm_double_blocks_depth": 1}
+        ),
     )
     state = {name: torch.randn(tensor.shape) for name, tensor in shapes.items()}
     original = transformer_to_original(state)
@@ -60,7 +65,9 @@ def test_a_vae_with_shortcut_convolutions_round_trips_bit_for_bit():
 
 
 def test_all_names_of_the_released_transformer_are_mapped():
-    state = meta_state("HunyuanVideo15Transformer3DModel", transformer_config_to_diffusers(RELEASED_TRANSFORMER))
+    state = meta_state(
+        "HunyuanVideo15Transformer3DModel", transformer_config_to_diffusers(RELEASED_TRANSFORMER)
+    )
     original = transformer_to_original(state)
     assert (len(original), len(state)) == (1793, 1801)
     assert sum(tensor.numel() for tensor in state.values()) == 8_326_608_160
@@ -77,7 +84,9 @@ def test_all_names_of_the_released_vae_are_mapped():
 
 def test_fused_refiner_rows_are_in_the_order_query_key_value():
     fused = torch.arange(6.0)
-    split = transformer_to_diffusers({"txt_in.individual_token_refiner.blocks.1.self_attn_qkv.bias": fused})
+    split = transformer_to_diffusers(
+        {"txt_in.individual_token_refiner.blocks.1.self_attn_qkv.bias": fused}
+    )
     prefix = "context_embedder.token_refiner.refiner_blocks.1.attn"
     assert {name: tensor.tolist() for name, tensor in split.items()} == {
         f"{prefix}.to_q.bias": [0, 1],
@@ -110,7 +119,9 @@ def test_an_unknown_name_raises_an_error_that_names_it(convert, name):
 def test_a_refiner_without_key_weights_cannot_be_fused():
     prefix = "context_embedder.token_refiner.refiner_blocks.0.attn"
     with pytest.raises(ValueError, match=r"to_k\.bias'\] is missing"):
-        transformer_to_original({f"{prefix}.to_q.bias": torch.zeros(2), f"{prefix}.to_v.bias": torch.zeros(2)})
+        transformer_to_original(
+            {f"{prefix}.to_q.bias": torch.zeros(2), f"{prefix}.to_v.bias": torch.zeros(2)}
+        )
 
 
 def test_a_projection_that_diffusers_has_fused_is_kept():
@@ -121,7 +132,10 @@ def test_a_projection_that_diffusers_has_fused_is_kept():
 
 @pytest.mark.parametrize(
     "name",
-    ["txt_in.individual_token_refiner.blocks.0.self_attn_qkv.bias", "final_layer.adaLN_modulation.1.bias"],
+    [
+        "txt_in.individual_token_refiner.blocks.0.self_attn_qkv.bias",
+        "final_layer.adaLN_modulation.1.bias",
+    ],
 )
 def test_rows_that_cannot_be_split_raise_an_error(name):
     with pytest.raises(ValueError, match="multiple of"):

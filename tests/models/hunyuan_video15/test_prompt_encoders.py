@@ -1,4 +1,6 @@
-"""Hidden states of prompts compared with diffusers' pipeline, and SigLIP's input pixels compared with their formula."""
+"""Hidden states of prompts compared with diffusers' pipeline, and SigLIP's input pixels compared
+with their formula.
+"""
 
 import numpy as np
 import pytest
@@ -22,7 +24,12 @@ PREPROCESSOR = {
     "rescale_factor": 1 / 255,
     "size": {"height": 384, "width": 384},
 }
-PROMPTS = ["a red circle moves up", "a blue square moves left slowly and then stops", "", "a red circle moves up"]
+PROMPTS = [
+    "a red circle moves up",
+    "a blue square moves left slowly and then stops",
+    "",
+    "a red circle moves up",
+]
 
 
 @pytest.fixture(scope="module")
@@ -75,13 +82,17 @@ def test_siglip_pixels_match_the_formula_exactly(changes):
     preprocessor = PREPROCESSOR | changes
     image = noise(96, 170)
     size = preprocessor["size"]
-    resized = image.resize((size["width"], size["height"]), Image.Resampling(preprocessor["resample"]))
+    resized = image.resize(
+        (size["width"], size["height"]), Image.Resampling(preprocessor["resample"])
+    )
     expected = torch.from_numpy(np.array(resized)).permute(2, 0, 1)
     if preprocessor["do_rescale"]:
         expected = expected.double() * preprocessor["rescale_factor"]
     expected = expected.float()
     if preprocessor["do_normalize"]:
-        mean, std = (torch.tensor(preprocessor[name]).view(-1, 1, 1) for name in ("image_mean", "image_std"))
+        mean, std = (
+            torch.tensor(preprocessor[name]).view(-1, 1, 1) for name in ("image_mean", "image_std")
+        )
         expected = (expected - mean) / std
     pixels = siglip_pixels(image, preprocessor)
     assert pixels.dtype == torch.float32
@@ -89,5 +100,9 @@ def test_siglip_pixels_match_the_formula_exactly(changes):
 
 
 def test_siglip_pixels_of_a_uniform_image_match_the_formula():
-    pixels = siglip_pixels(Image.new("RGB", (9, 5), (0, 51, 255)), PREPROCESSOR | {"do_resize": False})
-    torch.testing.assert_close(pixels, torch.tensor([-1, -0.6, 1]).view(3, 1, 1).expand(3, 384, 384))
+    pixels = siglip_pixels(
+        Image.new("RGB", (9, 5), (0, 51, 255)), PREPROCESSOR | {"do_resize": False}
+    )
+    torch.testing.assert_close(
+        pixels, torch.tensor([-1, -0.6, 1]).view(3, 1, 1).expand(3, 384, 384)
+    )

@@ -83,8 +83,15 @@ def test_the_released_transformer_config_maps_to_diffusers_arguments():
 
 
 def test_variants_of_the_transformer_config_are_supported():
-    variant = {"ideal_resolution": "720p", "ideal_task": "i2v", "refiner_depth": 3, "use_meanflow": True}
-    arguments = transformer_config_to_diffusers(RELEASED_TRANSFORMER | variant | {"patch_size": [2, 4, 4]})
+    variant = {
+        "ideal_resolution": "720p",
+        "ideal_task": "i2v",
+        "refiner_depth": 3,
+        "use_meanflow": True,
+    }
+    arguments = transformer_config_to_diffusers(
+        RELEASED_TRANSFORMER | variant | {"patch_size": [2, 4, 4]}
+    )
     assert arguments["target_size"] == 960
     assert arguments["task_type"] == "i2v"
     assert arguments["num_refiner_layers"] == 3
@@ -116,7 +123,10 @@ def test_released_configs_round_trip_unchanged():
 def test_the_vae_config_keeps_its_scaling_factor():
     arguments = vae_config_to_diffusers(RELEASED_VAE | {"scaling_factor": 0.5})
     assert arguments["scaling_factor"] == 0.5
-    assert (arguments["spatial_compression_ratio"], arguments["temporal_compression_ratio"]) == (16, 4)
+    assert (arguments["spatial_compression_ratio"], arguments["temporal_compression_ratio"]) == (
+        16,
+        4,
+    )
 
 
 @pytest.mark.parametrize(
@@ -155,7 +165,12 @@ def test_a_transformer_config_that_diffusers_cannot_represent_raises_an_error(ke
 
 @pytest.mark.parametrize(
     "key, value",
-    [("shift_factor", 0.1), ("scaling_factor", None), ("layers_per_block", 2.5), ("block_out_channels", [])],
+    [
+        ("shift_factor", 0.1),
+        ("scaling_factor", None),
+        ("layers_per_block", 2.5),
+        ("block_out_channels", []),
+    ],
 )
 def test_a_vae_config_that_diffusers_cannot_represent_raises_an_error(key, value):
     with pytest.raises(ValueError, match=key):

@@ -53,26 +53,37 @@ def test_parameters_of_a_diffusers_config_match_its_class(small, tmp_path):
     small.save_config(write(tmp_path / "transformer", {}))
     architecture = read_architecture(tmp_path, "anything")
     assert architecture.parameters == sum(p.numel() for p in small.parameters())
-    assert (architecture.patch_size_t, architecture.patch_size) == (1, 2) and architecture.num_layers == 3
+    assert (architecture.patch_size_t, architecture.patch_size) == (
+        1,
+        2,
+    ) and architecture.num_layers == 3
 
 
 def test_parameters_of_an_original_config_match_its_model():
     architecture = read_architecture(MINIATURE, "miniature")
     model = load_transformer(MINIATURE, "miniature", random_weights_seed=0)
     assert architecture.parameters == sum(p.numel() for p in model.parameters())
-    assert (architecture.spatial_compression_ratio, architecture.block_out_channels) == (4, (16, 32, 32))
+    assert (architecture.spatial_compression_ratio, architecture.block_out_channels) == (
+        4,
+        (16, 32, 32),
+    )
 
 
 def test_lora_parameters_match_the_default_targets(small, tmp_path):
     small.save_config(write(tmp_path / "transformer", {}))
     targets = training_config(small, rank=5, alpha=5).target_modules
-    linears = [module for name, module in small.named_modules() if name in targets.replace("\\", "").split("|")]
+    linears = [
+        module
+        for name, module in small.named_modules()
+        if name in targets.replace("\\", "").split("|")
+    ]
     expected = sum(5 * (linear.in_features + linear.out_features) for linear in linears)
     assert read_architecture(tmp_path, "anything").lora_parameters(5) == expected > 0
 
 
 @pytest.mark.parametrize(
-    "frames, height, width, tokens", [(121, 480, 848, 49_290), (121, 720, 1280, 111_600), (81, 480, 848, 33_390)]
+    "frames, height, width, tokens",
+    [(121, 480, 848, 49_290), (121, 720, 1280, 111_600), (81, 480, 848, 33_390)],
 )
 def test_number_of_tokens_of_a_video(frames, height, width, tokens):
     assert Architecture().image_tokens(frames, height, width) == tokens
@@ -85,7 +96,10 @@ def test_an_unsupported_video_size_raises_an_error():
 
 @pytest.mark.parametrize(
     "version, message",
-    [("beauty", "must be one of 480p_t2v, .*, got 'beauty'"), ("720p_sr_distilled", "super-resolution")],
+    [
+        ("beauty", "must be one of 480p_t2v, .*, got 'beauty'"),
+        ("720p_sr_distilled", "super-resolution"),
+    ],
 )
 def test_an_unknown_version_raises_an_error(tmp_path, version, message):
     with pytest.raises(ValueError, match=message):
@@ -94,7 +108,11 @@ def test_an_unknown_version_raises_an_error(tmp_path, version, message):
 
 @pytest.mark.parametrize(
     "content, message",
-    [("{", "is not the conf"), ("[]", "JSON object, got list"), ("{}", "is not the configuration of a known model")],
+    [
+        ("{", "is not the conf"),
+        ("[]", "JSON object, got list"),
+        ("{}", "is not the configuration of a known model"),
+    ],
 )
 def test_a_corrupted_config_raises_an_error(tmp_path, content, message):
     (write(tmp_path / "transformer" / "480p_t2v", {}) / "config.json").write_text(content)
@@ -103,6 +121,8 @@ def test_a_corrupted_config_raises_an_error(tmp_path, content, message):
 
 
 def test_planning_needs_no_torch():
-    modules = [f"hyvideo.planning.{file.stem}" for file in (ROOT / "hyvideo" / "planning").glob("*.py")]
+    modules = [
+        f"hyvideo.planning.{file.stem}" for file in (ROOT / "hyvideo" / "planning").glob("*.py")
+    ]
     code = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

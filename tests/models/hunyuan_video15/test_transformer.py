@@ -22,8 +22,9 @@ CASES = {
     "t2v_quoted": ((9, 17), (5, 12)),
     "i2v_mixed": ((20, 11), (0, 7)),
 }
-# Tolerances are relative to the largest value. The golden outputs come from another machine: at timestep 992 the
-# rounding of the embedding's float32 frequencies is an angle of 6e-5, which alone changes the output by 4.5e-6.
+# Tolerances are relative to the largest value. The golden outputs come from another machine: at
+# timestep 992 the rounding of the embedding's float32 frequencies is an angle of 6e-5, which alone
+# changes the output by 4.5e-6.
 GOLDEN_TOLERANCE = 8e-6
 OUTPUT_TOLERANCE = 2e-6
 GRADIENT_TOLERANCE = 1e-5
@@ -37,7 +38,9 @@ def installed(transformer):
 
 
 def trimmed(inputs):
-    """Convert inputs of diffusers' forward pass to this project's: latents alone, and each sample's valid tokens."""
+    """Convert inputs of diffusers' forward pass to this project's: latents alone, and each sample's
+    valid tokens.
+    """
 
     def valid(states, mask):
         return [states[row, : int(mask[row].sum())] for row in range(len(states))]
@@ -45,9 +48,15 @@ def trimmed(inputs):
     image, latents, frame = inputs["image_embeds"], *inputs["hidden_states"][:, :8].split(4, dim=1)
     texts = valid(inputs["encoder_hidden_states"], inputs["encoder_attention_mask"])
     glyphs = valid(inputs["encoder_hidden_states_2"], inputs["encoder_attention_mask_2"])
-    images = [ImageCondition(*pair) for pair in zip(image, frame[:, :, 0])] if image.any() else [None] * len(texts)
+    images = (
+        [ImageCondition(*pair) for pair in zip(image, frame[:, :, 0])]
+        if image.any()
+        else [None] * len(texts)
+    )
     rows = zip(texts, glyphs, images)
-    conditions = [Condition(text, glyph if len(glyph) else None, picture) for text, glyph, picture in rows]
+    conditions = [
+        Condition(text, glyph if len(glyph) else None, picture) for text, glyph, picture in rows
+    ]
     return {"latents": latents, "timestep": inputs["timestep"], "conditions": conditions}
 
 
@@ -67,13 +76,17 @@ def assert_close_relative(actual, expected, tolerance):
 
 
 def assert_same_gradients(actual, expected):
-    """Compare with diffusers' gradients, which are zero for modules that this project's forward pass does not run."""
+    """Compare with diffusers' gradients, which are zero for modules that this project's forward
+    pass does not run.
+    """
     for name, gradient in expected.items():
         if name not in actual:
             assert not gradient.any(), name
         # A softmax is invariant to shifts of its keys: this gradient is zero up to rounding.
         elif not name.endswith(REFINER_KEY_BIAS):
-            assert (actual[name] - gradient).abs().max() <= GRADIENT_TOLERANCE * gradient.abs().max(), name
+            assert (
+                actual[name] - gradient
+            ).abs().max() <= GRADIENT_TOLERANCE * gradient.abs().max(), name
     assert actual.keys() <= expected.keys()
 
 
@@ -81,7 +94,9 @@ def assert_same_gradients(actual, expected):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_batch_with_texts_of_different_lengths_matches_the_original(transformer, golden_inputs, case):
+def test_a_batch_with_texts_of_different_lengths_matches_the_original(
+    transformer, golden_inputs, case
+):
     expected = load_file(GOLDEN / "transformer.safetensors")[case]
     with torch.no_grad():
         out = installed(transformer)(**trimmed(golden_inputs(case, *CASES[case])))
@@ -123,16 +138,23 @@ def test_attention_uses_no_mask_and_no_padding(transformer, golden_inputs, monke
     monkeypatch.setattr(attention.F, "scaled_dot_product_attention", recorded)
     with torch.no_grad():
         installed(transformer)(**trimmed(golden_inputs("t2v_quoted", (9, 17), (5, 12))))
-    in_blocks = [call for call in seen if call[0][1] >= 60]  # the other calls are in the text refiner
+    # the other calls are in the text refiner
+    in_blocks = [call for call in seen if call[0][1] >= 60]
     assert in_blocks == [((1, 60 + 14), {}), ((1, 60 + 29), {})] * 3
 
 
 @pytest.mark.parametrize("patch", [(1, 1, 1), (1, 2, 2)])
 def test_unpatchify_puts_each_token_in_its_place_and_returns_no_view(patch):
     grid, channels = (2, 3, 4), 5
-    tokens = torch.arange(2.0 * math.prod(grid) * channels * math.prod(patch)).view(2, math.prod(grid), -1)
+    tokens = torch.arange(2.0 * math.prod(grid) * channels * math.prod(patch)).view(
+        2, math.prod(grid), -1
+    )
     video = attention.unpatchify(tokens.requires_grad_(), grid, patch, "c pf ph pw")
-    assert not video._is_view() and video.shape == (2, channels, *(n * p for n, p in zip(grid, patch)))
+    assert not video._is_view() and video.shape == (
+        2,
+        channels,
+        *(n * p for n, p in zip(grid, patch)),
+    )
     for index, (frame, row, column) in enumerate(itertools.product(*map(range, grid))):
         region = (slice(n * p, (n + 1) * p) for n, p in zip((frame, row, column), patch))
         assert torch.equal(video[(slice(None), slice(None), *region)].flatten(1), tokens[:, index])
@@ -141,7 +163,9 @@ def test_unpatchify_puts_each_token_in_its_place_and_returns_no_view(patch):
 def test_a_meanflow_model_uses_the_end_of_the_step(original_transformer, golden_inputs, tmp_path):
     config, state = original_transformer
     extra = {
-        name.replace("time_in", "time_r_in"): transformer_weight(name.replace("time_in", "time_r_in"), tensor.shape)
+        name.replace("time_in", "time_r_in"): transformer_weight(
+            name.replace("time_in", "time_r_in"), tensor.shape
+        )
         for name, tensor in state.items()
         if name.startswith("time_in.")
     }
@@ -152,13 +176,17 @@ def test_a_meanflow_model_uses_the_end_of_the_step(original_transformer, golden_
     with torch.no_grad():
         model = installed(transformer)
         out = model(**trimmed(inputs), ends=end)
-        assert_close_relative(out, stock_forward(transformer, inputs | {"timestep_r": end}), OUTPUT_TOLERANCE)
+        assert_close_relative(
+            out, stock_forward(transformer, inputs | {"timestep_r": end}), OUTPUT_TOLERANCE
+        )
         assert not torch.allclose(out, model(**trimmed(inputs)))
 
 
 def test_image_channels_contain_the_first_frame_and_its_mask():
     t2v = Condition(torch.randn(5, 8))
-    i2v = Condition(torch.randn(3, 8), image=ImageCondition(torch.randn(6, 20), torch.randn(2, 3, 4)))
+    i2v = Condition(
+        torch.randn(3, 8), image=ImageCondition(torch.randn(6, 20), torch.randn(2, 3, 4))
+    )
     latents = torch.randn(2, 2, 5, 3, 4)
     channels = _image_channels(latents, (t2v, i2v))
     assert channels.shape == (2, 3, 5, 3, 4)
@@ -172,14 +200,20 @@ def test_image_channels_contain_the_first_frame_and_its_mask():
 def test_stock_inputs_are_padded_and_give_the_same_output(transformer, golden_inputs, case):
     inputs = trimmed(golden_inputs(case, *CASES[case]))
     padded = stock_inputs(transformer, inputs["latents"], inputs["timestep"], inputs["conditions"])
-    assert [padded[f"encoder_hidden_states{i}"].shape[:2] for i in ("", "_2")] == [(2, 1000), (2, 256)]
+    assert [padded[f"encoder_hidden_states{i}"].shape[:2] for i in ("", "_2")] == [
+        (2, 1000),
+        (2, 256),
+    ]
     assert padded["image_embeds"].shape[:2] == (2, 729)
     assert padded["encoder_attention_mask"].sum(1).tolist() == list(CASES[case][0])
     assert padded["encoder_attention_mask_2"].sum(1).tolist() == list(CASES[case][1])
-    if case.startswith("i2v"):  # diffusers treats empty image slots as tokens unless all of them are empty
+    # diffusers treats empty image slots as tokens unless all of them are empty
+    if case.startswith("i2v"):
         padded["image_embeds"] = padded["image_embeds"][:, :6]
     with torch.no_grad():
-        assert_close_relative(installed(transformer)(**inputs), transformer(**padded)[0], OUTPUT_TOLERANCE)
+        assert_close_relative(
+            installed(transformer)(**inputs), transformer(**padded)[0], OUTPUT_TOLERANCE
+        )
 
 
 # --- the installed forward pass ----------------------------------------------------------------
@@ -228,16 +262,22 @@ def test_the_output_under_autocast_is_close_to_float32(transformer, golden_input
         reference = model(**inputs)
         model.to(torch.bfloat16)
         with torch.autocast("cpu", torch.bfloat16):
-            out = model(inputs["latents"].bfloat16(), timestep=inputs["timestep"], conditions=rounded)
+            out = model(
+                inputs["latents"].bfloat16(), timestep=inputs["timestep"], conditions=rounded
+            )
     assert_close_relative(out.float(), reference, 0.05)
 
 
 def test_rotary_tables_match_diffusers_and_are_cached(transformer):
     grid = (3, 4, 5)
     expected = transformer.rope(torch.zeros(1, 9, *grid))
-    tables = rotary_tables(grid, tuple(transformer.rope.rope_dim), transformer.rope.theta, torch.device("cpu"))
+    tables = rotary_tables(
+        grid, tuple(transformer.rope.rope_dim), transformer.rope.theta, torch.device("cpu")
+    )
     assert all(torch.equal(actual.abs(), table.abs()) for actual, table in zip(tables, expected))
-    repeated = rotary_tables(grid, tuple(transformer.rope.rope_dim), transformer.rope.theta, torch.device("cpu"))
+    repeated = rotary_tables(
+        grid, tuple(transformer.rope.rope_dim), transformer.rope.theta, torch.device("cpu")
+    )
     assert repeated[0] is tables[0]
 
 

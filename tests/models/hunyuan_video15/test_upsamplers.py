@@ -17,8 +17,8 @@ from tests.models.conftest import GOLDEN, seeded_normal, transformer_weight, vae
 
 FAMILY = family_named("hunyuan_video15")
 EXPECTED = json.loads((GOLDEN / "super_resolution.json").read_text())
-# Tolerances are relative norms. One timestep of the original is 799.99994, not 800, and its embedding's frequencies
-# come from another machine: each changes a velocity by up to 1e-5.
+# Tolerances are relative norms. One timestep of the original is 799.99994, not 800, and its
+# embedding's frequencies come from another machine: each changes a velocity by up to 1e-5.
 TOLERANCE, STAGE_TOLERANCE = 2e-6, 4e-6
 
 
@@ -52,7 +52,10 @@ def test_the_upsamplers_match_the_original(golden, case):
 def conditions_of(case, low_resolution):
     """Return the original's condition of a case, with its valid tokens only."""
     settings, image = EXPECTED["cases"][case], None
-    text, glyph = seeded_normal(f"{case}/text", 1, 7, 24)[0, :5], seeded_normal(f"{case}/byt5", 1, 4, 1472)[0]
+    text, glyph = (
+        seeded_normal(f"{case}/text", 1, 7, 24)[0, :5],
+        seeded_normal(f"{case}/byt5", 1, 4, 1472)[0],
+    )
     if settings["is_i2v"]:
         embeds = seeded_normal(f"{case}/image_embeds", 1, 3, 20)[0]
         frame = seeded_normal(f"{case}/image_latents", 1, 32, 1, *settings["shape"][-2:])[0, :, 0]
@@ -73,19 +76,34 @@ def test_the_condition_is_given_from_timestep_700_on():
 def test_the_stage_matches_the_original(golden, case):
     settings = EXPECTED["cases"][case]
     dtype, shape = getattr(torch, settings["dtype"]), settings["shape"]
-    noise, eps = (torch.randn(shape, generator=torch.Generator().manual_seed(s), dtype=dtype) for s in (123, 77))
+    noise, eps = (
+        torch.randn(shape, generator=torch.Generator().manual_seed(s), dtype=dtype)
+        for s in (123, 77)
+    )
     expected = golden[f"{case}/lr_condition"]
     upsampler = drawn(FAMILY.upsampler, settings["upsampler"], vae_weight)
     with torch.no_grad():
-        condition = upsampler.condition(seeded_normal(f"{case}/lr_latents", *settings["lr_shape"]), eps.float())
-    is_rounded = dtype == torch.bfloat16  # the original rounds the upsampled latents to the dtype of the noise
+        condition = upsampler.condition(
+            seeded_normal(f"{case}/lr_latents", *settings["lr_shape"]), eps.float()
+        )
+    # the original rounds the upsampled latents to the dtype of the noise
+    is_rounded = dtype == torch.bfloat16
     assert_close(condition, expected, 2**-8 if is_rounded else TOLERANCE)
 
-    transformer = drawn(FAMILY.transformer, EXPECTED["transformer"] | settings["transformer"], transformer_weight)
+    transformer = drawn(
+        FAMILY.transformer, EXPECTED["transformer"] | settings["transformer"], transformer_weight
+    )
     install(transformer)
     (model,) = [m for m in SUPER_RESOLUTION.values() if m.num_steps == settings["steps"]]
     vae = SimpleNamespace()  # not used
-    base = GRPOPipeline(transformer, vae, sampling=SamplerSettings(), negative=Condition(torch.zeros(1, 24)))
-    pipeline, schedule = base.with_guidance(model.guidance_scale), Schedule.ode(model.num_steps, model.shift)
-    latents = pipeline.sample_ode(conditions_of(case, expected if is_rounded else condition), noise, schedule)
+    base = GRPOPipeline(
+        transformer, vae, sampling=SamplerSettings(), negative=Condition(torch.zeros(1, 24))
+    )
+    pipeline, schedule = (
+        base.with_guidance(model.guidance_scale),
+        Schedule.ode(model.num_steps, model.shift),
+    )
+    latents = pipeline.sample_ode(
+        conditions_of(case, expected if is_rounded else condition), noise, schedule
+    )
     assert_close(latents, golden[f"{case}/latents"], STAGE_TOLERANCE)

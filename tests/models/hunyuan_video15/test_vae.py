@@ -54,7 +54,8 @@ def test_the_norm_matches_diffusers_within_rounding_for_small_and_large_values(d
     with torch.no_grad():
         norm.gamma.copy_(torch.linspace(-2, 2, 32)[:, None, None, None])
     hidden = torch.randn(2, 32, 3, 4, 4, generator=torch.Generator().manual_seed(0))
-    hidden[:, :, 0], hidden[:, :, 1] = 0, 5000 * hidden[:, :, 1]  # the sum of squares exceeds float16's 65504
+    # the sum of squares exceeds float16's 65504
+    hidden[:, :, 0], hidden[:, :, 1] = 0, 5000 * hidden[:, :, 1]
     hidden = hidden.to(dtype).requires_grad_()
     expected = norm(hidden)
     (expected_gradient,) = torch.autograd.grad(expected.square().sum(), hidden)
@@ -64,10 +65,12 @@ def test_the_norm_matches_diffusers_within_rounding_for_small_and_large_values(d
     (gradient,) = torch.autograd.grad(actual.square().sum(), hidden)
     assert actual.dtype == dtype
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
-    torch.testing.assert_close(gradient[:, :, 2], expected_gradient[:, :, 2], rtol=0, atol=100 * tolerance)
+    torch.testing.assert_close(
+        gradient[:, :, 2], expected_gradient[:, :, 2], rtol=0, atol=100 * tolerance
+    )
 
 
-# --- forward passes for a GPU, run on the CPU -----------------------------------------------------------------------
+# --- forward passes for a GPU, run on the CPU -----------------------------------------------------
 
 ON_CUDA = {
     HunyuanVideo15Decoder3D: decoder_forward,
@@ -79,14 +82,18 @@ ON_CUDA = {
 
 @torch.no_grad()
 def test_the_gpu_passes_match_diffusers():
-    stock = AutoencoderKLHunyuanVideo15(block_out_channels=(8, 16, 16, 32, 32), latent_channels=4).eval()
+    stock = AutoencoderKLHunyuanVideo15(
+        block_out_channels=(8, 16, 16, 32, 32), latent_channels=4
+    ).eval()
     ours = copy.deepcopy(stock)
     for module in ours.modules():
         if type(module) in ON_CUDA:
             module.forward = partial(ON_CUDA[type(module)], module)
     latents = torch.randn(1, 4, 3, 3, 4, generator=torch.Generator().manual_seed(0))
     frames = stock.decode(latents).sample
-    torch.testing.assert_close(ours.decode(latents).sample, frames, rtol=0, atol=1e-5 * frames.abs().max().item())
+    torch.testing.assert_close(
+        ours.decode(latents).sample, frames, rtol=0, atol=1e-5 * frames.abs().max().item()
+    )
     posteriors = (vae.encode(frames).latent_dist.mode() for vae in (ours, stock))
     torch.testing.assert_close(*posteriors, rtol=1e-4, atol=1e-4)
 
@@ -102,7 +109,9 @@ def test_the_padding_equals_torch(padding):
 @pytest.mark.parametrize("overlap", [0.0, 0.125, 0.2, 0.25, 0.5])
 @pytest.mark.parametrize("tile", [64, 128, 192, 256, 320])
 def test_tiles_are_placed_where_they_are_cropped(tile, overlap):
-    vae = AutoencoderKLHunyuanVideo15(block_out_channels=(8,) * 5, latent_channels=4, layers_per_block=1)
+    vae = AutoencoderKLHunyuanVideo15(
+        block_out_channels=(8,) * 5, latent_channels=4, layers_per_block=1
+    )
     set_tiling(vae, tile, overlap)
     stride = int(vae.tile_latent_min_height * (1 - vae.tile_overlap_factor))
     assert 16 * stride == tile - int(tile * vae.tile_overlap_factor)

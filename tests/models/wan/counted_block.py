@@ -1,7 +1,9 @@
-"""Memory of a block of each size on a simulated GPU, as JSON: ``python -m tests.models.wan.counted_block``.
+"""Memory of a block of each size on a simulated GPU, as JSON:
+``python -m tests.models.wan.counted_block``.
 
-Reports the peak and saved bytes of the forward pass and the peak of the backward pass, for one sample and branch of 81
-frames of 480 x 832, and how often a transformer with one block would synchronize with the GPU in a training step.
+Reports the peak and saved bytes of the forward pass and the peak of the backward pass, for one
+sample and branch of 81 frames of 480 x 832, and how often a transformer with one block would
+synchronize with the GPU in a training step.
 """
 
 import tests.fake_cuda.device as fake  # isort: skip - before torch looks for CUDA
@@ -22,21 +24,31 @@ from hyvideo.models.wan import transformer
 from tests.models.wan.tiny import FAMILY
 
 TOKENS = 21 * 30 * 52
-WIDTHS = {"wan2.1_t2v_1.3b": (12, 8960), "wan2.1_t2v_14b": (40, 13824), "wan2.2_ti2v_5b": (24, 14336)}
+WIDTHS = {
+    "wan2.1_t2v_1.3b": (12, 8960),
+    "wan2.1_t2v_14b": (40, 13824),
+    "wan2.2_ti2v_5b": (24, 14336),
+}
 
 
 def block_of(version: str, lora_rank: int) -> nn.Module:
     heads, hidden = WIDTHS[version]
     with torch.device("meta"):
-        model = new_model(FAMILY.transformer, {"num_layers": 1, "num_attention_heads": heads, "ffn_dim": hidden})
+        model = new_model(
+            FAMILY.transformer, {"num_layers": 1, "num_attention_heads": heads, "ffn_dim": hidden}
+        )
         install(model)
         if lora_rank:
             add_trainable_lora(model, training_config(model, rank=lora_rank, alpha=lora_rank))
     return model.blocks[0]
 
 
-def counted(version: str, lora_rank: int, *, with_gradient: bool, recompute: bool = False) -> dict[str, int]:
-    """Return the bytes that operators allocate: peak of the forward pass, saved after it, peak of the backward pass."""
+def counted(
+    version: str, lora_rank: int, *, with_gradient: bool, recompute: bool = False
+) -> dict[str, int]:
+    """Return the bytes that operators allocate: peak of the forward pass, saved after it, peak of
+    the backward pass.
+    """
     block = block_of(version, lora_rank)
     width = WIDTHS[version][0] * 128
     with fake.fake_mode():
@@ -47,11 +59,20 @@ def counted(version: str, lora_rank: int, *, with_gradient: bool, recompute: boo
 
         tables = (torch.empty(TOKENS, 128, device="cuda") for _ in range(2))
         layout = Layout(*tables, (0,), TOKENS)
-        arguments = tensor(1, TOKENS, width), tensor(1, 512, width), tensor(1, 6, width, dtype=torch.float32), layout
+        arguments = (
+            tensor(1, TOKENS, width),
+            tensor(1, 512, width),
+            tensor(1, 6, width, dtype=torch.float32),
+            layout,
+        )
         upstream = tensor(1, TOKENS, width).detach()
         with fake.Count() as count:
             with torch.autocast("cuda", torch.bfloat16), torch.set_grad_enabled(with_gradient):
-                tokens = checkpoint(block, *arguments, use_reentrant=False) if recompute else block(*arguments)
+                tokens = (
+                    checkpoint(block, *arguments, use_reentrant=False)
+                    if recompute
+                    else block(*arguments)
+                )
             found = {"forward": count.peak, "kept": count.live}
             if with_gradient:
                 count.clear()
@@ -61,15 +82,25 @@ def counted(version: str, lora_rank: int, *, with_gradient: bool, recompute: boo
 
 
 def waits() -> dict[str, int]:
-    """Count the operators of a training step that synchronize with the GPU, by name, without the cached tables."""
+    """Count the operators of a training step that synchronize with the GPU, by name, without the
+    cached tables.
+    """
     transformer.rotary_tables = lambda *_: (torch.empty(TOKENS, 128, device="cuda"),) * 2
     with torch.device("meta"):
-        model = new_model(FAMILY.transformer, {"num_layers": 1, "num_attention_heads": 12, "ffn_dim": 8960})
+        model = new_model(
+            FAMILY.transformer, {"num_layers": 1, "num_attention_heads": 12, "ffn_dim": 8960}
+        )
         install(model)
     with fake.fake_mode():
         fake.on_device(model, torch.bfloat16)
-        texts = [Condition(torch.empty(length, 4096, dtype=torch.bfloat16, device="cuda")) for length in (7, 200)]
-        latents, timestep = torch.empty(2, 16, 21, 60, 104, device="cuda"), torch.empty(2, device="cuda")
+        texts = [
+            Condition(torch.empty(length, 4096, dtype=torch.bfloat16, device="cuda"))
+            for length in (7, 200)
+        ]
+        latents, timestep = (
+            torch.empty(2, 16, 21, 60, 104, device="cuda"),
+            torch.empty(2, device="cuda"),
+        )
         with fake.Count() as count, torch.autocast("cuda", torch.bfloat16):
             model(latents, timestep=timestep, conditions=texts).float().square().mean().backward()
     return dict(count.waits)

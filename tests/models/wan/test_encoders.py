@@ -62,7 +62,10 @@ def test_states_match_diffusers_padded_to_512_tokens(encode, expect, prompt):
 
 def test_a_prompt_of_600_tokens_is_truncated_with_a_warning_that_shows_the_rest(encode, expect):
     prompt = "a " * 589 + "red car turns left 12345 (0)"
-    with pytest.warns(UserWarning, match=r"has 6\d\d tokens, but .* 512; truncated text: .* turns left 12345 \(0\)"):
+    with pytest.warns(
+        UserWarning,
+        match=r"has 6\d\d tokens, but .* 512; truncated text: .* turns left 12345 \(0\)",
+    ):
         (states,) = encode([prompt])
     expected = expect(prompt)
     assert states.shape == (512, TEXT_WIDTH)
@@ -89,12 +92,18 @@ def test_encoding_a_batch_of_different_lengths_matches_single_prompts(encode):
 
 def test_the_part_returns_one_tensor_per_prompt(root):
     load = TEXT.load(root, vae=None, dtype=torch.float32, device="cpu", random_weights_seed=None)
-    assert [part["states"].shape for part in load(["a", "a red car"], 32, 48)] == [(2, TEXT_WIDTH), (4, TEXT_WIDTH)]
+    assert [part["states"].shape for part in load(["a", "a red car"], 32, 48)] == [
+        (2, TEXT_WIDTH),
+        (4, TEXT_WIDTH),
+    ]
     assert TEXT.content(Request("a")) == "a"
 
 
 def test_a_prompt_is_repaired_unescaped_twice_and_stripped():
-    assert clean("\n “a”  red，&amp;lt;car&gt;’s &amp;amp;amp; â€“ \u3000left ") == '"a" red,<car>\'s & – left'
+    assert (
+        clean("\n “a”  red，&amp;lt;car&gt;’s &amp;amp;amp; â€“ \u3000left ")
+        == '"a" red,<car>\'s & – left'
+    )
 
 
 def test_encoding_without_ftfy_raises_an_error(monkeypatch):
@@ -104,7 +113,11 @@ def test_encoding_without_ftfy_raises_an_error(monkeypatch):
 
 
 def test_the_text_encoder_is_frozen_in_the_requested_dtype_with_bf16_for_fp16(root):
-    for requested, expected in [("float32", "float32"), ("bfloat16", "bfloat16"), ("float16", "bfloat16")]:
+    for requested, expected in [
+        ("float32", "float32"),
+        ("bfloat16", "bfloat16"),
+        ("float16", "bfloat16"),
+    ]:
         _, model = load_text_encoder(root, dtype=getattr(torch, requested))
         assert {parameter.dtype for parameter in model.parameters()} == {getattr(torch, expected)}
         assert not model.training
@@ -112,19 +125,28 @@ def test_the_text_encoder_is_frozen_in_the_requested_dtype_with_bf16_for_fp16(ro
 
 
 def test_the_tokenizer_file_is_used_unchanged(root_copy):
-    """transformers' T5Tokenizer drops the byte fallback of tokenizer.json and maps unknown letters to <unk>."""
+    """transformers' T5Tokenizer drops the byte fallback of tokenizer.json and maps unknown letters
+    to <unk>.
+    """
     path = root_copy / "tokenizer" / "tokenizer.json"
     content = json.loads(path.read_text())
     content["model"]["byte_fallback"] = True
     content["model"]["vocab"] += [[f"<0x{byte:02X}>", -20.0] for byte in range(256)]
     path.write_text(json.dumps(content))
     tokenizer, _ = load_text_encoder(root_copy)
-    assert tokenizer.convert_ids_to_tokens(tokenizer("a 中").input_ids)[-4:] == ["<0xE4>", "<0xB8>", "<0xAD>", "</s>"]
+    assert tokenizer.convert_ids_to_tokens(tokenizer("a 中").input_ids)[-4:] == [
+        "<0xE4>",
+        "<0xB8>",
+        "<0xAD>",
+        "</s>",
+    ]
 
 
 def test_a_random_text_encoder_needs_no_weights_and_is_reproducible(root_copy):
     (root_copy / "text_encoder" / "model.safetensors").unlink()
-    first, second = (TextEncoder(*load_text_encoder(root_copy, random_weights_seed=3)) for _ in range(2))
+    first, second = (
+        TextEncoder(*load_text_encoder(root_copy, random_weights_seed=3)) for _ in range(2)
+    )
     (states,) = first(["a red car"])
     assert states.isfinite().all() and states.std() > 0.1
     assert torch.equal(states, second(["a red car"])[0])

@@ -1,4 +1,6 @@
-"""Tests that all functions that load a Wan transformer set all tensors and round none unintentionally."""
+"""Tests that all functions that load a Wan transformer set all tensors and round none
+unintentionally.
+"""
 
 import json
 import shutil
@@ -74,11 +76,15 @@ def test_a_bf16_model_has_float32_rotary_tables(root):
     tables = []
     model.blocks[0].register_forward_pre_hook(lambda block, args: tables.extend(args[3][:2]))
     arguments = inputs(1)
-    texts = [replace(condition, text=condition.text.bfloat16()) for condition in arguments["conditions"]]
+    texts = [
+        replace(condition, text=condition.text.bfloat16()) for condition in arguments["conditions"]
+    ]
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         model(**arguments | {"conditions": texts})
     expected = twin.rope(arguments["latents"])
-    assert all(torch.equal(actual.abs(), table[0, :, 0].abs()) for actual, table in zip(tables, expected))
+    assert all(
+        torch.equal(actual.abs(), table[0, :, 0].abs()) for actual, table in zip(tables, expected)
+    )
 
 
 def test_an_image_to_video_model_raises_an_error(root):
@@ -122,7 +128,9 @@ def test_a_setting_of_the_wrong_type_raises_value_error(tmp_path, file, change):
 
 @pytest.fixture
 def original_layout(tmp_path):
-    """A folder like Wan-AI/Wan2.1-T2V-1.3B: the transformer at the top, and pickles of the VAE and of UMT5."""
+    """A folder like Wan-AI/Wan2.1-T2V-1.3B: the transformer at the top, and pickles of the VAE and
+    of UMT5.
+    """
     source, root = write_wan(tmp_path / "diffusers"), tmp_path / "ckpts" / "Wan2.1-T2V-1.3B"
     save_original(loading.load_transformer(source, None), root, dtype=torch.float32)
     for name in ("Wan2.1_VAE.pth", "models_t5_umt5-xxl-enc-bf16.pth"):
@@ -132,14 +140,20 @@ def original_layout(tmp_path):
     return root
 
 
-@pytest.mark.parametrize("heads, size", [(12, "2.1-T2V-1.3B"), (40, "2.1-T2V-14B"), (24, "2.2-TI2V-5B")])
-def test_the_original_layout_is_one_problem_with_the_command_that_downloads_the_rest(original_layout, heads, size):
+@pytest.mark.parametrize(
+    "heads, size", [(12, "2.1-T2V-1.3B"), (40, "2.1-T2V-14B"), (24, "2.2-TI2V-5B")]
+)
+def test_the_original_layout_is_one_problem_with_the_command_that_downloads_the_rest(
+    original_layout, heads, size
+):
     path = original_layout / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"num_heads": heads}))
     (problem,) = check_checkpoint(original_layout, "wan2.1_t2v_1.3b", [Request("a car")])
     assert problem.startswith(f"{original_layout} has the original layout of Wan")
     assert "not Wan2.1_VAE.pth or models_t5_umt5-xxl-enc-bf16.pth" in problem
-    command = f'hf download Wan-AI/Wan{size}-Diffusers --include "$part/*" --local-dir {original_layout}'
+    command = (
+        f'hf download Wan-AI/Wan{size}-Diffusers --include "$part/*" --local-dir {original_layout}'
+    )
     assert problem.endswith(f"\n  for part in vae text_encoder tokenizer; do {command}; done")
 
 
@@ -159,7 +173,11 @@ def test_the_original_layout_can_be_used_after_the_download(original_layout, tmp
 
 def test_a_vae_with_other_channels_is_reported(tmp_path):
     path = write_wan(tmp_path) / "vae" / "config.json"
-    settings = json.loads(path.read_text()) | {"z_dim": 6, "latents_mean": [0.0] * 6, "latents_std": [1.0] * 6}
+    settings = json.loads(path.read_text()) | {
+        "z_dim": 6,
+        "latents_mean": [0.0] * 6,
+        "latents_std": [1.0] * 6,
+    }
     path.write_text(json.dumps(settings))
     (problem,) = check_checkpoint(tmp_path, None, [Request("a car")], weights_needed=False)
     assert "needs 6 latent channels" in problem and "has 4" in problem

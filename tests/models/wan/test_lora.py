@@ -1,4 +1,6 @@
-"""Tests of LoRA on Wan: ten layers per block, all file formats, and no mixing with other families."""
+"""Tests of LoRA on Wan: ten layers per block, all file formats, and no mixing with other
+families.
+"""
 
 from typing import get_args
 
@@ -34,7 +36,9 @@ def draw(model, alpha=4.0, rank=2, names=None):
     for name in names or target_modules(model, [FAMILY.matrices]):
         out, into = model.get_submodule(name).weight.shape
         lora[name] = Pair(
-            torch.randn(rank, into, generator=generator), torch.randn(out, rank, generator=generator), alpha
+            torch.randn(rank, into, generator=generator),
+            torch.randn(out, rank, generator=generator),
+            alpha,
         )
     return lora
 
@@ -76,13 +80,18 @@ def test_diffusers_reads_the_original_format(tmp_path):
     assert "diffusion_model.blocks.0.self_attn.q.lora_A.weight" in file
     converted = _convert_non_diffusers_wan_lora_to_diffusers(file)
     for name, pair in lora.items():
-        change = converted[f"transformer.{name}.lora_B.weight"] @ converted[f"transformer.{name}.lora_A.weight"]
+        change = (
+            converted[f"transformer.{name}.lora_B.weight"]
+            @ converted[f"transformer.{name}.lora_A.weight"]
+        )
         torch.testing.assert_close(change, pair.alpha / pair.rank * pair.b @ pair.a)
 
 
 @pytest.mark.parametrize("alpha", [3.0, 4.0])
 def test_diffusers_reads_the_original_format_of_every_linear_layer(tmp_path, alpha):
-    """Outside the blocks it reads no alpha, which is then part of B; that is exact if alpha / rank is a power of 2."""
+    """Outside the blocks it reads no alpha, which is then part of B; that is exact if alpha / rank
+    is a power of 2.
+    """
     model = tiny()
     names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
     outside = [name for name in names if not name.startswith("blocks.")]
@@ -90,11 +99,15 @@ def test_diffusers_reads_the_original_format_of_every_linear_layer(tmp_path, alp
     lora = draw(model, alpha, names=names)
     save_lora(lora, tmp_path, form="original")
     read = WanPipeline.lora_state_dict(str(tmp_path), weight_name=FILE, use_safetensors=True)
-    assert read.keys() == {f"transformer.{name}.lora_{side}.weight" for name in names for side in "AB"}
+    assert read.keys() == {
+        f"transformer.{name}.lora_{side}.weight" for name in names for side in "AB"
+    }
     ours = read_lora(tmp_path)
     for name, pair in lora.items():
         expected = pair.alpha / pair.rank * pair.b @ pair.a
-        found = read[f"transformer.{name}.lora_B.weight"] @ read[f"transformer.{name}.lora_A.weight"]
+        found = (
+            read[f"transformer.{name}.lora_B.weight"] @ read[f"transformer.{name}.lora_A.weight"]
+        )
         torch.testing.assert_close(found, expected)
         again = ours[name]
         assert torch.equal(again.a, pair.a) and again.alpha == (2.0 if name in outside else alpha)
@@ -105,7 +118,9 @@ def test_diffusers_reads_the_original_format_of_every_linear_layer(tmp_path, alp
 
 def test_a_lora_without_a_module_of_the_blocks_is_not_saved_in_the_original_format(tmp_path):
     lora = draw(tiny(), names=["proj_out", "condition_embedder.time_proj"])
-    with pytest.raises(ValueError, match="needs at least one module of the transformer's blocks.*got condition_emb"):
+    with pytest.raises(
+        ValueError, match="needs at least one module of the transformer's blocks.*got condition_emb"
+    ):
         save_lora(lora, tmp_path, form="original")
     save_lora(lora, tmp_path, form="diffusers")
     assert_same(read_lora(tmp_path), lora)
@@ -116,28 +131,46 @@ def test_a_file_of_musubi_tuner_is_read_as_by_diffusers(tmp_path):
     save_lora(lora, tmp_path, form="original")
     tensors = {}
     for name, tensor in load_file(tmp_path / FILE).items():
-        module, _, rest = name.removeprefix("diffusion_model.").partition(".lora_" if ".lora_" in name else ".alpha")
+        module, _, rest = name.removeprefix("diffusion_model.").partition(
+            ".lora_" if ".lora_" in name else ".alpha"
+        )
         end = {"A.weight": ".lora_down.weight", "B.weight": ".lora_up.weight", "": ".alpha"}[rest]
         tensors[f"lora_unet_{module.replace('.', '_')}{end}"] = tensor
-    assert "lora_unet_blocks_0_self_attn_q.lora_down.weight" in tensors and "lora_unet_blocks_1_ffn_2.alpha" in tensors
+    assert (
+        "lora_unet_blocks_0_self_attn_q.lora_down.weight" in tensors
+        and "lora_unet_blocks_1_ffn_2.alpha" in tensors
+    )
     save_file(tensors, tmp_path / "kohya.safetensors")
     assert_same(read_lora(tmp_path / "kohya.safetensors"), lora)
-    read = WanPipeline.lora_state_dict(str(tmp_path), weight_name="kohya.safetensors", use_safetensors=True)
+    read = WanPipeline.lora_state_dict(
+        str(tmp_path), weight_name="kohya.safetensors", use_safetensors=True
+    )
     for name, pair in lora.items():
-        found = read[f"transformer.{name}.lora_B.weight"] @ read[f"transformer.{name}.lora_A.weight"]
+        found = (
+            read[f"transformer.{name}.lora_B.weight"] @ read[f"transformer.{name}.lora_A.weight"]
+        )
         torch.testing.assert_close(found, pair.alpha / pair.rank * pair.b @ pair.a)
 
 
-@pytest.mark.parametrize("module", ["blocks_0_self_attn_what", "blocks_x_self_attn_q", "down_blocks_0_attn_to_q"])
+@pytest.mark.parametrize(
+    "module", ["blocks_0_self_attn_what", "blocks_x_self_attn_q", "down_blocks_0_attn_to_q"]
+)
 def test_an_unknown_name_of_kohyas_format_raises_an_error(tmp_path, module):
     sides = {f"lora_unet_{module}.lora_{side}.weight": torch.ones(2, 2) for side in ("down", "up")}
     save_file(sides, tmp_path / "kohya.safetensors")
-    with pytest.raises(ValueError, match=f"lora_unet_{module} is no module of a supported.*convert_lora.py --target"):
+    with pytest.raises(
+        ValueError,
+        match=f"lora_unet_{module} is no module of a supported.*convert_lora.py --target",
+    ):
         read_lora(tmp_path / "kohya.safetensors")
 
 
-@pytest.mark.parametrize("module, end", [("self_attn.norm_q", "diff"), ("self_attn.q", "diff_b"), ("norm3", "diff_b")])
-def test_changes_of_biases_and_norms_are_ignored_if_they_are_zero_and_an_error_otherwise(tmp_path, module, end):
+@pytest.mark.parametrize(
+    "module, end", [("self_attn.norm_q", "diff"), ("self_attn.q", "diff_b"), ("norm3", "diff_b")]
+)
+def test_changes_of_biases_and_norms_are_ignored_if_they_are_zero_and_an_error_otherwise(
+    tmp_path, module, end
+):
     """Files of lightx2v have such tensors beside the LoRA."""
     lora = draw(tiny(), alpha=2.0)
     save_lora(lora, tmp_path, form="original")
@@ -147,7 +180,9 @@ def test_changes_of_biases_and_norms_are_ignored_if_they_are_zero_and_an_error_o
     assert_same(read_lora(tmp_path / "zero.safetensors"), lora)
     change[5] = -1e-6
     save_file(tensors | {name: change}, tmp_path / "other.safetensors")
-    with pytest.raises(ValueError, match=f"{name}' changes a whole weight or a bias.*export.md#loras-of-oth"):
+    with pytest.raises(
+        ValueError, match=f"{name}' changes a whole weight or a bias.*export.md#loras-of-oth"
+    ):
         read_lora(tmp_path / "other.safetensors")
 
 
@@ -177,7 +212,9 @@ def test_an_adapter_of_another_family_raises_an_error(transformer):
     lora = draw(transformer, names=["transformer_blocks.0.attn.to_q"])
     with pytest.raises(ValueError, match="does not fit the transformer, of family wan:"):
         add_lora(tiny(), lora)
-    with pytest.raises(ValueError, match="of family hunyuan_video15:\n  blocks.* is not a linear layer"):
+    with pytest.raises(
+        ValueError, match="of family hunyuan_video15:\n  blocks.* is not a linear layer"
+    ):
         add_lora(transformer, draw(tiny()))
 
 
@@ -189,16 +226,22 @@ def test_muon_trains_the_matrices_of_the_blocks_and_adam_the_rest():
     ).optimizers
     assert isinstance(muon, Muon)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    muon_names, adam_names = ([names[id(p)] for p in each.param_groups[0]["params"]] for each in (muon, adam))
-    assert len(muon_names) == 10 * 2 and all(name.endswith(".weight") for name in muon_names)
-    assert {"blocks.0.scale_shift_table", "scale_shift_table", "patch_embedding.weight", "proj_out.weight"} < set(
-        adam_names
+    muon_names, adam_names = (
+        [names[id(p)] for p in each.param_groups[0]["params"]] for each in (muon, adam)
     )
+    assert len(muon_names) == 10 * 2 and all(name.endswith(".weight") for name in muon_names)
+    assert {
+        "blocks.0.scale_shift_table",
+        "scale_shift_table",
+        "patch_embedding.weight",
+        "proj_out.weight",
+    } < set(adam_names)
     assert len(muon_names) + len(adam_names) == len(names)
 
 
 @pytest.mark.parametrize(
-    "metadata, message", [("[1]", "must be a JSON object"), ('{"lora_alpha": "x"}', "finite number, got x")]
+    "metadata, message",
+    [("[1]", "must be a JSON object"), ('{"lora_alpha": "x"}', "finite number, got x")],
 )
 def test_invalid_metadata_raise_an_error(tmp_path, metadata, message):
     weights = {

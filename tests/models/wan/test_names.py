@@ -1,4 +1,6 @@
-"""Tests that names and settings of the original convert exactly in both directions and that others raise errors."""
+"""Tests that names and settings of the original convert exactly in both directions and that others
+raise errors.
+"""
 
 import json
 
@@ -42,10 +44,17 @@ def assert_same(found, expected):
 
 def test_all_tensors_of_the_released_model_are_mapped_to_names_that_diffusers_converts():
     with torch.device("meta"):
-        state = new_model(FAMILY.transformer, transformer_config_to_diffusers(ORIGINAL)).state_dict()
+        state = new_model(
+            FAMILY.transformer, transformer_config_to_diffusers(ORIGINAL)
+        ).state_dict()
     original = transformer_to_original(state)
     assert len(original) == len(state) == 825
-    assert {"blocks.29.norm3.bias", "blocks.0.modulation", "head.modulation", "head.head.weight"} <= original.keys()
+    assert {
+        "blocks.29.norm3.bias",
+        "blocks.0.modulation",
+        "head.modulation",
+        "head.head.weight",
+    } <= original.keys()
     assert convert_wan_transformer_to_diffusers(dict(original)).keys() == state.keys()
 
 
@@ -56,9 +65,13 @@ def test_names_round_trip_and_match_diffusers_converter():
     assert_same(convert_wan_transformer_to_diffusers(dict(original)), state)
 
 
-@pytest.mark.parametrize("name", ["blocks.0.attn1.to_q.weight", "blocks.0.self_attn.q.lora_A.weight", "rope.freqs_cos"])
+@pytest.mark.parametrize(
+    "name", ["blocks.0.attn1.to_q.weight", "blocks.0.self_attn.q.lora_A.weight", "rope.freqs_cos"]
+)
 def test_an_unknown_name_raises_an_error(name):
-    with pytest.raises(ValueError, match=f"tensor '{name}' .* does not belong to an original Wan transformer"):
+    with pytest.raises(
+        ValueError, match=f"tensor '{name}' .* does not belong to an original Wan transformer"
+    ):
         transformer_to_diffusers({name: torch.zeros(1)})
 
 
@@ -70,7 +83,11 @@ def test_unknown_vae_names_raise_an_error(direction):
 
 def test_settings_round_trip_and_omit_defaults_as_in_the_original():
     arguments = transformer_config_to_diffusers(ORIGINAL)
-    assert (arguments["attention_head_dim"], arguments["text_dim"], arguments["patch_size"]) == (128, 4096, (1, 2, 2))
+    assert (arguments["attention_head_dim"], arguments["text_dim"], arguments["patch_size"]) == (
+        128,
+        4096,
+        (1, 2, 2),
+    )
     assert transformer_config_to_original(arguments) == ORIGINAL
     wan_5b = arguments | {"in_channels": 48, "out_channels": 48}
     assert transformer_config_to_original(wan_5b)["model_type"] == "ti2v"
@@ -105,8 +122,13 @@ def test_an_original_folder_round_trips_bit_for_bit(tmp_path, sizes):
     model, folder = tiny(**sizes), tmp_path / "transformer" / "mine"
     save_original(model, folder, dtype=torch.float32)
     assert json.loads((folder / "config.json").read_text())["_class_name"] == "WanModel"
-    assert "blocks.1.cross_attn.norm_k.weight" in load_file(folder / "diffusion_pytorch_model.safetensors")
+    assert "blocks.1.cross_attn.norm_k.weight" in load_file(
+        folder / "diffusion_pytorch_model.safetensors"
+    )
     loaded = load_transformer(tmp_path, "mine")
     assert_same(loaded.state_dict(), model.state_dict())
-    assert (loaded.config.eps, tuple(loaded.config.patch_size)) == (model.config.eps, tuple(model.config.patch_size))
+    assert (loaded.config.eps, tuple(loaded.config.patch_size)) == (
+        model.config.eps,
+        tuple(model.config.patch_size),
+    )
     assert read_task(tmp_path, "mine") in ("t2v", None)

@@ -1,4 +1,6 @@
-"""Tests that Wan on several gloo processes, with sequence parallelism or sharding, matches a single process."""
+"""Tests that Wan on several gloo processes, with sequence parallelism or sharding, matches a single
+process.
+"""
 
 import pytest
 import torch
@@ -11,7 +13,9 @@ GRIDS = {"36 tokens": (3, 6, 8), "45 tokens": (3, 6, 10), "fewer tokens than ran
 
 
 def compare_split(num_processes):
-    """Return the largest deviation of the velocity, relative to its maximum, and of the mean gradient, by case."""
+    """Return the largest deviation of the velocity, relative to its maximum, and of the mean
+    gradient, by case.
+    """
     import torch.distributed as dist
 
     from hyvideo.distributed import mesh as ranks
@@ -43,7 +47,9 @@ def test_velocity_and_gradients_on_two_and_three_ranks_match_one_process(num_pro
 
 
 def compare_sharded(sp_size=1, **options):
-    """Return this rank's number of rows of a one-row table, and the deviation of the gradient of both samples."""
+    """Return this rank's number of rows of a one-row table, and the deviation of the gradient of
+    both samples.
+    """
     from hyvideo.distributed import mesh as ranks
     from hyvideo.distributed.parallelize import parallelize
     from hyvideo.distributed.sharded_tensors import full_tensor, local_shard
@@ -52,12 +58,15 @@ def compare_sharded(sp_size=1, **options):
     plain, sharded = installed(), installed()
     parallelize(sharded, mesh, shard=True, **options)
     rows = len(local_shard(sharded.blocks[0].scale_shift_table))
-    seeds = [rank // sp_size for rank in range(2)]  # ranks of a sequence-parallel group share a sample
+    # ranks of a sequence-parallel group share a sample
+    seeds = [rank // sp_size for rank in range(2)]
     for seed in seeds:
         plain(**inputs(1, seed=seed)).square().mean().div(2).backward()
     sharded(**inputs(1, seed=seeds[mesh.rank])).square().mean().backward()
     found = {name: full_tensor(parameter.grad) for name, parameter in sharded.named_parameters()}
-    return rows, distance(found, {name: parameter.grad for name, parameter in plain.named_parameters()})
+    return rows, distance(
+        found, {name: parameter.grad for name, parameter in plain.named_parameters()}
+    )
 
 
 def test_sharded_gradients_match_one_process_if_a_rank_has_no_rows_of_the_tables():
@@ -67,7 +76,9 @@ def test_sharded_gradients_match_one_process_if_a_rank_has_no_rows_of_the_tables
 
 
 def compare_all_together(sp_size):
-    return compare_sharded(sp_size, recompute="selective", compile=True, compile_backend="aot_eager")
+    return compare_sharded(
+        sp_size, recompute="selective", compile=True, compile_backend="aot_eager"
+    )
 
 
 @pytest.mark.slow
@@ -78,7 +89,9 @@ def test_gradients_of_sharded_compiled_and_checkpointed_blocks_match_one_process
 
 
 def bf16_time():
-    """Return whether the time embedding of a sharded model equals that of one process with bf16 weights."""
+    """Return whether the time embedding of a sharded model equals that of one process with bf16
+    weights.
+    """
     from hyvideo.distributed import mesh as ranks
     from hyvideo.distributed.parallelize import parallelize
 

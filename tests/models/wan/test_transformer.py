@@ -1,4 +1,6 @@
-"""Tests that Wan's forward pass matches diffusers' and rejects inputs that the model was not trained for."""
+"""Tests that Wan's forward pass matches diffusers' and rejects inputs that the model was not
+trained for.
+"""
 
 import copy
 from dataclasses import replace
@@ -12,7 +14,16 @@ from hyvideo.models.conditions import Condition, ImageCondition
 from hyvideo.models.family import install, new_model
 from hyvideo.models.lora import add_trainable_lora, training_config
 from hyvideo.models.wan.transformer import rotary_tables
-from tests.models.wan.tiny import FAMILY, SIZES, distance, gradients, inputs, installed, loss_of, tiny
+from tests.models.wan.tiny import (
+    FAMILY,
+    SIZES,
+    distance,
+    gradients,
+    inputs,
+    installed,
+    loss_of,
+    tiny,
+)
 from tests.stock_models import stock_inputs, stock_twin
 
 
@@ -78,7 +89,9 @@ def test_timesteps_in_bf16_raise_an_error():
 def test_fractional_timesteps_are_not_rounded():
     model, arguments = installed(), inputs(1)
     with torch.no_grad():
-        velocities = [model(**arguments | {"timestep": torch.tensor([time])}) for time in (937.0, 937.5)]
+        velocities = [
+            model(**arguments | {"timestep": torch.tensor([time])}) for time in (937.0, 937.5)
+        ]
     assert relative(*velocities) > 1e-3
 
 
@@ -97,7 +110,8 @@ def test_the_time_embedding_is_float32_in_a_bf16_model_and_under_autocast():
 def test_an_adapter_of_the_time_embedder_has_an_effect():
     model, arguments = installed(), inputs(1)
     add_trainable_lora(
-        model, training_config(model, rank=2, alpha=2.0, targets=["time_proj", "time_embedder.linear_1"])
+        model,
+        training_config(model, rank=2, alpha=2.0, targets=["time_proj", "time_embedder.linear_1"]),
     )
     before = model(**arguments)
     with torch.no_grad():
@@ -114,7 +128,9 @@ def test_rotary_tables_match_diffusers_and_are_cached():
     grid, device = (3, 4, 5), torch.device("cpu")
     expected = stock_twin(tiny()).rope(torch.zeros(1, 4, 3, 8, 10))
     tables = rotary_tables(grid, 24, 1024, device)
-    assert all(torch.equal(actual.abs(), table[0, :, 0].abs()) for actual, table in zip(tables, expected))
+    assert all(
+        torch.equal(actual.abs(), table[0, :, 0].abs()) for actual, table in zip(tables, expected)
+    )
     assert rotary_tables(grid, 24, 1024, device)[0] is tables[0]
     with torch.inference_mode():
         assert not rotary_tables((1, 2, 7), 24, 1024, device)[0].is_inference()
@@ -163,7 +179,8 @@ def test_all_compiled_blocks_share_one_graph_without_breaks(mesh, recompute, bac
             torch.testing.assert_close(model(**arguments), plain(**arguments))
     assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]
     assert distance(gradients(model, **arguments), gradients(plain, **arguments)) <= 2e-6
-    assert counters["stats"]["unique_graphs"] == 2 and not counters["graph_break"]  # with and without gradients
+    # with and without gradients
+    assert counters["stats"]["unique_graphs"] == 2 and not counters["graph_break"]
     torch._dynamo.reset()
 
 
@@ -171,4 +188,7 @@ def test_installing_again_only_replaces_the_sequence():
     model = installed()
     forward = model.blocks[0].forward
     install(model, sequence := object())
-    assert model.blocks[0].forward is forward and model.blocks[1].sequence is model.sequence is sequence
+    assert (
+        model.blocks[0].forward is forward
+        and model.blocks[1].sequence is model.sequence is sequence
+    )

@@ -1,4 +1,6 @@
-"""Tests of Wan's VAE with the replaced norm and tiling, compared with diffusers' unmodified class."""
+"""Tests of Wan's VAE with the replaced norm and tiling, compared with diffusers'
+unmodified class.
+"""
 
 import copy
 
@@ -41,7 +43,9 @@ def test_frames_and_latents_match_diffusers(config):
     side = 8 * (config.get("patch_size") or 1)
     assert frames.shape == (1, 3, 9, 4 * side, 6 * side)
     assert_same(ours.decode(noise(1, 4, 3, 4, 6)).sample, frames)
-    assert_same(ours.encode(frames).latent_dist.mode(), stock.encode(frames).latent_dist.mode(), 1e-4)
+    assert_same(
+        ours.encode(frames).latent_dist.mode(), stock.encode(frames).latent_dist.mode(), 1e-4
+    )
 
 
 SLOW_TILINGS = [pytest.param(*tiling, marks=pytest.mark.slow) for tiling in ((32, 0.0), (24, 0.9))]
@@ -69,7 +73,9 @@ def test_a_video_that_fits_in_one_tile_is_decoded_whole():
 
 
 def test_tiles_and_strides_are_rounded_down_to_whole_latents():
-    """diffusers rounds tiles but not strides: with 54 pixels, all tiles after the first are shifted."""
+    """diffusers rounds tiles but not strides: with 54 pixels, all tiles after the first are
+    shifted.
+    """
     _, vae = stock_and_ours(SMALL)
     set_tiling(vae, 60, 0.2)
     assert (vae.tile_sample_min_height, vae.tile_sample_stride_width) == (56, 40)
@@ -87,7 +93,9 @@ def test_decoding_a_batch_matches_single_videos(config, tile):
     if tile:
         set_tiling(vae, tile, 0.25)
     both = noise(2, 4, 2, 3, 6)
-    assert_same(vae.decode(both).sample, torch.cat([vae.decode(video[None]).sample for video in both]))
+    assert_same(
+        vae.decode(both).sample, torch.cat([vae.decode(video[None]).sample for video in both])
+    )
 
 
 # Rounding errors of the dtype: of both results, and of intermediate values in 16 bits.
@@ -101,7 +109,8 @@ def test_the_norm_matches_diffusers_within_rounding(dtype, tolerance, images):
     with torch.no_grad():
         norm.gamma.copy_(torch.linspace(-2, 2, 32).view_as(norm.gamma))
     hidden = noise(2, 32, 4, 4) if images else noise(2, 32, 3, 4, 4)
-    hidden[:, :, 0], hidden[:, :, 1] = 0, 5000 * hidden[:, :, 1]  # the sum of squares exceeds float16's 65504
+    # the sum of squares exceeds float16's 65504
+    hidden[:, :, 0], hidden[:, :, 1] = 0, 5000 * hidden[:, :, 1]
     expected = norm(hidden.to(dtype))
     ours = copy.deepcopy(norm)
     vae = AutoencoderKLWan(**SMALL)
@@ -115,7 +124,9 @@ def test_scaling_of_latents_is_bit_identical_to_diffusers():
     assert shape[:3] == (4, 4, 8)
     assert latents(AutoencoderKLWan(**VAE_22).config)[:3] == (4, 4, 16)
     released = AutoencoderKLWan().config  # the class's defaults are the released mean and std
-    mean, std = (torch.tensor(released[key]).view(1, 16, 1, 1, 1) for key in ("latents_mean", "latents_std"))
+    mean, std = (
+        torch.tensor(released[key]).view(1, 16, 1, 1, 1) for key in ("latents_mean", "latents_std")
+    )
     part = noise(2, 16, 2, 3, 3)
     shape = latents(released)
     assert shape[:3] == (16, 4, 8)
@@ -146,7 +157,9 @@ def test_inconsistent_settings_raise_an_error(change, message):
 
 def test_only_the_diffusers_layout_is_supported():
     for read in (FAMILY.vae.config_to_diffusers, FAMILY.vae.config_to_original):
-        with pytest.raises(ValueError, match="got _class_name 'WanVAE_'. .* Wan-AI/Wan2.1-T2V-1.3B-Diffusers"):
+        with pytest.raises(
+            ValueError, match="got _class_name 'WanVAE_'. .* Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
+        ):
             read({"_class_name": "WanVAE_"})
 
 
@@ -162,15 +175,23 @@ def test_float16_raises_a_warning(recwarn):
 @CONFIGS
 @pytest.mark.parametrize("number", [float("inf"), float("nan")])
 def test_non_finite_values_in_the_decoder_are_visible_after_the_clamp(config, number):
-    """The clamp to [-1, 1] hides infinity, but norms turn infinities before the last layer into NaN (inf / inf)."""
+    """The clamp to [-1, 1] hides infinity, but norms turn infinities before the last layer into NaN
+    (inf / inf).
+    """
     _, vae = stock_and_ours(config)
     part = noise(1, 4, 2, 2, 2)
     part[0, 1, 1, 1, 1] = number
     assert not vae.decode(part).sample.isfinite().all()
     # A single non-finite query may disappear in the CPU's attention.
-    layers = {name: module for name, module in vae.decoder.named_modules() if isinstance(module, CONVOLUTIONS)}
+    layers = {
+        name: module
+        for name, module in vae.decoder.named_modules()
+        if isinstance(module, CONVOLUTIONS)
+    }
     assert layers.pop("conv_out") is vae.decoder.conv_out
     for layer in (layer for name, layer in layers.items() if not name.endswith("to_qkv")):
-        handle = layer.register_forward_hook(lambda layer, args, out: out.masked_fill(out == out.max(), number))
+        handle = layer.register_forward_hook(
+            lambda layer, args, out: out.masked_fill(out == out.max(), number)
+        )
         assert not vae.decode(noise(1, 4, 2, 2, 2)).sample.isfinite().all(), layer
         handle.remove()

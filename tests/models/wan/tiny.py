@@ -42,7 +42,9 @@ def inputs(batch: int = 2, grid: tuple[int, int, int] = (3, 6, 4), seed: int = 1
     return {
         "latents": torch.randn(batch, 4, *grid, generator=generator),
         "timestep": torch.tensor([937.5, 412.25, 55.1])[:batch],
-        "conditions": [Condition(torch.randn(length, 32, generator=generator)) for length in LENGTHS[:batch]],
+        "conditions": [
+            Condition(torch.randn(length, 32, generator=generator)) for length in LENGTHS[:batch]
+        ],
     }
 
 
@@ -61,5 +63,7 @@ def gradients(model: nn.Module, **arguments) -> dict[str, torch.Tensor]:
 def distance(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
     """Return the relative L2 distance of two gradients."""
     assert found.keys() == expected.keys()
-    ours, theirs = (torch.cat([each[name].flatten() for name in expected]) for each in (found, expected))
+    ours, theirs = (
+        torch.cat([each[name].flatten() for name in expected]) for each in (found, expected)
+    )
     return ((ours - theirs).norm() / theirs.norm()).item()

@@ -18,7 +18,13 @@ TOKEN = "a-secret"
 
 
 def remote(*urls, **options):
-    options = {"token": TOKEN, "timeout": 20.0, "retries": 0, "backoff": 0.01, "cooldown": 60.0} | options
+    options = {
+        "token": TOKEN,
+        "timeout": 20.0,
+        "retries": 0,
+        "backoff": 0.01,
+        "cooldown": 60.0,
+    } | options
     return RemoteScorer(urls, **options)
 
 
@@ -39,7 +45,11 @@ class Misbehaving:
                     return
                 self.rfile.read(int(self.headers["content-length"]))
                 time.sleep(delay)
-                content = owner.answer if isinstance(owner.answer, bytes) else json.dumps(owner.answer).encode()
+                content = (
+                    owner.answer
+                    if isinstance(owner.answer, bytes)
+                    else json.dumps(owner.answer).encode()
+                )
                 self.send_response(owner.status)
                 self.send_header("content-length", str(len(content)))
                 for name, value in (headers or {}).items():
@@ -97,7 +107,9 @@ CLIP = [torch.zeros(2, 3, 8, 8, dtype=torch.uint8)]
         (GOOD, {"cut": True}, "Error"),
     ],
 )
-def test_invalid_and_slow_answers_make_the_service_unavailable(misbehaving, answer, options, message):
+def test_invalid_and_slow_answers_make_the_service_unavailable(
+    misbehaving, answer, options, message
+):
     server = misbehaving(answer, **options)
     start = time.monotonic()
     with pytest.raises(ScorerUnavailable, match=message):
@@ -131,7 +143,9 @@ class Raw:
 ANSWER = b'HTTP/1.1 200 OK\r\ncontent-length: 41\r\n\r\n{"scores": [{"VQ": 1.0}], "reasons": [0]}'
 
 
-@pytest.mark.parametrize("content", [ANSWER, b"HTTP/1.1 100 Continue\r\n\r\n" * 100], ids=["headers", "informational"])
+@pytest.mark.parametrize(
+    "content", [ANSWER, b"HTTP/1.1 100 Continue\r\n\r\n" * 100], ids=["headers", "informational"]
+)
 def test_headers_sent_byte_by_byte_do_not_extend_the_timeout(content):
     num_threads = threading.active_count()
     server = Raw(content, pause=0.1)
@@ -148,11 +162,14 @@ def test_headers_sent_byte_by_byte_do_not_extend_the_timeout(content):
 
 
 def test_a_service_that_reads_nothing_does_not_extend_the_timeout():
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # connections are accepted by the kernel but never read
+    # connections are accepted by the kernel but never read
+    with socket.create_server(("127.0.0.1", 0)) as silent:
         start = time.monotonic()
         with pytest.raises(ScorerUnavailable, match="was not complete within 1.0 s"):
             large = torch.zeros(64, 3, 512, 512, dtype=torch.uint8)
-            remote(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout=1.0).score([large], ["a"], fps=8)
+            remote(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout=1.0).score(
+                [large], ["a"], fps=8
+            )
         assert time.monotonic() - start < 10  # without a limit it would wait forever
 
 
@@ -176,15 +193,21 @@ def test_a_non_numeric_value_is_a_missing_reward(misbehaving, text):
     async_scorer = AsyncScorer({"remote": remote(misbehaving(text).url)}, {"VQ": 1.0})
     (reward,) = async_scorer.measure(CLIP, ["a"], fps=8)
     async_scorer.close()
-    assert reward.is_missing and math.isnan(reward.total) and reward.reason == "no finite score for VQ"
+    assert (
+        reward.is_missing and math.isnan(reward.total) and reward.reason == "no finite score for VQ"
+    )
 
 
 def test_an_unreachable_service_gives_missing_rewards_without_hanging():
     start = time.monotonic()
-    async_scorer = AsyncScorer({"remote": remote("http://127.0.0.1:9", retries=1)}, {"VQ": 1.0}, retries=3)
+    async_scorer = AsyncScorer(
+        {"remote": remote("http://127.0.0.1:9", retries=1)}, {"VQ": 1.0}, retries=3
+    )
     rewards = async_scorer.measure(CLIP * 4, ["a"] * 4, fps=8)
     async_scorer.close()
-    assert all(reward.is_missing and "no reward service answered" in reward.reason for reward in rewards)
+    assert all(
+        reward.is_missing and "no reward service answered" in reward.reason for reward in rewards
+    )
     assert time.monotonic() - start < 5
 
 
@@ -202,12 +225,16 @@ def test_another_service_takes_over_until_the_failed_one_recovers(misbehaving):
 
 
 def test_a_rejected_request_is_not_sent_to_other_services(misbehaving):
-    first, second = misbehaving({"detail": "too many"}, status=413), misbehaving({"detail": "too many"}, status=413)
+    first, second = (
+        misbehaving({"detail": "too many"}, status=413),
+        misbehaving({"detail": "too many"}, status=413),
+    )
     async_scorer = AsyncScorer({"remote": remote(first.url, second.url)}, {"VQ": 1.0}, retries=3)
     rewards = async_scorer.measure(CLIP * 4, ["a"] * 4, fps=8)
     async_scorer.close()
     assert all(reward.is_missing and "(413): " in reward.reason for reward in rewards)
-    assert first.calls + second.calls == 1 + 2 + 4  # four videos, halves, single videos; nothing is sent twice
+    # four videos, halves, single videos; nothing is sent twice
+    assert first.calls + second.calls == 1 + 2 + 4
 
 
 def test_requests_are_divided_by_videos_and_bytes():

@@ -46,7 +46,10 @@ def test_videos_are_encoded_and_decoded_without_a_copy():
 
 
 def test_a_request_round_trip_is_bit_exact():
-    videos = [torch.randint(0, 256, (3, 3, 8, 6), dtype=torch.uint8), torch.zeros(2, 3, 4, 4, dtype=torch.uint8)]
+    videos = [
+        torch.randint(0, 256, (3, 3, 8, 6), dtype=torch.uint8),
+        torch.zeros(2, 3, 4, 4, dtype=torch.uint8),
+    ]
     request = decode_request(encoded(ScoreRequest(videos, ["a", "“b”\n"], 24000 / 1001)), Limits())
     assert all(torch.equal(a, b) for a, b in zip(request.videos, videos))
     assert (request.prompts, request.fps) == (["a", "“b”\n"], 24000 / 1001)
@@ -67,7 +70,9 @@ def test_limits_are_checked_before_the_body_is_decoded(limits, message):
         decode_request(encoded(ScoreRequest(videos, ["a", "b"], 8.0)), limits)
 
 
-@pytest.mark.parametrize("offsets", [None, [0], [0, 47], [0, 49], [1, 49], [-1, 47], [48, 0], ["0", "48"], [0, 2**70]])
+@pytest.mark.parametrize(
+    "offsets", [None, [0], [0, 47], [0, 49], [1, 49], [-1, 47], [48, 0], ["0", "48"], [0, 2**70]]
+)
 def test_a_video_outside_the_body_is_rejected(offsets):
     shape = '"dtype": "U8", "shape": [1, 3, 4, 4]'
     entry = f'"video.0": {{{shape}, "data_offsets": {json.dumps(offsets)}}}'
@@ -97,7 +102,9 @@ def random_json(rng, depth=0):
 
 
 def check_answer(body):
-    """Return whether the answer is valid, and check that texts are printable and scores are floats."""
+    """Return whether the answer is valid, and check that texts are printable and scores are
+    floats.
+    """
     try:
         results = decode_answer(body, 1)
     except ValueError as error:
@@ -111,7 +118,8 @@ def check_answer(body):
 def test_random_answers_give_results_or_value_errors():
     rng = random.Random(0)
     kinds = [
-        check_answer(json.dumps({"scores": [random_json(rng)], "reasons": [random_json(rng)]})) for _ in range(3000)
+        check_answer(json.dumps({"scores": [random_json(rng)], "reasons": [random_json(rng)]}))
+        for _ in range(3000)
     ]
     kinds += [check_answer(json.dumps(random_json(rng))) for _ in range(1000)]
     good = json.dumps({"scores": [{"VQ": 1.0}], "reasons": [None]}).encode()
@@ -125,11 +133,18 @@ def test_random_answers_give_results_or_value_errors():
 
 @pytest.mark.parametrize(
     "frame",
-    ["%s", '{"scores": [%s]}', '{"scores": [{"VQ": %s}]}', '{"scores": [null], "reasons": [%s]}', '{"scores": %s}'],
+    [
+        "%s",
+        '{"scores": [%s]}',
+        '{"scores": [{"VQ": %s}]}',
+        '{"scores": [null], "reasons": [%s]}',
+        '{"scores": %s}',
+    ],
 )
 @pytest.mark.parametrize("brackets", [("[", "]"), ('{"a":', "1}"), ("[", "")])
 def test_deeply_nested_answers_give_results_or_value_errors(frame, brackets):
     left = sys.getrecursionlimit()
-    for depth in (*range(left - 150, left + 5), 10**5):  # near the limit, either parsing or printing fails
+    # near the limit, either parsing or printing fails
+    for depth in (*range(left - 150, left + 5), 10**5):
         opening, closing = brackets
         check_answer((frame % (opening * depth + closing * depth)).encode())

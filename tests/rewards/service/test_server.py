@@ -94,7 +94,9 @@ def test_sixty_waiting_requests_do_not_block_other_routes():
         with httpx.Client(headers={"authorization": f"Bearer {TOKEN}"}, timeout=5) as client:
             for path in ("health", "metrics"):
                 assert client.get(f"{url}/{path}").status_code == 200
-            assert client.post(f"{url}/check_prompts", json={"prompts": ["a"]}).json() == {"problem": None}
+            assert client.post(f"{url}/check_prompts", json={"prompts": ["a"]}).json() == {
+                "problem": None
+            }
         assert time.monotonic() - start < 2
         scorer.released.set()
         assert [answer.result(20)[0].scores["VQ"] for answer in answers] == list(range(60))
@@ -106,7 +108,9 @@ def test_requests_beyond_the_limit_get_a_retry_after_header():
     with running(scorer, max_waiting=2) as url, ThreadPoolExecutor(3) as pool:
         answers = [pool.submit(remote(url).score, numbered(i), ["a"], fps=8) for i in range(2)]
         until(lambda: num_waiting(url) == 2)
-        response = httpx.post(f"{url}/score", content=body, headers={"authorization": f"Bearer {TOKEN}"})
+        response = httpx.post(
+            f"{url}/score", content=body, headers={"authorization": f"Bearer {TOKEN}"}
+        )
         assert response.status_code == 503 and 1 <= int(response.headers["retry-after"]) <= 60
         with pytest.raises(ScorerUnavailable, match="503.*2 requests are already waiting"):
             remote(url).score(numbered(9), ["a"], fps=8)
@@ -122,7 +126,9 @@ def test_rejected_and_aborted_requests_free_their_slot():
     headers = {"authorization": f"Bearer {TOKEN}"}
     with running(scorer, max_waiting=1, limits=Limits(seconds=0.5)) as url:
         for _ in range(3):
-            assert httpx.post(f"{url}/score", content=b"nonsense", headers=headers).status_code == 422
+            assert (
+                httpx.post(f"{url}/score", content=b"nonsense", headers=headers).status_code == 422
+            )
         with half_sent(url):
             until(lambda: num_waiting(url) == 1)
         until(lambda: num_waiting(url) == 0, seconds=0.4)
@@ -145,7 +151,12 @@ HEALTH = b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"
 
 
 def head_of(length, path="score", token=TOKEN):
-    lines = (f"POST /{path} HTTP/1.1", "host: a", f"authorization: Bearer {token}", f"content-length: {length}")
+    lines = (
+        f"POST /{path} HTTP/1.1",
+        "host: a",
+        f"authorization: Bearer {token}",
+        f"content-length: {length}",
+    )
     return "\r\n".join((*lines, "", "")).encode()
 
 
@@ -162,24 +173,35 @@ def test_the_problem_of_a_prompt_may_have_any_text():
     with running(Quotes()) as url:
         headers = {"authorization": f"Bearer {TOKEN}"}
         response = httpx.post(f"{url}/check_prompts", json={"prompts": ["a"]}, headers=headers)
-        assert response.status_code == 200 and response.json() == {"problem": "cannot score \\ud800"}
+        assert response.status_code == 200 and response.json() == {
+            "problem": "cannot score \\ud800"
+        }
 
 
 def test_check_prompts_takes_a_slot_and_has_a_lower_size_limit():
     headers = {"authorization": f"Bearer {TOKEN}"}
-    with running(HeldScorer(), max_waiting=1, limits=Limits(prompts=2000)) as url, half_sent(url, "check_prompts"):
+    with (
+        running(HeldScorer(), max_waiting=1, limits=Limits(prompts=2000)) as url,
+        half_sent(url, "check_prompts"),
+    ):
         until(lambda: num_waiting(url) == 1)
         response = httpx.post(f"{url}/check_prompts", json={"prompts": ["a"]}, headers=headers)
         assert response.status_code == 503 and "retry-after" in response.headers
     with running(HeldScorer(), limits=Limits(prompts=2000)) as url:
-        response = httpx.post(f"{url}/check_prompts", json={"prompts": ["a" * 2000]}, headers=headers)
+        response = httpx.post(
+            f"{url}/check_prompts", json={"prompts": ["a" * 2000]}, headers=headers
+        )
         assert response.status_code == 413 and "may have at most 2000 bytes" in response.text
 
 
 def test_slow_bodies_are_dropped_for_a_fast_client():
     scorer = HeldScorer()
     scorer.released.set()
-    with running(scorer, max_waiting=2) as url, half_sent(url) as oldest, half_sent(url, "check_prompts") as other:
+    with (
+        running(scorer, max_waiting=2) as url,
+        half_sent(url) as oldest,
+        half_sent(url, "check_prompts") as other,
+    ):
         until(lambda: num_waiting(url) == 2)
         time.sleep(1.2)  # now they are behind by 5 % of the time limit
         assert remote(url).score(numbered(7), ["a"], fps=8)[0].scores == {"VQ": 7.0}
@@ -190,7 +212,11 @@ def test_slow_bodies_are_dropped_for_a_fast_client():
 
 def test_only_a_body_above_the_minimum_rate_extends_its_deadline():
     limits = Limits(seconds=0.5, rate=100.0)
-    with running(HeldScorer(), limits=limits) as url, half_sent(url) as trickling, half_sent(url) as steady:
+    with (
+        running(HeldScorer(), limits=limits) as url,
+        half_sent(url) as trickling,
+        half_sent(url) as steady,
+    ):
         for _ in range(6):
             time.sleep(0.12)
             steady.sendall(bytes(150))
@@ -213,7 +239,10 @@ def is_dropped(connection):
 
 
 def test_connections_with_incomplete_headers_are_dropped():
-    with running(HeldScorer(), limits=Limits(seconds=1.0)) as url, connected(url, b"POST /sc") as new:
+    with (
+        running(HeldScorer(), limits=Limits(seconds=1.0)) as url,
+        connected(url, b"POST /sc") as new,
+    ):
         with connected(url, HEALTH) as used, half_sent(url) as other:
             assert used.recv(1000).startswith(b"HTTP/1.1 200")
             used.sendall(HEALTH[:5])
@@ -225,7 +254,11 @@ def test_connections_with_incomplete_headers_are_dropped():
 
 def test_the_longest_idle_connection_is_dropped_beyond_the_limit():
     scorer = HeldScorer()
-    with running(scorer, limits=Limits(connections=4)) as url, ThreadPoolExecutor(1) as pool, ExitStack() as stack:
+    with (
+        running(scorer, limits=Limits(connections=4)) as url,
+        ThreadPoolExecutor(1) as pool,
+        ExitStack() as stack,
+    ):
         answer = pool.submit(remote(url).score, numbered(3), ["a"], fps=8)
         assert scorer.started.wait(10)
         opened = [stack.enter_context(connected(url, HEALTH))]
@@ -267,17 +300,24 @@ def num_received(connection):
 
 
 def test_clients_that_read_no_answer_are_dropped():
-    with running(HeldScorer(), limits=Limits(connections=2, seconds=1.0)) as url, ExitStack() as stack:
+    with (
+        running(HeldScorer(), limits=Limits(connections=2, seconds=1.0)) as url,
+        ExitStack() as stack,
+    ):
         slow = [stack.enter_context(unread(url, HEALTH, 20_000)) for _ in range(2)]
         until(lambda: is_healthy(url))
-        assert max(map(num_received, slow)) < 1000  # a client that sends requests ahead gets one answer
+        # a client that sends requests ahead gets one answer
+        assert max(map(num_received, slow)) < 1000
 
 
 def test_a_client_that_does_not_read_a_long_answer_is_dropped():
     app = FastAPI()
     app.get("/long")(lambda: StreamingResponse("x" * 10**5 for _ in range(1000)))
     app.get("/health")(lambda: {"status": "ok"})
-    with serving(app, Limits(connections=1, seconds=0.5)) as url, unread(url, HEALTH.replace(b"health", b"long"), 1):
+    with (
+        serving(app, Limits(connections=1, seconds=0.5)) as url,
+        unread(url, HEALTH.replace(b"health", b"long"), 1),
+    ):
         time.sleep(0.2)
         until(lambda: is_healthy(url))
 
@@ -328,20 +368,29 @@ def test_a_large_request_is_scored_in_batches_and_answered_in_order():
 def test_videos_above_the_limit_of_a_request_are_scored_in_several(max_bytes, batches):
     scorer = HeldScorer()
     scorer.released.set()
-    videos = [torch.full((2, 3, 128, 150), number, dtype=torch.uint8) for number in range(10)]  # 115,200 bytes each
+    # 115,200 bytes each
+    videos = [torch.full((2, 3, 128, 150), number, dtype=torch.uint8) for number in range(10)]
     with running(scorer, limits=Limits(body=2**19)) as url:
         results = remote(url, max_bytes=max_bytes).score(videos, ["a"] * 10, fps=8)
-    assert [result.scores["VQ"] for result in results] == list(range(10)) and scorer.batches == batches
+    assert [result.scores["VQ"] for result in results] == list(
+        range(10)
+    ) and scorer.batches == batches
 
 
 def test_a_request_waits_until_there_is_memory_for_its_body():
     scorer = HeldScorer()
-    videos = [torch.full((2, 3, 128, 256), number, dtype=torch.uint8) for number in range(3)]  # 196,608 bytes each
-    with running(scorer, limits=Limits(body=2**18, memory=2**18)) as url, ThreadPoolExecutor(3) as pool:
+    # 196,608 bytes each
+    videos = [torch.full((2, 3, 128, 256), number, dtype=torch.uint8) for number in range(3)]
+    with (
+        running(scorer, limits=Limits(body=2**18, memory=2**18)) as url,
+        ThreadPoolExecutor(3) as pool,
+    ):
         answers = [pool.submit(remote(url).score, [video], ["a"], fps=8) for video in videos]
         until(lambda: scorer.started.is_set() and num_waiting(url) == 3)
         time.sleep(0.2)
-        text = httpx.get(f"{url}/metrics", headers={"authorization": f"Bearer {TOKEN}"}, timeout=5).text
+        text = httpx.get(
+            f"{url}/metrics", headers={"authorization": f"Bearer {TOKEN}"}, timeout=5
+        ).text
         assert "reward_requests_total 1\n" in text  # the others were not read
         scorer.released.set()
         assert [answer.result(10)[0].scores["VQ"] for answer in answers] == [0, 1, 2]
@@ -353,7 +402,10 @@ def test_concurrent_requests_share_batches_and_keep_their_order():
     batcher = Batcher(scorer, max_videos=4, wait=0.2)
     first = batcher.submit(ScoreRequest(numbered(0), ["a"], 8.0))
     assert scorer.started.wait(10)
-    others = [batcher.submit(ScoreRequest(numbered(*numbers), ["a"] * 3, 8.0)) for numbers in ((1, 2, 3), (4, 5, 6))]
+    others = [
+        batcher.submit(ScoreRequest(numbered(*numbers), ["a"] * 3, 8.0))
+        for numbers in ((1, 2, 3), (4, 5, 6))
+    ]
     scorer.released.set()
     scores = [[video.result(10).scores["VQ"] for video in answer] for answer in (first, *others)]
     batcher.close()

@@ -38,7 +38,14 @@ def clips(count):
 @pytest.fixture(scope="module")
 def service():
     """Start the service with a token and yield its URL."""
-    command = [python(), "-m", "scripts.reward_server", "--reward_model", "miniature", "--model_path"]
+    command = [
+        python(),
+        "-m",
+        "scripts.reward_server",
+        "--reward_model",
+        "miniature",
+        "--model_path",
+    ]
     environment = os.environ | {"REWARD_SERVER_TOKEN": TOKEN, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [*command, "assets/miniature", "--port", "0", "--device", "cpu"],
@@ -66,8 +73,12 @@ def test_concurrent_clients_are_served(service):
     videos, prompts = clips(8)
     expected = MiniatureScorer("assets/miniature").score(videos, prompts, fps=8)
     with ThreadPoolExecutor(8) as pool:
-        answers = pool.map(lambda i: remote(service).score(videos[i : i + 1], prompts[i : i + 1], fps=8), range(8))
-    assert [answer[0].scores for answer in answers] == [pytest.approx(scores) for scores in expected]
+        answers = pool.map(
+            lambda i: remote(service).score(videos[i : i + 1], prompts[i : i + 1], fps=8), range(8)
+        )
+    assert [answer[0].scores for answer in answers] == [
+        pytest.approx(scores) for scores in expected
+    ]
     figures = httpx.get(f"{service}/metrics", headers={"authorization": f"Bearer {TOKEN}"}).text
     counts = dict(line.split() for line in figures.splitlines())
     assert int(counts["reward_requests_total"]) >= 8 and int(counts["reward_failures_total"]) >= 0
@@ -117,7 +128,8 @@ def test_corrupted_bodies_are_rejected_and_the_service_keeps_running(service):
     assert remote(service).score(videos, prompts, fps=8)[0].scores
 
 
-LONE_SURROGATE = '"half a pair: \\ud800"'  # as JSON; Python parses it to a string that UTF-8 cannot encode
+# as JSON; Python parses it to a string that UTF-8 cannot encode
+LONE_SURROGATE = '"half a pair: \\ud800"'
 
 
 def hostile_header(metadata, name="video.0"):
@@ -145,15 +157,21 @@ def hostile_header(metadata, name="video.0"):
     ],
 )
 def test_invalid_text_and_numbers_are_rejected(service, path, body):
-    response = httpx.post(f"{service}/{path}", content=body, headers={"authorization": f"Bearer {TOKEN}"}, timeout=20)
+    response = httpx.post(
+        f"{service}/{path}", content=body, headers={"authorization": f"Bearer {TOKEN}"}, timeout=20
+    )
     assert response.status_code in (413, 422), response.text
 
 
 def test_a_lone_surrogate_raises_a_clear_error_in_the_client(service):
-    with pytest.raises(ValueError, match="prompt 1 cannot be scored: character 1 is the lone surrogate"):
+    with pytest.raises(
+        ValueError, match="prompt 1 cannot be scored: character 1 is the lone surrogate"
+    ):
         remote(service).check_prompts(["a red circle moves up", "\ud800"])
     videos, prompts = clips(2)
-    first, bad, last = remote(service).score([videos[0], *videos], [prompts[0], "\ud800", prompts[1]], fps=8)
+    first, bad, last = remote(service).score(
+        [videos[0], *videos], [prompts[0], "\ud800", prompts[1]], fps=8
+    )
     assert "prompt 0 cannot be scored: character 1 is the lone surrogate" in bad.reason
     expected = MiniatureScorer("assets/miniature").score(videos, prompts, fps=8)
     assert [first.scores, last.scores] == [pytest.approx(scores) for scores in expected]
@@ -169,7 +187,9 @@ def test_the_service_rewards_a_run(service):
 
 @pytest.fixture
 def usage_error(monkeypatch, capsys):
-    """Return a function that runs the program, which must exit with code 2, and returns its message."""
+    """Return a function that runs the program, which must exit with code 2, and returns its
+    message.
+    """
 
     def run(*flags):
         monkeypatch.setattr(sys, "argv", ["reward_server", *flags])
@@ -190,7 +210,9 @@ def test_limits_below_one_are_rejected_at_startup(usage_error, option):
 def test_a_port_in_use_is_reported_before_the_scorer_is_loaded(usage_error):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        assert "cannot listen on 127.0.0.1" in usage_error("--model_path", "nowhere", "--port", port)
+        assert "cannot listen on 127.0.0.1" in usage_error(
+            "--model_path", "nowhere", "--port", port
+        )
 
 
 def test_a_non_local_address_needs_a_token(usage_error, monkeypatch):
@@ -205,4 +227,7 @@ def test_the_service_can_listen_on_ipv6():
         assert "family" not in str(error), error
         pytest.skip("this machine has no ::1")
     with listener:
-        assert listener.family == socket.AF_INET6 and url == f"http://[::1]:{listener.getsockname()[1]}"
+        assert (
+            listener.family == socket.AF_INET6
+            and url == f"http://[::1]:{listener.getsockname()[1]}"
+        )

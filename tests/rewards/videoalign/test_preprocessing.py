@@ -91,7 +91,9 @@ def test_an_odd_number_of_frames_repeats_the_last_frame():
     assert grid == (2, 2, 2) and torch.equal(values, again)
 
 
-@pytest.mark.parametrize("total, fps", [(1, 24), (0, 24), (10, 0), (10, float("nan")), (10, float("inf"))])
+@pytest.mark.parametrize(
+    "total, fps", [(1, 24), (0, 24), (10, 0), (10, float("nan")), (10, float("inf"))]
+)
 def test_invalid_lengths_and_frame_rates_are_rejected(total, fps):
     with pytest.raises(ValueError, match="at least 2 frames|must be positive"):
         frame_indices(total, fps)

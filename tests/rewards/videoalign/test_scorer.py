@@ -36,17 +36,27 @@ def exact():
 
 def difference(scores, expected):
     assert len(scores) == len(expected)
-    return max(abs(a[name] - b[name]) for a, b in zip(scores, expected) for name in ("VQ", "MQ", "TA", "Overall"))
+    return max(
+        abs(a[name] - b[name])
+        for a, b in zip(scores, expected)
+        for name in ("VQ", "MQ", "TA", "Overall")
+    )
 
 
 # --- against the original program --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("min_pixels, size", [(None, (280, 392)), (4704, (56, 84)), (4 * 4704, (112, 168))])
-def test_frames_are_enlarged_to_the_number_of_pixels_in_the_checkpoint(exact, monkeypatch, min_pixels, size):
+@pytest.mark.parametrize(
+    "min_pixels, size", [(None, (280, 392)), (4704, (56, 84)), (4 * 4704, (112, 168))]
+)
+def test_frames_are_enlarged_to_the_number_of_pixels_in_the_checkpoint(
+    exact, monkeypatch, min_pixels, size
+):
     """Without min_frame_pixels in the checkpoint, frames have at least 128 * 28 * 28 pixels."""
     if min_pixels:
-        monkeypatch.setattr(exact, "settings", dataclasses.replace(exact.settings, min_pixels=min_pixels))
+        monkeypatch.setattr(
+            exact, "settings", dataclasses.replace(exact.settings, min_pixels=min_pixels)
+        )
     video = torch.zeros(4, 3, 56, 84, dtype=torch.uint8)
     assert exact.sample_frames(video, 2.0).shape[-2:] == size
 
@@ -64,7 +74,9 @@ def test_batches_are_padded_on_the_right_like_the_original(exact):
     batch = exact.prepare(list(clips), PROMPTS, list(rates))
     arrays = np.load(GOLDEN / "intermediates.npz")
     assert torch.equal(batch["input_ids"], torch.from_numpy(arrays["batch_input_ids"]).long())
-    assert torch.equal(batch["attention_mask"], torch.from_numpy(arrays["batch_attention_mask"]).long())
+    assert torch.equal(
+        batch["attention_mask"], torch.from_numpy(arrays["batch_attention_mask"]).long()
+    )
 
 
 @pytest.mark.parametrize("batch_size, run", [(1, "single"), (3, "batch")])
@@ -76,12 +88,19 @@ def test_float32_scores_match_the_original(exact, batch_size, run, normalize):
 
 
 @pytest.mark.parametrize(
-    "change, run", [({"fps": 4.0}, "fps4_raw_a"), ({"num_frames": 8}, "nframes8_raw_a")], ids=["fps", "num_frames"]
+    "change, run",
+    [({"fps": 4.0}, "fps4_raw_a"), ({"num_frames": 8}, "nframes8_raw_a")],
+    ids=["fps", "num_frames"],
 )
 def test_other_frame_samplings_match_the_original(change, run):
     scorer = load(dtype=torch.float32)
     scorer.settings = dataclasses.replace(scorer.settings, **change)
-    assert difference(scorer.score_files(VIDEOS[:1], PROMPTS[:1], normalize=False), golden["fp32"][run]) <= FLOAT
+    assert (
+        difference(
+            scorer.score_files(VIDEOS[:1], PROMPTS[:1], normalize=False), golden["fp32"][run]
+        )
+        <= FLOAT
+    )
 
 
 def test_a_smaller_frame_area_matches_the_original():
@@ -91,9 +110,13 @@ def test_a_smaller_frame_area_matches_the_original():
     assert difference(scores, golden["fp32"]["max_pixels_120000_raw_c"]) <= FLOAT
 
 
-@pytest.mark.parametrize("options", [{"merge_lora": True}, {"root": "VideoReward_adapter"}], ids=["merged", "adapter"])
+@pytest.mark.parametrize(
+    "options", [{"merge_lora": True}, {"root": "VideoReward_adapter"}], ids=["merged", "adapter"]
+)
 def test_merged_lora_and_the_adapter_layout_give_the_same_scores(options):
-    scores = load(dtype=torch.float32, **options).score_files(VIDEOS[:1], PROMPTS[:1], normalize=False)
+    scores = load(dtype=torch.float32, **options).score_files(
+        VIDEOS[:1], PROMPTS[:1], normalize=False
+    )
     assert difference(scores, golden["fp32"]["single_raw"][:1]) <= FLOAT
 
 
@@ -105,7 +128,10 @@ def test_bf16_scores_match_the_original_within_its_noise(batch_size, run):
 
 def test_float32_arithmetic_gives_the_center_of_the_bf16_scores():
     scorer = load(precision="fp32_math")
-    assert difference(scorer.score_files(VIDEOS, PROMPTS, normalize=False), center["single_raw"]) <= FLOAT
+    assert (
+        difference(scorer.score_files(VIDEOS, PROMPTS, normalize=False), center["single_raw"])
+        <= FLOAT
+    )
 
 
 # --- videos in memory ----------------------------------------------------------------------------
@@ -129,7 +155,11 @@ def test_frames_per_second_affect_the_score(exact):
     [
         (torch.zeros(1, 3, 64, 64, dtype=torch.uint8), "a", "at least 2 frames"),
         (torch.zeros(4, 3, 64, 64), "a", "must be a uint8 tensor"),
-        (torch.zeros(4, 64, 64, 3, dtype=torch.uint8), "a", r"must be a uint8 tensor \(frames, 3, height, width\)"),
+        (
+            torch.zeros(4, 64, 64, 3, dtype=torch.uint8),
+            "a",
+            r"must be a uint8 tensor \(frames, 3, height, width\)",
+        ),
         (torch.zeros(4, 3, 64, 64, dtype=torch.uint8), "a <|TA_reward|>", "reserved text"),
         (torch.zeros(4, 3, 64, 64, dtype=torch.uint8), "a <|video_pad|>", "reserved text"),
     ],
@@ -169,9 +199,18 @@ def test_the_base_model_is_found_beside_the_folder(copy):
 @pytest.mark.parametrize(
     "change, message",
     [
-        (lambda t: t.pop("base_model.model.visual.merger.ln_q.weight"), "'visual.merger.ln_q.weight' is missing"),
-        (lambda t: t.update({"base_model.model.model.x": torch.zeros(1)}), "'language_model.x' is unexpected"),
-        (lambda t: t.update({"base_model.model.model.norm.weight": torch.zeros(3)}), r"norm.weight' has shape \(3,\)"),
+        (
+            lambda t: t.pop("base_model.model.visual.merger.ln_q.weight"),
+            "'visual.merger.ln_q.weight' is missing",
+        ),
+        (
+            lambda t: t.update({"base_model.model.model.x": torch.zeros(1)}),
+            "'language_model.x' is unexpected",
+        ),
+        (
+            lambda t: t.update({"base_model.model.model.norm.weight": torch.zeros(3)}),
+            r"norm.weight' has shape \(3,\)",
+        ),
         (lambda t: t.pop("base_model.model.rm_head.weight"), "no tensor rm_head.weight"),
         (
             lambda t: t.pop("base_model.model.model.layers.0.mlp.up_proj.lora_B.default.weight"),
@@ -214,21 +253,30 @@ def test_a_fully_trained_checkpoint_without_lora_loads(copy, exact, merge_lora):
     rewrite(copy, put_merged)
     set_lora(copy, {"lora_enable": False})
     scorer = VideoAlignScorer(copy, dtype=torch.float32, merge_lora=merge_lora)
-    assert difference(scorer.score_files(VIDEOS[:1], PROMPTS[:1]), exact.score_files(VIDEOS[:1], PROMPTS[:1])) <= FLOAT
+    assert (
+        difference(
+            scorer.score_files(VIDEOS[:1], PROMPTS[:1]), exact.score_files(VIDEOS[:1], PROMPTS[:1])
+        )
+        <= FLOAT
+    )
 
 
 @pytest.mark.parametrize("merge_lora", [False, True])
 def test_a_missing_or_undeclared_lora_is_rejected(copy, merge_lora):
     half = "base_model.model.model.layers.0.mlp.up_proj.lora_A.default.weight"
     set_lora(copy, {"lora_r": 4, "lora_alpha": 8})
-    with pytest.raises(ValueError, match="has lora_enable false, but .*checkpoint-11352 has a LoRA"):
+    with pytest.raises(
+        ValueError, match="has lora_enable false, but .*checkpoint-11352 has a LoRA"
+    ):
         VideoAlignScorer(copy, merge_lora=merge_lora)
     set_lora(copy, {"lora_enable": True, "lora_r": 4, "lora_alpha": 8})
     rewrite(copy, lambda tensors: tensors.pop(half))
     with pytest.raises(ValueError, match="up_proj.lora_A.weight' is missing"):
         VideoAlignScorer(copy, merge_lora=merge_lora)
     rewrite(copy, without_lora)
-    with pytest.raises(ValueError, match="has lora_enable true, but .*checkpoint-11352 has no LoRA"):
+    with pytest.raises(
+        ValueError, match="has lora_enable true, but .*checkpoint-11352 has no LoRA"
+    ):
         VideoAlignScorer(copy, merge_lora=merge_lora)
 
 
@@ -245,7 +293,11 @@ def test_a_truncated_file_is_named(copy):
         ("model_config", {"output_dim": 3}, "output_dim 3, not 1"),
         ("data_config", {"sample_type": "multi_pts"}, "sample_type 'multi_pts', not 'uniform'"),
         ("inference_config", {"MQ_std": 0.0}, "no usable constant MQ_std"),
-        ("inference_config", {"TA_mean": math.nan, "VQ_std": None}, "no usable constant VQ_std, TA_mean"),
+        (
+            "inference_config",
+            {"TA_mean": math.nan, "VQ_std": None},
+            "no usable constant VQ_std, TA_mean",
+        ),
     ],
 )
 def test_unsupported_settings_are_rejected(copy, section, change, message):
@@ -268,7 +320,9 @@ def test_missing_parts_are_named(copy, tmp_path):
 def test_a_different_output_layer_replaces_the_embeddings(copy):
     rewrite(copy, lambda t: t["base_model.model.lm_head.weight"].add_(1))
     weights = read_weights(find_checkpoint(copy))
-    expected = torch.load(copy / "checkpoint-11352" / "model.pth", weights_only=True)["base_model.model.lm_head.weight"]
+    expected = torch.load(copy / "checkpoint-11352" / "model.pth", weights_only=True)[
+        "base_model.model.lm_head.weight"
+    ]
     assert torch.equal(weights.model["language_model.embed_tokens.weight"], expected)
 
 
@@ -281,7 +335,9 @@ def test_a_file_with_newer_tensor_names_loads(copy, exact):
             if inner.startswith("visual."):
                 tensors[f"base_model.model.model.{inner}"] = tensors.pop(name)
             elif inner.startswith("model."):
-                tensors[f"base_model.model.model.language_model.{inner.removeprefix('model.')}"] = tensors.pop(name)
+                tensors[f"base_model.model.model.language_model.{inner.removeprefix('model.')}"] = (
+                    tensors.pop(name)
+                )
 
     rewrite(copy, rename)
     scorer = VideoAlignScorer(copy, dtype=torch.float32)
@@ -327,6 +383,13 @@ def test_the_released_file_fits_the_bundled_base_model_config(monkeypatch, tmp_p
 def test_a_channels_last_patch_embedding_gives_the_same_scores(exact):
     scorer = load(dtype=torch.float32)
     use_channels_last(scorer.model)
-    (embedding,) = (module for module in scorer.model.modules() if isinstance(module, torch.nn.Conv3d))
+    (embedding,) = (
+        module for module in scorer.model.modules() if isinstance(module, torch.nn.Conv3d)
+    )
     assert embedding.weight.is_contiguous(memory_format=torch.channels_last_3d)
-    assert difference(scorer.score_files(VIDEOS[:1], PROMPTS[:1]), exact.score_files(VIDEOS[:1], PROMPTS[:1])) <= FLOAT
+    assert (
+        difference(
+            scorer.score_files(VIDEOS[:1], PROMPTS[:1]), exact.score_files(VIDEOS[:1], PROMPTS[:1])
+        )
+        <= FLOAT
+    )

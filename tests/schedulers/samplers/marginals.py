@@ -1,12 +1,14 @@
 """Marginals of a sampler: a one-dimensional density, propagated through the steps without sampling.
 
-For data from a mixture of normals, the marginal at every noise level and the velocity ``E[x1 - x0 | x]`` are known:
+For data from a mixture of normals, the marginal at every noise level and the velocity
+``E[x1 - x0 | x]`` are known:
 
     x = (1 - sigma) x0 + sigma x1        x | component k ~ N((1 - sigma) m_k, (1 - sigma)^2 s^2 + sigma^2)
 
-A stochastic step with mean ``f(x) = a x + b v(x)`` maps the density p to ``p'(y) = int p(x) N(y; f(x), std^2) dx``.
-On a grid finer than the standard deviation the sum for that integral is exact to many digits, which leaves only the
-error of the sampler: the total variation distance, half the integral of |p - marginal|, from 0 to 1.
+A stochastic step with mean ``f(x) = a x + b v(x)`` maps the density p to
+``p'(y) = int p(x) N(y; f(x), std^2) dx``. On a grid finer than the standard deviation the sum for
+that integral is exact to many digits, which leaves only the error of the sampler: the total
+variation distance, half the integral of |p - marginal|, from 0 to 1.
 """
 
 import math
@@ -56,7 +58,9 @@ TWO_PEAKS = Mixture(means=(-1.0, 1.0), std=0.3)
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    return "".join("| " + " | ".join(cells) + " |\n" for cells in [head, ["---"] * len(head), *rows])
+    return "".join(
+        "| " + " | ".join(cells) + " |\n" for cells in [head, ["---"] * len(head), *rows]
+    )
 
 
 def log_normal(x: Tensor, mean: Tensor, variance: float) -> Tensor:
@@ -64,13 +68,17 @@ def log_normal(x: Tensor, mean: Tensor, variance: float) -> Tensor:
 
 
 def marginal_error(steps: Sequence[Transition], levels: Sequence[float], data: Mixture) -> float:
-    """Return the total variation distance from the marginal at the last level, starting from that of the first level.
+    """Return the total variation distance from the marginal at the last level, starting from that
+    of the first level.
 
     Raises ValueError for a step with so little noise that it would need a too large grid.
     """
     narrowest = min(step.std for step in steps)
     if narrowest < LEAST_STD:
-        raise ValueError(f"a standard deviation of {narrowest:.3g} is too fine for the grid: at least {LEAST_STD}")
+        raise ValueError(
+            f"a standard deviation of {narrowest:.3g} is too fine for the grid: at least "
+            f"{LEAST_STD}"
+        )
     spacing = min(0.02, narrowest / 1.5)
     x = torch.arange(-GRID_LIMIT, GRID_LIMIT, spacing, dtype=torch.float64)
     density = data.density(x, levels[0])
@@ -81,20 +89,34 @@ def marginal_error(steps: Sequence[Transition], levels: Sequence[float], data: M
     return 0.5 * spacing * (density - data.density(x, levels[-1])).abs().sum().item()
 
 
-def interior_error(sde_type: str, num_steps: int, eta_of_width: Callable[[float], float], data: Mixture) -> float:
-    """Return `marginal_error` over even steps from 0.95 to 0.2, where the error has a rate in the step width."""
+def interior_error(
+    sde_type: str, num_steps: int, eta_of_width: Callable[[float], float], data: Mixture
+) -> float:
+    """Return `marginal_error` over even steps from 0.95 to 0.2, where the error has a rate in the
+    step width.
+    """
     levels = [0.95 - 0.75 * i / num_steps for i in range(num_steps + 1)]
     pairs = list(zip(levels, levels[1:]))
-    steps = [SAMPLERS[sde_type].transition(*pair, eta_of_width(pair[0] - pair[1]), levels[1]) for pair in pairs]
+    steps = [
+        SAMPLERS[sde_type].transition(*pair, eta_of_width(pair[0] - pair[1]), levels[1])
+        for pair in pairs
+    ]
     return marginal_error(steps, levels, data)
 
 
 def marginals_table() -> str:
-    """Return a Markdown table of the marginal error of two peaks by the number of even steps from 0.95 to 0.2."""
+    """Return a Markdown table of the marginal error of two peaks by the number of even steps from
+    0.95 to 0.2.
+    """
     rows = []
     for sde_type in SAMPLERS:
         for label, eta_of_width in expected_of(sde_type).marginals.items():
-            errors = [interior_error(sde_type, num_steps, eta_of_width, TWO_PEAKS) for num_steps in (16, 32, 64)]
+            errors = [
+                interior_error(sde_type, num_steps, eta_of_width, TWO_PEAKS)
+                for num_steps in (16, 32, 64)
+            ]
             rates = [f"{math.log2(error / half):.2f}" for error, half in zip(errors, errors[1:])]
-            rows.append([f"{sde_type}, {label}", *(f"{error:.4f}" for error in errors), ", ".join(rates)])
+            rows.append(
+                [f"{sde_type}, {label}", *(f"{error:.4f}" for error in errors), ", ".join(rates)]
+            )
     return markdown_table(["SDE", "16 steps", "32 steps", "64 steps", "rate"], rows)

@@ -1,4 +1,5 @@
-"""Conformance of samplers: marginals and their rate, every step against torch, boundaries of all schedules, tables.
+"""Conformance of samplers: marginals and their rate, every step against torch, boundaries of all
+schedules, tables.
 
 Single transitions are tested in test_transitions.py and test_schedule.py.
 """
@@ -57,7 +58,9 @@ def test_the_velocity_of_a_mixture_matches_its_score():
     for sigma in (0.2, 0.6, 0.95):
         (score,) = torch.autograd.grad(TWO_PEAKS.density(x, sigma).log().sum(), x)
         expected = -(sigma * score + x) / (1 - sigma)
-        torch.testing.assert_close(TWO_PEAKS.velocity(x, sigma), expected.detach(), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(
+            TWO_PEAKS.velocity(x, sigma), expected.detach(), rtol=1e-9, atol=1e-9
+        )
 
 
 def test_one_peak_is_propagated_as_the_normal_of_its_recursion():
@@ -88,32 +91,43 @@ def test_a_step_without_noise_is_too_fine_for_the_grid():
 @pytest.mark.parametrize("shift", [1.0, 9.0])
 @pytest.mark.parametrize("num_steps", [4, 200])
 def test_log_prob_matches_torch_and_its_gradient_norm_matches_autograd(sde_type, shift, num_steps):
-    """All steps of a schedule form one batch. With noise 1, each element of the sum has a gradient of exactly N_t."""
+    """All steps of a schedule form one batch.
+
+    With noise 1, each element of the sum has a gradient of exactly N_t.
+    """
     made = Schedule.build(sde_type, num_steps=num_steps, shift=shift, eta=0.5)
     generator = torch.Generator().manual_seed(0)
     velocity, sample = (torch.randn(num_steps, 5, generator=generator) for _ in range(2))
     velocity.requires_grad_()
     steps = range(num_steps)
-    drawn = [made.draw(velocity[[i]], sample[[i]], i, torch.ones(1, 5)).sample.detach() for i in steps]
+    drawn = [
+        made.draw(velocity[[i]], sample[[i]], i, torch.ones(1, 5)).sample.detach() for i in steps
+    ]
     out = made.score(velocity, sample, steps, torch.cat(drawn))
     is_stochastic = out.std.flatten() > 0
     mean, std = out.mean[is_stochastic], out.std[is_stochastic]
     expected = torch.distributions.Normal(mean, std).log_prob(out.sample[is_stochastic]).mean(1)
     if not SAMPLERS[sde_type].is_normalised:  # it drops terms without the mean
-        expected = 2 * std.flatten() ** 2 * (expected + std.flatten().log() + 0.5 * math.log(2 * math.pi))
+        expected = (
+            2 * std.flatten() ** 2 * (expected + std.flatten().log() + 0.5 * math.log(2 * math.pi))
+        )
     torch.testing.assert_close(out.log_prob[is_stochastic], expected, rtol=1e-4, atol=1e-6)
     assert (out.log_prob[~is_stochastic] == 0).all()
 
     (gradient,) = torch.autograd.grad(5 * out.log_prob.sum(), velocity)
-    torch.testing.assert_close(gradient.abs(), made.log_prob_grad_norms[:, None].expand(-1, 5), rtol=2e-3, atol=1e-6)
+    torch.testing.assert_close(
+        gradient.abs(), made.log_prob_grad_norms[:, None].expand(-1, 5), rtol=2e-3, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("shift", SHIFTS)
 @pytest.mark.parametrize("num_steps", [4, 20, 200])
 def test_variances_of_sage_match_quadrature_up_to_the_clamp(num_steps, shift):
-    """With ``s = 1 - exp(-u)``, which moves the pole to infinity, ``s / (1 - s) ds = (1 - exp(-u)) du``.
+    """With ``s = 1 - exp(-u)``, which moves the pole to infinity,
+    ``s / (1 - s) ds = (1 - exp(-u)) du``.
 
-    The integral stops at the clamp, but the subtracted width extends to 1, which subtracts ``eta^2 (1 - clamp)`` more.
+    The integral stops at the clamp, but the subtracted width extends to 1, which subtracts
+    ``eta^2 (1 - clamp)`` more.
     """
     levels = shifted_levels(num_steps, shift)
     stds = [step.std for step in schedule("sage_grpo", levels, 0.7, "stochastic")]
@@ -121,7 +135,9 @@ def test_variances_of_sage_match_quadrature_up_to_the_clamp(num_steps, shift):
     for std, sigma, sigma_next in zip(stds, levels, levels[1:]):
         top = min(sigma, SAGE_SIGMA_MAX)
         if sigma_next < top:
-            u = torch.linspace(-math.log(1 - sigma_next), -math.log(1 - top), 2001, dtype=torch.float64)
+            u = torch.linspace(
+                -math.log(1 - sigma_next), -math.log(1 - top), 2001, dtype=torch.float64
+            )
             integral = 0.49 * (torch.trapezoid(1 - torch.exp(-u), u).item() - (sigma - top))
             assert std**2 == pytest.approx(integral, rel=1e-5)
             total += std**2
@@ -150,10 +166,14 @@ def test_the_first_step_of_sage_is_deterministic_from_a_number_of_steps(shift, f
 
 
 @pytest.mark.parametrize(
-    "sde_type, eta, most", [("sage_grpo", 0.7, 9), ("flow_grpo", 1.2, 200), ("dance_grpo", 1.2, 0), ("cps", 0.9, 0)]
+    "sde_type, eta, most",
+    [("sage_grpo", 0.7, 9), ("flow_grpo", 1.2, 200), ("dance_grpo", 1.2, 0), ("cps", 0.9, 0)],
 )
 def test_the_first_std_exceeds_1_up_to_a_number_of_steps(sde_type, eta, most):
-    firsts = {n: schedule(sde_type, shifted_levels(n, 5.0), eta, "stochastic")[0].std for n in NUMBERS_OF_STEPS}
+    firsts = {
+        n: schedule(sde_type, shifted_levels(n, 5.0), eta, "stochastic")[0].std
+        for n in NUMBERS_OF_STEPS
+    }
     assert [n for n, std in firsts.items() if std > 1] == [n for n in NUMBERS_OF_STEPS if n <= most]
 
 
@@ -175,12 +195,16 @@ def test_the_tables_show_noise_norm_and_factor_of_each_step():
 
 
 def stds_of(num_steps, sde_type, regime):
-    return torch.tensor(regime_stds(sde_type, shifted_levels(num_steps, 5.0), 0.5, regime), dtype=torch.float64)
+    return torch.tensor(
+        regime_stds(sde_type, shifted_levels(num_steps, 5.0), 0.5, regime), dtype=torch.float64
+    )
 
 
 def test_the_regimes_of_figure_9_differ_only_at_the_first_step():
     width = 1 - shifted_levels(20, 5.0)[1]
-    sage, flow = ([stds_of(20, name, regime) for regime in REGIMES] for name in ("sage_grpo", "flow_grpo"))
+    sage, flow = (
+        [stds_of(20, name, regime) for regime in REGIMES] for name in ("sage_grpo", "flow_grpo")
+    )
     assert [stds[0].item() for stds in sage] == pytest.approx([0, 0.5555, 0.5555], abs=5e-5)
     clamped = 0.5 * math.sqrt(width / (1 - SAGE_SIGMA_MAX))  # 0.93
     assert [stds[0].item() for stds in flow] == pytest.approx([0.5, clamped, 0.5])
@@ -199,7 +223,9 @@ def test_at_80_steps_sigma_1_regime_of_sage_starts_at_the_second_level():
 
 
 def test_with_many_steps_the_clamp_affects_more_than_the_first_step():
-    sage, flow = ([stds_of(150, name, regime) for regime in REGIMES] for name in ("sage_grpo", "flow_grpo"))
+    sage, flow = (
+        [stds_of(150, name, regime) for regime in REGIMES] for name in ("sage_grpo", "flow_grpo")
+    )
     assert sage[0][0] == 0 and sage[0][1] > 0 and sage[2][1] == 0
     assert torch.equal(sage[1], sage[2])
     assert flow[1][1] < flow[2][1] and torch.equal(flow[0], flow[2])
@@ -207,13 +233,17 @@ def test_with_many_steps_the_clamp_affects_more_than_the_first_step():
 
 def noise_by_its_definition(sde_type, levels, eta, regime):
     """Return the standard deviations of sage or flow, independently computed from docs/sde.md."""
-    sigma, below = torch.tensor(levels[:-1], dtype=torch.float64), torch.tensor(levels[1:], dtype=torch.float64)
+    sigma, below = (
+        torch.tensor(levels[:-1], dtype=torch.float64),
+        torch.tensor(levels[1:], dtype=torch.float64),
+    )
     if sde_type == "sage_grpo":
         top = levels[1] if regime == "sigma_1" else SAGE_SIGMA_MAX
         variance = torch.log((1 - below) / (1 - sigma.clamp(max=top))) - (sigma - below)
         variance[below >= top] = 0
     else:
-        top = SAGE_SIGMA_MAX if regime == "clamp" else levels[1]  # the default clamps only the first level
+        # the default clamps only the first level
+        top = SAGE_SIGMA_MAX if regime == "clamp" else levels[1]
         variance = sigma / (1 - sigma.clamp(max=top)) * (sigma - below)
     return eta * variance.clamp(min=0).sqrt()
 
@@ -232,7 +262,9 @@ def test_figure_9_is_the_definition_at_every_number_of_steps(shift):
 def test_figure_9_draws_every_regime(monkeypatch, tmp_path, num_steps):
     panels = []
     monkeypatch.setitem(sampler_figures.PAPER, "num_steps", num_steps)
-    monkeypatch.setattr(sampler_figures, "save_figure", lambda figure, *_: panels.extend(figure.axes))
+    monkeypatch.setattr(
+        sampler_figures, "save_figure", lambda figure, *_: panels.extend(figure.axes)
+    )
     sampler_figures.figure_9(tmp_path)
     for axes, regime in zip(panels, REGIMES, strict=True):
         for line, name in zip(axes.lines, ("sage_grpo", "flow_grpo"), strict=True):
@@ -240,6 +272,8 @@ def test_figure_9_draws_every_regime(monkeypatch, tmp_path, num_steps):
     plt.close("all")
 
 
-@pytest.mark.parametrize("computed", [page.fast_tables, pytest.param(page.slow_tables, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "computed", [page.fast_tables, pytest.param(page.slow_tables, marks=pytest.mark.slow)]
+)
 def test_the_page_shows_the_computed_tables(computed, check_generated):
     check_generated(page.PAGE, page.page_with(computed()))

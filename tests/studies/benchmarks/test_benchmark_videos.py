@@ -1,4 +1,6 @@
-"""Videos in the layout of the official tools: made by two ranks, resumed, and measured without weights."""
+"""Videos in the layout of the official tools: made by two ranks, resumed, and measured without
+weights.
+"""
 
 import json
 
@@ -10,7 +12,16 @@ from scripts import benchmark_videos
 from tests.distributed.launch import start
 from tests.studies.benchmarks.test_suites import write_list
 
-COMMON = ["--config", "configs/smoke.yaml", "--validation_steps", "1", "--num_threads", "1", "--any_list", "true"]
+COMMON = [
+    "--config",
+    "configs/smoke.yaml",
+    "--validation_steps",
+    "1",
+    "--num_threads",
+    "1",
+    "--any_list",
+    "true",
+]
 COMMON += ["--validation_cfg_scale", "1"]
 ROWS = [
     ("a red circle moves up", ["Mechanics"]),
@@ -21,7 +32,17 @@ ROWS = [
 
 def words(folder, *more, rows=ROWS, policies=("base", "base@2")):
     path = write_list(folder / "list.json", rows)
-    return ["make", "--prompts", path, "--output_dir", folder / "my out", "--policies", *policies, *COMMON, *more]
+    return [
+        "make",
+        "--prompts",
+        path,
+        "--output_dir",
+        folder / "my out",
+        "--policies",
+        *policies,
+        *COMMON,
+        *more,
+    ]
 
 
 def run(capsys, *arguments):
@@ -52,19 +73,35 @@ def test_two_ranks_share_the_videos_and_a_restart_makes_missing_ones(tmp_path, t
 
     printed = run(capsys, *words(tmp_path))
     assert bad.read_bytes() == frames and finished.stat().st_mtime_ns == before
-    assert f"for D in Mechanics Material; do\n  python evaluate.py --full_json_dir {tmp_path}/list.json" in printed
-    assert f"--videos_path '{out}/base'/videos/$D --dimension $D --output_path '{out}/base'/results/$D" in printed
+    assert (
+        "for D in Mechanics Material; do\n  python evaluate.py --full_json_dir "
+        f"{tmp_path}/list.json" in printed
+    )
+    assert (
+        f"--videos_path '{out}/base'/videos/$D --dimension $D --output_path '{out}/base'/results/$D"
+        in printed
+    )
     for policy in ("base", "base@2"):
-        files = {str(file.relative_to(out / policy / "videos")) for file in out.glob(f"{policy}/videos/*/*")}
+        files = {
+            str(file.relative_to(out / policy / "videos"))
+            for file in out.glob(f"{policy}/videos/*/*")
+        }
         assert files == set(names)  # nothing but videos
-    videos = {name: [read_video(out / p / "videos" / name)[0] for p in ("base", "base@2")] for name in names}
+    videos = {
+        name: [read_video(out / p / "videos" / name)[0] for p in ("base", "base@2")]
+        for name in names
+    }
     assert not any(torch.equal(base, guided) for base, guided in videos.values())
     assert torch.equal(videos[names[0]][0], videos[names[6]][0])  # one prompt in two dimensions
     assert len({base.numpy().tobytes() for base, _ in videos.values()}) == 6
     files = [sorted(out.glob(f"{policy}/made/*.json")) for policy in ("base", "base@2")]
     base, guided = ([json.loads(file.read_text()) for file in each] for each in files)
-    assert [(r["seed"], r["prompt"]) for r in base] == [(r["seed"], r["prompt"]) for r in guided] and len(base) == 6
-    assert {r["guidance_scale"] for r in base} == {1.0} and {r["guidance_scale"] for r in guided} == {2.0}
+    assert [(r["seed"], r["prompt"]) for r in base] == [
+        (r["seed"], r["prompt"]) for r in guided
+    ] and len(base) == 6
+    assert {r["guidance_scale"] for r in base} == {1.0} and {
+        r["guidance_scale"] for r in guided
+    } == {2.0}
     message = run(capsys, *words(tmp_path, "--validation_steps", "2"))
     assert "has other settings: steps '1', now '2'. Choose another --output_dir" in message
 
@@ -76,28 +113,51 @@ def test_a_name_that_another_file_has_is_not_overwritten(tmp_path, tiny_config, 
     other.write_bytes(b"x")
     csv = tmp_path / "rewritten.csv"
     csv.write_text("prompt,original_prompt\na red circle moves up slowly,a red circle moves up\n")
-    arguments = words(tmp_path, "--videos_per_prompt", "1", "--augmented", csv, rows=rows, policies=["base"])
-    assert "another file has this name; delete " in run(capsys, *arguments) and other.read_bytes() == b"x"
+    arguments = words(
+        tmp_path, "--videos_per_prompt", "1", "--augmented", csv, rows=rows, policies=["base"]
+    )
+    assert (
+        "another file has this name; delete " in run(capsys, *arguments)
+        and other.read_bytes() == b"x"
+    )
     other.unlink()
     printed = run(capsys, *arguments)
-    assert "WARNING: with --videos_per_prompt 1" in printed and "1 videos complete, 0 to make" in printed
+    assert (
+        "WARNING: with --videos_per_prompt 1" in printed
+        and "1 videos complete, 0 to make" in printed
+    )
     video, fps = read_video(other)
     assert fps == 8 and len(video) == 5
     record = json.loads(other.resolve().with_suffix(".json").read_text())
-    assert (record["prompt"], record["original_prompt"]) == ("a red circle moves up slowly", "a red circle moves up")
+    assert (record["prompt"], record["original_prompt"]) == (
+        "a red circle moves up slowly",
+        "a red circle moves up",
+    )
     assert "prompt 'a red circle moves up slowly', now 'a red circle moves up'" in run(
         capsys, *words(tmp_path, "--videos_per_prompt", "1", rows=rows, policies=["base"])
     )
 
 
 def test_the_plan_counts_videos_and_warns_of_vbench_long(tmp_path, tiny_config, capsys):
-    rows = [("A fantasy landscape", ["color"]), ("a fantasy landscape", ["temporal_flickering", "scene"])]
+    rows = [
+        ("A fantasy landscape", ["color"]),
+        ("a fantasy landscape", ["temporal_flickering", "scene"]),
+    ]
     printed = run(capsys, *words(tmp_path, "--dry_run", "--fps", "1", rows=rows))
     assert "VBench: 2 prompts, 30 videos for each policy, 5 frames at 1 fps = 5.00 s" in printed
-    assert "base@2: 0 videos complete, 30 to make" in printed and "from 5 s on, VBench asks for VBench-Long" in printed
+    assert (
+        "base@2: 0 videos complete, 30 to make" in printed
+        and "from 5 s on, VBench asks for VBench-Long" in printed
+    )
     assert "names differ only in case" in printed
-    printed = run(capsys, *words(tmp_path, "--dry_run", "--fps", "1.01", "--dimensions", "color", rows=rows))
-    assert "1 prompts, 5 videos" in printed and "VBench-Long" not in printed and "only in case" not in printed
+    printed = run(
+        capsys, *words(tmp_path, "--dry_run", "--fps", "1.01", "--dimensions", "color", rows=rows)
+    )
+    assert (
+        "1 prompts, 5 videos" in printed
+        and "VBench-Long" not in printed
+        and "only in case" not in printed
+    )
 
 
 @pytest.mark.parametrize(
@@ -107,12 +167,19 @@ def test_the_plan_counts_videos_and_warns_of_vbench_long(tmp_path, tiny_config, 
         (["--policies", "base@2", "base@2"], "policies need different names, got 'base@2' twice"),
         (["--policies", "x=nowhere@3"], "got 'nowhere': it does not exist"),
         (["--policies", "@3"], "got '@3'"),
-        (["--policies", "x=configs"], "a policy must be a checkpoint of a run or a transformer folder"),
+        (
+            ["--policies", "x=configs"],
+            "a policy must be a checkpoint of a run or a transformer folder",
+        ),
         (["--dimensions", "speed"], "must have dimensions of VBench-2.0, got 'speed'"),
         (["--videos_per_prompt", "0"], "invalid choice: 0"),
         (["--height", "17"], "17"),
         (["--fps", "0"], "fps"),
     ],
 )
-def test_invalid_flags_are_reported_before_anything_is_written(tmp_path, tiny_config, capsys, arguments, message):
-    assert message in run(capsys, *words(tmp_path, *arguments)) and not (tmp_path / "my out").exists()
+def test_invalid_flags_are_reported_before_anything_is_written(
+    tmp_path, tiny_config, capsys, arguments, message
+):
+    assert (
+        message in run(capsys, *words(tmp_path, *arguments)) and not (tmp_path / "my out").exists()
+    )

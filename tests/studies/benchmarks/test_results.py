@@ -16,7 +16,9 @@ VBENCH, VBENCH2 = SUITES["vbench"], SUITES["vbench2"]
 
 
 def result_file(path, folder="videos", scale=1.0, **dimensions):
-    """Write a result file; each dimension has scores by prompt, and its official score is their mean."""
+    """Write a result file; each dimension has scores by prompt, and its official score is their
+    mean.
+    """
     content = {}
     for name, prompts in dimensions.items():
         rows = [
@@ -41,12 +43,17 @@ def table_of(*words):
 
 
 def test_scores_and_paired_differences_of_vbench_are_those_computed_by_hand(tmp_path):
-    result_file(tmp_path / "a/results_1_eval_results.json", scene={"x": [0.2, 0.4], "y": [0.6, 0.8]})
-    result_file(tmp_path / "b/deep/results_2_eval_results.json", scene={"x": [0.3, 0.5], "y": [0.9, 1.1]})
+    result_file(
+        tmp_path / "a/results_1_eval_results.json", scene={"x": [0.2, 0.4], "y": [0.6, 0.8]}
+    )
+    result_file(
+        tmp_path / "b/deep/results_2_eval_results.json", scene={"x": [0.3, 0.5], "y": [0.9, 1.1]}
+    )
     table = table_of(f"base={tmp_path / 'a'}", f"tuned={tmp_path / 'b'}")
     assert (table["title"], table["policies"]) == ("VBench", {"base": 1, "tuned": 1})
     scene = row(table, "scene")
-    # The half width is 12.706204736 * 40 / 2 (one degree of freedom, prompts with means 30 and 70), above all scores.
+    # The half width is 12.706204736 * 40 / 2 (one degree of freedom, prompts with means 30 and 70),
+    # above all scores.
     base = {"mean": 50.0, "low": 0.0, "high": 100.0, "videos": 4}
     assert scene["scores"]["base"] == pytest.approx(base)
     difference = scene["differences"]["tuned"]  # +10 for x, +30 for y
@@ -57,7 +64,9 @@ def test_scores_and_paired_differences_of_vbench_are_those_computed_by_hand(tmp_
 
 
 def test_a_missing_dimension_is_missing_and_no_total_counts_it_as_0(tmp_path):
-    everything = {name: {"x": [0.5], "y": [0.6]} for name in VBENCH.dimensions} | {"imaging_quality": {"x": [50, 60]}}
+    everything = {name: {"x": [0.5], "y": [0.6]} for name in VBENCH.dimensions} | {
+        "imaging_quality": {"x": [50, 60]}
+    }
     lacking = {name: value for name, value in everything.items() if name != "color"}
     full, less = (tmp_path / f"{name}_eval_results.json" for name in "ab")
     result_file(full, **everything)
@@ -65,16 +74,28 @@ def test_a_missing_dimension_is_missing_and_no_total_counts_it_as_0(tmp_path):
     table = table_of(f"base={full}", f"tuned={less}")
     for name in ("color", "semantic", "total"):
         assert row(table, name)["scores"]["base"]["mean"] is not None
-        assert row(table, name)["scores"]["tuned"] is None and row(table, name)["differences"]["tuned"] is None
+        assert (
+            row(table, name)["scores"]["tuned"] is None
+            and row(table, name)["differences"]["tuned"] is None
+        )
     assert row(table, "quality")["differences"]["tuned"]["mean"] == 0
-    assert "tuned has no result for color; sums that need them are missing, not 0." in table["notes"]
+    assert (
+        "tuned has no result for color; sums that need them are missing, not 0." in table["notes"]
+    )
     turned = table_of(f"tuned={less}", f"base={full}")
-    assert row(turned, "total")["differences"]["base"] is None and row(turned, "scene")["differences"]["base"]
+    assert (
+        row(turned, "total")["differences"]["base"] is None
+        and row(turned, "scene")["differences"]["base"]
+    )
     assert "| **total** | - |" in tables.as_markdown(turned)
 
 
 def test_imaging_quality_has_videos_from_0_to_100_and_a_score_from_0_to_1(tmp_path):
-    path = result_file(tmp_path / "x_eval_results.json", scale=100, imaging_quality={"x": [60.0, 70.0], "y": [50.0]})
+    path = result_file(
+        tmp_path / "x_eval_results.json",
+        scale=100,
+        imaging_quality={"x": [60.0, 70.0], "y": [50.0]},
+    )
     _, run = read_run(path)
     assert run["imaging_quality"].score == pytest.approx(0.6)
     assert list(run["imaging_quality"].videos.values()) == [0.6, 0.7, 0.5]
@@ -84,13 +105,21 @@ def test_imaging_quality_has_videos_from_0_to_100_and_a_score_from_0_to_1(tmp_pa
 
 
 def test_booleans_are_0_and_1(tmp_path):
-    _, run = read_run(result_file(tmp_path / "x_eval_results.json", dynamic_degree={"x": [True, False], "y": [True]}))
+    _, run = read_run(
+        result_file(
+            tmp_path / "x_eval_results.json", dynamic_degree={"x": [True, False], "y": [True]}
+        )
+    )
     assert run["dynamic_degree"].videos == {("x", 0): 1.0, ("x", 1): 0.0, ("y", 0): 1.0}
 
 
 def test_dropped_videos_of_vbench2_do_not_count_and_are_reported(tmp_path):
-    first = result_file(tmp_path / "a_eval_results.json", Mechanics={"x": [1, 0, -1], "y": [1, 1, 1], "z": [-1, 1]})
-    second = result_file(tmp_path / "b_eval_results.json", Mechanics={"x": [-1, 1, 1], "y": [1, 1, 0], "z": [1, -1]})
+    first = result_file(
+        tmp_path / "a_eval_results.json", Mechanics={"x": [1, 0, -1], "y": [1, 1, 1], "z": [-1, 1]}
+    )
+    second = result_file(
+        tmp_path / "b_eval_results.json", Mechanics={"x": [-1, 1, 1], "y": [1, 1, 0], "z": [1, -1]}
+    )
     table = table_of(f"base={first}", f"tuned={second}")
     scores = row(table, "Mechanics")["scores"]
     assert [scores[name]["mean"] for name in ("base", "tuned")] == pytest.approx([100 * 5 / 6] * 2)
@@ -98,28 +127,38 @@ def test_dropped_videos_of_vbench2_do_not_count_and_are_reported(tmp_path):
     difference = row(table, "Mechanics")["differences"]["tuned"]  # x: video 1 only; y: all; z: none
     assert (difference["mean"], difference["prompts"]) == (pytest.approx(100 * (1 - 1 / 3) / 2), 2)
     assert (
-        "base: the benchmark did not count 2 of 8 videos of Mechanics; a difference needs both videos."
-        in table["notes"]
+        "base: the benchmark did not count 2 of 8 videos of Mechanics; a difference needs both "
+        "videos." in table["notes"]
     )
-    _, run = read_run(result_file(tmp_path / "c_eval_results.json", overall_consistency={"x": [-1.0, 0.5]}))
+    _, run = read_run(
+        result_file(tmp_path / "c_eval_results.json", overall_consistency={"x": [-1.0, 0.5]})
+    )
     assert len(run["overall_consistency"].videos) == 2  # a cosine
 
 
 def test_filtered_videos_are_paired_by_prompt_because_their_numbers_changed(tmp_path):
     first = {"x": [0.9, 0.8], "y": [0.7]}
     second = {"x": [0.6], "y": [0.9, 0.9]}
-    a = result_file(tmp_path / "a_eval_results.json", folder="static/filtered_videos", temporal_flickering=first)
+    a = result_file(
+        tmp_path / "a_eval_results.json", folder="static/filtered_videos", temporal_flickering=first
+    )
     b = result_file(tmp_path / "b_eval_results.json", temporal_flickering=second)
     table = table_of(f"base={a}", f"tuned={b}")
-    assert row(table, "temporal_flickering")["differences"]["tuned"]["mean"] == pytest.approx(100 * (-0.25 + 0.2) / 2)
+    assert row(table, "temporal_flickering")["differences"]["tuned"]["mean"] == pytest.approx(
+        100 * (-0.25 + 0.2) / 2
+    )
     assert row(table, "temporal_flickering")["scores"]["base"]["videos"] == 3
-    unfiltered = [note.partition(":")[0] for note in table["notes"] if "without the static filter" in note]
+    unfiltered = [
+        note.partition(":")[0] for note in table["notes"] if "without the static filter" in note
+    ]
     assert unfiltered == ["tuned"]
     twice = table_of(f"base={a}", f"tuned={b}", f"tuned={b}")["notes"]
     assert len(twice) == len({*twice}), "one note for equal notes of several runs"
 
 
-@pytest.mark.parametrize("folders, is_filtered", [("ff", True), ("fv", False), ("vf", False), ("vv", False)])
+@pytest.mark.parametrize(
+    "folders, is_filtered", [("ff", True), ("fv", False), ("vf", False), ("vv", False)]
+)
 def test_only_a_file_without_unfiltered_videos_counts_as_filtered(tmp_path, folders, is_filtered):
     """One video outside the folder of the static filter is enough for the note."""
     names = {"f": "static/filtered_videos", "v": "videos"}
@@ -137,7 +176,9 @@ def test_only_a_file_without_unfiltered_videos_counts_as_filtered(tmp_path, fold
 
 def test_a_prompt_that_the_official_list_has_twice_counts_once(tmp_path):
     path = tmp_path / "x_eval_results.json"
-    rows = [{"video_path": f"v/a - b-{n}.mp4", "video_results": 0.1 * n, "extra": {}} for n in (1, 2, 1)]
+    rows = [
+        {"video_path": f"v/a - b-{n}.mp4", "video_results": 0.1 * n, "extra": {}} for n in (1, 2, 1)
+    ]
     path.write_text(json.dumps({"appearance_style": [0.15, rows]}))
     assert read_run(path)[1]["appearance_style"].videos == {("a - b", 1): 0.1, ("a - b", 2): 0.2}
 
@@ -155,12 +196,18 @@ def test_an_official_score_that_is_not_the_mean_of_its_videos_is_shown_with_a_no
         ({"scene": [0.5, []]}, "no video counts"),
         ({"Mechanics": [0.5, [{"video_path": "a-0.mp4", "video_results": -1}]]}, "no video counts"),
         ({"scene": [math.nan, [{"video_path": "a-0.mp4", "video_results": 1}]]}, "not finite"),
-        ({"scene": [0.5, [{"video_path": "a-0.mp4", "video_results": None}]]}, "scene in .*must be"),
+        (
+            {"scene": [0.5, [{"video_path": "a-0.mp4", "video_results": None}]]},
+            "scene in .*must be",
+        ),
         ({"scene": [0.5, [{"video_path": "a.mp4", "video_results": 1}]]}, "PROMPT-NUMBER.mp4"),
         ({"scene": [0.5, [{"video_path": "a-0.mp4"}]]}, "must be"),
         ({"scene": 0.5}, "must be"),
         ({"scene": [10**400, []]}, "is not valid JSON .it has an integer of 401 digits"),
-        ({"scene": [0.5, [{"video_path": "a-0.mp4", "video_results": 10**400}]]}, "an integer of 401 digits"),
+        (
+            {"scene": [0.5, [{"video_path": "a-0.mp4", "video_results": 10**400}]]},
+            "an integer of 401 digits",
+        ),
         ({"speed": [0.5, []]}, "must have dimensions of VBench, got 'speed'"),
         ([1], "must contain a JSON object"),
     ],
@@ -178,7 +225,8 @@ def test_a_dimension_in_two_files_and_a_folder_without_files_are_rejected(tmp_pa
     assert read_run(tmp_path)[1].keys() == {"scene", "color"}
     result_file(tmp_path / "3_eval_results.json", scene={"x": [0.5]})
     with pytest.raises(
-        ValueError, match="scene must be in one result file, got .*1_eval.*3_eval.*; delete one of them"
+        ValueError,
+        match="scene must be in one result file, got .*1_eval.*3_eval.*; delete one of them",
     ):
         read_run(tmp_path)
     (tmp_path / "empty").mkdir()
@@ -199,25 +247,30 @@ def test_a_name_with_a_bar_does_not_break_the_table(tmp_path):
     assert header == r"| VBench (%) | a\|b | c | c - a\|b |"
 
 
-# --- intervals --------------------------------------------------------------------------------------------------------
+# --- intervals ------------------------------------------------------------------------------------
 
 
 def test_the_interval_of_a_dimension_is_a_t_interval_over_prompts():
     scores = {f"{n}": float(x) for n, x in enumerate(np.random.default_rng(0).normal(size=30))}
     expected = t_interval(np.array([sorted(scores.values())]))
     found = t_interval(tables.prompt_values([{"scene": scores}], {"scene": 1.0}))
-    assert (found.mean, found.low, found.high) == pytest.approx((expected.mean, expected.low, expected.high))
+    assert (found.mean, found.low, found.high) == pytest.approx(
+        (expected.mean, expected.low, expected.high)
+    )
 
 
 def test_the_interval_of_a_sum_adds_the_variances_of_dimensions_with_different_prompts():
     drawn, sizes, factors = np.random.default_rng(0), {"a": 4, "b": 50}, {"a": 0.3, "b": 0.7}
     scores = {
-        name: dict(zip((f"{name}{n}" for n in range(size)), drawn.normal(size=size))) for name, size in sizes.items()
+        name: dict(zip((f"{name}{n}" for n in range(size)), drawn.normal(size=size)))
+        for name, size in sizes.items()
     }
     found = t_interval(tables.prompt_values([scores], factors))
     arrays = {name: np.array([*scores[name].values()]) for name in sizes}
     assert found.mean == pytest.approx(sum(factors[name] * arrays[name].mean() for name in sizes))
-    variance = sum(factors[name] ** 2 * arrays[name].var(ddof=1) / size for name, size in sizes.items())
+    variance = sum(
+        factors[name] ** 2 * arrays[name].var(ddof=1) / size for name, size in sizes.items()
+    )
     assert found.high - found.mean == pytest.approx(t_quantile(53) * math.sqrt(variance))
 
 
@@ -227,7 +280,9 @@ def test_opposite_deviations_of_one_prompt_in_two_dimensions_cancel():
     found = t_interval(tables.prompt_values(runs, {"x": 0.5, "y": 0.5}))
     assert (found.mean, found.low, found.high) == pytest.approx((1, 1, 1))
     runs[0]["y"] = drawn
-    assert t_interval(tables.prompt_values(runs, {"x": 0.5, "y": 0.5})) == t_interval(np.array([[*drawn.values()]]))
+    assert t_interval(tables.prompt_values(runs, {"x": 0.5, "y": 0.5})) == t_interval(
+        np.array([[*drawn.values()]])
+    )
 
 
 def test_several_runs_widen_the_interval_and_share_the_run_of_the_base(tmp_path):
@@ -244,7 +299,9 @@ def test_several_runs_widen_the_interval_and_share_the_run_of_the_base(tmp_path)
         "base has one run: its intervals do not cover the variation between training runs."
     ]
     assert row(table_of(*words[:2]), "scene")["differences"]["tuned"]["verdict"] == "higher"
-    with pytest.raises(ValueError, match="base must have one run, or as many as every other policy"):
+    with pytest.raises(
+        ValueError, match="base must have one run, or as many as every other policy"
+    ):
         table_of(words[0], *words)
 
 
@@ -257,7 +314,9 @@ def test_one_prompt_has_no_interval_and_no_common_prompt_has_no_difference(tmp_p
     assert row(table, "scene")["differences"]["tuned"] == {
         "mean": None, "low": None, "high": None, "prompts": 0, "verdict": "no interval",
     }  # fmt: skip
-    values = {name: {"x": [0.5], "y": [0.7]} for name in VBENCH2.dimensions} | {"Diversity": {"x": [0.5]}}
+    values = {name: {"x": [0.5], "y": [0.7]} for name in VBENCH2.dimensions} | {
+        "Diversity": {"x": [0.5]}
+    }
     table = table_of(f"base={result_file(tmp_path / '3_eval_results.json', **values)}")
     assert row(table, "total")["scores"]["base"]["low"] is None  # Diversity's variance is unknown
     assert row(table, "physics")["scores"]["base"]["low"] is not None
@@ -272,8 +331,14 @@ def test_read_writes_a_table_of_both_benchmarks(tmp_path, capsys):
     benchmark_videos.main(["read", "--output_dir", str(out), "--results", *words])
     text = (out / "table.md").read_text()
     assert text in capsys.readouterr().out
-    assert "| VBench (%) | base | tuned | tuned - base |\n| --- | --- | --- | --- |\n| **total** | - | - | - |" in text
-    assert "| scene | 55.00 [0.00, 100.00] | 75.00 [11.47, 100.00] | +20.00 [+20.00, +20.00] higher |" in text
+    assert (
+        "| VBench (%) | base | tuned | tuned - base |\n| --- | --- | --- | --- |\n| **total** | - "
+        "| - | - |" in text
+    )
+    assert (
+        "| scene | 55.00 [0.00, 100.00] | 75.00 [11.47, 100.00] | +20.00 [+20.00, +20.00] higher |"
+        in text
+    )
     assert "| Mechanics | 50.00 [0.00, 100.00] |" in text
     content = json.loads((out / "benchmarks.json").read_text())["benchmarks"]
     assert [table["title"] for table in content] == ["VBench", "VBench-2.0"]

@@ -26,7 +26,9 @@ SHARED = {
 
 
 def write_list(path, rows):
-    path.write_text(json.dumps([{"prompt_en": prompt, "dimension": [*names]} for prompt, names in rows]))
+    path.write_text(
+        json.dumps([{"prompt_en": prompt, "dimension": [*names]} for prompt, names in rows])
+    )
     return path
 
 
@@ -40,7 +42,11 @@ def vbench_list(tmp_path):
 
 @pytest.fixture
 def vbench2_list(tmp_path):
-    rows = [(f"{name} {n}", [name]) for name, each in VBENCH2.dimensions.items() for n in range(each.prompts)]
+    rows = [
+        (f"{name} {n}", [name])
+        for name, each in VBENCH2.dimensions.items()
+        for n in range(each.prompts)
+    ]
     for n in range(217):  # prompts of another dimension
         rows[-1 - n] = (rows[100 + n][0], rows[-1 - n][1])
     return write_list(tmp_path / "VBench2_full_info.json", rows)
@@ -49,7 +55,12 @@ def vbench2_list(tmp_path):
 def test_vbench_has_946_prompts_and_6220_videos(vbench_list):
     suite, rows = read_list(vbench_list, [], is_official=True)
     clips = list_clips(suite, rows, {}, seed=0)
-    assert (suite, len(rows), len({prompt for prompt, _ in rows}), len(clips)) == (VBENCH, 946, 944, 6220)
+    assert (suite, len(rows), len({prompt for prompt, _ in rows}), len(clips)) == (
+        VBENCH,
+        946,
+        944,
+        6220,
+    )
     assert len(list_clips(suite, rows, {}, seed=0, num_videos=5)) == 4720
     assert all(clip.files == [f"{clip.request.prompt}-{clip.number}.mp4"] for clip in clips)
 
@@ -57,7 +68,12 @@ def test_vbench_has_946_prompts_and_6220_videos(vbench_list):
 def test_vbench2_has_1230_prompts_in_folders_and_makes_a_repeated_prompt_once(vbench2_list):
     suite, rows = read_list(vbench2_list, [], is_official=True)
     clips = list_clips(suite, rows, {}, seed=0)
-    assert (suite, len(rows), len({prompt for prompt, _ in rows}), len(clips)) == (VBENCH2, 1230, 1013, 3209)
+    assert (suite, len(rows), len({prompt for prompt, _ in rows}), len(clips)) == (
+        VBENCH2,
+        1230,
+        1013,
+        3209,
+    )
     files = [file for clip in clips for file in clip.files]
     assert len(files) == len(set(files)) == 3860
     assert sum(file.startswith("Diversity/") for file in files) == 200
@@ -66,7 +82,8 @@ def test_vbench2_has_1230_prompts_in_folders_and_makes_a_repeated_prompt_once(vb
 
 def test_six_dimensions_of_vbench_share_251_prompts(vbench_list):
     six = (
-        "subject_consistency background_consistency motion_smoothness dynamic_degree aesthetic_quality imaging_quality"
+        "subject_consistency background_consistency motion_smoothness dynamic_degree "
+        "aesthetic_quality imaging_quality"
     )
     suite, rows = read_list(vbench_list, six.split(), is_official=True)
     assert len(rows) == len(list_clips(suite, rows, {}, seed=0, num_videos=1)) == 251
@@ -82,11 +99,14 @@ def test_seeds_differ_by_video_and_do_not_depend_on_the_other_dimensions(vbench_
     assert [clip.number for clip in subset] == [number for number in range(5) for _ in range(85)]
 
 
-def test_a_list_with_other_numbers_of_prompts_is_rejected_unless_it_is_allowed(tmp_path, vbench_list):
+def test_a_list_with_other_numbers_of_prompts_is_rejected_unless_it_is_allowed(
+    tmp_path, vbench_list
+):
     rows = json.loads(vbench_list.read_text())[:-1]
     vbench_list.write_text(json.dumps(rows))
     with pytest.raises(
-        ValueError, match="temporal_style 99 instead of 100; choose complete --dimensions, or set --any"
+        ValueError,
+        match="temporal_style 99 instead of 100; choose complete --dimensions, or set --any",
     ):
         read_list(vbench_list, [], is_official=True)
     assert len(read_list(vbench_list, ["scene"], is_official=True)[1]) == 86
@@ -110,7 +130,9 @@ def test_another_list_is_rejected(tmp_path, rows, message):
 
 
 def test_an_unknown_dimension_and_a_missing_or_invalid_list_are_rejected(tmp_path, vbench_list):
-    with pytest.raises(ValueError, match="^--dimensions must have dimensions of VBench, got 'speed'"):
+    with pytest.raises(
+        ValueError, match="^--dimensions must have dimensions of VBench, got 'speed'"
+    ):
         read_list(vbench_list, ["speed"], is_official=True)
     with pytest.raises(ValueError, match="it does not exist"):
         read_list(tmp_path / "none.json", [], is_official=True)
@@ -132,11 +154,13 @@ def test_augmented_prompts_are_sampled_under_the_short_names():
     clip, plain = (list_clips(VBENCH, rows, each, seed=0)[0] for each in (augmented, {}))
     assert (clip.request.prompt, clip.request.original_prompt) == ("a cat in the sun", "a cat")
     assert (clip.files, clip.request.seed) == (plain.files, plain.request.seed)
-    with pytest.raises(ValueError, match="must have every prompt as original_prompt, got none for 'a bird'"):
+    with pytest.raises(
+        ValueError, match="must have every prompt as original_prompt, got none for 'a bird'"
+    ):
         list_clips(VBENCH, [("a bird", ["color"])], augmented, seed=0)
 
 
-# --- totals, with weights, minima and maxima as published -------------------------------------------------------------
+# --- totals, with weights, minima and maxima as published -----------------------------------------
 
 QUALITY = {  # weight, min, max
     "subject_consistency": (1, 0.1462, 1),
@@ -147,7 +171,10 @@ QUALITY = {  # weight, min, max
     "imaging_quality": (1, 0, 1),
     "dynamic_degree": (0.5, 0, 1),
 }
-SEMANTIC = {name: (1, 0, 1) for name in "object_class multiple_objects human_action color spatial_relationship".split()}
+SEMANTIC = {
+    name: (1, 0, 1)
+    for name in "object_class multiple_objects human_action color spatial_relationship".split()
+}
 SEMANTIC |= {"scene": (1, 0, 0.8222), "appearance_style": (1, 0.0009, 0.2855)}
 SEMANTIC |= {"temporal_style": (1, 0, 0.364), "overall_consistency": (1, 0, 0.364)}
 
@@ -168,12 +195,20 @@ def test_totals_of_vbench_are_the_published_ones():
 
 def test_totals_of_vbench2_are_means_of_categories():
     scores = {name: 0.01 * n for n, name in enumerate(VBENCH2.dimensions)}
-    sizes = {"creativity": 2, "commonsense": 2, "controllability": 7, "human_fidelity": 3, "physics": 4}
+    sizes = {
+        "creativity": 2,
+        "commonsense": 2,
+        "controllability": 7,
+        "human_fidelity": 3,
+        "physics": 4,
+    }
     assert {
-        name: list(each.category for each in VBENCH2.dimensions.values()).count(name) for name in VBENCH2.categories
+        name: list(each.category for each in VBENCH2.dimensions.values()).count(name)
+        for name in VBENCH2.categories
     } == sizes
     means = [
-        math.fsum(scores[n] for n, each in VBENCH2.dimensions.items() if each.category == name) / size
+        math.fsum(scores[n] for n, each in VBENCH2.dimensions.items() if each.category == name)
+        / size
         for name, size in sizes.items()
     ]
     assert [VBENCH2.score(name, scores) for name in sizes] == pytest.approx(means)
@@ -191,18 +226,24 @@ def test_rows_are_the_total_then_each_category_with_its_dimensions():
     assert suite_of({"scene"}, "x") is VBENCH
 
 
-@pytest.mark.parametrize("prompt, is_valid", [("x" * 249, True), ("x" * 250, False), ("\u7ea2" * 84, False)])
+@pytest.mark.parametrize(
+    "prompt, is_valid", [("x" * 249, True), ("x" * 250, False), ("\u7ea2" * 84, False)]
+)
 def test_a_prompt_whose_file_name_is_too_long_is_rejected_before_sampling(prompt, is_valid):
     rows = [(prompt, ["scene"])]
     if is_valid:
         assert list_clips(VBENCH, rows, {}, seed=0, num_videos=1)[0].files == [f"{prompt}-0.mp4"]
     else:
-        with pytest.raises(ValueError, match="must have at most 255 bytes, got 25[68] for the prompt"):
+        with pytest.raises(
+            ValueError, match="must have at most 255 bytes, got 25[68] for the prompt"
+        ):
             list_clips(VBENCH, rows, {}, seed=0, num_videos=1)
 
 
 def test_two_prompts_with_one_official_name_are_rejected():
     rows = [("x" * 180 + end, ["Mechanics"]) for end in ("a", "b")]
-    with pytest.raises(ValueError, match="two prompts have the official name 'Mechanics/x+-0.mp4': .*; remove one"):
+    with pytest.raises(
+        ValueError, match="two prompts have the official name 'Mechanics/x+-0.mp4': .*; remove one"
+    ):
         list_clips(VBENCH2, rows, {}, seed=0)
     assert len(list_clips(VBENCH2, rows[:1] * 2, {}, seed=0, num_videos=1)) == 1

@@ -26,7 +26,10 @@ def make_run(tmp_path, tiny_config):
         config = load_config("configs/smoke.yaml", output_dir=str(folder), **settings)
         known = {name: value for name, value in config.flat().items() if value is not None}
         (folder / "config.yaml").write_text(yaml.safe_dump(known))
-        lines = [{"iteration": k} | {name: k + level for name in metrics} for k in range(1, iterations + 1)]
+        lines = [
+            {"iteration": k} | {name: k + level for name in metrics}
+            for k in range(1, iterations + 1)
+        ]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         return folder
 
@@ -71,7 +74,8 @@ def test_a_curve_has_the_common_iterations_of_all_seeds_and_is_smoothed(make_run
 
 def test_a_trust_region_is_identified_by_name_for_all_flags(make_run, tmp_path):
     file = make_run("flags", kl_strategy="fixed") / "config.yaml"
-    switches = "kl_strategy: flags\nuse_dual_kl: false\nuse_moving_KL: false\n"  # of an earlier release
+    # of an earlier release
+    switches = "kl_strategy: flags\nuse_dual_kl: false\nuse_moving_KL: false\n"
     file.write_text(file.read_text().replace("kl_strategy: fixed\n", switches))
     make_run("name", kl_strategy="fixed", seed=1)
     make_run("none", kl_weight=0.0, kl_gain=0.9)
@@ -84,7 +88,10 @@ def test_comparisons_are_labeled_by_the_settings_that_differ(make_run, tmp_path)
         for schedule in ("constant", "adaptive"):
             make_run(f"{weights}-{schedule}", reward_weights=weights, kl_schedule=schedule)
     found = compare(find_runs([tmp_path / "runs"]), COMPARED[7])
-    assert {comparison.label for comparison in found} == {"reward_weights averaged", "reward_weights alignment"}
+    assert {comparison.label for comparison in found} == {
+        "reward_weights averaged",
+        "reward_weights alignment",
+    }
 
 
 def test_a_schedule_is_labeled_with_its_warm_up_and_gain(make_run, tmp_path):
@@ -138,7 +145,9 @@ def test_figures_are_drawn_from_runs(make_run, figures, tmp_path):
 def test_the_learning_curve_needs_runs_of_one_setting(make_run, figures, tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(
-        plt.Axes, "plot", lambda axes, x, y, **more: drawn.append([*y]) or original_plot(axes, x, y, **more)
+        plt.Axes,
+        "plot",
+        lambda axes, x, y, **more: drawn.append([*y]) or original_plot(axes, x, y, **more),
     )
     for seed in (0, 1):
         make_run(f"seed{seed}", seed=seed, level=seed, iterations=3 + seed)
@@ -150,7 +159,10 @@ def test_the_learning_curve_needs_runs_of_one_setting(make_run, figures, tmp_pat
     assert drawn == [[2.5]] * 4
     make_run("other", learning_rate=1e-3)
     output = figures(tmp_path / "runs", "--figures", "0")[2].out
-    assert output == "learning curve: skipped, it needs runs that differ only in their seed, got 2 different settings\n"
+    assert (
+        output == "learning curve: skipped, it needs runs that differ only in their seed, got 2 "
+        "different settings\n"
+    )
 
 
 def test_a_figure_without_its_runs_is_skipped(make_run, figures):
@@ -165,7 +177,10 @@ def test_a_missing_metric_is_named(make_run, figures, tmp_path):
     make_run("fixed", kl_strategy="fixed", metrics=["reward/mean"])
     code, made, output = figures(tmp_path / "runs", "--figures", "3", "8")
     assert code == 0 and made == ["figure3.png"]
-    assert "figure 8: skipped" in output.out and "must contain at least 5 iterations of reward/std" in output.out
+    assert (
+        "figure 8: skipped" in output.out
+        and "must contain at least 5 iterations of reward/std" in output.out
+    )
 
 
 def test_a_folder_without_runs_is_an_error(figures, tmp_path):
@@ -177,6 +192,12 @@ def test_a_folder_without_runs_is_an_error(figures, tmp_path):
 @pytest.mark.parametrize("value", ["high", {"mean": 1.0}])
 def test_a_metric_that_is_no_number_is_named(make_run, figures, value):
     path = make_run("one") / "metrics.jsonl"
-    path.write_text(path.read_text().replace('"reward/mean": 3.0', f'"reward/mean": {json.dumps(value)}'))
+    path.write_text(
+        path.read_text().replace('"reward/mean": 3.0', f'"reward/mean": {json.dumps(value)}')
+    )
     code, _, output = figures(path.parent)
-    assert code == 2 and f"{path}: 'reward/mean' of iteration 3 must be a number, a list or null, got" in output.err
+    assert (
+        code == 2
+        and f"{path}: 'reward/mean' of iteration 3 must be a number, a list or null, got"
+        in output.err
+    )

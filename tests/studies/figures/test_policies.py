@@ -34,9 +34,19 @@ def test_a_policy_is_the_base_a_run_a_checkpoint_or_a_lora(tmp_path, run_folder)
     save_lora({"module": Pair(torch.ones(1, 2), torch.ones(2, 1), 1.0)}, tmp_path / "lora")
     (lora_file,) = (tmp_path / "lora").glob("*.safetensors")
     first = run_folder / "checkpoints/000010"
-    words = ["base", f"run={run_folder}", f"first={first}", f"lora={tmp_path / 'lora'}", f"file={lora_file}"]
-    found = read_policies([*words, "base@6", f"run={run_folder}@2.5"], Config().with_settings(cfg_scale=4.0))
-    assert {name: (source, config.rollout.cfg_scale) for name, (source, config) in found.items()} == {
+    words = [
+        "base",
+        f"run={run_folder}",
+        f"first={first}",
+        f"lora={tmp_path / 'lora'}",
+        f"file={lora_file}",
+    ]
+    found = read_policies(
+        [*words, "base@6", f"run={run_folder}@2.5"], Config().with_settings(cfg_scale=4.0)
+    )
+    assert {
+        name: (source, config.rollout.cfg_scale) for name, (source, config) in found.items()
+    } == {
         "base": (Source(), 4.0),
         "run": (Source(run_folder / "checkpoints/000020"), 4.0),
         "first": (Source(first), 4.0),
@@ -64,21 +74,40 @@ def test_an_invalid_policy_raises_value_error(words, message):
 
 @pytest.mark.slow
 def test_two_processes_generate_all_policies_from_the_same_noise(tmp_path, tiny_config):
-    """The process with fewer videos waits for the other one for longer than `collective_timeout`."""
-    transformer = load_transformer("assets/miniature", "miniature", random_weights_seed=RANDOM_WEIGHTS_SEED)
+    """The process with fewer videos waits for the other one for longer than
+    `collective_timeout`.
+    """
+    transformer = load_transformer(
+        "assets/miniature", "miniature", random_weights_seed=RANDOM_WEIGHTS_SEED
+    )
     transformer.save_pretrained(tmp_path / "copy")
     with torch.no_grad():
         transformer.proj_out.weight.mul_(0.5)
     transformer.save_pretrained(tmp_path / "other")
     words = [f"copy={tmp_path / 'copy'}", f"other={tmp_path / 'other'}", "base", "base@2", "base@0"]
     out = tmp_path / "out"
-    command = ["-m", "scripts.compare_policies", *COMMON, "--out", out, "--num_prompts", 3, "--policies", *words]
+    command = [
+        "-m",
+        "scripts.compare_policies",
+        *COMMON,
+        "--out",
+        out,
+        "--num_prompts",
+        3,
+        "--policies",
+        *words,
+    ]
     ends = start(2, *command, "--collective_timeout", 0.05)
     assert [end.exception() for end in ends] == [None, None]
     for number in range(3):
-        copy, other, base = (read_video(out / name / f"{number:04d}.mp4")[0] for name in ("copy", "other", "base"))
+        copy, other, base = (
+            read_video(out / name / f"{number:04d}.mp4")[0] for name in ("copy", "other", "base")
+        )
         assert torch.equal(copy, base) and not torch.equal(other, base)
-    records = {name: json.loads((out / name / "0000.json").read_text()) for name in ("base", "base@2", "base@0")}
+    records = {
+        name: json.loads((out / name / "0000.json").read_text())
+        for name in ("base", "base@2", "base@0")
+    }
     assert [record["guidance_scale"] for record in records.values()] == [1.0, 2.0, 0.0]
     assert Image.open(out / "policies.png").width > 3 * 5 * 96
 
@@ -92,7 +121,9 @@ def test_the_sheet_holds_only_the_frames_that_it_shows(tmp_path, monkeypatch):
 
     for name in ("base", "sage"):
         (tmp_path / name).mkdir()
-        write_video(tmp_path / name / "0000.mp4", torch.zeros(25, 3, 480, 864, dtype=torch.uint8), 24)
+        write_video(
+            tmp_path / name / "0000.mp4", torch.zeros(25, 3, 480, 864, dtype=torch.uint8), 24
+        )
     monkeypatch.setattr(policies, "contact_sheet", measured)
     sheet = policies.draw_policies(["base", "sage"], [Request("a cat")], tmp_path, seed=3)
     assert sizes == [(5, 3, 160, 288)] * 2 and Image.open(sheet).width > 2 * 5 * 96
@@ -103,7 +134,10 @@ def test_the_sheet_holds_only_the_frames_that_it_shows(tmp_path, monkeypatch):
     [
         (["--num_prompts", "0"], "--num_prompts must be at least 1, got 0"),
         (["--valid_video_csv="], "no prompts: give --prompt or --valid_video_csv"),
-        (["--policies", "x=configs"], "a policy must be a checkpoint of a run or a transformer folder"),
+        (
+            ["--policies", "x=configs"],
+            "a policy must be a checkpoint of a run or a transformer folder",
+        ),
         (["--prompt", ""], "as number 1 of --prompt"),
         (["--out", "/proc/x"], "got '/proc/x"),
     ],

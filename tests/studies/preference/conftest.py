@@ -25,7 +25,9 @@ def write_folder(folder, prompts=PROMPTS, colour=0, name="clip_{}"):
     folder.mkdir(parents=True)
     for number, prompt in enumerate(prompts):
         path = folder / f"{name.format(number)}.mp4"
-        write_video(path, torch.full((8, 3, 16, 16), 60 + 40 * colour + 5 * number, dtype=torch.uint8), 8)
+        write_video(
+            path, torch.full((8, 3, 16, 16), 60 + 40 * colour + 5 * number, dtype=torch.uint8), 8
+        )
         path.with_suffix(".json").write_text(json.dumps({"prompt": prompt, "seed": 3}))
     return folder
 
@@ -51,7 +53,14 @@ def folders(tmp_path_factory):
     made = {name: write_folder(root / name, colour=colour) for colour, name in enumerate(METHODS)}
     for colour, folder in enumerate(made.values()):
         entries = [
-            {"file": f"clip_{i}.mp4", "prompt": prompt, "group": i, "seed": 3, "VQ": 0.5 - colour, "Overall": 1.5}
+            {
+                "file": f"clip_{i}.mp4",
+                "prompt": prompt,
+                "group": i,
+                "seed": 3,
+                "VQ": 0.5 - colour,
+                "Overall": 1.5,
+            }
             for i, prompt in enumerate(PROMPTS)
         ]
         if colour:
@@ -76,7 +85,9 @@ def study(made, tmp_path):
 
 @pytest.fixture
 def answer_all(study):
-    """Answers all pairs of all raters with ``prefer(name of the rater, key entry of the pair) -> answer``."""
+    """Answers all pairs of all raters with ``prefer(name of the rater, key entry of the pair) ->
+    answer``.
+    """
     key = json.loads((study.folder / "key.json").read_text())["pairs"]
 
     def answer(prefer):

@@ -22,7 +22,13 @@ def results(study, most_failed=0.5):
 
 def share_of(values, raters, prompts):
     given = zip(values, raters, prompts)
-    return share([SimpleNamespace(value=value, rater=rater, prompt=prompt) for value, rater, prompt in given], "value")
+    return share(
+        [
+            SimpleNamespace(value=value, rater=rater, prompt=prompt)
+            for value, rater, prompt in given
+        ],
+        "value",
+    )
 
 
 def prefers_lower(_, pair):
@@ -30,9 +36,13 @@ def prefers_lower(_, pair):
     return "tie" if first == second else "first" if first < second else "second"
 
 
-@pytest.mark.parametrize("mean, rater_std, prompt_std", [(0.0, 0.5, 0.5), (0.8, 0.3, 0.8), (1.5, 0.0, 0.0)])
+@pytest.mark.parametrize(
+    "mean, rater_std, prompt_std", [(0.0, 0.5, 0.5), (0.8, 0.3, 0.8), (1.5, 0.0, 0.0)]
+)
 def test_intervals_have_95_percent_coverage(mean, rater_std, prompt_std, random):
-    """Latent differences have normal effects of raters, prompts and answers: above 0.2 is a win, within 0.2 a tie."""
+    """Latent differences have normal effects of raters, prompts and answers: above 0.2 is a win,
+    within 0.2 a tie.
+    """
     raters, prompts, studies = 12, 16, 150
     designed = design(2, prompts, raters=raters, pairs=12, checks=0, seed=0)
     rater = np.repeat(np.arange(raters), 12)
@@ -41,7 +51,10 @@ def test_intervals_have_95_percent_coverage(mean, rater_std, prompt_std, random)
     truth = 1 - (total.cdf(0.2) + total.cdf(-0.2)) / 2
     covered = 0
     for _ in range(studies):
-        effects = random.normal(0, rater_std, raters)[rater] + random.normal(0, prompt_std, prompts)[prompt]
+        effects = (
+            random.normal(0, rater_std, raters)[rater]
+            + random.normal(0, prompt_std, prompts)[prompt]
+        )
         latent = mean + effects + random.normal(size=len(rater))
         values = np.mean([latent > 0.2, latent > -0.2], axis=0).tolist()
         interval = share_of(values, rater.tolist(), prompt.tolist())
@@ -53,13 +66,17 @@ def test_intervals_are_wider_if_raters_or_prompts_differ():
     values, clusters, single = [1.0] * 10 + [0.0] * 10, [0] * 10 + [1] * 10, list(range(20))
     independent = share_of(values, single, single)
     for clustered in (share_of(values, clusters, single), share_of(values, single, clusters)):
-        assert clustered["high"] - clustered["low"] > 1.5 * (independent["high"] - independent["low"])
+        assert clustered["high"] - clustered["low"] > 1.5 * (
+            independent["high"] - independent["low"]
+        )
         assert clustered["mean"] == independent["mean"] == 0.5
 
 
 def test_intervals_stay_within_0_and_1_and_have_a_width_if_all_agree():
     for value in (0.0, 0.5, 1.0):
-        mean, low, high = share_of([value] * 40, [i % 8 for i in range(40)], [i // 8 for i in range(40)]).values()
+        mean, low, high = share_of(
+            [value] * 40, [i % 8 for i in range(40)], [i // 8 for i in range(40)]
+        ).values()
         assert mean == value and 0 <= low <= value <= high <= 1
         assert 0.2 < high - low < 0.9
 
@@ -68,7 +85,9 @@ def test_ties_give_a_win_rate_of_one_half(study, answer_all):
     answer_all(lambda *_: "tie")
     found = results(study)
     for result in found["questions"].values():
-        assert all(rate["mean"] == 0.5 and rate["low"] < 0.5 < rate["high"] for rate in result["win_rates"])
+        assert all(
+            rate["mean"] == 0.5 and rate["low"] < 0.5 < rate["high"] for rate in result["win_rates"]
+        )
         assert result["strengths"] == pytest.approx(dict.fromkeys(METHODS, 0), abs=1e-6)
         assert result["alpha"] is None and result["first_side"]["mean"] is None
 
@@ -85,13 +104,20 @@ def test_preferences_are_measured_independently_of_sides(study, answer_all):
         assert 0.3 < result["first_side"]["mean"] < 0.7
     assert found["questions"]["VQ"]["reward_model"]["mean"] == 1
     assert found["questions"]["Overall"]["reward_model"]["mean"] is None
-    assert found["checks"] == {f"r0{number}": [False] * 4 for number in range(1, 5)} and found["left_out"] == []
+    assert (
+        found["checks"] == {f"r0{number}": [False] * 4 for number in range(1, 5)}
+        and found["left_out"] == []
+    )
 
 
 def test_agreement_falls_if_one_rater_disagrees(study, answer_all):
     def contrary(rater, pair):
         better = prefers_lower(rater, pair)
-        return {"first": "second", "second": "first", "tie": "tie"}[better] if rater == "r02" else better
+        return (
+            {"first": "second", "second": "first", "tie": "tie"}[better]
+            if rater == "r02"
+            else better
+        )
 
     answer_all(contrary)
     found = results(study)
@@ -126,16 +152,26 @@ def test_a_rater_who_always_chooses_one_side_is_named_and_can_be_excluded(study,
     assert "| r03 | 4 | 4 | always B |  |" in text
     text = analyse(study, 1.0, ["r03"])
     assert json.loads((study.folder / "analysis.json").read_text())["left_out"] == ["r03"]
-    assert "**Always the same side:**" not in text and "| r03 | 4 | 4 | always B | excluded |" in text
+    assert (
+        "**Always the same side:**" not in text and "| r03 | 4 | 4 | always B | excluded |" in text
+    )
     assert ",r03" not in (study.folder / "pairs.csv").read_text()
-    with pytest.raises(ValueError, match="--exclude must name raters with answers, r01, .*, got r9"):
+    with pytest.raises(
+        ValueError, match="--exclude must name raters with answers, r01, .*, got r9"
+    ):
         analyse(study, 1.0, ["r9"])
 
 
 def test_fewer_than_eight_preferences_show_no_side():
     def given(*sides):
-        answers = [SimpleNamespace(kind="pair", dimension="Overall", rater="r01", is_first=side) for side in sides]
-        return [*answers, SimpleNamespace(kind="repeat", dimension="Overall", rater="r01", is_first=0.0)]
+        answers = [
+            SimpleNamespace(kind="pair", dimension="Overall", rater="r01", is_first=side)
+            for side in sides
+        ]
+        return [
+            *answers,
+            SimpleNamespace(kind="repeat", dimension="Overall", rater="r01", is_first=0.0),
+        ]
 
     assert one_sided(given(*[1.0] * 8, None), "Overall") == {"r01": "A"}
     assert one_sided(given(*[1.0] * 7, None), "Overall") == {}
@@ -149,15 +185,24 @@ def test_checks_use_the_last_question_and_ties_pass_repeats(study):
         for pair in rater["pairs"]:
             given = content(study, token, pair, "first")
             at_checks = {"identical": "second", "repeat": "tie"}
-            given["answers"][pair]["Overall"] = at_checks.get(key[pair]["kind"]) or prefers_lower(None, key[pair])
+            given["answers"][pair]["Overall"] = at_checks.get(key[pair]["kind"]) or prefers_lower(
+                None, key[pair]
+            )
             study.add(json.dumps(given).encode())
     found = results(study)
-    assert {tuple(sorted(checks)) for checks in found["checks"].values()} == {(False, False, True, True)}
+    assert {tuple(sorted(checks)) for checks in found["checks"].values()} == {
+        (False, False, True, True)
+    }
     assert found["left_out"] == []
 
 
-def test_a_repeat_is_compared_with_the_answer_of_the_same_rater_to_the_same_question_of_the_same_pair(study):
-    """Each question is answered differently; raters, prompts and pairs of methods differ too. No repeat fails."""
+def test_a_repeat_is_compared_with_the_answer_of_the_same_rater_to_the_same_question_of_the_same_pair(
+    study,
+):
+    """Each question is answered differently; raters, prompts and pairs of methods differ too.
+
+    No repeat fails.
+    """
     key = json.loads((study.folder / "key.json").read_text())["pairs"]
     failed = []
 
@@ -170,7 +215,9 @@ def test_a_repeat_is_compared_with_the_answer_of_the_same_rater_to_the_same_ques
         for pair in rater["pairs"]:
             given = content(study, token, pair, "tie")
             if key[pair]["kind"] != "identical":
-                given["answers"][pair] = {q: preferred(rater["name"], q, key[pair]) for q in study.questions}
+                given["answers"][pair] = {
+                    q: preferred(rater["name"], q, key[pair]) for q in study.questions
+                }
             study.add(json.dumps(given).encode())
     judged = analysis.judgements(study, key)
     assert sum(j.kind == "repeat" for j in judged) >= len(study.raters)
@@ -181,11 +228,16 @@ def test_a_repeat_is_compared_with_the_answer_of_the_same_rater_to_the_same_ques
 
 def judged(rows):
     names = ("unit", "versus", "value", "rater", "prompt", "is_first", "is_scored_higher")
-    return [SimpleNamespace(**dict(zip(names, (unit, (0, 1), value, k, unit, None, None)))) for k, unit, value in rows]
+    return [
+        SimpleNamespace(**dict(zip(names, (unit, (0, 1), value, k, unit, None, None))))
+        for k, unit, value in rows
+    ]
 
 
 def test_alpha_and_strengths_match_their_formulas(random):
-    """Krippendorff's coincidences c_ab with ordinal distances, and log odds with half a win added for each method."""
+    """Krippendorff's coincidences c_ab with ordinal distances, and log odds with half a win added
+    for each method.
+    """
     rows = [(k, unit, random.choice([0.0, 0.5, 1.0])) for unit in range(9) for k in range(unit % 4)]
     found = question_results(judged(rows), ["a", "b"])
     coincidences = np.zeros((3, 3))
@@ -276,10 +328,16 @@ def test_a_score_that_is_not_a_finite_number_has_no_order(tmp_path, score):
 def test_a_full_disk_keeps_the_earlier_analysis(study, answer_all, limited_file_size):
     answer_all(prefers_lower)
     analyse(study, 0.5)
-    before = {path.name: path.read_bytes() for path in study.folder.glob("*.*") if path.name != "answers.sqlite"}
+    before = {
+        path.name: path.read_bytes()
+        for path in study.folder.glob("*.*")
+        if path.name != "answers.sqlite"
+    }
     with limited_file_size(100), pytest.raises(OSError):
         analyse(study, 0.25)
-    assert {path.name: path.read_bytes() for path in study.folder.glob("*.*") if path.name in before} == before
+    assert {
+        path.name: path.read_bytes() for path in study.folder.glob("*.*") if path.name in before
+    } == before
 
 
 def test_the_table_and_the_pairs_are_written(study, answer_all):
@@ -288,7 +346,11 @@ def test_the_table_and_the_pairs_are_written(study, answer_all):
     markdown, latex = ((study.folder / f"table3.{kind}").read_text() for kind in ("md", "tex"))
     lines = markdown.strip().splitlines()
     assert lines[0] == "| Method | Against | Raters | VQ (%) | MQ (%) | TA (%) | Overall (%) |"
-    assert len(lines) == 7 and all(line.count("|") == 8 for line in lines[:5]) and "on 4 prompts" in lines[6]
+    assert (
+        len(lines) == 7
+        and all(line.count("|") == 8 for line in lines[:5])
+        and "on 4 prompts" in lines[6]
+    )
     assert latex.count(r" \\") == 4 and r"ours\_zq7 & flow\_zq8 & 4 & " in latex
     with open(study.folder / "table3.csv") as file:
         rows = list(csv.DictReader(file))
@@ -296,12 +358,19 @@ def test_the_table_and_the_pairs_are_written(study, answer_all):
     with open(study.folder / "pairs.csv") as file:
         pairs = list(csv.DictReader(file))
     assert list(pairs[0]) == ["prompt", "first", "second", "dimension", "answer", "rater"]
-    assert len(pairs) == 4 * 8 * 4 and all((study.folder / pair["first"]).is_file() for pair in pairs)
+    assert len(pairs) == 4 * 8 * 4 and all(
+        (study.folder / pair["first"]).is_file() for pair in pairs
+    )
     assert {pair["answer"] for pair in pairs if pair["rater"] == "r01"} == {"both_bad"}
 
 
 def test_names_of_methods_are_escaped_in_latex_and_csv():
-    assert tables.escaped("50% a_b^2~c & $d#") == r"50\% a\_b\textasciicircum{}2\textasciitilde{}c \& \$d\#"
+    assert (
+        tables.escaped("50% a_b^2~c & $d#")
+        == r"50\% a\_b\textasciicircum{}2\textasciitilde{}c \& \$d\#"
+    )
     assert tables.escaped(r"\input{/etc/passwd}") == r"\textbackslash{}input\{/etc/passwd\}"
-    answer = SimpleNamespace(prompt='a, "b"', first="1.mp4", second="2.mp4", dimension="VQ", answer="tie", rater="r01")
+    answer = SimpleNamespace(
+        prompt='a, "b"', first="1.mp4", second="2.mp4", dimension="VQ", answer="tie", rater="r01"
+    )
     assert next(csv.DictReader(tables.pairs_csv([answer]).splitlines()))["prompt"] == 'a, "b"'

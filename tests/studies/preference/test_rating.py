@@ -30,7 +30,15 @@ def client(study):
 @pytest.fixture
 def served(study):
     """Links of the raters of a study served by another process, and the process."""
-    command = [forked.python(), "-m", "scripts.preference_study", "serve", str(study.folder), "--port", "0"]
+    command = [
+        forked.python(),
+        "-m",
+        "scripts.preference_study",
+        "serve",
+        str(study.folder),
+        "--port",
+        "0",
+    ]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     yield [process.stdout.readline().split()[1] for _ in study.raters], process
     process.kill()
@@ -44,7 +52,10 @@ def browser():
         page = chromium.new_page()
         page.logged_errors = []
         page.on(
-            "console", lambda log: page.logged_errors.append(log.text) if log.type in ("error", "warning") else None
+            "console",
+            lambda log: (
+                page.logged_errors.append(log.text) if log.type in ("error", "warning") else None
+            ),
         )
         page.on("pageerror", lambda error: page.logged_errors.append(str(error)))
         yield page
@@ -86,11 +97,31 @@ def test_invalid_answers_raise_value_error_and_are_not_stored(study, rater):
         (rater, [pair]),
         (rater, None),
     ]
-    wrong += [(rater, {pair: given}) for given in (None, [], {}, good | {"VQ": "C"}, good | {"VQ": ["tie"]})]
-    wrong += [(rater, {pair: given}) for given in (good | {"more": "tie"}, {"VQ": "tie"}, good | {"VQ": None})]
-    wrong += [(rater, {pair: good, other_pair: good}), (rater, {pair: good, "x": {}}), (rater, None)]
+    wrong += [
+        (rater, {pair: given})
+        for given in (None, [], {}, good | {"VQ": "C"}, good | {"VQ": ["tie"]})
+    ]
+    wrong += [
+        (rater, {pair: given})
+        for given in (good | {"more": "tie"}, {"VQ": "tie"}, good | {"VQ": None})
+    ]
+    wrong += [
+        (rater, {pair: good, other_pair: good}),
+        (rater, {pair: good, "x": {}}),
+        (rater, None),
+    ]
     bodies = [json.dumps({"token": token, "answers": answers}).encode() for token, answers in wrong]
-    for body in [*bodies, b"", b"{", b"[" * 9000, b"\xff\xfe", b"NaN", b"[]", b"null", b'{"token": "\\ud800"}']:
+    for body in [
+        *bodies,
+        b"",
+        b"{",
+        b"[" * 9000,
+        b"\xff\xfe",
+        b"NaN",
+        b"[]",
+        b"null",
+        b'{"token": "\\ud800"}',
+    ]:
         with pytest.raises(ValueError):
             study.add(body)
     assert study.rows() == []
@@ -98,7 +129,9 @@ def test_invalid_answers_raise_value_error_and_are_not_stored(study, rater):
 
 def test_answers_of_a_standalone_page_are_stored_once(study, rater):
     saved = content(study, rater, "", "tie")
-    saved["answers"] = {pair: dict.fromkeys(study.questions, "both_bad") for pair in study.raters[rater]["pairs"]}
+    saved["answers"] = {
+        pair: dict.fromkeys(study.questions, "both_bad") for pair in study.raters[rater]["pairs"]
+    }
     for _ in range(2):
         study.add(json.dumps(saved).encode())
     assert [(row["rater"], row["answer"]) for row in study.rows()] == [("r01", "both_bad")] * 4 * 12
@@ -106,20 +139,43 @@ def test_answers_of_a_standalone_page_are_stored_once(study, rater):
 
 
 def test_served_content_does_not_reveal_the_method(study, client, folders, tmp_path):
-    secrets = [*METHODS, *map(str, folders.values()), "clip_", "key.json", '"identical"', '"repeat"', "methods"]
+    secrets = [
+        *METHODS,
+        *map(str, folders.values()),
+        "clip_",
+        "key.json",
+        '"identical"',
+        '"repeat"',
+        "methods",
+    ]
     study.write_pages(tmp_path / "pages")
-    seen = [path.read_bytes() + path.name.encode() for path in (tmp_path / "pages").rglob("*") if path.is_file()]
+    seen = [
+        path.read_bytes() + path.name.encode()
+        for path in (tmp_path / "pages").rglob("*")
+        if path.is_file()
+    ]
     assert len(seen) == 4 * (1 + 2 * 12)
     for token, rater in study.raters.items():
         replies = [client.get(f"/{token}/")]
         assert replies[0].headers["cache-control"] == "no-store"
         for pair in rater["pairs"]:
-            clips = [client.get(f"/{token}/clips/{pair}-{side}.mp4") for side in ("first", "second")]
+            clips = [
+                client.get(f"/{token}/clips/{pair}-{side}.mp4") for side in ("first", "second")
+            ]
             assert len({(clip.headers["last-modified"], clip.status_code) for clip in clips}) == 1
-            assert [clip.headers["etag"] for clip in clips] == [f'"{pair}-first"', f'"{pair}-second"']
-            replies += [*clips, client.post(f"/{token}/answers", json=content(study, token, pair, "tie"))]
+            assert [clip.headers["etag"] for clip in clips] == [
+                f'"{pair}-first"',
+                f'"{pair}-second"',
+            ]
+            replies += [
+                *clips,
+                client.post(f"/{token}/answers", json=content(study, token, pair, "tie")),
+            ]
         assert {reply.status_code for reply in replies} == {200, 204}
-        seen += [reply.content + repr(reply.headers).encode() + str(reply.url).encode() for reply in replies]
+        seen += [
+            reply.content + repr(reply.headers).encode() + str(reply.url).encode()
+            for reply in replies
+        ]
         assert waiting(study, token) == []
     for file in seen:
         assert not [secret for secret in secrets if secret.encode() in file]
@@ -136,10 +192,28 @@ def test_tokens_give_access_to_the_raters_pairs_only(study, client):
     token, (mine, *_) = token_and_pairs(study)
     _, (theirs, *_) = token_and_pairs(study, 1)
     file = study.raters[token]["pairs"][mine]["first"]
-    paths = ["/", "/x/", "/docs", "/openapi.json", "/key.json", f"/x/clips/{mine}-first.mp4", f"/videos/{file}"]
-    paths += [f"/{token}/{path}" for path in ("key.json", "../key.json", "..%2fkey.json", "clips/..%2f..%2fkey.json")]
-    paths += [f"/{token}/clips/{name}.mp4" for name in (f"{theirs}-first", f"{mine}-prompt", f"{mine}-", mine, "-")]
-    paths += [f"/{token}/clips/{file}", f"/{token}/clips/%00-first.mp4", f"/{token}/clips/{mine}-first.mp4%2f..%2f"]
+    paths = [
+        "/",
+        "/x/",
+        "/docs",
+        "/openapi.json",
+        "/key.json",
+        f"/x/clips/{mine}-first.mp4",
+        f"/videos/{file}",
+    ]
+    paths += [
+        f"/{token}/{path}"
+        for path in ("key.json", "../key.json", "..%2fkey.json", "clips/..%2f..%2fkey.json")
+    ]
+    paths += [
+        f"/{token}/clips/{name}.mp4"
+        for name in (f"{theirs}-first", f"{mine}-prompt", f"{mine}-", mine, "-")
+    ]
+    paths += [
+        f"/{token}/clips/{file}",
+        f"/{token}/clips/%00-first.mp4",
+        f"/{token}/clips/{mine}-first.mp4%2f..%2f",
+    ]
     for path in paths:
         reply = client.get(path)
         assert reply.status_code == 404, path
@@ -149,7 +223,12 @@ def test_tokens_give_access_to_the_raters_pairs_only(study, client):
 def test_invalid_answers_are_rejected_over_http(study, client):
     token, (mine, *_) = token_and_pairs(study)
     good = content(study, token, mine, "tie")
-    for given in (good | {"token": "x"}, good | {"answers": {"x": good["answers"][mine]}}, {}, None):
+    for given in (
+        good | {"token": "x"},
+        good | {"answers": {"x": good["answers"][mine]}},
+        {},
+        None,
+    ):
         assert client.post(f"/{token}/answers", json=given).status_code == 422, given
     for body in (b"", b"{", b"\xff\xfe", b"[" * 9_000, b'"\\ud800"'):
         assert client.post(f"/{token}/answers", content=body).status_code in (413, 422), body[:20]
@@ -163,13 +242,18 @@ def test_invalid_answers_are_rejected_over_http(study, client):
 def test_a_full_disk_is_reported_to_the_rater(study, client):
     token, (mine, *_) = token_and_pairs(study)
     with sqlite3.connect(study.folder / "answers.sqlite") as database:
-        database.execute("CREATE TRIGGER full BEFORE INSERT ON answers BEGIN SELECT RAISE(ABORT, 'disk is full'); END")
+        database.execute(
+            "CREATE TRIGGER full BEFORE INSERT ON answers BEGIN SELECT RAISE(ABORT, 'disk is "
+            "full'); END"
+        )
     reply = client.post(f"/{token}/answers", json=content(study, token, mine, "tie"))
     assert reply.status_code == 503
     assert reply.json()["detail"] == "disk is full; please contact the person who invited you"
     with sqlite3.connect(study.folder / "answers.sqlite") as database:
         database.execute("DROP TRIGGER full")
-    assert client.post(f"/{token}/answers", json=content(study, token, mine, "tie")).status_code == 204
+    assert (
+        client.post(f"/{token}/answers", json=content(study, token, mine, "tie")).status_code == 204
+    )
     assert len(study.rows()) == 4
 
 
@@ -184,7 +268,9 @@ def test_an_incomplete_answer_times_out(study, monkeypatch):
     async def post():
         async with httpx.AsyncClient(transport=httpx.ASGITransport(create_app(study))) as client:
             headers = {"content-length": "100"}
-            return await client.post(f"http://x/{token}/answers", content=trickle(), headers=headers)
+            return await client.post(
+                f"http://x/{token}/answers", content=trickle(), headers=headers
+            )
 
     assert asyncio.run(post()).status_code == 408
 
@@ -205,7 +291,8 @@ def test_a_too_large_body_is_rejected_before_it_is_read(study, served):
     url = httpx.URL(link)
     with socket.create_connection((url.host, url.port), timeout=10) as connection:
         head = (
-            f"POST {url.path}answers HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {10**12}"
+            f"POST {url.path}answers HTTP/1.1\r\nhost: x\r\ncontent-type: "
+            f"application/json\r\ncontent-length: {10**12}"
         )
         connection.sendall(f"{head}\r\n\r\n{{".encode())
         assert connection.recv(100).startswith(b"HTTP/1.1 413")
@@ -216,9 +303,13 @@ def wait_for_clips(page):
     page.wait_for_timeout(100)
     for _ in range(100):
         state = page.evaluate(
-            "[...document.querySelectorAll('video')].map(v => [v.readyState, v.paused, v.currentTime])"
+            "[...document.querySelectorAll('video')].map(v => [v.readyState, v.paused, "
+            "v.currentTime])"
         )
-        if all(ready >= 3 and not paused for ready, paused, _ in state) and max(t for *_, t in state) > 0.1:
+        if (
+            all(ready >= 3 and not paused for ready, paused, _ in state)
+            and max(t for *_, t in state) > 0.1
+        ):
             return abs(state[0][2] - state[1][2])
         page.wait_for_timeout(50)
     raise AssertionError(f"the clips do not play: {state}")
@@ -228,8 +319,9 @@ def test_a_rater_answers_with_the_keyboard_and_resumes(study, served, browser):
     (link, *_), _ = served
     _, pairs = token_and_pairs(study)
     browser.goto(link)
-    assert "This study has 12 pairs of videos with 4 questions each, and takes about 6 minutes." in browser.inner_text(
-        "#start"
+    assert (
+        "This study has 12 pairs of videos with 4 questions each, and takes about 6 minutes."
+        in browser.inner_text("#start")
     )
     assert not browser.locator("#work").is_visible()
     browser.keyboard.press("a")  # before the start, keys answer nothing
@@ -240,7 +332,20 @@ def test_a_rater_answers_with_the_keyboard_and_resumes(study, served, browser):
         browser.locator("#count", has_text=f"Pair {place} of 12").wait_for()
         browser.keyboard.press("Enter")
         assert browser.locator("#send").is_disabled()
-        for key in ("x", "x", "ArrowUp", "ArrowUp", keys[chosen], "x", "t", "r", keys[chosen], "p", "p", "Enter"):
+        for key in (
+            "x",
+            "x",
+            "ArrowUp",
+            "ArrowUp",
+            keys[chosen],
+            "x",
+            "t",
+            "r",
+            keys[chosen],
+            "p",
+            "p",
+            "Enter",
+        ):
             browser.keyboard.press(key)
     browser.locator("#count", has_text="Pair 5 of 12").wait_for()
     for pair, chosen in zip(pairs, keys):
@@ -295,7 +400,10 @@ def move_the_folder(path):
 @pytest.mark.parametrize("change", [delete, replace_by_a_copy, truncate, move_the_folder])
 def test_an_answer_is_not_accepted_into_a_database_that_is_gone(study, client, change):
     token, pairs = token_and_pairs(study)
-    assert client.post(f"/{token}/answers", json=content(study, token, pairs[0], "tie")).status_code == 204
+    assert (
+        client.post(f"/{token}/answers", json=content(study, token, pairs[0], "tie")).status_code
+        == 204
+    )
     change(study.folder / "answers.sqlite")
     reply = client.post(f"/{token}/answers", json=content(study, token, pairs[1], "tie"))
     assert reply.status_code == 503 and "please contact the person who invited you" in reply.text

@@ -30,13 +30,19 @@ def test_a_design_is_balanced_over_methods_prompts_and_sides(methods, units, rat
     cells = [[(unit, *sorted(sides)) for _, unit, *sides in screens] for screens in designed]
     together = [cell for rater_cells in cells for cell in rater_cells]
     versus = Counter(cell[1:] for cell in together)
-    assert len(versus) == min(methods * (methods - 1) // 2, len(together)) and spread(versus.values()) <= 1
+    assert (
+        len(versus) == min(methods * (methods - 1) // 2, len(together))
+        and spread(versus.values()) <= 1
+    )
     assert spread([Counter(cell[0] for cell in together)[unit] for unit in range(units)]) <= 2
     assert spread(Counter(together).values()) <= 1
     for rater_cells, screens in zip(cells, designed):
         assert len(set(rater_cells)) == pairs
         assert spread(Counter(cell[1:] for cell in rater_cells).values()) <= 1
-        assert sum(first < second for *_, first, second in screens) in (pairs // 2, (pairs + 1) // 2)
+        assert sum(first < second for *_, first, second in screens) in (
+            pairs // 2,
+            (pairs + 1) // 2,
+        )
 
 
 def test_sides_and_order_differ_between_raters():
@@ -44,7 +50,9 @@ def test_sides_and_order_differ_between_raters():
     assert len({tuple(unit for _, unit, *_ in screens) for screens in designed}) == 6
     sides = [tuple(first for *_, first, _ in screens) for screens in designed]
     assert len(set(sides)) == 6
-    assert sum(a != b for row in sides for a, b in zip(row, row[1:])) < 0.8 * 66, "sides must not alternate"
+    assert sum(a != b for row in sides for a, b in zip(row, row[1:])) < 0.8 * 66, (
+        "sides must not alternate"
+    )
 
 
 def test_repeats_come_after_their_pairs_with_sides_swapped():
@@ -56,9 +64,13 @@ def test_repeats_come_after_their_pairs_with_sides_swapped():
             assert (first == second) == (kind == "identical")
 
 
-@pytest.mark.parametrize("wrong", [{"raters": 0}, {"pairs": 13}, {"pairs": 0}, {"checks": 7}, {"checks": -1}])
+@pytest.mark.parametrize(
+    "wrong", [{"raters": 0}, {"pairs": 13}, {"pairs": 0}, {"checks": 7}, {"checks": -1}]
+)
 def test_impossible_sizes_raise_value_error(wrong):
-    with pytest.raises(ValueError, match=f"--{next(iter(wrong))} must be from .* for 2 methods with 12 videos"):
+    with pytest.raises(
+        ValueError, match=f"--{next(iter(wrong))} must be from .* for 2 methods with 12 videos"
+    ):
         design(2, 12, **({"raters": 2, "pairs": 12, "checks": 1} | wrong))
 
 
@@ -70,7 +82,8 @@ def test_the_default_number_of_pairs_is_20_or_all_of_fewer(folders, tmp_path):
     two = {name: folders[name] for name in METHODS[:2]}  # four prompts
     assert make_study(tmp_path / "study", two, [], raters=3) == 4
     raters = json.loads((tmp_path / "study/study.json").read_text())["raters"].values()
-    assert [len(rater["pairs"]) for rater in raters] == [8, 8, 8]  # with two repeated and two identical pairs
+    # with two repeated and two identical pairs
+    assert [len(rater["pairs"]) for rater in raters] == [8, 8, 8]
 
 
 def test_latents_beside_the_videos_are_copied_with_them(folders, tmp_path):
@@ -96,7 +109,11 @@ def test_only_the_key_reveals_the_method(study, folders):
         assert not [name for name in METHODS if name.encode() in content or name in file.name]
     assert key["methods"] == list(METHODS)
     pairs = key["pairs"].values()
-    sources = {pair[side]: pair["sources"][number] for pair in pairs for number, side in enumerate(("first", "second"))}
+    sources = {
+        pair[side]: pair["sources"][number]
+        for pair in pairs
+        for number, side in enumerate(("first", "second"))
+    }
     assert all((pair["kind"] == "identical") == (pair["first"] == pair["second"]) for pair in pairs)
     for file, source in sources.items():
         assert (study.folder / file).read_bytes() == Path(source).read_bytes()
@@ -104,10 +121,15 @@ def test_only_the_key_reveals_the_method(study, folders):
 
 @pytest.mark.slow
 def test_all_videos_are_compressed_again_if_one_has_metadata(folders, tmp_path):
-    """Otherwise its metadata, or that only its method's videos are compressed twice, would reveal the method."""
+    """Otherwise its metadata, or that only its method's videos are compressed twice, would reveal
+    the method.
+    """
     methods = {name: shutil.copytree(folder, tmp_path / name) for name, folder in folders.items()}
     marked = methods[METHODS[1]] / "clip_2.mp4"
-    with av.open(str(folders[METHODS[1]] / "clip_2.mp4")) as source, av.open(str(marked), "w") as target:
+    with (
+        av.open(str(folders[METHODS[1]] / "clip_2.mp4")) as source,
+        av.open(str(marked), "w") as target,
+    ):
         target.metadata["comment"] = f"made by {METHODS[1]}"
         stream = target.add_stream_from_template(source.streams.video[0])
         for packet in source.demux(source.streams.video[0]):
@@ -117,7 +139,11 @@ def test_all_videos_are_compressed_again_if_one_has_metadata(folders, tmp_path):
     assert METHODS[1].encode() in marked.read_bytes()
     make_study(tmp_path / "study", methods, [], raters=4, pairs=8, checks=0, seed=0)
     pairs = json.loads((tmp_path / "study/key.json").read_text())["pairs"].values()
-    sources = {pair[side]: pair["sources"][number] for pair in pairs for number, side in enumerate(("first", "second"))}
+    sources = {
+        pair[side]: pair["sources"][number]
+        for pair in pairs
+        for number, side in enumerate(("first", "second"))
+    }
     assert str(marked) in sources.values()
     for file, source in sources.items():
         content = (tmp_path / "study" / file).read_bytes()
@@ -137,7 +163,9 @@ def test_another_study_has_different_names_and_tokens(study, folders, tmp_path):
         for raters in (other["raters"], study.raters)
     ]
     assert orders[0] != orders[1]
-    assert not {p.name for p in (tmp_path / "other/videos").iterdir()} & {p.name for p in study.folder.glob("videos/*")}
+    assert not {p.name for p in (tmp_path / "other/videos").iterdir()} & {
+        p.name for p in study.folder.glob("videos/*")
+    }
 
 
 def test_folders_are_compared_on_their_common_prompts(folders, tmp_path):
@@ -175,4 +203,6 @@ def test_a_study_of_full_size_videos_keeps_their_length_and_size(tmp_path, is_co
     make_study(tmp_path / "study", methods, [], raters=2, pairs=6, checks=1)
     files = [*(tmp_path / "study/videos").iterdir()]
     assert len(files) == 6 and {read_header(file) for file in files} == {read_header(clip)}
-    assert (sum(file.stat().st_size for file in files) == 6 * (clip.stat().st_size + 16)) == is_copied
+    assert (
+        sum(file.stat().st_size for file in files) == 6 * (clip.stat().st_size + 16)
+    ) == is_copied

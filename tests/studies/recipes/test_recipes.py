@@ -1,4 +1,6 @@
-"""Recipes at equal cost: their file, their budgets, the cost and metrics of runs, and the output files."""
+"""Recipes at equal cost: their file, their budgets, the cost and metrics of runs, and the output
+files.
+"""
 
 import csv
 import json
@@ -57,31 +59,57 @@ def test_recipes_are_trained_to_the_budget_and_compared_once(compare, tmp_path):
     rows = {row["Recipe"]: row for row in csv.DictReader((out / "recipes.csv").open())}
     bases = ["Base model", "Base model, guidance 2"]
     assert list(rows) == [*bases, "one_update", "two.updates", "two.updates_control"]
-    assert [row["Forwards a video"] for row in rows.values()] == ["2", "4", "2", "2", "2"]  # two steps
-    assert rows[bases[0]]["Reward"] != rows[bases[1]]["Reward"] and (out / "scores/base-guided-2.json").is_file()
+    # two steps
+    assert [row["Forwards a video"] for row in rows.values()] == ["2", "4", "2", "2", "2"]
+    assert (
+        rows[bases[0]]["Reward"] != rows[bases[1]]["Reward"]
+        and (out / "scores/base-guided-2.json").is_file()
+    )
     scores = json.loads((out / "scores/base-guided-2.json").read_text())
-    assert float(rows[bases[1]]["Reward"]) == pytest.approx(scores["summary"]["reward"]["mean"], 1e-4)
+    assert float(rows[bases[1]]["Reward"]) == pytest.approx(
+        scores["summary"]["reward"]["mean"], 1e-4
+    )
     study = Study("configs/smoke.yaml", out, read_recipes(str(tmp_path / "recipes.yaml"))[1])
     run = Run(Recipe("one_update", ("--validation_steps=2",)), 0)
     unguided, trace = guided_base(study, run, 1.0), read_trace(study, run)
-    measured = {name: values[0] for name, values in trace.items() if math.isfinite(values[0]) and name not in AXES}
+    measured = {
+        name: values[0]
+        for name, values in trace.items()
+        if math.isfinite(values[0]) and name not in AXES
+    }
     assert {*COMPARED.values()} - {"True reward"} <= measured.keys()
     assert {name: unguided[name][0] for name in measured} == pytest.approx(measured, rel=1e-5)
-    assert scores["of"]["settings"]["validation_steps"] == 2  # of the recipes, not of the base config
-    assert "ignore_rewards: true" in (out / "cells/two.updates_control-seed1/config.yaml").read_text()
+    # of the recipes, not of the base config
+    assert scores["of"]["settings"]["validation_steps"] == 2
+    assert (
+        "ignore_rewards: true" in (out / "cells/two.updates_control-seed1/config.yaml").read_text()
+    )
     line = read_metrics(out / "cells/two.updates-seed1/metrics.jsonl")
     other = json.loads((out / "cells/two.updates-seed0/metrics.jsonl").read_text().splitlines()[-1])
-    assert [x["iteration"] for x in line] == [1, 2]  # two iterations of 8 rollouts are within the budget
+    # two iterations of 8 rollouts are within the budget
+    assert [x["iteration"] for x in line] == [1, 2]
     row = rows["two.updates"]
     forwards = 8 * sum(x["cost/forwards"] for x in line)
     assert (row["Rollouts"], row["Forwards"], row["Seeds"]) == ("16", f"{forwards:.0f}", "2")
-    assert float(row["Reward"]) == pytest.approx((line[1]["validation/reward"] + other["validation/reward"]) / 2, 1e-4)
-    assert float(rows["Base model"]["Reward"]) != float(row["Reward"]) and rows["Base model"]["Rollouts"] == "0"
-    assert (out / "recipes.md").read_text() in output.out and "| two.updates against one_update | 2 |" in output.out
+    assert float(row["Reward"]) == pytest.approx(
+        (line[1]["validation/reward"] + other["validation/reward"]) / 2, 1e-4
+    )
+    assert (
+        float(rows["Base model"]["Reward"]) != float(row["Reward"])
+        and rows["Base model"]["Rollouts"] == "0"
+    )
+    assert (
+        out / "recipes.md"
+    ).read_text() in output.out and "| two.updates against one_update | 2 |" in output.out
     gain = float(row["Reward"]) - float(rows["one_update"]["Reward"])
-    assert f"| two.updates against one_update | 2 | {gain:+.3f} [" in (out / "verdicts.md").read_text()
+    assert (
+        f"| two.updates against one_update | 2 | {gain:+.3f} [" in (out / "verdicts.md").read_text()
+    )
     gain = float(row["Reward"]) - float(rows["two.updates_control"]["Reward"])
-    assert f"| two.updates against two.updates_control | 2 | {gain:+.3f} [" in (out / "verdicts.md").read_text()
+    assert (
+        f"| two.updates against two.updates_control | 2 | {gain:+.3f} ["
+        in (out / "verdicts.md").read_text()
+    )
     assert "two.updates_control against" not in (out / "verdicts.md").read_text()
     for name in ("curves_rollouts", "curves_forwards", "curves_seconds", "pareto"):
         assert (out / f"{name}.png").stat().st_size > 10_000
@@ -89,7 +117,11 @@ def test_recipes_are_trained_to_the_budget_and_compared_once(compare, tmp_path):
     code, output = compare("--budget", "rollouts=17", "--dry_run", text=with_control)
     assert code == 0 and "6 cells, 0 to run" in output.out
     code, output = compare("--budget", "rollouts=17", text=FILE.replace("1e-2", "2e-2"))
-    assert code == 2 and "was started with learning_rate 0.01 instead of 0.02; use another --output_dir" in output.err
+    assert (
+        code == 2
+        and "was started with learning_rate 0.01 instead of 0.02; use another --output_dir"
+        in output.err
+    )
     code, output = compare("--budget", "rollouts=8")
     assert code == 2 and "2 iterations, more than max_steps 1" in output.err
 
@@ -114,16 +146,32 @@ def test_a_dry_run_writes_nothing_and_a_table_needs_a_finished_run(compare, tmp_
             FILE.replace("learning_rate: 1e-2", "reward_weights: averaged"),
             "two.updates must have the same reward_weights as",
         ),
-        (FILE.replace("learning_rate: 1e-2", "sde_window:"), "sde_window must have a value; remove it"),
-        (FILE.replace("learning_rate: 1e-2", "reward_model: [a, ]").replace("[a, ]", "[a, null]"), "must have a value"),
-        (FILE.replace("{grpo", "{control: true, grpo"), "control is not a setting of all recipes; move it from common"),
+        (
+            FILE.replace("learning_rate: 1e-2", "sde_window:"),
+            "sde_window must have a value; remove it",
+        ),
+        (
+            FILE.replace("learning_rate: 1e-2", "reward_model: [a, ]").replace(
+                "[a, ]", "[a, null]"
+            ),
+            "must have a value",
+        ),
+        (
+            FILE.replace("{grpo", "{control: true, grpo"),
+            "control is not a setting of all recipes; move it from common",
+        ),
         (FILE.replace("{grpo", "{config: configs/smoke.yaml, grpo"), "cannot set config"),
         (
-            FILE.replace("configs/smoke.yaml, learning_rate", "configs/miniature_paper.yaml, learning_rate"),
+            FILE.replace(
+                "configs/smoke.yaml, learning_rate", "configs/miniature_paper.yaml, learning_rate"
+            ),
             "must have the same vali",
         ),
         (FILE.replace("learning_rate: 1e-2", "batch_size: 7"), "recipe two.updates: "),
-        (FILE.replace("1e-2", "1e-2, control: 'false'"), "control must be true, .*, or false, got 'false'"),
+        (
+            FILE.replace("1e-2", "1e-2, control: 'false'"),
+            "control must be true, .*, or false, got 'false'",
+        ),
         (
             FILE.replace("1e-2}", "1e-2, control: true}\n  two.updates_control: {}"),
             "two.updates_control, .*, got another",
@@ -148,17 +196,30 @@ def test_an_invalid_scale_of_the_guided_base_is_an_error_before_training(compare
 
 def test_settings_of_a_file_become_flags(file):
     settings = (
-        'recipes: {a: {reward_model: [one, two], use_muon: false, reward_weights: {"VQ": 1}, eta: 1e-7, resume: ""}}'
+        'recipes: {a: {reward_model: [one, two], use_muon: false, reward_weights: {"VQ": 1}, eta: '
+        '1e-7, resume: ""}}'
     )
     _, common, (recipe,) = read_recipes(file(f"base: x.yaml\n{settings}"))
     assert common == [] and recipe.flags([]) == [
-        *("--reward_model", "one", "two", "--use_muon=false", '--reward_weights={"VQ": 1}', "--eta=1e-07", "--resume=")
+        *(
+            "--reward_model",
+            "one",
+            "two",
+            "--use_muon=false",
+            '--reward_weights={"VQ": 1}',
+            "--eta=1e-07",
+            "--resume=",
+        )
     ]
 
 
-@pytest.mark.parametrize("text", ["rollouts", "rollouts=0", "rollouts=-3", "hours=3", "seconds=1e3"])
+@pytest.mark.parametrize(
+    "text", ["rollouts", "rollouts=0", "rollouts=-3", "hours=3", "seconds=1e3"]
+)
 def test_an_invalid_budget_raises_value_error(text):
-    with pytest.raises(ValueError, match="--budget must be rollouts=N or forwards=N or seconds=N, got"):
+    with pytest.raises(
+        ValueError, match="--budget must be rollouts=N or forwards=N or seconds=N, got"
+    ):
         Budget.of(text)
 
 
@@ -169,7 +230,8 @@ def test_a_budget_of_forwards_gives_the_cheaper_recipe_more_iterations(tmp_path,
         study.config(Run(recipe, 0)).optimizer.max_steps
         for recipe in limit_to_budget(Budget("forwards", 40_000), study, recipes)
     )
-    # 8 steps, 7 trained at 3 each and 7 of the anchor; the window has 2 trained steps, and the anchor only there.
+    # 8 steps, 7 trained at 3 each and 7 of the anchor; the window has 2 trained steps, and the
+    # anchor only there.
     assert full == 40_000 // (32 * 36) and window == 40_000 // (32 * (8 + 2 + 3 * 2))
     (timed,) = limit_to_budget(Budget("seconds", 9), study, recipes[:1])
     assert study.config(Run(timed, 0)).optimizer.max_steps == 60  # of the config
@@ -177,15 +239,22 @@ def test_a_budget_of_forwards_gives_the_cheaper_recipe_more_iterations(tmp_path,
 
 def test_a_recipe_with_a_config_shares_the_common_settings(file, tmp_path, tiny_config):
     text = "base: configs/miniature.yaml\ncommon: {validation_interval: 5, save_interval: 5}\n"
-    text += "recipes: {sage: {}, guidance: {config: configs/miniature_guidance.yaml, kl_weight: 0.5}}"
+    text += (
+        "recipes: {sage: {}, guidance: {config: configs/miniature_guidance.yaml, kl_weight: 0.5}}"
+    )
     base, common, recipes = read_recipes(file(text))
     study = Study(base, tmp_path / "out", common)
     sage, guidance = (
-        study.config(Run(recipe, 0)) for recipe in limit_to_budget(Budget("rollouts", 640), study, recipes)
+        study.config(Run(recipe, 0))
+        for recipe in limit_to_budget(Budget("rollouts", 640), study, recipes)
     )
-    assert (sage.loss.objective, guidance.loss.objective) == ("grpo", "nft") and sage.data == guidance.data
+    assert (sage.loss.objective, guidance.loss.objective) == (
+        "grpo",
+        "nft",
+    ) and sage.data == guidance.data
     trust = guidance.trust_region
-    assert (trust.anchor_cfg_scale, trust.kl_weight, guidance.rollout.eta) == (3, 0.5, 0)  # file, flag, file
+    # file, flag, file
+    assert (trust.anchor_cfg_scale, trust.kl_weight, guidance.rollout.eta) == (3, 0.5, 0)
     assert sage.record.validation_interval == guidance.record.validation_interval == 5
     assert (sage.optimizer.max_steps, guidance.optimizer.max_steps) == (640 // 32, 640 // 8)
 
@@ -204,29 +273,51 @@ def test_metrics_are_interpolated_at_the_budget_and_curves_end_there():
     assert [point["Reward"].mean for point in points] == [1.0, 3.5, 4.0]
     assert [point["seconds"].mean for point in points] == [0, 10, 12.5]
     half_width = 12.7062 * 1.0  # half the distance of two numbers, times the quantile
-    assert points[-1]["Reward"].high - 4.0 == pytest.approx(half_width, rel=1e-4) and "True reward" not in points[-1]
+    assert (
+        points[-1]["Reward"].high - 4.0 == pytest.approx(half_width, rel=1e-4)
+        and "True reward" not in points[-1]
+    )
     assert len(curve([slow], "seconds")) == 3 and len(curve([slow], "seconds", 20)) == 3
 
 
 def test_costs_are_cumulative_and_true_rewards_are_weighted(tmp_path, tiny_config):
     study, run = Study("configs/miniature.yaml", tmp_path, num_gpus=2), Run(Recipe("a", ()), 0)
     (study.folder(run) / "samples/000000").mkdir(parents=True)
-    (study.folder(run) / "samples/000000/measures.json").write_text('{"reward": 1.0, "spreads": {}}')
+    (study.folder(run) / "samples/000000/measures.json").write_text(
+        '{"reward": 1.0, "spreads": {}}'
+    )
     line = {"cost/forwards": 36, "time/iteration": 2.0}
     end = {"validation/reward": 2.0, "validation/unseen/reward": 1.5}
     end |= {f"validation/true/{name}": v for name, v in (("VQ", 1), ("MQ", 3), ("TA", 5))}
-    lines = [{"iteration": 0, "validation/reward": 1.0}, line | {"iteration": 1}, line | {"iteration": 2} | end]
+    lines = [
+        {"iteration": 0, "validation/reward": 1.0},
+        line | {"iteration": 1},
+        line | {"iteration": 2} | end,
+    ]
     (study.folder(run) / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
     values = read_trace(study, run)
     assert values["rollouts"].tolist() == [0, 128] and values["forwards"].tolist() == [0, 128 * 36]
     assert values["seconds"].tolist() == [0, 8] and values["Reward"].tolist() == [1, 2]
-    assert math.isnan(values["Reward, unseen prompts"][0]) and values["Reward, unseen prompts"][1] == 1.5
+    assert (
+        math.isnan(values["Reward, unseen prompts"][0])
+        and values["Reward, unseen prompts"][1] == 1.5
+    )
     assert values["True reward"][1] == 0.5 + 1.5 + 5 and math.isnan(values["True reward"][0])
 
 
-@pytest.mark.parametrize("path", sorted(Path("configs/recipes").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted(Path("configs/recipes").glob("*.yaml")), ids=lambda path: path.stem
+)
 def test_the_included_recipes_can_be_planned(path, tmp_path, monkeypatch, capfd):
-    words = ["compare_recipes.py", str(path), "--budget", "forwards=60000", "--out", str(tmp_path), "--dry_run"]
+    words = [
+        "compare_recipes.py",
+        str(path),
+        "--budget",
+        "forwards=60000",
+        "--out",
+        str(tmp_path),
+        "--dry_run",
+    ]
     monkeypatch.setattr("sys.argv", words)
     assert compare_recipes.main() == 0
     assert f"{5 * len(read_recipes(str(path))[2])} cells, " in capfd.readouterr().out
@@ -241,17 +332,27 @@ def test_the_included_recipes_can_be_planned(path, tmp_path, monkeypatch, capfd)
             "metrics.jsonl has no line of iteration 2",
         ),
         ("metrics.jsonl", '{"iteration": 2, COST}\n', "metrics.jsonl has no line of iteration 1"),
-        ("metrics.jsonl", '{"iteration": 1}\n', "records of the run in .*a-seed0 are corrupted: KeyError"),
+        (
+            "metrics.jsonl",
+            '{"iteration": 1}\n',
+            "records of the run in .*a-seed0 are corrupted: KeyError",
+        ),
         (
             "samples/000000/measures.json",
             '{"reward": "x"}',
             "records of the run in .*a-seed0 are corrupted: ValueError",
         ),
-        ("samples/000000/measures.json", "[1]", "a-seed0: .*measures.json must contain a JSON object, got list"),
+        (
+            "samples/000000/measures.json",
+            "[1]",
+            "a-seed0: .*measures.json must contain a JSON object, got list",
+        ),
         ("samples/000000/measures.json", '{"rew', "a-seed0: .*measures.json is not valid JSON"),
     ],
 )
-def test_corrupted_or_missing_records_of_a_run_are_named(tmp_path, tiny_config, file, text, message):
+def test_corrupted_or_missing_records_of_a_run_are_named(
+    tmp_path, tiny_config, file, text, message
+):
     study, run = Study("configs/miniature.yaml", tmp_path), Run(Recipe("a", ()), 0)
     cost = '"cost/forwards": 36, "time/iteration": 2.0, "validation/reward": 1.0'
     (study.folder(run) / "samples/000000").mkdir(parents=True)

@@ -32,7 +32,9 @@ def write_run(study, cell, *, iterations, checkpoint=None, **changes):
     folder.mkdir(parents=True)
     lines = [json.dumps({"iteration": k}) for k in range(1, iterations + 1)]
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    settings = {name: value for name, value in study.config(cell).flat().items() if value is not None}
+    settings = {
+        name: value for name, value in study.config(cell).flat().items() if value is not None
+    }
     (folder / "config.yaml").write_text(yaml.safe_dump(settings | changes | {"environment": {}}))
     if checkpoint is not None:
         (folder / f"checkpoints/{checkpoint:06d}").mkdir(parents=True)
@@ -43,7 +45,11 @@ def test_a_cell_has_the_settings_in_its_name(study):
     config = study.config(CELL)
     assert CELL.name == "B-flow_grpo-fixed-noeq-seed2"
     assert (config.reward.reward_weights, config.rollout.sde_type) == ("alignment", "flow_grpo")
-    assert (config.kl_strategy, config.loss.use_grad_balancing, config.data.seed) == ("fixed", False, 2)
+    assert (config.kl_strategy, config.loss.use_grad_balancing, config.data.seed) == (
+        "fixed",
+        False,
+        2,
+    )
     assert config.record.output_dir.endswith("table/cells/B-flow_grpo-fixed-noeq-seed2")
     assert config.optimizer.max_steps == 2 and config.model.num_threads == 1
     assert config.record.resume_from_checkpoint == ""
@@ -62,7 +68,9 @@ def options_of(*flags):
 
 def test_matched_noise_is_passed_on_unless_empty(tmp_path):
     for noise in ([], ["--match_noise", "sage_grpo:0.5"]):
-        flags = grid_study(options_of("--world", "miniature", "--out", tmp_path, *noise)).flags(CELL)
+        flags = grid_study(options_of("--world", "miniature", "--out", tmp_path, *noise)).flags(
+            CELL
+        )
         assert flags[flags.index("--match_noise") + 1] == (noise[1] if noise else "sage_grpo:0.7")
     for world in (["--config", SMOKE], ["--world", "miniature", "--match_noise", ""]):
         assert "--match_noise" not in grid_study(options_of(*world, "--out", tmp_path)).flags(CELL)
@@ -102,7 +110,9 @@ def test_extra_flags_are_parsed_and_cannot_set_flags_of_the_cells(tmp_path):
 
 def test_an_extra_kl_weight_does_not_enable_a_disabled_kl(tmp_path, tiny_config):
     study = Study(SMOKE, tmp_path, ["--kl_weight", "0.5"])
-    without, fixed = (study.config(Run(Cell("A", "sage_grpo", kl, True), 0)) for kl in ("none", "fixed"))
+    without, fixed = (
+        study.config(Run(Cell("A", "sage_grpo", kl, True), 0)) for kl in ("none", "fixed")
+    )
     assert without.kl_strategy == "none"
     assert (fixed.kl_strategy, fixed.trust_region.kl_weight) == ("fixed", 0.5)
 
@@ -123,7 +133,9 @@ def test_a_run_without_its_last_checkpoint_is_not_finished(study, checkpoint, is
 
 def test_a_cell_with_other_settings_raises_value_error(study):
     write_run(study, CELL, iterations=1, eta=0.1, log_video_interval=7)
-    with pytest.raises(ValueError, match=r"started with eta 0.1 instead of 0.7; use another --output_dir"):
+    with pytest.raises(
+        ValueError, match=r"started with eta 0.1 instead of 0.7; use another --output_dir"
+    ):
         progress(study.folder(CELL), study.config(CELL))
 
 
@@ -136,7 +148,8 @@ def test_a_cell_with_too_many_iterations_raises_value_error(study):
 def test_the_plan_counts_rollouts_and_forward_passes_and_writes_nothing(study):
     cells = [Run(Cell("A", "sage_grpo", kl, True), 0) for kl in ("none", "fixed")]
     without, with_anchor = (plan_run(study, cell) for cell in cells)
-    # 8 rollouts of 4 steps in 2 branches; 3 trained steps cost 3 each, and 1 more with the anchor; 2 validations.
+    # 8 rollouts of 4 steps in 2 branches; 3 trained steps cost 3 each, and 1 more with the anchor;
+    # 2 validations.
     validation = 8 * 4 * 2
     assert without.rollouts == with_anchor.rollouts == 16
     assert without.forwards == 16 * 2 * (4 + 3 * 3) + 2 * validation
@@ -158,7 +171,8 @@ def test_a_stopped_study_ends_its_runs(study, tmp_path, number):
     """A run that continued would block its folder for the next start."""
     started = tmp_path / "pid"
     (tmp_path / "sleep.py").write_text(
-        f"import os, pathlib, time; pathlib.Path({str(started)!r}).write_text(str(os.getpid())); time.sleep(60)"
+        f"import os, pathlib, time; pathlib.Path({str(started)!r}).write_text(str(os.getpid())); "
+        "time.sleep(60)"
     )
     program = f"""
 import os, signal, threading, time
@@ -177,6 +191,8 @@ threading.Thread(target=stop).start()
 study = Study({SMOKE!r}, Path({str(tmp_path)!r}))
 train_runs.train_runs(study, [Run(Cell("B", "flow_grpo", "fixed", False), 2)], jobs=1)
 """
-    ended = subprocess.run([python(), "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(
+        [python(), "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
     assert ended.returncode == 128 + number, ended.stderr
     assert not os.path.exists(f"/proc/{started.read_text()}")

@@ -15,15 +15,25 @@ from studies.tables.comparisons import as_markdown
 from studies.tables.table2 import COMPARED, NOTES, comparisons_of, questions
 
 SAGE, FLOW = (Cell("B", method, "dual_moving", True) for method in ("sage_grpo", "flow_grpo"))
-DIFFICULTY = (0.0, 5.0, -3.0, 1.0)  # effect of each prompt, much larger than differences between policies
+# effect of each prompt, much larger than differences between policies
+DIFFICULTY = (0.0, 5.0, -3.0, 1.0)
 LUCK = (0.3, -0.4, 0.2)  # effect of each seed, the same for both policies
 
 
 def evaluation(seed, gain=0.0, *, frechet=None, missing=()):
-    """Return an evaluation with a video of each prompt; ``gain`` is added to TA, whose weight in setting B is 1."""
+    """Return an evaluation with a video of each prompt; ``gain`` is added to TA, whose weight in
+    setting B is 1.
+    """
     ta = {group: level + LUCK[seed] + gain for group, level in enumerate(DIFFICULTY)}
     videos = [
-        {"number": group, "prompt": f"prompt {group}", "group": group, "VQ": 0.2, "MQ": 0.4, "TA": value}
+        {
+            "number": group,
+            "prompt": f"prompt {group}",
+            "group": group,
+            "VQ": 0.2,
+            "MQ": 0.4,
+            "TA": value,
+        }
         for group, value in ta.items()
     ]
     for group in missing:
@@ -51,7 +61,10 @@ def test_pairing_removes_effects_that_both_runs_share():
     assert (reward.mean, reward.high - reward.mean) == pytest.approx((0.11, half_width))
     frechet = found.differences["Frechet distance"]
     assert (frechet.mean, frechet.high - frechet.mean) == pytest.approx((0.1, 10 * half_width))
-    assert found.question == "SAGE-GRPO against FlowGRPO, dual moving KL, equalizer" and found.seeds == [0, 1, 2]
+    assert (
+        found.question == "SAGE-GRPO against FlowGRPO, dual moving KL, equalizer"
+        and found.seeds == [0, 1, 2]
+    )
     assert found.verdict("Reward") == "higher" and "True reward" not in found.differences
 
 
@@ -65,9 +78,12 @@ def test_pairing_removes_effects_that_both_runs_share():
 )
 def test_a_verdict_needs_two_seeds_and_an_interval_without_0(gains, reading):
     found = sage_against_flow(
-        {seed: evaluation(seed, gain) for seed, gain in enumerate(gains)}, {seed: evaluation(seed) for seed in range(3)}
+        {seed: evaluation(seed, gain) for seed, gain in enumerate(gains)},
+        {seed: evaluation(seed) for seed in range(3)},
     )
-    assert found.verdict("Reward") == reading and f"| {reading} |" in as_markdown([found], COMPARED, NOTES)
+    assert found.verdict("Reward") == reading and f"| {reading} |" in as_markdown(
+        [found], COMPARED, NOTES
+    )
 
 
 def test_a_difference_on_unseen_prompts_excludes_the_training_prompts():
@@ -75,7 +91,9 @@ def test_a_difference_on_unseen_prompts_excludes_the_training_prompts():
     sage, flow = evaluation(0, 0.1), evaluation(0)
     for group in (1, 2):
         sage.videos[group]["TA"] += 0.4
-    found = sage_against_flow({0: mark_seen(sage, training)}, {0: mark_seen(flow, training)}).differences
+    found = sage_against_flow(
+        {0: mark_seen(sage, training)}, {0: mark_seen(flow, training)}
+    ).differences
     assert (found["Reward"].mean, found["Reward, unseen prompts"].mean) == pytest.approx((0.3, 0.5))
     unsplit = sage_against_flow({0: sage}, {0: mark_seen(flow, [Request("another prompt")])})
     assert "Reward, unseen prompts" not in unsplit.differences
@@ -83,7 +101,8 @@ def test_a_difference_on_unseen_prompts_excludes_the_training_prompts():
 
 def test_only_common_seeds_and_videos_are_compared():
     found = sage_against_flow(
-        {0: evaluation(0, 0.1), 1: evaluation(1, 0.3, missing=[1])}, {1: evaluation(1, missing=[2]), 2: evaluation(2)}
+        {0: evaluation(0, 0.1), 1: evaluation(1, 0.3, missing=[1])},
+        {1: evaluation(1, missing=[2]), 2: evaluation(2)},
     )
     assert found.seeds == [1] and found.differences["Reward"].mean == pytest.approx(0.3)
     none = sage_against_flow({0: evaluation(0)}, {1: evaluation(1)})
@@ -92,13 +111,21 @@ def test_only_common_seeds_and_videos_are_compared():
 
 def test_a_seed_without_scores_prevents_a_verdict():
     unscored = evaluation(1, missing=range(4))
-    found = sage_against_flow({0: evaluation(0, 0.1), 1: unscored}, {0: evaluation(0), 1: evaluation(1)})
+    found = sage_against_flow(
+        {0: evaluation(0, 0.1), 1: unscored}, {0: evaluation(0), 1: evaluation(1)}
+    )
     assert found.verdict("Reward") == "not measured" and "Reward" not in found.differences
 
 
 def test_questions_compare_rows_that_differ_in_one_setting():
-    rows = [Cell("", *cell) for cell in itertools.product(("cps", "sage_grpo"), ("none", "fixed"), (True, False))]
-    found = [question for question, _, _ in questions([*rows, Cell("", "dance_grpo", "dual_moving", True)])]
+    rows = [
+        Cell("", *cell)
+        for cell in itertools.product(("cps", "sage_grpo"), ("none", "fixed"), (True, False))
+    ]
+    found = [
+        question
+        for question, _, _ in questions([*rows, Cell("", "dance_grpo", "dual_moving", True)])
+    ]
     assert found == [
         "SAGE-GRPO against CPS, no KL, no equalizer",
         "SAGE-GRPO against CPS, fixed KL, no equalizer",
@@ -131,4 +158,6 @@ def test_a_single_number_has_no_interval_in_the_table():
     found = sage_against_flow({0: evaluation(0, 0.5, frechet=0.3)}, {0: evaluation(0, frechet=0.1)})
     heads, _, line, *_ = as_markdown([found], COMPARED, NOTES).splitlines()
     assert heads == "| Question | Setting | Seeds | Reward | Frechet distance | Verdict |"
-    assert line.endswith("| B | one seed | +0.500 [+0.500, +0.500] | +0.200 | one seed: no verdict |")
+    assert line.endswith(
+        "| B | one seed | +0.500 [+0.500, +0.500] | +0.200 | one seed: no verdict |"
+    )

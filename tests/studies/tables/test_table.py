@@ -46,7 +46,9 @@ def test_means_are_over_prompts_with_a_score_in_every_seed(table):
 def test_a_set_metric_has_an_interval_over_seeds_and_none_for_one_seed(table):
     """For two numbers the half width is half their distance times 12.706."""
     frechet = table.rows[1].values["A: Frechet distance"]
-    assert (frechet.low, frechet.mean, frechet.high) == pytest.approx((0.2 - 1.2706, 0.2, 0.2 + 1.2706), rel=1e-4)
+    assert (frechet.low, frechet.mean, frechet.high) == pytest.approx(
+        (0.2 - 1.2706, 0.2, 0.2 + 1.2706), rel=1e-4
+    )
     assert math.isnan(table.rows[2].values["A: Frechet distance"].low)
 
 
@@ -70,14 +72,21 @@ def test_unfinished_cells_are_listed(table):
     assert "not included: A-flow_grpo-none-noeq-seed1" in as_markdown(table)
     nothing = table_of(evaluation([0.0]), SAGE, {})
     (base,) = nothing.rows
-    assert base.labels[0] == "Base model" and "A-sage_grpo-dual_moving-eq-seed0, " in nothing.notes[-1]
+    assert (
+        base.labels[0] == "Base model" and "A-sage_grpo-dual_moving-eq-seed0, " in nothing.notes[-1]
+    )
 
 
 @pytest.mark.parametrize("num_seeds", [1, 3])
 def test_the_notes_explain_the_interval_of_one_seed(num_seeds):
     cells = [Run(Cell("A", "cps", "none", True), seed) for seed in range(num_seeds)]
-    text = as_markdown(table_of(evaluation([0.0]), cells, {cell: evaluation([0.1, 0.2]) for cell in cells}))
-    assert f"over {num_seeds} training seed(s), 95 % intervals (Student's t) over seeds and prompts" in text
+    text = as_markdown(
+        table_of(evaluation([0.0]), cells, {cell: evaluation([0.1, 0.2]) for cell in cells})
+    )
+    assert (
+        f"over {num_seeds} training seed(s), 95 % intervals (Student's t) over seeds and prompts"
+        in text
+    )
     assert ("the interval is over prompts" in text) == ("| one seed |" in text) == (num_seeds == 1)
 
 
@@ -85,14 +94,21 @@ def test_unseen_prompts_have_a_column_and_a_number_of_videos():
     marked = [replace(e, videos=[entry | {"seen": entry["group"] == 0} for entry in e.videos])
               for e in (evaluation([0.0, 0.1, 0.2]), evaluation([0.4, 0.5, 0.7]))]  # fmt: skip
     table = table_of(marked[0], SAGE[:1], {SAGE[0]: marked[1]})
-    assert [row.values["A: Overall, unseen prompts"].mean for row in table.rows] == pytest.approx([0.45, 1.8])
-    assert "3 validation videos per policy, 2 of them with prompts unseen in training" in table.notes[0]
+    assert [row.values["A: Overall, unseen prompts"].mean for row in table.rows] == pytest.approx(
+        [0.45, 1.8]
+    )
+    assert (
+        "3 validation videos per policy, 2 of them with prompts unseen in training"
+        in table.notes[0]
+    )
 
 
 def test_latex_rows_have_a_cell_for_each_column(table):
     text = as_latex(table)
     columns = 4 + len(table.columns)
-    rows = [line for line in text.splitlines() if line.endswith(r"\\") and "multicolumn" not in line]
+    rows = [
+        line for line in text.splitlines() if line.endswith(r"\\") and "multicolumn" not in line
+    ]
     assert all(line.count("&") == columns - 1 for line in rows) and len(rows) == 4
     assert r"\textbf{2.100}" in text and "$-$0.450" in text
 

@@ -49,7 +49,13 @@ def moving_square(speed, frames=9, size=32):
 def test_a_constant_gray_video_is_frozen():
     found = measure_video(grey(51))
     assert found.exposure == pytest.approx(0.2)
-    assert (found.motion, found.frozen, found.saturation, found.clipped, found.sharpness) == (0, 1, 0, 0, 0)
+    assert (found.motion, found.frozen, found.saturation, found.clipped, found.sharpness) == (
+        0,
+        1,
+        0,
+        0,
+        0,
+    )
 
 
 def test_motion_of_a_square_is_its_changed_area():
@@ -74,7 +80,9 @@ def test_clipping_and_saturation_of_pure_colors():
 
 def test_blur_lowers_only_sharpness_and_a_grid_raises_it():
     video = textured("blur")
-    blurred = F.avg_pool2d(video.float(), 3, stride=1, padding=1, count_include_pad=False).to(torch.uint8)
+    blurred = F.avg_pool2d(video.float(), 3, stride=1, padding=1, count_include_pad=False).to(
+        torch.uint8
+    )
     grid = video.clone()
     grid[..., ::4, :] = 20
     before, after = measure_video(video), measure_video(blurred)
@@ -85,7 +93,11 @@ def test_blur_lowers_only_sharpness_and_a_grid_raises_it():
 
 def test_sharpness_of_white_noise_is_1_at_any_contrast():
     for contrast in (10, 60):
-        noise = (128 + contrast * normal((4, 1, 64, 64), "white").clamp(-2, 2)).to(torch.uint8).expand(4, 3, 64, 64)
+        noise = (
+            (128 + contrast * normal((4, 1, 64, 64), "white").clamp(-2, 2))
+            .to(torch.uint8)
+            .expand(4, 3, 64, 64)
+        )
         assert measure_video(noise).sharpness == pytest.approx(1, rel=0.05)
 
 
@@ -112,7 +124,9 @@ def test_single_frames_and_pixels_are_measured():
 def test_diversity_is_the_mean_distance_within_a_prompt():
     videos = [grey(0), grey(51), grey(102), grey(255)]
     pictures = torch.stack([thumbnail(video) for video in videos])
-    assert diversity(pictures, ["a", "a", "a", "b"]).tolist() == pytest.approx([(0.2 + 0.2 + 0.4) / 3])
+    assert diversity(pictures, ["a", "a", "a", "b"]).tolist() == pytest.approx(
+        [(0.2 + 0.2 + 0.4) / 3]
+    )
     assert diversity(pictures, ["a", "b", "a", "b"]).tolist() == pytest.approx([0.4, 0.8])
     assert diversity(pictures, list("abcd")).tolist() == []
 
@@ -134,12 +148,14 @@ def test_equal_videos_have_diversity_0_and_means_are_over_videos():
 
 
 def test_scores_without_weight_are_measured():
-    rewards = [Reward(1.0, {"VQ": 1.0, "MQ": value, "Overall": 9.0}) for value in (2.0, 4.0, math.nan)]
+    rewards = [
+        Reward(1.0, {"VQ": 1.0, "MQ": value, "Overall": 9.0}) for value in (2.0, 4.0, math.nan)
+    ]
     means, spreads = measured([grey(51)] * 3, ["a"] * 3, rewards)
     assert means["MQ"] == 3 and spreads["MQ"] == (1, 2) and not {"VQ", "Overall"} & means.keys()
 
 
-# --- of the whole set -------------------------------------------------------------------------------------------------
+# --- of the whole set -----------------------------------------------------------------------------
 
 ALONE = Mesh(0, 1, 1)
 
@@ -166,7 +182,10 @@ class Average:
     def held_out(self, videos, prompts):
         rows = torch.tensor([[video.float().mean() / 255] for video in videos])
         least = SetMeasure(rows, lambda rows: float(len(rows)) if len(rows) > 2 else math.nan)
-        return {"frechet_distance": SetMeasure(rows, lambda rows: rows.mean().item()), "count": least}
+        return {
+            "frechet_distance": SetMeasure(rows, lambda rows: rows.mean().item()),
+            "count": least,
+        }
 
 
 def clean_clips(count):
@@ -175,9 +194,14 @@ def clean_clips(count):
 
 
 def measured_on_ranks(count, missing):
-    """Return set metrics of ``count`` videos, assigned to ranks in turn; the last is repeated to fill all ranks."""
+    """Return set metrics of ``count`` videos, assigned to ranks in turn; the last is repeated to
+    fill all ranks.
+    """
     mesh = ranks.start(1, torch.device("cpu"))
-    clips, scorer = clean_clips(count), AsyncScorer({"test": MiniatureScorer("assets/miniature")}, {})
+    clips, scorer = (
+        clean_clips(count),
+        AsyncScorer({"test": MiniatureScorer("assets/miniature")}, {}),
+    )
     rows = range(mesh.rank, count + -count % mesh.world_size, mesh.world_size)
     videos = {min(row, count - 1): clips[min(row, count - 1)] for row in rows}
     videos |= {row: None for row in missing if row in videos}
@@ -214,7 +238,8 @@ def test_a_set_in_parts_has_the_metrics_of_the_whole_set(size):
 def test_a_rank_without_videos_receives_the_set_metrics():
     """The main rank's video could not be decoded; two others and a repeated one remain."""
     found = launch(f"{__name__}:measured_on_ranks", 4, 3, [0])
-    assert found[0][0].keys() == {"frechet_distance"} and found[0][1] == {}  # two videos have no error
+    # two videos have no error
+    assert found[0][0].keys() == {"frechet_distance"} and found[0][1] == {}
     assert all(result == found[0] for result in found)
 
 
@@ -224,7 +249,9 @@ def test_the_jackknife_error_of_a_mean_is_its_standard_error(count):
     means, spreads = measure_sets(videos, [""] * count, AsyncScorer({"a": Average()}, {}), ALONE)
     levels = torch.arange(count) * 7 / 255
     assert means == {"frechet_distance": pytest.approx(levels.mean().item()), "count": count}
-    assert spreads == {"frechet_distance": (pytest.approx(levels.std(correction=0).item(), rel=1e-5), count)}
+    assert spreads == {
+        "frechet_distance": (pytest.approx(levels.std(correction=0).item(), rel=1e-5), count)
+    }
     few = {0: videos[0], 1: videos[1]}
     means, spreads = measure_sets(few, [""] * count, AsyncScorer({"a": Average()}, {}), ALONE)
     assert means.keys() == {"frechet_distance"} and spreads == {}
@@ -257,10 +284,17 @@ def blackens(videos, prompts):
 @pytest.mark.parametrize(
     "method, reason",
     [
-        (drops_a_row, "ValueError: held_out_each must return a list with one dict per video (3), got a list of 1 dict"),
+        (
+            drops_a_row,
+            "ValueError: held_out_each must return a list with one dict per video (3), got a list "
+            "of 1 dict",
+        ),
         (fails, "RuntimeError: late"),
         (blackens, ""),
-        (lambda videos, prompts: [{"VQ": 5.0} for _ in videos], "the held-out metric VQ must not have the name of a"),
+        (
+            lambda videos, prompts: [{"VQ": 5.0} for _ in videos],
+            "the held-out metric VQ must not have the name of a",
+        ),
     ],
 )
 def test_a_faulty_held_out_method_loses_only_its_metrics(capsys, method, reason):
@@ -274,39 +308,69 @@ def test_a_faulty_held_out_method_loses_only_its_metrics(capsys, method, reason)
         async_scorer = AsyncScorer({"mine": scorer}, {"VQ": 1.0})
         found[name] = measure_all(videos, local, ["a"] * 8, async_scorer, ALONE)
         async_scorer.close()
-    assert not reason or f"held-out metrics of reward mine are missing: {reason}" in capsys.readouterr().err
+    assert (
+        not reason
+        or f"held-out metrics of reward mine are missing: {reason}" in capsys.readouterr().err
+    )
     means, spreads = found["faulty"]
-    assert ("level" in means) is (not reason) and "VQ" not in means and spreads["held_out/exposure"].count == 8
+    assert (
+        ("level" in means) is (not reason)
+        and "VQ" not in means
+        and spreads["held_out/exposure"].count == 8
+    )
     for good, faulty in zip(found["good"], found["faulty"]):
-        assert {n: v for n, v in faulty.items() if n != "level"} == {n: v for n, v in good.items() if n != "level"}
+        assert {n: v for n, v in faulty.items() if n != "level"} == {
+            n: v for n, v in good.items() if n != "level"
+        }
 
 
 @pytest.mark.parametrize(
     "measures, reason",
     [
-        ({"VQ": lambda rows: 7.0}, "of reward mine are missing: the held-out metric VQ must not have the name of a"),
-        ({"reward": lambda rows: 7.0}, "of reward mine are missing: ValueError: the name of a held-out metric must"),
-        ({"bad": lambda rows: "text"}, "the held-out metric bad is missing: of_set of bad must return one number"),
+        (
+            {"VQ": lambda rows: 7.0},
+            "of reward mine are missing: the held-out metric VQ must not have the name of a",
+        ),
+        (
+            {"reward": lambda rows: 7.0},
+            "of reward mine are missing: ValueError: the name of a held-out metric must",
+        ),
+        (
+            {"bad": lambda rows: "text"},
+            "the held-out metric bad is missing: of_set of bad must return one number",
+        ),
         ({"bad": lambda rows: 10**400}, ""),
-        ({"bad": lambda rows: 1 / 0}, "the held-out metric bad is missing: of_set of bad raises ZeroDivisionError"),
-        (None, "of reward mine are missing: ValueError: held_out must return a dict of SetMeasure, got NoneType"),
+        (
+            {"bad": lambda rows: 1 / 0},
+            "the held-out metric bad is missing: of_set of bad raises ZeroDivisionError",
+        ),
+        (
+            None,
+            "of reward mine are missing: ValueError: held_out must return a dict of SetMeasure, "
+            "got NoneType",
+        ),
     ],
 )
 def test_a_faulty_metric_of_the_set_is_missing(capsys, measures, reason):
-    """Metrics of other scorers remain, and other metrics of the same one if only a function fails."""
+    """Metrics of other scorers remain, and other metrics of the same one if only a
+    function fails.
+    """
     scorer, videos = Faulty(), {row: grey(7 * row) for row in range(4)}
     if measures is None:
         scorer.held_out = lambda videos, prompts: None
     else:
         good = {"fine": lambda rows: float(len(rows))}
         scorer.held_out = lambda videos, prompts: {
-            name: SetMeasure(torch.zeros(len(videos), 2), function) for name, function in (good | measures).items()
+            name: SetMeasure(torch.zeros(len(videos), 2), function)
+            for name, function in (good | measures).items()
         }
     async_scorer = AsyncScorer({"mine": scorer, "average": Average()}, {})
     means, _ = measure_sets(videos, [""] * 4, async_scorer, ALONE)
     async_scorer.close()
     assert means["frechet_distance"] > 0 and not {"VQ", "reward", "bad"} & means.keys()
-    assert ("fine" in means) is (measures is not None and "bad" in measures) and reason in capsys.readouterr().err
+    assert ("fine" in means) is (
+        measures is not None and "bad" in measures
+    ) and reason in capsys.readouterr().err
 
 
 class FailsOnRank1(Faulty):
@@ -318,7 +382,10 @@ class FailsOnRank1(Faulty):
 
 def measured_with_a_failing_rank():
     mesh = ranks.start(1, torch.device("cpu"))
-    videos, scorer = {mesh.rank: grey(51 * (1 + mesh.rank))}, AsyncScorer({"mine": FailsOnRank1()}, {"VQ": 1.0})
+    videos, scorer = (
+        {mesh.rank: grey(51 * (1 + mesh.rank))},
+        AsyncScorer({"mine": FailsOnRank1()}, {"VQ": 1.0}),
+    )
     local = {mesh.rank: Reward(1.0, {"VQ": 1.0})}
     means, spreads = measure_all(videos, local, ["a"] * 2, scorer, mesh)
     return sorted(means), spreads["held_out/exposure"].count
@@ -339,7 +406,11 @@ class FrechetOfRows(MiniatureScorer):
 def test_clean_sets_raise_no_alarm():
     """Distances of sets of 16 clean videos differ by up to a factor of 2.5, within their errors."""
     rows = torch.cat([features(clips) for clips in clean_clips(96).split(24)])
-    picks, scorer, history = generator(0, "sets"), AsyncScorer({"a": FrechetOfRows("assets/miniature")}, {}), []
+    picks, scorer, history = (
+        generator(0, "sets"),
+        AsyncScorer({"a": FrechetOfRows("assets/miniature")}, {}),
+        [],
+    )
     for place in range(16):
         chosen = rows[torch.from_numpy(picks.choice(96, 16, replace=False))]
         means, spreads = measure_sets(dict(enumerate(chosen)), [""] * 16, scorer, ALONE)

@@ -19,8 +19,19 @@ from hyvideo.report import run_summary
 from hyvideo.rewards.rewards import SetMeasure
 from hyvideo.trainer import Trainer
 from hyvideo.training.output_folder import begin
-from hyvideo.validation.reward_hacking.monitor import HackingMonitor, read_history, read_validation, write_validation
-from hyvideo.validation.reward_hacking.rule import MARKER, Dispersion, RewardHacking, ValidationStats, check_output_dir
+from hyvideo.validation.reward_hacking.monitor import (
+    HackingMonitor,
+    read_history,
+    read_validation,
+    write_validation,
+)
+from hyvideo.validation.reward_hacking.rule import (
+    MARKER,
+    Dispersion,
+    RewardHacking,
+    ValidationStats,
+    check_output_dir,
+)
 from tests.distributed.launch import launch
 from tests.shallow import SHALLOW
 
@@ -59,7 +70,10 @@ class Truthful(Brightness):
     """Adds held-out metrics of each video and of the set, and a score without weight."""
 
     def score(self, videos, prompts, *, fps):
-        return [scores | {"CLIPScore": 2 * scores["VQ"]} for scores in super().score(videos, prompts, fps=fps)]
+        return [
+            scores | {"CLIPScore": 2 * scores["VQ"]}
+            for scores in super().score(videos, prompts, fps=fps)
+        ]
 
     def held_out_each(self, videos, prompts):
         return [{"true/length": float(len(prompt))} for prompt in prompts]
@@ -92,8 +106,16 @@ def test_warn_prints_a_warning_and_continues(greedy_config, mesh, tmp_path, caps
     lines = read_metrics(run / "metrics.jsonl")
     fired = [line["iteration"] for line in lines if line["validation/hacking"]]
     assert len(lines) == 3 and 1 not in fired and 3 in fired
-    warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: reward hacking")]
-    assert len(warnings) == len(fired) and "iteration 3" in warnings[-1] and "held_out/diversity" in warnings[-1]
+    warnings = [
+        line
+        for line in capsys.readouterr().err.splitlines()
+        if line.startswith("warning: reward hacking")
+    ]
+    assert (
+        len(warnings) == len(fired)
+        and "iteration 3" in warnings[-1]
+        and "held_out/diversity" in warnings[-1]
+    )
     assert recorded(run, 0)["hacking"] == [] and recorded(run, 1)["hacking"] == []
     names = [shift["name"] for shift in recorded(run, 3)["hacking"]]
     assert "held_out/diversity" in names
@@ -103,19 +125,28 @@ def test_warn_prints_a_warning_and_continues(greedy_config, mesh, tmp_path, caps
 
 def test_stop_saves_the_policy_and_stops_the_run(greedy_config, mesh, tmp_path):
     config = greedy_config.with_settings(on_reward_hacking="stop", save_interval=3)
-    with pytest.raises(RewardHacking, match="held_out/diversity .*the current policy was saved in .*docs/reward_hac"):
+    with pytest.raises(
+        RewardHacking,
+        match="held_out/diversity .*the current policy was saved in .*docs/reward_hac",
+    ):
         trainer_of(config, mesh).train()
     run = tmp_path / "run"
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["validation/hacking"] == 1 and latest(run) == f"{last['iteration']:06d}"
-    assert json.loads((run / MARKER).read_text())["departures"] == recorded(run, last["iteration"])["hacking"]
+    assert (
+        json.loads((run / MARKER).read_text())["departures"]
+        == recorded(run, last["iteration"])["hacking"]
+    )
 
     # A launcher that restarts failed runs must not resume training; a user can, with warn.
     again = config.with_settings(resume_from_checkpoint="latest", max_steps=last["iteration"] + 1)
-    with pytest.raises(ValueError, match="was stopped for reward hacking .*delete .*reward_hacking.json or set"):
+    with pytest.raises(
+        ValueError, match="was stopped for reward hacking .*delete .*reward_hacking.json or set"
+    ):
         check_output_dir(again.record)
     check_output_dir(again.with_settings(on_reward_hacking="warn").record)
-    # The history survives the resume: the next validation is compared with the base validation of the first run.
+    # The history survives the resume: the next validation is compared with the base validation of
+    # the first run.
     with pytest.raises(RewardHacking, match=f"at iteration {last['iteration'] + 1}"):
         trainer_of(again, mesh).train()
 
@@ -129,15 +160,32 @@ def test_without_a_validation_of_the_base_a_warning_is_printed(greedy_config, me
 
 def test_scores_without_weight_are_monitored_with_their_spread(greedy_config, mesh):
     weights = {"reward_weights": '{"VQ": 1, "MQ": 0}'}
-    trainer = Trainer(greedy_config.with_settings(**weights), mesh, CPU, scorers={"test": Truthful()})
+    trainer = Trainer(
+        greedy_config.with_settings(**weights), mesh, CPU, scorers={"test": Truthful()}
+    )
     numbers = trainer.validation.run(0)
-    (recorded_stats,) = read_history(trainer.validation.output, trainer.validation.made_with, before=1)
+    (recorded_stats,) = read_history(
+        trainer.validation.output, trainer.validation.made_with, before=1
+    )
     assert numbers["validation/CLIPScore"] == pytest.approx(2 * numbers["validation/VQ"])
-    watched = {"CLIPScore", "MQ", "TA", "true/length", "reward", "held_out/exposure", "frechet_distance"}
+    watched = {
+        "CLIPScore",
+        "MQ",
+        "TA",
+        "true/length",
+        "reward",
+        "held_out/exposure",
+        "frechet_distance",
+    }
     assert watched <= recorded_stats.spreads.keys()
     assert "VQ" not in recorded_stats.spreads
-    assert recorded_stats.spreads["CLIPScore"].std == pytest.approx(2 * recorded_stats.spreads["reward"].std)
-    assert recorded_stats.spreads["CLIPScore"].count == 16 and recorded_stats.spreads["held_out/diversity"].count == 8
+    assert recorded_stats.spreads["CLIPScore"].std == pytest.approx(
+        2 * recorded_stats.spreads["reward"].std
+    )
+    assert (
+        recorded_stats.spreads["CLIPScore"].count == 16
+        and recorded_stats.spreads["held_out/diversity"].count == 8
+    )
 
 
 @pytest.mark.parametrize("ended, code", [(None, 0), (RewardHacking("reward up, motion down"), 3)])
@@ -165,7 +213,10 @@ def test_the_program_exits_with_code_3(greedy_config, mesh, monkeypatch, capsys,
     "changes, output",
     [
         ({"hacking_threshold": 0.0}, "hacking_threshold must be positive"),
-        ({"on_reward_hacking": "stop", "valid_video_csv": ""}, "on_reward_hacking stop needs validation prompts"),
+        (
+            {"on_reward_hacking": "stop", "valid_video_csv": ""},
+            "on_reward_hacking stop needs validation prompts",
+        ),
     ],
 )
 def test_settings_that_prevent_monitoring_are_rejected(greedy_config, changes, output):
@@ -173,7 +224,7 @@ def test_settings_that_prevent_monitoring_are_rejected(greedy_config, changes, o
         check(greedy_config.with_settings(**changes))
 
 
-# --- several ranks -------------------------------------------------------------------------------------------------
+# --- several ranks --------------------------------------------------------------------------------
 
 
 ON_RANKS = {
@@ -191,7 +242,11 @@ ON_RANKS = {
 def watched_run(folder, settings):
     """Return this rank's metrics of the base model, and the error that ends its run."""
     config = load_config("configs/smoke.yaml", output_dir=folder, **ON_RANKS | settings)
-    mesh = ranks.start(config.distributed.sp_size, CPU) if processes.world_size() > 1 else Mesh(0, 1, 1)
+    mesh = (
+        ranks.start(config.distributed.sp_size, CPU)
+        if processes.world_size() > 1
+        else Mesh(0, 1, 1)
+    )
     trainer = Trainer(config, mesh, CPU, scorers={"test": Truthful()})
     numbers = trainer.validation.run(0)
     try:
@@ -202,14 +257,18 @@ def watched_run(folder, settings):
 
 
 def test_validations_with_other_settings_are_ignored(tiny_config, mesh, tmp_path, capsys):
-    """With other steps, or other prompts in the same file, videos differ for reasons other than training."""
+    """With other steps, or other prompts in the same file, videos differ for reasons other than
+    training.
+    """
     prompts = tmp_path / "prompts.csv"
     prompts.write_text("prompt\na red circle moves up\na blue square moves left\n")
     config = tiny_config.with_settings(**VALIDATION | {"valid_video_csv": str(prompts)})
     first = trainer_of(config, mesh)
     begin(first.output_dir, first.run_id, resumed=None)
     first.validation.run(0)
-    other = trainer_of(config.with_settings(validation_steps=config.record.validation_steps - 1), mesh).validation
+    other = trainer_of(
+        config.with_settings(validation_steps=config.record.validation_steps - 1), mesh
+    ).validation
     assert trainer_of(config, mesh).validation.measures(0) and not other.measures(0)
     prompts.write_text("prompt\na red circle moves up\na green square moves left\n")
     assert not trainer_of(config, mesh).validation.measures(0)
@@ -241,13 +300,19 @@ def test_every_validation_is_judged_by_itself(tmp_path, mesh, capsys):
     watch = watch_of(tmp_path, mesh, base=stats_of(0, reward=1.0, motion=1.0))
     for iteration, motion, is_hacked in ((10, 0.0, True), (20, 1.0, False), (30, 0.0, True)):
         assert watch.check(stats_of(iteration, reward=2.0, motion=motion)) == is_hacked
-        assert (watch.ends_run, bool(watch.reason), len(watch.shifts)) == (is_hacked, is_hacked, is_hacked)
+        assert (watch.ends_run, bool(watch.reason), len(watch.shifts)) == (
+            is_hacked,
+            is_hacked,
+            is_hacked,
+        )
     assert capsys.readouterr().err.count("reward hacking at iteration") == 2
 
 
 def test_distances_over_different_numbers_of_videos_do_not_end_the_run(tmp_path, mesh):
     """The base was recorded with 96 videos, later validations with 12."""
-    watch = watch_of(tmp_path, mesh, base=stats_of(0, 96, 0.01, reward=1.0, frechet_distance=0.0054))
+    watch = watch_of(
+        tmp_path, mesh, base=stats_of(0, 96, 0.01, reward=1.0, frechet_distance=0.0054)
+    )
     for iteration in (10, 20):
         assert watch.check(stats_of(iteration, 12, 0.01, reward=2.0, frechet_distance=0.05)) == 0
     assert not watch.ends_run
@@ -277,7 +342,9 @@ def test_broken_records_are_skipped_with_a_warning(tmp_path, capsys, content):
 
 
 def test_a_broken_record_does_not_stop_any_rank(tmp_path):
-    """Only the main rank reads the history; an unreadable record must not leave the other ranks waiting."""
+    """Only the main rank reads the history; an unreadable record must not leave the other ranks
+    waiting.
+    """
     (tmp_path / "samples" / "000000").mkdir(parents=True)
     (tmp_path / "samples" / "000000" / "measures.json").write_text("")
     results = launch(f"{MODULE}:check_with_broken_records", 2, str(tmp_path), timeout=60)
@@ -291,11 +358,17 @@ def one_process(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [{"batch_size": 4}, pytest.param({"sp_size": 2}, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "settings", [{"batch_size": 4}, pytest.param({"sp_size": 2}, marks=pytest.mark.slow)]
+)
 def test_two_processes_measure_and_stop_like_one(tmp_path, one_process, settings):
-    """Data parallel and sequence parallel: all videos are measured, and both ranks raise the same error."""
+    """Data parallel and sequence parallel: all videos are measured, and both ranks raise the same
+    error.
+    """
     folder, (expected, _) = one_process
-    (numbers, end), (others, other_end) = launch(f"{MODULE}:watched_run", 2, str(tmp_path), settings)
+    (numbers, end), (others, other_end) = launch(
+        f"{MODULE}:watched_run", 2, str(tmp_path), settings
+    )
     assert end == other_end and "the current policy was saved in" in end
     assert latest(tmp_path) == latest(folder)
     for name, value in expected.items():

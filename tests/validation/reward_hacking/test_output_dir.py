@@ -11,7 +11,11 @@ from hyvideo.validation.reward_hacking.rule import MARKER, check_output_dir
 
 def check(folder, *, resumes, action="stop"):
     resumed = "latest" if resumes else ""
-    check_output_dir(RecordSettings(output_dir=str(folder), resume_from_checkpoint=resumed, on_reward_hacking=action))
+    check_output_dir(
+        RecordSettings(
+            output_dir=str(folder), resume_from_checkpoint=resumed, on_reward_hacking=action
+        )
+    )
 
 
 def test_a_folder_with_another_run_raises_value_error(tmp_path):
@@ -34,7 +38,9 @@ def test_an_empty_metrics_file_is_not_a_run(tmp_path, content):
 
 def test_a_run_with_a_broken_line_is_not_resumed(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"iteration": 1}\n{"itera\n{"iteration": 3}\n')
-    with pytest.raises(ValueError, match="line 2 of .*metrics.jsonl is not a JSON object with an iteration"):
+    with pytest.raises(
+        ValueError, match="line 2 of .*metrics.jsonl is not a JSON object with an iteration"
+    ):
         check(tmp_path, resumes=True)
 
 
@@ -50,7 +56,9 @@ def test_a_pipe_as_metrics_is_not_waited_for(tmp_path):
     assert [iteration for iteration, _ in read] == [1]
     (tmp_path / "metrics.jsonl").unlink()
     os.mkfifo(tmp_path / "metrics.jsonl")
-    with pytest.raises(ValueError, match="metrics.jsonl must be readable .*: it is not a regular file"):
+    with pytest.raises(
+        ValueError, match="metrics.jsonl must be readable .*: it is not a regular file"
+    ):
         complete_lines(tmp_path / "metrics.jsonl")
 
 
@@ -70,7 +78,9 @@ def start_from(tmp_path):
     (other / "state.json").write_text('{"iteration": 2}')
 
     def start(source=other):
-        check_output_dir(RecordSettings(output_dir=str(tmp_path / "own"), resume_from_checkpoint=str(source)))
+        check_output_dir(
+            RecordSettings(output_dir=str(tmp_path / "own"), resume_from_checkpoint=str(source))
+        )
 
     return start
 
@@ -79,11 +89,13 @@ def test_a_run_is_not_started_from_another_one_in_a_folder_with_results(tmp_path
     own = tmp_path / "own"
     start_from()
     (own / "checkpoints").mkdir(parents=True)
-    (own / "metrics.jsonl").write_text('{"iteration": 3}\n')  # it was killed before its first checkpoint
+    # it was killed before its first checkpoint
+    (own / "metrics.jsonl").write_text('{"iteration": 3}\n')
     start_from()
     (own / "metrics.jsonl").write_text('{"iteration": 2}\n{"iteration": 3}\n')
     with pytest.raises(
-        ValueError, match="own' contains another run than resume_from_checkpoint '.*other/checkpoints/0"
+        ValueError,
+        match="own' contains another run than resume_from_checkpoint '.*other/checkpoints/0",
     ):
         start_from()
     (own / "metrics.jsonl").unlink()
@@ -103,9 +115,13 @@ def test_a_path_that_is_too_long_is_not_a_run():
 def test_metrics_with_a_repeated_or_unordered_iteration_are_rejected(tmp_path, iterations):
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(f'{{"iteration": {iteration}}}\n' for iteration in iterations))
-    with pytest.raises(ValueError, match=rf"line {len(iterations)} of .* has iteration {iterations[-1]}, but follows"):
+    with pytest.raises(
+        ValueError,
+        match=rf"line {len(iterations)} of .* has iteration {iterations[-1]}, but follows",
+    ):
         complete_lines(path)
-    path.write_text('{"iteration": 0}\n{"iteration": 0}\n{"iteration": 1}\n{"iteration": 4}\n')  # a lost line
+    # a lost line
+    path.write_text('{"iteration": 0}\n{"iteration": 0}\n{"iteration": 1}\n{"iteration": 4}\n')
     assert [iteration for iteration, _ in complete_lines(path)] == [0, 0, 1, 4]
     path.write_text('{"iteration": true}\n{"iteration": 1}\n')
     with pytest.raises(ValueError, match="line 1 of .* is not a JSON object with an iteration"):

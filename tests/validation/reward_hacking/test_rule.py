@@ -20,7 +20,14 @@ from hyvideo.validation.reward_hacking.rule import (
     transfer,
 )
 
-NAMES = ("reward", "held_out/exposure", "held_out/motion", "held_out/frozen", "true/VQ", "frechet_distance")
+NAMES = (
+    "reward",
+    "held_out/exposure",
+    "held_out/motion",
+    "held_out/frozen",
+    "true/VQ",
+    "frechet_distance",
+)
 BASE = {
     "reward": (1.4, 0.27),
     "held_out/exposure": (0.4, 0.1),
@@ -32,7 +39,9 @@ BASE = {
 
 
 def validation(iteration, count=96, **changes):
-    """Return a validation with the means of the base, plus ``changes`` in base standard deviations."""
+    """Return a validation with the means of the base, plus ``changes`` in base standard
+    deviations.
+    """
     means = {name: mean for name, (mean, _) in BASE.items()}
     spreads = {name: Dispersion(std, count) for name, (_, std) in BASE.items()}
     for key, by in changes.items():
@@ -50,7 +59,14 @@ def judge(*history, threshold=1.5):
 
 
 def test_an_honest_improvement_raises_no_alarm():
-    assert judge(validation(0), validation(10, reward=1, VQ=1.2), validation(20, reward=2, VQ=3, exposure=0.5)) == []
+    assert (
+        judge(
+            validation(0),
+            validation(10, reward=1, VQ=1.2),
+            validation(20, reward=2, VQ=3, exposure=0.5),
+        )
+        == []
+    )
 
 
 def test_a_rising_reward_with_a_falling_true_reward_is_reported_with_numbers():
@@ -59,7 +75,11 @@ def test_a_rising_reward_with_a_falling_true_reward_is_reported_with_numbers():
     assert shift.name == "true/VQ" and shift.shift == pytest.approx(-3)
     assert shift.base == 0.8 and shift.now == pytest.approx(0.5)
     text = describe(history, [shift])
-    assert "iteration 10" in text and "(+2.00 base std" in text and "true/VQ 0.8 -> 0.5 (-3.00 base std" in text
+    assert (
+        "iteration 10" in text
+        and "(+2.00 base std" in text
+        and "true/VQ 0.8 -> 0.5 (-3.00 base std" in text
+    )
 
 
 def test_a_shift_without_a_rising_reward_is_not_hacking():
@@ -90,7 +110,9 @@ def test_a_base_without_spread_has_a_lower_bound_on_its_spread():
 
 
 def distance(value, iteration=0, count=96, std=0.03, **changes):
-    """Return a validation with a Fréchet distance whose standard error is ``std / sqrt(count - 1)``."""
+    """Return a validation with a Fréchet distance whose standard error is
+    ``std / sqrt(count - 1)``.
+    """
     stats = validation(iteration, count, **changes)
     spreads = stats.spreads | {"frechet_distance": Dispersion(std, count)}
     return ValidationStats(iteration, stats.means | {"frechet_distance": value}, spreads)
@@ -114,29 +136,45 @@ def test_distances_over_different_numbers_of_videos_are_not_compared():
     base, now = distance(0.0076, std=0.01), distance(0.05, 10, count=12, std=0.01, reward=2)
     assert judge(base, now) == []
     unknown = ValidationStats(
-        0, base.means, {name: spread for name, spread in base.spreads.items() if "frechet" not in name}
+        0,
+        base.means,
+        {name: spread for name, spread in base.spreads.items() if "frechet" not in name},
     )
     assert judge(unknown, distance(0.05, 10, reward=2)) == []  # recorded without an error
 
 
 def test_few_videos_do_not_stop_a_run():
     assert may_stop(validation(0, 16), validation(10, 16))
-    assert not may_stop(validation(0, 15), validation(10, 96)) and not may_stop(validation(0, 96), validation(10, 15))
+    assert not may_stop(validation(0, 15), validation(10, 96)) and not may_stop(
+        validation(0, 96), validation(10, 15)
+    )
 
 
 @pytest.mark.parametrize("freedom", [3, 7, 30, 190])
 def test_student_quantile_is_a_tight_bound(freedom):
-    """By quadrature, its tail probability is at most that of a normal variable above 4, and close to it."""
+    """By quadrature, its tail probability is at most that of a normal variable above 4, and close
+    to it.
+    """
     x = np.linspace(math.atan(student_quantile(4.0, freedom)), math.pi / 2, 20001)[:-1]
-    log_norm = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - 0.5 * math.log(freedom * math.pi)
-    density = np.exp(log_norm - (freedom + 1) / 2 * np.log1p(np.tan(x) ** 2 / freedom)) / np.cos(x) ** 2
+    log_norm = (
+        math.lgamma((freedom + 1) / 2)
+        - math.lgamma(freedom / 2)
+        - 0.5 * math.log(freedom * math.pi)
+    )
+    density = (
+        np.exp(log_norm - (freedom + 1) / 2 * np.log1p(np.tan(x) ** 2 / freedom)) / np.cos(x) ** 2
+    )
     share = np.trapezoid(density, x) / (1 - statistics.NormalDist().cdf(4.0))
     assert (0.9 if freedom > 3 else 0.5) < share <= 1
 
 
-# --- false alarms -----------------------------------------------------------------------------------------------------
+# --- false alarms ---------------------------------------------------------------------------------
 
-SMOOTH = [name for name in WATCHED if name.startswith("held_out/")] + ["true/VQ", "true/MQ", "true/TA"]
+SMOOTH = [name for name in WATCHED if name.startswith("held_out/")] + [
+    "true/VQ",
+    "true/MQ",
+    "true/TA",
+]
 MARKS = ["color_correct", "shape_correct", "direction_correct", "all_correct"]
 VALIDATIONS = 10
 KINDS = {
@@ -149,7 +187,8 @@ KINDS = {
 def rates(kind, count, shift=0.0, num_runs=400):
     """Return the fractions of runs and of validations that raise an alarm while the reward rises.
 
-    Each validation has independent videos. Only the first metric moves, by ``shift`` base standard deviations.
+    Each validation has independent videos. Only the first metric moves, by ``shift`` base standard
+    deviations.
     """
     names = [f"{number}_correct" for number in range(14)] if kind == "marks" else SMOOTH + MARKS
     rng = np.random.default_rng(count)
@@ -172,19 +211,31 @@ def rates(kind, count, shift=0.0, num_runs=400):
 
 @pytest.mark.parametrize("count", [4, 8, 16, 32, 96])
 def test_false_alarm_rate_and_power_match_the_docs(count):
-    """At most 1 in 100 clean runs of 10 validations raises an alarm; a shift of 2.5 standard deviations is found."""
-    (shift,) = find_shifts([validation(0, count), validation(10, count, reward=9, exposure=99)], 1.5)
+    """At most 1 in 100 clean runs of 10 validations raises an alarm; a shift of 2.5 standard
+    deviations is found.
+    """
+    (shift,) = find_shifts(
+        [validation(0, count), validation(10, count, reward=9, exposure=99)], 1.5
+    )
     alarms = [rates(kind, count)[0] for kind in KINDS]
     _, found = rates("normal", count, shift=2.5, num_runs=100)
     assert max(alarms) <= 0.01 and (found > 0.9 or count < 16)
-    row = f"| {count} | {shift.allowed:.1f} | " + " | ".join(f"{rate:.1%}" for rate in alarms) + f" | {found:.0%} |"
-    assert row in (Path(__file__).parents[3] / "docs" / "reward_hacking.md").read_text(encoding="utf-8"), row
+    row = (
+        f"| {count} | {shift.allowed:.1f} | "
+        + " | ".join(f"{rate:.1%}" for rate in alarms)
+        + f" | {found:.0%} |"
+    )
+    assert row in (Path(__file__).parents[3] / "docs" / "reward_hacking.md").read_text(
+        encoding="utf-8"
+    ), row
 
 
 def test_the_allowed_shift_grows_with_few_videos():
     assert judge(validation(0), validation(10, reward=1, exposure=1.6)) == ["held_out/exposure"]
     assert judge(validation(0, count=8), validation(10, count=8, reward=1, exposure=2.9)) == []
-    assert judge(validation(0, count=8), validation(10, count=8, reward=1, exposure=3.1)) == ["held_out/exposure"]
+    assert judge(validation(0, count=8), validation(10, count=8, reward=1, exposure=3.1)) == [
+        "held_out/exposure"
+    ]
     assert judge(validation(0, count=3), validation(10, count=3, reward=99, exposure=99)) == []
 
 
@@ -192,8 +243,13 @@ def test_missing_values_raise_no_alarm():
     now = validation(10, reward=1, VQ=-3)
     unknown = ValidationStats(10, now.means | {"true/VQ": math.nan}, now.spreads)
     assert judge(validation(0), unknown) == []
-    assert judge(validation(0), ValidationStats(10, now.means | {"reward": math.nan}, now.spreads)) == []
-    other = ValidationStats(10, now.means | {"new": 3.0}, now.spreads | {"new": Dispersion(1.0, 96)})
+    assert (
+        judge(validation(0), ValidationStats(10, now.means | {"reward": math.nan}, now.spreads))
+        == []
+    )
+    other = ValidationStats(
+        10, now.means | {"new": 3.0}, now.spreads | {"new": Dispersion(1.0, 96)}
+    )
     assert judge(validation(0), other) == ["true/VQ"]
 
 
@@ -204,7 +260,7 @@ def test_without_the_base_there_is_no_alarm():
     assert find_shifts([old, validation(20, reward=2, VQ=-3)], 1.5) == []
 
 
-# --- transfer -----------------------------------------------------------------------------------------------------
+# --- transfer -------------------------------------------------------------------------------------
 
 
 def stats(iteration, means, std=0.2):
@@ -218,14 +274,26 @@ def test_transfer_is_the_share_of_the_gain_that_the_true_reward_has():
     assert transfer([base, now], weights) == pytest.approx((0.5 * 0.1 + 0.05) / 0.3)
     assert math.isnan(transfer([base, now], weights | {"MQ": 1.0}))  # its true value is not known
     assert math.isnan(transfer([base], weights))
-    assert math.isnan(transfer([base, stats(9, dict(now.means) | {"reward": 1.41})], weights))  # no gain
+    # no gain
+    assert math.isnan(transfer([base, stats(9, dict(now.means) | {"reward": 1.41})], weights))
 
 
 def test_transfer_of_held_out_scorers_compares_standard_deviations():
-    base = stats(0, {"reward": 1.0, "held_out/motion": 0.1, "held_out/clip/CLIPScore": 20.0, "held_out/pick/P": 3.0})
+    base = stats(
+        0,
+        {
+            "reward": 1.0,
+            "held_out/motion": 0.1,
+            "held_out/clip/CLIPScore": 20.0,
+            "held_out/pick/P": 3.0,
+        },
+    )
     spreads = dict(base.spreads) | {"held_out/clip/CLIPScore": Dispersion(4.0, 32)}
     base = ValidationStats(0, base.means, spreads)
-    now = stats(9, dict(base.means) | {"reward": 1.4, "held_out/motion": 0.9, "held_out/clip/CLIPScore": 22.0})
+    now = stats(
+        9,
+        dict(base.means) | {"reward": 1.4, "held_out/motion": 0.9, "held_out/clip/CLIPScore": 22.0},
+    )
     assert transfer([base, now], {"VQ": 1.0}) == pytest.approx((0.5 + 0.0) / 2 / 2.0)
 
 
@@ -235,7 +303,9 @@ def test_a_run_with_reward_gradients_warns_of_a_gain_that_does_not_transfer(
     tmp_path, mesh, capsys, true_now, is_warned, warns
 ):
     samples = tmp_path / "samples"
-    monitor = HackingMonitor("warn", 1.5, mesh, samples, {}, weights={"VQ": 1.0}, warns_of_transfer=warns)
+    monitor = HackingMonitor(
+        "warn", 1.5, mesh, samples, {}, weights={"VQ": 1.0}, warns_of_transfer=warns
+    )
     base = stats(0, {"reward": 1.4, "true/VQ": 0.5})
     (samples / "000000").mkdir(parents=True)
     write_validation(samples / "000000", base, [], {})

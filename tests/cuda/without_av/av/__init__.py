@@ -11,4 +11,6 @@ class FFmpegError(Exception): ...
 
 
 def open(*_arguments, **_options):
-    raise ModuleNotFoundError("this check needs the package av, which is not installed: pip install av")
+    raise ModuleNotFoundError(
+        "this check needs the package av, which is not installed: pip install av"
+    )

@@ -429,6 +429,7 @@ def test_a_run_that_lost_a_rank_resumes_and_ends_like_an_uninterrupted_one(resul
         assert rank["lost rank"] == rank["uninterrupted"]
 
 
+@pytest.mark.slow
 def test_ranks_that_resume_different_checkpoints_all_stop_and_report_both(results):
     for rank in results:
         assert "iteration 3 with manifest" in rank["apart"] and "on rank 0" in rank["apart"]

@@ -60,7 +60,7 @@ def test_checked_recipes_run_in_the_tests_and_predicted_ones_are_called_predicte
         "miniature_student",
     }
     text = (ROOT / "tests" / "training" / "test_distill_objective.py").read_text()
-    assert 'load_config("configs/miniature_student.yaml"' in text
+    assert '"configs/miniature_student.yaml"' in text
     assert (
         'load_config(\n        "configs/smoke.yaml"' in (ROOT / "tests" / "conftest.py").read_text()
     )

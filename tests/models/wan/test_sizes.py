@@ -183,6 +183,7 @@ def test_predicted_activation_memory_matches_the_counted_bytes(counted, version)
     assert kept == pytest.approx(counted[f"{version} all trained"]["kept"], rel=0.01)
 
 
+@pytest.mark.slow
 @VERSION
 @KIND
 def test_predicted_inference_memory_matches_the_counted_bytes(counted, version, kind):

@@ -53,7 +53,7 @@ def test_generate(root, tmp_path, record, monkeypatch, way):
     monkeypatch.setenv(LIMIT, str(GPU_24GB))
     decoded = []
 
-    def decode(sampler, pipeline, latents, path, described=None):
+    def decode(sampler, pipeline, latents, path, described=None, *, keep_latents=False):
         decoded.append(latents.cpu())
         (frames,) = pipeline.decode(latents)
         assert frames is not None and len(frames) == settings["sample_n_frames"]

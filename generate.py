@@ -248,14 +248,13 @@ def check(options: argparse.Namespace) -> None:
         )
     if options.best_of > 1 and options.sp_size > 1:
         raise ValueError(
-            "--best_of needs --sp_size 1, because each process scores its own videos, got "
-            f"sp_size {options.sp_size}; "
-            "remove one of them"
+            "--best_of needs --sp_size 1, because each process scores its own videos, got sp_size "
+            f"{options.sp_size}; remove one of them"
         )
     if options.best_of > 1 and options.initial_noise == "reference":
         raise ValueError(
-            "--best_of needs --initial_noise default, because the reference has one noise for "
-            "each seed"
+            "--best_of needs --initial_noise default, because the reference has one noise for each "
+            "seed"
         )
     if options.keep_latents and options.sr:
         raise ValueError(
@@ -280,8 +279,8 @@ def check(options: argparse.Namespace) -> None:
     if options.rewrite and processes.world_size() > 1:
         raise ValueError(
             "--rewrite must run in one process: rewrite the prompts with python generate.py "
-            "--rewrite true "
-            "--rewritten_csv prompts.csv first, and use torchrun with --valid_video_csv prompts.csv"
+            "--rewrite true --rewritten_csv prompts.csv first, and use torchrun with "
+            "--valid_video_csv prompts.csv"
         )
 
 
@@ -461,8 +460,7 @@ def print_other_videos(folder: Path, videos: list) -> None:
     if others:
         print(
             f"{quote(folder)} also has {len(others)} other mp4 files, such as {min(others)}: they "
-            "are kept, and "
-            "index.html and scripts.evaluate --videos include them",
+            "are kept, and index.html and scripts.evaluate --videos include them",
             file=sys.stderr,
         )
 

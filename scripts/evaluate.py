@@ -41,10 +41,9 @@ def main() -> None:
     if (world_size := processes.world_size()) > 1:
         raise ValueError(
             f"scripts.evaluate runs in one process, got {world_size} (WORLD_SIZE): each would "
-            "repeat all the work and "
-            "replace the files of the others. Start it without torchrun, or share the videos of "
-            "several policies "
-            "among the processes with scripts.compare_policies"
+            "repeat all the work and replace the files of the others. Start it without torchrun, "
+            "or share the videos of several policies among the processes with "
+            "scripts.compare_policies"
         )
     run_settings, has_config = {}, any(word.partition("=")[0] == "--config" for word in settings)
     if options.checkpoint_path:

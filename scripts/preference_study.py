@@ -86,8 +86,7 @@ def reject_earlier_videos(generated: Path, methods: list[str], *, num_videos: in
             if path.name not in names:
                 raise ValueError(
                     f"the study would include {quote(path)}, a video of an earlier one; delete "
-                    f"{quote(generated)}, "
-                    "or choose another folder"
+                    f"{quote(generated)}, or choose another folder"
                 )
 
 

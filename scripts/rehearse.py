@@ -36,8 +36,8 @@ NOT_COVERED = (
     "released weights: rewards, gradients and videos mean nothing here",
     "speed and GPU memory: scripts.plan predicts them, and post_train.py --pilot measures them",
     "GPU kernels, torch.compile and NCCL: scripts.gpu_check tests them on one GPU",
-    "attention over more than 1,024 tokens, and the decoder in training: cheap operations with "
-    "the same shapes",
+    "attention over more than 1,024 tokens, and the decoder in training: cheap operations with the "
+    "same shapes",
 )
 
 
@@ -68,8 +68,8 @@ def rehearse(config: Config, world_size: int | None, folder: Path | None, words:
     if version not in RELEASED:
         raise ValueError(
             "transformer_version must be a released version, whose sizes are known, got "
-            f"{version}; the miniatures "
-            "need no rehearsal, because their weights are in the repository"
+            f"{version}; the miniatures need no rehearsal, because their weights are in the "
+            "repository"
         )
     world_size = world_size or planned_world_size(config, words)
     inputs = check(config, world_size, on_this_machine=False)
@@ -105,8 +105,7 @@ def rehearse(config: Config, world_size: int | None, folder: Path | None, words:
         failed = stage.name if problems else None
         verdict = "FAILED" if failed else "passed"
         print(
-            f"{verdict}  {result.seconds:5.0f} s  {result.peak_gib:5.2f} GiB in the largest "
-            "process",
+            f"{verdict}  {result.seconds:5.0f} s  {result.peak_gib:5.2f} GiB in the largest process",
             flush=True,
         )
         if failed:

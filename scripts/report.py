@@ -51,9 +51,8 @@ def main() -> None:
     options = parser.parse_args()
     if sum(map(bool, (options.folders, options.videos, options.serve))) != 1:
         raise ValueError(
-            "give either runs and other folders to compare, or --videos with folders of videos, "
-            "or --serve with a "
-            "folder of runs"
+            "give either runs and other folders to compare, or --videos with folders of videos, or "
+            "--serve with a folder of runs"
         )
     if options.videos and options.out:
         raise ValueError(

@@ -55,8 +55,8 @@ def main() -> int:
 
     if (options.output_dir / "model_config.json").exists():
         raise ValueError(
-            f"--output_dir must not contain a model, but {options.output_dir} does; choose "
-            "another folder"
+            f"--output_dir must not contain a model, but {options.output_dir} does; choose another "
+            "folder"
         )
     known = find_checkpoint(options.reward_path).settings.dimensions
     names = check_dimensions(options.dimensions or known, "--dimensions")

@@ -96,9 +96,8 @@ def split_by_prompt(
         if missing := [part for part in PARTS if name not in rated[part]]:
             raise ValueError(
                 f"a dimension needs preferences in each part of the {len(prompts)} prompts (at "
-                "least three prompts), "
-                f"{name} has none in {', '.join(missing)}; rate more prompts, or set --dimensions "
-                "to those rated"
+                f"least three prompts), {name} has none in {', '.join(missing)}; rate more "
+                "prompts, or set --dimensions to those rated"
             )
     return split
 
@@ -287,8 +286,7 @@ def _bad_gradient(
     videos = ", ".join(str(video) for pair in pairs for video in pair.videos)
     return (
         f"the gradient norm of epoch {epoch}, update {update} is {norm}, so no weights can be "
-        "trained. Either the "
-        f"learning rate of {learning_rate:g} is too high, or the model returns NaN or inf for one "
-        "of these videos: "
-        f"{videos}. Lower --learning_rate, or leave these pairs out"
+        f"trained. Either the learning rate of {learning_rate:g} is too high, or the model returns "
+        f"NaN or inf for one of these videos: {videos}. Lower --learning_rate, or leave these "
+        "pairs out"
     )

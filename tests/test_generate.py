@@ -287,15 +287,12 @@ def test_a_checkpoint_and_a_lora_change_the_video(make, root, tmp_path, monkeypa
 def test_the_command_of_the_reference_generates_the_prompts_of_the_csv(make, tmp_path):
     (tmp_path / "prompts.csv").write_text("prompt,seed\na dog,\na cow,7\n")
     line = (
-        "--resolution 480p --fixed_size 32x48 --aspect_ratio 16:9 --seed 930 "
-        "--num_inference_steps 2 "
-        "--offloading false --rewrite false --cfg_distilled false --enable_step_distill false "
-        "--sparse_attn false "
-        "--use_sageattn false --enable_cache false --cache_type deepcache "
-        "--overlap_group_offloading false --sr false "
-        "--save_pre_sr_video --image_path none --video_length 5 --guidance_scale 1 --device cpu "
-        "--initial_noise reference --save_generation_config true --cache_start_step 11 "
-        "--quant_type none"
+        "--resolution 480p --fixed_size 32x48 --aspect_ratio 16:9 --seed 930 --num_inference_steps "
+        "2 --offloading false --rewrite false --cfg_distilled false --enable_step_distill false "
+        "--sparse_attn false --use_sageattn false --enable_cache false --cache_type deepcache "
+        "--overlap_group_offloading false --sr false --save_pre_sr_video --image_path none "
+        "--video_length 5 --guidance_scale 1 --device cpu --initial_noise reference "
+        "--save_generation_config true --cache_start_step 11 --quant_type none"
     )
     code, settings, output = make(
         "--prompt", "a cat", "--valid_video_csv", tmp_path / "prompts.csv", *line.split()
@@ -314,8 +311,8 @@ def test_the_command_of_the_reference_generates_the_prompts_of_the_csv(make, tmp
         "ignored flags: prompt; --valid_video_csv names the prompts",
         "ignored flags: save_pre_sr_video true; without --sr there is no super-resolution",
         "ignored flags: sparse_attn false; not available",
-        "ignored flags: save_generation_config true; the settings of every video are saved as "
-        "JSON beside it",
+        "ignored flags: save_generation_config true; the settings of every video are saved as JSON "
+        "beside it",
         "ignored flags: quant_type none; weights are not quantized",
         "ignored flags: aspect_ratio 16:9; --height and --width set the size",
         "ignored flags: cache_type deepcache, cache_start_step 11; enable_cache is not set",
@@ -509,9 +506,8 @@ def test_the_file_of_one_video_can_be_named(make, tmp_path):
         (["--prompt", "a", "--vae_tile_size", "-1"], "vae_tile_size"),
         (
             ["--prompt", "a", "--enable_cache", "--num_inference_steps", "25"],
-            "--total_steps must equal the number of steps, 25, got 50; the default schedule is "
-            "for 50 steps. Scaled: "
-            "--total_steps 25 --cache_start_step 6 --cache_end_step 22",
+            "--total_steps must equal the number of steps, 25, got 50; the default schedule is for "
+            "50 steps. Scaled: --total_steps 25 --cache_start_step 6 --cache_end_step 22",
         ),
         (
             ["--prompt", "a", "--enable_cache", "--stochastic", "cps"],

@@ -213,8 +213,7 @@ FAMILIES = sorted(file.parent for file in MODELS.glob("*/family.py"))
 # Words that only the package of a family may use: its name, its encoders, attributes of its
 # classes.
 FAMILY_WORDS = re.compile(
-    "(?i:hunyuan|glyph|byt5|siglip|umt5|transformer_blocks|scaling_factor)"
-    "|(?<![A-Za-z])wan(?![a-z])|Wan(?![a-z])|WAN(?![A-Z])"
+    "(?i:hunyuan|glyph|byt5|siglip|umt5|transformer_blocks|scaling_factor)|(?<![A-Za-z])wan(?![a-z])|Wan(?![a-z])|WAN(?![A-Z])"
 )
 PROGRAMS = (
     "configs/\\w+\\.yaml|HunyuanVideo-1\\.5|Wan2\\.1",

@@ -509,8 +509,8 @@ def page() -> str:
     parts = [HEAD]
     for title, rows in SECTIONS.items():
         parts.append(
-            f"\n## {title}\n\n| limit on | value | largest need | of | change "
-            "|\n|---|---|---|---|---|\n"
+            f"\n## {title}\n\n| limit on | value | largest need | of | change |\n"
+            "|---|---|---|---|---|\n"
         )
         for row in rows():
             need, of = row.need

@@ -88,8 +88,7 @@ def pilot_lines(run: PlannedRun, name: str, rows: list[Row], warm_up: float) -> 
     if deviating:
         lines.append(
             f"{len(deviating)} of {len(rows)} values deviate from the plan: "
-            f"{', '.join(deviating)}. "
-            "docs/settings.md and docs/cost.md describe the settings."
+            f"{', '.join(deviating)}. docs/settings.md and docs/cost.md describe the settings."
         )
     elif any(row.planned is not None for row in rows):
         lines.append("as planned")

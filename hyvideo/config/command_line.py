@@ -97,8 +97,8 @@ def parse(argv: list[str] | None = None, saved: Mapping[str, Any] | None = None)
     if requested.rollout.eta != config.rollout.eta and "eta" in given:
         parser.error(
             f"--eta {requested.rollout.eta:g} contradicts match_noise "
-            f"{config.rollout.match_noise}, which sets eta to "
-            f"{config.rollout.eta:.4g}; remove --eta, or disable noise matching with --match_noise="
+            f"{config.rollout.match_noise}, which sets eta to {config.rollout.eta:.4g}; remove "
+            "--eta, or disable noise matching with --match_noise="
         )
     config = config.as_pilot() if pilot else config
     if path is not None and not Path(path).resolve().is_relative_to(ROOT / "configs"):

@@ -52,14 +52,13 @@ def packages_are_installed(report_to: list[str], base_weight_dtype: str) -> Prob
     for name in REPORTS:
         if name in report_to and not is_installed(name):
             yield (
-                f"report_to needs {name}, which is not installed; run `pip install {name}`, "
-                f"or remove {name} from report_to"
+                f"report_to needs {name}, which is not installed; run `pip install {name}`, or "
+                f"remove {name} from report_to"
             )
     if base_weight_dtype == "fp8" and not is_installed("torchao"):
         yield (
             "base_weight_dtype fp8 needs torchao, which is not installed; run `pip install "
-            "torchao==0.18.0` or set "
-            "base_weight_dtype bf16"
+            "torchao==0.18.0` or set base_weight_dtype bf16"
         )
 
 
@@ -148,15 +147,13 @@ def image_problems(
     if task == "t2v" and with_image:
         yield (
             f"{version} is for text-to-video, got {with_image} reference images in {source}; use "
-            "an i2v version or "
-            "remove the images"
+            "an i2v version or remove the images"
         )
     if task == "i2v" and requests and not with_image:
         yield (
             f"{version} is for image-to-video, got no reference image for the {len(requests)} "
-            f"prompts of {source}; add "
-            "a column ref_image_path to the CSV, pass --image_path to generate.py, or use a t2v "
-            "version"
+            f"prompts of {source}; add a column ref_image_path to the CSV, pass --image_path to "
+            "generate.py, or use a t2v version"
         )
 
 
@@ -165,8 +162,8 @@ def checkpoints_exist(root: str) -> Problems:
     if problem:
         yield (
             f"pretrained_model_root must be a checkpoint folder, got {quote(root)}: {problem}; "
-            "download the weights "
-            "(checkpoints-download.md), or use configs/miniature.yaml, which needs no download"
+            "download the weights (checkpoints-download.md), or use configs/miniature.yaml, which "
+            "needs no download"
         )
 
 
@@ -188,8 +185,7 @@ def anchor_exists(path: str) -> Problems:
     if problem:
         yield (
             "anchor_path must be a checkpoint of a run, or a LoRA file or folder, got "
-            f"{quote(path)}: {problem}; "
-            "correct the path"
+            f"{quote(path)}: {problem}; correct the path"
         )
 
 

@@ -22,9 +22,8 @@ class Offloading:
         if self.group_offloading and self.offloading is False:
             raise ValueError(
                 "--group_offloading true needs --offloading true, because the transformer cannot "
-                "stay on the GPU and "
-                "be copied there in groups, got --offloading false. "
-                "Remove --offloading false, or set --group_offloading false"
+                "stay on the GPU and be copied there in groups, got --offloading false. Remove "
+                "--offloading false, or set --group_offloading false"
             )
 
     def __str__(self) -> str:

@@ -32,8 +32,8 @@ def plan_rows(config: Config, plan: Plan) -> list[Row]:
     batches = rollout.gradient_accumulation_steps
     if batches > 1:
         difference = (
-            "max_steps, save_interval and validation_interval count iterations; "
-            f"in the public reference they count batches: divide its values by {batches}"
+            "max_steps, save_interval and validation_interval count iterations; in the public "
+            f"reference they count batches: divide its values by {batches}"
         )
         rows.append(("batches per iteration", f"{batches} (gradient_accumulation_steps)"))
         rows.append(("", difference))
@@ -49,8 +49,7 @@ def plan_rows(config: Config, plan: Plan) -> list[Row]:
     if noise > MAX_NOISE:
         warning = (
             f"eta {rollout.eta:.4g} adds noise of up to {noise:.3g} times the noise level after a "
-            "step; "
-            f"above {MAX_NOISE:g} videos become noise: lower eta"
+            f"step; above {MAX_NOISE:g} videos become noise: lower eta"
         )
         rows.append(("WARNING", warning))
     if config.loss.objective != "distill":  # its anchor is the teacher
@@ -144,9 +143,8 @@ def _trust_region(config: Config, plan: Plan, variances: list[float]) -> str:
         return text
     return (
         f"{text}; the log_ratio of {sde_type} is 2 std^2 times the KL: {2 * variances[0]:.2g} "
-        "times at the first "
-        f"and {2 * variances[-1]:.2g} times at the last stochastic step; kl_velocity gaussian "
-        "measures the KL"
+        f"times at the first and {2 * variances[-1]:.2g} times at the last stochastic step; "
+        "kl_velocity gaussian measures the KL"
     )
 
 

@@ -121,8 +121,7 @@ def range_problems(values: Mapping[str, Any]) -> Problems:
         if values[name] % 4 != 1 and (values[name] or name == "sample_n_frames"):
             yield (
                 f"{name} must be 4n + 1, because the VAE compresses 4 frames after the first into "
-                "one latent frame, "
-                f"got {values[name]}; use {_four_n_plus_1(values[name])}"
+                f"one latent frame, got {values[name]}; use {_four_n_plus_1(values[name])}"
             )
     height, width = values["validation_height"], values["validation_width"]
     if (height == 0) != (width == 0):
@@ -171,8 +170,7 @@ def layout_problems(world_size: int, sp_size: int, dp_replicate: int = 1) -> Pro
     elif world_size % (dp_replicate * sp_size):
         yield (
             f"dp_replicate must divide the {world_size // sp_size} data-parallel replicas "
-            f"({world_size} processes, "
-            f"sp_size {sp_size}), got {dp_replicate}; possible values: "
+            f"({world_size} processes, sp_size {sp_size}), got {dp_replicate}; possible values: "
             f"{_divisors(world_size // sp_size)}"
         )
 
@@ -181,8 +179,7 @@ def head_problems(sp_size: int, num_heads: int) -> Problems:
     if sp_size > num_heads:
         yield (
             f"sp_size must be at most the {num_heads} attention heads of the transformer, got "
-            f"{sp_size}; "
-            f"{_divisors(num_heads)} give every rank the same number of heads"
+            f"{sp_size}; {_divisors(num_heads)} give every rank the same number of heads"
         )
 
 
@@ -212,31 +209,27 @@ def batch_problems(config: Config, world_size: int) -> Problems:
         )
         yield (
             f"a batch must consist of whole groups: batch_size {batch} x replicas {replicas} = "
-            f"{batch * replicas} "
-            f"is not a multiple of num_generations {group}; use batch_size {legal}, or change "
-            "num_generations"
+            f"{batch * replicas} is not a multiple of num_generations {group}; use batch_size "
+            f"{legal}, or change num_generations"
         )
     elif batch % group and group % batch:
         yield (
             "batch_size must be a multiple or a divisor of num_generations, so that every replica "
-            "samples whole groups "
-            f"or an equal share of one, got batch_size {batch} and num_generations {group}; "
-            "change one of them"
+            f"samples whole groups or an equal share of one, got batch_size {batch} and "
+            f"num_generations {group}; change one of them"
         )
     else:
         groups = batch * replicas * rollout.gradient_accumulation_steps // group
         if groups % num_updates:
             yield (
-                f"num_updates_per_rollout must divide the {groups} groups of an iteration, "
-                "because every update trains "
-                f"equally many whole groups, got {num_updates}; possible values: "
-                f"{_divisors(groups)}"
+                f"num_updates_per_rollout must divide the {groups} groups of an iteration, because "
+                f"every update trains equally many whole groups, got {num_updates}; possible "
+                f"values: {_divisors(groups)}"
             )
     if group < 2 and config.loss.objective != "distill":
         yield (
             "num_generations must be at least 2, because advantages compare the rollouts of a "
-            f"group, got {group}; "
-            "raise num_generations"
+            f"group, got {group}; raise num_generations"
         )
 
 
@@ -268,19 +261,17 @@ def process_problems(config: Config, world_size: int) -> Problems:
     if world_size > 1 and report > 0.9 * timeout:
         yield (
             "watchdog_seconds must be at most 0.9 of collective_timeout, which ends a run that "
-            "hangs before the report "
-            f"is printed, got {report:g} and {timeout:g}; lower watchdog_seconds, or set it to 0 "
-            "to disable the report"
+            f"hangs before the report is printed, got {report:g} and {timeout:g}; lower "
+            "watchdog_seconds, or set it to 0 to disable the report"
         )
     number = len(reward.remote_reward_url.split(",")) if reward.remote_reward_url else 0
     seconds = SERVICE_ATTEMPTS * number * reward.remote_reward_timeout
     if world_size > 1 and seconds > distributed.reward_deadline:
         yield (
             f"{SERVICE_ATTEMPTS} attempts at {number} reward services must take at most 0.8 of "
-            "collective_timeout, "
-            "because the other ranks wait for the rewards and would end the run, "
-            f"got {seconds:g} s and {distributed.reward_deadline:g} s; "
-            "lower remote_reward_timeout or raise collective_timeout"
+            "collective_timeout, because the other ranks wait for the rewards and would end the "
+            f"run, got {seconds:g} s and {distributed.reward_deadline:g} s; lower "
+            "remote_reward_timeout or raise collective_timeout"
         )
 
 
@@ -307,10 +298,9 @@ def sampler_problems(config: Config) -> Problems:
     if scale > 1 and max(branches_of_steps(rollout, scale)) == 1:
         yield (
             "guidance_interval must contain at least one step of the schedule, because no video "
-            "would be guided, "
-            f"got {rollout.guidance_interval} and "
-            f"{describe_levels(rollout.grpo_sampling_steps, rollout.shift, rollout.sigmas)}; "
-            "widen the interval"
+            f"would be guided, got {rollout.guidance_interval} and "
+            f"{describe_levels(rollout.grpo_sampling_steps, rollout.shift, rollout.sigmas)}; widen "
+            "the interval"
         )
 
 
@@ -331,8 +321,8 @@ def objective_problems(config: Config) -> Problems:
     if config.trust_region.anchor_substeps > 1:
         yield (
             "anchor_substeps above 1 needs objective distill, got "
-            f"{config.trust_region.anchor_substeps} and {name}; "
-            "remove anchor_substeps or set objective distill"
+            f"{config.trust_region.anchor_substeps} and {name}; remove anchor_substeps or set "
+            "objective distill"
         )
     if traits_of(name).trains == "steps":
         yield from problem_of(lambda: some_step_is_stochastic(rollout))
@@ -340,20 +330,18 @@ def objective_problems(config: Config) -> Problems:
     if version.kind == "step_distilled":
         yield (
             f"objective {name} trains at any noise level, but transformer_version {version.name} "
-            "is step-distilled and "
-            "only covers the levels of its few steps; use another version or objective grpo"
+            "is step-distilled and only covers the levels of its few steps; use another version or "
+            "objective grpo"
         )
     if rollout.sde_window:
         yield (
             f"sde_window cannot be used with objective {name}, which trains noise levels and not "
-            "the steps of a "
-            f"rollout, got {quote(rollout.sde_window)}; remove sde_window"
+            f"the steps of a rollout, got {quote(rollout.sde_window)}; remove sde_window"
         )
     if rollout.use_same_noise and rollout.eta == 0:
         yield (
             "use_same_noise needs eta above 0, because with eta 0 all rollouts of a group are "
-            "identical, got 0; "
-            "remove use_same_noise or raise eta"
+            "identical, got 0; remove use_same_noise or raise eta"
         )
 
 
@@ -371,14 +359,13 @@ def reward_gradient_problems(config: Config) -> Problems:
         )
     if loss.objective == "draft" and config.measures_velocity:
         yield (
-            "objective draft has no KL to the rollout policy, "
-            f"got kl_strategy {strategy}; set kl_strategy fixed, moving, or none with kl_weight 0"
+            f"objective draft has no KL to the rollout policy, got kl_strategy {strategy}; set "
+            "kl_strategy fixed, moving, or none with kl_weight 0"
         )
     if loss.objective == "draft" and strategy == "none" and loss.nft_levels:
         yield (
             "objective draft measures the KL at the noise levels of nft_levels, and kl_strategy "
-            "none has no KL, "
-            f"got nft_levels {loss.nft_levels}; set nft_levels 0 or a kl_strategy"
+            f"none has no KL, got nft_levels {loss.nft_levels}; set nft_levels 0 or a kl_strategy"
         )
     if loss.objective != "draft" and loss.nft_levels == 0:
         yield (
@@ -390,23 +377,20 @@ def reward_gradient_problems(config: Config) -> Problems:
     with suppress(ValueError):  # `objective_problems` reports it
         if traits_of(loss.objective).trains != "levels":
             yield (
-                "reward_gradient_weight needs an objective on noise levels, nft or draft, "
-                f"got objective {loss.objective}; set objective nft or draft, or "
+                "reward_gradient_weight needs an objective on noise levels, nft or draft, got "
+                f"objective {loss.objective}; set objective nft or draft, or "
                 "reward_gradient_weight 0"
             )
     if reward.remote_reward_url:
         yield (
             "reward_gradient_weight needs scorers in this process, because a reward service "
-            "returns numbers without a "
-            f"gradient, got remote_reward_url {reward.remote_reward_url}; remove "
-            "remote_reward_url or set "
-            "reward_gradient_weight 0"
+            "returns numbers without a gradient, got remote_reward_url "
+            f"{reward.remote_reward_url}; remove remote_reward_url or set reward_gradient_weight 0"
         )
     if reward.reward_video == "file":
         yield (
             "reward_gradient_weight needs reward_video memory, because a video file has no "
-            "gradient, got file; set "
-            "reward_video memory"
+            "gradient, got file; set reward_video memory"
         )
     known = [name for name in reward.reward_model if name in SCORERS or ":" in name]
     differentiable = ", ".join(name for name, entry in SCORERS.items() if entry.has_gradient)
@@ -415,10 +399,9 @@ def reward_gradient_problems(config: Config) -> Problems:
             if not has_gradient(name):
                 yield (
                     "reward_gradient_weight needs scorers with a gradient, got reward_model "
-                    f"{name}, which has no "
-                    f"score_with_gradient; use {differentiable} or a class with that method, or "
-                    f"train {name} with "
-                    "objective nft or grpo and reward_gradient_weight 0"
+                    f"{name}, which has no score_with_gradient; use {differentiable} or a class "
+                    f"with that method, or train {name} with objective nft or grpo and "
+                    "reward_gradient_weight 0"
                 )
 
 
@@ -434,8 +417,7 @@ def pair_problems(config: Config) -> Problems:
         if data.pairs_csv or data.pair_weights:
             yield (
                 "pairs_csv and pair_weights need objective dpo, which trains on rated pairs, got "
-                f"objective {name}; "
-                "set objective dpo or remove them"
+                f"objective {name}; set objective dpo or remove them"
             )
         return
     rollout = config.rollout
@@ -467,15 +449,13 @@ def pair_problems(config: Config) -> Problems:
     if rollout.batch_size % 2:
         yield (
             f"objective {name} needs an even batch_size, because both videos of a pair are on one "
-            "replica, got "
-            f"{rollout.batch_size}; use {rollout.batch_size + 1}"
+            f"replica, got {rollout.batch_size}; use {rollout.batch_size + 1}"
         )
     size = config.rows_per_pass
     if size > 1 and size % 2:
         yield (
             f"objective {name} needs whole pairs, or one video, in a forward pass, got "
-            "mini_batch_size_per_update "
-            f"{size}; use {size + 1} or 1"
+            f"mini_batch_size_per_update {size}; use {size + 1} or 1"
         )
     for setting, scale in {
         "cfg_scale": rollout.cfg_scale,
@@ -483,24 +463,20 @@ def pair_problems(config: Config) -> Problems:
     }.items():
         if scale > 1:
             yield (
-                f"objective {name} trains the model without guidance, got {setting} {scale:g}; "
-                f"set {setting} 1, and "
-                "validation_cfg_scale to the guidance of your videos"
+                f"objective {name} trains the model without guidance, got {setting} {scale:g}; set "
+                f"{setting} 1, and validation_cfg_scale to the guidance of your videos"
             )
     if config.kl_strategy != "fixed":
         yield (
             f"objective {name} needs kl_strategy fixed and a kl_weight above 0, because without "
-            "the KL to the base "
-            "model the winners' videos also get less likely, got kl_strategy "
+            "the KL to the base model the winners' videos also get less likely, got kl_strategy "
             f"{config.trust_region.kl_strategy} and kl_weight {config.trust_region.kl_weight:g}; "
-            "set "
-            "kl_strategy fixed, kl_schedule constant and kl_weight 1"
+            "set kl_strategy fixed, kl_schedule constant and kl_weight 1"
         )
     if config.reward.ignore_rewards:
         yield (
             f"ignore_rewards cannot be used with objective {name}, which has no rewards: the KL "
-            "alone would train "
-            "nothing, got true; remove it"
+            "alone would train nothing, got true; remove it"
         )
 
 
@@ -537,9 +513,8 @@ def distill_problems(config: Config) -> Problems:
     if rollout.cfg_scale > 1:
         yield (
             "objective distill needs cfg_scale 1, because the student learns the guidance of its "
-            "teacher, "
-            f"got {rollout.cfg_scale:g}; set cfg_scale 1 and the guidance of the teacher as "
-            "anchor_cfg_scale"
+            f"teacher, got {rollout.cfg_scale:g}; set cfg_scale 1 and the guidance of the teacher "
+            "as anchor_cfg_scale"
         )
     if rollout.sde_window:
         yield (
@@ -549,15 +524,14 @@ def distill_problems(config: Config) -> Problems:
     if config.kl_strategy != "fixed":
         yield (
             "objective distill needs kl_strategy fixed and a kl_weight above 0, which keep the "
-            "teacher, "
-            f"got {config.trust_region.kl_strategy} and {config.trust_region.kl_weight:g}; set both"
+            f"teacher, got {config.trust_region.kl_strategy} and "
+            f"{config.trust_region.kl_weight:g}; set both"
         )
     if config.loss.num_updates_per_rollout != 1:
         yield (
             "objective distill needs num_updates_per_rollout 1, because it trains at the latents "
-            "of the current "
-            f"student, got {config.loss.num_updates_per_rollout}; set 1, and fewer rollouts per "
-            "iteration"
+            f"of the current student, got {config.loss.num_updates_per_rollout}; set 1, and fewer "
+            "rollouts per iteration"
         )
     if config.reward.ignore_rewards:
         yield (
@@ -566,9 +540,8 @@ def distill_problems(config: Config) -> Problems:
         )
     if num_levels > MAX_STEPS:
         yield (
-            "the steps of the teacher, grpo_sampling_steps times anchor_substeps, must be at "
-            f"most {MAX_STEPS}, "
-            f"got {num_levels}; lower anchor_substeps"
+            "the steps of the teacher, grpo_sampling_steps times anchor_substeps, must be at most "
+            f"{MAX_STEPS}, got {num_levels}; lower anchor_substeps"
         )
 
 
@@ -577,10 +550,8 @@ def some_step_is_stochastic(rollout: RolloutSettings) -> None:
     if num_stochastic_steps(rollout) == 0:
         raise ValueError(
             "the sampler must have at least one stochastic step to train, got none with sde_type "
-            f"{rollout.sde_type}, "
-            f"eta {rollout.eta}, {rollout.grpo_sampling_steps} steps and last_step "
-            f"{rollout.last_step}; raise eta or "
-            "grpo_sampling_steps"
+            f"{rollout.sde_type}, eta {rollout.eta}, {rollout.grpo_sampling_steps} steps and "
+            f"last_step {rollout.last_step}; raise eta or grpo_sampling_steps"
         )
 
 
@@ -592,35 +563,31 @@ def trust_region_problems(config: Config) -> Problems:
     if config.reward.ignore_rewards and strategy == "none":
         yield (
             "ignore_rewards trains on the KL terms alone, got kl_strategy none, which leaves "
-            "nothing to train on; "
-            "set kl_weight and a strategy"
+            "nothing to train on; set kl_weight and a strategy"
         )
     if trust.kl_strategy == "none" and trust.kl_weight > 0:
         yield (
-            f"kl_strategy none needs kl_weight 0, got {trust.kl_weight}; set kl_weight 0 or "
-            "choose a strategy"
+            f"kl_strategy none needs kl_weight 0, got {trust.kl_weight}; set kl_weight 0 or choose "
+            "a strategy"
         )
     if strategy != "none" and not trust.kl_min_coef <= trust.kl_coef <= trust.kl_weight:
         yield (
-            "the coefficients must satisfy kl_min_coef <= kl_coef <= kl_weight, because a "
-            "schedule starts at kl_coef "
-            "and stays between the other two, "
-            f"got {trust.kl_min_coef:g}, {trust.kl_coef:g} and {trust.kl_weight:g}; "
-            "lower kl_min_coef or kl_coef, or raise kl_weight"
+            "the coefficients must satisfy kl_min_coef <= kl_coef <= kl_weight, because a schedule "
+            f"starts at kl_coef and stays between the other two, got {trust.kl_min_coef:g}, "
+            f"{trust.kl_coef:g} and {trust.kl_weight:g}; lower kl_min_coef or kl_coef, or raise "
+            "kl_weight"
         )
     if (trust.anchor_cfg_scale or 0) > 1 and version_defaults(version).kind.endswith("distilled"):
         yield (
-            "anchor_cfg_scale must be 1 if guidance is distilled into the weights, "
-            f"got {trust.anchor_cfg_scale:g} with transformer_version {version}; set "
-            "anchor_cfg_scale 1"
+            "anchor_cfg_scale must be 1 if guidance is distilled into the weights, got "
+            f"{trust.anchor_cfg_scale:g} with transformer_version {version}; set anchor_cfg_scale 1"
         )
     if config.anchor_has_own_guidance and strategy.endswith("moving"):
         yield (
             "anchor_cfg_scale needs a fixed anchor, because each refresh would guide what was "
-            "learned from guidance, "
-            f"got {config.anchor_cfg_scale:g} with kl_strategy {strategy}; set kl_strategy fixed "
-            "or dual_fixed, or "
-            "anchor_cfg_scale to the cfg_scale of the policy"
+            f"learned from guidance, got {config.anchor_cfg_scale:g} with kl_strategy {strategy}; "
+            "set kl_strategy fixed or dual_fixed, or anchor_cfg_scale to the cfg_scale of the "
+            "policy"
         )
     if trust.anchor_path and strategy not in ("fixed", "dual_fixed"):
         yield (
@@ -632,9 +599,9 @@ def trust_region_problems(config: Config) -> Problems:
     if config.anchor_moves and trust.update_ref_model_step % num_updates:
         yield (
             "update_ref_model_step must be a multiple of num_updates_per_rollout, because the "
-            "anchor is refreshed "
-            f"between iterations, got {trust.update_ref_model_step} and {num_updates}; "
-            f"use {math.ceil(trust.update_ref_model_step / num_updates) * num_updates}"
+            f"anchor is refreshed between iterations, got {trust.update_ref_model_step} and "
+            f"{num_updates}; use "
+            f"{math.ceil(trust.update_ref_model_step / num_updates) * num_updates}"
         )
 
 
@@ -657,9 +624,8 @@ def reward_problems(reward: RewardSettings) -> Problems:
     if len(set(named)) < len(named):
         yield (
             "reward_model and held_out_reward_model must name each scorer once, because a scorer "
-            "that rewards is not "
-            f"held out, and a second copy would count twice, got {', '.join(named)}; remove the "
-            "repeated one"
+            "that rewards is not held out, and a second copy would count twice, got "
+            f"{', '.join(named)}; remove the repeated one"
         )
     for name in reward.loaded_scorers:
         if ":" in name:
@@ -667,8 +633,8 @@ def reward_problems(reward: RewardSettings) -> Problems:
     if reward.score_between_stages and not (reward.reward_offload or reward.remote_reward_url):
         yield (
             "score_between_stages needs reward_offload true, which takes the scorers off the GPU "
-            "during the other "
-            "stages, got false; set reward_offload true or remove score_between_stages"
+            "during the other stages, got false; set reward_offload true or remove "
+            "score_between_stages"
         )
     yield from problem_of(lambda: reward_options(reward))
     yield from weights_are_numbers(reward)
@@ -692,9 +658,8 @@ def weights_are_numbers(reward: RewardSettings) -> Problems:
     if not are_numbers or not any(weights.values()):
         yield (
             f"reward_weights must be {', '.join(REWARD_PRESETS)} or a JSON object with a number "
-            "for each dimension, "
-            f"such as VQ, MQ and TA, of at most {MAX_SCORE:g} and at least one of them not 0, got "
-            f"{quote(text)}"
+            f"for each dimension, such as VQ, MQ and TA, of at most {MAX_SCORE:g} and at least one "
+            f"of them not 0, got {quote(text)}"
         )
     by_scorer = [
         value if isinstance(value, dict) else {name: value} for name, value in given.items()
@@ -703,9 +668,8 @@ def weights_are_numbers(reward: RewardSettings) -> Problems:
     taken = names & {*RESERVED_NAMES, OVERALL}
     if taken:
         yield (
-            f"reward_weights must not use the names {', '.join(sorted(taken))}, which are "
-            "reserved for records; "
-            "rename the dimensions of your scorer"
+            f"reward_weights must not use the names {', '.join(sorted(taken))}, which are reserved "
+            "for records; rename the dimensions of your scorer"
         )
     scorers = [
         REFERENCE_SCORERS.get(name, name)
@@ -716,8 +680,8 @@ def weights_are_numbers(reward: RewardSettings) -> Problems:
     if unknown:
         yield (
             "reward_weights must name the scorers of reward_model, "
-            f"{', '.join(reward.reward_model)}, "
-            f"got {', '.join(map(quote, unknown))}; remove them or add them to reward_model"
+            f"{', '.join(reward.reward_model)}, got {', '.join(map(quote, unknown))}; remove them "
+            "or add them to reward_model"
         )
 
 
@@ -730,15 +694,13 @@ def record_problems(config: Config) -> Problems:
     if not config.data.valid_video_csv:
         yield (
             f"on_reward_hacking {record.on_reward_hacking} needs validation prompts, because it "
-            "compares validations, "
-            "got none; set valid_video_csv or use on_reward_hacking warn"
+            "compares validations, got none; set valid_video_csv or use on_reward_hacking warn"
         )
     elif not record.validate_at_step0 and not record.resume_from_checkpoint:
         yield (
             f"on_reward_hacking {record.on_reward_hacking} needs a validation of the base model, "
-            "with which it "
-            "compares the others, got validate_at_step0 false; set validate_at_step0 true or use "
-            "on_reward_hacking warn"
+            "with which it compares the others, got validate_at_step0 false; set validate_at_step0 "
+            "true or use on_reward_hacking warn"
         )
 
 
@@ -751,14 +713,12 @@ def weight_problems(config: Config) -> Problems:
         if model.dtype == "fp32":
             yield (
                 "master_weight_type bf16 needs dtype bf16, got fp32, which would compute with "
-                "weights that are rounded "
-                "to bf16; set dtype bf16 or master_weight_type fp32"
+                "weights that are rounded to bf16; set dtype bf16 or master_weight_type fp32"
             )
         if optimizer.ema_decay:
             yield (
                 f"ema_decay needs master_weight_type fp32, got {optimizer.ema_decay:g} and bf16, "
-                "where an EMA update "
-                "rounds to zero; set master_weight_type fp32 or ema_decay 0"
+                "where an EMA update rounds to zero; set master_weight_type fp32 or ema_decay 0"
             )
     if model.base_weight_dtype == "fp8" and not optimizer.lora_rank:
         merged = (
@@ -768,19 +728,17 @@ def weight_problems(config: Config) -> Problems:
         )
         yield (
             "base_weight_dtype fp8 needs a lora_rank above 0, got 0, which trains the base "
-            f"weights{merged}; set "
-            "lora_rank or base_weight_dtype bf16"
+            f"weights{merged}; set lora_rank or base_weight_dtype bf16"
         )
     if model.base_weight_dtype == "fp8" and config.distributed.enable_fsdp:
         yield (
-            "base_weight_dtype fp8 cannot be used with enable_fsdp true, because FSDP cannot "
-            "shard fp8 weights; set "
-            "enable_fsdp false or base_weight_dtype bf16"
+            "base_weight_dtype fp8 cannot be used with enable_fsdp true, because FSDP cannot shard "
+            "fp8 weights; set enable_fsdp false or base_weight_dtype bf16"
         )
     if optimizer.lora_target_modules and not optimizer.lora_rank:
         yield (
-            "lora_target_modules needs a lora_rank above 0, got 0, which trains all weights; "
-            "set lora_rank or remove lora_target_modules"
+            "lora_target_modules needs a lora_rank above 0, got 0, which trains all weights; set "
+            "lora_rank or remove lora_target_modules"
         )
     for pattern in optimizer.lora_target_modules:
         try:

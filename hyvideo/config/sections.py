@@ -91,8 +91,7 @@ class DataSettings:
     pairs_csv: list[str] = learning(
         [],
         "Rated pairs of videos for objective dpo, CSV files: `prompt`, `first`, `second`, "
-        "`answer`, optionally "
-        "`dimension`, `ref_image_path`.",
+        "`answer`, optionally `dimension`, `ref_image_path`.",
         is_path=True,
     )
     pair_weights: str = learning(
@@ -174,8 +173,7 @@ class RolloutSettings:
     reference_conventions: bool = learning(
         False,
         "Follow the public reference where its anchor KL, equalizer, KL warm-up or last step of "
-        "CPS differs from "
-        "the equations (docs/reproduce.md).",
+        "CPS differs from the equations (docs/reproduce.md).",
     )
     use_same_noise: bool = learning(False, "Share the initial noise in a group.")
     decode_batch_size: int = machine(1, "Videos that the VAE decodes together.", at_least=1)
@@ -253,26 +251,23 @@ class LossSettings:
     objective: str = learning(
         "grpo",
         "Loss: grpo (clipped ratios), nft (DiffusionNFT, a velocity loss on re-noised rollouts), "
-        "draft (reward "
-        "gradients), dpo (preferences in pairs_csv, without rollouts), distill (a student of few "
-        "steps), or "
-        "FILE.py:NAME.",
+        "draft (reward gradients), dpo (preferences in pairs_csv, without rollouts), distill (a "
+        "student of few steps), or FILE.py:NAME.",
         choices=OBJECTIVES,
         is_path=True,
     )
     nft_levels: int = learning(
         4,
         "Noise levels that nft trains per rollout and dpo per pair, and at which draft measures "
-        "the KL; 0: at the "
-        "reward step.",
+        "the KL; 0: at the reward step.",
     )
     reward_gradient_weight: float = learning(
         0.0, "Weight of the reward's gradient through scorer and VAE, in nft and draft; 0: off."
     )
     reward_gradient_step: Literal["last", "random"] = learning(
         "last",
-        "Step whose predicted video the reward gradient scores: the last one (DRaFT-1) or a "
-        "random one (ReFL).",
+        "Step whose predicted video the reward gradient scores: the last one (DRaFT-1) or a random "
+        "one (ReFL).",
     )
     dpo_beta: float = learning(
         100.0,
@@ -388,8 +383,8 @@ class OptimizerSettings:
     )
     lora_target_modules: list[str] = learning(
         [],
-        "Modules that get a LoRA, as name endings or regular expressions; default: the matrices "
-        "of the blocks.",
+        "Modules that get a LoRA, as name endings or regular expressions; default: the matrices of "
+        "the blocks.",
     )
 
 
@@ -480,8 +475,8 @@ class RecordSettings:
     )
     validation_eta: float = records(
         0.0,
-        "Noise scale of the rollouts' SDE in validation, for models that sample with noise; 0: "
-        "the ODE.",
+        "Noise scale of the rollouts' SDE in validation, for models that sample with noise; 0: the "
+        "ODE.",
         at_most=1000,
         measured=True,
     )

@@ -83,14 +83,12 @@ def velocity_kl_with_one_update(inputs: RunInputs) -> Iterator[str]:
     if config.trust_region.kl_velocity == "log_ratio":
         yield (
             "the velocity KL (kl_velocity log_ratio): with num_updates_per_rollout 1 it is 0 and "
-            "its gradient is 0 on "
-            "average; use kl_velocity gaussian or more updates"
+            "its gradient is 0 on average; use kl_velocity gaussian or more updates"
         )
     else:
         yield (
             "the velocity KL (kl_velocity gaussian): with num_updates_per_rollout 1 the policy "
-            "equals the rollout "
-            "policy; use more updates"
+            "equals the rollout policy; use more updates"
         )
 
 
@@ -102,8 +100,7 @@ def anchor_refreshed_after_every_update(inputs: RunInputs) -> Iterator[str]:
     ):
         yield (
             "the position KL: update_ref_model_step 1 refreshes the anchor after every update, so "
-            "the distance is "
-            "always 0"
+            "the distance is always 0"
         )
 
 
@@ -112,8 +109,8 @@ def anchor_that_is_never_refreshed(config: Config, changed: Collection[str]) -> 
     is_late = config.trust_region.update_ref_model_step >= config.num_updates
     if config.anchor_moves and is_late and "update_ref_model_step" in changed:
         yield (
-            f"update_ref_model_step: the run has {config.num_updates} updates, so the anchor "
-            "stays the initial policy"
+            f"update_ref_model_step: the run has {config.num_updates} updates, so the anchor stays "
+            "the initial policy"
         )
 
 
@@ -133,17 +130,15 @@ def kl_that_is_too_weak(inputs: RunInputs) -> Iterator[str]:
         return
     rounding = ", which bf16 rounds away" if config.model.dtype == "bf16" else ""
     sentence = (
-        f"kl_weight {settings.kl_weight:g}: at kl_target {target:g} the gradient of the KL term "
-        f"is at most {pull:.1g} "
-        f"times that of an advantage of 1{rounding}; it has no effect below a KL of "
-        f"{(_WEAK / strength) ** 2 / 2:.1g}"
+        f"kl_weight {settings.kl_weight:g}: at kl_target {target:g} the gradient of the KL term is "
+        f"at most {pull:.1g} times that of an advantage of 1{rounding}; it has no effect below a "
+        f"KL of {(_WEAK / strength) ** 2 / 2:.1g}"
     )
     if config.needs_anchor and inputs.plan.num_anchor_steps:
         forwards = config.num_branches * inputs.plan.num_anchor_steps
         sentence += (
             f"; the anchor costs {forwards} forward passes per rollout: kl_weight 0 saves all of "
-            "them, "
-            "anchor_fraction a part"
+            "them, anchor_fraction a part"
         )
     yield sentence
 
@@ -154,8 +149,8 @@ def kl_that_does_not_hold_pairs(config: Config) -> Iterator[str]:
     if config.uses_pairs and weight < _MIN_KL_OF_PAIRS:
         yield (
             f"kl_weight {weight:g}: below {_MIN_KL_OF_PAIRS:g} the KL of objective "
-            f"{config.loss.objective} is too weak "
-            "to keep the winners' videos likely; 1 was measured"
+            f"{config.loss.objective} is too weak to keep the winners' videos likely; 1 was "
+            "measured"
         )
 
 
@@ -178,8 +173,7 @@ def feedback_after_the_end(config: Config, changed: Collection[str]) -> Iterator
     if names and is_adaptive and config.num_updates <= math.ceil(config.kl_warmup) + 1:
         yield (
             f"{', '.join(names)}: the run has {config.num_updates} updates, and the feedback "
-            "starts after "
-            f"kl_warmup_updates {settings.kl_warmup_updates}"
+            f"starts after kl_warmup_updates {settings.kl_warmup_updates}"
         )
 
 
@@ -188,9 +182,8 @@ def learning_rate_that_is_never_reached(config: Config) -> Iterator[str]:
     if warmup > config.num_updates:
         yield (
             f"learning_rate, warmup_steps: the run has {config.num_updates} updates and "
-            f"warmup_steps {warmup}, so the "
-            f"learning rate ends at {config.num_updates / warmup:.0%} of "
-            f"{config.optimizer.learning_rate:g}"
+            f"warmup_steps {warmup}, so the learning rate ends at "
+            f"{config.num_updates / warmup:.0%} of {config.optimizer.learning_rate:g}"
         )
 
 
@@ -209,8 +202,7 @@ def average_of_the_base_model(config: Config) -> Iterator[str]:
     if left > 0.5:
         yield (
             f"ema_decay: after the {config.num_updates} updates of the run, {left:.0%} of the EMA "
-            "is still the base "
-            "model"
+            "is still the base model"
         )
 
 
@@ -228,9 +220,8 @@ def reward_hacking_with_too_few_videos(inputs: RunInputs) -> Iterator[str]:
     with suppress(ValueError):  # `prompts_are_readable` reports unreadable files
         if len(inputs.validated) * record.validation_repeats < MIN_VIDEOS_TO_STOP:
             yield (
-                f"on_reward_hacking: a validation needs {MIN_VIDEOS_TO_STOP} videos to stop a "
-                "run; raise "
-                "validation_repeats"
+                f"on_reward_hacking: a validation needs {MIN_VIDEOS_TO_STOP} videos to stop a run; "
+                "raise validation_repeats"
             )
 
 

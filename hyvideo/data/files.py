@@ -213,8 +213,8 @@ def locked(folder: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ValueError(
-                f"another process is writing to the folder {quote(folder)}; wait until it ends, "
-                "or choose another one"
+                f"another process is writing to the folder {quote(folder)}; wait until it ends, or "
+                "choose another one"
             ) from error
         except OSError:
             pass

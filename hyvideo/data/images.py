@@ -59,8 +59,7 @@ def read_image(path: str | os.PathLike) -> Image.Image:
     except _UNREADABLE as error:
         raise ValueError(
             f"an image must be a readable {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file of at "
-            "most "
-            f"{MAX_PIXELS} pixels, got {quote(path)} ({error})"
+            f"most {MAX_PIXELS} pixels, got {quote(path)} ({error})"
         ) from error
 
 
@@ -113,9 +112,8 @@ def size_of_aspect_ratio(aspect_ratio: str, sizes: list[tuple[int, int]]) -> tup
     width, height = map(float, match.groups()) if match else (0.0, 0.0)
     if not 0 < max(width, height) <= MAX_RATIO * min(width, height):
         raise ValueError(
-            f"aspect ratio must be width:height from 1:{MAX_RATIO} to {MAX_RATIO}:1, such as "
-            "16:9, got "
-            f"{quote(aspect_ratio)}"
+            f"aspect ratio must be width:height from 1:{MAX_RATIO} to {MAX_RATIO}:1, such as 16:9, "
+            f"got {quote(aspect_ratio)}"
         )
     return nearest_size(height, width, sizes)
 
@@ -135,8 +133,8 @@ def fit(image: Image.Image, height: int, width: int) -> Image.Image:
     if covering[0] * covering[1] > MAX_PIXELS:
         raise ValueError(
             f"an image of {image.height} x {image.width} pixels is too elongated for {height} x "
-            f"{width}: resized to "
-            f"cover them it would have {covering[0]} x {covering[1]} pixels; crop it first"
+            f"{width}: resized to cover them it would have {covering[0]} x {covering[1]} pixels; "
+            "crop it first"
         )
     left, top = round((covering[0] - width) / 2), round((covering[1] - height) / 2)
     resized = image.resize(covering, Image.Resampling.LANCZOS)

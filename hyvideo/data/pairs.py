@@ -109,8 +109,7 @@ def read_ratings(path: str | Path) -> list[Rating]:
             if not name or not os.path.isfile(path.parent / name):
                 raise ValueError(
                     f"{column} must be an existing video, relative to the folder of the CSV, got "
-                    f"{quote(name)} in "
-                    f"{place}; correct the path or remove the row"
+                    f"{quote(name)} in {place}; correct the path or remove the row"
                 )
         image = (row.get("ref_image_path") or "").strip()
         try:
@@ -136,8 +135,8 @@ def select_preferences(
     if unknown := [name for name in weights if name not in rated]:
         raise ValueError(
             "pair_weights must name dimensions of pairs_csv, "
-            f"{', '.join(sorted(filter(None, rated))) or 'none'}, "
-            f"got {', '.join(map(quote, unknown))}; remove them"
+            f"{', '.join(sorted(filter(None, rated))) or 'none'}, got "
+            f"{', '.join(map(quote, unknown))}; remove them"
         )
     preferences = []
     for rating in ratings:
@@ -148,16 +147,14 @@ def select_preferences(
         if winner == loser or filecmp.cmp(winner, loser, shallow=False):
             raise ValueError(
                 "a preferred video must differ from the other one, got two equal files in "
-                f"{rating.place}: "
-                f"{quote(winner)} and {quote(loser)}; remove the row"
+                f"{rating.place}: {quote(winner)} and {quote(loser)}; remove the row"
             )
         preferences.append(Preference(rating.request, winner, loser, weight, rating.place))
     if not preferences:
         raise ValueError(
             f"pairs_csv must have at least one preference, got none in the {len(ratings)} rows of "
-            f"{source}: all "
-            "answers are ties or of dimensions without a weight; rate more pairs or change "
-            "pair_weights"
+            f"{source}: all answers are ties or of dimensions without a weight; rate more pairs or "
+            "change pair_weights"
         )
     return preferences
 
@@ -189,10 +186,9 @@ def check_videos(preferences: Iterable[Preference], size: tuple[int, int, int]) 
                 expected = " or ".join(f"{each[0]} x {each[1]}" for each in sizes)
                 raise ValueError(
                     f"a video of pairs_csv must have {frames} frames of {expected} pixels "
-                    "(sample_n_frames, height, "
-                    f"width), got {found.num_frames} of {found.height} x {found.width} in "
-                    f"{quote(video)}, "
-                    f"{preference.place}; change these settings or generate the video again"
+                    f"(sample_n_frames, height, width), got {found.num_frames} of {found.height} x "
+                    f"{found.width} in {quote(video)}, {preference.place}; change these settings "
+                    "or generate the video again"
                 )
 
 
@@ -223,9 +219,8 @@ def check_latents(preferences: Iterable[Preference], shape: tuple[int, int, int]
                 if found[1:] == shape:
                     reason = "those of another video"
                 raise ValueError(
-                    f"{quote(path)} must have the latents of {video.name}, {preference.place}, "
-                    f"got {reason}; delete "
-                    "the file, so that the video is encoded"
+                    f"{quote(path)} must have the latents of {video.name}, {preference.place}, got "
+                    f"{reason}; delete the file, so that the video is encoded"
                 )
 
 

@@ -81,9 +81,8 @@ def _read_csv(path: Path) -> list[Request]:
     for number, row in enumerate(rows, start=1):
         if None in row:
             raise ValueError(
-                f"row {number} of {path} has more cells than columns; put a prompt that contains "
-                "a comma in double "
-                f"quotes: {quote(row['prompt'])}"
+                f"row {number} of {path} has more cells than columns; put a prompt that contains a "
+                f"comma in double quotes: {quote(row['prompt'])}"
             )
         # Files from Windows also have CRLF inside quotes.
         prompt, image, seed, *others = (
@@ -184,9 +183,8 @@ def read_rows(path: Path, what: str = "a prompts CSV") -> list[dict[str, str | N
     except csv.Error as error:
         raise ValueError(
             f"{what} must be UTF-8 text in CSV form, got {quote(path)} ({error}, line "
-            f"{reader.reader.line_num}; "
-            "put a cell that contains a comma, a line break or quotes in double quotes, and "
-            "double the quotes in it)"
+            f"{reader.reader.line_num}; put a cell that contains a comma, a line break or quotes "
+            "in double quotes, and double the quotes in it)"
         ) from error
 
 

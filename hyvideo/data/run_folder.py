@@ -85,8 +85,7 @@ def read_record(output_dir: Path) -> RunRecord | None:
     except (OSError, ValueError, TypeError) as error:
         raise ValueError(
             f"{quote(path)} must be the record of the run in this folder, got: {error}; delete it "
-            "if all other files "
-            "in the folder belong to the run, or choose another output_dir"
+            "if all other files in the folder belong to the run, or choose another output_dir"
         ) from error
 
 

@@ -45,8 +45,8 @@ def text_problem(text: str, max_bytes: int) -> str | None:
     if match := _NO_TEXT.search(text):
         kind = "lone surrogate" if "\ud800" <= match[0] <= "\udfff" else "control character"
         return (
-            f"character {match.start() + 1} is the {kind} U+{ord(match[0]):04X}; remove it or "
-            "save the text as UTF-8"
+            f"character {match.start() + 1} is the {kind} U+{ord(match[0]):04X}; remove it or save "
+            "the text as UTF-8"
         )
     if (size := len(text.encode())) > max_bytes:
         return f"it has {size:,} bytes in UTF-8, the limit is {max_bytes:,}; shorten it"

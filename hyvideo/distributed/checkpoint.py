@@ -72,8 +72,7 @@ def read_state(
         values = ", ".join(f"{name} {quote(state[name], 60)}" for name in wrong)
         raise ValueError(
             f"{folder} is not a complete checkpoint: state.json has the wrong values {values}; "
-            "resume from an earlier "
-            "checkpoint"
+            "resume from an earlier checkpoint"
         )
     return state
 
@@ -184,8 +183,7 @@ def find_intact(
         raise ValueError(
             f"all checkpoints in {output_dir / CHECKPOINTS} are corrupted and kept: "
             f"{', '.join(path.name for path in folders)}; restore one of them from a copy, or "
-            "start over in another "
-            "output_dir"
+            "start over in another output_dir"
         )
     return None
 
@@ -200,8 +198,8 @@ def require_same_checkpoint(iteration: int, manifest_hash: str, mesh: Mesh) -> N
         }
         raise ValueError(
             "all ranks must resume one checkpoint, got "
-            f"{'; '.join(f'{name} on {ranks[name]}' for name in ranks)}; "
-            "restart when all nodes see the same output_dir"
+            f"{'; '.join(f'{name} on {ranks[name]}' for name in ranks)}; restart when all nodes "
+            "see the same output_dir"
         )
 
 

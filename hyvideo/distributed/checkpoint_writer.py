@@ -108,8 +108,7 @@ class CheckpointWriter:
             reason = " ".join(str(error).split())[-500:]
             if self.mesh.is_main:  # the reason is the same on all ranks
                 print(
-                    f"\nCHECKPOINT NOT WRITTEN ({reason}); keeping earlier ones, training "
-                    "continues",
+                    f"\nCHECKPOINT NOT WRITTEN ({reason}); keeping earlier ones, training continues",
                     file=sys.stderr,
                 )
 
@@ -223,8 +222,7 @@ def _check_files(tensors: Path) -> None:
     if missing := sorted(name for name in files if not (tensors / name).is_file()):
         raise RuntimeError(
             f"{len(missing)} of {len(files)} checkpoint files are missing in {tensors}, such as "
-            f"{missing[0]}: "
-            "output_dir must be on a file system that all nodes share"
+            f"{missing[0]}: output_dir must be on a file system that all nodes share"
         )
 
 

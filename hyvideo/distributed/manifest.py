@@ -85,8 +85,8 @@ def corruption(folder: Path, mesh: Mesh) -> str | None:
         )
         raise ValueError(
             f"all ranks must see the same checkpoint {folder}: it is complete on {complete}, but "
-            f"on {incomplete}: "
-            f"{next(filter(None, problems))}; restart when all nodes see the same output_dir"
+            f"on {incomplete}: {next(filter(None, problems))}; restart when all nodes see the same "
+            "output_dir"
         )
     with raise_on_all_ranks(mesh):
         files = json.loads((folder / NAME).read_text())

@@ -126,8 +126,7 @@ class Ownership:
         except OSError as error:
             raise NotOwner(
                 f"the owner file {quote(self.path)} must be readable and writable, got: "
-                f"{error.strerror}; fix or "
-                "delete it, or choose another output_dir"
+                f"{error.strerror}; fix or delete it, or choose another output_dir"
             ) from error
         self._thread.start()
         atexit.register(self.__exit__)
@@ -149,9 +148,8 @@ class Ownership:
             print(f"output_dir is owned by {owner_name}: {wait}", file=sys.stderr)
         if beat != self._seen[0]:
             raise NotOwner(
-                f"output_dir {quote(self.path.parent)} is in use by {owner_name}; stop that run "
-                "or choose another "
-                f"output_dir; deleting {self.path} also stops it"
+                f"output_dir {quote(self.path.parent)} is in use by {owner_name}; stop that run or "
+                f"choose another output_dir; deleting {self.path} also stops it"
             )
         return time.monotonic() < self._seen[1]
 

@@ -77,8 +77,7 @@ def preflight(
     except dist.DistError as error:
         raise ValueError(
             f"rank 0 did not answer at {rank_0_address()} within {timeout_s:g} s; see the log of "
-            "its node, and check "
-            "that this node can connect to this address and to any port of it"
+            "its node, and check that this node can connect to this address and to any port of it"
         ) from error
 
 

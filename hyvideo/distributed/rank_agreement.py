@@ -74,8 +74,7 @@ def agree(
     if silent:
         problems = [
             f"{silent} of {mesh.world_size} did not answer within {timeout_s:g} s ({stage}); see "
-            "the log of that node "
-            "to find where it hangs"
+            "the log of that node to find where it hangs"
         ]
     else:
         problems = judge([json.loads(store.get(key)) for key in keys])

@@ -142,8 +142,7 @@ class Watchdog:
     def _print_stack(self, own: Heartbeat) -> None:
         sys.stderr.write(
             f"watchdog: rank {self.mesh.rank} ({own.host}) has been in stage {own.stage} of "
-            f"{self.unit} "
-            f"{own.iteration} for {own.seconds:.0f} s; Python stack:\n"
+            f"{self.unit} {own.iteration} for {own.seconds:.0f} s; Python stack:\n"
         )
         faulthandler.dump_traceback(file=_STDERR, all_threads=True)
 

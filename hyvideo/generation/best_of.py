@@ -61,8 +61,7 @@ class BestOf:
         if math.isnan(totals[best]):
             raise ValueError(
                 f"--best_of needs the reward of at least one candidate, got none of {self.count}; "
-                "first reason: "
-                f"{rewards[0].reason}"
+                f"first reason: {rewards[0].reason}"
             )
         record = {
             "candidates": self.count,

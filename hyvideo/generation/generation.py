@@ -108,9 +108,8 @@ class Source:
             ):
                 raise ValueError(
                     f"checkpoint {self.checkpoint} was trained with negative_prompt "
-                    f"{quote(trained)}, got "
-                    f"{quote(given)}; set --negative_prompt {quote(trained)}, or export it "
-                    "(scripts.export) first"
+                    f"{quote(trained)}, got {quote(given)}; set --negative_prompt "
+                    f"{quote(trained)}, or export it (scripts.export) first"
                 )
         if self.lora and self.checkpoint and saved_policy.is_lora(self.checkpoint):
             rule = f"--lora_path cannot be added to the LoRA of the checkpoint {self.checkpoint}"
@@ -197,8 +196,7 @@ def sampling_config(
             known = ", ".join(version.name for version in RELEASED.values() if version.kind == name)
             raise ValueError(
                 f"transformer_version must {'' if is_required else 'not '}be {name} with these "
-                "flags, got "
-                f"{config.model.transformer_version}; released {name} versions: {known}"
+                f"flags, got {config.model.transformer_version}; released {name} versions: {known}"
             )
     # the default of sample_n_frames is for rollouts, which may be short to save time
     if not from_file:

@@ -69,8 +69,8 @@ class Refiner:
                 f"--height {height} --width {width}" for height, width in sorted(near)
             )
             raise ValueError(
-                f"--sr needs sizes that one super-resolution model was trained on, got {got}. "
-                f"Use --resolution, perhaps with --aspect_ratio, or {trained}"
+                f"--sr needs sizes that one super-resolution model was trained on, got {got}. Use "
+                f"--resolution, perhaps with --aspect_ratio, or {trained}"
             )
         self.model = SUPER_RESOLUTION[names[0]]
         needed = not settings.random_weights

@@ -103,8 +103,8 @@ def choose_kernel(
         rejected[name] = problem
     if setting != "auto":
         raise ValueError(
-            f"attention_kernel {setting} cannot be used: {rejected[setting]}. Set "
-            "attention_kernel auto"
+            f"attention_kernel {setting} cannot be used: {rejected[setting]}. Set attention_kernel "
+            "auto"
         )
     use("torch")
     torch._C._set_sdp_priority_order(order)

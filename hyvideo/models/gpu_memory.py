@@ -28,8 +28,7 @@ def limit_bytes() -> float:
     if not (math.isfinite(limit) and limit > 0):
         raise ValueError(
             f"the environment variable {LIMIT} must be a positive number of GiB, got "
-            f"{quote(text)}; correct it, or "
-            "unset it to use the whole GPU"
+            f"{quote(text)}; correct it, or unset it to use the whole GPU"
         )
     return limit * 2**30
 

@@ -221,8 +221,7 @@ def build_on_meta(component: Component, folder: Folder) -> tuple[nn.Module, bool
     ) as error:
         raise ValueError(
             f"{folder.label}: cannot build a {component.class_name} from "
-            f"{folder.path / 'config.json'}: "
-            f"{str(error) or type(error).__name__}"
+            f"{folder.path / 'config.json'}: {str(error) or type(error).__name__}"
         ) from error
 
 
@@ -319,8 +318,7 @@ def _stream_state(
             if state[key].is_floating_point() and not value.is_floating_point():
                 raise ValueError(
                     f"{folder.label}: tensor {name!r} in {weights.files.get(name)} has dtype "
-                    f"{value.dtype}, but "
-                    "the model needs floating-point numbers"
+                    f"{value.dtype}, but the model needs floating-point numbers"
                 )
             yield key, value
 

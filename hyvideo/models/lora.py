@@ -172,9 +172,8 @@ def training_config(
         needed = ", ".join(f"{rank} and {alpha:g}" for rank, alpha in sorted(found))
         raise ValueError(
             "lora_rank and lora_alpha must equal those of the LoRA in pretrained_lora_path, which "
-            "is trained further: "
-            f"got {rank} and {alpha:g}, need {needed}. Set these, or lora_rank 0 to merge it and "
-            "train all weights"
+            f"is trained further: got {rank} and {alpha:g}, need {needed}. Set these, or lora_rank "
+            "0 to merge it and train all weights"
         )
     unused = family_of(transformer).without_gradient(transformer)
     modules = {name for name in start if not name.startswith(unused)}
@@ -340,9 +339,8 @@ def _pairs(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], file: Pat
             if tensor.any():
                 raise ValueError(
                     f"LoRA {file}: {name!r} changes a whole weight or a bias, but only lora_A and "
-                    "lora_B are "
-                    "supported. Merge the file into the base model with diffusers, as in "
-                    "docs/export.md#loras-of-other-programs"
+                    "lora_B are supported. Merge the file into the base model with diffusers, as "
+                    "in docs/export.md#loras-of-other-programs"
                 )
         else:
             raise ValueError(f"LoRA {file}: tensor {name!r} is not a lora_A or lora_B weight")
@@ -376,9 +374,8 @@ def _with_dots(module: str, file: Path) -> str:
         if name := family.transformer.with_dots(module.removeprefix(_FLAT_PREFIX)):
             return name
     raise ValueError(
-        f"LoRA {file}: {module} is no module of a supported transformer, with underscores in "
-        "place of dots. "
-        "musubi-tuner's convert_lora.py --target other writes names with dots"
+        f"LoRA {file}: {module} is no module of a supported transformer, with underscores in place "
+        "of dots. musubi-tuner's convert_lora.py --target other writes names with dots"
     )
 
 
@@ -417,9 +414,8 @@ def _to_original(lora: Lora) -> tuple[Lora, str]:
     if family.lora_prefix and not any(name.startswith(f"{family.blocks}.") for name in lora):
         raise ValueError(
             f"the original's form needs at least one module of the transformer's {family.blocks}, "
-            "because diffusers "
-            f"reads no other file in this form; got {', '.join(truncate(sorted(lora)))}. Save the "
-            "form diffusers"
+            "because diffusers reads no other file in this form; got "
+            f"{', '.join(truncate(sorted(lora)))}. Save the form diffusers"
         )
     return renamed, family.lora_prefix
 

@@ -37,21 +37,18 @@ class StepCaching:
             )
             raise ValueError(
                 f"--total_steps must equal the number of steps, {num_steps}, got {total}; the "
-                "default schedule is for "
-                f"50 steps. Scaled: --total_steps {num_steps} --cache_start_step {first} "
-                f"--cache_end_step {last}"
+                f"default schedule is for 50 steps. Scaled: --total_steps {num_steps} "
+                f"--cache_start_step {first} --cache_end_step {last}"
             )
         if not least <= start <= end <= total or interval < 1:
             raise ValueError(
                 f"{least} <= --cache_start_step <= --cache_end_step <= {total} and 1 <= "
-                "--cache_step_interval must "
-                f"hold, got {start}, {end} and {interval}"
+                f"--cache_step_interval must hold, got {start}, {end} and {interval}"
             )
         if self.cache_type == "deepcache" and num_blocks == 1:
             raise ValueError(
                 "--cache_type deepcache needs a model of at least 2 blocks, got 1, because it "
-                "skips all blocks but the "
-                "last one. Use teacache or taylorcache"
+                "skips all blocks but the last one. Use teacache or taylorcache"
             )
         if not set(self.no_cache_block_id) < set(range(num_blocks)):
             found = " ".join(map(str, self.no_cache_block_id))

@@ -76,9 +76,8 @@ def read_header(folder: Folder, stem: str) -> Weights:
             OverflowError,
         ) as error:
             raise ValueError(
-                f"{folder.label}: {path} is truncated, a git-lfs pointer or not a safetensors "
-                f"file ({error}); "
-                "download it again"
+                f"{folder.label}: {path} is truncated, a git-lfs pointer or not a safetensors file "
+                f"({error}); download it again"
             ) from error
     return found
 
@@ -150,8 +149,8 @@ def tensor_problems(folder: Folder, expected: Shapes, weights: Weights) -> list[
         tensor = f"tensor {name!r} in {weights.files.get(name)}"
         if needed is None:
             problems.append(
-                f"{tensor} is unexpected: the model of {folder.path / 'config.json'} does not "
-                "have it"
+                f"{tensor} is unexpected: the model of {folder.path / 'config.json'} does not have "
+                "it"
             )
         elif shape is None and seed_for(name, weights.drawn) is None:
             files = (

@@ -101,12 +101,10 @@ def check_room(run: PlannedRun) -> None:
     others = sum(size for kind, size in disk_bytes(run).items() if kind != "checkpoints")
     rule = (
         f"output_dir must have room for {more} more checkpoints of {each / GIB:.1f} GiB and "
-        f"{others / GIB:.1f} GiB of "
-        f"videos, encoded prompts and logs, {(more * each + others) / GIB:.1f} GiB in all, got "
-        f"{quote(folder)} with "
-        f"{free / GIB:.1f} GiB free; free some space, lower save_total_limit (now "
-        f"{run.settings.save_total_limit}), or "
-        "use another output_dir"
+        f"{others / GIB:.1f} GiB of videos, encoded prompts and logs, "
+        f"{(more * each + others) / GIB:.1f} GiB in all, got {quote(folder)} with {free / GIB:.1f} "
+        f"GiB free; free some space, lower save_total_limit (now {run.settings.save_total_limit}), "
+        "or use another output_dir"
     )
     if free < each + encoded_bytes(run):
         raise ValueError(rule)

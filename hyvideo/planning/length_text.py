@@ -55,8 +55,8 @@ def start_rows(run: PlannedRun) -> list[Row]:
         return rows
     chosen = resolve_auto(run)
     text = (
-        f"{chosen.checkpointing}: {memory(chosen).needed_gib:.1f} of "
-        f"{run.hardware.gpu_memory:.4g} GiB"
+        f"{chosen.checkpointing}: {memory(chosen).needed_gib:.1f} of {run.hardware.gpu_memory:.4g} "
+        "GiB"
     )
     if chosen.checkpointing == "full":
         selective = run.with_settings(activation_checkpointing="selective")
@@ -79,8 +79,8 @@ def length_rows(run: PlannedRun) -> list[Row]:
         rows += _validation(run, length)
     if run.plan.replicas > 1:
         text = (
-            f"more rollouts per iteration ({run.plan.rollouts} on {run.world_size}), "
-            "not a shorter run: that needs a lower max_steps"
+            f"more rollouts per iteration ({run.plan.rollouts} on {run.world_size}), not a shorter "
+            "run: that needs a lower max_steps"
         )
         rows.append(("more GPUs", text))
     rows.append(("checkpoints", _checkpoints(run, length)))
@@ -135,8 +135,8 @@ def _assumptions(run: PlannedRun, length: WholeRun) -> str:
     exposed = 100 * duration(run).waiting / length.iteration_seconds
     return (
         f"predicted (not measured) at {hardware.rate:g} TFLOP/s per GPU in matrix products{name}, "
-        f"{hardware.memory_rate:.2g} TB/s of its memory, {hardware.link:g} GB/s within a node "
-        f"and {hardware.network:g} GB/s per GPU between nodes; {exposed:.1f}% exposed communication"
+        f"{hardware.memory_rate:.2g} TB/s of its memory, {hardware.link:g} GB/s within a node and "
+        f"{hardware.network:g} GB/s per GPU between nodes; {exposed:.1f}% exposed communication"
     )
 
 
@@ -145,8 +145,8 @@ def _warning_of_length(length: WholeRun) -> str:
     compiled = length.compilation_seconds  # once, however long the run is
     iterations = int((_WEEK - compiled) / (length.seconds - compiled) * length.iterations)
     return (
-        f"WARNING: longer than a week; lower max_steps (now {length.iterations}): "
-        f"a week is {counted(iterations, 'iteration')}"
+        f"WARNING: longer than a week; lower max_steps (now {length.iterations}): a week is "
+        f"{counted(iterations, 'iteration')}"
     )
 
 
@@ -162,10 +162,9 @@ def _validation(run: PlannedRun, length: WholeRun) -> list[Row]:
     ]
     if length.validation_share > MAX_VALIDATION_SHARE:
         warning = (
-            f"WARNING: above {100 * MAX_VALIDATION_SHARE:.0f} %; "
-            f"raise validation_interval (now {record.validation_interval}), lower "
-            "validation_steps, "
-            f"or validate at the size of the rollouts, {_size(run.config.rollout_size)}"
+            f"WARNING: above {100 * MAX_VALIDATION_SHARE:.0f} %; raise validation_interval (now "
+            f"{record.validation_interval}), lower validation_steps, or validate at the size of "
+            f"the rollouts, {_size(run.config.rollout_size)}"
         )
         rows.append(("", warning))
     return rows

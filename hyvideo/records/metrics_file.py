@@ -48,8 +48,7 @@ def read_metrics(path: Path) -> list[dict]:
             if not isinstance(value, int | float | list | None):
                 raise ValueError(
                     f"{path}: {quote(name)} of iteration {line['iteration']} must be a number, a "
-                    "list or null, got "
-                    f"{quote(value)}; restore the line"
+                    f"list or null, got {quote(value)}; restore the line"
                 )
     return metrics
 
@@ -72,17 +71,17 @@ def _parsed_lines(path: Path) -> list[tuple[bytes, dict]]:
     if None in contents[:-1]:
         number = contents.index(None) + 1
         raise ValueError(
-            f"line {number} of {path} is not a JSON object with an iteration; repair or remove "
-            "the line"
+            f"line {number} of {path} is not a JSON object with an iteration; repair or remove the "
+            "line"
         )
     last = 0
     for number, content in enumerate(contents, start=1):
         iteration = content["iteration"] if content else 0
         if iteration and iteration <= last:
             raise ValueError(
-                f"line {number} of {path} has iteration {iteration}, but follows iteration "
-                f"{last}; every iteration has "
-                "one line, in order: remove the lines that do not belong to the run"
+                f"line {number} of {path} has iteration {iteration}, but follows iteration {last}; "
+                "every iteration has one line, in order: remove the lines that do not belong to "
+                "the run"
             )
         last = iteration or last
     return [(line, content) for line, content in zip(lines, contents) if content is not None]

@@ -91,8 +91,7 @@ class Run:
         if series.spikes:
             found.append(
                 f"the gradient norm exceeded {SPIKE:g} times its recent median in "
-                f"{len(series.spikes)} iterations, "
-                f"first in iteration {series.spikes[0]}"
+                f"{len(series.spikes)} iterations, first in iteration {series.spikes[0]}"
             )
         if (
             2 * series.total("advantage/zero_groups") * self.config.rollout.num_generations

@@ -68,8 +68,8 @@ def stall_text(run: Run, status: Status) -> str:
     if status.silent_s is None:
         return ""
     return (
-        f"no iteration has ended for {_duration(status.silent_s)}; "
-        f"the recent ones took {_duration(run.series.seconds_each)} each"
+        f"no iteration has ended for {_duration(status.silent_s)}; the recent ones took "
+        f"{_duration(run.series.seconds_each)} each"
     )
 
 

@@ -27,10 +27,9 @@ def print_summary(output_dir: Path, iteration: int, validation: Validation | Non
         lines += _rollout_rewards(output_dir)
     if after and not before:
         lines.append(
-            f"{len(validation.seen)} validation videos of iteration {iteration}: "
-            f"reward {after['reward']:.3f} ± {after['reward_std']:.3f}; "
-            "the base model was not validated with these settings (validate_at_step0), so there "
-            "is no comparison"
+            f"{len(validation.seen)} validation videos of iteration {iteration}: reward "
+            f"{after['reward']:.3f} ± {after['reward_std']:.3f}; the base model was not validated "
+            "with these settings (validate_at_step0), so there is no comparison"
         )
     rows: list[Row] = []
     if (output_dir / REPORT_FILE).is_file():
@@ -49,8 +48,7 @@ def _validated(
     weights = validation.scorer.weights
     lines = [
         f"{len(validation.seen)} validation videos, same prompts and seeds, iteration 0 -> "
-        f"{iteration}; "
-        f"{frames} frames of {height} x {width}; ± standard deviation over videos",
+        f"{iteration}; {frames} frames of {height} x {width}; ± standard deviation over videos",
         _reward(before, after),
     ]
     num_seen = sum(validation.seen)
@@ -122,6 +120,6 @@ def _rollout_rewards(output_dir: Path) -> list[str]:
         return ["no rollout had a reward"]
     few = min(_NUM_FIRST, len(rewards))
     return [
-        f"mean rollout reward: {sum(rewards[:few]) / few:.3f} in the first {few} iterations "
-        f"-> {sum(rewards[-few:]) / few:.3f} in the last {few}"
+        f"mean rollout reward: {sum(rewards[:few]) / few:.3f} in the first {few} iterations -> "
+        f"{sum(rewards[-few:]) / few:.3f} in the last {few}"
     ]

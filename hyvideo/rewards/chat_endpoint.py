@@ -69,16 +69,15 @@ class ChatEndpoint:
             )
         if not (0 < parallel <= 100 and min(timeout, retries + 1) > 0):
             raise ValueError(
-                f"{user}: timeout must be positive, retries 0 or more, parallel 1 to 100, "
-                f"got timeout {timeout}, retries {retries} and parallel {parallel}"
+                f"{user}: timeout must be positive, retries 0 or more, parallel 1 to 100, got "
+                f"timeout {timeout}, retries {retries} and parallel {parallel}"
             )
         key = os.environ.get(key_env, "")
         is_safe = LOCAL.match(url) or not key_env or (key and url.startswith("https:"))
         if not is_safe or not re.fullmatch("[!-~]*", key):
             raise ValueError(
                 f"{user} needs https and an ASCII key in environment variable {key_env}, or "
-                "key_env '' to send no "
-                f"key, got {quote(url)}"
+                f"key_env '' to send no key, got {quote(url)}"
             )
         self.url = f"{url.rstrip('/')}/chat/completions"
         self.model = model

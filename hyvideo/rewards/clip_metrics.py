@@ -57,8 +57,7 @@ class FrameTextScorer(Scorer):
         if len(self.tokenizer) != vocabulary:
             raise ValueError(
                 f"{self.label}: the tokenizer has {len(self.tokenizer)} tokens, the model in "
-                f"{path} has "
-                f"{vocabulary}; they belong to different models. Download both again"
+                f"{path} has {vocabulary}; they belong to different models. Download both again"
             )
         self._texts: dict[str, Tensor] = {}  # unit embedding of each prompt scored so far
 
@@ -276,6 +275,5 @@ def load_tokenizer(path: str | Path, label: str):
     except (OSError, ValueError) as error:
         raise ValueError(
             f"{label}: no tokenizer could be read from {path}; download it there, or set "
-            "`processor` to its folder. "
-            f"{error}"
+            f"`processor` to its folder. {error}"
         ) from error

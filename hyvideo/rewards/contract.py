@@ -65,8 +65,7 @@ def score_with_gradient(
     if not scores.requires_grad:
         raise ValueError(
             f"{what} scores with a gradient, got a tensor that is detached from the videos; "
-            "compute it without "
-            "no_grad, detach, item, numpy and integer types"
+            "compute it without no_grad, detach, item, numpy and integer types"
         )
     return scores
 
@@ -120,8 +119,8 @@ def check_names(
     for name in names:
         if not isinstance(name, str) or not name.isprintable() or name in reserved:
             raise ValueError(
-                f"the name of {what} must be printable text and none of {', '.join(reserved)}, "
-                f"got {quote(name)}"
+                f"the name of {what} must be printable text and none of {', '.join(reserved)}, got "
+                f"{quote(name)}"
             )
         if name.startswith(BUILT_IN):
             raise ValueError(
@@ -173,8 +172,7 @@ def _checked(name: str, measure: object, num_videos: int) -> SetMeasure:
     if not isinstance(measure, SetMeasure):
         raise ValueError(
             f"held_out must return a dict of SetMeasure, got {type(measure).__name__} for {name}; "
-            "return metrics of "
-            "single videos from held_out_each"
+            "return metrics of single videos from held_out_each"
         )
     rows = measure.rows
     if (

@@ -71,8 +71,7 @@ def yes_probability(choice: dict, dimensions: Sequence[str]) -> Scores:
         if not total >= MIN_YES_OR_NO:
             raise ValueError(
                 f"the probabilities of yes and no must add up to at least {MIN_YES_OR_NO}, got "
-                f"{total:.3f} for "
-                f"{tokens[0]['token']!r}"
+                f"{total:.3f} for {tokens[0]['token']!r}"
             )
         return {name: mean}
     stated = answer_text(choice).strip(" \n.").lower()

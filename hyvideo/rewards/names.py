@@ -78,8 +78,8 @@ class MetricNames:
             example = ", ".join(f'"{name}": {{"{dimension}": 1}}' for name in scorers)
             raise ValueError(
                 f"reward_weights must give the weight of {dimension} by scorer, because "
-                f"{' and '.join(scorers)} both "
-                f"return it, got one weight; write for example {{{example}}}"
+                f"{' and '.join(scorers)} both return it, got one weight; write for example "
+                f"{{{example}}}"
             )
         return dimension
 

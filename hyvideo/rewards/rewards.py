@@ -192,9 +192,8 @@ def scorer_class(name: str) -> type:
     if missing or not isinstance(cls, type):
         got = f"a class without {', '.join(missing)}" if isinstance(cls, type) else f"{cls!r:.80}"
         raise ValueError(
-            f"reward_model {name} must be a class with all methods of a scorer, got {got}; "
-            "inherit from "
-            f"{__name__}.Scorer and define score"
+            f"reward_model {name} must be a class with all methods of a scorer, got {got}; inherit "
+            f"from {__name__}.Scorer and define score"
         )
     return cls
 

@@ -221,8 +221,7 @@ class ScorerUnderTest:
             )
         return (
             "failed",
-            f"scores differ by {difference:.3g} {where}, more than the tolerance "
-            f"{self.tolerance:g}",
+            f"scores differ by {difference:.3g} {where}, more than the tolerance {self.tolerance:g}",
         )
 
     def decreases(self, dimension: str, worse: Scores, cause: str) -> Outcome:

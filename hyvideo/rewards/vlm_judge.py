@@ -111,9 +111,8 @@ class VlmJudge(Scorer):
         """Raise ValueError if the file of checks has none for one of the prompts."""
         if missing := [prompt for prompt in prompts if self.checks and prompt not in self.checks]:
             raise ValueError(
-                f"the file of checks lacks those of {len(missing)} of {len(prompts)} prompts, "
-                "such as "
-                f"{quote(missing[0])}; add them with python -m scripts.prepare_checks"
+                f"the file of checks lacks those of {len(missing)} of {len(prompts)} prompts, such "
+                f"as {quote(missing[0])}; add them with python -m scripts.prepare_checks"
             )
 
     def score(self, videos: list[Tensor], prompts: list[str], *, fps: float) -> list[ScoreResult]:

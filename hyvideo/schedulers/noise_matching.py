@@ -68,15 +68,13 @@ def matched_eta(
     elif tried[noisiest] < goal:
         reason = (
             f"its variance is {goal:.4g} {where}, and the variance of {sde_type}{inside} is at "
-            "most "
-            f"{tried[noisiest]:.4g}, at eta {noisiest:g}; lower the eta of {target_type}, or set "
-            "eta instead"
+            f"most {tried[noisiest]:.4g}, at eta {noisiest:g}; lower the eta of {target_type}, or "
+            "set eta instead"
         )
     else:
         reason = (
             f"its variance is {goal:.4g} {where}, and the variance of {sde_type}{inside} jumps "
-            "past it at eta "
-            f"{found:.4g}; set eta instead"
+            f"past it at eta {found:.4g}; set eta instead"
         )
     raise ValueError(f"match_noise {target} cannot be reached: {reason}")
 
@@ -105,8 +103,7 @@ def parse_target(target: str) -> tuple[str, float]:
     max_eta = sampler_of(name).max_eta if is_known else MAX_ETA
     if not is_known or not 0 < eta <= max_eta:
         raise ValueError(
-            "match_noise must be <sde_type>:<eta>, such as sage_grpo:0.5, where sde_type is one "
-            "of "
+            "match_noise must be <sde_type>:<eta>, such as sage_grpo:0.5, where sde_type is one of "
             f"{', '.join(SAMPLERS)} or FILE.py:NAME and eta is in (0, {max_eta:g}], got {target!r}"
         )
     return name, eta

@@ -64,8 +64,8 @@ def parse_window(text: str, num_stochastic: int) -> Window | None:
         number.isdecimal() and len(number) < 10 for number in numbers
     ):
         raise ValueError(
-            "sde_window must be fixed:START:LENGTH, random:LENGTH or sliding:LENGTH[:STRIDE], "
-            f"got {text!r}"
+            "sde_window must be fixed:START:LENGTH, random:LENGTH or sliding:LENGTH[:STRIDE], got "
+            f"{text!r}"
         )
     first, second = [*map(int, numbers), 1][:2]
     window = (
@@ -74,16 +74,13 @@ def parse_window(text: str, num_stochastic: int) -> Window | None:
     if window.length < 1 or window.stride < 1:
         raise ValueError(
             "sde_window must have LENGTH and STRIDE of at least 1, because only the steps in the "
-            "window are trained "
-            f"and a sliding window must move, got {text!r}; raise the 0, or remove sde_window to "
-            "train all steps"
+            f"window are trained and a sliding window must move, got {text!r}; raise the 0, or "
+            "remove sde_window to train all steps"
         )
     if window.start + window.length > num_stochastic:
         raise ValueError(
             f"sde_window must fit the {num_stochastic} stochastic steps of the schedule, because "
-            "the other steps have "
-            f"no noise and cannot be trained, got {text!r}, which ends at step "
-            f"{window.start + window.length} of them; "
-            "lower START or LENGTH"
+            f"the other steps have no noise and cannot be trained, got {text!r}, which ends at "
+            f"step {window.start + window.length} of them; lower START or LENGTH"
         )
     return window

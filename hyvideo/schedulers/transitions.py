@@ -144,13 +144,12 @@ class Sampler:
         if step is None or step.b == 0 or step.std < 0:
             raise ValueError(
                 "it must return a finite variance >= 0, or a Transition with finite a, b and std, "
-                "b != 0 and std "
-                f">= 0, got {returned!r:.80}"
+                f"b != 0 and std >= 0, got {returned!r:.80}"
             )
         if _as_transition(again, sigma, sigma_next) != step:
             raise ValueError(
-                "it must return the same values for the same arguments, got other ones in a "
-                "second call"
+                "it must return the same values for the same arguments, got other ones in a second "
+                "call"
             )
         return step
 
@@ -251,8 +250,8 @@ def shifted_levels(num_steps: int, shift: float) -> tuple[float, ...]:
     """
     if num_steps < 1 or not 0 < shift < math.inf:
         raise ValueError(
-            f"a schedule needs at least 1 step and a positive, finite shift, got {num_steps} "
-            f"steps and shift {shift}"
+            f"a schedule needs at least 1 step and a positive, finite shift, got {num_steps} steps "
+            f"and shift {shift}"
         )
     grid = [1 - i / num_steps for i in range(num_steps + 1)]
     # This denominator is exact at both ends. A first level rounded to less than 1 would not be
@@ -276,8 +275,8 @@ def parse_sigmas(text: str | None) -> tuple[float, ...]:
     if levels[0] != 1 or not decreases:
         raise ValueError(
             "sigmas must be noise levels that decrease from 1, where sampling starts from pure "
-            "noise, separated by "
-            f"commas and without the final 0, such as 1,0.757,0.522, got {text!r:.80}"
+            "noise, separated by commas and without the final 0, such as 1,0.757,0.522, got "
+            f"{text!r:.80}"
         )
     return levels
 
@@ -294,8 +293,8 @@ def levels_of_steps(num_steps: int, shift: float, sigmas: str | None = None) -> 
     if len(given) != num_steps:
         raise ValueError(
             f"sigmas must have one noise level for each of the {num_steps} steps, got "
-            f"{len(given)}: {sigmas}; set the "
-            f"number of steps to {len(given)}, or remove sigmas to compute the levels from shift"
+            f"{len(given)}: {sigmas}; set the number of steps to {len(given)}, or remove sigmas to "
+            "compute the levels from shift"
         )
     return (*given, 0.0)
 
@@ -356,11 +355,9 @@ def check_float32(sde_type: str, steps: Sequence[Transition]) -> None:
         if largest > FLOAT32_MAX or 0 < step.std**2 < FLOAT32_TINY:
             raise ValueError(
                 f"sde_type {sde_type} must have a, b and std of at most {FLOAT32_MAX:.2g}, and a "
-                "variance of 0 or at "
-                f"least {FLOAT32_TINY:.2g} in each step, which float32 can represent; got "
-                f"a={step.a:.4g}, "
-                f"b={step.b:.4g}, std={step.std:.4g} in step {number} of {len(steps)}; change the "
-                "sampler or eta"
+                f"variance of 0 or at least {FLOAT32_TINY:.2g} in each step, which float32 can "
+                f"represent; got a={step.a:.4g}, b={step.b:.4g}, std={step.std:.4g} in step "
+                f"{number} of {len(steps)}; change the sampler or eta"
             )
 
 
@@ -380,9 +377,8 @@ def _schedule(
                 f"sigma_after_first={second:.4g}"
             )
             raise ValueError(
-                f"sde_type {sde_type} is not defined at step {len(steps) + 1} of "
-                f"{len(levels) - 1} with {given}: "
-                f"{error}"
+                f"sde_type {sde_type} is not defined at step {len(steps) + 1} of {len(levels) - 1} "
+                f"with {given}: {error}"
             ) from error
     if last_step == "deterministic":
         steps[-1] = ode_transition(*levels[-2:])

@@ -30,8 +30,7 @@ def driver_problem() -> str | None:
         fix = "See the error of `python -c 'import torch; torch.cuda.init()'`"
     return (
         f"torch cannot use the NVIDIA GPUs of this machine, got driver {driver} and torch "
-        f"{torch.__version__} for CUDA "
-        f"{cuda}. {fix}, or set device cpu"
+        f"{torch.__version__} for CUDA {cuda}. {fix}, or set device cpu"
     )
 
 
@@ -65,8 +64,7 @@ def check_allocator(device: torch.device) -> None:
             raise
         raise ValueError(
             f"torch cannot allocate memory on {device} in expandable segments, got "
-            f"{str(error).splitlines()[0]!r}; "
-            "WSL2 and some virtual GPUs do not support them. Set "
+            f"{str(error).splitlines()[0]!r}; WSL2 and some virtual GPUs do not support them. Set "
             f"{used[0]}=expandable_segments:False"
         ) from error
 
@@ -82,8 +80,7 @@ def cudnn_problem() -> str | None:
     if not 90800 <= version < 91500:
         return None
     return (
-        f"torch does not use cuDNN 9.{version // 100 % 100} for 3D convolutions in 16 bits, "
-        "unless their weights are "
-        "channels-last like the VAE's: custom scorers may be slow and need more memory. Run "
-        f"`pip install 'nvidia-cudnn-cu{cuda}>=9.15'`"
+        f"torch does not use cuDNN 9.{version // 100 % 100} for 3D convolutions in 16 bits, unless "
+        "their weights are channels-last like the VAE's: custom scorers may be slow and need more "
+        f"memory. Run `pip install 'nvidia-cudnn-cu{cuda}>=9.15'`"
     )

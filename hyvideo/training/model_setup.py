@@ -57,8 +57,7 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     if use_gpu and local_rank >= torch.cuda.device_count():
         raise ValueError(
             f"each process needs a separate GPU: got {torch.cuda.device_count()} GPUs for process "
-            f"{local_rank + 1} "
-            "of this machine. Start one process per GPU, or set device cpu"
+            f"{local_rank + 1} of this machine. Start one process per GPU, or set device cpu"
         )
     if not use_gpu:
         return torch.device("cpu")
@@ -339,9 +338,8 @@ def check_checkpoint(
     if family.name != listed:
         problems.append(
             f"transformer_version {version} belongs to the family {listed}, but {folder.path} "
-            "contains a transformer "
-            f"of {family.name}. Set transformer_version and pretrained_model_root to the same "
-            "family"
+            f"contains a transformer of {family.name}. Set transformer_version and "
+            "pretrained_model_root to the same family"
         )
     for size in dict.fromkeys(sizes):
         is_validation = size == config.validation_size != config.rollout_size

@@ -44,9 +44,8 @@ class NonFiniteUpdates:
             print(f"\n{message}", file=sys.stderr, flush=True)
         if self.bad_in_a_row >= self.max_bad_updates:
             raise FloatingPointError(
-                f"{message}, the last of max_bad_updates={self.max_bad_updates} skipped updates "
-                "in a row. "
-                "The policy is that of the last finite update. Lower learning_rate"
+                f"{message}, the last of max_bad_updates={self.max_bad_updates} skipped updates in "
+                "a row. The policy is that of the last finite update. Lower learning_rate"
             )
 
     def divergence(self, iteration: int) -> str:
@@ -64,8 +63,7 @@ class NonFiniteUpdates:
             )
         return (
             f"The policy has diverged suddenly, in the update of iteration {iteration - 1}: loss "
-            "and gradient were in "
-            "the usual range before it. Lower learning_rate"
+            "and gradient were in the usual range before it. Lower learning_rate"
         )
 
     def spike(self, norm: float, iteration: int) -> float:

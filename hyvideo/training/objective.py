@@ -224,8 +224,8 @@ class Objective(ABC):
             bad = by_rank[~by_rank.isfinite()][0].item()
             raise ValueError(
                 f"objective {self.config.loss.objective} must return a finite loss, got {bad} in "
-                "the first update of "
-                f"iteration {iteration}, before the policy has changed; change `terms`"
+                f"the first update of iteration {iteration}, before the policy has changed; change "
+                "`terms`"
             )
 
     def check_moved(self, deviation: float, iteration: int) -> None:
@@ -382,19 +382,16 @@ def check_terms(terms: object, objective: Objective, rows: list[int]) -> None:
             got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"{value!r:.80}"
             raise ValueError(
                 f"`terms` of objective {name} must return one value per row, a tensor of shape "
-                f"({len(rows)},), as "
-                f"{what}, got {got}"
+                f"({len(rows)},), as {what}, got {got}"
             )
     if not terms.loss.requires_grad:
         raise ValueError(
             f"`terms` of objective {name} must return a loss with a gradient, got one that is "
-            "detached from the "
-            "policy; compute it from the velocity of this pass"
+            "detached from the policy; compute it from the velocity of this pass"
         )
     if terms.metrics.keys() != {*objective.metrics}:
         raise ValueError(
             f"`terms` of objective {name} must return the metrics that the class lists, "
             f"{', '.join(objective.metrics)}, got {', '.join(terms.metrics) or 'none'}; change "
-            "`metrics` of the class "
-            "or the result"
+            "`metrics` of the class or the result"
         )

@@ -122,9 +122,9 @@ class OnPolicyCheck:
             name: ratio for name, ratio in deviations.items() if ratio <= tolerance < measured
         }
         lines = [
-            f"iteration {iteration}: rollout and update compute different log-probabilities. "
-            f"On rank {self.mesh.rank} the log-ratio of fresh rollouts is {measured:.3g}, "
-            f"above the tolerance of {tolerance:g}. The policy was not changed.",
+            f"iteration {iteration}: rollout and update compute different log-probabilities. On "
+            f"rank {self.mesh.rank} the log-ratio of fresh rollouts is {measured:.3g}, above the "
+            f"tolerance of {tolerance:g}. The policy was not changed.",
             _advice(shapes),
         ]
         for name, ratio in causes.items():
@@ -164,13 +164,12 @@ def _advice(shapes: str | None) -> str:
     if shapes is not None:
         return (
             f"  the transformer calls have different shapes ({shapes}); in bf16 another shape "
-            "rounds differently. "
-            "Use --batched_forward false, or equal batch_size and mini_batch_size_per_update"
+            "rounds differently. Use --batched_forward false, or equal batch_size and "
+            "mini_batch_size_per_update"
         )
     return (
         "  the transformer calls have equal shapes. If only the kernels differ, try "
-        "--enable_compile false, "
-        "or raise --gate_tolerance"
+        "--enable_compile false, or raise --gate_tolerance"
     )
 
 

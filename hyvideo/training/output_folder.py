@@ -55,8 +55,7 @@ def identity(
     if in_the_way:
         raise ValueError(
             f"output_dir {quote(output_dir)} has files that this run has not written and would "
-            "replace: "
-            f"{_listed(in_the_way)}; choose another output_dir, or move these files away"
+            f"replace: {_listed(in_the_way)}; choose another output_dir, or move these files away"
         )
     return run
 
@@ -82,8 +81,7 @@ def _check_kinds(output_dir: Path) -> None:
         if path.is_symlink() and not path.exists():
             raise ValueError(
                 f"{quote(path)} must be a folder, got a link to {quote(os.readlink(path))}, which "
-                "does not exist; "
-                "mount the disk that has it, or remove the link"
+                "does not exist; mount the disk that has it, or remove the link"
             )
         if os.path.lexists(path) and not path.is_dir():
             raise ValueError(
@@ -95,8 +93,8 @@ def _check_kinds(output_dir: Path) -> None:
         if os.path.lexists(path) and not path.is_file():
             raise ValueError(
                 f"{quote(path)} must be a regular file, got "
-                f"{'a folder' if path.is_dir() else 'something else'}; move "
-                "it away, or choose another output_dir"
+                f"{'a folder' if path.is_dir() else 'something else'}; move it away, or choose "
+                "another output_dir"
             )
 
 
@@ -118,10 +116,8 @@ def _check_nothing_is_lost(output_dir: Path, record: RunRecord | None) -> None:
     if found:
         raise ValueError(
             f"output_dir {quote(output_dir)} has results, but no checkpoint in {CHECKPOINTS} to "
-            "resume; found "
-            f"{_listed(found)}. Restore the checkpoints, for example by mounting their disk; or, "
-            "to start over, choose "
-            "another output_dir or move these results away"
+            f"resume; found {_listed(found)}. Restore the checkpoints, for example by mounting "
+            "their disk; or, to start over, choose another output_dir or move these results away"
         )
 
 

@@ -92,8 +92,7 @@ class PairLatents:
                 if found != tuple(shape):
                     raise ValueError(
                         f"the latents of {quote(video)} must have the shape {tuple(shape)}, got "
-                        f"{found} in "
-                        f"{self.files[video]}; delete this file"
+                        f"{found} in {self.files[video]}; delete this file"
                     )
 
     def read(self, video: Path) -> Tensor:

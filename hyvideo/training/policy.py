@@ -146,10 +146,9 @@ class Policy:
         """
         if not self.is_lora:
             raise ValueError(
-                "anchor_path must be a checkpoint with all weights if lora_rank is 0, got the "
-                f"LoRA {path}; merge it "
-                "with scripts.export, train from the result and set anchor_path to a checkpoint, "
-                "or set lora_rank"
+                "anchor_path must be a checkpoint with all weights if lora_rank is 0, got the LoRA "
+                f"{path}; merge it with scripts.export, train from the result and set anchor_path "
+                "to a checkpoint, or set lora_rank"
             )
         lora = saved_policy.read_saved_lora(path)
         config = self.transformer.peft_config["default"]
@@ -158,11 +157,9 @@ class Policy:
         if lora.keys() != trained or found != {(config.r, config.lora_alpha)}:
             raise ValueError(
                 "anchor_path must be a LoRA with the modules, rank and alpha of this run, got "
-                f"{path} with "
-                f"{len(lora)} modules and {sorted(found)} instead of {len(trained)} and "
-                f"{(config.r, config.lora_alpha)}; set lora_rank, lora_alpha and "
-                "lora_target_modules to those of the "
-                "file"
+                f"{path} with {len(lora)} modules and {sorted(found)} instead of {len(trained)} "
+                f"and {(config.r, config.lora_alpha)}; set lora_rank, lora_alpha and "
+                "lora_target_modules to those of the file"
             )
         return lora
 

@@ -374,11 +374,9 @@ class WithRewardGradient(LevelObjective):
         if largest > limit:
             raise OffPolicyError(
                 f"iteration {iteration}: the reward with gradient differs from the reward of the "
-                "rollout by "
-                f"{largest:.3g}, above {limit:g}, although the policy is still the rollout "
-                "policy; score and "
-                "score_with_gradient of a scorer return different values, or its random numbers "
-                "differ"
+                f"rollout by {largest:.3g}, above {limit:g}, although the policy is still the "
+                "rollout policy; score and score_with_gradient of a scorer return different "
+                "values, or its random numbers differ"
             )
 
     def check_moved(self, deviation: float, iteration: int) -> None:

@@ -111,8 +111,7 @@ class GroupRewards:
         if missing > self.max_missing_fraction * self.num_rollouts:
             raise TooManyMissingRewards(
                 f"{summary}, more than max_missing_fraction {self.max_missing_fraction} allows; "
-                "the policy was not "
-                "changed. First reason: "
+                "the policy was not changed. First reason: "
                 f"{reason}{f'. {divergence}' if reason == NOT_FINITE else ''}"
             )
         if self.mesh.is_main:

@@ -202,9 +202,9 @@ class RunState:
         self.mark_finished(state.get("unvalidated", {}))
         if self.progress.iteration >= self.config.optimizer.max_steps and not self.unvalidated:
             raise ValueError(
-                "max_steps must be greater than the iteration of the checkpoint: got max_steps="
-                f"{self.config.optimizer.max_steps} and iteration {self.progress.iteration}; "
-                "increase max_steps"
+                "max_steps must be greater than the iteration of the checkpoint: got "
+                f"max_steps={self.config.optimizer.max_steps} and iteration "
+                f"{self.progress.iteration}; increase max_steps"
             )
         return True
 

@@ -85,10 +85,9 @@ def find_clips(folder: Path, requests: list[Request]) -> list[Clip]:
     if not requests or len(paths) % len(requests):
         raise ValueError(
             "the number of videos without JSON files must be a multiple of the rows of "
-            "valid_video_csv, because videos "
-            f"of a row follow one another, got {len(paths)} videos in {folder} and "
-            f"{len(requests)} rows; "
-            "add the missing videos, or the JSON files that name their prompts"
+            f"valid_video_csv, because videos of a row follow one another, got {len(paths)} videos "
+            f"in {folder} and {len(requests)} rows; add the missing videos, or the JSON files that "
+            "name their prompts"
         )
     each = len(paths) // len(requests)
     owners = [requests[i // each] for i in range(len(paths))]
@@ -172,8 +171,6 @@ def _check_common_settings(paths: list[Path], records: list[dict[str, Any]]) -> 
             if value != first:
                 raise ValueError(
                     f"the videos in {path.parent} must be of one policy with the same settings: "
-                    f"{name} is "
-                    f"{quote(first)} for {paths[0].name} and {quote(value)} for {path.name}; move "
-                    "the videos of "
-                    "other calls of generate.py to another folder"
+                    f"{name} is {quote(first)} for {paths[0].name} and {quote(value)} for "
+                    f"{path.name}; move the videos of other calls of generate.py to another folder"
                 )

@@ -37,9 +37,8 @@ def plan_lines(
         lines.append(f"{policy.folder.name}: {number - left} videos complete, {left} to make")
     if _is_long(suite, data):
         lines.append(
-            f"WARNING: from {suite.long_seconds:g} s on, {suite.title} asks for VBench-Long, "
-            "whose scores are others; "
-            "shorten the videos with --validation_num_frames"
+            f"WARNING: from {suite.long_seconds:g} s on, {suite.title} asks for VBench-Long, whose "
+            "scores are others; shorten the videos with --validation_num_frames"
         )
     if videos_per_prompt:
         warning = (
@@ -81,8 +80,7 @@ def command_lines(
             lines += [
                 f"for D in {' '.join(dimensions)}; do",
                 f"  python evaluate.py --full_json_dir {listed} --videos_path {folder}/videos/$D "
-                "--dimension $D "
-                f"--output_path {folder}/results/$D",
+                f"--dimension $D --output_path {folder}/results/$D",
                 "done",
             ]
         else:
@@ -123,8 +121,7 @@ def _vbench_commands(
     if is_long:  # its script filters the videos
         lines.append(
             f"python {script} --static_filter_flag --full_json_dir {listed} --videos_path "
-            f"{folder}/videos "
-            f"--dimension {FILTERED} {output}"
+            f"{folder}/videos --dimension {FILTERED} {output}"
         )
         return lines
     static = f"{folder}/static"

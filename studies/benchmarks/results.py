@@ -74,8 +74,8 @@ def read_run(path: Path) -> tuple[Suite, Run]:
         for name, table in read_json(file, "results").items():
             if name in tables:
                 raise ValueError(
-                    f"{name} must be in one result file, got {owners[name]} and {file}; delete "
-                    "one of them"
+                    f"{name} must be in one result file, got {owners[name]} and {file}; delete one "
+                    "of them"
                 )
             tables[name] = table
             owners[name] = file
@@ -103,8 +103,7 @@ def _result(suite: Suite, name: str, table: object, where: str) -> Result:
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
         raise ValueError(
             f"{where} must be [score, [{{video_path: PROMPT-NUMBER.mp4, video_results: number}}, "
-            "...]], got "
-            f"{quote(table)} ({error})"
+            f"...]], got {quote(table)} ({error})"
         ) from error
     dimension = suite.dimensions[name]
     videos = {

@@ -102,8 +102,8 @@ def _notes_on(result: Result, policy: str, name: str, *, is_renumbered: bool) ->
     if result.num_dropped:
         notes.append(
             f"{policy}: the benchmark did not count {result.num_dropped} of "
-            f"{result.num_dropped + result.num_videos} "
-            f"videos of {name}; a difference needs both videos."
+            f"{result.num_dropped + result.num_videos} videos of {name}; a difference needs both "
+            "videos."
         )
     if is_renumbered and not result.is_filtered:
         notes.append(

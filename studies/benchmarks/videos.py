@@ -67,8 +67,8 @@ def read_list(path: Path, only: list[str], *, is_official: bool) -> tuple[Suite,
     if is_official and wrong:
         raise ValueError(
             f"{path} must have the published numbers of prompts, got {', '.join(wrong)}; choose "
-            "complete --dimensions, "
-            "or set --any_list true for scores that cannot be compared with published ones"
+            "complete --dimensions, or set --any_list true for scores that cannot be compared with "
+            "published ones"
         )
     return suite, [
         (prompt, kept)
@@ -112,14 +112,12 @@ def list_clips(
             if (size := len(os.fsencode(os.path.basename(file)))) > MAX_NAME:
                 raise ValueError(
                     f"the official name of a video must have at most {MAX_NAME} bytes, got {size} "
-                    "for the prompt "
-                    f"{quote(prompt)}; shorten or remove the prompt"
+                    f"for the prompt {quote(prompt)}; shorten or remove the prompt"
                 )
             if owners.setdefault(file, prompt) != prompt:
                 raise ValueError(
                     f"two prompts have the official name {quote(file)}: {quote(owners[file])} and "
-                    f"{quote(prompt)}; "
-                    "remove one of them"
+                    f"{quote(prompt)}; remove one of them"
                 )
     return sorted(clips.values(), key=lambda clip: clip.number)
 
@@ -193,7 +191,6 @@ class BenchmarkVideos:
             elif not official.is_symlink() or os.readlink(official) != target:
                 raise ValueError(
                     f"{official} must be a link to {target}, but another file has this name; "
-                    "delete "
-                    f"{self.folder / 'videos'}, or use a file system that distinguishes upper and "
-                    "lower case"
+                    f"delete {self.folder / 'videos'}, or use a file system that distinguishes "
+                    "upper and lower case"
                 )

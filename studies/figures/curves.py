@@ -129,8 +129,8 @@ def curve(runs: list[Run], name: str, *, window: int = 1) -> Curve:
     common = sorted(set.intersection(*(set(points) for points in series)))
     if len(common) < window:
         raise MissingRuns(
-            f"metrics.jsonl of {runs[0].folder} and its other seeds must contain at least "
-            f"{window} iterations of {name}"
+            f"metrics.jsonl of {runs[0].folder} and its other seeds must contain at least {window} "
+            f"iterations of {name}"
         )
     # (runs, iterations)
     values = np.array([[points[iteration] for iteration in common] for points in series])

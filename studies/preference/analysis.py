@@ -46,8 +46,7 @@ def read_key(study: Study) -> dict:
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{path} must be the key of {study.folder / STUDY}, as `make` wrote both: one of them "
-            "was changed or "
-            f"belongs to another study ({error!r}); restore it"
+            f"was changed or belongs to another study ({error!r}); restore it"
         ) from error
     return key
 
@@ -78,8 +77,7 @@ def check_answers(study: Study) -> None:
         if not is_of_rater or row["answer"] not in FIRST_SHARE:
             raise ValueError(
                 f"{study.folder / DATABASE} must have the answers of the raters in {STUDY}, got "
-                f"{quote(tuple(row))}: "
-                "the file was changed or belongs to another study; restore it"
+                f"{quote(tuple(row))}: the file was changed or belongs to another study; restore it"
             )
 
 
@@ -125,8 +123,7 @@ def scores_of(folder: Path) -> dict[str, dict]:
             except (ValueError, LookupError, TypeError) as error:
                 raise ValueError(
                     f"{path} must be a list of videos with scores ({error!r}); restore it, or "
-                    "delete it to analyse "
-                    "the study without the scores"
+                    "delete it to analyse the study without the scores"
                 ) from error
     return {}
 
@@ -240,8 +237,7 @@ def analyse(study: Study, most_failed: float, exclude: Sequence[str] = ()) -> st
     if unknown := [name for name in exclude if name not in checks]:
         raise ValueError(
             f"--exclude must name raters with answers, {', '.join(checks) or 'none'}, got "
-            f"{', '.join(unknown)}; "
-            "correct the names"
+            f"{', '.join(unknown)}; correct the names"
         )
     left_out = [
         rater

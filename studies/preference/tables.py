@@ -112,10 +112,9 @@ def analysis_md(results: dict, counted: Sequence[SimpleNamespace]) -> str:
         "## Raters",
         "",
         f"Raters who fail more than {100 * results['most_failed']:.0f} % of the attention checks "
-        f"on {names[-1]} are "
-        "excluded. An identical pair must be answered with a tie or both bad; a repeated pair, "
-        "shown with sides "
-        "swapped, must not have the opposite winner. Checks do not count towards the win rates.",
+        f"on {names[-1]} are excluded. An identical pair must be answered with a tie or both bad; "
+        "a repeated pair, shown with sides swapped, must not have the opposite winner. Checks do "
+        "not count towards the win rates.",
         "",
         *_table(["Rater", "Checks failed", "Checks", "Side", ""], raters),
         *_one_sided(results),
@@ -123,8 +122,8 @@ def analysis_md(results: dict, counted: Sequence[SimpleNamespace]) -> str:
         "## Strengths",
         "",
         "Bradley-Terry strengths: log odds against an average method. A tie counts as half a win "
-        "for each method, and "
-        "half a win of each method over each other one is added as regularization.",
+        "for each method, and half a win of each method over each other one is added as "
+        "regularization.",
         "",
         *_table(["Method", *names], strengths),
         "",
@@ -145,8 +144,7 @@ def _one_sided(results: dict) -> list[str]:
     return [
         "",
         f"**Always the same side:** {', '.join(counted)}. A rater who looks at the videos rarely "
-        "prefers one side in "
-        f"all pairs. Leave them out with `--exclude {' '.join(counted)}`.",
+        f"prefers one side in all pairs. Leave them out with `--exclude {' '.join(counted)}`.",
     ]
 
 
@@ -173,8 +171,7 @@ def _caption(counted: Sequence[SimpleNamespace]) -> str:
     prompts = {j.prompt for j in counted}
     return (
         f"Win rate of the method on {len(prompts)} prompts; a tie or both bad counts as half a "
-        "win. "
-        "Brackets: 95 % intervals over raters and prompts."
+        "win. Brackets: 95 % intervals over raters and prompts."
     )
 
 

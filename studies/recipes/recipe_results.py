@@ -66,8 +66,7 @@ def read_trace(study: Study, run: Run) -> Trace:
     if missing := set(range(1, 1 + len(lines))) - {line["iteration"] for line in lines}:
         raise ValueError(
             f"{folder / METRICS} has no line of iteration {min(missing)}, so that the cost of the "
-            "run is unknown; "
-            "restore the line, or move the folder away to train the run again"
+            "run is unknown; restore the line, or move the folder away to train the run again"
         )
     try:
         for line in lines:
@@ -172,9 +171,8 @@ def write_results(
     ]
     notes = [
         f"At {budget.amount:,} {budget.axis} per run, or at its end if earlier; from the "
-        "validations of the runs, with "
-        "the same prompts and noise. 95 % intervals (Student's t) over training seeds, none for "
-        "one seed.",
+        "validations of the runs, with the same prompts and noise. 95 % intervals (Student's t) "
+        "over training seeds, none for one seed.",
     ]
     if missing := [run.name for run in runs if run not in trained]:
         notes.append(f"Unfinished runs, not included: {', '.join(missing)}.")

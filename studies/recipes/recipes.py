@@ -27,10 +27,8 @@ AXES = ("rollouts", "forwards", "seconds")
 # Settings that must be the same for all recipes, so that their metrics can be compared.
 MEASURED = (
     "pretrained_model_root transformer_version valid_video_csv validation_seed validation_repeats "
-    "validation_steps "
-    "validation_height validation_width validation_num_frames validation_shift validation_sigmas "
-    "validation_cfg_scale "
-    "validation_noise reward_model reward_weights"
+    "validation_steps validation_height validation_width validation_num_frames validation_shift "
+    "validation_sigmas validation_cfg_scale validation_noise reward_model reward_weights"
 ).split()
 
 

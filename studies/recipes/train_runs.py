@@ -85,9 +85,9 @@ def describe(study: Study, plans: list[RunPlan]) -> str:
         left = f"{plan.left * plan.rollouts:>14,.0f} {plan.left * plan.forwards:>14,.0f}"
         lines.append(f"{plan.run.name:<44} {saved:>12} {left}")
     lines.append(
-        f"{len(plans)} cells, {len(to_run)} to run: {rollouts:,.0f} rollouts, "
-        f"{forwards:,.0f} transformer forward passes at most "
-        "(a forward and backward pass counts as 3, or up to 4 with activation checkpointing)"
+        f"{len(plans)} cells, {len(to_run)} to run: {rollouts:,.0f} rollouts, {forwards:,.0f} "
+        "transformer forward passes at most (a forward and backward pass counts as 3, or up to 4 "
+        "with activation checkpointing)"
     )
     if hours:
         lines.append(

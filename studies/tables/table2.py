@@ -46,11 +46,10 @@ SCORES = (
 COMPARED = ("Reward", f"Reward{UNSEEN}", "True reward", "Frechet distance")
 NOTES = (
     "Differences are the first minus the second, paired by training seed, prompt and noise, over "
-    "the seeds that both "
-    "have, with 95 % intervals (Student's t) over seeds and prompts (Fréchet distance: over "
-    "seeds).",
-    "The verdict is on the reward and needs two seeds: higher or lower if the interval excludes "
-    f"0. {NO_CORRECTION}",
+    "the seeds that both have, with 95 % intervals (Student's t) over seeds and prompts (Fréchet "
+    "distance: over seeds).",
+    "The verdict is on the reward and needs two seeds: higher or lower if the interval excludes 0. "
+    f"{NO_CORRECTION}",
 )
 
 
@@ -156,12 +155,11 @@ def _notes(
     else:
         seeds = f"{min(num_seeds)} to {max(num_seeds)}"
     notes = [
-        f"Reward settings: {weights}. {each}, with the same prompts and noise for all; "
-        f"means over {seeds} training seed(s), 95 % intervals (Student's t) over seeds and "
-        "prompts. "
-        "Prompts with a missing score in one of a row's seeds are excluded from the row. "
-        "Metrics of the whole set (Fréchet distance; lower is better) have intervals over seeds, "
-        "none for one seed."
+        f"Reward settings: {weights}. {each}, with the same prompts and noise for all; means over "
+        f"{seeds} training seed(s), 95 % intervals (Student's t) over seeds and prompts. Prompts "
+        "with a missing score in one of a row's seeds are excluded from the row. Metrics of the "
+        "whole set (Fréchet distance; lower is better) have intervals over seeds, none for one "
+        "seed."
     ]
     if 1 in num_seeds:
         notes.append(

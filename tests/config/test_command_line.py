@@ -106,8 +106,8 @@ def test_flags_accept_the_forms_of_the_reference(argv, values):
 
 def test_yaml_numbers_are_decimal_and_dates_are_text(write):
     path = write(
-        "seed: 12\nlearning_rate: 1e-5\neta: -.5\nkl_weight: 1e3\noutput_dir: "
-        "2026-01-01\nuse_muon: on\n"
+        "seed: 12\nlearning_rate: 1e-5\neta: -.5\nkl_weight: 1e3\noutput_dir: 2026-01-01\n"
+        "use_muon: on\n"
     )
     settings = load_config(path).flat()
     given = {

@@ -9,37 +9,25 @@ from hyvideo.config.settings import TRAITS
 
 MACHINE = set(
     "pretrained_model_root precompute_conditions conditions_dir device num_threads vae_tile_size "
-    "vae_tile_overlap "
-    "batched_forward decode_batch_size reward_offload reward_retries check_reward "
-    "max_missing_fraction "
-    "vae_offload score_between_stages attention_kernel "
-    "remote_reward_url remote_reward_timeout mini_batch_size_per_update gate_interval "
-    "gate_tolerance "
+    "vae_tile_overlap batched_forward decode_batch_size reward_offload reward_retries check_reward "
+    "max_missing_fraction vae_offload score_between_stages attention_kernel remote_reward_url "
+    "remote_reward_timeout mini_batch_size_per_update gate_interval gate_tolerance "
     "reference_mode_offload max_steps max_bad_updates sp_size dp_replicate enable_fsdp "
-    "reshard_after_forward "
-    "gradient_sync enable_gradient_checkpointing activation_checkpointing enable_compile "
-    "compile_backend "
-    "deterministic collective_timeout watchdog_seconds".split()
+    "reshard_after_forward gradient_sync enable_gradient_checkpointing activation_checkpointing "
+    "enable_compile compile_backend deterministic collective_timeout watchdog_seconds".split()
 )
 RECORDS = set(
     "valid_video_csv output_dir report_to report save_interval save_minutes save_total_limit "
-    "keep_every "
-    "save_asynchronously log_video_interval log_num_videos validation_interval validation_steps "
-    "validation_seed "
-    "validation_repeats validation_batch_size validation_num_frames validation_eta "
-    "validation_shift "
-    "validation_cfg_scale validate_at_step0 validation_height validation_width on_reward_hacking "
-    "hacking_threshold "
-    "held_out_reward_model".split()
+    "keep_every save_asynchronously log_video_interval log_num_videos validation_interval "
+    "validation_steps validation_seed validation_repeats validation_batch_size "
+    "validation_num_frames validation_eta validation_shift validation_cfg_scale validate_at_step0 "
+    "validation_height validation_width on_reward_hacking hacking_threshold held_out_reward_model".split()
 )
 MEASURED = set(
     "transformer_version dtype encoder_dtype vae_dtype vae_tile_size vae_tile_overlap "
-    "random_weights reward_weights "
-    "height width sample_n_frames fps shift sigmas cfg_scale guidance_interval reward_model "
-    "reward_precision "
-    "reward_video remote_reward_url validation_steps validation_seed validation_repeats "
-    "validation_eta "
-    "negative_prompt".split()
+    "random_weights reward_weights height width sample_n_frames fps shift sigmas cfg_scale "
+    "guidance_interval reward_model reward_precision reward_video remote_reward_url "
+    "validation_steps validation_seed validation_repeats validation_eta negative_prompt".split()
 )
 
 

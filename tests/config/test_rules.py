@@ -59,8 +59,7 @@ from hyvideo.config.settings import Config
         ),
         (
             {"batch_size": 6},
-            "6 x replicas 1 = 6 is not a multiple of num_generations 4; use batch_size 8, or "
-            "change",
+            "6 x replicas 1 = 6 is not a multiple of num_generations 4; use batch_size 8, or change",
         ),
         ({"num_generations": 1}, "num_generations must be at least 2"),
         ({"num_updates_per_rollout": 3}, "must divide the 2 groups"),
@@ -238,8 +237,8 @@ def test_adjacent_replicas_may_share_a_group(tiny_config):
         ),
         (
             (8, 3),
-            "must divide the number of processes, got sp_size 3 and WORLD_SIZE 8; possible "
-            "values: 1, 2, 4, 8",
+            "must divide the number of processes, got sp_size 3 and WORLD_SIZE 8; possible values: "
+            "1, 2, 4, 8",
         ),
         (
             (8, 2, 3),

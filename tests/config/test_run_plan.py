@@ -38,8 +38,8 @@ def test_the_scale_of_the_cps_log_ratio_is_reported_if_it_matters(tiny_config):
     def is_reported(**changes):
         config = tiny_config.with_settings(**several | changes)
         return (
-            "the log_ratio of cps is 2 std^2 times the KL: 0.98 times at the first and 0.043 "
-            "times at the last" in describe(config, make_plan(config))
+            "the log_ratio of cps is 2 std^2 times the KL: 0.98 times at the first and 0.043 times "
+            "at the last" in describe(config, make_plan(config))
         )
 
     assert is_reported(sde_type="cps") and is_reported(sde_type="cps", kl_strategy="stepwise")

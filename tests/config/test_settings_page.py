@@ -95,8 +95,8 @@ def page():
     parts, defaults = [HEAD], Config().flat()
     for section, cls in SECTIONS.items():
         parts.append(
-            f"\n## {section}\n| setting | type | default | affects | description "
-            "|\n|---|---|---|---|---|\n"
+            f"\n## {section}\n| setting | type | default | affects | description |\n"
+            "|---|---|---|---|---|\n"
         )
         for field in dataclasses.fields(cls):
             traits = TRAITS[field.name]

@@ -9,8 +9,8 @@ from hyvideo.data.templates import fill
 def test_statements_leave_no_lines_and_numbers_have_three_digits(tmp_path):
     template = tmp_path / "text.txt.jinja"
     template.write_text(
-        "{% for value in values %}\n{{ value | number }} GiB < all\n{% endfor %}\n{% if 0 "
-        "%}\nno\n{% endif %}\n"
+        "{% for value in values %}\n{{ value | number }} GiB < all\n{% endfor %}\n{% if 0 %}\nno\n"
+        "{% endif %}\n"
     )
     assert (
         fill(template, values=[0.012345, 99.94, 12345.6])

@@ -71,8 +71,8 @@ def wan(folder, monkeypatch):
 def test_offloading_changes_neither_latents_nor_videos(tmp_path, monkeypatch, family):
     model = family(tmp_path, monkeypatch)
     small = (
-        "--prompt one two --height 32 --width 48 --video_length 5 --num_inference_steps 2 "
-        "--device cpu --seed 3"
+        "--prompt one two --height 32 --width 48 --video_length 5 --num_inference_steps 2 --device "
+        "cpu --seed 3"
     )
     decode, latents = GRPOPipeline.decode, {}
     for name, flags in FLAGS.items():

@@ -127,17 +127,16 @@ def test_validation_guidance_uses_its_scale_and_the_interval():
 def test_hours_are_printed_with_their_assumptions():
     first, source, *_ = length_lines(planned())
     assert first.startswith(
-        "whole run              100 iterations x 501 s + 11 validations x 1,723 s (64 videos "
-        "each) + 16 "
+        "whole run              100 iterations x 501 s + 11 validations x 1,723 s (64 videos each) "
+        "+ 16 "
     )
     assert first.endswith(
-        "checkpoints x 4 s + 270 s of compilation = 19.3 h on 8 GPUs, 154 GPU-hours; 47.5 h at "
-        "220 TFLOP/s (A100)"
+        "checkpoints x 4 s + 270 s of compilation = 19.3 h on 8 GPUs, 154 GPU-hours; 47.5 h at 220 "
+        "TFLOP/s (A100)"
     )
     assert (
         "580 TFLOP/s per GPU in matrix products (H100), 2.6 TB/s of its memory, 300 GB/s within a "
-        "node and 50 GB/s "
-        "per GPU between nodes; 0.0% exposed comm" in source
+        "node and 50 GB/s per GPU between nodes; 0.0% exposed comm" in source
     )
     assert (
         "300 TFLOP/s per GPU in matrix products, 1.3 TB/s of its memory, 300"
@@ -231,8 +230,7 @@ def test_start_lines_report_checkpointing_and_its_memory():
     )
     assert start_lines(RunInputs(config, 8), "cuda", gpu_memory=30.0)[1] == (
         f"recomputation          full: {needed['full']:.1f} of 30 GiB; selective is faster but "
-        "needs "
-        f"{needed['selective']:.1f} GiB"
+        f"needs {needed['selective']:.1f} GiB"
     )
     without = config.with_settings(enable_gradient_checkpointing=False)
     assert not any("recomputation" in line for line in start_lines(RunInputs(without, 8), "cuda"))

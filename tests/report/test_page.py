@@ -111,8 +111,8 @@ def test_full_size_videos_are_shown_as_previews_with_links_to_the_files(full, tm
         ).resolve().parent.parent == folder / "samples"
     assert str(tmp_path) not in json.dumps(entries)  # links stay valid if the folder is moved
     assert note == (
-        "4 of 8 validation videos are shown (log_num_videos), selected before scoring. "
-        "Large videos are shown as previews; the link below a preview opens the file."
+        "4 of 8 validation videos are shown (log_num_videos), selected before scoring. Large "
+        "videos are shown as previews; the link below a preview opens the file."
     )
 
 
@@ -128,8 +128,7 @@ def test_the_page_distinguishes_unsaved_videos_from_those_that_it_cannot_show(tm
     write_report([broken], broken / "report.html")
     assert data_of(broken / "report.html")[1] == (
         "2 of 8 validation videos are saved in samples/000000, samples/000003, but none of them "
-        "can be shown: they "
-        "cannot be read or are too large for this page."
+        "can be shown: they cannot be read or are too large for this page."
     )
     next(broken.glob("samples/000003/*.mp4")).unlink()  # deleted to save disk space
     write_report([broken], broken / "report.html")
@@ -151,8 +150,8 @@ def test_videos_that_do_not_fit_are_counted_and_the_extremes_are_shown_first(tmp
     ]
     assert shown[0] == 1 and shown[-1] == 6 and len(shown) == 3
     assert note == (
-        "8 of 8 validation videos are saved in samples/000000, samples/000003; this page shows "
-        "the 3 of them that fit."
+        "8 of 8 validation videos are saved in samples/000000, samples/000003; this page shows the "
+        "3 of them that fit."
     )
 
 

@@ -91,8 +91,7 @@ def test_a_window_may_end_at_the_last_stochastic_step(text):
         ),
         (
             "random:7",
-            "must fit the 3 stochastic steps .* got 'random:7', which ends at step 7 of them; "
-            "lower",
+            "must fit the 3 stochastic steps .* got 'random:7', which ends at step 7 of them; lower",
         ),
     ],
 )

@@ -420,8 +420,8 @@ def test_a_resumed_run_equals_the_uninterrupted_run(tiny_config, mesh, tmp_path)
         ),
         (
             {"reward_model": ["tests/test_trainer.py:Redness"]},
-            "use miniature, miniature_videoalign, videoalign, clip, pickscore or a class with "
-            "that method",
+            "use miniature, miniature_videoalign, videoalign, clip, pickscore or a class with that "
+            "method",
         ),
     ],
 )

@@ -163,8 +163,8 @@ def _downloads(rows: Sequence[Row]) -> list[str]:
         return []
     found = [
         "",
-        "Download commands for the parts that are not ok "
-        "(an interrupted download resumes; delete unusable files first):",
+        "Download commands for the parts that are not ok (an interrupted download resumes; delete "
+        "unusable files first):",
     ]
     for part in needed:
         size = f", {part.size}" if part.size else ""

@@ -168,9 +168,8 @@ def _glyph_state(path: Path, label: str, device: str = "cpu") -> dict[str, Tenso
         encoder.setdefault("embed_tokens.weight", encoder.pop("shared.weight"))
     if "embed_tokens.weight" not in encoder:
         raise ValueError(
-            f"{label}: {path} has no ByT5 encoder: {_GLYPH_PREFIX}embed_tokens.weight is not "
-            "among its "
-            f"{len(state)} tensors"
+            f"{label}: {path} has no ByT5 encoder: {_GLYPH_PREFIX}embed_tokens.weight is not among "
+            f"its {len(state)} tensors"
         )
     return encoder
 

@@ -38,8 +38,7 @@ def transformer_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]
     if hidden_size % num_heads or sum(rope_dims) != hidden_size // num_heads:
         raise ValueError(
             "config keys 'hidden_size' / 'heads_num' must be the sum of 'rope_dim_list', got "
-            f"{hidden_size} / "
-            f"{num_heads} and {rope_dims}"
+            f"{hidden_size} / {num_heads} and {rope_dims}"
         )
     patch_size = setting(config, "patch_size", "lists")
     if len(patch_size) != 3 or patch_size[1] != patch_size[2]:

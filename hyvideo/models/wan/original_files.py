@@ -24,10 +24,9 @@ def unread_files(root: Path) -> list[str]:
     )
     return [
         f"{root} has the original layout of Wan, of which only the transformer can be read, and "
-        "not "
-        f"{' or '.join(pickles)}. The folders of diffusers' layout are missing: "
-        f"{', '.join(missing)}. "
-        f"Download them to the same folder:\n  for part in {' '.join(missing)}; do {download}; done"
+        f"not {' or '.join(pickles)}. The folders of diffusers' layout are missing: "
+        f"{', '.join(missing)}. Download them to the same folder:\n  for part in "
+        f"{' '.join(missing)}; do {download}; done"
     ]
 
 

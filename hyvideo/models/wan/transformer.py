@@ -30,10 +30,9 @@ def finish(transformer: nn.Module) -> None:
     config = transformer.config
     if config.image_dim or config.added_kv_proj_dim or config.in_channels != config.out_channels:
         raise ValueError(
-            "image-to-video models of Wan are not supported, got "
-            f"image_dim={config.image_dim}, in_channels={config.in_channels} and "
-            f"out_channels={config.out_channels}. "
-            "Use a text-to-video model"
+            f"image-to-video models of Wan are not supported, got image_dim={config.image_dim}, "
+            f"in_channels={config.in_channels} and out_channels={config.out_channels}. Use a "
+            "text-to-video model"
         )
     if not config.cross_attn_norm:
         raise ValueError(

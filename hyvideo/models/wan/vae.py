@@ -20,8 +20,7 @@ from hyvideo.models.norms import channel_rms_norm
 def only_diffusers(config: Mapping[str, Any]) -> dict[str, Any]:
     raise ValueError(
         "Wan's VAE is supported only in diffusers' layout, got _class_name "
-        f"{config.get('_class_name')!r}. "
-        "Download it from Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
+        f"{config.get('_class_name')!r}. Download it from Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
     )
 
 
@@ -78,21 +77,18 @@ def latents(config: Mapping[str, Any]) -> Latents:
     if (spatial, temporal) != expected:
         raise ValueError(
             f"scale_factor_spatial and _temporal must be {expected} to match the layers, got "
-            f"{spatial, temporal}; "
-            "download config.json again"
+            f"{spatial, temporal}; download config.json again"
         )
     mean, std = config["latents_mean"], config["latents_std"]
     if not _are_numbers(mean, channels):
         raise ValueError(
             f"latents_mean must be a list of {channels} numbers, one per channel (z_dim), got "
-            f"{mean}; download "
-            "config.json again"
+            f"{mean}; download config.json again"
         )
     if not _are_numbers(std, channels) or min(std) <= 0:
         raise ValueError(
             f"latents_std must be a list of {channels} positive numbers, one per channel (z_dim), "
-            "because latents are "
-            f"divided by them, got {std}; download config.json again"
+            f"because latents are divided by them, got {std}; download config.json again"
         )
     # Inverted in float32, so that the result is bit-identical to diffusers'.
     return Latents(

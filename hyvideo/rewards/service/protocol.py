@@ -103,8 +103,7 @@ def _metadata(metadata: object) -> tuple[list[str], float]:
         problem = f"{error!s:.200}"
     raise BadRequest(
         "the metadata needs `prompts`, a JSON list of at least one string, and `fps`, a number "
-        "above 0 and at "
-        f"most 1000: {problem}"
+        f"above 0 and at most 1000: {problem}"
     )
 
 

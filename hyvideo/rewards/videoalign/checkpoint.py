@@ -141,8 +141,7 @@ def check_dimensions(names: Sequence[str], where: str) -> tuple[str, ...]:
     if {type(name) for name in names} != {str} or not len(usable) == len(names) <= 3:
         raise ValueError(
             f"{where} must be one to three different names, none of them {OVERALL}, "
-            f"{', '.join(RESERVED_NAMES)}, "
-            f"got {quote(names)}"
+            f"{', '.join(RESERVED_NAMES)}, got {quote(names)}"
         )
     return tuple(names)
 
@@ -251,8 +250,7 @@ def _adapter_on_base(checkpoint: Checkpoint) -> list[dict[str, Tensor]]:
     if not files:
         raise ValueError(
             f"{LABEL}: {checkpoint.folder} has no model.pth, so the base model's weights are "
-            "needed; put "
-            f"{_BASE_NAME} with its *.safetensors beside {checkpoint.folder.parent}"
+            f"needed; put {_BASE_NAME} with its *.safetensors beside {checkpoint.folder.parent}"
         )
     return [
         *(read_safetensors(path, LABEL)[0] for path in files),

@@ -128,10 +128,8 @@ class Distill(StepObjective):
         if not largest <= limit:
             raise OffPolicyError(
                 f"iteration {iteration}, objective distill: the distance between a step of a "
-                "rollout and the same step "
-                f"in the update is {largest:.3g} of the step, above {limit:g}: rollout and update "
-                "compute different "
-                "velocities"
+                f"rollout and the same step in the update is {largest:.3g} of the step, above "
+                f"{limit:g}: rollout and update compute different velocities"
             )
         anchor = self.policy.anchor
         if len(deviations) == 1 and anchor is not None and anchor.age == 0 and not anchor.is_given:
@@ -159,9 +157,7 @@ class Distill(StepObjective):
         if largest != 0:
             raise OffPolicyError(
                 f"iteration {iteration}, objective distill: the teacher differs from the student "
-                "by up to "
-                f"{largest:.3g} before the first update, with the same weights, guidance and "
-                "steps, where the target "
-                "must be exactly the student's velocity: the anchor's weights or the steps of the "
-                "teacher are wrong"
+                f"by up to {largest:.3g} before the first update, with the same weights, guidance "
+                "and steps, where the target must be exactly the student's velocity: the anchor's "
+                "weights or the steps of the teacher are wrong"
             )

@@ -26,8 +26,7 @@ from hyvideo.training.rollout_batch import Pass, RolloutBatch, RolloutIndex, sel
 ZERO_ERROR = "the velocity error on re-noised videos, relative to that of a zero velocity, is"
 UNTRAINED = (
     "the latents are not those of this model's VAE, or the model is not trained (then set "
-    "random_weights or "
-    "gate_interval 0)"
+    "random_weights or gate_interval 0)"
 )
 
 

@@ -168,10 +168,9 @@ class NFT(LevelObjective):
         if deviation == 0:
             raise OffPolicyError(
                 f"iteration {iteration}, objective nft: the old policy still equals the policy "
-                "after an update, so the "
-                "two directions of the loss have no contrast: the old velocities are not those of "
-                "the rollout policy, "
-                "or the update was too small to change any velocity; raise learning_rate"
+                "after an update, so the two directions of the loss have no contrast: the old "
+                "velocities are not those of the rollout policy, or the update was too small to "
+                "change any velocity; raise learning_rate"
             )
 
     def check_fresh(

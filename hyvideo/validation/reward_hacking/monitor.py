@@ -73,8 +73,7 @@ class HackingMonitor:
             write_json(self.marker, note)
         raise rule.RewardHacking(
             f"{self.reason}; the current policy was saved in {saved}. See docs/reward_hacking.md; "
-            "to resume, delete "
-            f"{self.marker} or set --on_reward_hacking warn"
+            f"to resume, delete {self.marker} or set --on_reward_hacking warn"
         )
 
     def _judge(self, now: ValidationStats) -> tuple[bool, list[MetricShift], str, bool, float]:
@@ -97,9 +96,8 @@ class HackingMonitor:
         if self.warns_of_transfer and transfer < rule.MIN_TRANSFER:
             _warn(
                 f"iteration {now.iteration}: what is not trained on sees {transfer:.0%} of the "
-                "reward's gain since the "
-                f"base model, less than {rule.MIN_TRANSFER:.0%}: raise kl_weight or stop earlier "
-                "(docs/reward_hacking.md)"
+                f"reward's gain since the base model, less than {rule.MIN_TRANSFER:.0%}: raise "
+                "kl_weight or stop earlier (docs/reward_hacking.md)"
             )
         ends_run = bool(shifts) and self.action == "stop" and rule.may_stop(base, now)
         return True, shifts, reason, ends_run, transfer

@@ -207,8 +207,7 @@ def describe(history: Sequence[ValidationStats], shifts: Sequence[MetricShift]) 
     rise = _difference(REWARD, base, now) / base.spreads[REWARD].std
     return (
         f"reward hacking at iteration {now.iteration}: reward {base.means[REWARD]:.3g} -> "
-        f"{now.means[REWARD]:.3g} "
-        f"({rise:+.2f} base std) while " + ", ".join(map(str, shifts))
+        f"{now.means[REWARD]:.3g} ({rise:+.2f} base std) while " + ", ".join(map(str, shifts))
     )
 
 
@@ -268,17 +267,15 @@ def check_output_dir(settings: RecordSettings) -> None:
     if not settings.resume_from_checkpoint:
         raise ValueError(
             f"output_dir {quote(settings.output_dir)} already contains a run; resume it with "
-            "--resume_from_checkpoint "
-            "latest, delete the folder, or set another output_dir"
+            "--resume_from_checkpoint latest, delete the folder, or set another output_dir"
         )
     complete_lines(path)
     marker = path.with_name(MARKER)
     if settings.on_reward_hacking != "warn" and marker.is_file():
         raise ValueError(
             f"the run in output_dir {quote(settings.output_dir)} was stopped for reward hacking "
-            "and would stop again; "
-            f"docs/reward_hacking.md describes what to change; to resume, delete {marker} or set "
-            "on_reward_hacking warn"
+            "and would stop again; docs/reward_hacking.md describes what to change; to resume, "
+            f"delete {marker} or set on_reward_hacking warn"
         )
 
 
@@ -294,6 +291,6 @@ def _check_results_of_another_run(checkpoint: Path, metrics: Path) -> None:
     if any(own.glob("[0-9]*")) or min(recorded, default=iteration + 1) <= iteration:
         raise ValueError(
             f"output_dir {quote(metrics.parent)} contains another run than resume_from_checkpoint "
-            f"{quote(checkpoint)}; "
-            "choose a new output_dir, or resume the run in it with --resume_from_checkpoint latest"
+            f"{quote(checkpoint)}; choose a new output_dir, or resume the run in it with "
+            "--resume_from_checkpoint latest"
         )

@@ -269,8 +269,8 @@ def test_missing_files_of_a_wan_folder_are_reported(tmp_path):
     complete_parts = [row.part.folder for row in checkpoints.rows if row.is_ok]
     assert complete_parts == ["transformer", "vae", "text_encoder", "tokenizer", "scheduler"]
     assert lines(checkpoints)[-1] == (
-        "Can run: text-to-video. Cannot run: VideoAlign reward (missing: VideoAlign); "
-        "CLIPScore and PickScore (missing: CLIP, PickScore)."
+        "Can run: text-to-video. Cannot run: VideoAlign reward (missing: VideoAlign); CLIPScore "
+        "and PickScore (missing: CLIP, PickScore)."
     )
     for folder, file in [
         ("tokenizer", "tokenizer.json"),

@@ -291,8 +291,8 @@ def test_a_too_large_body_is_rejected_before_it_is_read(study, served):
     url = httpx.URL(link)
     with socket.create_connection((url.host, url.port), timeout=10) as connection:
         head = (
-            f"POST {url.path}answers HTTP/1.1\r\nhost: x\r\ncontent-type: "
-            f"application/json\r\ncontent-length: {10**12}"
+            f"POST {url.path}answers HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            f"content-length: {10**12}"
         )
         connection.sendall(f"{head}\r\n\r\n{{".encode())
         assert connection.recv(100).startswith(b"HTTP/1.1 413")

@@ -19,6 +19,7 @@ import signal
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from hyvideo.config import processes
@@ -29,14 +30,22 @@ from hyvideo.data.cli import Parser
 from hyvideo.data.files import locked
 from hyvideo.data.text import quote, shorten
 
-SAME_NAME = (
-    "pretrained_model_root transformer_version vae_tile_size shift sigmas negative_prompt eta "
-    "dtype device"
-)
 # Flags of this program and the settings of a run that they set.
-SETTINGS = {"num_inference_steps": "validation_steps", "stochastic": "sde_type"}
-SETTINGS |= {"guidance_scale": "cfg_scale", "video_length": "sample_n_frames"}
-SETTINGS |= {name: name for name in SAME_NAME.split()}
+SETTINGS = {
+    "num_inference_steps": "validation_steps",
+    "stochastic": "sde_type",
+    "guidance_scale": "cfg_scale",
+    "video_length": "sample_n_frames",
+    "pretrained_model_root": "pretrained_model_root",
+    "transformer_version": "transformer_version",
+    "vae_tile_size": "vae_tile_size",
+    "shift": "shift",
+    "sigmas": "sigmas",
+    "negative_prompt": "negative_prompt",
+    "eta": "eta",
+    "dtype": "dtype",
+    "device": "device",
+}
 SENTENCES = {  # help of the flags whose setting has another purpose in a training run
     "num_inference_steps": "Denoising steps; default: the version's, or those of the run's validation.",
     "stochastic": "Sample with the noise of this sampler (docs/samplers.md) instead of the ODE.",
@@ -223,9 +232,14 @@ def check(options: argparse.Namespace) -> None:
         raise ValueError(
             "--image_path needs --prompt; for a CSV, set images in its column ref_image_path"
         )
-    limits = {"num_videos": (1, MAX_VIDEOS), "sp_size": (1, 1024), "seed": (-(2**63), 2**64 - 1)}
-    limits |= {"best_of": (1, MAX_CANDIDATES)}
-    limits |= {"height": (1, MAX_PIXELS), "width": (1, MAX_PIXELS)}
+    limits = {
+        "num_videos": (1, MAX_VIDEOS),
+        "sp_size": (1, 1024),
+        "seed": (-(2**63), 2**64 - 1),
+        "best_of": (1, MAX_CANDIDATES),
+        "height": (1, MAX_PIXELS),
+        "width": (1, MAX_PIXELS),
+    }
     for name, (least, most) in limits.items():
         value = getattr(options, name)
         if value is not None and not least <= value <= most:
@@ -319,7 +333,9 @@ def config_of(options: argparse.Namespace, has_images: bool):
         if options.config and processes.rank() == 0:
             print(f"using the settings of the checkpoint's run: {options.config}", file=sys.stderr)
     given = {setting: getattr(options, flag) for setting, flag in options.flags.items()}
-    given |= {"enable_compile": "false"} | ({} if options.eta is None else {"match_noise": ""})
+    given["enable_compile"] = "false"
+    if options.eta is not None:
+        given["match_noise"] = ""
     for flag, (setting, value) in SPEED.items():
         if getattr(options, flag):
             given[setting], options.flags[setting] = value, flag
@@ -387,13 +403,10 @@ def run(options: argparse.Namespace) -> None:
         request.seed is not None for request in requests
     )
     if options.num_videos > 1 and has_fixed_noise:
-        text = (
-            "--num_videos must be 1 with --initial_noise reference or seeds in the CSV, got "
-            f"{options.num_videos}"
-        )
         raise ValueError(
-            f"{text}: the videos of a prompt would be identical; write one row with its own seed "
-            "for each"
+            "--num_videos must be 1 with --initial_noise reference or seeds in the CSV, got "
+            f"{options.num_videos}: the videos of a prompt would be identical; write one row with "
+            "its own seed for each"
         )
     config = config_of(options, has_images=any(request.image for request in requests))
     family = version_defaults(config.model.transformer_version).family
@@ -403,10 +416,8 @@ def run(options: argparse.Namespace) -> None:
             f"{family}"
         )
     output = options.output_path
-    folder, is_stochastic = (
-        output.parent if output.suffix == ".mp4" else output,
-        options.stochastic is not None,
-    )
+    folder = output.parent if output.suffix == ".mp4" else output
+    is_stochastic = options.stochastic is not None
     check_sampling(config, output=folder, is_stochastic=is_stochastic)
     if options.best_of > 1:
         check_evaluation(config, output=folder, has_model=True)
@@ -417,24 +428,23 @@ def run(options: argparse.Namespace) -> None:
     videos = generation.list_videos(
         sizes, [r for r in requests for _ in range(options.num_videos)], output
     )
-    names = (
-        "seed",
-        "initial_noise",
-        "sp_size",
-        "sr",
-        "save_pre_sr_video",
-        "keep_latents",
-        "best_of",
+    generate = partial(
+        generation.generate,
+        config,
+        source=source,
+        offloading=offloading,
+        caching=caching,
+        is_stochastic=is_stochastic,
+        seed=options.seed,
+        initial_noise=options.initial_noise,
+        sp_size=options.sp_size,
+        sr=options.sr,
+        save_pre_sr_video=options.save_pre_sr_video,
+        keep_latents=options.keep_latents,
+        best_of=options.best_of,
     )
-    how = {
-        "source": source,
-        "offloading": offloading,
-        "caching": caching,
-        "is_stochastic": is_stochastic,
-    }
-    how |= {name: getattr(options, name) for name in names}
     if options.rewrite:  # after all checks, because it calls a service
-        generation.generate(config, videos, **how, only_checks=True)
+        generate(videos, only_checks=True)
         requests = rewriter.write(requests)
         videos = [
             replace(video, request=requests[video.number // options.num_videos]) for video in videos
@@ -444,7 +454,7 @@ def run(options: argparse.Namespace) -> None:
     if owns_folder:
         print_other_videos(folder, videos)
     with locked(folder) if owns_folder else nullcontext():
-        generation.generate(config, videos, **how)
+        generate(videos)
     ranks.stop()
     # an idle replica may end before there is a video
     replica, place = divmod(processes.rank(), options.sp_size)

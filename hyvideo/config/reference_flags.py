@@ -69,9 +69,9 @@ def add_flags(
     """Add the flags of the reference that occur in ``words`` to a parser, and return their
     names.
     """
-    names = [
-        *flags_in((word[2:].partition("=")[0] for word in words if word.startswith("--")), rows)
-    ]
+    names = list(
+        flags_in((word[2:].partition("=")[0] for word in words if word.startswith("--")), rows)
+    )
     for name in names:
         parser.add_argument(f"--{name}", nargs="*", help=argparse.SUPPRESS)
     return names

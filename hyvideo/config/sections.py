@@ -11,7 +11,9 @@ from hyvideo.schedulers.transitions import SAMPLERS
 
 MAX_THREADS = 1024  # above the cores of a node; many more threads than cores cannot be created
 # beyond any model, so that planning a typo takes no minutes
-MAX_SIDE, MAX_FRAMES, MAX_STEPS = 16_384, 10_001, 1000
+MAX_SIDE = 16_384
+MAX_FRAMES = 10_001
+MAX_STEPS = 1000
 
 
 @dataclass(frozen=True)

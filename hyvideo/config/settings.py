@@ -24,7 +24,8 @@ REWARD_PRESETS = {
     "averaged": {"VQ": 1.0, "MQ": 1.0, "TA": 1.0},
     "alignment": {"VQ": 0.5, "MQ": 0.5, "TA": 1.0},
 }
-REWARD_PRESETS |= {"A": REWARD_PRESETS["averaged"], "B": REWARD_PRESETS["alignment"]}
+REWARD_PRESETS["A"] = REWARD_PRESETS["averaged"]
+REWARD_PRESETS["B"] = REWARD_PRESETS["alignment"]
 
 
 @dataclass(frozen=True)
@@ -215,7 +216,7 @@ class Config:
         for name, value in self.flat().items():
             if TRAITS[name].is_path:
                 changes[name] = (
-                    [*map(absolute, value)] if isinstance(value, list) else absolute(value)
+                    list(map(absolute, value)) if isinstance(value, list) else absolute(value)
                 )
         return self.with_settings(**changes)
 
@@ -241,9 +242,12 @@ class Config:
         ``<output_dir>-pilot``.
         """
         folder = f"{self.record.output_dir.rstrip('/')}-pilot"
-        no_validation = {"valid_video_csv": [], "on_reward_hacking": "warn"}
         return self.with_settings(
-            max_steps=2, output_dir=folder, resume_from_checkpoint="", **no_validation
+            max_steps=2,
+            output_dir=folder,
+            resume_from_checkpoint="",
+            valid_video_csv=[],
+            on_reward_hacking="warn",
         )
 
     @property
@@ -291,7 +295,9 @@ class Config:
 
         The public reference counts (rollout, step) pairs of a replica instead.
         """
-        rollout, loss, pairs = self.rollout, self.loss, 1.0
+        rollout = self.rollout
+        loss = self.loss
+        pairs = 1.0
         if rollout.reference_conventions and loss.objective == "grpo":
             pairs = (
                 rollout.grpo_sampling_steps * loss.timestep_fraction / loss.num_updates_per_rollout

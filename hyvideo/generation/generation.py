@@ -133,13 +133,16 @@ class Source:
     ) -> GRPOPipeline:
         """Load the pipeline of the policy, with weights in its compute precision."""
         is_overwritten = self.checkpoint is not None and not saved_policy.is_lora(self.checkpoint)
-        options = {
-            "kinds": kinds,
-            "weights_dtype": DTYPES[config.model.dtype],
-            "is_overwritten": is_overwritten,
-        }
-        options |= {"encoder": encoder, "vae": vae, "weights_device": weights_device}
-        pipeline = model_setup.load_pipeline(config, device, **options)
+        pipeline = model_setup.load_pipeline(
+            config,
+            device,
+            kinds=kinds,
+            weights_dtype=DTYPES[config.model.dtype],
+            is_overwritten=is_overwritten,
+            encoder=encoder,
+            vae=vae,
+            weights_device=weights_device,
+        )
         if self.checkpoint:
             saved_policy.load_into(pipeline.transformer, self.checkpoint)
         if self.lora:
@@ -353,15 +356,14 @@ def generate(
                 folder=Path(between_stages),
             )
         for latents, video in zip(finals, local):
-            how = {
-                "initial_noise": initial_noise,
-                "sp_size": sp_size,
-                "step_caching": caching and asdict(caching),
-            }
-            how |= asdict(offloading) | {"super_resolution": refiner and refiner.record(video)}
+            settings = video_settings(config, video, source, seed, is_stochastic)
+            settings["initial_noise"] = initial_noise
+            settings["sp_size"] = sp_size
+            settings["step_caching"] = caching and asdict(caching)
+            settings.update(asdict(offloading))
+            settings["super_resolution"] = refiner and refiner.record(video)
             if chooser:
-                how |= {"best_of": choices[video.number]}
-            settings = video_settings(config, video, source, seed, is_stochastic) | how
+                settings["best_of"] = choices[video.number]
             sampler.write(pipeline, latents, video, settings, keep_latents=bool(keep_latents))
     if mesh.is_main and local:
         each, memory = (time.perf_counter() - loaded) / len(local), peak_memory_gib(device)

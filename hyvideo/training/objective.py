@@ -389,7 +389,7 @@ def check_terms(terms: object, objective: Objective, rows: list[int]) -> None:
             f"`terms` of objective {name} must return a loss with a gradient, got one that is "
             "detached from the policy; compute it from the velocity of this pass"
         )
-    if terms.metrics.keys() != {*objective.metrics}:
+    if terms.metrics.keys() != set(objective.metrics):
         raise ValueError(
             f"`terms` of objective {name} must return the metrics that the class lists, "
             f"{', '.join(objective.metrics)}, got {', '.join(terms.metrics) or 'none'}; change "

@@ -53,7 +53,9 @@ class OnPolicyCheck:
     def __init__(
         self, mesh: Mesh, pipeline: GRPOPipeline, loss: LossSettings, *, dtype: str, batch_size: int
     ):
-        self.mesh, self.pipeline, self.batch_size = mesh, pipeline, batch_size
+        self.mesh = mesh
+        self.pipeline = pipeline
+        self.batch_size = batch_size
         self.tolerances = log_ratio_tolerances(loss, dtype)
 
     def __call__(

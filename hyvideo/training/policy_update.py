@@ -192,13 +192,11 @@ class PolicyUpdate:
             return None
         kl, *values = means.tolist()
         metrics = dict(zip(self.objective.metrics, values, strict=True))
-        metrics |= {
-            "kl/coef": coefficient,
-            "lr": lr,
-            self.objective.deviation_names[0]: deviation,
-            "grad/norm": grad_norm,
-            "grad/spike": self.nonfinite.spike(grad_norm, work.iteration),
-        }
+        metrics["kl/coef"] = coefficient
+        metrics["lr"] = lr
+        metrics[self.objective.deviation_names[0]] = deviation
+        metrics["grad/norm"] = grad_norm
+        metrics["grad/spike"] = self.nonfinite.spike(grad_norm, work.iteration)
         if self.policy.anchor is None:  # these are not measured
             metrics |= {
                 name: math.nan

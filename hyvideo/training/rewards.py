@@ -50,8 +50,11 @@ class GroupRewards:
         group_size: int,
         num_rollouts: int,
     ):
-        self.mesh, self.scorer, self.num_rollouts = mesh, scorer, num_rollouts
-        self.group_size, self.clip = group_size, settings.advantage_clip
+        self.mesh = mesh
+        self.scorer = scorer
+        self.num_rollouts = num_rollouts
+        self.group_size = group_size
+        self.clip = settings.advantage_clip
         self.is_normalized = settings.reward_normalization == "group"
         self.weight = 0.0 if settings.ignore_rewards else 1.0
         self.max_missing_fraction = settings.max_missing_fraction
@@ -75,12 +78,12 @@ class GroupRewards:
         dimensions, in_order = merge_rewards(local, self.num_rollouts, self.mesh)
         totals = in_order[:, 0]
         weights = {name: weight for name, weight in self.scorer.weights.items() if weight}
-        absent = weights.keys() - {*dimensions}
+        absent = weights.keys() - set(dimensions)
         if self.is_normalized and not absent:  # if a dimension is absent, all rewards are missing
             scores = in_order[:, [1 + dimensions.index(name) for name in weights]]
             scores[~totals.isfinite()] = math.nan
             totals = normalized_rewards(
-                scores, scores.new_tensor([*weights.values()]), self.group_size
+                scores, scores.new_tensor(list(weights.values())), self.group_size
             )
         advantages = group_advantages(totals, self.group_size, clip=self.clip) * self.weight
         metrics = reward_metrics(in_order, advantages, self.group_size, dimensions)
@@ -130,8 +133,8 @@ def merge_rewards(
         row: {k: v for k, v in r.scores.items() if isinstance(v, int | float)}
         for row, r in local.items()
     }
-    found = {*chain(*all_objects([*chain(*scores.values())], mesh))} - {OVERALL}
-    names = [*filter(found.__contains__, DIMENSIONS), *sorted(found - {*DIMENSIONS})]
+    found = set(chain(*all_objects(list(chain(*scores.values())), mesh))) - {OVERALL}
+    names = [*filter(found.__contains__, DIMENSIONS), *sorted(found - set(DIMENSIONS))]
     rows = {
         row: [reward.total, *(scores[row].get(name, math.nan) for name in names)]
         for row, reward in local.items()
@@ -182,9 +185,12 @@ def make_async_scorer(
 def _remote_scorer(settings: RewardSettings) -> dict[str, Scorer]:
     from hyvideo.rewards.service.client import RemoteScorer
 
-    urls, token = settings.remote_reward_url.split(","), os.environ.get("REWARD_SERVER_TOKEN")
-    options = {"token": token, "timeout": settings.remote_reward_timeout}
-    return {"remote": RemoteScorer([url.strip() for url in urls], **options)}
+    scorer = RemoteScorer(
+        [url.strip() for url in settings.remote_reward_url.split(",")],
+        token=os.environ.get("REWARD_SERVER_TOKEN"),
+        timeout=settings.remote_reward_timeout,
+    )
+    return {"remote": scorer}
 
 
 def try_scorers(scorer: AsyncScorer, data: DataSettings, prompt: str) -> None:
@@ -238,5 +244,6 @@ def try_held_out(scorer: AsyncScorer, data: DataSettings, prompt: str) -> None:
         for name, found in method(videos, [prompt] * len(videos)).items():
             if isinstance(found, str):
                 raise ValueError(f"{method.__name__} of reward {name} failed its check: {found}")
-            for measure in found.values() if isinstance(found, dict) else ():
-                measure.of_set(measure.rows.double())
+            if isinstance(found, dict):
+                for measure in found.values():
+                    measure.of_set(measure.rows.double())

@@ -77,8 +77,10 @@ class RolloutCollector:
         indices = self.indices()
         requests = self.requests_of(iteration, indices)
         with timer("conditions", f"{len(requests)} prompts"):
-            size = {"height": self.config.data.height, "width": self.config.data.width}
-            conditions = self.encoder(requests, **size).to(self.pipeline.device)
+            conditions = self.encoder(
+                requests, height=self.config.data.height, width=self.config.data.width
+            )
+            conditions = conditions.to(self.pipeline.device)
         self.cost.start(round(fmean(len(sample.text) for sample in conditions.samples)))
         prompts = [request.prompt for request in requests]
         # With a guidance interval, all FSDP ranks must train the same step at the same time, to
@@ -169,7 +171,9 @@ class RolloutCollector:
         (``scores_between_stages``).
         """
         rollout = self.config.rollout
-        parts, unscored, pending = [], [], PendingRewards()
+        parts = []
+        unscored = []
+        pending = PendingRewards()
         starts = range(0, len(indices), rollout.batch_size)
         for number, start in enumerate(starts, 1):
             self.check()

@@ -39,7 +39,9 @@ class Progress:
     """
 
     def __init__(self, on_stage: Callable[[str, int], None], show: Callable[[str, int, str], None]):
-        self.iteration, self._on_stage, self._show = 0, on_stage, show
+        self.iteration = 0
+        self._on_stage = on_stage
+        self._show = show
 
     def enter(self, stage: str, part: str = "") -> None:
         """Report that the run enters a stage of the current iteration, or a ``part`` of it."""
@@ -76,11 +78,16 @@ class RunState:
         contents: Mapping[str, str],
         custom_steps: Coefficients | None = None,  # of a custom sampler
     ):
-        self.config, self.policy, self.update = config, policy, update
-        self.checkpoints, self.progress = checkpoints, progress
-        self.num_rollouts, self.contents = num_rollouts, contents
+        self.config = config
+        self.policy = policy
+        self.update = update
+        self.checkpoints = checkpoints
+        self.progress = progress
+        self.num_rollouts = num_rollouts
+        self.contents = contents
         self.custom_steps = custom_steps or []
-        self.saved_iteration, self._saved_at = 0, time.monotonic()
+        self.saved_iteration = 0
+        self._saved_at = time.monotonic()
         # metrics of an iteration whose validation is not finished
         self.unvalidated: dict[str, float] = {}
         self.changed_settings: list[str] = []  # relative to the checkpoint that was resumed

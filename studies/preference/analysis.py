@@ -87,9 +87,10 @@ def judgements(study: Study, pairs: dict) -> list[SimpleNamespace]:
     """
     given, before = [SimpleNamespace(**row, **pairs[row["pair"]]) for row in study.rows()], {}
     for j in given:
-        won, j.versus = FIRST_SHARE[j.answer], tuple(sorted(j.methods))
+        won = FIRST_SHARE[j.answer]
+        j.versus = tuple(sorted(j.methods))
         # share of a win for the earlier method
-        j.value = won if j.methods == [*j.versus] else 1 - won
+        j.value = won if j.methods == list(j.versus) else 1 - won
         j.is_first = None if won == 0.5 else won
         first, second = (_score(Path(file), j.dimension) for file in j.sources)
         has_order = won != 0.5 and None not in (first, second) and first != second
@@ -166,7 +167,8 @@ def question_results(given: list[SimpleNamespace], methods: list[str]) -> dict:
     """Return the results of one question; alpha is None if no pair has two raters, or all answers
     are equal.
     """
-    rates, wins = [], [*itertools.permutations(range(len(methods)), 2)]
+    rates = []
+    wins = list(itertools.permutations(range(len(methods)), 2))
     for a, b in itertools.combinations(range(len(methods)), 2):
         answers = [j for j in given if j.versus == (a, b)]
         labels = {

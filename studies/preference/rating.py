@@ -20,7 +20,10 @@ from hyvideo.data.templates import fill
 from hyvideo.data.text import quote
 
 # in a study's folder
-STUDY, KEY, VIDEOS, DATABASE = "study.json", "key.json", "videos", "answers.sqlite"
+STUDY = "study.json"
+KEY = "key.json"
+VIDEOS = "videos"
+DATABASE = "answers.sqlite"
 SIDES = ("first", "second")
 MAX_BODY, MAX_SECONDS = 10_000, 20  # limits on the size and the transfer time of an answer
 # Without a write-ahead log, SQLite rejects an answer if the file has been deleted or replaced since

@@ -36,11 +36,9 @@ def design(
     differ by at most one. Raises ValueError for impossible sizes.
     """
     versus = list(itertools.combinations(range(num_methods), 2))
-    num_combinations, period, half = (
-        len(versus) * num_units,
-        math.lcm(len(versus), num_units),
-        pairs // 2,
-    )
+    num_combinations = len(versus) * num_units
+    period = math.lcm(len(versus), num_units)
+    half = pairs // 2
     bounds = {
         "pairs": (1, pairs, num_combinations),
         "raters": (1, raters, 9999),
@@ -112,7 +110,10 @@ def make_study(
     units = [unit for unit in clips[0] if all(unit in others for others in clips)]
     pairs, checks = default_sizes(len(folders), len(units), pairs, checks)
     sizes = {"seed": secrets.randbits(64), "pairs": pairs, "checks": checks} | sizes
-    designed, served, key, files = design(len(folders), len(units), **sizes), {}, {}, {}
+    designed = design(len(folders), len(units), **sizes)
+    served = {}
+    key = {}
+    files = {}
     # Files that could reveal the method by their format or metadata are all written again, so that
     # none differs.
     are_copied = all(is_as_written(clips_of[unit]) for clips_of in clips for unit in units)
@@ -142,7 +143,7 @@ def make_study(
             key[pair] = shown[pair] | secret
         served[secrets.token_urlsafe(16)] = {"name": f"r{number:02d}", "pairs": shown}
     questions = parse_json(Path(__file__).with_name("questions.json").read_text())
-    write_json(out / KEY, {"methods": [*folders], "pairs": key})
+    write_json(out / KEY, {"methods": list(folders), "pairs": key})
     write_json(out / STUDY, {"questions": questions, "raters": served})
     return pairs
 

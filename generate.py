@@ -365,6 +365,50 @@ def size_of(options: argparse.Namespace, config, image: str | None) -> tuple[int
     return size_of_aspect_ratio(options.aspect_ratio or "16:9", sizes)
 
 
+def caching_of(options: argparse.Namespace):
+    """Return the step caching of the flags, or None; flags without ``--enable_cache`` are named."""
+    from hyvideo.models.step_cache import StepCaching
+
+    names = ("cache_type", *CACHE_SCHEDULE, "no_cache_block_id")
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    if options.enable_cache:
+        return StepCaching(**given)
+    if given:
+        print_ignored(
+            {"enable_cache is not set": [f"{name} {value}" for name, value in given.items()]}
+        )
+    return None
+
+
+def rewriter_of(options: argparse.Namespace):
+    """Return the rewriter of the flags ``--rewrite_*``."""
+    from hyvideo.rewards.prompt_rewriting import Rewriter
+
+    given = {flag: getattr(options, f"rewrite_{flag}") for flag in REWRITING}
+    given = {flag: value for flag, value in given.items() if value is not None}
+    return Rewriter(**given, fallback=options.rewrite_fallback)
+
+
+def check_noise(options: argparse.Namespace, requests: list, version: str) -> None:
+    """Raise ValueError for an initial noise that makes videos identical or that a family lacks."""
+    from hyvideo.models.versions import FAMILIES, version_defaults
+
+    is_reference = options.initial_noise == "reference"
+    has_fixed_noise = is_reference or any(request.seed is not None for request in requests)
+    if options.num_videos > 1 and has_fixed_noise:
+        raise ValueError(
+            "--num_videos must be 1 with --initial_noise reference or seeds in the CSV, got "
+            f"{options.num_videos}: the videos of a prompt would be identical; write one row with "
+            "its own seed for each"
+        )
+    family = version_defaults(version).family
+    if is_reference and family != FAMILIES[0]:
+        raise ValueError(
+            f"--initial_noise reference needs a version of the family {FAMILIES[0]}, got one of "
+            f"{family}"
+        )
+
+
 def run(options: argparse.Namespace) -> None:
     convert_reference_flags(options)
     check(options)
@@ -373,18 +417,9 @@ def run(options: argparse.Namespace) -> None:
     from hyvideo.config.rules import check_evaluation, check_sampling  # slow to import
     from hyvideo.distributed import mesh as ranks
     from hyvideo.generation import generation
-    from hyvideo.models.step_cache import StepCaching
-    from hyvideo.models.versions import FAMILIES, version_defaults
     from hyvideo.report.gallery import PAGE_FILE, write_gallery
-    from hyvideo.rewards.prompt_rewriting import Rewriter
 
-    names = ("cache_type", *CACHE_SCHEDULE, "no_cache_block_id")
-    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    caching = StepCaching(**given) if options.enable_cache else None
-    if given and not caching:
-        print_ignored(
-            {"enable_cache is not set": [f"{name} {value}" for name, value in given.items()]}
-        )
+    caching = caching_of(options)
     offloading = Offloading(
         options.offloading, options.group_offloading, options.overlap_group_offloading
     )
@@ -392,29 +427,9 @@ def run(options: argparse.Namespace) -> None:
     requests = generation.make_and_read_requests(
         options.prompt, options.image_path, options.valid_video_csv
     )
-    if options.rewrite:
-        given = {
-            flag: value
-            for flag in REWRITING
-            if (value := getattr(options, f"rewrite_{flag}")) is not None
-        }
-        rewriter = Rewriter(**given, fallback=options.rewrite_fallback)
-    has_fixed_noise = options.initial_noise == "reference" or any(
-        request.seed is not None for request in requests
-    )
-    if options.num_videos > 1 and has_fixed_noise:
-        raise ValueError(
-            "--num_videos must be 1 with --initial_noise reference or seeds in the CSV, got "
-            f"{options.num_videos}: the videos of a prompt would be identical; write one row with "
-            "its own seed for each"
-        )
+    rewriter = rewriter_of(options) if options.rewrite else None
     config = config_of(options, has_images=any(request.image for request in requests))
-    family = version_defaults(config.model.transformer_version).family
-    if options.initial_noise == "reference" and family != FAMILIES[0]:
-        raise ValueError(
-            f"--initial_noise reference needs a version of the family {FAMILIES[0]}, got one of "
-            f"{family}"
-        )
+    check_noise(options, requests, config.model.transformer_version)
     output = options.output_path
     folder = output.parent if output.suffix == ".mp4" else output
     is_stochastic = options.stochastic is not None

@@ -263,7 +263,7 @@ def test_a_failed_on_policy_check_is_one_message_and_code_1(tmp_path, monkeypatc
     monkeypatch.setattr(sys, "argv", ["post_train.py", *SMOKE, *flags])
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     # no difference is small enough
-    monkeypatch.setattr("hyvideo.training.objectives.nft.EXACT_STEP", -1.0)
+    monkeypatch.setattr("hyvideo.training.on_policy_check.EXACT_STEP", -1.0)
     assert post_train.main() == 1
     assert (
         "post_train.py: iteration 1, objective nft: the distance between a rollout's"

@@ -5,9 +5,10 @@ The policy is then still the rollout policy, so every ratio is 1. Any other rati
 and update compute different numbers, and that the trained policy is not the sampled one.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,36 @@ ROUNDING = 1e-4  # largest relative difference of a module's outputs that is exp
 
 class OffPolicyError(RuntimeError):
     """Rollout and update compute different log-probabilities."""
+
+
+class Limited(NamedTuple):
+    """A measured value of a check, and the largest that is right."""
+
+    value: Tensor  # ()
+    limit: float
+    advice: str = ""  # what may be wrong
+
+
+def step_tolerance(dtype: str) -> float:
+    """Return the largest relative difference of a step that is explained by rounding."""
+    return EXACT_STEP if dtype == "fp32" else ROUNDED_STEP
+
+
+def check_limits(place: str, checked: Mapping[str, Limited], mesh: Mesh) -> None:
+    """Raise OffPolicyError, on all ranks together, if a value of any rank is above its limit or NaN.
+
+    Args:
+        place: Beginning of the error, such as ``iteration 3, objective nft``.
+        checked: Values by what they are, as the subject of a sentence. The same on all ranks.
+    """
+    if not checked:
+        return
+    values = torch.stack([each.value.detach().float().reshape(()) for each in checked.values()])
+    largest = gather_ranks(values, mesh).amax(0).tolist()
+    for (text, (_, limit, advice)), value in zip(checked.items(), largest, strict=True):
+        if not value <= limit:
+            reason = f"; {advice}" if advice else ""
+            raise OffPolicyError(f"{place}: {text} is {value:.3g}, above {limit:g}{reason}")
 
 
 def log_ratio_tolerances(loss: LossSettings, dtype: str) -> tuple[float, float]:

@@ -19,7 +19,6 @@ from torch import Tensor
 from hyvideo.config.sections import DataSettings
 from hyvideo.data.randomness import generator
 from hyvideo.data.videos import to_levels
-from hyvideo.distributed.collectives import gather_ranks
 from hyvideo.grpo.nft import mean_square, relative_norm
 from hyvideo.models.offload import on_device
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
@@ -28,7 +27,7 @@ from hyvideo.rewards.async_scorer import AsyncScorer
 from hyvideo.rewards.trial_clips import synthetic_trial
 from hyvideo.schedulers.schedule import Schedule, filled
 from hyvideo.training.objective import LevelObjective, Terms
-from hyvideo.training.on_policy_check import OffPolicyError
+from hyvideo.training.on_policy_check import Limited, check_limits
 from hyvideo.training.rollout_batch import Pass, RolloutBatch, RolloutIndex, select
 
 # Largest difference between a rollout's reward and that of the pass with gradient, if arithmetic is
@@ -366,18 +365,18 @@ class WithRewardGradient(LevelObjective):
         else:
             super().check_fresh(rollouts, reference, passes, losses, deviations, iteration)
         found = [each for each in reference.differences if each.isfinite()]
-        largest = (
-            torch.stack(found).amax() if found else torch.zeros((), device=self.pipeline.device)
+        difference = torch.zeros((), device=self.pipeline.device)
+        if found:
+            difference = torch.stack(found).amax()
+        text = "the difference between the reward with gradient and the reward of the rollout"
+        checked = Limited(
+            difference,
+            EXACT_REWARD if self.config.model.dtype == "fp32" else ROUNDED_REWARD,
+            "the policy is still the rollout policy, so score and score_with_gradient of a scorer "
+            "return different values, or its random numbers differ",
         )
-        largest = gather_ranks(largest.float(), self.mesh).amax().item()
-        limit = EXACT_REWARD if self.config.model.dtype == "fp32" else ROUNDED_REWARD
-        if largest > limit:
-            raise OffPolicyError(
-                f"iteration {iteration}: the reward with gradient differs from the reward of the "
-                f"rollout by {largest:.3g}, above {limit:g}, although the policy is still the "
-                "rollout policy; score and score_with_gradient of a scorer return different "
-                "values, or its random numbers differ"
-            )
+        place = f"iteration {iteration}, objective {self.config.loss.objective}"
+        check_limits(place, {text: checked}, self.mesh)
 
     def check_moved(self, deviation: float, iteration: int) -> None:
         self.inner.check_moved(deviation, iteration)

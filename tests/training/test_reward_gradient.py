@@ -195,7 +195,8 @@ def test_other_values_with_gradient_end_the_run(tiny_config, mesh):
 
     trainer = make_trainer(tiny_config, mesh, Differs(), **DRAFT)
     with pytest.raises(
-        OffPolicyError, match="the reward with gradient differs from the reward of the rollout"
+        OffPolicyError,
+        match="difference between the reward with gradient and the reward of the rollout",
     ):
         trainer.run_iteration()
 

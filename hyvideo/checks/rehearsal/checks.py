@@ -27,11 +27,13 @@ def run_problems(folder: Path, config: Config, iterations: int) -> list[str]:
     """Return what is missing or wrong in the output folder of a run of ``iterations``
     iterations.
     """
+    log = config.record
+    records_rollouts = config.scores_rollouts and log.log_num_videos and log.log_video_interval
     expected = {}
     for iteration in range(iterations + 1):
         if config.data.valid_video_csv:
             expected[f"samples/{iteration:06d}"] = config.validation_size
-        if iteration and config.record.log_num_videos and config.record.log_video_interval:
+        if iteration and records_rollouts:
             expected[f"rollouts/{iteration:06d}"] = config.rollout_size
     problems = []
     for name, size in expected.items():

@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from hyvideo.config.run_plan import teacher_levels
-from hyvideo.distributed.collectives import gather_ranks
 from hyvideo.grpo.nft import mean_square
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.training.objective import StepObjective, Terms
-from hyvideo.training.on_policy_check import EXACT_STEP, ROUNDED_STEP, OffPolicyError
+from hyvideo.training.on_policy_check import Limited, check_limits, step_tolerance
 from hyvideo.training.rollout_batch import Pass, RolloutBatch, select
 
 
@@ -123,14 +122,13 @@ class Distill(StepObjective):
         student's guidance and one step, its target must then be exactly the student's velocity.
         """
         super().check_fresh(rollouts, reference, passes, losses, deviations, iteration)
-        limit = EXACT_STEP if self.config.model.dtype == "fp32" else ROUNDED_STEP
-        largest = gather_ranks(torch.stack(deviations).amax(), self.mesh).amax().item()
-        if not largest <= limit:
-            raise OffPolicyError(
-                f"iteration {iteration}, objective distill: the distance between a step of a "
-                f"rollout and the same step in the update is {largest:.3g} of the step, above "
-                f"{limit:g}: rollout and update compute different velocities"
-            )
+        text = "the distance between a step of a rollout and the same step in the update"
+        checked = Limited(
+            torch.stack(deviations).amax(),
+            step_tolerance(self.config.model.dtype),
+            "rollout and update compute different velocities",
+        )
+        check_limits(f"iteration {iteration}, objective distill", {text: checked}, self.mesh)
         anchor = self.policy.anchor
         if len(deviations) == 1 and anchor is not None and anchor.age == 0 and not anchor.is_given:
             self._check_teacher(rollouts, passes[0], iteration)
@@ -153,11 +151,10 @@ class Distill(StepObjective):
         difference = (own - of_teacher).abs().amax()
         if not a_pass.rows:  # its rollouts may contain NaN
             difference = torch.zeros_like(difference)
-        largest = gather_ranks(difference, self.mesh).amax().item()
-        if largest != 0:
-            raise OffPolicyError(
-                f"iteration {iteration}, objective distill: the teacher differs from the student "
-                f"by up to {largest:.3g} before the first update, with the same weights, guidance "
-                "and steps, where the target must be exactly the student's velocity: the anchor's "
-                "weights or the steps of the teacher are wrong"
-            )
+        text = (
+            "the difference between teacher and student before the first update, with the same "
+            "weights, guidance and steps,"
+        )
+        advice = "the anchor's weights or the steps of the teacher are wrong"
+        checked = {text: Limited(difference, 0.0, advice)}
+        check_limits(f"iteration {iteration}, objective distill", checked, self.mesh)

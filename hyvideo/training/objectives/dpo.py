@@ -13,17 +13,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hyvideo.distributed.collectives import gather_ranks
 from hyvideo.grpo.dpo import DPOInputs, DPOTerms, dpo_terms, dpo_terms_of_videos
 from hyvideo.grpo.nft import mean_square
 from hyvideo.models.conditions import to_device
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.training.objective import LevelObjective, Terms
-from hyvideo.training.objectives.nft import EXACT_STEP, ROUNDED_STEP
-from hyvideo.training.on_policy_check import OffPolicyError
+from hyvideo.training.on_policy_check import Limited, check_limits, step_tolerance
 from hyvideo.training.rollout_batch import Pass, RolloutBatch, RolloutIndex, select
 
-ZERO_ERROR = "the velocity error on re-noised videos, relative to that of a zero velocity, is"
+ZERO_ERROR = "the velocity error on re-noised videos, relative to that of a zero velocity,"
 UNTRAINED = (
     "the latents are not those of this model's VAE, or the model is not trained (then set "
     "random_weights or gate_interval 0)"
@@ -204,28 +202,17 @@ class DPO(LevelObjective):
         super().check_fresh(rollouts, reference, passes, losses, deviations, iteration)
         checked = {}
         if self.policy.anchor.equals_policy:
-            exact = self.config.model.dtype == "fp32"
             text = (
                 "the relative difference between the errors of the policy and the base model "
-                "before any update is"
+                "before any update"
             )
-            checked[text] = torch.stack(deviations).amax(), EXACT_STEP if exact else ROUNDED_STEP
+            checked[text] = Limited(
+                torch.stack(deviations).amax(), step_tolerance(self.config.model.dtype)
+            )
         if len(deviations) == 1 and not self.config.model.random_weights:
-            checked[ZERO_ERROR] = self._relative_error(rollouts, passes[0].rows[0]), 1.0
-        if not checked:
-            return
-        largest = (
-            gather_ranks(torch.stack([value for value, _ in checked.values()]), self.mesh)
-            .amax(0)
-            .tolist()
-        )
-        for (text, (_, limit)), value in zip(checked.items(), largest, strict=True):
-            if not value <= limit:
-                advice = f"; {UNTRAINED}" if text == ZERO_ERROR else ""
-                raise OffPolicyError(
-                    f"iteration {iteration}, objective dpo: {text} {value:.3g}, above "
-                    f"{limit:g}{advice}"
-                )
+            error = self._relative_error(rollouts, passes[0].rows[0])
+            checked[ZERO_ERROR] = Limited(error, 1.0, UNTRAINED)
+        check_limits(f"iteration {iteration}, objective dpo", checked, self.mesh)
 
     def _relative_error(self, rollouts: RolloutBatch, row: int) -> Tensor:
         """Return the velocity error of a video at its highest noise level over that of a zero

@@ -12,13 +12,18 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from hyvideo.distributed.collectives import gather_ranks, gather_replicas
+from hyvideo.distributed.collectives import gather_replicas
 from hyvideo.grpo.nft import NFTInputs, NFTTerms, mean_square, nft_terms, relative_norm
 from hyvideo.training.objective import LevelObjective, Terms
-from hyvideo.training.on_policy_check import EXACT_STEP, ROUNDED_STEP, OffPolicyError
+from hyvideo.training.on_policy_check import (
+    Limited,
+    OffPolicyError,
+    check_limits,
+    step_tolerance,
+)
 from hyvideo.training.rollout_batch import Pass, RolloutBatch, chunks, select
 
-ZERO_ERROR = "the velocity error on re-noised rollouts, relative to that of a zero velocity, is"
+ZERO_ERROR = "the velocity error on re-noised rollouts, relative to that of a zero velocity,"
 UNTRAINED = (
     "timesteps or noise are wrong, or the model is not trained (then set random_weights or "
     "gate_interval 0)"
@@ -188,32 +193,20 @@ class NFT(LevelObjective):
         opposite gradients. Checks that need extra forward passes run only after the first pass.
         """
         rows = [row for a_pass in passes for row in a_pass.rows]
-        checked = (
-            self._checked_values(rollouts, rows[0] if rows else 0) if len(deviations) == 1 else {}
-        )
+        checked = {}
+        if len(deviations) == 1:
+            checked = self._checked_values(rollouts, rows[0] if rows else 0)
         distance = torch.stack([*deviations, *reference.distances]).amax()
-        checked["the distance to the old policy before any update is"] = distance, self._tolerance
-        values = torch.stack([value.flatten()[0] for value, _ in checked.values()])
-        # Rollouts without a reward may contain NaN.
-        largest = (
-            gather_ranks(values if rows else torch.full_like(values, -1.0), self.mesh)
-            .amax(0)
-            .tolist()
-        )
-        for (text, (_, limit)), value in zip(checked.items(), largest):
-            if not value <= limit:
-                advice = f"; {UNTRAINED}" if text == ZERO_ERROR else ""
-                raise OffPolicyError(
-                    f"iteration {iteration}, objective nft: {text} {value:.3g}, above "
-                    f"{limit:g}{advice}"
-                )
+        text = "the distance to the old policy before any update"
+        checked[text] = Limited(distance, step_tolerance(self.config.model.dtype))
+        if not rows:  # rollouts without a reward may contain NaN
+            nothing = torch.full_like(distance, -1.0)
+            checked = {name: each._replace(value=nothing) for name, each in checked.items()}
+        check_limits(f"iteration {iteration}, objective nft", checked, self.mesh)
 
-    def _checked_values(self, rollouts: RolloutBatch, row: int) -> dict[str, tuple[Tensor, float]]:
-        """Return checked values and their limits for one rollout, by the text of the error.
-
-        Shape of each: ().
-        """
-        # the velocity at a wrong noise level deviates most there
+    def _checked_values(self, rollouts: RolloutBatch, row: int) -> dict[str, Limited]:
+        """Return what is checked for one rollout, by what it is."""
+        # The velocity at a wrong noise level deviates most there.
         noisiest = int(rollouts.trained_steps[row].argmax())
         with torch.no_grad():
             velocity, target = self.velocity_and_target(rollouts, [row], noisiest)
@@ -222,19 +215,18 @@ class NFT(LevelObjective):
         self.cost.add(self.num_forwards(rollouts, [row], noisiest))
         self.cost.add(self.pipeline.num_forwards(rollouts.schedule.timesteps[:1]))
         checked = {
-            "the distance between a rollout's first step and its replay is": (
-                replay_distance,
-                self._tolerance,
+            "the distance between a rollout's first step and its replay": Limited(
+                replay_distance, step_tolerance(self.config.model.dtype)
             ),
-            "the gradient of the worst rollouts, relative to that of the best rollouts, is": (
-                self._contrast(velocity, target),
-                -0.5,
+            "the gradient of the worst rollouts, relative to that of the best rollouts,": Limited(
+                self._contrast(velocity, target), -0.5
             ),
         }
         if not self.config.model.random_weights:
             error = mean_square(velocity - target) / zero_error
             # Guidance adds the distance between its branches.
-            checked[ZERO_ERROR] = error, max(1.0, self.pipeline.sampling.guidance_scale) ** 2
+            limit = max(1.0, self.pipeline.sampling.guidance_scale) ** 2
+            checked[ZERO_ERROR] = Limited(error, limit, UNTRAINED)
         return checked
 
     def _contrast(self, velocity: Tensor, target: Tensor) -> Tensor:
@@ -250,11 +242,6 @@ class NFT(LevelObjective):
         gradients = (torch.autograd.grad(terms.policy.sum(), probe)[0] for terms in losses)
         worst, best = ((gradient * (velocity - target)).sum() for gradient in gradients)
         return worst / best
-
-    @property
-    def _tolerance(self) -> float:
-        """Largest difference explained by rounding, if kernels or batch shapes differ in bf16."""
-        return EXACT_STEP if self.config.model.dtype == "fp32" else ROUNDED_STEP
 
     def _replay_distance(self, rollouts: RolloutBatch, row: int) -> Tensor:
         """Return the distance between a rollout's first step and its replay, in units of the step.

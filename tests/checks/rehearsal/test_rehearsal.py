@@ -4,6 +4,7 @@ it finds faults.
 
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -262,6 +263,15 @@ def test_missing_short_and_slow_videos_and_failed_rewards_are_found(tmp_path):
         strict=True,
     ):
         assert part in problem
+
+
+def test_a_student_records_no_rollouts(tmp_path):
+    config = load_config(ROOT / "configs" / "hunyuanvideo15_480p_8gpu_student.yaml", report=False)
+    config = replace(config, data=replace(config.data, valid_video_csv=None))
+    line = {"iteration": 1, "update/skipped": 0.0}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    (tmp_path / "checkpoints" / "000001").mkdir(parents=True)
+    assert run_problems(tmp_path, config, 1) == []
 
 
 def test_a_miniature_and_a_used_folder_are_refused(tmp_path, capsys):

@@ -77,8 +77,7 @@ CACHE_SCHEDULE = {
 }
 
 
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = Parser(__doc__)
+def add_inputs(parser: Parser) -> None:
     inputs = parser.add_argument_group("prompts and output")
     inputs.add_argument("--prompt", nargs="+", default=[], help="one or more prompts")
     inputs.add_argument(
@@ -99,6 +98,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         "encode the video"
     )
     inputs.add_argument("--keep_latents", **BOOLEAN, help=words)
+
+
+def add_model(parser: Parser) -> None:
     model = parser.add_argument_group("model")
     words = (
         "YAML of a run; default: that of --checkpoint_path, or configs/miniature.yaml if no model "
@@ -123,6 +125,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     model.add_argument("--lora_path", type=Path, help="file or folder of a LoRA")
     model.add_argument("--lora_scale", type=float, default=1.0, help="factor of the LoRA's weights")
+
+
+def add_sampling(parser: Parser) -> None:
     sampling = parser.add_argument_group(
         "sampling",
         "Defaults are those of the version. With --config or a checkpoint of a run, frames, size, "
@@ -148,6 +153,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     sampling.add_argument(
         "--save_pre_sr_video", **BOOLEAN, help="with --sr, also write NAME_before_sr.mp4"
     )
+
+
+def add_memory(parser: Parser) -> None:
     memory = parser.add_argument_group(
         "memory",
         "By default, a GPU with less than 60 GiB offloads models in groups, and a larger one "
@@ -166,6 +174,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         "without overlap"
     )
     memory.add_argument("--overlap_group_offloading", **BOOLEAN, help=words)
+
+
+def add_best_of(parser: Parser) -> None:
     best = parser.add_argument_group(
         "best of n", "Sample several candidates of each video and keep the best."
     )
@@ -174,6 +185,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     for name in REWARD_SETTINGS:
         best.add_argument(f"--{name}", **flag_options(name))
+
+
+def add_rewriting(parser: Parser) -> None:
     rewriting = parser.add_argument_group("prompt rewriting")
     rewriting.add_argument(
         "--rewrite", **BOOLEAN, help="rewrite the prompts by a language model; the JSON has both"
@@ -184,6 +198,16 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     rewriting.add_argument("--rewrite_fallback", action="store_true", help=words)
     words = "write the prompts to this CSV and exit, for training; the same command resumes"
     rewriting.add_argument("--rewritten_csv", type=Path, help=words)
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = Parser(__doc__)
+    add_inputs(parser)
+    add_model(parser)
+    add_sampling(parser)
+    add_memory(parser)
+    add_best_of(parser)
+    add_rewriting(parser)
     add_speed_flags(parser)
     settings = parser.add_argument_group("settings", "Settings of the model and its sampling.")
     for flag, name in SETTINGS.items():

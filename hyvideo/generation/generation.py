@@ -269,7 +269,8 @@ def generate(
     Uses ``sde_type`` and ``eta`` only if ``is_stochastic``. Raises ValueError for bad input before
     weights are read.
     """
-    config, num_steps = config.with_settings(sp_size=sp_size), config.record.validation_steps
+    config = config.with_settings(sp_size=sp_size)
+    num_steps = config.record.validation_steps
     sizes = [(config.data.sample_n_frames, video.height, video.width) for video in videos]
     needs = model_setup.check_checkpoint(
         config, {"this call": [video.request for video in videos]}, sizes
@@ -278,11 +279,7 @@ def generate(
     new_cache = caching and _checked_cache(
         caching, config.model, config.rollout, num_steps, is_stochastic
     )
-    schedule = Schedule.ode(num_steps, config.rollout.shift, config.rollout.sigmas)
-    if is_stochastic:
-        schedule = model_setup.rollout_schedule(
-            config.with_settings(grpo_sampling_steps=num_steps).rollout
-        )
+    schedule = _schedule(config, is_stochastic)
     source = source.with_initial_lora(config.optimizer.pretrained_lora_path)
     source.check(config.model, config.negative_requests)
     device, mesh = _start(config.model, config.distributed)
@@ -305,7 +302,8 @@ def generate(
     with watchdog, tempfile.TemporaryDirectory(prefix=".generate-", dir=folder) as between_stages:
         if not config.model.conditions_dir:
             config = config.with_settings(conditions_dir=between_stages)
-        start, bar = time.perf_counter(), partial(stage_bar, is_shown=mesh.is_main)
+        start = time.perf_counter()
+        bar = partial(stage_bar, is_shown=mesh.is_main)
         encoder, vae = model_setup.load_encoder(
             config, device, group_offload=offloading.group_offloading
         )
@@ -332,13 +330,9 @@ def generate(
 
         def sample(video: Video) -> Tensor:
             conditions = encoder([video.request], height=video.height, width=video.width)
-
-            def candidate(number: int) -> Tensor:
-                stage = [f"candidate {number}"] if number else []  # has separate noise
-                return sampler.sample(
-                    pipeline, schedule, video, conditions, *stage, new_cache=new_cache
-                )
-
+            candidate = partial(
+                sampler.candidate, pipeline, schedule, video, conditions, new_cache=new_cache
+            )
             if chooser is None:
                 return candidate(0)
             choice = chooser.choose(candidate, pipeline, video.request.prompt)
@@ -366,9 +360,20 @@ def generate(
                 settings["best_of"] = choices[video.number]
             sampler.write(pipeline, latents, video, settings, keep_latents=bool(keep_latents))
     if mesh.is_main and local:
-        each, memory = (time.perf_counter() - loaded) / len(local), peak_memory_gib(device)
-        times = f"{each:.2f} s each after {loaded - start:.1f} s of loading"
-        print(f"{len(local)} mp4 in {folder}: {times}, {memory:.2f} GiB peak memory")
+        each = (time.perf_counter() - loaded) / len(local)
+        print(
+            f"{len(local)} mp4 in {folder}: {each:.2f} s each after {loaded - start:.1f} s of "
+            f"loading, {peak_memory_gib(device):.2f} GiB peak memory"
+        )
+
+
+def _schedule(config: Config, is_stochastic: bool) -> Schedule:
+    """Return the steps of the ODE, or those of the config's sampler."""
+    num_steps = config.record.validation_steps
+    if is_stochastic:
+        stochastic = config.with_settings(grpo_sampling_steps=num_steps)
+        return model_setup.rollout_schedule(stochastic.rollout)
+    return Schedule.ode(num_steps, config.rollout.shift, config.rollout.sigmas)
 
 
 def _start(

@@ -91,6 +91,22 @@ class VideoSampler:
         pipeline.transformer.step_cache = None  # frees its tokens
         return latents
 
+    def candidate(
+        self,
+        pipeline: GRPOPipeline,
+        schedule: Schedule,
+        video: Video,
+        conditions: Conditions,
+        number: int,
+        *,
+        new_cache: Callable[[], StepCache] | None = None,
+    ) -> Tensor:
+        """Return the final latents of a candidate of a video; candidate 0 is the video without
+        further candidates, the others have noise of their own.
+        """
+        stage = [f"candidate {number}"] if number else []
+        return self.sample(pipeline, schedule, video, conditions, *stage, new_cache=new_cache)
+
     def noise(self, pipeline: GRPOPipeline, video: Video, *key: int | str) -> Tensor:
         """Return the initial noise of a stage, or the noise of a step; a request's own seed is all
         it depends on.

@@ -64,13 +64,53 @@ def resolve_auto(run: PlannedRun) -> PlannedRun:
     return selective if fits else full
 
 
+@dataclass(frozen=True)
+class _Items:
+    """Items that several phases hold."""
+
+    vae: dict[str, float]
+    scorers: dict[str, float]
+    scoring: dict[str, float]  # scorers, and what they hold while they score
+    beside: dict[str, float]  # what scores during rollout, decoding and anchor
+    inference: dict[str, float]
+    training: dict[str, float]
+
+
 def memory(run: PlannedRun) -> Memory:
     """Return the bytes on one rank of the run."""
     run = resolve_auto(run)
+    items = _items(run)
+    resident = _resident(run, items)
+    phases = _sampling(run, items) | _anchor(run, items) | _update(run, items)
+    if run.validation:
+        parts = _validation(run, items)
+        phases["validation"] = max(parts, key=lambda part: sum((resident | part).values()))
+    counted = _encoding(run, items)
+    for phase, added in phases.items():
+        counted[phase] = resident | added
+    return Memory(counted, CONTEXT_GIB if run.world_size == 1 else CONTEXT_AND_NCCL_GIB)
+
+
+def _items(run: PlannedRun) -> _Items:
     settings = run.settings
-    update, is_offloaded = settings.mini_batch_size_per_update, settings.reference_mode_offload
-    compared = run.with_settings(cfg_scale=max(settings.cfg_scale, run.config.anchor_cfg_scale))
-    gradients = copied = states.trained_bytes(run)  # an offloaded copy swaps places with the policy
+    scorers = {"reward models": run.reward_bytes}
+    has_videoalign = "videoalign" in settings.reward_model and run.reward_bytes
+    scoring = scorers | {"scoring": SCORING if has_videoalign else 0.0}
+    return _Items(
+        vae={"VAE": run.architecture.vae_parameters * BYTES[settings.vae_dtype]},
+        scorers=scorers,
+        scoring=scoring,
+        beside={} if settings.score_between_stages else scoring,
+        inference={"working weights": states.working_weight_bytes(run, with_gradient=False)},
+        training={"working weights": states.working_weight_bytes(run, with_gradient=True)},
+    )
+
+
+def _resident(run: PlannedRun, items: _Items) -> dict[str, float]:
+    """Return what all phases of an iteration hold."""
+    settings = run.settings
+    copied = states.trained_bytes(run)
+    is_offloaded = settings.reference_mode_offload  # a copy swaps places with the policy
     resident = {
         "parameters": states.parameter_bytes(run),
         "modulation": states.modulation_bytes(run),
@@ -80,82 +120,90 @@ def memory(run: PlannedRun) -> Memory:
         "encoders": 0.0 if settings.precompute_conditions else states.encoder_bytes(run),
         "trajectories": states.trajectory_bytes(run),
     }
-    vae = {"VAE": run.architecture.vae_parameters * BYTES[settings.vae_dtype]}
-    scorers = {"reward models": run.reward_bytes}
     if not settings.vae_offload:
-        resident.update(vae)
+        resident |= items.vae
     if not settings.reward_offload:
-        resident.update(scorers)
-    has_videoalign = "videoalign" in settings.reward_model and run.reward_bytes
-    scoring = scorers | {"scoring": SCORING if has_videoalign else 0.0}
-    beside = {} if settings.score_between_stages else scoring
-    gathered = {"working weights": states.working_weight_bytes(run, with_gradient=False)}
-    training = {"working weights": states.working_weight_bytes(run, with_gradient=True)}
-    kept, block = activations.kept_bytes(run), activations.block_bytes(run)
+        resident |= items.scorers
+    return resident
+
+
+def _sampling(run: PlannedRun, items: _Items) -> dict[str, dict[str, float]]:
+    """Return what rollouts, their decoding and their scoring add."""
+    if run.config.uses_pairs:  # videos are read instead of sampled, and only validation scores any
+        return {}
+    activation = activations.inference_bytes(run, run.settings.batch_size)
     phases = {
-        "rollout": {"activations": activations.inference_bytes(run, settings.batch_size)}
-        | gathered
-        | beside,
-        "decode": {"decoding": states.decoding_bytes(run)} | vae | beside,
-        "score": scoring,
-        "anchor": {"activations": activations.inference_bytes(compared, update)}
-        | gathered
-        | beside,
-        "backward begins": training
-        | {
-            "gradients": gradients if run.backwards_per_update > 1 else 0.0,
-            "activations": kept + block,
-        },
-        "backward ends": training
-        | {"gradients": gradients, "activations": kept / run.architecture.num_layers + block},
+        "rollout": {"activations": activation} | items.inference | items.beside,
+        "decode": {"decoding": states.decoding_bytes(run)} | items.vae | items.beside,
+    }
+    if run.reward_bytes and not items.beside:
+        phases["score"] = items.scoring
+    return phases
+
+
+def _anchor(run: PlannedRun, items: _Items) -> dict[str, dict[str, float]]:
+    """Return what the forward passes of the anchor add."""
+    if not run.config.needs_anchor:
+        return {}
+    guidance = max(run.settings.cfg_scale, run.config.anchor_cfg_scale)
+    activation = activations.inference_bytes(
+        run.with_settings(cfg_scale=guidance), run.settings.mini_batch_size_per_update
+    )
+    phase = {"activations": activation} | items.inference
+    return {"anchor": phase if run.config.uses_pairs else phase | items.beside}
+
+
+def _update(run: PlannedRun, items: _Items) -> dict[str, dict[str, float]]:
+    """Return what backward passes and optimizer steps add."""
+    gradients = states.trained_bytes(run)
+    earlier = gradients if run.backwards_per_update > 1 else 0.0  # gradients of earlier passes
+    kept = activations.kept_bytes(run)
+    block = activations.block_bytes(run)
+    last = kept / run.architecture.num_layers + block
+    phases = {
+        "backward begins": items.training | {"gradients": earlier, "activations": kept + block},
+        "backward ends": items.training | {"gradients": gradients, "activations": last},
         "optimizer": {"gradients": gradients},
     }
-    if run.config.uses_pairs:  # videos are read instead of sampled, and only validation scores any
-        for phase in ("rollout", "decode", "score"):
-            del phases[phase]
-        phases["anchor"] = {
-            name: size for name, size in phases["anchor"].items() if name not in beside
-        }
     if run.plan.num_reward_steps:  # between the forward and the backward pass of the transformer
+        decoding = max(states.reward_gradient_bytes(run), items.scoring["scoring"])
         phases["reward gradient"] = (
-            training
-            | vae
-            | scorers
-            | {"gradients": gradients if run.backwards_per_update > 1 else 0.0, "activations": kept}
-            | {"decoding with gradient": max(states.reward_gradient_bytes(run), scoring["scoring"])}
+            items.training
+            | items.vae
+            | items.scorers
+            | {"gradients": earlier, "activations": kept, "decoding with gradient": decoding}
         )
-    if not run.config.needs_anchor:
-        del phases["anchor"]
-    if beside or not run.reward_bytes:
-        phases.pop("score", None)
-    if validation := run.validation:
-        sampling = activations.inference_bytes(validation, validation.settings.batch_size)
-        decoding = states.decoding_bytes(validation)
-        measuring = run.with_settings(
-            reward_model=settings.held_out_reward_model, remote_reward_url=""
-        )
-        held_out = {"held-out reward models": measuring.reward_bytes}
-        parts = (
-            {"activations": sampling} | gathered,
-            {"decoding": decoding} | vae,
-            scoring | held_out,
-        )
-        phases["validation"] = max(parts, key=lambda items: sum((resident | items).values()))
-    counted = {phase: resident | items for phase, items in phases.items()}
+    return phases
+
+
+def _validation(run: PlannedRun, items: _Items) -> list[dict[str, float]]:
+    """Return what sampling, decoding and scoring of a validation add, each."""
+    validation = run.validation
+    sampling = activations.inference_bytes(validation, validation.settings.batch_size)
+    measuring = run.with_settings(
+        reward_model=run.settings.held_out_reward_model, remote_reward_url=""
+    )
+    return [
+        {"activations": sampling} | items.inference,
+        {"decoding": states.decoding_bytes(validation)} | items.vae,
+        items.scoring | {"held-out reward models": measuring.reward_bytes},
+    ]
+
+
+def _encoding(run: PlannedRun, items: _Items) -> dict[str, dict[str, float]]:
+    """Return the bytes while prompts and rated videos are encoded, before the transformer is
+    loaded.
+    """
+    settings = run.settings
+    scorers = {} if settings.reward_offload else items.scorers
+    encoders = {"encoders": states.encoder_bytes(run)}
+    phases = {}
+    if run.config.uses_pairs:  # encoding needs about as much as decoding
+        phases["encode videos"] = items.vae | {"encoding": states.decoding_bytes(run)} | scorers
+        if not settings.precompute_conditions:
+            phases["encode videos"] |= encoders
     if settings.precompute_conditions:
-        encode = {"encoders": states.encoder_bytes(run)}
-        if not settings.reward_offload:
-            encode.update(scorers)
+        phases["encode"] = encoders | scorers
         if run.has_images or not settings.vae_offload:
-            encode.update(vae)
-        counted = {"encode": encode} | counted
-    # before the transformer is loaded; encoding needs about as much as decoding
-    if run.config.uses_pairs:
-        encode = (
-            vae
-            | {"encoding": states.decoding_bytes(run)}
-            | ({} if settings.reward_offload else scorers)
-        )
-        encode["encoders"] = 0.0 if settings.precompute_conditions else states.encoder_bytes(run)
-        counted = {"encode videos": encode} | counted
-    return Memory(counted, CONTEXT_GIB if run.world_size == 1 else CONTEXT_AND_NCCL_GIB)
+            phases["encode"] |= items.vae
+    return phases

@@ -127,14 +127,7 @@ def build_run(
     )
 
     progress.enter("load", "the reward model")
-    is_scored = config.scores_rollouts or bool(validated)
-    scorer = make_async_scorer(config, device, scorers if is_scored else {})
-    scored = requests if config.scores_rollouts else []
-    scorer.check_prompts(
-        [request.prompt for request in scored], [request.prompt for request in validated]
-    )
-    if config.reward.check_reward and scorers is None and is_scored:
-        _try_rewards(scorer, config, requests, validated)
+    scorer = _load_scorer(config, device, inputs, scorers)
 
     progress.enter("load", "the text encoders and the VAE")
     encoder, vae = load_encoder(config, device)
@@ -186,14 +179,7 @@ def build_run(
         check=signals.check,
     )
     if config.loss.reward_gradient_weight:
-        reward_gradient = RewardGradient(
-            pipeline,
-            scorer,
-            fps=config.data.fps,
-            batch_size=config.rollout.decode_batch_size,
-        )
-        if not config.reward.ignore_rewards:
-            try_gradient(reward_gradient, config.data, requests[0].prompt)
+        reward_gradient = _reward_gradient(config, pipeline, scorer, requests)
         objective = WithRewardGradient(objective, reward_gradient)
     held_out = None
     record = config.record
@@ -305,6 +291,34 @@ def _checkpoint_writer(
         owner=owner,
         run=run_id,
     )
+
+
+def _load_scorer(
+    config: Config, device: torch.device, inputs: RunInputs, given: dict[str, Scorer] | None
+) -> AsyncScorer:
+    """Return the rewards of the run, after a check of its prompts and a trial on one video."""
+    requests, validated = inputs.requests, inputs.validated
+    is_scored = config.scores_rollouts or bool(validated)
+    scorer = make_async_scorer(config, device, given if is_scored else {})
+    scored = requests if config.scores_rollouts else []
+    scorer.check_prompts(
+        [request.prompt for request in scored], [request.prompt for request in validated]
+    )
+    if config.reward.check_reward and given is None and is_scored:
+        _try_rewards(scorer, config, requests, validated)
+    return scorer
+
+
+def _reward_gradient(
+    config: Config, pipeline: GRPOPipeline, scorer: AsyncScorer, requests: list[Request]
+) -> RewardGradient:
+    """Return the gradient of the rewards, after a trial of its scorers on one video."""
+    reward_gradient = RewardGradient(
+        pipeline, scorer, fps=config.data.fps, batch_size=config.rollout.decode_batch_size
+    )
+    if not config.reward.ignore_rewards:
+        try_gradient(reward_gradient, config.data, requests[0].prompt)
+    return reward_gradient
 
 
 def _try_rewards(

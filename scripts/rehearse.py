@@ -10,11 +10,13 @@ scorers, on the fewest processes that have the layout of the run. It prints what
 it did not cover. Exit code: 0 if all stages passed, 1 if not, 2 for a usage error.
 """
 
+import shutil
 import sys
 from pathlib import Path
 
 import yaml
 
+from hyvideo.checks.rehearsal.pairs import lacks_pairs, write_pairs
 from hyvideo.checks.rehearsal.settings import (
     Change,
     heads_of,
@@ -72,17 +74,25 @@ def rehearse(config: Config, world_size: int | None, folder: Path | None, words:
             "repository"
         )
     world_size = world_size or planned_world_size(config, words)
-    inputs = check(config, world_size, on_this_machine=False)
     folder = folder or Path("outputs") / "rehearsal" / Path(config.record.output_dir).name
     if problem := new_folder_problem(folder):
         raise ValueError(
             f"--rehearsal_dir must be a new or empty folder, got {quote(folder)}: {problem}; "
             "remove it or give another"
         )
-    chosen = validation_requests(inputs.validated or inputs.requests)
-    processes = processes_of(config) if world_size > 1 else 1
     make_folder(folder)
     folder = folder.resolve()
+    given = config
+    try:
+        if lacks_pairs(config):
+            pairs = write_pairs(folder / "pairs", config)
+            config = config.with_settings(pairs_csv=[str(pairs)])
+        inputs = check(config, world_size, on_this_machine=False)
+    except ValueError:
+        shutil.rmtree(folder)  # new or empty, so that the corrected command can use it
+        raise
+    chosen = validation_requests(inputs.validated or inputs.requests)
+    processes = processes_of(config) if world_size > 1 else 1
     print(
         f"GPUs of the run: {world_size}; processes of the rehearsal: {processes}; folder: {folder}",
         flush=True,
@@ -91,6 +101,9 @@ def rehearse(config: Config, world_size: int | None, folder: Path | None, words:
     write_requests(folder / "generate.csv", chosen[:1])
     write_models(config, folder, [*inputs.requests, *inputs.validated])
     changes = reduced(config, processes, folder=folder, validated=bool(inputs.validated))
+    if config is not given:
+        paths = ", ".join(given.data.pairs_csv)
+        changes.append(Change("pairs_csv", config.data.pairs_csv, f"{paths} does not exist yet"))
     rehearsed = config.with_settings(**{change.name: change.value for change in changes})
     check(rehearsed, processes)
     known = {name: value for name, value in rehearsed.flat().items() if value is not None}

@@ -32,6 +32,7 @@ class Change:
             "output_dir",
             "valid_video_csv",
             "reward_config",
+            "pairs_csv",
         )
         return "its own" if is_path else str(self.value)
 
@@ -100,10 +101,9 @@ def reduced(config: Config, world_size: int, *, folder: Path, validated: bool) -
         changes.append(
             Change("vae_dtype", "bf16", "fp16 takes forty times as long as bf16 on a CPU")
         )
-    if config.loss.objective == "nft":
-        changes.append(
-            Change("gate_interval", 0, "velocities of random weights fail the check of nft")
-        )
+    if config.loss.objective in ("nft", "dpo"):
+        reason = f"velocities of random weights fail the check of {config.loss.objective}"
+        changes.append(Change("gate_interval", 0, reason))
     if validated:
         changes.append(Change("valid_video_csv", [str(folder / "valid.csv")], few))
     before = config.flat()

@@ -49,6 +49,11 @@ def enlarged(vae: nn.Module, latents: Tensor, tiles: object = None) -> Tensor:
     return F.interpolate(colors, size, mode="trilinear").to(latents.dtype)
 
 
+def enlarged_with_gradient(vae: nn.Module, latents: Tensor, *, recompute: bool) -> Tensor:
+    """Return `enlarged`, for passes with a reward gradient."""
+    return enlarged(vae, latents)
+
+
 def main() -> None:
     words = sys.argv[1:]
     has_real_decoder = words[0] == "--real_decoder"
@@ -56,6 +61,7 @@ def main() -> None:
     attention.scaled_dot_product = mean_attention
     if not has_real_decoder:
         decoding.decode = enlarged
+        decoding.decode_with_gradient = enlarged_with_gradient
     sys.argv = program
     runpy.run_path(program[0], run_name="__main__")
 

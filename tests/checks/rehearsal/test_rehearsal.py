@@ -12,10 +12,13 @@ import torch
 from hyvideo.checks.rehearsal import settings as rehearsal
 from hyvideo.checks.rehearsal import stand_ins
 from hyvideo.checks.rehearsal.checks import run_problems
+from hyvideo.checks.rehearsal.pairs import lacks_pairs, write_pairs
 from hyvideo.checks.rehearsal.stages import Stage, run_stage, stages_of
 from hyvideo.config.command_line import load_config
 from hyvideo.config.rules import check, planned_world_size
+from hyvideo.config.run_inputs import RunInputs
 from hyvideo.data.files import ROOT
+from hyvideo.data.pairs import check_videos
 from hyvideo.data.prompts import Request
 from hyvideo.data.videos import write_video
 from hyvideo.models.encoders import load_tokenizer
@@ -178,6 +181,11 @@ def test_the_enlarged_latents_have_the_shape_of_the_decoded_video(family, tmp_pa
     with torch.no_grad():
         decoded = vae.decode(latents, return_dict=False)[0]
     assert stand_ins.enlarged(vae, latents).shape == decoded.shape
+    latents.requires_grad_()
+    with_gradient = stand_ins.enlarged_with_gradient(vae, latents, recompute=True)
+    assert with_gradient.shape == decoded.shape
+    assert torch.autograd.grad(with_gradient.sum(), latents)[0].any()
+    latents = latents.detach()
     assert stand_ins.enlarged(vae, latents.bfloat16()).dtype == torch.bfloat16
 
 
@@ -272,6 +280,28 @@ def test_a_student_records_no_rollouts(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     (tmp_path / "checkpoints" / "000001").mkdir(parents=True)
     assert run_problems(tmp_path, config, 1) == []
+
+
+@pytest.mark.parametrize("name", ["wan21_1gpu_dpo", "hunyuanvideo15_1gpu_dpo"])
+def test_pairs_that_nobody_rated_yet_are_replaced_by_ones_of_the_size_of_the_run(tmp_path, name):
+    config = load_config(ROOT / "configs" / f"{name}.yaml", sample_n_frames=9, device="cpu")
+    assert lacks_pairs(config)
+    pairs = write_pairs(tmp_path / "pairs", config)
+    config = replace(config, data=replace(config.data, pairs_csv=[str(pairs)]))
+    assert not lacks_pairs(config)
+    preferences = RunInputs(config, 1).preferences
+    assert preferences.train and preferences.held_out
+    check_videos(preferences.train, config.rollout_size)
+
+
+def test_a_refused_rehearsal_leaves_no_folder(tmp_path, capsys):
+    folder = tmp_path / "new"
+    config = ROOT / "configs" / "wan21_1gpu_dpo.yaml"
+    flags = ["--config", str(config), "--rehearsal_dir", str(folder), "--sample_n_frames", "5"]
+    with pytest.raises(SystemExit) as refused:
+        rehearse.main([*flags, "--kl_weight", "0"])
+    assert refused.value.code == 2 and "kl_weight" in capsys.readouterr().err
+    assert not folder.exists()
 
 
 def test_a_miniature_and_a_used_folder_are_refused(tmp_path, capsys):

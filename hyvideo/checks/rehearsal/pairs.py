@@ -1,0 +1,41 @@
+"""Stand-ins for rated pairs that do not exist yet."""
+
+import csv
+from pathlib import Path
+
+from hyvideo.config.settings import Config
+from hyvideo.data.files import find_path
+from hyvideo.data.pairs import COLUMNS
+from hyvideo.data.videos import write_video
+from hyvideo.rewards.trial_clips import noisy, synthetic_trial
+
+PROMPTS = (
+    "a red ball flies in front of a stone wall",
+    "a ball crosses the picture from left to right",
+    'a red ball before a wall with the words "no stopping"',
+    "a wall, and a ball that flies past it in a high arc",
+)  # one of them is held out
+
+
+def lacks_pairs(config: Config) -> bool:
+    """Return whether a run needs rated pairs, and none of its files exists."""
+    files = config.data.pairs_csv
+    return bool(files) and not any(find_path(path).is_file() for path in files)
+
+
+def write_pairs(folder: Path, config: Config) -> Path:
+    """Write two videos of the run's size, and their answers to the questions of the run; return the
+    CSV file.
+    """
+    folder.mkdir(parents=True)
+    trial = synthetic_trial(*config.rollout_size, config.data.fps)
+    write_video(folder / "first.mp4", trial.video, trial.fps)
+    write_video(folder / "second.mp4", noisy(trial.video), trial.fps)
+    path = folder / "pairs.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow([*COLUMNS, "dimension"])
+        for dimension in config.given_pair_weights or ("",):
+            for prompt in PROMPTS:
+                writer.writerow([prompt, "first.mp4", "second.mp4", "first", dimension])
+    return path

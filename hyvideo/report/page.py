@@ -5,7 +5,6 @@ videos.
 """
 
 import base64
-import gzip
 import os
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,6 +29,7 @@ from hyvideo.report.gallery import match_videos
 from hyvideo.report.groups import differing_settings, reward_of, seed_groups, setting_text, sweep_of
 
 REPORT_FILE = "report.html"
+PLOTLY = Path(__file__).parent / "plotly" / "plotly-cartesian.min.js.gz"
 MAX_PAGE_BYTES = 10_000_000
 MARKUP_BYTES = 700_000  # of a page, for everything but Plotly, data and videos
 MIN_POINTS = 100  # of a curve, however many runs there are
@@ -142,15 +142,11 @@ def as_script(data: dict) -> str:
 
 @cache
 def packed_plotly() -> str:
-    """Return Plotly's script, compressed, in base64; the page unpacks it.
+    """Return the script of Plotly's cartesian plots, compressed, in base64; the page unpacks it.
 
-    It is 2.0 MB instead of 4.8.
+    It is 0.7 MB instead of 1.5.
     """
-    from plotly.offline import get_plotlyjs  # only reports need it
-
-    return base64.b64encode(
-        gzip.compress(get_plotlyjs().encode(), compresslevel=6, mtime=0)
-    ).decode()
+    return base64.b64encode(PLOTLY.read_bytes()).decode()
 
 
 # --- data of the runs -----------------------------------------------------------------------------

@@ -1,4 +1,8 @@
-"""Client of the reward service, with a time limit for each request."""
+"""Client of the reward service, with a time limit for each request.
+
+It waits for "100 Continue" before it sends the videos, up to 256 MB, so that a busy service can
+refuse them first. httpx has no such option, so requests are made with h11 here.
+"""
 
 import asyncio
 import json

@@ -143,11 +143,12 @@ def image_problems(
     """Yield images given to a text-to-video version, or no image in any row for an image-to-video
     version.
     """
-    with_image = sum(request.image is not None for request in requests)
+    with_image = [request for request in requests if request.image is not None]
     if task == "t2v" and with_image:
         yield (
-            f"{version} is for text-to-video, got {with_image} reference images in {source}; use "
-            "an i2v version or remove the images"
+            f"{version} is for text-to-video, got {len(with_image)} reference images in {source}, "
+            f"the first for the prompt {quote(with_image[0].prompt)}; use an i2v version or remove "
+            "the images"
         )
     if task == "i2v" and requests and not with_image:
         yield (

@@ -70,6 +70,7 @@ def inputs():
     return {"num_frames": 5, "num_inference_steps": 2, "latents": noise, "output_type": "latent"}
 
 
+@pytest.mark.slow
 def test_each_text_encoder_affects_the_video(root, inputs):
     pipeline = diffusers_pipeline(root, "480p_t2v")
     assert _tokens_before_the_prompt(pipeline) == pipeline.prompt_template_encode_start_idx == 108

@@ -114,6 +114,7 @@ def test_ratios_differ_from_one_in_a_second_update(tiny_config, mesh):
     assert sum(means) / 3 == pytest.approx(history[0]["policy/ratio_mean"], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_the_report_at_the_end_of_a_run_lists_the_last_checkpoint(tiny_config, mesh):
     config = tiny_config.with_settings(report=True, max_steps=1)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
@@ -122,6 +123,7 @@ def test_the_report_at_the_end_of_a_run_lists_the_last_checkpoint(tiny_config, m
     assert (trainer.output_dir / "checkpoints/000001").is_dir() and '"checkpoint":1' in page
 
 
+@pytest.mark.slow
 def test_a_run_writes_its_report_and_continues_if_it_cannot(tiny_config, mesh, capsys):
     config = tiny_config.with_settings(report=True, max_steps=2, validation_interval=1)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
@@ -273,7 +275,9 @@ def test_the_anchor_needs_no_forward_pass_while_it_equals_the_policy(tiny_config
     assert trainer.run.policy.anchor.age == 0
 
 
-@pytest.mark.parametrize("settings", [{}, {"batched_forward": False}])
+@pytest.mark.parametrize(
+    "settings", [{}, pytest.param({"batched_forward": False}, marks=pytest.mark.slow)]
+)
 def test_steps_outside_the_guidance_interval_cost_one_branch_in_rollout_update_and_anchor(
     tiny_config, mesh, settings
 ):

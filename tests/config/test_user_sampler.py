@@ -257,6 +257,7 @@ def test_a_sampler_that_reads_the_rank_is_rejected_on_all_ranks(tmp_path):
     assert "rank.py:rank returns different values for step 1, (a, b, std) = [0.95, " in first
 
 
+@pytest.mark.slow
 def test_a_resumed_run_must_have_the_same_steps(tiny_config, mesh, tmp_path, monkeypatch):
     """The function reads an environment variable, so that neither its file nor its arguments
     change.

@@ -78,8 +78,13 @@ def test_the_frame_rate_and_a_single_frame_are_kept(tmp_path, fps):
     assert len(back) == 1 and got == pytest.approx(fps, rel=1e-6)
 
 
-@pytest.mark.parametrize("fps", [8, 16, 24, 29.97])
-@pytest.mark.parametrize("num_frames", [1, 42, 43, 81, 121, 241])
+@pytest.mark.parametrize(
+    "fps",
+    [pytest.param(8, marks=pytest.mark.slow), 16, pytest.param(24, marks=pytest.mark.slow), 29.97],
+)
+@pytest.mark.parametrize(
+    "num_frames", [1, 42, 43, 81, 121, pytest.param(241, marks=pytest.mark.slow)]
+)
 def test_every_frame_of_any_length_is_kept_in_order_and_on_time(tmp_path, num_frames, fps):
     """The muxer changes the time base of the stream once it writes the header, within the first 43
     frames.

@@ -159,6 +159,7 @@ def test_all_problems_are_in_one_message_and_every_rank_exits_with_2(tmp_path):
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_answer_is_reported(tmp_path):
     (tmp_path / "here").mkdir()
     meet = MEET.format(folder=str(tmp_path / "here"), count=2)

@@ -69,6 +69,7 @@ def two_rank_run(tmp_path_factory):
     return run, again
 
 
+@pytest.mark.slow
 def test_a_checkpoint_resumes_in_any_layout_and_bit_for_bit_in_its_own(tmp_path, two_rank_run):
     run, again = two_rank_run
     first = str(run / "checkpoints" / "000001")

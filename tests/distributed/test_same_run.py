@@ -262,6 +262,7 @@ def by_step(metrics):
     return [value for name in names for value in metrics.get(name, []) if value is not None]
 
 
+@pytest.mark.slow
 def test_every_layout_trains_the_same_as_one_process(runs):
     folder, single, ranks, tolerance = runs
     expected = load_file(folder / "single" / "tensors.safetensors")

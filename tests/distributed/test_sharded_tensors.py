@@ -1,5 +1,6 @@
 """Test of loading FSDP2 shards on four gloo processes from files that only the first rank reads."""
 
+import pytest
 import torch
 from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -60,6 +61,7 @@ def fill_each(root, cases):
     return [fill(root, *case) for case in cases]
 
 
+@pytest.mark.slow
 def test_every_rank_receives_only_its_shards_of_the_weights_of_the_first(tmp_path):
     root = write_trained(tmp_path / "ckpts")
     cases = [(1, 3), (2, None)]

@@ -18,7 +18,10 @@ def test_a_reader_can_add_a_sampler(monkeypatch):
     tutorial.check_sampler(), tutorial.check_equalizer()
 
 
-@pytest.mark.parametrize("objective, sampler", [("grpo", "sage_grpo"), ("nft", "dance_grpo")])
+@pytest.mark.parametrize(
+    "objective, sampler",
+    [("grpo", "sage_grpo"), pytest.param("nft", "dance_grpo", marks=pytest.mark.slow)],
+)
 def test_the_tutorial_trains_and_draws_its_curve(
     objective, sampler, tmp_path, monkeypatch, exit_code, capsys
 ):

@@ -29,6 +29,7 @@ def narrow(kind):
     return recipe(kind, width=192)
 
 
+@pytest.mark.slow
 def test_the_plan_is_within_10_percent_of_the_counted_peaks():
     for kind, counted in counted_by("tests.fake_cuda.phases").items():
         phases = memory(recipe(kind)).phases | {"decode": memory(narrow(kind)).phases["decode"]}

@@ -362,6 +362,7 @@ def test_enlarged_videos_are_read_at_their_original_size(folder):
     assert videos[0].shape == (5, 3, 256, 256)
 
 
+@pytest.mark.slow
 def test_a_folder_of_many_videos_is_read_and_scored_in_parts(score, folder, monkeypatch):
     """As in a folder of VBench, which would fill 660 GiB; a part has three of these clips."""
     for number in range(4, 25):

@@ -94,6 +94,7 @@ def test_the_rule_differs_from_that_for_images():
 # --- generate.py -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_conditions_and_latents_in_memory_do_not_grow_with_the_number_of_videos(
     run, tmp_path, monkeypatch
 ):

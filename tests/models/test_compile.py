@@ -103,6 +103,7 @@ def counted_attention():
     )
 
 
+@pytest.mark.slow
 def test_ten_text_lengths_share_one_graph_per_kind_of_block(mesh):
     model, plain = small(num_layers=3), small(num_layers=3)
     parallelize(model, mesh, compile=True, compile_backend="eager")
@@ -146,6 +147,7 @@ def test_activation_checkpointing_over_several_lengths_recomputes_attention_only
         assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["eager", INDUCTOR])
 def test_an_anchor_swapped_in_place_uses_the_same_graph(mesh, backend):
     model, plain = small(), small()

@@ -25,7 +25,7 @@ def wan():
 
 
 @pytest.mark.parametrize("tile", [0, 16])
-@pytest.mark.parametrize("make", [miniature, wan])
+@pytest.mark.parametrize("make", [miniature, pytest.param(wan, marks=pytest.mark.slow)])
 def test_recomputation_changes_neither_videos_nor_gradients(make, tile):
     vae = make()
     side = 4 if make is miniature else 8

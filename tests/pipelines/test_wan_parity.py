@@ -91,7 +91,7 @@ def test_guided_sampling_equals_diffusers_on_the_same_noise_levels(root, shift):
     assert relative_difference(ours, noise) > 0.1
 
 
-@pytest.mark.parametrize("tile", [0, 32])
+@pytest.mark.parametrize("tile", [0, pytest.param(32, marks=pytest.mark.slow)])
 def test_decoded_frames_equal_diffusers(root, tile):
     encoder, pipeline = loaded(config_for(root, vae_tile_size=tile, vae_tile_overlap=0.25))
     theirs = stock(root)

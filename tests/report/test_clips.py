@@ -95,6 +95,7 @@ def test_a_served_page_has_all_videos_and_reads_them_later(small, large, encoded
     assert encoded == [large]
 
 
+@pytest.mark.slow
 def test_a_large_video_becomes_a_preview_and_hides_no_other(full, small, encoded):
     """It is the first: the worst video is often noise, and its file the largest."""
     found = embed([[full, full], *([file] for file in small)])

@@ -153,6 +153,7 @@ def check_page(browser, folder, exit_code):
     assert not messages
 
 
+@pytest.mark.slow
 def test_the_page_shows_scores_benchmarks_studies_and_clips_together(
     recorded, others, browser, tmp_path, exit_code
 ):

@@ -91,6 +91,7 @@ def entries_of(data):
     ]
 
 
+@pytest.mark.slow
 def test_full_size_videos_are_shown_as_previews_with_links_to_the_files(full, tmp_path):
     """One of them is a small clip, which is shown as it is."""
     folder = record_run(tmp_path / "run", last=3)
@@ -116,6 +117,7 @@ def test_full_size_videos_are_shown_as_previews_with_links_to_the_files(full, tm
     )
 
 
+@pytest.mark.slow
 def test_the_page_distinguishes_unsaved_videos_from_those_that_it_cannot_show(tmp_path):
     unsaved = record_run(tmp_path / "unsaved", last=-1)
     write_report([unsaved], tmp_path / "page.html")

@@ -231,6 +231,7 @@ def test_the_command_needs_a_folder_of_runs_and_a_free_port(tmp_path, exit_code,
 # --- in a browser ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_browser_keeps_its_place_while_a_run_grows(browser, outputs, tmp_path):
     shutil.copytree(outputs, tmp_path / "outputs")
     run = next((tmp_path / "outputs").glob("<*"))

@@ -52,6 +52,7 @@ def lines(page, title):
     return [name.partition(":")[0] for name in names]
 
 
+@pytest.mark.slow
 def test_runs_are_sorted_filtered_grouped_and_selected(opened):
     page = opened
     assert rows(page) == ["averaged", "base × 3 seeds"]  # the sweep is closed

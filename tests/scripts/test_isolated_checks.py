@@ -150,6 +150,7 @@ def test_results_are_written_after_each_check_and_late_checks_get_no_time(run, t
     assert seen == [("first", "not finished within 0.3 s", 0), ("second", "no time was left", 1)]
 
 
+@pytest.mark.slow
 def test_a_killed_test_keeps_what_it_has_recorded_and_files_are_written_while_it_runs(
     run, tmp_path
 ):
@@ -166,6 +167,7 @@ def test_a_killed_test_keeps_what_it_has_recorded_and_files_are_written_while_it
     assert "| slow | unfinished | test_slow | TFLOP/s 395 |" in table
 
 
+@pytest.mark.slow
 def test_a_number_is_shown_beside_the_expected_one_with_advice_if_it_is_out_of_range(run, tmp_path):
     *_, table = run({"good": (["good"], 20), "slow": (["slow"], 4)})
     assert "| speed of a product | 790 | at least 700 |  |" in table

@@ -72,6 +72,7 @@ def test_a_command_of_the_page_can_be_called(module, flags, tmp_path, monkeypatc
     assert code == expected and message in printed.out + printed.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("title", ["Table 2", "Figure 3", "Figure 7", "Figure 8"])
 def test_the_hours_of_a_section_are_those_of_the_dry_run(title, tmp_path, monkeypatch, capsys):
     """With one seed, as in the command, and with five."""

@@ -388,6 +388,7 @@ def test_the_program_is_repeatable_for_the_same_seed(tmp_path, monkeypatch, caps
     ] == ["SIZE"]
 
 
+@pytest.mark.slow
 def test_the_lora_of_a_released_checkpoint_is_trained_and_merged(tmp_path):
     golden = ROOT / "tests" / "golden" / "videoalign"
     clips = {

@@ -23,6 +23,7 @@ def change_prompts(config):
         file.write("a green triangle moves right\n")
 
 
+@pytest.mark.slow
 def test_a_run_does_not_resume_with_changed_prompts_in_the_same_file(config, mesh):
     Trainer(config, mesh, CPU).train()
     config = config.with_settings(max_steps=2, resume_from_checkpoint="latest")

@@ -153,7 +153,11 @@ def test_the_gradient_equals_the_equation(config, mesh, rows_per_pass):
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"lora_rank": 2, "ema_decay": 0.5, "mini_batch_size_per_update": 1}]
+    "changes",
+    [
+        pytest.param({}, marks=pytest.mark.slow),
+        {"lora_rank": 2, "ema_decay": 0.5, "mini_batch_size_per_update": 1},
+    ],
 )
 def test_a_resumed_run_equals_the_uninterrupted_run_bit_for_bit(config, mesh, changes):
     config = config.with_settings(**changes, learning_rate=1e-2)

@@ -288,6 +288,7 @@ def signal_outside_of_training(place, number):
     )
 
 
+@pytest.mark.slow
 def test_a_scorer_that_hangs_does_not_keep_a_stopped_run_alive(tmp_path):
     # raises TimeoutExpired if it stays alive
     result = Run(tmp_path).start_with(hang_in_scorer, max_steps=1)
@@ -391,6 +392,7 @@ def fill_disk(first, last):
     post_train.build = build_on_full_disk
 
 
+@pytest.mark.slow
 def test_a_temporarily_full_disk_costs_only_checkpoints(uninterrupted, tmp_path):
     run = Run(tmp_path)
     result = run.start_with(
@@ -413,6 +415,7 @@ def test_a_temporarily_full_disk_costs_only_checkpoints(uninterrupted, tmp_path)
     assert not list((run.out / "checkpoints").glob(".*"))
 
 
+@pytest.mark.slow
 def test_a_run_without_its_last_checkpoint_fails_and_resumes_from_an_earlier_one(
     uninterrupted, tmp_path
 ):
@@ -454,6 +457,7 @@ def history(config, mesh, scorer, iterations):
     return train_iterations(trainer, iterations)
 
 
+@pytest.mark.slow
 def test_a_slow_scorer_changes_no_reward_and_a_failing_one_loses_only_its_own_rewards(
     tiny_config, mesh
 ):

@@ -133,6 +133,7 @@ def test_a_missing_image_encoder_is_rejected_before_loading(config, mesh, root, 
         Trainer(config.with_settings(pretrained_model_root=str(tmp_path / "ckpts")), mesh, CPU)
 
 
+@pytest.mark.slow
 def test_precomputed_conditions_give_the_same_training_and_unload_the_encoders(
     config, mesh, monkeypatch
 ):

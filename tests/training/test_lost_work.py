@@ -255,6 +255,7 @@ def test_a_file_where_a_folder_must_be_and_a_folder_where_a_file_must_be_are_rej
 # --- runs of earlier versions ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_of_an_earlier_version_resumes_with_the_same_results_and_its_folders_are_marked(
     resumed, tmp_path
 ):
@@ -346,7 +347,7 @@ def with_validation(config):
 @pytest.mark.parametrize(
     "place",
     [
-        place if place in ("rollout", "validation") else pytest.param(place, marks=pytest.mark.slow)
+        place if place == "rollout" else pytest.param(place, marks=pytest.mark.slow)
         for place in PLACES
     ],
 )
@@ -510,6 +511,7 @@ def test_a_scorer_may_turn_warnings_into_errors(config):
     assert not trainer.run.checkpoints.last_failed
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_after_the_first_iteration_was_recorded_has_one_line_of_the_base_model(
     config,
 ):

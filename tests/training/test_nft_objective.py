@@ -76,6 +76,7 @@ def test_with_a_guidance_interval_all_rollouts_train_the_same_levels_and_the_cos
     assert trainer.run.cost.forwards == 4 * branches.sum() + branches[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("iteration, is_checked", [(1, True), (2, False), (3, True)])
 def test_the_cost_counts_every_forward_pass_also_of_the_check(trainer, iteration, is_checked):
     changes = {

@@ -196,6 +196,7 @@ def test_the_interval_and_the_tolerance_of_the_check_can_be_set(
         assert trainer.run_iteration()["policy/ratio_first_deviation"] > 1e-6
 
 
+@pytest.mark.slow
 def test_the_bf16_tolerance_is_wide_only_for_calls_of_different_shapes(tiny_config, mesh):
     config = tiny_config.with_settings(dtype="bf16", cfg_scale=2.0, grpo_sampling_steps=2)
     trainer = Trainer(config, mesh, CPU)

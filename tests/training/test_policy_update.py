@@ -229,7 +229,7 @@ def gradient_and_position(trainer, rollouts, columns):
     [
         {},
         # one update per iteration, since the test skips the optimizer step
-        {"objective": "nft", "nft_levels": 3},
+        pytest.param({"objective": "nft", "nft_levels": 3}, marks=pytest.mark.slow),
     ],
 )
 def test_the_position_kl_at_drawn_steps_is_unbiased(tiny_config, mesh, settings):

@@ -84,6 +84,7 @@ def lines(config):
     ]
 
 
+@pytest.mark.slow
 def test_a_run_stops_at_the_next_pass_and_resumes_to_the_results_of_the_uninterrupted_run(
     config, mesh, tmp_path
 ):
@@ -137,6 +138,7 @@ def test_a_signal_during_the_base_validation_stops_the_run_with_nothing_to_save(
     assert not message and trainer.validation.measures(0)
 
 
+@pytest.mark.slow
 def test_after_its_first_optimizer_step_an_iteration_is_finished(config, mesh):
     trainer, message, entered = train(config.with_settings(save_minutes=1e-9), mesh, *SECOND_UPDATE)
     assert "SIGUSR1" in message and trainer.iteration == 3 and trainer.run.update.update_count == 6

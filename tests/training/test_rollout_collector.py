@@ -1,5 +1,6 @@
 """Sampling of rollouts: shared noise, counted forward passes, and scoring between stages."""
 
+import pytest
 import torch
 
 from hyvideo.config.run_plan import make_plan
@@ -57,6 +58,7 @@ class Movable(Scorer):
         return [{"VQ": value, "MQ": value, "TA": value} for value in values]
 
 
+@pytest.mark.slow
 def test_scoring_between_stages_gives_the_same_metrics_and_overlaps_with_no_stage(
     tiny_config, mesh
 ):

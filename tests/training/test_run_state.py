@@ -65,8 +65,14 @@ CASES = {
     },
     "dual_fixed, Muon, guidance": {"kl_strategy": "dual_fixed", "use_muon": True, "cfg_scale": 2.0},
 }
-# by the other cases
-COVERED = ("none", "fixed, LoRA", "dual_fixed, Muon, guidance", "dual_moving, bf16 throughout")
+# The other cases of the default suite have each of their parts.
+COVERED = (
+    "none",
+    "fixed, LoRA",
+    "dual_fixed, Muon, guidance",
+    "dual_moving, bf16 throughout",
+    "stepwise, bf16",
+)
 
 
 def train_iterations(trainer, iterations):

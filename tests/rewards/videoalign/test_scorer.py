@@ -126,6 +126,7 @@ def test_bf16_scores_match_the_original_within_its_noise(batch_size, run):
     assert difference(scores, golden["bf16"][run]) <= BFLOAT
 
 
+@pytest.mark.slow
 def test_float32_arithmetic_gives_the_center_of_the_bf16_scores():
     scorer = load(precision="fp32_math")
     assert (

@@ -272,6 +272,7 @@ def test_figure_9_draws_every_regime(monkeypatch, tmp_path, num_steps):
     plt.close("all")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "computed", [page.fast_tables, pytest.param(page.slow_tables, marks=pytest.mark.slow)]
 )

@@ -100,6 +100,7 @@ def recorded(folder, iteration):
     return json.loads((folder / "samples" / f"{iteration:06d}" / "measures.json").read_text())
 
 
+@pytest.mark.slow
 def test_warn_prints_a_warning_and_continues(greedy_config, mesh, tmp_path, capsys):
     trainer_of(greedy_config, mesh).train()
     run = tmp_path / "run"

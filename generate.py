@@ -47,12 +47,12 @@ SETTINGS = {
     "device": "device",
 }
 SENTENCES = {  # help of the flags whose setting has another purpose in a training run
-    "num_inference_steps": "Denoising steps; default: the version's, or those of the run's validation.",
+    "num_inference_steps": "Denoising steps; default: the value of the run's validation, or of the version.",
     "stochastic": "Sample with the noise of this sampler (docs/samplers.md) instead of the ODE.",
-    "video_length": "Frames, 4n + 1; default: the version's, or those of the run's validation.",
-    "negative_prompt": "Negative prompt for guidance; default: the version's or the run's.",
+    "video_length": "Frames, 4n + 1; default: the value of the run's validation, or of the version.",
+    "negative_prompt": "Negative prompt for guidance; default: the value of the run or the version.",
     "eta": "Noise scale of --stochastic.",
-    "shift": "Shift of the noise levels; default: the version's or the run's.",
+    "shift": "Shift of the noise levels; default: the value of the run or the version.",
 }
 REWARD_SETTINGS = ("reward_model", "reward_weights", "reward_config")
 SPEED = {

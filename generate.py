@@ -101,7 +101,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     inputs.add_argument("--keep_latents", **BOOLEAN, help=words)
     model = parser.add_argument_group("model")
     words = (
-        "YAML of a run; default: that of --checkpoint_path, or configs/miniature.yaml if no model "
+        "YAML of a run; default: the file of --checkpoint_path, or configs/miniature.yaml if no model "
         "is given"
     )
     model.add_argument("--config", help=words)
@@ -125,13 +125,12 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     model.add_argument("--lora_scale", type=float, default=1.0, help="factor of the LoRA's weights")
     sampling = parser.add_argument_group(
         "sampling",
-        "Defaults are those of the version. With --config or a checkpoint of a run, frames, size, "
-        "shift and steps are\n"
-        "those of its validation; with --stochastic, frames, size and shift are those of its "
-        "rollouts.",
+        "The version sets the defaults. With --config or a checkpoint of a run, its validation sets "
+        "frames, size,\n"
+        "shift and steps. With --stochastic, its rollouts set frames, size and shift.",
     )
     sampling.add_argument(
-        "--aspect_ratio", help="width:height, e.g. 16:9; default: that of the image"
+        "--aspect_ratio", help="width:height, e.g. 16:9; default: the ratio of the image"
     )
     sampling.add_argument("--height", type=int, help="height in pixels; with --width")
     sampling.add_argument("--width", type=int, help="width in pixels; with --height")

@@ -115,3 +115,15 @@ def test_a_page_does_not_use_other_words_for_measured_and_predicted(page):
     assert not re.findall(
         r"\*(?:computed|measured|predicted|counted)\*(?! \|)|\(computed\)|\(measured\)", TEXTS[page]
     )
+
+
+@pytest.mark.parametrize(
+    "page",
+    sorted(
+        name for name in TEXTS if name.startswith(("docs/", "README")) and "add_a_model" not in name
+    ),
+)
+def test_a_page_repeats_a_noun_instead_of_pointing_at_it(page):
+    """`The settings are those of the run` is read twice; `the run sets them` is not."""
+    pointers = r"\b(?:those|that) of (?:a|an|the|its|your|our|other|each|validation|training)\b"
+    assert not re.findall(pointers, re.sub(r"\s+", " ", TEXTS[page]))

@@ -47,12 +47,12 @@ SETTINGS = {
     "device": "device",
 }
 SENTENCES = {  # help of the flags whose setting has another purpose in a training run
-    "num_inference_steps": "Denoising steps; default: the version's, or those of the run's validation.",
+    "num_inference_steps": "Denoising steps; default: the value of the run's validation, or of the version.",
     "stochastic": "Sample with the noise of this sampler (docs/samplers.md) instead of the ODE.",
-    "video_length": "Frames, 4n + 1; default: the version's, or those of the run's validation.",
-    "negative_prompt": "Negative prompt for guidance; default: the version's or the run's.",
+    "video_length": "Frames, 4n + 1; default: the value of the run's validation, or of the version.",
+    "negative_prompt": "Negative prompt for guidance; default: the value of the run or the version.",
     "eta": "Noise scale of --stochastic.",
-    "shift": "Shift of the noise levels; default: the version's or the run's.",
+    "shift": "Shift of the noise levels; default: the value of the run or the version.",
 }
 REWARD_SETTINGS = ("reward_model", "reward_weights", "reward_config")
 SPEED = {
@@ -103,7 +103,7 @@ def add_inputs(parser: Parser) -> None:
 def add_model(parser: Parser) -> None:
     model = parser.add_argument_group("model")
     words = (
-        "YAML of a run; default: that of --checkpoint_path, or configs/miniature.yaml if no model "
+        "YAML of a run; default: the file of --checkpoint_path, or configs/miniature.yaml if no model "
         "is given"
     )
     model.add_argument("--config", help=words)
@@ -130,13 +130,12 @@ def add_model(parser: Parser) -> None:
 def add_sampling(parser: Parser) -> None:
     sampling = parser.add_argument_group(
         "sampling",
-        "Defaults are those of the version. With --config or a checkpoint of a run, frames, size, "
-        "shift and steps are\n"
-        "those of its validation; with --stochastic, frames, size and shift are those of its "
-        "rollouts.",
+        "The version sets the defaults. With --config or a checkpoint of a run, its validation sets "
+        "frames, size,\n"
+        "shift and steps. With --stochastic, its rollouts set frames, size and shift.",
     )
     sampling.add_argument(
-        "--aspect_ratio", help="width:height, e.g. 16:9; default: that of the image"
+        "--aspect_ratio", help="width:height, e.g. 16:9; default: the ratio of the image"
     )
     sampling.add_argument("--height", type=int, help="height in pixels; with --width")
     sampling.add_argument("--width", type=int, help="width in pixels; with --height")

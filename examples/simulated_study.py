@@ -1,4 +1,4 @@
-"""Rate pairs of the miniature's videos with a simulated rater, for ``objective dpo``
+"""Rate pairs of the miniature's videos with a simulated rater, for `objective dpo`
 (docs/ratings.md).
 
     python generate.py --config configs/miniature_dpo.yaml --valid_video_csv assets/miniature/prompts/train.csv \\
@@ -10,14 +10,13 @@ writes outputs/rated/pairs.csv. The rater sees the true reward R of both videos
 R_second) / 0.1), as noisily as people do.
 """
 
-import argparse
 import csv
 import json
 import math
 from collections import defaultdict
 from pathlib import Path
 
-from hyvideo.data.cli import exit_on_error
+from hyvideo.data.cli import Parser, exit_on_error
 from hyvideo.data.randomness import generator
 from hyvideo.data.videos import at_original_size, read_video
 from hyvideo.miniature.reward import MiniatureScorer
@@ -66,9 +65,7 @@ def rate(
 
 @exit_on_error("simulated_study.py")
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(__doc__)
     parser.add_argument("folder", type=Path, help="videos of generate.py, with their JSON files")
     parser.add_argument("--pairs", type=int, default=100, help="number of pairs")
     parser.add_argument(

@@ -1,6 +1,6 @@
-"""Write 500 rated pairs of miniature videos: ``python -m examples.size_preference outputs/study``.
+"""Write 500 rated pairs of miniature videos, which docs/preference_study.md uses.
 
-docs/preference_study.md uses them.
+    python -m examples.size_preference outputs/study
 
 Simulated raters prefer the larger shape. `Area` is a scorer that measures the size of the shape.
 """

@@ -8,9 +8,9 @@
 `make` writes <output_dir>/<policy>/videos in the layout of the official tool, skips complete videos
 and prints the official commands; torchrun shares the videos. Policies are as in
 scripts.compare_policies; `@6` sets the guidance scale. It accepts every flag of post_train.py;
-frames, size, shift, steps and guidance are those of validation. Every video has its own seed, the
-same for all policies, which depends on validation_seed. `read` compares the official result files
-with those of the first policy, and writes table.md and benchmarks.json. Several results with one
+validation sets frames, size, shift, steps and guidance. Every video has a separate seed, the same
+for all policies, which depends on validation_seed. `read` compares the official result files of
+each policy with the first policy, and writes table.md and benchmarks.json. Several results with one
 name are runs of one policy.
 """
 

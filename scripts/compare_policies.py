@@ -9,11 +9,11 @@
 
 A policy is `base` (the base model of the settings) or NAME=PATH, where PATH is a run (its newest
 checkpoint is used), a checkpoint, or a LoRA file or folder; `base@6` and NAME=PATH@6 have guidance
-scale 6. Also accepts every flag of post_train.py. Videos have the frames, size, shift and steps of
-validation and the noise that generate.py draws for seed validation_seed, which differs from
-validation's. The prompts are rows spread evenly over valid_video_csv, or those of --prompt. Writes
-policies.png and one folder per policy to --output_dir; `python -m scripts.report --videos` plays
-two of the folders side by side.
+scale 6. Accepts every flag of post_train.py. Videos have the frames, size, shift and steps of
+validation. Their noise is the noise that generate.py draws for the seed validation_seed; validation
+draws another one. The prompts are rows spread evenly over valid_video_csv, unless --prompt gives
+them. Writes policies.png and one folder per policy to --output_dir; `python -m scripts.report
+--videos` plays two of the folders side by side.
 """
 
 from contextlib import nullcontext

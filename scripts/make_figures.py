@@ -1,5 +1,4 @@
-"""Draw figures 3, 7 and 8 of the paper from runs:
-``python -m scripts.make_figures RUN... --output_dir DIR``.
+"""Draw figures 3, 7 and 8 of the paper from runs.
 
     python -m scripts.make_figures outputs/miniature --output_dir outputs/figures     the learning curve of a run
     python -m scripts.make_figures outputs/table2/cells --output_dir outputs/figures  all runs in a folder

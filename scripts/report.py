@@ -36,14 +36,12 @@ def main() -> None:
     parser.add_argument(
         "--serve", type=Path, metavar="FOLDER", help="folder with runs, to serve to a browser"
     )
-    parser.add_argument(
-        "--host", default="127.0.0.1", help="address that --serve listens on (default: 127.0.0.1)"
-    )
+    parser.add_argument("--host", default="127.0.0.1", help="address that --serve listens on")
     parser.add_argument(
         "--port",
         type=int,
         default=DEFAULT_PORT,
-        help="port of --serve; 0: a free one (default: 8100)",
+        help="port of --serve; 0: a free one",
     )
     parser.add_argument(
         "--output_path", dest="out", type=Path, help=f"HTML file to write (default: {REPORT_FILE})"

@@ -30,6 +30,7 @@ def passages(page, first, last):
         ("docs/algorithms.md", "## Guidance distillation", "one seed)."),
         ("docs/control_runs.md", "## Results", "A second control"),
         ("docs/checks.md", "## 7. Unseen", "## 8."),
+        ("docs/few_steps.md", "| [teacher]", "On unseen prompts"),
         ("docs/quickstart.md", "With other seeds", "## Look at"),
     ],
 )
@@ -115,3 +116,70 @@ def test_a_page_does_not_use_other_words_for_measured_and_predicted(page):
     assert not re.findall(
         r"\*(?:computed|measured|predicted|counted)\*(?! \|)|\(computed\)|\(measured\)", TEXTS[page]
     )
+
+
+@pytest.mark.parametrize(
+    "page",
+    sorted(
+        name for name in TEXTS if name.startswith(("docs/", "README")) and "add_a_model" not in name
+    ),
+)
+def test_a_page_repeats_a_noun_instead_of_pointing_at_it(page):
+    """`The settings are those of the run` is read twice; `the run sets them` is not."""
+    pointers = r"\b(?:those|that) of (?:a|an|the|its|your|our|other|each|validation|training)\b"
+    assert not re.findall(pointers, re.sub(r"\s+", " ", TEXTS[page]))
+
+
+COSTS = {
+    (gpus, config): row.split(" | ")
+    for gpus, config, row in re.findall(
+        r"^\| (\d+ [^|]+) \| `([\w/]+)` \| (.*) \|$", TEXTS["docs/cost.md"], re.MULTILINE
+    )
+}
+HOURS, GPU_HOURS, DISK = 3, 4, 6  # columns after the config
+
+
+@pytest.mark.parametrize(
+    "page, passage, run, column",
+    [
+        (
+            "docs/faq.md",
+            r"takes ([\d.]+) hours on one RTX 4090",
+            "1 RTX 4090 wan21_1gpu_nft",
+            HOURS,
+        ),
+        (
+            "docs/faq.md",
+            r"takes (\d+) GPU-hours on H100",
+            "8 H100 hunyuanvideo15_480p_8gpu",
+            GPU_HOURS,
+        ),
+        (
+            "docs/few_steps.md",
+            r"([\d.]+) hours on 8 H100",
+            "8 H100 hunyuanvideo15_480p_8gpu_student",
+            HOURS,
+        ),
+        ("docs/ratings.md", r"RTX 4090\) \| ([\d.]+)", "1 RTX 4090 wan21_1gpu_dpo", HOURS),
+        ("docs/ratings.md", r"H100\) \| ([\d.]+)", "1 H100 hunyuanvideo15_1gpu_dpo", HOURS),
+        ("docs/train_wan.md", r"(\d+) GiB of disk\. The", "1 RTX 4090 wan21_1gpu_draft", DISK),
+        (
+            "docs/reproduce.md",
+            r"a run takes (\d+) GPU-hours",
+            "64 H100 paper/table2_b_64gpu",
+            GPU_HOURS,
+        ),
+    ],
+)
+def test_a_page_and_the_table_of_costs_agree(page, passage, run, column):
+    gpus, _, config = run.rpartition(" ")
+    (number,) = re.findall(passage, re.sub(r"\s+", " ", TEXTS[page]))
+    assert number == COSTS[gpus, config][column]
+
+
+def test_the_dollars_of_the_example_are_twice_the_gpu_hours():
+    (dollars,) = re.findall(
+        r"At 2 dollars .*? about (\d+)", re.sub(r"\s+", " ", TEXTS["docs/cost.md"])
+    )
+    hours = int(COSTS["8 H100", "hunyuanvideo15_480p_8gpu"][GPU_HOURS])
+    assert int(dollars) == pytest.approx(2 * hours, rel=0.05)

@@ -287,6 +287,23 @@ def test_print_config_prints_settings_and_plan_and_exits(program, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--height", "33"], "height must be a multiple of 8, got 33 for a rollout"),
+        (["--eta", "-1"], "eta must not be negative, got -1"),
+    ],
+)
+def test_print_config_rejects_a_wrong_setting(flags, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    arguments = [*SMOKE, "--output_dir", str(tmp_path / "out"), *flags, "--print_config"]
+    monkeypatch.setattr(sys, "argv", ["post_train.py", *arguments])
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    assert post_train.main() == 2
+    printed = capsys.readouterr()
+    assert message in printed.err and "missing on this host" not in printed.out
+
+
 @pytest.mark.parametrize("how", ["flag", "torchrun"])
 def test_print_config_works_without_gpus_and_checkpoints(program, tmp_path, how):
     processes = {"WORLD_SIZE": "8", "RANK": "0"} if how == "torchrun" else {}

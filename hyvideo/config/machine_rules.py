@@ -117,15 +117,28 @@ def _read_prompts(files: PromptFiles, path: str) -> None:
         read_image(image)
 
 
-def videos_fit_the_version(inputs: RunInputs) -> Problems:
-    """Yield sizes of videos, and images, that a released version does not support."""
+def sizes_fit_the_transformer(inputs: RunInputs) -> Problems:
+    """Yield sizes of videos that the transformer does not support.
+
+    Nothing is checked if the transformer is neither released nor present.
+    """
+    try:
+        architecture = inputs.architecture
+    except ValueError as error:
+        if inputs.config.model.transformer_version in RELEASED:
+            yield str(error)
+        return
+    for whose, size in inputs.config.video_sizes.items():
+        for problem in problem_of(lambda size=size: architecture.latent_size(*size)):
+            yield f"{problem} for {whose}"
+
+
+def images_fit_the_version(inputs: RunInputs) -> Problems:
+    """Yield images that a released version does not support."""
     version = inputs.config.model.transformer_version
     released = RELEASED.get(version)
     if released is None:
         return
-    for whose, size in inputs.config.video_sizes.items():
-        for problem in problem_of(lambda size=size: inputs.architecture.latent_size(*size)):
-            yield f"{problem} for {whose}"
     with suppress(ValueError):  # `prompts_are_readable` reports unreadable files
         source = "pairs_csv" if inputs.config.uses_pairs else "prompts_csv"
         yield from image_problems(

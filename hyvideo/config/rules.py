@@ -755,4 +755,5 @@ def data_problems(inputs: RunInputs) -> Problems:
         yield "prompts_csv must name a CSV file with a column `prompt`, got none"
     yield from machine.prompts_are_readable(inputs, existing=True)
     yield from machine.pairs_are_usable(inputs, existing=True)
-    yield from machine.videos_fit_the_version(inputs)
+    yield from machine.sizes_fit_the_transformer(inputs)
+    yield from machine.images_fit_the_version(inputs)

@@ -41,7 +41,7 @@ class ModelSettings:
         "fp16", "Precision of the encoders.", measured=True
     )
     vae_dtype: Literal["fp16", "bf16", "fp32"] | None = learning(
-        None, "Precision of the VAE; default: the version's.", measured=True
+        None, "Precision of the VAE; default: the value of the version.", measured=True
     )
     vae_tile_size: int = machine(
         256, "Tile size of VAE decoding in pixels; 0 disables tiling.", measured=True
@@ -100,7 +100,9 @@ class DataSettings:
         "", "Weights of the dimensions of pairs_csv, as JSON; default: all equally."
     )
     negative_prompt: str | None = learning(
-        None, "Negative prompt of rollouts and validation; default: the version's.", measured=True
+        None,
+        "Negative prompt of rollouts and validation; default: the value of the version.",
+        measured=True,
     )
     height: int = learning(
         352, "Height of a rollout in pixels.", at_least=1, at_most=MAX_SIDE, measured=True
@@ -113,7 +115,7 @@ class DataSettings:
     )
     fps: float | None = learning(
         None,
-        "Frames per second of the videos; default: the version's.",
+        "Frames per second of the videos; default: the value of the version.",
         at_least=0.01,
         at_most=1000,
         measured=True,
@@ -146,17 +148,17 @@ class RolloutSettings:
         20, "Denoising steps of a rollout.", at_least=1, at_most=MAX_STEPS
     )
     shift: float | None = learning(
-        None, "Sigma shift; default: the version's.", at_least=0.001, measured=True
+        None, "Sigma shift; default: the value of the version.", at_least=0.001, measured=True
     )
     sigmas: str | None = learning(
         None,
-        "Noise levels of the steps, such as 1,0.757,0.522, instead of those of shift; default: "
-        "those of the version.",
+        "Noise level of each step, such as 1,0.757,0.522; replaces shift; default: the levels of "
+        "the version, or of shift.",
         measured=True,
     )
     cfg_scale: float | None = learning(
         None,
-        "Guidance scale; 1 or less disables guidance; default: the version's.",
+        "Guidance scale; 1 or less disables guidance; default: the value of the version.",
         at_least=None,
         measured=True,
     )
@@ -462,7 +464,7 @@ class RecordSettings:
     validation_interval: int = records(50, "Iterations between validations.", at_least=1)
     validation_steps: int | None = records(
         None,
-        "ODE steps of validation videos; default: the version's, or the number of sigmas.",
+        "ODE steps of validation videos; default: the value of the version, or the number of sigmas.",
         at_least=1,
         at_most=MAX_STEPS,
         measured=True,

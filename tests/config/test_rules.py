@@ -14,6 +14,7 @@ from hyvideo.config.rules import (
     process_problems,
 )
 from hyvideo.config.settings import Config
+from tests.forked import ROOT
 
 
 @pytest.mark.parametrize(
@@ -257,6 +258,12 @@ def test_a_layout_has_whole_replicas_and_a_head_for_every_rank(layout, message):
     assert message is None or re.search(message, problems[0])
 
 
+MINIATURE = {
+    "transformer_version": "miniature",
+    "pretrained_model_root": str(ROOT / "assets/miniature"),
+}
+
+
 @pytest.mark.parametrize(
     "settings, message",
     [
@@ -274,6 +281,11 @@ def test_a_layout_has_whole_replicas_and_a_head_for_every_rank(layout, message):
         ),
         ({"width": 625}, "width must be a multiple of 16, got 625 for a rollout$"),
         ({"validation_height": 481, "validation_width": 864}, None),
+        (
+            {**MINIATURE, "height": 33, "width": 32},
+            "height must be a multiple of 8, got 33 for a rollout$",
+        ),
+        ({**MINIATURE, "height": 40, "width": 32}, None),
         ({"transformer_version": "480p_i2v", "prompts_csv": "images.csv"}, None),
         ({"transformer_version": "480p_i2v", "prompts_csv": "absent.csv"}, None),
         ({"transformer_version": "mine", "width": 625, "prompts_csv": "images.csv"}, None),

@@ -17,7 +17,7 @@ but have none. Flags of the public reference that have another name here: [refer
 page is generated from `hyvideo/config/sections.py` by
 `python -m pytest tests/config/test_settings_page.py --regenerate`.
 
-Some settings default to [the version's](#defaults-by-version).
+The [model version](#defaults-by-version) sets some defaults.
 
 *Affects* states what a setting changes, and whether a resumed run accepts another value:
 

@@ -128,7 +128,9 @@ def test_the_settings_of_the_version_are_unset_by_default_and_say_so():
     names = {name for name, value in unset.items() if value is None and resolved[name] is not None}
     assert names == GIVEN.keys()
     assert {
-        name for name, traits in TRAITS.items() if "default: the version's" in traits.sentence
+        name
+        for name, traits in TRAITS.items()
+        if "default: the value of the version" in traits.sentence
     } == names
 
 

@@ -92,7 +92,7 @@ def test_the_miniature_is_planned_from_its_config_json(plan):
 @pytest.fixture
 def compare(check_generated):
     """A function that compares a table of a page with ``rows``; with --regenerate, it
-    writes them.
+    replaces the table, also by a longer or shorter one.
     """
 
     def compare(page, rows):
@@ -107,7 +107,10 @@ def compare(check_generated):
         assert len(starts) == 1, (
             f"{page} must have one table that begins with {rows[0][0]}, got {len(starts)}"
         )
-        lines[starts[0] : starts[0] + len(new)] = new
+        end = next(
+            number for number in range(starts[0], len(lines)) if not lines[number].startswith("|")
+        )
+        lines[starts[0] : end] = new
         check_generated(path, "\n".join(lines) + "\n")
 
     return compare
